@@ -1,0 +1,1 @@
+"""fragdoctor: a command-line doctor for PyTorch GPU out-of-memory."""

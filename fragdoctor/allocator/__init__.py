@@ -1,0 +1,1 @@
+"""The allocator model: rehearsal, replay, fidelity, what-if, search."""

@@ -1,0 +1,1 @@
+"""Pure functions over the columns of a snapshot."""

@@ -1,0 +1,240 @@
+"""What the analysis of one device says: plain values, no rules, no opinions.
+
+Every figure is exact for what the file holds. None means that the file cannot say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True, slots=True)
+class PoolFree:
+    """Free cached memory of one (private pool, pool class, stream): blocks never cross these."""
+
+    pool_id: tuple[int, int]
+    is_small: bool
+    stream: int
+    free_bytes: int
+    largest_free_block_bytes: int
+    n_free_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class FreeSpace:
+    """Free cached memory, split by whether the allocator can return it by itself.
+
+    Attributes:
+        free_cached_bytes: reserved - active.
+        releasable_bytes: what a flush returns: whole free segments of default pools, fully free
+            2 MiB / 20 MiB pages of expandable ones, and private pools only where the file shows
+            that nothing lives in them.
+        pinned_free_bytes: free_cached - releasable - private_pools_free: inside segments or pages
+            that still hold a live or pending block.
+        private_pools_free_bytes: free bytes in private pools with live memory (unusable elsewhere).
+        pending_free_bytes: active but not allocated: frees that wait for other streams.
+        largest_free_block_bytes: over all pools of the device, after no flush.
+        by_pool: largest total first.
+    """
+
+    free_cached_bytes: int
+    releasable_bytes: int
+    pinned_free_bytes: int
+    private_pools_free_bytes: int
+    private_pools_reserved_bytes: int
+    pending_free_bytes: int
+    largest_free_block_bytes: int
+    by_pool: Sequence[PoolFree] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """A group of live blocks with the same stack that keeps free memory in its segments.
+
+    ``pinned_bytes``: free bytes that would become releasable if just these blocks were gone
+    (a segment held by two groups counts for neither; ``shared_bytes`` counts it for both).
+    ``oldest_event``: row of the oldest of their allocations, None if before the trace.
+    """
+
+    stack: int
+    n_blocks: int
+    block_bytes: int
+    pinned_bytes: int
+    shared_bytes: int
+    n_segments: int
+    oldest_event: int | None
+    addresses: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """Live memory of one user source line (the innermost frame that is not library code).
+
+    ``frame`` is a frame id of the snapshot or -1 (no stack recorded); ``stack`` is the stack id
+    that holds most of it.
+    """
+
+    frame: int
+    stack: int
+    now_bytes: int
+    n_now: int
+    peak_bytes: int | None
+    n_peak: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """Live memory from one source line (or stack) that grows step by step and is not freed.
+
+    Attributes:
+        slope_bytes: bytes that survive per step (median).
+        n_steps: steps over which it grew; ``n_survivors`` live allocations at the end.
+        survivor_bytes: bytes of these at the end.
+        steadiness: share of steps in which it grew, 0..1.
+        first_event, last_event: rows of the first and last survivor.
+    """
+
+    frame: int
+    stack: int
+    slope_bytes: int
+    n_steps: int
+    n_survivors: int
+    survivor_bytes: int
+    steadiness: float
+    first_event: int
+    last_event: int
+
+
+@dataclass(frozen=True, slots=True)
+class SizeDiversity:
+    """How varied the request sizes of the large pool are (the food of fragmentation)."""
+
+    n_allocs: int
+    n_distinct: int
+    n_large_allocs: int
+    n_distinct_large: int
+    drifting: bool
+
+
+@dataclass(frozen=True, slots=True)
+class OomEvent:
+    """An ``oom`` row with the state of the device at that moment.
+
+    ``rounded_bytes`` is what the trace says; ``segment_bytes`` is what the driver was asked for
+    (2 MiB, 20 MiB, or the next multiple of 2 MiB). ``is_last_row``: nothing but snapshots followed.
+    ``largest_free_block_bytes`` is over the pools that could have served the request; None where
+    the layout at that moment cannot be rebuilt.
+    """
+
+    row: int
+    rounded_bytes: int
+    segment_bytes: int
+    device_free_bytes: int | None
+    allocated_bytes: int
+    active_bytes: int
+    reserved_bytes: int
+    stack: int
+    stream: int
+    is_last_row: bool
+    largest_free_block_bytes: int | None = None
+    pinned_free_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Flush:
+    """A run of segment_free / segment_unmap rows.
+
+    ``cause``: ``retry`` (an allocation with a new segment or an oom follows at once), ``gc``, or
+    ``empty_cache``; inferred, see ``analysis/flushes.py``.
+    """
+
+    first_row: int
+    last_row: int
+    released_bytes: int
+    cause: str
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    """State after each event of the device: arrays of length n_events + 1, index 0 = before."""
+
+    allocated_bytes: npt.NDArray[np.int64]
+    active_bytes: npt.NDArray[np.int64]
+    reserved_bytes: npt.NDArray[np.int64]
+
+    @property
+    def peak_allocated_bytes(self) -> int:
+        """Highest allocated bytes, by block sizes."""
+        return int(self.allocated_bytes.max())
+
+    @property
+    def peak_active_bytes(self) -> int:
+        """Highest active bytes."""
+        return int(self.active_bytes.max())
+
+    @property
+    def peak_reserved_bytes(self) -> int:
+        """Highest reserved bytes."""
+        return int(self.reserved_bytes.max())
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureQuality:
+    """How much of the story the file holds, each shortcoming with its evidence.
+
+    Attributes:
+        has_trace: at least one event that is not ``snapshot``.
+        has_stacks: share of live blocks and alloc events with a stack, 0..1.
+        is_late_start: blocks live at the first event (recording began after allocation).
+        is_truncated: likely a full ring buffer: late start, and a count of events that is
+            suspiciously round or equal to another device's, or frees of unknown blocks at once.
+        missing_actions: actions that must have happened but are not in the file.
+        n_contradictions: rows that contradict the undone state (skipped actions, foreign allocator).
+        is_consistent: undoing the trace met no contradiction.
+        tiling_errors: segments whose blocks do not tile them (not the native allocator).
+        notes: one sentence each.
+    """
+
+    has_trace: bool
+    has_stacks: float
+    is_late_start: bool
+    is_truncated: bool
+    missing_actions: Sequence[str] = ()
+    n_contradictions: int = 0
+    is_consistent: bool = True
+    tiling_errors: int = 0
+    initial_live_bytes: int = 0
+    notes: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceAnalysis:
+    """Everything the columns say about one device."""
+
+    device: int
+    n_events: int
+    n_segments: int
+    n_blocks: int
+    reserved_bytes: int
+    allocated_bytes: int
+    active_bytes: int
+    requested_bytes: int
+    expandable_bytes: int
+    free_space: FreeSpace
+    capture: CaptureQuality
+    timeline: Timeline | None = None
+    peak_row: int | None = None
+    pins: Sequence[Pin] = ()
+    holders: Sequence[Holder] = ()
+    growth: Sequence[Growth] = ()
+    sizes: SizeDiversity | None = None
+    ooms: Sequence[OomEvent] = ()
+    flushes: Sequence[Flush] = ()
+    n_inferred_retries: int = 0
+    capacity_estimate_bytes: int | None = None
+    requested_waste_bytes: int | None = None
+    extras: dict[str, float] = field(default_factory=dict)

@@ -1,0 +1,83 @@
+"""Every error that fragdoctor raises on purpose, and the exit code each one means.
+
+FragdoctorError
+├── InputError                exit 2   the input cannot be read
+│   ├── NotASnapshot          exit 2   readable, but something else
+│   ├── TruncatedSnapshot     exit 2   ends in the middle
+│   ├── RefusedSnapshot       exit 3   holds what no genuine snapshot holds
+│   └── LimitExceeded         exit 3   asks for more than fragdoctor is willing to spend
+├── ConfigError               exit 2   an option, a setting string or a configuration file
+├── SimulationError           exit 2   a what-if that cannot be answered from this input
+└── OutOfMemory                        raised by the allocator model, as PyTorch raises its own
+"""
+
+from __future__ import annotations
+
+
+class FragdoctorError(Exception):
+    """Base of all errors: one sentence, one hint, and the byte offset where there is one.
+
+    Attributes:
+        message: one sentence without markup; may quote input, so escape it before printing.
+        hint: what to try next, or an empty string.
+        offset: position in the (decompressed) input in bytes, or None.
+        code: stable name for machine-readable output.
+        exit_code: what the command line exits with.
+    """
+
+    code = "error"
+    exit_code = 2
+
+    def __init__(self, message: str, *, hint: str = "", offset: int | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.offset = offset
+
+    def __str__(self) -> str:
+        """Return the sentence, with the byte offset where there is one."""
+        return self.message if self.offset is None else f"{self.message} (byte {self.offset})"
+
+
+class InputError(FragdoctorError):
+    """The input cannot be read."""
+
+    code = "unreadable_input"
+
+
+class NotASnapshot(InputError):  # noqa: N818 - reads as what it says
+    """The input is readable but not what was expected."""
+
+    code = "not_a_snapshot"
+
+
+class TruncatedSnapshot(InputError):  # noqa: N818
+    """The input ends in the middle, as after a process was killed while writing."""
+
+    code = "truncated_snapshot"
+
+
+class RefusedSnapshot(InputError):  # noqa: N818
+    """The input holds what no genuine snapshot holds; nothing of it was executed."""
+
+    code = "refused_snapshot"
+    exit_code = 3
+
+
+class LimitExceeded(InputError):  # noqa: N818
+    """Reading on would take more memory or time than the limits allow."""
+
+    code = "limit_exceeded"
+    exit_code = 3
+
+
+class ConfigError(FragdoctorError):
+    """An option, an allocator setting or a configuration file is wrong."""
+
+    code = "bad_configuration"
+
+
+class SimulationError(FragdoctorError):
+    """A what-if cannot be answered from this input."""
+
+    code = "cannot_simulate"

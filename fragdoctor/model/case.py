@@ -1,0 +1,40 @@
+"""Everything known about one process: any part may be missing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from fragdoctor.model.oom import OomLog
+from fragdoctor.model.snapshot import Snapshot
+from fragdoctor.model.stats import StatsSeries
+
+
+@dataclass(frozen=True, slots=True)
+class Overrides:
+    """What the user told us and a file may lack."""
+
+    capacity_bytes: int | None = None
+    request_bytes: int | None = None
+    device: int | None = None
+    memory_fraction: float | None = None
+    torch_version: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Inputs of one diagnosis.
+
+    Attributes:
+        snapshot: the memory snapshot, if one was given.
+        oom: messages of one text or log, if one was given.
+        stats: statistics, if some were given.
+        overrides: what the user said on the command line.
+        sources: the names of the inputs, in the order given; hostile text.
+    """
+
+    snapshot: Snapshot | None = None
+    oom: OomLog | None = None
+    stats: StatsSeries | None = None
+    overrides: Overrides = field(default_factory=Overrides)
+    sources: Sequence[str] = ()

@@ -1,0 +1,205 @@
+"""The result that every report prints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from fragdoctor.model.case import Case
+from fragdoctor.model.finding import Confidence, Evidence, Finding, Location, SkippedRule
+
+SCHEMA_VERSION = "1.0"
+
+
+class Cause(StrEnum):
+    """What it is. The strings are a contract (JSON ``verdict.cause``)."""
+
+    HEALTHY = "healthy"
+    CAPACITY = "capacity"
+    FRAGMENTATION = "fragmentation"
+    LEAK = "leak"
+    TRANSIENT_PEAK = "transient_peak"
+    NON_PYTORCH_MEMORY = "non_pytorch_memory"
+    OTHER_PROCESS = "other_process"
+    MEMORY_LIMIT = "memory_limit"
+    PRIVATE_POOLS = "private_pools"
+    PENDING_FREES = "pending_frees"
+    SIZE_BUG = "size_bug"
+    HOST_MEMORY = "host_memory"
+    NOT_MEMORY = "not_memory"
+    UNKNOWN = "unknown"
+
+
+class Status(StrEnum):
+    """Outcome of a checklist item."""
+
+    PASS = "pass"  # noqa: S105 - not a password
+    WARN = "warn"
+    FAIL = "fail"
+    SKIP = "skip"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What it is, how sure, in one sentence with its two numbers.
+
+    ``also`` are further causes that the evidence supports (secondary readings).
+    ``decider`` says what one cheap measurement would settle the rest, "" where nothing is open.
+    """
+
+    cause: Cause
+    confidence: Confidence
+    summary: str
+    device: int | None = None
+    also: Sequence[Cause] = ()
+    evidence: Sequence[Evidence] = ()
+    decider: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ChecklistItem:
+    """One step of the checklist. ``source`` names the input that answered it."""
+
+    id: str
+    title: str
+    status: Status
+    value: str
+    detail: str
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Predicted:
+    """The effect of a recommendation.
+
+    ``method`` is ``replay`` (the trace was replayed under it), ``arithmetic`` (follows from the
+    figures) or ``none`` (not tested; the other fields are None then).
+    """
+
+    fits: bool | None = None
+    peak_reserved_bytes: int | None = None
+    retries: int | None = None
+    method: str = "none"
+    driver_calls: int | None = None
+    margin_bytes: int | None = None
+    fidelity_share: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Recommendation:
+    """One thing to do, with its reason, price and proof.
+
+    Attributes:
+        rank: 1 is best; 0 in ``rejected``.
+        code: code of the remedy, for example ``expandable-segments``.
+        title: imperative, one line.
+        setting: exact text to set, for example
+            ``PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True``; "" for code changes.
+        change: the code change, for example ``wrap the loop at eval.py:12 in torch.no_grad()``.
+        cost, caveats, verify: price; known conflicts; which figure should move afterwards.
+    """
+
+    rank: int
+    code: str
+    title: str
+    confidence: Confidence
+    setting: str = ""
+    change: str = ""
+    why: str = ""
+    locations: Sequence[Location] = ()
+    predicted: Predicted = field(default_factory=Predicted)
+    cost: str = ""
+    caveats: Sequence[str] = ()
+    verify: str = ""
+    evidence: Sequence[Evidence] = ()
+    saves_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceFigures:
+    """Key figures of one device; None is "this input does not say" (JSON ``devices[]``)."""
+
+    device: int
+    reserved_bytes: int | None = None
+    allocated_bytes: int | None = None
+    active_bytes: int | None = None
+    requested_bytes: int | None = None
+    free_cached_bytes: int | None = None
+    releasable_bytes: int | None = None
+    pinned_free_bytes: int | None = None
+    largest_free_block_bytes: int | None = None
+    peak_allocated_bytes: int | None = None
+    peak_reserved_bytes: int | None = None
+    alloc_retries: int | None = None
+    ooms: int | None = None
+    capacity_bytes: int | None = None
+    n_events: int | None = None
+    peak_active_bytes: int | None = None
+    private_pools_bytes: int | None = None
+    pending_free_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PinReport:
+    """A live block (or group with the same stack) that keeps free memory from being returned.
+
+    ``pinned_bytes`` is the free memory that would become returnable if these blocks were gone.
+    """
+
+    device: int
+    n_blocks: int
+    block_bytes: int
+    pinned_bytes: int
+    stack: Sequence[Location] = ()
+    location: Location | None = None
+    age_events: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HolderReport:
+    """Live memory by the user's own source line, now and at the peak."""
+
+    device: int
+    location: Location | None
+    now_bytes: int
+    peak_bytes: int | None
+    n_blocks: int
+    stack: Sequence[Location] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FidelityReport:
+    """How exactly the model reproduced this very file under its recorded settings.
+
+    Attributes:
+        share: 0..1, None where there was nothing to compare.
+        era: tie-breaking era that fits best: ``address``, ``block_counter``, ``segment_counter``.
+        reason: why it is below 1, or why it was not computed; "" for an exact replay.
+        details: the parts: segment events, peak reserved, final layout, retries.
+    """
+
+    share: float | None = None
+    era: str = ""
+    reason: str = ""
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """Everything a report needs. Produced by ``fragdoctor.diagnose``."""
+
+    case: Case
+    verdict: Verdict
+    checklist: Sequence[ChecklistItem]
+    devices: Sequence[DeviceFigures] = ()
+    pins: Sequence[PinReport] = ()
+    holders: Sequence[HolderReport] = ()
+    fidelity: FidelityReport = field(default_factory=FidelityReport)
+    findings: Sequence[Finding] = ()
+    skipped: Sequence[SkippedRule] = ()
+    recommendations: Sequence[Recommendation] = ()
+    rejected: Sequence[Recommendation] = ()
+    corrections: Sequence[str] = ()
+    notes: Sequence[str] = ()

@@ -1,0 +1,90 @@
+"""What a rule found: a statement, the numbers behind it, and where."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum, StrEnum
+
+
+class Severity(IntEnum):
+    """How bad a finding is; ``check --fail-on`` compares these."""
+
+    INFO = 0
+    WARNING = 1
+    ERROR = 2
+
+
+class Confidence(StrEnum):
+    """How sure a statement is. PROVEN follows arithmetically or from an exact replay."""
+
+    PROVEN = "proven"
+    LIKELY = "likely"
+    POSSIBLE = "possible"
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """A named number with its unit and where it came from.
+
+    Attributes:
+        name: for example ``reserved``.
+        value: the number; ``unit`` says what it is (``bytes``,
+            ``count``, ``share``, ``us``, ``text``).
+        source: ``snapshot``, ``trace``, ``oom message``, ``memory_stats``, ``replay``, ``user``.
+    """
+
+    name: str
+    value: float | int | str
+    unit: str
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
+class Location:
+    """A line of the user's program. Hostile text."""
+
+    filename: str
+    line: int
+    function: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One result of one rule.
+
+    Attributes:
+        code: ``FD103``; see ``rules/registry.py``.
+        name: the rule's name.
+        message: one sentence with its numbers; may quote input, so it is hostile text.
+        n_bytes: bytes at stake, for ranking; 0 where that makes no sense.
+        fingerprint: code + normalised stack, never addresses.
+    """
+
+    code: str
+    name: str
+    severity: Severity
+    confidence: Confidence
+    message: str
+    device: int | None = None
+    n_bytes: int = 0
+    evidence: Sequence[Evidence] = ()
+    locations: Sequence[Location] = ()
+    fingerprint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class SkippedRule:
+    """A rule that could not run on this input, and why."""
+
+    code: str
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class RuleResults:
+    """What all rules said."""
+
+    findings: Sequence[Finding] = field(default_factory=tuple)
+    skipped: Sequence[SkippedRule] = field(default_factory=tuple)

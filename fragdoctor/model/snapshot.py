@@ -1,0 +1,314 @@
+"""A memory snapshot as columns (numpy arrays), with interned strings, frames and stacks.
+
+Conventions that hold for every table:
+
+- sizes and addresses are ``uint64`` bytes, ids are ``int32`` indices into another table of the
+  same snapshot, and -1 stands for "the file does not say" (key absent, or None);
+- ``*_offsets`` are ``int64`` of length n + 1: row i has ``offsets[i]:offsets[i+1]``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from fragdoctor.model.settings import AllocatorSettings
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+U8 = npt.NDArray[np.uint8]
+U64 = npt.NDArray[np.uint64]
+I32 = npt.NDArray[np.int32]
+I64 = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+
+class Action(IntEnum):
+    """What a trace event says (spelling of the file in lower case). OTHER: a newer PyTorch's."""
+
+    ALLOC = 0
+    FREE_REQUESTED = 1
+    FREE_COMPLETED = 2
+    SEGMENT_ALLOC = 3
+    SEGMENT_FREE = 4
+    SEGMENT_MAP = 5
+    SEGMENT_UNMAP = 6
+    SNAPSHOT = 7
+    OOM = 8
+    ANNOTATE = 9
+    OTHER = 10
+
+
+class BlockState(IntEnum):
+    """State of a block. ``active_awaiting_free`` of the documentation is read as PENDING_FREE."""
+
+    INACTIVE = 0
+    ALLOCATED = 1
+    PENDING_FREE = 2
+    OTHER = 3
+
+
+class SegmentType(IntEnum):
+    """Pool class of a segment; UNKNOWN where the file does not say."""
+
+    SMALL = 0
+    LARGE = 1
+    UNKNOWN = 2
+
+
+class Frame(NamedTuple):
+    """One stack frame, as text. ``line`` is 0 to 2**64 - 1 as the file has it."""
+
+    filename: str
+    line: int
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class FrameTable:
+    """Distinct frames: ``filename`` and ``name`` are string ids, ``line`` is ``uint64``."""
+
+    filename: I32
+    line: U64
+    name: I32
+
+    def __len__(self) -> int:
+        return len(self.line)
+
+
+@dataclass(frozen=True, slots=True)
+class StackTable:
+    """Distinct stacks, innermost frame first. ``frames[offsets[i]:offsets[i+1]]`` are frame ids.
+
+    An empty stack (the file has ``frames: []``) is a row of length 0; a missing key is id -1.
+    """
+
+    offsets: I64
+    frames: I32
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentTable:
+    """Segments in file order. Under expandable segments a row is a contiguous mapped range.
+
+    ``stream`` indexes ``Snapshot.streams``, ``pool`` indexes ``Snapshot.pools`` (-1: not recorded,
+    which means the default pool). ``requested_bytes`` is 0 where the file has none (before 2.0).
+    """
+
+    device: I32
+    address: U64
+    total_bytes: U64
+    allocated_bytes: U64
+    active_bytes: U64
+    requested_bytes: U64
+    stream: I32
+    kind: U8
+    pool: I32
+    is_expandable: Bools
+    stack: I32
+    block_offsets: I64
+
+    def __len__(self) -> int:
+        return len(self.address)
+
+
+@dataclass(frozen=True, slots=True)
+class BlockTable:
+    """Blocks in file order, grouped by segment (``SegmentTable.block_offsets``).
+
+    ``address`` is derived from the segment's address and the preceding sizes where the file has
+    none. ``requested_bytes`` is stale for inactive blocks. ``stack`` falls back to the newest
+    entry of ``history`` in files of 1.12 to 2.0.
+    """
+
+    segment: I32
+    address: U64
+    size_bytes: U64
+    requested_bytes: U64
+    state: U8
+    stack: I32
+
+    def __len__(self) -> int:
+        return len(self.address)
+
+
+@dataclass(frozen=True, slots=True)
+class EventTable:
+    """Trace events, oldest first, grouped by device.
+
+    Device d has rows ``offsets[d]:offsets[d+1]``. ``address`` is 0 for ``oom`` rows, whose
+    ``device_free_bytes`` stands in ``oom_free_bytes`` of the snapshot (row -> bytes). ``time_us``
+    is -1 where absent. ``compile_context`` and ``user_metadata`` are string ids.
+    """
+
+    action: U8
+    address: U64
+    size_bytes: U64
+    stream: I32
+    time_us: I64
+    stack: I32
+    pool: I32
+    compile_context: I32
+    user_metadata: I32
+    offsets: I64
+
+    def __len__(self) -> int:
+        return len(self.action)
+
+    def device_slice(self, device: int) -> slice:
+        """Return the rows of one device; empty for a device without history."""
+        if not 0 <= device < len(self.offsets) - 1:
+            return slice(0, 0)
+        return slice(int(self.offsets[device]), int(self.offsets[device + 1]))
+
+
+@dataclass(frozen=True, slots=True)
+class Annotation:
+    """A start or end of a user's ``record_function`` range (``external_annotations``)."""
+
+    device: int
+    time_us: int
+    name: str
+    stage: str
+
+
+@dataclass(frozen=True, slots=True)
+class HostSegment:
+    """A pinned host segment (2.15); -1 / None where the file does not say. Not device memory."""
+
+    address: int
+    size_bytes: int
+    allocated: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """How the file was written and what the reader noticed on the way.
+
+    Attributes:
+        source: name shown to people (a path, ``-``, or a name inside a page); hostile text.
+        container: ``pickle``, ``json`` or ``html``.
+        compression: ``gzip``, ``zstd`` or ``""``.
+        protocol: pickle protocol, -1 for JSON.
+        writer: ``python`` or ``c++`` (by the order of memo and filling), ``""`` for JSON.
+        is_list: the top level is the segment list of ``memory_snapshot()``.
+        n_bytes: decompressed bytes read.
+        version_low, version_high: PyTorch versions whose writer fits the keys ("" = open end).
+        unknown_keys: key path (``events.foo``) -> number of times it was met.
+        unknown_values: such as an action name of a newer version -> number of times.
+        n_replaced_strings: strings with lone surrogates, which became U+FFFD.
+        n_host_events: events of ``host_traces`` (counted, not kept).
+    """
+
+    source: str = ""
+    container: str = "pickle"
+    compression: str = ""
+    protocol: int = -1
+    writer: str = ""
+    is_list: bool = False
+    n_bytes: int = 0
+    version_low: str = ""
+    version_high: str = ""
+    unknown_keys: Mapping[str, int] = field(default_factory=dict)
+    unknown_values: Mapping[str, int] = field(default_factory=dict)
+    n_replaced_strings: int = 0
+    n_host_events: int = 0
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Everything that a snapshot file says, as columns.
+
+    Attributes:
+        strings: distinct strings; hostile text.
+        streams: ``uint64`` stream handles; 0 is the default stream.
+        pools: ``int64`` of shape (n, 2), the two halves of a pool id; (0, 0) is the default pool.
+        oom_free_bytes: event row -> driver-free bytes at that ``oom`` (rows without are absent).
+        settings: the ``allocator_settings``; defaults with ``is_recorded`` False where absent.
+    """
+
+    strings: Sequence[str]
+    frames: FrameTable
+    stacks: StackTable
+    streams: U64
+    pools: I64
+    segments: SegmentTable
+    blocks: BlockTable
+    events: EventTable
+    oom_free_bytes: Mapping[int, int]
+    settings: AllocatorSettings
+    annotations: Sequence[Annotation] = ()
+    host_segments: Sequence[HostSegment] = ()
+    provenance: Provenance = field(default_factory=Provenance)
+
+    @cached_property
+    def devices(self) -> tuple[int, ...]:
+        """Devices that have a segment or an event, ascending."""
+        with_events = np.nonzero(np.diff(self.events.offsets))[0]
+        return tuple(sorted({int(d) for d in self.segments.device} | {int(d) for d in with_events}))
+
+    def frame(self, frame_id: int) -> Frame:
+        """Return one frame as text."""
+        table = self.frames
+        return Frame(
+            self.strings[int(table.filename[frame_id])],
+            int(table.line[frame_id]),
+            self.strings[int(table.name[frame_id])],
+        )
+
+    def stack(self, stack_id: int) -> tuple[Frame, ...]:
+        """Return a stack as text, innermost first; empty for id -1."""
+        if stack_id < 0:
+            return ()
+        low, high = int(self.stacks.offsets[stack_id]), int(self.stacks.offsets[stack_id + 1])
+        return tuple(self.frame(int(i)) for i in self.stacks.frames[low:high])
+
+    def events_frame(self, device: int | None = None) -> pd.DataFrame:
+        """Return the trace as a DataFrame, one row an event; all devices where None."""
+        from fragdoctor.model.frames import events_frame  # noqa: PLC0415 - pandas is heavy
+
+        return events_frame(self, device)
+
+    def segments_frame(self) -> pd.DataFrame:
+        """Return the segments as a DataFrame, one row a segment."""
+        from fragdoctor.model.frames import segments_frame  # noqa: PLC0415 - pandas is heavy
+
+        return segments_frame(self)
+
+    def blocks_frame(self) -> pd.DataFrame:
+        """Return the blocks as a DataFrame, one row a block."""
+        from fragdoctor.model.frames import blocks_frame  # noqa: PLC0415 - pandas is heavy
+
+        return blocks_frame(self)
+
+
+def no_events() -> EventTable:
+    """Return an empty event table."""
+    i32 = np.zeros(0, np.int32)
+    return EventTable(
+        action=np.zeros(0, np.uint8),
+        address=np.zeros(0, np.uint64),
+        size_bytes=np.zeros(0, np.uint64),
+        stream=i32,
+        time_us=np.zeros(0, np.int64),
+        stack=i32,
+        pool=i32,
+        compile_context=i32,
+        user_metadata=i32,
+        offsets=np.zeros(1, np.int64),
+    )
+
+
+def column_dict(table: Any) -> dict[str, Any]:
+    """Return the columns of one of the tables above by name."""
+    return {name: getattr(table, name) for name in table.__dataclass_fields__}

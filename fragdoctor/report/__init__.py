@@ -1,0 +1,1 @@
+"""Reports: one output format a file, all fed by the same Diagnosis."""

@@ -1,0 +1,1 @@
+"""Rules: one file, one class, one code each. A rule turns a context into findings."""

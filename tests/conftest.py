@@ -1,0 +1,38 @@
+"""Fixtures of the whole suite."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def shared_dir() -> Path | None:
+    """Return the folder of recordings beside the project, if it is there."""
+    given = os.environ.get("FRAGDOCTOR_SHARED")
+    path = Path(given) if given else ROOT.parent / "shared"
+    return path if (path / "snapshots" / "expected.json").is_file() else None
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """Return the project's root."""
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def samples(root: Path) -> Path:
+    """Return the folder of the project's own recordings."""
+    return root / "sample_snapshots"
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """Return the folder of recordings beside the project; skip without it."""
+    path = shared_dir()
+    if path is None:
+        pytest.skip("the recordings beside the project are not here")
+    return path
