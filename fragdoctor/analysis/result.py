@@ -193,7 +193,8 @@ class CaptureQuality:
         is_truncated: likely a full ring buffer: late start, and a count of events that is
             suspiciously round or equal to another device's, or frees of unknown blocks at once.
         missing_actions: actions that must have happened but are not in the file.
-        n_contradictions: rows that contradict the undone state (skipped actions, foreign allocator).
+        n_contradictions: rows that contradict the undone state (skipped actions, another
+            allocator).
         is_consistent: undoing the trace met no contradiction.
         tiling_errors: segments whose blocks do not tile them (not the native allocator).
         notes: one sentence each.
