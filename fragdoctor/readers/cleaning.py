@@ -55,18 +55,19 @@ _PREFIXES: Final = tuple(
         r"[A-Za-z][\w./-]{0,80}\s{0,20}\|(?=\s|$)",
         r"(?:[A-Za-z][\w./-]{0,80}[\s:]{1,3})?(?:stderr|stdout|STDERR|STDOUT)(?:\s[FP])?:?(?=\s|$)",
         # levels and sources
+        r"(?:DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL):[\w.]{1,80}:",
         r"\[?(?:DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL|error|warn|info)\]?"
         r"(?::[\w.]{1,80})?[:|]?(?=\s|\[|$)",
         r"\[?[\w./-]{1,120}\.(?:py|cc|cpp|cu|c|h|rs|go):\d{1,6}\]",
         r"\[\d{1,9}\](?=\s\[)",
         # shells and notebooks
         r"(?:stderr|stdout):",
-        r"`{3}[a-z]{0,12}|~{3}|[-*•]\s(?=\S)",
+        r"`{3}[a-z]{0,12}|~{3}|[-*•]\s{1,4}(?=\S)",
     )
 )
 _KEYWORD: Final = re.compile(
     r"[A-Za-z_.]{0,60}(?:error|exception)|cuda|hip |npu |xpu |mps |out of|file \"|traceback"
-    r"|allocat|reserved|memory|gpu |process |including|tried",
+    r"|\s\[\d{1,3}\]\s|allocat|reserved|memory|gpu |process |including|tried",
     re.IGNORECASE,
 )
 _DIGITS: Final = re.compile(r"[0-9]")

@@ -13,8 +13,9 @@ from __future__ import annotations
 import string
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Final, NamedTuple
 
 from fragdoctor.readers.cleaning import ACTOR, plain_lines, rank_in, shared_prefix, split_prefix
@@ -162,24 +163,35 @@ class Window:
         """Return the window's streams; a line without a source belongs to the last one named."""
         grouped: dict[object, list[LogLine]] = {}
         key: object = None
-        previous, last_number = "", 0
+        for line in _without_shared_prefixes(self._plain()):
+            source = _source(line.prefix)
+            if key is None and source is not None and None in grouped:
+                grouped[source] = grouped.pop(None)  # what stands above the first source
+            key = source if source is not None else key
+            grouped.setdefault(key, []).append(line)
+        return [Stream(lines) for lines in grouped.values()]
+
+    def _plain(self) -> Iterator[LogLine]:
+        last_number = 0
         for ordinal, number, raw in self.lines:
             for i, plain in enumerate(plain_lines(raw)):
                 if number == last_number and i == 0:  # the next piece of a long line
-                    grouped.setdefault(key, []).append(LogLine(ordinal, number, "", plain))
-                    continue
+                    yield LogLine(ordinal, number, "", plain)
+                else:
+                    yield LogLine(ordinal, number, *split_prefix(plain))
                 last_number = number
-                prefix, text = split_prefix(plain)
-                cut = shared_prefix(previous, text)
-                previous = text or previous
-                if cut:
-                    prefix, text = prefix + text[:cut], text[cut:]
-                source = _source(prefix)
-                if key is None and source is not None and None in grouped:
-                    grouped[source] = grouped.pop(None)  # what stands above the first source
-                key = source if source is not None else key
-                grouped.setdefault(key, []).append(LogLine(ordinal, number, prefix, text))
-        return [Stream(lines) for lines in grouped.values()]
+
+
+def _without_shared_prefixes(lines: Iterable[LogLine]) -> Iterator[LogLine]:
+    """Yield lines less an unknown prefix that each shares with the line before or after it."""
+    filled = [line for line in lines if line.text]
+    previous = ""
+    for line, following in zip_longest(filled, filled[1:]):
+        cut = shared_prefix(previous, line.text)
+        if not cut and following is not None:
+            cut = shared_prefix(following.text, line.text)
+        previous = line.text
+        yield replace(line, prefix=line.prefix + line.text[:cut], text=line.text[cut:])
 
 
 def _source(prefix: str) -> object:
