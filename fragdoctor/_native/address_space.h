@@ -1,4 +1,4 @@
-// Which ranges of a device's address space are taken; first fit from the bottom.
+// Which ranges of a device's address space are taken; first fit from a base upward.
 #pragma once
 
 #include <cstdint>
@@ -8,21 +8,22 @@ namespace fragdoctor {
 
 class AddressSpace {
  public:
-  explicit AddressSpace(std::uint64_t base) : base_(base) {}
+  AddressSpace();
 
-  // Take the lowest free range of `size` bytes at a multiple of 2 MiB; 0 if there is none.
-  std::uint64_t take(std::uint64_t size);
-  // Take exactly this range. Return false where it overlaps one that is taken.
+  // Take the lowest free range of `size` bytes that starts at a multiple of 2 MiB at or above
+  // `base`; return its address, or 0 where there is none.
+  std::uint64_t take(std::uint64_t base, std::uint64_t size);
+  // Take exactly this range. Return false where a part of it is taken.
   bool take_at(std::uint64_t address, std::uint64_t size);
+  // Give back the range that was taken at this address.
   void release(std::uint64_t address);
-  bool is_free(std::uint64_t address, std::uint64_t size) const;
 
  private:
-  std::uint64_t base_;
-  std::map<std::uint64_t, std::uint64_t> taken_;  // address -> size
-  // Every range that take() could return for `size` >= hint_size_ lies at or above hint_.
-  std::uint64_t hint_ = 0;
-  std::uint64_t hint_size_ = 0;
+  void split_gap(std::map<std::uint64_t, std::uint64_t>::iterator gap, std::uint64_t address,
+                 std::uint64_t size);
+
+  std::map<std::uint64_t, std::uint64_t> taken_;  // address -> end
+  std::map<std::uint64_t, std::uint64_t> gaps_;   // address -> end; no two touch
 };
 
 }  // namespace fragdoctor

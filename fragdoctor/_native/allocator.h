@@ -6,11 +6,10 @@
 // Python, never throws on allocator conditions, and runs in one thread.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
-#include <limits>
+#include <deque>
 #include <map>
-#include <memory>
-#include <utility>
 #include <vector>
 
 #include "address_space.h"
@@ -48,9 +47,11 @@ class Allocator {
   // ---- private pools --------------------------------------------------------------------------
   // Create a private pool with use count 1 (a live graph or MemPool object).
   std::uint32_t pool_create(bool use_on_oom = false, bool no_split = false);
+  bool pool_exists(std::uint32_t pool) const { return pool < private_pools_.size(); }
   void pool_retain(std::uint32_t pool);
-  // Drop one use; at 0 the pool is freeable, and a flush returns its cached memory.
-  void pool_release(std::uint32_t pool);
+  // Drop one use; at 0 the pool is freeable: every flush returns its cached memory, and so does
+  // this call where `flush` says so (as dropping a MemPool object does).
+  void pool_release(std::uint32_t pool, bool flush = false);
   // While a context is active (torch.cuda.use_mem_pool or a graph capture; they nest) there is no
   // event processing and no flush. malloc() with pool 0 then goes to the innermost pool.
   void context_begin(std::uint32_t pool);
@@ -102,6 +103,7 @@ class Allocator {
   struct Event {
     BlockId block;
     std::uint32_t queries_left;
+    std::uint64_t epoch;  // of the last synchronisation when the event was recorded
   };
 
   // allocator.cpp: the order of malloc, splitting, merging, free
@@ -117,7 +119,15 @@ class Allocator {
   void free_block(BlockId id);
   bool try_merge(BlockId dst, BlockId src);
   void record_oom(const Request& request, std::uint64_t requested);
+
+  // private_pools.cpp
   std::uint64_t private_free_bytes() const;
+
+  // layout.cpp
+  bool seed_is_sound(const SeedSegment& seed) const;
+  void place_seed_block(BlockId id, BlockState state);
+  void view_blocks(const Segment& segment, std::vector<SegmentView>& views) const;
+  const char* check_segment(const Segment& segment, Counters& sums) const;
 
   // block_store.cpp: blocks, segments, free sets
   BlockId new_block(std::uint64_t address, std::uint64_t size, std::uint32_t segment);
@@ -125,15 +135,19 @@ class Allocator {
   void splice(BlockId block, BlockId before, BlockId after);
   std::uint32_t new_segment(std::uint64_t address, std::uint64_t size, std::uint32_t pool,
                             std::uint32_t stream, std::uint64_t page);
+  void delete_segment(std::uint32_t index);
+  FreeSet& free_set(std::uint32_t pool, std::uint32_t stream);
   FreeKey key_of(const Block& block) const;
   void insert_free(BlockId id);
   void erase_free(BlockId id);
   bool is_split(const Block& block) const {
     return block.prev != NO_BLOCK || block.next != NO_BLOCK;
   }
-  std::uint64_t place(std::uint64_t size, bool is_reservation);
+  std::uint64_t place(std::uint64_t size, bool is_reservation, std::uint32_t stream,
+                      bool is_small);
   void add_reserved(std::uint64_t bytes);
-  bool charge(std::uint64_t bytes);  // take physical memory from the driver
+  bool charge(std::uint64_t bytes);  // take physical memory from the driver, in whole pages
+  void uncharge(std::uint64_t bytes);
   void emit(Action action, const Block& block, std::uint64_t address, std::uint64_t size);
 
   // release.cpp: garbage collection and the two release paths
@@ -151,6 +165,7 @@ class Allocator {
   void finish_event(BlockId id);
 
   // expandable.cpp
+  std::uint64_t reservation_bytes(std::uint64_t page) const;
   BlockId find_expandable_block(std::uint32_t pool, std::uint32_t stream, std::uint64_t size);
   bool map_block(BlockId id, std::uint64_t size);
   BlockId try_allocate_expandable(const Request& request);
@@ -173,13 +188,13 @@ class Allocator {
   std::vector<BlockPool> pools_;  // 2 * pool: small, 2 * pool + 1: large
   std::vector<PrivatePool> private_pools_;
   std::vector<std::uint32_t> contexts_;
-  std::map<std::uint32_t, std::vector<Event>> events_;  // per using stream, oldest first
+  std::map<std::uint32_t, std::deque<Event>> events_;  // per using stream, oldest first
+  std::uint64_t sync_epoch_ = 0;
   std::map<BlockId, std::vector<std::uint32_t>> stream_uses_;
   std::vector<BlockId> deferred_;
   std::vector<BlockId> tickets_;  // by ticket; NO_BLOCK once completed
   std::size_t first_open_ticket_ = 0;
-  AddressSpace malloc_space_{0x700000000000ULL};
-  AddressSpace reserve_space_{0x600000000000ULL};
+  AddressSpace space_;
   Observer* observer_ = nullptr;
   Placement* placement_ = nullptr;
 };

@@ -16,6 +16,7 @@ constexpr std::uint32_t NONE = std::numeric_limits<std::uint32_t>::max();
 constexpr std::uint64_t UNLIMITED = std::numeric_limits<std::uint64_t>::max();
 constexpr std::uint64_t MIB = 1ULL << 20;
 
+constexpr std::uint64_t MAX_REQUEST = 1ULL << 60;  // from here on PyTorch refuses outright
 constexpr std::uint64_t MIN_BLOCK = 512;
 constexpr std::uint64_t SMALL_SIZE = MIB;             // largest rounded request of the small pool
 constexpr std::uint64_t SMALL_BUFFER = 2 * MIB;       // segment and page of the small pool

@@ -42,7 +42,6 @@ class FreeSet {
   bool erase(const FreeKey& key);
   Position lower_bound(std::uint64_t size) const;
   Position begin() const { return {}; }
-  Position last() const;
   bool at_end(const Position& p) const { return p.chunk >= chunks_.size(); }
   // Step forward, to the end if need be; step back, returning false at the beginning.
   void forward(Position& p) const;
@@ -54,6 +53,7 @@ class FreeSet {
  private:
   std::size_t chunk_of(const FreeKey& key) const;
   std::vector<std::vector<Entry>> chunks_;  // none is empty
+  std::vector<Entry> spare_;                // memory of the last chunk that became empty
   std::size_t size_ = 0;
 };
 
@@ -67,9 +67,7 @@ struct BlockPool {
 };
 
 struct PrivatePool {
-  std::uint32_t use_count = 1;
-  bool exists = true;
-  bool freeable = false;
+  std::uint32_t use_count = 1;  // live graphs and MemPool objects; at 0 a flush may empty it
   bool use_on_oom = false;
   bool no_split = false;
 };
