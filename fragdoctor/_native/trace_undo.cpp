@@ -5,6 +5,7 @@
 
 #include "address_ids.h"
 #include "range_table.h"
+#include "rounding.h"
 
 namespace fragdoctor {
 
@@ -50,7 +51,7 @@ class Undo {
 
  private:
   void count(Contradiction what) { ++out_.contradictions[static_cast<std::size_t>(what)]; }
-  std::uint64_t rounded(std::uint64_t size) const { return round_request(size, settings_); }
+  std::uint64_t rounded(std::uint64_t size) const { return round_size(settings_, size); }
   bool is_range(std::uint64_t start, std::uint64_t size) const {
     return size > 0 && size < ABSURD && start <= UNLIMITED - size;
   }
@@ -431,25 +432,6 @@ void Undo::compare_end() {
 }
 
 }  // namespace
-
-std::uint64_t round_request(std::uint64_t size, const Settings& settings) {
-  if (size == 0) return 0;
-  if (size < MIN_BLOCK) return MIN_BLOCK;
-  unsigned log2 = 0;
-  for (std::uint64_t s = size; s > 1; s >>= 1) ++log2;
-  const unsigned interval = log2 < 20 ? 0 : std::min(log2 - 20, 15U);
-  const std::uint64_t divisions = settings.roundup_power2_divisions[interval];
-  if (divisions > 1 && size > MIN_BLOCK * divisions) {
-    const std::uint64_t floor = 1ULL << log2;
-    if (size == floor) return size;
-    unsigned shift = 0;
-    for (std::uint64_t d = divisions; d > 1; d >>= 1) ++shift;
-    const std::uint64_t step = shift < 64 ? floor >> shift : 0;
-    if (step == 0) return 2 * floor;
-    return (size + step - 1) / step * step;
-  }
-  return (size + MIN_BLOCK - 1) / MIN_BLOCK * MIN_BLOCK;
-}
 
 UndoneTrace undo_trace(const TraceView& trace, const FinalState& end, const Settings& settings) {
   return Undo(trace, end, settings).run();

@@ -99,9 +99,6 @@ struct UndoneTrace {
   std::array<std::uint64_t, static_cast<std::size_t>(Contradiction::count)> contradictions{};
 };
 
-// PyTorch's round_size: what a request becomes before anything else looks at it.
-std::uint64_t round_request(std::uint64_t size, const Settings& settings);
-
 UndoneTrace undo_trace(const TraceView& trace, const FinalState& end, const Settings& settings);
 
 }  // namespace fragdoctor

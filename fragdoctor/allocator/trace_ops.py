@@ -124,15 +124,19 @@ def _pool_numbers(pools: npt.NDArray[np.int64]) -> tuple[I32, I32]:
     return np.concatenate(([first], private)).astype(np.int32), number
 
 
-def native_rounding(settings: AllocatorSettings) -> dict[str, Any]:
-    """Return the settings that decide about sizes, as the native core takes them."""
-    split = settings.max_split_bytes
-    return {
-        "max_split_bytes": UNLIMITED_BYTES if split is None else min(split, UNLIMITED_BYTES),
-        "max_non_split_rounding_bytes": min(settings.max_non_split_rounding_bytes, UNLIMITED_BYTES),
-        "large_segment_bytes": min(settings.large_segment_bytes, UNLIMITED_BYTES),
-        "divisions": [min(d, 2**32 - 1) for d in settings.roundup_power2_divisions],
-    }
+def native_config(settings: AllocatorSettings) -> _ext.AllocatorConfig:
+    """Return the settings as the native model takes them."""
+    config = _ext.AllocatorConfig()
+    if settings.max_split_bytes is not None:
+        config.max_split_bytes = min(settings.max_split_bytes, UNLIMITED_BYTES)
+    config.max_non_split_rounding_bytes = min(
+        settings.max_non_split_rounding_bytes, UNLIMITED_BYTES
+    )
+    config.large_segment_bytes = settings.large_segment_bytes
+    config.garbage_collection_threshold = settings.garbage_collection_threshold
+    config.expandable_segments = settings.expandable_segments
+    config.roundup_power2_divisions = [min(d, 2**32 - 1) for d in settings.roundup_power2_divisions]
+    return config
 
 
 def undo(snapshot: Snapshot, device: int, settings: AllocatorSettings | None = None) -> UndoneTrace:
@@ -144,8 +148,10 @@ def undo(snapshot: Snapshot, device: int, settings: AllocatorSettings | None = N
         settings: under which sizes were rounded; the snapshot's own where None.
     """
     columns = device_columns(snapshot, device)
-    raw = _ext.undo(**columns.native, **native_rounding(settings or snapshot.settings))
-    raw.pop("event_pool")
+    trace = _ext.NativeTrace(
+        **columns.native, config=native_config(settings or snapshot.settings)
+    )
+    raw = trace.undone()
     raw["segment_stream"] = columns.stream_of_rank[raw["segment_stream"]]
     raw["segment_pool"] = columns.pool_of_number[raw["segment_pool"]]
     flags = ("segment_is_small", "segment_is_expandable", "block_is_pending", "block_size_is_known")
