@@ -75,6 +75,9 @@ class Allocator {
   bool fraction_is_set() const { return fraction_is_set_; }
   std::uint64_t allowed_bytes() const { return allowed_; }
   std::uint64_t driver_free_bytes() const;
+  // The least capacity at which the driver would have granted something it refused so far: up to
+  // there a larger capacity changes nothing. UNLIMITED where nothing was refused.
+  std::uint64_t lowest_refused_bytes() const { return lowest_refused_; }
   std::uint64_t address_of(BlockId block) const { return blocks_[block].address; }
   std::uint64_t size_of(BlockId block) const { return blocks_[block].size; }
   const Block& block(BlockId id) const { return blocks_[id]; }
@@ -179,6 +182,7 @@ class Allocator {
   Counters counters_;
   OomFigures last_oom_;
   std::uint64_t driver_used_ = 0;
+  std::uint64_t lowest_refused_ = UNLIMITED;
   std::uint64_t next_block_counter_ = 0;
   std::uint64_t next_segment_counter_ = 0;
   std::vector<Block> blocks_;

@@ -244,6 +244,8 @@ nb::dict result_dict(const ReplayResult& r) {
   d["n_replayed"] = r.n_requests;
   d["n_bad_seeds"] = r.n_bad_seeds;
   d["is_cut_short"] = r.is_cut_short;
+  d["same_below_bytes"] =
+      r.same_below_bytes == UNLIMITED ? nb::none() : nb::object(nb::int_(r.same_below_bytes));
   return d;
 }
 

@@ -119,7 +119,10 @@ void Allocator::add_reserved(std::uint64_t bytes) {
 
 bool Allocator::charge(std::uint64_t bytes) {
   const std::uint64_t physical = round_up(bytes, DRIVER_PAGE);
-  if (physical > driver_free_bytes()) return false;
+  if (physical > driver_free_bytes()) {
+    lowest_refused_ = std::min(lowest_refused_, driver_used_ + physical);
+    return false;
+  }
   driver_used_ += physical;
   return true;
 }

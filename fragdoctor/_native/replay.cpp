@@ -101,6 +101,7 @@ class Replay {
   void free_pending(std::uint32_t id);
   ReplayResult finish() {
     result_.counters = allocator_.counters();
+    result_.same_below_bytes = allocator_.lowest_refused_bytes();
     return result_;
   }
   std::size_t group_end(std::size_t op, std::size_t first,

@@ -37,6 +37,8 @@ struct ReplayResult {
   std::uint64_t first_oom_bytes = 0;  // as asked
   std::uint64_t n_requests = 0;
   std::uint64_t n_bad_seeds = 0;  // initial segments that do not hang together
+  // Up to this capacity (excluded) the run would have been the very same.
+  std::uint64_t same_below_bytes = UNLIMITED;
   bool is_cut_short = false;      // stopped at the first failing request, as asked
 };
 

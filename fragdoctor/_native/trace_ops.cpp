@@ -268,9 +268,14 @@ class Seeder {
   }
 
  private:
+  // A range of a segment_map event. Small requests map one page of 2 MiB, large ones more.
   struct Span {
     std::uint64_t start, end;
     std::uint32_t stream;
+    bool is_small() const { return end - start == SMALL_BUFFER; }
+    bool is_of(const InitialSegment& s) const {
+      return stream == s.stream && is_small() == s.is_small;
+    }
   };
 
   void find_bases();
@@ -333,7 +338,7 @@ std::uint64_t Seeder::lowest_page(const InitialSegment& first, std::uint64_t flo
   std::uint64_t lowest = first.address;
   while (it != mapped_.begin()) {
     --it;
-    if (it->start < floor || it->stream != first.stream) break;
+    if (it->start < floor || !it->is_of(first)) break;
     if ((first.address - it->start) % page != 0 || (it->end - it->start) % page != 0) break;
     if (total_ > 0 && first.address - it->start > total_ + total_ / 8) break;
     lowest = std::min(lowest, it->start);
@@ -347,7 +352,7 @@ std::uint64_t Seeder::highest_page(const InitialSegment& last, std::uint64_t cei
   auto it = std::lower_bound(mapped_.begin(), mapped_.end(), last.address,
                              [](const Span& s, std::uint64_t at) { return s.start < at; });
   for (; it != mapped_.end() && it->end <= ceiling; ++it) {
-    if (it->stream != last.stream || (it->end - it->start) % page != 0) break;
+    if (!it->is_of(last) || (it->end - it->start) % page != 0) break;
     if ((it->start - last.address) % page != 0) break;
     highest = std::max(highest, it->end);
   }
@@ -386,7 +391,7 @@ std::size_t Seeder::seed(std::size_t first) {
     next = end_of_reservation(first);
     const std::uint64_t page = s.is_small ? SMALL_BUFFER : settings_.large_segment_bytes;
     const std::uint64_t floor =
-        first == 0 ? 0 : undone_.segments[first - 1].address + undone_.segments[first - 1].size;
+        out_.segments.empty() ? 0 : out_.segments.back().address + out_.segments.back().size;
     std::uint64_t ceiling =
         next < undone_.segments.size() ? undone_.segments[next].address : UNLIMITED;
     seed.page_bytes = page;
