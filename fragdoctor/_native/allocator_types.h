@@ -38,6 +38,9 @@ struct Settings {
   std::uint64_t large_segment_bytes = 20 * MIB;
   double garbage_collection_threshold = 0.0;
   bool expandable_segments = false;
+  // Address space of one expandable segment: bytes, or else a fraction of the device's memory.
+  std::uint64_t reservation_bytes = 0;
+  double reservation_fraction = 0.0;  // 0 = 9/8
   std::array<std::uint32_t, 16> roundup_power2_divisions{};
 };
 

@@ -8,7 +8,13 @@ namespace fragdoctor {
 
 std::uint64_t Allocator::reservation_bytes(std::uint64_t page) const {
   const std::uint64_t total = config_.device_total_bytes;
-  return round_up(total + total / 8, page);
+  std::uint64_t bytes = total + total / 8;
+  if (settings_.reservation_bytes > 0) {
+    bytes = settings_.reservation_bytes;
+  } else if (settings_.reservation_fraction > 0.0) {
+    bytes = static_cast<std::uint64_t>(settings_.reservation_fraction * static_cast<double>(total));
+  }
+  return std::max(round_up(bytes, page), page);
 }
 
 // A free or unmapped block from which `size` contiguous bytes can be had; a new reservation where
