@@ -173,6 +173,7 @@ nb::dict last_oom(const Rehearsal& r) {
   d["allocated_bytes"] = f.allocated_bytes;
   d["reserved_bytes"] = f.reserved_bytes;
   d["private_free_bytes"] = f.private_free_bytes;
+  d["reserve_bytes"] = f.reserve_bytes;
   d["allowed_bytes"] = f.fraction_is_set ? nb::cast(f.allowed_bytes) : nb::none();
   return d;
 }

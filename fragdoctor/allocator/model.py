@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -11,11 +12,14 @@ from fragdoctor._native import _ext
 from fragdoctor.allocator.oom_message import oom_message
 from fragdoctor.errors import OutOfMemory, SimulationError
 from fragdoctor.model.settings import AllocatorSettings, Era, era_of, parse_conf, parse_version
-from fragdoctor.units import parse_size
+from fragdoctor.units import GIB
 
 UNLIMITED: Final = 2**64 - 1
 MAX_REQUEST_BYTES: Final = 2**60
-MAX_EXPANDABLE_RESERVE: Final = 2**45
+MAX_RESERVE_GIB: Final = 2**20
+_RESERVE: Final = re.compile(
+    r"((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?)([gG]?)", re.ASCII
+)
 _STATES: Final = ("inactive", "active_pending_free", "active_allocated")
 
 
@@ -111,16 +115,15 @@ def native_config(
 
 
 def _set_reserve(config: _ext.AllocatorConfig, reserve: object) -> None:
-    """Set the size of reservations; a value that PyTorch would warn about leaves the default."""
-    if not isinstance(reserve, str):
+    """Set the size of reservations; what PyTorch 2.15 warns about leaves the default."""
+    match = _RESERVE.fullmatch(reserve) if isinstance(reserve, str) else None
+    if match is None:
         return
-    try:
-        if reserve[-1:].isalpha():
-            config.reservation_bytes = min(parse_size(reserve), MAX_EXPANDABLE_RESERVE)
-        else:
-            config.reservation_fraction = float(reserve)
-    except ValueError:
-        return
+    value = float(match.group(1))
+    if match.group(2):
+        config.reservation_bytes = int(min(value, MAX_RESERVE_GIB) * GIB)
+    else:
+        config.reservation_fraction = value
 
 
 class Allocator:
@@ -344,11 +347,8 @@ class Allocator:
 
     def _out_of_memory(self) -> OutOfMemory:
         figures = self._core.last_oom()
-        text = oom_message(
-            figures, self._version, expandable_segments=self.settings.expandable_segments
-        )
         return OutOfMemory(
-            text,
+            oom_message(figures, self._version),
             requested_bytes=figures["requested_bytes"] or 0,
             alloc_bytes=figures["alloc_bytes"] or 0,
             total_bytes=figures["total_bytes"] or 0,

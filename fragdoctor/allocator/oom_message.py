@@ -32,6 +32,13 @@ _HINT_EXPANDABLE: Final = (
     "expandable_segments_reserve / expandable_segments_reserve_by_class."
 )
 
+_HINT_RESERVE: Final = (
+    " This allocation exceeds the expandable-segment reserve of {reserve} for this stream, and a "
+    "single allocation cannot span expandable segments. Raise PYTORCH_CUDA_ALLOC_CONF "
+    "expandable_segments_reserve or expandable_segments_reserve_by_class (or unset it) so that a "
+    "segment is at least {least}."
+)
+
 
 def format_size(n_bytes: int) -> str:
     """Return a size as PyTorch's ``format_size`` prints it (the unit steps above 1024)."""
@@ -43,9 +50,7 @@ def format_size(n_bytes: int) -> str:
     return f"{n_bytes / GIB:.2f} GiB"
 
 
-def oom_message(
-    figures: Mapping[str, int | None], version: Version, *, expandable_segments: bool
-) -> str:
+def oom_message(figures: Mapping[str, int | None], version: Version) -> str:
     """Return the message of a version for the figures of the native model's ``last_oom()``."""
     release = version[:2]
     sizes = {key: format_size(value) for key, value in figures.items() if value is not None}
@@ -77,15 +82,19 @@ def oom_message(
         f"{sizes['free_bytes']} is free. Including non-PyTorch memory, this process has "
         f"{format_size(process)} memory in use. {allowed}Of the allocated memory "
         f"{format_size(used)} is allocated by PyTorch, {pools}and {format_size(unallocated)} is "
-        f"reserved by PyTorch but unallocated.{_hint(version, expandable_segments)}"
+        f"reserved by PyTorch but unallocated.{_hint(figures, version)}"
     )
 
 
-def _hint(version: Version, expandable_segments: bool) -> str:
+def _hint(figures: Mapping[str, int | None], version: Version) -> str:
     release = version[:2]
     if release == (2, 1):
         return _HINT_21
-    if release >= (2, 15) and expandable_segments:
+    reserve = figures["reserve_bytes"] or 0
+    alloc = figures["alloc_bytes"] or 0
+    if release >= (2, 15) and reserve:
+        if reserve < alloc <= (figures["total_bytes"] or 0):
+            return _HINT_RESERVE.format(reserve=format_size(reserve), least=format_size(alloc))
         return _HINT_EXPANDABLE
     variable = "PYTORCH_ALLOC_CONF" if release == (2, 9) else "PYTORCH_CUDA_ALLOC_CONF"
     return _HINT.format(variable=variable, url=_URL if release >= (2, 10) else _OLD_URL)
