@@ -255,6 +255,7 @@ void Allocator::record_oom(const Request& request, std::uint64_t requested) {
   f.private_free_bytes = private_free_bytes();
   f.fraction_is_set = fraction_is_set_;
   f.allowed_bytes = fraction_is_set_ ? allowed_ : 0;
+  f.reserve_bytes = settings_.expandable_segments ? reservation_bytes() : 0;
   if (observer_ == nullptr) return;
   observer_->on_event(
       {Action::oom, f.free_bytes, f.rounded_bytes, request.stream, pools_[request.pool].owner});

@@ -168,7 +168,7 @@ class Allocator {
   void finish_event(BlockId id);
 
   // expandable.cpp
-  std::uint64_t reservation_bytes(std::uint64_t page) const;
+  std::uint64_t reservation_bytes() const;
   BlockId find_expandable_block(std::uint32_t pool, std::uint32_t stream, std::uint64_t size);
   bool map_block(BlockId id, std::uint64_t size);
   BlockId try_allocate_expandable(const Request& request);

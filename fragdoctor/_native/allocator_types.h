@@ -38,6 +38,10 @@ struct Settings {
   std::uint64_t large_segment_bytes = 20 * MIB;
   double garbage_collection_threshold = 0.0;
   bool expandable_segments = false;
+  // Address space of one expandable segment: bytes, or else a fraction (at most 9/8) of the
+  // device's memory.
+  std::uint64_t reservation_bytes = 0;
+  double reservation_fraction = 0.0;  // 0 = 9/8
   std::array<std::uint32_t, 16> roundup_power2_divisions{};
 };
 
@@ -104,6 +108,7 @@ struct OomFigures {
   std::uint64_t private_free_bytes = 0;  // cached inside private pools
   bool fraction_is_set = false;
   std::uint64_t allowed_bytes = 0;
+  std::uint64_t reserve_bytes = 0;  // of an expandable segment; 0 = expandable segments are off
 };
 
 struct MallocResult {

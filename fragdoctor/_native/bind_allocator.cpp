@@ -128,6 +128,13 @@ void bind_config(nb::module_& m) {
           "expandable_segments", [](const Config& c) { return c.settings.expandable_segments; },
           [](Config& c, bool v) { c.settings.expandable_segments = v; })
       .def_prop_rw(
+          "reservation_bytes", [](const Config& c) { return c.settings.reservation_bytes; },
+          [](Config& c, std::uint64_t v) { c.settings.reservation_bytes = v; })
+      .def_prop_rw(
+          "reservation_fraction",
+          [](const Config& c) { return c.settings.reservation_fraction; },
+          [](Config& c, double v) { c.settings.reservation_fraction = v; })
+      .def_prop_rw(
           "roundup_power2_divisions",
           [](const Config& c) { return c.settings.roundup_power2_divisions; },
           [](Config& c, const std::array<std::uint32_t, 16>& v) {
@@ -166,6 +173,7 @@ nb::dict last_oom(const Rehearsal& r) {
   d["allocated_bytes"] = f.allocated_bytes;
   d["reserved_bytes"] = f.reserved_bytes;
   d["private_free_bytes"] = f.private_free_bytes;
+  d["reserve_bytes"] = f.reserve_bytes;
   d["allowed_bytes"] = f.fraction_is_set ? nb::cast(f.allowed_bytes) : nb::none();
   return d;
 }

@@ -6,9 +6,16 @@
 
 namespace fragdoctor {
 
-std::uint64_t Allocator::reservation_bytes(std::uint64_t page) const {
+// Address space of one expandable segment before it is rounded up to pages: 9/8 of the device's
+// memory, so that pages unmapped early in a segment can be mapped again at its end, or less where
+// the settings say so.
+std::uint64_t Allocator::reservation_bytes() const {
   const std::uint64_t total = config_.device_total_bytes;
-  return round_up(total + total / 8, page);
+  const std::uint64_t most = total + total / 8;
+  if (settings_.reservation_bytes > 0) return std::min(settings_.reservation_bytes, most);
+  if (settings_.reservation_fraction <= 0.0) return most;
+  const double wanted = settings_.reservation_fraction * static_cast<double>(total);
+  return std::min(static_cast<std::uint64_t>(wanted), most);
 }
 
 // A free or unmapped block from which `size` contiguous bytes can be had; a new reservation where
@@ -34,7 +41,9 @@ BlockId Allocator::find_expandable_block(std::uint32_t pool, std::uint32_t strea
   }
   const bool is_small = pools_[pool].is_small;
   const std::uint64_t page = is_small ? SMALL_BUFFER : settings_.large_segment_bytes;
-  const std::uint64_t bytes = reservation_bytes(page);
+  const std::uint64_t bytes = std::max(round_up(reservation_bytes(), page), page);
+  // Seen on 2.15: a request that no reservation can hold does not make one. 2.12 makes one in vain.
+  if (config_.era == Era::segment_counter && size > bytes) return NO_BLOCK;
   const std::uint64_t address = place(bytes, true, stream, is_small);
   if (address == 0) return NO_BLOCK;
   const BlockId id = segments_[new_segment(address, bytes, pool, stream, page)].head;
