@@ -1,8 +1,26 @@
 from collections.abc import Sequence
 from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
+
+# ---- bind_pickle_reader.cpp ----
+
+"""Types of the native core. Each part of the core has its own section."""
+
+
+# --- snapshot reader (bind_pickle_reader.cpp) ---
+
+class _Stream(Protocol):
+    def readinto(self, buffer: memoryview, /) -> int | None: ...
+
+class ReadError(Exception):
+    """args are (kind, message, hint, offset)."""
+
+def read_pickle(
+    stream: _Stream, *, max_depth: int, max_string_bytes: int, max_unknown_keys: int
+) -> dict[str, Any]: ...
 
 # ---- bind_allocator.cpp ----
 
