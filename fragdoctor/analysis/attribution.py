@@ -24,14 +24,18 @@ from fragdoctor.model.snapshot import I32, I64, U8, Snapshot
 USER, PACKAGE, TORCH, STDLIB, NATIVE = 0, 1, 2, 3, 4
 MAX_HOLDERS: Final = 100
 
-_NATIVE = re.compile(r"\?\?|.*\.(?:so(?:\.[0-9.]+)?|dll|pyd|dylib|c|cc|cpp|cxx|cu|cuh|h|hpp)|", re.I)
+_NATIVE = re.compile(
+    r"\?\?|.*\.(?:so(?:\.[0-9.]+)?|dll|pyd|dylib|c|cc|cpp|cxx|cu|cuh|h|hpp)|", re.I
+)
 _NOTEBOOK = re.compile(r"<ipython-input-|<stdin>|.*[/\\]ipykernel_\d+[/\\]")
 _PACKAGES = re.compile(r"[/\\](?:site|dist)-packages[/\\]")
 _TORCH = re.compile(
     r"(?:^|[/\\])torch[/\\](?:_\w+|amp|ao|autograd|backends|cuda|distributed|fx|func|functional"
     r"|jit|nn|onnx|optim|profiler|random|serialization|sparse|testing|utils)(?:\.py|[/\\])"
 )
-_STDLIB = re.compile(r"[/\\](?:lib|Lib|lib64)[/\\]python[0-9.]*[/\\]|[/\\]Python\d+[/\\]Lib[/\\]|\.zip[/\\]")
+_STDLIB = re.compile(
+    r"[/\\](?:lib|Lib|lib64)[/\\]python[0-9.]*[/\\]|[/\\]Python\d+[/\\]Lib[/\\]|\.zip[/\\]"
+)
 
 
 def classify_file(filename: str) -> int:

@@ -16,7 +16,7 @@ _IMPLIED = ("alloc", "free_requested", "free_completed")
 
 def capture_quality(snapshot: Snapshot, columns: DeviceColumns, undone: Undone) -> CaptureQuality:
     """Return what the file lacks, from what undoing the trace ran into."""
-    has_trace = bool((columns.action != Action.SNAPSHOT).any()) and columns.n_events > 1
+    has_trace = _has_trace(columns, undone)
     lives = undone.lifetimes
     initial = lives.start == BEFORE if has_trace else np.zeros(len(lives), np.bool_)
     initial_bytes = int(lives.size[initial].sum())
@@ -63,6 +63,14 @@ def capture_quality(snapshot: Snapshot, columns: DeviceColumns, undone: Undone) 
         initial_live_bytes=initial_bytes,
         notes=tuple(notes),
     )
+
+
+def _has_trace(columns: DeviceColumns, undone: Undone) -> bool:
+    """Return whether there is a history; ``enabled="state"`` keeps a single event of it."""
+    n_acts = int(np.count_nonzero(columns.action != Action.SNAPSHOT))
+    if n_acts == 1 and columns.n_events == 1:
+        return len(undone.lifetimes) <= 1
+    return n_acts > 0
 
 
 def _missing_actions(undone: Undone) -> tuple[str, ...]:

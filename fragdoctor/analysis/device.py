@@ -9,11 +9,13 @@ from fragdoctor.analysis.capture_quality import capture_quality
 from fragdoctor.analysis.columns import DeviceColumns, device_columns
 from fragdoctor.analysis.flushes import find_flushes
 from fragdoctor.analysis.free_space import free_space
+from fragdoctor.analysis.growth import GrowthResult, find_growth
 from fragdoctor.analysis.layout import final_layout
 from fragdoctor.analysis.ooms import find_ooms
 from fragdoctor.analysis.pins import find_pins
 from fragdoctor.analysis.result import DeviceAnalysis, OomEvent
 from fragdoctor.analysis.sizes import size_diversity
+from fragdoctor.analysis.steps import find_steps
 from fragdoctor.analysis.timeline import undo
 from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.model.snapshot import BlockState, Snapshot
@@ -47,6 +49,10 @@ def analyze_device(
     peak = None if timeline is None else int(timeline.allocated_bytes.argmax())
     ooms = find_ooms(snapshot, columns, settings, undone)
     flushes = find_flushes(columns, settings, undone)
+    growth = GrowthResult((), 0, 0)
+    if timeline is not None:
+        steps = find_steps(snapshot, undone.lifetimes, columns.n_events, classes)
+        growth = find_growth(undone.lifetimes, timeline, steps, lines, columns.first_row)
     state = columns.block_state
     active = int(columns.block_size[state != BlockState.INACTIVE].sum())
     requested = int(columns.block_requested[state != BlockState.INACTIVE].sum())
@@ -66,12 +72,17 @@ def analyze_device(
         peak_row=None if not peak else columns.first_row + peak - 1,
         pins=find_pins(layout, undone.lifetimes),
         holders=find_holders(layout, undone.lifetimes, peak, lines),
+        growth=growth.lines,
         sizes=size_diversity(columns),
         ooms=ooms,
         flushes=flushes.runs,
         n_inferred_retries=flushes.n_retries,
         capacity_estimate_bytes=_capacity(ooms),
         requested_waste_bytes=_waste(columns, active, requested),
+        extras={
+            "n_steps": float(growth.n_steps),
+            "floor_slope_bytes": float(growth.floor_slope_bytes),
+        },
     )
 
 

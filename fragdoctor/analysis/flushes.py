@@ -43,9 +43,7 @@ class Flushes:
     n_retries: int
 
 
-def find_flushes(
-    columns: DeviceColumns, settings: AllocatorSettings, undone: Undone
-) -> Flushes:
+def find_flushes(columns: DeviceColumns, settings: AllocatorSettings, undone: Undone) -> Flushes:
     """Return the runs of returned memory with their likely cause, and the inferred retries.
 
     Retries are what ``num_alloc_retries`` counts: one for each ``oom`` and one for each run whose
@@ -106,4 +104,3 @@ def _is_collection(undone: Undone, k: int, index: int) -> bool:
     is_held = np.zeros(len(there), np.bool_)
     is_held[at[at >= 0]] = True
     return not bool(is_held.all())
-

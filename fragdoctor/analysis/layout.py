@@ -155,4 +155,3 @@ def _gaps(
     free = np.flatnonzero(stop > start)
     free = free[np.argsort(start[free], kind="stable")]
     return start[free], (stop - start)[free], of_gap[free]
-

@@ -167,9 +167,7 @@ def _close_open_ends(columns: DeviceColumns, draft: _Draft, block: I64) -> None:
     draft.n_contradictions += len(unasked) + len(revived)
 
 
-def _with_silent_blocks(
-    columns: DeviceColumns, draft: _Draft, block: I64, live: I64
-) -> Lifetimes:
+def _with_silent_blocks(columns: DeviceColumns, draft: _Draft, block: I64, live: I64) -> Lifetimes:
     """Add the final live blocks that no event explains: they were there before the trace."""
     matched = np.zeros(len(columns.block_address), np.bool_)
     matched[block[block >= 0]] = True
@@ -217,4 +215,3 @@ def _with_silent_blocks(
         n_contradictions=n_contradictions,
         n_missing=(draft.n_missing[0], draft.n_missing[1], draft.n_missing[2]),
     )
-

@@ -52,7 +52,9 @@ def find_pins(layout: Layout, lifetimes: Lifetimes) -> tuple[Pin, ...]:
     shared = _sum_by(of_group[~alone], holds.free[unit[~alone]], len(groups))
     order = np.lexsort((-shared, -pinned))[:MAX_PINS]
     return tuple(
-        _pin(layout, lifetimes, holds, np.flatnonzero(group == g), int(groups[g]), pinned, shared, g)
+        _pin(
+            layout, lifetimes, holds, np.flatnonzero(group == g), int(groups[g]), pinned, shared, g
+        )
         for g in order
     )
 
@@ -108,9 +110,7 @@ def _holds(layout: Layout) -> _Holds:
     two = last > first
     block = np.concatenate([in_pages, in_pages[two]])
     number = np.concatenate([first, last[two]])
-    part = np.concatenate(
-        [np.minimum(high, (first + 1) * page) - low, (high - last * page)[two]]
-    )
+    part = np.concatenate([np.minimum(high, (first + 1) * page) - low, (high - last * page)[two]])
     pages, unit = _page_ids(layout.live_segment[block], number)
     room = np.minimum(
         layout.page_bytes[pages[:, 0]],

@@ -110,9 +110,7 @@ def mapped_ranges(columns: DeviceColumns, k: int, large_page_bytes: int) -> Mapp
     reservation is larger than the device.
     """
     action = columns.action[k:]
-    events = np.flatnonzero(
-        (action == Action.SEGMENT_MAP) | (action == Action.SEGMENT_UNMAP)
-    )
+    events = np.flatnonzero((action == Action.SEGMENT_MAP) | (action == Action.SEGMENT_UNMAP))
     sign = np.where(action[events] == Action.SEGMENT_MAP, -1, 1)
     events = events + k
     final = np.flatnonzero(columns.seg_is_expandable)
