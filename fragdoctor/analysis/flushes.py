@@ -67,7 +67,8 @@ def find_flushes(columns: DeviceColumns, settings: AllocatorSettings, undone: Un
     refused = _could_be_refused(columns, undone, first, last, is_new)
     is_oom = follows == Action.OOM
     has_gc = settings.garbage_collection_threshold > 0
-    runs, n_retries = [], n_ooms
+    runs: list[Flush] = []
+    n_retries = n_ooms
     for i in range(len(first)):
         cause = RETRY if is_oom[i] or (is_new[i] and refused[i]) else EMPTY_CACHE
         if has_gc and is_new[i] and _is_collection(undone, int(last[i]) + 1, i):

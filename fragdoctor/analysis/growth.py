@@ -34,6 +34,8 @@ MIN_SURVIVOR_BYTES: Final = 64 * KIB
 MIN_RISE: Final = 0.5
 # Share of survivors' bytes that the later half of the growing phase must have added.
 MIN_LATE_SHARE: Final = 0.2
+# A first pass that leaves this many times more than the later ones is a warm-up.
+WARM_UP: Final = 4
 MIN_STACKS_PER_STEP: Final = 3
 MAX_GROWTHS: Final = 100
 MAX_CANDIDATES: Final = 2000
@@ -80,7 +82,7 @@ def find_growth(
     slope = _floor_slope(timeline, steps)
     group_of, frames = _groups(lifetimes, lines, steps.method)
     cells = _cells(lifetimes, steps.rows, group_of)
-    busy = _is_busy(lifetimes, steps.rows)
+    busy = _is_busy(lifetimes, steps)
     results = []
     for low, high in _candidates(cells):
         found = _judge(cells, low, high, n_complete, busy)
@@ -154,7 +156,12 @@ def _judge(
 ) -> tuple[int, int, int] | None:
     """Return (group, first step of growth, steps with survivors) if the group grows."""
     step, kept = cells.step[low:high], cells.survivor_bytes[low:high]
-    births = step[kept > 0]
+    births, amounts = step[kept > 0], kept[kept > 0]
+    if amounts[0] > WARM_UP * np.median(amounts[1:]):
+        # Workspaces and the like come with the first pass.
+        births, amounts = births[1:], amounts[1:]
+    if len(births) < MIN_BIRTH_STEPS:
+        return None
     since = int(births[0])
     gaps = np.diff(births)
     usual = float(np.median(gaps))
@@ -165,7 +172,9 @@ def _judge(
         return None
     if np.count_nonzero(busy[births]) * 2 < len(births):
         return None
-    total = int(kept.sum())
+    total = int(amounts.sum())
+    if total < MIN_SURVIVOR_BYTES:
+        return None
     net = cells.net_bytes[low:high]
     if int(net[step >= since].sum()) < MIN_RISE * total:
         return None
@@ -175,17 +184,17 @@ def _judge(
     return int(cells.group[low]), since, len(births)
 
 
-def _is_busy(lifetimes: Lifetimes, steps: I64) -> Bools:
+def _is_busy(lifetimes: Lifetimes, steps: Steps) -> Bools:
     """Return for each complete step whether a program ran in it: several stacks, some freed."""
     n_complete = len(steps) - 1
     born = np.flatnonzero(lifetimes.start != BEFORE)
-    step = _step_of(lifetimes.start[born], steps)
+    step = _step_of(lifetimes.start[born], steps.rows)
     inside = (step >= 0) & (step < n_complete)
     born, step = born[inside], step[inside]
     passing = lifetimes.free[born] != ALIVE
     # Where no stacks were recorded sizes tell the allocations of a step apart.
     kind = lifetimes.stack[born].astype(np.int64)
-    if not (kind >= 0).any():
+    if steps.method == "sizes":
         kind = np.unique(lifetimes.requested[born], return_inverse=True)[1].reshape(-1)
     width = int(kind.max(initial=0)) + 2
     kinds = np.unique(step * width + kind + 1) // width
