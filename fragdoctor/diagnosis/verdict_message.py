@@ -10,7 +10,8 @@ from fragdoctor.model.diagnosis import Cause, Verdict
 from fragdoctor.model.finding import Confidence, Evidence
 from fragdoctor.model.oom import OomLog, OomMessage
 from fragdoctor.rules.refusal import Refusal
-from fragdoctor.rules.refusal_message import known, refusal_from_message
+from fragdoctor.rules.refusal import known
+from fragdoctor.rules.refusal_message import refusal_from_message
 from fragdoctor.units import format_count, format_size
 
 ALLOCATOR: Final = "pytorch-caching-allocator"

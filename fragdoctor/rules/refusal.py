@@ -25,6 +25,11 @@ ROUNDING_SHARE: Final = 0.005
 """Two decimals are printed, so that a figure may be off by half of the last one."""
 
 
+def known(n_bytes: int | None) -> int | None:
+    """Return a printed figure, None where it stands for "not available" (2^64)."""
+    return None if n_bytes is None or n_bytes >= UNKNOWN_BYTES else n_bytes
+
+
 def rounding_bytes(n_bytes: int | None) -> int:
     """Return by how much a printed size may be off, in bytes (``format_size`` of PyTorch)."""
     if n_bytes is None or n_bytes <= KIB:

@@ -5,15 +5,10 @@ from __future__ import annotations
 from fragdoctor.model.oom import OomMessage, OtherProcess
 from fragdoctor.rules.refusal import (
     CONTEXT_ALLOWANCE_BYTES,
-    UNKNOWN_BYTES,
     Refusal,
+    known,
     rounding_bytes,
 )
-
-
-def known(n_bytes: int | None) -> int | None:
-    """Return a printed figure, None where it stands for "not available" (2^64)."""
-    return None if n_bytes is None or n_bytes >= UNKNOWN_BYTES else n_bytes
 
 
 def refusal_from_message(message: OomMessage) -> Refusal | None:
