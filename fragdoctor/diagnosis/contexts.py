@@ -29,9 +29,7 @@ def build_contexts(case: Case) -> tuple[Context, ...]:
         devices = [0 if case.overrides.device is None else case.overrides.device]
     owner = _device_of_message(message, devices)
     return tuple(
-        _context(
-            case, d, analyze_device(case.snapshot, d), message if d == owner else None
-        )
+        _context(case, d, analyze_device(case.snapshot, d), message if d == owner else None)
         for d in devices
     )
 
@@ -74,7 +72,7 @@ def _stats_devices(case: Case) -> list[int | None]:
     if message is not None:
         return [message.device_index]
     named = {s.device for s in case.stats.entries if s.device is not None} if case.stats else set()
-    return sorted(named) or [None]
+    return [*sorted(named)] or [None]
 
 
 def _device_of_message(message: OomMessage | None, devices: Sequence[int]) -> int | None:

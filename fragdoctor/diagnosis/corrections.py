@@ -144,7 +144,7 @@ def _split_size(plan: Plan) -> str:
 
 def _retries(plan: Plan) -> str:
     known = plan.context.retries
-    if known is None or known[0] == 0:
+    if known is None or known[0] < 2:
         return ""
     return (
         "A retry does not run Python's garbage collector: it flushes the cache and asks the driver "

@@ -336,7 +336,9 @@ def _secondary(r: Refusal, first: Cause) -> Iterator[Reading]:
     """Further causes that would each have covered what was missing."""
     if first in (Cause.SIZE_BUG, Cause.UNKNOWN):
         return
-    missing = max(1, r.requested_bytes - (r.free_bytes or 0))
+    missing = r.requested_bytes
+    if not r.is_covered_by_free:
+        missing -= r.free_bytes or 0
     if r.total_bytes is not None and r.requested_bytes > r.total_bytes:
         return
     for reading, n_bytes in _outside_candidates(r):
@@ -356,7 +358,8 @@ def _fragmentation(r: Refusal, where: str) -> Reading:
     largest = r.largest_free_block_bytes
     proven = largest is not None and largest < (r.block_bytes or r.requested_bytes)
     holes = (
-        f"{format_size(r.unallocated_bytes)} of it in holes of at most {format_size(largest)}"
+        f"{format_size(r.unallocated_bytes)} of it in holes of at most {format_size(largest)} that "
+        "live blocks pin"
         if proven
         else f"{format_size(r.unallocated_bytes)} of it cached by PyTorch but unallocated"
     )

@@ -27,7 +27,7 @@ def device_figures(context: Context) -> DeviceFigures | None:
 def _from_snapshot(context: Context) -> DeviceFigures:
     a = context.analysis
     assert a is not None  # noqa: S101 - checked by the caller
-    line, space = a.timeline, a.free_space
+    space = a.free_space
     retries = context.retries
     return DeviceFigures(
         device=a.device,
@@ -39,25 +39,26 @@ def _from_snapshot(context: Context) -> DeviceFigures:
         releasable_bytes=space.releasable_bytes,
         pinned_free_bytes=space.pinned_free_bytes,
         largest_free_block_bytes=space.largest_free_block_bytes,
-        peak_allocated_bytes=_peak(context, "allocated", line and line.peak_allocated_bytes),
-        peak_reserved_bytes=_peak(context, "reserved", line and line.peak_reserved_bytes),
+        peak_allocated_bytes=_peak(context, "allocated"),
+        peak_reserved_bytes=_peak(context, "reserved"),
         alloc_retries=retries[0] if retries else None,
         ooms=_n_ooms(context),
         capacity_bytes=_capacity(context),
         n_events=a.n_events,
-        peak_active_bytes=_peak(context, "active", line and line.peak_active_bytes),
+        peak_active_bytes=_peak(context, "active"),
         private_pools_bytes=space.private_pools_reserved_bytes,
         pending_free_bytes=space.pending_free_bytes,
     )
 
 
-def _peak(context: Context, name: str, of_trace: int | None) -> int | None:
+def _peak(context: Context, name: str) -> int | None:
     """Return the higher of the trace's peak and the counter's, which saw what a trace lost."""
-    figures = [of_trace]
+    line = context.analysis.timeline if context.analysis is not None else None
+    figures = [] if line is None else [int(getattr(line, f"peak_{name}_bytes"))]
     if context.stats:
-        figures.append(context.stats[-1].get(f"{name}_bytes.all.peak"))
-    known = [f for f in figures if f is not None]
-    return max(known, default=None)
+        counted = context.stats[-1].get(f"{name}_bytes.all.peak")
+        figures += [] if counted is None else [counted]
+    return max(figures, default=None)
 
 
 def _capacity(context: Context) -> int | None:
@@ -130,7 +131,8 @@ def pin_reports(context: Context) -> tuple[PinReport, ...]:
 def _age(context: Context, row: int | None) -> int | None:
     if row is None or context.snapshot is None or context.analysis is None:
         return None
-    return context.snapshot.events.device_slice(context.analysis.device).stop - row
+    rows = context.snapshot.events.device_slice(context.analysis.device)
+    return int(rows.stop) - row
 
 
 def holder_reports(context: Context) -> tuple[HolderReport, ...]:

@@ -9,6 +9,10 @@ from fragdoctor.rules.context import Context
 from fragdoctor.rules.refusal import rounding_bytes
 from fragdoctor.units import format_count, format_size
 
+NO_EVENT = (
+    "The snapshot holds no out-of-memory event: it was taken at another moment than the message."
+)
+
 
 def find_notes(case: Case, contexts: Sequence[Context], leader: Context) -> tuple[str, ...]:
     """Return one sentence each: what is cut, what does not match, what was left out."""
@@ -38,16 +42,11 @@ def _mismatch(leader: Context) -> list[str]:
         return []
     wanted = message.requested_bytes
     if not analysis.ooms:
-        return [
-            "The snapshot holds no out-of-memory event: it was taken at another moment than the "
-            "message."
-        ]
+        return [NO_EVENT]
     slack = rounding_bytes(wanted)
-    if any(
-        abs((o.message_bytes or o.segment_bytes) - wanted) <= slack for o in analysis.ooms
-    ):
+    if any(abs((o.message_bytes or o.segment_bytes) - wanted) <= slack for o in analysis.ooms):
         return []
-    return [
-        f"No out-of-memory event of the snapshot is about the {format_size(wanted)} of the "
-        "message: they may be of different runs."
-    ]
+    text = (
+        f"No out-of-memory event of the snapshot is about the {format_size(wanted)} of the message"
+    )
+    return [f"{text}: they may be of different runs."]

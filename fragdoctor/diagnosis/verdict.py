@@ -33,9 +33,7 @@ def find_verdict(context: Context) -> Verdict:
         return verdict_on_snapshot(context)
     if message is not None:
         if context.refusal is not None and not message.sub_kind:
-            return verdict_of(
-                decide(context.refusal), context.device, evidence_of_message(message)
-            )
+            return verdict_of(decide(context.refusal), context.device, evidence_of_message(message))
         return verdict_on_message(message)
     if context.stats:
         return verdict_on_stats(context)

@@ -9,7 +9,6 @@ from fragdoctor.diagnosis.decision import OVERSIZED_ALONE_BYTES, Reading, decide
 from fragdoctor.model.diagnosis import Cause, Verdict
 from fragdoctor.model.finding import Confidence, Evidence
 from fragdoctor.model.oom import OomLog, OomMessage
-from fragdoctor.rules.refusal import Refusal
 from fragdoctor.rules.refusal import known
 from fragdoctor.rules.refusal_message import refusal_from_message
 from fragdoctor.units import format_count, format_size
@@ -22,10 +21,14 @@ LIMIT_SUB_KINDS: Final = {
     "process's memory fraction (per_process_memory_fraction).",
     "not-in-reserve": "The request exceeds the address space that expandable_segments_reserve "
     "sets aside for one segment.",
-    "single-allocation": "The device refuses single allocations of this size, however much "
+    "single-allocation-limit": "The device refuses single allocations of this size, however much "
     "memory is free.",
+    "buffer-too-large": "Metal refuses single buffers of this size, however much memory is free.",
     "va-exhausted": "The process ran out of virtual address space for expandable segments.",
 }
+
+KILLS: Final = ("killed", "sigkill", "oom-killer")
+"""Signs of a kill: proof only where the kernel itself says why."""
 
 
 def verdict_on_message(message: OomMessage) -> Verdict:
@@ -182,6 +185,19 @@ def _driver(message: OomMessage) -> list[Reading]:
 
 def _library(message: OomMessage) -> list[Reading]:
     name = {"cublas": "cuBLAS", "cudnn": "cuDNN", "nccl": "NCCL"}[message.kind]
+    if not message.is_device_oom:
+        return [
+            Reading(
+                Cause.UNKNOWN,
+                Confidence.POSSIBLE,
+                f"{name} failed; lack of memory for its workspace is one possible reason, shapes "
+                "or types that it does not support are another.",
+                "Print torch.cuda.mem_get_info() before the call: with plenty free it is not "
+                "memory.",
+            ),
+            Reading(Cause.CAPACITY, Confidence.POSSIBLE, ""),
+            Reading(Cause.NOT_MEMORY, Confidence.POSSIBLE, ""),
+        ]
     outside = (
         f"{name} could not get memory for itself: it allocates outside PyTorch's cache, for "
         "which nobody flushes the cache"
@@ -256,7 +272,7 @@ def _foreign(message: OomMessage) -> list[Reading]:
             ),
             Reading(Cause.HEALTHY, Confidence.POSSIBLE, ""),
         ]
-    if message.sub_kind in ("preallocation", "pool-start", "startup"):
+    if message.variant == "tf-device":
         return [
             Reading(
                 Cause.OTHER_PROCESS,
@@ -294,7 +310,7 @@ def _host(message: OomMessage) -> list[Reading]:
         if message.requested_bytes is not None
         else ""
     )
-    is_kill = message.sub_kind in ("killed", "sigkill", "exit-code")
+    is_kill = message.sub_kind in KILLS
     if message.sub_kind == "dev-shm":
         summary = "The shared memory of the host (/dev/shm) ran out, not the GPU's memory."
     elif is_kill:

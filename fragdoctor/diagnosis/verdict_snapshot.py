@@ -32,7 +32,7 @@ def verdict_on_snapshot(context: Context) -> Verdict:
         return verdict_of(readings, context.device, _evidence(analysis, None))
     readings = decide(refusal)
     readings = _why_so_much(context, analysis, refusal, readings)
-    readings = _small_device(refusal, readings)
+    readings = _unknown_device(refusal, readings)
     if refusal.is_caught:
         readings = _caught(readings)
     return verdict_of(readings, context.device, _evidence(analysis, refusal))
@@ -67,22 +67,26 @@ def _why_so_much(
     return readings
 
 
-def _small_device(refusal: Refusal, readings: list[Reading]) -> list[Reading]:
+def _unknown_device(refusal: Refusal, readings: list[Reading]) -> list[Reading]:
     """Say what a snapshot alone cannot: whether somebody else holds the rest of the device."""
     available = refusal.available_bytes
     if (
         readings[0].cause not in (Cause.CAPACITY, Cause.TRANSIENT_PEAK)
         or refusal.total_bytes is not None
         or available is None
-        or available >= SMALLEST_GPU_BYTES
     ):
         return readings
+    decider = (
+        f"Compare {format_size(available)} with the size of the GPU (or give the OOM message or "
+        "--capacity): the difference is held outside this PyTorch."
+    )
+    if available >= SMALLEST_GPU_BYTES:
+        return [replace(readings[0], decider=decider), *readings[1:]]
     first = replace(
         readings[0],
         summary=f"{readings[0].summary} If the GPU is larger than "
         f"{format_size(available)}, another process or library holds the rest.",
-        decider="Give the OOM message or --capacity: a snapshot does not record the size of the "
-        "device.",
+        decider=decider,
     )
     other = Reading(Cause.OTHER_PROCESS, Confidence.POSSIBLE, "")
     return [first, *readings[1:], other, Reading(Cause.NON_PYTORCH_MEMORY, Confidence.POSSIBLE, "")]
@@ -123,10 +127,11 @@ def _without_failure(context: Context, analysis: DeviceAnalysis) -> list[Reading
         f"(peak allocated {format_size(peak)})."
     )
     readings = [Reading(Cause.HEALTHY, Confidence.LIKELY, summary)]
+    about = "about " if retries and retries[1] == "trace" else ""
     if n_retries:
         readings[0] = replace(
             readings[0],
-            summary=f"No request failed, but {format_count(n_retries)} "
+            summary=f"No request failed, but {about}{format_count(n_retries)} "
             f"{'retry' if n_retries == 1 else 'retries'} had to flush the cache first: the run is "
             f"near its limit, with {format_size(space.pinned_free_bytes)} of free cache pinned.",
         )
@@ -176,5 +181,3 @@ def _evidence(analysis: DeviceAnalysis, refusal: Refusal | None) -> tuple[Eviden
             if value is not None:
                 items.append(Evidence(name, value, "bytes", source))
     return tuple(items)
-
-

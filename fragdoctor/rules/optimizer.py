@@ -8,7 +8,9 @@ from typing import Final
 from fragdoctor.analysis.result import DeviceAnalysis, Holder
 from fragdoctor.rules.context import Context
 
-_OPTIMIZER: Final = re.compile(r"(?:^|[/\\])optim(?:izers?)?(?:[/\\]|\.py$)|optimizer", re.I)
+_OPTIMIZER: Final = re.compile(
+    r"(?:^|[/\\])optim(?:izers?)?(?:[/\\]|\.py$)|optimizer", re.IGNORECASE
+)
 _STEP: Final = re.compile(r"^(?:_init_group|_?(?:single|multi)_tensor_\w+|step)$")
 
 

@@ -28,9 +28,14 @@ def matching_oom(analysis: DeviceAnalysis, message: OomMessage | None) -> OomEve
     if message is not None and message.requested_bytes is not None:
         wanted, slack = message.requested_bytes, rounding_bytes(message.requested_bytes)
         for event in reversed(analysis.ooms):
-            if abs(event.segment_bytes - wanted) <= slack:
+            if abs(asked_bytes(event) - wanted) <= slack:
                 return event
     return analysis.ooms[-1]
+
+
+def asked_bytes(event: OomEvent) -> int:
+    """Return what the message prints for an event; under expandable segments it ignores pages."""
+    return event.segment_bytes if event.message_bytes is None else event.message_bytes
 
 
 def refusal_from_event(
@@ -57,7 +62,7 @@ def refusal_from_event(
     is_small = event.rounded_bytes <= SMALL_BYTES
     return Refusal(
         source="trace" if told is None else "trace and oom message",
-        requested_bytes=event.segment_bytes,
+        requested_bytes=asked_bytes(event),
         block_bytes=event.rounded_bytes,
         total_bytes=total,
         free_bytes=event.device_free_bytes

@@ -7,7 +7,7 @@ from typing import Final
 
 from fragdoctor.diagnosis.checklist.item import Item
 from fragdoctor.diagnosis.decision import FULL_SLACK_SHARE, SLIM_MARGIN_SHARE
-from fragdoctor.model.diagnosis import ChecklistItem, Status, Verdict
+from fragdoctor.model.diagnosis import ChecklistItem, Verdict
 from fragdoctor.rules.context import Context
 from fragdoctor.rules.growth.series import count_rises, values_of
 from fragdoctor.rules.refusal import Refusal
@@ -45,11 +45,10 @@ class Totals:
 def totals_of(context: Context) -> Totals | None:
     """Return the totals at the failure, else at the end of the input."""
     r, a = context.refusal, context.analysis
-    if r is not None and r.reserved_bytes is not None and r.live_bytes is not None:
-        if r.source != "user":
-            live = r.live_bytes - r.pending_bytes
-            # After the flush that precedes a failure nothing returnable is left.
-            return Totals(r.reserved_bytes, live, 0, r.source)
+    is_failure = r is not None and r.source != "user"
+    if is_failure and r.reserved_bytes is not None and r.live_bytes is not None:
+        # After the flush that precedes a failure nothing returnable is left.
+        return Totals(r.reserved_bytes, r.live_bytes - r.pending_bytes, 0, r.source)
     if a is not None:
         returned = a.free_space.releasable_bytes
         return Totals(a.reserved_bytes, a.allocated_bytes, returned, "snapshot")
@@ -123,7 +122,7 @@ def _available_parts(r: Refusal) -> str:
 
 
 def _peak(context: Context) -> tuple[int | None, str]:
-    candidates = []
+    candidates: list[tuple[int, str]] = []
     if context.analysis is not None:
         line = context.analysis.timeline
         now = context.analysis.active_bytes
@@ -132,7 +131,7 @@ def _peak(context: Context) -> tuple[int | None, str]:
         peak = s.get("active_bytes.all.peak")
         if peak is not None:
             candidates.append((peak, s.origin))
-    return max(candidates, default=(None, ""), key=lambda c: c[0] or 0)
+    return max(candidates) if candidates else (None, "")
 
 
 def check_gap(context: Context, verdict: Verdict) -> ChecklistItem:
@@ -157,11 +156,13 @@ def check_gap(context: Context, verdict: Verdict) -> ChecklistItem:
         return item.passed(value, f"{detail}: next to nothing.", totals.source)
     if totals.gap_bytes >= r.requested_bytes:
         return item.fail(
-            value, f"{detail}: more than the request of {format_size(r.requested_bytes)}.",
+            value,
+            f"{detail}: more than the request of {format_size(r.requested_bytes)}.",
             totals.source,
         )
     return item.warn(
-        value, f"{detail}: less than the request of {format_size(r.requested_bytes)}.",
+        value,
+        f"{detail}: less than the request of {format_size(r.requested_bytes)}.",
         totals.source,
     )
 
@@ -183,7 +184,7 @@ def check_retries(context: Context, verdict: Verdict) -> ChecklistItem:
     if n_ooms and saved <= 0:
         detail = "As many as failures: flushing the cache never helped."
     else:
-        detail = f"{format_count(max(0, saved))} were saved by flushing the cache, which is slow."
+        detail = f"{format_count(max(0, saved))} saved by flushing the cache, which is slow."
     if context.is_series and count_rises(context.stats, "num_alloc_retries"):
         values = values_of(context.stats, "num_alloc_retries")
         detail += f" The counter climbs from {values[0]} to {values[-1]} over the series."
@@ -228,15 +229,11 @@ def _largest_without_request(context: Context, item: Item) -> ChecklistItem:
         return item.skip("Statistics do not tell the size of free blocks.")
     largest = a.free_space.largest_free_block_bytes
     if wanted is None:
-        return item.skip(
-            "No request failed; --request compares it with one.", format_size(largest)
-        )
+        return item.skip("No request failed; --request compares it with one.", format_size(largest))
     value = f"{format_size(largest)} for {format_size(wanted)}"
     if largest >= wanted:
         return item.passed(value, "A cached block can hold the request.", "snapshot")
-    return item.warn(
-        value, "No cached block can hold it; new memory would be needed.", "snapshot"
-    )
+    return item.warn(value, "No cached block can hold it; new memory would be needed.", "snapshot")
 
 
 def check_fragmentation_ratio(context: Context, verdict: Verdict) -> ChecklistItem:
@@ -245,7 +242,9 @@ def check_fragmentation_ratio(context: Context, verdict: Verdict) -> ChecklistIt
     item = Item("fragmentation_ratio", "Fragmentation ratio (30 % rule of thumb)")
     totals = totals_of(context)
     if totals is None or totals.reserved_bytes == 0:
-        return item.skip("No input says both reserved and allocated memory, or nothing is reserved.")
+        return item.skip(
+            "No input says both reserved and allocated memory, or nothing is reserved."
+        )
     value = format_share(totals.gap_bytes, totals.reserved_bytes)
     stuck = format_share(totals.stuck_bytes, totals.reserved_bytes)
     rule = "a rule of thumb that PyTorch does not document"
@@ -260,4 +259,6 @@ def check_fragmentation_ratio(context: Context, verdict: Verdict) -> ChecklistIt
             "on demand.",
             totals.source,
         )
-    return item.warn(value, f"Above 30 %, {rule}; {stuck} is not returned on demand.", totals.source)
+    return item.warn(
+        value, f"Above 30 %, {rule}; {stuck} is not returned on demand.", totals.source
+    )

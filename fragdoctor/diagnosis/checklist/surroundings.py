@@ -39,9 +39,7 @@ def _outside_detail(r: Refusal) -> str:
     if r.other_processes:
         listed = sum(p.n_bytes for p in r.other_processes)
         n = len(r.other_processes)
-        parts.append(
-            f"{format_size(listed)} in {n} other {'process' if n == 1 else 'processes'}"
-        )
+        parts.append(f"{format_size(listed)} in {n} other {'process' if n == 1 else 'processes'}")
     text = "; ".join(parts) if parts else "Context, libraries and other processes together"
     if r.own_pid is not None:
         text += f"; process {r.own_pid} is this one, seen from a container"

@@ -38,9 +38,7 @@ def remedies(plan: Plan) -> Iterator[Proposal]:
         "gradient-checkpointing",
         "Checkpoint the layers of the model",
         weight=HELPS + 10 if work.activation_bytes is not None else MAY_HELP + 10,
-        confidence=Confidence.LIKELY
-        if work.activation_bytes is not None
-        else Confidence.POSSIBLE,
+        confidence=Confidence.LIKELY if work.activation_bytes is not None else Confidence.POSSIBLE,
         change="torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False) around each "
         "repeated block",
         why="A transformer keeps about L x B x S x H x bytes per element for each stored tensor "

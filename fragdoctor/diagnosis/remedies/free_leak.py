@@ -14,7 +14,9 @@ from fragdoctor.rules.context import place
 from fragdoctor.rules.growth.significance import leading_growth
 from fragdoctor.units import format_count, format_size
 
-_EVALUATION: Final = re.compile(r"eval|valid|infer|predict|test|generate|sample|score", re.I)
+_EVALUATION: Final = re.compile(
+    r"eval|valid|infer|predict|test|generate|sample|score", re.IGNORECASE
+)
 
 
 def remedies(plan: Plan) -> Iterator[Proposal]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fragdoctor.diagnosis.remedies.plan import Plan
-from fragdoctor.model.settings import KEYS_SINCE, key_is_known
+from fragdoctor.model.conf_keys import KEYS, key_is_known
 
 
 def is_too_new(plan: Plan, key: str) -> bool:
@@ -17,9 +17,10 @@ def version_caveats(plan: Plan, key: str) -> tuple[str, ...]:
     low, _ = plan.context.torch_version
     if low and key_is_known(key, low):
         return ()
-    since = KEYS_SINCE.get(key)
-    if since is None:
+    versions = KEYS.get(key)
+    if versions is None:
         return ()
+    since = ".".join(str(part) for part in versions.since[:2])
     return (
         f"{key} needs PyTorch {since} or later: an older one stops with an error at first use.",
     )

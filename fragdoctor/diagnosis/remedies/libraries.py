@@ -50,8 +50,6 @@ def _headroom(plan: Plan) -> Proposal:
         "communicators early, for example by one small matmul or all_reduce at start",
         why=f"{plan.kind} allocates for itself; a cache that fills the device leaves it nothing.",
         cost="PyTorch has 5 % less memory.",
-        caveats=(
-            "An index out of range can look the same: rerun with CUDA_LAUNCH_BLOCKING=1.",
-        ),
+        caveats=("An index out of range can look the same: rerun with CUDA_LAUNCH_BLOCKING=1.",),
         verify="mem_get_info() shows some hundred MiB free when the library starts.",
     )

@@ -9,6 +9,7 @@ from fragdoctor.diagnosis.remedies.gates import is_too_new, version_caveats
 from fragdoctor.diagnosis.remedies.plan import MAY_HELP, Plan, Proposal, propose, reject
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.finding import Confidence
+from fragdoctor.rules.fragmentation.holes import find_holes
 from fragdoctor.units import MIB, format_size
 
 CODE = "max-split-size"
@@ -41,6 +42,10 @@ def remedies(plan: Plan) -> Iterator[Proposal]:
     r = plan.refusal
     if r is not None and r.requested_bytes < SMALLEST_MB * MIB:
         return
+    too_small = _only_small_segments(plan, megabytes)
+    if too_small:
+        yield reject(CODE, TITLE, confidence=Confidence.LIKELY, setting=setting, why=too_small)
+        return
     request = "" if r is None else f" such as the {format_size(r.requested_bytes)} here"
     yield propose(
         CODE,
@@ -57,6 +62,21 @@ def remedies(plan: Plan) -> Iterator[Proposal]:
             *version_caveats(plan, KEY),
         ),
         verify="inactive_split_bytes at the peak shrinks; watch num_device_alloc for thrashing.",
+    )
+
+
+def _only_small_segments(plan: Plan, megabytes: int) -> str:
+    """Segments below the limit are split as before."""
+    snapshot, device = plan.context.snapshot, plan.context.device
+    if snapshot is None or device is None or plan.context.analysis is None:
+        return ""
+    holes = find_holes(snapshot, device)
+    inside = holes.in_segments_from(megabytes * MIB)
+    if inside * 2 >= holes.free_bytes:
+        return ""
+    return (
+        f"Only {format_size(inside)} of {format_size(holes.free_bytes)} free cache lie in segments "
+        f"of {megabytes} MiB or more; smaller ones are split as before."
     )
 
 

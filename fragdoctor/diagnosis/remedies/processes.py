@@ -36,8 +36,7 @@ def remedies(plan: Plan) -> Iterator[Proposal]:
         else "A snapshot does not show other processes.",
         cost="None, if the other process is a leftover.",
         caveats=(
-            "Ranks that all use device 0 look the same: torch.cuda.set_device(local_rank), and "
-            "map_location when loading.",
+            "Ranks that all use device 0 look the same: torch.cuda.set_device(local_rank).",
             "In a container the listed process may be this one.",
         ),
         verify="nvidia-smi shows only this process; mem_get_info() shows the memory free.",

@@ -22,9 +22,9 @@ def remedies(plan: Plan) -> Iterator[Proposal]:
     if plan.kind == "kv-cache":
         return
     r = plan.refusal
-    if r is None or (r.free_bytes is not None and not r.is_covered_by_free):
-        if not is_main:
-            return
+    is_room_known = r is not None and (r.free_bytes is None or r.is_covered_by_free)
+    if not is_room_known and not is_main:
+        return
     fraction = _fraction(r)
     number = "" if fraction is None else f" to at least {fraction:.2f}"
     yield propose(
@@ -65,7 +65,8 @@ def _mps(*, is_main: bool) -> Proposal:
         change="close other programs; torch.mps.empty_cache() after large steps",
         why="MPS refuses at a share of the recommended working set, not at the end of memory.",
         cost="Without the limit the whole machine may run out of memory.",
-        caveats=("Other allocations are caches of Metal's driver and graphs: they shrink with a "
-                 "fixed input shape.",),
+        caveats=(
+            "Metal's other allocations are driver and graph caches: fixed shapes shrink them.",
+        ),
         verify="The message's 'max allowed' disappears or grows.",
     )

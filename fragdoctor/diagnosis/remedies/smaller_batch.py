@@ -31,9 +31,7 @@ def remedies(plan: Plan) -> Iterator[Proposal]:
         change=_change(work),
         why=_why(plan, work),
         cost="More steps for the same data; gradient accumulation keeps the effective batch.",
-        caveats=(
-            "Weights, gradients and optimizer state do not shrink with the batch.",
-        ),
+        caveats=("Weights, gradients and optimizer state do not shrink with the batch.",),
         verify="Peak allocated memory falls by at least the missing amount.",
         predicted=Predicted(fits=True, method="arithmetic")
         if work.keep_share is not None and work.keep_share > 0
