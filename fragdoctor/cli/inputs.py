@@ -1,0 +1,295 @@
+"""Files, directories and standard input become one case: each input goes to its reader."""
+
+from __future__ import annotations
+
+import io
+import os
+import stat
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from fragdoctor.cli.sniffing import HEAD_BYTES, Kind, is_summary, kind_of
+from fragdoctor.errors import ConfigError, InputError, LimitExceeded, NotASnapshot
+from fragdoctor.limits import DEFAULT_LIMITS
+from fragdoctor.model.case import Case, Overrides
+from fragdoctor.model.oom import OomLog, OomMessage
+from fragdoctor.model.snapshot import Snapshot
+from fragdoctor.model.stats import StatsSeries
+from fragdoctor.units import format_size
+
+STDIN: Final = "-"
+_MAX_DIRECTORY: Final = 1000
+
+
+@dataclass(slots=True)
+class _Parts:
+    """What has been read so far."""
+
+    snapshots: list[tuple[str, Snapshot]] = field(default_factory=list)
+    logs: list[OomLog] = field(default_factory=list)
+    stats: list[StatsSeries] = field(default_factory=list)
+    sources: list[str] = field(default_factory=list)
+
+
+def read_case(names: Sequence[str], overrides: Overrides) -> Case:
+    """Return one case of all inputs.
+
+    Raises:
+        InputError: an input is missing, unreadable, or nothing that fragdoctor knows.
+        ConfigError: the inputs do not belong to one process.
+    """
+    expanded = [file for name in names for file in _expanded(name)]
+    if expanded.count(STDIN) > 1:
+        raise ConfigError("Standard input is given twice.", hint="Give - once.")
+    parts = _Parts()
+    for name in expanded:
+        _read_one(name, parts)
+    if len(parts.snapshots) > 1:
+        raise _several([name for name, _ in parts.snapshots])
+    return Case(
+        snapshot=parts.snapshots[0][1] if parts.snapshots else None,
+        oom=_joined_logs(parts.logs),
+        stats=_joined_stats(parts.stats),
+        overrides=overrides,
+        sources=tuple(parts.sources),
+    )
+
+
+def read_messages(words: Sequence[str], overrides: Overrides) -> Case:
+    """Return a case of messages: the words themselves, a file, or standard input.
+
+    Raises:
+        InputError: there is nothing to read, or it is a snapshot.
+    """
+    from fragdoctor.readers.oom_text import find_messages
+
+    if not words or list(words) == [STDIN]:
+        name, data = STDIN, _read_all(sys.stdin.buffer, STDIN)
+    elif len(words) == 1 and _is_file(words[0]):
+        name = words[0]
+        with Path(name).open("rb") as file:
+            data = _read_all(file, name)
+    else:
+        name, data = "command line", _spoken(words)
+    kind = kind_of(data[:HEAD_BYTES])
+    if kind is Kind.EMPTY:
+        raise InputError(
+            f"{_shown(name)} is empty.",
+            hint="Give the text of the exception, a log, or pipe a program's output in.",
+        )
+    if kind in (Kind.SNAPSHOT, Kind.ARCHIVE, Kind.BINARY):
+        what = "a memory snapshot" if kind is Kind.SNAPSHOT else "binary data"
+        raise InputError(
+            f"{_shown(name)} is {what}, not a message or a log.",
+            hint=f"Run: fragdoctor analyze {name}",
+        )
+    log = find_messages(decoded(data))
+    return Case(oom=log, overrides=overrides, sources=(_shown(name),))
+
+
+def read_snapshot(name: str) -> Snapshot:
+    """Return the snapshot in a file or on standard input.
+
+    Raises:
+        InputError: the input is missing, unreadable, or no snapshot.
+    """
+    parts = _Parts()
+    _read_one(name, parts)
+    if not parts.snapshots:
+        raise NotASnapshot(
+            f"{_shown(name)} is no memory snapshot.",
+            hint=f"Only a trace can be replayed. Run: fragdoctor analyze {name}",
+        )
+    return parts.snapshots[0][1]
+
+
+def decoded(data: bytes) -> str:
+    """Return text of any usual encoding; what cannot be decoded becomes U+FFFD."""
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")):  # PowerShell's > writes UTF-16
+        return data.decode("utf-16", errors="replace")
+    return data.decode("utf-8-sig", errors="replace")
+
+
+def _expanded(name: str) -> list[str]:
+    """Return the files that a name stands for: itself, or the parts of a recording's folder."""
+    if name == STDIN or not Path(name).is_dir():
+        return [name]
+    files = sorted(p for p in Path(name).iterdir() if p.is_file() and not p.name.startswith("."))
+    if len(files) > _MAX_DIRECTORY:
+        raise ConfigError(
+            f"{name} holds {len(files)} files.", hint="Give the files of one process by name."
+        )
+    kinds = {p: kind_of(_head(p)) for p in files}
+    snapshots = [p for p in files if kinds[p] is Kind.SNAPSHOT]
+    if len(snapshots) > 1:
+        raise _several([str(p) for p in snapshots])
+    stats = [p for p in files if kinds[p] is Kind.STATS]
+    texts = [p for p in files if kinds[p] is Kind.TEXT and p.suffix.lower() in _TEXT_SUFFIXES]
+    found = [str(p) for p in (*snapshots, *stats, *texts)]
+    if not found:
+        raise InputError(
+            f"{name} holds no snapshot, statistics, message or log.",
+            hint="Give a file, or a directory that holds snapshot.pickle.",
+        )
+    return found
+
+
+_TEXT_SUFFIXES: Final = (".txt", ".log", ".out", ".err", ".stderr", ".stdout")
+
+
+def _several(names: Sequence[str]) -> ConfigError:
+    shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+    return ConfigError(
+        f"These are {len(names)} snapshots: {shown}. One run looks at one process.",
+        hint=f"Run: fragdoctor analyze {names[0]}",
+    )
+
+
+def _read_one(name: str, parts: _Parts) -> None:
+    """Read one file or standard input into ``parts``."""
+    if name == STDIN:
+        stream = sys.stdin.buffer
+        head = stream.peek(HEAD_BYTES)[:HEAD_BYTES] if isinstance(stream, io.BufferedReader) else b""
+        _route(name, head, stream, parts)
+        return
+    _check_file(name)
+    with Path(name).open("rb") as file:
+        head = file.read(HEAD_BYTES)
+        file.seek(0)
+        _route(name, head, file, parts)
+
+
+def _route(name: str, head: bytes, file: BinaryIO, parts: _Parts) -> None:
+    kind = kind_of(head)
+    if kind is Kind.EMPTY:
+        hint = "A program that was killed while writing leaves such a file."
+        raise InputError(f"{_shown(name)} is empty.", hint="" if name == STDIN else hint)
+    if kind is Kind.ARCHIVE:
+        raise NotASnapshot(
+            f"{_shown(name)} is a zip archive, such as torch.save() writes.",
+            hint="A snapshot is written by torch.cuda.memory._dump_snapshot().",
+        )
+    if kind in (Kind.SNAPSHOT, Kind.BINARY):
+        from fragdoctor.readers.snapshot import load
+
+        parts.snapshots.append((name, load(STDIN if name == STDIN else Path(name))))
+    else:
+        _read_text(name, kind, _read_all(file, name), parts)
+    parts.sources.append(_shown(name))
+
+
+def _read_text(name: str, kind: Kind, data: bytes, parts: _Parts) -> None:
+    from fragdoctor.readers.oom_text import find_messages
+    from fragdoctor.readers.stats import read_stats
+
+    text = decoded(data)
+    has_stats = kind is Kind.STATS or is_summary(data)
+    if has_stats:
+        parts.stats.append(read_stats(text))
+    if kind is Kind.STATS:
+        return
+    log = find_messages(text)
+    if log.messages or not has_stats:
+        parts.logs.append(log)
+    if not log.messages and not has_stats and not log.markers:
+        raise InputError(
+            f"{_shown(name)} holds no out-of-memory message, no statistics and no snapshot.",
+            hint="Give the text of the exception, or a file of _dump_snapshot().",
+        )
+
+
+def _check_file(name: str) -> None:
+    """Refuse early and clearly what opening would refuse, or never finish."""
+    path = Path(name)
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError as e:
+        if " " in name.strip() and len(name) > 40:
+            raise InputError(
+                "This is text, not a file.", hint="Run: fragdoctor oom 'the message'"
+            ) from e
+        raise InputError(f"{name} does not exist.", hint="Check the path.") from e
+    except OSError as e:
+        raise InputError(f"{name} cannot be opened: {e.strerror or e}.") from e
+    if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode) or stat.S_ISCHR(mode)):
+        raise InputError(f"{name} is no file.", hint="Give a file, a directory, or - for a pipe.")
+    if not os.access(path, os.R_OK):
+        raise InputError(f"{name} cannot be opened: permission denied.")
+
+
+def _read_all(file: BinaryIO, name: str) -> bytes:
+    """Return a text input whole, unpacked if need be, up to the limit."""
+    limit = DEFAULT_LIMITS.max_text_bytes
+    data = file.read(limit + 1)
+    if len(data) > limit:
+        raise LimitExceeded(
+            f"{_shown(name)} is longer than {format_size(limit)}.",
+            hint="Cut the part around the failure out of it.",
+        )
+    return data
+
+
+def _head(path: Path) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(HEAD_BYTES)
+    except OSError:
+        return b""
+
+
+def _spoken(words: Sequence[str]) -> bytes:
+    """Return the words of the command line as text; a lone word that looks like a path is one."""
+    text = " ".join(words)
+    if len(words) == 1 and len(text.split()) == 1 and ("/" in text or "." in text):
+        raise InputError(f"{text} does not exist.", hint="Check the path, or paste the message.")
+    return text.encode("utf-8", errors="surrogatepass")
+
+
+def _is_file(word: str) -> bool:
+    """Return whether a word names something that exists; a long message never does."""
+    try:
+        mode = Path(word).stat().st_mode
+    except (OSError, ValueError):
+        return False
+    if stat.S_ISDIR(mode):
+        raise InputError(
+            f"{word} is a directory.", hint=f"Give a file, or run: fragdoctor analyze {word}"
+        )
+    return True
+
+
+def _shown(name: str) -> str:
+    return "standard input" if name == STDIN else name
+
+
+def _joined_logs(logs: Sequence[OomLog]) -> OomLog | None:
+    """Return the messages of all texts as one log; the first text's first cause is primary."""
+    if len(logs) < 2:
+        return logs[0] if logs else None
+    messages: list[OomMessage] = []
+    primary: int | None = None
+    for log in logs:
+        if primary is None and log.messages:
+            primary = len(messages) + log.primary
+        messages.extend(log.messages)
+    return OomLog(
+        tuple(messages),
+        tuple(m for log in logs for m in log.markers),
+        primary or 0,
+        sum(log.n_lines for log in logs),
+        sum(log.n_bytes for log in logs),
+    )
+
+
+def _joined_stats(series: Sequence[StatsSeries]) -> StatsSeries | None:
+    """Return all statistics as one series; a rounded summary yields to exact figures."""
+    if len(series) < 2:
+        return series[0] if series else None
+    entries = [e for s in series for e in s.entries]
+    exact = {e.device for e in entries if e.resolution_bytes == 1}
+    kept = [e for e in entries if e.resolution_bytes == 1 or e.device not in exact]
+    repeats = len({e.device for e in kept}) < len(kept)
+    return StatsSeries(tuple(kept), is_series=repeats or any(s.is_series for s in series))
