@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import stat
@@ -11,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from fragdoctor.cli.sniffing import HEAD_BYTES, Kind, is_summary, kind_of
+from fragdoctor.cli.sniffing import HEAD_BYTES, Kind, kind_of
 from fragdoctor.errors import ConfigError, InputError, LimitExceeded, NotASnapshot
 from fragdoctor.limits import DEFAULT_LIMITS
 from fragdoctor.model.case import Case, Overrides
@@ -41,12 +42,14 @@ def read_case(names: Sequence[str], overrides: Overrides) -> Case:
         InputError: an input is missing, unreadable, or nothing that fragdoctor knows.
         ConfigError: the inputs do not belong to one process.
     """
-    expanded = [file for name in names for file in _expanded(name)]
-    if expanded.count(STDIN) > 1:
+    if list(names).count(STDIN) > 1:
         raise ConfigError("Standard input is given twice.", hint="Give - once.")
     parts = _Parts()
-    for name in expanded:
-        _read_one(name, parts)
+    for name in names:
+        if name != STDIN and Path(name).is_dir():
+            _read_directory(name, parts)
+        else:
+            _read_one(name, parts)
     if len(parts.snapshots) > 1:
         raise _several([name for name, _ in parts.snapshots])
     return Case(
@@ -113,10 +116,8 @@ def decoded(data: bytes) -> str:
     return data.decode("utf-8-sig", errors="replace")
 
 
-def _expanded(name: str) -> list[str]:
-    """Return the files that a name stands for: itself, or the parts of a recording's folder."""
-    if name == STDIN or not Path(name).is_dir():
-        return [name]
+def _read_directory(name: str, parts: _Parts) -> None:
+    """Read the folder of one recording: a snapshot and what lies beside it."""
     files = sorted(p for p in Path(name).iterdir() if p.is_file() and not p.name.startswith("."))
     if len(files) > _MAX_DIRECTORY:
         raise ConfigError(
@@ -128,13 +129,22 @@ def _expanded(name: str) -> list[str]:
         raise _several([str(p) for p in snapshots])
     stats = [p for p in files if kinds[p] is Kind.STATS]
     texts = [p for p in files if kinds[p] is Kind.TEXT and p.suffix.lower() in _TEXT_SUFFIXES]
-    found = [str(p) for p in (*snapshots, *stats, *texts)]
-    if not found:
+    n_before = len(parts.sources)
+    for path in (*snapshots, *stats):
+        _read_one(str(path), parts)
+    for path in texts:
+        # Notes that lie around are no reason to refuse the recording.
+        with contextlib.suppress(NothingFound):
+            _read_one(str(path), parts)
+    if len(parts.sources) == n_before:
         raise InputError(
             f"{name} holds no snapshot, statistics, message or log.",
             hint="Give a file, or a directory that holds snapshot.pickle.",
         )
-    return found
+
+
+class NothingFound(InputError):  # noqa: N818 - reads as what it says
+    """A text holds nothing that fragdoctor knows."""
 
 
 _TEXT_SUFFIXES: Final = (".txt", ".log", ".out", ".err", ".stderr", ".stdout")
@@ -183,19 +193,19 @@ def _route(name: str, head: bytes, file: BinaryIO, parts: _Parts) -> None:
 
 def _read_text(name: str, kind: Kind, data: bytes, parts: _Parts) -> None:
     from fragdoctor.readers.oom_text import find_messages
-    from fragdoctor.readers.stats import read_stats
+    from fragdoctor.readers.stats import looks_like_summary, read_stats
 
     text = decoded(data)
-    has_stats = kind is Kind.STATS or is_summary(data)
+    has_stats = kind is Kind.STATS or looks_like_summary(text)
     if has_stats:
         parts.stats.append(read_stats(text))
     if kind is Kind.STATS:
         return
     log = find_messages(text)
-    if log.messages or not has_stats:
+    if log.messages or log.markers:
         parts.logs.append(log)
-    if not log.messages and not has_stats and not log.markers:
-        raise InputError(
+    elif not has_stats:
+        raise NothingFound(
             f"{_shown(name)} holds no out-of-memory message, no statistics and no snapshot.",
             hint="Give the text of the exception, or a file of _dump_snapshot().",
         )

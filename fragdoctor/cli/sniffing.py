@@ -10,6 +10,8 @@ import zlib
 from enum import Enum, auto
 from typing import Final
 
+from fragdoctor.readers.stats import looks_like_stats
+
 HEAD_BYTES: Final = 64 * 1024
 _MAX_HEAD: Final = 256 * 1024
 
@@ -17,16 +19,11 @@ _GZIP: Final = b"\x1f\x8b"
 _ZSTD: Final = b"\x28\xb5\x2f\xfd"
 _ZIP: Final = b"PK\x03\x04"
 _BOMS: Final = (b"\xff\xfe", b"\xfe\xff")
+# Keys with the values they have in a snapshot: "segments": 39 stands in many other files.
 _SNAPSHOT_KEYS: Final = re.compile(
-    rb'"(?:segments|device_traces|allocator_settings|segment_pool_id|total_size|blocks|'
-    rb'external_annotations|memory_snapshot)"'
+    rb'"(?:segments|device_traces|external_annotations|blocks)"\s*:\s*\['
+    rb'|"allocator_settings"\s*:\s*\{|"segment_type"\s*:\s*"'
 )
-_STATS_KEYS: Final = re.compile(
-    rb'"(?:num_alloc_retries|num_ooms|num_device_alloc|num_sync_all_streams|'
-    rb"(?:allocated_bytes|reserved_bytes|active_bytes|inactive_split_bytes|requested_bytes|"
-    rb'allocation|segment|active|inactive_split)(?:\.(?:all|small_pool|large_pool))?[."])'
-)
-_SUMMARY: Final = re.compile(rb"PyTorch CUDA memory summary|\|\s*Allocated memory\s*\|", re.IGNORECASE)
 _SPACE: Final = b" \t\r\n\x0b\x0c"
 
 
@@ -56,11 +53,6 @@ def kind_of(head: bytes) -> Kind:
     return Kind.SNAPSHOT if is_packed and kind in (Kind.BINARY, Kind.EMPTY) else kind
 
 
-def is_summary(text: bytes) -> bool:
-    """Return whether a text holds the table of ``memory_summary()``."""
-    return _SUMMARY.search(text) is not None
-
-
 def _kind_of_text(head: bytes) -> Kind:
     start = head.removeprefix(b"\xef\xbb\xbf").lstrip(_SPACE)
     if not start:
@@ -70,12 +62,11 @@ def _kind_of_text(head: bytes) -> Kind:
     if start[:1] == b"<" and re.match(rb"<(?:!doctype|html|head|script|!--)", start, re.IGNORECASE):
         return Kind.SNAPSHOT
     if start[:1] in b"{[":
-        stats, snapshot = _STATS_KEYS.search(start), _SNAPSHOT_KEYS.search(start)
-        if snapshot and not (stats and stats.start() < snapshot.start()):
-            return Kind.SNAPSHOT
-        if stats:
+        snapshot = _SNAPSHOT_KEYS.search(start)
+        # Statistics may quote anything in a label: what comes first decides.
+        if looks_like_stats(start[: snapshot.start()] if snapshot else start):
             return Kind.STATS
-        if start.strip(_SPACE) in (b"[]", b"{}"):
+        if snapshot or start.strip(_SPACE) in (b"[]", b"{}"):
             return Kind.SNAPSHOT
     return Kind.TEXT
 

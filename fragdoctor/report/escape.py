@@ -29,8 +29,13 @@ _MARKS: Final = "\u0300-\u036f\u0483-\u0489\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20
 # Three combining marks on one letter occur in real languages, towers of them do not.
 _MARK_TOWER: Final = re.compile(f"([{_MARKS}]{{3}})([{_MARKS}]+)")
 _SHORT_ESCAPES: Final = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
-_MARKDOWN_BACKSLASH: Final = re.compile(r"([\\`*_{}\[\]()~|!+\-])")
-_MARKDOWN_ENTITY: Final = re.compile(r"[<>&@#$:]")
+_WORD: Final = "[^\\W_]"
+_MARKDOWN_BACKSLASH: Final = re.compile(
+    # An underscore inside a word is no emphasis, and names are full of them.
+    rf"[\\`*{{}}\[\]~|]|(?<!{_WORD})_|_(?!{_WORD})"
+)
+_MARKDOWN_ENTITY: Final = re.compile(r"[<>&@#$]|:(?=//|[\w+-]+:)")
+_MARKDOWN_START: Final = re.compile(r"^(\s*)(?:([-+=])|(\d+)([.)])(?=\s|$))")
 _CSV_FORMULA_START: Final = frozenset("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")
 
 
@@ -64,11 +69,16 @@ def terminal(text: str) -> str:
 
 def markdown(text: str) -> str:
     """Return text that Markdown shows as it is: no emphasis, links, mentions, HTML or tables."""
-    shown = _MARKDOWN_BACKSLASH.sub(r"\\\1", visible(text))
+    shown = _MARKDOWN_BACKSLASH.sub(r"\\\g<0>", visible(text))
     shown = _MARKDOWN_ENTITY.sub(lambda m: f"&#{ord(m.group())};", shown)
     shown = re.sub(r"(?i)\bwww\.", lambda m: f"{m.group()[:-1]}&#46;", shown)
-    # "1." at the start of a line would begin a list.
-    return re.sub(r"^(\s*\d+)\.", r"\1&#46;", shown)
+    return _MARKDOWN_START.sub(_unlisted, shown)
+
+
+def _unlisted(match: re.Match[str]) -> str:
+    """Return the start of a line that begins neither a list nor a heading's underline."""
+    space, sign, number, dot = match.groups()
+    return f"{space}\\{sign}" if sign else f"{space}{number}\\{dot}"
 
 
 def markdown_code(text: str, *, in_table: bool = False) -> str:
