@@ -20,10 +20,11 @@ def explain(code: Code = None, no_color: options.NoColor = False) -> int:
     look = console.render_options(no_color=no_color)
 
     from fragdoctor.report.text.explain import render_rule, render_rules
+    from fragdoctor.rules.base import HEADINGS
     from fragdoctor.rules.registry import RULES
 
     if code is None:
         console.write_report(render_rules(RULES, look), None)
     else:
-        console.write_report(render_rule(RULES, code, look), None)
+        console.write_report(render_rule(RULES, code, HEADINGS, look), None)
     return OK

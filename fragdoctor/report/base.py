@@ -14,7 +14,7 @@ from fragdoctor.errors import ConfigError
 if TYPE_CHECKING:
     from fragdoctor.model.diagnosis import Diagnosis
 
-MIN_WIDTH: Final = 40
+MIN_WIDTH: Final = 60
 MAX_WIDTH: Final = 120
 
 
@@ -31,7 +31,7 @@ class RenderOptions:
     """How a report looks; formats take what concerns them.
 
     Attributes:
-        width: columns of text; held between 40 and 120, longer lines are hard to read.
+        width: columns of text; held between 60 and 120, longer lines are hard to read.
         color: ANSI colours.
         unicode: bars, ellipses and rules beyond ASCII; off on a pipe.
         verbosity: quiet is the verdict alone, verbose is everything.

@@ -88,6 +88,7 @@ _RESULT_FIELDS: Final = (
     "driver_calls",
     "margin_bytes",
     "n_replayed",
+    "torch_version",
     "smallest_capacity_bytes",
     "smallest_capacity_note",
     "note",

@@ -21,6 +21,9 @@ from fragdoctor.report.base import RenderOptions
 # A name of a megabyte must not become a megabyte of report.
 MAX_CELLS: Final = 4000
 
+# Numbers, codes and marks are shorter; whatever is longer came from a stranger.
+MAX_FIT: Final = 24
+
 INDENT: Final = 2
 GAP: Final = 2
 
@@ -173,7 +176,7 @@ class Page:
         """Return the width of each column: what it needs, or a share of what is left."""
         natural = [max(row[i].cell_len for row in grid) for i in range(len(columns))]
         widths = [
-            min(need, c.max_width) if c.max_width else need
+            min(need, c.max_width or (MAX_FIT if c.kind == "fit" else need))
             for need, c in zip(natural, columns, strict=True)
         ]
         flexible = [i for i, c in enumerate(columns) if c.kind != "fit"]
