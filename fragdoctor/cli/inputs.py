@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import stat
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO, Final
+from typing import BinaryIO, Final, cast
 
-from fragdoctor.cli.sniffing import HEAD_BYTES, Kind, kind_of
+from fragdoctor.cli.sniffing import Kind, kind_of
 from fragdoctor.errors import ConfigError, InputError, LimitExceeded, NotASnapshot
 from fragdoctor.limits import DEFAULT_LIMITS
 from fragdoctor.model.case import Case, Overrides
 from fragdoctor.model.oom import OomLog, OomMessage
 from fragdoctor.model.snapshot import Snapshot
 from fragdoctor.model.stats import StatsSeries
+from fragdoctor.readers.source import HEAD_BYTES, ByteStream, open_source
 from fragdoctor.units import format_size
 
 STDIN: Final = "-"
@@ -69,20 +68,17 @@ def read_messages(words: Sequence[str], overrides: Overrides) -> Case:
     """
     from fragdoctor.readers.oom_text import find_messages
 
-    if not words or list(words) == [STDIN]:
-        name, data = STDIN, _read_all(sys.stdin.buffer, STDIN)
-    elif len(words) == 1 and _is_file(words[0]):
-        name = words[0]
-        with Path(name).open("rb") as file:
-            data = _read_all(file, name)
+    if not words or list(words) == [STDIN] or (len(words) == 1 and _is_file(words[0])):
+        name = words[0] if words else STDIN
+        if name != STDIN:
+            _check_file(name)
+        with open_source(name) as stream:
+            data = _read_all(stream, name)
     else:
         name, data = "command line", _spoken(words)
     kind = kind_of(data[:HEAD_BYTES])
     if kind is Kind.EMPTY:
-        raise InputError(
-            f"{_shown(name)} is empty.",
-            hint="Give the text of the exception, a log, or pipe a program's output in.",
-        )
+        raise _empty(name)
     if kind in (Kind.SNAPSHOT, Kind.ARCHIVE, Kind.BINARY):
         what = "a memory snapshot" if kind is Kind.SNAPSHOT else "binary data"
         raise InputError(
@@ -160,35 +156,31 @@ def _several(names: Sequence[str]) -> ConfigError:
 
 def _read_one(name: str, parts: _Parts) -> None:
     """Read one file or standard input into ``parts``."""
-    if name == STDIN:
-        stream = sys.stdin.buffer
-        head = stream.peek(HEAD_BYTES)[:HEAD_BYTES] if isinstance(stream, io.BufferedReader) else b""
-        _route(name, head, stream, parts)
-        return
-    _check_file(name)
-    with Path(name).open("rb") as file:
-        head = file.read(HEAD_BYTES)
-        file.seek(0)
-        _route(name, head, file, parts)
-
-
-def _route(name: str, head: bytes, file: BinaryIO, parts: _Parts) -> None:
-    kind = kind_of(head)
-    if kind is Kind.EMPTY:
-        hint = "A program that was killed while writing leaves such a file."
-        raise InputError(f"{_shown(name)} is empty.", hint="" if name == STDIN else hint)
-    if kind is Kind.ARCHIVE:
-        raise NotASnapshot(
-            f"{_shown(name)} is a zip archive, such as torch.save() writes.",
-            hint="A snapshot is written by torch.cuda.memory._dump_snapshot().",
-        )
-    if kind in (Kind.SNAPSHOT, Kind.BINARY):
-        from fragdoctor.readers.snapshot import load
-
-        parts.snapshots.append((name, load(STDIN if name == STDIN else Path(name))))
-    else:
-        _read_text(name, kind, _read_all(file, name), parts)
+    if name != STDIN:
+        _check_file(name)
+    with open_source(name) as stream:
+        kind = kind_of(stream.head)
+        if kind is Kind.EMPTY:
+            raise _empty(name)
+        if kind is Kind.ARCHIVE:
+            raise NotASnapshot(
+                f"{_shown(name)} is a zip archive, such as torch.save() writes.",
+                hint="A snapshot is written by torch.cuda.memory._dump_snapshot().",
+            )
+        if kind in (Kind.SNAPSHOT, Kind.BINARY):
+            parts.snapshots.append((name, _load(name, stream)))
+        else:
+            _read_text(name, kind, _read_all(stream, name), parts)
     parts.sources.append(_shown(name))
+
+
+def _load(name: str, stream: ByteStream) -> Snapshot:
+    from fragdoctor.readers.snapshot import read_snapshot as load
+
+    # A file is opened anew, so that what the reader reports is about the file itself; a pipe
+    # cannot be, and what was looked at is still ahead in the stream.
+    is_file = name != STDIN and stat.S_ISREG(Path(name).stat().st_mode)
+    return load(name if is_file else cast("BinaryIO", stream))
 
 
 def _read_text(name: str, kind: Kind, data: bytes, parts: _Parts) -> None:
@@ -230,23 +222,34 @@ def _check_file(name: str) -> None:
         raise InputError(f"{name} cannot be opened: permission denied.")
 
 
-def _read_all(file: BinaryIO, name: str) -> bytes:
-    """Return a text input whole, unpacked if need be, up to the limit."""
+def _read_all(stream: ByteStream, name: str) -> bytes:
+    """Return a text input whole, up to the limit."""
     limit = DEFAULT_LIMITS.max_text_bytes
-    data = file.read(limit + 1)
-    if len(data) > limit:
-        raise LimitExceeded(
-            f"{_shown(name)} is longer than {format_size(limit)}.",
-            hint="Cut the part around the failure out of it.",
-        )
-    return data
+    data = bytearray()
+    while chunk := stream.read(1 << 20):
+        data += chunk
+        if len(data) > limit:
+            raise LimitExceeded(
+                f"{_shown(name)} is longer than {format_size(limit)}.",
+                hint="Cut the part around the failure out of it.",
+            )
+    return bytes(data)
+
+
+def _empty(name: str) -> InputError:
+    return InputError(
+        f"{_shown(name)} is empty.",
+        hint="Pipe a program's output in, or paste the text of the exception."
+        if name == STDIN
+        else "A program that was killed while writing leaves such a file.",
+    )
 
 
 def _head(path: Path) -> bytes:
     try:
-        with path.open("rb") as file:
-            return file.read(HEAD_BYTES)
-    except OSError:
+        with open_source(path) as stream:
+            return stream.head
+    except InputError:
         return b""
 
 

@@ -6,17 +6,11 @@ Only the first kilobytes are looked at; the reader of the kind then says what is
 from __future__ import annotations
 
 import re
-import zlib
 from enum import Enum, auto
 from typing import Final
 
 from fragdoctor.readers.stats import looks_like_stats
 
-HEAD_BYTES: Final = 64 * 1024
-_MAX_HEAD: Final = 256 * 1024
-
-_GZIP: Final = b"\x1f\x8b"
-_ZSTD: Final = b"\x28\xb5\x2f\xfd"
 _ZIP: Final = b"PK\x03\x04"
 _BOMS: Final = (b"\xff\xfe", b"\xfe\xff")
 # Keys with the values they have in a snapshot: "segments": 39 stands in many other files.
@@ -39,18 +33,14 @@ class Kind(Enum):
 
 
 def kind_of(head: bytes) -> Kind:
-    """Return what starts with these bytes, compressed or not."""
+    """Return what starts with these bytes (unpacked, a few kilobytes)."""
     if not head:
         return Kind.EMPTY
-    is_packed = head.startswith((_GZIP, _ZSTD))
-    plain = _unpacked(head) if is_packed else head
-    if plain.startswith(_ZIP):
+    if head.startswith(_ZIP):
         return Kind.ARCHIVE
-    if plain[:1] == b"\x80" and plain[1:2] <= b"\x0f" and len(plain) > 1:
+    if head[:1] == b"\x80" and len(head) > 1 and head[1] < 16:
         return Kind.SNAPSHOT
-    kind = Kind.TEXT if plain.startswith(_BOMS) else _kind_of_text(plain)
-    # What does not unpack is the snapshot reader's to explain: it knows all containers.
-    return Kind.SNAPSHOT if is_packed and kind in (Kind.BINARY, Kind.EMPTY) else kind
+    return Kind.TEXT if head.startswith(_BOMS) else _kind_of_text(head)
 
 
 def _kind_of_text(head: bytes) -> Kind:
@@ -75,21 +65,3 @@ def _control_share(head: bytes) -> float:
     # Escape sequences are welcome: logs are coloured.
     n_bad = sum(head.count(bytes([c])) for c in range(32) if c not in b"\t\n\r\x0b\x0c\x1b\x08")
     return n_bad / len(head)
-
-
-def _unpacked(head: bytes) -> bytes:
-    """Return the start of what a compressed head holds, b"" where that cannot be seen."""
-    try:
-        if head.startswith(_GZIP):
-            return zlib.decompressobj(wbits=31).decompress(head, _MAX_HEAD)
-        try:
-            from compression import zstd  # type: ignore[import-not-found,unused-ignore]
-        except ImportError:
-            from backports import zstd
-        return bytes(zstd.ZstdDecompressor().decompress(head, _MAX_HEAD))
-    except (zlib.error, ImportError, ValueError, EOFError):
-        return b""
-    except Exception as e:
-        if type(e).__name__ != "ZstdError":
-            raise
-        return b""
