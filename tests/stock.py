@@ -25,6 +25,7 @@ from fragdoctor.model.snapshot import (
     SegmentType,
     Snapshot,
     StackTable,
+    column_dict,
 )
 
 STATES = {
@@ -187,3 +188,45 @@ def _arrays(table: Any, columns: dict[str, list[Any]]) -> dict[str, Any]:
         name: np.array(columns[name], DTYPES.get(name, np.uint64))
         for name in table.__dataclass_fields__
     }
+
+
+def resolved(snapshot: Snapshot) -> dict[str, Any]:
+    """Return all tables with ids replaced by what they stand for, so that two readers compare."""
+    strings = np.array([*snapshot.strings, None], object)
+    stacks = np.empty(len(snapshot.stacks) + 1, object)
+    frames = [snapshot.frame(i) for i in range(len(snapshot.frames))]
+    for i in range(len(snapshot.stacks)):
+        low, high = snapshot.stacks.offsets[i : i + 2]
+        stacks[i] = tuple(frames[j] for j in snapshot.stacks.frames[low:high])
+    stacks[-1] = None
+    pools = np.empty(len(snapshot.pools) + 1, object)
+    pools[:-1] = [tuple(p) for p in snapshot.pools.tolist()]
+    pools[-1] = None
+    lookups = {
+        "stack": stacks,
+        "pool": pools,
+        "stream": snapshot.streams,
+        "compile_context": strings,
+        "user_metadata": strings,
+    }
+    out: dict[str, Any] = {}
+    for table in ("segments", "blocks", "events"):
+        for name, column in column_dict(getattr(snapshot, table)).items():
+            value = lookups[name][column] if name in lookups else column
+            assert column.dtype == DTYPES.get(name, np.uint64), f"{table}.{name}"
+            out[f"{table}.{name}"] = value.tolist()
+    out["oom_free_bytes"] = dict(snapshot.oom_free_bytes)
+    out["settings"] = snapshot.settings
+    out["annotations"] = snapshot.annotations
+    out["host_segments"] = snapshot.host_segments
+    out["frames"] = set(frames)
+    out["stacks"] = {s for s in stacks if s is not None}
+    assert len(set(snapshot.strings)) == len(snapshot.strings)
+    return out
+
+
+def assert_same(expected: Snapshot, actual: Snapshot) -> None:
+    """Fail with the name of the first column that differs."""
+    left, right = resolved(expected), resolved(actual)
+    for name, column in left.items():
+        assert column == right[name], name

@@ -1,0 +1,15 @@
+"""Types of the native core. Each part of the core has its own section."""
+
+from typing import Any, Protocol
+
+# --- snapshot reader (bind_pickle_reader.cpp) ---
+
+class _Stream(Protocol):
+    def readinto(self, buffer: memoryview, /) -> int | None: ...
+
+class ReadError(Exception):
+    """args are (kind, message, hint, offset)."""
+
+def read_pickle(
+    stream: _Stream, *, max_depth: int, max_string_bytes: int, max_unknown_keys: int
+) -> dict[str, Any]: ...

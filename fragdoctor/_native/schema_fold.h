@@ -1,0 +1,328 @@
+// Folds the plain values of a snapshot file into columns while they are read.
+//
+// A reader (pickle, JSON) tells the fold what the file says, in the words of a stack machine.
+// When a dict is complete its keys say what it is: an event becomes a row, a frame an id, a list
+// of frames a stack id. Nothing is kept that is not a column, so that memory stays far below what
+// Python objects would take. What a value means is decided where it is used: a dict that is no
+// valid event is only an error if it stands in `device_traces`.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+#include "columns.h"
+#include "read_error.h"
+#include "vocabulary.h"
+
+namespace fragdoctor {
+
+struct ReadLimits {
+  uint32_t max_depth = 16;
+  uint64_t max_string_bytes = 16u << 20;
+  uint32_t max_unknown_keys = 200;
+};
+
+enum class Tag : uint8_t {
+  none, boolean, integer, big_integer, real, string,
+  pair,  // two integers: a pool id
+  dict,  // empty so far
+  list,  // open; `kind` says of what
+  empty_list,
+  frame, stack, history_entry, history, events, traces, blocks, segments, annotations,
+  host_segments, plain_dict, top,
+  opaque,  // anything else; `trouble` says what is wrong with it where more was wanted
+};
+
+enum class ListKind : uint8_t {
+  empty, frames, events, traces, blocks, segments, history, annotations, host_segments, pair, mixed
+};
+
+enum class Fault : uint8_t {
+  none, wrong_type, negative, too_large, missing, twice, mixed_list, not_recognised
+};
+
+// Why a value cannot be what its place asks for. Told only if it stands in such a place.
+struct Trouble {
+  Fault fault = Fault::none;
+  Shape shape = Shape::other;
+  Key key = Key::none;
+};
+
+struct Value {
+  Tag tag = Tag::none;
+  ListKind kind = ListKind::empty;
+  uint8_t height = 0;  // nesting of containers below
+  bool flag = false;   // integer: above 2^63; boolean: true; pair, opaque: usable as a dict key
+  Trouble trouble;
+  uint32_t memo = 0;  // memo index + 1 of an open container
+  uint32_t id = 0;    // id, or first row
+  uint64_t bits = 0;  // number, count of rows, or offset of the trouble
+};
+
+struct FrameRecord {
+  uint32_t filename;
+  uint32_t name;
+  uint64_t line;
+};
+
+struct PairRecord {
+  int64_t first;
+  int64_t second;
+};
+
+struct RowRange {
+  uint64_t first;
+  uint64_t count;
+};
+
+// An entry of a small dict that is kept as it is (the allocator's settings).
+struct PlainEntry {
+  uint32_t key;  // string id
+  Value value;
+};
+
+struct EventColumns {
+  Column<uint8_t> action;
+  Column<uint64_t> address, size_bytes;
+  Column<int32_t> stream;
+  Column<int64_t> time_us;
+  Column<int32_t> stack, pool, compile_context, user_metadata;
+};
+
+struct BlockColumns {
+  Column<uint64_t> address, size_bytes, requested_bytes;
+  Column<uint8_t> state;
+  Column<int32_t> stack, segment;
+};
+
+struct SegmentColumns {
+  Column<int32_t> device;
+  Column<uint64_t> address, total_bytes, allocated_bytes, active_bytes, requested_bytes;
+  Column<int32_t> stream;
+  Column<uint8_t> kind;
+  Column<int32_t> pool;
+  Column<uint8_t> is_expandable;
+  Column<int32_t> stack;
+  Column<uint64_t> first_block, n_blocks;
+  Column<int64_t> block_offsets;
+};
+
+struct AnnotationColumns {
+  Column<int64_t> device, time_us;
+  Column<int32_t> name, stage;
+};
+
+struct HostSegmentColumns {
+  Column<uint64_t> address, size_bytes;
+  Column<uint8_t> flags;  // 1: has address, 2: has size, 4: has allocated, 8: allocated
+};
+
+// A value of the settings, for the binding: scalar, or a dict of scalars.
+struct Setting {
+  enum class Type : uint8_t {
+    none, boolean, integer, large_integer, real, string, dict_begin, dict_end
+  };
+  Type type;
+  std::string key;
+  std::string text;
+  int64_t integer;
+  double real;
+};
+
+// What the file says, ready to be handed to numpy.
+struct SnapshotTables {
+  std::vector<std::string> strings;
+  Column<int32_t> frame_filename, frame_name;
+  Column<uint64_t> frame_line;
+  Column<int64_t> stack_offsets;
+  Column<int32_t> stack_frames;
+  Column<uint64_t> streams;
+  Column<int64_t> pools;
+  SegmentColumns segments;
+  BlockColumns blocks;
+  EventColumns events;
+  Column<int64_t> event_offsets;
+  Column<int64_t> oom_rows;
+  Column<uint64_t> oom_free_bytes;
+  AnnotationColumns annotations;
+  HostSegmentColumns host_segments;
+  bool has_settings = false;
+  std::vector<Setting> settings;
+  std::vector<std::pair<std::string, uint64_t>> unknown_keys, unknown_values;
+  uint64_t n_replaced_strings = 0;
+  uint64_t n_host_events = 0;
+  bool is_list = false;
+  uint64_t keys_seen[kNShapes] = {};
+  uint32_t actions_seen = 0;
+  // Of the container, filled by the reader.
+  int protocol = -1;
+  std::string writer;
+  uint64_t n_bytes = 0;
+  bool has_trailing_bytes = false;
+};
+
+class SchemaFold {
+ public:
+  SchemaFold(const ReadLimits& limits, uint64_t seed);
+
+  // Each takes the offset of the opcode or token, for error messages.
+  void push_none() { push_tag(Tag::none); }
+  void push_bool(bool value) { push_tag(Tag::boolean).flag = value; }
+  void push_integer(int64_t value) { push_tag(Tag::integer).bits = static_cast<uint64_t>(value); }
+  void push_large_integer(uint64_t value);  // 2^63 and above
+  void push_big_integer() { push_tag(Tag::big_integer); }
+  void push_real(double value);
+  void push_string(std::string_view utf8, uint64_t offset);
+  void push_list() { push_tag(Tag::list); }
+  void push_dict() { push_tag(Tag::dict); }
+  void mark(uint64_t offset);
+  void set_items(uint64_t offset);
+  void set_item(uint64_t offset);
+  void append_items(uint64_t offset);
+  void append_item(uint64_t offset);
+  void make_tuple(size_t n, uint64_t offset);
+  void make_tuple_from_mark(uint64_t offset);
+  void memoize(uint64_t index, uint64_t offset);
+  uint64_t memo_size() const { return memo_.size(); }
+  void recall(uint64_t index, uint64_t offset);
+  SnapshotTables finish(uint64_t offset);
+  // The two strings on top of the stack, for naming a refused global; "" where there are none.
+  std::string top_strings() const;
+  size_t depth() const { return marks_.size(); }
+  // "python", "c++" or "" by the order of memo and filling.
+  const char* writer() const { return writer_; }
+
+ private:
+  struct DictView;
+  struct Top {
+    uint32_t serial = 0;
+    RowRange segments{0, 0}, annotations{0, 0}, host_segments{0, 0};
+    bool host_are_segments = false;
+    std::vector<RowRange> traces;
+    uint64_t n_host_events = 0;
+    bool has_settings = false;
+    std::vector<PlainEntry> settings;  // nested dicts stand before the dict that holds them
+    size_t settings_start = 0;  // where they stood in plain_
+    size_t n_settings = 0;
+  };
+  // Sizes to which the waiting rooms shrink when items were used.
+  struct Floors {
+    size_t plain;
+    size_t traces;
+  };
+
+  Value& push_tag(Tag tag) {
+    if (stack_.size() >= kMaxWaiting) too_many_waiting();
+    Value value;
+    value.tag = tag;
+    stack_.push_back(value);
+    return stack_.back();
+  }
+  [[noreturn]] static void too_many_waiting();
+  size_t pop_mark(uint64_t offset);
+  void fold_dict(size_t dict_at, size_t first_item, uint64_t offset);
+  void extend_list(size_t list_at, size_t first_item, uint64_t offset);
+  void add_to_list(Value& list, const Value& item, uint64_t offset);
+  Floors close_from(size_t first_item);
+  void stack_is_done();
+  void close(Value& value);
+  void close_list(Value& value);
+  void merge_run();
+  void tuple_at(size_t first_item, uint64_t offset);
+  uint32_t intern_pair(const Value& first, const Value& second);
+  uint32_t memo_form(const Value& value) const;
+  void check_height(uint32_t height, uint64_t offset) const;
+
+  Value fold_event(const DictView& dict);
+  Value fold_frame(const DictView& dict);
+  Value fold_block(const DictView& dict);
+  Value fold_history_entry(const DictView& dict);
+  Value fold_segment(const DictView& dict);
+  Value fold_annotation(const DictView& dict);
+  Value fold_host_segment(const DictView& dict);
+  Value fold_top(const DictView& dict);
+  Value fold_plain(const DictView& dict);
+  void read_host(const DictView& dict, Top& top);
+  bool read_rows(const DictView& dict, Key key, Tag wanted, RowRange& rows, Trouble& t,
+                 uint64_t& at) const;
+
+  bool read_unsigned(const DictView& dict, Key key, bool required, uint64_t& out, Trouble& t) const;
+  bool read_modular(const DictView& dict, Key key, bool required, uint64_t& out, Trouble& t) const;
+  bool read_signed(const DictView& dict, Key key, bool required, int64_t& out, Trouble& t) const;
+  bool read_time(const DictView& dict, int64_t& out, Trouble& t) const;
+  bool read_stack(const DictView& dict, int32_t& out, Trouble& t, uint64_t& at);
+  bool read_pool(const DictView& dict, Key key, int32_t& out, Trouble& t);
+  bool read_text(const DictView& dict, Key key, int32_t& out, Trouble& t);
+  static Value opaque(const Trouble& trouble, uint64_t at, uint8_t height);
+
+  uint32_t intern_text(std::string_view utf8, uint64_t offset);
+  int32_t string_out(uint32_t string);
+  int32_t stack_out(uint32_t stack);
+  int32_t pool_out(uint32_t pair);
+  int32_t stream_id(uint64_t stream);
+  static void check_row(size_t n_rows);
+  void count_keys(Shape shape, const DictView& dict);
+  void count_unknown_value(const char* path, uint32_t string);
+  std::string text_of(uint32_t string) const;
+  [[noreturn]] void raise(const Trouble& trouble, uint64_t offset) const;
+
+  void gather_events(SnapshotTables& out);
+  void gather_segments(SnapshotTables& out);
+  void gather_stacks(SnapshotTables& out);
+  void gather_settings(SnapshotTables& out);
+  void gather_host(SnapshotTables& out);
+  void gather_rest(SnapshotTables& out);
+
+  static constexpr size_t kMaxWaiting = size_t{1} << 22;
+  static constexpr size_t kMaxIds = size_t{1} << 29;
+  static constexpr uint32_t kNotAString = 0xFFFFFFFF;
+  static constexpr uint8_t kNoAddress = 0x80;  // in the state of a block
+  static constexpr uint8_t kHasAddress = 1, kHasSize = 2, kHasAllocated = 4, kAllocated = 8;
+
+  ReadLimits limits_;
+  std::vector<Value> stack_;
+  std::vector<size_t> marks_;
+  Column<uint32_t> memo_;
+  const char* writer_ = "";
+
+  SpanTable<char> strings_;
+  Column<uint8_t> key_of_, action_of_, state_of_, type_of_;  // by string id
+  Column<int32_t> string_out_;                               // by string id, -1: not used yet
+  Column<uint32_t> strings_used_;
+  RecordTable<FrameRecord> frames_;
+  SpanTable<uint32_t> stacks_;
+  Column<int32_t> stack_out_;
+  Column<uint32_t> stacks_used_;
+  RecordTable<PairRecord> pairs_;
+  Column<int32_t> pair_out_;
+  Column<uint32_t> pairs_used_;
+  RecordTable<uint64_t> streams_;
+  uint64_t last_stream_ = 0;
+  int32_t last_stream_id_ = 0;
+
+  size_t n_open_stacks_ = 0;
+  Column<uint32_t> waiting_frames_;  // of lists of frames that are still open
+  Column<RowRange> waiting_traces_;
+  std::vector<PlainEntry> plain_;
+
+  EventColumns events_;
+  BlockColumns blocks_;  // bit 7 of `state`: the address is not in the file
+  SegmentColumns segments_;
+  AnnotationColumns annotations_;
+  HostSegmentColumns host_segments_;
+  Column<int64_t> oom_rows_;
+  Column<uint64_t> oom_free_bytes_;
+
+  Top top_;
+  std::unordered_map<uint64_t, uint64_t> unknown_keys_;  // shape << 32 | string id -> times
+  std::unordered_map<std::string, uint64_t> unknown_values_;
+  uint64_t n_more_unknown_keys_ = 0, n_more_unknown_values_ = 0;
+  uint64_t n_replaced_strings_ = 0;
+  uint64_t keys_seen_[kNShapes] = {};
+  uint32_t actions_seen_ = 0;
+};
+
+}  // namespace fragdoctor

@@ -1,0 +1,142 @@
+"""Reads memory snapshots: pickle, JSON, or an HTML page that holds one; plain or compressed.
+
+Nothing of the input is ever executed: see ``_native/pickle_reader.cpp`` for the allowlist.
+"""
+
+from __future__ import annotations
+
+from os import PathLike
+from typing import Any, BinaryIO, Final
+
+import numpy as np
+
+from fragdoctor._native import _ext
+from fragdoctor.errors import (
+    InputError,
+    LimitExceeded,
+    NotASnapshot,
+    RefusedSnapshot,
+    TruncatedSnapshot,
+)
+from fragdoctor.limits import DEFAULT_LIMITS, Limits
+from fragdoctor.model.settings import AllocatorSettings
+from fragdoctor.model.snapshot import (
+    Annotation,
+    BlockTable,
+    EventTable,
+    FrameTable,
+    HostSegment,
+    Provenance,
+    SegmentTable,
+    Snapshot,
+    StackTable,
+)
+from fragdoctor.readers.source import ByteStream, open_source
+from fragdoctor.readers.versions import estimate_versions
+
+_ERRORS: Final[dict[str, type[InputError]]] = {
+    "not_a_snapshot": NotASnapshot,
+    "truncated": TruncatedSnapshot,
+    "refused": RefusedSnapshot,
+    "limit": LimitExceeded,
+}
+_HAS_ADDRESS, _HAS_SIZE, _HAS_ALLOCATED, _ALLOCATED = 1, 2, 4, 8
+
+
+def read_snapshot(
+    source: str | PathLike[str] | BinaryIO | bytes, *, limits: Limits = DEFAULT_LIMITS
+) -> Snapshot:
+    """Return the snapshot that a path, ``-`` (stdin), an open file, or bytes hold.
+
+    Raises:
+        NotASnapshot: it is something else, or empty.
+        TruncatedSnapshot: it ends in the middle.
+        RefusedSnapshot: it holds what no genuine snapshot holds; nothing of it was executed.
+        LimitExceeded: it asks for more than ``limits`` allow.
+        InputError: it cannot be opened or read.
+    """
+    with open_source(source, limits=limits) as stream:
+        return _read_pickle(stream, limits)
+
+
+def _read_pickle(stream: ByteStream, limits: Limits) -> Snapshot:
+    try:
+        tables = _ext.read_pickle(
+            stream,
+            max_depth=limits.max_depth,
+            max_string_bytes=limits.max_string_bytes,
+            max_unknown_keys=limits.max_unknown_keys,
+        )
+    except _ext.ReadError as error:
+        kind, message, hint, offset = error.args
+        raise _ERRORS[kind](message, hint=hint, offset=offset) from None
+    return _to_snapshot(tables, stream, container="pickle")
+
+
+def _to_snapshot(tables: dict[str, Any], stream: ByteStream, *, container: str) -> Snapshot:
+    settings = tables["settings"]
+    low, high = estimate_versions(tables)
+    return Snapshot(
+        strings=tuple(tables["strings"]),
+        frames=FrameTable(tables["frame_filename"], tables["frame_line"], tables["frame_name"]),
+        stacks=StackTable(tables["stack_offsets"], tables["stack_frames"]),
+        streams=tables["streams"],
+        pools=tables["pools"].reshape(-1, 2),
+        segments=SegmentTable(**tables["segments"]),
+        blocks=BlockTable(**tables["blocks"]),
+        events=EventTable(**tables["events"]),
+        oom_free_bytes=dict(
+            zip(tables["oom_rows"].tolist(), tables["oom_free_bytes"].tolist(), strict=True)
+        ),
+        settings=AllocatorSettings()
+        if settings is None
+        else AllocatorSettings.from_recorded(settings),
+        annotations=_annotations(tables),
+        host_segments=_host_segments(tables),
+        provenance=Provenance(
+            source=stream.name,
+            container=container,
+            compression=stream.compression,
+            protocol=tables["protocol"],
+            writer=tables["writer"],
+            is_list=tables["is_list"],
+            n_bytes=tables["n_bytes"],
+            version_low=low,
+            version_high=high,
+            unknown_keys=tables["unknown_keys"],
+            unknown_values=tables["unknown_values"],
+            n_replaced_strings=tables["n_replaced_strings"],
+            n_host_events=tables["n_host_events"],
+        ),
+    )
+
+
+def _annotations(tables: dict[str, Any]) -> tuple[Annotation, ...]:
+    strings = tables["strings"]
+    return tuple(
+        Annotation(device, time_us, strings[name], strings[stage])
+        for device, time_us, name, stage in zip(
+            tables["annotation_device"].tolist(),
+            tables["annotation_time_us"].tolist(),
+            tables["annotation_name"].tolist(),
+            tables["annotation_stage"].tolist(),
+            strict=True,
+        )
+    )
+
+
+def _host_segments(tables: dict[str, Any]) -> tuple[HostSegment, ...]:
+    flags: np.ndarray[Any, Any] = tables["host_flags"]
+    return tuple(
+        HostSegment(
+            address if flag & _HAS_ADDRESS else -1,
+            size if flag & _HAS_SIZE else -1,
+            bool(flag & _ALLOCATED) if flag & _HAS_ALLOCATED else None,
+        )
+        for address, size, flag in zip(
+            tables["host_address"].tolist(),
+            tables["host_size_bytes"].tolist(),
+            flags.tolist(),
+            strict=True,
+        )
+    )
