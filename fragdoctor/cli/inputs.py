@@ -194,9 +194,11 @@ def _read_text(name: str, kind: Kind, data: bytes, parts: _Parts) -> None:
     if kind is Kind.STATS:
         return
     log = find_messages(text)
+    if has_stats and all(m.kind == "negative" for m in log.messages):
+        return  # statistics hold words of failures without one having happened
     if log.messages or log.markers:
         parts.logs.append(log)
-    elif not has_stats:
+    else:
         raise NothingFound(
             f"{_shown(name)} holds no out-of-memory message, no statistics and no snapshot.",
             hint="Give the text of the exception, or a file of _dump_snapshot().",
@@ -302,7 +304,11 @@ def _joined_stats(series: Sequence[StatsSeries]) -> StatsSeries | None:
     if len(series) < 2:
         return series[0] if series else None
     entries = [e for s in series for e in s.entries]
-    exact = {e.device for e in entries if e.resolution_bytes == 1}
-    kept = [e for e in entries if e.resolution_bytes == 1 or e.device not in exact]
+    exact = {e.device for e in entries if e.origin == "memory_stats"}
+    kept = [
+        e
+        for e in entries
+        if e.origin == "memory_stats" or not (e.device in exact or None in exact)
+    ]
     repeats = len({e.device for e in kept}) < len(kept)
     return StatsSeries(tuple(kept), is_series=repeats or any(s.is_series for s in series))
