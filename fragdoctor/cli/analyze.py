@@ -46,7 +46,6 @@ def analyze(
     console.check_output(output, force=force, inputs=names)
 
     from fragdoctor.cli.inputs import read_case
-    from fragdoctor.diagnosis.pipeline import diagnose
     from fragdoctor.model.case import Overrides
     from fragdoctor.report.base import renderer
 
@@ -57,7 +56,11 @@ def analyze(
         memory_fraction=memory_fraction,
         torch_version=torch_version,
     )
-    diagnosis = diagnose(read_case(names, overrides))
+    case = read_case(names, overrides)
+
+    from fragdoctor.diagnosis.pipeline import diagnose
+
+    diagnosis = diagnose(case)
     report = renderer(output_format.value)(diagnosis, look)
     console.write_report(report, output, force=force)
     return exit_code(diagnosis, fail_on, exit_zero=exit_zero)

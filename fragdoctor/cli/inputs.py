@@ -216,8 +216,9 @@ def _check_file(name: str) -> None:
                 "This is text, not a file.", hint="Run: fragdoctor oom 'the message'"
             ) from e
         raise InputError(f"{name} does not exist.", hint="Check the path.") from e
-    except OSError as e:
-        raise InputError(f"{name} cannot be opened: {e.strerror or e}.") from e
+    except (OSError, ValueError) as e:
+        reason = getattr(e, "strerror", None) or e
+        raise InputError(f"{name} cannot be opened: {reason}.", hint="Check the path.") from e
     if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode) or stat.S_ISCHR(mode)):
         raise InputError(f"{name} is no file.", hint="Give a file, a directory, or - for a pipe.")
     if not os.access(path, os.R_OK):

@@ -46,7 +46,6 @@ def oom(
         sys.stderr.flush()
 
     from fragdoctor.cli.inputs import read_messages
-    from fragdoctor.diagnosis.pipeline import diagnose
     from fragdoctor.model.case import Overrides
     from fragdoctor.report.base import renderer
     from fragdoctor.report.json import dumps, oom_document
@@ -57,7 +56,11 @@ def oom(
         memory_fraction=memory_fraction,
         torch_version=torch_version,
     )
-    diagnosis = diagnose(read_messages(words, overrides))
+    case = read_messages(words, overrides)
+
+    from fragdoctor.diagnosis.pipeline import diagnose
+
+    diagnosis = diagnose(case)
     if output_format is options.ReportFormat.JSON:
         report = dumps(oom_document(diagnosis))
     else:

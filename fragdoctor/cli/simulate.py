@@ -56,12 +56,14 @@ def simulate(
     look = console.render_options(quiet=quiet, no_color=no_color, to_file=output is not None)
     console.check_output(output, force=force, inputs=[str(snapshot)])
 
-    from fragdoctor.allocator.simulate import simulate as replay
     from fragdoctor.cli.inputs import read_snapshot
     from fragdoctor.report.json import dumps, simulation_document
     from fragdoctor.report.text.simulation import render_simulation
 
     recorded = read_snapshot(str(snapshot))
+
+    from fragdoctor.allocator.simulate import simulate as replay
+
     simulation = replay(
         recorded,
         device=chosen_device(recorded, device),
