@@ -210,13 +210,13 @@ def _check_file(name: str) -> None:
     path = Path(name)
     try:
         mode = path.stat().st_mode
-    except FileNotFoundError as e:
-        if " " in name.strip() and len(name) > 40:
+    except (OSError, ValueError) as e:
+        if len(name) > 40 and len(name.split()) > 3:
             raise InputError(
                 "This is text, not a file.", hint="Run: fragdoctor oom 'the message'"
             ) from e
-        raise InputError(f"{name} does not exist.", hint="Check the path.") from e
-    except (OSError, ValueError) as e:
+        if isinstance(e, FileNotFoundError):
+            raise InputError(f"{name} does not exist.", hint="Check the path.") from e
         reason = getattr(e, "strerror", None) or e
         raise InputError(f"{name} cannot be opened: {reason}.", hint="Check the path.") from e
     if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode) or stat.S_ISCHR(mode)):
