@@ -127,7 +127,8 @@ class OomEvent:
     ``rounded_bytes`` is what the trace says; ``segment_bytes`` is what the driver was asked for
     (2 MiB, 20 MiB, or the next multiple of 2 MiB). ``is_last_row``: nothing but snapshots followed.
     ``largest_free_block_bytes`` is over the pools that could have served the request; None where
-    the layout at that moment cannot be rebuilt.
+    the layout at that moment cannot be rebuilt. ``message_bytes`` is what PyTorch's message prints
+    as "Tried to allocate": ``segment_bytes`` but for expandable segments, where it ignores pages.
     """
 
     row: int
@@ -142,6 +143,7 @@ class OomEvent:
     is_last_row: bool
     largest_free_block_bytes: int | None = None
     pinned_free_bytes: int | None = None
+    message_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

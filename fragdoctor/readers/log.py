@@ -171,10 +171,12 @@ class Window:
                 last_number = number
                 prefix, text = split_prefix(plain)
                 cut = shared_prefix(previous, text)
-                previous = text
+                previous = text or previous
                 if cut:
                     prefix, text = prefix + text[:cut], text[cut:]
                 source = _source(prefix)
+                if key is None and source is not None and None in grouped:
+                    grouped[source] = grouped.pop(None)  # what stands above the first source
                 key = source if source is not None else key
                 grouped.setdefault(key, []).append(LogLine(ordinal, number, prefix, text))
         return [Stream(lines) for lines in grouped.values()]

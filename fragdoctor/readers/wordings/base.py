@@ -27,6 +27,9 @@ _SOURCE: Final = re.compile(
 Fields: TypeAlias = dict[str, Any]
 
 
+Refine: TypeAlias = Callable[[Fields, re.Match[str], Stream], Fields | None]
+
+
 def parse_size(text: str) -> int:
     """Return the bytes of a squeezed, lower-case size: printed decimal times unit, rounded.
 
@@ -95,7 +98,7 @@ class Wording:
     group: str = ""
     is_marker: bool = False
     versions: tuple[str, str] = ("", "")
-    refine: Callable[[Fields, re.Match[str], Stream], Fields | None] | None = None
+    refine: Refine | None = None
     may_be_prose: bool = False
     fixed: Mapping[str, Any] = field(default_factory=dict)
 
@@ -146,6 +149,33 @@ class Wording:
             match.start(),
             match.end(),
         )
+
+
+def host_wording(  # noqa: PLR0913 - a row of a table
+    variant: str,
+    sub_kind: str,
+    literal: str,
+    pattern: str,
+    back: int = 0,
+    *,
+    group: str = "",
+    may_be_prose: bool = False,
+    refine: Refine | None = None,
+) -> Wording:
+    """Return a wording about the host's memory; the pattern may use the short form."""
+    return Wording(
+        variant,
+        "host-ram",
+        "cpu",
+        literal,
+        compile_squeezed(pattern),
+        back=back,
+        is_device_oom=False,
+        sub_kind=sub_kind,
+        group=group,
+        may_be_prose=may_be_prose,
+        refine=refine,
+    )
 
 
 def located(message: OomMessage, stream: Stream, start: int, end: int) -> OomMessage:

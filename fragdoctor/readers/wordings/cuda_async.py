@@ -50,10 +50,10 @@ WORDINGS: Final = (
         "cuda",
         "preemptivelyrejected",
         compile_squeezed(
-            r"allocationwaspreemptivelyrejectedbecauseitwouldexceed(?:per_process_memory_fraction)?"
+            r"(?:(?:cuda|hip)outofmemory\.?)?allocationwaspreemptivelyrejectedbecauseitwouldexceed(?:per_process_memory_fraction)?"
             r"(?:limit)?\.?(?:requestedsize:<requested_bytes>)?"
         ),
-        back=16,
+        back=36,
         sub_kind="fraction-rejected",
         versions=("2.12", ""),
         group="fraction",

@@ -93,7 +93,8 @@ WORDINGS: Final = (
     _driver(
         "unified-runtime",
         "_error_out_of_",
-        r"(?:ur_result|pi|ze_result)_error_out_of_(?:device_memory|resources)",
+        r"(?:ur_result|pi|ze_result)_error_out_of_(?:device_memory|resources)"
+        r"(?:\)-?\d{1,3}\((?:ur_result|pi)_error_out_of_(?:device_memory|resources))?",
         back=9,
         backend="xpu",
     ),
@@ -139,7 +140,7 @@ WORDINGS: Final = (
     _driver(
         "bare",
         "outofmemory",
-        r"(?P<_word>cuda|hip|xpu|npu|musa)outofmemory(?!error)(?!\.?triedto)(?!,(?:can|please))",
+        r"(?P<_word>cuda|hip|xpu|npu|musa)outofmemory(?!error)(?!\.?(?:triedto|allocationwas))(?!,(?:can|please))",
         back=5,
         refine=_word,
         may_be_prose=True,

@@ -4,29 +4,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from fragdoctor.readers.wordings import names
-from fragdoctor.readers.wordings.base import Wording, compile_squeezed
+from fragdoctor.readers.wordings.base import Wording
+from fragdoctor.readers.wordings.base import host_wording as _host
+from fragdoctor.readers.wordings.kills import WORDINGS as KILLS
 
 
-def _host(
-    variant: str, sub_kind: str, literal: str, pattern: str, back: int = 0, *,
-    group: str = "", may_be_prose: bool = False,
-) -> Wording:  # fmt: skip
-    return Wording(
-        variant,
-        names.HOST,
-        "cpu",
-        literal,
-        compile_squeezed(pattern),
-        back=back,
-        is_device_oom=False,
-        sub_kind=sub_kind,
-        group=group,
-        may_be_prose=may_be_prose,
-    )
-
-
-WORDINGS: Final = (
+WORDINGS: Final[tuple[Wording, ...]] = (
     _host("cpu-allocator", "cpu-allocator", "defaultcpuallocator:",
           r"defaultcpuallocator:(?:can'?tallocatememory|notenoughmemory|[a-z']{1,60}):?"
           r"(?:youtriedtoallocate<requested_bytes>)?"),
@@ -39,24 +22,7 @@ WORDINGS: Final = (
           r"dataloaderworker(?:\(pid\(?s?\)?:?[\d,]{1,60}\))?iskilledbysignal:killed", 100),
     _host("dataloader-killed", "oom-killer", "exitedunexpectedly",
           r"dataloaderworker\(pid\(?s?\)?:?[\d,]{1,60}\)exitedunexpectedlywithexitcode-?9", 60),
-    _host("exit-code", "oom-killer", "exitcode:-9", r"\(?exitcode:-9\)?", 1, group="kill"),
-    _host("exit-code", "oom-killer", "signal9", r"signal9\(sigkill\)", group="kill"),
-    _host("exit-code", "oom-killer", "exitstatus-9", r"non-zeroexitstatus-9", 8, group="kill"),
-    _host("exit-code", "oom-killer", "137",
-          r"(?:exit(?:ed|s)?(?:with)?(?:exit)?(?:code|status)|(?:exit)?(?:code|status)|exited|exitcode)"
-          r"[:=(]{0,2}\"?137(?!\d)", 24, group="kill"),
-    _host("sigkill", "oom-killer", "sigkill:9", r"diedwith<?signals\.sigkill:9", 18, group="kill"),
-    _host("sigkill", "oom-killer", "sigkill", r"(?:diedwith|killedby|terminatedby|receivedsignal:?|"
-          r"(?:terminated|died|was(?:killed|terminated))(?:with|by)(?:signal)?)(?:signal)?\(?sigkill",
-          34, group="kill"),
-    _host("kernel", "oom-killer", "killedprocess",
-          r"(?:outofmemory|memorycgroupoutofmemory):?killedprocess\d{1,9}", 26, group="kill"),
-    _host("kernel", "oom-killer", "oom-killevent", r"oom[-_]killevent", group="kill"),
-    _host("kernel", "oom-killer", "oom-kill:constraint", r"oom-kill:constraint", group="kill"),
-    _host("kernel", "oom-killer", "invokedoom-killer", r"invokedoom-killer", group="kill"),
-    _host("slurm", "oom-killer", "oomkill", r"(?:detected\d{1,9})?oom[-_]?kill(?:ed)?"
-          r"(?:event|\(s\)|handler)?", 18, group="kill"),
-    _host("kubernetes", "oom-killer", "oomkilled", r"oomkilled", group="kill"),
+    *KILLS,
     _host("page-file", "page-file", "pagingfileistoosmall",
           r"(?:\[?winerror1455\]?:?)?thepagingfileistoosmall", 18),
     _host("page-file", "page-file", "winerror1455", r"\[?winerror1455\]?", 1),
