@@ -45,6 +45,17 @@ WORDINGS: Final = (
         versions=("2.0", ""),
     ),
     Wording(
+        "cudaMallocAsync",
+        names.ALLOCATOR,
+        "cuda",
+        "outofmemoryerror:allocationondevice",
+        compile_squeezed(
+            r"outofmemoryerror:allocationondevice(?:(?:cuda:)?<device_index>)?(?!\d|would|cuda)"
+        ),
+        sub_kind="figures-lost",
+        versions=("2.0", ""),
+    ),
+    Wording(
         "torch-2.12-fraction",
         names.ALLOCATOR,
         "cuda",
