@@ -191,7 +191,7 @@ def _device_in(value: Any) -> int | None:
     if not isinstance(value, dict):
         return None
     for key in _DEVICE_KEYS:
-        given = value.get(key)
+        given: Any = value.get(key)
         if _is_number(given):
             return int(given)
         match = _DEVICE_NAME.fullmatch(given) if isinstance(given, str) else None

@@ -91,7 +91,7 @@ WORDINGS: Final = (
         compile_squeezed(
             r"(?:expandable_segments:)?memory(?:allocation|mapping)failedwithoomondevice"
             r"<device_index>(?:whiletryingtoallocate<requested_bytes>"
-            r"(?:\(free:<free_bytes>,total:<total_bytes>\))?)?"
+            r"(?:\(free:(?P<free_bytes>SIZE|COUNT),total:(?P<total_bytes>SIZE|COUNT)\))?)?"
         ),
         back=45,
         is_warning=True,
