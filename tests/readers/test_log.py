@@ -12,7 +12,7 @@ from fragdoctor.readers.oom_text import find_messages
 
 MESSAGE = (
     "[rank1]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 158.00 MiB. GPU 1 has a"
-    " total capacity of 23.69 GiB of which 115.69 MiB is free. Process 7 has 1.00 GiB memory in use."
+    " total capacity of 23.69 GiB of which 115.69 MiB is free. Process 7 has 1.00 GiB memory in use"
 )
 LINE = "2024-06-01 10:22:17,413 INFO train.py:88] epoch 3 step 1234 loss 0.713 max mem 12345 MB\n"
 

