@@ -60,7 +60,7 @@ def find_messages(text: str) -> OomLog:
         markers=_distinct(found.markers),
         primary=_primary(messages),
         n_lines=text.count("\n") + (not text.endswith("\n") and bool(text)),
-        n_bytes=len(text.encode("utf-8", "surrogatepass")),
+        n_bytes=len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass")),
     )
 
 

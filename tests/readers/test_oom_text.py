@@ -111,7 +111,8 @@ CASES = [
      "nccl", "cuda", "", {"device_index": 5, "requested_bytes": 10485760}),
     (("ncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\n"
      "Cuda failure 2 'out of memory'"), "nccl", "cuda", "", {}),
-    (("ValueError: To serve at least one request with the model's max seq len (131072), (16.00 GB KV"
+    (("ValueError: To serve at least one request with the model's max seq len"
+    " (131072), (16.00 GB KV"
      " cache is needed, which is larger than the available KV cache memory (9.25 GB). Try"),
      "kv-cache", "vllm", "kv-budget",
      {"kv_tokens_requested": 131072, "limit_bytes": 37 * GIB // 4}),
@@ -123,7 +124,8 @@ CASES = [
     (("ggml_vulkan: Device memory allocation of size 1073741824 failed.\n"
      "ggml_vulkan: vk::Device::allocateMemory: ErrorOutOfDeviceMemory"),
      "ggml", "vulkan", "", {"requested_bytes": GIB}),
-    (("cupy.cuda.memory.OutOfMemoryError: Out of memory allocating 8,000,000,000 bytes (allocated so"
+    (("cupy.cuda.memory.OutOfMemoryError: Out of memory allocating"
+    " 8,000,000,000 bytes (allocated so"
      " far: 9,000 bytes)."), "other-framework", "cupy", "",
      {"requested_bytes": 8_000_000_000, "allocated_bytes": 9000}),
     (("RuntimeError: [enforce fail at alloc_cpu.cpp:72] data. DefaultCPUAllocator: not enough"
@@ -251,9 +253,11 @@ def test_cudamalloc_warning_alone_is_a_warning_and_beside_an_error_a_marker():
 VERSIONS = [
     ("(GPU 0; 8.00 GiB total capacity; 5.00 GiB already allocated; 1.00 GiB free; 1.00 GiB cached)",
      "torch-1.0", "1.0", "1.3"),
-    (("(GPU 0; 8.00 GiB total capacity; 5.00 GiB already allocated; 1.00 GiB free; 6.00 GiB reserved"
+    (("(GPU 0; 8.00 GiB total capacity; 5.00 GiB already allocated; 1.00 GiB"
+    " free; 6.00 GiB reserved"
      " in total by PyTorch)"), "torch-1.4", "1.4", "1.9"),
-    (("(GPU 0; 8.00 GiB total capacity; 5.00 GiB already allocated; 1.00 GiB free; 6.00 GiB reserved"
+    (("(GPU 0; 8.00 GiB total capacity; 5.00 GiB already allocated; 1.00 GiB"
+    " free; 6.00 GiB reserved"
      " in total by PyTorch) If reserved memory is >> allocated memory try setting"
      " max_split_size_mb to avoid fragmentation."), "torch-1.10", "1.10", "2.0"),
     (". GPU 0 has a total capacty of 8.00 GiB", "torch-2.1", "2.1", "2.1"),
