@@ -28,20 +28,27 @@ _TAG: Final = re.compile(
 _INVISIBLE: Final = re.compile(
     "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u00ad\u200b-\u200f\u2060\ufeff]"
 )
-_QUOTE: Final = re.compile(r"(?:\s{0,40}(?:>(?!=)|[│┃┆┊║▌❯|]|[╭╰╮╯─━═]{2,200})\s{0,2}){1,20}")
+_QUOTE: Final = re.compile(r"(?:\s{0,40}(?:>(?!=)|[│┃┆┊║▌\u276f|]|[╭╰╮╯─━═]{2,200})\s{0,2}){1,20}")
 _QUOTE_END: Final = re.compile(r"\s{0,400}[│┃┆┊║▌|]\s{0,10}$")
 
 _PREFIXES: Final = tuple(
     re.compile(pattern, re.ASCII)
     for pattern in (
         # dates and times, as loggers, container engines and syslog write them
-        r"[\[(]?\d{4}[-/]\d{1,2}[-/]\d{1,2}[T _]\d{1,2}:\d\d(?::\d\d(?:[.,]\d{1,12})?)?"
-        r"(?:Z|[+-]\d\d:?\d\d| UTC)?[\])]?:?(?=[\s\[(|:-]|$)",
-        r"[\[(]?(?:\d{1,2}[-/]\d{1,2}(?:[-/]\d{2,4})?[ ,]\s{0,3})?\d{1,2}:\d\d:\d\d(?:[.,]\d{1,9})?"
-        r"(?:\s[AP]M)?[\])]?:?(?=[\s\[(|:-]|$)",
+        (
+            r"[\[(]?\d{4}[-/]\d{1,2}[-/]\d{1,2}[T _]\d{1,2}:\d\d(?::\d\d(?:[.,]\d{1,12})?)?"
+            r"(?:Z|[+-]\d\d:?\d\d| UTC)?[\])]?:?(?=[\s\[(|:-]|$)"
+        ),
+        (
+            r"[\[(]?(?:\d{1,2}[-/]\d{1,2}(?:[-/]\d{2,4})?[ ,]\s{0,3})?"
+            r"\d{1,2}:\d\d:\d\d(?:[.,]\d{1,9})?"
+            r"(?:\s[AP]M)?[\])]?:?(?=[\s\[(|:-]|$)"
+        ),
         r"[\[(]\d\d/\d\d\s\d\d:\d\d:\d\d\s[\w.:-]{1,60}[\])]:",
-        r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)\s{1,2}\d{1,2}\s\d\d:\d\d:\d\d"
-        r"(?:\s[\w.-]{1,60})?(?:\s[\w./-]{1,60}(?:\[\d{1,9}\])?:)?",
+        (
+            r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)\s{1,2}\d{1,2}\s\d\d:\d\d:\d\d"
+            r"(?:\s[\w.-]{1,60})?(?:\s[\w./-]{1,60}(?:\[\d{1,9}\])?:)?"
+        ),
         # glog and torch.distributed: E0330 21:37:34.807000 155011 path.py:869]
         r"\[?[IWEF]\d{3,4}\s\d\d:\d\d:\d\d\.\d{1,9}\s{0,4}(?:\d{1,9}\s)?[\w./-]{0,160}:\d{1,6}\]",
         r"\[\d{1,6}\.\d{6}\]",
@@ -56,17 +63,19 @@ _PREFIXES: Final = tuple(
         r"(?:[A-Za-z][\w./-]{0,80}[\s:]{1,3})?(?:stderr|stdout|STDERR|STDOUT)(?:\s[FP])?:?(?=\s|$)",
         # levels and sources
         r"(?:DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL):[\w.]{1,80}:",
-        r"\[?(?:DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL|error|warn|info)\]?"
-        r"(?::[\w.]{1,80})?[:|]?(?=\s|\[|$)",
+        (
+            r"\[?(?:DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL|error|warn|info)\]?"
+            r"(?::[\w.]{1,80})?[:|]?(?=\s|\[|$)"
+        ),
         r"\[?[\w./-]{1,120}\.(?:py|cc|cpp|cu|c|h|rs|go):\d{1,6}\]",
         r"\[\d{1,9}\](?=\s\[)",
         # shells and notebooks
         r"(?:stderr|stdout):",
-        r"`{3}[a-z]{0,12}|~{3}|[-*•]\s{1,4}(?=\S)",
+        r"`{3}[a-z]{0,12}|~{3}|[-*•]\s{1,40}(?=\S)",
     )
 )
 _KEYWORD: Final = re.compile(
-    r"[A-Za-z_.]{0,60}(?:error|exception)|cuda|hip |npu |xpu |mps |out of|file \"|traceback"
+    r"[A-Za-z_.]{0,60}(?:error|exception)|cuda|ggml|hip |npu |xpu |mps |out of|file \"|traceback"
     r"|\s\[\d{1,3}\]\s|allocat|reserved|memory|gpu |process |including|tried",
     re.IGNORECASE,
 )

@@ -87,9 +87,18 @@ class Stream:
             parts.append(part)
             offset += len(part)
         self.squeezed = "".join(parts)
+        self._offsets: tuple[int, list[int]] = (-1, [])
 
     def _index(self, position: int) -> int:
         return max(0, bisect_right(self._starts, position) - 1)
+
+    def _unsqueezed(self, index: int, n: int) -> int:
+        """Return the offset in a line of its n-th character that is not white space."""
+        if self._offsets[0] != index:
+            text = self._lines[index].text
+            self._offsets = index, [i for i, char in enumerate(text) if not char.isspace()]
+        offsets = self._offsets[1]
+        return offsets[n] if n < len(offsets) else len(self._lines[index].text)
 
     def line_at(self, position: int) -> int:
         """Return the number of the line that holds a position."""
@@ -103,7 +112,7 @@ class Stream:
         """Return the rank printed before a position on its line."""
         index = self._index(position)
         line = self._lines[index]
-        offset = _unsqueezed(line.text, position - self._starts[index])
+        offset = self._unsqueezed(index, position - self._starts[index])
         return rank_in(line.prefix + " " + line.text[max(0, offset - 200) : offset])
 
     def line_text(self, position: int) -> str:
@@ -127,24 +136,13 @@ class Stream:
         size = 0
         for index in range(self._index(start), self._index(max(start, end - 1)) + 1):
             text, base = self._lines[index].text, self._starts[index]
-            low = _unsqueezed(text, start - base) if start > base else 0
-            high = _unsqueezed(text, end - 1 - base) + 1 if end - base < len(text) else len(text)
+            low = self._unsqueezed(index, start - base) if start > base else 0
+            high = self._unsqueezed(index, end - 1 - base) + 1
             pieces.append(" ".join(text[low:high].split()))
             size += len(pieces[-1]) + 1
             if size > limit:
                 break
         return " ".join(piece for piece in pieces if piece)[:limit]
-
-
-def _unsqueezed(text: str, n: int) -> int:
-    """Return the offset of the n-th character of a line that is not white space."""
-    count = 0
-    for offset, char in enumerate(text):
-        if not char.isspace():
-            if count == n:
-                return offset
-            count += 1
-    return len(text)
 
 
 @dataclass(frozen=True, slots=True)
