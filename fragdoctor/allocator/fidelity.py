@@ -296,9 +296,11 @@ def _limits(best: Baseline, device_total_bytes: int | None) -> Iterator[int]:
     low = prepared.peak_reserved_bytes
     high = _highest_limit(best)
     seen: set[int] = set()
+    said = prepared.settings.memory_fraction
+    fractions = [p / 100 for p in (*range(10, 100, 10), *range(5, 100, 10), *range(1, 100))]
     for total in _totals(prepared, device_total_bytes):
-        for percent in (*range(10, 100, 10), *range(5, 100, 10), *range(1, 100)):
-            limit = int(percent / 100 * total)
+        for fraction in fractions if said is None else [said, *fractions]:
+            limit = int(fraction * total)
             if low <= limit < high and limit not in seen and len(seen) < N_LIMITS_TRIED:
                 seen.add(limit)
                 yield limit
