@@ -37,6 +37,8 @@ MIN_RISE: Final = 0.5
 MIN_LATE_SHARE: Final = 0.2
 # A first pass that leaves this many times more than the later ones is a warm-up.
 WARM_UP: Final = 4
+# Deviation of the distances between survivors, relative to their mean; 1 is pure chance.
+MAX_ODDNESS: Final = 0.35
 MIN_STACKS_PER_STEP: Final = 3
 MAX_GROWTHS: Final = 100
 MAX_CANDIDATES: Final = 2000
@@ -184,28 +186,37 @@ def _judge(
     if amounts[0] > WARM_UP * np.median(amounts[1:]):
         # Workspaces and the like come with the first pass.
         births, amounts = births[1:], amounts[1:]
-    if len(births) < MIN_BIRTH_STEPS:
+    total = int(amounts.sum())
+    if len(births) < MIN_BIRTH_STEPS or total < MIN_SURVIVOR_BYTES:
         return None
     since = int(births[0])
-    gaps = np.diff(births)
-    usual = float(np.median(gaps))
-    # It must go on until the end, at a regular pace, in steps that also free something.
-    if n_complete - 1 - births[-1] > 2 * max(1.0, usual):
-        return None
-    if len(gaps) >= 2 and gaps.max() > 4 * max(1.0, usual):
-        return None
-    if np.count_nonzero(busy[births]) * 2 < len(births):
-        return None
-    total = int(amounts.sum())
-    if total < MIN_SURVIVOR_BYTES:
-        return None
-    net = cells.net_bytes[low:high]
-    if int(net[step >= since].sum()) < MIN_RISE * total:
-        return None
     middle = since + (n_complete - since) / 2
-    if int(kept[step >= middle].sum()) < MIN_LATE_SHARE * total:
-        return None
-    return int(cells.group[low]), since, len(births)
+    grows = (
+        _goes_on(births, n_complete)
+        and not _is_random_tail(births, step, n_complete)
+        and np.count_nonzero(busy[births]) * 2 >= len(births)
+        and int(cells.net_bytes[low:high][step >= since].sum()) >= MIN_RISE * total
+        and int(amounts[births >= middle].sum()) >= MIN_LATE_SHARE * total
+    )
+    return (int(cells.group[low]), since, len(births)) if grows else None
+
+
+def _goes_on(births: I64, n_complete: int) -> bool:
+    """Return whether survivors are made until the end, without a long pause."""
+    gaps = np.diff(births)
+    usual = max(1.0, float(np.median(gaps)))
+    return bool(n_complete - 1 - births[-1] <= 2 * usual and gaps.max() <= 4 * usual)
+
+
+def _is_random_tail(births: I64, step: I64, n_complete: int) -> bool:
+    """Return whether these are the last of many blocks with random lifetimes.
+
+    Their survivors stand at odd distances, in few steps, and the line's earlier blocks all died.
+    """
+    gaps = np.diff(births)
+    is_sparse = len(births) * 2 < n_complete - births[0]
+    is_odd = gaps.std() > MAX_ODDNESS * gaps.mean()
+    return bool(is_sparse and is_odd and np.count_nonzero(step < births[0]) >= len(births))
 
 
 def _is_busy(lifetimes: Lifetimes, births: _Births, method: str) -> Bools:
