@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 
 from fragdoctor.analysis.columns import DeviceColumns
+from fragdoctor.analysis.ordering import stable_order
 from fragdoctor.model.snapshot import I32, I64, Action, BlockState, Bools
 
 BEFORE: Final = -1  # the row of what happened before the first event
@@ -95,7 +96,7 @@ def pair_lifetimes(columns: DeviceColumns) -> Lifetimes:
 
 def _from_events(columns: DeviceColumns) -> _Draft:
     rows = np.flatnonzero(columns.action <= _DONE)
-    rows = rows[np.argsort(columns.address[rows], kind="stable")]
+    rows = rows[stable_order(columns.address[rows])]
     action, address = columns.action[rows], columns.address[rows]
     n = len(rows)
     first = np.ones(n, np.bool_)

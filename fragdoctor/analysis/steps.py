@@ -20,6 +20,7 @@ import numpy as np
 
 from fragdoctor.analysis.attribution import NATIVE, TORCH
 from fragdoctor.analysis.lifetimes import BEFORE, Lifetimes
+from fragdoctor.analysis.ordering import stable_order
 from fragdoctor.model.snapshot import I32, I64, U8, Bools, Snapshot, StackTable
 
 MIN_STEPS: Final = 4
@@ -59,7 +60,7 @@ def find_steps(snapshot: Snapshot, lifetimes: Lifetimes, n_events: int, classes:
         classes: class of each frame (``attribution.frame_classes``).
     """
     born = np.flatnonzero(lifetimes.start != BEFORE)
-    born = born[np.argsort(lifetimes.start[born], kind="stable")]
+    born = born[stable_order(lifetimes.start[born])]
     rows, stack = lifetimes.start[born], lifetimes.stack[born]
     paths = _python_stacks(snapshot, classes)
     has_stack = np.append(np.diff(paths.offsets) > 0, False)[stack]

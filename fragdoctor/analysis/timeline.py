@@ -102,7 +102,9 @@ def block_sizes(
         done=lifetimes.done[rows],
     )
     blocks = _Barriers.of(lifetimes.address, lifetimes.start, lifetimes.done)
-    segments = _Barriers.of(spans.address + spans.size, spans.start, spans.done)
+    ends = spans.address + spans.size
+    order = np.lexsort((spans.start, ends))
+    segments = _Barriers.of(ends[order], spans.start[order], spans.done[order])
     end_a, exact_a = _next_barrier(wanted, blocks)
     end_b, exact_b = _next_barrier(wanted, segments)
     end = np.minimum(end_a, end_b)
@@ -137,12 +139,16 @@ class _Barriers:
 
     @classmethod
     def of(cls, address: I64, start: I64, done: I64) -> _Barriers:
-        order = np.lexsort((start, address))
-        address, start, done = address[order], start[order], done[order]
-        places, first = np.unique(address, return_index=True)
+        """Return the barriers of rows that are sorted by (address, start)."""
+        fresh = np.ones(len(address), np.bool_)
+        fresh[1:] = address[1:] != address[:-1]
+        first = np.flatnonzero(fresh)
         width = int(start.max(initial=0)) + 3
-        place = np.repeat(np.arange(len(places)), np.diff(np.append(first, len(address))))
-        return cls(places, first, place * width + start + 1, done, width)
+        key = np.cumsum(fresh) - 1
+        key *= width
+        key += start
+        key += 1
+        return cls(address[first], first, key, done, width)
 
 
 def _next_barrier(wanted: _Wanted, barriers: _Barriers) -> tuple[I64, bool]:
