@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fragdoctor.analysis.result import CaptureQuality
 from fragdoctor.diagnosis.checklist.item import Item
 from fragdoctor.diagnosis.decision import OUTSIDE_SHARE
 from fragdoctor.model.diagnosis import Cause, ChecklistItem, Verdict
@@ -106,16 +107,23 @@ def check_capture_quality(context: Context, verdict: Verdict) -> ChecklistItem:
     notes = " ".join(quality.notes)
     if quality.tiling_errors or not quality.is_consistent:
         return item.fail("inconsistent", notes or "The trace contradicts the state.", "snapshot")
-    if not quality.has_trace:
-        return item.warn("no history", notes or "The file has no trace of events.", "snapshot")
-    if quality.is_truncated:
-        return item.warn("truncated history", notes, "snapshot")
-    if quality.is_late_start:
-        return item.warn("late start", notes, "snapshot")
-    if quality.has_stacks == 0:
-        return item.warn("no stacks", notes or "No source lines were recorded.", "snapshot")
+    value = _shortcoming(quality)
+    if value:
+        return item.warn(value, notes or "Part of the story is missing.", "snapshot")
     value = f"{format_count(context.analysis.n_events)} events"
     return item.passed(value, notes or "The history is complete.", "snapshot")
+
+
+def _shortcoming(quality: CaptureQuality) -> str:
+    for applies, name in (
+        (not quality.has_trace, "no history"),
+        (quality.is_truncated, "truncated history"),
+        (quality.is_late_start, "late start"),
+        (quality.has_stacks == 0, "no stacks"),
+    ):
+        if applies:
+            return name
+    return ""
 
 
 def check_settings(context: Context, verdict: Verdict) -> ChecklistItem:

@@ -30,6 +30,10 @@ def remedies(plan: Plan) -> Iterator[Proposal]:
     if reason:
         yield reject(CODE, TITLE, confidence=Confidence.PROVEN, why=reason, setting=setting)
         return
+    reason = _small_holes(plan)
+    if reason:
+        yield reject(CODE, TITLE, confidence=Confidence.LIKELY, why=reason, setting=setting)
+        return
     is_main = plan.cause is Cause.FRAGMENTATION
     if not is_main and not (plan.cause is Cause.CAPACITY and plan.supports(Cause.FRAGMENTATION)):
         return
@@ -59,7 +63,7 @@ def _against(plan: Plan) -> str:
         return "It is on already."
     if is_too_new(plan, KEY):
         return "The PyTorch of this input does not know it (2.1 or later does)."
-    return _beyond_holes(plan) or _small_holes(plan)
+    return _beyond_holes(plan)
 
 
 def _beyond_holes(plan: Plan) -> str:
