@@ -11,6 +11,7 @@ from fragdoctor.rules.context import Context, place
 from fragdoctor.rules.growth.series import MIN_RECORDS, climbs, rise
 from fragdoctor.rules.growth.significance import leading_growth
 from fragdoctor.rules.refusal import CONTEXT_ALLOWANCE_BYTES, Refusal
+from fragdoctor.rules.settings.idle_collection import has_fraction
 from fragdoctor.units import format_count, format_share, format_size
 
 
@@ -146,12 +147,7 @@ def check_settings(context: Context, verdict: Verdict) -> ChecklistItem:
 
 def _problems(context: Context, settings: AllocatorSettings) -> list[str]:
     problems = []
-    has_fraction = (
-        settings.memory_fraction is not None
-        or context.case.overrides.memory_fraction is not None
-        or (context.refusal is not None and context.refusal.limit_bytes is not None)
-    )
-    if settings.garbage_collection_threshold and not has_fraction:
+    if settings.garbage_collection_threshold and not has_fraction(context):
         problems.append("garbage_collection_threshold has no effect without a memory fraction.")
     if settings.max_split_bytes is not None and settings.expandable_segments:
         problems.append("max_split_size_mb and expandable_segments should not be combined.")
