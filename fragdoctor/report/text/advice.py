@@ -67,7 +67,7 @@ def _write_one(page: Page, one: Recommendation, number_width: int) -> None:
     lines: list[tuple[str, str]] = [("Why", one.why), ("Predicted", predicted_text(one.predicted))]
     if one.saves_bytes and one.predicted.method == "none":
         lines.append(("Saves", f"up to {format_size(one.saves_bytes)} (not replayed)"))
-    places = one.locations if verbose else one.locations[:2]
+    places = one.locations if verbose else one.locations[:1]
     lines += [("At", location_text(place)) for place in places]
     lines.append(("Cost", one.cost))
     lines += [("Mind", caveat) for caveat in one.caveats]

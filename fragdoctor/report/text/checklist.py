@@ -2,20 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Final
 
 from fragdoctor.model.diagnosis import ChecklistItem, Diagnosis, Status
 from fragdoctor.report.base import Verbosity
-from fragdoctor.report.text.page import INDENT, Column, Page, Span
+from fragdoctor.report.text.page import Cell, Column, Page
 
+# Short names for a narrow column; JSON and Markdown carry the full titles.
+TITLES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "capacity": "Real capacity",
+        "gap": "Gap",
+        "retries": "Retries",
+        "largest_free_block": "Largest free block",
+        "fragmentation_ratio": "Fragmentation ratio",
+        "outside_pytorch": "Outside PyTorch",
+        "growth": "Growth",
+        "size_diversity": "Variety of sizes",
+        "capture_quality": "Recording",
+        "settings": "Settings",
+    }
+)
 _MARKS: Final[dict[Status, tuple[str, str]]] = {
     Status.PASS: ("ok", "green"),
     Status.WARN: ("warn", "yellow"),
     Status.FAIL: ("FAIL", "bold red"),
     Status.SKIP: ("skip", "dim"),
 }
-_MARK_WIDTH: Final = 6
-_DETAIL_INDENT: Final = INDENT + _MARK_WIDTH
+_DETAIL_INDENT: Final = 8
+_SOURCES: Final = {"memory_stats": "stats", "oom message": "message", "user": "option"}
 
 
 def write_checklist(page: Page, diagnosis: Diagnosis) -> None:
@@ -24,30 +41,36 @@ def write_checklist(page: Page, diagnosis: Diagnosis) -> None:
     if not items:
         return
     page.heading("Checklist")
-    title_width = min(max(len(item.title) for item in items) + 2, page.width // 2 - 8)
-    for item in items:
-        _write_item(page, item, title_width)
-
-
-def _write_item(page: Page, item: ChecklistItem, title_width: int) -> None:
-    mark = _MARKS[item.status]
-    verbose = page.options.verbosity is Verbosity.VERBOSE
-    source: Span = (f"  [{item.source}]" if item.source else "", "dim")
-    is_skip = item.status is Status.SKIP
-    value: Span = item.value or ("" if item.detail else "-")
-    if is_skip and item.detail:
-        # The reason is all there is to say.
-        body: list[Span] = [(item.detail if not item.value else item.value, "dim"), source]
-    else:
-        body = [value, source]
     page.table(
-        [
-            Column("fit", max_width=_MARK_WIDTH - 2),
-            Column("fit", max_width=title_width),
-            Column("wrap"),
-        ],
-        [[(mark[0].ljust(_MARK_WIDTH - 2), mark[1]), item.title.ljust(title_width - 2), body]],
+        [Column(), Column(), Column("wrap"), Column()],
+        [_row(item) for item in items],
+        below=[_below(page, item) for item in items],
+        below_indent=_DETAIL_INDENT,
     )
-    shows_detail = verbose or item.status in (Status.FAIL, Status.WARN)
-    if item.detail and shows_detail and not (is_skip and not item.value):
-        page.paragraph((item.detail, "dim"), indent=_DETAIL_INDENT)
+
+
+def _row(item: ChecklistItem) -> list[Cell]:
+    value: Cell = item.value or "-"
+    if item.status is Status.SKIP:
+        # The reason is what there is to say.
+        said = [x for x in (item.value, item.detail) if x]
+        value = ("; ".join(said) or "-", "dim")
+    return [
+        _MARKS[item.status],
+        TITLES.get(item.id, item.title),
+        value,
+        (source_text(item.source), "dim"),
+    ]
+
+
+def source_text(source: str) -> str:
+    """Return the inputs that answered an item, short enough for a column."""
+    for long, short in _SOURCES.items():
+        source = source.replace(long, short)
+    return source.replace(" and ", ", ")
+
+
+def _below(page: Page, item: ChecklistItem) -> list[Cell]:
+    verbose = page.options.verbosity is Verbosity.VERBOSE
+    shown = item.status in {Status.FAIL, Status.WARN} or (verbose and item.status is Status.PASS)
+    return [(item.detail, "dim")] if item.detail and shown else []

@@ -14,17 +14,19 @@ from fragdoctor.units import format_count, format_size
 
 _SHOWN: Final = 5
 _MAX_STACK: Final = 12
+_PIN_SHARE: Final = 0.01
 _T = TypeVar("_T")
 
 
 def write_pins(page: Page, diagnosis: Diagnosis) -> None:
     """Write the live blocks that keep free memory in their segments, worst first."""
-    if not diagnosis.pins:
+    pins = _worth_showing(page, diagnosis)
+    if not pins:
         return
     page.heading("Pins", "live blocks that keep free memory from being used")
     several = _has_several(diagnosis)
     order = {d: i for i, d in enumerate(shown_first(diagnosis, [p.device for p in diagnosis.pins]))}
-    pins = sorted(diagnosis.pins, key=lambda p: order[p.device])
+    pins.sort(key=lambda p: order[p.device])
     shown = _shown(page, pins)
     columns = [
         *([Column(title="GPU", align="right")] if several else []),
@@ -35,7 +37,7 @@ def write_pins(page: Page, diagnosis: Diagnosis) -> None:
     ]
     rows = [_pin_row(p, several=several) for p in shown]
     page.table(columns, rows, below=_stacks(page, [p.stack for p in shown]))
-    _write_rest(page, len(pins) - len(shown))
+    _write_rest(page, len(diagnosis.pins) - len(shown))
 
 
 def write_holders(page: Page, diagnosis: Diagnosis) -> None:
@@ -58,6 +60,18 @@ def write_holders(page: Page, diagnosis: Diagnosis) -> None:
     rows = [_holder_row(h, several=several) for h in shown]
     page.table(columns, rows, below=_stacks(page, [h.stack for h in shown]))
     _write_rest(page, len(holders) - len(shown))
+
+
+def _worth_showing(page: Page, diagnosis: Diagnosis) -> list[PinReport]:
+    """Return the pins that hold a hundredth of their device's memory; all with --verbose."""
+    if page.options.verbosity is Verbosity.VERBOSE:
+        return list(diagnosis.pins)
+    reserved = {d.device: d.reserved_bytes or 0 for d in diagnosis.devices}
+    return [
+        p
+        for p in diagnosis.pins
+        if p.pinned_bytes > 0 and p.pinned_bytes >= reserved.get(p.device, 0) * _PIN_SHARE
+    ]
 
 
 def _pin_row(pin: PinReport, *, several: bool) -> list[Cell]:

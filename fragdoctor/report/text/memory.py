@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from fragdoctor.model.diagnosis import DeviceFigures, Diagnosis
 from fragdoctor.model.oom import OomMessage
@@ -10,6 +11,9 @@ from fragdoctor.report.base import Verbosity
 from fragdoctor.report.phrases import plural, shown_first
 from fragdoctor.report.text.page import INDENT, Column, Glyphs, Page, Span
 from fragdoctor.units import format_share, format_size
+
+# A device with a hundredth of another's memory is not what the report is about.
+IDLE_SHARE: Final = 0.01
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,14 +30,18 @@ class Part:
 def write_memory(page: Page, diagnosis: Diagnosis) -> None:
     """Write a bar and the key figures of each device that has any memory to show."""
     figures = {f.device: f for f in diagnosis.devices}
-    shown = [d for d in shown_first(diagnosis, list(figures)) if figures[d].reserved_bytes]
-    for device in shown:
-        _write_device(page, figures[device], message_of(diagnosis, device))
-    idle = [d for d in sorted(figures) if d not in shown]
-    if idle and page.options.verbosity is Verbosity.VERBOSE:
-        page.paragraph(
-            (f"Nothing reserved on {', '.join(f'GPU {d}' for d in idle)}.", "dim"), indent=INDENT
-        )
+    most = max((f.reserved_bytes or 0 for f in figures.values()), default=0)
+    verbose = page.options.verbosity is Verbosity.VERBOSE
+    idle: list[str] = []
+    for device in shown_first(diagnosis, list(figures)):
+        reserved = figures[device].reserved_bytes or 0
+        is_main = device == diagnosis.verdict.device or reserved > most * IDLE_SHARE
+        if reserved and (is_main or verbose):
+            _write_device(page, figures[device], message_of(diagnosis, device))
+        elif figures[device].reserved_bytes is not None:
+            idle.append(f"GPU {device} {format_size(reserved)}")
+    if idle:
+        page.paragraph((f"Also reserved: {', '.join(idle)}.", "dim"))
 
 
 def message_of(diagnosis: Diagnosis, device: int) -> OomMessage | None:

@@ -121,6 +121,7 @@ class Page:
         *,
         indent: int = INDENT,
         below: Sequence[Sequence[Cell]] = (),
+        below_indent: int = 3 * INDENT,
     ) -> None:
         """Write aligned columns; a row of titles comes first if any column has one.
 
@@ -137,7 +138,7 @@ class Page:
         for i, row in enumerate(body):
             self._table_row(columns, row, widths, indent)
             for line in below[i] if i < len(below) else ():
-                self.paragraph(line, indent=indent + 2 * INDENT, hang=INDENT)
+                self.paragraph(line, indent=below_indent)
 
     def render(self) -> str:
         """Return the page as text, ending in a newline."""
