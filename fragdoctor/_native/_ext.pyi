@@ -13,3 +13,6 @@ class ReadError(Exception):
 def read_pickle(
     stream: _Stream, *, max_depth: int, max_string_bytes: int, max_unknown_keys: int
 ) -> dict[str, Any]: ...
+def read_json(
+    stream: _Stream, *, max_depth: int, max_string_bytes: int, max_unknown_keys: int
+) -> dict[str, Any]: ...
