@@ -181,7 +181,7 @@ def _with_silent_blocks(columns: DeviceColumns, draft: _Draft, block: I64, live:
         owner = last[np.minimum(at, len(last) - 1)]
         # Events of that address end with a completed free, yet a block lives there.
         reused = draft.address[owner] == columns.block_address[silent]
-        start[reused] = draft.done[owner[reused]]
+        start[reused] = np.minimum(draft.done[owner[reused]], columns.n_events - 1)
         n_contradictions += int(np.count_nonzero(reused))
         draft.n_missing[0] += int(np.count_nonzero(reused))
     is_pending = columns.block_state[silent] == BlockState.PENDING_FREE
