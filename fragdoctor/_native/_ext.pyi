@@ -1,5 +1,4 @@
 from collections.abc import Sequence
-from typing import Any
 from typing import Any, Protocol
 
 import numpy as np
@@ -7,16 +6,10 @@ import numpy.typing as npt
 
 # ---- bind_pickle_reader.cpp ----
 
-"""Types of the native core. Each part of the core has its own section."""
-
-
-# --- snapshot reader (bind_pickle_reader.cpp) ---
-
 class _Stream(Protocol):
     def readinto(self, buffer: memoryview, /) -> int | None: ...
 
-class ReadError(Exception):
-    """args are (kind, message, hint, offset)."""
+class ReadError(Exception): ...  # args are (kind, message, hint, offset)
 
 def read_pickle(
     stream: _Stream, *, max_depth: int, max_string_bytes: int, max_unknown_keys: int
@@ -112,7 +105,7 @@ class NativeOps:
         self,
         kind: npt.NDArray[np.uint8],
         size: npt.NDArray[np.uint64],
-        id: npt.NDArray[np.uint32],
+        allocation: npt.NDArray[np.uint32],
         row: npt.NDArray[np.uint32],
         stream: npt.NDArray[np.uint32],
         pool: npt.NDArray[np.uint32],

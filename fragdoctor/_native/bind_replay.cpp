@@ -201,7 +201,7 @@ class NativeOps {
     nb::dict d;
     d["kind"] = column_of<std::uint8_t>(ops, [](auto& o) { return o.kind; });
     d["size"] = column_of<std::uint64_t>(ops, [](auto& o) { return o.size; });
-    d["id"] = column_of<std::uint32_t>(ops, [](auto& o) { return o.id; });
+    d["allocation"] = column_of<std::uint32_t>(ops, [](auto& o) { return o.id; });
     d["row"] = column_of<std::uint32_t>(ops, [](auto& o) { return o.row; });
     d["stream"] = column_of<std::uint32_t>(ops, [](auto& o) { return o.stream; });
     d["pool"] = column_of<std::uint32_t>(ops, [](auto& o) { return o.pool; });
@@ -308,7 +308,7 @@ void bind_replay(nb::module_& m) {
              Column<std::uint32_t> pool) {
             return std::make_unique<NativeOps>(self, kind, size, id, row, stream, pool);
           },
-          nb::arg("kind"), nb::arg("size"), nb::arg("id"), nb::arg("row"), nb::arg("stream"),
+          nb::arg("kind"), nb::arg("size"), nb::arg("allocation"), nb::arg("row"), nb::arg("stream"),
           nb::arg("pool"))
       .def("columns", &NativeOps::columns)
       .def("facts", &NativeOps::facts)

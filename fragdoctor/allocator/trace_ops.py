@@ -7,17 +7,23 @@ undoing the trace from the final segments. The work is native (``_native/trace_u
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from fragdoctor._native import _ext
-from fragdoctor.model.settings import AllocatorSettings
-from fragdoctor.model.snapshot import I32, I64, U64, Bools, Snapshot
+from fragdoctor.allocator.model import native_config
+from fragdoctor.errors import SimulationError
+from fragdoctor.model.settings import AllocatorSettings, Era
+from fragdoctor.model.snapshot import I32, I64, U8, U64, Action, Bools, Snapshot
 
-UNLIMITED_BYTES = 2**64 - 1
+U32 = npt.NDArray[np.uint32]
+
+ABSURD_BYTES = 2**56  # no device has 64 PiB
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +89,17 @@ class DeviceColumns:
 
 def device_columns(snapshot: Snapshot, device: int) -> DeviceColumns:
     """Return the events, segments and blocks of one device, renumbered."""
-    stream_of_rank = np.argsort(snapshot.streams, kind="stable").astype(np.int32)
-    rank = np.zeros(len(stream_of_rank) + 1, np.int32)  # the last entry stands for id -1
-    rank[stream_of_rank] = np.arange(len(stream_of_rank), dtype=np.int32)
-    pool_of_number, number = _pool_numbers(snapshot.pools)
     rows = snapshot.events.device_slice(device)
     events, segments, blocks = snapshot.events, snapshot.segments, snapshot.blocks
     own = np.nonzero(segments.device == device)[0]
+    n_streams, n_pools = len(snapshot.streams), len(snapshot.pools)
+    used_streams = _used(n_streams, events.stream[rows], segments.stream[own])
+    used_pools = _used(n_pools, events.pool[rows], segments.pool[own])
+    order = np.argsort(snapshot.streams[used_streams], kind="stable")
+    stream_of_rank = used_streams[order].astype(np.int32)
+    rank = np.zeros(n_streams + 1, np.int32)  # the last entry stands for id -1
+    rank[stream_of_rank] = np.arange(len(stream_of_rank), dtype=np.int32)
+    pool_of_number, number = _pool_numbers(snapshot.pools, used_pools)
     own_blocks = np.isin(blocks.segment, own.astype(np.int32)) if len(own) else slice(0, 0)
     segment_pool = number[segments.pool[own]]
     native = {
@@ -112,45 +122,181 @@ def device_columns(snapshot: Snapshot, device: int) -> DeviceColumns:
     return DeviceColumns(native, stream_of_rank, pool_of_number)
 
 
-def _pool_numbers(pools: npt.NDArray[np.int64]) -> tuple[I32, I32]:
+def _used(n: int, *columns: I32) -> npt.NDArray[np.int64]:
+    """Return which of n ids occur in any of the columns, ascending."""
+    is_used = np.zeros(n + 1, np.bool_)
+    for column in columns:
+        is_used[column] = True
+    return np.nonzero(is_used[:-1])[0]
+
+
+def _pool_numbers(
+    pools: npt.NDArray[np.int64], used: npt.NDArray[np.int64]
+) -> tuple[I32, I32]:
     """Return pool index by native number, and native number by pool index (last: -1, unknown)."""
     is_default = (pools == 0).all(axis=1)
-    number = np.full(len(pools) + 1, -1, np.int32)
-    private = np.nonzero(~is_default)[0]
-    number[:-1] = 0
+    number = np.zeros(len(pools) + 1, np.int32)
+    number[-1] = -1
+    private = used[~is_default[used]]
     number[private] = np.arange(1, len(private) + 1, dtype=np.int32)
     default = np.nonzero(is_default)[0]
     first = int(default[0]) if len(default) else -1
     return np.concatenate(([first], private)).astype(np.int32), number
 
 
-def native_config(settings: AllocatorSettings) -> _ext.AllocatorConfig:
-    """Return the settings as the native model takes them."""
-    config = _ext.AllocatorConfig()
-    if settings.max_split_bytes is not None:
-        config.max_split_bytes = min(settings.max_split_bytes, UNLIMITED_BYTES)
-    config.max_non_split_rounding_bytes = min(
-        settings.max_non_split_rounding_bytes, UNLIMITED_BYTES
+def bounded(settings: AllocatorSettings) -> AllocatorSettings:
+    """Return recorded settings with numbers that no allocator has brought into 64 bits."""
+    split = settings.max_split_bytes
+    return replace(
+        settings,
+        backend="native",
+        max_split_bytes=None if split is None or split >= ABSURD_BYTES else split,
+        max_non_split_rounding_bytes=min(settings.max_non_split_rounding_bytes, ABSURD_BYTES),
+        large_segment_bytes=min(settings.large_segment_bytes, ABSURD_BYTES),
+        roundup_power2_divisions=tuple(min(d, 2**31) for d in settings.roundup_power2_divisions),
     )
-    config.large_segment_bytes = settings.large_segment_bytes
-    config.garbage_collection_threshold = settings.garbage_collection_threshold
-    config.expandable_segments = settings.expandable_segments
-    config.roundup_power2_divisions = [min(d, 2**32 - 1) for d in settings.roundup_power2_divisions]
-    return config
 
 
-def undo(snapshot: Snapshot, device: int, settings: AllocatorSettings | None = None) -> UndoneTrace:
+class OpKind(IntEnum):
+    """What the allocator is asked to do."""
+
+    MALLOC = 0
+    FREE = 1
+    FREE_PENDING = 2
+    COMPLETE = 3
+    EMPTY_CACHE = 4
+    POOL_DROP = 5
+    POOL_RELEASE = 6
+    FAILED = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Operations:
+    """The trace as requests to the allocator, n of them, in order.
+
+    Attributes:
+        kind: ``uint8[n]``, an ``OpKind``.
+        size: ``uint64[n]``, bytes asked for; for FAILED the rounded size.
+        allocation: ``uint32[n]``, which allocation it is about: blocks that were there before the
+            trace first, in order of address, then requests in order. 0 where there is none.
+        row: ``uint32[n]``, event of the device it comes from.
+        stream, pool: ``uint32[n]``, in the numbering of the native core.
+    """
+
+    kind: U8
+    size: U64
+    allocation: U32
+    row: U32
+    stream: U32
+    pool: U32
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+
+@dataclass(frozen=True)
+class PreparedTrace:
+    """A device's trace with all that follows from it before any choice; shared by all replays.
+
+    Attributes:
+        trace: the native trace.
+        undone: state before the first event and totals after each.
+        oom_rows: rows (of the device) of requests that failed.
+        oom_capacity_bytes: per such row, what PyTorch could have then: driver-free plus reserved;
+            -1 where the file does not say.
+    """
+
+    snapshot: Snapshot
+    device: int
+    settings: AllocatorSettings
+    columns: DeviceColumns
+    trace: _ext.NativeTrace
+    undone: UndoneTrace
+    oom_rows: I64
+    oom_capacity_bytes: I64
+
+    @property
+    def n_events(self) -> int:
+        """Number of events of the device."""
+        return len(self.undone.active_bytes)
+
+    @cached_property
+    def n_requests(self) -> int:
+        """Number of requests, failed ones included."""
+        action = self.columns.native["action"]
+        return int(np.count_nonzero((action == Action.ALLOC) | (action == Action.OOM)))
+
+    @cached_property
+    def peak_reserved_bytes(self) -> int:
+        """Highest reserved memory that the file shows, the initial state included."""
+        return _peak(self.undone.reserved_bytes, self.undone.initial_reserved_bytes)
+
+    @cached_property
+    def peak_active_bytes(self) -> int:
+        """Highest active memory that the file shows: no allocator can reserve less."""
+        return _peak(self.undone.active_bytes, self.undone.initial_active_bytes)
+
+
+def _peak(totals: I64, initial: int) -> int:
+    return max(initial, int(totals.max())) if len(totals) else initial
+
+
+def prepare(
+    snapshot: Snapshot, device: int, settings: AllocatorSettings | None = None
+) -> PreparedTrace:
+    """Return the trace of a device, undone and ready for any number of replays.
+
+    Args:
+        snapshot: any snapshot.
+        device: the device's number.
+        settings: that the file was recorded under; the snapshot's own where None.
+
+    Raises:
+        SimulationError: the trace has more streams and pools than a genuine one can have.
+    """
+    settings = bounded(settings or snapshot.settings)
+    columns = device_columns(snapshot, device)
+    try:
+        trace = _ext.NativeTrace(**columns.native, config=native_config(settings, era=Era.ADDRESS))
+    except ValueError as error:
+        raise SimulationError(f"The trace cannot be replayed: {error}.") from error
+    undone = _undone(trace, columns)
+    rows = snapshot.events.device_slice(device)
+    oom_rows = np.nonzero(columns.native["action"] == Action.OOM)[0].astype(np.int64)
+    free = [snapshot.oom_free_bytes.get(int(row) + rows.start, -1) for row in oom_rows]
+    capacity = [
+        f + int(undone.reserved_bytes[row]) if 0 <= f < ABSURD_BYTES else -1
+        for f, row in zip(free, oom_rows, strict=True)
+    ]
+    return PreparedTrace(
+        snapshot,
+        device,
+        settings,
+        columns,
+        trace,
+        undone,
+        oom_rows,
+        np.array(capacity, np.int64),
+    )
+
+
+def undo(
+    snapshot: Snapshot, device: int, settings: AllocatorSettings | None = None
+) -> UndoneTrace:
     """Return the state before a device's first event and the totals after each event.
 
     Args:
         snapshot: any snapshot; one without a trace gives its final state as the initial one.
         device: the device's number.
         settings: under which sizes were rounded; the snapshot's own where None.
+
+    Raises:
+        SimulationError: the trace has more streams and pools than a genuine one can have.
     """
-    columns = device_columns(snapshot, device)
-    trace = _ext.NativeTrace(
-        **columns.native, config=native_config(settings or snapshot.settings)
-    )
+    return prepare(snapshot, device, settings).undone
+
+
+def _undone(trace: _ext.NativeTrace, columns: DeviceColumns) -> UndoneTrace:
     raw = trace.undone()
     raw["segment_stream"] = columns.stream_of_rank[raw["segment_stream"]]
     raw["segment_pool"] = columns.pool_of_number[raw["segment_pool"]]
