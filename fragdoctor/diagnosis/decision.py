@@ -12,11 +12,8 @@ from typing import Final
 
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.finding import Confidence
-from fragdoctor.rules.refusal import CONTEXT_ALLOWANCE_BYTES, Refusal
-from fragdoctor.units import GIB, TIB, format_share, format_size
-
-SIZE_BUG_BYTES: Final = TIB
-"""No device holds a tebibyte: a request of that size is a number that went wrong."""
+from fragdoctor.rules.refusal import CONTEXT_ALLOWANCE_BYTES, SIZE_BUG_BYTES, Refusal
+from fragdoctor.units import GIB, format_share, format_size
 
 OUTSIDE_SHARE: Final = 0.25
 """Memory of others is called the cause from a quarter of the device on; below that the program

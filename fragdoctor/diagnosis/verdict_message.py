@@ -27,8 +27,28 @@ LIMIT_SUB_KINDS: Final = {
     "va-exhausted": "The process ran out of virtual address space for expandable segments.",
 }
 
+WATCH: Final = "nvidia-smi shows the device's size and whether another process is on it."
+
 KILLS: Final = ("killed", "sigkill", "oom-killer")
 """Signs of a kill: proof only where the kernel itself says why."""
+
+NEGATIVES: Final = {
+    "device-assert": "an index or label is out of range on the device",
+    "illegal-access": "a kernel touched an address that is not its own",
+    "launch-resources": "a kernel needs more registers or threads than a block may have",
+    "launch-failure": "a kernel could not be launched or crashed",
+    "no-kernel-image": "this build has no kernels for this GPU",
+    "driver-init": "no usable GPU or driver was found",
+    "cudnn-execution": "cuDNN failed while it ran",
+    "cublas-execution": "cuBLAS failed while it ran",
+    "collective-timeout": "a collective operation timed out",
+    "nccl-error": "NCCL failed to communicate",
+    "shape-mismatch": "shapes do not fit together",
+    "disk-full": "the disk is full",
+    "file-limit": "too many files are open",
+    "segfault": "the process crashed",
+}
+"""What the reader's kinds of other failures mean."""
 
 
 def verdict_on_message(message: OomMessage) -> Verdict:
@@ -282,6 +302,9 @@ def _foreign(message: OomMessage) -> list[Reading]:
                 "nvidia-smi names who holds it.",
             )
         ]
+    if wanted is None and message.kind == "tf":
+        text = "TensorFlow could not allocate a tensor; the message prints no totals."
+        return [Reading(Cause.CAPACITY, Confidence.POSSIBLE, text, WATCH)]
     if wanted is None:
         return _unknown(message)
     free = message.free_bytes
@@ -289,16 +312,15 @@ def _foreign(message: OomMessage) -> list[Reading]:
         summary = f"{name} asked for {format_size(wanted)} with {format_size(free)} free."
     else:
         summary = f"{name} could not allocate {format_size(wanted)}; no totals are printed."
-    decider = "nvidia-smi shows the device's size and whether another process is on it."
     likely = message.kind == "ggml" or wanted >= OVERSIZED_ALONE_BYTES
     if message.kind in ("tf", "ggml") or likely:
         confidence = Confidence.LIKELY if likely else Confidence.POSSIBLE
         return [
-            Reading(Cause.CAPACITY, confidence, summary, decider),
+            Reading(Cause.CAPACITY, confidence, summary, WATCH),
             Reading(Cause.OTHER_PROCESS, Confidence.POSSIBLE, ""),
         ]
     return [
-        Reading(Cause.UNKNOWN, Confidence.POSSIBLE, summary, decider),
+        Reading(Cause.UNKNOWN, Confidence.POSSIBLE, summary, WATCH),
         Reading(Cause.CAPACITY, Confidence.POSSIBLE, ""),
         Reading(Cause.OTHER_PROCESS, Confidence.POSSIBLE, ""),
     ]
@@ -336,7 +358,8 @@ def _not_memory(message: OomMessage) -> list[Reading]:
             "device memory is not short."
         )
     else:
-        summary = "This error is not about memory running out."
+        what = NEGATIVES.get(message.sub_kind)
+        summary = "This error is not about memory running out" + (f": {what}." if what else ".")
     return [Reading(Cause.NOT_MEMORY, Confidence.LIKELY, summary)]
 
 

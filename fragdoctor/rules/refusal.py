@@ -12,11 +12,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from fragdoctor.model.oom import OtherProcess
-from fragdoctor.units import GIB, KIB, MIB
+from fragdoctor.units import GIB, KIB, MIB, TIB
 
 CONTEXT_ALLOWANCE_BYTES: Final = 3 * GIB // 2
 """CUDA context and libraries of one process: 0.3 to 0.9 GiB is normal, more with NCCL; above about
 1.5 GiB it is worth a question."""
+
+SIZE_BUG_BYTES: Final = TIB
+"""No device holds a tebibyte: a request of that size is a number that went wrong."""
 
 UNKNOWN_BYTES: Final = 1 << 60
 """Figures from here up stand for "not available": NVML and cudaMallocAsync print 2^64 for it."""

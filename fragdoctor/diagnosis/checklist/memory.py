@@ -45,10 +45,11 @@ class Totals:
 def totals_of(context: Context) -> Totals | None:
     """Return the totals at the failure, else at the end of the input."""
     r, a = context.refusal, context.analysis
-    is_failure = r is not None and r.source != "user"
-    if is_failure and r.reserved_bytes is not None and r.live_bytes is not None:
+    if r is not None and r.source != "user" and r.live_bytes is not None:
         # After the flush that precedes a failure nothing returnable is left.
-        return Totals(r.reserved_bytes, r.live_bytes - r.pending_bytes, 0, r.source)
+        allocated = r.live_bytes - r.pending_bytes
+        if r.reserved_bytes is not None:
+            return Totals(r.reserved_bytes, allocated, 0, r.source)
     if a is not None:
         returned = a.free_space.releasable_bytes
         return Totals(a.reserved_bytes, a.allocated_bytes, returned, "snapshot")
@@ -57,8 +58,8 @@ def totals_of(context: Context) -> Totals | None:
         if s.reserved_bytes is not None and s.allocated_bytes is not None:
             split = s.inactive_split_bytes
             gap = s.reserved_bytes - s.allocated_bytes
-            returned = None if split is None else max(0, gap - split)
-            return Totals(s.reserved_bytes, s.allocated_bytes, returned, s.origin)
+            back = None if split is None else max(0, gap - split)
+            return Totals(s.reserved_bytes, s.allocated_bytes, back, s.origin)
     return None
 
 

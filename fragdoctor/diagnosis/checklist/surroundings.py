@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fragdoctor.analysis.result import CaptureQuality
 from fragdoctor.diagnosis.checklist.item import Item
 from fragdoctor.diagnosis.decision import OUTSIDE_SHARE
 from fragdoctor.model.diagnosis import Cause, ChecklistItem, Verdict
@@ -10,6 +11,7 @@ from fragdoctor.rules.context import Context, place
 from fragdoctor.rules.growth.series import MIN_RECORDS, climbs, rise
 from fragdoctor.rules.growth.significance import leading_growth
 from fragdoctor.rules.refusal import CONTEXT_ALLOWANCE_BYTES, Refusal
+from fragdoctor.rules.settings.idle_collection import has_fraction
 from fragdoctor.units import format_count, format_share, format_size
 
 
@@ -106,16 +108,23 @@ def check_capture_quality(context: Context, verdict: Verdict) -> ChecklistItem:
     notes = " ".join(quality.notes)
     if quality.tiling_errors or not quality.is_consistent:
         return item.fail("inconsistent", notes or "The trace contradicts the state.", "snapshot")
-    if not quality.has_trace:
-        return item.warn("no history", notes or "The file has no trace of events.", "snapshot")
-    if quality.is_truncated:
-        return item.warn("truncated history", notes, "snapshot")
-    if quality.is_late_start:
-        return item.warn("late start", notes, "snapshot")
-    if quality.has_stacks == 0:
-        return item.warn("no stacks", notes or "No source lines were recorded.", "snapshot")
+    value = _shortcoming(quality)
+    if value:
+        return item.warn(value, notes or "Part of the story is missing.", "snapshot")
     value = f"{format_count(context.analysis.n_events)} events"
     return item.passed(value, notes or "The history is complete.", "snapshot")
+
+
+def _shortcoming(quality: CaptureQuality) -> str:
+    for applies, name in (
+        (not quality.has_trace, "no history"),
+        (quality.is_truncated, "truncated history"),
+        (quality.is_late_start, "late start"),
+        (quality.has_stacks == 0, "no stacks"),
+    ):
+        if applies:
+            return name
+    return ""
 
 
 def check_settings(context: Context, verdict: Verdict) -> ChecklistItem:
@@ -138,12 +147,7 @@ def check_settings(context: Context, verdict: Verdict) -> ChecklistItem:
 
 def _problems(context: Context, settings: AllocatorSettings) -> list[str]:
     problems = []
-    has_fraction = (
-        settings.memory_fraction is not None
-        or context.case.overrides.memory_fraction is not None
-        or (context.refusal is not None and context.refusal.limit_bytes is not None)
-    )
-    if settings.garbage_collection_threshold and not has_fraction:
+    if settings.garbage_collection_threshold and not has_fraction(context):
         problems.append("garbage_collection_threshold has no effect without a memory fraction.")
     if settings.max_split_bytes is not None and settings.expandable_segments:
         problems.append("max_split_size_mb and expandable_segments should not be combined.")

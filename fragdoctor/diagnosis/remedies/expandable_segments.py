@@ -6,7 +6,15 @@ from collections.abc import Iterator
 from typing import Final
 
 from fragdoctor.diagnosis.remedies.gates import is_too_new, version_caveats
-from fragdoctor.diagnosis.remedies.plan import CURES, MAY_HELP, Plan, Proposal, propose, reject
+from fragdoctor.diagnosis.remedies.plan import (
+    CURES,
+    HELPS,
+    MAY_HELP,
+    Plan,
+    Proposal,
+    propose,
+    reject,
+)
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.finding import Confidence
 from fragdoctor.rules.fragmentation.holes import find_holes
@@ -26,9 +34,14 @@ def remedies(plan: Plan) -> Iterator[Proposal]:
     if not plan.is_allocator_case:
         return
     setting = plan.variable(plan.with_present(CONF))
+    needs_upgrade = is_too_new(plan, KEY)
     reason = _against(plan)
     if reason:
         yield reject(CODE, TITLE, confidence=Confidence.PROVEN, why=reason, setting=setting)
+        return
+    reason = _small_holes(plan)
+    if reason:
+        yield reject(CODE, TITLE, confidence=Confidence.LIKELY, why=reason, setting=setting)
         return
     is_main = plan.cause is Cause.FRAGMENTATION
     if not is_main and not (plan.cause is Cause.CAPACITY and plan.supports(Cause.FRAGMENTATION)):
@@ -42,9 +55,11 @@ def remedies(plan: Plan) -> Iterator[Proposal]:
     )
     yield propose(
         CODE,
-        TITLE,
+        f"Upgrade to PyTorch 2.1 or later and {TITLE[0].lower()}{TITLE[1:]}"
+        if needs_upgrade
+        else TITLE,
         # Without a trace nobody knows the holes; it is still the cheapest thing to try.
-        weight=CURES - 5 if is_main else MAY_HELP,
+        weight=_weight(is_main=is_main, needs_upgrade=needs_upgrade),
         confidence=Confidence.LIKELY if is_main else Confidence.POSSIBLE,
         setting=setting,
         why=f"{holes}; expandable segments grow page by page instead of making new segments.",
@@ -54,12 +69,16 @@ def remedies(plan: Plan) -> Iterator[Proposal]:
     )
 
 
+def _weight(*, is_main: bool, needs_upgrade: bool) -> int:
+    if not is_main:
+        return MAY_HELP
+    return HELPS if needs_upgrade else CURES - 5
+
+
 def _against(plan: Plan) -> str:
     if plan.expandable_is_on:
         return "It is on already."
-    if is_too_new(plan, KEY):
-        return "The PyTorch of this input does not know it (2.1 or later does)."
-    return _beyond_holes(plan) or _small_holes(plan)
+    return _beyond_holes(plan)
 
 
 def _beyond_holes(plan: Plan) -> str:

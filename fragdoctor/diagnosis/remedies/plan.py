@@ -12,6 +12,7 @@ from fragdoctor.model.oom import OomMessage
 from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.rules.context import Context
 from fragdoctor.rules.refusal import Refusal
+from fragdoctor.rules.settings.idle_collection import has_fraction
 
 CURES: Final = 90
 """Weight of a remedy that removes the cause itself."""
@@ -86,9 +87,7 @@ class Plan:
     @property
     def has_fraction(self) -> bool:
         """Whether a memory fraction is known to be set."""
-        r, told = self.refusal, self.context.case.overrides.memory_fraction
-        by_file = self.settings is not None and self.settings.memory_fraction is not None
-        return by_file or told is not None or (r is not None and r.limit_bytes is not None)
+        return has_fraction(self.context)
 
     @property
     def is_allocator_case(self) -> bool:

@@ -17,9 +17,7 @@ def remedies(plan: Plan) -> Iterator[Proposal]:
     """Propose it for capacity, peaks and limits, with the share that must go."""
     if not plan.is_allocator_case or plan.refusal is None:
         return
-    if not plan.supports(Cause.CAPACITY, Cause.TRANSIENT_PEAK, Cause.MEMORY_LIMIT):
-        return
-    if plan.cause in (Cause.LEAK, Cause.OTHER_PROCESS, Cause.SIZE_BUG, Cause.PRIVATE_POOLS):
+    if plan.cause not in (Cause.CAPACITY, Cause.TRANSIENT_PEAK, Cause.MEMORY_LIMIT):
         return
     work = workload_of(plan)
     is_main = plan.cause in (Cause.CAPACITY, Cause.TRANSIENT_PEAK)

@@ -16,8 +16,8 @@ class Holes:
 
     Attributes:
         free_bytes: all of them.
-        used_before_bytes: those that were handed out once; the others are tails of segments that
-            were never used.
+        used_before_bytes: those that were blocks of their own before they were freed; the others
+            are tails that were never used, or rests of larger blocks.
         n_used_before: count of these.
         largest_used_before_bytes: the largest of these.
         by_segment_bytes: segment size -> free bytes in segments of that size.
@@ -37,14 +37,16 @@ class Holes:
 def find_holes(snapshot: Snapshot, device: int) -> Holes:
     """Return the free blocks of a device at the end of the recording.
 
-    A free block keeps the requested size of its last user, and has 0 where it never had one.
+    A free block keeps the requested size of its last user: 0 where it never had one, more than
+    its own size where it is the rest of a larger block that was split.
     """
     blocks, segments = snapshot.blocks, snapshot.segments
     on_device = segments.device[blocks.segment] == device
     free = on_device & (blocks.state == BlockState.INACTIVE)
     if not free.any():
         return Holes()
-    used = free & (blocks.requested_bytes > 0)
+    asked = blocks.requested_bytes
+    used = free & (asked > 0) & (asked <= blocks.size_bytes)
     sizes, member = np.unique(segments.total_bytes[blocks.segment[free]], return_inverse=True)
     sums = np.zeros(len(sizes), np.int64)
     np.add.at(sums, member.reshape(-1), blocks.size_bytes[free].astype(np.int64))
