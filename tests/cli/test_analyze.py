@@ -25,7 +25,7 @@ def test_analyze_report_goes_to_standard_output_alone(
 ) -> None:
     done = run("analyze", message)
 
-    assert (0, "") == (done.code, done.err)
+    assert (done.code, done.err) == (0, "")
     assert done.out.startswith("Fragmentation (proven)  GPU 0\n")
 
 
@@ -35,7 +35,7 @@ def test_analyze_offers_each_format(
 ) -> None:
     done = run("analyze", message, "--format", fmt)
 
-    assert 0 == done.code
+    assert done.code == 0
     assert "fragmentation" in done.out.lower()
 
 
@@ -49,17 +49,17 @@ def test_analyze_overrides_reach_the_diagnosis(
 
     assert pipeline.case is not None
     overrides = pipeline.case.overrides
-    assert 24 * 2**30 == overrides.capacity_bytes
+    assert overrides.capacity_bytes == 24 * 2**30
     assert int(4.88 * 2**30) == pytest.approx(overrides.request_bytes, abs=1)
-    assert (1, 0.5, "2.4.1") == (
+    assert (
         overrides.device,
         overrides.memory_fraction,
         overrides.torch_version,
-    )
+    ) == (1, 0.5, "2.4.1")
 
 
 def test_analyze_quiet_is_one_line(run: Run, pipeline: FakePipeline, message: str) -> None:
-    assert 1 == run("analyze", message, "--quiet").out.count("\n")
+    assert run("analyze", message, "--quiet").out.count("\n") == 1
 
 
 def test_analyze_verbose_says_more(run: Run, pipeline: FakePipeline, message: str) -> None:
@@ -126,9 +126,9 @@ def test_analyze_output_file_is_written_and_standard_output_empty(
 
     done = run("analyze", message, "--format", "json", "-o", str(target))
 
-    assert (0, "", "") == (done.code, done.out, done.err)
-    assert "fragmentation" == json.loads(target.read_text())["verdict"]["cause"]
-    assert ["oom.txt", "report.json"] == sorted(p.name for p in tmp_path.iterdir())
+    assert (done.code, done.out, done.err) == (0, "", "")
+    assert json.loads(target.read_text())["verdict"]["cause"] == "fragmentation"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["oom.txt", "report.json"]
 
 
 def test_analyze_output_file_exists_is_refused_before_the_work(
@@ -139,9 +139,9 @@ def test_analyze_output_file_exists_is_refused_before_the_work(
 
     done = run("analyze", message, "-o", str(target))
 
-    assert 2 == done.code
+    assert done.code == 2
     assert "--force" in done.err
-    assert "mine" == target.read_text()
+    assert target.read_text() == "mine"
     assert pipeline.case is None
 
 
@@ -152,19 +152,17 @@ def test_analyze_force_overwrites_and_keeps_the_mode(
     target.write_text("mine")
     target.chmod(0o640)
 
-    assert 0 == run("analyze", message, "-o", str(target), "--force").code
+    assert run("analyze", message, "-o", str(target), "--force").code == 0
 
     assert target.read_text().startswith("Fragmentation")
-    assert 0o640 == stat.S_IMODE(target.stat().st_mode)
+    assert stat.S_IMODE(target.stat().st_mode) == 0o640
 
 
-def test_analyze_input_is_never_overwritten(
-    run: Run, pipeline: FakePipeline, message: str
-) -> None:
+def test_analyze_input_is_never_overwritten(run: Run, pipeline: FakePipeline, message: str) -> None:
     done = run("analyze", message, "-o", message, "--force")
 
-    assert 2 == done.code
-    assert MESSAGE == Path(message).read_text()
+    assert done.code == 2
+    assert Path(message).read_text() == MESSAGE
 
 
 @pytest.mark.parametrize("target", ["gone/report.txt", "."])
@@ -173,7 +171,7 @@ def test_analyze_output_that_cannot_be_is_a_sentence(
 ) -> None:
     done = run("analyze", message, "-o", str(tmp_path / target))
 
-    assert 2 == done.code
+    assert done.code == 2
     assert "Traceback" not in done.err
 
 
@@ -184,13 +182,11 @@ def test_analyze_failed_run_leaves_no_file(
 
     run("analyze", message, "-o", str(tmp_path / "report.txt"))
 
-    assert ["oom.txt"] == [p.name for p in tmp_path.iterdir()]
+    assert [p.name for p in tmp_path.iterdir()] == ["oom.txt"]
 
 
-def test_analyze_output_dev_null_is_written(
-    run: Run, pipeline: FakePipeline, message: str
-) -> None:
-    assert 0 == run("analyze", message, "-o", "/dev/null").code
+def test_analyze_output_dev_null_is_written(run: Run, pipeline: FakePipeline, message: str) -> None:
+    assert run("analyze", message, "-o", "/dev/null").code == 0
 
 
 @pytest.mark.parametrize(
@@ -204,7 +200,12 @@ def test_analyze_output_dev_null_is_written(
     ],
 )
 def test_analyze_exit_code_follows_fail_on(
-    answer: object, flags: tuple[str, ...], code: int, run: Run, pipeline: FakePipeline, message: str
+    answer: object,
+    flags: tuple[str, ...],
+    code: int,
+    run: Run,
+    pipeline: FakePipeline,
+    message: str,
 ) -> None:
     pipeline.answer = answer  # type: ignore[assignment]
 

@@ -82,7 +82,7 @@ def test_encoding_that_lacks_a_letter_writes_it_out(monkeypatch: pytest.MonkeyPa
     console.prepare_streams()
     console.write_report("caf\u00e9\n", None)
 
-    assert b"caf\\xe9\n" == raw.getvalue()
+    assert raw.getvalue() == b"caf\\xe9\n"
 
 
 def test_write_report_does_not_overwrite_what_appeared_meanwhile(tmp_path: Path) -> None:
@@ -92,7 +92,7 @@ def test_write_report_does_not_overwrite_what_appeared_meanwhile(tmp_path: Path)
     with pytest.raises(ConfigError, match="exists"):
         console.write_report("new", target)
 
-    assert "mine" == target.read_text()
+    assert target.read_text() == "mine"
 
 
 def test_write_report_follows_a_link_instead_of_replacing_it(tmp_path: Path) -> None:
@@ -103,14 +103,14 @@ def test_write_report_follows_a_link_instead_of_replacing_it(tmp_path: Path) -> 
     console.write_report("new", link, force=True)
 
     assert link.is_symlink()
-    assert "new" == target.read_text()
+    assert target.read_text() == "new"
 
 
 def test_progress_off_a_terminal_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     with console.Progress("Replaying") as progress:
         progress.update(1, 2)
 
-    assert "" == capsys.readouterr().err
+    assert capsys.readouterr().err == ""
 
 
 class Terminal(io.StringIO):
@@ -127,7 +127,7 @@ def test_progress_shows_after_a_second_and_clears(monkeypatch: pytest.MonkeyPatc
 
     with console.Progress("Replaying") as progress:
         progress.update(1, 9)
-        assert "" == stream.getvalue()
+        assert stream.getvalue() == ""
         now[0] += 1.5
         progress.update(5, 9)
         assert "Replaying 5 of 9" in stream.getvalue()
