@@ -78,7 +78,9 @@ def parts_of(figures: DeviceFigures, message: OomMessage | None, glyphs: Glyphs)
         Part("releasable", releasable, glyphs.releasable, "green", "free, returned on demand"),
     ]
     outside, free = _beyond(figures, message, reserved)
-    parts.append(Part("outside", outside, glyphs.outside, "blue", "not PyTorch's caching allocator"))
+    parts.append(
+        Part("outside", outside, glyphs.outside, "blue", "not PyTorch's caching allocator")
+    )
     parts.append(Part("free", free, glyphs.free, "dim", "not reserved by PyTorch"))
     return [p for p in parts if p.n_bytes > 0]
 
@@ -101,9 +103,7 @@ def apportion(parts: list[Part], width: int) -> list[int]:
     return cells
 
 
-def _beyond(
-    figures: DeviceFigures, message: OomMessage | None, reserved: int
-) -> tuple[int, int]:
+def _beyond(figures: DeviceFigures, message: OomMessage | None, reserved: int) -> tuple[int, int]:
     """Return (memory outside PyTorch, free memory) of the device, 0 where nobody says."""
     if message is not None and message.total_bytes and message.free_bytes is not None:
         free = max(0, message.free_bytes)
