@@ -111,7 +111,7 @@ def tested(proposal: Proposal, predicted: Predicted) -> Proposal:
 
 
 COMPUTE_LESS: Final = frozenset({"smaller-batch", "gradient-checkpointing"})
-"""What costs the user work or time per step; it comes after what does not, however much it saves."""
+"""What makes each step compute less or longer comes after what does not, however much it saves."""
 
 
 def _order(proposal: Proposal) -> tuple[int, int, int, int, int, int, int, str]:
