@@ -90,7 +90,7 @@ def helps(recorded: ReplayResult, result: ReplayResult) -> bool:
 
     After a failure: every request is served. Without one: it still is, with fewer retries.
     """
-    if not result.fits:
+    if not (result.fits and result.is_conclusive):
         return False
     return not recorded.fits or result.retries < recorded.retries
 
@@ -133,9 +133,12 @@ def _with_settings(
         families.setdefault(candidate.code, []).append((candidate, result))
     for proposal in proposals:
         family = families.pop(proposal.recommendation.code, None)
-        yield proposal if family is None else _family(plan, bench, family, proposal)
+        judged = proposal if family is None else _family(plan, bench, family, proposal)
+        if judged is not None:
+            yield judged
     for family in families.values():
-        yield _family(plan, bench, family, None)
+        if (added := _family(plan, bench, family, None)) is not None:
+            yield added
 
 
 def _family(
@@ -143,10 +146,12 @@ def _family(
     bench: Bench,
     family: Sequence[tuple[Candidate, ReplayResult]],
     proposal: Proposal | None,
-) -> Proposal:
-    """Return the proposal of a family of settings, by its best member."""
+) -> Proposal | None:
+    """Return the proposal of a family of settings, by its best member; None for nothing to say."""
     candidate, result = min(family, key=lambda pair: _quality(bench.recorded, pair[1]))
     setting = plan.variable(candidate.conf)
+    if not result.is_conclusive:
+        return None if proposal is None else _open(proposal, result)
     if helps(bench.recorded, result) and plan.cause is not Cause.LEAK:
         return _accepted(bench, candidate, result, proposal, setting)
     said = f"Replayed{_variants(family)}: {outcome(bench.recorded, result)}."
@@ -161,6 +166,15 @@ def _family(
         setting=setting,
         why=said,
         predicted=bench.predicted(result),
+    )
+
+
+def _open(proposal: Proposal, result: ReplayResult) -> Proposal:
+    """Return a proposal that the replay cannot judge, with the reason."""
+    r = proposal.recommendation
+    return replace(
+        proposal,
+        recommendation=replace(r, caveats=(*r.caveats, f"Replay cannot tell; {result.note}.")),
     )
 
 
