@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 from analysis.toy_allocator import random_run
 from builders import MIB
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from stock import from_python, load_stock
+
 from fragdoctor.analysis.columns import device_columns
 from fragdoctor.analysis.layout import layout_at
 from fragdoctor.analysis.timeline import round_size, undo
 from fragdoctor.model.settings import AllocatorSettings
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from stock import from_python, load_stock
 
 
 @given(seed=st.integers(0, 2**32 - 1), n_ops=st.integers(1, 80), cut=st.floats(0, 1))
