@@ -102,7 +102,7 @@ def random_snapshot(seed: int, n_events: int, n_segments: int, n_blocks: int) ->
     n_segments=st.integers(0, 6),
     n_blocks=st.integers(0, 20),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_analyze_devices_random_columns_never_fails(seed, n_events, n_segments, n_blocks):
     snapshot = random_snapshot(seed, n_events, n_segments, n_blocks)
 

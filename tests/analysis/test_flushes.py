@@ -44,9 +44,9 @@ def test_find_flushes_new_memory_beyond_the_peak_is_a_retry():
 
     result = run(one_freed(then), segment(B, block(60 * MIB, LIVE)))
 
-    assert [
-        (f.cause, f.released_bytes, f.first_row, f.last_row) for f in result.flushes
-    ] == [("retry", 40 * MIB, 4, 4)]
+    assert [(f.cause, f.released_bytes, f.first_row, f.last_row) for f in result.flushes] == [
+        ("retry", 40 * MIB, 4, 4)
+    ]
     assert result.n_inferred_retries == 1
 
 

@@ -70,7 +70,9 @@ def test_free_space_by_pool_separates_class_stream_and_pool():
         segment(BASE * 3, block(2 * MIB), pool=(4, 0)),
     )
 
-    assert [(p.pool_id, p.is_small, p.stream, p.largest_free_block_bytes) for p in free.by_pool] == [
+    assert [
+        (p.pool_id, p.is_small, p.stream, p.largest_free_block_bytes) for p in free.by_pool
+    ] == [
         ((0, 0), False, 0, 20 * MIB),
         ((0, 0), False, 7, 8 * MIB),
         ((4, 0), True, 0, 2 * MIB),
