@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 import pytest
+from analysis.recordings import recording
 from analysis.toy_allocator import random_run
 from builders import BASE, MIB, block, segment, snapshot
-from stock import from_python, load_stock
+from stock import from_python
 
 from fragdoctor.analysis.device import analyze_device
 
@@ -85,9 +86,9 @@ def test_capture_quality_no_trace_says_so():
     ],
 )
 def test_capture_quality_recording_is_judged_right(shared, name, expected):
-    read = load_stock(shared / "snapshots" / name / "snapshot.pickle")
+    result = recording(shared / "snapshots" / name)[1][0]
 
-    got = analyze_device(read, 0).capture
+    got = result.capture
 
     assert expected == (got.has_trace, got.is_late_start, got.is_truncated, got.missing_actions)
 
@@ -95,6 +96,6 @@ def test_capture_quality_recording_is_judged_right(shared, name, expected):
 @pytest.mark.shared
 @pytest.mark.parametrize("name", ["no_context", "no_history"])
 def test_capture_quality_recording_without_stacks_has_none(shared, name):
-    read = load_stock(shared / "snapshots" / name / "snapshot.pickle")
+    result = recording(shared / "snapshots" / name)[1][0]
 
-    assert analyze_device(read, 0).capture.has_stacks == 0
+    assert result.capture.has_stacks == 0

@@ -1,11 +1,9 @@
 from __future__ import annotations
 
-import json
-
-import numpy as np
 import pytest
+from analysis.recordings import recording, recordings, stats_of
 from builders import BASE, MIB, block, segment, snapshot
-from stock import from_python, load_stock
+from stock import from_python
 
 from fragdoctor.analysis.device import analyze_device, analyze_devices
 
@@ -49,20 +47,16 @@ def test_analyze_device_unknown_device_gives_zeros():
 
 @pytest.mark.shared
 def test_analyze_devices_recordings_agree_with_memory_stats(shared):
-    for name in json.loads((shared / "snapshots" / "expected.json").read_text()):
-        read = load_stock(shared / "snapshots" / name / "snapshot.pickle")
-        stats = json.loads((shared / "snapshots" / name / "stats.json").read_text())
-        for result in analyze_devices(read):
-            one = stats[result.device] if isinstance(stats, list) else stats
-            free = result.free_space
-            assert one["reserved_bytes.all.current"] == result.reserved_bytes
-            assert one["allocated_bytes.all.current"] == result.allocated_bytes
-            assert one["active_bytes.all.current"] == result.active_bytes
-            assert one["requested_bytes.all.current"] == result.requested_bytes
+    for folder in recordings(shared):
+        for result in recording(folder)[1]:
+            one, free = stats_of(folder, result.device), result.free_space
+            assert one.get("reserved_bytes.all.current", 0) == result.reserved_bytes
+            assert one.get("allocated_bytes.all.current", 0) == result.allocated_bytes
+            assert one.get("active_bytes.all.current", 0) == result.active_bytes
+            assert one.get("requested_bytes.all.current", 0) == result.requested_bytes
             assert result.reserved_bytes - result.active_bytes == free.free_cached_bytes
             assert sum(h.now_bytes for h in result.holders) == result.allocated_bytes
             if result.timeline is not None:
                 assert result.allocated_bytes == int(result.timeline.allocated_bytes[-1])
-                assert sum(h.peak_bytes for h in result.holders) == int(
-                    np.max(result.timeline.allocated_bytes)
-                )
+                peak = result.timeline.peak_allocated_bytes
+                assert peak == sum(h.peak_bytes for h in result.holders)

@@ -1,8 +1,7 @@
 from __future__ import annotations
 
-import json
-
 import pytest
+from analysis.recordings import recording, recordings, stats_of
 from builders import (
     BASE,
     MIB,
@@ -16,7 +15,7 @@ from builders import (
     snapshot,
 )
 from builders import settings as recorded
-from stock import from_python, load_stock
+from stock import from_python
 
 from fragdoctor.analysis.device import analyze_device
 
@@ -96,16 +95,11 @@ def test_find_flushes_oversize_block_under_max_split_is_no_retry():
 
 @pytest.mark.shared
 def test_find_flushes_recordings_retries_equal_memory_stats(shared):
-    for folder in sorted((shared / "snapshots").iterdir()):
-        if not folder.is_dir():
-            continue
-        read = load_stock(folder / "snapshot.pickle")
-        stats = json.loads((folder / "stats.json").read_text())
-        for device in read.devices:
-            one = stats[device] if isinstance(stats, list) else stats
-            result = analyze_device(read, device)
+    for folder in recordings(shared):
+        for result in recording(folder)[1]:
+            retries = stats_of(folder, result.device).get("num_alloc_retries", 0)
             # A trace that begins late, or none, does not hold what was before.
             if result.capture.is_late_start or not result.capture.has_trace:
-                assert result.n_inferred_retries <= one.get("num_alloc_retries", 0)
+                assert result.n_inferred_retries <= retries
             else:
-                assert one.get("num_alloc_retries", 0) == result.n_inferred_retries, folder.name
+                assert retries == result.n_inferred_retries, folder.name

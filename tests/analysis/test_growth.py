@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections import deque
 
 import pytest
+from analysis.recordings import recording, recordings
 from analysis.toy_allocator import ToyAllocator
 from builders import MIB, frame
-from stock import from_python, load_stock
+from stock import from_python
 
 from fragdoctor.analysis.device import analyze_device
 
@@ -200,12 +200,6 @@ LEAKS = {"leak_losses", "leak_features", "eval_without_no_grad"}
 
 @pytest.mark.shared
 def test_find_growth_recordings_only_the_leaks_grow(shared):
-    expected = json.loads((shared / "snapshots" / "expected.json").read_text())
-
-    growing = set()
-    for name in expected:
-        read = load_stock(shared / "snapshots" / name / "snapshot.pickle")
-        if any(analyze_device(read, device).growth for device in read.devices):
-            growing.add(name)
+    growing = {f.name for f in recordings(shared) for a in recording(f)[1] if a.growth}
 
     assert growing == LEAKS

@@ -1,9 +1,10 @@
 from __future__ import annotations
 
 import pytest
+from analysis.recordings import recording
 from analysis.toy_allocator import ToyAllocator
 from builders import MIB
-from stock import from_python, load_stock
+from stock import from_python
 
 from fragdoctor.analysis.device import analyze_device
 
@@ -48,6 +49,6 @@ def test_size_diversity_small_requests_are_not_looked_at():
     [("healthy_gpt", False), ("frag_gpt_varlen", True), ("convnet_varsize", True)],
 )
 def test_size_diversity_recording_is_judged_right(shared, name, expected):
-    read = load_stock(shared / "snapshots" / name / "snapshot.pickle")
+    result = recording(shared / "snapshots" / name)[1][0]
 
-    assert expected == analyze_device(read, 0).sizes.drifting
+    assert expected == result.sizes.drifting

@@ -1,14 +1,13 @@
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
+from analysis.recordings import recording, recordings, stats_of
 from analysis.toy_allocator import random_run
 from builders import MIB
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from stock import from_python, load_stock
+from stock import from_python
 
 from fragdoctor.analysis.columns import device_columns
 from fragdoctor.analysis.layout import layout_at
@@ -87,16 +86,15 @@ WITHOUT_PEAK = {"frag_gpt_long_truncated", "no_history", "state_only"}
 @pytest.mark.shared
 def test_undo_recordings_peaks_equal_memory_stats(shared):
     checked = 0
-    for folder in sorted((shared / "snapshots").iterdir()):
-        if not folder.is_dir() or folder.name in WITHOUT_PEAK:
+    for folder in recordings(shared):
+        if folder.name in WITHOUT_PEAK:
             continue
-        snapshot = load_stock(folder / "snapshot.pickle")
-        stats = json.loads((folder / "stats.json").read_text())
-        for device in snapshot.devices:
-            one = stats[device] if isinstance(stats, list) else stats
-            t = undo(device_columns(snapshot, device), snapshot.settings).timeline
-            want = [one.get(f"{n}_bytes.all.peak", 0) for n in ("allocated", "active", "reserved")]
+        for result in recording(folder)[1]:
+            if result.timeline is None:
+                continue
+            stats, t = stats_of(folder, result.device), result.timeline
+            want = [stats[f"{n}_bytes.all.peak"] for n in ("allocated", "active", "reserved")]
             got = [t.peak_allocated_bytes, t.peak_active_bytes, t.peak_reserved_bytes]
-            assert want == got, (folder.name, device)
+            assert want == got, (folder.name, result.device)
             checked += 1
     assert checked >= 45
