@@ -1,4 +1,4 @@
-"""Types of the native core. Each part of the core has its own section."""
+# Types of the native core. Each part of the core has its own section.
 
 from typing import Any, Protocol
 
@@ -7,8 +7,8 @@ from typing import Any, Protocol
 class _Stream(Protocol):
     def readinto(self, buffer: memoryview, /) -> int | None: ...
 
-class ReadError(Exception):
-    """args are (kind, message, hint, offset)."""
+# args are (kind, message, hint, offset)
+class ReadError(Exception): ...
 
 def read_pickle(
     stream: _Stream, *, max_depth: int, max_string_bytes: int, max_unknown_keys: int

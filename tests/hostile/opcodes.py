@@ -7,9 +7,40 @@ import struct
 
 CODE = {o.name: o.code.encode("latin-1") for o in pickletools.opcodes}
 ALLOWED = frozenset(
-    "PROTO FRAME STOP MARK EMPTY_DICT EMPTY_LIST EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 SETITEM "
-    "SETITEMS APPEND APPENDS SHORT_BINUNICODE BINUNICODE BINUNICODE8 MEMOIZE BINPUT LONG_BINPUT "
-    "BINGET LONG_BINGET BININT BININT1 BININT2 LONG1 LONG4 BINFLOAT NEWTRUE NEWFALSE NONE".split()
+    [
+        "PROTO",
+        "FRAME",
+        "STOP",
+        "MARK",
+        "EMPTY_DICT",
+        "EMPTY_LIST",
+        "EMPTY_TUPLE",
+        "TUPLE",
+        "TUPLE1",
+        "TUPLE2",
+        "TUPLE3",
+        "SETITEM",
+        "SETITEMS",
+        "APPEND",
+        "APPENDS",
+        "SHORT_BINUNICODE",
+        "BINUNICODE",
+        "BINUNICODE8",
+        "MEMOIZE",
+        "BINPUT",
+        "LONG_BINPUT",
+        "BINGET",
+        "LONG_BINGET",
+        "BININT",
+        "BININT1",
+        "BININT2",
+        "LONG1",
+        "LONG4",
+        "BINFLOAT",
+        "NEWTRUE",
+        "NEWFALSE",
+        "NONE",
+    ]
 )
 
 

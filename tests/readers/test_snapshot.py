@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import io
 import json
-import os
 import pickle
 import subprocess
 import sys
@@ -15,7 +14,7 @@ import builders
 import numpy as np
 import pytest
 from builders import BASE, MIB, alloc, block, cpp_pickled, frame, pickled, segment, small, snapshot
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from stock import assert_same, from_python, load_stock
 
@@ -72,7 +71,7 @@ def test_cpp_writer_equals_stock_unpickler():
 
     assert pickle.loads(raw) == data
     assert_same(from_python(data), result)
-    assert (2, "c++") == (result.provenance.protocol, result.provenance.writer)
+    assert (result.provenance.protocol, result.provenance.writer) == (2, "c++")
 
 
 def test_cpp_writer_long_trace_without_batches():
@@ -94,7 +93,7 @@ def test_json_equals_stock_unpickler():
     result = read_snapshot(json.dumps(data, indent=1).encode())
 
     assert_same(from_python(data), result)
-    assert ("json", -1) == (result.provenance.container, result.provenance.protocol)
+    assert (result.provenance.container, result.provenance.protocol) == ("json", -1)
 
 
 def test_json_long_lists_are_joined():
@@ -103,7 +102,7 @@ def test_json_long_lists_are_joined():
     result = read_snapshot(json.dumps(data).encode())
 
     assert_same(from_python(data), result)
-    assert {"extra": 1} == result.provenance.unknown_keys
+    assert result.provenance.unknown_keys == {"extra": 1}
 
 
 def test_list_of_segments_is_read():
@@ -113,7 +112,7 @@ def test_list_of_segments_is_read():
 
     assert_same(from_python(data), result)
     assert result.provenance.is_list
-    assert 0 == len(result.events)
+    assert len(result.events) == 0
     assert not result.settings.is_recorded
 
 
@@ -138,12 +137,12 @@ def test_schema_of_2_0_addresses_and_history_are_derived():
     result = read_snapshot(pickled(data))
 
     assert_same(from_python(data), result)
-    assert [BASE, BASE + 512] == result.blocks.address.tolist()
-    assert [300, 0] == result.blocks.requested_bytes.tolist()
-    assert "f" == result.stack(int(result.blocks.stack[0]))[0].name
-    assert -1 == result.blocks.stack[1]
-    assert -1 == result.events.time_us[0]
-    assert ("2.0", "2.0") == (result.provenance.version_low, result.provenance.version_high)
+    assert result.blocks.address.tolist() == [BASE, BASE + 512]
+    assert result.blocks.requested_bytes.tolist() == [300, 0]
+    assert result.stack(int(result.blocks.stack[0]))[0].name == "f"
+    assert result.blocks.stack[1] == -1
+    assert result.events.time_us[0] == -1
+    assert (result.provenance.version_low, result.provenance.version_high) == ("2.0", "2.0")
 
 
 def test_empty_stack_and_missing_stack_differ():
@@ -152,9 +151,9 @@ def test_empty_stack_and_missing_stack_differ():
     result = read_snapshot(pickled(data))
 
     assert_same(from_python(data), result)
-    assert () == result.stack(int(result.events.stack[0]))
+    assert result.stack(int(result.events.stack[0])) == ()
     assert result.events.stack[0] >= 0
-    assert -1 == result.events.stack[1]
+    assert result.events.stack[1] == -1
 
 
 def test_signed_addresses_and_huge_lines_are_taken_modulo_2_64():
@@ -168,7 +167,7 @@ def test_signed_addresses_and_huge_lines_are_taken_modulo_2_64():
 
     assert_same(from_python(data), result)
     assert top == int(result.events.address[0])
-    assert 2**64 - 1 == result.stack(int(result.events.stack[0]))[0].line
+    assert result.stack(int(result.events.stack[0]))[0].line == 2**64 - 1
 
 
 def test_unknown_keys_of_any_plain_value_are_skipped_and_counted():
@@ -191,10 +190,10 @@ def test_unknown_keys_of_any_plain_value_are_skipped_and_counted():
         result = read_snapshot(raw)
 
         assert_same(from_python(data), result)
-        assert {
+        assert result.provenance.unknown_keys == {
             "novelty": 1, "again": 1, "more": 1, "events.novelty": 6, "blocks.colour": 1,
             "segments.tail": 1, "frames.weight": 1,
-        } == result.provenance.unknown_keys  # fmt: skip
+        }  # fmt: skip
 
 
 def test_unknown_values_are_counted():
@@ -205,14 +204,14 @@ def test_unknown_values_are_counted():
 
     result = read_snapshot(pickled(data))
 
-    assert Action.OTHER == result.events.action[1]
-    assert BlockState.OTHER == result.blocks.state[0]
-    assert SegmentType.UNKNOWN == result.segments.kind[0]
-    assert {
+    assert result.events.action[1] == Action.OTHER
+    assert result.blocks.state[0] == BlockState.OTHER
+    assert result.segments.kind[0] == SegmentType.UNKNOWN
+    assert result.provenance.unknown_values == {
         "events.action=teleport": 1,
         "blocks.state=frozen": 1,
         "segments.segment_type=medium": 1,
-    } == result.provenance.unknown_values
+    }
 
 
 def test_distinct_unknown_keys_are_bounded():
@@ -220,8 +219,8 @@ def test_distinct_unknown_keys_are_bounded():
 
     result = read_snapshot(pickled(data), limits=Limits(max_unknown_keys=10))
 
-    assert 11 == len(result.provenance.unknown_keys)
-    assert 500 == sum(result.provenance.unknown_keys.values())
+    assert len(result.provenance.unknown_keys) == 11
+    assert sum(result.provenance.unknown_keys.values()) == 500
 
 
 def test_lone_surrogates_are_replaced_and_counted():
@@ -230,14 +229,14 @@ def test_lone_surrogates_are_replaced_and_counted():
     for raw in (pickled(data), cpp_pickled(data), json.dumps(data).encode()):
         result = read_snapshot(raw)
 
-        assert "a\ufffdb\ufffd.py" == result.stack(0)[0].filename
-        assert 1 == result.provenance.n_replaced_strings
+        assert result.stack(0)[0].filename == "a\ufffdb\ufffd.py"
+        assert result.provenance.n_replaced_strings == 1
 
 
 def test_surrogate_pairs_of_json_become_one_character():
     data = snapshot(events=[alloc(BASE, 512, frames=[frame("\U0001f525.py")])])
 
-    assert "\U0001f525.py" == read_snapshot(json.dumps(data).encode()).stack(0)[0].filename
+    assert read_snapshot(json.dumps(data).encode()).stack(0)[0].filename == "\U0001f525.py"
 
 
 def test_host_memory_is_kept_apart():
@@ -249,7 +248,7 @@ def test_host_memory_is_kept_apart():
     result = read_snapshot(pickled(data))
 
     assert (HostSegment(5, 4096, True), HostSegment(-1, 1, None)) == result.host_segments
-    assert 3 == result.provenance.n_host_events
+    assert result.provenance.n_host_events == 3
     assert n_events == len(result.events)
 
 
@@ -264,8 +263,8 @@ def test_duplicate_keys_the_last_wins():
 
     result = read_snapshot(raw.encode())
 
-    assert 0 == len(result.segments)
-    assert 0 == len(result.blocks)
+    assert len(result.segments) == 0
+    assert len(result.blocks) == 0
 
 
 def test_keys_in_any_order_are_read():
@@ -290,8 +289,8 @@ def test_several_devices_have_their_own_rows():
 
     result = read_snapshot(pickled(data))
 
-    assert [0, 0, 1, 1, 3] == result.events.offsets.tolist()
-    assert (1, 3) == result.devices
+    assert result.events.offsets.tolist() == [0, 0, 1, 1, 3]
+    assert result.devices == (1, 3)
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, zstd.compress])
@@ -333,14 +332,14 @@ def test_path_and_stream_and_stdin_give_the_same(tmp_path):
         out = subprocess.run(
             [sys.executable, "-c", program], stdin=file, capture_output=True, text=True, check=True
         )
-    assert "6 -" == out.stdout.strip()
+    assert out.stdout.strip() == "6 -"
 
 
 def test_missing_file_is_an_input_error(tmp_path):
     with pytest.raises(InputError, match="Cannot open") as caught:
         read_snapshot(tmp_path / "none.pickle")
 
-    assert 2 == caught.value.exit_code
+    assert caught.value.exit_code == 2
 
 
 def test_folder_is_an_input_error(tmp_path):
@@ -369,6 +368,8 @@ def test_pipe_that_gives_single_bytes_is_read():
 
 
 def test_error_of_the_stream_goes_through():
+    raw = pickled(snapshot(events=[alloc(BASE + i, i) for i in range(2000)]))
+
     class Broken(io.RawIOBase):
         def __init__(self):
             self.n = 0
@@ -377,25 +378,27 @@ def test_error_of_the_stream_goes_through():
             self.n += 1
             if self.n > 1:
                 raise KeyboardInterrupt
-            return pickled(small())[:4096] + b"]" * (4096 - len(pickled(small())[:4096]))
+            return raw[:4096]
 
-    with pytest.raises((KeyboardInterrupt, InputError)):
+    with pytest.raises(KeyboardInterrupt):
         read_snapshot(Broken())
 
 
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+    ),
     max_leaves=6,
 )
-SIZES = st.integers(0, 2**64 - 1)
+SIZES = st.integers(0, 2**63 - 1)  # the C++ writer has no larger ones
 ADDRESSES = st.integers(-(2**63), 2**64 - 1)
-FRAMES = st.lists(
-    st.builds(frame, st.text(max_size=4), ADDRESSES, st.text(max_size=4)), max_size=4
-)
+FRAMES = st.lists(st.builds(frame, st.text(max_size=4), ADDRESSES, st.text(max_size=4)), max_size=4)
 EVENTS = st.builds(
     builders.event,
-    st.sampled_from([a.name.lower() for a in Action if a is not Action.OTHER and a is not Action.OOM]),
+    st.sampled_from(
+        [a.name.lower() for a in Action if a is not Action.OTHER and a is not Action.OOM]
+    ),
     ADDRESSES,
     SIZES,
     stream=ADDRESSES,
@@ -411,6 +414,7 @@ BLOCKS = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(
     st.lists(st.lists(EVENTS, max_size=5), max_size=3),
     st.lists(st.lists(BLOCKS, max_size=3), max_size=3),
@@ -428,6 +432,7 @@ def test_any_snapshot_equals_stock_unpickler(traces, segments, extra, writer):
     assert_same(from_python(pickle.loads(raw)), read_snapshot(raw))
 
 
+@settings(deadline=None)
 @given(st.data())
 def test_mutated_file_is_never_read_more_leniently_than_stock(data):
     raw = bytearray(pickled(small()))
@@ -442,6 +447,7 @@ def test_mutated_file_is_never_read_more_leniently_than_stock(data):
     assert_same(from_python(pickle.loads(raw)), result)
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=200))
 def test_any_bytes_are_refused_or_read(raw):
     try:
@@ -454,7 +460,7 @@ def test_columns_have_their_documented_types():
     result = read_snapshot(pickled(small()))
 
     assert np.uint64 == result.events.address.dtype
-    assert (1, 2) == result.pools.shape
+    assert result.pools.shape == (1, 2)
     assert result.segments.is_expandable.dtype == np.bool_
 
 
@@ -466,10 +472,12 @@ def test_text_is_not_a_snapshot():
 def test_reader_leaves_no_file_open(tmp_path):
     path = tmp_path / "s.pickle"
     path.write_bytes(pickled(small()))
-    before = len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").is_dir() else 0
+    folder = Path("/proc/self/fd")
+    if not folder.is_dir():
+        pytest.skip("this system does not list open files")
+    before = len(list(folder.iterdir()))
 
     for _ in range(20):
         read_snapshot(path)
 
-    after = len(os.listdir("/proc/self/fd")) if Path("/proc/self/fd").is_dir() else 0
-    assert before == after
+    assert before == len(list(folder.iterdir()))
