@@ -38,6 +38,7 @@ class _Counted(io.RawIOBase):
 
     def __init__(self, raw: BinaryIO, head: bytes) -> None:
         self._raw = raw
+        self._fill = raw.readinto if hasattr(raw, "readinto") else None
         self._head = memoryview(head)
         self.n_bytes = 0
 
@@ -49,6 +50,8 @@ class _Counted(io.RawIOBase):
             n = min(len(self._head), len(buffer))
             buffer[:n] = self._head[:n]
             self._head = self._head[n:]
+        elif self._fill is not None:
+            n = self._fill(buffer) or 0  # no copy in between
         else:
             data = self._raw.read(len(buffer))
             n = len(data)

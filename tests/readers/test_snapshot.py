@@ -186,7 +186,9 @@ def test_unknown_keys_of_any_plain_value_are_skipped_and_counted():
     shared[0]["fx_node_op"] = "call"
     shared[0]["weight"] = 2
 
-    for raw in (pickled(data), cpp_pickled(data)):
+    python = pickled(data)
+    odd[(1, 2)] = 2**62  # the C++ writer has no larger integers
+    for raw in (python, cpp_pickled(data)):
         result = read_snapshot(raw)
 
         assert_same(from_python(data), result)
@@ -353,7 +355,7 @@ def test_input_limit_is_kept():
 
 
 def test_pipe_that_gives_single_bytes_is_read():
-    class Trickle(io.RawIOBase):
+    class Trickle:
         def __init__(self, raw):
             self.rest = raw
 
@@ -370,7 +372,7 @@ def test_pipe_that_gives_single_bytes_is_read():
 def test_error_of_the_stream_goes_through():
     raw = pickled(snapshot(events=[alloc(BASE + i, i) for i in range(2000)]))
 
-    class Broken(io.RawIOBase):
+    class Broken:
         def __init__(self):
             self.n = 0
 
