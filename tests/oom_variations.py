@@ -174,6 +174,7 @@ FAMILIES: tuple[Callable, ...] = (one_cached, one_reserved, two, two, npu, mps, 
 HEADS = st.sampled_from(
     ["", "RuntimeError: ", "torch.cuda.OutOfMemoryError: ", "torch.OutOfMemoryError: "]
 )
+UNKNOWN_PREFIX = "job-77/gpu5 # "
 PREFIXES = st.sampled_from(
     [
         "[rank3]: ",
@@ -192,7 +193,7 @@ PREFIXES = st.sampled_from(
         "Nov 21 17:18:41 node7 python[4242]: ",
         "[node3:2]: ",
         "[1,3]<stderr>:",
-        "job-77/gpu5 # ",
+        UNKNOWN_PREFIX,
         "    ",
         "\t",
         "ERROR:root:",
@@ -232,6 +233,9 @@ def disguises(draw) -> Callable[[str], str]:
     finish = draw(
         st.sampled_from(["none", "colour", "html", "json", "repr", "crlf", "lower", "fence", "log"])
     )
+
+    if prefix == UNKNOWN_PREFIX and finish in {"json", "repr", "html"}:
+        prefix = ""  # nothing tells it from the text that the finish puts before it
 
     def spoil(text: str) -> str:
         if wrap == "hard":

@@ -306,7 +306,7 @@ void bind_replay(nb::module_& m) {
           [](const NativeOps& self, Column<std::uint8_t> kind, Column<std::uint64_t> size,
              Column<std::uint32_t> id, Column<std::uint32_t> row, Column<std::uint32_t> stream,
              Column<std::uint32_t> pool) {
-            return std::make_unique<NativeOps>(self, kind, size, id, row, stream, pool);
+            return std::make_shared<NativeOps>(self, kind, size, id, row, stream, pool);
           },
           nb::arg("kind"), nb::arg("size"), nb::arg("allocation"), nb::arg("row"), nb::arg("stream"),
           nb::arg("pool"))

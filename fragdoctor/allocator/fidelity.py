@@ -186,9 +186,7 @@ def _best_of(finder: _Finder, best: Baseline) -> Baseline:
     return finder.best if finder.best is not None and finder.best.score > best.score else best
 
 
-def _over_eras(
-    finder: _Finder, settings: AllocatorSettings, torch_version: str | None
-) -> Baseline:
+def _over_eras(finder: _Finder, settings: AllocatorSettings, torch_version: str | None) -> Baseline:
     best: Baseline | None = None
     for era in _eras(finder.prepared, torch_version):
         one = finder.try_(_Guess(era, settings, finder.capacity))

@@ -134,9 +134,7 @@ def with_smallest_capacity(
 class _CapacitySearch:
     """Walks capacities of one scenario, within a bounded number of replays."""
 
-    def __init__(
-        self, baseline: Baseline, scenario: Scenario, operations: _ext.NativeOps
-    ) -> None:
+    def __init__(self, baseline: Baseline, scenario: Scenario, operations: _ext.NativeOps) -> None:
         self.baseline = baseline
         self.scenario = scenario
         self.operations = operations

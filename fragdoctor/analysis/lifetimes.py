@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 
 from fragdoctor.analysis.columns import DeviceColumns
+from fragdoctor.analysis.ordering import stable_order
 from fragdoctor.model.snapshot import I32, I64, Action, BlockState, Bools
 
 BEFORE: Final = -1  # the row of what happened before the first event
@@ -95,7 +96,7 @@ def pair_lifetimes(columns: DeviceColumns) -> Lifetimes:
 
 def _from_events(columns: DeviceColumns) -> _Draft:
     rows = np.flatnonzero(columns.action <= _DONE)
-    rows = rows[np.argsort(columns.address[rows], kind="stable")]
+    rows = rows[stable_order(columns.address[rows])]
     action, address = columns.action[rows], columns.address[rows]
     n = len(rows)
     first = np.ones(n, np.bool_)
@@ -180,7 +181,7 @@ def _with_silent_blocks(columns: DeviceColumns, draft: _Draft, block: I64, live:
         owner = last[np.minimum(at, len(last) - 1)]
         # Events of that address end with a completed free, yet a block lives there.
         reused = draft.address[owner] == columns.block_address[silent]
-        start[reused] = draft.done[owner[reused]]
+        start[reused] = np.minimum(draft.done[owner[reused]], columns.n_events - 1)
         n_contradictions += int(np.count_nonzero(reused))
         draft.n_missing[0] += int(np.count_nonzero(reused))
     is_pending = columns.block_state[silent] == BlockState.PENDING_FREE

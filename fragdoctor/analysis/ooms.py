@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -12,7 +13,7 @@ from fragdoctor.analysis.columns import (
     DeviceColumns,
 )
 from fragdoctor.analysis.free_space import free_parts
-from fragdoctor.analysis.layout import Layout, final_layout, layout_at
+from fragdoctor.analysis.layout import Layout, final_layout, large_page_bytes, layout_at
 from fragdoctor.analysis.result import OomEvent
 from fragdoctor.analysis.timeline import Undone
 from fragdoctor.model.settings import AllocatorSettings
@@ -34,7 +35,7 @@ def segment_bytes(rounded: int, settings: AllocatorSettings, *, expandable: bool
     """
     if expandable:
         small = rounded <= SMALL_REQUEST_BYTES
-        page = SMALL_SEGMENT_BYTES if small else max(512, settings.large_segment_bytes)
+        page = SMALL_SEGMENT_BYTES if small else large_page_bytes(settings)
         return -(-rounded // page) * page
     if rounded <= SMALL_REQUEST_BYTES:
         return SMALL_SEGMENT_BYTES
@@ -64,27 +65,23 @@ def find_ooms(
         elif i >= len(rows) - MAX_LAYOUTS:
             layout = layout_at(columns, settings, undone, row)
         is_last = is_final and row == int(rows[-1])
-        events.append(_event(snapshot, columns, settings, undone, row, is_last, layout))
+        event = _event(snapshot, columns, undone, row, settings)
+        if layout is not None:
+            event = _with_layout(event, columns, row, layout)
+        events.append(replace(event, is_last_row=is_last))
     return tuple(events)
 
 
 def _event(
     snapshot: Snapshot,
     columns: DeviceColumns,
-    settings: AllocatorSettings,
     undone: Undone,
     row: int,
-    is_last: bool,
-    layout: Layout | None,
+    settings: AllocatorSettings,
 ) -> OomEvent:
     rounded = int(snapshot.events.size_bytes[columns.first_row + row])
     stream = int(columns.stream[row])
     timeline = undone.timeline
-    pinned = None
-    if layout is not None:
-        parts = free_parts(layout)
-        private_free = int(parts.free_by_segment[layout.seg_is_private].sum())
-        pinned = int(parts.free_by_segment.sum()) - parts.releasable_bytes - private_free
     return OomEvent(
         row=columns.first_row + row,
         rounded_bytes=rounded,
@@ -95,12 +92,20 @@ def _event(
         reserved_bytes=int(timeline.reserved_bytes[row]),
         stack=int(columns.stack[row]),
         stream=int(snapshot.streams[stream]) if stream >= 0 else 0,
-        is_last_row=is_last,
-        largest_free_block_bytes=None
-        if layout is None
-        else _largest_usable(layout, rounded, stream, int(columns.pool[row])),
-        pinned_free_bytes=pinned,
+        is_last_row=False,
         message_bytes=segment_bytes(rounded, settings, expandable=False),
+    )
+
+
+def _with_layout(event: OomEvent, columns: DeviceColumns, row: int, layout: Layout) -> OomEvent:
+    """Add what only the layout at that moment tells."""
+    parts = free_parts(layout)
+    private_free = int(parts.free_by_segment[layout.seg_is_private].sum())
+    stream, pool = int(columns.stream[row]), int(columns.pool[row])
+    return replace(
+        event,
+        largest_free_block_bytes=_largest_usable(layout, event.rounded_bytes, stream, pool),
+        pinned_free_bytes=int(parts.free_by_segment.sum()) - parts.releasable_bytes - private_free,
     )
 
 

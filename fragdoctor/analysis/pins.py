@@ -8,7 +8,7 @@ holds nothing back, and private pools are left out: nothing in them returns whil
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -50,36 +50,26 @@ def find_pins(layout: Layout, lifetimes: Lifetimes) -> tuple[Pin, ...]:
     alone = n_groups_of_unit[unit] == 1
     pinned = _sum_by(of_group[alone], holds.free[unit[alone]], len(groups))
     shared = _sum_by(of_group[~alone], holds.free[unit[~alone]], len(groups))
-    order = np.lexsort((-shared, -pinned))[:MAX_PINS]
-    return tuple(
-        _pin(
-            layout, lifetimes, holds, np.flatnonzero(group == g), int(groups[g]), pinned, shared, g
-        )
-        for g in order
-    )
+    pins = []
+    for g in np.lexsort((-shared, -pinned))[:MAX_PINS].tolist():
+        pin = _pin(layout, lifetimes, holds, np.flatnonzero(group == g))
+        pins.append(replace(pin, pinned_bytes=int(pinned[g]), shared_bytes=int(shared[g])))
+    return tuple(pins)
 
 
-def _pin(
-    layout: Layout,
-    lifetimes: Lifetimes,
-    holds: _Holds,
-    rows: I64,
-    stack: int,
-    pinned: I64,
-    shared: I64,
-    g: int,
-) -> Pin:
+def _pin(layout: Layout, lifetimes: Lifetimes, holds: _Holds, rows: I64) -> Pin:
+    """Return the group of blocks of these rows of ``holds``, without its free bytes."""
     blocks = np.unique(holds.block[rows])
     life = layout.live_life[blocks]
     start = lifetimes.start[life[life >= 0]]
     oldest = int(start.min()) if len(start) == len(blocks) else BEFORE
     by_size = blocks[np.argsort(-layout.live_size[blocks], kind="stable")]
     return Pin(
-        stack=stack,
+        stack=int(layout.live_stack[blocks[0]]),
         n_blocks=len(blocks),
         block_bytes=int(layout.live_size[blocks].sum()),
-        pinned_bytes=int(pinned[g]),
-        shared_bytes=int(shared[g]),
+        pinned_bytes=0,
+        shared_bytes=0,
         n_segments=len(np.unique(holds.segment[rows])),
         oldest_event=None if oldest == BEFORE else oldest,
         addresses=tuple(int(a) for a in layout.live_address[by_size[:MAX_ADDRESSES]]),

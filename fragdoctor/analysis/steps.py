@@ -20,10 +20,13 @@ import numpy as np
 
 from fragdoctor.analysis.attribution import NATIVE, TORCH
 from fragdoctor.analysis.lifetimes import BEFORE, Lifetimes
+from fragdoctor.analysis.ordering import stable_order
 from fragdoctor.model.snapshot import I32, I64, U8, Bools, Snapshot, StackTable
 
 MIN_STEPS: Final = 4
 ENOUGH_STEPS: Final = 8
+# Passes that a loop may miss at the end of the trace.
+MAX_SILENCE: Final = 3
 # Levels of the call tree looked at below the first branching.
 MAX_LEVELS: Final = 12
 MAX_STACK_FRAMES: Final = 4_000_000
@@ -57,13 +60,13 @@ def find_steps(snapshot: Snapshot, lifetimes: Lifetimes, n_events: int, classes:
         classes: class of each frame (``attribution.frame_classes``).
     """
     born = np.flatnonzero(lifetimes.start != BEFORE)
-    born = born[np.argsort(lifetimes.start[born], kind="stable")]
+    born = born[stable_order(lifetimes.start[born])]
     rows, stack = lifetimes.start[born], lifetimes.stack[born]
     paths = _python_stacks(snapshot, classes)
     has_stack = np.append(np.diff(paths.offsets) > 0, False)[stack]
     if np.count_nonzero(has_stack) * 10 >= len(rows) and has_stack.any():
         barrier = _barriers(snapshot, classes)
-        found = _steps_by_stack(paths, barrier, rows[has_stack], stack[has_stack])
+        found = _steps_by_stack(paths, barrier, rows[has_stack], stack[has_stack], n_events)
         return Steps(found, "stacks")
     return Steps(_steps_by_size(rows, lifetimes.requested[born], n_events), "sizes")
 
@@ -76,7 +79,9 @@ def _python_stacks(snapshot: Snapshot, classes: U8) -> StackTable:
     return StackTable(offsets, table.frames[keep])
 
 
-def _steps_by_stack(stacks: StackTable, barrier: Bools, rows: I64, stack: I32) -> I64:
+def _steps_by_stack(
+    stacks: StackTable, barrier: Bools, rows: I64, stack: I32, n_events: int
+) -> I64:
     """Return the rows where the body of the outermost loop is entered."""
     none = np.zeros(0, np.int64)
     used, at = np.unique(stack, return_inverse=True)
@@ -105,13 +110,13 @@ def _steps_by_stack(stacks: StackTable, barrier: Bools, rows: I64, stack: I32) -
         if int(node.max()) == 0:
             continue
         n_levels += 1
-        best = _best_node(node[at], was_open[at], rows)
+        best = _best_node(node[at], was_open[at], rows, n_events)
         if best is not None:
             return best
     return none
 
 
-def _best_node(node: I64, is_new: Bools, rows: I64) -> I64 | None:
+def _best_node(node: I64, is_new: Bools, rows: I64, n_events: int) -> I64 | None:
     """Return the entries of the loop body among the nodes of one level, if there is a loop.
 
     Of a loop within a loop in the same function the outer one counts: the node with the fewest
@@ -131,12 +136,18 @@ def _best_node(node: I64, is_new: Bools, rows: I64) -> I64 | None:
     first[entered[::-1]] = at[::-1]
     span = last - first
     loops = loops[span[loops] * 2 >= span[loops].max()]
+    # What is entered at the beginning only (a cache being filled) is no loop of the whole.
+    pace = span[loops] / (visits[loops] - 1)
+    loops = loops[n_events - last[loops] <= MAX_SILENCE * pace]
+    if not len(loops):
+        return None
     many = loops[visits[loops] >= ENOUGH_STEPS]
     loops = many if len(many) else loops
     # A program that stopped within a step has entered its first nodes once more than the others.
     fewest = loops[visits[loops] <= visits[loops].min() + 1]
     chosen = fewest[np.argmin(first[fewest])]
-    return at[entered == chosen]
+    entries: I64 = at[entered == chosen]
+    return entries
 
 
 def _barriers(snapshot: Snapshot, classes: U8) -> Bools:

@@ -62,7 +62,7 @@ def round_size(requested: I64, settings: AllocatorSettings) -> I64:
     plain = np.maximum(MIN_BLOCK_BYTES, -(-requested // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES)
     if not settings.roundup_is_on:
         return plain
-    divisions = np.array(settings.roundup_power2_divisions, np.int64)
+    divisions = np.array([min(d, 2**30) for d in settings.roundup_power2_divisions], np.int64)
     log2 = np.frexp(np.maximum(requested, 1).astype(np.float64))[1].astype(np.int64) - 1
     # The float of a size just below a power of two may round up to it.
     log2 -= (np.int64(1) << log2) > np.maximum(requested, 1)
@@ -70,7 +70,7 @@ def round_size(requested: I64, settings: AllocatorSettings) -> I64:
     floor = np.int64(1) << log2
     step = np.maximum(floor // np.maximum(d, 1), 1)
     divided = -(-requested // step) * step
-    is_divided = (d > 1) & (d <= requested // MIN_BLOCK_BYTES) & (requested > MIN_BLOCK_BYTES * d)
+    is_divided = (d > 1) & (requested > MIN_BLOCK_BYTES * d)
     result: I64 = np.where(is_divided, divided, plain)
     return result
 
@@ -102,7 +102,9 @@ def block_sizes(
         done=lifetimes.done[rows],
     )
     blocks = _Barriers.of(lifetimes.address, lifetimes.start, lifetimes.done)
-    segments = _Barriers.of(spans.address + spans.size, spans.start, spans.done)
+    ends = spans.address + spans.size
+    order = np.lexsort((spans.start, ends))
+    segments = _Barriers.of(ends[order], spans.start[order], spans.done[order])
     end_a, exact_a = _next_barrier(wanted, blocks)
     end_b, exact_b = _next_barrier(wanted, segments)
     end = np.minimum(end_a, end_b)
@@ -137,12 +139,16 @@ class _Barriers:
 
     @classmethod
     def of(cls, address: I64, start: I64, done: I64) -> _Barriers:
-        order = np.lexsort((start, address))
-        address, start, done = address[order], start[order], done[order]
-        places, first = np.unique(address, return_index=True)
+        """Return the barriers of rows that are sorted by (address, start)."""
+        fresh = np.ones(len(address), np.bool_)
+        fresh[1:] = address[1:] != address[:-1]
+        first = np.flatnonzero(fresh)
         width = int(start.max(initial=0)) + 3
-        place = np.repeat(np.arange(len(places)), np.diff(np.append(first, len(address))))
-        return cls(places, first, place * width + start + 1, done, width)
+        key = np.cumsum(fresh) - 1
+        key *= width
+        key += start
+        key += 1
+        return cls(address[first], first, key, done, width)
 
 
 def _next_barrier(wanted: _Wanted, barriers: _Barriers) -> tuple[I64, bool]:

@@ -12,16 +12,18 @@ from typing import Final
 
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.finding import Confidence
-from fragdoctor.rules.refusal import CONTEXT_ALLOWANCE_BYTES, SIZE_BUG_BYTES, Refusal
+from fragdoctor.rules.refusal import (
+    CONTEXT_ALLOWANCE_BYTES,
+    FULL_SLACK_SHARE,
+    SIZE_BUG_BYTES,
+    Refusal,
+    rounding_bytes,
+)
 from fragdoctor.units import GIB, format_share, format_size
 
 OUTSIDE_SHARE: Final = 0.25
 """Memory of others is called the cause from a quarter of the device on; below that the program
 would outgrow what they give back with a slightly larger batch."""
-
-FULL_SLACK_SHARE: Final = 0.02
-"""Free cached memory below one part in fifty of what is reserved is the slack that any run shows
-(tails of 20 MiB segments, 1 MiB rests that are not split): the device is simply full."""
 
 SLIM_MARGIN_SHARE: Final = 0.05
 """Where no hole is as large as the request, cache and driver-free memory have to be joined; with
@@ -88,7 +90,10 @@ def _beyond_device(r: Refusal) -> Iterator[Reading]:
             f"The single request of {format_size(r.requested_bytes)} is larger than the whole "
             f"device of {format_size(r.total_bytes)}.",
         )
-    elif r.needed_bytes is not None and r.needed_bytes > r.total_bytes + r.tolerance_bytes:
+    elif r.needed_bytes is not None and r.needed_bytes > (
+        # The size of the device is a printed figure even where the rest comes from a snapshot.
+        r.total_bytes + r.tolerance_bytes + rounding_bytes(r.total_bytes)
+    ):
         if r.limit_is_binding and r.is_covered_by_free:
             return
         yield Reading(
@@ -113,7 +118,7 @@ def _limit(r: Refusal) -> Iterator[Reading]:
         f"{_although_free(r)}.",
     )
     packed_fits = r.margin_bytes is not None and r.margin_bytes > r.tolerance_bytes
-    if packed_fits and _has_real_holes(r):
+    if packed_fits and r.has_real_holes:
         yield _fragmentation(r, f"under the limit of {format_size(r.limit_bytes)}")
     yield limit
 
@@ -132,9 +137,9 @@ def _free_enough(r: Refusal) -> Iterator[Reading]:
             r.live_bytes is not None
             and r.reserved_bytes is not None
             and r.live_bytes + r.requested_bytes <= r.reserved_bytes
-            and _has_real_holes(r)
+            and r.has_real_holes
         ):
-            yield _fragmentation(r, "inside what was reserved already")
+            yield _fragmentation(r, "enough within what was reserved already")
         yield Reading(
             Cause.MEMORY_LIMIT,
             Confidence.LIKELY,
@@ -214,7 +219,7 @@ def _joined_fits(r: Refusal) -> Iterator[Reading]:
             "MemPool), where ordinary requests cannot use them.",
         )
         return
-    if not _has_real_holes(r):
+    if not r.has_real_holes:
         yield _simply_full(r)
         yield _fragmentation(r, "a little")
         return
@@ -245,7 +250,7 @@ def _no_free_figure(r: Refusal) -> Iterator[Reading]:
     if r.total_bytes is None or r.reserved_bytes is None or r.unallocated_bytes is None:
         return
     rest = r.total_bytes - r.reserved_bytes - r.requested_bytes
-    if r.unallocated_bytes >= r.requested_bytes and _has_real_holes(r):
+    if r.unallocated_bytes >= r.requested_bytes and r.has_real_holes:
         yield _fragmentation(r, "")
     elif rest <= SHORT_OF_CAPACITY_SHARE * r.total_bytes:
         yield Reading(
@@ -407,10 +412,6 @@ def _although_free(r: Refusal) -> str:
 
 def _live_and_request(r: Refusal) -> str:
     return f"Live {format_size(r.live_bytes)} and the request of {format_size(r.requested_bytes)}"
-
-
-def _has_real_holes(r: Refusal) -> bool:
-    return _share(r.cache_bytes, r.reserved_bytes) >= FULL_SLACK_SHARE
 
 
 def _share(part: int | None, whole: int | None) -> float:

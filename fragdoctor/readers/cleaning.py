@@ -28,20 +28,27 @@ _TAG: Final = re.compile(
 _INVISIBLE: Final = re.compile(
     "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u00ad\u200b-\u200f\u2060\ufeff]"
 )
-_QUOTE: Final = re.compile(r"(?:\s{0,40}(?:>(?!=)|[│┃┆┊║▌❯|]|[╭╰╮╯─━═]{2,200})\s{0,2}){1,20}")
+_QUOTE: Final = re.compile(r"(?:\s{0,40}(?:>(?!=)|[│┃┆┊║▌\u276f|]|[╭╰╮╯─━═]{2,200})\s{0,2}){1,20}")
 _QUOTE_END: Final = re.compile(r"\s{0,400}[│┃┆┊║▌|]\s{0,10}$")
 
 _PREFIXES: Final = tuple(
     re.compile(pattern, re.ASCII)
     for pattern in (
         # dates and times, as loggers, container engines and syslog write them
-        r"[\[(]?\d{4}[-/]\d{1,2}[-/]\d{1,2}[T _]\d{1,2}:\d\d(?::\d\d(?:[.,]\d{1,12})?)?"
-        r"(?:Z|[+-]\d\d:?\d\d| UTC)?[\])]?:?(?=[\s\[(|:-]|$)",
-        r"[\[(]?(?:\d{1,2}[-/]\d{1,2}(?:[-/]\d{2,4})?[ ,]\s{0,3})?\d{1,2}:\d\d:\d\d(?:[.,]\d{1,9})?"
-        r"(?:\s[AP]M)?[\])]?:?(?=[\s\[(|:-]|$)",
+        (
+            r"[\[(]?\d{4}[-/]\d{1,2}[-/]\d{1,2}[T _]\d{1,2}:\d\d(?::\d\d(?:[.,]\d{1,12})?)?"
+            r"(?:Z|[+-]\d\d:?\d\d| UTC)?[\])]?:?(?=[\s\[(|:-]|$)"
+        ),
+        (
+            r"[\[(]?(?:\d{1,2}[-/]\d{1,2}(?:[-/]\d{2,4})?[ ,]\s{0,3})?"
+            r"\d{1,2}:\d\d:\d\d(?:[.,]\d{1,9})?"
+            r"(?:\s[AP]M)?[\])]?:?(?=[\s\[(|:-]|$)"
+        ),
         r"[\[(]\d\d/\d\d\s\d\d:\d\d:\d\d\s[\w.:-]{1,60}[\])]:",
-        r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)\s{1,2}\d{1,2}\s\d\d:\d\d:\d\d"
-        r"(?:\s[\w.-]{1,60})?(?:\s[\w./-]{1,60}(?:\[\d{1,9}\])?:)?",
+        (
+            r"(?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)\s{1,2}\d{1,2}\s\d\d:\d\d:\d\d"
+            r"(?:\s[\w.-]{1,60})?(?:\s[\w./-]{1,60}(?:\[\d{1,9}\])?:)?"
+        ),
         # glog and torch.distributed: E0330 21:37:34.807000 155011 path.py:869]
         r"\[?[IWEF]\d{3,4}\s\d\d:\d\d:\d\d\.\d{1,9}\s{0,4}(?:\d{1,9}\s)?[\w./-]{0,160}:\d{1,6}\]",
         r"\[\d{1,6}\.\d{6}\]",
@@ -55,22 +62,26 @@ _PREFIXES: Final = tuple(
         r"[A-Za-z][\w./-]{0,80}\s{0,20}\|(?=\s|$)",
         r"(?:[A-Za-z][\w./-]{0,80}[\s:]{1,3})?(?:stderr|stdout|STDERR|STDOUT)(?:\s[FP])?:?(?=\s|$)",
         # levels and sources
-        r"\[?(?:DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL|error|warn|info)\]?"
-        r"(?::[\w.]{1,80})?[:|]?(?=\s|\[|$)",
+        r"(?:DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL):[\w.]{1,80}:",
+        (
+            r"\[?(?:DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL|error|warn|info)\]?"
+            r"(?::[\w.]{1,80})?[:|]?(?=\s|\[|$)"
+        ),
         r"\[?[\w./-]{1,120}\.(?:py|cc|cpp|cu|c|h|rs|go):\d{1,6}\]",
         r"\[\d{1,9}\](?=\s\[)",
         # shells and notebooks
         r"(?:stderr|stdout):",
-        r"`{3}[a-z]{0,12}|~{3}|[-*•]\s(?=\S)",
+        r"`{3}[a-z]{0,12}|~{3}|[-*•]\s{1,40}(?=\S)",
     )
 )
 _KEYWORD: Final = re.compile(
-    r"[A-Za-z_.]{0,60}(?:error|exception)|cuda|hip |npu |xpu |mps |out of|file \"|traceback"
-    r"|allocat|reserved|memory|gpu |process |including|tried",
+    r"[A-Za-z_.]{0,60}(?:error|exception)|cuda|ggml|hip |npu |xpu |mps |out of|file \"|traceback"
+    r"|\s\[\d{1,3}\]\s|allocat|reserved|memory|gpu |process |including|tried",
     re.IGNORECASE,
 )
 _DIGITS: Final = re.compile(r"[0-9]")
 _SEPARATOR_END: Final = re.compile(r".{0,200}[\]|:>)»#/-]\s|.{0,200}[\]|>»:]", re.DOTALL)
+_LOGGER_NAME: Final = re.compile(r"[A-Za-z_][\w.]{2,80} ", re.ASCII)
 _MAX_PREFIX: Final = 240
 
 
@@ -124,11 +135,12 @@ def _one_prefix(rest: str) -> int:
     return 0
 
 
-def shared_prefix(previous: str, line: str) -> int:
+def shared_prefix(previous: str, line: str, *, after_known: bool = False) -> int:
     """Return the length of an unknown prefix that two neighbouring lines share.
 
     Figures may differ (clocks, counters). It ends before the first word of a message, and at a
-    separator; so equal messages are never eaten.
+    separator; so equal messages are never eaten. After a known prefix (a clock, a level) a single
+    shared word counts too: the name of a logger.
     """
     a, b = previous[:_MAX_PREFIX], line[:_MAX_PREFIX]
     if len(a) < 4 or a[:1] != b[:1]:
@@ -139,7 +151,10 @@ def shared_prefix(previous: str, line: str) -> int:
     if keyword:
         n = min(n, keyword.start())
     match = _SEPARATOR_END.match(b[:n])
-    return match.end() if match and match.end() >= 3 else 0
+    if match and match.end() >= 3:
+        return match.end()
+    name = _LOGGER_NAME.match(b[:n]) if after_known else None
+    return name.end() if name else 0
 
 
 RANK_PATTERNS: Final = tuple(

@@ -13,8 +13,9 @@ from __future__ import annotations
 import string
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Final, NamedTuple
 
 from fragdoctor.readers.cleaning import ACTOR, plain_lines, rank_in, shared_prefix, split_prefix
@@ -86,9 +87,18 @@ class Stream:
             parts.append(part)
             offset += len(part)
         self.squeezed = "".join(parts)
+        self._offsets: tuple[int, list[int]] = (-1, [])
 
     def _index(self, position: int) -> int:
         return max(0, bisect_right(self._starts, position) - 1)
+
+    def _unsqueezed(self, index: int, n: int) -> int:
+        """Return the offset in a line of its n-th character that is not white space."""
+        if self._offsets[0] != index:
+            text = self._lines[index].text
+            self._offsets = index, [i for i, char in enumerate(text) if not char.isspace()]
+        offsets = self._offsets[1]
+        return offsets[n] if n < len(offsets) else len(self._lines[index].text)
 
     def line_at(self, position: int) -> int:
         """Return the number of the line that holds a position."""
@@ -102,7 +112,7 @@ class Stream:
         """Return the rank printed before a position on its line."""
         index = self._index(position)
         line = self._lines[index]
-        offset = _unsqueezed(line.text, position - self._starts[index])
+        offset = self._unsqueezed(index, position - self._starts[index])
         return rank_in(line.prefix + " " + line.text[max(0, offset - 200) : offset])
 
     def line_text(self, position: int) -> str:
@@ -126,24 +136,13 @@ class Stream:
         size = 0
         for index in range(self._index(start), self._index(max(start, end - 1)) + 1):
             text, base = self._lines[index].text, self._starts[index]
-            low = _unsqueezed(text, start - base) if start > base else 0
-            high = _unsqueezed(text, end - 1 - base) + 1 if end - base < len(text) else len(text)
+            low = self._unsqueezed(index, start - base) if start > base else 0
+            high = self._unsqueezed(index, end - 1 - base) + 1
             pieces.append(" ".join(text[low:high].split()))
             size += len(pieces[-1]) + 1
             if size > limit:
                 break
         return " ".join(piece for piece in pieces if piece)[:limit]
-
-
-def _unsqueezed(text: str, n: int) -> int:
-    """Return the offset of the n-th character of a line that is not white space."""
-    count = 0
-    for offset, char in enumerate(text):
-        if not char.isspace():
-            if count == n:
-                return offset
-            count += 1
-    return len(text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,24 +161,36 @@ class Window:
         """Return the window's streams; a line without a source belongs to the last one named."""
         grouped: dict[object, list[LogLine]] = {}
         key: object = None
-        previous, last_number = "", 0
+        for line in _without_shared_prefixes(self._plain()):
+            source = _source(line.prefix)
+            if key is None and source is not None and None in grouped:
+                grouped[source] = grouped.pop(None)  # what stands above the first source
+            key = source if source is not None else key
+            grouped.setdefault(key, []).append(line)
+        return [Stream(lines) for lines in grouped.values()]
+
+    def _plain(self) -> Iterator[LogLine]:
+        last_number = 0
         for ordinal, number, raw in self.lines:
             for i, plain in enumerate(plain_lines(raw)):
                 if number == last_number and i == 0:  # the next piece of a long line
-                    grouped.setdefault(key, []).append(LogLine(ordinal, number, "", plain))
-                    continue
+                    yield LogLine(ordinal, number, "", plain)
+                else:
+                    yield LogLine(ordinal, number, *split_prefix(plain))
                 last_number = number
-                prefix, text = split_prefix(plain)
-                cut = shared_prefix(previous, text)
-                previous = text or previous
-                if cut:
-                    prefix, text = prefix + text[:cut], text[cut:]
-                source = _source(prefix)
-                if key is None and source is not None and None in grouped:
-                    grouped[source] = grouped.pop(None)  # what stands above the first source
-                key = source if source is not None else key
-                grouped.setdefault(key, []).append(LogLine(ordinal, number, prefix, text))
-        return [Stream(lines) for lines in grouped.values()]
+
+
+def _without_shared_prefixes(lines: Iterable[LogLine]) -> Iterator[LogLine]:
+    """Yield lines less an unknown prefix that each shares with the line before or after it."""
+    filled = [line for line in lines if line.text]
+    previous = ""
+    for line, following in zip_longest(filled, filled[1:]):
+        is_known = bool(line.prefix)
+        cut = shared_prefix(previous, line.text, after_known=is_known)
+        if not cut and following is not None:
+            cut = shared_prefix(following.text, line.text, after_known=is_known)
+        previous = line.text
+        yield replace(line, prefix=line.prefix + line.text[:cut], text=line.text[cut:])
 
 
 def _source(prefix: str) -> object:

@@ -9,13 +9,15 @@ from typing import Final
 from fragdoctor.model.oom import LogMarker
 from fragdoctor.readers.log import Stream
 
+_ASSERTION: Final = r"thread:\[\d{1,6},\d{1,6},\d{1,6}\]assertion`"
 _MARKERS: Final = (
-    ("cache-flush", "allocatorcacheflushes", re.compile(r"(?:\d{1,9})?(?:pytorch)?allocatorcacheflushes"), 16),
-    ("device-assert", "assertion`", re.compile(r"thread:\[\d{1,6},\d{1,6},\d{1,6}\]assertion`"), 40),
+    ("cache-flush", "allocatorcacheflushes", re.compile(r"allocatorcacheflushes"), 0),
+    ("device-assert", "assertion`", re.compile(_ASSERTION), 40),
     ("restart", "restartingworker", re.compile(r"restartingworker(?:s|group)"), 0),
     ("restart", "willrestartworker", re.compile(r"willrestartworkergroup"), 0),
     ("killed", "closingsignalsigterm", re.compile(r"closingsignalsigterm"), 0),
     ("killed", "failed(exitcode:", re.compile(r"failed\(exitcode:-?\d{1,4}\)"), 0),
+    ("killed", "exitedunexpectedly", re.compile(r"dataloaderworker\S{0,80}exitedun"), 99),
     ("killed", "signal15(sigterm)", re.compile(r"signal15\(sigterm\)"), 0),
 )  # fmt: skip
 

@@ -5,46 +5,17 @@ The table of wordings is in ``wordings/``, one family a file; ``variants()`` lis
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from fragdoctor.model.oom import LogMarker, OomLog, OomMessage
-from fragdoctor.readers.log import Stream, windows
+from fragdoctor.readers.log import windows
 from fragdoctor.readers.markers import markers_of
-from fragdoctor.readers.wordings import (
-    allocator,
-    cuda_async,
-    driver,
-    frameworks,
-    host,
-    jax_tf,
-    kv_cache,
-    libraries,
-    mps,
-    names,
-    negatives,
-)
-from fragdoctor.readers.wordings.base import Hit, Wording
+from fragdoctor.readers.wordings import names
+from fragdoctor.readers.wordings.base import Hit
+from fragdoctor.readers.wordings.table import hits_of, variants
 
-# Earlier families win where two match the same words.
-WORDINGS: Final[tuple[Wording, ...]] = (
-    *mps.WORDINGS,
-    *cuda_async.WORDINGS,
-    *kv_cache.WORDINGS,
-    *jax_tf.WORDINGS,
-    *frameworks.WORDINGS,
-    *libraries.WORDINGS,
-    *host.WORDINGS,
-    *driver.WORDINGS,
-    *negatives.WORDINGS,
-)
-_GROUP_GAP: Final = 900
-
-
-def variants() -> tuple[str, ...]:
-    """Return the names of all wordings that stand in the table, sorted."""
-    return tuple(sorted({w.variant for w in WORDINGS}))
+__all__ = ["find_messages", "parse_oom", "variants"]
 
 
 def parse_oom(text: str) -> OomMessage | None:
@@ -70,75 +41,65 @@ def find_messages(text: str) -> OomLog:
     else the earliest other failure of memory; else the earliest warning; else the first message.
     Time-outs, asserts and kills that follow an out-of-memory error are its consequences.
     """
-    messages: list[OomMessage] = []
-    markers: list[LogMarker] = []
-    negative: list[OomMessage] = []
-    warnings: list[OomMessage] = []
-    consumed = -1
+    found = _Found()
     for window in windows(text):
-        found: list[tuple[int, int, Hit]] = []
+        hits: list[tuple[int, int, Hit]] = []
         for stream in window.streams():
-            markers.extend(markers_of(stream, window.report_before))
-            for hit in _hits(stream):
+            found.markers.extend(markers_of(stream, window.report_before))
+            for hit in hits_of(stream):
                 first = stream.ordinal_at(hit.start)
                 if window.report_before is not None and first >= window.report_before:
                     continue
-                if first <= consumed and not hit.is_whole:
-                    continue
-                found.append((first, stream.ordinal_at(max(hit.start, hit.end - 1)), hit))
-        for _first, last, hit in sorted(found, key=lambda item: (item[0], item[2].start)):
-            message = hit.message
-            if hit.is_marker:
-                (warnings if message.is_warning else negative).append(message)
-                kind = "cudamalloc-warning" if message.is_warning else message.sub_kind
-                markers.append(LogMarker(kind, message.line, message.rank, message.text[:500]))
-            else:
-                consumed = max(consumed, last)
-                messages.append(message)
-    if not messages:
-        messages = warnings or [replace(n, rank=None) for n in negative[:1]] or _look_alike(text)
+                if first > found.consumed or hit.is_whole:
+                    hits.append((first, stream.ordinal_at(max(hit.start, hit.end - 1)), hit))
+        for _first, last, hit in sorted(hits, key=lambda item: (item[0], item[2].start)):
+            found.add(hit, last)
+    messages = found.messages or found.warnings or found.negative[:1] or _look_alike(text)
     return OomLog(
         messages=tuple(messages),
-        markers=tuple(sorted(markers, key=lambda m: m.line)),
+        markers=_distinct(found.markers),
         primary=_primary(messages),
         n_lines=text.count("\n") + (not text.endswith("\n") and bool(text)),
-        n_bytes=len(text.encode("utf-8", "surrogatepass")),
+        n_bytes=len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass")),
     )
 
 
-def _hits(stream: Stream) -> Iterator[Hit]:
-    """Yield the hits of a stream in order, of overlapping ones the one whose family is first."""
-    ranked: list[tuple[int, int, Hit]] = [(-1, hit.start, hit) for hit in allocator.hits(stream)]
-    for priority, wording in enumerate(WORDINGS):
-        ranked.extend((priority, hit.start, hit) for hit in wording.hits(stream))
-    taken = _without_overlaps(ranked)
-    yield from _grouped(taken)
+@dataclass(slots=True)
+class _Found:
+    """What the windows of a text have given so far."""
+
+    messages: list[OomMessage] = field(default_factory=list)
+    markers: list[LogMarker] = field(default_factory=list)
+    negative: list[OomMessage] = field(default_factory=list)
+    warnings: list[OomMessage] = field(default_factory=list)
+    consumed: int = -1  # last raw line that a message reaches
+
+    def add(self, hit: Hit, last: int) -> None:
+        """Sort one hit in."""
+        message = hit.message
+        is_consequence = message.variant in _CONSEQUENCES and any(
+            m.is_device_oom and not m.is_warning for m in self.messages
+        )
+        if not hit.is_marker and not is_consequence:
+            self.consumed = max(self.consumed, last)
+            self.messages.append(message)
+            return
+        kind = "killed" if is_consequence else message.sub_kind
+        self.markers.append(LogMarker(kind, message.line, message.rank, message.text[:500]))
+        if message.is_warning:
+            self.warnings.append(message)
+        elif not is_consequence:
+            self.negative.append(replace(message, rank=None))
 
 
-def _without_overlaps(ranked: Iterable[tuple[int, int, Hit]]) -> list[Hit]:
-    kept: list[tuple[int, Hit]] = []
-    for priority, _start, hit in sorted(ranked, key=lambda item: (item[1], item[0])):
-        if kept and hit.start < kept[-1][1].end:
-            # MPS and cudaMallocAsync also say "Tried to allocate": the specific family wins
-            if kept[-1][0] == -1 and priority >= 0 and hit.start <= kept[-1][1].start:
-                kept[-1] = (priority, hit)
-            continue
-        kept.append((priority, hit))
-    return [hit for _priority, hit in kept]
+# Peers die after a failure of one rank; by itself such a line means the host's OOM killer.
+_CONSEQUENCES: Final = frozenset({"exit-code", "sigkill", "killed"})
 
 
-def _grouped(hits: Iterable[Hit]) -> Iterator[Hit]:
-    """Yield hits, parts of one report merged into its first."""
-    last: Hit | None = None
-    for hit in hits:
-        if last and hit.group and hit.group == last.group and hit.start - last.end < _GROUP_GAP:
-            last = replace(last, end=hit.end, message=_filled(last.message, hit.message))
-            continue
-        if last:
-            yield last
-        last = hit
-    if last:
-        yield last
+def _distinct(markers: list[LogMarker]) -> tuple[LogMarker, ...]:
+    """Return markers in the order of the text, one of a kind for each line."""
+    by_place = {(m.line, m.kind): m for m in reversed(markers)}
+    return tuple(by_place[place] for place in sorted(by_place))
 
 
 def _look_alike(text: str) -> list[OomMessage]:
@@ -171,15 +132,6 @@ _TOPICS: Final = (
     (("tensorflow",), "tf"),
     (("out of memory", "memory"), "cpu"),
 )
-_FILLABLE: Final = (
-    "device_index", "requested_bytes", "total_bytes", "free_bytes", "allocated_bytes",
-    "reserved_bytes", "limit_bytes",
-)  # fmt: skip
-
-
-def _filled(first: OomMessage, second: OomMessage) -> OomMessage:
-    missing = {name: getattr(second, name) for name in _FILLABLE if getattr(first, name) is None}
-    return replace(first, **missing)
 
 
 def _primary(messages: list[OomMessage]) -> int:

@@ -43,7 +43,9 @@ _MARK: Final = re.compile(
     r"\"(?:(?:allocated|reserved|active)_bytes(?:\.|\"\s{0,20}:\s{0,20}\{)"
     r"|num_alloc_retries\"|num_ooms\")"
 )
-_DEVICE_NAME: Final = re.compile(r"(?:(?:cuda|gpu|xpu|hip|npu|device|rank)?[ :_-]?)(\d{1,6})", re.I)
+_DEVICE_NAME: Final = re.compile(
+    r"(?:(?:cuda|gpu|xpu|hip|npu|device|rank)?[ :_-]?)(\d{1,6})", re.IGNORECASE
+)
 _DEVICE_KEYS: Final = ("device", "device_index", "device_id", "gpu", "local_rank")
 _LABEL_KEYS: Final = ("step", "global_step", "iteration", "iter", "epoch", "batch", "time", "ts")
 _HEAD: Final = 64 * 1024
@@ -189,7 +191,7 @@ def _device_in(value: Any) -> int | None:
     if not isinstance(value, dict):
         return None
     for key in _DEVICE_KEYS:
-        given = value.get(key)
+        given: Any = value.get(key)
         if _is_number(given):
             return int(given)
         match = _DEVICE_NAME.fullmatch(given) if isinstance(given, str) else None

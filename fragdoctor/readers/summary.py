@@ -14,10 +14,12 @@ from typing import Final
 from fragdoctor.model.stats import MemoryStats
 from fragdoctor.readers.cleaning import plain_lines
 
-_TITLE: Final = re.compile(r"memory summary\s*,\s*device(?:\s+id)?\s*:?\s*(?:cuda:)?(\d{1,6})", re.I)
-_OOMS: Final = re.compile(r"(?:CUDA|HIP|XPU)\s+OOMs\s*:\s*(\d{1,18})", re.I)
-_RETRIES: Final = re.compile(r"(?:cuda|hip)?Malloc\s+retries\s*:\s*(\d{1,18})", re.I)
-_CELL: Final = re.compile(r"(\d{1,18})\s*([KMGTP]i?B|B|[KM])?", re.I)
+_TITLE: Final = re.compile(
+    r"memory summary\s*,\s*device(?:\s+id)?\s*:?\s*(?:cuda:)?(\d{1,6})", re.IGNORECASE
+)
+_OOMS: Final = re.compile(r"(?:CUDA|HIP|XPU)\s+OOMs\s*:\s*(\d{1,18})", re.IGNORECASE)
+_RETRIES: Final = re.compile(r"(?:cuda|hip)?Malloc\s+retries\s*:\s*(\d{1,18})", re.IGNORECASE)
+_CELL: Final = re.compile(r"(\d{1,18})\s*([KMGTP]i?B|B|[KM])?", re.IGNORECASE)
 _ROWS: Final = {
     "allocated memory": "allocated_bytes",
     "active memory": "active_bytes",

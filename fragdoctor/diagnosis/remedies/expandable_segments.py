@@ -123,5 +123,7 @@ def _caveats(plan: Plan) -> tuple[str, ...]:
         caveats.append(
             "Remove max_split_size_mb: together they can make reserved memory grow without bound."
         )
+    if plan.settings is not None and plan.settings.garbage_collection_threshold:
+        caveats.append("garbage_collection_threshold does not act on expandable segments.")
     caveats.append("Older versions cannot share its tensors between processes (CUDA IPC).")
     return tuple(caveats)

@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 
 from fragdoctor.diagnosis.remedies.plan import Plan
+from fragdoctor.rules.optimizer import fails_in_optimizer
 
 LOW_PERCENTILE: Final = 5
 """Live memory between steps: weights, gradients kept, optimizer state. The lowest states of a run
@@ -31,6 +32,12 @@ class Workload:
     keep_share: float | None = None
 
 
+def fails_in_optimizer_step(plan: Plan) -> bool:
+    """Tell whether the request failed inside an optimizer's step, after the backward pass."""
+    analysis = plan.context.analysis
+    return analysis is not None and fails_in_optimizer(plan.context, analysis)
+
+
 def workload_of(plan: Plan) -> Workload:
     """Return the split of live memory at the failure."""
     r = plan.refusal
@@ -38,6 +45,7 @@ def workload_of(plan: Plan) -> Workload:
         return Workload(0)
     missing = max(0, -r.margin_bytes) if r.margin_bytes is not None else 0
     if missing == 0:
+        # Packed perfectly it would fit; without new packing this much more must be free.
         missing = max(0, r.requested_bytes - (r.free_bytes or 0))
     analysis = plan.context.analysis
     if analysis is None or analysis.timeline is None or r.live_bytes is None:

@@ -25,6 +25,7 @@ from fragdoctor.readers.wordings.base import (
 )
 from fragdoctor.readers.wordings.versions import dialect
 
+_ABSURD_BYTES: Final = 16 * 2**40  # no device is near; such a size was computed from garbage
 _GAP: Final = 700  # squeezed characters between two clauses of one message, at most
 
 
@@ -63,7 +64,7 @@ CLAUSES: Final = (
     _clause("reserved", "reservedintotal", r"<reserved_bytes>reservedintotal", 30),
     _clause("private", "allocatedinpriv", r"<private_pools_bytes>allocatedinprivate", 30),
     _clause("unallocated", "isreservedbypyt", r"<reserved_unallocated_bytes>isreservedbypyt", 30),
-    _clause("stretch", "cannotspanexp", r"asingleallocationcannotspanexpandablesegments"),
+    _clause("stretch", "cannotspanexp", r"asingleallocationcannotspanexpandablesegments", 20),
     _clause("tail", "ifreserved", r"ifreserved(?:butunallocated)?memoryis"),
     _clause("tail", "expandable_seg", r"expandable_segmentsisenabled"),
     _clause("tail", "pleaseuse`empty", r"pleaseuse`empty_cache`"),
@@ -87,9 +88,8 @@ class _Draft:
         """Return whether a clause continues this message instead of beginning another."""
         if start - self.end > _GAP or (clause in self.seen and clause not in _REPEATABLE):
             return False
-        if clause == "head" or (clause in {"tried", "huge"} and len(self.seen - {"head"}) > 0):
-            return False
-        return True
+        is_second_start = clause in {"tried", "huge"} and bool(self.seen - {"head"})
+        return clause != "head" and not is_second_start
 
     def add(self, clause: str, match: re.Match[str]) -> None:
         """Take one clause in."""
@@ -160,7 +160,7 @@ def _finished(draft: _Draft, stream: Stream) -> Iterator[Hit]:
         variant=found.variant,
         version_low=found.version_low,
         version_high=found.version_high,
-        sub_kind=_sub_kind(draft),
+        sub_kind=_sub_kind(draft, stream.squeezed[draft.end : draft.end + 8]),
         free_allocated_hint=found.hint,
         expandable_is_on=found.expandable_is_on,
         **fields,
@@ -180,17 +180,19 @@ def _tail_length(text: str, draft: _Draft) -> int:
 
 
 def _is_message(draft: _Draft, stream: Stream) -> bool:
-    if is_source(stream, draft.start):
-        return False
     figures = len(draft.seen & _FIGURES)
+    # Program text holds placeholders, not figures: a list's repr in a log looks like source too.
+    if figures < 3 and is_source(stream, draft.start):
+        return False
     if draft.seen & {"tried", "huge"}:
         return True
     return figures >= 2 or ("head" in draft.seen and figures >= 1)
 
 
-def _sub_kind(draft: _Draft) -> str:
-    if "huge" in draft.seen:
+def _sub_kind(draft: _Draft, after: str) -> str:
+    if "huge" in draft.seen or draft.fields.get("requested_bytes", 0) > _ABSURD_BYTES:
         return "size-bug"
     if "stretch" in draft.seen:
         return "not-in-reserve"
-    return ""
+    # torch 2.3.0 printed the device number as a raw byte, at which many consoles cut the line
+    return "figures-lost" if not draft.seen & _FIGURES and after.startswith(".gpu") else ""

@@ -200,21 +200,31 @@ _FAILED: Final = re.compile(
 _ADVICE: Final = re.compile(
     r"(?:errors|can|could|is|are|when|if|while|may|might|usually|often|means|happens|because|due"
     r"|issues?|problems?|error(?:s|can|is|when|if|on|in|while|during)|exceptions?|situations?"
-    r"|messages?|killer|protection|handling|handler|retry)"
+    r"|messages?|killer|protection|handling|handler|retry|reduce|lower|decrease|increase|try|use"
+    r"|set|see|check|make|you|this|that|then|please|how|why|what)"
+)
+_EXPLAINED: Final = re.compile(
+    r"(?:if|when|whenever|once|where|that)(?:you|your|it|there|the|one|we|i)(?:r|get|see|hit|run|$)"
+    r"|(?:you|we|it|i)(?:may|might|can|could|will)|(?:may|might)(?:get|see|raise|throw|cause)"
+    r"|suchas|e\.g\.|forexample|encounter|(?:to)(?:avoid|prevent|fix|solve|handle)|howto"
+    r"|(?:if|when)yousee|common(?:errors?|issues?)"
 )
 
 
 def reads_as_failure(stream: Stream, match: re.Match[str]) -> bool:
     """Return whether a short wording stands where a program reports, not where people explain.
 
-    It does after ``...Error:`` and the like, or alone at the start of a line.
+    It does after ``...Error:`` and the like, or alone at the start of a line; never after words
+    such as "if you see".
     """
     before, after = stream.before(match.start(), 80), stream.after(match.end(), 40)
+    if _EXPLAINED.search(before):
+        return False
     if _FAILED.search(before):
         return True
     if before.strip("\"'`([{>*-:"):
         return False
-    return not _ADVICE.match(after.lstrip(".'\"`"))
+    return not _ADVICE.match(after.lstrip(".'\"`*:,;-"))
 
 
 def compile_squeezed(pattern: str) -> re.Pattern[str]:

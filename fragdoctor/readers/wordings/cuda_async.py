@@ -45,6 +45,17 @@ WORDINGS: Final = (
         versions=("2.0", ""),
     ),
     Wording(
+        "cudaMallocAsync",
+        names.ALLOCATOR,
+        "cuda",
+        "outofmemoryerror:allocationondevice",
+        compile_squeezed(
+            r"outofmemoryerror:allocationondevice(?:(?:cuda:)?<device_index>)?(?!\d|would|cuda)"
+        ),
+        sub_kind="figures-lost",
+        versions=("2.0", ""),
+    ),
+    Wording(
         "torch-2.12-fraction",
         names.ALLOCATOR,
         "cuda",
@@ -80,7 +91,7 @@ WORDINGS: Final = (
         compile_squeezed(
             r"(?:expandable_segments:)?memory(?:allocation|mapping)failedwithoomondevice"
             r"<device_index>(?:whiletryingtoallocate<requested_bytes>"
-            r"(?:\(free:<free_bytes>,total:<total_bytes>\))?)?"
+            r"(?:\(free:(?P<free_bytes>SIZE|COUNT),total:(?P<total_bytes>SIZE|COUNT)\))?)?"
         ),
         back=45,
         is_warning=True,

@@ -8,7 +8,6 @@ from fragdoctor.readers.wordings.base import Wording
 from fragdoctor.readers.wordings.base import host_wording as _host
 from fragdoctor.readers.wordings.kills import WORDINGS as KILLS
 
-
 WORDINGS: Final[tuple[Wording, ...]] = (
     _host("cpu-allocator", "cpu-allocator", "defaultcpuallocator:",
           r"defaultcpuallocator:(?:can'?tallocatememory|notenoughmemory|[a-z']{1,60}):?"

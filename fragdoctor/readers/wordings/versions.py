@@ -1,17 +1,30 @@
-"""Which PyTorch versions print which form of the caching allocator's message.
-
-Variants: ``torch-1.0`` (cached), ``torch-1.4`` (reserved in total), ``torch-1.10`` (the same
-with advice), ``torch-2.1`` (capacty), ``torch-2.2``, ``torch-2.9``, ``torch-2.10``,
-``torch-2.15``, ``torch-2`` (2.x, cut before what tells them apart), ``torch`` (no figures but the
-request), ``ipex``, ``xpu-2.4``, ``xpu-2.9``, ``npu``, ``musa``.
-"""
+"""Which PyTorch versions print which form of the caching allocator's message."""
 
 from __future__ import annotations
 
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from typing import Final
 
 from fragdoctor.readers.wordings import names
+
+VARIANTS: Final = {
+    "torch-1.0": "cached",
+    "torch-1.4": "reserved in total by PyTorch",
+    "torch-1.10": "the same with advice about max_split_size_mb",
+    "torch-2.1": "total capacty, or 2.x sentences with advice about max_split_size_mb",
+    "torch-2.2": "2.x sentences, advice with the environment-variables link",
+    "torch-2.9": "advice with PYTORCH_ALLOC_CONF",
+    "torch-2.10": "advice with the docs.pytorch.org link",
+    "torch-2.15": "advice that knows whether expandable segments are on",
+    "torch-2": "2.x sentences, cut before what tells the versions apart",
+    "torch": "no figure but the request",
+    "ipex": "XPU of Intel's extension",
+    "xpu-2.4": "XPU without free memory",
+    "xpu-2.9": "XPU with free memory",
+    "npu": "Ascend",
+    "musa": "Moore Threads",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,14 +104,9 @@ def _one(text: str) -> tuple[str, str, str]:
 
 
 def _two(seen: AbstractSet[str], text: str) -> tuple[str, str, str]:
-    if "expandable_segmentsisenabled" in text or "cannotspanexpandable" in text:
-        return "torch-2.15", "2.15", ""
-    if "capactyof" in text:
-        return "torch-2.1", "2.1", "2.1"
-    if "docs.pytorch.org" in text:
-        return "torch-2.10", "2.10", ""
-    if "pytorch_alloc_conf=" in text:
-        return "torch-2.9", "2.9", "2.9"
+    for words, row in _TWO:
+        if words in text:
+            return row
     if not seen & {"total", "free", "allocated", "unallocated", "own", "process"}:
         return "torch", "", ""
     low = "2.5" if "limit" in seen else "2.4" if "private" in seen else "2.2"
@@ -107,3 +115,13 @@ def _two(seen: AbstractSet[str], text: str) -> tuple[str, str, str]:
     if "trysettingmax_split_size" in text:
         return "torch-2.1", "2.1", "2.1"
     return "torch-2", low, ""
+
+
+# Words that settle the version, the latest first.
+_TWO: Final = (
+    ("expandable_segmentsisenabled", ("torch-2.15", "2.15", "")),
+    ("cannotspanexpandable", ("torch-2.15", "2.15", "")),
+    ("capactyof", ("torch-2.1", "2.1", "2.1")),
+    ("docs.pytorch.org", ("torch-2.10", "2.10", "")),
+    ("pytorch_alloc_conf=", ("torch-2.9", "2.9", "2.9")),
+)
