@@ -113,7 +113,7 @@ def test_alternate_blocks_freed_cannot_hold_a_larger_one():
         allocator.free(address)
 
     with pytest.raises(OutOfMemory) as caught:
-        Allocator.malloc(allocator, 600 * MIB)
+        allocator.malloc(600 * MIB)
 
     error = caught.value
     assert error.requested_bytes == error.alloc_bytes == 600 * MIB

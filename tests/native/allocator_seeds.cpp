@@ -18,7 +18,9 @@ SeedSegment plain(std::uint64_t address, std::vector<SeedBlock> blocks) {
 }
 
 void seeded_blocks_are_used_and_freed() {
-  Allocator a{Config{}};
+  Config config;
+  config.capacity_bytes = 100 * MIB;
+  Allocator a(config);
   std::vector<BlockId> ids;
   REQUIRE(a.seed_segment(plain(0x7f0000000000ULL, {{4 * MIB, 4 * MIB, BlockState::active_allocated},
                                                    {16 * MIB, 0, BlockState::inactive}}),
@@ -33,6 +35,10 @@ void seeded_blocks_are_used_and_freed() {
   a.free(r.block);
   a.empty_cache();
   REQUIRE(a.counters().reserved == 0);
+  REQUIRE(a.seed_segment(plain(0x7f1000000000ULL, {{3 * MIB, 0, BlockState::inactive}})));
+  REQUIRE(a.driver_free_bytes() == 96 * MIB);  // physical memory comes in pages of 2 MiB
+  a.empty_cache();
+  REQUIRE(a.driver_free_bytes() == 100 * MIB);
 }
 
 void seeded_reservations_grow() {
