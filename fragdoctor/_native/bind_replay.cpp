@@ -240,7 +240,7 @@ nb::dict result_dict(const ReplayResult& r) {
   d["final_reserved_bytes"] = c.reserved;
   d["retries"] = c.retries;
   d["ooms"] = c.ooms;
-  d["driver_calls"] = c.driver_calls();
+  d["driver_calls"] = r.driver_calls;
   d["n_replayed"] = r.n_requests;
   d["n_bad_seeds"] = r.n_bad_seeds;
   d["is_cut_short"] = r.is_cut_short;
@@ -314,15 +314,15 @@ void bind_replay(nb::module_& m) {
       .def("facts", &NativeOps::facts)
       .def(
           "replay",
-          [](const NativeOps& self, const Config& config, bool stop_at_oom) {
+          [](const NativeOps& self, const Config& config, bool stop_at_oom, bool remake_initial) {
             ReplayResult result;
             {
               nb::gil_scoped_release release;
-              result = replay(self.input(), config, stop_at_oom);
+              result = replay(self.input(), config, {stop_at_oom, remake_initial});
             }
             return result_dict(result);
           },
-          nb::arg("config"), nb::arg("stop_at_oom") = false)
+          nb::arg("config"), nb::arg("stop_at_oom") = false, nb::arg("remake_initial") = false)
       .def(
           "replay_recorded",
           [](const NativeOps& self, const Config& config) {

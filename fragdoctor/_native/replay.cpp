@@ -74,11 +74,14 @@ class Recorder final : public Observer, public Placement {
 
 class Replay {
  public:
-  Replay(const ReplayInput& input, const Config& config)
+  Replay(const ReplayInput& input, const Config& config, bool remake_initial)
       : input_(input), allocator_(config), blocks_(input.n_ids, NO_BLOCK) {
     for (std::uint32_t i = 0; i < input.n_pools; ++i) allocator_.pool_create();
     pool_is_gone_.assign(input.n_pools + 1, false);
-    seed();
+    if (remake_initial) remake();
+    else seed();
+    for (const std::uint32_t id : input.initial->pending)
+      if (id < blocks_.size()) free_pending(id);
   }
 
   ReplayResult run(bool stop_at_oom) {
@@ -96,11 +99,13 @@ class Replay {
 
  private:
   void seed();
+  void remake();
   bool apply(const Op& op);
   bool request(const Op& op);
   void free_pending(std::uint32_t id);
   ReplayResult finish() {
     result_.counters = allocator_.counters();
+    result_.driver_calls = result_.counters.driver_calls() - driver_calls_before_;
     result_.same_below_bytes = allocator_.lowest_refused_bytes();
     return result_;
   }
@@ -115,6 +120,7 @@ class Replay {
   std::vector<BlockId> blocks_;  // by allocation id
   std::vector<Ticket> tickets_;  // by allocation id; only where frees are pending
   std::vector<bool> pool_is_gone_;
+  std::uint64_t driver_calls_before_ = 0;
   ReplayResult result_;
 };
 
@@ -132,8 +138,26 @@ void Replay::seed() {
       if (id != NO_BLOCK && id < blocks_.size()) blocks_[id] = made[b];
     }
   }
-  for (const std::uint32_t id : initial.pending)
-    if (id < blocks_.size()) free_pending(id);
+}
+
+void Replay::remake() {
+  const InitialState& initial = *input_.initial;
+  for (std::size_t s = 0; s < initial.segments.size(); ++s) {
+    const SeedSegment& segment = initial.segments[s];
+    for (std::size_t b = 0; b < segment.blocks.size(); ++b) {
+      const std::uint32_t id = initial.ids[s][b];
+      if (id == NO_BLOCK || id >= blocks_.size()) continue;
+      Op op;
+      op.size = segment.blocks[b].requested;
+      op.stream = segment.stream;
+      op.pool = segment.pool;
+      op.id = id;
+      request(op);
+    }
+  }
+  // Requests and driver calls are those of the trace.
+  result_.n_requests = 0;
+  driver_calls_before_ = allocator_.counters().driver_calls();
 }
 
 void Replay::free_pending(std::uint32_t id) {
@@ -312,13 +336,13 @@ ReplayResult Replay::run_recorded(const Recording& recording, Comparison& c) {
 
 }  // namespace
 
-ReplayResult replay(const ReplayInput& input, const Config& config, bool stop_at_oom) {
-  return Replay(input, config).run(stop_at_oom);
+ReplayResult replay(const ReplayInput& input, const Config& config, const ReplayOptions& options) {
+  return Replay(input, config, options.remake_initial).run(options.stop_at_oom);
 }
 
 ReplayResult replay_recorded(const ReplayInput& input, const Config& config,
                              const Recording& recording, Comparison& comparison) {
-  return Replay(input, config).run_recorded(recording, comparison);
+  return Replay(input, config, false).run_recorded(recording, comparison);
 }
 
 }  // namespace fragdoctor
