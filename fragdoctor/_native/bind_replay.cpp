@@ -7,6 +7,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <limits>
 #include <memory>
 #include <string>
 #include <stdexcept>
@@ -265,6 +266,7 @@ nb::dict comparison_dict(const Comparison& c) {
                                     ? nb::none()
                                     : nb::object(nb::int_(c.first_difference_row));
   d["unexplained_frees"] = c.unexplained_frees;
+  d["early_completions"] = c.early_completions;
   return d;
 }
 
@@ -292,14 +294,17 @@ void bind_replay(nb::module_& m) {
           "__init__",
           [](NativeOps* self, std::shared_ptr<NativeTrace> trace, std::uint64_t limit_bytes,
              bool is_collecting, std::vector<std::uint32_t> empty_cache_rows,
-             std::uint64_t device_total_bytes) {
+             std::vector<std::uint32_t> late_rows, std::uint64_t device_total_bytes) {
             std::sort(empty_cache_rows.begin(), empty_cache_rows.end());
+            std::sort(late_rows.begin(), late_rows.end());
             new (self) NativeOps(std::move(trace),
-                                 {limit_bytes, is_collecting, std::move(empty_cache_rows)},
+                                 {limit_bytes, is_collecting, std::move(empty_cache_rows),
+                                  std::move(late_rows)},
                                  device_total_bytes);
           },
           nb::arg("trace"), nb::arg("limit_bytes") = 0, nb::arg("is_collecting") = false,
           nb::arg("empty_cache_rows") = std::vector<std::uint32_t>{},
+          nb::arg("late_rows") = std::vector<std::uint32_t>{},
           nb::arg("device_total_bytes") = 0)
       .def(
           "edited",
@@ -325,16 +330,16 @@ void bind_replay(nb::module_& m) {
           nb::arg("config"), nb::arg("stop_at_oom") = false, nb::arg("remake_initial") = false)
       .def(
           "replay_recorded",
-          [](const NativeOps& self, const Config& config) {
+          [](const NativeOps& self, const Config& config, std::size_t max_ops) {
             ReplayResult result;
             Comparison comparison;
             {
               nb::gil_scoped_release release;
               result = replay_recorded(
                   self.input(), config,
-                  {&self.made.records, &self.source->trace, &self.source->end}, comparison);
+                  {&self.made.records, &self.source->trace, &self.source->end}, comparison, max_ops);
             }
             return nb::make_tuple(result_dict(result), comparison_dict(comparison));
           },
-          nb::arg("config"));
+          nb::arg("config"), nb::arg("max_ops") = std::numeric_limits<std::size_t>::max());
 }

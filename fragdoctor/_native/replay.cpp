@@ -95,7 +95,8 @@ class Replay {
     return finish();
   }
 
-  ReplayResult run_recorded(const Recording& recording, Comparison& comparison);
+  ReplayResult run_recorded(const Recording& recording, Comparison& comparison,
+                            std::size_t max_ops);
 
  private:
   void seed();
@@ -113,6 +114,10 @@ class Replay {
                         const std::vector<SegmentRecord>& records) const;
   void compare_op(const Op& op, bool ok, const Recorder& recorder, const Recording& recording,
                   Comparison& c) const;
+  static void note_unexplained(const Recorder& recorder,
+                               const std::vector<SegmentRecord>& records, Comparison& c);
+  static void note_early_completion(const Op& op, const Recorder& recorder,
+                                    const Recording& recording, Comparison& c);
   void compare_layout(const FinalState& end, Comparison& c) const;
 
   const ReplayInput& input_;
@@ -243,6 +248,34 @@ std::size_t Replay::group_end(std::size_t op, std::size_t first,
   return last;
 }
 
+void Replay::note_unexplained(const Recorder& recorder, const std::vector<SegmentRecord>& records,
+                              Comparison& c) {
+  const auto went = [](Action a) {
+    return a == Action::segment_free || a == Action::segment_unmap;
+  };
+  for (const auto& e : recorder.emitted())
+    if (went(e.action)) return;
+  for (std::size_t i = recorder.first(); i < recorder.last(); ++i) {
+    if (!went(records[i].action)) continue;
+    if (c.unexplained_frees.size() < MAX_UNEXPLAINED)
+      c.unexplained_frees.push_back(records[i].row);
+    return;
+  }
+}
+
+void Replay::note_early_completion(const Op& op, const Recorder& recorder,
+                                   const Recording& recording, Comparison& c) {
+  const TraceView& t = *recording.trace;
+  const std::uint32_t end = recorder.first() < recorder.last()
+                                ? (*recording.records)[recorder.first()].row
+                                : op.row;
+  if (end < 2 || end > t.n || c.early_completions.size() >= MAX_UNEXPLAINED) return;
+  const std::uint32_t row = end - 1;
+  if (t.action[row] == event::FREE_COMPLETED && t.action[row - 1] == event::FREE_REQUESTED &&
+      t.address[row] == t.address[row - 1])
+    c.early_completions.push_back(row);
+}
+
 void Replay::compare_op(const Op& op, bool ok, const Recorder& recorder,
                         const Recording& recording, Comparison& c) const {
   const std::size_t n_recorded = recorder.last() - recorder.first();
@@ -254,21 +287,11 @@ void Replay::compare_op(const Op& op, bool ok, const Recorder& recorder,
     if ((n_equal < n_recorded || n_equal < n_emitted) &&
         c.first_difference_row == ReplayResult::NO_ROW)
       c.first_difference_row = op.row;
-    if (n_equal < n_recorded && op.kind == OpKind::malloc) {
-      const auto& records = *recording.records;
-      bool model_freed = false;
-      for (const auto& e : recorder.emitted())
-        model_freed = model_freed || e.action == Action::segment_free ||
-                      e.action == Action::segment_unmap;
-      for (std::size_t i = recorder.first(); i < recorder.last() && !model_freed; ++i) {
-        if (records[i].action != Action::segment_free && records[i].action != Action::segment_unmap)
-          continue;
-        if (c.unexplained_frees.size() < MAX_UNEXPLAINED)
-          c.unexplained_frees.push_back(records[i].row);
-        break;
-      }
-    }
+    if (n_equal < n_recorded && op.kind == OpKind::malloc)
+      note_unexplained(recorder, *recording.records, c);
   }
+  if (ok && n_emitted == 0 && (n_recorded > 0 || op.kind == OpKind::failed))
+    note_early_completion(op, recorder, recording, c);
   if (op.kind == OpKind::failed) {
     ++c.n_failed_recorded;
     if (!ok) ++c.n_failed_agreed;
@@ -313,7 +336,8 @@ void Replay::compare_layout(const FinalState& end, Comparison& c) const {
   }
 }
 
-ReplayResult Replay::run_recorded(const Recording& recording, Comparison& c) {
+ReplayResult Replay::run_recorded(const Recording& recording, Comparison& c,
+                                  std::size_t max_ops) {
   const std::vector<SegmentRecord>& records = *recording.records;
   const std::vector<Op>& ops = *input_.ops;
   Recorder recorder(records);
@@ -321,7 +345,8 @@ ReplayResult Replay::run_recorded(const Recording& recording, Comparison& c) {
   allocator_.set_placement(&recorder);
   c.n_recorded = records.size();
   std::size_t at = 0;
-  for (std::size_t i = 0; i < ops.size(); ++i) {
+  const std::size_t n = std::min(ops.size(), max_ops);
+  for (std::size_t i = 0; i < n; ++i) {
     const std::size_t last = group_end(i, at, records);
     recorder.expect(at, last);
     at = last;
@@ -330,7 +355,8 @@ ReplayResult Replay::run_recorded(const Recording& recording, Comparison& c) {
   }
   allocator_.set_observer(nullptr);
   allocator_.set_placement(nullptr);
-  compare_layout(*recording.end, c);
+  if (n == ops.size()) compare_layout(*recording.end, c);
+  else result_.is_cut_short = true;
   return finish();
 }
 
@@ -341,8 +367,9 @@ ReplayResult replay(const ReplayInput& input, const Config& config, const Replay
 }
 
 ReplayResult replay_recorded(const ReplayInput& input, const Config& config,
-                             const Recording& recording, Comparison& comparison) {
-  return Replay(input, config, false).run_recorded(recording, comparison);
+                             const Recording& recording, Comparison& comparison,
+                             std::size_t max_ops) {
+  return Replay(input, config, false).run_recorded(recording, comparison, max_ops);
 }
 
 }  // namespace fragdoctor

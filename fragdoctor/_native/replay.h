@@ -57,6 +57,9 @@ struct Comparison {
   std::int64_t first_difference_row = ReplayResult::NO_ROW;
   // First rows of frees that the file has before a request and the model did not make.
   std::vector<std::uint32_t> unexplained_frees;
+  // Rows of free_completed just before a request that the file shows to have flushed, and the
+  // model served from its cache: the block may have been pending until that flush.
+  std::vector<std::uint32_t> early_completions;
 };
 
 struct ReplayOptions {
@@ -68,8 +71,10 @@ struct ReplayOptions {
 
 ReplayResult replay(const ReplayInput& input, const Config& config, const ReplayOptions& options);
 
-// Replay with segments placed as recorded, and compare.
+// Replay with segments placed as recorded, and compare. With `max_ops` below their number only so
+// many operations, and the final layout is left out.
 ReplayResult replay_recorded(const ReplayInput& input, const Config& config,
-                             const Recording& recording, Comparison& comparison);
+                             const Recording& recording, Comparison& comparison,
+                             std::size_t max_ops);
 
 }  // namespace fragdoctor
