@@ -190,7 +190,7 @@ def dumps(document: Json) -> str:
     return json.dumps(_plain(document), indent=2, ensure_ascii=True, allow_nan=False) + "\n"
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any) -> Any:  # noqa: PLR0911 - one line a type
     if isinstance(value, bool) or value is None:
         return value
     if isinstance(value, str):

@@ -112,11 +112,19 @@ def with_replay(proposal: Proposal, predicted: Predicted) -> Proposal:
     )
 
 
-def _order(proposal: Proposal) -> tuple[int, int, int, int, str]:
+COMPUTE_LESS: Final = frozenset({"smaller-batch", "gradient-checkpointing"})
+"""What makes each step compute less or longer comes after what does not, however much it saves."""
+
+
+def _order(proposal: Proposal) -> tuple[int, int, int, int, int, int, int, str]:
     r = proposal.recommendation
-    is_shown_to_fit = r.predicted.method == "replay" and r.predicted.fits is True
+    p = r.predicted
+    is_shown_to_fit = p.method == "replay" and p.fits is True
     return (
         0 if is_shown_to_fit else 1,
+        int(is_shown_to_fit and r.code in COMPUTE_LESS),
+        -(p.margin_bytes or 0) if is_shown_to_fit else 0,
+        (p.driver_calls or 0) if is_shown_to_fit else 0,
         -proposal.weight,
         CONFIDENCE_ORDER[r.confidence],
         -(r.saves_bytes or 0),

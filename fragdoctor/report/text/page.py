@@ -44,7 +44,7 @@ class Glyphs:
     bar_end: str
 
 
-UNICODE_GLYPHS: Final = Glyphs("…", "█", "▓", "▚", "▞", "▒", "╳", "·", "▕", "▏")
+UNICODE_GLYPHS: Final = Glyphs("…", "█", "▓", "▚", "▞", "▒", "x", "·", "▕", "▏")
 ASCII_GLYPHS: Final = Glyphs("...", "#", "%", "~", "+", "=", "x", ".", "[", "]")
 
 Span = str | tuple[str, str]

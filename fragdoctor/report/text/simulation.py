@@ -70,11 +70,8 @@ def _write_table(page: Page, simulation: Simulation) -> None:
         *([Column(title="smallest", align="right")] if with_smallest else []),
         Column("wrap", title="setting"),
     ]
-    cells = [
-        _row(r, simulation.baseline, is_baseline=i == 0, with_smallest=with_smallest)
-        for i, r in enumerate(rows)
-    ]
-    page.table(columns, cells, below=[_below(r) for r in rows])
+    cells = [_row(r, is_baseline=i == 0, with_smallest=with_smallest) for i, r in enumerate(rows)]
+    page.table(columns, cells, below=[_below(r, simulation) for r in rows])
     meaning = (
         "peak: highest reserved memory; margin: capacity less peak; calls: cudaMalloc, cudaFree, "
         "map and unmap, a measure of slow-down"
@@ -87,16 +84,22 @@ def _write_table(page: Page, simulation: Simulation) -> None:
 def _replayed(simulation: Simulation) -> str:
     capacity = simulation.baseline.capacity_bytes
     limit = "no limit" if capacity is None else f"capacity {format_size(capacity)}"
-    return f"{plural(simulation.baseline.n_replayed, 'request')}, {limit}"
+    asked = _shared_capacity(simulation)
+    asked_for = f" as recorded, {_capacity(asked)} asked for" if asked is not None else ""
+    return f"{plural(simulation.baseline.n_replayed, 'request')}, {limit}{asked_for}"
 
 
-def _row(
-    result: ReplayResult, baseline: ReplayResult, *, is_baseline: bool, with_smallest: bool
-) -> list[Cell]:
+def _shared_capacity(simulation: Simulation) -> ReplayResult | None:
+    """Return a result that stands for all, if they share a capacity that is not the recorded."""
+    capacities = {r.capacity_bytes for r in simulation.results}
+    if len(capacities) != 1 or capacities == {simulation.baseline.capacity_bytes}:
+        return None
+    return simulation.results[0]
+
+
+def _row(result: ReplayResult, *, is_baseline: bool, with_smallest: bool) -> list[Cell]:
     margin = result.margin_bytes
     name = _name(result)
-    if not is_baseline and result.capacity_bytes != baseline.capacity_bytes:
-        name += f", capacity {_capacity(result)}"
     return [
         ("yes", "bold green") if result.fits else ("NO", "bold red"),
         format_size(result.peak_reserved_bytes),
@@ -125,8 +128,11 @@ def _name(result: ReplayResult) -> str:
     return ", ".join(p for p in parts if p)
 
 
-def _below(result: ReplayResult) -> Sequence[Cell]:
+def _below(result: ReplayResult, simulation: Simulation) -> Sequence[Cell]:
     lines: list[Cell] = []
+    differs = result.capacity_bytes != simulation.baseline.capacity_bytes
+    if differs and _shared_capacity(simulation) is None:
+        lines.append((f"with a capacity of {_capacity(result)}", "dim"))
     if not result.fits and result.oom_event is not None:
         lines.append((f"fails{_failure(result)}", "dim"))
     lines += [(note, "dim") for note in (result.smallest_capacity_note, result.note) if note]
