@@ -33,9 +33,7 @@ def test_edit_is_replayed_and_named(edit: str, run: Run, fragmented: str) -> Non
 
 def test_edit_smaller_batch_lowers_the_peak(run: Run, fragmented: str) -> None:
     whole = result_of(run, fragmented, "--conf", "expandable_segments:True")
-    half = result_of(
-        run, fragmented, "--conf", "expandable_segments:True", "--edit", "batch:0.5"
-    )
+    half = result_of(run, fragmented, "--conf", "expandable_segments:True", "--edit", "batch:0.5")
 
     assert whole["edit"] == ""
     document = json.loads(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import jsonschema
@@ -53,13 +54,11 @@ def test_analyze_sample_text_reads_well(
     assert_all_seen("".join(lines))
     copied = [line for line in lines if "PYTORCH_CUDA_ALLOC_CONF=" in line]
     assert [line for line in lines if len(line) > int(width) and line not in copied] == []
-    assert not any(a == b == "" for a, b in zip(lines, lines[1:], strict=False))
+    assert not any(a == b == "" for a, b in pairwise(lines))
 
 
 @pytest.mark.parametrize("name", SNAPSHOTS)
-def test_analyze_sample_markdown_has_the_verdict_first(
-    name: str, run: Run, samples: Path
-) -> None:
+def test_analyze_sample_markdown_has_the_verdict_first(name: str, run: Run, samples: Path) -> None:
     done = run("analyze", str(samples / name), "--format", "markdown")
 
     assert done.out.startswith("## ")
@@ -82,9 +81,7 @@ def test_simulate_sample_json_fits_the_schema(run: Run, samples: Path) -> None:
     validated(done.out, "simulation")
 
 
-def test_analyze_fragmentation_sample_is_the_screen_of_the_readme(
-    run: Run, samples: Path
-) -> None:
+def test_analyze_fragmentation_sample_is_the_screen_of_the_readme(run: Run, samples: Path) -> None:
     done = run("analyze", str(samples / "fragmentation_oom.pickle"))
 
     assert done.out.startswith("Fragmentation (proven)  GPU 0\n")

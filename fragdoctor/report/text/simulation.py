@@ -46,9 +46,7 @@ def answer(simulation: Simulation) -> str:
         return f"None of {len(results)} variants fits. {as_recorded}"
     if simulation.best is not None:
         best = simulation.best
-        return (
-            f"The cheapest that fits is {_name(best)}: {_price(best)}; {count}. {as_recorded}"
-        )
+        return f"The cheapest that fits is {_name(best)}: {_price(best)}; {count}. {as_recorded}"
     if simulation.pareto:
         return f"No setting is needed: the recorded ones fit with margin; {count}. {as_recorded}"
     lowest = min(fitting, key=lambda r: (r.peak_reserved_bytes, r.driver_calls))
@@ -160,9 +158,7 @@ def _name(result: ReplayResult) -> str:
     return ", ".join(p for p in parts if p)
 
 
-def _below(
-    result: ReplayResult, simulation: Simulation, with_smallest: bool
-) -> Sequence[Cell]:
+def _below(result: ReplayResult, simulation: Simulation, with_smallest: bool) -> Sequence[Cell]:
     lines: list[Cell] = []
     differs = result.capacity_bytes != simulation.baseline.capacity_bytes
     if differs and _shared_capacity(simulation) is None:
