@@ -151,6 +151,7 @@ class JsonReader {
       text += c;
       in_.skip(1);
     }
+    if (!open_.empty() && !in_.has(1)) take();  // cut short: nothing can end with a number
     const size_t start = text[0] == '-' ? 1 : 0;
     size_t end = start;
     while (end < text.size() && is_digit(text[end])) ++end;

@@ -142,7 +142,8 @@ def _close_open_ends(columns: DeviceColumns, draft: _Draft, block: I64) -> None:
     free, done, start = draft.free, draft.done, draft.start
     # free_completed without free_requested: skipped, or requested before the ring's oldest entry.
     no_free = (done != ALIVE) & (free == ALIVE)
-    was_pending = no_free & (start == BEFORE) & has_free_rows
+    # A cut between the two events of one free leaves its second as the first row.
+    was_pending = no_free & (start == BEFORE) & (has_free_rows | (done == 0))
     free[no_free] = done[no_free]
     free[was_pending] = BEFORE
     draft.n_missing[1] += int(np.count_nonzero(no_free & ~was_pending))

@@ -90,7 +90,7 @@ def _beyond_device(r: Refusal) -> Iterator[Reading]:
             f"The single request of {format_size(r.requested_bytes)} is larger than the whole "
             f"device of {format_size(r.total_bytes)}.",
         )
-    elif r.needed_bytes is not None and r.needed_bytes > (
+    elif r.needed_bytes is not None and r.needed_bytes - r.pending_bytes > (
         # The size of the device is a printed figure even where the rest comes from a snapshot.
         r.total_bytes + r.tolerance_bytes + rounding_bytes(r.total_bytes)
     ):
@@ -137,6 +137,7 @@ def _free_enough(r: Refusal) -> Iterator[Reading]:
             r.live_bytes is not None
             and r.reserved_bytes is not None
             and r.live_bytes + r.requested_bytes <= r.reserved_bytes
+            and (r.margin_bytes or 0) >= 0
             and r.has_real_holes
         ):
             yield _fragmentation(r, "enough within what was reserved already")

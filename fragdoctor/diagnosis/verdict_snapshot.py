@@ -30,6 +30,8 @@ def verdict_on_snapshot(context: Context) -> Verdict:
     if refusal is None:
         readings = _without_failure(context, analysis)
         return verdict_of(readings, context.device, _evidence(analysis, None))
+    if refusal.source == "user" and _would_be_served(refusal):
+        return verdict_of([_served(refusal)], context.device, _evidence(analysis, refusal))
     readings = decide(refusal)
     readings = _why_so_much(context, analysis, refusal, readings)
     readings = _unknown_device(refusal, readings)
@@ -150,6 +152,21 @@ def _leak(context: Context, growth: Growth, ending: str) -> Reading:
         f"{verb}.",
         "Check whether this memory is kept on purpose: look for a list, a cache or a loss that "
         "keeps its graph.",
+    )
+
+
+def _would_be_served(refusal: Refusal) -> bool:
+    largest = refusal.largest_free_block_bytes or 0
+    return refusal.is_covered_by_free or largest >= refusal.requested_bytes
+
+
+def _served(refusal: Refusal) -> Reading:
+    return Reading(
+        Cause.HEALTHY,
+        Confidence.LIKELY,
+        f"A request of {_request(refusal)} would be served: {format_size(refusal.free_bytes)} of "
+        f"the device would be free after a flush, and the largest cached block has "
+        f"{format_size(refusal.largest_free_block_bytes)}.",
     )
 
 

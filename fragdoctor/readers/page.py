@@ -22,7 +22,7 @@ _START: Final = re.compile(rb"local_files\s*=\s*\[")
 _ENTRY: Final = re.compile(
     rb'\s*,?\s*\{\s*"name"\s*:\s*"((?:[^"\\]|\\.){0,4096})"\s*,\s*"base64"\s*:\s*"'
 )
-_PAYLOAD_END: Final = re.compile(rb'\s*\}')
+_PAYLOAD_END: Final = re.compile(rb"\s*\}")
 
 
 class PageEntries:

@@ -28,7 +28,7 @@ _OLD_PICKLE: Final = re.compile(
 _HTML: Final = re.compile(rb"<(?:!doctype|!--|html|head|body|script|meta|title)", re.IGNORECASE)
 
 
-def sniff(head: bytes) -> Kind:
+def sniff(head: bytes) -> Kind:  # noqa: PLR0911 - one return a kind
     """Return what kind of input begins with these (unpacked) bytes; 4 KiB are plenty."""
     if not head:
         return Kind.EMPTY

@@ -7,6 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from fragdoctor.analysis.device import analyze_device, analyze_devices
 from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.model.snapshot import (
@@ -17,8 +20,6 @@ from fragdoctor.model.snapshot import (
     Snapshot,
     StackTable,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 EXTREMES = [0, 1, 511, 512, 2**20, 2**20 + 1, 20 * 2**20, 2**40, 2**61, 2**62, 2**63, 2**64 - 1]
 
@@ -42,7 +43,9 @@ def random_snapshot(seed: int, n_events: int, n_segments: int, n_blocks: int) ->
         strings=("train.py", "<string>", "torch/nn/modules/module.py", "??"),
         frames=FrameTable(ids(n_frames, 4), words(n_frames), ids(n_frames, 4)),
         stacks=StackTable(
-            np.concatenate([[0], np.sort(rng.integers(0, 12, n_stacks - 1)), [12]]).astype(np.int64),
+            np.concatenate([[0], np.sort(rng.integers(0, 12, n_stacks - 1)), [12]]).astype(
+                np.int64
+            ),
             ids(12, n_frames, 0),
         ),
         streams=np.array([0, 2**64 - 1], np.uint64),
@@ -99,7 +102,7 @@ def random_snapshot(seed: int, n_events: int, n_segments: int, n_blocks: int) ->
     n_segments=st.integers(0, 6),
     n_blocks=st.integers(0, 20),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_analyze_devices_random_columns_never_fails(seed, n_events, n_segments, n_blocks):
     snapshot = random_snapshot(seed, n_events, n_segments, n_blocks)
 

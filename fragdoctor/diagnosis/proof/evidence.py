@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from fragdoctor.allocator.edits import Edit
 from fragdoctor.allocator.fidelity import Baseline
+from fragdoctor.allocator.late_start import LateStart
 from fragdoctor.allocator.simulate import baseline_of, simulation_of
-from fragdoctor.allocator.whatif import Scenario, replay_scenario
+from fragdoctor.allocator.whatif import Scenario
 from fragdoctor.diagnosis.remedies.plan import Plan
 from fragdoctor.errors import ConfigError, SimulationError
 from fragdoctor.model.diagnosis import FidelityReport, Predicted
@@ -33,6 +34,7 @@ class Bench:
 
     baseline: Baseline
     simulation: Simulation
+    late_start: LateStart
 
     @property
     def is_exact(self) -> bool:
@@ -59,12 +61,17 @@ class Bench:
     def _run(self, trial: Trial) -> ReplayResult | None:
         try:
             operations = None if trial.edit is None else trial.edit.apply(self.baseline)
-            return replay_scenario(self.baseline, trial.scenario, operations)
+            return self.late_start.replay(trial.scenario, operations)
         except (SimulationError, ConfigError):
             return None  # the proposal stands untested, and says so
 
     def predicted(self, result: ReplayResult) -> Predicted:
-        """Return a result as a prediction, with the fidelity of the baseline beside it."""
+        """Return a result as a prediction, with the fidelity of the baseline beside it.
+
+        An inconclusive one predicts nothing.
+        """
+        if not result.is_conclusive:
+            return Predicted()
         return Predicted(
             fits=result.fits,
             peak_reserved_bytes=result.peak_reserved_bytes,
@@ -91,4 +98,4 @@ def set_up(plan: Plan) -> tuple[Bench | None, FidelityReport]:
     except SimulationError as error:
         return None, FidelityReport(reason=error.message)
     simulation = simulation_of(baseline, ())
-    return Bench(baseline, simulation), simulation.fidelity
+    return Bench(baseline, simulation, LateStart(baseline)), simulation.fidelity

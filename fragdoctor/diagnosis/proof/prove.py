@@ -14,8 +14,8 @@ from fragdoctor.diagnosis.proof.candidates import Candidate, candidates
 from fragdoctor.diagnosis.proof.evidence import Bench, Progress, Trial, set_up
 from fragdoctor.diagnosis.proof.trials import edits_for
 from fragdoctor.diagnosis.remedies.plan import CURES, HELPS, Plan, Proposal, propose, reject
-from fragdoctor.diagnosis.remedies.ranking import tested
-from fragdoctor.model.diagnosis import FidelityReport
+from fragdoctor.diagnosis.remedies.ranking import with_replay
+from fragdoctor.model.diagnosis import Cause, FidelityReport
 from fragdoctor.model.finding import Confidence
 from fragdoctor.model.simulation import ReplayResult
 from fragdoctor.units import format_count, format_size
@@ -47,9 +47,7 @@ def prove(plan: Plan, proposals: Sequence[Proposal], progress: Progress | None =
     trials, owners = _trials(plan, bench, proposals, asked)
     results = bench.run(trials, progress)
     by_conf = {
-        c.conf: (c, r)
-        for c, r in zip(asked, results[: len(asked)], strict=True)
-        if r is not None
+        c.conf: (c, r) for c, r in zip(asked, results[: len(asked)], strict=True) if r is not None
     }
     by_proposal: dict[int, list[ReplayResult]] = {}
     for owner, result in zip(owners, results[len(asked) :], strict=True):
@@ -92,7 +90,7 @@ def helps(recorded: ReplayResult, result: ReplayResult) -> bool:
 
     After a failure: every request is served. Without one: it still is, with fewer retries.
     """
-    if not result.fits:
+    if not (result.fits and result.is_conclusive):
         return False
     return not recorded.fits or result.retries < recorded.retries
 
@@ -114,14 +112,16 @@ def _proven(bench: Bench, proposal: Proposal, results: Sequence[ReplayResult]) -
     is_sure = bench.is_exact and bench.simulation.fidelity.share == 1.0
     if helps(bench.recorded, best):
         confidence = Confidence.PROVEN if is_sure else r.confidence
-        return tested(
+        return with_replay(
             replace(proposal, recommendation=replace(r, confidence=confidence)), predicted
         )
-    why = f"{r.why} {outcome(best)}" if proposal.is_rejected else outcome(best)
-    changed = replace(
-        proposal, recommendation=replace(r, why=why), is_rejected=bench.is_exact
-    )
-    return tested(changed, predicted)
+    said = f"Replayed: {outcome(bench.recorded, best)}."
+    if not bench.is_exact and not proposal.is_rejected:
+        doubt = f"An estimate says that it may not be enough: {outcome(bench.recorded, best)}."
+        return replace(proposal, recommendation=replace(r, caveats=(*r.caveats, doubt)))
+    why = f"{r.why} {said}" if proposal.is_rejected else said
+    changed = replace(proposal, recommendation=replace(r, why=why), is_rejected=bench.is_exact)
+    return with_replay(changed, predicted)
 
 
 def _with_settings(
@@ -136,9 +136,12 @@ def _with_settings(
         families.setdefault(candidate.code, []).append((candidate, result))
     for proposal in proposals:
         family = families.pop(proposal.recommendation.code, None)
-        yield proposal if family is None else _family(plan, bench, family, proposal)
+        judged = proposal if family is None else _family(plan, bench, family, proposal)
+        if judged is not None:
+            yield judged
     for family in families.values():
-        yield _family(plan, bench, family, None)
+        if (added := _family(plan, bench, family, None)) is not None:
+            yield added
 
 
 def _family(
@@ -146,26 +149,41 @@ def _family(
     bench: Bench,
     family: Sequence[tuple[Candidate, ReplayResult]],
     proposal: Proposal | None,
-) -> Proposal:
-    """Return the proposal of a family of settings, by its best member."""
+) -> Proposal | None:
+    """Return the proposal of a family of settings, by its best member; None for nothing to say."""
     candidate, result = min(family, key=lambda pair: _quality(bench.recorded, pair[1]))
     setting = plan.variable(candidate.conf)
-    if helps(bench.recorded, result):
+    if not result.is_conclusive:
+        return None if proposal is None else _open(proposal, result)
+    if helps(bench.recorded, result) and plan.cause is not Cause.LEAK:
         return _accepted(bench, candidate, result, proposal, setting)
-    values = ", ".join(c.added.split(":", 1)[-1] for c, _ in family)
-    tried = f"Tried with {values}: " if len(family) > 1 else ""
-    text = outcome(result) if not result.fits else _no_gain(bench.recorded, result)
-    text = tried + text[0].lower() + text[1:] if tried else text
-    why = f"{proposal.recommendation.why} {text}" if proposal and proposal.is_rejected else text
-    rejected = reject(
+    said = f"Replayed{_variants(family)}: {outcome(bench.recorded, result)}."
+    if proposal is not None and proposal.is_rejected and not result.fits:
+        said = f"{proposal.recommendation.why} {said}"
+    if helps(bench.recorded, result):
+        said = f"It only postpones the failure, since memory grows step by step. {said}"
+    return reject(
         candidate.code,
         proposal.recommendation.title if proposal else candidate.title,
         confidence=Confidence.PROVEN if bench.is_exact else Confidence.LIKELY,
         setting=setting,
-        why=why,
+        why=said,
         predicted=bench.predicted(result),
     )
-    return rejected
+
+
+def _open(proposal: Proposal, result: ReplayResult) -> Proposal:
+    """Return a proposal that the replay cannot judge, with the reason."""
+    r = proposal.recommendation
+    return replace(
+        proposal,
+        recommendation=replace(r, caveats=(*r.caveats, f"Replay cannot tell; {result.note}.")),
+    )
+
+
+def _variants(family: Sequence[tuple[Candidate, ReplayResult]]) -> str:
+    values = [c.added.split(":", 1)[-1] for c, _ in family]
+    return f" with {', '.join(values)}, at best" if len(values) > 1 else ""
 
 
 def _accepted(
@@ -179,46 +197,36 @@ def _accepted(
     confidence = Confidence.PROVEN if sure else Confidence.LIKELY
     predicted = bench.predicted(result)
     if proposal is not None and not proposal.is_rejected:
-        r = replace(proposal.recommendation, setting=setting, confidence=confidence)
-        return tested(replace(proposal, recommendation=r), predicted)
-    recorded = bench.recorded
-    gain = (
-        "Replayed, every request is served."
-        if not recorded.fits
-        else f"Replayed, {format_count(result.retries)} retries in place of "
-        f"{format_count(recorded.retries)}."
-    )
+        r = replace(proposal.recommendation, confidence=confidence)
+        if r.setting != setting:  # the replay found a better value than reasoning alone
+            why = f"Of the values replayed, {candidate.added} leaves the most room."
+            r = replace(r, title=candidate.title, setting=setting, why=why)
+        return with_replay(replace(proposal, recommendation=r), predicted)
     return propose(
         candidate.code,
         candidate.title,
-        weight=CURES if not recorded.fits else HELPS,
+        weight=CURES if not bench.recorded.fits else HELPS,
         confidence=confidence,
         setting=setting,
-        why=gain,
+        why=f"Replayed: {outcome(bench.recorded, result)}.",
         cost=SETTING_COST,
         predicted=predicted,
         verify="num_alloc_retries and num_ooms of memory_stats() stay at 0.",
     )
 
 
-def outcome(result: ReplayResult) -> str:
-    """Return what a replay did, in one sentence."""
-    reserved = format_size(result.peak_reserved_bytes)
-    retries = format_count(result.retries)
-    if result.fits:
-        return f"Replayed, it fits: peak reserved {reserved}, {retries} retries."
-    failed = f" of {format_size(result.oom_bytes)}" if result.oom_bytes else ""
-    where = "" if result.oom_event is None else f" at event {format_count(result.oom_event)}"
-    return f"Replayed, the request{failed}{where} still fails: peak reserved {reserved}."
-
-
-def _no_gain(recorded: ReplayResult, result: ReplayResult) -> str:
-    return (
-        f"Replayed, nothing is gained: {format_count(result.retries)} retries against "
-        f"{format_count(recorded.retries)} as recorded, peak reserved "
-        f"{format_size(result.peak_reserved_bytes)} against "
-        f"{format_size(recorded.peak_reserved_bytes)}."
-    )
+def outcome(recorded: ReplayResult, result: ReplayResult) -> str:
+    """Return what a replay did against the recorded run, as half a sentence."""
+    reserved = f"peak reserved {format_size(result.peak_reserved_bytes)}"
+    retries = f"{format_count(result.retries)} {'retry' if result.retries == 1 else 'retries'}"
+    if not result.fits:
+        size = f" of {format_size(result.oom_bytes)}" if result.oom_bytes else ""
+        where = "" if result.oom_event is None else f" at event {format_count(result.oom_event)}"
+        still = "still fails" if not recorded.fits else "fails, which it did not as recorded"
+        return f"the request{size}{where} {still}, {reserved}"
+    if not recorded.fits:
+        return f"every request is served, {reserved}, {retries}"
+    return f"{retries} against {format_count(recorded.retries)} as recorded, {reserved}"
 
 
 def _notes(bench: Bench) -> tuple[str, ...]:
@@ -226,9 +234,9 @@ def _notes(bench: Bench) -> tuple[str, ...]:
     left = recorded.peak_reserved_bytes - bound
     if bound <= 0 or left <= 0:
         return tuple(bench.simulation.notes)
-    return (
+    note = (
         f"No allocator can reserve less than the {format_size(bound)} that were active at the "
         f"peak; the run reserved {format_size(recorded.peak_reserved_bytes)}, so settings can win "
-        f"at most {format_size(left)}.",
-        *bench.simulation.notes,
+        f"at most {format_size(left)}."
     )
+    return (note, *bench.simulation.notes)

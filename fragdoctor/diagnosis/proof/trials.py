@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Final
 
 import numpy as np
 
@@ -23,8 +24,8 @@ from fragdoctor.model.snapshot import BlockState, Snapshot
 from fragdoctor.rules.growth.significance import is_significant
 from fragdoctor.units import MIB
 
-BUCKETS = (2 * MIB, 8 * MIB, 32 * MIB)
-LEAK_CODES = frozenset({"free-leak", "no-grad"})
+BUCKETS: Final = (2 * MIB, 8 * MIB, 32 * MIB)
+MIN_SHARE: Final = 0.01  # of the batch; less is no batch at all
 
 
 def edits_for(plan: Plan, proposal: Proposal, failing_row: int | None) -> Sequence[Edit]:
@@ -32,22 +33,45 @@ def edits_for(plan: Plan, proposal: Proposal, failing_row: int | None) -> Sequen
 
     Empty where no edit of the request list says what the proposal does.
     """
-    code = proposal.recommendation.code
-    if code == "move-pinning-blocks" and proposal.addresses:
-        return (blocks_freed(proposal.addresses, failing_row),)
-    if code in LEAK_CODES:
-        addresses = leaked_blocks(plan)
-        return (leak_removed(addresses),) if addresses else ()
-    if code == "smaller-batch":
-        share = workload_of(plan).keep_share
-        return (batch_scaled(int(100 * share) / 100),) if share and share >= 0.01 else ()
-    if code == "bucket-shapes":
-        return tuple(sizes_padded(bucket) for bucket in BUCKETS)
-    if code == "largest-first":
-        return (largest_step_first(),)
-    if code == "empty-cache" and failing_row is not None:
-        return (empty_cache_at([failing_row]),)
-    return ()
+    make = _EDITS.get(proposal.recommendation.code)
+    return make(plan, proposal, failing_row) if make is not None else ()
+
+
+def _without_pins(_: Plan, proposal: Proposal, failing_row: int | None) -> Sequence[Edit]:
+    return (blocks_freed(proposal.addresses, failing_row),) if proposal.addresses else ()
+
+
+def _without_leak(plan: Plan, _: Proposal, __: int | None) -> Sequence[Edit]:
+    addresses = leaked_blocks(plan)
+    return (leak_removed(addresses),) if addresses else ()
+
+
+def _smaller_batch(plan: Plan, _: Proposal, __: int | None) -> Sequence[Edit]:
+    share = workload_of(plan).keep_share
+    return (batch_scaled(int(100 * share) / 100),) if share and share >= MIN_SHARE else ()
+
+
+def _padded(_: Plan, __: Proposal, ___: int | None) -> Sequence[Edit]:
+    return tuple(sizes_padded(bucket) for bucket in BUCKETS)
+
+
+def _largest_first(_: Plan, __: Proposal, ___: int | None) -> Sequence[Edit]:
+    return (largest_step_first(),)
+
+
+def _empty_cache(_: Plan, __: Proposal, failing_row: int | None) -> Sequence[Edit]:
+    return (empty_cache_at([failing_row]),) if failing_row is not None else ()
+
+
+_EDITS: Final[dict[str, Callable[[Plan, Proposal, int | None], Sequence[Edit]]]] = {
+    "move-pinning-blocks": _without_pins,
+    "free-leak": _without_leak,
+    "no-grad": _without_leak,
+    "smaller-batch": _smaller_batch,
+    "bucket-shapes": _padded,
+    "largest-first": _largest_first,
+    "empty-cache": _empty_cache,
+}
 
 
 def leaked_blocks(plan: Plan) -> tuple[int, ...]:
@@ -59,9 +83,7 @@ def leaked_blocks(plan: Plan) -> tuple[int, ...]:
     return live_blocks_of(snapshot, analysis.device, growing)
 
 
-def live_blocks_of(
-    snapshot: Snapshot, device: int, growing: Sequence[Growth]
-) -> tuple[int, ...]:
+def live_blocks_of(snapshot: Snapshot, device: int, growing: Sequence[Growth]) -> tuple[int, ...]:
     """Return the addresses of live blocks whose user line is one of the growing ones."""
     if not growing:
         return ()

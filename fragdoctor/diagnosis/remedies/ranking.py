@@ -1,7 +1,7 @@
 """All remedies, ranked: what removes the cause first, then confidence, then bytes saved.
 
 The place for replay: ``rank`` orders by ``predicted`` before anything else, so that whoever fills
-it in from a simulation changes no remedy (see ``tested``).
+it in from a simulation changes no remedy (see ``with_replay``).
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def rank(
     return ranked, tuple(sorted(rejected, key=lambda r: r.code))
 
 
-def tested(proposal: Proposal, predicted: Predicted) -> Proposal:
+def with_replay(proposal: Proposal, predicted: Predicted) -> Proposal:
     """Return a proposal with the outcome of its replay.
 
     A setting that was rejected by reasoning alone comes back if the replay shows that it fits.
@@ -111,7 +111,7 @@ def tested(proposal: Proposal, predicted: Predicted) -> Proposal:
 
 
 COMPUTE_LESS: Final = frozenset({"smaller-batch", "gradient-checkpointing"})
-"""What costs the user work or time per step; it comes after what does not, however much it saves."""
+"""What makes each step compute less or longer comes after what does not, however much it saves."""
 
 
 def _order(proposal: Proposal) -> tuple[int, int, int, int, int, int, int, str]:
