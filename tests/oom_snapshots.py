@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from builders import MIB, alloc, block, columns, event, frame, free, oom, segment, segment_alloc
+from builders import (
+    MIB,
+    alloc,
+    block,
+    columns,
+    event,
+    frame,
+    free,
+    oom,
+    segment,
+    segment_alloc,
+    segment_free,
+)
 from builders import settings as recorded
 from builders import snapshot as assembled
 
@@ -122,3 +134,37 @@ def late_free(asked_mib: int = 80, hole_mib: int = 100, free_mib: int = 10) -> S
     events.insert(0, segment_alloc(at(1), 2 * MIB))
     small = segment(at(1), block(512, "active_allocated"), block(2 * MIB - 512), kind="small")
     return columns(assembled(segment(low, live, hole), small, events=events))
+
+
+def leaking(
+    n_steps: int = 12, kept_mib: int = 24, free_mib: int = 10, *, function: str = "step"
+) -> Snapshot:
+    """Return steps that each keep one block for good, until a request fails."""
+    keep = [frame("loop.py", 5, function), frame("train.py", 10, "main")]
+    uses = [[frame("model.py", line, "forward"), frame("train.py", 10, "main")] for line in (7, 9)]
+    scratch = at(0)
+    events, segments = [segment_alloc(scratch, 40 * MIB, frames=uses[0])], []
+    for i in range(1, n_steps + 1):
+        events += [
+            alloc(scratch, 20 * MIB, frames=uses[0]),
+            alloc(scratch + 20 * MIB, 20 * MIB, frames=uses[1]),
+            segment_alloc(at(i), kept_mib * MIB, frames=keep),
+            alloc(at(i), kept_mib * MIB, frames=keep),
+            *free(scratch + 20 * MIB, 20 * MIB),
+            *free(scratch, 20 * MIB),
+        ]
+        live = block(kept_mib * MIB, "active_allocated", frames=keep)
+        segments.append(segment(at(i), live))
+    events += [segment_free(scratch, 40 * MIB), oom(kept_mib * MIB, free_mib * MIB, frames=keep)]
+    return columns(assembled(*segments, events=events))
+
+
+def model_building(n: int = 40, free_mib: int = 10) -> Snapshot:
+    """Return weights made one after another, nothing freed, until a request fails."""
+    weights = [frame("model.py", 3, "__init__"), frame("train.py", 2, "main")]
+    events, segments = [], []
+    for i in range(n):
+        events += [segment_alloc(at(i), 20 * MIB), alloc(at(i), 20 * MIB, frames=weights)]
+        segments.append(segment(at(i), block(20 * MIB, "active_allocated", frames=weights)))
+    events.append(oom(20 * MIB, free_mib * MIB, frames=weights))
+    return columns(assembled(*segments, events=events))

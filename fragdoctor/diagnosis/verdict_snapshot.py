@@ -13,7 +13,7 @@ from fragdoctor.model.finding import Confidence, Evidence
 from fragdoctor.rules.context import Context, place
 from fragdoctor.rules.growth.significance import leading_growth, total_growth
 from fragdoctor.rules.optimizer import fails_in_optimizer
-from fragdoctor.rules.refusal import Refusal
+from fragdoctor.rules.refusal import FULL_SLACK_SHARE, Refusal
 from fragdoctor.rules.transients import find_transient
 from fragdoctor.units import GIB, format_count, format_size
 
@@ -123,7 +123,7 @@ def _without_failure(context: Context, analysis: DeviceAnalysis) -> list[Reading
             "reserved are allocated and nothing points to a problem; the file has no history, so "
             "that earlier failures and growth cannot be seen."
         )
-        return [Reading(Cause.HEALTHY, Confidence.POSSIBLE, summary)]
+        return _without_history(analysis, summary)
     retries = context.retries
     n_retries = retries[0] if retries else 0
     peak = analysis.timeline.peak_allocated_bytes if analysis.timeline else None
@@ -144,6 +144,19 @@ def _without_failure(context: Context, analysis: DeviceAnalysis) -> list[Reading
         )
         readings.append(Reading(Cause.FRAGMENTATION, Confidence.POSSIBLE, ""))
     return readings
+
+
+def _without_history(analysis: DeviceAnalysis, summary: str) -> list[Reading]:
+    """Without events nobody knows whether a request failed; a full cache says what it then was."""
+    healthy = Reading(Cause.HEALTHY, Confidence.POSSIBLE, summary)
+    free = analysis.free_space.free_cached_bytes
+    if not analysis.reserved_bytes or free >= FULL_SLACK_SHARE * analysis.reserved_bytes:
+        return [healthy]
+    decider = (
+        "If it was taken at an out-of-memory error, the device was simply full of live memory: "
+        "give the message."
+    )
+    return [replace(healthy, decider=decider), Reading(Cause.CAPACITY, Confidence.POSSIBLE, "")]
 
 
 def _leak(context: Context, growth: Growth, ending: str) -> Reading:
