@@ -36,14 +36,14 @@ def verdict_on_snapshot(context: Context) -> Verdict:
     if refusal.source == "user" and _would_be_served(refusal):
         return verdict_of([_served(refusal)], context.device, _evidence(analysis, refusal))
     readings = decide(refusal)
-    readings = _why_so_much(context, analysis, refusal, readings)
+    readings = explain_live_memory(context, analysis, refusal, readings)
     readings = _unknown_device(refusal, readings)
     if refusal.is_caught:
         readings = _caught(readings)
     return verdict_of(readings, context.device, _evidence(analysis, refusal))
 
 
-def _why_so_much(
+def explain_live_memory(
     context: Context, analysis: DeviceAnalysis, refusal: Refusal, readings: list[Reading]
 ) -> list[Reading]:
     """Ask, for a capacity or limit verdict, what made live memory so large.

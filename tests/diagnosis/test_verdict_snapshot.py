@@ -128,3 +128,19 @@ def test_diagnose_caught_failure_may_be_healthy():
     assert Cause.CAPACITY is verdict.cause
     assert Cause.HEALTHY in verdict.also
     assert "went on" in verdict.summary
+
+
+def test_diagnose_message_beside_a_snapshot_that_leaks_later_is_a_leak():
+    text = new_style("200.00 MiB", "1.00 GiB", "50.00 MiB", "1000.00 MiB", "0 bytes")
+    running = leaking(fails=False)
+
+    verdict = diagnose(case_of(text, snapshot=running)).verdict
+
+    assert Cause.LEAK is verdict.cause
+    assert Cause.CAPACITY in verdict.also
+
+
+def test_diagnose_host_kill_beside_a_calm_snapshot_is_host_memory():
+    case = case_of("Out of memory: Killed process 812 (python)", snapshot=calm())
+
+    assert Cause.HOST_MEMORY is diagnose(case).verdict.cause
