@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import Final
 
 from fragdoctor.analysis.result import DeviceAnalysis, Growth
-from fragdoctor.diagnosis.decision import Reading, decide
+from fragdoctor.diagnosis.decision import decide
+from fragdoctor.diagnosis.readings import Reading
 from fragdoctor.diagnosis.verdict_message import verdict_of
 from fragdoctor.model.diagnosis import Cause, Verdict
 from fragdoctor.model.finding import Confidence, Evidence
