@@ -79,13 +79,15 @@ def read_messages(words: Sequence[str], overrides: Overrides) -> Case:
     kind = kind_of(data[:HEAD_BYTES])
     if kind is Kind.EMPTY:
         raise _empty(name)
-    if kind in (Kind.SNAPSHOT, Kind.ARCHIVE, Kind.BINARY):
-        what = "a memory snapshot" if kind is Kind.SNAPSHOT else "binary data"
+    is_binary = kind in (Kind.ARCHIVE, Kind.BINARY)
+    is_snapshot = kind is Kind.SNAPSHOT
+    log = OomLog(()) if is_binary or data[:1] == b"\x80" else find_messages(decoded(data))
+    if (is_binary or is_snapshot) and not log.messages:
+        what = "a memory snapshot" if is_snapshot else "binary data"
         raise InputError(
             f"{_shown(name)} is {what}, not a message or a log.",
             hint=f"Run: fragdoctor analyze {name}",
         )
-    log = find_messages(decoded(data))
     return Case(oom=log, overrides=overrides, sources=(_shown(name),))
 
 

@@ -58,6 +58,9 @@ class ReplayResult:
 class Simulation:
     """A baseline, its fidelity, and any number of what-ifs against it.
 
+    After a search over settings, ``best`` is the cheapest that fits with margin and ``pareto``
+    those that no other beats in both peak reserved memory and driver calls.
+
     ``method`` is ``replay`` (exact baseline) or ``estimate`` (the baseline could not be
     reproduced; ``fidelity.reason`` says why).
     """
@@ -69,3 +72,5 @@ class Simulation:
     method: str = "replay"
     lower_bound_bytes: int = 0
     notes: Sequence[str] = field(default_factory=tuple)
+    best: ReplayResult | None = None
+    pareto: Sequence[ReplayResult] = ()

@@ -158,6 +158,8 @@ def simulation_document(simulation: Simulation) -> Json:
         "lower_bound_bytes": simulation.lower_bound_bytes,
         "baseline": _result(simulation.baseline),
         "results": [_result(r) for r in simulation.results],
+        "best": None if simulation.best is None else _result(simulation.best),
+        "pareto": [_result(r) for r in simulation.pareto],
         "fidelity": _fidelity(simulation.fidelity),
         "notes": list(simulation.notes),
     }

@@ -52,7 +52,7 @@ def test_simulate_question_reaches_the_model(run: Run, replay: FakeReplay, snaps
     )  # fmt: skip
 
     asked = replay.asked
-    assert asked["confs"] == ["a:1", "b:2"]
+    assert asked["confs"] == ("a:1", "b:2")
     assert asked["capacity_bytes"] == 24 * 2**30
     assert (asked["memory_fraction"], asked["torch_version"]) == (0.5, "2.4.1")
     assert (asked["device"], asked["smallest_capacity"]) == (1, True)
