@@ -145,8 +145,14 @@ def late_frees(snapshot: Snapshot, device: int, row: int) -> int:
 
 def was_caught(snapshot: Snapshot, device: int, row: int) -> bool:
     """Tell whether the program went on allocating on this device after the failure."""
+    return row < last_request(snapshot, device)
+
+
+def last_request(snapshot: Snapshot, device: int) -> int:
+    """Return the row of the last successful allocation of a device, -1 without any."""
     rows = snapshot.events.device_slice(device)
-    return bool((snapshot.events.action[row + 1 : rows.stop] == Action.ALLOC).any())
+    allocs = np.flatnonzero(snapshot.events.action[rows] == Action.ALLOC)
+    return int(rows.start) + int(allocs[-1]) if len(allocs) else -1
 
 
 def _pools_free(analysis: DeviceAnalysis, event: OomEvent) -> int:
