@@ -258,6 +258,31 @@ nb::dict result_dict(const ReplayResult& r) {
   return d;
 }
 
+// The recording that a run would have left, in the vocabulary of snapshots: events are
+// (action, address, size, stream, pool), segments end in their blocks (size, requested, state).
+nb::dict recording_dict(const SimulatedRecording& r) {
+  static const char* const ACTIONS[] = {"alloc",        "free_requested", "free_completed",
+                                        "segment_alloc", "segment_free",  "segment_map",
+                                        "segment_unmap", "oom"};
+  static const char* const STATES[] = {"inactive", "active_pending_free", "active_allocated"};
+  nb::list events, segments;
+  for (const TraceEvent& e : r.events)
+    events.append(nb::make_tuple(ACTIONS[static_cast<std::size_t>(e.action)], e.address, e.size,
+                                 e.stream, e.pool));
+  for (const SegmentView& s : r.segments) {
+    nb::list blocks;
+    for (const BlockView& b : s.blocks)
+      blocks.append(
+          nb::make_tuple(b.size, b.requested, STATES[static_cast<std::size_t>(b.state)]));
+    segments.append(nb::make_tuple(s.address, s.size, s.stream, s.pool, s.is_small,
+                                   s.is_expandable, blocks));
+  }
+  nb::dict d;
+  d["events"] = events;
+  d["segments"] = segments;
+  return d;
+}
+
 nb::dict comparison_dict(const Comparison& c) {
   nb::dict d;
   d["n_segment_events"] = c.n_recorded;
@@ -337,6 +362,17 @@ void bind_replay(nb::module_& m) {
             return result_dict(result);
           },
           nb::arg("config"), nb::arg("stop_at_oom") = false, nb::arg("remake_initial") = false)
+      .def(
+          "record",
+          [](const NativeOps& self, const Config& config) {
+            SimulatedRecording recording;
+            {
+              nb::gil_scoped_release release;
+              replay_and_record(self.input(), config, recording);
+            }
+            return recording_dict(recording);
+          },
+          nb::arg("config"))
       .def(
           "replay_recorded",
           [](const NativeOps& self, const Config& config, std::size_t max_ops) {

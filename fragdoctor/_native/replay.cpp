@@ -72,6 +72,15 @@ class Recorder final : public Observer, public Placement {
   std::size_t first_ = 0, last_ = 0;
 };
 
+class TraceWriter final : public Observer {
+ public:
+  explicit TraceWriter(std::vector<TraceEvent>& events) : events_(events) {}
+  void on_event(const TraceEvent& e) override { events_.push_back(e); }
+
+ private:
+  std::vector<TraceEvent>& events_;
+};
+
 class Replay {
  public:
   Replay(const ReplayInput& input, const Config& config, bool remake_initial)
@@ -93,6 +102,15 @@ class Replay {
       }
     }
     return finish();
+  }
+
+  ReplayResult run_and_record(SimulatedRecording& recording) {
+    TraceWriter writer(recording.events);
+    allocator_.set_observer(&writer);
+    const ReplayResult result = run(false);
+    allocator_.set_observer(nullptr);
+    recording.segments = allocator_.layout();
+    return result;
   }
 
   ReplayResult run_recorded(const Recording& recording, Comparison& comparison,
@@ -364,6 +382,11 @@ ReplayResult Replay::run_recorded(const Recording& recording, Comparison& c,
 
 ReplayResult replay(const ReplayInput& input, const Config& config, const ReplayOptions& options) {
   return Replay(input, config, options.remake_initial).run(options.stop_at_oom);
+}
+
+ReplayResult replay_and_record(const ReplayInput& input, const Config& config,
+                               SimulatedRecording& recording) {
+  return Replay(input, config, false).run_and_record(recording);
 }
 
 ReplayResult replay_recorded(const ReplayInput& input, const Config& config,

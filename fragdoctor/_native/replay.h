@@ -71,6 +71,15 @@ struct ReplayOptions {
 
 ReplayResult replay(const ReplayInput& input, const Config& config, const ReplayOptions& options);
 
+// What the allocator would have written had the replayed run been recorded from its start on.
+struct SimulatedRecording {
+  std::vector<TraceEvent> events;
+  std::vector<SegmentView> segments;
+};
+
+ReplayResult replay_and_record(const ReplayInput& input, const Config& config,
+                               SimulatedRecording& recording);
+
 // Replay with segments placed as recorded, and compare. With `max_ops` below their number only so
 // many operations, and the final layout is left out.
 ReplayResult replay_recorded(const ReplayInput& input, const Config& config,

@@ -137,6 +137,7 @@ class _Finder:
     ) -> _ext.NativeOps:
         key = (limit, rows, late, collects)
         if key not in self._operations:
+            self._operations.clear()  # the last is what the next guess asks for, if any
             self._operations[key] = _ext.NativeOps(
                 self.prepared.trace,
                 limit_bytes=limit,

@@ -145,7 +145,8 @@ def _free_enough(r: Refusal) -> Iterator[Reading]:
             Cause.MEMORY_LIMIT,
             Confidence.LIKELY,
             f"{figures}: a memory fraction (set_per_process_memory_fraction) is the usual reason; "
-            f"it lies between {format_size(r.reserved_bytes)} reserved and the request on top.",
+            f"it then lies between {format_size(r.reserved_bytes)} and "
+            f"{format_size((r.reserved_bytes or 0) + r.requested_bytes)}.",
             "The OOM message prints the limit as 'allowed'; print "
             "torch.cuda.get_per_process_memory_fraction() (2.10 and later).",
         )
@@ -380,6 +381,14 @@ def _fragmentation(r: Refusal, where: str) -> Reading:
 
 
 def _simply_full(r: Refusal) -> Reading:
+    if r.has_real_holes:
+        return Reading(
+            Cause.CAPACITY,
+            Confidence.LIKELY,
+            f"{_live_and_request(r)} leave {format_size(r.margin_bytes)} of the "
+            f"{format_size(r.available_bytes)} that PyTorch could have: packed perfectly it would "
+            "just fit, so the device is as good as full.",
+        )
     return Reading(
         Cause.CAPACITY,
         Confidence.LIKELY,

@@ -16,6 +16,7 @@ from fragdoctor.errors import ConfigError, SimulationError
 from fragdoctor.model.diagnosis import FidelityReport, Predicted
 from fragdoctor.model.simulation import ReplayResult, Simulation
 
+USABLE_SHARE = 0.5  # below this the model runs another program than the recorded one
 N_THREADS = 2  # the native replay releases the interpreter lock
 Progress = Callable[[int, int], None]
 
@@ -40,6 +41,18 @@ class Bench:
     def is_exact(self) -> bool:
         """Whether what-ifs are replays, not estimates."""
         return self.simulation.method == "replay"
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether the model follows the recorded run closely enough to estimate anything.
+
+        It does if most of the recording is reproduced, and it fails where the recording does.
+        """
+        if self.is_exact:
+            return True
+        n_failed = self.baseline.comparison["n_failed"]
+        agrees = self.baseline.comparison["n_failed_equal"] == n_failed
+        return agrees and (self.simulation.fidelity.share or 0.0) >= USABLE_SHARE
 
     @property
     def recorded(self) -> ReplayResult:
@@ -87,7 +100,7 @@ def set_up(plan: Plan) -> tuple[Bench | None, FidelityReport]:
     """Return the bench for a case, None with the reason where its trace cannot be replayed."""
     snapshot, device = plan.context.snapshot, plan.context.device
     if snapshot is None:
-        return None, FidelityReport(reason="No snapshot was given, so nothing can be replayed.")
+        return None, FidelityReport(reason="no snapshot was given")
     try:
         baseline = baseline_of(
             snapshot,

@@ -41,7 +41,7 @@ def prove(plan: Plan, proposals: Sequence[Proposal], progress: Progress | None =
     bench, fidelity = set_up(plan)
     if bench is None:
         return Proof(proposals, fidelity)
-    if not _has_trouble(bench.recorded):
+    if not (bench.is_usable and _has_trouble(bench.recorded)):
         return Proof(proposals, fidelity, _notes(bench))
     asked = candidates(plan)
     trials, owners = _trials(plan, bench, proposals, asked)
@@ -117,8 +117,7 @@ def _proven(bench: Bench, proposal: Proposal, results: Sequence[ReplayResult]) -
         )
     said = f"Replayed: {outcome(bench.recorded, best)}."
     if not bench.is_exact and not proposal.is_rejected:
-        doubt = f"An estimate says that it may not be enough: {outcome(bench.recorded, best)}."
-        return replace(proposal, recommendation=replace(r, caveats=(*r.caveats, doubt)))
+        return _doubted(bench, proposal, best)
     why = f"{r.why} {said}" if proposal.is_rejected else said
     changed = replace(proposal, recommendation=replace(r, why=why), is_rejected=bench.is_exact)
     return with_replay(changed, predicted)
@@ -158,6 +157,8 @@ def _family(
     if helps(bench.recorded, result) and plan.cause is not Cause.LEAK:
         return _accepted(bench, candidate, result, proposal, setting)
     said = f"Replayed{_variants(family)}: {outcome(bench.recorded, result)}."
+    if not bench.is_exact and proposal is not None and not proposal.is_rejected:
+        return _doubted(bench, proposal, result)
     if proposal is not None and proposal.is_rejected and not result.fits:
         said = f"{proposal.recommendation.why} {said}"
     if helps(bench.recorded, result):
@@ -170,6 +171,13 @@ def _family(
         why=said,
         predicted=bench.predicted(result),
     )
+
+
+def _doubted(bench: Bench, proposal: Proposal, result: ReplayResult) -> Proposal:
+    """Return a proposal that an estimate speaks against; only an exact replay may reject it."""
+    r = proposal.recommendation
+    doubt = f"An estimate says that it may not be enough: {outcome(bench.recorded, result)}."
+    return replace(proposal, recommendation=replace(r, caveats=(*r.caveats, doubt)))
 
 
 def _open(proposal: Proposal, result: ReplayResult) -> Proposal:

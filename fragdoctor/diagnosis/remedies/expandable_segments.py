@@ -31,7 +31,7 @@ MOSTLY: Final = 0.9
 
 def remedies(plan: Plan) -> Iterator[Proposal]:
     """Propose it for fragmentation; say why not where people would try it all the same."""
-    if not plan.is_allocator_case:
+    if not plan.is_allocator_case or plan.cause is Cause.HEALTHY:
         return
     setting = plan.variable(plan.with_present(CONF))
     needs_upgrade = is_too_new(plan, KEY)

@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fragdoctor.diagnosis.remedies.plan import HELPS, MAY_HELP, Plan, Proposal, propose, reject
-from fragdoctor.diagnosis.remedies.workload import Workload, fails_in_optimizer_step, workload_of
+from fragdoctor.diagnosis.remedies.workload import (
+    Workload,
+    fails_in_optimizer_step,
+    only_builds,
+    workload_of,
+)
 from fragdoctor.model.diagnosis import Cause, Predicted
 from fragdoctor.model.finding import Confidence, Evidence
 from fragdoctor.units import format_share, format_size
@@ -32,7 +37,7 @@ def remedies(plan: Plan) -> Iterator[Proposal]:
     work = workload_of(plan)
     if work.missing_bytes <= 0:
         return
-    is_main = plan.cause in (Cause.CAPACITY, Cause.TRANSIENT_PEAK)
+    is_main = plan.cause in (Cause.CAPACITY, Cause.TRANSIENT_PEAK) and not only_builds(plan)
     yield propose(
         CODE,
         TITLE,

@@ -47,7 +47,9 @@ def write_rejected(page: Page, diagnosis: Diagnosis) -> None:
 
 
 def _reason(rejected: Recommendation) -> str:
-    predicted = predicted_text(rejected.predicted)
+    # What was replayed says its outcome in "why" already.
+    is_said = rejected.predicted.method in {"replay", "estimate"}
+    predicted = "" if is_said else predicted_text(rejected.predicted)
     return "; ".join(x for x in (rejected.why.rstrip("."), predicted) if x) or "-"
 
 
