@@ -31,27 +31,39 @@ def holes(
     conf: str = "",
     **settings: Any,
 ) -> Snapshot:
-    """Return n segments, each with one live block and a freed hole, and a failed request."""
-    segments, events = [], []
+    """Return n segments whose block was replaced by a smaller one, and a failed request.
+
+    As the allocator does it: the rest of each segment lies free behind a live block.
+    """
+    whole = (live_mib + hole_mib) * MIB
+    made, freed, kept, segments = [], [], [], []
     for i in range(n):
-        low, high = at(i), at(i) + live_mib * MIB
-        segments.append(
-            segment(
-                low,
-                block(live_mib * MIB, "active_allocated", frames=LINE),
-                block(hole_mib * MIB, requested=hole_mib * MIB),
-            )
-        )
-        events += [
-            segment_alloc(low, (live_mib + hole_mib) * MIB),
-            alloc(low, live_mib * MIB, frames=LINE),
-            alloc(high, hole_mib * MIB, frames=OTHER_LINE),
-        ]
-    for i in range(n):
-        events += free(at(i) + live_mib * MIB, hole_mib * MIB)
-    events.append(oom(asked_mib * MIB, free_mib * MIB, frames=OTHER_LINE))
+        made += [segment_alloc(at(i), whole), alloc(at(i), whole, frames=OTHER_LINE)]
+        freed += free(at(i), whole)
+        kept.append(alloc(at(i), live_mib * MIB, frames=LINE))
+        live = block(live_mib * MIB, "active_allocated", frames=LINE)
+        segments.append(segment(at(i), live, block(hole_mib * MIB, requested=whole)))
+    events = [*made, *freed, *kept, oom(asked_mib * MIB, free_mib * MIB, frames=OTHER_LINE)]
     conf_dict = recorded(PYTORCH_CUDA_ALLOC_CONF=conf, **settings)
     return columns(assembled(*segments, events=events, conf=conf_dict))
+
+
+def interleaved(n: int = 10, asked_mib: int = 60, free_mib: int = 20) -> Snapshot:
+    """Return n segments of five 4 MiB blocks, the second and fourth freed, and a failed request."""
+    events, segments, frees = [], [], []
+    for i in range(n):
+        events.append(segment_alloc(at(i), 20 * MIB))
+        blocks = []
+        for k in range(5):
+            address = at(i) + 4 * k * MIB
+            is_live = k % 2 == 0
+            events.append(alloc(address, 4 * MIB, frames=LINE if is_live else OTHER_LINE))
+            frees += [] if is_live else free(address, 4 * MIB)
+            state = "active_allocated" if is_live else "inactive"
+            blocks.append(block(4 * MIB, state, requested=4 * MIB, frames=LINE))
+        segments.append(segment(at(i), *blocks))
+    events += [*frees, oom(asked_mib * MIB, free_mib * MIB)]
+    return columns(assembled(*segments, events=events))
 
 
 def full(

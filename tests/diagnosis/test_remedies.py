@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from builders import MIB
 from oom_messages import GIB, case_of, log_of, message, new_style, old_style, process
-from oom_snapshots import calm, full, holes, late_free
+from oom_snapshots import calm, full, holes, interleaved, late_free
 
 from fragdoctor.diagnosis.contexts import build_contexts
 from fragdoctor.diagnosis.pipeline import diagnose
@@ -170,7 +170,7 @@ def test_other_process_counts_how_many_fit():
 
 
 def test_holes_of_freed_blocks_below_a_page_reject_expandable_segments():
-    small = diagnose(Case(snapshot=holes(live_mib=8, hole_mib=4, asked_mib=30, free_mib=20)))
+    small = diagnose(Case(snapshot=interleaved()))
     large = diagnose(Case(snapshot=holes()))
 
     assert "page" in rejected(small)["expandable-segments"].why
