@@ -101,8 +101,9 @@ def predicted_text(predicted: Predicted) -> str:
     if predicted.driver_calls is not None:
         parts.append(plural(predicted.driver_calls, "driver call"))
     method = METHOD_TITLES.get(predicted.method, predicted.method)
-    if predicted.method == "replay" and predicted.fidelity_share is not None:
-        method += f", baseline {share_text(predicted.fidelity_share)} exact"
+    share = predicted.fidelity_share
+    if predicted.method == "replay" and share is not None and share < 1:
+        method += f", baseline {share_text(share)} exact"
     return f"{', '.join(parts) or 'no figures'} ({method})"
 
 
