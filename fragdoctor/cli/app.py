@@ -7,8 +7,9 @@ numpy are loaded; a command loads what it needs.
 from __future__ import annotations
 
 import gc
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from fragdoctor.cli.front_page import FRONT_PAGE
 
@@ -16,6 +17,7 @@ from fragdoctor.cli.front_page import FRONT_PAGE
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line and exit."""
     words = sys.argv[1:] if argv is None else list(argv)
+    _open_closed_streams()
     if words[:1] in (["--help"], ["-h"]):
         sys.exit(_print(FRONT_PAGE))
     if words[:1] == ["--version"]:
@@ -49,8 +51,22 @@ def _print(text: str) -> int:
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
-    except BrokenPipeError:
-        from fragdoctor.cli.exit import quiet_pipe
+    except OSError as e:
+        from fragdoctor.cli.exit import run
 
-        return quiet_pipe()
+        return run(_raising(e), ())
     return 0
+
+
+def _raising(error: OSError) -> Callable[[Sequence[str]], int]:
+    def call(_argv: Sequence[str]) -> int:
+        raise error
+
+    return call
+
+
+def _open_closed_streams() -> None:
+    """Replace streams that the caller closed (``>&-``): Python has None for them then."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: PTH123, SIM115 - lives as long as the process

@@ -42,8 +42,12 @@ def write_rejected(page: Page, diagnosis: Diagnosis) -> None:
         [r.setting.removeprefix("PYTORCH_CUDA_ALLOC_CONF=") or r.change or r.title, _reason(r)]
         for r in diagnosis.rejected
     ]
-    columns = [Column("wrap", max_width=max(24, page.width * 2 // 5)), Column("wrap")]
-    page.table(columns, [[setting, (reason, "dim")] for setting, reason in rows])
+    shown = rows if page.options.verbosity is Verbosity.VERBOSE else rows[:_SHOWN]
+    columns = [Column("list", max_width=max(24, page.width * 2 // 5)), Column("wrap")]
+    page.table(columns, [[setting, (reason, "dim")] for setting, reason in shown])
+    if len(rows) > len(shown):
+        n_more = format_count(len(rows) - len(shown))
+        page.paragraph((f"{n_more} more with --verbose", "dim"))
 
 
 def _reason(rejected: Recommendation) -> str:
