@@ -358,7 +358,7 @@ def _totals(prepared: PreparedTrace, device_total_bytes: int | None) -> list[int
 def _highest_limit(best: Baseline) -> int:
     """Return a bound (excluded) of what a memory fraction can have allowed."""
     low = best.prepared.peak_reserved_bytes
-    need = best.operations.facts()["lowest_need_bytes"]
+    need: int | None = best.operations.facts()["lowest_need_bytes"]
     if not len(best.prepared.oom_rows) or need is None:
         return 2 * low + 1
     return max(min(2 * low + 1, need), low + 1)
