@@ -1,3 +1,5 @@
+# Types of the native core. Each part of the core has its own section.
+
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -9,7 +11,8 @@ import numpy.typing as npt
 class _Stream(Protocol):
     def readinto(self, buffer: memoryview, /) -> int | None: ...
 
-class ReadError(Exception): ...  # args are (kind, message, hint, offset)
+# args are (kind, message, hint, offset)
+class ReadError(Exception): ...
 
 def read_pickle(
     stream: _Stream, *, max_depth: int, max_string_bytes: int, max_unknown_keys: int
@@ -123,3 +126,6 @@ class NativeOps:
     def replay_recorded(
         self, config: AllocatorConfig, max_ops: int = ...
     ) -> tuple[dict[str, Any], dict[str, Any]]: ...
+def read_json(
+    stream: _Stream, *, max_depth: int, max_string_bytes: int, max_unknown_keys: int
+) -> dict[str, Any]: ...

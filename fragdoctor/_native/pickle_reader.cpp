@@ -10,6 +10,7 @@ namespace fragdoctor {
 
 namespace {
 
+// The compilers make one load of this where the size is known.
 uint64_t little_endian(const uint8_t* bytes, size_t n) {
   uint64_t value = 0;
   for (size_t i = 0; i < n; ++i) value |= uint64_t{bytes[i]} << (8 * i);
@@ -24,8 +25,9 @@ class PickleReader {
   SnapshotTables run() {
     try {
       read_protocol();
-      while (step()) {
-      }
+      do {
+        read_run();
+      } while (step());
       return finish();
     } catch (ReadError& error) {
       if (error.offset() == kNoOffset) error.set_offset(at_);
@@ -40,13 +42,17 @@ class PickleReader {
   }
 
   void need(size_t n) {
-    if (in_.has(n)) return;
+    if (!in_.has(n)) truncated();
+  }
+
+  [[noreturn]] void truncated() const {
     throw ReadError(ErrorKind::truncated, "The snapshot ends in the middle.",
                     "The process that wrote it was probably killed; record it again.",
                     in_.offset() + in_.n_ready());
   }
 
-  uint64_t take(size_t n) {
+  template <size_t n>
+  uint64_t take() {
     need(n);
     const uint64_t value = little_endian(in_.bytes(), n);
     in_.skip(n);
@@ -63,10 +69,43 @@ class PickleReader {
       refuse("The pickle does not begin with its protocol; protocols 0 and 1 are not read.");
     }
     in_.skip(1);
-    protocol_ = static_cast<int>(take(1));
+    protocol_ = static_cast<int>(take<1>());
     if (protocol_ < 2 || protocol_ > 5) {
       refuse("The pickle protocol " + std::to_string(protocol_) + " is not known.");
     }
+  }
+
+  // Keys and numbers make up most of a file. A run of them is read without a look at the end of
+  // the window at each; whatever else comes is left to step().
+  void read_run() {
+    constexpr size_t kLongest = 1 + 1 + 8 + ByteCursor::kSlack;  // LONG1 of eight bytes
+    const size_t ready = in_.n_ready();
+    if (ready < kLongest) return;
+    const uint8_t* next = in_.bytes();
+    const uint8_t* const last = next + (ready - kLongest);
+    for (bool goes_on = true; goes_on && next <= last;) {
+      size_t n = 0;
+      switch (*next) {
+        case kBinGet: n = fold_.recall_text(next[1]) ? 2 : 0; break;
+        case kLongBinGet: n = fold_.recall_text(little_endian(next + 1, 4)) ? 5 : 0; break;
+        case kBinInt1: fold_.push_integer(next[1]); n = 2; break;
+        case kBinInt2: fold_.push_integer(next[1] | next[2] << 8); n = 3; break;
+        case kBinInt:
+          fold_.push_integer(static_cast<int32_t>(little_endian(next + 1, 4)));
+          n = 5;
+          break;
+        case kLong1:
+          if (next[1] > 8) break;
+          push_long(next + 2, next[1]);
+          n = 2u + next[1];
+          break;
+        default: break;
+      }
+      goes_on = n != 0;
+      next += n;
+    }
+    at_ = in_.offset();  // of the run, should a limit be hit in it
+    in_.skip_to(next);
   }
 
   bool step() {
@@ -75,20 +114,20 @@ class PickleReader {
     const uint8_t opcode = in_.bytes()[0];
     in_.skip(1);
     switch (opcode) {
-      case kBinGet: fold_.recall(take(1), at_); return true;
-      case kLongBinGet: fold_.recall(take(4), at_); return true;
+      case kBinGet: fold_.recall(take<1>(), at_); return true;
+      case kLongBinGet: fold_.recall(take<4>(), at_); return true;
       case kMemoize: require(4, opcode); fold_.memoize(fold_.memo_size(), at_); return true;
-      case kBinPut: fold_.memoize(take(1), at_); return true;
-      case kLongBinPut: fold_.memoize(take(4), at_); return true;
-      case kBinInt1: fold_.push_integer(static_cast<int64_t>(take(1))); return true;
-      case kBinInt2: fold_.push_integer(static_cast<int64_t>(take(2))); return true;
-      case kBinInt: fold_.push_integer(static_cast<int32_t>(take(4))); return true;
-      case kLong1: read_long(take(1)); return true;
+      case kBinPut: fold_.memoize(take<1>(), at_); return true;
+      case kLongBinPut: fold_.memoize(take<4>(), at_); return true;
+      case kBinInt1: fold_.push_integer(static_cast<int64_t>(take<1>())); return true;
+      case kBinInt2: fold_.push_integer(static_cast<int64_t>(take<2>())); return true;
+      case kBinInt: fold_.push_integer(static_cast<int32_t>(take<4>())); return true;
+      case kLong1: read_long(take<1>()); return true;
       case kLong4: read_long4(); return true;
       case kBinFloat: read_float(); return true;
-      case kShortBinUnicode: require(4, opcode); read_string(take(1)); return true;
-      case kBinUnicode: read_string(take(4)); return true;
-      case kBinUnicode8: require(4, opcode); read_string(take(8)); return true;
+      case kShortBinUnicode: require(4, opcode); read_string(take<1>()); return true;
+      case kBinUnicode: read_string(take<4>()); return true;
+      case kBinUnicode8: require(4, opcode); read_string(take<8>()); return true;
       case kMark: fold_.mark(at_); return true;
       case kSetItems: fold_.set_items(at_); return true;
       case kSetItem: fold_.set_item(at_); return true;
@@ -125,10 +164,10 @@ class PickleReader {
   void push_long(const uint8_t* bytes, size_t n) {
     if (n == 0) return fold_.push_integer(0);
     if (n <= 8) {
-      uint64_t value = little_endian(bytes, n);
-      const bool is_negative = (bytes[n - 1] & 0x80) != 0;
-      if (is_negative && n < 8) value |= ~uint64_t{0} << (8 * n);
-      return fold_.push_integer(static_cast<int64_t>(value));
+      static_assert(ByteCursor::kSlack >= 7);  // eight bytes may be read for one
+      const size_t n_unused = 64 - 8 * n;
+      const uint64_t value = little_endian(bytes, 8) << n_unused;
+      return fold_.push_integer(static_cast<int64_t>(value) >> n_unused);
     }
     const uint64_t low = little_endian(bytes, 8);
     const bool rest_is_zero = std::all_of(bytes + 8, bytes + n, [](uint8_t b) { return b == 0; });
@@ -143,7 +182,7 @@ class PickleReader {
   }
 
   void read_long4() {
-    const auto n = static_cast<int32_t>(take(4));
+    const auto n = static_cast<int32_t>(take<4>());
     if (n < 0) refuse("An integer has a negative length.");
     auto left = static_cast<size_t>(n);
     if (left <= 255) return read_long(left);
@@ -191,7 +230,7 @@ class PickleReader {
   }
 
   void read_frame() {
-    const uint64_t length = take(8);
+    const uint64_t length = take<8>();
     if (at_ < frame_end_) refuse("A frame begins inside another frame.");
     if (length > UINT64_MAX / 2 - in_.offset()) refuse("The length of a frame is impossible.");
     frame_end_ = in_.offset() + length;

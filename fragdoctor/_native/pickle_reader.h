@@ -24,14 +24,16 @@ class ByteCursor {
  public:
   explicit ByteCursor(ByteSource& source);
 
-  uint64_t offset() const { return base_ + static_cast<uint64_t>(next_ - buffer_.data()); }
+  uint64_t offset() const { return base_ + reinterpret_cast<uintptr_t>(next_); }
   bool has(size_t n) { return static_cast<size_t>(end_ - next_) >= n || refill(n); }
-  // Valid for n bytes after has(n); n must be at most kWindow.
+  // Valid for n bytes after has(n); n must be at most kWindow. kSlack more may be read, as junk.
   const uint8_t* bytes() const { return next_; }
   void skip(size_t n) { next_ += n; }
+  void skip_to(const uint8_t* next) { next_ = next; }  // within the bytes that are ready
   size_t n_ready() const { return static_cast<size_t>(end_ - next_); }
 
   static constexpr size_t kWindow = size_t{1} << 18;
+  static constexpr size_t kSlack = 8;
 
  private:
   bool refill(size_t n);
@@ -40,7 +42,7 @@ class ByteCursor {
   std::vector<uint8_t> buffer_;
   const uint8_t* next_;
   const uint8_t* end_;
-  uint64_t base_ = 0;
+  uint64_t base_;  // offset in the file less the address in the window, modulo 2^64
   bool at_end_ = false;
 };
 

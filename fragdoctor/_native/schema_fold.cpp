@@ -12,19 +12,6 @@ namespace fragdoctor {
 
 namespace {
 
-// A memo entry is 32 bits: what it is in the upper three, an id below.
-enum class MemoTag : uint32_t { string, frame, stack, pair, open, used_up, empty_list, opaque };
-constexpr uint32_t kMemoShift = 29;
-constexpr uint32_t kMemoMask = (1u << kMemoShift) - 1;
-
-uint32_t pack(MemoTag tag, uint64_t id) {
-  if (id > kMemoMask) {
-    throw ReadError(ErrorKind::limit, "The file holds more than 536,870,911 values of one kind.",
-                    "", kNoOffset);
-  }
-  return static_cast<uint32_t>(tag) << kMemoShift | (static_cast<uint32_t>(id) & kMemoMask);
-}
-
 constexpr size_t kBatch = 1000;  // the pickle module writes a larger dict in batches of this size
 
 [[noreturn]] void refuse(const char* message, uint64_t offset) {
@@ -72,6 +59,14 @@ ListKind kind_for(Tag item) {
 
 }  // namespace
 
+uint32_t SchemaFold::pack(MemoTag tag, uint64_t id) {
+  if (id > kMemoMask) {
+    throw ReadError(ErrorKind::limit, "The file holds more than 536,870,911 values of one kind.",
+                    "", kNoOffset);
+  }
+  return static_cast<uint32_t>(tag) << kMemoShift | (static_cast<uint32_t>(id) & kMemoMask);
+}
+
 SchemaFold::SchemaFold(const ReadLimits& limits, uint64_t seed)
     : limits_(limits), strings_(seed), frames_(seed), stacks_(seed), pairs_(seed), streams_(seed) {
   for (int i = 0; i < kNKeys; ++i) {
@@ -89,9 +84,14 @@ SchemaFold::SchemaFold(const ReadLimits& limits, uint64_t seed)
   pool_out(default_pool);
 }
 
-void SchemaFold::too_many_waiting() {
-  throw ReadError(ErrorKind::limit, "More than 4,194,304 values wait to be put into a container.",
-                  "Genuine snapshots put values away as they are written.", kNoOffset);
+void ValueStack::grow() {
+  constexpr size_t kMost = size_t{1} << 22;  // C++ writers put whole lists here, rows are one value
+  if (size_ >= kMost) {
+    throw ReadError(ErrorKind::limit,
+                    "More than 4,194,304 values wait to be put into a container.",
+                    "Genuine snapshots put values away as they are written.", kNoOffset);
+  }
+  values_.resize(size_ == 0 ? 64 : size_ * 2);
 }
 
 uint32_t SchemaFold::intern_text(std::string_view utf8, uint64_t offset) {
@@ -188,7 +188,7 @@ void SchemaFold::fold_dict(size_t dict_at, size_t first_item, uint64_t offset) {
            offset);
   }
   if (n_items == 0) {
-    stack_.resize(first_item);
+    stack_.shrink(first_item);
     return;
   }
   DictView dict;
@@ -200,7 +200,7 @@ void SchemaFold::fold_dict(size_t dict_at, size_t first_item, uint64_t offset) {
   for (size_t i = first_item; i < stack_.size(); i += 2) {
     const Value& key = stack_[i];
     const Value& value = stack_[i + 1];
-    height = std::max(height, height_of(value));
+    if (value.tag > Tag::string) height = std::max(height, height_of(value));
     if (key.tag == Tag::string) {
       const auto known = static_cast<Key>(key_of_[key.id]);
       if (known != Key::none) {
@@ -246,7 +246,7 @@ void SchemaFold::fold_dict(size_t dict_at, size_t first_item, uint64_t offset) {
   waiting_traces_.truncate(floors.traces);
   folded.height = static_cast<uint8_t>(height + 1);
   if (memo != 0) memo_[memo - 1] = memo_form(folded);
-  stack_.resize(first_item);
+  stack_.shrink(first_item);
   stack_[dict_at] = folded;
   merge_run();
 }
@@ -299,7 +299,7 @@ void SchemaFold::extend_list(size_t list_at, size_t first_item, uint64_t offset)
     list.kind = ListKind::pair;
     list.id = intern_pair(stack_[first_item], stack_[first_item + 1]);
     list.height = 1;
-    stack_.resize(first_item);
+    stack_.shrink(first_item);
     return;
   }
   const Floors floors = close_from(first_item);
@@ -308,7 +308,7 @@ void SchemaFold::extend_list(size_t list_at, size_t first_item, uint64_t offset)
   }
   check_height(stack_[list_at].height, offset);
   plain_.resize(floors.plain);
-  stack_.resize(first_item);
+  stack_.shrink(first_item);
 }
 
 void SchemaFold::add_to_list(Value& list, const Value& item, uint64_t offset) {
@@ -341,7 +341,7 @@ void SchemaFold::add_to_list(Value& list, const Value& item, uint64_t offset) {
       waiting_frames_.truncate(list.id + list.bits);
       waiting_frames_.push_back(item.id);
       ++list.bits;
-      if (waiting_frames_.size() >= kMemoMask) too_many_waiting();
+      if (waiting_frames_.size() >= kMemoMask) pack(MemoTag::stack, waiting_frames_.size());
       break;
     case ListKind::traces:
       waiting_traces_.truncate(list.id + list.bits);
@@ -377,6 +377,7 @@ SchemaFold::Floors SchemaFold::close_from(size_t first_item) {
   Floors floors{plain_.size(), waiting_traces_.size()};
   for (size_t i = first_item; i < stack_.size(); ++i) {
     Value& item = stack_[i];
+    if (item.tag < Tag::dict) continue;  // scalars, most of all
     close(item);
     if (item.tag == Tag::plain_dict) floors.plain = std::min<size_t>(floors.plain, item.id);
     if (item.tag == Tag::traces) floors.traces = std::min<size_t>(floors.traces, item.id);
@@ -458,17 +459,20 @@ void SchemaFold::tuple_at(size_t first_item, uint64_t offset) {
     check_height(height + 1, offset);
     tuple.height = static_cast<uint8_t>(height + 1);
   }
-  stack_.resize(first_item);
+  stack_.shrink(first_item);
   plain_.resize(floors.plain);
   waiting_traces_.truncate(floors.traces);
   push_tag(tuple.tag) = tuple;
 }
 
 uint32_t SchemaFold::intern_pair(const Value& first, const Value& second) {
-  const uint32_t id = pairs_.intern(
-      PairRecord{static_cast<int64_t>(first.bits), static_cast<int64_t>(second.bits)});
-  if (id == pair_out_.size()) pair_out_.push_back(-1);
-  return id;
+  const PairRecord pair{static_cast<int64_t>(first.bits), static_cast<int64_t>(second.bits)};
+  if (pairs_[last_pair_].first == pair.first && pairs_[last_pair_].second == pair.second) {
+    return last_pair_;
+  }
+  last_pair_ = pairs_.intern(pair);
+  if (last_pair_ == pair_out_.size()) pair_out_.push_back(-1);
+  return last_pair_;
 }
 
 uint32_t SchemaFold::memo_form(const Value& value) const {
@@ -484,7 +488,7 @@ uint32_t SchemaFold::memo_form(const Value& value) const {
   }
 }
 
-void SchemaFold::memoize(uint64_t index, uint64_t offset) {
+void SchemaFold::memoize_other(uint64_t index, uint64_t offset) {
   const size_t floor = marks_.empty() ? 0 : marks_.back();
   if (stack_.size() <= floor) refuse("There is nothing to put into the memo.", offset);
   if (index != memo_.size()) refuse("The indices of the memo are out of order.", offset);
@@ -510,7 +514,7 @@ void SchemaFold::memoize(uint64_t index, uint64_t offset) {
   }
 }
 
-void SchemaFold::recall(uint64_t index, uint64_t offset) {
+void SchemaFold::recall_other(uint64_t index, uint64_t offset) {
   if (index >= memo_.size()) refuse("The memo is asked for an entry that it does not have.", offset);
   uint32_t entry = memo_[index];
   if (static_cast<MemoTag>(entry >> kMemoShift) == MemoTag::open) {

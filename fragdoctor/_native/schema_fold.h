@@ -62,6 +62,33 @@ struct Value {
   uint64_t bits = 0;  // number, count of rows, or offset of the trouble
 };
 
+// The values that wait for their container. Grows by bytes read, up to a bound.
+class ValueStack {
+ public:
+  // The new value is all zero but for its tag.
+  Value& push(Tag tag) {
+    if (size_ == values_.size()) grow();
+    Value& value = values_[size_++];
+    value = Value();
+    value.tag = tag;
+    return value;
+  }
+  size_t size() const { return size_; }
+  bool empty() const { return size_ == 0; }
+  Value& operator[](size_t i) { return values_[i]; }
+  const Value& operator[](size_t i) const { return values_[i]; }
+  Value& back() { return values_[size_ - 1]; }
+  const Value& back() const { return values_[size_ - 1]; }
+  void pop_back() { --size_; }
+  void shrink(size_t n) { size_ = n; }
+
+ private:
+  void grow();
+
+  std::vector<Value> values_;
+  size_t size_ = 0;
+};
+
 struct FrameRecord {
   uint32_t filename;
   uint32_t name;
@@ -185,9 +212,30 @@ class SchemaFold {
   void append_item(uint64_t offset);
   void make_tuple(size_t n, uint64_t offset);
   void make_tuple_from_mark(uint64_t offset);
-  void memoize(uint64_t index, uint64_t offset);
+  void memoize(uint64_t index, uint64_t offset) {
+    const size_t floor = marks_.empty() ? 0 : marks_.back();
+    if (stack_.size() > floor && index == memo_.size() && index < kMemoMask) {
+      const Value& value = stack_.back();
+      if (value.tag == Tag::string) {
+        memo_.push_back(static_cast<uint32_t>(MemoTag::string) << kMemoShift | value.id);
+        return;
+      }
+    }
+    memoize_other(index, offset);
+  }
   uint64_t memo_size() const { return memo_.size(); }
-  void recall(uint64_t index, uint64_t offset);
+  void recall(uint64_t index, uint64_t offset) {
+    if (!recall_text(index)) recall_other(index, offset);
+  }
+  // The frequent kinds of memo entries: strings, frames and stacks. False for any other.
+  bool recall_text(uint64_t index) {
+    if (index >= memo_.size()) return false;
+    const uint32_t entry = memo_[index];
+    if (entry >> kMemoShift > static_cast<uint32_t>(MemoTag::stack)) return false;
+    constexpr Tag kTags[] = {Tag::string, Tag::frame, Tag::stack};
+    stack_.push(kTags[entry >> kMemoShift]).id = entry & kMemoMask;
+    return true;
+  }
   SnapshotTables finish(uint64_t offset);
   // The two strings on top of the stack, for naming a refused global; "" where there are none.
   std::string top_strings() const;
@@ -196,6 +244,12 @@ class SchemaFold {
   const char* writer() const { return writer_; }
 
  private:
+  // A memo entry is 32 bits: what it is in the upper three, an id below.
+  enum class MemoTag : uint32_t { string, frame, stack, pair, open, used_up, empty_list, opaque };
+  static constexpr uint32_t kMemoShift = 29;
+  static constexpr uint32_t kMemoMask = (1u << kMemoShift) - 1;
+  static uint32_t pack(MemoTag tag, uint64_t id);
+
   struct DictView;
   struct Top {
     uint32_t serial = 0;
@@ -214,14 +268,7 @@ class SchemaFold {
     size_t traces;
   };
 
-  Value& push_tag(Tag tag) {
-    if (stack_.size() >= kMaxWaiting) too_many_waiting();
-    Value value;
-    value.tag = tag;
-    stack_.push_back(value);
-    return stack_.back();
-  }
-  [[noreturn]] static void too_many_waiting();
+  Value& push_tag(Tag tag) { return stack_.push(tag); }
   size_t pop_mark(uint64_t offset);
   void fold_dict(size_t dict_at, size_t first_item, uint64_t offset);
   void extend_list(size_t list_at, size_t first_item, uint64_t offset);
@@ -233,6 +280,8 @@ class SchemaFold {
   void merge_run();
   void tuple_at(size_t first_item, uint64_t offset);
   uint32_t intern_pair(const Value& first, const Value& second);
+  void memoize_other(uint64_t index, uint64_t offset);
+  void recall_other(uint64_t index, uint64_t offset);
   uint32_t memo_form(const Value& value) const;
   void check_height(uint32_t height, uint64_t offset) const;
 
@@ -276,14 +325,13 @@ class SchemaFold {
   void gather_host(SnapshotTables& out);
   void gather_rest(SnapshotTables& out);
 
-  static constexpr size_t kMaxWaiting = size_t{1} << 22;
   static constexpr size_t kMaxIds = size_t{1} << 29;
   static constexpr uint32_t kNotAString = 0xFFFFFFFF;
   static constexpr uint8_t kNoAddress = 0x80;  // in the state of a block
   static constexpr uint8_t kHasAddress = 1, kHasSize = 2, kHasAllocated = 4, kAllocated = 8;
 
   ReadLimits limits_;
-  std::vector<Value> stack_;
+  ValueStack stack_;
   std::vector<size_t> marks_;
   Column<uint32_t> memo_;
   const char* writer_ = "";
@@ -297,6 +345,7 @@ class SchemaFold {
   Column<int32_t> stack_out_;
   Column<uint32_t> stacks_used_;
   RecordTable<PairRecord> pairs_;
+  uint32_t last_pair_ = 0;
   Column<int32_t> pair_out_;
   Column<uint32_t> pairs_used_;
   RecordTable<uint64_t> streams_;
