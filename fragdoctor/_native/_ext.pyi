@@ -18,6 +18,10 @@ def read_pickle(
     stream: _Stream, *, max_depth: int, max_string_bytes: int, max_unknown_keys: int
 ) -> dict[str, Any]: ...
 
+def read_json(
+    stream: _Stream, *, max_depth: int, max_string_bytes: int, max_unknown_keys: int
+) -> dict[str, Any]: ...
+
 # ---- bind_allocator.cpp ----
 
 class AllocatorConfig:
@@ -126,6 +130,3 @@ class NativeOps:
     def replay_recorded(
         self, config: AllocatorConfig, max_ops: int = ...
     ) -> tuple[dict[str, Any], dict[str, Any]]: ...
-def read_json(
-    stream: _Stream, *, max_depth: int, max_string_bytes: int, max_unknown_keys: int
-) -> dict[str, Any]: ...
