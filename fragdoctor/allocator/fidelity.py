@@ -358,7 +358,7 @@ def _totals(prepared: PreparedTrace, device_total_bytes: int | None) -> list[int
 def _highest_limit(best: Baseline) -> int:
     """Return a bound (excluded) of what a memory fraction can have allowed."""
     low = best.prepared.peak_reserved_bytes
-    need = best.operations.facts()["lowest_need_bytes"]
+    need: int | None = best.operations.facts()["lowest_need_bytes"]
     if not len(best.prepared.oom_rows) or need is None:
         return 2 * low + 1
     return max(min(2 * low + 1, need), low + 1)
@@ -375,7 +375,8 @@ def _collection_bound(prepared: PreparedTrace) -> int:
     first = np.nonzero(is_free[1:] & ~is_free[:-1])[0]  # the event before each run
     if threshold <= 0 or not len(first):
         return 0
-    return int(prepared.undone.reserved_bytes[first].min() / threshold) + 1
+    lowest = int(prepared.undone.reserved_bytes[first].min())
+    return int(lowest / threshold) + 1
 
 
 def report(best: Baseline) -> FidelityReport:
