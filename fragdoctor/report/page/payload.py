@@ -6,7 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from fragdoctor.analysis.columns import device_columns
 from fragdoctor.analysis.result import DeviceAnalysis
+from fragdoctor.analysis.timeline import undo
 from fragdoctor.model.diagnosis import Diagnosis
 from fragdoctor.model.snapshot import Snapshot
 from fragdoctor.report.page.blob import BlobWriter
@@ -71,9 +73,10 @@ def _device(
     stacks: SnapshotStacks,
     share: float,
 ) -> dict[str, Any]:
+    lifetimes = undo(device_columns(snapshot, analysis.device), snapshot.settings).lifetimes
     return {
         # The map and the icicle first: their stacks matter most if the text tables fill up.
-        "icicle": icicle_data(snapshot, analysis, blob, stacks),
+        "icicle": icicle_data(analysis, lifetimes, blob, stacks),
         "map": segment_map_data(snapshot, analysis, blob, stacks, int(MAX_BLOCKS * share)),
         "timeline": timeline_data(
             snapshot, analysis, blob, tables, stacks, int(TIMELINE_BUDGET * share)

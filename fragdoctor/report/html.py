@@ -1,0 +1,146 @@
+"""The report as one HTML file that needs nothing else: no network, no framework, strict policy.
+
+Every string of the input is hostile. Text in the markup passes through ``escape.visible`` and
+Jinja2's autoescape; what the graphics show travels in a compressed blob and reaches the page as
+text nodes and canvas text only. The policy names the page's own style and script by hash and
+allows nothing else, so markup that slipped through could still not run or load anything.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Mapping
+from importlib.resources import files
+from typing import Any, Final
+
+import jinja2
+from markupsafe import Markup
+
+from fragdoctor.analysis.device import analyze_device
+from fragdoctor.analysis.result import DeviceAnalysis
+from fragdoctor.errors import ConfigError
+from fragdoctor.model.diagnosis import Diagnosis
+from fragdoctor.model.simulation import Simulation
+from fragdoctor.model.snapshot import Snapshot
+from fragdoctor.report import escape, phrases
+from fragdoctor.report.base import RenderOptions
+from fragdoctor.report.page.capture_facts import capture_facts, setting_facts
+from fragdoctor.report.page.payload import build_payload
+from fragdoctor.report.page.view import STATUS_WORDS, device_views, stack_line
+from fragdoctor.report.page.what_if import what_ifs
+from fragdoctor.units import format_count, format_share, format_size
+
+MAX_PAGE_BYTES: Final = 3_000_000
+MAX_DEVICES: Final = 64
+SCRIPTS: Final = ("decode", "drawing", "timeline", "segment_map", "icicle", "main")
+
+
+def render_diagnosis(diagnosis: Diagnosis, options: RenderOptions) -> str:
+    """Return the page; the options are those of text and change nothing here."""
+    del options
+    return render_html(diagnosis)
+
+
+def render_html(
+    diagnosis: Diagnosis,
+    simulation: Simulation | None = None,
+    analyses: Mapping[int, DeviceAnalysis] | None = None,
+) -> str:
+    """Return the whole page, below 3 MB: the graphics are made coarser until it is.
+
+    Args:
+        diagnosis: what to show.
+        simulation: further what-ifs for the table.
+        analyses: of the snapshot's devices, where the caller has them; computed otherwise.
+    """
+    if analyses is None:
+        analyses = _analyses(diagnosis.case.snapshot)
+    environment = _environment()
+    values = _values(diagnosis, simulation, analyses)
+    page = ""
+    for scale in (1.0, 0.5, 0.2, 0.05):
+        payload = build_payload(diagnosis, analyses, scale)
+        page = environment.get_template("report.html.j2").render(payload=payload, **values)
+        if len(page.encode()) <= MAX_PAGE_BYTES:
+            return page
+    raise ConfigError(
+        f"The page would be {format_size(len(page.encode()))}, above its limit of 3 MB.",
+        hint="Choose one device with --device, or take --format json.",
+    )
+
+
+def _analyses(snapshot: Snapshot | None) -> dict[int, DeviceAnalysis]:
+    if snapshot is None:
+        return {}
+    return {d: analyze_device(snapshot, d) for d in snapshot.devices[:MAX_DEVICES]}
+
+
+def _values(
+    diagnosis: Diagnosis,
+    simulation: Simulation | None,
+    analyses: Mapping[int, DeviceAnalysis],
+) -> dict[str, Any]:
+    style = _source("report.css")
+    script = "\n".join(_source(f"{name}.js") for name in SCRIPTS)
+    views = device_views(diagnosis, analyses)
+    figures = views[0].figures if views else None
+    return {
+        "style": Markup(style),  # noqa: S704 - our own file
+        "script": Markup(script),  # noqa: S704 - our own file
+        "policy": _policy(style, script),
+        "d": diagnosis,
+        "has_snapshot": diagnosis.case.snapshot is not None,
+        "title": phrases.CAUSE_TITLES[diagnosis.verdict.cause],
+        "causes": phrases.CAUSE_TITLES,
+        "status_words": STATUS_WORDS,
+        "views": views,
+        "what_ifs": what_ifs(diagnosis, simulation, figures),
+        "settings": setting_facts(diagnosis),
+        "facts": capture_facts(diagnosis, analyses),
+    }
+
+
+def _policy(style: str, script: str) -> str:
+    return (
+        f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
+        "img-src data:; base-uri 'none'; form-action 'none'; "
+        "require-trusted-types-for 'script'; trusted-types 'none'"
+    )
+
+
+def _hash(text: str) -> str:
+    digest = hashlib.sha256(text.encode()).digest()
+    return f"sha256-{base64.b64encode(digest).decode('ascii')}"
+
+
+def _source(name: str) -> str:
+    return (files("fragdoctor.report") / "templates" / "report" / name).read_text("utf-8")
+
+
+def _visible(value: object) -> object:
+    """Make what cannot be seen visible, in every expression of the template."""
+    return value if isinstance(value, Markup) or not isinstance(value, str) else escape.visible(value)
+
+
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("fragdoctor.report", "templates"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        finalize=_visible,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "size": format_size,
+        "count": format_count,
+        "share": format_share,
+        "location": phrases.location_text,
+        "stack_line": stack_line,
+        "evidence_value": phrases.evidence_value,
+        "predicted": phrases.predicted_text,
+        "fidelity": phrases.fidelity_text,
+    }
+    environment.globals["plural"] = phrases.plural
+    return environment
