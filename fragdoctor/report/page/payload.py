@@ -12,7 +12,6 @@ from fragdoctor.analysis.timeline import undo
 from fragdoctor.model.diagnosis import Diagnosis
 from fragdoctor.model.snapshot import Snapshot
 from fragdoctor.report.page.blob import BlobWriter
-from fragdoctor.report.page.frames import library_frames
 from fragdoctor.report.page.icicle_data import icicle_data
 from fragdoctor.report.page.segment_map_data import MAX_BLOCKS, segment_map_data
 from fragdoctor.report.page.text_tables import SnapshotStacks, TextTables
@@ -40,7 +39,7 @@ def build_payload(
     snapshot = diagnosis.case.snapshot
     devices: dict[str, Any] = {}
     if snapshot is not None:
-        stacks = SnapshotStacks(snapshot, tables, library_frames(snapshot))
+        stacks = SnapshotStacks(snapshot, tables)
         share = scale / max(1, len(analyses))
         for device, analysis in sorted(analyses.items()):
             devices[str(device)] = _device(snapshot, analysis, blob, tables, stacks, share)

@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from fragdoctor.analysis.attribution import USER, frame_classes, user_frames
 from fragdoctor.model.snapshot import Snapshot
 from fragdoctor.report import escape
 from fragdoctor.report.page.blob import MAX_EXACT, BlobWriter
@@ -71,10 +72,12 @@ class TextTables:
 class SnapshotStacks:
     """Maps stack ids of a snapshot to stacks of the page, each translated once."""
 
-    def __init__(self, snapshot: Snapshot, tables: TextTables, is_library: list[bool]) -> None:
+    def __init__(self, snapshot: Snapshot, tables: TextTables) -> None:
+        classes = frame_classes(snapshot)
         self._snapshot = snapshot
         self._tables = tables
-        self._is_library = is_library
+        self._is_library = (classes != USER).tolist()
+        self._user_frames = user_frames(snapshot, classes)
         self._known: dict[int, int] = {-1: -1}
         self._lines: dict[int, int] = {-1: -1}
 
@@ -84,7 +87,7 @@ class SnapshotStacks:
         if known is None:
             ids = self._frame_ids(stack_id)
             frames = [self._frame(i) for i in ids]
-            user = self._user_frame(ids)
+            user = int(self._user_frames[stack_id])
             known = self._tables.stack(frames, None if user < 0 else self._frame(user))
             known = known if frames else -1
             self._known[stack_id] = known
@@ -94,7 +97,7 @@ class SnapshotStacks:
         """Return the page's frame id of the user's own line of a stack; -1 for none."""
         line = self._lines.get(stack_id)
         if line is None:
-            user = self._user_frame(self._frame_ids(stack_id))
+            user = int(self._user_frames[stack_id])
             line = self._lines[stack_id] = -1 if user < 0 else self._frame(user)
         return line
 
@@ -103,12 +106,14 @@ class SnapshotStacks:
         low, high = int(offsets[stack_id]), int(offsets[stack_id + 1])
         return [int(i) for i in self._snapshot.stacks.frames[low:high]]
 
-    def _user_frame(self, ids: list[int]) -> int:
-        """Return the innermost frame that is no library's, else the innermost, else -1."""
-        return next((i for i in ids if not self._is_library[i]), ids[0] if ids else -1)
-
     def _frame(self, frame_id: int) -> int:
-        frame = self._snapshot.frame(frame_id)
+        table = self._snapshot.frames
         return self._tables.frame(
-            frame.filename, frame.line, frame.name, is_library=self._is_library[frame_id]
+            self._text(int(table.filename[frame_id])),
+            int(table.line[frame_id]),
+            self._text(int(table.name[frame_id])),
+            is_library=self._is_library[frame_id],
         )
+
+    def _text(self, string_id: int) -> str:
+        return "" if string_id < 0 else self._snapshot.strings[string_id]

@@ -156,18 +156,14 @@ def _time(snapshot: Snapshot, rows: slice, blob: BlobWriter) -> dict[str, Any] |
 
 
 def _marks(analysis: DeviceAnalysis, first_row: int) -> dict[str, Any]:
-    """Return OOMs and flushes as states (the number of events before and with them).
-
-    ``OomEvent.row`` and ``Flush`` rows count from the first event of the device.
-    """
-    del first_row
+    """Return OOMs and flushes as states: the number of events up to and with them."""
     flushes = sorted(analysis.flushes, key=lambda f: -f.released_bytes)[:MAX_MARKS]
     ooms = analysis.ooms[-MAX_MARKS:]
     return {
         "n_ooms": len(analysis.ooms),
         "n_flushes": len(analysis.flushes),
-        "ooms": [[o.row + 1, o.rounded_bytes, o.device_free_bytes] for o in ooms],
-        "flushes": sorted([f.last_row + 1, f.released_bytes, f.cause] for f in flushes),
+        "ooms": [[o.row - first_row + 1, o.rounded_bytes, o.device_free_bytes] for o in ooms],
+        "flushes": sorted([f.last_row - first_row + 1, f.released_bytes, f.cause] for f in flushes),
     }
 
 

@@ -114,7 +114,7 @@ def _device_view(
         n_more_pins=len(pins[MAX_ROWS:]),
         holders=holders[:MAX_ROWS],
         n_more_holders=len(holders[MAX_ROWS:]),
-        moments=_moments(analysis),
+        moments=_moments(diagnosis, analysis),
     )
 
 
@@ -150,11 +150,13 @@ def _key_figures(figures: DeviceFigures | None) -> list[tuple[str, str, str]]:
     ]
 
 
-def _moments(analysis: DeviceAnalysis | None) -> list[Moment]:
+def _moments(diagnosis: Diagnosis, analysis: DeviceAnalysis | None) -> list[Moment]:
     """Return the moments worth a row: start, peaks, flushes, OOMs, end; in order."""
-    if analysis is None or analysis.timeline is None or analysis.n_events == 0:
+    snapshot = diagnosis.case.snapshot
+    if snapshot is None or analysis is None or analysis.timeline is None:
         return []
     timeline = analysis.timeline
+    first_row = snapshot.events.device_slice(analysis.device).start
     places = [("Start of the trace", 0, ""), ("End of the trace", analysis.n_events, "")]
     for name, curve in (
         ("Peak allocated", timeline.allocated_bytes),
@@ -165,10 +167,10 @@ def _moments(analysis: DeviceAnalysis | None) -> list[Moment]:
         note = f"{format_size(oom.rounded_bytes)} asked"
         if oom.device_free_bytes is not None:
             note += f", {format_size(oom.device_free_bytes)} free at the driver"
-        places.append(("Out of memory", oom.row + 1, note))
+        places.append(("Out of memory", oom.row - first_row + 1, note))
     largest = sorted(analysis.flushes, key=lambda f: -f.released_bytes)[: MAX_ROWS // 2]
     places += [
-        (f"Flush ({f.cause})", f.last_row + 1, f"{format_size(f.released_bytes)} returned")
+        (f"Flush ({f.cause})", f.last_row - first_row + 1, f"{format_size(f.released_bytes)} returned")
         for f in largest
     ]
     return [
