@@ -58,6 +58,7 @@ class DeviceView:
     key_figures: Sequence[tuple[str, str, str]]
     pins: Sequence[PinReport]
     n_more_pins: int
+    n_shared_pins: int
     holders: Sequence[HolderReport]
     n_more_holders: int
     moments: Sequence[Moment]
@@ -101,7 +102,8 @@ def _device_view(
         width = 100 * part.n_bytes / total
         bar.append(BarPart(part.name, part.meaning, part.n_bytes, x, width))
         x += width
-    pins = [p for p in diagnosis.pins if p.device == device]
+    all_pins = [p for p in diagnosis.pins if p.device == device]
+    pins = [p for p in all_pins if p.pinned_bytes > 0]
     holders = [h for h in diagnosis.holders if h.device == device]
     return DeviceView(
         device=device,
@@ -112,6 +114,7 @@ def _device_view(
         key_figures=_key_figures(figures),
         pins=pins[:MAX_ROWS],
         n_more_pins=len(pins[MAX_ROWS:]),
+        n_shared_pins=len(all_pins) - len(pins),
         holders=holders[:MAX_ROWS],
         n_more_holders=len(holders[MAX_ROWS:]),
         moments=_moments(diagnosis, analysis),

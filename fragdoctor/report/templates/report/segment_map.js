@@ -1,7 +1,7 @@
 // The segment map: all segments of a pool flow like words in a paragraph, each a bar of blocks to
 // scale. Only what is in the window is drawn, so thousands of segments stay smooth.
 
-const BAR = 18, ROW = 25, HEAD = 40, GAP = 3, LEAST = 3;
+const BAR = 18, ROW = 26, HEAD = 40, GAP = 3, LEAST = 3;
 const STATES = ["free", "allocated", "freed, waits for another stream", "unknown state"];
 
 class SegmentMap {
@@ -43,7 +43,7 @@ class SegmentMap {
       button("Larger", "Draw at a larger scale (+)", () => this.scale(2)), button("Smaller", "Draw at a smaller scale (-)", () => this.scale(0.5)));
     const free = this.free.reduce((a, b) => a + b, 0);
     const nPins = this.pins.reduce((a, b) => a + b, 0);
-    this.key = element("ul", { class: "chartkey" }, ...[["k-live", "allocated"], ["k-pending", "waits for a stream"], ["k-free", "free, pinned"], ["k-whole", "free, a whole segment"], ["k-pin", "pinning block"]]
+    this.key = element("ul", { class: "chartkey" }, ...[["k-live", "allocated"], ["k-pending", "waits for a stream"], ["k-free", "free, but pinned"], ["k-whole", "free, a whole segment"], ["k-pin", "pinning block"]]
       .map(([k, word]) => element("li", null, element("i", { class: k }), word)));
     this.canvas = element("canvas", { tabindex: "0", role: "application", "aria-roledescription": "map",
       "aria-label": `${plural(this.nSegments, "segment")} with ${plural(this.size.length, "block")}, ${formatSize(free)} free inside, ${plural(nPins, "pinning block")}. Arrow keys move from block to block, up and down from segment to segment.` });
@@ -253,35 +253,42 @@ class SegmentMap {
 
   paintPiece(c, piece, y) {
     const { s, x, width, from, to, perPixel } = piece, k = theme.colors;
-    c.fillStyle = k.free;
+    const whole = this.free[s] === this.total[s];
+    c.fillStyle = whole ? k.free : k.pinned;
     c.fillRect(x, y, width, BAR);
-    if (this.free[s] === this.total[s]) hatch(c, x, y, width, BAR, k.releasable);
+    if (whole) hatch(c, x, y, width, BAR, k.releasable);
     const marked = this.hover ?? this.chosen, stack = marked === null ? -1 : this.stack[marked];
     let drawn = x, pins = [];
     for (let b = this.blockHolding(s, from); b < this.blockStart[s + 1] && this.offset[b] < to; b++) {
       if (this.state[b] === 0) continue;
       const x0 = x + Math.max(0, (this.offset[b] - from) / perPixel);
       const x1 = x + Math.min(width, (this.offset[b] + this.size[b] - from) / perPixel);
-      if (this.pins[b]) { pins.push([x0, x1, b]); continue; }
+      if (this.pins[b]) pins.push([x0, x1, b]);
       const same = stack >= 0 && this.stack[b] === stack;
       // Blocks below a pixel share it: whatever is live there shows.
       if (x1 < drawn + 0.5 && !same) continue;
       c.fillStyle = this.state[b] === 2 ? k.pending : k.live;
       c.globalAlpha = same || stack < 0 ? 1 : 0.62;
       const start = Math.max(x0, drawn === x ? x0 : drawn - 0.5);
-      c.fillRect(start, y, Math.max(x1 - start - (x1 - x0 > 4 ? 1 : 0), 0.75), BAR);
+      c.fillRect(start, y, Math.max(x1 - start, 0.75), BAR);
       c.globalAlpha = 1;
+      if (x1 - x0 > 4) {
+        c.fillStyle = k.paper;
+        c.fillRect(x1 - 1, y, 1, BAR);
+      }
       drawn = x1;
     }
-    for (const [x0, x1, b] of pins) {
-      c.fillStyle = k.pin;
-      c.globalAlpha = stack < 0 || this.stack[b] === stack ? 1 : 0.7;
-      c.fillRect(Math.min(x0, x + width - 2), y - 2, Math.max(2, x1 - x0 - (x1 - x0 > 4 ? 1 : 0)), BAR + 4);
-      c.globalAlpha = 1;
+    // A pin wears a cap; one that is thin beside the space it holds is a nail all the way down.
+    c.fillStyle = k.pin;
+    for (const [x0, x1] of pins) {
+      const thin = x1 - x0 < 5;
+      c.fillRect(Math.min(x0, x + width - 2), y - 3, Math.max(2, x1 - x0 - (thin ? 0 : 1)), thin ? BAR + 3 : 4);
     }
-    c.strokeStyle = k["line-strong"];
-    c.lineWidth = 1;
-    c.strokeRect(x + 0.5, y + 0.5, Math.max(1, width - 1), BAR - 1);
+    if (whole) {
+      c.strokeStyle = k["line-strong"];
+      c.lineWidth = 1;
+      c.strokeRect(x + 0.5, y + 0.5, Math.max(1, width - 1), BAR - 1);
+    }
     if (marked !== null && this.segmentOf[marked] === s) this.paintMarked(c, piece, y, marked);
   }
 

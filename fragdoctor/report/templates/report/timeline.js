@@ -368,7 +368,7 @@ class Timeline {
         c.fillRect(x, y(b.top), 1, y(a.top) - y(b.top));
       }
       c.fillStyle = live;
-      c.globalAlpha = 0.5;
+      c.globalAlpha = 0.65;
       c.fillRect(x, y(a.top), 1, y(a.bottom) - y(a.top));
       c.globalAlpha = 1;
       c.fillRect(x, y(a.bottom), 1, bottom - y(a.bottom));
