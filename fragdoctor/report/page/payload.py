@@ -17,7 +17,7 @@ from fragdoctor.report.page.segment_map_data import MAX_BLOCKS, segment_map_data
 from fragdoctor.report.page.text_tables import SnapshotStacks, TextTables
 from fragdoctor.report.page.timeline_data import timeline_data
 
-TIMELINE_BUDGET: Final = 1_000_000
+TIMELINE_BUDGET: Final = 1_500_000
 """Compressed bytes of all timelines; 1.33 times that in the file, as base64."""
 
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from fragdoctor.analysis.columns import SMALL_SEGMENT_BYTES
 from fragdoctor.analysis.result import DeviceAnalysis
 from fragdoctor.model.snapshot import Action, BlockState, SegmentType, Snapshot
 from fragdoctor.report.page.blob import BlobWriter
@@ -95,10 +96,21 @@ def segment_map_data(
         "address_high": blob.add((address >> np.uint64(32)).astype(np.int64)),
         "address_low": blob.add((address & np.uint64(0xFFFFFFFF)).astype(np.int64)),
         "total": blob.add(segments.total_bytes[rows].astype(np.int64)),
-        "expandable": blob.add(segments.is_expandable[rows].astype(np.int64)),
+        "page": blob.add(_page_bytes(snapshot, rows)),
         "block_start": blob.add(starts),
         **_block_columns(snapshot, analysis, blocks, blob, stacks),
     }
+
+
+def _page_bytes(snapshot: Snapshot, rows: I64) -> I64:
+    """Return the page size of expandable segments, 0 for others: whole free pages are returned."""
+    segments = snapshot.segments
+    by_size = segments.total_bytes[rows] <= np.uint64(SMALL_SEGMENT_BYTES)
+    kind = segments.kind[rows]
+    is_small = np.where(kind == SegmentType.UNKNOWN, by_size, kind == SegmentType.SMALL)
+    large = max(512, min(snapshot.settings.large_segment_bytes, 2**40))
+    page = np.where(is_small, SMALL_SEGMENT_BYTES, large)
+    return np.where(segments.is_expandable[rows], page, 0).astype(np.int64)
 
 
 def _block_rows(snapshot: Snapshot, rows: I64) -> I64:

@@ -200,7 +200,6 @@ class Icicle {
     c.fillText(label, x + 6, y + FLOOR / 2);
     if (room > sizeWidth + 110) {
       c.textAlign = "right";
-      c.fillStyle = k.soft;
       c.fillText(size, x + inner - 6, y + FLOOR / 2);
     }
   }

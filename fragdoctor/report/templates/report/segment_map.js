@@ -1,7 +1,7 @@
 // The segment map: all segments of a pool flow like words in a paragraph, each a bar of blocks to
 // scale. Only what is in the window is drawn, so thousands of segments stay smooth.
 
-const BAR = 18, ROW = 26, HEAD = 40, GAP = 3, LEAST = 3;
+const BAR = 18, ROW = 26, HEAD = 46, GAP = 3, LEAST = 3;
 const STATES = ["free", "allocated", "freed, waits for another stream", "unknown state"];
 
 class SegmentMap {
@@ -9,7 +9,7 @@ class SegmentMap {
     this.root = root;
     this.data = data;
     this.text = text;
-    for (const name of ["group", "total", "expandable", "size", "requested", "state", "stack", "pins"]) this[name] = array(data[name]);
+    for (const name of ["group", "total", "page", "size", "requested", "state", "stack", "pins"]) this[name] = array(data[name]);
     this.blockStart = array(data.block_start);
     this.addressHigh = array(data.address_high);
     this.addressLow = array(data.address_low);
@@ -26,12 +26,27 @@ class SegmentMap {
         if (this.state[b] === 0) this.free[s] += this.size[b];
       }
     }
+    this.pinned = this.free.slice();
+    for (let b = 0; b < this.size.length; b++) {
+      const back = this.releasable(b);
+      if (back) this.pinned[this.segmentOf[b]] -= back[1] - back[0];
+    }
     this.order = "free";
     this.factor = 1;
     this.hover = null;
     this.chosen = null;
     this.draw = onFrame(() => this.paint());
     this.build();
+  }
+
+  // The stretch of a free block that the allocator returns by itself: a whole segment, or, in
+  // expandable segments, whole pages. Private pools return nothing while they are in use.
+  releasable(b) {
+    const s = this.segmentOf[b], page = this.page[s];
+    if (this.state[b] !== 0 || this.data.groups[this.group[s]].pool) return null;
+    if (!page) return this.free[s] === this.total[s] ? [this.offset[b], this.offset[b] + this.size[b]] : null;
+    const from = Math.ceil(this.offset[b] / page) * page, to = Math.floor((this.offset[b] + this.size[b]) / page) * page;
+    return to > from ? [from, to] : null;
   }
 
   build() {
@@ -43,7 +58,7 @@ class SegmentMap {
       button("Larger", "Draw at a larger scale (+)", () => this.scale(2)), button("Smaller", "Draw at a smaller scale (-)", () => this.scale(0.5)));
     const free = this.free.reduce((a, b) => a + b, 0);
     const nPins = this.pins.reduce((a, b) => a + b, 0);
-    this.key = element("ul", { class: "chartkey" }, ...[["k-live", "allocated"], ["k-pending", "waits for a stream"], ["k-free", "free, but pinned"], ["k-whole", "free, a whole segment"], ["k-pin", "pinning block"]]
+    this.key = element("ul", { class: "chartkey" }, ...[["k-live", "allocated"], ["k-pending", "waits for a stream"], ["k-free", "free, but pinned"], ["k-whole", "free, returned on demand"], ["k-pin", "pinning block"]]
       .map(([k, word]) => element("li", null, element("i", { class: k }), word)));
     this.canvas = element("canvas", { tabindex: "0", role: "application", "aria-roledescription": "map",
       "aria-label": `${plural(this.nSegments, "segment")} with ${plural(this.size.length, "block")}, ${formatSize(free)} free inside, ${plural(nPins, "pinning block")}. Arrow keys move from block to block, up and down from segment to segment.` });
@@ -118,7 +133,7 @@ class SegmentMap {
       if (!members.length) continue;
       const perPixel = this.bytesPerPixel(members);
       this.heads.push({ y, group: g, members, perPixel });
-      y = this.flow(members, perPixel, y + HEAD) + 16;
+      y = this.flow(members, perPixel, y + HEAD) + 14;
     }
     this.total_height = y;
     this.window = Math.min(y, width < 600 ? 420 : 560);
@@ -129,8 +144,7 @@ class SegmentMap {
   members(group) {
     const members = [];
     for (let s = 0; s < this.nSegments; s++) if (this.group[s] === group) members.push(s);
-    const pinned = (s) => (this.free[s] < this.total[s] ? this.free[s] : 0);
-    if (this.order === "free") members.sort((a, b) => pinned(b) - pinned(a) || this.total[b] - this.total[a] || a - b);
+    if (this.order === "free") members.sort((a, b) => this.pinned[b] - this.pinned[a] || this.total[b] - this.total[a] || a - b);
     if (this.order === "size") members.sort((a, b) => this.total[b] - this.total[a] || a - b);
     return members;
   }
@@ -244,7 +258,7 @@ class SegmentMap {
     const about = `${plural(head.members.length, "segment")} · ${formatSize(total)} · ${formatSize(free)} free`;
     const scale = `a full row is ${formatSize(head.perPixel * this.width)}`;
     const fits = used + c.measureText(`${about}   ${scale}`).width < this.width;
-    c.fillText(about, fits ? used : 0, fits ? y + 14 : y + 29);
+    c.fillText(about, fits ? used : 0, fits ? y + 14 : y + 30);
     if (fits) {
       c.textAlign = "right";
       c.fillText(scale, this.width, y + 14);
@@ -253,14 +267,12 @@ class SegmentMap {
 
   paintPiece(c, piece, y) {
     const { s, x, width, from, to, perPixel } = piece, k = theme.colors;
-    const whole = this.free[s] === this.total[s];
-    c.fillStyle = whole ? k.free : k.pinned;
+    c.fillStyle = k.pinned;
     c.fillRect(x, y, width, BAR);
-    if (whole) hatch(c, x, y, width, BAR, k.releasable);
     const marked = this.hover ?? this.chosen, stack = marked === null ? -1 : this.stack[marked];
     let drawn = x, pins = [];
     for (let b = this.blockHolding(s, from); b < this.blockStart[s + 1] && this.offset[b] < to; b++) {
-      if (this.state[b] === 0) continue;
+      if (this.state[b] === 0) { this.paintReleasable(c, piece, y, b); continue; }
       const x0 = x + Math.max(0, (this.offset[b] - from) / perPixel);
       const x1 = x + Math.min(width, (this.offset[b] + this.size[b] - from) / perPixel);
       if (this.pins[b]) pins.push([x0, x1, b]);
@@ -284,12 +296,21 @@ class SegmentMap {
       const thin = x1 - x0 < 5;
       c.fillRect(Math.min(x0, x + width - 2), y - 3, Math.max(2, x1 - x0 - (thin ? 0 : 1)), thin ? BAR + 3 : 4);
     }
-    if (whole) {
-      c.strokeStyle = k["line-strong"];
-      c.lineWidth = 1;
-      c.strokeRect(x + 0.5, y + 0.5, Math.max(1, width - 1), BAR - 1);
-    }
     if (marked !== null && this.segmentOf[marked] === s) this.paintMarked(c, piece, y, marked);
+  }
+
+  paintReleasable(c, piece, y, b) {
+    const back = this.releasable(b);
+    if (!back) return;
+    const x0 = piece.x + Math.max(0, (back[0] - piece.from) / piece.perPixel);
+    const x1 = piece.x + Math.min(piece.width, (back[1] - piece.from) / piece.perPixel);
+    if (x1 - x0 < 0.5) return;
+    c.fillStyle = theme.colors.free;
+    c.fillRect(x0, y, x1 - x0, BAR);
+    hatch(c, x0, y, x1 - x0, BAR, theme.colors.releasable);
+    c.strokeStyle = theme.colors.releasable;
+    c.lineWidth = 1;
+    c.strokeRect(x0 + 0.5, y + 0.5, Math.max(0.5, x1 - x0 - 1), BAR - 1);
   }
 
   paintMarked(c, piece, y, b) {
@@ -316,12 +337,13 @@ class SegmentMap {
     const pairs = [["Size", formatSize(this.size[b])]];
     if (live && this.requested[b] && this.requested[b] !== this.size[b]) pairs.push(["Asked for", formatSize(this.requested[b])]);
     if (live) pairs.push(["Age", this.age(b)]);
-    pairs.push(["Address", this.address(s, this.offset[b])], ["In segment of", `${formatSize(this.total[s])}${this.expandable[s] ? ", expandable" : ""}`], ["Free in segment", `${formatSize(this.free[s])} · ${formatShare(this.free[s], this.total[s])}`]);
-    const whole = this.free[s] === this.total[s];
-    const title = live ? `${this.pins[b] ? "Pinning block" : "Block"}, ${STATES[this.state[b]] || STATES[3]}` : whole ? "Free segment" : "Free, pinned by its neighbours";
+    pairs.push(["Address", this.address(s, this.offset[b])], ["In segment of", `${formatSize(this.total[s])}${this.page[s] ? ", expandable" : ""}`], ["Free in segment", `${formatSize(this.free[s])} · ${formatShare(this.free[s], this.total[s])}`]);
+    const back = this.releasable(b), isPrivate = this.data.groups[this.group[s]].pool;
+    if (back && back[1] - back[0] < this.size[b]) pairs.push(["Returned on demand", formatSize(back[1] - back[0])]);
+    const title = live ? `${this.pins[b] ? "Pinning block" : "Block"}, ${STATES[this.state[b]] || STATES[3]}` : back ? "Free, returned on demand" : isPrivate ? "Free inside a private pool" : "Free, pinned by its neighbours";
     const children = [element("h4", null, title), element("dl", null, ...definitions(pairs))];
     if (live) children.push(this.stack[b] >= 0 ? panelStack(this.text, this.stack[b]) : element("p", { class: "from" }, "No stack recorded."));
-    if (!live && whole) children.push(element("p", { class: "from" }, "The allocator returns this segment by itself when memory runs short."));
+    if (back) children.push(element("p", { class: "from" }, `The allocator returns ${this.page[s] ? "whole pages" : "this segment"} by itself when memory runs short.`));
     this.panel.replaceChildren(...children);
   }
 

@@ -393,11 +393,13 @@ class Timeline {
 
   paintCapacity(c, y, isInside) {
     if (!this.capacity) return;
-    c.fillStyle = theme.colors.ink;
-    c.textAlign = "right";
     const at = isInside ? y(this.capacity) : 0;
     const label = `capacity ${formatSize(this.capacity)}${isInside ? "" : ", above this chart"}`;
-    c.fillText(label, this.width - RIGHT - 2, isInside ? Math.max(at - 8, this.lanes * LANE + 8) : this.lanes * LANE + 10);
+    // On the side away from the peak's own label.
+    const isLeft = this.xOf(this.data.peak_state) > this.width / 2;
+    c.fillStyle = theme.colors.ink;
+    c.textAlign = isLeft ? "left" : "right";
+    c.fillText(label, isLeft ? LEFT + 6 : this.width - RIGHT - 6, isInside ? Math.max(at - 8, TOP + this.lanes * LANE) : TOP + this.lanes * LANE + 4);
     if (!isInside) return;
     c.strokeStyle = theme.colors.ink;
     c.lineWidth = 1;
@@ -471,13 +473,14 @@ class Timeline {
     c.stroke();
     const label = `peak ${formatSize(value)}`, width = c.measureText(label).width + 10;
     const isLeft = x + width + 8 > this.width - RIGHT, at = isLeft ? x - width - 7 : x + 7;
+    const middle = Math.max(y(value), area.top + 18);
     c.fillStyle = paper;
-    c.globalAlpha = 0.86;
-    c.fillRect(at, y(value) - 9, width, 18);
+    c.globalAlpha = 0.88;
+    c.fillRect(at, middle - 9, width, 18);
     c.globalAlpha = 1;
     c.fillStyle = ink;
     c.textAlign = "left";
-    c.fillText(label, at + 5, y(value) + 0.5);
+    c.fillText(label, at + 5, middle + 0.5);
   }
 
   paintCursor(c, area, y) {
