@@ -27,12 +27,14 @@ from fragdoctor.report import escape, phrases
 from fragdoctor.report.base import RenderOptions
 from fragdoctor.report.page.capture_facts import capture_facts, setting_facts
 from fragdoctor.report.page.payload import build_payload
-from fragdoctor.report.page.view import STATUS_WORDS, device_views, stack_line
+from fragdoctor.report.page.view import MAX_ROWS, STATUS_WORDS, device_views, stack_line
 from fragdoctor.report.page.what_if import what_ifs
 from fragdoctor.units import format_count, format_share, format_size
 
 MAX_PAGE_BYTES: Final = 3_000_000
 MAX_DEVICES: Final = 64
+MAX_SHOWN: Final = 1500
+"""Characters of one text: a file may hold names of megabytes."""
 SCRIPTS: Final = ("decode", "drawing", "timeline", "segment_map", "icicle", "main")
 
 
@@ -56,12 +58,13 @@ def render_html(
     """
     if analyses is None:
         analyses = _analyses(diagnosis.case.snapshot)
-    environment = _environment()
+    template = _environment().get_template("report.html.j2")
     values = _values(diagnosis, simulation, analyses)
     page = ""
     for scale in (1.0, 0.5, 0.2, 0.05):
-        payload = build_payload(diagnosis, analyses, scale)
-        page = environment.get_template("report.html.j2").render(payload=payload, **values)
+        values["payload"] = build_payload(diagnosis, analyses, scale)
+        values["views"] = device_views(diagnosis, analyses, max(3, int(MAX_ROWS * scale)))
+        page = template.render(values)
         if len(page.encode()) <= MAX_PAGE_BYTES:
             return page
     raise ConfigError(
@@ -83,8 +86,8 @@ def _values(
 ) -> dict[str, Any]:
     style = _source("report.css")
     script = "\n".join(_source(f"{name}.js") for name in SCRIPTS)
-    views = device_views(diagnosis, analyses)
-    figures = views[0].figures if views else None
+    verdicts = [f for f in diagnosis.devices if f.device == diagnosis.verdict.device]
+    figures = next(iter((*verdicts, *diagnosis.devices)), None)
     return {
         "style": Markup(style),  # noqa: S704 - our own file
         "script": Markup(script),  # noqa: S704 - our own file
@@ -94,7 +97,6 @@ def _values(
         "title": phrases.CAUSE_TITLES[diagnosis.verdict.cause],
         "causes": phrases.CAUSE_TITLES,
         "status_words": STATUS_WORDS,
-        "views": views,
         "what_ifs": what_ifs(diagnosis, simulation, figures),
         "settings": setting_facts(diagnosis),
         "facts": capture_facts(diagnosis, analyses),
@@ -119,8 +121,12 @@ def _source(name: str) -> str:
 
 
 def _visible(value: object) -> object:
-    """Make what cannot be seen visible, in every expression of the template."""
-    return value if isinstance(value, Markup) or not isinstance(value, str) else escape.visible(value)
+    """Make what cannot be seen visible and bound what is long, in every expression."""
+    if isinstance(value, Markup) or not isinstance(value, str):
+        return value
+    n_more = len(value) - MAX_SHOWN
+    shown = escape.visible(value[:MAX_SHOWN])
+    return f"{shown} ... ({format_count(n_more)} more characters)" if n_more > 0 else shown
 
 
 def _environment() -> jinja2.Environment:

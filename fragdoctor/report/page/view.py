@@ -18,6 +18,7 @@ from fragdoctor.model.diagnosis import (
     Status,
 )
 from fragdoctor.model.finding import Location
+from fragdoctor.report import escape
 from fragdoctor.report.base import RenderOptions
 from fragdoctor.report.phrases import shown_first
 from fragdoctor.report.text.memory import message_of, parts_of
@@ -77,13 +78,13 @@ class Moment:
 
 
 def device_views(
-    diagnosis: Diagnosis, analyses: Mapping[int, DeviceAnalysis]
+    diagnosis: Diagnosis, analyses: Mapping[int, DeviceAnalysis], max_rows: int = MAX_ROWS
 ) -> list[DeviceView]:
     """Return one view per device that any input speaks of, the verdict's device first."""
     figures = {f.device: f for f in diagnosis.devices}
     known = sorted(set(figures) | set(analyses))
     return [
-        _device_view(diagnosis, d, figures.get(d), analyses.get(d))
+        _device_view(diagnosis, d, figures.get(d), analyses.get(d), max_rows)
         for d in shown_first(diagnosis, known)
     ]
 
@@ -93,6 +94,7 @@ def _device_view(
     device: int,
     figures: DeviceFigures | None,
     analysis: DeviceAnalysis | None,
+    max_rows: int,
 ) -> DeviceView:
     message = message_of(diagnosis, device)
     parts = [] if figures is None else parts_of(figures, message, Page(RenderOptions()).glyphs)
@@ -112,11 +114,11 @@ def _device_view(
         bar_total=total,
         request_bytes=_request(message, analysis),
         key_figures=_key_figures(figures),
-        pins=pins[:MAX_ROWS],
-        n_more_pins=len(pins[MAX_ROWS:]),
+        pins=pins[:max_rows],
+        n_more_pins=len(pins[max_rows:]),
         n_shared_pins=len(all_pins) - len(pins),
-        holders=holders[:MAX_ROWS],
-        n_more_holders=len(holders[MAX_ROWS:]),
+        holders=holders[:max_rows],
+        n_more_holders=len(holders[max_rows:]),
         moments=_moments(diagnosis, analysis),
     )
 
@@ -192,4 +194,4 @@ def _moments(diagnosis: Diagnosis, analysis: DeviceAnalysis | None) -> list[Mome
 def stack_line(location: Location) -> str:
     """Return ``file:line function`` of one frame for a stack listing."""
     line = f":{location.line}" if 0 < location.line < 2**31 else ""
-    return f"{location.filename}{line}  {location.function}"
+    return f"{escape.shorten_left(location.filename, 240)}{line}  {location.function[:240]}"
