@@ -21,7 +21,7 @@ from fragdoctor.report.page.text_tables import SnapshotStacks, TextTables
 
 I64 = npt.NDArray[np.int64]
 
-MAX_TIME_SAMPLES: Final = 4096
+MAX_TIME_SAMPLES: Final = 16_384
 MAX_PHASES: Final = 3000
 MAX_MARKS: Final = 2000
 MAX_PHASE_DEPTH: Final = 4

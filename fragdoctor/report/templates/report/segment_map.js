@@ -149,12 +149,15 @@ class SegmentMap {
     return members;
   }
 
-  // So that the group takes a screenful, its small segments stay visible, its largest fit a row.
+  // So that the group takes a screenful, its small segments stay visible, and its largest fit a
+  // row, or a few rows if they hold many blocks.
   bytesPerPixel(members) {
     const sizes = members.map((s) => this.total[s]).sort((a, b) => a - b);
     const sum = sizes.reduce((a, b) => a + b, 0), largest = sizes[sizes.length - 1];
     const small = sizes[Math.floor(sizes.length / 4)];
-    const comfortable = Math.max(sum / (12 * this.width), largest / ((members.length > 2 ? 1 : 6) * (this.width - 2)));
+    const crowded = Math.max(...members.map((s) => this.blockStart[s + 1] - this.blockStart[s]));
+    const rows = Math.max(1, Math.min(6, Math.ceil(crowded / 40)));
+    const comfortable = Math.max(sum / (12 * this.width), largest / (rows * (this.width - 2)));
     return Math.max(Math.min(comfortable, small / 10), sum / (40 * this.width)) / this.factor;
   }
 
