@@ -35,7 +35,16 @@ MAX_PAGE_BYTES: Final = 3_000_000
 MAX_DEVICES: Final = 64
 MAX_SHOWN: Final = 1500
 """Characters of one text: a file may hold names of megabytes."""
-SCRIPTS: Final = ("decode", "drawing", "timeline", "segment_map", "icicle", "main")
+SCRIPTS: Final = (
+    "decode",
+    "drawing",
+    "envelope",
+    "timeline",
+    "timeline_painting",
+    "segment_map",
+    "icicle",
+    "main",
+)
 
 
 def render_diagnosis(diagnosis: Diagnosis, options: RenderOptions) -> str:

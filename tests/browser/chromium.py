@@ -174,9 +174,7 @@ class Page:
         if full:
             clip = {"x": 0, "y": 0, "width": size["width"], "height": size["height"], "scale": 1}
             params["clip"] = clip
-        path.write_bytes(
-            base64.b64decode(self.call("Page.captureScreenshot", params)["data"])
-        )
+        path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", params)["data"]))
 
     def _events(self, method: str) -> list[dict[str, Any]]:
         self._browser.drain(0.1)
@@ -189,7 +187,7 @@ class Page:
     def complaints(self) -> list[str]:
         """Return console errors and warnings, uncaught exceptions, policy violations."""
         logged = [e["entry"] for e in self._events("Log.entryAdded")]
-        said = [e for e in self._events("Runtime.consoleAPICalled")]
+        said = self._events("Runtime.consoleAPICalled")
         return [
             *(f"{e['level']}: {e['text']}" for e in logged),
             *(json.dumps(e["args"]) for e in said if e["type"] in {"error", "warning", "assert"}),

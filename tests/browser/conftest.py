@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from browser.chromium import Chromium, find_chromium
 
+from browser.chromium import Chromium, find_chromium
 from fragdoctor.report.html import render_html
 
 

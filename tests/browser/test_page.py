@@ -30,8 +30,8 @@ def two_devices():
 
 
 def assert_clean(page):
-    assert [] == page.complaints()
-    assert [] == page.requests()
+    assert page.complaints() == []
+    assert page.requests() == []
     assert page.evaluate("document.getElementById('trouble').hidden")
 
 
@@ -58,9 +58,13 @@ def test_page_of_a_recording_opens_clean_and_draws(open_page, shared, name):
 def test_hostile_text_in_every_field_runs_nothing_and_moves_nothing(open_page):
     hostile = of_snapshot(from_python(tiny(HOSTILE)))
     words = diagnoses.planted(diagnoses.fragmentation(), HOSTILE)
-    diagnosis = replace(hostile, **{n: getattr(words, n) for n in (
-        "verdict", "checklist", "findings", "skipped", "recommendations", "rejected",
-        "corrections", "notes", "fidelity")}, case=replace(hostile.case, sources=(HOSTILE,)))  # fmt: skip
+    names = ("verdict", "checklist", "findings", "skipped", "recommendations", "rejected")
+    names += ("corrections", "notes", "fidelity")
+    diagnosis = replace(
+        hostile,
+        case=replace(hostile.case, sources=(HOSTILE,)),
+        **{name: getattr(words, name) for name in names},
+    )
 
     page = open_page(diagnosis, width=390)
     for graphic in ("timeline", "map", "icicle"):
@@ -97,9 +101,13 @@ def test_envelope_range_equals_a_plain_search(open_page):
       const envelope = new Envelope(high, drop);
       let wrong = 0;
       for (let k = 0; k < 3000; k++) {
-        const a = Math.floor(random() * 1237), b = Math.min(1236, a + Math.floor(random() ** 3 * 1237));
+        const a = Math.floor(random() * 1237);
+        const b = Math.min(1236, a + Math.floor(random() ** 3 * 1237));
         let top = -Infinity, bottom = Infinity;
-        for (let i = a; i <= b; i++) { top = Math.max(top, high[i]); bottom = Math.min(bottom, high[i] - drop[i]); }
+        for (let i = a; i <= b; i++) {
+          top = Math.max(top, high[i]);
+          bottom = Math.min(bottom, high[i] - drop[i]);
+        }
         const got = envelope.range(a, b);
         if (got.top !== top || got.bottom !== bottom) wrong++;
       }
@@ -169,7 +177,9 @@ def test_wheel_that_scrolls_the_page_past_the_chart_does_not_zoom(recording):
     page.settle()
 
     assert page.evaluate("fragdoctor.timeline.view.from") == 0
-    assert page.evaluate("fragdoctor.timeline.view.to") == page.evaluate("fragdoctor.timeline.n - 1")
+    assert page.evaluate("fragdoctor.timeline.view.to") == page.evaluate(
+        "fragdoctor.timeline.n - 1"
+    )
 
 
 def test_map_hover_and_keys_show_size_age_and_stack(open_page):
@@ -219,7 +229,7 @@ def test_icicle_shows_both_moments_and_zooms(open_page):
     assert "12.00 MiB" in hovered
     assert "train.py:11" in hovered
     assert "train.py:11" in zoomed
-    assert 6 * MIB == page.evaluate("fragdoctor.icicle.tree.bytes")
+    assert page.evaluate("fragdoctor.icicle.tree.bytes") == 6 * MIB
     assert_clean(page)
 
 
@@ -253,7 +263,9 @@ def test_theme_follows_the_system_and_can_be_changed(open_page):
 
 def test_copy_button_copies_the_setting(open_page):
     page = open_page(tiny_diagnosis())
-    page.evaluate("navigator.clipboard.writeText = (t) => { window.copied = t; return Promise.resolve(); }")
+    page.evaluate(
+        "navigator.clipboard.writeText = (t) => { window.copied = t; return Promise.resolve(); }"
+    )
 
     page.evaluate("document.querySelector('[data-copy]').click()")
     page.settle()
@@ -279,15 +291,23 @@ def test_graphics_are_focusable_and_described(open_page):
     described = page.evaluate("""[...document.querySelectorAll('canvas[role]')]
       .map((c) => [c.tabIndex, c.getAttribute('aria-label').length > 40])""")
 
-    assert [[0, True]] * 3 == described
-    assert page.evaluate("document.querySelectorAll('button:not([title]):not([aria-label]):not([data-show])').length") == 0
+    assert described == [[0, True]] * 3
+    assert (
+        page.evaluate(
+            "document.querySelectorAll('button:not([title]):not([aria-label]):not([data-show])').length"
+        )
+        == 0
+    )
 
 
 def test_print_opens_details_and_turns_light(open_page):
     page = open_page(tiny_diagnosis(), dark=True)
 
     page.evaluate("window.dispatchEvent(new Event('beforeprint'))")
-    during = page.evaluate("[document.documentElement.dataset.theme, document.querySelectorAll('details:not([open])').length]")
+    during = page.evaluate(
+        "[document.documentElement.dataset.theme, "
+        "document.querySelectorAll('details:not([open])').length]"
+    )
     page.evaluate("window.dispatchEvent(new Event('afterprint'))")
 
     assert during == ["light", 0]

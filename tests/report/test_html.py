@@ -135,7 +135,9 @@ def test_page_with_hostile_text_in_every_field_has_no_markup_of_it(text):
     assert sum(t == "script" for t, _ in hostile.tags) == 2
     names = {name for _, attributes in hostile.tags for name in attributes}
     assert not [n for n in names if n.startswith("on") or n == "style"]
-    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\u200b\ud800]", page)
+    assert not re.search(
+        "[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\u200b\ud800]", page
+    )
     assert hostile.bodies["script"][1] == plain.bodies["script"][1]
     assert len(page) < 2 * len(render_html(tiny_diagnosis("plain"))) + 400_000
 
@@ -185,7 +187,9 @@ def test_payload_of_each_recording_keeps_peaks_and_totals(shared):
             if data["map"]:
                 total = decode_array(body, data["map"]["total"]).sum()
                 assert figures.reserved_bytes == total, folder.name
-            held = data["icicle"]["end"]["total"] if data["icicle"] and "end" in data["icicle"] else 0
+            held = (
+                data["icicle"]["end"]["total"] if data["icicle"] and "end" in data["icicle"] else 0
+            )
             assert figures.allocated_bytes == held, folder.name
             if data["icicle"] and "peak" in data["icicle"]:
                 assert figures.peak_allocated_bytes == data["icicle"]["peak"]["total"], folder.name

@@ -19,7 +19,8 @@ from fragdoctor.report import escape
 from fragdoctor.report.page.blob import BlobWriter, decode, decode_array
 from fragdoctor.report.page.icicle_data import held_at
 from fragdoctor.report.page.segment_map_data import last_alloc_rows, segment_map_data
-from fragdoctor.report.page.text_tables import MAX_TEXT, SnapshotStacks, TextTables
+from fragdoctor.report.page.sink import Sink
+from fragdoctor.report.page.text_tables import MAX_TEXT, TextTables
 from fragdoctor.report.page.timeline_data import bucketed, find_phases, timeline_data
 from fragdoctor.report.page.what_if import what_ifs
 
@@ -64,8 +65,8 @@ def walk(n_events: int, seed: int = 1):
     while len(events) < n_events:
         if live and rng.random() < 0.45:
             address, size = live.pop(int(rng.integers(len(live))))
-            for action in ("free_requested", "free_completed"):
-                events.append({"action": action, "addr": address, "size": size, "stream": 0})
+            event = {"addr": address, "size": size, "stream": 0}
+            events += [event | {"action": a} for a in ("free_requested", "free_completed")]
         else:
             size = 512 * int(rng.integers(1, 5000))
             address = (len(events) + 1) * 4 * MIB
@@ -76,11 +77,10 @@ def walk(n_events: int, seed: int = 1):
 
 
 def timeline_of(snapshot, budget):
-    blob, tables = BlobWriter(), TextTables()
+    sink = Sink.of(snapshot)
     analysis = analyze_device(snapshot, 0)
-    stacks = SnapshotStacks(snapshot, tables)
-    data = timeline_data(snapshot, analysis, blob, tables, stacks, budget)
-    _, body = decode(blob.encode({}))
+    data = timeline_data(snapshot, analysis, sink, budget)
+    _, body = decode(sink.blob.encode({}))
     return analysis, data, body
 
 
@@ -114,7 +114,7 @@ def test_timeline_marks_the_oom_after_its_event():
 
     _, data, _ = timeline_of(snapshot, 1_000_000)
 
-    assert [[8, 64 * MIB, 24 * MIB]] == data["ooms"]
+    assert data["ooms"] == [[8, 64 * MIB, 24 * MIB]]
 
 
 def test_phases_are_found_by_time_and_nest():
@@ -128,7 +128,7 @@ def test_phases_are_found_by_time_and_nest():
 
     phases = {p.name: (p.first, p.last, p.depth) for p in find_phases(marked, 0)}
 
-    assert {"step": (0, 5, 0), "inner": (2, 3, 1), "open": (6, 8, 0)} == phases
+    assert phases == {"step": (0, 5, 0), "inner": (2, 3, 1), "open": (6, 8, 0)}
 
 
 @settings(deadline=None)
@@ -147,36 +147,34 @@ def test_held_at_counts_live_blocks_at_both_moments():
     snapshot = from_python(tiny())
     lifetimes = undo(device_columns(snapshot, 0), snapshot.settings).lifetimes
 
-    assert 14 * MIB == held_at(lifetimes, 3).total_bytes
-    assert 6 * MIB == held_at(lifetimes, 8).total_bytes
-    assert [1, 1] == held_at(lifetimes, 8).n_blocks.tolist()
+    assert held_at(lifetimes, 3).total_bytes == 14 * MIB
+    assert held_at(lifetimes, 8).total_bytes == 6 * MIB
+    assert held_at(lifetimes, 8).n_blocks.tolist() == [1, 1]
 
 
 def test_segment_map_marks_pins_ages_and_stacks():
     snapshot = from_python(tiny())
-    blob, tables = BlobWriter(), TextTables()
-    stacks = SnapshotStacks(snapshot, tables)
+    sink = Sink.of(snapshot)
 
-    data = segment_map_data(snapshot, analyze_device(snapshot, 0), blob, stacks, 1000)
+    data = segment_map_data(snapshot, analyze_device(snapshot, 0), sink, 1000)
 
-    _, body = decode(blob.encode({}))
+    _, body = decode(sink.blob.encode({}))
     read = {k: decode_array(body, v).tolist() for k, v in data.items() if k not in {
         "n_hidden", "hidden_bytes", "n_events", "groups"}}  # fmt: skip
-    assert [0, 3, 5] == read["block_start"]
-    assert [0, 1, 0, 1, 0] == read["state"]
-    assert [0, 1, 0, 1, 0] == read["pins"]
-    assert [-1, 2, -1, 6, -1] == read["alloc_row"]
-    assert [{"kind": "large", "pool": None, "stream": "default"}] == data["groups"]
+    assert read["block_start"] == [0, 3, 5]
+    assert read["state"] == [0, 1, 0, 1, 0]
+    assert read["pins"] == [0, 1, 0, 1, 0]
+    assert read["alloc_row"] == [-1, 2, -1, 6, -1]
+    assert data["groups"] == [{"kind": "large", "pool": None, "stream": "default"}]
 
 
 def test_segment_map_over_its_cap_leaves_out_the_least_interesting_and_says_so():
     snapshot = from_python(tiny())
-    blob, tables = BlobWriter(), TextTables()
-    stacks = SnapshotStacks(snapshot, tables)
+    sink = Sink.of(snapshot)
 
-    data = segment_map_data(snapshot, analyze_device(snapshot, 0), blob, stacks, 4)
+    data = segment_map_data(snapshot, analyze_device(snapshot, 0), sink, 4)
 
-    assert (1, 20 * MIB) == (data["n_hidden"], data["hidden_bytes"])
+    assert (data["n_hidden"], data["hidden_bytes"]) == (1, 20 * MIB)
 
 
 def test_last_alloc_rows_of_a_reused_address_is_the_newest():
@@ -187,7 +185,7 @@ def test_last_alloc_rows_of_a_reused_address_is_the_newest():
 
     rows = last_alloc_rows(snapshot, 0, np.array([again["addr"], 1], np.uint64))
 
-    assert [8, -1] == rows.tolist()
+    assert rows.tolist() == [8, -1]
 
 
 @given(st.text(max_size=2000))
@@ -210,14 +208,14 @@ def test_what_if_winner_is_the_best_ranked_that_fits():
 
     rows = what_ifs(diagnosis, diagnoses.simulation(), diagnosis.devices[0])
 
-    assert "recorded" == rows[0].role
-    assert ["a:1"] == [r.label for r in rows if r.role == "winner"]
+    assert rows[0].role == "recorded"
+    assert [r.label for r in rows if r.role == "winner"] == ["a:1"]
     assert {"tried", "rejected"} <= {r.role for r in rows}
     assert all(0 <= r.bar_percent <= 100 for r in rows if r.bar_percent is not None)
 
 
 def test_what_if_without_a_tested_setting_is_no_table():
-    assert [] == what_ifs(diagnoses.capacity(), None, None)
+    assert what_ifs(diagnoses.capacity(), None, None) == []
 
 
 @pytest.mark.slow

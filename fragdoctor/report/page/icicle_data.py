@@ -10,8 +10,7 @@ import numpy.typing as npt
 
 from fragdoctor.analysis.lifetimes import Lifetimes
 from fragdoctor.analysis.result import DeviceAnalysis
-from fragdoctor.report.page.blob import BlobWriter
-from fragdoctor.report.page.text_tables import SnapshotStacks
+from fragdoctor.report.page.sink import Sink
 
 I64 = npt.NDArray[np.int64]
 
@@ -45,7 +44,7 @@ def held_at(lifetimes: Lifetimes, state: int) -> HeldByStack:
 
 
 def icicle_data(
-    analysis: DeviceAnalysis, lifetimes: Lifetimes, blob: BlobWriter, stacks: SnapshotStacks
+    analysis: DeviceAnalysis, lifetimes: Lifetimes, sink: Sink
 ) -> dict[str, Any] | None:
     """Return the JSON part of one device's icicles; None where nothing was ever live."""
     states = {"end": analysis.n_events}
@@ -55,18 +54,18 @@ def icicle_data(
     for name, state in states.items():
         held = held_at(lifetimes, state)
         if held.total_bytes:
-            moments[name] = {"state": state, **_encode(held, blob, stacks)}
+            moments[name] = {"state": state, **_encode(held, sink)}
     return moments or None
 
 
-def _encode(held: HeldByStack, blob: BlobWriter, stacks: SnapshotStacks) -> dict[str, Any]:
+def _encode(held: HeldByStack, sink: Sink) -> dict[str, Any]:
     rest = slice(MAX_STACKS, None)
     return {
         "total": held.total_bytes,
         "n_blocks": int(held.n_blocks.sum()),
         "rest_bytes": int(held.n_bytes[rest].sum()),
         "rest_stacks": len(held.stack[rest]),
-        "stack": blob.add([stacks.page_stack(int(s)) for s in held.stack[:MAX_STACKS]]),
-        "bytes": blob.add(held.n_bytes[:MAX_STACKS]),
-        "blocks": blob.add(held.n_blocks[:MAX_STACKS]),
+        "stack": sink.blob.add([sink.stacks.page_stack(int(s)) for s in held.stack[:MAX_STACKS]]),
+        "bytes": sink.blob.add(held.n_bytes[:MAX_STACKS]),
+        "blocks": sink.blob.add(held.n_blocks[:MAX_STACKS]),
     }

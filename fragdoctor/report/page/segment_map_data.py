@@ -11,8 +11,7 @@ import numpy.typing as npt
 from fragdoctor.analysis.columns import SMALL_SEGMENT_BYTES
 from fragdoctor.analysis.result import DeviceAnalysis
 from fragdoctor.model.snapshot import Action, BlockState, SegmentType, Snapshot
-from fragdoctor.report.page.blob import BlobWriter
-from fragdoctor.report.page.text_tables import SnapshotStacks
+from fragdoctor.report.page.sink import Sink
 
 I64 = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -74,15 +73,14 @@ def last_alloc_rows(snapshot: Snapshot, device: int, addresses: npt.NDArray[np.u
 def segment_map_data(
     snapshot: Snapshot,
     analysis: DeviceAnalysis,
-    blob: BlobWriter,
-    stacks: SnapshotStacks,
+    sink: Sink,
     max_blocks: int,
 ) -> dict[str, Any] | None:
     """Return the JSON part of one device's segment map; None without segments."""
     chosen = select_segments(snapshot, analysis.device, max_blocks)
     if len(chosen.rows) == 0:
         return None
-    segments = snapshot.segments
+    segments, blob = snapshot.segments, sink.blob
     rows = chosen.rows
     blocks = _block_rows(snapshot, rows)
     starts = np.concatenate(([0], np.cumsum(np.diff(segments.block_offsets)[rows])))
@@ -98,7 +96,7 @@ def segment_map_data(
         "total": blob.add(segments.total_bytes[rows].astype(np.int64)),
         "page": blob.add(_page_bytes(snapshot, rows)),
         "block_start": blob.add(starts),
-        **_block_columns(snapshot, analysis, blocks, blob, stacks),
+        **_block_columns(snapshot, analysis, blocks, sink),
     }
 
 
@@ -123,10 +121,9 @@ def _block_columns(
     snapshot: Snapshot,
     analysis: DeviceAnalysis,
     rows: I64,
-    blob: BlobWriter,
-    stacks: SnapshotStacks,
+    sink: Sink,
 ) -> dict[str, Any]:
-    blocks = snapshot.blocks
+    blocks, blob = snapshot.blocks, sink.blob
     state = blocks.state[rows]
     is_live = state != BlockState.INACTIVE
     stack_ids = np.where(is_live, blocks.stack[rows], -1)
@@ -135,7 +132,7 @@ def _block_columns(
     held = np.bincount(inverse, blocks.size_bytes[rows].astype(float), len(used))
     page_ids = np.full(len(used), -1, np.int64)
     for i in np.argsort(-held):
-        page_ids[i] = stacks.page_stack(int(used[i]))
+        page_ids[i] = sink.stacks.page_stack(int(used[i]))
     alloc_row = last_alloc_rows(snapshot, analysis.device, blocks.address[rows])
     requested = np.where(is_live, blocks.requested_bytes[rows], 0).astype(np.int64)
     return {

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from fragdoctor.analysis.result import DeviceAnalysis, Timeline
 from fragdoctor.model.snapshot import Annotation, Snapshot
 from fragdoctor.report.page.blob import BlobWriter, compressed_size
-from fragdoctor.report.page.text_tables import SnapshotStacks, TextTables
+from fragdoctor.report.page.sink import Sink
 
 I64 = npt.NDArray[np.int64]
 
@@ -58,9 +58,7 @@ def bucketed(states: I64, size: int) -> Buckets:
 def timeline_data(
     snapshot: Snapshot,
     analysis: DeviceAnalysis,
-    blob: BlobWriter,
-    tables: TextTables,
-    stacks: SnapshotStacks,
+    sink: Sink,
     budget_bytes: int,
 ) -> dict[str, Any] | None:
     """Return the JSON part of one device's timeline; None without a trace.
@@ -70,6 +68,7 @@ def timeline_data(
     if analysis.timeline is None or analysis.n_events == 0:
         return None
     rows = snapshot.events.device_slice(analysis.device)
+    blob = sink.blob
     curves = _curves(analysis.timeline)
     size = _finest_size(curves, budget_bytes)
     spent = _curve_cost(curves, size)
@@ -86,12 +85,12 @@ def timeline_data(
         data[name] = blob.add(envelope.high)
         data[f"{name}_drop"] = blob.add(envelope.high - envelope.low) if size > 1 else None
     if size == 1:
-        data["events"] = _event_details(snapshot, rows, blob, stacks, budget_bytes - spent)
+        data["events"] = _event_details(snapshot, rows, sink, budget_bytes - spent)
     phases = find_phases(snapshot, analysis.device)
     kept = sorted(phases, key=lambda p: p.first - p.last)[:MAX_PHASES]
     data["n_phases"] = len(phases)
     data["phases"] = {
-        "name": blob.add([tables.string(p.name) for p in kept]),
+        "name": blob.add([sink.tables.string(p.name) for p in kept]),
         "first": blob.add([p.first for p in kept]),
         "last": blob.add([p.last for p in kept]),
         "depth": blob.add([p.depth for p in kept]),
@@ -124,16 +123,17 @@ def _finest_size(curves: Sequence[I64], budget_bytes: int) -> int:
 
 
 def _event_details(
-    snapshot: Snapshot, rows: slice, blob: BlobWriter, stacks: SnapshotStacks, budget_bytes: int
+    snapshot: Snapshot, rows: slice, sink: Sink, budget_bytes: int
 ) -> dict[str, Any] | None:
     """Return what each single event did, where that fits the budget."""
     events = snapshot.events
     used, inverse = np.unique(events.stack[rows], return_inverse=True)
-    lines = np.array([stacks.page_line(int(s)) for s in used], np.int64)[inverse]
+    lines = np.array([sink.stacks.page_line(int(s)) for s in used], np.int64)[inverse]
     sizes = np.minimum(events.size_bytes[rows], np.uint64(2**52)).astype(np.int64)
     action = events.action[rows].astype(np.int64)
     if compressed_size([action, sizes, lines]) > budget_bytes:
         return None
+    blob = sink.blob
     return {"action": blob.add(action), "size": blob.add(sizes), "line": blob.add(lines)}
 
 

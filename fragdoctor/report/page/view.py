@@ -175,7 +175,11 @@ def _moments(diagnosis: Diagnosis, analysis: DeviceAnalysis | None) -> list[Mome
         places.append(("Out of memory", oom.row - first_row + 1, note))
     largest = sorted(analysis.flushes, key=lambda f: -f.released_bytes)[: MAX_ROWS // 2]
     places += [
-        (f"Flush ({f.cause})", f.last_row - first_row + 1, f"{format_size(f.released_bytes)} returned")
+        (
+            f"Flush ({f.cause})",
+            f.last_row - first_row + 1,
+            f"{format_size(f.released_bytes)} returned",
+        )
         for f in largest
     ]
     return [

@@ -106,8 +106,14 @@ async function start() {
   setUpTheme();
   setUpCopying();
   setUpPrinting();
+  const encoded = byId("data").textContent.trim();
+  if (encoded) await draw(encoded);
+  page.ready = true;
+}
+
+async function draw(encoded) {
   try {
-    const decoded = await decodePage(byId("data").textContent);
+    const decoded = await decodePage(encoded);
     decoded.text = new TextTables(decoded.head.text, decoded.array);
     const shown = [...document.querySelectorAll("#devices button")];
     for (const node of shown) node.addEventListener("click", () => showDevice(Number(node.dataset.show), decoded));
@@ -116,7 +122,6 @@ async function start() {
     byId("trouble").hidden = false;
     console.error(error);
   }
-  page.ready = true;
 }
 
 start();
