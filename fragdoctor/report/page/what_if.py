@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fragdoctor.model.diagnosis import DeviceFigures, Diagnosis, Recommendation
 from fragdoctor.model.simulation import ReplayResult, Simulation
@@ -25,6 +25,7 @@ class WhatIf:
     driver_calls: int | None
     method: str
     note: str = ""
+    is_setting: bool = False
     bar_percent: float | None = None
 
 
@@ -33,12 +34,14 @@ def what_ifs(
 ) -> list[WhatIf]:
     """Return the rows: as recorded, then what helps by rank, then what does not.
 
-    The winner is the highest ranked recommendation that was tested and fits.
+    The winner is the highest ranked recommendation that fits, by replay where any was replayed.
     """
     tested = [r for r in diagnosis.recommendations if r.predicted.method != "none"]
     rejected = [r for r in diagnosis.rejected if r.predicted.method != "none"]
     ranked = sorted(tested, key=lambda r: r.rank)
-    winner = next((r for r in ranked if r.predicted.fits), None)
+    fitting = [r for r in ranked if r.predicted.fits]
+    replayed = [r for r in fitting if r.predicted.method in {"replay", "estimate"}]
+    winner = next(iter(replayed or fitting), None)
     rows = [_of_advice(r, "winner" if r is winner else "helps") for r in ranked]
     rows += [_of_advice(r, "rejected") for r in rejected]
     if simulation is not None:
@@ -56,7 +59,7 @@ def what_ifs(
 def _of_advice(advice: Recommendation, role: str) -> WhatIf:
     p = advice.predicted
     return WhatIf(
-        label=advice.setting.partition("=")[2] or advice.setting or advice.change or advice.title,
+        label=advice.setting.partition("=")[2] or advice.setting or advice.title,
         role=role,
         fits=p.fits,
         peak_reserved_bytes=p.peak_reserved_bytes,
@@ -64,6 +67,7 @@ def _of_advice(advice: Recommendation, role: str) -> WhatIf:
         retries=p.retries,
         driver_calls=p.driver_calls,
         method=METHOD_TITLES.get(p.method, p.method),
+        is_setting=bool(advice.setting),
     )
 
 
@@ -78,6 +82,7 @@ def _of_replay(result: ReplayResult) -> WhatIf:
         driver_calls=result.driver_calls,
         method=METHOD_TITLES["replay"],
         note=result.note,
+        is_setting=bool(result.conf),
     )
 
 
@@ -100,15 +105,4 @@ def _recorded(simulation: Simulation | None, figures: DeviceFigures | None) -> W
 def _with_bar(row: WhatIf, whole: int) -> WhatIf:
     if row.peak_reserved_bytes is None or whole <= 0:
         return row
-    return WhatIf(
-        row.label,
-        row.role,
-        row.fits,
-        row.peak_reserved_bytes,
-        row.margin_bytes,
-        row.retries,
-        row.driver_calls,
-        row.method,
-        row.note,
-        100 * row.peak_reserved_bytes / whole,
-    )
+    return replace(row, bar_percent=100 * row.peak_reserved_bytes / whole)

@@ -156,7 +156,7 @@ class SegmentMap {
     const sum = sizes.reduce((a, b) => a + b, 0), largest = sizes[sizes.length - 1];
     const small = sizes[Math.floor(sizes.length / 4)];
     const crowded = Math.max(...members.map((s) => this.blockStart[s + 1] - this.blockStart[s]));
-    const rows = Math.max(1, Math.min(6, Math.ceil(crowded / 40)));
+    const rows = largest > sum / 3 ? Math.max(1, Math.min(6, Math.ceil(crowded / 40))) : 1;
     const comfortable = Math.max(sum / (12 * this.width), largest / (rows * (this.width - 2)));
     return Math.max(Math.min(comfortable, small / 10), sum / (40 * this.width)) / this.factor;
   }
