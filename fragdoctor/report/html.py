@@ -27,7 +27,13 @@ from fragdoctor.report import escape, phrases
 from fragdoctor.report.base import RenderOptions
 from fragdoctor.report.page.capture_facts import capture_facts, setting_facts
 from fragdoctor.report.page.payload import build_payload
-from fragdoctor.report.page.view import MAX_ROWS, STATUS_WORDS, device_views, stack_line
+from fragdoctor.report.page.view import (
+    MAX_ROWS,
+    STATUS_WORDS,
+    device_views,
+    message_views,
+    stack_line,
+)
 from fragdoctor.report.page.what_if import what_ifs
 from fragdoctor.units import format_count, format_share, format_size
 
@@ -106,6 +112,9 @@ def _values(
         "title": phrases.CAUSE_TITLES[diagnosis.verdict.cause],
         "causes": phrases.CAUSE_TITLES,
         "status_words": STATUS_WORDS,
+        "sources": ["standard input" if s == "-" else s for s in diagnosis.case.sources],
+        "messages": message_views(diagnosis),
+        "markers": () if diagnosis.case.oom is None else diagnosis.case.oom.markers[:20],
         "what_ifs": what_ifs(diagnosis, simulation, figures),
         "settings": setting_facts(diagnosis),
         "facts": capture_facts(diagnosis, analyses),

@@ -285,6 +285,16 @@ def test_policy_stops_markup_that_would_slip_through(open_page):
     assert page.evaluate("window.pwned") is None
 
 
+def test_every_item_of_the_checklist_can_be_seen(open_page):
+    page = open_page(diagnoses.nothing_known())
+
+    boxes = page.evaluate("""[...document.querySelectorAll('.check')].map((e) => {
+      const r = e.getBoundingClientRect(); return r.left >= 0 && r.width > 200 && r.height > 20;
+    })""")
+
+    assert boxes == [True] * len(diagnoses.nothing_known().checklist)
+
+
 def test_graphics_are_focusable_and_described(open_page):
     page = open_page(tiny_diagnosis())
 

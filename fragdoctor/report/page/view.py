@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from fragdoctor.analysis.result import DeviceAnalysis
 from fragdoctor.model.diagnosis import (
@@ -18,6 +18,7 @@ from fragdoctor.model.diagnosis import (
     Status,
 )
 from fragdoctor.model.finding import Location
+from fragdoctor.model.oom import OomMessage
 from fragdoctor.report import escape
 from fragdoctor.report.base import RenderOptions
 from fragdoctor.report.phrases import shown_first
@@ -123,10 +124,10 @@ def _device_view(
     )
 
 
-def _request(message: Any, analysis: DeviceAnalysis | None) -> int | None:
+def _request(message: OomMessage | None, analysis: DeviceAnalysis | None) -> int | None:
     """Return the request that failed: the message's, else the last ``oom`` of the trace."""
     if message is not None and message.is_device_oom and message.requested_bytes is not None:
-        return int(message.requested_bytes)
+        return message.requested_bytes
     if analysis is not None and analysis.ooms and analysis.ooms[-1].is_last_row:
         return analysis.ooms[-1].rounded_bytes
     return None
@@ -162,7 +163,7 @@ def _moments(diagnosis: Diagnosis, analysis: DeviceAnalysis | None) -> list[Mome
         return []
     timeline = analysis.timeline
     first_row = snapshot.events.device_slice(analysis.device).start
-    places = [("Start of the trace", 0, ""), ("End of the trace", analysis.n_events, "")]
+    places = [("Start of the trace", 0, "")]
     for name, curve in (
         ("Peak allocated", timeline.allocated_bytes),
         ("Peak reserved", timeline.reserved_bytes),
@@ -173,6 +174,7 @@ def _moments(diagnosis: Diagnosis, analysis: DeviceAnalysis | None) -> list[Mome
         if oom.device_free_bytes is not None:
             note += f", {format_size(oom.device_free_bytes)} free at the driver"
         places.append(("Out of memory", oom.row - first_row + 1, note))
+    end = ("End of the trace", analysis.n_events, "")
     largest = sorted(analysis.flushes, key=lambda f: -f.released_bytes)[: MAX_ROWS // 2]
     places += [
         (
@@ -191,7 +193,7 @@ def _moments(diagnosis: Diagnosis, analysis: DeviceAnalysis | None) -> list[Mome
             int(timeline.reserved_bytes[state]),
             note,
         )
-        for what, state, note in sorted(places, key=lambda p: p[1])
+        for what, state, note in [*sorted(places, key=lambda p: p[1]), end]
     ]
 
 
@@ -199,3 +201,34 @@ def stack_line(location: Location) -> str:
     """Return ``file:line function`` of one frame for a stack listing."""
     line = f":{location.line}" if 0 < location.line < 2**31 else ""
     return f"{escape.shorten_left(location.filename, 240)}{line}  {location.function[:240]}"
+
+
+@dataclass(frozen=True, slots=True)
+class MessageView:
+    """A message of the input as the page quotes it."""
+
+    title: str
+    text: str
+    is_primary: bool
+
+
+def message_views(diagnosis: Diagnosis) -> list[MessageView]:
+    """Return the messages of the input in their order, each with where it stands."""
+    log = diagnosis.case.oom
+    if log is None:
+        return []
+    return [
+        MessageView(_message_title(m), m.text or m.kind, i == log.primary)
+        for i, m in enumerate(log.messages)
+    ]
+
+
+def _message_title(message: OomMessage) -> str:
+    said = [f"line {format_count(message.line)}"]
+    if message.rank is not None:
+        said.append(f"rank {message.rank}")
+    if message.device_index is not None:
+        said.append(f"GPU {message.device_index}")
+    if message.requested_bytes is not None:
+        said.append(f"{format_size(message.requested_bytes)} asked for")
+    return ", ".join(said)

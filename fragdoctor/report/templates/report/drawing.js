@@ -25,6 +25,12 @@ function formatTime(us) {
   return us >= 1000 ? `${(us / 1000).toFixed(2)} ms` : `${us.toFixed(0)} µs`;
 }
 
+// Seconds with as many decimals as the steps between the ticks need.
+function tickTime(us, step) {
+  const decimals = Math.max(0, Math.min(6, Math.ceil(-Math.log10(Math.max(step, 1) / 1e6) - 1e-9)));
+  return `${(us / 1e6).toFixed(decimals)} s`;
+}
+
 function plural(n, one, many) { return `${formatCount(n)} ${n === 1 ? one : many || one + "s"}`; }
 
 // Text from the input goes through textContent and setAttribute only: never through markup.

@@ -65,12 +65,14 @@ function setUpPrinting() {
     closed = [...document.querySelectorAll("details:not([open])")];
     for (const node of closed) node.open = true;
     theme.read();
+    if (page.map) page.map.print(true);
     for (const graphic of [page.timeline, page.map, page.icicle]) if (graphic) graphic.paint();
   });
   window.addEventListener("afterprint", () => {
     if (before) document.documentElement.dataset.theme = before;
     else delete document.documentElement.dataset.theme;
     for (const node of closed) node.open = false;
+    if (page.map) page.map.print(false);
     redraw();
   });
 }

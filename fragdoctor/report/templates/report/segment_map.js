@@ -136,9 +136,16 @@ class SegmentMap {
       y = this.flow(members, perPixel, y + HEAD) + 14;
     }
     this.total_height = y;
-    this.window = Math.min(y, width < 600 ? 420 : 560);
+    // Paper does not scroll: it gets two pages of the map.
+    this.window = Math.min(y, this.isPrinting ? 1800 : width < 600 ? 420 : 560);
     this.spacer.style.height = `${y - this.window}px`;
     this.draw();
+  }
+
+  print(isPrinting) {
+    this.isPrinting = isPrinting;
+    this.viewport.scrollTop = 0;
+    this.arrange();
   }
 
   members(group) {
@@ -340,6 +347,7 @@ class SegmentMap {
     const pairs = [["Size", formatSize(this.size[b])]];
     if (live && this.requested[b] && this.requested[b] !== this.size[b]) pairs.push(["Asked for", formatSize(this.requested[b])]);
     if (live) pairs.push(["Age", this.age(b)]);
+    if (this.stack[b] >= 0) pairs.push(["Allocated by", this.text.short(this.text.userFrame(this.stack[b]))]);
     pairs.push(["Address", this.address(s, this.offset[b])], ["In segment of", `${formatSize(this.total[s])}${this.page[s] ? ", expandable" : ""}`], ["Free in segment", `${formatSize(this.free[s])} · ${formatShare(this.free[s], this.total[s])}`]);
     const back = this.releasable(b), isPrivate = this.data.groups[this.group[s]].pool;
     if (back && back[1] - back[0] < this.size[b]) pairs.push(["Returned on demand", formatSize(back[1] - back[0])]);

@@ -37,7 +37,8 @@ const timelinePainting = {
     let ticks = countTicks(this.view.from, this.view.to, count).filter((t) => Number.isInteger(t)).map((t) => [this.xOf(t), formatCount(t)]);
     if (this.byTime) {
       const t0 = this.timeOf(this.view.from), t1 = this.timeOf(this.view.to);
-      ticks = countTicks(t0, t1, count).map((t) => [LEFT + ((t - t0) / Math.max(1e-9, t1 - t0)) * (this.width - LEFT - RIGHT), formatTime(t)]);
+      const times = countTicks(t0, t1, count), step = times.length > 1 ? times[1] - times[0] : t1 - t0;
+      ticks = times.map((t) => [LEFT + ((t - t0) / Math.max(1e-9, t1 - t0)) * (this.width - LEFT - RIGHT), tickTime(t, step)]);
     }
     c.textAlign = "center";
     for (const [x, label] of ticks) {
