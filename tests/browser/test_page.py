@@ -10,6 +10,7 @@ from page_samples import MIB, of_snapshot, tiny, tiny_diagnosis
 from stock import from_python
 
 from fragdoctor.readers.snapshot import read_snapshot
+from fragdoctor.report.page.blob import BlobWriter
 
 pytestmark = pytest.mark.slow
 
@@ -88,6 +89,20 @@ def test_script_decodes_what_was_written(open_page):
 
     assert diagnosis.case.snapshot.blocks.size_bytes.tolist() == sizes
     assert [MIB * n for n in (0, 20, 20, 20, 20, 20, 40, 40, 40)] == curve
+
+
+def test_script_decodes_extreme_integers(open_page):
+    values = [0, -1, 1, 2**52, -(2**52), 255, 256, 2**31, -(2**31), 2**32 - 1, 2**47, 0]
+    blob = BlobWriter()
+    heads = [blob.add(v) for v in ([], [0, 0, 0], values, [512 * v // 1024 for v in values])]
+    encoded = blob.encode({"arrays": heads})
+    page = open_page(tiny_diagnosis())
+
+    decoded = page.evaluate(
+        f"decodePage('{encoded}').then((d) => d.head.arrays.map((w) => Array.from(d.array(w))))"
+    )
+
+    assert decoded == [[], [0, 0, 0], values, [512 * v // 1024 for v in values]]
 
 
 def test_envelope_range_equals_a_plain_search(open_page):
@@ -316,7 +331,7 @@ def test_print_opens_details_and_turns_light(open_page):
     page.evaluate("window.dispatchEvent(new Event('beforeprint'))")
     during = page.evaluate(
         "[document.documentElement.dataset.theme, "
-        "document.querySelectorAll('details:not([open])').length]"
+        "document.querySelectorAll('details:not([open]):not(.stack)').length]"
     )
     page.evaluate("window.dispatchEvent(new Event('afterprint'))")
 

@@ -33,7 +33,7 @@ STATUS_WORDS: Final = {
     Status.PASS: "pass",
     Status.WARN: "look",
     Status.FAIL: "fail",
-    Status.SKIP: "not known",
+    Status.SKIP: "unknown",
 }
 
 

@@ -16,15 +16,20 @@ async function decodePage(encoded) {
 // Byte planes of zigzag differences; sums stay exact below 2^53.
 function decodeArray(body, [offset, count, width, unit]) {
   const values = new Float64Array(count);
-  let factor = 1;
-  for (let plane = 0; plane < width; plane++, factor *= 256) {
-    const start = offset + plane * count;
-    for (let i = 0; i < count; i++) values[i] += body[start + i] * factor;
-  }
+  if (width === 0) return values;
+  const planes = [0, 1, 2, 3].map((p) => (p < width ? body.subarray(offset + p * count, offset + (p + 1) * count) : null));
+  const [a, b, c, d] = planes;
   let sum = 0;
   for (let i = 0; i < count; i++) {
-    const folded = values[i];
-    sum += folded % 2 ? -(folded + 1) / 2 : folded / 2;
+    // The four low bytes in one integer; those above, which only addresses have, as numbers.
+    let folded = a[i];
+    if (b) folded |= b[i] << 8;
+    if (c) folded |= c[i] << 16;
+    if (d) folded |= d[i] << 24;
+    const odd = folded & 1;
+    let half = folded >>> 1;
+    for (let p = 4, factor = 2 ** 31; p < width; p++, factor *= 256) half += body[offset + p * count + i] * factor;
+    sum += odd ? -half - 1 : half;
     values[i] = sum * unit;
   }
   return values;

@@ -56,13 +56,13 @@ function setUpCopying() {
   }
 }
 
-// Paper is white and cannot be clicked: light colours, every detail open, redrawn for its width.
+// Paper is white and cannot be clicked: light colours, every section open, redrawn for its width.
 function setUpPrinting() {
   let before = null, closed = [];
   window.addEventListener("beforeprint", () => {
     before = document.documentElement.dataset.theme || "";
     document.documentElement.dataset.theme = "light";
-    closed = [...document.querySelectorAll("details:not([open])")];
+    closed = [...document.querySelectorAll("details:not([open]):not(.stack)")];
     for (const node of closed) node.open = true;
     theme.read();
     if (page.map) page.map.print(true);
