@@ -14,7 +14,7 @@ from fragdoctor.diagnosis.proof.candidates import Candidate, candidates
 from fragdoctor.diagnosis.proof.evidence import Bench, Progress, Trial, set_up
 from fragdoctor.diagnosis.proof.trials import edits_for
 from fragdoctor.diagnosis.remedies.plan import CURES, HELPS, Plan, Proposal, propose, reject
-from fragdoctor.diagnosis.remedies.ranking import tested
+from fragdoctor.diagnosis.remedies.ranking import with_replay
 from fragdoctor.model.diagnosis import Cause, FidelityReport
 from fragdoctor.model.finding import Confidence
 from fragdoctor.model.simulation import ReplayResult
@@ -112,13 +112,16 @@ def _proven(bench: Bench, proposal: Proposal, results: Sequence[ReplayResult]) -
     is_sure = bench.is_exact and bench.simulation.fidelity.share == 1.0
     if helps(bench.recorded, best):
         confidence = Confidence.PROVEN if is_sure else r.confidence
-        return tested(
+        return with_replay(
             replace(proposal, recommendation=replace(r, confidence=confidence)), predicted
         )
     said = f"Replayed: {outcome(bench.recorded, best)}."
+    if not bench.is_exact and not proposal.is_rejected:
+        doubt = f"An estimate says that it may not be enough: {outcome(bench.recorded, best)}."
+        return replace(proposal, recommendation=replace(r, caveats=(*r.caveats, doubt)))
     why = f"{r.why} {said}" if proposal.is_rejected else said
     changed = replace(proposal, recommendation=replace(r, why=why), is_rejected=bench.is_exact)
-    return tested(changed, predicted)
+    return with_replay(changed, predicted)
 
 
 def _with_settings(
@@ -198,7 +201,7 @@ def _accepted(
         if r.setting != setting:  # the replay found a better value than reasoning alone
             why = f"Of the values replayed, {candidate.added} leaves the most room."
             r = replace(r, title=candidate.title, setting=setting, why=why)
-        return tested(replace(proposal, recommendation=r), predicted)
+        return with_replay(replace(proposal, recommendation=r), predicted)
     return propose(
         candidate.code,
         candidate.title,
