@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from fragdoctor.analysis.attribution import USER, frame_classes, user_frames
 from fragdoctor.model.snapshot import Snapshot
@@ -18,6 +19,9 @@ MAX_FRAME_REFERENCES: Final = 250_000
 """Frames over all stacks: about 0.4 MB compressed. Later stacks keep their user's line only."""
 
 MAX_STACK_DEPTH: Final = 96
+
+MAX_LINES: Final = 20_000
+"""Distinct source lines that the timeline names; programs have hundreds."""
 
 
 class TextTables:
@@ -79,7 +83,6 @@ class SnapshotStacks:
         self._is_library = (classes != USER).tolist()
         self._user_frames = user_frames(snapshot, classes)
         self._known: dict[int, int] = {-1: -1}
-        self._lines: dict[int, int] = {-1: -1}
 
     def page_stack(self, stack_id: int) -> int:
         """Return the page's id of a stack of the snapshot; -1 for none recorded."""
@@ -93,13 +96,17 @@ class SnapshotStacks:
             self._known[stack_id] = known
         return known
 
-    def page_line(self, stack_id: int) -> int:
-        """Return the page's frame id of the user's own line of a stack; -1 for none."""
-        line = self._lines.get(stack_id)
-        if line is None:
-            user = int(self._user_frames[stack_id])
-            line = self._lines[stack_id] = -1 if user < 0 else self._frame(user)
-        return line
+    def page_lines(self, stack: npt.NDArray[np.int32]) -> npt.NDArray[np.int64] | None:
+        """Return the page's frame id of the user's line of each stack, -1 for none.
+
+        None where there are more than ``MAX_LINES`` distinct ones.
+        """
+        own = np.append(self._user_frames, np.int32(-1))[stack]
+        used, inverse = np.unique(own, return_inverse=True)
+        if len(used) > MAX_LINES:
+            return None
+        ids = [-1 if f < 0 else self._frame(f) for f in used.tolist()]
+        return np.array(ids, np.int64)[inverse]
 
     def _frame_ids(self, stack_id: int) -> list[int]:
         offsets = self._snapshot.stacks.offsets

@@ -14,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from fragdoctor.analysis.flushes import RETRY
 from fragdoctor.analysis.result import DeviceAnalysis, Timeline
 from fragdoctor.model.snapshot import Annotation, Snapshot
 from fragdoctor.report.page.blob import BlobWriter, compressed_size
@@ -127,8 +128,9 @@ def _event_details(
 ) -> dict[str, Any] | None:
     """Return what each single event did, where that fits the budget."""
     events = snapshot.events
-    used, inverse = np.unique(events.stack[rows], return_inverse=True)
-    lines = np.array([sink.stacks.page_line(int(s)) for s in used], np.int64)[inverse]
+    lines = sink.stacks.page_lines(events.stack[rows])
+    if lines is None:
+        return None
     sizes = np.minimum(events.size_bytes[rows], np.uint64(2**52)).astype(np.int64)
     action = events.action[rows].astype(np.int64)
     if compressed_size([action, sizes, lines]) > budget_bytes:
@@ -159,9 +161,10 @@ def _marks(analysis: DeviceAnalysis, first_row: int) -> dict[str, Any]:
     """Return OOMs and flushes as states: the number of events up to and with them."""
     flushes = sorted(analysis.flushes, key=lambda f: -f.released_bytes)[:MAX_MARKS]
     ooms = analysis.ooms[-MAX_MARKS:]
+    n_retries = sum(f.cause == RETRY for f in analysis.flushes)
     return {
         "n_ooms": len(analysis.ooms),
-        "n_flushes": len(analysis.flushes),
+        "n_flushes": {"retries": n_retries, "others": len(analysis.flushes) - n_retries},
         "ooms": [[o.row - first_row + 1, o.rounded_bytes, o.device_free_bytes] for o in ooms],
         "flushes": sorted([f.last_row - first_row + 1, f.released_bytes, f.cause] for f in flushes),
     }

@@ -59,7 +59,7 @@ def what_ifs(
 def _of_advice(advice: Recommendation, role: str) -> WhatIf:
     p = advice.predicted
     return WhatIf(
-        label=advice.setting.partition("=")[2] or advice.setting or advice.title,
+        label=advice.setting.partition("=")[2] or advice.title,
         role=role,
         fits=p.fits,
         peak_reserved_bytes=p.peak_reserved_bytes,
@@ -67,7 +67,7 @@ def _of_advice(advice: Recommendation, role: str) -> WhatIf:
         retries=p.retries,
         driver_calls=p.driver_calls,
         method=METHOD_TITLES.get(p.method, p.method),
-        is_setting=bool(advice.setting),
+        is_setting=bool(advice.setting.partition("=")[2]),
     )
 
 

@@ -29,19 +29,26 @@ class Timeline {
   }
 
   build() {
-    const flushes = this.data.flushes.length, ooms = this.data.ooms.length;
-    this.axisButton = button(this.time ? "Axis: events" : "Axis: events", "Switch the axis between events and time", () => this.switchAxis());
-    this.axisButton.hidden = !this.time;
+    const ooms = this.data.ooms.length;
+    this.axis = ["events", "time"].map((kind) => {
+      const b = button(kind === "time" ? "Time" : "Events", `Let the axis count ${kind}`, () => this.setAxis(kind === "time"));
+      b.setAttribute("aria-pressed", kind === "events" ? "true" : "false");
+      return b;
+    });
+    const axis = element("div", { class: "switch", role: "group", "aria-label": "Axis" }, ...this.axis);
+    axis.hidden = !this.time;
     this.controls = element("div", { class: "controls", role: "group", "aria-label": "Timeline controls" },
       button("Zoom in", "Zoom in (+)", () => this.zoom(0.5)), button("Zoom out", "Zoom out (-)", () => this.zoom(2)),
       button("Whole trace", "Show the whole trace (0)", () => this.show(0, this.n - 1)),
       button("Peak", "Go to the peak (P)", () => this.goTo(this.data.peak_state)));
     if (ooms) this.controls.append(button("OOM", "Go to the next OOM (O)", () => this.nextOom()));
-    this.controls.append(element("span", { class: "gap" }), this.axisButton);
+    this.controls.append(element("span", { class: "gap" }), axis);
     const key = [["k-live", "allocated"], ["k-pending", "freed, waits for a stream"], ["k-reserved", "reserved"]];
     if (this.capacity) key.push(["k-capacity", "capacity"]);
     if (ooms) key.push(["k-oom", plural(this.data.n_ooms, "OOM")]);
-    if (flushes) key.push(["k-flush", plural(this.data.n_flushes, "flush", "flushes")]);
+    const { retries, others } = this.data.n_flushes;
+    if (retries) key.push(["k-retry", plural(retries, "retry after a flush", "retries after a flush")]);
+    if (others) key.push(["k-flush", plural(others, "other flush", "other flushes")]);
     this.key = element("ul", { class: "chartkey" }, ...key.map(([k, word]) => element("li", null, element("i", { class: k }), word)));
     this.canvas = element("canvas", { tabindex: "0", role: "application", "aria-roledescription": "chart",
       "aria-label": `Memory over ${plural(this.data.n_events, "event")}. Peak allocated ${formatSize(this.valueAt("allocated", this.data.peak_state))}, peak reserved ${formatSize(this.reservedPeak)}. Arrow keys move the cursor, plus and minus zoom, 0 shows the whole trace, P goes to the peak. The table below has the main moments.` });
@@ -150,9 +157,9 @@ class Timeline {
     this.goTo(ooms.find((s) => s > (this.cursor ?? -1)) ?? ooms[0]);
   }
 
-  switchAxis() {
-    this.byTime = !this.byTime;
-    this.axisButton.textContent = this.byTime ? "Axis: time" : "Axis: events";
+  setAxis(byTime) {
+    this.byTime = byTime;
+    this.axis.forEach((b, i) => b.setAttribute("aria-pressed", String(Boolean(i) === byTime)));
     this.draw();
   }
 

@@ -142,8 +142,14 @@ const timelinePainting = {
       if (x < LEFT || x > this.width - RIGHT || seen.has(x)) continue;
       seen.add(x);
       c.fillStyle = pools;
-      const size = cause === "retry" ? 12 : 8;
-      c.fillRect(x - 1, area.bottom - size, 3, size);
+      c.fillRect(x - 1, area.bottom - 8, 2, 8);
+      if (cause !== "retry") continue;
+      c.beginPath();
+      c.arc(x, area.bottom - 10, 3.5, 0, 7);
+      c.fill();
+      c.strokeStyle = paper;
+      c.lineWidth = 1;
+      c.stroke();
     }
     for (const [state] of this.data.ooms) {
       const x = Math.round(this.xOf(state));
