@@ -27,6 +27,7 @@ from fragdoctor.report import escape, phrases
 from fragdoctor.report.base import RenderOptions
 from fragdoctor.report.page.capture_facts import capture_facts, setting_facts
 from fragdoctor.report.page.payload import build_payload
+from fragdoctor.report.page.text_tables import CodeOwners
 from fragdoctor.report.page.view import (
     MAX_ROWS,
     STATUS_WORDS,
@@ -75,9 +76,11 @@ def render_html(
         analyses = _analyses(diagnosis.case.snapshot)
     template = _environment().get_template("report.html.j2")
     values = _values(diagnosis, simulation, analyses)
+    snapshot = diagnosis.case.snapshot
+    owners = None if snapshot is None else CodeOwners.of(snapshot)
     page = ""
     for scale in (1.0, 0.5, 0.2, 0.05):
-        values["payload"] = build_payload(diagnosis, analyses, scale)
+        values["payload"] = build_payload(diagnosis, analyses, owners, scale)
         values["views"] = device_views(diagnosis, analyses, max(3, int(MAX_ROWS * scale)))
         page = template.render(values)
         if len(page.encode()) <= MAX_PAGE_BYTES:

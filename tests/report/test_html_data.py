@@ -20,7 +20,7 @@ from fragdoctor.report.page.blob import BlobWriter, decode, decode_array
 from fragdoctor.report.page.icicle_data import held_at
 from fragdoctor.report.page.segment_map_data import last_alloc_rows, segment_map_data
 from fragdoctor.report.page.sink import Sink
-from fragdoctor.report.page.text_tables import MAX_TEXT, TextTables
+from fragdoctor.report.page.text_tables import LEFT_OUT, MAX_STRINGS, MAX_TEXT, TextTables
 from fragdoctor.report.page.timeline_data import bucketed, find_phases, timeline_data
 from fragdoctor.report.page.what_if import what_ifs
 
@@ -197,6 +197,24 @@ def test_text_table_strings_are_short_and_visible(text):
 
     assert len(shown) <= MAX_TEXT
     assert shown == escape.visible(shown)
+
+
+def test_text_tables_that_fill_up_keep_lines_then_say_what_is_left_out():
+    event = {"action": "alloc", "size": 512, "stream": 0}
+    events = [event | {"addr": 4 * MIB * i, "frames": frames(i, f"{i}.py")} for i in range(60)]
+    snapshot = from_python({"segments": [], "device_traces": [events]})
+    sink = Sink.of(snapshot, scale=50 / MAX_STRINGS)
+    ids = [sink.stacks.page_stack(int(s)) for s in snapshot.events.stack]
+
+    head = sink.tables.encode(sink.blob)
+
+    _, body = decode(sink.blob.encode({}))
+    start = decode_array(body, head["stack_start"])
+    depths = np.diff(start)
+    assert set(depths.tolist()) == {3, 1}
+    assert len(set(ids)) == len(depths)
+    assert head["strings"][-2] == LEFT_OUT
+    assert ids[-1] == ids[-2] != ids[0]
 
 
 def test_what_if_winner_is_the_best_ranked_that_fits():

@@ -13,6 +13,7 @@ from fragdoctor.model.snapshot import Snapshot
 from fragdoctor.report.page.icicle_data import icicle_data
 from fragdoctor.report.page.segment_map_data import MAX_BLOCKS, segment_map_data
 from fragdoctor.report.page.sink import Sink
+from fragdoctor.report.page.text_tables import CodeOwners
 from fragdoctor.report.page.timeline_data import timeline_data
 
 TIMELINE_BUDGET: Final = 1_500_000
@@ -20,16 +21,19 @@ TIMELINE_BUDGET: Final = 1_500_000
 
 
 def build_payload(
-    diagnosis: Diagnosis, analyses: Mapping[int, DeviceAnalysis], scale: float = 1.0
+    diagnosis: Diagnosis,
+    analyses: Mapping[int, DeviceAnalysis],
+    owners: CodeOwners | None = None,
+    scale: float = 1.0,
 ) -> str:
     """Return the data of all graphics; "" without a snapshot.
 
-    ``scale`` below 1 makes them coarser.
+    ``owners`` are worked out where None; ``scale`` below 1 makes the graphics coarser.
     """
     snapshot = diagnosis.case.snapshot
     if snapshot is None:
         return ""
-    sink = Sink.of(snapshot)
+    sink = Sink.of(snapshot, owners, scale)
     share = scale / max(1, len(analyses))
     devices = {
         str(device): _device(snapshot, analysis, sink, share)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from fragdoctor.model.snapshot import Snapshot
 from fragdoctor.report.page.blob import BlobWriter
-from fragdoctor.report.page.text_tables import SnapshotStacks, TextTables
+from fragdoctor.report.page.text_tables import CodeOwners, SnapshotStacks, TextTables
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,8 @@ class Sink:
     stacks: SnapshotStacks
 
     @classmethod
-    def of(cls, snapshot: Snapshot) -> Sink:
-        """Return an empty sink for the stacks of one snapshot."""
-        tables = TextTables()
-        return cls(BlobWriter(), tables, SnapshotStacks(snapshot, tables))
+    def of(cls, snapshot: Snapshot, owners: CodeOwners | None = None, scale: float = 1.0) -> Sink:
+        """Return an empty sink for the stacks of one snapshot; ``scale`` is of ``TextTables``."""
+        tables = TextTables(scale)
+        owners = CodeOwners.of(snapshot) if owners is None else owners
+        return cls(BlobWriter(), tables, SnapshotStacks(snapshot, tables, owners))

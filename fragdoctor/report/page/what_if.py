@@ -59,7 +59,7 @@ def what_ifs(
 def _of_advice(advice: Recommendation, role: str) -> WhatIf:
     p = advice.predicted
     return WhatIf(
-        label=advice.setting.partition("=")[2] or advice.title,
+        label=_label(advice),
         role=role,
         fits=p.fits,
         peak_reserved_bytes=p.peak_reserved_bytes,
@@ -67,8 +67,16 @@ def _of_advice(advice: Recommendation, role: str) -> WhatIf:
         retries=p.retries,
         driver_calls=p.driver_calls,
         method=METHOD_TITLES.get(p.method, p.method),
-        is_setting=bool(advice.setting.partition("=")[2]),
+        is_setting=bool(advice.setting),
     )
+
+
+def _label(advice: Recommendation) -> str:
+    """Return the setting without its variable, or what else is to be done."""
+    if not advice.setting:
+        return advice.title
+    name, is_assigned, value = advice.setting.partition("=")
+    return value or ("default settings" if is_assigned else name)
 
 
 def _of_replay(result: ReplayResult) -> WhatIf:

@@ -142,14 +142,11 @@ const timelinePainting = {
       if (x < LEFT || x > this.width - RIGHT || seen.has(x)) continue;
       seen.add(x);
       c.fillStyle = pools;
-      c.fillRect(x - 1, area.bottom - 8, 2, 8);
-      if (cause !== "retry") continue;
+      // Below the axis, where nothing else is.
+      if (cause !== "retry") { c.fillRect(x - 1, area.bottom + 1, 2, 8); continue; }
       c.beginPath();
-      c.arc(x, area.bottom - 10, 3.5, 0, 7);
+      c.arc(x, area.bottom + 5, 4, 0, 7);
       c.fill();
-      c.strokeStyle = paper;
-      c.lineWidth = 1;
-      c.stroke();
     }
     for (const [state] of this.data.ooms) {
       const x = Math.round(this.xOf(state));
