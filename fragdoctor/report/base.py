@@ -62,6 +62,7 @@ FORMATS: Final = MappingProxyType(
         "text": ("fragdoctor.report.text", "render_diagnosis"),
         "json": ("fragdoctor.report.json", "render_diagnosis"),
         "markdown": ("fragdoctor.report.markdown", "render_diagnosis"),
+        "html": ("fragdoctor.report.html", "render_diagnosis"),
     }
 )
 
