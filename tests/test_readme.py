@@ -40,7 +40,7 @@ def run(arguments: list[str], root: Path) -> subprocess.CompletedProcess[str]:
 def test_readme_screen_is_what_the_program_prints(command, screen, root):
     done = run(shlex.split(command)[1:], root)
 
-    assert 0 == done.returncode
+    assert done.returncode == 0
     assert screen.strip()
     parts = [part.strip("\n") for part in re.split(r"^\[\.\.\.\]$", screen, flags=re.MULTILINE)]
     assert all(part in done.stdout for part in parts), done.stdout
@@ -63,7 +63,7 @@ def test_readme_command_exists_with_its_options(line, root):
 
     shown = run([name, "--help"], root)
 
-    assert 0 == shown.returncode
+    assert shown.returncode == 0
     assert not {option for option in options if option not in shown.stdout}
 
 
@@ -78,6 +78,6 @@ def test_readme_names_each_exit_code():
 
 
 def test_readme_has_screens_programs_and_commands():
-    assert 2 <= len(SCREENS)
-    assert 1 <= len(PROGRAMS)
-    assert 8 <= len(COMMAND_LINES)
+    assert len(SCREENS) >= 2
+    assert len(PROGRAMS) >= 1
+    assert len(COMMAND_LINES) >= 8
