@@ -8,6 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from fragdoctor.cli.analyze import analyze
+from fragdoctor.cli.check import check
 from fragdoctor.cli.explain import explain
 from fragdoctor.cli.front_page import FRONT_PAGE
 from fragdoctor.cli.oom import oom
@@ -54,6 +55,14 @@ app.command(
         "python train.py 2>&1 | fragdoctor oom -",
     ),
 )(oom)
+app.command(
+    "check",
+    help="Fail in CI where memory got worse or breaks a budget",
+    epilog=_examples(
+        "fragdoctor check snapshots/ --max-peak 70GiB --max-pinned 5%",
+        "fragdoctor check snapshots/ --baseline memory.json --report sarif=out.sarif",
+    ),
+)(check)
 app.command(
     "simulate",
     help="Replay a snapshot's trace under other settings and capacities",

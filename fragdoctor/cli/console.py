@@ -48,7 +48,15 @@ def render_options(
         color=not to_file and not no_color and wants_color(sys.stdout),
         unicode=is_terminal and _speaks_utf8(sys.stdout),
         verbosity=verbosity,
+        source_root=_working_directory(),
     )
+
+
+def _working_directory() -> str:
+    try:
+        return str(Path.cwd())
+    except OSError:  # it was deleted under us
+        return ""
 
 
 def wants_color(stream: TextIO) -> bool:
