@@ -52,7 +52,7 @@ class Program:
                 "stream": 0,
                 "frames": stack,
                 "time_us": self.time_us,
-                "compile_context": "".join(("N", "/A")),  # a new string each time
+                "compile_context": "".join(("N", "/A")),  # noqa: FLY002 - a new string each time
                 "user_metadata": "",
                 "pool_id": tuple([0, 0]),  # noqa: C409 - a new tuple each time
             }

@@ -77,9 +77,44 @@ _MODULES: Final = {
 }
 _HOMES: Final = {name: module for module, names in _MODULES.items() for name in names}
 
-__all__ = [  # noqa: PLE0604 - the names of the table above; a test compares with the imports
+__all__ = [
+    "Allocator",
+    "AllocatorSettings",
+    "Case",
+    "Cause",
+    "Confidence",
+    "ConfigError",
+    "Diagnosis",
+    "Finding",
+    "FragdoctorError",
+    "InputError",
+    "LimitExceeded",
+    "Limits",
+    "MemoryStats",
+    "NotASnapshot",
+    "OomLog",
+    "OomMessage",
+    "OutOfMemory",
+    "Overrides",
+    "Recommendation",
+    "RefusedSnapshot",
+    "ReplayResult",
+    "Severity",
+    "Simulation",
+    "SimulationError",
+    "Snapshot",
+    "StatsSeries",
+    "TruncatedSnapshot",
+    "Verdict",
     "__version__",
-    *sorted(_HOMES),
+    "analyze_device",
+    "diagnose",
+    "find_messages",
+    "load",
+    "parse_conf",
+    "parse_oom",
+    "read_stats",
+    "simulate",
 ]
 
 

@@ -66,7 +66,7 @@ def diagnose(
     return run(_case(parts, overrides))
 
 
-def simulate(
+def simulate(  # noqa: PLR0913 - the questions of one what-if, all by keyword
     snapshot: Snapshot,
     confs: Sequence[str] = (),
     *,

@@ -1,12 +1,12 @@
 """Small snapshots, readable: plain Python values as PyTorch's ``_snapshot()`` returns them.
 
-    data = snapshot(
-        segment(0x1000000, block(512, "active_allocated"), block(2 * MIB - 512)),
-        events=[alloc(0x1000000, 512)],
-    )
-    columns(data)         # -> Snapshot, through the reader
-    pickled(data)         # -> bytes, as Python's pickle writes them
-    cpp_pickled(data)     # -> bytes, as PyTorch's C++ pickler writes them
+data = snapshot(
+    segment(0x1000000, block(512, "active_allocated"), block(2 * MIB - 512)),
+    events=[alloc(0x1000000, 512)],
+)
+columns(data)         # -> Snapshot, through the reader
+pickled(data)         # -> bytes, as Python's pickle writes them
+cpp_pickled(data)     # -> bytes, as PyTorch's C++ pickler writes them
 """
 
 from __future__ import annotations
@@ -224,7 +224,8 @@ class _CppPickler:
             return
         self.uses[id(value)] = self.uses.get(id(value), 0) + 1
         if self.uses[id(value)] == 1:
-            for item in value.values() if isinstance(value, dict) else value:
+            items = [*value, *value.values()] if isinstance(value, dict) else value
+            for item in items:
                 self._count(item)
 
     def _put(self, value: Any) -> None:

@@ -35,7 +35,9 @@ from fragdoctor.units import GIB, MIB
 
 CACHE = Location("/home/user/project/experiments/models/gpt_cache.py", 88, "build_cache")
 STEP = Location("/home/user/project/experiments/train.py", 41, "train_step")
-LINEAR = Location("/opt/venv/lib/python3.11/site-packages/torch/nn/modules/linear.py", 134, "forward")
+LINEAR = Location(
+    "/opt/venv/lib/python3.11/site-packages/torch/nn/modules/linear.py", 134, "forward"
+)
 MAIN = Location("/home/user/project/experiments/train.py", 97, "<module>")
 
 MESSAGE = OomMessage(
@@ -259,8 +261,7 @@ def fragmentation() -> Diagnosis:
             ),
         ),
         corrections=(
-            "The OOM message proposes expandable_segments whatever the cause: it is printed "
-            "unconditionally.",
+            "The message proposes expandable_segments whatever the cause: it is always printed.",
         ),
         notes=("The trace starts after 1.20 GiB was allocated; their stacks are not recorded.",),
     )

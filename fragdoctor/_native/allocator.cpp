@@ -47,8 +47,8 @@ MallocResult Allocator::malloc(std::uint64_t size, std::uint32_t stream, std::ui
     last_oom_.requested_bytes = size;
     return {};
   }
-  if (pool == 0 && !contexts_.empty()) pool = contexts_.back();
-  const bool underway = pool != 0 || !contexts_.empty();
+  if (pool == 0 && !contexts_.empty()) pool = contexts_.back().pool;
+  const bool underway = capture_underway(pool);
   if (!underway) process_events();
   const std::uint64_t rounded = round_size(size);
   Request request{rounded, allocation_size(rounded), stream,
@@ -65,7 +65,8 @@ MallocResult Allocator::malloc(std::uint64_t size, std::uint32_t stream, std::ui
 bool Allocator::find_or_fetch(Request& request, bool underway) {
   if (fraction_is_set_ && settings_.garbage_collection_threshold > 0.0) garbage_collect();
   if (alloc_block(request, false)) return true;
-  if (!underway && use_on_oom_pools(request)) return true;
+  const bool in_default_pool = request.pool < 2 && contexts_.empty();
+  if (in_default_pool && !settings_.expandable_segments && use_on_oom_pools(request)) return true;
   if (release_available(request) && alloc_block(request, false)) return true;
   if (underway) return false;
   release_cached();
@@ -73,8 +74,14 @@ bool Allocator::find_or_fetch(Request& request, bool underway) {
 }
 
 bool Allocator::use_on_oom_pools(Request& request) {
+  std::vector<std::uint32_t> candidates;
   for (std::uint32_t pool = 1; pool < private_pools_.size(); ++pool) {
-    if (!private_pools_[pool].use_on_oom) continue;
+    if (private_pools_[pool].use_on_oom) candidates.push_back(pool);
+  }
+  std::sort(candidates.begin(), candidates.end(), [](std::uint32_t a, std::uint32_t b) {
+    return fibonacci_hash(a) < fibonacci_hash(b);
+  });
+  for (const std::uint32_t pool : candidates) {
     Request other = request;
     other.pool = 2 * pool + request.pool % 2;
     if (get_free_block(other)) {
@@ -199,7 +206,7 @@ void Allocator::free(BlockId id) {
   account_free(blocks_[id]);
   if (!blocks_[id].has_stream_uses) {
     free_block(id);
-  } else if (contexts_.empty()) {
+  } else if (!capture_underway(0)) {
     insert_events(id);
   } else {
     deferred_.push_back(id);
@@ -240,7 +247,9 @@ bool Allocator::try_merge(BlockId dst_id, BlockId src_id) {
   return true;
 }
 
-void Allocator::empty_cache() { release_cached(); }
+void Allocator::empty_cache() {
+  if (!capture_underway(0)) release_cached();
+}
 
 void Allocator::record_oom(const Request& request, std::uint64_t requested) {
   ++counters_.ooms;

@@ -52,9 +52,10 @@ class Allocator {
   // Drop one use; at 0 the pool is freeable: every flush returns its cached memory, and so does
   // this call where `flush` says so (as dropping a MemPool object does).
   void pool_release(std::uint32_t pool, bool flush = false);
-  // While a context is active (torch.cuda.use_mem_pool or a graph capture; they nest) there is no
-  // event processing and no flush. malloc() with pool 0 then goes to the innermost pool.
-  void context_begin(std::uint32_t pool);
+  // While a context is active (torch.cuda.use_mem_pool or a graph capture; they nest), malloc()
+  // with pool 0 goes to the innermost pool. A capture has no event processing and no flush; up to
+  // 2.12 neither has use_mem_pool, and malloc() into a private pool counts as inside one.
+  void context_begin(std::uint32_t pool, bool is_capture = false);
   void context_end();
 
   // ---- initial state, before the first operation ----------------------------------------------
@@ -124,6 +125,7 @@ class Allocator {
   void record_oom(const Request& request, std::uint64_t requested);
 
   // private_pools.cpp
+  bool capture_underway(std::uint32_t pool) const;
   std::uint64_t private_free_bytes() const;
 
   // layout.cpp
@@ -165,6 +167,7 @@ class Allocator {
   void insert_deferred_events();
   void process_events();
   void synchronize_and_free_events();
+  void synchronize_and_free_events_of(std::uint32_t pool);
   void finish_event(BlockId id);
 
   // expandable.cpp
@@ -191,8 +194,12 @@ class Allocator {
   std::vector<std::uint32_t> unused_segments_;
   std::vector<BlockPool> pools_;  // 2 * pool: small, 2 * pool + 1: large
   std::vector<PrivatePool> private_pools_;
-  std::vector<std::uint32_t> contexts_;
-  std::map<std::uint32_t, std::deque<Event>> events_;  // per using stream, oldest first
+  struct Context {
+    std::uint32_t pool;
+    bool is_capture;
+  };
+  std::vector<Context> contexts_;  // innermost last
+  std::map<std::uint64_t, std::deque<Event>> events_;  // per using stream, oldest first
   std::uint64_t sync_epoch_ = 0;
   std::map<BlockId, std::vector<std::uint32_t>> stream_uses_;
   std::vector<BlockId> deferred_;

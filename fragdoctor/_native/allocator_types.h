@@ -8,6 +8,11 @@
 
 namespace fragdoctor {
 
+// The order of PyTorch's hash tables (ska::flat_hash_map) is that of this hash.
+constexpr std::uint64_t fibonacci_hash(std::uint64_t value) {
+  return value * 11400714819323198485ULL;
+}
+
 using BlockId = std::uint32_t;
 using Ticket = std::uint64_t;
 

@@ -55,9 +55,9 @@ class Rehearsal {
     core_.pool_release(pool, flush);
   }
 
-  void context_begin(std::uint32_t pool) {
+  void context_begin(std::uint32_t pool, bool is_capture) {
     check_pool(pool);
-    core_.context_begin(pool);
+    core_.context_begin(pool, is_capture);
   }
 
   nb::list layout() const {
@@ -204,7 +204,8 @@ void bind_allocator(nb::module_& m) {
           },
           nb::arg("use_on_oom") = false, nb::arg("no_split") = false)
       .def("pool_release", &Rehearsal::pool_release, nb::arg("pool"), nb::arg("flush") = false)
-      .def("context_begin", &Rehearsal::context_begin, nb::arg("pool"))
+      .def("context_begin", &Rehearsal::context_begin, nb::arg("pool"),
+           nb::arg("is_capture") = false)
       .def("context_end", [](Rehearsal& r) { r.core().context_end(); })
       .def("counters", &counters)
       .def("last_oom", &last_oom)

@@ -6,6 +6,7 @@
 #include <random>
 #include <stdexcept>
 
+#include "json_reader.h"
 #include "pickle_reader.h"
 
 namespace nb = nanobind;
@@ -26,14 +27,25 @@ class PythonSource : public fragdoctor::ByteSource {
     nb::object view = nb::steal(PyMemoryView_FromMemory(
         reinterpret_cast<char*>(into), static_cast<Py_ssize_t>(room), PyBUF_WRITE));
     if (!view.is_valid()) throw nb::python_error();
-    nb::object answer = readinto_(view);
-    view.attr("release")();  // the window must not outlive this call
-    const auto got = nb::cast<size_t>(answer);
+    const Release release{view};
+    const auto got = nb::cast<size_t>(readinto_(view));
     if (got > room) throw std::runtime_error("readinto() returned more than there was room for");
     return got;
   }
 
  private:
+  // The window must not outlive the call, also when that raises.
+  struct Release {
+    nb::handle view;
+    ~Release() {
+      PyObject *type, *value, *trace;
+      PyErr_Fetch(&type, &value, &trace);
+      Py_XDECREF(PyObject_CallMethod(view.ptr(), "release", nullptr));
+      PyErr_Clear();
+      PyErr_Restore(type, value, trace);
+    }
+  };
+
   nb::object readinto_;
 };
 
@@ -223,6 +235,19 @@ nb::dict read_with(Reader reader, nb::handle error_type, nb::handle stream, uint
   }
 }
 
+void bind_reader(nb::module_& m, const char* name, Reader reader, nb::object error_type,
+                 const char* doc) {
+  m.def(
+      name,
+      [error_type, reader](nb::object stream, uint32_t max_depth, uint64_t max_string_bytes,
+                           uint32_t max_unknown_keys) {
+        return read_with(reader, error_type, stream, max_depth, max_string_bytes,
+                         max_unknown_keys);
+      },
+      nb::arg("stream"), nb::kw_only(), nb::arg("max_depth"), nb::arg("max_string_bytes"),
+      nb::arg("max_unknown_keys"), doc);
+}
+
 }  // namespace
 
 void bind_pickle_reader(nb::module_& m) {
@@ -230,13 +255,8 @@ void bind_pickle_reader(nb::module_& m) {
       "fragdoctor._native._ext.ReadError",
       "The reader's error: args are (kind, message, hint, offset).", nullptr, nullptr));
   m.attr("ReadError") = error_type;
-  m.def(
-      "read_pickle",
-      [error_type](nb::object stream, uint32_t max_depth, uint64_t max_string_bytes,
-                   uint32_t max_unknown_keys) {
-        return read_with(&fragdoctor::read_pickle, error_type, stream, max_depth, max_string_bytes,
-                         max_unknown_keys);
-      },
-      nb::arg("stream"), nb::kw_only(), nb::arg("max_depth"), nb::arg("max_string_bytes"),
-      nb::arg("max_unknown_keys"), "Read a pickled snapshot from an object with readinto().");
+  bind_reader(m, "read_pickle", &fragdoctor::read_pickle, error_type,
+              "Read a pickled snapshot from an object with readinto().");
+  bind_reader(m, "read_json", &fragdoctor::read_json, error_type,
+              "Read a snapshot written as JSON from an object with readinto().");
 }

@@ -7,6 +7,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <limits>
 #include <memory>
 #include <string>
 #include <stdexcept>
@@ -196,6 +197,14 @@ class NativeOps {
       throw nb::value_error("allocation ids are not dense");
   }
 
+  // The same operations, with what was live before them made anew.
+  std::shared_ptr<NativeOps> from_empty() const {
+    auto copy = std::make_shared<NativeOps>(*this);
+    copy->made.ops = ops_from_empty(made.ops, *initial);
+    copy->initial = std::make_shared<InitialState>();
+    return copy;
+  }
+
   nb::dict columns() const {
     const auto& ops = made.ops;
     nb::dict d;
@@ -240,12 +249,37 @@ nb::dict result_dict(const ReplayResult& r) {
   d["final_reserved_bytes"] = c.reserved;
   d["retries"] = c.retries;
   d["ooms"] = c.ooms;
-  d["driver_calls"] = c.driver_calls();
+  d["driver_calls"] = r.driver_calls;
   d["n_replayed"] = r.n_requests;
   d["n_bad_seeds"] = r.n_bad_seeds;
   d["is_cut_short"] = r.is_cut_short;
   d["same_below_bytes"] =
       r.same_below_bytes == UNLIMITED ? nb::none() : nb::object(nb::int_(r.same_below_bytes));
+  return d;
+}
+
+// The recording that a run would have left, in the vocabulary of snapshots: events are
+// (action, address, size, stream, pool), segments end in their blocks (size, requested, state).
+nb::dict recording_dict(const SimulatedRecording& r) {
+  static const char* const ACTIONS[] = {"alloc",        "free_requested", "free_completed",
+                                        "segment_alloc", "segment_free",  "segment_map",
+                                        "segment_unmap", "oom"};
+  static const char* const STATES[] = {"inactive", "active_pending_free", "active_allocated"};
+  nb::list events, segments;
+  for (const TraceEvent& e : r.events)
+    events.append(nb::make_tuple(ACTIONS[static_cast<std::size_t>(e.action)], e.address, e.size,
+                                 e.stream, e.pool));
+  for (const SegmentView& s : r.segments) {
+    nb::list blocks;
+    for (const BlockView& b : s.blocks)
+      blocks.append(
+          nb::make_tuple(b.size, b.requested, STATES[static_cast<std::size_t>(b.state)]));
+    segments.append(nb::make_tuple(s.address, s.size, s.stream, s.pool, s.is_small,
+                                   s.is_expandable, blocks));
+  }
+  nb::dict d;
+  d["events"] = events;
+  d["segments"] = segments;
   return d;
 }
 
@@ -265,6 +299,7 @@ nb::dict comparison_dict(const Comparison& c) {
                                     ? nb::none()
                                     : nb::object(nb::int_(c.first_difference_row));
   d["unexplained_frees"] = c.unexplained_frees;
+  d["early_completions"] = c.early_completions;
   return d;
 }
 
@@ -292,49 +327,64 @@ void bind_replay(nb::module_& m) {
           "__init__",
           [](NativeOps* self, std::shared_ptr<NativeTrace> trace, std::uint64_t limit_bytes,
              bool is_collecting, std::vector<std::uint32_t> empty_cache_rows,
-             std::uint64_t device_total_bytes) {
+             std::vector<std::uint32_t> late_rows, std::uint64_t device_total_bytes) {
             std::sort(empty_cache_rows.begin(), empty_cache_rows.end());
+            std::sort(late_rows.begin(), late_rows.end());
             new (self) NativeOps(std::move(trace),
-                                 {limit_bytes, is_collecting, std::move(empty_cache_rows)},
+                                 {limit_bytes, is_collecting, std::move(empty_cache_rows),
+                                  std::move(late_rows)},
                                  device_total_bytes);
           },
           nb::arg("trace"), nb::arg("limit_bytes") = 0, nb::arg("is_collecting") = false,
           nb::arg("empty_cache_rows") = std::vector<std::uint32_t>{},
+          nb::arg("late_rows") = std::vector<std::uint32_t>{},
           nb::arg("device_total_bytes") = 0)
       .def(
           "edited",
           [](const NativeOps& self, Column<std::uint8_t> kind, Column<std::uint64_t> size,
              Column<std::uint32_t> id, Column<std::uint32_t> row, Column<std::uint32_t> stream,
              Column<std::uint32_t> pool) {
-            return std::make_unique<NativeOps>(self, kind, size, id, row, stream, pool);
+            return std::make_shared<NativeOps>(self, kind, size, id, row, stream, pool);
           },
           nb::arg("kind"), nb::arg("size"), nb::arg("allocation"), nb::arg("row"), nb::arg("stream"),
           nb::arg("pool"))
+      .def("from_empty", &NativeOps::from_empty)
       .def("columns", &NativeOps::columns)
       .def("facts", &NativeOps::facts)
       .def(
           "replay",
-          [](const NativeOps& self, const Config& config, bool stop_at_oom) {
+          [](const NativeOps& self, const Config& config, bool stop_at_oom, bool remake_initial) {
             ReplayResult result;
             {
               nb::gil_scoped_release release;
-              result = replay(self.input(), config, stop_at_oom);
+              result = replay(self.input(), config, {stop_at_oom, remake_initial});
             }
             return result_dict(result);
           },
-          nb::arg("config"), nb::arg("stop_at_oom") = false)
+          nb::arg("config"), nb::arg("stop_at_oom") = false, nb::arg("remake_initial") = false)
+      .def(
+          "record",
+          [](const NativeOps& self, const Config& config) {
+            SimulatedRecording recording;
+            {
+              nb::gil_scoped_release release;
+              replay_and_record(self.input(), config, recording);
+            }
+            return recording_dict(recording);
+          },
+          nb::arg("config"))
       .def(
           "replay_recorded",
-          [](const NativeOps& self, const Config& config) {
+          [](const NativeOps& self, const Config& config, std::size_t max_ops) {
             ReplayResult result;
             Comparison comparison;
             {
               nb::gil_scoped_release release;
               result = replay_recorded(
                   self.input(), config,
-                  {&self.made.records, &self.source->trace, &self.source->end}, comparison);
+                  {&self.made.records, &self.source->trace, &self.source->end}, comparison, max_ops);
             }
             return nb::make_tuple(result_dict(result), comparison_dict(comparison));
           },
-          nb::arg("config"));
+          nb::arg("config"), nb::arg("max_ops") = std::numeric_limits<std::size_t>::max());
 }

@@ -1,10 +1,22 @@
 // Blocks used on other streams: their memory is reusable only when those streams are done.
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 #include "allocator.h"
 
 namespace fragdoctor {
+namespace {
+
+// PyTorch keeps the events in a hash table and looks at the streams in its order. This is that
+// order, but for streams that share a slot: the hash of torch.cuda.Stream() number n of device 0.
+std::uint64_t stream_hash(std::uint32_t stream) {
+  constexpr std::uint64_t CUDA = 1ULL << 56;
+  const std::uint64_t id = stream == 0 ? 0 : (stream - 1ULL) * 32 + 3;
+  return fibonacci_hash(CUDA | id);
+}
+
+}  // namespace
 
 void Allocator::record_stream(BlockId id, std::uint32_t stream) {
   Block& block = blocks_[id];
@@ -18,7 +30,7 @@ void Allocator::record_stream(BlockId id, std::uint32_t stream) {
 void Allocator::insert_events(BlockId id) {
   for (const std::uint32_t stream : stream_uses_[id]) {
     ++blocks_[id].event_count;
-    events_[stream].push_back({id, config_.event_delay, sync_epoch_});
+    events_[stream_hash(stream)].push_back({id, config_.event_delay, sync_epoch_});
   }
   stream_uses_.erase(id);
   blocks_[id].has_stream_uses = false;
@@ -58,6 +70,26 @@ void Allocator::synchronize_and_free_events() {
   }
   for (; first_open_ticket_ < tickets_.size(); ++first_open_ticket_) {
     complete(first_open_ticket_);
+  }
+}
+
+// Wait only for what is pending in one private pool, which is being dropped.
+void Allocator::synchronize_and_free_events_of(std::uint32_t pool) {
+  const auto is_mine = [&](BlockId id) { return pools_[blocks_[id].pool].owner == pool; };
+  for (auto it = events_.begin(); it != events_.end();) {
+    std::deque<Event> kept;
+    for (const Event& event : std::exchange(it->second, {})) {
+      if (is_mine(event.block)) {
+        finish_event(event.block);
+      } else {
+        kept.push_back(event);
+      }
+    }
+    it->second = std::move(kept);
+    it = it->second.empty() ? events_.erase(it) : std::next(it);
+  }
+  for (Ticket ticket = first_open_ticket_; ticket < tickets_.size(); ++ticket) {
+    if (tickets_[ticket] != NO_BLOCK && is_mine(tickets_[ticket])) complete(ticket);
   }
 }
 

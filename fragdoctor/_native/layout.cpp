@@ -69,6 +69,7 @@ bool Allocator::seed_segment(const SeedSegment& given, std::vector<BlockId>* ids
                                             seed.is_expandable ? seed.page_bytes : 0);
   BlockId before = NO_BLOCK;
   std::uint64_t address = seed.address;
+  std::uint64_t mapped = 0;
   for (const SeedBlock& part : seed.blocks) {
     const bool is_first = before == NO_BLOCK;
     const BlockId id =
@@ -78,9 +79,13 @@ bool Allocator::seed_segment(const SeedSegment& given, std::vector<BlockId>* ids
     blocks_[id].requested = part.requested;
     if (!is_first) splice(id, before, NO_BLOCK);
     place_seed_block(id, part.state);
+    if (part.state != BlockState::unmapped) mapped += part.size;
     address += part.size;
     before = id;
   }
+  // What a recording says is there is there, even where it exceeds the capacity.
+  const std::uint64_t page = seed.is_expandable ? seed.page_bytes : seed.size;
+  driver_used_ += mapped / page * round_up(page, DRIVER_PAGE);
   return true;
 }
 
@@ -91,8 +96,6 @@ void Allocator::place_seed_block(BlockId id, BlockState state) {
     pools_[block.pool].unmapped.emplace(std::make_pair(block.stream, block.address), id);
     return;
   }
-  // What a recording says is there is there, even where it exceeds the capacity.
-  driver_used_ += block.size;
   add_reserved(block.size);
   if (state == BlockState::inactive) {
     insert_free(id);

@@ -1,4 +1,6 @@
 // Private pools: memory of CUDA graphs and of torch.cuda.MemPool.
+#include <algorithm>
+
 #include "allocator.h"
 
 namespace fragdoctor {
@@ -18,14 +20,24 @@ void Allocator::pool_retain(std::uint32_t pool) { ++private_pools_[pool].use_cou
 void Allocator::pool_release(std::uint32_t pool, bool flush) {
   if (private_pools_[pool].use_count > 0) --private_pools_[pool].use_count;
   if (!flush || private_pools_[pool].use_count > 0) return;
+  synchronize_and_free_events_of(pool);
   release_blocks(2 * pool);
   release_blocks(2 * pool + 1);
 }
 
-void Allocator::context_begin(std::uint32_t pool) { contexts_.push_back(pool); }
+void Allocator::context_begin(std::uint32_t pool, bool is_capture) {
+  contexts_.push_back({pool, is_capture || config_.era != Era::segment_counter});
+}
 
 void Allocator::context_end() {
   if (!contexts_.empty()) contexts_.pop_back();
+}
+
+// Whether a request that goes to this pool (0 = default) counts as made inside a capture.
+bool Allocator::capture_underway(std::uint32_t pool) const {
+  if (pool != 0 && contexts_.empty()) return config_.era != Era::segment_counter;
+  return std::any_of(contexts_.begin(), contexts_.end(),
+                     [](const Context& context) { return context.is_capture; });
 }
 
 // Bytes of private pools that no block in use covers: the "allocated in private pools" of the

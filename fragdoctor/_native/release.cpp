@@ -66,7 +66,12 @@ bool Allocator::release_available(const Request& request) {
   const std::uint64_t wanted = std::max(request.size, limit);
   const FreeSet& set = free_set(request.pool, request.stream);
   auto p = set.lower_bound(wanted);
-  if (!set.at_end(p) && !blocks_[set[p]].expandable) {
+  // Oversize blocks are never split, unless the limit was lowered at run time: then PyTorch would
+  // free a pointer inside a segment. The model leaves such blocks alone.
+  const auto is_whole = [this](const Block& block) {
+    return !block.expandable && !is_split(block);
+  };
+  if (!set.at_end(p) && is_whole(blocks_[set[p]])) {
     release_block(set[p]);
     return true;
   }
@@ -75,7 +80,7 @@ bool Allocator::release_available(const Request& request) {
   while (bytes < wanted && set.backward(p)) {
     const Block& block = blocks_[set[p]];
     if (block.size < limit) break;
-    if (block.expandable) continue;
+    if (!is_whole(block)) continue;
     bytes += block.size;
     released.push_back(set[p]);
   }
@@ -106,7 +111,7 @@ void Allocator::release_blocks(std::uint32_t pool) {
 
 // The whole flush: everything pending is waited for, then all that is free goes back.
 void Allocator::release_cached() {
-  if (contexts_.empty()) synchronize_and_free_events();
+  synchronize_and_free_events();
   release_blocks(1);
   release_blocks(0);
   for (std::uint32_t pool = 1; pool < private_pools_.size(); ++pool) {

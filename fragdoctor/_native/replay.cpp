@@ -72,13 +72,25 @@ class Recorder final : public Observer, public Placement {
   std::size_t first_ = 0, last_ = 0;
 };
 
+class TraceWriter final : public Observer {
+ public:
+  explicit TraceWriter(std::vector<TraceEvent>& events) : events_(events) {}
+  void on_event(const TraceEvent& e) override { events_.push_back(e); }
+
+ private:
+  std::vector<TraceEvent>& events_;
+};
+
 class Replay {
  public:
-  Replay(const ReplayInput& input, const Config& config)
+  Replay(const ReplayInput& input, const Config& config, bool remake_initial)
       : input_(input), allocator_(config), blocks_(input.n_ids, NO_BLOCK) {
     for (std::uint32_t i = 0; i < input.n_pools; ++i) allocator_.pool_create();
     pool_is_gone_.assign(input.n_pools + 1, false);
-    seed();
+    if (remake_initial) remake();
+    else seed();
+    for (const std::uint32_t id : input.initial->pending)
+      if (id < blocks_.size()) free_pending(id);
   }
 
   ReplayResult run(bool stop_at_oom) {
@@ -92,15 +104,27 @@ class Replay {
     return finish();
   }
 
-  ReplayResult run_recorded(const Recording& recording, Comparison& comparison);
+  ReplayResult run_and_record(SimulatedRecording& recording) {
+    TraceWriter writer(recording.events);
+    allocator_.set_observer(&writer);
+    const ReplayResult result = run(false);
+    allocator_.set_observer(nullptr);
+    recording.segments = allocator_.layout();
+    return result;
+  }
+
+  ReplayResult run_recorded(const Recording& recording, Comparison& comparison,
+                            std::size_t max_ops);
 
  private:
   void seed();
+  void remake();
   bool apply(const Op& op);
   bool request(const Op& op);
   void free_pending(std::uint32_t id);
   ReplayResult finish() {
     result_.counters = allocator_.counters();
+    result_.driver_calls = result_.counters.driver_calls() - driver_calls_before_;
     result_.same_below_bytes = allocator_.lowest_refused_bytes();
     return result_;
   }
@@ -108,6 +132,10 @@ class Replay {
                         const std::vector<SegmentRecord>& records) const;
   void compare_op(const Op& op, bool ok, const Recorder& recorder, const Recording& recording,
                   Comparison& c) const;
+  static void note_unexplained(const Recorder& recorder,
+                               const std::vector<SegmentRecord>& records, Comparison& c);
+  static void note_early_completion(const Op& op, const Recorder& recorder,
+                                    const Recording& recording, Comparison& c);
   void compare_layout(const FinalState& end, Comparison& c) const;
 
   const ReplayInput& input_;
@@ -115,6 +143,7 @@ class Replay {
   std::vector<BlockId> blocks_;  // by allocation id
   std::vector<Ticket> tickets_;  // by allocation id; only where frees are pending
   std::vector<bool> pool_is_gone_;
+  std::uint64_t driver_calls_before_ = 0;
   ReplayResult result_;
 };
 
@@ -132,8 +161,26 @@ void Replay::seed() {
       if (id != NO_BLOCK && id < blocks_.size()) blocks_[id] = made[b];
     }
   }
-  for (const std::uint32_t id : initial.pending)
-    if (id < blocks_.size()) free_pending(id);
+}
+
+void Replay::remake() {
+  const InitialState& initial = *input_.initial;
+  for (std::size_t s = 0; s < initial.segments.size(); ++s) {
+    const SeedSegment& segment = initial.segments[s];
+    for (std::size_t b = 0; b < segment.blocks.size(); ++b) {
+      const std::uint32_t id = initial.ids[s][b];
+      if (id == NO_BLOCK || id >= blocks_.size()) continue;
+      Op op;
+      op.size = segment.blocks[b].requested;
+      op.stream = segment.stream;
+      op.pool = segment.pool;
+      op.id = id;
+      request(op);
+    }
+  }
+  // Requests and driver calls are those of the trace.
+  result_.n_requests = 0;
+  driver_calls_before_ = allocator_.counters().driver_calls();
 }
 
 void Replay::free_pending(std::uint32_t id) {
@@ -219,6 +266,34 @@ std::size_t Replay::group_end(std::size_t op, std::size_t first,
   return last;
 }
 
+void Replay::note_unexplained(const Recorder& recorder, const std::vector<SegmentRecord>& records,
+                              Comparison& c) {
+  const auto went = [](Action a) {
+    return a == Action::segment_free || a == Action::segment_unmap;
+  };
+  for (const auto& e : recorder.emitted())
+    if (went(e.action)) return;
+  for (std::size_t i = recorder.first(); i < recorder.last(); ++i) {
+    if (!went(records[i].action)) continue;
+    if (c.unexplained_frees.size() < MAX_UNEXPLAINED)
+      c.unexplained_frees.push_back(records[i].row);
+    return;
+  }
+}
+
+void Replay::note_early_completion(const Op& op, const Recorder& recorder,
+                                   const Recording& recording, Comparison& c) {
+  const TraceView& t = *recording.trace;
+  const std::uint32_t end = recorder.first() < recorder.last()
+                                ? (*recording.records)[recorder.first()].row
+                                : op.row;
+  if (end < 2 || end > t.n || c.early_completions.size() >= MAX_UNEXPLAINED) return;
+  const std::uint32_t row = end - 1;
+  if (t.action[row] == event::FREE_COMPLETED && t.action[row - 1] == event::FREE_REQUESTED &&
+      t.address[row] == t.address[row - 1])
+    c.early_completions.push_back(row);
+}
+
 void Replay::compare_op(const Op& op, bool ok, const Recorder& recorder,
                         const Recording& recording, Comparison& c) const {
   const std::size_t n_recorded = recorder.last() - recorder.first();
@@ -230,21 +305,11 @@ void Replay::compare_op(const Op& op, bool ok, const Recorder& recorder,
     if ((n_equal < n_recorded || n_equal < n_emitted) &&
         c.first_difference_row == ReplayResult::NO_ROW)
       c.first_difference_row = op.row;
-    if (n_equal < n_recorded && op.kind == OpKind::malloc) {
-      const auto& records = *recording.records;
-      bool model_freed = false;
-      for (const auto& e : recorder.emitted())
-        model_freed = model_freed || e.action == Action::segment_free ||
-                      e.action == Action::segment_unmap;
-      for (std::size_t i = recorder.first(); i < recorder.last() && !model_freed; ++i) {
-        if (records[i].action != Action::segment_free && records[i].action != Action::segment_unmap)
-          continue;
-        if (c.unexplained_frees.size() < MAX_UNEXPLAINED)
-          c.unexplained_frees.push_back(records[i].row);
-        break;
-      }
-    }
+    if (n_equal < n_recorded && op.kind == OpKind::malloc)
+      note_unexplained(recorder, *recording.records, c);
   }
+  if (ok && n_emitted == 0 && (n_recorded > 0 || op.kind == OpKind::failed))
+    note_early_completion(op, recorder, recording, c);
   if (op.kind == OpKind::failed) {
     ++c.n_failed_recorded;
     if (!ok) ++c.n_failed_agreed;
@@ -289,7 +354,8 @@ void Replay::compare_layout(const FinalState& end, Comparison& c) const {
   }
 }
 
-ReplayResult Replay::run_recorded(const Recording& recording, Comparison& c) {
+ReplayResult Replay::run_recorded(const Recording& recording, Comparison& c,
+                                  std::size_t max_ops) {
   const std::vector<SegmentRecord>& records = *recording.records;
   const std::vector<Op>& ops = *input_.ops;
   Recorder recorder(records);
@@ -297,7 +363,8 @@ ReplayResult Replay::run_recorded(const Recording& recording, Comparison& c) {
   allocator_.set_placement(&recorder);
   c.n_recorded = records.size();
   std::size_t at = 0;
-  for (std::size_t i = 0; i < ops.size(); ++i) {
+  const std::size_t n = std::min(ops.size(), max_ops);
+  for (std::size_t i = 0; i < n; ++i) {
     const std::size_t last = group_end(i, at, records);
     recorder.expect(at, last);
     at = last;
@@ -306,19 +373,26 @@ ReplayResult Replay::run_recorded(const Recording& recording, Comparison& c) {
   }
   allocator_.set_observer(nullptr);
   allocator_.set_placement(nullptr);
-  compare_layout(*recording.end, c);
+  if (n == ops.size()) compare_layout(*recording.end, c);
+  else result_.is_cut_short = true;
   return finish();
 }
 
 }  // namespace
 
-ReplayResult replay(const ReplayInput& input, const Config& config, bool stop_at_oom) {
-  return Replay(input, config).run(stop_at_oom);
+ReplayResult replay(const ReplayInput& input, const Config& config, const ReplayOptions& options) {
+  return Replay(input, config, options.remake_initial).run(options.stop_at_oom);
+}
+
+ReplayResult replay_and_record(const ReplayInput& input, const Config& config,
+                               SimulatedRecording& recording) {
+  return Replay(input, config, false).run_and_record(recording);
 }
 
 ReplayResult replay_recorded(const ReplayInput& input, const Config& config,
-                             const Recording& recording, Comparison& comparison) {
-  return Replay(input, config).run_recorded(recording, comparison);
+                             const Recording& recording, Comparison& comparison,
+                             std::size_t max_ops) {
+  return Replay(input, config, false).run_recorded(recording, comparison, max_ops);
 }
 
 }  // namespace fragdoctor

@@ -36,6 +36,7 @@ struct ReplayResult {
   std::int64_t first_oom_row = NO_ROW;
   std::uint64_t first_oom_bytes = 0;  // as asked
   std::uint64_t n_requests = 0;
+  std::uint64_t driver_calls = 0;
   std::uint64_t n_bad_seeds = 0;  // initial segments that do not hang together
   // Up to this capacity (excluded) the run would have been the very same.
   std::uint64_t same_below_bytes = UNLIMITED;
@@ -56,13 +57,33 @@ struct Comparison {
   std::int64_t first_difference_row = ReplayResult::NO_ROW;
   // First rows of frees that the file has before a request and the model did not make.
   std::vector<std::uint32_t> unexplained_frees;
+  // Rows of free_completed just before a request that the file shows to have flushed, and the
+  // model served from its cache: the block may have been pending until that flush.
+  std::vector<std::uint32_t> early_completions;
 };
 
-// Replay under `config`. With `stop_at_oom` the first failing request ends it.
-ReplayResult replay(const ReplayInput& input, const Config& config, bool stop_at_oom);
+struct ReplayOptions {
+  bool stop_at_oom = false;  // the first failing request ends it
+  // Blocks older than the trace are requested anew, in order of address, as the settings would
+  // have had them from the start; else they lie where they lay, in the segments of that time.
+  bool remake_initial = false;
+};
 
-// Replay with segments placed as recorded, and compare.
+ReplayResult replay(const ReplayInput& input, const Config& config, const ReplayOptions& options);
+
+// What the allocator would have written had the replayed run been recorded from its start on.
+struct SimulatedRecording {
+  std::vector<TraceEvent> events;
+  std::vector<SegmentView> segments;
+};
+
+ReplayResult replay_and_record(const ReplayInput& input, const Config& config,
+                               SimulatedRecording& recording);
+
+// Replay with segments placed as recorded, and compare. With `max_ops` below their number only so
+// many operations, and the final layout is left out.
 ReplayResult replay_recorded(const ReplayInput& input, const Config& config,
-                             const Recording& recording, Comparison& comparison);
+                             const Recording& recording, Comparison& comparison,
+                             std::size_t max_ops);
 
 }  // namespace fragdoctor

@@ -16,6 +16,10 @@ bool is_went(std::uint8_t action) {
   return action == event::SEGMENT_FREE || action == event::SEGMENT_UNMAP;
 }
 
+bool contains(const std::vector<std::uint32_t>& sorted, std::uint32_t row) {
+  return std::binary_search(sorted.begin(), sorted.end(), row);
+}
+
 class Builder {
  public:
   Builder(const TraceView& trace, const UndoneTrace& undone, const Settings& settings,
@@ -162,7 +166,7 @@ void Builder::free_requested(std::uint32_t row) {
   if (!group_.is_empty()) settle(row, false, false);
   if (live_[site] == ABSENT || is_pending_[site]) return;
   const bool at_once = row + 1 < trace_.n && trace_.action[row + 1] == event::FREE_COMPLETED &&
-                       undone_.id[row + 1] == site;
+                       undone_.id[row + 1] == site && !contains(inference_.late_rows, row + 1);
   // Without any completion in the trace (skip_actions) a request is all there is to see.
   if (at_once || !has_completions_) {
     push(OpKind::free, row, live_[site]);
@@ -203,9 +207,7 @@ bool Builder::is_flush(std::uint32_t row, bool has_failed) {
   if (has_failed) return true;
   if (group_.went.empty() || group_.came_bytes == 0) return false;
   const std::uint32_t first = group_.went.front();
-  if (std::binary_search(inference_.empty_cache_rows.begin(), inference_.empty_cache_rows.end(),
-                         first))
-    return false;
+  if (contains(inference_.empty_cache_rows, first)) return false;
   if (inference_.is_collecting) return true;
   const std::uint64_t rounded = round_size(settings_, trace_.size[row]);
   const std::uint64_t wanted = std::max(group_.came_bytes, allocation_size(settings_, rounded));
@@ -430,6 +432,25 @@ TraceOps build_ops(const TraceView& trace, const UndoneTrace& undone, const Sett
 InitialState initial_state(const TraceView& trace, const UndoneTrace& undone,
                            const Settings& settings, std::uint64_t device_total_bytes) {
   return Seeder(trace, undone, settings, device_total_bytes).run();
+}
+
+std::vector<Op> ops_from_empty(const std::vector<Op>& ops, const InitialState& initial) {
+  std::vector<Op> all;
+  all.reserve(ops.size());
+  for (std::size_t s = 0; s < initial.segments.size(); ++s) {
+    const SeedSegment& segment = initial.segments[s];
+    for (std::size_t b = 0; b < segment.blocks.size(); ++b) {
+      const std::uint32_t id = initial.ids[s][b];
+      if (id == NO_BLOCK) continue;
+      const SeedBlock& block = segment.blocks[b];
+      const std::uint64_t size = block.requested > 0 ? block.requested : block.size;
+      all.push_back({size, id, 0, segment.stream, segment.pool, OpKind::malloc});
+    }
+  }
+  for (const std::uint32_t id : initial.pending)
+    all.push_back({0, id, 0, 0, 0, OpKind::free_pending});
+  all.insert(all.end(), ops.begin(), ops.end());
+  return all;
 }
 
 }  // namespace fragdoctor

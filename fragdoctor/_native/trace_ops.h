@@ -45,7 +45,10 @@ struct Inference {
   // frees before it are its flush. 0 = the highest that reserved memory ever was.
   std::uint64_t limit_bytes = 0;
   bool is_collecting = false;                  // garbage collection explains frees before an alloc
-  std::vector<std::uint32_t> empty_cache_rows; // sorted; first row of frees known to be of a call
+  // Sorted: first rows of frees known to be of a call; rows of free_completed known to have
+  // happened inside the flush of the next request although they follow their free_requested.
+  std::vector<std::uint32_t> empty_cache_rows;
+  std::vector<std::uint32_t> late_rows;
 };
 
 struct TraceOps {
@@ -74,5 +77,9 @@ TraceOps build_ops(const TraceView& trace, const UndoneTrace& undone, const Sett
 // `device_total_bytes` bounds reservations of expandable segments; 0 = not known.
 InitialState initial_state(const TraceView& trace, const UndoneTrace& undone,
                            const Settings& settings, std::uint64_t device_total_bytes);
+
+// The same operations for a run that starts empty: what was live is made first, in order of address
+// (the order in which the program made it is not recorded).
+std::vector<Op> ops_from_empty(const std::vector<Op>& ops, const InitialState& initial);
 
 }  // namespace fragdoctor

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 import numpy as np
 
 from fragdoctor._native import _ext
+from fragdoctor.allocator.model import UNLIMITED
 from fragdoctor.allocator.replay import Conditions, result_of
 from fragdoctor.allocator.trace_ops import PreparedTrace, prepare
 from fragdoctor.model.diagnosis import FidelityReport
@@ -23,8 +25,14 @@ from fragdoctor.model.simulation import ReplayResult
 from fragdoctor.model.snapshot import Action, SegmentType
 from fragdoctor.units import MIB
 
-MAX_ROUNDS = 3  # of taking unexplained frees for calls of empty_cache()
+# Of taking unexplained frees for calls of empty_cache(), and completed frees for late ones.
+MAX_ROUNDS = 3
 N_LIMITS_TRIED = 24
+# Work spent on finding a memory fraction, and operations from which the order of equal blocks is
+# told: a fraction of a second each.
+LIMIT_OPERATIONS = 5_000_000
+MIN_TRIES = 4
+PREFIX_OPERATIONS = 100_000
 FOREIGN_SHARE = 0.2  # of events that contradict the segments: not this allocator's trace
 ERA_NAMES = {
     Era.ADDRESS: "address",
@@ -58,7 +66,8 @@ class Baseline:
     def score(self) -> tuple[float, float]:
         """Share reproduced, then share of addresses: what the choice goes by."""
         c = self.comparison
-        return share_of(c), c["n_same_address"] / max(c["n_requests"], 1)
+        n = c["n_requests"]
+        return share_of(c), c["n_same_address"] / n if n else 1.0
 
     @property
     def is_exact(self) -> bool:
@@ -98,40 +107,64 @@ class _Finder:
         self.total = device_total_bytes or _total_by_reservations(prepared)
         self.capacity = _recorded_capacity(prepared)
         self.best: Baseline | None = None
+        self._operations: dict[tuple[object, ...], _ext.NativeOps] = {}
 
     def try_(self, guess: _Guess) -> Baseline:
-        """Replay under a guess, taking unexplained frees for calls of empty_cache()."""
-        rows: set[int] = set()
+        """Replay under a guess, and again with what the comparison suggests, while that helps."""
+        rows, late = frozenset[int](), frozenset[int]()
         best: Baseline | None = None
         for _ in range(MAX_ROUNDS):
-            one = self._replay(guess, sorted(rows))
+            one = self._replay(guess, rows, late)
             if best is None or one.score > best.score:
                 best = one
-            unexplained = set(one.comparison["unexplained_frees"]) - rows
-            if not unexplained:
+            before = rows, late
+            rows = rows | set(one.comparison["unexplained_frees"])
+            late = late | set(one.comparison["early_completions"])
+            if (rows, late) == before:
                 break
-            rows |= unexplained
         assert best is not None  # noqa: S101 - the loop ran
         if self.best is None or best.score > self.best.score:
             self.best = best
         return best
 
-    def _replay(self, guess: _Guess, rows: list[int]) -> Baseline:
+    def address_share(self, guess: _Guess) -> float:
+        """Return the share of addresses reproduced in the beginning of the trace."""
+        one = self._replay(guess, frozenset(), frozenset(), PREFIX_OPERATIONS)
+        return one.score[1]
+
+    def _operations_for(
+        self, limit: int, rows: frozenset[int], late: frozenset[int], *, collects: bool
+    ) -> _ext.NativeOps:
+        key = (limit, rows, late, collects)
+        if key not in self._operations:
+            self._operations.clear()  # the last is what the next guess asks for, if any
+            self._operations[key] = _ext.NativeOps(
+                self.prepared.trace,
+                limit_bytes=limit,
+                is_collecting=collects,
+                empty_cache_rows=sorted(rows),
+                late_rows=sorted(late),
+                device_total_bytes=self.total or 0,
+            )
+        return self._operations[key]
+
+    def _replay(
+        self,
+        guess: _Guess,
+        rows: frozenset[int],
+        late: frozenset[int],
+        max_ops: int = UNLIMITED,
+    ) -> Baseline:
         capacity, allowed = guess.capacity_bytes, guess.allowed_bytes
         limits = [b for b in (capacity, allowed) if b is not None]
-        operations = _ext.NativeOps(
-            self.prepared.trace,
-            limit_bytes=min(limits, default=0),
-            is_collecting=allowed is not None and guess.settings.garbage_collection_threshold > 0,
-            empty_cache_rows=rows,
-            device_total_bytes=self.total or 0,
-        )
-        if capacity is None and allowed is None:
+        collects = allowed is not None and guess.settings.garbage_collection_threshold > 0
+        operations = self._operations_for(min(limits, default=0), rows, late, collects=collects)
+        if not limits:
             # The least that lets every recorded segment come: requests that would have gone
             # above it are those whose flush the file shows.
             capacity = operations.facts()["peak_reserved_bytes"]
         conditions = Conditions(guess.settings, guess.era, capacity, allowed, self.total)
-        raw, comparison = operations.replay_recorded(conditions.native())
+        raw, comparison = operations.replay_recorded(conditions.native(), max_ops)
         return Baseline(
             self.prepared,
             conditions,
@@ -161,42 +194,48 @@ def find_baseline(
     """
     finder = _Finder(prepared, device_total_bytes)
     best = _over_eras(finder, prepared.settings, torch_version)
-    if best.is_exact:
+    if best.score[0] == 1.0:
         return best
     other = _with_inferred_settings(prepared)
     if other is not None:
-        finder = _Finder(other, device_total_bytes)
-        better = _over_eras(finder, other.settings, torch_version)
-        if better.score <= best.score:
-            finder = _Finder(prepared, device_total_bytes)
-            finder.best = best
-    best = _best_of(finder, best)
-    if best.is_exact or not _may_be_limited(best):
-        return best
-    for limit in _limits(best, device_total_bytes):
-        guess = _Guess(
-            best.conditions.era, best.prepared.settings, _recorded_capacity(prepared), limit
-        )
-        if finder.try_(guess).is_exact:
-            break
-    return _best_of(finder, best)
+        shown = _Finder(other, device_total_bytes)
+        better = _over_eras(shown, other.settings, torch_version)
+        if better.score > best.score:
+            finder, best = shown, better
+    if best.score[0] < 1.0 and _may_be_limited(best):
+        best = _over_limits(finder, best, device_total_bytes)
+    return best
 
 
-def _best_of(finder: _Finder, best: Baseline) -> Baseline:
-    return finder.best if finder.best is not None and finder.best.score > best.score else best
-
-
-def _over_eras(
-    finder: _Finder, settings: AllocatorSettings, torch_version: str | None
-) -> Baseline:
+def _over_eras(finder: _Finder, settings: AllocatorSettings, torch_version: str | None) -> Baseline:
+    guesses = [
+        _Guess(era, settings, finder.capacity) for era in _eras(finder.prepared, torch_version)
+    ]
+    if len(guesses) > 1 and finder.prepared.n_requests > PREFIX_OPERATIONS:
+        # The beginning of a long trace shows the order well enough.
+        guesses = [max(guesses, key=finder.address_share)]
     best: Baseline | None = None
-    for era in _eras(finder.prepared, torch_version):
-        one = finder.try_(_Guess(era, settings, finder.capacity))
+    for guess in guesses:
+        one = finder.try_(guess)
         if best is None or one.score > best.score:
             best = one
         if one.is_exact:
             break
     assert best is not None  # noqa: S101 - there is always an era
+    return best
+
+
+def _over_limits(finder: _Finder, best: Baseline, device_total_bytes: int | None) -> Baseline:
+    """Return the best of the baseline and of those with a memory fraction in force."""
+    n_operations = max(best.operations.facts()["n_ops"], 1)
+    n_tries = max(MIN_TRIES, LIMIT_OPERATIONS // n_operations)
+    for limit in islice(_limits(best, device_total_bytes), n_tries):
+        guess = _Guess(best.conditions.era, finder.prepared.settings, finder.capacity, limit)
+        one = finder.try_(guess)
+        if one.score > best.score:
+            best = one
+        if one.is_exact:
+            break
     return best
 
 

@@ -70,15 +70,17 @@ def simulate(  # noqa: PLR0913 - the questions of one what-if, all by keyword
         device_total_bytes=device_total_bytes,
     )
     asked: list[tuple[Scenario, Edit | None]] = [(replace(scenario, conf=c), None) for c in confs]
-    for edit in edits:
-        for conf in confs or (None,):
-            asked.append((replace(scenario, conf=conf, edit=edit.name), edit))
+    asked += [
+        (replace(scenario, conf=conf, edit=edit.name), edit)
+        for edit in edits
+        for conf in confs or (None,)
+    ]
     differs = capacity_bytes is not None or memory_fraction is not None or bool(version)
     if not asked and (differs or smallest_capacity):
         asked = [(scenario, None)]
     results: list[ReplayResult] = []
-    for i, (one, edit) in enumerate(asked):
-        operations = None if edit is None else edit.apply(baseline)
+    for i, (one, change) in enumerate(asked):
+        operations = None if change is None else change.apply(baseline)
         result = replay_scenario(baseline, one, operations)
         if smallest_capacity:
             result = with_smallest_capacity(baseline, one, result, operations)

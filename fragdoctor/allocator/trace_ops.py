@@ -130,9 +130,7 @@ def _used(n: int, *columns: I32) -> npt.NDArray[np.int64]:
     return np.nonzero(is_used[:-1])[0]
 
 
-def _pool_numbers(
-    pools: npt.NDArray[np.int64], used: npt.NDArray[np.int64]
-) -> tuple[I32, I32]:
+def _pool_numbers(pools: npt.NDArray[np.int64], used: npt.NDArray[np.int64]) -> tuple[I32, I32]:
     """Return pool index by native number, and native number by pool index (last: -1, unknown)."""
     is_default = (pools == 0).all(axis=1)
     number = np.zeros(len(pools) + 1, np.int32)
@@ -280,9 +278,7 @@ def prepare(
     )
 
 
-def undo(
-    snapshot: Snapshot, device: int, settings: AllocatorSettings | None = None
-) -> UndoneTrace:
+def undo(snapshot: Snapshot, device: int, settings: AllocatorSettings | None = None) -> UndoneTrace:
     """Return the state before a device's first event and the totals after each event.
 
     Args:

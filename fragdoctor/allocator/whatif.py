@@ -15,6 +15,7 @@ from fragdoctor.model.simulation import ReplayResult
 # Work spent on one search for a smallest capacity, in operations: a second or two.
 SEARCH_OPERATIONS = 20_000_000
 MIN_REPLAYS = 24
+_ENDLESS = 2**50
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +111,28 @@ def replay_scenario(
         SimulationError: the scenario cannot be replayed.
     """
     conditions = conditions_of(baseline, scenario)
-    raw = (operations or baseline.operations).replay(conditions.native())
-    return result_of(raw, conditions, edit=scenario.edit)
+    is_remade = _remakes_start(baseline, conditions)
+    raw = (operations or baseline.operations).replay(conditions.native(), remake_initial=is_remade)
+    note = ""
+    if is_remade:
+        n_blocks = len(baseline.prepared.undone.block_address)
+        note = (
+            f"the {n_blocks} blocks older than the trace are requested anew, as if the setting "
+            "had been on from the start"
+        )
+    return result_of(raw, conditions, edit=scenario.edit, note=note)
+
+
+def _remakes_start(baseline: Baseline, conditions: Conditions) -> bool:
+    """Return whether blocks older than the trace are requested anew.
+
+    Under the recorded kind of segment they stay where they lie: that keeps the fragmentation of
+    the time before. With expandable segments switched on or off they would have been elsewhere
+    altogether, and old segments that can be neither grown nor returned would distort the answer.
+    """
+    recorded = baseline.conditions.settings.expandable_segments
+    is_switched = conditions.settings.expandable_segments != recorded
+    return is_switched and baseline.prepared.undone.initial_reserved_bytes > 0
 
 
 def with_smallest_capacity(
@@ -134,9 +155,7 @@ def with_smallest_capacity(
 class _CapacitySearch:
     """Walks capacities of one scenario, within a bounded number of replays."""
 
-    def __init__(
-        self, baseline: Baseline, scenario: Scenario, operations: _ext.NativeOps
-    ) -> None:
+    def __init__(self, baseline: Baseline, scenario: Scenario, operations: _ext.NativeOps) -> None:
         self.baseline = baseline
         self.scenario = scenario
         self.operations = operations
@@ -148,7 +167,8 @@ class _CapacitySearch:
         self.n_left -= 1
         scenario = replace(self.scenario, capacity_bytes=capacity)
         conditions = conditions_of(self.baseline, scenario)
-        raw = self.operations.replay(conditions.native(), True)
+        remade = _remakes_start(self.baseline, conditions)
+        raw = self.operations.replay(conditions.native(), True, remade)
         change = raw["same_below_bytes"]
         if conditions.allowed_bytes is not None:
             change = capacity + PAGE_BYTES  # the fraction's limit moves with the capacity
@@ -156,10 +176,10 @@ class _CapacitySearch:
 
     def run(self) -> tuple[int | None, str]:
         """Return the smallest capacity, and what there is to say about it."""
-        endless = conditions_of(
-            self.baseline, replace(self.scenario, capacity_bytes=2**50, memory_fraction=None)
-        )
-        raw = self.operations.replay(replace(endless, allowed_bytes=None).native())
+        scenario = replace(self.scenario, capacity_bytes=_ENDLESS, memory_fraction=None)
+        endless = conditions_of(self.baseline, scenario)
+        remade = _remakes_start(self.baseline, endless)
+        raw = self.operations.replay(replace(endless, allowed_bytes=None).native(), False, remade)
         if not raw["fits"]:
             return None, "a request fails at any capacity"
         low = _pages_up(raw["peak_active_bytes"])

@@ -30,6 +30,8 @@ from fragdoctor.model.snapshot import I32, I64, Bools
 from fragdoctor.units import KIB
 
 MIN_BIRTH_STEPS: Final = 3
+# Survivors of every tenth step are a plan as often as a leak (layers added while training).
+MIN_SPARSE_BIRTHS: Final = 6
 MIN_SURVIVOR_BYTES: Final = 64 * KIB
 # Share of the survivors' bytes by which the line's live memory must have risen meanwhile.
 MIN_RISE: Final = 0.5
@@ -193,6 +195,7 @@ def _judge(
     middle = since + (n_complete - since) / 2
     grows = (
         _goes_on(births, n_complete)
+        and (len(births) >= MIN_SPARSE_BIRTHS or not _is_sparse(births, n_complete))
         and not _is_random_tail(births, step, n_complete)
         and np.count_nonzero(busy[births]) * 2 >= len(births)
         and int(cells.net_bytes[low:high][step >= since].sum()) >= MIN_RISE * total
@@ -214,9 +217,14 @@ def _is_random_tail(births: I64, step: I64, n_complete: int) -> bool:
     Their survivors stand at odd distances, in few steps, and the line's earlier blocks all died.
     """
     gaps = np.diff(births)
-    is_sparse = len(births) * 2 < n_complete - births[0]
     is_odd = gaps.std() > MAX_ODDNESS * gaps.mean()
-    return bool(is_sparse and is_odd and np.count_nonzero(step < births[0]) >= len(births))
+    had_died = np.count_nonzero(step < births[0]) >= len(births)
+    return bool(is_odd and had_died and _is_sparse(births, n_complete))
+
+
+def _is_sparse(births: I64, n_complete: int) -> bool:
+    """Return whether survivors are made in less than every second step."""
+    return bool(len(births) * 2 < n_complete - births[0])
 
 
 def _is_busy(lifetimes: Lifetimes, births: _Births, method: str) -> Bools:

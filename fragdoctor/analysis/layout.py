@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fragdoctor.analysis.columns import DeviceColumns
+from fragdoctor.analysis.columns import SMALL_SEGMENT_BYTES, DeviceColumns
 from fragdoctor.analysis.spans import mapped_ranges
 from fragdoctor.analysis.timeline import Undone
 from fragdoctor.model.settings import AllocatorSettings
@@ -82,7 +82,7 @@ def layout_at(
     """Return the layout after k events, from the undone trace."""
     spans, lives = undone.spans, undone.lifetimes
     there = np.flatnonzero((spans.start < k) & (spans.done >= k))
-    mapped = mapped_ranges(columns, k, settings.large_segment_bytes)
+    mapped = mapped_ranges(columns, k, large_page_bytes(settings))
     join = np.concatenate
     address = join([spans.address[there], mapped.address])
     order = np.argsort(address, kind="stable")
@@ -117,8 +117,13 @@ def layout_at(
     )
 
 
+def large_page_bytes(settings: AllocatorSettings) -> int:
+    """Return the page of expandable segments in the large pool, within what can be computed."""
+    return min(max(512, settings.large_segment_bytes), 2**40)
+
+
 def _pages(is_expandable: Bools, is_small: Bools, settings: AllocatorSettings) -> I64:
-    page = np.where(is_small, 2 * 1024**2, max(512, settings.large_segment_bytes))
+    page = np.where(is_small, SMALL_SEGMENT_BYTES, large_page_bytes(settings))
     return np.where(is_expandable, page, 0).astype(np.int64)
 
 

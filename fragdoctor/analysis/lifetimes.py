@@ -142,7 +142,8 @@ def _close_open_ends(columns: DeviceColumns, draft: _Draft, block: I64) -> None:
     free, done, start = draft.free, draft.done, draft.start
     # free_completed without free_requested: skipped, or requested before the ring's oldest entry.
     no_free = (done != ALIVE) & (free == ALIVE)
-    was_pending = no_free & (start == BEFORE) & has_free_rows
+    # A cut between the two events of one free leaves its second as the first row.
+    was_pending = no_free & (start == BEFORE) & (has_free_rows | (done == 0))
     free[no_free] = done[no_free]
     free[was_pending] = BEFORE
     draft.n_missing[1] += int(np.count_nonzero(no_free & ~was_pending))
@@ -181,7 +182,7 @@ def _with_silent_blocks(columns: DeviceColumns, draft: _Draft, block: I64, live:
         owner = last[np.minimum(at, len(last) - 1)]
         # Events of that address end with a completed free, yet a block lives there.
         reused = draft.address[owner] == columns.block_address[silent]
-        start[reused] = draft.done[owner[reused]]
+        start[reused] = np.minimum(draft.done[owner[reused]], columns.n_events - 1)
         n_contradictions += int(np.count_nonzero(reused))
         draft.n_missing[0] += int(np.count_nonzero(reused))
     is_pending = columns.block_state[silent] == BlockState.PENDING_FREE

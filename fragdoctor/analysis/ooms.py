@@ -13,7 +13,7 @@ from fragdoctor.analysis.columns import (
     DeviceColumns,
 )
 from fragdoctor.analysis.free_space import free_parts
-from fragdoctor.analysis.layout import Layout, final_layout, layout_at
+from fragdoctor.analysis.layout import Layout, final_layout, large_page_bytes, layout_at
 from fragdoctor.analysis.result import OomEvent
 from fragdoctor.analysis.timeline import Undone
 from fragdoctor.model.settings import AllocatorSettings
@@ -35,7 +35,7 @@ def segment_bytes(rounded: int, settings: AllocatorSettings, *, expandable: bool
     """
     if expandable:
         small = rounded <= SMALL_REQUEST_BYTES
-        page = SMALL_SEGMENT_BYTES if small else max(512, settings.large_segment_bytes)
+        page = SMALL_SEGMENT_BYTES if small else large_page_bytes(settings)
         return -(-rounded // page) * page
     if rounded <= SMALL_REQUEST_BYTES:
         return SMALL_SEGMENT_BYTES

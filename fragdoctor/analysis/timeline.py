@@ -62,7 +62,7 @@ def round_size(requested: I64, settings: AllocatorSettings) -> I64:
     plain = np.maximum(MIN_BLOCK_BYTES, -(-requested // MIN_BLOCK_BYTES) * MIN_BLOCK_BYTES)
     if not settings.roundup_is_on:
         return plain
-    divisions = np.array(settings.roundup_power2_divisions, np.int64)
+    divisions = np.array([min(d, 2**30) for d in settings.roundup_power2_divisions], np.int64)
     log2 = np.frexp(np.maximum(requested, 1).astype(np.float64))[1].astype(np.int64) - 1
     # The float of a size just below a power of two may round up to it.
     log2 -= (np.int64(1) << log2) > np.maximum(requested, 1)
@@ -70,7 +70,7 @@ def round_size(requested: I64, settings: AllocatorSettings) -> I64:
     floor = np.int64(1) << log2
     step = np.maximum(floor // np.maximum(d, 1), 1)
     divided = -(-requested // step) * step
-    is_divided = (d > 1) & (d <= requested // MIN_BLOCK_BYTES) & (requested > MIN_BLOCK_BYTES * d)
+    is_divided = (d > 1) & (requested > MIN_BLOCK_BYTES * d)
     result: I64 = np.where(is_divided, divided, plain)
     return result
 

@@ -36,8 +36,9 @@ def invoke(argv: Sequence[str]) -> int:
 
     from fragdoctor.cli.commands import app
 
+    # Loading goes on in the command, and columns are no garbage: collect seldom.
+    gc.set_threshold(100_000, 50, 50)
     gc.enable()
-    gc.freeze()
     command = typer.main.get_command(app)
     with command.make_context("fragdoctor", list(argv)) as context:
         code = command.invoke(context)

@@ -105,7 +105,7 @@ def check_output(output: Path | None, *, force: bool, inputs: Sequence[str] = ()
         raise ConfigError(f"{output} is a directory.", hint="Give -o a file name.")
     for name in inputs:
         with contextlib.suppress(OSError):
-            if os.path.samefile(name, output):
+            if Path(name).samefile(output):
                 raise ConfigError(
                     f"{output} is an input; it is not overwritten.", hint="Choose another name."
                 )

@@ -13,7 +13,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, cast
 
 import typer
 
@@ -28,7 +28,13 @@ BROKEN_PIPE: Final = 141
 
 # typer has its own copy of click, older ones use the package: reach the base through typer.
 _UsageError: Final = typer.BadParameter.__mro__[1]
-_ClickError: Final = typer.BadParameter.__mro__[2]
+_ClickError: Final = cast("type[Exception]", typer.BadParameter.__mro__[2])
+
+_OS_SENTENCES: Final = (
+    (FileNotFoundError, "{} does not exist.", "Check the path."),
+    (PermissionError, "{} cannot be opened: permission denied.", "Check who owns it: ls -l"),
+    (IsADirectoryError, "{} is a directory.", "Give a file."),
+)
 
 HOW_TO_REPORT: Final = (
     "This is a bug in fragdoctor, not in your input. Report it with the lines above, the command, "
@@ -36,7 +42,9 @@ HOW_TO_REPORT: Final = (
 )
 
 
-def run(call: Callable[[Sequence[str]], int], argv: Sequence[str]) -> int:
+def run(  # noqa: PLR0911 - one line for each way to end
+    call: Callable[[Sequence[str]], int], argv: Sequence[str]
+) -> int:
     """Return the exit code of ``call(argv)``; every way to fail becomes a sentence."""
     try:
         return _flushed(call(argv))
@@ -67,7 +75,7 @@ def wants_json(argv: Sequence[str]) -> bool:
     for i, word in enumerate(argv):
         if word == "--":
             return False
-        if word == "--format=json" or (word == "--format" and list(argv[i + 1 : i + 2]) == ["json"]):
+        if word == "--format=json" or list(argv[i : i + 2]) == ["--format", "json"]:
             return True
     return False
 
@@ -115,12 +123,9 @@ def _os_sentence(error: OSError) -> tuple[str, str]:
     """Return (sentence, hint) for an error of the operating system."""
     name = str(error.filename) if error.filename is not None else ""
     reason = error.strerror or str(error)
-    if isinstance(error, FileNotFoundError):
-        return f"{name} does not exist.", "Check the path."
-    if isinstance(error, PermissionError):
-        return f"{name} cannot be opened: permission denied.", "Check who owns it: ls -l"
-    if isinstance(error, IsADirectoryError):
-        return f"{name} is a directory.", "Give a file."
+    for kind, sentence, hint in _OS_SENTENCES:
+        if isinstance(error, kind):
+            return sentence.format(name), hint
     if error.errno == errno.ENOSPC:
         return "There is no space left on the device.", "Write elsewhere with -o."
     return (f"{name}: {reason}." if name else f"{reason}."), ""

@@ -96,7 +96,10 @@ def read_snapshot(name: str) -> Snapshot:
         InputError: the input is missing, unreadable, or no snapshot.
     """
     parts = _Parts()
-    _read_one(name, parts)
+    if name != STDIN and os.path.isdir(name):  # noqa: PTH112 - never raises, unlike Path
+        _read_directory(name, parts)
+    else:
+        _read_one(name, parts)
     if not parts.snapshots:
         raise NotASnapshot(
             f"{_shown(name)} is no memory snapshot.",
@@ -307,9 +310,7 @@ def _joined_stats(series: Sequence[StatsSeries]) -> StatsSeries | None:
     entries = [e for s in series for e in s.entries]
     exact = {e.device for e in entries if e.origin == "memory_stats"}
     kept = [
-        e
-        for e in entries
-        if e.origin == "memory_stats" or not (e.device in exact or None in exact)
+        e for e in entries if e.origin == "memory_stats" or not (e.device in exact or None in exact)
     ]
     repeats = len({e.device for e in kept}) < len(kept)
     return StatsSeries(tuple(kept), is_series=repeats or any(s.is_series for s in series))

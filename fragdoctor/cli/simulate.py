@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,9 +10,10 @@ import typer
 
 from fragdoctor.cli import console, options
 from fragdoctor.cli.exit import OK
-from fragdoctor.errors import SimulationError
 
 if TYPE_CHECKING:
+    from fragdoctor.allocator.edits import Edit
+    from fragdoctor.model.simulation import Simulation
     from fragdoctor.model.snapshot import Snapshot
 
 SnapshotPath = Annotated[
@@ -28,6 +29,16 @@ Confs = Annotated[
         show_default=False,
     ),
 ]
+Edits = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--edit",
+        metavar="CHANGE",
+        help="Try a change of the code: empty-cache[:EVENT,...], largest-first, pad:SIZE, "
+        "batch:FACTOR, no-leak, no-pins[:N], move-pins[:N]; may be repeated",
+        show_default=False,
+    ),
+]
 Sweep = Annotated[
     bool, typer.Option("--sweep", help="Try each setting alone and the sensible pairs")
 ]
@@ -37,9 +48,24 @@ Smallest = Annotated[
 ]
 
 
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What was asked of the replay."""
+
+    confs: tuple[str, ...]
+    edits: tuple[str, ...]
+    sweep: bool
+    device: int | None
+    capacity_bytes: int | None
+    memory_fraction: float | None
+    torch_version: str | None
+    smallest_capacity: bool
+
+
 def simulate(
     snapshot: SnapshotPath,
     conf: Confs = None,
+    edit: Edits = None,
     sweep: Sweep = False,
     capacity: options.Capacity = None,
     smallest_capacity: Smallest = False,
@@ -50,29 +76,30 @@ def simulate(
     output: options.Output = None,
     force: options.Force = False,
     quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
     no_color: options.NoColor = False,
 ) -> int:
     """Replay the trace and print what would have happened."""
-    look = console.render_options(quiet=quiet, no_color=no_color, to_file=output is not None)
+    look = console.render_options(
+        quiet=quiet, verbose=verbose, no_color=no_color, to_file=output is not None
+    )
     console.check_output(output, force=force, inputs=[str(snapshot)])
 
     from fragdoctor.cli.inputs import read_snapshot
     from fragdoctor.report.json import dumps, simulation_document
     from fragdoctor.report.text.simulation import render_simulation
 
-    recorded = read_snapshot(str(snapshot))
-
-    from fragdoctor.allocator.simulate import simulate as replay
-
-    simulation = replay(
-        recorded,
-        device=chosen_device(recorded, device),
-        confs=_unique(conf or []),
+    question = Question(
+        confs=tuple(dict.fromkeys(conf or ())),
+        edits=tuple(dict.fromkeys(edit or ())),
+        sweep=sweep,
+        device=device,
         capacity_bytes=capacity,
         memory_fraction=memory_fraction,
         torch_version=torch_version,
         smallest_capacity=smallest_capacity,
     )
+    simulation = answered(read_snapshot(str(snapshot)), question)
     if output_format is options.SimulationFormat.JSON:
         report = dumps(simulation_document(simulation))
     else:
@@ -81,41 +108,68 @@ def simulate(
     return OK
 
 
-def chosen_device(snapshot: Snapshot, wanted: int | None) -> int:
-    """Return the device to replay: the wanted one, or the one with the story.
+def answered(snapshot: Snapshot, question: Question) -> Simulation:
+    """Return the replay of everything that was asked: the settings, then the sweep."""
+    from fragdoctor.allocator.simulate import simulate as replay
 
-    That is the device of the last ``oom`` event, else the one with most events.
-
-    Raises:
-        SimulationError: the device, or any, has no events.
-    """
-    import numpy as np
-
-    from fragdoctor.model.snapshot import Action
-
-    offsets = snapshot.events.offsets
-    counts = np.diff(offsets)
-    with_events = [int(d) for d in np.nonzero(counts)[0]]
-    if not with_events:
-        raise SimulationError(
-            "The snapshot holds no events to replay.",
-            hint="Record with torch.cuda.memory._record_memory_history(max_entries=100000).",
+    with console.Progress("Replaying") as progress:
+        if question.sweep:
+            return _swept(snapshot, question, progress)
+        return replay(
+            snapshot,
+            device=question.device,
+            confs=question.confs,
+            capacity_bytes=question.capacity_bytes,
+            memory_fraction=question.memory_fraction,
+            torch_version=question.torch_version,
+            edits=_edits(snapshot, question),
+            smallest_capacity=question.smallest_capacity,
+            progress=progress.update,
         )
-    if wanted is not None:
-        if wanted not in with_events:
-            there = ", ".join(str(d) for d in with_events)
-            raise SimulationError(
-                f"GPU {wanted} has no events in this snapshot.", hint=f"With events: {there}."
-            )
-        return wanted
-    rows = np.nonzero(snapshot.events.action == Action.OOM)[0]
-    if len(rows):
-        return int(np.searchsorted(offsets, int(rows[-1]), side="right")) - 1
-    best = int(np.argmax(counts))
-    if len(with_events) > 1:
-        sys.stderr.write(f"Replaying GPU {best}, which has most events; --device N picks another.\n")
-    return best
 
 
-def _unique(confs: list[str]) -> list[str]:
-    return list(dict.fromkeys(confs))
+def _edits(snapshot: Snapshot, question: Question) -> list[Edit]:
+    if not question.edits:
+        return []
+    from fragdoctor.allocator.simulate import choose_device
+    from fragdoctor.cli.edits import parse_edit
+
+    device = choose_device(snapshot) if question.device is None else question.device
+    return [parse_edit(text, snapshot, device) for text in question.edits]
+
+
+def _swept(snapshot: Snapshot, question: Question, progress: console.Progress) -> Simulation:
+    """Return a search over all sensible settings, those that were named included."""
+    from fragdoctor.allocator.search import capacity_of, search_settings, sweep_candidates
+    from fragdoctor.allocator.simulate import baseline_of, simulation_of
+    from fragdoctor.allocator.whatif import Scenario, check_version, with_smallest_capacity
+    from fragdoctor.errors import ConfigError
+
+    if question.edits:
+        raise ConfigError(
+            "--sweep and --edit exclude each other.",
+            hint="Sweep first, then try the change under the best setting with --conf.",
+        )
+    version = check_version(question.torch_version)
+    baseline = baseline_of(snapshot, question.device)
+    scenario = Scenario(
+        capacity_bytes=question.capacity_bytes,
+        memory_fraction=question.memory_fraction,
+        torch_version=version,
+    )
+    candidates = sweep_candidates(baseline, version or None)
+    if capacity_of(baseline, scenario) is None:
+        # A fraction of a device whose size nobody knows is no limit.
+        candidates = tuple(c for c in candidates if "memory_fraction" not in c)
+    confs = dict.fromkeys((*question.confs, *candidates))
+    found = search_settings(baseline, tuple(confs), scenario=scenario, progress=progress.update)
+    pareto = tuple(found.pareto)
+    if question.smallest_capacity:
+        pareto = tuple(
+            with_smallest_capacity(baseline, replace(scenario, conf=r.conf), r) for r in pareto
+        )
+    refined = {r.conf: r for r in pareto}
+    results = [refined.get(r.conf, r) for r in found.results]
+    simulation = simulation_of(baseline, results)
+    best = refined.get(found.best.conf, found.best) if found.best else None
+    return replace(simulation, best=best, pareto=pareto)

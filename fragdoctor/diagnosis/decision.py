@@ -12,16 +12,18 @@ from typing import Final
 
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.finding import Confidence
-from fragdoctor.rules.refusal import CONTEXT_ALLOWANCE_BYTES, SIZE_BUG_BYTES, Refusal
+from fragdoctor.rules.refusal import (
+    CONTEXT_ALLOWANCE_BYTES,
+    FULL_SLACK_SHARE,
+    SIZE_BUG_BYTES,
+    Refusal,
+    rounding_bytes,
+)
 from fragdoctor.units import GIB, format_share, format_size
 
 OUTSIDE_SHARE: Final = 0.25
 """Memory of others is called the cause from a quarter of the device on; below that the program
 would outgrow what they give back with a slightly larger batch."""
-
-FULL_SLACK_SHARE: Final = 0.02
-"""Free cached memory below one part in fifty of what is reserved is the slack that any run shows
-(tails of 20 MiB segments, 1 MiB rests that are not split): the device is simply full."""
 
 SLIM_MARGIN_SHARE: Final = 0.05
 """Where no hole is as large as the request, cache and driver-free memory have to be joined; with
@@ -88,7 +90,10 @@ def _beyond_device(r: Refusal) -> Iterator[Reading]:
             f"The single request of {format_size(r.requested_bytes)} is larger than the whole "
             f"device of {format_size(r.total_bytes)}.",
         )
-    elif r.needed_bytes is not None and r.needed_bytes > r.total_bytes + r.tolerance_bytes:
+    elif r.needed_bytes is not None and r.needed_bytes - r.pending_bytes > (
+        # The size of the device is a printed figure even where the rest comes from a snapshot.
+        r.total_bytes + r.tolerance_bytes + rounding_bytes(r.total_bytes)
+    ):
         if r.limit_is_binding and r.is_covered_by_free:
             return
         yield Reading(
@@ -113,7 +118,7 @@ def _limit(r: Refusal) -> Iterator[Reading]:
         f"{_although_free(r)}.",
     )
     packed_fits = r.margin_bytes is not None and r.margin_bytes > r.tolerance_bytes
-    if packed_fits and _has_real_holes(r):
+    if packed_fits and r.has_real_holes:
         yield _fragmentation(r, f"under the limit of {format_size(r.limit_bytes)}")
     yield limit
 
@@ -132,14 +137,16 @@ def _free_enough(r: Refusal) -> Iterator[Reading]:
             r.live_bytes is not None
             and r.reserved_bytes is not None
             and r.live_bytes + r.requested_bytes <= r.reserved_bytes
-            and _has_real_holes(r)
+            and (r.margin_bytes or 0) >= 0
+            and r.has_real_holes
         ):
-            yield _fragmentation(r, "inside what was reserved already")
+            yield _fragmentation(r, "enough within what was reserved already")
         yield Reading(
             Cause.MEMORY_LIMIT,
             Confidence.LIKELY,
             f"{figures}: a memory fraction (set_per_process_memory_fraction) is the usual reason; "
-            f"it lies between {format_size(r.reserved_bytes)} reserved and the request on top.",
+            f"it then lies between {format_size(r.reserved_bytes)} and "
+            f"{format_size((r.reserved_bytes or 0) + r.requested_bytes)}.",
             "The OOM message prints the limit as 'allowed'; print "
             "torch.cuda.get_per_process_memory_fraction() (2.10 and later).",
         )
@@ -214,7 +221,7 @@ def _joined_fits(r: Refusal) -> Iterator[Reading]:
             "MemPool), where ordinary requests cannot use them.",
         )
         return
-    if not _has_real_holes(r):
+    if not r.has_real_holes:
         yield _simply_full(r)
         yield _fragmentation(r, "a little")
         return
@@ -245,7 +252,7 @@ def _no_free_figure(r: Refusal) -> Iterator[Reading]:
     if r.total_bytes is None or r.reserved_bytes is None or r.unallocated_bytes is None:
         return
     rest = r.total_bytes - r.reserved_bytes - r.requested_bytes
-    if r.unallocated_bytes >= r.requested_bytes and _has_real_holes(r):
+    if r.unallocated_bytes >= r.requested_bytes and r.has_real_holes:
         yield _fragmentation(r, "")
     elif rest <= SHORT_OF_CAPACITY_SHARE * r.total_bytes:
         yield Reading(
@@ -374,6 +381,14 @@ def _fragmentation(r: Refusal, where: str) -> Reading:
 
 
 def _simply_full(r: Refusal) -> Reading:
+    if r.has_real_holes:
+        return Reading(
+            Cause.CAPACITY,
+            Confidence.LIKELY,
+            f"{_live_and_request(r)} leave {format_size(r.margin_bytes)} of the "
+            f"{format_size(r.available_bytes)} that PyTorch could have: packed perfectly it would "
+            "just fit, so the device is as good as full.",
+        )
     return Reading(
         Cause.CAPACITY,
         Confidence.LIKELY,
@@ -407,10 +422,6 @@ def _although_free(r: Refusal) -> str:
 
 def _live_and_request(r: Refusal) -> str:
     return f"Live {format_size(r.live_bytes)} and the request of {format_size(r.requested_bytes)}"
-
-
-def _has_real_holes(r: Refusal) -> bool:
-    return _share(r.cache_bytes, r.reserved_bytes) >= FULL_SLACK_SHARE
 
 
 def _share(part: int | None, whole: int | None) -> float:

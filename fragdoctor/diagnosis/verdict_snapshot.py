@@ -11,7 +11,7 @@ from fragdoctor.diagnosis.verdict_message import verdict_of
 from fragdoctor.model.diagnosis import Cause, Verdict
 from fragdoctor.model.finding import Confidence, Evidence
 from fragdoctor.rules.context import Context, place
-from fragdoctor.rules.growth.significance import leading_growth
+from fragdoctor.rules.growth.significance import leading_growth, total_growth
 from fragdoctor.rules.optimizer import fails_in_optimizer
 from fragdoctor.rules.refusal import Refusal
 from fragdoctor.rules.transients import find_transient
@@ -20,6 +20,9 @@ from fragdoctor.units import GIB, format_count, format_size
 SMALLEST_GPU_BYTES: Final = 2 * GIB
 """No GPU that a PyTorch of today supports has less memory: what is missing to it is held outside.
 A snapshot does not record the size of the device, so that this stays a hint."""
+
+LEAKS_INTO: Final = (Cause.CAPACITY, Cause.MEMORY_LIMIT, Cause.FRAGMENTATION)
+"""Readings that a leak brings about sooner or later."""
 
 
 def verdict_on_snapshot(context: Context) -> Verdict:
@@ -30,6 +33,8 @@ def verdict_on_snapshot(context: Context) -> Verdict:
     if refusal is None:
         readings = _without_failure(context, analysis)
         return verdict_of(readings, context.device, _evidence(analysis, None))
+    if refusal.source == "user" and _would_be_served(refusal):
+        return verdict_of([_served(refusal)], context.device, _evidence(analysis, refusal))
     readings = decide(refusal)
     readings = _why_so_much(context, analysis, refusal, readings)
     readings = _unknown_device(refusal, readings)
@@ -43,11 +48,13 @@ def _why_so_much(
 ) -> list[Reading]:
     """Ask, for a capacity or limit verdict, what made live memory so large.
 
-    Growth comes first: what never ends explains any lack. A limit keeps its verdict otherwise.
+    Growth comes first where it took more than lies free in the cache: what never ends explains
+    any lack, and holes between what leaked are its consequence.
     """
     first = readings[0]
     growth = leading_growth(context, analysis)
-    if growth is not None and first.cause in (Cause.CAPACITY, Cause.MEMORY_LIMIT):
+    outgrows = total_growth(analysis) >= (refusal.cache_bytes or 0)
+    if growth is not None and first.cause in LEAKS_INTO and outgrows:
         leak = _leak(context, growth, f"until the request of {_request(refusal)} failed")
         return [leak, *readings]
     if growth is not None:
@@ -150,6 +157,21 @@ def _leak(context: Context, growth: Growth, ending: str) -> Reading:
         f"{verb}.",
         "Check whether this memory is kept on purpose: look for a list, a cache or a loss that "
         "keeps its graph.",
+    )
+
+
+def _would_be_served(refusal: Refusal) -> bool:
+    largest = refusal.largest_free_block_bytes or 0
+    return refusal.is_covered_by_free or largest >= refusal.requested_bytes
+
+
+def _served(refusal: Refusal) -> Reading:
+    return Reading(
+        Cause.HEALTHY,
+        Confidence.LIKELY,
+        f"A request of {_request(refusal)} would be served: {format_size(refusal.free_bytes)} of "
+        f"the device would be free after a flush, and the largest cached block has "
+        f"{format_size(refusal.largest_free_block_bytes)}.",
     )
 
 

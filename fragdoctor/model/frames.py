@@ -88,27 +88,26 @@ def blocks_frame(snapshot: Snapshot) -> pd.DataFrame:
     )
 
 
-def _names(codes: npt.NDArray[np.uint8], enum: type[IntEnum]) -> pd.Categorical:
-    return pd.Categorical.from_codes(
-        codes.astype(np.int8), categories=[member.name.lower() for member in enum]
-    )
+def _names(codes: npt.NDArray[np.uint8], enum: type[IntEnum]) -> pd.Categorical[Any]:
+    names = pd.Index([member.name.lower() for member in enum], dtype=object)
+    return pd.Categorical.from_codes(codes.astype(np.int8), categories=names)
 
 
-def _categorical(ids: npt.NDArray[np.int32], texts: Sequence[str]) -> pd.Categorical:
+def _categorical(ids: npt.NDArray[np.int32], texts: Sequence[str]) -> pd.Categorical[Any]:
     """Return texts by id as a categorical; equal texts become one category, -1 is missing."""
     codes, categories = pd.factorize(np.array(texts, dtype=object))
     lookup = np.append(codes, -1).astype(np.int32)
     return pd.Categorical.from_codes(lookup[ids], categories=pd.Index(categories, dtype=object))
 
 
-def _texts(snapshot: Snapshot, ids: npt.NDArray[np.int32]) -> pd.Categorical:
+def _texts(snapshot: Snapshot, ids: npt.NDArray[np.int32]) -> pd.Categorical[Any]:
     used, compact = np.unique(ids, return_inverse=True)
     texts = [snapshot.strings[int(i)] for i in used if i >= 0]
     n_missing = len(used) - len(texts)
     return _categorical((compact.ravel() - n_missing).astype(np.int32), texts)
 
 
-def _locations(snapshot: Snapshot, ids: npt.NDArray[np.int32]) -> pd.Categorical:
+def _locations(snapshot: Snapshot, ids: npt.NDArray[np.int32]) -> pd.Categorical[Any]:
     texts = []
     offsets = snapshot.stacks.offsets
     for i in range(len(snapshot.stacks)):
@@ -120,7 +119,7 @@ def _locations(snapshot: Snapshot, ids: npt.NDArray[np.int32]) -> pd.Categorical
     return _categorical(ids, texts)
 
 
-def _pools(snapshot: Snapshot, ids: npt.NDArray[np.int32]) -> pd.Categorical:
+def _pools(snapshot: Snapshot, ids: npt.NDArray[np.int32]) -> pd.Categorical[Any]:
     return _categorical(ids, [f"({a}, {b})" for a, b in snapshot.pools.tolist()])
 
 

@@ -21,6 +21,8 @@ class ReplayResult:
         oom_bytes: size of that request.
         driver_calls: cudaMalloc, cudaFree, map and unmap calls: a measure of slow-down.
         n_replayed: requests replayed.
+        is_conclusive: False where the trace begins so late that the outcome is not known; ``note``
+            says why.
     """
 
     conf: str
@@ -42,6 +44,7 @@ class ReplayResult:
     smallest_capacity_bytes: int | None = None
     smallest_capacity_note: str = ""
     note: str = ""
+    is_conclusive: bool = True
 
     @property
     def margin_bytes(self) -> int | None:
@@ -55,6 +58,9 @@ class ReplayResult:
 class Simulation:
     """A baseline, its fidelity, and any number of what-ifs against it.
 
+    After a search over settings, ``best`` is the cheapest that fits with margin and ``pareto``
+    those that no other beats in both peak reserved memory and driver calls.
+
     ``method`` is ``replay`` (exact baseline) or ``estimate`` (the baseline could not be
     reproduced; ``fidelity.reason`` says why).
     """
@@ -66,3 +72,5 @@ class Simulation:
     method: str = "replay"
     lower_bound_bytes: int = 0
     notes: Sequence[str] = field(default_factory=tuple)
+    best: ReplayResult | None = None
+    pareto: Sequence[ReplayResult] = ()

@@ -208,6 +208,8 @@ class Provenance:
         unknown_values: such as an action name of a newer version -> number of times.
         n_replaced_strings: strings with lone surrogates, which became U+FFFD.
         n_host_events: events of ``host_traces`` (counted, not kept).
+        has_trailing_bytes: something follows after the end of the pickle (ignored).
+        other_entries: names of further files in an HTML page; hostile text.
     """
 
     source: str = ""
@@ -223,6 +225,8 @@ class Provenance:
     unknown_values: Mapping[str, int] = field(default_factory=dict)
     n_replaced_strings: int = 0
     n_host_events: int = 0
+    has_trailing_bytes: bool = False
+    other_entries: Sequence[str] = ()
 
 
 @dataclass(frozen=True)

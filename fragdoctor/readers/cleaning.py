@@ -81,6 +81,7 @@ _KEYWORD: Final = re.compile(
 )
 _DIGITS: Final = re.compile(r"[0-9]")
 _SEPARATOR_END: Final = re.compile(r".{0,200}[\]|:>)»#/-]\s|.{0,200}[\]|>»:]", re.DOTALL)
+_LOGGER_NAME: Final = re.compile(r"[A-Za-z_][\w.]{2,80} ", re.ASCII)
 _MAX_PREFIX: Final = 240
 
 
@@ -134,11 +135,12 @@ def _one_prefix(rest: str) -> int:
     return 0
 
 
-def shared_prefix(previous: str, line: str) -> int:
+def shared_prefix(previous: str, line: str, *, after_known: bool = False) -> int:
     """Return the length of an unknown prefix that two neighbouring lines share.
 
     Figures may differ (clocks, counters). It ends before the first word of a message, and at a
-    separator; so equal messages are never eaten.
+    separator; so equal messages are never eaten. After a known prefix (a clock, a level) a single
+    shared word counts too: the name of a logger.
     """
     a, b = previous[:_MAX_PREFIX], line[:_MAX_PREFIX]
     if len(a) < 4 or a[:1] != b[:1]:
@@ -149,7 +151,10 @@ def shared_prefix(previous: str, line: str) -> int:
     if keyword:
         n = min(n, keyword.start())
     match = _SEPARATOR_END.match(b[:n])
-    return match.end() if match and match.end() >= 3 else 0
+    if match and match.end() >= 3:
+        return match.end()
+    name = _LOGGER_NAME.match(b[:n]) if after_known else None
+    return name.end() if name else 0
 
 
 RANK_PATTERNS: Final = tuple(

@@ -185,9 +185,10 @@ def _without_shared_prefixes(lines: Iterable[LogLine]) -> Iterator[LogLine]:
     filled = [line for line in lines if line.text]
     previous = ""
     for line, following in zip_longest(filled, filled[1:]):
-        cut = shared_prefix(previous, line.text)
+        is_known = bool(line.prefix)
+        cut = shared_prefix(previous, line.text, after_known=is_known)
         if not cut and following is not None:
-            cut = shared_prefix(following.text, line.text)
+            cut = shared_prefix(following.text, line.text, after_known=is_known)
         previous = line.text
         yield replace(line, prefix=line.prefix + line.text[:cut], text=line.text[cut:])
 

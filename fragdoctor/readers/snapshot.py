@@ -5,6 +5,8 @@ Nothing of the input is ever executed: see ``_native/pickle_reader.cpp`` for the
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from os import PathLike
 from typing import Any, BinaryIO, Final
 
@@ -31,15 +33,33 @@ from fragdoctor.model.snapshot import (
     Snapshot,
     StackTable,
 )
+from fragdoctor.readers.page import PageEntries, Payload
+from fragdoctor.readers.sniff import Kind, sniff
 from fragdoctor.readers.source import ByteStream, open_source
 from fragdoctor.readers.versions import estimate_versions
 
+_Readable = ByteStream | Payload
+_Reader = Callable[..., dict[str, Any]]
 _ERRORS: Final[dict[str, type[InputError]]] = {
     "not_a_snapshot": NotASnapshot,
     "truncated": TruncatedSnapshot,
     "refused": RefusedSnapshot,
     "limit": LimitExceeded,
 }
+_SAVE_HINT: Final = 'Write one with torch.cuda.memory._dump_snapshot("snapshot.pickle").'
+_OTHER_KINDS: Final = {
+    Kind.EMPTY: ("The input is empty.", _SAVE_HINT),
+    Kind.ZIP: (
+        "This is a zip archive, as torch.save writes them, not a memory snapshot.",
+        "Use pickle.dump or torch.cuda.memory._dump_snapshot instead of torch.save.",
+    ),
+    Kind.TEXT: (
+        "This is text, not a memory snapshot.",
+        "For a message or a log use: fragdoctor oom FILE.",
+    ),
+    Kind.BINARY: ("This is no file that fragdoctor knows.", _SAVE_HINT),
+}
+_MOST_NAMED_ENTRIES: Final = 100
 _HAS_ADDRESS, _HAS_SIZE, _HAS_ALLOCATED, _ALLOCATED = 1, 2, 4, 8
 
 
@@ -56,12 +76,22 @@ def read_snapshot(
         InputError: it cannot be opened or read.
     """
     with open_source(source, limits=limits) as stream:
-        return _read_pickle(stream, limits)
+        kind = sniff(stream.head)
+        if kind is Kind.PICKLE:
+            tables = _call(_ext.read_pickle, stream, limits)
+            return _to_snapshot(tables, stream, container="pickle")
+        if kind is Kind.JSON:
+            tables = _call(_ext.read_json, stream, limits)
+            return _to_snapshot(tables, stream, container="json")
+        if kind is Kind.HTML:
+            return _read_page(stream, limits)
+        raise NotASnapshot(_OTHER_KINDS[kind][0], hint=_OTHER_KINDS[kind][1], offset=0)
 
 
-def _read_pickle(stream: ByteStream, limits: Limits) -> Snapshot:
+def _call(reader: _Reader, stream: _Readable, limits: Limits) -> dict[str, Any]:
+    """Run a native reader, and turn its error into ours."""
     try:
-        tables = _ext.read_pickle(
+        return reader(
             stream,
             max_depth=limits.max_depth,
             max_string_bytes=limits.max_string_bytes,
@@ -70,10 +100,36 @@ def _read_pickle(stream: ByteStream, limits: Limits) -> Snapshot:
     except _ext.ReadError as error:
         kind, message, hint, offset = error.args
         raise _ERRORS[kind](message, hint=hint, offset=offset) from None
-    return _to_snapshot(tables, stream, container="pickle")
 
 
-def _to_snapshot(tables: dict[str, Any], stream: ByteStream, *, container: str) -> Snapshot:
+def _read_page(stream: ByteStream, limits: Limits) -> Snapshot:
+    """Return the first snapshot of a page; the names of the other entries go to provenance."""
+    page = PageEntries(stream)
+    page.find_list()
+    found: Snapshot | None = None
+    first_error: NotASnapshot | None = None
+    others: list[str] = []
+    while (payload := page.next_payload()) is not None:
+        if found is None:
+            try:
+                tables = _call(_ext.read_pickle, payload, limits)
+                found = _to_snapshot(tables, stream, container="html", entry=page.name)
+            except NotASnapshot as error:
+                first_error = first_error or error
+                others.append(page.name)
+        elif len(others) < _MOST_NAMED_ENTRIES:
+            others.append(page.name)
+        payload.drain()
+    if found is None:
+        raise first_error or NotASnapshot(
+            "The HTML page lists no snapshot.", hint="Give the pickle itself.", offset=page.offset
+        )
+    return replace(found, provenance=replace(found.provenance, other_entries=tuple(others)))
+
+
+def _to_snapshot(
+    tables: dict[str, Any], stream: ByteStream, *, container: str, entry: str = ""
+) -> Snapshot:
     settings = tables["settings"]
     low, high = estimate_versions(tables)
     return Snapshot(
@@ -94,7 +150,7 @@ def _to_snapshot(tables: dict[str, Any], stream: ByteStream, *, container: str) 
         annotations=_annotations(tables),
         host_segments=_host_segments(tables),
         provenance=Provenance(
-            source=stream.name,
+            source=f"{stream.name}: {entry}" if entry else stream.name,
             container=container,
             compression=stream.compression,
             protocol=tables["protocol"],
@@ -107,6 +163,7 @@ def _to_snapshot(tables: dict[str, Any], stream: ByteStream, *, container: str) 
             unknown_values=tables["unknown_values"],
             n_replaced_strings=tables["n_replaced_strings"],
             n_host_events=tables["n_host_events"],
+            has_trailing_bytes=tables["has_trailing_bytes"],
         ),
     )
 

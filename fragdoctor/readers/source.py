@@ -12,7 +12,7 @@ import sys
 import zlib
 from contextlib import ExitStack
 from os import PathLike, fspath
-from typing import BinaryIO, Final, Self
+from typing import BinaryIO, Final, Protocol, Self
 
 from fragdoctor.errors import InputError, LimitExceeded, RefusedSnapshot, TruncatedSnapshot
 from fragdoctor.limits import DEFAULT_LIMITS, Limits
@@ -29,11 +29,16 @@ HEAD_BYTES: Final = 4096
 _EXPANSION_GRACE_BYTES: Final = 64 * MIB
 
 
+class _Readable(Protocol):
+    def readinto(self, buffer: memoryview, /) -> int | None: ...
+
+
 class _Counted(io.RawIOBase):
     """Counts what is read from the file itself, with a head that was read to look at it."""
 
     def __init__(self, raw: BinaryIO, head: bytes) -> None:
         self._raw = raw
+        self._fill = raw.readinto if hasattr(raw, "readinto") else None
         self._head = memoryview(head)
         self.n_bytes = 0
 
@@ -45,6 +50,8 @@ class _Counted(io.RawIOBase):
             n = min(len(self._head), len(buffer))
             buffer[:n] = self._head[:n]
             self._head = self._head[n:]
+        elif self._fill is not None:
+            n = self._fill(buffer) or 0  # no copy in between
         else:
             data = self._raw.read(len(buffer))
             n = len(data)
@@ -69,7 +76,7 @@ class ByteStream(io.RawIOBase):
         packed_head = _read_full(raw, HEAD_BYTES)
         self._packed = _Counted(raw, packed_head)
         self.compression = ""
-        self._inner: io.RawIOBase | BinaryIO = self._packed
+        self._inner: _Readable = self._packed
         if packed_head.startswith(GZIP_MAGIC):
             self.compression = "gzip"
             self._inner = gzip.GzipFile(fileobj=self._packed)
@@ -95,10 +102,12 @@ class ByteStream(io.RawIOBase):
         return self
 
     def close(self) -> None:
+        """Close the file, if it was opened here."""
         self._stack.close()
         super().close()
 
     def readable(self) -> bool:
+        """Return True."""
         return True
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
@@ -122,7 +131,7 @@ class ByteStream(io.RawIOBase):
 
     def _read_inner(self, buffer: memoryview) -> int:
         try:
-            return self._inner.readinto(buffer) or 0  # type: ignore[union-attr]
+            return self._inner.readinto(buffer) or 0
         except EOFError:
             raise TruncatedSnapshot(
                 f"The {self.compression} stream ends in the middle.",
@@ -137,7 +146,8 @@ class ByteStream(io.RawIOBase):
             ) from None
         except OSError as error:
             raise InputError(
-                f"Cannot read {self.name}: {error.strerror or 'input/output error'}."
+                f"Cannot read {self.name}: {error.strerror or 'input/output error'}.",
+                hint="Check the file and its permissions.",
             ) from error
 
     def _check_limits(self) -> None:
@@ -187,6 +197,8 @@ def open_source(
             raw = stack.enter_context(open(name, "rb", buffering=0))  # noqa: PTH123, SIM115 - "rb" of any path-like; closed by the stack
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else "not a file name"
-            raise InputError(f"Cannot open {name}: {reason}.") from error
+            raise InputError(
+                f"Cannot open {name}: {reason}.", hint="Check the path and its permissions."
+            ) from error
         return ByteStream(raw, name, limits, stack)
     return ByteStream(source, str(getattr(source, "name", "<stream>")), limits, stack)

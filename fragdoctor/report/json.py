@@ -158,6 +158,8 @@ def simulation_document(simulation: Simulation) -> Json:
         "lower_bound_bytes": simulation.lower_bound_bytes,
         "baseline": _result(simulation.baseline),
         "results": [_result(r) for r in simulation.results],
+        "best": None if simulation.best is None else _result(simulation.best),
+        "pareto": [_result(r) for r in simulation.pareto],
         "fidelity": _fidelity(simulation.fidelity),
         "notes": list(simulation.notes),
     }
@@ -190,7 +192,7 @@ def dumps(document: Json) -> str:
     return json.dumps(_plain(document), indent=2, ensure_ascii=True, allow_nan=False) + "\n"
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any) -> Any:  # noqa: PLR0911 - one line a type
     if isinstance(value, bool) or value is None:
         return value
     if isinstance(value, str):

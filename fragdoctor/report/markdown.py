@@ -8,7 +8,7 @@ from fragdoctor.model.diagnosis import Diagnosis, Recommendation, Status
 from fragdoctor.report import escape
 from fragdoctor.report.base import RenderOptions, Verbosity
 from fragdoctor.report.phrases import (
-    CAUSE_TITLES,
+    also_text,
     fidelity_text,
     location_text,
     predicted_text,
@@ -48,7 +48,7 @@ def _head(diagnosis: Diagnosis) -> list[str]:
     where = "" if verdict.device is None else f", GPU {verdict.device}"
     blocks = [f"## {md(verdict_title(verdict))}{where}", md(verdict.summary)]
     if verdict.also:
-        blocks.append(f"Also: {', '.join(CAUSE_TITLES[c].lower() for c in verdict.also)}.")
+        blocks.append(f"Also: {md(also_text(verdict))}.")
     if verdict.decider:
         blocks.append(f"To settle: {md(verdict.decider)}")
     return blocks

@@ -52,6 +52,12 @@ ERA_TITLES: Final = {
 _MAX_LINE: Final = 2**31
 
 
+def also_text(verdict: Verdict) -> str:
+    """Return the further causes that the evidence supports, within a sentence."""
+    titles = [CAUSE_TITLES[cause] for cause in verdict.also]
+    return ", ".join(title[0].lower() + title[1:] for title in titles)
+
+
 def plural(n: int, one: str, many: str = "") -> str:
     """Return a count with its noun: ``1 block``, ``3 blocks``."""
     return f"{format_count(n)} {one if n == 1 else many or one + 's'}"

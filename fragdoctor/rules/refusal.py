@@ -24,6 +24,10 @@ SIZE_BUG_BYTES: Final = TIB
 UNKNOWN_BYTES: Final = 1 << 60
 """Figures from here up stand for "not available": NVML and cudaMallocAsync print 2^64 for it."""
 
+FULL_SLACK_SHARE: Final = 0.02
+"""Free cached memory below one part in fifty of what is reserved is the slack that any run shows
+(tails of 20 MiB segments, 1 MiB rests that are not split): the device is simply full."""
+
 ROUNDING_SHARE: Final = 0.005
 """Two decimals are printed, so that a figure may be off by half of the last one."""
 
@@ -104,6 +108,14 @@ class Refusal:
             return self.limit_bytes
         available = self.reserved_bytes + self.free_bytes
         return available if self.limit_bytes is None else min(available, self.limit_bytes)
+
+    @property
+    def has_real_holes(self) -> bool:
+        """Whether free cached memory is more than the slack that any run shows."""
+        cache = self.cache_bytes
+        if not cache or not self.reserved_bytes:
+            return False
+        return cache >= FULL_SLACK_SHARE * self.reserved_bytes
 
     @property
     def needed_bytes(self) -> int | None:

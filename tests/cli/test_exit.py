@@ -59,7 +59,7 @@ def test_known_error_without_json_leaves_standard_output_empty(
 ) -> None:
     pipeline.error = errors.InputError("m")
 
-    assert "" == run("analyze", message).out
+    assert run("analyze", message).out == ""
 
 
 def test_bug_is_a_traceback_a_line_on_reporting_and_70(
@@ -69,21 +69,19 @@ def test_bug_is_a_traceback_a_line_on_reporting_and_70(
 
     done = run("analyze", message, "--format=json")
 
-    assert exit_codes.INTERNAL == done.code
+    assert done.code == exit_codes.INTERNAL
     assert "Traceback" in done.err
     assert exit_codes.HOW_TO_REPORT in done.err
     assert "\x1b" not in done.err
-    assert "internal_error" == json.loads(done.out)["error"]["code"]
+    assert json.loads(done.out)["error"]["code"] == "internal_error"
 
 
-def test_interrupt_is_130_without_traceback(
-    run: Run, pipeline: FakePipeline, message: str
-) -> None:
+def test_interrupt_is_130_without_traceback(run: Run, pipeline: FakePipeline, message: str) -> None:
     pipeline.error = KeyboardInterrupt()
 
     done = run("analyze", message)
 
-    assert (130, "Interrupted.\n") == (done.code, done.err)
+    assert (done.code, done.err) == (130, "Interrupted.\n")
 
 
 def test_hostile_error_message_is_escaped_on_the_terminal(
@@ -93,7 +91,7 @@ def test_hostile_error_message_is_escaped_on_the_terminal(
 
     done = run("analyze", message)
 
-    assert "Error: bad \\x1b]0;x\\x07 name\\u202e\n" == done.err
+    assert done.err == "Error: bad \\x1b]0;x\\x07 name\\u202e\n"
 
 
 @pytest.mark.parametrize(
@@ -115,8 +113,8 @@ def test_hostile_error_message_is_escaped_on_the_terminal(
 def test_wrong_command_line_is_2_and_says_where_help_is(args: tuple[str, ...], run: Run) -> None:
     done = run(*args)
 
-    assert 2 == done.code
-    assert "" == done.out
+    assert done.code == 2
+    assert done.out == ""
     assert "--help" in done.err or "Give one of them." in done.err
     assert "Traceback" not in done.err
 
@@ -124,7 +122,7 @@ def test_wrong_command_line_is_2_and_says_where_help_is(args: tuple[str, ...], r
 def test_wrong_command_line_with_json_is_json(run: Run) -> None:
     done = run("analyze", "x", "--format", "json", "--capacity", "12parsecs")
 
-    assert "bad_usage" == json.loads(done.out)["error"]["code"]
+    assert json.loads(done.out)["error"]["code"] == "bad_usage"
 
 
 def test_command_typo_suggests_the_command(run: Run) -> None:
@@ -160,4 +158,4 @@ def test_closed_pipe_is_quiet(root: Path) -> None:
     )
     os.close(write_end)
 
-    assert (exit_codes.BROKEN_PIPE, "") == (done.returncode, done.stderr)
+    assert (done.returncode, done.stderr) == (exit_codes.BROKEN_PIPE, "")

@@ -35,7 +35,7 @@ def test_front_page_names_each_exit_code() -> None:
 
 
 def test_front_page_fits_80_columns() -> None:
-    assert [] == [line for line in FRONT_PAGE.splitlines() if len(line) > 79]
+    assert [line for line in FRONT_PAGE.splitlines() if len(line) > 79] == []
 
 
 @pytest.mark.parametrize("name", ["analyze", "oom", "check", "simulate", "explain"])
@@ -46,7 +46,7 @@ def test_command_help_is_imperative_and_ends_with_two_examples(name: str) -> Non
     assert "\n" not in help_line
     assert not help_line.endswith(".")
     assert help_line[0].isupper()
-    assert 2 == sum("fragdoctor " in line for line in epilog.splitlines())
+    assert sum("fragdoctor " in line for line in epilog.splitlines()) == 2
 
 
 @pytest.mark.parametrize("name", ["analyze", "oom", "check", "simulate", "explain"])
@@ -79,7 +79,7 @@ def test_start_loads_nothing_heavy(flag: str, root: Path) -> None:
         check=False,
     )
 
-    assert (0, "") == (done.returncode, done.stderr)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_command_modules_load_nothing_heavy(root: Path) -> None:
@@ -98,4 +98,4 @@ def test_command_modules_load_nothing_heavy(root: Path) -> None:
         check=False,
     )
 
-    assert (0, "") == (done.returncode, done.stderr)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -70,16 +70,16 @@ def test_case_several_files_are_combined(files: Path) -> None:
     case = case_of(files / "snapshot.pickle", files / "oom.txt", files / "stats.json")
 
     assert case.snapshot is not None
-    assert 500 * 2**20 == case.oom.messages[0].requested_bytes
-    assert 3 == case.stats.entries[0].n_alloc_retries
-    assert 3 == len(case.sources)
+    assert case.oom.messages[0].requested_bytes == 500 * 2**20
+    assert case.stats.entries[0].n_alloc_retries == 3
+    assert len(case.sources) == 3
 
 
 def test_case_directory_of_one_recording_is_one_case(files: Path) -> None:
     case = case_of(files)
 
     names = [Path(s).name for s in case.sources]
-    assert ["snapshot.pickle", "stats.json", "oom.txt"] == names
+    assert names == ["snapshot.pickle", "stats.json", "oom.txt"]
 
 
 def test_case_directory_with_several_snapshots_says_so(files: Path) -> None:
@@ -98,14 +98,14 @@ def test_case_gzip_text_is_unpacked(tmp_path: Path) -> None:
     path = tmp_path / "train.log.gz"
     path.write_bytes(gzip.compress(MESSAGE.encode()))
 
-    assert 1 == len(case_of(path).oom.messages)
+    assert len(case_of(path).oom.messages) == 1
 
 
 def test_case_gzip_snapshot_is_unpacked(tmp_path: Path) -> None:
     path = tmp_path / "s.pickle.gz"
     path.write_bytes(gzip.compress(pickle.dumps(SNAPSHOT)))
 
-    assert "gzip" == case_of(path).snapshot.provenance.compression
+    assert case_of(path).snapshot.provenance.compression == "gzip"
 
 
 def test_case_two_logs_keep_the_first_cause_of_the_first(tmp_path: Path) -> None:
@@ -115,8 +115,8 @@ def test_case_two_logs_keep_the_first_cause_of_the_first(tmp_path: Path) -> None
 
     log = case_of(second, first).oom
 
-    assert [1, 0] == [m.device_index for m in log.messages]
-    assert 1 == log.messages[log.primary].device_index
+    assert [m.device_index for m in log.messages] == [1, 0]
+    assert log.messages[log.primary].device_index == 1
 
 
 def test_case_series_of_stats_files_is_a_series(files: Path) -> None:
@@ -126,18 +126,18 @@ def test_case_series_of_stats_files_is_a_series(files: Path) -> None:
     stats = case_of(files / "stats.json", later).stats
 
     assert stats.is_series
-    assert [3, 9] == [e.n_alloc_retries for e in stats.entries]
+    assert [e.n_alloc_retries for e in stats.entries] == [3, 9]
 
 
 def test_case_utf16_log_is_read(tmp_path: Path) -> None:
     path = tmp_path / "powershell.log"
     path.write_bytes(MESSAGE.encode("utf-16"))
 
-    assert 1 == len(case_of(path).oom.messages)
+    assert len(case_of(path).oom.messages) == 1
 
 
 def test_decoded_broken_bytes_are_replaced() -> None:
-    assert "a\ufffdb" == decoded(b"a\xffb")
+    assert decoded(b"a\xffb") == "a\ufffdb"
 
 
 def test_case_pipe_is_read_once(tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ def test_unusable_input_is_one_sentence_and_a_next_step(
 
     lines = done.err.splitlines()
     assert done.code in {2, 3}
-    assert "" == done.out
+    assert done.out == ""
     assert lines[0].startswith("Error: ")
     assert 1 <= len(lines) <= 2
     if command == "analyze":
@@ -213,23 +213,23 @@ def test_unreadable_file_says_permission_denied(run: Run, files: Path) -> None:
 
     done = run("analyze", str(files / "oom.txt"))
 
-    assert 2 == done.code
+    assert done.code == 2
     assert "permission denied" in done.err
 
 
 def test_stdin_snapshot_is_analyzed(run: Run, pipeline: FakePipeline) -> None:
     done = run("analyze", "-", stdin=pickle.dumps(SNAPSHOT))
 
-    assert 0 == done.code
+    assert done.code == 0
     assert pipeline.case is not None
     assert pipeline.case.snapshot is not None
-    assert ("standard input",) == pipeline.case.sources
+    assert pipeline.case.sources == ("standard input",)
 
 
 def test_stdin_empty_says_so(run: Run) -> None:
     done = run("analyze", "-")
 
-    assert 2 == done.code
+    assert done.code == 2
     assert "standard input is empty" in done.err
 
 
@@ -240,14 +240,14 @@ def test_stdin_twice_is_refused(run: Run) -> None:
 def test_message_as_path_points_to_oom(run: Run) -> None:
     done = run("analyze", MESSAGE)
 
-    assert 2 == done.code
+    assert done.code == 2
     assert "fragdoctor oom" in done.err
 
 
 def test_path_of_impossible_length_is_a_sentence(run: Run) -> None:
     done = run("analyze", "x" * 5000)
 
-    assert 2 == done.code
+    assert done.code == 2
     assert "Traceback" not in done.err
 
 

@@ -25,15 +25,15 @@ def requested(pipeline: FakePipeline) -> int | None:
 def test_oom_text_argument_is_the_message(run: Run, pipeline: FakePipeline) -> None:
     done = run("oom", MESSAGE)
 
-    assert 0 == done.code
-    assert 500 * 2**20 == requested(pipeline)
+    assert done.code == 0
+    assert requested(pipeline) == 500 * 2**20
     assert done.out.startswith("Fragmentation (proven)")
 
 
 def test_oom_unquoted_words_are_joined(run: Run, pipeline: FakePipeline) -> None:
     run("oom", *MESSAGE.split())
 
-    assert 500 * 2**20 == requested(pipeline)
+    assert requested(pipeline) == 500 * 2**20
 
 
 def test_oom_existing_file_is_read(run: Run, pipeline: FakePipeline, tmp_path: Path) -> None:
@@ -44,14 +44,14 @@ def test_oom_existing_file_is_read(run: Run, pipeline: FakePipeline, tmp_path: P
 
     assert pipeline.case is not None
     assert (str(path),) == pipeline.case.sources
-    assert 500 * 2**20 == requested(pipeline)
+    assert requested(pipeline) == 500 * 2**20
 
 
 @pytest.mark.parametrize("args", [("oom",), ("oom", "-")])
 def test_oom_pipe_is_read(args: tuple[str, ...], run: Run, pipeline: FakePipeline) -> None:
     done = run(*args, stdin=MESSAGE.encode())
 
-    assert 500 * 2**20 == requested(pipeline)
+    assert requested(pipeline) == 500 * 2**20
     assert "Paste" not in done.err
 
 
@@ -60,13 +60,13 @@ def test_oom_on_a_terminal_asks_to_paste(run: Run, pipeline: FakePipeline) -> No
 
     assert "Ctrl-D" in done.err
     assert "Ctrl-D" not in done.out
-    assert 0 == done.code
+    assert done.code == 0
 
 
 def test_oom_empty_standard_input_is_a_sentence(run: Run) -> None:
     done = run("oom", "-")
 
-    assert 2 == done.code
+    assert done.code == 2
     assert "standard input is empty" in done.err
 
 
@@ -76,14 +76,14 @@ def test_oom_snapshot_points_to_analyze(run: Run, tmp_path: Path) -> None:
 
     done = run("oom", str(path))
 
-    assert 2 == done.code
+    assert done.code == 2
     assert f"fragdoctor analyze {path}" in done.err
 
 
 def test_oom_missing_file_is_not_taken_for_a_message(run: Run) -> None:
     done = run("oom", "logs/gone.log")
 
-    assert 2 == done.code
+    assert done.code == 2
     assert "does not exist" in done.err
 
 
@@ -94,9 +94,9 @@ def test_oom_directory_points_to_analyze(run: Run, tmp_path: Path) -> None:
 def test_oom_json_lists_messages_then_verdict(run: Run, pipeline: FakePipeline) -> None:
     document = json.loads(run("oom", MESSAGE, "--format", "json").out)
 
-    assert 500 * 2**20 == document["messages"][0]["requested_bytes"]
-    assert [{"pid": 1, "bytes": 3575560274}] == document["messages"][0]["other_processes"]
-    assert "fragmentation" == document["verdict"]["cause"]
+    assert document["messages"][0]["requested_bytes"] == 500 * 2**20
+    assert document["messages"][0]["other_processes"] == [{"pid": 1, "bytes": 3575560274}]
+    assert document["verdict"]["cause"] == "fragmentation"
 
 
 def test_oom_several_messages_first_cause_on_top(run: Run, pipeline: FakePipeline) -> None:
@@ -105,8 +105,8 @@ def test_oom_several_messages_first_cause_on_top(run: Run, pipeline: FakePipelin
     lines = run("oom", "-", stdin=log.encode()).out.splitlines()
 
     table = lines[next(i for i, line in enumerate(lines) if line.startswith("Messages")) :]
-    assert ["first", "1", "1", "0", "500.00", "MiB"] == table[2].split()[:6]
-    assert ["3", "0", "0", "600.00", "MiB"] == table[3].split()[:5]
+    assert table[2].split()[:6] == ["first", "1", "1", "0", "500.00", "MiB"]
+    assert table[3].split()[:5] == ["3", "0", "0", "600.00", "MiB"]
 
 
 def test_oom_overrides_reach_the_diagnosis(run: Run, pipeline: FakePipeline) -> None:
@@ -114,16 +114,16 @@ def test_oom_overrides_reach_the_diagnosis(run: Run, pipeline: FakePipeline) -> 
 
     assert pipeline.case is not None
     overrides = pipeline.case.overrides
-    assert (24 * 2**30, 1, "2.4.0") == (
+    assert (
         overrides.capacity_bytes,
         overrides.device,
         overrides.torch_version,
-    )
+    ) == (24 * 2**30, 1, "2.4.0")
 
 
 def test_oom_fail_on_counts_findings(run: Run, pipeline: FakePipeline) -> None:
-    assert 1 == run("oom", MESSAGE, "--fail-on", "warning").code
-    assert 0 == run("oom", MESSAGE, "--fail-on", "error").code
-    assert 0 == run("oom", MESSAGE, "--fail-on", "warning", "--exit-zero").code
+    assert run("oom", MESSAGE, "--fail-on", "warning").code == 1
+    assert run("oom", MESSAGE, "--fail-on", "error").code == 0
+    assert run("oom", MESSAGE, "--fail-on", "warning", "--exit-zero").code == 0
     pipeline.answer = diagnoses.healthy
-    assert 0 == run("oom", MESSAGE, "--fail-on", "warning").code
+    assert run("oom", MESSAGE, "--fail-on", "warning").code == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 
 import pytest
 from hypothesis import given
@@ -300,3 +301,30 @@ def test_any_text_is_read_without_an_error(noise):
 
     assert log.n_bytes > 0
     assert log.primary < max(1, len(log.messages))
+
+
+FULL = (
+    "CUDA out of memory. Tried to allocate 3.12 GiB. GPU 5 has a total capacity of 44.39 GiB of "
+    "which 1.07 GiB is free. Of the allocated memory 31.11 GiB is allocated by PyTorch, and 2.33 "
+    "GiB is reserved by PyTorch but unallocated."
+)
+
+
+def test_message_in_a_list_repr_is_no_program_text():
+    log = find_messages(repr(["step 1\nstep 2", "RuntimeError: " + FULL]))
+
+    assert [round(44.39 * 2**30)] == [m.total_bytes for m in log.messages]
+
+
+@pytest.mark.parametrize("width", [70, 90, 110])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_logger_name_before_each_wrapped_line_is_no_part_of_the_message(width, end):
+    prefix = "2026-01-02 03:04:05,678 ERROR trainer "
+    lines = textwrap.wrap("torch.OutOfMemoryError: " + FULL, width)
+
+    message = parse_oom(end.join(prefix + line for line in lines))
+
+    assert message is not None
+    assert parse_oom(FULL).free_bytes == message.free_bytes
+    assert parse_oom(FULL).reserved_unallocated_bytes == message.reserved_unallocated_bytes
+    assert parse_oom(FULL).total_bytes == message.total_bytes

@@ -109,8 +109,8 @@ def test_oom_document_messages_have_the_fields_of_the_contract() -> None:
     document = oom_document(diagnoses.several_messages())
 
     assert set(MESSAGE_CONTRACT.split()) <= set(document["messages"][0])
-    assert [118, 131, 140] == [m["line"] for m in document["messages"]]
-    assert 0 == document["primary"]
+    assert [m["line"] for m in document["messages"]] == [118, 131, 140]
+    assert document["primary"] == 0
 
 
 def test_diagnosis_document_bytes_are_integers_and_unknown_is_null() -> None:
@@ -147,7 +147,7 @@ def test_dumps_output_is_ascii_whatever_the_names_hold() -> None:
     assert text.isascii()
     assert "\x1b" not in text
     assert "\\ud800" not in text
-    assert "\x1b[2J\u202e\ufffd</script>\x9b" == json.loads(text)["verdict"]["summary"]
+    assert json.loads(text)["verdict"]["summary"] == "\x1b[2J\u202e\ufffd</script>\x9b"
 
 
 def test_dumps_numbers_that_json_lacks_become_null() -> None:
@@ -160,4 +160,4 @@ def test_dumps_numbers_that_json_lacks_become_null() -> None:
 
     values = [e["value"] for e in json.loads(dumps(diagnosis_document(odd)))["verdict"]["evidence"]]
 
-    assert [None, 7] == values
+    assert values == [None, 7]

@@ -84,14 +84,14 @@ def test_report_colour_changes_nothing_but_colour(name: str) -> None:
 def test_quiet_report_is_the_verdict_in_one_line() -> None:
     text = render_diagnosis(diagnoses.fragmentation(), RenderOptions(verbosity=Verbosity.QUIET))
 
-    assert 1 == text.count("\n")
+    assert text.count("\n") == 1
     assert text.startswith("Fragmentation (proven) on GPU 0: 500.00 MiB was refused")
 
 
 def test_report_first_lines_are_the_verdict() -> None:
     lines = render_diagnosis(diagnoses.fragmentation(), RenderOptions()).splitlines()
 
-    assert "Fragmentation (proven)  GPU 0" == lines[0]
+    assert lines[0] == "Fragmentation (proven)  GPU 0"
     assert lines[1].startswith("500.00 MiB was refused while 1.13 GiB was free")
 
 
@@ -141,9 +141,11 @@ def test_report_wide_characters_keep_the_columns() -> None:
 
     from rich.cells import cell_len
 
-    assert all(cell_len(line) <= 80 for line in text.splitlines() if "CONF" not in line and (
-        "\u6f22\u5b57" * 30 not in line
-    ))
+    assert all(
+        cell_len(line) <= 80
+        for line in text.splitlines()
+        if "CONF" not in line and ("\u6f22\u5b57" * 30 not in line)
+    )
 
 
 def test_report_megabyte_name_is_cut() -> None:

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from fragdoctor.diagnosis.checklist.item import Item
-from fragdoctor.diagnosis.decision import FULL_SLACK_SHARE, SLIM_MARGIN_SHARE
+from fragdoctor.diagnosis.decision import SLIM_MARGIN_SHARE
 from fragdoctor.model.diagnosis import ChecklistItem, Verdict
 from fragdoctor.rules.context import Context
 from fragdoctor.rules.growth.series import count_rises, values_of
-from fragdoctor.rules.refusal import Refusal
+from fragdoctor.rules.refusal import FULL_SLACK_SHARE, Refusal
 from fragdoctor.units import format_count, format_share, format_size
 
 RULE_OF_THUMB_SHARE: Final = 0.30

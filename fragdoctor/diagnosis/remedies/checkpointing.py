@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from fragdoctor.diagnosis.remedies.plan import HELPS, MAY_HELP, Plan, Proposal, propose
-from fragdoctor.diagnosis.remedies.workload import workload_of
+from fragdoctor.diagnosis.remedies.workload import fails_in_optimizer_step, only_builds, workload_of
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.finding import Confidence
 from fragdoctor.units import format_size
@@ -24,6 +24,8 @@ def remedies(plan: Plan) -> Iterator[Proposal]:
         return
     r = plan.refusal
     if r.total_bytes is not None and r.requested_bytes > r.total_bytes:
+        return
+    if fails_in_optimizer_step(plan) or only_builds(plan):
         return
     work = workload_of(plan)
     share = 1 / math.sqrt(EXAMPLE_LAYERS)

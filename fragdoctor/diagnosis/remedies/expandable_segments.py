@@ -31,7 +31,7 @@ MOSTLY: Final = 0.9
 
 def remedies(plan: Plan) -> Iterator[Proposal]:
     """Propose it for fragmentation; say why not where people would try it all the same."""
-    if not plan.is_allocator_case:
+    if not plan.is_allocator_case or plan.cause is Cause.HEALTHY:
         return
     setting = plan.variable(plan.with_present(CONF))
     needs_upgrade = is_too_new(plan, KEY)
@@ -123,5 +123,7 @@ def _caveats(plan: Plan) -> tuple[str, ...]:
         caveats.append(
             "Remove max_split_size_mb: together they can make reserved memory grow without bound."
         )
+    if plan.settings is not None and plan.settings.garbage_collection_threshold:
+        caveats.append("garbage_collection_threshold does not act on expandable segments.")
     caveats.append("Older versions cannot share its tensors between processes (CUDA IPC).")
     return tuple(caveats)

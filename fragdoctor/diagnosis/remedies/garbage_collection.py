@@ -16,7 +16,9 @@ TITLE = "Return old unused segments early"
 
 def remedies(plan: Plan) -> Iterator[Proposal]:
     """Propose it near a limit; say that it does nothing without one."""
-    if not plan.is_allocator_case or not plan.supports(Cause.FRAGMENTATION, Cause.MEMORY_LIMIT):
+    if not plan.is_allocator_case or plan.cause is Cause.HEALTHY:
+        return
+    if not plan.supports(Cause.FRAGMENTATION, Cause.MEMORY_LIMIT):
         return
     is_set = plan.settings is not None and plan.settings.garbage_collection_threshold > 0
     if not plan.has_fraction:

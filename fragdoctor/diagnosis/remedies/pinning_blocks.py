@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Final
 
 from fragdoctor.diagnosis.remedies.plan import HELPS, MAY_HELP, Plan, Proposal, propose
@@ -30,7 +31,7 @@ def remedies(plan: Plan) -> Iterator[Proposal]:
         line = plan.context.user_line(pin.stack)
         freed = pin.pinned_bytes + pin.block_bytes
         solves = freed >= missing
-        yield propose(
+        proposal = propose(
             "move-pinning-blocks",
             f"Keep the blocks of {place(line)} out of the way",
             weight=HELPS + 5 if solves else MAY_HELP,
@@ -47,3 +48,4 @@ def remedies(plan: Plan) -> Iterator[Proposal]:
             evidence=(Evidence("pinned", pin.pinned_bytes, "bytes", "snapshot"),),
             saves_bytes=pin.pinned_bytes,
         )
+        yield replace(proposal, addresses=tuple(pin.addresses))

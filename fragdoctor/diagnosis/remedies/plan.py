@@ -136,11 +136,15 @@ def _entries(conf: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A remedy with its weight; ``is_rejected`` for popular ones that do not help here."""
+    """A remedy with its weight; ``is_rejected`` for popular ones that do not help here.
+
+    ``addresses`` are the blocks that a change of the code would free or move, for the replay.
+    """
 
     recommendation: Recommendation
     weight: int
     is_rejected: bool = False
+    addresses: tuple[int, ...] = ()
 
 
 def propose(  # noqa: PLR0913 - the fields of a recommendation, all by keyword

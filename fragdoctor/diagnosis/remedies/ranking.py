@@ -1,7 +1,7 @@
 """All remedies, ranked: what removes the cause first, then confidence, then bytes saved.
 
 The place for replay: ``rank`` orders by ``predicted`` before anything else, so that whoever fills
-it in from a simulation changes no remedy (see ``tested``).
+it in from a simulation changes no remedy (see ``with_replay``).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from fragdoctor.diagnosis.remedies import (
     graph_pools,
     libraries,
     max_split_size,
+    model_memory,
     optimizer_state,
     pending_streams,
     pinning_blocks,
@@ -49,6 +50,7 @@ REMEDIES: Final[tuple[Callable[[Plan], Iterator[Proposal]], ...]] = tuple(
         graph_pools,
         libraries,
         max_split_size,
+        model_memory,
         optimizer_state,
         pending_streams,
         pinning_blocks,
@@ -97,7 +99,7 @@ def rank(
     return ranked, tuple(sorted(rejected, key=lambda r: r.code))
 
 
-def tested(proposal: Proposal, predicted: Predicted) -> Proposal:
+def with_replay(proposal: Proposal, predicted: Predicted) -> Proposal:
     """Return a proposal with the outcome of its replay.
 
     A setting that was rejected by reasoning alone comes back if the replay shows that it fits.
@@ -110,11 +112,19 @@ def tested(proposal: Proposal, predicted: Predicted) -> Proposal:
     )
 
 
-def _order(proposal: Proposal) -> tuple[int, int, int, int, str]:
+COMPUTE_LESS: Final = frozenset({"smaller-batch", "gradient-checkpointing"})
+"""What makes each step compute less or longer comes after what does not, however much it saves."""
+
+
+def _order(proposal: Proposal) -> tuple[int, int, int, int, int, int, int, str]:
     r = proposal.recommendation
-    is_shown_to_fit = r.predicted.method == "replay" and r.predicted.fits is True
+    p = r.predicted
+    is_shown_to_fit = p.method == "replay" and p.fits is True
     return (
         0 if is_shown_to_fit else 1,
+        int(is_shown_to_fit and r.code in COMPUTE_LESS),
+        -(p.margin_bytes or 0) if is_shown_to_fit else 0,
+        (p.driver_calls or 0) if is_shown_to_fit else 0,
         -proposal.weight,
         CONFIDENCE_ORDER[r.confidence],
         -(r.saves_bytes or 0),

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fragdoctor.diagnosis.remedies.plan import HELPS, MAY_HELP, Plan, Proposal, propose
-from fragdoctor.diagnosis.remedies.workload import Workload, workload_of
+from fragdoctor.diagnosis.remedies.plan import HELPS, MAY_HELP, Plan, Proposal, propose, reject
+from fragdoctor.diagnosis.remedies.workload import (
+    Workload,
+    fails_in_optimizer_step,
+    only_builds,
+    workload_of,
+)
 from fragdoctor.model.diagnosis import Cause, Predicted
 from fragdoctor.model.finding import Confidence, Evidence
 from fragdoctor.units import format_share, format_size
 
 CODE = "smaller-batch"
+TITLE = "Use a smaller batch or shorter sequences"
 
 
 def remedies(plan: Plan) -> Iterator[Proposal]:
@@ -19,11 +25,22 @@ def remedies(plan: Plan) -> Iterator[Proposal]:
         return
     if plan.cause not in (Cause.CAPACITY, Cause.TRANSIENT_PEAK, Cause.MEMORY_LIMIT):
         return
+    if fails_in_optimizer_step(plan):
+        yield reject(
+            CODE,
+            TITLE,
+            confidence=Confidence.LIKELY,
+            why="The failure is in the optimizer's step, when the activations of the batch are "
+            "freed already; weights, gradients and state do not shrink with the batch.",
+        )
+        return
     work = workload_of(plan)
-    is_main = plan.cause in (Cause.CAPACITY, Cause.TRANSIENT_PEAK)
+    if work.missing_bytes <= 0:
+        return
+    is_main = plan.cause in (Cause.CAPACITY, Cause.TRANSIENT_PEAK) and not only_builds(plan)
     yield propose(
         CODE,
-        "Use a smaller batch or shorter sequences",
+        TITLE,
         weight=HELPS + 20 if is_main else MAY_HELP,
         confidence=Confidence.LIKELY if work.activation_bytes is not None else Confidence.POSSIBLE,
         change=_change(work),

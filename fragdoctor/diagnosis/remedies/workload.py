@@ -8,10 +8,15 @@ from typing import Final
 import numpy as np
 
 from fragdoctor.diagnosis.remedies.plan import Plan
+from fragdoctor.model.snapshot import Action
+from fragdoctor.rules.optimizer import fails_in_optimizer
 
 LOW_PERCENTILE: Final = 5
 """Live memory between steps: weights, gradients kept, optimizer state. The lowest states of a run
 are those before the model was built."""
+
+BUILD_FREES_SHARE: Final = 0.02
+"""Building a model frees next to nothing; a single forward pass frees more than this."""
 
 MIN_SWING_SHARE: Final = 0.05
 """Live memory that moves by less than this has no steps to speak of."""
@@ -31,6 +36,28 @@ class Workload:
     keep_share: float | None = None
 
 
+def fails_in_optimizer_step(plan: Plan) -> bool:
+    """Tell whether the request failed inside an optimizer's step, after the backward pass."""
+    analysis = plan.context.analysis
+    return analysis is not None and fails_in_optimizer(plan.context, analysis)
+
+
+def only_builds(plan: Plan) -> bool:
+    """Tell whether nothing was ever freed before the failure: the model itself is being built.
+
+    Small blocks do not count: making a weight frees a scalar or two.
+    """
+    analysis, snapshot = plan.context.analysis, plan.context.snapshot
+    if analysis is None or snapshot is None or not analysis.capture.has_trace:
+        return False
+    if analysis.capture.is_late_start or analysis.capture.missing_actions:
+        return False
+    rows = snapshot.events.device_slice(analysis.device)
+    frees = snapshot.events.action[rows] == Action.FREE_REQUESTED
+    freed = int(snapshot.events.size_bytes[rows][frees].sum())
+    return freed <= BUILD_FREES_SHARE * analysis.active_bytes
+
+
 def workload_of(plan: Plan) -> Workload:
     """Return the split of live memory at the failure."""
     r = plan.refusal
@@ -38,6 +65,7 @@ def workload_of(plan: Plan) -> Workload:
         return Workload(0)
     missing = max(0, -r.margin_bytes) if r.margin_bytes is not None else 0
     if missing == 0:
+        # Packed perfectly it would fit; without new packing this much more must be free.
         missing = max(0, r.requested_bytes - (r.free_bytes or 0))
     analysis = plan.context.analysis
     if analysis is None or analysis.timeline is None or r.live_bytes is None:

@@ -180,9 +180,10 @@ def _tail_length(text: str, draft: _Draft) -> int:
 
 
 def _is_message(draft: _Draft, stream: Stream) -> bool:
-    if is_source(stream, draft.start):
-        return False
     figures = len(draft.seen & _FIGURES)
+    # Program text holds placeholders, not figures: a list's repr in a log looks like source too.
+    if figures < 3 and is_source(stream, draft.start):
+        return False
     if draft.seen & {"tried", "huge"}:
         return True
     return figures >= 2 or ("head" in draft.seen and figures >= 1)

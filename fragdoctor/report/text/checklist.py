@@ -8,6 +8,7 @@ from typing import Final
 
 from fragdoctor.model.diagnosis import ChecklistItem, Diagnosis, Status
 from fragdoctor.report.base import Verbosity
+from fragdoctor.report.phrases import plural
 from fragdoctor.report.text.page import Cell, Column, Page
 
 # Short names for a narrow column; JSON and Markdown carry the full titles.
@@ -41,6 +42,14 @@ def write_checklist(page: Page, diagnosis: Diagnosis) -> None:
     if not items:
         return
     page.heading("Checklist")
+    verbose = page.options.verbosity is Verbosity.VERBOSE
+    if not verbose and all(item.status is Status.SKIP for item in items):
+        skipped = plural(len(items), "item")
+        page.paragraph(
+            [("skip  ", "dim"), f"all {skipped}: this input holds none of the figures they need"]
+        )
+        page.paragraph(("--verbose says for each what would answer it", "dim"), indent=8)
+        return
     page.table(
         [Column(), Column(), Column("wrap"), Column()],
         [_row(item) for item in items],

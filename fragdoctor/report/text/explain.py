@@ -65,7 +65,7 @@ def render_rules(rules: Iterable[RuleText], options: RenderOptions) -> str:
     for prefix in sorted({rule.code[:3] for rule in listed}):
         page.heading(THEMES.get(prefix, prefix), f"{prefix}xx")
         page.table(
-            [Column(), Column(), Column("wrap")],
+            [Column(), Column(max_width=32), Column("wrap")],
             [
                 [(rule.code, _SEVERITY_STYLES[rule.severity]), rule.name, (rule.summary, "dim")]
                 for rule in listed
@@ -88,7 +88,6 @@ def render_rule(
     rule = _found(list(rules), code)
     page = Page(options)
     page.paragraph([(f"{rule.code} {rule.name}", "bold")], indent=0)
-    page.paragraph(rule.summary, indent=0)
     facts = f"severity {rule.severity.name.lower()}, {rule.status}, since {rule.since}"
     page.paragraph((facts, "dim"), indent=0)
     _write_docstring(page, inspect.getdoc(rule) or "", tuple(headings))

@@ -78,7 +78,9 @@ def parts_of(figures: DeviceFigures, message: OomMessage | None, glyphs: Glyphs)
         Part("releasable", releasable, glyphs.releasable, "green", "free, returned on demand"),
     ]
     outside, free = _beyond(figures, message, reserved)
-    parts.append(Part("outside", outside, glyphs.outside, "blue", "not PyTorch's caching allocator"))
+    parts.append(
+        Part("outside", outside, glyphs.outside, "blue", "not PyTorch's caching allocator")
+    )
     parts.append(Part("free", free, glyphs.free, "dim", "not reserved by PyTorch"))
     return [p for p in parts if p.n_bytes > 0]
 
@@ -101,9 +103,7 @@ def apportion(parts: list[Part], width: int) -> list[int]:
     return cells
 
 
-def _beyond(
-    figures: DeviceFigures, message: OomMessage | None, reserved: int
-) -> tuple[int, int]:
+def _beyond(figures: DeviceFigures, message: OomMessage | None, reserved: int) -> tuple[int, int]:
     """Return (memory outside PyTorch, free memory) of the device, 0 where nobody says."""
     if message is not None and message.total_bytes and message.free_bytes is not None:
         free = max(0, message.free_bytes)
@@ -134,7 +134,7 @@ def _write_device(page: Page, figures: DeviceFigures, message: OomMessage | None
                 (p.glyph, p.style),
                 p.name,
                 format_size(p.n_bytes),
-                format_share(p.n_bytes, total),
+                _share(p.n_bytes, total),
                 (p.meaning, "dim"),
             ]
             for p in parts
@@ -143,11 +143,16 @@ def _write_device(page: Page, figures: DeviceFigures, message: OomMessage | None
     page.paragraph((_figures_line(figures), "dim"))
 
 
+def _share(part: int, whole: int) -> str:
+    # Nearly all is not all: what is left over may be what the verdict is about.
+    shown = format_share(part, whole)
+    return ">99 %" if shown == "100 %" and part < whole else shown
+
+
 def _figures_line(figures: DeviceFigures) -> str:
     """Return the further figures of a device that the input gives, in one sentence."""
-    said = [f"Reserved {format_size(figures.reserved_bytes)}"]
-    if figures.capacity_bytes is not None:
-        said.append(f"of {format_size(figures.capacity_bytes)} it could have")
+    of = "" if figures.capacity_bytes is None else f" of {format_size(figures.capacity_bytes)}"
+    said = [f"Reserved {format_size(figures.reserved_bytes)}{of}"]
     for label, value in (
         ("peak reserved", figures.peak_reserved_bytes),
         ("peak allocated", figures.peak_allocated_bytes),

@@ -35,7 +35,7 @@ def write_messages(page: Page, diagnosis: Diagnosis) -> None:
             n_more = format_count(len(order) - len(shown))
             page.paragraph((f"{n_more} more with --verbose", "dim"))
     if log.markers:
-        page.heading("Around them")
+        page.heading("Beside them" if len(log.messages) > 1 else "Other lines of this text")
         markers = log.markers if verbose else log.markers[:_SHOWN]
         page.table([Column(), Column(), Column("wrap")], [_marker_row(m) for m in markers])
         if len(log.markers) > len(markers):

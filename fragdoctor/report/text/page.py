@@ -44,7 +44,7 @@ class Glyphs:
     bar_end: str
 
 
-UNICODE_GLYPHS: Final = Glyphs("…", "█", "▓", "▚", "▞", "▒", "╳", "·", "▕", "▏")
+UNICODE_GLYPHS: Final = Glyphs("…", "█", "▓", "▚", "▞", "▒", "x", "·", "▕", "▏")
 ASCII_GLYPHS: Final = Glyphs("...", "#", "%", "~", "+", "=", "x", ".", "[", "]")
 
 Span = str | tuple[str, str]
@@ -55,11 +55,11 @@ Cell = Span | list[Span]
 class Column:
     """How one column of a table is laid out.
 
-    ``fit`` columns get the width they need; ``wrap`` and ``path`` columns share what is left:
-    the first breaks into lines, the second is cut on the left.
+    ``fit`` columns get the width they need; the others share what is left: ``wrap`` breaks into
+    lines at spaces, ``list`` after commas, ``path`` is cut on the left.
     """
 
-    kind: Literal["fit", "wrap", "path"] = "fit"
+    kind: Literal["fit", "wrap", "list", "path"] = "fit"
     align: Literal["left", "right"] = "left"
     title: str = ""
     max_width: int | None = None
@@ -198,7 +198,8 @@ class Page:
             if column.kind == "path":
                 cells.append([self._cut_left(text, width)])
             elif text.cell_len > width:
-                cells.append(self._wrapped(text, width))
+                whole = _commas_opened(text, width) if column.kind == "list" else text
+                cells.append(self._wrapped(whole, width))
             else:
                 cells.append([text])
         for i in range(max(len(lines) for lines in cells)):
@@ -227,6 +228,19 @@ def styled(cell: Cell) -> Text:
     for span in cell:
         text.append_text(styled(span))
     return text
+
+
+def _commas_opened(text: Text, width: int) -> Text:
+    """Return text with a space after the last comma that fits on each line: a place to break."""
+    parts = text.split(",", include_separator=True)
+    opened, used = Text(), 0
+    for part in parts:
+        if used and used + part.cell_len > width:
+            opened.append(" ")
+            used = 0
+        opened.append_text(part)
+        used += part.cell_len
+    return opened
 
 
 def _only_style(text: Text) -> str:

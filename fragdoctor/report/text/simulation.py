@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from fragdoctor.model.simulation import ReplayResult, Simulation
 from fragdoctor.report import escape
@@ -10,6 +11,9 @@ from fragdoctor.report.base import RenderOptions, Verbosity
 from fragdoctor.report.phrases import fidelity_text, plural
 from fragdoctor.report.text.page import Cell, Column, Page
 from fragdoctor.units import format_count, format_size
+
+# From here on the table has room for one more column of figures.
+WIDE: Final = 100
 
 
 def render_simulation(simulation: Simulation, options: RenderOptions) -> str:
@@ -19,28 +23,41 @@ def render_simulation(simulation: Simulation, options: RenderOptions) -> str:
         return escape.terminal(sentence) + "\n"
     page = Page(options)
     page.paragraph((sentence, "bold"), indent=0)
-    _write_table(page, simulation)
+    if simulation.pareto:
+        _write_sweep(page, simulation)
+    else:
+        page.heading("Replay", f"GPU {simulation.device}, {_replayed(simulation)}")
+        _write_table(page, simulation, [simulation.baseline, *simulation.results])
     _write_remarks(page, simulation)
     return page.render()
 
 
 def answer(simulation: Simulation) -> str:
-    """Return what the replay says in one sentence with its numbers."""
-    baseline = simulation.baseline
-    as_recorded = f"As recorded the run {_outcome(baseline)}"
-    fitting = [r for r in simulation.results if r.fits]
-    if not simulation.results:
-        return f"{as_recorded}."
+    """Return what the replay says in one sentence or two, with the numbers."""
+    as_recorded = f"As recorded the run {_outcome(simulation.baseline)}."
+    results = simulation.results
+    if not results:
+        return as_recorded
+    if len(results) == 1:
+        return f"With {_name(results[0])} the run {_outcome(results[0])}. {as_recorded}"
+    fitting = [r for r in results if r.fits]
+    count = f"{len(fitting)} of {len(results)} variants {'fits' if len(fitting) == 1 else 'fit'}"
     if not fitting:
-        tried = plural(len(simulation.results), "variant")
-        return f"{as_recorded}; none of {tried} tried fits."
-    best = min(fitting, key=lambda r: (r.peak_reserved_bytes, r.driver_calls))
-    n_fit = f"{len(fitting)} of {plural(len(simulation.results), 'variant')} fit"
-    if len(fitting) == 1:
-        n_fit += "s"
-    lead = f"{n_fit}, lowest with {_name(best)}: peak reserved "
-    of = "" if best.capacity_bytes is None else f" of {format_size(best.capacity_bytes)}"
-    return f"{lead}{format_size(best.peak_reserved_bytes)}{of}. {as_recorded}."
+        return f"None of {len(results)} variants fits. {as_recorded}"
+    if simulation.best is not None:
+        best = simulation.best
+        return f"The cheapest that fits is {_name(best)}: {_price(best)}; {count}. {as_recorded}"
+    if simulation.pareto:
+        return f"No setting is needed: the recorded ones fit with margin; {count}. {as_recorded}"
+    lowest = min(fitting, key=lambda r: (r.peak_reserved_bytes, r.driver_calls))
+    return f"{count}, lowest with {_name(lowest)}: {_price(lowest)}. {as_recorded}"
+
+
+def _price(result: ReplayResult) -> str:
+    of = "" if result.capacity_bytes is None else f" of {format_size(result.capacity_bytes)}"
+    retries = plural(result.retries, "retry", "retries")
+    calls = plural(result.driver_calls, "driver call")
+    return f"peak reserved {format_size(result.peak_reserved_bytes)}{of}, {retries}, {calls}"
 
 
 def _outcome(result: ReplayResult) -> str:
@@ -57,10 +74,23 @@ def _failure(result: ReplayResult) -> str:
     return f" at event {format_count(result.oom_event)}{asked}"
 
 
-def _write_table(page: Page, simulation: Simulation) -> None:
-    page.heading("Replay", f"GPU {simulation.device}, {_replayed(simulation)}")
-    rows = [simulation.baseline, *simulation.results]
-    with_smallest = any(r.smallest_capacity_bytes is not None for r in rows)
+def _write_sweep(page: Page, simulation: Simulation) -> None:
+    """Write the settings worth choosing between; with --verbose all that were tried."""
+    verbose = page.options.verbosity is Verbosity.VERBOSE
+    page.heading("Best trade-offs", "no other setting beats these in both peak and calls")
+    _write_table(page, simulation, [simulation.baseline, *simulation.pareto])
+    n_tried = len(simulation.results)
+    if verbose:
+        page.heading("All that were tried", f"GPU {simulation.device}, {_replayed(simulation)}")
+        _write_table(page, simulation, [simulation.baseline, *simulation.results])
+    else:
+        tried = plural(n_tried, "setting")
+        page.paragraph((f"{tried} tried over {_replayed(simulation)}; all with --verbose", "dim"))
+
+
+def _write_table(page: Page, simulation: Simulation, rows: Sequence[ReplayResult]) -> None:
+    has_smallest = any(r.smallest_capacity_bytes is not None for r in rows)
+    with_smallest = has_smallest and page.width >= WIDE
     columns = [
         Column(title="fits"),
         Column(title="peak", align="right"),
@@ -68,13 +98,10 @@ def _write_table(page: Page, simulation: Simulation) -> None:
         Column(title="retries", align="right"),
         Column(title="calls", align="right"),
         *([Column(title="smallest", align="right")] if with_smallest else []),
-        Column("wrap", title="setting"),
+        Column("list", title="setting"),
     ]
-    cells = [
-        _row(r, simulation.baseline, is_baseline=i == 0, with_smallest=with_smallest)
-        for i, r in enumerate(rows)
-    ]
-    page.table(columns, cells, below=[_below(r) for r in rows])
+    cells = [_row(r, is_baseline=i == 0, with_smallest=with_smallest) for i, r in enumerate(rows)]
+    page.table(columns, cells, below=[_below(r, simulation, with_smallest) for r in rows])
     meaning = (
         "peak: highest reserved memory; margin: capacity less peak; calls: cudaMalloc, cudaFree, "
         "map and unmap, a measure of slow-down"
@@ -87,16 +114,22 @@ def _write_table(page: Page, simulation: Simulation) -> None:
 def _replayed(simulation: Simulation) -> str:
     capacity = simulation.baseline.capacity_bytes
     limit = "no limit" if capacity is None else f"capacity {format_size(capacity)}"
-    return f"{plural(simulation.baseline.n_replayed, 'request')}, {limit}"
+    asked = _shared_capacity(simulation)
+    asked_for = f" as recorded, {_capacity(asked)} asked for" if asked is not None else ""
+    return f"{plural(simulation.baseline.n_replayed, 'request')}, {limit}{asked_for}"
 
 
-def _row(
-    result: ReplayResult, baseline: ReplayResult, *, is_baseline: bool, with_smallest: bool
-) -> list[Cell]:
+def _shared_capacity(simulation: Simulation) -> ReplayResult | None:
+    """Return a result that stands for all, if they share a capacity that is not the recorded."""
+    capacities = {r.capacity_bytes for r in simulation.results}
+    if len(capacities) != 1 or capacities == {simulation.baseline.capacity_bytes}:
+        return None
+    return simulation.results[0]
+
+
+def _row(result: ReplayResult, *, is_baseline: bool, with_smallest: bool) -> list[Cell]:
     margin = result.margin_bytes
     name = _name(result)
-    if not is_baseline and result.capacity_bytes != baseline.capacity_bytes:
-        name += f", capacity {_capacity(result)}"
     return [
         ("yes", "bold green") if result.fits else ("NO", "bold red"),
         format_size(result.peak_reserved_bytes),
@@ -118,17 +151,23 @@ def _capacity(result: ReplayResult) -> str:
 
 def _name(result: ReplayResult) -> str:
     parts = [result.conf or ("" if result.edit else "default settings"), result.edit]
-    if result.memory_fraction is not None:
+    if result.memory_fraction is not None and "memory_fraction" not in result.conf:
         parts.append(f"memory fraction {result.memory_fraction:g}")
     if result.torch_version:
         parts.append(f"torch {result.torch_version}")
     return ", ".join(p for p in parts if p)
 
 
-def _below(result: ReplayResult) -> Sequence[Cell]:
+def _below(result: ReplayResult, simulation: Simulation, with_smallest: bool) -> Sequence[Cell]:
     lines: list[Cell] = []
+    differs = result.capacity_bytes != simulation.baseline.capacity_bytes
+    if differs and _shared_capacity(simulation) is None:
+        lines.append((f"within {_capacity(result)}", "dim"))
     if not result.fits and result.oom_event is not None:
         lines.append((f"fails{_failure(result)}", "dim"))
+    if result.smallest_capacity_bytes is not None and not with_smallest:
+        smallest = format_size(result.smallest_capacity_bytes)
+        lines.append((f"smallest capacity at which it fits: {smallest}", "dim"))
     lines += [(note, "dim") for note in (result.smallest_capacity_note, result.note) if note]
     return lines
 

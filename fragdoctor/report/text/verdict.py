@@ -6,7 +6,7 @@ from typing import Final
 
 from fragdoctor.model.diagnosis import Cause, Diagnosis
 from fragdoctor.report.base import Verbosity
-from fragdoctor.report.phrases import CAUSE_TITLES, evidence_text, verdict_title
+from fragdoctor.report.phrases import also_text, evidence_text, verdict_title
 from fragdoctor.report.text.page import Page, Span
 
 _LABEL_WIDTH: Final = 11
@@ -28,8 +28,7 @@ def write_verdict(page: Page, diagnosis: Diagnosis) -> None:
     page.paragraph(head, indent=0)
     page.paragraph(verdict.summary, indent=0)
     if verdict.also:
-        also = ", ".join(CAUSE_TITLES[c].lower() for c in verdict.also)
-        _labelled(page, "Also", also)
+        _labelled(page, "Also", also_text(verdict))
     if verdict.decider:
         _labelled(page, "To settle", verdict.decider)
     if page.options.verbosity is Verbosity.VERBOSE and verdict.evidence:

@@ -8,6 +8,7 @@ from typing import ClassVar
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
 from fragdoctor.rules.base import Need, Rule
 from fragdoctor.rules.context import Context
+from fragdoctor.rules.growth.significance import leading_growth
 from fragdoctor.rules.transients import find_transient
 from fragdoctor.units import format_size
 
@@ -42,7 +43,7 @@ class TransientPeak(Rule):
         analysis = context.analysis
         assert analysis is not None  # noqa: S101 - needs
         spike = find_transient(context, analysis)
-        if spike is None:
+        if spike is None or leading_growth(context, analysis) is not None:
             return
         yield self.finding(
             context,

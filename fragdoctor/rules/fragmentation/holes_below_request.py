@@ -44,7 +44,7 @@ class HolesBelowRequest(Rule):
         assert r is not None  # noqa: S101 - needs
         if r.unallocated_bytes is None:
             raise Skip("the message does not print what was reserved but unallocated")
-        if r.unallocated_bytes < r.requested_bytes:
+        if r.unallocated_bytes < r.requested_bytes or not r.has_real_holes:
             return
         largest, wanted = r.largest_free_block_bytes, r.block_bytes or r.requested_bytes
         if largest is not None and largest >= wanted:

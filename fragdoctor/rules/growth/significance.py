@@ -24,6 +24,11 @@ def leading_growth(context: Context, analysis: DeviceAnalysis) -> Growth | None:
     return max(significant, key=lambda g: g.survivor_bytes, default=None)
 
 
+def total_growth(analysis: DeviceAnalysis) -> int:
+    """Return the bytes of all survivors of significant growth: a graph leaks by many lines."""
+    return sum(g.survivor_bytes for g in analysis.growth if is_significant(g, analysis))
+
+
 def is_significant(growth: Growth, analysis: DeviceAnalysis) -> bool:
     """Tell whether a growth is steady, long and large enough to be called a leak."""
     return (

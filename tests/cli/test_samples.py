@@ -1,0 +1,89 @@
+"""The whole way on the project's own recordings: files in, reports out."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+
+import jsonschema
+import pytest
+from attacks import assert_all_seen
+from command_line import Run
+
+import fragdoctor.report
+
+SCHEMAS = Path(fragdoctor.report.__file__).parent / "schema"
+FOLDER = Path(__file__).resolve().parents[2] / "sample_snapshots"
+SNAPSHOTS = sorted(p.name for p in FOLDER.glob("*.pickle*"))
+TEXTS = sorted(p.name for p in FOLDER.glob("*oom*") if p.suffix in {".txt", ".log"})
+
+
+def validated(text: str, name: str) -> dict[str, object]:
+    document: dict[str, object] = json.loads(text)
+    schema = json.loads((SCHEMAS / f"{name}-1.0.schema.json").read_text(encoding="utf-8"))
+    jsonschema.validate(document, schema)
+    return document
+
+
+def test_samples_are_there() -> None:
+    assert len(SNAPSHOTS) >= 10
+    assert TEXTS
+
+
+@pytest.mark.parametrize("name", SNAPSHOTS)
+def test_analyze_sample_json_fits_the_schema(name: str, run: Run, samples: Path) -> None:
+    done = run("analyze", str(samples / name), "--format", "json")
+
+    assert (done.code, done.err) == (0, "")
+    validated(done.out, "diagnosis")
+
+
+@pytest.mark.parametrize("width", ["80", "120"])
+@pytest.mark.parametrize("name", SNAPSHOTS)
+def test_analyze_sample_text_reads_well(
+    name: str, width: str, run: Run, samples: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", width)
+
+    done = run("analyze", str(samples / name), "--verbose")
+
+    lines = done.out.splitlines()
+    assert (done.code, done.err) == (0, "")
+    assert done.out.isascii()
+    assert_all_seen("".join(lines))
+    copied = [line for line in lines if "PYTORCH_CUDA_ALLOC_CONF=" in line]
+    assert [line for line in lines if len(line) > int(width) and line not in copied] == []
+    assert not any(a == b == "" for a, b in pairwise(lines))
+
+
+@pytest.mark.parametrize("name", SNAPSHOTS)
+def test_analyze_sample_markdown_has_the_verdict_first(name: str, run: Run, samples: Path) -> None:
+    done = run("analyze", str(samples / name), "--format", "markdown")
+
+    assert done.out.startswith("## ")
+    assert done.code == 0
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_oom_sample_json_fits_the_schema(name: str, run: Run, samples: Path) -> None:
+    done = run("oom", str(samples / name), "--format", "json")
+
+    document = validated(done.out, "oom")
+    assert document["messages"]
+
+
+def test_simulate_sample_json_fits_the_schema(run: Run, samples: Path) -> None:
+    path = str(samples / "fragmentation_oom.pickle")
+
+    done = run("simulate", path, "--conf", "expandable_segments:True", "--format", "json")
+
+    validated(done.out, "simulation")
+
+
+def test_analyze_fragmentation_sample_is_the_screen_of_the_readme(run: Run, samples: Path) -> None:
+    done = run("analyze", str(samples / "fragmentation_oom.pickle"))
+
+    assert done.out.startswith("Fragmentation (proven)  GPU 0\n")
+    for heading in ("Checklist", "Memory", "Pins", "Holders", "What to do"):
+        assert f"\n{heading}" in done.out

@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import json
+import pickle
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import diagnoses
+import pytest
+from command_line import Run
+
+from fragdoctor.model.simulation import Simulation
+
+SNAPSHOT: dict[str, Any] = {"segments": [], "device_traces": [[]]}
+
+
+class FakeReplay:
+    """Stands in for the allocator model: remembers the question, answers with fixed figures."""
+
+    def __init__(self) -> None:
+        self.asked: dict[str, Any] = {}
+
+    def simulate(self, snapshot: object, **asked: Any) -> Simulation:
+        self.asked = {"snapshot": snapshot, **asked}
+        asked["progress"](1, 2)
+        return diagnoses.simulation()
+
+
+@pytest.fixture
+def replay(monkeypatch: pytest.MonkeyPatch) -> FakeReplay:
+    fake = FakeReplay()
+    module = types.ModuleType("fragdoctor.allocator.simulate")
+    module.simulate = fake.simulate  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "fragdoctor.allocator.simulate", module)
+    return fake
+
+
+@pytest.fixture
+def snapshot(tmp_path: Path) -> str:
+    path = tmp_path / "snapshot.pickle"
+    path.write_bytes(pickle.dumps(SNAPSHOT))
+    return str(path)
+
+
+def test_simulate_question_reaches_the_model(run: Run, replay: FakeReplay, snapshot: str) -> None:
+    run(
+        "simulate", snapshot, "--conf", "a:1", "--conf", "b:2", "--conf", "a:1",
+        "--capacity", "24GiB", "--memory-fraction", "0.5", "--torch-version", "2.4.1",
+        "--device", "1", "--smallest-capacity",
+    )  # fmt: skip
+
+    asked = replay.asked
+    assert asked["confs"] == ("a:1", "b:2")
+    assert asked["capacity_bytes"] == 24 * 2**30
+    assert (asked["memory_fraction"], asked["torch_version"]) == (0.5, "2.4.1")
+    assert (asked["device"], asked["smallest_capacity"]) == (1, True)
+
+
+def test_simulate_text_answers_first(run: Run, replay: FakeReplay, snapshot: str) -> None:
+    done = run("simulate", snapshot, "--conf", "expandable_segments:True")
+
+    assert (done.code, done.err) == (0, "")
+    assert done.out.startswith("2 of 3 variants fit, lowest with expandable_segments:True")
+
+
+def test_simulate_quiet_is_one_line(run: Run, replay: FakeReplay, snapshot: str) -> None:
+    assert run("simulate", snapshot, "-q").out.count("\n") == 1
+
+
+def test_simulate_json_has_baseline_and_results(
+    run: Run, replay: FakeReplay, snapshot: str
+) -> None:
+    document = json.loads(run("simulate", snapshot, "--format", "json").out)
+
+    assert document["baseline"]["fits"] is False
+    assert [r["fits"] for r in document["results"]] == [True, False, True]
+    assert document["fidelity"]["share"] == 1.0
+
+
+def test_simulate_output_file_is_written(
+    run: Run, replay: FakeReplay, snapshot: str, tmp_path: Path
+) -> None:
+    target = tmp_path / "what-if.json"
+
+    done = run("simulate", snapshot, "--format", "json", "-o", str(target))
+
+    assert done.out == ""
+    assert json.loads(target.read_text())["device"] == 0
+
+
+def test_simulate_statistics_are_no_trace(run: Run, replay: FakeReplay, tmp_path: Path) -> None:
+    path = tmp_path / "stats.json"
+    path.write_text('{"allocated_bytes.all.current": 1, "num_ooms": 0}')
+
+    done = run("simulate", str(path))
+
+    assert done.code == 2
+    assert "no memory snapshot" in done.err
+
+
+@pytest.mark.shared
+def test_simulate_recording_end_to_end(run: Run, shared: Path) -> None:
+    path = shared / "snapshots" / "frag_gpt_varlen" / "snapshot.pickle"
+
+    done = run("simulate", str(path), "--conf", "expandable_segments:True", "--format", "json")
+
+    document = json.loads(done.out)
+    assert document["baseline"]["fits"] is False
+    assert document["results"][0]["fits"] is True
+    assert document["fidelity"]["share"] == 1.0

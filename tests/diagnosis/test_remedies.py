@@ -1,0 +1,262 @@
+"""Recommendations: right for the cause, never against the evidence."""
+
+from __future__ import annotations
+
+import pytest
+from builders import MIB
+from oom_messages import GIB, case_of, log_of, message, new_style, old_style, process
+from oom_snapshots import calm, full, holes, late_free
+
+from fragdoctor.diagnosis.contexts import build_contexts
+from fragdoctor.diagnosis.pipeline import diagnose
+from fragdoctor.diagnosis.remedies.plan import Plan, Proposal, propose, reject
+from fragdoctor.diagnosis.remedies.ranking import rank, with_replay
+from fragdoctor.diagnosis.verdict import find_verdict
+from fragdoctor.model.case import Case, Overrides
+from fragdoctor.model.diagnosis import Cause, Predicted
+from fragdoctor.model.finding import Confidence
+
+FRAGMENTED = new_style("500.00 MiB", "3.81 GiB", "488.00 MiB", "2.67 GiB", "673.42 MiB")
+FULL = new_style("48.00 MiB", "2.93 GiB", "12.00 MiB", "2.91 GiB", "7.31 MiB")
+LIMITED = new_style(
+    "384.00 MiB", "16.00 GiB", "13.07 GiB", "2.91 GiB", "17.46 MiB", allowed="3.20 GiB"
+)
+
+
+def codes(diagnosis):
+    return [r.code for r in diagnosis.recommendations]
+
+
+def rejected(diagnosis):
+    return {r.code: r for r in diagnosis.rejected}
+
+
+def by_code(diagnosis, code):
+    return next(r for r in diagnosis.recommendations if r.code == code)
+
+
+def plan_of(case):
+    context = build_contexts(case)[0]
+    return Plan(context, find_verdict(context))
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        case_of(FRAGMENTED),
+        case_of(FULL),
+        case_of(LIMITED),
+        Case(snapshot=holes()),
+        Case(snapshot=full()),
+        Case(snapshot=late_free()),
+    ],
+)
+def test_recommendations_have_reason_price_proof_and_rank(case):
+    diagnosis = diagnose(case)
+
+    assert list(range(1, len(diagnosis.recommendations) + 1)) == [
+        r.rank for r in diagnosis.recommendations
+    ]
+    for r in diagnosis.recommendations:
+        assert r.why, r.code
+        assert r.cost, r.code
+        assert r.verify, r.code
+        assert r.setting or r.change, r.code
+        assert r.title[0].isupper(), r.code
+    for r in diagnosis.rejected:
+        assert r.why, r.code
+        assert r.rank == 0
+
+
+def test_fragmentation_message_gets_settings_with_the_old_variable_name():
+    diagnosis = diagnose(case_of(FRAGMENTED))
+
+    best = diagnosis.recommendations[0]
+
+    assert best.code == "expandable-segments"
+    assert best.setting == "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+
+
+def test_capacity_rejects_the_hint_with_the_missing_bytes():
+    diagnosis = diagnose(case_of(FULL))
+
+    assert codes(diagnosis)[0] == "smaller-batch"
+    assert "would be missing" in rejected(diagnosis)["expandable-segments"].why
+    assert not {"max-split-size", "roundup-divisions"} & set(codes(diagnosis))
+
+
+def test_single_process_failure_never_gets_empty_cache():
+    for text in (FRAGMENTED, FULL):
+        diagnosis = diagnose(case_of(text))
+
+        assert "empty-cache" not in codes(diagnosis)
+        assert "empty-cache" in rejected(diagnosis)
+
+
+def test_starved_library_gets_empty_cache_and_headroom():
+    log = log_of(message(kind="cublas", requested_bytes=None))
+
+    found = codes(diagnose(Case(oom=log)))
+
+    assert {"empty-cache", "library-headroom"} <= set(found)
+
+
+def test_setting_that_is_on_is_not_advised_again():
+    diagnosis = diagnose(
+        Case(snapshot=holes(conf="expandable_segments:True", expandable_segments=True))
+    )
+
+    assert "expandable-segments" not in codes(diagnosis)
+    assert "on already" in rejected(diagnosis)["expandable-segments"].why
+    assert "max-split-size" in rejected(diagnosis)
+
+
+def test_setting_keeps_what_is_set_already():
+    plan = plan_of(Case(snapshot=holes(conf="roundup_power2_divisions:[256:1,>:8],"
+                                            "max_split_size_mb:64")))  # fmt: skip
+
+    assert (
+        plan.with_present("expandable_segments:True")
+        == "roundup_power2_divisions:[256:1,>:8],max_split_size_mb:64,expandable_segments:True"
+    )
+    assert (
+        plan.with_present("max_split_size_mb:128")
+        == "roundup_power2_divisions:[256:1,>:8],max_split_size_mb:128"
+    )
+
+
+def test_old_version_is_told_to_upgrade_for_expandable_segments():
+    diagnosis = diagnose(
+        case_of(old_style("1.50 GiB", "23.69 GiB", "17.80 GiB", "1.06 GiB", "21.40 GiB"))
+    )
+
+    assert "Upgrade" in by_code(diagnosis, "expandable-segments").title
+
+
+def test_collection_threshold_needs_a_fraction():
+    without = diagnose(case_of(FRAGMENTED))
+    fragmented_under_limit = new_style(
+        "316.00 MiB", "2.29 GiB", "356.00 MiB", "1.56 GiB", "396.22 MiB", allowed="2.23 GiB"
+    )
+    with_limit = diagnose(case_of(fragmented_under_limit))
+
+    assert "garbage-collection-threshold" in rejected(without)
+    assert "garbage-collection-threshold" in codes(with_limit)
+
+
+def test_limit_names_the_fraction_that_would_do():
+    diagnosis = diagnose(case_of(LIMITED))
+
+    best = diagnosis.recommendations[0]
+
+    assert best.code == "raise-memory-limit"
+    assert "0.21" in best.title
+    assert Predicted(fits=True, method="arithmetic") == best.predicted
+
+
+def test_other_process_counts_how_many_fit():
+    text = new_style(
+        "128.00 MiB", "8.00 GiB", "68.00 MiB", "1.10 GiB", "20.34 MiB",
+        processes=process(4242, "6.35 GiB"), own="1.59 GiB",
+    )  # fmt: skip
+
+    diagnosis = diagnose(case_of(text))
+
+    assert codes(diagnosis)[0] == "free-other-process"
+    assert "4242" in diagnosis.recommendations[0].change
+    # 8 GiB / (1.10 live + 0.125 request + 0.47 context)
+    assert "at most 4" in by_code(diagnosis, "fewer-processes").title
+    assert "smaller-batch" not in codes(diagnosis)
+
+
+def test_holes_of_freed_blocks_below_a_page_reject_expandable_segments():
+    small = diagnose(Case(snapshot=holes(live_mib=8, hole_mib=4, asked_mib=30, free_mib=20)))
+    large = diagnose(Case(snapshot=holes()))
+
+    assert "page" in rejected(small)["expandable-segments"].why
+    assert "expandable-segments" in codes(large)
+
+
+def test_pinning_blocks_are_named_with_their_line():
+    diagnosis = diagnose(Case(snapshot=holes()))
+
+    best = by_code(diagnosis, "move-pinning-blocks")
+
+    assert (best.locations[0].filename, best.locations[0].line) == ("train.py", 88)
+    assert best.predicted.fits is True
+
+
+def test_pending_frees_ask_to_wait_for_streams():
+    assert codes(diagnose(Case(snapshot=late_free())))[0] == "wait-for-streams"
+
+
+def test_steady_sizes_do_not_get_padding():
+    assert not {"bucket-shapes", "roundup-divisions"} & set(codes(diagnose(Case(snapshot=holes()))))
+
+
+def test_healthy_case_gets_no_advice():
+    diagnosis = diagnose(Case(snapshot=calm()))
+
+    assert (diagnosis.recommendations, diagnosis.rejected) == ((), ())
+
+
+def test_too_large_request_of_the_user_gets_no_empty_cache():
+    case = Case(
+        snapshot=calm(), overrides=Overrides(capacity_bytes=1000 * MIB, request_bytes=950 * MIB)
+    )
+
+    assert "empty-cache" not in rejected(diagnose(case))
+
+
+def test_size_bug_asks_for_the_shape():
+    log = log_of(message(requested_bytes=5000 * GIB))
+
+    assert codes(diagnose(Case(oom=log)))[0] == "fix-shape"
+
+
+def proposal(code, weight, **more):
+    return propose(code, "T", weight=weight, confidence=Confidence.LIKELY, why="w", **more)
+
+
+def test_rank_orders_by_weight_then_confidence():
+    low, high = proposal("low", 10), proposal("high", 90)
+
+    ranked, _ = rank([low, high])
+
+    assert [(r.code, r.rank) for r in ranked] == [("high", 1), ("low", 2)]
+
+
+def test_rank_replayed_success_comes_first_and_failure_is_rejected():
+    plain = proposal("plain", 90)
+    fits = with_replay(proposal("fits", 10), Predicted(fits=True, method="replay"))
+    fails = with_replay(proposal("fails", 95), Predicted(fits=False, method="replay"))
+
+    ranked, dropped = rank([plain, fits, fails])
+
+    assert [r.code for r in ranked] == ["fits", "plain"]
+    assert [r.code for r in dropped] == ["fails"]
+
+
+def test_tested_rejection_comes_back_when_the_replay_fits():
+    doubted = reject("doubted", "T", confidence=Confidence.LIKELY, why="w")
+
+    revived = with_replay(doubted, Predicted(fits=True, method="replay"))
+
+    assert isinstance(revived, Proposal)
+    assert not revived.is_rejected
+    assert with_replay(doubted, Predicted(fits=False, method="replay")).is_rejected
+
+
+def test_optimizer_failure_does_not_blame_the_batch():
+    from builders import frame
+
+    stack = [
+        frame("/x/site-packages/torch/optim/adam.py", 120, "_init_group"),
+        frame("train.py", 40, "main"),
+    ]
+    diagnosis = diagnose(Case(snapshot=full(frames=stack)))
+
+    assert Cause.CAPACITY is diagnosis.verdict.cause
+    assert Cause.TRANSIENT_PEAK in diagnosis.verdict.also
+    assert codes(diagnosis)[0] == "smaller-optimizer-state"
+    assert "smaller-batch" in rejected(diagnosis)

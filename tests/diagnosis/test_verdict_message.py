@@ -1,0 +1,108 @@
+"""Every kind of message gets its own honest verdict."""
+
+from __future__ import annotations
+
+import pytest
+from oom_messages import GIB, MIB, case_of, log_of, message, new_style, old_style, process
+
+from fragdoctor.diagnosis.pipeline import diagnose
+from fragdoctor.model.case import Case
+from fragdoctor.model.diagnosis import Cause
+from fragdoctor.model.finding import Confidence
+from fragdoctor.model.oom import OomLog
+
+
+@pytest.mark.parametrize(
+    ("text", "cause"),
+    [
+        (new_style("48.00 MiB", "2.93 GiB", "12.00 MiB", "2.91 GiB", "7.31 MiB"), Cause.CAPACITY),
+        (new_style("500.00 MiB", "3.81 GiB", "488.00 MiB", "2.67 GiB", "673.42 MiB"),
+         Cause.FRAGMENTATION),
+        (new_style("384.00 MiB", "16.00 GiB", "13.07 GiB", "2.91 GiB", "17.46 MiB",
+                   allowed="3.20 GiB"), Cause.MEMORY_LIMIT),
+        (new_style("128.00 MiB", "8.00 GiB", "68.00 MiB", "1.10 GiB", "20.34 MiB",
+                   processes=process(4242, "6.35 GiB"), own="1.59 GiB"), Cause.OTHER_PROCESS),
+        (new_style("200.00 MiB", "500.00 MiB", "140.00 MiB", "360.00 MiB", "0 bytes",
+                   pools="180.00 MiB"), Cause.PRIVATE_POOLS),
+        (new_style("16.00 MiB", "39.56 GiB", "33.56 MiB", "37.50 GiB", "1.41 GiB"), Cause.UNKNOWN),
+        (old_style("1.50 GiB", "23.69 GiB", "17.80 GiB", "1.06 GiB", "21.40 GiB"),
+         Cause.FRAGMENTATION),
+        ("CUDA out of memory. Tried to allocate more than 1EB memory.", Cause.SIZE_BUG),
+        (("CUDA out of memory. Tried to allocate 130674.91 GiB (GPU 0; 10.91 GiB total capacity; "
+         "1.10 GiB already allocated; 8.00 GiB free; 1.20 GiB reserved in total by PyTorch)"),
+         Cause.SIZE_BUG),
+        (("torch.OutOfMemoryError: CUDA out of memory. Allocation was preemptively rejected "
+         "because it would exceed per_process_memory_fraction limit. Requested size: 600.00 MiB"),
+         Cause.MEMORY_LIMIT),
+        (("RuntimeError: MPS backend out of memory (MPS allocated: 16.90 GB, other allocations: "
+         "380.00 MB, max allowed: 18.13 GB). Tried to allocate 1.00 GB on private pool."),
+         Cause.MEMORY_LIMIT),
+        (("RuntimeError: MPS backend out of memory (MPS allocated: 5.00 GB, other allocations: "
+         "14.00 GB, max allowed: 18.13 GB). Tried to allocate 500.00 MB on private pool."),
+         Cause.NON_PYTORCH_MEMORY),
+        ("RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+         Cause.CAPACITY),
+        ("RuntimeError: CUDA error: out of memory", Cause.UNKNOWN),
+        ("RuntimeError: CUDA error: device-side assert triggered", Cause.NOT_MEMORY),
+        ("Out of memory: Killed process 812 (python)", Cause.HOST_MEMORY),
+        (("ValueError: No available memory for the cache blocks. Try increasing "
+         "`gpu_memory_utilization` when initializing the engine."), Cause.CAPACITY),
+    ],
+)  # fmt: skip
+def test_diagnose_message_gives_its_cause(text, cause):
+    verdict = diagnose(case_of(text)).verdict
+
+    assert cause is verdict.cause
+    assert verdict.summary.endswith(".")
+
+
+def test_diagnose_text_without_a_failure_is_not_memory():
+    diagnosis = diagnose(Case(oom=OomLog(messages=(), n_lines=12)))
+
+    assert Cause.NOT_MEMORY is diagnosis.verdict.cause
+    assert "12 lines" in diagnosis.verdict.summary
+    assert not diagnosis.recommendations
+
+
+def test_diagnose_several_messages_is_about_the_primary_one():
+    consequence = message(kind="nccl", requested_bytes=None)
+    first = message(requested_bytes=2 * GIB, total_bytes=GIB, line=30)
+    log = OomLog(messages=(consequence, first), primary=1)
+
+    diagnosis = diagnose(Case(oom=log))
+
+    assert Cause.CAPACITY is diagnosis.verdict.cause
+    assert any("line 30" in note for note in diagnosis.notes)
+
+
+def test_diagnose_nothing_at_all_is_unknown():
+    assert Cause.UNKNOWN is diagnose(Case()).verdict.cause
+
+
+def test_diagnose_unprintable_figure_of_nvml_is_ignored():
+    log = log_of(
+        message(
+            requested_bytes=200 * MIB,
+            total_bytes=8 * GIB,
+            free_bytes=0,
+            allocated_bytes=int(7.5 * GIB),
+            reserved_bytes=int(7.5 * GIB),
+            reserved_unallocated_bytes=0,
+            process_bytes=1 << 64,
+        )
+    )
+
+    verdict = diagnose(Case(oom=log)).verdict
+
+    assert (verdict.cause, verdict.confidence) == (Cause.CAPACITY, Confidence.PROVEN)
+
+
+def test_diagnose_warning_of_a_framework_is_no_failure():
+    log = log_of(
+        message(kind="tf", backend="tf", is_warning=True, requested_bytes=GIB, device_index=None)
+    )
+
+    verdict = diagnose(Case(oom=log)).verdict
+
+    assert "warns" in verdict.summary
+    assert Cause.HEALTHY in verdict.also

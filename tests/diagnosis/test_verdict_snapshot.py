@@ -1,0 +1,96 @@
+"""The verdict on snapshots made by hand."""
+
+from __future__ import annotations
+
+from builders import MIB
+from oom_messages import case_of, new_style
+from oom_snapshots import calm, full, holes, late_free
+
+from fragdoctor.diagnosis.pipeline import diagnose
+from fragdoctor.model.case import Case, Overrides
+from fragdoctor.model.diagnosis import Cause
+from fragdoctor.model.finding import Confidence
+
+
+def test_diagnose_holes_smaller_than_the_request_are_proven_fragmentation():
+    verdict = diagnose(Case(snapshot=holes())).verdict
+
+    assert (verdict.cause, verdict.confidence) == (Cause.FRAGMENTATION, Confidence.PROVEN)
+    assert "400.00 MiB" in verdict.summary
+    assert "40.00 MiB" in verdict.summary
+
+
+def test_diagnose_full_segments_are_proven_capacity():
+    verdict = diagnose(Case(snapshot=full())).verdict
+
+    assert (verdict.cause, verdict.confidence) == (Cause.CAPACITY, Confidence.PROVEN)
+    assert "150.00 MiB" in verdict.summary
+
+
+def test_diagnose_small_unknown_device_says_that_others_may_hold_the_rest():
+    verdict = diagnose(Case(snapshot=full())).verdict
+
+    assert Cause.OTHER_PROCESS in verdict.also
+    assert "--capacity" in verdict.decider
+
+
+def test_diagnose_capacity_from_the_user_names_the_other_process():
+    case = Case(snapshot=full(), overrides=Overrides(capacity_bytes=16384 * MIB))
+
+    verdict = diagnose(case).verdict
+
+    assert Cause.OTHER_PROCESS is verdict.cause
+
+
+def test_diagnose_message_beside_the_snapshot_names_the_other_process():
+    text = new_style(
+        "200.00 MiB", "8.00 GiB", "50.00 MiB", "1000.00 MiB", "0 bytes",
+        processes="Process 4242 has 6.50 GiB memory in use. ", own="1.30 GiB",
+    )  # fmt: skip
+    case = case_of(text, snapshot=full())
+
+    verdict = diagnose(case).verdict
+
+    assert (verdict.cause, verdict.confidence) == (Cause.OTHER_PROCESS, Confidence.PROVEN)
+
+
+def test_diagnose_failure_on_the_second_device_is_about_that_device():
+    verdict = diagnose(Case(snapshot=full(device=1))).verdict
+
+    assert (verdict.cause, verdict.device) == (Cause.CAPACITY, 1)
+
+
+def test_diagnose_much_harmless_cache_is_healthy():
+    diagnosis = diagnose(Case(snapshot=calm()))
+
+    assert Cause.HEALTHY is diagnosis.verdict.cause
+    assert "200.00 MiB go back" in diagnosis.verdict.summary
+    assert not diagnosis.recommendations
+
+
+def test_diagnose_refusal_with_room_on_the_device_is_a_limit():
+    verdict = diagnose(Case(snapshot=full(free_mib=4000))).verdict
+
+    assert (verdict.cause, verdict.confidence) == (Cause.MEMORY_LIMIT, Confidence.LIKELY)
+
+
+def test_diagnose_block_freed_by_the_last_flush_is_pending_frees():
+    verdict = diagnose(Case(snapshot=late_free())).verdict
+
+    assert Cause.PENDING_FREES is verdict.cause
+
+
+def test_diagnose_request_of_the_user_is_tested_against_the_snapshot():
+    too_large = Overrides(capacity_bytes=1000 * MIB, request_bytes=950 * MIB)
+    small = Overrides(capacity_bytes=1000 * MIB, request_bytes=100 * MIB)
+
+    assert Cause.CAPACITY is diagnose(Case(snapshot=calm(), overrides=too_large)).verdict.cause
+    assert Cause.HEALTHY is diagnose(Case(snapshot=calm(), overrides=small)).verdict.cause
+
+
+def test_diagnose_message_of_another_failure_is_noted():
+    text = new_style("7.00 GiB", "24.00 GiB", "50.00 MiB", "23.00 GiB", "0 bytes")
+
+    notes = diagnose(case_of(text, snapshot=full())).notes
+
+    assert any("different runs" in note for note in notes)
