@@ -40,6 +40,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "diagnosis": {*LOW, "model", "allocator", "analysis", "readers", "rules"},
     "gate": {*LOW, "model", "allocator", "rules"},
     "report": {*LOW, "model", "allocator", "analysis", "rules", "gate", "__version__"},
+    "export": {*LOW, "model", "analysis", "report"},
     "config": {"errors"},
 }
 FORBIDDEN = {"eval", "exec", "compile", "__import__"} | {
