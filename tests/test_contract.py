@@ -38,7 +38,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "analysis": {*LOW, "model", "_native"},
     "rules": {*LOW, "model", "allocator", "analysis", "readers"},
     "diagnosis": {*LOW, "model", "allocator", "analysis", "readers", "rules"},
-    "report": {*LOW, "model", "allocator", "analysis", "rules"},
+    "gate": {*LOW, "model", "allocator", "rules"},
+    "report": {*LOW, "model", "allocator", "analysis", "rules", "gate", "__version__"},
+    "export": {*LOW, "model", "analysis", "report"},
+    "config": {"errors"},
 }
 FORBIDDEN = {"eval", "exec", "compile", "__import__"} | {
     "pickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "torch",

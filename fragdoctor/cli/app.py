@@ -39,11 +39,12 @@ def invoke(argv: Sequence[str]) -> int:
     import typer
 
     from fragdoctor.cli.commands import app
+    from fragdoctor.cli.configuration import configure
 
     # Loading goes on in the command, and columns are no garbage: collect seldom.
     gc.set_threshold(100_000, 50, 50)
     gc.enable()
-    command = typer.main.get_command(app)
+    command = configure(typer.main.get_command(app))
     with command.make_context("fragdoctor", list(argv)) as context:
         code = command.invoke(context)
     return code if isinstance(code, int) else 0

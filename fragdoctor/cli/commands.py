@@ -8,7 +8,9 @@ import typer
 from typer.core import TyperGroup
 
 from fragdoctor.cli.analyze import analyze
+from fragdoctor.cli.check import check
 from fragdoctor.cli.explain import explain
+from fragdoctor.cli.export import export
 from fragdoctor.cli.front_page import FRONT_PAGE
 from fragdoctor.cli.oom import oom
 from fragdoctor.cli.simulate import simulate
@@ -55,6 +57,14 @@ app.command(
     ),
 )(oom)
 app.command(
+    "check",
+    help="Fail in CI where memory got worse or breaks a budget",
+    epilog=_examples(
+        "fragdoctor check snapshots/ --max-peak 70GiB --max-pinned 5%",
+        "fragdoctor check snapshots/ --baseline memory.json --report sarif=out.sarif",
+    ),
+)(check)
+app.command(
     "simulate",
     help="Replay a snapshot's trace under other settings and capacities",
     epilog=_examples(
@@ -62,6 +72,14 @@ app.command(
         "fragdoctor simulate snapshot.pickle --sweep --capacity 24GiB --format json",
     ),
 )(simulate)
+app.command(
+    "export",
+    help="Write a snapshot as tables, a trace, stacks, or redacted",
+    epilog=_examples(
+        "fragdoctor export snapshot.pickle --format trace -o trace.json",
+        "fragdoctor export snapshot.pickle --format snapshot --redact -o shared.pickle",
+    ),
+)(export)
 app.command(
     "explain",
     help="List the rules, or explain one by its code",

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self, TextIO
+from typing import BinaryIO, Final, Self, TextIO
 
 from fragdoctor.errors import ConfigError
 from fragdoctor.report.base import RenderOptions, Verbosity
@@ -48,7 +48,15 @@ def render_options(
         color=not to_file and not no_color and wants_color(sys.stdout),
         unicode=is_terminal and _speaks_utf8(sys.stdout),
         verbosity=verbosity,
+        source_root=_working_directory(),
     )
+
+
+def _working_directory() -> str:
+    try:
+        return str(Path.cwd())
+    except OSError:  # it was deleted under us
+        return ""
 
 
 def wants_color(stream: TextIO) -> bool:
@@ -126,6 +134,38 @@ def _replace(output: Path, text: str, *, force: bool) -> None:
             temporary.replace(target)
         else:
             _link(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def binary_output(output: Path | None, *, force: bool = False) -> Iterator[BinaryIO]:
+    """Open standard output or, written beside its place and then moved, a file.
+
+    Raises:
+        ConfigError: the file exists and ``force`` is not given, or it cannot be written.
+    """
+    if output is None or str(output) == "-":
+        sys.stdout.flush()
+        yield sys.stdout.buffer
+        sys.stdout.buffer.flush()
+        return
+    check_output(output, force=force)
+    if output.exists() and not output.is_file():
+        with output.open("wb") as device:
+            yield device
+        return
+    target = output.resolve() if output.is_symlink() else output
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("xb") as file:
+            yield file
+        if force:
+            temporary.replace(target)
+        else:
+            _link(temporary, target)
+    except FileExistsError as e:
+        raise _exists(output) from e
     finally:
         temporary.unlink(missing_ok=True)
 

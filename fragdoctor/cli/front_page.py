@@ -15,7 +15,9 @@ Usage: fragdoctor COMMAND [ARGS]...
 Commands:
   analyze    Diagnose a memory snapshot, message, statistics or log
   oom        Diagnose a pasted out-of-memory message or a whole log
+  check      Fail in CI where memory got worse or breaks a budget
   simulate   Replay a snapshot's trace under other settings and capacities
+  export     Write a snapshot as tables, a trace, stacks, or redacted
   explain    List the rules, or explain one by its code
 
 Options:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -19,6 +19,9 @@ class ReportFormat(StrEnum):
     JSON = "json"
     MARKDOWN = "markdown"
     HTML = "html"
+    GITHUB = "github"
+    SARIF = "sarif"
+    JUNIT = "junit"
 
 
 class SimulationFormat(StrEnum):
@@ -44,6 +47,18 @@ def size(text: str) -> int:
     if value == 0:
         raise typer.BadParameter("0 bytes is no size. Write for example 24GiB.")
     return value
+
+
+def amount(text: str) -> Any:
+    """Return the ``Amount`` of an option such as ``70GiB`` or ``5%``."""
+    from fragdoctor.gate.amount import Amount, parse_amount
+
+    if isinstance(text, Amount):
+        return text
+    try:
+        return parse_amount(text)
+    except ConfigError as e:
+        raise typer.BadParameter(f"{e.message} {e.hint}") from e
 
 
 def version_text(text: str) -> str:

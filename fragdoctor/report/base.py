@@ -35,12 +35,15 @@ class RenderOptions:
         color: ANSI colours.
         unicode: bars, ellipses and rules beyond ASCII; off on a pipe.
         verbosity: quiet is the verdict alone, verbose is everything.
+        source_root: directory of the sources (absolute); paths below it are written relative to it
+            where a format points at files, "" to leave paths as they are.
     """
 
     width: int = 80
     color: bool = False
     unicode: bool = False
     verbosity: Verbosity = Verbosity.NORMAL
+    source_root: str = ""
 
     @property
     def text_width(self) -> int:
@@ -63,6 +66,9 @@ FORMATS: Final = MappingProxyType(
         "json": ("fragdoctor.report.json", "render_diagnosis"),
         "markdown": ("fragdoctor.report.markdown", "render_diagnosis"),
         "html": ("fragdoctor.report.html", "render_diagnosis"),
+        "github": ("fragdoctor.report.github", "render_diagnosis"),
+        "sarif": ("fragdoctor.report.sarif", "render_diagnosis"),
+        "junit": ("fragdoctor.report.junit", "render_diagnosis"),
     }
 )
 

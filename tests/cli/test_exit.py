@@ -102,7 +102,7 @@ def test_hostile_error_message_is_escaped_on_the_terminal(
         ("analyze",),
         ("analyze", "x", "--capacity", "12parsecs"),
         ("analyze", "x", "--capacity", "0"),
-        ("analyze", "x", "--format", "sarif"),
+        ("analyze", "x", "--format", "sarf"),
         ("analyze", "x", "--device", "-1"),
         ("analyze", "x", "--torch-version", "latest"),
         ("analyze", "x", "--quiet", "--verbose"),

@@ -1,0 +1,321 @@
+"""``fragdoctor check``: the gate for continuous integration."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from fragdoctor.cli import console, options
+from fragdoctor.cli.exit import FINDINGS, OK
+from fragdoctor.errors import ConfigError, InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fragdoctor.gate.baseline import Baseline
+    from fragdoctor.gate.judgement import FileJudgement, Gate
+    from fragdoctor.model.case import Overrides
+
+MAX_BASELINE_BYTES: Final = 64 * 1024 * 1024
+
+
+class CheckFormat(StrEnum):
+    """Formats of a check: the keys of ``report.check.CHECK_FORMATS``."""
+
+    TEXT = "text"
+    JSON = "json"
+    MARKDOWN = "markdown"
+    GITHUB = "github"
+    SARIF = "sarif"
+    JUNIT = "junit"
+
+
+def code_list(values: Sequence[str]) -> list[str]:
+    """Return rule codes from options that may hold several, separated by commas.
+
+    Raises:
+        ConfigError: no rule's code begins so.
+    """
+    from fragdoctor.rules.registry import RULES
+
+    codes = [c.strip().upper() for value in values for c in value.split(",") if c.strip()]
+    for code in codes:
+        if not any(rule.code.startswith(code) for rule in RULES):
+            raise ConfigError(
+                f"No rule's code begins with {code!r}.", hint="List them: fragdoctor explain"
+            )
+    return codes
+
+
+Paths = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="PATH...",
+        help="Snapshots, messages, statistics and logs, or directories and patterns of them",
+    ),
+]
+BaselineFile = Annotated[
+    Path | None,
+    typer.Option("--baseline", metavar="FILE", help="Fail only on what got worse than this"),
+]
+WriteBaseline = Annotated[
+    Path | None,
+    typer.Option("--write-baseline", metavar="FILE", help="Accept the findings as they are now"),
+]
+Tolerance = Annotated[
+    Any,
+    typer.Option(
+        "--tolerance",
+        parser=options.amount,
+        metavar="SIZE|%",
+        help="Accept this much more than the baseline; 5% where not given",
+    ),
+]
+MaxPeak = Annotated[
+    Any,
+    typer.Option(
+        "--max-peak",
+        parser=options.amount,
+        metavar="SIZE|%",
+        help="Limit the peak of active memory",
+    ),
+]
+MaxPinned = Annotated[
+    Any,
+    typer.Option(
+        "--max-pinned",
+        parser=options.amount,
+        metavar="SIZE|%",
+        help="Limit free memory that live blocks pin; a percentage is of reserved memory",
+    ),
+]
+MaxRetries = Annotated[
+    int | None,
+    typer.Option(
+        "--max-retries", min=0, metavar="N", help="Limit allocations that flush the cache first"
+    ),
+]
+MinHeadroom = Annotated[
+    Any,
+    typer.Option(
+        "--min-headroom",
+        parser=options.amount,
+        metavar="SIZE|%",
+        help="Demand capacity above the peak of active memory",
+    ),
+]
+FitsOn = Annotated[
+    int | None,
+    typer.Option(
+        "--fits-on",
+        parser=options.size,
+        metavar="SIZE",
+        help="Demand by replay that the run fits where PyTorch can have this much",
+    ),
+]
+NoGrowth = Annotated[
+    bool, typer.Option("--no-growth", help="Demand that no memory grows step by step")
+]
+Select = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--select", metavar="CODES", help="Look at these rules only: FD101,FD2", show_default=False
+    ),
+]
+Ignore = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--ignore", metavar="CODES", help="Do not look at these rules", show_default=False
+    ),
+]
+FailOn = Annotated[
+    options.FailOn,
+    typer.Option("--fail-on", help="Fail on findings this severe", show_default=True),
+]
+Format = Annotated[
+    CheckFormat, typer.Option("--format", help="Choose the output format", show_default=True)
+]
+Reports = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--report",
+        metavar="FORMAT=FILE",
+        help="Write a further report to a file; may be repeated",
+        show_default=False,
+    ),
+]
+
+
+def check(
+    paths: Paths,
+    max_peak: MaxPeak = None,
+    max_pinned: MaxPinned = None,
+    max_retries: MaxRetries = None,
+    min_headroom: MinHeadroom = None,
+    fits_on: FitsOn = None,
+    no_growth: NoGrowth = False,
+    baseline: BaselineFile = None,
+    write_baseline: WriteBaseline = None,
+    tolerance: Tolerance = None,
+    select: Select = None,
+    ignore: Ignore = None,
+    fail_on: FailOn = options.FailOn.ERROR,
+    exit_zero: options.ExitZero = False,
+    capacity: options.Capacity = None,
+    device: options.Device = None,
+    memory_fraction: options.MemoryFraction = None,
+    torch_version: options.TorchVersion = None,
+    output_format: Format = CheckFormat.TEXT,
+    report: Reports = None,
+    output: options.Output = None,
+    force: options.Force = False,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
+    no_color: options.NoColor = False,
+) -> int:
+    """Judge each input, print the report, and fail where a budget or a rule says so."""
+    look = console.render_options(
+        quiet=quiet, verbose=verbose, no_color=no_color, to_file=output is not None
+    )
+    targets = _targets(report or [])
+    _check_targets([output, *(t for _, t in targets)], write_baseline, paths, force=force)
+
+    from fragdoctor.gate.baseline import DEFAULT_TOLERANCE
+    from fragdoctor.gate.budgets import Budgets
+    from fragdoctor.gate.judgement import Gate
+    from fragdoctor.gate.judgement import report as report_on
+    from fragdoctor.model.case import Overrides
+    from fragdoctor.model.finding import Severity
+    from fragdoctor.report.check import check_renderer
+
+    gate = Gate(
+        budgets=Budgets(max_peak, max_pinned, max_retries, min_headroom, fits_on, no_growth),
+        fail_on=Severity[fail_on.value.upper()],
+        select=code_list(select or []),
+        ignore=code_list(ignore or []),
+        baseline=None if baseline is None else _read_baseline(baseline),
+        tolerance=tolerance or DEFAULT_TOLERANCE,
+        accepts_findings=write_baseline is not None,
+    )
+    overrides = Overrides(
+        capacity_bytes=capacity,
+        device=device,
+        memory_fraction=memory_fraction,
+        torch_version=torch_version,
+    )
+    judged = _judge_all(paths, gate, overrides)
+    notes = [] if write_baseline is None else [_accept(judged, write_baseline)]
+    result = report_on(judged, gate, notes)
+    for name, target in targets:
+        _write(check_renderer(name)(result, replace(look, color=False)), target, force=force)
+    _write(check_renderer(output_format.value)(result, look), output, force=force)
+    return OK if exit_zero and result.exit_code == FINDINGS else result.exit_code
+
+
+def _judge_all(names: Sequence[str], gate: Gate, overrides: Overrides) -> list[FileJudgement]:
+    """Return the judgement of every input; one that cannot be read does not stop the others."""
+    from fragdoctor.cli.expansion import expand
+    from fragdoctor.gate.judgement import unreadable
+
+    paths, missing = expand(names)
+    with console.Progress("Judged") as progress:
+        judged = [_judge_one(p, gate, overrides, len(paths)) for p in progress.each(paths)]
+    return [*judged, *(unreadable(name, error) for name, error in missing)]
+
+
+def _judge_one(name: str, gate: Gate, overrides: Overrides, n_files: int) -> FileJudgement:
+    from fragdoctor.cli.inputs import NothingFound, read_case
+    from fragdoctor.diagnosis.pipeline import diagnose
+    from fragdoctor.gate.judgement import judge, nothing_found, unreadable
+
+    try:
+        case = read_case([name], overrides)
+    except NothingFound:
+        return nothing_found(name)
+    except InputError as e:
+        return unreadable(name, e)
+    except OSError as e:
+        return unreadable(name, InputError(f"{name} cannot be read: {e.strerror or e}."))
+    return judge(name, diagnose(case), gate, n_files)
+
+
+def _targets(reports: Sequence[str]) -> list[tuple[str, Path]]:
+    """Return (format, file) of each ``--report FORMAT=FILE``.
+
+    Raises:
+        ConfigError: one is written in another way, or two go to one file.
+    """
+    targets = []
+    for text in reports:
+        name, equals, file = text.partition("=")
+        if not equals or not file:
+            raise ConfigError(
+                f"{text!r} is not FORMAT=FILE.", hint="Write for example --report sarif=out.sarif"
+            )
+        if name not in {f.value for f in CheckFormat}:
+            from fragdoctor.report.check import check_renderer
+
+            check_renderer(name)  # raises with a suggestion
+        targets.append((name, Path(file)))
+    if len({os.path.abspath(t) for _, t in targets}) < len(targets):  # noqa: PTH100 - lexical
+        raise ConfigError("Two reports go to one file.", hint="Give each its own name.")
+    return targets
+
+
+def _check_targets(
+    files: Sequence[Path | None], baseline: Path | None, inputs: Sequence[str], *, force: bool
+) -> None:
+    """Refuse before the work what cannot be written after it."""
+    for file in files:
+        console.check_output(file, force=force or _is_step_summary(file), inputs=inputs)
+    # A baseline is there to be renewed; another file of that name is not overwritten.
+    renews = baseline is not None and baseline.is_file() and not force
+    if baseline is not None and renews:
+        _read_baseline(baseline)
+    console.check_output(baseline, force=force or renews, inputs=inputs)
+
+
+def _is_step_summary(file: Path | None) -> bool:
+    """Return whether a file is GitHub's summary of the running step, which is appended to."""
+    summary = os.environ.get("GITHUB_STEP_SUMMARY", "")
+    return file is not None and bool(summary) and str(file) == summary
+
+
+def _write(text: str, target: Path | None, *, force: bool) -> None:
+    if target is not None and _is_step_summary(target):
+        with target.open("a", encoding="utf-8") as file:
+            file.write(text)
+        return
+    console.write_report(text, target, force=force)
+
+
+def _read_baseline(path: Path) -> Baseline:
+    from fragdoctor.gate.baseline import read_baseline
+
+    try:
+        if path.stat().st_size > MAX_BASELINE_BYTES:
+            raise ConfigError(f"{path} is too long for a baseline.")
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError as e:
+        raise ConfigError(
+            f"The baseline {path} does not exist.", hint=f"Write it: --write-baseline {path}"
+        ) from e
+    except (OSError, UnicodeDecodeError) as e:
+        raise ConfigError(f"The baseline {path} cannot be read: {e}.") from e
+    return read_baseline(text, str(path))
+
+
+def _accept(judged: Sequence[FileJudgement], path: Path) -> str:
+    """Write the baseline, unless an input is missing from it; return what was done."""
+    from fragdoctor.gate.baseline import write_baseline
+    from fragdoctor.gate.judgement import Status, new_baseline
+
+    if any(f.status is Status.ERROR for f in judged):
+        return "No baseline was written, because not all inputs could be read."
+    console.write_report(write_baseline(new_baseline(judged)), path, force=True)
+    return f"The baseline was written to {path}."

@@ -1,0 +1,124 @@
+"""``fragdoctor export``: a snapshot for other tools, or for other people."""
+
+from __future__ import annotations
+
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, BinaryIO
+
+import typer
+
+from fragdoctor.cli import console, options
+from fragdoctor.cli.exit import OK
+from fragdoctor.errors import ConfigError
+
+if TYPE_CHECKING:
+    from fragdoctor.model.snapshot import Snapshot
+
+
+class ExportFormat(StrEnum):
+    """What a snapshot can be written as."""
+
+    CSV = "csv"
+    PARQUET = "parquet"
+    TRACE = "trace"
+    SPEEDSCOPE = "speedscope"
+    SNAPSHOT = "snapshot"
+
+
+class Table(StrEnum):
+    """Tables for CSV and Parquet: ``export.tables.TABLES``."""
+
+    EVENTS = "events"
+    BLOCKS = "blocks"
+    SEGMENTS = "segments"
+    ALLOCATIONS = "allocations"
+
+
+BINARY = (ExportFormat.PARQUET, ExportFormat.SNAPSHOT)
+
+SnapshotPath = Annotated[
+    Path, typer.Argument(metavar="SNAPSHOT", help="A memory snapshot; - is standard input")
+]
+Format = Annotated[
+    ExportFormat,
+    typer.Option(
+        "--format",
+        help="Choose a table, a trace for Perfetto, stacks for speedscope, or a snapshot",
+        show_default=True,
+    ),
+]
+TableName = Annotated[
+    Table, typer.Option("--table", help="Choose the table of csv and parquet", show_default=True)
+]
+Redact = Annotated[
+    bool, typer.Option("--redact", help="Replace private paths and names by pseudonyms")
+]
+
+
+def export(
+    snapshot: SnapshotPath,
+    output_format: Format = ExportFormat.CSV,
+    table: TableName = Table.EVENTS,
+    device: options.Device = None,
+    redact: Redact = False,
+    output: options.Output = None,
+    force: options.Force = False,
+) -> int:
+    """Write the snapshot in another form."""
+    console.check_output(output, force=force, inputs=[str(snapshot)])
+    if output_format in BINARY and output is None and sys.stdout.isatty():
+        raise ConfigError(
+            f"{output_format.value} is binary and does not go to a terminal.",
+            hint="Give -o FILE.",
+        )
+    if output_format is ExportFormat.PARQUET:
+        from fragdoctor.export.tables import check_parquet
+
+        check_parquet()
+
+    from fragdoctor.cli.inputs import read_snapshot
+
+    source = read_snapshot(str(snapshot))
+    if device is not None and device not in source.devices:
+        raise ConfigError(
+            f"The snapshot knows no device {device}.",
+            hint=f"It has {', '.join(map(str, source.devices)) or 'none'}.",
+        )
+    if redact:
+        from fragdoctor.export.redact import redacted
+
+        source = redacted(source)
+    with console.binary_output(output, force=force) as sink:
+        _write(source, output_format, table.value, device, sink)
+    return OK
+
+
+def _write(
+    snapshot: Snapshot, output_format: ExportFormat, table: str, device: int | None, sink: BinaryIO
+) -> None:
+    def text(part: str) -> None:
+        sink.write(part.encode("utf-8", "backslashreplace"))
+
+    if output_format is ExportFormat.TRACE:
+        from fragdoctor.export.trace import trace_parts
+
+        for part in trace_parts(snapshot, device):
+            text(part)
+    elif output_format is ExportFormat.SPEEDSCOPE:
+        from fragdoctor.export.speedscope import speedscope_text
+
+        text(speedscope_text(snapshot, device))
+    elif output_format is ExportFormat.SNAPSHOT:
+        from fragdoctor.export.snapshot import write_snapshot
+
+        write_snapshot(snapshot, sink.write)
+    else:
+        from fragdoctor.export import tables
+
+        frame = tables.table(snapshot, table, device)
+        if output_format is ExportFormat.PARQUET:
+            sink.write(tables.parquet_bytes(frame))
+        else:
+            tables.write_csv(frame, text)

@@ -1,0 +1,97 @@
+"""Allocations by stack as a speedscope file (www.speedscope.app): who holds the memory.
+
+For each device: what is live at the peak, what is live at the end, and all that was allocated.
+The format: https://www.speedscope.app/file-format-schema.json
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+import numpy as np
+
+from fragdoctor.export.allocations import device_life
+from fragdoctor.model.snapshot import I64, Snapshot
+from fragdoctor.report import escape
+
+SCHEMA: Final = "https://www.speedscope.app/file-format-schema.json"
+_MAX_TEXT: Final = 1000
+_MAX_LINE: Final = 2**31
+
+Json = dict[str, Any]
+
+
+def speedscope_text(snapshot: Snapshot, device: int | None = None) -> str:
+    """Return the document; frames without a recorded stack are gathered under one name."""
+    devices = [d for d in snapshot.devices if device is None or d == device]
+    unknown = len(snapshot.frames)
+    profiles = [p for d in devices for p in _profiles(snapshot, d, unknown)]
+    document = {
+        "$schema": SCHEMA,
+        "exporter": "fragdoctor",
+        "name": "GPU memory",
+        "activeProfileIndex": 0,
+        "shared": {"frames": [*_frames(snapshot), {"name": "(no stack recorded)"}]},
+        "profiles": profiles or [_profile("empty", [], [])],
+    }
+    return json.dumps(document, ensure_ascii=True, allow_nan=False) + "\n"
+
+
+def _frames(snapshot: Snapshot) -> list[Json]:
+    frames = []
+    for i in range(len(snapshot.frames)):
+        frame = snapshot.frame(i)
+        document: Json = {"name": _cut(frame.name) or "(unnamed)", "file": _cut(frame.filename)}
+        if 0 < frame.line < _MAX_LINE:
+            document["line"] = frame.line
+        frames.append(document)
+    return frames
+
+
+def _profiles(snapshot: Snapshot, device: int, unknown: int) -> list[Json]:
+    life = device_life(snapshot, device)
+    lives = life.lifetimes
+    peak = int(life.timeline.allocated_bytes.argmax())
+    chosen = (
+        ("live at the peak", lives.allocated_at(peak)),
+        ("live at the end", lives.allocated_at(life.n_events)),
+        ("all allocations", np.arange(len(lives))),
+    )
+    return [
+        _by_stack(snapshot, f"GPU {device}: {title}", lives.stack[rows], lives.size[rows], unknown)
+        for title, rows in chosen
+    ]
+
+
+def _by_stack(snapshot: Snapshot, name: str, stacks: Any, sizes: I64, unknown: int) -> Json:
+    used, member = np.unique(stacks, return_inverse=True)
+    total = np.zeros(len(used), np.int64)
+    np.add.at(total, member.reshape(-1), sizes)
+    samples = [_outermost_first(snapshot, stack, unknown) for stack in used.tolist()]
+    order = np.argsort(-total, kind="stable").tolist()
+    return _profile(name, [samples[i] for i in order], [int(total[i]) for i in order])
+
+
+def _outermost_first(snapshot: Snapshot, stack: int, unknown: int) -> list[int]:
+    if stack < 0:
+        return [unknown]
+    offsets = snapshot.stacks.offsets
+    frames = snapshot.stacks.frames[int(offsets[stack]) : int(offsets[stack + 1])]
+    return [int(i) for i in frames[::-1]] or [unknown]
+
+
+def _profile(name: str, samples: list[list[int]], weights: list[int]) -> Json:
+    return {
+        "type": "sampled",
+        "name": name,
+        "unit": "bytes",
+        "startValue": 0,
+        "endValue": sum(weights),
+        "samples": samples,
+        "weights": weights,
+    }
+
+
+def _cut(text: str) -> str:
+    return escape.visible(text[:_MAX_TEXT])

@@ -1,0 +1,124 @@
+"""Tables of a snapshot as CSV or Parquet: events, blocks, segments, allocations."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from fragdoctor.analysis.lifetimes import ALIVE, BEFORE
+from fragdoctor.errors import ConfigError
+from fragdoctor.export.allocations import device_life
+from fragdoctor.model.snapshot import Snapshot
+from fragdoctor.report import escape
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+TABLES: Final = ("events", "blocks", "segments", "allocations")
+
+_CHUNK: Final = 100_000
+
+
+def table(snapshot: Snapshot, name: str, device: int | None = None) -> pd.DataFrame:
+    """Return one of ``TABLES`` as a frame; rows of all devices where ``device`` is None."""
+    if name == "allocations":
+        return allocations_frame(snapshot, device)
+    if name == "events":
+        return snapshot.events_frame(device)
+    frame = snapshot.blocks_frame() if name == "blocks" else snapshot.segments_frame()
+    return frame if device is None else frame[frame["device"] == device].reset_index(drop=True)
+
+
+def allocations_frame(snapshot: Snapshot, device: int | None = None) -> pd.DataFrame:
+    """Return all blocks that lived at some time, one row each.
+
+    ``start_event``, ``free_event`` and ``done_event`` are rows of the events table; missing where
+    it happened before the trace or not by its end. ``size_bytes`` is the block, by undoing the
+    trace; ``requested_bytes`` is what was asked for.
+    """
+    import pandas as pd  # noqa: PLC0415 - pandas is heavy
+
+    frames = [_allocations(snapshot, d) for d in snapshot.devices if device is None or d == device]
+    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
+
+
+def _allocations(snapshot: Snapshot, device: int) -> pd.DataFrame:
+    import pandas as pd  # noqa: PLC0415 - pandas is heavy
+
+    life = device_life(snapshot, device)
+    lives = life.lifetimes
+
+    def rows(values: Any) -> Any:
+        known = (values != BEFORE) & (values != ALIVE)
+        column = pd.array(np.where(known, values + life.first_row, 0), dtype="Int64")
+        column[~known] = pd.NA
+        return column
+
+    return pd.DataFrame(
+        {
+            "device": np.full(len(lives), device, np.int32),
+            "address": lives.address.astype(np.uint64),
+            "size_bytes": lives.size,
+            "requested_bytes": lives.requested,
+            "stream": snapshot.streams[lives.stream],
+            "start_event": rows(lives.start),
+            "free_event": rows(lives.free),
+            "done_event": rows(lives.done),
+            "is_live": lives.survives,
+            "location": _locations(snapshot, lives.stack),
+            "stack": lives.stack,
+        }
+    )
+
+
+def _locations(snapshot: Snapshot, stacks: Any) -> Any:
+    """Return the innermost frame of each stack as text."""
+    used, position = np.unique(stacks, return_inverse=True)
+    texts = np.full(len(used), None, object)
+    for i, stack in enumerate(used.tolist()):
+        stack_frames = snapshot.stack(stack)  # noqa: PD013 - not a DataFrame
+        if stack_frames:
+            top = stack_frames[0]
+            texts[i] = f"{top.filename}:{top.line} {top.name}"
+    return texts[position.reshape(-1)]
+
+
+def write_csv(frame: pd.DataFrame, write: Callable[[str], object]) -> None:
+    """Write a frame as CSV, a part at a time; texts can start no formula in a spreadsheet."""
+    for start in range(0, max(1, len(frame)), _CHUNK):
+        part = frame.iloc[start : start + _CHUNK].copy()
+        for name in part.columns:
+            if str(part[name].dtype) in ("category", "object", "string", "str"):
+                part[name] = part[name].map(_cell, na_action="ignore").astype(object)
+        write(part.to_csv(index=False, header=start == 0, lineterminator="\n"))
+
+
+def _cell(value: Any) -> str:
+    return escape.csv_cell(str(value))
+
+
+def check_parquet() -> None:
+    """Raise where no library that writes Parquet is installed.
+
+    Raises:
+        ConfigError: pyarrow is missing.
+    """
+    if importlib.util.find_spec("pyarrow") is None:
+        raise ConfigError(
+            "Parquet needs the package pyarrow, which is not installed.",
+            hint="Run: pip install pyarrow, or export with --format csv.",
+        )
+
+
+def parquet_bytes(frame: pd.DataFrame) -> bytes:
+    """Return a frame as a Parquet file.
+
+    Raises:
+        ConfigError: pyarrow is missing.
+    """
+    check_parquet()
+    data: bytes = frame.to_parquet(None, engine="pyarrow", index=False)
+    return data

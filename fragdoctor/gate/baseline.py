@@ -1,0 +1,263 @@
+"""Baselines: what was accepted once, so that a check fails only on what got worse.
+
+A finding is known by its fingerprint (rule, functions and file base names; no addresses, no line
+numbers), a figure by its device. A moved line, another directory or another run changes neither.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePath
+from typing import Any, Final
+
+from fragdoctor.errors import ConfigError
+from fragdoctor.gate.amount import Amount
+from fragdoctor.gate.measures import Measures, measured
+from fragdoctor.model.diagnosis import Diagnosis
+from fragdoctor.model.finding import Finding, Severity
+from fragdoctor.units import MIB, format_count, format_size
+
+SCHEMA_VERSION: Final = "1.0"
+DEFAULT_TOLERANCE: Final = Amount(share=0.05)
+
+FLOOR_BYTES: Final = 20 * MIB
+"""With a tolerance in per cent, changes below one segment of the large pool do not count."""
+
+_SIZES: Final = (("peak_bytes", "peak memory"), ("pinned_bytes", "pinned free memory"))
+_COUNTS: Final = (
+    ("retries", "allocations that flush the cache"),
+    ("ooms", "out-of-memory failures"),
+)
+_FIELDS: Final = tuple(name for name, _ in (*_SIZES, *_COUNTS))
+
+
+@dataclass(frozen=True, slots=True)
+class KnownFinding:
+    """A finding that was accepted: all with one fingerprint together."""
+
+    code: str
+    n_bytes: int
+    severity: Severity
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What is accepted of one file: figures by device, findings by fingerprint."""
+
+    devices: Mapping[int, Mapping[str, int | None]] = field(default_factory=dict)
+    findings: Mapping[str, KnownFinding] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """Accepted files by name (with ``/`` between the parts)."""
+
+    files: Mapping[str, Entry] = field(default_factory=dict)
+
+    def find(self, name: str, n_files: int) -> Entry | None:
+        """Return the entry of a file, None where there is none or several fit equally well.
+
+        The name may have moved: the entry that shares most of the last parts of the path is
+        meant. Of a check of one file against a baseline of one file the names do not matter.
+        """
+        parts = _parts(name)
+        scores = {other: _n_shared(parts, _parts(other)) for other in self.files}
+        best = max(scores.values(), default=0)
+        found = [other for other, score in scores.items() if score == best]
+        if len(found) == 1 and (best > 0 or n_files == 1):
+            return self.files[found[0]]
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Worse:
+    """One thing that got worse.
+
+    Attributes:
+        code: the rule's code, or the figure's name.
+        text: one sentence with both numbers.
+        finding: the finding, None for a figure.
+    """
+
+    code: str
+    text: str
+    device: int | None = None
+    finding: Finding | None = None
+
+
+def entry_of(diagnosis: Diagnosis, findings: Sequence[Finding]) -> Entry:
+    """Return what a baseline keeps of a case."""
+    return Entry(
+        {m.device: {name: getattr(m, name) for name in _FIELDS} for m in measured(diagnosis)},
+        _known(findings),
+    )
+
+
+def what_got_worse(
+    diagnosis: Diagnosis,
+    findings: Sequence[Finding],
+    entry: Entry,
+    *,
+    tolerance: Amount = DEFAULT_TOLERANCE,
+    fail_on: Severity = Severity.ERROR,
+) -> tuple[Worse, ...]:
+    """Return the figures and findings that got worse than the baseline beyond the tolerance.
+
+    Args:
+        diagnosis: of the case.
+        findings: those that count (after ``--select`` and ``--ignore``).
+        entry: what is accepted.
+        tolerance: growth of bytes that is accepted; counts may not grow at all.
+        fail_on: lowest severity of a finding that counts.
+    """
+    worse = [w for m in measured(diagnosis) for w in _figures(m, entry, tolerance)]
+    by_fingerprint: dict[str, list[Finding]] = {}
+    for finding in findings:
+        by_fingerprint.setdefault(_key(finding), []).append(finding)
+    for key, group in by_fingerprint.items():
+        worst = max(group, key=lambda f: (f.severity, f.n_bytes))
+        if worst.severity >= fail_on:
+            text = _why_worse(entry.findings.get(key), group, worst, tolerance)
+            if text:
+                worse.append(Worse(worst.code, text, worst.device, worst))
+    return tuple(worse)
+
+
+def _figures(m: Measures, entry: Entry, tolerance: Amount) -> list[Worse]:
+    known = entry.devices.get(m.device)
+    if known is None:
+        return []
+    where = "" if m.is_only else f" on GPU {m.device}"
+    found = []
+    for name, title in _SIZES:
+        now, old = getattr(m, name), known.get(name)
+        if now is not None and old is not None and now > old + _allowed(old, tolerance):
+            text = f"{title}{where} grew from {format_size(old)} to {format_size(now)}"
+            found.append(Worse(name, text, m.device))
+    for name, title in _COUNTS:
+        now, old = getattr(m, name), known.get(name)
+        if now is not None and old is not None and now > old:
+            text = f"{title}{where}: {format_count(now)}, the baseline has {format_count(old)}"
+            found.append(Worse(name, text, m.device))
+    return found
+
+
+def _why_worse(
+    known: KnownFinding | None, group: Sequence[Finding], worst: Finding, tolerance: Amount
+) -> str:
+    """Return why a finding counts as worse, "" where it does not."""
+    if known is None:
+        return f"new: {worst.message}"
+    if known.severity < worst.severity:
+        return f"{known.severity.name.lower()} before, {worst.severity.name.lower()} now: " + (
+            worst.message
+        )
+    now = sum(f.n_bytes for f in group)
+    if now > known.n_bytes + _allowed(known.n_bytes, tolerance):
+        return f"grew from {format_size(known.n_bytes)} to {format_size(now)}: {worst.message}"
+    return ""
+
+
+def _allowed(old: int, tolerance: Amount) -> int:
+    allowed = tolerance.of(old) or 0
+    is_default_like = tolerance.share is not None and tolerance.share > 0
+    return max(allowed, FLOOR_BYTES) if is_default_like else allowed
+
+
+def _known(findings: Sequence[Finding]) -> dict[str, KnownFinding]:
+    known: dict[str, KnownFinding] = {}
+    for f in findings:
+        old = known.get(_key(f), KnownFinding(f.code, 0, f.severity))
+        known[_key(f)] = KnownFinding(
+            f.code, old.n_bytes + f.n_bytes, max(old.severity, f.severity)
+        )
+    return known
+
+
+def _key(finding: Finding) -> str:
+    return finding.fingerprint or finding.code
+
+
+def _parts(name: str) -> tuple[str, ...]:
+    return PurePath(name.replace("\\", "/")).parts
+
+
+def _n_shared(a: Sequence[str], b: Sequence[str]) -> int:
+    n = 0
+    for x, y in zip(reversed(a), reversed(b), strict=False):
+        if x != y:
+            break
+        n += 1
+    return n
+
+
+def write_baseline(baseline: Baseline) -> str:
+    """Return a baseline as the text of its file: JSON, stable for the same content."""
+    files = {
+        name: {
+            "devices": {str(d): dict(figures) for d, figures in sorted(entry.devices.items())},
+            "findings": {
+                key: {"code": f.code, "n_bytes": f.n_bytes, "severity": f.severity.name.lower()}
+                for key, f in sorted(entry.findings.items(), key=lambda kv: (kv[1].code, kv[0]))
+            },
+        }
+        for name, entry in sorted(baseline.files.items())
+    }
+    document = {"fragdoctor_baseline": SCHEMA_VERSION, "files": files}
+    return json.dumps(document, indent=2, ensure_ascii=True) + "\n"
+
+
+def read_baseline(text: str, name: str) -> Baseline:
+    """Return the baseline in the text of a file.
+
+    Raises:
+        ConfigError: it is no baseline, or one of a newer fragdoctor.
+    """
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as e:
+        raise _no_baseline(name, "it is not JSON") from e
+    if not isinstance(document, dict) or "fragdoctor_baseline" not in document:
+        raise _no_baseline(name, "the key fragdoctor_baseline is missing")
+    version = document["fragdoctor_baseline"]
+    if not isinstance(version, str) or version.split(".")[0] != SCHEMA_VERSION.split(".")[0]:
+        raise ConfigError(
+            f"{name} is a baseline of version {version!s:.20}, this fragdoctor reads "
+            f"{SCHEMA_VERSION}.",
+            hint="Write it anew with --write-baseline.",
+        )
+    try:
+        files = {str(key): _entry(value) for key, value in document["files"].items()}
+    except (AttributeError, KeyError, TypeError, ValueError) as e:
+        raise _no_baseline(name, "it was edited or damaged") from e
+    return Baseline(files)
+
+
+def _entry(value: Any) -> Entry:
+    devices = {
+        int(d): {name: _count(figures.get(name)) for name in _FIELDS}
+        for d, figures in value["devices"].items()
+    }
+    findings = {
+        str(key): KnownFinding(
+            str(f["code"]), _count(f["n_bytes"]) or 0, Severity[str(f["severity"]).upper()]
+        )
+        for key, f in value["findings"].items()
+    }
+    return Entry(devices, findings)
+
+
+def _count(value: Any) -> int | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError(value)
+    return value
+
+
+def _no_baseline(name: str, why: str) -> ConfigError:
+    return ConfigError(
+        f"{name} is no baseline of fragdoctor: {why}.", hint="Write one with --write-baseline."
+    )

@@ -1,0 +1,292 @@
+"""The judgement of many files: which pass, which fail, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Final
+
+from fragdoctor.errors import FragdoctorError
+from fragdoctor.gate.amount import Amount
+from fragdoctor.gate.baseline import DEFAULT_TOLERANCE, Baseline, entry_of, what_got_worse
+from fragdoctor.gate.budgets import BudgetResult, Budgets, Outcome, check_budgets
+from fragdoctor.gate.fit import fits_on
+from fragdoctor.gate.measures import Measures, measured
+from fragdoctor.model.diagnosis import Cause, Diagnosis
+from fragdoctor.model.finding import Finding, Location, Severity
+from fragdoctor.rules.base import fingerprint
+
+OK: Final = 0
+FAILED: Final = 1
+
+NO_FAILURE: Final = frozenset({Cause.HEALTHY, Cause.NOT_MEMORY, Cause.UNKNOWN})
+"""Verdicts that are no reason to fail by themselves."""
+
+
+CAUGHT: Final = "FD206"
+"""The rule about failures that the program survived."""
+
+
+class Status(StrEnum):
+    """How one file came out."""
+
+    OK = "ok"
+    FAILED = "failed"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why a file fails.
+
+    Attributes:
+        code: the option of the budget (``max-peak``), the rule (``FD101``), or ``verdict``.
+        text: one sentence with its numbers; hostile text.
+        locations: the user's lines, innermost first; empty where none is known.
+        fingerprint: stable name without addresses.
+    """
+
+    code: str
+    text: str
+    severity: Severity = Severity.ERROR
+    device: int | None = None
+    locations: Sequence[Location] = ()
+    fingerprint: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class FileJudgement:
+    """The judgement of one input.
+
+    Attributes:
+        name: as given; hostile text.
+        exit_code: 0 passed, 1 failed, 2 unreadable, 3 refused.
+        reasons: why it fails, worst first.
+        budgets: all budgets with their outcome; ``SKIP`` where this input cannot say.
+        findings: those that count after ``--select`` and ``--ignore``, passed ones included.
+        diagnosis: without the snapshot's columns; None where the input could not be read.
+        error: why it could not be read.
+        is_new: there is a baseline, and it does not know this file.
+        remark: what to say where there is nothing to diagnose.
+    """
+
+    name: str
+    status: Status
+    exit_code: int
+    reasons: Sequence[Reason] = ()
+    budgets: Sequence[BudgetResult] = ()
+    findings: Sequence[Finding] = ()
+    measures: Sequence[Measures] = ()
+    diagnosis: Diagnosis | None = None
+    error: FragdoctorError | None = None
+    is_new: bool = False
+    remark: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class CheckReport:
+    """The judgement of all inputs.
+
+    Attributes:
+        budgets: options of the budgets that were set.
+        unjudged: those of them that no input could answer: a gate must not pass on them.
+        has_baseline: whether files were compared with a baseline.
+    """
+
+    files: Sequence[FileJudgement]
+    budgets: Sequence[str] = ()
+    unjudged: Sequence[str] = ()
+    has_baseline: bool = False
+    notes: Sequence[str] = ()
+
+    @property
+    def exit_code(self) -> int:
+        """Return the worst of all files; 2 where a budget could be judged nowhere."""
+        worst = max((f.exit_code for f in self.files), default=OK)
+        return max(worst, 2) if self.unjudged else worst
+
+    def count(self, status: Status) -> int:
+        """Return how many files came out so."""
+        return sum(f.status is status for f in self.files)
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """What files are held against.
+
+    Attributes:
+        select, ignore: beginnings of rule codes; ignore wins, an empty select means all.
+        fail_on: lowest severity of a finding that fails a file.
+        accepts_findings: only budgets fail a file (a baseline is being written).
+    """
+
+    budgets: Budgets = field(default_factory=Budgets)
+    fail_on: Severity = Severity.ERROR
+    select: Sequence[str] = ()
+    ignore: Sequence[str] = ()
+    baseline: Baseline | None = None
+    tolerance: Amount = DEFAULT_TOLERANCE
+    accepts_findings: bool = False
+
+    def counts(self, finding: Finding) -> bool:
+        """Return whether a finding is looked at at all."""
+        return self.counts_code(finding.code)
+
+    def counts_code(self, code: str) -> bool:
+        """Return whether findings of a rule are looked at."""
+        if code.startswith(tuple(self.ignore)) and self.ignore:
+            return False
+        return not self.select or code.startswith(tuple(self.select))
+
+
+def judge(name: str, diagnosis: Diagnosis, gate: Gate, n_files: int = 1) -> FileJudgement:
+    """Return the judgement of one case that could be read.
+
+    Args:
+        name: of the input.
+        diagnosis: of the case; its snapshot is replayed if ``fits_on`` is asked for, then dropped.
+        gate: what it is held against.
+        n_files: how many inputs are judged together.
+    """
+    fit_size = gate.budgets.fits_on
+    fits = () if fit_size is None else fits_on(diagnosis.case, fit_size)
+    budgets = check_budgets(diagnosis, gate.budgets, fits)
+    findings = tuple(f for f in diagnosis.findings if gate.counts(f))
+    entry = gate.baseline.find(name, n_files) if gate.baseline is not None else None
+    reasons = [_of_budget(r, diagnosis) for r in budgets if r.outcome is Outcome.EXCEEDED]
+    if entry is not None:
+        worse = what_got_worse(
+            diagnosis, findings, entry, tolerance=gate.tolerance, fail_on=gate.fail_on
+        )
+        reasons += [_of_worse(w.code, w.text, w.device, w.finding, diagnosis) for w in worse]
+    elif not gate.accepts_findings:
+        reasons += [_of_finding(f) for f in findings if f.severity >= gate.fail_on]
+        reasons += _of_verdict(diagnosis, reasons, gate)
+    return FileJudgement(
+        name=name,
+        status=Status.FAILED if reasons else Status.OK,
+        exit_code=FAILED if reasons else OK,
+        reasons=tuple(reasons),
+        budgets=budgets,
+        findings=findings,
+        measures=measured(diagnosis),
+        diagnosis=replace(diagnosis, case=replace(diagnosis.case, snapshot=None)),
+        is_new=gate.baseline is not None and entry is None,
+    )
+
+
+def unreadable(name: str, error: FragdoctorError) -> FileJudgement:
+    """Return the judgement of an input that could not be read; the others go on."""
+    return FileJudgement(name, Status.ERROR, error.exit_code, error=error)
+
+
+def nothing_found(name: str) -> FileJudgement:
+    """Return the judgement of a text in which nothing ran out of memory."""
+    remark = "no out-of-memory message and no statistics in this text"
+    return FileJudgement(name, Status.OK, OK, remark=remark)
+
+
+def report(files: Sequence[FileJudgement], gate: Gate, notes: Sequence[str] = ()) -> CheckReport:
+    """Return the judgement of all inputs, with the budgets that none of them could answer."""
+    answered = {r.budget for f in files for r in f.budgets if r.outcome is not Outcome.SKIP}
+    read_any = any(f.status is not Status.ERROR for f in files)
+    names = gate.budgets.names
+    return CheckReport(
+        files=tuple(files),
+        budgets=names,
+        unjudged=tuple(n for n in names if n not in answered) if read_any else (),
+        has_baseline=gate.baseline is not None,
+        notes=tuple(notes),
+    )
+
+
+def new_baseline(files: Sequence[FileJudgement]) -> Baseline:
+    """Return the baseline that accepts all these files as they are."""
+    return Baseline(
+        {
+            f.name.replace("\\", "/"): entry_of(f.diagnosis, f.findings)
+            for f in files
+            if f.diagnosis is not None
+        }
+    )
+
+
+def _of_budget(result: BudgetResult, diagnosis: Diagnosis) -> Reason:
+    locations = _blamed(result.budget, result.device, diagnosis)
+    return Reason(
+        code=result.budget,
+        text=result.text,
+        device=result.device,
+        locations=locations,
+        fingerprint=fingerprint(result.budget, locations),
+    )
+
+
+def _of_worse(
+    code: str, text: str, device: int | None, finding: Finding | None, diagnosis: Diagnosis
+) -> Reason:
+    if finding is not None:
+        return replace(_of_finding(finding), text=text)
+    blamed = "max-pinned" if code == "pinned_bytes" else "max-peak"
+    locations = _blamed(blamed, device, diagnosis)
+    return Reason(
+        code=code.removesuffix("_bytes"),
+        text=text,
+        device=device,
+        locations=locations,
+        fingerprint=fingerprint(code, locations),
+    )
+
+
+def _of_finding(finding: Finding) -> Reason:
+    return Reason(
+        code=finding.code,
+        text=finding.message,
+        severity=finding.severity,
+        device=finding.device,
+        locations=finding.locations,
+        fingerprint=finding.fingerprint,
+    )
+
+
+def _of_verdict(diagnosis: Diagnosis, reasons: Sequence[Reason], gate: Gate) -> list[Reason]:
+    """Return the verdict as the reason where a failure was read that no rule speaks about."""
+    verdict = diagnosis.verdict
+    if verdict.cause in NO_FAILURE or any(r.code.startswith("FD") for r in reasons):
+        return []
+    if gate.select or any(
+        f.severity >= gate.fail_on and not gate.counts(f) for f in diagnosis.findings
+    ):
+        return []  # what speaks about it was deselected
+    # A program that catches its failures and goes on is meant to.
+    is_caught = any(f.code == CAUGHT for f in diagnosis.findings)
+    severity = Severity.WARNING if is_caught else Severity.ERROR
+    if severity < gate.fail_on:
+        return []
+    return [
+        Reason(
+            code="verdict",
+            text=verdict.summary,
+            severity=severity,
+            device=verdict.device,
+            fingerprint=fingerprint("verdict", (), verdict.cause.value),
+        )
+    ]
+
+
+def _blamed(budget: str, device: int | None, diagnosis: Diagnosis) -> tuple[Location, ...]:
+    """Return the line that contributes most to what the budget measures."""
+    if budget in ("max-peak", "min-headroom"):
+        holders = [h for h in diagnosis.holders if h.device == device and h.location is not None]
+        top = max(holders, key=lambda h: h.peak_bytes or h.now_bytes, default=None)
+        return () if top is None or top.location is None else (top.location, *top.stack[1:])
+    if budget == "max-pinned":
+        pins = [p for p in diagnosis.pins if p.device == device and p.location is not None]
+        pin = max(pins, key=lambda p: p.pinned_bytes, default=None)
+        return () if pin is None or pin.location is None else (pin.location,)
+    if budget == "no-growth":
+        found = [f for f in diagnosis.findings if f.code == "FD401" and f.locations]
+        worst = max(found, key=lambda f: f.n_bytes, default=None)
+        return () if worst is None else tuple(worst.locations)
+    return ()

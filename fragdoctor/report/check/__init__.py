@@ -1,0 +1,51 @@
+"""Reports of ``fragdoctor check``: the table of formats."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, Protocol, cast
+
+from fragdoctor.errors import ConfigError
+
+if TYPE_CHECKING:
+    from fragdoctor.gate.judgement import CheckReport
+    from fragdoctor.report.base import RenderOptions
+
+
+class CheckRenderer(Protocol):
+    """One output format: the judgement of all files in, the whole report out."""
+
+    def __call__(self, report: CheckReport, options: RenderOptions) -> str:
+        """Return the report, ending in a newline."""
+        ...
+
+
+CHECK_FORMATS: Final = MappingProxyType(
+    {
+        "text": "fragdoctor.report.check.text",
+        "json": "fragdoctor.report.check.json",
+        "markdown": "fragdoctor.report.check.markdown",
+        "github": "fragdoctor.report.github",
+        "sarif": "fragdoctor.report.sarif",
+        "junit": "fragdoctor.report.junit",
+    }
+)
+
+
+def check_renderer(name: str) -> CheckRenderer:
+    """Return the renderer of a format.
+
+    Raises:
+        ConfigError: there is no such format.
+    """
+    module = CHECK_FORMATS.get(name)
+    if module is None:
+        near = difflib.get_close_matches(name, CHECK_FORMATS, n=1)
+        hint = f"Did you mean {near[0]!r}? " if near else ""
+        raise ConfigError(
+            f"There is no report format {name!r}.",
+            hint=f"{hint}The formats are {', '.join(CHECK_FORMATS)}.",
+        )
+    return cast("CheckRenderer", importlib.import_module(module).render_check)

@@ -1,0 +1,151 @@
+"""What the formats of machines list: few results, each with a place and a fingerprint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from fragdoctor.gate.judgement import CheckReport, FileJudgement, Reason
+from fragdoctor.model.diagnosis import Cause, Diagnosis
+from fragdoctor.model.finding import Finding, Location, Severity
+from fragdoctor.report.phrases import verdict_title
+from fragdoctor.report.places import Place, place_of, place_of_input
+from fragdoctor.rules.registry import find_rule
+
+MAX_RESULTS: Final = 200
+"""Of one run. Hundreds of results are read by nobody, and code hosts refuse them."""
+
+MAX_MESSAGE: Final = 1000
+
+BUDGET_TITLES: Final = {
+    "max-peak": "Peak of active memory over budget",
+    "max-pinned": "Pinned free memory over budget",
+    "max-retries": "Allocation retries over budget",
+    "min-headroom": "Headroom under budget",
+    "fits-on": "Does not fit on the device",
+    "no-growth": "Memory grows",
+    "verdict": "The program ran out of memory",
+    "peak": "Peak memory worse than the baseline",
+    "pinned": "Pinned free memory worse than the baseline",
+    "retries": "Allocation retries worse than the baseline",
+    "ooms": "Out-of-memory failures worse than the baseline",
+    "unreadable": "The input cannot be read",
+    "unjudged": "A budget that no input can answer",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One thing to look at.
+
+    Attributes:
+        code: the rule (``FD101``) or the budget (``max-peak``).
+        title: the rule in a few words; ours, not from an input.
+        message: one sentence with its numbers; hostile text.
+        level: how bad it is.
+        place: where to look: the user's line, else the input.
+        stack: the lines behind it, innermost first.
+        source: the input that says it.
+        fingerprint: stable without addresses and line numbers.
+    """
+
+    code: str
+    title: str
+    message: str
+    level: Severity
+    place: Place
+    source: str
+    fingerprint: str
+    stack: Sequence[Place] = ()
+
+
+def results_of_check(report: CheckReport, root: str) -> Iterator[Result]:
+    """Yield why files fail or cannot be read, at most ``MAX_RESULTS``."""
+    n = 0
+    for judgement in report.files:
+        for result in _of_file(judgement, root):
+            n += 1
+            if n > MAX_RESULTS:
+                return
+            yield result
+    for name in report.unjudged:
+        message = f"--{name} could be judged in none of the files."
+        yield Result(
+            "unjudged", title_of("unjudged"), message, Severity.ERROR, Place("."), "", f"un-{name}"
+        )
+
+
+def _of_file(judgement: FileJudgement, root: str) -> Iterator[Result]:
+    if judgement.error is not None:
+        yield Result(
+            code="unreadable",
+            title=title_of("unreadable"),
+            message=_cut(f"{judgement.error} {judgement.error.hint}".strip()),
+            level=Severity.ERROR,
+            place=place_of_input(judgement.name, root),
+            source=judgement.name,
+            fingerprint=f"unreadable-{judgement.error.code}",
+        )
+    for reason in judgement.reasons:
+        yield _of_reason(reason, judgement.name, root)
+
+
+def _of_reason(reason: Reason, source: str, root: str) -> Result:
+    return Result(
+        code=reason.code,
+        title=title_of(reason.code),
+        message=_cut(reason.text),
+        level=reason.severity,
+        place=_place(reason.locations, source, root),
+        source=source,
+        fingerprint=reason.fingerprint or reason.code,
+        stack=tuple(place_of(x, root) for x in reason.locations),
+    )
+
+
+def results_of_diagnosis(diagnosis: Diagnosis, root: str) -> Iterator[Result]:
+    """Yield the findings from warnings on; the verdict where no rule speaks about a failure."""
+    source = diagnosis.case.sources[0] if diagnosis.case.sources else "-"
+    findings = [f for f in diagnosis.findings if f.severity >= Severity.WARNING][:MAX_RESULTS]
+    for finding in findings:
+        yield _of_finding(finding, source, root)
+    verdict = diagnosis.verdict
+    has_error = any(f.severity is Severity.ERROR for f in findings)
+    if not has_error and verdict.cause not in (Cause.HEALTHY, Cause.NOT_MEMORY, Cause.UNKNOWN):
+        yield Result(
+            code="verdict",
+            title=title_of("verdict"),
+            message=_cut(f"{verdict_title(verdict)}: {verdict.summary}"),
+            level=Severity.ERROR,
+            place=place_of_input(source, root),
+            source=source,
+            fingerprint=f"verdict-{verdict.cause.value}",
+        )
+
+
+def _of_finding(finding: Finding, source: str, root: str) -> Result:
+    return Result(
+        code=finding.code,
+        title=title_of(finding.code),
+        message=_cut(finding.message),
+        level=finding.severity,
+        place=_place(finding.locations, source, root),
+        source=source,
+        fingerprint=finding.fingerprint or finding.code,
+        stack=tuple(place_of(x, root) for x in finding.locations),
+    )
+
+
+def title_of(code: str) -> str:
+    """Return a few words about a rule or a budget."""
+    rule = find_rule(code)
+    return rule.summary if rule is not None else BUDGET_TITLES.get(code, code)
+
+
+def _place(locations: Sequence[Location], source: str, root: str) -> Place:
+    return place_of(locations[0], root) if locations else place_of_input(source, root)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MAX_MESSAGE else f"{text[: MAX_MESSAGE - 3]}..."

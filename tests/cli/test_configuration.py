@@ -1,0 +1,150 @@
+"""Where options come from: command line, environment, configuration file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import typer
+from builders import BASE, MIB, alloc, block, pickled, segment, segment_alloc, snapshot
+from command_line import Run
+
+from fragdoctor.cli.commands import app
+from fragdoctor.cli.configuration import configure
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return a directory with a snapshot whose peak of active memory is 12 MiB."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.pickle").write_bytes(
+        pickled(
+            snapshot(
+                segment(BASE, block(12 * MIB, "active_allocated"), block(8 * MIB)),
+                events=[segment_alloc(BASE, 20 * MIB), alloc(BASE, 12 * MIB)],
+            )
+        )
+    )
+    return tmp_path
+
+
+def configured(here: Path, text: str) -> None:
+    (here / "pyproject.toml").write_text(f"[tool.fragdoctor]\n{text}\n")
+
+
+def test_file_sets_a_budget(run: Run, here: Path) -> None:
+    configured(here, 'max-peak = "11MiB"')
+
+    assert 1 == run("check", "a.pickle").code
+    assert 0 == run("check", "a.pickle", "--no-config").code
+
+
+def test_environment_wins_over_the_file(
+    run: Run, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configured(here, 'max-peak = "11MiB"')
+    monkeypatch.setenv("FRAGDOCTOR_MAX_PEAK", "13MiB")
+
+    assert 0 == run("check", "a.pickle").code
+
+
+def test_command_line_wins_over_the_environment(
+    run: Run, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FRAGDOCTOR_MAX_PEAK", "11MiB")
+
+    assert 1 == run("check", "a.pickle").code
+    assert 0 == run("check", "a.pickle", "--max-peak", "13MiB").code
+
+
+def test_environment_alone_sets_flags_and_lists(
+    run: Run, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FRAGDOCTOR_MAX_RETRIES", "0")
+    monkeypatch.setenv("FRAGDOCTOR_NO_GROWTH", "1")
+    monkeypatch.setenv("FRAGDOCTOR_SELECT", "FD1,FD2")
+    monkeypatch.setenv("FRAGDOCTOR_FORMAT", "json")
+
+    outcome = run("check", "a.pickle")
+
+    assert 0 == outcome.code
+    assert '"max-retries",\n    "no-growth"' in outcome.out
+
+
+def test_named_file_is_read_instead_of_the_nearest(run: Run, here: Path) -> None:
+    configured(here, 'max-peak = "11MiB"')
+    (here / "ci").mkdir()
+    (here / "ci/gate.toml").write_text('max-peak = "13MiB"\n')
+
+    assert 0 == run("check", "a.pickle", "--config", "ci/gate.toml").code
+    assert 2 == run("check", "a.pickle", "--config", "ci/none.toml").code
+
+
+def test_baseline_of_the_file_is_found_beside_it(
+    run: Run, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configured(here, 'baseline = "memory.json"')
+    (here / "deep").mkdir()
+    assert 0 == run("check", "a.pickle", "--write-baseline", "memory.json", "--no-config").code
+
+    monkeypatch.chdir(here / "deep")
+
+    assert 0 == run("check", "../a.pickle").code
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('max-peek = "1GiB"', "Did you mean 'max-peak'?"),
+        ('max-peak = "much"', "pyproject.toml: max-peak: "),
+        ("max-peak = true", "max-peak is to be text or a number"),
+        ('no-growth = "yes"', "no-growth is to be true or false"),
+        ("max-retries = -1", "max-retries: "),
+        ('fail-on = "panic"', "fail-on: "),
+        ('max-peak = ["1GiB"]', "takes one value"),
+        ('output = "x"', "there is no setting 'output'"),
+        ("max-peak = [", "no valid TOML"),
+    ],
+)
+def test_wrong_setting_is_an_error_that_names_file_and_key(
+    run: Run, here: Path, text: str, said: str
+) -> None:
+    configured(here, text)
+
+    outcome = run("check", "a.pickle")
+
+    assert 2 == outcome.code
+    assert said in outcome.err
+
+
+def test_setting_of_another_command_does_not_disturb(run: Run, here: Path) -> None:
+    configured(here, 'max-peak = "11MiB"\nformat = "sarif"\nconf = ["expandable_segments:True"]')
+
+    assert 0 == run("simulate", "a.pickle", "--format", "text").code
+    assert '"version": "2.1.0"' in run("check", "a.pickle").out
+
+
+def test_one_text_stands_for_a_list_of_one(run: Run, here: Path) -> None:
+    configured(here, 'select = "FD2"')
+
+    assert 0 == run("check", "a.pickle").code
+
+
+def test_help_is_printed_whatever_the_file_says(run: Run, here: Path) -> None:
+    configured(here, "nonsense = 1")
+
+    outcome = run("check", "--help")
+
+    assert 0 == outcome.code
+    assert "--config FILE" in outcome.out
+    assert "--no-config" in outcome.out
+
+
+def test_each_option_has_its_own_variable() -> None:
+    group = configure(typer.main.get_command(app))
+    check = group.commands["check"]
+    variables = [p.envvar for p in check.params if p.envvar]
+
+    assert "FRAGDOCTOR_MAX_PEAK" in variables
+    assert "FRAGDOCTOR_CONFIG" in variables
+    assert len(variables) == len(set(variables))
