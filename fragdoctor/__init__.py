@@ -1,1 +1,133 @@
-"""fragdoctor: a command-line doctor for PyTorch GPU out-of-memory."""
+"""fragdoctor: a command-line doctor for PyTorch GPU out-of-memory.
+
+The verbs, in the order in which one needs them::
+
+    import fragdoctor
+
+    snapshot = fragdoctor.load("snapshot.pickle")
+    diagnosis = fragdoctor.diagnose(snapshot, capacity_bytes=24 * 2**30)
+    print(diagnosis.verdict.summary)
+
+    message = fragdoctor.parse_oom(text)
+    what_if = fragdoctor.simulate(snapshot, ["expandable_segments:True"])
+
+Importing the package loads nothing; each name loads its module when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from fragdoctor.allocator.model import Allocator
+    from fragdoctor.analysis.device import analyze_device
+    from fragdoctor.api import diagnose, load, simulate
+    from fragdoctor.errors import (
+        ConfigError,
+        FragdoctorError,
+        InputError,
+        LimitExceeded,
+        NotASnapshot,
+        OutOfMemory,
+        RefusedSnapshot,
+        SimulationError,
+        TruncatedSnapshot,
+    )
+    from fragdoctor.limits import Limits
+    from fragdoctor.model.case import Case, Overrides
+    from fragdoctor.model.diagnosis import Cause, Diagnosis, Recommendation, Verdict
+    from fragdoctor.model.finding import Confidence, Finding, Severity
+    from fragdoctor.model.oom import OomLog, OomMessage
+    from fragdoctor.model.settings import AllocatorSettings, parse_conf
+    from fragdoctor.model.simulation import ReplayResult, Simulation
+    from fragdoctor.model.snapshot import Snapshot
+    from fragdoctor.model.stats import MemoryStats, StatsSeries
+    from fragdoctor.readers.oom_text import find_messages, parse_oom
+    from fragdoctor.readers.stats import read_stats
+
+__version__ = "0.1.0"
+
+_MODULES: Final = {
+    "fragdoctor.allocator.model": ("Allocator",),
+    "fragdoctor.analysis.device": ("analyze_device",),
+    "fragdoctor.api": ("diagnose", "load", "simulate"),
+    "fragdoctor.errors": (
+        "ConfigError",
+        "FragdoctorError",
+        "InputError",
+        "LimitExceeded",
+        "NotASnapshot",
+        "OutOfMemory",
+        "RefusedSnapshot",
+        "SimulationError",
+        "TruncatedSnapshot",
+    ),
+    "fragdoctor.limits": ("Limits",),
+    "fragdoctor.model.case": ("Case", "Overrides"),
+    "fragdoctor.model.diagnosis": ("Cause", "Diagnosis", "Recommendation", "Verdict"),
+    "fragdoctor.model.finding": ("Confidence", "Finding", "Severity"),
+    "fragdoctor.model.oom": ("OomLog", "OomMessage"),
+    "fragdoctor.model.settings": ("AllocatorSettings", "parse_conf"),
+    "fragdoctor.model.simulation": ("ReplayResult", "Simulation"),
+    "fragdoctor.model.snapshot": ("Snapshot",),
+    "fragdoctor.model.stats": ("MemoryStats", "StatsSeries"),
+    "fragdoctor.readers.oom_text": ("find_messages", "parse_oom"),
+    "fragdoctor.readers.stats": ("read_stats",),
+}
+_HOMES: Final = {name: module for module, names in _MODULES.items() for name in names}
+
+__all__ = [
+    "Allocator",
+    "AllocatorSettings",
+    "Case",
+    "Cause",
+    "Confidence",
+    "ConfigError",
+    "Diagnosis",
+    "Finding",
+    "FragdoctorError",
+    "InputError",
+    "LimitExceeded",
+    "Limits",
+    "MemoryStats",
+    "NotASnapshot",
+    "OomLog",
+    "OomMessage",
+    "OutOfMemory",
+    "Overrides",
+    "Recommendation",
+    "RefusedSnapshot",
+    "ReplayResult",
+    "Severity",
+    "Simulation",
+    "SimulationError",
+    "Snapshot",
+    "StatsSeries",
+    "TruncatedSnapshot",
+    "Verdict",
+    "__version__",
+    "analyze_device",
+    "diagnose",
+    "find_messages",
+    "load",
+    "parse_conf",
+    "parse_oom",
+    "read_stats",
+    "simulate",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Return a public name, loading its module."""
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """Return the public names."""
+    return sorted(__all__)

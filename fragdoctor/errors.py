@@ -7,8 +7,10 @@ FragdoctorError
 │   ├── RefusedSnapshot       exit 3   holds what no genuine snapshot holds
 │   └── LimitExceeded         exit 3   asks for more than fragdoctor is willing to spend
 ├── ConfigError               exit 2   an option, a setting string or a configuration file
-├── SimulationError           exit 2   a what-if that cannot be answered from this input
-└── OutOfMemory                        raised by the allocator model, as PyTorch raises its own
+└── SimulationError           exit 2   a what-if that cannot be answered from this input
+
+OutOfMemory                             raised by the allocator model, as PyTorch raises its own;
+                                        not an error of fragdoctor
 """
 
 from __future__ import annotations
@@ -81,3 +83,49 @@ class SimulationError(FragdoctorError):
     """A what-if cannot be answered from this input."""
 
     code = "cannot_simulate"
+
+
+class OutOfMemory(Exception):  # noqa: N818 - PyTorch's own name for it
+    """The allocator model could not serve a request, as PyTorch could not.
+
+    Not a FragdoctorError: nothing is wrong with the input, and programs rehearsed on the model
+    catch it as they catch ``torch.OutOfMemoryError``. The text is PyTorch's message.
+
+    Attributes:
+        requested_bytes: what the caller asked for.
+        alloc_bytes: what the message says: the segment that the driver refused.
+        total_bytes: memory of the device.
+        free_bytes: what the driver had left, after the flush.
+        allocated_bytes: handed out to the program.
+        reserved_bytes: held by the allocator.
+        private_free_bytes: cached inside private pools.
+        limit_bytes: what a memory fraction allows; None = no fraction set.
+    """
+
+    def __init__(  # noqa: PLR0913 - the figures of one message, all by keyword
+        self,
+        message: str,
+        *,
+        requested_bytes: int,
+        alloc_bytes: int = 0,
+        total_bytes: int = 0,
+        free_bytes: int = 0,
+        allocated_bytes: int = 0,
+        reserved_bytes: int = 0,
+        private_free_bytes: int = 0,
+        limit_bytes: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.requested_bytes = requested_bytes
+        self.alloc_bytes = alloc_bytes
+        self.total_bytes = total_bytes
+        self.free_bytes = free_bytes
+        self.allocated_bytes = allocated_bytes
+        self.reserved_bytes = reserved_bytes
+        self.private_free_bytes = private_free_bytes
+        self.limit_bytes = limit_bytes
+
+    @property
+    def reserved_unallocated_bytes(self) -> int:
+        """Reserved memory that no live block covers."""
+        return self.reserved_bytes - self.allocated_bytes

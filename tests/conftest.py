@@ -10,6 +10,11 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the flag that rewrites whole-output goldens; review the diff before committing it."""
+    parser.addoption("--update-golden", action="store_true", help="rewrite golden files")
+
+
 def shared_dir() -> Path | None:
     """Return the folder of recordings beside the project, if it is there."""
     given = os.environ.get("FRAGDOCTOR_SHARED")

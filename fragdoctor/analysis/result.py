@@ -30,12 +30,12 @@ class FreeSpace:
 
     Attributes:
         free_cached_bytes: reserved - active.
-        releasable_bytes: what a flush returns: whole free segments of default pools, fully free
-            2 MiB / 20 MiB pages of expandable ones, and private pools only where the file shows
-            that nothing lives in them.
+        releasable_bytes: what a flush returns: whole free segments of default pools, and fully
+            free 2 MiB / 20 MiB pages of expandable ones. Private pools return only when nobody
+            uses them any more, which no file says: never counted here.
         pinned_free_bytes: free_cached - releasable - private_pools_free: inside segments or pages
             that still hold a live or pending block.
-        private_pools_free_bytes: free bytes in private pools with live memory (unusable elsewhere).
+        private_pools_free_bytes: free bytes in private pools (unusable elsewhere).
         pending_free_bytes: active but not allocated: frees that wait for other streams.
         largest_free_block_bytes: over all pools of the device, after no flush.
         by_pool: largest total first.
@@ -127,7 +127,8 @@ class OomEvent:
     ``rounded_bytes`` is what the trace says; ``segment_bytes`` is what the driver was asked for
     (2 MiB, 20 MiB, or the next multiple of 2 MiB). ``is_last_row``: nothing but snapshots followed.
     ``largest_free_block_bytes`` is over the pools that could have served the request; None where
-    the layout at that moment cannot be rebuilt.
+    the layout at that moment cannot be rebuilt. ``message_bytes`` is what PyTorch's message prints
+    as "Tried to allocate": ``segment_bytes`` but for expandable segments, where it ignores pages.
     """
 
     row: int
@@ -142,14 +143,16 @@ class OomEvent:
     is_last_row: bool
     largest_free_block_bytes: int | None = None
     pinned_free_bytes: int | None = None
+    message_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Flush:
     """A run of segment_free / segment_unmap rows.
 
-    ``cause``: ``retry`` (an allocation with a new segment or an oom follows at once), ``gc``, or
-    ``empty_cache``; inferred, see ``analysis/flushes.py``.
+    ``cause``: ``retry`` (an allocation with a new segment or an oom follows at once), ``gc``,
+    ``max_split`` (oversize blocks returned before a full flush) or ``empty_cache``; inferred, see
+    ``analysis/flushes.py``.
     """
 
     first_row: int

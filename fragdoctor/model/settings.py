@@ -1,20 +1,62 @@
 """Settings of the caching allocator: as a file records them, and as a string gives them.
 
-Keys, valid values, and the versions that know them: PyTorch's ``CUDAAllocatorConfig``.
+What the keys mean and which values are valid: PyTorch's ``CUDAAllocatorConfig``, observed on
+2.4.1, 2.12.1 and 2.15.0. Which versions know a key: ``conf_keys``.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from enum import IntEnum
 from typing import Any, Final
 
 from fragdoctor.errors import ConfigError
+from fragdoctor.model.conf_keys import (
+    N_ROUNDUP_INTERVALS,
+    Version,
+    boolean,
+    check_key,
+    integer,
+    key_is_known,
+    listed_divisions,
+    mebibytes,
+    parse_version,
+    real,
+    scalar_divisions,
+    tokens,
+)
 from fragdoctor.units import MIB
 
-N_ROUNDUP_INTERVALS: Final = 16
+__all__ = [
+    "NO_ROUNDUP",
+    "N_ROUNDUP_INTERVALS",
+    "AllocatorSettings",
+    "Era",
+    "era_of",
+    "key_is_known",
+    "parse_conf",
+    "parse_version",
+]
+
 NO_ROUNDUP: Final = (0,) * N_ROUNDUP_INTERVALS
+
+_MARKS: Final = frozenset(",:[]")
+_ENDLESS: Final = 2**63
+_MIN_LARGE_SEGMENT: Final = 10 * MIB
+_MAX_THREADS: Final = 128
+_POWERS: Final = frozenset(1 << n for n in range(8))
+_SWITCHES: Final = frozenset(
+    {
+        "release_lock_on_cudamalloc",
+        "pinned_use_cuda_host_register",
+        "pinned_use_background_threads",
+        "graph_capture_record_stream_reuse",
+        "throw_on_cudamalloc_oom",
+        "pinned_free_catch_all",
+    }
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +125,203 @@ class AllocatorSettings:
         return replace(base, conf=conf, is_recorded=True, other=other, **changes)
 
 
-def parse_conf(text: str) -> AllocatorSettings:
-    """Return the settings that a ``PYTORCH_CUDA_ALLOC_CONF`` string means."""
-    return AllocatorSettings(conf=text)
+class Era(IntEnum):
+    """How the allocator orders free blocks of equal size."""
+
+    ADDRESS = 0
+    BLOCK_COUNTER = 1
+    SEGMENT_COUNTER = 2
+
+
+def era_of(torch_version: str) -> Era:
+    """Return the tie-breaking of a PyTorch version.
+
+    Up to 2.11 the lower address is taken, in 2.12 the block that was made first, from 2.13 on the
+    block of the older segment, then the lower address.
+
+    Raises:
+        ConfigError: the text is not a version.
+    """
+    major, minor, _ = parse_version(torch_version)
+    if (major, minor) <= (2, 11):
+        return Era.ADDRESS
+    return Era.BLOCK_COUNTER if (major, minor) == (2, 12) else Era.SEGMENT_COUNTER
+
+
+def parse_conf(text: str, torch_version: str | None = None) -> AllocatorSettings:
+    """Return the settings that a ``PYTORCH_CUDA_ALLOC_CONF`` string means.
+
+    Reads it as PyTorch does: blanks do not count, a trailing comma is fine, of a repeated key the
+    last counts, and a number ends where its digits end. What PyTorch refuses is refused here, with
+    better words. Without a version every key of any version is accepted, under the newest rules.
+
+    Args:
+        text: ``key:value,key:value``; empty for the defaults.
+        torch_version: such as ``2.12.1``; its keys and its rules apply.
+
+    Raises:
+        ConfigError: the version would refuse the string.
+    """
+    pairs = _pairs(text, torch_version)
+    version = (9999, 0, 0) if torch_version is None else parse_version(torch_version)
+    settings = AllocatorSettings(conf=text)
+    # PyTorch reads the large segment size first, because other limits follow it.
+    for key, value in pairs:
+        if key == "large_segment_size_mb":
+            size = _large_segment(key, value)
+            settings = replace(
+                settings, large_segment_bytes=size, max_non_split_rounding_bytes=size
+            )
+    for key, value in pairs:
+        if key != "large_segment_size_mb":
+            settings = _apply(settings, key, value, version)
+    return settings
+
+
+_Value = str | list[tuple[str, str]]
+
+
+def _pairs(text: str, torch_version: str | None) -> list[tuple[str, _Value]]:
+    words = tokens(text)
+    pairs: list[tuple[str, _Value]] = []
+    at = 0
+    while at < len(words):
+        key = words[at]
+        if ";" in key or ";" in text:
+            raise ConfigError(
+                f"The allocator settings {text!r} hold a semicolon, which PyTorch does not read.",
+                hint="Separate settings by commas: key:value,key:value.",
+            )
+        if key in _MARKS:
+            raise ConfigError(
+                f"A key is missing before {key!r} in the allocator settings {text!r}."
+            )
+        check_key(key, torch_version)
+        if at + 2 >= len(words) or words[at + 1] != ":":
+            raise ConfigError(
+                f"The allocator setting {key!r} has no value.", hint=f"Write {key}:value."
+            )
+        value: _Value = words[at + 2]
+        at += 3
+        if value == "[":
+            value, at = _list_from(words, at, key)
+        elif value in _MARKS:
+            raise ConfigError(f"The allocator setting {key!r} has no value before {value!r}.")
+        pairs.append((key, value))
+        at += 1  # the separator; PyTorch does not look at what it is
+    return pairs
+
+
+def _list_from(words: list[str], at: int, key: str) -> tuple[list[tuple[str, str]], int]:
+    """Return the entries of a list that opened before ``at``, and the place after its end."""
+    entries: list[tuple[str, str]] = []
+    while at < len(words) and words[at] != "]":
+        if at + 2 >= len(words) or words[at + 1] != ":" or words[at] in _MARKS:
+            break
+        entries.append((words[at], words[at + 2]))
+        at += 3
+        if at < len(words) and words[at] == ",":
+            at += 1
+    if at >= len(words) or words[at] != "]":
+        raise ConfigError(
+            f"The list of {key} is not well formed.", hint="Write it like [256:1,512:2,>:4]."
+        )
+    return entries, at + 1
+
+
+def _apply(
+    settings: AllocatorSettings, key: str, value: _Value, version: Version
+) -> AllocatorSettings:
+    if isinstance(value, list):
+        if key == "roundup_power2_divisions":
+            divisions = listed_divisions(key, value, overwrite_last=version < (2, 5, 0))
+            return replace(settings, roundup_power2_divisions=divisions)
+        if key != "expandable_segments_reserve_by_class":
+            raise ConfigError(f"The allocator setting {key!r} does not take a list.")
+        return replace(settings, other={**settings.other, key: tuple(value)})
+    if key == "max_split_size_mb":
+        return replace(settings, max_split_bytes=_max_split(settings, key, value, version))
+    if key == "max_non_split_rounding_mb":
+        _at_least(key, mebibytes(key, value), settings.large_segment_bytes)
+    if key in _FIELDS:
+        field_name, read = _FIELDS[key]
+        changes: dict[str, Any] = {field_name: read(key, value)}
+        return replace(settings, **changes)
+    return replace(settings, other={**settings.other, key: _other(key, value)})
+
+
+def _large_segment(key: str, value: _Value) -> int:
+    if not isinstance(value, str):
+        raise ConfigError(f"The allocator setting {key!r} does not take a list.")
+    size = mebibytes(key, value)
+    if size <= _MIN_LARGE_SEGMENT:
+        raise ConfigError(f"The allocator setting {key} must be more than 10.")
+    return size
+
+
+def _backend(key: str, value: str) -> str:
+    names = {"native": "native", "cudaMallocAsync": "cudaMallocAsync"}
+    names["hipMallocAsync"] = "cudaMallocAsync"
+    if value not in names:
+        raise ConfigError(
+            f"The allocator {key} {value!r} does not exist.",
+            hint="The backends are native and cudaMallocAsync.",
+        )
+    return names[value]
+
+
+def _max_split(settings: AllocatorSettings, key: str, value: str, version: Version) -> int | None:
+    size = mebibytes(key, value)
+    if version < (2, 5, 0) and size <= settings.large_segment_bytes:
+        raise ConfigError(
+            f"The allocator setting {key} must be more than 20.",
+            hint="From PyTorch 2.5 on 20 itself is accepted.",
+        )
+    _at_least(key, size, settings.large_segment_bytes)
+    return None if size >= _ENDLESS else size  # -1 wraps around to more than any device has
+
+
+def _at_least(key: str, size: int, limit: int) -> None:
+    if size < limit:
+        raise ConfigError(f"The allocator setting {key} must be at least {limit // MIB}.")
+
+
+def _threshold(key: str, value: str) -> float:
+    threshold = math.nan if value.lower().startswith("nan") else real(key, value)
+    if not 0.0 < threshold < 1.0:
+        raise ConfigError(f"The allocator setting {key} must lie between 0 and 1, both excluded.")
+    return threshold
+
+
+def _fraction(key: str, value: str) -> float:
+    fraction = real(key, value)
+    if not 0.0 <= fraction <= 1.0:
+        raise ConfigError(f"The allocator setting {key} must lie between 0 and 1.")
+    return fraction
+
+
+def _other(key: str, value: str) -> bool | int | str:
+    """Return the value of a key that does not decide about device memory."""
+    if key in _SWITCHES:
+        return boolean(key, value)
+    if not key.endswith(("_mb", "_threads")):
+        return value
+    number = integer(key, value)
+    if key == "pinned_num_register_threads" and (number not in _POWERS or number > _MAX_THREADS):
+        raise ConfigError(f"The allocator setting {key} must be a power of two up to 128.")
+    if key == "pinned_reserve_segment_size_mb" and number == 0:
+        raise ConfigError(f"The allocator setting {key} must be more than 0.")
+    return number
+
+
+_FIELDS: Final[dict[str, tuple[str, Callable[[str, str], Any]]]] = {
+    "backend": ("backend", _backend),
+    "max_non_split_rounding_mb": ("max_non_split_rounding_bytes", mebibytes),
+    "garbage_collection_threshold": ("garbage_collection_threshold", _threshold),
+    "roundup_power2_divisions": ("roundup_power2_divisions", scalar_divisions),
+    "expandable_segments": ("expandable_segments", boolean),
+    "per_process_memory_fraction": ("memory_fraction", _fraction),
+}
 
 
 def _is_int(value: object) -> bool:

@@ -21,6 +21,8 @@ class ReplayResult:
         oom_bytes: size of that request.
         driver_calls: cudaMalloc, cudaFree, map and unmap calls: a measure of slow-down.
         n_replayed: requests replayed.
+        is_conclusive: False where the trace begins so late that the outcome is not known; ``note``
+            says why.
     """
 
     conf: str
@@ -42,6 +44,7 @@ class ReplayResult:
     smallest_capacity_bytes: int | None = None
     smallest_capacity_note: str = ""
     note: str = ""
+    is_conclusive: bool = True
 
     @property
     def margin_bytes(self) -> int | None:

@@ -1,0 +1,29 @@
+// Which ranges of a device's address space are taken; first fit from a base upward.
+#pragma once
+
+#include <cstdint>
+#include <map>
+
+namespace fragdoctor {
+
+class AddressSpace {
+ public:
+  AddressSpace();
+
+  // Take the lowest free range of `size` bytes that starts at a multiple of 2 MiB at or above
+  // `base`; return its address, or 0 where there is none.
+  std::uint64_t take(std::uint64_t base, std::uint64_t size);
+  // Take exactly this range. Return false where a part of it is taken.
+  bool take_at(std::uint64_t address, std::uint64_t size);
+  // Give back the range that was taken at this address.
+  void release(std::uint64_t address);
+
+ private:
+  void split_gap(std::map<std::uint64_t, std::uint64_t>::iterator gap, std::uint64_t address,
+                 std::uint64_t size);
+
+  std::map<std::uint64_t, std::uint64_t> taken_;  // address -> end
+  std::map<std::uint64_t, std::uint64_t> gaps_;   // address -> end; no two touch
+};
+
+}  // namespace fragdoctor

@@ -1,0 +1,264 @@
+// The order of malloc and free: section by section what PyTorch's allocator does.
+#include "allocator.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "rounding.h"
+
+namespace fragdoctor {
+namespace {
+
+constexpr std::uint64_t DEFAULT_TOTAL = 1ULL << 40;
+
+}  // namespace
+
+Allocator::Allocator(const Config& config) : config_(config), settings_(config.settings) {
+  if (config_.device_total_bytes == 0) {
+    config_.device_total_bytes =
+        config_.capacity_bytes == UNLIMITED ? DEFAULT_TOTAL : config_.capacity_bytes;
+  }
+  pools_.resize(2);
+  pools_[0].is_small = true;
+  private_pools_.resize(1);
+  if (config_.memory_fraction >= 0.0) set_fraction(config_.memory_fraction);
+}
+
+void Allocator::set_fraction(double fraction) {
+  allowed_ = static_cast<std::uint64_t>(fraction * static_cast<double>(config_.device_total_bytes));
+  fraction_is_set_ = fraction < 1.0 || config_.fraction_of_one_counts;
+}
+
+void Allocator::set_settings(const Settings& settings) { settings_ = settings; }
+
+std::uint64_t Allocator::round_size(std::uint64_t size) const {
+  return fragdoctor::round_size(settings_, size);
+}
+
+std::uint64_t Allocator::allocation_size(std::uint64_t rounded) const {
+  return fragdoctor::allocation_size(settings_, rounded);
+}
+
+MallocResult Allocator::malloc(std::uint64_t size, std::uint32_t stream, std::uint32_t pool) {
+  if (size == 0) return {true, NO_BLOCK, 0};
+  if (size >= MAX_REQUEST) {
+    // PyTorch refuses before the allocator proper is asked: no counter moves.
+    last_oom_ = {};
+    last_oom_.requested_bytes = size;
+    return {};
+  }
+  if (pool == 0 && !contexts_.empty()) pool = contexts_.back();
+  const bool underway = pool != 0 || !contexts_.empty();
+  if (!underway) process_events();
+  const std::uint64_t rounded = round_size(size);
+  Request request{rounded, allocation_size(rounded), stream,
+                  2 * pool + (rounded <= SMALL_SIZE ? 0 : 1), NO_BLOCK};
+  if (!get_free_block(request) && !find_or_fetch(request, underway)) {
+    record_oom(request, size);
+    return {};
+  }
+  const BlockId id = take_block(request, size);
+  return {true, id, blocks_[id].address};
+}
+
+// No cached block fits: everything that is tried before giving up.
+bool Allocator::find_or_fetch(Request& request, bool underway) {
+  if (fraction_is_set_ && settings_.garbage_collection_threshold > 0.0) garbage_collect();
+  if (alloc_block(request, false)) return true;
+  if (!underway && use_on_oom_pools(request)) return true;
+  if (release_available(request) && alloc_block(request, false)) return true;
+  if (underway) return false;
+  release_cached();
+  return alloc_block(request, true);
+}
+
+bool Allocator::use_on_oom_pools(Request& request) {
+  for (std::uint32_t pool = 1; pool < private_pools_.size(); ++pool) {
+    if (!private_pools_[pool].use_on_oom) continue;
+    Request other = request;
+    other.pool = 2 * pool + request.pool % 2;
+    if (get_free_block(other)) {
+      request = other;
+      return true;
+    }
+  }
+  return false;
+}
+
+// Best fit, with the twists for expandable and for oversize blocks.
+bool Allocator::get_free_block(Request& request) {
+  BlockPool& pool = pools_[request.pool];
+  if (fraction_is_set_ && settings_.garbage_collection_threshold > 0.0) {
+    ++pool.get_free_blocks_call_count;
+  }
+  const FreeSet& set = free_set(request.pool, request.stream);
+  auto p = set.lower_bound(request.size);
+  if (set.at_end(p)) return false;
+  if (blocks_[set[p]].expandable) {
+    if (settings_.expandable_segments) {
+      // Prefer the block whose segment has the least room to grow, to leave long tails alone.
+      const auto room = [&](BlockId id) {
+        const BlockId next = blocks_[id].next;
+        const bool grows = next != NO_BLOCK && !blocks_[next].mapped;
+        return blocks_[id].size + (grows ? blocks_[next].size : 0);
+      };
+      auto next = p;
+      set.forward(next);
+      while (blocks_[set[p]].expandable && !set.at_end(next) && room(set[next]) < room(set[p])) {
+        p = next;
+        set.forward(next);
+      }
+    } else {
+      do {
+        set.forward(p);
+      } while (!set.at_end(p) && blocks_[set[p]].expandable);
+      if (set.at_end(p)) return false;
+    }
+  }
+  const BlockId id = set[p];
+  const std::uint64_t limit = settings_.max_split_bytes;
+  if (request.size < limit && blocks_[id].size >= limit) return false;
+  if (request.size >= limit &&
+      blocks_[id].size >= request.size + settings_.max_non_split_rounding_bytes) {
+    return false;
+  }
+  erase_free(id);
+  request.block = id;
+  return true;
+}
+
+bool Allocator::alloc_block(Request& request, bool is_retry) {
+  if (is_retry) ++counters_.retries;
+  if (fraction_is_set_ && counters_.reserved + request.alloc_size > allowed_) return false;
+  if (!settings_.expandable_segments) return cuda_malloc(request);
+  request.block = try_allocate_expandable(request);
+  return request.block != NO_BLOCK;
+}
+
+bool Allocator::cuda_malloc(Request& request) {
+  if (!charge(request.alloc_size)) return false;
+  const std::uint64_t address =
+      place(request.alloc_size, false, request.stream, pools_[request.pool].is_small);
+  if (address == 0) {
+    uncharge(request.alloc_size);
+    return false;
+  }
+  const std::uint32_t segment =
+      new_segment(address, request.alloc_size, request.pool, request.stream, 0);
+  request.block = segments_[segment].head;
+  add_reserved(request.alloc_size);
+  ++counters_.n_malloc;
+  emit(Action::segment_alloc, blocks_[request.block], address, request.alloc_size);
+  return true;
+}
+
+bool Allocator::should_split(const Block& block, std::uint64_t size) const {
+  const BlockPool& pool = pools_[block.pool];
+  if (private_pools_[pool.owner].no_split) return false;
+  const std::uint64_t remaining = block.size - size;
+  if (pool.is_small || settings_.expandable_segments) return remaining >= MIN_BLOCK;
+  return size < settings_.max_split_bytes && remaining > SMALL_SIZE;
+}
+
+// Hand out the found block: its front part where it is worth splitting.
+BlockId Allocator::take_block(const Request& request, std::uint64_t requested) {
+  BlockId id = request.block;
+  if (should_split(blocks_[id], request.size)) {
+    const BlockId rest = id;
+    id = new_block(blocks_[rest].address, request.size, blocks_[rest].segment);
+    splice(id, blocks_[rest].prev, rest);
+    blocks_[rest].address += request.size;
+    blocks_[rest].size -= request.size;
+    insert_free(rest);
+  }
+  Block& block = blocks_[id];
+  block.allocated = true;
+  block.requested = requested;
+  account_alloc(block);
+  return id;
+}
+
+void Allocator::account_alloc(const Block& block) {
+  Counters& c = counters_;
+  c.allocated += block.size;
+  c.active += block.size;
+  c.requested += block.requested;
+  c.peak_allocated = std::max(c.peak_allocated, c.allocated);
+  c.peak_active = std::max(c.peak_active, c.active);
+  c.peak_requested = std::max(c.peak_requested, c.requested);
+  emit(Action::alloc, block, block.address, block.requested);
+}
+
+void Allocator::account_free(const Block& block) {
+  counters_.allocated -= block.size;
+  emit(Action::free_requested, block, block.address, block.requested);
+}
+
+void Allocator::free(BlockId id) {
+  blocks_[id].allocated = false;
+  account_free(blocks_[id]);
+  if (!blocks_[id].has_stream_uses) {
+    free_block(id);
+  } else if (contexts_.empty()) {
+    insert_events(id);
+  } else {
+    deferred_.push_back(id);
+  }
+}
+
+void Allocator::free_block(BlockId id) {
+  const Block& block = blocks_[id];
+  counters_.active -= block.size;
+  counters_.requested -= block.requested;
+  emit(Action::free_completed, block, block.address, block.requested);
+  try_merge(id, block.prev);
+  try_merge(id, block.next);
+  insert_free(id);
+}
+
+// `dst` takes over the span of its neighbour `src` where both are free, and both mapped or not.
+bool Allocator::try_merge(BlockId dst_id, BlockId src_id) {
+  if (src_id == NO_BLOCK) return false;
+  Block& dst = blocks_[dst_id];
+  const Block& src = blocks_[src_id];
+  if (src.allocated || src.event_count > 0 || src.has_stream_uses || src.mapped != dst.mapped) {
+    return false;
+  }
+  if (src.mapped) {
+    erase_free(src_id);
+  } else {
+    pools_[src.pool].unmapped.erase({src.stream, src.address});
+  }
+  dst.size += src.size;
+  if (dst.prev == src_id) {
+    dst.address = src.address;
+    splice(dst_id, src.prev, dst.next);
+  } else {
+    splice(dst_id, dst.prev, src.next);
+  }
+  delete_block(src_id);
+  return true;
+}
+
+void Allocator::empty_cache() { release_cached(); }
+
+void Allocator::record_oom(const Request& request, std::uint64_t requested) {
+  ++counters_.ooms;
+  OomFigures& f = last_oom_;
+  f.requested_bytes = requested;
+  f.rounded_bytes = request.size;
+  f.alloc_bytes = request.alloc_size;
+  f.total_bytes = config_.device_total_bytes;
+  f.free_bytes = driver_free_bytes();
+  f.allocated_bytes = counters_.allocated;
+  f.reserved_bytes = counters_.reserved;
+  f.private_free_bytes = private_free_bytes();
+  f.fraction_is_set = fraction_is_set_;
+  f.allowed_bytes = fraction_is_set_ ? allowed_ : 0;
+  f.reserve_bytes = settings_.expandable_segments ? reservation_bytes() : 0;
+  if (observer_ == nullptr) return;
+  observer_->on_event(
+      {Action::oom, f.free_bytes, f.rounded_bytes, request.stream, pools_[request.pool].owner});
+}
+
+}  // namespace fragdoctor

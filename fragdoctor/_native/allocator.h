@@ -1,0 +1,206 @@
+// The CUDA caching allocator of PyTorch, exactly, without a GPU.
+//
+// One class for everything: rehearsals from Python, golden cases, replay of recorded traces. It
+// mirrors PyTorch's CUDACachingAllocator decision by decision (which free block, where a split
+// falls, what a flush returns); the functions bear the names they have there. It knows nothing of
+// Python, never throws on allocator conditions, and runs in one thread.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <vector>
+
+#include "address_space.h"
+#include "allocator_types.h"
+#include "block_pool.h"
+
+namespace fragdoctor {
+
+class Allocator {
+ public:
+  explicit Allocator(const Config& config);
+
+  // ---- what programs do ---------------------------------------------------------------------
+  // Serve a request. Streams are dense numbers whose order is that of the stream handles (0 is
+  // the default stream). `pool` is 0 or a private pool from pool_create(): then a capture or
+  // MemPool context counts as being active for this call. A size of 0 gives NO_BLOCK and succeeds.
+  MallocResult malloc(std::uint64_t size, std::uint32_t stream = 0, std::uint32_t pool = 0);
+  // Free a block. With stream uses (record_stream) it stays pending until its events are done.
+  void free(BlockId block);
+  // The block is used on another stream too (ignored where that is its own stream).
+  void record_stream(BlockId block, std::uint32_t stream);
+  void empty_cache();
+  void synchronize();  // the device is idle: events of record_stream are done when next looked at
+  // set_per_process_memory_fraction: allowed = floor(fraction * device_total_bytes).
+  void set_fraction(double fraction);
+  // Change settings at run time, as torch.cuda.memory._set_allocator_settings does.
+  void set_settings(const Settings& settings);
+
+  // ---- frees whose completion the caller knows (replay of a trace) ---------------------------
+  // free_requested now; the block becomes reusable at complete(), or at a flush if that is first.
+  Ticket free_pending(BlockId block);
+  // free_completed. Return false (and do nothing) where a flush has completed it already.
+  bool complete(Ticket ticket);
+
+  // ---- private pools --------------------------------------------------------------------------
+  // Create a private pool with use count 1 (a live graph or MemPool object).
+  std::uint32_t pool_create(bool use_on_oom = false, bool no_split = false);
+  bool pool_exists(std::uint32_t pool) const { return pool < private_pools_.size(); }
+  void pool_retain(std::uint32_t pool);
+  // Drop one use; at 0 the pool is freeable: every flush returns its cached memory, and so does
+  // this call where `flush` says so (as dropping a MemPool object does).
+  void pool_release(std::uint32_t pool, bool flush = false);
+  // While a context is active (torch.cuda.use_mem_pool or a graph capture; they nest) there is no
+  // event processing and no flush. malloc() with pool 0 then goes to the innermost pool.
+  void context_begin(std::uint32_t pool);
+  void context_end();
+
+  // ---- initial state, before the first operation ----------------------------------------------
+  // Place a segment with its blocks (they must tile it). Return false, changing nothing, where
+  // the seed is not consistent (overlap, blocks that do not tile, pages not on page borders).
+  // `ids`, if given, receives the block id of every block of the seed, in order.
+  bool seed_segment(const SeedSegment& segment, std::vector<BlockId>* ids = nullptr);
+
+  // ---- hooks (null = off) ---------------------------------------------------------------------
+  void set_observer(Observer* observer) { observer_ = observer; }
+  void set_placement(Placement* placement) { placement_ = placement; }
+
+  // ---- state ------------------------------------------------------------------------------------
+  const Counters& counters() const { return counters_; }
+  const Settings& settings() const { return settings_; }
+  const Config& config() const { return config_; }
+  const OomFigures& last_oom() const { return last_oom_; }
+  bool fraction_is_set() const { return fraction_is_set_; }
+  std::uint64_t allowed_bytes() const { return allowed_; }
+  std::uint64_t driver_free_bytes() const;
+  // The least capacity at which the driver would have granted something it refused so far: up to
+  // there a larger capacity changes nothing. UNLIMITED where nothing was refused.
+  std::uint64_t lowest_refused_bytes() const { return lowest_refused_; }
+  std::uint64_t address_of(BlockId block) const { return blocks_[block].address; }
+  std::uint64_t size_of(BlockId block) const { return blocks_[block].size; }
+  const Block& block(BlockId id) const { return blocks_[id]; }
+  // Whether the id names a block that is handed out and not yet freed.
+  bool is_allocated(BlockId block) const {
+    return block < blocks_.size() && blocks_[block].in_use && blocks_[block].allocated;
+  }
+  // Segments in address order as a snapshot lists them: one per cudaMalloc, and one per maximal
+  // contiguous mapped range of an expandable segment.
+  std::vector<SegmentView> layout() const;
+  // Check every invariant (tiling, links, sets, sums). Return null, or what is wrong. For tests.
+  const char* check() const;
+
+  // Pure functions of the settings.
+  std::uint64_t round_size(std::uint64_t size) const;
+  std::uint64_t allocation_size(std::uint64_t rounded) const;
+
+ private:
+  struct Request {
+    std::uint64_t size;        // rounded
+    std::uint64_t alloc_size;  // what cudaMalloc would be asked for
+    std::uint32_t stream;
+    std::uint32_t pool;        // index into pools_
+    BlockId block;
+  };
+  struct Event {
+    BlockId block;
+    std::uint32_t queries_left;
+    std::uint64_t epoch;  // of the last synchronisation when the event was recorded
+  };
+
+  // allocator.cpp: the order of malloc, splitting, merging, free
+  bool get_free_block(Request& request);
+  bool find_or_fetch(Request& request, bool underway);
+  bool use_on_oom_pools(Request& request);
+  bool alloc_block(Request& request, bool is_retry);
+  bool cuda_malloc(Request& request);
+  bool should_split(const Block& block, std::uint64_t size) const;
+  BlockId take_block(const Request& request, std::uint64_t requested);
+  void account_alloc(const Block& block);
+  void account_free(const Block& block);
+  void free_block(BlockId id);
+  bool try_merge(BlockId dst, BlockId src);
+  void record_oom(const Request& request, std::uint64_t requested);
+
+  // private_pools.cpp
+  std::uint64_t private_free_bytes() const;
+
+  // layout.cpp
+  bool seed_is_sound(const SeedSegment& seed) const;
+  void place_seed_block(BlockId id, BlockState state);
+  void view_blocks(const Segment& segment, std::vector<SegmentView>& views) const;
+  const char* check_segment(const Segment& segment, Counters& sums) const;
+
+  // block_store.cpp: blocks, segments, free sets
+  BlockId new_block(std::uint64_t address, std::uint64_t size, std::uint32_t segment);
+  void delete_block(BlockId id);
+  void splice(BlockId block, BlockId before, BlockId after);
+  std::uint32_t new_segment(std::uint64_t address, std::uint64_t size, std::uint32_t pool,
+                            std::uint32_t stream, std::uint64_t page);
+  void delete_segment(std::uint32_t index);
+  FreeSet& free_set(std::uint32_t pool, std::uint32_t stream);
+  FreeKey key_of(const Block& block) const;
+  void insert_free(BlockId id);
+  void erase_free(BlockId id);
+  bool is_split(const Block& block) const {
+    return block.prev != NO_BLOCK || block.next != NO_BLOCK;
+  }
+  std::uint64_t place(std::uint64_t size, bool is_reservation, std::uint32_t stream,
+                      bool is_small);
+  void add_reserved(std::uint64_t bytes);
+  bool charge(std::uint64_t bytes);  // take physical memory from the driver, in whole pages
+  void uncharge(std::uint64_t bytes);
+  void emit(Action action, const Block& block, std::uint64_t address, std::uint64_t size);
+
+  // release.cpp: garbage collection and the two release paths
+  void garbage_collect();
+  bool release_available(const Request& request);
+  void release_cached();
+  void release_blocks(std::uint32_t pool);
+  void release_block(BlockId id);
+
+  // events.cpp: cross-stream uses
+  void insert_events(BlockId id);
+  void insert_deferred_events();
+  void process_events();
+  void synchronize_and_free_events();
+  void finish_event(BlockId id);
+
+  // expandable.cpp
+  std::uint64_t reservation_bytes() const;
+  BlockId find_expandable_block(std::uint32_t pool, std::uint32_t stream, std::uint64_t size);
+  bool map_block(BlockId id, std::uint64_t size);
+  BlockId try_allocate_expandable(const Request& request);
+  void unmap_block(BlockId id);
+  void release_expandable_segment(BlockId id);
+
+  Config config_;
+  Settings settings_;
+  bool fraction_is_set_ = false;
+  std::uint64_t allowed_ = 0;
+  Counters counters_;
+  OomFigures last_oom_;
+  std::uint64_t driver_used_ = 0;
+  std::uint64_t lowest_refused_ = UNLIMITED;
+  std::uint64_t next_block_counter_ = 0;
+  std::uint64_t next_segment_counter_ = 0;
+  std::vector<Block> blocks_;
+  std::vector<BlockId> unused_blocks_;
+  std::vector<Segment> segments_;
+  std::vector<std::uint32_t> unused_segments_;
+  std::vector<BlockPool> pools_;  // 2 * pool: small, 2 * pool + 1: large
+  std::vector<PrivatePool> private_pools_;
+  std::vector<std::uint32_t> contexts_;
+  std::map<std::uint32_t, std::deque<Event>> events_;  // per using stream, oldest first
+  std::uint64_t sync_epoch_ = 0;
+  std::map<BlockId, std::vector<std::uint32_t>> stream_uses_;
+  std::vector<BlockId> deferred_;
+  std::vector<BlockId> tickets_;  // by ticket; NO_BLOCK once completed
+  std::size_t first_open_ticket_ = 0;
+  AddressSpace space_;
+  Observer* observer_ = nullptr;
+  Placement* placement_ = nullptr;
+};
+
+}  // namespace fragdoctor

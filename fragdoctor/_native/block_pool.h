@@ -1,0 +1,75 @@
+// Free blocks of one pool, in the order in which the allocator looks at them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "allocator_types.h"
+
+namespace fragdoctor {
+
+// Order inside one stream: size, then the tie-break of the era (tie_b only where tie_a is shared).
+struct FreeKey {
+  std::uint64_t size;
+  std::uint64_t tie_a;
+  std::uint64_t tie_b;
+  bool operator<(const FreeKey& o) const {
+    if (size != o.size) return size < o.size;
+    if (tie_a != o.tie_a) return tie_a < o.tie_a;
+    return tie_b < o.tie_b;
+  }
+};
+
+// A sorted set in chunks of bounded length: searches are binary, insertions move little memory,
+// and nothing is allocated per element.
+class FreeSet {
+ public:
+  struct Entry {
+    FreeKey key;
+    BlockId block;
+  };
+  // A position; valid until the set changes.
+  struct Position {
+    std::size_t chunk = 0;
+    std::size_t index = 0;
+  };
+
+  void insert(const FreeKey& key, BlockId block);
+  // Remove the element with exactly this key. Return whether it was there.
+  bool erase(const FreeKey& key);
+  Position lower_bound(std::uint64_t size) const;
+  Position begin() const { return {}; }
+  bool at_end(const Position& p) const { return p.chunk >= chunks_.size(); }
+  // Step forward, to the end if need be; step back, returning false at the beginning.
+  void forward(Position& p) const;
+  bool backward(Position& p) const;
+  BlockId operator[](const Position& p) const { return chunks_[p.chunk][p.index].block; }
+  bool empty() const { return chunks_.empty(); }
+  std::size_t size() const { return size_; }
+
+ private:
+  std::size_t chunk_of(const FreeKey& key) const;
+  std::vector<std::vector<Entry>> chunks_;  // none is empty
+  std::vector<Entry> spare_;                // memory of the last chunk that became empty
+  std::size_t size_ = 0;
+};
+
+struct BlockPool {
+  bool is_small = false;
+  std::uint32_t owner = 0;  // private pool, 0 = default
+  std::uint64_t get_free_blocks_call_count = 0;
+  std::vector<FreeSet> free;  // by stream
+  // Unmapped blocks of expandable segments, by (stream, address).
+  std::map<std::pair<std::uint32_t, std::uint64_t>, BlockId> unmapped;
+};
+
+struct PrivatePool {
+  std::uint32_t use_count = 1;  // live graphs and MemPool objects; at 0 a flush may empty it
+  bool use_on_oom = false;
+  bool no_split = false;
+};
+
+}  // namespace fragdoctor

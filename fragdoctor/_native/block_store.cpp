@@ -1,0 +1,142 @@
+// Blocks, segments and free sets of the allocator model, and what the driver has left.
+#include <algorithm>
+
+#include "allocator.h"
+#include "rounding.h"
+
+namespace fragdoctor {
+namespace {
+
+constexpr std::uint64_t SEGMENT_BASE = 0x700000000000ULL;
+constexpr std::uint64_t RESERVATION_BASE = 0x600000000000ULL;
+
+}  // namespace
+
+BlockId Allocator::new_block(std::uint64_t address, std::uint64_t size, std::uint32_t segment) {
+  BlockId id;
+  if (unused_blocks_.empty()) {
+    id = static_cast<BlockId>(blocks_.size());
+    blocks_.emplace_back();
+  } else {
+    id = unused_blocks_.back();
+    unused_blocks_.pop_back();
+  }
+  const Segment& s = segments_[segment];
+  Block& block = blocks_[id];
+  block = Block{};
+  block.address = address;
+  block.size = size;
+  block.counter = next_block_counter_++;
+  block.segment = segment;
+  block.pool = s.pool;
+  block.stream = s.stream;
+  block.expandable = s.page != 0;
+  block.in_use = true;
+  return id;
+}
+
+void Allocator::delete_block(BlockId id) {
+  blocks_[id].in_use = false;
+  unused_blocks_.push_back(id);
+}
+
+void Allocator::splice(BlockId id, BlockId before, BlockId after) {
+  Block& block = blocks_[id];
+  block.prev = before;
+  block.next = after;
+  if (before != NO_BLOCK) {
+    blocks_[before].next = id;
+  } else {
+    segments_[block.segment].head = id;
+  }
+  if (after != NO_BLOCK) blocks_[after].prev = id;
+}
+
+std::uint32_t Allocator::new_segment(std::uint64_t address, std::uint64_t size, std::uint32_t pool,
+                                     std::uint32_t stream, std::uint64_t page) {
+  std::uint32_t index;
+  if (unused_segments_.empty()) {
+    index = static_cast<std::uint32_t>(segments_.size());
+    segments_.emplace_back();
+  } else {
+    index = unused_segments_.back();
+    unused_segments_.pop_back();
+  }
+  Segment& segment = segments_[index];
+  segment = Segment{address, size, page, next_segment_counter_++, NO_BLOCK, pool, stream, true};
+  segment.head = new_block(address, size, index);
+  return index;
+}
+
+void Allocator::delete_segment(std::uint32_t index) {
+  space_.release(segments_[index].address);
+  segments_[index].in_use = false;
+  unused_segments_.push_back(index);
+}
+
+FreeKey Allocator::key_of(const Block& block) const {
+  switch (config_.era) {
+    case Era::address:
+      return {block.size, block.address, 0};
+    case Era::block_counter:
+      return {block.size, block.counter, 0};
+    case Era::segment_counter:
+      break;
+  }
+  return {block.size, segments_[block.segment].counter, block.address};
+}
+
+FreeSet& Allocator::free_set(std::uint32_t pool, std::uint32_t stream) {
+  std::vector<FreeSet>& sets = pools_[pool].free;
+  if (stream >= sets.size()) sets.resize(stream + 1);
+  return sets[stream];
+}
+
+void Allocator::insert_free(BlockId id) {
+  Block& block = blocks_[id];
+  block.gc_base = pools_[block.pool].get_free_blocks_call_count;
+  free_set(block.pool, block.stream).insert(key_of(block), id);
+}
+
+void Allocator::erase_free(BlockId id) {
+  const Block& block = blocks_[id];
+  free_set(block.pool, block.stream).erase(key_of(block));
+}
+
+std::uint64_t Allocator::place(std::uint64_t size, bool is_reservation, std::uint32_t stream,
+                               bool is_small) {
+  if (placement_ != nullptr) {
+    const std::uint64_t wanted = placement_->place(size, is_reservation, stream, is_small);
+    if (wanted != 0 && wanted % MIN_BLOCK == 0 && space_.take_at(wanted, size)) return wanted;
+  }
+  return space_.take(is_reservation ? RESERVATION_BASE : SEGMENT_BASE, size);
+}
+
+void Allocator::add_reserved(std::uint64_t bytes) {
+  counters_.reserved += bytes;
+  counters_.peak_reserved = std::max(counters_.peak_reserved, counters_.reserved);
+}
+
+bool Allocator::charge(std::uint64_t bytes) {
+  const std::uint64_t physical = round_up(bytes, DRIVER_PAGE);
+  if (physical > driver_free_bytes()) {
+    lowest_refused_ = std::min(lowest_refused_, driver_used_ + physical);
+    return false;
+  }
+  driver_used_ += physical;
+  return true;
+}
+
+void Allocator::uncharge(std::uint64_t bytes) { driver_used_ -= round_up(bytes, DRIVER_PAGE); }
+
+std::uint64_t Allocator::driver_free_bytes() const {
+  return config_.capacity_bytes > driver_used_ ? config_.capacity_bytes - driver_used_ : 0;
+}
+
+void Allocator::emit(Action action, const Block& block, std::uint64_t address,
+                     std::uint64_t size) {
+  if (observer_ == nullptr) return;
+  observer_->on_event({action, address, size, block.stream, pools_[block.pool].owner});
+}
+
+}  // namespace fragdoctor

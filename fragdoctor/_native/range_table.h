@@ -1,0 +1,88 @@
+// Memory ranges that a device has reserved, as a trace makes them come and go.
+#pragma once
+
+#include <cstdint>
+
+#include "sorted_chunks.h"
+
+namespace fragdoctor {
+
+struct Range {
+  std::uint64_t end = 0;
+  std::uint32_t stream = 0;
+  std::int32_t pool = 0;
+  bool is_small = false;
+  bool is_expandable = false;
+
+  bool same_kind(const Range& o) const {
+    return stream == o.stream && pool == o.pool && is_small == o.is_small &&
+           is_expandable == o.is_expandable;
+  }
+};
+
+class RangeTable {
+ public:
+  // Add [start, range.end). Expandable ranges merge with touching ones of their kind. Return
+  // false, changing nothing, where it is empty or overlaps one that is there.
+  bool add(std::uint64_t start, Range range) {
+    if (start >= range.end) return false;
+    const auto* below = ranges_.at_or_below(start);
+    if (below != nullptr && below->value.end > start) return false;
+    const auto* above = ranges_.at_or_above(start);
+    if (above != nullptr && above->key < range.end) return false;
+    std::uint64_t first = start;
+    if (range.is_expandable) {
+      if (above != nullptr && above->key == range.end && above->value.same_kind(range)) {
+        range.end = above->value.end;
+        ranges_.erase(above->key);
+        below = ranges_.at_or_below(start);
+      }
+      if (below != nullptr && below->value.end == start && below->value.same_kind(range))
+        first = below->key;
+    }
+    ranges_.insert(first, range);
+    return true;
+  }
+
+  // Remove [start, end): a whole range, or a part of an expandable one. Return false, changing
+  // nothing, where it is not there.
+  bool remove(std::uint64_t start, std::uint64_t end, bool is_expandable) {
+    const auto* entry = ranges_.at_or_below(start);
+    if (entry == nullptr || start >= end || entry->value.end < end) return false;
+    const std::uint64_t first = entry->key;
+    Range range = entry->value;
+    if (range.is_expandable != is_expandable) return false;
+    if (!is_expandable && (first != start || range.end != end)) return false;
+    ranges_.erase(first);
+    if (end < range.end) ranges_.insert(end, range);
+    range.end = start;
+    if (first < start) ranges_.insert(first, range);
+    return true;
+  }
+
+  // The range that holds `address`, or null. Valid until the next change.
+  const Range* find(std::uint64_t address) {
+    const auto* entry = ranges_.at_or_below(address);
+    return entry != nullptr && address < entry->value.end ? &entry->value : nullptr;
+  }
+
+  // An expandable range that touches [start, end), or null.
+  const Range* touching(std::uint64_t start, std::uint64_t end) {
+    const auto* below = ranges_.at_or_below(start);
+    if (below != nullptr && below->value.is_expandable && below->value.end == start)
+      return &below->value;
+    const auto* above = ranges_.at_or_above(end);
+    if (above != nullptr && above->key == end && above->value.is_expandable) return &above->value;
+    return nullptr;
+  }
+
+  template <class Function>
+  void for_each(Function&& f) const {
+    ranges_.for_each(f);
+  }
+
+ private:
+  SortedChunks<Range> ranges_;
+};
+
+}  // namespace fragdoctor

@@ -1,0 +1,119 @@
+// What the allocator gives back to the driver: garbage collection and the two release paths.
+#include <algorithm>
+
+#include "allocator.h"
+#include "rounding.h"
+
+namespace fragdoctor {
+
+// Return one unsplit cudaMalloc'ed block.
+void Allocator::release_block(BlockId id) {
+  erase_free(id);
+  const Block& block = blocks_[id];
+  uncharge(block.size);
+  counters_.reserved -= block.size;
+  ++counters_.n_free;
+  emit(Action::segment_free, block, block.address, block.size);
+  delete_segment(block.segment);
+  delete_block(id);
+}
+
+// Return cached blocks older than the average until reserved memory is below the threshold. Only
+// whole rounds: every block at or above the average age of its round goes.
+void Allocator::garbage_collect() {
+  const auto threshold = static_cast<std::uint64_t>(settings_.garbage_collection_threshold *
+                                                    static_cast<double>(allowed_));
+  if (counters_.reserved <= threshold) return;
+  const std::uint64_t target = counters_.reserved - threshold;
+  constexpr std::uint32_t LARGE = 1;
+  const std::uint64_t calls = pools_[LARGE].get_free_blocks_call_count;
+  std::vector<BlockId> eligible;
+  std::uint64_t total_age = 0;
+  for (const FreeSet& set : pools_[LARGE].free) {
+    for (auto p = set.begin(); !set.at_end(p); set.forward(p)) {
+      const Block& block = blocks_[set[p]];
+      if (is_split(block) || block.expandable) continue;
+      eligible.push_back(set[p]);
+      total_age += calls - block.gc_base;
+    }
+  }
+  std::uint64_t reclaimed = 0;
+  bool any = true;
+  while (reclaimed < target && any && !eligible.empty()) {
+    const double average = static_cast<double>(total_age) / static_cast<double>(eligible.size());
+    std::vector<BlockId> kept;
+    any = false;
+    for (const BlockId id : eligible) {
+      const std::uint64_t age = calls - blocks_[id].gc_base;
+      if (static_cast<double>(age) < average) {
+        kept.push_back(id);
+        continue;
+      }
+      any = true;
+      reclaimed += blocks_[id].size;
+      total_age -= age;
+      release_block(id);
+    }
+    eligible = std::move(kept);
+  }
+}
+
+// With a max_split_size: return one oversize block that could hold the request, or the largest
+// ones until their sum could. Return whether it is worth asking the driver again.
+bool Allocator::release_available(const Request& request) {
+  const std::uint64_t limit = settings_.max_split_bytes;
+  if (limit == UNLIMITED) return false;
+  const std::uint64_t wanted = std::max(request.size, limit);
+  const FreeSet& set = free_set(request.pool, request.stream);
+  auto p = set.lower_bound(wanted);
+  if (!set.at_end(p) && !blocks_[set[p]].expandable) {
+    release_block(set[p]);
+    return true;
+  }
+  std::vector<BlockId> released;
+  std::uint64_t bytes = 0;
+  while (bytes < wanted && set.backward(p)) {
+    const Block& block = blocks_[set[p]];
+    if (block.size < limit) break;
+    if (block.expandable) continue;
+    bytes += block.size;
+    released.push_back(set[p]);
+  }
+  for (const BlockId id : released) release_block(id);
+  return bytes >= wanted;
+}
+
+// Return every unsplit free block of a pool, of all streams, and every free page.
+void Allocator::release_blocks(std::uint32_t pool) {
+  std::vector<BlockId> whole;
+  std::vector<BlockId> expandable;
+  for (const FreeSet& set : pools_[pool].free) {
+    for (auto p = set.begin(); !set.at_end(p); set.forward(p)) {
+      const Block& block = blocks_[set[p]];
+      if (block.expandable) {
+        expandable.push_back(set[p]);
+      } else if (!is_split(block)) {
+        whole.push_back(set[p]);
+      }
+    }
+  }
+  for (const BlockId id : whole) release_block(id);
+  for (const BlockId id : expandable) {
+    unmap_block(id);
+    if (!is_split(blocks_[id])) release_expandable_segment(id);
+  }
+}
+
+// The whole flush: everything pending is waited for, then all that is free goes back.
+void Allocator::release_cached() {
+  if (contexts_.empty()) synchronize_and_free_events();
+  release_blocks(1);
+  release_blocks(0);
+  for (std::uint32_t pool = 1; pool < private_pools_.size(); ++pool) {
+    if (private_pools_[pool].use_count > 0) continue;
+    release_blocks(2 * pool);
+    release_blocks(2 * pool + 1);
+  }
+}
+
+}  // namespace fragdoctor

@@ -1,0 +1,324 @@
+#include "replay.h"
+
+#include <algorithm>
+#include <tuple>
+
+namespace fragdoctor {
+namespace {
+
+constexpr std::size_t MAX_UNEXPLAINED = 1 << 16;
+constexpr std::size_t MAX_LOOK_AHEAD = 256;  // keeps the comparison of crafted files linear
+constexpr Ticket NO_TICKET = UNLIMITED;
+
+// Collects what the model asks of the driver, and answers where the file put new memory.
+class Recorder final : public Observer, public Placement {
+ public:
+  struct Emitted {
+    Action action;
+    std::uint64_t address, size;
+  };
+
+  explicit Recorder(const std::vector<SegmentRecord>& records) : records_(records) {}
+
+  void on_event(const TraceEvent& e) override {
+    if (e.action < Action::segment_alloc || e.action > Action::segment_unmap) return;
+    emitted_.push_back({e.action, e.address, e.size});
+  }
+
+  std::uint64_t place(std::uint64_t size, bool is_reservation, std::uint32_t, bool) override {
+    const Action wanted = is_reservation ? Action::segment_map : Action::segment_alloc;
+    std::size_t n_before = 0;  // of that kind which the model has made for this operation
+    for (const Emitted& e : emitted_)
+      if (e.action == wanted && !is_reservation) ++n_before;
+    for (std::size_t i = first_; i < last_; ++i) {
+      const SegmentRecord& r = records_[i];
+      if (r.action != wanted || (!is_reservation && r.size != size)) continue;
+      if (n_before > 0) --n_before;
+      else return r.address;
+    }
+    return 0;
+  }
+
+  // The recorded events that belong to the operation at hand.
+  void expect(std::size_t first, std::size_t last) {
+    first_ = first;
+    last_ = last;
+    emitted_.clear();
+  }
+  std::size_t first() const { return first_; }
+  std::size_t last() const { return last_; }
+  const std::vector<Emitted>& emitted() const { return emitted_; }
+
+  std::size_t count_equal() const {
+    std::size_t equal = 0, at = 0;
+    for (std::size_t i = first_; i < last_; ++i) {
+      const SegmentRecord& r = records_[i];
+      const std::size_t stop = std::min(emitted_.size(), at + MAX_LOOK_AHEAD);
+      for (std::size_t j = at; j < stop; ++j) {
+        const Emitted& e = emitted_[j];
+        if (e.action != r.action || e.address != r.address || e.size != r.size) continue;
+        ++equal;
+        at = j + 1;
+        break;
+      }
+      if (at >= emitted_.size()) break;
+    }
+    return equal;
+  }
+
+ private:
+  const std::vector<SegmentRecord>& records_;
+  std::vector<Emitted> emitted_;
+  std::size_t first_ = 0, last_ = 0;
+};
+
+class Replay {
+ public:
+  Replay(const ReplayInput& input, const Config& config)
+      : input_(input), allocator_(config), blocks_(input.n_ids, NO_BLOCK) {
+    for (std::uint32_t i = 0; i < input.n_pools; ++i) allocator_.pool_create();
+    pool_is_gone_.assign(input.n_pools + 1, false);
+    seed();
+  }
+
+  ReplayResult run(bool stop_at_oom) {
+    for (const Op& op : *input_.ops) {
+      apply(op);
+      if (stop_at_oom && !result_.fits) {
+        result_.is_cut_short = true;
+        break;
+      }
+    }
+    return finish();
+  }
+
+  ReplayResult run_recorded(const Recording& recording, Comparison& comparison);
+
+ private:
+  void seed();
+  bool apply(const Op& op);
+  bool request(const Op& op);
+  void free_pending(std::uint32_t id);
+  ReplayResult finish() {
+    result_.counters = allocator_.counters();
+    result_.same_below_bytes = allocator_.lowest_refused_bytes();
+    return result_;
+  }
+  std::size_t group_end(std::size_t op, std::size_t first,
+                        const std::vector<SegmentRecord>& records) const;
+  void compare_op(const Op& op, bool ok, const Recorder& recorder, const Recording& recording,
+                  Comparison& c) const;
+  void compare_layout(const FinalState& end, Comparison& c) const;
+
+  const ReplayInput& input_;
+  Allocator allocator_;
+  std::vector<BlockId> blocks_;  // by allocation id
+  std::vector<Ticket> tickets_;  // by allocation id; only where frees are pending
+  std::vector<bool> pool_is_gone_;
+  ReplayResult result_;
+};
+
+void Replay::seed() {
+  const InitialState& initial = *input_.initial;
+  std::vector<BlockId> made;
+  for (std::size_t s = 0; s < initial.segments.size(); ++s) {
+    made.clear();
+    if (!allocator_.seed_segment(initial.segments[s], &made)) {
+      ++result_.n_bad_seeds;
+      continue;
+    }
+    for (std::size_t b = 0; b < made.size(); ++b) {
+      const std::uint32_t id = initial.ids[s][b];
+      if (id != NO_BLOCK && id < blocks_.size()) blocks_[id] = made[b];
+    }
+  }
+  for (const std::uint32_t id : initial.pending)
+    if (id < blocks_.size()) free_pending(id);
+}
+
+void Replay::free_pending(std::uint32_t id) {
+  if (blocks_[id] == NO_BLOCK) return;
+  if (tickets_.empty()) tickets_.assign(input_.n_ids, NO_TICKET);
+  tickets_[id] = allocator_.free_pending(blocks_[id]);
+  blocks_[id] = NO_BLOCK;
+}
+
+bool Replay::request(const Op& op) {
+  ++result_.n_requests;
+  if (op.pool != 0 && pool_is_gone_[op.pool]) {  // it is there after all
+    allocator_.pool_retain(op.pool);
+    pool_is_gone_[op.pool] = false;
+  }
+  const MallocResult made = allocator_.malloc(op.size, op.stream, op.pool);
+  if (made.ok) {
+    // What a recorded run did with a request that failed there is not known: it goes at once.
+    if (op.kind == OpKind::failed) {
+      if (made.block != NO_BLOCK) allocator_.free(made.block);
+    } else {
+      blocks_[op.id] = made.block;
+    }
+  } else if (result_.fits) {
+    result_.fits = false;
+    result_.first_oom_row = op.row;
+    result_.first_oom_bytes = op.size;
+  }
+  return made.ok;
+}
+
+// Return whether a request was served; true for everything else.
+bool Replay::apply(const Op& op) {
+  switch (op.kind) {
+    case OpKind::malloc:
+    case OpKind::failed:
+      return request(op);
+    case OpKind::free:
+      if (blocks_[op.id] != NO_BLOCK) allocator_.free(blocks_[op.id]);
+      blocks_[op.id] = NO_BLOCK;
+      return true;
+    case OpKind::free_pending:
+      free_pending(op.id);
+      return true;
+    case OpKind::complete:
+      // A flush may have completed it already; then the ticket is void.
+      if (!tickets_.empty() && tickets_[op.id] != NO_TICKET) allocator_.complete(tickets_[op.id]);
+      return true;
+    case OpKind::empty_cache:
+      allocator_.empty_cache();
+      return true;
+    case OpKind::pool_drop:
+    case OpKind::pool_release:
+      if (!pool_is_gone_[op.pool]) allocator_.pool_release(op.pool, op.kind == OpKind::pool_drop);
+      pool_is_gone_[op.pool] = true;
+      return true;
+  }
+  return true;
+}
+
+// The recorded segment events from `first` on that belong to an operation: those before its own
+// row; for a call, which has no row of its own, the frees that begin there.
+std::size_t Replay::group_end(std::size_t op, std::size_t first,
+                              const std::vector<SegmentRecord>& records) const {
+  const std::vector<Op>& ops = *input_.ops;
+  std::size_t last = first;
+  const OpKind kind = ops[op].kind;
+  if (kind != OpKind::empty_cache && kind != OpKind::pool_drop) {
+    if (kind != OpKind::malloc && kind != OpKind::failed) return last;
+    while (last < records.size() && records[last].row < ops[op].row) ++last;
+    return last;
+  }
+  std::uint32_t limit = UndoneTrace::NO_ID;
+  for (std::size_t next = op + 1; next < ops.size(); ++next) {
+    if (ops[next].kind == OpKind::complete) continue;
+    if (ops[next].row > ops[op].row) limit = ops[next].row;
+    break;
+  }
+  while (last < records.size() && records[last].row < limit &&
+         (records[last].action == Action::segment_free ||
+          records[last].action == Action::segment_unmap))
+    ++last;
+  return last;
+}
+
+void Replay::compare_op(const Op& op, bool ok, const Recorder& recorder,
+                        const Recording& recording, Comparison& c) const {
+  const std::size_t n_recorded = recorder.last() - recorder.first();
+  const std::size_t n_emitted = recorder.emitted().size();
+  if (n_recorded + n_emitted > 0) {
+    const std::size_t n_equal = recorder.count_equal();
+    c.n_emitted += n_emitted;
+    c.n_equal += n_equal;
+    if ((n_equal < n_recorded || n_equal < n_emitted) &&
+        c.first_difference_row == ReplayResult::NO_ROW)
+      c.first_difference_row = op.row;
+    if (n_equal < n_recorded && op.kind == OpKind::malloc) {
+      const auto& records = *recording.records;
+      bool model_freed = false;
+      for (const auto& e : recorder.emitted())
+        model_freed = model_freed || e.action == Action::segment_free ||
+                      e.action == Action::segment_unmap;
+      for (std::size_t i = recorder.first(); i < recorder.last() && !model_freed; ++i) {
+        if (records[i].action != Action::segment_free && records[i].action != Action::segment_unmap)
+          continue;
+        if (c.unexplained_frees.size() < MAX_UNEXPLAINED)
+          c.unexplained_frees.push_back(records[i].row);
+        break;
+      }
+    }
+  }
+  if (op.kind == OpKind::failed) {
+    ++c.n_failed_recorded;
+    if (!ok) ++c.n_failed_agreed;
+  } else if (op.kind == OpKind::malloc) {
+    ++c.n_requests;
+    if (!ok) ++c.n_failed_invented;
+    else if (blocks_[op.id] != NO_BLOCK &&
+             allocator_.address_of(blocks_[op.id]) == recording.trace->address[op.row])
+      ++c.n_same_address;
+    else if (c.first_difference_row == ReplayResult::NO_ROW)
+      c.first_difference_row = op.row;
+  }
+}
+
+void Replay::compare_layout(const FinalState& end, Comparison& c) const {
+  using Cell = std::tuple<std::uint64_t, std::uint64_t, int>;
+  std::vector<Cell> recorded, modelled;
+  for (std::size_t i = 0; i < end.n_blocks; ++i)
+    recorded.emplace_back(end.block_address[i], end.block_size[i], end.block_state[i]);
+  for (const SegmentView& s : allocator_.layout()) {
+    for (const BlockView& b : s.blocks) {
+      const int state = b.state == BlockState::active_allocated      ? 1
+                        : b.state == BlockState::active_pending_free ? 2
+                                                                     : 0;
+      modelled.emplace_back(b.address, b.size, state);
+    }
+  }
+  std::sort(recorded.begin(), recorded.end());
+  std::sort(modelled.begin(), modelled.end());
+  c.n_layout = std::max(recorded.size(), modelled.size());
+  std::size_t i = 0, j = 0;
+  while (i < recorded.size() && j < modelled.size()) {
+    if (recorded[i] == modelled[j]) {
+      ++c.n_layout_equal;
+      ++i;
+      ++j;
+    } else if (recorded[i] < modelled[j]) {
+      ++i;
+    } else {
+      ++j;
+    }
+  }
+}
+
+ReplayResult Replay::run_recorded(const Recording& recording, Comparison& c) {
+  const std::vector<SegmentRecord>& records = *recording.records;
+  const std::vector<Op>& ops = *input_.ops;
+  Recorder recorder(records);
+  allocator_.set_observer(&recorder);
+  allocator_.set_placement(&recorder);
+  c.n_recorded = records.size();
+  std::size_t at = 0;
+  for (std::size_t i = 0; i < ops.size(); ++i) {
+    const std::size_t last = group_end(i, at, records);
+    recorder.expect(at, last);
+    at = last;
+    const bool ok = apply(ops[i]);
+    compare_op(ops[i], ok, recorder, recording, c);
+  }
+  allocator_.set_observer(nullptr);
+  allocator_.set_placement(nullptr);
+  compare_layout(*recording.end, c);
+  return finish();
+}
+
+}  // namespace
+
+ReplayResult replay(const ReplayInput& input, const Config& config, bool stop_at_oom) {
+  return Replay(input, config).run(stop_at_oom);
+}
+
+ReplayResult replay_recorded(const ReplayInput& input, const Config& config,
+                             const Recording& recording, Comparison& comparison) {
+  return Replay(input, config).run_recorded(recording, comparison);
+}
+
+}  // namespace fragdoctor

@@ -1,0 +1,68 @@
+// Runs the operations of a trace through the allocator model.
+//
+// As a baseline it places new segments where the file recorded them and compares what the model
+// does with what the file says; as a what-if it runs the same requests under other settings.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "allocator.h"
+#include "trace_ops.h"
+
+namespace fragdoctor {
+
+// What a replay starts from and goes through; shared by any number of replays, never changed.
+struct ReplayInput {
+  const std::vector<Op>* ops = nullptr;
+  const InitialState* initial = nullptr;
+  std::size_t n_ids = 0;
+  std::uint32_t n_pools = 0;
+};
+
+// What the file says about the run; only for baselines.
+struct Recording {
+  const std::vector<SegmentRecord>* records = nullptr;
+  const TraceView* trace = nullptr;
+  const FinalState* end = nullptr;
+};
+
+struct ReplayResult {
+  static constexpr std::int64_t NO_ROW = -1;
+
+  Counters counters;  // peaks count from the initial state on
+  bool fits = true;
+  std::int64_t first_oom_row = NO_ROW;
+  std::uint64_t first_oom_bytes = 0;  // as asked
+  std::uint64_t n_requests = 0;
+  std::uint64_t n_bad_seeds = 0;  // initial segments that do not hang together
+  // Up to this capacity (excluded) the run would have been the very same.
+  std::uint64_t same_below_bytes = UNLIMITED;
+  bool is_cut_short = false;      // stopped at the first failing request, as asked
+};
+
+struct Comparison {
+  std::uint64_t n_recorded = 0;  // segment events of the file
+  std::uint64_t n_emitted = 0;   // of the model
+  std::uint64_t n_equal = 0;     // same action, address and size, at the same operation, in order
+  std::uint64_t n_requests = 0;
+  std::uint64_t n_same_address = 0;
+  std::uint64_t n_failed_recorded = 0;  // requests that the file says failed
+  std::uint64_t n_failed_agreed = 0;
+  std::uint64_t n_failed_invented = 0;  // requests that failed in the model only
+  std::uint64_t n_layout = 0;        // blocks of the final layout, of the larger side
+  std::uint64_t n_layout_equal = 0;  // same address, size and state
+  std::int64_t first_difference_row = ReplayResult::NO_ROW;
+  // First rows of frees that the file has before a request and the model did not make.
+  std::vector<std::uint32_t> unexplained_frees;
+};
+
+// Replay under `config`. With `stop_at_oom` the first failing request ends it.
+ReplayResult replay(const ReplayInput& input, const Config& config, bool stop_at_oom);
+
+// Replay with segments placed as recorded, and compare.
+ReplayResult replay_recorded(const ReplayInput& input, const Config& config,
+                             const Recording& recording, Comparison& comparison);
+
+}  // namespace fragdoctor

@@ -1,0 +1,454 @@
+#include "trace_ops.h"
+
+#include <algorithm>
+
+#include "rounding.h"
+
+namespace fragdoctor {
+namespace {
+
+constexpr std::uint32_t ABSENT = UndoneTrace::NO_ID;
+
+bool is_segment_event(std::uint8_t action) {
+  return action >= event::SEGMENT_ALLOC && action <= event::SEGMENT_UNMAP;
+}
+bool is_went(std::uint8_t action) {
+  return action == event::SEGMENT_FREE || action == event::SEGMENT_UNMAP;
+}
+
+class Builder {
+ public:
+  Builder(const TraceView& trace, const UndoneTrace& undone, const Settings& settings,
+          const Inference& inference)
+      : trace_(trace), undone_(undone), settings_(settings), inference_(inference) {}
+
+  TraceOps run();
+
+ private:
+  // Segment events and late completions since the last operation of the program.
+  struct Group {
+    std::vector<std::uint32_t> completed;  // rows
+    std::vector<std::uint32_t> went;       // rows of segment_free and segment_unmap
+    std::uint64_t came_bytes = 0;          // by segment_alloc and segment_map after the first free
+    bool is_empty() const { return completed.empty() && went.empty(); }
+    void clear() {
+      completed.clear();
+      went.clear();
+      came_bytes = 0;
+    }
+  };
+
+  void start();
+  void segment_event(std::uint32_t row);
+  void request(std::uint32_t row, bool has_failed);
+  void free_requested(std::uint32_t row);
+  void free_completed(std::uint32_t row);
+  // What the group before a row means; true where completions are to wait for the next request.
+  bool settle(std::uint32_t row, bool before_request, bool has_failed);
+  bool is_flush(std::uint32_t row, bool has_failed);
+  void emit_calls();
+  void complete_rows(std::uint32_t from, std::uint32_t to);
+  void push(OpKind kind, std::uint32_t row, std::uint32_t id, std::uint64_t size = 0) {
+    out_.ops.push_back({size, id, row, 0, 0, kind});
+  }
+  std::int64_t reserved_before(std::uint32_t row) const {
+    return row == 0 ? undone_.initial_reserved : undone_.reserved[row - 1];
+  }
+  std::uint32_t pool_at(std::size_t row) const {
+    const std::int32_t pool = undone_.pool.empty() ? trace_.pool[row] : undone_.pool[row];
+    return pool < 0 ? 0 : static_cast<std::uint32_t>(pool);
+  }
+  std::uint32_t stream_at(std::size_t row) const {
+    return trace_.stream[row] < 0 ? 0 : static_cast<std::uint32_t>(trace_.stream[row]);
+  }
+
+  const TraceView& trace_;
+  const UndoneTrace& undone_;
+  const Settings& settings_;
+  const Inference& inference_;
+  TraceOps out_;
+  Group group_;
+  std::vector<std::uint32_t> live_;   // address id -> allocation id
+  std::vector<bool> is_pending_;      // by address id
+  std::vector<bool> pool_is_gone_;
+  std::uint64_t limit_ = 0;
+  bool has_completions_ = false;
+};
+
+void Builder::start() {
+  live_.assign(undone_.n_ids, ABSENT);
+  is_pending_.assign(undone_.n_ids, false);
+  for (std::size_t i = 0; i < undone_.blocks.size(); ++i) {
+    live_[undone_.blocks[i].id] = static_cast<std::uint32_t>(i);
+    is_pending_[undone_.blocks[i].id] = undone_.blocks[i].is_pending;
+  }
+  out_.n_ids = undone_.blocks.size();
+  std::int64_t peak = undone_.initial_reserved;
+  for (const std::int64_t reserved : undone_.reserved) peak = std::max(peak, reserved);
+  out_.peak_reserved_bytes = static_cast<std::uint64_t>(std::max<std::int64_t>(peak, 0));
+  limit_ = inference_.limit_bytes > 0 ? inference_.limit_bytes : out_.peak_reserved_bytes;
+  for (std::size_t row = 0; row < trace_.n; ++row) {
+    out_.n_pools = std::max(out_.n_pools, pool_at(row));
+    has_completions_ = has_completions_ || trace_.action[row] == event::FREE_COMPLETED;
+  }
+  for (const InitialSegment& s : undone_.segments)
+    out_.n_pools = std::max(out_.n_pools, static_cast<std::uint32_t>(std::max(s.pool, 0)));
+  pool_is_gone_.assign(out_.n_pools + 1, false);
+}
+
+TraceOps Builder::run() {
+  start();
+  const auto n = static_cast<std::uint32_t>(trace_.n);
+  out_.ops.reserve(n - n / 4);
+  for (std::uint32_t row = 0; row < n; ++row) {
+    const std::uint8_t action = trace_.action[row];
+    if (is_segment_event(action)) {
+      segment_event(row);
+    } else if (action == event::OOM) {
+      request(row, true);
+    } else if (action > event::FREE_COMPLETED) {
+      // A snapshot or an annotation is not made inside a request: what went was a call.
+      if (!group_.is_empty()) settle(row, false, false);
+    } else if (undone_.id[row] == ABSENT) {
+      continue;
+    } else if (action == event::ALLOC) {
+      request(row, false);
+    } else if (action == event::FREE_REQUESTED) {
+      free_requested(row);
+    } else {
+      free_completed(row);
+    }
+  }
+  if (!group_.is_empty()) settle(n, false, false);
+  return std::move(out_);
+}
+
+void Builder::segment_event(std::uint32_t row) {
+  const std::uint8_t action = trace_.action[row];
+  out_.records.push_back(
+      {trace_.address[row], trace_.size[row], row, static_cast<Action>(action)});
+  if (is_went(action)) {
+    group_.went.push_back(row);
+  } else if (!group_.went.empty()) {
+    group_.came_bytes += trace_.size[row];
+  }
+}
+
+void Builder::request(std::uint32_t row, bool has_failed) {
+  bool wait = false;
+  if (!group_.is_empty()) wait = settle(row, true, has_failed);
+  if (has_failed) {
+    ++out_.n_flushed;
+    const std::uint64_t wanted = allocation_size(settings_, trace_.size[row]);
+    const std::uint64_t need = static_cast<std::uint64_t>(undone_.reserved[row]) + wanted;
+    out_.lowest_need_bytes = std::min(out_.lowest_need_bytes, need);
+    out_.ops.push_back({trace_.size[row], static_cast<std::uint32_t>(out_.n_ids++), row,
+                        stream_at(row), pool_at(row), OpKind::failed});
+  } else {
+    const std::uint32_t site = undone_.id[row];
+    if (live_[site] != ABSENT)  // a contradiction: the block before it must be gone
+      push(is_pending_[site] ? OpKind::complete : OpKind::free, row, live_[site]);
+    live_[site] = static_cast<std::uint32_t>(out_.n_ids++);
+    is_pending_[site] = false;
+    out_.ops.push_back({trace_.size[row], live_[site], row, stream_at(row), pool_at(row),
+                        OpKind::malloc});
+  }
+  if (wait) complete_rows(0, row);
+  group_.clear();
+}
+
+void Builder::free_requested(std::uint32_t row) {
+  const std::uint32_t site = undone_.id[row];
+  if (!group_.is_empty()) settle(row, false, false);
+  if (live_[site] == ABSENT || is_pending_[site]) return;
+  const bool at_once = row + 1 < trace_.n && trace_.action[row + 1] == event::FREE_COMPLETED &&
+                       undone_.id[row + 1] == site;
+  // Without any completion in the trace (skip_actions) a request is all there is to see.
+  if (at_once || !has_completions_) {
+    push(OpKind::free, row, live_[site]);
+    live_[site] = ABSENT;
+  } else {
+    push(OpKind::free_pending, row, live_[site]);
+    is_pending_[site] = true;
+  }
+}
+
+void Builder::free_completed(std::uint32_t row) {
+  const std::uint32_t site = undone_.id[row];
+  if (live_[site] == ABSENT) return;  // the second half of a free done at once
+  if (is_pending_[site]) {
+    group_.completed.push_back(row);
+    return;
+  }
+  if (!group_.is_empty()) settle(row, false, false);
+  push(OpKind::free, row, live_[site]);
+  live_[site] = ABSENT;
+}
+
+void Builder::complete_rows(std::uint32_t from, std::uint32_t to) {
+  for (const std::uint32_t row : group_.completed) {
+    if (row < from || row >= to) continue;
+    const std::uint32_t site = undone_.id[row];
+    if (live_[site] == ABSENT || !is_pending_[site]) continue;
+    push(OpKind::complete, row, live_[site]);
+    live_[site] = ABSENT;
+    is_pending_[site] = false;
+  }
+}
+
+// Frees before a request are its own flush (or collection) if memory came afterwards, or it
+// failed, and if it would have gone above the limit. Then blocks that completed meanwhile did so
+// inside the flush, after the look at the free blocks: they must wait until the request is done.
+bool Builder::is_flush(std::uint32_t row, bool has_failed) {
+  if (has_failed) return true;
+  if (group_.went.empty() || group_.came_bytes == 0) return false;
+  const std::uint32_t first = group_.went.front();
+  if (std::binary_search(inference_.empty_cache_rows.begin(), inference_.empty_cache_rows.end(),
+                         first))
+    return false;
+  if (inference_.is_collecting) return true;
+  const std::uint64_t rounded = round_size(settings_, trace_.size[row]);
+  const std::uint64_t wanted = std::max(group_.came_bytes, allocation_size(settings_, rounded));
+  const std::uint64_t need = static_cast<std::uint64_t>(reserved_before(first)) + wanted;
+  if (need <= limit_) return false;
+  ++out_.n_flushed;
+  out_.lowest_need_bytes = std::min(out_.lowest_need_bytes, need);
+  return true;
+}
+
+// Frees that no request explains were calls: empty_cache(), or the end of a MemPool.
+void Builder::emit_calls() {
+  if (group_.went.empty()) return;
+  bool any_default = false;
+  for (const std::uint32_t row : group_.went) any_default = any_default || pool_at(row) == 0;
+  for (const std::uint32_t row : group_.went) {
+    const std::uint32_t pool = pool_at(row);
+    if (pool == 0 || pool_is_gone_[pool]) continue;
+    pool_is_gone_[pool] = true;
+    out_.ops.push_back({0, 0, group_.went.front(), 0, pool,
+                        any_default ? OpKind::pool_release : OpKind::pool_drop});
+  }
+  if (!any_default) return;
+  push(OpKind::empty_cache, group_.went.front(), 0);
+  ++out_.n_inferred_empty_cache;
+}
+
+bool Builder::settle(std::uint32_t row, bool before_request, bool has_failed) {
+  if (before_request && is_flush(row, has_failed)) {
+    for (const std::uint32_t went : group_.went) {
+      const std::uint32_t pool = pool_at(went);
+      if (pool == 0 || pool_is_gone_[pool]) continue;
+      pool_is_gone_[pool] = true;
+      out_.ops.push_back({0, 0, group_.went.front(), 0, pool, OpKind::pool_release});
+    }
+    return true;
+  }
+  const std::uint32_t first = group_.went.empty() ? row : group_.went.front();
+  complete_rows(0, first);
+  emit_calls();
+  complete_rows(first, row);
+  group_.clear();
+  return false;
+}
+
+// ---- seeds -----------------------------------------------------------------------------------
+
+class Seeder {
+ public:
+  Seeder(const TraceView& trace, const UndoneTrace& undone, const Settings& settings,
+         std::uint64_t total)
+      : trace_(trace), undone_(undone), settings_(settings), total_(total) {}
+
+  InitialState run() {
+    find_bases();
+    for (std::size_t i = 0; i < undone_.segments.size();) i = seed(i);
+    for (std::size_t i = 0; i < undone_.blocks.size(); ++i)
+      if (undone_.blocks[i].is_pending) out_.pending.push_back(static_cast<std::uint32_t>(i));
+    return std::move(out_);
+  }
+
+ private:
+  // A range of a segment_map event. Small requests map one page of 2 MiB, large ones more.
+  struct Span {
+    std::uint64_t start, end;
+    std::uint32_t stream;
+    bool is_small() const { return end - start == SMALL_BUFFER; }
+    bool is_of(const InitialSegment& s) const {
+      return stream == s.stream && is_small() == s.is_small;
+    }
+  };
+
+  void find_bases();
+  std::size_t seed(std::size_t first);
+  std::size_t end_of_reservation(std::size_t first) const;
+  std::uint64_t lowest_page(const InitialSegment& first, std::uint64_t floor) const;
+  std::uint64_t highest_page(const InitialSegment& last, std::uint64_t ceiling) const;
+  void fill(SeedSegment& seed, std::vector<std::uint32_t>& ids, std::uint64_t start,
+            std::uint64_t end);
+  static void add(SeedSegment& seed, std::vector<std::uint32_t>& ids, std::uint64_t size,
+                  std::uint64_t requested, BlockState state, std::uint32_t id) {
+    if (size == 0) return;
+    seed.blocks.push_back({size, requested, state});
+    ids.push_back(id);
+  }
+
+  const TraceView& trace_;
+  const UndoneTrace& undone_;
+  const Settings& settings_;
+  std::uint64_t total_;
+  InitialState out_;
+  std::vector<Span> mapped_;     // ranges of segment_map events, by start
+  std::size_t next_block_ = 0;   // into undone_.blocks
+};
+
+void Seeder::find_bases() {
+  bool any = false;
+  for (const InitialSegment& s : undone_.segments) any = any || s.is_expandable;
+  if (!any) return;
+  for (std::size_t row = 0; row < trace_.n; ++row) {
+    if (trace_.action[row] != event::SEGMENT_MAP || undone_.reserved.empty()) continue;
+    const std::uint64_t start = trace_.address[row], size = trace_.size[row];
+    if (size == 0 || start > UNLIMITED - size || trace_.stream[row] < 0) continue;
+    mapped_.push_back({start, start + size, static_cast<std::uint32_t>(trace_.stream[row])});
+  }
+  std::sort(mapped_.begin(), mapped_.end(),
+            [](const Span& a, const Span& b) { return a.start < b.start; });
+}
+
+// One reservation serves a pool class of a stream: neighbours of one kind belong together.
+std::size_t Seeder::end_of_reservation(std::size_t first) const {
+  const InitialSegment& a = undone_.segments[first];
+  std::size_t next = first + 1;
+  const std::uint64_t reach = total_ > 0 ? total_ + total_ / 8 : UNLIMITED;
+  while (next < undone_.segments.size()) {
+    const InitialSegment& b = undone_.segments[next];
+    if (!b.is_expandable || b.stream != a.stream || b.pool != a.pool || b.is_small != a.is_small)
+      break;
+    if (b.address + b.size - a.address > reach) break;
+    ++next;
+  }
+  return next;
+}
+
+// Pages below the first one that is mapped now, which the trace shows to belong to it.
+std::uint64_t Seeder::lowest_page(const InitialSegment& first, std::uint64_t floor) const {
+  const std::uint64_t page = first.is_small ? SMALL_BUFFER : settings_.large_segment_bytes;
+  auto it = std::lower_bound(mapped_.begin(), mapped_.end(), first.address,
+                             [](const Span& s, std::uint64_t at) { return s.start < at; });
+  std::uint64_t lowest = first.address;
+  while (it != mapped_.begin()) {
+    --it;
+    if (it->start < floor || !it->is_of(first)) break;
+    if ((first.address - it->start) % page != 0 || (it->end - it->start) % page != 0) break;
+    if (total_ > 0 && first.address - it->start > total_ + total_ / 8) break;
+    lowest = std::min(lowest, it->start);
+  }
+  return lowest;
+}
+
+std::uint64_t Seeder::highest_page(const InitialSegment& last, std::uint64_t ceiling) const {
+  const std::uint64_t page = last.is_small ? SMALL_BUFFER : settings_.large_segment_bytes;
+  std::uint64_t highest = last.address + last.size;
+  auto it = std::lower_bound(mapped_.begin(), mapped_.end(), last.address,
+                             [](const Span& s, std::uint64_t at) { return s.start < at; });
+  for (; it != mapped_.end() && it->end <= ceiling; ++it) {
+    if (!it->is_of(last) || (it->end - it->start) % page != 0) break;
+    if ((it->start - last.address) % page != 0) break;
+    highest = std::max(highest, it->end);
+  }
+  return highest;
+}
+
+void Seeder::fill(SeedSegment& seed, std::vector<std::uint32_t>& ids, std::uint64_t start,
+                  std::uint64_t end) {
+  std::uint64_t at = start;
+  const auto& blocks = undone_.blocks;
+  while (next_block_ < blocks.size() && blocks[next_block_].address < start) ++next_block_;
+  for (; next_block_ < blocks.size() && blocks[next_block_].address < end; ++next_block_) {
+    const InitialBlock& b = blocks[next_block_];
+    add(seed, ids, b.address - at, 0, BlockState::inactive, NO_BLOCK);
+    add(seed, ids, b.size, b.requested, BlockState::active_allocated,
+        static_cast<std::uint32_t>(next_block_));
+    at = b.address + b.size;
+  }
+  add(seed, ids, end - at, 0, BlockState::inactive, NO_BLOCK);
+}
+
+std::size_t Seeder::seed(std::size_t first) {
+  const InitialSegment& s = undone_.segments[first];
+  SeedSegment seed;
+  std::vector<std::uint32_t> ids;
+  seed.stream = s.stream;
+  seed.pool = static_cast<std::uint32_t>(std::max(s.pool, 0));
+  seed.is_small = s.is_small;
+  seed.is_expandable = s.is_expandable;
+  std::size_t next = first + 1;
+  if (!s.is_expandable) {
+    seed.address = s.address;
+    seed.size = s.size;
+    fill(seed, ids, s.address, s.address + s.size);
+  } else {
+    next = end_of_reservation(first);
+    const std::uint64_t page = s.is_small ? SMALL_BUFFER : settings_.large_segment_bytes;
+    const std::uint64_t floor =
+        out_.segments.empty() ? 0 : out_.segments.back().address + out_.segments.back().size;
+    std::uint64_t ceiling =
+        next < undone_.segments.size() ? undone_.segments[next].address : UNLIMITED;
+    seed.page_bytes = page;
+    seed.address = lowest_page(s, floor);
+    std::uint64_t end = highest_page(undone_.segments[next - 1], ceiling);
+    // The first page above that the trace gives to somebody else bounds the reservation too.
+    auto foreign = std::lower_bound(mapped_.begin(), mapped_.end(), end,
+                                    [](const Span& m, std::uint64_t at) { return m.start < at; });
+    if (foreign != mapped_.end()) ceiling = std::min(ceiling, foreign->start);
+    const std::uint64_t total = total_ > 0 ? total_ : 1ULL << 40;
+    const std::uint64_t whole = round_up(total + total / 8, page);
+    if (seed.address <= UNLIMITED - whole) ceiling = std::min(ceiling, seed.address + whole);
+    if (ceiling > end) end += (ceiling - end) / page * page;
+    seed.size = end - seed.address;
+    std::uint64_t at = seed.address;
+    for (std::size_t i = first; i < next; ++i) {
+      const InitialSegment& part = undone_.segments[i];
+      add(seed, ids, part.address - at, 0, BlockState::unmapped, NO_BLOCK);
+      fill(seed, ids, part.address, part.address + part.size);
+      at = part.address + part.size;
+    }
+    add(seed, ids, end - at, 0, BlockState::unmapped, NO_BLOCK);
+  }
+  out_.segments.push_back(std::move(seed));
+  out_.ids.push_back(std::move(ids));
+  return next;
+}
+
+}  // namespace
+
+TraceOps build_ops(const TraceView& trace, const UndoneTrace& undone, const Settings& settings,
+                   const Inference& inference) {
+  return Builder(trace, undone, settings, inference).run();
+}
+
+InitialState initial_state(const TraceView& trace, const UndoneTrace& undone,
+                           const Settings& settings, std::uint64_t device_total_bytes) {
+  return Seeder(trace, undone, settings, device_total_bytes).run();
+}
+
+std::vector<Op> ops_from_empty(const std::vector<Op>& ops, const InitialState& initial) {
+  std::vector<Op> all;
+  all.reserve(ops.size());
+  for (std::size_t s = 0; s < initial.segments.size(); ++s) {
+    const SeedSegment& segment = initial.segments[s];
+    for (std::size_t b = 0; b < segment.blocks.size(); ++b) {
+      const std::uint32_t id = initial.ids[s][b];
+      if (id == NO_BLOCK) continue;
+      const SeedBlock& block = segment.blocks[b];
+      const std::uint64_t size = block.requested > 0 ? block.requested : block.size;
+      all.push_back({size, id, 0, segment.stream, segment.pool, OpKind::malloc});
+    }
+  }
+  for (const std::uint32_t id : initial.pending)
+    all.push_back({0, id, 0, 0, 0, OpKind::free_pending});
+  all.insert(all.end(), ops.begin(), ops.end());
+  return all;
+}
+
+}  // namespace fragdoctor

@@ -1,0 +1,336 @@
+"""Code-level what-ifs, as edits of the list of requests.
+
+Each function returns an ``Edit``: a name for people, and a change that ``simulate`` applies to the
+requests of the baseline before it replays them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fragdoctor._native import _ext
+from fragdoctor.allocator.fidelity import Baseline
+from fragdoctor.allocator.steps import Steps, find_steps
+from fragdoctor.allocator.trace_ops import Operations, OpKind
+from fragdoctor.errors import ConfigError, SimulationError
+from fragdoctor.model.snapshot import I64, U64, Bools
+from fragdoctor.units import MIB
+
+MAX_FACTOR = 1000.0
+_FREES = (OpKind.FREE, OpKind.FREE_PENDING)
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """A change of the code.
+
+    Attributes:
+        name: what is done, for people.
+        change: the requests of a baseline, changed; raises SimulationError where the trace does
+            not say enough for it.
+    """
+
+    name: str
+    change: Callable[[Baseline, Operations], Operations]
+
+    def apply(self, baseline: Baseline) -> _ext.NativeOps:
+        """Return the changed requests.
+
+        Raises:
+            SimulationError: the trace does not say enough for this change.
+        """
+        changed = self.change(baseline, Operations(**baseline.operations.columns()))
+        columns = {name: getattr(changed, name) for name in Operations.__dataclass_fields__}
+        return baseline.operations.edited(
+            **{name: np.ascontiguousarray(column) for name, column in columns.items()}
+        )
+
+
+def empty_cache_at(rows: Sequence[int]) -> Edit:
+    """Return the edit that calls ``empty_cache()`` before given event rows."""
+    wanted = np.array(sorted(set(rows)), np.int64)
+
+    def change(_: Baseline, ops: Operations) -> Operations:
+        return _with_calls(ops, wanted)
+
+    return Edit(f"empty_cache() at {len(wanted)} chosen points", change)
+
+
+def empty_cache_every(n_requests: int) -> Edit:
+    """Return the edit that calls ``empty_cache()`` after every so many requests.
+
+    Raises:
+        ConfigError: the number is not positive.
+    """
+    if n_requests < 1:
+        raise ConfigError("The number of requests between calls must be at least 1.")
+
+    def change(_: Baseline, ops: Operations) -> Operations:
+        rows = ops.row[_is_request(ops)].astype(np.int64)
+        return _with_calls(ops, rows[n_requests::n_requests])
+
+    return Edit(f"empty_cache() every {n_requests} requests", change)
+
+
+def empty_cache_each_step() -> Edit:
+    """Return the edit that calls ``empty_cache()`` at the beginning of every step but the first."""
+
+    def change(baseline: Baseline, ops: Operations) -> Operations:
+        return _with_calls(ops, _steps(baseline).starts[1:])
+
+    return Edit("empty_cache() after each step", change)
+
+
+def largest_step_first() -> Edit:
+    """Return the edit that runs the step with the most active memory first, the rest in order.
+
+    What the first step makes and keeps (optimizer state, gradient buffers) is then made in the
+    step that runs first.
+    """
+
+    def change(baseline: Baseline, ops: Operations) -> Operations:
+        steps = _steps(baseline)
+        active = baseline.prepared.undone.active_bytes
+        peaks = np.maximum.reduceat(active, steps.starts)
+        largest = int(peaks.argmax())
+        order = [largest, *(i for i in range(len(steps)) if i != largest)]
+        return _reordered(ops, steps, np.array(order, np.int64))
+
+    return Edit("largest batch first", change)
+
+
+def sizes_padded(bucket_bytes: int, from_bytes: int = MIB) -> Edit:
+    """Return the edit that pads requests above ``from_bytes`` to multiples of a bucket.
+
+    Raises:
+        ConfigError: the bucket is not positive.
+    """
+    if bucket_bytes < 1:
+        raise ConfigError("The bucket must be at least one byte.")
+
+    def change(_: Baseline, ops: Operations) -> Operations:
+        bucket = np.uint64(bucket_bytes)
+        is_padded = _is_request(ops) & (ops.size > from_bytes) & (ops.size < 2**50)
+        padded = (ops.size + bucket - np.uint64(1)) // bucket * bucket
+        return replace(ops, size=np.where(is_padded, padded, ops.size))
+
+    return Edit(f"sizes padded to {bucket_bytes} bytes", change)
+
+
+def blocks_freed(addresses: Sequence[int], row: int | None = None) -> Edit:
+    """Return the edit that does without blocks which are live at the end of the trace.
+
+    They are never made (or, if older than the trace, freed before it), or freed just before an
+    event row where one is given.
+    """
+
+    def change(baseline: Baseline, ops: Operations) -> Operations:
+        allocations = _live_at_end(baseline, ops, addresses)
+        if row is not None:
+            return _freed_before(ops, allocations, np.full(len(allocations), row, np.int64))
+        old = allocations[allocations < len(baseline.prepared.undone.block_address)]
+        return _freed_before(_without(ops, allocations), old, np.zeros(len(old), np.int64))
+
+    return Edit(f"without {len(set(addresses))} blocks", change)
+
+
+def blocks_moved_to_start(addresses: Sequence[int]) -> Edit:
+    """Return the edit that makes blocks which are live at the end before anything else."""
+
+    def change(baseline: Baseline, ops: Operations) -> Operations:
+        allocations = _live_at_end(baseline, ops, addresses)
+        is_moved = np.isin(ops.allocation, allocations) & (ops.kind == OpKind.MALLOC)
+        order = np.concatenate((np.nonzero(is_moved)[0], np.nonzero(~is_moved)[0]))
+        return _taken(ops, order)
+
+    return Edit(f"{len(set(addresses))} blocks made at the start", change)
+
+
+def leak_removed(addresses: Sequence[int]) -> Edit:
+    """Return the edit that frees blocks, live at the end, when the step that made them ends."""
+
+    def change(baseline: Baseline, ops: Operations) -> Operations:
+        allocations = _live_at_end(baseline, ops, addresses)
+        steps = _steps(baseline)
+        made = np.isin(ops.allocation, allocations) & (ops.kind == OpKind.MALLOC)
+        step = steps.of_rows(ops.row[made].astype(np.int64))
+        is_closed = step + 1 < len(steps)  # the last step has not ended
+        ends = steps.starts[step[is_closed] + 1]
+        return _freed_before(ops, ops.allocation[made][is_closed], ends)
+
+    return Edit(f"{len(set(addresses))} survivors freed at the end of their step", change)
+
+
+def batch_scaled(factor: float) -> Edit:
+    """Return the edit that scales the memory that grows with the batch.
+
+    Taken for that are requests inside steps that do not outlive the next step, unless some block
+    made before the steps (a parameter) has exactly their size: then it is a gradient or a copy.
+
+    Raises:
+        ConfigError: the factor is not a positive number.
+    """
+    if not 0.0 < factor <= MAX_FACTOR:
+        raise ConfigError(f"The factor must lie between 0 and {MAX_FACTOR:g}.")
+
+    def change(baseline: Baseline, ops: Operations) -> Operations:
+        is_scaled = _is_activation(baseline, ops, _steps(baseline)) & (ops.size < 2**50)
+        scaled = np.maximum(np.rint(ops.size * factor), 1).astype(np.uint64)
+        return replace(ops, size=np.where(is_scaled, scaled, ops.size))
+
+    return Edit(f"batch x {factor:g}", change)
+
+
+# ---- what the edits are made of --------------------------------------------------------------
+
+
+def _steps(baseline: Baseline) -> Steps:
+    steps = find_steps(baseline.prepared)
+    if steps is None:
+        raise SimulationError(
+            "No steps can be told apart in this trace.",
+            hint='Record with context="all", over more than one step.',
+        )
+    return steps
+
+
+def _is_request(ops: Operations) -> Bools:
+    chosen: Bools = (ops.kind == OpKind.MALLOC) | (ops.kind == OpKind.FAILED)
+    return chosen
+
+
+def _taken(ops: Operations, order: npt.NDArray[np.int64]) -> Operations:
+    columns = {name: getattr(ops, name)[order] for name in Operations.__dataclass_fields__}
+    return Operations(**columns)
+
+
+def _inserted(ops: Operations, at: I64, kind: OpKind, allocation: U64, rows: I64) -> Operations:
+    """Return the operations with new ones before the given positions."""
+    columns: dict[str, npt.NDArray[Any]] = {
+        "kind": np.full(len(at), kind, np.uint8),
+        "size": np.zeros(len(at), np.uint64),
+        "allocation": allocation.astype(np.uint32),
+        "row": rows.astype(np.uint32),
+        "stream": np.zeros(len(at), np.uint32),
+        "pool": np.zeros(len(at), np.uint32),
+    }
+    return Operations(
+        **{name: np.insert(getattr(ops, name), at, column) for name, column in columns.items()}
+    )
+
+
+def _positions(ops: Operations, rows: I64) -> I64:
+    """Return the first operation that comes from each row or a later one."""
+    reached = np.maximum.accumulate(ops.row.astype(np.int64)) if len(ops) else ops.row
+    return np.searchsorted(reached, rows, side="left").astype(np.int64)
+
+
+def _with_calls(ops: Operations, rows: I64) -> Operations:
+    none = np.zeros(len(rows), np.uint64)
+    return _inserted(ops, _positions(ops, rows), OpKind.EMPTY_CACHE, none, rows)
+
+
+def _freed_before(ops: Operations, allocations: npt.NDArray[np.uint32], rows: I64) -> Operations:
+    """Return the operations with allocations freed just before rows."""
+    at = _positions(ops, rows)
+    return _inserted(ops, at, OpKind.FREE, allocations.astype(np.uint64), rows)
+
+
+def _without(ops: Operations, allocations: npt.NDArray[np.uint32]) -> Operations:
+    """Return the operations without those on some allocations."""
+    has_allocation = (ops.kind <= OpKind.COMPLETE) | (ops.kind == OpKind.FAILED)
+    is_gone = np.isin(ops.allocation, allocations) & has_allocation
+    return _taken(ops, np.nonzero(~is_gone)[0])
+
+
+def _live_at_end(
+    baseline: Baseline, ops: Operations, addresses: Sequence[int]
+) -> npt.NDArray[np.uint32]:
+    """Return the allocations that lie at these addresses at the end of the trace.
+
+    Raises:
+        SimulationError: there is none at one of them.
+    """
+    undone = baseline.prepared.undone
+    at: dict[int, int] = dict(zip(undone.block_address.tolist(), range(2**32), strict=False))
+    wanted = set(addresses)
+    recorded = baseline.prepared.columns.native["address"]
+    is_one = (ops.kind == OpKind.MALLOC) & np.isin(
+        recorded[np.minimum(ops.row, max(len(recorded) - 1, 0))],
+        np.array([a for a in wanted if 0 <= a < 2**64], np.uint64),
+    )
+    for position in np.nonzero(is_one)[0]:
+        at[int(recorded[ops.row[position]])] = int(ops.allocation[position])
+    is_free = np.isin(ops.kind, _FREES)
+    freed = set(ops.allocation[is_free].tolist()) if wanted else set()
+    missing = [a for a in wanted if a not in at or at[a] in freed]
+    if missing:
+        raise SimulationError(
+            f"No block is live at {missing[0]:#x} at the end of the trace."
+            + (f" ({len(missing)} such addresses)" if len(missing) > 1 else "")
+        )
+    return np.array(sorted(at[a] for a in wanted), np.uint32)
+
+
+def _is_activation(baseline: Baseline, ops: Operations, steps: Steps) -> Bools:
+    step = _step_of(ops, steps)
+    born, dies = _life_in_steps(ops, step)
+    lives_on = ((dies < 0) | (dies > born + 1))[ops.allocation]
+    made_in_set_up = ops.size[(ops.kind == OpKind.MALLOC) & (step < 0) & lives_on]
+    parameter_sizes = np.union1d(made_in_set_up, baseline.prepared.undone.block_requested)
+    # In the last step nothing is freed any more after a failure: what lives there may be short.
+    is_short = ~lives_on | (step == len(steps) - 1) | (ops.kind == OpKind.FAILED)
+    chosen: Bools = _is_request(ops) & (step >= 0) & is_short & ~np.isin(ops.size, parameter_sizes)
+    return chosen
+
+
+def _reordered(ops: Operations, steps: Steps, order: I64) -> Operations:
+    """Return the operations with the steps run in another order.
+
+    A free in a later step than its allocation keeps its distance in steps and its place within the
+    step. What the first step makes and keeps moves to the step that runs first.
+    """
+    n_steps = len(steps)
+    place = np.empty(n_steps, np.int64)  # step -> when it runs
+    place[order] = np.arange(n_steps)
+    step = _step_of(ops, steps)
+    own = np.maximum(step, 0)
+    begin = np.searchsorted(step, np.arange(n_steps + 1))
+    length = np.maximum(np.diff(begin), 1)
+    offset = (np.arange(len(ops)) - begin[own]).astype(np.float64)
+    born, dies = _life_in_steps(ops, step)
+    kept_by_first = ((born == 0) & ((dies < 0) | (dies > 1)))[ops.allocation]
+    origin = born[ops.allocation]
+    is_moved = (ops.kind == OpKind.MALLOC) & (step >= 0) & kept_by_first
+    is_late = np.isin(ops.kind, (*_FREES, OpKind.COMPLETE)) & (step >= 0) & (origin < step)
+    follow = np.where(
+        kept_by_first | (origin < 0), step, place[np.maximum(origin, 0)] + step - origin
+    )
+    when = np.where(is_late, np.minimum(follow, n_steps - 1), np.where(is_moved, 0, place[own]))
+    when = np.where(step < 0, -1, when)
+    # Own operations keep their order; those that come from elsewhere keep their share of the step.
+    target = order[np.maximum(when, 0)]
+    at = np.where(is_moved | is_late, offset / length[own] * length[target], offset)
+    at = np.where(is_late & (follow >= n_steps), np.inf, at)
+    at = np.where(step < 0, np.arange(len(ops)), at)
+    return _taken(ops, np.lexsort((np.arange(len(ops)), at, when)))
+
+
+def _step_of(ops: Operations, steps: Steps) -> I64:
+    """Return the step of each operation, -1 before the first; ascending."""
+    return steps.of_rows(np.maximum.accumulate(ops.row.astype(np.int64)))
+
+
+def _life_in_steps(ops: Operations, step: I64) -> tuple[I64, I64]:
+    """Return per allocation the step that made it (-1: set-up) and freed it (-1: none)."""
+    n = int(ops.allocation.max(initial=0)) + 1
+    born, dies = np.full(n, -1, np.int64), np.full(n, -1, np.int64)
+    is_made, is_freed = ops.kind == OpKind.MALLOC, np.isin(ops.kind, _FREES)
+    born[ops.allocation[is_made]] = step[is_made]
+    dies[ops.allocation[is_freed]] = step[is_freed]
+    return born, dies

@@ -1,0 +1,206 @@
+"""``simulate``: the public entry to replay, fidelity, what-ifs and edits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from fragdoctor.allocator.edits import Edit
+from fragdoctor.allocator.fidelity import Baseline, find_baseline, is_foreign, report
+from fragdoctor.allocator.trace_ops import PreparedTrace, prepare
+from fragdoctor.allocator.whatif import (
+    ProgressCallback,
+    Scenario,
+    check_version,
+    default_capacity,
+    replay_scenario,
+    with_smallest_capacity,
+)
+from fragdoctor.errors import SimulationError
+from fragdoctor.model.simulation import ReplayResult, Simulation
+from fragdoctor.model.snapshot import Action, Snapshot
+
+# Below this share of reproduced events and blocks a what-if is an estimate.
+REPLAY_SHARE = 0.95
+
+
+def simulate(  # noqa: PLR0913 - the questions of one what-if, all by keyword
+    snapshot: Snapshot,
+    *,
+    device: int | None = None,
+    confs: Sequence[str] = (),
+    capacity_bytes: int | None = None,
+    memory_fraction: float | None = None,
+    torch_version: str | None = None,
+    edits: Sequence[Edit] = (),
+    smallest_capacity: bool = False,
+    device_total_bytes: int | None = None,
+    progress: ProgressCallback | None = None,
+) -> Simulation:
+    """Replay a trace as recorded and under every asked condition.
+
+    Args:
+        snapshot: with a trace.
+        device: whose trace; the one that ran out of memory, or the busiest, where None.
+        confs: setting strings, each replacing the recorded settings.
+        capacity_bytes: what PyTorch can have of the device; as recorded where None.
+        memory_fraction: as for ``set_per_process_memory_fraction``.
+        torch_version: whose rules and keys the what-ifs follow; the recording's where None.
+        edits: code-level changes; each is replayed under every conf (or the recorded settings).
+        smallest_capacity: also find the smallest capacity at which each run fits.
+        device_total_bytes: memory of the device, base of fractions; the capacity where None.
+        progress: called with replays done and replays in all.
+
+    Returns:
+        The baseline with its fidelity, and one result per conf and edit, in that order. With
+        neither, one result under the recorded settings if capacity, fraction or version differ.
+
+    Raises:
+        SimulationError: there is no trace to replay, or no device of that number.
+        ConfigError: a setting string, the fraction or the version is wrong.
+    """
+    version = check_version(torch_version)
+    baseline = baseline_of(snapshot, device, device_total_bytes=device_total_bytes)
+    scenario = Scenario(
+        capacity_bytes=capacity_bytes,
+        memory_fraction=memory_fraction,
+        torch_version=version,
+        device_total_bytes=device_total_bytes,
+    )
+    asked: list[tuple[Scenario, Edit | None]] = [(replace(scenario, conf=c), None) for c in confs]
+    asked += [
+        (replace(scenario, conf=conf, edit=edit.name), edit)
+        for edit in edits
+        for conf in confs or (None,)
+    ]
+    differs = capacity_bytes is not None or memory_fraction is not None or bool(version)
+    if not asked and (differs or smallest_capacity):
+        asked = [(scenario, None)]
+    results: list[ReplayResult] = []
+    for i, (one, change) in enumerate(asked):
+        operations = None if change is None else change.apply(baseline)
+        result = replay_scenario(baseline, one, operations)
+        if smallest_capacity:
+            result = with_smallest_capacity(baseline, one, result, operations)
+        results.append(result)
+        if progress is not None:
+            progress(i + 1, len(asked))
+    return simulation_of(baseline, results)
+
+
+def simulation_of(baseline: Baseline, results: Sequence[ReplayResult]) -> Simulation:
+    """Return a baseline and its what-ifs with their fidelity, method and notes."""
+    fidelity = report(baseline)
+    is_exact_enough = (fidelity.share or 0.0) >= REPLAY_SHARE and not is_foreign(baseline.prepared)
+    capacity = default_capacity(baseline)
+    return Simulation(
+        device=baseline.prepared.device,
+        baseline=replace(
+            baseline.result,
+            capacity_bytes=None if capacity is None else baseline.result.capacity_bytes,
+        ),
+        fidelity=fidelity,
+        results=tuple(results),
+        method="replay" if is_exact_enough else "estimate",
+        lower_bound_bytes=baseline.prepared.peak_active_bytes,
+        notes=_notes(baseline),
+    )
+
+
+def baseline_of(
+    snapshot: Snapshot,
+    device: int | None = None,
+    *,
+    torch_version: str | None = None,
+    device_total_bytes: int | None = None,
+) -> Baseline:
+    """Return the baseline of a device's trace: do it once, ask many what-ifs.
+
+    Args:
+        snapshot: with a trace.
+        device: whose trace; the one that ran out of memory, or the busiest, where None.
+        torch_version: that wrote the file, if known.
+        device_total_bytes: memory of the device, if known.
+
+    Raises:
+        SimulationError: there is no trace to replay, or no device of that number.
+        ConfigError: the version is wrong.
+    """
+    chosen = choose_device(snapshot) if device is None else device
+    if chosen not in snapshot.devices:
+        raise SimulationError(
+            f"The snapshot knows no device {chosen}.",
+            hint=f"It has {', '.join(map(str, snapshot.devices)) or 'none'}.",
+        )
+    if snapshot.settings.backend != "native":
+        raise SimulationError(
+            f"The snapshot was made with the backend {snapshot.settings.backend}, "
+            "which the model does not know."
+        )
+    prepared = prepare(snapshot, chosen)
+    _check_trace(prepared)
+    return find_baseline(
+        prepared, torch_version=torch_version, device_total_bytes=device_total_bytes
+    )
+
+
+def choose_device(snapshot: Snapshot) -> int:
+    """Return the device whose trace ends in a failed request, else the one with most events.
+
+    Raises:
+        SimulationError: the snapshot has no device.
+    """
+    devices = snapshot.devices
+    if not devices:
+        raise SimulationError("The snapshot has no device memory and no trace.")
+
+    def rank(device: int) -> tuple[int, int]:
+        action = snapshot.events.action[snapshot.events.device_slice(device)]
+        return int(np.count_nonzero(action == Action.OOM)), len(action)
+
+    return max(devices, key=rank)
+
+
+def _check_trace(prepared: PreparedTrace) -> None:
+    hint = "Record with torch.cuda.memory._record_memory_history() before the workload starts."
+    n_live = len(prepared.undone.block_address)
+    if prepared.n_requests == 0 or (prepared.n_events == 1 and n_live > 0):
+        what = "no request" if prepared.n_events else "no trace"
+        if prepared.n_requests:
+            what = "one event only"
+        raise SimulationError(
+            f"The snapshot holds {what} of device {prepared.device}: nothing to replay.", hint=hint
+        )
+    if is_foreign(prepared):
+        raise SimulationError(
+            "Trace and segments contradict each other in "
+            f"{sum(prepared.undone.contradictions.values())} places: "
+            "another allocator made this file, or events are missing.",
+            hint=hint,
+        )
+
+
+def _notes(baseline: Baseline) -> tuple[str, ...]:
+    notes = []
+    conditions, facts = baseline.conditions, baseline.operations.facts()
+    if not baseline.capacity_is_exact and facts["n_flushed"] > 0:
+        notes.append(
+            f"The file does not say what PyTorch could have; a flush shows that it was at least "
+            f"{conditions.capacity_bytes} and less than {facts['lowest_need_bytes']} bytes."
+        )
+    if baseline.fraction_is_inferred:
+        notes.append(
+            f"Requests failed, or cached memory was collected, while the driver had memory left: "
+            f"a memory fraction of about {conditions.allowed_bytes} bytes was in force."
+        )
+    known = baseline.prepared.oom_capacity_bytes
+    if len(np.unique(known[known >= 0])) > 1:
+        notes.append("The memory that PyTorch could have changed between failed requests.")
+    if facts["n_inferred_empty_cache"]:
+        notes.append(
+            f"{facts['n_inferred_empty_cache']} calls of empty_cache() were inferred from "
+            "segments that went; what-ifs make them too."
+        )
+    return tuple(notes)

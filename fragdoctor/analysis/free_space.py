@@ -1,0 +1,123 @@
+"""Free cached memory, split by whether the allocator can give it back by itself.
+
+A flush (before an OOM is raised, and in ``empty_cache()``) returns ordinary segments without a
+live block, and in expandable segments the whole pages inside free blocks: 2 MiB pages in the small
+pool, 20 MiB ones (``large_segment_size``) in the large pool, the start rounded up and the end
+rounded down. Source: CUDACachingAllocator.cpp (``release_blocks``, ``unmap_block``).
+
+A mapped range begins on a page boundary of its reservation, because pages are mapped and unmapped
+whole; so its start anchors the page grid.
+
+Segments of private pools (CUDA graphs, ``MemPool``) return only when nobody uses the pool any more,
+which no snapshot says: their free bytes are counted apart, never as releasable.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from fragdoctor.analysis.layout import Layout
+from fragdoctor.analysis.result import FreeSpace, PoolFree
+from fragdoctor.model.snapshot import I64, Bools
+
+MAX_POOLS: Final = 200
+
+
+@dataclass(frozen=True, slots=True)
+class FreeParts:
+    """Free bytes by fate. ``releasable_by_segment`` is aligned with the layout's segments."""
+
+    releasable_by_segment: I64
+    free_by_segment: I64
+
+    @property
+    def releasable_bytes(self) -> int:
+        """What a flush returns."""
+        return int(self.releasable_by_segment.sum())
+
+
+def free_parts(layout: Layout) -> FreeParts:
+    """Return for each segment its free bytes and those that a flush would return."""
+    n = len(layout.seg_address)
+    free = np.zeros(n, np.int64)
+    np.add.at(free, layout.free_segment, layout.free_size)
+    page = layout.page_bytes[layout.free_segment]
+    base = layout.seg_address[layout.free_segment]
+    low = layout.free_address - base
+    high = low + layout.free_size
+    paged = page > 0
+    unit = np.where(paged, page, 1)
+    whole = np.maximum(0, high // unit * unit - -(-low // unit) * unit)
+    releasable = np.zeros(n, np.int64)
+    np.add.at(releasable, layout.free_segment[paged], whole[paged])
+    is_live = np.zeros(n, np.bool_)
+    is_live[layout.live_segment] = True
+    ordinary = layout.page_bytes == 0
+    releasable[ordinary & ~is_live] = free[ordinary & ~is_live]
+    releasable[layout.seg_is_private] = 0
+    return FreeParts(releasable, free)
+
+
+def free_space(layout: Layout, pools: I64, streams: list[int]) -> FreeSpace:
+    """Return the free memory of a layout, with its totals per pool and stream.
+
+    Args:
+        layout: the device at one moment.
+        pools: ``Snapshot.pools``.
+        streams: ``Snapshot.streams`` as plain integers.
+    """
+    parts = free_parts(layout)
+    private: Bools = layout.seg_is_private
+    free = int(parts.free_by_segment.sum())
+    private_free = int(parts.free_by_segment[private].sum())
+    return FreeSpace(
+        free_cached_bytes=free,
+        releasable_bytes=parts.releasable_bytes,
+        pinned_free_bytes=free - parts.releasable_bytes - private_free,
+        private_pools_free_bytes=private_free,
+        private_pools_reserved_bytes=int(layout.seg_size[private].sum()),
+        pending_free_bytes=int(layout.live_size[layout.live_is_pending].sum()),
+        largest_free_block_bytes=int(layout.free_size.max(initial=0)),
+        by_pool=_by_pool(layout, pools, streams),
+    )
+
+
+def _by_pool(layout: Layout, pools: I64, streams: list[int]) -> tuple[PoolFree, ...]:
+    """Return free memory per (pool, class, stream), largest total first."""
+    if not len(layout.free_size):
+        return ()
+    seg = layout.free_segment
+    keys = np.stack(
+        [
+            layout.seg_pool[seg].astype(np.int64),
+            layout.seg_is_small[seg].astype(np.int64),
+            layout.seg_stream[seg].astype(np.int64),
+        ],
+        axis=1,
+    )
+    groups, member = np.unique(keys, axis=0, return_inverse=True)
+    member = member.reshape(-1)
+    total = np.zeros(len(groups), np.int64)
+    np.add.at(total, member, layout.free_size)
+    largest = np.zeros(len(groups), np.int64)
+    np.maximum.at(largest, member, layout.free_size)
+    count = np.bincount(member, minlength=len(groups))
+    order = np.argsort(-total, kind="stable")[:MAX_POOLS]
+    return tuple(
+        PoolFree(
+            pool_id=_pool_id(pools, int(groups[i, 0])),
+            is_small=bool(groups[i, 1]),
+            stream=streams[int(groups[i, 2])],
+            free_bytes=int(total[i]),
+            largest_free_block_bytes=int(largest[i]),
+            n_free_blocks=int(count[i]),
+        )
+        for i in order
+    )
+
+
+def _pool_id(pools: I64, index: int) -> tuple[int, int]:
+    return (int(pools[index, 0]), int(pools[index, 1])) if index >= 0 else (0, 0)

@@ -1,0 +1,289 @@
+"""Survivors that grow step by step: what a leak looks like in a trace.
+
+With the steps of the program known (``steps.py``), a source line grows if blocks that it allocated
+in many different steps are still allocated at the end, and its live memory kept rising until the
+end. Not called growth:
+
+- what one step leaves behind: parameters, optimizer state, workspaces, the activations of the step
+  in which the program stopped;
+- a window or a cache that is full: its live memory was as high when the oldest survivor was made;
+- what is replaced by something larger, as a KV cache grown by ``torch.cat``: its survivors are all
+  of the last step;
+- what stops growing well before the end;
+- a loop that does nothing but keep (a benchmark, the building of a model): a step of a running
+  program also frees something.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from fragdoctor.analysis.attribution import frames_of
+from fragdoctor.analysis.lifetimes import ALIVE, BEFORE, Lifetimes
+from fragdoctor.analysis.ordering import stable_order
+from fragdoctor.analysis.result import Growth, Timeline
+from fragdoctor.analysis.steps import MIN_STEPS, Steps
+from fragdoctor.model.snapshot import I32, I64, Bools
+from fragdoctor.units import KIB
+
+MIN_BIRTH_STEPS: Final = 3
+# Survivors of every tenth step are a plan as often as a leak (layers added while training).
+MIN_SPARSE_BIRTHS: Final = 6
+MIN_SURVIVOR_BYTES: Final = 64 * KIB
+# Share of the survivors' bytes by which the line's live memory must have risen meanwhile.
+MIN_RISE: Final = 0.5
+# Share of survivors' bytes that the later half of the growing phase must have added.
+MIN_LATE_SHARE: Final = 0.2
+# A first pass that leaves this many times more than the later ones is a warm-up.
+WARM_UP: Final = 4
+# Deviation of the distances between survivors, relative to their mean; 1 is pure chance.
+MAX_ODDNESS: Final = 0.35
+MIN_STACKS_PER_STEP: Final = 3
+MAX_GROWTHS: Final = 100
+MAX_CANDIDATES: Final = 2000
+MAX_TABLE_CELLS: Final = 20_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class GrowthResult:
+    """Growing lines, most bytes first, and the floor of allocated bytes over the steps.
+
+    ``floor_slope_bytes`` is the rise per step of the lowest allocated bytes within each step
+    (0 with fewer than ``MIN_STEPS``).
+    """
+
+    lines: tuple[Growth, ...]
+    n_steps: int
+    floor_slope_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Cells:
+    """Sums per (group, step), sorted; step counts the complete steps from 0."""
+
+    group: I64
+    step: I64
+    survivor_bytes: I64
+    net_bytes: I64
+
+
+def find_growth(
+    lifetimes: Lifetimes, timeline: Timeline, steps: Steps, lines: I32, first_row: int
+) -> GrowthResult:
+    """Return the source lines whose survivors grow step by step.
+
+    Args:
+        lifetimes: all blocks of the device.
+        timeline: state after each event.
+        steps: rows at which steps begin.
+        lines: user frame of each stack (``attribution.user_frames``).
+        first_row: row of the device's first event in the snapshot.
+    """
+    if len(steps) < MIN_STEPS:
+        return GrowthResult((), len(steps), 0)
+    slope = _floor_slope(timeline, steps)
+    births = _births(lifetimes, timeline, steps, lines)
+    if births is None:
+        return GrowthResult((), len(steps), slope)
+    busy = _is_busy(lifetimes, births, steps.method)
+    cells = _cells(lifetimes, births)
+    results = []
+    for low, high in _candidates(cells):
+        found = _judge(cells, low, high, births.n_complete, busy)
+        if found is not None:
+            results.append(_describe(lifetimes, births, found, first_row))
+    results.sort(key=lambda g: -g.survivor_bytes)
+    return GrowthResult(tuple(results[:MAX_GROWTHS]), len(steps), slope)
+
+
+@dataclass(frozen=True, slots=True)
+class _Births:
+    """Which step and which group each block belongs to.
+
+    Attributes:
+        n_complete: number of complete steps; the last one may have stopped in the middle.
+        step_of_state: step that the program was in after k events, -1 before the first.
+        group: group of each block: its user line, or its size where no stacks were recorded.
+        frames: frame of each group.
+        chosen: whether a group keeps enough to be looked at.
+        survivors: rows of the blocks that were made in the trace and live at its end.
+    """
+
+    n_complete: int
+    step_of_state: I32
+    group: I64
+    frames: I64
+    chosen: Bools
+    survivors: I64
+
+
+def _births(lifetimes: Lifetimes, timeline: Timeline, steps: Steps, lines: I32) -> _Births | None:
+    """Return the groups and steps of the blocks; None where no group keeps enough."""
+    if steps.method == "stacks":
+        group = frames_of(lifetimes.stack, lines).astype(np.int64) + 1
+        frames = np.arange(int(group.max(initial=0)) + 1) - 1
+    else:
+        sizes, group = np.unique(lifetimes.requested, return_inverse=True)
+        group = group.reshape(-1).astype(np.int64)
+        frames = np.full(len(sizes), -1, np.int64)
+    survivors = np.flatnonzero((lifetimes.start != BEFORE) & (lifetimes.free == ALIVE))
+    kept = np.zeros(len(frames), np.int64)
+    np.add.at(kept, group[survivors], lifetimes.size[survivors])
+    count = np.bincount(group[survivors], minlength=len(frames))
+    chosen = (kept >= MIN_SURVIVOR_BYTES) & (count >= MIN_BIRTH_STEPS)
+    if not chosen.any():
+        return None
+    mark = np.zeros(len(timeline.allocated_bytes), np.int32)
+    mark[steps.rows] = 1
+    step_of_row = np.cumsum(mark, dtype=np.int32) - np.int32(1)
+    return _Births(len(steps) - 1, step_of_row, group, frames, chosen, survivors)
+
+
+def _cells(lifetimes: Lifetimes, births: _Births) -> _Cells:
+    """Return survivors' bytes and net change of live bytes by chosen group and complete step."""
+    rows = np.flatnonzero(births.chosen[births.group])
+    start, free, size = lifetimes.start[rows], lifetimes.free[rows], lifetimes.size[rows]
+    group = births.group[rows]
+    born = start != BEFORE
+    freed = (free != ALIVE) & (free != BEFORE)
+    join = np.concatenate
+    owner = join([group[born], group[freed]])
+    step = births.step_of_state[join([start[born], free[freed]])]
+    net = join([size[born], -size[freed]])
+    kept = np.zeros(len(net), np.int64)
+    kept[: np.count_nonzero(born)] = np.where(free[born] == ALIVE, size[born], 0)
+    inside = (step >= 0) & (step < births.n_complete)
+    key = owner[inside] * births.n_complete + step[inside]
+    order = stable_order(key)
+    key, net, kept = key[order], net[inside][order], kept[inside][order]
+    first = np.flatnonzero(np.append(True, key[1:] != key[:-1])) if len(key) else order
+    keys = key[first]
+    net_sum = np.add.reduceat(net, first) if len(key) else net
+    kept_sum = np.add.reduceat(kept, first) if len(key) else kept
+    return _Cells(keys // births.n_complete, keys % births.n_complete, kept_sum, net_sum)
+
+
+def _candidates(cells: _Cells) -> list[tuple[int, int]]:
+    """Return the cell ranges of the groups with survivors of enough steps and bytes."""
+    if not len(cells.group):
+        return []
+    heads = np.flatnonzero(np.append(True, cells.group[1:] != cells.group[:-1]))
+    total = np.add.reduceat(cells.survivor_bytes, heads)
+    births = np.add.reduceat((cells.survivor_bytes > 0).astype(np.int64), heads)
+    ends = np.append(heads[1:], len(cells.group))
+    chosen = np.flatnonzero((births >= MIN_BIRTH_STEPS) & (total >= MIN_SURVIVOR_BYTES))
+    chosen = chosen[np.argsort(-total[chosen], kind="stable")][:MAX_CANDIDATES]
+    return [(int(heads[i]), int(ends[i])) for i in chosen]
+
+
+def _judge(
+    cells: _Cells, low: int, high: int, n_complete: int, busy: Bools
+) -> tuple[int, int, int] | None:
+    """Return (group, first step of growth, steps with survivors) if the group grows."""
+    step, kept = cells.step[low:high], cells.survivor_bytes[low:high]
+    births, amounts = step[kept > 0], kept[kept > 0]
+    if amounts[0] > WARM_UP * np.median(amounts[1:]):
+        # Workspaces and the like come with the first pass.
+        births, amounts = births[1:], amounts[1:]
+    total = int(amounts.sum())
+    if len(births) < MIN_BIRTH_STEPS or total < MIN_SURVIVOR_BYTES:
+        return None
+    since = int(births[0])
+    middle = since + (n_complete - since) / 2
+    grows = (
+        _goes_on(births, n_complete)
+        and (len(births) >= MIN_SPARSE_BIRTHS or not _is_sparse(births, n_complete))
+        and not _is_random_tail(births, step, n_complete)
+        and np.count_nonzero(busy[births]) * 2 >= len(births)
+        and int(cells.net_bytes[low:high][step >= since].sum()) >= MIN_RISE * total
+        and int(amounts[births >= middle].sum()) >= MIN_LATE_SHARE * total
+    )
+    return (int(cells.group[low]), since, len(births)) if grows else None
+
+
+def _goes_on(births: I64, n_complete: int) -> bool:
+    """Return whether survivors are made until the end, without a long pause."""
+    gaps = np.diff(births)
+    usual = max(1.0, float(np.median(gaps)))
+    return bool(n_complete - 1 - births[-1] <= 2 * usual and gaps.max() <= 4 * usual)
+
+
+def _is_random_tail(births: I64, step: I64, n_complete: int) -> bool:
+    """Return whether these are the last of many blocks with random lifetimes.
+
+    Their survivors stand at odd distances, in few steps, and the line's earlier blocks all died.
+    """
+    gaps = np.diff(births)
+    is_odd = gaps.std() > MAX_ODDNESS * gaps.mean()
+    had_died = np.count_nonzero(step < births[0]) >= len(births)
+    return bool(is_odd and had_died and _is_sparse(births, n_complete))
+
+
+def _is_sparse(births: I64, n_complete: int) -> bool:
+    """Return whether survivors are made in less than every second step."""
+    return bool(len(births) * 2 < n_complete - births[0])
+
+
+def _is_busy(lifetimes: Lifetimes, births: _Births, method: str) -> Bools:
+    """Return for each complete step whether a program ran in it: several stacks, some freed."""
+    n_complete = births.n_complete
+    born = np.flatnonzero(lifetimes.start != BEFORE)
+    step = births.step_of_state[lifetimes.start[born]].astype(np.int64)
+    inside = (step >= 0) & (step < n_complete)
+    born, step = born[inside], step[inside]
+    passing = lifetimes.free[born] != ALIVE
+    # Where no stacks were recorded sizes tell the allocations of a step apart.
+    kind = births.group[born] if method == "sizes" else lifetimes.stack[born].astype(np.int64) + 1
+    width = int(kind.max(initial=0)) + 1
+    if width * n_complete <= MAX_TABLE_CELLS:
+        table = np.zeros((n_complete, width), np.bool_)
+        table[step, kind] = True
+        n_kinds = table.sum(axis=1)
+    else:
+        n_kinds = np.bincount(np.unique(step * width + kind) // width, minlength=n_complete)
+    n_passing = np.bincount(step[passing], minlength=n_complete)
+    result: Bools = (n_kinds >= MIN_STACKS_PER_STEP) & (n_passing > 0)
+    return result
+
+
+def _describe(
+    lifetimes: Lifetimes, births: _Births, found: tuple[int, int, int], first_row: int
+) -> Growth:
+    group, since, n_births = found
+    rows = births.survivors[births.group[births.survivors] == group]
+    step = births.step_of_state[lifetimes.start[rows]]
+    inside = (step >= since) & (step < births.n_complete)
+    rows, step = rows[inside], step[inside]
+    per_step = np.zeros(births.n_complete - since, np.int64)
+    np.add.at(per_step, step - since, lifetimes.size[rows])
+    stacks, member = np.unique(lifetimes.stack[rows], return_inverse=True)
+    by_stack = np.zeros(len(stacks), np.int64)
+    np.add.at(by_stack, member.reshape(-1), lifetimes.size[rows])
+    return Growth(
+        frame=int(births.frames[group]),
+        stack=int(stacks[by_stack.argmax()]),
+        slope_bytes=int(np.median(per_step[per_step > 0])),
+        n_steps=n_births,
+        n_survivors=len(rows),
+        survivor_bytes=int(lifetimes.size[rows].sum()),
+        steadiness=n_births / (births.n_complete - since),
+        first_event=first_row + int(lifetimes.start[rows].min()),
+        last_event=first_row + int(lifetimes.start[rows].max()),
+    )
+
+
+def _floor_slope(timeline: Timeline, steps: Steps) -> int:
+    """Return the rise per step of the lowest allocated bytes, from the thirds of the steps.
+
+    The first step is left out: it makes what all later ones share.
+    """
+    allocated = timeline.allocated_bytes[1:]
+    floors = np.minimum.reduceat(allocated, steps.rows)[1:-1]
+    third = max(1, len(floors) // 3)
+    distance = len(floors) - third
+    if distance <= 0:
+        return 0
+    return int((np.median(floors[-third:]) - np.median(floors[:third])) / distance)

@@ -1,0 +1,129 @@
+"""Pins: which live blocks keep free memory in PyTorch's hands.
+
+The unit that returns as a whole is an ordinary segment, or a page of an expandable one. A unit that
+is partly free is held by the live (or pending) blocks in it. If all of these have the same stack,
+its free bytes are that group's alone; else every group shares them. A unit that is wholly live
+holds nothing back, and private pools are left out: nothing in them returns while the pool is used.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+
+from fragdoctor.analysis.layout import Layout
+from fragdoctor.analysis.lifetimes import BEFORE, Lifetimes
+from fragdoctor.analysis.result import Pin
+from fragdoctor.model.snapshot import I64
+
+MAX_PINS: Final = 50
+MAX_ADDRESSES: Final = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class _Holds:
+    """Pairs (block, unit): the block keeps the unit, which has ``free`` free bytes.
+
+    ``n_units`` and ``free`` (per unit) count only units that are partly free.
+    """
+
+    block: I64
+    unit: I64
+    segment: I64
+    free: I64
+
+
+def find_pins(layout: Layout, lifetimes: Lifetimes) -> tuple[Pin, ...]:
+    """Return the groups of live blocks that pin free memory, most pinned (then shared) first."""
+    holds = _holds(layout)
+    if not len(holds.block):
+        return ()
+    stack = layout.live_stack[holds.block].astype(np.int64)
+    groups, group = np.unique(stack, return_inverse=True)
+    # One row per (unit, group).
+    key = holds.unit * len(groups) + group
+    _, once = np.unique(key, return_index=True)
+    unit, of_group = holds.unit[once], group[once]
+    n_groups_of_unit = np.bincount(unit, minlength=len(holds.free))
+    alone = n_groups_of_unit[unit] == 1
+    pinned = _sum_by(of_group[alone], holds.free[unit[alone]], len(groups))
+    shared = _sum_by(of_group[~alone], holds.free[unit[~alone]], len(groups))
+    pins = []
+    for g in np.lexsort((-shared, -pinned))[:MAX_PINS].tolist():
+        pin = _pin(layout, lifetimes, holds, np.flatnonzero(group == g))
+        pins.append(replace(pin, pinned_bytes=int(pinned[g]), shared_bytes=int(shared[g])))
+    return tuple(pins)
+
+
+def _pin(layout: Layout, lifetimes: Lifetimes, holds: _Holds, rows: I64) -> Pin:
+    """Return the group of blocks of these rows of ``holds``, without its free bytes."""
+    blocks = np.unique(holds.block[rows])
+    life = layout.live_life[blocks]
+    start = lifetimes.start[life[life >= 0]]
+    oldest = int(start.min()) if len(start) == len(blocks) else BEFORE
+    by_size = blocks[np.argsort(-layout.live_size[blocks], kind="stable")]
+    return Pin(
+        stack=int(layout.live_stack[blocks[0]]),
+        n_blocks=len(blocks),
+        block_bytes=int(layout.live_size[blocks].sum()),
+        pinned_bytes=0,
+        shared_bytes=0,
+        n_segments=len(np.unique(holds.segment[rows])),
+        oldest_event=None if oldest == BEFORE else oldest,
+        addresses=tuple(int(a) for a in layout.live_address[by_size[:MAX_ADDRESSES]]),
+    )
+
+
+def _sum_by(group: I64, values: I64, n: int) -> I64:
+    total = np.zeros(n, np.int64)
+    np.add.at(total, group, values)
+    return total
+
+
+def _holds(layout: Layout) -> _Holds:
+    """Return the pairs of blocks and partly free units in default pools."""
+    usable = np.flatnonzero(~layout.seg_is_private[layout.live_segment])
+    paged = layout.page_bytes[layout.live_segment[usable]] > 0
+    in_pages, in_segments = usable[paged], usable[~paged]
+    n_segments = len(layout.seg_address)
+    free_of_segment = np.zeros(n_segments, np.int64)
+    np.add.at(free_of_segment, layout.free_segment, layout.free_size)
+
+    segment = layout.live_segment[in_pages]
+    page = layout.page_bytes[segment]
+    low = layout.live_address[in_pages] - layout.seg_address[segment]
+    high = np.maximum(low + layout.live_size[in_pages], low + 1)
+    first, last = low // page, (high - 1) // page
+    # Pages between the first and the last are wholly live, so they hold nothing back.
+    two = last > first
+    block = np.concatenate([in_pages, in_pages[two]])
+    number = np.concatenate([first, last[two]])
+    part = np.concatenate([np.minimum(high, (first + 1) * page) - low, (high - last * page)[two]])
+    pages, unit = _page_ids(layout.live_segment[block], number)
+    room = np.minimum(
+        layout.page_bytes[pages[:, 0]],
+        layout.seg_size[pages[:, 0]] - pages[:, 1] * layout.page_bytes[pages[:, 0]],
+    )
+    free_of_page = room - _sum_by(unit, part, len(pages))
+
+    block = np.concatenate([in_segments, block])
+    unit = np.concatenate([layout.live_segment[in_segments], n_segments + unit])
+    free = np.maximum(0, np.concatenate([free_of_segment, free_of_page]))
+    held = np.flatnonzero(free[unit] > 0)
+    return _Holds(block[held], unit[held], layout.live_segment[block[held]], free)
+
+
+def _page_ids(segment: I64, number: I64) -> tuple[I64, I64]:
+    """Return the distinct (segment, page number) pairs, and which one each row is."""
+    pairs = np.stack([segment, number], axis=1).reshape(-1, 2)
+    if not len(pairs):
+        return np.zeros((0, 2), np.int64), np.zeros(0, np.int64)
+    order = np.lexsort((pairs[:, 1], pairs[:, 0]))
+    ordered = pairs[order]
+    fresh = np.ones(len(ordered), np.bool_)
+    fresh[1:] = (ordered[1:] != ordered[:-1]).any(axis=1)
+    unit = np.empty(len(ordered), np.int64)
+    unit[order] = np.cumsum(fresh) - 1
+    return ordered[fresh], unit

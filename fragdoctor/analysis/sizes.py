@@ -1,0 +1,52 @@
+"""How varied the request sizes are, and whether they drift from step to step."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from fragdoctor.analysis.columns import SMALL_REQUEST_BYTES, DeviceColumns
+from fragdoctor.analysis.result import SizeDiversity
+from fragdoctor.model.snapshot import Action
+
+# Share of later large requests with a size that their stack had never asked for before. Programs
+# with constant shapes show 0, those with variable ones nearly 1.
+DRIFT_SHARE: Final = 0.2
+MIN_LATER_REQUESTS: Final = 4
+MIN_EARLIER_REQUESTS: Final = 2
+
+
+def size_diversity(columns: DeviceColumns) -> SizeDiversity | None:
+    """Return the diversity of request sizes, None without any alloc event.
+
+    ``drifting``: of the large requests in the second half of the trace, from stacks that had made
+    at least two in the first half, a fifth or more have a size that is new for their stack.
+    """
+    rows = np.flatnonzero(columns.action == Action.ALLOC)
+    if not len(rows):
+        return None
+    size = columns.size[rows]
+    large = np.flatnonzero(size > SMALL_REQUEST_BYTES)
+    return SizeDiversity(
+        n_allocs=len(rows),
+        n_distinct=len(np.unique(size)),
+        n_large_allocs=len(large),
+        n_distinct_large=len(np.unique(size[large])),
+        drifting=_is_drifting(columns, rows[large]),
+    )
+
+
+def _is_drifting(columns: DeviceColumns, rows: np.ndarray[tuple[int], np.dtype[np.int64]]) -> bool:
+    if len(rows) < MIN_LATER_REQUESTS:
+        return False
+    stack, size = columns.stack[rows].astype(np.int64) + 1, columns.size[rows]
+    half = len(rows) // 2
+    known = np.bincount(stack[:half], minlength=int(stack.max()) + 1) >= MIN_EARLIER_REQUESTS
+    later = np.flatnonzero(known[stack[half:]]) + half
+    if len(later) < MIN_LATER_REQUESTS:
+        return False
+    _, kind = np.unique(size, return_inverse=True)
+    key = stack * (int(kind.max()) + 1) + kind.reshape(-1)
+    is_new = ~np.isin(key[later], key[:half])
+    return bool(np.count_nonzero(is_new) >= max(MIN_LATER_REQUESTS, DRIFT_SHARE * len(later)))

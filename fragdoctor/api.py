@@ -1,0 +1,141 @@
+"""The verbs of the Python API: what the commands do, without a terminal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fragdoctor.errors import ConfigError
+from fragdoctor.model.case import Case, Overrides
+from fragdoctor.model.oom import OomLog, OomMessage
+from fragdoctor.model.stats import MemoryStats, StatsSeries
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from os import PathLike
+    from typing import BinaryIO
+
+    from fragdoctor.limits import Limits
+    from fragdoctor.model.diagnosis import Diagnosis
+    from fragdoctor.model.simulation import Simulation
+    from fragdoctor.model.snapshot import Snapshot
+
+
+def load(
+    source: str | PathLike[str] | BinaryIO | bytes, *, limits: Limits | None = None
+) -> Snapshot:
+    """Return the memory snapshot in a path, ``-`` (stdin), an open file, or bytes.
+
+    Pickle, JSON or an HTML page with a snapshot inside, plain, gzip or zstd. Nothing of the input
+    is executed, and memory stays in proportion to the bytes read.
+
+    Raises:
+        InputError: the input cannot be read, is something else, or is refused; the subclasses in
+            ``fragdoctor.errors`` say which.
+    """
+    from fragdoctor.limits import DEFAULT_LIMITS  # noqa: PLC0415 - numpy is heavy
+    from fragdoctor.readers.snapshot import read_snapshot  # noqa: PLC0415
+
+    return read_snapshot(source, limits=limits or DEFAULT_LIMITS)
+
+
+def diagnose(
+    *parts: Case | Snapshot | OomLog | OomMessage | StatsSeries | MemoryStats | str,
+    capacity_bytes: int | None = None,
+    request_bytes: int | None = None,
+    device: int | None = None,
+    memory_fraction: float | None = None,
+    torch_version: str | None = None,
+) -> Diagnosis:
+    """Return the diagnosis of everything known about one process.
+
+    Args:
+        parts: a snapshot, messages and statistics in any order, at most one of each; text is
+            searched for messages. A ``Case`` stands alone.
+        capacity_bytes: what PyTorch could have, where the inputs do not say.
+        request_bytes: the size that was refused, where the inputs do not say.
+        device: look at this device only.
+        memory_fraction: ``set_per_process_memory_fraction`` of the process.
+        torch_version: version that settings are checked against.
+
+    Raises:
+        ConfigError: two parts of one kind, or nothing at all.
+    """
+    from fragdoctor.diagnosis.pipeline import diagnose as run  # noqa: PLC0415 - numpy is heavy
+
+    overrides = Overrides(capacity_bytes, request_bytes, device, memory_fraction, torch_version)
+    return run(_case(parts, overrides))
+
+
+def simulate(  # noqa: PLR0913 - the questions of one what-if, all by keyword
+    snapshot: Snapshot,
+    confs: Sequence[str] = (),
+    *,
+    device: int | None = None,
+    capacity_bytes: int | None = None,
+    memory_fraction: float | None = None,
+    torch_version: str | None = None,
+    smallest_capacity: bool = False,
+) -> Simulation:
+    """Return what the allocator model does with a trace under other settings.
+
+    Args:
+        snapshot: a snapshot with a trace.
+        confs: ``PYTORCH_CUDA_ALLOC_CONF`` strings to try beside the recorded settings.
+        device: device whose trace is replayed; the one that ran out of memory where None.
+        capacity_bytes: what PyTorch can have; the recorded capacity where None.
+        memory_fraction: ``set_per_process_memory_fraction`` of the process.
+        torch_version: version whose allocator is modelled; the best fitting where None.
+        smallest_capacity: find the smallest capacity at which the run fits, for each.
+
+    Raises:
+        SimulationError: the snapshot has no trace that could be replayed.
+        ConfigError: a setting is not one.
+    """
+    from fragdoctor.allocator.simulate import simulate as run  # noqa: PLC0415 - numpy is heavy
+
+    return run(
+        snapshot,
+        device=device,
+        confs=confs,
+        capacity_bytes=capacity_bytes,
+        memory_fraction=memory_fraction,
+        torch_version=torch_version,
+        smallest_capacity=smallest_capacity,
+    )
+
+
+def _case(parts: Sequence[object], overrides: Overrides) -> Case:
+    if len(parts) == 1 and isinstance(parts[0], Case):
+        return parts[0]
+    found: dict[str, object] = {}
+    for part in parts:
+        kind, value = _sorted_in(part)
+        if kind in found:
+            raise ConfigError(f"diagnose() was given two inputs of one kind: {kind}.")
+        found[kind] = value
+    if not found:
+        raise ConfigError("diagnose() was given nothing.", hint="Give it a snapshot: load(path).")
+    return Case(overrides=overrides, **found)  # type: ignore[arg-type]
+
+
+def _sorted_in(part: object) -> tuple[str, object]:
+    """Return (field of a case, value) for one input."""
+    from fragdoctor.model.snapshot import Snapshot  # noqa: PLC0415 - numpy is heavy
+    from fragdoctor.readers.oom_text import find_messages  # noqa: PLC0415
+
+    if isinstance(part, Snapshot):
+        return "snapshot", part
+    if isinstance(part, OomLog):
+        return "oom", part
+    if isinstance(part, OomMessage):
+        return "oom", OomLog((part,))
+    if isinstance(part, str):
+        return "oom", find_messages(part)
+    if isinstance(part, StatsSeries):
+        return "stats", part
+    if isinstance(part, MemoryStats):
+        return "stats", StatsSeries((part,))
+    raise ConfigError(
+        f"diagnose() cannot use a {type(part).__name__}.",
+        hint="Give it a Snapshot, an OomLog, a StatsSeries, text, or one Case.",
+    )

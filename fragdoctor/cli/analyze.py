@@ -1,0 +1,78 @@
+"""``fragdoctor analyze``: everything known about one process, diagnosed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fragdoctor.cli import console, options
+from fragdoctor.cli.exit import FINDINGS, OK
+
+if TYPE_CHECKING:
+    from fragdoctor.model.diagnosis import Diagnosis
+
+Paths = Annotated[
+    list[Path],
+    typer.Argument(
+        metavar="PATH...",
+        help="Snapshots, messages, statistics, logs or a directory of them; - is standard input",
+    ),
+]
+
+
+def analyze(
+    paths: Paths,
+    capacity: options.Capacity = None,
+    request: options.Request = None,
+    device: options.Device = None,
+    memory_fraction: options.MemoryFraction = None,
+    torch_version: options.TorchVersion = None,
+    output_format: options.Format = options.ReportFormat.TEXT,
+    output: options.Output = None,
+    force: options.Force = False,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
+    no_color: options.NoColor = False,
+    fail_on: options.FailOnOption = None,
+    exit_zero: options.ExitZero = False,
+) -> int:
+    """Diagnose the inputs as one case and print the report."""
+    look = console.render_options(
+        quiet=quiet, verbose=verbose, no_color=no_color, to_file=output is not None
+    )
+    names = [str(path) for path in paths]
+    console.check_output(output, force=force, inputs=names)
+
+    from fragdoctor.cli.inputs import read_case
+    from fragdoctor.model.case import Overrides
+    from fragdoctor.report.base import renderer
+
+    overrides = Overrides(
+        capacity_bytes=capacity,
+        request_bytes=request,
+        device=device,
+        memory_fraction=memory_fraction,
+        torch_version=torch_version,
+    )
+    case = read_case(names, overrides)
+
+    from fragdoctor.diagnosis.pipeline import diagnose
+
+    diagnosis = diagnose(case)
+    report = renderer(output_format.value)(diagnosis, look)
+    console.write_report(report, output, force=force)
+    return exit_code(diagnosis, fail_on, exit_zero=exit_zero)
+
+
+def exit_code(
+    diagnosis: Diagnosis, fail_on: options.FailOn | None, *, exit_zero: bool = False
+) -> int:
+    """Return 1 if a finding is at least as severe as ``fail_on``, else 0."""
+    from fragdoctor.model.finding import Severity
+
+    if fail_on is None or exit_zero:
+        return OK
+    threshold = Severity[fail_on.value.upper()]
+    return FINDINGS if any(f.severity >= threshold for f in diagnosis.findings) else OK

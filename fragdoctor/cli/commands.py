@@ -1,0 +1,74 @@
+"""The table of commands: what each is called, its one line of help, and its two examples."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from fragdoctor.cli.analyze import analyze
+from fragdoctor.cli.explain import explain
+from fragdoctor.cli.front_page import FRONT_PAGE
+from fragdoctor.cli.oom import oom
+from fragdoctor.cli.simulate import simulate
+
+
+class _Group(TyperGroup):
+    """The command ``fragdoctor`` itself, whose help is the front page."""
+
+    def get_help(self, ctx: Any) -> str:  # noqa: ARG002 - typer's signature
+        """Return the front page."""
+        return FRONT_PAGE.rstrip("\n")
+
+
+app = typer.Typer(
+    name="fragdoctor",
+    cls=_Group,
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+
+
+def _examples(*lines: str) -> str:
+    body = "\n".join(f"  {line}" for line in lines)
+    return f"\b\nExamples:\n{body}"
+
+
+app.command(
+    "analyze",
+    help="Diagnose a memory snapshot, message, statistics or log; several are one case",
+    epilog=_examples(
+        "fragdoctor analyze snapshot.pickle",
+        "fragdoctor analyze snapshot.pickle oom.txt --capacity 24GiB --format json",
+    ),
+)(analyze)
+app.command(
+    "oom",
+    help="Diagnose a pasted out-of-memory message or a whole log",
+    epilog=_examples(
+        "fragdoctor oom train.log",
+        "python train.py 2>&1 | fragdoctor oom -",
+    ),
+)(oom)
+app.command(
+    "simulate",
+    help="Replay a snapshot's trace under other settings and capacities",
+    epilog=_examples(
+        'fragdoctor simulate snapshot.pickle --conf "expandable_segments:True"',
+        "fragdoctor simulate snapshot.pickle --sweep --capacity 24GiB --format json",
+    ),
+)(simulate)
+app.command(
+    "explain",
+    help="List the rules, or explain one by its code",
+    epilog=_examples("fragdoctor explain", "fragdoctor explain FD101"),
+)(explain)
+
+
+@app.callback()
+def _root() -> None:
+    """Keep commands under one name even when there is only one."""

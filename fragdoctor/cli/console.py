@@ -1,0 +1,208 @@
+"""Where output goes and how it looks: terminal or pipe, colour, width, files."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import stat
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self, TextIO
+
+from fragdoctor.errors import ConfigError
+from fragdoctor.report.base import RenderOptions, Verbosity
+
+PIPE_WIDTH: Final = 80
+_PROGRESS_AFTER_S: Final = 1.0
+_PROGRESS_EVERY_S: Final = 0.1
+
+
+def prepare_streams() -> None:
+    """Make printing safe: what the encoding lacks is written out instead of raising."""
+    for stream in (sys.stdout, sys.stderr):
+        reconfigure = getattr(stream, "reconfigure", None)
+        if reconfigure is not None:
+            with contextlib.suppress(ValueError, OSError):
+                reconfigure(errors="backslashreplace")
+
+
+def render_options(
+    *, quiet: bool = False, verbose: bool = False, no_color: bool = False, to_file: bool = False
+) -> RenderOptions:
+    """Return how a report on standard output (or in a file) is to look.
+
+    Raises:
+        ConfigError: both quiet and verbose were asked for.
+    """
+    if quiet and verbose:
+        raise ConfigError("--quiet and --verbose exclude each other.", hint="Give one of them.")
+    verbosity = Verbosity.QUIET if quiet else Verbosity.VERBOSE if verbose else Verbosity.NORMAL
+    is_terminal = not to_file and _is_terminal(sys.stdout)
+    return RenderOptions(
+        width=_width(is_terminal=is_terminal),
+        color=not to_file and not no_color and wants_color(sys.stdout),
+        unicode=is_terminal and _speaks_utf8(sys.stdout),
+        verbosity=verbosity,
+    )
+
+
+def wants_color(stream: TextIO) -> bool:
+    """Return whether to colour: NO_COLOR forbids, FORCE_COLOR demands, else terminals get it."""
+    if os.environ.get("NO_COLOR"):
+        return False
+    if os.environ.get("FORCE_COLOR", "0") != "0":
+        return True
+    return _is_terminal(stream) and os.environ.get("TERM") != "dumb"
+
+
+def write_report(text: str, output: Path | None, *, force: bool = False) -> None:
+    """Write the report to standard output or, atomically, to a file.
+
+    Raises:
+        ConfigError: the file exists and ``force`` is not given, or it cannot be written.
+    """
+    if output is None or str(output) == "-":
+        sys.stdout.write(text)
+        sys.stdout.flush()
+        return
+    check_output(output, force=force)
+    try:
+        if output.exists() and not output.is_file():
+            output.write_text(text, encoding="utf-8")  # a device such as /dev/null
+        else:
+            _replace(output, text, force=force)
+    except OSError as e:
+        if e.errno == errno.EEXIST:
+            raise _exists(output) from e
+        raise ConfigError(
+            f"The report cannot be written to {output}: {e.strerror or e}.",
+            hint="Choose another place with -o.",
+        ) from e
+
+
+def check_output(output: Path | None, *, force: bool, inputs: Sequence[str] = ()) -> None:
+    """Refuse early what ``write_report`` would refuse after the work is done.
+
+    Raises:
+        ConfigError: the file exists without ``force``, is an input, or is a directory.
+    """
+    if output is None or str(output) == "-":
+        return
+    if output.is_dir():
+        raise ConfigError(f"{output} is a directory.", hint="Give -o a file name.")
+    for name in inputs:
+        with contextlib.suppress(OSError):
+            if Path(name).samefile(output):
+                raise ConfigError(
+                    f"{output} is an input; it is not overwritten.", hint="Choose another name."
+                )
+    if output.is_file() and not force:
+        raise _exists(output)
+    if not output.parent.is_dir():
+        raise ConfigError(f"The directory {output.parent} does not exist.", hint="Create it first.")
+
+
+def _exists(output: Path) -> ConfigError:
+    return ConfigError(f"{output} exists.", hint="Add --force to overwrite it.")
+
+
+def _replace(output: Path, text: str, *, force: bool) -> None:
+    """Write beside the target, then move: a failed run leaves no half file."""
+    target = output.resolve() if output.is_symlink() else output
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+    descriptor = os.open(temporary, flags, 0o666)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
+        if force:
+            with contextlib.suppress(FileNotFoundError):
+                temporary.chmod(stat.S_IMODE(target.stat().st_mode))
+            temporary.replace(target)
+        else:
+            _link(temporary, target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _link(temporary: Path, target: Path) -> None:
+    """Move without overwriting: another run may have made the file meanwhile."""
+    try:
+        os.link(temporary, target)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without hard links
+        if target.exists():
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(target)) from None
+        temporary.replace(target)
+
+
+def _is_terminal(stream: TextIO) -> bool:
+    try:
+        return stream.isatty()
+    except ValueError:  # closed
+        return False
+
+
+def _speaks_utf8(stream: TextIO) -> bool:
+    encoding = (getattr(stream, "encoding", "") or "").lower().replace("_", "-")
+    return encoding in ("utf-8", "utf8") and os.environ.get("TERM") != "dumb"
+
+
+def _width(*, is_terminal: bool) -> int:
+    columns = os.environ.get("COLUMNS", "")
+    if columns.isascii() and columns.isdigit() and int(columns[:6]) > 0:
+        return int(columns[:6])
+    return shutil.get_terminal_size((PIPE_WIDTH, 24)).columns if is_terminal else PIPE_WIDTH
+
+
+class Progress:
+    """One line on standard error, only on a terminal and only after a second."""
+
+    def __init__(self, label: str) -> None:
+        self._label = label
+        self._start = time.monotonic()
+        self._last = 0.0
+        self._shown = False
+        self._is_on = _is_terminal(sys.stderr) and not os.environ.get("CI")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.clear()
+
+    def update(self, done: int, total: int) -> None:
+        """Show how much is done; cheap to call often."""
+        now = time.monotonic()
+        if not self._is_on or now - self._start < _PROGRESS_AFTER_S:
+            return
+        if now - self._last < _PROGRESS_EVERY_S and done < total:
+            return
+        self._last, self._shown = now, True
+        sys.stderr.write(f"\r{self._label} {done} of {total} ({now - self._start:.0f} s)\x1b[K")
+        sys.stderr.flush()
+
+    def clear(self) -> None:
+        """Remove the line, so that the report stands alone."""
+        if self._shown:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+            self._shown = False
+
+    def each(self, items: Sequence[str]) -> Iterator[str]:
+        """Yield the items, showing progress before each."""
+        for i, item in enumerate(items):
+            self.update(i, len(items))
+            yield item
+        self.update(len(items), len(items))

@@ -1,0 +1,171 @@
+"""The one place where exceptions become sentences and exit codes.
+
+0 done; 1 findings at or above ``--fail-on``; 2 usage, configuration or unreadable input; 3 input
+refused as hostile or over a limit; 70 a bug in fragdoctor; 130 interrupted; 141 nobody read the
+output to its end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Final, cast
+
+import typer
+
+from fragdoctor.errors import FragdoctorError
+
+OK: Final = 0
+FINDINGS: Final = 1
+USAGE: Final = 2
+INTERNAL: Final = 70
+INTERRUPTED: Final = 130
+BROKEN_PIPE: Final = 141
+
+# typer has its own copy of click, older ones use the package: reach the base through typer.
+_UsageError: Final = typer.BadParameter.__mro__[1]
+_ClickError: Final = cast("type[Exception]", typer.BadParameter.__mro__[2])
+
+_OS_SENTENCES: Final = (
+    (FileNotFoundError, "{} does not exist.", "Check the path."),
+    (PermissionError, "{} cannot be opened: permission denied.", "Check who owns it: ls -l"),
+    (IsADirectoryError, "{} is a directory.", "Give a file."),
+)
+
+HOW_TO_REPORT: Final = (
+    "This is a bug in fragdoctor, not in your input. Report it with the lines above, the command, "
+    "and the output of: fragdoctor --version"
+)
+
+
+def run(  # noqa: PLR0911 - one line for each way to end
+    call: Callable[[Sequence[str]], int], argv: Sequence[str]
+) -> int:
+    """Return the exit code of ``call(argv)``; every way to fail becomes a sentence."""
+    try:
+        return _flushed(call(argv))
+    except typer.Exit as e:
+        return _flushed(e.exit_code)
+    except BrokenPipeError:
+        return quiet_pipe()
+    except (KeyboardInterrupt, typer.Abort):
+        _say("Interrupted.")
+        return INTERRUPTED
+    except FragdoctorError as e:
+        return _fail(argv, e.exit_code, e.code, str(e), e.hint, e.offset, plain=e.message)
+    except _ClickError as e:
+        return _usage(argv, e)
+    except OSError as e:
+        if e.errno == errno.EPIPE:
+            return quiet_pipe()
+        return _fail(argv, USAGE, "unreadable_input", *_os_sentence(e))
+    except MemoryError:
+        hint = "Analyze the file on a machine with more memory."
+        return _fail(argv, USAGE, "out_of_host_memory", "This machine ran out of memory.", hint)
+    except Exception as e:  # noqa: BLE001 - the one place; a bug is shown with its traceback
+        return _internal(argv, e)
+
+
+def wants_json(argv: Sequence[str]) -> bool:
+    """Return whether the command line asks for JSON, as far as one can tell without parsing."""
+    for i, word in enumerate(argv):
+        if word == "--":
+            return False
+        if word == "--format=json" or list(argv[i : i + 2]) == ["--format", "json"]:
+            return True
+    return False
+
+
+def _flushed(code: int) -> int:
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        return quiet_pipe()
+    return code
+
+
+def _fail(
+    argv: Sequence[str],
+    exit_code: int,
+    code: str,
+    message: str,
+    hint: str = "",
+    offset: int | None = None,
+    *,
+    plain: str = "",
+) -> int:
+    """Print one sentence and its hint on standard error, and JSON on standard output if asked."""
+    _say(f"Error: {message}", hint)
+    if wants_json(argv):
+        _print_error_document(code, plain or message, hint, offset)
+    return exit_code
+
+
+def _usage(argv: Sequence[str], error: Exception) -> int:
+    """Print what is wrong with the command line, and where its help is."""
+    message = getattr(error, "format_message", error.__str__)()
+    context = getattr(error, "ctx", None)
+    if isinstance(error, _UsageError) and context is not None:
+        hint = f"See: {context.command_path} --help"
+        if type(error).__name__ == "NoArgsIsHelpError":
+            sys.stderr.write(f"{context.get_help()}\n")
+            return USAGE
+    else:
+        hint = "See: fragdoctor --help"
+    return _fail(argv, USAGE, "bad_usage", message, hint)
+
+
+def _os_sentence(error: OSError) -> tuple[str, str]:
+    """Return (sentence, hint) for an error of the operating system."""
+    name = str(error.filename) if error.filename is not None else ""
+    reason = error.strerror or str(error)
+    for kind, sentence, hint in _OS_SENTENCES:
+        if isinstance(error, kind):
+            return sentence.format(name), hint
+    if error.errno == errno.ENOSPC:
+        return "There is no space left on the device.", "Write elsewhere with -o."
+    return (f"{name}: {reason}." if name else f"{reason}."), ""
+
+
+def _internal(argv: Sequence[str], error: Exception) -> int:
+    from fragdoctor.report import escape
+
+    # A traceback quotes input in messages; its own line breaks are kept.
+    for line in "".join(traceback.format_exception(error)).splitlines():
+        sys.stderr.write(f"{escape.terminal(line)}\n")
+    _say(HOW_TO_REPORT)
+    if wants_json(argv):
+        message = f"{type(error).__name__}: {error}"
+        _print_error_document("internal_error", message, HOW_TO_REPORT, None)
+    return INTERNAL
+
+
+def _print_error_document(code: str, message: str, hint: str, offset: int | None) -> None:
+    from fragdoctor.report.json import dumps, error_document
+
+    with contextlib.suppress(BrokenPipeError):
+        sys.stdout.write(dumps(error_document(code, message, hint, offset)))
+        sys.stdout.flush()
+
+
+def _say(message: str, hint: str = "") -> None:
+    from fragdoctor.report import escape
+
+    with contextlib.suppress(OSError):
+        sys.stderr.write(f"{escape.terminal(message)}\n")
+        if hint:
+            sys.stderr.write(f"{escape.terminal(hint)}\n")
+        sys.stderr.flush()
+
+
+def quiet_pipe() -> int:
+    """Return the code of a program whose reader went away, and keep the interpreter quiet."""
+    with contextlib.suppress(OSError, ValueError):
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, sys.stdout.fileno())
+        os.close(null)
+    return BROKEN_PIPE

@@ -1,0 +1,34 @@
+"""What ``fragdoctor --help`` prints: written by hand, and shown without loading any library.
+
+``tests/cli/test_front_page.py`` holds it to the commands and options that exist.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+FRONT_PAGE: Final = """\
+Usage: fragdoctor COMMAND [ARGS]...
+
+  Say why a PyTorch program ran out of GPU memory, and what will help
+
+Commands:
+  analyze    Diagnose a memory snapshot, message, statistics or log
+  oom        Diagnose a pasted out-of-memory message or a whole log
+  simulate   Replay a snapshot's trace under other settings and capacities
+  explain    List the rules, or explain one by its code
+
+Options:
+  --version  Print the version
+  -h, --help Show this message
+
+Examples:
+  fragdoctor analyze snapshot.pickle oom.txt
+  python train.py 2>&1 | fragdoctor oom -
+
+Exit codes:
+  0 done   1 findings at or above --fail-on   2 usage or unreadable input
+  3 input refused as hostile or over a limit   70 internal error
+
+More about a command: fragdoctor COMMAND --help
+"""

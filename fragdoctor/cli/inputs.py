@@ -1,0 +1,316 @@
+"""Files, directories and standard input become one case: each input goes to its reader."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO, Final, cast
+
+from fragdoctor.cli.sniffing import Kind, kind_of
+from fragdoctor.errors import ConfigError, InputError, LimitExceeded, NotASnapshot
+from fragdoctor.limits import DEFAULT_LIMITS
+from fragdoctor.model.case import Case, Overrides
+from fragdoctor.model.oom import OomLog, OomMessage
+from fragdoctor.model.snapshot import Snapshot
+from fragdoctor.model.stats import StatsSeries
+from fragdoctor.readers.source import HEAD_BYTES, ByteStream, open_source
+from fragdoctor.units import format_size
+
+STDIN: Final = "-"
+_MAX_DIRECTORY: Final = 1000
+
+
+@dataclass(slots=True)
+class _Parts:
+    """What has been read so far."""
+
+    snapshots: list[tuple[str, Snapshot]] = field(default_factory=list)
+    logs: list[OomLog] = field(default_factory=list)
+    stats: list[StatsSeries] = field(default_factory=list)
+    sources: list[str] = field(default_factory=list)
+
+
+def read_case(names: Sequence[str], overrides: Overrides) -> Case:
+    """Return one case of all inputs.
+
+    Raises:
+        InputError: an input is missing, unreadable, or nothing that fragdoctor knows.
+        ConfigError: the inputs do not belong to one process.
+    """
+    if list(names).count(STDIN) > 1:
+        raise ConfigError("Standard input is given twice.", hint="Give - once.")
+    parts = _Parts()
+    for name in names:
+        if name != STDIN and os.path.isdir(name):  # noqa: PTH112 - never raises, unlike Path
+            _read_directory(name, parts)
+        else:
+            _read_one(name, parts)
+    if len(parts.snapshots) > 1:
+        raise _several([name for name, _ in parts.snapshots])
+    return Case(
+        snapshot=parts.snapshots[0][1] if parts.snapshots else None,
+        oom=_joined_logs(parts.logs),
+        stats=_joined_stats(parts.stats),
+        overrides=overrides,
+        sources=tuple(parts.sources),
+    )
+
+
+def read_messages(words: Sequence[str], overrides: Overrides) -> Case:
+    """Return a case of messages: the words themselves, a file, or standard input.
+
+    Raises:
+        InputError: there is nothing to read, or it is a snapshot.
+    """
+    from fragdoctor.readers.oom_text import find_messages
+
+    if not words or list(words) == [STDIN] or (len(words) == 1 and _is_file(words[0])):
+        name = words[0] if words else STDIN
+        if name != STDIN:
+            _check_file(name)
+        with open_source(name) as stream:
+            data = _read_all(stream, name)
+    else:
+        name, data = "command line", _spoken(words)
+    kind = kind_of(data[:HEAD_BYTES])
+    if kind is Kind.EMPTY:
+        raise _empty(name)
+    if kind in (Kind.SNAPSHOT, Kind.ARCHIVE, Kind.BINARY):
+        what = "a memory snapshot" if kind is Kind.SNAPSHOT else "binary data"
+        raise InputError(
+            f"{_shown(name)} is {what}, not a message or a log.",
+            hint=f"Run: fragdoctor analyze {name}",
+        )
+    log = find_messages(decoded(data))
+    return Case(oom=log, overrides=overrides, sources=(_shown(name),))
+
+
+def read_snapshot(name: str) -> Snapshot:
+    """Return the snapshot in a file or on standard input.
+
+    Raises:
+        InputError: the input is missing, unreadable, or no snapshot.
+    """
+    parts = _Parts()
+    if name != STDIN and os.path.isdir(name):  # noqa: PTH112 - never raises, unlike Path
+        _read_directory(name, parts)
+    else:
+        _read_one(name, parts)
+    if not parts.snapshots:
+        raise NotASnapshot(
+            f"{_shown(name)} is no memory snapshot.",
+            hint=f"Only a trace can be replayed. Run: fragdoctor analyze {name}",
+        )
+    return parts.snapshots[0][1]
+
+
+def decoded(data: bytes) -> str:
+    """Return text of any usual encoding; what cannot be decoded becomes U+FFFD."""
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")):  # PowerShell's > writes UTF-16
+        return data.decode("utf-16", errors="replace")
+    return data.decode("utf-8-sig", errors="replace")
+
+
+def _read_directory(name: str, parts: _Parts) -> None:
+    """Read the folder of one recording: a snapshot and what lies beside it."""
+    files = sorted(p for p in Path(name).iterdir() if p.is_file() and not p.name.startswith("."))
+    if len(files) > _MAX_DIRECTORY:
+        raise ConfigError(
+            f"{name} holds {len(files)} files.", hint="Give the files of one process by name."
+        )
+    kinds = {p: kind_of(_head(p)) for p in files}
+    snapshots = [p for p in files if kinds[p] is Kind.SNAPSHOT]
+    if len(snapshots) > 1:
+        raise _several([str(p) for p in snapshots])
+    stats = [p for p in files if kinds[p] is Kind.STATS]
+    texts = [p for p in files if kinds[p] is Kind.TEXT and p.suffix.lower() in _TEXT_SUFFIXES]
+    n_before = len(parts.sources)
+    for path in (*snapshots, *stats):
+        _read_one(str(path), parts)
+    for path in texts:
+        # Notes that lie around are no reason to refuse the recording.
+        with contextlib.suppress(NothingFound):
+            _read_one(str(path), parts)
+    if len(parts.sources) == n_before:
+        raise InputError(
+            f"{name} holds no snapshot, statistics, message or log.",
+            hint="Give a file, or a directory that holds snapshot.pickle.",
+        )
+
+
+class NothingFound(InputError):  # noqa: N818 - reads as what it says
+    """A text holds nothing that fragdoctor knows."""
+
+
+_TEXT_SUFFIXES: Final = (".txt", ".log", ".out", ".err", ".stderr", ".stdout")
+
+
+def _several(names: Sequence[str]) -> ConfigError:
+    shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
+    return ConfigError(
+        f"These are {len(names)} snapshots: {shown}. One run looks at one process.",
+        hint=f"Run: fragdoctor analyze {names[0]}",
+    )
+
+
+def _read_one(name: str, parts: _Parts) -> None:
+    """Read one file or standard input into ``parts``."""
+    if name != STDIN:
+        _check_file(name)
+    with open_source(name) as stream:
+        kind = kind_of(stream.head)
+        if kind is Kind.EMPTY:
+            raise _empty(name)
+        if kind is Kind.ARCHIVE:
+            raise NotASnapshot(
+                f"{_shown(name)} is a zip archive, such as torch.save() writes.",
+                hint="A snapshot is written by torch.cuda.memory._dump_snapshot().",
+            )
+        if kind in (Kind.SNAPSHOT, Kind.BINARY):
+            parts.snapshots.append((name, _load(name, stream)))
+        else:
+            _read_text(name, kind, _read_all(stream, name), parts)
+    parts.sources.append(_shown(name))
+
+
+def _load(name: str, stream: ByteStream) -> Snapshot:
+    from fragdoctor.readers.snapshot import read_snapshot as load
+
+    # A file is opened anew, so that what the reader reports is about the file itself; a pipe
+    # cannot be, and what was looked at is still ahead in the stream.
+    is_file = name != STDIN and stat.S_ISREG(Path(name).stat().st_mode)
+    return load(name if is_file else cast("BinaryIO", stream))
+
+
+def _read_text(name: str, kind: Kind, data: bytes, parts: _Parts) -> None:
+    from fragdoctor.readers.oom_text import find_messages
+    from fragdoctor.readers.stats import looks_like_summary, read_stats
+
+    text = decoded(data)
+    has_stats = kind is Kind.STATS or looks_like_summary(text)
+    if has_stats:
+        parts.stats.append(read_stats(text))
+    if kind is Kind.STATS:
+        return
+    log = find_messages(text)
+    if has_stats and all(m.kind == "negative" for m in log.messages):
+        return  # statistics hold words of failures without one having happened
+    if log.messages or log.markers:
+        parts.logs.append(log)
+    else:
+        raise NothingFound(
+            f"{_shown(name)} holds no out-of-memory message, no statistics and no snapshot.",
+            hint="Give the text of the exception, or a file of _dump_snapshot().",
+        )
+
+
+def _check_file(name: str) -> None:
+    """Refuse early and clearly what opening would refuse, or never finish."""
+    path = Path(name)
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError) as e:
+        if len(name) > 40 and len(name.split()) > 3:
+            raise InputError(
+                "This is text, not a file.", hint="Run: fragdoctor oom 'the message'"
+            ) from e
+        if isinstance(e, FileNotFoundError):
+            raise InputError(f"{name} does not exist.", hint="Check the path.") from e
+        reason = getattr(e, "strerror", None) or e
+        raise InputError(f"{name} cannot be opened: {reason}.", hint="Check the path.") from e
+    if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode) or stat.S_ISCHR(mode)):
+        raise InputError(f"{name} is no file.", hint="Give a file, a directory, or - for a pipe.")
+    if not os.access(path, os.R_OK):
+        raise InputError(f"{name} cannot be opened: permission denied.")
+
+
+def _read_all(stream: ByteStream, name: str) -> bytes:
+    """Return a text input whole, up to the limit."""
+    limit = DEFAULT_LIMITS.max_text_bytes
+    data = bytearray()
+    while chunk := stream.read(1 << 20):
+        data += chunk
+        if len(data) > limit:
+            raise LimitExceeded(
+                f"{_shown(name)} is longer than {format_size(limit)}.",
+                hint="Cut the part around the failure out of it.",
+            )
+    return bytes(data)
+
+
+def _empty(name: str) -> InputError:
+    return InputError(
+        f"{_shown(name)} is empty.",
+        hint="Pipe a program's output in, or paste the text of the exception."
+        if name == STDIN
+        else "A program that was killed while writing leaves such a file.",
+    )
+
+
+def _head(path: Path) -> bytes:
+    try:
+        with open_source(path) as stream:
+            return stream.head
+    except InputError:
+        return b""
+
+
+def _spoken(words: Sequence[str]) -> bytes:
+    """Return the words of the command line as text; a lone word that looks like a path is one."""
+    text = " ".join(words)
+    if len(words) == 1 and len(text.split()) == 1 and ("/" in text or "." in text):
+        raise InputError(f"{text} does not exist.", hint="Check the path, or paste the message.")
+    return text.encode("utf-8", errors="surrogatepass")
+
+
+def _is_file(word: str) -> bool:
+    """Return whether a word names something that exists; a long message never does."""
+    try:
+        mode = Path(word).stat().st_mode
+    except (OSError, ValueError):
+        return False
+    if stat.S_ISDIR(mode):
+        raise InputError(
+            f"{word} is a directory.", hint=f"Give a file, or run: fragdoctor analyze {word}"
+        )
+    return True
+
+
+def _shown(name: str) -> str:
+    return "standard input" if name == STDIN else name
+
+
+def _joined_logs(logs: Sequence[OomLog]) -> OomLog | None:
+    """Return the messages of all texts as one log; the first text's first cause is primary."""
+    if len(logs) < 2:
+        return logs[0] if logs else None
+    messages: list[OomMessage] = []
+    primary: int | None = None
+    for log in logs:
+        if primary is None and log.messages:
+            primary = len(messages) + log.primary
+        messages.extend(log.messages)
+    return OomLog(
+        tuple(messages),
+        tuple(m for log in logs for m in log.markers),
+        primary or 0,
+        sum(log.n_lines for log in logs),
+        sum(log.n_bytes for log in logs),
+    )
+
+
+def _joined_stats(series: Sequence[StatsSeries]) -> StatsSeries | None:
+    """Return all statistics as one series; a rounded summary yields to exact figures."""
+    if len(series) < 2:
+        return series[0] if series else None
+    entries = [e for s in series for e in s.entries]
+    exact = {e.device for e in entries if e.origin == "memory_stats"}
+    kept = [
+        e for e in entries if e.origin == "memory_stats" or not (e.device in exact or None in exact)
+    ]
+    repeats = len({e.device for e in kept}) < len(kept)
+    return StatsSeries(tuple(kept), is_series=repeats or any(s.is_series for s in series))

@@ -1,0 +1,69 @@
+"""``fragdoctor oom``: a message or a log, pasted, piped or read from a file."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from fragdoctor.cli import console, options
+from fragdoctor.cli.analyze import exit_code
+
+Words = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[TEXT|FILE|-]",
+        help="The message itself, a file that holds it, or - for standard input",
+        show_default=False,
+    ),
+]
+
+
+def oom(
+    text: Words = None,
+    capacity: options.Capacity = None,
+    device: options.Device = None,
+    memory_fraction: options.MemoryFraction = None,
+    torch_version: options.TorchVersion = None,
+    output_format: options.Format = options.ReportFormat.TEXT,
+    output: options.Output = None,
+    force: options.Force = False,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
+    no_color: options.NoColor = False,
+    fail_on: options.FailOnOption = None,
+    exit_zero: options.ExitZero = False,
+) -> int:
+    """Diagnose the first cause in the text and print the report."""
+    look = console.render_options(
+        quiet=quiet, verbose=verbose, no_color=no_color, to_file=output is not None
+    )
+    words = text or []
+    console.check_output(output, force=force, inputs=words)
+    if not words and sys.stdin.isatty():
+        sys.stderr.write("Paste the message, then end with Ctrl-D on a line of its own:\n")
+        sys.stderr.flush()
+
+    from fragdoctor.cli.inputs import read_messages
+    from fragdoctor.model.case import Overrides
+    from fragdoctor.report.base import renderer
+    from fragdoctor.report.json import dumps, oom_document
+
+    overrides = Overrides(
+        capacity_bytes=capacity,
+        device=device,
+        memory_fraction=memory_fraction,
+        torch_version=torch_version,
+    )
+    case = read_messages(words, overrides)
+
+    from fragdoctor.diagnosis.pipeline import diagnose
+
+    diagnosis = diagnose(case)
+    if output_format is options.ReportFormat.JSON:
+        report = dumps(oom_document(diagnosis))
+    else:
+        report = renderer(output_format.value)(diagnosis, look)
+    console.write_report(report, output, force=force)
+    return exit_code(diagnosis, fail_on, exit_zero=exit_zero)

@@ -1,0 +1,108 @@
+"""Options that mean the same in every command."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fragdoctor.errors import ConfigError
+from fragdoctor.units import parse_size
+
+
+class ReportFormat(StrEnum):
+    """Formats of a diagnosis: the keys of ``report.base.FORMATS``."""
+
+    TEXT = "text"
+    JSON = "json"
+    MARKDOWN = "markdown"
+
+
+class SimulationFormat(StrEnum):
+    """Formats of a simulation."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+class FailOn(StrEnum):
+    """From which severity on findings make the exit code 1."""
+
+    WARNING = "warning"
+    ERROR = "error"
+
+
+def size(text: str) -> int:
+    """Return the bytes of an option such as ``24GiB``."""
+    try:
+        value = parse_size(text)
+    except ConfigError as e:
+        raise typer.BadParameter(f"{e.message} {e.hint}") from e
+    if value == 0:
+        raise typer.BadParameter("0 bytes is no size. Write for example 24GiB.")
+    return value
+
+
+def version_text(text: str) -> str:
+    """Return a PyTorch version such as ``2.12.1`` or ``2.4``, without its local part."""
+    release = text.strip().removeprefix("v").split("+", 1)[0]
+    numbers = release.split(".")
+    if not 2 <= len(numbers) <= 4 or not all(n.isascii() and n.isdigit() for n in numbers[:2]):
+        raise typer.BadParameter(f"{text!r} is not a PyTorch version. Write for example 2.12.1.")
+    return release
+
+
+Format = Annotated[
+    ReportFormat, typer.Option("--format", help="Choose the output format", show_default=True)
+]
+SimFormat = Annotated[
+    SimulationFormat, typer.Option("--format", help="Choose the output format", show_default=True)
+]
+Output = Annotated[
+    Path | None,
+    typer.Option("-o", "--output", metavar="FILE", help="Write the report to a file"),
+]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite the output file if it exists")]
+Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print the verdict line only")]
+Verbose = Annotated[
+    bool, typer.Option("-v", "--verbose", help="Print all findings, stacks and skipped rules")
+]
+NoColor = Annotated[bool, typer.Option("--no-color", help="Print without colour, as NO_COLOR does")]
+FailOnOption = Annotated[
+    FailOn | None, typer.Option("--fail-on", help="Exit with 1 on findings this severe")
+]
+ExitZero = Annotated[bool, typer.Option("--exit-zero", help="Exit with 0 whatever was found")]
+Capacity = Annotated[
+    int | None,
+    typer.Option(
+        "--capacity",
+        parser=size,
+        metavar="SIZE",
+        help="Set what PyTorch can have: device less context and other processes",
+    ),
+]
+Request = Annotated[
+    int | None,
+    typer.Option("--request", parser=size, metavar="SIZE", help="Set the size that was refused"),
+]
+Device = Annotated[
+    int | None, typer.Option("--device", min=0, metavar="N", help="Look at one GPU only")
+]
+MemoryFraction = Annotated[
+    float | None,
+    typer.Option(
+        "--memory-fraction",
+        min=0.0,
+        max=1.0,
+        metavar="F",
+        help="Set the process's memory fraction, 0 to 1",
+    ),
+]
+TorchVersion = Annotated[
+    str | None,
+    typer.Option(
+        "--torch-version", parser=version_text, metavar="X", help="Set the PyTorch version"
+    ),
+]

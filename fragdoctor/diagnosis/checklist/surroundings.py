@@ -1,0 +1,154 @@
+"""Our own items: what lies outside, what grows, how varied, how well recorded, how set."""
+
+from __future__ import annotations
+
+from fragdoctor.analysis.result import CaptureQuality
+from fragdoctor.diagnosis.checklist.item import Item
+from fragdoctor.diagnosis.decision import OUTSIDE_SHARE
+from fragdoctor.model.diagnosis import Cause, ChecklistItem, Verdict
+from fragdoctor.model.settings import AllocatorSettings
+from fragdoctor.rules.context import Context, place
+from fragdoctor.rules.growth.series import MIN_RECORDS, climbs, rise
+from fragdoctor.rules.growth.significance import leading_growth
+from fragdoctor.rules.refusal import CONTEXT_ALLOWANCE_BYTES, Refusal
+from fragdoctor.rules.settings.idle_collection import has_fraction
+from fragdoctor.units import format_count, format_share, format_size
+
+
+def check_outside_pytorch(context: Context, verdict: Verdict) -> ChecklistItem:
+    """Ask how much of the device neither is free nor belongs to PyTorch's cache."""
+    item = Item("outside_pytorch", "Memory outside PyTorch")
+    r = context.refusal
+    if r is None or r.source == "user":
+        return item.skip("Only a message or an out-of-memory event tells what the driver had free.")
+    outside = r.outside_bytes
+    if outside is None:
+        return item.skip("No input says how large the device is: give the message or --capacity.")
+    total = r.total_bytes or 0
+    value = f"{format_size(outside)} of {format_size(total)} ({format_share(outside, total)})"
+    detail = _outside_detail(r)
+    if verdict.cause in (Cause.OTHER_PROCESS, Cause.NON_PYTORCH_MEMORY):
+        return item.fail(value, detail, r.source)
+    if outside > CONTEXT_ALLOWANCE_BYTES or outside >= OUTSIDE_SHARE * total:
+        return item.warn(value, detail, r.source)
+    return item.passed(value, detail, r.source)
+
+
+def _outside_detail(r: Refusal) -> str:
+    parts = []
+    if r.non_pytorch_bytes is not None:
+        parts.append(f"{format_size(r.non_pytorch_bytes)} in this process (context, libraries)")
+    if r.other_processes:
+        listed = sum(p.n_bytes for p in r.other_processes)
+        n = len(r.other_processes)
+        parts.append(f"{format_size(listed)} in {n} other {'process' if n == 1 else 'processes'}")
+    text = "; ".join(parts) if parts else "Context, libraries and other processes together"
+    if r.own_pid is not None:
+        text += f"; process {r.own_pid} is this one, seen from a container"
+    return f"{text}."
+
+
+def check_growth(context: Context, verdict: Verdict) -> ChecklistItem:
+    """Ask whether live memory grows from step to step."""
+    del verdict
+    item = Item("growth", "Memory that grows step by step")
+    a = context.analysis
+    if a is not None and a.capture.has_trace:
+        growth = leading_growth(context, a)
+        if growth is None:
+            return item.passed("none", "No line's memory grows steadily.", "trace")
+        where = place(context.frame(growth.frame) or context.user_line(growth.stack))
+        return item.fail(
+            f"{format_size(growth.slope_bytes)} a step",
+            f"{where} keeps {format_size(growth.survivor_bytes)} in "
+            f"{format_count(growth.n_survivors)} blocks over {format_count(growth.n_steps)} steps.",
+            "trace",
+        )
+    if context.is_series and len(context.stats) >= MIN_RECORDS:
+        key = "allocated_bytes.all.current"
+        grown = rise(context.stats, key)
+        if climbs(context.stats, key):
+            return item.fail(
+                format_size(grown), "Allocated memory climbs over the series.", "memory_stats"
+            )
+        return item.passed("none", "Allocated memory does not climb.", "memory_stats")
+    if a is not None:
+        return item.skip("The snapshot has no trace of events.")
+    return item.skip(
+        "One message or one set of statistics shows a state, not a history: a trace or a series "
+        "does."
+    )
+
+
+def check_size_diversity(context: Context, verdict: Verdict) -> ChecklistItem:
+    """Ask how varied the sizes of large requests are, and whether they drift."""
+    del verdict
+    item = Item("size_diversity", "Variety of request sizes")
+    if context.analysis is None or context.analysis.sizes is None:
+        return item.skip("Only a trace tells the sizes of requests.")
+    sizes = context.analysis.sizes
+    value = (
+        f"{format_count(sizes.n_distinct_large)} sizes in "
+        f"{format_count(sizes.n_large_allocs)} large requests"
+    )
+    if sizes.drifting:
+        return item.warn(
+            value, "The same lines ask for ever new sizes, which fit old blocks badly.", "trace"
+        )
+    return item.passed(value, "Sizes repeat, so that blocks can be reused.", "trace")
+
+
+def check_capture_quality(context: Context, verdict: Verdict) -> ChecklistItem:
+    """Ask how much of the story the file holds."""
+    del verdict
+    item = Item("capture_quality", "Completeness of the recording")
+    if context.analysis is None:
+        return item.skip("No snapshot was given.")
+    quality = context.analysis.capture
+    notes = " ".join(quality.notes)
+    if quality.tiling_errors or not quality.is_consistent:
+        return item.fail("inconsistent", notes or "The trace contradicts the state.", "snapshot")
+    value = _shortcoming(quality)
+    if value:
+        return item.warn(value, notes or "Part of the story is missing.", "snapshot")
+    value = f"{format_count(context.analysis.n_events)} events"
+    return item.passed(value, notes or "The history is complete.", "snapshot")
+
+
+def _shortcoming(quality: CaptureQuality) -> str:
+    for applies, name in (
+        (not quality.has_trace, "no history"),
+        (quality.is_truncated, "truncated history"),
+        (quality.is_late_start, "late start"),
+        (quality.has_stacks == 0, "no stacks"),
+    ):
+        if applies:
+            return name
+    return ""
+
+
+def check_settings(context: Context, verdict: Verdict) -> ChecklistItem:
+    """Ask under which allocator settings it ran, and whether they do what they seem to."""
+    del verdict
+    item = Item("settings", "Allocator settings")
+    settings = context.settings
+    if settings is None:
+        if context.refusal is not None and context.refusal.expandable:
+            return item.passed(
+                "expandable_segments:True", "The message says so.", context.refusal.source
+            )
+        return item.skip("No input records the settings: a snapshot of 2.2 or later does.")
+    value = settings.conf or "defaults"
+    problems = _problems(context, settings)
+    if problems:
+        return item.warn(value, " ".join(problems), "snapshot")
+    return item.passed(value, "Nothing contradictory.", "snapshot")
+
+
+def _problems(context: Context, settings: AllocatorSettings) -> list[str]:
+    problems = []
+    if settings.garbage_collection_threshold and not has_fraction(context):
+        problems.append("garbage_collection_threshold has no effect without a memory fraction.")
+    if settings.max_split_bytes is not None and settings.expandable_segments:
+        problems.append("max_split_size_mb and expandable_segments should not be combined.")
+    return problems

@@ -1,0 +1,117 @@
+"""From a case to one context per device, and to the one that the verdict is about."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fragdoctor.analysis.device import analyze_device
+from fragdoctor.analysis.result import DeviceAnalysis
+from fragdoctor.model.case import Case
+from fragdoctor.model.oom import OomMessage
+from fragdoctor.rules.context import Context
+from fragdoctor.rules.refusal import Refusal
+from fragdoctor.rules.refusal_message import refusal_from_message
+from fragdoctor.rules.refusal_snapshot import (
+    matching_oom,
+    refusal_from_event,
+    what_if_refusal,
+    with_overrides,
+)
+
+
+def build_contexts(case: Case) -> tuple[Context, ...]:
+    """Return one context per device of the snapshot; one in all without a snapshot."""
+    message = primary_message(case)
+    if case.snapshot is None:
+        return tuple(_context(case, device, None, message) for device in _stats_devices(case))
+    devices = [d for d in case.snapshot.devices if case.overrides.device in (None, d)]
+    if not devices:
+        devices = [0 if case.overrides.device is None else case.overrides.device]
+    owner = _device_of_message(message, devices)
+    return tuple(
+        _context(case, d, analyze_device(case.snapshot, d), message if d == owner else None)
+        for d in devices
+    )
+
+
+def primary_message(case: Case) -> OomMessage | None:
+    """Return the message that the case is about: the first cause."""
+    if case.oom is None or not case.oom.messages:
+        return None
+    index = case.oom.primary if 0 <= case.oom.primary < len(case.oom.messages) else 0
+    return case.oom.messages[index]
+
+
+def leading_context(contexts: Sequence[Context]) -> Context:
+    """Return the device that the verdict is about: fatal failures first, then the fullest.
+
+    Without any failure it is the device with most live memory.
+    """
+    return max(contexts, key=_weight)
+
+
+def _weight(context: Context) -> tuple[int, int]:
+    refusal, analysis = context.refusal, context.analysis
+    if context.message is not None and analysis is not None and analysis.ooms:
+        rank = 4
+    elif refusal is not None and not refusal.is_caught and refusal.source != "user":
+        rank = 3
+    elif refusal is not None:
+        rank = 2
+    else:
+        rank = 1
+    live = analysis.active_bytes if analysis is not None else 0
+    return rank, live
+
+
+def _stats_devices(case: Case) -> list[int | None]:
+    """Return the devices that statistics or a message name; one None where nobody names any."""
+    if case.overrides.device is not None:
+        return [case.overrides.device]
+    message = primary_message(case)
+    if message is not None:
+        return [message.device_index]
+    named = {s.device for s in case.stats.entries if s.device is not None} if case.stats else set()
+    return [*sorted(named)] or [None]
+
+
+def _device_of_message(message: OomMessage | None, devices: Sequence[int]) -> int | None:
+    if message is None:
+        return None
+    if message.device_index in devices:
+        return message.device_index
+    # A log of another numbering (CUDA_VISIBLE_DEVICES) still fits a snapshot with one device.
+    return devices[0] if len(devices) == 1 else None
+
+
+def _context(
+    case: Case, device: int | None, analysis: DeviceAnalysis | None, message: OomMessage | None
+) -> Context:
+    stats = case.stats.of_device(device) if case.stats is not None else ()
+    return Context(
+        case=case,
+        device=device,
+        analysis=analysis,
+        message=message,
+        refusal=_refusal(case, analysis, message),
+        stats=stats,
+        is_series=case.stats.is_series if case.stats is not None else False,
+    )
+
+
+def _refusal(
+    case: Case, analysis: DeviceAnalysis | None, message: OomMessage | None
+) -> Refusal | None:
+    if analysis is not None and case.snapshot is not None:
+        event = matching_oom(analysis, message)
+        if event is not None:
+            return refusal_from_event(case.snapshot, analysis, event, message, case.overrides)
+    told = refusal_from_message(message) if message is not None and _counts(message) else None
+    if told is not None:
+        return with_overrides(told, case.overrides)
+    return what_if_refusal(analysis, case.overrides) if analysis is not None else None
+
+
+def _counts(message: OomMessage) -> bool:
+    """Tell whether a message has the caching allocator's figures, which the table is about."""
+    return message.kind == "pytorch-caching-allocator" and message.backend != "mps"

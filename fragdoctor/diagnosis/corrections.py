@@ -1,0 +1,189 @@
+"""Popular claims that are wrong, corrected where they apply to this very case."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from fragdoctor.diagnosis.checklist.memory import RULE_OF_THUMB_SHARE, totals_of
+from fragdoctor.diagnosis.remedies.plan import Plan
+from fragdoctor.model.diagnosis import Cause
+from fragdoctor.units import MIB, format_share, format_size
+
+LAST_STRAW_SHARE: Final = 0.02
+"""A request below one part in fifty of live memory is not what filled the device."""
+
+
+def find_corrections(plan: Plan) -> tuple[str, ...]:
+    """Return one sentence or two for each claim that somebody would repeat here and be wrong."""
+    return tuple(text for check in CORRECTIONS if (text := check(plan)))
+
+
+def _hint(plan: Plan) -> str:
+    r = plan.refusal
+    if r is None or not r.hint.startswith(("expandable", "max_split")):
+        return ""
+    if r.hint.startswith("expandable") and plan.expandable_is_on:
+        return (
+            "The message suggests expandable_segments:True, but that is on already: the hint is "
+            "printed unconditionally."
+        )
+    if plan.supports(Cause.FRAGMENTATION) or r.margin_bytes is None or r.margin_bytes >= 0:
+        return ""
+    return (
+        f"The message's own hint ({r.hint}) is printed unconditionally. Here it cannot help: "
+        f"live memory and request are {format_size(-r.margin_bytes)} more than PyTorch could have, "
+        "even without any hole."
+    )
+
+
+def _empty_cache(plan: Plan) -> str:
+    if not plan.is_allocator_case or plan.refusal is None or plan.refusal.source == "user":
+        return ""
+    if plan.cause not in (Cause.CAPACITY, Cause.FRAGMENTATION, Cause.LEAK, Cause.TRANSIENT_PEAK):
+        return ""
+    return (
+        '"Call torch.cuda.empty_cache() to fix it" is wrong here: the allocator returned every '
+        "unused segment by itself and tried again before it raised the error."
+    )
+
+
+def _last_straw(plan: Plan) -> str:
+    r = plan.refusal
+    if r is None or not r.live_bytes or r.source == "user":
+        return ""
+    if plan.cause not in (Cause.CAPACITY, Cause.LEAK, Cause.TRANSIENT_PEAK):
+        return ""
+    if r.requested_bytes >= LAST_STRAW_SHARE * r.live_bytes:
+        return ""
+    return (
+        f"The line of the traceback is not the culprit: it asked for "
+        f"{format_size(r.requested_bytes)} when {format_size(r.live_bytes)} were live already."
+    )
+
+
+def _twenty_mib(plan: Plan) -> str:
+    r = plan.refusal
+    if r is None or r.block_bytes is not None or plan.backend not in ("cuda", "rocm"):
+        return ""
+    if plan.kind != "pytorch-caching-allocator":
+        return ""
+    if r.requested_bytes == 20 * MIB:
+        return (
+            "The tensor is not necessarily 20 MiB: every request over 1 MiB and below 10 MiB asks "
+            "the driver for a segment of 20 MiB, and that is what the message prints."
+        )
+    if r.requested_bytes == 2 * MIB:
+        return (
+            "The tensor is not 2 MiB: every request up to 1 MiB asks the driver for a segment of "
+            "2 MiB, and that is what the message prints."
+        )
+    return ""
+
+
+def _thirty_per_cent(plan: Plan) -> str:
+    totals = totals_of(plan.context)
+    if totals is None or plan.cause not in (Cause.HEALTHY, Cause.CAPACITY, Cause.LEAK):
+        return ""
+    if totals.returned_bytes is None or not totals.reserved_bytes:
+        return ""
+    if totals.gap_bytes < RULE_OF_THUMB_SHARE * totals.reserved_bytes:
+        return ""
+    if totals.stuck_bytes >= RULE_OF_THUMB_SHARE * totals.reserved_bytes:
+        return ""
+    return (
+        f'"More than 30 % reserved but unallocated means trouble" is wrong here: of the '
+        f"{format_share(totals.gap_bytes, totals.reserved_bytes)} all but "
+        f"{format_share(totals.stuck_bytes, totals.reserved_bytes)} is cache that is returned on "
+        "demand."
+    )
+
+
+def _private_pools(plan: Plan) -> str:
+    message = plan.message
+    if message is None or not message.private_pools_bytes:
+        return ""
+    return (
+        f"'{format_size(message.private_pools_bytes)} allocated in private pools' is not live "
+        "memory: it is free cache inside these pools, counted into the allocated figure."
+    )
+
+
+def _own_process(plan: Plan) -> str:
+    r = plan.refusal
+    if r is None or r.own_pid is None:
+        return ""
+    return (
+        f"Process {r.own_pid} is not another process: it holds what this PyTorch reserved plus a "
+        "context. In a container its number differs from the one seen inside."
+    )
+
+
+def _collection(plan: Plan) -> str:
+    settings = plan.settings
+    if settings is None or not settings.garbage_collection_threshold or plan.has_fraction:
+        return ""
+    if plan.cause is Cause.MEMORY_LIMIT or plan.supports(Cause.MEMORY_LIMIT):
+        return ""
+    return (
+        "garbage_collection_threshold is set, but without a memory fraction below 1 it has no "
+        "effect at all."
+    )
+
+
+def _split_size(plan: Plan) -> str:
+    settings = plan.settings
+    if settings is None or settings.max_split_bytes is None:
+        return ""
+    return (
+        f"max_split_size_mb does not cut blocks to {format_size(settings.max_split_bytes)}: it "
+        "forbids splitting blocks of that size and more. A higher number is closer to the default "
+        "and acts less."
+    )
+
+
+def _retries(plan: Plan) -> str:
+    known = plan.context.retries
+    if known is None or known[0] < 2:
+        return ""
+    return (
+        "A retry does not run Python's garbage collector: it flushes the cache and asks the driver "
+        "again. Cycles that hold tensors need gc.collect()."
+    )
+
+
+def _new_name(plan: Plan) -> str:
+    if plan.message is None or plan.message.variant != "torch-2.9":
+        return ""
+    return (
+        "PYTORCH_ALLOC_CONF, which this version's message recommends, silently ignores some keys "
+        "in 2.9: use PYTORCH_CUDA_ALLOC_CONF."
+    )
+
+
+def _smaller_batch(plan: Plan) -> str:
+    reasons = {
+        Cause.LEAK: "the leak fills any room in time",
+        Cause.OTHER_PROCESS: "somebody else holds the memory",
+        Cause.PRIVATE_POOLS: "the memory lies free in private pools",
+        Cause.SIZE_BUG: "the size itself is wrong",
+        Cause.HOST_MEMORY: "it is not the GPU's memory",
+    }
+    reason = reasons.get(plan.cause)
+    return "" if reason is None else f'"A smaller batch always solves it" is wrong here: {reason}.'
+
+
+CORRECTIONS: Final[tuple[Callable[[Plan], str], ...]] = (
+    _hint,
+    _empty_cache,
+    _smaller_batch,
+    _last_straw,
+    _twenty_mib,
+    _thirty_per_cent,
+    _private_pools,
+    _own_process,
+    _collection,
+    _split_size,
+    _retries,
+    _new_name,
+)

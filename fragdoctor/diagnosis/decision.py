@@ -1,0 +1,418 @@
+"""The decision table for one refused request: arithmetic first, thresholds only where it ends.
+
+Each row is a function that returns a reading or None. The first reading is the verdict, the others
+are what the evidence supports besides. Every threshold has a name, a value and a reason here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from fragdoctor.model.diagnosis import Cause
+from fragdoctor.model.finding import Confidence
+from fragdoctor.rules.refusal import (
+    CONTEXT_ALLOWANCE_BYTES,
+    FULL_SLACK_SHARE,
+    SIZE_BUG_BYTES,
+    Refusal,
+    rounding_bytes,
+)
+from fragdoctor.units import GIB, format_share, format_size
+
+OUTSIDE_SHARE: Final = 0.25
+"""Memory of others is called the cause from a quarter of the device on; below that the program
+would outgrow what they give back with a slightly larger batch."""
+
+SLIM_MARGIN_SHARE: Final = 0.05
+"""Where no hole is as large as the request, cache and driver-free memory have to be joined; with
+less than a twentieth left after perfect packing that is out of reach of a real allocator."""
+
+SHORT_OF_CAPACITY_SHARE: Final = 0.1
+"""Where a message prints no free figure, less than a tenth of the device beyond reserved memory and
+request is what context, libraries and driver take."""
+
+OVERSIZED_ALONE_BYTES: Final = 24 * GIB
+"""A single request of the size of a large consumer card is a matter of its own size."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """One cause that the figures support, with its sentence."""
+
+    cause: Cause
+    confidence: Confidence
+    summary: str
+    decider: str = ""
+
+
+def decide(refusal: Refusal) -> list[Reading]:
+    """Return the readings of a refusal, the best first; never empty."""
+    readings: list[Reading] = []
+    for row in ROWS:
+        for reading in row(refusal):
+            if all(reading.cause is not r.cause for r in readings):
+                readings.append(reading)
+        if readings:
+            break
+    if not readings:
+        readings = [_undecided(refusal)]
+    seen = {r.cause for r in readings}
+    for reading in _secondary(refusal, readings[0].cause):
+        if reading.cause not in seen:
+            seen.add(reading.cause)
+            readings.append(reading)
+    return readings
+
+
+# The rows, in their order.
+
+
+def _size_bug(r: Refusal) -> Iterator[Reading]:
+    if r.requested_bytes >= SIZE_BUG_BYTES:
+        yield Reading(
+            Cause.SIZE_BUG,
+            Confidence.PROVEN,
+            f"The request of {format_size(r.requested_bytes)} is larger than any device "
+            f"({format_size(SIZE_BUG_BYTES)} and more): a size was computed wrongly.",
+        )
+
+
+def _beyond_device(r: Refusal) -> Iterator[Reading]:
+    """The request, or live memory and request together, exceed the whole device."""
+    if r.total_bytes is None:
+        return
+    if r.requested_bytes > r.total_bytes:
+        yield Reading(
+            Cause.CAPACITY,
+            Confidence.PROVEN,
+            f"The single request of {format_size(r.requested_bytes)} is larger than the whole "
+            f"device of {format_size(r.total_bytes)}.",
+        )
+    elif r.needed_bytes is not None and r.needed_bytes > (
+        # The size of the device is a printed figure even where the rest comes from a snapshot.
+        r.total_bytes + r.tolerance_bytes + rounding_bytes(r.total_bytes)
+    ):
+        if r.limit_is_binding and r.is_covered_by_free:
+            return
+        yield Reading(
+            Cause.CAPACITY,
+            Confidence.PROVEN,
+            f"{_live_and_request(r)} exceed the whole device of {format_size(r.total_bytes)}: "
+            "no allocator setting can make that fit.",
+        )
+
+
+def _limit(r: Refusal) -> Iterator[Reading]:
+    """The process's own memory fraction forbids the segment."""
+    if not r.limit_is_binding or r.limit_bytes is None:
+        return
+    if r.total_bytes is not None and r.limit_bytes >= r.total_bytes:
+        return
+    limit = Reading(
+        Cause.MEMORY_LIMIT,
+        Confidence.PROVEN,
+        f"The process may reserve {format_size(r.limit_bytes)}, and {format_size(r.reserved_bytes)}"
+        f" reserved plus the request of {format_size(r.requested_bytes)} exceed that"
+        f"{_although_free(r)}.",
+    )
+    packed_fits = r.margin_bytes is not None and r.margin_bytes > r.tolerance_bytes
+    if packed_fits and r.has_real_holes:
+        yield _fragmentation(r, f"under the limit of {format_size(r.limit_bytes)}")
+    yield limit
+
+
+def _free_enough(r: Refusal) -> Iterator[Reading]:
+    """The driver had the memory: neither capacity nor fragmentation explains the refusal."""
+    if not r.is_covered_by_free or r.is_refused_by_pages:
+        return
+    figures = (
+        f"The request of {format_size(r.requested_bytes)} was refused although "
+        f"{format_size(r.free_bytes)} were free on the device"
+    )
+    yield from _outside(r)
+    if r.is_exact:
+        if (
+            r.live_bytes is not None
+            and r.reserved_bytes is not None
+            and r.live_bytes + r.requested_bytes <= r.reserved_bytes
+            and r.has_real_holes
+        ):
+            yield _fragmentation(r, "enough within what was reserved already")
+        yield Reading(
+            Cause.MEMORY_LIMIT,
+            Confidence.LIKELY,
+            f"{figures}: a memory fraction (set_per_process_memory_fraction) is the usual reason; "
+            f"it lies between {format_size(r.reserved_bytes)} reserved and the request on top.",
+            "The OOM message prints the limit as 'allowed'; print "
+            "torch.cuda.get_per_process_memory_fraction() (2.10 and later).",
+        )
+        return
+    reasons = (
+        "a memory fraction that this version's message does not print"
+        if r.may_hide_limit
+        else "a race with another process, a driver-side limit or a limit per allocation"
+    )
+    yield Reading(
+        Cause.UNKNOWN,
+        Confidence.POSSIBLE,
+        f"{figures}: a full device does not explain it; possible are {reasons}.",
+        "Say whether a memory fraction is set and list the processes on the device (nvidia-smi); "
+        "the allocator's trace shows whether the driver was asked at all.",
+    )
+    if r.may_hide_limit:
+        yield Reading(Cause.MEMORY_LIMIT, Confidence.POSSIBLE, figures + ".")
+
+
+def _others_first(r: Refusal) -> Iterator[Reading]:
+    yield from _outside(r)
+
+
+def _over_available(r: Refusal) -> Iterator[Reading]:
+    """Live memory and request exceed what PyTorch could have: capacity."""
+    if r.margin_bytes is None or r.margin_bytes >= 0:
+        return
+    if r.pending_bytes and r.margin_bytes + r.pending_bytes >= 0:
+        yield Reading(
+            Cause.PENDING_FREES,
+            Confidence.LIKELY,
+            f"{format_size(r.pending_bytes)} are freed but still wait for other streams; without "
+            f"them the request of {format_size(r.requested_bytes)} would have fit.",
+        )
+    confidence = Confidence.PROVEN if -r.margin_bytes > r.tolerance_bytes else Confidence.LIKELY
+    yield Reading(
+        Cause.CAPACITY,
+        confidence,
+        f"{_live_and_request(r)} exceed the {format_size(r.available_bytes)} that PyTorch could "
+        f"have by {format_size(-r.margin_bytes)}: no allocator setting can make that fit.",
+    )
+
+
+def _found_too_late(r: Refusal) -> Iterator[Reading]:
+    """A cached block was large enough when the error was raised: it came free during the flush."""
+    block = r.block_bytes or r.requested_bytes
+    largest = r.largest_free_block_bytes
+    if not r.is_exact or largest is None or largest < block or r.n_late_free_bytes == 0:
+        return
+    yield Reading(
+        Cause.PENDING_FREES,
+        Confidence.LIKELY,
+        f"A cached block of {format_size(largest)} could hold the request of {format_size(block)}, "
+        f"but it came free only in the last flush ({format_size(r.n_late_free_bytes)} waited for "
+        "other streams), after which the cache is not searched again.",
+        "Catch the error and repeat the allocation once: if it works, this was it.",
+    )
+
+
+def _joined_fits(r: Refusal) -> Iterator[Reading]:
+    """Perfectly packed, live memory and request would have fit: which holes were in the way?"""
+    if r.margin_bytes is None or r.margin_bytes < 0 or r.cache_bytes is None:
+        return
+    without_pools = r.margin_bytes - r.pools_free_bytes
+    if without_pools < 0 and _share(r.pools_free_bytes, r.reserved_bytes) >= FULL_SLACK_SHARE:
+        yield Reading(
+            Cause.PRIVATE_POOLS,
+            Confidence.PROVEN if r.is_exact else Confidence.LIKELY,
+            f"The request of {format_size(r.requested_bytes)} failed while "
+            f"{format_size(r.pools_free_bytes)} lie free inside private pools (CUDA graphs, "
+            "MemPool), where ordinary requests cannot use them.",
+        )
+        return
+    if not r.has_real_holes:
+        yield _simply_full(r)
+        yield _fragmentation(r, "a little")
+        return
+    biggest_hole_may_do = r.unallocated_bytes is not None and (
+        r.unallocated_bytes >= r.requested_bytes
+    )
+    if biggest_hole_may_do or _share(r.margin_bytes, r.available_bytes) >= SLIM_MARGIN_SHARE:
+        yield _fragmentation(r, "")
+        return
+    yield _simply_full(r)
+    yield _fragmentation(r, "a little")
+
+
+def _no_free_figure(r: Refusal) -> Iterator[Reading]:
+    """A message without a free figure, or cut short: say what still follows."""
+    if r.free_bytes is not None:
+        if r.live_bytes is None and r.free_bytes < r.requested_bytes:
+            yield Reading(
+                Cause.CAPACITY,
+                Confidence.POSSIBLE,
+                f"Only {format_size(r.free_bytes)} were free for a request of "
+                f"{format_size(r.requested_bytes)}; the message says nothing about who holds the "
+                "rest.",
+                "The full message, nvidia-smi, or a snapshot shows who holds the memory.",
+            )
+            yield Reading(Cause.OTHER_PROCESS, Confidence.POSSIBLE, "")
+        return
+    if r.total_bytes is None or r.reserved_bytes is None or r.unallocated_bytes is None:
+        return
+    rest = r.total_bytes - r.reserved_bytes - r.requested_bytes
+    if r.unallocated_bytes >= r.requested_bytes and r.has_real_holes:
+        yield _fragmentation(r, "")
+    elif rest <= SHORT_OF_CAPACITY_SHARE * r.total_bytes:
+        yield Reading(
+            Cause.CAPACITY,
+            Confidence.LIKELY,
+            f"{format_size(r.reserved_bytes)} reserved plus the request of "
+            f"{format_size(r.requested_bytes)} leave {format_size(max(0, rest))} of the device of "
+            f"{format_size(r.total_bytes)}, which context and driver take.",
+        )
+
+
+def _oversized_alone(r: Refusal) -> Iterator[Reading]:
+    """Nothing but a request: larger than most devices it is a matter of its own size."""
+    if (
+        r.total_bytes is None
+        and r.free_bytes is None
+        and r.requested_bytes >= OVERSIZED_ALONE_BYTES
+    ):
+        yield Reading(
+            Cause.CAPACITY,
+            Confidence.POSSIBLE,
+            f"A single request of {format_size(r.requested_bytes)} is larger than most devices; "
+            "the message prints no other figure.",
+            "Print the shape and dtype of the tensor at the failing line.",
+        )
+        yield Reading(Cause.SIZE_BUG, Confidence.POSSIBLE, "")
+
+
+ROWS: Final[tuple[Callable[[Refusal], Iterator[Reading]], ...]] = (
+    _size_bug,
+    _beyond_device,
+    _limit,
+    _free_enough,
+    _others_first,
+    _found_too_late,
+    _over_available,
+    _joined_fits,
+    _no_free_figure,
+    _oversized_alone,
+)
+
+
+# What several rows need.
+
+
+def _outside(r: Refusal) -> Iterator[Reading]:
+    """Memory of other processes, or of other libraries in this one, as the larger culprit."""
+    missing = r.requested_bytes - (r.free_bytes or 0)
+    for reading, n_bytes in _outside_candidates(r):
+        is_large = r.total_bytes is not None and n_bytes >= OUTSIDE_SHARE * r.total_bytes
+        if is_large and n_bytes >= missing and n_bytes >= (r.cache_bytes or 0):
+            yield reading
+
+
+def _outside_candidates(r: Refusal) -> Iterator[tuple[Reading, int]]:
+    other, own = r.other_bytes or 0, r.non_pytorch_bytes
+    own_excess = max(0, (own or 0) - CONTEXT_ALLOWANCE_BYTES)
+    listed = bool(r.other_processes)
+    other_reading = Reading(
+        Cause.OTHER_PROCESS,
+        Confidence.PROVEN if listed else Confidence.LIKELY,
+        f"{'Other processes hold' if listed else 'About'} {format_size(other)} of the "
+        f"{format_size(r.total_bytes)} device"
+        f"{'' if listed else ' are held outside this PyTorch, most likely by another process'}; "
+        f"this PyTorch has {format_size(r.reserved_bytes)}.",
+        "" if listed else "nvidia-smi (or fuser -v /dev/nvidia*) names the processes.",
+    )
+    own_reading = Reading(
+        Cause.NON_PYTORCH_MEMORY,
+        Confidence.LIKELY,
+        f"{format_size(own)} of this process's memory are outside PyTorch's cache (context, "
+        f"libraries, other frameworks), against {format_size(r.reserved_bytes)} reserved by it.",
+    )
+    if own_excess > other:
+        yield own_reading, own_excess
+    if other:
+        yield other_reading, other
+        if r.process_bytes is None:
+            yield Reading(Cause.NON_PYTORCH_MEMORY, Confidence.POSSIBLE, ""), other
+    if 0 < own_excess <= other:
+        yield own_reading, own_excess
+
+
+def _secondary(r: Refusal, first: Cause) -> Iterator[Reading]:
+    """Further causes that would each have covered what was missing."""
+    if first in (Cause.SIZE_BUG, Cause.UNKNOWN):
+        return
+    missing = r.requested_bytes
+    if not r.is_covered_by_free:
+        missing -= r.free_bytes or 0
+    if r.total_bytes is not None and r.requested_bytes > r.total_bytes:
+        return
+    for reading, n_bytes in _outside_candidates(r):
+        if r.total_bytes is not None and n_bytes >= missing:
+            yield reading
+    if r.margin_bytes is None or r.cache_bytes is None:
+        return
+    if r.margin_bytes < 0 and first in (Cause.MEMORY_LIMIT, Cause.PENDING_FREES):
+        yield Reading(Cause.CAPACITY, Confidence.LIKELY, "")
+    if (r.unallocated_bytes or 0) >= missing and r.margin_bytes >= 0:
+        yield Reading(Cause.FRAGMENTATION, Confidence.POSSIBLE, "")
+    if r.pools_free_bytes >= missing and r.margin_bytes >= 0:
+        yield Reading(Cause.PRIVATE_POOLS, Confidence.POSSIBLE, "")
+
+
+def _fragmentation(r: Refusal, where: str) -> Reading:
+    largest = r.largest_free_block_bytes
+    proven = largest is not None and largest < (r.block_bytes or r.requested_bytes)
+    holes = (
+        f"{format_size(r.unallocated_bytes)} of it in holes of at most {format_size(largest)} that "
+        "live blocks pin"
+        if proven
+        else f"{format_size(r.unallocated_bytes)} of it cached by PyTorch but unallocated"
+    )
+    free = (r.cache_bytes or 0) + (r.free_bytes or 0)
+    outside = f", {format_size(r.free_bytes)} on the device" if r.free_bytes is not None else ""
+    if where == "a little":
+        return Reading(Cause.FRAGMENTATION, Confidence.POSSIBLE, "")
+    return Reading(
+        Cause.FRAGMENTATION,
+        Confidence.PROVEN if proven else Confidence.LIKELY,
+        f"The request of {format_size(r.requested_bytes)} failed although {format_size(free)} were "
+        f"free: {holes}{outside}{', ' + where if where else ''}.",
+        "" if proven else "A snapshot taken at the OOM shows the holes and who pins them.",
+    )
+
+
+def _simply_full(r: Refusal) -> Reading:
+    return Reading(
+        Cause.CAPACITY,
+        Confidence.LIKELY,
+        f"{format_size(r.live_bytes)} of {format_size(r.available_bytes)} are live "
+        f"({format_share(r.live_bytes or 0, r.available_bytes or 0)}): the device is full, and the "
+        f"request of {format_size(r.requested_bytes)} is only the last straw.",
+    )
+
+
+def _undecided(r: Refusal) -> Reading:
+    return Reading(
+        Cause.UNKNOWN,
+        Confidence.POSSIBLE,
+        f"A request of {format_size(r.requested_bytes)} failed; the figures do not say why"
+        f"{_usage(r)}.",
+        "A snapshot, or memory_stats() before the failing step, would decide.",
+    )
+
+
+def _usage(r: Refusal) -> str:
+    if r.reserved_bytes is None or r.total_bytes is None:
+        return ""
+    return f": {format_size(r.reserved_bytes)} of {format_size(r.total_bytes)} are reserved"
+
+
+def _although_free(r: Refusal) -> str:
+    if not r.is_covered_by_free:
+        return ""
+    return f", although {format_size(r.free_bytes)} are free on the device"
+
+
+def _live_and_request(r: Refusal) -> str:
+    return f"Live {format_size(r.live_bytes)} and the request of {format_size(r.requested_bytes)}"
+
+
+def _share(part: int | None, whole: int | None) -> float:
+    return (part or 0) / whole if whole else 0.0

@@ -1,0 +1,52 @@
+"""What a reader of the report should know about the inputs and how they fit together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fragdoctor.model.case import Case
+from fragdoctor.rules.context import Context
+from fragdoctor.rules.refusal import rounding_bytes
+from fragdoctor.units import format_count, format_size
+
+NO_EVENT = (
+    "The snapshot holds no out-of-memory event: it was taken at another moment than the message."
+)
+
+
+def find_notes(case: Case, contexts: Sequence[Context], leader: Context) -> tuple[str, ...]:
+    """Return one sentence each: what is cut, what does not match, what was left out."""
+    notes: list[str] = []
+    for context in contexts:
+        if context.analysis is not None:
+            prefix = f"Device {context.device}: " if len(contexts) > 1 else ""
+            notes.extend(f"{prefix}{note}" for note in context.analysis.capture.notes)
+    notes.extend(_mismatch(leader))
+    if case.oom is not None and len(case.oom.messages) > 1:
+        notes.append(
+            f"{format_count(len(case.oom.messages))} messages are in the text; the verdict is "
+            f"about the one in line {case.oom.messages[case.oom.primary].line}."
+        )
+    if len(contexts) > 1:
+        notes.append(
+            f"{len(contexts)} devices are in the snapshot; the verdict is about device "
+            f"{leader.device}."
+        )
+    return tuple(dict.fromkeys(notes))
+
+
+def _mismatch(leader: Context) -> list[str]:
+    """Say where message and snapshot are not about the same failure."""
+    message, analysis = leader.message, leader.analysis
+    if message is None or analysis is None or message.requested_bytes is None:
+        return []
+    wanted = message.requested_bytes
+    if not analysis.ooms:
+        return [NO_EVENT]
+    slack = rounding_bytes(wanted)
+    if any(abs((o.message_bytes or o.segment_bytes) - wanted) <= slack for o in analysis.ooms):
+        return []
+    text = (
+        f"No out-of-memory event of the snapshot is about the {format_size(wanted)} of the message"
+    )
+    return [f"{text}: they may be of different runs."]

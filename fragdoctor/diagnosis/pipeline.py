@@ -1,0 +1,56 @@
+"""The whole way from a case to a diagnosis."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fragdoctor.diagnosis.checklist import build_checklist
+from fragdoctor.diagnosis.contexts import build_contexts, leading_context
+from fragdoctor.diagnosis.corrections import find_corrections
+from fragdoctor.diagnosis.figures import device_figures, holder_reports, pin_reports
+from fragdoctor.diagnosis.notes import find_notes
+from fragdoctor.diagnosis.proof.evidence import Progress
+from fragdoctor.diagnosis.proof.prove import prove
+from fragdoctor.diagnosis.remedies.plan import Plan
+from fragdoctor.diagnosis.remedies.ranking import proposals, rank
+from fragdoctor.diagnosis.verdict import find_verdict
+from fragdoctor.model.case import Case
+from fragdoctor.model.diagnosis import Diagnosis
+from fragdoctor.rules.base import run_rules
+from fragdoctor.rules.context import Context
+from fragdoctor.rules.registry import RULES
+
+
+def diagnose(case: Case, *, progress: Progress | None = None) -> Diagnosis:
+    """Return what is wrong, how that was found, and what to do about it.
+
+    Every input of the case may be missing; what cannot be answered is skipped with the reason.
+    Where there is a trace, recommendations are replayed before they are given; ``progress`` is
+    called with replays done and replays in all.
+    """
+    contexts = build_contexts(case)
+    leader = leading_context(contexts)
+    verdict = find_verdict(leader)
+    results = run_rules(RULES, contexts)
+    plan = Plan(leader, verdict, results)
+    proof = prove(plan, proposals(plan), progress)
+    recommendations, rejected = rank(proof.proposals)
+    return Diagnosis(
+        case=case,
+        verdict=verdict,
+        checklist=build_checklist(leader, verdict),
+        devices=tuple(f for c in contexts if (f := device_figures(c)) is not None),
+        pins=tuple(p for c in _leader_first(contexts, leader) for p in pin_reports(c)),
+        holders=tuple(h for c in _leader_first(contexts, leader) for h in holder_reports(c)),
+        fidelity=proof.fidelity,
+        findings=results.findings,
+        skipped=results.skipped,
+        recommendations=recommendations,
+        rejected=rejected,
+        corrections=find_corrections(plan),
+        notes=(*find_notes(case, contexts, leader), *proof.notes),
+    )
+
+
+def _leader_first(contexts: Sequence[Context], leader: Context) -> list[Context]:
+    return [leader, *(c for c in contexts if c is not leader)]

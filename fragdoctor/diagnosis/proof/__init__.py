@@ -1,0 +1,1 @@
+"""Advice is tested before it is given: proposals meet the replayed trace."""

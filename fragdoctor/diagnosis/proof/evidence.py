@@ -1,0 +1,101 @@
+"""The recorded run reproduced, and candidates replayed against it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from fragdoctor.allocator.edits import Edit
+from fragdoctor.allocator.fidelity import Baseline
+from fragdoctor.allocator.late_start import LateStart
+from fragdoctor.allocator.simulate import baseline_of, simulation_of
+from fragdoctor.allocator.whatif import Scenario
+from fragdoctor.diagnosis.remedies.plan import Plan
+from fragdoctor.errors import ConfigError, SimulationError
+from fragdoctor.model.diagnosis import FidelityReport, Predicted
+from fragdoctor.model.simulation import ReplayResult, Simulation
+
+N_THREADS = 2  # the native replay releases the interpreter lock
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One what-if: a scenario and, for changes of the code, an edit."""
+
+    scenario: Scenario
+    edit: Edit | None = None
+
+
+@dataclass(frozen=True)
+class Bench:
+    """A reproduced run to try things on."""
+
+    baseline: Baseline
+    simulation: Simulation
+    late_start: LateStart
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether what-ifs are replays, not estimates."""
+        return self.simulation.method == "replay"
+
+    @property
+    def recorded(self) -> ReplayResult:
+        """The recorded run as the model reproduces it."""
+        return self.simulation.baseline
+
+    def run(
+        self, trials: Sequence[Trial], progress: Progress | None = None
+    ) -> list[ReplayResult | None]:
+        """Return a result per trial, None where the trace does not say enough for it."""
+        results: list[ReplayResult | None] = []
+        with ThreadPoolExecutor(N_THREADS) as pool:
+            for i, result in enumerate(pool.map(self._run, trials), start=1):
+                results.append(result)
+                if progress is not None:
+                    progress(i, len(trials))
+        return results
+
+    def _run(self, trial: Trial) -> ReplayResult | None:
+        try:
+            operations = None if trial.edit is None else trial.edit.apply(self.baseline)
+            return self.late_start.replay(trial.scenario, operations)
+        except (SimulationError, ConfigError):
+            return None  # the proposal stands untested, and says so
+
+    def predicted(self, result: ReplayResult) -> Predicted:
+        """Return a result as a prediction, with the fidelity of the baseline beside it.
+
+        An inconclusive one predicts nothing.
+        """
+        if not result.is_conclusive:
+            return Predicted()
+        return Predicted(
+            fits=result.fits,
+            peak_reserved_bytes=result.peak_reserved_bytes,
+            retries=result.retries,
+            method=self.simulation.method,
+            driver_calls=result.driver_calls,
+            margin_bytes=result.margin_bytes,
+            fidelity_share=self.simulation.fidelity.share,
+        )
+
+
+def set_up(plan: Plan) -> tuple[Bench | None, FidelityReport]:
+    """Return the bench for a case, None with the reason where its trace cannot be replayed."""
+    snapshot, device = plan.context.snapshot, plan.context.device
+    if snapshot is None:
+        return None, FidelityReport(reason="No snapshot was given, so nothing can be replayed.")
+    try:
+        baseline = baseline_of(
+            snapshot,
+            device,
+            torch_version=plan.context.case.overrides.torch_version,
+            device_total_bytes=plan.context.total_bytes,
+        )
+    except SimulationError as error:
+        return None, FidelityReport(reason=error.message)
+    simulation = simulation_of(baseline, ())
+    return Bench(baseline, simulation, LateStart(baseline)), simulation.fidelity

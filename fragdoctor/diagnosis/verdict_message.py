@@ -1,0 +1,393 @@
+"""The verdict on one message, each kind with what it can honestly prove."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from fragdoctor.diagnosis.decision import OVERSIZED_ALONE_BYTES, Reading, decide
+from fragdoctor.model.diagnosis import Cause, Verdict
+from fragdoctor.model.finding import Confidence, Evidence
+from fragdoctor.model.oom import OomLog, OomMessage
+from fragdoctor.rules.refusal import known
+from fragdoctor.rules.refusal_message import refusal_from_message
+from fragdoctor.units import format_count, format_size
+
+ALLOCATOR: Final = "pytorch-caching-allocator"
+MESSAGE: Final = "oom message"
+
+LIMIT_SUB_KINDS: Final = {
+    "fraction-rejected": "The allocator rejected the request beforehand: it would exceed the "
+    "process's memory fraction (per_process_memory_fraction).",
+    "not-in-reserve": "The request exceeds the address space that expandable_segments_reserve "
+    "sets aside for one segment.",
+    "single-allocation-limit": "The device refuses single allocations of this size, however much "
+    "memory is free.",
+    "buffer-too-large": "Metal refuses single buffers of this size, however much memory is free.",
+    "va-exhausted": "The process ran out of virtual address space for expandable segments.",
+}
+
+WATCH: Final = "nvidia-smi shows the device's size and whether another process is on it."
+
+KILLS: Final = ("killed", "sigkill", "oom-killer")
+"""Signs of a kill: proof only where the kernel itself says why."""
+
+NEGATIVES: Final = {
+    "device-assert": "an index or label is out of range on the device",
+    "illegal-access": "a kernel touched an address that is not its own",
+    "launch-resources": "a kernel needs more registers or threads than a block may have",
+    "launch-failure": "a kernel could not be launched or crashed",
+    "no-kernel-image": "this build has no kernels for this GPU",
+    "driver-init": "no usable GPU or driver was found",
+    "cudnn-execution": "cuDNN failed while it ran",
+    "cublas-execution": "cuBLAS failed while it ran",
+    "collective-timeout": "a collective operation timed out",
+    "nccl-error": "NCCL failed to communicate",
+    "shape-mismatch": "shapes do not fit together",
+    "disk-full": "the disk is full",
+    "file-limit": "too many files are open",
+    "segfault": "the process crashed",
+}
+"""What the reader's kinds of other failures mean."""
+
+
+def verdict_on_message(message: OomMessage) -> Verdict:
+    """Return the verdict on one message of any kind."""
+    return verdict_of(
+        readings_of_message(message), message.device_index, evidence_of_message(message)
+    )
+
+
+def verdict_without_messages(log: OomLog) -> Verdict:
+    """Return the verdict on a text in which no memory failure was found."""
+    lines = f"{format_count(log.n_lines)} lines" if log.n_lines else "the text"
+    return Verdict(
+        Cause.NOT_MEMORY,
+        Confidence.LIKELY,
+        f"No memory failure was found in {lines}.",
+        decider="Give the whole output, with the lines before the first error.",
+    )
+
+
+def verdict_of(
+    readings: Sequence[Reading], device: int | None, evidence: Sequence[Evidence]
+) -> Verdict:
+    """Return the first reading as the verdict and the others as what else is supported."""
+    first = readings[0]
+    return Verdict(
+        first.cause,
+        first.confidence,
+        first.summary,
+        device,
+        tuple(r.cause for r in readings[1:]),
+        evidence,
+        first.decider,
+    )
+
+
+def readings_of_message(message: OomMessage) -> list[Reading]:
+    """Return the readings of one message, the best first."""
+    if message.sub_kind == "size-bug":
+        return [
+            Reading(
+                Cause.SIZE_BUG,
+                Confidence.PROVEN,
+                "More than 1 EiB was asked for: a size was negative or overflowed.",
+            )
+        ]
+    if message.sub_kind in LIMIT_SUB_KINDS:
+        return [Reading(Cause.MEMORY_LIMIT, Confidence.PROVEN, LIMIT_SUB_KINDS[message.sub_kind])]
+    if message.kind == ALLOCATOR:
+        return _allocator(message)
+    return _OF_KIND.get(message.kind, _unknown)(message)
+
+
+def evidence_of_message(message: OomMessage) -> tuple[Evidence, ...]:
+    """Return the printed figures as evidence."""
+    figures = {
+        "requested": message.requested_bytes,
+        "device total": known(message.total_bytes),
+        "device free": known(message.free_bytes),
+        "allocated": known(message.allocated_bytes),
+        "reserved": known(message.reserved_bytes),
+        "reserved but unallocated": message.reserved_unallocated_bytes,
+        "private pools": message.private_pools_bytes,
+        "limit": known(message.limit_bytes),
+        "this process": known(message.process_bytes),
+    }
+    return tuple(
+        Evidence(name, value, "bytes", MESSAGE)
+        for name, value in figures.items()
+        if value is not None
+    )
+
+
+def _allocator(message: OomMessage) -> list[Reading]:
+    if message.backend == "mps":
+        return _mps(message)
+    refusal = refusal_from_message(message)
+    if refusal is None:
+        return [
+            Reading(
+                Cause.UNKNOWN,
+                Confidence.POSSIBLE,
+                "The allocator refused a request, but the message's figures are missing.",
+                "Give the whole message.",
+            )
+        ]
+    return decide(refusal)
+
+
+def _mps(message: OomMessage) -> list[Reading]:
+    """Read MPS: refused where heaps + other Metal memory + request exceed the watermark."""
+    if message.requested_bytes is None or message.allocated_bytes is None:
+        return _unknown(message)
+    limit = known(message.limit_bytes)
+    other = message.other_allocations_bytes or 0
+    sums = (
+        f"{format_size(message.allocated_bytes)} allocated, {format_size(other)} held by Metal "
+        f"outside PyTorch's heaps and the request of {format_size(message.requested_bytes)}"
+    )
+    if limit is None:
+        return [Reading(Cause.CAPACITY, Confidence.LIKELY, f"The machine could not give {sums}.")]
+    reading = Reading(
+        Cause.MEMORY_LIMIT,
+        Confidence.PROVEN,
+        f"{sums} exceed the limit of {format_size(limit)} (PYTORCH_MPS_HIGH_WATERMARK_RATIO).",
+    )
+    if other > message.allocated_bytes:
+        dominated = Reading(
+            Cause.NON_PYTORCH_MEMORY,
+            Confidence.LIKELY,
+            f"Metal holds {format_size(other)} outside PyTorch's heaps, more than the "
+            f"{format_size(message.allocated_bytes)} of tensors: growth of driver and graph "
+            f"caches, against a limit of {format_size(limit)}.",
+        )
+        return [dominated, reading]
+    capacity = Reading(Cause.CAPACITY, Confidence.LIKELY, "")
+    return [reading, capacity]
+
+
+def _unknown(message: OomMessage) -> list[Reading]:
+    return [
+        Reading(
+            Cause.UNKNOWN,
+            Confidence.POSSIBLE,
+            f"{_framework(message)} ran out of memory, but the message prints no figures that "
+            "tell why.",
+            "nvidia-smi at the moment of failure shows whether the device was full and by whom.",
+        )
+    ]
+
+
+def _driver(message: OomMessage) -> list[Reading]:
+    if message.sub_kind == "pinned-host":
+        return [
+            Reading(
+                Cause.HOST_MEMORY,
+                Confidence.LIKELY,
+                "Pinned host memory could not be had; the text says CUDA, but it is the host's "
+                "memory.",
+            ),
+            Reading(Cause.UNKNOWN, Confidence.POSSIBLE, ""),
+        ]
+    return [
+        Reading(
+            Cause.UNKNOWN,
+            Confidence.POSSIBLE,
+            "A direct driver call ran out of memory; the message prints no figures, so that "
+            "device memory, pinned host memory and the context are all possible.",
+            "Run with CUDA_LAUNCH_BLOCKING=1 to see the failing call, and watch nvidia-smi.",
+        ),
+        Reading(Cause.CAPACITY, Confidence.POSSIBLE, ""),
+    ]
+
+
+def _library(message: OomMessage) -> list[Reading]:
+    name = {"cublas": "cuBLAS", "cudnn": "cuDNN", "nccl": "NCCL"}[message.kind]
+    if not message.is_device_oom:
+        return [
+            Reading(
+                Cause.UNKNOWN,
+                Confidence.POSSIBLE,
+                f"{name} failed; lack of memory for its workspace is one possible reason, shapes "
+                "or types that it does not support are another.",
+                "Print torch.cuda.mem_get_info() before the call: with plenty free it is not "
+                "memory.",
+            ),
+            Reading(Cause.CAPACITY, Confidence.POSSIBLE, ""),
+            Reading(Cause.NOT_MEMORY, Confidence.POSSIBLE, ""),
+        ]
+    outside = (
+        f"{name} could not get memory for itself: it allocates outside PyTorch's cache, for "
+        "which nobody flushes the cache"
+    )
+    if message.kind == "nccl":
+        return [
+            Reading(
+                Cause.UNKNOWN,
+                Confidence.POSSIBLE,
+                f"{outside}; the message prints no figures.",
+                "Print torch.cuda.mem_get_info() before the communicator is created.",
+            ),
+            Reading(Cause.CAPACITY, Confidence.POSSIBLE, ""),
+        ]
+    return [
+        Reading(
+            Cause.CAPACITY,
+            Confidence.POSSIBLE,
+            f"{outside}; most likely the device was full, but no figures are printed.",
+            "Print torch.cuda.mem_get_info() before the call; rerun with CUDA_LAUNCH_BLOCKING=1, "
+            "since an index out of range can look the same.",
+        ),
+        Reading(Cause.NON_PYTORCH_MEMORY, Confidence.POSSIBLE, ""),
+    ]
+
+
+def _kv_cache(message: OomMessage) -> list[Reading]:
+    total, free, wanted = message.total_bytes, message.free_bytes, message.requested_bytes
+    if total is not None and free is not None and wanted is not None:
+        return [
+            Reading(
+                Cause.OTHER_PROCESS,
+                Confidence.LIKELY,
+                f"{format_size(total - free)} of {format_size(total)} were in use at start, so "
+                f"that {format_size(free)} are free and {format_size(wanted)} are wanted.",
+                "nvidia-smi names who holds it.",
+            ),
+            Reading(Cause.CAPACITY, Confidence.POSSIBLE, ""),
+        ]
+    if wanted is not None and message.limit_bytes is not None:
+        numbers = (
+            f"the KV cache needs {format_size(wanted)} and may have "
+            f"{format_size(message.limit_bytes)}"
+        )
+    elif message.kv_tokens_requested is not None and message.kv_tokens_capacity is not None:
+        numbers = (
+            f"{format_count(message.kv_tokens_requested)} tokens are asked for and "
+            f"{format_count(message.kv_tokens_capacity)} fit"
+        )
+    else:
+        numbers = "nothing is left for the KV cache after weights and profiling"
+    return [
+        Reading(
+            Cause.CAPACITY,
+            Confidence.PROVEN,
+            f"The budget of the KV cache is too small: {numbers}.",
+        ),
+        Reading(Cause.MEMORY_LIMIT, Confidence.POSSIBLE, ""),
+    ]
+
+
+def _foreign(message: OomMessage) -> list[Reading]:
+    """Read JAX, TensorFlow, ggml and others: their allocators, their figures."""
+    name, wanted = _framework(message), message.requested_bytes
+    if message.is_warning:
+        return [
+            Reading(
+                Cause.CAPACITY,
+                Confidence.POSSIBLE,
+                f"{name} warns, it does not fail: {format_size(wanted)} could not be had and a "
+                "slower way was taken; the device is nearly full.",
+            ),
+            Reading(Cause.HEALTHY, Confidence.POSSIBLE, ""),
+        ]
+    if message.variant == "tf-device":
+        return [
+            Reading(
+                Cause.OTHER_PROCESS,
+                Confidence.LIKELY,
+                f"{name} tried to reserve {format_size(wanted)} at start and was refused: someone "
+                "else has memory on this device. It often retries with less, which is harmless.",
+                "nvidia-smi names who holds it.",
+            )
+        ]
+    if wanted is None and message.kind == "tf":
+        text = "TensorFlow could not allocate a tensor; the message prints no totals."
+        return [Reading(Cause.CAPACITY, Confidence.POSSIBLE, text, WATCH)]
+    if wanted is None:
+        return _unknown(message)
+    free = message.free_bytes
+    if free is not None and wanted > free:
+        summary = f"{name} asked for {format_size(wanted)} with {format_size(free)} free."
+    else:
+        summary = f"{name} could not allocate {format_size(wanted)}; no totals are printed."
+    likely = message.kind == "ggml" or wanted >= OVERSIZED_ALONE_BYTES
+    if message.kind in ("tf", "ggml") or likely:
+        confidence = Confidence.LIKELY if likely else Confidence.POSSIBLE
+        return [
+            Reading(Cause.CAPACITY, confidence, summary, WATCH),
+            Reading(Cause.OTHER_PROCESS, Confidence.POSSIBLE, ""),
+        ]
+    return [
+        Reading(Cause.UNKNOWN, Confidence.POSSIBLE, summary, WATCH),
+        Reading(Cause.CAPACITY, Confidence.POSSIBLE, ""),
+        Reading(Cause.OTHER_PROCESS, Confidence.POSSIBLE, ""),
+    ]
+
+
+def _host(message: OomMessage) -> list[Reading]:
+    asked = (
+        f" for {format_size(message.requested_bytes)}"
+        if message.requested_bytes is not None
+        else ""
+    )
+    is_kill = message.sub_kind in KILLS
+    if message.sub_kind == "dev-shm":
+        summary = "The shared memory of the host (/dev/shm) ran out, not the GPU's memory."
+    elif is_kill:
+        summary = "The process was killed, most often by the host's out-of-memory killer."
+    else:
+        summary = f"The host's memory ran out{asked}, not the GPU's."
+    return [
+        Reading(
+            Cause.HOST_MEMORY,
+            Confidence.LIKELY if is_kill else Confidence.PROVEN,
+            summary,
+            "dmesg (or the scheduler's log) shows 'Out of memory: Killed process'."
+            if is_kill
+            else "",
+        )
+    ]
+
+
+def _not_memory(message: OomMessage) -> list[Reading]:
+    if message.kind == "shared-memory":
+        summary = (
+            "A kernel needs more on-chip shared memory or registers than a multiprocessor has; "
+            "device memory is not short."
+        )
+    else:
+        what = NEGATIVES.get(message.sub_kind)
+        summary = "This error is not about memory running out" + (f": {what}." if what else ".")
+    return [Reading(Cause.NOT_MEMORY, Confidence.LIKELY, summary)]
+
+
+def _framework(message: OomMessage) -> str:
+    names = {
+        "jax": "JAX",
+        "tf": "TensorFlow",
+        "ggml": "ggml (llama.cpp)",
+        "vllm": "vLLM",
+        "onnxruntime": "ONNX Runtime",
+        "paddle": "PaddlePaddle",
+        "cupy": "CuPy",
+        "mps": "MPS",
+    }
+    return names.get(message.kind, names.get(message.backend, "The framework"))
+
+
+_OF_KIND: Final = {
+    "driver-no-figures": _driver,
+    "cublas": _library,
+    "cudnn": _library,
+    "nccl": _library,
+    "kv-cache": _kv_cache,
+    "jax": _foreign,
+    "tf": _foreign,
+    "ggml": _foreign,
+    "other-framework": _foreign,
+    "host-ram": _host,
+    "shared-memory": _not_memory,
+    "negative": _not_memory,
+}

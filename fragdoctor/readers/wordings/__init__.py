@@ -1,0 +1,1 @@
+"""Wordings of out-of-memory messages: one family a file, tables of ``Wording``."""

@@ -1,0 +1,89 @@
+"""The table of all wordings, and which hit counts where several match."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Final
+
+from fragdoctor.model.oom import OomMessage
+from fragdoctor.readers.log import Stream
+from fragdoctor.readers.wordings import (
+    allocator,
+    cuda_async,
+    driver,
+    frameworks,
+    host,
+    jax_tf,
+    kv_cache,
+    libraries,
+    mps,
+    negatives,
+    versions,
+)
+from fragdoctor.readers.wordings.base import Hit, Wording
+
+# Earlier families win where two match the same words.
+WORDINGS: Final[tuple[Wording, ...]] = (
+    *mps.WORDINGS,
+    *cuda_async.WORDINGS,
+    *kv_cache.WORDINGS,
+    *jax_tf.WORDINGS,
+    *frameworks.WORDINGS,
+    *libraries.WORDINGS,
+    *host.WORDINGS,
+    *driver.WORDINGS,
+    *negatives.WORDINGS,
+)
+_GROUP_GAP: Final = 900  # squeezed characters between the parts of one report, at most
+
+
+def variants() -> tuple[str, ...]:
+    """Return the names of all wordings that stand in the table, sorted."""
+    return tuple(sorted({w.variant for w in WORDINGS} | set(versions.VARIANTS)))
+
+
+def hits_of(stream: Stream) -> Iterator[Hit]:
+    """Yield the hits of a stream in order, of overlapping ones the one whose family is first."""
+    ranked: list[tuple[int, int, Hit]] = [(-1, hit.start, hit) for hit in allocator.hits(stream)]
+    for priority, wording in enumerate(WORDINGS):
+        ranked.extend((priority, hit.start, hit) for hit in wording.hits(stream))
+    taken = _without_overlaps(ranked)
+    yield from _grouped(taken)
+
+
+def _without_overlaps(ranked: Iterable[tuple[int, int, Hit]]) -> list[Hit]:
+    kept: list[tuple[int, Hit]] = []
+    for priority, _start, hit in sorted(ranked, key=lambda item: (item[1], item[0])):
+        if kept and hit.start < kept[-1][1].end:
+            # MPS and cudaMallocAsync also say "Tried to allocate": the specific family wins
+            if kept[-1][0] == -1 and priority >= 0 and hit.start <= kept[-1][1].start:
+                kept[-1] = (priority, hit)
+            continue
+        kept.append((priority, hit))
+    return [hit for _priority, hit in kept]
+
+
+def _grouped(hits: Iterable[Hit]) -> Iterator[Hit]:
+    """Yield hits, parts of one report merged into its first."""
+    last: Hit | None = None
+    for hit in hits:
+        if last and hit.group and hit.group == last.group and hit.start - last.end < _GROUP_GAP:
+            last = replace(last, end=hit.end, message=_filled(last.message, hit.message))
+            continue
+        if last:
+            yield last
+        last = hit
+    if last:
+        yield last
+
+
+_FILLABLE: Final = (
+    "device_index", "requested_bytes", "total_bytes", "free_bytes", "allocated_bytes",
+    "reserved_bytes", "limit_bytes",
+)  # fmt: skip
+
+
+def _filled(first: OomMessage, second: OomMessage) -> OomMessage:
+    missing = {name: getattr(second, name) for name in _FILLABLE if getattr(first, name) is None}
+    return replace(first, **missing)

@@ -1,0 +1,84 @@
+"""What every report format has in common: the options, the plug point, the table of formats."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from dataclasses import dataclass
+from enum import IntEnum
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final, Protocol, cast
+
+from fragdoctor.errors import ConfigError
+
+if TYPE_CHECKING:
+    from fragdoctor.model.diagnosis import Diagnosis
+
+MIN_WIDTH: Final = 60
+MAX_WIDTH: Final = 120
+
+
+class Verbosity(IntEnum):
+    """How much a report says."""
+
+    QUIET = 0
+    NORMAL = 1
+    VERBOSE = 2
+
+
+@dataclass(frozen=True, slots=True)
+class RenderOptions:
+    """How a report looks; formats take what concerns them.
+
+    Attributes:
+        width: columns of text; held between 60 and 120, longer lines are hard to read.
+        color: ANSI colours.
+        unicode: bars, ellipses and rules beyond ASCII; off on a pipe.
+        verbosity: quiet is the verdict alone, verbose is everything.
+    """
+
+    width: int = 80
+    color: bool = False
+    unicode: bool = False
+    verbosity: Verbosity = Verbosity.NORMAL
+
+    @property
+    def text_width(self) -> int:
+        """Columns to lay out for."""
+        return max(MIN_WIDTH, min(self.width, MAX_WIDTH))
+
+
+class Renderer(Protocol):
+    """One output format: a diagnosis in, the whole report out."""
+
+    def __call__(self, diagnosis: Diagnosis, options: RenderOptions) -> str:
+        """Return the report, ending in a newline."""
+        ...
+
+
+# format -> module and function; imported when asked for.
+FORMATS: Final = MappingProxyType(
+    {
+        "text": ("fragdoctor.report.text", "render_diagnosis"),
+        "json": ("fragdoctor.report.json", "render_diagnosis"),
+        "markdown": ("fragdoctor.report.markdown", "render_diagnosis"),
+    }
+)
+
+
+def renderer(name: str) -> Renderer:
+    """Return the renderer of a format.
+
+    Raises:
+        ConfigError: there is no such format.
+    """
+    entry = FORMATS.get(name)
+    if entry is None:
+        near = difflib.get_close_matches(name, FORMATS, n=1)
+        hint = f"Did you mean {near[0]!r}? " if near else ""
+        raise ConfigError(
+            f"There is no output format {name!r}.",
+            hint=f"{hint}The formats are {', '.join(FORMATS)}.",
+        )
+    module, function = entry
+    return cast("Renderer", getattr(importlib.import_module(module), function))

@@ -1,0 +1,144 @@
+r"""Making untrusted text safe, one function for each place where text ends up.
+
+File names, function names, setting strings, messages and annotations come from files of
+strangers. They stay raw in the data model; a renderer passes **every** string through the function
+of its sink, its own wording included, so that no call can be forgotten for "safe" text.
+
+Characters that a reader cannot see, or that change how others are shown, are written out
+(``\x1b``, ``\u202e``): control characters C0 and C1, bidirectional controls, zero-width and other
+invisible characters, line and paragraph separators, lone surrogates, private use.
+"""
+
+from __future__ import annotations
+
+import html as _html
+import re
+from typing import Final
+
+# Unicode 15 categories Cc, Cf, Cs, Co, Zl, Zp, and what is invisible by
+# Default_Ignorable_Code_Point. tests/report/test_escape.py compares with unicodedata.
+_UNSEEN: Final = (
+    "\x00-\x1f\x7f-\x9f\u00ad\u034f\u0600-\u0605\u061c\u06dd\u070f\u0890\u0891\u08e2"
+    "\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e\u2060-\u206f\u3164"
+    "\ud800-\udfff\ue000-\uf8ff\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\ufffe\uffff"
+    "\U000110bd\U000110cd\U00013430-\U0001343f\U0001bca0-\U0001bca3\U0001d173-\U0001d17a"
+    "\U000e0000-\U000e0fff\U000f0000-\U0010ffff"
+)
+_UNSEEN_RUN: Final = re.compile(f"[{_UNSEEN}]")
+_MARKS: Final = "\u0300-\u036f\u0483-\u0489\u1ab0-\u1aff\u1dc0-\u1dff\u20d0-\u20ff\ufe20-\ufe2f"
+# Three combining marks on one letter occur in real languages, towers of them do not.
+_MARK_TOWER: Final = re.compile(f"([{_MARKS}]{{3}})([{_MARKS}]+)")
+_SHORT_ESCAPES: Final = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
+_WORD: Final = "[^\\W_]"
+_MARKDOWN_BACKSLASH: Final = re.compile(
+    # An underscore inside a word is no emphasis, and names are full of them.
+    rf"[\\`*{{}}\[\]~|]|(?<!{_WORD})_|_(?!{_WORD})"
+)
+_MARKDOWN_ENTITY: Final = re.compile(r"[<>&@#$]|:(?=//|[\w+-]+:)")
+_MARKDOWN_START: Final = re.compile(r"^(\s*)(?:([-+=])|(\d+)([.)])(?=\s|$))")
+_CSV_FORMULA_START: Final = frozenset("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")
+
+
+def _written_out(match: re.Match[str]) -> str:
+    char = match.group()
+    short = _SHORT_ESCAPES.get(char)
+    if short is not None:
+        return short
+    code = ord(char)
+    if code < 0x100:
+        return f"\\x{code:02x}"
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def _shortened_tower(match: re.Match[str]) -> str:
+    return f"{match.group(1)}<+{len(match.group(2))} marks>"
+
+
+def visible(text: str) -> str:
+    """Return text in which every character can be seen and stands where it was written."""
+    return _MARK_TOWER.sub(_shortened_tower, _UNSEEN_RUN.sub(_written_out, text))
+
+
+def terminal(text: str) -> str:
+    """Return one line of text that cannot move the cursor, colour, or reorder a terminal.
+
+    The result is plain: print it without markup (``rich.text.Text``, never ``[red]...``).
+    """
+    return visible(text)
+
+
+def markdown(text: str) -> str:
+    """Return text that Markdown shows as it is: no emphasis, links, mentions, HTML or tables."""
+    shown = _MARKDOWN_BACKSLASH.sub(r"\\\g<0>", visible(text))
+    shown = _MARKDOWN_ENTITY.sub(lambda m: f"&#{ord(m.group())};", shown)
+    shown = re.sub(r"(?i)\bwww\.", lambda m: f"{m.group()[:-1]}&#46;", shown)
+    return _MARKDOWN_START.sub(_unlisted, shown)
+
+
+def _unlisted(match: re.Match[str]) -> str:
+    """Return the start of a line that begins neither a list nor a heading's underline."""
+    space, sign, number, dot = match.groups()
+    return f"{space}\\{sign}" if sign else f"{space}{number}\\{dot}"
+
+
+def markdown_code(text: str, *, in_table: bool = False) -> str:
+    """Return a Markdown code span that holds the text, whatever backticks it contains."""
+    shown = visible(text)
+    if in_table:
+        shown = shown.replace("|", "\\|")
+    longest = max((len(run) for run in re.findall("`+", shown)), default=0)
+    fence = "`" * (longest + 1)
+    pad = " " if longest or not shown.strip() else ""
+    return f"{fence}{pad}{shown}{pad}{fence}"
+
+
+def html(text: str) -> str:
+    """Return text for HTML element content and quoted attribute values."""
+    return _html.escape(visible(text), quote=True)
+
+
+def json_in_script(json_text: str) -> str:
+    """Return JSON that may stand inside ``<script>``: it can neither end it nor open a comment."""
+    return re.sub(r"[<>&\u2028\u2029]", lambda m: f"\\u{ord(m.group()):04x}", json_text)
+
+
+def csv_cell(text: str) -> str:
+    """Return text for a CSV cell that no spreadsheet takes for a formula (quoting is csv's)."""
+    stripped = text.lstrip(" \u00a0\ufeff")
+    shown = visible(text)
+    return f"'{shown}" if stripped[:1] in _CSV_FORMULA_START and stripped else shown
+
+
+def github_message(text: str) -> str:
+    """Return text for the message of a GitHub workflow command (``::error::...``)."""
+    shown = visible(text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A"))
+    # A message cannot start a command of its own: only "::" at the start of a line does.
+    return re.sub(r"^\s*(?=::|##\[)", "\\\\", shown)
+
+
+def github_property(text: str) -> str:
+    """Return text for a property of a GitHub workflow command (``file=...,title=...``)."""
+    return github_message(text).replace(":", "%3A").replace(",", "%2C")
+
+
+def xml(text: str) -> str:
+    """Return text for XML 1.0 content and attributes; characters XML forbids are written out."""
+    return _html.escape(visible(text), quote=True)
+
+
+def json_text(text: str) -> str:
+    """Return text that strict JSON readers accept: lone surrogates become U+FFFD."""
+    return re.sub("[\ud800-\udfff]", "\ufffd", text)
+
+
+def shorten_left(text: str, width: int, ellipsis: str = "...") -> str:
+    """Return text of at most ``width`` characters, the start cut: ends of paths tell most."""
+    if len(text) <= width:
+        return text
+    keep = width - len(ellipsis)
+    if keep <= 0:
+        return text[-width:] if width > 0 else ""
+    tail = text[-keep:]
+    # Start at a path separator where one is near, so that no directory name is cut in half.
+    cut = tail.find("/")
+    return ellipsis + (tail[cut:] if 0 <= cut <= keep // 2 else tail)

@@ -1,0 +1,188 @@
+"""Markdown: for a pull request, an issue, or ``$GITHUB_STEP_SUMMARY``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from fragdoctor.model.diagnosis import Diagnosis, Recommendation, Status
+from fragdoctor.report import escape
+from fragdoctor.report.base import RenderOptions, Verbosity
+from fragdoctor.report.phrases import (
+    CAUSE_TITLES,
+    fidelity_text,
+    location_text,
+    predicted_text,
+    verdict_line,
+    verdict_title,
+)
+from fragdoctor.units import format_count, format_size
+
+_MARKS = {Status.PASS: "ok", Status.WARN: "warn", Status.FAIL: "**FAIL**", Status.SKIP: "skip"}
+_SHOWN = 5
+
+md = escape.markdown
+
+
+def render_diagnosis(diagnosis: Diagnosis, options: RenderOptions) -> str:
+    """Return the report as GitHub-flavoured Markdown."""
+    if options.verbosity is Verbosity.QUIET:
+        return f"{md(verdict_line(diagnosis.verdict))}\n"
+    verbose = options.verbosity is Verbosity.VERBOSE
+    limit = None if verbose else _SHOWN
+    blocks = [
+        *_head(diagnosis),
+        *_checklist(diagnosis),
+        *_devices(diagnosis),
+        *_pins(diagnosis, limit),
+        *_holders(diagnosis, limit),
+        *_recommendations(diagnosis, limit),
+        *_rejected(diagnosis),
+        *_findings(diagnosis, limit),
+        *_remarks(diagnosis),
+    ]
+    return "\n\n".join(blocks) + "\n"
+
+
+def _head(diagnosis: Diagnosis) -> list[str]:
+    verdict = diagnosis.verdict
+    where = "" if verdict.device is None else f", GPU {verdict.device}"
+    blocks = [f"## {md(verdict_title(verdict))}{where}", md(verdict.summary)]
+    if verdict.also:
+        blocks.append(f"Also: {', '.join(CAUSE_TITLES[c].lower() for c in verdict.also)}.")
+    if verdict.decider:
+        blocks.append(f"To settle: {md(verdict.decider)}")
+    return blocks
+
+
+def _checklist(diagnosis: Diagnosis) -> list[str]:
+    rows = [
+        (_MARKS[i.status], md(i.title), md(i.value), md(i.detail), md(i.source))
+        for i in diagnosis.checklist
+    ]
+    return _section("Checklist", ("", "Check", "Value", "Detail", "From"), rows)
+
+
+def _devices(diagnosis: Diagnosis) -> list[str]:
+    rows = [
+        (
+            str(d.device),
+            *(
+                "-" if value is None else format_size(value)
+                for value in (
+                    d.capacity_bytes,
+                    d.reserved_bytes,
+                    d.allocated_bytes,
+                    d.pinned_free_bytes,
+                    d.releasable_bytes,
+                    d.peak_reserved_bytes,
+                )
+            ),
+            "-" if d.alloc_retries is None else format_count(d.alloc_retries),
+        )
+        for d in diagnosis.devices
+        if d.reserved_bytes
+    ]
+    titles = ("GPU", "Capacity", "Reserved", "Live", "Pinned", "Releasable", "Peak", "Retries")
+    return _section("Memory", titles, rows)
+
+
+def _pins(diagnosis: Diagnosis, limit: int | None) -> list[str]:
+    rows = [
+        (
+            str(p.device),
+            format_size(p.pinned_bytes),
+            format_count(p.n_blocks),
+            format_size(p.block_bytes),
+            _code(location_text(p.location or (p.stack[0] if p.stack else None))),
+        )
+        for p in diagnosis.pins[:limit]
+    ]
+    titles = ("GPU", "Frees", "Blocks", "Size", "Held since")
+    return _section("Pins: live blocks that keep free memory from being used", titles, rows)
+
+
+def _holders(diagnosis: Diagnosis, limit: int | None) -> list[str]:
+    rows = [
+        (
+            str(h.device),
+            format_size(h.now_bytes),
+            "-" if h.peak_bytes is None else format_size(h.peak_bytes),
+            format_count(h.n_blocks),
+            _code(location_text(h.location)),
+        )
+        for h in diagnosis.holders[:limit]
+    ]
+    titles = ("GPU", "Now", "At peak", "Blocks", "Allocated at")
+    return _section("Holders: live memory by source line", titles, rows)
+
+
+def _recommendations(diagnosis: Diagnosis, limit: int | None) -> list[str]:
+    if not diagnosis.recommendations:
+        return []
+    items = [_recommendation(r) for r in diagnosis.recommendations[:limit]]
+    return ["### What to do", "\n".join(items)]
+
+
+def _recommendation(one: Recommendation) -> str:
+    lines = [f"{one.rank}. **{md(one.title)}** ({one.confidence.value})"]
+    if one.setting:
+        lines.append(f"   {escape.markdown_code(one.setting)}")
+    facts = [
+        ("Change", one.change),
+        ("Why", one.why),
+        ("Predicted", predicted_text(one.predicted)),
+        *(("At", location_text(place)) for place in one.locations[:2]),
+        ("Cost", one.cost),
+        *(("Mind", caveat) for caveat in one.caveats),
+        ("Verify", one.verify),
+    ]
+    lines += [f"   - {label}: {md(body)}" for label, body in facts if body]
+    return "\n".join(lines)
+
+
+def _rejected(diagnosis: Diagnosis) -> list[str]:
+    rows = [
+        (
+            _code(r.setting.removeprefix("PYTORCH_CUDA_ALLOC_CONF=") or r.change or r.title),
+            md(r.why),
+            md(predicted_text(r.predicted)),
+        )
+        for r in diagnosis.rejected
+    ]
+    return _section("Would not help here", ("Setting", "Why", "Predicted"), rows)
+
+
+def _findings(diagnosis: Diagnosis, limit: int | None) -> list[str]:
+    findings = sorted(diagnosis.findings, key=lambda f: (-int(f.severity), -f.n_bytes, f.code))
+    rows = [(md(f.code), f.severity.name.lower(), md(f.message)) for f in findings[:limit]]
+    return _section("Findings", ("Rule", "Severity", "Finding"), rows)
+
+
+def _remarks(diagnosis: Diagnosis) -> list[str]:
+    blocks = []
+    if diagnosis.corrections:
+        blocks += ["### Often said, but wrong here", _bullets(diagnosis.corrections)]
+    fidelity = fidelity_text(diagnosis.fidelity)
+    notes = [*diagnosis.notes, *([fidelity] if fidelity else [])]
+    if notes:
+        blocks += ["### About this input", _bullets(notes)]
+    return blocks
+
+
+def _section(title: str, titles: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    if not rows:
+        return []
+    head = [_row(titles), _row("---" for _ in titles)]
+    return [f"### {title}", "\n".join([*head, *(_row(r) for r in rows)])]
+
+
+def _row(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _bullets(sentences: Sequence[str]) -> str:
+    return "\n".join(f"- {md(sentence)}" for sentence in sentences)
+
+
+def _code(text: str) -> str:
+    return escape.markdown_code(text, in_table=True)

@@ -1,0 +1,159 @@
+"""The table of what-ifs: fits or not, at which peak, with how much work for the driver."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fragdoctor.model.simulation import ReplayResult, Simulation
+from fragdoctor.report import escape
+from fragdoctor.report.base import RenderOptions, Verbosity
+from fragdoctor.report.phrases import fidelity_text, plural
+from fragdoctor.report.text.page import Cell, Column, Page
+from fragdoctor.units import format_count, format_size
+
+
+def render_simulation(simulation: Simulation, options: RenderOptions) -> str:
+    """Return the replay's results as text; with ``Verbosity.QUIET`` its first sentence."""
+    sentence = answer(simulation)
+    if options.verbosity is Verbosity.QUIET:
+        return escape.terminal(sentence) + "\n"
+    page = Page(options)
+    page.paragraph((sentence, "bold"), indent=0)
+    _write_table(page, simulation)
+    _write_remarks(page, simulation)
+    return page.render()
+
+
+def answer(simulation: Simulation) -> str:
+    """Return what the replay says in one sentence with its numbers."""
+    baseline = simulation.baseline
+    as_recorded = f"As recorded the run {_outcome(baseline)}"
+    fitting = [r for r in simulation.results if r.fits]
+    if not simulation.results:
+        return f"{as_recorded}."
+    if not fitting:
+        tried = plural(len(simulation.results), "variant")
+        return f"{as_recorded}; none of {tried} tried fits."
+    best = min(fitting, key=lambda r: (r.peak_reserved_bytes, r.driver_calls))
+    n_fit = f"{len(fitting)} of {plural(len(simulation.results), 'variant')} fit"
+    if len(fitting) == 1:
+        n_fit += "s"
+    lead = f"{n_fit}, lowest with {_name(best)}: peak reserved "
+    of = "" if best.capacity_bytes is None else f" of {format_size(best.capacity_bytes)}"
+    return f"{lead}{format_size(best.peak_reserved_bytes)}{of}. {as_recorded}."
+
+
+def _outcome(result: ReplayResult) -> str:
+    of = "" if result.capacity_bytes is None else f" of {format_size(result.capacity_bytes)}"
+    if result.fits:
+        return f"fits with a peak of {format_size(result.peak_reserved_bytes)} reserved{of}"
+    return f"runs out of memory{_failure(result)}"
+
+
+def _failure(result: ReplayResult) -> str:
+    if result.oom_event is None:
+        return ""
+    asked = "" if result.oom_bytes is None else f" asking {format_size(result.oom_bytes)}"
+    return f" at event {format_count(result.oom_event)}{asked}"
+
+
+def _write_table(page: Page, simulation: Simulation) -> None:
+    page.heading("Replay", f"GPU {simulation.device}, {_replayed(simulation)}")
+    rows = [simulation.baseline, *simulation.results]
+    with_smallest = any(r.smallest_capacity_bytes is not None for r in rows)
+    columns = [
+        Column(title="fits"),
+        Column(title="peak", align="right"),
+        Column(title="margin", align="right"),
+        Column(title="retries", align="right"),
+        Column(title="calls", align="right"),
+        *([Column(title="smallest", align="right")] if with_smallest else []),
+        Column("wrap", title="setting"),
+    ]
+    cells = [_row(r, is_baseline=i == 0, with_smallest=with_smallest) for i, r in enumerate(rows)]
+    page.table(columns, cells, below=[_below(r, simulation) for r in rows])
+    meaning = (
+        "peak: highest reserved memory; margin: capacity less peak; calls: cudaMalloc, cudaFree, "
+        "map and unmap, a measure of slow-down"
+    )
+    if with_smallest:
+        meaning += "; smallest: the smallest capacity at which the run fits"
+    page.paragraph((f"{meaning}.", "dim"))
+
+
+def _replayed(simulation: Simulation) -> str:
+    capacity = simulation.baseline.capacity_bytes
+    limit = "no limit" if capacity is None else f"capacity {format_size(capacity)}"
+    asked = _shared_capacity(simulation)
+    asked_for = f" as recorded, {_capacity(asked)} asked for" if asked is not None else ""
+    return f"{plural(simulation.baseline.n_replayed, 'request')}, {limit}{asked_for}"
+
+
+def _shared_capacity(simulation: Simulation) -> ReplayResult | None:
+    """Return a result that stands for all, if they share a capacity that is not the recorded."""
+    capacities = {r.capacity_bytes for r in simulation.results}
+    if len(capacities) != 1 or capacities == {simulation.baseline.capacity_bytes}:
+        return None
+    return simulation.results[0]
+
+
+def _row(result: ReplayResult, *, is_baseline: bool, with_smallest: bool) -> list[Cell]:
+    margin = result.margin_bytes
+    name = _name(result)
+    return [
+        ("yes", "bold green") if result.fits else ("NO", "bold red"),
+        format_size(result.peak_reserved_bytes),
+        format_size(margin) if margin is not None and result.fits else "-",
+        format_count(result.retries),
+        format_count(result.driver_calls),
+        *([_size(result.smallest_capacity_bytes)] if with_smallest else []),
+        [(name, "bold"), ("  as recorded", "dim")] if is_baseline else name,
+    ]
+
+
+def _size(n_bytes: int | None) -> str:
+    return "-" if n_bytes is None else format_size(n_bytes)
+
+
+def _capacity(result: ReplayResult) -> str:
+    return "unlimited" if result.capacity_bytes is None else format_size(result.capacity_bytes)
+
+
+def _name(result: ReplayResult) -> str:
+    parts = [result.conf or ("" if result.edit else "default settings"), result.edit]
+    if result.memory_fraction is not None:
+        parts.append(f"memory fraction {result.memory_fraction:g}")
+    if result.torch_version:
+        parts.append(f"torch {result.torch_version}")
+    return ", ".join(p for p in parts if p)
+
+
+def _below(result: ReplayResult, simulation: Simulation) -> Sequence[Cell]:
+    lines: list[Cell] = []
+    differs = result.capacity_bytes != simulation.baseline.capacity_bytes
+    if differs and _shared_capacity(simulation) is None:
+        lines.append((f"with a capacity of {_capacity(result)}", "dim"))
+    if not result.fits and result.oom_event is not None:
+        lines.append((f"fails{_failure(result)}", "dim"))
+    lines += [(note, "dim") for note in (result.smallest_capacity_note, result.note) if note]
+    return lines
+
+
+def _write_remarks(page: Page, simulation: Simulation) -> None:
+    sentences = []
+    if simulation.lower_bound_bytes:
+        sentences.append(
+            f"No allocator can reserve less than {format_size(simulation.lower_bound_bytes)}, the "
+            "highest memory in use at one moment."
+        )
+    fidelity = fidelity_text(simulation.fidelity)
+    if fidelity:
+        sentences.append(fidelity)
+    if simulation.method != "replay":
+        sentences.append(
+            "These figures are estimates: the model does not reproduce the recorded run."
+        )
+    sentences += simulation.notes
+    page.heading("About this replay")
+    for sentence in sentences:
+        page.labelled("-", sentence, indent=2, label_width=2)

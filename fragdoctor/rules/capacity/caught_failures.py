@@ -1,0 +1,59 @@
+"""FD206: the program catches its out-of-memory errors and goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
+from fragdoctor.rules.base import Need, Rule
+from fragdoctor.rules.context import Context
+from fragdoctor.rules.refusal_snapshot import was_caught
+from fragdoctor.units import format_count, format_size
+
+
+class CaughtFailures(Rule):
+    """The program caught out-of-memory errors and went on.
+
+    What it finds. Out-of-memory events after which the same trace goes on allocating.
+
+    Why it costs memory. It need not: searching for the largest batch works so. But each failure
+    flushes the cache, and a handler that keeps the exception keeps the frames' tensors alive.
+
+    Evidence used. The order of events in the trace.
+
+    What to do. Leave the except block before trying again, so that the traceback is released; then
+    call gc.collect() if tensors are still held.
+
+    What it can get wrong. Another thread that goes on while the failing one ends looks the same.
+
+    Example. Three batch sizes are tried, 4000, 2000 and 1000 MiB; the fourth fits.
+
+    References. FAQ: My out of memory exception handler can't allocate memory.
+    """
+
+    code: ClassVar[str] = "FD206"
+    name: ClassVar[str] = "caught-failures"
+    summary: ClassVar[str] = "The program caught out-of-memory errors and went on"
+    severity: ClassVar[Severity] = Severity.INFO
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.TRACE})
+
+    def check(self, context: Context) -> Iterator[Finding]:
+        """Yield one finding for all failures that were survived."""
+        analysis, snapshot = context.analysis, context.snapshot
+        assert analysis is not None  # noqa: S101 - needs
+        assert snapshot is not None  # noqa: S101 - needs
+        caught = [e for e in analysis.ooms if was_caught(snapshot, analysis.device, e.row)]
+        if not caught:
+            return
+        largest = max(e.rounded_bytes for e in caught)
+        yield self.finding(
+            context,
+            f"{format_count(len(caught))} failed "
+            f"{'request was' if len(caught) == 1 else 'requests were'} survived, the largest of "
+            f"{format_size(largest)}.",
+            confidence=Confidence.PROVEN,
+            n_bytes=largest,
+            evidence=(Evidence("caught failures", len(caught), "count", "trace"),),
+            locations=context.user_stack(caught[-1].stack),
+        )

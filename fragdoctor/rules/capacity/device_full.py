@@ -1,0 +1,60 @@
+"""FD201: live memory and the request exceed what there is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
+from fragdoctor.rules.base import Need, Rule, Skip
+from fragdoctor.rules.context import Context
+from fragdoctor.units import format_size
+
+
+class DeviceFull(Rule):
+    """Live memory and the request exceed what PyTorch could have.
+
+    What it finds. A refused request that would not fit even if the cache were packed perfectly.
+
+    Why it costs memory. It is not a matter of the allocator: the tensors themselves are too large.
+
+    Evidence used. Live bytes, the request, reserved and driver-free memory at the failure.
+
+    What to do. Less live memory: smaller batch, checkpointing, lower precision, sharding,
+    offloading, freeing what is not needed. No allocator setting helps.
+
+    What it can get wrong. Figures of a message are rounded; within that rounding the finding says
+    likely. What made live memory so large is the question of other rules.
+
+    Example. 2.91 GiB live and 48 MiB asked of 2.93 GiB.
+
+    References. FAQ: My model reports "cuda runtime error(2): out of memory".
+    """
+
+    code: ClassVar[str] = "FD201"
+    name: ClassVar[str] = "device-full"
+    summary: ClassVar[str] = "Live memory and the request exceed what PyTorch could have"
+    severity: ClassVar[Severity] = Severity.ERROR
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.REFUSAL})
+
+    def check(self, context: Context) -> Iterator[Finding]:
+        """Yield one finding where memory is missing."""
+        r = context.refusal
+        assert r is not None  # noqa: S101 - needs
+        if r.margin_bytes is None:
+            raise Skip("the message does not print live and free memory")
+        if r.margin_bytes >= 0:
+            return
+        missing = -r.margin_bytes
+        yield self.finding(
+            context,
+            f"{format_size(r.live_bytes)} live and {format_size(r.requested_bytes)} asked exceed "
+            f"{format_size(r.available_bytes)} by {format_size(missing)}.",
+            severity=Severity.WARNING if r.is_caught else Severity.ERROR,
+            confidence=Confidence.PROVEN if missing > r.tolerance_bytes else Confidence.LIKELY,
+            n_bytes=missing,
+            evidence=(
+                Evidence("live", r.live_bytes or 0, "bytes", r.source),
+                Evidence("available", r.available_bytes or 0, "bytes", r.source),
+            ),
+        )

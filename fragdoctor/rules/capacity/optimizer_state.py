@@ -1,0 +1,62 @@
+"""FD204: the failure is in the optimizer's step, where its state is made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
+from fragdoctor.rules.base import Need, Rule, Skip
+from fragdoctor.rules.context import Context
+from fragdoctor.rules.optimizer import fails_in_optimizer, optimizer_holders
+from fragdoctor.units import format_size
+
+
+class OptimizerState(Rule):
+    """A request failed inside the optimizer's step.
+
+    What it finds. A failing request whose stack runs through an optimizer, and the state that the
+    optimizer holds.
+
+    Why it costs memory. Adam keeps two tensors per parameter, made in the first step: a model that
+    trained through its first backward pass fails right after it.
+
+    Evidence used. Stacks of the failing request and of live blocks.
+
+    What to do. An optimizer with less state (8-bit Adam, Adafactor, SGD), foreach=False for a lower
+    peak, sharded or offloaded state.
+
+    What it can get wrong. An optimizer of your own in a file without "optim" in its path is not
+    recognised. Without stacks the rule cannot judge.
+
+    Example. exp_avg_sq of the last layer finds no room after 1.5 GiB of state.
+
+    References. torch.optim.Adam: foreach; FAQ: out of memory.
+    """
+
+    code: ClassVar[str] = "FD204"
+    name: ClassVar[str] = "optimizer-state"
+    summary: ClassVar[str] = "A request failed inside the optimizer's step"
+    severity: ClassVar[Severity] = Severity.WARNING
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.TRACE})
+
+    def check(self, context: Context) -> Iterator[Finding]:
+        """Yield one finding where the last failure is in an optimizer."""
+        analysis = context.analysis
+        assert analysis is not None  # noqa: S101 - needs
+        if not analysis.ooms:
+            return
+        if not context.stack(analysis.ooms[-1].stack):
+            raise Skip("the failing request has no stack")
+        if not fails_in_optimizer(context, analysis):
+            return
+        held = sum(h.now_bytes for h in optimizer_holders(context, analysis))
+        yield self.finding(
+            context,
+            f"The request failed inside the optimizer's step; {format_size(held)} of its state "
+            "are live.",
+            confidence=Confidence.LIKELY,
+            n_bytes=held,
+            evidence=(Evidence("optimizer state", held, "bytes", "snapshot"),),
+            locations=context.user_stack(analysis.ooms[-1].stack),
+        )

@@ -1,0 +1,61 @@
+"""FD202: one request larger than the device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
+from fragdoctor.rules.base import Need, Rule, Skip
+from fragdoctor.rules.context import Context
+from fragdoctor.rules.refusal import SIZE_BUG_BYTES
+from fragdoctor.units import format_size
+
+
+class RequestBeyondDevice(Rule):
+    """A single request is larger than all that PyTorch could have.
+
+    What it finds. A refused request above the size of the device, or above what PyTorch could have
+    on it, and requests so large that their size must be a mistake.
+
+    Why it costs memory. No state of the cache could serve it.
+
+    Evidence used. The request, the size of the device, reserved and driver-free memory.
+
+    What to do. Look at that one tensor: its shape, its dtype, an attention matrix over the whole
+    sequence, an image that was not resized, a negative size.
+
+    What it can get wrong. Without the size of the device it compares with what this process could
+    have; another process may hold the rest.
+
+    Example. An attention matrix of 112.89 GiB on a device of 79 GiB.
+
+    References. FAQ: My model reports "cuda runtime error(2): out of memory".
+    """
+
+    code: ClassVar[str] = "FD202"
+    name: ClassVar[str] = "request-beyond-device"
+    summary: ClassVar[str] = "A single request is larger than all that PyTorch could have"
+    severity: ClassVar[Severity] = Severity.ERROR
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.REFUSAL})
+
+    def check(self, context: Context) -> Iterator[Finding]:
+        """Yield one finding where the request alone is too large."""
+        r = context.refusal
+        assert r is not None  # noqa: S101 - needs
+        bound = r.total_bytes if r.total_bytes is not None else r.available_bytes
+        is_bug = r.requested_bytes >= SIZE_BUG_BYTES
+        if bound is None and not is_bug:
+            raise Skip("no input says how large the device is")
+        if not is_bug and bound is not None and r.requested_bytes <= bound:
+            return
+        against = "any device" if bound is None else format_size(bound)
+        yield self.finding(
+            context,
+            f"One request of {format_size(r.requested_bytes)} exceeds {against}.",
+            severity=Severity.WARNING if r.is_caught else Severity.ERROR,
+            confidence=Confidence.PROVEN,
+            n_bytes=r.requested_bytes,
+            evidence=(Evidence("requested", r.requested_bytes, "bytes", r.source),),
+            key="size-bug" if is_bug else "",
+        )

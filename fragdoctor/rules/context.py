@@ -1,0 +1,122 @@
+"""What a rule looks at: everything known about one device of one process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from fragdoctor.analysis.attribution import PACKAGE, TORCH, USER, classify_file
+from fragdoctor.analysis.result import DeviceAnalysis
+from fragdoctor.model.case import Case
+from fragdoctor.model.finding import Location
+from fragdoctor.model.oom import OomMessage
+from fragdoctor.model.settings import AllocatorSettings
+from fragdoctor.model.snapshot import Snapshot
+from fragdoctor.model.stats import MemoryStats
+from fragdoctor.rules.refusal import Refusal, known
+
+MAX_STACK = 12
+"""Frames of a stack that a report carries; the innermost ones tell where."""
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """One device of a case.
+
+    Attributes:
+        device: None where no input names a device.
+        analysis: of the snapshot, None without one.
+        message: the message that the case is about, if it is about this device.
+        refusal: the figures of the refused request, from all inputs together.
+        stats: statistics of this device, oldest first.
+        is_series: whether they are a series over time.
+    """
+
+    case: Case
+    device: int | None = None
+    analysis: DeviceAnalysis | None = None
+    message: OomMessage | None = None
+    refusal: Refusal | None = None
+    stats: tuple[MemoryStats, ...] = ()
+    is_series: bool = False
+    cache: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+
+    @property
+    def snapshot(self) -> Snapshot | None:
+        """The snapshot of the case."""
+        return self.case.snapshot
+
+    @property
+    def settings(self) -> AllocatorSettings | None:
+        """The recorded settings; None where no file records them."""
+        snapshot = self.case.snapshot
+        if snapshot is None or not snapshot.settings.is_recorded:
+            return None
+        return snapshot.settings
+
+    @property
+    def torch_version(self) -> tuple[str, str]:
+        """Lowest and highest PyTorch version that fits the inputs; "" is an open end."""
+        told = self.case.overrides.torch_version
+        if told:
+            return told, told
+        if self.snapshot is not None and self.snapshot.provenance.version_low:
+            origin = self.snapshot.provenance
+            return origin.version_low, origin.version_high
+        if self.message is not None:
+            return self.message.version_low, self.message.version_high
+        return "", ""
+
+    @property
+    def total_bytes(self) -> int | None:
+        """Size of the device as the user or a message tells it."""
+        if self.case.overrides.capacity_bytes is not None:
+            return self.case.overrides.capacity_bytes
+        return known(self.message.total_bytes) if self.message is not None else None
+
+    @property
+    def retries(self) -> tuple[int, str] | None:
+        """Number of allocation retries and the input that says it."""
+        for stats in reversed(self.stats):
+            if stats.n_alloc_retries is not None:
+                return stats.n_alloc_retries, "memory_stats"
+        if self.analysis is not None and self.analysis.capture.has_trace:
+            return self.analysis.n_inferred_retries, "trace"
+        return None
+
+    def stack(self, stack_id: int) -> tuple[Location, ...]:
+        """Return a stack as locations, innermost first; empty where none was recorded."""
+        if self.snapshot is None or stack_id < 0:
+            return ()
+        frames = self.snapshot.stack(stack_id)
+        return tuple(Location(f.filename, f.line, f.name) for f in frames)
+
+    def user_stack(self, stack_id: int) -> tuple[Location, ...]:
+        """Return a stack from the user's own line outwards, at most ``MAX_STACK`` frames."""
+        frames = self.stack(stack_id)
+        kinds = [classify_file(f.filename) for f in frames]
+        for wanted in (USER, PACKAGE, TORCH):
+            if wanted in kinds:
+                start = kinds.index(wanted)
+                return frames[start : start + MAX_STACK]
+        return frames[:MAX_STACK]
+
+    def user_line(self, stack_id: int) -> Location | None:
+        """Return the user's own line of a stack, None where none was recorded."""
+        stack = self.user_stack(stack_id)
+        return stack[0] if stack else None
+
+    def frame(self, frame_id: int) -> Location | None:
+        """Return a frame as a location; None for id -1."""
+        if self.snapshot is None or frame_id < 0:
+            return None
+        f = self.snapshot.frame(frame_id)
+        return Location(f.filename, f.line, f.name)
+
+
+def place(location: Location | None) -> str:
+    """Return ``file.py:12 (function)`` for people; raw text, to be escaped at the sink."""
+    if location is None:
+        return "an unrecorded line"
+    name = location.filename.replace("\\", "/").rsplit("/", 1)[-1]
+    return f"{name}:{location.line} ({location.function})"

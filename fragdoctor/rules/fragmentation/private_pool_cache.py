@@ -1,0 +1,67 @@
+"""FD105: free memory inside private pools."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar, Final
+
+from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
+from fragdoctor.rules.base import Rule, Skip
+from fragdoctor.rules.context import Context
+from fragdoctor.units import format_share, format_size
+
+WORTH_SHARE: Final = 0.1
+"""A tenth of reserved memory: enough to decide a failure."""
+
+
+class PrivatePoolCache(Rule):
+    """Free memory lies in private pools, where ordinary requests cannot use it.
+
+    What it finds. Free cached memory in the pools of CUDA graphs and of torch.cuda.MemPool.
+
+    Why it costs memory. Blocks never leave their pool. While the graph or pool lives, its free
+    memory serves nobody else and is not returned.
+
+    Evidence used. The pool ids of the segments in a snapshot, or the figure for private pools in a
+    message of PyTorch 2.4 or later.
+
+    What to do. Capture graphs into one shared pool, capture fewer shapes, delete pools that are
+    done, or create them with use_on_oom=True (2.8 and later).
+
+    What it can get wrong. Memory that a graph uses when it replays shows as free in a snapshot:
+    it is not waste, only unavailable.
+
+    Example. 180 MiB free inside a MemPool while 200 MiB are asked of the default pool.
+
+    References. CUDA semantics: CUDA Graphs, Graph memory management; Using custom memory
+    allocators.
+    """
+
+    code: ClassVar[str] = "FD105"
+    name: ClassVar[str] = "private-pool-cache"
+    summary: ClassVar[str] = "Free memory lies in private pools"
+    severity: ClassVar[Severity] = Severity.INFO
+
+    def check(self, context: Context) -> Iterator[Finding]:
+        """Yield one finding where private pools hold much free memory."""
+        if context.analysis is not None:
+            free = context.analysis.free_space.private_pools_free_bytes
+            reserved, source = context.analysis.reserved_bytes, "snapshot"
+        elif context.message is not None and context.message.reserved_bytes:
+            free = context.message.private_pools_bytes or 0
+            reserved, source = context.message.reserved_bytes, "oom message"
+        else:
+            raise Skip("neither a snapshot nor an allocator's message was given")
+        if free < WORTH_SHARE * reserved or not free:
+            return
+        r = context.refusal
+        was_wanted = r is not None and free + (r.free_bytes or 0) >= r.requested_bytes
+        yield self.finding(
+            context,
+            f"{format_size(free)} ({format_share(free, reserved)} of reserved memory) are free "
+            "inside private pools of graphs or MemPools, usable by them alone.",
+            severity=Severity.WARNING if was_wanted else Severity.INFO,
+            confidence=Confidence.PROVEN,
+            n_bytes=free,
+            evidence=(Evidence("free in private pools", free, "bytes", source),),
+        )

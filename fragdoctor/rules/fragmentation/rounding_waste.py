@@ -1,0 +1,65 @@
+"""FD108: blocks much larger than what was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar, Final
+
+from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
+from fragdoctor.rules.base import Rule, Skip
+from fragdoctor.rules.context import Context
+from fragdoctor.units import format_share, format_size
+
+WORTH_SHARE: Final = 0.05
+"""A twentieth of active memory. Rounding to 512 bytes stays far below for tensors of any size."""
+
+
+class RoundingWaste(Rule):
+    """Blocks are much larger than what was asked for.
+
+    What it finds. The difference between active blocks and the bytes requested for them.
+
+    Why it costs memory. roundup_power2_divisions rounds up by as much as one division, large blocks
+    keep a rest of up to 1 MiB, with max_split_size_mb of up to 20 MiB, and every tiny tensor takes
+    512 bytes.
+
+    Evidence used. Requested and active bytes of the snapshot or of the statistics (2.0 and later).
+
+    What to do. Use more divisions, or none; join many tiny tensors into one.
+
+    What it can get wrong. Nothing in the numbers; whether the waste matters depends on the room
+    there is.
+
+    Example. 12 % of active memory is rounding under roundup_power2_divisions:4.
+
+    References. CUDA semantics: Optimizing memory usage with PYTORCH_CUDA_ALLOC_CONF.
+    """
+
+    code: ClassVar[str] = "FD108"
+    name: ClassVar[str] = "rounding-waste"
+    summary: ClassVar[str] = "Blocks are much larger than what was asked for"
+    severity: ClassVar[Severity] = Severity.INFO
+
+    def check(self, context: Context) -> Iterator[Finding]:
+        """Yield one finding where rounding takes a twentieth of active memory."""
+        waste, active, source = _waste(context)
+        if not waste or waste < WORTH_SHARE * active:
+            return
+        yield self.finding(
+            context,
+            f"{format_size(waste)} ({format_share(waste, active)} of active memory) are rounding: "
+            "blocks are larger than what was asked for.",
+            confidence=Confidence.PROVEN,
+            n_bytes=waste,
+            evidence=(Evidence("rounding", waste, "bytes", source),),
+        )
+
+
+def _waste(context: Context) -> tuple[int, int, str]:
+    analysis = context.analysis
+    if analysis is not None and analysis.requested_waste_bytes is not None:
+        return analysis.requested_waste_bytes, analysis.active_bytes, "snapshot"
+    for s in context.stats[-1:]:
+        if s.requested_bytes is not None and s.active_bytes is not None:
+            return max(0, s.active_bytes - s.requested_bytes), s.active_bytes, s.origin
+    raise Skip("no input records requested sizes (PyTorch 2.0 and later do)")

@@ -1,0 +1,1 @@
+"""FD4xx: memory that grows and does not come back."""

@@ -1,0 +1,67 @@
+"""FD401: a line whose memory grows step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar, Final
+
+from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
+from fragdoctor.rules.base import Need, Rule
+from fragdoctor.rules.context import Context, place
+from fragdoctor.rules.growth.significance import is_significant
+from fragdoctor.units import format_count, format_size
+
+MAX_LINES: Final = 5
+"""Lines named; a leak of a whole graph shows as many lines of the model."""
+
+
+class GrowingLine(Rule):
+    """Memory from one line grows step by step and is not freed.
+
+    What it finds. Lines whose blocks of many different steps are all still live at the end.
+
+    Why it costs memory. It grows until nothing is left, however large the device is.
+
+    Evidence used. Allocation and free events with their stacks, cut into steps of the program.
+
+    What to do. Keep loss.item() or tensor.detach().cpu() in place of tensors that carry a graph,
+    clear lists and caches, evaluate under torch.no_grad(), release kept exceptions.
+
+    What it can get wrong. A cache that fills on purpose grows too, until it is full. Short traces
+    show too few steps to tell.
+
+    Example. features.append(output) keeps 16 MiB a step.
+
+    References. FAQ: My model reports "cuda runtime error(2)": don't accumulate history across your
+    training loop.
+    """
+
+    code: ClassVar[str] = "FD401"
+    name: ClassVar[str] = "growing-line"
+    summary: ClassVar[str] = "Memory from one line grows step by step and is not freed"
+    severity: ClassVar[Severity] = Severity.ERROR
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.TRACE})
+
+    def check(self, context: Context) -> Iterator[Finding]:
+        """Yield the growing lines, the largest first."""
+        analysis = context.analysis
+        assert analysis is not None  # noqa: S101 - needs
+        for growth in analysis.growth[:MAX_LINES]:
+            stack = context.user_stack(growth.stack)
+            line = context.frame(growth.frame) or (stack[0] if stack else None)
+            leads = is_significant(growth, analysis)
+            yield self.finding(
+                context,
+                f"{place(line)} keeps {format_size(growth.slope_bytes)} more in each of "
+                f"{format_count(growth.n_steps)} steps: {format_count(growth.n_survivors)} blocks "
+                f"of {format_size(growth.survivor_bytes)} are live.",
+                severity=Severity.ERROR if leads else Severity.INFO,
+                confidence=Confidence.LIKELY if leads else Confidence.POSSIBLE,
+                n_bytes=growth.survivor_bytes,
+                evidence=(
+                    Evidence("growth per step", growth.slope_bytes, "bytes", "trace"),
+                    Evidence("survivors", growth.survivor_bytes, "bytes", "trace"),
+                    Evidence("steadiness", growth.steadiness, "share", "trace"),
+                ),
+                locations=stack or (() if line is None else (line,)),
+            )

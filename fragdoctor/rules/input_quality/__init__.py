@@ -1,0 +1,1 @@
+"""FD9xx: what the input cannot say."""

@@ -1,0 +1,59 @@
+"""FD901: the history is cut or began late."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
+from fragdoctor.rules.base import Need, Rule
+from fragdoctor.rules.context import Context
+from fragdoctor.units import format_size
+
+
+class CutHistory(Rule):
+    """The history is incomplete: it was cut, or recording began late.
+
+    What it finds. Blocks that were live before the first event: the ring buffer overflowed, or
+    recording began after the model was built.
+
+    Why it costs memory. It does not; it limits what can be said. Peaks, growth and replays hold for
+    the recorded part only.
+
+    Evidence used. The state that undoing all events leaves, and the number of events.
+
+    What to do. Record with a larger max_entries, from the start, or only around the failing step.
+
+    What it can get wrong. The file does not say that events were dropped; a round number of events
+    is the sign.
+
+    Example. 8,000 events and 1.2 GiB live before the first of them.
+
+    References. torch.cuda.memory: Snapshotting memory, max_entries.
+    """
+
+    code: ClassVar[str] = "FD901"
+    name: ClassVar[str] = "cut-history"
+    summary: ClassVar[str] = "The recorded history is incomplete"
+    severity: ClassVar[Severity] = Severity.INFO
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.TRACE})
+
+    def check(self, context: Context) -> Iterator[Finding]:
+        """Yield one finding where the beginning is missing."""
+        analysis = context.analysis
+        assert analysis is not None  # noqa: S101 - needs
+        quality = analysis.capture
+        if not (quality.is_truncated or quality.is_late_start):
+            return
+        how = "was probably cut by a full buffer" if quality.is_truncated else "began late"
+        yield self.finding(
+            context,
+            f"The history {how}: {format_size(quality.initial_live_bytes)} were live before its "
+            "first event.",
+            confidence=Confidence.LIKELY if quality.is_truncated else Confidence.PROVEN,
+            evidence=(
+                Evidence("live before", quality.initial_live_bytes, "bytes", "trace"),
+                Evidence("events", analysis.n_events, "count", "trace"),
+            ),
+            key="cut" if quality.is_truncated else "late",
+        )

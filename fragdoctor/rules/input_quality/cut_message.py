@@ -1,0 +1,60 @@
+"""FD907: a message without the figures that a diagnosis needs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+from fragdoctor.model.finding import Confidence, Finding, Severity
+from fragdoctor.rules.base import Need, Rule
+from fragdoctor.rules.context import Context
+
+
+class CutMessage(Rule):
+    """The message lacks figures that its kind normally prints.
+
+    What it finds. Allocator messages without allocated, reserved or free memory: cut by a log tool,
+    retyped, or printed by a version with a defect.
+
+    Why it costs memory. It does not; capacity and fragmentation cannot be told apart.
+
+    Evidence used. The fields of the message.
+
+    What to do. Give the whole message, up to the advice at its end.
+
+    What it can get wrong. Some backends never print all figures (XPU before 2.9, MPS).
+
+    Example. A log line that ends after "of which 448.00 KiB is free."
+
+    References. CUDA semantics: Memory management.
+    """
+
+    code: ClassVar[str] = "FD907"
+    name: ClassVar[str] = "cut-message"
+    summary: ClassVar[str] = "The message lacks figures that its kind prints"
+    severity: ClassVar[Severity] = Severity.INFO
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.MESSAGE})
+
+    def check(self, context: Context) -> Iterator[Finding]:
+        """Yield one finding naming the missing figures."""
+        message = context.message
+        assert message is not None  # noqa: S101 - needs
+        if message.kind != "pytorch-caching-allocator" or message.backend not in ("cuda", "rocm"):
+            return
+        if message.sub_kind:
+            return
+        missing = [
+            name
+            for name, value in (
+                ("device size", message.total_bytes),
+                ("free", message.free_bytes),
+                ("allocated", message.allocated_bytes),
+            )
+            if value is None
+        ]
+        if missing:
+            yield self.finding(
+                context,
+                f"The message in line {message.line} lacks: {', '.join(missing)}.",
+                confidence=Confidence.PROVEN,
+            )

@@ -1,0 +1,51 @@
+"""FD905: blocks that do not tile their segments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
+from fragdoctor.rules.base import Need, Rule
+from fragdoctor.rules.context import Context
+from fragdoctor.units import format_count
+
+
+class ForeignAllocator(Rule):
+    """The blocks of some segments do not tile them: another allocator wrote this.
+
+    What it finds. Segments whose blocks leave gaps, overlap, or add up to another size.
+
+    Why it costs memory. It does not; the rules of PyTorch's native allocator may not hold.
+
+    Evidence used. Addresses and sizes of the blocks.
+
+    What to do. Read the figures with care; replays of this file are estimates.
+
+    What it can get wrong. A damaged file looks the same.
+
+    Example. A snapshot of an accelerator plug-in that lists live blocks only.
+
+    References. torch.cuda.memory: Snapshotting memory.
+    """
+
+    code: ClassVar[str] = "FD905"
+    name: ClassVar[str] = "foreign-allocator"
+    summary: ClassVar[str] = "Blocks do not tile their segments"
+    severity: ClassVar[Severity] = Severity.WARNING
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.SNAPSHOT})
+
+    def check(self, context: Context) -> Iterator[Finding]:
+        """Yield one finding where segments are not tiled."""
+        analysis = context.analysis
+        assert analysis is not None  # noqa: S101 - needs
+        n = analysis.capture.tiling_errors
+        if not n:
+            return
+        yield self.finding(
+            context,
+            f"In {format_count(n)} of {format_count(analysis.n_segments)} segments the blocks do "
+            "not tile the segment.",
+            confidence=Confidence.PROVEN,
+            evidence=(Evidence("segments", n, "count", "snapshot"),),
+        )

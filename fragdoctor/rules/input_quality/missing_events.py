@@ -1,0 +1,55 @@
+"""FD904: events are missing from, or contradict, the trace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
+from fragdoctor.rules.base import Need, Rule
+from fragdoctor.rules.context import Context
+from fragdoctor.units import format_count
+
+
+class MissingEvents(Rule):
+    """Events that must have happened are missing, or events contradict the state.
+
+    What it finds. Kinds of events that the rest of the trace implies but that were not recorded
+    (skip_actions), and events that cannot be undone from the final state.
+
+    Why it costs memory. It does not; figures over time become estimates and replays are refused.
+
+    Evidence used. Undoing the trace from the recorded final state.
+
+    What to do. Record without skip_actions.
+
+    What it can get wrong. Another allocator behind the same interface produces such traces as well.
+
+    Example. free_requested events were skipped: blocks are freed that nobody asked to free.
+
+    References. torch.cuda.memory: Snapshotting memory, skip_actions.
+    """
+
+    code: ClassVar[str] = "FD904"
+    name: ClassVar[str] = "missing-events"
+    summary: ClassVar[str] = "Events are missing from the trace or contradict the state"
+    severity: ClassVar[Severity] = Severity.WARNING
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.TRACE})
+
+    def check(self, context: Context) -> Iterator[Finding]:
+        """Yield one finding for missing kinds or contradictions."""
+        analysis = context.analysis
+        assert analysis is not None  # noqa: S101 - needs
+        quality = analysis.capture
+        if quality.missing_actions:
+            text = f"Events of these kinds are missing: {', '.join(quality.missing_actions)}."
+        elif not quality.is_consistent:
+            text = f"{format_count(quality.n_contradictions)} events contradict the final state."
+        else:
+            return
+        yield self.finding(
+            context,
+            text,
+            confidence=Confidence.PROVEN,
+            evidence=(Evidence("contradictions", quality.n_contradictions, "count", "trace"),),
+        )

@@ -1,0 +1,48 @@
+"""FD902: a snapshot without history."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+from fragdoctor.model.finding import Confidence, Finding, Severity
+from fragdoctor.rules.base import Need, Rule
+from fragdoctor.rules.context import Context
+
+
+class NoHistory(Rule):
+    """The snapshot has no history of events.
+
+    What it finds. Snapshots without a trace: recording was off, or recorded the state only.
+
+    Why it costs memory. It does not; peaks, failures, growth and replays cannot be seen.
+
+    Evidence used. The trace of the device.
+
+    What to do. torch.cuda.memory._record_memory_history(max_entries=100000) before the part that
+    matters, then _dump_snapshot; or fragdoctor run.
+
+    What it can get wrong. A device that was not used has no events either.
+
+    Example. torch.cuda.memory_snapshot() pickled without recording.
+
+    References. torch.cuda.memory: Snapshotting memory.
+    """
+
+    code: ClassVar[str] = "FD902"
+    name: ClassVar[str] = "no-history"
+    summary: ClassVar[str] = "The snapshot has no history of events"
+    severity: ClassVar[Severity] = Severity.INFO
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.SNAPSHOT})
+
+    def check(self, context: Context) -> Iterator[Finding]:
+        """Yield one finding for a used device without a trace."""
+        analysis = context.analysis
+        assert analysis is not None  # noqa: S101 - needs
+        if analysis.capture.has_trace or not analysis.n_segments:
+            return
+        yield self.finding(
+            context,
+            "The snapshot has no history: failures, peaks and growth before it cannot be seen.",
+            confidence=Confidence.PROVEN,
+        )

@@ -1,0 +1,47 @@
+"""FD903: events and blocks without stacks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+from fragdoctor.model.finding import Confidence, Finding, Severity
+from fragdoctor.rules.base import Need, Rule
+from fragdoctor.rules.context import Context
+
+
+class NoStacks(Rule):
+    """No stacks were recorded, so that nothing can be traced to a line.
+
+    What it finds. Snapshots in which no live block and no allocation has a stack.
+
+    Why it costs memory. It does not; who holds and pins memory remains unnamed.
+
+    Evidence used. Stacks of blocks and events.
+
+    What to do. Record with context="all" or context="alloc", and stacks="python".
+
+    What it can get wrong. Nothing known.
+
+    Example. _record_memory_history(context=None).
+
+    References. torch.cuda.memory: Snapshotting memory, context.
+    """
+
+    code: ClassVar[str] = "FD903"
+    name: ClassVar[str] = "no-stacks"
+    summary: ClassVar[str] = "No stacks were recorded"
+    severity: ClassVar[Severity] = Severity.INFO
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.SNAPSHOT})
+
+    def check(self, context: Context) -> Iterator[Finding]:
+        """Yield one finding where no stack is there at all."""
+        analysis = context.analysis
+        assert analysis is not None  # noqa: S101 - needs
+        if analysis.capture.has_stacks > 0 or not (analysis.n_blocks or analysis.n_events):
+            return
+        yield self.finding(
+            context,
+            "No stacks were recorded: memory cannot be traced to source lines.",
+            confidence=Confidence.PROVEN,
+        )

@@ -1,0 +1,60 @@
+"""FD906: keys and values that this program does not know."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar, Final
+
+from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
+from fragdoctor.rules.base import Need, Rule
+from fragdoctor.rules.context import Context
+from fragdoctor.units import format_count
+
+MAX_NAMES: Final = 5
+"""Names listed; the rest is counted."""
+
+
+class UnknownKeys(Rule):
+    """The file holds keys or values that this program does not know.
+
+    What it finds. Keys of a newer PyTorch, or of a derived one, that the reader counted and left
+    aside.
+
+    Why it costs memory. It does not; something of the story may not be understood.
+
+    Evidence used. What the reader met.
+
+    What to do. Update fragdoctor, or tell us about the file.
+
+    What it can get wrong. Unknown keys are mostly harmless additions.
+
+    Example. An action of a version that came out after this program.
+
+    References. torch.cuda.memory: Snapshotting memory.
+    """
+
+    code: ClassVar[str] = "FD906"
+    name: ClassVar[str] = "unknown-keys"
+    summary: ClassVar[str] = "The file holds keys or values that are not known"
+    severity: ClassVar[Severity] = Severity.INFO
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.SNAPSHOT})
+
+    def check(self, context: Context) -> Iterator[Finding]:
+        """Yield one finding for the file, on its first device."""
+        snapshot = context.snapshot
+        assert snapshot is not None  # noqa: S101 - needs
+        if context.device not in (None, *snapshot.devices[:1]):
+            return
+        origin = snapshot.provenance
+        unknown = {**origin.unknown_keys, **origin.unknown_values}
+        if not unknown:
+            return
+        names = ", ".join(sorted(unknown)[:MAX_NAMES])
+        more = len(unknown) - MAX_NAMES
+        yield self.finding(
+            context,
+            f"{format_count(len(unknown))} keys or values are not known and were left aside: "
+            f"{names}{f' and {more} more' if more > 0 else ''}.",
+            confidence=Confidence.PROVEN,
+            evidence=(Evidence("occurrences", sum(unknown.values()), "count", "snapshot"),),
+        )

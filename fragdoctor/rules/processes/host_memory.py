@@ -1,0 +1,53 @@
+"""FD505: host memory, not the GPU's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+from fragdoctor.model.finding import Confidence, Finding, Severity
+from fragdoctor.rules.base import Need, Rule
+from fragdoctor.rules.context import Context
+
+
+class HostMemory(Rule):
+    """The host's memory ran out, not the GPU's.
+
+    What it finds. Kills by the operating system, failed CPU allocations, full /dev/shm, failed
+    pinned memory.
+
+    Why it costs memory. Data loading, checkpoints and pinned buffers live in host memory; no GPU
+    setting changes that.
+
+    Evidence used. The text of the log: exit codes, signals, the CPU allocator's message.
+
+    What to do. Fewer workers, lazy loading of checkpoints, a larger /dev/shm, a higher limit of the
+    container.
+
+    What it can get wrong. A SIGKILL may come from a person or a scheduler for another reason; only
+    the kernel's log proves it.
+
+    Example. exitcode: -9 without any traceback.
+
+    References. torch.utils.data: Multi-process data loading.
+    """
+
+    code: ClassVar[str] = "FD505"
+    name: ClassVar[str] = "host-memory"
+    summary: ClassVar[str] = "The host's memory ran out, not the GPU's"
+    severity: ClassVar[Severity] = Severity.ERROR
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.MESSAGE})
+
+    def check(self, context: Context) -> Iterator[Finding]:
+        """Yield one finding for a message about host memory."""
+        message = context.message
+        assert message is not None  # noqa: S101 - needs
+        if message.kind != "host-ram" and message.sub_kind != "pinned-host":
+            return
+        yield self.finding(
+            context,
+            f"Line {message.line} is about host memory ({message.sub_kind or message.variant}).",
+            confidence=Confidence.LIKELY,
+            n_bytes=message.requested_bytes or 0,
+            key=message.sub_kind,
+        )

@@ -1,0 +1,58 @@
+"""FD502: memory of this process outside PyTorch's cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
+from fragdoctor.rules.base import Need, Rule, Skip
+from fragdoctor.rules.context import Context
+from fragdoctor.rules.refusal import CONTEXT_ALLOWANCE_BYTES
+from fragdoctor.units import format_size
+
+
+class MemoryOutsidePytorch(Rule):
+    """This process holds much memory outside PyTorch's cache.
+
+    What it finds. More than about 1.5 GiB between what the driver counts for this process and what
+    PyTorch reserved.
+
+    Why it costs memory. Context and libraries (NCCL, cuDNN, TensorRT), other frameworks that
+    preallocate and CUDA graphs take memory that the caching allocator neither sees nor frees.
+
+    Evidence used. The message's "this process has" and the reserved figure.
+
+    What to do. Cap other frameworks (XLA_PYTHON_CLIENT_PREALLOCATE=false, TensorFlow's memory
+    growth), fewer communicators, CUDA_MODULE_LOADING=LAZY.
+
+    What it can get wrong. 0.3 to 0.9 GiB of context are normal and not reported.
+
+    Example. 22.90 GiB in use by the process, 19.05 GiB of them reserved by PyTorch.
+
+    References. CUDA semantics: Memory management.
+    """
+
+    code: ClassVar[str] = "FD502"
+    name: ClassVar[str] = "memory-outside-pytorch"
+    summary: ClassVar[str] = "This process holds much memory outside PyTorch's cache"
+    severity: ClassVar[Severity] = Severity.WARNING
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.REFUSAL})
+
+    def check(self, context: Context) -> Iterator[Finding]:
+        """Yield one finding above the allowance for a context."""
+        r = context.refusal
+        assert r is not None  # noqa: S101 - needs
+        outside = r.non_pytorch_bytes
+        if outside is None:
+            raise Skip("the message does not print the memory of this process")
+        if outside <= CONTEXT_ALLOWANCE_BYTES:
+            return
+        yield self.finding(
+            context,
+            f"{format_size(outside)} of this process's {format_size(r.process_bytes)} lie outside "
+            "PyTorch's cache.",
+            confidence=Confidence.PROVEN,
+            n_bytes=outside,
+            evidence=(Evidence("outside PyTorch", outside, "bytes", r.source),),
+        )

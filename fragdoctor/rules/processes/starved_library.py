@@ -1,0 +1,54 @@
+"""FD504: a library found no memory for itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar, Final
+
+from fragdoctor.model.finding import Confidence, Finding, Severity
+from fragdoctor.rules.base import Need, Rule
+from fragdoctor.rules.context import Context
+
+NAMES: Final = {"cublas": "cuBLAS", "cudnn": "cuDNN", "nccl": "NCCL"}
+
+
+class StarvedLibrary(Rule):
+    """cuBLAS, cuDNN or NCCL found no memory for itself.
+
+    What it finds. Messages of these libraries about failed allocations or initialisation.
+
+    Why it costs memory. They allocate outside PyTorch's cache. When the cache holds the whole
+    device, nobody flushes it for them.
+
+    Evidence used. The text of the message.
+
+    What to do. Leave headroom: a memory fraction of 0.95, torch.cuda.empty_cache() before, handles
+    and communicators created early.
+
+    What it can get wrong. An index out of range on the device ruins the context and shows as the
+    same message: rerun with CUDA_LAUNCH_BLOCKING=1.
+
+    Example. CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate(handle).
+
+    References. CUDA semantics: cuBLAS workspaces; Memory management.
+    """
+
+    code: ClassVar[str] = "FD504"
+    name: ClassVar[str] = "starved-library"
+    summary: ClassVar[str] = "A CUDA library found no memory for itself"
+    severity: ClassVar[Severity] = Severity.ERROR
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.MESSAGE})
+
+    def check(self, context: Context) -> Iterator[Finding]:
+        """Yield one finding for a message of such a library."""
+        message = context.message
+        assert message is not None  # noqa: S101 - needs
+        if message.kind not in NAMES:
+            return
+        yield self.finding(
+            context,
+            f"{NAMES[message.kind]} failed for lack of memory outside PyTorch's cache"
+            f"{'' if message.is_device_oom else ', or of support for these shapes'}.",
+            confidence=Confidence.LIKELY if message.is_device_oom else Confidence.POSSIBLE,
+            key=message.kind,
+        )

@@ -1,0 +1,100 @@
+"""All rules, one line each, sorted by code."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from fragdoctor.rules.base import HEADINGS, Rule
+from fragdoctor.rules.capacity.caught_failures import CaughtFailures
+from fragdoctor.rules.capacity.device_full import DeviceFull
+from fragdoctor.rules.capacity.optimizer_state import OptimizerState
+from fragdoctor.rules.capacity.request_beyond_device import RequestBeyondDevice
+from fragdoctor.rules.capacity.rescued_requests import RescuedRequests
+from fragdoctor.rules.capacity.transient_peak import TransientPeak
+from fragdoctor.rules.fragmentation.cache_on_other_streams import CacheOnOtherStreams
+from fragdoctor.rules.fragmentation.drifting_sizes import DriftingSizes
+from fragdoctor.rules.fragmentation.holes_below_request import HolesBelowRequest
+from fragdoctor.rules.fragmentation.page_rounding import PageRounding
+from fragdoctor.rules.fragmentation.pending_frees import PendingFrees
+from fragdoctor.rules.fragmentation.pinned_free_memory import PinnedFreeMemory
+from fragdoctor.rules.fragmentation.private_pool_cache import PrivatePoolCache
+from fragdoctor.rules.fragmentation.rounding_waste import RoundingWaste
+from fragdoctor.rules.growth.climbing_retries import ClimbingRetries
+from fragdoctor.rules.growth.growing_line import GrowingLine
+from fragdoctor.rules.growth.growing_statistics import GrowingStatistics
+from fragdoctor.rules.input_quality.cut_history import CutHistory
+from fragdoctor.rules.input_quality.cut_message import CutMessage
+from fragdoctor.rules.input_quality.foreign_allocator import ForeignAllocator
+from fragdoctor.rules.input_quality.missing_events import MissingEvents
+from fragdoctor.rules.input_quality.no_history import NoHistory
+from fragdoctor.rules.input_quality.no_stacks import NoStacks
+from fragdoctor.rules.input_quality.unknown_keys import UnknownKeys
+from fragdoctor.rules.processes.host_memory import HostMemory
+from fragdoctor.rules.processes.memory_outside_pytorch import MemoryOutsidePytorch
+from fragdoctor.rules.processes.other_process import OtherProcess
+from fragdoctor.rules.processes.several_ranks import SeveralRanks
+from fragdoctor.rules.processes.starved_library import StarvedLibrary
+from fragdoctor.rules.settings.idle_collection import IdleCollection
+from fragdoctor.rules.settings.ignored_native_settings import IgnoredNativeSettings
+from fragdoctor.rules.settings.memory_limit import MemoryLimit
+from fragdoctor.rules.settings.split_limit_with_expandable import SplitLimitWithExpandable
+from fragdoctor.rules.settings.unknown_setting import UnknownSetting
+
+RULES: Final[tuple[Rule, ...]] = (
+    PinnedFreeMemory(),  # FD101
+    HolesBelowRequest(),  # FD102
+    DriftingSizes(),  # FD103
+    PageRounding(),  # FD104
+    PrivatePoolCache(),  # FD105
+    PendingFrees(),  # FD106
+    CacheOnOtherStreams(),  # FD107
+    RoundingWaste(),  # FD108
+    DeviceFull(),  # FD201
+    RequestBeyondDevice(),  # FD202
+    TransientPeak(),  # FD203
+    OptimizerState(),  # FD204
+    RescuedRequests(),  # FD205
+    CaughtFailures(),  # FD206
+    MemoryLimit(),  # FD301
+    IdleCollection(),  # FD302
+    SplitLimitWithExpandable(),  # FD303
+    UnknownSetting(),  # FD304
+    IgnoredNativeSettings(),  # FD305
+    GrowingLine(),  # FD401
+    GrowingStatistics(),  # FD402
+    ClimbingRetries(),  # FD403
+    OtherProcess(),  # FD501
+    MemoryOutsidePytorch(),  # FD502
+    SeveralRanks(),  # FD503
+    StarvedLibrary(),  # FD504
+    HostMemory(),  # FD505
+    CutHistory(),  # FD901
+    NoHistory(),  # FD902
+    NoStacks(),  # FD903
+    MissingEvents(),  # FD904
+    ForeignAllocator(),  # FD905
+    UnknownKeys(),  # FD906
+    CutMessage(),  # FD907
+)
+
+
+def find_rule(code: str) -> Rule | None:
+    """Return the rule of a code (in any case) or a name, None where there is none."""
+    wanted = code.strip()
+    for rule in RULES:
+        if wanted.upper() == rule.code or wanted.lower() == rule.name:
+            return rule
+    return None
+
+
+def explanation(rule: Rule) -> tuple[tuple[str, str], ...]:
+    """Return the documentation of a rule as (heading, text) pairs in their order.
+
+    The text of each is one paragraph of the docstring, unfolded to one line.
+    """
+    parts = [" ".join(p.split()) for p in (type(rule).__doc__ or "").split("\n\n")]
+    found = []
+    for heading in HEADINGS:
+        text = next((p for p in parts if p.startswith(heading)), "")
+        found.append((heading.removesuffix("."), text.removeprefix(heading).strip()))
+    return tuple(found)

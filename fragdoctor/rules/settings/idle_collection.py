@@ -1,0 +1,65 @@
+"""FD302: garbage_collection_threshold without a memory fraction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
+from fragdoctor.rules.base import Rule, Skip
+from fragdoctor.rules.context import Context
+
+
+class IdleCollection(Rule):
+    """garbage_collection_threshold is set, but nothing makes it act.
+
+    What it finds. The setting in a snapshot without any sign of a memory fraction.
+
+    Why it costs memory. It does not; it promises what it does not do. The allocator compares with
+    the threshold only where a fraction below 1 is set.
+
+    Evidence used. Recorded settings, the message's limit, releases in the trace.
+
+    What to do. Set a fraction (per_process_memory_fraction in the variable from 2.10 on, or
+    torch.cuda.set_per_process_memory_fraction), or drop the setting.
+
+    What it can get wrong. A snapshot does not record calls of set_per_process_memory_fraction; a
+    collection in the trace, or a refusal with room on the device, shows that one is set.
+
+    Example. garbage_collection_threshold:0.8 alone: the run fails exactly as without it.
+
+    References. CUDA semantics: garbage_collection_threshold.
+    """
+
+    code: ClassVar[str] = "FD302"
+    name: ClassVar[str] = "idle-collection"
+    summary: ClassVar[str] = "garbage_collection_threshold has no effect without a memory fraction"
+    severity: ClassVar[Severity] = Severity.WARNING
+
+    def check(self, context: Context) -> Iterator[Finding]:
+        """Yield one finding where the setting cannot act."""
+        settings = context.settings
+        if settings is None:
+            raise Skip("no input records the allocator settings")
+        threshold = settings.garbage_collection_threshold
+        if not threshold or has_fraction(context):
+            return
+        yield self.finding(
+            context,
+            f"garbage_collection_threshold:{threshold:g} is set, but no memory fraction is in "
+            "sight: without one it has no effect.",
+            confidence=Confidence.LIKELY,
+            evidence=(Evidence("threshold", threshold, "share", "snapshot"),),
+        )
+
+
+def has_fraction(context: Context) -> bool:
+    """Tell whether anything shows that a memory fraction is set."""
+    settings, r, analysis = context.settings, context.refusal, context.analysis
+    if settings is not None and settings.memory_fraction is not None:
+        return True
+    if context.case.overrides.memory_fraction is not None:
+        return True
+    if r is not None and (r.limit_bytes is not None or (r.is_exact and r.is_covered_by_free)):
+        return True
+    return analysis is not None and any(flush.cause == "gc" for flush in analysis.flushes)

@@ -1,0 +1,205 @@
+"""Programs whose steps are known: which lines grow."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import pytest
+from analysis.recordings import recording, recordings
+from analysis.toy_allocator import ToyAllocator
+from builders import MIB, frame
+from stock import from_python
+
+from fragdoctor.analysis.device import analyze_device
+
+MODULE = frame("/v/site-packages/torch/nn/modules/module.py", 1, "_call_impl")
+MAIN = frame(line=100, name="main")
+
+
+class Program:
+    """A training loop in miniature; every allocation names its line."""
+
+    def __init__(self, has_stacks=True, outer=(MAIN,)):
+        self.outer = outer
+        self.toy = ToyAllocator()
+        self.has_stacks = has_stacks
+
+    def new(self, size, line):
+        block = self.toy.malloc(size, line=line)
+        event = self.toy.events[-1]
+        if self.has_stacks:
+            event["frames"] = [frame(line=line), *self.outer]
+        else:
+            del event["frames"]
+            block.line = 0
+        return block
+
+    def step(self, i, sizes=(3 * MIB, 5 * MIB, 2 * MIB)):
+        """Allocate on lines 10, 11, 12 and free it all."""
+        blocks = [self.new(size, 10 + j) for j, size in enumerate(sizes)]
+        for block in blocks:
+            self.toy.free(block)
+
+    def growing_lines(self, first_event=0):
+        data = self.toy.data(first_event)
+        for segment in data["segments"]:
+            for block in segment["blocks"]:
+                if block["frames"]:
+                    block["frames"] = [*block["frames"], *self.outer]
+        read = from_python(data)
+        return {read.frame(g.frame).line if g.frame >= 0 else None: g for g in self._run(read)}
+
+    def _run(self, read):
+        self.result = analyze_device(read, 0)
+        return self.result.growth
+
+
+def test_find_growth_kept_every_step_is_found_with_its_slope():
+    p = Program()
+    parameters = [p.new(4 * MIB, 1) for _ in range(3)]
+    for i in range(12):
+        p.step(i)
+        p.new(MIB, 20)
+
+    found = p.growing_lines()
+
+    assert parameters
+    assert list(found) == [20]
+    assert (found[20].slope_bytes, found[20].n_steps, found[20].n_survivors) == (MIB, 11, 11)
+    assert found[20].steadiness == 1.0
+    assert p.result.extras["n_steps"] == 12
+    assert p.result.extras["floor_slope_bytes"] == MIB
+
+
+@pytest.mark.parametrize("every", [2, 3])
+def test_find_growth_kept_every_few_steps_is_found(every):
+    p = Program()
+    for i in range(24):
+        p.step(i)
+        if i % every == 0:
+            p.new(MIB, 20)
+
+    assert list(p.growing_lines()) == [20]
+
+
+def test_find_growth_leak_that_starts_late_is_found():
+    p = Program()
+    for i in range(30):
+        p.step(i)
+        if i >= 20:
+            p.new(MIB, 20)
+
+    assert list(p.growing_lines()) == [20]
+
+
+def test_find_growth_after_a_cut_ring_buffer_is_found():
+    p = Program()
+    for i in range(30):
+        p.step(i)
+        p.new(MIB, 20)
+
+    assert list(p.growing_lines(first_event=len(p.toy.events) // 2)) == [20]
+
+
+def test_find_growth_without_stacks_is_found_by_size():
+    p = Program(has_stacks=False)
+    for i in range(20):
+        p.step(i)
+        p.new(MIB // 2, 20)
+
+    found = p.growing_lines()
+
+    assert list(found) == [None]
+    assert found[None].slope_bytes == MIB // 2
+
+
+def test_find_growth_first_step_only_is_none():
+    p = Program()
+    for i in range(12):
+        p.step(i)
+        if i == 0:
+            for _ in range(8):
+                p.new(MIB, 20)
+
+    assert p.growing_lines() == {}
+
+
+def test_find_growth_full_window_is_none():
+    p = Program()
+    window = deque()
+    for i in range(30):
+        p.step(i)
+        window.append(p.new(MIB, 20))
+        if len(window) > 5:
+            p.toy.free(window.popleft())
+
+    assert p.growing_lines() == {}
+
+
+def test_find_growth_cache_that_saturates_is_none():
+    p = Program()
+    for i in range(60):
+        p.step(i)
+        if i < 8:
+            p.new(MIB, 20)
+
+    assert p.growing_lines() == {}
+
+
+def test_find_growth_replaced_by_larger_is_none():
+    p = Program()
+    old = p.new(MIB, 20)
+    for i in range(30):
+        p.step(i)
+        new = p.new(MIB + i * 8192, 20)
+        p.toy.free(old)
+        old = new
+
+    assert p.growing_lines() == {}
+
+
+def test_find_growth_loop_that_only_keeps_is_none():
+    p = Program()
+    for _ in range(50):
+        for line in (10, 11, 12):
+            p.new(MIB, line)
+
+    assert p.growing_lines() == {}
+
+
+def test_find_growth_sawtooth_is_none():
+    p = Program()
+    for _ in range(6):
+        kept = []
+        for i in range(6):
+            p.step(i)
+            kept.append(p.new(MIB, 20))
+        for block in kept:
+            p.toy.free(block)
+    for i in range(2):
+        p.step(i)
+        p.new(MIB, 20)
+
+    assert p.growing_lines() == {}
+
+
+def test_find_growth_layers_of_one_forward_are_none():
+    """A pass over layers inside a module is no step, though it keeps its activations."""
+    p = Program(outer=(MODULE, frame(line=5, name="step"), MAIN))
+    for _ in range(40):
+        for line in (10, 11, 12):
+            block = p.new(MIB, line)
+            if line != 12:
+                p.toy.free(block)
+
+    assert p.growing_lines() == {}
+
+
+LEAKS = {"leak_losses", "leak_features", "eval_without_no_grad"}
+
+
+@pytest.mark.shared
+def test_find_growth_recordings_only_the_leaks_grow(shared):
+    growing = {f.name for f in recordings(shared) for a in recording(f)[1] if a.growth}
+
+    assert growing == LEAKS

@@ -1,0 +1,212 @@
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+
+import diagnoses
+import pytest
+from command_line import FakePipeline, Run
+
+from fragdoctor.report.base import FORMATS
+
+MESSAGE = "CUDA out of memory. Tried to allocate 500.00 MiB. GPU 0 has a total capacity of 3.81 GiB"
+
+
+@pytest.fixture
+def message(tmp_path: Path) -> str:
+    path = tmp_path / "oom.txt"
+    path.write_text(MESSAGE)
+    return str(path)
+
+
+def test_analyze_report_goes_to_standard_output_alone(
+    run: Run, pipeline: FakePipeline, message: str
+) -> None:
+    done = run("analyze", message)
+
+    assert (done.code, done.err) == (0, "")
+    assert done.out.startswith("Fragmentation (proven)  GPU 0\n")
+
+
+@pytest.mark.parametrize("fmt", FORMATS)
+def test_analyze_offers_each_format(
+    fmt: str, run: Run, pipeline: FakePipeline, message: str
+) -> None:
+    done = run("analyze", message, "--format", fmt)
+
+    assert done.code == 0
+    assert "fragmentation" in done.out.lower()
+
+
+def test_analyze_overrides_reach_the_diagnosis(
+    run: Run, pipeline: FakePipeline, message: str
+) -> None:
+    run(
+        "analyze", message, "--capacity", "24GiB", "--request", "4.88GiB", "--device", "1",
+        "--memory-fraction", "0.5", "--torch-version", "2.4.1+cu121",
+    )  # fmt: skip
+
+    assert pipeline.case is not None
+    overrides = pipeline.case.overrides
+    assert overrides.capacity_bytes == 24 * 2**30
+    assert int(4.88 * 2**30) == pytest.approx(overrides.request_bytes, abs=1)
+    assert (
+        overrides.device,
+        overrides.memory_fraction,
+        overrides.torch_version,
+    ) == (1, 0.5, "2.4.1")
+
+
+def test_analyze_quiet_is_one_line(run: Run, pipeline: FakePipeline, message: str) -> None:
+    assert run("analyze", message, "--quiet").out.count("\n") == 1
+
+
+def test_analyze_verbose_says_more(run: Run, pipeline: FakePipeline, message: str) -> None:
+    normal, verbose = run("analyze", message).out, run("analyze", message, "--verbose").out
+
+    assert "FD301" not in normal
+    assert "FD301" in verbose
+    assert "Skipped rules" in verbose
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "flags", "colored"),
+    [
+        ("FORCE_COLOR", "1", (), True),
+        ("FORCE_COLOR", "1", ("--no-color",), False),
+        ("FORCE_COLOR", "0", (), False),
+        ("COLUMNS", "100", (), False),
+    ],
+)
+def test_analyze_colour_follows_the_environment(
+    name: str,
+    value: str,
+    flags: tuple[str, ...],
+    colored: bool,
+    run: Run,
+    pipeline: FakePipeline,
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(name, value)
+
+    assert colored is ("\x1b[" in run("analyze", message, *flags).out)
+
+
+def test_analyze_no_color_beats_force_color(
+    run: Run, pipeline: FakePipeline, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("NO_COLOR", "1")
+
+    assert "\x1b[" not in run("analyze", message).out
+
+
+@pytest.mark.parametrize(("columns", "width"), [("120", 120), ("500", 120), ("7", 60), ("x", 80)])
+def test_analyze_width_follows_columns(
+    columns: str,
+    width: int,
+    run: Run,
+    pipeline: FakePipeline,
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+
+    bar = next(ln for ln in run("analyze", message).out.splitlines() if ln.startswith("  [#"))
+
+    assert width - 2 == len(bar)
+
+
+def test_analyze_output_file_is_written_and_standard_output_empty(
+    run: Run, pipeline: FakePipeline, message: str, tmp_path: Path
+) -> None:
+    target = tmp_path / "report.json"
+
+    done = run("analyze", message, "--format", "json", "-o", str(target))
+
+    assert (done.code, done.out, done.err) == (0, "", "")
+    assert json.loads(target.read_text())["verdict"]["cause"] == "fragmentation"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["oom.txt", "report.json"]
+
+
+def test_analyze_output_file_exists_is_refused_before_the_work(
+    run: Run, pipeline: FakePipeline, message: str, tmp_path: Path
+) -> None:
+    target = tmp_path / "report.txt"
+    target.write_text("mine")
+
+    done = run("analyze", message, "-o", str(target))
+
+    assert done.code == 2
+    assert "--force" in done.err
+    assert target.read_text() == "mine"
+    assert pipeline.case is None
+
+
+def test_analyze_force_overwrites_and_keeps_the_mode(
+    run: Run, pipeline: FakePipeline, message: str, tmp_path: Path
+) -> None:
+    target = tmp_path / "report.txt"
+    target.write_text("mine")
+    target.chmod(0o640)
+
+    assert run("analyze", message, "-o", str(target), "--force").code == 0
+
+    assert target.read_text().startswith("Fragmentation")
+    assert stat.S_IMODE(target.stat().st_mode) == 0o640
+
+
+def test_analyze_input_is_never_overwritten(run: Run, pipeline: FakePipeline, message: str) -> None:
+    done = run("analyze", message, "-o", message, "--force")
+
+    assert done.code == 2
+    assert Path(message).read_text() == MESSAGE
+
+
+@pytest.mark.parametrize("target", ["gone/report.txt", "."])
+def test_analyze_output_that_cannot_be_is_a_sentence(
+    target: str, run: Run, pipeline: FakePipeline, message: str, tmp_path: Path
+) -> None:
+    done = run("analyze", message, "-o", str(tmp_path / target))
+
+    assert done.code == 2
+    assert "Traceback" not in done.err
+
+
+def test_analyze_failed_run_leaves_no_file(
+    run: Run, pipeline: FakePipeline, message: str, tmp_path: Path
+) -> None:
+    pipeline.error = ZeroDivisionError()
+
+    run("analyze", message, "-o", str(tmp_path / "report.txt"))
+
+    assert [p.name for p in tmp_path.iterdir()] == ["oom.txt"]
+
+
+def test_analyze_output_dev_null_is_written(run: Run, pipeline: FakePipeline, message: str) -> None:
+    assert run("analyze", message, "-o", "/dev/null").code == 0
+
+
+@pytest.mark.parametrize(
+    ("answer", "flags", "code"),
+    [
+        (diagnoses.fragmentation, (), 0),
+        (diagnoses.fragmentation, ("--fail-on", "warning"), 1),
+        (diagnoses.fragmentation, ("--fail-on", "error"), 0),
+        (diagnoses.fragmentation, ("--fail-on", "warning", "--exit-zero"), 0),
+        (diagnoses.healthy, ("--fail-on", "warning"), 0),
+    ],
+)
+def test_analyze_exit_code_follows_fail_on(
+    answer: object,
+    flags: tuple[str, ...],
+    code: int,
+    run: Run,
+    pipeline: FakePipeline,
+    message: str,
+) -> None:
+    pipeline.answer = answer  # type: ignore[assignment]
+
+    assert code == run("analyze", message, *flags).code

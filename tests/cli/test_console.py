@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import io
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fragdoctor.cli import console
+from fragdoctor.errors import ConfigError
+
+SCRIPT = """
+import sys; sys.path[:0] = {paths!r}
+import diagnoses
+from fragdoctor.cli import console
+from fragdoctor.report.text import render_diagnosis
+console.prepare_streams()
+console.write_report(render_diagnosis(diagnoses.fragmentation(), console.render_options()), None)
+"""
+
+
+def on_a_terminal(root: Path, **environment: str) -> str:
+    """Return what a report looks like on a pseudo-terminal of 100 columns."""
+    leader, follower = pty.openpty()
+    script = SCRIPT.format(paths=[str(root), str(root / "tests")])
+    env = {k: v for k, v in os.environ.items() if k not in {"NO_COLOR", "FORCE_COLOR", "COLUMNS"}}
+    env |= {"TERM": "xterm", "PYTHONIOENCODING": "utf-8", **environment}
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdout=follower, stdin=follower, env=env
+    ) as process:
+        os.close(follower)
+        chunks = []
+        while True:
+            try:
+                chunk = os.read(leader, 65536)
+            except OSError:
+                break
+            if not chunk:
+                break
+            chunks.append(chunk)
+        process.wait(timeout=60)
+    os.close(leader)
+    return b"".join(chunks).decode()
+
+
+def test_terminal_gets_colour_and_unicode(root: Path) -> None:
+    shown = on_a_terminal(root)
+
+    assert "\x1b[1;31mFragmentation (proven)" in shown
+    assert "\u2588" in shown
+    assert "\u2026/models/gpt_cache.py:88" in shown
+
+
+def test_terminal_with_no_color_keeps_unicode(root: Path) -> None:
+    shown = on_a_terminal(root, NO_COLOR="1")
+
+    assert "\x1b[" not in shown
+    assert "\u2588" in shown
+
+
+def test_terminal_of_ascii_gets_ascii(root: Path) -> None:
+    shown = on_a_terminal(root, PYTHONIOENCODING="ascii", NO_COLOR="1")
+
+    assert shown.isascii()
+    assert "[####" in shown
+
+
+def test_dumb_terminal_gets_neither(root: Path) -> None:
+    shown = on_a_terminal(root, TERM="dumb")
+
+    assert shown.isascii()
+    assert "\x1b" not in shown
+
+
+def test_encoding_that_lacks_a_letter_writes_it_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
+
+    console.prepare_streams()
+    console.write_report("caf\u00e9\n", None)
+
+    assert raw.getvalue() == b"caf\\xe9\n"
+
+
+def test_write_report_does_not_overwrite_what_appeared_meanwhile(tmp_path: Path) -> None:
+    target = tmp_path / "r.txt"
+    target.write_text("mine")
+
+    with pytest.raises(ConfigError, match="exists"):
+        console.write_report("new", target)
+
+    assert target.read_text() == "mine"
+
+
+def test_write_report_follows_a_link_instead_of_replacing_it(tmp_path: Path) -> None:
+    target, link = tmp_path / "r.txt", tmp_path / "link.txt"
+    target.write_text("old")
+    link.symlink_to(target)
+
+    console.write_report("new", link, force=True)
+
+    assert link.is_symlink()
+    assert target.read_text() == "new"
+
+
+def test_progress_off_a_terminal_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    with console.Progress("Replaying") as progress:
+        progress.update(1, 2)
+
+    assert capsys.readouterr().err == ""
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_shows_after_a_second_and_clears(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    stream = Terminal()
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setattr(console.time, "monotonic", lambda: now[0])
+    monkeypatch.delenv("CI", raising=False)
+
+    with console.Progress("Replaying") as progress:
+        progress.update(1, 9)
+        assert stream.getvalue() == ""
+        now[0] += 1.5
+        progress.update(5, 9)
+        assert "Replaying 5 of 9" in stream.getvalue()
+
+    assert stream.getvalue().endswith("\r\x1b[K")

@@ -1,0 +1,161 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from command_line import FakePipeline, Run
+
+from fragdoctor import errors
+from fragdoctor.cli import exit as exit_codes
+
+MESSAGE = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 500.00 MiB. GPU 0 has a total "
+    "capacity of 3.81 GiB of which 488.00 MiB is free. Process 1 has 3.33 GiB memory in use. Of "
+    "the allocated memory 2.67 GiB is allocated by PyTorch, and 673.42 MiB is reserved by PyTorch "
+    "but unallocated."
+)
+
+
+@pytest.fixture
+def message(tmp_path: Path) -> str:
+    path = tmp_path / "oom.txt"
+    path.write_text(MESSAGE)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (errors.InputError("m", hint="h"), 2),
+        (errors.NotASnapshot("m", hint="h"), 2),
+        (errors.TruncatedSnapshot("m", hint="h", offset=7), 2),
+        (errors.RefusedSnapshot("m", hint="h", offset=7), 3),
+        (errors.LimitExceeded("m", hint="h", offset=7), 3),
+        (errors.ConfigError("m", hint="h"), 2),
+        (errors.SimulationError("m", hint="h"), 2),
+    ],
+)
+def test_known_error_is_a_sentence_and_its_code(
+    error: errors.FragdoctorError, code: int, run: Run, pipeline: FakePipeline, message: str
+) -> None:
+    pipeline.error = error
+
+    done = run("analyze", message, "--format", "json")
+
+    offset = "" if error.offset is None else " (byte 7)"
+    assert code == done.code
+    assert f"Error: m{offset}\nh\n" == done.err
+    assert json.loads(done.out) == {
+        "error": {"code": error.code, "message": "m", "hint": "h", "offset": error.offset}
+    }
+
+
+def test_known_error_without_json_leaves_standard_output_empty(
+    run: Run, pipeline: FakePipeline, message: str
+) -> None:
+    pipeline.error = errors.InputError("m")
+
+    assert run("analyze", message).out == ""
+
+
+def test_bug_is_a_traceback_a_line_on_reporting_and_70(
+    run: Run, pipeline: FakePipeline, message: str
+) -> None:
+    pipeline.error = ZeroDivisionError("from \x1b[31m input")
+
+    done = run("analyze", message, "--format=json")
+
+    assert done.code == exit_codes.INTERNAL
+    assert "Traceback" in done.err
+    assert exit_codes.HOW_TO_REPORT in done.err
+    assert "\x1b" not in done.err
+    assert json.loads(done.out)["error"]["code"] == "internal_error"
+
+
+def test_interrupt_is_130_without_traceback(run: Run, pipeline: FakePipeline, message: str) -> None:
+    pipeline.error = KeyboardInterrupt()
+
+    done = run("analyze", message)
+
+    assert (done.code, done.err) == (130, "Interrupted.\n")
+
+
+def test_hostile_error_message_is_escaped_on_the_terminal(
+    run: Run, pipeline: FakePipeline, message: str
+) -> None:
+    pipeline.error = errors.InputError("bad \x1b]0;x\x07 name\u202e")
+
+    done = run("analyze", message)
+
+    assert done.err == "Error: bad \\x1b]0;x\\x07 name\\u202e\n"
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("analyz",),
+        ("--bogus",),
+        ("analyze",),
+        ("analyze", "x", "--capacity", "12parsecs"),
+        ("analyze", "x", "--capacity", "0"),
+        ("analyze", "x", "--format", "sarif"),
+        ("analyze", "x", "--device", "-1"),
+        ("analyze", "x", "--torch-version", "latest"),
+        ("analyze", "x", "--quiet", "--verbose"),
+        ("simulate", "x", "--memory-fraction", "1.5"),
+        (),
+    ],
+)
+def test_wrong_command_line_is_2_and_says_where_help_is(args: tuple[str, ...], run: Run) -> None:
+    done = run(*args)
+
+    assert done.code == 2
+    assert done.out == ""
+    assert "--help" in done.err or "Give one of them." in done.err
+    assert "Traceback" not in done.err
+
+
+def test_wrong_command_line_with_json_is_json(run: Run) -> None:
+    done = run("analyze", "x", "--format", "json", "--capacity", "12parsecs")
+
+    assert json.loads(done.out)["error"]["code"] == "bad_usage"
+
+
+def test_command_typo_suggests_the_command(run: Run) -> None:
+    assert "Did you mean 'analyze'?" in run("analyz").err
+
+
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (["analyze", "x", "--format", "json"], True),
+        (["analyze", "--format=json", "x"], True),
+        (["analyze", "x", "--format", "text"], False),
+        (["analyze", "--", "--format", "json"], False),
+        (["oom", "--format"], False),
+    ],
+)
+def test_wants_json_reads_the_command_line(argv: list[str], expected: bool) -> None:
+    assert expected is exit_codes.wants_json(argv)
+
+
+def test_closed_pipe_is_quiet(root: Path) -> None:
+    script = "from fragdoctor.cli.app import main; main(['--help'])"
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        stdout=write_end,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(root)},
+        check=False,
+    )
+    os.close(write_end)
+
+    assert (done.returncode, done.stderr) == (exit_codes.BROKEN_PIPE, "")

@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+
+from fragdoctor.cli.commands import app
+from fragdoctor.cli.exit import FINDINGS, INTERNAL, OK, USAGE
+from fragdoctor.cli.front_page import FRONT_PAGE
+
+HEAVY = ("numpy", "pandas", "torch", "jinja2", "rich", "typer", "fragdoctor._native._ext")
+
+
+def commands() -> dict[str, object]:
+    group = typer.main.get_command(app)
+    return dict(group.commands)  # type: ignore[attr-defined]
+
+
+def test_front_page_lists_each_command_with_its_line() -> None:
+    listed = FRONT_PAGE.split("Commands:\n")[1].split("\n\n")[0].splitlines()
+
+    assert list(commands()) == [line.split()[0] for line in listed]
+    for line in listed:
+        name, text = line.split(maxsplit=1)
+        assert commands()[name].help.startswith(text)  # type: ignore[attr-defined]
+
+
+def test_front_page_names_each_exit_code() -> None:
+    for code in (OK, FINDINGS, USAGE, 3, INTERNAL):
+        assert f"  {code} " in FRONT_PAGE
+
+
+def test_front_page_fits_80_columns() -> None:
+    assert [line for line in FRONT_PAGE.splitlines() if len(line) > 79] == []
+
+
+@pytest.mark.parametrize("name", ["analyze", "oom", "simulate", "explain"])
+def test_command_help_is_imperative_and_ends_with_two_examples(name: str) -> None:
+    command = commands()[name]
+    help_line, epilog = command.help, command.epilog  # type: ignore[attr-defined]
+
+    assert "\n" not in help_line
+    assert not help_line.endswith(".")
+    assert help_line[0].isupper()
+    assert sum("fragdoctor " in line for line in epilog.splitlines()) == 2
+
+
+@pytest.mark.parametrize("name", ["analyze", "oom", "simulate", "explain"])
+def test_option_help_has_no_full_stop(name: str) -> None:
+    for parameter in commands()[name].params:  # type: ignore[attr-defined]
+        text = getattr(parameter, "help", None)
+        if text and parameter.name != "help":
+            assert text[0].isupper()
+            assert not text.endswith(".")
+
+
+@pytest.mark.parametrize("flag", ["--help", "-h", "--version"])
+def test_start_loads_nothing_heavy(flag: str, root: Path) -> None:
+    script = (
+        "import sys\n"
+        "from fragdoctor.cli.app import main\n"
+        "try:\n"
+        f"    main([{flag!r}])\n"
+        "except SystemExit as e:\n"
+        "    assert not e.code\n"
+        f"heavy = [m for m in {HEAVY!r} if m in sys.modules]\n"
+        "assert not heavy, heavy\n"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(root)},
+        check=False,
+    )
+
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_command_modules_load_nothing_heavy(root: Path) -> None:
+    script = (
+        "import sys\n"
+        "import fragdoctor, fragdoctor.cli.commands\n"
+        "heavy = [m for m in ('numpy', 'pandas', 'torch', 'jinja2') if m in sys.modules]\n"
+        "assert not heavy, heavy\n"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(root)},
+        check=False,
+    )
+
+    assert (done.returncode, done.stderr) == (0, "")

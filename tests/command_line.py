@@ -1,0 +1,50 @@
+"""Running the command line inside the test's process, and a stand-in for the diagnosis."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import diagnoses
+
+from fragdoctor.model.case import Case
+from fragdoctor.model.diagnosis import Diagnosis
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one run of the command line left behind."""
+
+    code: int
+    out: str
+    err: str
+
+
+class Stdin(io.TextIOWrapper):
+    """Standard input with given bytes that is, or is not, a terminal."""
+
+    def __init__(self, data: bytes, *, is_terminal: bool = False) -> None:
+        super().__init__(io.BufferedReader(io.BytesIO(data)), encoding="utf-8")  # type: ignore[arg-type]
+        self._is_terminal = is_terminal
+
+    def isatty(self) -> bool:
+        return self._is_terminal
+
+
+Run = Callable[..., Outcome]
+
+
+@dataclass
+class FakePipeline:
+    """Stands in for ``diagnosis.pipeline``: remembers the case, answers with a fixed diagnosis."""
+
+    answer: Callable[[], Diagnosis] = diagnoses.fragmentation
+    case: Case | None = None
+    error: BaseException | None = None
+
+    def diagnose(self, case: Case) -> Diagnosis:
+        self.case = case
+        if self.error is not None:
+            raise self.error
+        return replace(self.answer(), case=case)

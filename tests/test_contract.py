@@ -1,0 +1,277 @@
+"""What must hold for the package as a whole; whatever is listed twice is compared here."""
+
+from __future__ import annotations
+
+import ast
+import enum
+import importlib
+import inspect
+import json
+import re
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import fragdoctor
+from fragdoctor.cli.options import ReportFormat
+from fragdoctor.model.diagnosis import SCHEMA_VERSION, Cause, Status
+from fragdoctor.model.finding import Confidence, Severity
+from fragdoctor.report.base import FORMATS, renderer
+from fragdoctor.report.phrases import CAUSE_TITLES
+from fragdoctor.report.text.checklist import TITLES
+
+PACKAGE = Path(fragdoctor.__file__).parent
+MODULES = sorted(PACKAGE.rglob("*.py"))
+# Each layer may import what is listed for it, and itself.
+LOW = ("errors", "units", "limits")
+MAY_IMPORT: dict[str, set[str]] = {
+    "errors": set(),
+    "units": {"errors"},
+    "limits": {"units"},
+    "model": {*LOW},
+    "_native": set(),
+    "readers": {*LOW, "model", "_native"},
+    "allocator": {*LOW, "model", "_native"},
+    "analysis": {*LOW, "model", "_native"},
+    "rules": {*LOW, "model", "allocator", "analysis", "readers"},
+    "diagnosis": {*LOW, "model", "allocator", "analysis", "readers", "rules"},
+    "report": {*LOW, "model", "allocator", "analysis", "rules"},
+}
+FORBIDDEN = {"eval", "exec", "compile", "__import__"} | {
+    "pickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "torch",
+}  # fmt: skip
+MAX_LINES = 450
+ANYTHING = {"cli", "api", "__init__", "__main__"}
+
+
+def name_of(path: Path) -> str:
+    parts = path.relative_to(PACKAGE).with_suffix("").parts
+    return parts[0]
+
+
+def imports(tree: ast.AST) -> Iterator[str]:
+    """Yield the fragdoctor modules that a module imports, wherever in it."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (a.name for a in node.names if a.name.startswith("fragdoctor"))
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("fragdoctor"):
+            module = node.module or ""
+            if module == "fragdoctor":
+                yield from (f"fragdoctor.{a.name}" for a in node.names)
+            else:
+                yield module
+
+
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def relative(path: Path) -> str:
+    return str(path.relative_to(PACKAGE))
+
+
+def test_modules_import_only_what_stands_below_them() -> None:
+    wrong = []
+    for path in MODULES:
+        layer = name_of(path)
+        if layer not in ANYTHING:
+            used = {name.split(".")[1] for name in imports(parsed(path)) if "." in name}
+            wrong += [
+                (relative(path), name) for name in used - MAY_IMPORT.get(layer, set()) - {layer}
+            ]
+
+    assert wrong == []
+
+
+def test_each_layer_is_known() -> None:
+    assert {name_of(path) for path in MODULES} <= set(MAY_IMPORT) | ANYTHING
+
+
+def test_no_module_unpickles_or_evaluates() -> None:
+    wrong = []
+    for path in MODULES:
+        for node in ast.walk(parsed(path)):
+            used: list[str] = []
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                used = [node.func.id]
+            elif isinstance(node, ast.Import):
+                used = [alias.name.split(".")[0] for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                used = [(node.module or "").split(".")[0]]
+            wrong += [(relative(path), name) for name in used if name in FORBIDDEN]
+
+    assert wrong == []
+
+
+def test_only_the_command_line_prints_or_exits() -> None:
+    wrong = []
+    for path in MODULES:
+        if name_of(path) == "cli":
+            continue
+        calls = {ast.unparse(n.func) for n in ast.walk(parsed(path)) if isinstance(n, ast.Call)}
+        wrong += [(relative(path), c) for c in calls & {"print", "input", "exit", "sys.exit"}]
+        text = path.read_text(encoding="utf-8")
+        wrong += [(relative(path), s) for s in ("sys.stdout", "sys.stderr") if s in text]
+
+    assert wrong == []
+
+
+def test_modules_have_a_docstring_and_a_readable_length() -> None:
+    silent = [relative(path) for path in MODULES if not ast.get_docstring(parsed(path))]
+    long = [relative(p) for p in MODULES if p.read_text(encoding="utf-8").count("\n") > MAX_LINES]
+
+    assert (silent, long) == ([], [])
+
+
+def test_public_items_have_docstrings() -> None:
+    """An inherited docstring counts: it says what the base class promises."""
+    missing = []
+    for path in MODULES:
+        parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+        if parts[-1] in {"__main__", "__init__"}:
+            continue
+        module = importlib.import_module(".".join(parts))
+        for name, item in vars(module).items():
+            if name.startswith("_") or getattr(item, "__module__", "") != module.__name__:
+                continue
+            if inspect.isfunction(item) or inspect.isclass(item):
+                missing += [] if inspect.getdoc(item) else [f"{relative(path)}:{name}"]
+            if inspect.isclass(item):
+                missing += [
+                    f"{relative(path)}:{name}.{method}"
+                    for method, value in vars(item).items()
+                    if not method.startswith("_")
+                    and inspect.isfunction(value)
+                    and not inspect.getdoc(getattr(item, method))
+                ]
+
+    assert missing == []
+
+
+@pytest.mark.parametrize("name", fragdoctor.__all__)
+def test_public_name_loads_and_is_documented(name: str) -> None:
+    value = getattr(fragdoctor, name)
+
+    if callable(value):
+        assert inspect.getdoc(value)
+
+
+def test_public_names_agree_with_their_types() -> None:
+    """What type checkers see under TYPE_CHECKING is what ``__getattr__`` loads."""
+    tree = parsed(PACKAGE / "__init__.py")
+    block = next(
+        node
+        for node in tree.body
+        if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+    )
+    typed = {
+        alias.name: node.module
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+
+    assert typed == fragdoctor._HOMES
+    assert sorted(["__version__", *typed]) == sorted(fragdoctor.__all__)
+    assert sorted(fragdoctor.__all__) == dir(fragdoctor)
+
+
+def test_unknown_public_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = fragdoctor.nonsense
+
+
+def test_version_agrees_with_the_project(root: Path) -> None:
+    project = tomllib.loads((root / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+    assert project["version"] == fragdoctor.__version__
+
+
+def test_formats_agree_with_the_option() -> None:
+    assert list(FORMATS) == [f.value for f in ReportFormat]
+    for name in FORMATS:
+        assert callable(renderer(name))
+
+
+def test_every_cause_has_a_title() -> None:
+    assert set(Cause) == set(CAUSE_TITLES)
+
+
+def schema(name: str) -> dict[str, object]:
+    path = PACKAGE / "report" / "schema" / f"{name}-1.0.schema.json"
+    loaded: dict[str, object] = json.loads(path.read_text(encoding="utf-8"))
+    return loaded
+
+
+@pytest.mark.parametrize("name", ["diagnosis", "oom"])
+@pytest.mark.parametrize(
+    ("values", "path"),
+    [
+        (Cause, ("verdict", "cause")),
+        (Confidence, ("verdict", "confidence")),
+        (Status, ("checklist_item", "status")),
+    ],
+)
+def test_schema_lists_each_value(
+    name: str, values: type[enum.StrEnum], path: tuple[str, str]
+) -> None:
+    definitions = schema(name)["$defs"]
+    assert isinstance(definitions, dict)
+
+    assert [v.value for v in values] == definitions[path[0]]["properties"][path[1]]["enum"]
+
+
+def test_schema_lists_each_severity() -> None:
+    definitions = schema("diagnosis")["$defs"]
+    assert isinstance(definitions, dict)
+    listed = definitions["finding"]["properties"]["severity"]["enum"]
+
+    assert [s.name.lower() for s in Severity] == listed
+
+
+def test_schema_pattern_fits_the_version() -> None:
+    properties = schema("diagnosis")["properties"]
+    assert isinstance(properties, dict)
+
+    assert re.fullmatch(properties["schema_version"]["pattern"], SCHEMA_VERSION)
+
+
+def test_rules_have_sorted_codes_distinct_names_and_the_headings() -> None:
+    from fragdoctor.rules.base import HEADINGS
+    from fragdoctor.rules.registry import RULES
+
+    codes = [rule.code for rule in RULES]
+    assert codes
+    assert sorted(set(codes)) == codes
+    assert len(codes) == len({rule.name for rule in RULES})
+    for rule in RULES:
+        text = inspect.getdoc(rule) or ""
+        places = [text.find(f"\n\n{heading}") for heading in HEADINGS]
+        assert -1 not in places, rule.code
+        assert sorted(places) == places, rule.code
+
+
+def test_checklist_titles_are_those_of_the_contract() -> None:
+    assert list(TITLES) == [
+        "capacity",
+        "gap",
+        "retries",
+        "largest_free_block",
+        "fragmentation_ratio",
+        "outside_pytorch",
+        "growth",
+        "size_diversity",
+        "capture_quality",
+        "settings",
+    ]
+
+
+@pytest.mark.parametrize("path", sorted((PACKAGE / "model").glob("*.py")), ids=relative)
+def test_model_classes_are_frozen(path: Path) -> None:
+    for node in parsed(path).body:
+        if isinstance(node, ast.ClassDef):
+            for decorator in node.decorator_list:
+                if "dataclass" in ast.unparse(decorator):
+                    assert "frozen=True" in ast.unparse(decorator), node.name
