@@ -22,7 +22,7 @@ constexpr size_t kMostMemo = size_t{1} << 28;
 
 // Fits where the next value is an item of a list that holds events or nothing so far.
 bool EventReader::applies() const {
-  if (*fold_.writer_ == '\0' || fold_.marks_.empty() || fold_.marks_.back() == 0) return false;
+  if (fold_.marks_.empty() || fold_.marks_.back() == 0) return false;
   if (fold_.marks_.size() + 2 > fold_.limits_.max_depth || fold_.limits_.max_depth < 4) return false;
   if (fold_.events_.action.size() >= kMostRows) return false;
   const size_t first_item = fold_.marks_.back();
@@ -182,6 +182,8 @@ uint32_t EventReader::peek_recalled(size_t& length) const {
 
 // Takes the memo opcode that may stand here. False for one that is not in order.
 bool EventReader::read_memo(uint32_t entry) {
+  // The stack machine tells the writer by the first container in the memo.
+  const bool is_string = entry >> SchemaFold::kMemoShift == 0;
   switch (*next_) {
     case kMemoize:
       if (!has_short_forms_) return false;
@@ -197,6 +199,7 @@ bool EventReader::read_memo(uint32_t entry) {
       break;
     default: return true;
   }
+  if (!is_string && *fold_.writer_ == '\0') return false;
   fold_.memo_.push_back(entry);
   return true;
 }
