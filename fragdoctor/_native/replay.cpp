@@ -115,6 +115,7 @@ class Replay {
 
   ReplayResult run_recorded(const Recording& recording, Comparison& comparison,
                             std::size_t max_ops);
+  std::vector<std::uint64_t> learn(const Recording& recording);
 
  private:
   void seed();
@@ -161,6 +162,7 @@ void Replay::seed() {
       if (id != NO_BLOCK && id < blocks_.size()) blocks_[id] = made[b];
     }
   }
+  allocator_.set_seed_order(initial.order);
 }
 
 void Replay::remake() {
@@ -378,7 +380,30 @@ ReplayResult Replay::run_recorded(const Recording& recording, Comparison& c,
   return finish();
 }
 
+std::vector<std::uint64_t> Replay::learn(const Recording& recording) {
+  const std::vector<SegmentRecord>& records = *recording.records;
+  const std::vector<Op>& ops = *input_.ops;
+  Recorder recorder(records);
+  allocator_.set_observer(&recorder);
+  allocator_.set_placement(&recorder);
+  std::size_t at = 0;
+  for (std::size_t i = 0; i < ops.size(); ++i) {
+    const std::size_t last = group_end(i, at, records);
+    recorder.expect(at, last);
+    at = last;
+    const bool is_served = ops[i].kind == OpKind::malloc && ops[i].row < recording.trace->n;
+    allocator_.set_wanted_address(is_served ? recording.trace->address[ops[i].row] : 0);
+    apply(ops[i]);
+  }
+  return allocator_.learned_seed_order();
+}
+
 }  // namespace
+
+std::vector<std::uint64_t> learn_seed_order(const ReplayInput& input, const Config& config,
+                                            const Recording& recording) {
+  return Replay(input, config, false).learn(recording);
+}
 
 ReplayResult replay(const ReplayInput& input, const Config& config, const ReplayOptions& options) {
   return Replay(input, config, options.remake_initial).run(options.stop_at_oom);
