@@ -9,6 +9,9 @@ namespace {
 constexpr std::size_t MAX_UNEXPLAINED = 1 << 16;
 constexpr std::size_t MAX_LOOK_AHEAD = 256;  // keeps the comparison of crafted files linear
 constexpr Ticket NO_TICKET = UNLIMITED;
+// Free blocks looked at by flushes and collections, a few seconds' worth. Genuine runs stay far
+// below; a crafted trace could ask for their number times the number of its failing requests.
+constexpr std::uint64_t MAX_FLUSH_WORK = 4'000'000'000ULL;
 
 // Collects what the model asks of the driver, and answers where the file put new memory.
 class Recorder final : public Observer, public Placement {
@@ -96,7 +99,7 @@ class Replay {
   ReplayResult run(bool stop_at_oom) {
     for (const Op& op : *input_.ops) {
       apply(op);
-      if (stop_at_oom && !result_.fits) {
+      if (flush_work_ > MAX_FLUSH_WORK || (stop_at_oom && !result_.fits)) {
         result_.is_cut_short = true;
         break;
       }
@@ -122,6 +125,13 @@ class Replay {
   void remake();
   bool apply(const Op& op);
   bool request(const Op& op);
+  // Changes whenever a request may have looked at all free blocks.
+  std::uint64_t scans_so_far() const {
+    const Counters& c = allocator_.counters();
+    const bool collects = allocator_.fraction_is_set() &&
+                          allocator_.settings().garbage_collection_threshold > 0.0;
+    return c.retries + (collects ? c.n_malloc + c.n_map : 0);
+  }
   void free_pending(std::uint32_t id);
   ReplayResult finish() {
     result_.counters = allocator_.counters();
@@ -145,6 +155,8 @@ class Replay {
   std::vector<Ticket> tickets_;  // by allocation id; only where frees are pending
   std::vector<bool> pool_is_gone_;
   std::uint64_t driver_calls_before_ = 0;
+  std::uint64_t flush_work_ = 0;
+  std::uint64_t n_live_ = 0;  // blocks handed out: bounds the number of free ones
   ReplayResult result_;
 };
 
@@ -159,7 +171,9 @@ void Replay::seed() {
     }
     for (std::size_t b = 0; b < made.size(); ++b) {
       const std::uint32_t id = initial.ids[s][b];
-      if (id != NO_BLOCK && id < blocks_.size()) blocks_[id] = made[b];
+      if (id == NO_BLOCK || id >= blocks_.size()) continue;
+      blocks_[id] = made[b];
+      ++n_live_;
     }
   }
   allocator_.set_seed_order(initial.order);
@@ -198,11 +212,17 @@ bool Replay::request(const Op& op) {
     allocator_.pool_retain(op.pool);
     pool_is_gone_[op.pool] = false;
   }
+  const std::uint64_t calls_before = scans_so_far();
   const MallocResult made = allocator_.malloc(op.size, op.stream, op.pool);
+  if (scans_so_far() != calls_before) flush_work_ += n_live_ + input_.initial->segments.size();
   if (made.ok) {
+    if (made.block != NO_BLOCK) ++n_live_;
     // What a recorded run did with a request that failed there is not known: it goes at once.
     if (op.kind == OpKind::failed) {
-      if (made.block != NO_BLOCK) allocator_.free(made.block);
+      if (made.block != NO_BLOCK) {
+        allocator_.free(made.block);
+        --n_live_;
+      }
     } else {
       blocks_[op.id] = made.block;
     }
@@ -221,7 +241,10 @@ bool Replay::apply(const Op& op) {
     case OpKind::failed:
       return request(op);
     case OpKind::free:
-      if (blocks_[op.id] != NO_BLOCK) allocator_.free(blocks_[op.id]);
+      if (blocks_[op.id] != NO_BLOCK) {
+        allocator_.free(blocks_[op.id]);
+        --n_live_;
+      }
       blocks_[op.id] = NO_BLOCK;
       return true;
     case OpKind::free_pending:
@@ -366,7 +389,7 @@ ReplayResult Replay::run_recorded(const Recording& recording, Comparison& c,
   c.n_recorded = records.size();
   std::size_t at = 0;
   const std::size_t n = std::min(ops.size(), max_ops);
-  for (std::size_t i = 0; i < n; ++i) {
+  for (std::size_t i = 0; i < n && flush_work_ <= MAX_FLUSH_WORK; ++i) {
     const std::size_t last = group_end(i, at, records);
     recorder.expect(at, last);
     at = last;
@@ -387,7 +410,7 @@ std::vector<std::uint64_t> Replay::learn(const Recording& recording) {
   allocator_.set_observer(&recorder);
   allocator_.set_placement(&recorder);
   std::size_t at = 0;
-  for (std::size_t i = 0; i < ops.size(); ++i) {
+  for (std::size_t i = 0; i < ops.size() && flush_work_ <= MAX_FLUSH_WORK; ++i) {
     const std::size_t last = group_end(i, at, records);
     recorder.expect(at, last);
     at = last;

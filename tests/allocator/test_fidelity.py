@@ -20,8 +20,9 @@ from allocator.test_trace_ops import without_oldest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fragdoctor.allocator.baseline import find_baseline
 from fragdoctor.allocator.edits import empty_cache_every
-from fragdoctor.allocator.fidelity import find_baseline, report
+from fragdoctor.allocator.fidelity import report
 from fragdoctor.allocator.simulate import baseline_of, simulate
 from fragdoctor.allocator.trace_ops import prepare
 from fragdoctor.errors import SimulationError
