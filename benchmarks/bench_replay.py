@@ -16,7 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fragdoctor.allocator.fidelity import find_baseline, report
+from fragdoctor.allocator.baseline import find_baseline
+from fragdoctor.allocator.fidelity import report
 from fragdoctor.allocator.search import default_candidates, search_settings
 from fragdoctor.allocator.simulate import choose_device
 from fragdoctor.allocator.trace_ops import prepare

@@ -98,9 +98,10 @@ bool Allocator::get_free_block(Request& request) {
   if (fraction_is_set_ && settings_.garbage_collection_threshold > 0.0) {
     ++pool.get_free_blocks_call_count;
   }
-  const FreeSet& set = free_set(request.pool, request.stream);
+  FreeSet& set = free_set(request.pool, request.stream);
   auto p = set.lower_bound(request.size);
   if (set.at_end(p)) return false;
+  if (wanted_address_ != 0) p = prefer_wanted(set, p);
   if (blocks_[set[p]].expandable) {
     if (settings_.expandable_segments) {
       // Prefer the block whose segment has the least room to grow, to leave long tails alone.

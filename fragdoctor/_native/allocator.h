@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <unordered_map>
 #include <vector>
 
 #include "address_space.h"
@@ -63,6 +64,15 @@ class Allocator {
   // the seed is not consistent (overlap, blocks that do not tile, pages not on page borders).
   // `ids`, if given, receives the block id of every block of the seed, in order.
   bool seed_segment(const SeedSegment& segment, std::vector<BlockId>* ids = nullptr);
+
+  // ---- the order in which seeded blocks were made -------------------------------------------
+  // A recording does not say it, yet it decides between free blocks of equal size (era
+  // block_counter). After the last seed: set it, by the order of seeding (empty = that order).
+  void set_seed_order(const std::vector<std::uint64_t>& order);
+  // Where the next request was served in the recorded run (0 = unknown): of equal seeded blocks
+  // the one that lies there is taken, and counts as older than the others from then on.
+  void set_wanted_address(std::uint64_t address) { wanted_address_ = address; }
+  std::vector<std::uint64_t> learned_seed_order() const;
 
   // ---- hooks (null = off) ---------------------------------------------------------------------
   void set_observer(Observer* observer) { observer_ = observer; }
@@ -155,6 +165,9 @@ class Allocator {
   void uncharge(std::uint64_t bytes);
   void emit(Action action, const Block& block, std::uint64_t address, std::uint64_t size);
 
+  // seed_order.cpp
+  FreeSet::Position prefer_wanted(FreeSet& set, FreeSet::Position first);
+
   // release.cpp: garbage collection and the two release paths
   void garbage_collect();
   bool release_available(const Request& request);
@@ -206,6 +219,9 @@ class Allocator {
   std::vector<BlockId> tickets_;  // by ticket; NO_BLOCK once completed
   std::size_t first_open_ticket_ = 0;
   AddressSpace space_;
+  std::uint64_t wanted_address_ = 0;
+  std::uint64_t seeded_below_ = 0;  // counters of seeded blocks lie below
+  std::unordered_map<std::uint64_t, std::uint32_t> seed_origin_;  // counter -> order of seeding
   Observer* observer_ = nullptr;
   Placement* placement_ = nullptr;
 };

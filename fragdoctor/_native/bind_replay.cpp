@@ -197,6 +197,18 @@ class NativeOps {
       throw nb::value_error("allocation ids are not dense");
   }
 
+  // The same with the order of blocks older than the trace as the recorded addresses tell it.
+  std::shared_ptr<NativeOps> learned(const Config& config) const {
+    auto state = std::make_shared<InitialState>(*initial);
+    {
+      nb::gil_scoped_release release;
+      state->order = learn_seed_order(input(), config, {&made.records, &source->trace, &source->end});
+    }
+    auto other = std::make_shared<NativeOps>(*this);
+    other->initial = std::move(state);
+    return other;
+  }
+
   nb::dict columns() const {
     const auto& ops = made.ops;
     nb::dict d;
@@ -238,6 +250,7 @@ nb::dict result_dict(const ReplayResult& r) {
   d["peak_reserved_bytes"] = c.peak_reserved;
   d["peak_allocated_bytes"] = c.peak_allocated;
   d["peak_active_bytes"] = c.peak_active;
+  d["peak_requested_bytes"] = c.peak_requested;
   d["final_reserved_bytes"] = c.reserved;
   d["retries"] = c.retries;
   d["ooms"] = c.ooms;
@@ -340,6 +353,7 @@ void bind_replay(nb::module_& m) {
           },
           nb::arg("kind"), nb::arg("size"), nb::arg("allocation"), nb::arg("row"), nb::arg("stream"),
           nb::arg("pool"))
+      .def("learned", &NativeOps::learned, nb::arg("config"))
       .def("columns", &NativeOps::columns)
       .def("facts", &NativeOps::facts)
       .def(

@@ -3,83 +3,16 @@
 #include <algorithm>
 #include <tuple>
 
+#include "recorder.h"
+
 namespace fragdoctor {
 namespace {
 
 constexpr std::size_t MAX_UNEXPLAINED = 1 << 16;
-constexpr std::size_t MAX_LOOK_AHEAD = 256;  // keeps the comparison of crafted files linear
 constexpr Ticket NO_TICKET = UNLIMITED;
-
-// Collects what the model asks of the driver, and answers where the file put new memory.
-class Recorder final : public Observer, public Placement {
- public:
-  struct Emitted {
-    Action action;
-    std::uint64_t address, size;
-  };
-
-  explicit Recorder(const std::vector<SegmentRecord>& records) : records_(records) {}
-
-  void on_event(const TraceEvent& e) override {
-    if (e.action < Action::segment_alloc || e.action > Action::segment_unmap) return;
-    emitted_.push_back({e.action, e.address, e.size});
-  }
-
-  std::uint64_t place(std::uint64_t size, bool is_reservation, std::uint32_t, bool) override {
-    const Action wanted = is_reservation ? Action::segment_map : Action::segment_alloc;
-    std::size_t n_before = 0;  // of that kind which the model has made for this operation
-    for (const Emitted& e : emitted_)
-      if (e.action == wanted && !is_reservation) ++n_before;
-    for (std::size_t i = first_; i < last_; ++i) {
-      const SegmentRecord& r = records_[i];
-      if (r.action != wanted || (!is_reservation && r.size != size)) continue;
-      if (n_before > 0) --n_before;
-      else return r.address;
-    }
-    return 0;
-  }
-
-  // The recorded events that belong to the operation at hand.
-  void expect(std::size_t first, std::size_t last) {
-    first_ = first;
-    last_ = last;
-    emitted_.clear();
-  }
-  std::size_t first() const { return first_; }
-  std::size_t last() const { return last_; }
-  const std::vector<Emitted>& emitted() const { return emitted_; }
-
-  std::size_t count_equal() const {
-    std::size_t equal = 0, at = 0;
-    for (std::size_t i = first_; i < last_; ++i) {
-      const SegmentRecord& r = records_[i];
-      const std::size_t stop = std::min(emitted_.size(), at + MAX_LOOK_AHEAD);
-      for (std::size_t j = at; j < stop; ++j) {
-        const Emitted& e = emitted_[j];
-        if (e.action != r.action || e.address != r.address || e.size != r.size) continue;
-        ++equal;
-        at = j + 1;
-        break;
-      }
-      if (at >= emitted_.size()) break;
-    }
-    return equal;
-  }
-
- private:
-  const std::vector<SegmentRecord>& records_;
-  std::vector<Emitted> emitted_;
-  std::size_t first_ = 0, last_ = 0;
-};
-
-class TraceWriter final : public Observer {
- public:
-  explicit TraceWriter(std::vector<TraceEvent>& events) : events_(events) {}
-  void on_event(const TraceEvent& e) override { events_.push_back(e); }
-
- private:
-  std::vector<TraceEvent>& events_;
-};
+// Free blocks looked at by flushes and collections, a few seconds' worth. Genuine runs stay far
+// below; a crafted trace could ask for their number times the number of its failing requests.
+constexpr std::uint64_t MAX_FLUSH_WORK = 4'000'000'000ULL;
 
 class Replay {
  public:
@@ -96,7 +29,7 @@ class Replay {
   ReplayResult run(bool stop_at_oom) {
     for (const Op& op : *input_.ops) {
       apply(op);
-      if (stop_at_oom && !result_.fits) {
+      if (flush_work_ > MAX_FLUSH_WORK || (stop_at_oom && !result_.fits)) {
         result_.is_cut_short = true;
         break;
       }
@@ -115,12 +48,20 @@ class Replay {
 
   ReplayResult run_recorded(const Recording& recording, Comparison& comparison,
                             std::size_t max_ops);
+  std::vector<std::uint64_t> learn(const Recording& recording);
 
  private:
   void seed();
   void remake();
   bool apply(const Op& op);
   bool request(const Op& op);
+  // Changes whenever a request may have looked at all free blocks.
+  std::uint64_t scans_so_far() const {
+    const Counters& c = allocator_.counters();
+    const bool collects = allocator_.fraction_is_set() &&
+                          allocator_.settings().garbage_collection_threshold > 0.0;
+    return c.retries + (collects ? c.n_malloc + c.n_map : 0);
+  }
   void free_pending(std::uint32_t id);
   ReplayResult finish() {
     result_.counters = allocator_.counters();
@@ -144,6 +85,8 @@ class Replay {
   std::vector<Ticket> tickets_;  // by allocation id; only where frees are pending
   std::vector<bool> pool_is_gone_;
   std::uint64_t driver_calls_before_ = 0;
+  std::uint64_t flush_work_ = 0;
+  std::uint64_t n_live_ = 0;  // blocks handed out: bounds the number of free ones
   ReplayResult result_;
 };
 
@@ -158,9 +101,12 @@ void Replay::seed() {
     }
     for (std::size_t b = 0; b < made.size(); ++b) {
       const std::uint32_t id = initial.ids[s][b];
-      if (id != NO_BLOCK && id < blocks_.size()) blocks_[id] = made[b];
+      if (id == NO_BLOCK || id >= blocks_.size()) continue;
+      blocks_[id] = made[b];
+      ++n_live_;
     }
   }
+  allocator_.set_seed_order(initial.order);
 }
 
 void Replay::remake() {
@@ -196,11 +142,17 @@ bool Replay::request(const Op& op) {
     allocator_.pool_retain(op.pool);
     pool_is_gone_[op.pool] = false;
   }
+  const std::uint64_t calls_before = scans_so_far();
   const MallocResult made = allocator_.malloc(op.size, op.stream, op.pool);
+  if (scans_so_far() != calls_before) flush_work_ += n_live_ + input_.initial->segments.size();
   if (made.ok) {
+    if (made.block != NO_BLOCK) ++n_live_;
     // What a recorded run did with a request that failed there is not known: it goes at once.
     if (op.kind == OpKind::failed) {
-      if (made.block != NO_BLOCK) allocator_.free(made.block);
+      if (made.block != NO_BLOCK) {
+        allocator_.free(made.block);
+        --n_live_;
+      }
     } else {
       blocks_[op.id] = made.block;
     }
@@ -219,7 +171,10 @@ bool Replay::apply(const Op& op) {
     case OpKind::failed:
       return request(op);
     case OpKind::free:
-      if (blocks_[op.id] != NO_BLOCK) allocator_.free(blocks_[op.id]);
+      if (blocks_[op.id] != NO_BLOCK) {
+        allocator_.free(blocks_[op.id]);
+        --n_live_;
+      }
       blocks_[op.id] = NO_BLOCK;
       return true;
     case OpKind::free_pending:
@@ -364,7 +319,7 @@ ReplayResult Replay::run_recorded(const Recording& recording, Comparison& c,
   c.n_recorded = records.size();
   std::size_t at = 0;
   const std::size_t n = std::min(ops.size(), max_ops);
-  for (std::size_t i = 0; i < n; ++i) {
+  for (std::size_t i = 0; i < n && flush_work_ <= MAX_FLUSH_WORK; ++i) {
     const std::size_t last = group_end(i, at, records);
     recorder.expect(at, last);
     at = last;
@@ -378,7 +333,30 @@ ReplayResult Replay::run_recorded(const Recording& recording, Comparison& c,
   return finish();
 }
 
+std::vector<std::uint64_t> Replay::learn(const Recording& recording) {
+  const std::vector<SegmentRecord>& records = *recording.records;
+  const std::vector<Op>& ops = *input_.ops;
+  Recorder recorder(records);
+  allocator_.set_observer(&recorder);
+  allocator_.set_placement(&recorder);
+  std::size_t at = 0;
+  for (std::size_t i = 0; i < ops.size() && flush_work_ <= MAX_FLUSH_WORK; ++i) {
+    const std::size_t last = group_end(i, at, records);
+    recorder.expect(at, last);
+    at = last;
+    const bool is_served = ops[i].kind == OpKind::malloc && ops[i].row < recording.trace->n;
+    allocator_.set_wanted_address(is_served ? recording.trace->address[ops[i].row] : 0);
+    apply(ops[i]);
+  }
+  return allocator_.learned_seed_order();
+}
+
 }  // namespace
+
+std::vector<std::uint64_t> learn_seed_order(const ReplayInput& input, const Config& config,
+                                            const Recording& recording) {
+  return Replay(input, config, false).learn(recording);
+}
 
 ReplayResult replay(const ReplayInput& input, const Config& config, const ReplayOptions& options) {
   return Replay(input, config, options.remake_initial).run(options.stop_at_oom);

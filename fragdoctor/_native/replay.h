@@ -80,6 +80,11 @@ struct SimulatedRecording {
 ReplayResult replay_and_record(const ReplayInput& input, const Config& config,
                                SimulatedRecording& recording);
 
+// Replay with segments placed as recorded, and tell from the addresses that were handed out in
+// which order the blocks older than the trace were made.
+std::vector<std::uint64_t> learn_seed_order(const ReplayInput& input, const Config& config,
+                                            const Recording& recording);
+
 // Replay with segments placed as recorded, and compare. With `max_ops` below their number only so
 // many operations, and the final layout is left out.
 ReplayResult replay_recorded(const ReplayInput& input, const Config& config,

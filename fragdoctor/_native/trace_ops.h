@@ -69,6 +69,7 @@ struct InitialState {
   // Per segment and block: the allocation's id, or NO_BLOCK where it is free or unmapped.
   std::vector<std::vector<std::uint32_t>> ids;
   std::vector<std::uint32_t> pending;  // ids of blocks whose free was requested before
+  std::vector<std::uint64_t> order;    // see Allocator::set_seed_order
 };
 
 TraceOps build_ops(const TraceView& trace, const UndoneTrace& undone, const Settings& settings,

@@ -79,11 +79,14 @@ def result_of(
     ``capacity_bytes`` of the result is what the run could have: the lesser of the capacity and
     what the memory fraction allows.
     """
+    if raw["is_cut_short"]:
+        stop = "stopped early: it flushes more often than a genuine run does"
+        note = f"{note}; {stop}" if note else stop
     limits = [b for b in (conditions.capacity_bytes, conditions.allowed_bytes) if b is not None]
     return ReplayResult(
         conf=conditions.settings.conf,
         capacity_bytes=min(limits, default=None),
-        fits=raw["fits"],
+        fits=raw["fits"] and not raw["is_cut_short"],
         oom_event=raw["oom_event"],
         peak_reserved_bytes=raw["peak_reserved_bytes"],
         peak_allocated_bytes=raw["peak_allocated_bytes"],

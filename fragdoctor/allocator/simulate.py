@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from fragdoctor.allocator.baseline import find_baseline
 from fragdoctor.allocator.edits import Edit
-from fragdoctor.allocator.fidelity import Baseline, find_baseline, is_foreign, report
+from fragdoctor.allocator.fidelity import Baseline, is_foreign, report
 from fragdoctor.allocator.trace_ops import PreparedTrace, prepare
 from fragdoctor.allocator.whatif import (
     ProgressCallback,

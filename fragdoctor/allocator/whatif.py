@@ -150,7 +150,7 @@ def with_smallest_capacity(
     """Return the result with the smallest capacity at which every request is served.
 
     Fitting is not monotone in capacity: a flush at the right moment can let a run pass on a
-    smaller device. So the capacities are walked upward from the lower bound (peak active memory),
+    smaller device. So the capacities are walked upward from the lower bound (peak requested bytes),
     jumping over those at which the run would be the very same, as far as the work allowed goes.
     """
     search = _CapacitySearch(baseline, scenario, operations or baseline.operations)
@@ -188,7 +188,8 @@ class _CapacitySearch:
         raw = self.operations.replay(replace(endless, allowed_bytes=None).native(), False, remade)
         if not raw["fits"]:
             return None, "a request fails at any capacity"
-        low = _pages_up(raw["peak_active_bytes"])
+        # Not peak active: a cached block may be larger than the request, but need not be.
+        low = _pages_up(raw["peak_requested_bytes"])
         high = _pages_up(raw["peak_reserved_bytes"])
         found = self._bisect(low, high)
         smallest, is_complete = self._walk(low, found, wanted=True)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fragdoctor._native import _ext
-from fragdoctor.allocator.fidelity import find_baseline
+from fragdoctor.allocator.baseline import find_baseline
 from fragdoctor.allocator.model import native_config
 from fragdoctor.allocator.replay import Conditions, allowed_by
 from fragdoctor.allocator.simulate import baseline_of

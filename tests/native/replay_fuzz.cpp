@@ -119,6 +119,9 @@ void run(std::mt19937_64& random) {
   replay(input, config, {random() % 2 == 0, random() % 2 == 0});
   Comparison comparison;
   replay_recorded(input, config, {&made.records, &trace, &end}, comparison, UNLIMITED);
+  InitialState learned = initial;
+  learned.order = learn_seed_order(input, config, {&made.records, &trace, &end});
+  replay({&made.ops, &learned, made.n_ids, made.n_pools}, config, {});
   SimulatedRecording recording;
   replay_and_record(input, config, recording);
 }

@@ -1,0 +1,87 @@
+// What a replay writes down while it runs: to compare it with a recording, or as a recording.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "allocator_types.h"
+#include "trace_ops.h"
+
+namespace fragdoctor {
+
+// Collects what the model asks of the driver, and answers where the file put new memory.
+class Recorder final : public Observer, public Placement {
+ public:
+  struct Emitted {
+    Action action;
+    std::uint64_t address, size;
+  };
+
+  explicit Recorder(const std::vector<SegmentRecord>& records) : records_(records) {}
+
+  void on_event(const TraceEvent& e) override {
+    if (e.action < Action::segment_alloc || e.action > Action::segment_unmap) return;
+    emitted_.push_back({e.action, e.address, e.size});
+  }
+
+  std::uint64_t place(std::uint64_t size, bool is_reservation, std::uint32_t, bool) override {
+    const Action wanted = is_reservation ? Action::segment_map : Action::segment_alloc;
+    std::size_t n_before = 0;  // of that kind which the model has made for this operation
+    for (const Emitted& e : emitted_)
+      if (e.action == wanted && !is_reservation) ++n_before;
+    for (std::size_t i = first_; i < last_; ++i) {
+      const SegmentRecord& r = records_[i];
+      if (r.action != wanted || (!is_reservation && r.size != size)) continue;
+      if (n_before > 0) --n_before;
+      else return r.address;
+    }
+    return 0;
+  }
+
+  // The recorded events that belong to the operation at hand.
+  void expect(std::size_t first, std::size_t last) {
+    first_ = first;
+    last_ = last;
+    emitted_.clear();
+  }
+  std::size_t first() const { return first_; }
+  std::size_t last() const { return last_; }
+  const std::vector<Emitted>& emitted() const { return emitted_; }
+
+  std::size_t count_equal() const {
+    std::size_t equal = 0, at = 0;
+    for (std::size_t i = first_; i < last_; ++i) {
+      const SegmentRecord& r = records_[i];
+      const std::size_t stop = std::min(emitted_.size(), at + MAX_LOOK_AHEAD);
+      for (std::size_t j = at; j < stop; ++j) {
+        const Emitted& e = emitted_[j];
+        if (e.action != r.action || e.address != r.address || e.size != r.size) continue;
+        ++equal;
+        at = j + 1;
+        break;
+      }
+      if (at >= emitted_.size()) break;
+    }
+    return equal;
+  }
+
+ private:
+  static constexpr std::size_t MAX_LOOK_AHEAD = 256;  // keeps crafted files linear
+
+  const std::vector<SegmentRecord>& records_;
+  std::vector<Emitted> emitted_;
+  std::size_t first_ = 0, last_ = 0;
+};
+
+class TraceWriter final : public Observer {
+ public:
+  explicit TraceWriter(std::vector<TraceEvent>& events) : events_(events) {}
+  void on_event(const TraceEvent& e) override { events_.push_back(e); }
+
+ private:
+  std::vector<TraceEvent>& events_;
+};
+
+}  // namespace fragdoctor
