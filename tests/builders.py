@@ -269,8 +269,7 @@ class _CppPickler:
             self.out += b"u"
 
     def _int(self, value: int) -> None:
-        if value >= 1 << 63:
-            value -= 1 << 64  # the C++ side casts to signed 64 bits
+        value = (value + (1 << 63)) % (1 << 64) - (1 << 63)  # cast to signed 64 bits, as there
         if 0 <= value < 256:
             self.out += b"K" + bytes([value])
         elif 0 <= value < 65536:

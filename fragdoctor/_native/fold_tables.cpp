@@ -34,6 +34,20 @@ std::string quoted(Key key) { return std::string("'") + kKeyNames[static_cast<in
 
 }  // namespace
 
+void EventColumns::make_room() {
+  const size_t n = room_ == 0 ? 64 : room_ + room_ / 2;
+  action.reserve(n);
+  address.reserve(n);
+  size_bytes.reserve(n);
+  stream.reserve(n);
+  time_us.reserve(n);
+  stack.reserve(n);
+  pool.reserve(n);
+  compile_context.reserve(n);
+  user_metadata.reserve(n);
+  room_ = n;
+}
+
 void SchemaFold::raise(const Trouble& trouble, uint64_t offset) const {
   const std::string noun = kShapeNouns[static_cast<int>(trouble.shape)];
   const std::string key = trouble.key == Key::none ? "a value" : quoted(trouble.key);

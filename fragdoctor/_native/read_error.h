@@ -31,4 +31,9 @@ class ReadError : public std::exception {
   uint64_t offset_;
 };
 
+[[noreturn]] inline void refuse(const char* message, uint64_t offset) {
+  throw ReadError(ErrorKind::refused, message,
+                  "No genuine snapshot is written like this; nothing in it was executed.", offset);
+}
+
 }  // namespace fragdoctor

@@ -14,7 +14,9 @@
 #include <vector>
 
 #include "columns.h"
+#include "fold_value.h"
 #include "read_error.h"
+#include "snapshot_tables.h"
 #include "vocabulary.h"
 
 namespace fragdoctor {
@@ -23,70 +25,6 @@ struct ReadLimits {
   uint32_t max_depth = 16;
   uint64_t max_string_bytes = 16u << 20;
   uint32_t max_unknown_keys = 200;
-};
-
-enum class Tag : uint8_t {
-  none, boolean, integer, big_integer, real, string,
-  pair,  // two integers: a pool id
-  dict,  // empty so far
-  list,  // open; `kind` says of what
-  empty_list,
-  frame, stack, history_entry, history, events, traces, blocks, segments, annotations,
-  host_segments, plain_dict, top,
-  opaque,  // anything else; `trouble` says what is wrong with it where more was wanted
-};
-
-enum class ListKind : uint8_t {
-  empty, frames, events, traces, blocks, segments, history, annotations, host_segments, pair, mixed
-};
-
-enum class Fault : uint8_t {
-  none, wrong_type, negative, too_large, missing, twice, mixed_list, not_recognised
-};
-
-// Why a value cannot be what its place asks for. Told only if it stands in such a place.
-struct Trouble {
-  Fault fault = Fault::none;
-  Shape shape = Shape::other;
-  Key key = Key::none;
-};
-
-struct Value {
-  Tag tag = Tag::none;
-  ListKind kind = ListKind::empty;
-  uint8_t height = 0;  // nesting of containers below
-  bool flag = false;   // integer: above 2^63; boolean: true; pair, opaque: usable as a dict key
-  Trouble trouble;
-  uint32_t memo = 0;  // memo index + 1 of an open container
-  uint32_t id = 0;    // id, or first row
-  uint64_t bits = 0;  // number, count of rows, or offset of the trouble
-};
-
-// The values that wait for their container. Grows by bytes read, up to a bound.
-class ValueStack {
- public:
-  // The new value is all zero but for its tag.
-  Value& push(Tag tag) {
-    if (size_ == values_.size()) grow();
-    Value& value = values_[size_++];
-    value = Value();
-    value.tag = tag;
-    return value;
-  }
-  size_t size() const { return size_; }
-  bool empty() const { return size_ == 0; }
-  Value& operator[](size_t i) { return values_[i]; }
-  const Value& operator[](size_t i) const { return values_[i]; }
-  Value& back() { return values_[size_ - 1]; }
-  const Value& back() const { return values_[size_ - 1]; }
-  void pop_back() { --size_; }
-  void shrink(size_t n) { size_ = n; }
-
- private:
-  void grow();
-
-  std::vector<Value> values_;
-  size_t size_ = 0;
 };
 
 struct FrameRecord {
@@ -109,112 +47,6 @@ struct RowRange {
 struct PlainEntry {
   uint32_t key;  // string id
   Value value;
-};
-
-struct EventRow {
-  uint8_t action = 0;
-  uint64_t address = 0, size_bytes = 0;
-  int32_t stream = 0;
-  int64_t time_us = -1;
-  int32_t stack = -1, pool = -1, compile_context = -1, user_metadata = -1;
-};
-
-struct EventColumns {
-  Column<uint8_t> action;
-  Column<uint64_t> address, size_bytes;
-  Column<int32_t> stream;
-  Column<int64_t> time_us;
-  Column<int32_t> stack, pool, compile_context, user_metadata;
-
-  void push_back(const EventRow& row) {
-    if (action.size() == room_) make_room();
-    action.push_back_unchecked(row.action);
-    address.push_back_unchecked(row.address);
-    size_bytes.push_back_unchecked(row.size_bytes);
-    stream.push_back_unchecked(row.stream);
-    time_us.push_back_unchecked(row.time_us);
-    stack.push_back_unchecked(row.stack);
-    pool.push_back_unchecked(row.pool);
-    compile_context.push_back_unchecked(row.compile_context);
-    user_metadata.push_back_unchecked(row.user_metadata);
-  }
-
- private:
-  void make_room();
-
-  size_t room_ = 0;  // rows for which every column has room
-};
-
-struct BlockColumns {
-  Column<uint64_t> address, size_bytes, requested_bytes;
-  Column<uint8_t> state;
-  Column<int32_t> stack, segment;
-};
-
-struct SegmentColumns {
-  Column<int32_t> device;
-  Column<uint64_t> address, total_bytes, allocated_bytes, active_bytes, requested_bytes;
-  Column<int32_t> stream;
-  Column<uint8_t> kind;
-  Column<int32_t> pool;
-  Column<uint8_t> is_expandable;
-  Column<int32_t> stack;
-  Column<uint64_t> first_block, n_blocks;
-  Column<int64_t> block_offsets;
-};
-
-struct AnnotationColumns {
-  Column<int64_t> device, time_us;
-  Column<int32_t> name, stage;
-};
-
-struct HostSegmentColumns {
-  Column<uint64_t> address, size_bytes;
-  Column<uint8_t> flags;  // 1: has address, 2: has size, 4: has allocated, 8: allocated
-};
-
-// A value of the settings, for the binding: scalar, or a dict of scalars.
-struct Setting {
-  enum class Type : uint8_t {
-    none, boolean, integer, large_integer, real, string, dict_begin, dict_end
-  };
-  Type type;
-  std::string key;
-  std::string text;
-  int64_t integer;
-  double real;
-};
-
-// What the file says, ready to be handed to numpy.
-struct SnapshotTables {
-  std::vector<std::string> strings;
-  Column<int32_t> frame_filename, frame_name;
-  Column<uint64_t> frame_line;
-  Column<int64_t> stack_offsets;
-  Column<int32_t> stack_frames;
-  Column<uint64_t> streams;
-  Column<int64_t> pools;
-  SegmentColumns segments;
-  BlockColumns blocks;
-  EventColumns events;
-  Column<int64_t> event_offsets;
-  Column<int64_t> oom_rows;
-  Column<uint64_t> oom_free_bytes;
-  AnnotationColumns annotations;
-  HostSegmentColumns host_segments;
-  bool has_settings = false;
-  std::vector<Setting> settings;
-  std::vector<std::pair<std::string, uint64_t>> unknown_keys, unknown_values;
-  uint64_t n_replaced_strings = 0;
-  uint64_t n_host_events = 0;
-  bool is_list = false;
-  uint64_t keys_seen[kNShapes] = {};
-  uint32_t actions_seen = 0;
-  // Of the container, filled by the reader.
-  int protocol = -1;
-  std::string writer;
-  uint64_t n_bytes = 0;
-  bool has_trailing_bytes = false;
 };
 
 class SchemaFold {
@@ -306,6 +138,9 @@ class SchemaFold {
   Value& push_tag(Tag tag) { return stack_.push(tag); }
   size_t pop_mark(uint64_t offset);
   void fold_dict(size_t dict_at, size_t first_item, uint64_t offset);
+  static void check_target(const Value& target, bool is_batch, uint64_t offset);
+  uint32_t view_items(DictView& dict) const;
+  Value fold_shape(const DictView& dict);
   void extend_list(size_t list_at, size_t first_item, uint64_t offset);
   void add_to_list(Value& list, const Value& item, uint64_t offset);
   Floors close_from(size_t first_item);
@@ -344,6 +179,10 @@ class SchemaFold {
   bool read_signed(const DictView& dict, Key key, bool required, int64_t& out, Trouble& t) const;
   bool read_time(const DictView& dict, int64_t& out, Trouble& t) const;
   bool read_stack(const DictView& dict, int32_t& out, Trouble& t, uint64_t& at);
+  bool read_history(const DictView& dict, uint64_t& requested, int32_t& stack, Trouble& t,
+                    uint64_t& at);
+  bool read_segment_type(const DictView& dict, uint8_t& type, Trouble& t);
+  void derive_addresses(const RowRange& blocks, uint64_t address);
   bool read_pool(const DictView& dict, Key key, int32_t& out, Trouble& t);
   bool read_text(const DictView& dict, Key key, int32_t& out, Trouble& t);
   static Value opaque(const Trouble& trouble, uint64_t at, uint8_t height);
