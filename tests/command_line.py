@@ -43,8 +43,9 @@ class FakePipeline:
     case: Case | None = None
     error: BaseException | None = None
 
-    def diagnose(self, case: Case) -> Diagnosis:
+    def diagnose(self, case: Case, *, progress: Callable[[int, int], None]) -> Diagnosis:
         self.case = case
+        progress(0, 1)
         if self.error is not None:
             raise self.error
         return replace(self.answer(), case=case)

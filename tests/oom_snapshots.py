@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from typing import Any
 
-from builders import MIB, alloc, block, columns, event, frame, free, oom, segment, segment_alloc
+from builders import (
+    MIB,
+    alloc,
+    block,
+    columns,
+    event,
+    frame,
+    free,
+    oom,
+    segment,
+    segment_alloc,
+    segment_free,
+)
 from builders import settings as recorded
 from builders import snapshot as assembled
 
@@ -31,27 +43,39 @@ def holes(
     conf: str = "",
     **settings: Any,
 ) -> Snapshot:
-    """Return n segments, each with one live block and a freed hole, and a failed request."""
-    segments, events = [], []
+    """Return n segments whose block was replaced by a smaller one, and a failed request.
+
+    As the allocator does it: the rest of each segment lies free behind a live block.
+    """
+    whole = (live_mib + hole_mib) * MIB
+    made, freed, kept, segments = [], [], [], []
     for i in range(n):
-        low, high = at(i), at(i) + live_mib * MIB
-        segments.append(
-            segment(
-                low,
-                block(live_mib * MIB, "active_allocated", frames=LINE),
-                block(hole_mib * MIB, requested=hole_mib * MIB),
-            )
-        )
-        events += [
-            segment_alloc(low, (live_mib + hole_mib) * MIB),
-            alloc(low, live_mib * MIB, frames=LINE),
-            alloc(high, hole_mib * MIB, frames=OTHER_LINE),
-        ]
-    for i in range(n):
-        events += free(at(i) + live_mib * MIB, hole_mib * MIB)
-    events.append(oom(asked_mib * MIB, free_mib * MIB, frames=OTHER_LINE))
+        made += [segment_alloc(at(i), whole), alloc(at(i), whole, frames=OTHER_LINE)]
+        freed += free(at(i), whole)
+        kept.append(alloc(at(i), live_mib * MIB, frames=LINE))
+        live = block(live_mib * MIB, "active_allocated", frames=LINE)
+        segments.append(segment(at(i), live, block(hole_mib * MIB, requested=whole)))
+    events = [*made, *freed, *kept, oom(asked_mib * MIB, free_mib * MIB, frames=OTHER_LINE)]
     conf_dict = recorded(PYTORCH_CUDA_ALLOC_CONF=conf, **settings)
     return columns(assembled(*segments, events=events, conf=conf_dict))
+
+
+def interleaved(n: int = 10, asked_mib: int = 60, free_mib: int = 20) -> Snapshot:
+    """Return n segments of five 4 MiB blocks, the second and fourth freed, and a failed request."""
+    events, segments, frees = [], [], []
+    for i in range(n):
+        events.append(segment_alloc(at(i), 20 * MIB))
+        blocks = []
+        for k in range(5):
+            address = at(i) + 4 * k * MIB
+            is_live = k % 2 == 0
+            events.append(alloc(address, 4 * MIB, frames=LINE if is_live else OTHER_LINE))
+            frees += [] if is_live else free(address, 4 * MIB)
+            state = "active_allocated" if is_live else "inactive"
+            blocks.append(block(4 * MIB, state, requested=4 * MIB, frames=LINE))
+        segments.append(segment(at(i), *blocks))
+    events += [*frees, oom(asked_mib * MIB, free_mib * MIB)]
+    return columns(assembled(*segments, events=events))
 
 
 def full(
@@ -110,3 +134,44 @@ def late_free(asked_mib: int = 80, hole_mib: int = 100, free_mib: int = 10) -> S
     events.insert(0, segment_alloc(at(1), 2 * MIB))
     small = segment(at(1), block(512, "active_allocated"), block(2 * MIB - 512), kind="small")
     return columns(assembled(segment(low, live, hole), small, events=events))
+
+
+def leaking(
+    n_steps: int = 12,
+    kept_mib: int = 24,
+    free_mib: int = 10,
+    *,
+    function: str = "step",
+    fails: bool = True,
+) -> Snapshot:
+    """Return steps that each keep one block for good, until a request fails."""
+    keep = [frame("loop.py", 5, function), frame("train.py", 10, "main")]
+    uses = [[frame("model.py", line, "forward"), frame("train.py", 10, "main")] for line in (7, 9)]
+    scratch = at(0)
+    events, segments = [segment_alloc(scratch, 40 * MIB, frames=uses[0])], []
+    for i in range(1, n_steps + 1):
+        events += [
+            alloc(scratch, 20 * MIB, frames=uses[0]),
+            alloc(scratch + 20 * MIB, 20 * MIB, frames=uses[1]),
+            segment_alloc(at(i), kept_mib * MIB, frames=keep),
+            alloc(at(i), kept_mib * MIB, frames=keep),
+            *free(scratch + 20 * MIB, 20 * MIB),
+            *free(scratch, 20 * MIB),
+        ]
+        live = block(kept_mib * MIB, "active_allocated", frames=keep)
+        segments.append(segment(at(i), live))
+    events.append(segment_free(scratch, 40 * MIB))
+    if fails:
+        events.append(oom(kept_mib * MIB, free_mib * MIB, frames=keep))
+    return columns(assembled(*segments, events=events))
+
+
+def model_building(n: int = 40, free_mib: int = 10) -> Snapshot:
+    """Return weights made one after another, nothing freed, until a request fails."""
+    weights = [frame("model.py", 3, "__init__"), frame("train.py", 2, "main")]
+    events, segments = [], []
+    for i in range(n):
+        events += [segment_alloc(at(i), 20 * MIB), alloc(at(i), 20 * MIB, frames=weights)]
+        segments.append(segment(at(i), block(20 * MIB, "active_allocated", frames=weights)))
+    events.append(oom(20 * MIB, free_mib * MIB, frames=weights))
+    return columns(assembled(*segments, events=events))

@@ -197,14 +197,6 @@ class NativeOps {
       throw nb::value_error("allocation ids are not dense");
   }
 
-  // The same operations, with what was live before them made anew.
-  std::shared_ptr<NativeOps> from_empty() const {
-    auto copy = std::make_shared<NativeOps>(*this);
-    copy->made.ops = ops_from_empty(made.ops, *initial);
-    copy->initial = std::make_shared<InitialState>();
-    return copy;
-  }
-
   nb::dict columns() const {
     const auto& ops = made.ops;
     nb::dict d;
@@ -348,7 +340,6 @@ void bind_replay(nb::module_& m) {
           },
           nb::arg("kind"), nb::arg("size"), nb::arg("allocation"), nb::arg("row"), nb::arg("stream"),
           nb::arg("pool"))
-      .def("from_empty", &NativeOps::from_empty)
       .def("columns", &NativeOps::columns)
       .def("facts", &NativeOps::facts)
       .def(

@@ -38,6 +38,8 @@ class Column {
     if (size_ == room_) reserve(room_ == 0 ? 64 : room_ + room_ / 2);
     data_[size_++] = value;
   }
+  // There must be room.
+  void push_back_unchecked(T value) { data_[size_++] = value; }
   // The source must not lie in this column.
   void append(const T* values, size_t n) {
     if (n == 0) return;
@@ -78,8 +80,9 @@ class Column {
   T& back() noexcept { return data_[size_ - 1]; }
   void pop_back() noexcept { --size_; }
 
- private:
+  // Makes room for n values in all, where there is less.
   void reserve(size_t n) {
+    if (n <= room_) return;
     if (n > SIZE_MAX / 2 / sizeof(T)) throw std::bad_alloc();
     void* larger = std::realloc(data_, n * sizeof(T));
     if (larger == nullptr) throw std::bad_alloc();
@@ -87,6 +90,7 @@ class Column {
     room_ = n;
   }
 
+ private:
   T* data_ = nullptr;
   size_t size_ = 0;
   size_t room_ = 0;

@@ -41,38 +41,6 @@ void SchemaFold::check_row(size_t n_rows) {
   }
 }
 
-int32_t SchemaFold::string_out(uint32_t string) {
-  if (string_out_[string] < 0) {
-    string_out_[string] = static_cast<int32_t>(strings_used_.size());
-    strings_used_.push_back(string);
-  }
-  return string_out_[string];
-}
-
-int32_t SchemaFold::stack_out(uint32_t stack) {
-  if (stack_out_[stack] < 0) {
-    stack_out_[stack] = static_cast<int32_t>(stacks_used_.size());
-    stacks_used_.push_back(stack);
-  }
-  return stack_out_[stack];
-}
-
-int32_t SchemaFold::pool_out(uint32_t pair) {
-  if (pair_out_[pair] < 0) {
-    pair_out_[pair] = static_cast<int32_t>(pairs_used_.size());
-    pairs_used_.push_back(pair);
-  }
-  return pair_out_[pair];
-}
-
-int32_t SchemaFold::stream_id(uint64_t stream) {
-  if (stream != last_stream_) {
-    last_stream_ = stream;
-    last_stream_id_ = static_cast<int32_t>(streams_.intern(stream));
-  }
-  return last_stream_id_;
-}
-
 // A size: not negative, below 2^64.
 bool SchemaFold::read_unsigned(const DictView& dict, Key key, bool required, uint64_t& out,
                                Trouble& t) const {
@@ -129,9 +97,7 @@ bool SchemaFold::read_stack(const DictView& dict, int32_t& out, Trouble& t, uint
     return true;
   }
   if (value->tag == Tag::empty_list) {
-    const uint32_t empty = stacks_.intern(nullptr, 0);
-    if (empty == stack_out_.size()) stack_out_.push_back(-1);
-    out = stack_out(empty);
+    out = stack_out(intern_stack(nullptr, 0));
     return true;
   }
   if (value->tag == Tag::opaque && value->trouble.shape != Shape::other) {
@@ -242,15 +208,17 @@ Value SchemaFold::fold_event(const DictView& dict) {
     oom_rows_.push_back(static_cast<int64_t>(row));
     oom_free_bytes_.push_back(device_free);
   }
-  events_.action.push_back(code);
-  events_.address.push_back(code == kActionOom ? 0 : address);
-  events_.size_bytes.push_back(size);
-  events_.stream.push_back(stream_id(stream));
-  events_.time_us.push_back(time);
-  events_.stack.push_back(stack);
-  events_.pool.push_back(pool);
-  events_.compile_context.push_back(context);
-  events_.user_metadata.push_back(metadata);
+  EventRow event;
+  event.action = code;
+  event.address = code == kActionOom ? 0 : address;
+  event.size_bytes = size;
+  event.stream = stream_id(stream);
+  event.time_us = time;
+  event.stack = stack;
+  event.pool = pool;
+  event.compile_context = context;
+  event.user_metadata = metadata;
+  events_.push_back(event);
   actions_seen_ |= 1u << code;
   count_keys(Shape::event, dict);
   return row_value(Tag::events, row);

@@ -4,28 +4,24 @@
 #include <cstring>
 #include <string>
 
+#include "event_reader.h"
+#include "little_endian.h"
 #include "pickle_opcodes.h"
 
 namespace fragdoctor {
 
 namespace {
 
-// The compilers make one load of this where the size is known.
-uint64_t little_endian(const uint8_t* bytes, size_t n) {
-  uint64_t value = 0;
-  for (size_t i = 0; i < n; ++i) value |= uint64_t{bytes[i]} << (8 * i);
-  return value;
-}
-
 class PickleReader {
  public:
   PickleReader(ByteSource& source, const ReadLimits& limits, uint64_t seed)
-      : in_(source), fold_(limits, seed), limits_(limits) {}
+      : in_(source), fold_(limits, seed), events_(fold_), limits_(limits) {}
 
   SnapshotTables run() {
     try {
       read_protocol();
       do {
+        read_events();
         read_run();
       } while (step());
       return finish();
@@ -54,7 +50,8 @@ class PickleReader {
   template <size_t n>
   uint64_t take() {
     need(n);
-    const uint64_t value = little_endian(in_.bytes(), n);
+    static_assert(n <= 8 && ByteCursor::kSlack >= 7);  // eight bytes may be read for one
+    const uint64_t value = load_64(in_.bytes()) & (UINT64_MAX >> (64 - 8 * n));
     in_.skip(n);
     return value;
   }
@@ -70,9 +67,16 @@ class PickleReader {
     }
     in_.skip(1);
     protocol_ = static_cast<int>(take<1>());
+    events_.set_protocol(protocol_);
     if (protocol_ < 2 || protocol_ > 5) {
       refuse("The pickle protocol " + std::to_string(protocol_) + " is not known.");
     }
+  }
+
+  void read_events() {
+    if (in_.n_ready() == 0 || in_.bytes()[0] != kEmptyDict) return;
+    at_ = in_.offset();
+    in_.skip_to(events_.read(in_.bytes(), in_.bytes() + in_.n_ready()));
   }
 
   // Keys and numbers make up most of a file. A run of them is read without a look at the end of
@@ -87,11 +91,11 @@ class PickleReader {
       size_t n = 0;
       switch (*next) {
         case kBinGet: n = fold_.recall_text(next[1]) ? 2 : 0; break;
-        case kLongBinGet: n = fold_.recall_text(little_endian(next + 1, 4)) ? 5 : 0; break;
+        case kLongBinGet: n = fold_.recall_text(load_32(next + 1)) ? 5 : 0; break;
         case kBinInt1: fold_.push_integer(next[1]); n = 2; break;
         case kBinInt2: fold_.push_integer(next[1] | next[2] << 8); n = 3; break;
         case kBinInt:
-          fold_.push_integer(static_cast<int32_t>(little_endian(next + 1, 4)));
+          fold_.push_integer(static_cast<int32_t>(load_32(next + 1)));
           n = 5;
           break;
         case kLong1:
@@ -165,11 +169,9 @@ class PickleReader {
     if (n == 0) return fold_.push_integer(0);
     if (n <= 8) {
       static_assert(ByteCursor::kSlack >= 7);  // eight bytes may be read for one
-      const size_t n_unused = 64 - 8 * n;
-      const uint64_t value = little_endian(bytes, 8) << n_unused;
-      return fold_.push_integer(static_cast<int64_t>(value) >> n_unused);
+      return fold_.push_integer(sign_extended(load_64(bytes), n));
     }
-    const uint64_t low = little_endian(bytes, 8);
+    const uint64_t low = load_64(bytes);
     const bool rest_is_zero = std::all_of(bytes + 8, bytes + n, [](uint8_t b) { return b == 0; });
     const bool rest_is_ones =
         std::all_of(bytes + 8, bytes + n, [](uint8_t b) { return b == 0xFF; });
@@ -282,6 +284,7 @@ class PickleReader {
 
   ByteCursor in_;
   SchemaFold fold_;
+  EventReader events_;
   ReadLimits limits_;
   int protocol_ = 0;
   uint64_t at_ = 0;  // offset of the opcode at hand

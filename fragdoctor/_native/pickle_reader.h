@@ -3,7 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <vector>
+#include <memory>
 
 #include "schema_fold.h"
 
@@ -39,7 +39,7 @@ class ByteCursor {
   bool refill(size_t n);
 
   ByteSource& source_;
-  std::vector<uint8_t> buffer_;
+  std::unique_ptr<uint8_t[]> buffer_;  // not cleared: most files are smaller
   const uint8_t* next_;
   const uint8_t* end_;
   uint64_t base_;  // offset in the file less the address in the window, modulo 2^64

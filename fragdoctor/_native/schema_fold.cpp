@@ -43,6 +43,10 @@ uint32_t height_of(const Value& value) {
   }
 }
 
+PairRecord pair_of(const Value& first, const Value& second) {
+  return {static_cast<int64_t>(first.bits), static_cast<int64_t>(second.bits)};
+}
+
 ListKind kind_for(Tag item) {
   switch (item) {
     case Tag::frame: return ListKind::frames;
@@ -59,12 +63,23 @@ ListKind kind_for(Tag item) {
 
 }  // namespace
 
-uint32_t SchemaFold::pack(MemoTag tag, uint64_t id) {
-  if (id > kMemoMask) {
-    throw ReadError(ErrorKind::limit, "The file holds more than 536,870,911 values of one kind.",
-                    "", kNoOffset);
-  }
-  return static_cast<uint32_t>(tag) << kMemoShift | (static_cast<uint32_t>(id) & kMemoMask);
+void SchemaFold::too_many_values() {
+  throw ReadError(ErrorKind::limit, "The file holds more than 536,870,911 values of one kind.", "",
+                  kNoOffset);
+}
+
+void EventColumns::make_room() {
+  const size_t n = room_ == 0 ? 64 : room_ + room_ / 2;
+  action.reserve(n);
+  address.reserve(n);
+  size_bytes.reserve(n);
+  stream.reserve(n);
+  time_us.reserve(n);
+  stack.reserve(n);
+  pool.reserve(n);
+  compile_context.reserve(n);
+  user_metadata.reserve(n);
+  room_ = n;
 }
 
 SchemaFold::SchemaFold(const ReadLimits& limits, uint64_t seed)
@@ -270,6 +285,14 @@ void SchemaFold::merge_run() {
   stack_.pop_back();
 }
 
+void SchemaFold::push_event_rows(size_t first, size_t count) {
+  Value& rows = push_tag(Tag::events);
+  rows.id = static_cast<uint32_t>(first);
+  rows.bits = count;
+  rows.height = 3;  // list of frames, frame
+  merge_run();
+}
+
 void SchemaFold::append_items(uint64_t offset) {
   const size_t first_item = pop_mark(offset);
   if (first_item == 0) refuse("Items are put into a list, but there is none.", offset);
@@ -297,7 +320,7 @@ void SchemaFold::extend_list(size_t list_at, size_t first_item, uint64_t offset)
       !stack_[first_item].flag && !stack_[first_item + 1].flag) {
     Value& list = stack_[list_at];
     list.kind = ListKind::pair;
-    list.id = intern_pair(stack_[first_item], stack_[first_item + 1]);
+    list.id = intern_pair(pair_of(stack_[first_item], stack_[first_item + 1]));
     list.height = 1;
     stack_.shrink(first_item);
     return;
@@ -408,8 +431,7 @@ void SchemaFold::close_list(Value& list) {
     case ListKind::empty: closed.tag = Tag::empty_list; break;
     case ListKind::frames:
       closed.tag = Tag::stack;
-      closed.id = stacks_.intern(&waiting_frames_[list.id], list.bits);
-      if (closed.id == stack_out_.size()) stack_out_.push_back(-1);
+      closed.id = intern_stack(&waiting_frames_[list.id], list.bits);
       stack_is_done();
       break;
     case ListKind::events: closed.tag = Tag::events; break;
@@ -445,7 +467,7 @@ void SchemaFold::tuple_at(size_t first_item, uint64_t offset) {
       stack_[first_item + 1].tag == Tag::integer && !stack_[first_item].flag &&
       !stack_[first_item + 1].flag) {
     tuple.tag = Tag::pair;
-    tuple.id = intern_pair(stack_[first_item], stack_[first_item + 1]);
+    tuple.id = intern_pair(pair_of(stack_[first_item], stack_[first_item + 1]));
     tuple.flag = true;
     tuple.height = 1;
   } else {
@@ -465,14 +487,16 @@ void SchemaFold::tuple_at(size_t first_item, uint64_t offset) {
   push_tag(tuple.tag) = tuple;
 }
 
-uint32_t SchemaFold::intern_pair(const Value& first, const Value& second) {
-  const PairRecord pair{static_cast<int64_t>(first.bits), static_cast<int64_t>(second.bits)};
-  if (pairs_[last_pair_].first == pair.first && pairs_[last_pair_].second == pair.second) {
-    return last_pair_;
-  }
+uint32_t SchemaFold::intern_other_pair(const PairRecord& pair) {
   last_pair_ = pairs_.intern(pair);
   if (last_pair_ == pair_out_.size()) pair_out_.push_back(-1);
   return last_pair_;
+}
+
+uint32_t SchemaFold::intern_stack(const uint32_t* frames, size_t n) {
+  const uint32_t stack = stacks_.intern(frames, n);
+  if (stack == stack_out_.size()) stack_out_.push_back(-1);
+  return stack;
 }
 
 uint32_t SchemaFold::memo_form(const Value& value) const {

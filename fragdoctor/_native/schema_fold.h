@@ -111,12 +111,38 @@ struct PlainEntry {
   Value value;
 };
 
+struct EventRow {
+  uint8_t action = 0;
+  uint64_t address = 0, size_bytes = 0;
+  int32_t stream = 0;
+  int64_t time_us = -1;
+  int32_t stack = -1, pool = -1, compile_context = -1, user_metadata = -1;
+};
+
 struct EventColumns {
   Column<uint8_t> action;
   Column<uint64_t> address, size_bytes;
   Column<int32_t> stream;
   Column<int64_t> time_us;
   Column<int32_t> stack, pool, compile_context, user_metadata;
+
+  void push_back(const EventRow& row) {
+    if (action.size() == room_) make_room();
+    action.push_back_unchecked(row.action);
+    address.push_back_unchecked(row.address);
+    size_bytes.push_back_unchecked(row.size_bytes);
+    stream.push_back_unchecked(row.stream);
+    time_us.push_back_unchecked(row.time_us);
+    stack.push_back_unchecked(row.stack);
+    pool.push_back_unchecked(row.pool);
+    compile_context.push_back_unchecked(row.compile_context);
+    user_metadata.push_back_unchecked(row.user_metadata);
+  }
+
+ private:
+  void make_room();
+
+  size_t room_ = 0;  // rows for which every column has room
 };
 
 struct BlockColumns {
@@ -243,12 +269,21 @@ class SchemaFold {
   // "python", "c++" or "" by the order of memo and filling.
   const char* writer() const { return writer_; }
 
+  // `count` rows of events that were added in one go, as items of the list on top.
+  void push_event_rows(size_t first, size_t count);
+
  private:
+  friend class EventReader;
+
   // A memo entry is 32 bits: what it is in the upper three, an id below.
   enum class MemoTag : uint32_t { string, frame, stack, pair, open, used_up, empty_list, opaque };
   static constexpr uint32_t kMemoShift = 29;
   static constexpr uint32_t kMemoMask = (1u << kMemoShift) - 1;
-  static uint32_t pack(MemoTag tag, uint64_t id);
+  static uint32_t pack(MemoTag tag, uint64_t id) {
+    if (id > kMemoMask) too_many_values();
+    return static_cast<uint32_t>(tag) << kMemoShift | (static_cast<uint32_t>(id) & kMemoMask);
+  }
+  [[noreturn]] static void too_many_values();
 
   struct DictView;
   struct Top {
@@ -279,7 +314,13 @@ class SchemaFold {
   void close_list(Value& value);
   void merge_run();
   void tuple_at(size_t first_item, uint64_t offset);
-  uint32_t intern_pair(const Value& first, const Value& second);
+  uint32_t intern_pair(const PairRecord& pair) {
+    const PairRecord& last = pairs_[last_pair_];
+    if (last.first == pair.first && last.second == pair.second) return last_pair_;
+    return intern_other_pair(pair);
+  }
+  uint32_t intern_other_pair(const PairRecord& pair);
+  uint32_t intern_stack(const uint32_t* frames, size_t n);
   void memoize_other(uint64_t index, uint64_t offset);
   void recall_other(uint64_t index, uint64_t offset);
   uint32_t memo_form(const Value& value) const;
@@ -308,10 +349,24 @@ class SchemaFold {
   static Value opaque(const Trouble& trouble, uint64_t at, uint8_t height);
 
   uint32_t intern_text(std::string_view utf8, uint64_t offset);
-  int32_t string_out(uint32_t string);
-  int32_t stack_out(uint32_t stack);
-  int32_t pool_out(uint32_t pair);
-  int32_t stream_id(uint64_t stream);
+  // Ids as they are handed out: given at the first use of a thing.
+  static int32_t id_out(Column<int32_t>& out, Column<uint32_t>& used, uint32_t id) {
+    if (out[id] < 0) {
+      out[id] = static_cast<int32_t>(used.size());
+      used.push_back(id);
+    }
+    return out[id];
+  }
+  int32_t string_out(uint32_t string) { return id_out(string_out_, strings_used_, string); }
+  int32_t stack_out(uint32_t stack) { return id_out(stack_out_, stacks_used_, stack); }
+  int32_t pool_out(uint32_t pair) { return id_out(pair_out_, pairs_used_, pair); }
+  int32_t stream_id(uint64_t stream) {
+    if (stream != last_stream_) {
+      last_stream_ = stream;
+      last_stream_id_ = static_cast<int32_t>(streams_.intern(stream));
+    }
+    return last_stream_id_;
+  }
   static void check_row(size_t n_rows);
   void count_keys(Shape shape, const DictView& dict);
   void count_unknown_value(const char* path, uint32_t string);

@@ -434,23 +434,4 @@ InitialState initial_state(const TraceView& trace, const UndoneTrace& undone,
   return Seeder(trace, undone, settings, device_total_bytes).run();
 }
 
-std::vector<Op> ops_from_empty(const std::vector<Op>& ops, const InitialState& initial) {
-  std::vector<Op> all;
-  all.reserve(ops.size());
-  for (std::size_t s = 0; s < initial.segments.size(); ++s) {
-    const SeedSegment& segment = initial.segments[s];
-    for (std::size_t b = 0; b < segment.blocks.size(); ++b) {
-      const std::uint32_t id = initial.ids[s][b];
-      if (id == NO_BLOCK) continue;
-      const SeedBlock& block = segment.blocks[b];
-      const std::uint64_t size = block.requested > 0 ? block.requested : block.size;
-      all.push_back({size, id, 0, segment.stream, segment.pool, OpKind::malloc});
-    }
-  }
-  for (const std::uint32_t id : initial.pending)
-    all.push_back({0, id, 0, 0, 0, OpKind::free_pending});
-  all.insert(all.end(), ops.begin(), ops.end());
-  return all;
-}
-
 }  // namespace fragdoctor

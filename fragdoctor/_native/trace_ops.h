@@ -78,8 +78,4 @@ TraceOps build_ops(const TraceView& trace, const UndoneTrace& undone, const Sett
 InitialState initial_state(const TraceView& trace, const UndoneTrace& undone,
                            const Settings& settings, std::uint64_t device_total_bytes);
 
-// The same operations for a run that starts empty: what was live is made first, in order of address
-// (the order in which the program made it is not recorded).
-std::vector<Op> ops_from_empty(const std::vector<Op>& ops, const InitialState& initial);
-
 }  // namespace fragdoctor

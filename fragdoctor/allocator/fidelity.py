@@ -343,8 +343,9 @@ def _limits(best: Baseline, device_total_bytes: int | None) -> Iterator[int]:
             if low <= limit < high and limit not in seen and len(seen) < N_LIMITS_TRIED:
                 seen.add(limit)
                 yield limit
-    for i in range(N_LIMITS_TRIED):
-        yield low + (high - low) * i // N_LIMITS_TRIED
+    for end in (min(high, _collection_bound(prepared)), high):
+        for i in range(N_LIMITS_TRIED if end > low else 0):
+            yield low + (end - low) * i // N_LIMITS_TRIED
 
 
 def _totals(prepared: PreparedTrace, device_total_bytes: int | None) -> list[int]:
@@ -356,21 +357,26 @@ def _totals(prepared: PreparedTrace, device_total_bytes: int | None) -> list[int
 
 def _highest_limit(best: Baseline) -> int:
     """Return a bound (excluded) of what a memory fraction can have allowed."""
-    prepared = best.prepared
-    low = prepared.peak_reserved_bytes
-    bounds = [2 * low + 1]
-    need = best.operations.facts()["lowest_need_bytes"]
-    if len(prepared.oom_rows) and need is not None:
-        bounds.append(need)
+    low = best.prepared.peak_reserved_bytes
+    need: int | None = best.operations.facts()["lowest_need_bytes"]
+    if not len(best.prepared.oom_rows) or need is None:
+        return 2 * low + 1
+    return max(min(2 * low + 1, need), low + 1)
+
+
+def _collection_bound(prepared: PreparedTrace) -> int:
+    """Return what was allowed at most (excluded) if every run of frees was a collection.
+
+    A collection starts above threshold x allowed. A flush may start below, so this bound only
+    says where to look first.
+    """
     threshold = prepared.settings.garbage_collection_threshold
-    if threshold > 0:
-        # A collection starts above threshold x allowed.
-        action = prepared.columns.native["action"]
-        went = np.nonzero(action == Action.SEGMENT_FREE)[0]
-        before = prepared.undone.reserved_bytes[np.maximum(went - 1, 0)]
-        if len(before):
-            bounds.append(int(before.min() / threshold) + 1)
-    return max(min(bounds), low + 1)
+    is_free = prepared.columns.native["action"] == Action.SEGMENT_FREE
+    first = np.nonzero(is_free[1:] & ~is_free[:-1])[0]  # the event before each run
+    if threshold <= 0 or not len(first):
+        return 0
+    lowest = int(prepared.undone.reserved_bytes[first].min())
+    return int(lowest / threshold) + 1
 
 
 def report(best: Baseline) -> FidelityReport:

@@ -97,7 +97,11 @@ def _settings(baseline: Baseline, scenario: Scenario) -> AllocatorSettings:
 
 
 def replay_scenario(
-    baseline: Baseline, scenario: Scenario, operations: _ext.NativeOps | None = None
+    baseline: Baseline,
+    scenario: Scenario,
+    operations: _ext.NativeOps | None = None,
+    *,
+    remakes_start: bool | None = None,
 ) -> ReplayResult:
     """Return what the model does with the requests of a trace in a scenario.
 
@@ -105,13 +109,15 @@ def replay_scenario(
         baseline: of the trace.
         scenario: what differs.
         operations: edited requests; those of the baseline where None.
+        remakes_start: whether blocks older than the trace are requested anew; where None, only
+            if the kind of segment changes.
 
     Raises:
         ConfigError: the settings or the version are wrong.
         SimulationError: the scenario cannot be replayed.
     """
     conditions = conditions_of(baseline, scenario)
-    is_remade = _remakes_start(baseline, conditions)
+    is_remade = _remakes_start(baseline, conditions) if remakes_start is None else remakes_start
     raw = (operations or baseline.operations).replay(conditions.native(), remake_initial=is_remade)
     note = ""
     if is_remade:

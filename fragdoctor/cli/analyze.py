@@ -60,7 +60,8 @@ def analyze(
 
     from fragdoctor.diagnosis.pipeline import diagnose
 
-    diagnosis = diagnose(case)
+    with console.Progress("Replaying") as progress:
+        diagnosis = diagnose(case, progress=progress.update)
     report = renderer(output_format.value)(diagnosis, look)
     console.write_report(report, output, force=force)
     return exit_code(diagnosis, fail_on, exit_zero=exit_zero)

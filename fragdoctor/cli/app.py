@@ -7,8 +7,9 @@ numpy are loaded; a command loads what it needs.
 from __future__ import annotations
 
 import gc
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from fragdoctor.cli.front_page import FRONT_PAGE
 
@@ -16,12 +17,15 @@ from fragdoctor.cli.front_page import FRONT_PAGE
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line and exit."""
     words = sys.argv[1:] if argv is None else list(argv)
+    _open_closed_streams()
     if words[:1] in (["--help"], ["-h"]):
         sys.exit(_print(FRONT_PAGE))
     if words[:1] == ["--version"]:
         from fragdoctor import __version__
 
         sys.exit(_print(f"fragdoctor {__version__}\n"))
+    # numpy would start a thread a core for linear algebra that nobody does here.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     gc.disable()  # nothing dies while modules are loaded; collecting then costs a tenth
     from fragdoctor.cli import exit as exit_codes
     from fragdoctor.cli.console import prepare_streams
@@ -50,8 +54,22 @@ def _print(text: str) -> int:
     try:
         sys.stdout.write(text)
         sys.stdout.flush()
-    except BrokenPipeError:
-        from fragdoctor.cli.exit import quiet_pipe
+    except OSError as e:
+        from fragdoctor.cli.exit import run
 
-        return quiet_pipe()
+        return run(_raising(e), ())
     return 0
+
+
+def _raising(error: OSError) -> Callable[[Sequence[str]], int]:
+    def call(_argv: Sequence[str]) -> int:
+        raise error
+
+    return call
+
+
+def _open_closed_streams() -> None:
+    """Replace streams that the caller closed (``>&-``): Python has None for them then."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: PTH123, SIM115 - lives as long as the process

@@ -72,20 +72,22 @@ def read_messages(words: Sequence[str], overrides: Overrides) -> Case:
         name = words[0] if words else STDIN
         if name != STDIN:
             _check_file(name)
-        with open_source(name) as stream:
+        with _opened(name) as stream:
             data = _read_all(stream, name)
     else:
         name, data = "command line", _spoken(words)
     kind = kind_of(data[:HEAD_BYTES])
     if kind is Kind.EMPTY:
         raise _empty(name)
-    if kind in (Kind.SNAPSHOT, Kind.ARCHIVE, Kind.BINARY):
-        what = "a memory snapshot" if kind is Kind.SNAPSHOT else "binary data"
+    is_binary = kind in (Kind.ARCHIVE, Kind.BINARY)
+    is_snapshot = kind is Kind.SNAPSHOT
+    log = OomLog(()) if is_binary or data[:1] == b"\x80" else find_messages(decoded(data))
+    if (is_binary or is_snapshot) and not log.messages:
+        what = "a memory snapshot" if is_snapshot else "binary data"
         raise InputError(
             f"{_shown(name)} is {what}, not a message or a log.",
             hint=f"Run: fragdoctor analyze {name}",
         )
-    log = find_messages(decoded(data))
     return Case(oom=log, overrides=overrides, sources=(_shown(name),))
 
 
@@ -161,7 +163,7 @@ def _read_one(name: str, parts: _Parts) -> None:
     """Read one file or standard input into ``parts``."""
     if name != STDIN:
         _check_file(name)
-    with open_source(name) as stream:
+    with _opened(name) as stream:
         kind = kind_of(stream.head)
         if kind is Kind.EMPTY:
             raise _empty(name)
@@ -240,6 +242,14 @@ def _read_all(stream: ByteStream, name: str) -> bytes:
                 hint="Cut the part around the failure out of it.",
             )
     return bytes(data)
+
+
+def _opened(name: str) -> ByteStream:
+    """Return the bounded stream of a file or standard input, its head already read."""
+    try:
+        return open_source(name)
+    except OSError as e:
+        raise InputError(f"{_shown(name)} cannot be read: {e.strerror or e}.") from e
 
 
 def _empty(name: str) -> InputError:

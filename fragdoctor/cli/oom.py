@@ -60,7 +60,8 @@ def oom(
 
     from fragdoctor.diagnosis.pipeline import diagnose
 
-    diagnosis = diagnose(case)
+    with console.Progress("Replaying") as progress:
+        diagnosis = diagnose(case, progress=progress.update)
     if output_format is options.ReportFormat.JSON:
         report = dumps(oom_document(diagnosis))
     else:

@@ -18,6 +18,7 @@ class ReportFormat(StrEnum):
     TEXT = "text"
     JSON = "json"
     MARKDOWN = "markdown"
+    HTML = "html"
     GITHUB = "github"
     SARIF = "sarif"
     JUNIT = "junit"

@@ -7,9 +7,17 @@ are what the evidence supports besides. Every threshold has a name, a value and 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Final
 
+from fragdoctor.diagnosis.readings import (
+    Reading,
+    although_free,
+    fragmentation,
+    live_and_request,
+    simply_full,
+    some_fragmentation,
+    undecided,
+)
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.finding import Confidence
 from fragdoctor.rules.refusal import (
@@ -19,7 +27,7 @@ from fragdoctor.rules.refusal import (
     Refusal,
     rounding_bytes,
 )
-from fragdoctor.units import GIB, format_share, format_size
+from fragdoctor.units import GIB, format_size
 
 OUTSIDE_SHARE: Final = 0.25
 """Memory of others is called the cause from a quarter of the device on; below that the program
@@ -37,16 +45,6 @@ OVERSIZED_ALONE_BYTES: Final = 24 * GIB
 """A single request of the size of a large consumer card is a matter of its own size."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """One cause that the figures support, with its sentence."""
-
-    cause: Cause
-    confidence: Confidence
-    summary: str
-    decider: str = ""
-
-
 def decide(refusal: Refusal) -> list[Reading]:
     """Return the readings of a refusal, the best first; never empty."""
     readings: list[Reading] = []
@@ -57,7 +55,7 @@ def decide(refusal: Refusal) -> list[Reading]:
         if readings:
             break
     if not readings:
-        readings = [_undecided(refusal)]
+        readings = [undecided(refusal)]
     seen = {r.cause for r in readings}
     for reading in _secondary(refusal, readings[0].cause):
         if reading.cause not in seen:
@@ -99,7 +97,7 @@ def _beyond_device(r: Refusal) -> Iterator[Reading]:
         yield Reading(
             Cause.CAPACITY,
             Confidence.PROVEN,
-            f"{_live_and_request(r)} exceed the whole device of {format_size(r.total_bytes)}: "
+            f"{live_and_request(r)} exceed the whole device of {format_size(r.total_bytes)}: "
             "no allocator setting can make that fit.",
         )
 
@@ -115,11 +113,11 @@ def _limit(r: Refusal) -> Iterator[Reading]:
         Confidence.PROVEN,
         f"The process may reserve {format_size(r.limit_bytes)}, and {format_size(r.reserved_bytes)}"
         f" reserved plus the request of {format_size(r.requested_bytes)} exceed that"
-        f"{_although_free(r)}.",
+        f"{although_free(r)}.",
     )
     packed_fits = r.margin_bytes is not None and r.margin_bytes > r.tolerance_bytes
     if packed_fits and r.has_real_holes:
-        yield _fragmentation(r, f"under the limit of {format_size(r.limit_bytes)}")
+        yield fragmentation(r, f"under the limit of {format_size(r.limit_bytes)}")
     yield limit
 
 
@@ -140,7 +138,7 @@ def _free_enough(r: Refusal) -> Iterator[Reading]:
             and (r.margin_bytes or 0) >= 0
             and r.has_real_holes
         ):
-            yield _fragmentation(r, "enough within what was reserved already")
+            yield fragmentation(r, "enough within what was reserved already")
         yield Reading(
             Cause.MEMORY_LIMIT,
             Confidence.LIKELY,
@@ -186,7 +184,7 @@ def _over_available(r: Refusal) -> Iterator[Reading]:
     yield Reading(
         Cause.CAPACITY,
         confidence,
-        f"{_live_and_request(r)} exceed the {format_size(r.available_bytes)} that PyTorch could "
+        f"{live_and_request(r)} exceed the {format_size(r.available_bytes)} that PyTorch could "
         f"have by {format_size(-r.margin_bytes)}: no allocator setting can make that fit.",
     )
 
@@ -222,17 +220,17 @@ def _joined_fits(r: Refusal) -> Iterator[Reading]:
         )
         return
     if not r.has_real_holes:
-        yield _simply_full(r)
-        yield _fragmentation(r, "a little")
+        yield simply_full(r)
+        yield some_fragmentation()
         return
     biggest_hole_may_do = r.unallocated_bytes is not None and (
         r.unallocated_bytes >= r.requested_bytes
     )
     if biggest_hole_may_do or _share(r.margin_bytes, r.available_bytes) >= SLIM_MARGIN_SHARE:
-        yield _fragmentation(r, "")
+        yield fragmentation(r, "")
         return
-    yield _simply_full(r)
-    yield _fragmentation(r, "a little")
+    yield simply_full(r)
+    yield some_fragmentation()
 
 
 def _no_free_figure(r: Refusal) -> Iterator[Reading]:
@@ -253,7 +251,7 @@ def _no_free_figure(r: Refusal) -> Iterator[Reading]:
         return
     rest = r.total_bytes - r.reserved_bytes - r.requested_bytes
     if r.unallocated_bytes >= r.requested_bytes and r.has_real_holes:
-        yield _fragmentation(r, "")
+        yield fragmentation(r, "")
     elif rest <= SHORT_OF_CAPACITY_SHARE * r.total_bytes:
         yield Reading(
             Cause.CAPACITY,
@@ -356,72 +354,6 @@ def _secondary(r: Refusal, first: Cause) -> Iterator[Reading]:
         yield Reading(Cause.FRAGMENTATION, Confidence.POSSIBLE, "")
     if r.pools_free_bytes >= missing and r.margin_bytes >= 0:
         yield Reading(Cause.PRIVATE_POOLS, Confidence.POSSIBLE, "")
-
-
-def _fragmentation(r: Refusal, where: str) -> Reading:
-    largest = r.largest_free_block_bytes
-    proven = largest is not None and largest < (r.block_bytes or r.requested_bytes)
-    holes = (
-        f"{format_size(r.unallocated_bytes)} of it in holes of at most {format_size(largest)} that "
-        "live blocks pin"
-        if proven
-        else f"{format_size(r.unallocated_bytes)} of it cached by PyTorch but unallocated"
-    )
-    free = (r.cache_bytes or 0) + (r.free_bytes or 0)
-    outside = f", {format_size(r.free_bytes)} on the device" if r.free_bytes is not None else ""
-    if where == "a little":
-        return Reading(Cause.FRAGMENTATION, Confidence.POSSIBLE, "")
-    return Reading(
-        Cause.FRAGMENTATION,
-        Confidence.PROVEN if proven else Confidence.LIKELY,
-        f"The request of {format_size(r.requested_bytes)} failed although {format_size(free)} were "
-        f"free: {holes}{outside}{', ' + where if where else ''}.",
-        "" if proven else "A snapshot taken at the OOM shows the holes and who pins them.",
-    )
-
-
-def _simply_full(r: Refusal) -> Reading:
-    if r.has_real_holes:
-        return Reading(
-            Cause.CAPACITY,
-            Confidence.LIKELY,
-            f"{_live_and_request(r)} leave {format_size(r.margin_bytes)} of the "
-            f"{format_size(r.available_bytes)} that PyTorch could have: packed perfectly it would "
-            "just fit, so the device is as good as full.",
-        )
-    return Reading(
-        Cause.CAPACITY,
-        Confidence.LIKELY,
-        f"{format_size(r.live_bytes)} of {format_size(r.available_bytes)} are live "
-        f"({format_share(r.live_bytes or 0, r.available_bytes or 0)}): the device is full, and the "
-        f"request of {format_size(r.requested_bytes)} is only the last straw.",
-    )
-
-
-def _undecided(r: Refusal) -> Reading:
-    return Reading(
-        Cause.UNKNOWN,
-        Confidence.POSSIBLE,
-        f"A request of {format_size(r.requested_bytes)} failed; the figures do not say why"
-        f"{_usage(r)}.",
-        "A snapshot, or memory_stats() before the failing step, would decide.",
-    )
-
-
-def _usage(r: Refusal) -> str:
-    if r.reserved_bytes is None or r.total_bytes is None:
-        return ""
-    return f": {format_size(r.reserved_bytes)} of {format_size(r.total_bytes)} are reserved"
-
-
-def _although_free(r: Refusal) -> str:
-    if not r.is_covered_by_free:
-        return ""
-    return f", although {format_size(r.free_bytes)} are free on the device"
-
-
-def _live_and_request(r: Refusal) -> str:
-    return f"Live {format_size(r.live_bytes)} and the request of {format_size(r.requested_bytes)}"
 
 
 def _share(part: int | None, whole: int | None) -> float:

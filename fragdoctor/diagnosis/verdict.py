@@ -11,7 +11,7 @@ from fragdoctor.diagnosis.verdict_message import (
     verdict_on_message,
     verdict_without_messages,
 )
-from fragdoctor.diagnosis.verdict_snapshot import verdict_on_snapshot
+from fragdoctor.diagnosis.verdict_snapshot import explain_live_memory, verdict_on_snapshot
 from fragdoctor.diagnosis.verdict_stats import verdict_on_stats
 from fragdoctor.model.diagnosis import Cause, Verdict
 from fragdoctor.model.finding import Confidence
@@ -33,7 +33,10 @@ def find_verdict(context: Context) -> Verdict:
         return verdict_on_snapshot(context)
     if message is not None:
         if context.refusal is not None and not message.sub_kind:
-            return verdict_of(decide(context.refusal), context.device, evidence_of_message(message))
+            readings = decide(context.refusal)
+            if analysis is not None:
+                readings = explain_live_memory(context, analysis, context.refusal, readings)
+            return verdict_of(readings, context.device, evidence_of_message(message))
         return verdict_on_message(message)
     if context.stats:
         return verdict_on_stats(context)

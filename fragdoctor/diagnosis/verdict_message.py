@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from fragdoctor.diagnosis.decision import OVERSIZED_ALONE_BYTES, Reading, decide
+from fragdoctor.diagnosis.decision import OVERSIZED_ALONE_BYTES, decide
+from fragdoctor.diagnosis.readings import Reading
 from fragdoctor.model.diagnosis import Cause, Verdict
 from fragdoctor.model.finding import Confidence, Evidence
 from fragdoctor.model.oom import OomLog, OomMessage

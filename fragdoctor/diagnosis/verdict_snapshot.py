@@ -6,14 +6,15 @@ from dataclasses import replace
 from typing import Final
 
 from fragdoctor.analysis.result import DeviceAnalysis, Growth
-from fragdoctor.diagnosis.decision import Reading, decide
+from fragdoctor.diagnosis.decision import decide
+from fragdoctor.diagnosis.readings import Reading
 from fragdoctor.diagnosis.verdict_message import verdict_of
 from fragdoctor.model.diagnosis import Cause, Verdict
 from fragdoctor.model.finding import Confidence, Evidence
 from fragdoctor.rules.context import Context, place
 from fragdoctor.rules.growth.significance import leading_growth, total_growth
 from fragdoctor.rules.optimizer import fails_in_optimizer
-from fragdoctor.rules.refusal import Refusal
+from fragdoctor.rules.refusal import FULL_SLACK_SHARE, Refusal
 from fragdoctor.rules.transients import find_transient
 from fragdoctor.units import GIB, format_count, format_size
 
@@ -36,14 +37,14 @@ def verdict_on_snapshot(context: Context) -> Verdict:
     if refusal.source == "user" and _would_be_served(refusal):
         return verdict_of([_served(refusal)], context.device, _evidence(analysis, refusal))
     readings = decide(refusal)
-    readings = _why_so_much(context, analysis, refusal, readings)
+    readings = explain_live_memory(context, analysis, refusal, readings)
     readings = _unknown_device(refusal, readings)
     if refusal.is_caught:
         readings = _caught(readings)
     return verdict_of(readings, context.device, _evidence(analysis, refusal))
 
 
-def _why_so_much(
+def explain_live_memory(
     context: Context, analysis: DeviceAnalysis, refusal: Refusal, readings: list[Reading]
 ) -> list[Reading]:
     """Ask, for a capacity or limit verdict, what made live memory so large.
@@ -123,7 +124,7 @@ def _without_failure(context: Context, analysis: DeviceAnalysis) -> list[Reading
             "reserved are allocated and nothing points to a problem; the file has no history, so "
             "that earlier failures and growth cannot be seen."
         )
-        return [Reading(Cause.HEALTHY, Confidence.POSSIBLE, summary)]
+        return _without_history(analysis, summary)
     retries = context.retries
     n_retries = retries[0] if retries else 0
     peak = analysis.timeline.peak_allocated_bytes if analysis.timeline else None
@@ -144,6 +145,19 @@ def _without_failure(context: Context, analysis: DeviceAnalysis) -> list[Reading
         )
         readings.append(Reading(Cause.FRAGMENTATION, Confidence.POSSIBLE, ""))
     return readings
+
+
+def _without_history(analysis: DeviceAnalysis, summary: str) -> list[Reading]:
+    """Without events nobody knows whether a request failed; a full cache says what it then was."""
+    healthy = Reading(Cause.HEALTHY, Confidence.POSSIBLE, summary)
+    free = analysis.free_space.free_cached_bytes
+    if not analysis.reserved_bytes or free >= FULL_SLACK_SHARE * analysis.reserved_bytes:
+        return [healthy]
+    decider = (
+        "If it was taken at an out-of-memory error, the device was simply full of live memory: "
+        "give the message."
+    )
+    return [replace(healthy, decider=decider), Reading(Cause.CAPACITY, Confidence.POSSIBLE, "")]
 
 
 def _leak(context: Context, growth: Growth, ending: str) -> Reading:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from fragdoctor.diagnosis.decision import Reading
+from fragdoctor.diagnosis.readings import Reading
 from fragdoctor.diagnosis.verdict_message import verdict_of
 from fragdoctor.model.diagnosis import Cause, Verdict
 from fragdoctor.model.finding import Confidence, Evidence

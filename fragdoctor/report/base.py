@@ -65,6 +65,7 @@ FORMATS: Final = MappingProxyType(
         "text": ("fragdoctor.report.text", "render_diagnosis"),
         "json": ("fragdoctor.report.json", "render_diagnosis"),
         "markdown": ("fragdoctor.report.markdown", "render_diagnosis"),
+        "html": ("fragdoctor.report.html", "render_diagnosis"),
         "github": ("fragdoctor.report.github", "render_diagnosis"),
         "sarif": ("fragdoctor.report.sarif", "render_diagnosis"),
         "junit": ("fragdoctor.report.junit", "render_diagnosis"),

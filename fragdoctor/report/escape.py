@@ -140,5 +140,5 @@ def shorten_left(text: str, width: int, ellipsis: str = "...") -> str:
         return text[-width:] if width > 0 else ""
     tail = text[-keep:]
     # Start at a path separator where one is near, so that no directory name is cut in half.
-    cut = tail.find("/")
+    cut = min((i for i in (tail.find("/"), tail.find("\\")) if i >= 0), default=-1)
     return ellipsis + (tail[cut:] if 0 <= cut <= keep // 2 else tail)

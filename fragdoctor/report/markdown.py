@@ -9,7 +9,7 @@ from fragdoctor.report import escape
 from fragdoctor.report.base import RenderOptions, Verbosity
 from fragdoctor.report.phrases import (
     also_text,
-    fidelity_text,
+    fidelity_line,
     location_text,
     predicted_text,
     verdict_line,
@@ -162,7 +162,7 @@ def _remarks(diagnosis: Diagnosis) -> list[str]:
     blocks = []
     if diagnosis.corrections:
         blocks += ["### Often said, but wrong here", _bullets(diagnosis.corrections)]
-    fidelity = fidelity_text(diagnosis.fidelity)
+    fidelity = fidelity_line(diagnosis)
     notes = [*diagnosis.notes, *([fidelity] if fidelity else [])]
     if notes:
         blocks += ["### About this input", _bullets(notes)]

@@ -101,8 +101,9 @@ def predicted_text(predicted: Predicted) -> str:
     if predicted.driver_calls is not None:
         parts.append(plural(predicted.driver_calls, "driver call"))
     method = METHOD_TITLES.get(predicted.method, predicted.method)
-    if predicted.method == "replay" and predicted.fidelity_share is not None:
-        method += f", baseline {share_text(predicted.fidelity_share)} exact"
+    share = predicted.fidelity_share
+    if predicted.method == "replay" and share is not None and share < 1:
+        method += f", baseline {share_text(share)} exact"
     return f"{', '.join(parts) or 'no figures'} ({method})"
 
 
@@ -117,7 +118,7 @@ def fidelity_text(fidelity: FidelityReport) -> str:
     """Return how exactly the model reproduced the file, in one sentence."""
     era = ERA_TITLES.get(fidelity.era, fidelity.era)
     if fidelity.share is None:
-        return f"Not replayed: {fidelity.reason}" if fidelity.reason else ""
+        return f"Nothing was replayed. {fidelity.reason}" if fidelity.reason else ""
     with_era = f", with the {era}" if era else ""
     if fidelity.share >= 1 and not fidelity.reason:
         return f"The allocator model reproduces this file exactly{with_era}."
@@ -125,6 +126,14 @@ def fidelity_text(fidelity: FidelityReport) -> str:
     return (
         f"The allocator model reproduces {share_text(fidelity.share)} of this file{with_era}{why}"
     )
+
+
+def fidelity_line(diagnosis: Diagnosis) -> str:
+    """Return the fidelity for a report; "" where there was no snapshot to replay."""
+    fidelity = diagnosis.fidelity
+    if fidelity.share is None and diagnosis.case.snapshot is None:
+        return ""
+    return fidelity_text(fidelity)
 
 
 def evidence_text(evidence: Evidence) -> str:

@@ -199,4 +199,6 @@ class Refusal:
         assert self.total_bytes is not None  # noqa: S101 - for the type checker
         assert self.free_bytes is not None  # noqa: S101
         assert self.reserved_bytes is not None  # noqa: S101
-        return max(0, self.total_bytes - self.free_bytes - self.reserved_bytes)
+        outside = self.total_bytes - self.free_bytes - self.reserved_bytes
+        # The size of the device is a printed figure: what it may be off by is nobody's memory.
+        return outside if outside > rounding_bytes(self.total_bytes) else 0

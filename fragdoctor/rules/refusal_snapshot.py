@@ -123,9 +123,11 @@ def with_overrides(refusal: Refusal, overrides: Overrides) -> Refusal:
 
 
 def late_frees(snapshot: Snapshot, device: int, row: int) -> int:
-    """Return the bytes whose cross-stream waits ended between the last request and the failure.
+    """Return the bytes that came free between the last request and the failure.
 
-    The allocator does not search its cache again after the flush that ends these waits.
+    The allocator does not search its cache again after the flush that ends cross-stream waits. A
+    free that directly follows its own request counts too: had it been done at once, the search
+    would have found its block, so beside a large enough free block it must have waited.
     """
     rows = snapshot.events.device_slice(device)
     if not rows.start <= row < rows.stop:
@@ -134,19 +136,19 @@ def late_frees(snapshot: Snapshot, device: int, row: int) -> int:
     calls = np.flatnonzero((actions == Action.ALLOC) | (actions == Action.FREE_REQUESTED))
     start = rows.start + (int(calls[-1]) + 1 if len(calls) else 0)
     done = snapshot.events.action[start:row] == Action.FREE_COMPLETED
-    if len(calls) and snapshot.events.action[start - 1] == Action.FREE_REQUESTED and done.any():
-        # The free that directly follows its own request did not wait for anybody.
-        same = snapshot.events.address[start] == snapshot.events.address[start - 1]
-        if done[0] and same:
-            done = done.copy()
-            done[0] = False
     return int(snapshot.events.size_bytes[start:row][done].sum())
 
 
 def was_caught(snapshot: Snapshot, device: int, row: int) -> bool:
     """Tell whether the program went on allocating on this device after the failure."""
+    return row < last_request(snapshot, device)
+
+
+def last_request(snapshot: Snapshot, device: int) -> int:
+    """Return the row of the last successful allocation of a device, -1 without any."""
     rows = snapshot.events.device_slice(device)
-    return bool((snapshot.events.action[row + 1 : rows.stop] == Action.ALLOC).any())
+    allocs = np.flatnonzero(snapshot.events.action[rows] == Action.ALLOC)
+    return int(rows.start) + int(allocs[-1]) if len(allocs) else -1
 
 
 def _pools_free(analysis: DeviceAnalysis, event: OomEvent) -> int:

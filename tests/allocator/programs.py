@@ -154,14 +154,12 @@ def programs(draw: st.DrawFn, *, max_requests: int = 60, n_streams: int = 2) -> 
     """Programs that ask and free in any order."""
     operations: list[tuple[str, int, int]] = []
     live: list[int] = []
-    n_made = 0
-    for _ in range(draw(st.integers(1, max_requests))):
+    for n_made in range(draw(st.integers(1, max_requests))):
         operations.append(("alloc", draw(SIZES), draw(st.integers(0, n_streams - 1))))
         live.append(n_made)
-        n_made += 1
-        for _ in range(draw(st.integers(0, 2))):
-            if live:
-                operations.append(("free", live.pop(draw(st.integers(0, len(live) - 1))), 0))
+        for _ in range(min(draw(st.integers(0, 2)), len(live))):
+            freed = live.pop(draw(st.integers(0, len(live) - 1)))
+            operations += [("free", freed, 0)]
     return Program(tuple(operations))
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from allocator.programs import CONFS, ERAS, Program, operations_of, program, programs, record
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from allocator.programs import CONFS, ERAS, Program, operations_of, program, programs, record
 from fragdoctor._native import _ext
 from fragdoctor.allocator.fidelity import find_baseline
 from fragdoctor.allocator.model import native_config
@@ -21,7 +21,7 @@ CAPACITIES = st.sampled_from([None, 64 * MIB, 200 * MIB, 401 * MIB, 1000 * MIB])
 
 
 @given(programs(), CONFS, ERAS, CAPACITIES)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_replay_of_recorded_program_reproduces_all_of_it(
     made: Program, conf: str, era: Era, capacity: int | None
 ) -> None:
@@ -35,7 +35,7 @@ def test_replay_of_recorded_program_reproduces_all_of_it(
 
 
 @given(programs(), CONFS, ERAS, CAPACITIES)
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_replay_totals_hang_together(
     made: Program, conf: str, era: Era, capacity: int | None
 ) -> None:
@@ -57,7 +57,7 @@ def test_replay_totals_hang_together(
 
 
 @given(programs(n_streams=1), st.integers(1, 200))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_replay_up_to_the_capacity_it_names_is_the_same(made: Program, pages: int) -> None:
     operations = operations_of(made)
     conditions = Conditions(AllocatorSettings(), Era.BLOCK_COUNTER, 2 * MIB * pages)
@@ -113,7 +113,7 @@ def test_edited_operations_out_of_range_are_refused() -> None:
     for name, value in (("kind", 200), ("stream", 2**31), ("pool", 7), ("allocation", 10**9)):
         changed = {n: getattr(columns, n).copy() for n in Operations.__dataclass_fields__}
         changed[name][0] = value
-        with pytest.raises(ValueError, match="operation|allocation"):
+        with pytest.raises(ValueError, match=r"operation|allocation"):
             operations.edited(**changed)
 
 
@@ -124,7 +124,8 @@ def test_edited_operations_survive_nonsense() -> None:
     n = 2000
     edited = operations.edited(
         kind=rng.integers(0, 8, n).astype(np.uint8),
-        size=rng.integers(0, 2**62, n).astype(np.uint64) >> rng.integers(0, 60, n).astype(np.uint64),
+        size=rng.integers(0, 2**62, n).astype(np.uint64)
+        >> rng.integers(0, 60, n).astype(np.uint64),
         allocation=rng.integers(0, 100, n).astype(np.uint32),
         row=np.arange(n, dtype=np.uint32),
         stream=rng.integers(0, 5, n).astype(np.uint32),

@@ -159,3 +159,39 @@ def test_closed_pipe_is_quiet(root: Path) -> None:
     os.close(write_end)
 
     assert (done.returncode, done.stderr) == (exit_codes.BROKEN_PIPE, "")
+
+
+def run_outside(root: Path, command: str) -> subprocess.CompletedProcess[str]:
+    """Run a shell line in which $FRAGDOCTOR is the command."""
+    script = "from fragdoctor.cli.app import main; main()"
+    env = {**os.environ, "PYTHONPATH": str(root), "FRAGDOCTOR": sys.executable, "SCRIPT": script}
+    line = command.replace("$FRAGDOCTOR", '"$FRAGDOCTOR" -c "$SCRIPT"')
+    return subprocess.run(
+        ["/bin/sh", "-c", line], capture_output=True, text=True, env=env, check=False
+    )
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux only")
+@pytest.mark.parametrize("args", ["--help", "explain"])
+def test_full_disk_is_a_sentence(args: str, root: Path) -> None:
+    done = run_outside(root, f"$FRAGDOCTOR {args} > /dev/full")
+
+    assert done.returncode == 2
+    assert done.stderr.startswith("Error: There is no space left on the device.")
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        ("$FRAGDOCTOR explain >&-", 0),
+        ("$FRAGDOCTOR --help >&-", 0),
+        ("$FRAGDOCTOR oom <&-", 2),
+        ("$FRAGDOCTOR analyze gone.pickle 2>&-", 2),
+    ],
+)
+def test_closed_streams_are_no_bug(command: str, code: int, root: Path) -> None:
+    done = run_outside(root, command)
+
+    assert done.returncode == code
+    assert "Traceback" not in done.stderr

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from builders import MIB
 from oom_messages import GIB, case_of, log_of, message, new_style, old_style, process
-from oom_snapshots import calm, full, holes, late_free
+from oom_snapshots import calm, full, holes, interleaved, late_free, leaking, model_building
 
 from fragdoctor.diagnosis.contexts import build_contexts
 from fragdoctor.diagnosis.pipeline import diagnose
@@ -170,7 +170,7 @@ def test_other_process_counts_how_many_fit():
 
 
 def test_holes_of_freed_blocks_below_a_page_reject_expandable_segments():
-    small = diagnose(Case(snapshot=holes(live_mib=8, hole_mib=4, asked_mib=30, free_mib=20)))
+    small = diagnose(Case(snapshot=interleaved()))
     large = diagnose(Case(snapshot=holes()))
 
     assert "page" in rejected(small)["expandable-segments"].why
@@ -260,3 +260,26 @@ def test_optimizer_failure_does_not_blame_the_batch():
     assert Cause.TRANSIENT_PEAK in diagnosis.verdict.also
     assert codes(diagnosis)[0] == "smaller-optimizer-state"
     assert "smaller-batch" in rejected(diagnosis)
+
+
+def test_leak_is_freed_at_its_line_and_arithmetic_says_that_it_fits():
+    diagnosis = diagnose(Case(snapshot=leaking()))
+
+    best = diagnosis.recommendations[0]
+
+    assert best.code == "free-leak"
+    assert (best.locations[0].filename, best.locations[0].line) == ("loop.py", 5)
+    assert best.predicted.fits is True
+    assert "smaller-batch" not in codes(diagnosis)
+
+
+def test_leak_in_evaluation_asks_for_no_grad():
+    assert "no-grad" in codes(diagnose(Case(snapshot=leaking(function="evaluate"))))
+    assert "no-grad" not in codes(diagnose(Case(snapshot=leaking())))
+
+
+def test_model_that_does_not_fit_is_told_from_a_batch():
+    diagnosis = diagnose(Case(snapshot=model_building()))
+
+    assert codes(diagnosis)[0] == "less-model-memory"
+    assert "gradient-checkpointing" not in codes(diagnosis)

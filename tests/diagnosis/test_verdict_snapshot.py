@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from builders import MIB
+from builders import MIB, alloc, block, columns, oom, segment, segment_alloc, snapshot
 from oom_messages import case_of, new_style
-from oom_snapshots import calm, full, holes, late_free
+from oom_snapshots import at, calm, full, holes, late_free, leaking
 
 from fragdoctor.diagnosis.pipeline import diagnose
 from fragdoctor.model.case import Case, Overrides
@@ -94,3 +94,53 @@ def test_diagnose_message_of_another_failure_is_noted():
     notes = diagnose(case_of(text, snapshot=full())).notes
 
     assert any("different runs" in note for note in notes)
+
+
+def test_diagnose_memory_kept_by_every_step_is_a_leak():
+    verdict = diagnose(Case(snapshot=leaking())).verdict
+
+    assert Cause.LEAK is verdict.cause
+    assert Cause.CAPACITY in verdict.also
+    assert "loop.py:5" in verdict.summary
+    assert "24.00 MiB a step" in verdict.summary
+
+
+def test_diagnose_state_without_history_and_without_holes_asks_for_the_message():
+    only_state = columns(snapshot(segment(at(0), block(400 * MIB, "active_allocated"))))
+
+    verdict = diagnose(Case(snapshot=only_state)).verdict
+
+    assert (verdict.cause, verdict.confidence) == (Cause.HEALTHY, Confidence.POSSIBLE)
+    assert list(verdict.also) == [Cause.CAPACITY]
+    assert "out-of-memory" in verdict.decider
+
+
+def test_diagnose_caught_failure_may_be_healthy():
+    events = [
+        oom(4000 * MIB, 500 * MIB),
+        segment_alloc(at(0), 20 * MIB),
+        alloc(at(0), 20 * MIB),
+    ]
+    data = snapshot(segment(at(0), block(20 * MIB, "active_allocated")), events=events)
+
+    verdict = diagnose(Case(snapshot=columns(data))).verdict
+
+    assert Cause.CAPACITY is verdict.cause
+    assert Cause.HEALTHY in verdict.also
+    assert "went on" in verdict.summary
+
+
+def test_diagnose_message_beside_a_snapshot_that_leaks_later_is_a_leak():
+    text = new_style("200.00 MiB", "1.00 GiB", "50.00 MiB", "1000.00 MiB", "0 bytes")
+    running = leaking(fails=False)
+
+    verdict = diagnose(case_of(text, snapshot=running)).verdict
+
+    assert Cause.LEAK is verdict.cause
+    assert Cause.CAPACITY in verdict.also
+
+
+def test_diagnose_host_kill_beside_a_calm_snapshot_is_host_memory():
+    case = case_of("Out of memory: Killed process 812 (python)", snapshot=calm())
+
+    assert Cause.HOST_MEMORY is diagnose(case).verdict.cause

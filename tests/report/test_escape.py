@@ -192,6 +192,7 @@ def test_markdown_code_in_table_escapes_the_bar() -> None:
         ("/home/user/project/models/gpt.py:88", 20, ".../models/gpt.py:88"),
         ("/home/user/project/models/gpt.py:88", 17, ".../gpt.py:88"),
         ("averyveryverylongname.py:88", 12, "...ame.py:88"),
+        ("C:\\Users\\me\\code\\gpt.py:88", 22, "...\\me\\code\\gpt.py:88"),
         ("abcdef", 2, "ef"),
         ("abcdef", 0, ""),
     ],

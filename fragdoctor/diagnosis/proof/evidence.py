@@ -100,7 +100,7 @@ def set_up(plan: Plan) -> tuple[Bench | None, FidelityReport]:
     """Return the bench for a case, None with the reason where its trace cannot be replayed."""
     snapshot, device = plan.context.snapshot, plan.context.device
     if snapshot is None:
-        return None, FidelityReport(reason="No snapshot was given, so nothing can be replayed.")
+        return None, FidelityReport(reason="no snapshot was given")
     try:
         baseline = baseline_of(
             snapshot,

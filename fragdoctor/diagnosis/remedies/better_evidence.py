@@ -24,7 +24,7 @@ def remedies(plan: Plan) -> Iterator[Proposal]:
         "Record a memory snapshot at the failure",
         weight=ASKS,
         confidence=Confidence.LIKELY,
-        change="fragdoctor run -- python train.py, or torch.cuda.memory._record_memory_history("
+        change="torch.cuda.memory._record_memory_history("
         "max_entries=100000) at start and torch.cuda.memory._dump_snapshot('oom.pickle') on the "
         "error",
         why=reason,

@@ -37,7 +37,11 @@ def remedies(plan: Plan) -> Iterator[Proposal]:
         cost="None, if the other process is a leftover.",
         caveats=(
             "Ranks that all use device 0 look the same: torch.cuda.set_device(local_rank).",
-            "In a container the listed process may be this one.",
+            *(
+                ("In a container the listed process may be this one.",)
+                if r is not None and listed and r.process_bytes is None
+                else ()
+            ),
         ),
         verify="nvidia-smi shows only this process; mem_get_info() shows the memory free.",
         predicted=Predicted(fits=held >= missing, method="arithmetic")

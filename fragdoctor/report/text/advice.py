@@ -42,12 +42,18 @@ def write_rejected(page: Page, diagnosis: Diagnosis) -> None:
         [r.setting.removeprefix("PYTORCH_CUDA_ALLOC_CONF=") or r.change or r.title, _reason(r)]
         for r in diagnosis.rejected
     ]
-    columns = [Column("wrap", max_width=max(24, page.width * 2 // 5)), Column("wrap")]
-    page.table(columns, [[setting, (reason, "dim")] for setting, reason in rows])
+    shown = rows if page.options.verbosity is Verbosity.VERBOSE else rows[:_SHOWN]
+    columns = [Column("list", max_width=max(24, page.width * 2 // 5)), Column("wrap")]
+    page.table(columns, [[setting, (reason, "dim")] for setting, reason in shown])
+    if len(rows) > len(shown):
+        n_more = format_count(len(rows) - len(shown))
+        page.paragraph((f"{n_more} more with --verbose", "dim"))
 
 
 def _reason(rejected: Recommendation) -> str:
-    predicted = predicted_text(rejected.predicted)
+    # What was replayed says its outcome in "why" already.
+    is_said = rejected.predicted.method in {"replay", "estimate"}
+    predicted = "" if is_said else predicted_text(rejected.predicted)
     return "; ".join(x for x in (rejected.why.rstrip("."), predicted) if x) or "-"
 
 

@@ -7,7 +7,7 @@ from typing import Final
 from fragdoctor.model.diagnosis import Diagnosis
 from fragdoctor.model.finding import Finding, Severity
 from fragdoctor.report.base import Verbosity
-from fragdoctor.report.phrases import evidence_text, fidelity_text, location_text
+from fragdoctor.report.phrases import evidence_text, fidelity_line, location_text
 from fragdoctor.report.text.page import Cell, Column, Page
 from fragdoctor.units import format_count
 
@@ -41,7 +41,7 @@ def write_remarks(page: Page, diagnosis: Diagnosis) -> None:
     if diagnosis.corrections:
         page.heading("Often said, but wrong here")
         _bullets(page, list(diagnosis.corrections))
-    fidelity = fidelity_text(diagnosis.fidelity)
+    fidelity = fidelity_line(diagnosis)
     if diagnosis.notes or fidelity:
         page.heading("About this input")
         _bullets(page, [*diagnosis.notes, *([fidelity] if fidelity else [])])

@@ -8,7 +8,7 @@ from typing import ClassVar
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
 from fragdoctor.rules.base import Need, Rule
 from fragdoctor.rules.context import Context
-from fragdoctor.rules.refusal_snapshot import was_caught
+from fragdoctor.rules.refusal_snapshot import last_request
 from fragdoctor.units import format_count, format_size
 
 
@@ -43,7 +43,8 @@ class CaughtFailures(Rule):
         analysis, snapshot = context.analysis, context.snapshot
         assert analysis is not None  # noqa: S101 - needs
         assert snapshot is not None  # noqa: S101 - needs
-        caught = [e for e in analysis.ooms if was_caught(snapshot, analysis.device, e.row)]
+        last = last_request(snapshot, analysis.device)
+        caught = [event for event in analysis.ooms if event.row < last]
         if not caught:
             return
         largest = max(e.rounded_bytes for e in caught)

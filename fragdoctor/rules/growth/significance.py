@@ -13,6 +13,9 @@ STEADY_SHARE: Final = 0.8
 MIN_STEPS: Final = 4
 """Fewer steps cannot tell growth from the filling of buffers and optimizer state."""
 
+MANY_STEPS: Final = 8
+"""Something kept every tenth step is a leak too, once it was seen often enough."""
+
 LARGE_SHARE: Final = 0.05
 """Survivors of at least a twentieth of live memory: less is no reason for a verdict."""
 
@@ -31,8 +34,9 @@ def total_growth(analysis: DeviceAnalysis) -> int:
 
 def is_significant(growth: Growth, analysis: DeviceAnalysis) -> bool:
     """Tell whether a growth is steady, long and large enough to be called a leak."""
+    is_regular = growth.steadiness >= STEADY_SHARE or growth.n_steps >= MANY_STEPS
     return (
-        growth.steadiness >= STEADY_SHARE
+        is_regular
         and growth.n_steps >= MIN_STEPS
         and growth.survivor_bytes >= LARGE_SHARE * max(1, analysis.active_bytes)
     )

@@ -20,7 +20,7 @@ class NoHistory(Rule):
     Evidence used. The trace of the device.
 
     What to do. torch.cuda.memory._record_memory_history(max_entries=100000) before the part that
-    matters, then _dump_snapshot; or fragdoctor run.
+    matters, then _dump_snapshot.
 
     What it can get wrong. A device that was not used has no events either.
 

@@ -1,0 +1,83 @@
+"""Speed of the replay, beside that of our reader and of the stock unpickler, in one run.
+
+    python benchmarks/bench_replay.py big.pickle [--unpickle]
+
+``make_big.py`` makes a file; one recorded from a real allocator shows the fidelity too. Every
+figure is the best of three, in seconds of wall clock; the processor may be shared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import pickle
+import resource
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from fragdoctor.allocator.fidelity import find_baseline, report
+from fragdoctor.allocator.search import default_candidates, search_settings
+from fragdoctor.allocator.simulate import choose_device
+from fragdoctor.allocator.trace_ops import prepare
+from fragdoctor.allocator.whatif import Scenario, replay_scenario
+from fragdoctor.readers.snapshot import read_snapshot
+
+N_RUNS = 3
+
+
+def best_of(function: Callable[[], Any]) -> tuple[float, Any]:
+    """Return the least time of a few calls, and the last result."""
+    times, result = [], None
+    for _ in range(N_RUNS):
+        start = time.perf_counter()
+        result = function()
+        times.append(time.perf_counter() - start)
+    return min(times), result
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("path", type=Path)
+    parser.add_argument("--unpickle", action="store_true", help="time pickle.load too (trusted!)")
+    arguments = parser.parse_args()
+
+    read_s, snapshot = best_of(lambda: read_snapshot(arguments.path))
+    device = choose_device(snapshot)
+    undo_s, prepared = best_of(lambda: prepare(snapshot, device))
+    model_s, baseline = best_of(lambda: find_baseline(prepared))
+    conf = "expandable_segments:True"
+    whatif_s, _ = best_of(lambda: replay_scenario(baseline, Scenario(conf=conf)))
+    confs = default_candidates(baseline)
+    search_s, _ = best_of(lambda: search_settings(baseline, confs))
+    peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+
+    n_events = prepared.n_events
+    whole_s = undo_s + model_s
+    rows = [
+        ("read the file (our reader)", read_s),
+        ("undo the trace", undo_s),
+        ("find the baseline (operations, model, comparison)", model_s),
+        ("whole replay", whole_s),
+        ("one what-if (expandable_segments:True)", whatif_s),
+        (f"search over {len(confs)} candidates, 2 threads", search_s),
+    ]
+    fidelity = report(baseline)
+    print(f"{arguments.path.name}: {n_events:,} events, fidelity {fidelity.share:.4f}")
+    for name, seconds in rows:
+        print(f"  {name:<52}{seconds:8.3f} s {n_events / seconds / 1e6:8.2f} M events/s")
+    print(f"  whole replay / reader: {whole_s / read_s:.2f}")
+    print(f"  peak memory of this process: {peak_mib} MiB")
+    if arguments.unpickle:
+        start = time.perf_counter()
+        with arguments.path.open("rb") as stream:
+            pickle.load(stream)
+        unpickle_s = time.perf_counter() - start
+        total_s = read_s + whole_s + search_s
+        print(f"  pickle.load, collector on: {unpickle_s:.3f} s")
+        print(f"  (read + replay + search) / pickle.load: {total_s / unpickle_s:.2f}")
+
+
+if __name__ == "__main__":
+    main()

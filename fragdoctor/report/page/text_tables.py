@@ -1,0 +1,169 @@
+"""The page's own tables of strings, frames and stacks: only what its graphics refer to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from fragdoctor.analysis.attribution import USER, frame_classes, user_frames
+from fragdoctor.model.snapshot import Snapshot
+from fragdoctor.report import escape
+from fragdoctor.report.page.blob import MAX_EXACT, BlobWriter
+
+MAX_TEXT: Final = 240
+"""Characters of one string on the page; the rest of a path is cut at its start."""
+
+MAX_FRAME_REFERENCES: Final = 250_000
+"""Frames over all stacks: about 0.4 MB compressed. Later stacks keep their user's line only."""
+
+MAX_STRINGS: Final = 30_000
+"""Distinct file and function names; twice as many before stacks are left out altogether."""
+
+MAX_STACK_DEPTH: Final = 96
+
+LEFT_OUT: Final = "(stack left out to keep this file small)"
+
+MAX_LINES: Final = 20_000
+"""Distinct source lines that the timeline names; programs have hundreds."""
+
+
+class TextTables:
+    """Interns visible, shortened text; ids are stable within one page.
+
+    ``scale`` below 1 lowers the bounds above.
+    """
+
+    def __init__(self, scale: float = 1.0) -> None:
+        self._max_references = int(MAX_FRAME_REFERENCES * scale)
+        self._max_strings = int(MAX_STRINGS * scale)
+        self._strings: dict[str, int] = {}
+        self._frames: dict[tuple[int, int, int, bool], int] = {}
+        self._stacks: list[list[int]] = []
+        self._n_references = 0
+
+    def string(self, text: str) -> int:
+        """Return the id of a text, made visible and at most ``MAX_TEXT`` characters long."""
+        # Cut twice: making characters visible can lengthen a hostile string sixfold.
+        shown = escape.shorten_left(
+            escape.visible(escape.shorten_left(text, 4 * MAX_TEXT)), MAX_TEXT
+        )
+        return self._strings.setdefault(shown, len(self._strings))
+
+    def frame(self, filename: str, line: int, function: str, *, is_library: bool) -> int:
+        """Return the id of a frame."""
+        key = (self.string(filename), min(line, MAX_EXACT), self.string(function), is_library)
+        return self._frames.setdefault(key, len(self._frames))
+
+    def has_room(self, n_frames: int) -> bool:
+        """Return whether a whole stack of that depth still fits."""
+        fits = self._n_references + n_frames <= self._max_references
+        return fits and len(self._strings) < self._max_strings
+
+    @property
+    def is_full(self) -> bool:
+        """Whether not even single lines fit any more."""
+        return len(self._strings) >= 2 * self._max_strings
+
+    def stack(self, frames: list[int]) -> int:
+        """Add a stack, innermost frame first, and return its id."""
+        self._n_references += len(frames)
+        self._stacks.append(frames)
+        return len(self._stacks) - 1
+
+    def encode(self, blob: BlobWriter) -> dict[str, Any]:
+        """Return the JSON part of the tables."""
+        frames = list(self._frames)
+        return {
+            "strings": list(self._strings),
+            "file": blob.add([f[0] for f in frames]),
+            "line": blob.add([f[1] for f in frames]),
+            "name": blob.add([f[2] for f in frames]),
+            "library": blob.add([int(f[3]) for f in frames]),
+            "stack_start": blob.add(np.cumsum([0, *(len(s) for s in self._stacks)])),
+            "stack_frames": blob.add([f for s in self._stacks for f in s]),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class CodeOwners:
+    """Whose each frame is, and the user's own frame of each stack (-1: none)."""
+
+    is_library: npt.NDArray[np.bool_]
+    user_frames: npt.NDArray[np.int32]
+
+    @classmethod
+    def of(cls, snapshot: Snapshot) -> CodeOwners:
+        """Classify the frames of a snapshot."""
+        classes = frame_classes(snapshot)
+        return cls(classes != USER, user_frames(snapshot, classes))
+
+
+class SnapshotStacks:
+    """Maps stack ids of a snapshot to stacks of the page, each translated once."""
+
+    def __init__(self, snapshot: Snapshot, tables: TextTables, owners: CodeOwners) -> None:
+        self._snapshot = snapshot
+        self._tables = tables
+        self._owners = owners
+        self._known: dict[int, int] = {-1: -1}
+        self._frames: dict[int, int] = {}
+        self._left_out: int | None = None
+
+    def page_stack(self, stack_id: int) -> int:
+        """Return the page's id of a stack of the snapshot; -1 for none recorded.
+
+        When the tables fill up, stacks keep the user's line only, then nothing but a remark.
+        """
+        known = self._known.get(stack_id)
+        if known is None:
+            known = self._known[stack_id] = self._translate(stack_id)
+        return known
+
+    def _translate(self, stack_id: int) -> int:
+        offsets = self._snapshot.stacks.offsets
+        low, high = int(offsets[stack_id]), int(offsets[stack_id + 1])
+        if low == high:
+            return -1
+        ids = self._snapshot.stacks.frames[low : min(high, low + MAX_STACK_DEPTH)].tolist()
+        if not self._tables.has_room(len(ids)):
+            if self._tables.is_full:
+                return self._remark()
+            user = int(self._owners.user_frames[stack_id])
+            ids = [user if user >= 0 else ids[0]]
+        return self._tables.stack([self._frame(i) for i in ids])
+
+    def _remark(self) -> int:
+        if self._left_out is None:
+            frame = self._tables.frame(LEFT_OUT, 0, "", is_library=False)
+            self._left_out = self._tables.stack([frame])
+        return self._left_out
+
+    def page_lines(self, stack: npt.NDArray[np.int32]) -> npt.NDArray[np.int64] | None:
+        """Return the page's frame id of the user's line of each stack, -1 for none.
+
+        None where there are more than ``MAX_LINES`` distinct ones, or the tables are full.
+        """
+        own = np.append(self._owners.user_frames, np.int32(-1))[stack]
+        used, inverse = np.unique(own, return_inverse=True)
+        if len(used) > MAX_LINES or self._tables.is_full:
+            return None
+        ids = [-1 if f < 0 else self._frame(f) for f in used.tolist()]
+        return np.array(ids, np.int64)[inverse]
+
+    def _frame(self, frame_id: int) -> int:
+        known = self._frames.get(frame_id)
+        if known is None:
+            table = self._snapshot.frames
+            known = self._frames[frame_id] = self._tables.frame(
+                self._text(int(table.filename[frame_id])),
+                int(table.line[frame_id]),
+                self._text(int(table.name[frame_id])),
+                is_library=bool(self._owners.is_library[frame_id]),
+            )
+        return known
+
+    def _text(self, string_id: int) -> str:
+        return "" if string_id < 0 else self._snapshot.strings[string_id]

@@ -1,0 +1,207 @@
+"""The timeline for the page: as fine as the size budget allows, and no peak ever lost.
+
+The state after each event is grouped into buckets of 1, 2, 4, ... events; each bucket keeps the
+highest and the lowest value of each curve, so that a maximum over any range of whole buckets is
+exact. The page's script merges buckets further when it draws.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from fragdoctor.analysis.flushes import RETRY
+from fragdoctor.analysis.result import DeviceAnalysis, Timeline
+from fragdoctor.model.snapshot import Annotation, Snapshot
+from fragdoctor.report.page.blob import BlobWriter, compressed_size
+from fragdoctor.report.page.sink import Sink
+
+I64 = npt.NDArray[np.int64]
+
+MAX_TIME_SAMPLES: Final = 16_384
+MAX_PHASES: Final = 3000
+MAX_MARKS: Final = 2000
+MAX_PHASE_DEPTH: Final = 4
+SERIES: Final = ("allocated", "active", "reserved")
+
+
+@dataclass(frozen=True, slots=True)
+class Buckets:
+    """Highest and lowest value of a curve per bucket of ``size`` states."""
+
+    size: int
+    high: I64
+    low: I64
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """A recorded range: states ``first`` to ``last``, nested ``depth`` deep."""
+
+    name: str
+    first: int
+    last: int
+    depth: int
+
+
+def bucketed(states: I64, size: int) -> Buckets:
+    """Return the envelope of a curve in buckets of ``size`` states (the last may be shorter)."""
+    if size == 1:
+        return Buckets(1, states, states)
+    starts = np.arange(0, len(states), size)
+    return Buckets(size, np.maximum.reduceat(states, starts), np.minimum.reduceat(states, starts))
+
+
+def timeline_data(
+    snapshot: Snapshot,
+    analysis: DeviceAnalysis,
+    sink: Sink,
+    budget_bytes: int,
+) -> dict[str, Any] | None:
+    """Return the JSON part of one device's timeline; None without a trace.
+
+    ``budget_bytes`` bounds the compressed curves; the finest bucket size that fits is taken.
+    """
+    if analysis.timeline is None or analysis.n_events == 0:
+        return None
+    rows = snapshot.events.device_slice(analysis.device)
+    blob = sink.blob
+    curves = _curves(analysis.timeline)
+    size = _finest_size(curves, budget_bytes)
+    spent = _curve_cost(curves, size)
+    data: dict[str, Any] = {
+        "n_events": analysis.n_events,
+        "bucket": size,
+        "peak_state": int(np.argmax(analysis.timeline.allocated_bytes)),
+        "events": None,
+        "time": _time(snapshot, rows, blob),
+        **_marks(analysis, rows.start),
+    }
+    for name, states in zip(SERIES, curves, strict=True):
+        envelope = bucketed(states, size)
+        data[name] = blob.add(envelope.high)
+        data[f"{name}_drop"] = blob.add(envelope.high - envelope.low) if size > 1 else None
+    if size == 1:
+        data["events"] = _event_details(snapshot, rows, sink, budget_bytes - spent)
+    phases = find_phases(snapshot, analysis.device)
+    kept = sorted(phases, key=lambda p: p.first - p.last)[:MAX_PHASES]
+    data["n_phases"] = len(phases)
+    data["phases"] = {
+        "name": blob.add([sink.tables.string(p.name) for p in kept]),
+        "first": blob.add([p.first for p in kept]),
+        "last": blob.add([p.last for p in kept]),
+        "depth": blob.add([p.depth for p in kept]),
+    }
+    return data
+
+
+def _curves(timeline: Timeline) -> tuple[I64, I64, I64]:
+    return timeline.allocated_bytes, timeline.active_bytes, timeline.reserved_bytes
+
+
+def _curve_cost(curves: Sequence[I64], size: int) -> int:
+    arrays: list[npt.ArrayLike] = []
+    for states in curves:
+        envelope = bucketed(states, size)
+        arrays.append(envelope.high)
+        if size > 1:
+            arrays.append(envelope.high - envelope.low)
+    return compressed_size(arrays)
+
+
+def _finest_size(curves: Sequence[I64], budget_bytes: int) -> int:
+    size = 1
+    # Below one byte for eight states nothing compresses; skip sizes that cannot fit.
+    while len(curves[0]) // size > 16 * budget_bytes:
+        size *= 2
+    while _curve_cost(curves, size) > budget_bytes and len(curves[0]) > 64 * size:
+        size *= 2
+    return size
+
+
+def _event_details(
+    snapshot: Snapshot, rows: slice, sink: Sink, budget_bytes: int
+) -> dict[str, Any] | None:
+    """Return what each single event did, where that fits the budget."""
+    events = snapshot.events
+    lines = sink.stacks.page_lines(events.stack[rows])
+    if lines is None:
+        return None
+    sizes = np.minimum(events.size_bytes[rows], np.uint64(2**52)).astype(np.int64)
+    action = events.action[rows].astype(np.int64)
+    if compressed_size([action, sizes, lines]) > budget_bytes:
+        return None
+    blob = sink.blob
+    return {"action": blob.add(action), "size": blob.add(sizes), "line": blob.add(lines)}
+
+
+def _times(snapshot: Snapshot, rows: slice) -> I64 | None:
+    """Return the time of each event, never decreasing; None where the file has none."""
+    times = snapshot.events.time_us[rows]
+    if len(times) == 0 or int(times.min()) < 0:
+        return None
+    return np.maximum.accumulate(times)
+
+
+def _time(snapshot: Snapshot, rows: slice, blob: BlobWriter) -> dict[str, Any] | None:
+    times = _times(snapshot, rows)
+    if times is None:
+        return None
+    elapsed = np.concatenate(([0], times - times[0]))
+    count = min(len(elapsed), MAX_TIME_SAMPLES)
+    at = np.unique(np.linspace(0, len(elapsed) - 1, count).round().astype(np.int64))
+    return {"state": blob.add(at), "us": blob.add(elapsed[at]), "start_us": int(times[0])}
+
+
+def _marks(analysis: DeviceAnalysis, first_row: int) -> dict[str, Any]:
+    """Return OOMs and flushes as states: the number of events up to and with them."""
+    flushes = sorted(analysis.flushes, key=lambda f: -f.released_bytes)[:MAX_MARKS]
+    ooms = analysis.ooms[-MAX_MARKS:]
+    n_retries = sum(f.cause == RETRY for f in analysis.flushes)
+    return {
+        "n_ooms": len(analysis.ooms),
+        "n_flushes": {"retries": n_retries, "others": len(analysis.flushes) - n_retries},
+        "ooms": [[o.row - first_row + 1, o.rounded_bytes, o.device_free_bytes] for o in ooms],
+        "flushes": sorted([f.last_row - first_row + 1, f.released_bytes, f.cause] for f in flushes),
+    }
+
+
+def find_phases(snapshot: Snapshot, device: int) -> list[Phase]:
+    """Return the recorded ranges of a device, each END matched with its innermost START.
+
+    A range without END lasts to the end of the trace; an END without START is left out.
+    """
+    rows = snapshot.events.device_slice(device)
+    times = _times(snapshot, rows)
+    marks = [a for a in snapshot.annotations if a.device in (device, -1)]
+    if times is None or not marks:
+        return []
+    states = np.searchsorted(times, [a.time_us for a in marks], side="left")
+    open_ranges: list[tuple[Annotation, int]] = []
+    found: list[Phase] = []
+    for mark, state in sorted(zip(marks, states.tolist(), strict=True), key=lambda m: m[0].time_us):
+        if mark.stage == "START":
+            open_ranges.append((mark, state))
+        elif mark.stage == "END":
+            _close(open_ranges, found, mark.name, state)
+    found += [
+        Phase(mark.name, state, len(times), depth)
+        for depth, (mark, state) in enumerate(open_ranges)
+    ]
+    return [p for p in found if p.depth < MAX_PHASE_DEPTH and p.last > p.first]
+
+
+def _close(
+    open_ranges: list[tuple[Annotation, int]], found: list[Phase], name: str, state: int
+) -> None:
+    # Looks at the innermost 32 only: a hostile list must not cost quadratic time.
+    for back in range(1, min(len(open_ranges), 32) + 1):
+        mark, first = open_ranges[-back]
+        if mark.name == name:
+            del open_ranges[-back]
+            found.append(Phase(name, first, state, len(open_ranges) - back + 1))
+            return

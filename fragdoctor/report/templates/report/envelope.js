@@ -1,0 +1,67 @@
+// Highest and lowest values at ever coarser steps, so that a pixel asks for a few entries only.
+class Envelope {
+  constructor(high, drop) {
+    const low = drop ? high.map((v, i) => v - drop[i]) : high;
+    this.levels = [{ high, low }];
+    while (this.levels[this.levels.length - 1].high.length > 64) {
+      this.levels.push(Envelope.coarser(this.levels[this.levels.length - 1]));
+    }
+  }
+
+  static coarser({ high, low }) {
+    const n = Math.ceil(high.length / 4), up = new Float64Array(n), down = new Float64Array(n);
+    for (let i = 0; i < n; i++) {
+      const end = Math.min(high.length, 4 * i + 4);
+      let top = -Infinity, bottom = Infinity;
+      for (let j = 4 * i; j < end; j++) {
+        if (high[j] > top) top = high[j];
+        if (low[j] < bottom) bottom = low[j];
+      }
+      up[i] = top;
+      down[i] = bottom;
+    }
+    return { high: up, low: down };
+  }
+
+  // Over buckets first..last, both included. Whole coarse entries inside, fine ones at the edges.
+  range(first, last) {
+    let top = -Infinity, bottom = Infinity;
+    const look = (level, i) => {
+      const { high, low } = this.levels[level];
+      if (high[i] > top) top = high[i];
+      if (low[i] < bottom) bottom = low[i];
+    };
+    let level = 0;
+    while (first <= last) {
+      if (level + 1 >= this.levels.length || last - first < 8) {
+        for (let i = first; i <= last; i++) look(level, i);
+        break;
+      }
+      while (first % 4 && first <= last) look(level, first++);
+      while (last % 4 !== 3 && last >= first) look(level, last--);
+      if (first > last) break;
+      first /= 4;
+      last = (last - 3) / 4;
+      level++;
+    }
+    return { top, bottom };
+  }
+
+  highestIn(first, last) {
+    const { high } = this.levels[0];
+    let best = first;
+    for (let i = first; i <= last; i++) if (high[i] > high[best]) best = i;
+    return best;
+  }
+}
+
+// The number of values not above the one asked for, in an ascending array.
+function upperBound(values, wanted) {
+  let low = 0, high = values.length;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (values[middle] <= wanted) low = middle + 1;
+    else high = middle;
+  }
+  return low;
+}

@@ -1,0 +1,230 @@
+// Who holds the memory: callers above, callees below, width is bytes.
+
+const FLOOR = 23;
+
+class Icicle {
+  constructor(root, data, array, text) {
+    this.root = root;
+    this.data = data;
+    this.text = text;
+    this.moments = {};
+    for (const [name, m] of Object.entries(data)) this.moments[name] = { ...m, stack: array(m.stack), bytes: array(m.bytes), blocks: array(m.blocks) };
+    this.moment = this.moments.peak ? "peak" : "end";
+    this.showLibrary = false;
+    this.hover = null;
+    this.focus = null;
+    this.draw = onFrame(() => this.paint());
+    this.build();
+    this.plant();
+  }
+
+  build() {
+    const names = { peak: "At the peak", end: "At the end" };
+    this.switches = Object.keys(this.moments).map((name) => {
+      const b = button(names[name], `What was allocated ${names[name].toLowerCase()}`, () => { this.moment = name; this.plant(); });
+      b.dataset.moment = name;
+      return b;
+    });
+    const library = element("input", { type: "checkbox" });
+    library.addEventListener("change", () => { this.showLibrary = library.checked; this.plant(); });
+    this.controls = element("div", { class: "controls", role: "group", "aria-label": "Icicle controls" },
+      element("div", { class: "switch", role: "group", "aria-label": "Moment" }, ...this.switches),
+      element("label", null, library, "library frames"), element("span", { class: "gap" }),
+      this.up = button("All", "Back to the whole picture (Escape)", () => this.zoomTo(this.tree)));
+    this.crumbs = element("p", { class: "crumbs" });
+    this.canvas = element("canvas", { tabindex: "0", role: "application", "aria-roledescription": "icicle chart" });
+    this.readout = element("dl", { class: "readout", "aria-live": "polite" });
+    this.root.replaceChildren(this.controls, this.crumbs, this.canvas, this.readout);
+    this.canvas.addEventListener("pointermove", (e) => this.point(this.nodeAt(e.offsetX, e.offsetY)));
+    this.canvas.addEventListener("pointerleave", () => this.point(null));
+    this.canvas.addEventListener("click", (e) => {
+      const node = this.nodeAt(e.offsetX, e.offsetY);
+      if (node) this.zoomTo(node === this.zoomed && node.parent ? node.parent : node);
+    });
+    this.canvas.addEventListener("keydown", (e) => this.key_(e));
+    new ResizeObserver(this.draw).observe(this.root);
+  }
+
+  key_(e) {
+    if (e.ctrlKey || e.metaKey || e.altKey) return;
+    const here = this.focus || this.zoomed, row = here.parent ? here.parent.children : [here], place = row.indexOf(here);
+    const moves = {
+      ArrowDown: () => this.setFocus(here.children[0] || here), ArrowUp: () => this.setFocus(here.parent || here),
+      ArrowRight: () => this.setFocus(row[Math.min(row.length - 1, place + 1)]), ArrowLeft: () => this.setFocus(row[Math.max(0, place - 1)]),
+      Enter: () => this.zoomTo(here), " ": () => this.zoomTo(here), Escape: () => this.zoomTo(this.tree), 0: () => this.zoomTo(this.tree),
+    };
+    if (!moves[e.key]) return;
+    e.preventDefault();
+    moves[e.key]();
+  }
+
+  setFocus(node) {
+    let inside = node;
+    while (inside && inside !== this.zoomed) inside = inside.parent;
+    if (!inside) this.zoomed = node;
+    this.focus = node;
+    this.describe(node);
+    this.draw();
+  }
+
+  // --- the tree -----------------------------------------------------------------------------
+
+  plant() {
+    for (const b of this.switches) b.setAttribute("aria-pressed", b.dataset.moment === this.moment ? "true" : "false");
+    const m = this.moments[this.moment];
+    this.tree = { label: this.moment === "peak" ? "everything allocated at the peak" : "everything allocated at the end", frame: -1, bytes: 0, blocks: 0, parent: null, known: new Map(), children: [] };
+    for (let i = 0; i < m.stack.length; i++) this.grow(m.stack[i], m.bytes[i], m.blocks[i]);
+    if (m.rest_bytes) this.leaf(`${plural(m.rest_stacks, "further stack")}`, m.rest_bytes, 0);
+    this.settle();
+    this.canvas.setAttribute("aria-label", `${formatSize(m.total)} in ${plural(m.n_blocks, "block")} by call stack, callers above callees. Arrow keys move, Enter enlarges, Escape goes back. The table below lists the source lines.`);
+    this.focus = null;
+    this.zoomTo(this.tree);
+  }
+
+  grow(stackId, bytes, blocks) {
+    let frames = this.text.stack(stackId);
+    if (!this.showLibrary) {
+      const own = frames.filter((f) => this.text.library[f] === 0);
+      frames = own.length ? own : frames.slice(0, 1);
+    }
+    if (!frames.length) { this.leaf("no stack recorded", bytes, blocks); return; }
+    let node = this.tree;
+    node.bytes += bytes;
+    node.blocks += blocks;
+    for (let i = frames.length - 1; i >= 0; i--) {
+      node = this.child(node, frames[i], null);
+      node.bytes += bytes;
+      node.blocks += blocks;
+    }
+  }
+
+  leaf(label, bytes, blocks) {
+    const node = this.child(this.tree, label, label);
+    for (const n of [node, this.tree]) { n.bytes += bytes; n.blocks += blocks; }
+  }
+
+  child(parent, key, label) {
+    let node = parent.known.get(key);
+    if (!node) {
+      node = { label: label || this.text.short(key), frame: label ? -1 : key, bytes: 0, blocks: 0, parent, known: new Map(), children: [] };
+      parent.known.set(key, node);
+      parent.children.push(node);
+    }
+    return node;
+  }
+
+  settle() {
+    this.tree.start = 0;
+    this.tree.depth = 0;
+    this.depth = 0;
+    const open = [this.tree];
+    while (open.length) {
+      const node = open.pop();
+      this.depth = Math.max(this.depth, node.depth);
+      node.children.sort((a, b) => b.bytes - a.bytes);
+      let start = node.start;
+      for (const next of node.children) {
+        next.start = start;
+        next.depth = node.depth + 1;
+        start += next.bytes;
+        open.push(next);
+      }
+    }
+  }
+
+  zoomTo(node) {
+    this.zoomed = node;
+    if (this.focus) this.focus = node;
+    this.up.disabled = node === this.tree;
+    const path = [];
+    for (let n = node; n; n = n.parent) path.unshift(n.label);
+    this.crumbs.textContent = path.length > 1 ? path.slice(1).join("  ›  ") : "";
+    this.describe(this.hover || this.focus);
+    this.draw();
+  }
+
+  // --- drawing ------------------------------------------------------------------------------
+
+  paint() {
+    this.width = this.root.clientWidth;
+    if (this.width < 60) return;
+    this.drawn = [];
+    const floors = this.floorsShown();
+    const c = prepare(this.canvas, this.width, floors * FLOOR + 1);
+    const perByte = this.width / Math.max(1, this.zoomed.bytes);
+    const path = [];
+    for (let n = this.zoomed.parent; n; n = n.parent) path.unshift(n);
+    path.forEach((node, floor) => this.paintNode(c, node, 0, this.width, floor, true));
+    const open = [this.zoomed];
+    while (open.length) {
+      const node = open.pop();
+      const x = (node.start - this.zoomed.start) * perByte, width = node.bytes * perByte;
+      if (width < 0.7) continue;
+      this.paintNode(c, node, x, width, node.depth, false);
+      open.push(...node.children);
+    }
+  }
+
+  floorsShown() {
+    let deepest = this.zoomed.depth;
+    const open = [this.zoomed], least = this.zoomed.bytes / this.width;
+    while (open.length) {
+      const node = open.pop();
+      deepest = Math.max(deepest, node.depth);
+      for (const next of node.children) if (next.bytes >= least * 0.7) open.push(next);
+    }
+    return deepest + 1;
+  }
+
+  paintNode(c, node, x, width, floor, isAncestor) {
+    const k = theme.colors, y = floor * FLOOR, inner = Math.max(0.5, width - 1);
+    this.drawn.push({ node, x, y, width });
+    const isOwn = node.frame >= 0 && this.text.library[node.frame] === 0;
+    c.fillStyle = k.panel;
+    c.fillRect(x, y, inner, FLOOR - 1);
+    c.fillStyle = isOwn ? k.live : k.outside;
+    c.globalAlpha = isAncestor || node === this.tree ? 0.12 : isOwn ? 0.2 + 0.38 * (node.bytes / this.tree.bytes) : 0.2;
+    c.fillRect(x, y, inner, FLOOR - 1);
+    c.globalAlpha = 1;
+    if (node.frame < 0 && node !== this.tree) hatch(c, x, y, inner, FLOOR - 1, k.line);
+    if (node === this.hover || node === this.focus) {
+      c.strokeStyle = k.ink;
+      c.lineWidth = 1.5;
+      c.strokeRect(x + 0.75, y + 0.75, Math.max(1, inner - 1.5), FLOOR - 2.5);
+    }
+    if (width < 34) return;
+    c.textAlign = "left";
+    c.fillStyle = k.ink;
+    const size = formatSize(node.bytes), room = inner - 12, sizeWidth = c.measureText(size).width;
+    const label = fitted(c, node.label, room > sizeWidth + 110 ? room - sizeWidth - 12 : room);
+    c.fillText(label, x + 6, y + FLOOR / 2);
+    if (room > sizeWidth + 110) {
+      c.textAlign = "right";
+      c.fillText(size, x + inner - 6, y + FLOOR / 2);
+    }
+  }
+
+  nodeAt(x, y) {
+    const hit = this.drawn && this.drawn.find((d) => y >= d.y && y < d.y + FLOOR && x >= d.x && x < d.x + Math.max(2, d.width));
+    return hit ? hit.node : null;
+  }
+
+  point(node) {
+    if (node === this.hover) return;
+    this.hover = node;
+    this.describe(node || this.focus);
+    this.draw();
+  }
+
+  describe(node) {
+    if (!node) {
+      this.readout.replaceChildren(element("div", { class: "wide" }, element("dt", null, "Callers stand above, what they call below; width is memory. Point to read, click to enlarge, click again to go back.")));
+      return;
+    }
+    const pairs = [["Memory", formatSize(node.bytes)], ["Of all", formatShare(node.bytes, this.tree.bytes)]];
+    if (node.blocks) pairs.push(["Blocks", formatCount(node.blocks)]);
+    const frame = node.frame >= 0 ? this.text.frame(node.frame) : null;
+    pairs.push(["Line", frame ? `${frame.file} ${frame.name}` : node.label, "wide"]);
+    this.readout.replaceChildren(...definitions(pairs));
+  }
+}

@@ -1,0 +1,129 @@
+// Puts the page together: theme, device switch, copy buttons, graphics.
+
+const page = { timeline: null, map: null, icicle: null, device: null, ready: false };
+window.fragdoctor = page;
+
+const byId = (id) => document.getElementById(id);
+
+function stored(key, value) {
+  try {
+    if (value !== undefined) localStorage.setItem(key, value);
+    return localStorage.getItem(key);
+  } catch {
+    return null; // a file opened from disk may have no storage
+  }
+}
+
+function isDark() {
+  const chosen = document.documentElement.dataset.theme;
+  return chosen ? chosen === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
+}
+
+function redraw() {
+  theme.read();
+  for (const graphic of [page.timeline, page.map, page.icicle]) if (graphic) graphic.draw();
+}
+
+function setUpTheme() {
+  const chosen = stored("fragdoctor-theme");
+  if (chosen === "dark" || chosen === "light") document.documentElement.dataset.theme = chosen;
+  const toggle = byId("theme");
+  const label = () => { toggle.textContent = isDark() ? "Light" : "Dark"; };
+  toggle.addEventListener("click", () => {
+    document.documentElement.dataset.theme = isDark() ? "light" : "dark";
+    stored("fragdoctor-theme", document.documentElement.dataset.theme);
+    label();
+    redraw();
+  });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { label(); redraw(); });
+  label();
+  theme.read();
+}
+
+function setUpCopying() {
+  for (const control of document.querySelectorAll("[data-copy]")) {
+    control.addEventListener("click", async () => {
+      const source = byId(control.dataset.copy);
+      try {
+        await navigator.clipboard.writeText(source.textContent);
+      } catch {
+        getSelection().selectAllChildren(source);
+        document.execCommand("copy");
+      }
+      control.textContent = "Copied";
+      setTimeout(() => { control.textContent = "Copy"; }, 1500);
+    });
+  }
+}
+
+// Paper is white and cannot be clicked: light colours, every section open, redrawn for its width.
+function setUpPrinting() {
+  let before = null, closed = [];
+  window.addEventListener("beforeprint", () => {
+    before = document.documentElement.dataset.theme || "";
+    document.documentElement.dataset.theme = "light";
+    closed = [...document.querySelectorAll("details:not([open]):not(.stack)")];
+    for (const node of closed) node.open = true;
+    theme.read();
+    if (page.map) page.map.print(true);
+    for (const graphic of [page.timeline, page.map, page.icicle]) if (graphic) graphic.paint();
+  });
+  window.addEventListener("afterprint", () => {
+    if (before) document.documentElement.dataset.theme = before;
+    else delete document.documentElement.dataset.theme;
+    for (const node of closed) node.open = false;
+    if (page.map) page.map.print(false);
+    redraw();
+  });
+}
+
+function showDevice(device, decoded) {
+  page.device = device;
+  for (const node of document.querySelectorAll(".device[data-device]")) node.classList.toggle("off", device !== null && node.dataset.device !== String(device));
+  for (const node of document.querySelectorAll("#devices button")) node.setAttribute("aria-pressed", node.dataset.show === String(device) ? "true" : "false");
+  const data = decoded.head.devices[device] || { timeline: null, map: null, icicle: null };
+  const text = decoded.text, array = decoded.array;
+  page.timeline = place("timeline", data.timeline, (root) => new Timeline(root, data.timeline, data.capacity, array, text));
+  page.map = place("map", data.map, (root) => new SegmentMap(root, data.map, array, text));
+  page.icicle = place("icicle", data.icicle, (root) => new Icicle(root, data.icicle, array, text));
+  if (byId("timeline-unit")) byId("timeline-unit").textContent = data.timeline ? unitText(data.timeline) : "";
+  if (byId("holders-unit")) byId("holders-unit").textContent = data.icicle ? "allocated bytes by call stack" : "";
+}
+
+function unitText(timeline) {
+  const grain = timeline.bucket === 1 ? "each one exact" : `highest and lowest of every ${formatCount(timeline.bucket)}`;
+  return `${plural(timeline.n_events, "event")}, ${grain}`;
+}
+
+function place(name, data, make) {
+  const root = byId(`${name}-graphic`), none = byId(`${name}-none`);
+  if (!root) return null;
+  root.hidden = !data;
+  none.hidden = Boolean(data);
+  if (!data) { root.replaceChildren(); return null; }
+  return make(root);
+}
+
+async function start() {
+  setUpTheme();
+  setUpCopying();
+  setUpPrinting();
+  const encoded = byId("data").textContent.trim();
+  if (encoded) await draw(encoded);
+  page.ready = true;
+}
+
+async function draw(encoded) {
+  try {
+    const decoded = await decodePage(encoded);
+    decoded.text = new TextTables(decoded.head.text, decoded.array);
+    const shown = [...document.querySelectorAll("#devices button")];
+    for (const node of shown) node.addEventListener("click", () => showDevice(Number(node.dataset.show), decoded));
+    showDevice(decoded.head.device, decoded);
+  } catch (error) {
+    byId("trouble").hidden = false;
+    console.error(error);
+  }
+}
+
+start();

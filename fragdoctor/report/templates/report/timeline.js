@@ -1,0 +1,259 @@
+// The timeline: what each pixel shows is the true highest and lowest value of its events.
+
+const SERIES = ["allocated", "active", "reserved"];
+const ACTIONS = ["alloc", "free requested", "free completed", "segment alloc", "segment free", "segment map",
+  "segment unmap", "snapshot", "OOM", "annotate", "other"];
+const LANE = 16, TOP = 8, BOTTOM = 26, LEFT = 64, RIGHT = 12;
+
+class Timeline {
+  constructor(root, data, capacity, array, text) {
+    this.root = root;
+    this.data = data;
+    this.capacity = capacity;
+    this.text = text;
+    this.n = data.n_events + 1;
+    this.bucket = data.bucket;
+    for (const name of SERIES) this[name] = new Envelope(array(data[name]), array(data[`${name}_drop`]));
+    this.lastBucket = this.allocated.levels[0].high.length - 1;
+    this.time = data.time ? { state: array(data.time.state), us: array(data.time.us) } : null;
+    this.events = data.events ? { action: array(data.events.action), size: array(data.events.size), line: array(data.events.line) } : null;
+    this.phases = { name: array(data.phases.name), first: array(data.phases.first), last: array(data.phases.last), depth: array(data.phases.depth) };
+    this.lanes = this.phases.depth.length ? Math.max(...this.phases.depth) + 1 : 0;
+    this.byTime = false;
+    this.view = { from: 0, to: Math.max(1, this.n - 1) };
+    this.cursor = null;
+    this.drag = null;
+    this.reservedPeak = this.reserved.range(0, this.lastBucket).top;
+    this.draw = onFrame(() => this.paint());
+    this.build();
+  }
+
+  build() {
+    const ooms = this.data.ooms.length;
+    this.axis = ["events", "time"].map((kind) => {
+      const b = button(kind === "time" ? "Time" : "Events", `Let the axis count ${kind}`, () => this.setAxis(kind === "time"));
+      b.setAttribute("aria-pressed", kind === "events" ? "true" : "false");
+      return b;
+    });
+    const axis = element("div", { class: "switch", role: "group", "aria-label": "Axis" }, ...this.axis);
+    axis.hidden = !this.time;
+    this.controls = element("div", { class: "controls", role: "group", "aria-label": "Timeline controls" },
+      button("Zoom in", "Zoom in (+)", () => this.zoom(0.5)), button("Zoom out", "Zoom out (-)", () => this.zoom(2)),
+      button("Whole trace", "Show the whole trace (0)", () => this.show(0, this.n - 1)),
+      button("Peak", "Go to the peak (P)", () => this.goTo(this.data.peak_state)));
+    if (ooms) this.controls.append(button("OOM", "Go to the next OOM (O)", () => this.nextOom()));
+    this.controls.append(element("span", { class: "gap" }), axis);
+    const key = [["k-live", "allocated"], ["k-pending", "freed, waits for a stream"], ["k-reserved", "reserved"]];
+    if (this.capacity) key.push(["k-capacity", "capacity"]);
+    if (ooms) key.push(["k-oom", plural(this.data.n_ooms, "OOM")]);
+    const { retries, others } = this.data.n_flushes;
+    if (retries) key.push(["k-retry", plural(retries, "retry after a flush", "retries after a flush")]);
+    if (others) key.push(["k-flush", plural(others, "other flush", "other flushes")]);
+    this.key = element("ul", { class: "chartkey" }, ...key.map(([k, word]) => element("li", null, element("i", { class: k }), word)));
+    this.canvas = element("canvas", { tabindex: "0", role: "application", "aria-roledescription": "chart",
+      "aria-label": `Memory over ${plural(this.data.n_events, "event")}. Peak allocated ${formatSize(this.valueAt("allocated", this.data.peak_state))}, peak reserved ${formatSize(this.reservedPeak)}. Arrow keys move the cursor, plus and minus zoom, 0 shows the whole trace, P goes to the peak. The table below has the main moments.` });
+    this.overview = element("canvas", { "aria-hidden": "true" });
+    this.readout = element("dl", { class: "readout", "aria-live": "polite" });
+    this.root.replaceChildren(this.key, this.controls, this.canvas, this.overview, this.readout);
+    this.listen();
+    this.describe(null);
+    new ResizeObserver(this.draw).observe(this.canvas.parentElement);
+  }
+
+  listen() {
+    const canvas = this.canvas;
+    canvas.addEventListener("pointermove", (e) => this.pointerMove(e));
+    canvas.addEventListener("pointerleave", () => { if (!this.drag) { this.cursor = null; this.describe(null); this.draw(); } });
+    canvas.addEventListener("pointerdown", (e) => {
+      if (e.button !== 0) return;
+      this.drag = { from: e.offsetX, to: e.offsetX };
+      canvas.setPointerCapture(e.pointerId);
+    });
+    canvas.addEventListener("pointerup", () => this.endDrag());
+    canvas.addEventListener("pointercancel", () => { this.drag = null; this.draw(); });
+    canvas.addEventListener("dblclick", () => this.show(0, this.n - 1));
+    canvas.addEventListener("wheel", (e) => this.wheel(e), { passive: false });
+    canvas.addEventListener("keydown", (e) => this.key_(e));
+    let grab = null;
+    const pick = (e) => {
+      const at = Math.min(1, Math.max(0, (e.offsetX - LEFT) / (this.width - LEFT - RIGHT))) * (this.n - 1);
+      if (grab === null) grab = at > this.view.from && at < this.view.to ? at - this.view.from : (this.view.to - this.view.from) / 2;
+      this.show(at - grab, at - grab + this.view.to - this.view.from);
+    };
+    this.overview.addEventListener("pointerdown", (e) => { grab = null; this.overview.setPointerCapture(e.pointerId); pick(e); });
+    this.overview.addEventListener("pointermove", (e) => { if (grab !== null) pick(e); });
+    this.overview.addEventListener("pointerup", () => { grab = null; });
+  }
+
+  // --- where things are ---------------------------------------------------------------------
+
+  timeOf(state) {
+    const { state: at, us } = this.time;
+    const i = upperBound(at, state);
+    if (i <= 0) return us[0];
+    if (i >= at.length) return us[us.length - 1];
+    return us[i - 1] + ((us[i] - us[i - 1]) * (state - at[i - 1])) / (at[i] - at[i - 1]);
+  }
+
+  stateOf(time) {
+    const { state: at, us } = this.time;
+    const i = upperBound(us, time);
+    if (i <= 0) return at[0];
+    if (i >= us.length) return at[at.length - 1];
+    return at[i - 1] + ((at[i] - at[i - 1]) * (time - us[i - 1])) / Math.max(1e-9, us[i] - us[i - 1]);
+  }
+
+  stateAtX(x, view = this.view) {
+    const share = (x - LEFT) / (this.width - LEFT - RIGHT);
+    if (!this.byTime) return view.from + share * (view.to - view.from);
+    const t0 = this.timeOf(view.from), t1 = this.timeOf(view.to);
+    return this.stateOf(t0 + share * (t1 - t0));
+  }
+
+  xOf(state, view = this.view) {
+    let share = (state - view.from) / (view.to - view.from);
+    if (this.byTime) {
+      const t0 = this.timeOf(view.from), t1 = this.timeOf(view.to);
+      share = (this.timeOf(state) - t0) / Math.max(1e-9, t1 - t0);
+    }
+    return LEFT + share * (this.width - LEFT - RIGHT);
+  }
+
+  bucketOf(state) { return Math.max(0, Math.min(this.lastBucket, Math.floor(state / this.bucket))); }
+
+  valueAt(name, state) { return this[name].levels[0].high[this.bucketOf(state)]; }
+
+  // Buckets drawn in the pixel that starts at x.
+  bucketsAt(x, view = this.view) {
+    const first = this.bucketOf(this.stateAtX(x, view) + 0.5), next = this.bucketOf(this.stateAtX(x + 1, view) + 0.5);
+    return [first, Math.max(first, next - 1)];
+  }
+
+  // --- moving -------------------------------------------------------------------------------
+
+  show(from, to) {
+    const whole = this.n - 1;
+    const least = Math.min(whole, 16 * this.bucket);
+    const span = Math.max(least, Math.min(whole, to - from));
+    const middle = (from + to) / 2;
+    let start = Math.max(0, Math.min(whole - span, to - from === span ? from : middle - span / 2));
+    this.view = { from: start, to: start + Math.max(span, 1e-9) };
+    this.draw();
+  }
+
+  zoom(factor, about) {
+    const center = about ?? this.cursor ?? (this.view.from + this.view.to) / 2;
+    this.show(center - (center - this.view.from) * factor, center + (this.view.to - center) * factor);
+  }
+
+  goTo(state) {
+    const span = Math.min((this.n - 1) / 20, this.view.to - this.view.from);
+    this.show(state - span / 2, state + span / 2);
+    this.setCursor(state);
+  }
+
+  nextOom() {
+    const ooms = this.data.ooms.map((o) => o[0]);
+    this.goTo(ooms.find((s) => s > (this.cursor ?? -1)) ?? ooms[0]);
+  }
+
+  setAxis(byTime) {
+    this.byTime = byTime;
+    this.axis.forEach((b, i) => b.setAttribute("aria-pressed", String(Boolean(i) === byTime)));
+    this.draw();
+  }
+
+  wheel(e) {
+    const isWhole = this.view.to - this.view.from >= this.n - 1;
+    if (e.ctrlKey || e.metaKey) e.preventDefault();
+    else if (isPageScrolling() || (isWhole && e.deltaY > 0)) return;
+    e.preventDefault();
+    if (Math.abs(e.deltaX) > Math.abs(e.deltaY)) {
+      const move = (e.deltaX / this.width) * (this.view.to - this.view.from);
+      this.show(this.view.from + move, this.view.to + move);
+    } else this.zoom(Math.exp(Math.max(-1, Math.min(1, e.deltaY / 300))), this.stateAtX(e.offsetX));
+  }
+
+  pointerMove(e) {
+    if (this.drag) this.drag.to = e.offsetX;
+    this.setCursorAtX(e.offsetX);
+  }
+
+  endDrag() {
+    const drag = this.drag;
+    this.drag = null;
+    if (drag && Math.abs(drag.to - drag.from) > 5) {
+      const a = this.stateAtX(Math.min(drag.from, drag.to)), b = this.stateAtX(Math.max(drag.from, drag.to));
+      this.show(Math.max(0, a), Math.min(this.n - 1, b));
+    }
+    this.draw();
+  }
+
+  key_(e) {
+    if (e.ctrlKey || e.metaKey || e.altKey) return;
+    const step = (e.shiftKey ? 20 : 1) * Math.max(1, (this.view.to - this.view.from) / this.width);
+    const here = this.cursor ?? (this.view.from + this.view.to) / 2, span = this.view.to - this.view.from;
+    const moves = {
+      ArrowRight: () => this.setCursor(here + step), ArrowLeft: () => this.setCursor(here - step),
+      Home: () => this.setCursor(0), End: () => this.setCursor(this.n - 1),
+      PageDown: () => this.show(this.view.from + span, this.view.to + span), PageUp: () => this.show(this.view.from - span, this.view.to - span),
+      "+": () => this.zoom(0.5), "=": () => this.zoom(0.5), "-": () => this.zoom(2), 0: () => this.show(0, this.n - 1),
+      p: () => this.goTo(this.data.peak_state), P: () => this.goTo(this.data.peak_state), o: () => this.data.ooms.length && this.nextOom(),
+      O: () => this.data.ooms.length && this.nextOom(), Escape: () => this.show(0, this.n - 1),
+    };
+    if (!moves[e.key]) return;
+    e.preventDefault();
+    moves[e.key]();
+  }
+
+  // The cursor goes to the highest point of the pixel: the one that is drawn.
+  setCursorAtX(x) {
+    if (x < LEFT || x > this.width - RIGHT) return;
+    const [first, last] = this.bucketsAt(x);
+    const at = last - first > 100000 ? first : this.allocated.highestIn(first, last);
+    this.cursor = Math.min(this.n - 1, this.bucket === 1 ? at : Math.max(at * this.bucket, Math.round(this.stateAtX(x))));
+    this.describe(at);
+    this.draw();
+  }
+
+  setCursor(state) {
+    this.cursor = Math.max(0, Math.min(this.n - 1, Math.round(state)));
+    const span = this.view.to - this.view.from;
+    if (this.cursor < this.view.from || this.cursor > this.view.to) this.show(this.cursor - span / 2, this.cursor + span / 2);
+    this.describe(this.bucketOf(this.cursor));
+    this.draw();
+  }
+
+  describe(bucket) {
+    if (bucket === null) {
+      this.readout.replaceChildren(element("div", { class: "wide" }, element("dt", null, "Point at the chart to read it. Drag, turn the wheel or press + to zoom; arrow keys move, double click shows all.")));
+      return;
+    }
+    const first = bucket * this.bucket, last = Math.min(this.n - 1, first + this.bucket - 1);
+    const value = (name) => this[name].levels[0].high[bucket];
+    const pairs = [[this.bucket === 1 ? "After event" : "Events", this.bucket === 1 ? formatCount(first) : `${formatCount(first)}–${formatCount(last)}`]];
+    if (this.time) pairs.push(["Time", `${this.time.state.length < this.n ? "≈ " : ""}${formatTime(this.timeOf(first))}`]);
+    const upTo = this.bucket === 1 ? "" : ", at most";
+    pairs.push([`Allocated${upTo}`, formatSize(value("allocated"))], [`Active${upTo}`, formatSize(value("active"))], [`Reserved${upTo}`, formatSize(value("reserved"))]);
+    if (this.bucket === 1) pairs.push(["Cached", formatSize(value("reserved") - value("active"))]);
+    const said = this.eventText(first);
+    if (said) pairs.push(["Event", said, "wide"]);
+    this.readout.replaceChildren(...definitions(pairs));
+  }
+
+  eventText(state) {
+    const parts = [];
+    if (this.events && state > 0) {
+      const i = state - 1, line = this.events.line[i], size = this.events.size[i];
+      parts.push(`${ACTIONS[this.events.action[i]] || "other"}${size ? ` ${formatSize(size)}` : ""}${line >= 0 ? `  ${this.text.frame(line).file} ${this.text.frame(line).name}` : ""}`);
+    }
+    const oom = this.data.ooms.find((o) => o[0] === state);
+    if (oom) parts.push(`out of memory: ${formatSize(oom[1])} asked${oom[2] === null ? "" : `, ${formatSize(oom[2])} free at the driver`}`);
+    let inner = null;
+    for (let i = 0; i < this.phases.first.length; i++) {
+      if (this.phases.first[i] <= state && state < this.phases.last[i] && (inner === null || this.phases.depth[i] > this.phases.depth[inner])) inner = i;
+    }
+    if (inner !== null) parts.push(`in ${this.text.strings[this.phases.name[inner]]}`);
+    return parts.join(" · ");
+  }
+}

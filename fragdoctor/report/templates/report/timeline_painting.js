@@ -1,0 +1,229 @@
+// How the timeline is drawn; where its things are is in timeline.js.
+
+const timelinePainting = {
+
+  paint() {
+    this.width = this.root.clientWidth;
+    if (this.width < 80) return;
+    const lanes = this.lanes * LANE, height = (this.width < 600 ? 240 : 320) + lanes;
+    const c = prepare(this.canvas, this.width, height);
+    const area = { top: TOP + lanes + 12, bottom: height - BOTTOM, height: height - BOTTOM - TOP - lanes - 12 };
+    const showsCapacity = this.capacity && this.capacity <= 2.5 * this.reservedPeak;
+    this.yMax = Math.max(this.reservedPeak, showsCapacity ? this.capacity : 0, 1) * 1.06;
+    const y = (bytes) => area.bottom - (bytes / this.yMax) * area.height;
+    this.paintGrid(c, area, y);
+    this.paintCurves(c, area.bottom, y, this.view, LEFT, this.width - RIGHT);
+    this.paintCapacity(c, y, showsCapacity);
+    this.paintPhases(c, area);
+    this.paintMarks(c, area, y);
+    this.paintCursor(c, area, y);
+    this.paintOverview();
+  },
+
+  paintGrid(c, area, y) {
+    const { line, soft } = theme.colors;
+    c.lineWidth = 1;
+    c.textAlign = "right";
+    for (const tick of sizeTicks(this.yMax, area.height / 56)) {
+      c.strokeStyle = line;
+      c.beginPath();
+      c.moveTo(LEFT, Math.round(y(tick)) + 0.5);
+      c.lineTo(this.width - RIGHT, Math.round(y(tick)) + 0.5);
+      c.stroke();
+      c.fillStyle = soft;
+      c.fillText(tickSize(tick), LEFT - 8, y(tick));
+    }
+    const count = this.width / 130;
+    let ticks = countTicks(this.view.from, this.view.to, count).filter((t) => Number.isInteger(t)).map((t) => [this.xOf(t), formatCount(t)]);
+    if (this.byTime) {
+      const t0 = this.timeOf(this.view.from), t1 = this.timeOf(this.view.to);
+      const times = countTicks(t0, t1, count), step = times.length > 1 ? times[1] - times[0] : t1 - t0;
+      ticks = times.map((t) => [LEFT + ((t - t0) / Math.max(1e-9, t1 - t0)) * (this.width - LEFT - RIGHT), tickTime(t, step)]);
+    }
+    c.textAlign = "center";
+    for (const [x, label] of ticks) {
+      if (x < LEFT - 1 || x > this.width - RIGHT + 1) continue;
+      c.fillStyle = soft;
+      c.fillText(label, Math.max(LEFT + 4, Math.min(this.width - RIGHT - 18, x)), area.bottom + 15);
+      c.fillRect(Math.round(x), area.bottom, 1, 4);
+    }
+  },
+
+  paintCurves(c, bottom, y, view, left, right) {
+    const { live, pending, reserved, free } = theme.colors;
+    const line = [];
+    for (let x = left; x < right; x++) {
+      const [first, last] = this.bucketsAt(x, view);
+      const a = this.allocated.range(first, last), b = this.active.range(first, last), r = this.reserved.range(first, last);
+      c.fillStyle = free;
+      c.fillRect(x, y(r.top), 1, bottom - y(r.top));
+      if (b.top > a.top) {
+        c.fillStyle = pending;
+        c.fillRect(x, y(b.top), 1, y(a.top) - y(b.top));
+      }
+      c.fillStyle = live;
+      c.globalAlpha = 0.65;
+      c.fillRect(x, y(a.top), 1, y(a.bottom) - y(a.top));
+      c.globalAlpha = 1;
+      c.fillRect(x, y(a.bottom), 1, bottom - y(a.bottom));
+      line.push([x, y(r.bottom), y(r.top)]);
+    }
+    c.strokeStyle = reserved;
+    c.lineWidth = 1.5;
+    c.lineJoin = "round";
+    c.beginPath();
+    let before = null;
+    for (const [x, low, high] of line) {
+      // Through the end nearer to where the line comes from first, so that both ends are drawn.
+      const [near, far] = before !== null && Math.abs(before - low) < Math.abs(before - high) ? [low, high] : [high, low];
+      if (before === null) c.moveTo(x, near);
+      c.lineTo(x, near);
+      if (far !== near) c.lineTo(x + 0.5, far);
+      c.lineTo(x + 1, far);
+      before = far;
+    }
+    c.stroke();
+  },
+
+  paintCapacity(c, y, isInside) {
+    if (!this.capacity) return;
+    const at = isInside ? y(this.capacity) : 0;
+    const label = `capacity ${formatSize(this.capacity)}${isInside ? "" : ", above this chart"}`;
+    // On the side away from the peak's own label.
+    const isLeft = this.xOf(this.data.peak_state) > this.width / 2;
+    c.fillStyle = theme.colors.ink;
+    c.textAlign = isLeft ? "left" : "right";
+    c.fillText(label, isLeft ? LEFT + 6 : this.width - RIGHT - 6, isInside ? Math.max(at - 8, TOP + this.lanes * LANE) : TOP + this.lanes * LANE + 4);
+    if (!isInside) return;
+    c.strokeStyle = theme.colors.ink;
+    c.lineWidth = 1;
+    c.setLineDash([5, 4]);
+    c.beginPath();
+    c.moveTo(LEFT, Math.round(at) + 0.5);
+    c.lineTo(this.width - RIGHT, Math.round(at) + 0.5);
+    c.stroke();
+    c.setLineDash([]);
+  },
+
+  paintPhases(c, area) {
+    const { panel, soft } = theme.colors, { name, first, last, depth } = this.phases;
+    const lastX = new Map();
+    for (let i = 0; i < first.length; i++) {
+      if (last[i] < this.view.from || first[i] > this.view.to) continue;
+      const x0 = Math.max(LEFT, this.xOf(first[i])), x1 = Math.min(this.width - RIGHT, Math.max(this.xOf(last[i]), x0 + 1));
+      const pixel = depth[i] * 10000 + Math.round(x0);
+      if (x1 - x0 < 2 && lastX.has(pixel)) continue;
+      lastX.set(pixel, true);
+      const top = TOP + depth[i] * LANE;
+      c.fillStyle = panel;
+      c.fillRect(x0, top, x1 - x0, LANE - 2);
+      c.fillStyle = soft;
+      c.fillRect(x0, top, 1, LANE - 2);
+      c.fillRect(x0, top + LANE - 3, x1 - x0, 1);
+      c.textAlign = "left";
+      c.font = `11px ${theme.font}`;
+      const label = fitted(c, this.text.strings[name[i]], x1 - x0 - 8);
+      if (label) c.fillText(label, x0 + 5, top + LANE / 2 - 1);
+    }
+    c.font = `12px ${theme.font}`;
+    if (this.lanes) {
+      c.fillStyle = soft;
+      c.textAlign = "right";
+      c.fillText("phases", LEFT - 8, TOP + LANE / 2 - 1);
+    }
+    void area;
+  },
+
+  paintMarks(c, area, y) {
+    const { bad, pools, ink, paper } = theme.colors;
+    const seen = new Set();
+    for (const [state, , cause] of this.data.flushes) {
+      const x = Math.round(this.xOf(state));
+      if (x < LEFT || x > this.width - RIGHT || seen.has(x)) continue;
+      seen.add(x);
+      c.fillStyle = pools;
+      // Below the axis, where nothing else is.
+      if (cause !== "retry") { c.fillRect(x - 1, area.bottom + 1, 2, 8); continue; }
+      c.beginPath();
+      c.arc(x, area.bottom + 5, 4, 0, 7);
+      c.fill();
+    }
+    for (const [state] of this.data.ooms) {
+      const x = Math.round(this.xOf(state));
+      if (x < LEFT - 1 || x > this.width - RIGHT + 1) continue;
+      c.fillStyle = bad;
+      c.fillRect(x - 0.75, area.top - 8, 1.5, area.bottom - area.top + 8);
+      c.beginPath();
+      c.moveTo(x - 5, area.top - 11);
+      c.lineTo(x + 5, area.top - 11);
+      c.lineTo(x, area.top - 3);
+      c.fill();
+    }
+    const peak = this.data.peak_state, x = this.xOf(peak), value = this.valueAt("allocated", peak);
+    if (x < LEFT || x > this.width - RIGHT) return;
+    c.beginPath();
+    c.arc(x, y(value), 3.5, 0, 7);
+    c.fillStyle = paper;
+    c.fill();
+    c.strokeStyle = ink;
+    c.lineWidth = 1.5;
+    c.stroke();
+    const label = `peak ${formatSize(value)}`, width = c.measureText(label).width + 10;
+    const isLeft = x + width + 8 > this.width - RIGHT, at = isLeft ? x - width - 7 : x + 7;
+    const middle = Math.max(y(value), area.top + 18);
+    c.fillStyle = paper;
+    c.globalAlpha = 0.88;
+    c.fillRect(at, middle - 9, width, 18);
+    c.globalAlpha = 1;
+    c.fillStyle = ink;
+    c.textAlign = "left";
+    c.fillText(label, at + 5, middle + 0.5);
+  },
+
+  paintCursor(c, area, y) {
+    const { ink, accent } = theme.colors;
+    if (this.drag && Math.abs(this.drag.to - this.drag.from) > 3) {
+      c.fillStyle = accent;
+      c.globalAlpha = 0.16;
+      c.fillRect(Math.min(this.drag.from, this.drag.to), area.top, Math.abs(this.drag.to - this.drag.from), area.height);
+      c.globalAlpha = 1;
+    }
+    if (this.cursor === null) return;
+    const x = this.xOf(this.cursor);
+    if (x < LEFT - 1 || x > this.width - RIGHT + 1) return;
+    c.fillStyle = ink;
+    c.globalAlpha = 0.6;
+    c.fillRect(Math.round(x), area.top - 6, 1, area.height + 6);
+    c.globalAlpha = 1;
+    for (const name of ["allocated", "reserved"]) {
+      c.beginPath();
+      c.arc(Math.round(x) + 0.5, y(this.valueAt(name, this.cursor)), 2.5, 0, 7);
+      c.fill();
+    }
+  },
+
+  paintOverview() {
+    const height = 46, c = prepare(this.overview, this.width, height);
+    const whole = { from: 0, to: Math.max(1, this.n - 1) }, right = this.width - RIGHT;
+    const y = (bytes) => height - 4 - (bytes / this.yMax) * (height - 8);
+    const wasByTime = this.byTime;
+    this.byTime = false;
+    this.paintCurves(c, height - 4, y, whole, LEFT, right);
+    const x0 = this.xOf(this.view.from, whole), x1 = Math.max(this.xOf(this.view.to, whole), x0 + 3);
+    for (const [state] of this.data.ooms) {
+      c.fillStyle = theme.colors.bad;
+      c.fillRect(this.xOf(state, whole) - 1, 2, 2, height - 6);
+    }
+    this.byTime = wasByTime;
+    c.fillStyle = theme.colors.paper;
+    c.globalAlpha = 0.66;
+    c.fillRect(LEFT, 0, x0 - LEFT, height);
+    c.fillRect(x1, 0, right - x1, height);
+    c.globalAlpha = 1;
+    c.strokeStyle = theme.colors.ink;
+    c.lineWidth = 1;
+    c.strokeRect(x0 + 0.5, 1.5, x1 - x0 - 1, height - 4);
+  },
+};
+
+Object.assign(Timeline.prototype, timelinePainting);

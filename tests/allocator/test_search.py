@@ -1,0 +1,140 @@
+"""The search finds what fits, ranks it by price, and uses two threads."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+from allocator.programs import program, record
+
+from fragdoctor.allocator.search import (
+    Search,
+    best_of,
+    default_candidates,
+    pareto_of,
+    search_settings,
+    sweep_candidates,
+)
+from fragdoctor.allocator.simulate import baseline_of
+from fragdoctor.allocator.whatif import Scenario
+from fragdoctor.model.settings import parse_conf
+from fragdoctor.model.simulation import ReplayResult
+from fragdoctor.model.snapshot import Snapshot
+from fragdoctor.readers.snapshot import read_snapshot
+from fragdoctor.units import MIB
+
+
+def fragmented() -> Snapshot:
+    """Return the run of ten 40 MiB blocks, replaced by 25 MiB ones, then 140 MiB: out of memory."""
+    asked = [40 * MIB] * 10 + [-k for k in range(1, 11)] + [25 * MIB] * 10 + [140 * MIB]
+    return record(program(*asked), capacity_bytes=450 * MIB)
+
+
+def result(conf: str, *, fits: bool, peak: int, calls: int, retries: int = 0) -> ReplayResult:
+    return ReplayResult(
+        conf=conf,
+        capacity_bytes=1000 * MIB,
+        fits=fits,
+        oom_event=None if fits else 1,
+        peak_reserved_bytes=peak * MIB,
+        peak_allocated_bytes=0,
+        final_reserved_bytes=0,
+        retries=retries,
+        ooms=0 if fits else 1,
+        driver_calls=calls,
+    )
+
+
+def test_search_finds_the_setting_that_fits() -> None:
+    baseline = baseline_of(fragmented())
+
+    found = search_settings(baseline)
+
+    assert not found.baseline_fits
+    assert found.best is not None
+    assert found.best.conf == "expandable_segments:True"
+    assert found.best.fits
+    assert [r.conf for r in found.results] == list(default_candidates(baseline))
+    assert any(not r.fits for r in found.results)
+
+
+def test_search_of_run_without_trouble_recommends_nothing() -> None:
+    found = search_settings(baseline_of(record(program(30 * MIB, -1, 20 * MIB))))
+
+    assert found.baseline_fits
+    assert found.best is None
+
+
+def test_search_is_the_same_every_time_and_reports_progress() -> None:
+    baseline = baseline_of(fragmented())
+    seen: list[tuple[int, int]] = []
+    caller = threading.get_ident()
+
+    def progress(done: int, total: int) -> None:
+        assert threading.get_ident() == caller
+        seen.append((done, total))
+
+    first = search_settings(baseline, sweep_candidates(baseline), progress=progress)
+    again = search_settings(baseline, sweep_candidates(baseline))
+
+    assert first == again
+    n = len(first.results)
+    assert seen == [(i + 1, n) for i in range(n)]
+
+
+def test_search_under_larger_capacity_fits_as_it_is() -> None:
+    baseline = baseline_of(fragmented())
+
+    found = search_settings(baseline, scenario=Scenario(capacity_bytes=800 * MIB))
+
+    assert isinstance(found, Search)
+    assert found.baseline_fits
+
+
+def test_candidates_are_known_to_the_version() -> None:
+    baseline = baseline_of(fragmented())
+
+    for version in ("2.1.2", "2.4.1", "2.12.1", "2.15.0"):
+        confs = sweep_candidates(baseline, version)
+        for conf in confs:
+            parse_conf(conf, version)
+        assert len(set(confs)) == len(confs)
+    assert not any("large_segment" in c for c in default_candidates(baseline, "2.4.1"))
+    assert 8 <= len(default_candidates(baseline)) <= 15
+
+
+def test_best_is_cheapest_with_margin_then_largest_margin() -> None:
+    tight = result("a:1", fits=True, peak=995, calls=10)
+    dear = result("b:1", fits=True, peak=800, calls=90)
+    slow = result("c:1", fits=True, peak=700, calls=20, retries=2)
+    lost = result("d:1", fits=False, peak=100, calls=1)
+
+    assert best_of([tight, dear, slow, lost]) is dear
+    assert best_of([tight, lost]) is tight
+    assert best_of([lost]) is None
+
+
+def test_pareto_holds_what_nothing_beats() -> None:
+    low = result("a:1", fits=True, peak=700, calls=90)
+    beaten = result("b:1", fits=True, peak=800, calls=95)
+    quick = result("c:1", fits=True, peak=900, calls=10)
+    lost = result("d:1", fits=False, peak=100, calls=1)
+
+    assert pareto_of([beaten, quick, lost, low]) == (low, quick)
+
+
+@pytest.mark.shared
+def test_search_of_real_traps(shared: Path) -> None:
+    """What helps one workload does not help another: nothing helps the alternating blocks."""
+    helps = {}
+    for name in ("frag_gpt_varlen", "microbench_alternate", "microbench_40mb"):
+        snapshot = read_snapshot(shared / "snapshots" / name / "snapshot.pickle")
+        found = search_settings(baseline_of(snapshot))
+        helps[name] = found.best.conf if found.best is not None else None
+
+    assert helps == {
+        "frag_gpt_varlen": "expandable_segments:True",
+        "microbench_alternate": None,
+        "microbench_40mb": "expandable_segments:True",
+    }

@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.cells import cell_len
+
+from fragdoctor.report.base import MAX_WIDTH, MIN_WIDTH, RenderOptions
+from fragdoctor.report.text.memory import Part, apportion
+from fragdoctor.report.text.page import Column, Page
+
+
+def page(width: int = 60) -> Page:
+    return Page(RenderOptions(width))
+
+
+def test_paragraph_further_lines_hang() -> None:
+    one = page()
+
+    one.paragraph("word " * 20, indent=2, hang=2)
+
+    assert one.render().splitlines() == [
+        "  " + "word " * 10 + "word",
+        "    " + "word " * 8 + "word",
+    ]
+
+
+def test_table_numbers_are_aligned_right() -> None:
+    one = page()
+
+    one.table([Column(align="right"), Column()], [["1", "a"], ["1,000", "b"]])
+
+    assert one.render() == "      1  a\n  1,000  b\n"
+
+
+def test_table_path_is_cut_on_the_left() -> None:
+    one = page()
+
+    one.table([Column(), Column("path")], [["x", "/a/very/long/path" * 6 + "/train.py:8 in f"]])
+
+    line = one.render().rstrip("\n")
+    assert line.endswith("/train.py:8 in f")
+    assert "..." in line
+    assert len(line) <= 60
+
+
+def test_table_list_breaks_after_commas() -> None:
+    one = page()
+
+    one.table(
+        [Column(), Column("list")], [["x" * 20, "expandable_segments:True,max_split_size_mb:1"]]
+    )
+
+    assert [line.split()[-1] for line in one.render().splitlines()] == [
+        "expandable_segments:True,",
+        "max_split_size_mb:1",
+    ]
+
+
+def test_blank_is_never_doubled_nor_first() -> None:
+    one = page()
+
+    one.blank()
+    one.paragraph("a", indent=0)
+    one.blank()
+    one.blank()
+    one.heading("b")
+
+    assert one.render() == "a\n\nb\n"
+
+
+def test_width_is_held_between_bounds() -> None:
+    assert page(1).width == MIN_WIDTH
+    assert page(10_000).width == MAX_WIDTH
+
+
+@given(
+    rows=st.lists(st.tuples(st.text(max_size=90), st.text(max_size=90)), min_size=1, max_size=6),
+    kind=st.sampled_from(["wrap", "list", "path"]),
+    width=st.integers(60, 120),
+)
+def test_table_any_text_stays_within_the_width(
+    rows: list[tuple[str, str]], kind: str, width: int
+) -> None:
+    one = page(width)
+
+    one.table([Column(), Column(kind)], [list(row) for row in rows])  # type: ignore[arg-type]
+
+    assert all(cell_len(line) <= width for line in one.render().split("\n"))
+
+
+@given(sizes=st.lists(st.integers(1, 2**40), min_size=1, max_size=8), width=st.integers(8, 120))
+def test_apportion_fills_the_bar_and_shows_every_part(sizes: list[int], width: int) -> None:
+    parts = [Part("x", n, "#", "", "") for n in sizes]
+
+    cells = apportion(parts, width)
+
+    assert sum(cells) == width
+    assert min(cells) >= 1
+
+
+@given(sizes=st.lists(st.integers(1, 2**40), min_size=2, max_size=8))
+def test_apportion_keeps_the_order_of_sizes(sizes: list[int]) -> None:
+    cells = apportion([Part("x", n, "#", "", "") for n in sizes], 100)
+
+    for a, cell_a in zip(sizes, cells, strict=True):
+        for b, cell_b in zip(sizes, cells, strict=True):
+            assert cell_a >= cell_b - 1 or a < b
