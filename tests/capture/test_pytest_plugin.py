@@ -40,7 +40,7 @@ def fake(pytester: pytest.Pytester) -> pytest.Pytester:
 
 
 def run(pytester: pytest.Pytester, *args: str) -> pytest.RunResult:
-    return pytester.runpytest_inprocess("-p", "no:randomly", "-ra", *args)
+    return pytester.runpytest_inprocess("-p", "no:randomly", "-p", "no:hypothesispytest", "-ra", *args)
 
 
 def one(pytester: pytest.Pytester, mark: str, body: str) -> pytest.RunResult:
