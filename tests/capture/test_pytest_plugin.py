@@ -40,7 +40,9 @@ def fake(pytester: pytest.Pytester) -> pytest.Pytester:
 
 
 def run(pytester: pytest.Pytester, *args: str) -> pytest.RunResult:
-    return pytester.runpytest_inprocess("-p", "no:randomly", "-p", "no:hypothesispytest", "-ra", *args)
+    # Quicker without: hypothesis would be loaded anew for each run.
+    without = ("-p", "no:randomly", "-p", "no:hypothesispytest")
+    return pytester.runpytest_inprocess(*without, "-ra", *args)
 
 
 def one(pytester: pytest.Pytester, mark: str, body: str) -> pytest.RunResult:
