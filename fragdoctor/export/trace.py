@@ -103,7 +103,8 @@ def _thinned(columns: tuple[I64, ...]) -> I64:
 def _slices(snapshot: Snapshot, life: DeviceLife) -> Iterator[Json]:
     """Yield a begin and an end for each of the largest allocations.
 
-    Asynchronous, because they overlap; their ids are local to the device.
+    Asynchronous, because they overlap; their ids are local to the device. Viewers draw those of
+    one name together: the name is the line that allocates.
     """
     lives = life.lifetimes
     rows = np.argsort(-lives.size, kind="stable")[:MAX_SLICES]
@@ -116,10 +117,11 @@ def _slices(snapshot: Snapshot, life: DeviceLife) -> Iterator[Json]:
         place, facts = labels[stack]
         size = int(lives.size[row])
         common = {
-            "cat": "allocation", "name": f"{format_size(size)} {place}", "id2": {"local": hex(i)},
+            "cat": "allocation", "name": place, "id2": {"local": hex(i)},
             "pid": _process(life.device), "tid": 1,
         }  # fmt: skip
         args = {
+            "size": format_size(size),
             "size_bytes": size,
             "requested_bytes": int(lives.requested[row]),
             "address": hex(int(lives.address[row])),
