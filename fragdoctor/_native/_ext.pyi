@@ -21,7 +21,6 @@ def read_json(
     stream: _Stream, *, max_depth: int, max_string_bytes: int, max_unknown_keys: int
 ) -> dict[str, Any]: ...
 
-
 # ---- bind_allocator.cpp ----
 
 class AllocatorConfig:
