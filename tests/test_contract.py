@@ -42,6 +42,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "report": {*LOW, "model", "allocator", "analysis", "rules", "gate", "__version__"},
     "export": {*LOW, "model", "analysis", "report"},
     "config": {"errors"},
+    "capture": {"errors", "units", "gate"},
 }
 FORBIDDEN = {"eval", "exec", "compile", "__import__"} | {
     "pickle", "_pickle", "marshal", "shelve", "dill", "cloudpickle", "torch",

@@ -9,16 +9,19 @@ that occur more than once.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final
 
 from fragdoctor.export.opcodes import Op
 
 BATCH: Final = 1000
-MAX_MEMO: Final = 2**32 - 1
 _U32: Final = struct.Struct("<I")
 _I32: Final = struct.Struct("<i")
 _DOUBLE: Final = struct.Struct(">d")
+_NONE, _TRUE, _FALSE, _FLOAT, _INT, _INT2, _LONG1 = (
+    bytes((op,)) for op in (Op.NONE, Op.TRUE, Op.FALSE, Op.FLOAT, Op.INT, Op.INT2, Op.LONG1)
+)
+_SMALL_INTEGERS: Final = tuple(bytes((Op.INT1, i)) for i in range(256))
 
 
 class Shared:
@@ -40,8 +43,8 @@ class PickleWriter:
     def __init__(self, sink: Callable[[bytes], object]) -> None:
         self._sink = sink
         self._out = bytearray()
-        self._memo: dict[str, int] = {}
-        self._shared: dict[int, tuple[int, Shared]] = {}
+        self._memo: dict[str, bytes] = {}
+        self._shared: dict[int, tuple[bytes, Shared]] = {}
         self._n_memo = 0
 
     def write(self, value: Any) -> None:
@@ -56,31 +59,31 @@ class PickleWriter:
         self._flush(0)
 
     def _put(self, value: Any) -> None:
-        # The most frequent kinds first: a million events go through here.
-        if isinstance(value, str):
+        # The most frequent kinds first and by exact type: a million events go through here.
+        kind = type(value)
+        if kind is str:
             self._text(value)
-        elif isinstance(value, bool) or value is None:
-            self._out.append(Op.NONE if value is None else Op.TRUE if value else Op.FALSE)
-        elif isinstance(value, int):
+        elif kind is int:
             self._integer(value)
-        elif isinstance(value, Shared):
+        elif kind is Shared:
             self._share(value)
-        elif isinstance(value, Mapping):
-            self._mapping(value, is_shared=False)
-        elif isinstance(value, tuple):
+        elif kind is dict:
+            self._mapping(value)
+        elif kind is tuple:
             self._pair(value)
+        elif kind is bool or value is None:
+            self._out += _NONE if value is None else _TRUE if value else _FALSE
+        elif kind is float:
+            self._out += _FLOAT + _DOUBLE.pack(value)
         elif isinstance(value, list | Iterator):
-            self._items(value, is_shared=False)
-        elif isinstance(value, float):
-            self._out.append(Op.FLOAT)
-            self._out += _DOUBLE.pack(value)
+            self._items(value)
         else:
-            raise TypeError(f"no snapshot holds a {type(value).__name__}")
+            raise TypeError(f"no snapshot holds a {kind.__name__}")
 
     def _text(self, text: str) -> None:
-        index = self._memo.get(text)
-        if index is not None:
-            self._get(index)
+        reference = self._memo.get(text)
+        if reference is not None:
+            self._out += reference
             return
         data = text.encode("utf-8", "surrogatepass")
         if len(data) < 256:
@@ -93,33 +96,30 @@ class PickleWriter:
 
     def _integer(self, value: int) -> None:
         if 0 <= value < 256:
-            self._out += bytes((Op.INT1, value))
+            self._out += _SMALL_INTEGERS[value]
         elif 0 <= value < 65536:
-            self._out.append(Op.INT2)
-            self._out += value.to_bytes(2, "little")
+            self._out += _INT2 + value.to_bytes(2, "little")
         elif -(1 << 31) <= value < 1 << 31:
-            self._out.append(Op.INT)
-            self._out += _I32.pack(value)
+            self._out += _INT + _I32.pack(value)
         else:
             data = value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
-            self._out += bytes((Op.LONG1, len(data)))
-            self._out += data
+            self._out += _LONG1 + bytes((len(data),)) + data
 
     def _share(self, shared: Shared) -> None:
         known = self._shared.get(id(shared))
         if known is not None:
-            self._get(known[0])
+            self._out += known[0]
             return
-        self._shared[id(shared)] = (self._n_memo, shared)  # keeps it alive, so that its id is its
         if isinstance(shared.value, dict):
-            self._mapping(shared.value, is_shared=True)
+            self._mapping(shared.value, shared)
         else:
-            self._items(shared.value, is_shared=True)
+            self._items(shared.value, shared)
 
-    def _mapping(self, value: Mapping[str, Any], *, is_shared: bool) -> None:
+    def _mapping(self, value: dict[str, Any], shared: Shared | None = None) -> None:
         self._out.append(Op.EMPTY_DICT)
-        if is_shared:
-            self._remember()
+        if shared is not None:
+            # Kept, so that its id stays its own.
+            self._shared[id(shared)] = (self._remember(), shared)
         if not value:
             return
         self._out.append(Op.MARK)
@@ -129,10 +129,11 @@ class PickleWriter:
         self._out.append(Op.SETITEMS)
         self._flush(1 << 16)
 
-    def _items(self, items: Iterable[Any], *, is_shared: bool) -> None:
+    def _items(self, items: Iterable[Any], shared: Shared | None = None) -> None:
         self._out.append(Op.EMPTY_LIST)
-        if is_shared:
-            self._remember()
+        if shared is not None:
+            # Kept, so that its id stays its own.
+            self._shared[id(shared)] = (self._remember(), shared)
         n = 0
         for item in items:
             if n % BATCH == 0:
@@ -149,17 +150,12 @@ class PickleWriter:
         self._put(value[1])
         self._out.append(Op.TUPLE2)
 
-    def _remember(self) -> int:
+    def _remember(self) -> bytes:
+        """Put what was just written into the memo; return what refers to it."""
         self._out.append(Op.MEMOIZE)
+        index = self._n_memo
         self._n_memo += 1
-        return self._n_memo - 1
-
-    def _get(self, index: int) -> None:
-        if index < 256:
-            self._out += bytes((Op.GET, index))
-        else:
-            self._out.append(Op.LONG_GET)
-            self._out += _U32.pack(index)
+        return bytes((Op.GET, index)) if index < 256 else bytes((Op.LONG_GET,)) + _U32.pack(index)
 
     def _flush(self, above: int) -> None:
         if len(self._out) > above:

@@ -101,7 +101,11 @@ def _thinned(columns: tuple[I64, ...]) -> I64:
 
 
 def _slices(snapshot: Snapshot, life: DeviceLife) -> Iterator[Json]:
-    """Yield a begin and an end for each of the largest allocations (async: they overlap)."""
+    """Yield a begin and an end for each of the largest allocations.
+
+    Asynchronous, because they overlap; their ids are local to the device. Viewers draw those of
+    one name together: the name is the line that allocates.
+    """
     lives = life.lifetimes
     rows = np.argsort(-lives.size, kind="stable")[:MAX_SLICES]
     begin, end = life.time_of(lives.start[rows]), life.time_of(lives.free[rows])
@@ -113,10 +117,11 @@ def _slices(snapshot: Snapshot, life: DeviceLife) -> Iterator[Json]:
         place, facts = labels[stack]
         size = int(lives.size[row])
         common = {
-            "cat": "allocation", "name": f"{format_size(size)} {place}", "id": i,
+            "cat": "allocation", "name": place, "id2": {"local": hex(i)},
             "pid": _process(life.device), "tid": 1,
         }  # fmt: skip
         args = {
+            "size": format_size(size),
             "size_bytes": size,
             "requested_bytes": int(lives.requested[row]),
             "address": hex(int(lives.address[row])),
@@ -161,7 +166,7 @@ def _annotations(snapshot: Snapshot, devices: list[int]) -> Iterator[Json]:
             continue
         yield {
             "ph": "b" if a.stage == "START" else "e", "cat": "annotation", "name": _cut(a.name),
-            "id": f"annotation {_cut(a.name)}", "pid": _process(a.device), "tid": 1,
+            "id2": {"local": f"annotation {_cut(a.name)}"}, "pid": _process(a.device), "tid": 1,
             "ts": max(0, a.time_us - start), "args": {"index": i},
         }  # fmt: skip
 

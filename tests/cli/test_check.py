@@ -62,24 +62,24 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_check_of_a_healthy_snapshot_passes(run: Run, here: Path) -> None:
     outcome = run("check", "ok.pickle")
 
-    assert 0 == outcome.code
+    assert outcome.code == 0
     assert outcome.out.startswith("ok      ok.pickle: Healthy")
 
 
 def test_check_of_an_out_of_memory_fails_with_the_reason(run: Run, here: Path) -> None:
     outcome = run("check", "ok.pickle", "oom.pickle")
 
-    assert 1 == outcome.code
+    assert outcome.code == 1
     assert "FAILED  oom.pickle: Not enough capacity" in outcome.out
     assert "FD201: " in outcome.out
 
 
 def test_exit_zero_reports_and_passes(run: Run, here: Path) -> None:
-    assert 0 == run("check", "oom.pickle", "--exit-zero").code
+    assert run("check", "oom.pickle", "--exit-zero").code == 0
 
 
 def test_exit_zero_does_not_hide_an_unreadable_file(run: Run, here: Path) -> None:
-    assert 2 == run("check", "none.pickle", "--exit-zero").code
+    assert run("check", "none.pickle", "--exit-zero").code == 2
 
 
 @pytest.mark.parametrize(
@@ -124,12 +124,12 @@ def test_unreadable_file_does_not_stop_the_others(run: Run, here: Path) -> None:
 
     outcome = run("check", "empty.pickle", "hostile.pickle", "oom.pickle", "ok.pickle")
 
-    assert 3 == outcome.code
+    assert outcome.code == 3
     assert "ERROR   empty.pickle: " in outcome.out
     assert "ERROR   hostile.pickle: " in outcome.out
     assert "FAILED  oom.pickle: " in outcome.out
     assert "ok      ok.pickle: " in outcome.out
-    assert 2 == run("check", "empty.pickle", "oom.pickle").code
+    assert run("check", "empty.pickle", "oom.pickle").code == 2
 
 
 def test_directory_and_pattern_expand(run: Run, here: Path) -> None:
@@ -143,7 +143,7 @@ def test_directory_and_pattern_expand(run: Run, here: Path) -> None:
     directory = run("check", "runs")
     pattern = run("check", "runs/**/*.pickle")
 
-    assert 1 == directory.code
+    assert directory.code == 1
     assert "ok      runs/rank0/a.pickle" in directory.out
     assert "FAILED  runs/message.txt" in directory.out
     assert "2 files" in directory.out
@@ -153,8 +153,8 @@ def test_directory_and_pattern_expand(run: Run, here: Path) -> None:
 def test_pattern_and_directory_without_inputs_are_errors(run: Run, here: Path) -> None:
     (here / "empty").mkdir()
 
-    assert 2 == run("check", "*.nothing").code
-    assert 2 == run("check", "empty").code
+    assert run("check", "*.nothing").code == 2
+    assert run("check", "empty").code == 2
 
 
 def test_log_without_a_failure_passes(run: Run, here: Path) -> None:
@@ -162,33 +162,33 @@ def test_log_without_a_failure_passes(run: Run, here: Path) -> None:
 
     outcome = run("check", "train.log")
 
-    assert 0 == outcome.code
+    assert outcome.code == 0
     assert "no out-of-memory message" in outcome.out
 
 
 def test_standard_input_is_judged(run: Run, here: Path) -> None:
     outcome = run("check", "-", stdin=MESSAGE.encode())
 
-    assert 1 == outcome.code
+    assert outcome.code == 1
     assert "FAILED  standard input" in outcome.out
 
 
 def test_select_and_ignore_choose_rules(run: Run, here: Path) -> None:
-    assert 1 == run("check", "oom.pickle", "--select", "FD2").code
-    assert 0 == run("check", "oom.pickle", "--select", "FD4,FD5").code
-    assert 0 == run("check", "oom.pickle", "--ignore", "FD2").code
-    assert 2 == run("check", "oom.pickle", "--select", "XY1").code
+    assert run("check", "oom.pickle", "--select", "FD2").code == 1
+    assert run("check", "oom.pickle", "--select", "FD4,FD5").code == 0
+    assert run("check", "oom.pickle", "--ignore", "FD2").code == 0
+    assert run("check", "oom.pickle", "--select", "XY1").code == 2
 
 
 def test_baseline_passes_what_it_knows_and_fails_what_got_worse(run: Run, here: Path) -> None:
-    assert 0 == run("check", "oom.pickle", "ok.pickle", "--write-baseline", "b.json").code
+    assert run("check", "oom.pickle", "ok.pickle", "--write-baseline", "b.json").code == 0
 
     same = run("check", "oom.pickle", "ok.pickle", "--baseline", "b.json")
     (here / "ok.pickle").write_bytes(out_of_memory())
     worse = run("check", "oom.pickle", "ok.pickle", "--baseline", "b.json")
 
-    assert 0 == same.code
-    assert 1 == worse.code
+    assert same.code == 0
+    assert worse.code == 1
     assert "FAILED  ok.pickle" in worse.out
     assert "ok      oom.pickle" in worse.out
 
@@ -200,7 +200,7 @@ def test_baseline_holds_for_another_run_at_other_addresses_and_lines(run: Run, h
 
     outcome = run("check", "next/oom.pickle", "--baseline", "b.json", "--fail-on", "warning")
 
-    assert 0 == outcome.code
+    assert outcome.code == 0
 
 
 def test_tolerance_decides_how_much_more_is_worse(run: Run, here: Path) -> None:
@@ -208,33 +208,33 @@ def test_tolerance_decides_how_much_more_is_worse(run: Run, here: Path) -> None:
     (here / "ok.pickle").write_bytes(healthy(n_mib=14))
     options = ("check", "ok.pickle", "--baseline", "b.json", "--tolerance")
 
-    assert 1 == run(*options, "0").code
-    assert 1 == run(*options, "1MiB").code
-    assert 0 == run(*options, "2MiB").code
+    assert run(*options, "0").code == 1
+    assert run(*options, "1MiB").code == 1
+    assert run(*options, "2MiB").code == 0
 
 
 def test_baseline_is_renewed_but_another_file_is_not_overwritten(run: Run, here: Path) -> None:
     (here / "notes.json").write_text("{}")
     run("check", "ok.pickle", "--write-baseline", "b.json")
 
-    assert 0 == run("check", "oom.pickle", "--write-baseline", "b.json").code
+    assert run("check", "oom.pickle", "--write-baseline", "b.json").code == 0
     assert "oom.pickle" in (here / "b.json").read_text()
-    assert 2 == run("check", "oom.pickle", "--write-baseline", "notes.json").code
-    assert "{}" == (here / "notes.json").read_text()
+    assert run("check", "oom.pickle", "--write-baseline", "notes.json").code == 2
+    assert (here / "notes.json").read_text() == "{}"
 
 
 def test_baseline_is_not_written_when_an_input_is_missing(run: Run, here: Path) -> None:
     outcome = run("check", "ok.pickle", "none.pickle", "--write-baseline", "b.json")
 
-    assert 2 == outcome.code
+    assert outcome.code == 2
     assert not (here / "b.json").exists()
 
 
 def test_missing_or_damaged_baseline_is_an_error(run: Run, here: Path) -> None:
     (here / "bad.json").write_text("[1]")
 
-    assert 2 == run("check", "ok.pickle", "--baseline", "none.json").code
-    assert 2 == run("check", "ok.pickle", "--baseline", "bad.json").code
+    assert run("check", "ok.pickle", "--baseline", "none.json").code == 2
+    assert run("check", "ok.pickle", "--baseline", "bad.json").code == 2
 
 
 def test_several_reports_are_written_at_once(run: Run, here: Path) -> None:
@@ -243,11 +243,11 @@ def test_several_reports_are_written_at_once(run: Run, here: Path) -> None:
         "--report", "json=o.json", "--report", "markdown=o.md", "--report", "github=o.txt",
     )  # fmt: skip
 
-    assert 1 == outcome.code
+    assert outcome.code == 1
     assert outcome.out.startswith("FAILED")
-    assert "2.1.0" == json.loads((here / "o.sarif").read_text())["version"]
+    assert json.loads((here / "o.sarif").read_text())["version"] == "2.1.0"
     assert "<testsuites" in (here / "o.xml").read_text()
-    assert 1 == json.loads((here / "o.json").read_text())["exit_code"]
+    assert json.loads((here / "o.json").read_text())["exit_code"] == 1
     assert (here / "o.md").read_text().startswith("## GPU memory check failed")
     assert (here / "o.txt").read_text().startswith("::error ")
 
@@ -258,18 +258,18 @@ def test_several_reports_are_written_at_once(run: Run, here: Path) -> None:
 def test_report_that_cannot_be_written_is_refused_before_the_work(
     run: Run, here: Path, report: str
 ) -> None:
-    assert 2 == run("check", "ok.pickle", "--report", report).code
+    assert run("check", "ok.pickle", "--report", report).code == 2
 
 
 def test_two_reports_to_one_file_are_refused(run: Run, here: Path) -> None:
-    assert 2 == run("check", "ok.pickle", "--report", "sarif=o", "--report", "junit=o").code
+    assert run("check", "ok.pickle", "--report", "sarif=o", "--report", "junit=o").code == 2
 
 
 def test_report_does_not_overwrite_without_force(run: Run, here: Path) -> None:
     (here / "o.txt").write_text("mine")
 
-    assert 2 == run("check", "ok.pickle", "--report", "text=o.txt").code
-    assert 0 == run("check", "ok.pickle", "--report", "text=o.txt", "--force").code
+    assert run("check", "ok.pickle", "--report", "text=o.txt").code == 2
+    assert run("check", "ok.pickle", "--report", "text=o.txt", "--force").code == 0
     assert "mine" not in (here / "o.txt").read_text()
 
 
@@ -280,7 +280,7 @@ def test_step_summary_is_appended_to(run: Run, here: Path, monkeypatch: pytest.M
 
     outcome = run("check", "ok.pickle", "--report", f"markdown={summary}")
 
-    assert 0 == outcome.code
+    assert outcome.code == 0
     assert summary.read_text().startswith("before\n## GPU memory check passed")
 
 
@@ -288,7 +288,7 @@ def test_step_summary_is_appended_to(run: Run, here: Path, monkeypatch: pytest.M
 def test_format_is_printed(run: Run, here: Path, name: str) -> None:
     outcome = run("check", "oom.pickle", "--format", name)
 
-    assert 1 == outcome.code
+    assert outcome.code == 1
     assert "FD201" in outcome.out
     assert outcome.out.endswith("\n")
 
@@ -303,4 +303,4 @@ def test_recordings_with_a_failure_fail_and_the_others_pass(run: Run, shared: Pa
     )
 
     assert healthy_ones
-    assert 0 == outcome.code, outcome.out
+    assert outcome.code == 0, outcome.out

@@ -35,8 +35,8 @@ def configured(here: Path, text: str) -> None:
 def test_file_sets_a_budget(run: Run, here: Path) -> None:
     configured(here, 'max-peak = "11MiB"')
 
-    assert 1 == run("check", "a.pickle").code
-    assert 0 == run("check", "a.pickle", "--no-config").code
+    assert run("check", "a.pickle").code == 1
+    assert run("check", "a.pickle", "--no-config").code == 0
 
 
 def test_environment_wins_over_the_file(
@@ -45,7 +45,7 @@ def test_environment_wins_over_the_file(
     configured(here, 'max-peak = "11MiB"')
     monkeypatch.setenv("FRAGDOCTOR_MAX_PEAK", "13MiB")
 
-    assert 0 == run("check", "a.pickle").code
+    assert run("check", "a.pickle").code == 0
 
 
 def test_command_line_wins_over_the_environment(
@@ -53,8 +53,8 @@ def test_command_line_wins_over_the_environment(
 ) -> None:
     monkeypatch.setenv("FRAGDOCTOR_MAX_PEAK", "11MiB")
 
-    assert 1 == run("check", "a.pickle").code
-    assert 0 == run("check", "a.pickle", "--max-peak", "13MiB").code
+    assert run("check", "a.pickle").code == 1
+    assert run("check", "a.pickle", "--max-peak", "13MiB").code == 0
 
 
 def test_environment_alone_sets_flags_and_lists(
@@ -67,7 +67,7 @@ def test_environment_alone_sets_flags_and_lists(
 
     outcome = run("check", "a.pickle")
 
-    assert 0 == outcome.code
+    assert outcome.code == 0
     assert '"max-retries",\n    "no-growth"' in outcome.out
 
 
@@ -76,8 +76,8 @@ def test_named_file_is_read_instead_of_the_nearest(run: Run, here: Path) -> None
     (here / "ci").mkdir()
     (here / "ci/gate.toml").write_text('max-peak = "13MiB"\n')
 
-    assert 0 == run("check", "a.pickle", "--config", "ci/gate.toml").code
-    assert 2 == run("check", "a.pickle", "--config", "ci/none.toml").code
+    assert run("check", "a.pickle", "--config", "ci/gate.toml").code == 0
+    assert run("check", "a.pickle", "--config", "ci/none.toml").code == 2
 
 
 def test_baseline_of_the_file_is_found_beside_it(
@@ -85,11 +85,11 @@ def test_baseline_of_the_file_is_found_beside_it(
 ) -> None:
     configured(here, 'baseline = "memory.json"')
     (here / "deep").mkdir()
-    assert 0 == run("check", "a.pickle", "--write-baseline", "memory.json", "--no-config").code
+    assert run("check", "a.pickle", "--write-baseline", "memory.json", "--no-config").code == 0
 
     monkeypatch.chdir(here / "deep")
 
-    assert 0 == run("check", "../a.pickle").code
+    assert run("check", "../a.pickle").code == 0
 
 
 @pytest.mark.parametrize(
@@ -113,21 +113,21 @@ def test_wrong_setting_is_an_error_that_names_file_and_key(
 
     outcome = run("check", "a.pickle")
 
-    assert 2 == outcome.code
+    assert outcome.code == 2
     assert said in outcome.err
 
 
 def test_setting_of_another_command_does_not_disturb(run: Run, here: Path) -> None:
     configured(here, 'max-peak = "11MiB"\nformat = "sarif"\nconf = ["expandable_segments:True"]')
 
-    assert 0 == run("simulate", "a.pickle", "--format", "text").code
+    assert run("simulate", "a.pickle", "--format", "text").code == 0
     assert '"version": "2.1.0"' in run("check", "a.pickle").out
 
 
 def test_one_text_stands_for_a_list_of_one(run: Run, here: Path) -> None:
     configured(here, 'select = "FD2"')
 
-    assert 0 == run("check", "a.pickle").code
+    assert run("check", "a.pickle").code == 0
 
 
 def test_help_is_printed_whatever_the_file_says(run: Run, here: Path) -> None:
@@ -135,7 +135,7 @@ def test_help_is_printed_whatever_the_file_says(run: Run, here: Path) -> None:
 
     outcome = run("check", "--help")
 
-    assert 0 == outcome.code
+    assert outcome.code == 0
     assert "--config FILE" in outcome.out
     assert "--no-config" in outcome.out
 

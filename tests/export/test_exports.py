@@ -120,7 +120,7 @@ def check_trace_events(events: list[dict[str, Any]]) -> None:
         if event["ph"] == "i":
             assert event["s"] in {"g", "p", "t"}
         if event["ph"] in {"b", "e"}:
-            key = (event["pid"], event["cat"], event["id"])
+            key = (event["pid"], event["cat"], event["id2"]["local"])
             balance[key] += 1 if event["ph"] == "b" else -1
             assert balance[key] >= 0
     assert all(n == 0 for n in balance.values())

@@ -41,56 +41,56 @@ def worse_codes(
 def test_same_case_is_not_worse() -> None:
     case = diagnoses.fragmentation()
 
-    assert [] == worse_codes(case, case, Amount(n_bytes=0), fail_on=Severity.WARNING)
+    assert worse_codes(case, case, Amount(n_bytes=0), fail_on=Severity.WARNING) == []
 
 
 def test_peak_within_the_tolerance_is_not_worse() -> None:
     before = grown(diagnoses.healthy(), peak_active_bytes=10 * GIB)
     now = grown(before, peak_active_bytes=int(10.4 * GIB))
 
-    assert [] == worse_codes(now, before)
+    assert worse_codes(now, before) == []
 
 
 def test_peak_beyond_the_tolerance_is_worse() -> None:
     before = grown(diagnoses.healthy(), peak_active_bytes=10 * GIB)
     now = grown(before, peak_active_bytes=int(10.6 * GIB))
 
-    assert ["peak_bytes"] == worse_codes(now, before)
+    assert worse_codes(now, before) == ["peak_bytes"]
 
 
 def test_small_figures_within_one_segment_are_not_worse() -> None:
     before = grown(diagnoses.healthy(), pinned_free_bytes=2 * MIB)
     now = grown(before, pinned_free_bytes=12 * MIB)
 
-    assert [] == worse_codes(now, before)
-    assert ["pinned_bytes"] == worse_codes(now, before, Amount(n_bytes=0))
+    assert worse_codes(now, before) == []
+    assert worse_codes(now, before, Amount(n_bytes=0)) == ["pinned_bytes"]
 
 
 def test_one_retry_more_is_worse() -> None:
     before = diagnoses.healthy()
 
-    assert ["retries"] == worse_codes(grown(before, alloc_retries=1), before)
+    assert worse_codes(grown(before, alloc_retries=1), before) == ["retries"]
 
 
 def test_reserved_memory_alone_is_never_worse() -> None:
     before = diagnoses.healthy()
     now = grown(before, reserved_bytes=60 * GIB, peak_reserved_bytes=70 * GIB)
 
-    assert [] == worse_codes(now, before)
+    assert worse_codes(now, before) == []
 
 
 def test_new_finding_is_worse_only_from_fail_on_up() -> None:
     before, now = replace(diagnoses.fragmentation(), findings=()), diagnoses.fragmentation()
 
-    assert [] == worse_codes(now, before, fail_on=Severity.ERROR)
-    assert ["FD101"] == worse_codes(now, before, fail_on=Severity.WARNING)
+    assert worse_codes(now, before, fail_on=Severity.ERROR) == []
+    assert worse_codes(now, before, fail_on=Severity.WARNING) == ["FD101"]
 
 
 def test_finding_that_rose_to_an_error_is_worse() -> None:
     before = diagnoses.fragmentation()
     rose = replace(before.findings[0], severity=Severity.ERROR)
 
-    assert ["FD101"] == worse_codes(replace(before, findings=(rose,)), before)
+    assert worse_codes(replace(before, findings=(rose,)), before) == ["FD101"]
 
 
 def test_finding_that_grew_is_worse() -> None:
@@ -98,7 +98,7 @@ def test_finding_that_grew_is_worse() -> None:
     more = replace(before.findings[0], n_bytes=2 * before.findings[0].n_bytes)
     now = replace(before, findings=(more,))
 
-    assert ["FD101"] == worse_codes(now, before, fail_on=Severity.WARNING)
+    assert worse_codes(now, before, fail_on=Severity.WARNING) == ["FD101"]
 
 
 def test_moved_line_and_other_addresses_are_not_worse() -> None:
@@ -116,7 +116,7 @@ def test_moved_line_and_other_addresses_are_not_worse() -> None:
 
     entry = entry_of(before, [old])
 
-    assert () == what_got_worse(before, [new], entry, fail_on=Severity.WARNING)
+    assert what_got_worse(before, [new], entry, fail_on=Severity.WARNING) == ()
 
 
 def test_baseline_text_holds_no_address_and_no_message() -> None:

@@ -91,7 +91,7 @@ def test_budget_exceeded_says_both_numbers() -> None:
 
     assert "800.00 MiB" in result.text
     assert "512.00 MiB" in result.text
-    assert (800 * MIB, 512 * MIB) == (result.measured, result.limit)
+    assert (result.measured, result.limit) == (800 * MIB, 512 * MIB)
 
 
 def test_budget_on_peak_ignores_reserved_memory() -> None:
@@ -128,7 +128,7 @@ def test_budget_of_two_devices_is_decided_by_the_worse_one() -> None:
 
     result = only(both, Budgets(max_peak=Amount(n_bytes=700 * MIB)))
 
-    assert 1 == result.device
+    assert result.device == 1
     assert "on GPU 1" in result.text
 
 
@@ -168,4 +168,4 @@ def test_no_growth_with_either_rule_run_is_judged() -> None:
 def test_names_of_budgets_are_spelled_as_options() -> None:
     budgets = Budgets(max_retries=0, no_growth=True, fits_on=1)
 
-    assert ("max-retries", "fits-on", "no-growth") == budgets.names
+    assert budgets.names == ("max-retries", "fits-on", "no-growth")

@@ -35,22 +35,22 @@ def codes(diagnosis: Diagnosis, gate: Gate) -> list[str]:
 def test_healthy_case_passes() -> None:
     judged = judge("a.pickle", diagnoses.healthy(), Gate())
 
-    assert (Status.OK, 0, ()) == (judged.status, judged.exit_code, judged.reasons)
+    assert (judged.status, judged.exit_code, judged.reasons) == (Status.OK, 0, ())
 
 
 def test_error_finding_fails_with_its_place() -> None:
     judged = judge("a.pickle", with_error(), Gate())
 
-    assert 1 == judged.exit_code
-    assert ["FD101"] == [r.code for r in judged.reasons]
-    assert (diagnoses.CACHE,) == judged.reasons[0].locations
+    assert judged.exit_code == 1
+    assert [r.code for r in judged.reasons] == ["FD101"]
+    assert judged.reasons[0].locations == (diagnoses.CACHE,)
 
 
 def test_warning_fails_only_when_asked() -> None:
     case = diagnoses.fragmentation()
 
     assert "FD101" not in codes(case, Gate())
-    assert ["FD101"] == codes(case, Gate(fail_on=Severity.WARNING))
+    assert codes(case, Gate(fail_on=Severity.WARNING)) == ["FD101"]
 
 
 @pytest.mark.parametrize(
@@ -68,8 +68,8 @@ def test_select_and_ignore_choose_the_rules(gate: Gate, expected: list[str]) -> 
 
 
 def test_failure_that_no_rule_speaks_about_fails_by_its_verdict() -> None:
-    assert ["verdict"] == codes(diagnoses.capacity(), Gate())
-    assert [] == codes(diagnoses.nothing_known(), Gate())
+    assert codes(diagnoses.capacity(), Gate()) == ["verdict"]
+    assert codes(diagnoses.nothing_known(), Gate()) == []
 
 
 def test_budget_of_peak_names_the_largest_holder() -> None:
@@ -77,8 +77,8 @@ def test_budget_of_peak_names_the_largest_holder() -> None:
 
     judged = judge("a.pickle", with_error(), gate)
 
-    assert "max-peak" == judged.reasons[0].code
-    assert diagnoses.CACHE == judged.reasons[0].locations[0]
+    assert judged.reasons[0].code == "max-peak"
+    assert judged.reasons[0].locations[0] == diagnoses.CACHE
 
 
 def test_baseline_accepts_what_it_holds_and_nothing_more() -> None:
@@ -89,16 +89,16 @@ def test_baseline_accepts_what_it_holds_and_nothing_more() -> None:
     worse = replace(with_error().findings[0], code="FD401", fingerprint="other")
     other = judge("a.pickle", replace(with_error(), findings=(worse,)), gate)
 
-    assert 0 == accepted.exit_code
-    assert 0 == again.exit_code
-    assert ["FD401"] == [r.code for r in other.reasons]
+    assert accepted.exit_code == 0
+    assert again.exit_code == 0
+    assert [r.code for r in other.reasons] == ["FD401"]
 
 
 def test_baseline_does_not_soften_a_budget() -> None:
     accepted = judge("a.pickle", with_error(), Gate(accepts_findings=True))
     gate = Gate(baseline=new_baseline([accepted]), budgets=Budgets(max_peak=Amount(n_bytes=GIB)))
 
-    assert ["max-peak"] == codes(with_error(), gate)
+    assert codes(with_error(), gate) == ["max-peak"]
 
 
 def test_file_that_the_baseline_lacks_is_judged_as_without_one() -> None:
@@ -107,7 +107,7 @@ def test_file_that_the_baseline_lacks_is_judged_as_without_one() -> None:
     judged = judge("z/c", with_error(), Gate(baseline=new_baseline(accepted)), n_files=2)
 
     assert judged.is_new
-    assert 1 == judged.exit_code
+    assert judged.exit_code == 1
 
 
 def test_exit_code_is_the_worst_of_all_files() -> None:
@@ -115,10 +115,10 @@ def test_exit_code_is_the_worst_of_all_files() -> None:
     broken = unreadable("c", InputError("c is empty."))
     hostile = unreadable("d", RefusedSnapshot("d holds a global."))
 
-    assert 0 == report([fine], Gate()).exit_code
-    assert 1 == report([fine, failed], Gate()).exit_code
-    assert 2 == report([failed, broken, fine], Gate()).exit_code
-    assert 3 == report([failed, hostile, broken], Gate()).exit_code
+    assert report([fine], Gate()).exit_code == 0
+    assert report([fine, failed], Gate()).exit_code == 1
+    assert report([failed, broken, fine], Gate()).exit_code == 2
+    assert report([failed, hostile, broken], Gate()).exit_code == 3
 
 
 def test_budget_that_no_input_can_answer_does_not_pass() -> None:
@@ -129,10 +129,10 @@ def test_budget_that_no_input_can_answer_does_not_pass() -> None:
     result = report([judge("a", blind, gate)], gate)
     mixed = report([judge("a", blind, gate), judge("b", case, gate)], gate)
 
-    assert ("min-headroom",) == result.unjudged
-    assert 2 == result.exit_code
-    assert () == mixed.unjudged
+    assert result.unjudged == ("min-headroom",)
+    assert result.exit_code == 2
+    assert mixed.unjudged == ()
 
 
 def test_text_without_a_failure_passes() -> None:
-    assert 0 == nothing_found("train.log").exit_code
+    assert nothing_found("train.log").exit_code == 0

@@ -49,14 +49,14 @@ def test_text_has_one_line_a_file_and_the_reasons_below() -> None:
     assert heads[0].startswith("FAILED  runs/a.pickle: Fragmentation (proven); peak allocated ")
     assert heads[1].startswith("ok      runs/b.pickle: Healthy ")
     assert heads[2].startswith("ERROR   c.pickle: c.pickle is empty.")
-    assert "3 files: 1 failed, 1 passed, 1 could not be read." == heads[3]
+    assert heads[3] == "3 files: 1 failed, 1 passed, 1 could not be read."
     assert "Reserved memory is reported but not judged" in heads[-1]
 
 
 def test_quiet_text_is_one_line_a_file_and_the_total() -> None:
     quiet = RenderOptions(verbosity=Verbosity.QUIET)
 
-    assert 4 == len(check_renderer("text")(checks.mixed(), quiet).splitlines())
+    assert len(check_renderer("text")(checks.mixed(), quiet).splitlines()) == 4
 
 
 @pytest.mark.parametrize("attack", HOSTILE)
@@ -75,7 +75,7 @@ def test_markdown_with_hostile_names_keeps_its_table(attack: str) -> None:
     text = check_renderer("markdown")(checks.planted(attack), LOOK)
 
     table = [line for line in text.splitlines() if line.startswith("|")]
-    assert 4 == len(table)
+    assert len(table) == 4
     assert "<script>" not in text.replace("`", "") or "`" in text
 
 

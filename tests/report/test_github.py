@@ -32,11 +32,11 @@ def test_annotation_points_at_the_users_line() -> None:
 def test_each_command_is_well_formed(name: str) -> None:
     lines = commands(github.render_check(checks.ALL[name](), LOOK))
 
-    assert [] == [line for line in lines if not COMMAND.fullmatch(line)]
+    assert [line for line in lines if not COMMAND.fullmatch(line)] == []
 
 
 def test_passing_check_has_no_annotation() -> None:
-    assert [] == commands(github.render_check(checks.passing(), LOOK))
+    assert commands(github.render_check(checks.passing(), LOOK)) == []
 
 
 def test_diagnosis_annotates_warnings() -> None:
@@ -51,4 +51,4 @@ def test_hostile_text_starts_no_command_of_its_own(text: str) -> None:
     plain = commands(github.render_check(checks.planted("x"), LOOK))
 
     assert len(plain) == len(hostile)
-    assert [] == [line for line in hostile if not line.startswith("::error file=")]
+    assert [line for line in hostile if not line.startswith("::error file=")] == []

@@ -25,13 +25,13 @@ def kinds(xml: JUnitXml, suite: int) -> dict[str, list[type]]:
 def test_junit_of_a_check_is_read_back_with_a_suite_for_each_file() -> None:
     xml = read(junit.render_check(checks.mixed(), LOOK))
 
-    assert ["runs/a.pickle", "runs/b.pickle", "c.pickle"] == [s.name for s in xml]
+    assert [s.name for s in xml] == ["runs/a.pickle", "runs/b.pickle", "c.pickle"]
     assert {"read": [Error]} == kinds(xml, 2)
     failed = kinds(xml, 0)
     assert [Failure] == failed["max-pinned"]
     assert [Failure] == failed["findings"]
-    assert [] == failed["read"]
-    assert [] == kinds(xml, 1)["findings"]
+    assert failed["read"] == []
+    assert kinds(xml, 1)["findings"] == []
 
 
 def test_junit_counts_agree_with_its_cases() -> None:

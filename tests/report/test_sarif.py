@@ -32,14 +32,14 @@ def results(text: str) -> list[dict[str, Any]]:
 def test_sarif_of_a_check_fits_the_schema(name: str, validator: Any) -> None:
     document = json.loads(sarif.render_check(checks.ALL[name](), LOOK))
 
-    assert [] == [e.message for e in validator.iter_errors(document)]
+    assert [e.message for e in validator.iter_errors(document)] == []
 
 
 @pytest.mark.parametrize("name", diagnoses.ALL)
 def test_sarif_of_a_diagnosis_fits_the_schema(name: str, validator: Any) -> None:
     document = json.loads(sarif.render_diagnosis(diagnoses.ALL[name](), LOOK))
 
-    assert [] == [e.message for e in validator.iter_errors(document)]
+    assert [e.message for e in validator.iter_errors(document)] == []
 
 
 def test_schema_refuses_what_is_wrong(validator: Any) -> None:
@@ -54,7 +54,7 @@ def test_sarif_with_hostile_text_is_plain_and_fits_the_schema(text: str, validat
     rendered = sarif.render_check(checks.planted(text), LOOK)
 
     assert rendered.isascii()
-    assert [] == [e.message for e in validator.iter_errors(json.loads(rendered))]
+    assert [e.message for e in validator.iter_errors(json.loads(rendered))] == []
 
 
 def test_each_result_has_a_place_a_rule_and_a_fingerprint() -> None:
@@ -72,9 +72,9 @@ def test_place_of_a_finding_is_the_users_line_below_the_root() -> None:
 
     place = found["FD102"]["locations"][0]["physicalLocation"]
 
-    assert "experiments/models/gpt_cache.py" == place["artifactLocation"]["uri"]
-    assert "%SRCROOT%" == place["artifactLocation"]["uriBaseId"]
-    assert {"startLine": 88} == place["region"]
+    assert place["artifactLocation"]["uri"] == "experiments/models/gpt_cache.py"
+    assert place["artifactLocation"]["uriBaseId"] == "%SRCROOT%"
+    assert place["region"] == {"startLine": 88}
 
 
 def test_path_outside_the_root_is_a_file_uri() -> None:
@@ -83,7 +83,7 @@ def test_path_outside_the_root_is_a_file_uri() -> None:
 
     artifact = found["FD102"]["locations"][0]["physicalLocation"]["artifactLocation"]
 
-    assert {"uri": "file:///home/user/project/experiments/models/gpt_cache.py"} == artifact
+    assert artifact == {"uri": "file:///home/user/project/experiments/models/gpt_cache.py"}
 
 
 def test_unreadable_input_is_a_result_and_a_failed_invocation() -> None:
@@ -96,4 +96,4 @@ def test_unreadable_input_is_a_result_and_a_failed_invocation() -> None:
 
 
 def test_passing_check_has_no_results() -> None:
-    assert [] == results(sarif.render_check(checks.passing(), LOOK))
+    assert results(sarif.render_check(checks.passing(), LOOK)) == []

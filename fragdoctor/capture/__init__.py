@@ -1,0 +1,1 @@
+"""What runs beside PyTorch: limits on the GPU memory of tests."""
