@@ -39,7 +39,7 @@ def write_rejected(page: Page, diagnosis: Diagnosis) -> None:
         return
     page.heading("Would not help here")
     rows = [
-        [r.setting.removeprefix("PYTORCH_CUDA_ALLOC_CONF=") or r.change or r.title, _reason(r)]
+        [r.setting.removeprefix("PYTORCH_CUDA_ALLOC_CONF=") or r.title or r.change, _reason(r)]
         for r in diagnosis.rejected
     ]
     shown = rows if page.options.verbosity is Verbosity.VERBOSE else rows[:_SHOWN]
