@@ -8,9 +8,9 @@ from typing import Final
 from fragdoctor.model.diagnosis import DeviceFigures, Diagnosis
 from fragdoctor.model.oom import OomMessage
 from fragdoctor.report.base import Verbosity
-from fragdoctor.report.phrases import plural, shown_first
+from fragdoctor.report.phrases import shown_first
 from fragdoctor.report.text.page import INDENT, Column, Glyphs, Page, Span
-from fragdoctor.units import format_share, format_size
+from fragdoctor.units import format_share, format_size, plural
 
 # A device with a hundredth of another's memory is not what the report is about.
 IDLE_SHARE: Final = 0.01
