@@ -279,6 +279,8 @@ def _spoken(words: Sequence[str]) -> bytes:
 
 def _is_file(word: str) -> bool:
     """Return whether a word names something that exists; a long message never does."""
+    if not word:
+        return False
     try:
         mode = Path(word).stat().st_mode
     except (OSError, ValueError):
