@@ -256,7 +256,7 @@ def _empty(name: str) -> InputError:
     return InputError(
         f"{_shown(name)} is empty.",
         hint="Pipe a program's output in, or paste the text of the exception."
-        if name == STDIN
+        if name in (STDIN, "command line")
         else "A program that was killed while writing leaves such a file.",
     )
 
