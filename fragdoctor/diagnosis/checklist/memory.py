@@ -78,9 +78,12 @@ def check_capacity(context: Context, verdict: Verdict) -> ChecklistItem:
         return item.skip("No input says how much was live.")
     total = context.total_bytes
     if total is None:
+        # A state without history, and without statistics beside it, has no peak.
+        a = context.analysis
+        is_peak = bool(context.stats) or (a is not None and a.timeline is not None)
         return item.skip(
             "No input says how large the device is: give --capacity.",
-            f"Live memory peaked at {format_size(peak)}",
+            f"Live memory {'peaked at' if is_peak else 'is'} {format_size(peak)}",
         )
     value = f"peak {format_size(peak)} of {format_size(total)} ({format_share(peak, total)})"
     if peak >= NEAR_CAPACITY_SHARE * total:
@@ -173,7 +176,7 @@ def check_retries(context: Context, verdict: Verdict) -> ChecklistItem:
     item = Item("retries", "Allocation retries")
     known = context.retries
     if known is None:
-        return item.skip("A message counts no retries: memory_stats() or a trace does.")
+        return item.skip("No input counts retries: memory_stats() or a trace does.")
     n, source = known
     if n == 0:
         return item.passed("0", "The allocator never had to flush its cache.", source)

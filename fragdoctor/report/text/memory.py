@@ -38,7 +38,7 @@ def write_memory(page: Page, diagnosis: Diagnosis) -> None:
         is_main = device == diagnosis.verdict.device or reserved > most * IDLE_SHARE
         if reserved and (is_main or verbose):
             _write_device(page, figures[device], message_of(diagnosis, device))
-        elif figures[device].reserved_bytes is not None:
+        elif reserved:
             idle.append(f"GPU {device} {format_size(reserved)}")
     if idle:
         page.paragraph((f"Also reserved: {', '.join(idle)}.", "dim"))
