@@ -78,9 +78,19 @@ def format_size(n_bytes: float | None) -> str:
     return f"{sign}{size / TIB:.2f} TiB"
 
 
+def format_mebibytes(n_bytes: int) -> str:
+    """Return a size in MiB whatever its magnitude, to tell figures a few pages apart."""
+    return f"{n_bytes / MIB:,.0f} MiB"
+
+
 def format_count(n: int) -> str:
     """Return an integer with thousands separators."""
     return f"{n:,}"
+
+
+def plural(n: int, one: str, many: str = "") -> str:
+    """Return a count with its noun: ``1 block``, ``3 blocks``."""
+    return f"{format_count(n)} {one if n == 1 else many or one + 's'}"
 
 
 def format_share(part: float, whole: float) -> str:

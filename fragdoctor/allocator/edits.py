@@ -19,7 +19,7 @@ from fragdoctor.allocator.steps import Steps, find_steps
 from fragdoctor.allocator.trace_ops import Operations, OpKind
 from fragdoctor.errors import ConfigError, SimulationError
 from fragdoctor.model.snapshot import I64, U64, Bools
-from fragdoctor.units import MIB
+from fragdoctor.units import MIB, format_size, plural
 
 MAX_FACTOR = 1000.0
 _FREES = (OpKind.FREE, OpKind.FREE_PENDING)
@@ -119,7 +119,7 @@ def sizes_padded(bucket_bytes: int, from_bytes: int = MIB) -> Edit:
         padded = (ops.size + bucket - np.uint64(1)) // bucket * bucket
         return replace(ops, size=np.where(is_padded, padded, ops.size))
 
-    return Edit(f"sizes padded to {bucket_bytes} bytes", change)
+    return Edit(f"sizes padded to {format_size(bucket_bytes)}", change)
 
 
 def blocks_freed(addresses: Sequence[int], row: int | None = None) -> Edit:
@@ -136,7 +136,7 @@ def blocks_freed(addresses: Sequence[int], row: int | None = None) -> Edit:
         old = allocations[allocations < len(baseline.prepared.undone.block_address)]
         return _freed_before(_without(ops, allocations), old, np.zeros(len(old), np.int64))
 
-    return Edit(f"without {len(set(addresses))} blocks", change)
+    return Edit(f"without {plural(len(set(addresses)), 'block')}", change)
 
 
 def blocks_moved_to_start(addresses: Sequence[int]) -> Edit:
@@ -148,7 +148,7 @@ def blocks_moved_to_start(addresses: Sequence[int]) -> Edit:
         order = np.concatenate((np.nonzero(is_moved)[0], np.nonzero(~is_moved)[0]))
         return _taken(ops, order)
 
-    return Edit(f"{len(set(addresses))} blocks made at the start", change)
+    return Edit(f"{plural(len(set(addresses)), 'block')} made at the start", change)
 
 
 def leak_removed(addresses: Sequence[int]) -> Edit:

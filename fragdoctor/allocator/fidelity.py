@@ -16,6 +16,7 @@ from fragdoctor.model.diagnosis import FidelityReport
 from fragdoctor.model.settings import Era
 from fragdoctor.model.simulation import ReplayResult
 from fragdoctor.model.snapshot import SegmentType
+from fragdoctor.units import plural
 
 FOREIGN_SHARE = 0.2  # of events that contradict the segments: not this allocator's trace
 ERA_NAMES = {
@@ -91,9 +92,9 @@ def report(best: Baseline) -> FidelityReport:
             "equal": c["n_failed_equal"],
             "model_only": c["n_failed_model_only"],
         },
-        "peak_reserved_bytes": {
-            "recorded": prepared.peak_reserved_bytes,
-            "model": best.raw["peak_reserved_bytes"],
+        "peak_reserved": {
+            "recorded_bytes": prepared.peak_reserved_bytes,
+            "model_bytes": best.raw["peak_reserved_bytes"],
         },
         "retries": {
             "recorded": best.operations.facts()["n_flushed"],
@@ -147,5 +148,8 @@ def _reason(best: Baseline) -> str:
         reasons.append("something that the file does not record influenced the allocator")
     if share_of(c) == 1.0:
         n = c["n_requests"] - c["n_same_address"]
-        return f"{n} blocks lie elsewhere, without effect on segments: " + "; ".join(reasons)
+        verb = "lies" if n == 1 else "lie"
+        return f"{plural(n, 'block')} {verb} elsewhere, without effect on segments: " + "; ".join(
+            reasons
+        )
     return "; ".join(reasons)

@@ -22,6 +22,7 @@ from fragdoctor.allocator.whatif import (
 from fragdoctor.errors import SimulationError
 from fragdoctor.model.simulation import ReplayResult, Simulation
 from fragdoctor.model.snapshot import Action, Snapshot
+from fragdoctor.units import format_mebibytes, plural
 
 # Below this share of reproduced events and blocks a what-if is an estimate.
 REPLAY_SHARE = 0.95
@@ -186,22 +187,25 @@ def _check_trace(prepared: PreparedTrace) -> None:
 def _notes(baseline: Baseline) -> tuple[str, ...]:
     notes = []
     conditions, facts = baseline.conditions, baseline.operations.facts()
-    if not baseline.capacity_is_exact and facts["n_flushed"] > 0:
+    low = None if baseline.capacity_is_exact else conditions.capacity_bytes
+    if low is not None and facts["n_flushed"] > 0:
         notes.append(
             f"The file does not say what PyTorch could have; a flush shows that it was at least "
-            f"{conditions.capacity_bytes} and less than {facts['lowest_need_bytes']} bytes."
+            f"{format_mebibytes(low)} and less than "
+            f"{format_mebibytes(facts['lowest_need_bytes'])}."
         )
-    if baseline.fraction_is_inferred:
+    if baseline.fraction_is_inferred and conditions.allowed_bytes is not None:
         notes.append(
             f"Requests failed, or cached memory was collected, while the driver had memory left: "
-            f"a memory fraction of about {conditions.allowed_bytes} bytes was in force."
+            "a memory fraction was in force, of about "
+            f"{format_mebibytes(conditions.allowed_bytes)}."
         )
     known = baseline.prepared.oom_capacity_bytes
     if len(np.unique(known[known >= 0])) > 1:
         notes.append("The memory that PyTorch could have changed between failed requests.")
-    if facts["n_inferred_empty_cache"]:
+    if n_calls := facts["n_inferred_empty_cache"]:
         notes.append(
-            f"{facts['n_inferred_empty_cache']} calls of empty_cache() were inferred from "
-            "segments that went; what-ifs make them too."
+            f"{plural(n_calls, 'call')} of empty_cache() {'was' if n_calls == 1 else 'were'} "
+            "inferred from segments that went; what-ifs repeat them."
         )
     return tuple(notes)

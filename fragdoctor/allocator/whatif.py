@@ -11,6 +11,7 @@ from fragdoctor.allocator.replay import PAGE_BYTES, Conditions, allowed_by, resu
 from fragdoctor.errors import SimulationError
 from fragdoctor.model.settings import AllocatorSettings, era_of, parse_conf, parse_version
 from fragdoctor.model.simulation import ReplayResult
+from fragdoctor.units import format_mebibytes, plural
 
 # Work spent on one search for a smallest capacity, in operations: a second or two.
 SEARCH_OPERATIONS = 20_000_000
@@ -123,8 +124,9 @@ def replay_scenario(
     if is_remade:
         n_blocks = len(baseline.prepared.undone.block_address)
         note = (
-            f"the {n_blocks} blocks older than the trace are requested anew, as if the setting "
-            "had been on from the start"
+            f"the {plural(n_blocks, 'block')} older than the trace "
+            f"{'is' if n_blocks == 1 else 'are'} requested anew, as if the setting had been on "
+            "from the start"
         )
     return result_of(raw, conditions, edit=scenario.edit, note=note)
 
@@ -200,8 +202,8 @@ class _CapacitySearch:
         failing, is_complete = self._walk(smallest, high, wanted=False)
         if failing is not None:
             return smallest, (
-                f"not monotone: it fits here, but not with {failing} bytes; "
-                f"from {high} bytes on it always fits"
+                f"not monotone: it fits here, but not with {format_mebibytes(failing)}; "
+                f"from {format_mebibytes(high)} on it always fits"
             )
         return smallest, "" if is_complete else "not every larger capacity was tried"
 

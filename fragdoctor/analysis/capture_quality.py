@@ -9,7 +9,7 @@ from fragdoctor.analysis.lifetimes import BEFORE
 from fragdoctor.analysis.result import CaptureQuality
 from fragdoctor.analysis.timeline import Undone
 from fragdoctor.model.snapshot import I32, Action, BlockState, Snapshot
-from fragdoctor.units import format_count, format_size
+from fragdoctor.units import format_count, format_size, plural
 
 _IMPLIED = ("alloc", "free_requested", "free_completed")
 
@@ -43,10 +43,11 @@ def capture_quality(snapshot: Snapshot, columns: DeviceColumns, undone: Undone) 
     if missing:
         notes.append(f"Events are missing from the trace: {', '.join(missing)}.")
     if n_bad and not missing:
-        notes.append(f"{format_count(n_bad)} events contradict the final state.")
+        verb = "contradicts" if n_bad == 1 else "contradict"
+        notes.append(f"{plural(n_bad, 'event')} {verb} the final state.")
     if tiling:
         notes.append(
-            f"In {format_count(tiling)} segments the blocks do not tile the segment: "
+            f"In {plural(tiling, 'segment')} the blocks do not tile the segment: "
             "not written by the native allocator."
         )
     if not undone.is_exact:

@@ -256,7 +256,7 @@ def _empty(name: str) -> InputError:
     return InputError(
         f"{_shown(name)} is empty.",
         hint="Pipe a program's output in, or paste the text of the exception."
-        if name == STDIN
+        if name in (STDIN, "command line")
         else "A program that was killed while writing leaves such a file.",
     )
 
@@ -279,6 +279,8 @@ def _spoken(words: Sequence[str]) -> bytes:
 
 def _is_file(word: str) -> bool:
     """Return whether a word names something that exists; a long message never does."""
+    if not word:
+        return False
     try:
         mode = Path(word).stat().st_mode
     except (OSError, ValueError):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from fragdoctor.analysis.device import analyze_device
 from fragdoctor.analysis.result import DeviceAnalysis
+from fragdoctor.errors import ConfigError
 from fragdoctor.model.case import Case
 from fragdoctor.model.oom import OomMessage
 from fragdoctor.rules.context import Context
@@ -20,11 +21,21 @@ from fragdoctor.rules.refusal_snapshot import (
 
 
 def build_contexts(case: Case) -> tuple[Context, ...]:
-    """Return one context per device of the snapshot; one in all without a snapshot."""
+    """Return one context per device of the snapshot; one in all without a snapshot.
+
+    Raises:
+        ConfigError: the device that was asked for is not in the snapshot.
+    """
     message = primary_message(case)
     if case.snapshot is None:
         return tuple(_context(case, device, None, message) for device in _stats_devices(case))
     devices = [d for d in case.snapshot.devices if case.overrides.device in (None, d)]
+    if not devices and case.snapshot.devices:
+        held = ", ".join(str(d) for d in case.snapshot.devices)
+        raise ConfigError(
+            f"The snapshot holds nothing of device {case.overrides.device}.",
+            hint=f"It is about device {held}.",
+        )
     if not devices:
         devices = [0 if case.overrides.device is None else case.overrides.device]
     owner = _device_of_message(message, devices)

@@ -28,7 +28,9 @@ def _hint(plan: Plan) -> str:
             "The message suggests expandable_segments:True, but that is on already: the hint is "
             "printed unconditionally."
         )
-    if plan.supports(Cause.FRAGMENTATION) or r.margin_bytes is None or r.margin_bytes >= 0:
+    if plan.supports(Cause.FRAGMENTATION) or r.margin_bytes is None:
+        return ""
+    if not r.is_beyond_settings:
         return ""
     return (
         f"The message's own hint ({r.hint}) is printed unconditionally. Here it cannot help: "

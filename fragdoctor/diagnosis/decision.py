@@ -88,7 +88,7 @@ def _beyond_device(r: Refusal) -> Iterator[Reading]:
             f"The single request of {format_size(r.requested_bytes)} is larger than the whole "
             f"device of {format_size(r.total_bytes)}.",
         )
-    elif r.needed_bytes is not None and r.needed_bytes - r.pending_bytes > (
+    elif r.needed_bytes is not None and r.needed_bytes - r.pending_bytes - r.segment_rest_bytes > (
         # The size of the device is a printed figure even where the rest comes from a snapshot.
         r.total_bytes + r.tolerance_bytes + rounding_bytes(r.total_bytes)
     ):
@@ -180,12 +180,18 @@ def _over_available(r: Refusal) -> Iterator[Reading]:
             f"{format_size(r.pending_bytes)} are freed but still wait for other streams; without "
             f"them the request of {format_size(r.requested_bytes)} would have fit.",
         )
-    confidence = Confidence.PROVEN if -r.margin_bytes > r.tolerance_bytes else Confidence.LIKELY
+    missing = -r.margin_bytes - r.segment_rest_bytes
+    confidence = Confidence.PROVEN if missing > r.tolerance_bytes else Confidence.LIKELY
+    ending = (
+        ": no allocator setting can make that fit."
+        if r.is_beyond_settings
+        else f"; the tensor itself needs {format_size(r.block_bytes)} of that segment."
+    )
     yield Reading(
         Cause.CAPACITY,
         confidence,
         f"{live_and_request(r)} exceed the {format_size(r.available_bytes)} that PyTorch could "
-        f"have by {format_size(-r.margin_bytes)}: no allocator setting can make that fit.",
+        f"have by {format_size(-r.margin_bytes)}{ending}",
     )
 
 

@@ -12,7 +12,7 @@ from fragdoctor.model.finding import Confidence, Evidence
 from fragdoctor.model.oom import OomLog, OomMessage
 from fragdoctor.rules.refusal import known
 from fragdoctor.rules.refusal_message import refusal_from_message
-from fragdoctor.units import format_count, format_size
+from fragdoctor.units import format_count, format_size, plural
 
 ALLOCATOR: Final = "pytorch-caching-allocator"
 MESSAGE: Final = "oom message"
@@ -61,7 +61,7 @@ def verdict_on_message(message: OomMessage) -> Verdict:
 
 def verdict_without_messages(log: OomLog) -> Verdict:
     """Return the verdict on a text in which no memory failure was found."""
-    lines = f"{format_count(log.n_lines)} lines" if log.n_lines else "the text"
+    lines = plural(log.n_lines, "line") if log.n_lines else "the text"
     return Verdict(
         Cause.NOT_MEMORY,
         Confidence.LIKELY,

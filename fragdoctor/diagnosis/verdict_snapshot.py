@@ -16,7 +16,7 @@ from fragdoctor.rules.growth.significance import leading_growth, total_growth
 from fragdoctor.rules.optimizer import fails_in_optimizer
 from fragdoctor.rules.refusal import FULL_SLACK_SHARE, Refusal
 from fragdoctor.rules.transients import find_transient
-from fragdoctor.units import GIB, format_count, format_size
+from fragdoctor.units import GIB, format_count, format_size, plural
 
 SMALLEST_GPU_BYTES: Final = 2 * GIB
 """No GPU that a PyTorch of today supports has less memory: what is missing to it is held outside.
@@ -167,7 +167,8 @@ def _leak(context: Context, growth: Growth, ending: str) -> Reading:
         Cause.LEAK,
         Confidence.LIKELY,
         f"Memory from {where} grows by {format_size(growth.slope_bytes)} a step and is not freed: "
-        f"{format_count(growth.n_survivors)} survivors hold {format_size(growth.survivor_bytes)}"
+        f"{plural(growth.n_survivors, 'survivor')} "
+        f"{'holds' if growth.n_survivors == 1 else 'hold'} {format_size(growth.survivor_bytes)}"
         f"{verb}.",
         "Check whether this memory is kept on purpose: look for a list, a cache or a loss that "
         "keeps its graph.",

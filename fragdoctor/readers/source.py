@@ -12,7 +12,7 @@ import sys
 import zlib
 from contextlib import ExitStack
 from os import PathLike, fspath
-from typing import BinaryIO, Final, Protocol, Self
+from typing import BinaryIO, Final, Protocol, Self, cast
 
 from fragdoctor.errors import InputError, LimitExceeded, RefusedSnapshot, TruncatedSnapshot
 from fragdoctor.limits import DEFAULT_LIMITS, Limits
@@ -58,6 +58,23 @@ class _Counted(io.RawIOBase):
             buffer[:n] = data
         self.n_bytes += n
         return n
+
+
+class _Terminal(io.RawIOBase):
+    """A terminal, which ends at the first Ctrl-D; read on, it would ask for another one."""
+
+    def __init__(self, raw: io.BufferedReader) -> None:
+        self._raw = raw
+        self._is_over = False
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        data = b"" if self._is_over else self._raw.read1(len(buffer))
+        self._is_over = not data
+        buffer[: len(data)] = data
+        return len(data)
 
 
 class ByteStream(io.RawIOBase):
@@ -178,6 +195,13 @@ def _read_full(raw: BinaryIO, n: int) -> bytes:
     return bytes(parts)
 
 
+def _standard_input() -> BinaryIO:
+    raw = sys.stdin.buffer
+    if sys.stdin.isatty() and isinstance(raw, io.BufferedReader):
+        return cast("BinaryIO", _Terminal(raw))
+    return raw
+
+
 def open_source(
     source: str | PathLike[str] | BinaryIO | bytes, *, limits: Limits = DEFAULT_LIMITS
 ) -> ByteStream:
@@ -192,7 +216,7 @@ def open_source(
     if isinstance(source, str | PathLike):
         name = fspath(source)
         if name == "-":
-            return ByteStream(sys.stdin.buffer, "-", limits, stack)
+            return ByteStream(_standard_input(), "-", limits, stack)
         try:
             raw = stack.enter_context(open(name, "rb", buffering=0))  # noqa: PTH123, SIM115 - "rb" of any path-like; closed by the stack
         except (OSError, ValueError) as error:

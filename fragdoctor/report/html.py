@@ -36,7 +36,7 @@ from fragdoctor.report.page.view import (
     stack_line,
 )
 from fragdoctor.report.page.what_if import what_ifs
-from fragdoctor.units import format_count, format_share, format_size
+from fragdoctor.units import format_count, format_share, format_size, plural
 
 MAX_PAGE_BYTES: Final = 3_000_000
 MAX_DEVICES: Final = 64
@@ -169,5 +169,5 @@ def _environment() -> jinja2.Environment:
         "predicted": phrases.predicted_text,
         "fidelity": phrases.fidelity_text,
     }
-    environment.globals["plural"] = phrases.plural
+    environment.globals["plural"] = plural
     return environment

@@ -17,7 +17,7 @@ from fragdoctor.model.diagnosis import (
     Verdict,
 )
 from fragdoctor.model.finding import Evidence, Location
-from fragdoctor.units import format_count, format_size
+from fragdoctor.units import format_count, format_size, plural
 
 CAUSE_TITLES: Final = {
     Cause.HEALTHY: "Healthy",
@@ -56,11 +56,6 @@ def also_text(verdict: Verdict) -> str:
     """Return the further causes that the evidence supports, within a sentence."""
     titles = [CAUSE_TITLES[cause] for cause in verdict.also]
     return ", ".join(title[0].lower() + title[1:] for title in titles)
-
-
-def plural(n: int, one: str, many: str = "") -> str:
-    """Return a count with its noun: ``1 block``, ``3 blocks``."""
-    return f"{format_count(n)} {one if n == 1 else many or one + 's'}"
 
 
 def location_text(location: Location | None, *, absent: str = "(no stack recorded)") -> str:

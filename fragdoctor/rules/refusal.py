@@ -137,6 +137,21 @@ class Refusal:
         return self.available_bytes - self.needed_bytes
 
     @property
+    def segment_rest_bytes(self) -> int:
+        """The part of r that is no block: a small request asks for a segment of 2 or 20 MiB."""
+        if self.block_bytes is None:
+            return 0
+        return max(0, self.requested_bytes - self.block_bytes)
+
+    @property
+    def is_beyond_settings(self) -> bool:
+        """Whether live blocks and the block asked for exceed what PyTorch could have.
+
+        Then no setting can help; where only the whole segment is too much, one still may.
+        """
+        return self.margin_bytes is not None and self.margin_bytes + self.segment_rest_bytes < 0
+
+    @property
     def limit_is_binding(self) -> bool:
         """Whether the memory fraction alone forbids a new segment of this size."""
         if self.limit_bytes is None or self.reserved_bytes is None:

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 
 import diagnoses
@@ -127,3 +130,29 @@ def test_oom_fail_on_counts_findings(run: Run, pipeline: FakePipeline) -> None:
     assert run("oom", MESSAGE, "--fail-on", "warning", "--exit-zero").code == 0
     pipeline.answer = diagnoses.healthy
     assert run("oom", MESSAGE, "--fail-on", "warning").code == 0
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
+def test_oom_pasted_on_a_terminal_ends_at_the_first_ctrl_d() -> None:
+    parent, child = os.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fragdoctor", "oom", "-q"],
+        stdin=child, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    os.close(child)
+    os.write(parent, b"CUDA out of memory. Tried to allocate 2.00 GiB.\n")
+    os.write(parent, b"\x04")
+
+    out, asked = process.communicate(timeout=60)
+    os.close(parent)
+
+    assert process.returncode == 0
+    assert b"Ctrl-D" in asked
+    assert b"2.00 GiB" in out
+
+
+def test_oom_empty_word_is_empty_and_no_directory(run: Run) -> None:
+    done = run("oom", "")
+
+    assert done.code == 2
+    assert "is empty" in done.err

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from builders import MIB
 from oom_messages import case_of, new_style
 from oom_snapshots import calm, full, holes
@@ -9,6 +11,7 @@ from oom_snapshots import calm, full, holes
 from fragdoctor.diagnosis.pipeline import diagnose
 from fragdoctor.model.case import Case, Overrides
 from fragdoctor.model.diagnosis import Status
+from fragdoctor.model.snapshot import no_events
 from fragdoctor.model.stats import MemoryStats, StatsSeries
 
 IDS = [
@@ -122,3 +125,12 @@ def test_checklist_idle_collection_threshold_is_a_warning():
 
     assert Status.WARN is found.status
     assert "no effect" in found.detail
+
+
+def test_capacity_without_history_speaks_of_now_and_not_of_a_peak():
+    state = replace(calm(), events=no_events())
+
+    found = items(Case(snapshot=state))
+
+    assert found["capacity"].value.startswith("Live memory is ")
+    assert "message" not in found["retries"].detail

@@ -187,3 +187,17 @@ def test_decide_any_figures_give_a_reasoned_reading(
     margin = case.margin_bytes
     if margin is not None and margin < -case.tolerance_bytes:
         assert readings[0].cause is not Cause.FRAGMENTATION
+
+
+def test_small_block_in_a_large_segment_is_no_proof_against_settings():
+    """4 MiB ask the driver for 20; live memory and the block alone would fit."""
+    figures = {"requested_bytes": 20 * MIB, "live_bytes": 990 * MIB, "reserved_bytes": 996 * MIB,
+               "free_bytes": 4 * MIB, "unallocated_bytes": 6 * MIB, "is_exact": True}  # fmt: skip
+
+    small = decide(Refusal("trace", block_bytes=4 * MIB, **figures))[0]
+    whole = decide(Refusal("trace", block_bytes=20 * MIB, **figures))[0]
+
+    assert (small.cause, small.confidence) == (Cause.CAPACITY, Confidence.LIKELY)
+    assert "no allocator setting" not in small.summary
+    assert (whole.cause, whole.confidence) == (Cause.CAPACITY, Confidence.PROVEN)
+    assert "no allocator setting" in whole.summary

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from stock import load_stock
@@ -12,6 +13,8 @@ from fragdoctor.model.case import Case
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.readers.oom_text import find_messages
 from fragdoctor.readers.stats import read_stats
+from fragdoctor.report.base import RenderOptions, Verbosity
+from fragdoctor.report.text import render_diagnosis
 
 pytestmark = pytest.mark.shared
 
@@ -126,3 +129,24 @@ def test_advice_on_the_twins_agrees_with_what_they_showed(shared):
     assert "expandable-segments" in advice("microbench_40mb")[0]
     assert "expandable-segments" in advice("microbench_alternate")[1]
     assert "expandable-segments" in advice("kvcache_cat_expandable")[1]
+
+
+def test_default_settings_that_a_cut_trace_cannot_test_are_named_with_the_reason(shared):
+    folder = shared / "snapshots" / "kvcache_cat_expandable"
+
+    diagnosis = diagnose(Case(snapshot=load_stock(folder / "snapshot.pickle")))
+
+    advice = next(r for r in diagnosis.recommendations if r.code == "default-settings")
+    assert advice.predicted.fits is None
+    assert any(caveat.startswith("Replay cannot tell: made anew") for caveat in advice.caveats)
+
+
+def test_texts_of_recordings_agree_in_number(shared):
+    for name in ("microbench_alternate", "kvcache_cat_expandable", "empty_cache_calls"):
+        case = Case(snapshot=load_stock(shared / "snapshots" / name / "snapshot.pickle"))
+        diagnosis = diagnose(case)
+
+        text = render_diagnosis(diagnosis, RenderOptions(120, verbosity=Verbosity.VERBOSE))
+
+        assert not re.search(r"(?<![\d.,])1 [a-z ]*(blocks|segments|sizes|calls|steps)\b", text)
+        assert not re.search(r"\d{7,}", text)

@@ -12,6 +12,7 @@ from fragdoctor.diagnosis.pipeline import diagnose
 from fragdoctor.diagnosis.remedies.plan import Plan, Proposal, propose, reject
 from fragdoctor.diagnosis.remedies.ranking import rank, with_replay
 from fragdoctor.diagnosis.verdict import find_verdict
+from fragdoctor.errors import ConfigError
 from fragdoctor.model.case import Case, Overrides
 from fragdoctor.model.diagnosis import Cause, Predicted
 from fragdoctor.model.finding import Confidence
@@ -283,3 +284,10 @@ def test_model_that_does_not_fit_is_told_from_a_batch():
 
     assert codes(diagnosis)[0] == "less-model-memory"
     assert "gradient-checkpointing" not in codes(diagnosis)
+
+
+def test_device_that_the_snapshot_lacks_is_an_error_not_healthy():
+    case = Case(snapshot=holes(), overrides=Overrides(device=9))
+
+    with pytest.raises(ConfigError, match="nothing of device 9"):
+        diagnose(case)

@@ -105,3 +105,25 @@ def test_apportion_keeps_the_order_of_sizes(sizes: list[int]) -> None:
     for a, cell_a in zip(sizes, cells, strict=True):
         for b, cell_b in zip(sizes, cells, strict=True):
             assert cell_a >= cell_b - 1 or a < b
+
+
+@given(st.integers(MIN_WIDTH, MAX_WIDTH), st.integers(1, 50))
+def test_paragraph_keeps_numbers_with_their_units(width: int, n: int) -> None:
+    one = page(width)
+
+    one.paragraph("x" * n + " peak 2.96 GiB of 24.00 GiB, 12 %, 0 B free, 3 Blocks")
+
+    text = one.render()
+    lines = text.splitlines()
+    assert " ".join(text.split()) == " ".join(
+        f"{'x' * n} peak 2.96 GiB of 24.00 GiB, 12 %, 0 B free, 3 Blocks".split()
+    )
+    assert not [line for line in lines if line.split()[0].strip(",") in {"GiB", "B", "%"}]
+
+
+def test_table_list_breaks_after_a_comma_without_doubling_its_space() -> None:
+    one = page(40)
+
+    one.table([Column("list"), Column("wrap")], [["lengths of 64 or 128, or samples alike", "x"]])
+
+    assert "  or" not in one.render().replace("\n  ", "\n")

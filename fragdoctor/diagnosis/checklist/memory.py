@@ -78,10 +78,12 @@ def check_capacity(context: Context, verdict: Verdict) -> ChecklistItem:
         return item.skip("No input says how much was live.")
     total = context.total_bytes
     if total is None:
+        # A state without history, and without statistics beside it, has no peak.
+        a = context.analysis
+        is_peak = bool(context.stats) or (a is not None and a.timeline is not None)
         return item.skip(
-            f"Live memory peaked at {format_size(peak)}, but no input says how large the device "
-            "is: give --capacity.",
-            f"peak {format_size(peak)}",
+            "No input says how large the device is: give --capacity.",
+            f"Live memory {'peaked at' if is_peak else 'is'} {format_size(peak)}",
         )
     value = f"peak {format_size(peak)} of {format_size(total)} ({format_share(peak, total)})"
     if peak >= NEAR_CAPACITY_SHARE * total:
@@ -174,7 +176,7 @@ def check_retries(context: Context, verdict: Verdict) -> ChecklistItem:
     item = Item("retries", "Allocation retries")
     known = context.retries
     if known is None:
-        return item.skip("A message counts no retries: memory_stats() or a trace does.")
+        return item.skip("No input counts retries: memory_stats() or a trace does.")
     n, source = known
     if n == 0:
         return item.passed("0", "The allocator never had to flush its cache.", source)
@@ -216,11 +218,22 @@ def check_largest_free_block(context: Context, verdict: Verdict) -> ChecklistIte
         )
     value = f"{format_size(largest)} for {format_size(wanted)}"
     if largest < wanted:
-        return item.fail(value, "No cached block could hold the request.", r.source)
+        return item.fail(value, _too_small(context, wanted), r.source)
     if r.source == "user":
         return item.passed(value, "A cached block can hold the request.", r.source)
     return item.warn(
         value, "A block is large enough: it came free too late, or a setting forbids it.", r.source
+    )
+
+
+def _too_small(context: Context, wanted: int) -> str:
+    """Say that no block fits, and where a larger one lies out of reach."""
+    space = context.analysis.free_space if context.analysis is not None else None
+    if space is None or space.largest_free_block_bytes < wanted:
+        return "No cached block could hold the request."
+    return (
+        "No cached block of its own pool and stream could hold the request; one of "
+        f"{format_size(space.largest_free_block_bytes)} lies in another."
     )
 
 

@@ -12,7 +12,7 @@ from fragdoctor.rules.growth.series import MIN_RECORDS, climbs, rise
 from fragdoctor.rules.growth.significance import leading_growth
 from fragdoctor.rules.refusal import CONTEXT_ALLOWANCE_BYTES, Refusal
 from fragdoctor.rules.settings.idle_collection import has_fraction
-from fragdoctor.units import format_count, format_share, format_size
+from fragdoctor.units import format_share, format_size, plural
 
 
 def check_outside_pytorch(context: Context, verdict: Verdict) -> ChecklistItem:
@@ -61,7 +61,7 @@ def check_growth(context: Context, verdict: Verdict) -> ChecklistItem:
         return item.fail(
             f"{format_size(growth.slope_bytes)} a step",
             f"{where} keeps {format_size(growth.survivor_bytes)} in "
-            f"{format_count(growth.n_survivors)} blocks over {format_count(growth.n_steps)} steps.",
+            f"{plural(growth.n_survivors, 'block')} over {plural(growth.n_steps, 'step')}.",
             "trace",
         )
     if context.is_series and len(context.stats) >= MIN_RECORDS:
@@ -88,8 +88,8 @@ def check_size_diversity(context: Context, verdict: Verdict) -> ChecklistItem:
         return item.skip("Only a trace tells the sizes of requests.")
     sizes = context.analysis.sizes
     value = (
-        f"{format_count(sizes.n_distinct_large)} sizes in "
-        f"{format_count(sizes.n_large_allocs)} large requests"
+        f"{plural(sizes.n_distinct_large, 'size')} in "
+        f"{plural(sizes.n_large_allocs, 'large request')}"
     )
     if sizes.drifting:
         return item.warn(
@@ -111,7 +111,7 @@ def check_capture_quality(context: Context, verdict: Verdict) -> ChecklistItem:
     value = _shortcoming(quality)
     if value:
         return item.warn(value, notes or "Part of the story is missing.", "snapshot")
-    value = f"{format_count(context.analysis.n_events)} events"
+    value = plural(context.analysis.n_events, "event")
     return item.passed(value, notes or "The history is complete.", "snapshot")
 
 

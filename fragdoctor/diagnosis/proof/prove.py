@@ -10,10 +10,18 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from fragdoctor.allocator.whatif import Scenario
-from fragdoctor.diagnosis.proof.candidates import Candidate, candidates
+from fragdoctor.diagnosis.proof.candidates import DEFAULTS, Candidate, candidates
 from fragdoctor.diagnosis.proof.evidence import Bench, Progress, Trial, set_up
 from fragdoctor.diagnosis.proof.trials import edits_for
-from fragdoctor.diagnosis.remedies.plan import CURES, HELPS, Plan, Proposal, propose, reject
+from fragdoctor.diagnosis.remedies.plan import (
+    CURES,
+    HELPS,
+    MAY_HELP,
+    Plan,
+    Proposal,
+    propose,
+    reject,
+)
 from fragdoctor.diagnosis.remedies.ranking import with_replay
 from fragdoctor.model.diagnosis import Cause, FidelityReport
 from fragdoctor.model.finding import Confidence
@@ -153,6 +161,8 @@ def _family(
     candidate, result = min(family, key=lambda pair: _quality(bench.recorded, pair[1]))
     setting = plan.variable(candidate.conf)
     if not result.is_conclusive:
+        if proposal is None and candidate.code == DEFAULTS[0]:
+            proposal = _untested_defaults(bench, setting)
         return None if proposal is None else _open(proposal, result)
     if helps(bench.recorded, result) and plan.cause is not Cause.LEAK:
         return _accepted(bench, candidate, result, proposal, setting)
@@ -173,6 +183,28 @@ def _family(
     )
 
 
+def _untested_defaults(bench: Bench, setting: str) -> Proposal | None:
+    """Return the advice to try without the settings, where a run with them failed.
+
+    Only a run that shows the failure can be tried again; the trace does not say how it ends.
+    """
+    if bench.recorded.fits:
+        return None
+    code, title = DEFAULTS
+    return propose(
+        code,
+        title,
+        weight=MAY_HELP,
+        confidence=Confidence.POSSIBLE,
+        setting=setting,
+        change="run once without the allocator settings and compare",
+        why="The failure came with allocator settings in force; settings that help one program "
+        "can harm another.",
+        cost="One run.",
+        verify="num_alloc_retries and num_ooms of memory_stats() stay at 0.",
+    )
+
+
 def _doubted(bench: Bench, proposal: Proposal, result: ReplayResult) -> Proposal:
     """Return a proposal that an estimate speaks against; only an exact replay may reject it."""
     r = proposal.recommendation
@@ -183,9 +215,10 @@ def _doubted(bench: Bench, proposal: Proposal, result: ReplayResult) -> Proposal
 def _open(proposal: Proposal, result: ReplayResult) -> Proposal:
     """Return a proposal that the replay cannot judge, with the reason."""
     r = proposal.recommendation
+    reason = result.note.removeprefix("not known: ")
     return replace(
         proposal,
-        recommendation=replace(r, caveats=(*r.caveats, f"Replay cannot tell; {result.note}.")),
+        recommendation=replace(r, caveats=(*r.caveats, f"Replay cannot tell: {reason}.")),
     )
 
 

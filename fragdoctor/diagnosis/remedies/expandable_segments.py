@@ -85,7 +85,7 @@ def _beyond_holes(plan: Plan) -> str:
     r = plan.refusal
     if r is None or r.margin_bytes is None or plan.supports(Cause.FRAGMENTATION):
         return ""
-    if r.margin_bytes < 0:
+    if r.is_beyond_settings:
         return (
             f"Even without any hole {format_size(-r.margin_bytes)} would be missing: live memory "
             "and the request exceed what PyTorch could have."

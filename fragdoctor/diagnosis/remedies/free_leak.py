@@ -12,7 +12,7 @@ from fragdoctor.model.diagnosis import Cause, Predicted
 from fragdoctor.model.finding import Confidence, Evidence, Location
 from fragdoctor.rules.context import place
 from fragdoctor.rules.growth.significance import leading_growth
-from fragdoctor.units import format_count, format_size
+from fragdoctor.units import format_size, plural
 
 _EVALUATION: Final = re.compile(
     r"eval|valid|infer|predict|test|generate|sample|score", re.IGNORECASE
@@ -63,9 +63,9 @@ def _free(
         confidence=Confidence.LIKELY,
         change=f"store loss.item() or tensor.detach().cpu() in place of the tensor made at "
         f"{place(line)}, or clear the list, cache or dict that keeps it",
-        why=f"{format_count(growth.n_survivors)} blocks of {format_size(growth.survivor_bytes)} "
-        f"survive, {format_size(growth.slope_bytes)} more in each of "
-        f"{format_count(growth.n_steps)} steps.",
+        why=f"{plural(growth.n_survivors, 'block')} of {format_size(growth.survivor_bytes)} "
+        f"{'survives' if growth.n_survivors == 1 else 'survive'}, "
+        f"{format_size(growth.slope_bytes)} more in each of {plural(growth.n_steps, 'step')}.",
         locations=stack or (() if line is None else (line,)),
         predicted=_predicted(plan, growth),
         cost="None, if the tensors are not needed.",

@@ -74,8 +74,9 @@ def _only_small_segments(plan: Plan, megabytes: int) -> str:
     inside = holes.in_segments_from(megabytes * MIB)
     if inside * 2 >= holes.free_bytes:
         return ""
+    part = f"Only {format_size(inside)}" if inside else "Nothing"
     return (
-        f"Only {format_size(inside)} of {format_size(holes.free_bytes)} free cache lie in segments "
+        f"{part} of {format_size(holes.free_bytes)} free cache lies in segments "
         f"of {megabytes} MiB or more; smaller ones are split as before."
     )
 

@@ -10,7 +10,7 @@ from fragdoctor.diagnosis.remedies.plan import HELPS, MAY_HELP, Plan, Proposal, 
 from fragdoctor.model.diagnosis import Cause, Predicted
 from fragdoctor.model.finding import Confidence, Evidence
 from fragdoctor.rules.context import place
-from fragdoctor.units import format_count, format_size
+from fragdoctor.units import format_size, plural
 
 MIN_SHARE: Final = 0.1
 """A group that pins less than a tenth of the pinned memory is not worth a change of the code."""
@@ -38,9 +38,9 @@ def remedies(plan: Plan) -> Iterator[Proposal]:
             confidence=Confidence.LIKELY if solves else Confidence.POSSIBLE,
             change="free them before the large request, allocate them before everything that is "
             "short-lived, or clone() what must stay after the step has freed its memory",
-            why=f"{format_count(pin.n_blocks)} live blocks of {format_size(pin.block_bytes)} keep "
-            f"{format_size(pin.pinned_bytes)} of free memory in {format_count(pin.n_segments)} "
-            "segments from being returned.",
+            why=f"{plural(pin.n_blocks, 'live block')} of {format_size(pin.block_bytes)} "
+            f"{'keeps' if pin.n_blocks == 1 else 'keep'} {format_size(pin.pinned_bytes)} of free "
+            f"memory in {plural(pin.n_segments, 'segment')} from being returned.",
             locations=plan.context.user_stack(pin.stack),
             predicted=Predicted(fits=True, method="arithmetic") if solves else None,
             cost="A change of the code; clone() needs both copies for a moment.",

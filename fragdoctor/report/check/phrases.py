@@ -8,8 +8,8 @@ from typing import Final
 from fragdoctor.gate.budgets import RESERVED_NOTE, Outcome
 from fragdoctor.gate.judgement import CheckReport, FileJudgement, Reason, Status
 from fragdoctor.gate.measures import Measures
-from fragdoctor.report.phrases import location_text, plural, verdict_title
-from fragdoctor.units import format_size
+from fragdoctor.report.phrases import location_text, verdict_title
+from fragdoctor.units import format_size, plural
 
 MAX_TEXT: Final = 1000
 """Characters of one reason; a name of a megabyte must not become a megabyte of report."""

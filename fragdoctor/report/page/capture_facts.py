@@ -9,8 +9,8 @@ from fragdoctor.analysis.result import DeviceAnalysis
 from fragdoctor.model.diagnosis import Diagnosis
 from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.model.snapshot import Provenance
-from fragdoctor.report.phrases import fidelity_text, plural
-from fragdoctor.units import format_share, format_size
+from fragdoctor.report.phrases import fidelity_text
+from fragdoctor.units import format_share, format_size, plural
 
 MAX_OTHER: Final = 20
 

@@ -39,11 +39,11 @@ def write_rejected(page: Page, diagnosis: Diagnosis) -> None:
         return
     page.heading("Would not help here")
     rows = [
-        [r.setting.removeprefix("PYTORCH_CUDA_ALLOC_CONF=") or r.change or r.title, _reason(r)]
+        [r.setting.removeprefix("PYTORCH_CUDA_ALLOC_CONF=") or r.title or r.change, _reason(r)]
         for r in diagnosis.rejected
     ]
     shown = rows if page.options.verbosity is Verbosity.VERBOSE else rows[:_SHOWN]
-    columns = [Column("list", max_width=max(24, page.width * 2 // 5)), Column("wrap")]
+    columns = [Column("list", max_width=max(24, page.width * 3 // 7)), Column("wrap")]
     page.table(columns, [[setting, (reason, "dim")] for setting, reason in shown])
     if len(rows) > len(shown):
         n_more = format_count(len(rows) - len(shown))

@@ -8,8 +8,8 @@ from typing import Final
 
 from fragdoctor.model.diagnosis import ChecklistItem, Diagnosis, Status
 from fragdoctor.report.base import Verbosity
-from fragdoctor.report.phrases import plural
 from fragdoctor.report.text.page import Cell, Column, Page
+from fragdoctor.units import plural
 
 # Short names for a narrow column; JSON and Markdown carry the full titles.
 TITLES: Final[Mapping[str, str]] = MappingProxyType(
@@ -63,7 +63,7 @@ def _row(item: ChecklistItem) -> list[Cell]:
     if item.status is Status.SKIP:
         # The reason is what there is to say.
         said = [x for x in (item.value, item.detail) if x]
-        value = ("; ".join(said) or "-", "dim")
+        value = (". ".join(said) or "-", "dim")
     return [
         _MARKS[item.status],
         TITLES.get(item.id, item.title),

@@ -8,9 +8,9 @@ from typing import Final
 from fragdoctor.model.diagnosis import DeviceFigures, Diagnosis
 from fragdoctor.model.oom import OomMessage
 from fragdoctor.report.base import Verbosity
-from fragdoctor.report.phrases import plural, shown_first
+from fragdoctor.report.phrases import shown_first
 from fragdoctor.report.text.page import INDENT, Column, Glyphs, Page, Span
-from fragdoctor.units import format_share, format_size
+from fragdoctor.units import format_share, format_size, plural
 
 # A device with a hundredth of another's memory is not what the report is about.
 IDLE_SHARE: Final = 0.01
@@ -38,7 +38,7 @@ def write_memory(page: Page, diagnosis: Diagnosis) -> None:
         is_main = device == diagnosis.verdict.device or reserved > most * IDLE_SHARE
         if reserved and (is_main or verbose):
             _write_device(page, figures[device], message_of(diagnosis, device))
-        elif figures[device].reserved_bytes is not None:
+        elif reserved:
             idle.append(f"GPU {device} {format_size(reserved)}")
     if idle:
         page.paragraph((f"Also reserved: {', '.join(idle)}.", "dim"))

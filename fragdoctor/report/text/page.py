@@ -7,6 +7,7 @@ can forget it. Layout counts terminal cells, not characters.
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -23,6 +24,10 @@ MAX_CELLS: Final = 4000
 
 # Numbers, codes and marks are shorter; whatever is longer came from a stranger.
 MAX_FIT: Final = 24
+
+# A private character, which "escape.terminal" lets nobody else bring in, is no place to break.
+_BOUND: Final = "\ue000"
+_UNIT: Final = re.compile(r"(?<=[0-9]) (?=(?:[KMGT]iB|B|%)(?![A-Za-z0-9]))")
 
 INDENT: Final = 2
 GAP: Final = 2
@@ -166,8 +171,9 @@ class Page:
         self._lines.append(Text(" " * indent) + line)
 
     def _wrapped(self, text: Text, width: int) -> list[Text]:
-        lines = list(text.wrap(self._console, max(width, 10)))
+        lines = list(_units_bound(text).wrap(self._console, max(width, 10)))
         for line in lines:
+            line.plain = line.plain.replace(_BOUND, " ")
             line.rstrip()
         return lines
 
@@ -236,11 +242,19 @@ def _commas_opened(text: Text, width: int) -> Text:
     opened, used = Text(), 0
     for part in parts:
         if used and used + part.cell_len > width:
-            opened.append(" ")
+            if not part.plain.startswith(" "):  # that one breaks by itself
+                opened.append(" ")
             used = 0
         opened.append_text(part)
         used += part.cell_len
     return opened
+
+
+def _units_bound(text: Text) -> Text:
+    """Return text in which no line ends between a number and its unit."""
+    bound = text.copy()
+    bound.plain = _UNIT.sub(_BOUND, text.plain)
+    return bound
 
 
 def _only_style(text: Text) -> str:

@@ -8,9 +8,9 @@ from typing import Final
 from fragdoctor.model.simulation import ReplayResult, Simulation
 from fragdoctor.report import escape
 from fragdoctor.report.base import RenderOptions, Verbosity
-from fragdoctor.report.phrases import fidelity_text, plural
+from fragdoctor.report.phrases import fidelity_text
 from fragdoctor.report.text.page import Cell, Column, Page
-from fragdoctor.units import format_count, format_size
+from fragdoctor.units import format_count, format_size, plural
 
 # From here on the table has room for one more column of figures.
 WIDE: Final = 100

@@ -8,7 +8,7 @@ from typing import ClassVar, Final
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
 from fragdoctor.rules.base import Need, Rule
 from fragdoctor.rules.context import Context, place
-from fragdoctor.units import format_count, format_share, format_size
+from fragdoctor.units import format_share, format_size, plural
 
 WORTH_SHARE: Final = 0.1
 """Pinned memory of a tenth of what is reserved: well above the tails of any run."""
@@ -58,10 +58,11 @@ class PinnedFreeMemory(Rule):
                 continue
             yield self.finding(
                 context,
-                f"{format_count(pin.n_blocks)} live blocks from "
+                f"{plural(pin.n_blocks, 'live block')} from "
                 f"{place(context.user_line(pin.stack))} "
-                f"({format_size(pin.block_bytes)}) pin {format_size(pin.pinned_bytes)} of free "
-                f"memory, {format_share(pin.pinned_bytes, pinned)} of all that is pinned.",
+                f"({format_size(pin.block_bytes)}) {'pins' if pin.n_blocks == 1 else 'pin'} "
+                f"{format_size(pin.pinned_bytes)} of free memory, "
+                f"{format_share(pin.pinned_bytes, pinned)} of all that is pinned.",
                 severity=Severity.WARNING if has_failed else Severity.INFO,
                 confidence=Confidence.PROVEN,
                 n_bytes=pin.pinned_bytes,

@@ -9,7 +9,7 @@ from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
 from fragdoctor.rules.base import Need, Rule
 from fragdoctor.rules.context import Context, place
 from fragdoctor.rules.growth.significance import is_significant
-from fragdoctor.units import format_count, format_size
+from fragdoctor.units import format_size, plural
 
 MAX_LINES: Final = 5
 """Lines named; a leak of a whole graph shows as many lines of the model."""
@@ -53,8 +53,9 @@ class GrowingLine(Rule):
             yield self.finding(
                 context,
                 f"{place(line)} keeps {format_size(growth.slope_bytes)} more in each of "
-                f"{format_count(growth.n_steps)} steps: {format_count(growth.n_survivors)} blocks "
-                f"of {format_size(growth.survivor_bytes)} are live.",
+                f"{plural(growth.n_steps, 'step')}: {plural(growth.n_survivors, 'block')} "
+                f"of {format_size(growth.survivor_bytes)} "
+                f"{'is' if growth.n_survivors == 1 else 'are'} live.",
                 severity=Severity.ERROR if leads else Severity.INFO,
                 confidence=Confidence.LIKELY if leads else Confidence.POSSIBLE,
                 n_bytes=growth.survivor_bytes,

@@ -8,7 +8,7 @@ from typing import ClassVar
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
 from fragdoctor.rules.base import Need, Rule
 from fragdoctor.rules.context import Context
-from fragdoctor.units import format_count
+from fragdoctor.units import plural
 
 
 class MissingEvents(Rule):
@@ -44,7 +44,11 @@ class MissingEvents(Rule):
         if quality.missing_actions:
             text = f"Events of these kinds are missing: {', '.join(quality.missing_actions)}."
         elif not quality.is_consistent:
-            text = f"{format_count(quality.n_contradictions)} events contradict the final state."
+            text = (
+                f"{plural(quality.n_contradictions, 'event')} "
+                f"{'contradicts' if quality.n_contradictions == 1 else 'contradict'} "
+                "the final state."
+            )
         else:
             return
         yield self.finding(
