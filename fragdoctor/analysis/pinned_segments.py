@@ -15,7 +15,7 @@ NO_PIN: Final = -2
 """In the place of a stack id, whose -1 is "no stack recorded"."""
 
 MAX_SEGMENTS: Final = 12
-MAX_BLOCKS: Final = 4096
+MAX_BLOCKS: Final = 1024
 """Blocks of one segment that are told apart: finer than any screen."""
 
 

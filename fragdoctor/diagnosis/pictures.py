@@ -11,7 +11,7 @@ import numpy.typing as npt
 from fragdoctor.analysis.pinned_segments import NO_PIN
 from fragdoctor.analysis.result import PinnedSegment
 from fragdoctor.diagnosis.figures import MAX_PINS, device_figures
-from fragdoctor.model.diagnosis import SegmentReport, SegmentRun, TimelineStrip
+from fragdoctor.model.diagnosis import RunKind, SegmentReport, SegmentRun, TimelineStrip
 from fragdoctor.model.snapshot import BlockState
 from fragdoctor.rules.context import Context
 
@@ -21,9 +21,9 @@ MAX_COLUMNS: Final = 240
 """Twice the widest page: a renderer takes the highest of neighbouring columns."""
 
 _KINDS: Final = {
-    int(BlockState.INACTIVE): "free",
-    int(BlockState.ALLOCATED): "live",
-    int(BlockState.PENDING_FREE): "pending",
+    int(BlockState.INACTIVE): RunKind.FREE,
+    int(BlockState.ALLOCATED): RunKind.LIVE,
+    int(BlockState.PENDING_FREE): RunKind.PENDING,
 }
 
 
@@ -92,6 +92,6 @@ def _runs(segment: PinnedSegment, place: dict[int, int]) -> tuple[SegmentRun, ..
     rows = zip(sizes.tolist(), kind[starts].tolist(), stack[starts].tolist(), strict=True)
     return tuple(
         # A state of a newer PyTorch counts as live, as in the figures.
-        SegmentRun(n, _KINDS.get(k, "live"), None if s == NO_PIN else place.get(s))
+        SegmentRun(n, _KINDS.get(k, RunKind.LIVE), None if s == NO_PIN else place.get(s))
         for n, k, s in rows
     )

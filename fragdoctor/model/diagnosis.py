@@ -194,16 +194,24 @@ class TimelineStrip:
     n_flushes: int = 0
 
 
+class RunKind(StrEnum):
+    """What the blocks of a run are; pending ones are freed but wait for other streams."""
+
+    FREE = "free"
+    LIVE = "live"
+    PENDING = "pending"
+
+
 @dataclass(frozen=True, slots=True)
 class SegmentRun:
-    """Neighbouring blocks of one kind: ``free``, ``live`` or ``pending``.
+    """Neighbouring blocks of one kind.
 
     ``pin`` is the place among the device's ``PinReport``s of the group that they belong to, None
     where they hold nothing back or the group is not reported.
     """
 
     n_bytes: int
-    kind: str
+    kind: RunKind
     pin: int | None = None
 
 

@@ -6,18 +6,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from fragdoctor.model.diagnosis import Cause, Diagnosis, PinReport, SegmentReport, SegmentRun
+from fragdoctor.model.diagnosis import (
+    Cause,
+    Diagnosis,
+    PinReport,
+    RunKind,
+    SegmentReport,
+    SegmentRun,
+)
 from fragdoctor.report.base import Verbosity
 from fragdoctor.report.phrases import location_text
-from fragdoctor.report.text.page import GAP, INDENT, Cell, Column, Page, Span
-from fragdoctor.report.text.timeline import joined
+from fragdoctor.report.text.page import GAP, INDENT, Cell, Column, Page, Span, joined
 from fragdoctor.units import format_count, format_size
 
 _SHOWN: Final = 5
 _LETTERS: Final = "ABCDEF"
 
 # Less pinned memory than this share of the reserved is not what the reader came for.
-_MIN_PINNED_SHARE: Final = 0.05
+_MIN_PINNED_SHARE: Final = 0.1
 
 # A cell where several blocks alternate with this much free space is shown as mixed.
 _MIXED_FREE: Final = 0.25
@@ -44,40 +50,59 @@ _PIN_STYLE: Final = "bold red"
 
 def write_segments(page: Page, diagnosis: Diagnosis) -> None:
     """Write the segments with most pinned free memory, where that is part of the story."""
-    if not diagnosis.worst_segments or not _says_something(diagnosis):
-        return
     verbose = page.options.verbosity is Verbosity.VERBOSE
     shown = diagnosis.worst_segments[: None if verbose else _SHOWN]
-    of = format_count(diagnosis.n_pinned_segments)
+    if not shown or not (verbose or _says_something(diagnosis)):
+        return
     page.heading(
         "Segments",
-        f"{len(shown)} of {of} on GPU {shown[0].device} with pinned free memory, worst first",
+        f"GPU {shown[0].device}, the {len(shown)} of {format_count(diagnosis.n_pinned_segments)} "
+        "with most pinned memory",
     )
     lines = pin_lines(diagnosis, shown)
     letters = {
-        pin: letter for letter, (_, pins) in zip(_LETTERS, lines, strict=False) for pin in pins
+        group: letter
+        for letter, (_, groups) in zip(_LETTERS, lines, strict=False)
+        for group in groups
     }
-    bars, used = [], set()
-    figures = [
-        (format_size(s.total_bytes), format_size(s.free_bytes), format_size(s.largest_hole_bytes))
-        for s in shown
+    figures = _figures(shown)
+    frame = len(page.glyphs.bar_start + page.glyphs.bar_end)
+    widths = [max(len(row[i]) for row in figures) for i in range(len(figures[0]))]
+    n_cells = page.width - 2 * INDENT - sum(widths) - GAP * len(widths) - frame
+    bars = [cells_of(segment.runs, n_cells, letters) for segment in shown]
+    titles, *rows = figures
+    page.table(
+        [*(Column(align="right", title=t) for t in titles), Column(max_width=page.width)],
+        [[*row, _bar(page, bar)] for row, bar in zip(rows, bars, strict=True)],
+    )
+    _write_legend(page, lines, {kind for bar in bars for kind in bar})
+
+
+def _figures(segments: Sequence[SegmentReport]) -> list[list[str]]:
+    """Return the titles of the columns, then the figures of each segment.
+
+    Where some of the free memory can be returned, page by page, the pinned part is what counts.
+    """
+    is_paged = any(s.pinned_bytes != s.free_bytes for s in segments)
+    return [
+        ["size", "pinned" if is_paged else "free", "largest hole"],
+        *(
+            [
+                format_size(s.total_bytes),
+                format_size(s.pinned_bytes if is_paged else s.free_bytes),
+                format_size(s.largest_hole_bytes),
+            ]
+            for s in segments
+        ),
     ]
-    titles = ("size", "free", "largest")
-    taken = sum(max(len(t), *(len(f[i]) for f in figures)) + GAP for i, t in enumerate(titles))
-    n_cells = page.width - 2 * INDENT - taken - len(page.glyphs.bar_start + page.glyphs.bar_end)
-    for segment in shown:
-        kinds = cells_of(segment.runs, n_cells, letters)
-        used.update(kinds)
-        bars.append(_bar(page, kinds))
-    columns = [*(Column(align="right", title=t) for t in titles), Column(max_width=page.width)]
-    page.table(columns, [[*f, bar] for f, bar in zip(figures, bars, strict=True)])
-    _write_legend(page, lines, used)
 
 
 def _says_something(diagnosis: Diagnosis) -> bool:
     causes = (diagnosis.verdict.cause, *diagnosis.verdict.also)
     if Cause.FRAGMENTATION in causes:
         return True
+    if diagnosis.verdict.cause is Cause.HEALTHY:
+        return False
     device = diagnosis.worst_segments[0].device
     for figures in diagnosis.devices:
         if figures.device == device and figures.reserved_bytes and figures.pinned_free_bytes:
@@ -88,20 +113,23 @@ def _says_something(diagnosis: Diagnosis) -> bool:
 def pin_lines(
     diagnosis: Diagnosis, segments: Sequence[SegmentReport]
 ) -> list[tuple[str, list[int]]]:
-    """Return the lines that hold these segments, most bytes first, each with its groups.
+    """Return the lines that hold most of these segments, as they appear, each with its groups.
 
-    Groups are places among the ``PinReport``s of the device; those of one line get one letter.
+    Groups are places among the ``PinReport``s of the device; those of one line are one entry.
+    There are no more lines than letters.
     """
     device = segments[0].device
     pins = [p for p in diagnosis.pins if p.device == device]
     held: dict[int, int] = {}
     for run in (r for s in segments for r in s.runs):
-        if run.pin is not None and run.pin < len(pins):
+        if run.kind is RunKind.LIVE and run.pin is not None and run.pin < len(pins):
             held[run.pin] = held.get(run.pin, 0) + run.n_bytes
     by_line: dict[str, list[int]] = {}
     for pin in held:
         by_line.setdefault(_line(pins[pin]), []).append(pin)
-    return sorted(by_line.items(), key=lambda item: (-sum(held[p] for p in item[1]), item[0]))
+    most = sorted(by_line.items(), key=lambda item: -sum(held[p] for p in item[1]))
+    kept = {line for line, _ in most[: len(_LETTERS)]}
+    return [(line, groups) for line, groups in by_line.items() if line in kept]
 
 
 def _line(pin: PinReport) -> str:
@@ -111,17 +139,19 @@ def _line(pin: PinReport) -> str:
 def cells_of(runs: Sequence[SegmentRun], n_cells: int, letters: Mapping[int, str]) -> list[str]:
     """Return what each cell of a bar shows: a kind of ``GLYPHS`` or the letter of a line.
 
-    A cell shows the kind that has most of it. A live block within a cell is seen even where most
-    of the cell is free, and several of them between holes make it ``mixed``.
+    A cell shows the kind that has most of it. A live block smaller than a cell is seen even where
+    most of the cell is free, and several of them between holes make it ``mixed``.
     """
     total = sum(r.n_bytes for r in runs)
     if not total or n_cells <= 0:
         return []
     shares: list[dict[str, int]] = [{} for _ in range(n_cells)]
-    n_whole = [0] * n_cells
+    n_small = [0] * n_cells
     start = 0
     for run in runs:
-        kind = letters.get(run.pin, run.kind) if run.pin is not None else run.kind
+        kind: str = run.kind
+        if run.kind is RunKind.LIVE and run.pin is not None:
+            kind = letters.get(run.pin, kind)
         end = start + run.n_bytes
         first, last = start * n_cells // total, (max(end, start + 1) * n_cells - 1) // total
         first, last = min(first, n_cells - 1), min(last, n_cells - 1)
@@ -129,22 +159,22 @@ def cells_of(runs: Sequence[SegmentRun], n_cells: int, letters: Mapping[int, str
             low, high = cell * total // n_cells, (cell + 1) * total // n_cells
             n_bytes = min(end, high) - max(start, low)
             shares[cell][kind] = shares[cell].get(kind, 0) + max(n_bytes, 0)
-        if first == last and kind != "free":
-            n_whole[first] += 1
+        if run.kind is not RunKind.FREE and run.n_bytes * n_cells <= total:
+            n_small[min((start + end) // 2 * n_cells // total, n_cells - 1)] += 1
         start = end
-    return [_cell(share, whole) for share, whole in zip(shares, n_whole, strict=True)]
+    return [_cell(share, small) for share, small in zip(shares, n_small, strict=True)]
 
 
-def _cell(share: Mapping[str, int], n_whole: int) -> str:
+def _cell(share: Mapping[str, int], n_small: int) -> str:
     free = share.get("free", 0)
     live = {kind: n for kind, n in share.items() if kind != "free"}
     if not live:
         return "free"
     largest = max(live, key=lambda kind: live[kind])
     n_bytes = free + sum(live.values())
-    if n_whole > 1 and free >= n_bytes * _MIXED_FREE:
+    if n_small > 1 and free >= n_bytes * _MIXED_FREE:
         return "mixed"
-    return largest if n_whole or 2 * free <= n_bytes else "free"
+    return largest if n_small or 2 * free <= n_bytes else "free"
 
 
 def _bar(page: Page, kinds: Sequence[str]) -> Cell:

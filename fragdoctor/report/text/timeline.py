@@ -8,7 +8,7 @@ from typing import Final
 
 from fragdoctor.model.diagnosis import Diagnosis, TimelineStrip
 from fragdoctor.report.phrases import plural
-from fragdoctor.report.text.page import INDENT, Column, Page, Span
+from fragdoctor.report.text.page import INDENT, Cell, Column, Page, Span, joined
 from fragdoctor.units import format_size
 
 MIN_EVENTS: Final = 20
@@ -43,13 +43,13 @@ _FLUSH: Final = "magenta"
 def write_timeline(page: Page, diagnosis: Diagnosis) -> None:
     """Write the memory of the verdict's device over its trace, if that is long enough to show."""
     strip = diagnosis.timeline
-    if strip is None or strip.n_events <= MIN_EVENTS or not any(strip.peak_bytes):
+    if strip is None or strip.n_events <= MIN_EVENTS or max(strip.peak_bytes) <= 0:
         return
     glyphs = UNICODE_AREA if page.options.unicode else ASCII_AREA
     top, meaning = top_line(strip)
     page.heading(
         "Timeline",
-        f"GPU {strip.device}, {plural(strip.n_events, 'event')}; the top line is {meaning}",
+        f"GPU {strip.device}, {plural(strip.n_events, 'event')}; the top is {meaning}",
     )
     label = format_size(top)
     n_columns = page.width - 2 * INDENT - len(label) - 2
@@ -100,18 +100,6 @@ def _row(
     return joined(spans)
 
 
-def joined(spans: Sequence[Span]) -> list[Span]:
-    """Return the spans with neighbours of the same style made one."""
-    whole: list[tuple[str, str]] = []
-    for span in spans:
-        text, style = (span, "") if isinstance(span, str) else span
-        if whole and whole[-1][1] == style:
-            whole[-1] = (whole[-1][0] + text, style)
-        else:
-            whole.append((text, style))
-    return list(whole)
-
-
 def _marks(glyphs: AreaGlyphs, strip: TimelineStrip, n_columns: int) -> list[Span]:
     """Return the line of marks, an OOM before a flush; empty where nothing happened."""
     n = len(strip.allocated_bytes)
@@ -126,16 +114,8 @@ def _marks(glyphs: AreaGlyphs, strip: TimelineStrip, n_columns: int) -> list[Spa
 
 
 def _write_figures(page: Page, glyphs: AreaGlyphs, strip: TimelineStrip) -> None:
-    right = "right"
-    columns = [
-        Column(),
-        Column(),
-        Column(align=right, title="first"),
-        Column(align=right, title="peak"),
-        Column(align=right, title="last"),
-    ]
     names = ((glyphs.steps[-1], _ALLOCATED, "allocated"), (glyphs.reserved, _RESERVED, "reserved"))
-    rows = [
+    rows: list[list[Cell]] = [
         [
             (glyph, style),
             name,
@@ -145,7 +125,8 @@ def _write_figures(page: Page, glyphs: AreaGlyphs, strip: TimelineStrip) -> None
         ]
         for i, (glyph, style, name) in enumerate(names)
     ]
-    page.table(columns, rows)
+    titles = (Column(align="right", title=t) for t in ("first", "peak", "last"))
+    page.table([Column(), Column(), *titles], rows)
     said: list[Span] = []
     if strip.n_ooms:
         said += [(glyphs.oom, _OOM), f"  {plural(strip.n_ooms, 'OOM')}  "]
