@@ -253,6 +253,31 @@ def test_segments_one_letter_for_each_line_with_its_legend() -> None:
     assert "train.py:41" in lines[4]
 
 
+def test_segments_line_too_small_to_be_seen_takes_no_letter() -> None:
+    one = diagnoses.fragmentation()
+    runs = (
+        SegmentRun(1, RunKind.LIVE, 0),
+        SegmentRun(500 * MIB, RunKind.LIVE, 1),
+        SegmentRun(500 * MIB, RunKind.FREE),
+    )
+    segment = replace(one.worst_segments[0], runs=runs)
+
+    lines = picture(replace(one, worst_segments=(segment,)), "Segments")
+
+    assert re.search(r"\[A+\.+\]", lines[1])
+    assert [line.split()[0] for line in lines[2:]] == ["A", "."]
+    assert "train.py:41" in lines[2]
+
+
+def test_segments_with_little_beside_the_worst_get_no_row() -> None:
+    one = diagnoses.fragmentation()
+    little = replace(one.worst_segments[1], pinned_bytes=3 * MIB)
+
+    lines = picture(replace(one, worst_segments=(one.worst_segments[0], little)), "Segments")
+
+    assert sum("[" in line for line in lines) == 1
+
+
 def many(n: int) -> Diagnosis:
     one = diagnoses.fragmentation()
     return replace(one, worst_segments=one.worst_segments[:1] * n, n_pinned_segments=n)
@@ -267,21 +292,22 @@ def test_segments_shows_five_and_all_with_verbose() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cause", "pinned", "is_shown"),
+    ("cause", "also", "pinned", "is_shown"),
     [
-        (Cause.FRAGMENTATION, 1, True),
-        (Cause.CAPACITY, 662 * MIB, True),
-        (Cause.CAPACITY, 12 * MIB, False),
-        (Cause.HEALTHY, 662 * MIB, False),
+        (Cause.FRAGMENTATION, (), 1, True),
+        (Cause.CAPACITY, (), 662 * MIB, True),
+        (Cause.CAPACITY, (Cause.FRAGMENTATION,), 12 * MIB, False),
+        (Cause.HEALTHY, (), 662 * MIB, False),
+        (Cause.HEALTHY, (Cause.FRAGMENTATION,), 662 * MIB, True),
     ],
 )
 def test_segments_only_where_pinned_memory_matters(
-    cause: Cause, pinned: int, is_shown: bool
+    cause: Cause, also: tuple[Cause, ...], pinned: int, is_shown: bool
 ) -> None:
     one = diagnoses.fragmentation()
     diagnosis = replace(
         one,
-        verdict=replace(one.verdict, cause=cause, also=()),
+        verdict=replace(one.verdict, cause=cause, also=also),
         devices=(replace(one.devices[0], pinned_free_bytes=pinned),),
     )
 

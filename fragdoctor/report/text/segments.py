@@ -25,6 +25,9 @@ _LETTERS: Final = "ABCDEF"
 # Less pinned memory than this share of the reserved is not what the reader came for.
 _MIN_PINNED_SHARE: Final = 0.1
 
+# Of the worst segment's pinned memory: a row with less only distracts.
+_MIN_ROW_SHARE: Final = 0.05
+
 # A cell where several blocks alternate with this much free space is shown as mixed.
 _MIXED_FREE: Final = 0.25
 
@@ -39,6 +42,14 @@ class BlockGlyph:
     meaning: str
 
 
+@dataclass(frozen=True, slots=True)
+class PinLine:
+    """A source line and its groups: places among the ``PinReport``s of the device."""
+
+    text: str
+    groups: tuple[int, ...]
+
+
 GLYPHS: Final[Mapping[str, BlockGlyph]] = {
     "live": BlockGlyph("█", "#", "cyan", "live"),
     "pending": BlockGlyph("▚", "~", "magenta", "freed, waits for other streams"),
@@ -50,32 +61,36 @@ _PIN_STYLE: Final = "bold red"
 
 def write_segments(page: Page, diagnosis: Diagnosis) -> None:
     """Write the segments with most pinned free memory, where that is part of the story."""
-    verbose = page.options.verbosity is Verbosity.VERBOSE
-    shown = diagnosis.worst_segments[: None if verbose else _SHOWN]
-    if not shown or not (verbose or _says_something(diagnosis)):
+    shown = _shown(page, diagnosis)
+    if not shown:
         return
     page.heading(
         "Segments",
         f"GPU {shown[0].device}, the {len(shown)} of {format_count(diagnosis.n_pinned_segments)} "
         "with most pinned memory",
     )
-    lines = pin_lines(diagnosis, shown)
-    letters = {
-        group: letter
-        for letter, (_, groups) in zip(_LETTERS, lines, strict=False)
-        for group in groups
-    }
     figures = _figures(shown)
     frame = len(page.glyphs.bar_start + page.glyphs.bar_end)
     widths = [max(len(row[i]) for row in figures) for i in range(len(figures[0]))]
     n_cells = page.width - 2 * INDENT - sum(widths) - GAP * len(widths) - frame
-    bars = [cells_of(segment.runs, n_cells, letters) for segment in shown]
+    bars, letters = _lettered(shown, n_cells, pin_lines(diagnosis, shown))
     titles, *rows = figures
     page.table(
         [*(Column(align="right", title=t) for t in titles), Column(max_width=page.width)],
         [[*row, _bar(page, bar)] for row, bar in zip(rows, bars, strict=True)],
     )
-    _write_legend(page, lines, {kind for bar in bars for kind in bar})
+    _write_legend(page, letters, {kind for bar in bars for kind in bar})
+
+
+def _shown(page: Page, diagnosis: Diagnosis) -> Sequence[SegmentReport]:
+    """Return the segments worth a row; all with --verbose."""
+    segments = diagnosis.worst_segments
+    if page.options.verbosity is Verbosity.VERBOSE:
+        return segments
+    if not segments or not _says_something(diagnosis):
+        return ()
+    least = segments[0].pinned_bytes * _MIN_ROW_SHARE
+    return [s for s in segments[:_SHOWN] if s.pinned_bytes >= least]
 
 
 def _figures(segments: Sequence[SegmentReport]) -> list[list[str]]:
@@ -98,10 +113,10 @@ def _figures(segments: Sequence[SegmentReport]) -> list[list[str]]:
 
 
 def _says_something(diagnosis: Diagnosis) -> bool:
-    causes = (diagnosis.verdict.cause, *diagnosis.verdict.also)
-    if Cause.FRAGMENTATION in causes:
+    verdict = diagnosis.verdict
+    if verdict.cause is Cause.FRAGMENTATION:
         return True
-    if diagnosis.verdict.cause is Cause.HEALTHY:
+    if verdict.cause is Cause.HEALTHY and Cause.FRAGMENTATION not in verdict.also:
         return False
     device = diagnosis.worst_segments[0].device
     for figures in diagnosis.devices:
@@ -110,13 +125,10 @@ def _says_something(diagnosis: Diagnosis) -> bool:
     return False
 
 
-def pin_lines(
-    diagnosis: Diagnosis, segments: Sequence[SegmentReport]
-) -> list[tuple[str, list[int]]]:
-    """Return the lines that hold most of these segments, as they appear, each with its groups.
+def pin_lines(diagnosis: Diagnosis, segments: Sequence[SegmentReport]) -> list[PinLine]:
+    """Return the lines that hold most of these segments, in the order in which they appear.
 
-    Groups are places among the ``PinReport``s of the device; those of one line are one entry.
-    There are no more lines than letters.
+    There are no more of them than letters.
     """
     device = segments[0].device
     pins = [p for p in diagnosis.pins if p.device == device]
@@ -124,16 +136,33 @@ def pin_lines(
     for run in (r for s in segments for r in s.runs):
         if run.kind is RunKind.LIVE and run.pin is not None and run.pin < len(pins):
             held[run.pin] = held.get(run.pin, 0) + run.n_bytes
-    by_line: dict[str, list[int]] = {}
+    groups: dict[str, list[int]] = {}
     for pin in held:
-        by_line.setdefault(_line(pins[pin]), []).append(pin)
-    most = sorted(by_line.items(), key=lambda item: -sum(held[p] for p in item[1]))
-    kept = {line for line, _ in most[: len(_LETTERS)]}
-    return [(line, groups) for line, groups in by_line.items() if line in kept]
+        groups.setdefault(_line(pins[pin]), []).append(pin)
+    most = sorted(groups, key=lambda line: -sum(held[p] for p in groups[line]))
+    return [PinLine(k, tuple(v)) for k, v in groups.items() if k in most[: len(_LETTERS)]]
 
 
 def _line(pin: PinReport) -> str:
     return location_text(pin.location or (pin.stack[0] if pin.stack else None))
+
+
+def _lettered(
+    segments: Sequence[SegmentReport], n_cells: int, lines: Sequence[PinLine]
+) -> tuple[list[list[str]], dict[str, PinLine]]:
+    """Return the cells of each bar, and the lines by letter.
+
+    Letters go to the lines that are seen, in turn: blocks may be too small to win a cell.
+    """
+    by_letter = dict(zip(_LETTERS, lines, strict=False))
+    of_group = {group: letter for letter, line in by_letter.items() for group in line.groups}
+    bars = [cells_of(segment.runs, n_cells, of_group) for segment in segments]
+    seen = {kind for bar in bars for kind in bar}
+    renamed = dict(zip((k for k in by_letter if k in seen), _LETTERS, strict=False))
+    return (
+        [[renamed.get(kind, kind) for kind in bar] for bar in bars],
+        {new: by_letter[old] for old, new in renamed.items()},
+    )
 
 
 def cells_of(runs: Sequence[SegmentRun], n_cells: int, letters: Mapping[int, str]) -> list[str]:
@@ -190,12 +219,8 @@ def _glyph(page: Page, kind: str) -> tuple[str, str]:
     return (glyph.unicode if page.options.unicode else glyph.ascii), glyph.style
 
 
-def _write_legend(page: Page, lines: Sequence[tuple[str, Sequence[int]]], used: set[str]) -> None:
-    rows: list[list[Cell]] = [
-        [(letter, _PIN_STYLE), line]
-        for letter, (line, _) in zip(_LETTERS, lines, strict=False)
-        if letter in used
-    ]
+def _write_legend(page: Page, letters: Mapping[str, PinLine], used: set[str]) -> None:
+    rows: list[list[Cell]] = [[(letter, _PIN_STYLE), line.text] for letter, line in letters.items()]
     page.table([Column(), Column("path")], rows)
     said: list[Span] = []
     for kind, glyph in GLYPHS.items():
