@@ -18,7 +18,11 @@ from fragdoctor.model.diagnosis import (
     PinReport,
     Predicted,
     Recommendation,
+    RunKind,
+    SegmentReport,
+    SegmentRun,
     Status,
+    TimelineStrip,
     Verdict,
 )
 from fragdoctor.model.finding import (
@@ -264,6 +268,56 @@ def fragmentation() -> Diagnosis:
             "The message proposes expandable_segments whatever the cause: it is always printed.",
         ),
         notes=("The trace starts after 1.20 GiB was allocated; their stacks are not recorded.",),
+        timeline=strip(),
+        worst_segments=(
+            SegmentReport(
+                0,
+                512 * MIB,
+                412 * MIB,
+                412 * MIB,
+                210 * MIB,
+                (
+                    SegmentRun(210 * MIB, RunKind.FREE),
+                    SegmentRun(8 * MIB, RunKind.LIVE, 0),
+                    SegmentRun(202 * MIB, RunKind.FREE),
+                    SegmentRun(92 * MIB, RunKind.LIVE),
+                ),
+            ),
+            SegmentReport(
+                0,
+                128 * MIB,
+                96 * MIB,
+                96 * MIB,
+                64 * MIB,
+                (
+                    SegmentRun(16 * MIB, RunKind.LIVE, 1),
+                    SegmentRun(64 * MIB, RunKind.FREE),
+                    SegmentRun(16 * MIB, RunKind.PENDING, 0),
+                    SegmentRun(32 * MIB, RunKind.FREE),
+                ),
+            ),
+        ),
+        n_pinned_segments=31,
+    )
+
+
+def strip() -> TimelineStrip:
+    """A sawtooth that grows to an OOM, with one flush shortly before it."""
+    live = [min(600 + 10 * i + 90 * (i % 20), 3100) for i in range(99)] + [2734]
+    cache = [max(live[: i + 1]) + 100 for i in range(99)] + [3408]
+    return TimelineStrip(
+        device=0,
+        n_events=48_102,
+        allocated_bytes=tuple(n * MIB for n in live),
+        reserved_bytes=tuple(n * MIB for n in cache),
+        first_bytes=(600 * MIB, 700 * MIB),
+        last_bytes=(2734 * MIB, 3408 * MIB),
+        peak_bytes=(max(live) * MIB, 3408 * MIB),
+        capacity_bytes=3896 * MIB,
+        oom_columns=(99,),
+        flush_columns=(97,),
+        n_ooms=1,
+        n_flushes=1,
     )
 
 
@@ -351,6 +405,9 @@ def two_devices() -> Diagnosis:
     return replace(
         one,
         case=Case(sources=("two.pickle",)),
+        timeline=None,
+        worst_segments=(),
+        n_pinned_segments=0,
         verdict=replace(one.verdict, device=1, also=(), decider=""),
         devices=(first, second, DeviceFigures(device=2)),
         pins=(*one.pins, PinReport(1, 2, 4 * MIB, 256 * MIB, (STEP,), STEP)),

@@ -12,6 +12,7 @@ from fragdoctor.analysis.free_space import free_space
 from fragdoctor.analysis.growth import GrowthResult, find_growth
 from fragdoctor.analysis.layout import final_layout
 from fragdoctor.analysis.ooms import find_ooms
+from fragdoctor.analysis.pinned_segments import find_pinned_segments
 from fragdoctor.analysis.pins import find_pins
 from fragdoctor.analysis.result import DeviceAnalysis, OomEvent
 from fragdoctor.analysis.sizes import size_diversity
@@ -53,6 +54,7 @@ def analyze_device(
     if timeline is not None:
         steps = find_steps(snapshot, undone.lifetimes, columns.n_events, classes)
         growth = find_growth(undone.lifetimes, timeline, steps, lines, columns.first_row)
+    pinned, n_pinned = find_pinned_segments(layout)
     state = columns.block_state
     active = int(columns.block_size[state != BlockState.INACTIVE].sum())
     requested = int(columns.block_requested[state != BlockState.INACTIVE].sum())
@@ -83,6 +85,8 @@ def analyze_device(
             "n_steps": float(growth.n_steps),
             "floor_slope_bytes": float(growth.floor_slope_bytes),
         },
+        pinned_segments=pinned,
+        n_pinned_segments=n_pinned,
     )
 
 

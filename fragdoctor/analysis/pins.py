@@ -23,7 +23,7 @@ MAX_ADDRESSES: Final = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class _Holds:
+class Holds:
     """Pairs (block, unit): the block keeps the unit, which has ``free`` free bytes.
 
     ``n_units`` and ``free`` (per unit) count only units that are partly free.
@@ -37,7 +37,7 @@ class _Holds:
 
 def find_pins(layout: Layout, lifetimes: Lifetimes) -> tuple[Pin, ...]:
     """Return the groups of live blocks that pin free memory, most pinned (then shared) first."""
-    holds = _holds(layout)
+    holds = find_holds(layout)
     if not len(holds.block):
         return ()
     stack = layout.live_stack[holds.block].astype(np.int64)
@@ -57,7 +57,7 @@ def find_pins(layout: Layout, lifetimes: Lifetimes) -> tuple[Pin, ...]:
     return tuple(pins)
 
 
-def _pin(layout: Layout, lifetimes: Lifetimes, holds: _Holds, rows: I64) -> Pin:
+def _pin(layout: Layout, lifetimes: Lifetimes, holds: Holds, rows: I64) -> Pin:
     """Return the group of blocks of these rows of ``holds``, without its free bytes."""
     blocks = np.unique(holds.block[rows])
     life = layout.live_life[blocks]
@@ -82,7 +82,7 @@ def _sum_by(group: I64, values: I64, n: int) -> I64:
     return total
 
 
-def _holds(layout: Layout) -> _Holds:
+def find_holds(layout: Layout) -> Holds:
     """Return the pairs of blocks and partly free units in default pools."""
     usable = np.flatnonzero(~layout.seg_is_private[layout.live_segment])
     paged = layout.page_bytes[layout.live_segment[usable]] > 0
@@ -112,7 +112,7 @@ def _holds(layout: Layout) -> _Holds:
     unit = np.concatenate([layout.live_segment[in_segments], n_segments + unit])
     free = np.maximum(0, np.concatenate([free_of_segment, free_of_page]))
     held = np.flatnonzero(free[unit] > 0)
-    return _Holds(block[held], unit[held], layout.live_segment[block[held]], free)
+    return Holds(block[held], unit[held], layout.live_segment[block[held]], free)
 
 
 def _page_ids(segment: I64, number: I64) -> tuple[I64, I64]:

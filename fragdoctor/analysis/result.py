@@ -71,6 +71,26 @@ class Pin:
 
 
 @dataclass(frozen=True, slots=True)
+class PinnedSegment:
+    """A segment whose live blocks keep free memory in it, block by block in address order.
+
+    Attributes:
+        pinned_bytes: free bytes in units (segment, or page of an expandable one) partly live.
+        block_bytes: sizes; with very many blocks neighbours of a kind are taken together.
+        block_kind: ``BlockState`` of each.
+        block_stack: stack id of live blocks that hold free memory, ``NO_PIN`` for all others.
+    """
+
+    total_bytes: int
+    free_bytes: int
+    pinned_bytes: int
+    largest_hole_bytes: int
+    block_bytes: npt.NDArray[np.int64]
+    block_kind: npt.NDArray[np.uint8]
+    block_stack: npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
 class Holder:
     """Live memory of one user source line (the innermost frame that is not library code).
 
@@ -242,3 +262,5 @@ class DeviceAnalysis:
     capacity_estimate_bytes: int | None = None
     requested_waste_bytes: int | None = None
     extras: dict[str, float] = field(default_factory=dict)
+    pinned_segments: Sequence[PinnedSegment] = ()
+    n_pinned_segments: int = 0

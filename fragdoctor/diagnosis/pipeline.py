@@ -9,6 +9,7 @@ from fragdoctor.diagnosis.contexts import build_contexts, leading_context
 from fragdoctor.diagnosis.corrections import find_corrections
 from fragdoctor.diagnosis.figures import device_figures, holder_reports, pin_reports
 from fragdoctor.diagnosis.notes import find_notes
+from fragdoctor.diagnosis.pictures import segment_reports, timeline_strip
 from fragdoctor.diagnosis.proof.evidence import Progress
 from fragdoctor.diagnosis.proof.prove import prove
 from fragdoctor.diagnosis.remedies.plan import Plan
@@ -49,6 +50,9 @@ def diagnose(case: Case, *, progress: Progress | None = None) -> Diagnosis:
         rejected=rejected,
         corrections=find_corrections(plan),
         notes=(*find_notes(case, contexts, leader), *proof.notes),
+        timeline=timeline_strip(leader),
+        worst_segments=segment_reports(leader),
+        n_pinned_segments=0 if leader.analysis is None else leader.analysis.n_pinned_segments,
     )
 
 

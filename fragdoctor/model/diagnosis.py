@@ -170,6 +170,67 @@ class HolderReport:
 
 
 @dataclass(frozen=True, slots=True)
+class TimelineStrip:
+    """The memory of one device over its trace, in at most a few hundred columns.
+
+    Attributes:
+        allocated_bytes, reserved_bytes: highest state of each column, so that no peak is lost.
+        oom_columns, flush_columns: columns in which one happened, ascending, each once.
+        first_bytes, last_bytes, peak_bytes: (allocated, reserved) before the trace, after it, and
+            the highest of each.
+    """
+
+    device: int
+    n_events: int
+    allocated_bytes: Sequence[int]
+    reserved_bytes: Sequence[int]
+    first_bytes: tuple[int, int]
+    last_bytes: tuple[int, int]
+    peak_bytes: tuple[int, int]
+    capacity_bytes: int | None = None
+    oom_columns: Sequence[int] = ()
+    flush_columns: Sequence[int] = ()
+    n_ooms: int = 0
+    n_flushes: int = 0
+
+
+class RunKind(StrEnum):
+    """What the blocks of a run are; pending ones are freed but wait for other streams."""
+
+    FREE = "free"
+    LIVE = "live"
+    PENDING = "pending"
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentRun:
+    """Neighbouring blocks of one kind.
+
+    ``pin`` is the place among the device's ``PinReport``s of the group that they belong to, None
+    where they hold nothing back or the group is not reported.
+    """
+
+    n_bytes: int
+    kind: RunKind
+    pin: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentReport:
+    """A segment with free memory that live blocks pin, as runs of blocks in address order.
+
+    ``pinned_bytes`` is less than ``free_bytes`` where an expandable segment can return pages.
+    """
+
+    device: int
+    total_bytes: int
+    free_bytes: int
+    pinned_bytes: int
+    largest_hole_bytes: int
+    runs: Sequence[SegmentRun] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class FidelityReport:
     """How exactly the model reproduced this very file under its recorded settings.
 
@@ -188,7 +249,11 @@ class FidelityReport:
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """Everything a report needs. Produced by ``fragdoctor.diagnose``."""
+    """Everything a report needs. Produced by ``fragdoctor.diagnose``.
+
+    ``timeline``, ``worst_segments`` (most pinned first) and ``n_pinned_segments`` are of the device
+    that the verdict is about.
+    """
 
     case: Case
     verdict: Verdict
@@ -203,3 +268,6 @@ class Diagnosis:
     rejected: Sequence[Recommendation] = ()
     corrections: Sequence[str] = ()
     notes: Sequence[str] = ()
+    timeline: TimelineStrip | None = None
+    worst_segments: Sequence[SegmentReport] = ()
+    n_pinned_segments: int = 0

@@ -13,6 +13,8 @@ from fragdoctor.report.text.memory import write_memory
 from fragdoctor.report.text.messages import write_messages
 from fragdoctor.report.text.page import Page
 from fragdoctor.report.text.remarks import write_findings, write_remarks
+from fragdoctor.report.text.segments import write_segments
+from fragdoctor.report.text.timeline import write_timeline
 from fragdoctor.report.text.verdict import write_verdict
 
 
@@ -25,7 +27,9 @@ def render_diagnosis(diagnosis: Diagnosis, options: RenderOptions) -> str:
     write_messages(page, diagnosis)
     write_checklist(page, diagnosis)
     write_memory(page, diagnosis)
+    write_timeline(page, diagnosis)
     write_pins(page, diagnosis)
+    write_segments(page, diagnosis)
     write_holders(page, diagnosis)
     write_recommendations(page, diagnosis)
     write_rejected(page, diagnosis)

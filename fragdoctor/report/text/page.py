@@ -236,6 +236,18 @@ def styled(cell: Cell) -> Text:
     return text
 
 
+def joined(spans: Sequence[Span]) -> list[Span]:
+    """Return the spans with neighbours of the same style made one."""
+    whole: list[tuple[str, str]] = []
+    for span in spans:
+        text, style = (span, "") if isinstance(span, str) else span
+        if whole and whole[-1][1] == style:
+            whole[-1] = (whole[-1][0] + text, style)
+        else:
+            whole.append((text, style))
+    return list(whole)
+
+
 def _commas_opened(text: Text, width: int) -> Text:
     """Return text with a space after the last comma that fits on each line: a place to break."""
     parts = text.split(",", include_separator=True)
