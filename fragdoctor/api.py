@@ -51,7 +51,7 @@ def diagnose(
     Args:
         parts: a snapshot, messages and statistics in any order, at most one of each; text is
             searched for messages. A ``Case`` stands alone.
-        capacity_bytes: what PyTorch could have, where the inputs do not say.
+        capacity_bytes: size of the device, where the inputs do not say.
         request_bytes: the size that was refused, where the inputs do not say.
         device: look at this device only.
         memory_fraction: ``set_per_process_memory_fraction`` of the process.

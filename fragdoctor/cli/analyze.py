@@ -24,7 +24,7 @@ Paths = Annotated[
 
 def analyze(
     paths: Paths,
-    capacity: options.Capacity = None,
+    capacity: options.DeviceSize = None,
     request: options.Request = None,
     device: options.Device = None,
     memory_fraction: options.MemoryFraction = None,

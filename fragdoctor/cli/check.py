@@ -166,7 +166,7 @@ def check(
     ignore: Ignore = None,
     fail_on: FailOn = options.FailOn.ERROR,
     exit_zero: options.ExitZero = False,
-    capacity: options.Capacity = None,
+    capacity: options.DeviceSize = None,
     device: options.Device = None,
     memory_fraction: options.MemoryFraction = None,
     torch_version: options.TorchVersion = None,

@@ -22,7 +22,7 @@ Words = Annotated[
 
 def oom(
     text: Words = None,
-    capacity: options.Capacity = None,
+    capacity: options.DeviceSize = None,
     device: options.Device = None,
     memory_fraction: options.MemoryFraction = None,
     torch_version: options.TorchVersion = None,

@@ -99,6 +99,15 @@ Capacity = Annotated[
         help="Set what PyTorch can have: device less context and other processes",
     ),
 ]
+DeviceSize = Annotated[
+    int | None,
+    typer.Option(
+        "--capacity",
+        parser=size,
+        metavar="SIZE",
+        help="Set the size of the GPU, where no input says it",
+    ),
+]
 Request = Annotated[
     int | None,
     typer.Option("--request", parser=size, metavar="SIZE", help="Set the size that was refused"),

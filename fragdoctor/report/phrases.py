@@ -97,7 +97,7 @@ def predicted_text(predicted: Predicted) -> str:
         parts.append(plural(predicted.driver_calls, "driver call"))
     method = METHOD_TITLES.get(predicted.method, predicted.method)
     share = predicted.fidelity_share
-    if predicted.method == "replay" and share is not None and share < 1:
+    if predicted.method == "replay" and share is not None:
         method += f", baseline {share_text(share)} exact"
     return f"{', '.join(parts) or 'no figures'} ({method})"
 

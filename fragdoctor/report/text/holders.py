@@ -33,7 +33,7 @@ def write_pins(page: Page, diagnosis: Diagnosis) -> None:
         Column(title="frees", align="right"),
         Column(title="blocks", align="right"),
         Column(title="size", align="right"),
-        Column("path", title="held since"),
+        Column("path", title="allocated at"),
     ]
     rows = [_pin_row(p, several=several) for p in shown]
     page.table(columns, rows, below=_stacks(page, [p.stack for p in shown]))

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from fragdoctor.model.diagnosis import Diagnosis, TimelineStrip
-from fragdoctor.report.phrases import plural
 from fragdoctor.report.text.page import INDENT, Cell, Column, Page, Span, joined
-from fragdoctor.units import format_size
+from fragdoctor.units import format_size, plural
 
 MIN_EVENTS: Final = 20
 """Of fewer events the figures say it all."""
