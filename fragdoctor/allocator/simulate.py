@@ -10,13 +10,13 @@ import numpy as np
 from fragdoctor.allocator.baseline import find_baseline
 from fragdoctor.allocator.edits import Edit
 from fragdoctor.allocator.fidelity import Baseline, is_foreign, report
+from fragdoctor.allocator.late_start import LateStart
 from fragdoctor.allocator.trace_ops import PreparedTrace, prepare
 from fragdoctor.allocator.whatif import (
     ProgressCallback,
     Scenario,
     check_version,
     default_capacity,
-    replay_scenario,
     with_smallest_capacity,
 )
 from fragdoctor.errors import SimulationError
@@ -81,9 +81,10 @@ def simulate(  # noqa: PLR0913 - the questions of one what-if, all by keyword
     if not asked and (differs or smallest_capacity):
         asked = [(scenario, None)]
     results: list[ReplayResult] = []
+    fair = LateStart(baseline)
     for i, (one, change) in enumerate(asked):
         operations = None if change is None else change.apply(baseline)
-        result = replay_scenario(baseline, one, operations)
+        result = fair.replay(one, operations)
         if smallest_capacity:
             result = with_smallest_capacity(baseline, one, result, operations)
         results.append(result)

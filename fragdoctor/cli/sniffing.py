@@ -9,8 +9,6 @@ import re
 from enum import Enum, auto
 from typing import Final
 
-from fragdoctor.readers.stats import looks_like_stats
-
 _ZIP: Final = b"PK\x03\x04"
 _BOMS: Final = (b"\xff\xfe", b"\xfe\xff")
 # Keys with the values they have in a snapshot: "segments": 39 stands in many other files.
@@ -54,6 +52,8 @@ def _kind_of_text(head: bytes) -> Kind:
     if start[:1] in b"{[":
         snapshot = _SNAPSHOT_KEYS.search(start)
         # Statistics may quote anything in a label: what comes first decides.
+        from fragdoctor.readers.stats import looks_like_stats  # not for every snapshot
+
         if looks_like_stats(start[: snapshot.start()] if snapshot else start):
             return Kind.STATS
         if snapshot or start.strip(_SPACE) in (b"[]", b"{}"):

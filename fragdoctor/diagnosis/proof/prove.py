@@ -117,6 +117,9 @@ def _proven(bench: Bench, proposal: Proposal, results: Sequence[ReplayResult]) -
     best = min(results, key=lambda r: _quality(bench.recorded, r))
     predicted = bench.predicted(best)
     r = proposal.recommendation
+    if r.code == "raise-memory-limit":
+        r = replace(r, caveats=(*r.caveats, "The prediction is for no limit at all."))
+        proposal = replace(proposal, recommendation=r)
     is_sure = bench.is_exact and bench.simulation.fidelity.share == 1.0
     if helps(bench.recorded, best):
         confidence = Confidence.PROVEN if is_sure else r.confidence
