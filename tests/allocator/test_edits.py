@@ -125,7 +125,7 @@ def test_without_pinning_block_the_request_fits() -> None:
 
     assert not simulation.baseline.fits
     assert [r.fits for r in simulation.results] == [True, True, True]
-    assert simulation.results[0].edit == "without 1 blocks"
+    assert simulation.results[0].edit == "without 1 block"
 
 
 def test_blocks_older_than_the_trace_can_be_left_out() -> None:

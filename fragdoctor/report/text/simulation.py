@@ -40,10 +40,13 @@ def answer(simulation: Simulation) -> str:
         return as_recorded
     if len(results) == 1:
         return f"With {_name(results[0])} the run {_outcome(results[0])}. {as_recorded}"
-    fitting = [r for r in results if r.fits]
+    fitting = [r for r in results if r.fits and r.is_conclusive]
     count = f"{len(fitting)} of {len(results)} variants {'fits' if len(fitting) == 1 else 'fit'}"
     if not fitting:
-        return f"None of {len(results)} variants fits. {as_recorded}"
+        n_open = sum(not r.is_conclusive for r in results)
+        none = f"None of {len(results)} variants fits."
+        is_open = f"Whether {n_open} of {len(results)} variants fit is not known."
+        return f"{is_open if n_open else none} {as_recorded}"
     if simulation.best is not None:
         best = simulation.best
         return f"The cheapest that fits is {_name(best)}: {_price(best)}; {count}. {as_recorded}"
@@ -62,6 +65,8 @@ def _price(result: ReplayResult) -> str:
 
 def _outcome(result: ReplayResult) -> str:
     of = "" if result.capacity_bytes is None else f" of {format_size(result.capacity_bytes)}"
+    if not result.is_conclusive:
+        return "may fit or not: the file does not tell"
     if result.fits:
         return f"fits with a peak of {format_size(result.peak_reserved_bytes)} reserved{of}"
     return f"runs out of memory{_failure(result)}"
@@ -127,11 +132,17 @@ def _shared_capacity(simulation: Simulation) -> ReplayResult | None:
     return simulation.results[0]
 
 
+def _fits(result: ReplayResult) -> Cell:
+    if not result.is_conclusive:
+        return ("?", "bold yellow")
+    return ("yes", "bold green") if result.fits else ("NO", "bold red")
+
+
 def _row(result: ReplayResult, *, is_baseline: bool, with_smallest: bool) -> list[Cell]:
     margin = result.margin_bytes
     name = _name(result)
     return [
-        ("yes", "bold green") if result.fits else ("NO", "bold red"),
+        _fits(result),
         format_size(result.peak_reserved_bytes),
         format_size(margin) if margin is not None and result.fits else "-",
         format_count(result.retries),
