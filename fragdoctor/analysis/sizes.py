@@ -15,13 +15,16 @@ from fragdoctor.model.snapshot import Action
 DRIFT_SHARE: Final = 0.2
 MIN_LATER_REQUESTS: Final = 4
 MIN_EARLIER_REQUESTS: Final = 2
+# Large blocks freed per large request; a program that only builds up frees none.
+MIN_FREED_SHARE: Final = 0.1
 
 
 def size_diversity(columns: DeviceColumns) -> SizeDiversity | None:
     """Return the diversity of request sizes, None without any alloc event.
 
     ``drifting``: of the large requests in the second half of the trace, from stacks that had made
-    at least two in the first half, a fifth or more have a size that is new for their stack.
+    at least two in the first half, a fifth or more have a size that is new for their stack. Where
+    hardly anything is freed no old block waits for a fitting request: that drifts nowhere.
     """
     rows = np.flatnonzero(columns.action == Action.ALLOC)
     if not len(rows):
@@ -33,8 +36,14 @@ def size_diversity(columns: DeviceColumns) -> SizeDiversity | None:
         n_distinct=len(np.unique(size)),
         n_large_allocs=len(large),
         n_distinct_large=len(np.unique(size[large])),
-        drifting=_is_drifting(columns, rows[large]),
+        drifting=_frees_enough(columns, len(large)) and _is_drifting(columns, rows[large]),
     )
+
+
+def _frees_enough(columns: DeviceColumns, n_large_allocs: int) -> bool:
+    is_free = np.isin(columns.action, (Action.FREE_REQUESTED, Action.FREE_COMPLETED))
+    freed = is_free & (columns.size > SMALL_REQUEST_BYTES)
+    return bool(np.count_nonzero(freed) >= MIN_FREED_SHARE * n_large_allocs)
 
 
 def _is_drifting(columns: DeviceColumns, rows: np.ndarray[tuple[int], np.dtype[np.int64]]) -> bool:

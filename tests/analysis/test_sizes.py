@@ -37,6 +37,16 @@ def test_size_diversity_new_size_each_step_drifts():
     assert sizes_of(lambda i, line: 2 * MIB + i * 4096).drifting
 
 
+def test_size_diversity_new_sizes_that_are_only_kept_do_not_drift():
+    toy = ToyAllocator()
+    for i in range(32):
+        toy.malloc(2 * MIB + i * 4096, line=1)
+
+    got = analyze_device(from_python(toy.data()), 0).sizes
+
+    assert (got.n_distinct_large, got.drifting) == (32, False)
+
+
 def test_size_diversity_small_requests_are_not_looked_at():
     got = sizes_of(lambda i, line: 512 * (i + 1))
 
