@@ -110,6 +110,12 @@ class Refusal:
         return available if self.limit_bytes is None else min(available, self.limit_bytes)
 
     @property
+    def is_alone_too_large(self) -> bool:
+        """Whether the request by itself exceeds the device, or all that PyTorch could have."""
+        wholes = [b for b in (self.total_bytes, self.available_bytes) if b is not None]
+        return bool(wholes) and self.requested_bytes > min(wholes)
+
+    @property
     def has_real_holes(self) -> bool:
         """Whether free cached memory is more than the slack that any run shows."""
         cache = self.cache_bytes

@@ -291,3 +291,12 @@ def test_device_that_the_snapshot_lacks_is_an_error_not_healthy():
 
     with pytest.raises(ConfigError, match="nothing of device 9"):
         diagnose(case)
+
+
+def test_tensor_larger_than_all_there_is_must_shrink_itself():
+    text = new_style("6.00 GiB", "8.00 GiB", "4.00 GiB", "0.50 GiB", "0.50 GiB")
+
+    diagnosis = diagnose(case_of(text))
+
+    assert "its own dimensions" in by_code(diagnosis, "smaller-batch").why
+    assert "less-model-memory" not in codes(diagnosis)

@@ -16,7 +16,7 @@ def remedies(plan: Plan) -> Iterator[Proposal]:
     r = plan.refusal
     if not plan.is_allocator_case or r is None or plan.cause is not Cause.CAPACITY:
         return
-    if r.total_bytes is not None and r.requested_bytes > r.total_bytes:
+    if r.is_alone_too_large:
         return
     is_building = only_builds(plan) and not fails_in_optimizer_step(plan)
     why = (

@@ -69,10 +69,10 @@ def _why(plan: Plan, work: Workload) -> str:
     r = plan.refusal
     assert r is not None  # noqa: S101 - checked by the caller
     missing = f"{format_size(work.missing_bytes)} are missing"
-    if r.total_bytes is not None and r.requested_bytes > r.total_bytes:
+    if r.is_alone_too_large:
         return (
-            f"One tensor of {format_size(r.requested_bytes)} is larger than the device of "
-            f"{format_size(r.total_bytes)}: its own dimensions must shrink."
+            f"One tensor of {format_size(r.requested_bytes)} is larger than all that PyTorch could "
+            "have: its own dimensions must shrink."
         )
     if work.activation_bytes is not None and work.keep_share is not None:
         return (
