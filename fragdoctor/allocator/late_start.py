@@ -8,10 +8,12 @@ device on which the live blocks are made first, and only what follows from both 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cached_property
 
 from fragdoctor._native import _ext
 from fragdoctor.allocator.fidelity import Baseline
 from fragdoctor.allocator.whatif import Scenario, replay_scenario
+from fragdoctor.model.settings import is_same_conf
 from fragdoctor.model.simulation import ReplayResult
 
 OPEN = (
@@ -26,14 +28,15 @@ class LateStart:
     def __init__(self, baseline: Baseline) -> None:
         self._baseline = baseline
         self._is_late = len(baseline.prepared.undone.block_address) > 0
-        # Does a start from empty show the trouble of the recorded run?
-        self._shows_trouble = False
-        if self._is_late:
-            made = replay_scenario(baseline, Scenario(), remakes_start=True)
-            recorded = baseline.result
-            self._shows_trouble = made.fits == recorded.fits and (
-                not made.fits or (made.retries > 0) == (recorded.retries > 0)
-            )
+
+    @cached_property
+    def _shows_trouble(self) -> bool:
+        """Whether a start from empty shows the trouble of the recorded run; one more replay."""
+        made = replay_scenario(self._baseline, Scenario(), remakes_start=True)
+        recorded = self._baseline.result
+        return made.fits == recorded.fits and (
+            not made.fits or (made.retries > 0) == (recorded.retries > 0)
+        )
 
     def replay(self, scenario: Scenario, operations: _ext.NativeOps | None = None) -> ReplayResult:
         """Return what the model does in a scenario; ``is_conclusive`` says whether it is known.
@@ -42,7 +45,8 @@ class LateStart:
             ConfigError: the settings or the version are wrong.
             SimulationError: the scenario cannot be replayed.
         """
-        if not self._is_late or scenario.conf is None or self._is_as_recorded(scenario.conf):
+        recorded = self._baseline.conditions.settings.conf
+        if not self._is_late or scenario.conf is None or is_same_conf(scenario.conf, recorded):
             return replay_scenario(self._baseline, scenario, operations)
         made = replay_scenario(self._baseline, scenario, operations, remakes_start=True)
         if not made.fits or self._shows_trouble:
@@ -51,7 +55,3 @@ class LateStart:
         if kept.fits:
             return max((kept, made), key=lambda r: (r.retries, r.peak_reserved_bytes))
         return replace(made, note=OPEN, is_conclusive=False)
-
-    def _is_as_recorded(self, conf: str) -> bool:
-        recorded = self._baseline.conditions.settings.conf
-        return "".join(conf.split()) == "".join(recorded.split())

@@ -148,6 +148,11 @@ def era_of(torch_version: str) -> Era:
     return Era.BLOCK_COUNTER if (major, minor) == (2, 12) else Era.SEGMENT_COUNTER
 
 
+def is_same_conf(a: str, b: str) -> bool:
+    """Tell whether two setting strings differ at most in white space, which PyTorch ignores."""
+    return "".join(a.split()) == "".join(b.split())
+
+
 def parse_conf(text: str, torch_version: str | None = None) -> AllocatorSettings:
     """Return the settings that a ``PYTORCH_CUDA_ALLOC_CONF`` string means.
 

@@ -13,7 +13,6 @@ from fragdoctor.model.diagnosis import (
     Diagnosis,
     FidelityReport,
     Predicted,
-    Recommendation,
     Verdict,
 )
 from fragdoctor.model.finding import Evidence, Location
@@ -150,11 +149,6 @@ def evidence_value(evidence: Evidence) -> str:
     if isinstance(value, int):
         return format_count(value)
     return f"{value:g}"
-
-
-def action_text(recommendation: Recommendation) -> tuple[str, str]:
-    """Return the setting to copy and the code change of a recommendation; either may be ""."""
-    return recommendation.setting, recommendation.change
 
 
 def shown_first(diagnosis: Diagnosis, devices: Sequence[int]) -> list[int]:

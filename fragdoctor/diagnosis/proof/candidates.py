@@ -7,6 +7,7 @@ from typing import Final
 
 from fragdoctor.diagnosis.remedies.gates import is_too_new
 from fragdoctor.diagnosis.remedies.plan import Plan
+from fragdoctor.model.settings import is_same_conf
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,12 +67,8 @@ def candidates(plan: Plan) -> list[Candidate]:
             continue
         for added in confs:
             conf = plan.with_present(added)
-            if not _same(conf, present):
+            if not is_same_conf(conf, present):
                 found.setdefault(conf, Candidate(code, title, conf, added))
     if present.strip():
         found.setdefault("", Candidate(*DEFAULTS, "", "the default settings"))
     return list(found.values())
-
-
-def _same(a: str, b: str) -> bool:
-    return "".join(a.split()) == "".join(b.split())

@@ -43,6 +43,11 @@ class Bench:
         return self.simulation.method == "replay"
 
     @property
+    def is_proof(self) -> bool:
+        """Whether nothing at all of the recording differs, so that a replay proves its outcome."""
+        return self.is_exact and self.simulation.fidelity.share == 1.0
+
+    @property
     def is_usable(self) -> bool:
         """Whether the model follows the recorded run closely enough to estimate anything.
 

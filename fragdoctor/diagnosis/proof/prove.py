@@ -54,9 +54,7 @@ def prove(plan: Plan, proposals: Sequence[Proposal], progress: Progress | None =
     asked = candidates(plan)
     trials, owners = _trials(plan, bench, proposals, asked)
     results = bench.run(trials, progress)
-    by_conf = {
-        c.conf: (c, r) for c, r in zip(asked, results[: len(asked)], strict=True) if r is not None
-    }
+    tried = [(c, r) for c, r in zip(asked, results[: len(asked)], strict=True) if r is not None]
     by_proposal: dict[int, list[ReplayResult]] = {}
     for owner, result in zip(owners, results[len(asked) :], strict=True):
         if result is not None:
@@ -65,9 +63,7 @@ def prove(plan: Plan, proposals: Sequence[Proposal], progress: Progress | None =
         _proven(bench, p, by_proposal[i]) if i in by_proposal else p
         for i, p in enumerate(proposals)
     ]
-    return Proof(
-        [*_with_settings(plan, bench, proven, list(by_conf.values()))], fidelity, _notes(bench)
-    )
+    return Proof([*_with_settings(plan, bench, proven, tried)], fidelity, _notes(bench))
 
 
 def _has_trouble(recorded: ReplayResult) -> bool:
@@ -120,9 +116,8 @@ def _proven(bench: Bench, proposal: Proposal, results: Sequence[ReplayResult]) -
     if r.code == "raise-memory-limit":
         r = replace(r, caveats=(*r.caveats, "The prediction is for no limit at all."))
         proposal = replace(proposal, recommendation=r)
-    is_sure = bench.is_exact and bench.simulation.fidelity.share == 1.0
     if helps(bench.recorded, best):
-        confidence = Confidence.PROVEN if is_sure else r.confidence
+        confidence = Confidence.PROVEN if bench.is_proof else r.confidence
         return with_replay(
             replace(proposal, recommendation=replace(r, confidence=confidence)), predicted
         )
@@ -237,8 +232,7 @@ def _accepted(
     proposal: Proposal | None,
     setting: str,
 ) -> Proposal:
-    sure = bench.is_exact and bench.simulation.fidelity.share == 1.0
-    confidence = Confidence.PROVEN if sure else Confidence.LIKELY
+    confidence = Confidence.PROVEN if bench.is_proof else Confidence.LIKELY
     predicted = bench.predicted(result)
     if proposal is not None and not proposal.is_rejected:
         r = replace(proposal.recommendation, confidence=confidence)

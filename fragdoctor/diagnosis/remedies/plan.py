@@ -96,12 +96,6 @@ class Plan:
             return self.kind == "pytorch-caching-allocator" and self.backend != "mps"
         return True
 
-    @property
-    def has_drifting_sizes(self) -> bool:
-        """Whether a trace shows ever new sizes from the same lines."""
-        analysis = self.context.analysis
-        return analysis is not None and analysis.sizes is not None and analysis.sizes.drifting
-
     def variable(self, conf: str) -> str:
         """Return the assignment of a setting string for this backend."""
         return f"{VARIABLES.get(self.backend, VARIABLES['cuda'])}={conf}"

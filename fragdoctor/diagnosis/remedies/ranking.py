@@ -72,13 +72,6 @@ def proposals(plan: Plan) -> list[Proposal]:
     return [proposal for remedy in REMEDIES for proposal in remedy(plan)]
 
 
-def recommend(
-    plan: Plan,
-) -> tuple[tuple[Recommendation, ...], tuple[Recommendation, ...]]:
-    """Return the ranked recommendations and what is rejected, without a replay."""
-    return rank(proposals(plan))
-
-
 def rank(
     all_proposals: Iterable[Proposal],
 ) -> tuple[tuple[Recommendation, ...], tuple[Recommendation, ...]]:
