@@ -45,7 +45,7 @@ def analyze(
     names = [str(path) for path in paths]
     console.check_output(output, force=force, inputs=names)
 
-    from fragdoctor.cli.inputs import read_case
+    from fragdoctor.intake.inputs import read_case
     from fragdoctor.model.case import Overrides
     from fragdoctor.report.base import renderer
 

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from fragdoctor.cli.inputs import STDIN
-from fragdoctor.cli.sniffing import Kind, kind_of
 from fragdoctor.errors import ConfigError, InputError
+from fragdoctor.intake.inputs import STDIN
+from fragdoctor.intake.kinds import Kind, kind_of
 from fragdoctor.readers.source import open_source
 
 MAX_FILES: Final = 10_000

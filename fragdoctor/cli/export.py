@@ -78,7 +78,7 @@ def export(
 
         check_parquet()
 
-    from fragdoctor.cli.inputs import read_snapshot
+    from fragdoctor.intake.inputs import read_snapshot
 
     source = read_snapshot(str(snapshot))
     if device is not None and device not in source.devices:

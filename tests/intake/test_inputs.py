@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from command_line import FakePipeline, Run
 
-from fragdoctor.cli.inputs import decoded, read_case
-from fragdoctor.cli.sniffing import Kind, kind_of
 from fragdoctor.errors import ConfigError, FragdoctorError, InputError
+from fragdoctor.intake.inputs import decoded, read_case
+from fragdoctor.intake.kinds import Kind, kind_of
 from fragdoctor.model.case import Overrides
 
 MESSAGE = (

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Final, cast
 
-from fragdoctor.cli.sniffing import Kind, kind_of
 from fragdoctor.errors import ConfigError, InputError, LimitExceeded, NotASnapshot
+from fragdoctor.intake.kinds import Kind, kind_of
 from fragdoctor.limits import DEFAULT_LIMITS
 from fragdoctor.model.case import Case, Overrides
 from fragdoctor.model.oom import OomLog, OomMessage

@@ -1,0 +1,1 @@
+"""Files, directories, bundles and standard input become one case."""
