@@ -1,0 +1,284 @@
+"""The recorder of one process: history on, failures seen, bundles written at the right moments."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from datetime import datetime, timezone
+from typing import Any
+
+from . import bundle_writer, environment
+from .options import Options, find_ranks
+from .pace import Pace
+
+_MESSAGE_CHARACTERS = 64 * 1024
+
+
+class _Waiting:
+    """A bundle whose message is still on its way: the exception is made after the observer ran."""
+
+    def __init__(self, bundle: str, device: int) -> None:
+        self.bundle = bundle
+        self.device = device
+        self.thread = threading.get_ident()
+
+
+class Recorder:
+    """Records one process and writes its bundles.
+
+    Every method that the program's own events call catches what goes wrong in it and notes it;
+    only ``start`` and ``write`` raise.
+
+    Attributes:
+        bundles: paths of the bundles written so far.
+        problems: what went wrong, for people.
+        n_ooms: failures seen; n_skipped: those that left no bundle.
+    """
+
+    def __init__(self, options: Options, torch: Any) -> None:
+        self.options = options
+        self.torch = torch
+        self.pid = os.getpid()
+        self.bundles: list[str] = []
+        self.problems: list[str] = []
+        self.n_ooms = 0
+        self.n_skipped = 0
+        self.is_on = False
+        self.owns_history = False
+        self._pace = Pace(options.keep_first, options.interval_s)
+        self._waiting: list[_Waiting] = []
+        self._last_oom = ""
+        self._lock = threading.Lock()
+        self._started = time.time()
+
+    def start(self) -> None:
+        """Start the history, unless the program records already, and look out for failures."""
+        self.pid = os.getpid()
+        self.is_on = True
+        if not _is_recording(self.torch):
+            self._record()
+            self.owns_history = True
+        _observe(self)
+
+    def stop(self) -> None:
+        """Stop looking, and stop the history if it was started here."""
+        self.is_on = False
+        _forget(self)
+        if self.owns_history:
+            self.owns_history = False
+            self.torch.cuda.memory._record_memory_history(enabled=None)
+
+    def on_oom(self, device: int, asked: int, total: int, free: int) -> None:
+        """Write a bundle of the very moment; called by PyTorch before it raises."""
+        if not self.is_on or os.getpid() != self.pid:
+            return
+        self.n_ooms += 1
+        if not self._pace.allows(time.monotonic()) or not self._lock.acquire(blocking=False):
+            self.n_skipped += 1
+            return
+        try:
+            oom = {
+                "device": device,
+                "asked_bytes": asked,
+                "limit_or_total_bytes": total,
+                "free_bytes": free,
+                "thread": threading.current_thread().name,
+            }
+            bundle = self._write(f"oom{self.n_ooms}", "oom", oom=oom)
+            self._waiting.append(_Waiting(bundle, device))
+        except Exception as e:  # noqa: BLE001 - the program's own error must be the one it sees
+            self._note(e)
+        finally:
+            self._lock.release()
+
+    def on_message(self, text: str) -> None:
+        """Add PyTorch's own words to the bundle that they are about."""
+        if not self._waiting or os.getpid() != self.pid:
+            return
+        try:
+            waiting = self._take(text)
+            self._last_oom = text
+            shown = text[:_MESSAGE_CHARACTERS]
+            bundle_writer.add_file(waiting.bundle, bundle_writer.MESSAGE, f"{shown}\n")
+        except Exception as e:  # noqa: BLE001 - as above
+            self._note(e)
+
+    def on_exit(self, error: BaseException | None = None, signal_name: str = "") -> None:
+        """Write the state at the end, unless the failure that ended the program is told already."""
+        if not self.is_on or os.getpid() != self.pid:
+            return
+        try:
+            if isinstance(error, KeyboardInterrupt):
+                signal_name = "SIGINT"
+            if error is not None and self._last_oom and str(error) == self._last_oom:
+                self._finish_oom()
+            elif not signal_name or self._lock.acquire(timeout=5):
+                self._write_end(error, signal_name)
+        except Exception as e:  # noqa: BLE001 - as above
+            self._note(e)
+        finally:
+            self.is_on = False
+
+    def write(self, name: str, reason: str, **fields: Any) -> str:
+        """Write a bundle now and return its path.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        with self._lock:
+            return self._write(name, reason, **fields)
+
+    def _write_end(self, error: BaseException | None, signal_name: str) -> None:
+        if not environment.used_devices(self.torch):
+            return
+        fields: dict[str, Any] = {"signal": signal_name or None}
+        if error is not None:
+            kind = type(error)
+            fields["exception"] = {
+                "type": f"{kind.__module__}.{kind.__qualname__}",
+                "text": str(error)[:_MESSAGE_CHARACTERS],
+            }
+        self._write(signal_name.lower() or "exit", "signal" if signal_name else "exit", **fields)
+
+    def _finish_oom(self) -> None:
+        if self.bundles:
+            bundle_writer.update_manifest(
+                self.bundles[-1],
+                ended_program=True,
+                n_ooms=self.n_ooms,
+                n_skipped=self.n_skipped,
+            )
+
+    def _write(self, name: str, reason: str, **fields: Any) -> str:
+        devices = environment.used_devices(self.torch)
+        ranks = find_ranks()
+        parts: dict[str, Callable[[str], None]] = {
+            bundle_writer.SNAPSHOT: self._dump,
+            bundle_writer.STATS: lambda path: self._write_stats(path, devices),
+        }
+        prefix = "" if ranks.rank is None else f"rank{ranks.rank}-"
+        with _without_collector():
+            bundle = bundle_writer.write_bundle(
+                self.options.directory,
+                f"{prefix}{name}-pid{self.pid}",
+                {**self._manifest(reason, devices), **ranks._asdict(), **fields},
+                parts,
+            )
+        self.bundles.append(bundle)
+        return bundle
+
+    def _manifest(self, reason: str, devices: list[int]) -> dict[str, Any]:
+        facts, driver = environment.device_facts(self.torch, devices)
+        program = environment.program_facts(self.torch)
+        program["versions"]["driver"] = driver
+        return {
+            "format": bundle_writer.FORMAT,
+            "version": bundle_writer.VERSION,
+            "reason": reason,
+            "time": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
+            "seconds_recorded": round(time.time() - self._started, 3),
+            **program,
+            "command": list(self.options.command),
+            "devices": facts,
+            "n_ooms": self.n_ooms,
+            "n_skipped": self.n_skipped,
+            "max_entries": self.options.max_entries if self.owns_history else None,
+            "stacks": self.options.stacks if self.owns_history else None,
+            "problems": list(self.problems),
+        }
+
+    def _dump(self, path: str) -> None:
+        self.torch.cuda.memory._dump_snapshot(path)
+
+    def _write_stats(self, path: str, devices: list[int]) -> None:
+        stats = {str(d): dict(self.torch.cuda.memory_stats(d)) for d in devices}
+        with open(path, "w", encoding="utf-8") as f:
+            json.dump(stats, f, indent=1)
+
+    def _record(self) -> None:
+        self.torch.cuda.memory._record_memory_history(
+            enabled="all",
+            context="all",
+            stacks=self.options.stacks,
+            max_entries=self.options.max_entries,
+        )
+
+    def _take(self, text: str) -> _Waiting:
+        """Take out the bundle that a message is about: same thread, else same device, else last.
+
+        The thread differs where autograd failed in a thread of its own.
+        """
+        me = threading.get_ident()
+        same = [w for w in self._waiting if w.thread == me]
+        same = same or [w for w in self._waiting if f"GPU {w.device} " in text] or self._waiting
+        found = same[-1]
+        self._waiting = [w for w in self._waiting if w is not found]
+        return found
+
+    def _note(self, error: Exception) -> None:
+        self.problems.append(f"{type(error).__name__}: {error}"[:500])
+
+
+_watchers: list[Recorder] = []
+_observed: list[Any] = []
+
+
+def _observe(recorder: Recorder) -> None:
+    """Attach the observer, once a process: PyTorch has no way to take it off."""
+    _watchers.append(recorder)
+    torch = recorder.torch
+    if any(seen is torch for seen in _observed):
+        return
+    _observed.append(torch)
+    torch._C._cuda_attach_out_of_memory_observer(_on_oom)
+    with contextlib.suppress(Exception):  # without it bundles lack the text, no more
+        _listen(_error_class(torch))
+
+
+def _forget(recorder: Recorder) -> None:
+    _watchers[:] = [w for w in _watchers if w is not recorder]
+
+
+def _on_oom(device: int, asked: int, total: int, free: int) -> None:
+    for recorder in tuple(_watchers):
+        recorder.on_oom(device, asked, total, free)
+
+
+def _listen(kind: Any) -> None:
+    """Hear the text of each failure: the observer has none, and the program may swallow it."""
+    initialise = kind.__init__
+
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - it is one
+        initialise(self, *args, **kwargs)
+        if args and isinstance(args[0], str):
+            for recorder in tuple(_watchers):
+                recorder.on_message(args[0])
+
+    kind.__init__ = __init__
+
+
+def _error_class(torch: Any) -> Any:
+    found = getattr(torch, "OutOfMemoryError", None)  # from 2.5 on
+    return found if found is not None else torch.cuda.OutOfMemoryError
+
+
+def _is_recording(torch: Any) -> bool:
+    ask = getattr(torch._C, "_cuda_isHistoryEnabled", None)
+    return bool(ask()) if ask is not None else False
+
+
+@contextlib.contextmanager
+def _without_collector() -> Iterator[None]:
+    """Keep the collector from walking the million dicts of a snapshot while they are made."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
