@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from fragdoctor.capture.launch import Reached
     from fragdoctor.intake.collection import FoundBundle
+    from fragdoctor.report.base import RenderOptions
 
 _MOST_NAMED = 20
 
@@ -155,7 +156,7 @@ def _packed(bundles: Sequence[FoundBundle]) -> list[FoundBundle]:
     return found
 
 
-def _diagnose(path: Path, look: console.RenderOptions) -> None:
+def _diagnose(path: Path, look: RenderOptions) -> None:
     """Print the diagnosis of a bundle; that it cannot be read is no failure of the program."""
     from fragdoctor.diagnosis.pipeline import diagnose
     from fragdoctor.intake.bundle import read_bundle

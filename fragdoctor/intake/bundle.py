@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from os import PathLike, fspath
 from pathlib import Path, PurePosixPath
-from typing import BinaryIO, Final, Protocol
+from typing import IO, BinaryIO, Final, Protocol
 
 from fragdoctor.errors import (
     InputError,
@@ -31,7 +31,7 @@ from fragdoctor.units import MIB, format_size
 
 MANIFEST: Final = "bundle.json"
 SNAPSHOT: Final = "snapshot.pickle"
-MEMBERS: Final = (SNAPSHOT, "stats.json", "oom.txt")
+MEMBERS: Final[tuple[str, ...]] = (SNAPSHOT, "stats.json", "oom.txt")
 """What is read of a bundle beside its manifest, in this order."""
 
 _MAX_MANIFEST_BYTES: Final = 4 * MIB
@@ -123,7 +123,7 @@ class _Directory:
     def __init__(self, path: Path) -> None:
         self._path = path
         self.facts = read_manifest(self._manifest(), str(path))
-        self.names = tuple(n for n in MEMBERS if _is_regular(path / n))
+        self.names: tuple[str, ...] = tuple(n for n in MEMBERS if _is_regular(path / n))
 
     def open(self, name: str) -> BinaryIO:
         return (self._path / name).open("rb")
@@ -141,7 +141,7 @@ class _Archive:
         self._archive = archive
         self._members = self._find()
         manifest = self._members.pop(MANIFEST)
-        self.names = tuple(n for n in MEMBERS if n in self._members)
+        self.names: tuple[str, ...] = tuple(n for n in MEMBERS if n in self._members)
         with self._stream(manifest) as file:
             self.facts = read_manifest(_bounded(file, name), name)
 
@@ -185,7 +185,7 @@ class _Archive:
 class _Member(io.RawIOBase):
     """One member of a zip as it unpacks, bounded by what genuine ones need."""
 
-    def __init__(self, raw: BinaryIO | zipfile.ZipExtFile, entry: zipfile.ZipInfo, name: str):
+    def __init__(self, raw: IO[bytes], entry: zipfile.ZipInfo, name: str) -> None:
         self._raw = raw
         self._entry = entry
         self._name = name

@@ -5,6 +5,9 @@ of the program's own is run as if this one were not there. The environment varia
 children of the program are recorded too.
 """
 
+from __future__ import annotations
+
+import importlib.machinery
 import importlib.util
 import os
 import sys
@@ -12,13 +15,15 @@ import sys
 _HERE = os.path.dirname(os.path.abspath(__file__))
 
 
-def _arm():
+def _arm() -> None:
     """Load the recording package by its path: the program's Python may not have fragdoctor."""
     home = os.path.join(os.path.dirname(_HERE), "recording")
     name = "_fragdoctor_recording"
     spec = importlib.util.spec_from_file_location(
         name, os.path.join(home, "__init__.py"), submodule_search_locations=[home]
     )
+    if spec is None or spec.loader is None:
+        return
     package = importlib.util.module_from_spec(spec)
     sys.modules[name] = package
     spec.loader.exec_module(package)
@@ -27,7 +32,7 @@ def _arm():
         importlib.import_module(f"{name}.arming").arm(options)
 
 
-def _step_aside():
+def _step_aside() -> None:
     """Take the folder off the path and run the next ``sitecustomize``, if there is one."""
     sys.path[:] = [p for p in sys.path if os.path.abspath(p or os.curdir) != _HERE]
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", sys.path)

@@ -54,13 +54,13 @@ class _Finder:
         if name != "torch":
             return None
         with contextlib.suppress(ValueError):
-            sys.meta_path.remove(self)  # type: ignore[arg-type]
+            sys.meta_path.remove(self)
         for finder in sys.meta_path:
             find = getattr(finder, "find_spec", None)
-            spec = find(name, path, target) if find is not None else None
+            spec: ModuleSpec | None = find(name, path, target) if find is not None else None
             if spec is not None:
                 self._extend(spec.loader)
-                return spec  # type: ignore[no-any-return]
+                return spec
         return None
 
     def _extend(self, loader: Any) -> None:
@@ -93,7 +93,7 @@ def _on_cuda(options: Options, torch: Any) -> None:
         note(options, "cuda")
         _at_exit(lambda: _on_exit(options, recorder))
         _quietly(OnTerm(lambda: _on_term(options, recorder)).install)
-    except Exception as e:  # noqa: BLE001 - see above
+    except Exception as e:  # see above
         note(options, "problem", f"{type(e).__name__}: {e}")
 
 

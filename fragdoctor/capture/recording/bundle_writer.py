@@ -50,11 +50,10 @@ def write_bundle(
                 write(path)
                 _sync(path)
                 files.append(file)
-            except Exception as e:  # noqa: BLE001 - the program must not notice, the manifest does
+            except Exception as e:  # the program must not notice, the manifest does
                 _forget(path)
                 problems.append(f"{file}: {type(e).__name__}: {e}"[:500])
-        if not files and any("No space left" in p for p in problems):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), directory)
+        _check_room(files, problems, directory)
         write_json(
             os.path.join(temporary, MANIFEST), {**manifest, "files": files, "problems": problems}
         )
@@ -95,6 +94,12 @@ def write_json(path: str, value: Any) -> None:
 
 def _dumps(value: Any) -> str:
     return json.dumps(value, indent=1, default=str) + "\n"
+
+
+def _check_room(files: list[str], problems: list[str], directory: str) -> None:
+    """Refuse a bundle without any file for want of space: the manifest would tell nothing."""
+    if not files and any(os.strerror(errno.ENOSPC) in problem for problem in problems):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), directory)
 
 
 def _move(temporary: str, target: str) -> str:

@@ -60,7 +60,6 @@ def _one_device(torch: Any, device: int, library: nvml.Nvml | None) -> dict[str,
     reserved = _reserved(torch, device, "current")
     own, others = _processes(properties, library)
     fraction = _try(lambda: float(torch._C._cuda_getMemoryFraction(device)))
-    outside = total - free - reserved if None not in (total, free, reserved) else None
     return {
         "index": device,
         "name": getattr(properties, "name", None),
@@ -68,11 +67,15 @@ def _one_device(torch: Any, device: int, library: nvml.Nvml | None) -> dict[str,
         "free_bytes": free,
         "reserved_bytes": reserved,
         "process_bytes": own,
-        "non_pytorch_bytes": own - reserved if None not in (own, reserved) else None,
-        "outside_pytorch_bytes": outside,
+        "non_pytorch_bytes": _less(own, reserved),
+        "outside_pytorch_bytes": _less(_less(total, free), reserved),
         "other_processes": others,
         "memory_fraction": fraction,
     }
+
+
+def _less(whole: int | None, part: int | None) -> int | None:
+    return None if whole is None or part is None else whole - part
 
 
 def _processes(
@@ -104,19 +107,18 @@ def _reserved(torch: Any, device: int, which: str) -> int | None:
 
 
 def _driver_of_kernel() -> str | None:
-    """Return the driver's version as the kernel module tells it (``.../version``)."""
-
-    def read() -> str | None:
+    """Return the driver's version as the kernel module tells it."""
+    try:
         with open("/proc/driver/nvidia/version", encoding="ascii", errors="replace") as f:
             words = f.readline().split()
-        return next((w for w in words if w[:1].isdigit() and w.count(".") >= 1), None)
-
-    return _try(read)
+    except OSError:
+        return None
+    return next((w for w in words if w[:1].isdigit() and "." in w), None)
 
 
 def _try(call: Callable[[], Any]) -> Any:
     """Return the result of ``call``, None where it fails: a fact may be missing, never harm."""
     try:
         return call()
-    except Exception:  # noqa: BLE001 - whatever a driver or a version of torch comes up with
+    except Exception:  # whatever a driver or a version of torch comes up with
         return None

@@ -91,7 +91,7 @@ class Recorder:
             }
             bundle = self._write(f"oom{self.n_ooms}", "oom", oom=oom)
             self._waiting.append(_Waiting(bundle, device))
-        except Exception as e:  # noqa: BLE001 - the program's own error must be the one it sees
+        except Exception as e:  # the program's own error must be the one it sees
             self._note(e)
         finally:
             self._lock.release()
@@ -105,7 +105,7 @@ class Recorder:
             self._last_oom = text
             shown = text[:_MESSAGE_CHARACTERS]
             bundle_writer.add_file(waiting.bundle, bundle_writer.MESSAGE, f"{shown}\n")
-        except Exception as e:  # noqa: BLE001 - as above
+        except Exception as e:  # as above
             self._note(e)
 
     def on_exit(self, error: BaseException | None = None, signal_name: str = "") -> None:
@@ -119,7 +119,7 @@ class Recorder:
                 self._finish_oom()
             elif not signal_name or self._lock.acquire(timeout=5):
                 self._write_end(error, signal_name)
-        except Exception as e:  # noqa: BLE001 - as above
+        except Exception as e:  # as above
             self._note(e)
         finally:
             self.is_on = False

@@ -9,6 +9,7 @@ Python makes a KeyboardInterrupt of it, which is seen at the exit.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import threading
@@ -75,11 +76,11 @@ class OnTerm:
             numbers = os.read(reader, 64)
             if not numbers:
                 return
-            if signal.SIGTERM in numbers and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-                # Our handler hides as the default; one of the program's own is left to itself.
-                if not self._begun.wait(GRACE_S):
-                    self._act_once()
-                    _die(signal.SIGTERM)
+            # Our handler hides as the default; one of the program's own is left to itself.
+            is_ours = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+            if signal.SIGTERM in numbers and is_ours and not self._begun.wait(GRACE_S):
+                self._act_once()
+                _die(signal.SIGTERM)
 
     def _hide(self) -> None:
         """Make our handler look like the default: frameworks install theirs only over that."""
@@ -93,10 +94,8 @@ class OnTerm:
             found = put(signalnum, handler)
             return signal.SIG_DFL if found == self.handle else found
 
-        for new, old in ((getsignal, ask), (set_signal, put)):
-            new.__name__, new.__qualname__ = old.__name__, old.__qualname__
-            new.__doc__, new.__wrapped__ = old.__doc__, old  # type: ignore[attr-defined]
-        signal.getsignal, signal.signal = getsignal, set_signal
+        signal.getsignal = functools.update_wrapper(getsignal, ask)
+        signal.signal = functools.update_wrapper(set_signal, put)
 
 
 def _die(number: int) -> None:
