@@ -117,20 +117,23 @@ class Reached:
     Attributes:
         n_started: Python interpreters that armed the recorder.
         torch: version and CUDA version (``-`` = none) of the PyTorch that was imported; "" = none.
-        n_recording: processes that used CUDA.
+        n_recording: processes that used CUDA; n_unused: those of them that reserved no memory.
         problems: what went wrong in them.
     """
 
     n_started: int = 0
     torch: str = ""
     n_recording: int = 0
+    n_unused: int = 0
     problems: tuple[str, ...] = ()
 
-    @property
-    def why_nothing(self) -> str:
-        """Why nothing was recorded, in one sentence; hostile text may be in it."""
+    def why_nothing(self, code: int) -> str:
+        """Why nothing was recorded by a program with this exit code; hostile text may be in it."""
         if self.problems:
             return f"Nothing was recorded: {self.problems[0]}."
+        if self.n_recording > self.n_unused:
+            how = f"was killed by {_signal_name(code)}" if code > 128 else "ended by os._exit"
+            return f"Nothing was recorded: the program {how} before it could write a bundle."
         if self.n_recording:
             return "Nothing was recorded: the program used CUDA but reserved no memory on a GPU."
         if self.torch:
@@ -146,6 +149,13 @@ class Reached:
         )
 
 
+def _signal_name(code: int) -> str:
+    try:
+        return signal.Signals(code - 128).name
+    except ValueError:
+        return f"signal {code - 128}"
+
+
 def read_status(path: Path) -> Reached:
     """Return what the processes noted in the status file."""
     rows = [line.split("\t") for line in _lines(path)]
@@ -155,6 +165,7 @@ def read_status(path: Path) -> Reached:
         n_started=sum(word == "started" for word, _ in words),
         torch=versions[0] if versions else "",
         n_recording=sum(word == "cuda" for word, _ in words),
+        n_unused=sum(word == "unused" for word, _ in words),
         problems=tuple(dict.fromkeys(detail for word, detail in words if word == "problem")),
     )
 

@@ -100,7 +100,7 @@ def run(
         reached = read_status(status)
     bundles = [found for found in find_bundles(directory) if found.path not in before]
     if not bundles:
-        _say(reached.why_nothing)
+        _say(reached.why_nothing(code))
         return code if code != OK else USAGE
     bundles = _packed(bundles) if as_zip else bundles
     if not no_diagnosis:

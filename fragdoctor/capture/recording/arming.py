@@ -118,6 +118,8 @@ def _on_term(options: Options, recorder: Recorder) -> None:
 def report(options: Options, recorder: Recorder) -> None:
     """Tell the parent what went wrong, if anything did."""
     if os.getpid() == recorder.pid:
+        if recorder.left_nothing:
+            note(options, "unused")
         for problem in recorder.problems:
             note(options, "problem", problem)
         recorder.problems.clear()

@@ -6,8 +6,10 @@ import contextlib
 import gc
 import json
 import os
+import sys
 import threading
 import time
+import types
 from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from typing import Any
@@ -38,6 +40,7 @@ class Recorder:
         bundles: paths of the bundles written so far.
         problems: what went wrong, for people.
         n_ooms: failures seen; n_skipped: those that left no bundle.
+        left_nothing: the program ended without ever having reserved memory on a GPU.
     """
 
     def __init__(self, options: Options, torch: Any) -> None:
@@ -48,6 +51,7 @@ class Recorder:
         self.problems: list[str] = []
         self.n_ooms = 0
         self.n_skipped = 0
+        self.left_nothing = False
         self.is_on = False
         self.owns_history = False
         self._pace = Pace(options.keep_first, options.interval_s)
@@ -135,6 +139,7 @@ class Recorder:
 
     def _write_end(self, error: BaseException | None, signal_name: str) -> None:
         if not environment.used_devices(self.torch):
+            self.left_nothing = True
             return
         fields: dict[str, Any] = {"signal": signal_name or None}
         if error is not None:
@@ -193,7 +198,8 @@ class Recorder:
         }
 
     def _dump(self, path: str) -> None:
-        self.torch.cuda.memory._dump_snapshot(path)
+        with _without_inductor(self.torch):
+            self.torch.cuda.memory._dump_snapshot(path)
 
     def _write_stats(self, path: str, devices: list[int]) -> None:
         stats = {str(d): dict(self.torch.cuda.memory_stats(d)) for d in devices}
@@ -270,6 +276,25 @@ def _error_class(torch: Any) -> Any:
 def _is_recording(torch: Any) -> bool:
     ask = getattr(torch._C, "_cuda_isHistoryEnabled", None)
     return bool(ask()) if ask is not None else False
+
+
+@contextlib.contextmanager
+def _without_inductor(torch: Any) -> Iterator[None]:
+    """Keep PyTorch from importing its compiler while it names the frames of a snapshot.
+
+    It asks for ``torch._inductor`` to look up generated code, and asking imports it: seconds, in
+    the middle of the program's failure. Where it is not loaded there is no generated code.
+    """
+    if "torch._inductor" in sys.modules or "_inductor" in vars(torch):
+        yield
+        return
+    empty = types.ModuleType("torch._inductor")
+    torch._inductor = empty
+    try:
+        yield
+    finally:
+        if vars(torch).get("_inductor") is empty:
+            del torch._inductor
 
 
 @contextlib.contextmanager
