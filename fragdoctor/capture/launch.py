@@ -19,6 +19,10 @@ from fragdoctor.errors import ConfigError
 
 BOOTSTRAP: Final = Path(__file__).parent / "bootstrap"
 _PASSED_ON: Final = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
+_NO_PYTHON: Final = (
+    "no Python started that reads PYTHONPATH (python -I, -E and -S do not, containers and remote "
+    "shells have their own)"
+)
 _FROM_TERMINAL: Final = ("SIGINT", "SIGQUIT")
 
 
@@ -129,24 +133,24 @@ class Reached:
 
     def why_nothing(self, code: int) -> str:
         """Why nothing was recorded by a program with this exit code; hostile text may be in it."""
-        if self.problems:
-            return f"Nothing was recorded: {self.problems[0]}."
-        if self.n_recording > self.n_unused:
-            how = f"was killed by {_signal_name(code)}" if code > 128 else "ended by os._exit"
-            return f"Nothing was recorded: the program {how} before it could write a bundle."
-        if self.n_recording:
-            return "Nothing was recorded: the program used CUDA but reserved no memory on a GPU."
-        if self.torch:
-            version, cuda = (*self.torch.split(" "), "-")[:2]
-            if cuda == "-":
-                return f"Nothing was recorded: PyTorch {version} is built without CUDA."
-            return f"Nothing was recorded: the program imported PyTorch {version}, used no GPU."
-        if self.n_started:
-            return "Nothing was recorded: the program did not import torch."
-        return (
-            "Nothing was recorded: no Python started that reads PYTHONPATH (python -I, -E and -S "
-            "do not, containers and remote shells have their own)."
+        return f"Nothing was recorded: {self._reason(code)}."
+
+    def _reason(self, code: int) -> str:
+        version, cuda = (*self.torch.split(" "), "-")[:2]
+        is_cut_short = self.n_recording > self.n_unused
+        reasons = (
+            (bool(self.problems), "".join(self.problems[:1])),
+            (is_cut_short, f"the program {_end_of(code)} before it could write a bundle"),
+            (self.n_recording > 0, "the program used CUDA but reserved no memory on a GPU"),
+            (bool(version) and cuda == "-", f"PyTorch {version} is built without CUDA"),
+            (bool(version), f"the program imported PyTorch {version} but used no GPU"),
+            (self.n_started > 0, "the program did not import torch"),
         )
+        return next((text for applies, text in reasons if applies), _NO_PYTHON)
+
+
+def _end_of(code: int) -> str:
+    return f"was killed by {_signal_name(code)}" if code > 128 else "ended by os._exit"
 
 
 def _signal_name(code: int) -> str:

@@ -22,11 +22,15 @@ _MESSAGE_CHARACTERS = 64 * 1024
 
 
 class _Waiting:
-    """A bundle whose message is still on its way: the exception is made after the observer ran."""
+    """A failure whose message is still on its way: the exception is made after the observer ran.
 
-    def __init__(self, bundle: str, device: int) -> None:
+    ``bundle`` is None where this recorder wrote none; ``is_told`` says whether anybody did.
+    """
+
+    def __init__(self, device: int, bundle: str | None, *, is_told: bool) -> None:
         self.bundle = bundle
         self.device = device
+        self.is_told = is_told
         self.thread = threading.get_ident()
 
 
@@ -36,6 +40,11 @@ class Recorder:
     Every method that the program's own events call catches what goes wrong in it and notes it;
     only ``start`` and ``write`` raise.
 
+    Args:
+        options: how to record.
+        torch: the program's own.
+        name: name of every bundle; "" = after what happened and the process id.
+
     Attributes:
         bundles: paths of the bundles written so far.
         problems: what went wrong, for people.
@@ -43,8 +52,9 @@ class Recorder:
         left_nothing: the program ended without ever having reserved memory on a GPU.
     """
 
-    def __init__(self, options: Options, torch: Any) -> None:
+    def __init__(self, options: Options, torch: Any, name: str = "") -> None:
         self.options = options
+        self.name = name
         self.torch = torch
         self.pid = os.getpid()
         self.bundles: list[str] = []
@@ -77,14 +87,24 @@ class Recorder:
             self.owns_history = False
             self.torch.cuda.memory._record_memory_history(enabled=None)
 
-    def on_oom(self, device: int, asked: int, total: int, free: int) -> None:
-        """Write a bundle of the very moment; called by PyTorch before it raises."""
+    def on_oom(
+        self, device: int, asked: int, total: int, free: int, *, writes: bool = True
+    ) -> None:
+        """Write a bundle of the very moment; called by PyTorch before it raises.
+
+        ``writes`` is False where another recorder of this process writes it.
+        """
         if not self.is_on or os.getpid() != self.pid:
             return
         self.n_ooms += 1
+        bundle = self._write_oom(device, asked, total, free) if writes else None
+        self._waiting.append(_Waiting(device, bundle, is_told=bundle is not None or not writes))
+
+    def _write_oom(self, device: int, asked: int, total: int, free: int) -> str | None:
+        """Return the bundle of a failure, None where it is one too many or cannot be written."""
         if not self._pace.allows(time.monotonic()) or not self._lock.acquire(blocking=False):
             self.n_skipped += 1
-            return
+            return None
         try:
             oom = {
                 "device": device,
@@ -93,10 +113,10 @@ class Recorder:
                 "free_bytes": free,
                 "thread": threading.current_thread().name,
             }
-            bundle = self._write(f"oom{self.n_ooms}", "oom", oom=oom)
-            self._waiting.append(_Waiting(bundle, device))
+            return self._write(f"oom{self.n_ooms}", "oom", oom=oom)
         except Exception as e:  # the program's own error must be the one it sees
             self._note(e)
+            return None
         finally:
             self._lock.release()
 
@@ -106,9 +126,10 @@ class Recorder:
             return
         try:
             waiting = self._take(text)
-            self._last_oom = text
-            shown = text[:_MESSAGE_CHARACTERS]
-            bundle_writer.add_file(waiting.bundle, bundle_writer.MESSAGE, f"{shown}\n")
+            self._last_oom = text if waiting.is_told else ""
+            if waiting.bundle is not None:
+                shown = text[:_MESSAGE_CHARACTERS]
+                bundle_writer.add_file(waiting.bundle, bundle_writer.MESSAGE, f"{shown}\n")
         except Exception as e:  # as above
             self._note(e)
 
@@ -119,7 +140,7 @@ class Recorder:
         try:
             if isinstance(error, KeyboardInterrupt):
                 signal_name = "SIGINT"
-            if error is not None and self._last_oom and str(error) == self._last_oom:
+            if self._is_told(error):
                 self._finish_oom()
             elif not signal_name or self._lock.acquire(timeout=5):
                 self._write_end(error, signal_name)
@@ -128,27 +149,28 @@ class Recorder:
         finally:
             self.is_on = False
 
-    def write(self, name: str, reason: str, **fields: Any) -> str:
-        """Write a bundle now and return its path.
+    def on_block_end(self, error: BaseException | None, *, at_end: bool) -> None:
+        """Write the state at the end of a block if asked to, and stop."""
+        try:
+            if os.getpid() == self.pid:
+                if self._is_told(error):
+                    self._finish_oom()
+                elif at_end and environment.used_devices(self.torch):
+                    self._write("block", "block", error)
+            self.stop()
+        except Exception as e:  # the block's own outcome must be the one that is seen
+            self._note(e)
 
-        Raises:
-            OSError: it cannot be written.
-        """
-        with self._lock:
-            return self._write(name, reason, **fields)
+    def _is_told(self, error: BaseException | None) -> bool:
+        """Return whether an error is the last failure, of which there is a bundle."""
+        return error is not None and bool(self._last_oom) and str(error) == self._last_oom
 
     def _write_end(self, error: BaseException | None, signal_name: str) -> None:
         if not environment.used_devices(self.torch):
             self.left_nothing = True
             return
-        fields: dict[str, Any] = {"signal": signal_name or None}
-        if error is not None:
-            kind = type(error)
-            fields["exception"] = {
-                "type": f"{kind.__module__}.{kind.__qualname__}",
-                "text": str(error)[:_MESSAGE_CHARACTERS],
-            }
-        self._write(signal_name.lower() or "exit", "signal" if signal_name else "exit", **fields)
+        reason = "signal" if signal_name else "exit"
+        self._write(signal_name.lower() or "exit", reason, error, signal=signal_name or None)
 
     def _finish_oom(self) -> None:
         if self.bundles:
@@ -159,19 +181,28 @@ class Recorder:
                 n_skipped=self.n_skipped,
             )
 
-    def _write(self, name: str, reason: str, **fields: Any) -> str:
+    def _write(
+        self, name: str, reason: str, error: BaseException | None = None, **fields: Any
+    ) -> str:
         devices = environment.used_devices(self.torch)
         ranks = find_ranks()
         parts: dict[str, Callable[[str], None]] = {
             bundle_writer.SNAPSHOT: self._dump,
             bundle_writer.STATS: lambda path: self._write_stats(path, devices),
         }
+        if error is not None and _is_about_memory(error):
+            parts[bundle_writer.MESSAGE] = lambda path: _write_text(path, str(error))
         prefix = "" if ranks.rank is None else f"rank{ranks.rank}-"
         with _without_collector():
             bundle = bundle_writer.write_bundle(
                 self.options.directory,
-                f"{prefix}{name}-pid{self.pid}",
-                {**self._manifest(reason, devices), **ranks._asdict(), **fields},
+                prefix + (self.name or f"{name}-pid{self.pid}"),
+                {
+                    **self._manifest(reason, devices),
+                    **ranks._asdict(),
+                    **_exception_of(error),
+                    **fields,
+                },
                 parts,
             )
         self.bundles.append(bundle)
@@ -251,8 +282,30 @@ def _forget(recorder: Recorder) -> None:
 
 
 def _on_oom(device: int, asked: int, total: int, free: int) -> None:
-    for recorder in tuple(_watchers):
-        recorder.on_oom(device, asked, total, free)
+    """Tell every recorder; of nested ones the innermost writes."""
+    recorders = tuple(_watchers)
+    for recorder in recorders:
+        recorder.on_oom(device, asked, total, free, writes=recorder is recorders[-1])
+
+
+def _is_about_memory(error: BaseException) -> bool:
+    """Return whether an exception is about memory, PyTorch's allocator or another one's."""
+    text = str(error).lower()
+    return any(word in text for word in ("out of memory", "alloc_failed", "not enough memory"))
+
+
+def _write_text(path: str, text: str) -> None:
+    with open(path, "w", encoding="utf-8", errors="surrogateescape", newline="\n") as f:
+        f.write(f"{text[:_MESSAGE_CHARACTERS]}\n")
+
+
+def _exception_of(error: BaseException | None) -> dict[str, Any]:
+    """Return the manifest's field about an exception."""
+    if error is None:
+        return {}
+    kind = type(error)
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    return {"exception": {"type": name, "text": str(error)[:_MESSAGE_CHARACTERS]}}
 
 
 def _listen(kind: Any) -> None:
