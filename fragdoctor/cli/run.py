@@ -182,8 +182,11 @@ def _name(bundles: Sequence[FoundBundle], reached: Reached) -> None:
             _say(f"  {_shown(found.path)}")
         if len(bundles) > _MOST_NAMED:
             _say(f"  and {len(bundles) - _MOST_NAMED} more")
-    skipped = sum({b.facts.pid: b.facts.n_skipped for b in reversed(bundles)}.values())
-    if skipped:
+    by_process: dict[tuple[str, int | None], int] = {}
+    for found in bundles:  # each bundle counts up to its own time
+        key = (found.facts.host, found.facts.pid)
+        by_process[key] = max(by_process.get(key, 0), found.facts.n_skipped)
+    if skipped := sum(by_process.values()):
         _say(f"{skipped} further out-of-memory errors left no bundle of their own.")
     for problem in reached.problems[:3]:
         _say(f"Not recorded: {problem}")

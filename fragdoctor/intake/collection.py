@@ -43,8 +43,14 @@ def find_bundles(directory: Path) -> tuple[FoundBundle, ...]:
 
 def _key(found: FoundBundle) -> tuple[int, bool, str, str]:
     facts = found.facts
-    order = _ORDER.get(facts.reason, len(_ORDER))
-    return order, not facts.ended_program, facts.time, found.path.name
+    is_fatal = facts.ended_program or _is_failure(facts)
+    order = 0 if is_fatal else _ORDER.get(facts.reason, len(_ORDER))
+    return order, not is_fatal, facts.time, found.path.name
+
+
+def _is_failure(facts: BundleFacts) -> bool:
+    """Return whether a failure without a bundle of its own ended the program."""
+    return facts.exception.endswith("OutOfMemoryError")
 
 
 def pack(bundle: Path) -> Path:

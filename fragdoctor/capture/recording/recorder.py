@@ -140,9 +140,11 @@ class Recorder:
         try:
             if isinstance(error, KeyboardInterrupt):
                 signal_name = "SIGINT"
-            if self._is_told(error):
-                self._finish_oom()
-            elif not signal_name or self._lock.acquire(timeout=5):
+            is_told = self._is_told(error)
+            self._finish(ended_program=is_told)
+            if is_told:
+                return
+            if not signal_name or self._lock.acquire(timeout=5):
                 self._write_end(error, signal_name)
         except Exception as e:  # as above
             self._note(e)
@@ -153,9 +155,9 @@ class Recorder:
         """Write the state at the end of a block if asked to, and stop."""
         try:
             if os.getpid() == self.pid:
-                if self._is_told(error):
-                    self._finish_oom()
-                elif at_end and environment.used_devices(self.torch):
+                is_told = self._is_told(error)
+                self._finish(ended_program=is_told)
+                if at_end and not is_told and environment.used_devices(self.torch):
                     self._write("block", "block", error)
             self.stop()
         except Exception as e:  # the block's own outcome must be the one that is seen
@@ -166,25 +168,27 @@ class Recorder:
         return error is not None and bool(self._last_oom) and str(error) == self._last_oom
 
     def _write_end(self, error: BaseException | None, signal_name: str) -> None:
-        if not environment.used_devices(self.torch):
+        if not self.n_ooms and not environment.used_devices(self.torch):
             self.left_nothing = True
             return
         reason = "signal" if signal_name else "exit"
         self._write(signal_name.lower() or "exit", reason, error, signal=signal_name or None)
 
-    def _finish_oom(self) -> None:
+    def _finish(self, *, ended_program: bool) -> None:
+        """Complete the last bundle by what is known only now."""
         if self.bundles:
-            bundle_writer.update_manifest(
-                self.bundles[-1],
-                ended_program=True,
-                n_ooms=self.n_ooms,
-                n_skipped=self.n_skipped,
-            )
+            changes = {"n_ooms": self.n_ooms, "n_skipped": self.n_skipped}
+            if ended_program:
+                changes["ended_program"] = True
+            bundle_writer.update_manifest(self.bundles[-1], **changes)
 
     def _write(
         self, name: str, reason: str, error: BaseException | None = None, **fields: Any
     ) -> str:
-        devices = environment.used_devices(self.torch)
+        failed = fields.get("oom", {}).get("device")
+        devices = sorted(
+            {*environment.used_devices(self.torch), *([failed] if failed is not None else ())}
+        )
         ranks = find_ranks()
         parts: dict[str, Callable[[str], None]] = {
             bundle_writer.SNAPSHOT: self._dump,
