@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import stat
+import struct
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -38,7 +39,17 @@ _MAX_MANIFEST_BYTES: Final = 4 * MIB
 _MAX_ENTRIES: Final = 1000
 _GRACE_BYTES: Final = 64 * MIB
 _METHODS: Final = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-_DAMAGE: Final = (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError)
+_DAMAGE: Final = (
+    zipfile.BadZipFile,
+    zlib.error,
+    struct.error,
+    EOFError,
+    OSError,  # offsets that lie before the file or beyond it
+    ValueError,
+    OverflowError,
+    RuntimeError,  # encrypted; NotImplementedError, its subclass: an unknown way to pack
+)
+"""What ``zipfile`` raises on damaged or made-up archives, found by fuzzing."""
 
 
 class BundleFiles(Protocol):
@@ -65,7 +76,7 @@ def is_bundle(path: str | PathLike[str]) -> bool:
                 return False
         with zipfile.ZipFile(place) as archive:
             return any(_parts(i.filename)[-1:] == (MANIFEST,) for i in archive.infolist())
-    except (OSError, ValueError, *_DAMAGE):
+    except _DAMAGE:
         return False
 
 
@@ -111,10 +122,11 @@ def open_bundle(path: str) -> Iterator[BundleFiles]:
         yield _Directory(Path(path))
         return
     try:
-        with zipfile.ZipFile(path) as archive:
-            yield _Archive(path, archive)
-    except zipfile.BadZipFile as e:
+        archive = zipfile.ZipFile(path)
+    except _DAMAGE as e:
         raise _damaged(path) from e
+    with archive:
+        yield _Archive(path, archive)
 
 
 class _Directory:
@@ -223,7 +235,7 @@ def _bounded(file: BinaryIO, name: str) -> bytes:
 
 
 def _damaged(name: str) -> InputError:
-    return TruncatedSnapshot(f"{name} is damaged: its zip ends early.", hint="Copy it again.")
+    return TruncatedSnapshot(f"{name} is a damaged zip file.", hint="Copy it again.")
 
 
 def _is_manifest(entry: zipfile.ZipInfo) -> bool:

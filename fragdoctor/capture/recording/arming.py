@@ -92,7 +92,9 @@ def _on_cuda(options: Options, torch: Any) -> None:
         recorder.start()
         note(options, "cuda")
         _at_exit(lambda: _on_exit(options, recorder))
-        _quietly(OnTerm(lambda: _on_term(options, recorder)).install)
+        on_term = OnTerm(lambda: _on_term(options, recorder), lambda: recorder.is_writing)
+        recorder.on_idle = on_term.resume
+        _quietly(on_term.install)
     except Exception as e:  # see above
         note(options, "problem", f"{type(e).__name__}: {e}")
 

@@ -19,6 +19,7 @@ from .options import Options, find_ranks
 from .pace import Pace
 
 _MESSAGE_CHARACTERS = 64 * 1024
+_PATIENCE_S = 60.0
 
 
 class _Waiting:
@@ -49,6 +50,7 @@ class Recorder:
         bundles: paths of the bundles written so far.
         problems: what went wrong, for people.
         n_ooms: failures seen; n_skipped: those that left no bundle.
+        on_idle: called after each bundle.
         left_nothing: the program ended without ever having reserved memory on a GPU.
     """
 
@@ -67,6 +69,7 @@ class Recorder:
         self._pace = Pace(options.keep_first, options.interval_s)
         self._waiting: list[_Waiting] = []
         self._last_oom = ""
+        self.on_idle: Callable[[], None] = _nothing
         self._lock = threading.Lock()
         self._started = time.time()
 
@@ -102,23 +105,22 @@ class Recorder:
 
     def _write_oom(self, device: int, asked: int, total: int, free: int) -> str | None:
         """Return the bundle of a failure, None where it is one too many or cannot be written."""
-        if not self._pace.allows(time.monotonic()) or not self._lock.acquire(blocking=False):
+        if self.is_writing or not self._pace.allows(time.monotonic()):
             self.n_skipped += 1
             return None
+        oom = {
+            "device": device,
+            "asked_bytes": asked,
+            "limit_or_total_bytes": total,
+            "free_bytes": free,
+            "thread": threading.current_thread().name,
+        }
         try:
-            oom = {
-                "device": device,
-                "asked_bytes": asked,
-                "limit_or_total_bytes": total,
-                "free_bytes": free,
-                "thread": threading.current_thread().name,
-            }
-            return self._write(f"oom{self.n_ooms}", "oom", oom=oom)
+            with self._writing():
+                return self._write(f"oom{self.n_ooms}", "oom", oom=oom)
         except Exception as e:  # the program's own error must be the one it sees
             self._note(e)
             return None
-        finally:
-            self._lock.release()
 
     def on_message(self, text: str) -> None:
         """Add PyTorch's own words to the bundle that they are about."""
@@ -142,10 +144,9 @@ class Recorder:
                 signal_name = "SIGINT"
             is_told = self._is_told(error)
             self._finish(ended_program=is_told)
-            if is_told:
-                return
-            if not signal_name or self._lock.acquire(timeout=5):
-                self._write_end(error, signal_name)
+            if not is_told:
+                with self._writing():
+                    self._write_end(error, signal_name)
         except Exception as e:  # as above
             self._note(e)
         finally:
@@ -158,10 +159,30 @@ class Recorder:
                 is_told = self._is_told(error)
                 self._finish(ended_program=is_told)
                 if at_end and not is_told and environment.used_devices(self.torch):
-                    self._write("block", "block", error)
-            self.stop()
+                    with self._writing():
+                        self._write("block", "block", error)
         except Exception as e:  # the block's own outcome must be the one that is seen
             self._note(e)
+        try:
+            self.stop()
+        except Exception as e:  # as above
+            self._note(e)
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether a bundle is being written, by whichever thread."""
+        return self._lock.locked()
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Let one thread write at a time; then do what had to wait for it (``on_idle``)."""
+        if not self._lock.acquire(timeout=_PATIENCE_S):
+            raise TimeoutError("another bundle is still being written")
+        try:
+            yield
+        finally:
+            self._lock.release()
+            self.on_idle()
 
     def _is_told(self, error: BaseException | None) -> bool:
         """Return whether an error is the last failure, of which there is a bundle."""
@@ -263,6 +284,10 @@ class Recorder:
 
     def _note(self, error: Exception) -> None:
         self.problems.append(f"{type(error).__name__}: {error}"[:500])
+
+
+def _nothing() -> None:
+    """Do nothing."""
 
 
 _watchers: list[Recorder] = []

@@ -22,12 +22,15 @@ GRACE_S = 3.0
 class OnTerm:
     """Calls ``act`` once at SIGTERM, then lets the signal do what it does by default.
 
+    While ``is_busy`` (a bundle is being written) it waits: ``resume`` is to be called after that.
     It steps back where the program has a handler of its own, and hides from programs that ask
     whether there is one.
     """
 
-    def __init__(self, act: Callable[[], None]) -> None:
+    def __init__(self, act: Callable[[], None], is_busy: Callable[[], bool]) -> None:
         self._act = act
+        self._is_busy = is_busy
+        self._is_deferred = False
         self._pid = os.getpid()
         self._begun = threading.Event()
         self._lock = threading.Lock()
@@ -47,9 +50,18 @@ class OnTerm:
         """Act and die; a forked child only dies."""
         del frame
         if os.getpid() == self._pid:
+            if self._is_busy():
+                self._is_deferred = True
+                self._begun.set()
+                return
             self._act_once()
         signal.signal(number, signal.SIG_DFL)
         os.kill(os.getpid(), number)
+
+    def resume(self) -> None:
+        """Die of a signal that came while a bundle was written, which shows the same moment."""
+        if self._is_deferred and os.getpid() == self._pid:
+            _die(signal.SIGTERM)
 
     def _act_once(self) -> None:
         self._begun.set()
