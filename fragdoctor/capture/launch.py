@@ -20,8 +20,8 @@ from fragdoctor.errors import ConfigError
 BOOTSTRAP: Final = Path(__file__).parent / "bootstrap"
 _PASSED_ON: Final = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
 _NO_PYTHON: Final = (
-    "no Python started that reads PYTHONPATH (python -I, -E and -S do not, containers and remote "
-    "shells have their own)"
+    "no Python from 3.9 on started that reads PYTHONPATH (python -I, -E and -S do not, containers "
+    "and remote shells have their own)"
 )
 _FROM_TERMINAL: Final = ("SIGINT", "SIGQUIT")
 

@@ -55,7 +55,9 @@ app.command(
     epilog=_examples(
         "fragdoctor run train.py --epochs 3",
         "fragdoctor run -o bundles --zip -- torchrun --nproc-per-node 8 train.py",
-    ),
+    )
+    + "\n\n\b\nThe report goes to standard error; output and exit code stay the program's.\n"
+    "Only a program that succeeds with nothing to record (no torch, no CUDA) ends in 2.",
     context_settings={"allow_interspersed_args": False},
 )(run)
 app.command(

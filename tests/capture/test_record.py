@@ -61,6 +61,23 @@ def test_record_without_end_leaves_nothing_where_nothing_failed(fake_torch, tmp_
     assert [] == list(tmp_path.iterdir())
 
 
+def test_record_keeps_pytorch_from_importing_its_compiler(fake_torch, tmp_path) -> None:
+    # Naming frames, PyTorch asks for torch._inductor, and asking imports it: seconds.
+    seen = []
+    dump = fake_torch.cuda.memory._dump_snapshot
+
+    def watched(path: str) -> None:
+        seen.append(vars(fake_torch).get("_inductor"))
+        dump(path)
+
+    fake_torch.cuda.memory._dump_snapshot = watched
+    with record(tmp_path / "b", quiet=True):
+        fake_torch.alloc(1)
+
+    assert (1, False) == (len(seen), hasattr(seen[0], "codecache"))
+    assert "_inductor" not in vars(fake_torch)
+
+
 def test_record_overwrites_nothing(fake_torch, tmp_path) -> None:
     for _ in range(2):
         with record(tmp_path / "b", quiet=True):

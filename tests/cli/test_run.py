@@ -178,7 +178,7 @@ def test_run_of_a_python_that_ignores_its_environment_says_so(runner, flag) -> N
     done = runner.run("--", sys.executable, flag, "-c", "pass")
 
     assert 2 == done.returncode
-    assert b"no Python started that reads PYTHONPATH" in done.stderr
+    assert b"no Python from 3.9 on started that reads PYTHONPATH" in done.stderr
 
 
 @pytest.mark.parametrize(

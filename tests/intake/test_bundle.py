@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from fragdoctor import diagnose
+from fragdoctor.capture.recording import bundle_writer as writer
 from fragdoctor.errors import (
     ConfigError,
     InputError,
@@ -16,6 +18,8 @@ from fragdoctor.errors import (
     NotASnapshot,
     RefusedSnapshot,
 )
+from fragdoctor.intake import bundle as reader
+from fragdoctor.intake import manifest
 from fragdoctor.intake.bundle import is_bundle, read_bundle, with_facts
 from fragdoctor.intake.inputs import read_case, read_snapshot
 from fragdoctor.intake.manifest import read_manifest
@@ -100,6 +104,23 @@ def test_read_bundle_leaves_the_users_words_as_they_are(bundle) -> None:
     told = Overrides(GIB, None, None, 0.25, "2.4.0")
 
     assert told == read_bundle(bundle, told).overrides
+
+
+def test_writer_and_reader_agree_on_names_and_version() -> None:
+    assert (writer.FORMAT, writer.VERSION) == (manifest.FORMAT, manifest.VERSION)
+    assert writer.MANIFEST == reader.MANIFEST
+    assert {writer.SNAPSHOT, writer.STATS, writer.MESSAGE} == set(reader.MEMBERS)
+
+
+def test_bundle_says_in_the_report_when_it_was_written(bundle) -> None:
+    facts = {**MANIFEST, "n_ooms": 9, "n_skipped": 6, "problems": ["stats.json: no"]}
+    (bundle / "bundle.json").write_text(json.dumps(facts), encoding="utf-8")
+
+    notes = diagnose(read_bundle(bundle)).notes
+
+    assert "The bundle of rank 3 was written at an out-of-memory error." in notes
+    assert "The process had run out of memory 9 times by then, 6 of them without a bundle." in notes
+    assert "Not in the bundle: stats.json: no." in notes
 
 
 def test_facts_of_unequal_devices_are_nobodys_capacity() -> None:

@@ -2,10 +2,9 @@
 
 It arms the recorder and then makes room: the folder leaves ``sys.path``, and a ``sitecustomize``
 of the program's own is run as if this one were not there. The environment variable stays, so that
-children of the program are recorded too.
+children of the program are recorded too. Also an old Python that some child may use has to get
+through this file.
 """
-
-from __future__ import annotations
 
 import importlib.machinery
 import importlib.util
@@ -43,7 +42,8 @@ def _step_aside() -> None:
 
 
 try:
-    _arm()
+    if sys.version_info >= (3, 9):  # noqa: UP036 - the program's Python, not ours
+        _arm()
 except Exception:  # the program comes first, whatever happened here
     pass
 _step_aside()
