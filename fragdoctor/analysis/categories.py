@@ -119,7 +119,13 @@ def _sort_forward(s: _Sorter) -> None:
     s.put(made & (s.died == s.backward), ACTIVATIONS)
     # A variable of the loop (logits, loss, batch) is overwritten by the next step.
     late = made & (s.died > s.backward) & (s.backward != NOT_REACHED) & ~s.is_alive
+    following = np.append(s.passes.next_of(BACKWARD), NOT_REACHED)
+    third = following[np.minimum(s.second, s.n_passes)]
+    s.put(late & (s.died < third), ACTIVATIONS, POSSIBLE)
     s.put(late & (s.died < s.second), ACTIVATIONS)
+    # One loss after another may need the same results (two networks, retain_graph).
+    ends_in = s.passes.label[np.minimum(s.died, s.n_passes - 1)]
+    s.put(late & (ends_in == BACKWARD), ACTIVATIONS)
     s.put(inputs & (s.died > s.born) & ~s.is_alive, INPUTS)
     waits = made & s.is_alive & (s.second >= n)
     s.put(waits, ACTIVATIONS, POSSIBLE)
@@ -170,12 +176,17 @@ def _sort_backward(s: _Sorter) -> None:
     s.put(recomputed & (s.died == s.born), ACTIVATIONS)
     outlives = made & (s.died > s.born)
     persists = (s.died > s.backward) | (s.is_alive & (s.backward < s.n_passes - 1))
-    is_parameter = s.category == PARAMETERS
+    is_parameter, sureness = s.category == PARAMETERS, LIKELY
+    if not is_parameter.any():  # made by hand: whatever is there from before the first step
+        is_parameter, sureness = s.made_in(SETUP) & (s.category == KEPT) & s.is_alive, POSSIBLE
     known = bool(is_parameter.any())
     fits = _fitting(s, outlives, persists, is_parameter) if known else outlives
     s.put(outlives, GRADIENTS, POSSIBLE)
-    s.put(outlives & fits, GRADIENTS, LIKELY if known else POSSIBLE)
+    s.put(outlives & fits, GRADIENTS, sureness if known else POSSIBLE)
     if known:
+        sizes = np.unique(s.requested[is_parameter])
+        other_dtype = np.isin(s.requested, np.concatenate([sizes * 2, sizes // 2]))
+        s.put(outlives & ~fits & ~other_dtype, TEMPORARIES, POSSIBLE)
         s.put(outlives & ~fits & (persists | s.is_alive), KEPT, POSSIBLE)
     else:
         ends_in = s.passes.label[np.minimum(s.died, s.n_passes - 1)]

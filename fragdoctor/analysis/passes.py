@@ -73,6 +73,11 @@ def find_passes(columns: DeviceColumns, roles: StackRoles, *, is_late: bool) -> 
         return None
     role = roles.role[columns.stack]
     role[columns.action >= Action.SNAPSHOT] = stack_roles.NO_STACK
+    frees = (columns.action == Action.FREE_REQUESTED) | (columns.action == Action.FREE_COMPLETED)
+    # With context="alloc" frees are recorded without a stack, whoever frees.
+    frees_tell = bool(((role >= 0) & (role != stack_roles.SILENT) & frees).any())
+    if not frees_tell:
+        role[frees] = stack_roles.NO_STACK
     silent = stack_roles.BACKWARD if roles.trains else stack_roles.NO_STACK
     role[role == stack_roles.SILENT] = silent
     marked = np.flatnonzero(role != stack_roles.NO_STACK)
@@ -90,6 +95,8 @@ def find_passes(columns: DeviceColumns, roles: StackRoles, *, is_late: bool) -> 
     runs = _merged(runs)
     _join_clipping(runs)
     runs = _merged(runs)
+    if not frees_tell:
+        runs = _with_silent_steps(columns, runs)
     return _with_setup(columns, roles, runs, is_late=is_late)
 
 
@@ -146,6 +153,27 @@ def _join_clipping(runs: _Runs) -> None:
         & (runs.n_module[1:-1] == 0)
     )
     label[1:-1][middle] = stack_roles.OPTIMIZER
+
+
+def _with_silent_steps(columns: DeviceColumns, runs: _Runs) -> _Runs:
+    """Give what a backward pass only frees after its last allocation to a step of its own.
+
+    Where frees have no stacks (``context="alloc"``) a step that allocates nothing leaves no mark.
+    """
+    end = np.append(runs.first[1:], columns.n_events)
+    allocs = np.flatnonzero(columns.action == Action.ALLOC)
+    last = allocs[np.maximum(np.searchsorted(allocs, end) - 1, 0)] + 1
+    after = np.append(runs.label[1:], -1)
+    chosen = (runs.label == stack_roles.BACKWARD) & (last < end) & (last > runs.first)
+    chosen &= (after == stack_roles.FORWARD) | (after == -1)
+    at = np.flatnonzero(chosen) + 1
+    zeros = np.zeros(len(at), np.int64)
+    return _Runs(
+        np.insert(runs.label, at, stack_roles.OPTIMIZER),
+        np.insert(runs.first, at, last[chosen]),
+        np.insert(runs.n_allocs, at, zeros),
+        np.insert(runs.n_module, at, zeros),
+    )
 
 
 _LABELS: Final = {

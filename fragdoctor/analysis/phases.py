@@ -77,8 +77,11 @@ class _Table:
 
 def _summary(undone: Undone, passes: Passes, table: _Table) -> PhaseAnalysis:
     timeline = undone.timeline
-    after = timeline.allocated_bytes[1:]
-    peaks = np.maximum.reduceat(after, passes.first[:-1])
+    states = timeline.allocated_bytes
+    # A pass begins in the state that the pass before it left.
+    peaks = np.maximum(
+        np.maximum.reduceat(states[1:], passes.first[:-1]), states[passes.first[:-1]]
+    )
     peak = int(timeline.allocated_bytes.argmax())
     rest = _rest_state(passes, timeline)
     return PhaseAnalysis(
@@ -90,7 +93,7 @@ def _summary(undone: Undone, passes: Passes, table: _Table) -> PhaseAnalysis:
         phases=tuple(
             found
             for label in (SETUP, FORWARD, BACKWARD, OPTIMIZER)
-            if (found := _phase(label, passes, peaks, after, table)) is not None
+            if (found := _phase(label, passes, peaks, states, table)) is not None
         ),
         peak_label=-1 if not peak else int(passes.label[_pass_of(passes, peak - 1)]),
         peak_bytes=timeline.peak_allocated_bytes,
@@ -104,13 +107,13 @@ def _pass_of(passes: Passes, row: int) -> int:
     return int(np.searchsorted(passes.first, row, side="right")) - 1
 
 
-def _phase(label: int, passes: Passes, peaks: I64, after: I64, table: _Table) -> PhasePeaks | None:
+def _phase(label: int, passes: Passes, peaks: I64, states: I64, table: _Table) -> PhasePeaks | None:
     mine = np.flatnonzero(passes.label == label)
     if not len(mine):
         return None
     worst = int(mine[peaks[mine].argmax()])
     low, high = int(passes.first[worst]), int(passes.first[worst + 1])
-    state = low + int(after[low:high].argmax()) + 1
+    state = low + int(states[low : high + 1].argmax())
     return PhasePeaks(
         label=label,
         n_passes=len(mine),
