@@ -62,10 +62,19 @@ class _Runs:
     n_module: I64
 
 
-def find_passes(columns: DeviceColumns, roles: StackRoles, *, is_late: bool) -> Passes | None:
+def find_passes(
+    columns: DeviceColumns, roles: StackRoles, *, is_late: bool, frees_tell: bool
+) -> Passes | None:
     """Return the passes of a program; None where its stacks show neither training nor a model.
 
     Without a sign of training all is setup and forward, and what has no Python frame says nothing.
+
+    Args:
+        columns: the rows of the device.
+        roles: of the snapshot's stacks.
+        is_late: memory was live before the first event.
+        frees_tell: the stack of a free says who freed; with ``context="alloc"`` it repeats who
+            allocated, or there is none.
     """
     if not roles.has_python or not columns.n_events:
         return None
@@ -74,8 +83,6 @@ def find_passes(columns: DeviceColumns, roles: StackRoles, *, is_late: bool) -> 
     role = roles.role[columns.stack]
     role[columns.action >= Action.SNAPSHOT] = stack_roles.NO_STACK
     frees = (columns.action == Action.FREE_REQUESTED) | (columns.action == Action.FREE_COMPLETED)
-    # With context="alloc" frees are recorded without a stack, whoever frees.
-    frees_tell = bool(((role >= 0) & (role != stack_roles.SILENT) & frees).any())
     if not frees_tell:
         role[frees] = stack_roles.NO_STACK
     silent = stack_roles.BACKWARD if roles.trains else stack_roles.NO_STACK

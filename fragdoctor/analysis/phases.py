@@ -9,7 +9,7 @@ import numpy as np
 from fragdoctor.analysis.attribution import frames_of
 from fragdoctor.analysis.categories import N_CATEGORIES, Categories, sort_blocks, sums_at
 from fragdoctor.analysis.columns import DeviceColumns
-from fragdoctor.analysis.lifetimes import Lifetimes
+from fragdoctor.analysis.lifetimes import ALIVE, BEFORE, Lifetimes
 from fragdoctor.analysis.passes import BACKWARD, FORWARD, OPTIMIZER, SETUP, Passes, find_passes
 from fragdoctor.analysis.result import CategorySum, PhaseAnalysis, PhasePeaks, Timeline
 from fragdoctor.analysis.stack_roles import stack_roles
@@ -35,11 +35,21 @@ def find_phases(
     """
     roles = stack_roles(snapshot, classes)
     is_late = bool(undone.timeline.allocated_bytes[0])
-    passes = find_passes(columns, roles, is_late=is_late)
+    passes = find_passes(
+        columns, roles, is_late=is_late, frees_tell=_frees_tell(columns, undone.lifetimes)
+    )
     if passes is None:
         return PhaseAnalysis("none", NO_TRAINING if roles.has_python else NO_STACKS)
     categories = sort_blocks(undone.lifetimes, roles, passes)
     return _summary(undone, passes, _Table(categories, undone.lifetimes, lines))
+
+
+def _frees_tell(columns: DeviceColumns, lifetimes: Lifetimes) -> bool:
+    """Return whether frees have stacks of their own."""
+    seen = (lifetimes.start != BEFORE) & (lifetimes.free >= 0) & (lifetimes.free != ALIVE)
+    rows = np.flatnonzero(seen)
+    stack = columns.stack[lifetimes.free[rows]]
+    return bool(((stack >= 0) & (stack != lifetimes.stack[rows])).any())
 
 
 class _Table:

@@ -109,7 +109,7 @@ def _phases(diagnosis: Diagnosis) -> list[str]:
         ]
         titles = ("Phase", "Passes", "Usual peak", "Worst")
         blocks += _section(f"Training phases of GPU {report.device}", titles, rows)
-        sentence = peak_sentence(report, format_size(report.peak_bytes))
+        sentence = peak_sentence(report)
         blocks += [md(sentence)] if sentence else []
         shares = [
             (CATEGORY_NAMES[s.category], format_size(s.n_bytes), sureness(s), _code(main_line(s)))

@@ -10,6 +10,7 @@ from fragdoctor.model.diagnosis import Diagnosis
 from fragdoctor.model.finding import Confidence
 from fragdoctor.model.phases import Category, CategoryShare, Phase, PhaseReport
 from fragdoctor.report.phrases import location_text, shown_first
+from fragdoctor.units import format_size
 
 PHASE_NAMES: Final = {
     Phase.SETUP: "setup",
@@ -32,7 +33,7 @@ CATEGORY_NAMES: Final = {
 
 
 KEPT_MEANS: Final = (
-    "kept: outlives its step and is none of the others, as workspaces of libraries, caches, or a "
+    "Kept: outlives its step and is none of the others, as workspaces of libraries, caches, or a "
     "leak."
 )
 
@@ -58,12 +59,12 @@ def main_line(share: CategoryShare) -> str:
     return location_text(place, absent="(no Python stack)")
 
 
-def peak_sentence(report: PhaseReport, size: str) -> str:
-    """Return which phase holds the peak; ``size`` is the peak in words. "" where unknown."""
+def peak_sentence(report: PhaseReport) -> str:
+    """Return which phase holds the peak, "" where that is unknown."""
     if report.peak_phase is Phase.UNKNOWN:
         return ""
     name = PHASE_NAMES[report.peak_phase]
     part = {Phase.SETUP: "the setup", Phase.OPTIMIZER: "the optimizer step"}.get(
         report.peak_phase, f"the {name} pass"
     )
-    return f"The peak of {size} is in {part}."
+    return f"The peak of {format_size(report.peak_bytes)} is in {part}."

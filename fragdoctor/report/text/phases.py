@@ -52,7 +52,7 @@ def _write_device(page: Page, report: PhaseReport) -> None:
         Column("wrap", title="mostly"),
     ]
     page.table(columns, rows)
-    said = [peak_sentence(report, format_size(report.peak_bytes))]
+    said = [peak_sentence(report)]
     if report.reason:
         said.append(f"Activations and caches cannot be told apart: {report.reason}.")
     page.paragraph(" ".join(s for s in said if s))
