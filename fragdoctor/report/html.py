@@ -174,6 +174,7 @@ def _environment() -> jinja2.Environment:
         "sureness": phase_words.sureness,
         "main_line": phase_words.main_line,
         "peak_sentence": phase_words.peak_sentence,
+        "limits_sentence": phase_words.limits_sentence,
     }
     environment.globals["plural"] = plural
     return environment
