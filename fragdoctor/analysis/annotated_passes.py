@@ -91,7 +91,8 @@ def sort_by_lifetime(lifetimes: Lifetimes, passes: Passes, allocated: I64) -> Ca
     put(within & (lifetimes.start < top) & (lifetimes.free >= top), ACTIVATIONS)
     gradients = between & (died == born + 1) & ~is_alive
     put(gradients, GRADIENTS)
-    put(between & (died > born + 2) & (born + 2 < n), KEPT)
+    if gradients.any():  # else nothing tells parameters from what else is kept
+        put(between & (died > born + 2) & (born + 2 < n), KEPT)
     first = between & (born == 0) & is_alive
     _match_parameters(lifetimes, category, gradients, (first | is_old) & is_alive)
     return Categories(category, sureness)

@@ -225,12 +225,38 @@ def _fitting(s: _Sorter, outlives: Bools, persists: Bools, is_parameter: Bools) 
 
 
 def _sort_unnamed_parameters(s: _Sorter) -> None:
-    """Take what was made before the first step and has a gradient of its size for parameters."""
-    gradients = (s.category == GRADIENTS) & ~s.is_before
-    sizes = np.unique(s.requested[gradients])
-    has_gradient = np.isin(s.requested, sizes) & s.is_alive & s.made_in(SETUP)
-    s.put(has_gradient & (s.category == KEPT), PARAMETERS, POSSIBLE)
-    s.put(has_gradient & (s.category == PARAMETERS), PARAMETERS, LIKELY)
+    """Find parameters made by hand: from before the first step, each with a gradient of its size.
+
+    What is left of them when every gradient has its parameter is a copy (an average of the
+    weights, a teacher) or something else.
+    """
+    named = (s.category == PARAMETERS) & s.roles.makes_model[s.stack]
+    rows = np.flatnonzero(s.made_in(SETUP) & s.is_alive & ~named)
+    rows = rows[(s.category[rows] == KEPT) | (s.category[rows] == PARAMETERS)]
+    sizes, wanted = _gradients_of_a_step(s)
+    if not len(rows) or not len(sizes):
+        return
+    is_named = named & np.isin(s.requested, sizes)
+    n_named = np.bincount(np.searchsorted(sizes, s.requested[is_named]), minlength=len(sizes))
+    wanted = np.maximum(0, wanted - n_named)
+    s.category[rows], s.sureness[rows] = KEPT, POSSIBLE
+    rows = rows[np.isin(s.requested[rows], sizes)]
+    rows = rows[np.lexsort((s.start[rows], s.requested[rows]))]
+    at = np.searchsorted(sizes, s.requested[rows])
+    have = np.bincount(at, minlength=len(sizes))
+    chosen = rows[np.arange(len(rows)) - np.append(0, np.cumsum(have))[at] < wanted[at]]
+    s.category[chosen] = PARAMETERS
+    s.sureness[chosen] = np.where(s.roles.may_make_model[s.stack[chosen]], LIKELY, POSSIBLE)
+
+
+def _gradients_of_a_step(s: _Sorter) -> tuple[I64, I64]:
+    """Return the sizes of gradients, and how many of each a single backward pass made at most."""
+    rows = np.flatnonzero((s.category == GRADIENTS) & ~s.is_before)
+    sizes, at = np.unique(s.requested[rows], return_inverse=True)
+    pairs, count = np.unique(s.born[rows] * len(sizes) + at.reshape(-1), return_counts=True)
+    most = np.zeros(len(sizes), np.int64)
+    np.maximum.at(most, pairs % max(1, len(sizes)), count)
+    return sizes, most
 
 
 def _sort_old(s: _Sorter) -> None:

@@ -34,8 +34,8 @@ CATEGORY_NAMES: Final = {
 
 
 KEPT_MEANS: Final = (
-    "Kept: outlives its step and is none of the others, as workspaces of libraries, caches, or a "
-    "leak."
+    "Kept: outlives its step and is none of the others, as workspaces of libraries, caches, copies "
+    "of weights, or a leak."
 )
 
 
