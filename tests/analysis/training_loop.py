@@ -54,8 +54,9 @@ ACTIVATION, TEMPORARY, INPUT = 10 * MIB, 3 * MIB, 2 * MIB
 class TrainingLoop:
     """Two parameters, one activation each, Adam; every part can be left out or varied."""
 
-    def __init__(self, *, context: str = "all") -> None:
+    def __init__(self, *, context: str = "all", foreach: bool = True) -> None:
         self.toy = ToyAllocator()
+        self.foreach = foreach
         self.context = context
         self.stacks: list[tuple[dict[str, Any], ...]] = [ENGINE]
         self.event_stacks: dict[int, int] = {}
@@ -63,19 +64,20 @@ class TrainingLoop:
         self.gradients: list[Block] = []
         self.state: list[Block] = []
 
-    def new(self, size: int, stack: tuple[dict[str, Any], ...]) -> Block:
+    def stack_id(self, stack: tuple[dict[str, Any], ...]) -> int:
         if stack not in self.stacks:
             self.stacks.append(stack)
+        return self.stacks.index(stack)
+
+    def new(self, size: int, stack: tuple[dict[str, Any], ...]) -> Block:
         first = len(self.toy.events)
-        block = self.toy.malloc(size, line=self.stacks.index(stack))
+        block = self.toy.malloc(size, line=self.stack_id(stack))
         for i in range(first, len(self.toy.events)):
             self.event_stacks[i] = block.line
         return block
 
     def free(self, block: Block, stack: tuple[dict[str, Any], ...]) -> None:
-        if stack not in self.stacks:
-            self.stacks.append(stack)
-        by = block.line if self.context == "alloc" else self.stacks.index(stack)
+        by = block.line if self.context == "alloc" else self.stack_id(stack)
         first = len(self.toy.events)
         self.toy.free(block)
         for i in range(first, len(self.toy.events)):
@@ -111,8 +113,9 @@ class TrainingLoop:
     def optimizer(self) -> None:
         if not self.state:
             self.state = [self.new(size, INIT_STATE) for size in PARAMETERS for _ in range(2)]
-        for block in [self.new(size, UPDATE) for size in PARAMETERS]:
-            self.free(block, UPDATE)
+        if self.foreach:
+            for block in [self.new(size, UPDATE) for size in PARAMETERS]:
+                self.free(block, UPDATE)
 
     def zero_grad(self) -> None:
         for block in self.gradients:
