@@ -34,8 +34,10 @@ class _Parts:
     sources: list[str] = field(default_factory=list)
 
 
-def read_case(names: Sequence[str], overrides: Overrides) -> Case:
+def read_case(names: Sequence[str], overrides: Overrides, *, beside: Sequence[str] = ()) -> Case:
     """Return one case of all inputs.
+
+    Texts and statistics ``beside`` them are read as well, and left out where they hold nothing.
 
     Raises:
         InputError: an input is missing, unreadable, or nothing that fragdoctor knows.
@@ -48,6 +50,10 @@ def read_case(names: Sequence[str], overrides: Overrides) -> Case:
         if name != STDIN and os.path.isdir(name):  # noqa: PTH112 - never raises, unlike Path
             _read_directory(name, parts)
         else:
+            _read_one(name, parts)
+    for name in beside:
+        # Notes that lie around are no reason to refuse the recording.
+        with contextlib.suppress(InputError):
             _read_one(name, parts)
     if len(parts.snapshots) > 1:
         raise _several([name for name, _ in parts.snapshots])
