@@ -233,4 +233,5 @@ def _skew(name: str, known: Sequence[tuple[int, RankSummary]], labels: Mapping[s
         over_median=highest / middle if middle else None,
         path=first.path,
         label=labels[first.path],
+        n_highest=values.count(highest),
     )

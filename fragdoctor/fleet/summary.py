@@ -70,9 +70,14 @@ def failed(
     )
 
 
+def name_of(what: RankInput) -> str:
+    """Return the path that names a rank in its summary: its own, cut if it is very long."""
+    return clip_name(os.fspath(what.path), _PATH)
+
+
 def _named(what: RankInput) -> RankSummary:
     return RankSummary(
-        path=clip_name(os.fspath(what.path), _PATH),
+        path=name_of(what),
         inputs=tuple(clip_left(n, _FILE) for n in (what.path, *what.beside)[:MAX_INPUTS]),
         rank=what.rank,
         rank_source=what.source,

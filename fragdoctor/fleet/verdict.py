@@ -8,7 +8,6 @@ from typing import Final
 
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.fleet_report import (
-    Difference,
     DifferenceKind,
     JobVerdict,
     OddRank,
@@ -20,6 +19,7 @@ from fragdoctor.units import format_count, format_size, plural
 # Microseconds since 1970 are this large; smaller times are some machine's own clock.
 _WALL_CLOCK_US: Final = 10**15
 _MAX_NAMED: Final = 4
+_MAX_GROUPS: Final = 3
 SOUND: Final = (Cause.HEALTHY, Cause.NOT_MEMORY)
 
 
@@ -84,7 +84,7 @@ def _sentences(
 ) -> list[str]:
     if not read:
         return []
-    sentences = [_odd_sentence(o) for o in odd[:1]] if len(odd) == 1 else _several(odd, groups)
+    sentences = _odd_sentences(odd, groups)
     if failed:
         sentences += _failing(read, failed, odd, first)
     elif odd:
@@ -94,35 +94,29 @@ def _sentences(
     return sentences
 
 
-def _odd_sentence(odd: OddRank) -> str:
-    return f"{_capital(odd.label)} is odd: {_reasons(odd.differences)}."
-
-
-def _several(odd: Sequence[OddRank], groups: Sequence[RankGroup]) -> list[str]:
+def _odd_sentences(odd: Sequence[OddRank], groups: Sequence[RankGroup]) -> list[str]:
     """Return a sentence for each group of odd ranks, the first few."""
     unusual = [g for g in groups if g.is_odd]
-    if not unusual:
-        return []
     said = []
-    for g in unusual[:3]:
-        names = names_of(g.labels)
-        is_one = len(g.labels) == 1
-        said.append(
-            f"{_capital(names)} {'is' if is_one else 'are'} odd: {_reasons(g.differences)}."
-        )
-    if len(unusual) > 3:
-        n_more = len(odd) - sum(len(g.labels) for g in unusual[:3])
+    for g in unusual[:_MAX_GROUPS]:
+        verb = "is" if len(g.labels) == 1 else "are"
+        said.append(f"{_capital(names_of(g.labels))} {verb} odd: {_reasons(g)}.")
+    n_more = len(odd) - sum(len(g.labels) for g in unusual[:_MAX_GROUPS])
+    if n_more:
         said.append(f"{plural(n_more, 'rank')} more {'is' if n_more == 1 else 'are'} odd.")
     return said
 
 
-def _reasons(differences: Sequence[Difference]) -> str:
+def _reasons(group: RankGroup) -> str:
     """Return the weightiest difference in words, with a setting and the verdict if they differ."""
+    differences = group.differences
     if not differences:
         return "its memory is unlike that of any other rank"
     lead = differences[0]
     told = [lead.text]
-    for kind in (DifferenceKind.SETTING, DifferenceKind.VERDICT):
+    # That it fails is said by itself.
+    kinds = (DifferenceKind.SETTING, *(() if group.n_failed else (DifferenceKind.VERDICT,)))
+    for kind in kinds:
         told += [d.text for d in differences[1:] if d.kind is kind][:1]
     return "; ".join(told)
 
@@ -138,7 +132,8 @@ def _failing(
         who = "All of them" if odd else _all(n)
         said = [f"{who} run out of memory." if n > 1 else "It runs out of memory."]
     elif n == 1 and len(odd) == 1 and odd[0].label == labels[0]:
-        return ["It runs out of memory, the others do not." if len(read) > 1 else ""]
+        others = "the other does not" if len(read) == 2 else "the others do not"
+        return [f"It runs out of memory, {others}."]
     else:
         verb = "runs" if n == 1 else "run"
         of = "" if n == 1 else f", {format_count(n)} of {format_count(len(read))},"

@@ -52,7 +52,7 @@ class Skew:
     """How unevenly one figure is spread over the ranks.
 
     ``mad`` is the median absolute deviation; ``over_median`` is max / median, None for a median
-    of 0; ``path`` names the rank of the maximum (the first by rank if several have it).
+    of 0; ``path`` names the first rank that has the maximum, ``n_highest`` counts them.
     """
 
     name: str
@@ -64,6 +64,7 @@ class Skew:
     over_median: float | None
     path: str
     label: str
+    n_highest: int = 1
 
 
 @dataclass(frozen=True, slots=True)
