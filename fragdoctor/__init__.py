@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from fragdoctor.allocator.model import Allocator
     from fragdoctor.analysis.device import analyze_device
-    from fragdoctor.api import diagnose, load, simulate
+    from fragdoctor.api import diagnose, diagnose_fleet, load, simulate
     from fragdoctor.errors import (
         ConfigError,
         FragdoctorError,
@@ -51,7 +51,7 @@ __version__ = "0.1.0"
 _MODULES: Final = {
     "fragdoctor.allocator.model": ("Allocator",),
     "fragdoctor.analysis.device": ("analyze_device",),
-    "fragdoctor.api": ("diagnose", "load", "simulate"),
+    "fragdoctor.api": ("diagnose", "diagnose_fleet", "load", "simulate"),
     "fragdoctor.errors": (
         "ConfigError",
         "FragdoctorError",
@@ -109,6 +109,7 @@ __all__ = [
     "__version__",
     "analyze_device",
     "diagnose",
+    "diagnose_fleet",
     "find_messages",
     "load",
     "parse_conf",

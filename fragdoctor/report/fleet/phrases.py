@@ -19,6 +19,7 @@ SKEW_TITLES: Final = {
     "pinned_free_bytes": "pinned",
     "alloc_retries": "retries",
 }
+_MAX_LABEL: Final = 24
 _NUMBERED: Final = re.compile(r"rank (\d+)")
 
 
@@ -26,11 +27,17 @@ def title(report: FleetReport) -> str:
     """Return the verdict of the job in a few words."""
     verdict = report.verdict
     cause = CAUSE_TITLES[verdict.cause]
-    if len(verdict.odd) == 1:
+    n_odd = len(verdict.odd)
+    if n_odd == 1 and len(verdict.odd[0]) <= _MAX_LABEL:
         return f"{cause}; {verdict.odd[0]} is odd"
-    if verdict.odd:
-        return f"{cause}; {plural(len(verdict.odd), 'rank')} are odd"
+    if n_odd:
+        return f"{cause}; {plural(n_odd, 'rank')} {'is' if n_odd == 1 else 'are'} odd"
     return cause
+
+
+def verdict_line(report: FleetReport) -> str:
+    """Return the verdict in one line: what ``--quiet`` prints."""
+    return f"{CAUSE_TITLES[report.verdict.cause]}, {counts(report)}: {report.verdict.summary}"
 
 
 def counts(report: FleetReport) -> str:

@@ -23,6 +23,7 @@ from fragdoctor.report.fleet.phrases import (
     rank_title,
     skew_cells,
     title,
+    verdict_line,
 )
 from fragdoctor.report.phrases import CAUSE_TITLES
 from fragdoctor.report.text.page import INDENT, Cell, Column, Page
@@ -41,7 +42,7 @@ _BAR: Final = 10
 def render_fleet(report: FleetReport, options: RenderOptions) -> str:
     """Return the report as text; with ``Verbosity.QUIET`` the verdict in one line."""
     if options.verbosity is Verbosity.QUIET:
-        return f"{escape.terminal(f'{title(report)}: {report.verdict.summary}')}\n"
+        return f"{escape.terminal(verdict_line(report))}\n"
     page = Page(options)
     page.paragraph(
         [(title(report), verdict_style(report.verdict.cause)), (f"  {counts(report)}", "dim")],
