@@ -11,6 +11,13 @@ The verbs, in the order in which one needs them::
     message = fragdoctor.parse_oom(text)
     what_if = fragdoctor.simulate(snapshot, ["expandable_segments:True"])
 
+Inside a program that uses the GPU::
+
+    with fragdoctor.record("bundle"):
+        train_step(batch)
+    for batch in fragdoctor.watch(loader):
+        train_step(batch)
+
 Importing the package loads nothing; each name loads its module when it is first used.
 """
 
@@ -23,6 +30,8 @@ if TYPE_CHECKING:
     from fragdoctor.allocator.model import Allocator
     from fragdoctor.analysis.device import analyze_device
     from fragdoctor.api import diagnose, diagnose_fleet, load, simulate
+    from fragdoctor.capture.record import record
+    from fragdoctor.capture.watch import watch
     from fragdoctor.errors import (
         ConfigError,
         FragdoctorError,
@@ -52,6 +61,8 @@ _MODULES: Final = {
     "fragdoctor.allocator.model": ("Allocator",),
     "fragdoctor.analysis.device": ("analyze_device",),
     "fragdoctor.api": ("diagnose", "diagnose_fleet", "load", "simulate"),
+    "fragdoctor.capture.record": ("record",),
+    "fragdoctor.capture.watch": ("watch",),
     "fragdoctor.errors": (
         "ConfigError",
         "FragdoctorError",
@@ -115,7 +126,9 @@ __all__ = [
     "parse_conf",
     "parse_oom",
     "read_stats",
+    "record",
     "simulate",
+    "watch",
 ]
 
 

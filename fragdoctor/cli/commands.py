@@ -13,6 +13,7 @@ from fragdoctor.cli.explain import explain
 from fragdoctor.cli.export import export
 from fragdoctor.cli.front_page import FRONT_PAGE
 from fragdoctor.cli.oom import oom
+from fragdoctor.cli.run import run
 from fragdoctor.cli.simulate import simulate
 
 
@@ -48,6 +49,15 @@ app.command(
         "fragdoctor analyze snapshot.pickle oom.txt --capacity 24GiB --format json",
     ),
 )(analyze)
+app.command(
+    "run",
+    help="Run a program under the recorder and diagnose what it leaves",
+    epilog=_examples(
+        "fragdoctor run train.py --epochs 3",
+        "fragdoctor run -o bundles --zip -- torchrun --nproc-per-node 8 train.py",
+    ),
+    context_settings={"allow_interspersed_args": False},
+)(run)
 app.command(
     "oom",
     help="Diagnose a pasted out-of-memory message or a whole log",
