@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import glob
 import os
-import zipfile
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -17,7 +16,9 @@ from enum import Enum, auto
 from typing import Final
 
 from fragdoctor.errors import ConfigError, InputError
+from fragdoctor.fleet.bundles import one_of_each_process
 from fragdoctor.fleet.names import NamedRank, ranks_of
+from fragdoctor.intake.bundle import MANIFEST, is_bundle
 from fragdoctor.intake.inputs import STDIN
 from fragdoctor.intake.kinds import Kind, kind_of
 from fragdoctor.model.fleet import RankInput, RankSource
@@ -25,7 +26,6 @@ from fragdoctor.readers.source import open_source
 
 MAX_FILES: Final = 100_000
 MAX_DEPTH: Final = 6
-MANIFEST: Final = "bundle.json"
 
 _PACKED: Final = ("", ".gz", ".zst")
 _SNAPSHOT_SUFFIXES: Final = tuple(s + p for s in (".pickle", ".pkl") for p in _PACKED)
@@ -34,7 +34,6 @@ _TEXT_SUFFIXES: Final = tuple(
 )
 _OTHER_SUFFIXES: Final = (*(s + p for s in (".json", ".jsonl") for p in _PACKED), ".html", ".zip")
 _LOOKED_AT: Final = (*_SNAPSHOT_SUFFIXES, *_TEXT_SUFFIXES, *_OTHER_SUFFIXES)
-_MAX_ARCHIVE: Final = 8 * 1024**3
 
 
 class _Part(Enum):
@@ -95,6 +94,9 @@ def discover(names: Sequence[str]) -> Discovery:
     found = _Found()
     for name in names:
         _take(name, found)
+    n_found = len(found.ranks)
+    found.ranks = dict.fromkeys(one_of_each_process(list(found.ranks)))
+    found.is_expanded |= len(found.ranks) < n_found
     if len(found.ranks) > 1:  # else a name that leads nowhere is an error, not a rank of a job
         found.ranks.update(dict.fromkeys(found.doubtful))
     named = ranks_of([*found.ranks, *found.notes])
@@ -151,7 +153,7 @@ def _take(name: str, found: _Found) -> None:
 
 def _take_folder(folder: str, found: _Found, depth: int) -> None:
     """Sort the files of a folder in, and of the folders in it where it holds no snapshot."""
-    if _is_bundle_folder(folder):
+    if is_bundle(folder):
         found.add(folder, _Part.RANK)
         found.is_expanded |= depth > 0
         return
@@ -163,7 +165,7 @@ def _take_folder(folder: str, found: _Found, depth: int) -> None:
     found.is_expanded |= depth > 0 and len(found.ranks) > n_before
     if len(found.ranks) > n_before:
         for path in folders:
-            if _is_bundle_folder(path):
+            if is_bundle(path):
                 found.add(path, _Part.RANK)
     elif depth < MAX_DEPTH:
         for path in folders:
@@ -187,10 +189,6 @@ def _listing(folder: str) -> tuple[list[str], list[str]]:
     return sorted(files), sorted(folders)
 
 
-def _is_bundle_folder(folder: str) -> bool:
-    return os.path.isfile(os.path.join(folder, MANIFEST))  # noqa: PTH113, PTH118 - never raises
-
-
 def _part(path: str, *, is_named: bool = False) -> _Part:
     """Return what a file is, by its suffix or by what it holds; any text that was named counts."""
     name = path.lower()
@@ -203,21 +201,10 @@ def _part(path: str, *, is_named: bool = False) -> _Part:
             kind = kind_of(stream.head)
     except (InputError, OSError):
         return _Part.NOTHING
-    if kind is Kind.SNAPSHOT or (kind is Kind.ARCHIVE and _is_bundle_archive(path)):
+    if kind is Kind.SNAPSHOT or (kind is Kind.ARCHIVE and is_bundle(path)):
         return _Part.RANK
     is_text = kind is Kind.TEXT and (is_named or name.endswith(_TEXT_SUFFIXES))
     return _Part.NOTE if is_text or kind is Kind.STATS else _Part.NOTHING
-
-
-def _is_bundle_archive(path: str) -> bool:
-    """Tell whether a zip archive holds a bundle; only its listing is read."""
-    try:
-        if os.path.getsize(path) > _MAX_ARCHIVE:  # noqa: PTH202 - a path of any spelling
-            return False
-        with zipfile.ZipFile(path) as archive:
-            return any(n.rsplit("/", 1)[-1] == MANIFEST for n in archive.namelist())
-    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):
-        return False
 
 
 def _of_notes(

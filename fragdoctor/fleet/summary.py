@@ -23,6 +23,7 @@ from fragdoctor.model.fleet import (
 from fragdoctor.model.settings import AllocatorSettings
 
 if TYPE_CHECKING:
+    from fragdoctor.model.bundle import BundleFacts
     from fragdoctor.model.oom import OomLog
 
 # Bytes of one string of each kind; together they keep a summary below MAX_SUMMARY_BYTES.
@@ -96,6 +97,7 @@ def _summary(what: RankInput, options: SummaryOptions) -> RankSummary:
     diagnosis = diagnose(case, replays=options.replays)
     figures = _leading_figures(diagnosis)
     device = 0 if figures is None else figures.device
+    what = _with_manifest(what, case.bundle)
     rank, source = _rank(what, case.oom)
     settings = None if case.snapshot is None else case.snapshot.settings
     known = settings is not None and settings.is_recorded
@@ -141,6 +143,16 @@ def _summary(what: RankInput, options: SummaryOptions) -> RankSummary:
         failed_us=shape.failed_us if has_failed else None,
         refused_bytes=shape.refused_bytes if refused is None else refused,
     )
+
+
+def _with_manifest(what: RankInput, facts: BundleFacts | None) -> RankInput:
+    """Return the input with what its bundle knows for sure in the place of guesses."""
+    if facts is None:
+        return what
+    if facts.rank is not None:
+        what = replace(what, rank=facts.rank, source=RankSource.MANIFEST)
+    local = what.local_rank if facts.local_rank is None else facts.local_rank
+    return replace(what, local_rank=local, host=facts.host or what.host)
 
 
 def _rank(what: RankInput, oom: OomLog | None) -> tuple[int | None, RankSource]:

@@ -139,6 +139,34 @@ def test_bundles_are_ranks_whether_folders_or_archives(tmp_path: Path) -> None:
     assert shape(found, tmp_path) == [("rank0.bundle", 0, ()), ("rank1.zip", 1, ())]
 
 
+def bundle(folder: Path, **facts: object) -> Path:
+    fleets.write_rank(folder / "snapshot.pickle")
+    manifest = {"format": "fragdoctor-bundle", "version": 1, "host": "h", **facts}
+    note(folder / "bundle.json", json.dumps(manifest))
+    return folder
+
+
+def test_most_telling_bundle_of_each_process_stands_for_it(tmp_path: Path) -> None:
+    for rank in range(2):
+        bundle(tmp_path / f"a{rank}", rank=rank, pid=10 + rank, reason="exit")
+        bundle(tmp_path / f"b{rank}", rank=rank, pid=10 + rank, reason="oom")
+
+    assert [r.path for r in discover([str(tmp_path)]).ranks] == [
+        str(tmp_path / "b0"),
+        str(tmp_path / "b1"),
+    ]
+
+
+def test_bundles_of_one_process_are_one_case(tmp_path: Path) -> None:
+    bundle(tmp_path / "a", pid=10, reason="exit")
+    bundle(tmp_path / "b", pid=10, reason="oom")
+
+    found = discover([str(tmp_path)])
+
+    assert not found.is_fleet
+    assert found.case_names == (str(tmp_path / "b"),)
+
+
 def test_urls_are_ranks_that_nobody_opens_here() -> None:
     found = discover(["s3://bucket/rank0.pickle", "s3://bucket/rank1.pickle"])
 

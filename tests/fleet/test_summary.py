@@ -145,6 +145,31 @@ def test_rank_of_a_log_stands_in_for_a_name_without_one(tmp_path: Path) -> None:
     assert summary.has_failed
 
 
+def test_rank_and_host_of_a_manifest_win_over_the_name(tmp_path: Path) -> None:
+    fleets.write_rank(tmp_path / "rank3" / "snapshot.pickle")
+    manifest = {
+        "format": "fragdoctor-bundle",
+        "version": 1,
+        "rank": 12,
+        "local_rank": 4,
+        "host": "gpu-b",
+        "versions": {"torch": "2.12.1+cu130"},
+    }
+    (tmp_path / "rank3" / "bundle.json").write_text(json.dumps(manifest))
+
+    row = summarise(
+        RankInput(str(tmp_path / "rank3"), rank=3, source=RankSource.NAME), SummaryOptions()
+    )
+
+    assert (row.rank, row.rank_source, row.local_rank, row.host) == (
+        12,
+        RankSource.MANIFEST,
+        4,
+        "gpu-b",
+    )
+    assert (row.version_low, row.version_high) == ("2.12.1", "2.12.1")
+
+
 def test_quick_and_replayed_summary_agree_on_everything_but_the_advice(tmp_path: Path) -> None:
     path = fleets.write_rank(tmp_path / "rank0.pickle", refused_mib=64)
     what = RankInput(str(path))

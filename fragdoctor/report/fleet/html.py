@@ -34,6 +34,7 @@ def render_fleet(report: FleetReport, options: RenderOptions) -> str:
         "number": phrases.count_text,
         "peaks": phrases.peaks_text,
         "rank_title": phrases.rank_title,
+        "whom": phrases.whom_text,
     }
     style = template_source("report.css") + template_source("fleet.css")
     rows = {row.rank.path: row for row in report.rows}

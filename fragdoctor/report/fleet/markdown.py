@@ -21,6 +21,7 @@ from fragdoctor.report.fleet.phrases import (
     skew_cells,
     title,
     verdict_line,
+    whom_text,
 )
 from fragdoctor.report.phrases import CAUSE_TITLES
 from fragdoctor.units import format_count, format_size
@@ -99,7 +100,7 @@ def _advice(report: FleetReport) -> list[str]:
     for one in advice:
         how = [_code(one.advice.setting, in_table=False)] if one.advice.setting else []
         how += [md(one.advice.change)] if one.advice.change else []
-        whom = f"for {md(members_text(one.labels))}; {md(one.proof)}"
+        whom = f"for {md(whom_text(one.labels))}; {md(one.proof)}"
         lines.append(f"- **{md(one.advice.title)}**: {'; '.join([*how, whom])}")
     return ["### What to do", "\n".join(lines)]
 

@@ -96,6 +96,14 @@ def members_text(labels: Sequence[str], limit: int = 12) -> str:
     return ", ".join(parts)
 
 
+def whom_text(labels: Sequence[str]) -> str:
+    """Return for whom something is: ``rank 5``, or ``ranks 0-3``."""
+    if len(labels) == 1:
+        return labels[0]
+    lead = "ranks " if all(_NUMBERED.fullmatch(label) for label in labels) else ""
+    return f"{lead}{members_text(labels)}"
+
+
 def _runs(numbers: Sequence[int]) -> list[str]:
     runs: list[list[int]] = []
     for n in numbers:

@@ -24,6 +24,7 @@ from fragdoctor.report.fleet.phrases import (
     skew_cells,
     title,
     verdict_line,
+    whom_text,
 )
 from fragdoctor.report.phrases import CAUSE_TITLES
 from fragdoctor.report.text.page import INDENT, Cell, Column, Page
@@ -159,8 +160,7 @@ def _write_advice(page: Page, report: FleetReport) -> None:
             page.verbatim((one.advice.setting, "bold cyan"), indent=2 * INDENT)
         if one.advice.change:
             page.paragraph((one.advice.change, "cyan"), indent=2 * INDENT)
-        whom = f"ranks {members_text(one.labels)}" if len(one.labels) > 1 else one.labels[0]
-        page.paragraph((f"for {whom}; {one.proof}", "dim"), indent=2 * INDENT)
+        page.paragraph((f"for {whom_text(one.labels)}; {one.proof}", "dim"), indent=2 * INDENT)
 
 
 def _write_table(page: Page, report: FleetReport) -> None:
