@@ -100,18 +100,21 @@ def diagnose_fleet(  # noqa: PLR0913 - the choices of one run, all by keyword
     """
     from fragdoctor.fleet.discovery import discover, inputs_of  # noqa: PLC0415 - numpy is heavy
     from fragdoctor.fleet.examine import Replays, examine  # noqa: PLC0415
+    from fragdoctor.fleet.job_log import share_out  # noqa: PLC0415
 
     if replays not in list(Replays):
         raise ConfigError(f"replays is {replays!r}.", hint="Give none, groups or all.")
     names = [fspath(p) for p in ([paths] if isinstance(paths, str | PathLike) else paths)]
     found = discover(names)
+    shared = share_out(found)
     return examine(
-        found.ranks or inputs_of(found.case_names),
+        shared.ranks or inputs_of(found.case_names),
         executor=executor,
         chunk_size=chunk_size,
         progress=progress,
         overrides=Overrides(capacity_bytes, None, None, memory_fraction, torch_version),
         replays=Replays(replays),
+        notes=shared.notes,
     )
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,8 +15,6 @@ if TYPE_CHECKING:
     from fragdoctor.model.case import Overrides
     from fragdoctor.model.fleet_report import FleetReport
     from fragdoctor.report.base import RenderOptions
-
-_MAX_NAMED: Final = 3
 
 
 class ReplayChoice(StrEnum):
@@ -66,21 +62,23 @@ def analyze_fleet(
     """
     from fragdoctor.fleet.engine import default_workers, process_pool
     from fragdoctor.fleet.examine import Replays, examine
+    from fragdoctor.fleet.job_log import share_out
     from fragdoctor.report.fleet import fleet_renderer
 
     render = fleet_renderer(output_format.value)
+    shared = share_out(discovery)
     n_workers = default_workers(discovery.ranks) if workers is None else workers
     with (
         console.Progress("Ranks:") as progress,
         process_pool(min(n_workers, len(discovery.ranks))) as executor,
     ):
         report = examine(
-            discovery.ranks,
+            shared.ranks,
             executor=executor,
             progress=progress.update,
             overrides=overrides,
             replays=Replays(replays.value),
-            notes=_notes(discovery.ownerless),
+            notes=shared.notes,
         )
     return report, render(report, look)
 
@@ -96,13 +94,3 @@ def exit_code(
     threshold = int(Severity[fail_on.value.upper()])
     found = any(f.severity >= threshold for row in report.rows for f in row.rank.findings)
     return FINDINGS if found else OK
-
-
-def _notes(ownerless: Sequence[str]) -> list[str]:
-    """Return what to say of texts that belong to no rank."""
-    if not ownerless:
-        return []
-    names = ", ".join(os.path.basename(name) for name in ownerless[:_MAX_NAMED])  # noqa: PTH119 - any spelling
-    more = ", ..." if len(ownerless) > _MAX_NAMED else ""
-    said = f"No rank could be told to own {names}{more}."
-    return [f"{said} To read a log of the whole job, run: fragdoctor oom {ownerless[0]}"]

@@ -94,6 +94,8 @@ def _summary(what: RankInput, options: SummaryOptions) -> RankSummary:
     from fragdoctor.intake.inputs import read_case
 
     case = read_case([what.path], options.overrides, beside=what.beside)
+    if case.oom is None and what.said is not None:
+        case = replace(case, oom=what.said)
     diagnosis = diagnose(case, replays=options.replays)
     figures = _leading_figures(diagnosis)
     device = 0 if figures is None else figures.device

@@ -113,6 +113,8 @@ def _reasons(group: RankGroup) -> str:
     if not differences:
         return "its memory is unlike that of any other rank"
     lead = differences[0]
+    if group.n_failed and lead.kind is DifferenceKind.VERDICT:  # the last of the kinds
+        return "it fails with what the others hold as well"
     told = [lead.text]
     # That it fails is said by itself.
     kinds = (DifferenceKind.SETTING, *(() if group.n_failed else (DifferenceKind.VERDICT,)))

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from fragdoctor.model.case import Overrides
 from fragdoctor.model.diagnosis import Cause, DeviceFigures
+from fragdoctor.model.oom import OomLog
 
 MAX_SUMMARY_BYTES: Final = 20_000
 """A pickled ``RankSummary`` is smaller than this, whatever its input: workers send it home."""
@@ -32,6 +33,7 @@ class RankInput:
         path: the snapshot, bundle or text that stands for the rank.
         beside: messages, statistics and logs of the same rank.
         rank, local_rank, job, host: as far as the names say it.
+        said: what a log of the whole job says of the rank, where it has no text of its own.
     """
 
     path: str
@@ -41,6 +43,7 @@ class RankInput:
     local_rank: int | None = None
     job: str = ""
     host: str = ""
+    said: OomLog | None = None
 
 
 @dataclass(frozen=True, slots=True)

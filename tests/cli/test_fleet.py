@@ -124,6 +124,20 @@ def test_log_of_nobody_is_noted(run: Run, job: Path) -> None:
     assert "No rank could be told to own train.log." in run("analyze", str(job)).out
 
 
+def test_log_of_the_job_is_shared_out_to_its_ranks(run: Run, tmp_path: Path) -> None:
+    fleets.write_job(tmp_path, 4)
+    (tmp_path / "train.log").write_text(
+        "[rank0]: starting\n[rank2]: torch.OutOfMemoryError: CUDA out of memory. Tried to "
+        "allocate 2.00 GiB. GPU 0 has a total capacity of 79.10 GiB of which 1.00 GiB is free.\n"
+    )
+
+    document = json.loads(run("analyze", str(tmp_path), "--format", "json").out)
+
+    assert document["verdict"]["failed"] == ["rank 2"]
+    assert document["ranks"][2]["refused_bytes"] == 2 << 30
+    assert document["notes"] == []
+
+
 def test_directory_of_one_snapshot_is_still_one_case(run: Run, tmp_path: Path) -> None:
     fleets.write_rank(tmp_path / "snapshot.pickle")
 

@@ -171,6 +171,14 @@ def test_failing_minority_that_is_alike_is_odd_as_a_group() -> None:
     assert "Ranks 6 and 7 are odd" in result.verdict.summary
 
 
+def test_rank_that_fails_with_the_memory_of_the_others_is_said_to() -> None:
+    result = report(*(summary(i) for i in range(4)), failed(4, fleets.USUAL))
+
+    assert result.verdict.summary.startswith(
+        "Rank 4 is odd: it fails with what the others hold as well."
+    )
+
+
 def test_unreadable_rank_is_a_row_and_is_counted() -> None:
     result = report(*(summary(i) for i in range(3)), unread(3))
 
