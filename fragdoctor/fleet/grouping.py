@@ -8,6 +8,7 @@ continuum (batches of varying length) is one group, and a rank beyond a gap is a
 from __future__ import annotations
 
 import statistics
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -58,16 +59,45 @@ def find_groups(ranks: Sequence[RankSummary]) -> list[tuple[str, ...]]:
     for i, spot in enumerate(spots):
         by_kind[spot.kind].append(i)
     for members in by_kind.values():
-        for at, i in enumerate(members):
-            for j in members[at + 1 :]:
-                if not _near(spots[i].peak, spots[j].peak):
-                    break  # sorted by peak: the rest is farther away
-                if root(i) != root(j) and _alike(spots[i], spots[j]):
-                    parent[root(j)] = root(i)
+        for i, j in _pairs(spots, members):
+            if root(i) != root(j) and _alike(spots[i], spots[j]):
+                parent[root(j)] = root(i)
     groups: dict[int, list[str]] = defaultdict(list)
     for i, spot in enumerate(spots):
         groups[root(i)] += spot.paths
     return sorted((tuple(sorted(g)) for g in groups.values()), key=lambda g: (-len(g), g))
+
+
+def _pairs(spots: Sequence[_Spot], members: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield the pairs that may be alike, so that not every rank is compared with every other.
+
+    ``members`` ascend by peak. Where the largest line of one holds more than may differ, the other
+    holds that line as well, or its list of lines ends above it.
+    """
+    by_line: dict[LineKey, list[int]] = defaultdict(list)
+    for i in members:
+        for key in spots[i].lines:
+            by_line[key].append(i)
+    highest_floor = max((spots[i].floor for i in members), default=0)
+    place = {i: at for at, i in enumerate(members)}
+    for i in members:
+        spot = spots[i]
+        main, most = max(spot.lines.items(), key=lambda kv: (kv[1], kv[0]), default=(None, 0))
+        # Near peaks differ by a twentieth at most, and so does what is allowed.
+        is_telling = (
+            main is not None and most > highest_floor + _allowed(spot.peak, spot.peak) * 1.1
+        )
+        others = by_line[main] if is_telling and main is not None else members
+        above = others[bisect_right(others, place[i], key=place.__getitem__) :]
+        for j in above:
+            if not _near(spot.peak, spots[j].peak):
+                break  # the rest is farther away
+            yield i, j
+
+
+def _allowed(a: int | None, b: int | None) -> float:
+    """Return by how many steps a line of alike ranks may differ."""
+    return max(1, TOLERANCE * max(a or 0, b or 0))
 
 
 def _spots(ranks: Sequence[RankSummary]) -> Iterator[_Spot]:
@@ -96,7 +126,7 @@ def _near(low: int | None, high: int | None) -> bool:
 
 
 def _alike(a: _Spot, b: _Spot) -> bool:
-    allowed = max(1, TOLERANCE * max(a.peak or 0, b.peak or 0))
+    allowed = _allowed(a.peak, b.peak)
     for key in a.lines.keys() | b.lines.keys():
         here, there = a.lines.get(key), b.lines.get(key)
         # A line that is not listed may hold what the smallest listed one does.

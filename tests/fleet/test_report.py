@@ -10,8 +10,10 @@ from fleets import WALL_US, summary, unread
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fragdoctor.fleet.grouping import _alike, _near, _pairs, _spots
 from fragdoctor.fleet.merge import fleet_of
 from fragdoctor.fleet.report import conclude, group_id
+from fragdoctor.fleet.summary import MAX_HOLDERS
 from fragdoctor.model.diagnosis import Cause, DeviceFigures
 from fragdoctor.model.fleet import RankSummary
 from fragdoctor.model.fleet_report import DifferenceKind, FleetReport
@@ -274,3 +276,31 @@ def test_capacity_that_differs_is_told() -> None:
 
     kinds = [d.kind for d in report(*usual, on(4, 40)).odd[0].differences]
     assert DifferenceKind.CAPACITY in kinds
+
+
+@st.composite
+def ragged(draw: st.DrawFn) -> list[RankSummary]:
+    """Return ranks whose lines are few or beyond the list, even or dominated by one."""
+    ranks = []
+    for i in range(draw(st.integers(2, 9))):
+        n = draw(st.sampled_from([2, 3, 6, MAX_HOLDERS + 1]))
+        held = {k: draw(st.sampled_from([20, 21, 24, 400])) for k in range(1, n)}
+        ranks.append(summary(i, held))
+    return ranks
+
+
+@given(ragged())
+def test_pairs_leave_out_none_that_are_alike(ranks: list[RankSummary]) -> None:
+    """The index of lines only saves comparisons: it finds what comparing all would find."""
+    spots = sorted(_spots(ranks), key=lambda s: (-1 if s.peak is None else s.peak, s.paths))
+    members = range(len(spots))
+
+    found = set(_pairs(spots, members))
+
+    alike = {
+        (i, j)
+        for i in members
+        for j in members
+        if i < j and _near(spots[i].peak, spots[j].peak) and _alike(spots[i], spots[j])
+    }
+    assert alike <= found
