@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from fragdoctor.allocator.model import Allocator
     from fragdoctor.analysis.device import analyze_device
-    from fragdoctor.api import diagnose, load, simulate
+    from fragdoctor.api import diagnose, diagnose_fleet, load, simulate
     from fragdoctor.capture.record import record
     from fragdoctor.capture.watch import watch
     from fragdoctor.errors import (
@@ -60,7 +60,7 @@ __version__ = "0.1.0"
 _MODULES: Final = {
     "fragdoctor.allocator.model": ("Allocator",),
     "fragdoctor.analysis.device": ("analyze_device",),
-    "fragdoctor.api": ("diagnose", "load", "simulate"),
+    "fragdoctor.api": ("diagnose", "diagnose_fleet", "load", "simulate"),
     "fragdoctor.capture.record": ("record",),
     "fragdoctor.capture.watch": ("watch",),
     "fragdoctor.errors": (
@@ -120,6 +120,7 @@ __all__ = [
     "__version__",
     "analyze_device",
     "diagnose",
+    "diagnose_fleet",
     "find_messages",
     "load",
     "parse_conf",

@@ -43,10 +43,10 @@ def _examples(*lines: str) -> str:
 
 app.command(
     "analyze",
-    help="Diagnose a memory snapshot, message, statistics or log; several are one case",
+    help="Diagnose a memory snapshot, message, statistics or log, of one rank or of many",
     epilog=_examples(
-        "fragdoctor analyze snapshot.pickle",
-        "fragdoctor analyze snapshot.pickle oom.txt --capacity 24GiB --format json",
+        "fragdoctor analyze snapshot.pickle oom.txt --capacity 24GiB",
+        "fragdoctor analyze job/ --workers 8 --format html -o job.html",
     ),
 )(analyze)
 app.command(

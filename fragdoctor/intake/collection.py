@@ -38,10 +38,11 @@ def find_bundles(directory: Path) -> tuple[FoundBundle, ...]:
                     found.append(FoundBundle(path, bundle.facts))
             except InputError:
                 continue  # written by somebody else; named when it is given itself
-    return tuple(sorted(found, key=_key))
+    return tuple(sorted(found, key=telling_order))
 
 
-def _key(found: FoundBundle) -> tuple[int, bool, str, str]:
+def telling_order(found: FoundBundle) -> tuple[int, bool, str, str]:
+    """Return the sort key that puts the most telling bundle first, see ``find_bundles``."""
     facts = found.facts
     is_fatal = facts.ended_program or _is_failure(facts)
     order = 0 if is_fatal else _ORDER.get(facts.reason, len(_ORDER))

@@ -37,8 +37,10 @@ class _Parts:
     bundles: list[tuple[str, BundleFacts]] = field(default_factory=list)
 
 
-def read_case(names: Sequence[str], overrides: Overrides) -> Case:
+def read_case(names: Sequence[str], overrides: Overrides, *, beside: Sequence[str] = ()) -> Case:
     """Return one case of all inputs.
+
+    Texts and statistics ``beside`` them are read as well, and left out where they hold nothing.
 
     Raises:
         InputError: an input is missing, unreadable, or nothing that fragdoctor knows.
@@ -49,6 +51,10 @@ def read_case(names: Sequence[str], overrides: Overrides) -> Case:
     parts = _Parts()
     for name in names:
         _read_input(name, parts)
+    for name in beside:
+        # Notes that lie around are no reason to refuse the recording.
+        with contextlib.suppress(InputError):
+            _read_one(name, parts)
     if len(parts.snapshots) > 1:
         raise _several([name for name, _ in parts.snapshots])
     if len(parts.bundles) > 1:

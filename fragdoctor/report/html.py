@@ -74,7 +74,7 @@ def render_html(
     """
     if analyses is None:
         analyses = _analyses(diagnosis.case.snapshot)
-    template = _environment().get_template("report.html.j2")
+    template = environment().get_template("report.html.j2")
     values = _values(diagnosis, simulation, analyses)
     snapshot = diagnosis.case.snapshot
     owners = None if snapshot is None else CodeOwners.of(snapshot)
@@ -102,14 +102,14 @@ def _values(
     simulation: Simulation | None,
     analyses: Mapping[int, DeviceAnalysis],
 ) -> dict[str, Any]:
-    style = _source("report.css")
-    script = "\n".join(_source(f"{name}.js") for name in SCRIPTS)
+    style = template_source("report.css")
+    script = "\n".join(template_source(f"{name}.js") for name in SCRIPTS)
     verdicts = [f for f in diagnosis.devices if f.device == diagnosis.verdict.device]
     figures = next(iter((*verdicts, *diagnosis.devices)), None)
     return {
         "style": Markup(style),  # noqa: S704 - our own file
         "script": Markup(script),  # noqa: S704 - our own file
-        "policy": _policy(style, script),
+        "policy": content_policy(style, script),
         "d": diagnosis,
         "has_snapshot": diagnosis.case.snapshot is not None,
         "title": phrases.CAUSE_TITLES[diagnosis.verdict.cause],
@@ -127,7 +127,8 @@ def _values(
     }
 
 
-def _policy(style: str, script: str) -> str:
+def content_policy(style: str, script: str) -> str:
+    """Return the policy of a page that allows its own style and script and nothing else."""
     return (
         f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
         "img-src data:; base-uri 'none'; form-action 'none'; "
@@ -140,7 +141,8 @@ def _hash(text: str) -> str:
     return f"sha256-{base64.b64encode(digest).decode('ascii')}"
 
 
-def _source(name: str) -> str:
+def template_source(name: str) -> str:
+    """Return a style or script of the pages."""
     return (files("fragdoctor.report") / "templates" / "report" / name).read_text("utf-8")
 
 
@@ -153,7 +155,8 @@ def _visible(value: object) -> object:
     return f"{shown} ... ({format_count(n_more)} more characters)" if n_more > 0 else shown
 
 
-def _environment() -> jinja2.Environment:
+def environment() -> jinja2.Environment:
+    """Return the environment of the pages: everything that a template prints is escaped."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("fragdoctor.report", "templates"),
         autoescape=True,
