@@ -130,9 +130,7 @@ def compare(
     if names is not None and len(names) != len(cases):
         raise ConfigError(f"There are {len(cases)} runs and {len(names)} names.")
     named = names or [_name(case) for case in cases]
-    return compare_cases(
-        zip(named, cases, strict=True), steps=steps, capacity_bytes=capacity_bytes
-    )
+    return compare_cases(zip(named, cases, strict=True), steps=steps, capacity_bytes=capacity_bytes)
 
 
 def _name(case: Case) -> str:

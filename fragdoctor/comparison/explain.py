@@ -8,7 +8,7 @@ from typing import Final
 
 from fragdoctor.comparison.lines import FACTOR_SLACK, size_part
 from fragdoctor.comparison.reading import DeviceReading, GrowingLine
-from fragdoctor.comparison.replay import SAME_REQUESTS
+from fragdoctor.comparison.replay import MIN_DIFFERENCE, SAME_REQUESTS
 from fragdoctor.model.comparison import (
     CauseKind,
     LikelyCause,
@@ -87,23 +87,22 @@ def _by_settings(e: Evidence) -> list[LikelyCause]:
     same = (e.requests_equal or 0.0) >= SAME_REQUESTS
     proof = e.proof
     if proof is None:
-        if not same:
-            return []
         text = f"Both runs made the same requests; only settings differ ({names})."
-        return [LikelyCause(CauseKind.SETTINGS, Confidence.LIKELY, text)]
-    if not same:
-        moved = proof.result_bytes - proof.own_bytes
-        if abs(moved) < 2 * MIB:
-            return []
-        text = f"The settings ({names}) do a part of it: {proof.text}"
-        sure = Confidence.LIKELY if proof.is_exact else Confidence.POSSIBLE
-        return [LikelyCause(CauseKind.SETTINGS, sure, text, moved)]
-    if proof.accounted is None or proof.accounted < MIN_SHARE:
-        return []
-    whole = proof.accounted > 1 - FACTOR_SLACK
-    sure = Confidence.PROVEN if whole and proof.is_exact else Confidence.LIKELY
+        return [LikelyCause(CauseKind.SETTINGS, Confidence.LIKELY, text)] if same else []
+    moved = proof.result_bytes - proof.own_bytes
     text = f"The settings did it ({names}). {proof.text}"
-    return [LikelyCause(CauseKind.SETTINGS, sure, text, proof.result_bytes - proof.own_bytes)]
+    sure = Confidence.LIKELY if proof.is_exact else Confidence.POSSIBLE
+    if same:
+        accounted = proof.accounted or 0.0
+        if accounted < MIN_SHARE:
+            return []
+        if proof.is_exact and abs(proof.result_bytes - proof.recorded_bytes) < MIN_DIFFERENCE:
+            sure = Confidence.PROVEN
+    else:
+        if abs(moved) < MIN_DIFFERENCE:
+            return []
+        text = f"The settings ({names}) do a part of it. {proof.text}"
+    return [LikelyCause(CauseKind.SETTINGS, sure, text, moved)]
 
 
 def _by_length(e: Evidence) -> list[LikelyCause]:
@@ -116,10 +115,10 @@ def _by_length(e: Evidence) -> list[LikelyCause]:
     why = ""
     if short.capacity_bytes is not None:
         why = f" out of memory, with a capacity of {format_size(short.capacity_bytes)}"
+    n_more = format_count(len(long.requests) - len(short.requests))
     text = (
         f"Both runs made the same {format_count(len(short.requests))} requests; {stopped} stopped "
-        f"there{why}, {other} went on with {format_count(len(long.requests) - len(short.requests))} "
-        "more."
+        f"there{why}, {other} went on with {n_more} more."
     )
     return [LikelyCause(CauseKind.LENGTH, Confidence.PROVEN, text, e.delta_bytes)]
 

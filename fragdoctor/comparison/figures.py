@@ -46,9 +46,7 @@ def choose_devices(readings: Sequence[Reading]) -> tuple[Pairing, list[str]]:
     common = [d for d in held[-1] if all(d in h for h in held)]
     if not common:
         chosen = tuple(h[0] for h in held)
-        told = ", ".join(
-            f"GPU {d} of {letter(i)}" for i, d in enumerate(chosen)
-        )
+        told = ", ".join(f"GPU {d} of {letter(i)}" for i, d in enumerate(chosen))
         return chosen, [f"The runs have no device number in common: {told} are compared."]
     wanted = readings[-1].diagnosis.verdict.device
     first = readings[0].diagnosis.verdict.device

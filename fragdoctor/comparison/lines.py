@@ -32,7 +32,8 @@ def line_changes(
     """Return every line of either run, those that changed most first.
 
     Args:
-        before, after: lines of both runs.
+        before: lines of the older run.
+        after: lines of the newer run.
         peak: compare the peaks; else what is live now.
     """
     changes = []

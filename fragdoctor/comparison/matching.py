@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Final
 
 from fragdoctor.comparison.reading import LineUse
@@ -35,8 +36,8 @@ def match_lines(before: Sequence[LineUse], after: Sequence[LineUse]) -> list[Pai
     groups_a, groups_b = _by_function(before), _by_function(after)
     pairs: list[Pair] = []
     for (filename, function), rows in groups_a.items():
-        partner = (files.get(filename), function)
-        others = groups_b.get(partner, []) if partner[0] is not None else []  # type: ignore[arg-type]
+        partner = files.get(filename)
+        others = [] if partner is None else groups_b.get((partner, function), [])
         pairs += align([before[i] for i in rows], [after[j] for j in others], rows, others)
     pairs += _moved(before, after, pairs)
     pairs += _without_place(before, after)
@@ -110,8 +111,10 @@ def align(
     """Return the pairs of two functions' lines, in order; the rest stays alone.
 
     Args:
-        before, after: lines of one function in both runs, ascending.
-        rows, others: what to call them in the result.
+        before: lines of one function in the older run, ascending.
+        after: lines of that function in the newer run, ascending.
+        rows: what to call the older lines in the result.
+        others: what to call the newer lines.
     """
     if not before or not after:
         return []
@@ -120,7 +123,9 @@ def align(
         found = [(i, numbers[_line(a)]) for i, a in enumerate(before) if _line(a) in numbers]
         return [(rows[i], others[j]) for i, j in found]
     alike = [[_score(a, b) for b in after] for a in before]
-    first = _best_path(len(before), len(after), lambda i, j: alike[i][j] + _same_line(before[i], after[j]))
+    first = _best_path(
+        len(before), len(after), lambda i, j: alike[i][j] + _same_line(before[i], after[j])
+    )
     shifts = [(_line(before[i]), _line(after[j]) - _line(before[i])) for i, j in first]
 
     def score(i: int, j: int) -> float:
@@ -167,10 +172,13 @@ def _score(a: LineUse, b: LineUse) -> float:
     return 1.2 * calls + sizes + 0.3 * often + 0.3 * kinds
 
 
-def _jaccard(a: set[int] | frozenset[str], b: set[int] | frozenset[str]) -> float:
+def _jaccard(
+    a: AbstractSet[int] | AbstractSet[str], b: AbstractSet[int] | AbstractSet[str]
+) -> float:
     if not a and not b:
         return 1.0
-    return len(a & b) / len(a | b)  # type: ignore[operator]
+    n_both = sum(x in b for x in a)
+    return n_both / (len(a) + len(b) - n_both)
 
 
 def _line(use: LineUse) -> int:
@@ -243,6 +251,10 @@ def _is_near(a: LineUse, b: LineUse) -> bool:
 
 
 def _without_place(before: Sequence[LineUse], after: Sequence[LineUse]) -> list[Pair]:
-    rows = [i for i, use in enumerate(before) if use.place is None]
-    others = [j for j, use in enumerate(after) if use.place is None]
-    return list(zip(rows, others, strict=False))
+    """Return the pairs of requests without a stack, and of what was merged (no sizes)."""
+    pairs: list[Pair] = []
+    for merged in (False, True):
+        rows = [i for i, u in enumerate(before) if u.place is None and (not u.sizes) == merged]
+        others = [j for j, u in enumerate(after) if u.place is None and (not u.sizes) == merged]
+        pairs += zip(rows, others, strict=False)
+    return pairs

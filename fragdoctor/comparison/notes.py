@@ -33,8 +33,8 @@ def find_notes(comparison: Comparison, readings: Sequence[Reading]) -> list[str]
     cut = [r.letter for r in runs if r.is_cut]
     if cut:
         notes.append(
-            f"{_names(cut)} {_has(cut)} lost the beginning of the trace: a higher peak before it is "
-            "not seen, and requests are not compared one by one."
+            f"{_names(cut)} {_has(cut)} lost the beginning of the trace: a higher peak before it "
+            "is not seen, and requests are not compared one by one."
         )
     if comparison.settings is None and not without:
         silent = [r.letter for r, own in zip(runs, readings, strict=True) if own.settings is None]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
-from fragdoctor.comparison.explain import Evidence, likely_causes, place_text
+from fragdoctor.comparison.explain import Evidence, likely_causes
 from fragdoctor.comparison.figures import (
-    Pairing,
     all_figures,
     choose_devices,
     device_peaks,
@@ -17,13 +17,12 @@ from fragdoctor.comparison.lines import line_changes, reasons
 from fragdoctor.comparison.notes import find_notes
 from fragdoctor.comparison.reading import DeviceReading, Reading, read_run
 from fragdoctor.comparison.replay import prove_settings, requests_equal
-from fragdoctor.comparison.series import fit_trend, trend_text
 from fragdoctor.comparison.settings import setting_changes
 from fragdoctor.comparison.summary import is_same, summarised
-from fragdoctor.comparison.tracks import line_tracks
+from fragdoctor.comparison.trend import find_trend, live_bytes
 from fragdoctor.errors import ConfigError
 from fragdoctor.model.case import Case
-from fragdoctor.model.comparison import Basis, Comparison, LineChange, SettingsProof, Trend
+from fragdoctor.model.comparison import Basis, Comparison, LineChange, SettingsProof
 from fragdoctor.model.snapshot import Snapshot
 
 MAX_LINES_SHOWN = 400
@@ -99,7 +98,7 @@ def compare_readings(
         comparison, more = _with_lines(comparison, readings, snapshot, first, last)
         notes += more
     if len(readings) > 2:
-        trend = _trend(readings, chosen, devices, basis, steps, capacity_bytes)
+        trend = find_trend(comparison, devices, steps, capacity_bytes)
         comparison = replace(comparison, trend=trend)
     comparison = replace(comparison, is_same=is_same(comparison))
     comparison = replace(comparison, notes=(*notes, *find_notes(comparison, readings)))
@@ -113,7 +112,7 @@ def _check_steps(steps: Sequence[float] | None, n_runs: int) -> None:
         raise ConfigError(
             f"There are {n_runs} runs and {len(steps)} steps.", hint="Give one step for each run."
         )
-    if any(b <= a for a, b in zip(steps, steps[1:], strict=False)):
+    if any(b <= a for a, b in pairwise(steps)):
         raise ConfigError("The steps do not ascend.", hint="Give the runs in time order.")
 
 
@@ -137,7 +136,9 @@ def _with_lines(
     notes: list[str] = []
     settings = readings[-1].settings
     if comparison.settings and snapshot is not None and settings is not None:
-        proof, why = prove_settings(snapshot, first, last, settings, equal)
+        proof, why = prove_settings(
+            snapshot, first, last, settings, equal, under=comparison.runs[-1].letter
+        )
         if why:
             notes.append(f"The settings were not tried by replay: {why}")
     evidence = Evidence(
@@ -162,70 +163,6 @@ def _with_lines(
 
 def _lines(first: DeviceReading, last: DeviceReading, *, peak: bool) -> _Lines:
     changes = line_changes(first.lines, last.lines, peak=peak)
-    delta = _level(last, peak=peak) - _level(first, peak=peak)
+    delta = live_bytes(last, peak=peak) - live_bytes(first, peak=peak)
     explained = sum(c.delta_bytes for c in changes if c.place is not None)
     return _Lines(changes, delta, explained)
-
-
-def _level(device: DeviceReading, *, peak: bool) -> int:
-    """Return live bytes at the compared moment, as the trace or the blocks say."""
-    if peak and device.timeline is not None:
-        return device.timeline.peak_allocated_bytes
-    return sum(use.now_bytes for use in device.lines)
-
-
-def _trend(
-    readings: Sequence[Reading],
-    chosen: Pairing,
-    devices: Sequence[DeviceReading | None],
-    basis: Basis,
-    steps: Sequence[float] | None,
-    capacity_bytes: int | None,
-) -> Trend | None:
-    """Return the growth over the runs; None where a run does not tell the figure."""
-    figure, values = _series(readings, chosen, devices, basis)
-    known = [v for v in values if v is not None]
-    if len(known) < len(values):
-        return None
-    x, unit = _axis(devices, steps)
-    if capacity_bytes is None:
-        capacities = [f for f in all_figures(readings, chosen) if f.id == "capacity"]
-        capacity_bytes = capacities[0].values[-1] if capacities else None
-    tracks = []
-    if basis is not Basis.NONE:
-        tracks = line_tracks([d.lines for d in devices if d is not None], peak=basis is Basis.PEAK)
-    trend = fit_trend(known, x, unit, figure, capacity_bytes, tracks)
-    top = trend.lines[0].place if trend.lines and trend.lines[0].place is not None else None
-    return replace(trend, text=trend_text(trend, place_text(top) if top is not None else ""))
-
-
-def _series(
-    readings: Sequence[Reading],
-    chosen: Pairing,
-    devices: Sequence[DeviceReading | None],
-    basis: Basis,
-) -> tuple[str, list[int | None]]:
-    """Return the figure that is followed, and its values: of the traces where all have one."""
-    if basis is not Basis.NONE:
-        peak = basis is Basis.PEAK
-        told = [_level(d, peak=peak) for d in devices if d is not None]
-        return ("peak_allocated" if peak else "allocated"), list(told)
-    figures = {f.id: list(f.values) for f in all_figures(readings, chosen)}
-    for name in ("allocated", "peak_allocated"):
-        if name in figures and None not in figures[name]:
-            return name, figures[name]
-    return "allocated", [None]
-
-
-def _axis(
-    devices: Sequence[DeviceReading | None], steps: Sequence[float] | None
-) -> tuple[list[float], str]:
-    """Return the axis: given steps, else step counts that ascend, else 1, 2, 3, ..."""
-    if steps is not None:
-        return [float(s) for s in steps], "step"
-    counts = [d.n_steps for d in devices if d is not None and not d.capture.is_truncated]
-    told = [float(c) for c in counts if c]
-    ascend = all(b > a for a, b in zip(told, told[1:], strict=False))
-    if len(told) == len(devices) and ascend:
-        return told, "step"
-    return [float(i + 1) for i in range(len(devices))], "snapshot"

@@ -1,4 +1,4 @@
-"""What one run says, ready to be compared: its diagnosis, its steps, and every source line's memory.
+"""What one run says, ready to be compared: its diagnosis, its steps, the memory of every line.
 
 A line is the user's own line of a stack (``analysis.attribution``). For each line all blocks of
 the trace are kept as sums: bytes at the peak and now, the sizes asked for, the stacks behind it.
@@ -192,7 +192,8 @@ def read_device(snapshot: Snapshot, device: int, classes: U8, lines: I32) -> Dev
     lifetimes = undone.lifetimes
     timeline = undone.timeline if capture.has_trace else None
     peak = None if timeline is None else int(timeline.allocated_bytes.argmax())
-    n_steps, growing = None, ()
+    n_steps: int | None = None
+    growing: tuple[GrowingLine, ...] = ()
     if timeline is not None:
         steps = find_steps(snapshot, lifetimes, columns.n_events, classes)
         found = find_growth(lifetimes, timeline, steps, lines, columns.first_row)
@@ -258,9 +259,7 @@ def line_uses(
     ]
     rest = order[MAX_LINES:]
     if len(rest):
-        totals = [int(column[rest].sum()) for part in (sums.peak, sums.now) for column in part]
-        n_rest = int(sums.asked[1][rest].sum())
-        kept.append(LineUse(None, False, *totals, n_rest, (), 0, frozenset()))
+        kept.append(_merged(sums, rest))
     return tuple(kept), len(rest)
 
 
@@ -271,6 +270,22 @@ class _Sums:
     peak: tuple[I64, I64]
     now: tuple[I64, I64]
     asked: tuple[I64, I64]
+
+
+def _merged(sums: _Sums, rest: I64) -> LineUse:
+    """Return the smallest lines as one without a place."""
+    return LineUse(
+        place=None,
+        is_user=False,
+        peak_bytes=int(sums.peak[0][rest].sum()),
+        n_peak=int(sums.peak[1][rest].sum()),
+        now_bytes=int(sums.now[0][rest].sum()),
+        n_now=int(sums.now[1][rest].sum()),
+        n_requests=int(sums.asked[1][rest].sum()),
+        sizes=(),
+        n_sizes=0,
+        callees=frozenset(),
+    )
 
 
 def _totals(member: I64, size: I64, n: int) -> tuple[I64, I64]:
@@ -378,16 +393,12 @@ def _features(snapshot: Snapshot, stack: I32) -> frozenset[str]:
     return frozenset(m.group(1) or f"optim.{m.group(2)}" for m in found if m is not None)
 
 
-def _peak_place(
-    snapshot: Snapshot, stack: I32, peak: int | None, lines: I32
-) -> Location | None:
+def _peak_place(snapshot: Snapshot, stack: I32, peak: int | None, lines: I32) -> Location | None:
     """Return the line whose request made the peak."""
     if not peak:
         return None
     at = int(stack[peak - 1])
     return None if at < 0 else _location(snapshot, int(lines[at]))
-
-
 
 
 def _capacity(snapshot: Snapshot, device: int, timeline: Timeline) -> int | None:

@@ -6,6 +6,7 @@ recorded, byte for byte; what it does not give, the setting did not do.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -40,21 +41,24 @@ def requests_equal(before: DeviceReading, after: DeviceReading) -> float | None:
     return 1.0 if not len(differ) else float(differ[0] / n)
 
 
-def prove_settings(
+def prove_settings(  # noqa: PLR0913 - two runs, each with what it needs
     snapshot: Snapshot,
     before: DeviceReading,
     after: DeviceReading,
     settings: AllocatorSettings,
     equal: float | None,
+    *,
+    under: str = "B",
 ) -> tuple[SettingsProof | None, str]:
-    """Return what A's requests do under B's settings, or None and the reason.
+    """Return what A's requests do under the last run's settings, or None and the reason.
 
     Args:
         snapshot: of run A, with a trace.
         before: the device of run A that is compared.
-        after: the device of run B.
-        settings: of run B.
+        after: the device of the last run.
+        settings: of the last run.
         equal: share of requests that both asked for in the same order.
+        under: what the last run is called.
     """
     if before.timeline is None or after.timeline is None or not len(before.requests):
         return None, "no trace to replay"
@@ -68,23 +72,22 @@ def prove_settings(
         return None, error.message
     if not result.is_conclusive:
         return None, result.note
-    recorded = _recorded_peak(after, len(before.requests))
     own = before.timeline.peak_reserved_bytes
+    recorded = _recorded_peak(after, len(before.requests))
     difference, moved = recorded - own, result.peak_reserved_bytes - own
-    accounted = moved / difference if abs(difference) >= MIN_DIFFERENCE else None
     proof = SettingsProof(
         replayed="A",
-        under="B",
+        under=under,
         requests_equal=equal or 0.0,
         own_bytes=own,
         result_bytes=result.peak_reserved_bytes,
         recorded_bytes=recorded,
         fits=result.fits,
-        accounted=accounted,
+        accounted=moved / difference if abs(difference) >= MIN_DIFFERENCE else None,
         is_exact=simulation.method == "replay",
-        text=_sentence(before, result.peak_reserved_bytes, recorded, own, result.fits, equal),
+        text="",
     )
-    return proof, ""
+    return replace(proof, text=_sentence(proof, len(before.requests))), ""
 
 
 def _recorded_peak(after: DeviceReading, n_requests: int) -> int:
@@ -96,14 +99,12 @@ def _recorded_peak(after: DeviceReading, n_requests: int) -> int:
     return int(reserved[: int(after.request_rows[n_requests]) + 1].max())
 
 
-def _sentence(
-    before: DeviceReading, result: int, recorded: int, own: int, fits: bool, equal: float | None
-) -> str:
-    n = format_count(len(before.requests))
-    told = f"A's {n} requests replayed under B's settings reserve {format_size(result)} at the peak"
-    if not fits:
-        told += " and run out of memory"
-    if (equal or 0.0) < SAME_REQUESTS:
+def _sentence(proof: SettingsProof, n_requests: int) -> str:
+    own, result, recorded = proof.own_bytes, proof.result_bytes, proof.recorded_bytes
+    last, n = proof.under, format_count(n_requests)
+    told = f"A's {n} requests replayed under {last}'s settings reserve {format_size(result)}"
+    told += " at the peak" if proof.fits else " at the peak and run out of memory"
+    if proof.requests_equal < SAME_REQUESTS:
         moved = result - own
         if abs(moved) < MIN_DIFFERENCE:
             return f"{told}, as under A's own: the settings change nothing here."
@@ -112,13 +113,13 @@ def _sentence(
             f"{told}, {format_size(abs(moved))} {word} than under A's own; what else differs comes "
             "from other requests."
         )
-    told += f"; B recorded {format_size(recorded)} over the same requests"
-    if abs(recorded - own) < MIN_DIFFERENCE:
+    told += f"; {last} recorded {format_size(recorded)} over the same requests"
+    if proof.accounted is None:
         return f"{told}, and A {format_size(own)}: the settings make no difference to the peak."
-    share = (result - own) / (recorded - own)
     if abs(result - recorded) < MIN_DIFFERENCE:
         exactly = ", to the byte" if result == recorded else ""
         return f"{told}{exactly}: the settings account for all of the difference."
-    if share <= 0:
+    if proof.accounted <= 0:
         return f"{told}: the settings do not explain the difference."
-    return f"{told}: the settings account for {format_share(min(share, 1), 1)} of the difference."
+    share = format_share(min(proof.accounted, 1), 1)
+    return f"{told}: the settings account for {share} of the difference."

@@ -44,12 +44,8 @@ class Slope:
 def theil_sen(x: Sequence[float], y: Sequence[float]) -> Slope:
     """Return the robust slope of y over x, x strictly ascending, two values at least."""
     n = len(x)
-    slopes = sorted(
-        (y[j] - y[i]) / (x[j] - x[i]) for i, j in itertools.combinations(range(n), 2)
-    )
-    score = sum(
-        (y[j] > y[i]) - (y[j] < y[i]) for i, j in itertools.combinations(range(n), 2)
-    )
+    slopes = sorted((y[j] - y[i]) / (x[j] - x[i]) for i, j in itertools.combinations(range(n), 2))
+    score = sum((y[j] > y[i]) - (y[j] < y[i]) for i, j in itertools.combinations(range(n), 2))
     # Sen's interval: the ranks that the variance of Kendall's score leaves out on either side.
     spread = _Z90 * math.sqrt(n * (n - 1) * (2 * n + 5) / 18)
     low = max(0, math.floor((len(slopes) - spread) / 2))
@@ -82,34 +78,37 @@ def _inversions(n: int) -> tuple[int, ...]:
     return tuple(counts)
 
 
-def fit_trend(
-    values: Sequence[int],
-    x: Sequence[float],
-    unit: str,
-    figure: str,
-    capacity_bytes: int | None,
-    tracks: Sequence[tuple[Location | None, Sequence[int]]],
-) -> Trend:
-    """Return the growth over the runs.
+@dataclass(frozen=True, slots=True)
+class Series:
+    """What is fitted.
 
-    Args:
-        values: the figure of each run, in time order.
+    Attributes:
+        figure: id of the figure.
+        values: it in each run, in time order.
         x: where each run stands on the axis, strictly ascending.
         unit: ``step`` or ``snapshot``.
-        figure: id of the figure.
-        capacity_bytes: what the growth runs into, if known.
         tracks: lines with their bytes in each run.
     """
+
+    figure: str
+    values: Sequence[int]
+    x: Sequence[float]
+    unit: str
+    tracks: Sequence[tuple[Location | None, Sequence[int]]] = ()
+
+
+def fit_trend(series: Series, capacity_bytes: int | None) -> Trend:
+    """Return the growth over the runs, and when it fills the capacity, if that is known."""
+    values, x = series.values, series.x
     slope = theil_sen(x, [float(v) for v in values])
     sure = confidence_of(slope, len(values), x)
     at, between = None, None
     if capacity_bytes is not None and sure is not None:
         at, between = _exhausted(values, x, slope, capacity_bytes)
-    lines = _growing(tracks, x)
-    trend = Trend(
-        figure=figure,
+    return Trend(
+        figure=series.figure,
         x=tuple(x),
-        unit=unit,
+        unit=series.unit,
         values=tuple(values),
         slope_bytes=slope.value,
         slope_low=slope.low,
@@ -117,12 +116,11 @@ def fit_trend(
         p_value=slope.p_value,
         is_significant=slope.p_value <= MAX_P,
         confidence=sure,
-        lines=lines,
+        lines=_growing(series.tracks, x),
         capacity_bytes=capacity_bytes,
         exhausted_at=at,
         exhausted_range=between,
     )
-    return trend
 
 
 def confidence_of(slope: Slope, n: int, x: Sequence[float]) -> Confidence | None:
@@ -149,9 +147,10 @@ def _exhausted(
     room = capacity - values[-1]
     if room <= 0:
         return x[-1], (x[-1], x[-1])
-    soonest = x[-1] + room / slope.high
-    latest = x[-1] + room / slope.low if slope.low > 0 else None
-    return max(at, x[-1]), (min(soonest, max(at, x[-1])), latest if latest is None else max(at, latest))
+    at = max(at, x[-1])
+    soonest = min(x[-1] + room / slope.high, at)
+    latest = max(x[-1] + room / slope.low, at) if slope.low > 0 else None
+    return at, (soonest, latest)
 
 
 def _growing(

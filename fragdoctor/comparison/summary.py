@@ -32,7 +32,8 @@ def is_same(comparison: Comparison) -> bool:
     """Return whether nothing that the runs tell differs."""
     figures = [f for f in comparison.figures if len(set(f.values)) > 1]
     moved = any(
-        c.delta_bytes or c.kind in (LineKind.NEW, LineKind.GONE) or c.sizes for c in comparison.lines
+        c.delta_bytes or c.kind in (LineKind.NEW, LineKind.GONE) or c.sizes
+        for c in comparison.lines
     )
     verdicts = {(r.cause, r.confidence) for r in comparison.runs}
     return not (figures or moved or comparison.settings or len(verdicts) > 1)
@@ -71,10 +72,13 @@ def main_figure(comparison: Comparison) -> Figure | None:
 
 
 def _is_settings(comparison: Comparison) -> bool:
-    return any(
-        c.kind is CauseKind.SETTINGS and c.confidence is not Confidence.POSSIBLE
-        for c in comparison.causes[:1]
-    ) and (comparison.requests_equal or 0.0) >= SAME_REQUESTS
+    return (
+        any(
+            c.kind is CauseKind.SETTINGS and c.confidence is not Confidence.POSSIBLE
+            for c in comparison.causes[:1]
+        )
+        and (comparison.requests_equal or 0.0) >= SAME_REQUESTS
+    )
 
 
 def _settings_answer(comparison: Comparison, proof: SettingsProof) -> str:

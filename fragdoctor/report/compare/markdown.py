@@ -131,7 +131,9 @@ def _table(
     is_code: frozenset[int] | set[int] = frozenset(),
 ) -> str:
     """Return a table; cells are escaped but for those that are code spans already."""
-    marks = ["---:" if 0 < i <= right or (i == 0 and right == 3) else "---" for i in range(len(head))]
+    marks = [
+        "---:" if 0 < i <= right or (i == 0 and right == 3) else "---" for i in range(len(head))
+    ]
     lines = [f"| {' | '.join(head)} |", f"| {' | '.join(marks)} |"]
     for row in rows:
         cells = [cell if i in is_code else md(cell) for i, cell in enumerate(row)]

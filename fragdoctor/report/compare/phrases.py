@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 from fragdoctor.model.comparison import (
@@ -18,7 +19,7 @@ from fragdoctor.model.finding import Location
 from fragdoctor.report.phrases import CAUSE_TITLES
 from fragdoctor.units import format_count, format_share, format_size, plural
 
-NO_STACK: Final = "(no Python stack: backward, or C++)"
+NO_STACK: Final = "(no Python stack)"
 
 REASON_TITLES: Final = {
     ReasonKind.NEW_LINES: "new lines",
@@ -137,8 +138,8 @@ def sizes_text(change: SizeChange) -> str:
     return "; ".join(parts)
 
 
-def _sizes(sizes: tuple[int, ...] | object, total: int) -> str:
-    shown = [format_size(s) for s in tuple(sizes)[:3]]  # type: ignore[arg-type]
+def _sizes(sizes: Sequence[int], total: int) -> str:
+    shown = [format_size(s) for s in sizes[:3]]
     more = f" and {format_count(total - len(shown))} more" if total > len(shown) else ""
     return ", ".join(shown) + more
 

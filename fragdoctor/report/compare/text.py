@@ -11,6 +11,7 @@ from fragdoctor.report import escape
 from fragdoctor.report.base import RenderOptions, Verbosity
 from fragdoctor.report.compare.phrases import (
     BASIS_TITLES,
+    NO_STACK,
     REASON_TITLES,
     blocks_text,
     change_text,
@@ -129,7 +130,7 @@ def _write_trend(page: Page, comparison: Comparison) -> None:
                 signed(t.slope_bytes),
                 format_size(t.values[0]),
                 format_size(t.values[-1]),
-                location_text(t.place, absent="(no Python stack: backward, or C++)"),
+                location_text(t.place, absent=NO_STACK),
             ]
             for t in trend.lines[:MAX_LINES]
         ],
@@ -210,7 +211,11 @@ def _write_settings(page: Page, comparison: Comparison) -> None:
     first, last = comparison.runs[0].letter, comparison.runs[-1].letter
     page.heading("Settings that differ")
     page.table(
-        [Column(title="key", max_width=40), Column("wrap", title=first), Column("wrap", title=last)],
+        [
+            Column(title="key", max_width=40),
+            Column("wrap", title=first),
+            Column("wrap", title=last),
+        ],
         [[s.key, s.before, s.after] for s in comparison.settings],
     )
     told = any(comparison.proof and comparison.proof.text in c.text for c in comparison.causes)
