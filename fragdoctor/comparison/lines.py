@@ -96,10 +96,12 @@ def _factor(a: LineUse, b: LineUse) -> float | None:
     """Return the one factor by which sizes changed, None where there is none.
 
     Where both ask for as many sizes they are paired in order; the factor must hold for those with
-    most of the bytes. Sizes that vary in both (a new length each step) have no factor.
+    most of the bytes. Else the sizes that make up most of either side's bytes are compared. Sizes
+    that vary in both (a new length each step) have no factor.
     """
-    if a.n_sizes != b.n_sizes or a.n_sizes > len(a.sizes) or a.n_sizes > len(b.sizes):
-        return None
+    is_whole = a.n_sizes <= len(a.sizes) and b.n_sizes <= len(b.sizes)
+    if a.n_sizes != b.n_sizes or not is_whole:
+        return _typical_factor(a, b)
     pairs = list(zip(sorted(a.sizes), sorted(b.sizes), strict=True))
     ratios = [(y / x, x * n) for (x, n), (y, _) in pairs if x > 0]
     whole = sum(weight for _, weight in ratios)
@@ -109,6 +111,18 @@ def _factor(a: LineUse, b: LineUse) -> float | None:
     factor = max(changed, key=lambda rw: rw[1])[0]
     fits = sum(w for r, w in ratios if abs(r / factor - 1) <= FACTOR_SLACK)
     return factor if fits >= MIN_FACTOR_SHARE * whole else None
+
+
+def _typical_factor(a: LineUse, b: LineUse) -> float | None:
+    """Return the ratio of the sizes that most bytes are asked in; None where no size is most."""
+    ratios = []
+    for use in (a, b):
+        size, count = use.sizes[0]
+        if size * count < MIN_FACTOR_SHARE * sum(s * n for s, n in use.sizes):
+            return None
+        ratios.append(size)
+    factor = ratios[1] / max(ratios[0], 1)
+    return factor if ratios[0] and abs(factor - 1) > FACTOR_SLACK else None
 
 
 def stack_changes(

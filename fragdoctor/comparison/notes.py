@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from fragdoctor.comparison.reading import Reading
 from fragdoctor.model.comparison import Basis, Comparison
 from fragdoctor.units import format_count, format_size
+
+MAX_LENGTH_DIFFERENCE: Final = 0.1
+"""Of the number of steps; less is how a run begins and ends."""
 
 
 def find_notes(comparison: Comparison, readings: Sequence[Reading]) -> list[str]:
@@ -55,11 +59,11 @@ def _peak_notes(comparison: Comparison) -> list[str]:
                 f"traces' difference of {format_size(comparison.delta_bytes)}."
             )
     steps = (first.n_steps, last.n_steps)
-    if all(steps) and steps[0] != steps[1]:
-        a, b = steps
+    a, b = steps
+    is_pair = len(comparison.runs) == 2
+    if is_pair and a and b and abs(a - b) > max(1, MAX_LENGTH_DIFFERENCE * max(a, b)):
         notes.append(
-            f"The traces are of different length: {format_count(a or 0)} and "
-            f"{format_count(b or 0)} steps."
+            f"The traces are of different length: {format_count(a)} and {format_count(b)} steps."
         )
     return notes
 

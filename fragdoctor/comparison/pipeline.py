@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from fragdoctor.comparison.explain import Evidence, likely_causes
+from fragdoctor.comparison.evidence import Evidence
+from fragdoctor.comparison.explain import likely_causes
 from fragdoctor.comparison.figures import (
     all_figures,
     choose_devices,
@@ -142,7 +143,15 @@ def _with_lines(
         if why:
             notes.append(f"The settings were not tried by replay: {why}")
     evidence = Evidence(
-        first, last, told.changes, told.delta_bytes, comparison.settings, proof, equal
+        before=first,
+        after=last,
+        changes=told.changes,
+        delta_bytes=told.delta_bytes,
+        settings=comparison.settings,
+        proof=proof,
+        requests_equal=equal,
+        last=comparison.runs[-1].letter,
+        is_series=len(readings) > 2,
     )
     kept = told.changes[:MAX_LINES_SHOWN]
     return (

@@ -202,8 +202,10 @@ def _forecast(trend: Trend) -> str:
         return f" The capacity of {capacity} is reached."
     low, high = trend.exhausted_range
     until = f"{high:,.0f}" if high is not None else "never"
+    at = f"{trend.exhausted_at:,.0f}"
+    between = "" if f"{low:,.0f}" == at == until else f"between {low:,.0f} and {until}; "
     word = "If it goes on so" if trend.confidence is Confidence.LIKELY else "If that is a trend"
     return (
-        f" {word}, {capacity} are full at about {unit} {trend.exhausted_at:,.0f} "
-        f"(range {low:,.0f} to {until}; fragmentation and the memory outside PyTorch come on top)."
+        f" {word}, {capacity} are full at about {unit} {at} "
+        f"({between}fragmentation and the memory outside PyTorch come on top)."
     )

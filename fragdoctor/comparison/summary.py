@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fragdoctor.comparison.explain import place_text
+from fragdoctor.comparison.evidence import place_text
 from fragdoctor.comparison.replay import SAME_REQUESTS
 from fragdoctor.model.comparison import (
     Basis,
@@ -19,6 +19,16 @@ from fragdoctor.model.finding import Confidence
 from fragdoctor.units import format_share, format_size
 
 _MEASURES = ("peak_allocated", "peak_active", "allocated", "peak_reserved", "reserved")
+_TELLING = frozenset(
+    {
+        CauseKind.SCALE,
+        CauseKind.LEAK,
+        CauseKind.CHECKPOINTING,
+        CauseKind.OPTIMIZER,
+        CauseKind.MORE_BLOCKS,
+        CauseKind.FEWER_BLOCKS,
+    }
+)
 _VERBS = {
     "peak_allocated": "peaks",
     "peak_active": "peaks (active memory)",
@@ -53,7 +63,7 @@ def summarised(comparison: Comparison) -> str:
     how_much = _how_much(figure, comparison)
     parts = [p for p in (_lines(comparison), _settings(comparison)) if p]
     why = f": {'; '.join(parts)}" if parts else ""
-    return f"{how_much}{why}.{_verdicts(comparison)}"
+    return f"{how_much}{why}.{_cause(comparison)}{_verdicts(comparison)}"
 
 
 def main_figure(comparison: Comparison) -> Figure | None:
@@ -143,6 +153,16 @@ def line_text(change: LineChange) -> str:
     if change.place is None:
         return f"{where} {word[:4]} by {size}" if word == "grew" else f"{where} shrank by {size}"
     return f"{where} {word} by {size}"
+
+
+def _cause(comparison: Comparison) -> str:
+    """Return what did it, where that says more than the line alone."""
+    told = [
+        c.text
+        for c in comparison.causes
+        if c.kind in _TELLING and c.confidence is not Confidence.POSSIBLE
+    ]
+    return f" {told[0]}" if told else ""
 
 
 def _settings(comparison: Comparison) -> str:

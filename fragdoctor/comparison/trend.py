@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from fragdoctor.comparison.explain import place_text
+from fragdoctor.comparison.evidence import place_text
 from fragdoctor.comparison.reading import DeviceReading
 from fragdoctor.comparison.series import Series, fit_trend, trend_text
 from fragdoctor.comparison.tracks import line_tracks
