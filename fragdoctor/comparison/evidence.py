@@ -20,10 +20,12 @@ LIKELY_SHARE: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What is known about two runs beyond their lines; ``last`` is what the newer is called.
+    """What is known about two runs beyond their lines.
 
-    In a series one program is seen again and again: that it went on explains nothing.
-   """
+    Attributes:
+        last: what the newer run is called.
+        is_series: one program is seen again and again; that it went on explains nothing.
+    """
 
     before: DeviceReading
     after: DeviceReading

@@ -22,6 +22,7 @@ from fragdoctor.report.compare.phrases import (
     signed,
     sizes_text,
     value_text,
+    versions_text,
 )
 from fragdoctor.report.phrases import location_text
 from fragdoctor.units import format_size
@@ -114,8 +115,8 @@ def _runs(comparison: Comparison) -> str:
     if settings:
         lines = [f"{s.key}: {s.before} -> {s.after}" for s in settings]
         table += f"\n\nSettings that differ:\n\n{_list(lines)}"
-    elif settings is not None:
-        table += "\n\nThe settings are the same."
+    if text := versions_text(comparison):
+        table += f"\n\n{md(text)}"
     return _details("Runs and settings", table)
 
 

@@ -53,13 +53,27 @@ def run_facts(side: RunSide) -> str:
     parts = []
     if side.device is not None:
         parts.append(f"GPU {side.device}")
-    if side.torch_version:
-        parts.append(f"PyTorch {side.torch_version}")
     if side.n_steps:
         parts.append(plural(side.n_steps, "step"))
     if side.n_events is not None:
         parts.append(plural(side.n_events, "event"))
     return ", ".join(parts)
+
+
+def versions_text(comparison: Comparison) -> str:
+    """Return which PyTorch wrote the runs, and whether their settings differ, in one sentence."""
+    versions = [r.torch_version for r in comparison.runs]
+    parts = []
+    if len(set(versions)) == 1:
+        if versions[0]:
+            parts.append(f"all runs fit PyTorch {versions[0]}")
+    else:
+        told = [f"{r.letter} {r.torch_version or 'unknown'}" for r in comparison.runs]
+        parts.append(f"PyTorch differs: {', '.join(told)}")
+    if comparison.settings is not None and not comparison.settings:
+        parts.append("the settings are the same")
+    text = "; ".join(parts)
+    return f"{text[0].upper()}{text[1:]}." if text else ""
 
 
 def value_text(figure: Figure, value: int | None) -> str:

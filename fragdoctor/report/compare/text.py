@@ -25,6 +25,7 @@ from fragdoctor.report.compare.phrases import (
     signed,
     sizes_text,
     value_text,
+    versions_text,
 )
 from fragdoctor.report.phrases import location_text
 from fragdoctor.report.text.page import Cell, Column, Page
@@ -79,6 +80,8 @@ def _write_runs(page: Page, comparison: Comparison) -> None:
         [Column(), Column("path"), Column("wrap"), Column("wrap")],
         rows,
     )
+    if text := versions_text(comparison):
+        page.paragraph((text, "dim"))
 
 
 def _write_figures(page: Page, comparison: Comparison) -> None:
