@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from typing import Final
 
 from fragdoctor.gate.growth import Growth, has_grown
@@ -65,7 +66,7 @@ def _figures(comparison: Comparison) -> str:
         for f in comparison.figures
         if f.id in _SHOWN or (f.delta and f.unit == "count")
     ]
-    return _table(head, rows, right=len(runs) + 1)
+    return _table(head, rows, right=set(range(1, len(runs) + 2)))
 
 
 def _lines(comparison: Comparison) -> str:
@@ -84,7 +85,9 @@ def _lines(comparison: Comparison) -> str:
         ]
         for c in changed
     ]
-    table = _table(["change", first, last, "blocks", "line", "sizes"], rows, right=3, is_code={4})
+    table = _table(
+        ["change", first, last, "blocks", "line", "sizes"], rows, right={0, 1, 2}, is_code={4}
+    )
     parts = [f"{REASON_TITLES[r.kind]} {signed(r.delta_bytes)}" for r in comparison.reasons]
     below = [t for t in (explained_text(comparison), f"By kind: {', '.join(parts)}.") if t]
     body = f"{table}\n\n{_list(below)}" if parts else table
@@ -104,13 +107,13 @@ def _trend(comparison: Comparison) -> str:
         ]
         for t in trend.lines[:MAX_LINES]
     ]
-    table = _table(["slope", "first", "last", "line"], rows, right=3, is_code={3})
+    table = _table(["slope", "first", "last", "line"], rows, right={0, 1, 2}, is_code={3})
     return _details("Growing lines", table)
 
 
 def _runs(comparison: Comparison) -> str:
     rows = [[r.letter, _code(run_name(r)), run_title(r), run_facts(r)] for r in comparison.runs]
-    table = _table(["", "run", "verdict", "recorded"], rows, right=0, is_code={1})
+    table = _table(["", "run", "verdict", "recorded"], rows, right=set(), is_code={1})
     settings = comparison.settings
     if settings:
         lines = [f"{s.key}: {s.before} -> {s.after}" for s in settings]
@@ -128,13 +131,11 @@ def _table(
     head: Sequence[str],
     rows: Sequence[Sequence[str]],
     *,
-    right: int,
-    is_code: frozenset[int] | set[int] = frozenset(),
+    right: AbstractSet[int],
+    is_code: AbstractSet[int] = frozenset(),
 ) -> str:
     """Return a table; cells are escaped but for those that are code spans already."""
-    marks = [
-        "---:" if 0 < i <= right or (i == 0 and right == 3) else "---" for i in range(len(head))
-    ]
+    marks = ["---:" if i in right else "---" for i in range(len(head))]
     lines = [f"| {' | '.join(head)} |", f"| {' | '.join(marks)} |"]
     for row in rows:
         cells = [cell if i in is_code else md(cell) for i, cell in enumerate(row)]
