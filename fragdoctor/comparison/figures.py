@@ -102,6 +102,7 @@ def device_peaks(readings: Sequence[Reading]) -> tuple[DevicePeaks, ...]:
             b.device,
             (_peak(a, "allocated"), _peak(b, "allocated")),
             (_peak(a, "active"), _peak(b, "active")),
+            (a.ooms, b.ooms),
         )
         for a, b in pairs
     )

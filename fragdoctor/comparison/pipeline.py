@@ -16,7 +16,7 @@ from fragdoctor.comparison.figures import (
 )
 from fragdoctor.comparison.lines import line_changes, reasons
 from fragdoctor.comparison.notes import find_notes
-from fragdoctor.comparison.reading import DeviceReading, Reading, read_run
+from fragdoctor.comparison.reading import DeviceReading, Reading, merged, read_run
 from fragdoctor.comparison.replay import prove_settings, requests_equal
 from fragdoctor.comparison.settings import setting_changes
 from fragdoctor.comparison.summary import is_same, summarised
@@ -171,7 +171,10 @@ def _with_lines(
 
 
 def _lines(first: DeviceReading, last: DeviceReading, *, peak: bool) -> _Lines:
-    changes = line_changes(first.lines, last.lines, peak=peak)
+    if min(first.capture.has_stacks, last.capture.has_stacks) > 0:
+        changes = line_changes(first.lines, last.lines, peak=peak)
+    else:  # a line of one run would seem new in the other
+        changes = line_changes([merged(first.lines)], [merged(last.lines)], peak=peak)
     delta = live_bytes(last, peak=peak) - live_bytes(first, peak=peak)
     explained = sum(c.delta_bytes for c in changes if c.place is not None)
     return _Lines(changes, delta, explained)

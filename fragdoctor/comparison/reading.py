@@ -7,6 +7,7 @@ the trace are kept as sums: bytes at the peak and now, the sizes asked for, the 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -14,12 +15,10 @@ from typing import Final
 import numpy as np
 
 from fragdoctor.analysis.attribution import USER, frame_classes, frames_of, user_frames
-from fragdoctor.analysis.capture_quality import capture_quality
 from fragdoctor.analysis.columns import device_columns
-from fragdoctor.analysis.growth import find_growth
+from fragdoctor.analysis.device import analyze_device
 from fragdoctor.analysis.lifetimes import Lifetimes
-from fragdoctor.analysis.result import CaptureQuality, Timeline
-from fragdoctor.analysis.steps import find_steps
+from fragdoctor.analysis.result import CaptureQuality, DeviceAnalysis, Timeline
 from fragdoctor.analysis.timeline import undo
 from fragdoctor.diagnosis.contexts import primary_message
 from fragdoctor.diagnosis.pipeline import diagnose
@@ -140,15 +139,17 @@ class Reading:
 
 def read_run(case: Case, name: str) -> Reading:
     """Return what one run says."""
-    diagnosis = diagnose(case)
     snapshot = case.snapshot
     devices: dict[int, DeviceReading] = {}
+    analyses: dict[int, DeviceAnalysis] = {}
     if snapshot is not None:
         wanted = case.overrides.device
-        found = [d for d in snapshot.devices if wanted in (None, d)]
         classes = frame_classes(snapshot)
         lines = user_frames(snapshot, classes)
-        devices = {d: read_device(snapshot, d, classes, lines) for d in found}
+        for d in snapshot.devices:
+            if wanted in (None, d):
+                devices[d], analyses[d] = read_device(snapshot, d, classes, lines)
+    diagnosis = diagnose(case, analyses=analyses)
     is_recorded = snapshot is not None and snapshot.settings.is_recorded
     return Reading(
         name=name,
@@ -177,8 +178,10 @@ def _version(case: Case) -> str:
     return f"{low} to {high}" if high else f"{low} or newer"
 
 
-def read_device(snapshot: Snapshot, device: int, classes: U8, lines: I32) -> DeviceReading:
-    """Return what one device of a snapshot says.
+def read_device(
+    snapshot: Snapshot, device: int, classes: U8, lines: I32
+) -> tuple[DeviceReading, DeviceAnalysis]:
+    """Return what one device of a snapshot says, and its analysis for the diagnosis.
 
     Args:
         snapshot: the columns of a file.
@@ -188,36 +191,30 @@ def read_device(snapshot: Snapshot, device: int, classes: U8, lines: I32) -> Dev
     """
     columns = device_columns(snapshot, device)
     undone = undo(columns, snapshot.settings)
-    capture = capture_quality(snapshot, columns, undone)
-    lifetimes = undone.lifetimes
-    timeline = undone.timeline if capture.has_trace else None
+    analysis = analyze_device(snapshot, device, undone=undone)
+    timeline = analysis.timeline
     peak = None if timeline is None else int(timeline.allocated_bytes.argmax())
-    n_steps: int | None = None
-    growing: tuple[GrowingLine, ...] = ()
-    if timeline is not None:
-        steps = find_steps(snapshot, lifetimes, columns.n_events, classes)
-        found = find_growth(lifetimes, timeline, steps, lines, columns.first_row)
-        n_steps = len(steps) or None
-        growing = tuple(
-            GrowingLine(_location(snapshot, g.frame), g.slope_bytes, g.n_steps) for g in found.lines
-        )
-    uses, n_merged = line_uses(snapshot, lifetimes, peak, classes, lines)
+    growing = tuple(
+        GrowingLine(_location(snapshot, g.frame), g.slope_bytes, g.n_steps) for g in analysis.growth
+    )
+    uses, n_merged = line_uses(snapshot, undone.lifetimes, peak, classes, lines)
     asked = np.flatnonzero(columns.action == Action.ALLOC)
-    return DeviceReading(
+    reading = DeviceReading(
         device=device,
-        capture=capture,
+        capture=analysis.capture,
         timeline=timeline,
         peak_row=peak,
-        n_steps=n_steps,
+        n_steps=None if timeline is None else int(analysis.extras["n_steps"]) or None,
         lines=uses,
         n_lines_merged=n_merged,
         growth=growing,
         requests=columns.size[asked],
         request_rows=asked,
-        features=_features(snapshot, lifetimes.stack),
+        features=_features(snapshot, undone.lifetimes.stack),
         peak_place=_peak_place(snapshot, columns.stack, peak, lines),
-        capacity_bytes=_capacity(snapshot, device, undone.timeline),
+        capacity_bytes=analysis.capacity_estimate_bytes,
     )
+    return reading, analysis
 
 
 def line_uses(
@@ -259,7 +256,7 @@ def line_uses(
     ]
     rest = order[MAX_LINES:]
     if len(rest):
-        kept.append(_merged(sums, rest))
+        kept.append(_rest(sums, rest))
     return tuple(kept), len(rest)
 
 
@@ -272,7 +269,27 @@ class _Sums:
     asked: tuple[I64, I64]
 
 
-def _merged(sums: _Sums, rest: I64) -> LineUse:
+def merged(lines: Sequence[LineUse]) -> LineUse:
+    """Return all lines as one without a place: what is left where a run has no stacks."""
+    sizes: Counter[int] = Counter()
+    for use in lines:
+        sizes.update(dict(use.sizes))
+    ranked = sorted(sizes.items(), key=lambda sn: -sn[0] * sn[1])
+    return LineUse(
+        place=None,
+        is_user=False,
+        peak_bytes=sum(use.peak_bytes for use in lines),
+        n_peak=sum(use.n_peak for use in lines),
+        now_bytes=sum(use.now_bytes for use in lines),
+        n_now=sum(use.n_now for use in lines),
+        n_requests=sum(use.n_requests for use in lines),
+        sizes=tuple(ranked[:MAX_SIZES]) or ((0, 0),),
+        n_sizes=len(ranked),
+        callees=frozenset(),
+    )
+
+
+def _rest(sums: _Sums, rest: I64) -> LineUse:
     """Return the smallest lines as one without a place."""
     return LineUse(
         place=None,
@@ -399,14 +416,3 @@ def _peak_place(snapshot: Snapshot, stack: I32, peak: int | None, lines: I32) ->
         return None
     at = int(stack[peak - 1])
     return None if at < 0 else _location(snapshot, int(lines[at]))
-
-
-def _capacity(snapshot: Snapshot, device: int, timeline: Timeline) -> int | None:
-    """Return what PyTorch could have at the last failed request that says it."""
-    rows = snapshot.events.device_slice(device)
-    known = [row for row in snapshot.oom_free_bytes if rows.start <= row < rows.stop]
-    if not known:
-        return None
-    last = max(known)
-    free = min(snapshot.oom_free_bytes[last], 2**60)
-    return int(timeline.reserved_bytes[last - rows.start + 1]) + free

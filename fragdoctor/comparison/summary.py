@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 from fragdoctor.comparison.evidence import place_text
 from fragdoctor.comparison.replay import SAME_REQUESTS
@@ -18,8 +19,8 @@ from fragdoctor.model.comparison import (
 from fragdoctor.model.finding import Confidence
 from fragdoctor.units import format_share, format_size
 
-_MEASURES = ("peak_allocated", "peak_active", "allocated", "peak_reserved", "reserved")
-_TELLING = frozenset(
+_MEASURES: Final = ("peak_allocated", "peak_active", "allocated", "peak_reserved", "reserved")
+_TELLING: Final = frozenset(
     {
         CauseKind.SCALE,
         CauseKind.LEAK,
@@ -29,7 +30,10 @@ _TELLING = frozenset(
         CauseKind.FEWER_BLOCKS,
     }
 )
-_VERBS = {
+SAME_SHARE: Final = 0.001
+"""Messages print figures to two decimals; smaller differences are not worth a line's name."""
+
+_VERBS: Final = {
     "peak_allocated": "peaks",
     "peak_active": "peaks (active memory)",
     "allocated": "holds",
@@ -119,6 +123,8 @@ def _how_much(figure: Figure, comparison: Comparison) -> str:
     delta, first = figure.delta or 0, figure.values[0] or 0
     last = comparison.runs[-1].letter
     verb = _VERBS[figure.id]
+    if delta and abs(delta) < SAME_SHARE * first:
+        return f"{last} {verb} {format_size(figure.values[-1])}, as A does (within 0.1 %)"
     if not delta:
         return f"{last} {verb} {format_size(figure.values[-1])}, as A does"
     share = f"{'+' if delta > 0 else '-'}{format_share(abs(delta), first)}" if first else "new"

@@ -2,7 +2,8 @@
 
 Judged are peak allocated and peak active memory of every device: what the program itself needs.
 Reserved, cached and pinned memory also depend on the allocator and on when the snapshot was taken;
-they are reported, and judged by ``check --max-pinned``.
+they are reported, and judged by ``check --max-pinned``. Out-of-memory failures that the first run
+did not have count too: the peak of such a run is what it reached, not what it needs.
 """
 
 from __future__ import annotations
@@ -17,28 +18,35 @@ from fragdoctor.units import format_size
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """One judged peak of one device, first run against last."""
+    """One judged figure of one device, first run against last; ``unit`` is bytes or count."""
 
     measure: str
     device: int
-    before_bytes: int
-    after_bytes: int
-    allowed_bytes: int
+    before: int
+    after: int
+    allowed: int
+    unit: str = "bytes"
 
     @property
     def is_exceeded(self) -> bool:
         """Whether it grew by more than is accepted."""
-        return self.after_bytes - self.before_bytes > self.allowed_bytes
+        return self.after - self.before > self.allowed
 
     @property
     def text(self) -> str:
         """One sentence with the numbers."""
-        grown = self.after_bytes - self.before_bytes
-        told = f"{self.measure} of GPU {self.device} grew by {format_size(grown)}"
+        what, grown = f"{self.measure} of GPU {self.device}", self.after - self.before
+        if self.unit == "count":
+            return (
+                f"{what} rose from {self.before} to {self.after}: the peak is what the run "
+                "reached, not what it needs."
+            )
         if grown <= 0:
-            return f"{self.measure} of GPU {self.device} did not grow."
+            return f"{what} did not grow."
         word = "more than" if self.is_exceeded else "within"
-        return f"{told}, {word} the {format_size(self.allowed_bytes)} that are accepted."
+        return (
+            f"{what} grew by {format_size(grown)}, {word} the {format_size(self.allowed)} accepted."
+        )
 
 
 def judge_growth(comparison: Comparison, accepted: Amount) -> tuple[Growth, ...]:
@@ -50,8 +58,11 @@ def judge_growth(comparison: Comparison, accepted: Amount) -> tuple[Growth, ...]
             ("Peak active memory", peaks.active_bytes),
         ):
             if old is not None and new is not None:
-                allowed = accepted.of(old) or 0
-                found.append(Growth(measure, peaks.device, old, new, allowed))
+                found.append(Growth(measure, peaks.device, old, new, accepted.of(old) or 0))
+        before, after = peaks.ooms
+        if before is not None and after is not None and after > before:
+            failures = "Out-of-memory failures"
+            found.append(Growth(failures, peaks.device, before, after, 0, "count"))
     return tuple(found)
 
 

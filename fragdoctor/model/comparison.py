@@ -124,12 +124,14 @@ class Figure:
 class DevicePeaks:
     """Peaks of one device in the first and the last run: what ``--fail-on-growth`` judges.
 
-    ``device`` is its number in the last run. Pairs are (first, last); None is unknown.
+    ``device`` is its number in the last run. Pairs are (first, last); None is unknown. A run that
+    ran out of memory shows the peak that it reached, not the one that it needed.
     """
 
     device: int
     allocated_bytes: tuple[int | None, int | None]
     active_bytes: tuple[int | None, int | None]
+    ooms: tuple[int | None, int | None] = (None, None)
 
 
 @dataclass(frozen=True, slots=True)

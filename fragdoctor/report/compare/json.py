@@ -164,9 +164,10 @@ def _growth(g: Growth) -> Json:
     return {
         "measure": g.measure,
         "device": g.device,
-        "before_bytes": g.before_bytes,
-        "after_bytes": g.after_bytes,
-        "allowed_bytes": g.allowed_bytes,
+        "unit": g.unit,
+        "before": g.before,
+        "after": g.after,
+        "allowed": g.allowed,
         "is_exceeded": g.is_exceeded,
         "message": g.text,
     }
