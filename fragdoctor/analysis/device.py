@@ -12,6 +12,7 @@ from fragdoctor.analysis.free_space import free_space
 from fragdoctor.analysis.growth import GrowthResult, find_growth
 from fragdoctor.analysis.layout import final_layout
 from fragdoctor.analysis.ooms import find_ooms
+from fragdoctor.analysis.phases import find_phases
 from fragdoctor.analysis.pinned_segments import find_pinned_segments
 from fragdoctor.analysis.pins import find_pins
 from fragdoctor.analysis.result import DeviceAnalysis, OomEvent
@@ -91,6 +92,7 @@ def analyze_device(
         },
         pinned_segments=pinned,
         n_pinned_segments=n_pinned,
+        phases=None if timeline is None else find_phases(snapshot, columns, undone, classes, lines),
     )
 
 

@@ -10,6 +10,7 @@ from fragdoctor.diagnosis.contexts import build_contexts, leading_context
 from fragdoctor.diagnosis.corrections import find_corrections
 from fragdoctor.diagnosis.figures import device_figures, holder_reports, pin_reports
 from fragdoctor.diagnosis.notes import find_notes
+from fragdoctor.diagnosis.phases import phase_report
 from fragdoctor.diagnosis.pictures import segment_reports, timeline_strip
 from fragdoctor.diagnosis.proof.evidence import Progress
 from fragdoctor.diagnosis.proof.prove import prove
@@ -59,6 +60,9 @@ def diagnose(
         timeline=timeline_strip(leader),
         worst_segments=segment_reports(leader),
         n_pinned_segments=0 if leader.analysis is None else leader.analysis.n_pinned_segments,
+        phases=tuple(
+            p for c in _leader_first(contexts, leader) if (p := phase_report(c)) is not None
+        ),
     )
 
 

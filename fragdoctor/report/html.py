@@ -20,7 +20,7 @@ from fragdoctor.errors import ConfigError
 from fragdoctor.model.diagnosis import Diagnosis
 from fragdoctor.model.simulation import Simulation
 from fragdoctor.model.snapshot import Snapshot
-from fragdoctor.report import phrases
+from fragdoctor.report import phase_words, phrases
 from fragdoctor.report.base import RenderOptions
 from fragdoctor.report.page.capture_facts import capture_facts, setting_facts
 from fragdoctor.report.page.payload import build_payload
@@ -111,6 +111,9 @@ def _values(
         "title": phrases.CAUSE_TITLES[diagnosis.verdict.cause],
         "causes": phrases.CAUSE_TITLES,
         "status_words": STATUS_WORDS,
+        "phase_names": phase_words.PHASE_NAMES,
+        "category_names": phase_words.CATEGORY_NAMES,
+        "kept_means": phase_words.KEPT_MEANS,
         "sources": ["standard input" if s == "-" else s for s in diagnosis.case.sources],
         "messages": message_views(diagnosis),
         "markers": () if diagnosis.case.oom is None else diagnosis.case.oom.markers[:20],
@@ -131,5 +134,8 @@ def _environment() -> jinja2.Environment:
         "evidence_value": phrases.evidence_value,
         "predicted": phrases.predicted_text,
         "fidelity": phrases.fidelity_text,
+        "sureness": phase_words.sureness,
+        "main_line": phase_words.main_line,
+        "peak_sentence": phase_words.peak_sentence,
     }
     return environment

@@ -28,6 +28,7 @@ from fragdoctor.model.oom import LogMarker, OomMessage
 from fragdoctor.model.simulation import ReplayResult, Simulation
 from fragdoctor.report import escape
 from fragdoctor.report.base import RenderOptions
+from fragdoctor.report.phase_json import phase_document
 
 Json = dict[str, Any]
 
@@ -119,6 +120,7 @@ def diagnosis_document(diagnosis: Diagnosis) -> Json:
         "rejected": [_recommendation(r) for r in diagnosis.rejected],
         "corrections": list(diagnosis.corrections),
         "notes": list(diagnosis.notes),
+        "phases": [phase_document(p) for p in diagnosis.phases],
     }
 
 

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import re
-from typing import Final
-
 from fragdoctor.analysis.result import DeviceAnalysis, Holder
+from fragdoctor.analysis.stack_roles import OPTIMIZER_FILE, OPTIMIZER_STEP
 from fragdoctor.rules.context import Context
-
-_OPTIMIZER: Final = re.compile(
-    r"(?:^|[/\\])optim(?:izers?)?(?:[/\\]|\.py$)|optimizer", re.IGNORECASE
-)
-_STEP: Final = re.compile(r"^(?:_init_group|_?(?:single|multi)_tensor_\w+|step)$")
 
 
 def is_optimizer_stack(context: Context, stack: int) -> bool:
     """Tell whether an allocation was made inside an optimizer's step."""
     return any(
-        _OPTIMIZER.search(frame.filename) and _STEP.match(frame.function)
+        OPTIMIZER_FILE.search(frame.filename) and OPTIMIZER_STEP.match(frame.function)
         for frame in context.stack(stack)
     )
 
