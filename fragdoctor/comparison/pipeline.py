@@ -16,6 +16,7 @@ from fragdoctor.comparison.figures import (
 )
 from fragdoctor.comparison.lines import line_changes, reasons
 from fragdoctor.comparison.notes import find_notes
+from fragdoctor.comparison.phases import phase_changes
 from fragdoctor.comparison.reading import DeviceReading, Reading, merged, read_run
 from fragdoctor.comparison.replay import prove_settings, requests_equal
 from fragdoctor.comparison.settings import setting_changes
@@ -94,6 +95,7 @@ def compare_readings(
         figures=all_figures(readings, chosen),
         settings=setting_changes(readings[0].settings, readings[-1].settings),
         device_peaks=device_peaks(readings),
+        phases=phase_changes(readings[0], readings[-1], (chosen[0], chosen[-1])),
     )
     if first is not None and last is not None and basis is not Basis.NONE:
         comparison, more = _with_lines(comparison, readings, snapshot, first, last)

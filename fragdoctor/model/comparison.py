@@ -250,7 +250,7 @@ class SettingsProof:
 
 @dataclass(frozen=True, slots=True)
 class PhaseChange:
-    """Peak of one phase of a step (forward, backward, optimizer) before and after."""
+    """Peak of one phase of a step, or a category of memory at the peak, before and after."""
 
     name: str
     before_bytes: int | None

@@ -53,6 +53,7 @@ def render_comparison(
             style=Markup(style),  # noqa: S704 - our own files
             policy=page_policy(style),
             c=comparison,
+            figures=phrases.distinct_figures(comparison),
             judged=judged,
             first=comparison.runs[0],
             last=comparison.runs[-1],

@@ -15,6 +15,7 @@ from fragdoctor.report.compare.phrases import (
     REASON_TITLES,
     blocks_text,
     change_text,
+    distinct_figures,
     explained_text,
     line_place,
     run_facts,
@@ -63,7 +64,7 @@ def _figures(comparison: Comparison) -> str:
     head = ["", *(r.letter for r in runs), "change"]
     rows = [
         [f.title, *(value_text(f, v) for v in f.values), change_text(f)]
-        for f in comparison.figures
+        for f in distinct_figures(comparison)
         if f.id in _SHOWN or (f.delta and f.unit == "count")
     ]
     return _table(head, rows, right=set(range(1, len(runs) + 2)))

@@ -76,6 +76,13 @@ def versions_text(comparison: Comparison) -> str:
     return f"{text[0].upper()}{text[1:]}." if text else ""
 
 
+def distinct_figures(comparison: Comparison) -> list[Figure]:
+    """Return the figures without active memory where it is allocated memory: nothing waits."""
+    values = {f.id: f.values for f in comparison.figures}
+    twins = {"peak_active": "peak_allocated", "active": "allocated"}
+    return [f for f in comparison.figures if values.get(twins.get(f.id, "")) != f.values]
+
+
 def value_text(figure: Figure, value: int | None) -> str:
     """Return one value of a figure; a dash where it is unknown."""
     if value is None:

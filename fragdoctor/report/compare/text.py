@@ -15,6 +15,7 @@ from fragdoctor.report.compare.phrases import (
     REASON_TITLES,
     blocks_text,
     change_text,
+    distinct_figures,
     explained_text,
     file_name,
     line_place,
@@ -85,7 +86,7 @@ def _write_runs(page: Page, comparison: Comparison) -> None:
 
 
 def _write_figures(page: Page, comparison: Comparison) -> None:
-    runs, figures = comparison.runs, comparison.figures
+    runs, figures = comparison.runs, distinct_figures(comparison)
     if not figures:
         return
     page.heading("Figures")
@@ -229,17 +230,18 @@ def _write_settings(page: Page, comparison: Comparison) -> None:
 def _write_phases(page: Page, comparison: Comparison) -> None:
     if not comparison.phases:
         return
-    page.heading("Phases", "peak of each phase")
+    page.heading("Phases", "highest peak of each, and what is held at the peak")
     rows: list[list[Cell]] = []
     for p in comparison.phases:
         known = p.before_bytes is not None and p.after_bytes is not None
         delta = (p.after_bytes or 0) - (p.before_bytes or 0)
-        moved = f"{signed(delta)} {share_text(delta, p.before_bytes or 0)}".strip()
+        share = share_text(delta, p.before_bytes or 0)
+        moved = f"{signed(delta)} ({share})" if share else signed(delta)
         values = [format_size(v) if v is not None else "-" for v in (p.before_bytes, p.after_bytes)]
         rows.append([p.name, *values, moved if known and delta else "=" if known else ""])
     page.table(
         [
-            Column(title="phase", max_width=30),
+            Column(title="phase", max_width=32),
             Column(title=comparison.runs[0].letter, align="right"),
             Column(title=comparison.runs[-1].letter, align="right"),
             Column(title="change"),
