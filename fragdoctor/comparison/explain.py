@@ -25,6 +25,8 @@ from fragdoctor.model.finding import Confidence, Location
 from fragdoctor.units import format_count, format_size, plural
 
 MAX_NAMED: Final = 3
+MIN_REQUESTS: Final = 100
+"""Equal requests from which on one run is the beginning of the other, not an edit of it."""
 
 
 def likely_causes(evidence: Evidence) -> tuple[LikelyCause, ...]:
@@ -66,9 +68,10 @@ def _by_settings(e: Evidence) -> list[LikelyCause]:
     sure = Confidence.LIKELY if proof.is_exact else Confidence.POSSIBLE
     if same:
         accounted = proof.accounted or 0.0
-        if accounted < MIN_SHARE:
+        if accounted < MIN_SHARE and not proof.decides:
             return []
-        if proof.is_exact and abs(proof.result_bytes - proof.recorded_bytes) < MIN_DIFFERENCE:
+        is_equal = abs(proof.result_bytes - proof.recorded_bytes) < MIN_DIFFERENCE
+        if proof.is_exact and (is_equal or proof.decides):
             sure = Confidence.PROVEN
     else:
         if abs(moved) < MIN_DIFFERENCE:
@@ -84,6 +87,10 @@ def _by_length(e: Evidence) -> list[LikelyCause]:
     if e.is_series or not is_same or n_old == n_new:
         return []
     short, long = (e.before, e.after) if n_old < n_new else (e.after, e.before)
+    alone = LineKind.NEW if n_old < n_new else LineKind.GONE
+    has_own_lines = any(c.kind is alone and c.delta_bytes for c in e.changes)
+    if short.capacity_bytes is None and (has_own_lines or len(short.requests) < MIN_REQUESTS):
+        return []  # the end of the program may have been edited
     stopped, other = ("A", e.last) if n_old < n_new else (e.last, "A")
     why = ""
     if short.capacity_bytes is not None:

@@ -66,7 +66,12 @@ def prove_settings(  # noqa: PLR0913 - two runs, each with what it needs
     try:
         baseline = baseline_of(snapshot, before.device)
         scenario = Scenario(conf=conf_of(settings), capacity_bytes=capacity)
-        result = LateStart(baseline).replay(scenario)
+        fair = LateStart(baseline)
+        result = fair.replay(scenario)
+        own_fits = baseline.result.fits
+        if own_fits and capacity is not None and not result.fits:
+            # Was it the setting, or is the other run's device too small for either?
+            own_fits = fair.replay(Scenario(capacity_bytes=capacity)).fits
         simulation = simulation_of(baseline, (result,))
     except (ConfigError, SimulationError) as error:
         return None, error.message
@@ -86,6 +91,7 @@ def prove_settings(  # noqa: PLR0913 - two runs, each with what it needs
         accounted=moved / difference if abs(difference) >= MIN_DIFFERENCE else None,
         is_exact=simulation.method == "replay",
         text="",
+        own_fits=own_fits,
     )
     return replace(proof, text=_sentence(proof, len(before.requests))), ""
 
@@ -114,6 +120,10 @@ def _sentence(proof: SettingsProof, n_requests: int) -> str:
             "from other requests."
         )
     told += f"; {last} recorded {format_size(recorded)} over the same requests"
+    if proof.decides:
+        how = "are all served" if proof.fits else "are not all served"
+        under = "under its own they are not" if proof.fits else "under its own they are"
+        return f"{told}. A's requests {how} under {last}'s settings, {under}."
     if proof.accounted is None:
         return f"{told}, and A {format_size(own)}: the settings make no difference to the peak."
     if abs(result - recorded) < MIN_DIFFERENCE:

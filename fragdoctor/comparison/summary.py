@@ -99,6 +99,12 @@ def _settings_answer(comparison: Comparison, proof: SettingsProof) -> str:
     """Return the answer where the same requests were served under other settings."""
     last = comparison.runs[-1].letter
     names = ", ".join(f"{s.key} {s.before} -> {s.after}" for s in comparison.settings or ())
+    if proof.decides:
+        how = ("all served", "they are not") if proof.fits else ("not all served", "they are")
+        return (
+            f"The settings did it ({names}): A's requests replayed under {last}'s settings are "
+            f"{how[0]}, under its own {how[1]}.{_verdicts(comparison)}"
+        )
     told = (
         f"{last} reserves {format_size(proof.recorded_bytes)} at most for the requests that took A "
         f"{format_size(proof.own_bytes)}: the settings did it ({names})"
@@ -178,7 +184,12 @@ def _settings(comparison: Comparison) -> str:
         return "settings are the same"
     changes = comparison.settings
     named = ", ".join(f"{s.key} {s.before} -> {s.after}" for s in changes[:2])
-    return f"{named}{' and more' if len(changes) > 2 else ''}"
+    named += " and more" if len(changes) > 2 else ""
+    proof = comparison.proof
+    same = (comparison.requests_equal or 0.0) >= SAME_REQUESTS
+    if proof is not None and same and proof.accounted is None and not proof.decides:
+        named += " makes no difference, a replay says"
+    return named
 
 
 def _verdicts(comparison: Comparison) -> str:

@@ -231,6 +231,7 @@ class SettingsProof:
         result_bytes: its peak reserved under the other settings.
         recorded_bytes: what the other run recorded over the same number of requests.
         fits: whether every request was served.
+        own_fits: whether it was under its own settings, with the same capacity.
         accounted: share of the difference in peak reserved that the settings account for; None
             where there is no such difference.
         is_exact: the model reproduces the replayed file exactly.
@@ -246,6 +247,12 @@ class SettingsProof:
     accounted: float | None
     is_exact: bool
     text: str
+    own_fits: bool = True
+
+    @property
+    def decides(self) -> bool:
+        """Whether requests fail under one of the settings and not under the other."""
+        return self.fits != self.own_fits
 
 
 @dataclass(frozen=True, slots=True)

@@ -154,6 +154,7 @@ def _proof(c: Comparison) -> Json | None:
         "result_bytes": p.result_bytes,
         "recorded_bytes": p.recorded_bytes,
         "fits": p.fits,
+        "own_fits": p.own_fits,
         "accounted": p.accounted,
         "is_exact": p.is_exact,
         "text": p.text,
