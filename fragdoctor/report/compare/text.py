@@ -36,6 +36,8 @@ MAX_LINES: Final = 12
 MAX_RUNS_ACROSS: Final = 3
 """More runs stand below each other, not beside."""
 
+WIDTH_OF_FIGURE: Final = 18
+
 _COLORS: Final = {
     LineKind.NEW: "bold red",
     LineKind.GREW: "red",
@@ -107,7 +109,8 @@ def _write_figures(page: Page, comparison: Comparison) -> None:
 
 def _write_figures_down(page: Page, comparison: Comparison) -> None:
     """Write a row a run: as many figures as matter."""
-    figures = [f for f in (comparison.figure(name) for name in _MAIN) if f is not None]
+    known = [f for f in (comparison.figure(name) for name in _MAIN) if f is not None]
+    figures = known[: max(2, page.width // WIDTH_OF_FIGURE)]
     page.table(
         [Column(title="run"), *(Column(title=f.title, align="right") for f in figures)],
         [
