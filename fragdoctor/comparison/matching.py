@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
+from itertools import islice
 from typing import Final
 
 from fragdoctor.comparison.reading import LineUse
@@ -19,10 +20,17 @@ from fragdoctor.comparison.reading import LineUse
 MIN_SCORE: Final = 1.0
 """Below this two lines of a function are not the same line."""
 
-MAX_CELLS: Final = 20_000
+MAX_CELLS: Final = 10_000
 """Pairs of lines looked at within one function; larger ones are matched by line number."""
 
+MAX_ALL_CELLS: Final = 40_000
+"""Pairs looked at in all functions together: a second or two, and far above what programs have."""
+
 MIN_FILE_LIKENESS: Final = 0.5
+MAX_NAMESAKES: Final = 64
+"""Files of one name that a file is held against; packages have as many ``__init__.py``."""
+
+MAX_RENAMED: Final = 64
 
 Pair = tuple[int | None, int | None]
 
@@ -35,10 +43,15 @@ def match_lines(before: Sequence[LineUse], after: Sequence[LineUse]) -> list[Pai
     files = match_files(before, after)
     groups_a, groups_b = _by_function(before), _by_function(after)
     pairs: list[Pair] = []
+    budget = MAX_ALL_CELLS
     for (filename, function), rows in groups_a.items():
         partner = files.get(filename)
         others = [] if partner is None else groups_b.get((partner, function), [])
-        pairs += align([before[i] for i in rows], [after[j] for j in others], rows, others)
+        n_pairs = len(rows) * len(others)
+        is_cheap = n_pairs <= min(MAX_CELLS, budget)
+        budget -= n_pairs if is_cheap else 0
+        matched = align if is_cheap else by_number
+        pairs += matched([before[i] for i in rows], [after[j] for j in others], rows, others)
     pairs += _moved(before, after, pairs)
     pairs += _without_place(before, after)
     taken_a = {i for i, j in pairs if i is not None and j is not None}
@@ -74,17 +87,19 @@ def match_files(before: Sequence[LineUse], after: Sequence[LineUse]) -> dict[str
         if parts:
             by_name[parts[0]].append(f)
 
-    candidates = [
+    result = {f: f for f in own_a if f in own_b}
+    candidates = (
         (n_shared(pa, parts_b[g]), likeness(own_a[f], own_b[g]), f, g)
         for f, pa in parts_a.items()
-        if pa
-        for g in by_name.get(pa[0], [])
-    ]
-    result = _best_pairs(candidates)
+        if pa and f not in result
+        for g in by_name.get(pa[0], [])[:MAX_NAMESAKES]
+        if g not in result
+    )
+    result |= _best_pairs(list(islice(candidates, MAX_CELLS)))
     # A copy under another name, or a cell of a notebook: known by what is in it.
-    left_a = [f for f in own_a if f not in result][:64]
+    left_a = [f for f in own_a if f not in result][:MAX_RENAMED]
     taken = set(result.values())
-    left_b = [g for g in own_b if g not in taken][:64]
+    left_b = [g for g in own_b if g not in taken][:MAX_RENAMED]
     renamed = [
         (0, score, f, g)
         for f in left_a
@@ -118,11 +133,12 @@ def align(
     """
     if not before or not after:
         return []
-    if len(before) * len(after) > MAX_CELLS:
-        numbers = {_line(b): j for j, b in enumerate(after)}
-        found = [(i, numbers[_line(a)]) for i, a in enumerate(before) if _line(a) in numbers]
-        return [(rows[i], others[j]) for i, j in found]
-    alike = [[_score(a, b) for b in after] for a in before]
+    sizes_a = [frozenset(s for s, _ in a.sizes) for a in before]
+    sizes_b = [frozenset(s for s, _ in b.sizes) for b in after]
+    alike = [
+        [_score(a, b, _jaccard(sizes_a[i], sizes_b[j])) for j, b in enumerate(after)]
+        for i, a in enumerate(before)
+    ]
     first = _best_path(
         len(before), len(after), lambda i, j: alike[i][j] + _same_line(before[i], after[j])
     )
@@ -135,6 +151,15 @@ def align(
 
     path = _best_path(len(before), len(after), score)
     return [(rows[i], others[j]) for i, j in path]
+
+
+def by_number(
+    before: Sequence[LineUse], after: Sequence[LineUse], rows: Sequence[int], others: Sequence[int]
+) -> list[Pair]:
+    """Return the pairs of lines with the same number; arguments as for ``align``."""
+    numbers = {_line(b): j for j, b in enumerate(after)}
+    found = [(i, numbers[_line(a)]) for i, a in enumerate(before) if _line(a) in numbers]
+    return [(rows[i], others[j]) for i, j in found]
 
 
 def _same_line(a: LineUse, b: LineUse) -> float:
@@ -163,10 +188,9 @@ def _best_path(n: int, m: int, score: Callable[[int, int], float]) -> list[tuple
     return path
 
 
-def _score(a: LineUse, b: LineUse) -> float:
+def _score(a: LineUse, b: LineUse, sizes: float) -> float:
     """Return how likely two lines of one function are the same line."""
     calls = _jaccard(a.callees, b.callees)
-    sizes = _jaccard({s for s, _ in a.sizes}, {s for s, _ in b.sizes})
     often = min(a.n_requests, b.n_requests) / max(a.n_requests, b.n_requests, 1)
     kinds = min(a.n_sizes, b.n_sizes) / max(a.n_sizes, b.n_sizes, 1)
     return 1.2 * calls + sizes + 0.3 * often + 0.3 * kinds

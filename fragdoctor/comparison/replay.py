@@ -120,16 +120,22 @@ def _sentence(proof: SettingsProof, n_requests: int) -> str:
             "from other requests."
         )
     told += f"; {last} recorded {format_size(recorded)} over the same requests"
+    return told + _outcome(proof)
+
+
+def _outcome(proof: SettingsProof) -> str:
+    """Return what follows from the replay of the same requests."""
+    own, result, recorded = proof.own_bytes, proof.result_bytes, proof.recorded_bytes
     if proof.decides:
         how = "are all served" if proof.fits else "are not all served"
         under = "under its own they are not" if proof.fits else "under its own they are"
-        return f"{told}. A's requests {how} under {last}'s settings, {under}."
+        return f". A's requests {how} under {proof.under}'s settings, {under}."
     if proof.accounted is None:
-        return f"{told}, and A {format_size(own)}: the settings make no difference to the peak."
+        return f", and A {format_size(own)}: the settings make no difference to the peak."
     if abs(result - recorded) < MIN_DIFFERENCE:
         exactly = ", to the byte" if result == recorded else ""
-        return f"{told}{exactly}: the settings account for all of the difference."
+        return f"{exactly}: the settings account for all of the difference."
     if proof.accounted <= 0:
-        return f"{told}: the settings do not explain the difference."
+        return ": the settings do not explain the difference."
     share = format_share(min(proof.accounted, 1), 1)
-    return f"{told}: the settings account for {share} of the difference."
+    return f": the settings account for {share} of the difference."
