@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from fragdoctor.comparison.reading import Reading
-from fragdoctor.model.comparison import Basis, Comparison
+from fragdoctor.model.comparison import Basis, Comparison, LineKind
 from fragdoctor.units import format_count, format_size
 
 MAX_LENGTH_DIFFERENCE: Final = 0.1
@@ -58,6 +58,10 @@ def _peak_notes(comparison: Comparison) -> list[str]:
                 "memory_stats() counted a higher peak than a trace holds: lines explain the "
                 f"traces' difference of {format_size(comparison.delta_bytes)}."
             )
+    if first.has_stacks and last.has_stacks and _nothing_in_common(comparison):
+        notes.append(
+            "No source line of one run is in the other: these look like two different programs."
+        )
     steps = (first.n_steps, last.n_steps)
     a, b = steps
     is_pair = len(comparison.runs) == 2
@@ -66,6 +70,12 @@ def _peak_notes(comparison: Comparison) -> list[str]:
             f"The traces are of different length: {format_count(a)} and {format_count(b)} steps."
         )
     return notes
+
+
+def _nothing_in_common(comparison: Comparison) -> bool:
+    placed = [c for c in comparison.lines if c.place is not None]
+    kinds = {c.kind for c in placed}
+    return kinds == {LineKind.NEW, LineKind.GONE}
 
 
 def _names(letters: Sequence[str]) -> str:

@@ -12,7 +12,7 @@ from typing import Final
 from markupsafe import Markup
 
 from fragdoctor.gate.growth import Growth
-from fragdoctor.model.comparison import Comparison, LineChange, LineKind
+from fragdoctor.model.comparison import Comparison
 from fragdoctor.report.base import RenderOptions
 from fragdoctor.report.compare import phrases
 from fragdoctor.report.compare.chart import timeline_chart, trend_chart
@@ -47,7 +47,7 @@ def render_comparison(
     environment.globals["value_text"] = phrases.value_text
     environment.globals["share_text"] = phrases.share_text
     style = page_source("report/report.css") + page_source("compare/compare.css")
-    changed = [c for c in comparison.lines if _is_shown(c)]
+    changed = [c for c in comparison.lines if phrases.is_shown(c)]
     return (
         environment.get_template("compare.html.j2").render(
             style=Markup(style),  # noqa: S704 - our own files
@@ -71,12 +71,8 @@ def render_comparison(
             reason_titles=phrases.REASON_TITLES,
             versions=phrases.versions_text(comparison),
             explained=phrases.explained_text(comparison),
+            unseen=phrases.unseen_text(comparison),
             no_stack=phrases.NO_STACK,
         )
         + "\n"
     )
-
-
-def _is_shown(change: LineChange) -> bool:
-    is_one_sided = change.kind in (LineKind.NEW, LineKind.GONE)
-    return bool(change.delta_bytes or change.sizes or is_one_sided)

@@ -10,6 +10,7 @@ from fragdoctor.model.comparison import (
     Comparison,
     Figure,
     LineChange,
+    LineKind,
     ReasonKind,
     RunSide,
     SizeChange,
@@ -163,6 +164,22 @@ def _sizes(sizes: Sequence[int], total: int) -> str:
     shown = [format_size(s) for s in sizes[:3]]
     more = f" and {format_count(total - len(shown))} more" if total > len(shown) else ""
     return ", ".join(shown) + more
+
+
+def is_shown(change: LineChange) -> bool:
+    """Return whether a line matters at the compared moment: other bytes, or other sizes."""
+    holds = change.before_bytes or change.after_bytes
+    return bool(change.delta_bytes or (change.sizes is not None and holds))
+
+
+def unseen_text(comparison: Comparison) -> str:
+    """Return how many new and gone lines hold nothing at the compared moment."""
+    idle = [c for c in comparison.lines if not is_shown(c)]
+    n_new = sum(c.kind is LineKind.NEW for c in idle)
+    n_gone = sum(c.kind is LineKind.GONE for c in idle)
+    parts = [f"{n} {word}" for n, word in ((n_new, "new"), (n_gone, "gone")) if n]
+    lines = "line holds" if n_new + n_gone == 1 else "lines hold"
+    return f"Besides, {' and '.join(parts)} {lines} nothing at that moment." if parts else ""
 
 
 def explained_text(comparison: Comparison) -> str:

@@ -18,6 +18,7 @@ from fragdoctor.report.compare.phrases import (
     distinct_figures,
     explained_text,
     file_name,
+    is_shown,
     line_place,
     run_facts,
     run_name,
@@ -25,6 +26,7 @@ from fragdoctor.report.compare.phrases import (
     share_text,
     signed,
     sizes_text,
+    unseen_text,
     value_text,
     versions_text,
 )
@@ -154,11 +156,13 @@ def _write_causes(page: Page, comparison: Comparison) -> None:
 
 
 def _write_lines(page: Page, comparison: Comparison) -> None:
-    changed = [c for c in comparison.lines if _is_shown(c)]
+    verbose = page.options.verbosity is Verbosity.VERBOSE
+    changed = [
+        c for c in comparison.lines if is_shown(c) or (verbose and c.kind is not LineKind.SAME)
+    ]
     if not changed:
         return
     first, last = comparison.runs[0].letter, comparison.runs[-1].letter
-    verbose = page.options.verbosity is Verbosity.VERBOSE
     page.heading("Lines", BASIS_TITLES[comparison.basis])
     shown = changed if verbose else changed[:MAX_LINES]
     page.table(
@@ -175,8 +179,9 @@ def _write_lines(page: Page, comparison: Comparison) -> None:
     more = len(changed) - len(shown) + comparison.n_lines_left_out
     if more > 0:
         page.paragraph((f"{plural(more, 'more line')}; with --verbose", "dim"))
-    if text := explained_text(comparison):
-        page.paragraph(text)
+    for text in (explained_text(comparison), "" if verbose else unseen_text(comparison)):
+        if text:
+            page.paragraph(text)
     parts = [
         f"{REASON_TITLES[r.kind]} {signed(r.delta_bytes)}"
         for r in comparison.reasons
@@ -184,12 +189,6 @@ def _write_lines(page: Page, comparison: Comparison) -> None:
     ]
     if len(parts) > 1:
         page.paragraph(f"By kind: {', '.join(parts)}.")
-
-
-def _is_shown(change: LineChange) -> bool:
-    """Return whether a line has something to say: other bytes, or other sizes."""
-    is_one_sided = change.kind in (LineKind.NEW, LineKind.GONE)
-    return bool(change.delta_bytes or change.sizes or is_one_sided)
 
 
 def _line_row(change: LineChange) -> list[Cell]:
