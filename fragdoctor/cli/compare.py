@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated, Any
@@ -38,6 +39,12 @@ def step_list(text: str) -> list[float]:
     return values
 
 
+def by_numbers(name: str) -> list[tuple[int, int, str]]:
+    """Return a key that puts ``step8`` before ``step16``: numbers count as numbers."""
+    parts = re.findall(r"[0-9]{1,18}|[^0-9]+", name)
+    return [(0, int(p), "") if p[0] in "0123456789" else (1, 0, p) for p in parts]
+
+
 Paths = Annotated[
     list[str],
     typer.Argument(
@@ -63,6 +70,9 @@ Steps = Annotated[
         help="Set the step of each run: the axis of growth over three or more",
     ),
 ]
+Sort = Annotated[
+    bool, typer.Option("--sort", help="Take the runs in the order of the numbers in their names")
+]
 Format = Annotated[
     CompareFormat, typer.Option("--format", help="Choose the output format", show_default=True)
 ]
@@ -72,6 +82,7 @@ def compare(
     paths: Paths,
     fail_on_growth: FailOnGrowth = None,
     steps: Steps = None,
+    sort: Sort = False,
     capacity: options.Capacity = None,
     device: options.Device = None,
     torch_version: options.TorchVersion = None,
@@ -87,6 +98,7 @@ def compare(
         quiet=quiet, verbose=verbose, no_color=no_color, to_file=output is not None
     )
     console.check_output(output, force=force, inputs=paths)
+    paths = sorted(paths, key=by_numbers) if sort else paths
     if len(paths) < 2:
         raise ConfigError(
             "One run cannot be compared.",

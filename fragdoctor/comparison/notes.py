@@ -43,8 +43,22 @@ def find_notes(comparison: Comparison, readings: Sequence[Reading]) -> list[str]
     if comparison.settings is None and not without:
         silent = [r.letter for r, own in zip(runs, readings, strict=True) if own.settings is None]
         notes.append(f"{_names(silent)} {_has(silent)} no settings recorded: they may differ.")
+    notes += _order_notes(comparison)
     notes += _peak_notes(comparison)
     return notes
+
+
+def _order_notes(comparison: Comparison) -> list[str]:
+    """Return a warning where traces of one program seem not to be in time order."""
+    trend = comparison.trend
+    if trend is None or trend.unit == "step":
+        return []
+    counts = [r.n_steps or 0 for r in comparison.runs if not r.is_cut]
+    if len(set(counts)) < len(comparison.runs) or 0 in counts or counts == sorted(counts):
+        return []
+    told = ", ".join(format_count(n) for n in counts[:10])
+    text = f"The traces' step counts do not ascend ({told}): if it is one program, give the runs"
+    return [f"{text} in time order, or --sort."]
 
 
 def _peak_notes(comparison: Comparison) -> list[str]:

@@ -33,6 +33,10 @@ _TELLING: Final = frozenset(
 SAME_SHARE: Final = 0.001
 """Messages print figures to two decimals; smaller differences are not worth a line's name."""
 
+SECOND_SHARE: Final = 0.25
+"""Of the difference, from which on a second cause is in the answer."""
+
+_CHANGES: Final = frozenset({CauseKind.SCALE, CauseKind.LEAK})
 _VERBS: Final = {
     "peak_allocated": "peaks",
     "peak_active": "peaks (active memory)",
@@ -169,12 +173,13 @@ def line_text(change: LineChange) -> str:
 
 def _cause(comparison: Comparison) -> str:
     """Return what did it, where that says more than the line alone."""
-    told = [
-        c.text
-        for c in comparison.causes
-        if c.kind in _TELLING and c.confidence is not Confidence.POSSIBLE
-    ]
-    return f" {told[0]}" if told else ""
+    delta = comparison.delta_bytes or 0
+    telling = [c for c in comparison.causes if c.kind in _TELLING]
+    sure = [c for c in telling if c.confidence is not Confidence.POSSIBLE][:1]
+    # Where two things changed, the smaller one is told too if it is a large part.
+    parts = [c for c in telling if (c.delta_bytes or 0) * delta >= SECOND_SHARE * delta**2]
+    second = [c for c in parts if c not in sure and c.kind in _CHANGES][:1] if sure else []
+    return "".join(f" {c.text}" for c in (*sure, *second))
 
 
 def _settings(comparison: Comparison) -> str:
