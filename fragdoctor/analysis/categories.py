@@ -62,7 +62,9 @@ class _Sorter:
         self.second = following[np.minimum(self.backward, self.n_passes)]
         self.category = np.full(len(lifetimes), UNKNOWN, np.uint8)
         self.sureness = np.zeros(len(lifetimes), np.uint8)
+        # Blocks whose end is not seen: they wait for a backward pass, or for what follows it.
         self.is_open = np.zeros(len(lifetimes), np.bool_)
+        self.is_left = np.zeros(len(lifetimes), np.bool_)
 
     def put(self, rows: Bools, category: int, sureness: int = LIKELY) -> None:
         """Set the category of blocks."""
@@ -129,10 +131,11 @@ def _sort_forward(s: _Sorter) -> None:
     s.put(inputs & (s.died > s.born) & ~s.is_alive, INPUTS)
     waits = made & s.is_alive & (s.second >= n)
     s.put(waits, ACTIVATIONS, POSSIBLE)
-    s.put(waits & (s.backward < n - (1 if s.passes.is_cut else 0)), KEPT, POSSIBLE)
-    s.is_open |= waits
+    is_over = s.backward < n - (1 if s.passes.is_cut else 0)
+    s.put(waits & is_over, KEPT, POSSIBLE)
     s.put(inputs & waits, INPUTS)
-    s.is_open &= ~inputs
+    s.is_open |= waits & ~is_over & ~inputs
+    s.is_left |= waits & is_over & ~inputs
 
 
 def _sort_forward_alone(s: _Sorter) -> None:
@@ -222,12 +225,38 @@ def _fitting(s: _Sorter, outlives: Bools, persists: Bools, is_parameter: Bools) 
 
 
 def _sort_unnamed_parameters(s: _Sorter) -> None:
-    """Take what was made before the first step and has a gradient of its size for parameters."""
-    gradients = (s.category == GRADIENTS) & ~s.is_before
-    sizes = np.unique(s.requested[gradients])
-    has_gradient = np.isin(s.requested, sizes) & s.is_alive & s.made_in(SETUP)
-    s.put(has_gradient & (s.category == KEPT), PARAMETERS, POSSIBLE)
-    s.put(has_gradient & (s.category == PARAMETERS), PARAMETERS, LIKELY)
+    """Find parameters made by hand: from before the first step, each with a gradient of its size.
+
+    What is left of them when every gradient has its parameter is a copy (an average of the
+    weights, a teacher) or something else.
+    """
+    named = (s.category == PARAMETERS) & s.roles.makes_model[s.stack]
+    rows = np.flatnonzero(s.made_in(SETUP) & s.is_alive & ~named)
+    rows = rows[(s.category[rows] == KEPT) | (s.category[rows] == PARAMETERS)]
+    sizes, wanted = _gradients_of_a_step(s)
+    if not len(rows) or not len(sizes):
+        return
+    is_named = named & np.isin(s.requested, sizes)
+    n_named = np.bincount(np.searchsorted(sizes, s.requested[is_named]), minlength=len(sizes))
+    wanted = np.maximum(0, wanted - n_named)
+    s.category[rows], s.sureness[rows] = KEPT, POSSIBLE
+    rows = rows[np.isin(s.requested[rows], sizes)]
+    rows = rows[np.lexsort((s.start[rows], s.requested[rows]))]
+    at = np.searchsorted(sizes, s.requested[rows])
+    have = np.bincount(at, minlength=len(sizes))
+    chosen = rows[np.arange(len(rows)) - np.append(0, np.cumsum(have))[at] < wanted[at]]
+    s.category[chosen] = PARAMETERS
+    s.sureness[chosen] = np.where(s.roles.may_make_model[s.stack[chosen]], LIKELY, POSSIBLE)
+
+
+def _gradients_of_a_step(s: _Sorter) -> tuple[I64, I64]:
+    """Return the sizes of gradients, and how many of each a single backward pass made at most."""
+    rows = np.flatnonzero((s.category == GRADIENTS) & ~s.is_before)
+    sizes, at = np.unique(s.requested[rows], return_inverse=True)
+    pairs, count = np.unique(s.born[rows] * len(sizes) + at.reshape(-1), return_counts=True)
+    most = np.zeros(len(sizes), np.int64)
+    np.maximum.at(most, pairs % max(1, len(sizes)), count)
+    return sizes, most
 
 
 def _sort_old(s: _Sorter) -> None:
@@ -276,12 +305,16 @@ def _match_sizes(s: _Sorter, old: Bools) -> None:
 
 def _ask_the_line(s: _Sorter) -> None:
     """Give blocks whose end is not seen what most bytes of the same stack turned out to be."""
-    open_rows = np.flatnonzero(s.is_open & (s.stack >= 0))
+    is_open = s.is_open | s.is_left
     # What the last pass freed at once says nothing of what it has not freed yet.
-    is_seen = ~s.is_open & ~s.is_before & (s.born < s.n_passes - 1)
-    known = np.flatnonzero(is_seen & (s.stack >= 0) & (s.category != UNKNOWN))
-    if not len(open_rows) or not len(known):
-        return
+    is_seen = ~is_open & ~s.is_before & (s.born < s.n_passes - 1) & (s.category != UNKNOWN)
+    _follow(s, s.is_open, is_seen)
+    _follow(s, s.is_left, is_seen & (s.died > s.backward))
+
+
+def _follow(s: _Sorter, rows: Bools, examples: Bools) -> None:
+    open_rows = np.flatnonzero(rows & (s.stack >= 0))
+    known = np.flatnonzero(examples & (s.stack >= 0))
     wanted = np.unique(s.stack[open_rows])
     known = known[np.isin(s.stack[known], wanted)]
     if not len(known):

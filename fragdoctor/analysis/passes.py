@@ -18,6 +18,8 @@ from fragdoctor.analysis.stack_roles import StackRoles
 from fragdoctor.model.snapshot import I32, I64, U8, Action, Bools
 
 SETUP, FORWARD, BACKWARD, OPTIMIZER = 0, 1, 2, 3
+BOTH: Final = 4
+"""Forward and backward, not told apart."""
 NOT_REACHED: Final = np.iinfo(np.int64).max
 
 
@@ -26,7 +28,7 @@ class Passes:
     """The passes of a device in order; pass i covers rows ``first[i]`` to ``first[i + 1]``.
 
     Attributes:
-        label: ``SETUP`` .. ``OPTIMIZER``.
+        label: ``SETUP`` .. ``BOTH``.
         first: one longer than ``label``; the last is the number of events.
         first_module: first row at which a module's call allocates; ``NOT_REACHED`` without one.
         is_cut: the trace ends with a failure, in the middle of the last pass.

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
+from fragdoctor.analysis.annotated_passes import annotated_passes, sort_by_lifetime
 from fragdoctor.analysis.attribution import frames_of
 from fragdoctor.analysis.categories import N_CATEGORIES, Categories, sort_blocks, sums_at
 from fragdoctor.analysis.columns import DeviceColumns
 from fragdoctor.analysis.lifetimes import ALIVE, BEFORE, Lifetimes
-from fragdoctor.analysis.passes import BACKWARD, FORWARD, OPTIMIZER, SETUP, Passes, find_passes
+from fragdoctor.analysis.passes import (
+    BACKWARD,
+    BOTH,
+    FORWARD,
+    OPTIMIZER,
+    SETUP,
+    Passes,
+    find_passes,
+)
 from fragdoctor.analysis.result import CategorySum, PhaseAnalysis, PhasePeaks, Timeline
 from fragdoctor.analysis.stack_roles import stack_roles
 from fragdoctor.analysis.timeline import Undone
@@ -18,6 +28,9 @@ from fragdoctor.model.snapshot import I32, I64, U8, Snapshot
 
 MAX_LINES: Final = 5
 NO_STACKS: Final = "no stacks were recorded, so nothing tells the phases apart"
+ONLY_STEPS: Final = (
+    "no stacks were recorded; only the optimizer's steps are marked, by PyTorch's own annotations"
+)
 NO_TRAINING: Final = "no stack shows a backward pass or an optimizer step"
 
 
@@ -38,10 +51,19 @@ def find_phases(
     passes = find_passes(
         columns, roles, is_late=is_late, frees_tell=_frees_tell(columns, undone.lifetimes)
     )
+    if passes is not None:
+        categories = sort_blocks(undone.lifetimes, roles, passes)
+        found = _summary(undone, passes, _Table(categories, undone.lifetimes, lines))
+        trains = np.isin(passes.label, (BACKWARD, OPTIMIZER)).any()
+        return found if trains else replace(found, reason=NO_TRAINING)
+    if roles.has_python:
+        return PhaseAnalysis("none", NO_TRAINING)
+    passes = annotated_passes(snapshot, columns)
     if passes is None:
-        return PhaseAnalysis("none", NO_TRAINING if roles.has_python else NO_STACKS)
-    categories = sort_blocks(undone.lifetimes, roles, passes)
-    return _summary(undone, passes, _Table(categories, undone.lifetimes, lines))
+        return PhaseAnalysis("none", NO_STACKS)
+    categories = sort_by_lifetime(undone.lifetimes, passes, undone.timeline.allocated_bytes)
+    found = _summary(undone, passes, _Table(categories, undone.lifetimes, lines))
+    return replace(found, method="lifetimes", reason=ONLY_STEPS)
 
 
 def _frees_tell(columns: DeviceColumns, lifetimes: Lifetimes) -> bool:
@@ -96,13 +118,12 @@ def _summary(undone: Undone, passes: Passes, table: _Table) -> PhaseAnalysis:
     rest = _rest_state(passes, timeline)
     return PhaseAnalysis(
         method="stacks",
-        reason="" if np.isin(passes.label, (BACKWARD, OPTIMIZER)).any() else NO_TRAINING,
         labels=passes.label,
         first=passes.first,
         pass_peak_bytes=peaks,
         phases=tuple(
             found
-            for label in (SETUP, FORWARD, BACKWARD, OPTIMIZER)
+            for label in (SETUP, FORWARD, BACKWARD, BOTH, OPTIMIZER)
             if (found := _phase(label, passes, peaks, states, table)) is not None
         ),
         peak_label=-1 if not peak else int(passes.label[_pass_of(passes, peak - 1)]),
@@ -140,5 +161,6 @@ def _rest_state(passes: Passes, timeline: Timeline) -> int | None:
     ends = OPTIMIZER if (label == OPTIMIZER).any() else BACKWARD
     if label[-1] == ends and not passes.is_cut:
         return len(timeline.allocated_bytes) - 1
-    begins = np.flatnonzero((label[1:] == FORWARD) & (label[:-1] == ends)) + 1
+    follows = np.isin(label[1:], (FORWARD, BOTH))
+    begins = np.flatnonzero(follows & (label[:-1] == ends)) + 1
     return int(passes.first[begins[-1]]) if len(begins) else None

@@ -24,7 +24,13 @@ MAX_SPANS: Final = 1000
 # Share of the bytes of a category that must be likely for the whole to be called so.
 MIN_LIKELY: Final = 0.9
 
-PHASES: Final = (Phase.SETUP, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
+PHASES: Final = (
+    Phase.SETUP,
+    Phase.FORWARD,
+    Phase.BACKWARD,
+    Phase.OPTIMIZER,
+    Phase.FORWARD_BACKWARD,
+)
 """In the order of the labels of ``analysis/passes.py``."""
 
 CATEGORIES: Final = (

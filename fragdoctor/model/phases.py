@@ -13,13 +13,15 @@ class Phase(StrEnum):
     """A part of a training step. FORWARD takes in the loading of data, the loss and evaluation.
 
     SETUP is what comes before the first step; OPTIMIZER also holds gradient clipping and
-    ``zero_grad``; UNKNOWN is what no evidence tells.
+    ``zero_grad``; FORWARD_BACKWARD are the two where nothing tells them apart; UNKNOWN is what
+    no evidence tells.
     """
 
     SETUP = "setup"
     FORWARD = "forward"
     BACKWARD = "backward"
     OPTIMIZER = "optimizer"
+    FORWARD_BACKWARD = "forward_backward"
     UNKNOWN = "unknown"
 
 

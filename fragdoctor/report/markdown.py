@@ -10,6 +10,7 @@ from fragdoctor.report.base import RenderOptions, Verbosity
 from fragdoctor.report.phase_words import (
     CATEGORY_NAMES,
     PHASE_NAMES,
+    limits_sentence,
     main_line,
     peak_sentence,
     shown_phases,
@@ -109,7 +110,7 @@ def _phases(diagnosis: Diagnosis) -> list[str]:
         ]
         titles = ("Phase", "Passes", "Usual peak", "Worst")
         blocks += _section(f"Training phases of GPU {report.device}", titles, rows)
-        sentence = peak_sentence(report)
+        sentence = " ".join(s for s in (peak_sentence(report), limits_sentence(report)) if s)
         blocks += [md(sentence)] if sentence else []
         shares = [
             (CATEGORY_NAMES[s.category], format_size(s.n_bytes), sureness(s), _code(main_line(s)))

@@ -17,6 +17,7 @@ PHASE_NAMES: Final = {
     Phase.FORWARD: "forward",
     Phase.BACKWARD: "backward",
     Phase.OPTIMIZER: "optimizer",
+    Phase.FORWARD_BACKWARD: "fwd + bwd",
     Phase.UNKNOWN: "unknown",
 }
 
@@ -33,8 +34,8 @@ CATEGORY_NAMES: Final = {
 
 
 KEPT_MEANS: Final = (
-    "Kept: outlives its step and is none of the others, as workspaces of libraries, caches, or a "
-    "leak."
+    "Kept: outlives its step and is none of the others, as workspaces of libraries, caches, copies "
+    "of weights, or a leak."
 )
 
 
@@ -63,8 +64,18 @@ def peak_sentence(report: PhaseReport) -> str:
     """Return which phase holds the peak, "" where that is unknown."""
     if report.peak_phase is Phase.UNKNOWN:
         return ""
-    name = PHASE_NAMES[report.peak_phase]
-    part = {Phase.SETUP: "the setup", Phase.OPTIMIZER: "the optimizer step"}.get(
-        report.peak_phase, f"the {name} pass"
-    )
+    part = {
+        Phase.SETUP: "the setup",
+        Phase.OPTIMIZER: "the optimizer step",
+        Phase.FORWARD_BACKWARD: "the forward or the backward pass",
+    }.get(report.peak_phase, f"the {PHASE_NAMES[report.peak_phase]} pass")
     return f"The peak of {format_size(report.peak_bytes)} is in {part}."
+
+
+def limits_sentence(report: PhaseReport) -> str:
+    """Return what could not be told and why, "" where nothing is missing."""
+    if not report.reason:
+        return ""
+    if report.method == "lifetimes":
+        return f"Forward and backward are not told apart: {report.reason}."
+    return f"Activations and caches are not told apart: {report.reason}."

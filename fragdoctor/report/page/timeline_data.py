@@ -27,7 +27,7 @@ MAX_PHASES: Final = 3000
 MAX_MARKS: Final = 2000
 MAX_PHASE_DEPTH: Final = 4
 MAX_PASSES: Final = 20_000
-TRAINING_NAMES: Final = ("setup", "forward", "backward", "optimizer")
+TRAINING_NAMES: Final = ("setup", "forward", "backward", "optimizer", "both")
 """Of the labels of ``analysis/passes.py``."""
 SERIES: Final = ("allocated", "active", "reserved")
 

@@ -12,6 +12,7 @@ from fragdoctor.report.phase_words import (
     CATEGORY_NAMES,
     KEPT_MEANS,
     PHASE_NAMES,
+    limits_sentence,
     main_line,
     peak_sentence,
     shown_phases,
@@ -52,9 +53,7 @@ def _write_device(page: Page, report: PhaseReport) -> None:
         Column("wrap", title="mostly"),
     ]
     page.table(columns, rows)
-    said = [peak_sentence(report)]
-    if report.reason:
-        said.append(f"Activations and caches cannot be told apart: {report.reason}.")
+    said = [peak_sentence(report), limits_sentence(report)]
     page.paragraph(" ".join(s for s in said if s))
     _write_categories(page, report)
 

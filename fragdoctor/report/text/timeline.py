@@ -43,6 +43,7 @@ _PHASE_LETTERS: Final = {
     Phase.FORWARD: ("f", "green"),
     Phase.BACKWARD: ("b", "blue"),
     Phase.OPTIMIZER: ("o", "magenta"),
+    Phase.FORWARD_BACKWARD: ("m", "blue"),
     Phase.UNKNOWN: (" ", ""),
 }
 _MIN_PHASE_WIDTH: Final = 1.5

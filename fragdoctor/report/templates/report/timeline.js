@@ -53,7 +53,7 @@ class Timeline {
     if (others) key.push(["k-flush", plural(others, "other flush", "other flushes")]);
     if (this.training) {
       const there = new Set(this.training.label);
-      this.training.names.forEach((name, i) => { if (there.has(i)) key.push([`k-${name}`, name]); });
+      this.training.names.forEach((name, i) => { if (there.has(i)) key.push([`k-${name}`, name === "both" ? "forward and backward" : name]); });
     }
     this.key = element("ul", { class: "chartkey" }, ...key.map(([k, word]) => element("li", null, element("i", { class: k }), word)));
     this.canvas = element("canvas", { tabindex: "0", role: "application", "aria-roledescription": "chart",

@@ -139,7 +139,7 @@ const timelinePainting = {
   paintTraining(c) {
     if (!this.training) return;
     const { label, first, names } = this.training, { soft, ink, line, free, releasable, live, pending } = theme.colors;
-    const colors = [free, releasable, live, pending];
+    const colors = [free, releasable, live, pending, live];
     const top = TOP + this.rangeLanes * LANE, left = LEFT, right = this.width - RIGHT;
     c.fillStyle = soft;
     c.textAlign = "right";
