@@ -134,7 +134,7 @@ def stack_changes(
     changes = []
     for key in dict.fromkeys((*old, *new)):
         a, b = old.get(key, ((), 0)), new.get(key, ((), 0))
-        if a[1] != b[1]:
+        if a[1] != b[1] and (a[0] or b[0]):
             changes.append(StackChange(b[0] or a[0], a[1], b[1]))
     changes.sort(key=lambda c: -abs(c.after_bytes - c.before_bytes))
     return tuple(changes[:MAX_STACK_CHANGES])

@@ -17,7 +17,7 @@ from fragdoctor.model.comparison import (
     SettingsProof,
 )
 from fragdoctor.model.finding import Confidence
-from fragdoctor.units import format_share, format_size
+from fragdoctor.units import format_count, format_share, format_size
 
 _MEASURES: Final = ("peak_allocated", "peak_active", "allocated", "peak_reserved", "reserved")
 _TELLING: Final = frozenset(
@@ -151,7 +151,11 @@ def _lines(comparison: Comparison) -> str:
         return length.text[0].lower() + length.text[1:].rstrip(".")
     delta = comparison.delta_bytes
     if not delta:
-        return ""
+        asked = comparison.figure("requests")
+        if asked is None or not asked.delta:
+            return ""
+        first, last = (format_count(asked.values[i] or 0) for i in (0, -1))
+        return f"it makes {last} requests instead of {first}"
     same_way = [c for c in comparison.lines if c.delta_bytes * delta > 0]
     named = [c for c in same_way if c.place is not None]
     top = max(named or same_way, key=lambda c: abs(c.delta_bytes), default=None)

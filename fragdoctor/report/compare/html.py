@@ -47,12 +47,15 @@ def render_comparison(
     environment.globals["value_text"] = phrases.value_text
     environment.globals["share_text"] = phrases.share_text
     style = page_source("report/report.css") + page_source("compare/compare.css")
+    headline, stop, rest = comparison.summary.partition(". ")
     changed = [c for c in comparison.lines if phrases.is_shown(c)]
     return (
         environment.get_template("compare.html.j2").render(
             style=Markup(style),  # noqa: S704 - our own files
             policy=page_policy(style),
             c=comparison,
+            headline=headline + stop.rstrip(),
+            rest=rest,
             figures=phrases.distinct_figures(comparison),
             judged=judged,
             first=comparison.runs[0],
