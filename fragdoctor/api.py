@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
     from fragdoctor.limits import Limits
+    from fragdoctor.model.comparison import Comparison
     from fragdoctor.model.diagnosis import Diagnosis
     from fragdoctor.model.fleet_report import FleetReport
     from fragdoctor.model.simulation import Simulation
@@ -154,6 +155,40 @@ def simulate(  # noqa: PLR0913 - the questions of one what-if, all by keyword
         torch_version=torch_version,
         smallest_capacity=smallest_capacity,
     )
+
+
+def compare(
+    *runs: Case | Snapshot | OomLog | OomMessage | StatsSeries | MemoryStats | str,
+    names: Sequence[str] | None = None,
+    steps: Sequence[float] | None = None,
+    capacity_bytes: int | None = None,
+) -> Comparison:
+    """Return what changed between runs, in time order: the first against the last.
+
+    With three or more, growth is fitted over them too.
+
+    Args:
+        runs: two or more; a ``Case`` holds several inputs of one run.
+        names: what reports call the runs; the names of their inputs where None.
+        steps: where each run stands on the axis of growth.
+        capacity_bytes: what growth runs into, where the inputs do not say.
+
+    Raises:
+        ConfigError: fewer than two runs, or names or steps that do not fit them.
+    """
+    from fragdoctor.comparison.pipeline import compare_cases  # noqa: PLC0415 - numpy is heavy
+
+    cases = [_case((run,), Overrides()) for run in runs]
+    if names is not None and len(names) != len(cases):
+        raise ConfigError(f"There are {len(cases)} runs and {len(names)} names.")
+    named = names or [_name(case) for case in cases]
+    return compare_cases(zip(named, cases, strict=True), steps=steps, capacity_bytes=capacity_bytes)
+
+
+def _name(case: Case) -> str:
+    if case.sources:
+        return case.sources[0]
+    return case.snapshot.provenance.source if case.snapshot is not None else ""
 
 
 def _case(parts: Sequence[object], overrides: Overrides) -> Case:

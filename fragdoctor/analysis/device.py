@@ -18,7 +18,7 @@ from fragdoctor.analysis.pins import find_pins
 from fragdoctor.analysis.result import DeviceAnalysis, OomEvent
 from fragdoctor.analysis.sizes import size_diversity
 from fragdoctor.analysis.steps import find_steps
-from fragdoctor.analysis.timeline import undo
+from fragdoctor.analysis.timeline import Undone, undo
 from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.model.snapshot import BlockState, Snapshot
 
@@ -31,7 +31,10 @@ def analyze_devices(
 
 
 def analyze_device(
-    snapshot: Snapshot, device: int, settings: AllocatorSettings | None = None
+    snapshot: Snapshot,
+    device: int,
+    settings: AllocatorSettings | None = None,
+    undone: Undone | None = None,
 ) -> DeviceAnalysis:
     """Return what the columns say about one device.
 
@@ -39,10 +42,11 @@ def analyze_device(
         snapshot: the columns of a file.
         device: number of the device; one that the file does not know gives zeros.
         settings: what the allocator ran under; the recorded settings where None.
+        undone: what undoing the trace tells, where the caller has it.
     """
     settings = snapshot.settings if settings is None else settings
     columns = device_columns(snapshot, device)
-    undone = undo(columns, settings)
+    undone = undo(columns, settings) if undone is None else undone
     layout = final_layout(columns, settings, undone)
     capture = capture_quality(snapshot, columns, undone)
     classes = frame_classes(snapshot)

@@ -9,6 +9,7 @@ from typer.core import TyperGroup
 
 from fragdoctor.cli.analyze import analyze
 from fragdoctor.cli.check import check
+from fragdoctor.cli.compare import compare
 from fragdoctor.cli.explain import explain
 from fragdoctor.cli.export import export
 from fragdoctor.cli.front_page import FRONT_PAGE
@@ -84,6 +85,14 @@ app.command(
         "fragdoctor simulate snapshot.pickle --sweep --capacity 24GiB --format json",
     ),
 )(simulate)
+app.command(
+    "compare",
+    help="Say what changed between two runs, or how several grow",
+    epilog=_examples(
+        "fragdoctor compare before.pickle after.pickle --fail-on-growth 2%",
+        "fragdoctor compare step*.pickle --steps 100,200,300 --capacity 24GiB",
+    ),
+)(compare)
 app.command(
     "export",
     help="Write a snapshot as tables, a trace, stacks, or redacted",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from fragdoctor.analysis.result import DeviceAnalysis
 from fragdoctor.diagnosis.checklist import build_checklist
 from fragdoctor.diagnosis.contexts import build_contexts, leading_context
 from fragdoctor.diagnosis.corrections import find_corrections
@@ -23,15 +24,21 @@ from fragdoctor.rules.context import Context
 from fragdoctor.rules.registry import RULES
 
 
-def diagnose(case: Case, *, progress: Progress | None = None, replays: bool = True) -> Diagnosis:
+def diagnose(
+    case: Case,
+    *,
+    progress: Progress | None = None,
+    replays: bool = True,
+    analyses: Mapping[int, DeviceAnalysis] | None = None,
+) -> Diagnosis:
     """Return what is wrong, how that was found, and what to do about it.
 
     Every input of the case may be missing; what cannot be answered is skipped with the reason.
     Where there is a trace, recommendations are replayed before they are given; ``progress`` is
     called with replays done and replays in all. Without ``replays`` they are reasoned only, which
-    changes neither the verdict nor the findings.
+    changes neither the verdict nor the findings. ``analyses`` of devices are taken where given.
     """
-    contexts = build_contexts(case)
+    contexts = build_contexts(case, analyses)
     leader = leading_context(contexts)
     verdict = find_verdict(leader)
     results = run_rules(RULES, contexts)

@@ -8,10 +8,7 @@ allows nothing else, so markup that slipped through could still not run or load 
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from collections.abc import Mapping
-from importlib.resources import files
 from typing import Any, Final
 
 import jinja2
@@ -23,10 +20,11 @@ from fragdoctor.errors import ConfigError
 from fragdoctor.model.diagnosis import Diagnosis
 from fragdoctor.model.simulation import Simulation
 from fragdoctor.model.snapshot import Snapshot
-from fragdoctor.report import escape, phase_words, phrases
+from fragdoctor.report import phase_words, phrases
 from fragdoctor.report.base import RenderOptions
 from fragdoctor.report.page.capture_facts import capture_facts, setting_facts
 from fragdoctor.report.page.payload import build_payload
+from fragdoctor.report.page.shell import page_environment, page_policy, page_source
 from fragdoctor.report.page.text_tables import CodeOwners
 from fragdoctor.report.page.view import (
     MAX_ROWS,
@@ -36,12 +34,10 @@ from fragdoctor.report.page.view import (
     stack_line,
 )
 from fragdoctor.report.page.what_if import what_ifs
-from fragdoctor.units import format_count, format_share, format_size, plural
+from fragdoctor.units import format_count, format_share, format_size
 
 MAX_PAGE_BYTES: Final = 3_000_000
 MAX_DEVICES: Final = 64
-MAX_SHOWN: Final = 1500
-"""Characters of one text: a file may hold names of megabytes."""
 SCRIPTS: Final = (
     "decode",
     "drawing",
@@ -74,7 +70,7 @@ def render_html(
     """
     if analyses is None:
         analyses = _analyses(diagnosis.case.snapshot)
-    template = environment().get_template("report.html.j2")
+    template = _environment().get_template("report.html.j2")
     values = _values(diagnosis, simulation, analyses)
     snapshot = diagnosis.case.snapshot
     owners = None if snapshot is None else CodeOwners.of(snapshot)
@@ -102,14 +98,14 @@ def _values(
     simulation: Simulation | None,
     analyses: Mapping[int, DeviceAnalysis],
 ) -> dict[str, Any]:
-    style = template_source("report.css")
-    script = "\n".join(template_source(f"{name}.js") for name in SCRIPTS)
+    style = page_source("report/report.css")
+    script = "\n".join(page_source(f"report/{name}.js") for name in SCRIPTS)
     verdicts = [f for f in diagnosis.devices if f.device == diagnosis.verdict.device]
     figures = next(iter((*verdicts, *diagnosis.devices)), None)
     return {
         "style": Markup(style),  # noqa: S704 - our own file
         "script": Markup(script),  # noqa: S704 - our own file
-        "policy": content_policy(style, script),
+        "policy": page_policy(style, script),
         "d": diagnosis,
         "has_snapshot": diagnosis.case.snapshot is not None,
         "title": phrases.CAUSE_TITLES[diagnosis.verdict.cause],
@@ -127,44 +123,8 @@ def _values(
     }
 
 
-def content_policy(style: str, script: str) -> str:
-    """Return the policy of a page that allows its own style and script and nothing else."""
-    return (
-        f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
-        "img-src data:; base-uri 'none'; form-action 'none'; "
-        "require-trusted-types-for 'script'; trusted-types 'none'"
-    )
-
-
-def _hash(text: str) -> str:
-    digest = hashlib.sha256(text.encode()).digest()
-    return f"sha256-{base64.b64encode(digest).decode('ascii')}"
-
-
-def template_source(name: str) -> str:
-    """Return a style or script of the pages."""
-    return (files("fragdoctor.report") / "templates" / "report" / name).read_text("utf-8")
-
-
-def _visible(value: object) -> object:
-    """Make what cannot be seen visible and bound what is long, in every expression."""
-    if isinstance(value, Markup) or not isinstance(value, str):
-        return value
-    n_more = len(value) - MAX_SHOWN
-    shown = escape.visible(value[:MAX_SHOWN])
-    return f"{shown} ... ({format_count(n_more)} more characters)" if n_more > 0 else shown
-
-
-def environment() -> jinja2.Environment:
-    """Return the environment of the pages: everything that a template prints is escaped."""
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("fragdoctor.report", "templates"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        finalize=_visible,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+def _environment() -> jinja2.Environment:
+    environment = page_environment()
     environment.filters |= {
         "size": format_size,
         "count": format_count,
@@ -179,5 +139,4 @@ def environment() -> jinja2.Environment:
         "peak_sentence": phase_words.peak_sentence,
         "limits_sentence": phase_words.limits_sentence,
     }
-    environment.globals["plural"] = plural
     return environment

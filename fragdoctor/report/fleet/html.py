@@ -13,8 +13,8 @@ from markupsafe import Markup
 from fragdoctor.model.fleet_report import FleetReport, RankRow
 from fragdoctor.report.base import RenderOptions
 from fragdoctor.report.fleet import phrases
-from fragdoctor.report.html import content_policy, environment, template_source
-from fragdoctor.report.phrases import CAUSE_TITLES
+from fragdoctor.report.page.shell import page_environment, page_policy, page_source
+from fragdoctor.report.phrases import CAUSE_TITLES, location_text
 
 MAX_GROUPS: Final = 50
 MAX_ODD: Final = 50
@@ -25,18 +25,19 @@ MAX_ROWS: Final = 5000
 def render_fleet(report: FleetReport, options: RenderOptions) -> str:
     """Return the page; the options are those of text and change nothing here."""
     del options
-    env = environment()
+    env = page_environment()
     env.filters |= {
         "bytes": phrases.bytes_text,
         "figure": phrases.figure,
         "line": phrases.line_text,
+        "location": location_text,
         "members": phrases.members_text,
         "number": phrases.count_text,
         "peaks": phrases.peaks_text,
         "rank_title": phrases.rank_title,
         "whom": phrases.whom_text,
     }
-    style = template_source("report.css") + template_source("fleet.css")
+    style = page_source("report/report.css") + page_source("report/fleet.css")
     rows = {row.rank.path: row for row in report.rows}
     peaks = [row.rank.peak_bytes or 0 for row in report.rows]
     return env.get_template(
@@ -44,7 +45,7 @@ def render_fleet(report: FleetReport, options: RenderOptions) -> str:
     ).render(
         report=report,
         style=Markup(style),  # noqa: S704 - our own file
-        policy=content_policy(style, ""),
+        policy=page_policy(style),
         title=phrases.title(report),
         counts=phrases.counts(report),
         causes=CAUSE_TITLES,
