@@ -6,9 +6,11 @@ from collections.abc import Sequence
 
 from fragdoctor.analysis.device import analyze_device
 from fragdoctor.analysis.result import DeviceAnalysis
+from fragdoctor.analysis.story.build import build_story
 from fragdoctor.errors import ConfigError
 from fragdoctor.model.case import Case
 from fragdoctor.model.oom import OomMessage
+from fragdoctor.model.story import LogStory
 from fragdoctor.rules.context import Context
 from fragdoctor.rules.refusal import Refusal
 from fragdoctor.rules.refusal_message import refusal_from_message
@@ -27,8 +29,11 @@ def build_contexts(case: Case) -> tuple[Context, ...]:
         ConfigError: the device that was asked for is not in the snapshot.
     """
     message = primary_message(case)
+    story = build_story(case.oom)
     if case.snapshot is None:
-        return tuple(_context(case, device, None, message) for device in _stats_devices(case))
+        return tuple(
+            _context(case, device, None, message, story) for device in _stats_devices(case)
+        )
     devices = [d for d in case.snapshot.devices if case.overrides.device in (None, d)]
     if not devices and case.snapshot.devices:
         held = ", ".join(str(d) for d in case.snapshot.devices)
@@ -40,7 +45,7 @@ def build_contexts(case: Case) -> tuple[Context, ...]:
         devices = [0 if case.overrides.device is None else case.overrides.device]
     owner = _device_of_message(message, devices)
     return tuple(
-        _context(case, d, analyze_device(case.snapshot, d), message if d == owner else None)
+        _context(case, d, analyze_device(case.snapshot, d), message if d == owner else None, story)
         for d in devices
     )
 
@@ -96,7 +101,11 @@ def _device_of_message(message: OomMessage | None, devices: Sequence[int]) -> in
 
 
 def _context(
-    case: Case, device: int | None, analysis: DeviceAnalysis | None, message: OomMessage | None
+    case: Case,
+    device: int | None,
+    analysis: DeviceAnalysis | None,
+    message: OomMessage | None,
+    story: LogStory | None,
 ) -> Context:
     stats = case.stats.of_device(device) if case.stats is not None else ()
     return Context(
@@ -107,6 +116,7 @@ def _context(
         refusal=_refusal(case, analysis, message),
         stats=stats,
         is_series=case.stats.is_series if case.stats is not None else False,
+        story=story,
     )
 
 

@@ -15,6 +15,7 @@ from fragdoctor.diagnosis.proof.prove import prove
 from fragdoctor.diagnosis.remedies.plan import Plan
 from fragdoctor.diagnosis.remedies.ranking import proposals, rank
 from fragdoctor.diagnosis.verdict import find_verdict
+from fragdoctor.diagnosis.verdict_story import with_story
 from fragdoctor.model.case import Case
 from fragdoctor.model.diagnosis import Diagnosis
 from fragdoctor.rules.base import run_rules
@@ -31,7 +32,7 @@ def diagnose(case: Case, *, progress: Progress | None = None) -> Diagnosis:
     """
     contexts = build_contexts(case)
     leader = leading_context(contexts)
-    verdict = find_verdict(leader)
+    verdict = with_story(find_verdict(leader), leader.story)
     results = run_rules(RULES, contexts)
     plan = Plan(leader, verdict, results)
     proof = prove(plan, proposals(plan), progress)
@@ -53,6 +54,7 @@ def diagnose(case: Case, *, progress: Progress | None = None) -> Diagnosis:
         timeline=timeline_strip(leader),
         worst_segments=segment_reports(leader),
         n_pinned_segments=0 if leader.analysis is None else leader.analysis.n_pinned_segments,
+        story=leader.story,
     )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from fragdoctor.model.case import Case
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Location, SkippedRule
+from fragdoctor.model.story import LogStory
 
 SCHEMA_VERSION = "1.0"
 
@@ -252,7 +253,7 @@ class Diagnosis:
     """Everything a report needs. Produced by ``fragdoctor.diagnose``.
 
     ``timeline``, ``worst_segments`` (most pinned first) and ``n_pinned_segments`` are of the device
-    that the verdict is about.
+    that the verdict is about. ``story`` is None where a log tells none.
     """
 
     case: Case
@@ -271,3 +272,4 @@ class Diagnosis:
     timeline: TimelineStrip | None = None
     worst_segments: Sequence[SegmentReport] = ()
     n_pinned_segments: int = 0
+    story: LogStory | None = None

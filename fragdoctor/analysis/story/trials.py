@@ -1,0 +1,130 @@
+"""Which trial each line belongs to, and what became of each trial."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from fragdoctor.analysis.story.processes import Source
+from fragdoctor.model.story import Outcome, Scene, SceneKind, Trial
+
+ENDS = {
+    SceneKind.TRIAL_END: Outcome.FINISHED,
+    SceneKind.TRIAL_FAILED: Outcome.FAILED,
+    SceneKind.TRIAL_PRUNED: Outcome.PRUNED,
+}
+_AT_WORK = (SceneKind.TRIAL_START, SceneKind.MENTION, SceneKind.PROGRESS, SceneKind.FIGURE)
+_NOWHERE = Source(None, None)
+
+
+def with_trials(scenes: Sequence[Scene]) -> list[Scene]:
+    """Return the scenes with their trial, where the log lets one know.
+
+    A line belongs to the trial that it names; else to the one that its process announced last;
+    else, as Optuna announces no start, to the one whose end comes next. Where trials run side by
+    side in one stream, lines that name none belong to none.
+    """
+    is_parallel = depth(_spans_of_names(scenes)) > 1
+    whole = list(scenes)
+    current: dict[Source, str] = {}
+    started: set[str] = set()
+    unnamed: dict[Source, list[int]] = {}
+    for i, scene in enumerate(scenes):
+        source = Source(scene.rank, scene.pid)
+        if scene.kind is SceneKind.RESTART:
+            current.clear()
+            unnamed.clear()
+        if scene.trial:
+            if scene.kind in ENDS:
+                if scene.trial not in started and not is_parallel:
+                    for j in _taken(unnamed, source):
+                        whole[j] = replace(whole[j], trial=scene.trial)
+                current.pop(source, None)
+                current.pop(_NOWHERE, None)
+            elif scene.kind in _AT_WORK:
+                if current.get(source) != scene.trial:
+                    unnamed.pop(source, None)
+                started.add(scene.trial)
+                current[source] = scene.trial
+            continue
+        name = current.get(source, "")
+        if not name and not is_parallel:
+            name = current.get(_NOWHERE, "")
+        if name:
+            whole[i] = replace(scene, trial=name)
+        else:
+            unnamed.setdefault(source, []).append(i)
+    return whole
+
+
+def _taken(unnamed: dict[Source, list[int]], source: Source) -> list[int]:
+    """Return the lines without a trial since the last end; all sources' if nobody is named."""
+    if source != _NOWHERE:
+        return unnamed.pop(source, [])
+    taken = [i for indices in unnamed.values() for i in indices]
+    unnamed.clear()
+    return taken
+
+
+def _spans_of_names(scenes: Sequence[Scene]) -> list[tuple[int, int]]:
+    spans: dict[str, tuple[int, int]] = {}
+    for scene in scenes:
+        if scene.trial:
+            first, _ = spans.get(scene.trial, (scene.line, 0))
+            spans[scene.trial] = first, scene.line
+    return list(spans.values())
+
+
+def depth(spans: Sequence[tuple[int, int]]) -> int:
+    """Return how many spans overlap at most; touching ends do not."""
+    edges = sorted(
+        [(first, 1) for first, last in spans if last > first]
+        + [(last, -1) for first, last in spans if last > first]
+    )
+    deepest = level = 0
+    for _, step in edges:
+        level += step
+        deepest = max(deepest, level)
+    return deepest
+
+
+def n_parallel(scenes: Sequence[Scene]) -> int:
+    """Return how many trials were seen at work at the same time, 1 where none was.
+
+    Workers of a sweep that print a pid and no rank count too.
+    """
+    pids: dict[int, tuple[int, int]] = {}
+    for scene in scenes:
+        if scene.pid is not None and scene.rank is None:
+            first, _ = pids.get(scene.pid, (scene.line, 0))
+            pids[scene.pid] = first, scene.line
+    return max(1, depth(_spans_of_names(scenes)), depth(list(pids.values())))
+
+
+def trials_of(scenes: Sequence[Scene]) -> list[Trial]:
+    """Return the trials of scenes that carry theirs, by first line."""
+    grouped: dict[str, list[Scene]] = {}
+    for scene in scenes:
+        if scene.trial:
+            grouped.setdefault(scene.trial, []).append(scene)
+    return [_trial(name, members) for name, members in grouped.items()]
+
+
+def _trial(name: str, members: Sequence[Scene]) -> Trial:
+    outcome = Outcome.OPEN
+    for scene in members:
+        outcome = ENDS.get(scene.kind, outcome)
+    figures = [f for s in members for f in s.figures]
+    # what is allocated says more than what is cached, and that more than the whole device
+    best = next(
+        (n for n in ("allocated", "reserved", "used") if any(f.name == n for f in figures)), ""
+    )
+    return Trial(
+        name=name,
+        first_line=members[0].line,
+        last_line=members[-1].line,
+        outcome=outcome,
+        n_ooms=len({s.message for s in members if s.kind is SceneKind.OOM}),
+        baseline_bytes=min((f.n_bytes for f in figures if f.name == best), default=None),
+        baseline_of=best,
+    )
