@@ -35,6 +35,7 @@ from fragdoctor.report.page.view import (
     message_views,
     stack_line,
 )
+from fragdoctor.report.page.story_view import story_view
 from fragdoctor.report.page.what_if import what_ifs
 from fragdoctor.units import format_count, format_share, format_size, plural
 
@@ -118,6 +119,7 @@ def _values(
         "sources": ["standard input" if s == "-" else s for s in diagnosis.case.sources],
         "messages": message_views(diagnosis),
         "markers": () if diagnosis.case.oom is None else diagnosis.case.oom.markers[:20],
+        "story": story_view(diagnosis),
         "what_ifs": what_ifs(diagnosis, simulation, figures),
         "settings": setting_facts(diagnosis),
         "facts": capture_facts(diagnosis, analyses),

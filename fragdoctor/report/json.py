@@ -28,6 +28,7 @@ from fragdoctor.model.oom import LogMarker, OomMessage
 from fragdoctor.model.simulation import ReplayResult, Simulation
 from fragdoctor.report import escape
 from fragdoctor.report.base import RenderOptions
+from fragdoctor.report.story_json import story_document
 
 Json = dict[str, Any]
 
@@ -119,6 +120,7 @@ def diagnosis_document(diagnosis: Diagnosis) -> Json:
         "rejected": [_recommendation(r) for r in diagnosis.rejected],
         "corrections": list(diagnosis.corrections),
         "notes": list(diagnosis.notes),
+        "story": story_document(diagnosis.story),
     }
 
 
@@ -144,6 +146,7 @@ def oom_document(diagnosis: Diagnosis) -> Json:
                 "rejected",
                 "corrections",
                 "notes",
+                "story",
             )
         },
     }

@@ -169,7 +169,7 @@ class CauseFinder:
                 Confidence.LIKELY,
                 "the other ranks wait for the one that failed"
                 if scene.kind is SceneKind.COLLECTIVE
-                else "the launcher ends the others when one rank has failed",
+                else "a process ends with its failure, and its launcher ends the others",
             )
         return Link()
 

@@ -85,13 +85,17 @@ def trends_of_prints(scenes: Sequence[Scene], processes: Processes) -> list[Tren
             pid = None if scene.trial else scene.pid
             series.setdefault((scene.rank, pid, figure.name, label), []).append(point)
     trends: list[Trend] = []
+    of_processes: dict[tuple[int | None, str, str], list[Trend]] = {}
     for (rank, _, name, label), points in series.items():
         lowest = _lowest_of_trials(points)
         if len(lowest) > 1:
             trends.extend(_trend(name, lowest, rank=rank, label=label))
         elif not any(p.trial for p in points):
-            trends.extend(_trend(name, _one_process(points, processes), rank, label, "print"))
-    return trends
+            of_one = _trend(name, _one_process(points, processes), rank, label, "print")
+            of_processes.setdefault((rank, name, label), []).extend(of_one)
+    # of workers side by side the one that grows most
+    steepest = (max(ts, key=lambda t: t.slope_bytes or 0.0) for ts in of_processes.values() if ts)
+    return [*trends, *steepest]
 
 
 def _lowest_of_trials(points: Iterable[_Point]) -> list[_Point]:

@@ -34,7 +34,7 @@ def write_messages(page: Page, diagnosis: Diagnosis) -> None:
         if len(order) > len(shown):
             n_more = format_count(len(order) - len(shown))
             page.paragraph((f"{n_more} more with --verbose", "dim"))
-    if log.markers:
+    if log.markers and (verbose or diagnosis.story is None):  # the story holds them
         page.heading("Beside them" if len(log.messages) > 1 else "Other lines of this text")
         markers = log.markers if verbose else log.markers[:_SHOWN]
         page.table([Column(), Column(), Column("wrap")], [_marker_row(m) for m in markers])
