@@ -10,7 +10,7 @@ from fragdoctor.analysis.story.failures import Told, collapsed
 from fragdoctor.analysis.story.order import in_order
 from fragdoctor.analysis.story.processes import Processes
 from fragdoctor.analysis.story.trends import kept, trends_at_failures, trends_of_prints
-from fragdoctor.analysis.story.trials import n_parallel, trials_of, with_trials
+from fragdoctor.analysis.story.trials import n_parallel, trials_of, with_failures, with_trials
 from fragdoctor.model.oom import OomLog
 from fragdoctor.model.story import (
     FAILURES,
@@ -53,6 +53,7 @@ def build_story(log: OomLog | None) -> LogStory | None:
     ordered, is_by_time = in_order(scenes)
     told = collapsed(ordered, log.messages, processes)
     links = CauseFinder(told, log.messages, processes).links()
+    trials = with_failures(trials, [t.scene for t in told])
     trends = kept(
         [
             *trends_at_failures(told, links, log.messages),

@@ -143,9 +143,7 @@ class CauseFinder:
 
     def _progress_between(self, first: int, last: int, of: Scene) -> bool:
         return any(
-            s.kind is SceneKind.PROGRESS
-            and s.line > of.line
-            and self._processes.may_be_same(of, s)
+            s.kind is SceneKind.PROGRESS and s.line > of.line and self._processes.may_be_same(of, s)
             for s in self._scenes[first + 1 : last]
         )
 

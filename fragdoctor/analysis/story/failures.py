@@ -41,7 +41,9 @@ def collapsed(
     for scene in _ranked(scenes, processes):
         if scene.kind in _ENDS_RUN and not (told and told[-1].scene.kind is scene.kind):
             recent = [i for i in recent if not _belongs(told[i].scene, scene, processes)]
-        same = next((i for i in reversed(recent) if _repeats(told[i], scene, messages, processes)), -1)
+        same = next(
+            (i for i in reversed(recent) if _repeats(told[i], scene, messages, processes)), -1
+        )
         if same >= 0:
             first = told[same]
             told[same] = Told(_merged(first.scene, scene), first.n_lines + 1)

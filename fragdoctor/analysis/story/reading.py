@@ -53,11 +53,7 @@ def growing_cache(story: LogStory | None) -> Trend | None:
     if story is None:
         return None
     return _best(
-        [
-            t
-            for t in story.trends
-            if t.figure == "unallocated" and t.direction is Direction.GROWS
-        ]
+        [t for t in story.trends if t.figure == "unallocated" and t.direction is Direction.GROWS]
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -124,7 +125,12 @@ def _trial(name: str, members: Sequence[Scene]) -> Trial:
         first_line=members[0].line,
         last_line=members[-1].line,
         outcome=outcome,
-        n_ooms=len({s.message for s in members if s.kind is SceneKind.OOM}),
         baseline_bytes=min((f.n_bytes for f in figures if f.name == best), default=None),
         baseline_of=best,
     )
+
+
+def with_failures(trials: Sequence[Trial], failures: Sequence[Scene]) -> list[Trial]:
+    """Return the trials with the number of their OOMs, each of which is listed once."""
+    n_ooms = Counter(s.trial for s in failures if s.kind is SceneKind.OOM)
+    return [replace(trial, n_ooms=n_ooms[trial.name]) for trial in trials]

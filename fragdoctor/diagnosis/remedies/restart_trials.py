@@ -61,8 +61,9 @@ def _every_few(plan: Plan, story: LogStory) -> Proposal:
     )
     return propose(
         "restart-trials",
-        "Start a fresh process for every trial" if n == 1 else f"Start a fresh process every {n} "
-        "trials",
+        "Start a fresh process for every trial"
+        if n == 1
+        else f"Start a fresh process every {n} trials",
         weight=HELPS if piles_up else MAY_HELP - 15,
         confidence=Confidence.LIKELY if piles_up else Confidence.POSSIBLE,
         change="run trials with subprocess or multiprocessing (spawn), or the sweep tool's own "

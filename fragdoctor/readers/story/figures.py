@@ -15,10 +15,12 @@ _UNITS: Final = {"k": 1, "m": 2, "g": 3, "t": 4}
 _NUMBER: Final = r"(?P<n>\d{1,15}(?:,\d{3}){0,4}(?:\.\d{1,9})?)"
 _UNIT: Final = r"(?P<u>bytes|[kmgt]i?b|[kmgt]|b)"
 # "GPU memory allocated: 3.21 GiB", "mem_alloc=3.21GB", "allocated_gb: 3.21", "Memory (MB): 512"
-_NAMED: Final = re.compile(
-    r"(?P<label>[a-z][\w ./()\[\]-]{0,60}?)['\"]?\s{0,2}[:=]\s{0,4}"
-    rf"(?P<range>\d[\d.]{{0,12}}\s?[kmgt]?i?b?\s?->\s?)?{_NUMBER}\s{{0,2}}(?:{_UNIT}(?![\w]))?"
+_VALUE: Final = re.compile(
+    rf"[:=]\s{{0,4}}(?:\d[\d.]{{0,12}}\s?[kmgt]?i?b?\s?->\s?)?{_NUMBER}"
+    rf"\s{{0,2}}(?:{_UNIT}(?![\w]))?"
 )
+_NO_LABEL: Final = re.compile(r"[^\w ./()\[\]-]")
+_MAX_LABEL: Final = 60
 _PLAIN: Final = re.compile(
     rf"{_NUMBER}\s{{0,2}}{_UNIT}\s(?P<label>allocated|reserved|used)(?![\w])"
 )
@@ -41,24 +43,36 @@ _MIN_PLAIN_BYTES: Final = 1 << 20
 def figures_of(plain: str) -> Iterator[PrintedFigure]:
     """Yield what a line prints of memory in use now; peaks, totals and free memory are left out."""
     lowered = plain[:1000].lower()
+    if not any(literal in lowered for literal in LITERALS):
+        return
     smi = _SMI.search(lowered)
     if smi is not None:
         yield PrintedFigure("used", "nvidia-smi", int(smi.group("n")) << 20)
         return
     spans: list[tuple[int, int]] = []
-    for pattern in (_NAMED, _SPACED, _PLAIN):
+    for match in _VALUE.finditer(lowered):
+        spans.append(match.span("n"))
+        figure = _figure(match, _label_before(lowered, match.start()))
+        if figure is not None:
+            yield figure
+    for pattern in (_SPACED, _PLAIN):
         for match in pattern.finditer(lowered):
             start, end = match.span("n")
             if any(start < b and a < end for a, b in spans):
                 continue
             spans.append((start, end))
-            figure = _figure(match)
+            figure = _figure(match, match.group("label"))
             if figure is not None:
                 yield figure
 
 
-def _figure(match: re.Match[str]) -> PrintedFigure | None:
-    label = match.group("label")
+def _label_before(lowered: str, end: int) -> str:
+    """Return the words before a colon, in the same sentence."""
+    before = lowered[max(0, end - _MAX_LABEL) : end].rstrip(" '\"")
+    return _NO_LABEL.split(before)[-1]
+
+
+def _figure(match: re.Match[str], label: str) -> PrintedFigure | None:
     if not _ABOUT.search(label) or _PEAK.search(label):
         return None
     unit = match.group("u") or ""

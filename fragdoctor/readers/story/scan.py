@@ -26,8 +26,9 @@ _ABOVE: Final = 3000
 
 _MAX_PLACES: Final = 5000
 _MAX_TEXT: Final = 300
-_PROGRESS_BUDGET: Final = 4000
-_FIGURE_BUDGET: Final = 20_000
+_MAX_ON_LINE: Final = 20
+_PROGRESS_BUDGET: Final = 1500
+_FIGURE_BUDGET: Final = 5000
 _BUDGET: Final = 20_000
 
 _BUDGETS: Final = {
@@ -71,18 +72,18 @@ class _Places:
         self._position = 0
         self._number = 1
 
-    def line(self, offset: int) -> _Line:
-        """Return the line around an offset, at most ``_MAX_LINE`` characters to each side."""
-        low, high = max(0, offset - _MAX_LINE), offset + _MAX_LINE
+    def line(self, offset: int, after: int) -> _Line:
+        """Return the line around an offset from ``after`` on.
+
+        Of a long line it is a piece of at most ``_MAX_LINE`` characters to each side.
+        """
+        low, high = max(after, offset - _MAX_LINE), offset + _MAX_LINE
         start = max(low, *(self._text.rfind(b, low, offset) + 1 for b in _BREAKS))
         ends = [at for b in _BREAKS if (at := self._text.find(b, offset, high)) >= 0]
         end = min(ends, default=min(high, len(self._text)))
-        if start < self._position:  # the line before reached as far
-            number = self._number - self._text.count("\n", start, self._position)
-        else:
-            number = self._number + self._text.count("\n", self._position, start)
-            self._position, self._number = start, number
-        return _Line(start, number, self._text[start:end])
+        self._number += self._text.count("\n", self._position, start)
+        self._position = start
+        return _Line(start, self._number, self._text[start:end])
 
 
 def scan(
@@ -97,12 +98,12 @@ def scan(
         starts, offsets = _line_starts(text, sorted(known)), []
     places = _Places(text)
     scenes: list[Scene] = []
-    seen = -1
+    end = 0
     for offset in sorted({*offsets, *starts.values()}):
-        line = places.line(offset)
-        if line.start <= seen:
+        if offset < end:
             continue
-        seen = line.start
+        line = places.line(offset, end)
+        end = line.start + len(line.raw) + 1
         is_first = line.start in (0, _start(text, line.start))
         scenes.extend(_scenes(line, known.get(line.number, ()) if is_first else ()))
     return tuple(scenes)
@@ -120,14 +121,13 @@ def _known_lines(
     known: dict[int, list[Scene]] = {}
     for index, message in enumerate(messages):
         kind = _kind(message)
-        if kind is not None:
-            known.setdefault(message.line, []).append(
-                Scene(kind, message.line, message.text, rank=message.rank, message=index)
-            )
+        listed = known.setdefault(message.line, []) if kind is not None else []
+        if kind is not None and len(listed) < _MAX_ON_LINE:
+            listed.append(Scene(kind, message.line, message.text, rank=message.rank, message=index))
     for marker in markers:
         kind = _KINDS.get(marker.kind, SceneKind.OTHER)
         listed = known.setdefault(marker.line, [])
-        if not any(scene.kind is kind for scene in listed):
+        if len(listed) < _MAX_ON_LINE and not any(scene.kind is kind for scene in listed):
             listed.append(Scene(kind, marker.line, marker.text, rank=marker.rank))
     return known
 

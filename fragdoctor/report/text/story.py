@@ -74,7 +74,12 @@ def _write_trends(page: Page, story: LogStory) -> None:
     page.blank()
     shown = shown if verbose else shown[:4]
     page.table(
-        [Column(), *([Column()] if page.options.unicode else []), Column(max_width=28), Column("wrap")],
+        [
+            Column(),
+            *([Column()] if page.options.unicode else []),
+            Column(max_width=28),
+            Column("wrap"),
+        ],
         [
             [
                 trend_title(t),
