@@ -27,6 +27,7 @@ from fragdoctor.report import escape, phrases
 from fragdoctor.report.base import RenderOptions
 from fragdoctor.report.page.capture_facts import capture_facts, setting_facts
 from fragdoctor.report.page.payload import build_payload
+from fragdoctor.report.page.story_view import story_view
 from fragdoctor.report.page.text_tables import CodeOwners
 from fragdoctor.report.page.view import (
     MAX_ROWS,
@@ -35,7 +36,6 @@ from fragdoctor.report.page.view import (
     message_views,
     stack_line,
 )
-from fragdoctor.report.page.story_view import story_view
 from fragdoctor.report.page.what_if import what_ifs
 from fragdoctor.units import format_count, format_share, format_size, plural
 

@@ -207,9 +207,7 @@ def _rank(g: int, groups: Sequence[list[int]], events: Sequence[StoryEvent]) -> 
         return -1, 0
     kind = event.kind
     importance = _IMPORTANCE.get(kind, 4)
-    if kind in FAILURES and event.caused_by is not None:
-        importance = 3
-    elif kind is SceneKind.RESTART:
+    if (kind in FAILURES and event.caused_by is not None) or kind is SceneKind.RESTART:
         importance = 3
     return -importance, to_end
 

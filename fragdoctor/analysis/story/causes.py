@@ -54,7 +54,7 @@ class CauseFinder:
                 self._failures.append(i)
         return self._links
 
-    def _link(self, i: int, scene: Scene) -> Link:
+    def _link(self, i: int, scene: Scene) -> Link:  # noqa: PLR0911 - one return a kind
         if scene.kind in _CUDA or (scene.kind is SceneKind.OOM and not self._has_figures(scene)):
             link = self._after_sticky(scene)
             if link.cause is not None or scene.kind is SceneKind.OOM:

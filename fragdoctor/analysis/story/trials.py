@@ -25,46 +25,64 @@ def with_trials(scenes: Sequence[Scene]) -> list[Scene]:
     else, as Optuna announces no start, to the one whose end comes next. Where trials run side by
     side in one stream, lines that name none belong to none.
     """
-    is_parallel = depth(_spans_of_names(scenes)) > 1
-    whole = list(scenes)
-    current: dict[Source, str] = {}
-    started: set[str] = set()
-    unnamed: dict[Source, list[int]] = {}
-    for i, scene in enumerate(scenes):
-        source = Source(scene.rank, scene.pid)
-        if scene.kind is SceneKind.RESTART:
-            current.clear()
-            unnamed.clear()
-        if scene.trial:
-            if scene.kind in ENDS:
-                if scene.trial not in started and not is_parallel:
-                    for j in _taken(unnamed, source):
-                        whole[j] = replace(whole[j], trial=scene.trial)
-                current.pop(source, None)
-                current.pop(_NOWHERE, None)
+    return _Assignment(scenes).done()
+
+
+class _Assignment:
+    """One pass over the lines: what each process announced, and what waits for a name."""
+
+    def __init__(self, scenes: Sequence[Scene]) -> None:
+        self._scenes = scenes
+        self._whole = list(scenes)
+        self._is_parallel = depth(_spans_of_names(scenes)) > 1
+        self._current: dict[Source, str] = {}
+        self._started: set[str] = set()
+        self._unnamed: dict[Source, list[int]] = {}
+
+    def done(self) -> list[Scene]:
+        """Return all scenes with their trials."""
+        for i, scene in enumerate(self._scenes):
+            source = Source(scene.rank, scene.pid)
+            if scene.kind is SceneKind.RESTART:
+                self._current.clear()
+                self._unnamed.clear()
+            if not scene.trial:
+                self._place(i, source)
+            elif scene.kind in ENDS:
+                self._end(scene.trial, source)
             elif scene.kind in _AT_WORK:
-                if current.get(source) != scene.trial:
-                    unnamed.pop(source, None)
-                started.add(scene.trial)
-                current[source] = scene.trial
-            continue
-        name = current.get(source, "")
-        if not name and not is_parallel:
-            name = current.get(_NOWHERE, "")
+                self._begin(scene.trial, source)
+        return self._whole
+
+    def _place(self, i: int, source: Source) -> None:
+        name = self._current.get(source, "")
+        if not name and not self._is_parallel:
+            name = self._current.get(_NOWHERE, "")
         if name:
-            whole[i] = replace(scene, trial=name)
+            self._whole[i] = replace(self._whole[i], trial=name)
         else:
-            unnamed.setdefault(source, []).append(i)
-    return whole
+            self._unnamed.setdefault(source, []).append(i)
 
+    def _begin(self, name: str, source: Source) -> None:
+        if self._current.get(source) != name:
+            self._unnamed.pop(source, None)
+        self._started.add(name)
+        self._current[source] = name
 
-def _taken(unnamed: dict[Source, list[int]], source: Source) -> list[int]:
-    """Return the lines without a trial since the last end; all sources' if nobody is named."""
-    if source != _NOWHERE:
-        return unnamed.pop(source, [])
-    taken = [i for indices in unnamed.values() for i in indices]
-    unnamed.clear()
-    return taken
+    def _end(self, name: str, source: Source) -> None:
+        if name not in self._started and not self._is_parallel:
+            for i in self._waiting(source):
+                self._whole[i] = replace(self._whole[i], trial=name)
+        self._current.pop(source, None)
+        self._current.pop(_NOWHERE, None)
+
+    def _waiting(self, source: Source) -> list[int]:
+        """Return the lines without a trial since the last end; all sources' if none is named."""
+        if source != _NOWHERE:
+            return self._unnamed.pop(source, [])
+        waiting = [i for indices in self._unnamed.values() for i in indices]
+        self._unnamed.clear()
+        return waiting
 
 
 def _spans_of_names(scenes: Sequence[Scene]) -> list[tuple[int, int]]:

@@ -25,7 +25,7 @@ def remedies(plan: Plan) -> Iterator[Proposal]:
     """Propose a restart where damage piles up over a long run."""
     story = plan.context.story
     if story is not None and plan.is_allocator_case and is_sweep(story):
-        yield _every_few(plan, story)
+        yield _every_few(story)
         return
     if not plan.is_allocator_case or plan.cause not in (Cause.FRAGMENTATION, Cause.LEAK):
         return
@@ -47,7 +47,7 @@ def remedies(plan: Plan) -> Iterator[Proposal]:
     )
 
 
-def _every_few(plan: Plan, story: LogStory) -> Proposal:
+def _every_few(story: LogStory) -> Proposal:
     piles_up = accumulation(story) is not None or growing_cache(story) is not None
     n_before = trials_before_failure(story)
     n = max(1, (n_before or 0) // 2)

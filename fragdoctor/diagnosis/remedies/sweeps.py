@@ -13,11 +13,15 @@ from fragdoctor.rules.growth.accumulating_trials import growth_sentence
 from fragdoctor.units import format_size, plural
 
 FREEING = (
-    "del frees nothing while another reference remains: a list of results, a callback, a closure, "
-    "an exception's traceback.",
+    (
+        "del frees nothing while another reference remains: a list of results, a callback, a "
+        "closure, an exception's traceback."
+    ),
     "gc.collect() frees what only reference cycles keep, nothing that is still in use.",
-    "empty_cache() gives unused cache back to the driver: reserved falls, allocated does not; it "
-    "cures no leak, and the next trial pays for new segments.",
+    (
+        "empty_cache() gives unused cache back to the driver: reserved falls, allocated does not; "
+        "it cures no leak, and the next trial pays for new segments."
+    ),
 )
 """What each of the three calls does not do."""
 

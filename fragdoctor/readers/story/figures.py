@@ -14,7 +14,7 @@ LITERALS: Final = ("alloc", "reserved", "mem", "mib /")
 _UNITS: Final = {"k": 1, "m": 2, "g": 3, "t": 4}
 _NUMBER: Final = r"(?P<n>\d{1,15}(?:,\d{3}){0,4}(?:\.\d{1,9})?)"
 _UNIT: Final = r"(?P<u>bytes|[kmgt]i?b|[kmgt]|b)"
-# "GPU memory allocated: 3.21 GiB", "mem_alloc=3.21GB", "allocated_gb: 3.21", "Memory (MB): 512"
+# As in: GPU memory allocated: 3.21 GiB; mem_alloc=3.21GB; allocated_gb: 3.21; Memory (MB): 512
 _VALUE: Final = re.compile(
     rf"[:=]\s{{0,4}}(?:\d[\d.]{{0,12}}\s?[kmgt]?i?b?\s?->\s?)?{_NUMBER}"
     rf"\s{{0,2}}(?:{_UNIT}(?![\w]))?"

@@ -38,7 +38,7 @@ _ERROR: Final = re.compile(r"(?:cuda|hip) error(?::| \(|\s?\d)")
 _NEGATED: Final = re.compile(r"(?:max_restarts|no (?:retry|restart)|without (?:retry|restart))")
 
 
-def happening_of(plain: str) -> tuple[SceneKind | None, int | None]:
+def happening_of(plain: str) -> tuple[SceneKind | None, int | None]:  # noqa: PLR0911 - one a kind
     """Return what a line reports and its counter; (None, None) for other lines."""
     lowered = plain[:1000].lower()
     counted = _COUNTED.search(lowered) or _FLUSHES.search(lowered)
