@@ -90,7 +90,9 @@ def _is_story(told: Sequence[Told], trials: Sequence[Trial], trends: Sequence[Tr
     if n_progress >= _MIN_PROGRESS or len(trials) > 1 or grows:
         return True
     # Messages alone are listed already; what stands beside them makes the story.
-    return len({s.kind for s in loud}) > 1
+    kinds = {s.kind for s in loud}
+    is_more = len(kinds - {SceneKind.KILLED, SceneKind.RETRY, SceneKind.CACHE_FLUSH}) > 1
+    return is_more or (len(kinds) > 1 and len(loud) > 2)
 
 
 def _events(told: Sequence[Told], links: Sequence[Link]) -> tuple[StoryEvent, ...]:

@@ -22,6 +22,9 @@ _RECOVERED_S: Final = 600.0
 """A run that went on for so long after a failure had overcome it."""
 
 _MAX_BACK: Final = 200
+_BURST_LINES: Final = 300
+"""Ranks that fail together print their tracebacks one below the other."""
+
 _RETRY_LINES: Final = 100
 
 
@@ -154,16 +157,20 @@ class CauseFinder:
         return scene.line - earlier.line > _RECOVERED_LINES
 
     def _after_peer(self, scene: Scene) -> Link:
+        first: int | None = None
         for i in self._before(_ROOTS):
             earlier = self._scenes[i]
             generation = self._processes.generation
             if generation(earlier.line) != generation(scene.line):
-                return Link()
+                break
             if earlier.trial != scene.trial and earlier.trial and scene.trial:
                 continue
-            root = self._root(i)
+            if first is not None and self._scenes[first].line - earlier.line > _BURST_LINES:
+                break
+            first = self._root(i)
+        if first is not None:
             return Link(
-                root,
+                first,
                 Confidence.LIKELY,
                 "the other ranks wait for the one that failed"
                 if scene.kind is SceneKind.COLLECTIVE

@@ -9,7 +9,7 @@ from typing import Final
 
 from fragdoctor.model.story import PrintedFigure
 
-LITERALS: Final = ("alloc", "reserved", "mem", "mib /")
+LITERALS: Final = ("alloc", "reserved", "mem", "mib /", "vram", "max_ma")
 
 _UNITS: Final = {"k": 1, "m": 2, "g": 3, "t": 4}
 _NUMBER: Final = r"(?P<n>\d{1,15}(?:,\d{3}){0,4}(?:\.\d{1,9})?)"
@@ -25,9 +25,11 @@ _PLAIN: Final = re.compile(
     rf"{_NUMBER}\s{{0,2}}{_UNIT}\s(?P<label>allocated|reserved|used)(?![\w])"
 )
 _SPACED: Final = re.compile(
-    r"(?<![a-z])(?P<label>(?:gpu |cuda |gpu\d? )?(?:memory[_ ](?:allocated|reserved|usage|used)|"
-    rf"allocated|reserved|mem(?:ory)?))\s{{1,3}}{_NUMBER}\s{{0,2}}{_UNIT}(?![\w])"
+    r"(?<![a-z])(?P<label>(?:gpu |cuda )?(?:mem|memory|vram)(?:[_ ](?:allocated|reserved|usage|used))?"
+    rf"|alloc(?:ated)?|reserved)\s{{1,3}}{_NUMBER}\s{{0,2}}(?:{_UNIT}(?![\w]))?(?![\w.])"
 )
+# DeepSpeed's see_memory_usage: MA is allocated, CA is reserved, Max_MA and Max_CA are peaks.
+_DEEPSPEED: Final = re.compile(rf"(?<![a-z_])(?P<label>ma|ca)\s{{1,4}}{_NUMBER}\s{{0,2}}{_UNIT}(?![\w])")
 _SMI: Final = re.compile(r"(?<!\d)(?P<n>\d{1,7})\s?mib\s?/\s{0,3}\d{1,7}\s?mib")
 _LABEL_UNIT: Final = re.compile(r"[_ (\[](bytes|[kmgt]i?b)[)\]]?\s{0,2}$")
 _PEAK: Final = re.compile(r"(?<![a-z])(?:max|peak|high)|max_mem|total|limit|capacity|free|cpu|ram")
@@ -49,11 +51,18 @@ def figures_of(plain: str) -> Iterator[PrintedFigure]:
     if smi is not None:
         yield PrintedFigure("used", "nvidia-smi", int(smi.group("n")) << 20)
         return
+    if "max_ma" in lowered:
+        for match in _DEEPSPEED.finditer(lowered):
+            label = "allocated" if match.group("label") == "ma" else "reserved"
+            figure = _figure(match, label)
+            if figure is not None:
+                yield figure
+        return
     spans: list[tuple[int, int]] = []
     for match in _VALUE.finditer(lowered):
-        spans.append(match.span("n"))
         figure = _figure(match, _label_before(lowered, match.start()))
         if figure is not None:
+            spans.append(match.span("n"))
             yield figure
     for pattern in (_SPACED, _PLAIN):
         for match in pattern.finditer(lowered):

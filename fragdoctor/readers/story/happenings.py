@@ -20,7 +20,7 @@ _FLUSHES: Final = re.compile(r"(\d{1,9}) pytorch allocator cache flushes")
 _SMALLER: Final = re.compile(
     r"(?:retry|trying|reduc|halv|decreas|lower|shrink|fall(?:ing)? back)[\w ]{0,40}"
     r"(?:micro[- ]?)?batch"
-    r"|retry[\w ]{0,40}(?:oom|out of memory|smaller|trial|allocation)"
+    r"|retry[\w /]{0,40}(?:oom|out of memory|smaller|trial|allocation)"
     r"|(?:oom|out of memory)[^.]{0,60}retry"
     r"|batch[ _]size[\s:=]{0,3}\d{0,8}[^.]{0,30}(?:failed|too large|trying)"
     r"|batch[ _]size (?:reduced|halved|lowered|decreased)"
@@ -31,7 +31,7 @@ _RESTART: Final = re.compile(
     r"|(?:worker|process|trial|job|run|training|script)s?[^.]{0,30}(?<![a-z])restart(?:ing|ed)"
     r"|restart_count['\"]?[=:]\s?[1-9]"
     r"|(?<![a-z])resum(?:ing|ed)(?![a-z])[^.]{0,40}(?:from|train|checkpoint|run)"
-    r"|requeu(?:ed|ing)"
+    r"|requeue?(?:d|ing)"
 )
 _WATCHDOG: Final = re.compile(r"watchdog[^.]{0,80}(?:timeout|timed out|terminated|exception|hang)")
 _ERROR: Final = re.compile(r"(?:cuda|hip) error(?::| \(|\s?\d)")
