@@ -1,0 +1,83 @@
+"""Formulas for people: what the operations of a layer keep, summed by unit and written out."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from math import ceil
+
+from fragdoctor.estimate.layers import Term, layer_ops, units
+from fragdoctor.estimate.precision import precision_of
+from fragdoctor.estimate.step import segment_layers
+from fragdoctor.model.workload import Workload
+from fragdoctor.units import format_count
+
+# Each unit in the order in which a formula names it.
+MEANINGS = {
+    "B": "sequences in a pass (batch)",
+    "S": "tokens in a sequence",
+    "H": "hidden size",
+    "Q": "query heads x head size",
+    "K": "key-value heads x head size",
+    "F": "feed-forward width",
+    "V": "vocabulary",
+    "a": "query heads",
+    "E": "experts",
+    "k": "experts a token",
+    "L": "layers",
+    "P": "parameters",
+    "N": "GPUs that share the states",
+    "T": "tokens in the cache",
+}
+
+
+def layer_terms(workload: Workload) -> dict[str, float]:
+    """Return bytes kept for each element of each unit, in one layer."""
+    total: defaultdict[str, float] = defaultdict(float)
+    precision = precision_of(workload.dtype)
+    ops = layer_ops(workload, precision)
+    for op in ops:
+        for term in op.saved:
+            total[term.unit] += term.bytes_per
+    return {unit: total[unit] for unit in units(workload) if total.get(unit)}
+
+
+def saved_terms(workload: Workload) -> list[tuple[str, Term]]:
+    """Return what each operation of a layer keeps, for ``--explain``."""
+    ops = layer_ops(workload, precision_of(workload.dtype))
+    return [(op.name, term) for op in ops for term in op.saved]
+
+
+def layer_bytes(workload: Workload) -> int:
+    """Return the bytes that one layer keeps for its backward."""
+    sizes = units(workload)
+    return int(sum(sizes[unit] * each for unit, each in layer_terms(workload).items()))
+
+
+def activation_formula(workload: Workload) -> tuple[str, str]:
+    """Return the activations' formula in symbols and in numbers."""
+    if not workload.shape.has_layers or workload.seq <= 0:
+        return "", ""
+    sizes, terms = units(workload), layer_terms(workload)
+    symbols = " + ".join(f"{unit} x {each:g}" for unit, each in terms.items())
+    numbers = " + ".join(f"{format_count(sizes[unit])} x {each:g}" for unit, each in terms.items())
+    n_layers, segment = workload.shape.n_layers, segment_layers(workload)
+    if not segment:
+        return f"L x ({symbols}) B", f"{n_layers} x ({numbers}) B"
+    residual = precision_of(workload.dtype).residual
+    n_segments = ceil(n_layers / segment)
+    inputs = f"{format_count(sizes['B*S*H'])} x {residual:g}"
+    return (
+        f"ceil(L / n) x B*S*H x {residual:g} B + n x ({symbols}) B",
+        f"{n_segments} x {inputs} B + {segment} x ({numbers}) B",
+    )
+
+
+def logits_formula(workload: Workload, most_bytes: int) -> tuple[str, str]:
+    """Return the logits' formula; the bytes an element follow from what the loss makes."""
+    elements = units(workload)["B*S*V"]
+    if not elements:
+        return "", ""
+    if workload.inference:
+        return "B x V x 4 B", f"{workload.batch} x {format_count(workload.shape.vocab)} x 4 B"
+    each = f"{round(most_bytes / elements, 1):g}"
+    return f"B*S*V x {each} B", f"{format_count(elements)} x {each} B"
