@@ -71,7 +71,9 @@ Dtype = Annotated[
 ]
 Optimizer = Annotated[
     str,
-    typer.Option("--optimizer", metavar="NAME", help="Choose adamw, sgd, adafactor, adamw-8bit and others"),
+    typer.Option(
+        "--optimizer", metavar="NAME", help="Choose adamw, sgd, adafactor, adamw-8bit and others"
+    ),
 ]
 MasterWeights = Annotated[
     bool, typer.Option("--master-weights", help="Keep fp32 weights and states beside 16-bit ones")
@@ -137,9 +139,7 @@ Heads = Annotated[int, typer.Option("--heads", min=0, metavar="N", help="Set the
 KvHeads = Annotated[
     int, typer.Option("--kv-heads", min=0, metavar="N", help="Set the key-value heads")
 ]
-Ffn = Annotated[
-    int, typer.Option("--ffn", min=0, metavar="N", help="Set the feed-forward width")
-]
+Ffn = Annotated[int, typer.Option("--ffn", min=0, metavar="N", help="Set the feed-forward width")]
 Positions = Annotated[
     int, typer.Option("--positions", min=0, metavar="N", help="Set learned positions (gpt)")
 ]
@@ -148,7 +148,9 @@ FamilyOption = Annotated[
 ]
 Dropout = Annotated[
     float | None,
-    typer.Option("--dropout", min=0.0, max=1.0, metavar="P", help="Set dropout", show_default=False),
+    typer.Option(
+        "--dropout", min=0.0, max=1.0, metavar="P", help="Set dropout", show_default=False
+    ),
 ]
 Explain = Annotated[bool, typer.Option("--explain", help="Show formulas, values and sources")]
 OutputFormat = Annotated[
@@ -156,7 +158,7 @@ OutputFormat = Annotated[
 ]
 
 
-def estimate(  # noqa: PLR0913 - one parameter for each option
+def estimate(
     inputs: Inputs = None,
     params: Params = None,
     gpu: Gpus = None,
@@ -250,7 +252,7 @@ def answered(request: Request, gpus: Sequence[GpuModel]) -> Estimate:
         ConfigError: the input is a recording, not a model.
     """
     from fragdoctor.estimate.formula import formula_footprint
-    from fragdoctor.estimate.judge import judged
+    from fragdoctor.estimate.judge import Route, judged
     from fragdoctor.estimate.request import FORMULA_ERROR, workload_of
     from fragdoctor.estimate.shapes import is_capture
 
@@ -262,10 +264,10 @@ def answered(request: Request, gpus: Sequence[GpuModel]) -> Estimate:
                 hint="Give a config.json or safetensors, or run: fragdoctor analyze",
             )
     with console.Progress("Estimating"):
-        return judged(workload_of(request), formula_footprint, gpus, error=FORMULA_ERROR)
+        return judged(workload_of(request), Route(formula_footprint, FORMULA_ERROR), gpus)
 
 
-def _rendered(answer: Estimate, look: RenderOptions, explain: bool, as_json: bool) -> str:  # noqa: FBT001 - two options handed on
+def _rendered(answer: Estimate, look: RenderOptions, explain: bool, as_json: bool) -> str:
     if as_json:
         from fragdoctor.report.estimate.json import estimate_document
         from fragdoctor.report.json import dumps

@@ -103,7 +103,7 @@ def shape_of_config(config: Config, name: str) -> ModelShape:
             f"The architecture ({known}) is not known here: taken as "
             f"{'a Llama-like decoder' if architecture.is_gated else 'a GPT-like decoder'}."
         )
-    return _shape(reader, architecture, kind or "model", tuple(notes))
+    return _shape(reader, architecture, tuple(notes))
 
 
 def _language_part(config: Config) -> tuple[Config, str]:
@@ -138,7 +138,7 @@ class _Reader:
             return 0
         return default
 
-    def flag(self, key: str, default: bool) -> bool:  # noqa: FBT001 - as config.get()
+    def flag(self, key: str, default: bool) -> bool:
         """Return a truth value."""
         value = self.config.get(key)
         return value if isinstance(value, bool) else default
@@ -176,9 +176,7 @@ def is_transformers(config: Config) -> bool:
     return "architectures" in config or "transformers_version" in config
 
 
-def _shape(
-    reader: _Reader, a: Architecture, kind: str, notes: tuple[str, ...]
-) -> ModelShape:
+def _shape(reader: _Reader, a: Architecture, notes: tuple[str, ...]) -> ModelShape:
     hidden = reader.whole("hidden")
     n_layers = reader.whole("n_layers", limit=MAX_LAYERS)
     n_heads = reader.whole("n_heads")
@@ -190,6 +188,7 @@ def _shape(
     positions = reader.whole("positions", 0)
     experts = _experts(reader, a)
     tied = reader.flag("tie_word_embeddings", a.tied)
+    is_masked = a.pooler and _is_masked_lm(reader.config)
     d = Dimensions(
         vocab=vocab,
         hidden=hidden,
@@ -207,7 +206,7 @@ def _shape(
         mlp_bias=reader.flag("mlp_bias", reader.flag("bias", a.mlp_bias)),
         packed_qkv=a.packed_qkv,
         tied_head=tied or a.has_no_head,
-        head_bias=a.head_bias,
+        head_bias=a.head_bias or is_masked,
         embedding_width=reader.whole("word_embed_proj_dim", 0) or 0,
         segments=reader.whole("type_vocab_size", 0) if a.segments else 0,
         n_outside_norms=(
@@ -218,22 +217,19 @@ def _shape(
         n_shared_experts=1 if experts["shared_ffn"] else 0,
         shared_ffn=experts["shared_ffn"],
         shared_gate=bool(experts["shared_ffn"]),
-        pooler=a.pooler and not _is_masked_lm(reader.config),
-        head_transform=a.pooler and _is_masked_lm(reader.config),
+        pooler=a.pooler and not is_masked,
+        head_transform=is_masked,
     )
-    if a.pooler and _is_masked_lm(reader.config):
-        d = _with_masked_head(d)
-    return _finish(reader, a, d, kind, notes, experts["active"], positions)
+    facts = {"active": experts["active"], "positions": positions}
+    return _finish(reader, a, d, facts, notes)
 
 
-def _finish(  # noqa: PLR0913 - what the configuration said, piece by piece
+def _finish(
     reader: _Reader,
     a: Architecture,
     d: Dimensions,
-    kind: str,
+    facts: Mapping[str, int],
     notes: tuple[str, ...],
-    active: int,
-    positions: int,
 ) -> ModelShape:
     hugging_face = is_transformers(reader.config)
     has_head = not a.has_no_head or _is_masked_lm(reader.config)
@@ -244,7 +240,7 @@ def _finish(  # noqa: PLR0913 - what the configuration said, piece by piece
     if hugging_face and has_head:
         notes = (*notes, "Taken as Hugging Face code: the loss is computed on fp32 logits.")
     return ModelShape(
-        name=kind,
+        name=reader.kind or "model",
         source=reader.name,
         parameters=tuple(parameters_of(d)),
         n_layers=d.n_layers,
@@ -254,17 +250,17 @@ def _finish(  # noqa: PLR0913 - what the configuration said, piece by piece
         head_dim=d.head_dim,
         ffn=d.ffn,
         vocab=d.vocab,
-        max_positions=positions,
+        max_positions=facts["positions"],
         is_gated=d.is_gated,
         n_experts=d.n_experts,
-        experts_per_token=active,
+        experts_per_token=facts["active"],
         n_shared_experts=d.n_shared_experts,
         shared_ffn=d.shared_ffn,
         activation=activation,
         norm=norm,
         norms_per_layer=d.norms_per_layer,
         has_rotary=a.has_rotary,
-        softmax_fp32=hugging_face and kind != "gpt2",
+        softmax_fp32=hugging_face and reader.kind != "gpt2",
         upcasts_logits=hugging_face,
         has_lm_head=has_head,
         tied_head=d.tied_head,
@@ -283,9 +279,9 @@ def _finish(  # noqa: PLR0913 - what the configuration said, piece by piece
 
 
 def _kv_heads(reader: _Reader, a: Architecture, n_heads: int) -> int:
-    if a.multi_query and reader.flag("multi_query", a.multi_query):
-        if not reader.flag("new_decoder_architecture", default=False):
-            return 1
+    is_new_falcon = reader.flag("new_decoder_architecture", default=False)
+    if a.multi_query and reader.flag("multi_query", default=True) and not is_new_falcon:
+        return 1
     value = reader.whole("n_kv_heads", n_heads)
     if value > n_heads or n_heads % value:
         raise InputError(
@@ -328,12 +324,6 @@ def _is_masked_lm(config: Config) -> bool:
     )
 
 
-def _with_masked_head(d: Dimensions) -> Dimensions:
-    from dataclasses import replace
-
-    return replace(d, head_bias=True, pooler=False)
-
-
 def _t5_shape(reader: _Reader, kind: str) -> ModelShape:
     hidden, ffn = reader.whole("hidden"), reader.whole("ffn")
     n_layers = reader.whole("n_layers", limit=MAX_LAYERS)
@@ -358,7 +348,9 @@ def _t5_shape(reader: _Reader, kind: str) -> ModelShape:
         hidden_dropout=dropout, attention_dropout=dropout, softmax_fp32=True,
         upcasts_logits=False,
         assumptions=(
-            "Encoder and decoder are given the same length; the decoder's cross attention is "
-            "counted in the parameters, not in the activations.",
+            (
+                "Encoder and decoder are given the same length; the decoder's cross attention is "
+                "counted in the parameters, not in the activations."
+            ),
         ),
     )  # fmt: skip

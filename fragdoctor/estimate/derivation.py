@@ -5,29 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 from math import ceil
 
-from fragdoctor.estimate.layers import Term, layer_ops, units
+from fragdoctor.estimate.layers import layer_ops, term_bytes, units
 from fragdoctor.estimate.precision import precision_of
 from fragdoctor.estimate.step import segment_layers
+from fragdoctor.model.estimate import KeptTensor
 from fragdoctor.model.workload import Workload
 from fragdoctor.units import format_count
-
-# Each unit in the order in which a formula names it.
-MEANINGS = {
-    "B": "sequences in a pass (batch)",
-    "S": "tokens in a sequence",
-    "H": "hidden size",
-    "Q": "query heads x head size",
-    "K": "key-value heads x head size",
-    "F": "feed-forward width",
-    "V": "vocabulary",
-    "a": "query heads",
-    "E": "experts",
-    "k": "experts a token",
-    "L": "layers",
-    "P": "parameters",
-    "N": "GPUs that share the states",
-    "T": "tokens in the cache",
-}
 
 
 def layer_terms(workload: Workload) -> dict[str, float]:
@@ -41,16 +24,16 @@ def layer_terms(workload: Workload) -> dict[str, float]:
     return {unit: total[unit] for unit in units(workload) if total.get(unit)}
 
 
-def saved_terms(workload: Workload) -> list[tuple[str, Term]]:
+def kept_tensors(workload: Workload) -> list[KeptTensor]:
     """Return what each operation of a layer keeps, for ``--explain``."""
-    ops = layer_ops(workload, precision_of(workload.dtype))
-    return [(op.name, term) for op in ops for term in op.saved]
-
-
-def layer_bytes(workload: Workload) -> int:
-    """Return the bytes that one layer keeps for its backward."""
+    if not workload.shape.has_layers or workload.seq <= 0 or workload.inference:
+        return []
     sizes = units(workload)
-    return int(sum(sizes[unit] * each for unit, each in layer_terms(workload).items()))
+    return [
+        KeptTensor(op.name, t.label, f"{t.unit} x {t.bytes_per:g} B", term_bytes(t, sizes))
+        for op in layer_ops(workload, precision_of(workload.dtype))
+        for t in op.saved
+    ]
 
 
 def activation_formula(workload: Workload) -> tuple[str, str]:

@@ -67,7 +67,9 @@ def parameters_of(d: Dimensions) -> list[ParameterGroup]:
 
 def _embeddings(d: Dimensions) -> list[ParameterGroup]:
     width = d.embedding_width or d.hidden
-    groups = [ParameterGroup("embedding.tokens", (d.vocab, width), 1, Role.EMBEDDING, layered=False)]
+    groups = [
+        ParameterGroup("embedding.tokens", (d.vocab, width), 1, Role.EMBEDDING, layered=False)
+    ]
     for name, rows in (("positions", d.positions), ("segments", d.segments)):
         if rows:
             groups.append(
@@ -76,10 +78,10 @@ def _embeddings(d: Dimensions) -> list[ParameterGroup]:
                 )
             )
     if width != d.hidden:
-        for name in ("project_in", "project_out"):
-            groups.append(
-                ParameterGroup(name, (d.hidden, width), 1, Role.OTHER, layered=False)
-            )
+        groups += [
+            ParameterGroup(name, (d.hidden, width), 1, Role.OTHER, layered=False)
+            for name in ("project_in", "project_out")
+        ]
     return groups
 
 
@@ -92,12 +94,12 @@ def _norms(d: Dimensions) -> list[ParameterGroup]:
     ]  # fmt: skip
     if d.qk_norm:
         groups.append(
-            ParameterGroup("attention.qk_norm", (d.head_dim,), 2 * d.n_layers, Role.NORM, slot="qkv")
+            ParameterGroup(
+                "attention.qk_norm", (d.head_dim,), 2 * d.n_layers, Role.NORM, slot="qkv"
+            )
         )
     groups.append(
-        ParameterGroup(
-            "norm", (d.hidden,), d.n_outside_norms * with_bias, Role.NORM, layered=False
-        )
+        ParameterGroup("norm", (d.hidden,), d.n_outside_norms * with_bias, Role.NORM, layered=False)
     )
     return groups
 
@@ -171,9 +173,7 @@ def _outside(d: Dimensions) -> Sequence[ParameterGroup]:
             ParameterGroup("transform.bias", (d.hidden,), 3, Role.OTHER, layered=False),
         ]
     if not d.tied_head:
-        groups.append(
-            ParameterGroup("head.weight", (d.vocab, width), 1, Role.HEAD, layered=False)
-        )
+        groups.append(ParameterGroup("head.weight", (d.vocab, width), 1, Role.HEAD, layered=False))
     if d.head_bias:
         groups.append(ParameterGroup("head.bias", (d.vocab,), 1, Role.OTHER, layered=False))
     return groups

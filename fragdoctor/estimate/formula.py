@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 
-from fragdoctor.estimate.derivation import activation_formula, logits_formula
-from fragdoctor.estimate.inference import play_inference
+from fragdoctor.estimate.derivation import activation_formula, kept_tensors, logits_formula
+from fragdoctor.estimate.inference import kv_element_bytes, play_inference
 from fragdoctor.estimate.layers import KORTHIKANTI
 from fragdoctor.estimate.optimizers import ZERO, optimizer_of
 from fragdoctor.estimate.precision import AUTOCAST_DOC, precision_of
@@ -38,6 +38,7 @@ def formula_footprint(workload: Workload) -> Footprint:
         n_parameters=sum(g.n_each * g.count for g in states.groups),
         n_trainable=0 if workload.inference else trained,
         notes=tuple(_notes(workload)),
+        layer=tuple(kept_tensors(workload)),
     )
 
 
@@ -66,7 +67,7 @@ def _largest(tape: Tape) -> Mapping[str, int]:
 def _items(workload: Workload, states: States, most: Mapping[str, int]) -> list[Item]:
     return [
         _parameters(workload, states, most),
-        _gathered(most),
+        _gathered(states, most),
         _master(workload, states, most),
         _gradients(workload, states, most),
         _optimizer_states(workload, states, most),
@@ -75,7 +76,7 @@ def _items(workload: Workload, states: States, most: Mapping[str, int]) -> list[
         _activations(workload, most),
         _logits(workload, most),
         _temporaries(most),
-        _optimizer_temporaries(workload, most),
+        _optimizer_temporaries(workload, states, most),
         Item(
             "inputs", "Token ids and labels", most["inputs"], "2 x B x S x 8 B",
             f"2 x {workload.batch} x {workload.seq} x 8 B", "torch.int64", Sureness.EXACT,
@@ -137,13 +138,15 @@ def _trained(states: States) -> int:
     return sum(g.n_each * g.count for g in states.groups if g.is_trained)
 
 
-def _gathered(most: Mapping[str, int]) -> Item:
+def _gathered(states: States, most: Mapping[str, int]) -> Item:
+    layer = sum(g.gathered_bytes * g.per_layer for g in states.groups if g.layered)
+    outside = sum(g.gathered_bytes * g.count for g in states.groups if not g.layered)
     return Item(
         "gathered_parameters",
         "Parameters collected while in use",
         most["gathered_parameters"],
-        "(2 x P_layer + P_outside) x bytes",
-        "the layer that runs, the next one, embedding and head",
+        "2 layers + embedding and head, in full",
+        f"2 x {format_count(layer)} B + {format_count(outside)} B",
         f"{ZERO}; FSDP forward prefetch",
         Sureness.ESTIMATE,
     )
@@ -213,20 +216,13 @@ def _weight_copies(workload: Workload, states: States, most: Mapping[str, int]) 
 def _kv_cache(workload: Workload, most: Mapping[str, int]) -> Item:
     shape = workload.shape
     tokens = workload.seq + workload.new_tokens
-    each = kv_bytes(workload)
+    each = kv_element_bytes(workload)
     return Item(
         "kv_cache", "KV cache", most["kv_cache"], "2 x L x B x T x n_kv x d x bytes",
         f"2 x {shape.n_layers} x {workload.batch} x {format_count(tokens)} x "
         f"{shape.n_kv_heads} x {shape.head_dim} x {_plain(each)}",
         KV_SOURCE, Sureness.DERIVED,
     )  # fmt: skip
-
-
-def kv_bytes(workload: Workload) -> float:
-    """Return the bytes of one element of the KV cache."""
-    from fragdoctor.estimate.inference import kv_element_bytes
-
-    return kv_element_bytes(workload)
 
 
 def _activations(workload: Workload, most: Mapping[str, int]) -> Item:
@@ -259,15 +255,25 @@ def _temporaries(most: Mapping[str, int]) -> Item:
     )  # fmt: skip
 
 
-def _optimizer_temporaries(workload: Workload, most: Mapping[str, int]) -> Item:
+def _optimizer_temporaries(workload: Workload, states: States, most: Mapping[str, int]) -> Item:
     optimizer = optimizer_of(workload.optimizer)
-    largest = " (largest parameter)" if optimizer.step_of_largest else ""
+    trained = [g for g in states.groups if g.is_trained]
+    sized = max(trained, key=lambda g: g.n_each, default=None)
+    each = sized.step_bytes * sized.shard / sized.n_each if sized else 0
+    n, what = _trained(states), "P"
+    if optimizer.step_of_largest and sized:
+        n, what = sized.n_each, "P_largest"
+    symbol, number = _shard(workload, 1)
+    copies = f"{optimizer.step_copies:g}"
     return Item(
-        "optimizer_temporaries", "Temporaries of the optimizer step",
-        most["optimizer_temporaries"], f"{optimizer.step_copies:g} x P x bytes{largest}",
-        f"{optimizer.step_copies:g} x {format_count(most['optimizer_temporaries'])} B",
-        FOREACH_SOURCE, Sureness.DERIVED,
-    )  # fmt: skip
+        "optimizer_temporaries",
+        "Temporaries of the optimizer step",
+        most["optimizer_temporaries"],
+        f"{copies} x {what} x {round(each)} B{symbol}",
+        f"{copies} x {format_count(n)} x {round(each)} B{number}",
+        FOREACH_SOURCE,
+        Sureness.DERIVED,
+    )
 
 
 def _notes(workload: Workload) -> list[str]:

@@ -1,9 +1,10 @@
 """Known GPUs with the memory that CUDA really reports, which is less than the name says.
 
-``total_mib`` is what ``torch.cuda.get_device_properties().total_memory`` gives, as PyTorch's own
-out-of-memory messages print it ("GPU 0 has a total capacity of 39.39 GiB"): the driver and, where it
-is on, error correction keep a part. Drivers differ by some tens of MiB. The context is what CUDA and
-its libraries take in a process before the first tensor.
+The total is what ``torch.cuda.get_device_properties().total_memory`` gives, as PyTorch's own
+out-of-memory messages print it ("GPU 0 has a total capacity of 39.39 GiB"): the driver and, where
+it is on, error correction keep a part. Drivers differ by up to 0.2 GiB; newer ones keep more, and
+the lower figure is taken. The context is what CUDA and its libraries take in a process before the
+first tensor.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """A plausible transformer for a parameter count, and for whatever dimensions are given.
 
-Decoders of the Llama kind keep hidden / layers near 128 from 1 billion parameters on (7B: 4096 and
-32, 13B: 5120 and 40) and near 64 below (GPT-2: 768 and 12); the feed-forward layer takes what is left.
+Decoders of the Llama kind keep hidden / layers near 128 from 1 billion parameters on (7B: 4096
+and 32, 13B: 5120 and 40) and near 64 below (GPT-2: 768 and 12); the feed-forward layer takes what
+is left.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from fragdoctor.estimate.families import Dimensions, parameters_of
 from fragdoctor.model.workload import ModelShape, Norm, ParameterGroup, Role
 from fragdoctor.units import format_count
 
-_COUNT: Final = re.compile(r"\s*([0-9]{1,20}(?:\.[0-9]{1,12})?(?:[eE]\+?[0-9]{1,2})?)\s*([KMBTG]?)\s*",
+_COUNT: Final = re.compile(
+    r"\s*([0-9]{1,20}(?:\.[0-9]{1,12})?(?:[eE]\+?[0-9]{1,2})?)"
+    r"\s*([KMBTG]?)\s*",
                            re.ASCII | re.IGNORECASE)  # fmt: skip
 _FACTORS: Final = {"": 1, "k": 10**3, "m": 10**6, "b": 10**9, "g": 10**9, "t": 10**12}
 MAX_PARAMETERS: Final = 10**14
@@ -124,11 +127,12 @@ def _said(d: Dimensions, n_parameters: int, total: int, *, is_gpt: bool) -> tupl
     kind = "GPT-like" if is_gpt else "Llama-like"
     if not n_parameters:
         return (f"A {kind} decoder of {format_count(total)} parameters.",)
-    return (
+    guess = (
         f"The shape is a guess from the parameter count: a {kind} decoder with {d.n_layers} "
         f"layers, hidden size {d.hidden}, {d.n_heads} heads, feed-forward {d.ffn}, vocabulary "
-        f"{d.vocab}; give --layers, --hidden, --heads, --ffn, --vocab for yours.",
+        f"{d.vocab}; give --layers, --hidden, --heads, --ffn, --vocab for yours."
     )
+    return (guess,)
 
 
 def _vocab_for(n_parameters: int) -> int:
@@ -157,7 +161,7 @@ def _depth_and_width(n: int, vocab: int, given: Overrides) -> tuple[int, int]:
     layers = given.n_layers or _layers_for(n, vocab, ratio)
     # 12 L H^2 + 2 V H = n, solved for H.
     hidden = (-2 * vocab + math.sqrt(4 * vocab**2 + 48 * layers * n)) / (24 * layers)
-    step = 128 if hidden >= 1024 else 64
+    step = 256 if hidden >= 2048 else 128 if hidden >= 1024 else 64
     return layers, max(step, round(hidden / step) * step)
 
 

@@ -3,75 +3,61 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from fragdoctor.estimate.savings import Measure, measures_for
 from fragdoctor.model.estimate import Estimate, Fit, Footprint, GpuModel, Saving
 from fragdoctor.model.workload import Workload
 
-# Either route: formulas over a shape, or a trace of the user's model.
+# Memory of a workload, by either route.
 Footprinter = Callable[[Workload], Footprint]
 
 MAX_BATCH: Final = 1 << 20
 MIN_LENGTH: Final = 128
 
 
-def judged(
-    workload: Workload,
-    footprint_of: Footprinter,
-    gpus: Sequence[GpuModel],
-    *,
-    error: str = "",
-    with_savings: bool = True,
-    varies_length: bool = True,
-) -> Estimate:
-    """Return the estimate of a workload on each of the GPUs, and what would save memory.
+@dataclass(frozen=True, slots=True)
+class Route:
+    """How footprints are found: by formulas over a shape, or by a trace of the user's model.
 
-    Args:
-        workload: what is to run.
-        footprint_of: either route; called for other batches, lengths and settings too.
-        gpus: what to compare with; may be empty.
+    Attributes:
+        footprint_of: called for the workload, and for it with other batches and settings.
         error: how far off the route was on recordings, one sentence.
-        with_savings: whether to try the measures (each costs a few calls).
-        varies_length: whether the route can answer for another sequence length.
+        measures_of: the changes of a workload that this route can answer for.
+        varies_length: whether it can answer for another sequence length.
     """
-    footprint = footprint_of(workload)
-    savings = _savings(workload, footprint, footprint_of, gpus) if with_savings else ()
+
+    footprint_of: Footprinter
+    error: str = ""
+    measures_of: Callable[[Workload], Sequence[Measure]] = measures_for
+    varies_length: bool = True
+
+
+def judged(workload: Workload, route: Route, gpus: Sequence[GpuModel]) -> Estimate:
+    """Return the estimate of a workload on each of the GPUs, and what would save memory."""
+    footprint = route.footprint_of(workload)
     return Estimate(
         workload=workload,
         footprint=footprint,
-        fits=tuple(
-            _fit(workload, footprint, footprint_of, gpu, varies_length=varies_length)
-            for gpu in gpus
-        ),
-        savings=tuple(savings),
-        error=error,
+        fits=tuple(_fit(workload, footprint, route, gpu) for gpu in gpus),
+        savings=tuple(_savings(workload, footprint, route, gpus)),
+        error=route.error,
     )
 
 
-def _fit(
-    workload: Workload,
-    footprint: Footprint,
-    footprint_of: Footprinter,
-    gpu: GpuModel,
-    *,
-    varies_length: bool,
-) -> Fit:
-    lengths = _other_lengths(workload) if varies_length else ()
+def _fit(workload: Workload, footprint: Footprint, route: Route, gpu: GpuModel) -> Fit:
+    usable, batches = gpu.usable_bytes, []
+    for seq in _other_lengths(workload) if route.varies_length else ():
+        batch = largest_batch(replace(workload, seq=seq), route.footprint_of, usable)
+        if batch is not None:
+            batches.append((seq, batch))
     return Fit(
         gpu=gpu,
-        fits=footprint.reserved_bytes <= gpu.usable_bytes,
-        margin_bytes=gpu.usable_bytes - footprint.reserved_bytes,
-        largest_batch=largest_batch(workload, footprint_of, gpu.usable_bytes),
-        other_lengths=tuple(
-            (seq, batch)
-            for seq in lengths
-            if (
-                batch := largest_batch(replace(workload, seq=seq), footprint_of, gpu.usable_bytes)
-            )
-            is not None
-        ),
+        fits=footprint.reserved_bytes <= usable,
+        margin_bytes=usable - footprint.reserved_bytes,
+        largest_batch=largest_batch(workload, route.footprint_of, usable),
+        other_lengths=tuple(batches),
     )
 
 
@@ -83,9 +69,7 @@ def _other_lengths(workload: Workload) -> Sequence[int]:
     return tuple(s for s in (seq // 2, 2 * seq, 4 * seq) if MIN_LENGTH <= s <= limit)
 
 
-def largest_batch(
-    workload: Workload, footprint_of: Footprinter, usable_bytes: int
-) -> int | None:
+def largest_batch(workload: Workload, footprint_of: Footprinter, usable_bytes: int) -> int | None:
     """Return the largest batch whose reserved memory fits; 0 = not even one.
 
     None where memory does not depend on the batch, as when the layers are not known.
@@ -109,22 +93,17 @@ def largest_batch(
 
 
 def _savings(
-    workload: Workload,
-    footprint: Footprint,
-    footprint_of: Footprinter,
-    gpus: Sequence[GpuModel],
+    workload: Workload, footprint: Footprint, route: Route, gpus: Sequence[GpuModel]
 ) -> list[Saving]:
     gpu = gpus[0] if gpus else None
     found = [
-        _saving(measure, footprint, footprint_of(measure.workload), gpu)
-        for measure in measures_for(workload)
+        _saving(measure, footprint, route.footprint_of(measure.workload), gpu)
+        for measure in route.measures_of(workload)
     ]
     return sorted(found, key=lambda s: -s.saved_bytes)
 
 
-def _saving(
-    measure: Measure, before: Footprint, after: Footprint, gpu: GpuModel | None
-) -> Saving:
+def _saving(measure: Measure, before: Footprint, after: Footprint, gpu: GpuModel | None) -> Saving:
     return Saving(
         id=measure.id,
         title=measure.title,

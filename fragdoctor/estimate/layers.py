@@ -6,19 +6,19 @@ The rules, each seen in PyTorch's ``derivatives.yaml`` and on recordings:
   a frozen one keeps only the weight;
 * under autocast the input that is kept is the 16-bit copy, one for each linear layer;
 * layer_norm keeps its input and two fp32 figures a token; fused RMSNorm keeps its input and one;
-  RMSNorm written out in Python keeps the fp32 input, and the normalised value as the weight's factor;
+  written out in Python it keeps the fp32 input, and the normalised value as the weight's factor;
 * a fused attention kernel keeps q, k, v, its output and one fp32 figure a row of scores; SDPA's
   math fallback and attention written out keep S x S probabilities;
 * gelu, silu keep their input; relu its result (which the next linear layer keeps anyway);
 * a product keeps both factors; dropout a mask of one byte; an addition keeps nothing.
 
-Summed for 16-bit GPT with dropout and attention written out this is Korthikanti et al. 2022,
-s*b*h*(34 + 5*a*s/h), https://arxiv.org/abs/2205.05198; other settings change the summands.
+Summed for a 16-bit GPT with dropout and attention written out this is Korthikanti et al. 2022,
+s*b*h*(34 + 5*a*s/h), https://arxiv.org/abs/2205.05198; other settings change summands.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -127,6 +127,7 @@ def norm_op(norm: Norm, precision: Precision, slot: str, *, trains: bool = True)
     residual, compute = precision.residual, precision.compute
     out = FP32 if precision.is_autocast else compute
     grads = (Term("B*S*H", residual),)
+    saved: tuple[Term, ...]
     source = Term("B*S*H", residual, "input")
     if norm is Norm.LAYERNORM:
         saved = (source, Term("B*S", 2 * FP32, "mean and deviation"))
@@ -159,8 +160,7 @@ def _linear_input(
         kept = FP32 * adapted if precision.weight != FP32 else precision.compute * adapted
         return (Term(unit, kept, "inputs of adapters"),) if adapted else ()
     if precision.is_autocast:
-        copies = n_linears if n_linears > 1 else 1
-        return (Term(unit, precision.linear_input * copies, "16-bit copies of the input"),)
+        return (Term(unit, precision.linear_input * n_linears, "16-bit copies of the input"),)
     return (Term(unit, precision.linear_input, "input of linear layers"),)
 
 
@@ -239,6 +239,8 @@ def _core_attention(workload: Workload, precision: Precision, kind: Attention) -
     # q, k and v cut from one tensor give their gradients back as one more tensor.
     packed = not shape.has_rotary and _n_linears(shape, "qkv") == 1
     repack = grads if packed else ()
+    saved: tuple[Term, ...]
+    scores: tuple[Term, ...]
     if kind is Attention.FLASH:
         saved = (
             Term("B*S*Q", c, "query"),
@@ -329,9 +331,7 @@ def _mlp_ops(workload: Workload, precision: Precision) -> list[Op]:
     )  # fmt: skip
     if shape.is_gated:
         factors = (Term("B*S*F", 2 * c, "both factors of the gate"),)
-        ops.append(
-            Op("gate", "", factors, (Term("B*S*F", c),), grads=(Term("B*S*F", 2 * c),))
-        )
+        ops.append(Op("gate", "", factors, (Term("B*S*F", c),), grads=(Term("B*S*F", 2 * c),)))
     kept = _linear_input("B*S*F", precision, workload, "down", 1)
     weighted = (Term("B*S*k*H", c, "expert outputs"),) if shape.n_experts else ()
     ops.append(

@@ -30,7 +30,6 @@ class OptimizerSpec:
         factored: second moments of matrices as a row and a column (Adafactor).
         step_copies: temporary values of the parameter's size and dtype that a step makes.
         step_of_largest: whether those exist for one parameter at a time, not for all at once.
-        small_in_full: elements below which the states are kept in full precision (8-bit optimizers).
     """
 
     name: str
@@ -75,9 +74,7 @@ OPTIMIZERS: Final = MappingProxyType(
             OptimizerSpec(
                 "adamw-8bit", "AdamW 8-bit", 0, fixed=2 + 2 * _BLOCK_SCALE, source=ADAM_8BIT
             ),
-            OptimizerSpec(
-                "lion-8bit", "Lion 8-bit", 0, fixed=1 + _BLOCK_SCALE, source=ADAM_8BIT
-            ),
+            OptimizerSpec("lion-8bit", "Lion 8-bit", 0, fixed=1 + _BLOCK_SCALE, source=ADAM_8BIT),
         )
     }
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from fragdoctor.errors import ConfigError
@@ -18,8 +18,8 @@ MAX_BATCH: Final = 1 << 24
 MAX_SEQ: Final = 1 << 28
 MAX_WORLD: Final = 1 << 20
 FORMULA_ERROR: Final = (
-    "Formula route: the peak was within 5 % of recorded runs for GPT- and Llama-like models whose "
-    "shape is known; other code keeps other tensors."
+    "How sure: on 46 recorded runs of GPT- and Llama-like models the peak came out within 7 %; "
+    "code that keeps other tensors differs. Trace your own with --model for less doubt."
 )
 
 
@@ -47,7 +47,7 @@ class Request:
     kv_dtype: str = ""
     keeps_logits: bool = False
     architecture: str = ""
-    overrides: Overrides = Overrides()
+    overrides: Overrides = field(default_factory=Overrides)
 
 
 def workload_of(request: Request) -> Workload:
@@ -61,6 +61,8 @@ def workload_of(request: Request) -> Workload:
     shape, stored = _shape(request)
     dtype = precision_of(request.dtype or _default_dtype(stored, request)).name
     seq, notes = _length(request, shape)
+    if not request.dtype:
+        notes = (*notes, f"The precision is taken to be {dtype}; --dtype sets it.")
     if notes:
         shape = replace(shape, assumptions=(*shape.assumptions, *notes))
     _check_dtype(request, dtype)
@@ -91,9 +93,7 @@ def _shape(request: Request) -> tuple[ModelShape, str]:
     given = request.overrides
     if request.inputs:
         if request.params:
-            raise ConfigError(
-                "An input and --params exclude each other.", hint="Give one of them."
-            )
+            raise ConfigError("An input and --params exclude each other.", hint="Give one of them.")
         found = model_of(request.inputs)
         return found.shape, found.dtype
     if not request.params and not given.any_given:

@@ -1,14 +1,14 @@
 """Reads the header of safetensors files: names, shapes and dtypes, never the data.
 
-A file is an 8-byte little-endian length, that many bytes of JSON, then the data. The header may come
-from a stranger: its length is checked against the file and a limit, each entry against the file's end.
+A file is an 8-byte little-endian length, that many bytes of JSON, then the data. The header may
+come from a stranger: its length is checked against the file and a limit, each entry against the
+end of the file.
 Source: https://huggingface.co/docs/safetensors, "Format".
 """
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
@@ -68,7 +68,7 @@ def read_header(path: Path) -> list[TensorEntry]:
         LimitExceeded: a header beyond the format's own limit.
     """
     try:
-        size = os.stat(path).st_size
+        size = path.stat().st_size
         with path.open("rb") as file:
             start = file.read(8)
             if len(start) < 8:
@@ -113,24 +113,27 @@ def _entry(path: Path, name: str, entry: Any, data_bytes: int) -> TensorEntry:
     dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
     if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
         raise _refused(path, name, "has no known dtype")
-    if not _are_whole(shape) or len(shape) > MAX_RANK or prod(shape) > MAX_ELEMENTS:
+    dims, places = _whole_numbers(shape), _whole_numbers(offsets)
+    if dims is None or len(dims) > MAX_RANK or prod(dims) > MAX_ELEMENTS:
         raise _refused(path, name, "has an impossible shape")
-    if not _are_whole(offsets) or len(offsets) != 2:
+    if places is None or len(places) != 2:
         raise _refused(path, name, "has no offsets")
-    begin, end = offsets
-    if end - begin != (prod(shape) * DTYPE_BITS[dtype] + 7) // 8:
+    begin, end = places
+    if end - begin != (prod(dims) * DTYPE_BITS[dtype] + 7) // 8:
         raise _refused(path, name, "has a shape that contradicts its offsets")
     if end > data_bytes:
         raise TruncatedSnapshot(
             f"{path} ends before the data of its tensors.", hint="Download the file again."
         )
-    return TensorEntry(name, dtype, tuple(shape))
+    return TensorEntry(name, dtype, dims)
 
 
-def _are_whole(value: Any) -> bool:
-    return isinstance(value, list) and all(
-        isinstance(v, int) and not isinstance(v, bool) and v >= 0 for v in value
-    )
+def _whole_numbers(value: Any) -> tuple[int, ...] | None:
+    if not isinstance(value, list):
+        return None
+    if not all(isinstance(v, int) and not isinstance(v, bool) and v >= 0 for v in value):
+        return None
+    return tuple(value)
 
 
 def _refused(path: Path, name: str, why: str) -> RefusedSnapshot:

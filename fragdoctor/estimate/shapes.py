@@ -20,8 +20,13 @@ from fragdoctor.intake.kinds import Kind, kind_of
 from fragdoctor.model.workload import ModelShape
 
 HEAD_BYTES: Final = 8192
-INDEX_NAMES: Final = ("model.safetensors.index.json", "diffusion_pytorch_model.safetensors.index.json")
-WANTED: Final = "Give a Hugging Face config.json, a model directory, safetensors files, or --params."
+INDEX_NAMES: Final = (
+    "model.safetensors.index.json",
+    "diffusion_pytorch_model.safetensors.index.json",
+)
+WANTED: Final = (
+    "Give a Hugging Face config.json, a model directory, safetensors files, or --params."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,15 +106,11 @@ def _of_directory(path: Path) -> FoundModel:
     if tensors:
         return _of_tensors(read_files(tensors), str(path), config)
     if config is None:
-        raise InputError(
-            f"{path} holds neither config.json nor safetensors files.", hint=WANTED
-        )
+        raise InputError(f"{path} holds neither config.json nor safetensors files.", hint=WANTED)
     return FoundModel(shape_of_config(config, str(path / "config.json")), _config_dtype(config))
 
 
-def _of_tensors(
-    entries: Sequence[TensorEntry], source: str, config: Config | None
-) -> FoundModel:
+def _of_tensors(entries: Sequence[TensorEntry], source: str, config: Config | None) -> FoundModel:
     if not entries:
         raise InputError(f"{source} lists no tensors.", hint=WANTED)
     dtype = stored_dtype(entries)

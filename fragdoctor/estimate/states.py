@@ -123,14 +123,7 @@ def _group_state(
     workload: Workload, precision: Precision, optimizer: OptimizerSpec, group: ParameterGroup
 ) -> GroupState:
     stored = precision.linear_weight if group.role in _QUANTISED else precision.weight
-    return _state(
-        workload,
-        optimizer,
-        group,
-        stored=stored,
-        is_trained=not workload.lora_rank,
-        master=workload.master_weights,
-    )
+    return _state(workload, optimizer, group, stored)
 
 
 def _adapters(
@@ -148,9 +141,8 @@ def _adapters(
                 f"{group.name}.{name}", shape, group.count, Role.OTHER, group.layered,
                 slot=slot_of(group),
             ),
-            stored=FP32,
-            is_trained=True,
-            master=False,
+            FP32,
+            is_adapter=True,
         )
         for name, shape in pair
     ]  # fmt: skip
@@ -160,11 +152,12 @@ def _state(
     workload: Workload,
     optimizer: OptimizerSpec,
     group: ParameterGroup,
-    *,
     stored: float,
-    is_trained: bool,
-    master: bool,
+    *,
+    is_adapter: bool = False,
 ) -> GroupState:
+    is_trained = is_adapter or not workload.lora_rank
+    master = workload.master_weights and not is_adapter
     world, stage = max(1, workload.world_size), workload.zero_stage
     n_layers = max(1, workload.shape.n_layers)
     grad = dtype_bytes(workload.grad_dtype) if workload.grad_dtype else stored

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from math import isqrt
+from typing import Final
 
 from fragdoctor.estimate.layers import Op, Term, layer_ops, norm_op, term_bytes, units
 from fragdoctor.estimate.precision import Precision, precision_of
@@ -17,8 +18,8 @@ from fragdoctor.estimate.tape import Tape
 from fragdoctor.model.estimate import PhaseName
 from fragdoctor.model.workload import Role, Workload
 
-FP32 = 4.0
-INDEX = 8.0
+FP32: Final = 4.0
+INDEX: Final = 8.0
 
 
 def segment_layers(workload: Workload) -> int:
@@ -132,10 +133,9 @@ class StepPlayer:
             kept_ops.append(kept)
         tape.free(*passing)
         self._release(gathered)
-        if not any(t.label == "input" for t in self.ops[0].saved):
-            # A norm that works on an fp32 copy does not keep the residual itself.
-            if keeps:
-                tape.free(owns_stream)
+        # A norm that works on an fp32 copy does not keep the residual itself.
+        if keeps and not any(t.label == "input" for t in self.ops[0].saved):
+            tape.free(owns_stream)
         return kept_ops
 
     def _drop(self, kept_ops: list[Kept]) -> None:

@@ -62,16 +62,18 @@ def shape_of_tensors(entries: Sequence[TensorEntry], source: str) -> ModelShape:
         n_experts=facts["experts"],
         experts_per_token=min(2, facts["experts"]),
         tied_head=not facts["head"],
-        assumptions=(
-            f"Dimensions come from tensor names and shapes; a head size of {head_dim} is assumed. "
-            "Put config.json beside the file for the rest.",
-        ),
+        assumptions=(_named(head_dim),),
     )
 
 
-def with_exact_counts(
-    shape: ModelShape, entries: Sequence[TensorEntry], source: str
-) -> ModelShape:
+def _named(head_dim: int) -> str:
+    return (
+        f"Dimensions come from tensor names and shapes; a head size of {head_dim} is assumed. "
+        "Put config.json beside the file for the rest."
+    )
+
+
+def with_exact_counts(shape: ModelShape, entries: Sequence[TensorEntry], source: str) -> ModelShape:
     """Return a configuration's shape with the parameter groups that the files really hold."""
     counted = sum(e.n_elements for e in entries)
     stated = shape.n_parameters
@@ -189,9 +191,10 @@ def _look_outside(entry: TensorEntry, facts: dict[str, int]) -> None:
     if any(word in entry.name for word in _HEADS):
         facts["head"] = 1
         facts["vocab"] = max(facts["vocab"], entry.shape[0])
-    elif "pos" not in entry.name and "wpe" not in entry.name:
-        if any(word in entry.name for word in _EMBEDDINGS):
-            facts["vocab"] = max(facts["vocab"], entry.shape[0])
+        return
+    is_position = "pos" in entry.name or "wpe" in entry.name
+    if not is_position and any(word in entry.name for word in _EMBEDDINGS):
+        facts["vocab"] = max(facts["vocab"], entry.shape[0])
 
 
 def _head_dim(facts: Mapping[str, int]) -> int:

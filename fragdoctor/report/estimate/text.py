@@ -55,13 +55,11 @@ def render_gpus(gpus: Sequence[GpuModel], options: RenderOptions) -> str:
     ]
     rows = [[g.name, _gib(g.total_bytes), _gib(g.usable_bytes), g.title] for g in gpus]
     page.table(columns, rows)
-    page.paragraph(
-        (
-            "total: as PyTorch's out-of-memory messages state it for this GPU; usable: less the "
-            "CUDA context of one process. Any size is accepted too: --gpu 24GiB.",
-            "dim",
-        )
+    legend = (
+        "total: as PyTorch's out-of-memory messages state it for this GPU; usable: less the CUDA "
+        "context of one process. Any size is accepted too: --gpu 24GiB."
     )
+    page.paragraph((legend, "dim"))
     return page.render()
 
 
@@ -180,7 +178,28 @@ def _write_formulas(page: Page, estimate: Estimate) -> None:
     page.heading("How it was counted")
     for item in estimate.footprint.items:
         _write_formula(page, item)
+    _write_layer(page, estimate)
     page.paragraph((_symbols(estimate.workload), "dim"))
+
+
+def _write_layer(page: Page, estimate: Estimate) -> None:
+    """Write what each operation of a layer keeps."""
+    if not estimate.footprint.layer:
+        return
+    page.heading("What one layer keeps for its backward", "by operation")
+    columns = [
+        Column("wrap", title="operation"),
+        Column("wrap", title="keeps"),
+        Column("fit", title="formula"),
+        Column(title="bytes", align="right"),
+    ]
+    rows: list[list[Cell]] = [
+        [kept.operation, kept.what, kept.formula, format_size(kept.n_bytes)]
+        for kept in estimate.footprint.layer
+    ]
+    total = sum(kept.n_bytes for kept in estimate.footprint.layer)
+    rows.append([("One layer", "bold"), "", "", (format_size(total), "bold")])
+    page.table(columns, rows)
 
 
 def _write_formula(page: Page, item: Item) -> None:
