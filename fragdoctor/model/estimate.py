@@ -84,6 +84,21 @@ class Phase:
 
 
 @dataclass(frozen=True, slots=True)
+class CodeLine:
+    """What a line of the user's code holds at the peak.
+
+    Attributes:
+        item: the row it is part of.
+    """
+
+    filename: str
+    line: int
+    function: str
+    n_bytes: int
+    item: str
+
+
+@dataclass(frozen=True, slots=True)
 class Footprint:
     """Memory of one workload at one batch size, whichever route found it.
 
@@ -95,6 +110,7 @@ class Footprint:
         n_trainable: those that get gradients.
         notes: what was assumed, one sentence each.
         route: ``formula`` or ``model``.
+        lines: of a traced model, the lines that hold most at the peak.
     """
 
     items: Sequence[Item]
@@ -104,6 +120,7 @@ class Footprint:
     n_trainable: int
     notes: Sequence[str] = ()
     route: str = "formula"
+    lines: Sequence[CodeLine] = ()
 
     @property
     def peak(self) -> Phase:

@@ -20,6 +20,7 @@ from fragdoctor.estimate.tracing.unknown_values import stand_in
 from fragdoctor.estimate.tracing.request_log import RequestLog
 
 PACKAGE: Final = str(Path(__file__).parents[2])
+TRAINING: Final = str(Path(__file__).with_name("training.py"))
 TORCH: Final = str(Path(torch.__file__).parent)
 _NOT_THE_USERS: Final = (PACKAGE, TORCH, "<")
 ATEN: Final = torch.ops.aten
@@ -29,11 +30,16 @@ MATMULS: Final = frozenset(
 
 
 def user_frame() -> FrameType | None:
-    """Return the innermost Python frame outside PyTorch and fragdoctor."""
+    """Return the innermost Python frame outside PyTorch, below fragdoctor's training loop."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(_NOT_THE_USERS):
+    while frame is not None:
+        filename = frame.f_code.co_filename
+        if filename == TRAINING:
+            return None
+        if not filename.startswith(_NOT_THE_USERS):
+            return frame
         frame = frame.f_back
-    return frame
+    return None
 
 
 @dataclass(slots=True)
@@ -141,7 +147,8 @@ class Recorder(TorchDispatchMode):
             if not any(isinstance(a, torch.Tensor) and a.device.type == "cuda" for a in args):
                 return
             self._handles.add(self.in_backward)
-            self.log.request(self._workspace, -1, "cuBLAS workspace", None)
+            number = self.log.request(self._workspace, -1, "cuBLAS workspace", None)
+            self.log.labels[number] = "workspaces"
 
     def _accumulates_in_place(self, func: Any, args: tuple[Any, ...]) -> torch.Tensor | None:  # noqa: ANN401
         """Return the buffer into which the autograd engine would add.
