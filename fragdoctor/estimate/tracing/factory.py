@@ -69,9 +69,7 @@ def find_factory(spec: str) -> Callable[[], Any]:
     for part in name.split("."):
         found = getattr(found, part, None)
     if not callable(found):
-        raise ConfigError(
-            f"Module {module_name!r} has no function {name!r}.", hint=CONTRACT
-        )
+        raise ConfigError(f"Module {module_name!r} has no function {name!r}.", hint=CONTRACT)
     factory: Callable[[], Any] = found
     return factory
 
@@ -93,11 +91,12 @@ def as_program(built: object) -> Program:
         fields = {name: built.get(name) for name in NAMES}
     else:
         fields = {name: getattr(built, name, None) for name in NAMES}
-    if not isinstance(fields["model"], torch.nn.Module):
+    model = fields.pop("model")
+    if not isinstance(model, torch.nn.Module):
         raise ConfigError(
             f"The factory returned {type(built).__name__}, which holds no model.", hint=CONTRACT
         )
-    return Program(**fields)
+    return Program(model, **fields)
 
 
 def arguments_of(program: Program) -> tuple[tuple[Any, ...], dict[str, Any], tuple[Any, ...]]:

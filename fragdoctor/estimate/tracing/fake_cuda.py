@@ -20,7 +20,7 @@ from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any, Final, Self
 from unittest import mock
 
 import torch
@@ -74,7 +74,7 @@ def _library(name: str) -> ctypes.CDLL:
     return ctypes.CDLL(str(next(iter(sorted(folder.glob(f"lib{name}.*"))), folder / name)))
 
 
-def _address(function: Any) -> int:  # noqa: ANN401 - ctypes has no public name for it
+def _address(function: Any) -> int:
     return ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
@@ -166,10 +166,14 @@ def _swap_tensors(first: torch.Tensor, second: torch.Tensor) -> None:
     mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
     if mode is not None:
         mode.fake_tensor_converter.meta_converter.tensor_memo.clear()
-    _SWAP(first, second)
+    _SWAP(first, second)  # type: ignore[no-untyped-call]
 
 
 _SWAP: Final = torch.utils.swap_tensors
+
+
+def _yes(*_: object, **__: object) -> bool:
+    return True
 
 
 def _nothing(*_: object, **__: object) -> None:
@@ -183,7 +187,7 @@ class _FakeStream:
         self.device = torch.device("cuda", 0)
         self.cuda_stream = self.stream_id = self.device_index = 0
 
-    def __enter__(self) -> _FakeStream:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -267,7 +271,7 @@ def _patched(gpu: SimpleNamespace, allocated: Callable[[], int] = lambda: 0) -> 
         for name, answer in _answers(gpu, allocated).items():
             if hasattr(torch.cuda, name):
                 stack.enter_context(mock.patch.object(torch.cuda, name, answer))
-        stack.enter_context(mock.patch.object(torch.accelerator, "is_available", lambda: True))
+        stack.enter_context(mock.patch.object(torch.accelerator, "is_available", _yes))
         stack.enter_context(mock.patch.object(torch.utils, "swap_tensors", _swap_tensors))
         if hasattr(fake_tensor, "init_gpu_context"):
             stack.enter_context(mock.patch.object(fake_tensor, "init_gpu_context", _nothing))
@@ -276,9 +280,7 @@ def _patched(gpu: SimpleNamespace, allocated: Callable[[], int] = lambda: 0) -> 
             kinds = getattr(module, "_foreach_supported_types", None)
             if kinds is not None:
                 wider = [*kinds, fake_tensor.FakeTensor]
-                stack.enter_context(
-                    mock.patch.object(module, "_foreach_supported_types", wider)
-                )
+                stack.enter_context(mock.patch.object(module, "_foreach_supported_types", wider))
         # Backward runs in this thread, where the modes are.
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
         yield

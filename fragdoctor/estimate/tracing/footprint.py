@@ -59,10 +59,8 @@ class Rehearsal:
     blocks: NDArray[np.int64]
 
 
-def rehearse(
-    log: RequestLog, *, capacity_bytes: int | None = None, conf: str = ""
-) -> Rehearsal:
-    """Serve the requests with the model of the caching allocator, under any capacity and settings."""
+def rehearse(log: RequestLog, *, capacity_bytes: int | None = None, conf: str = "") -> Rehearsal:
+    """Serve the requests with the allocator model, under any capacity and settings."""
     allocator = Allocator(conf, capacity_bytes)
     curve = np.zeros(len(log.events), dtype=np.int64)
     blocks = np.zeros(len(log.sizes), dtype=np.int64)
@@ -95,7 +93,7 @@ def rehearse(
 def footprint_of(
     log: RequestLog, *, n_parameters: int, n_trainable: int, notes: Sequence[str]
 ) -> Footprint:
-    """Return peaks by phase, with the shares of each kind of memory and the lines that hold most."""
+    """Return the peak of each phase, its shares, and the lines that hold most."""
     run = rehearse(log)
     kinds = kinds_of(log)
     phases = []
@@ -121,7 +119,7 @@ def footprint_of(
         reserved_bytes=run.peak_reserved_bytes,
         n_parameters=n_parameters,
         n_trainable=n_trainable,
-        notes=tuple([*notes, *_notes(log, run)]),
+        notes=(*notes, *_notes(log, run)),
         route="model",
         lines=_lines(log, run.blocks, kinds, highest),
     )

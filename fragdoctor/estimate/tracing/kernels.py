@@ -58,7 +58,7 @@ def _embedding_backward(args: Arguments, _: dict[str, Any]) -> Iterator[Scratch]
     """
     gradient, indices, n_rows = args[0], args[1], int(args[2])
     n = indices.numel()
-    if n <= EMBEDDING_UNSORTED and (len(args) < 4 or args[3] < 0):  # noqa: PLR2004 - padding
+    if n <= EMBEDDING_UNSORTED and (len(args) < 4 or args[3] < 0):
         return
     for _number in range(EMBEDDING_INDEX_BUFFERS):
         yield Scratch(n * indices.element_size(), "sorted indices of an embedding's gradient")

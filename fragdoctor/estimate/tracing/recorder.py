@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
@@ -16,8 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fragdoctor.estimate.tracing.kernels import scratch_of
-from fragdoctor.estimate.tracing.unknown_values import stand_in
 from fragdoctor.estimate.tracing.request_log import RequestLog
+from fragdoctor.estimate.tracing.unknown_values import stand_in
 
 PACKAGE: Final = str(Path(__file__).parents[2])
 TRAINING: Final = str(Path(__file__).with_name("training.py"))
@@ -60,7 +59,7 @@ class Recorder(TorchDispatchMode):
     """
 
     def __init__(self, log: RequestLog, *, workspace: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.log = log
         self.warnings: dict[str, None] = {}
         self.in_backward = False
@@ -76,11 +75,11 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(
         self,
-        func: Any,  # noqa: ANN401 - an operator of any kind
-        types: Any,  # noqa: ANN401, ARG002
+        func: Any,
+        types: Any,
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
-    ) -> Any:  # noqa: ANN401
+    ) -> Any:
         """Run one operation and note what it allocates."""
         kwargs = kwargs or {}
         if func.namespace == "prim":
@@ -101,7 +100,6 @@ class Recorder(TorchDispatchMode):
     def _note(
         self, outputs: Iterable[Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        fresh = False
         for tensor in outputs:
             if isinstance(tensor, torch.Tensor) and tensor.device.type == "cuda":
                 self._note_tensor(tensor, name, args)
@@ -150,7 +148,7 @@ class Recorder(TorchDispatchMode):
             number = self.log.request(self._workspace, -1, "cuBLAS workspace", None)
             self.log.labels[number] = "workspaces"
 
-    def _accumulates_in_place(self, func: Any, args: tuple[Any, ...]) -> torch.Tensor | None:  # noqa: ANN401
+    def _accumulates_in_place(self, func: Any, args: tuple[Any, ...]) -> torch.Tensor | None:
         """Return the buffer into which the autograd engine would add.
 
         Where two gradients meet, the engine adds into the first if nobody else holds it; only for

@@ -44,7 +44,7 @@ def reduction_bytes(tensor: torch.Tensor, dims: tuple[int, ...]) -> tuple[int, .
     if not n_inputs or not n_outputs:
         return ()
     sized = [d for d in range(tensor.dim()) if tensor.shape[d] > 1]
-    fastest = min(sized, key=lambda d: tensor.stride(d), default=0)
+    fastest = min(sized, key=tensor.stride, default=0)
     along_input = n_outputs == 1 or fastest in dims
     contiguous = bool(sized) and tensor.stride(fastest) == 1
     vector = 1

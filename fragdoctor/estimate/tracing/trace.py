@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from fragdoctor.errors import ConfigError
+from fragdoctor.estimate.tracing.plan import Plan
 from fragdoctor.estimate.tracing.request_log import RequestLog
 from fragdoctor.model.estimate import Footprint, GpuModel
 from fragdoctor.units import GIB, MIB
@@ -36,12 +37,12 @@ class Traced:
     log: RequestLog
 
 
-def trace(spec: str, plan: Any = None, gpu: GpuModel | None = None) -> Traced:  # noqa: ANN401 - training.Plan; naming it would import torch
+def trace(spec: str, plan: Plan | None = None, gpu: GpuModel | None = None) -> Traced:
     """Trace ``pkg.module:factory``: the user's own code is imported and run, without a GPU.
 
     Args:
         spec: ``pkg.module:factory``.
-        plan: a :class:`~fragdoctor.estimate.tracing.training.Plan`; None = its defaults.
+        plan: how to train; None = the defaults.
         gpu: whose kernels and workspaces are assumed; None = Hopper.
 
     Raises:
@@ -59,7 +60,7 @@ def trace(spec: str, plan: Any = None, gpu: GpuModel | None = None) -> Traced:  
 
 def trace_factory(
     factory: Callable[[], Any],
-    plan: Any = None,  # noqa: ANN401 - as above
+    plan: Plan | None = None,
     gpu: GpuModel | None = None,
     *,
     name: str = "the factory",
@@ -70,12 +71,12 @@ def trace_factory(
     from fragdoctor.estimate.tracing.fake_cuda import FakeMode, pretend_cuda
     from fragdoctor.estimate.tracing.footprint import footprint_of
     from fragdoctor.estimate.tracing.recorder import Recorder
-    from fragdoctor.estimate.tracing.training import BUILD, Plan, Trainer
+    from fragdoctor.estimate.tracing.training import BUILD, Trainer
     from fragdoctor.estimate.tracing.user_errors import told_in_one_sentence
 
     capability = CAPABILITIES.get(gpu.architecture, HOPPER) if gpu else HOPPER
     log = RequestLog()
-    large = HOPPER <= capability
+    large = capability >= HOPPER
     recorder = Recorder(log, workspace=LARGE_WORKSPACE if large else SMALL_WORKSPACE)
     pretended = pretend_cuda(
         total_bytes=gpu.total_bytes if gpu else 80 * GIB,

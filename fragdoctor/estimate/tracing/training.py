@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from fragdoctor.errors import ConfigError
 from fragdoctor.estimate.tracing.factory import Program, arguments_of
+from fragdoctor.estimate.tracing.plan import Plan
 from fragdoctor.estimate.tracing.recorder import Recorder
 
 FORWARD: Final = "forward"
@@ -26,35 +27,6 @@ OPTIMIZERS: Final = {
 }  # fmt: skip
 DTYPES: Final = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 TOKENS_DIMENSIONS: Final = 3
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """How to train.
-
-    Attributes:
-        batch: first dimension of the inputs; None = as the factory gave them.
-        input_shape: shape of the one input, where the factory gives none.
-        input_dtype: its dtype, a name in ``torch``.
-        loss: ``ce``, ``mean`` or "" (what the outputs suggest).
-        optimizer: used unless the factory gives one.
-        dtype: what the model is converted to, or "" (as built).
-        autocast: ``bf16``, ``fp16`` or "".
-        grad_accumulation: passes a step.
-        inference: one pass without gradients, no training.
-        steps: how many; the second is the first with optimizer states there from the start.
-    """
-
-    batch: int | None = None
-    input_shape: tuple[int, ...] = ()
-    input_dtype: str = "float32"
-    loss: str = ""
-    optimizer: str = "adamw"
-    dtype: str = ""
-    autocast: str = ""
-    grad_accumulation: int = 1
-    inference: bool = False
-    steps: int = 2
 
 
 @dataclass(slots=True)
@@ -181,7 +153,7 @@ class Trainer:
             )
         return loss
 
-    def _loss_of(self, outputs: Any, targets: tuple[Any, ...], args: tuple[Any, ...]) -> Any:  # noqa: ANN401 - the user's own
+    def _loss_of(self, outputs: Any, targets: tuple[Any, ...], args: tuple[Any, ...]) -> Any:
         if self.program.loss_fn is not None:
             return self.program.loss_fn(outputs, *targets)
         own = outputs.get("loss") if isinstance(outputs, dict) else getattr(outputs, "loss", None)
@@ -195,8 +167,10 @@ class Trainer:
             self._assume(f"No loss was given; took {kind} of the first output (--loss).")
         if kind == "mean":
             return first.float().mean()
-        labels = targets[0] if targets else torch.zeros(
-            first.shape[:-1], dtype=torch.int64, device="cuda"
+        labels = (
+            targets[0]
+            if targets
+            else torch.zeros(first.shape[:-1], dtype=torch.int64, device="cuda")
         )
         return torch.nn.functional.cross_entropy(
             first.reshape(-1, first.shape[-1]), labels.reshape(-1)
@@ -227,7 +201,7 @@ class Trainer:
 
         run_backward, trainer = torch.autograd.backward, self
 
-        def backward(*args: Any, **kwargs: Any) -> None:  # noqa: ANN401 - as torch's
+        def backward(*args: Any, **kwargs: Any) -> None:
             if trainer.recorder.in_backward:
                 return run_backward(*args, **kwargs)
             with trainer._backward():
@@ -279,7 +253,9 @@ def _optimizer(name: str, parameters: list[torch.nn.Parameter]) -> torch.optim.O
 
 
 def _first_tensor(outputs: object) -> torch.Tensor:
-    logits = outputs.get("logits") if isinstance(outputs, dict) else getattr(outputs, "logits", None)
+    logits = (
+        outputs.get("logits") if isinstance(outputs, dict) else getattr(outputs, "logits", None)
+    )
     for leaf in tree_leaves(outputs if logits is None else logits):
         if isinstance(leaf, torch.Tensor):
             return leaf
