@@ -93,6 +93,21 @@ class KeptTensor:
 
 
 @dataclass(frozen=True, slots=True)
+class CodeLine:
+    """What a line of the user's code holds at the peak.
+
+    Attributes:
+        item: the row it is part of.
+    """
+
+    filename: str
+    line: int
+    function: str
+    n_bytes: int
+    item: str
+
+
+@dataclass(frozen=True, slots=True)
 class Footprint:
     """Memory of one workload at one batch size, whichever route found it.
 
@@ -105,6 +120,7 @@ class Footprint:
         notes: what was assumed, one sentence each.
         route: ``formula`` or ``model``.
         layer: what one layer keeps, by operation; empty where the route does not know layers.
+        lines: of a traced model, the lines that hold most at the peak.
     """
 
     items: Sequence[Item]
@@ -115,6 +131,7 @@ class Footprint:
     notes: Sequence[str] = ()
     route: str = "formula"
     layer: Sequence[KeptTensor] = ()
+    lines: Sequence[CodeLine] = ()
 
     @property
     def peak(self) -> Phase:
