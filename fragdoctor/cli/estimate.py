@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fragdoctor.cli import console, options
+from fragdoctor.cli import console, estimate_processes, options
 from fragdoctor.cli.exit import OK
 from fragdoctor.errors import ConfigError
 
@@ -190,6 +190,10 @@ def estimate(
     ffn: Ffn = 0,
     positions: Positions = 0,
     dropout: Dropout = None,
+    per_process: estimate_processes.PerProcess = None,
+    processes: estimate_processes.Processes = None,
+    headroom: estimate_processes.Headroom = None,
+    context: estimate_processes.Context = None,
     explain: Explain = False,
     output_format: OutputFormat = EstimateFormat.TEXT,
     output: options.Output = None,
@@ -208,6 +212,13 @@ def estimate(
     as_json = output_format is EstimateFormat.JSON
     if list_gpus:
         console.write_report(_gpu_list(known_gpus(), look, as_json=as_json), output, force=force)
+        return OK
+    if estimate_processes.is_about_processes(inputs or [], per_process, processes):
+        report = estimate_processes.answer(
+            inputs or [], gpu or [], look, per_process=per_process, processes=processes,
+            headroom=headroom, context=context, as_json=as_json,
+        )  # fmt: skip
+        console.write_report(report, output, force=force)
         return OK
     if fsdp and zero is not None:
         raise ConfigError("--fsdp and --zero exclude each other.", hint="FSDP is stage 3.")

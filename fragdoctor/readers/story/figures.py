@@ -29,7 +29,9 @@ _SPACED: Final = re.compile(
     rf"|alloc(?:ated)?|reserved)\s{{1,3}}{_NUMBER}\s{{0,2}}(?:{_UNIT}(?![\w]))?(?![\w.])"
 )
 # DeepSpeed's see_memory_usage: MA is allocated, CA is reserved, Max_MA and Max_CA are peaks.
-_DEEPSPEED: Final = re.compile(rf"(?<![a-z_])(?P<label>ma|ca)\s{{1,4}}{_NUMBER}\s{{0,2}}{_UNIT}(?![\w])")
+_DEEPSPEED: Final = re.compile(
+    rf"(?<![a-z_])(?P<label>ma|ca)\s{{1,4}}{_NUMBER}\s{{0,2}}{_UNIT}(?![\w])"
+)
 _SMI: Final = re.compile(r"(?<!\d)(?P<n>\d{1,7})\s?mib\s?/\s{0,3}\d{1,7}\s?mib")
 _LABEL_UNIT: Final = re.compile(r"[_ (\[](bytes|[kmgt]i?b)[)\]]?\s{0,2}$")
 _PEAK: Final = re.compile(r"(?<![a-z])(?:max|peak|high)|max_mem|total|limit|capacity|free|cpu|ram")

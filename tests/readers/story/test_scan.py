@@ -45,7 +45,8 @@ def seconds(text):
 
 
 @pytest.mark.parametrize(
-    "unit", ["trial 1 ", "epoch ", "alloc 1 ", "mem\r", "a" * 60 + "mem: ", "\x1b[31;epoch", "mib /"]
+    "unit",
+    ["trial 1 ", "epoch ", "alloc 1 ", "mem\r", "a" * 60 + "mem: ", "\x1b[31;epoch", "mib /"],
 )
 def test_pathological_line_takes_time_in_proportion_to_its_size(unit):
     small = seconds(unit * (100_000 // len(unit)))
