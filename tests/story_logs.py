@@ -42,11 +42,11 @@ def optuna(n: int = 8, growth: float = 1.6, n_failing: int = 2) -> str:
     lines = []
     for trial in range(n):
         base = 2 + growth * trial
-        for epoch in range(3):
-            lines.append(
-                f"2024-05-01 10:{trial * 3 + epoch:02d}:00,123 INFO epoch {epoch} GPU memory "
-                f"allocated: {base + 0.4 * epoch:.2f} GiB\n"
-            )
+        lines += [
+            f"2024-05-01 10:{trial * 3 + epoch:02d}:00,123 INFO epoch {epoch} GPU memory "
+            f"allocated: {base + 0.4 * epoch:.2f} GiB\n"
+            for epoch in range(3)
+        ]
         stamp = f"2024-05-01 10:{trial * 3 + 2:02d}:30,000"
         if trial >= n - n_failing:
             text = message(base + 3, 0.4)

@@ -70,7 +70,7 @@ def is_about_processes(
     return len(inputs) == 1 and is_capture(Path(inputs[0]))
 
 
-def answer(  # noqa: PLR0913 - the options of the command
+def answer(
     inputs: Sequence[str],
     gpus: Sequence[str],
     look: RenderOptions,

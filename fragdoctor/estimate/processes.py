@@ -7,6 +7,7 @@ from typing import Final
 
 from fragdoctor.allocator.simulate import simulate
 from fragdoctor.analysis.device import analyze_device
+from fragdoctor.analysis.result import DeviceAnalysis
 from fragdoctor.analysis.sharing import TYPICAL_CONTEXT_BYTES, share_gpu
 from fragdoctor.errors import ConfigError, FragdoctorError
 from fragdoctor.model.case import Case
@@ -20,6 +21,10 @@ _UNKNOWN_BYTES: Final = 1 << 60
 _MAX_CONTEXT_BYTES: Final = 8 * GIB
 _EXPANDABLE: Final = "expandable_segments:True"
 TYPICAL: Final = "typical; 300 to 620 MiB from Pascal to Blackwell"
+_MAY_BE_MORE: Final = (
+    "The message is of a process that wanted more than it got: its true peak may be higher. A "
+    "snapshot or max_memory_reserved() of a run that fits tells it."
+)
 _HINT: Final = "Give the size of one process, as in: --per-process 6GB --gpu 24GiB"
 
 
@@ -98,10 +103,7 @@ def _demand(
     if message is not None:
         demand = _of_message(message)
         if demand is not None:
-            return demand, (
-                "The message is of a process that wanted more than it got: its true peak may be "
-                "higher. A snapshot or max_memory_reserved() of a run that fits tells it.",
-            )
+            return demand, (_MAY_BE_MORE,)
     raise ConfigError("No input says what one process takes.", hint=_HINT)
 
 
@@ -125,40 +127,57 @@ def _of_snapshot(snapshot: Snapshot, device: int | None) -> tuple[ProcessDemand,
             f"The snapshot holds nothing of device {device}.", hint=f"It is about device {held}."
         )
     devices = snapshot.devices if device is None else [device]
-    analyses = [analyze_device(snapshot, d) for d in devices]
-    analysis = max(analyses, key=lambda a: a.timeline.peak_reserved_bytes)
-    peak = analysis.timeline.peak_reserved_bytes
+    analysis = max((analyze_device(snapshot, d) for d in devices), key=_peak)
+    peak = _peak(analysis)
     if peak <= 0:
         raise ConfigError("The snapshot holds no memory of the device.", hint=_HINT)
     if not analysis.capture.has_trace:
-        source = "reserved in the snapshot"
         note = "Without a trace the peak is not known: this is the state when it was taken."
-        return ProcessDemand(peak, 0, source, ""), (note,)
-    notes = ()
-    if analysis.ooms:
-        notes = ("The run of this snapshot ran out of memory: it needs more than its peak.",)
-    demand = ProcessDemand(peak, 0, "peak reserved in the trace", "")
-    lowest, conf, note = _lowest(snapshot, analysis.device)
-    return replace(demand, lowest_bytes=lowest, lowest_conf=conf), (*notes, *note)
+        return ProcessDemand(peak, 0, "reserved in the snapshot", ""), (note,)
+    smallest, lowest, conf, notes = _replayed(snapshot, analysis.device)
+    demand = ProcessDemand(peak, 0, "peak reserved in the trace", "", lowest, conf)
+    if not analysis.ooms:
+        return demand, notes
+    if smallest is not None and smallest > peak:
+        source = "smallest at which a replay of the failed run fits"
+        return replace(demand, pytorch_bytes=smallest, pytorch_source=source), notes
+    return demand, (
+        "The run of this snapshot ran out of memory: it may need more than its peak.",
+        *notes,
+    )
 
 
-def _lowest(snapshot: Snapshot, device: int) -> tuple[int | None, str, tuple[str, ...]]:
-    """Return the smallest capacity at which a replay serves every request, and its setting."""
+def _peak(analysis: DeviceAnalysis) -> int:
+    """Return the peak of reserved memory, or its last state where there is no trace."""
+    if analysis.timeline is None:
+        return analysis.reserved_bytes
+    return analysis.timeline.peak_reserved_bytes
+
+
+def _replayed(
+    snapshot: Snapshot, device: int
+) -> tuple[int | None, int | None, str, tuple[str, ...]]:
+    """Return the smallest capacity at which a replay serves every request.
+
+    Returns:
+        That under the recorded settings, that of the best setting tried, which setting that is
+        ("" for the recorded ones), and notes.
+    """
     recorded = snapshot.settings.conf
     confs = list(dict.fromkeys([recorded, _EXPANDABLE]))
     try:
         simulation = simulate(snapshot, device=device, confs=confs, smallest_capacity=True)
     except FragdoctorError as e:
-        return None, "", (f"Nothing was replayed: {e}",)
-    found = [
-        (r.smallest_capacity_bytes, r.conf)
+        return None, None, "", (f"Nothing was replayed: {e}",)
+    found = {
+        r.conf: r.smallest_capacity_bytes
         for r in simulation.results
         if r.smallest_capacity_bytes is not None
-    ]
+    }
     if not found:
-        return None, "", ()
-    smallest, conf = min(found, key=lambda f: (f[0], f[1] != recorded))
-    return smallest, "" if conf == recorded else conf, ()
+        return None, None, "", ()
+    conf = min(found, key=lambda c: (found[c], c != recorded))
+    return found.get(recorded), found[conf], "" if conf == recorded else conf, ()
 
 
 def _with_context(

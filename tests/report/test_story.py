@@ -7,9 +7,9 @@ from pathlib import Path
 
 import jsonschema
 import pytest
+import story_logs
 
 import fragdoctor
-import story_logs
 from fragdoctor.diagnosis.pipeline import diagnose
 from fragdoctor.model.case import Case
 from fragdoctor.model.diagnosis import Cause

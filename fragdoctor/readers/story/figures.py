@@ -25,7 +25,8 @@ _PLAIN: Final = re.compile(
     rf"{_NUMBER}\s{{0,2}}{_UNIT}\s(?P<label>allocated|reserved|used)(?![\w])"
 )
 _SPACED: Final = re.compile(
-    r"(?<![a-z])(?P<label>(?:gpu |cuda )?(?:mem|memory|vram)(?:[_ ](?:allocated|reserved|usage|used))?"
+    r"(?<![a-z])(?P<label>(?:gpu |cuda )?(?:mem|memory|vram)"
+    r"(?:[_ ](?:allocated|reserved|usage|used))?"
     rf"|alloc(?:ated)?|reserved)\s{{1,3}}{_NUMBER}\s{{0,2}}(?:{_UNIT}(?![\w]))?(?![\w.])"
 )
 # DeepSpeed's see_memory_usage: MA is allocated, CA is reserved, Max_MA and Max_CA are peaks.
@@ -53,28 +54,24 @@ def figures_of(plain: str) -> Iterator[PrintedFigure]:
     if smi is not None:
         yield PrintedFigure("used", "nvidia-smi", int(smi.group("n")) << 20)
         return
-    if "max_ma" in lowered:
-        for match in _DEEPSPEED.finditer(lowered):
-            label = "allocated" if match.group("label") == "ma" else "reserved"
-            figure = _figure(match, label)
-            if figure is not None:
-                yield figure
-        return
     spans: list[tuple[int, int]] = []
-    for match in _VALUE.finditer(lowered):
-        figure = _figure(match, _label_before(lowered, match.start()))
-        if figure is not None:
-            spans.append(match.span("n"))
-            yield figure
-    for pattern in (_SPACED, _PLAIN):
-        for match in pattern.finditer(lowered):
-            start, end = match.span("n")
-            if any(start < b and a < end for a, b in spans):
-                continue
+    for match, label in _labelled(lowered):
+        start, end = match.span("n")
+        figure = _figure(match, label)
+        if figure is not None and not any(start < b and a < end for a, b in spans):
             spans.append((start, end))
-            figure = _figure(match, match.group("label"))
-            if figure is not None:
-                yield figure
+            yield figure
+
+
+def _labelled(lowered: str) -> Iterator[tuple[re.Match[str], str]]:
+    """Yield numbers with the words that say what they are."""
+    if "max_ma" in lowered:
+        names = {"ma": "allocated", "ca": "reserved"}
+        yield from ((m, names[m.group("label")]) for m in _DEEPSPEED.finditer(lowered))
+        return
+    yield from ((m, _label_before(lowered, m.start())) for m in _VALUE.finditer(lowered))
+    for pattern in (_SPACED, _PLAIN):
+        yield from ((m, m.group("label")) for m in pattern.finditer(lowered))
 
 
 def _label_before(lowered: str, end: int) -> str:

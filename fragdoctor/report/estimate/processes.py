@@ -69,26 +69,15 @@ def _write_demand(page: Page, sharing: Sharing) -> None:
         )
     page.table([Column(), Column(align="right"), Column("wrap")], rows)
     page.heading("The GPU")
-    page.table(
-        [Column(), Column(align="right"), Column("wrap")],
-        [
-            ["total", format_size(sharing.total_bytes), (sharing.gpu, "dim")],
-            [
-                "headroom",
-                format_size(sharing.headroom_bytes),
-                (
-                    f"{format_share(sharing.headroom_bytes, sharing.total_bytes)} kept free; "
-                    "--headroom changes it",
-                    "dim",
-                ),
-            ],
-            *(
-                [["others", format_size(sharing.others_bytes), ("other processes", "dim")]]
-                if sharing.others_bytes
-                else []
-            ),
-        ],
-    )
+    share = format_share(sharing.headroom_bytes, sharing.total_bytes)
+    kept = f"{share} kept free; --headroom changes it"
+    gpu: list[list[Cell]] = [
+        ["total", format_size(sharing.total_bytes), (sharing.gpu, "dim")],
+        ["headroom", format_size(sharing.headroom_bytes), (kept, "dim")],
+    ]
+    if sharing.others_bytes:
+        gpu.append(["others", format_size(sharing.others_bytes), ("other processes", "dim")])
+    page.table([Column(), Column(align="right"), Column("wrap")], gpu)
 
 
 def _write_rows(page: Page, sharing: Sharing) -> None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
+import story_logs
 
 from fragdoctor.analysis.story.build import build_story
 from fragdoctor.analysis.story.reading import accumulation, growing_cache
 from fragdoctor.model.finding import Confidence
 from fragdoctor.model.story import Direction, Outcome, SceneKind
 from fragdoctor.readers.oom_text import find_messages
-import story_logs
 
 GIB = 1024**3
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 
 import pytest
+from story_logs import message, traceback
 
 from fragdoctor.model.story import SceneKind
 from fragdoctor.readers.oom_text import find_messages
 from fragdoctor.readers.story.scan import scan
-from story_logs import message, traceback
 
 STEP = "2024-06-01 10:22:17,413 INFO train.py:88] epoch 3 step {n} loss 0.713 mem 12345 MB\n"
 
