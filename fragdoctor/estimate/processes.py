@@ -177,7 +177,12 @@ def _replayed(
     if not found:
         return None, None, "", ()
     conf = min(found, key=lambda c: (found[c], c != recorded))
-    return found.get(recorded), found[conf], "" if conf == recorded else conf, ()
+    notes = tuple(
+        f"Under {r.conf or 'the recorded settings'} the lowest is {r.smallest_capacity_note}."
+        for r in simulation.results
+        if r.smallest_capacity_note
+    )
+    return found.get(recorded), found[conf], "" if conf == recorded else conf, notes
 
 
 def _with_context(
