@@ -24,7 +24,7 @@ _DAY_S: Final = 86_400
 _MAX_NOTE: Final = 70
 _MAX_TRIAL: Final = 12
 _TITLES: Final = {
-    SceneKind.OOM: "out of memory",
+    SceneKind.OOM: "OOM",
     SceneKind.HOST_MEMORY: "out of host memory",
     SceneKind.WARNING: "warning: an allocation failed and was tried again",
     SceneKind.DEVICE_ASSERT: "device-side assert",
@@ -57,6 +57,7 @@ _IMPORTANCE: Final = {
     SceneKind.RETRY: 2,
     SceneKind.CACHE_FLUSH: 2,
 }
+_MOST: Final = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +86,14 @@ def story_rows(diagnosis: Diagnosis, limit: int) -> tuple[list[StoryRow], int]:
     groups = _grouped(story.events)
     chosen = _chosen(groups, story.events, limit)
     has_days = (story.duration_s or 0) >= _DAY_S / 2
-    rows = [_row([story.events[i] for i in group], messages, has_days=has_days) for group in chosen]
-    n_left = len(story.events) - sum(len(group) for group in chosen)
+    rows: list[StoryRow] = []
+    last = -1
+    for g in chosen:
+        gap = [i for group in groups[last + 1 : g] for i in group]
+        rows += _left_out(gap, story.events)
+        rows.append(_row([story.events[i] for i in groups[g]], messages, has_days=has_days))
+        last = g
+    n_left = len(story.events) - sum(len(groups[g]) for g in chosen)
     return rows, n_left
 
 
@@ -189,27 +196,44 @@ def _joins(last: StoryEvent, event: StoryEvent) -> bool:
     return is_repeat and event.rank == last.rank
 
 
-def _chosen(
-    groups: Sequence[list[int]], events: Sequence[StoryEvent], limit: int
-) -> list[list[int]]:
-    if len(groups) <= limit:
-        return list(groups)
-    ranked = sorted(range(len(groups)), key=lambda g: _rank(g, groups, events))
-    kept = set(ranked[:limit])
-    return [group for g, group in enumerate(groups) if g in kept]
+def _chosen(groups: Sequence[list[int]], events: Sequence[StoryEvent], limit: int) -> list[int]:
+    """Return the places of the rows that are shown.
+
+    What tells least goes first, all of it: progress, then trials and retries, then what follows
+    from a failure. Of failures that are still too many the middle goes.
+    """
+    kept = list(range(len(groups)))
+    ends = {0, len(groups) - 1}
+    for least in range(1, _MOST + 1):
+        if len(kept) <= limit:
+            return kept
+        kept = [g for g in kept if g in ends or _importance(groups[g], events) >= least]
+    if len(kept) <= limit:
+        return kept
+    n_first = limit * 3 // 5
+    return [*kept[:n_first], *kept[len(kept) - (limit - n_first - 1) :]]
 
 
-def _rank(g: int, groups: Sequence[list[int]], events: Sequence[StoryEvent]) -> tuple[int, int]:
-    """Return the order in which rows are kept: both ends, failures, then what tells less."""
-    event = events[groups[g][0]]
-    to_end = min(g, len(groups) - 1 - g)
-    if to_end == 0:
-        return -1, 0
-    kind = event.kind
-    importance = _IMPORTANCE.get(kind, 4)
-    if (kind in FAILURES and event.caused_by is not None) or kind is SceneKind.RESTART:
-        importance = 3
-    return -importance, to_end
+def _importance(group: Sequence[int], events: Sequence[StoryEvent]) -> int:
+    event = events[group[0]]
+    if len(group) > 1:
+        return _MOST  # a stretch of the log in one row
+    if event.kind in FAILURES or event.kind is SceneKind.RESTART:
+        return _MOST if event.caused_by is None else _MOST - 1
+    return _IMPORTANCE.get(event.kind, _MOST)
+
+
+def _left_out(gap: Sequence[int], events: Sequence[StoryEvent]) -> list[StoryRow]:
+    """Return a row for what is left out between two rows, if failures are among it."""
+    failures = [events[i] for i in gap if events[i].kind in FAILURES]
+    own = [e for e in failures if e.caused_by is None]
+    if not own:
+        return []
+    trials = list(dict.fromkeys(e.trial for e in own if e.trial))
+    where = f" in trials {trials[0]} to {trials[-1]}" if len(trials) > 1 else ""
+    kinds = list(dict.fromkeys(_TITLES.get(e.kind, e.kind.value) for e in own))
+    what = f"{plural(len(own), 'more failure')}{where}: {', '.join(kinds)}"
+    return [StoryRow("", "...", "", what)]
 
 
 def _row(
@@ -268,7 +292,7 @@ def _what(events: Sequence[StoryEvent], messages: Sequence[OomMessage]) -> str:
         title += f", {format_count(events[-1].count or 0)} so far"
     elif len(events) > 1:
         title += f", {len(events)} times"
-    if first.n_lines > 1:
+    if first.n_lines > 1 and first.kind is not SceneKind.OOM:
         title += f" ({format_count(first.n_lines)} lines)"
     return title
 
@@ -292,7 +316,7 @@ def _figures(message: OomMessage) -> str:
     if message.live_bytes is not None:
         parts.append(f"live {format_size(message.live_bytes)}")
     if message.reserved_unallocated_bytes is not None:
-        parts.append(f"unallocated {format_size(message.reserved_unallocated_bytes)}")
+        parts.append(f"unused {format_size(message.reserved_unallocated_bytes)}")
     return f": {', '.join(parts)}" if parts else ""
 
 
