@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from fragdoctor.model.diagnosis import Diagnosis
@@ -58,6 +58,7 @@ _IMPORTANCE: Final = {
     SceneKind.CACHE_FLUSH: 2,
 }
 _MOST: Final = 4
+_JUDGED: Final = "the verdict is about this one"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +87,16 @@ def story_rows(diagnosis: Diagnosis, limit: int) -> tuple[list[StoryRow], int]:
     groups = _grouped(story.events)
     chosen = _chosen(groups, story.events, limit)
     has_days = (story.duration_s or 0) >= _DAY_S / 2
+    log = diagnosis.case.oom
+    primary = log.primary if log is not None and story.n_ooms > 1 else None
     rows: list[StoryRow] = []
     last = -1
     for g in chosen:
         gap = [i for group in groups[last + 1 : g] for i in group]
         rows += _left_out(gap, story.events)
-        rows.append(_row([story.events[i] for i in groups[g]], messages, has_days=has_days))
+        row = _row([story.events[i] for i in groups[g]], messages, has_days=has_days)
+        is_judged = primary is not None and story.events[groups[g][0]].message == primary
+        rows.append(replace(row, note=_JUDGED) if is_judged else row)
         last = g
     n_left = len(story.events) - sum(len(groups[g]) for g in chosen)
     return rows, n_left

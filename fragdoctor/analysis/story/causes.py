@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -46,23 +47,27 @@ class CauseFinder:
         self._scenes = [t.scene for t in told]
         self._messages = messages
         self._processes = processes
+        self._progress = sorted(
+            (s for s in self._scenes if s.kind is SceneKind.PROGRESS), key=lambda s: s.line
+        )
+        self._progress_lines = [s.line for s in self._progress]
         self._failures: list[int] = []
         self._links: list[Link] = []
 
     def links(self) -> list[Link]:
         """Return one link for each event, in their order."""
         for i, scene in enumerate(self._scenes):
-            self._links.append(self._link(i, scene))
+            self._links.append(self._link(scene))
             if scene.kind in FAILURES:
                 self._failures.append(i)
         return self._links
 
-    def _link(self, i: int, scene: Scene) -> Link:  # noqa: PLR0911 - one return a kind
+    def _link(self, scene: Scene) -> Link:  # noqa: PLR0911 - one return a kind
         if scene.kind in _CUDA or (scene.kind is SceneKind.OOM and not self._has_figures(scene)):
             link = self._after_sticky(scene)
             if link.cause is not None or scene.kind is SceneKind.OOM:
                 return link
-            own = self._after_oom(i, scene)
+            own = self._after_oom(scene)
             if own.cause is not None or scene.kind not in _OF_PEERS:
                 return own
         if scene.kind in _OF_PEERS:
@@ -91,7 +96,7 @@ class CauseFinder:
     def _after_sticky(self, scene: Scene) -> Link:
         for i in reversed(self._before(_STICKY)):
             earlier = self._scenes[i]
-            if self._processes.may_be_same(earlier, scene) and not self._new_process(i, scene):
+            if self._processes.may_be_same(earlier, scene) and not self._went_on(earlier, scene):
                 what = "device-side assert" if earlier.kind is SceneKind.DEVICE_ASSERT else "fault"
                 return Link(
                     i,
@@ -100,17 +105,16 @@ class CauseFinder:
                 )
         return Link()
 
-    def _new_process(self, i: int, scene: Scene) -> bool:
-        """Tell whether the run went on after an assert: then it was another process."""
-        earlier = self._scenes[i]
-        return any(
-            earlier.line < s.line < scene.line
-            and s.kind is SceneKind.PROGRESS
-            and self._processes.may_be_same(earlier, s)
-            for s in self._scenes[i + 1 :]
-        )
+    def _went_on(self, earlier: Scene, scene: Scene) -> bool:
+        """Tell whether the process of a failure made progress before a later line.
 
-    def _after_oom(self, at: int, scene: Scene) -> Link:
+        Of very much progress only the part right after the failure is looked at.
+        """
+        first = bisect_right(self._progress_lines, earlier.line)
+        last = min(bisect_left(self._progress_lines, scene.line), first + _MAX_BACK)
+        return any(self._processes.may_be_same(earlier, s) for s in self._progress[first:last])
+
+    def _after_oom(self, scene: Scene) -> Link:
         reason = ""
         for i in self._before(frozenset({SceneKind.OOM})):
             earlier = self._scenes[i]
@@ -118,7 +122,7 @@ class CauseFinder:
             if why_not:
                 reason = reason or why_not
                 continue
-            going_on = self._progress_between(i, at, earlier)
+            going_on = self._went_on(earlier, scene)
             if going_on and self._is_long(earlier, scene):
                 reason = reason or f"the run had gone on after the OOM in line {earlier.line}"
                 continue
@@ -143,12 +147,6 @@ class CauseFinder:
             is_known = None not in (earlier.rank, scene.rank)
             return f"{where} is of another {'rank' if is_known else 'process'}"
         return ""
-
-    def _progress_between(self, first: int, last: int, of: Scene) -> bool:
-        return any(
-            s.kind is SceneKind.PROGRESS and s.line > of.line and self._processes.may_be_same(of, s)
-            for s in self._scenes[first + 1 : last]
-        )
 
     @staticmethod
     def _is_long(earlier: Scene, scene: Scene) -> bool:

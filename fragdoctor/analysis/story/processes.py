@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -39,7 +40,7 @@ class Processes:
 
     def generation(self, line: int) -> int:
         """Return how many restarts lie before a line."""
-        return sum(restart <= line for restart in self._restarts)
+        return bisect_right(self._restarts, line)
 
     def may_be_same(self, a: Scene, b: Scene) -> bool:
         """Tell whether two lines come from one process as far as ranks and pids are printed."""
