@@ -12,7 +12,7 @@ import story_logs
 import fragdoctor
 from fragdoctor.diagnosis.pipeline import diagnose
 from fragdoctor.model.case import Case
-from fragdoctor.model.diagnosis import Cause
+from fragdoctor.model.diagnosis import Cause, Status
 from fragdoctor.readers.oom_text import find_messages
 from fragdoctor.report.base import RenderOptions, Verbosity, renderer
 from fragdoctor.report.json import dumps, oom_document
@@ -102,6 +102,8 @@ def test_growth_from_trial_to_trial_becomes_the_verdict():
     found = diagnosis_of(story_logs.optuna(n=12, growth=1.65, n_failing=1))
 
     assert found.verdict.cause is Cause.LEAK
+    growth = next(item for item in found.checklist if item.id == "growth")
+    assert (growth.status, growth.source) == (Status.FAIL, "log")
     assert "FD404" in {f.code for f in found.findings}
     advice = {r.code: r for r in found.recommendations}
     assert "empty_cache() gives" in " ".join(advice["free-between-trials"].caveats)
@@ -137,3 +139,15 @@ def test_single_message_has_no_story():
 
     assert found.story is None
     assert "Story" not in text_of(found)
+
+
+@pytest.mark.parametrize(("n_others", "n_fit"), [(1, 3), (3, 3)])
+def test_fewer_processes_are_counted_with_headroom_and_context(n_others, n_fit):
+    others = "".join(
+        f"Process {i} has 5.90 GiB memory in use. " for i in range(1000, 1000 + n_others)
+    )
+    found = diagnosis_of(story_logs.message(5.5, 0.2, others=others))
+
+    fewer = [r for r in found.recommendations if r.code == "fewer-processes"]
+    assert all(f"at most {n_fit} such processes" in r.title for r in fewer)
+    assert fewer or n_others == 1

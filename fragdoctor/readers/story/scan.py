@@ -195,7 +195,7 @@ def _scenes(line: _Line, known: Sequence[Scene]) -> Iterator[Scene]:
     parts = [part for part in plain_lines(line.raw) if part.strip()]
     if not parts:
         return
-    plain = " ".join(parts[-1].split()) if len(parts) == 1 else " ".join(" ".join(parts).split())
+    plain = " ".join(" ".join(parts).split())
     time_s, moment = time_of(plain)
     prefix = plain[:200]
     pid = _PID.search(prefix)
