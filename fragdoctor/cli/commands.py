@@ -10,6 +10,7 @@ from typer.core import TyperGroup
 from fragdoctor.cli.analyze import analyze
 from fragdoctor.cli.check import check
 from fragdoctor.cli.compare import compare
+from fragdoctor.cli.estimate import estimate
 from fragdoctor.cli.explain import explain
 from fragdoctor.cli.export import export
 from fragdoctor.cli.front_page import FRONT_PAGE
@@ -93,6 +94,14 @@ app.command(
         "fragdoctor compare step*.pickle --steps 100,200,300 --capacity 24GiB",
     ),
 )(compare)
+app.command(
+    "estimate",
+    help="Say before a run whether it fits, and what would make it fit",
+    epilog=_examples(
+        "fragdoctor estimate config.json --gpu a100-40g --batch 4 --seq 2048 --dtype bf16",
+        "fragdoctor estimate --params 7B --gpu 24GiB --lora 16 --explain",
+    ),
+)(estimate)
 app.command(
     "export",
     help="Write a snapshot as tables, a trace, stacks, or redacted",

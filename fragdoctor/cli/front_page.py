@@ -19,6 +19,7 @@ Commands:
   check      Fail in CI where memory got worse or breaks a budget
   simulate   Replay a snapshot's trace under other settings and capacities
   compare    Say what changed between two runs, or how several grow
+  estimate   Say before a run whether it fits, and what would make it fit
   export     Write a snapshot as tables, a trace, stacks, or redacted
   explain    List the rules, or explain one by its code
 

@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 
 from fragdoctor.analysis.device import analyze_device
 from fragdoctor.analysis.result import DeviceAnalysis
+from fragdoctor.analysis.story.build import build_story
 from fragdoctor.errors import ConfigError
 from fragdoctor.model.case import Case
 from fragdoctor.model.oom import OomMessage
 from fragdoctor.model.snapshot import Snapshot
+from fragdoctor.model.story import LogStory
 from fragdoctor.rules.context import Context
 from fragdoctor.rules.refusal import Refusal
 from fragdoctor.rules.refusal_bundle import with_bundle
@@ -35,8 +37,11 @@ def build_contexts(
         ConfigError: the device that was asked for is not in the snapshot.
     """
     message = primary_message(case)
+    story = build_story(case.oom)
     if case.snapshot is None:
-        return tuple(_context(case, device, None, message) for device in _stats_devices(case))
+        return tuple(
+            _context(case, device, None, message, story) for device in _stats_devices(case)
+        )
     devices = [d for d in case.snapshot.devices if case.overrides.device in (None, d)]
     if not devices and case.snapshot.devices:
         held = ", ".join(str(d) for d in case.snapshot.devices)
@@ -48,7 +53,13 @@ def build_contexts(
         devices = [0 if case.overrides.device is None else case.overrides.device]
     owner = _device_of_message(message, devices)
     return tuple(
-        _context(case, d, _analysis(case.snapshot, d, analyses), message if d == owner else None)
+        _context(
+            case,
+            d,
+            _analysis(case.snapshot, d, analyses),
+            message if d == owner else None,
+            story,
+        )
         for d in devices
     )
 
@@ -111,7 +122,11 @@ def _device_of_message(message: OomMessage | None, devices: Sequence[int]) -> in
 
 
 def _context(
-    case: Case, device: int | None, analysis: DeviceAnalysis | None, message: OomMessage | None
+    case: Case,
+    device: int | None,
+    analysis: DeviceAnalysis | None,
+    message: OomMessage | None,
+    story: LogStory | None,
 ) -> Context:
     stats = case.stats.of_device(device) if case.stats is not None else ()
     return Context(
@@ -122,6 +137,7 @@ def _context(
         refusal=_refusal(case, analysis, message),
         stats=stats,
         is_series=case.stats.is_series if case.stats is not None else False,
+        story=story,
     )
 
 

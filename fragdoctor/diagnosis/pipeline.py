@@ -17,6 +17,7 @@ from fragdoctor.diagnosis.proof.prove import Proof, prove
 from fragdoctor.diagnosis.remedies.plan import Plan
 from fragdoctor.diagnosis.remedies.ranking import proposals, rank
 from fragdoctor.diagnosis.verdict import find_verdict
+from fragdoctor.diagnosis.verdict_story import with_story
 from fragdoctor.model.case import Case
 from fragdoctor.model.diagnosis import Diagnosis, FidelityReport
 from fragdoctor.rules.base import run_rules
@@ -40,7 +41,7 @@ def diagnose(
     """
     contexts = build_contexts(case, analyses)
     leader = leading_context(contexts)
-    verdict = find_verdict(leader)
+    verdict = with_story(find_verdict(leader), leader.story)
     results = run_rules(RULES, contexts)
     plan = Plan(leader, verdict, results)
     if replays:
@@ -68,6 +69,7 @@ def diagnose(
         phases=tuple(
             p for c in _leader_first(contexts, leader) if (p := phase_report(c)) is not None
         ),
+        story=leader.story,
     )
 
 

@@ -6,7 +6,7 @@ import contextlib
 import os
 import stat
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO, Final, cast
 
@@ -19,6 +19,7 @@ from fragdoctor.model.case import Case, Overrides
 from fragdoctor.model.oom import OomLog, OomMessage
 from fragdoctor.model.snapshot import Snapshot
 from fragdoctor.model.stats import StatsSeries
+from fragdoctor.model.story import Scene
 from fragdoctor.readers.source import HEAD_BYTES, ByteStream, open_source
 from fragdoctor.units import format_size
 
@@ -342,7 +343,10 @@ def _joined_logs(logs: Sequence[OomLog]) -> OomLog | None:
         return logs[0] if logs else None
     messages: list[OomMessage] = []
     primary: int | None = None
+    scenes: Sequence[Scene] = ()  # one text's: lines of several texts have no common order
     for log in logs:
+        if len(log.scenes) > len(scenes):
+            scenes = _moved(log.scenes, len(messages))
         if primary is None and log.messages:
             primary = len(messages) + log.primary
         messages.extend(log.messages)
@@ -352,6 +356,14 @@ def _joined_logs(logs: Sequence[OomLog]) -> OomLog | None:
         primary or 0,
         sum(log.n_lines for log in logs),
         sum(log.n_bytes for log in logs),
+        scenes,
+    )
+
+
+def _moved(scenes: Sequence[Scene], n_before: int) -> tuple[Scene, ...]:
+    """Return scenes that refer to messages which now stand behind others."""
+    return tuple(
+        s if s.message is None else replace(s, message=s.message + n_before) for s in scenes
     )
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from fragdoctor.model.case import Case
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Location, SkippedRule
 from fragdoctor.model.phases import Phase, PhaseReport
+from fragdoctor.model.story import LogStory
 
 SCHEMA_VERSION = "1.0"
 
@@ -256,6 +257,7 @@ class Diagnosis:
 
     ``timeline``, ``worst_segments`` (most pinned first) and ``n_pinned_segments`` are of the device
     that the verdict is about; ``phases`` has one report per device with a trace, that one first.
+    ``story`` is None where a log tells none.
     """
 
     case: Case
@@ -275,3 +277,4 @@ class Diagnosis:
     worst_segments: Sequence[SegmentReport] = ()
     n_pinned_segments: int = 0
     phases: Sequence[PhaseReport] = ()
+    story: LogStory | None = None

@@ -25,6 +25,7 @@ from fragdoctor.report.base import RenderOptions
 from fragdoctor.report.page.capture_facts import capture_facts, setting_facts
 from fragdoctor.report.page.payload import build_payload
 from fragdoctor.report.page.shell import page_environment, page_policy, page_source
+from fragdoctor.report.page.story_view import story_view
 from fragdoctor.report.page.text_tables import CodeOwners
 from fragdoctor.report.page.view import (
     MAX_ROWS,
@@ -117,6 +118,7 @@ def _values(
         "sources": ["standard input" if s == "-" else s for s in diagnosis.case.sources],
         "messages": message_views(diagnosis),
         "markers": () if diagnosis.case.oom is None else diagnosis.case.oom.markers[:20],
+        "story": story_view(diagnosis),
         "what_ifs": what_ifs(diagnosis, simulation, figures),
         "settings": setting_facts(diagnosis),
         "facts": capture_facts(diagnosis, analyses),

@@ -29,6 +29,7 @@ from fragdoctor.model.simulation import ReplayResult, Simulation
 from fragdoctor.report import escape
 from fragdoctor.report.base import RenderOptions
 from fragdoctor.report.phase_json import phase_document
+from fragdoctor.report.story_json import story_document
 
 Json = dict[str, Any]
 
@@ -121,6 +122,7 @@ def diagnosis_document(diagnosis: Diagnosis) -> Json:
         "corrections": list(diagnosis.corrections),
         "notes": list(diagnosis.notes),
         "phases": [phase_document(p) for p in diagnosis.phases],
+        "story": story_document(diagnosis.story),
     }
 
 
@@ -146,6 +148,7 @@ def oom_document(diagnosis: Diagnosis) -> Json:
                 "rejected",
                 "corrections",
                 "notes",
+                "story",
             )
         },
     }

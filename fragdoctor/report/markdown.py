@@ -24,10 +24,18 @@ from fragdoctor.report.phrases import (
     verdict_line,
     verdict_title,
 )
+from fragdoctor.report.story_rows import (
+    story_facts,
+    story_rows,
+    trend_span,
+    trend_text,
+    trend_title,
+)
 from fragdoctor.units import format_count, format_size
 
 _MARKS = {Status.PASS: "ok", Status.WARN: "warn", Status.FAIL: "**FAIL**", Status.SKIP: "skip"}
 _SHOWN = 5
+_STORY_ROWS = 20
 
 md = escape.markdown
 
@@ -40,6 +48,7 @@ def render_diagnosis(diagnosis: Diagnosis, options: RenderOptions) -> str:
     limit = None if verbose else _SHOWN
     blocks = [
         *_head(diagnosis),
+        *_story(diagnosis, verbose=verbose),
         *_checklist(diagnosis),
         *_devices(diagnosis),
         *_phases(diagnosis),
@@ -62,6 +71,31 @@ def _head(diagnosis: Diagnosis) -> list[str]:
     if verdict.decider:
         blocks.append(f"To settle: {md(verdict.decider)}")
     return blocks
+
+
+def _story(diagnosis: Diagnosis, *, verbose: bool) -> list[str]:
+    if diagnosis.story is None:
+        return []
+    rows, n_left = story_rows(diagnosis, 10 * _STORY_ROWS if verbose else _STORY_ROWS)
+    lines = [
+        (
+            md(row.time),
+            row.line,
+            md(row.who),
+            ("&rarr; " if row.is_consequence else "") + md(row.what),
+            md(row.note),
+        )
+        for row in rows
+    ]
+    title = f"Story: {md(story_facts(diagnosis.story))}"
+    blocks = _section(title, ("Time", "Line", "Who", "What", "Why"), lines)
+    if n_left:
+        blocks.append(f"{format_count(n_left)} events left out.")
+    trends = [
+        (md(trend_title(t)), trend_span(t), t.direction.value, md(trend_text(t)))
+        for t in diagnosis.story.trends
+    ]
+    return blocks + _section("Trends", ("Figure", "From", "", "How"), trends)
 
 
 def _checklist(diagnosis: Diagnosis) -> list[str]:

@@ -13,6 +13,7 @@ from fragdoctor.model.oom import OomMessage
 from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.model.snapshot import Snapshot
 from fragdoctor.model.stats import MemoryStats
+from fragdoctor.model.story import LogStory
 from fragdoctor.rules.refusal import Refusal, known
 
 MAX_STACK = 12
@@ -30,6 +31,7 @@ class Context:
         refusal: the figures of the refused request, from all inputs together.
         stats: statistics of this device, oldest first.
         is_series: whether they are a series over time.
+        story: of the log, None where it tells none.
     """
 
     case: Case
@@ -39,6 +41,7 @@ class Context:
     refusal: Refusal | None = None
     stats: tuple[MemoryStats, ...] = ()
     is_series: bool = False
+    story: LogStory | None = None
     cache: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @property

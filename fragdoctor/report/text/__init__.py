@@ -15,6 +15,7 @@ from fragdoctor.report.text.page import Page
 from fragdoctor.report.text.phases import write_phases
 from fragdoctor.report.text.remarks import write_findings, write_remarks
 from fragdoctor.report.text.segments import write_segments
+from fragdoctor.report.text.story import write_story
 from fragdoctor.report.text.timeline import write_timeline
 from fragdoctor.report.text.verdict import write_verdict
 
@@ -26,6 +27,7 @@ def render_diagnosis(diagnosis: Diagnosis, options: RenderOptions) -> str:
     page = Page(options)
     write_verdict(page, diagnosis)
     write_messages(page, diagnosis)
+    write_story(page, diagnosis)
     write_checklist(page, diagnosis)
     write_memory(page, diagnosis)
     write_timeline(page, diagnosis)
