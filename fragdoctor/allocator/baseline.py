@@ -62,9 +62,10 @@ class _Finder:
             one = self._replay(guess, rows, late)
             if best is None or one.score > best.score:
                 best = one
-            before = rows, late
-            rows = rows | set(one.comparison["unexplained_frees"])
-            late = late | set(one.comparison["early_completions"])
+            before, comparison = (rows, late), one.comparison
+            del one  # or its requests would be in memory beside the best and the next ones
+            rows = rows | set(comparison["unexplained_frees"])
+            late = late | set(comparison["early_completions"])
             if (rows, late) == before:
                 break
         assert best is not None  # noqa: S101 - the loop ran

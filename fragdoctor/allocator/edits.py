@@ -7,8 +7,7 @@ requests of the baseline before it replays them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +15,7 @@ import numpy.typing as npt
 from fragdoctor._native import _ext
 from fragdoctor.allocator.fidelity import Baseline
 from fragdoctor.allocator.steps import Steps, find_steps
-from fragdoctor.allocator.trace_ops import Operations, OpKind
+from fragdoctor.allocator.trace_ops import OPERATION, Operations, OpKind
 from fragdoctor.errors import ConfigError, SimulationError
 from fragdoctor.model.snapshot import I64, U64, Bools
 from fragdoctor.units import MIB, format_size, plural
@@ -44,11 +43,8 @@ class Edit:
         Raises:
             SimulationError: the trace does not say enough for this change.
         """
-        changed = self.change(baseline, Operations(**baseline.operations.columns()))
-        columns = {name: getattr(changed, name) for name in Operations.__dataclass_fields__}
-        return baseline.operations.edited(
-            **{name: np.ascontiguousarray(column) for name, column in columns.items()}
-        )
+        changed = self.change(baseline, Operations.of(baseline.operations))
+        return changed.native(baseline.operations)
 
 
 def empty_cache_at(rows: Sequence[int]) -> Edit:
@@ -117,7 +113,7 @@ def sizes_padded(bucket_bytes: int, from_bytes: int = MIB) -> Edit:
         bucket = np.uint64(bucket_bytes)
         is_padded = _is_request(ops) & (ops.size > from_bytes) & (ops.size < 2**50)
         padded = (ops.size + bucket - np.uint64(1)) // bucket * bucket
-        return replace(ops, size=np.where(is_padded, padded, ops.size))
+        return ops.with_size(np.where(is_padded, padded, ops.size))
 
     return Edit(f"sizes padded to {format_size(bucket_bytes)}", change)
 
@@ -181,7 +177,7 @@ def batch_scaled(factor: float) -> Edit:
     def change(baseline: Baseline, ops: Operations) -> Operations:
         is_scaled = _is_activation(baseline, ops, _steps(baseline)) & (ops.size < 2**50)
         scaled = np.maximum(np.rint(ops.size * factor), 1).astype(np.uint64)
-        return replace(ops, size=np.where(is_scaled, scaled, ops.size))
+        return ops.with_size(np.where(is_scaled, scaled, ops.size))
 
     return Edit(f"batch x {factor:g}", change)
 
@@ -205,29 +201,21 @@ def _is_request(ops: Operations) -> Bools:
 
 
 def _taken(ops: Operations, order: npt.NDArray[np.int64]) -> Operations:
-    columns = {name: getattr(ops, name)[order] for name in Operations.__dataclass_fields__}
-    return Operations(**columns)
+    return Operations(ops.table[order])
 
 
 def _inserted(ops: Operations, at: I64, kind: OpKind, allocation: U64, rows: I64) -> Operations:
     """Return the operations with new ones before the given positions."""
-    columns: dict[str, npt.NDArray[Any]] = {
-        "kind": np.full(len(at), kind, np.uint8),
-        "size": np.zeros(len(at), np.uint64),
-        "allocation": allocation.astype(np.uint32),
-        "row": rows.astype(np.uint32),
-        "stream": np.zeros(len(at), np.uint32),
-        "pool": np.zeros(len(at), np.uint32),
-    }
-    return Operations(
-        **{name: np.insert(getattr(ops, name), at, column) for name, column in columns.items()}
-    )
+    new = np.zeros(len(at), OPERATION)
+    new["kind"], new["allocation"], new["row"] = kind, allocation, rows
+    return Operations(np.insert(ops.table, at, new))
 
 
 def _positions(ops: Operations, rows: I64) -> I64:
     """Return the first operation that comes from each row or a later one."""
-    reached = np.maximum.accumulate(ops.row.astype(np.int64)) if len(ops) else ops.row
-    return np.searchsorted(reached, rows, side="left").astype(np.int64)
+    reached = np.maximum.accumulate(ops.row)
+    wanted = np.clip(rows, 0, np.iinfo(np.uint32).max).astype(np.uint32)  # as narrow as the rows
+    return np.searchsorted(reached, wanted, side="left").astype(np.int64)
 
 
 def _with_calls(ops: Operations, rows: I64) -> Operations:
@@ -256,25 +244,35 @@ def _live_at_end(
     Raises:
         SimulationError: there is none at one of them.
     """
-    undone = baseline.prepared.undone
-    at: dict[int, int] = dict(zip(undone.block_address.tolist(), range(2**32), strict=False))
-    wanted = set(addresses)
+    asked = sorted(set(addresses))
+    wanted = np.array([a for a in asked if 0 <= a < 2**64], np.uint64)
+    last = np.full(len(wanted), -1, np.int64)  # the last allocation at each address
+    old = _places(wanted, baseline.prepared.undone.block_address)
+    last[old[old >= 0]] = np.flatnonzero(old >= 0)
+    made = np.flatnonzero(ops.kind == OpKind.MALLOC)
     recorded = baseline.prepared.columns.native["address"]
-    is_one = (ops.kind == OpKind.MALLOC) & np.isin(
-        recorded[np.minimum(ops.row, max(len(recorded) - 1, 0))],
-        np.array([a for a in wanted if 0 <= a < 2**64], np.uint64),
-    )
-    for position in np.nonzero(is_one)[0]:
-        at[int(recorded[ops.row[position]])] = int(ops.allocation[position])
-    is_free = np.isin(ops.kind, _FREES)
-    freed = set(ops.allocation[is_free].tolist()) if wanted else set()
-    missing = [a for a in wanted if a not in at or at[a] in freed]
+    if len(recorded):
+        place = _places(wanted, recorded[np.minimum(ops.row[made], len(recorded) - 1)])
+        # Of several allocations at one address the last one is written last.
+        last[place[place >= 0]] = ops.allocation[made[place >= 0]]
+    is_freed = np.zeros(int(ops.allocation.max(initial=0)) + 1, np.bool_)
+    is_freed[ops.allocation[np.isin(ops.kind, _FREES)]] = True
+    is_live = (last >= 0) & ~is_freed[np.clip(last, 0, len(is_freed) - 1)]
+    missing = [a for a in asked if not 0 <= a < 2**64] + wanted[~is_live].tolist()
     if missing:
         raise SimulationError(
             f"No block is live at {missing[0]:#x} at the end of the trace."
             + (f" ({len(missing)} such addresses)" if len(missing) > 1 else "")
         )
-    return np.array(sorted(at[a] for a in wanted), np.uint32)
+    return np.sort(last).astype(np.uint32)
+
+
+def _places(wanted: U64, values: U64) -> I64:
+    """Return where each value is in the ascending ``wanted``, -1 where it is not."""
+    if not len(wanted):
+        return np.full(len(values), -1, np.int64)
+    at = np.minimum(np.searchsorted(wanted, values), len(wanted) - 1)
+    return np.where(wanted[at] == values, at, -1)
 
 
 def _is_activation(baseline: Baseline, ops: Operations, steps: Steps) -> Bools:

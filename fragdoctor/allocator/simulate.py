@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from fragdoctor._native import _ext
 from fragdoctor.allocator.baseline import find_baseline
 from fragdoctor.allocator.edits import Edit
 from fragdoctor.allocator.fidelity import Baseline, is_foreign, report
@@ -26,6 +27,8 @@ from fragdoctor.units import format_mebibytes, plural
 
 # Below this share of reproduced events and blocks a what-if is an estimate.
 REPLAY_SHARE = 0.95
+# Undoing a trace as long as this leaves tens of megabytes behind, worth the time to return them.
+LONG_TRACE_EVENTS = 1_000_000
 
 
 def simulate(  # noqa: PLR0913 - the questions of one what-if, all by keyword
@@ -144,9 +147,12 @@ def baseline_of(
         )
     prepared = prepare(snapshot, chosen)
     _check_trace(prepared)
-    return find_baseline(
+    baseline = find_baseline(
         prepared, torch_version=torch_version, device_total_bytes=device_total_bytes
     )
+    if prepared.n_events >= LONG_TRACE_EVENTS:
+        _ext.return_free_memory()
+    return baseline
 
 
 def choose_device(snapshot: Snapshot) -> int:

@@ -110,7 +110,7 @@ void run(std::mt19937_64& random) {
   const TraceOps made = build_ops(trace, undone, settings, inference);
   const InitialState initial =
       initial_state(trace, undone, settings, random() % 2 == 0 ? 0 : 1ULL << 32);
-  const ReplayInput input{&made.ops, &initial, made.n_ids, made.n_pools};
+  const ReplayInput input{made.ops, &initial, made.n_ids, made.n_pools};
   Config config;
   config.settings = some_settings(random);
   config.era = static_cast<Era>(random() % 3);
@@ -121,7 +121,7 @@ void run(std::mt19937_64& random) {
   replay_recorded(input, config, {&made.records, &trace, &end}, comparison, UNLIMITED);
   InitialState learned = initial;
   learned.order = learn_seed_order(input, config, {&made.records, &trace, &end});
-  replay({&made.ops, &learned, made.n_ids, made.n_pools}, config, {});
+  replay({made.ops, &learned, made.n_ids, made.n_pools}, config, {});
   SimulatedRecording recording;
   replay_and_record(input, config, recording);
 }
