@@ -18,6 +18,7 @@ from fragdoctor.allocator.whatif import (
     replay_scenario,
 )
 from fragdoctor.errors import ConfigError
+from fragdoctor.model.progress import tell
 from fragdoctor.model.settings import Era, parse_conf
 from fragdoctor.model.simulation import ReplayResult
 
@@ -152,6 +153,7 @@ def search_settings(
         }
         for n_done, job in enumerate(as_completed(jobs), 1):
             results[jobs[job]] = job.result()
+            tell("Replaying", n_done, len(confs))
             if progress is not None:
                 progress(n_done, len(confs))
     done = [r for r in results if r is not None]

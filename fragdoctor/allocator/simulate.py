@@ -21,6 +21,7 @@ from fragdoctor.allocator.whatif import (
     with_smallest_capacity,
 )
 from fragdoctor.errors import SimulationError
+from fragdoctor.model.progress import tell
 from fragdoctor.model.simulation import ReplayResult, Simulation
 from fragdoctor.model.snapshot import Action, Snapshot
 from fragdoctor.units import format_mebibytes, plural
@@ -86,6 +87,7 @@ def simulate(  # noqa: PLR0913 - the questions of one what-if, all by keyword
     results: list[ReplayResult] = []
     fair = LateStart(baseline)
     for i, (one, change) in enumerate(asked):
+        tell("Replaying", i, len(asked))
         operations = None if change is None else change.apply(baseline)
         result = fair.replay(one, operations)
         if smallest_capacity:

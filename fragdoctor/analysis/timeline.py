@@ -19,6 +19,7 @@ from fragdoctor.analysis.columns import SMALL_REQUEST_BYTES, DeviceColumns
 from fragdoctor.analysis.lifetimes import ALIVE, BEFORE, Lifetimes, pair_lifetimes
 from fragdoctor.analysis.result import Timeline
 from fragdoctor.analysis.spans import SegmentSpans, segment_spans
+from fragdoctor.model.progress import tell
 from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.model.snapshot import I64, Action, BlockState, Bools
 from fragdoctor.units import MIB
@@ -56,10 +57,13 @@ class Undone:
 
 def undo(columns: DeviceColumns, settings: AllocatorSettings) -> Undone:
     """Return the lives of all blocks with their sizes, and the state after each event."""
+    tell("Analysing: the lives of blocks")
     lifetimes = pair_lifetimes(columns)
     spans = segment_spans(columns)
+    tell("Analysing: the sizes of blocks")
     sizes, is_exact = block_sizes(columns, settings, lifetimes, spans)
     lifetimes = replace(lifetimes, size=sizes)
+    tell("Analysing: memory over time")
     return Undone(lifetimes, spans, _timeline(columns, lifetimes), is_exact)
 
 

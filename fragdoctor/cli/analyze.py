@@ -47,6 +47,7 @@ def analyze(
 
     from fragdoctor.intake.inputs import read_case
     from fragdoctor.model.case import Overrides
+    from fragdoctor.model.progress import tell
     from fragdoctor.report.base import renderer
 
     overrides = Overrides(
@@ -56,13 +57,14 @@ def analyze(
         memory_fraction=memory_fraction,
         torch_version=torch_version,
     )
-    case = read_case(names, overrides)
+    with console.Progress("Reading"):
+        case = read_case(names, overrides)
 
-    from fragdoctor.diagnosis.pipeline import diagnose
+        from fragdoctor.diagnosis.pipeline import diagnose
 
-    with console.Progress("Replaying") as progress:
-        diagnosis = diagnose(case, progress=progress.update)
-    report = renderer(output_format.value)(diagnosis, look)
+        diagnosis = diagnose(case)
+        tell("Writing the report")
+        report = renderer(output_format.value)(diagnosis, look)
     console.write_report(report, output, force=force)
     return exit_code(diagnosis, fail_on, exit_zero=exit_zero)
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from fragdoctor.export.pickle_writer import PickleWriter, Shared
 from fragdoctor.model.conf_keys import parse_version
+from fragdoctor.model.progress import tell
 from fragdoctor.model.snapshot import Action, BlockState, SegmentType, Snapshot
 
 _STATES: Final = {
@@ -21,6 +22,7 @@ _STATES: Final = {
     BlockState.OTHER: "unknown",
 }
 _KINDS: Final = {SegmentType.SMALL: "small", SegmentType.LARGE: "large"}
+_TELL_EVERY_EVENTS: Final = 10_000
 _ACTIONS: Final = {a: a.name.lower() for a in Action}
 
 
@@ -153,6 +155,8 @@ class _Document:
                 event["user_metadata"] = self._s.strings[note]
             if pool >= 0:
                 event["pool_id"] = self._pools[pool]
+            if row % _TELL_EVERY_EVENTS == 0:
+                tell("Writing events", row, len(e))
             yield event
 
     def _settings(self) -> dict[str, Any]:

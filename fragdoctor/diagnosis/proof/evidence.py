@@ -16,6 +16,7 @@ from fragdoctor.allocator.whatif import Scenario
 from fragdoctor.diagnosis.remedies.plan import Plan
 from fragdoctor.errors import ConfigError, SimulationError
 from fragdoctor.model.diagnosis import FidelityReport, Predicted
+from fragdoctor.model.progress import tell
 from fragdoctor.model.simulation import ReplayResult, Simulation
 
 USABLE_SHARE = 0.5  # below this the model runs another program than the recorded one
@@ -74,9 +75,11 @@ class Bench:
     ) -> list[ReplayResult | None]:
         """Return a result per trial, None where the trace does not say enough for it."""
         results: list[ReplayResult | None] = []
+        tell("Replaying", 0, len(trials))
         with ThreadPoolExecutor(N_THREADS) as pool:
             for i, result in enumerate(pool.map(self._run, trials), start=1):
                 results.append(result)
+                tell("Replaying", i, len(trials))
                 if progress is not None:
                     progress(i, len(trials))
         return results

@@ -9,6 +9,7 @@ from fragdoctor.analysis.columns import device_columns
 from fragdoctor.analysis.result import DeviceAnalysis
 from fragdoctor.analysis.timeline import undo
 from fragdoctor.model.diagnosis import Diagnosis
+from fragdoctor.model.progress import tell
 from fragdoctor.model.snapshot import Snapshot
 from fragdoctor.report.page.icicle_data import icicle_data
 from fragdoctor.report.page.segment_map_data import MAX_BLOCKS, segment_map_data
@@ -58,6 +59,7 @@ def _first_device(diagnosis: Diagnosis, analyses: Mapping[int, DeviceAnalysis]) 
 def _device(
     snapshot: Snapshot, analysis: DeviceAnalysis, sink: Sink, share: float
 ) -> dict[str, Any]:
+    tell("Drawing the page")
     lifetimes = undo(device_columns(snapshot, analysis.device), snapshot.settings).lifetimes
     return {
         # The map and the icicle first: their stacks matter most if the text tables fill up.
