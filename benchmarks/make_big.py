@@ -127,7 +127,7 @@ class Program:
     def __init__(self, writer: Writer, seed: int) -> None:
         self.random = random.Random(seed)
         self.writer = writer
-        self.allocator = Allocator(capacity_bytes=CAPACITY_BYTES)
+        self.allocator = Allocator("", CAPACITY_BYTES, "2.11.0")
         self.n_events = 0
         self.time_us = 1_700_000_000_000_000
         self.batch: list[bytes] = []

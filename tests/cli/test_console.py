@@ -137,8 +137,7 @@ def test_progress_shows_after_a_second_and_clears(monkeypatch: pytest.MonkeyPatc
     assert stream.getvalue().endswith("\r\x1b[K")
 
 
-@pytest.fixture
-def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+def eager_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
     """Return what stands in for standard error; progress shows at once."""
     stream = Terminal()
     monkeypatch.setattr(sys, "stderr", stream)
@@ -148,7 +147,8 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
     return stream
 
 
-def test_progress_shows_what_the_work_tells(terminal: Terminal) -> None:
+def test_progress_shows_what_the_work_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = eager_terminal(monkeypatch)
     with console.Progress("Reading"):
         tell("Reading", 340_000_000, 1_000_000_000)
         tell("Analysing: growth")
@@ -164,9 +164,8 @@ def test_progress_shows_what_the_work_tells(terminal: Terminal) -> None:
     ]
 
 
-def test_progress_renews_the_line_while_the_work_is_silent(
-    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_progress_renews_the_line_while_the_work_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = eager_terminal(monkeypatch)
     monkeypatch.setattr(console, "_PROGRESS_AT_LEAST_EVERY_S", 0.02)
     renewed = threading.Event()
     write = terminal.write
@@ -186,9 +185,8 @@ def test_progress_renews_the_line_while_the_work_is_silent(
     assert "progress" not in {thread.name for thread in threading.enumerate()}
 
 
-def test_progress_line_fits_the_terminal(
-    terminal: Terminal, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_progress_line_fits_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = eager_terminal(monkeypatch)
     monkeypatch.setenv("COLUMNS", "30")
 
     with console.Progress("Reading"):
@@ -198,7 +196,8 @@ def test_progress_line_fits_the_terminal(
     assert max(map(len, lines)) == 29
 
 
-def test_progress_of_several_files_says_which(terminal: Terminal) -> None:
+def test_progress_of_several_files_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = eager_terminal(monkeypatch)
     with console.Progress("Judged") as progress:
         for name in progress.each(["a", "b"]):
             tell(f"Reading {name}")
