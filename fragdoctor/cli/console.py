@@ -20,7 +20,7 @@ from fragdoctor.model.progress import watched_by
 from fragdoctor.report.base import RenderOptions, Verbosity
 
 PIPE_WIDTH: Final = 80
-_PROGRESS_AFTER_S: Final = 0.5
+_PROGRESS_AFTER_S: Final = 0.3
 _PROGRESS_EVERY_S: Final = 0.1
 _PROGRESS_AT_LEAST_EVERY_S: Final = 0.4
 _MAX_COUNTED: Final = 10_000  # of more than this a percentage says more
