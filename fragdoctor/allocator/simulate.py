@@ -28,7 +28,7 @@ from fragdoctor.units import format_mebibytes, plural
 
 # Below this share of reproduced events and blocks a what-if is an estimate.
 REPLAY_SHARE = 0.95
-# Undoing a trace as long as this leaves tens of megabytes behind, worth the time to return them.
+# A trace as long as this leaves tens of megabytes in the heap, worth the time to return them.
 LONG_TRACE_EVENTS = 1_000_000
 
 
@@ -152,9 +152,14 @@ def baseline_of(
     baseline = find_baseline(
         prepared, torch_version=torch_version, device_total_bytes=device_total_bytes
     )
-    if prepared.n_events >= LONG_TRACE_EVENTS:
-        _ext.return_free_memory()
+    return_free_memory(baseline)
     return baseline
+
+
+def return_free_memory(baseline: Baseline) -> None:
+    """Give back what undoing or replaying a long trace has left in the heap."""
+    if baseline.prepared.n_events >= LONG_TRACE_EVENTS:
+        _ext.return_free_memory()
 
 
 def choose_device(snapshot: Snapshot) -> int:

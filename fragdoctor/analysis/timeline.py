@@ -57,14 +57,25 @@ class Undone:
 
 def undo(columns: DeviceColumns, settings: AllocatorSettings) -> Undone:
     """Return the lives of all blocks with their sizes, and the state after each event."""
+    lifetimes, spans, is_exact = _lives(columns, settings)
+    tell("Analysing: memory over time")
+    return Undone(lifetimes, spans, _timeline(columns, lifetimes), is_exact)
+
+
+def sized_lifetimes(columns: DeviceColumns, settings: AllocatorSettings) -> Lifetimes:
+    """Return the lives of all blocks with their sizes, without the state after each event."""
+    return _lives(columns, settings)[0]
+
+
+def _lives(
+    columns: DeviceColumns, settings: AllocatorSettings
+) -> tuple[Lifetimes, SegmentSpans, bool]:
     tell("Analysing: the lives of blocks")
     lifetimes = pair_lifetimes(columns)
     spans = segment_spans(columns)
     tell("Analysing: the sizes of blocks")
     sizes, is_exact = block_sizes(columns, settings, lifetimes, spans)
-    lifetimes = replace(lifetimes, size=sizes)
-    tell("Analysing: memory over time")
-    return Undone(lifetimes, spans, _timeline(columns, lifetimes), is_exact)
+    return replace(lifetimes, size=sizes), spans, is_exact
 
 
 def round_size(requested: I64, settings: AllocatorSettings) -> I64:

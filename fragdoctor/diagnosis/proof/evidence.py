@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from fragdoctor.allocator.edits import Edit
 from fragdoctor.allocator.fidelity import Baseline
 from fragdoctor.allocator.late_start import LateStart
-from fragdoctor.allocator.simulate import baseline_of, simulation_of
+from fragdoctor.allocator.simulate import baseline_of, return_free_memory, simulation_of
 from fragdoctor.allocator.whatif import Scenario
 from fragdoctor.diagnosis.remedies.plan import Plan
 from fragdoctor.errors import ConfigError, SimulationError
@@ -82,6 +82,7 @@ class Bench:
                 tell("Replaying", i, len(trials))
                 if progress is not None:
                     progress(i, len(trials))
+        return_free_memory(self.baseline)
         return results
 
     def _run(self, trial: Trial) -> ReplayResult | None:
