@@ -118,8 +118,9 @@ void Replay::remake() {
       if (id == NO_BLOCK || id >= blocks_.size()) continue;
       Op op;
       op.size = segment.blocks[b].requested;
-      op.stream = segment.stream;
-      op.pool = segment.pool;
+      // Both are dense numbers that came out of operations.
+      op.stream = static_cast<std::uint16_t>(segment.stream);
+      op.pool = static_cast<std::uint16_t>(segment.pool);
       op.id = id;
       request(op);
     }
