@@ -22,8 +22,9 @@ _STATES: Final = {
     BlockState.OTHER: "unknown",
 }
 _KINDS: Final = {SegmentType.SMALL: "small", SegmentType.LARGE: "large"}
-_TELL_EVERY_EVENTS: Final = 10_000
-_ACTIONS: Final = {a: a.name.lower() for a in Action}
+_PIECE_EVENTS: Final = 10_000
+_ACTION_NAMES: Final = [a.name.lower() for a in Action]
+_OOM: Final = int(Action.OOM)
 
 
 def write_snapshot(snapshot: Snapshot, sink: Callable[[bytes], object]) -> None:
@@ -127,6 +128,12 @@ class _Document:
             yield self._events(low, high)
 
     def _events(self, low: int, high: int) -> Iterator[dict[str, Any]]:
+        """Yield the events of some rows, a piece at a time: as Python's numbers they are large."""
+        for start in range(low, high, _PIECE_EVENTS):
+            tell("Writing events", start, len(self._s.events))
+            yield from self._piece(start, min(start + _PIECE_EVENTS, high))
+
+    def _piece(self, low: int, high: int) -> Iterator[dict[str, Any]]:
         e = self._s.events
         rows = slice(low, high)
         free = self._s.oom_free_bytes
@@ -138,8 +145,8 @@ class _Document:
         for row, (action, addr, size, stream, time, stack, pool, context, note) in enumerate(
             values, low
         ):
-            event: dict[str, Any] = {"action": _ACTIONS[Action(action)]}
-            if action != Action.OOM:
+            event: dict[str, Any] = {"action": _ACTION_NAMES[action]}
+            if action != _OOM:
                 event["addr"] = addr
             elif row in free:
                 event["device_free"] = free[row]
@@ -155,8 +162,6 @@ class _Document:
                 event["user_metadata"] = self._s.strings[note]
             if pool >= 0:
                 event["pool_id"] = self._pools[pool]
-            if row % _TELL_EVERY_EVENTS == 0:
-                tell("Writing events", row, len(e))
             yield event
 
     def _settings(self) -> dict[str, Any]:
