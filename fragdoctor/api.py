@@ -6,6 +6,7 @@ from os import PathLike, fspath
 from typing import TYPE_CHECKING
 
 from fragdoctor.errors import ConfigError
+from fragdoctor.model.cards import draw_with
 from fragdoctor.model.case import Case, Overrides
 from fragdoctor.model.oom import OomLog, OomMessage
 from fragdoctor.model.stats import MemoryStats, StatsSeries
@@ -21,6 +22,22 @@ if TYPE_CHECKING:
     from fragdoctor.model.fleet_report import FleetReport
     from fragdoctor.model.simulation import Simulation
     from fragdoctor.model.snapshot import Snapshot
+
+
+def _snapshot_card(snapshot: Snapshot) -> str:
+    from fragdoctor.report.card import snapshot_card  # noqa: PLC0415 - numpy is heavy
+
+    return snapshot_card(snapshot)
+
+
+def _diagnosis_card(diagnosis: Diagnosis) -> str:
+    from fragdoctor.report.card import diagnosis_card  # noqa: PLC0415 - numpy is heavy
+
+    return diagnosis_card(diagnosis)
+
+
+draw_with("Snapshot", _snapshot_card)
+draw_with("Diagnosis", _diagnosis_card)
 
 
 def load(

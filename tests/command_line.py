@@ -10,6 +10,7 @@ import diagnoses
 
 from fragdoctor.model.case import Case
 from fragdoctor.model.diagnosis import Diagnosis
+from fragdoctor.model.progress import tell
 
 
 @dataclass(frozen=True)
@@ -43,9 +44,9 @@ class FakePipeline:
     case: Case | None = None
     error: BaseException | None = None
 
-    def diagnose(self, case: Case, *, progress: Callable[[int, int], None]) -> Diagnosis:
+    def diagnose(self, case: Case) -> Diagnosis:
         self.case = case
-        progress(0, 1)
+        tell("Replaying", 0, 1)
         if self.error is not None:
             raise self.error
         return replace(self.answer(), case=case)

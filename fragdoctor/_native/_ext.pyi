@@ -6,6 +6,10 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+# ---- bindings.cpp ----
+
+def return_free_memory() -> None: ...
+
 # ---- bind_pickle_reader.cpp ----
 
 class _Stream(Protocol):
@@ -97,6 +101,10 @@ class NativeTrace:
         config: AllocatorConfig,
     ) -> None: ...
     def undone(self) -> dict[str, Any]: ...
+    def totals(self, name: str) -> npt.NDArray[Any]: ...
+
+OP_BYTES: int
+OP_FIELDS: list[tuple[str, str, int]]
 
 class NativeOps:
     def __init__(
@@ -108,17 +116,9 @@ class NativeOps:
         late_rows: Sequence[int] = ...,
         device_total_bytes: int = 0,
     ) -> None: ...
-    def edited(
-        self,
-        kind: npt.NDArray[np.uint8],
-        size: npt.NDArray[np.uint64],
-        allocation: npt.NDArray[np.uint32],
-        row: npt.NDArray[np.uint32],
-        stream: npt.NDArray[np.uint32],
-        pool: npt.NDArray[np.uint32],
-    ) -> NativeOps: ...
+    def edited(self, table: npt.NDArray[np.uint8]) -> NativeOps: ...
     def learned(self, config: AllocatorConfig) -> NativeOps: ...
-    def columns(self) -> dict[str, Any]: ...
+    def table(self) -> npt.NDArray[np.uint8]: ...
     def facts(self) -> dict[str, Any]: ...
     def replay(
         self,

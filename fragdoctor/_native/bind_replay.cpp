@@ -7,10 +7,12 @@
 #include <nanobind/stl/vector.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <limits>
 #include <memory>
 #include <string>
 #include <stdexcept>
+#include <type_traits>
 #include <utility>
 
 #include "replay.h"
@@ -92,7 +94,27 @@ class NativeTrace {
     undone = undo_trace(trace, end, settings);
   }
 
-  nb::dict undone_dict(nb::handle self) const;
+  nb::dict undone_dict() const;
+
+  // One column with a value for every event. The trace is undone again for it: hardly anybody
+  // needs them, and kept they would be most of the memory.
+  nb::object totals(const std::string& name) const {
+    WantedTotals wanted;
+    wanted.block_bytes = name == "event_block_bytes";
+    wanted.allocated = name == "allocated_bytes";
+    wanted.active = name == "active_bytes";
+    wanted.reserved = name == "reserved_bytes";
+    UndoneTrace again;
+    {
+      nb::gil_scoped_release release;
+      again = undo_trace(trace, end, settings, wanted);
+    }
+    if (wanted.block_bytes) return array_of(std::move(again.block_bytes));
+    if (wanted.allocated) return array_of(std::move(again.allocated));
+    if (wanted.active) return array_of(std::move(again.active));
+    if (wanted.reserved) return array_of(std::move(again.reserved));
+    throw nb::value_error("no such column");
+  }
 
  private:
   // Streams and pools size tables in the model: they must be dense and few.
@@ -121,14 +143,7 @@ class NativeTrace {
   UndoneTrace undone;
 };
 
-// A view of a vector that lives as long as `self`.
-template <class T>
-nb::object view_of(const std::vector<T>& values, nb::handle self) {
-  return nb::cast(
-      nb::ndarray<nb::numpy, const T, nb::ndim<1>>(values.data(), {values.size()}, self));
-}
-
-nb::dict NativeTrace::undone_dict(nb::handle self) const {
+nb::dict NativeTrace::undone_dict() const {
   const UndoneTrace& u = undone;
   nb::dict d;
   d["segment_address"] = column_of<std::uint64_t>(u.segments, [](auto& s) { return s.address; });
@@ -144,10 +159,10 @@ nb::dict NativeTrace::undone_dict(nb::handle self) const {
   d["block_is_pending"] = column_of<std::uint8_t>(u.blocks, [](auto& b) { return b.is_pending; });
   d["block_size_is_known"] =
       column_of<std::uint8_t>(u.blocks, [](auto& b) { return b.size_is_known; });
-  d["event_block_bytes"] = view_of(u.block_bytes, self);
-  d["allocated_bytes"] = view_of(u.allocated, self);
-  d["active_bytes"] = view_of(u.active, self);
-  d["reserved_bytes"] = view_of(u.reserved, self);
+  d["reserved_rows"] = array_of(std::vector<std::uint32_t>(u.reserved_steps.rows));
+  d["reserved_steps_bytes"] = array_of(std::vector<std::int64_t>(u.reserved_steps.bytes));
+  d["peak_active_bytes"] = u.peak_active;
+  d["peak_reserved_bytes"] = u.reserved_steps.peak();
   d["initial_allocated_bytes"] = u.initial_allocated;
   d["initial_active_bytes"] = u.initial_active;
   d["initial_reserved_bytes"] = u.initial_reserved;
@@ -172,26 +187,21 @@ class NativeOps {
     initial = std::move(state);
   }
 
-  // The same start, other operations.
-  NativeOps(const NativeOps& base, Column<std::uint8_t> kind, Column<std::uint64_t> size,
-            Column<std::uint32_t> id, Column<std::uint32_t> row, Column<std::uint32_t> stream,
-            Column<std::uint32_t> pool)
-      : source(base.source), initial(base.initial) {
-    const std::size_t n = kind.shape(0);
-    for (std::size_t k :
-         {size.shape(0), id.shape(0), row.shape(0), stream.shape(0), pool.shape(0)})
-      check_length(k, n, "operations");
+  // The same start, other operations: the memory of a numpy array of them, which is kept.
+  NativeOps(const NativeOps& base, Column<std::uint8_t> table)
+      : source(base.source), initial(base.initial), edited(nb::cast(table)) {
+    const std::size_t n = table.shape(0) / sizeof(Op);
+    if (table.shape(0) % sizeof(Op) != 0 ||
+        reinterpret_cast<std::uintptr_t>(table.data()) % alignof(Op) != 0)
+      throw nb::value_error("not an aligned table of operations");
+    edited_ops = OpSpan(reinterpret_cast<const Op*>(table.data()), n);
     made.n_ids = source->undone.blocks.size();
     made.n_pools = base.made.n_pools;
     made.peak_reserved_bytes = base.made.peak_reserved_bytes;
-    made.ops.reserve(n);
-    for (std::size_t i = 0; i < n; ++i) {
-      const Op op{size(i), id(i), row(i), stream(i), pool(i), static_cast<OpKind>(kind(i))};
-      if (kind(i) > static_cast<std::uint8_t>(OpKind::failed) || op.pool > made.n_pools ||
-          op.stream >= (1U << 16) || op.id >= UndoneTrace::NO_ID)
+    for (const Op& op : edited_ops) {
+      if (op.kind > OpKind::failed || op.pool > made.n_pools || op.id >= UndoneTrace::NO_ID)
         throw nb::value_error("an operation is out of range");
       made.n_ids = std::max(made.n_ids, static_cast<std::size_t>(op.id) + 1);
-      made.ops.push_back(op);
     }
     if (made.n_ids > source->undone.blocks.size() + 2 * n + 1)
       throw nb::value_error("allocation ids are not dense");
@@ -209,21 +219,11 @@ class NativeOps {
     return other;
   }
 
-  nb::dict columns() const {
-    const auto& ops = made.ops;
-    nb::dict d;
-    d["kind"] = column_of<std::uint8_t>(ops, [](auto& o) { return o.kind; });
-    d["size"] = column_of<std::uint64_t>(ops, [](auto& o) { return o.size; });
-    d["allocation"] = column_of<std::uint32_t>(ops, [](auto& o) { return o.id; });
-    d["row"] = column_of<std::uint32_t>(ops, [](auto& o) { return o.row; });
-    d["stream"] = column_of<std::uint32_t>(ops, [](auto& o) { return o.stream; });
-    d["pool"] = column_of<std::uint32_t>(ops, [](auto& o) { return o.pool; });
-    return d;
-  }
+  OpSpan ops() const { return edited.is_valid() ? edited_ops : OpSpan(made.ops); }
 
   nb::dict facts() const {
     nb::dict d;
-    d["n_ops"] = made.ops.size();
+    d["n_ops"] = ops().size();
     d["n_segment_events"] = made.records.size();
     d["n_inferred_empty_cache"] = made.n_inferred_empty_cache;
     d["n_flushed"] = made.n_flushed;
@@ -234,12 +234,34 @@ class NativeOps {
     return d;
   }
 
-  ReplayInput input() const { return {&made.ops, initial.get(), made.n_ids, made.n_pools}; }
+  ReplayInput input() const { return {ops(), initial.get(), made.n_ids, made.n_pools}; }
 
   std::shared_ptr<NativeTrace> source;
   TraceOps made;
   std::shared_ptr<const InitialState> initial;
+  nb::object edited;  // owns the operations of an edit; else they are those made
+  OpSpan edited_ops;
 };
+
+// The operations as bytes, without a copy; `op_fields` says what lies where.
+nb::object table_of(nb::handle_t<NativeOps> self) {
+  const OpSpan ops = nb::cast<const NativeOps&>(self).ops();
+  return nb::cast(nb::ndarray<nb::numpy, const std::uint8_t, nb::ndim<1>>(
+      reinterpret_cast<const std::uint8_t*>(ops.begin()), {ops.size() * sizeof(Op)}, self));
+}
+
+// Name, numpy format and offset of what an operation consists of.
+nb::list op_fields() {
+  static_assert(std::is_standard_layout_v<Op> && std::is_trivially_copyable_v<Op>);
+  nb::list fields;
+  fields.append(nb::make_tuple("size", "u8", offsetof(Op, size)));
+  fields.append(nb::make_tuple("allocation", "u4", offsetof(Op, id)));
+  fields.append(nb::make_tuple("row", "u4", offsetof(Op, row)));
+  fields.append(nb::make_tuple("stream", "u2", offsetof(Op, stream)));
+  fields.append(nb::make_tuple("pool", "u2", offsetof(Op, pool)));
+  fields.append(nb::make_tuple("kind", "u1", offsetof(Op, kind)));
+  return fields;
+}
 
 nb::dict result_dict(const ReplayResult& r) {
   const Counters& c = r.counters;
@@ -311,6 +333,8 @@ nb::dict comparison_dict(const Comparison& c) {
 }  // namespace
 
 void bind_replay(nb::module_& m) {
+  m.attr("OP_BYTES") = sizeof(Op);
+  m.attr("OP_FIELDS") = op_fields();
   nb::class_<NativeTrace>(m, "NativeTrace")
       .def(nb::init<Column<std::uint8_t>, Column<std::uint64_t>, Column<std::uint64_t>,
                     Column<std::int32_t>, Column<std::int32_t>, Column<std::uint64_t>,
@@ -323,9 +347,8 @@ void bind_replay(nb::module_& m) {
            nb::arg("segment_stream"), nb::arg("segment_pool"), nb::arg("segment_kind"),
            nb::arg("segment_expandable"), nb::arg("block_address"), nb::arg("block_size"),
            nb::arg("block_requested"), nb::arg("block_state"), nb::arg("config"))
-      .def("undone", [](nb::handle_t<NativeTrace> self) {
-        return nb::cast<const NativeTrace&>(self).undone_dict(self);
-      });
+      .def("undone", &NativeTrace::undone_dict)
+      .def("totals", &NativeTrace::totals, nb::arg("name"));
 
   nb::class_<NativeOps>(m, "NativeOps")
       .def(
@@ -346,15 +369,12 @@ void bind_replay(nb::module_& m) {
           nb::arg("device_total_bytes") = 0)
       .def(
           "edited",
-          [](const NativeOps& self, Column<std::uint8_t> kind, Column<std::uint64_t> size,
-             Column<std::uint32_t> id, Column<std::uint32_t> row, Column<std::uint32_t> stream,
-             Column<std::uint32_t> pool) {
-            return std::make_shared<NativeOps>(self, kind, size, id, row, stream, pool);
+          [](const NativeOps& self, Column<std::uint8_t> table) {
+            return std::make_shared<NativeOps>(self, table);
           },
-          nb::arg("kind"), nb::arg("size"), nb::arg("allocation"), nb::arg("row"), nb::arg("stream"),
-          nb::arg("pool"))
+          nb::arg("table").noconvert())
       .def("learned", &NativeOps::learned, nb::arg("config"))
-      .def("columns", &NativeOps::columns)
+      .def("table", &table_of)
       .def("facts", &NativeOps::facts)
       .def(
           "replay",

@@ -1,15 +1,34 @@
 // The extension module. Each part of the core binds itself in a file of its own (bind_*.cpp).
 #include <nanobind/nanobind.h>
 
+#if defined(__GLIBC__)
+#include <malloc.h>
+#endif
+
 namespace nb = nanobind;
 
 void bind_pickle_reader(nb::module_& m);
 void bind_allocator(nb::module_& m);
 void bind_replay(nb::module_& m);
 
+namespace {
+
+// Arrays below 32 MiB come from the heap, and glibc keeps what they leave between live ones: after
+// the analysis of a long trace that is as much as the trace itself.
+void return_free_memory() {
+#if defined(__GLIBC__)
+  nb::gil_scoped_release release;
+  malloc_trim(0);
+#endif
+}
+
+}  // namespace
+
 NB_MODULE(_ext, m) {
   m.doc() = "Native core of fragdoctor: the snapshot reader and the allocator model.";
   bind_pickle_reader(m);
   bind_allocator(m);
   bind_replay(m);
+  m.def("return_free_memory", &return_free_memory,
+        "Give freed memory back to the operating system, where the C library keeps it.");
 }

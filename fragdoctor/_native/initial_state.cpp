@@ -60,7 +60,7 @@ void Seeder::find_bases() {
   for (const InitialSegment& s : undone_.segments) any = any || s.is_expandable;
   if (!any) return;
   for (std::size_t row = 0; row < trace_.n; ++row) {
-    if (trace_.action[row] != event::SEGMENT_MAP || undone_.reserved.empty()) continue;
+    if (trace_.action[row] != event::SEGMENT_MAP) continue;
     const std::uint64_t start = trace_.address[row], size = trace_.size[row];
     if (size == 0 || start > UNLIMITED - size || trace_.stream[row] < 0) continue;
     mapped_.push_back({start, start + size, static_cast<std::uint32_t>(trace_.stream[row])});

@@ -27,7 +27,7 @@ class Replay {
   }
 
   ReplayResult run(bool stop_at_oom) {
-    for (const Op& op : *input_.ops) {
+    for (const Op& op : input_.ops) {
       apply(op);
       if (flush_work_ > MAX_FLUSH_WORK || (stop_at_oom && !result_.fits)) {
         result_.is_cut_short = true;
@@ -118,8 +118,9 @@ void Replay::remake() {
       if (id == NO_BLOCK || id >= blocks_.size()) continue;
       Op op;
       op.size = segment.blocks[b].requested;
-      op.stream = segment.stream;
-      op.pool = segment.pool;
+      // Both are dense numbers that came out of operations.
+      op.stream = static_cast<std::uint16_t>(segment.stream);
+      op.pool = static_cast<std::uint16_t>(segment.pool);
       op.id = id;
       request(op);
     }
@@ -200,7 +201,7 @@ bool Replay::apply(const Op& op) {
 // row; for a call, which has no row of its own, the frees that begin there.
 std::size_t Replay::group_end(std::size_t op, std::size_t first,
                               const std::vector<SegmentRecord>& records) const {
-  const std::vector<Op>& ops = *input_.ops;
+  const OpSpan& ops = input_.ops;
   std::size_t last = first;
   const OpKind kind = ops[op].kind;
   if (kind != OpKind::empty_cache && kind != OpKind::pool_drop) {
@@ -312,7 +313,7 @@ void Replay::compare_layout(const FinalState& end, Comparison& c) const {
 ReplayResult Replay::run_recorded(const Recording& recording, Comparison& c,
                                   std::size_t max_ops) {
   const std::vector<SegmentRecord>& records = *recording.records;
-  const std::vector<Op>& ops = *input_.ops;
+  const OpSpan& ops = input_.ops;
   Recorder recorder(records);
   allocator_.set_observer(&recorder);
   allocator_.set_placement(&recorder);
@@ -335,7 +336,7 @@ ReplayResult Replay::run_recorded(const Recording& recording, Comparison& c,
 
 std::vector<std::uint64_t> Replay::learn(const Recording& recording) {
   const std::vector<SegmentRecord>& records = *recording.records;
-  const std::vector<Op>& ops = *input_.ops;
+  const OpSpan& ops = input_.ops;
   Recorder recorder(records);
   allocator_.set_observer(&recorder);
   allocator_.set_placement(&recorder);

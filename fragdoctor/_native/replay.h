@@ -15,7 +15,7 @@ namespace fragdoctor {
 
 // What a replay starts from and goes through; shared by any number of replays, never changed.
 struct ReplayInput {
-  const std::vector<Op>* ops = nullptr;
+  OpSpan ops;
   const InitialState* initial = nullptr;
   std::size_t n_ids = 0;
   std::uint32_t n_pools = 0;

@@ -56,14 +56,14 @@ class Builder {
     out_.ops.push_back({size, id, row, 0, 0, kind});
   }
   std::int64_t reserved_before(std::uint32_t row) const {
-    return row == 0 ? undone_.initial_reserved : undone_.reserved[row - 1];
+    return undone_.reserved_steps.before(row);
   }
-  std::uint32_t pool_at(std::size_t row) const {
+  std::uint16_t pool_at(std::size_t row) const {
     const std::int32_t pool = undone_.pool.empty() ? trace_.pool[row] : undone_.pool[row];
-    return pool < 0 ? 0 : static_cast<std::uint32_t>(pool);
+    return pool < 0 ? std::uint16_t{0} : static_cast<std::uint16_t>(pool);
   }
-  std::uint32_t stream_at(std::size_t row) const {
-    return trace_.stream[row] < 0 ? 0 : static_cast<std::uint32_t>(trace_.stream[row]);
+  std::uint16_t stream_at(std::size_t row) const {
+    return trace_.stream[row] < 0 ? std::uint16_t{0} : static_cast<std::uint16_t>(trace_.stream[row]);
   }
 
   const TraceView& trace_;
@@ -87,12 +87,11 @@ void Builder::start() {
     is_pending_[undone_.blocks[i].id] = undone_.blocks[i].is_pending;
   }
   out_.n_ids = undone_.blocks.size();
-  std::int64_t peak = undone_.initial_reserved;
-  for (const std::int64_t reserved : undone_.reserved) peak = std::max(peak, reserved);
-  out_.peak_reserved_bytes = static_cast<std::uint64_t>(std::max<std::int64_t>(peak, 0));
+  const std::int64_t peak = std::max<std::int64_t>(undone_.reserved_steps.peak(), 0);
+  out_.peak_reserved_bytes = static_cast<std::uint64_t>(peak);
   limit_ = inference_.limit_bytes > 0 ? inference_.limit_bytes : out_.peak_reserved_bytes;
   for (std::size_t row = 0; row < trace_.n; ++row) {
-    out_.n_pools = std::max(out_.n_pools, pool_at(row));
+    out_.n_pools = std::max<std::uint32_t>(out_.n_pools, pool_at(row));
     has_completions_ = has_completions_ || trace_.action[row] == event::FREE_COMPLETED;
   }
   for (const InitialSegment& s : undone_.segments)
@@ -144,7 +143,7 @@ void Builder::request(std::uint32_t row, bool has_failed) {
   if (has_failed) {
     ++out_.n_flushed;
     const std::uint64_t wanted = allocation_size(settings_, trace_.size[row]);
-    const std::uint64_t need = static_cast<std::uint64_t>(undone_.reserved[row]) + wanted;
+    const std::uint64_t need = static_cast<std::uint64_t>(undone_.reserved_steps.after(row)) + wanted;
     out_.lowest_need_bytes = std::min(out_.lowest_need_bytes, need);
     out_.ops.push_back({trace_.size[row], static_cast<std::uint32_t>(out_.n_ids++), row,
                         stream_at(row), pool_at(row), OpKind::failed});
@@ -224,7 +223,7 @@ void Builder::emit_calls() {
   bool any_default = false;
   for (const std::uint32_t row : group_.went) any_default = any_default || pool_at(row) == 0;
   for (const std::uint32_t row : group_.went) {
-    const std::uint32_t pool = pool_at(row);
+    const std::uint16_t pool = pool_at(row);
     if (pool == 0 || pool_is_gone_[pool]) continue;
     pool_is_gone_[pool] = true;
     out_.ops.push_back({0, 0, group_.went.front(), 0, pool,
@@ -238,7 +237,7 @@ void Builder::emit_calls() {
 bool Builder::settle(std::uint32_t row, bool before_request, bool has_failed) {
   if (before_request && is_flush(row, has_failed)) {
     for (const std::uint32_t went : group_.went) {
-      const std::uint32_t pool = pool_at(went);
+      const std::uint16_t pool = pool_at(went);
       if (pool == 0 || pool_is_gone_[pool]) continue;
       pool_is_gone_[pool] = true;
       out_.ops.push_back({0, 0, group_.went.front(), 0, pool, OpKind::pool_release});

@@ -22,13 +22,31 @@ enum class OpKind : std::uint8_t {
 };
 
 // `id` numbers allocations: initial blocks first, in order of address, then in order of the trace.
+// Kept small, and plain so that Python can see and edit a list of them in place: a long trace has
+// millions. Streams and pools are dense numbers below 2^16 (checked where a trace is made).
 struct Op {
   std::uint64_t size = 0;  // requested bytes, of malloc and failed
   std::uint32_t id = 0;
   std::uint32_t row = 0;   // of the event it comes from
-  std::uint32_t stream = 0;
-  std::uint32_t pool = 0;
+  std::uint16_t stream = 0;
+  std::uint16_t pool = 0;
   OpKind kind = OpKind::malloc;
+};
+
+// Operations that somebody else owns.
+class OpSpan {
+ public:
+  OpSpan() = default;
+  OpSpan(const Op* data, std::size_t n) : data_(data), n_(n) {}
+  OpSpan(const std::vector<Op>& ops) : data_(ops.data()), n_(ops.size()) {}  // NOLINT: a view
+  const Op* begin() const { return data_; }
+  const Op* end() const { return data_ + n_; }
+  std::size_t size() const { return n_; }
+  const Op& operator[](std::size_t i) const { return data_[i]; }
+
+ private:
+  const Op* data_ = nullptr;
+  std::size_t n_ = 0;
 };
 
 // A recorded segment event, which a replay at the recorded settings has to reproduce.

@@ -32,8 +32,9 @@ struct Live {
 
 class Undo {
  public:
-  Undo(const TraceView& trace, const FinalState& end, const Settings& settings)
-      : trace_(trace), end_(end), settings_(settings) {
+  Undo(const TraceView& trace, const FinalState& end, const Settings& settings,
+       const WantedTotals& wanted)
+      : trace_(trace), end_(end), settings_(settings), wanted_(wanted) {
     if (trace.n >= UndoneTrace::NO_ID || end.n_blocks >= UndoneTrace::NO_ID)
       throw std::length_error("more than 4 billion events or blocks");
   }
@@ -78,6 +79,7 @@ class Undo {
   const TraceView& trace_;
   const FinalState& end_;
   const Settings& settings_;
+  const WantedTotals wanted_;
   UndoneTrace out_;
   RangeTable ranges_;
   AddressIds ids_;
@@ -318,6 +320,8 @@ void Undo::forward_segment_event(std::size_t row) {
     ranges_.remove(start, start + size, is_expandable);
     reserved_ -= size;
   }
+  out_.reserved_steps.rows.push_back(static_cast<std::uint32_t>(row));
+  out_.reserved_steps.bytes.push_back(static_cast<std::int64_t>(reserved_));
 }
 
 // A block was handed out at `address` while the guessed block before it was live: the free block
@@ -374,11 +378,11 @@ void Undo::forward_block_event(std::size_t row) {
       if (live.size > SMALL_SIZE) large_.erase(trace_.address[row]);
     }
   }
-  out_.block_bytes[row] = live.size;
+  if (wanted_.block_bytes) out_.block_bytes[row] = live.size;
 }
 
 void Undo::start_forward() {
-  out_.block_bytes.assign(trace_.n, 0);
+  if (wanted_.block_bytes) out_.block_bytes.assign(trace_.n, 0);
   if (!pools_are_known_) out_.pool.assign(trace_.n, 0);
   sizes_refined_ = false;
   ranges_ = RangeTable();
@@ -395,14 +399,16 @@ void Undo::start_forward() {
     if (b.size > SMALL_SIZE) large_.insert(b.address, b.id);
   }
   out_.initial_allocated = static_cast<std::int64_t>(allocated_);
-  out_.initial_active = static_cast<std::int64_t>(active_);
+  out_.initial_active = out_.peak_active = static_cast<std::int64_t>(active_);
+  out_.reserved_steps = ReservedSteps();
+  out_.reserved_steps.initial = out_.initial_reserved;
 }
 
 void Undo::go_forward() {
   start_forward();
-  out_.allocated.resize(trace_.n);
-  out_.active.resize(trace_.n);
-  out_.reserved.resize(trace_.n);
+  if (wanted_.allocated) out_.allocated.resize(trace_.n);
+  if (wanted_.active) out_.active.resize(trace_.n);
+  if (wanted_.reserved) out_.reserved.resize(trace_.n);
   for (std::size_t row = 0; row < trace_.n; ++row) {
     const std::uint8_t action = trace_.action[row];
     if (action >= event::SEGMENT_ALLOC && action <= event::SEGMENT_UNMAP)
@@ -410,9 +416,10 @@ void Undo::go_forward() {
     else if (out_.id[row] != UndoneTrace::NO_ID)
       forward_block_event(row);
     if (!pools_are_known_) out_.pool[row] = pool_at(row);
-    out_.allocated[row] = static_cast<std::int64_t>(allocated_);
-    out_.active[row] = static_cast<std::int64_t>(active_);
-    out_.reserved[row] = static_cast<std::int64_t>(reserved_);
+    out_.peak_active = std::max(out_.peak_active, static_cast<std::int64_t>(active_));
+    if (wanted_.allocated) out_.allocated[row] = static_cast<std::int64_t>(allocated_);
+    if (wanted_.active) out_.active[row] = static_cast<std::int64_t>(active_);
+    if (wanted_.reserved) out_.reserved[row] = static_cast<std::int64_t>(reserved_);
   }
 }
 
@@ -433,8 +440,21 @@ void Undo::compare_end() {
 
 }  // namespace
 
-UndoneTrace undo_trace(const TraceView& trace, const FinalState& end, const Settings& settings) {
-  return Undo(trace, end, settings).run();
+std::int64_t ReservedSteps::after(std::size_t row) const {
+  const auto next = std::upper_bound(rows.begin(), rows.end(), row);
+  return next == rows.begin() ? initial
+                              : bytes[static_cast<std::size_t>(next - rows.begin()) - 1];
+}
+
+std::int64_t ReservedSteps::peak() const {
+  std::int64_t peak = initial;
+  for (const std::int64_t reserved : bytes) peak = std::max(peak, reserved);
+  return peak;
+}
+
+UndoneTrace undo_trace(const TraceView& trace, const FinalState& end, const Settings& settings,
+                       const WantedTotals& wanted) {
+  return Undo(trace, end, settings, wanted).run();
 }
 
 }  // namespace fragdoctor

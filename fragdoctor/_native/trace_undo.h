@@ -80,25 +80,46 @@ struct InitialBlock {
   bool size_is_known = false;   // it is in the final segments; else rounded, or bounded by gaps
 };
 
+// Reserved memory over a trace: it changes at segment events only, which are few.
+struct ReservedSteps {
+  std::int64_t initial = 0;
+  std::vector<std::uint32_t> rows;  // ascending
+  std::vector<std::int64_t> bytes;  // after each of these rows
+
+  std::int64_t after(std::size_t row) const;
+  std::int64_t before(std::size_t row) const { return row == 0 ? initial : after(row - 1); }
+  std::int64_t peak() const;
+};
+
+// Columns with a value for every event, which nobody needs most of the time: 8 bytes an event each.
+struct WantedTotals {
+  bool block_bytes = false, allocated = false, active = false, reserved = false;
+};
+
 struct UndoneTrace {
   static constexpr std::uint32_t NO_ID = 0xffffffffU;
 
   std::vector<InitialSegment> segments;  // by address; contiguous expandable pages are one entry
   std::vector<InitialBlock> blocks;      // by address; live or pending at the oldest event
-  // Per event. `block_bytes` is the block's size for alloc and free_* rows, else 0. `id` numbers
-  // the address of alloc and free_* rows; NO_ID where the row is to be ignored. `pool` is the
-  // event's own pool, or else that of the segment at its address.
-  std::vector<std::uint64_t> block_bytes;
+  // Per event. `id` numbers the address of alloc and free_* rows; NO_ID where the row is to be
+  // ignored. `pool` is the event's own pool, or else that of the segment at its address; empty
+  // where every event has its own.
   std::vector<std::uint32_t> id;
   std::vector<std::int32_t> pool;
-  std::vector<std::int64_t> allocated, active, reserved;  // after the event
+  // Per event, empty unless wanted. `block_bytes` is the block's size for alloc and free_* rows,
+  // else 0; the others are totals after the event.
+  std::vector<std::uint64_t> block_bytes;
+  std::vector<std::int64_t> allocated, active, reserved;
+  ReservedSteps reserved_steps;
   std::int64_t initial_allocated = 0, initial_active = 0, initial_reserved = 0;
+  std::int64_t peak_active = 0;  // the initial state included
   // Trace minus segments at the end: 0 where they agree.
   std::int64_t allocated_error = 0, active_error = 0, reserved_error = 0;
   std::size_t n_ids = 0;
   std::array<std::uint64_t, static_cast<std::size_t>(Contradiction::count)> contradictions{};
 };
 
-UndoneTrace undo_trace(const TraceView& trace, const FinalState& end, const Settings& settings);
+UndoneTrace undo_trace(const TraceView& trace, const FinalState& end, const Settings& settings,
+                       const WantedTotals& wanted = {});
 
 }  // namespace fragdoctor

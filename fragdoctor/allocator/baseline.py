@@ -21,6 +21,7 @@ from fragdoctor.allocator.unrecorded import (
     total_by_reservations,
     with_shown_settings,
 )
+from fragdoctor.model.progress import tell
 from fragdoctor.model.settings import AllocatorSettings, Era
 
 # Of taking unexplained frees for calls of empty_cache(), and completed frees for late ones.
@@ -52,6 +53,7 @@ class _Finder:
         self.total = device_total_bytes or total_by_reservations(prepared)
         self.capacity = recorded_capacity(prepared)
         self.best: Baseline | None = None
+        self._n_tried = 0
         self._operations: dict[tuple[object, ...], _ext.NativeOps] = {}
 
     def try_(self, guess: _Guess) -> Baseline:
@@ -62,9 +64,10 @@ class _Finder:
             one = self._replay(guess, rows, late)
             if best is None or one.score > best.score:
                 best = one
-            before = rows, late
-            rows = rows | set(one.comparison["unexplained_frees"])
-            late = late | set(one.comparison["early_completions"])
+            before, comparison = (rows, late), one.comparison
+            del one  # or its requests would be in memory beside the best and the next ones
+            rows = rows | set(comparison["unexplained_frees"])
+            late = late | set(comparison["early_completions"])
             if (rows, late) == before:
                 break
         assert best is not None  # noqa: S101 - the loop ran
@@ -103,6 +106,8 @@ class _Finder:
         capacity, allowed = guess.capacity_bytes, guess.allowed_bytes
         limits = [b for b in (capacity, allowed) if b is not None]
         collects = allowed is not None and guess.settings.garbage_collection_threshold > 0
+        self._n_tried += 1
+        tell(f"Reproducing the recorded run, attempt {self._n_tried}")
         operations = self._operations_for(min(limits, default=0), rows, late, collects=collects)
         if not limits:
             # The least that lets every recorded segment come: requests that would have gone
@@ -168,7 +173,8 @@ def _learned(best: Baseline) -> Baseline:
     if best.conditions.era is not Era.BLOCK_COUNTER:
         n_rounds = 0
     conditions, operations = best.conditions.native(), best.operations
-    for _ in range(n_rounds):
+    for i in range(n_rounds):
+        tell("Learning the order of old blocks", i, n_rounds)
         operations = operations.learned(conditions)
         raw, comparison = operations.replay_recorded(conditions)
         one = replace(best, operations=operations, raw=raw, comparison=comparison)

@@ -7,8 +7,7 @@ requests of the baseline before it replays them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -16,12 +15,13 @@ import numpy.typing as npt
 from fragdoctor._native import _ext
 from fragdoctor.allocator.fidelity import Baseline
 from fragdoctor.allocator.steps import Steps, find_steps
-from fragdoctor.allocator.trace_ops import Operations, OpKind
+from fragdoctor.allocator.trace_ops import OPERATION, Operations, OpKind
 from fragdoctor.errors import ConfigError, SimulationError
-from fragdoctor.model.snapshot import I64, U64, Bools
+from fragdoctor.model.snapshot import I32, I64, U64, Bools
 from fragdoctor.units import MIB, format_size, plural
 
 MAX_FACTOR = 1000.0
+_PIECE = 1 << 20  # operations that are looked at together where columns of all would be many
 _FREES = (OpKind.FREE, OpKind.FREE_PENDING)
 
 
@@ -44,11 +44,8 @@ class Edit:
         Raises:
             SimulationError: the trace does not say enough for this change.
         """
-        changed = self.change(baseline, Operations(**baseline.operations.columns()))
-        columns = {name: getattr(changed, name) for name in Operations.__dataclass_fields__}
-        return baseline.operations.edited(
-            **{name: np.ascontiguousarray(column) for name, column in columns.items()}
-        )
+        changed = self.change(baseline, Operations.of(baseline.operations))
+        return changed.native(baseline.operations)
 
 
 def empty_cache_at(rows: Sequence[int]) -> Edit:
@@ -113,11 +110,13 @@ def sizes_padded(bucket_bytes: int, from_bytes: int = MIB) -> Edit:
     if bucket_bytes < 1:
         raise ConfigError("The bucket must be at least one byte.")
 
-    def change(_: Baseline, ops: Operations) -> Operations:
+    def padded(size: U64) -> U64:
         bucket = np.uint64(bucket_bytes)
+        return (size + bucket - np.uint64(1)) // bucket * bucket
+
+    def change(_: Baseline, ops: Operations) -> Operations:
         is_padded = _is_request(ops) & (ops.size > from_bytes) & (ops.size < 2**50)
-        padded = (ops.size + bucket - np.uint64(1)) // bucket * bucket
-        return replace(ops, size=np.where(is_padded, padded, ops.size))
+        return _resized(ops, is_padded, padded)
 
     return Edit(f"sizes padded to {format_size(bucket_bytes)}", change)
 
@@ -178,10 +177,13 @@ def batch_scaled(factor: float) -> Edit:
     if not 0.0 < factor <= MAX_FACTOR:
         raise ConfigError(f"The factor must lie between 0 and {MAX_FACTOR:g}.")
 
+    def scaled(size: U64) -> U64:
+        scaled_size: U64 = np.maximum(np.rint(size * factor), 1).astype(np.uint64)
+        return scaled_size
+
     def change(baseline: Baseline, ops: Operations) -> Operations:
         is_scaled = _is_activation(baseline, ops, _steps(baseline)) & (ops.size < 2**50)
-        scaled = np.maximum(np.rint(ops.size * factor), 1).astype(np.uint64)
-        return replace(ops, size=np.where(is_scaled, scaled, ops.size))
+        return _resized(ops, is_scaled, scaled)
 
     return Edit(f"batch x {factor:g}", change)
 
@@ -204,30 +206,39 @@ def _is_request(ops: Operations) -> Bools:
     return chosen
 
 
+def _resized(ops: Operations, chosen: Bools, change: Callable[[U64], U64]) -> Operations:
+    """Return the operations with other sizes of the chosen ones; piece by piece, to save memory."""
+    table = ops.table.copy()
+    for low in range(0, len(table), _PIECE):
+        size, is_chosen = table["size"][low : low + _PIECE], chosen[low : low + _PIECE]
+        size[is_chosen] = change(size[is_chosen])
+    return Operations(table)
+
+
+def _is_one_of(values: U64, some: U64) -> Bools:
+    """Return whether each value is among ``some``, which are ascending; piece by piece."""
+    result = np.zeros(len(values), np.bool_)
+    for low in range(0, len(values), _PIECE):
+        result[low : low + _PIECE] = _places(some, values[low : low + _PIECE]) >= 0
+    return result
+
+
 def _taken(ops: Operations, order: npt.NDArray[np.int64]) -> Operations:
-    columns = {name: getattr(ops, name)[order] for name in Operations.__dataclass_fields__}
-    return Operations(**columns)
+    return Operations(ops.table[order])
 
 
 def _inserted(ops: Operations, at: I64, kind: OpKind, allocation: U64, rows: I64) -> Operations:
     """Return the operations with new ones before the given positions."""
-    columns: dict[str, npt.NDArray[Any]] = {
-        "kind": np.full(len(at), kind, np.uint8),
-        "size": np.zeros(len(at), np.uint64),
-        "allocation": allocation.astype(np.uint32),
-        "row": rows.astype(np.uint32),
-        "stream": np.zeros(len(at), np.uint32),
-        "pool": np.zeros(len(at), np.uint32),
-    }
-    return Operations(
-        **{name: np.insert(getattr(ops, name), at, column) for name, column in columns.items()}
-    )
+    new = np.zeros(len(at), OPERATION)
+    new["kind"], new["allocation"], new["row"] = kind, allocation, rows
+    return Operations(np.insert(ops.table, at, new))
 
 
 def _positions(ops: Operations, rows: I64) -> I64:
     """Return the first operation that comes from each row or a later one."""
-    reached = np.maximum.accumulate(ops.row.astype(np.int64)) if len(ops) else ops.row
-    return np.searchsorted(reached, rows, side="left").astype(np.int64)
+    reached = np.maximum.accumulate(ops.row)
+    wanted = np.clip(rows, 0, np.iinfo(np.uint32).max).astype(np.uint32)  # as narrow as the rows
+    return np.searchsorted(reached, wanted, side="left").astype(np.int64)
 
 
 def _with_calls(ops: Operations, rows: I64) -> Operations:
@@ -256,25 +267,35 @@ def _live_at_end(
     Raises:
         SimulationError: there is none at one of them.
     """
-    undone = baseline.prepared.undone
-    at: dict[int, int] = dict(zip(undone.block_address.tolist(), range(2**32), strict=False))
-    wanted = set(addresses)
+    asked = sorted(set(addresses))
+    wanted = np.array([a for a in asked if 0 <= a < 2**64], np.uint64)
+    last = np.full(len(wanted), -1, np.int64)  # the last allocation at each address
+    old = _places(wanted, baseline.prepared.undone.block_address)
+    last[old[old >= 0]] = np.flatnonzero(old >= 0)
+    made = np.flatnonzero(ops.kind == OpKind.MALLOC)
     recorded = baseline.prepared.columns.native["address"]
-    is_one = (ops.kind == OpKind.MALLOC) & np.isin(
-        recorded[np.minimum(ops.row, max(len(recorded) - 1, 0))],
-        np.array([a for a in wanted if 0 <= a < 2**64], np.uint64),
-    )
-    for position in np.nonzero(is_one)[0]:
-        at[int(recorded[ops.row[position]])] = int(ops.allocation[position])
-    is_free = np.isin(ops.kind, _FREES)
-    freed = set(ops.allocation[is_free].tolist()) if wanted else set()
-    missing = [a for a in wanted if a not in at or at[a] in freed]
+    if len(recorded):
+        place = _places(wanted, recorded[np.minimum(ops.row[made], len(recorded) - 1)])
+        # Of several allocations at one address the last one is written last.
+        last[place[place >= 0]] = ops.allocation[made[place >= 0]]
+    is_freed = np.zeros(int(ops.allocation.max(initial=0)) + 1, np.bool_)
+    is_freed[ops.allocation[np.isin(ops.kind, _FREES)]] = True
+    is_live = (last >= 0) & ~is_freed[np.clip(last, 0, len(is_freed) - 1)]
+    missing = [a for a in asked if not 0 <= a < 2**64] + wanted[~is_live].tolist()
     if missing:
         raise SimulationError(
             f"No block is live at {missing[0]:#x} at the end of the trace."
             + (f" ({len(missing)} such addresses)" if len(missing) > 1 else "")
         )
-    return np.array(sorted(at[a] for a in wanted), np.uint32)
+    return np.sort(last).astype(np.uint32)
+
+
+def _places(wanted: U64, values: U64) -> I64:
+    """Return where each value is in the ascending ``wanted``, -1 where it is not."""
+    if not len(wanted):
+        return np.full(len(values), -1, np.int64)
+    at = np.minimum(np.searchsorted(wanted, values), len(wanted) - 1)
+    return np.where(wanted[at] == values, at, -1)
 
 
 def _is_activation(baseline: Baseline, ops: Operations, steps: Steps) -> Bools:
@@ -285,7 +306,8 @@ def _is_activation(baseline: Baseline, ops: Operations, steps: Steps) -> Bools:
     parameter_sizes = np.union1d(made_in_set_up, baseline.prepared.undone.block_requested)
     # In the last step nothing is freed any more after a failure: what lives there may be short.
     is_short = ~lives_on | (step == len(steps) - 1) | (ops.kind == OpKind.FAILED)
-    chosen: Bools = _is_request(ops) & (step >= 0) & is_short & ~np.isin(ops.size, parameter_sizes)
+    chosen: Bools = _is_request(ops) & (step >= 0) & is_short
+    chosen &= ~_is_one_of(ops.size, parameter_sizes)
     return chosen
 
 
@@ -296,13 +318,12 @@ def _reordered(ops: Operations, steps: Steps, order: I64) -> Operations:
     step. What the first step makes and keeps moves to the step that runs first.
     """
     n_steps = len(steps)
-    place = np.empty(n_steps, np.int64)  # step -> when it runs
-    place[order] = np.arange(n_steps)
+    place = np.empty(n_steps, np.int32)  # step -> when it runs
+    place[order] = np.arange(n_steps, dtype=np.int32)
     step = _step_of(ops, steps)
     own = np.maximum(step, 0)
-    begin = np.searchsorted(step, np.arange(n_steps + 1))
-    length = np.maximum(np.diff(begin), 1)
-    offset = (np.arange(len(ops)) - begin[own]).astype(np.float64)
+    begin = np.searchsorted(step, np.arange(n_steps + 1, dtype=np.int32))
+    length = np.maximum(np.diff(begin), 1).astype(np.float64)
     born, dies = _life_in_steps(ops, step)
     kept_by_first = ((born == 0) & ((dies < 0) | (dies > 1)))[ops.allocation]
     origin = born[ops.allocation]
@@ -311,25 +332,34 @@ def _reordered(ops: Operations, steps: Steps, order: I64) -> Operations:
     follow = np.where(
         kept_by_first | (origin < 0), step, place[np.maximum(origin, 0)] + step - origin
     )
+    del kept_by_first, origin  # columns of a long trace: the fewer at a time the better
     when = np.where(is_late, np.minimum(follow, n_steps - 1), np.where(is_moved, 0, place[own]))
-    when = np.where(step < 0, -1, when)
+    is_behind = is_late & (follow >= n_steps)
+    del follow
     # Own operations keep their order; those that come from elsewhere keep their share of the step.
-    target = order[np.maximum(when, 0)]
-    at = np.where(is_moved | is_late, offset / length[own] * length[target], offset)
-    at = np.where(is_late & (follow >= n_steps), np.inf, at)
-    at = np.where(step < 0, np.arange(len(ops)), at)
-    return _taken(ops, np.lexsort((np.arange(len(ops)), at, when)))
+    at = np.arange(len(ops), dtype=np.float64)
+    inside = np.flatnonzero(step >= 0)
+    at[inside] -= begin[own[inside]]
+    moved = np.flatnonzero(is_moved | is_late)
+    at[moved] = at[moved] / length[own[moved]] * length[order[when[moved]]]
+    at[is_behind] = np.inf
+    when[step < 0] = -1
+    del own, inside, moved, is_moved, is_late, is_behind
+    return _taken(ops, np.lexsort((at, when)))
 
 
-def _step_of(ops: Operations, steps: Steps) -> I64:
+def _step_of(ops: Operations, steps: Steps) -> I32:
     """Return the step of each operation, -1 before the first; ascending."""
-    return steps.of_rows(np.maximum.accumulate(ops.row.astype(np.int64)))
+    reached = np.maximum.accumulate(ops.row)
+    starts = np.clip(steps.starts, 0, np.iinfo(np.uint32).max).astype(np.uint32)
+    step = np.searchsorted(starts, reached, side="right")
+    return (step - 1).astype(np.int32)
 
 
-def _life_in_steps(ops: Operations, step: I64) -> tuple[I64, I64]:
+def _life_in_steps(ops: Operations, step: I32) -> tuple[I32, I32]:
     """Return per allocation the step that made it (-1: set-up) and freed it (-1: none)."""
     n = int(ops.allocation.max(initial=0)) + 1
-    born, dies = np.full(n, -1, np.int64), np.full(n, -1, np.int64)
+    born, dies = np.full(n, -1, np.int32), np.full(n, -1, np.int32)
     is_made, is_freed = ops.kind == OpKind.MALLOC, np.isin(ops.kind, _FREES)
     born[ops.allocation[is_made]] = step[is_made]
     dies[ops.allocation[is_freed]] = step[is_freed]

@@ -14,6 +14,7 @@ from fragdoctor.allocator.fidelity import Baseline
 from fragdoctor.allocator.late_start import LateStart
 from fragdoctor.allocator.whatif import ProgressCallback, Scenario, default_capacity
 from fragdoctor.errors import ConfigError
+from fragdoctor.model.progress import tell
 from fragdoctor.model.settings import Era, parse_conf
 from fragdoctor.model.simulation import ReplayResult
 
@@ -149,6 +150,7 @@ def search_settings(
         }
         for n_done, job in enumerate(as_completed(jobs), 1):
             results[jobs[job]] = job.result()
+            tell("Replaying", n_done, len(confs))
             if progress is not None:
                 progress(n_done, len(confs))
     done = [r for r in results if r is not None]

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from fragdoctor._native import _ext
 from fragdoctor.allocator.baseline import find_baseline
 from fragdoctor.allocator.edits import Edit
 from fragdoctor.allocator.fidelity import Baseline, is_foreign, report
@@ -20,12 +21,15 @@ from fragdoctor.allocator.whatif import (
     with_smallest_capacity,
 )
 from fragdoctor.errors import SimulationError
+from fragdoctor.model.progress import tell
 from fragdoctor.model.simulation import ReplayResult, Simulation
 from fragdoctor.model.snapshot import Action, Snapshot
 from fragdoctor.units import format_mebibytes, plural
 
 # Below this share of reproduced events and blocks a what-if is an estimate.
 REPLAY_SHARE = 0.95
+# A trace as long as this leaves tens of megabytes in the heap, worth the time to return them.
+LONG_TRACE_EVENTS = 1_000_000
 
 
 def simulate(  # noqa: PLR0913 - the questions of one what-if, all by keyword
@@ -83,6 +87,7 @@ def simulate(  # noqa: PLR0913 - the questions of one what-if, all by keyword
     results: list[ReplayResult] = []
     fair = LateStart(baseline)
     for i, (one, change) in enumerate(asked):
+        tell("Replaying", i, len(asked))
         operations = None if change is None else change.apply(baseline)
         result = fair.replay(one, operations)
         if smallest_capacity:
@@ -144,9 +149,17 @@ def baseline_of(
         )
     prepared = prepare(snapshot, chosen)
     _check_trace(prepared)
-    return find_baseline(
+    baseline = find_baseline(
         prepared, torch_version=torch_version, device_total_bytes=device_total_bytes
     )
+    return_free_memory(baseline)
+    return baseline
+
+
+def return_free_memory(baseline: Baseline) -> None:
+    """Give back what undoing or replaying a long trace has left in the heap."""
+    if baseline.prepared.n_events >= LONG_TRACE_EVENTS:
+        _ext.return_free_memory()
 
 
 def choose_device(snapshot: Snapshot) -> int:

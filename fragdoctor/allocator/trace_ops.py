@@ -18,17 +18,29 @@ import numpy.typing as npt
 from fragdoctor._native import _ext
 from fragdoctor.allocator.model import native_config
 from fragdoctor.errors import SimulationError
+from fragdoctor.model.progress import tell
 from fragdoctor.model.settings import AllocatorSettings, Era
 from fragdoctor.model.snapshot import I32, I64, U8, U64, Action, Bools, Snapshot
 
 U32 = npt.NDArray[np.uint32]
 
 ABSURD_BYTES = 2**56  # no device has 64 PiB
+OPERATION = np.dtype(
+    {
+        "names": [name for name, _, _ in _ext.OP_FIELDS],
+        "formats": [form for _, form, _ in _ext.OP_FIELDS],
+        "offsets": [offset for _, _, offset in _ext.OP_FIELDS],
+        "itemsize": _ext.OP_BYTES,
+    }
+)
+"""One request, laid out as the native core has it."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class UndoneTrace:
     """A device before the first event of its trace, and the totals after every event.
+
+    What has a value for every event is computed when it is asked for.
 
     n events, s segments and b blocks at the start:
 
@@ -42,9 +54,9 @@ class UndoneTrace:
         block_is_pending: ``bool[b]``, freed before the trace began but waiting for a stream.
         block_size_is_known: ``bool[b]``, False where the size was computed (``round_size``) or
             bounded by the neighbours because the block is gone at the end.
-        event_block_bytes: ``uint64[n]``, size of the block an ``alloc`` or ``free_*`` row is
-            about, as the allocator rounded it; 0 for other rows.
-        allocated_bytes, active_bytes, reserved_bytes: ``int64[n]``, totals after each event.
+        reserved_rows, reserved_steps_bytes: the segment events, ascending, and reserved memory
+            after each of them.
+        peak_active_bytes, peak_reserved_bytes: highest totals, the initial state included.
         initial_allocated_bytes, ...: totals before the first event.
         allocated_error_bytes, ...: last total less what the segments say; 0 where they agree.
         contradictions: kind -> count of what does not fit together; empty for a sound file.
@@ -61,10 +73,11 @@ class UndoneTrace:
     block_requested: U64
     block_is_pending: Bools
     block_size_is_known: Bools
-    event_block_bytes: U64
-    allocated_bytes: I64
-    active_bytes: I64
-    reserved_bytes: I64
+    trace: _ext.NativeTrace
+    reserved_rows: U32
+    reserved_steps_bytes: I64
+    peak_active_bytes: int
+    peak_reserved_bytes: int
     initial_allocated_bytes: int
     initial_active_bytes: int
     initial_reserved_bytes: int
@@ -72,6 +85,32 @@ class UndoneTrace:
     active_error_bytes: int
     reserved_error_bytes: int
     contradictions: Mapping[str, int]
+
+    @cached_property
+    def event_block_bytes(self) -> U64:
+        """``uint64[n]``: size of the block an ``alloc`` or ``free_*`` row is about, else 0."""
+        return self.trace.totals("event_block_bytes")
+
+    @cached_property
+    def allocated_bytes(self) -> I64:
+        """``int64[n]``: allocated memory after each event."""
+        return self.trace.totals("allocated_bytes")
+
+    @cached_property
+    def active_bytes(self) -> I64:
+        """``int64[n]``: active memory after each event."""
+        return self.trace.totals("active_bytes")
+
+    @cached_property
+    def reserved_bytes(self) -> I64:
+        """``int64[n]``: reserved memory after each event."""
+        return self.trace.totals("reserved_bytes")
+
+    def reserved_after(self, rows: I64) -> I64:
+        """Return reserved memory after each of some events."""
+        steps = np.concatenate(([self.initial_reserved_bytes], self.reserved_steps_bytes))
+        result: I64 = steps[np.searchsorted(self.reserved_rows, rows, side="right")]
+        return result
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +145,8 @@ def device_columns(snapshot: Snapshot, device: int) -> DeviceColumns:
         "action": events.action[rows],
         "address": events.address[rows],
         "size": events.size_bytes[rows],
-        "stream": rank[events.stream[rows]],
-        "pool": number[events.pool[rows]],
+        "stream": _renumbered(events.stream[rows], rank, used_streams),
+        "pool": _renumbered(events.pool[rows], number, used_pools),
         "segment_address": segments.address[own],
         "segment_size": segments.total_bytes[own],
         "segment_stream": rank[segments.stream[own]],
@@ -120,6 +159,14 @@ def device_columns(snapshot: Snapshot, device: int) -> DeviceColumns:
         "block_state": blocks.state[own_blocks],
     }
     return DeviceColumns(native, stream_of_rank, pool_of_number)
+
+
+def _renumbered(column: I32, number: I32, used: npt.NDArray[np.int64]) -> I32:
+    """Return ``number[column]``; the column itself, not a copy, where every number stays."""
+    keeps_unknown = number[-1] == -1 or column.min(initial=0) >= 0
+    if keeps_unknown and np.array_equal(number[used], used):
+        return column
+    return number[column]
 
 
 def _used(n: int, *columns: I32) -> npt.NDArray[np.int64]:
@@ -172,24 +219,61 @@ class OpKind(IntEnum):
 class Operations:
     """The trace as requests to the allocator, n of them, in order.
 
-    Attributes:
+    They stay in the memory of the native core, or in one array of the same layout (``OPERATION``),
+    since a long trace has millions of them. Its fields:
+
         kind: ``uint8[n]``, an ``OpKind``.
         size: ``uint64[n]``, bytes asked for; for FAILED the rounded size.
         allocation: ``uint32[n]``, which allocation it is about: blocks that were there before the
             trace first, in order of address, then requests in order. 0 where there is none.
         row: ``uint32[n]``, event of the device it comes from.
-        stream, pool: ``uint32[n]``, in the numbering of the native core.
+        stream, pool: ``uint16[n]``, in the numbering of the native core.
     """
 
-    kind: U8
-    size: U64
-    allocation: U32
-    row: U32
-    stream: U32
-    pool: U32
+    table: npt.NDArray[np.void]
+
+    @classmethod
+    def of(cls, operations: _ext.NativeOps) -> Operations:
+        """Return operations of the native core, to read."""
+        return cls(operations.table().view(OPERATION))
+
+    def native(self, base: _ext.NativeOps) -> _ext.NativeOps:
+        """Return these as operations of the native core, from the same start as ``base``.
+
+        Raises:
+            ValueError: one of them is out of range.
+        """
+        self.table.setflags(write=False)  # checked once, then trusted
+        return base.edited(self.table.view(np.uint8))
+
+    def with_size(self, size: U64) -> Operations:
+        """Return them with other sizes."""
+        table = self.table.copy()
+        table["size"] = size
+        return Operations(table)
+
+    @property
+    def kind(self) -> U8:
+        """An ``OpKind`` each."""
+        return self.table["kind"]
+
+    @property
+    def size(self) -> U64:
+        """Bytes asked for."""
+        return self.table["size"]
+
+    @property
+    def allocation(self) -> U32:
+        """Which allocation each is about."""
+        return self.table["allocation"]
+
+    @property
+    def row(self) -> U32:
+        """Event that each comes from."""
+        return self.table["row"]
 
     def __len__(self) -> int:
-        return len(self.kind)
+        return len(self.table)
 
 
 @dataclass(frozen=True)
@@ -216,7 +300,7 @@ class PreparedTrace:
     @property
     def n_events(self) -> int:
         """Number of events of the device."""
-        return len(self.undone.active_bytes)
+        return len(self.columns.native["action"])
 
     @cached_property
     def n_requests(self) -> int:
@@ -224,19 +308,15 @@ class PreparedTrace:
         action = self.columns.native["action"]
         return int(np.count_nonzero((action == Action.ALLOC) | (action == Action.OOM)))
 
-    @cached_property
+    @property
     def peak_reserved_bytes(self) -> int:
         """Highest reserved memory that the file shows, the initial state included."""
-        return _peak(self.undone.reserved_bytes, self.undone.initial_reserved_bytes)
+        return self.undone.peak_reserved_bytes
 
-    @cached_property
+    @property
     def peak_active_bytes(self) -> int:
         """Highest active memory that the file shows: no allocator can reserve less."""
-        return _peak(self.undone.active_bytes, self.undone.initial_active_bytes)
-
-
-def _peak(totals: I64, initial: int) -> int:
-    return max(initial, int(totals.max())) if len(totals) else initial
+        return self.undone.peak_active_bytes
 
 
 def prepare(
@@ -252,6 +332,7 @@ def prepare(
     Raises:
         SimulationError: the trace has more streams and pools than a genuine one can have.
     """
+    tell("Undoing the trace")
     settings = bounded(settings or snapshot.settings)
     columns = device_columns(snapshot, device)
     try:
@@ -263,8 +344,8 @@ def prepare(
     oom_rows = np.nonzero(columns.native["action"] == Action.OOM)[0].astype(np.int64)
     free = [snapshot.oom_free_bytes.get(int(row) + rows.start, -1) for row in oom_rows]
     capacity = [
-        f + int(undone.reserved_bytes[row]) if 0 <= f < ABSURD_BYTES else -1
-        for f, row in zip(free, oom_rows, strict=True)
+        f + reserved if 0 <= f < ABSURD_BYTES else -1
+        for f, reserved in zip(free, undone.reserved_after(oom_rows).tolist(), strict=True)
     ]
     return PreparedTrace(
         snapshot,
@@ -299,4 +380,4 @@ def _undone(trace: _ext.NativeTrace, columns: DeviceColumns) -> UndoneTrace:
     flags = ("segment_is_small", "segment_is_expandable", "block_is_pending", "block_size_is_known")
     for name in flags:
         raw[name] = raw[name].view(np.bool_)
-    return UndoneTrace(**raw)
+    return UndoneTrace(**raw, trace=trace)

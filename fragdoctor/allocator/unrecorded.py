@@ -145,5 +145,5 @@ def _collection_bound(prepared: PreparedTrace) -> int:
     first = np.nonzero(is_free[1:] & ~is_free[:-1])[0]  # the event before each run
     if threshold <= 0 or not len(first):
         return 0
-    lowest = int(prepared.undone.reserved_bytes[first].min())
+    lowest = int(prepared.undone.reserved_after(first).min())
     return int(lowest / threshold) + 1

@@ -9,6 +9,7 @@ from fragdoctor._native import _ext
 from fragdoctor.allocator.fidelity import Baseline
 from fragdoctor.allocator.replay import PAGE_BYTES, Conditions, allowed_by, result_of
 from fragdoctor.errors import SimulationError
+from fragdoctor.model.progress import tell
 from fragdoctor.model.settings import AllocatorSettings, era_of, parse_conf, parse_version
 from fragdoctor.model.simulation import ReplayResult
 from fragdoctor.units import format_mebibytes, plural
@@ -173,6 +174,7 @@ class _CapacitySearch:
     def fits(self, capacity: int) -> tuple[bool, int | None]:
         """Return whether the run fits, and the least capacity at which anything would change."""
         self.n_left -= 1
+        tell(f"Looking for the smallest capacity, at most {self.n_left} replays more")
         scenario = replace(self.scenario, capacity_bytes=capacity)
         conditions = conditions_of(self.baseline, scenario)
         remade = _remakes_start(self.baseline, conditions)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 import numpy as np
 
+from fragdoctor._native._ext import return_free_memory
 from fragdoctor.analysis.attribution import find_holders, frame_classes, user_frames
 from fragdoctor.analysis.capture_quality import capture_quality
 from fragdoctor.analysis.columns import DeviceColumns, device_columns
@@ -21,6 +24,9 @@ from fragdoctor.analysis.steps import find_steps
 from fragdoctor.analysis.timeline import Undone, undo
 from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.model.snapshot import BlockState, Snapshot
+
+# Columns of a trace as long as this leave tens of megabytes behind, worth the time to return them.
+LONG_TRACE_EVENTS: Final = 1_000_000
 
 
 def analyze_devices(
@@ -44,7 +50,13 @@ def analyze_device(
         settings: what the allocator ran under; the recorded settings where None.
         undone: what undoing the trace tells, where the caller has it.
     """
-    settings = snapshot.settings if settings is None else settings
+    result = _analyzed(snapshot, device, snapshot.settings if settings is None else settings)
+    if result.n_events >= LONG_TRACE_EVENTS:
+        return_free_memory()
+    return result
+
+
+def _analyzed(snapshot: Snapshot, device: int, settings: AllocatorSettings) -> DeviceAnalysis:
     columns = device_columns(snapshot, device)
     undone = undo(columns, settings) if undone is None else undone
     layout = final_layout(columns, settings, undone)

@@ -26,6 +26,7 @@ from fragdoctor.analysis.lifetimes import ALIVE, BEFORE, Lifetimes
 from fragdoctor.analysis.ordering import stable_order
 from fragdoctor.analysis.result import Growth, Timeline
 from fragdoctor.analysis.steps import MIN_STEPS, Steps
+from fragdoctor.model.progress import tell
 from fragdoctor.model.snapshot import I32, I64, Bools
 from fragdoctor.units import KIB
 
@@ -84,6 +85,7 @@ def find_growth(
     """
     if len(steps) < MIN_STEPS:
         return GrowthResult((), len(steps), 0)
+    tell("Analysing: growth")
     slope = _floor_slope(timeline, steps)
     births = _births(lifetimes, timeline, steps, lines)
     if births is None:

@@ -8,6 +8,7 @@ import numpy as np
 
 from fragdoctor.analysis.columns import SMALL_REQUEST_BYTES, DeviceColumns
 from fragdoctor.analysis.result import SizeDiversity
+from fragdoctor.model.progress import tell
 from fragdoctor.model.snapshot import Action
 
 # Share of later large requests with a size that their stack had never asked for before. Programs
@@ -26,6 +27,7 @@ def size_diversity(columns: DeviceColumns) -> SizeDiversity | None:
     at least two in the first half, a fifth or more have a size that is new for their stack. Where
     hardly anything is freed no old block waits for a fitting request: that drifts nowhere.
     """
+    tell("Analysing: the sizes of requests")
     rows = np.flatnonzero(columns.action == Action.ALLOC)
     if not len(rows):
         return None

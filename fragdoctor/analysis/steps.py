@@ -21,6 +21,7 @@ import numpy as np
 from fragdoctor.analysis.attribution import NATIVE, TORCH
 from fragdoctor.analysis.lifetimes import BEFORE, Lifetimes
 from fragdoctor.analysis.ordering import stable_order
+from fragdoctor.model.progress import tell
 from fragdoctor.model.snapshot import I32, I64, U8, Bools, Snapshot, StackTable
 
 MIN_STEPS: Final = 4
@@ -59,6 +60,7 @@ def find_steps(snapshot: Snapshot, lifetimes: Lifetimes, n_events: int, classes:
         n_events: number of its events.
         classes: class of each frame (``attribution.frame_classes``).
     """
+    tell("Analysing: the steps of the program")
     born = np.flatnonzero(lifetimes.start != BEFORE)
     born = born[stable_order(lifetimes.start[born])]
     rows, stack = lifetimes.start[born], lifetimes.stack[born]

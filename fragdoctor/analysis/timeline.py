@@ -19,6 +19,7 @@ from fragdoctor.analysis.columns import SMALL_REQUEST_BYTES, DeviceColumns
 from fragdoctor.analysis.lifetimes import ALIVE, BEFORE, Lifetimes, pair_lifetimes
 from fragdoctor.analysis.result import Timeline
 from fragdoctor.analysis.spans import SegmentSpans, segment_spans
+from fragdoctor.model.progress import tell
 from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.model.snapshot import I64, Action, BlockState, Bools
 from fragdoctor.units import MIB
@@ -29,6 +30,12 @@ _FIRST_INTERVAL: Final = 20  # roundup_power2_divisions[0] is for sizes of 2**20
 # Pairs looked at to find the block behind a block; a genuine trace needs a few per block.
 MAX_PROBES: Final = 20_000_000
 _NONE: Final = np.iinfo(np.int64).max
+_SEGMENT_SIGNS: Final = (
+    (Action.SEGMENT_ALLOC, 1),
+    (Action.SEGMENT_MAP, 1),
+    (Action.SEGMENT_FREE, -1),
+    (Action.SEGMENT_UNMAP, -1),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +57,25 @@ class Undone:
 
 def undo(columns: DeviceColumns, settings: AllocatorSettings) -> Undone:
     """Return the lives of all blocks with their sizes, and the state after each event."""
+    lifetimes, spans, is_exact = _lives(columns, settings)
+    tell("Analysing: memory over time")
+    return Undone(lifetimes, spans, _timeline(columns, lifetimes), is_exact)
+
+
+def sized_lifetimes(columns: DeviceColumns, settings: AllocatorSettings) -> Lifetimes:
+    """Return the lives of all blocks with their sizes, without the state after each event."""
+    return _lives(columns, settings)[0]
+
+
+def _lives(
+    columns: DeviceColumns, settings: AllocatorSettings
+) -> tuple[Lifetimes, SegmentSpans, bool]:
+    tell("Analysing: the lives of blocks")
     lifetimes = pair_lifetimes(columns)
     spans = segment_spans(columns)
+    tell("Analysing: the sizes of blocks")
     sizes, is_exact = block_sizes(columns, settings, lifetimes, spans)
-    lifetimes = replace(lifetimes, size=sizes)
-    return Undone(lifetimes, spans, _timeline(columns, lifetimes), is_exact)
+    return replace(lifetimes, size=sizes), spans, is_exact
 
 
 def round_size(requested: I64, settings: AllocatorSettings) -> I64:
@@ -181,18 +202,19 @@ def _next_barrier(wanted: _Wanted, barriers: _Barriers) -> tuple[I64, bool]:
 def _timeline(columns: DeviceColumns, lifetimes: Lifetimes) -> Timeline:
     n = columns.n_events
     began = lifetimes.start != BEFORE
-    delta = np.zeros(n, np.int64)
-    np.add.at(delta, lifetimes.start[began], lifetimes.size[began])
-    active = delta.copy()
-    _subtract(delta, lifetimes.free, lifetimes.size)
-    _subtract(active, lifetimes.done, lifetimes.size)
+    # Differences first, in the memory of the states: three columns of a long trace are enough.
+    allocated = np.zeros(n + 1, np.int64)
+    np.add.at(allocated[1:], lifetimes.start[began], lifetimes.size[began])
+    active = allocated.copy()
+    _subtract(allocated[1:], lifetimes.free, lifetimes.size)
+    _subtract(active[1:], lifetimes.done, lifetimes.size)
     state = columns.block_state
     allocated_now = int(columns.block_size[state == BlockState.ALLOCATED].sum())
     active_now = int(columns.block_size[state != BlockState.INACTIVE].sum())
     return Timeline(
-        allocated_bytes=_undone(delta, allocated_now),
-        active_bytes=_undone(active, active_now),
-        reserved_bytes=_undone(_reserved_delta(columns), int(columns.seg_size.sum())),
+        allocated_bytes=_summed(allocated, allocated_now),
+        active_bytes=_summed(active, active_now),
+        reserved_bytes=_summed(_reserved_changes(columns), int(columns.seg_size.sum())),
     )
 
 
@@ -201,16 +223,16 @@ def _subtract(delta: I64, rows: I64, sizes: I64) -> None:
     np.subtract.at(delta, rows[happened], sizes[happened])
 
 
-def _reserved_delta(columns: DeviceColumns) -> I64:
-    action = columns.action
-    grows = (action == Action.SEGMENT_ALLOC) | (action == Action.SEGMENT_MAP)
-    shrinks = (action == Action.SEGMENT_FREE) | (action == Action.SEGMENT_UNMAP)
-    return np.where(grows, columns.size, 0) - np.where(shrinks, columns.size, 0)
+def _reserved_changes(columns: DeviceColumns) -> I64:
+    changes = np.zeros(columns.n_events + 1, np.int64)
+    for action, sign in _SEGMENT_SIGNS:
+        rows = np.flatnonzero(columns.action == action)
+        changes[rows + 1] = sign * columns.size[rows]
+    return changes
 
 
-def _undone(delta: I64, final: int) -> I64:
-    """Return the state before and after each event, given the final one."""
-    state = np.zeros(len(delta) + 1, np.int64)
-    np.cumsum(delta, out=state[1:])
-    state += final - state[-1]
-    return state
+def _summed(changes: I64, final: int) -> I64:
+    """Return the state before and after each event, given its changes and the final one."""
+    np.cumsum(changes, out=changes)
+    changes += final - changes[-1]
+    return changes

@@ -49,6 +49,7 @@ def analyze(
     from fragdoctor.fleet.discovery import discover
     from fragdoctor.intake.inputs import read_case
     from fragdoctor.model.case import Overrides
+    from fragdoctor.model.progress import tell
     from fragdoctor.report.base import renderer
 
     overrides = Overrides(
@@ -65,13 +66,14 @@ def analyze(
         )
         console.write_report(text, output, force=force)
         return fleet.exit_code(ranks, fail_on, exit_zero=exit_zero)
-    case = read_case(found.case_names, overrides)
+    with console.Progress("Reading"):
+        case = read_case(found.case_names, overrides)
 
-    from fragdoctor.diagnosis.pipeline import diagnose
+        from fragdoctor.diagnosis.pipeline import diagnose
 
-    with console.Progress("Replaying") as progress:
-        diagnosis = diagnose(case, progress=progress.update)
-    report = renderer(output_format.value)(diagnosis, look)
+        diagnosis = diagnose(case)
+        tell("Writing the report")
+        report = renderer(output_format.value)(diagnosis, look)
     console.write_report(report, output, force=force)
     return exit_code(diagnosis, fail_on, exit_zero=exit_zero)
 

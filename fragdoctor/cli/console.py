@@ -8,6 +8,7 @@ import os
 import shutil
 import stat
 import sys
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -15,11 +16,14 @@ from types import TracebackType
 from typing import BinaryIO, Final, Self, TextIO
 
 from fragdoctor.errors import ConfigError
+from fragdoctor.model.progress import watched_by
 from fragdoctor.report.base import RenderOptions, Verbosity
 
 PIPE_WIDTH: Final = 80
-_PROGRESS_AFTER_S: Final = 1.0
+_PROGRESS_AFTER_S: Final = 0.3
 _PROGRESS_EVERY_S: Final = 0.1
+_PROGRESS_AT_LEAST_EVERY_S: Final = 0.4
+_MAX_COUNTED: Final = 10_000  # of more than this a percentage says more
 
 
 def prepare_streams() -> None:
@@ -208,16 +212,30 @@ def _width(*, is_terminal: bool) -> int:
 
 
 class Progress:
-    """One line on standard error, only on a terminal and only after a second."""
+    """One line on standard error, only on a terminal and only for what takes a while.
+
+    Inside of the ``with`` block it shows what the work tells (``model.progress``), and renews the
+    line by itself, so that a long pass over a long trace does not look like a hang.
+    """
 
     def __init__(self, label: str) -> None:
-        self._label = label
+        self._what, self._done, self._total = label, 0, 0
+        self._label, self._of_file = label, ""
         self._start = time.monotonic()
         self._last = 0.0
         self._shown = False
         self._is_on = _is_terminal(sys.stderr) and not os.environ.get("CI")
+        self._lock = threading.Lock()
+        self._is_over = threading.Event()
+        self._inside = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
+        if self._is_on:
+            self._inside.enter_context(watched_by(self.show))
+            beat = threading.Thread(target=self._renew, name="progress", daemon=True)
+            beat.start()
+            self._inside.callback(beat.join)
+            self._inside.callback(self._is_over.set)
         return self
 
     def __exit__(
@@ -226,29 +244,57 @@ class Progress:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        self._inside.close()
         self.clear()
 
+    def show(self, what: str, done: int, total: int) -> None:
+        """Show what is being done and how much of it is done; cheap to call often."""
+        if not self._is_on:
+            return
+        is_new = what != self._what
+        self._what, self._done, self._total = what, done, total
+        self._write(_PROGRESS_EVERY_S if done < total and not is_new else 0.0)
+
     def update(self, done: int, total: int) -> None:
-        """Show how much is done; cheap to call often."""
-        now = time.monotonic()
-        if not self._is_on or now - self._start < _PROGRESS_AFTER_S:
-            return
-        if now - self._last < _PROGRESS_EVERY_S and done < total:
-            return
-        self._last, self._shown = now, True
-        sys.stderr.write(f"\r{self._label} {done} of {total} ({now - self._start:.0f} s)\x1b[K")
-        sys.stderr.flush()
+        """Show how much is done of what this is about; cheap to call often."""
+        self.show(self._label, done, total)
+
+    def _renew(self) -> None:
+        while not self._is_over.wait(_PROGRESS_AT_LEAST_EVERY_S / 2):
+            self._write(_PROGRESS_AT_LEAST_EVERY_S)
+
+    def _write(self, every_s: float) -> None:
+        """Write the line, unless that was done within so many seconds."""
+        with self._lock:
+            now = time.monotonic()
+            if now - self._start < _PROGRESS_AFTER_S or now - self._last < every_s:
+                return
+            self._last, self._shown = now, True
+            line = f"{self._of_file}{self._what}{self._amount()} ({now - self._start:.0f} s)"
+            # A line that wraps could not be taken back.
+            room = max(10, shutil.get_terminal_size((PIPE_WIDTH, 24)).columns - 1)
+            sys.stderr.write(f"\r{line[:room]}\x1b[K")
+            sys.stderr.flush()
+
+    def _amount(self) -> str:
+        done, total = self._done, self._total
+        if total > _MAX_COUNTED:
+            return f" {min(100, 100 * done // total)} %"
+        return f" {done} of {total}" if total else ""
 
     def clear(self) -> None:
         """Remove the line, so that the report stands alone."""
-        if self._shown:
-            sys.stderr.write("\r\x1b[K")
-            sys.stderr.flush()
-            self._shown = False
+        with self._lock:
+            if self._shown:
+                sys.stderr.write("\r\x1b[K")
+                sys.stderr.flush()
+                self._shown = False
 
     def each(self, items: Sequence[str]) -> Iterator[str]:
-        """Yield the items, showing progress before each."""
+        """Yield the items; what is told meanwhile is shown with the number of the item."""
         for i, item in enumerate(items):
+            self._of_file = f"File {i + 1} of {len(items)}: " if len(items) > 1 else ""
             self.update(i, len(items))
             yield item
+        self._of_file = ""
         self.update(len(items), len(items))

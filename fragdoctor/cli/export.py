@@ -80,7 +80,8 @@ def export(
 
     from fragdoctor.intake.inputs import read_snapshot
 
-    source = read_snapshot(str(snapshot))
+    with console.Progress("Reading"):
+        source = read_snapshot(str(snapshot))
     if device is not None and device not in source.devices:
         raise ConfigError(
             f"The snapshot knows no device {device}.",
@@ -90,7 +91,7 @@ def export(
         from fragdoctor.export.redact import redacted
 
         source = redacted(source)
-    with console.binary_output(output, force=force) as sink:
+    with console.Progress("Writing"), console.binary_output(output, force=force) as sink:
         _write(source, output_format, table.value, device, sink)
     return OK
 

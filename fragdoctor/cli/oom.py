@@ -60,8 +60,8 @@ def oom(
 
     from fragdoctor.diagnosis.pipeline import diagnose
 
-    with console.Progress("Replaying") as progress:
-        diagnosis = diagnose(case, progress=progress.update)
+    with console.Progress("Diagnosing"):
+        diagnosis = diagnose(case)
     if output_format is options.ReportFormat.JSON:
         report = dumps(oom_document(diagnosis))
     else:

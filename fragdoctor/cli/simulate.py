@@ -99,7 +99,8 @@ def simulate(
         torch_version=torch_version,
         smallest_capacity=smallest_capacity,
     )
-    simulation = answered(read_snapshot(str(snapshot)), question)
+    with console.Progress("Reading"):
+        simulation = answered(read_snapshot(str(snapshot)), question)
     if output_format is options.SimulationFormat.JSON:
         report = dumps(simulation_document(simulation))
     else:
@@ -112,20 +113,18 @@ def answered(snapshot: Snapshot, question: Question) -> Simulation:
     """Return the replay of everything that was asked: the settings, then the sweep."""
     from fragdoctor.allocator.simulate import simulate as replay
 
-    with console.Progress("Replaying") as progress:
-        if question.sweep:
-            return _swept(snapshot, question, progress)
-        return replay(
-            snapshot,
-            device=question.device,
-            confs=question.confs,
-            capacity_bytes=question.capacity_bytes,
-            memory_fraction=question.memory_fraction,
-            torch_version=question.torch_version,
-            edits=_edits(snapshot, question),
-            smallest_capacity=question.smallest_capacity,
-            progress=progress.update,
-        )
+    if question.sweep:
+        return _swept(snapshot, question)
+    return replay(
+        snapshot,
+        device=question.device,
+        confs=question.confs,
+        capacity_bytes=question.capacity_bytes,
+        memory_fraction=question.memory_fraction,
+        torch_version=question.torch_version,
+        edits=_edits(snapshot, question),
+        smallest_capacity=question.smallest_capacity,
+    )
 
 
 def _edits(snapshot: Snapshot, question: Question) -> list[Edit]:
@@ -138,7 +137,7 @@ def _edits(snapshot: Snapshot, question: Question) -> list[Edit]:
     return [parse_edit(text, snapshot, device) for text in question.edits]
 
 
-def _swept(snapshot: Snapshot, question: Question, progress: console.Progress) -> Simulation:
+def _swept(snapshot: Snapshot, question: Question) -> Simulation:
     """Return a search over all sensible settings, those that were named included."""
     from fragdoctor.allocator.search import capacity_of, search_settings, sweep_candidates
     from fragdoctor.allocator.simulate import baseline_of, simulation_of
@@ -162,7 +161,7 @@ def _swept(snapshot: Snapshot, question: Question, progress: console.Progress) -
         # A fraction of a device whose size nobody knows is no limit.
         candidates = tuple(c for c in candidates if "memory_fraction" not in c)
     confs = dict.fromkeys((*question.confs, *candidates))
-    found = search_settings(baseline, tuple(confs), scenario=scenario, progress=progress.update)
+    found = search_settings(baseline, tuple(confs), scenario=scenario)
     pareto = tuple(found.pareto)
     if question.smallest_capacity:
         pareto = tuple(

@@ -123,9 +123,19 @@ class PickleWriter:
         if not value:
             return
         self._out.append(Op.MARK)
+        known, out = self._memo, self._out
         for key, item in value.items():
-            self._text(key)
-            self._put(item)
+            # Keys, and most texts, were written before.
+            reference = known.get(key)
+            if reference is None:
+                self._text(key)
+            else:
+                out += reference
+            reference = known.get(item) if type(item) is str else None
+            if reference is None:
+                self._put(item)
+            else:
+                out += reference
         self._out.append(Op.SETITEMS)
         self._flush(1 << 16)
 

@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from fragdoctor.export.pickle_writer import PickleWriter, Shared
 from fragdoctor.model.conf_keys import parse_version
+from fragdoctor.model.progress import tell
 from fragdoctor.model.snapshot import Action, BlockState, SegmentType, Snapshot
 
 _STATES: Final = {
@@ -21,7 +22,9 @@ _STATES: Final = {
     BlockState.OTHER: "unknown",
 }
 _KINDS: Final = {SegmentType.SMALL: "small", SegmentType.LARGE: "large"}
-_ACTIONS: Final = {a: a.name.lower() for a in Action}
+_PIECE_EVENTS: Final = 10_000
+_ACTION_NAMES: Final = [a.name.lower() for a in Action]
+_OOM: Final = int(Action.OOM)
 
 
 def write_snapshot(snapshot: Snapshot, sink: Callable[[bytes], object]) -> None:
@@ -125,6 +128,12 @@ class _Document:
             yield self._events(low, high)
 
     def _events(self, low: int, high: int) -> Iterator[dict[str, Any]]:
+        """Yield the events of some rows, a piece at a time: as Python's numbers they are large."""
+        for start in range(low, high, _PIECE_EVENTS):
+            tell("Writing events", start, len(self._s.events))
+            yield from self._piece(start, min(start + _PIECE_EVENTS, high))
+
+    def _piece(self, low: int, high: int) -> Iterator[dict[str, Any]]:
         e = self._s.events
         rows = slice(low, high)
         free = self._s.oom_free_bytes
@@ -136,8 +145,8 @@ class _Document:
         for row, (action, addr, size, stream, time, stack, pool, context, note) in enumerate(
             values, low
         ):
-            event: dict[str, Any] = {"action": _ACTIONS[Action(action)]}
-            if action != Action.OOM:
+            event: dict[str, Any] = {"action": _ACTION_NAMES[action]}
+            if action != _OOM:
                 event["addr"] = addr
             elif row in free:
                 event["device_free"] = free[row]

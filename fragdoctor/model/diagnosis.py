@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from fragdoctor.model.cards import card
 from fragdoctor.model.case import Case
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Location, SkippedRule
 from fragdoctor.model.phases import Phase, PhaseReport
 from fragdoctor.model.story import LogStory
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 SCHEMA_VERSION = "1.0"
 
@@ -278,3 +282,36 @@ class Diagnosis:
     n_pinned_segments: int = 0
     phases: Sequence[PhaseReport] = ()
     story: LogStory | None = None
+
+    def __repr__(self) -> str:
+        """Return the verdict in a line: the case may hold a snapshot of millions of rows."""
+        verdict = self.verdict
+        return f"<Diagnosis {verdict.cause} ({verdict.confidence}): {verdict.summary!r}>"
+
+    def _repr_html_(self) -> str | None:
+        """Return what Jupyter shows."""
+        return card(self)
+
+    def holders_frame(self) -> pd.DataFrame:
+        """Return live memory by source line as a DataFrame, largest first."""
+        from fragdoctor.model import diagnosis_frames  # noqa: PLC0415 - pandas is heavy
+
+        return diagnosis_frames.holders_frame(self)
+
+    def pins_frame(self) -> pd.DataFrame:
+        """Return the live blocks that pin free memory as a DataFrame, worst first."""
+        from fragdoctor.model import diagnosis_frames  # noqa: PLC0415 - pandas is heavy
+
+        return diagnosis_frames.pins_frame(self)
+
+    def checklist_frame(self) -> pd.DataFrame:
+        """Return the checklist as a DataFrame, by the ids of its items."""
+        from fragdoctor.model import diagnosis_frames  # noqa: PLC0415 - pandas is heavy
+
+        return diagnosis_frames.checklist_frame(self)
+
+    def recommendations_frame(self) -> pd.DataFrame:
+        """Return what to do and what would not help (rank 0) as a DataFrame, by rank."""
+        from fragdoctor.model import diagnosis_frames  # noqa: PLC0415 - pandas is heavy
+
+        return diagnosis_frames.recommendations_frame(self)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from fragdoctor.model.cards import card
 from fragdoctor.model.settings import AllocatorSettings
 
 if TYPE_CHECKING:
@@ -276,6 +277,15 @@ class Snapshot:
             return ()
         low, high = int(self.stacks.offsets[stack_id]), int(self.stacks.offsets[stack_id + 1])
         return tuple(self.frame(int(i)) for i in self.stacks.frames[low:high])
+
+    def __repr__(self) -> str:
+        """Return a line about it: the columns may hold millions of rows."""
+        n = f"{len(self.events)} events, {len(self.segments)} segments, {len(self.blocks)} blocks"
+        return f"<Snapshot {self.provenance.source!r}: {n}, devices {list(self.devices)}>"
+
+    def _repr_html_(self) -> str | None:
+        """Return what Jupyter shows."""
+        return card(self)
 
     def events_frame(self, device: int | None = None) -> pd.DataFrame:
         """Return the trace as a DataFrame, one row an event; all devices where None."""

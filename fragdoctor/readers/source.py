@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import gzip
 import io
+import os
+import stat
 import sys
 import zlib
 from contextlib import ExitStack
@@ -16,6 +18,7 @@ from typing import BinaryIO, Final, Protocol, Self, cast
 
 from fragdoctor.errors import InputError, LimitExceeded, RefusedSnapshot, TruncatedSnapshot
 from fragdoctor.limits import DEFAULT_LIMITS, Limits
+from fragdoctor.model.progress import tell
 from fragdoctor.units import MIB, format_size
 
 if sys.version_info >= (3, 14):
@@ -27,6 +30,7 @@ GZIP_MAGIC: Final = b"\x1f\x8b"
 ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
 HEAD_BYTES: Final = 4096
 _EXPANSION_GRACE_BYTES: Final = 64 * MIB
+_TELL_EVERY_BYTES: Final = 4 * MIB
 
 
 class _Readable(Protocol):
@@ -100,6 +104,8 @@ class ByteStream(io.RawIOBase):
         elif packed_head.startswith(ZSTD_MAGIC):
             self.compression = "zstd"
             self._inner = zstd.ZstdFile(self._packed)
+        self._file_bytes = _length(raw)
+        self._told_bytes = 0
         self.n_bytes = 0
         self._head = b""
         self.head = packed_head if not self.compression else self._peek()
@@ -144,6 +150,9 @@ class ByteStream(io.RawIOBase):
             n = self._read_inner(buffer)
         self.n_bytes += n
         self._check_limits()
+        if self.n_bytes - self._told_bytes >= _TELL_EVERY_BYTES:
+            self._told_bytes = self.n_bytes
+            tell("Reading", self._packed.n_bytes, self._file_bytes)
         return n
 
     def _read_inner(self, buffer: memoryview) -> int:
@@ -183,6 +192,15 @@ class ByteStream(io.RawIOBase):
                 hint="Genuine snapshots unpack to about 20 times their size.",
                 offset=self.n_bytes,
             )
+
+
+def _length(raw: BinaryIO) -> int:
+    """Return the length of a file; 0 for what has none, such as a pipe."""
+    try:
+        status = os.fstat(raw.fileno())
+    except (AttributeError, OSError, ValueError):
+        return 0
+    return status.st_size if stat.S_ISREG(status.st_mode) else 0
 
 
 def _read_full(raw: BinaryIO, n: int) -> bytes:

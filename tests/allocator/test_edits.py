@@ -24,7 +24,7 @@ BASE = 0x7000_0000_0000
 
 
 def changed(baseline: Baseline, edit: Edit) -> Operations:
-    return Operations(**edit.apply(baseline).columns())
+    return Operations.of(edit.apply(baseline))
 
 
 def live_addresses(snapshot: Snapshot) -> list[int]:
@@ -179,7 +179,7 @@ def test_leak_removed_frees_survivors_at_the_end_of_their_step() -> None:
 
     operations = changed(baseline, edits.leak_removed(leaked))
 
-    before = Operations(**baseline.operations.columns())
+    before = Operations.of(baseline.operations)
     n_frees = int((operations.kind == OpKind.FREE).sum())
     assert n_frees == int((before.kind == OpKind.FREE).sum()) + 3  # the last step has not ended
 
@@ -189,7 +189,7 @@ def test_largest_step_first_runs_every_request_once() -> None:
 
     operations = changed(baseline, edits.largest_step_first())
 
-    before = Operations(**baseline.operations.columns())
+    before = Operations.of(baseline.operations)
     is_request = operations.kind == OpKind.MALLOC
     assert sorted(operations.size.tolist()) == sorted(before.size.tolist())
     assert operations.size[is_request][0] == 10 * MIB  # set-up stays first
@@ -207,7 +207,7 @@ def test_batch_scaled_leaves_parameters_alone() -> None:
 
     operations = changed(baseline, edits.batch_scaled(0.5))
 
-    before = Operations(**baseline.operations.columns())
+    before = Operations.of(baseline.operations)
     assert operations.size[0] == 10 * MIB
     freed = set(before.allocation[before.kind == OpKind.FREE].tolist())
     for i in range(len(before)):

@@ -13,7 +13,7 @@ from fragdoctor.allocator.baseline import find_baseline
 from fragdoctor.allocator.model import native_config
 from fragdoctor.allocator.replay import Conditions, allowed_by
 from fragdoctor.allocator.simulate import baseline_of
-from fragdoctor.allocator.trace_ops import Operations, OpKind, prepare
+from fragdoctor.allocator.trace_ops import OPERATION, Operations, OpKind, prepare
 from fragdoctor.model.settings import AllocatorSettings, Era, parse_conf
 from fragdoctor.units import MIB
 
@@ -108,13 +108,31 @@ def test_replay_of_late_start_keeps_old_segments_where_they_lay() -> None:
 
 def test_edited_operations_out_of_range_are_refused() -> None:
     operations = operations_of(program(MIB))
-    columns = Operations(**operations.columns())
+    table = Operations.of(operations).table
 
-    for name, value in (("kind", 200), ("stream", 2**31), ("pool", 7), ("allocation", 10**9)):
-        changed = {n: getattr(columns, n).copy() for n in Operations.__dataclass_fields__}
+    for name, value in (("kind", 200), ("pool", 7), ("allocation", 10**9)):
+        changed = table.copy()
         changed[name][0] = value
         with pytest.raises(ValueError, match=r"operation|allocation"):
-            operations.edited(**changed)
+            Operations(changed).native(operations)
+
+
+def test_edited_operations_of_another_layout_are_refused() -> None:
+    operations = operations_of(program(MIB))
+    table = operations.table().copy()
+
+    for odd in (table[:-1].copy(), table[1:]):
+        with pytest.raises(ValueError, match="table"):
+            operations.edited(odd)
+
+
+def test_operations_of_the_native_core_cannot_be_written() -> None:
+    operations = operations_of(program(MIB))
+    edited = Operations(Operations.of(operations).table.copy()).native(operations)
+
+    for one in (operations, edited):
+        with pytest.raises(ValueError, match="read-only"):
+            Operations.of(one).kind[0] = 7
 
 
 def test_edited_operations_survive_nonsense() -> None:
@@ -122,15 +140,13 @@ def test_edited_operations_survive_nonsense() -> None:
     operations = operations_of(program(MIB, 2 * MIB))
     rng = np.random.default_rng(7)
     n = 2000
-    edited = operations.edited(
-        kind=rng.integers(0, 8, n).astype(np.uint8),
-        size=rng.integers(0, 2**62, n).astype(np.uint64)
-        >> rng.integers(0, 60, n).astype(np.uint64),
-        allocation=rng.integers(0, 100, n).astype(np.uint32),
-        row=np.arange(n, dtype=np.uint32),
-        stream=rng.integers(0, 5, n).astype(np.uint32),
-        pool=np.zeros(n, np.uint32),
-    )
+    table = np.zeros(n, OPERATION)
+    table["kind"] = rng.integers(0, 8, n)
+    table["size"] = rng.integers(0, 2**62, n) >> rng.integers(0, 60, n)
+    table["allocation"] = rng.integers(0, 100, n)
+    table["row"] = np.arange(n)
+    table["stream"] = rng.integers(0, 5, n)
+    edited = Operations(table).native(operations)
 
     run = edited.replay(Conditions(AllocatorSettings(), Era.BLOCK_COUNTER, 2**32).native())
 
@@ -167,6 +183,6 @@ def test_conditions_of_settings_match_the_model() -> None:
 def test_baseline_counts_operations_by_kind() -> None:
     baseline = baseline_of(record(program(MIB, 30 * MIB, -1, 5 * MIB)))
 
-    kinds = Operations(**baseline.operations.columns()).kind.tolist()
+    kinds = Operations.of(baseline.operations).kind.tolist()
 
     assert kinds == [OpKind.MALLOC, OpKind.MALLOC, OpKind.FREE, OpKind.MALLOC]

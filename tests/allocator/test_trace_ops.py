@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from allocator.programs import Program, program, programs, record
+from hypothesis import given
 from stock import from_python, load_stock
 
-from fragdoctor.allocator.trace_ops import UndoneTrace, undo
+from fragdoctor.allocator.trace_ops import UndoneTrace, prepare, undo
 from fragdoctor.model.snapshot import EventTable, Snapshot
 from fragdoctor.units import MIB
 
@@ -194,3 +196,22 @@ def test_undo_cut_trace_has_the_totals_of_the_whole_one(shared: Path) -> None:
                 error = np.abs(expected.active_bytes[n_lost:] - cut.active_bytes)
                 assert error.max() <= MIB, (path.parent.name, n_lost)
                 assert cut.contradictions == {}
+
+
+@given(programs())
+def test_totals_of_segment_events_agree_with_those_of_every_event(one: Program) -> None:
+    prepared = prepare(record(one), 0)
+    undone, rows = prepared.undone, np.arange(prepared.n_events)
+
+    assert undone.reserved_after(rows).tolist() == undone.reserved_bytes.tolist()
+    reserved = [undone.initial_reserved_bytes, *undone.reserved_bytes.tolist()]
+    active = [undone.initial_active_bytes, *undone.active_bytes.tolist()]
+    assert prepared.peak_reserved_bytes == max(reserved)
+    assert prepared.peak_active_bytes == max(active)
+
+
+def test_totals_of_another_name_are_refused() -> None:
+    prepared = prepare(record(program(MIB)), 0)
+
+    with pytest.raises(ValueError, match="column"):
+        prepared.trace.totals("time")

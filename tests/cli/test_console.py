@@ -5,12 +5,14 @@ import os
 import pty
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from fragdoctor.cli import console
 from fragdoctor.errors import ConfigError
+from fragdoctor.model.progress import tell
 
 SCRIPT = """
 import sys; sys.path[:0] = {paths!r}
@@ -133,3 +135,74 @@ def test_progress_shows_after_a_second_and_clears(monkeypatch: pytest.MonkeyPatc
         assert "Replaying 5 of 9" in stream.getvalue()
 
     assert stream.getvalue().endswith("\r\x1b[K")
+
+
+def eager_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    """Return what stands in for standard error; progress shows at once."""
+    stream = Terminal()
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setattr(console, "_PROGRESS_AFTER_S", 0.0)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.delenv("CI", raising=False)
+    return stream
+
+
+def test_progress_shows_what_the_work_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = eager_terminal(monkeypatch)
+    with console.Progress("Reading"):
+        tell("Reading", 340_000_000, 1_000_000_000)
+        tell("Analysing: growth")
+        tell("Replaying", 3, 13)
+    tell("Nobody hears this")
+
+    lines = [line.removesuffix("\x1b[K") for line in terminal.getvalue().split("\r")[1:]]
+    assert lines == [
+        "Reading 34 % (0 s)",
+        "Analysing: growth (0 s)",
+        "Replaying 3 of 13 (0 s)",
+        "",
+    ]
+
+
+def test_progress_renews_the_line_while_the_work_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = eager_terminal(monkeypatch)
+    monkeypatch.setattr(console, "_PROGRESS_AT_LEAST_EVERY_S", 0.02)
+    renewed = threading.Event()
+    write = terminal.write
+
+    def counted(text: str) -> int:
+        if terminal.getvalue().count("Undoing the trace") > 2:
+            renewed.set()
+        return write(text)
+
+    monkeypatch.setattr(terminal, "write", counted)
+
+    with console.Progress("Reading"):
+        tell("Undoing the trace")
+        was_renewed = renewed.wait(30)
+
+    assert was_renewed
+    assert "progress" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_progress_line_fits_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = eager_terminal(monkeypatch)
+    monkeypatch.setenv("COLUMNS", "30")
+
+    with console.Progress("Reading"):
+        tell("Analysing: the steps of the program of the user")
+
+    lines = terminal.getvalue().replace("\x1b[K", "").split("\r")
+    assert max(map(len, lines)) == 29
+
+
+def test_progress_of_several_files_says_which(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = eager_terminal(monkeypatch)
+    with console.Progress("Judged") as progress:
+        for name in progress.each(["a", "b"]):
+            tell(f"Reading {name}")
+
+    shown = terminal.getvalue()
+    assert "File 1 of 2: Reading a" in shown
+    assert "File 2 of 2: Reading b" in shown
+    assert "Judged 2 of 2" in shown

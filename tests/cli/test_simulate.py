@@ -11,6 +11,7 @@ import diagnoses
 import pytest
 from command_line import Run
 
+from fragdoctor.model.progress import tell
 from fragdoctor.model.simulation import Simulation
 
 SNAPSHOT: dict[str, Any] = {"segments": [], "device_traces": [[]]}
@@ -24,7 +25,7 @@ class FakeReplay:
 
     def simulate(self, snapshot: object, **asked: Any) -> Simulation:
         self.asked = {"snapshot": snapshot, **asked}
-        asked["progress"](1, 2)
+        tell("Replaying", 1, 2)
         return diagnoses.simulation()
 
 

@@ -1,6 +1,7 @@
 // Feeds nonsense to the undoing of traces, the building of operations and the replay. Run it
 // under ASan and UBSan:  replay_fuzz COUNT SEED
 // It fails if the allocator's invariants break, or the sanitizers find something.
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <random>
@@ -85,6 +86,26 @@ Settings some_settings(std::mt19937_64& random) {
   return s;
 }
 
+// What is kept of a trace says the same as the columns that are made on demand.
+void check_totals(const TraceView& trace, const FinalState& end, const Settings& settings,
+                  const UndoneTrace& undone) {
+  const UndoneTrace full = undo_trace(trace, end, settings, {true, true, true, true});
+  bool same = full.block_bytes.size() == trace.n && full.allocated.size() == trace.n &&
+              undone.reserved.empty() && undone.block_bytes.empty();
+  std::int64_t peak_reserved = undone.initial_reserved, peak_active = undone.initial_active;
+  for (std::size_t row = 0; row < trace.n && same; ++row) {
+    same = undone.reserved_steps.after(row) == full.reserved[row] &&
+           undone.reserved_steps.before(row) ==
+               (row == 0 ? full.initial_reserved : full.reserved[row - 1]);
+    peak_reserved = std::max(peak_reserved, full.reserved[row]);
+    peak_active = std::max(peak_active, full.active[row]);
+  }
+  if (same && peak_reserved == undone.reserved_steps.peak() && peak_active == undone.peak_active)
+    return;
+  std::printf("totals differ\n");
+  std::abort();
+}
+
 void run(std::mt19937_64& random) {
   const Case c = make(random);
   const TraceView trace{c.action.size(), c.action.data(), c.address.data(),
@@ -104,13 +125,14 @@ void run(std::mt19937_64& random) {
   end.block_state = c.block_state.data();
   const Settings settings = some_settings(random);
   const UndoneTrace undone = undo_trace(trace, end, settings);
+  check_totals(trace, end, settings, undone);
   Inference inference;
   inference.limit_bytes = random() % 2 == 0 ? 0 : odd_number(random);
   inference.is_collecting = random() % 2 == 0;
   const TraceOps made = build_ops(trace, undone, settings, inference);
   const InitialState initial =
       initial_state(trace, undone, settings, random() % 2 == 0 ? 0 : 1ULL << 32);
-  const ReplayInput input{&made.ops, &initial, made.n_ids, made.n_pools};
+  const ReplayInput input{made.ops, &initial, made.n_ids, made.n_pools};
   Config config;
   config.settings = some_settings(random);
   config.era = static_cast<Era>(random() % 3);
@@ -121,7 +143,7 @@ void run(std::mt19937_64& random) {
   replay_recorded(input, config, {&made.records, &trace, &end}, comparison, UNLIMITED);
   InitialState learned = initial;
   learned.order = learn_seed_order(input, config, {&made.records, &trace, &end});
-  replay({&made.ops, &learned, made.n_ids, made.n_pools}, config, {});
+  replay({made.ops, &learned, made.n_ids, made.n_pools}, config, {});
   SimulatedRecording recording;
   replay_and_record(input, config, recording);
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import random
 
 import pytest
 from builders import pickled, small
@@ -12,6 +13,7 @@ from stock import assert_same, from_python
 
 from fragdoctor.errors import InputError, LimitExceeded
 from fragdoctor.limits import Limits
+from fragdoctor.model.progress import watched_by
 from fragdoctor.readers.snapshot import read_snapshot
 from fragdoctor.readers.source import open_source, zstd
 
@@ -87,3 +89,30 @@ def test_missing_path_is_an_input_error(tmp_path):
 def test_path_with_a_null_byte_is_an_input_error():
     with pytest.raises(InputError, match="not a file name"):
         open_source("a\0b")
+
+
+@pytest.mark.parametrize("compression", PACKERS)
+def test_reading_tells_how_much_of_the_file_was_read(tmp_path, compression):
+    body = random.Random(1).randbytes(6 << 20) * 2
+    path = tmp_path / "big"
+    path.write_bytes(PACKERS[compression](body))
+    told = []
+
+    with watched_by(lambda *what: told.append(what)), open_source(path) as stream:
+        read_all(stream)
+
+    assert len(told) >= 2
+    assert {what for what, _, _ in told} == {"Reading"}
+    assert {total for _, _, total in told} == {path.stat().st_size}
+    done = [n for _, n, _ in told]
+    assert done == sorted(done)
+    assert done[-1] <= path.stat().st_size
+
+
+def test_reading_of_a_pipe_tells_no_total():
+    told = []
+
+    with watched_by(lambda *what: told.append(what)), open_source(bytes(5 << 20)) as stream:
+        read_all(stream)
+
+    assert [total for _, _, total in told] == [0]

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 
 from fragdoctor.allocator.edits import Edit
 from fragdoctor.allocator.fidelity import Baseline
 from fragdoctor.allocator.late_start import LateStart
-from fragdoctor.allocator.simulate import baseline_of, simulation_of
+from fragdoctor.allocator.simulate import baseline_of, return_free_memory, simulation_of
 from fragdoctor.allocator.whatif import Scenario
 from fragdoctor.diagnosis.remedies.plan import Plan
 from fragdoctor.errors import ConfigError, SimulationError
 from fragdoctor.model.diagnosis import FidelityReport, Predicted
+from fragdoctor.model.progress import tell
 from fragdoctor.model.simulation import ReplayResult, Simulation
 
 USABLE_SHARE = 0.5  # below this the model runs another program than the recorded one
 N_THREADS = 2  # the native replay releases the interpreter lock
+# An edit makes a request list of its own, of 24 bytes each; lists longer than this take turns.
+MAX_CONCURRENT_OPERATIONS = 1_000_000
 Progress = Callable[[int, int], None]
 
 
@@ -36,6 +41,7 @@ class Bench:
     baseline: Baseline
     simulation: Simulation
     late_start: LateStart
+    turn: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     @property
     def is_exact(self) -> bool:
@@ -69,19 +75,29 @@ class Bench:
     ) -> list[ReplayResult | None]:
         """Return a result per trial, None where the trace does not say enough for it."""
         results: list[ReplayResult | None] = []
+        tell("Replaying", 0, len(trials))
         with ThreadPoolExecutor(N_THREADS) as pool:
             for i, result in enumerate(pool.map(self._run, trials), start=1):
                 results.append(result)
+                tell("Replaying", i, len(trials))
                 if progress is not None:
                     progress(i, len(trials))
+        return_free_memory(self.baseline)
         return results
 
     def _run(self, trial: Trial) -> ReplayResult | None:
         try:
-            operations = None if trial.edit is None else trial.edit.apply(self.baseline)
-            return self.late_start.replay(trial.scenario, operations)
+            if trial.edit is None:
+                return self.late_start.replay(trial.scenario)
+            with self._turn_to_edit():
+                operations = trial.edit.apply(self.baseline)
+                return self.late_start.replay(trial.scenario, operations)
         except (SimulationError, ConfigError):
             return None  # the proposal stands untested, and says so
+
+    def _turn_to_edit(self) -> AbstractContextManager[object]:
+        n_operations = self.baseline.operations.facts()["n_ops"]
+        return self.turn if n_operations > MAX_CONCURRENT_OPERATIONS else nullcontext()
 
     def predicted(self, result: ReplayResult) -> Predicted:
         """Return a result as a prediction, with the fidelity of the baseline beside it.

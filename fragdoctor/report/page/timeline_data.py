@@ -131,8 +131,8 @@ def _curve_cost(curves: Sequence[I64], size: int) -> int:
 
 def _finest_size(curves: Sequence[I64], budget_bytes: int) -> int:
     size = 1
-    # Below one byte for eight states nothing compresses; skip sizes that cannot fit.
-    while len(curves[0]) // size > 16 * budget_bytes:
+    # Three curves in less than two bits a state do not exist; skip sizes that cannot fit.
+    while len(curves[0]) // size > 4 * budget_bytes:
         size *= 2
     while _curve_cost(curves, size) > budget_bytes and len(curves[0]) > 64 * size:
         size *= 2

@@ -1,0 +1,56 @@
+"""The benchmarks measure what they say: the files that they make are genuine ones."""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+import fragdoctor
+from fragdoctor.allocator.fidelity import share_of
+from fragdoctor.allocator.simulate import baseline_of
+from fragdoctor.analysis.device import analyze_device
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+
+
+@pytest.fixture(scope="module")
+def big(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
+    sys.path.insert(0, str(BENCHMARKS))
+    try:
+        from make_big import make_big
+    finally:
+        sys.path.remove(str(BENCHMARKS))
+    path = tmp_path_factory.mktemp("big") / "big.pickle"
+    return path, make_big(path, 12_000)
+
+
+def test_made_file_is_an_ordinary_pickle_that_ends_with_a_failure(big: tuple[Path, int]) -> None:
+    path, n_events = big
+
+    with path.open("rb") as file:
+        content = pickle.load(file)
+
+    (trace,) = content["device_traces"]
+    assert n_events == len(trace)
+    assert 12_000 <= n_events <= 16_000
+    assert Counter(e["action"] for e in trace)["oom"] == 1
+    assert trace[-1]["action"] == "oom"
+    # Shared as PyTorch shares it: keys, action names, stacks.
+    stacks = {id(e["frames"]) for e in trace}
+    assert len(stacks) < 200
+
+
+def test_made_file_is_consistent_and_reproduced_by_the_model(big: tuple[Path, int]) -> None:
+    snapshot = fragdoctor.load(big[0])
+
+    analysis = analyze_device(snapshot, 0)
+    baseline = baseline_of(snapshot)
+
+    assert analysis.capture.is_consistent
+    assert baseline.comparison["n_failed_equal"] == 1
+    assert baseline.comparison["n_same_address"] == baseline.comparison["n_requests"]
+    assert share_of(baseline.comparison) > 0.9
