@@ -33,6 +33,8 @@ from fragdoctor.units import GIB
 CUDA: Final = 1
 TABLE_HEAD: Final = 2  # before the methods: offset to top, and type information
 TABLE_LENGTH: Final = 128
+# Every operation that has both a CUDA kernel and a written-out form.
+FUSED_ON_CUDA: Final = ("silu_backward", "mish_backward", "_fused_rms_norm")
 FIRST_METHOD, LAST_METHOD = 2, 48
 _ANSWER_0: Final = ctypes.CFUNCTYPE(ctypes.c_int)(lambda: 0)
 _ANSWER_1: Final = ctypes.CFUNCTYPE(ctypes.c_int)(lambda: 1)
@@ -61,7 +63,7 @@ def prepare() -> None:
 
         _install_guard()
         _install_hooks()
-        _KEPT.append(attention.install())
+        _KEPT.extend([attention.install(), _keep_fused()])
     except (AttributeError, OSError, ValueError) as err:
         raise ConfigError(
             f"This build of PyTorch ({torch.__version__}) cannot run a model on fake CUDA tensors.",
@@ -112,6 +114,19 @@ def _install_hooks() -> None:
         raise
 
 
+def _keep_fused() -> torch.library.Library:
+    """Give operations with a CUDA kernel one in builds without CUDA.
+
+    Without one PyTorch writes them out in several operations, which take more memory. The kernel is
+    never called: on fake tensors only shapes are computed.
+    """
+    library = torch.library.Library("aten", "IMPL")
+    for name in FUSED_ON_CUDA:
+        if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "CUDA"):
+            library.impl(name, _nothing, "CUDA")
+    return library
+
+
 def _answer_yes(table: ctypes.Array[ctypes.c_void_p], wanted: Callable[[], bool]) -> None:
     """Find the method whose yes brings about what is wanted, and leave it so."""
     if wanted():
@@ -158,18 +173,17 @@ def pretend_cuda(
         yield
 
 
-def _swap_tensors(first: torch.Tensor, second: torch.Tensor) -> None:
-    """Swap as PyTorch does; the memory of the fake mode does not count as somebody who looks on.
+def _swap_tensors(first: Any, second: Any) -> None:
+    """Swap two tensors as PyTorch does when a fake module moves, whoever holds them.
 
-    ``Module.to`` of a fake module swaps, and refuses where weak references are around.
+    PyTorch refuses where weak references are around; fake tensors have some, in tables that are
+    only there to give the same fake for the same original.
     """
-    mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
-    if mode is not None:
-        mode.fake_tensor_converter.meta_converter.tensor_memo.clear()
-    _SWAP(first, second)  # type: ignore[no-untyped-call]
-
-
-_SWAP: Final = torch.utils.swap_tensors
+    for name in ("__class__", "__dict__"):
+        old = getattr(first, name)
+        setattr(first, name, getattr(second, name))
+        setattr(second, name, old)
+    torch._C._swap_tensor_impl(first, second)
 
 
 def _yes(*_: object, **__: object) -> bool:

@@ -66,6 +66,42 @@ def _embedding_backward(args: Arguments, _: dict[str, Any]) -> Iterator[Scratch]
     yield Scratch(segments * gradient.shape[-1] * FLOAT, "partial sums of an embedding's gradient")
 
 
+def _convolution(args: Arguments, _: dict[str, Any]) -> Iterator[Scratch]:
+    """Copies into the layout that cuDNN takes: channels last if input or weight has it."""
+    yield from _relaid(args[0], args[1])
+
+
+def _convolution_backward(args: Arguments, kwargs: dict[str, Any]) -> Iterator[Scratch]:
+    """The copies of the forward pass again, and the sum for the bias over batch and pixels."""
+    gradient, inputs, weight = args[:3]
+    yield from _relaid(inputs, weight)
+    mask = kwargs.get("output_mask", args[-1])
+    if isinstance(mask, list | tuple) and mask[-1]:
+        axes = tuple(d for d in range(gradient.dim()) if d != 1)
+        for n_bytes in reduction_bytes(gradient, axes):
+            yield Scratch(n_bytes, "partial sums of a bias gradient")
+
+
+def _relaid(inputs: torch.Tensor, weight: torch.Tensor) -> Iterator[Scratch]:
+    if inputs.dim() != IMAGE_DIMENSIONS:
+        return
+    last = [t.is_contiguous(memory_format=torch.channels_last) for t in (inputs, weight)]
+    if any(last) and not all(last):
+        other = weight if last[0] else inputs
+        if not other.is_contiguous() or other.shape[1] > 1:
+            yield Scratch(other.numel() * other.element_size(), "copy to channels last for cuDNN")
+
+
+def _pointwise_loss(args: Arguments, kwargs: dict[str, Any]) -> Iterator[Scratch]:
+    """The loss of each element, once to find the shape and once to sum (PointwiseOps, Loss.cu)."""
+    reduction = args[2] if len(args) > 2 else kwargs.get("reduction", 1)
+    if reduction:
+        tensor = args[0]
+        for _ in range(2):
+            yield Scratch(tensor.numel() * tensor.element_size(), "loss of each element")
+
+
+IMAGE_DIMENSIONS: Final = 4
 EMBEDDING_UNSORTED: Final = 3072
 EMBEDDING_ROWS: Final = 10
 EMBEDDING_INDEX_BUFFERS: Final = 7
@@ -74,6 +110,10 @@ RULES: Final[dict[str, Rule]] = {
     "sum": _reduction,
     "mean": _reduction,
     "amax": _reduction,
+    "convolution": _convolution,
+    "convolution_backward": _convolution_backward,
+    "mse_loss": _pointwise_loss,
+    "smooth_l1_loss": _pointwise_loss,
     "embedding_dense_backward": _embedding_backward,
     "_scaled_dot_product_cudnn_attention_backward": _cudnn_attention_backward,
 }
