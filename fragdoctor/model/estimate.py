@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from math import prod
 
 from fragdoctor.model.workload import Workload
 
@@ -84,6 +83,16 @@ class Phase:
 
 
 @dataclass(frozen=True, slots=True)
+class KeptTensor:
+    """What one operation of a layer keeps for its backward."""
+
+    operation: str
+    what: str
+    formula: str
+    n_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class CodeLine:
     """What a line of the user's code holds at the peak.
 
@@ -110,6 +119,7 @@ class Footprint:
         n_trainable: those that get gradients.
         notes: what was assumed, one sentence each.
         route: ``formula`` or ``model``.
+        layer: what one layer keeps, by operation; empty where the route does not know layers.
         lines: of a traced model, the lines that hold most at the peak.
     """
 
@@ -120,6 +130,7 @@ class Footprint:
     n_trainable: int
     notes: Sequence[str] = ()
     route: str = "formula"
+    layer: Sequence[KeptTensor] = ()
     lines: Sequence[CodeLine] = ()
 
     @property
@@ -167,7 +178,7 @@ class Fit:
         margin_bytes: usable less reserved; negative where it does not fit.
         largest_batch: sequences a step (micro batch) on one GPU; 0 = not even one; None = the
             batch does not matter or could not be varied.
-        next_batches: other sequence lengths and the largest batch at each.
+        other_lengths: other sequence lengths and the largest batch at each.
     """
 
     gpu: GpuModel
@@ -221,8 +232,3 @@ class Estimate:
     fits: Sequence[Fit] = ()
     savings: Sequence[Saving] = ()
     error: str = ""
-
-
-def n_elements(shape: Sequence[int]) -> int:
-    """Return the number of elements of a tensor of this shape."""
-    return prod(shape)

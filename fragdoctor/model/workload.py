@@ -44,7 +44,9 @@ class ParameterGroup:
     Attributes:
         name: what they are called, ``self_attn.q_proj.weight``.
         layered: whether they belong to the repeated layers (and not to embedding, head, ...).
-        n_bytes_each: bytes of one parameter as stored in a file; None = by the chosen dtype.
+        dtype: as stored in a file; "" = by the chosen dtype.
+        slot: where in a layer it works: ``norm1``, ``qkv``, ``out``, ``norm2``, ``up``, ``down``,
+            ``router``; "" = not known, or outside the layers.
     """
 
     name: str
@@ -53,6 +55,7 @@ class ParameterGroup:
     role: Role
     layered: bool = True
     dtype: str = ""
+    slot: str = ""
 
     @property
     def n_each(self) -> int:
@@ -80,6 +83,11 @@ class ModelShape:
         hidden_dropout: dropout after the sub-layers; 0 = none.
         attention_dropout: dropout of the attention probabilities.
         has_layers: False where only the parameter count is known: activations are unknown.
+        has_rotary: rotary positions: queries and keys are made anew before attention.
+        softmax_fp32: attention that is written out asks for an fp32 softmax, as Hugging Face's.
+        upcasts_logits: the loss is taken of fp32 logits, as Hugging Face's is.
+        has_lm_head: the model ends in logits over the vocabulary.
+        is_guess: the shape was derived from a parameter count.
         assumptions: what was derived or assumed, one sentence each.
     """
 
@@ -105,7 +113,10 @@ class ModelShape:
     norm: Norm = Norm.LAYERNORM
     norms_per_layer: int = 2
     has_rotary: bool = False
-    has_causal_mask: bool = True
+    softmax_fp32: bool = False
+    upcasts_logits: bool = False
+    is_guess: bool = False
+    has_lm_head: bool = True
     tied_head: bool = False
     embedding_dropout: float = 0.0
     hidden_dropout: float = 0.0
@@ -131,6 +142,7 @@ class Workload:
     Attributes:
         dtype: ``fp32``, ``bf16``, ``fp16``, ``amp-bf16``, ``amp-fp16``, ...
         optimizer: key of ``estimate.optimizers.OPTIMIZERS``.
+        master_weights: fp32 copies of 16-bit weights, with fp32 optimizer states.
         grad_dtype: dtype of gradients; "" = that of the parameters.
         batch: sequences in one forward pass on one GPU (micro batch).
         seq: tokens a sequence.
@@ -148,6 +160,7 @@ class Workload:
     shape: ModelShape
     dtype: str = "fp32"
     optimizer: str = "adamw"
+    master_weights: bool = False
     grad_dtype: str = ""
     batch: int = 1
     seq: int = 0
