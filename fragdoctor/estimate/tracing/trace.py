@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from fragdoctor.errors import ConfigError
+from fragdoctor.estimate.tracing.footprint import Rehearsal, footprint_of, rehearse
 from fragdoctor.estimate.tracing.plan import Plan
 from fragdoctor.estimate.tracing.request_log import RequestLog
 from fragdoctor.model.estimate import Footprint, GpuModel
@@ -31,10 +32,20 @@ class Traced:
     Attributes:
         footprint: peaks, shares, reserved memory.
         log: the requests, to be rehearsed under a capacity or other settings.
+        batch: first dimension of the first input; 0 = it has none.
+        n_steps: training steps traced.
+        optimizer: the name of the optimizer's class, lower case; "" = none.
     """
 
     footprint: Footprint
     log: RequestLog
+    batch: int = 0
+    n_steps: int = 1
+    optimizer: str = ""
+
+    def rehearsed(self, capacity_bytes: int, conf: str = "") -> Rehearsal:
+        """Serve the requests on a GPU of this capacity under these allocator settings."""
+        return rehearse(self.log, capacity_bytes=capacity_bytes, conf=conf)
 
 
 def trace(spec: str, plan: Plan | None = None, gpu: GpuModel | None = None) -> Traced:
@@ -69,7 +80,6 @@ def trace_factory(
     _import_torch()
     from fragdoctor.estimate.tracing.factory import as_program
     from fragdoctor.estimate.tracing.fake_cuda import FakeMode, pretend_cuda
-    from fragdoctor.estimate.tracing.footprint import footprint_of
     from fragdoctor.estimate.tracing.recorder import Recorder
     from fragdoctor.estimate.tracing.training import BUILD, Trainer
     from fragdoctor.estimate.tracing.user_errors import told_in_one_sentence
@@ -97,7 +107,7 @@ def trace_factory(
         n_trainable=sum(p.numel() for p in parameters if p.requires_grad),
         notes=[*trainer.notes, *recorder.warnings],
     )
-    return Traced(footprint, log)
+    return Traced(footprint, log, trainer.batch, trainer.plan.steps, trainer.optimizer_name)
 
 
 def _import_torch() -> None:
