@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -328,6 +329,8 @@ def traced(
     """
     from fragdoctor.estimate.tracing.route import traced_estimate
 
+    # A real GPU is neither needed nor touched, even if it is full.
+    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
     try:
         with console.Progress("Tracing"), redirect_stdout(sys.stderr):
             return traced_estimate(model, plan, gpus, dtype=dtype)

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fragdoctor.estimate.tracing.kernels import scratch_of
-from fragdoctor.estimate.tracing.request_log import RequestLog
+from fragdoctor.estimate.tracing.request_log import RequestLog, shown
 from fragdoctor.estimate.tracing.unknown_values import stand_in
 
 PACKAGE: Final = str(Path(__file__).parents[2])
@@ -183,7 +183,7 @@ class Recorder(TorchDispatchMode):
         place = self._places.get(key)
         if place is None:
             code = frame.f_code
-            place = self.log.add_place(code.co_filename, frame.f_lineno, code.co_name)
+            place = self.log.add_place(shown(code.co_filename), frame.f_lineno, code.co_name)
             self._places[key] = place
         return place
 

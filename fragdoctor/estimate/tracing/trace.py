@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -111,8 +110,6 @@ def trace_factory(
 
 
 def _import_torch() -> None:
-    # A real GPU is neither needed nor touched, even if it is full.
-    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
     try:
         import torch  # noqa: F401 - only whether it is there
     except ImportError as err:

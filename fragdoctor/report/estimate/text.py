@@ -106,7 +106,7 @@ def _write_lines(page: Page, estimate: Estimate) -> None:
     rows: list[list[Cell]] = [
         [
             format_size(line.n_bytes),
-            f"{places.short(line.filename)}:{line.line} {line.function}",
+            f"{line.filename}:{line.line} {line.function}",
             titles.get(line.item, line.item),
         ]
         for line in footprint.lines
