@@ -25,6 +25,7 @@ from typing import Any, Final, Self
 from unittest import mock
 
 import torch
+from torch._prims_common import suggest_memory_format
 from torch._subclasses import fake_tensor
 
 from fragdoctor.errors import ConfigError
@@ -211,6 +212,12 @@ def _swap_tensors(first: Any, second: Any) -> None:
     torch._C._swap_tensor_impl(first, second)
 
 
+def _layout(inputs: torch.Tensor, weight: torch.Tensor, _backend: object) -> torch.memory_format:
+    """Return what cuDNN's convolutions give: channels last if input or weight has it."""
+    layouts = [suggest_memory_format(t) for t in (inputs, weight)]
+    return next((f for f in layouts if f is not torch.contiguous_format), torch.contiguous_format)
+
+
 def _yes(*_: object, **__: object) -> bool:
     return True
 
@@ -314,6 +321,10 @@ def _patched(gpu: SimpleNamespace, allocated: Callable[[], int] = lambda: 0) -> 
         stack.enter_context(mock.patch.object(torch.utils, "swap_tensors", _swap_tensors))
         if hasattr(fake_tensor, "init_gpu_context"):
             stack.enter_context(mock.patch.object(fake_tensor, "init_gpu_context", _nothing))
+        if hasattr(torch._C, "_conv_determine_backend_memory_format"):
+            stack.enter_context(
+                mock.patch.object(torch._C, "_conv_determine_backend_memory_format", _layout)
+            )
         # On a GPU parameters are plain tensors, for which optimizers take foreach kernels.
         for module in (optimizer, _foreach_utils):
             kinds = getattr(module, "_foreach_supported_types", None)

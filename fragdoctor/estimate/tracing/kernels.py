@@ -12,6 +12,7 @@ from math import prod
 from typing import Any, Final
 
 import torch
+from torch._prims_common import suggest_memory_format
 
 from fragdoctor.estimate.tracing.reduction import reduction_bytes
 
@@ -20,10 +21,15 @@ FLOAT: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class Scratch:
-    """A buffer that lives as long as its kernel."""
+    """A buffer that lives as long as its kernel.
+
+    Attributes:
+        comes_first: whether it is allocated before the outputs; that decides where they lie.
+    """
 
     n_bytes: int
     reason: str
+    comes_first: bool = False
 
 
 Arguments = tuple[Any, ...]
@@ -83,13 +89,48 @@ def _convolution_backward(args: Arguments, kwargs: dict[str, Any]) -> Iterator[S
 
 
 def _relaid(inputs: torch.Tensor, weight: torch.Tensor) -> Iterator[Scratch]:
-    if inputs.dim() != IMAGE_DIMENSIONS:
-        return
-    last = [t.is_contiguous(memory_format=torch.channels_last) for t in (inputs, weight)]
-    if any(last) and not all(last):
-        other = weight if last[0] else inputs
-        if not other.is_contiguous() or other.shape[1] > 1:
-            yield Scratch(other.numel() * other.element_size(), "copy to channels last for cuDNN")
+    layouts = [suggest_memory_format(t) for t in (inputs, weight)]
+    wanted = torch.channels_last if torch.channels_last in layouts else torch.contiguous_format
+    for tensor in (inputs, weight):
+        if tensor.dim() == IMAGE_DIMENSIONS and not tensor.is_contiguous(memory_format=wanted):
+            yield Scratch(tensor.numel() * tensor.element_size(), "copy to cuDNN's layout")
+
+
+def _dense_copies(*positions: int) -> Rule:
+    """Kernels that call ``contiguous()`` on what they are given."""
+
+    def rule(args: Arguments, _: dict[str, Any]) -> Iterator[Scratch]:
+        for position in positions:
+            tensor = args[position] if position < len(args) else None
+            if isinstance(tensor, torch.Tensor) and not tensor.is_contiguous():
+                yield Scratch(tensor.numel() * tensor.element_size(), "dense copy for a kernel")
+
+    return rule
+
+
+def _product(args: Arguments, _: dict[str, Any]) -> Iterator[Scratch]:
+    """Copies of matrices that cuBLAS cannot take as they lie (prepare_matrix_for_cublas)."""
+    for tensor in args:
+        if not isinstance(tensor, torch.Tensor) or tensor.dim() < 2:
+            continue
+        (rows, columns), (down, right) = tensor.shape[-2:], tensor.stride()[-2:]
+        fits = (right == 1 and down >= max(1, columns)) or (down == 1 and right >= max(1, rows))
+        if not fits and tensor.numel():
+            yield Scratch(tensor.numel() * tensor.element_size(), "dense copy for cuBLAS")
+
+
+def _softmax_backward(args: Arguments, kwargs: dict[str, Any]) -> Iterator[Scratch]:
+    """The product of gradient and output (SoftMax.cu)."""
+    yield from _dense_copies(0, 1)(args, kwargs)
+    yield Scratch(args[0].numel() * args[0].element_size(), "product of gradient and softmax")
+
+
+def _safe_softmax(args: Arguments, _: dict[str, Any]) -> Iterator[Scratch]:
+    """The plain softmax, and where all of a row is masked, before the two are put together."""
+    tensor = args[0]
+    plain = tensor.numel() * tensor.element_size()
+    yield Scratch(plain, "softmax before masked rows are cleared", comes_first=True)
+    yield Scratch(tensor.numel(), "which scores are masked", comes_first=True)
 
 
 def _pointwise_loss(args: Arguments, kwargs: dict[str, Any]) -> Iterator[Scratch]:
@@ -110,6 +151,25 @@ RULES: Final[dict[str, Rule]] = {
     "sum": _reduction,
     "mean": _reduction,
     "amax": _reduction,
+    "_softmax": _dense_copies(0),
+    "_log_softmax": _dense_copies(0),
+    "_softmax_backward_data": _softmax_backward,
+    "_safe_softmax": _safe_softmax,
+    "native_layer_norm": _dense_copies(0),
+    "native_layer_norm_backward": _dense_copies(0, 1),
+    **dict.fromkeys(("mm", "addmm", "bmm", "baddbmm"), _product),
+    **dict.fromkeys(
+        (
+            "upsample_nearest2d",
+            "upsample_bilinear2d",
+            "upsample_bicubic2d",
+            "upsample_nearest2d_backward",
+            "upsample_bilinear2d_backward",
+            "upsample_bicubic2d_backward",
+            "upsample_nearest3d_backward",
+        ),
+        _dense_copies(0),
+    ),
     "convolution": _convolution,
     "convolution_backward": _convolution_backward,
     "mse_loss": _pointwise_loss,

@@ -100,14 +100,14 @@ class Recorder(TorchDispatchMode):
     def _note(
         self, outputs: Iterable[Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
+        place = self._place()
+        scratches = sorted(scratch_of(name, args, kwargs), key=lambda s: not s.comes_first)
+        n_first = sum(scratch.comes_first for scratch in scratches)
+        buffers = [self.log.request(s.n_bytes, place, s.reason, None) for s in scratches[:n_first]]
         for tensor in outputs:
             if isinstance(tensor, torch.Tensor) and tensor.device.type == "cuda":
                 self._note_tensor(tensor, name, args)
-        place = self._place()
-        buffers = [
-            self.log.request(scratch.n_bytes, place, scratch.reason, None)
-            for scratch in scratch_of(name, args, kwargs)
-        ]
+        buffers += [self.log.request(s.n_bytes, place, s.reason, None) for s in scratches[n_first:]]
         for number in buffers:
             self.log.free(number)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
@@ -93,7 +94,15 @@ def trace_factory(
         capability=capability,
         allocated=lambda: log.live_bytes,
     )
-    with pretended, FakeMode(allow_non_fake_inputs=True), recorder, told_in_one_sentence(name):
+    with (
+        warnings.catch_warnings(),
+        pretended,
+        FakeMode(allow_non_fake_inputs=True),
+        recorder,
+        told_in_one_sentence(name),
+    ):
+        # PyTorch warns about fake tensors in places that were never meant for them.
+        warnings.simplefilter("ignore")
         log.mark(BUILD)
         program = as_program(factory())
         trainer = Trainer(program, plan or Plan(), recorder)
