@@ -11,6 +11,7 @@ from types import FrameType
 from typing import Any, Final
 
 import torch
+import torch.utils.checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -18,6 +19,7 @@ from fragdoctor.estimate.tracing.kernels import scratch_of
 from fragdoctor.estimate.tracing.request_log import RequestLog, shown
 from fragdoctor.estimate.tracing.unknown_values import stand_in
 
+CHECKPOINT: Final = torch.utils.checkpoint.__file__
 PACKAGE: Final = str(Path(__file__).parents[2])
 TRAINING: Final = str(Path(__file__).with_name("training.py"))
 TORCH: Final = str(Path(torch.__file__).parent)
@@ -120,6 +122,8 @@ class Recorder(TorchDispatchMode):
                 return
             self.log.free(known.number)  # resized in place
         number = self.log.request(n_bytes, self._place(), name, self._source(name, args))
+        if self.in_backward and _recomputes():
+            self.log.labels[number] = "recomputed"
         self._live[key] = _Live(number, n_bytes, weakref.ref(storage, self._on_death(key, number)))
 
     def _source(self, name: str, args: tuple[Any, ...]) -> int | None:
@@ -189,6 +193,18 @@ class Recorder(TorchDispatchMode):
 
 
 SOLE_OWNER: Final = 3
+
+
+def _recomputes() -> bool:
+    """Whether checkpointing runs a part of the forward pass again."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename == CHECKPOINT:
+            return True
+        if frame.f_code.co_name == "_engine_run_backward":
+            return False
+        frame = frame.f_back
+    return False
 
 
 def _called_by_engine() -> bool:
