@@ -14,12 +14,11 @@ from typing import Final
 
 from fragdoctor.allocator.model import Allocator
 from fragdoctor.model.estimate import Phase, PhaseName, Share
-from fragdoctor.units import MIB
 
 ROUNDING: Final = 512
-# A mixture of experts has tens of thousands of equal tensors: beyond this many, equal tensors
-# are given to the allocator as one. They are larger than a segment's rounding then.
-MAX_EXPANDED: Final = 40_000
+# A mixture of experts has tens of thousands of equal tensors: beyond this many requests, equal
+# tensors that come and go together are given to the allocator as one.
+MAX_EXPANDED: Final = 20_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +126,6 @@ def reserved_of(tape: Tape) -> int:
 
 
 def _served(allocator: Allocator, event: Event, *, merges: bool) -> Sequence[int]:
-    if merges and event.count > 1 and event.n_bytes > MIB:
+    if merges and event.count > 1:
         return [allocator.malloc(rounded(event.n_bytes) * event.count)]
     return [allocator.malloc(event.n_bytes) for _ in range(event.count)]
