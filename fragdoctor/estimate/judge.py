@@ -75,7 +75,6 @@ def largest_batch(workload: Workload, footprint_of: Footprinter, usable_bytes: i
 
     None where memory does not depend on the batch, as when the layers are not known.
     """
-
     reserved: dict[int, int] = {}
 
     def needs(batch: int) -> int:

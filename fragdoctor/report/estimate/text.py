@@ -20,6 +20,7 @@ from fragdoctor.report.text.page import Cell, Column, Page
 from fragdoctor.units import format_count, format_share, format_size
 
 WIDE: Final = 100
+NARROW: Final = 80
 
 
 def render_estimate(estimate: Estimate, options: RenderOptions, *, explain: bool = False) -> str:
@@ -116,7 +117,7 @@ def _write_fits(page: Page, estimate: Estimate) -> None:
     page.heading("Will it fit")
     lengths = [seq for seq, _ in estimate.fits[0].other_lengths]
     if page.width < WIDE:
-        lengths = lengths[:2]
+        lengths = lengths[:2] if page.width >= NARROW else []
     seq = estimate.workload.seq
     columns = [
         Column(title="gpu"),
