@@ -1,9 +1,9 @@
 """Workloads whose peaks were recorded, rebuilt from their settings for the estimate.
 
 ``tests/estimate/recorded_peaks.json`` holds the settings and the figures: peaks of ordinary
-training loops (three steps) under PyTorch 2.12.1's own CUDA allocator. The models are a GPT (LayerNorm,
-packed qkv, GELU, untied head, 4096 learned positions) and a Llama (RMSNorm written out or fused,
-rotary, SwiGLU, grouped heads), the loss is ``F.cross_entropy`` on the logits.
+training loops (three steps) under PyTorch 2.12.1's own CUDA allocator. The models are a GPT
+(LayerNorm, packed qkv, GELU, untied head, 4096 learned positions) and a Llama (RMSNorm written out
+or fused, rotary, SwiGLU, grouped heads), the loss is ``F.cross_entropy`` on the logits.
 """
 
 from __future__ import annotations

@@ -19,6 +19,8 @@ ROUNDING: Final = 512
 # A mixture of experts has tens of thousands of equal tensors: beyond this many requests, equal
 # tensors that come and go together are given to the allocator as one.
 MAX_EXPANDED: Final = 20_000
+# No device has a thousandth of it: the allocator's part does not matter then.
+ABSURD_BYTES: Final = 2**50
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +114,11 @@ def phases_of(tape: Tape) -> list[Phase]:
 
 def reserved_of(tape: Tape) -> int:
     """Return the most that the caching allocator reserves for the list, with default settings."""
+    requests = [e for e in tape.events if e.kind == "alloc"]
+    if any(e.n_bytes * e.count > ABSURD_BYTES for e in requests):
+        return max((phase.n_bytes for phase in phases_of(tape)), default=0)
     allocator = Allocator()
-    n_tensors = sum(e.count for e in tape.events if e.kind == "alloc")
+    n_tensors = sum(e.count for e in requests)
     merges = n_tensors > MAX_EXPANDED
     addresses: dict[int, Sequence[int]] = {}
     for event in tape.events:

@@ -111,6 +111,34 @@ def test_bad_usage_is_one_sentence_and_exit_2(run: Run, args: tuple[str, ...], w
     assert outcome.out == ""
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"hidden_size": 2**30},
+        {"num_hidden_layers": 9999},
+        {"vocab_size": 2**31},
+        {"num_attention_heads": 2**31},
+        {"model_type": "mixtral", "num_local_experts": 2**31},
+    ],
+)
+def test_absurd_configuration_ends_in_a_sentence_or_an_answer(
+    run: Run, tmp_path: Path, changes: dict[str, object]
+) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**LLAMA, **changes}))
+
+    outcome = run("estimate", str(path), "--gpu", "h100", "--batch", "1000")
+
+    assert outcome.code in (0, 2)
+    assert "Traceback" not in outcome.err
+
+
+def test_absurd_length_is_an_answer(run: Run, config: str) -> None:
+    outcome = run("estimate", config, "--seq", str(2**28), "--attention", "eager", "--gpu", "h100")
+
+    assert outcome.out.startswith("Does not fit")
+
+
 def test_error_is_json_where_json_was_asked_for(run: Run) -> None:
     outcome = run("estimate", "--params", "many", "--format", "json")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 from estimated_workloads import recorded_peaks, workload_of
 
 from fragdoctor.estimate.formula import formula_footprint
-from fragdoctor.estimate.request import FORMULA_ERROR
+from fragdoctor.estimate.request import FORMULA_ERROR, INFERENCE_ERROR
 
 PROMISED = 0.07
 # Segments beyond the peak depend on the order of requests down to each temporary.
@@ -48,6 +49,28 @@ def test_parameters_of_recorded_run_are_counted_exactly(row: dict[str, Any]) -> 
 def test_promise_names_the_recordings_and_the_error() -> None:
     assert f"on {len(recorded_peaks())} recorded runs" in FORMULA_ERROR
     assert f"within {100 * PROMISED:.0f} %" in FORMULA_ERROR
+
+
+# Peak allocated of one forward pass under no_grad that keeps keys and values, logits of the last
+# token only; recorded as the training runs were.
+PREFILLS = [
+    ({"hidden": 2048, "layers": 12, "heads": 16, "kv": 4, "ffn": 5632, "vocab": 32000,
+      "batch": 4, "seq": 2048}, 1_962_053_632),
+    ({"hidden": 1024, "layers": 16, "heads": 16, "kv": 16, "ffn": 2816, "vocab": 32000,
+      "batch": 16, "seq": 512}, 1_328_154_624),
+    ({"hidden": 4096, "layers": 4, "heads": 32, "kv": 8, "ffn": 14336, "vocab": 128256,
+      "batch": 1, "seq": 4096}, 4_402_028_544),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("settings", "recorded"), PREFILLS)
+def test_peak_of_recorded_prefill_is_met(settings: dict[str, Any], recorded: int) -> None:
+    workload = workload_of({"family": "llama", "dtype": "bf16", **settings})
+
+    footprint = formula_footprint(replace(workload, inference=True))
+
+    assert f"{len(PREFILLS)} recorded prefills" in INFERENCE_ERROR
+    assert abs(footprint.peak_allocated_bytes - recorded) <= 0.05 * recorded
 
 
 @pytest.mark.shared

@@ -90,7 +90,7 @@ def _write_items(page: Page, estimate: Estimate) -> None:
     rows.append([("Reserved", "bold"), (format_size(footprint.reserved_bytes), "bold"), ""])
     if estimate.fits:
         gpu = estimate.fits[0].gpu
-        rows.append([f"CUDA context ({gpu.name})", format_size(gpu.context_bytes), ""])
+        rows.append([f"CUDA context, about ({gpu.name})", format_size(gpu.context_bytes), ""])
         needed = footprint.reserved_bytes + gpu.context_bytes
         rows.append([("Needed on the GPU", "bold"), (format_size(needed), "bold"), ""])
     page.table(columns, rows)
