@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fragdoctor.estimate.tracing.kernels import scratch_of
-from fragdoctor.estimate.tracing.request_log import RequestLog
+from fragdoctor.estimate.tracing.request_log import RequestLog, shown
 from fragdoctor.estimate.tracing.unknown_values import stand_in
 
 PACKAGE: Final = str(Path(__file__).parents[2])
@@ -100,14 +100,14 @@ class Recorder(TorchDispatchMode):
     def _note(
         self, outputs: Iterable[Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
+        place = self._place()
+        scratches = sorted(scratch_of(name, args, kwargs), key=lambda s: not s.comes_first)
+        n_first = sum(scratch.comes_first for scratch in scratches)
+        buffers = [self.log.request(s.n_bytes, place, s.reason, None) for s in scratches[:n_first]]
         for tensor in outputs:
             if isinstance(tensor, torch.Tensor) and tensor.device.type == "cuda":
                 self._note_tensor(tensor, name, args)
-        place = self._place()
-        buffers = [
-            self.log.request(scratch.n_bytes, place, scratch.reason, None)
-            for scratch in scratch_of(name, args, kwargs)
-        ]
+        buffers += [self.log.request(s.n_bytes, place, s.reason, None) for s in scratches[n_first:]]
         for number in buffers:
             self.log.free(number)
 
@@ -183,7 +183,7 @@ class Recorder(TorchDispatchMode):
         place = self._places.get(key)
         if place is None:
             code = frame.f_code
-            place = self.log.add_place(code.co_filename, frame.f_lineno, code.co_name)
+            place = self.log.add_place(shown(code.co_filename), frame.f_lineno, code.co_name)
             self._places[key] = place
         return place
 

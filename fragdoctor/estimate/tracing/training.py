@@ -35,14 +35,21 @@ class Trainer:
 
     Attributes:
         notes: what was assumed, one sentence each.
+        batch: first dimension of the first input; 0 = it has none.
     """
 
     program: Program
     plan: Plan
     recorder: Recorder
     notes: list[str] = field(default_factory=list)
+    batch: int = 0
     _optimizer: torch.optim.Optimizer | None = None
     _scaler: Any = None
+
+    @property
+    def optimizer_name(self) -> str:
+        """The class of the optimizer, in lower case; "" = none."""
+        return "" if self._optimizer is None else type(self._optimizer).__name__.lower()
 
     def run(self) -> None:
         """Move everything to the fake GPU and run the steps."""
@@ -83,6 +90,7 @@ class Trainer:
         given = [t for t in tree_leaves((self.program.inputs,)) if isinstance(t, torch.Tensor)]
         before = given[0].shape[0] if given and given[0].dim() else None
         target = self.plan.batch
+        self.batch = target if target is not None and before else before or 0
 
         def place(value: object) -> object:
             if not isinstance(value, torch.Tensor):

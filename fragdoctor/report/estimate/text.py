@@ -33,6 +33,7 @@ def render_estimate(estimate: Estimate, options: RenderOptions, *, explain: bool
     page.paragraph((sentence, style), indent=0)
     page.paragraph(workload_text(estimate), indent=0)
     _write_items(page, estimate)
+    _write_lines(page, estimate)
     _write_phases(page, estimate)
     if estimate.fits:
         _write_fits(page, estimate)
@@ -94,6 +95,24 @@ def _write_items(page: Page, estimate: Estimate) -> None:
         needed = footprint.reserved_bytes + gpu.context_bytes
         rows.append([("Needed on the GPU", "bold"), (format_size(needed), "bold"), ""])
     page.table(columns, rows)
+
+
+def _write_lines(page: Page, estimate: Estimate) -> None:
+    """Write which lines of the user's code hold most at the peak; known from a trace only."""
+    footprint = estimate.footprint
+    if not footprint.lines:
+        return
+    titles = {item.id: item.title for item in footprint.items}
+    page.heading("Your lines that hold most at the peak")
+    rows: list[list[Cell]] = [
+        [
+            format_size(line.n_bytes),
+            f"{line.filename}:{line.line} {line.function}",
+            titles.get(line.item, line.item),
+        ]
+        for line in footprint.lines
+    ]
+    page.table([Column(align="right"), Column("wrap"), Column()], rows)
 
 
 def _write_phases(page: Page, estimate: Estimate) -> None:
