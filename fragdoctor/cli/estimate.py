@@ -305,7 +305,7 @@ def answered(request: Request, gpus: Sequence[GpuModel]) -> Estimate:
     """
     from fragdoctor.estimate.formula import formula_footprint
     from fragdoctor.estimate.judge import Route, judged
-    from fragdoctor.estimate.request import FORMULA_ERROR, workload_of
+    from fragdoctor.estimate.request import FORMULA_ERROR, INFERENCE_ERROR, workload_of
     from fragdoctor.estimate.shapes import is_capture
 
     for name in request.inputs:
@@ -316,7 +316,8 @@ def answered(request: Request, gpus: Sequence[GpuModel]) -> Estimate:
                 hint="Give a config.json or safetensors, or run: fragdoctor analyze",
             )
     with console.Progress("Estimating"):
-        return judged(workload_of(request), Route(formula_footprint, FORMULA_ERROR), gpus)
+        error = INFERENCE_ERROR if request.inference else FORMULA_ERROR
+        return judged(workload_of(request), Route(formula_footprint, error), gpus)
 
 
 def traced(

@@ -20,6 +20,7 @@ from fragdoctor.report.text.page import Cell, Column, Page
 from fragdoctor.units import format_count, format_share, format_size
 
 WIDE: Final = 100
+NARROW: Final = 80
 
 
 def render_estimate(estimate: Estimate, options: RenderOptions, *, explain: bool = False) -> str:
@@ -90,7 +91,7 @@ def _write_items(page: Page, estimate: Estimate) -> None:
     rows.append([("Reserved", "bold"), (format_size(footprint.reserved_bytes), "bold"), ""])
     if estimate.fits:
         gpu = estimate.fits[0].gpu
-        rows.append([f"CUDA context ({gpu.name})", format_size(gpu.context_bytes), ""])
+        rows.append([f"CUDA context, about ({gpu.name})", format_size(gpu.context_bytes), ""])
         needed = footprint.reserved_bytes + gpu.context_bytes
         rows.append([("Needed on the GPU", "bold"), (format_size(needed), "bold"), ""])
     page.table(columns, rows)
@@ -135,7 +136,7 @@ def _write_fits(page: Page, estimate: Estimate) -> None:
     page.heading("Will it fit")
     lengths = [seq for seq, _ in estimate.fits[0].other_lengths]
     if page.width < WIDE:
-        lengths = lengths[:2]
+        lengths = lengths[:2] if page.width >= NARROW else []
     seq = estimate.workload.seq
     columns = [
         Column(title="gpu"),
