@@ -26,6 +26,7 @@ OPTIMIZERS: Final = {
     "adadelta": "Adadelta", "adafactor": "Adafactor",
 }  # fmt: skip
 DTYPES: Final = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+LOSSES: Final = ("", "ce", "mean")
 TOKENS_DIMENSIONS: Final = 3
 
 
@@ -170,6 +171,11 @@ class Trainer:
         first = _first_tensor(outputs)
         if first.numel() == 1 and not self.plan.loss:
             return first
+        if self.plan.loss not in LOSSES:
+            raise ConfigError(
+                f"There is no loss {self.plan.loss!r}.",
+                hint="Use --loss ce or --loss mean, or give loss_fn in the factory.",
+            )
         kind = self.plan.loss or _suggested_loss(first, args)
         if not self.plan.loss:
             self._assume(f"No loss was given; took {kind} of the first output (--loss).")
