@@ -56,6 +56,8 @@ def model_of(inputs: Sequence[str]) -> FoundModel:
     """
     paths = [Path(name) for name in inputs]
     for path in paths:
+        if str(path) == "-":
+            raise ConfigError("Standard input is not read here.", hint=WANTED)
         if not path.exists():
             raise InputError(f"{path} does not exist.", hint=WANTED)
     if len(paths) == 1 and paths[0].is_dir():

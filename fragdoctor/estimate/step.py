@@ -69,6 +69,10 @@ class StepPlayer:
             for group in states.groups:
                 if group.is_trained:
                     tape.alloc("master_weights", group.sharded(FP32), group.count)
+        if self.workload.world_size > 1 and not self.workload.zero_stage:
+            for group in states.groups:  # data parallelism: gradients once more, in its buckets
+                if group.is_trained:
+                    tape.alloc("buckets", group.gradient_bytes, group.count)
         for step in range(2):
             for micro in range(min(2, self.workload.grad_accumulation)):
                 self._forward(workspace_bytes if step == micro == 0 else 0)
