@@ -66,7 +66,7 @@ class Recorder:
         self.left_nothing = False
         self.is_on = False
         self.owns_history = False
-        self._pace = Pace(options.keep_first, options.interval_s)
+        self._pace = Pace(options.keep_first, options.interval_s, options.keep_most)
         self._waiting: list[_Waiting] = []
         self._last_oom = ""
         self.on_idle: Callable[[], None] = _nothing
