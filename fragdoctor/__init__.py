@@ -12,6 +12,13 @@ The verbs, in the order in which one needs them::
     what_if = fragdoctor.simulate(snapshot, ["expandable_segments:True"])
     changes = fragdoctor.compare(snapshot, fragdoctor.load("after.pickle"))
 
+Inside a program that uses the GPU::
+
+    with fragdoctor.record("bundle"):
+        train_step(batch)
+    for batch in fragdoctor.watch(loader):
+        train_step(batch)
+
 Importing the package loads nothing; each name loads its module when it is first used.
 """
 
@@ -23,7 +30,9 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from fragdoctor.allocator.model import Allocator
     from fragdoctor.analysis.device import analyze_device
-    from fragdoctor.api import compare, diagnose, load, simulate
+    from fragdoctor.api import compare, diagnose, diagnose_fleet, load, simulate
+    from fragdoctor.capture.record import record
+    from fragdoctor.capture.watch import watch
     from fragdoctor.errors import (
         ConfigError,
         FragdoctorError,
@@ -53,7 +62,9 @@ __version__ = "0.1.0"
 _MODULES: Final = {
     "fragdoctor.allocator.model": ("Allocator",),
     "fragdoctor.analysis.device": ("analyze_device",),
-    "fragdoctor.api": ("compare", "diagnose", "load", "simulate"),
+    "fragdoctor.api": ("compare", "diagnose", "diagnose_fleet", "load", "simulate"),
+    "fragdoctor.capture.record": ("record",),
+    "fragdoctor.capture.watch": ("watch",),
     "fragdoctor.errors": (
         "ConfigError",
         "FragdoctorError",
@@ -114,12 +125,15 @@ __all__ = [
     "analyze_device",
     "compare",
     "diagnose",
+    "diagnose_fleet",
     "find_messages",
     "load",
     "parse_conf",
     "parse_oom",
     "read_stats",
+    "record",
     "simulate",
+    "watch",
 ]
 
 

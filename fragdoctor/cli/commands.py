@@ -14,6 +14,7 @@ from fragdoctor.cli.explain import explain
 from fragdoctor.cli.export import export
 from fragdoctor.cli.front_page import FRONT_PAGE
 from fragdoctor.cli.oom import oom
+from fragdoctor.cli.run import run
 from fragdoctor.cli.simulate import simulate
 
 
@@ -43,12 +44,23 @@ def _examples(*lines: str) -> str:
 
 app.command(
     "analyze",
-    help="Diagnose a memory snapshot, message, statistics or log; several are one case",
+    help="Diagnose a memory snapshot, message, statistics or log, of one rank or of many",
     epilog=_examples(
-        "fragdoctor analyze snapshot.pickle",
-        "fragdoctor analyze snapshot.pickle oom.txt --capacity 24GiB --format json",
+        "fragdoctor analyze snapshot.pickle oom.txt --capacity 24GiB",
+        "fragdoctor analyze job/ --workers 8 --format html -o job.html",
     ),
 )(analyze)
+app.command(
+    "run",
+    help="Run a program under the recorder and diagnose what it leaves",
+    epilog=_examples(
+        "fragdoctor run train.py --epochs 3",
+        "fragdoctor run -o bundles --zip -- torchrun --nproc-per-node 8 train.py",
+    )
+    + "\n\n\b\nThe report goes to standard error; output and exit code stay the program's.\n"
+    "Only a program that succeeds with nothing to record (no torch, no CUDA) ends in 2.",
+    context_settings={"allow_interspersed_args": False},
+)(run)
 app.command(
     "oom",
     help="Diagnose a pasted out-of-memory message or a whole log",

@@ -12,6 +12,7 @@ from fragdoctor.model.oom import OomMessage
 from fragdoctor.model.snapshot import Snapshot
 from fragdoctor.rules.context import Context
 from fragdoctor.rules.refusal import Refusal
+from fragdoctor.rules.refusal_bundle import with_bundle
 from fragdoctor.rules.refusal_message import refusal_from_message
 from fragdoctor.rules.refusal_snapshot import (
     matching_oom,
@@ -125,6 +126,13 @@ def _context(
 
 
 def _refusal(
+    case: Case, analysis: DeviceAnalysis | None, message: OomMessage | None
+) -> Refusal | None:
+    refusal = _refusal_of_inputs(case, analysis, message)
+    return refusal and with_bundle(refusal, case.bundle, case.overrides)
+
+
+def _refusal_of_inputs(
     case: Case, analysis: DeviceAnalysis | None, message: OomMessage | None
 ) -> Refusal | None:
     if analysis is not None and case.snapshot is not None:

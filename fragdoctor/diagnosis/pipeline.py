@@ -13,12 +13,12 @@ from fragdoctor.diagnosis.notes import find_notes
 from fragdoctor.diagnosis.phases import phase_report
 from fragdoctor.diagnosis.pictures import segment_reports, timeline_strip
 from fragdoctor.diagnosis.proof.evidence import Progress
-from fragdoctor.diagnosis.proof.prove import prove
+from fragdoctor.diagnosis.proof.prove import Proof, prove
 from fragdoctor.diagnosis.remedies.plan import Plan
 from fragdoctor.diagnosis.remedies.ranking import proposals, rank
 from fragdoctor.diagnosis.verdict import find_verdict
 from fragdoctor.model.case import Case
-from fragdoctor.model.diagnosis import Diagnosis
+from fragdoctor.model.diagnosis import Diagnosis, FidelityReport
 from fragdoctor.rules.base import run_rules
 from fragdoctor.rules.context import Context
 from fragdoctor.rules.registry import RULES
@@ -28,20 +28,25 @@ def diagnose(
     case: Case,
     *,
     progress: Progress | None = None,
+    replays: bool = True,
     analyses: Mapping[int, DeviceAnalysis] | None = None,
 ) -> Diagnosis:
     """Return what is wrong, how that was found, and what to do about it.
 
     Every input of the case may be missing; what cannot be answered is skipped with the reason.
     Where there is a trace, recommendations are replayed before they are given; ``progress`` is
-    called with replays done and replays in all. ``analyses`` of devices are taken where given.
+    called with replays done and replays in all. Without ``replays`` they are reasoned only, which
+    changes neither the verdict nor the findings. ``analyses`` of devices are taken where given.
     """
     contexts = build_contexts(case, analyses)
     leader = leading_context(contexts)
     verdict = find_verdict(leader)
     results = run_rules(RULES, contexts)
     plan = Plan(leader, verdict, results)
-    proof = prove(plan, proposals(plan), progress)
+    if replays:
+        proof = prove(plan, proposals(plan), progress)
+    else:
+        proof = Proof(proposals(plan), FidelityReport(reason="the trace was not replayed"))
     recommendations, rejected = rank(proof.proposals)
     return Diagnosis(
         case=case,

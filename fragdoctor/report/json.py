@@ -108,7 +108,7 @@ def diagnosis_document(diagnosis: Diagnosis) -> Json:
         "sources": list(diagnosis.case.sources),
         "verdict": _verdict(diagnosis.verdict),
         "checklist": [_checklist_item(item) for item in diagnosis.checklist],
-        "devices": [_device(d) for d in diagnosis.devices],
+        "devices": [device_document(d) for d in diagnosis.devices],
         "pins": [_pin(p) for p in diagnosis.pins],
         "holders": [_holder(h) for h in diagnosis.holders],
         "fidelity": _fidelity(diagnosis.fidelity),
@@ -235,7 +235,8 @@ def _checklist_item(item: ChecklistItem) -> Json:
     }
 
 
-def _device(figures: DeviceFigures) -> Json:
+def device_document(figures: DeviceFigures) -> Json:
+    """Return the figures of one device: an entry of ``devices``."""
     return {name: getattr(figures, name) for name in _DEVICE_FIELDS}
 
 
