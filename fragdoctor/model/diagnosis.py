@@ -9,6 +9,7 @@ from typing import Any
 
 from fragdoctor.model.case import Case
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Location, SkippedRule
+from fragdoctor.model.phases import Phase, PhaseReport
 
 SCHEMA_VERSION = "1.0"
 
@@ -178,6 +179,7 @@ class TimelineStrip:
         oom_columns, flush_columns: columns in which one happened, ascending, each once.
         first_bytes, last_bytes, peak_bytes: (allocated, reserved) before the trace, after it, and
             the highest of each.
+        phases: training phase of most of each column; empty where no phases are known.
     """
 
     device: int
@@ -192,6 +194,7 @@ class TimelineStrip:
     flush_columns: Sequence[int] = ()
     n_ooms: int = 0
     n_flushes: int = 0
+    phases: Sequence[Phase] = ()
 
 
 class RunKind(StrEnum):
@@ -252,7 +255,7 @@ class Diagnosis:
     """Everything a report needs. Produced by ``fragdoctor.diagnose``.
 
     ``timeline``, ``worst_segments`` (most pinned first) and ``n_pinned_segments`` are of the device
-    that the verdict is about.
+    that the verdict is about; ``phases`` has one report per device with a trace, that one first.
     """
 
     case: Case
@@ -271,3 +274,4 @@ class Diagnosis:
     timeline: TimelineStrip | None = None
     worst_segments: Sequence[SegmentReport] = ()
     n_pinned_segments: int = 0
+    phases: Sequence[PhaseReport] = ()

@@ -7,6 +7,15 @@ from collections.abc import Iterable, Sequence
 from fragdoctor.model.diagnosis import Diagnosis, Recommendation, Status
 from fragdoctor.report import escape
 from fragdoctor.report.base import RenderOptions, Verbosity
+from fragdoctor.report.phase_words import (
+    CATEGORY_NAMES,
+    PHASE_NAMES,
+    limits_sentence,
+    main_line,
+    peak_sentence,
+    shown_phases,
+    sureness,
+)
 from fragdoctor.report.phrases import (
     also_text,
     fidelity_line,
@@ -33,6 +42,7 @@ def render_diagnosis(diagnosis: Diagnosis, options: RenderOptions) -> str:
         *_head(diagnosis),
         *_checklist(diagnosis),
         *_devices(diagnosis),
+        *_phases(diagnosis),
         *_pins(diagnosis, limit),
         *_holders(diagnosis, limit),
         *_recommendations(diagnosis, limit),
@@ -84,6 +94,30 @@ def _devices(diagnosis: Diagnosis) -> list[str]:
     ]
     titles = ("GPU", "Capacity", "Reserved", "Live", "Pinned", "Releasable", "Peak", "Retries")
     return _section("Memory", titles, rows)
+
+
+def _phases(diagnosis: Diagnosis) -> list[str]:
+    blocks: list[str] = []
+    for report in shown_phases(diagnosis):
+        rows = [
+            (
+                PHASE_NAMES[p.phase],
+                format_count(p.n_passes),
+                format_size(p.median_peak_bytes),
+                format_size(p.worst_peak_bytes),
+            )
+            for p in report.phases
+        ]
+        titles = ("Phase", "Passes", "Usual peak", "Worst")
+        blocks += _section(f"Training phases of GPU {report.device}", titles, rows)
+        sentence = " ".join(s for s in (peak_sentence(report), limits_sentence(report)) if s)
+        blocks += [md(sentence)] if sentence else []
+        shares = [
+            (CATEGORY_NAMES[s.category], format_size(s.n_bytes), sureness(s), _code(main_line(s)))
+            for s in report.at_peak
+        ]
+        blocks += _section("At the peak", ("Memory", "Allocated", "Sure", "Mostly from"), shares)
+    return blocks
 
 
 def _pins(diagnosis: Diagnosis, limit: int | None) -> list[str]:

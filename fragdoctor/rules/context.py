@@ -69,10 +69,14 @@ class Context:
 
     @property
     def total_bytes(self) -> int | None:
-        """Size of the device as the user or a message tells it."""
+        """Size of the device as the user, a message or a bundle tells it."""
         if self.case.overrides.capacity_bytes is not None:
             return self.case.overrides.capacity_bytes
-        return known(self.message.total_bytes) if self.message is not None else None
+        told = known(self.message.total_bytes) if self.message is not None else None
+        if told is not None or self.case.bundle is None:
+            return told
+        device = self.case.bundle.device(self.device)
+        return device.total_bytes if device is not None else None
 
     @property
     def retries(self) -> tuple[int, str] | None:

@@ -46,11 +46,11 @@ def estimate_document(estimate: Estimate) -> Json:
         ],
         "lines": [
             {
-                "file": line.filename,
+                "filename": line.filename,
                 "line": line.line,
                 "function": line.function,
-                "bytes": line.n_bytes,
                 "item": line.item,
+                "bytes": line.n_bytes,
             }
             for line in footprint.lines
         ],

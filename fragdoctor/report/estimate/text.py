@@ -12,7 +12,6 @@ from fragdoctor.report.base import RenderOptions, Verbosity
 from fragdoctor.report.estimate.phrases import (
     PHASES,
     batch_text,
-    count_text,
     verdict,
     workload_text,
 )
@@ -250,6 +249,3 @@ def _write_notes(page: Page, estimate: Estimate, *, explain: bool) -> None:
     page.heading("Notes")
     for note in notes:
         page.paragraph(note, hang=2)
-
-
-__all__ = ["count_text", "render_estimate", "render_gpus"]
