@@ -50,13 +50,16 @@ def analyze_device(
         settings: what the allocator ran under; the recorded settings where None.
         undone: what undoing the trace tells, where the caller has it.
     """
-    result = _analyzed(snapshot, device, snapshot.settings if settings is None else settings)
+    settings = snapshot.settings if settings is None else settings
+    result = _analyzed(snapshot, device, settings, undone)
     if result.n_events >= LONG_TRACE_EVENTS:
         return_free_memory()
     return result
 
 
-def _analyzed(snapshot: Snapshot, device: int, settings: AllocatorSettings) -> DeviceAnalysis:
+def _analyzed(
+    snapshot: Snapshot, device: int, settings: AllocatorSettings, undone: Undone | None
+) -> DeviceAnalysis:
     columns = device_columns(snapshot, device)
     undone = undo(columns, settings) if undone is None else undone
     layout = final_layout(columns, settings, undone)
