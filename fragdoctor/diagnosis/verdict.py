@@ -15,6 +15,7 @@ from fragdoctor.diagnosis.verdict_snapshot import explain_live_memory, verdict_o
 from fragdoctor.diagnosis.verdict_stats import verdict_on_stats
 from fragdoctor.model.diagnosis import Cause, Verdict
 from fragdoctor.model.finding import Confidence
+from fragdoctor.model.oom import NO_FAILURE
 from fragdoctor.rules.context import Context
 
 NOT_A_SHORTAGE: Final = ("negative", "shared-memory")
@@ -31,7 +32,7 @@ def find_verdict(context: Context) -> Verdict:
     is_silent = message is None or message.kind in NOT_A_SHORTAGE
     if analysis is not None and (analysis.ooms or is_silent):
         return verdict_on_snapshot(context)
-    if message is not None:
+    if message is not None and message.sub_kind != NO_FAILURE:
         if context.refusal is not None and not message.sub_kind:
             readings = decide(context.refusal)
             if analysis is not None:

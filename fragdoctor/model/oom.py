@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from fragdoctor.model.story import Scene
+
+NO_FAILURE: Final = "no-failure"
+"""``sub_kind`` of the message of kind ``negative`` that stands for a text without any failure."""
 
 
 @dataclass(frozen=True, slots=True)

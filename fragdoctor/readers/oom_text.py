@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from fragdoctor.model.oom import LogMarker, OomLog, OomMessage
+from fragdoctor.model.oom import NO_FAILURE, LogMarker, OomLog, OomMessage
 from fragdoctor.readers.log import windows
 from fragdoctor.readers.markers import markers_of
 from fragdoctor.readers.story.scan import scan
@@ -115,7 +115,7 @@ def _look_alike(text: str) -> list[OomMessage]:
                     kind=names.NEGATIVE,
                     backend=backend,
                     is_device_oom=False,
-                    sub_kind="no-failure",
+                    sub_kind=NO_FAILURE,
                     text=" ".join(text[:_LOOK_ALIKE_CHARS].split())[:500],
                 )
             ]

@@ -43,7 +43,7 @@ def build_story(log: OomLog | None) -> LogStory | None:
     """Return the story of a log; None where there is none to tell.
 
     One failure is no story, nor is a run without any; a log that shows how far a run had come
-    before it failed is one, and so is memory that grows from trial to trial without a failure yet.
+    before it failed is one, and so are the trials of a sweep that prints what each leaves behind.
     """
     if log is None or not log.scenes:
         return None
@@ -85,7 +85,7 @@ def _is_story(told: Sequence[Told], trials: Sequence[Trial], trends: Sequence[Tr
     loud = [t.scene for t in told if t.scene.kind not in _QUIET | _HIDDEN]
     grows = any(t.direction is Direction.GROWS and t.confidence is not None for t in trends)
     if not loud:
-        return grows and len(trials) > 1
+        return len(trials) > 1 and any(t.over == "trial" and t.confidence for t in trends)
     n_progress = sum(t.scene.kind is SceneKind.PROGRESS for t in told)
     if n_progress >= _MIN_PROGRESS or len(trials) > 1 or grows:
         return True

@@ -74,6 +74,8 @@ def _repeats(
     earlier = first.scene
     if earlier.kind is not scene.kind or scene.line - earlier.line > _NEAR_LINES * first.n_lines:
         return False
+    if processes.generation(earlier.line) != processes.generation(scene.line):
+        return False
     if earlier.trial and scene.trial and earlier.trial != scene.trial:
         return False
     if earlier.rank is not None and scene.rank is not None and earlier.rank != scene.rank:

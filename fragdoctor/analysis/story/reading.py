@@ -80,6 +80,16 @@ def trials_before_failure(story: LogStory) -> int | None:
     return None
 
 
+def has_process_each(story: LogStory) -> bool:
+    """Tell whether every trial whose process is printed ran in one of its own."""
+    of_trial: dict[str, set[int]] = {}
+    for event in story.events:
+        if event.trial and event.pid is not None:
+            of_trial.setdefault(event.trial, set()).add(event.pid)
+    pids = [pid for group in of_trial.values() for pid in group]
+    return len(of_trial) > 1 and len(pids) == len(set(pids))
+
+
 def _is_told(trend: Trend) -> bool:
     return trend.over in _OVER_TRIALS and trend.slope_bytes is not None
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fragdoctor.analysis.story.processes import Source
-from fragdoctor.model.story import Outcome, Scene, SceneKind, Trial
+from fragdoctor.model.story import FAILURES, Outcome, Scene, SceneKind, Trial
 
 ENDS = {
     SceneKind.TRIAL_END: Outcome.FINISHED,
@@ -16,14 +16,17 @@ ENDS = {
 }
 _AT_WORK = (SceneKind.TRIAL_START, SceneKind.MENTION, SceneKind.PROGRESS, SceneKind.FIGURE)
 _NOWHERE = Source(None, None)
+_TRACEBACK_LINES = 200
+"""Optuna says that a trial failed and prints the traceback below, which is shorter than this."""
 
 
 def with_trials(scenes: Sequence[Scene]) -> list[Scene]:
     """Return the scenes with their trial, where the log lets one know.
 
     A line belongs to the trial that it names; else to the one that its process announced last;
-    else, as Optuna announces no start, to the one whose end comes next. Where trials run side by
-    side in one stream, lines that name none belong to none.
+    else, as Optuna announces no start, to the one whose end comes next. A failure right below the
+    line that says that a trial failed is that trial's, unless it has shown one before. Where trials
+    run side by side in one stream, lines that name none belong to none.
     """
     return _Assignment(scenes).done()
 
@@ -38,6 +41,8 @@ class _Assignment:
         self._current: dict[Source, str] = {}
         self._started: set[str] = set()
         self._unnamed: dict[Source, list[int]] = {}
+        self._failure_lines: dict[str, int] = {}  # of each trial the first
+        self._failed: dict[Source, Scene] = {}  # whose traceback may still come
 
     def done(self) -> list[Scene]:
         """Return all scenes with their trials."""
@@ -46,33 +51,60 @@ class _Assignment:
             if scene.kind is SceneKind.RESTART:
                 self._current.clear()
                 self._unnamed.clear()
+                self._failed.clear()
+            if scene.trial and scene.kind in FAILURES:
+                self._failure_lines.setdefault(scene.trial, scene.line)
             if not scene.trial:
                 self._place(i, source)
             elif scene.kind in ENDS:
-                self._end(scene.trial, source)
+                self._end(scene, source)
             elif scene.kind in _AT_WORK:
                 self._begin(scene.trial, source)
         return self._whole
 
     def _place(self, i: int, source: Source) -> None:
-        name = self._current.get(source, "")
+        scene = self._whole[i]
+        name = self._current.get(source, "") or self._just_failed(scene, source)
         if not name and not self._is_parallel:
             name = self._current.get(_NOWHERE, "")
         if name:
-            self._whole[i] = replace(self._whole[i], trial=name)
+            self._name(i, name)
         else:
             self._unnamed.setdefault(source, []).append(i)
 
+    def _name(self, i: int, name: str) -> None:
+        scene = self._whole[i]
+        self._whole[i] = replace(scene, trial=name)
+        if scene.kind in FAILURES:
+            self._failure_lines.setdefault(name, scene.line)
+
+    def _just_failed(self, scene: Scene, source: Source) -> str:
+        """Return the trial that was said to have failed right above its traceback."""
+        failed = self._failed.get(source)
+        if failed is None:
+            return ""
+        if scene.kind in FAILURES and scene.line - failed.line <= _TRACEBACK_LINES:
+            return failed.trial
+        if scene.kind in _AT_WORK:
+            del self._failed[source]
+        return ""
+
     def _begin(self, name: str, source: Source) -> None:
+        self._failed.pop(source, None)
         if self._current.get(source) != name:
             self._unnamed.pop(source, None)
         self._started.add(name)
         self._current[source] = name
 
-    def _end(self, name: str, source: Source) -> None:
+    def _end(self, scene: Scene, source: Source) -> None:
+        name = scene.trial
         if name not in self._started and not self._is_parallel:
             for i in self._waiting(source):
-                self._whole[i] = replace(self._whole[i], trial=name)
+                self._name(i, name)
+        self._failed.pop(source, None)
+        is_told = self._failure_lines.get(name, scene.line) < scene.line
+        if scene.kind is SceneKind.TRIAL_FAILED and not is_told:
+            self._failed[source] = scene
         self._current.pop(source, None)
         self._current.pop(_NOWHERE, None)
 

@@ -8,7 +8,7 @@ from typing import Final
 
 from fragdoctor.model.diagnosis import Cause, Predicted, Recommendation, Verdict
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Location, RuleResults
-from fragdoctor.model.oom import OomMessage
+from fragdoctor.model.oom import NO_FAILURE, OomMessage
 from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.rules.context import Context
 from fragdoctor.rules.refusal import Refusal
@@ -92,6 +92,8 @@ class Plan:
     @property
     def is_allocator_case(self) -> bool:
         """Whether the caching allocator of PyTorch is what this is about."""
+        if self.message is not None and self.message.sub_kind == NO_FAILURE:
+            return self.cause is Cause.LEAK  # seen in what the program printed
         if self.message is not None:
             return self.kind == "pytorch-caching-allocator" and self.backend != "mps"
         return True

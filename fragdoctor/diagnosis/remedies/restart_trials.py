@@ -8,6 +8,7 @@ from typing import Final
 from fragdoctor.analysis.story.reading import (
     accumulation,
     growing_cache,
+    has_process_each,
     trials_before_failure,
 )
 from fragdoctor.diagnosis.remedies.plan import HELPS, MAY_HELP, Plan, Proposal, propose
@@ -25,7 +26,8 @@ def remedies(plan: Plan) -> Iterator[Proposal]:
     """Propose a restart where damage piles up over a long run."""
     story = plan.context.story
     if story is not None and plan.is_allocator_case and is_sweep(story):
-        yield _every_few(story)
+        if not has_process_each(story):
+            yield _every_few(story)
         return
     if not plan.is_allocator_case or plan.cause not in (Cause.FRAGMENTATION, Cause.LEAK):
         return
@@ -51,6 +53,10 @@ def _every_few(story: LogStory) -> Proposal:
     piles_up = accumulation(story) is not None or growing_cache(story) is not None
     n_before = trials_before_failure(story)
     n = max(1, (n_before or 0) // 2)
+    often = "for every trial" if n == 1 else f"every {n} trials"
+    title = f"Start a fresh process {often}"
+    if n_before is None:
+        title = "Start a fresh process every few trials"
     seen = (
         ""
         if n_before is None
@@ -61,9 +67,7 @@ def _every_few(story: LogStory) -> Proposal:
     )
     return propose(
         "restart-trials",
-        "Start a fresh process for every trial"
-        if n == 1
-        else f"Start a fresh process every {n} trials",
+        title,
         weight=HELPS if piles_up else MAY_HELP - 15,
         confidence=Confidence.LIKELY if piles_up else Confidence.POSSIBLE,
         change="run trials with subprocess or multiprocessing (spawn), or the sweep tool's own "

@@ -138,7 +138,6 @@ def test_trainer_says_how_far_the_run_had_come():
     "text",
     [
         story_logs.trainer(fails=False),
-        story_logs.optuna(growth=0.0, n_failing=0),
         story_logs.message(20, 1),
         story_logs.traceback(story_logs.message(20, 1)),
         story_logs.traceback(story_logs.message(20, 1)) * 2,
@@ -164,3 +163,50 @@ def test_clock_that_passes_midnight_goes_on():
 
     assert [e.place for e in story.events if e.place] == ["step 22", "step 3"]
     assert story.duration_s == pytest.approx(5 * 3600)
+
+
+def test_level_sweep_without_a_failure_says_that_nothing_accumulates():
+    story = story_of(story_logs.optuna(growth=0.0, n_failing=0))
+
+    assert story.trend("allocated").direction is Direction.LEVEL
+    assert story.n_ooms == 0
+
+
+def test_traceback_below_the_failed_line_belongs_to_the_trial_that_failed():
+    text = "".join(
+        f"[W 2024-05-01 10:0{i}:00,000] Trial {i} failed with parameters: {{}} because of the "
+        f"following error: RuntimeError().\n{story_logs.traceback(story_logs.message(20 + i, 1))}"
+        if i % 2
+        else f"[I 2024-05-01 10:0{i}:00,000] Trial {i} finished with value: 0.1\n"
+        for i in range(6)
+    )
+
+    story = story_of(text)
+
+    assert [(t.name, t.n_ooms) for t in story.trials] == [
+        ("0", 0), ("1", 1), ("2", 0), ("3", 1), ("4", 0), ("5", 1),
+    ]  # fmt: skip
+
+
+def test_traceback_above_the_failed_line_leaves_the_next_one_to_the_next_trial():
+    text = "".join(
+        story_logs.traceback(story_logs.message(20 + i, 1)) + f"Trial {i} failed\n"
+        for i in range(3)
+    )
+
+    story = story_of(text)
+
+    assert [(t.name, t.n_ooms) for t in story.trials] == [("0", 1), ("1", 1), ("2", 1)]
+
+
+def test_same_message_after_each_restart_is_a_failure_each_time():
+    failed = story_logs.traceback(story_logs.message(21, 0.4), "[rank1]: ")
+    restart = "[default] Worker group FAILED. 2/3 attempts left; will restart worker group\n"
+    steps = "[rank1]: step 100 loss 0.4\n" * 3
+
+    story = story_of((steps + failed + restart) * 3)
+
+    assert story.n_ooms == 3
+    restarts = [e for e in story.events if e.kind is SceneKind.RESTART]
+    causes = [story.events[e.caused_by].kind for e in restarts if e.caused_by is not None]
+    assert causes == [SceneKind.OOM] * 3
