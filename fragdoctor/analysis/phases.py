@@ -23,8 +23,9 @@ from fragdoctor.analysis.passes import (
 )
 from fragdoctor.analysis.result import CategorySum, PhaseAnalysis, PhasePeaks, Timeline
 from fragdoctor.analysis.stack_roles import stack_roles
+from fragdoctor.analysis.teardown import end_of_work, without_teardown
 from fragdoctor.analysis.timeline import Undone
-from fragdoctor.model.snapshot import I32, I64, U8, Snapshot
+from fragdoctor.model.snapshot import I32, I64, U8, Action, Snapshot
 
 MAX_LINES: Final = 5
 NO_STACKS: Final = "no stacks were recorded, so nothing tells the phases apart"
@@ -52,8 +53,12 @@ def find_phases(
         columns, roles, is_late=is_late, frees_tell=_frees_tell(columns, undone.lifetimes)
     )
     if passes is not None:
-        categories = sort_blocks(undone.lifetimes, roles, passes)
-        found = _summary(undone, passes, _Table(categories, undone.lifetimes, lines))
+        end = end_of_work(columns, undone.lifetimes, passes)
+        lifetimes = without_teardown(undone.lifetimes, end)
+        is_failed = end is not None and bool(columns.action[end - 1] == Action.OOM)
+        passes = replace(passes, is_cut=passes.is_cut or is_failed)
+        categories = sort_blocks(lifetimes, roles, passes)
+        found = _summary(undone, passes, _Table(categories, lifetimes, lines), end)
         trains = np.isin(passes.label, (BACKWARD, OPTIMIZER)).any()
         return found if trains else replace(found, reason=NO_TRAINING)
     if roles.has_python:
@@ -107,7 +112,9 @@ class _Table:
         return tuple((int(frames[i]), int(total[i])) for i in best)
 
 
-def _summary(undone: Undone, passes: Passes, table: _Table) -> PhaseAnalysis:
+def _summary(
+    undone: Undone, passes: Passes, table: _Table, end: int | None = None
+) -> PhaseAnalysis:
     timeline = undone.timeline
     states = timeline.allocated_bytes
     # A pass begins in the state that the pass before it left.
@@ -115,7 +122,7 @@ def _summary(undone: Undone, passes: Passes, table: _Table) -> PhaseAnalysis:
         np.maximum.reduceat(states[1:], passes.first[:-1]), states[passes.first[:-1]]
     )
     peak = int(timeline.allocated_bytes.argmax())
-    rest = _rest_state(passes, timeline)
+    rest = _rest_state(passes, timeline, end)
     return PhaseAnalysis(
         method="stacks",
         labels=passes.label,
@@ -155,12 +162,15 @@ def _phase(label: int, passes: Passes, peaks: I64, states: I64, table: _Table) -
     )
 
 
-def _rest_state(passes: Passes, timeline: Timeline) -> int | None:
-    """Return the last moment between two steps, None where the trace shows none."""
+def _rest_state(passes: Passes, timeline: Timeline, end: int | None) -> int | None:
+    """Return the last moment between two steps, None where the trace shows none.
+
+    ``end`` is the state after which the program only lets go.
+    """
     label = passes.label
     ends = OPTIMIZER if (label == OPTIMIZER).any() else BACKWARD
     if label[-1] == ends and not passes.is_cut:
-        return len(timeline.allocated_bytes) - 1
+        return len(timeline.allocated_bytes) - 1 if end is None else end
     follows = np.isin(label[1:], (FORWARD, BOTH))
     begins = np.flatnonzero(follows & (label[:-1] == ends)) + 1
     return int(passes.first[begins[-1]]) if len(begins) else None

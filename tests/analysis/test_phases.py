@@ -217,6 +217,64 @@ def test_find_phases_failure_in_forward_leaves_activations_unsure():
     assert held[c.PARAMETERS].n_bytes == MODEL
 
 
+def test_find_phases_unwinding_after_a_failure_in_forward_makes_no_temporaries():
+    loop = trained(2)
+    held = loop.forward()
+    loop.toy.events.append(oom(64 * MIB, 0))
+    for block in held:
+        loop.free(block, USER)
+
+    found = loop.phases()
+
+    at_peak = by_category(next(x for x in found.phases if x.label == p.FORWARD).held)
+    assert at_peak[c.ACTIVATIONS].n_bytes == 2 * ACTIVATION
+    assert at_peak[c.TEMPORARIES].n_blocks == 1  # the scratch of the moment
+
+
+def test_find_phases_unwinding_after_a_failure_in_the_first_step_leaves_optimizer_state():
+    loop = TrainingLoop()
+    loop.build()
+    batch, *activations = loop.forward()
+    loop.backward(activations)
+    state = [loop.new(size, INIT_STATE) for size in PARAMETERS]
+    loop.toy.events.append(oom(64 * MIB, 0))
+    for block in (batch, *loop.gradients, *state, *loop.parameters):
+        loop.free(block, USER)
+
+    found = loop.phases()
+
+    at_peak = by_category(next(x for x in found.phases if x.label == p.OPTIMIZER).held)
+    assert at_peak[c.OPTIMIZER_STATE].n_bytes == MODEL
+    assert at_peak[c.PARAMETERS].n_bytes == MODEL
+
+
+def test_find_phases_model_that_goes_at_the_end_is_there_between_steps():
+    loop = trained(3)
+    for block in (*loop.state, *loop.parameters):
+        loop.free(block, USER)
+
+    between = by_category(loop.phases().at_rest)
+
+    assert between[c.PARAMETERS].n_bytes == MODEL
+    assert between[c.OPTIMIZER_STATE].n_bytes == 2 * MODEL
+    assert c.GRADIENTS not in between
+    assert c.TEMPORARIES not in between
+
+
+def test_find_phases_weights_of_inference_that_go_at_the_end_are_no_temporaries():
+    loop = TrainingLoop()
+    loop.build()
+    for _ in range(4):
+        for block in loop.forward():
+            loop.free(block, USER)
+    for block in loop.parameters:
+        loop.free(block, USER)
+
+    held = by_category(loop.phases().at_peak)
+
+    assert held[c.PARAMETERS].n_bytes == MODEL
+
+
 def test_find_phases_inference_has_no_activations():
     loop = TrainingLoop()
     loop.build()
