@@ -123,6 +123,7 @@ class Reached:
         torch: version and CUDA version (``-`` = none) of the PyTorch that was imported; "" = none.
         n_recording: processes that used CUDA; n_unused: those of them that reserved no memory.
         problems: what went wrong in them.
+        n_inner: ``fragdoctor run`` was called by the program so often; each of them records alone.
     """
 
     n_started: int = 0
@@ -130,6 +131,7 @@ class Reached:
     n_recording: int = 0
     n_unused: int = 0
     problems: tuple[str, ...] = ()
+    n_inner: int = 0
 
     def why_nothing(self, code: int) -> str:
         """Why nothing was recorded by a program with this exit code; hostile text may be in it."""
@@ -144,6 +146,7 @@ class Reached:
             (self.n_recording > 0, "the program used CUDA but reserved no memory on a GPU"),
             (bool(version) and cuda == "-", f"PyTorch {version} is built without CUDA"),
             (bool(version), f"the program imported PyTorch {version} but used no GPU"),
+            (self.n_inner > 0, "the fragdoctor run inside the program records by itself"),
             (self.n_started > 0, "the program did not import torch"),
         )
         return next((text for applies, text in reasons if applies), _NO_PYTHON)
@@ -170,6 +173,7 @@ def read_status(path: Path) -> Reached:
         torch=versions[0] if versions else "",
         n_recording=sum(word == "cuda" for word, _ in words),
         n_unused=sum(word == "unused" for word, _ in words),
+        n_inner=sum(word == "inner" for word, _ in words),
         problems=tuple(dict.fromkeys(detail for word, detail in words if word == "problem")),
     )
 

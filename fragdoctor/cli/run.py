@@ -79,12 +79,15 @@ def run(
     succeeded and nothing could be recorded it is 2: the recording that was asked for failed.
     """
     from fragdoctor.capture.launch import command_of, environment_of, launch, read_status
-    from fragdoctor.capture.recording.options import Options
+    from fragdoctor.capture.recording.arming import note
+    from fragdoctor.capture.recording.options import Options, from_environment
     from fragdoctor.intake.collection import find_bundles
 
     look = console.render_options(quiet=quiet, verbose=verbose, no_color=no_color, on_stderr=True)
     command = command_of(words, is_module=is_module)
     directory = _directory(output, words, is_module=is_module)
+    if outer := from_environment(os.environ):
+        note(outer, "inner")
     before = {found.path for found in find_bundles(directory)}
     with tempfile.TemporaryDirectory(prefix="fragdoctor-") as temporary:
         status = Path(temporary) / "status"

@@ -16,6 +16,7 @@ from fragdoctor.estimate.safetensors import (
     read_index,
 )
 from fragdoctor.estimate.weights import shape_of_tensors, stored_dtype, with_exact_counts
+from fragdoctor.intake.bundle import is_bundle
 from fragdoctor.intake.kinds import Kind, kind_of
 from fragdoctor.model.workload import ModelShape
 
@@ -38,7 +39,9 @@ class FoundModel:
 
 
 def is_capture(path: Path) -> bool:
-    """Return whether a file is a snapshot, a message, statistics or a log, not a model."""
+    """Return whether a path is a snapshot, a message, statistics, a log or a bundle, not a model."""
+    if path.is_dir():
+        return is_bundle(path)
     if not path.is_file():
         return False
     head = _head(path)

@@ -40,6 +40,7 @@ from fragdoctor.analysis.device import analyze_device
         ("libtorch_cuda.so.2", NATIVE),
         ("/build/aten/src/ATen/Context.cpp", NATIVE),
         ("kernel.cu", NATIVE),
+        ("./misc/../sysdeps/unix/sysv/linux/x86_64/clone3.S", NATIVE),
     ],
 )
 def test_classify_file_known_name_is_recognised(name, expected):

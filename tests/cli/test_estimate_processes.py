@@ -36,3 +36,16 @@ def test_command_reads_a_message(run, tmp_path):
     result = run("estimate", str(path))
 
     assert (result.code, "GPU 0 of the message" in result.out) == (0, True)
+
+
+def test_command_reads_a_bundle_that_is_a_directory(run, tmp_path):
+    bundle = tmp_path / "oom1-pid7"
+    bundle.mkdir()
+    manifest = {"format": "fragdoctor-bundle", "version": 1, "reason": "oom"}
+    (bundle / "bundle.json").write_text(json.dumps(manifest), encoding="utf-8")
+    text = "torch.OutOfMemoryError: " + message(5.0, 0.2)
+    (bundle / "oom.txt").write_text(text, encoding="utf-8")
+
+    result = run("estimate", str(bundle))
+
+    assert (result.code, "GPU 0 of the message" in result.out) == (0, True)

@@ -306,7 +306,7 @@ def test_run_whose_snapshot_fails_keeps_the_rest_and_the_program_unaware(runner)
     assert 1 == done.returncode
     (bundle,) = runner.bundles()
     manifest = runner.manifest(bundle)
-    assert ["stats.json"] == manifest["files"]
+    assert ["stats.json", "oom.txt"] == manifest["files"]
     assert ["snapshot.pickle: RuntimeError: the snapshot cannot be taken"] == manifest["problems"]
     assert b"Not enough capacity" in done.stderr  # the message alone tells as much
 
@@ -408,3 +408,22 @@ def test_run_of_a_program_terminated_while_a_bundle_is_written_completes_it(runn
 
     assert 143 == code
     assert ["exit"] == without_pid(runner.bundles())
+
+
+def test_run_of_a_very_long_command_starts_it_as_ever(runner) -> None:
+    script = runner.script("print(len(sys.argv))", "long.py")
+
+    result = runner.run(str(script), *["--name=value"] * 40_000)
+
+    assert result.stdout == b"40001\n"
+
+
+def test_run_around_another_run_says_that_the_inner_one_records(runner) -> None:
+    script = runner.script("torch.cuda.init()\n")
+    inner = runner.home / "inner"
+
+    result = runner.run(
+        "--", sys.executable, "-m", "fragdoctor", "run", "-o", str(inner), str(script)
+    )
+
+    assert b"the fragdoctor run inside the program records by itself" in result.stderr

@@ -86,6 +86,15 @@ def update_manifest(bundle: str, **changes: Any) -> None:
     add_file(bundle, MANIFEST, _dumps(manifest))
 
 
+def add_part(bundle: str, file: str, text: str) -> None:
+    """Add a text to a bundle that is there already and name it in the manifest."""
+    add_file(bundle, file, text)
+    with open(os.path.join(bundle, MANIFEST), encoding="utf-8") as f:
+        files = json.load(f)["files"]
+    if file not in files:
+        update_manifest(bundle, files=[*files, file])
+
+
 def write_json(path: str, value: Any) -> None:
     """Write a value as readable JSON."""
     with open(path, "w", encoding="utf-8", newline="\n") as f:

@@ -12,6 +12,7 @@ DEFAULT_MAX_ENTRIES = 100_000
 """Events kept per GPU: some dozens of steps of an ordinary training loop. An entry takes a few
 hundred bytes of host memory beside its stack, which the entries of one line share."""
 
+_MAX_COMMAND = 16 * 1024
 _RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 _LOCAL_RANKS = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
 _WORLD_SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
@@ -41,8 +42,23 @@ class Options(NamedTuple):
     command: tuple[str, ...] = ()
 
     def to_environment(self) -> str:
-        """Return the value of ``VARIABLE``."""
-        return json.dumps(self._asdict())
+        """Return the value of ``VARIABLE``; of a very long command its beginning.
+
+        Linux starts no program with a variable of more than 128 KiB, though with longer commands.
+        """
+        return json.dumps({**self._asdict(), "command": _beginning(self.command)})
+
+
+def _beginning(command: tuple[str, ...]) -> list[str]:
+    """Return the words of a command as far as there is room, then an ellipsis."""
+    kept: list[str] = []
+    room = _MAX_COMMAND
+    for word in command:
+        room -= len(json.dumps(word)) + 2
+        if room < 0:
+            return [*kept, "..."]
+        kept.append(word)
+    return kept
 
 
 def from_environment(environ: Mapping[str, str] = os.environ) -> Options | None:

@@ -133,7 +133,7 @@ class Recorder:
             self._last_oom = text if waiting.is_told else ""
             if waiting.bundle is not None:
                 shown = text[:_MESSAGE_CHARACTERS]
-                bundle_writer.add_file(waiting.bundle, bundle_writer.MESSAGE, f"{shown}\n")
+                bundle_writer.add_part(waiting.bundle, bundle_writer.MESSAGE, f"{shown}\n")
         except Exception as e:  # as above
             self._note(e)
 

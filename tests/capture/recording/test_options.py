@@ -45,3 +45,15 @@ def test_options_of_a_later_version_are_read_as_far_as_they_are_known() -> None:
 )
 def test_ranks_are_found_however_the_process_was_launched(environ, ranks) -> None:
     assert ranks == find_ranks(environ)
+
+
+def test_options_of_a_very_long_command_stay_short_enough_to_start_a_program() -> None:
+    options = Options("/tmp/x", command=("train.py", *(["--name=\u00e9"] * 40_000)))
+
+    text = options.to_environment()
+
+    assert len(text.encode()) < 64 * 1024
+    back = from_environment({VARIABLE: text})
+    assert back is not None
+    assert back.command[:2] == ("train.py", "--name=\u00e9")
+    assert back.command[-1] == "..."
