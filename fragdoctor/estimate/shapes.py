@@ -39,7 +39,7 @@ class FoundModel:
 
 
 def is_capture(path: Path) -> bool:
-    """Return whether a path is a snapshot, a message, statistics, a log or a bundle, not a model."""
+    """Return whether a path is a snapshot, message, statistics, log or bundle, not a model."""
     if path.is_dir():
         return is_bundle(path)
     if not path.is_file():

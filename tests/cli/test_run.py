@@ -357,6 +357,26 @@ def test_run_of_a_program_that_is_terminated_leaves_a_bundle_and_143(runner) -> 
     assert ("signal", "SIGTERM") == (manifest["reason"], manifest["signal"])
 
 
+def test_run_of_a_program_whose_terminal_goes_away_leaves_a_bundle_and_129(runner) -> None:
+    code, _, _ = _signalled(runner, WAITS, signal.SIGHUP)
+
+    assert 129 == code
+    assert ["sighup"] == without_pid(runner.bundles())
+    assert "SIGHUP" == runner.manifest(runner.bundles()[0])["signal"]
+
+
+def test_run_of_a_program_that_ignores_hangups_goes_on(runner) -> None:
+    script = runner.script(
+        "import signal\nsignal.signal(signal.SIGHUP, signal.SIG_IGN)\ntorch.alloc(1)\n"
+        "os.kill(os.getpid(), signal.SIGHUP)\nprint('on')"
+    )
+
+    done = runner.run(str(script))
+
+    assert (0, b"on\n") == (done.returncode, done.stdout)
+    assert ["exit"] == without_pid(runner.bundles())
+
+
 def test_run_of_a_program_that_is_interrupted_leaves_a_bundle_and_130(runner) -> None:
     code, _, err = _signalled(runner, WAITS, signal.SIGINT)
 

@@ -92,7 +92,9 @@ def _on_cuda(options: Options, torch: Any) -> None:
         recorder.start()
         note(options, "cuda")
         _at_exit(lambda: _on_exit(options, recorder))
-        on_term = OnTerm(lambda: _on_term(options, recorder), lambda: recorder.is_writing)
+        on_term = OnTerm(
+            lambda name: _on_term(options, recorder, name), lambda: recorder.is_writing
+        )
         recorder.on_idle = on_term.resume
         _quietly(on_term.install)
     except Exception as e:  # see above
@@ -112,8 +114,8 @@ def _on_exit(options: Options, recorder: Recorder) -> None:
     report(options, recorder)
 
 
-def _on_term(options: Options, recorder: Recorder) -> None:
-    recorder.on_exit(signal_name="SIGTERM")
+def _on_term(options: Options, recorder: Recorder, name: str) -> None:
+    recorder.on_exit(signal_name=name)
     report(options, recorder)
 
 
