@@ -10,7 +10,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO, Final, cast
 
-from fragdoctor.errors import ConfigError, InputError, LimitExceeded, NotASnapshot
+from fragdoctor.errors import (
+    ConfigError,
+    InputError,
+    LimitExceeded,
+    NotASnapshot,
+    RefusedSnapshot,
+)
 from fragdoctor.intake.bundle import SNAPSHOT, BundleFiles, is_bundle, open_bundle, with_facts
 from fragdoctor.intake.kinds import Kind, kind_of
 from fragdoctor.limits import DEFAULT_LIMITS
@@ -36,6 +42,11 @@ class _Parts:
     stats: list[StatsSeries] = field(default_factory=list)
     sources: list[str] = field(default_factory=list)
     bundles: list[tuple[str, BundleFacts]] = field(default_factory=list)
+
+    @property
+    def n_read(self) -> int:
+        """Inputs that could be used so far."""
+        return len(self.snapshots) + len(self.logs) + len(self.stats)
 
 
 def read_case(names: Sequence[str], overrides: Overrides, *, beside: Sequence[str] = ()) -> Case:
@@ -144,16 +155,26 @@ def _read_bundle(name: str, bundle: BundleFiles, parts: _Parts) -> None:
             f"{name} holds a manifest and nothing else.",
             hint=" ".join(bundle.facts.problems[:1]),
         )
+    problems: list[str] = []
+    n_before = parts.n_read
     for file in bundle.names:
         with bundle.open(file) as raw:
             if file == SNAPSHOT:
                 parts.snapshots.append((name, load(raw)))
                 continue
-            with open_source(raw) as stream, contextlib.suppress(NothingFound):
+            with open_source(raw) as stream:
                 data = _read_all(stream, f"{name}/{file}")
+            try:
                 if data:
                     _read_text(f"{name}/{file}", kind_of(data[:HEAD_BYTES]), data, parts)
-    parts.bundles.append((name, bundle.facts))
+            except (RefusedSnapshot, LimitExceeded):
+                raise
+            except InputError as e:  # what lies beside it is worth as much without it
+                problems.append(f"{file} cannot be used: {e.message.rstrip('.')}")
+    if problems and parts.n_read == n_before:
+        raise InputError(f"{name} holds nothing to judge: {problems[0]}.")
+    facts = replace(bundle.facts, problems=(*bundle.facts.problems, *problems))
+    parts.bundles.append((name, facts))
     parts.sources.append(name)
 
 

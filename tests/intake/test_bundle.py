@@ -151,6 +151,21 @@ def test_bundle_without_any_part_says_why(bundle) -> None:
         read_bundle(bundle)
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["[" * 9, '{"0": [1, 2]}', '{"0": {"allocated_bytes.all.current": 1' + "0" * 5000 + "}}"],
+    ['{"0": [1, 2]}', '{"0": {"allocated_bytes.all.current": 1' + "0" * 5000 + "}}", "[" * 9],
+)
+def test_bundle_whose_statistics_are_damaged_is_read_without_them_and_says_so(bundle, text) -> None:
+    (bundle / "stats.json").write_text(text, encoding="utf-8")
+
+    case = read_bundle(bundle)
+
+    assert case.snapshot is not None
+    assert case.bundle is not None
+    assert any("stats.json cannot be used" in problem for problem in case.bundle.problems)
+
+
 def test_zip_of_torch_save_keeps_its_own_refusal(tmp_path) -> None:
     path = zipped(tmp_path / "model.pt", {"model/data.pkl": b"x", "model/version": b"3"})
 
