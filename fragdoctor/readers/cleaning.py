@@ -81,7 +81,12 @@ _KEYWORD: Final = re.compile(
 )
 _DIGITS: Final = re.compile(r"[0-9]")
 _SEPARATOR_END: Final = re.compile(r".{0,200}[\]|:>)»#/-]\s|.{0,200}[\]|>»:]", re.DOTALL)
-_LOGGER_NAME: Final = re.compile(r"[A-Za-z_][\w.]{2,80} ", re.ASCII)
+# A message may be wrapped before a unit or one of its words, on several lines alike.
+_LOGGER_NAME: Final = re.compile(
+    r"(?!(?:bytes|[kmgtpe]i?b|total|free|already|cached|capacity|of|is|in|has|by|and|this) )"
+    r"[A-Za-z_][\w.]{2,80} ",
+    re.ASCII | re.IGNORECASE,
+)
 _MAX_PREFIX: Final = 240
 
 
