@@ -10,6 +10,14 @@ The verbs, in the order in which one needs them::
 
     message = fragdoctor.parse_oom(text)
     what_if = fragdoctor.simulate(snapshot, ["expandable_segments:True"])
+    changes = fragdoctor.compare(snapshot, fragdoctor.load("after.pickle"))
+
+Inside a program that uses the GPU::
+
+    with fragdoctor.record("bundle"):
+        train_step(batch)
+    for batch in fragdoctor.watch(loader):
+        train_step(batch)
 
 Importing the package loads nothing; each name loads its module when it is first used.
 """
@@ -22,7 +30,9 @@ from typing import TYPE_CHECKING, Any, Final
 if TYPE_CHECKING:
     from fragdoctor.allocator.model import Allocator
     from fragdoctor.analysis.device import analyze_device
-    from fragdoctor.api import diagnose, load, simulate
+    from fragdoctor.api import compare, diagnose, diagnose_fleet, load, simulate
+    from fragdoctor.capture.record import record
+    from fragdoctor.capture.watch import watch
     from fragdoctor.errors import (
         ConfigError,
         FragdoctorError,
@@ -36,6 +46,7 @@ if TYPE_CHECKING:
     )
     from fragdoctor.limits import Limits
     from fragdoctor.model.case import Case, Overrides
+    from fragdoctor.model.comparison import Comparison
     from fragdoctor.model.diagnosis import Cause, Diagnosis, Recommendation, Verdict
     from fragdoctor.model.finding import Confidence, Finding, Severity
     from fragdoctor.model.oom import OomLog, OomMessage
@@ -51,7 +62,9 @@ __version__ = "0.1.0"
 _MODULES: Final = {
     "fragdoctor.allocator.model": ("Allocator",),
     "fragdoctor.analysis.device": ("analyze_device",),
-    "fragdoctor.api": ("diagnose", "load", "simulate"),
+    "fragdoctor.api": ("compare", "diagnose", "diagnose_fleet", "load", "simulate"),
+    "fragdoctor.capture.record": ("record",),
+    "fragdoctor.capture.watch": ("watch",),
     "fragdoctor.errors": (
         "ConfigError",
         "FragdoctorError",
@@ -65,6 +78,7 @@ _MODULES: Final = {
     ),
     "fragdoctor.limits": ("Limits",),
     "fragdoctor.model.case": ("Case", "Overrides"),
+    "fragdoctor.model.comparison": ("Comparison",),
     "fragdoctor.model.diagnosis": ("Cause", "Diagnosis", "Recommendation", "Verdict"),
     "fragdoctor.model.finding": ("Confidence", "Finding", "Severity"),
     "fragdoctor.model.oom": ("OomLog", "OomMessage"),
@@ -82,6 +96,7 @@ __all__ = [
     "AllocatorSettings",
     "Case",
     "Cause",
+    "Comparison",
     "Confidence",
     "ConfigError",
     "Diagnosis",
@@ -108,13 +123,17 @@ __all__ = [
     "Verdict",
     "__version__",
     "analyze_device",
+    "compare",
     "diagnose",
+    "diagnose_fleet",
     "find_messages",
     "load",
     "parse_conf",
     "parse_oom",
     "read_stats",
+    "record",
     "simulate",
+    "watch",
 ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from os import PathLike, fspath
 from typing import TYPE_CHECKING
 
 from fragdoctor.errors import ConfigError
@@ -11,12 +12,14 @@ from fragdoctor.model.oom import OomLog, OomMessage
 from fragdoctor.model.stats import MemoryStats, StatsSeries
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from os import PathLike
+    from collections.abc import Callable, Sequence
+    from concurrent.futures import Executor
     from typing import BinaryIO
 
     from fragdoctor.limits import Limits
+    from fragdoctor.model.comparison import Comparison
     from fragdoctor.model.diagnosis import Diagnosis
+    from fragdoctor.model.fleet_report import FleetReport
     from fragdoctor.model.simulation import Simulation
     from fragdoctor.model.snapshot import Snapshot
 
@@ -83,6 +86,56 @@ def diagnose(
     return run(_case(parts, overrides))
 
 
+def diagnose_fleet(  # noqa: PLR0913 - the choices of one run, all by keyword
+    paths: str | PathLike[str] | Sequence[str | PathLike[str]],
+    *,
+    executor: Executor | None = None,
+    chunk_size: int | None = None,
+    replays: str = "groups",
+    capacity_bytes: int | None = None,
+    memory_fraction: float | None = None,
+    torch_version: str | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> FleetReport:
+    """Return the report of many ranks: groups, the odd ones, and one verdict for the job.
+
+    The report is the same for every executor, chunk size and order of the paths.
+
+    Args:
+        paths: directories, patterns and files; URLs are opened by the workers.
+        executor: any ``concurrent.futures.Executor``; None is this process. Its workers need
+            fragdoctor and must see the paths.
+        chunk_size: ranks of one task; chosen by their number where None.
+        replays: whose advice is tested: ``none``, one rank of each of the ``groups``, or ``all``.
+        capacity_bytes: size of the devices, where the inputs do not say.
+        memory_fraction: ``set_per_process_memory_fraction`` of the processes.
+        torch_version: version that settings are checked against.
+        progress: called with the ranks done and the ranks in all.
+
+    Raises:
+        InputError: no rank could be read.
+        ConfigError: ``replays`` is something else.
+    """
+    from fragdoctor.fleet.discovery import discover, inputs_of  # noqa: PLC0415 - numpy is heavy
+    from fragdoctor.fleet.examine import Replays, examine  # noqa: PLC0415
+    from fragdoctor.fleet.job_log import share_out  # noqa: PLC0415
+
+    if replays not in list(Replays):
+        raise ConfigError(f"replays is {replays!r}.", hint="Give none, groups or all.")
+    names = [fspath(p) for p in ([paths] if isinstance(paths, str | PathLike) else paths)]
+    found = discover(names)
+    shared = share_out(found)
+    return examine(
+        shared.ranks or inputs_of(found.case_names),
+        executor=executor,
+        chunk_size=chunk_size,
+        progress=progress,
+        overrides=Overrides(capacity_bytes, None, None, memory_fraction, torch_version),
+        replays=Replays(replays),
+        notes=shared.notes,
+    )
+
+
 def simulate(  # noqa: PLR0913 - the questions of one what-if, all by keyword
     snapshot: Snapshot,
     confs: Sequence[str] = (),
@@ -119,6 +172,40 @@ def simulate(  # noqa: PLR0913 - the questions of one what-if, all by keyword
         torch_version=torch_version,
         smallest_capacity=smallest_capacity,
     )
+
+
+def compare(
+    *runs: Case | Snapshot | OomLog | OomMessage | StatsSeries | MemoryStats | str,
+    names: Sequence[str] | None = None,
+    steps: Sequence[float] | None = None,
+    capacity_bytes: int | None = None,
+) -> Comparison:
+    """Return what changed between runs, in time order: the first against the last.
+
+    With three or more, growth is fitted over them too.
+
+    Args:
+        runs: two or more; a ``Case`` holds several inputs of one run.
+        names: what reports call the runs; the names of their inputs where None.
+        steps: where each run stands on the axis of growth.
+        capacity_bytes: what growth runs into, where the inputs do not say.
+
+    Raises:
+        ConfigError: fewer than two runs, or names or steps that do not fit them.
+    """
+    from fragdoctor.comparison.pipeline import compare_cases  # noqa: PLC0415 - numpy is heavy
+
+    cases = [_case((run,), Overrides()) for run in runs]
+    if names is not None and len(names) != len(cases):
+        raise ConfigError(f"There are {len(cases)} runs and {len(names)} names.")
+    named = names or [_name(case) for case in cases]
+    return compare_cases(zip(named, cases, strict=True), steps=steps, capacity_bytes=capacity_bytes)
+
+
+def _name(case: Case) -> str:
+    if case.sources:
+        return case.sources[0]
+    return case.snapshot.provenance.source if case.snapshot is not None else ""
 
 
 def _case(parts: Sequence[object], overrides: Overrides) -> Case:

@@ -44,7 +44,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "config": {"errors"},
     "intake": {*LOW, "model", "readers"},
     "estimate": {*LOW, "model", "allocator", "analysis", "readers", "intake"},
-    "compare": {*LOW, "model", "allocator", "analysis", "intake", "rules", "diagnosis"},
+    "comparison": {*LOW, "model", "allocator", "analysis", "intake", "rules", "diagnosis"},
     "fleet": {*LOW, "model", "analysis", "intake", "readers", "rules", "diagnosis"},
     "capture": {*LOW, "model", "gate"},
 }

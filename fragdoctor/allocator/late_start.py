@@ -52,6 +52,7 @@ class LateStart:
         if not made.fits or self._shows_trouble:
             return made
         kept = replay_scenario(self._baseline, scenario, operations, remakes_start=False)
-        if kept.fits:
+        # A limit below what was reserved when the recording began has no such start.
+        if kept.fits and (kept.margin_bytes or 0) >= 0:
             return max((kept, made), key=lambda r: (r.retries, r.peak_reserved_bytes))
         return replace(made, note=OPEN, is_conclusive=False)

@@ -11,12 +11,8 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 
 from fragdoctor.allocator.fidelity import Baseline
-from fragdoctor.allocator.whatif import (
-    ProgressCallback,
-    Scenario,
-    default_capacity,
-    replay_scenario,
-)
+from fragdoctor.allocator.late_start import LateStart
+from fragdoctor.allocator.whatif import ProgressCallback, Scenario, default_capacity
 from fragdoctor.errors import ConfigError
 from fragdoctor.model.progress import tell
 from fragdoctor.model.settings import Era, parse_conf
@@ -40,7 +36,7 @@ class Search:
     Attributes:
         results: one per candidate, in the order asked.
         best: the cheapest that fits with margin, or else the one that fits with most; None where
-            none fits, or the recorded settings already do.
+            none fits, the recorded settings already do with margin, or none gains on them.
         pareto: those that no other beats in both peak reserved memory and driver calls, by peak;
             of those that fit where any does.
         baseline_fits: whether the recorded settings serve every request with margin.
@@ -145,10 +141,11 @@ def search_settings(
     scenario = scenario or Scenario()
     if confs is None:
         confs = default_candidates(baseline, scenario.torch_version or None)
+    fair = LateStart(baseline)
     results: list[ReplayResult | None] = [None] * len(confs)
     with ThreadPoolExecutor(N_THREADS) as pool:
         jobs = {
-            pool.submit(replay_scenario, baseline, replace(scenario, conf=conf)): i
+            pool.submit(fair.replay, replace(scenario, conf=conf)): i
             for i, conf in enumerate(confs)
         }
         for n_done, job in enumerate(as_completed(jobs), 1):
@@ -157,11 +154,11 @@ def search_settings(
             if progress is not None:
                 progress(n_done, len(confs))
     done = [r for r in results if r is not None]
-    recorded = replay_scenario(baseline, scenario)
+    recorded = fair.replay(scenario)
     is_fine = recorded.fits and recorded.retries == 0 and _has_margin(recorded)
     return Search(
         results=tuple(done),
-        best=None if is_fine else best_of(done),
+        best=None if is_fine else best_of(_gaining(done, recorded)),
         pareto=pareto_of(done),
         baseline_fits=is_fine,
     )
@@ -173,13 +170,30 @@ def best_of(results: Sequence[ReplayResult]) -> ReplayResult | None:
     Price is what it costs per run: first retries (each waits for the device), then driver calls,
     then the number of keys to set.
     """
-    fitting = [r for r in results if r.fits]
+    fitting = [r for r in results if r.fits and r.is_conclusive]
     if not fitting:
         return None
     easy = [r for r in fitting if _has_margin(r)]
     if easy:
         return min(easy, key=lambda r: (r.retries, r.driver_calls, r.conf.count(":")))
     return max(fitting, key=lambda r: (r.margin_bytes or 0, -r.driver_calls))
+
+
+def _gaining(results: Sequence[ReplayResult], recorded: ReplayResult) -> list[ReplayResult]:
+    """Return the results that are better than what was recorded and in nothing worse.
+
+    Where the recorded settings fail, whatever fits gains.
+    """
+    if not recorded.fits:
+        return list(results)
+    had = recorded.retries, recorded.peak_reserved_bytes
+    return [
+        r
+        for r in results
+        if r.retries <= had[0]
+        and r.peak_reserved_bytes <= had[1]
+        and (r.retries, r.peak_reserved_bytes) != had
+    ]
 
 
 def _has_margin(result: ReplayResult) -> bool:
@@ -190,7 +204,8 @@ def _has_margin(result: ReplayResult) -> bool:
 
 def pareto_of(results: Sequence[ReplayResult]) -> tuple[ReplayResult, ...]:
     """Return the results that none beats in both peak reserved memory and driver calls, by peak."""
-    fitting = [r for r in results if r.fits] or list(results)
+    known = [r for r in results if r.is_conclusive] or list(results)
+    fitting = [r for r in known if r.fits] or known
     front: list[ReplayResult] = []
     for result in sorted(fitting, key=lambda r: (r.peak_reserved_bytes, r.driver_calls)):
         if not front or result.driver_calls < front[-1].driver_calls:

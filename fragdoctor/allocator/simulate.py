@@ -180,7 +180,7 @@ def choose_device(snapshot: Snapshot) -> int:
 
 
 def _check_trace(prepared: PreparedTrace) -> None:
-    hint = "Record with torch.cuda.memory._record_memory_history() before the workload starts."
+    hint = "Record from the start on: fragdoctor run train.py"
     n_live = len(prepared.undone.block_address)
     if prepared.n_requests == 0 or (prepared.n_events == 1 and n_live > 0):
         what = "no request" if prepared.n_events else "no trace"

@@ -15,12 +15,13 @@ from fragdoctor.analysis.free_space import free_space
 from fragdoctor.analysis.growth import GrowthResult, find_growth
 from fragdoctor.analysis.layout import final_layout
 from fragdoctor.analysis.ooms import find_ooms
+from fragdoctor.analysis.phases import find_phases
 from fragdoctor.analysis.pinned_segments import find_pinned_segments
 from fragdoctor.analysis.pins import find_pins
 from fragdoctor.analysis.result import DeviceAnalysis, OomEvent
 from fragdoctor.analysis.sizes import size_diversity
 from fragdoctor.analysis.steps import find_steps
-from fragdoctor.analysis.timeline import undo
+from fragdoctor.analysis.timeline import Undone, undo
 from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.model.snapshot import BlockState, Snapshot
 
@@ -36,7 +37,10 @@ def analyze_devices(
 
 
 def analyze_device(
-    snapshot: Snapshot, device: int, settings: AllocatorSettings | None = None
+    snapshot: Snapshot,
+    device: int,
+    settings: AllocatorSettings | None = None,
+    undone: Undone | None = None,
 ) -> DeviceAnalysis:
     """Return what the columns say about one device.
 
@@ -44,16 +48,21 @@ def analyze_device(
         snapshot: the columns of a file.
         device: number of the device; one that the file does not know gives zeros.
         settings: what the allocator ran under; the recorded settings where None.
+        undone: what undoing the trace tells, where the caller has it.
     """
-    result = _analyzed(snapshot, device, snapshot.settings if settings is None else settings)
+    result = _analyzed(
+        snapshot, device, snapshot.settings if settings is None else settings, undone
+    )
     if result.n_events >= LONG_TRACE_EVENTS:
         return_free_memory()
     return result
 
 
-def _analyzed(snapshot: Snapshot, device: int, settings: AllocatorSettings) -> DeviceAnalysis:
+def _analyzed(
+    snapshot: Snapshot, device: int, settings: AllocatorSettings, undone: Undone | None
+) -> DeviceAnalysis:
     columns = device_columns(snapshot, device)
-    undone = undo(columns, settings)
+    undone = undo(columns, settings) if undone is None else undone
     layout = final_layout(columns, settings, undone)
     capture = capture_quality(snapshot, columns, undone)
     classes = frame_classes(snapshot)
@@ -99,6 +108,7 @@ def _analyzed(snapshot: Snapshot, device: int, settings: AllocatorSettings) -> D
         },
         pinned_segments=pinned,
         n_pinned_segments=n_pinned,
+        phases=None if timeline is None else find_phases(snapshot, columns, undone, classes, lines),
     )
 
 

@@ -236,6 +236,56 @@ class CaptureQuality:
 
 
 @dataclass(frozen=True, slots=True)
+class CategorySum:
+    """Allocated memory of one category at one moment; ``likely_bytes`` of it is not a guess.
+
+    ``lines`` are (user frame id or -1, bytes), most first.
+    """
+
+    category: int
+    n_bytes: int
+    n_blocks: int
+    likely_bytes: int
+    lines: Sequence[tuple[int, int]] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PhasePeaks:
+    """The passes of one phase: allocated bytes at the peak of each, and what the worst holds.
+
+    ``worst_state`` counts events; ``label`` is one of ``analysis/passes.py``.
+    """
+
+    label: int
+    n_passes: int
+    median_peak_bytes: int
+    worst_peak_bytes: int
+    worst_state: int
+    held: Sequence[CategorySum] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseAnalysis:
+    """Passes of training phases and the categories of memory; see ``model/phases.py``.
+
+    ``labels[i]`` is the phase of rows ``first[i]`` to ``first[i + 1]`` (one longer), within the
+    device. ``peak_label`` is -1 where no phase is known.
+    """
+
+    method: str
+    reason: str = ""
+    labels: npt.NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))
+    first: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(1, np.int64))
+    pass_peak_bytes: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    phases: Sequence[PhasePeaks] = ()
+    peak_label: int = -1
+    peak_bytes: int = 0
+    at_peak: Sequence[CategorySum] = ()
+    at_rest: Sequence[CategorySum] = ()
+    rest_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceAnalysis:
     """Everything the columns say about one device."""
 
@@ -264,3 +314,4 @@ class DeviceAnalysis:
     extras: dict[str, float] = field(default_factory=dict)
     pinned_segments: Sequence[PinnedSegment] = ()
     n_pinned_segments: int = 0
+    phases: PhaseAnalysis | None = None

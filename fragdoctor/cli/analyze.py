@@ -1,23 +1,23 @@
-"""``fragdoctor analyze``: everything known about one process, diagnosed."""
+"""``fragdoctor analyze``: everything known about one process, or about the ranks of a job."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fragdoctor.cli import console, options
+from fragdoctor.cli import console, fleet, options
 from fragdoctor.cli.exit import FINDINGS, OK
 
 if TYPE_CHECKING:
     from fragdoctor.model.diagnosis import Diagnosis
 
 Paths = Annotated[
-    list[Path],
+    list[str],
     typer.Argument(
         metavar="PATH...",
-        help="Snapshots, messages, statistics, logs or a directory of them; - is standard input",
+        help="A snapshot with its messages, statistics and logs; or snapshots of several ranks, a "
+        "directory or pattern of them; - is standard input",
     ),
 ]
 
@@ -29,6 +29,8 @@ def analyze(
     device: options.Device = None,
     memory_fraction: options.MemoryFraction = None,
     torch_version: options.TorchVersion = None,
+    workers: fleet.Workers = None,
+    replay: fleet.ReplayOption = fleet.ReplayChoice.GROUPS,
     output_format: options.Format = options.ReportFormat.TEXT,
     output: options.Output = None,
     force: options.Force = False,
@@ -38,13 +40,13 @@ def analyze(
     fail_on: options.FailOnOption = None,
     exit_zero: options.ExitZero = False,
 ) -> int:
-    """Diagnose the inputs as one case and print the report."""
+    """Diagnose the inputs, as one case or as the ranks of one job, and print the report."""
     look = console.render_options(
         quiet=quiet, verbose=verbose, no_color=no_color, to_file=output is not None
     )
-    names = [str(path) for path in paths]
-    console.check_output(output, force=force, inputs=names)
+    console.check_output(output, force=force, inputs=paths)
 
+    from fragdoctor.fleet.discovery import discover
     from fragdoctor.intake.inputs import read_case
     from fragdoctor.model.case import Overrides
     from fragdoctor.model.progress import tell
@@ -57,8 +59,15 @@ def analyze(
         memory_fraction=memory_fraction,
         torch_version=torch_version,
     )
+    found = discover(paths)
+    if found.is_fleet:
+        ranks, text = fleet.analyze_fleet(
+            found, overrides, look, output_format, workers=workers, replays=replay
+        )
+        console.write_report(text, output, force=force)
+        return fleet.exit_code(ranks, fail_on, exit_zero=exit_zero)
     with console.Progress("Reading"):
-        case = read_case(names, overrides)
+        case = read_case(found.case_names, overrides)
 
         from fragdoctor.diagnosis.pipeline import diagnose
 

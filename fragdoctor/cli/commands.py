@@ -9,10 +9,13 @@ from typer.core import TyperGroup
 
 from fragdoctor.cli.analyze import analyze
 from fragdoctor.cli.check import check
+from fragdoctor.cli.compare import compare
+from fragdoctor.cli.estimate import estimate
 from fragdoctor.cli.explain import explain
 from fragdoctor.cli.export import export
 from fragdoctor.cli.front_page import FRONT_PAGE
 from fragdoctor.cli.oom import oom
+from fragdoctor.cli.run import run
 from fragdoctor.cli.simulate import simulate
 
 
@@ -42,12 +45,23 @@ def _examples(*lines: str) -> str:
 
 app.command(
     "analyze",
-    help="Diagnose a memory snapshot, message, statistics or log; several are one case",
+    help="Diagnose a memory snapshot, message, statistics or log, of one rank or of many",
     epilog=_examples(
-        "fragdoctor analyze snapshot.pickle",
-        "fragdoctor analyze snapshot.pickle oom.txt --capacity 24GiB --format json",
+        "fragdoctor analyze snapshot.pickle oom.txt --capacity 24GiB",
+        "fragdoctor analyze job/ --workers 8 --format html -o job.html",
     ),
 )(analyze)
+app.command(
+    "run",
+    help="Run a program under the recorder and diagnose what it leaves",
+    epilog=_examples(
+        "fragdoctor run train.py --epochs 3",
+        "fragdoctor run -o bundles --zip -- torchrun --nproc-per-node 8 train.py",
+    )
+    + "\n\n\b\nThe report goes to standard error; output and exit code stay the program's.\n"
+    "Only a program that succeeds with nothing to record (no torch, no CUDA) ends in 2.",
+    context_settings={"allow_interspersed_args": False},
+)(run)
 app.command(
     "oom",
     help="Diagnose a pasted out-of-memory message or a whole log",
@@ -72,6 +86,22 @@ app.command(
         "fragdoctor simulate snapshot.pickle --sweep --capacity 24GiB --format json",
     ),
 )(simulate)
+app.command(
+    "compare",
+    help="Say what changed between two runs, or how several grow",
+    epilog=_examples(
+        "fragdoctor compare before.pickle after.pickle --fail-on-growth 2%",
+        "fragdoctor compare step*.pickle --steps 100,200,300 --capacity 24GiB",
+    ),
+)(compare)
+app.command(
+    "estimate",
+    help="Say before a run whether it fits, and what would make it fit",
+    epilog=_examples(
+        "fragdoctor estimate config.json --gpu a100-40g --batch 4 --seq 2048 --dtype bf16",
+        "fragdoctor estimate --params 7B --gpu 24GiB --lora 16 --explain",
+    ),
+)(estimate)
 app.command(
     "export",
     help="Write a snapshot as tables, a trace, stacks, or redacted",

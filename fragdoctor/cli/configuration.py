@@ -16,7 +16,7 @@ from typer.core import TyperOption
 from fragdoctor.config import Config, Value, find_config, read_config
 from fragdoctor.errors import ConfigError
 
-NOT_CONFIGURED: Final = frozenset({"help", "output", "force", "write-baseline"})
+NOT_CONFIGURED: Final = frozenset({"help", "output", "force", "write-baseline", "module"})
 """Options of one run, not of a project: they stand on the command line only."""
 
 PREFIX: Final = "FRAGDOCTOR_"

@@ -36,9 +36,14 @@ def prepare_streams() -> None:
 
 
 def render_options(
-    *, quiet: bool = False, verbose: bool = False, no_color: bool = False, to_file: bool = False
+    *,
+    quiet: bool = False,
+    verbose: bool = False,
+    no_color: bool = False,
+    to_file: bool = False,
+    on_stderr: bool = False,
 ) -> RenderOptions:
-    """Return how a report on standard output (or in a file) is to look.
+    """Return how a report on standard output (or standard error, or in a file) is to look.
 
     Raises:
         ConfigError: both quiet and verbose were asked for.
@@ -46,11 +51,12 @@ def render_options(
     if quiet and verbose:
         raise ConfigError("--quiet and --verbose exclude each other.", hint="Give one of them.")
     verbosity = Verbosity.QUIET if quiet else Verbosity.VERBOSE if verbose else Verbosity.NORMAL
-    is_terminal = not to_file and _is_terminal(sys.stdout)
+    stream = sys.stderr if on_stderr else sys.stdout
+    is_terminal = not to_file and _is_terminal(stream)
     return RenderOptions(
         width=_width(is_terminal=is_terminal),
-        color=not to_file and not no_color and wants_color(sys.stdout),
-        unicode=is_terminal and _speaks_utf8(sys.stdout),
+        color=not to_file and not no_color and wants_color(stream),
+        unicode=is_terminal and _speaks_utf8(stream),
         verbosity=verbosity,
         source_root=_working_directory(),
     )

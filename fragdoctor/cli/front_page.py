@@ -14,9 +14,12 @@ Usage: fragdoctor COMMAND [ARGS]...
 
 Commands:
   analyze    Diagnose a memory snapshot, message, statistics or log
+  run        Run a program under the recorder and diagnose what it leaves
   oom        Diagnose a pasted out-of-memory message or a whole log
   check      Fail in CI where memory got worse or breaks a budget
   simulate   Replay a snapshot's trace under other settings and capacities
+  compare    Say what changed between two runs, or how several grow
+  estimate   Say before a run whether it fits, and what would make it fit
   export     Write a snapshot as tables, a trace, stacks, or redacted
   explain    List the rules, or explain one by its code
 
@@ -25,6 +28,7 @@ Options:
   -h, --help Show this message
 
 Examples:
+  fragdoctor run train.py --epochs 3
   fragdoctor analyze snapshot.pickle oom.txt
   python train.py 2>&1 | fragdoctor oom -
 

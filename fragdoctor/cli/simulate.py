@@ -171,4 +171,4 @@ def _swept(snapshot: Snapshot, question: Question) -> Simulation:
     results = [refined.get(r.conf, r) for r in found.results]
     simulation = simulation_of(baseline, results)
     best = refined.get(found.best.conf, found.best) if found.best else None
-    return replace(simulation, best=best, pareto=pareto)
+    return replace(simulation, best=best, pareto=pareto, is_fine=found.baseline_fits)

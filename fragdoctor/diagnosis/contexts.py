@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from fragdoctor.analysis.device import analyze_device
 from fragdoctor.analysis.result import DeviceAnalysis
+from fragdoctor.analysis.story.build import build_story
 from fragdoctor.errors import ConfigError
 from fragdoctor.model.case import Case
 from fragdoctor.model.oom import OomMessage
+from fragdoctor.model.snapshot import Snapshot
+from fragdoctor.model.story import LogStory
 from fragdoctor.rules.context import Context
 from fragdoctor.rules.refusal import Refusal
+from fragdoctor.rules.refusal_bundle import with_bundle
 from fragdoctor.rules.refusal_message import refusal_from_message
 from fragdoctor.rules.refusal_snapshot import (
     matching_oom,
@@ -20,15 +24,24 @@ from fragdoctor.rules.refusal_snapshot import (
 )
 
 
-def build_contexts(case: Case) -> tuple[Context, ...]:
+def build_contexts(
+    case: Case, analyses: Mapping[int, DeviceAnalysis] | None = None
+) -> tuple[Context, ...]:
     """Return one context per device of the snapshot; one in all without a snapshot.
+
+    Args:
+        case: the inputs.
+        analyses: of the snapshot's devices, where the caller has them; computed otherwise.
 
     Raises:
         ConfigError: the device that was asked for is not in the snapshot.
     """
     message = primary_message(case)
+    story = build_story(case.oom)
     if case.snapshot is None:
-        return tuple(_context(case, device, None, message) for device in _stats_devices(case))
+        return tuple(
+            _context(case, device, None, message, story) for device in _stats_devices(case)
+        )
     devices = [d for d in case.snapshot.devices if case.overrides.device in (None, d)]
     if not devices and case.snapshot.devices:
         held = ", ".join(str(d) for d in case.snapshot.devices)
@@ -40,9 +53,22 @@ def build_contexts(case: Case) -> tuple[Context, ...]:
         devices = [0 if case.overrides.device is None else case.overrides.device]
     owner = _device_of_message(message, devices)
     return tuple(
-        _context(case, d, analyze_device(case.snapshot, d), message if d == owner else None)
+        _context(
+            case,
+            d,
+            _analysis(case.snapshot, d, analyses),
+            message if d == owner else None,
+            story,
+        )
         for d in devices
     )
+
+
+def _analysis(
+    snapshot: Snapshot, device: int, analyses: Mapping[int, DeviceAnalysis] | None
+) -> DeviceAnalysis:
+    known = None if analyses is None else analyses.get(device)
+    return analyze_device(snapshot, device) if known is None else known
 
 
 def primary_message(case: Case) -> OomMessage | None:
@@ -96,7 +122,11 @@ def _device_of_message(message: OomMessage | None, devices: Sequence[int]) -> in
 
 
 def _context(
-    case: Case, device: int | None, analysis: DeviceAnalysis | None, message: OomMessage | None
+    case: Case,
+    device: int | None,
+    analysis: DeviceAnalysis | None,
+    message: OomMessage | None,
+    story: LogStory | None,
 ) -> Context:
     stats = case.stats.of_device(device) if case.stats is not None else ()
     return Context(
@@ -107,10 +137,18 @@ def _context(
         refusal=_refusal(case, analysis, message),
         stats=stats,
         is_series=case.stats.is_series if case.stats is not None else False,
+        story=story,
     )
 
 
 def _refusal(
+    case: Case, analysis: DeviceAnalysis | None, message: OomMessage | None
+) -> Refusal | None:
+    refusal = _refusal_of_inputs(case, analysis, message)
+    return refusal and with_bundle(refusal, case.bundle, case.overrides)
+
+
+def _refusal_of_inputs(
     case: Case, analysis: DeviceAnalysis | None, message: OomMessage | None
 ) -> Refusal | None:
     if analysis is not None and case.snapshot is not None:

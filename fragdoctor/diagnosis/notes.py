@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fragdoctor.model.bundle import BundleFacts
 from fragdoctor.model.case import Case
 from fragdoctor.rules.context import Context
 from fragdoctor.rules.refusal import rounding_bytes
@@ -22,6 +23,8 @@ def find_notes(case: Case, contexts: Sequence[Context], leader: Context) -> tupl
             prefix = f"Device {context.device}: " if len(contexts) > 1 else ""
             notes.extend(f"{prefix}{note}" for note in context.analysis.capture.notes)
     notes.extend(_mismatch(leader))
+    if case.bundle is not None:
+        notes.extend(_of_bundle(case.bundle))
     if case.oom is not None and len(case.oom.messages) > 1:
         notes.append(
             f"{format_count(len(case.oom.messages))} messages are in the text; the verdict is "
@@ -33,6 +36,26 @@ def find_notes(case: Case, contexts: Sequence[Context], leader: Context) -> tupl
             f"{leader.device}."
         )
     return tuple(dict.fromkeys(notes))
+
+
+def _of_bundle(facts: BundleFacts) -> list[str]:
+    """Say when and where a bundle was written, and what it leaves out."""
+    of_rank = "" if facts.rank is None else f" of rank {facts.rank}"
+    moment = {
+        "oom": "at an out-of-memory error",
+        "exit": "at the program's exit",
+        "block": "at the end of a recorded block",
+        "signal": f"at {facts.signal or 'a signal'}",
+    }.get(facts.reason, "")
+    notes = [f"The bundle{of_rank} was written {moment}."] if moment else []
+    if facts.n_ooms > 1:
+        left_out = f", {format_count(facts.n_skipped)} of them without a bundle"
+        notes.append(
+            f"The process had run out of memory {format_count(facts.n_ooms)} times by then"
+            f"{left_out if facts.n_skipped else ''}."
+        )
+    notes.extend(f"Not in the bundle: {problem}." for problem in facts.problems[:3])
+    return notes
 
 
 def _mismatch(leader: Context) -> list[str]:

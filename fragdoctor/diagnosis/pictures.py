@@ -9,9 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from fragdoctor.analysis.pinned_segments import NO_PIN
-from fragdoctor.analysis.result import PinnedSegment
+from fragdoctor.analysis.result import PhaseAnalysis, PinnedSegment
 from fragdoctor.diagnosis.figures import MAX_PINS, device_figures
+from fragdoctor.diagnosis.phases import PHASES
 from fragdoctor.model.diagnosis import RunKind, SegmentReport, SegmentRun, TimelineStrip
+from fragdoctor.model.phases import Phase
 from fragdoctor.model.snapshot import BlockState
 from fragdoctor.rules.context import Context
 
@@ -51,7 +53,20 @@ def timeline_strip(context: Context) -> TimelineStrip | None:
         flush_columns=_columns((f.first_row - first_row + 1 for f in a.flushes), starts),
         n_ooms=len(a.ooms),
         n_flushes=len(a.flushes),
+        phases=_phases(a.phases, starts, n_states),
     )
+
+
+def _phases(analysis: PhaseAnalysis | None, starts: I64, n_states: int) -> tuple[Phase, ...]:
+    """Return the phase of the most events of each column; empty where none is known."""
+    if analysis is None or not analysis.phases:
+        return ()
+    label = np.repeat(analysis.labels, np.diff(analysis.first))
+    label = np.append(label[:1], label)[:n_states]  # state k is that after k events
+    counts = np.stack(
+        [np.add.reduceat((label == i).astype(np.int64), starts) for i in range(len(PHASES))]
+    )
+    return tuple(PHASES[i] for i in counts.argmax(axis=0).tolist())
 
 
 def _columns(states: Iterable[int], starts: I64) -> tuple[int, ...]:

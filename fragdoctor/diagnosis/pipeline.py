@@ -2,39 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from fragdoctor.analysis.result import DeviceAnalysis
 from fragdoctor.diagnosis.checklist import build_checklist
 from fragdoctor.diagnosis.contexts import build_contexts, leading_context
 from fragdoctor.diagnosis.corrections import find_corrections
 from fragdoctor.diagnosis.figures import device_figures, holder_reports, pin_reports
 from fragdoctor.diagnosis.notes import find_notes
+from fragdoctor.diagnosis.phases import phase_report
 from fragdoctor.diagnosis.pictures import segment_reports, timeline_strip
 from fragdoctor.diagnosis.proof.evidence import Progress
-from fragdoctor.diagnosis.proof.prove import prove
+from fragdoctor.diagnosis.proof.prove import Proof, prove
 from fragdoctor.diagnosis.remedies.plan import Plan
 from fragdoctor.diagnosis.remedies.ranking import proposals, rank
 from fragdoctor.diagnosis.verdict import find_verdict
+from fragdoctor.diagnosis.verdict_story import with_story
 from fragdoctor.model.case import Case
-from fragdoctor.model.diagnosis import Diagnosis
+from fragdoctor.model.diagnosis import Diagnosis, FidelityReport
 from fragdoctor.rules.base import run_rules
 from fragdoctor.rules.context import Context
 from fragdoctor.rules.registry import RULES
 
 
-def diagnose(case: Case, *, progress: Progress | None = None) -> Diagnosis:
+def diagnose(
+    case: Case,
+    *,
+    progress: Progress | None = None,
+    replays: bool = True,
+    analyses: Mapping[int, DeviceAnalysis] | None = None,
+) -> Diagnosis:
     """Return what is wrong, how that was found, and what to do about it.
 
     Every input of the case may be missing; what cannot be answered is skipped with the reason.
     Where there is a trace, recommendations are replayed before they are given; ``progress`` is
-    called with replays done and replays in all.
+    called with replays done and replays in all. Without ``replays`` they are reasoned only, which
+    changes neither the verdict nor the findings. ``analyses`` of devices are taken where given.
     """
-    contexts = build_contexts(case)
+    contexts = build_contexts(case, analyses)
     leader = leading_context(contexts)
-    verdict = find_verdict(leader)
+    verdict = with_story(find_verdict(leader), leader.story)
     results = run_rules(RULES, contexts)
     plan = Plan(leader, verdict, results)
-    proof = prove(plan, proposals(plan), progress)
+    if replays:
+        proof = prove(plan, proposals(plan), progress)
+    else:
+        proof = Proof(proposals(plan), FidelityReport(reason="the trace was not replayed"))
     recommendations, rejected = rank(proof.proposals)
     return Diagnosis(
         case=case,
@@ -53,6 +66,10 @@ def diagnose(case: Case, *, progress: Progress | None = None) -> Diagnosis:
         timeline=timeline_strip(leader),
         worst_segments=segment_reports(leader),
         n_pinned_segments=0 if leader.analysis is None else leader.analysis.n_pinned_segments,
+        phases=tuple(
+            p for c in _leader_first(contexts, leader) if (p := phase_report(c)) is not None
+        ),
+        story=leader.story,
     )
 
 

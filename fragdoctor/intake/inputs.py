@@ -6,17 +6,20 @@ import contextlib
 import os
 import stat
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO, Final, cast
 
 from fragdoctor.errors import ConfigError, InputError, LimitExceeded, NotASnapshot
+from fragdoctor.intake.bundle import SNAPSHOT, BundleFiles, is_bundle, open_bundle, with_facts
 from fragdoctor.intake.kinds import Kind, kind_of
 from fragdoctor.limits import DEFAULT_LIMITS
+from fragdoctor.model.bundle import BundleFacts
 from fragdoctor.model.case import Case, Overrides
 from fragdoctor.model.oom import OomLog, OomMessage
 from fragdoctor.model.snapshot import Snapshot
 from fragdoctor.model.stats import StatsSeries
+from fragdoctor.model.story import Scene
 from fragdoctor.readers.source import HEAD_BYTES, ByteStream, open_source
 from fragdoctor.units import format_size
 
@@ -32,10 +35,13 @@ class _Parts:
     logs: list[OomLog] = field(default_factory=list)
     stats: list[StatsSeries] = field(default_factory=list)
     sources: list[str] = field(default_factory=list)
+    bundles: list[tuple[str, BundleFacts]] = field(default_factory=list)
 
 
-def read_case(names: Sequence[str], overrides: Overrides) -> Case:
+def read_case(names: Sequence[str], overrides: Overrides, *, beside: Sequence[str] = ()) -> Case:
     """Return one case of all inputs.
+
+    Texts and statistics ``beside`` them are read as well, and left out where they hold nothing.
 
     Raises:
         InputError: an input is missing, unreadable, or nothing that fragdoctor knows.
@@ -45,18 +51,23 @@ def read_case(names: Sequence[str], overrides: Overrides) -> Case:
         raise ConfigError("Standard input is given twice.", hint="Give - once.")
     parts = _Parts()
     for name in names:
-        if name != STDIN and os.path.isdir(name):  # noqa: PTH112 - never raises, unlike Path
-            _read_directory(name, parts)
-        else:
+        _read_input(name, parts)
+    for name in beside:
+        # Notes that lie around are no reason to refuse the recording.
+        with contextlib.suppress(InputError):
             _read_one(name, parts)
     if len(parts.snapshots) > 1:
         raise _several([name for name, _ in parts.snapshots])
+    if len(parts.bundles) > 1:
+        raise _several([name for name, _ in parts.bundles], "bundles")
+    facts = parts.bundles[0][1] if parts.bundles else None
     return Case(
         snapshot=parts.snapshots[0][1] if parts.snapshots else None,
         oom=_joined_logs(parts.logs),
         stats=_joined_stats(parts.stats),
-        overrides=overrides,
+        overrides=overrides if facts is None else with_facts(overrides, facts),
         sources=tuple(parts.sources),
+        bundle=facts,
     )
 
 
@@ -98,10 +109,7 @@ def read_snapshot(name: str) -> Snapshot:
         InputError: the input is missing, unreadable, or no snapshot.
     """
     parts = _Parts()
-    if name != STDIN and os.path.isdir(name):  # noqa: PTH112 - never raises, unlike Path
-        _read_directory(name, parts)
-    else:
-        _read_one(name, parts)
+    _read_input(name, parts)
     if not parts.snapshots:
         raise NotASnapshot(
             f"{_shown(name)} is no memory snapshot.",
@@ -115,6 +123,38 @@ def decoded(data: bytes) -> str:
     if data.startswith((b"\xff\xfe", b"\xfe\xff")):  # PowerShell's > writes UTF-16
         return data.decode("utf-16", errors="replace")
     return data.decode("utf-8-sig", errors="replace")
+
+
+def _read_input(name: str, parts: _Parts) -> None:
+    if name != STDIN and is_bundle(name):
+        with open_bundle(name) as bundle:
+            _read_bundle(name, bundle, parts)
+    elif name != STDIN and os.path.isdir(name):  # noqa: PTH112 - never raises, unlike Path
+        _read_directory(name, parts)
+    else:
+        _read_one(name, parts)
+
+
+def _read_bundle(name: str, bundle: BundleFiles, parts: _Parts) -> None:
+    """Read what a bundle holds; each of its files is also known by the kind of its content."""
+    from fragdoctor.readers.snapshot import read_snapshot as load
+
+    if not bundle.names:
+        raise InputError(
+            f"{name} holds a manifest and nothing else.",
+            hint=" ".join(bundle.facts.problems[:1]),
+        )
+    for file in bundle.names:
+        with bundle.open(file) as raw:
+            if file == SNAPSHOT:
+                parts.snapshots.append((name, load(raw)))
+                continue
+            with open_source(raw) as stream, contextlib.suppress(NothingFound):
+                data = _read_all(stream, f"{name}/{file}")
+                if data:
+                    _read_text(f"{name}/{file}", kind_of(data[:HEAD_BYTES]), data, parts)
+    parts.bundles.append((name, bundle.facts))
+    parts.sources.append(name)
 
 
 def _read_directory(name: str, parts: _Parts) -> None:
@@ -151,10 +191,10 @@ class NothingFound(InputError):  # noqa: N818 - reads as what it says
 _TEXT_SUFFIXES: Final = (".txt", ".log", ".out", ".err", ".stderr", ".stdout")
 
 
-def _several(names: Sequence[str]) -> ConfigError:
+def _several(names: Sequence[str], what: str = "snapshots") -> ConfigError:
     shown = ", ".join(names[:3]) + (", ..." if len(names) > 3 else "")
     return ConfigError(
-        f"These are {len(names)} snapshots: {shown}. One run looks at one process.",
+        f"These are {len(names)} {what}: {shown}. One run looks at one process.",
         hint=f"Run: fragdoctor analyze {names[0]}",
     )
 
@@ -170,7 +210,8 @@ def _read_one(name: str, parts: _Parts) -> None:
         if kind is Kind.ARCHIVE:
             raise NotASnapshot(
                 f"{_shown(name)} is a zip archive, such as torch.save() writes.",
-                hint="A snapshot is written by torch.cuda.memory._dump_snapshot().",
+                hint="A snapshot is written by torch.cuda.memory._dump_snapshot(), a bundle by "
+                "fragdoctor run; give a bundle by the name of its file.",
             )
         if kind in (Kind.SNAPSHOT, Kind.BINARY):
             parts.snapshots.append((name, _load(name, stream)))
@@ -302,7 +343,10 @@ def _joined_logs(logs: Sequence[OomLog]) -> OomLog | None:
         return logs[0] if logs else None
     messages: list[OomMessage] = []
     primary: int | None = None
+    scenes: Sequence[Scene] = ()  # one text's: lines of several texts have no common order
     for log in logs:
+        if len(log.scenes) > len(scenes):
+            scenes = _moved(log.scenes, len(messages))
         if primary is None and log.messages:
             primary = len(messages) + log.primary
         messages.extend(log.messages)
@@ -312,6 +356,14 @@ def _joined_logs(logs: Sequence[OomLog]) -> OomLog | None:
         primary or 0,
         sum(log.n_lines for log in logs),
         sum(log.n_bytes for log in logs),
+        scenes,
+    )
+
+
+def _moved(scenes: Sequence[Scene], n_before: int) -> tuple[Scene, ...]:
+    """Return scenes that refer to messages which now stand behind others."""
+    return tuple(
+        s if s.message is None else replace(s, message=s.message + n_before) for s in scenes
     )
 
 

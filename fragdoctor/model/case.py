@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from fragdoctor.model.bundle import BundleFacts
 from fragdoctor.model.oom import OomLog
 from fragdoctor.model.snapshot import Snapshot
 from fragdoctor.model.stats import StatsSeries
@@ -31,6 +32,7 @@ class Case:
         stats: statistics, if some were given.
         overrides: what the user said on the command line.
         sources: the names of the inputs, in the order given; hostile text.
+        bundle: the manifest, where the inputs came as a bundle of ``fragdoctor run``.
     """
 
     snapshot: Snapshot | None = None
@@ -38,3 +40,4 @@ class Case:
     stats: StatsSeries | None = None
     overrides: Overrides = field(default_factory=Overrides)
     sources: Sequence[str] = ()
+    bundle: BundleFacts | None = None

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from fragdoctor.model.cards import card
 from fragdoctor.model.case import Case
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Location, SkippedRule
+from fragdoctor.model.phases import Phase, PhaseReport
+from fragdoctor.model.story import LogStory
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -182,6 +184,7 @@ class TimelineStrip:
         oom_columns, flush_columns: columns in which one happened, ascending, each once.
         first_bytes, last_bytes, peak_bytes: (allocated, reserved) before the trace, after it, and
             the highest of each.
+        phases: training phase of most of each column; empty where no phases are known.
     """
 
     device: int
@@ -196,6 +199,7 @@ class TimelineStrip:
     flush_columns: Sequence[int] = ()
     n_ooms: int = 0
     n_flushes: int = 0
+    phases: Sequence[Phase] = ()
 
 
 class RunKind(StrEnum):
@@ -256,7 +260,8 @@ class Diagnosis:
     """Everything a report needs. Produced by ``fragdoctor.diagnose``.
 
     ``timeline``, ``worst_segments`` (most pinned first) and ``n_pinned_segments`` are of the device
-    that the verdict is about.
+    that the verdict is about; ``phases`` has one report per device with a trace, that one first.
+    ``story`` is None where a log tells none.
     """
 
     case: Case
@@ -275,6 +280,8 @@ class Diagnosis:
     timeline: TimelineStrip | None = None
     worst_segments: Sequence[SegmentReport] = ()
     n_pinned_segments: int = 0
+    phases: Sequence[PhaseReport] = ()
+    story: LogStory | None = None
 
     def __repr__(self) -> str:
         """Return the verdict in a line: the case may hold a snapshot of millions of rows."""

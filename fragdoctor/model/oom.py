@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fragdoctor.model.story import Scene
+
 
 @dataclass(frozen=True, slots=True)
 class OtherProcess:
@@ -102,7 +104,8 @@ class LogMarker:
 class OomLog:
     """All messages of one text in the order of the text, and the markers around them.
 
-    ``primary`` indexes the first cause: the message that a diagnosis should be about.
+    ``primary`` indexes the first cause: the message that a diagnosis should be about. ``scenes``
+    are the lines that tell its story, by line: progress, trials, figures, retries, failures.
     """
 
     messages: Sequence[OomMessage]
@@ -110,3 +113,4 @@ class OomLog:
     primary: int = 0
     n_lines: int = 0
     n_bytes: int = 0
+    scenes: Sequence[Scene] = ()

@@ -58,8 +58,9 @@ class ReplayResult:
 class Simulation:
     """A baseline, its fidelity, and any number of what-ifs against it.
 
-    After a search over settings, ``best`` is the cheapest that fits with margin and ``pareto``
-    those that no other beats in both peak reserved memory and driver calls.
+    After a search over settings, ``best`` is the cheapest that fits with margin, ``pareto`` are
+    those that no other beats in both peak reserved memory and driver calls, and ``is_fine`` says
+    whether the recorded settings fit with margin anyway.
 
     ``method`` is ``replay`` (exact baseline) or ``estimate`` (the baseline could not be
     reproduced; ``fidelity.reason`` says why).
@@ -74,3 +75,4 @@ class Simulation:
     notes: Sequence[str] = field(default_factory=tuple)
     best: ReplayResult | None = None
     pareto: Sequence[ReplayResult] = ()
+    is_fine: bool = False

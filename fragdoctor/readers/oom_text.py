@@ -11,6 +11,7 @@ from typing import Final
 from fragdoctor.model.oom import LogMarker, OomLog, OomMessage
 from fragdoctor.readers.log import windows
 from fragdoctor.readers.markers import markers_of
+from fragdoctor.readers.story.scan import scan
 from fragdoctor.readers.wordings import names
 from fragdoctor.readers.wordings.base import Hit
 from fragdoctor.readers.wordings.table import hits_of, variants
@@ -55,12 +56,14 @@ def find_messages(text: str) -> OomLog:
         for _first, last, hit in sorted(hits, key=lambda item: (item[0], item[2].start)):
             found.add(hit, last)
     messages = found.messages or found.warnings or found.negative[:1] or _look_alike(text)
+    markers = _distinct(found.markers)
     return OomLog(
         messages=tuple(messages),
-        markers=_distinct(found.markers),
+        markers=markers,
         primary=_primary(messages),
         n_lines=text.count("\n") + (not text.endswith("\n") and bool(text)),
         n_bytes=len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass")),
+        scenes=scan(text, messages, markers),
     )
 
 

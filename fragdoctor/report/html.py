@@ -8,10 +8,7 @@ allows nothing else, so markup that slipped through could still not run or load 
 
 from __future__ import annotations
 
-import base64
-import hashlib
 from collections.abc import Mapping
-from importlib.resources import files
 from typing import Any, Final
 
 import jinja2
@@ -23,10 +20,12 @@ from fragdoctor.errors import ConfigError
 from fragdoctor.model.diagnosis import Diagnosis
 from fragdoctor.model.simulation import Simulation
 from fragdoctor.model.snapshot import Snapshot
-from fragdoctor.report import escape, phrases
+from fragdoctor.report import phase_words, phrases
 from fragdoctor.report.base import RenderOptions
 from fragdoctor.report.page.capture_facts import capture_facts, setting_facts
 from fragdoctor.report.page.payload import build_payload
+from fragdoctor.report.page.shell import page_environment, page_policy, page_source
+from fragdoctor.report.page.story_view import story_view
 from fragdoctor.report.page.text_tables import CodeOwners
 from fragdoctor.report.page.view import (
     MAX_ROWS,
@@ -36,12 +35,10 @@ from fragdoctor.report.page.view import (
     stack_line,
 )
 from fragdoctor.report.page.what_if import what_ifs
-from fragdoctor.units import format_count, format_share, format_size, plural
+from fragdoctor.units import format_count, format_share, format_size
 
 MAX_PAGE_BYTES: Final = 3_000_000
 MAX_DEVICES: Final = 64
-MAX_SHOWN: Final = 1500
-"""Characters of one text: a file may hold names of megabytes."""
 SCRIPTS: Final = (
     "decode",
     "drawing",
@@ -102,63 +99,34 @@ def _values(
     simulation: Simulation | None,
     analyses: Mapping[int, DeviceAnalysis],
 ) -> dict[str, Any]:
-    style = _source("report.css")
-    script = "\n".join(_source(f"{name}.js") for name in SCRIPTS)
+    style = page_source("report/report.css")
+    script = "\n".join(page_source(f"report/{name}.js") for name in SCRIPTS)
     verdicts = [f for f in diagnosis.devices if f.device == diagnosis.verdict.device]
     figures = next(iter((*verdicts, *diagnosis.devices)), None)
     return {
         "style": Markup(style),  # noqa: S704 - our own file
         "script": Markup(script),  # noqa: S704 - our own file
-        "policy": _policy(style, script),
+        "policy": page_policy(style, script),
         "d": diagnosis,
         "has_snapshot": diagnosis.case.snapshot is not None,
         "title": phrases.CAUSE_TITLES[diagnosis.verdict.cause],
         "causes": phrases.CAUSE_TITLES,
         "status_words": STATUS_WORDS,
+        "phase_names": phase_words.PHASE_NAMES,
+        "category_names": phase_words.CATEGORY_NAMES,
+        "kept_means": phase_words.KEPT_MEANS,
         "sources": ["standard input" if s == "-" else s for s in diagnosis.case.sources],
         "messages": message_views(diagnosis),
         "markers": () if diagnosis.case.oom is None else diagnosis.case.oom.markers[:20],
+        "story": story_view(diagnosis),
         "what_ifs": what_ifs(diagnosis, simulation, figures),
         "settings": setting_facts(diagnosis),
         "facts": capture_facts(diagnosis, analyses),
     }
 
 
-def _policy(style: str, script: str) -> str:
-    return (
-        f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
-        "img-src data:; base-uri 'none'; form-action 'none'; "
-        "require-trusted-types-for 'script'; trusted-types 'none'"
-    )
-
-
-def _hash(text: str) -> str:
-    digest = hashlib.sha256(text.encode()).digest()
-    return f"sha256-{base64.b64encode(digest).decode('ascii')}"
-
-
-def _source(name: str) -> str:
-    return (files("fragdoctor.report") / "templates" / "report" / name).read_text("utf-8")
-
-
-def _visible(value: object) -> object:
-    """Make what cannot be seen visible and bound what is long, in every expression."""
-    if isinstance(value, Markup) or not isinstance(value, str):
-        return value
-    n_more = len(value) - MAX_SHOWN
-    shown = escape.visible(value[:MAX_SHOWN])
-    return f"{shown} ... ({format_count(n_more)} more characters)" if n_more > 0 else shown
-
-
 def _environment() -> jinja2.Environment:
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("fragdoctor.report", "templates"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        finalize=_visible,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = page_environment()
     environment.filters |= {
         "size": format_size,
         "count": format_count,
@@ -168,6 +136,9 @@ def _environment() -> jinja2.Environment:
         "evidence_value": phrases.evidence_value,
         "predicted": phrases.predicted_text,
         "fidelity": phrases.fidelity_text,
+        "sureness": phase_words.sureness,
+        "main_line": phase_words.main_line,
+        "peak_sentence": phase_words.peak_sentence,
+        "limits_sentence": phase_words.limits_sentence,
     }
-    environment.globals["plural"] = plural
     return environment

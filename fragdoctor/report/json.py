@@ -28,6 +28,8 @@ from fragdoctor.model.oom import LogMarker, OomMessage
 from fragdoctor.model.simulation import ReplayResult, Simulation
 from fragdoctor.report import escape
 from fragdoctor.report.base import RenderOptions
+from fragdoctor.report.phase_json import phase_document
+from fragdoctor.report.story_json import story_document
 
 Json = dict[str, Any]
 
@@ -107,7 +109,7 @@ def diagnosis_document(diagnosis: Diagnosis) -> Json:
         "sources": list(diagnosis.case.sources),
         "verdict": _verdict(diagnosis.verdict),
         "checklist": [_checklist_item(item) for item in diagnosis.checklist],
-        "devices": [_device(d) for d in diagnosis.devices],
+        "devices": [device_document(d) for d in diagnosis.devices],
         "pins": [_pin(p) for p in diagnosis.pins],
         "holders": [_holder(h) for h in diagnosis.holders],
         "fidelity": _fidelity(diagnosis.fidelity),
@@ -119,6 +121,8 @@ def diagnosis_document(diagnosis: Diagnosis) -> Json:
         "rejected": [_recommendation(r) for r in diagnosis.rejected],
         "corrections": list(diagnosis.corrections),
         "notes": list(diagnosis.notes),
+        "phases": [phase_document(p) for p in diagnosis.phases],
+        "story": story_document(diagnosis.story),
     }
 
 
@@ -144,6 +148,7 @@ def oom_document(diagnosis: Diagnosis) -> Json:
                 "rejected",
                 "corrections",
                 "notes",
+                "story",
             )
         },
     }
@@ -233,7 +238,8 @@ def _checklist_item(item: ChecklistItem) -> Json:
     }
 
 
-def _device(figures: DeviceFigures) -> Json:
+def device_document(figures: DeviceFigures) -> Json:
+    """Return the figures of one device: an entry of ``devices``."""
     return {name: getattr(figures, name) for name in _DEVICE_FIELDS}
 
 

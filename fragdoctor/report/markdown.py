@@ -7,6 +7,15 @@ from collections.abc import Iterable, Sequence
 from fragdoctor.model.diagnosis import Diagnosis, Recommendation, Status
 from fragdoctor.report import escape
 from fragdoctor.report.base import RenderOptions, Verbosity
+from fragdoctor.report.phase_words import (
+    CATEGORY_NAMES,
+    PHASE_NAMES,
+    limits_sentence,
+    main_line,
+    peak_sentence,
+    shown_phases,
+    sureness,
+)
 from fragdoctor.report.phrases import (
     also_text,
     fidelity_line,
@@ -15,10 +24,18 @@ from fragdoctor.report.phrases import (
     verdict_line,
     verdict_title,
 )
+from fragdoctor.report.story_rows import (
+    story_facts,
+    story_rows,
+    trend_span,
+    trend_text,
+    trend_title,
+)
 from fragdoctor.units import format_count, format_size
 
 _MARKS = {Status.PASS: "ok", Status.WARN: "warn", Status.FAIL: "**FAIL**", Status.SKIP: "skip"}
 _SHOWN = 5
+_STORY_ROWS = 20
 
 md = escape.markdown
 
@@ -31,8 +48,10 @@ def render_diagnosis(diagnosis: Diagnosis, options: RenderOptions) -> str:
     limit = None if verbose else _SHOWN
     blocks = [
         *_head(diagnosis),
+        *_story(diagnosis, verbose=verbose),
         *_checklist(diagnosis),
         *_devices(diagnosis),
+        *_phases(diagnosis),
         *_pins(diagnosis, limit),
         *_holders(diagnosis, limit),
         *_recommendations(diagnosis, limit),
@@ -52,6 +71,31 @@ def _head(diagnosis: Diagnosis) -> list[str]:
     if verdict.decider:
         blocks.append(f"To settle: {md(verdict.decider)}")
     return blocks
+
+
+def _story(diagnosis: Diagnosis, *, verbose: bool) -> list[str]:
+    if diagnosis.story is None:
+        return []
+    rows, n_left = story_rows(diagnosis, 10 * _STORY_ROWS if verbose else _STORY_ROWS)
+    lines = [
+        (
+            md(row.time),
+            row.line,
+            md(row.who),
+            ("&rarr; " if row.is_consequence else "") + md(row.what),
+            md(row.note),
+        )
+        for row in rows
+    ]
+    title = f"Story: {md(story_facts(diagnosis.story))}"
+    blocks = _section(title, ("Time", "Line", "Who", "What", "Why"), lines)
+    if n_left:
+        blocks.append(f"{format_count(n_left)} events left out.")
+    trends = [
+        (md(trend_title(t)), trend_span(t), t.direction.value, md(trend_text(t)))
+        for t in diagnosis.story.trends
+    ]
+    return blocks + _section("Trends", ("Figure", "From", "", "How"), trends)
 
 
 def _checklist(diagnosis: Diagnosis) -> list[str]:
@@ -84,6 +128,30 @@ def _devices(diagnosis: Diagnosis) -> list[str]:
     ]
     titles = ("GPU", "Capacity", "Reserved", "Live", "Pinned", "Releasable", "Peak", "Retries")
     return _section("Memory", titles, rows)
+
+
+def _phases(diagnosis: Diagnosis) -> list[str]:
+    blocks: list[str] = []
+    for report in shown_phases(diagnosis):
+        rows = [
+            (
+                PHASE_NAMES[p.phase],
+                format_count(p.n_passes),
+                format_size(p.median_peak_bytes),
+                format_size(p.worst_peak_bytes),
+            )
+            for p in report.phases
+        ]
+        titles = ("Phase", "Passes", "Usual peak", "Worst")
+        blocks += _section(f"Training phases of GPU {report.device}", titles, rows)
+        sentence = " ".join(s for s in (peak_sentence(report), limits_sentence(report)) if s)
+        blocks += [md(sentence)] if sentence else []
+        shares = [
+            (CATEGORY_NAMES[s.category], format_size(s.n_bytes), sureness(s), _code(main_line(s)))
+            for s in report.at_peak
+        ]
+        blocks += _section("At the peak", ("Memory", "Allocated", "Sure", "Mostly from"), shares)
+    return blocks
 
 
 def _pins(diagnosis: Diagnosis, limit: int | None) -> list[str]:

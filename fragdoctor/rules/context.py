@@ -13,6 +13,7 @@ from fragdoctor.model.oom import OomMessage
 from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.model.snapshot import Snapshot
 from fragdoctor.model.stats import MemoryStats
+from fragdoctor.model.story import LogStory
 from fragdoctor.rules.refusal import Refusal, known
 
 MAX_STACK = 12
@@ -30,6 +31,7 @@ class Context:
         refusal: the figures of the refused request, from all inputs together.
         stats: statistics of this device, oldest first.
         is_series: whether they are a series over time.
+        story: of the log, None where it tells none.
     """
 
     case: Case
@@ -39,6 +41,7 @@ class Context:
     refusal: Refusal | None = None
     stats: tuple[MemoryStats, ...] = ()
     is_series: bool = False
+    story: LogStory | None = None
     cache: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @property
@@ -69,10 +72,14 @@ class Context:
 
     @property
     def total_bytes(self) -> int | None:
-        """Size of the device as the user or a message tells it."""
+        """Size of the device as the user, a message or a bundle tells it."""
         if self.case.overrides.capacity_bytes is not None:
             return self.case.overrides.capacity_bytes
-        return known(self.message.total_bytes) if self.message is not None else None
+        told = known(self.message.total_bytes) if self.message is not None else None
+        if told is not None or self.case.bundle is None:
+            return told
+        device = self.case.bundle.device(self.device)
+        return device.total_bytes if device is not None else None
 
     @property
     def retries(self) -> tuple[int, str] | None:

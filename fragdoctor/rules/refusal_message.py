@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from fragdoctor.model.oom import OomMessage, OtherProcess
 from fragdoctor.rules.refusal import (
     CONTEXT_ALLOWANCE_BYTES,
@@ -23,7 +25,9 @@ def refusal_from_message(message: OomMessage) -> Refusal | None:
     unallocated = message.reserved_unallocated_bytes
     if unallocated is None and reserved is not None and allocated is not None:
         unallocated = max(0, reserved - allocated)
-    own, others, own_pid = _split_processes(message, reserved)
+    own, others, own_pid = split_processes(
+        known(message.process_bytes), message.other_processes, reserved
+    )
     active = message.active_bytes
     live = message.live_bytes if known(message.allocated_bytes) is not None else None
     pending = max(0, active - live) if active is not None and live is not None else 0
@@ -49,16 +53,15 @@ def refusal_from_message(message: OomMessage) -> Refusal | None:
     )
 
 
-def _split_processes(
-    message: OomMessage, reserved: int | None
+def split_processes(
+    own: int | None, listed: Sequence[OtherProcess], reserved: int | None
 ) -> tuple[int | None, tuple[OtherProcess, ...], int | None]:
     """Tell our own process from the others: in a container NVML's ids do not match ours.
 
-    A ``Process n`` that holds what PyTorch reserved plus a context is this process; where several
-    would do, the one that comes closest.
+    A process that holds what PyTorch reserved plus a context is this one; where several would do,
+    the one that comes closest. Returned are our own bytes, the others, and our id in the list.
     """
-    others = tuple(p for p in message.other_processes if known(p.n_bytes) is not None)
-    own = known(message.process_bytes)
+    others = tuple(p for p in listed if known(p.n_bytes) is not None)
     if own is not None or reserved is None or reserved == 0:
         return own, others, None
     low = reserved - rounding_bytes(reserved) * 2

@@ -13,12 +13,14 @@ from fragdoctor.rules.capacity.rescued_requests import RescuedRequests
 from fragdoctor.rules.capacity.transient_peak import TransientPeak
 from fragdoctor.rules.fragmentation.cache_on_other_streams import CacheOnOtherStreams
 from fragdoctor.rules.fragmentation.drifting_sizes import DriftingSizes
+from fragdoctor.rules.fragmentation.growing_cache import GrowingCache
 from fragdoctor.rules.fragmentation.holes_below_request import HolesBelowRequest
 from fragdoctor.rules.fragmentation.page_rounding import PageRounding
 from fragdoctor.rules.fragmentation.pending_frees import PendingFrees
 from fragdoctor.rules.fragmentation.pinned_free_memory import PinnedFreeMemory
 from fragdoctor.rules.fragmentation.private_pool_cache import PrivatePoolCache
 from fragdoctor.rules.fragmentation.rounding_waste import RoundingWaste
+from fragdoctor.rules.growth.accumulating_trials import AccumulatingTrials
 from fragdoctor.rules.growth.climbing_retries import ClimbingRetries
 from fragdoctor.rules.growth.growing_line import GrowingLine
 from fragdoctor.rules.growth.growing_statistics import GrowingStatistics
@@ -29,9 +31,11 @@ from fragdoctor.rules.input_quality.missing_events import MissingEvents
 from fragdoctor.rules.input_quality.no_history import NoHistory
 from fragdoctor.rules.input_quality.no_stacks import NoStacks
 from fragdoctor.rules.input_quality.unknown_keys import UnknownKeys
+from fragdoctor.rules.processes.consequence_errors import ConsequenceErrors
 from fragdoctor.rules.processes.host_memory import HostMemory
 from fragdoctor.rules.processes.memory_outside_pytorch import MemoryOutsidePytorch
 from fragdoctor.rules.processes.other_process import OtherProcess
+from fragdoctor.rules.processes.separate_failure import SeparateFailure
 from fragdoctor.rules.processes.several_ranks import SeveralRanks
 from fragdoctor.rules.processes.starved_library import StarvedLibrary
 from fragdoctor.rules.settings.idle_collection import IdleCollection
@@ -49,6 +53,7 @@ RULES: Final[tuple[Rule, ...]] = (
     PendingFrees(),  # FD106
     CacheOnOtherStreams(),  # FD107
     RoundingWaste(),  # FD108
+    GrowingCache(),  # FD109
     DeviceFull(),  # FD201
     RequestBeyondDevice(),  # FD202
     TransientPeak(),  # FD203
@@ -63,11 +68,14 @@ RULES: Final[tuple[Rule, ...]] = (
     GrowingLine(),  # FD401
     GrowingStatistics(),  # FD402
     ClimbingRetries(),  # FD403
+    AccumulatingTrials(),  # FD404
     OtherProcess(),  # FD501
     MemoryOutsidePytorch(),  # FD502
     SeveralRanks(),  # FD503
     StarvedLibrary(),  # FD504
     HostMemory(),  # FD505
+    ConsequenceErrors(),  # FD506
+    SeparateFailure(),  # FD507
     CutHistory(),  # FD901
     NoHistory(),  # FD902
     NoStacks(),  # FD903

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from fragdoctor.allocator.search import (
     search_settings,
     sweep_candidates,
 )
-from fragdoctor.allocator.simulate import baseline_of
+from fragdoctor.allocator.simulate import baseline_of, simulate
 from fragdoctor.allocator.whatif import Scenario
 from fragdoctor.model.settings import parse_conf
 from fragdoctor.model.simulation import ReplayResult
@@ -104,6 +105,33 @@ def test_candidates_are_known_to_the_version() -> None:
     assert 8 <= len(default_candidates(baseline)) <= 15
 
 
+def test_search_names_only_what_gains_on_a_run_that_fits() -> None:
+    """A run with a retry: most settings spare it nothing, and are no answer."""
+    program_ = program(30 * MIB, 40 * MIB, -1, 60 * MIB, -3)
+    baseline = baseline_of(record(program_, capacity_bytes=110 * MIB))
+
+    found = search_settings(baseline)
+
+    had = baseline.result
+    assert had.fits
+    assert had.retries == 1
+    assert found.best is None or (
+        found.best.retries <= had.retries
+        and found.best.peak_reserved_bytes <= had.peak_reserved_bytes
+        and (found.best.retries, found.best.peak_reserved_bytes)
+        != (had.retries, had.peak_reserved_bytes)
+    )
+
+
+def test_best_is_never_an_open_question() -> None:
+    known = result("a:1", fits=True, peak=900, calls=50)
+    is_open = replace(result("b:1", fits=True, peak=500, calls=1), is_conclusive=False)
+
+    assert best_of([known, is_open]) is known
+    assert best_of([is_open]) is None
+    assert pareto_of([known, is_open]) == (known,)
+
+
 def test_best_is_cheapest_with_margin_then_largest_margin() -> None:
     tight = result("a:1", fits=True, peak=995, calls=10)
     dear = result("b:1", fits=True, peak=800, calls=90)
@@ -122,6 +150,17 @@ def test_pareto_holds_what_nothing_beats() -> None:
     lost = result("d:1", fits=False, peak=100, calls=1)
 
     assert pareto_of([beaten, quick, lost, low]) == (low, quick)
+
+
+@pytest.mark.shared
+def test_sweep_of_a_late_trace_is_judged_like_single_settings(shared: Path) -> None:
+    snapshot = read_snapshot(shared / "snapshots" / "kvcache_cat" / "snapshot.pickle")
+    baseline = baseline_of(snapshot)
+    confs = ("expandable_segments:True", "max_split_size_mb:128")
+
+    found = search_settings(baseline, confs)
+
+    assert tuple(found.results) == tuple(simulate(snapshot, confs=confs).results)
 
 
 @pytest.mark.shared

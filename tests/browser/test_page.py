@@ -6,9 +6,12 @@ from dataclasses import replace
 
 import diagnoses
 import pytest
+from analysis.training_loop import TrainingLoop
 from page_samples import MIB, of_snapshot, tiny, tiny_diagnosis
 from stock import from_python
 
+from fragdoctor.diagnosis.pipeline import diagnose
+from fragdoctor.model.case import Case
 from fragdoctor.readers.snapshot import read_snapshot
 from fragdoctor.report.page.blob import BlobWriter
 
@@ -338,3 +341,37 @@ def test_print_opens_details_and_turns_light(open_page):
     assert during == ["light", 0]
     assert page.evaluate("document.documentElement.dataset.theme ?? null") is None
     assert page.evaluate("document.querySelectorAll('details:not([open])').length") > 0
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_training_phases_are_drawn_as_a_band_and_named_at_the_cursor(open_page, width, dark):
+    loop = TrainingLoop()
+    loop.build()
+    for _ in range(3):
+        loop.step()
+    diagnosis = diagnose(Case(snapshot=loop.snapshot(), sources=("run.pickle",)))
+
+    page = open_page(diagnosis, width=width, dark=dark)
+    page.evaluate("fragdoctor.timeline.setCursor(fragdoctor.timeline.data.peak_state)")
+    page.settle()
+
+    assert_clean(page)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert "backward" in page.evaluate(
+        "document.querySelector('#timeline-graphic .readout').innerText"
+    )
+    keys = page.evaluate("document.querySelector('#timeline-graphic .chartkey').innerText")
+    assert [k for k in keys.split("\n") if k in {"setup", "forward", "backward", "optimizer"}] == [
+        "setup", "forward", "backward", "optimizer",
+    ]  # fmt: skip
+    # The band: pixels of the lane differ between passes and are not the paper.
+    n_colors = page.evaluate(
+        """(() => { const t = fragdoctor.timeline, c = t.canvas, r = c.width / t.width;
+        const y = Math.round((8 + t.rangeLanes * 16 + 1) * r), g = c.getContext("2d");
+        const seen = new Set(t.training.label.map ? Array.from(t.training.label, (_, i) => {
+          const x = (t.xOf(t.training.first[i]) + t.xOf(t.training.first[i + 1])) / 2;
+          return Array.from(g.getImageData(Math.round(x * r), y, 1, 1).data).join();
+        }) : []); return seen.size; })()"""
+    )
+    assert n_colors == 4

@@ -38,7 +38,9 @@ def test_front_page_fits_80_columns() -> None:
     assert [line for line in FRONT_PAGE.splitlines() if len(line) > 79] == []
 
 
-@pytest.mark.parametrize("name", ["analyze", "oom", "check", "simulate", "export", "explain"])
+@pytest.mark.parametrize(
+    "name", ["analyze", "oom", "check", "simulate", "estimate", "export", "explain"]
+)
 def test_command_help_is_imperative_and_ends_with_two_examples(name: str) -> None:
     command = commands()[name]
     help_line, epilog = command.help, command.epilog  # type: ignore[attr-defined]
@@ -49,7 +51,9 @@ def test_command_help_is_imperative_and_ends_with_two_examples(name: str) -> Non
     assert sum("fragdoctor " in line for line in epilog.splitlines()) == 2
 
 
-@pytest.mark.parametrize("name", ["analyze", "oom", "check", "simulate", "export", "explain"])
+@pytest.mark.parametrize(
+    "name", ["analyze", "oom", "check", "simulate", "estimate", "export", "explain"]
+)
 def test_option_help_has_no_full_stop(name: str) -> None:
     for parameter in commands()[name].params:  # type: ignore[attr-defined]
         text = getattr(parameter, "help", None)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from fragdoctor.analysis.result import CaptureQuality
+from fragdoctor.analysis.story.reading import accumulation, memory_over_trials
 from fragdoctor.diagnosis.checklist.item import Item
 from fragdoctor.diagnosis.decision import OUTSIDE_SHARE
 from fragdoctor.model.diagnosis import Cause, ChecklistItem, Verdict
 from fragdoctor.model.settings import AllocatorSettings
+from fragdoctor.model.story import Direction
 from fragdoctor.rules.context import Context, place
+from fragdoctor.rules.growth.accumulating_trials import STEPS, growth_sentence
 from fragdoctor.rules.growth.series import MIN_RECORDS, climbs, rise
 from fragdoctor.rules.growth.significance import leading_growth
 from fragdoctor.rules.refusal import CONTEXT_ALLOWANCE_BYTES, Refusal
@@ -48,7 +51,7 @@ def _outside_detail(r: Refusal) -> str:
     return f"{text}."
 
 
-def check_growth(context: Context, verdict: Verdict) -> ChecklistItem:
+def check_growth(context: Context, verdict: Verdict) -> ChecklistItem:  # noqa: PLR0911 - a row each
     """Ask whether live memory grows from step to step."""
     del verdict
     item = Item("growth", "Memory that grows step by step")
@@ -72,12 +75,28 @@ def check_growth(context: Context, verdict: Verdict) -> ChecklistItem:
                 format_size(grown), "Allocated memory climbs over the series.", "memory_stats"
             )
         return item.passed("none", "Allocated memory does not climb.", "memory_stats")
+    by_log = _growth_by_log(item, context)
+    if by_log is not None:
+        return by_log
     if a is not None:
         return item.skip("The snapshot has no trace of events.")
     return item.skip(
         "One message or one set of statistics shows a state, not a history: a trace or a series "
         "does."
     )
+
+
+def _growth_by_log(item: Item, context: Context) -> ChecklistItem | None:
+    """Return what the trials, failures and prints of a log say; None where they say nothing."""
+    grown = accumulation(context.story)
+    if grown is not None:
+        value = f"{format_size(grown.slope_bytes)} a {STEPS[grown.over]}"
+        return item.fail(value, growth_sentence(grown), "log")
+    told = memory_over_trials(context.story) if context.story is not None else None
+    if told is None or told.direction is not Direction.LEVEL:
+        return None
+    n = plural(len(told.points), STEPS[told.over])
+    return item.passed("none", f"{told.figure.capitalize()} memory is level over {n}.", "log")
 
 
 def check_size_diversity(context: Context, verdict: Verdict) -> ChecklistItem:

@@ -24,10 +24,10 @@ def remedies(plan: Plan) -> Iterator[Proposal]:
         "Record a memory snapshot at the failure",
         weight=ASKS,
         confidence=Confidence.LIKELY,
-        change="torch.cuda.memory._record_memory_history("
-        "max_entries=100000) at start and torch.cuda.memory._dump_snapshot('oom.pickle') on the "
-        "error",
+        change="fragdoctor run train.py; or, where it cannot be installed, "
+        "torch.cuda.memory._record_memory_history(max_entries=100000) at start and "
+        "torch.cuda.memory._dump_snapshot('oom.pickle') on the error",
         why=reason,
         cost="A few microseconds per allocation.",
-        verify="fragdoctor analyze oom.pickle",
+        verify="It diagnoses by itself; otherwise: fragdoctor analyze oom.pickle",
     )

@@ -106,9 +106,10 @@ def _without_line(plan: Plan) -> Proposal:
         "Find the line that keeps memory",
         weight=CURES,
         confidence=Confidence.POSSIBLE,
-        change="torch.cuda.memory._record_memory_history(max_entries=100000) around a few steps, "
-        "then torch.cuda.memory._dump_snapshot('leak.pickle')",
+        change="with fragdoctor.record('leak'): around a few steps; or "
+        "torch.cuda.memory._record_memory_history(max_entries=100000) before and "
+        "torch.cuda.memory._dump_snapshot('leak.pickle') after them",
         why=plan.verdict.summary,
         cost="A few microseconds per allocation while recording.",
-        verify="fragdoctor analyze leak.pickle names the growing line.",
+        verify="fragdoctor analyze leak (or leak.pickle) names the growing line.",
     )

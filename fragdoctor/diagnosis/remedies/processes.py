@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from fragdoctor.analysis.sharing import TYPICAL_CONTEXT_BYTES, share_gpu
 from fragdoctor.diagnosis.remedies.plan import CURES, HELPS, MAY_HELP, Plan, Proposal, propose
 from fragdoctor.model.diagnosis import Cause, Predicted
-from fragdoctor.model.finding import Confidence
+from fragdoctor.model.finding import Confidence, Evidence
+from fragdoctor.model.processes import ProcessDemand
 from fragdoctor.rules.refusal import CONTEXT_ALLOWANCE_BYTES, Refusal
 from fragdoctor.units import format_size
 
@@ -56,8 +58,12 @@ def remedies(plan: Plan) -> Iterator[Proposal]:
 def _fewer(r: Refusal) -> Iterator[Proposal]:
     if r.total_bytes is None or r.needed_bytes is None:
         return
-    own = r.needed_bytes + min(r.non_pytorch_bytes or 0, CONTEXT_ALLOWANCE_BYTES)
-    n = r.total_bytes // own
+    context = min(r.non_pytorch_bytes or TYPICAL_CONTEXT_BYTES, CONTEXT_ALLOWANCE_BYTES)
+    demand = ProcessDemand(
+        max(r.needed_bytes, r.reserved_bytes or 0), context, "oom message", "oom message"
+    )
+    sharing = share_gpu(demand, gpu="", total_bytes=r.total_bytes)
+    n = sharing.n_fit
     yield propose(
         "fewer-processes",
         f"Run at most {n} such process{'' if n == 1 else 'es'} on this device"
@@ -66,9 +72,12 @@ def _fewer(r: Refusal) -> Iterator[Proposal]:
         weight=HELPS,
         confidence=Confidence.POSSIBLE,
         change="one process per GPU, or fewer workers",
-        why=f"One process needs {format_size(own)} (live, request and context); "
-        f"{format_size(r.total_bytes)} hold {n} of them.",
-        cost="Less parallel work on one device.",
+        why=f"One process needs {format_size(demand.total_bytes)} (its memory, the request and the "
+        f"context); {format_size(r.total_bytes)} less {format_size(sharing.headroom_bytes)} of "
+        f"headroom hold {n} of them.",
+        cost="One fewer of N loses at most 1/N of the throughput, less where they wait for each "
+        "other already.",
         verify="The sum over nvidia-smi's processes stays below the device's size.",
         predicted=Predicted(fits=n > 0, method="arithmetic"),
+        evidence=(Evidence("one process", demand.total_bytes, "bytes", r.source),),
     )

@@ -32,6 +32,7 @@ from fragdoctor.diagnosis.remedies import (
     shapes,
     size_bug,
     smaller_batch,
+    sweeps,
 )
 from fragdoctor.diagnosis.remedies.plan import Plan, Proposal
 from fragdoctor.model.diagnosis import Predicted, Recommendation
@@ -61,6 +62,7 @@ REMEDIES: Final[tuple[Callable[[Plan], Iterator[Proposal]], ...]] = tuple(
         shapes,
         size_bug,
         smaller_batch,
+        sweeps,
     )
 )
 

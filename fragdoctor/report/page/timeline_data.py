@@ -26,6 +26,9 @@ MAX_TIME_SAMPLES: Final = 16_384
 MAX_PHASES: Final = 3000
 MAX_MARKS: Final = 2000
 MAX_PHASE_DEPTH: Final = 4
+MAX_PASSES: Final = 20_000
+TRAINING_NAMES: Final = ("setup", "forward", "backward", "optimizer", "both")
+"""Of the labels of ``analysis/passes.py``."""
 SERIES: Final = ("allocated", "active", "reserved")
 
 
@@ -96,7 +99,20 @@ def timeline_data(
         "last": blob.add([p.last for p in kept]),
         "depth": blob.add([p.depth for p in kept]),
     }
+    data["training"] = _training(analysis, blob)
     return data
+
+
+def _training(analysis: DeviceAnalysis, blob: BlobWriter) -> dict[str, Any] | None:
+    """Return the passes of training phases: pass i is from state ``first[i]`` to the next."""
+    found = analysis.phases
+    if found is None or len(found.phases) < 2 or len(found.labels) > MAX_PASSES:
+        return None
+    return {
+        "names": list(TRAINING_NAMES),
+        "label": blob.add(found.labels.astype(np.int64)),
+        "first": blob.add(found.first),
+    }
 
 
 def _curves(timeline: Timeline) -> tuple[I64, I64, I64]:

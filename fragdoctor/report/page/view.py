@@ -19,8 +19,10 @@ from fragdoctor.model.diagnosis import (
 )
 from fragdoctor.model.finding import Location
 from fragdoctor.model.oom import OomMessage
+from fragdoctor.model.phases import PhaseReport
 from fragdoctor.report import escape
 from fragdoctor.report.base import RenderOptions
+from fragdoctor.report.phase_words import shown_phases
 from fragdoctor.report.phrases import shown_first
 from fragdoctor.report.text.memory import message_of, parts_of
 from fragdoctor.report.text.page import Page
@@ -64,6 +66,7 @@ class DeviceView:
     holders: Sequence[HolderReport]
     n_more_holders: int
     moments: Sequence[Moment]
+    phases: PhaseReport | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +124,7 @@ def _device_view(
         holders=holders[:max_rows],
         n_more_holders=len(holders[max_rows:]),
         moments=_moments(diagnosis, analysis),
+        phases=next((p for p in shown_phases(diagnosis) if p.device == device), None),
     )
 
 

@@ -12,8 +12,10 @@ from fragdoctor.report.text.holders import write_holders, write_pins
 from fragdoctor.report.text.memory import write_memory
 from fragdoctor.report.text.messages import write_messages
 from fragdoctor.report.text.page import Page
+from fragdoctor.report.text.phases import write_phases
 from fragdoctor.report.text.remarks import write_findings, write_remarks
 from fragdoctor.report.text.segments import write_segments
+from fragdoctor.report.text.story import write_story
 from fragdoctor.report.text.timeline import write_timeline
 from fragdoctor.report.text.verdict import write_verdict
 
@@ -25,9 +27,11 @@ def render_diagnosis(diagnosis: Diagnosis, options: RenderOptions) -> str:
     page = Page(options)
     write_verdict(page, diagnosis)
     write_messages(page, diagnosis)
+    write_story(page, diagnosis)
     write_checklist(page, diagnosis)
     write_memory(page, diagnosis)
     write_timeline(page, diagnosis)
+    write_phases(page, diagnosis)
     write_pins(page, diagnosis)
     write_segments(page, diagnosis)
     write_holders(page, diagnosis)

@@ -22,7 +22,7 @@ def write_messages(page: Page, diagnosis: Diagnosis) -> None:
     if log is None or (len(log.messages) < 2 and not log.markers):
         return
     verbose = page.options.verbosity is Verbosity.VERBOSE
-    if len(log.messages) > 1:
+    if len(log.messages) > 1 and (verbose or diagnosis.story is None):
         page.heading("Messages", f"{format_count(len(log.messages))} in this text")
         order = sorted(range(len(log.messages)), key=lambda i: (i != log.primary, i))
         shown = order if verbose else order[:_SHOWN]
@@ -34,7 +34,7 @@ def write_messages(page: Page, diagnosis: Diagnosis) -> None:
         if len(order) > len(shown):
             n_more = format_count(len(order) - len(shown))
             page.paragraph((f"{n_more} more with --verbose", "dim"))
-    if log.markers:
+    if log.markers and (verbose or diagnosis.story is None):  # the story holds them
         page.heading("Beside them" if len(log.messages) > 1 else "Other lines of this text")
         markers = log.markers if verbose else log.markers[:_SHOWN]
         page.table([Column(), Column(), Column("wrap")], [_marker_row(m) for m in markers])

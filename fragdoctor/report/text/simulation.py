@@ -51,7 +51,12 @@ def answer(simulation: Simulation) -> str:
         best = simulation.best
         return f"The cheapest that fits is {_name(best)}: {_price(best)}; {count}. {as_recorded}"
     if simulation.pareto:
-        return f"No setting is needed: the recorded ones fit with margin; {count}. {as_recorded}"
+        reason = (
+            "No setting is needed: the recorded ones fit with margin"
+            if simulation.is_fine
+            else "No setting gains on the recorded ones"
+        )
+        return f"{reason}; {count}. {as_recorded}"
     lowest = min(fitting, key=lambda r: (r.peak_reserved_bytes, r.driver_calls))
     return f"{count}, lowest with {_name(lowest)}: {_price(lowest)}. {as_recorded}"
 

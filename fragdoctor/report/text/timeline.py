@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final
 
 from fragdoctor.model.diagnosis import Diagnosis, TimelineStrip
+from fragdoctor.model.phases import Phase
+from fragdoctor.report.phase_words import PHASE_NAMES
 from fragdoctor.report.text.page import INDENT, Cell, Column, Page, Span, joined
 from fragdoctor.units import format_size, plural
 
@@ -33,6 +36,18 @@ class AreaGlyphs:
 UNICODE_AREA: Final = AreaGlyphs("▁▂▃▄▅▆▇█", "░", "│", "x", "^")
 ASCII_AREA: Final = AreaGlyphs("#", ":", "|", "x", "^")
 
+# Below the picture, a letter says which phase of training each column is in. Of phases narrower
+# than this many columns on average the letters would be noise.
+_PHASE_LETTERS: Final = {
+    Phase.SETUP: ("s", "dim"),
+    Phase.FORWARD: ("f", "green"),
+    Phase.BACKWARD: ("b", "blue"),
+    Phase.OPTIMIZER: ("o", "magenta"),
+    Phase.FORWARD_BACKWARD: ("m", "blue"),
+    Phase.UNKNOWN: (" ", ""),
+}
+_MIN_PHASE_WIDTH: Final = 1.5
+
 _ALLOCATED: Final = "cyan"
 _RESERVED: Final = "yellow"
 _OOM: Final = "bold red"
@@ -58,10 +73,16 @@ def write_timeline(page: Page, diagnosis: Diagnosis) -> None:
         name = label if row == N_ROWS - 1 else "0" if row == 0 else ""
         spans: list[Span] = [(f"{name:>{len(label)}} {glyphs.axis}", "dim")]
         page.verbatim([*spans, *_row(glyphs, allocated, reserved, top, row)])
+    phases = _phase_columns(strip, n_columns)
+    if phases:
+        letters = [_PHASE_LETTERS[p] for p in phases]
+        page.verbatim([" " * (len(label) + 2), *joined(list(letters))])
     marks = _marks(glyphs, strip, n_columns)
     if marks:
         page.verbatim([" " * (len(label) + 2), *marks])
     _write_figures(page, glyphs, strip)
+    if phases:
+        page.paragraph(_phase_key(phases))
 
 
 def top_line(strip: TimelineStrip) -> tuple[int, str]:
@@ -97,6 +118,24 @@ def _row(
         else:
             spans.append(" ")
     return joined(spans)
+
+
+def _phase_columns(strip: TimelineStrip, n_columns: int) -> list[Phase]:
+    """Return the phase of each column; empty where there are none, or too many to see."""
+    n = len(strip.phases)
+    if not n:
+        return []
+    columns = [strip.phases[min(c * n // n_columns, n - 1)] for c in range(n_columns)]
+    n_runs = 1 + sum(a is not b for a, b in pairwise(columns))
+    return columns if n_columns >= _MIN_PHASE_WIDTH * n_runs else []
+
+
+def _phase_key(phases: Sequence[Phase]) -> list[Span]:
+    said: list[Span] = []
+    for phase, (letter, style) in _PHASE_LETTERS.items():
+        if phase in phases and phase is not Phase.UNKNOWN:
+            said += [(letter, style), f" {PHASE_NAMES[phase]}  "]
+    return said
 
 
 def _marks(glyphs: AreaGlyphs, strip: TimelineStrip, n_columns: int) -> list[Span]:

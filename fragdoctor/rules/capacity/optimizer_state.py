@@ -8,7 +8,7 @@ from typing import ClassVar
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
 from fragdoctor.rules.base import Need, Rule, Skip
 from fragdoctor.rules.context import Context
-from fragdoctor.rules.optimizer import fails_in_optimizer, optimizer_holders
+from fragdoctor.rules.optimizer import fails_in_optimizer, optimizer_holders, step_memory
 from fragdoctor.units import format_size
 
 
@@ -50,7 +50,9 @@ class OptimizerState(Rule):
             raise Skip("the failing request has no stack")
         if not fails_in_optimizer(context, analysis):
             return
+        step = step_memory(analysis)
         held = sum(h.now_bytes for h in optimizer_holders(context, analysis))
+        held = held if step is None else step.state_bytes
         yield self.finding(
             context,
             f"The request failed inside the optimizer's step; {format_size(held)} of its state "

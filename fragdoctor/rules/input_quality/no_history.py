@@ -19,8 +19,9 @@ class NoHistory(Rule):
 
     Evidence used. The trace of the device.
 
-    What to do. torch.cuda.memory._record_memory_history(max_entries=100000) before the part that
-    matters, then _dump_snapshot.
+    What to do. fragdoctor run train.py records from the start and needs no change in the code.
+    Inside a program: with fragdoctor.record(): ... around the part that matters, or
+    torch.cuda.memory._record_memory_history(max_entries=100000) before it, then _dump_snapshot.
 
     What it can get wrong. A device that was not used has no events either.
 

@@ -18,7 +18,9 @@ class Timeline {
     this.time = data.time ? { state: array(data.time.state), us: array(data.time.us) } : null;
     this.events = data.events ? { action: array(data.events.action), size: array(data.events.size), line: array(data.events.line) } : null;
     this.phases = { name: array(data.phases.name), first: array(data.phases.first), last: array(data.phases.last), depth: array(data.phases.depth) };
-    this.lanes = this.phases.depth.length ? Math.max(...this.phases.depth) + 1 : 0;
+    this.rangeLanes = this.phases.depth.length ? Math.max(...this.phases.depth) + 1 : 0;
+    this.training = data.training ? { names: data.training.names, label: array(data.training.label), first: array(data.training.first) } : null;
+    this.lanes = this.rangeLanes + (this.training ? 1 : 0);
     this.byTime = false;
     this.view = { from: 0, to: Math.max(1, this.n - 1) };
     this.cursor = null;
@@ -49,6 +51,10 @@ class Timeline {
     const { retries, others } = this.data.n_flushes;
     if (retries) key.push(["k-retry", plural(retries, "retry after a flush", "retries after a flush")]);
     if (others) key.push(["k-flush", plural(others, "other flush", "other flushes")]);
+    if (this.training) {
+      const there = new Set(this.training.label);
+      this.training.names.forEach((name, i) => { if (there.has(i)) key.push([`k-${name}`, name === "both" ? "forward and backward" : name]); });
+    }
     this.key = element("ul", { class: "chartkey" }, ...key.map(([k, word]) => element("li", null, element("i", { class: k }), word)));
     this.canvas = element("canvas", { tabindex: "0", role: "application", "aria-roledescription": "chart",
       "aria-label": `Memory over ${plural(this.data.n_events, "event")}. Peak allocated ${formatSize(this.valueAt("allocated", this.data.peak_state))}, peak reserved ${formatSize(this.reservedPeak)}. Arrow keys move the cursor, plus and minus zoom, 0 shows the whole trace, P goes to the peak. The table below has the main moments.` });
@@ -118,6 +124,9 @@ class Timeline {
     }
     return LEFT + share * (this.width - LEFT - RIGHT);
   }
+
+  // The training pass that a state is in: state k is that after k events.
+  passAt(state) { return Math.max(0, Math.min(this.training.label.length - 1, upperBound(this.training.first, Math.max(0, state - 1)) - 1)); }
 
   bucketOf(state) { return Math.max(0, Math.min(this.lastBucket, Math.floor(state / this.bucket))); }
 
@@ -253,6 +262,7 @@ class Timeline {
     for (let i = 0; i < this.phases.first.length; i++) {
       if (this.phases.first[i] <= state && state < this.phases.last[i] && (inner === null || this.phases.depth[i] > this.phases.depth[inner])) inner = i;
     }
+    if (this.training) parts.push(this.training.names[this.training.label[this.passAt(state)]]);
     if (inner !== null) parts.push(`in ${this.text.strings[this.phases.name[inner]]}`);
     return parts.join(" · ");
   }

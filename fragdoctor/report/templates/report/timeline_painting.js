@@ -15,6 +15,7 @@ const timelinePainting = {
     this.paintCurves(c, area.bottom, y, this.view, LEFT, this.width - RIGHT);
     this.paintCapacity(c, y, showsCapacity);
     this.paintPhases(c, area);
+    this.paintTraining(c);
     this.paintMarks(c, area, y);
     this.paintCursor(c, area, y);
     this.paintOverview();
@@ -126,12 +127,45 @@ const timelinePainting = {
       if (label) c.fillText(label, x0 + 5, top + LANE / 2 - 1);
     }
     c.font = `12px ${theme.font}`;
-    if (this.lanes) {
+    if (this.rangeLanes) {
       c.fillStyle = soft;
       c.textAlign = "right";
-      c.fillText("phases", LEFT - 8, TOP + LANE / 2 - 1);
+      c.fillText("ranges", LEFT - 8, TOP + LANE / 2 - 1);
     }
     void area;
+  },
+
+  // One band per pass; where passes are narrower than a pixel, a band that says so.
+  paintTraining(c) {
+    if (!this.training) return;
+    const { label, first, names } = this.training, { soft, ink, line, free, releasable, live, pending } = theme.colors;
+    const colors = [free, releasable, live, pending, live];
+    const top = TOP + this.rangeLanes * LANE, left = LEFT, right = this.width - RIGHT;
+    c.fillStyle = soft;
+    c.textAlign = "right";
+    c.fillText("phase", LEFT - 8, top + LANE / 2 - 1);
+    c.font = `11px ${theme.font}`;
+    c.textAlign = "left";
+    const from = this.passAt(this.view.from + 1), to = this.passAt(this.view.to);
+    if (to - from > (right - left) / 2) {
+      c.fillStyle = line;
+      c.fillRect(left, top, right - left, LANE - 3);
+      c.fillStyle = soft;
+      c.fillText(fitted(c, `${formatCount(to - from + 1)} passes: zoom in to see them`, right - left - 8), left + 5, top + LANE / 2 - 1);
+    } else {
+      for (let i = from; i <= to; i++) {
+        const x0 = Math.max(left, this.xOf(first[i])), x1 = Math.min(right, this.xOf(first[i + 1]));
+        if (x1 <= x0) continue;
+        c.fillStyle = colors[label[i]];
+        c.globalAlpha = 0.6;
+        c.fillRect(x0, top, Math.max(0.5, x1 - x0 - 0.5), LANE - 3);
+        c.globalAlpha = 1;
+        c.fillStyle = ink;
+        const name = names[label[i]];
+        if (c.measureText(name).width + 8 < x1 - x0) c.fillText(name, x0 + 4, top + LANE / 2 - 1);
+      }
+    }
+    c.font = `12px ${theme.font}`;
   },
 
   paintMarks(c, area, y) {

@@ -1,0 +1,151 @@
+"""What recording costs: a training loop without it and under each way to record, in one run.
+
+    python benchmarks/bench_capture.py [--rounds 5] [--steps 20] [--layers 6]
+
+It needs a CUDA build of PyTorch and a GPU, nothing else of this project's dependencies. The ways
+take turns, so that a busy machine slows them alike; the best round of each counts. Printed are the
+time of a step, its ratio to the step without recording, the cost per recorded event, and what
+writing a bundle takes. A step of a larger model has more arithmetic per allocation: the cost per
+event is what carries over, the ratio is not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import resource
+import shutil
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+
+WAYS = {
+    "off": None,
+    "python, 100000 entries (default)": ("python", "all", 100_000),
+    "python, 10000 entries": ("python", "all", 10_000),
+    "python, stacks of allocations only": ("python", "alloc", 100_000),
+    "no stacks": ("python", None, 100_000),
+    "all (C++ frames too)": ("all", "all", 100_000),
+}
+
+
+class Block(nn.Module):
+    """A transformer block without attention's variety: what matters here is its allocations."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(dim)
+        self.attention = nn.MultiheadAttention(dim, 4, batch_first=True)
+        self.mlp = nn.Sequential(nn.Linear(dim, 4 * dim), nn.GELU(), nn.Linear(4 * dim, dim))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the block's output."""
+        y = self.norm(x)
+        x = x + self.attention(y, y, y, need_weights=False)[0]
+        return x + self.mlp(self.norm(x))
+
+
+def record(way: tuple[str, str | None, int] | None) -> None:
+    """Switch recording over."""
+    torch.cuda.memory._record_memory_history(enabled=None)
+    if way is not None:
+        stacks, context, n = way
+        torch.cuda.memory._record_memory_history(
+            enabled="all", context=context, stacks=stacks, max_entries=n
+        )
+
+
+def time_steps(model: nn.Module, optimizer: torch.optim.Optimizer, n: int) -> float:
+    """Return the seconds of one of n training steps."""
+    x = torch.randn(4, 128, 128, device="cuda")
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    for _ in range(n):
+        model(x).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    torch.cuda.synchronize()
+    return (time.perf_counter() - begin) / n
+
+
+def count_events(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+    """Return the events that one step records."""
+    record(("python", None, 20_000))
+    time_steps(model, optimizer, 1)
+    before = len(torch.cuda.memory._snapshot()["device_traces"][0])
+    time_steps(model, optimizer, 2)
+    after = len(torch.cuda.memory._snapshot()["device_traces"][0])
+    record(None)
+    return round((after - before) / 2)
+
+
+def bundle_cost(model: nn.Module, optimizer: torch.optim.Optimizer, n_steps: int) -> str:
+    """Return a line on what a bundle of a full history costs, and the history in host memory."""
+    recorder = load_recorder()
+    home = tempfile.mkdtemp()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    record(WAYS["python, 100000 entries (default)"])
+    time_steps(model, optimizer, n_steps)
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    instance = recorder(home)
+    begin = time.perf_counter()
+    instance.on_block_end(None, at_end=True)
+    seconds = time.perf_counter() - begin
+    size = sum(p.stat().st_size for p in Path(home).rglob("*") if p.is_file())
+    record(None)
+    shutil.rmtree(home)
+    history = f"a full history takes {grown / 1e3:.0f} MB of host memory"
+    return f"{history}; its bundle {seconds:.2f} s and {size / 1e6:.1f} MB"
+
+
+def load_recorder():  # noqa: ANN201 - a factory of this script
+    """Return a factory of recorders, loaded by path as programs under ``run`` load them."""
+    home = Path(__file__).parents[1] / "fragdoctor" / "capture" / "recording"
+    spec = importlib.util.spec_from_file_location(
+        "recording", home / "__init__.py", submodule_search_locations=[str(home)]
+    )
+    package = importlib.util.module_from_spec(spec)
+    sys.modules["recording"] = package
+    spec.loader.exec_module(package)
+    from recording.options import Options
+    from recording.recorder import Recorder
+
+    return lambda directory: Recorder(Options(directory), torch, name="bench")
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--layers", type=int, default=6)
+    args = parser.parse_args()
+    model = nn.Sequential(*(Block(128) for _ in range(args.layers))).cuda()
+    optimizer = torch.optim.AdamW(model.parameters())
+    time_steps(model, optimizer, 5)
+    n_events = count_events(model, optimizer)
+    # First, while the process is small: what rounds grew before would hide what a history takes.
+    bundle = bundle_cost(model, optimizer, 1 + 110_000 // n_events)
+    times: dict[str, list[float]] = {name: [] for name in WAYS}
+    for _ in range(args.rounds):
+        for name, way in WAYS.items():
+            record(way)
+            time_steps(model, optimizer, 2)
+            times[name].append(time_steps(model, optimizer, args.steps))
+            record(None)
+    off = min(times["off"])
+    print(f"PyTorch {torch.__version__}, {torch.cuda.get_device_name()}; {n_events} events a step")
+    print(f"{'':36}{'ms a step':>10}{'ratio':>8}{'us an event':>13}")
+    for name, values in times.items():
+        best = min(values)
+        cost = f"{(best - off) / n_events * 1e6:.2f}" if name != "off" else ""
+        print(f"{name:36}{best * 1e3:10.2f}{best / off:8.2f}{cost:>13}")
+    print(bundle)
+
+
+if __name__ == "__main__":
+    main()

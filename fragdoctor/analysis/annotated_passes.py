@@ -1,0 +1,137 @@
+"""Phases without stacks: where PyTorch itself annotated the optimizer's steps.
+
+PyTorch (2.6 and newer) records ``Optimizer.step#...`` and ``Optimizer.zero_grad#...`` with their
+times in every snapshot. What lies between two steps is forward and backward, not told apart.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+import numpy as np
+
+from fragdoctor.analysis.categories import (
+    ACTIVATIONS,
+    GRADIENTS,
+    KEPT,
+    LIKELY,
+    OPTIMIZER_STATE,
+    PARAMETERS,
+    POSSIBLE,
+    TEMPORARIES,
+    UNKNOWN,
+    Categories,
+)
+from fragdoctor.analysis.columns import DeviceColumns
+from fragdoctor.analysis.lifetimes import ALIVE, BEFORE, Lifetimes
+from fragdoctor.analysis.passes import BOTH, NOT_REACHED, OPTIMIZER, Passes
+from fragdoctor.model.snapshot import I64, U8, Action, Bools, Snapshot
+
+_STEP: Final = re.compile(r"Optimizer\.(?:step|zero_grad)#")
+MAX_ANNOTATIONS: Final = 200_000
+
+
+def annotated_passes(snapshot: Snapshot, columns: DeviceColumns) -> Passes | None:
+    """Return the passes between and within annotated optimizer steps; None without any."""
+    marks = [
+        (a.time_us, a.stage == "START")
+        for a in snapshot.annotations[:MAX_ANNOTATIONS]
+        if a.device in (columns.device, -1) and _STEP.match(a.name[:100])
+    ]
+    n = columns.n_events
+    times = snapshot.events.time_us[columns.first_row : columns.first_row + n]
+    if not marks or not n or int(times.min()) < 0:
+        return None
+    times = np.maximum.accumulate(times)
+    rows = np.searchsorted(times, [m[0] for m in marks], side="left")
+    change = np.zeros(n + 1, np.int64)
+    np.add.at(change, rows, np.where([m[1] for m in marks], 1, -1))
+    in_step = np.cumsum(change)[:n] > 0
+    label = np.where(in_step, OPTIMIZER, BOTH).astype(np.uint8)
+    starts = np.flatnonzero(np.append(True, label[1:] != label[:-1]))
+    if not in_step.any():
+        return None
+    done = np.flatnonzero(columns.action != Action.SNAPSHOT)
+    is_cut = bool(len(done)) and bool(columns.action[done[-1]] == Action.OOM)
+    none = np.full(len(starts), NOT_REACHED, np.int64)
+    return Passes(label[starts], np.append(starts, n), none, is_cut)
+
+
+def sort_by_lifetime(lifetimes: Lifetimes, passes: Passes, allocated: I64) -> Categories:
+    """Return the category of every block as far as its birth and death between steps tell.
+
+    Args:
+        lifetimes: all blocks of the device.
+        passes: as of ``annotated_passes``.
+        allocated: bytes after each event, one longer than the events.
+    """
+    of_row, n = passes.of_rows(), len(passes)
+    is_old, is_alive = lifetimes.start == BEFORE, lifetimes.free == ALIVE
+    last_row = len(of_row) - 1
+    born = of_row[np.clip(lifetimes.start, 0, last_row)].astype(np.int64)
+    died = of_row[np.clip(lifetimes.free, 0, last_row)].astype(np.int64)
+    died[is_alive] = n
+    label = passes.label[born]
+    category = np.full(len(lifetimes), UNKNOWN, np.uint8)
+    sureness = np.full(len(lifetimes), POSSIBLE, np.uint8)
+
+    def put(rows: Bools, what: int, how_sure: int = POSSIBLE) -> None:
+        category[rows] = what
+        sureness[rows] = how_sure
+
+    in_step = (label == OPTIMIZER) & ~is_old
+    put(in_step & (died == born), TEMPORARIES, LIKELY)
+    is_cut = passes.is_cut & (born == n - 1)
+    put(in_step & (died > born + 1) & ~is_cut, OPTIMIZER_STATE, LIKELY)
+    between = (label == BOTH) & ~is_old
+    top = _tops(passes, allocated)[born]
+    within = between & (died == born)
+    put(within, TEMPORARIES)
+    put(within & (lifetimes.start < top) & (lifetimes.free >= top), ACTIVATIONS)
+    gradients = between & (died == born + 1) & ~is_alive
+    put(gradients, GRADIENTS)
+    if gradients.any():  # else nothing tells parameters from what else is kept
+        put(between & (died > born + 2) & (born + 2 < n), KEPT)
+    first = between & (born == 0) & is_alive
+    _match_parameters(lifetimes, category, gradients, (first | is_old) & is_alive)
+    return Categories(category, sureness)
+
+
+def _tops(passes: Passes, allocated: I64) -> I64:
+    """Return the row at which each pass has most allocated."""
+    peaks = np.maximum.reduceat(allocated[1:], passes.first[:-1])
+    is_top = allocated[1:] == np.repeat(peaks, np.diff(passes.first))
+    rows = np.flatnonzero(is_top)
+    return rows[np.searchsorted(rows, passes.first[:-1])]
+
+
+def _match_parameters(
+    lifetimes: Lifetimes, category: U8, gradients: Bools, candidates: Bools
+) -> None:
+    """Call what was there first and has a gradient of its size a parameter, the oldest first."""
+    rows = np.flatnonzero(gradients)
+    if not len(rows):
+        return
+    sizes, wanted = _one_step(lifetimes, rows)
+    old = np.flatnonzero(candidates & np.isin(lifetimes.requested, sizes))
+    old = old[np.lexsort((lifetimes.start[old], lifetimes.requested[old]))]
+    at = np.searchsorted(sizes, lifetimes.requested[old])
+    have = np.bincount(at, minlength=len(sizes))
+    rank = np.arange(len(old)) - np.append(0, np.cumsum(have))[at]
+    category[old[rank < wanted[at]]] = PARAMETERS
+
+
+def _one_step(lifetimes: Lifetimes, rows: I64) -> tuple[I64, I64]:
+    """Return the sizes of a step's gradients and how many live at once."""
+    sizes, at = np.unique(lifetimes.requested[rows], return_inverse=True)
+    at = at.reshape(-1)
+    # Highest number of a size alive together, by a sweep over births and deaths.
+    when = np.concatenate([lifetimes.start[rows], lifetimes.free[rows]])
+    what = np.concatenate([at, at])
+    change = np.concatenate([np.ones(len(rows), np.int64), np.full(len(rows), -1)])
+    order = np.lexsort((when, what))
+    level = np.cumsum(change[order])
+    # Each size begins and ends at zero, so its own maximum is that of its stretch.
+    heads = np.searchsorted(what[order], np.arange(len(sizes)))
+    return sizes, np.maximum.reduceat(level, heads)

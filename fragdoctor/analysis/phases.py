@@ -1,0 +1,166 @@
+"""The phases of training on one device: their peaks, and what is held at them and between steps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from fragdoctor.analysis.annotated_passes import annotated_passes, sort_by_lifetime
+from fragdoctor.analysis.attribution import frames_of
+from fragdoctor.analysis.categories import N_CATEGORIES, Categories, sort_blocks, sums_at
+from fragdoctor.analysis.columns import DeviceColumns
+from fragdoctor.analysis.lifetimes import ALIVE, BEFORE, Lifetimes
+from fragdoctor.analysis.passes import (
+    BACKWARD,
+    BOTH,
+    FORWARD,
+    OPTIMIZER,
+    SETUP,
+    Passes,
+    find_passes,
+)
+from fragdoctor.analysis.result import CategorySum, PhaseAnalysis, PhasePeaks, Timeline
+from fragdoctor.analysis.stack_roles import stack_roles
+from fragdoctor.analysis.timeline import Undone
+from fragdoctor.model.snapshot import I32, I64, U8, Snapshot
+
+MAX_LINES: Final = 5
+NO_STACKS: Final = "no stacks were recorded, so nothing tells the phases apart"
+ONLY_STEPS: Final = (
+    "no stacks were recorded; only the optimizer's steps are marked, by PyTorch's own annotations"
+)
+NO_TRAINING: Final = "no stack shows a backward pass or an optimizer step"
+
+
+def find_phases(
+    snapshot: Snapshot, columns: DeviceColumns, undone: Undone, classes: U8, lines: I32
+) -> PhaseAnalysis:
+    """Return the phases of a device's trace and the categories of its memory.
+
+    Args:
+        snapshot: for the stacks.
+        columns: the rows of the device.
+        undone: its lifetimes and timeline.
+        classes: class of each frame (``attribution.frame_classes``).
+        lines: user frame of each stack (``attribution.user_frames``).
+    """
+    roles = stack_roles(snapshot, classes)
+    is_late = bool(undone.timeline.allocated_bytes[0])
+    passes = find_passes(
+        columns, roles, is_late=is_late, frees_tell=_frees_tell(columns, undone.lifetimes)
+    )
+    if passes is not None:
+        categories = sort_blocks(undone.lifetimes, roles, passes)
+        found = _summary(undone, passes, _Table(categories, undone.lifetimes, lines))
+        trains = np.isin(passes.label, (BACKWARD, OPTIMIZER)).any()
+        return found if trains else replace(found, reason=NO_TRAINING)
+    if roles.has_python:
+        return PhaseAnalysis("none", NO_TRAINING)
+    passes = annotated_passes(snapshot, columns)
+    if passes is None:
+        return PhaseAnalysis("none", NO_STACKS)
+    categories = sort_by_lifetime(undone.lifetimes, passes, undone.timeline.allocated_bytes)
+    found = _summary(undone, passes, _Table(categories, undone.lifetimes, lines))
+    return replace(found, method="lifetimes", reason=ONLY_STEPS)
+
+
+def _frees_tell(columns: DeviceColumns, lifetimes: Lifetimes) -> bool:
+    """Return whether frees have stacks of their own."""
+    seen = (lifetimes.start != BEFORE) & (lifetimes.free >= 0) & (lifetimes.free != ALIVE)
+    rows = np.flatnonzero(seen)
+    stack = columns.stack[lifetimes.free[rows]]
+    return bool(((stack >= 0) & (stack != lifetimes.stack[rows])).any())
+
+
+class _Table:
+    """What is allocated at a moment, by category."""
+
+    def __init__(self, categories: Categories, lifetimes: Lifetimes, lines: I32) -> None:
+        self.categories, self.lifetimes = categories, lifetimes
+        self.frame = frames_of(lifetimes.stack, lines)
+
+    def at(self, k: int) -> tuple[CategorySum, ...]:
+        """Return the sums after k events, most bytes first."""
+        rows = self.lifetimes.allocated_at(k)
+        n_bytes, n_blocks, likely = sums_at(self.categories, self.lifetimes.size, rows)
+        order = np.argsort(-n_bytes, kind="stable")
+        kind = self.categories.category[rows]
+        return tuple(
+            CategorySum(
+                category=int(c),
+                n_bytes=int(n_bytes[c]),
+                n_blocks=int(n_blocks[c]),
+                likely_bytes=int(likely[c]),
+                lines=self._lines(rows[kind == c]),
+            )
+            for c in order[:N_CATEGORIES]
+            if n_blocks[c]
+        )
+
+    def _lines(self, rows: I64) -> tuple[tuple[int, int], ...]:
+        frames, member = np.unique(self.frame[rows], return_inverse=True)
+        total = np.zeros(len(frames), np.int64)
+        np.add.at(total, member.reshape(-1), self.lifetimes.size[rows])
+        best = np.argsort(-total, kind="stable")[:MAX_LINES]
+        return tuple((int(frames[i]), int(total[i])) for i in best)
+
+
+def _summary(undone: Undone, passes: Passes, table: _Table) -> PhaseAnalysis:
+    timeline = undone.timeline
+    states = timeline.allocated_bytes
+    # A pass begins in the state that the pass before it left.
+    peaks = np.maximum(
+        np.maximum.reduceat(states[1:], passes.first[:-1]), states[passes.first[:-1]]
+    )
+    peak = int(timeline.allocated_bytes.argmax())
+    rest = _rest_state(passes, timeline)
+    return PhaseAnalysis(
+        method="stacks",
+        labels=passes.label,
+        first=passes.first,
+        pass_peak_bytes=peaks,
+        phases=tuple(
+            found
+            for label in (SETUP, FORWARD, BACKWARD, BOTH, OPTIMIZER)
+            if (found := _phase(label, passes, peaks, states, table)) is not None
+        ),
+        peak_label=-1 if not peak else int(passes.label[_pass_of(passes, peak - 1)]),
+        peak_bytes=timeline.peak_allocated_bytes,
+        at_peak=table.at(peak),
+        at_rest=() if rest is None else table.at(rest),
+        rest_bytes=None if rest is None else int(timeline.allocated_bytes[rest]),
+    )
+
+
+def _pass_of(passes: Passes, row: int) -> int:
+    return int(np.searchsorted(passes.first, row, side="right")) - 1
+
+
+def _phase(label: int, passes: Passes, peaks: I64, states: I64, table: _Table) -> PhasePeaks | None:
+    mine = np.flatnonzero(passes.label == label)
+    if not len(mine):
+        return None
+    worst = int(mine[peaks[mine].argmax()])
+    low, high = int(passes.first[worst]), int(passes.first[worst + 1])
+    state = low + int(states[low : high + 1].argmax())
+    return PhasePeaks(
+        label=label,
+        n_passes=len(mine),
+        median_peak_bytes=int(np.median(peaks[mine])),
+        worst_peak_bytes=int(peaks[worst]),
+        worst_state=state,
+        held=table.at(state),
+    )
+
+
+def _rest_state(passes: Passes, timeline: Timeline) -> int | None:
+    """Return the last moment between two steps, None where the trace shows none."""
+    label = passes.label
+    ends = OPTIMIZER if (label == OPTIMIZER).any() else BACKWARD
+    if label[-1] == ends and not passes.is_cut:
+        return len(timeline.allocated_bytes) - 1
+    follows = np.isin(label[1:], (FORWARD, BOTH))
+    begins = np.flatnonzero(follows & (label[:-1] == ends)) + 1
+    return int(passes.first[begins[-1]]) if len(begins) else None

@@ -1,0 +1,1 @@
+"""From the lines that a reader found to a story: order, trials, causes, trends."""

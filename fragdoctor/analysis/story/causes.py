@@ -1,0 +1,200 @@
+"""What follows from what: consequences of a failure told apart from failures of their own."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from fragdoctor.analysis.story.failures import Told
+from fragdoctor.analysis.story.processes import Processes
+from fragdoctor.model.finding import Confidence
+from fragdoctor.model.oom import OomMessage
+from fragdoctor.model.story import FAILURES, Scene, SceneKind
+
+_STICKY: Final = frozenset({SceneKind.DEVICE_ASSERT, SceneKind.ILLEGAL_ACCESS})
+_CUDA: Final = frozenset({*_STICKY, SceneKind.CUDA_ERROR, SceneKind.COLLECTIVE, SceneKind.OTHER})
+_OF_PEERS: Final = frozenset({SceneKind.COLLECTIVE, SceneKind.KILLED})
+_ROOTS: Final = frozenset({SceneKind.OOM, SceneKind.HOST_MEMORY, *_STICKY, SceneKind.CUDA_ERROR})
+_TRIAL_ENDS: Final = frozenset({SceneKind.TRIAL_FAILED})
+_RECOVERED_LINES: Final = 1000
+_RECOVERED_S: Final = 600.0
+"""A run that went on for so long after a failure had overcome it."""
+
+_MAX_BACK: Final = 200
+_BURST_LINES: Final = 300
+"""Ranks that fail together print their tracebacks one below the other."""
+
+_RETRY_LINES: Final = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """The place of the cause among the events, how sure, and why; ``cause`` None for none."""
+
+    cause: int | None = None
+    confidence: Confidence | None = None
+    reason: str = ""
+
+
+class CauseFinder:
+    """Links each failure to the one that it follows from."""
+
+    def __init__(
+        self, told: Sequence[Told], messages: Sequence[OomMessage], processes: Processes
+    ) -> None:
+        self._scenes = [t.scene for t in told]
+        self._messages = messages
+        self._processes = processes
+        self._progress = sorted(
+            (s for s in self._scenes if s.kind is SceneKind.PROGRESS), key=lambda s: s.line
+        )
+        self._progress_lines = [s.line for s in self._progress]
+        self._failures: list[int] = []
+        self._links: list[Link] = []
+
+    def links(self) -> list[Link]:
+        """Return one link for each event, in their order."""
+        for i, scene in enumerate(self._scenes):
+            self._links.append(self._link(scene))
+            if scene.kind in FAILURES:
+                self._failures.append(i)
+        return self._links
+
+    def _link(self, scene: Scene) -> Link:  # noqa: PLR0911 - one return a kind
+        if scene.kind in _CUDA or (scene.kind is SceneKind.OOM and not self._has_figures(scene)):
+            link = self._after_sticky(scene)
+            if link.cause is not None or scene.kind is SceneKind.OOM:
+                return link
+            own = self._after_oom(scene)
+            if own.cause is not None or scene.kind not in _OF_PEERS:
+                return own
+        if scene.kind in _OF_PEERS:
+            return self._after_peer(scene)
+        if scene.kind in _TRIAL_ENDS:
+            return self._end_of_trial(scene)
+        if scene.kind is SceneKind.RETRY and scene.count is None:
+            return self._retry(scene)
+        if scene.kind is SceneKind.RESTART:
+            return self._restart(scene)
+        return Link()
+
+    def _has_figures(self, scene: Scene) -> bool:
+        if scene.message is None:
+            return False
+        return self._messages[scene.message].requested_bytes is not None
+
+    def _before(self, kinds: frozenset[SceneKind]) -> list[int]:
+        """Return the latest failures of some kinds so far, latest first."""
+        return [i for i in reversed(self._failures[-_MAX_BACK:]) if self._scenes[i].kind in kinds]
+
+    def _root(self, i: int) -> int:
+        cause = self._links[i].cause
+        return i if cause is None else cause
+
+    def _after_sticky(self, scene: Scene) -> Link:
+        for i in reversed(self._before(_STICKY)):
+            earlier = self._scenes[i]
+            if self._processes.may_be_same(earlier, scene) and not self._went_on(earlier, scene):
+                what = "device-side assert" if earlier.kind is SceneKind.DEVICE_ASSERT else "fault"
+                return Link(
+                    i,
+                    Confidence.PROVEN if scene.rank == earlier.rank else Confidence.LIKELY,
+                    f"after a {what} every CUDA call of that process fails until it ends",
+                )
+        return Link()
+
+    def _went_on(self, earlier: Scene, scene: Scene) -> bool:
+        """Tell whether the process of a failure made progress before a later line.
+
+        Of very much progress only the part right after the failure is looked at.
+        """
+        first = bisect_right(self._progress_lines, earlier.line)
+        last = min(bisect_left(self._progress_lines, scene.line), first + _MAX_BACK)
+        return any(self._processes.may_be_same(earlier, s) for s in self._progress[first:last])
+
+    def _after_oom(self, scene: Scene) -> Link:
+        reason = ""
+        for i in self._before(frozenset({SceneKind.OOM})):
+            earlier = self._scenes[i]
+            why_not = self._separate(earlier, scene)
+            if why_not:
+                reason = reason or why_not
+                continue
+            going_on = self._went_on(earlier, scene)
+            if going_on and self._is_long(earlier, scene):
+                reason = reason or f"the run had gone on after the OOM in line {earlier.line}"
+                continue
+            is_sure = scene.kind is not SceneKind.ILLEGAL_ACCESS and not going_on
+            return Link(
+                i,
+                Confidence.LIKELY if is_sure else Confidence.POSSIBLE,
+                "the same process went on with what the failed allocation left"
+                if scene.kind in _STICKY
+                else "the same process had just failed to allocate",
+            )
+        return Link(reason=reason)
+
+    def _separate(self, earlier: Scene, scene: Scene) -> str:
+        """Return why two failures are not of one process and trial, "" where they may be."""
+        where = f"the OOM in line {earlier.line}"
+        if self._processes.generation(earlier.line) != self._processes.generation(scene.line):
+            return f"{where} was before a restart"
+        if earlier.trial != scene.trial:
+            return f"{where} is of another trial"
+        if not self._processes.may_be_same(earlier, scene):
+            is_known = None not in (earlier.rank, scene.rank)
+            return f"{where} is of another {'rank' if is_known else 'process'}"
+        return ""
+
+    @staticmethod
+    def _is_long(earlier: Scene, scene: Scene) -> bool:
+        if earlier.time_s is not None and scene.time_s is not None:
+            return scene.time_s - earlier.time_s > _RECOVERED_S
+        return scene.line - earlier.line > _RECOVERED_LINES
+
+    def _after_peer(self, scene: Scene) -> Link:
+        first: int | None = None
+        for i in self._before(_ROOTS):
+            earlier = self._scenes[i]
+            generation = self._processes.generation
+            if generation(earlier.line) != generation(scene.line):
+                break
+            if earlier.trial != scene.trial and earlier.trial and scene.trial:
+                continue
+            if first is not None and self._scenes[first].line - earlier.line > _BURST_LINES:
+                break
+            first = self._root(i)
+        if first is not None:
+            return Link(
+                first,
+                Confidence.LIKELY,
+                "the other ranks wait for the one that failed"
+                if scene.kind is SceneKind.COLLECTIVE
+                else "a process ends with its failure, and its launcher ends the others",
+            )
+        return Link()
+
+    def _end_of_trial(self, scene: Scene) -> Link:
+        for i in self._before(FAILURES):
+            if self._scenes[i].trial == scene.trial:
+                return Link(self._root(i), Confidence.LIKELY, "the failure ended the trial")
+        return Link()
+
+    def _retry(self, scene: Scene) -> Link:
+        for i in self._before(frozenset({SceneKind.OOM})):
+            earlier = self._scenes[i]
+            if scene.line - earlier.line > _RETRY_LINES:
+                break
+            if self._processes.may_be_same(earlier, scene):
+                return Link(i, Confidence.LIKELY, "the program tried again after the failure")
+        return Link()
+
+    def _restart(self, scene: Scene) -> Link:
+        generation = self._processes.generation
+        for i in self._before(_ROOTS):
+            if generation(self._scenes[i].line) >= generation(scene.line) - 1:
+                return Link(self._root(i), Confidence.LIKELY, "the failure ended the process")
+            break
+        return Link()

@@ -1,0 +1,181 @@
+"""Running a program under the recorder: its environment, its signals, its exit code."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+from fragdoctor.capture.recording.options import VARIABLE, Options
+from fragdoctor.errors import ConfigError
+
+BOOTSTRAP: Final = Path(__file__).parent / "bootstrap"
+_PASSED_ON: Final = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT", "SIGUSR1", "SIGUSR2")
+_NO_PYTHON: Final = (
+    "no Python from 3.9 on started that reads PYTHONPATH (python -I, -E and -S do not, containers "
+    "and remote shells have their own)"
+)
+_FROM_TERMINAL: Final = ("SIGINT", "SIGQUIT")
+
+
+def command_of(words: Sequence[str], *, is_module: bool = False) -> list[str]:
+    """Return the command to start: a script or module gets the Python that runs fragdoctor.
+
+    Raises:
+        ConfigError: there is no such script or program.
+    """
+    if is_module:
+        return [sys.executable, "-m", *words]
+    first = words[0]
+    if first.endswith((".py", ".pyw")):
+        if not Path(first).is_file():
+            raise ConfigError(f"{first} does not exist.", hint="Check the path of the script.")
+        return [sys.executable, *words]
+    if shutil.which(first) is None:
+        raise ConfigError(
+            f"{first} is no program that could be started.",
+            hint="Check the spelling, or write: fragdoctor run -- python train.py",
+        )
+    return list(words)
+
+
+def environment_of(options: Options, environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment in which every Python of the program arms the recorder."""
+    path = environ.get("PYTHONPATH", "")
+    home = str(BOOTSTRAP)
+    return {
+        **environ,
+        "PYTHONPATH": f"{home}{os.pathsep}{path}" if path else home,
+        VARIABLE: options.to_environment(),
+    }
+
+
+def launch(command: Sequence[str], environ: Mapping[str, str]) -> int:
+    """Run a program on our own standard streams; return its exit code as a shell would.
+
+    Signals that reach us go on to it. Those that a terminal sends (Ctrl-C) reach it anyway.
+
+    Raises:
+        ConfigError: it cannot be started.
+    """
+    try:
+        child = subprocess.Popen(list(command), env=dict(environ))  # noqa: S603 - the user's own command
+    except OSError as e:
+        raise ConfigError(
+            f"{command[0]} cannot be started: {e.strerror or e}.", hint="Check the command."
+        ) from e
+    with _signals_to(child):
+        code = child.wait()
+    return code if code >= 0 else 128 - code
+
+
+@contextlib.contextmanager
+def _signals_to(child: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Pass signals on while the program runs; those that we were told to ignore stay ignored."""
+
+    def pass_on(number: int, frame: FrameType | None) -> None:
+        del frame
+        name = signal.Signals(number).name
+        if name not in _FROM_TERMINAL or not _is_in_foreground():
+            with contextlib.suppress(OSError):
+                child.send_signal(number)
+
+    before = {}
+    for name in _PASSED_ON:
+        number = getattr(signal, name, None)
+        if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
+            before[number] = signal.signal(number, pass_on)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _is_in_foreground() -> bool:
+    """Return whether Ctrl-C on a terminal reaches us, and so the program in our group too."""
+    try:
+        terminal = os.open("/dev/tty", os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:
+        return False
+    finally:
+        os.close(terminal)
+
+
+@dataclass(frozen=True, slots=True)
+class Reached:
+    """How far the processes of a program came, by their own notes.
+
+    Attributes:
+        n_started: Python interpreters that armed the recorder.
+        torch: version and CUDA version (``-`` = none) of the PyTorch that was imported; "" = none.
+        n_recording: processes that used CUDA; n_unused: those of them that reserved no memory.
+        problems: what went wrong in them.
+    """
+
+    n_started: int = 0
+    torch: str = ""
+    n_recording: int = 0
+    n_unused: int = 0
+    problems: tuple[str, ...] = ()
+
+    def why_nothing(self, code: int) -> str:
+        """Why nothing was recorded by a program with this exit code; hostile text may be in it."""
+        return f"Nothing was recorded: {self._reason(code)}."
+
+    def _reason(self, code: int) -> str:
+        version, cuda = (*self.torch.split(" "), "-")[:2]
+        is_cut_short = self.n_recording > self.n_unused
+        reasons = (
+            (bool(self.problems), "".join(self.problems[:1])),
+            (is_cut_short, f"the program {_end_of(code)} before it could write a bundle"),
+            (self.n_recording > 0, "the program used CUDA but reserved no memory on a GPU"),
+            (bool(version) and cuda == "-", f"PyTorch {version} is built without CUDA"),
+            (bool(version), f"the program imported PyTorch {version} but used no GPU"),
+            (self.n_started > 0, "the program did not import torch"),
+        )
+        return next((text for applies, text in reasons if applies), _NO_PYTHON)
+
+
+def _end_of(code: int) -> str:
+    return f"was killed by {_signal_name(code)}" if code > 128 else "ended by os._exit"
+
+
+def _signal_name(code: int) -> str:
+    try:
+        return signal.Signals(code - 128).name
+    except ValueError:
+        return f"signal {code - 128}"
+
+
+def read_status(path: Path) -> Reached:
+    """Return what the processes noted in the status file."""
+    rows = [line.split("\t") for line in _lines(path)]
+    words = [(row[1], row[2]) for row in rows if len(row) == 3]
+    versions = [detail for word, detail in words if word == "torch"]
+    return Reached(
+        n_started=sum(word == "started" for word, _ in words),
+        torch=versions[0] if versions else "",
+        n_recording=sum(word == "cuda" for word, _ in words),
+        n_unused=sum(word == "unused" for word, _ in words),
+        problems=tuple(dict.fromkeys(detail for word, detail in words if word == "problem")),
+    )
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []

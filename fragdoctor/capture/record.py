@@ -1,0 +1,141 @@
+"""``fragdoctor.record``: a bundle of one block or function, at its failure or at its end."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, ParamSpec, Self, TypeVar, cast
+
+from fragdoctor.capture.recording.options import DEFAULT_MAX_ENTRIES, Options
+from fragdoctor.capture.recording.recorder import Recorder
+from fragdoctor.capture.requirements import need_cuda
+from fragdoctor.errors import ConfigError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+STACKS: Final = ("python", "all")
+
+
+class record:  # noqa: N801 - used as a verb: with fragdoctor.record(): ...
+    """Record a block or a function; write a bundle at an out-of-memory error and at its end.
+
+        with fragdoctor.record("bundles/step") as recording:
+            train_step()
+        print(recording.bundles)
+
+        @fragdoctor.record(at_end=False)
+        def train(): ...
+
+    The error goes on as it is. Where the history is recorded already (by an outer block, by
+    ``fragdoctor run``, by the program itself) it is left running with its own settings. Of nested
+    blocks the inner one writes the bundle of a failure.
+
+    Args:
+        path: the bundle: a directory to be made; one that exists is not touched, a number is
+            added. Default: ``fragdoctor-record-TIME``. Ranks get a prefix.
+        max_entries: events kept per GPU.
+        stacks: ``python``, or ``all`` for C++ frames too.
+        at_end: write a bundle at the end of the block too, unless a failure that has one ended it.
+        quiet: do not name the bundles on standard error.
+
+    Raises:
+        ConfigError: a value is wrong; on entering, PyTorch or CUDA is not there.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        max_entries: int = DEFAULT_MAX_ENTRIES,
+        stacks: str = "python",
+        at_end: bool = True,
+        quiet: bool = False,
+    ) -> None:
+        if callable(path):
+            raise ConfigError("record needs brackets.", hint="Write: @fragdoctor.record()")
+        if stacks not in STACKS:
+            raise ConfigError(f"stacks is {stacks!r}.", hint='Choose "python" or "all".')
+        if isinstance(max_entries, bool) or not isinstance(max_entries, int) or max_entries < 1:
+            raise ConfigError(f"max_entries is {max_entries!r}.", hint="Give a number of events.")
+        self._path = path
+        self._max_entries = max_entries
+        self._stacks = stacks
+        self._at_end = at_end
+        self._quiet = quiet
+        self._recorder: Recorder | None = None
+
+    @property
+    def bundles(self) -> tuple[Path, ...]:
+        """The bundles written so far."""
+        return tuple(Path(b) for b in self._recorder.bundles) if self._recorder is not None else ()
+
+    def __enter__(self) -> Self:
+        if self._recorder is not None and self._recorder.is_on:
+            raise ConfigError(
+                "This record() is in use already.", hint="Make one for each block: record(...)"
+            )
+        torch = need_cuda("Recording")
+        torch.cuda.init()
+        place = Path(self._path or f"fragdoctor-record-{time.strftime('%Y%m%d-%H%M%S')}").absolute()
+        options = Options(str(place.parent), self._max_entries, self._stacks)
+        self._recorder = Recorder(options, torch, name=place.name)
+        self._recorder.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        recorder = self._recorder
+        if recorder is not None:
+            recorder.on_block_end(error, at_end=self._at_end)
+            self._tell(recorder)
+
+    def __call__(self, function: Callable[P, R]) -> Callable[P, R]:
+        """Return a function that is recorded at each call, as a block of its own."""
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise ConfigError(
+                f"record() cannot wrap the generator {function.__name__}.",
+                hint="Use it as a block: with fragdoctor.record(): ...",
+            )
+        if inspect.iscoroutinefunction(function):
+
+            @functools.wraps(function)
+            async def recorded_later(*args: P.args, **kwargs: P.kwargs) -> Any:
+                with self._another():
+                    return await function(*args, **kwargs)
+
+            return cast("Callable[P, R]", recorded_later)
+
+        @functools.wraps(function)
+        def recorded(*args: P.args, **kwargs: P.kwargs) -> R:
+            with self._another():
+                return function(*args, **kwargs)
+
+        return recorded
+
+    def _another(self) -> record:
+        return record(
+            self._path,
+            max_entries=self._max_entries,
+            stacks=self._stacks,
+            at_end=self._at_end,
+            quiet=self._quiet,
+        )
+
+    def _tell(self, recorder: Recorder) -> None:
+        if self._quiet:
+            return
+        for bundle in recorder.bundles:
+            print(f"fragdoctor: recorded in {bundle}", file=sys.stderr)
+        for problem in recorder.problems:
+            print(f"fragdoctor: not recorded: {problem}", file=sys.stderr)

@@ -1,0 +1,82 @@
+"""How to record, as it travels from ``fragdoctor run`` to every child: one environment variable."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+VARIABLE = "FRAGDOCTOR_RUN_OPTIONS"
+DEFAULT_MAX_ENTRIES = 100_000
+"""Events kept per GPU: some dozens of steps of an ordinary training loop. An entry takes a few
+hundred bytes of host memory beside its stack, which the entries of one line share."""
+
+_RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
+_LOCAL_RANKS = ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID")
+_WORLD_SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
+
+
+class Options(NamedTuple):
+    """How to record.
+
+    Attributes:
+        directory: where bundles go, absolute; made when the first one is written.
+        max_entries: events kept per GPU.
+        stacks: ``python`` or ``all`` (C++ frames too).
+        keep_first: bundles written for the first failures of a process, whatever their pace.
+        interval_s: after those, at most one bundle in this time.
+        status: file to which each process appends what it reached; "" = nowhere.
+        command: the command line as given to ``fragdoctor run``.
+    """
+
+    directory: str
+    max_entries: int = DEFAULT_MAX_ENTRIES
+    stacks: str = "python"
+    keep_first: int = 3
+    interval_s: float = 60.0
+    status: str = ""
+    command: tuple[str, ...] = ()
+
+    def to_environment(self) -> str:
+        """Return the value of ``VARIABLE``."""
+        return json.dumps(self._asdict())
+
+
+def from_environment(environ: Mapping[str, str] = os.environ) -> Options | None:
+    """Return the options that a parent passed on, None where there are none or they are damaged."""
+    try:
+        values: Any = json.loads(environ.get(VARIABLE, ""))
+        known = {k: v for k, v in values.items() if k in Options._fields}
+        known["command"] = tuple(known.get("command", ()))
+        return Options(**known)
+    except (ValueError, TypeError, AttributeError):
+        return None
+
+
+class Ranks(NamedTuple):
+    """Who this process is among many; None = not launched as one of many."""
+
+    rank: int | None = None
+    local_rank: int | None = None
+    world_size: int | None = None
+
+
+def find_ranks(environ: Mapping[str, str] = os.environ) -> Ranks:
+    """Return rank, local rank and world size as torchrun, MPI or SLURM set them.
+
+    SLURM sets its variables for a single task too; a world of one has no ranks.
+    """
+    world = _first(environ, _WORLD_SIZES)
+    rank, local = _first(environ, _RANKS), _first(environ, _LOCAL_RANKS)
+    if world == 1 and "RANK" not in environ:
+        return Ranks()
+    return Ranks(rank, local, world)
+
+
+def _first(environ: Mapping[str, str], names: tuple[str, ...]) -> int | None:
+    for name in names:
+        value = environ.get(name, "")
+        if value.isascii() and value.isdigit() and len(value) < 10:
+            return int(value)
+    return None

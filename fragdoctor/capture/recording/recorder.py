@@ -1,0 +1,391 @@
+"""The recorder of one process: history on, failures seen, bundles written at the right moments."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import sys
+import threading
+import time
+import types
+from collections.abc import Callable, Iterator
+from datetime import datetime, timezone
+from typing import Any
+
+from . import bundle_writer, environment
+from .options import Options, find_ranks
+from .pace import Pace
+
+_MESSAGE_CHARACTERS = 64 * 1024
+_PATIENCE_S = 60.0
+
+
+class _Waiting:
+    """A failure whose message is still on its way: the exception is made after the observer ran.
+
+    ``bundle`` is None where this recorder wrote none; ``is_told`` says whether anybody did.
+    """
+
+    def __init__(self, device: int, bundle: str | None, *, is_told: bool) -> None:
+        self.bundle = bundle
+        self.device = device
+        self.is_told = is_told
+        self.thread = threading.get_ident()
+
+
+class Recorder:
+    """Records one process and writes its bundles.
+
+    Every method that the program's own events call catches what goes wrong in it and notes it;
+    only ``start`` and ``write`` raise.
+
+    Args:
+        options: how to record.
+        torch: the program's own.
+        name: name of every bundle; "" = after what happened and the process id.
+
+    Attributes:
+        bundles: paths of the bundles written so far.
+        problems: what went wrong, for people.
+        n_ooms: failures seen; n_skipped: those that left no bundle.
+        on_idle: called after each bundle.
+        left_nothing: the program ended without ever having reserved memory on a GPU.
+    """
+
+    def __init__(self, options: Options, torch: Any, name: str = "") -> None:
+        self.options = options
+        self.name = name
+        self.torch = torch
+        self.pid = os.getpid()
+        self.bundles: list[str] = []
+        self.problems: list[str] = []
+        self.n_ooms = 0
+        self.n_skipped = 0
+        self.left_nothing = False
+        self.is_on = False
+        self.owns_history = False
+        self._pace = Pace(options.keep_first, options.interval_s)
+        self._waiting: list[_Waiting] = []
+        self._last_oom = ""
+        self.on_idle: Callable[[], None] = _nothing
+        self._lock = threading.Lock()
+        self._started = time.time()
+
+    def start(self) -> None:
+        """Start the history, unless the program records already, and look out for failures."""
+        self.pid = os.getpid()
+        self.is_on = True
+        if not _is_recording(self.torch):
+            self._record()
+            self.owns_history = True
+        _observe(self)
+
+    def stop(self) -> None:
+        """Stop looking, and stop the history if it was started here."""
+        self.is_on = False
+        _forget(self)
+        if self.owns_history:
+            self.owns_history = False
+            self.torch.cuda.memory._record_memory_history(enabled=None)
+
+    def on_oom(
+        self, device: int, asked: int, total: int, free: int, *, writes: bool = True
+    ) -> None:
+        """Write a bundle of the very moment; called by PyTorch before it raises.
+
+        ``writes`` is False where another recorder of this process writes it.
+        """
+        if not self.is_on or os.getpid() != self.pid:
+            return
+        self.n_ooms += 1
+        bundle = self._write_oom(device, asked, total, free) if writes else None
+        self._waiting.append(_Waiting(device, bundle, is_told=bundle is not None or not writes))
+
+    def _write_oom(self, device: int, asked: int, total: int, free: int) -> str | None:
+        """Return the bundle of a failure, None where it is one too many or cannot be written."""
+        if self.is_writing or not self._pace.allows(time.monotonic()):
+            self.n_skipped += 1
+            return None
+        oom = {
+            "device": device,
+            "asked_bytes": asked,
+            "limit_or_total_bytes": total,
+            "free_bytes": free,
+            "thread": threading.current_thread().name,
+        }
+        try:
+            with self._writing():
+                return self._write(f"oom{self.n_ooms}", "oom", oom=oom)
+        except Exception as e:  # the program's own error must be the one it sees
+            self._note(e)
+            return None
+
+    def on_message(self, text: str) -> None:
+        """Add PyTorch's own words to the bundle that they are about."""
+        if not self._waiting or os.getpid() != self.pid:
+            return
+        try:
+            waiting = self._take(text)
+            self._last_oom = text if waiting.is_told else ""
+            if waiting.bundle is not None:
+                shown = text[:_MESSAGE_CHARACTERS]
+                bundle_writer.add_file(waiting.bundle, bundle_writer.MESSAGE, f"{shown}\n")
+        except Exception as e:  # as above
+            self._note(e)
+
+    def on_exit(self, error: BaseException | None = None, signal_name: str = "") -> None:
+        """Write the state at the end, unless the failure that ended the program is told already."""
+        if not self.is_on or os.getpid() != self.pid:
+            return
+        try:
+            if isinstance(error, KeyboardInterrupt):
+                signal_name = "SIGINT"
+            is_told = self._is_told(error)
+            self._finish(ended_program=is_told)
+            if not is_told:
+                with self._writing():
+                    self._write_end(error, signal_name)
+        except Exception as e:  # as above
+            self._note(e)
+        finally:
+            self.is_on = False
+
+    def on_block_end(self, error: BaseException | None, *, at_end: bool) -> None:
+        """Write the state at the end of a block if asked to, and stop."""
+        try:
+            if os.getpid() == self.pid:
+                is_told = self._is_told(error)
+                self._finish(ended_program=is_told)
+                if at_end and not is_told and environment.used_devices(self.torch):
+                    with self._writing():
+                        self._write("block", "block", error)
+        except Exception as e:  # the block's own outcome must be the one that is seen
+            self._note(e)
+        try:
+            self.stop()
+        except Exception as e:  # as above
+            self._note(e)
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether a bundle is being written, by whichever thread."""
+        return self._lock.locked()
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Let one thread write at a time; then do what had to wait for it (``on_idle``)."""
+        if not self._lock.acquire(timeout=_PATIENCE_S):
+            raise TimeoutError("another bundle is still being written")
+        try:
+            yield
+        finally:
+            self._lock.release()
+            self.on_idle()
+
+    def _is_told(self, error: BaseException | None) -> bool:
+        """Return whether an error is the last failure, of which there is a bundle."""
+        return error is not None and bool(self._last_oom) and str(error) == self._last_oom
+
+    def _write_end(self, error: BaseException | None, signal_name: str) -> None:
+        if not self.n_ooms and not environment.used_devices(self.torch):
+            self.left_nothing = True
+            return
+        reason = "signal" if signal_name else "exit"
+        self._write(signal_name.lower() or "exit", reason, error, signal=signal_name or None)
+
+    def _finish(self, *, ended_program: bool) -> None:
+        """Complete the last bundle by what is known only now."""
+        if self.bundles:
+            changes = {"n_ooms": self.n_ooms, "n_skipped": self.n_skipped}
+            if ended_program:
+                changes["ended_program"] = True
+            bundle_writer.update_manifest(self.bundles[-1], **changes)
+
+    def _write(
+        self, name: str, reason: str, error: BaseException | None = None, **fields: Any
+    ) -> str:
+        failed = fields.get("oom", {}).get("device")
+        devices = sorted(
+            {*environment.used_devices(self.torch), *([failed] if failed is not None else ())}
+        )
+        ranks = find_ranks()
+        parts: dict[str, Callable[[str], None]] = {
+            bundle_writer.SNAPSHOT: self._dump,
+            bundle_writer.STATS: lambda path: self._write_stats(path, devices),
+        }
+        if error is not None and _is_about_memory(error):
+            parts[bundle_writer.MESSAGE] = lambda path: _write_text(path, str(error))
+        prefix = "" if ranks.rank is None else f"rank{ranks.rank}-"
+        with _without_collector():
+            bundle = bundle_writer.write_bundle(
+                self.options.directory,
+                prefix + (self.name or f"{name}-pid{self.pid}"),
+                {
+                    **self._manifest(reason, devices),
+                    **ranks._asdict(),
+                    **_exception_of(error),
+                    **fields,
+                },
+                parts,
+            )
+        self.bundles.append(bundle)
+        return bundle
+
+    def _manifest(self, reason: str, devices: list[int]) -> dict[str, Any]:
+        facts, driver = environment.device_facts(self.torch, devices)
+        program = environment.program_facts(self.torch)
+        program["versions"]["driver"] = driver
+        return {
+            "format": bundle_writer.FORMAT,
+            "version": bundle_writer.VERSION,
+            "reason": reason,
+            "time": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
+            "seconds_recorded": round(time.time() - self._started, 3),
+            **program,
+            "command": list(self.options.command),
+            "devices": facts,
+            "n_ooms": self.n_ooms,
+            "n_skipped": self.n_skipped,
+            "max_entries": self.options.max_entries if self.owns_history else None,
+            "stacks": self.options.stacks if self.owns_history else None,
+            "problems": list(self.problems),
+        }
+
+    def _dump(self, path: str) -> None:
+        with _without_inductor(self.torch):
+            self.torch.cuda.memory._dump_snapshot(path)
+
+    def _write_stats(self, path: str, devices: list[int]) -> None:
+        stats = {str(d): dict(self.torch.cuda.memory_stats(d)) for d in devices}
+        with open(path, "w", encoding="utf-8") as f:
+            json.dump(stats, f, indent=1)
+
+    def _record(self) -> None:
+        self.torch.cuda.memory._record_memory_history(
+            enabled="all",
+            context="all",
+            stacks=self.options.stacks,
+            max_entries=self.options.max_entries,
+        )
+
+    def _take(self, text: str) -> _Waiting:
+        """Take out the bundle that a message is about: same thread, else same device, else last.
+
+        The thread differs where autograd failed in a thread of its own.
+        """
+        me = threading.get_ident()
+        same = [w for w in self._waiting if w.thread == me]
+        same = same or [w for w in self._waiting if f"GPU {w.device} " in text] or self._waiting
+        found = same[-1]
+        self._waiting = [w for w in self._waiting if w is not found]
+        return found
+
+    def _note(self, error: Exception) -> None:
+        self.problems.append(f"{type(error).__name__}: {error}"[:500])
+
+
+def _nothing() -> None:
+    """Do nothing."""
+
+
+_watchers: list[Recorder] = []
+_observed: list[Any] = []
+
+
+def _observe(recorder: Recorder) -> None:
+    """Attach the observer, once a process: PyTorch has no way to take it off."""
+    _watchers.append(recorder)
+    torch = recorder.torch
+    if any(seen is torch for seen in _observed):
+        return
+    _observed.append(torch)
+    torch._C._cuda_attach_out_of_memory_observer(_on_oom)
+    with contextlib.suppress(Exception):  # without it bundles lack the text, no more
+        _listen(_error_class(torch))
+
+
+def _forget(recorder: Recorder) -> None:
+    _watchers[:] = [w for w in _watchers if w is not recorder]
+
+
+def _on_oom(device: int, asked: int, total: int, free: int) -> None:
+    """Tell every recorder; of nested ones the innermost writes."""
+    recorders = tuple(_watchers)
+    for recorder in recorders:
+        recorder.on_oom(device, asked, total, free, writes=recorder is recorders[-1])
+
+
+def _is_about_memory(error: BaseException) -> bool:
+    """Return whether an exception is about memory, PyTorch's allocator or another one's."""
+    text = str(error).lower()
+    return any(word in text for word in ("out of memory", "alloc_failed", "not enough memory"))
+
+
+def _write_text(path: str, text: str) -> None:
+    with open(path, "w", encoding="utf-8", errors="surrogateescape", newline="\n") as f:
+        f.write(f"{text[:_MESSAGE_CHARACTERS]}\n")
+
+
+def _exception_of(error: BaseException | None) -> dict[str, Any]:
+    """Return the manifest's field about an exception."""
+    if error is None:
+        return {}
+    kind = type(error)
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    return {"exception": {"type": name, "text": str(error)[:_MESSAGE_CHARACTERS]}}
+
+
+def _listen(kind: Any) -> None:
+    """Hear the text of each failure: the observer has none, and the program may swallow it."""
+    initialise = kind.__init__
+
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - it is one
+        initialise(self, *args, **kwargs)
+        if args and isinstance(args[0], str):
+            for recorder in tuple(_watchers):
+                recorder.on_message(args[0])
+
+    kind.__init__ = __init__
+
+
+def _error_class(torch: Any) -> Any:
+    found = getattr(torch, "OutOfMemoryError", None)  # from 2.5 on
+    return found if found is not None else torch.cuda.OutOfMemoryError
+
+
+def _is_recording(torch: Any) -> bool:
+    ask = getattr(torch._C, "_cuda_isHistoryEnabled", None)
+    return bool(ask()) if ask is not None else False
+
+
+@contextlib.contextmanager
+def _without_inductor(torch: Any) -> Iterator[None]:
+    """Keep PyTorch from importing its compiler while it names the frames of a snapshot.
+
+    It asks for ``torch._inductor`` to look up generated code, and asking imports it: seconds, in
+    the middle of the program's failure. Where it is not loaded there is no generated code.
+    """
+    if "torch._inductor" in sys.modules or "_inductor" in vars(torch):
+        yield
+        return
+    empty = types.ModuleType("torch._inductor")
+    torch._inductor = empty
+    try:
+        yield
+    finally:
+        if vars(torch).get("_inductor") is empty:
+            del torch._inductor
+
+
+@contextlib.contextmanager
+def _without_collector() -> Iterator[None]:
+    """Keep the collector from walking the million dicts of a snapshot while they are made."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()

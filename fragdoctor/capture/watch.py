@@ -1,0 +1,207 @@
+"""``fragdoctor.watch``: the memory of each step as a line of a table."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Iterator, Sized
+from types import TracebackType
+from typing import Any, Final, Generic, NamedTuple, Self, TextIO, TypeVar
+
+from fragdoctor.capture.requirements import need_cuda
+from fragdoctor.errors import ConfigError
+from fragdoctor.units import format_count, format_size, plural
+
+T = TypeVar("T")
+
+WARM_UP_STEPS: Final = 2
+"""Optimizer state and library workspaces appear in the first steps: growth is judged after them."""
+
+STEADY_SHARE: Final = 0.75
+"""Memory that rises in three of four steps grows; less is the ups and downs of varied batches."""
+
+HEADINGS: Final = ("step", "allocated", "peak", "reserved", "pinned", "retries")
+_WIDTHS: Final = (7, 11, 11, 11, 11, 8)
+_CONF_VARIABLES: Final = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+
+
+class Figures(NamedTuple):
+    """Memory at the end of a step, bytes.
+
+    ``peak`` is the peak of allocated memory since the program (or ``reset_peak``) reset it;
+    ``pinned`` is ``inactive_split_bytes``: free memory in segments that still hold a live block,
+    None where the allocator does not count it; ``retries`` counts flushes of the cache so far.
+    """
+
+    allocated: int
+    peak: int
+    reserved: int
+    pinned: int | None
+    retries: int
+
+
+class Growth:
+    """Whether allocated memory rises from step to step, in constant memory."""
+
+    def __init__(self) -> None:
+        self.n_steps = 0
+        self._first = self._last = self._n_rises = 0
+
+    def add(self, allocated: int) -> None:
+        """Take in the allocated bytes at the end of a step."""
+        self.n_steps += 1
+        if self.n_steps <= WARM_UP_STEPS:
+            self._first = allocated
+        elif allocated > self._last:
+            self._n_rises += 1
+        self._last = allocated
+
+    @property
+    def n_judged(self) -> int:
+        """Steps after the warm-up."""
+        return max(0, self.n_steps - WARM_UP_STEPS)
+
+    @property
+    def bytes_per_step(self) -> float | None:
+        """Mean growth a step after the warm-up; 0 where it is not steady, None for too few."""
+        if self.n_judged < 2:
+            return None
+        if self._n_rises < STEADY_SHARE * self.n_judged:
+            return 0.0
+        return max(0.0, (self._last - self._first) / self.n_judged)
+
+
+class watch(Generic[T]):  # noqa: N801 - used as a verb: for batch in fragdoctor.watch(loader)
+    """Print a table with the GPU memory at the end of each step.
+
+        for batch in fragdoctor.watch(loader):
+            train_step(batch)
+
+        with fragdoctor.watch(every=10) as steps:
+            while training:
+                train_step()
+                steps.step()
+
+    The figures are PyTorch's own counters: reading them neither waits for the GPU nor allocates.
+
+    Args:
+        items: what to iterate over; None for use as a block with ``step()``.
+        every: print every n-th step.
+        device: number of the GPU; None is the current one.
+        reset_peak: make ``peak`` that of the step alone. It resets PyTorch's own peak counter,
+            which ``torch.cuda.max_memory_allocated`` reads too.
+        file: where to print; None is standard output.
+
+    Raises:
+        ConfigError: a value is wrong; PyTorch or CUDA is not there.
+    """
+
+    def __init__(
+        self,
+        items: Iterable[T] | None = None,
+        *,
+        every: int = 1,
+        device: int | None = None,
+        reset_peak: bool = False,
+        file: TextIO | None = None,
+    ) -> None:
+        if isinstance(every, bool) or not isinstance(every, int) or every < 1:
+            raise ConfigError(f"every is {every!r}.", hint="Give a number of steps.")
+        self._items = items
+        self._every = every
+        self._device = device
+        self._reset_peak = reset_peak
+        self._file = file
+        self._torch = need_cuda("Watching")
+        self._growth = Growth()
+        self._is_open = False
+
+    def __iter__(self) -> Iterator[T]:
+        if self._items is None:
+            raise ConfigError(
+                "watch() was given nothing to iterate over.",
+                hint="Write: for batch in fragdoctor.watch(loader)",
+            )
+        with self:
+            for item in self._items:
+                yield item
+                self.step()
+
+    def __len__(self) -> int:
+        if not isinstance(self._items, Sized):
+            raise TypeError("what is watched has no length")
+        return len(self._items)
+
+    def __enter__(self) -> Self:
+        if not self._is_open:
+            self._is_open = True
+            self._growth = Growth()
+            self._begin_step()
+            self._print(_row(HEADINGS))
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._is_open:
+            self._is_open = False
+            self._print(self.summary())
+
+    def step(self) -> Figures:
+        """End a step: print its line if it is one of every n, and return its figures."""
+        figures = self._read()
+        self._growth.add(figures.allocated)
+        n = self._growth.n_steps
+        if n % self._every == 0 or n == 1:
+            sizes = [format_size(v) for v in figures[:3]]
+            pinned = "-" if figures.pinned is None else format_size(figures.pinned)
+            self._print(_row((format_count(n), *sizes, pinned, format_count(figures.retries))))
+        self._begin_step()
+        return figures
+
+    def summary(self) -> str:
+        """Return one line on whether allocated memory grows."""
+        growth = self._growth
+        steps = plural(growth.n_steps, "step")
+        rate = growth.bytes_per_step
+        if rate is None:
+            return f"{steps}: too few to tell whether memory grows."
+        after = f"after step {WARM_UP_STEPS}"
+        if rate == 0.0:
+            return f"{steps}: allocated memory does not grow steadily {after}."
+        return f"{steps}: allocated memory grows by {format_size(round(rate))} a step {after}."
+
+    def _read(self) -> Figures:
+        stats = self._torch.cuda.memory_stats(self._device)
+        pinned = None if _is_expandable() else _stat(stats, "inactive_split_bytes.all.current")
+        return Figures(
+            _stat(stats, "allocated_bytes.all.current"),
+            _stat(stats, "allocated_bytes.all.peak"),
+            _stat(stats, "reserved_bytes.all.current"),
+            pinned,
+            _stat(stats, "num_alloc_retries"),
+        )
+
+    def _begin_step(self) -> None:
+        if self._reset_peak:
+            self._torch.cuda.reset_peak_memory_stats(self._device)
+
+    def _print(self, line: str) -> None:
+        print(line, file=self._file or sys.stdout, flush=True)
+
+
+def _stat(stats: Any, name: str) -> int:
+    return int(stats.get(name, 0))
+
+
+def _row(cells: tuple[str, ...]) -> str:
+    return "".join(cell.rjust(width) for cell, width in zip(cells, _WIDTHS, strict=True))
+
+
+def _is_expandable() -> bool:
+    """Return whether expandable segments are on, under which PyTorch counts no inactive splits."""
+    text = ",".join(os.environ.get(name, "") for name in _CONF_VARIABLES).replace(" ", "").lower()
+    return "expandable_segments:true" in text

@@ -1,0 +1,135 @@
+"""``fragdoctor compare``: what changed between two runs, or where a series is heading."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fragdoctor.cli import console, options
+from fragdoctor.cli.exit import FINDINGS, OK
+from fragdoctor.errors import ConfigError
+
+if TYPE_CHECKING:
+    from fragdoctor.model.case import Case
+
+
+class CompareFormat(StrEnum):
+    """Formats of a comparison: the keys of ``report.compare.COMPARE_FORMATS``."""
+
+    TEXT = "text"
+    JSON = "json"
+    MARKDOWN = "markdown"
+    HTML = "html"
+
+
+def step_list(text: str) -> list[float]:
+    """Return the numbers of an option such as ``100,200,300``."""
+    if isinstance(text, list):
+        return text
+    try:
+        values = [float(part) for part in text.split(",")]
+    except ValueError as e:
+        raise typer.BadParameter(f"{text!r} is no list of numbers. Write 100,200,300.") from e
+    if not all(abs(v) < 1e15 for v in values):
+        raise typer.BadParameter(f"{text!r} holds a number that is no step.")
+    return values
+
+
+def by_numbers(name: str) -> list[tuple[int, int, str]]:
+    """Return a key that puts ``step8`` before ``step16``: numbers count as numbers."""
+    parts = re.findall(r"[0-9]{1,18}|[^0-9]+", name)
+    return [(0, int(p), "") if p[0] in "0123456789" else (1, 0, p) for p in parts]
+
+
+Paths = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="A B [C]...",
+        help="Snapshots, messages, statistics, or folders of one recording each; in time order",
+    ),
+]
+FailOnGrowth = Annotated[
+    Any,
+    typer.Option(
+        "--fail-on-growth",
+        parser=options.amount,
+        metavar="SIZE|%",
+        help="Exit with 1 if peak allocated or peak active memory grew by more than this",
+    ),
+]
+Steps = Annotated[
+    Any,
+    typer.Option(
+        "--steps",
+        parser=step_list,
+        metavar="N,N,...",
+        help="Set the step of each run: the axis of growth over three or more",
+    ),
+]
+Sort = Annotated[
+    bool, typer.Option("--sort", help="Take the runs in the order of the numbers in their names")
+]
+Format = Annotated[
+    CompareFormat, typer.Option("--format", help="Choose the output format", show_default=True)
+]
+
+
+def compare(
+    paths: Paths,
+    fail_on_growth: FailOnGrowth = None,
+    steps: Steps = None,
+    sort: Sort = False,
+    capacity: options.Capacity = None,
+    device: options.Device = None,
+    torch_version: options.TorchVersion = None,
+    output_format: Format = CompareFormat.TEXT,
+    output: options.Output = None,
+    force: options.Force = False,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
+    no_color: options.NoColor = False,
+) -> int:
+    """Compare the runs, print the report, and fail where they grew too much."""
+    look = console.render_options(
+        quiet=quiet, verbose=verbose, no_color=no_color, to_file=output is not None
+    )
+    console.check_output(output, force=force, inputs=paths)
+    paths = sorted(paths, key=by_numbers) if sort else paths
+    if len(paths) < 2:
+        raise ConfigError(
+            "One run cannot be compared.",
+            hint=f"Give two at least: fragdoctor compare {paths[0]} OTHER",
+        )
+
+    from fragdoctor.comparison.pipeline import compare_cases
+    from fragdoctor.gate.growth import has_grown, judge_growth
+    from fragdoctor.report.compare import compare_renderer
+
+    with console.Progress("Read") as progress:
+        cases = _cases(paths, device, torch_version, progress)
+        result = compare_cases(cases, steps=steps, capacity_bytes=capacity)
+    judged = () if fail_on_growth is None else judge_growth(result, fail_on_growth)
+    report = compare_renderer(output_format.value)(result, judged, look)
+    console.write_report(report, output, force=force)
+    if fail_on_growth is not None and not judged:
+        raise ConfigError(
+            "Whether memory grew cannot be told: the runs have no peak in common.",
+            hint="Give snapshots, or memory_stats() of both.",
+        )
+    return FINDINGS if has_grown(judged) else OK
+
+
+def _cases(
+    paths: Sequence[str], device: int | None, version: str | None, progress: console.Progress
+) -> Iterator[tuple[str, Case]]:
+    """Yield one case after the other, so that only the first one's trace is kept."""
+    from fragdoctor.intake.inputs import read_case
+    from fragdoctor.model.case import Overrides
+
+    overrides = Overrides(device=device, torch_version=version)
+    for path in progress.each(list(paths)):
+        yield path, read_case([path], overrides)

@@ -1,0 +1,207 @@
+"""``fragdoctor run``: a program under the recorder, and the diagnosis of what it left."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+import tempfile
+import time
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fragdoctor.capture.recording.options import DEFAULT_MAX_ENTRIES
+from fragdoctor.cli import console, options
+from fragdoctor.cli.exit import OK, USAGE
+from fragdoctor.errors import ConfigError, FragdoctorError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from fragdoctor.capture.launch import Reached
+    from fragdoctor.intake.collection import FoundBundle
+    from fragdoctor.report.base import RenderOptions
+
+_MOST_NAMED = 20
+
+
+class Stacks(StrEnum):
+    """Which frames each event is recorded with."""
+
+    PYTHON = "python"
+    ALL = "all"
+
+
+Words = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="[--] COMMAND [ARGS]...",
+        help="A command, a script (train.py), or with -m a module, and its arguments",
+    ),
+]
+
+
+def run(
+    words: Words,
+    is_module: Annotated[
+        bool, typer.Option("-m", "--module", help="Run a module, as python -m does")
+    ] = False,
+    max_entries: Annotated[
+        int,
+        typer.Option("--max-entries", min=1, metavar="N", help="Keep the last N events of a GPU"),
+    ] = DEFAULT_MAX_ENTRIES,
+    stacks: Annotated[
+        Stacks, typer.Option("--stacks", help="Record Python frames, or C++ frames too")
+    ] = Stacks.PYTHON,
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "-o", "--output", metavar="DIR", help="Write bundles here, not to fragdoctor-NAME-TIME"
+        ),
+    ] = None,
+    as_zip: Annotated[
+        bool, typer.Option("--zip", help="Leave each bundle as one zip file")
+    ] = False,
+    no_diagnosis: Annotated[
+        bool, typer.Option("--no-diagnosis", help="Name the bundles, diagnose nothing")
+    ] = False,
+    quiet: options.Quiet = False,
+    verbose: options.Verbose = False,
+    no_color: options.NoColor = False,
+) -> int:
+    """Run a program under the recorder and diagnose the most telling bundle it leaves.
+
+    Everything is said on standard error after the program ended: its own output stays as it was.
+    The exit code is the program's, 128 + n for a signal, as in a shell. Only where the program
+    succeeded and nothing could be recorded it is 2: the recording that was asked for failed.
+    """
+    from fragdoctor.capture.launch import command_of, environment_of, launch, read_status
+    from fragdoctor.capture.recording.options import Options
+    from fragdoctor.intake.collection import find_bundles
+
+    look = console.render_options(quiet=quiet, verbose=verbose, no_color=no_color, on_stderr=True)
+    command = command_of(words, is_module=is_module)
+    directory = _directory(output, words, is_module=is_module)
+    before = {found.path for found in find_bundles(directory)}
+    with tempfile.TemporaryDirectory(prefix="fragdoctor-") as temporary:
+        status = Path(temporary) / "status"
+        status.touch()
+        recording = Options(
+            directory=str(directory),
+            max_entries=max_entries,
+            stacks=stacks.value,
+            status=str(status),
+            command=tuple(command),
+        )
+        code = launch(command, environment_of(recording, os.environ))
+        reached = read_status(status)
+    bundles = [found for found in find_bundles(directory) if found.path not in before]
+    if not bundles:
+        _say(reached.why_nothing(code))
+        return code if code != OK else USAGE
+    bundles = _packed(bundles) if as_zip else bundles
+    if not no_diagnosis:
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # see app.main; not before the program
+        _diagnose(bundles[0].path, look)
+    _name(bundles, reached)
+    return code
+
+
+def _directory(output: Path | None, words: Sequence[str], *, is_module: bool) -> Path:
+    """Return where bundles go, absolute; nothing is made before there is a bundle.
+
+    Raises:
+        ConfigError: something else than a directory has that name, or it cannot be written to.
+    """
+    if output is None:
+        stamp = time.strftime("%Y%m%d-%H%M%S")
+        base = Path.cwd() / f"fragdoctor-{_program(words, is_module=is_module)}-{stamp}"
+        place, n = base, 1
+        while place.exists():
+            n += 1
+            place = base.with_name(f"{base.name}-{n}")
+    else:
+        place = output.absolute()
+    if place.exists() and not place.is_dir():
+        raise ConfigError(f"{output} is a file.", hint="Give -o a directory.")
+    home = next(p for p in (place, *place.parents) if p.exists())
+    if not os.access(home, os.W_OK):
+        raise ConfigError(f"{home} cannot be written to.", hint="Choose another place with -o.")
+    return place
+
+
+def _program(words: Sequence[str], *, is_module: bool) -> str:
+    """Return a name for the program: its script or module rather than the interpreter."""
+    name = words[0]
+    if not is_module:
+        name = next((w for w in words if w.endswith(".py")), name)
+    stem = Path(name).name.removesuffix(".py")
+    kept = "".join(c if c.isascii() and (c.isalnum() or c in "._") else "-" for c in stem)
+    return kept.strip("-.")[:40] or "program"
+
+
+def _packed(bundles: Sequence[FoundBundle]) -> list[FoundBundle]:
+    from fragdoctor.intake.collection import FoundBundle, pack
+
+    found = []
+    for bundle in bundles:
+        try:
+            found.append(FoundBundle(pack(bundle.path), bundle.facts))
+        except OSError as e:
+            _say(f"{bundle.path} could not be packed: {e.strerror or e}.")
+            found.append(bundle)
+    return found
+
+
+def _diagnose(path: Path, look: RenderOptions) -> None:
+    """Print the diagnosis of a bundle; that it cannot be read is no failure of the program."""
+    from fragdoctor.diagnosis.pipeline import diagnose
+    from fragdoctor.intake.bundle import read_bundle
+    from fragdoctor.report.base import renderer
+
+    try:
+        with console.Progress("Replaying") as progress:
+            diagnosis = diagnose(read_bundle(path), progress=progress.update)
+    except FragdoctorError as e:
+        _say(f"The bundle cannot be diagnosed: {e.message} {e.hint}".rstrip())
+        return
+    sys.stderr.write(f"\n{renderer('text')(diagnosis, look)}\n")
+
+
+def _name(bundles: Sequence[FoundBundle], reached: Reached) -> None:
+    """Name every bundle and the next command to type."""
+    first = _shown(bundles[0].path)
+    if len(bundles) == 1:
+        _say(f"Recorded in {first}")
+    else:
+        _say(f"Recorded in {len(bundles)} bundles, the most telling first:")
+        for found in bundles[:_MOST_NAMED]:
+            _say(f"  {_shown(found.path)}")
+        if len(bundles) > _MOST_NAMED:
+            _say(f"  and {len(bundles) - _MOST_NAMED} more")
+    by_process: dict[tuple[str, int | None], int] = {}
+    for found in bundles:  # each bundle counts up to its own time
+        key = (found.facts.host, found.facts.pid)
+        by_process[key] = max(by_process.get(key, 0), found.facts.n_skipped)
+    if skipped := sum(by_process.values()):
+        _say(f"{skipped} further out-of-memory errors left no bundle of their own.")
+    for problem in reached.problems[:3]:
+        _say(f"Not recorded: {problem}")
+    _say(f"Next: fragdoctor analyze {shlex.quote(first)} --format html -o report.html")
+
+
+def _shown(path: Path) -> str:
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except (ValueError, OSError):
+        return str(path)
+
+
+def _say(text: str) -> None:
+    from fragdoctor.report import escape
+
+    sys.stderr.write(f"{escape.terminal(text)}\n")
+    sys.stderr.flush()

@@ -1,0 +1,232 @@
+"""Which change did it: what the lines, the requests and the settings say together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from fragdoctor.comparison.evidence import (
+    MIN_SHARE,
+    Evidence,
+    confidence_of,
+    counts_enough,
+    place_text,
+)
+from fragdoctor.comparison.lines import size_part
+from fragdoctor.comparison.reading import GrowingLine
+from fragdoctor.comparison.replay import MIN_DIFFERENCE, SAME_REQUESTS
+from fragdoctor.comparison.scale import scaled
+from fragdoctor.model.comparison import (
+    CauseKind,
+    LikelyCause,
+    LineKind,
+)
+from fragdoctor.model.finding import Confidence, Location
+from fragdoctor.units import format_count, format_size, plural
+
+MAX_NAMED: Final = 3
+MIN_REQUESTS: Final = 100
+"""Equal requests from which on one run is the beginning of the other, not an edit of it."""
+
+
+def likely_causes(evidence: Evidence) -> tuple[LikelyCause, ...]:
+    """Return what did it, the surest and largest first; empty where nothing stands out."""
+    found = [
+        *_by_settings(evidence),
+        *_by_length(evidence),
+        *_leaks(evidence),
+        *_features(evidence),
+        *scaled(evidence),
+        *_new_and_gone(evidence),
+        *_counts(evidence),
+    ]
+    if any(c.kind is CauseKind.LENGTH for c in found):
+        # The lines differ because one run went further, not because the program did.
+        found = [c for c in found if c.kind in (CauseKind.LENGTH, CauseKind.SETTINGS)]
+    order = {Confidence.PROVEN: 0, Confidence.LIKELY: 1, Confidence.POSSIBLE: 2}
+    found.sort(
+        key=lambda c: (
+            order[c.confidence],
+            c.kind is not CauseKind.SETTINGS,
+            -abs(c.delta_bytes or 0),
+        )
+    )
+    return tuple(found)
+
+
+def _by_settings(e: Evidence) -> list[LikelyCause]:
+    if not e.settings:
+        return []
+    names = ", ".join(f"{s.key} {s.before} -> {s.after}" for s in e.settings)
+    same = (e.requests_equal or 0.0) >= SAME_REQUESTS
+    proof = e.proof
+    if proof is None:
+        text = f"Both runs made the same requests; only settings differ ({names})."
+        return [LikelyCause(CauseKind.SETTINGS, Confidence.LIKELY, text)] if same else []
+    moved = proof.result_bytes - proof.own_bytes
+    text = f"The settings did it ({names}). {proof.text}"
+    sure = Confidence.LIKELY if proof.is_exact else Confidence.POSSIBLE
+    if same:
+        accounted = proof.accounted or 0.0
+        if accounted < MIN_SHARE and not proof.decides:
+            return []
+        is_equal = abs(proof.result_bytes - proof.recorded_bytes) < MIN_DIFFERENCE
+        if proof.is_exact and (is_equal or proof.decides):
+            sure = Confidence.PROVEN
+    else:
+        if abs(moved) < MIN_DIFFERENCE:
+            return []
+        text = f"The settings alone ({names}) change peak reserved memory. {proof.text}"
+    return [LikelyCause(CauseKind.SETTINGS, sure, text, moved)]
+
+
+def _by_length(e: Evidence) -> list[LikelyCause]:
+    """The same program, of which one run went further."""
+    n_old, n_new = len(e.before.requests), len(e.after.requests)
+    is_same = (e.requests_equal or 0.0) >= SAME_REQUESTS
+    if e.is_series or not is_same or n_old == n_new:
+        return []
+    short, long = (e.before, e.after) if n_old < n_new else (e.after, e.before)
+    alone = LineKind.NEW if n_old < n_new else LineKind.GONE
+    has_own_lines = any(c.kind is alone and c.delta_bytes for c in e.changes)
+    if short.capacity_bytes is None and (has_own_lines or len(short.requests) < MIN_REQUESTS):
+        return []  # the end of the program may have been edited
+    stopped, other = ("A", e.last) if n_old < n_new else (e.last, "A")
+    why = ""
+    if short.capacity_bytes is not None:
+        why = f" out of memory, with a capacity of {format_size(short.capacity_bytes)}"
+    n_more = format_count(len(long.requests) - len(short.requests))
+    text = (
+        f"Both runs made the same {format_count(len(short.requests))} requests; {stopped} stopped "
+        f"there{why}, {other} went on with {n_more} more."
+    )
+    return [LikelyCause(CauseKind.LENGTH, Confidence.PROVEN, text, e.delta_bytes)]
+
+
+def _leaks(e: Evidence) -> list[LikelyCause]:
+    """Lines that keep memory step by step in one run and not in the other."""
+    places = {(c.before, c.after): c for c in e.changes}
+    old = _rates(e.before.growth)
+    new = _rates(e.after.growth)
+    found = []
+    for (before, after), change in places.items():
+        a, b = old.get(before), new.get(after)
+        if (a is None) == (b is None) or (before is None and after is None):
+            continue
+        rate = b or a
+        assert rate is not None  # noqa: S101 - one of them is there
+        letter, other = (e.last, "A") if a is None else ("A", e.last)
+        text = (
+            f"{place_text(after or before)} keeps {format_size(rate.slope_bytes)} more each step "
+            f"in {letter} ({plural(rate.n_steps, 'step')}), in {other} it does not."
+        )
+        place = after or before
+        found.append(
+            LikelyCause(
+                CauseKind.LEAK,
+                Confidence.LIKELY,
+                text,
+                change.delta_bytes,
+                () if place is None else (place,),
+            )
+        )
+    return found
+
+
+def _rates(growth: Sequence[GrowingLine]) -> dict[Location | None, GrowingLine]:
+    return {g.place: g for g in growth if g.place is not None}
+
+
+def _features(e: Evidence) -> list[LikelyCause]:
+    """Library parts that only one of the runs goes through."""
+    old, new = e.before.features, e.after.features
+    found = []
+    if ("checkpoint" in old) != ("checkpoint" in new):
+        is_on = "checkpoint" in new
+        letter, other = (e.last, "A") if is_on else ("A", e.last)
+        text = (
+            f"{letter} recomputes activations (torch.utils.checkpoint is in its stacks), {other} "
+            "keeps them."
+        )
+        moved = sum(c.delta_bytes for c in e.changes if c.place is not None)
+        helps = (moved < 0) == is_on
+        sure = Confidence.LIKELY if helps else Confidence.POSSIBLE
+        found.append(LikelyCause(CauseKind.CHECKPOINTING, sure, text, moved if helps else None))
+    a = sorted(f for f in old if f.startswith("optim."))
+    b = sorted(f for f in new if f.startswith("optim."))
+    # A run that stopped before its first optimizer step has not gone through one yet.
+    ran_on = min(e.before.n_steps or 0, e.after.n_steps or 0) > 1
+    if a != b and ((a and b) or ran_on):
+        text = f"Another optimizer allocates: {_listed(a)} in A, {_listed(b)} in {e.last}."
+        found.append(LikelyCause(CauseKind.OPTIMIZER, Confidence.LIKELY, text))
+    return found
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(f"torch.{name}" for name in names) or "none"
+
+
+def _new_and_gone(e: Evidence) -> list[LikelyCause]:
+    found = []
+    for kind, cause, word in (
+        (LineKind.NEW, CauseKind.NEW_CODE, f"only in {e.last}"),
+        (LineKind.GONE, CauseKind.GONE_CODE, "only in A"),
+    ):
+        leaking = _leaking(e)
+        group = [
+            c
+            for c in e.changes
+            if c.kind is kind and c.place is not None and c.delta_bytes and c.place not in leaking
+        ]
+        part = sum(c.delta_bytes for c in group)
+        if not group or not counts_enough(e, part):
+            continue
+        named = ", ".join(
+            f"{place_text(c.place)} {_signed(c.delta_bytes)}" for c in group[:MAX_NAMED]
+        )
+        more = f" and {format_count(len(group) - MAX_NAMED)} more" if len(group) > MAX_NAMED else ""
+        text = f"{plural(len(group), 'line is', 'lines are')} {word}: {named}{more}."
+        places = tuple(c.place for c in group if c.place is not None)[:MAX_NAMED]
+        found.append(LikelyCause(cause, confidence_of(e, part, True), text, part, places))
+    return found
+
+
+def _counts(e: Evidence) -> list[LikelyCause]:
+    """Lines that hold more (or fewer) blocks of the sizes that they held before."""
+    leaking = _leaking(e)
+    found = []
+    for sign, cause, word, why in (
+        (1, CauseKind.MORE_BLOCKS, "more blocks", "more layers, or more is kept"),
+        (-1, CauseKind.FEWER_BLOCKS, "fewer blocks", "fewer layers, or less is kept"),
+    ):
+        group = []
+        for c in e.changes:
+            is_shared = c.before is not None and c.after is not None
+            is_shared &= c.before_blocks != c.after_blocks
+            part = c.delta_bytes - size_part(c)
+            if is_shared and part * sign > 0 and not {c.before, c.after} & leaking:
+                group.append((part, c))
+        group.sort(key=lambda pc: -abs(pc[0]))
+        whole = sum(part for part, _ in group)
+        if not group or not counts_enough(e, whole):
+            continue
+        named = ", ".join(
+            f"{place_text(c.place)} {format_count(c.before_blocks)} -> "
+            f"{format_count(c.after_blocks)}"
+            for _, c in group[:MAX_NAMED]
+        )
+        more = f" and {format_count(len(group) - MAX_NAMED)} more" if len(group) > MAX_NAMED else ""
+        lines = plural(len(group), "line holds", "lines hold")
+        text = f"{lines} {word} at that moment ({named}{more}): {why}."
+        places = tuple(c.place for _, c in group if c.place is not None)[:MAX_NAMED]
+        found.append(LikelyCause(cause, confidence_of(e, whole, True), text, whole, places))
+    return found
+
+
+def _leaking(e: Evidence) -> set[Location]:
+    """Return the lines that keep memory step by step; they are causes of their own."""
+    return {g.place for g in (*e.before.growth, *e.after.growth) if g.place is not None}
+
+
+def _signed(n_bytes: int) -> str:
+    return f"{'+' if n_bytes > 0 else ''}{format_size(n_bytes)}"

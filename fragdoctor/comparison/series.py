@@ -1,0 +1,211 @@
+"""Three or more runs in time order: does it grow, how fast, which lines, and until when.
+
+The slope is the median of all pairwise slopes (Theil 1950, Sen 1968): up to three runs in ten may
+be odd without moving it. Whether it is more than chance is the Mann-Kendall test: how often a
+random order of the values would rise as steadily; exact by counting permutations for few runs.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Final
+
+import numpy as np
+
+from fragdoctor.model.comparison import LineTrend, Trend
+from fragdoctor.model.finding import Confidence, Location
+from fragdoctor.units import MIB, format_size, plural
+
+MAX_P: Final = 0.05
+MIN_SLOPE_BYTES: Final = 1 * MIB
+"""Over the whole series: less is noise of any program."""
+
+STEADY: Final = 0.25
+"""Spread of pairwise slopes, relative to their median, of a line as straight as three runs show."""
+
+_EXACT_UP_TO: Final = 60
+_Z90: Final = 1.645
+
+
+@dataclass(frozen=True, slots=True)
+class Slope:
+    """A fitted slope with its range and the chance of a rise as steady without growth."""
+
+    value: float
+    low: float
+    high: float
+    p_value: float
+
+
+def theil_sen(x: Sequence[float], y: Sequence[float]) -> Slope:
+    """Return the robust slope of y over x, x strictly ascending, two values at least."""
+    n = len(x)
+    slopes = sorted((y[j] - y[i]) / (x[j] - x[i]) for i, j in itertools.combinations(range(n), 2))
+    score = sum((y[j] > y[i]) - (y[j] < y[i]) for i, j in itertools.combinations(range(n), 2))
+    # Sen's interval: the ranks that the variance of Kendall's score leaves out on either side.
+    spread = _Z90 * math.sqrt(n * (n - 1) * (2 * n + 5) / 18)
+    low = max(0, math.floor((len(slopes) - spread) / 2))
+    high = min(len(slopes) - 1, math.ceil((len(slopes) + spread) / 2))
+    return Slope(float(np.median(slopes)), slopes[low], slopes[high], mann_kendall(n, score))
+
+
+def mann_kendall(n: int, score: int) -> float:
+    """Return the chance that n values in random order have Kendall's score or more."""
+    n_pairs = n * (n - 1) // 2
+    if n <= _EXACT_UP_TO:
+        counts = _inversions(n)
+        # score = pairs - 2 * inversions, so a score of at least s has at most (pairs - s) / 2.
+        most = (n_pairs - score) // 2
+        return sum(counts[: most + 1]) / math.factorial(n)
+    deviation = math.sqrt(n * (n - 1) * (2 * n + 5) / 18)
+    return 0.5 * math.erfc((score - 1) / deviation / math.sqrt(2))
+
+
+@cache
+def _inversions(n: int) -> tuple[int, ...]:
+    """Return how many permutations of n values have 0, 1, 2, ... inversions."""
+    counts = [1]
+    for size in range(2, n + 1):
+        longer = [0] * (len(counts) + size - 1)
+        for at, count in enumerate(counts):
+            for k in range(size):
+                longer[at + k] += count
+        counts = longer
+    return tuple(counts)
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """What is fitted.
+
+    Attributes:
+        figure: id of the figure.
+        values: it in each run, in time order.
+        x: where each run stands on the axis, strictly ascending.
+        unit: ``step`` or ``snapshot``.
+        tracks: lines with their bytes in each run.
+    """
+
+    figure: str
+    values: Sequence[int]
+    x: Sequence[float]
+    unit: str
+    tracks: Sequence[tuple[Location | None, Sequence[int]]] = ()
+
+
+def fit_trend(series: Series, capacity_bytes: int | None) -> Trend:
+    """Return the growth over the runs, and when it fills the capacity, if that is known."""
+    values, x = series.values, series.x
+    slope = theil_sen(x, [float(v) for v in values])
+    sure = confidence_of(slope, len(values), x)
+    at, between = None, None
+    if capacity_bytes is not None and sure is not None:
+        at, between = _exhausted(values, x, slope, capacity_bytes)
+    return Trend(
+        figure=series.figure,
+        x=tuple(x),
+        unit=series.unit,
+        values=tuple(values),
+        slope_bytes=slope.value,
+        slope_low=slope.low,
+        slope_high=slope.high,
+        p_value=slope.p_value,
+        is_significant=slope.p_value <= MAX_P,
+        confidence=sure,
+        lines=_growing(series.tracks, x),
+        capacity_bytes=capacity_bytes,
+        exhausted_at=at,
+        exhausted_range=between,
+    )
+
+
+def confidence_of(slope: Slope, n: int, x: Sequence[float]) -> Confidence | None:
+    """Return how sure the growth is, None where there is none to speak of.
+
+    Three runs can never be significant (one order in six rises by chance); if they lie on a
+    straight line the growth is possible.
+    """
+    if slope.value * (x[-1] - x[0]) < MIN_SLOPE_BYTES:
+        return None
+    if slope.p_value <= MAX_P:
+        return Confidence.LIKELY
+    is_straight = slope.low > 0 and slope.high - slope.low <= 2 * STEADY * slope.value
+    return Confidence.POSSIBLE if n >= 3 and is_straight else None
+
+
+def _exhausted(
+    values: Sequence[int], x: Sequence[float], slope: Slope, capacity: int
+) -> tuple[float | None, tuple[float, float | None] | None]:
+    """Return the axis value at which the fitted line reaches the capacity, and its range."""
+    middle = [v - slope.value * at for v, at in zip(values, x, strict=True)]
+    level = float(np.median(middle))
+    at = (capacity - level) / slope.value
+    room = capacity - values[-1]
+    if room <= 0:
+        return x[-1], (x[-1], x[-1])
+    at = max(at, x[-1])
+    soonest = min(x[-1] + room / slope.high, at)
+    latest = max(x[-1] + room / slope.low, at) if slope.low > 0 else None
+    return at, (soonest, latest)
+
+
+def _growing(
+    tracks: Sequence[tuple[Location | None, Sequence[int]]], x: Sequence[float]
+) -> tuple[LineTrend, ...]:
+    """Return the lines that grow over the runs, fastest first."""
+    found = []
+    for place, values in tracks:
+        slope = theil_sen(x, [float(v) for v in values])
+        if confidence_of(slope, len(values), x) is not None:
+            found.append(LineTrend(place, tuple(values), slope.value))
+    return tuple(sorted(found, key=lambda t: -t.slope_bytes))
+
+
+def trend_text(trend: Trend, place: str) -> str:
+    """Return what the series says, in two sentences.
+
+    Args:
+        trend: the fit.
+        place: the fastest growing line for people, "" where none grows.
+    """
+    n, unit = len(trend.values), trend.unit
+    what = "Peak allocated memory" if trend.figure == "peak_allocated" else "Live memory"
+    if trend.confidence is None:
+        first, last = format_size(trend.values[0]), format_size(trend.values[-1])
+        return (
+            f"{what} shows no steady growth over {plural(n, 'run')} ({first} first, {last} last): "
+            "no forecast."
+        )
+    per = f"{format_size(trend.slope_bytes)} per {unit}"
+    between = f"{format_size(trend.slope_low)} to {format_size(trend.slope_high)}"
+    where = f", most of it at {place}" if place else ""
+    if trend.confidence is Confidence.LIKELY:
+        how = f"p = {trend.p_value:.2g}"
+    else:
+        how = f"{plural(n, 'run')} only: too few to rule out chance"
+    text = f"{what} grows by {per} ({between}; {how}){where}."
+    return text + _forecast(trend)
+
+
+def _forecast(trend: Trend) -> str:
+    unit = trend.unit
+    if trend.capacity_bytes is None:
+        return " When it will run out is not known: give --capacity."
+    if trend.exhausted_at is None or trend.exhausted_range is None:
+        return ""
+    capacity = format_size(trend.capacity_bytes)
+    if trend.exhausted_at <= trend.x[-1]:
+        return f" The capacity of {capacity} is reached."
+    low, high = trend.exhausted_range
+    until = f"{high:,.0f}" if high is not None else "never"
+    at = f"{trend.exhausted_at:,.0f}"
+    between = "" if f"{low:,.0f}" == at == until else f"between {low:,.0f} and {until}; "
+    word = "If it goes on so" if trend.confidence is Confidence.LIKELY else "If that is a trend"
+    return (
+        f" {word}, {capacity} are full at about {unit} {at} "
+        f"({between}fragmentation and the memory outside PyTorch come on top)."
+    )

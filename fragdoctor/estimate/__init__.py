@@ -1,0 +1,1 @@
+"""Memory of a run before it runs: parameters, states, activations, temporary peaks."""

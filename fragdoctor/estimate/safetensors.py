@@ -1,0 +1,179 @@
+"""Reads the header of safetensors files: names, shapes and dtypes, never the data.
+
+A file is an 8-byte little-endian length, that many bytes of JSON, then the data. The header may
+come from a stranger: its length is checked against the file and a limit, each entry against the
+end of the file.
+Source: https://huggingface.co/docs/safetensors, "Format".
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+from fragdoctor.errors import InputError, LimitExceeded, RefusedSnapshot, TruncatedSnapshot
+from fragdoctor.units import MIB
+
+MAX_HEADER_BYTES: Final = 100 * MIB  # the format's own limit
+MAX_TENSORS: Final = 1_000_000
+MAX_FILES: Final = 10_000
+MAX_RANK: Final = 16
+MAX_ELEMENTS: Final = 2**53
+
+# Bits of an element.
+DTYPE_BITS: Final = MappingProxyType(
+    {
+        "F64": 64, "I64": 64, "U64": 64, "C64": 64, "F32": 32, "I32": 32, "U32": 32, "F16": 16,
+        "BF16": 16, "I16": 16, "U16": 16, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "I8": 8,
+        "U8": 8, "BOOL": 8, "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
+    }
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """One tensor of a file."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def n_elements(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+
+def looks_like_safetensors(head: bytes) -> bool:
+    """Return whether a file begins as safetensors do."""
+    return (
+        len(head) >= 9
+        and head[8:9] == b"{"
+        and 2 <= int.from_bytes(head[:8], "little") <= MAX_HEADER_BYTES
+    )
+
+
+def read_header(path: Path) -> list[TensorEntry]:
+    """Return the tensors of one file.
+
+    Raises:
+        InputError: unreadable or not safetensors.
+        TruncatedSnapshot: the file ends inside its header or data.
+        RefusedSnapshot: an entry contradicts itself or the file.
+        LimitExceeded: a header beyond the format's own limit.
+    """
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            start = file.read(8)
+            if len(start) < 8:
+                raise _not(path)
+            length = int.from_bytes(start, "little")
+            if length > MAX_HEADER_BYTES:
+                raise LimitExceeded(
+                    f"{path}: a header of {length} bytes is beyond the format's limit of 100 MB.",
+                    hint="Check that the file is a safetensors file.",
+                )
+            if length > size - 8:
+                raise TruncatedSnapshot(
+                    f"{path} ends inside its header.", hint="Download the file again."
+                )
+            header = file.read(length)
+    except OSError as e:
+        raise InputError(f"{path} cannot be read: {e.strerror or e}.") from e
+    try:
+        entries = json.loads(header)
+    except (ValueError, RecursionError) as e:
+        raise _not(path) from e
+    if not isinstance(entries, dict):
+        raise _not(path)
+    if len(entries) > MAX_TENSORS:
+        raise LimitExceeded(f"{path} lists {len(entries)} tensors; at most a million are read.")
+    return [
+        _entry(path, name, entry, size - 8 - length)
+        for name, entry in entries.items()
+        if name != "__metadata__"
+    ]
+
+
+def _not(path: Path) -> InputError:
+    return InputError(
+        f"{path} is not a safetensors file.", hint="Give a file that ends in .safetensors."
+    )
+
+
+def _entry(path: Path, name: str, entry: Any, data_bytes: int) -> TensorEntry:
+    if not isinstance(entry, dict):
+        raise _refused(path, name, "is no object")
+    dtype, shape, offsets = entry.get("dtype"), entry.get("shape"), entry.get("data_offsets")
+    if not isinstance(dtype, str) or dtype not in DTYPE_BITS:
+        raise _refused(path, name, "has no known dtype")
+    dims, places = _whole_numbers(shape), _whole_numbers(offsets)
+    if dims is None or len(dims) > MAX_RANK or prod(dims) > MAX_ELEMENTS:
+        raise _refused(path, name, "has an impossible shape")
+    if places is None or len(places) != 2:
+        raise _refused(path, name, "has no offsets")
+    begin, end = places
+    if end - begin != (prod(dims) * DTYPE_BITS[dtype] + 7) // 8:
+        raise _refused(path, name, "has a shape that contradicts its offsets")
+    if end > data_bytes:
+        raise TruncatedSnapshot(
+            f"{path} ends before the data of its tensors.", hint="Download the file again."
+        )
+    return TensorEntry(name, dtype, dims)
+
+
+def _whole_numbers(value: Any) -> tuple[int, ...] | None:
+    if not isinstance(value, list):
+        return None
+    if not all(isinstance(v, int) and not isinstance(v, bool) and v >= 0 for v in value):
+        return None
+    return tuple(value)
+
+
+def _refused(path: Path, name: str, why: str) -> RefusedSnapshot:
+    return RefusedSnapshot(f"{path}: the entry {name[:80]!r} {why}; no genuine file has that.")
+
+
+def read_index(path: Path) -> list[Path]:
+    """Return the files that an index (``model.safetensors.index.json``) names, beside it.
+
+    Raises:
+        InputError: not an index, or it names files outside its directory.
+    """
+    from fragdoctor.estimate.config_json import read_config
+
+    weights = read_config(path).get("weight_map")
+    if not isinstance(weights, dict) or not weights:
+        raise InputError(
+            f"{path} is no safetensors index: it lacks weight_map.",
+            hint="Give the directory, or model.safetensors.index.json.",
+        )
+    names = {name for name in weights.values() if isinstance(name, str)}
+    if len(names) > MAX_FILES:
+        raise LimitExceeded(f"{path} names {len(names)} files.")
+    wrong = [n for n in names if n in ("", ".", "..") or "/" in n or "\\" in n or "\0" in n]
+    if wrong:
+        raise RefusedSnapshot(f"{path} names a file outside its directory: {wrong[0][:80]!r}.")
+    return [path.parent / name for name in sorted(names)]
+
+
+def read_files(paths: Sequence[Path]) -> list[TensorEntry]:
+    """Return the tensors of all files.
+
+    Raises:
+        InputError: as :func:`read_header`; a missing part of a sharded model is one too.
+    """
+    found: list[TensorEntry] = []
+    for path in paths:
+        if not path.is_file():
+            raise InputError(
+                f"{path} does not exist.", hint="A part of the sharded model is missing."
+            )
+        found += read_header(path)
+    return found

@@ -1,0 +1,34 @@
+"""How a traced model is to be trained."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How to train.
+
+    Attributes:
+        batch: first dimension of the inputs; None = as the factory gave them.
+        input_shape: shape of the one input, where the factory gives none.
+        input_dtype: its dtype, a name in ``torch``.
+        loss: ``ce``, ``mean`` or "" (what the outputs suggest).
+        optimizer: used unless the factory gives one.
+        dtype: what the model is converted to, or "" (as built).
+        autocast: ``bf16``, ``fp16`` or "".
+        grad_accumulation: passes a step.
+        inference: one pass without gradients, no training.
+        steps: how many; the second is the first with optimizer states there from the start.
+    """
+
+    batch: int | None = None
+    input_shape: tuple[int, ...] = ()
+    input_dtype: str = "float32"
+    loss: str = ""
+    optimizer: str = "adamw"
+    dtype: str = ""
+    autocast: str = ""
+    grad_accumulation: int = 1
+    inference: bool = False
+    steps: int = 2

@@ -1,0 +1,71 @@
+"""What goes wrong inside the user's own code, as one sentence with the line it happened on."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import torch
+from torch._subclasses import fake_tensor
+
+from fragdoctor.errors import ConfigError, FragdoctorError
+
+PACKAGE: Final = str(Path(__file__).parents[2])
+TORCH: Final = str(Path(torch.__file__).parent)
+LONGEST: Final = 300
+_SHAPE_DEPENDS_ON_VALUES: Final = (
+    fake_tensor.DynamicOutputShapeException,
+    fake_tensor.DataDependentOutputException,
+)
+
+
+@contextmanager
+def told_in_one_sentence(spec: str) -> Iterator[None]:
+    """Turn whatever the user's code raises into a sentence.
+
+    Raises:
+        ConfigError: with the innermost line of the user's code; the cause is kept for --verbose.
+    """
+    try:
+        yield
+    except FragdoctorError:
+        raise
+    except Exception as err:  # the user's code may raise anything
+        where = innermost_line(err)
+        at = f" at {where}" if where else ""
+        operator = getattr(err, "func", None)
+        if isinstance(err, _SHAPE_DEPENDS_ON_VALUES):
+            raise ConfigError(
+                f"{spec}: the operation {operator}{at} gives a result whose shape or control flow"
+                " depends on values, and fake tensors have none.",
+                hint="Leave that part out of the traced model, or replace it by fixed sizes.",
+            ) from err
+        if isinstance(err, fake_tensor.UnsupportedOperatorException | NotImplementedError):
+            name = operator or _first_line(err)
+            raise ConfigError(
+                f"{spec}: the operation {name}{at} cannot run on fake tensors.",
+                hint="Register a fake kernel (torch.library.register_fake), or use plain PyTorch "
+                "operations in the traced model.",
+            ) from err
+        raise ConfigError(
+            f"{spec} failed{at}: {type(err).__name__}: {_first_line(err)}",
+            hint="Your code was run on fake CUDA tensors; does the same step run on a GPU? "
+            "--verbose shows the traceback.",
+        ) from err
+
+
+def innermost_line(error: BaseException) -> str:
+    """Return ``file:line in function`` of the innermost frame of the user's code, or ""."""
+    found = ""
+    for frame in traceback.extract_tb(error.__traceback__):
+        if not frame.filename.startswith((PACKAGE, TORCH, "<")):
+            found = f"{frame.filename}:{frame.lineno} in {frame.name}"
+    return found
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines() or [""]
+    return lines[0][:LONGEST]

@@ -1,0 +1,264 @@
+"""What sets a rank, or a group of ranks, apart from others: lines, settings, sizes, verdicts."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from fragdoctor.fleet.grouping import TOLERANCE, LineKey, lines_of
+from fragdoctor.model.fleet import RankSummary, SourceLine
+from fragdoctor.model.fleet_report import Difference, DifferenceKind
+from fragdoctor.units import MIB, format_count, format_size, plural
+
+MAX_LINES: Final = 3
+_LINE_SHARE: Final = 0.02  # of the peak: less is the noise of any run
+_SAME_SIZE: Final = 0.1
+_MANY_PINNED: Final = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Typical:
+    """Medians over the ranks that others are compared with."""
+
+    members: Sequence[RankSummary]
+    peak: int | None
+    lines: dict[LineKey, int]
+    places: dict[LineKey, SourceLine]
+
+
+def typical_of(members: Sequence[RankSummary]) -> Typical:
+    """Return the medians of some ranks."""
+    per_line: dict[LineKey, list[int]] = defaultdict(list)
+    places: dict[LineKey, SourceLine] = {}
+    for r in sorted(members, key=lambda r: r.path):
+        for key, n in lines_of(r).items():
+            per_line[key].append(n)
+        for h in r.holders:
+            places.setdefault(h.key, h)
+    lines = {
+        key: median_of([*values, *([0] * (len(members) - len(values)))])
+        for key, values in per_line.items()
+    }
+    return Typical(members, median_or_none(r.peak_bytes for r in members), lines, places)
+
+
+def differences(here: Sequence[RankSummary], others: Typical) -> tuple[Difference, ...]:
+    """Return in what some ranks differ from others, what weighs most first."""
+    mine = typical_of(here)
+    return (
+        *_of_lines(mine, others),
+        *_of_peak(mine, others),
+        *_of_settings(mine, others),
+        *_of_versions(mine, others),
+        *_of_capacity(mine, others),
+        *_of_sizes(mine, others),
+        *_of_pinned(mine, others),
+        *_of_retries(mine, others),
+        *_of_verdict(mine, others),
+    )
+
+
+def place_of(line: SourceLine) -> str:
+    """Return ``train.py:88 (forward)``; hostile text."""
+    if not line.filename:
+        return "lines without a recorded stack"
+    function = f" ({line.function})" if line.function else ""
+    return f"{line.key[0]}:{line.line}{function}"
+
+
+def median_of(values: Sequence[int]) -> int:
+    """Return the median as an integer, 0 of nothing."""
+    return int(statistics.median(values)) if values else 0
+
+
+def median_or_none(values: Iterable[int | None]) -> int | None:
+    """Return the median of what is known, None where nothing is."""
+    known = [v for v in values if v is not None]
+    return median_of(known) if known else None
+
+
+def _of_lines(mine: Typical, others: Typical) -> list[Difference]:
+    least = max(MIB, _LINE_SHARE * max(mine.peak or 0, others.peak or 0))
+    deltas = {
+        key: mine.lines.get(key, 0) - others.lines.get(key, 0)
+        for key in mine.lines.keys() | others.lines.keys()
+    }
+    worst = sorted(
+        (key for key, delta in deltas.items() if abs(delta) >= least),
+        key=lambda key: (-abs(deltas[key]), key),
+    )
+    return [_line(key, deltas[key], mine, others) for key in worst[:MAX_LINES]]
+
+
+def _line(key: LineKey, delta: int, mine: Typical, others: Typical) -> Difference:
+    line = mine.places.get(key) or others.places[key]
+    here, there = mine.lines.get(key, 0), others.lines.get(key, 0)
+    way = "more" if delta > 0 else "less"
+    text = f"{format_size(abs(delta))} {way} at {place_of(line)}"
+    if not there:
+        text += ", a line that holds nothing on the others"
+    elif not here:
+        text += ", a line that holds nothing here"
+    else:
+        text += f" ({format_size(here)} against {format_size(there)})"
+    return Difference(
+        DifferenceKind.LINE,
+        text,
+        line=SourceLine(line.filename, line.line, line.function, here, line.n_blocks),
+        value=format_size(here),
+        others=format_size(there),
+        delta_bytes=delta,
+    )
+
+
+def _of_peak(mine: Typical, others: Typical) -> list[Difference]:
+    here, there = mine.peak, others.peak
+    if here is None or there is None or abs(here - there) <= TOLERANCE * max(here, there):
+        return []
+    return [_figure(DifferenceKind.PEAK, "a peak of", here, there)]
+
+
+def _figure(kind: DifferenceKind, what: str, here: int, there: int) -> Difference:
+    return Difference(
+        kind,
+        f"{what} {format_size(here)} against {format_size(there)}",
+        value=format_size(here),
+        others=format_size(there),
+        delta_bytes=here - there,
+    )
+
+
+def _of_settings(mine: Typical, others: Typical) -> list[Difference]:
+    here = _common(r.settings for r in mine.members if r.settings_known)
+    there = _common(r.settings for r in others.members if r.settings_known)
+    if here is None or there is None:
+        return []
+    left, right = dict(here), dict(there)
+    found = []
+    for name in sorted(left.keys() | right.keys()):
+        a, b = left.get(name, "the default"), right.get(name, "the default")
+        if a != b:
+            text = f"another setting: {name} is {_worth(name, a)}, not {_worth(name, b)}"
+            found.append(Difference(DifferenceKind.SETTING, text, name=name, value=a, others=b))
+    return found
+
+
+def _worth(name: str, value: str) -> str:
+    """Return the value of a setting for people: sizes with their unit."""
+    return format_size(int(value)) if name.endswith("_bytes") and value.isdigit() else value
+
+
+def _common(
+    values: Iterable[tuple[tuple[str, str], ...]],
+) -> tuple[tuple[str, str], ...] | None:
+    """Return what most have; of equally many the first in order."""
+    counts = Counter(values)
+    return min(counts, key=lambda v: (-counts[v], v)) if counts else None
+
+
+def _of_versions(mine: Typical, others: Typical) -> list[Difference]:
+    """Return the versions where the ranges that fit the files have nothing in common."""
+    here, there = _range(mine.members), _range(others.members)
+    if here is None or there is None:
+        return []
+    if _number(here[0]) <= _number(there[1], 9999) and _number(there[0]) <= _number(here[1], 9999):
+        return []
+    a, b = _range_text(here), _range_text(there)
+    text = f"written by PyTorch {a}, not {b}"
+    return [Difference(DifferenceKind.VERSION, text, value=a, others=b)]
+
+
+def _range(members: Sequence[RankSummary]) -> tuple[str, str] | None:
+    counts = Counter((r.version_low, r.version_high) for r in members if r.version_low)
+    return min(counts, key=lambda v: (-counts[v], v)) if counts else None
+
+
+def _range_text(versions: tuple[str, str]) -> str:
+    low, high = versions
+    if low == high:
+        return low
+    return f"{low} to {high}" if high else f"{low} or newer"
+
+
+def _number(version: str, absent: int = 0) -> tuple[int, ...]:
+    words = version.split(".")[:3] if version else []
+    return tuple(int(w) for w in words if w.isascii() and w.isdigit()) or (absent,)
+
+
+def _of_capacity(mine: Typical, others: Typical) -> list[Difference]:
+    here, there = (_median(t, lambda r: _figure_of(r, "capacity_bytes")) for t in (mine, others))
+    if here is None or there is None or abs(here - there) <= 0.02 * max(here, there):
+        return []
+    return [_figure(DifferenceKind.CAPACITY, "a device of", here, there)]
+
+
+def _of_pinned(mine: Typical, others: Typical) -> list[Difference]:
+    here, there = (_median(t, lambda r: _figure_of(r, "pinned_free_bytes")) for t in (mine, others))
+    if here is None or there is None:
+        return []
+    least = max(2 * MIB, _MANY_PINNED * max(mine.peak or 0, others.peak or 0))
+    if abs(here - there) < least:
+        return []
+    return [_figure(DifferenceKind.PINNED, "pinned free memory of", here, there)]
+
+
+def _of_retries(mine: Typical, others: Typical) -> list[Difference]:
+    here, there = (_median(t, lambda r: _figure_of(r, "alloc_retries")) for t in (mine, others))
+    if here is None or there is None or (here > 0) == (there > 0):
+        return []
+    retries = plural(here, "retry", "retries")
+    text = f"{retries} of allocations against {format_count(there)}"
+    return [
+        Difference(
+            DifferenceKind.RETRIES, text, value=format_count(here), others=format_count(there)
+        )
+    ]
+
+
+def _of_sizes(mine: Typical, others: Typical) -> list[Difference]:
+    """Return the request sizes where the largest ones have little in common."""
+    here, there = _sizes(mine.members), _sizes(others.members)
+    if not here or not there:
+        return []
+    new = [s for s in here if s not in there]
+    if sum(here[s] for s in new) < 0.5 * sum(here.values()):
+        return []
+    a = ", ".join(format_size(s) for s in sorted(new, key=lambda s: (-here[s], s))[:3])
+    gone = sorted((s for s in there if s not in here), key=lambda s: (-there[s], s))[:3]
+    b = ", ".join(format_size(s) for s in gone) or "other sizes"
+    text = f"another shape: it asks for {a} where the others ask for {b}"
+    return [Difference(DifferenceKind.SIZES, text, value=a, others=b)]
+
+
+def _sizes(members: Sequence[RankSummary]) -> dict[int, int]:
+    """Return bytes asked for by request size of at least 1 MiB, over all members."""
+    total: dict[int, int] = defaultdict(int)
+    for r in members:
+        for size, count in r.large_sizes:
+            if size >= MIB:
+                total[size] += size * count
+    return total
+
+
+def _of_verdict(mine: Typical, others: Typical) -> list[Difference]:
+    here, there = (min(r.cause.value for r in t.members) for t in (mine, others))
+    if here == there:
+        return []
+    text = f"the verdict is {_words(here)}, not {_words(there)}"
+    return [Difference(DifferenceKind.VERDICT, text, value=here, others=there)]
+
+
+def _words(cause: str) -> str:
+    return cause.replace("_", " ")
+
+
+def _figure_of(rank: RankSummary, name: str) -> int | None:
+    value: int | None = None if rank.figures is None else getattr(rank.figures, name)
+    return value
+
+
+def _median(typical: Typical, figure: Callable[[RankSummary], int | None]) -> int | None:
+    return median_or_none(figure(r) for r in typical.members)

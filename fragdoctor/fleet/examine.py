@@ -1,0 +1,80 @@
+"""The whole way from the inputs of ranks to the report of the job."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from enum import StrEnum
+
+from fragdoctor.errors import InputError
+from fragdoctor.fleet.engine import Progress, summarise_all
+from fragdoctor.fleet.merge import merge
+from fragdoctor.fleet.report import conclude, representatives
+from fragdoctor.fleet.summary import name_of
+from fragdoctor.model.case import Overrides
+from fragdoctor.model.fleet import FleetSummary, RankInput, SummaryOptions
+from fragdoctor.model.fleet_report import FleetReport
+from fragdoctor.units import format_count
+
+
+class Replays(StrEnum):
+    """Whose recommendations are tested by replay; the verdicts are the same for all three.
+
+    Alike ranks have the same cure, so that one of each group tells it.
+    """
+
+    NONE = "none"
+    GROUPS = "groups"
+    ALL = "all"
+
+
+def examine(  # noqa: PLR0913 - the choices of one run, all by keyword
+    inputs: Sequence[RankInput],
+    *,
+    executor: Executor | None = None,
+    chunk_size: int | None = None,
+    progress: Progress | None = None,
+    overrides: Overrides | None = None,
+    replays: Replays = Replays.GROUPS,
+    notes: Sequence[str] = (),
+) -> FleetReport:
+    """Return the report of a job.
+
+    Raises:
+        InputError: no rank at all could be read.
+    """
+    options = SummaryOptions(overrides or Overrides(), replays=replays is Replays.ALL)
+    fleet = summarise_all(
+        inputs, executor=executor, chunk_size=chunk_size, progress=progress, options=options
+    )
+    if not any(r.is_read for r in fleet.ranks):
+        raise nothing_read(fleet)
+    report = conclude(fleet, notes)
+    if replays is not Replays.GROUPS:
+        return report
+    wanted = set(representatives(report))
+    chosen = [what for what in inputs if name_of(what) in wanted]
+    tested = summarise_all(
+        chosen,
+        executor=executor,
+        chunk_size=1,
+        options=SummaryOptions(options.overrides, replays=True),
+    )
+    return conclude(merge(fleet, tested), notes)
+
+
+def nothing_read(fleet: FleetSummary) -> InputError:
+    """Return the error of a fleet of which nothing could be read, with the commonest reason."""
+    if not fleet.ranks:
+        return InputError("There are no ranks to read.", hint="Give snapshots, or a directory.")
+    codes = Counter(r.error_code for r in fleet.ranks)
+    code = min(codes, key=lambda c: (-codes[c], c))
+    example = next(r for r in fleet.ranks if r.error_code == code)
+    n = len(fleet.ranks)
+    same = "" if codes[code] == 1 else f", and {format_count(codes[code] - 1)} more like it"
+    return InputError(
+        f"None of the {format_count(n)} ranks could be read. {example.error} "
+        f"({code.replace('_', ' ')}{same})",
+        hint=example.hint,
+    )

@@ -1,0 +1,266 @@
+"""One rank read, diagnosed and put into a few kilobytes. Runs on the worker."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
+
+from fragdoctor.errors import FragdoctorError
+from fragdoctor.fleet.clip import clip, clip_left, clip_name
+from fragdoctor.model.diagnosis import Cause, DeviceFigures, Diagnosis
+from fragdoctor.model.finding import Location
+from fragdoctor.model.fleet import (
+    RankAdvice,
+    RankFinding,
+    RankInput,
+    RankSource,
+    RankSummary,
+    SourceLine,
+    SummaryOptions,
+)
+from fragdoctor.model.settings import AllocatorSettings
+
+if TYPE_CHECKING:
+    from fragdoctor.model.bundle import BundleFacts
+    from fragdoctor.model.oom import OomLog
+
+# Bytes of one string of each kind; together they keep a summary below MAX_SUMMARY_BYTES.
+_PATH: Final = 1500
+_SENTENCE: Final = 700
+_FILE: Final = 160
+_FUNCTION: Final = 80
+_CONF: Final = 400
+_WORD: Final = 60
+MAX_HOLDERS: Final = 16
+MAX_PINS: Final = 4
+MAX_SITES: Final = 6
+MAX_FINDINGS: Final = 30
+MAX_SETTINGS: Final = 12
+MAX_INPUTS: Final = 4
+_ENDLESS: Final = 2**63 - 1
+
+
+def summarise(what: RankInput, options: SummaryOptions) -> RankSummary:
+    """Return the summary of one rank; one that cannot be read becomes a row with the reason."""
+    try:
+        return _summary(what, options)
+    except FragdoctorError as e:
+        return failed(what, str(e), e.code, hint=e.hint, exit_code=e.exit_code)
+    except MemoryError:
+        return failed(what, "The worker ran out of memory.", "out_of_host_memory")
+    except OSError as e:
+        return failed(what, f"{what.path} cannot be read: {e.strerror or e}.", "unreadable_input")
+    except Exception as e:  # noqa: BLE001 - a bug met in one rank is a row too, named as a bug
+        sentence = f"This is a bug in fragdoctor: {type(e).__name__}: {e}"
+        return failed(what, sentence, "internal_error", exit_code=70)
+
+
+def failed(
+    what: RankInput, error: str, code: str, *, hint: str = "", exit_code: int = 2
+) -> RankSummary:
+    """Return the row of a rank that could not be looked at."""
+    return replace(
+        _named(what),
+        is_read=False,
+        error=clip(error, _SENTENCE),
+        error_code=clip(code, _WORD),
+        hint=clip(hint, _SENTENCE),
+        exit_code=exit_code,
+    )
+
+
+def name_of(what: RankInput) -> str:
+    """Return the path that names a rank in its summary: its own, cut if it is very long."""
+    return clip_name(os.fspath(what.path), _PATH)
+
+
+def _named(what: RankInput) -> RankSummary:
+    return RankSummary(
+        path=name_of(what),
+        inputs=tuple(clip_left(n, _FILE) for n in (what.path, *what.beside)[:MAX_INPUTS]),
+        rank=what.rank,
+        rank_source=what.source,
+        local_rank=what.local_rank,
+        job=clip(what.job, _WORD),
+        host=clip(what.host, _WORD),
+    )
+
+
+def _summary(what: RankInput, options: SummaryOptions) -> RankSummary:
+    from fragdoctor.diagnosis.pipeline import diagnose
+    from fragdoctor.fleet.shape import trace_shape
+    from fragdoctor.intake.inputs import read_case
+
+    case = read_case([what.path], options.overrides, beside=what.beside)
+    if case.oom is None and what.said is not None:
+        case = replace(case, oom=what.said)
+    diagnosis = diagnose(case, replays=options.replays)
+    figures = _leading_figures(diagnosis)
+    device = 0 if figures is None else figures.device
+    what = _with_manifest(what, case.bundle)
+    rank, source = _rank(what, case.oom)
+    settings = None if case.snapshot is None else case.snapshot.settings
+    known = settings is not None and settings.is_recorded
+    low, high = _versions(diagnosis)
+    shape = None if case.snapshot is None else trace_shape(case.snapshot, device)
+    has_failed, refused = _failure(diagnosis, figures)
+    summary = replace(
+        _named(what),
+        rank=rank,
+        rank_source=source,
+        cause=diagnosis.verdict.cause,
+        confidence=str(diagnosis.verdict.confidence),
+        summary=clip(diagnosis.verdict.summary, _SENTENCE),
+        has_failed=has_failed,
+        refused_bytes=refused,
+        figures=figures,
+        conf=clip(settings.conf, _CONF) if settings is not None else "",
+        settings=_changed_settings(settings) if settings is not None and known else (),
+        settings_known=known,
+        version_low=clip(low, _WORD),
+        version_high=clip(high, _WORD),
+        era=clip(diagnosis.fidelity.era, _WORD),
+        holders=_holders(diagnosis, device),
+        pins=tuple(
+            line(p.location, p.pinned_bytes, p.n_blocks)
+            for p in [p for p in diagnosis.pins if p.device == device][:MAX_PINS]
+        ),
+        findings=_findings(diagnosis),
+        advice=_advice(diagnosis),
+        is_replayed=options.replays,
+    )
+    if shape is None:
+        return summary
+    return replace(
+        summary,
+        sites=tuple(line(place, n, k) for place, n, k in shape.sites[:MAX_SITES]),
+        large_sizes=shape.large_sizes,
+        size_histogram=shape.size_histogram,
+        n_events=shape.n_events,
+        n_allocs=shape.n_allocs,
+        first_us=shape.first_us,
+        last_us=shape.last_us,
+        failed_us=shape.failed_us if has_failed else None,
+        refused_bytes=shape.refused_bytes if refused is None else refused,
+    )
+
+
+def _with_manifest(what: RankInput, facts: BundleFacts | None) -> RankInput:
+    """Return the input with what its bundle knows for sure in the place of guesses."""
+    if facts is None:
+        return what
+    if facts.rank is not None:
+        what = replace(what, rank=facts.rank, source=RankSource.MANIFEST)
+    local = what.local_rank if facts.local_rank is None else facts.local_rank
+    return replace(what, local_rank=local, host=facts.host or what.host)
+
+
+def _rank(what: RankInput, oom: OomLog | None) -> tuple[int | None, RankSource]:
+    """Return the rank: a name that says it, else a log of one rank, else the guess of numbers."""
+    if what.rank is not None and what.source in (RankSource.MANIFEST, RankSource.NAME):
+        return what.rank, what.source
+    if oom is not None:
+        said = {m.rank for m in oom.messages} | {m.rank for m in oom.markers}
+        said.discard(None)
+        if len(said) == 1:
+            return said.pop(), RankSource.LOG
+    return what.rank, what.source
+
+
+def line(place: Location | None, n_bytes: int, n_blocks: int) -> SourceLine:
+    """Return a line of the program, its names cut; a missing stack is a line without a name."""
+    if place is None:
+        return SourceLine("", 0, "", n_bytes, n_blocks)
+    return SourceLine(
+        clip_left(place.filename, _FILE),
+        min(place.line, _ENDLESS),
+        clip(place.function, _FUNCTION),
+        n_bytes,
+        n_blocks,
+    )
+
+
+def _leading_figures(diagnosis: Diagnosis) -> DeviceFigures | None:
+    wanted = diagnosis.verdict.device
+    same = [f for f in diagnosis.devices if f.device == wanted]
+    return next(iter(same or diagnosis.devices), None)
+
+
+def _failure(diagnosis: Diagnosis, figures: DeviceFigures | None) -> tuple[bool, int | None]:
+    """Return whether memory ran out, and for which request as far as a message says it."""
+    log = diagnosis.case.oom
+    first = None
+    if log is not None:
+        refusals = [m for m in log.messages if m.is_device_oom and not m.is_warning]
+        primary = log.messages[log.primary] if log.primary < len(log.messages) else None
+        first = primary if primary in refusals else next(iter(refusals), None)
+    n_ooms = figures.ooms if figures is not None and figures.ooms is not None else 0
+    has_failed = first is not None or (n_ooms > 0 and diagnosis.verdict.cause != Cause.HEALTHY)
+    return has_failed, None if first is None else first.requested_bytes
+
+
+def _versions(diagnosis: Diagnosis) -> tuple[str, str]:
+    told = diagnosis.case.overrides.torch_version
+    if told:
+        return told, told
+    snapshot = diagnosis.case.snapshot
+    if snapshot is None:
+        return "", ""
+    return snapshot.provenance.version_low, snapshot.provenance.version_high
+
+
+def _holders(diagnosis: Diagnosis, device: int) -> tuple[SourceLine, ...]:
+    held = [
+        line(h.location, h.now_bytes if h.peak_bytes is None else h.peak_bytes, h.n_blocks)
+        for h in diagnosis.holders
+        if h.device == device
+    ]
+    held.sort(key=lambda h: (-h.n_bytes, h.key))
+    return tuple(h for h in held if h.n_bytes > 0)[:MAX_HOLDERS]
+
+
+def _findings(diagnosis: Diagnosis) -> tuple[RankFinding, ...]:
+    found: dict[str, RankFinding] = {}
+    for f in diagnosis.findings:
+        entry = RankFinding(clip(f.code, _WORD), int(f.severity), f.n_bytes)
+        known = found.get(entry.code)
+        if known is None or (known.severity, known.n_bytes) < (entry.severity, entry.n_bytes):
+            found[entry.code] = entry
+    worst = sorted(found.values(), key=lambda f: (-f.severity, -f.n_bytes, f.code))
+    return tuple(worst[:MAX_FINDINGS])
+
+
+def _advice(diagnosis: Diagnosis) -> RankAdvice | None:
+    if not diagnosis.recommendations:
+        return None
+    r = diagnosis.recommendations[0]
+    return RankAdvice(
+        code=clip(r.code, _WORD),
+        title=clip(r.title, _CONF),
+        setting=clip(r.setting, _CONF),
+        change=clip(r.change, _CONF),
+        confidence=str(r.confidence),
+        method=r.predicted.method,
+        fits=r.predicted.fits,
+    )
+
+
+def _changed_settings(settings: AllocatorSettings) -> tuple[tuple[str, str], ...]:
+    """Return the settings that differ from PyTorch's defaults, whatever string gave them."""
+    default = AllocatorSettings()
+    changed = [
+        (name, str(getattr(settings, name)))
+        for name in AllocatorSettings.__dataclass_fields__
+        if name not in ("conf", "is_recorded", "other", "roundup_power2_divisions")
+        and getattr(settings, name) != getattr(default, name)
+    ]
+    if settings.roundup_is_on:
+        changed.append(("roundup_power2_divisions", _listed(settings.roundup_power2_divisions)))
+    return tuple((name, clip(value, _WORD)) for name, value in sorted(changed)[:MAX_SETTINGS])
+
+
+def _listed(values: Sequence[int]) -> str:
+    distinct = sorted(set(values))
+    return str(distinct[0]) if len(distinct) == 1 else ",".join(str(v) for v in values)

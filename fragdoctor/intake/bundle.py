@@ -1,0 +1,264 @@
+"""Bundles of ``fragdoctor run``: a directory or a zip file, read as one case.
+
+A zip is never unpacked to disk. Only members with known names are looked at, as bounded streams.
+"""
+
+from __future__ import annotations
+
+import io
+import stat
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from os import PathLike, fspath
+from pathlib import Path, PurePosixPath
+from typing import IO, BinaryIO, Final, Protocol
+
+from fragdoctor.errors import (
+    InputError,
+    LimitExceeded,
+    NotASnapshot,
+    RefusedSnapshot,
+    TruncatedSnapshot,
+)
+from fragdoctor.intake.manifest import read_manifest
+from fragdoctor.limits import DEFAULT_LIMITS
+from fragdoctor.model.bundle import BundleFacts
+from fragdoctor.model.case import Case, Overrides
+from fragdoctor.units import MIB, format_size
+
+MANIFEST: Final = "bundle.json"
+SNAPSHOT: Final = "snapshot.pickle"
+MEMBERS: Final[tuple[str, ...]] = (SNAPSHOT, "stats.json", "oom.txt")
+"""What is read of a bundle beside its manifest, in this order."""
+
+_MAX_MANIFEST_BYTES: Final = 4 * MIB
+_MAX_ENTRIES: Final = 1000
+_GRACE_BYTES: Final = 64 * MIB
+_METHODS: Final = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+_DAMAGE: Final = (
+    zipfile.BadZipFile,
+    zlib.error,
+    struct.error,
+    EOFError,
+    OSError,  # offsets that lie before the file or beyond it
+    ValueError,
+    OverflowError,
+    RuntimeError,  # encrypted; NotImplementedError, its subclass: an unknown way to pack
+)
+"""What ``zipfile`` raises on damaged or made-up archives, found by fuzzing."""
+
+
+class BundleFiles(Protocol):
+    """An open bundle, whatever holds it."""
+
+    facts: BundleFacts
+    names: tuple[str, ...]
+
+    def open(self, name: str) -> BinaryIO:
+        """Open one of ``names``."""
+        ...
+
+
+def is_bundle(path: str | PathLike[str]) -> bool:
+    """Return whether a path is a directory or a zip file with a manifest; never raises."""
+    try:
+        place = Path(path)
+        if place.is_dir():
+            return (place / MANIFEST).is_file()
+        if not place.is_file():
+            return False
+        with place.open("rb") as file:
+            if file.read(4) != b"PK\x03\x04":
+                return False
+        with zipfile.ZipFile(place) as archive:
+            return any(_parts(i.filename)[-1:] == (MANIFEST,) for i in archive.infolist())
+    except _DAMAGE:
+        return False
+
+
+def read_bundle(path: str | PathLike[str], overrides: Overrides | None = None) -> Case:
+    """Return the case that a bundle holds; what the user says wins over what it knows.
+
+    Raises:
+        InputError: it is no bundle, damaged, or refused; the subclasses say which.
+    """
+    from fragdoctor.intake.inputs import read_case
+
+    if not is_bundle(path):
+        raise NotASnapshot(
+            f"{fspath(path)} is no bundle.", hint="A bundle is written by: fragdoctor run"
+        )
+    return read_case([fspath(path)], overrides or Overrides())
+
+
+def with_facts(overrides: Overrides, facts: BundleFacts) -> Overrides:
+    """Return the user's words, filled up with what the bundle knows for all of its devices."""
+    sizes = {d.total_bytes for d in facts.devices}
+    fractions = {d.memory_fraction for d in facts.devices}
+    fraction = fractions.pop() if len(fractions) == 1 else None
+    return replace(
+        overrides,
+        capacity_bytes=overrides.capacity_bytes
+        or (sizes.pop() if len(sizes) == 1 and None not in sizes else None),
+        memory_fraction=overrides.memory_fraction
+        if overrides.memory_fraction is not None
+        else fraction,
+        torch_version=overrides.torch_version or _release(facts.versions.get("torch", "")),
+    )
+
+
+@contextmanager
+def open_bundle(path: str) -> Iterator[BundleFiles]:
+    """Open a bundle for reading.
+
+    Raises:
+        InputError: it cannot be read, or is refused.
+    """
+    if Path(path).is_dir():
+        yield _Directory(Path(path))
+        return
+    try:
+        archive = zipfile.ZipFile(path)
+    except _DAMAGE as e:
+        raise _damaged(path) from e
+    with archive:
+        yield _Archive(path, archive)
+
+
+class _Directory:
+    """A bundle as a directory."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.facts = read_manifest(self._manifest(), str(path))
+        self.names: tuple[str, ...] = tuple(n for n in MEMBERS if _is_regular(path / n))
+
+    def open(self, name: str) -> BinaryIO:
+        return (self._path / name).open("rb")
+
+    def _manifest(self) -> bytes:
+        with (self._path / MANIFEST).open("rb") as file:
+            return _bounded(file, str(self._path))
+
+
+class _Archive:
+    """A bundle as a zip file: members at its root or in one folder."""
+
+    def __init__(self, name: str, archive: zipfile.ZipFile) -> None:
+        self._name = name
+        self._archive = archive
+        self._members = self._find()
+        manifest = self._members.pop(MANIFEST)
+        self.names: tuple[str, ...] = tuple(n for n in MEMBERS if n in self._members)
+        with self._stream(manifest) as file:
+            self.facts = read_manifest(_bounded(file, name), name)
+
+    def open(self, name: str) -> BinaryIO:
+        return self._stream(self._members[name])
+
+    def _find(self) -> dict[str, zipfile.ZipInfo]:
+        entries = self._archive.infolist()
+        if len(entries) > _MAX_ENTRIES:
+            raise LimitExceeded(
+                f"{self._name} holds {len(entries)} members.", hint="A bundle holds four."
+            )
+        homes = {_parts(e.filename)[:-1] for e in entries if _is_manifest(e)}
+        if len(homes) != 1 or any(len(home) > 1 for home in homes):
+            raise RefusedSnapshot(
+                f"{self._name} holds several bundles." if homes else f"{self._name} is no bundle.",
+                hint="Unpack it and give one of them.",
+            )
+        home = homes.pop()
+        found: dict[str, zipfile.ZipInfo] = {}
+        for entry in entries:
+            *folder, file = _parts(entry.filename) or ("",)
+            if tuple(folder) != home or file not in (MANIFEST, *MEMBERS):
+                continue
+            if file in found or entry.flag_bits & 1 or entry.compress_type not in _METHODS:
+                raise RefusedSnapshot(
+                    f"{self._name} holds {file} twice, encrypted or packed in an unusual way.",
+                    hint="Pack the bundle anew: zip -r bundle.zip BUNDLE",
+                )
+            found[file] = entry
+        return found
+
+    def _stream(self, entry: zipfile.ZipInfo) -> BinaryIO:
+        try:
+            raw = self._archive.open(entry)
+        except _DAMAGE as e:
+            raise _damaged(self._name) from e
+        return io.BufferedReader(_Member(raw, entry, self._name), 1 << 16)
+
+
+class _Member(io.RawIOBase):
+    """One member of a zip as it unpacks, bounded by what genuine ones need."""
+
+    def __init__(self, raw: IO[bytes], entry: zipfile.ZipInfo, name: str) -> None:
+        self._raw = raw
+        self._entry = entry
+        self._name = name
+        self._n_bytes = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        try:
+            data = self._raw.read(len(buffer))
+        except _DAMAGE as e:
+            raise _damaged(self._name) from e
+        buffer[: len(data)] = data
+        self._n_bytes += len(data)
+        limits = DEFAULT_LIMITS
+        packed = max(1, self._entry.compress_size)
+        is_bomb = self._n_bytes > max(_GRACE_BYTES, limits.max_expansion * packed)
+        if is_bomb or self._n_bytes > limits.max_input_bytes:
+            raise LimitExceeded(
+                f"A member of {self._name} unpacks to more than {format_size(self._n_bytes - 1)}.",
+                hint="Genuine bundles unpack to about 20 times their size.",
+            )
+        return len(data)
+
+
+def _bounded(file: BinaryIO, name: str) -> bytes:
+    data = file.read(_MAX_MANIFEST_BYTES + 1)
+    if len(data) > _MAX_MANIFEST_BYTES:
+        raise LimitExceeded(
+            f"The manifest of {name} is longer than {format_size(_MAX_MANIFEST_BYTES)}.",
+            hint="A genuine one takes a few kilobytes.",
+        )
+    return data
+
+
+def _damaged(name: str) -> InputError:
+    return TruncatedSnapshot(f"{name} is a damaged zip file.", hint="Copy it again.")
+
+
+def _is_manifest(entry: zipfile.ZipInfo) -> bool:
+    return _parts(entry.filename)[-1:] == (MANIFEST,)
+
+
+def _parts(name: str) -> tuple[str, ...]:
+    """Return the parts of a member's name; one that climbs or starts at the root has none."""
+    path = PurePosixPath(name.replace("\\", "/"))
+    return () if path.is_absolute() or ".." in path.parts else path.parts
+
+
+def _is_regular(path: Path) -> bool:
+    try:
+        return stat.S_ISREG(path.stat().st_mode)
+    except OSError:
+        return False
+
+
+def _release(version: str) -> str | None:
+    """Return ``2.12.1`` of ``2.12.1+cu130``, None for what is no version."""
+    release = version.split("+", 1)[0]
+    numbers = release.split(".")
+    if len(numbers) < 2 or not all(n.isascii() and n.isdigit() for n in numbers[:2]):
+        return None
+    return ".".join(n for n in numbers[:3] if n.isascii() and n.isdigit())

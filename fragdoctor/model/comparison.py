@@ -1,0 +1,348 @@
+"""Runs compared with each other: what changed, what explains it, and where it is heading.
+
+Runs are called A, B, C, ... in the order given. Every figure that a run's files do not tell is
+None. All texts may quote the inputs: they are hostile and escaped by each format at its sink.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from fragdoctor.model.diagnosis import Cause
+from fragdoctor.model.finding import Confidence, Location
+
+
+class Basis(StrEnum):
+    """Which moment of the runs is compared line by line."""
+
+    PEAK = "peak"  # the highest allocated bytes in the trace
+    NOW = "now"  # the moment at which the snapshot was taken
+    NONE = "none"  # a run without a snapshot has no lines
+
+
+class LineKind(StrEnum):
+    """What happened to the memory of a source line."""
+
+    NEW = "new"
+    GONE = "gone"
+    GREW = "grew"
+    SHRANK = "shrank"
+    SAME = "same"
+
+
+class ReasonKind(StrEnum):
+    """Where a part of the difference comes from."""
+
+    NEW_LINES = "new_lines"
+    GONE_LINES = "gone_lines"
+    OTHER_SIZES = "other_sizes"
+    OTHER_COUNTS = "other_counts"
+    NO_STACK = "no_stack"
+    UNEXPLAINED = "unexplained"
+
+
+class CauseKind(StrEnum):
+    """What kind of change did it."""
+
+    SETTINGS = "settings"
+    SCALE = "scale"
+    LEAK = "leak"
+    CHECKPOINTING = "checkpointing"
+    OPTIMIZER = "optimizer"
+    NEW_CODE = "new_code"
+    GONE_CODE = "gone_code"
+    MORE_BLOCKS = "more_blocks"
+    FEWER_BLOCKS = "fewer_blocks"
+    LENGTH = "length"
+    DEVICE = "device"
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """Memory of one device over its trace: the highest state of each of at most 1200 columns.
+
+    ``n_events`` is the length of the trace, so that curves of different runs share an axis.
+    """
+
+    n_events: int
+    allocated_bytes: Sequence[int]
+    reserved_bytes: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class RunSide:
+    """One run of a comparison, seen on the device that is compared.
+
+    Attributes:
+        letter: what sentences call it: A, B, C, ...
+        name: what the user gave; hostile text.
+        torch_version: what the writer's keys allow to say, "" where nothing does.
+        n_steps: passes of the outermost loop that the trace shows; None without a trace.
+        is_cut: the trace lacks its beginning.
+        peak_place: where the allocation that made the peak was asked for.
+    """
+
+    letter: str
+    name: str
+    cause: Cause
+    confidence: Confidence
+    summary: str
+    device: int | None = None
+    devices: Sequence[int] = ()
+    torch_version: str = ""
+    conf: str | None = None
+    has_snapshot: bool = False
+    has_trace: bool = False
+    has_stacks: bool = False
+    is_cut: bool = False
+    n_events: int | None = None
+    n_steps: int | None = None
+    capacity_bytes: int | None = None
+    peak_place: Location | None = None
+    curve: Curve | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One figure of every run, in their order. ``unit`` is ``bytes`` or ``count``."""
+
+    id: str
+    title: str
+    unit: str
+    values: Sequence[int | None]
+
+    @property
+    def delta(self) -> int | None:
+        """Last less first; None where either is unknown."""
+        first, last = self.values[0], self.values[-1]
+        return None if first is None or last is None else last - first
+
+
+@dataclass(frozen=True, slots=True)
+class DevicePeaks:
+    """Peaks of one device in the first and the last run: what ``--fail-on-growth`` judges.
+
+    ``device`` is its number in the last run. Pairs are (first, last); None is unknown. A run that
+    ran out of memory shows the peak that it reached, not the one that it needed.
+    """
+
+    device: int
+    allocated_bytes: tuple[int | None, int | None]
+    active_bytes: tuple[int | None, int | None]
+    ooms: tuple[int | None, int | None] = (None, None)
+
+
+@dataclass(frozen=True, slots=True)
+class SettingChange:
+    """A setting that differs between the first and the last run."""
+
+    key: str
+    before: str
+    after: str
+
+
+@dataclass(frozen=True, slots=True)
+class SizeChange:
+    """How the sizes that a line asks for changed.
+
+    ``factor`` is after / before where one factor fits; the sizes are the typical ones. ``new`` and
+    ``gone`` are sizes that only one run asked for, those with most bytes first.
+    """
+
+    factor: float | None
+    before_bytes: int
+    after_bytes: int
+    new: Sequence[int] = ()
+    gone: Sequence[int] = ()
+    n_new: int = 0
+    n_gone: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StackChange:
+    """Memory of one whole stack (from the user's line outwards), before and after."""
+
+    frames: Sequence[Location]
+    before_bytes: int
+    after_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class LineChange:
+    """Live memory of one source line at the compared moment of the first and the last run.
+
+    ``before`` and ``after`` are the same line of the program, wherever an edit has moved it; None
+    where one run has no such line. Both None: no stack was recorded. ``values`` has the bytes in
+    every run, where there are more than two.
+    """
+
+    kind: LineKind
+    before: Location | None
+    after: Location | None
+    before_bytes: int
+    after_bytes: int
+    before_blocks: int
+    after_blocks: int
+    sizes: SizeChange | None = None
+    stacks: Sequence[StackChange] = ()
+    values: Sequence[int] = ()
+
+    @property
+    def delta_bytes(self) -> int:
+        """After less before."""
+        return self.after_bytes - self.before_bytes
+
+    @property
+    def place(self) -> Location | None:
+        """The line as the newer run has it, else as the older."""
+        return self.after or self.before
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """A part of the difference; all parts add up to it."""
+
+    kind: ReasonKind
+    delta_bytes: int
+    n_lines: int
+
+
+@dataclass(frozen=True, slots=True)
+class LikelyCause:
+    """What did it, in one sentence, with how sure that is. Most bytes first."""
+
+    kind: CauseKind
+    confidence: Confidence
+    text: str
+    delta_bytes: int | None = None
+    locations: Sequence[Location] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class SettingsProof:
+    """The requests of one run replayed under the settings of another.
+
+    Attributes:
+        replayed, under: letters of the run whose requests, and of the run whose settings.
+        requests_equal: share of the shorter run's requests that both asked for in the same order.
+        own_bytes: peak reserved of the replayed run under its own settings.
+        result_bytes: its peak reserved under the other settings.
+        recorded_bytes: what the other run recorded over the same number of requests.
+        fits: whether every request was served.
+        own_fits: whether it was under its own settings, with the same capacity.
+        accounted: share of the difference in peak reserved that the settings account for; None
+            where there is no such difference.
+        is_exact: the model reproduces the replayed file exactly.
+    """
+
+    replayed: str
+    under: str
+    requests_equal: float
+    own_bytes: int
+    result_bytes: int
+    recorded_bytes: int
+    fits: bool
+    accounted: float | None
+    is_exact: bool
+    text: str
+    own_fits: bool = True
+
+    @property
+    def decides(self) -> bool:
+        """Whether requests fail under one of the settings and not under the other."""
+        return self.fits != self.own_fits
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseChange:
+    """Peak of one phase of a step, or a category of memory at the peak, before and after."""
+
+    name: str
+    before_bytes: int | None
+    after_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class LineTrend:
+    """A source line whose memory grows over the runs; ``slope_bytes`` per unit of the axis."""
+
+    place: Location | None
+    values: Sequence[int]
+    slope_bytes: float
+
+
+@dataclass(frozen=True, slots=True)
+class Trend:
+    """Growth over three or more runs in time order.
+
+    Attributes:
+        figure: what is fitted: ``peak_allocated`` or ``allocated``.
+        x, unit: the axis: step counts (``step``) or plain numbers (``snapshot``).
+        slope_bytes: median of all pairwise slopes (Theil-Sen), per unit of the axis.
+        slope_low, slope_high: range of the slope, 90 % confidence where there are enough runs,
+            else smallest and largest pairwise slope.
+        p_value: chance of so steady a rise without any growth (Mann-Kendall, one-sided).
+        is_significant: whether the rise is more than chance.
+        confidence: None where nothing grows.
+        capacity_bytes: what the growth runs into, if known.
+        exhausted_at: axis value at which the capacity is reached, with its range; None where that
+            is not known or not significant.
+    """
+
+    figure: str
+    x: Sequence[float]
+    unit: str
+    values: Sequence[int]
+    slope_bytes: float
+    slope_low: float
+    slope_high: float
+    p_value: float
+    is_significant: bool
+    confidence: Confidence | None
+    lines: Sequence[LineTrend] = ()
+    capacity_bytes: int | None = None
+    exhausted_at: float | None = None
+    exhausted_range: tuple[float, float | None] | None = None
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two runs, or the first and the last of several, compared.
+
+    Attributes:
+        summary: the answer in one or two sentences.
+        basis: the moment that ``lines`` are about.
+        delta_bytes: difference of live memory at that moment; None without lines.
+        explained_bytes: the part of it that lines with a stack add up to.
+        lines: all lines whose memory changed, largest change first, then the unchanged ones.
+        settings: what differs; None where a run does not record its settings.
+        requests_equal: share of the shorter run's requests that both asked for in the same order.
+        is_same: nothing that both runs tell differs.
+        notes: what could not be compared, and why.
+    """
+
+    runs: Sequence[RunSide]
+    summary: str
+    basis: Basis
+    figures: Sequence[Figure] = ()
+    delta_bytes: int | None = None
+    explained_bytes: int | None = None
+    lines: Sequence[LineChange] = ()
+    n_lines_left_out: int = 0
+    reasons: Sequence[Reason] = ()
+    causes: Sequence[LikelyCause] = ()
+    settings: Sequence[SettingChange] | None = None
+    proof: SettingsProof | None = None
+    requests_equal: float | None = None
+    phases: Sequence[PhaseChange] = ()
+    trend: Trend | None = None
+    device_peaks: Sequence[DevicePeaks] = ()
+    is_same: bool = False
+    notes: Sequence[str] = field(default_factory=tuple)
+
+    def figure(self, name: str) -> Figure | None:
+        """Return a figure by its id."""
+        return next((f for f in self.figures if f.id == name), None)

@@ -1,0 +1,234 @@
+"""What an estimate says before the run: the workload, where its memory goes, and whether it fits.
+
+Two routes fill it: formulas over the shape of a known architecture, and a trace of the user's own
+model. Both give a :class:`Footprint`; everything after that (fits, largest batch, savings) is the
+same code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from fragdoctor.model.workload import Workload
+
+SCHEMA_VERSION = "1.0"
+
+
+class Sureness(StrEnum):
+    """How sure a number is."""
+
+    EXACT = "exact"  # counted: from a file's header, or a shape that is given
+    DERIVED = "derived"  # follows from what PyTorch saves and allocates for known operations
+    ESTIMATE = "estimate"  # depends on kernels, libraries or code that is not known here
+    ASSUMED = "assumed"  # a shape or a habit that nobody stated
+
+
+class PhaseName(StrEnum):
+    """The phases of a training step, or of inference."""
+
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    OPTIMIZER_STEP = "optimizer_step"
+    INFERENCE = "inference"
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One row of an estimate.
+
+    Attributes:
+        id: stable name, such as ``gradients``.
+        title: the row's name for people.
+        n_bytes: the most that this item ever takes; at the peak it may take less
+            (:attr:`Phase.shares`).
+        formula: with symbols, ``P x 4 B``.
+        numbers: the same formula with its numbers, ``6,738,415,616 x 4 B``.
+        source: where the formula comes from.
+        sureness: how sure it is.
+        note: what else to know, one sentence, or "".
+    """
+
+    id: str
+    title: str
+    n_bytes: int
+    formula: str = ""
+    numbers: str = ""
+    source: str = ""
+    sureness: Sureness = Sureness.DERIVED
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one item holds at the peak of a phase."""
+
+    item: str
+    n_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """The peak of one phase; ``n_bytes`` is the sum of its shares.
+
+    Attributes:
+        moment: where in the phase the peak lies, for people.
+    """
+
+    name: PhaseName
+    n_bytes: int
+    shares: Sequence[Share] = ()
+    moment: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class KeptTensor:
+    """What one operation of a layer keeps for its backward."""
+
+    operation: str
+    what: str
+    formula: str
+    n_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class CodeLine:
+    """What a line of the user's code holds at the peak.
+
+    Attributes:
+        item: the row it is part of.
+    """
+
+    filename: str
+    line: int
+    function: str
+    n_bytes: int
+    item: str
+
+
+@dataclass(frozen=True, slots=True)
+class Footprint:
+    """Memory of one workload at one batch size, whichever route found it.
+
+    Attributes:
+        items: rows in the order to print them; ``Share.item`` names them.
+        phases: in the order in which they happen.
+        reserved_bytes: what the caching allocator takes from the driver for it; at least the peak.
+        n_parameters: all parameters, frozen ones and adapters included.
+        n_trainable: those that get gradients.
+        notes: what was assumed, one sentence each.
+        route: ``formula`` or ``model``.
+        layer: what one layer keeps, by operation; empty where the route does not know layers.
+        lines: of a traced model, the lines that hold most at the peak.
+    """
+
+    items: Sequence[Item]
+    phases: Sequence[Phase]
+    reserved_bytes: int
+    n_parameters: int
+    n_trainable: int
+    notes: Sequence[str] = ()
+    route: str = "formula"
+    layer: Sequence[KeptTensor] = ()
+    lines: Sequence[CodeLine] = ()
+
+    @property
+    def peak(self) -> Phase:
+        """The phase that holds the peak."""
+        return max(self.phases, key=lambda phase: phase.n_bytes)
+
+    @property
+    def peak_allocated_bytes(self) -> int:
+        """The most that is allocated at once, as ``max_memory_allocated()`` counts."""
+        return self.peak.n_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class GpuModel:
+    """A GPU to run on.
+
+    Attributes:
+        name: short name, ``a100-40g``, or the size that was given.
+        title: ``NVIDIA A100 40 GB``, or "".
+        total_bytes: what ``torch.cuda.get_device_properties().total_memory`` reports.
+        context_bytes: what the CUDA context and libraries take outside PyTorch.
+        architecture: ``hopper`` and so on, or "" where only a size is known.
+        source: where the figures come from.
+    """
+
+    name: str
+    title: str
+    total_bytes: int
+    context_bytes: int
+    architecture: str = ""
+    source: str = ""
+
+    @property
+    def usable_bytes(self) -> int:
+        """What PyTorch can reserve."""
+        return max(0, self.total_bytes - self.context_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """Whether a footprint fits on one GPU, and how large the batch may be there.
+
+    Attributes:
+        margin_bytes: usable less reserved; negative where it does not fit.
+        largest_batch: sequences a step (micro batch) on one GPU; 0 = not even one; None = the
+            batch does not matter or could not be varied.
+        other_lengths: other sequence lengths and the largest batch at each.
+    """
+
+    gpu: GpuModel
+    fits: bool
+    margin_bytes: int
+    largest_batch: int | None
+    other_lengths: Sequence[tuple[int, int]] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Saving:
+    """What one measure would change.
+
+    Attributes:
+        id: stable name, such as ``checkpointing``.
+        title: for people, ``gradient checkpointing of each layer``.
+        option: how to ask for it here, ``--checkpointing full``.
+        peak_bytes: peak allocated with it.
+        reserved_bytes: what the allocator would reserve.
+        saved_bytes: lower peak, in bytes; negative where it costs memory.
+        cost: what it costs, one phrase.
+        fits: on the first GPU; None without one.
+        largest_batch: on the first GPU; None without one.
+        source: where to read about it.
+    """
+
+    id: str
+    title: str
+    option: str
+    peak_bytes: int
+    reserved_bytes: int
+    saved_bytes: int
+    cost: str
+    fits: bool | None = None
+    largest_batch: int | None = None
+    source: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """The answer to "will it fit?".
+
+    Attributes:
+        fits: one for each GPU that was named; empty without ``--gpu``.
+        savings: measures with their effect, largest saving first.
+        error: how far off this route was on recordings, one sentence.
+    """
+
+    workload: Workload
+    footprint: Footprint
+    fits: Sequence[Fit] = ()
+    savings: Sequence[Saving] = ()
+    error: str = ""

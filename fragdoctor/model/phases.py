@@ -1,0 +1,120 @@
+"""What the phases of training hold: which part of a step a trace is in, and what lives there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from fragdoctor.model.finding import Confidence, Location
+
+
+class Phase(StrEnum):
+    """A part of a training step. FORWARD takes in the loading of data, the loss and evaluation.
+
+    SETUP is what comes before the first step; OPTIMIZER also holds gradient clipping and
+    ``zero_grad``; FORWARD_BACKWARD are the two where nothing tells them apart; UNKNOWN is what
+    no evidence tells.
+    """
+
+    SETUP = "setup"
+    FORWARD = "forward"
+    BACKWARD = "backward"
+    OPTIMIZER = "optimizer"
+    FORWARD_BACKWARD = "forward_backward"
+    UNKNOWN = "unknown"
+
+
+class Category(StrEnum):
+    """What a block of memory is for.
+
+    PARAMETERS includes a module's buffers. ACTIVATIONS are made by a forward pass, or made again
+    under checkpointing, and wait for the backward pass. KEPT outlives its step and is none of the
+    others: caches, workspaces of libraries, or a leak.
+    """
+
+    PARAMETERS = "parameters"
+    GRADIENTS = "gradients"
+    OPTIMIZER_STATE = "optimizer_state"
+    ACTIVATIONS = "activations"
+    INPUTS = "inputs"
+    TEMPORARIES = "temporaries"
+    KEPT = "kept"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class LineBytes:
+    """Memory that one line of the user's program made; None where no stack was recorded."""
+
+    location: Location | None
+    n_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class CategoryShare:
+    """Allocated memory of one category at one moment, by block sizes.
+
+    ``confidence`` is that of at least nine tenths of its bytes; ``lines`` are the lines that hold
+    most of it.
+    """
+
+    category: Category
+    n_bytes: int
+    n_blocks: int
+    confidence: Confidence
+    lines: Sequence[LineBytes] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseFigures:
+    """One phase over all its passes: allocated bytes at the peak of each.
+
+    ``held`` is what its worst pass holds at its peak, most first.
+    """
+
+    phase: Phase
+    n_passes: int
+    median_peak_bytes: int
+    worst_peak_bytes: int
+    worst_event: int
+    held: Sequence[CategoryShare] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseSpan:
+    """A pass of a phase: events ``first_event`` up to but without ``last_event`` of the device."""
+
+    phase: Phase
+    first_event: int
+    last_event: int
+    peak_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseReport:
+    """The phases of one device and what they hold.
+
+    Attributes:
+        method: ``stacks`` (by source line and lifetime), ``lifetimes`` (no stacks were recorded),
+            or ``none``; ``reason`` says why nothing, or not everything, could be told.
+        phases: in the order of a step; empty where no training step shows.
+        peak_phase: the phase that holds the highest allocated bytes of the trace.
+        at_peak: what is allocated then, most first; ``at_rest``: between two steps, empty where
+            the trace has no such moment.
+        coverage: share of the bytes at the peak that are told apart, 0..1.
+        spans: all passes in order, the longest ``MAX_SPANS`` of ``n_spans``.
+    """
+
+    device: int
+    method: str
+    reason: str = ""
+    phases: Sequence[PhaseFigures] = ()
+    peak_phase: Phase = Phase.UNKNOWN
+    peak_bytes: int = 0
+    at_peak: Sequence[CategoryShare] = ()
+    at_rest: Sequence[CategoryShare] = ()
+    rest_bytes: int | None = None
+    coverage: float = 0.0
+    spans: Sequence[PhaseSpan] = ()
+    n_spans: int = 0

@@ -1,0 +1,234 @@
+"""A log as a story: what happened when, in which process, and what followed from what."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from fragdoctor.model.finding import Confidence
+
+
+class SceneKind(StrEnum):
+    """What a line of a log tells. The strings are a contract (JSON ``story.events[].kind``)."""
+
+    OOM = "oom"
+    HOST_MEMORY = "host-memory"
+    WARNING = "warning"
+    DEVICE_ASSERT = "device-assert"
+    ILLEGAL_ACCESS = "illegal-access"
+    CUDA_ERROR = "cuda-error"
+    COLLECTIVE = "collective-timeout"
+    KILLED = "killed"
+    RETRY = "retry"
+    CACHE_FLUSH = "cache-flush"
+    RESTART = "restart"
+    TRIAL_START = "trial-start"
+    TRIAL_END = "trial-end"
+    TRIAL_FAILED = "trial-failed"
+    TRIAL_PRUNED = "trial-pruned"
+    PROGRESS = "progress"
+    FIGURE = "figure"
+    MENTION = "mention"
+    OTHER = "other"
+
+
+FAILURES = frozenset(
+    {
+        SceneKind.OOM,
+        SceneKind.HOST_MEMORY,
+        SceneKind.DEVICE_ASSERT,
+        SceneKind.ILLEGAL_ACCESS,
+        SceneKind.CUDA_ERROR,
+        SceneKind.COLLECTIVE,
+        SceneKind.KILLED,
+        SceneKind.OTHER,
+    }
+)
+"""Kinds that say that something went wrong, warnings and retries left out."""
+
+
+class Moment(StrEnum):
+    """How complete a printed time is; only times of one kind can be compared."""
+
+    NONE = ""
+    ZONED = "zoned"
+    DATED = "dated"
+    YEARLESS = "yearless"
+    CLOCK = "clock"
+
+
+@dataclass(frozen=True, slots=True)
+class PrintedFigure:
+    """A figure of memory that a program printed.
+
+    Attributes:
+        name: ``allocated``, ``reserved`` or ``used`` (nvidia-smi and the like).
+        label: the words before it, normalised: figures of different labels are not compared.
+        n_bytes: the value.
+    """
+
+    name: str
+    label: str
+    n_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """A line of a log that belongs to its story, as the reader found it.
+
+    Attributes:
+        kind: what it tells.
+        line: 1-based line.
+        text: the line, white space folded, at most 300 characters; hostile text.
+        time_s: seconds of the printed time (since 1970 where it is dated, since midnight where it
+            is a clock only), None where the line prints none.
+        moment: how complete that time is.
+        rank, pid: printed on the line.
+        trial: name of the trial that the line names, "".
+        message: index of the message in ``OomLog.messages``, None for other lines.
+        place: progress in words, such as ``epoch 3/10, step 1200``; "".
+        figures: figures of memory on the line.
+        count: a counter on the line (retries, cache flushes), None where there is none.
+    """
+
+    kind: SceneKind
+    line: int
+    text: str = ""
+    time_s: float | None = None
+    moment: Moment = Moment.NONE
+    rank: int | None = None
+    pid: int | None = None
+    trial: str = ""
+    message: int | None = None
+    place: str = ""
+    figures: Sequence[PrintedFigure] = ()
+    count: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StoryEvent:
+    """One event on the time line.
+
+    Attributes:
+        kind, line, text, rank, pid, trial, message, place, count: as in ``Scene``; ``trial`` also
+            where only its neighbours name it.
+        time_s: as in ``Scene``, or taken from the line above, None where the log has no times.
+        n_lines: lines that told the same.
+        caused_by: index in ``LogStory.events`` of the failure that this one follows from, None
+            for a failure of its own.
+        confidence: how sure that is; None without ``caused_by``.
+        reason: why it is a consequence, or for a later failure why it is none; "".
+    """
+
+    kind: SceneKind
+    line: int
+    text: str = ""
+    time_s: float | None = None
+    rank: int | None = None
+    pid: int | None = None
+    trial: str = ""
+    message: int | None = None
+    place: str = ""
+    count: int | None = None
+    n_lines: int = 1
+    caused_by: int | None = None
+    confidence: Confidence | None = None
+    reason: str = ""
+
+
+class Outcome(StrEnum):
+    """How a trial ended."""
+
+    FINISHED = "finished"
+    FAILED = "failed"
+    PRUNED = "pruned"
+    OPEN = "open"
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One trial of a sweep: its lines, its end, and its memory.
+
+    ``baseline_bytes`` is the lowest figure of allocated memory that it printed: what the trials
+    before it left behind is in it. ``baseline_of`` says which figure that is.
+    """
+
+    name: str
+    first_line: int
+    last_line: int
+    outcome: Outcome = Outcome.OPEN
+    n_ooms: int = 0
+    baseline_bytes: int | None = None
+    baseline_of: str = ""
+
+
+class Direction(StrEnum):
+    """Where a figure goes."""
+
+    GROWS = "grows"
+    FALLS = "falls"
+    LEVEL = "level"
+    UNCLEAR = "unclear"
+    TOO_FEW = "too-few"
+
+
+@dataclass(frozen=True, slots=True)
+class Trend:
+    """A figure over trials or over failures, with a robust slope.
+
+    Attributes:
+        figure: ``allocated``, ``unallocated``, ``reserved`` or ``used``.
+        over: what one step is: ``trial``, ``oom`` or ``print``.
+        points: bytes, in order.
+        lines: line of each point.
+        slope_bytes: median of all pairwise slopes (Theil-Sen), bytes a step; None below 3 points.
+        low_bytes, high_bytes: bounds of the slope with 90 % confidence; None below 4 points.
+        direction: what that amounts to.
+        confidence: how sure the direction is; None for unclear and too few.
+        label: the words that the program prints before the figure; "".
+        rank: the rank it is about, None where all are.
+    """
+
+    figure: str
+    over: str
+    points: Sequence[int]
+    lines: Sequence[int] = ()
+    slope_bytes: float | None = None
+    low_bytes: float | None = None
+    high_bytes: float | None = None
+    direction: Direction = Direction.TOO_FEW
+    confidence: Confidence | None = None
+    label: str = ""
+    rank: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LogStory:
+    """The story of a log.
+
+    Attributes:
+        events: in order of time where the log prints times (``is_by_time``), of lines otherwise.
+        trials: of a sweep, in order of their first line.
+        trends: figures over trials and failures.
+        n_ooms, n_consequences, n_retries, n_restarts: counts over the whole log; repeated prints
+            of one failure count once.
+        n_parallel: most trials or processes that were seen at work at the same time.
+        duration_s: between the first and the last printed time, None where there are none.
+    """
+
+    events: Sequence[StoryEvent]
+    trials: Sequence[Trial] = ()
+    trends: Sequence[Trend] = ()
+    is_by_time: bool = False
+    n_ooms: int = 0
+    n_consequences: int = 0
+    n_retries: int = 0
+    n_restarts: int = 0
+    n_parallel: int = 1
+    duration_s: float | None = None
+
+    def trend(self, figure: str) -> Trend | None:
+        """Return the trend of a figure that says most: a direction first, then more points."""
+        known = [t for t in self.trends if t.figure == figure]
+        return max(known, key=lambda t: (t.confidence is not None, len(t.points)), default=None)

@@ -1,0 +1,179 @@
+"""What is to be run: the shape of a model, and how it is trained or served."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from math import prod
+
+
+class Role(StrEnum):
+    """What a parameter is for: it decides autocast, LoRA, and 8-bit states."""
+
+    LINEAR = "linear"
+    EXPERT = "expert"
+    EMBEDDING = "embedding"
+    HEAD = "head"
+    NORM = "norm"
+    BIAS = "bias"
+    OTHER = "other"
+
+
+class Attention(StrEnum):
+    """How attention is computed: what of it is kept for the backward pass."""
+
+    SDPA = "sdpa"  # F.scaled_dot_product_attention, which picks a fused kernel where it can
+    FLASH = "flash"
+    MATH = "math"  # SDPA's fallback
+    EAGER = "eager"  # written out: matmul, softmax, dropout, matmul
+
+
+class Norm(StrEnum):
+    """How a normalisation layer is computed."""
+
+    LAYERNORM = "layernorm"
+    RMSNORM = "rmsnorm"  # torch.nn.RMSNorm, one fused operation
+    RMSNORM_WRITTEN_OUT = "rmsnorm-written-out"  # as in Hugging Face models
+
+
+@dataclass(frozen=True, slots=True)
+class ParameterGroup:
+    """Parameters of one shape and role; ``count`` of them over all layers.
+
+    Attributes:
+        name: what they are called, ``self_attn.q_proj.weight``.
+        layered: whether they belong to the repeated layers (and not to embedding, head, ...).
+        dtype: as stored in a file; "" = by the chosen dtype.
+        slot: where in a layer it works: ``norm1``, ``qkv``, ``out``, ``norm2``, ``up``, ``down``,
+            ``router``; "" = not known, or outside the layers.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    count: int
+    role: Role
+    layered: bool = True
+    dtype: str = ""
+    slot: str = ""
+
+    @property
+    def n_each(self) -> int:
+        """Elements of one of these tensors."""
+        return prod(self.shape)
+
+    @property
+    def n_total(self) -> int:
+        """Elements of all of them."""
+        return self.n_each * self.count
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """The shape of a transformer, or of as much as is known of another model.
+
+    Attributes:
+        name: for people, such as ``llama`` or a file's name.
+        source: where the shape comes from, one phrase.
+        parameters: all parameters; their sum is the parameter count.
+        ffn: width of the feed-forward layer (of one expert in a mixture).
+        is_gated: the feed-forward has a gate (SwiGLU): three matrices, not two.
+        n_experts: 0 = dense.
+        activation: ``gelu``, ``gelu_new``, ``silu``, ``relu``, ...
+        hidden_dropout: dropout after the sub-layers; 0 = none.
+        attention_dropout: dropout of the attention probabilities.
+        has_layers: False where only the parameter count is known: activations are unknown.
+        has_rotary: rotary positions: queries and keys are made anew before attention.
+        softmax_fp32: attention that is written out asks for an fp32 softmax, as Hugging Face's.
+        upcasts_logits: the loss is taken of fp32 logits, as Hugging Face's is.
+        has_lm_head: the model ends in logits over the vocabulary.
+        is_guess: the shape was derived from a parameter count.
+        assumptions: what was derived or assumed, one sentence each.
+    """
+
+    name: str
+    source: str
+    parameters: Sequence[ParameterGroup]
+    n_layers: int = 0
+    hidden: int = 0
+    n_heads: int = 0
+    n_kv_heads: int = 0
+    head_dim: int = 0
+    ffn: int = 0
+    vocab: int = 0
+    max_positions: int = 0
+    is_gated: bool = False
+    n_experts: int = 0
+    experts_per_token: int = 0
+    n_shared_experts: int = 0
+    shared_ffn: int = 0
+    dense_layers: int = 0
+    dense_ffn: int = 0
+    activation: str = "gelu"
+    norm: Norm = Norm.LAYERNORM
+    norms_per_layer: int = 2
+    has_rotary: bool = False
+    softmax_fp32: bool = False
+    upcasts_logits: bool = False
+    is_guess: bool = False
+    has_lm_head: bool = True
+    tied_head: bool = False
+    embedding_dropout: float = 0.0
+    hidden_dropout: float = 0.0
+    attention_dropout: float = 0.0
+    parallel_residual: bool = False
+    assumptions: Sequence[str] = ()
+
+    @property
+    def n_parameters(self) -> int:
+        """The parameter count."""
+        return sum(group.n_total for group in self.parameters)
+
+    @property
+    def has_layers(self) -> bool:
+        """Whether the shape of the layers is known, so that activations can be derived."""
+        return self.n_layers > 0 and self.hidden > 0
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A model shape and everything chosen about the run.
+
+    Attributes:
+        dtype: ``fp32``, ``bf16``, ``fp16``, ``amp-bf16``, ``amp-fp16``, ...
+        optimizer: key of ``estimate.optimizers.OPTIMIZERS``.
+        master_weights: fp32 copies of 16-bit weights, with fp32 optimizer states.
+        grad_dtype: dtype of gradients; "" = that of the parameters.
+        batch: sequences in one forward pass on one GPU (micro batch).
+        seq: tokens a sequence.
+        checkpointing: ``none``, ``sqrt``, ``full``, or the number of layers in a segment.
+        lora_rank: 0 = all parameters are trained.
+        lora_targets: ``attention``, ``all-linear`` or names of matrices.
+        zero_stage: 0 = plain data parallel (or one GPU).
+        world_size: GPUs that share the states.
+        grad_accumulation: micro batches a step.
+        inference: weights and KV cache only.
+        new_tokens: tokens generated beyond ``seq`` (inference).
+        keeps_logits: the training loop holds the logits in a variable through the backward pass.
+    """
+
+    shape: ModelShape
+    dtype: str = "fp32"
+    optimizer: str = "adamw"
+    master_weights: bool = False
+    grad_dtype: str = ""
+    batch: int = 1
+    seq: int = 0
+    attention: Attention = Attention.SDPA
+    checkpointing: str = "none"
+    lora_rank: int = 0
+    lora_targets: Sequence[str] = ("attention",)
+    zero_stage: int = 0
+    world_size: int = 1
+    grad_accumulation: int = 1
+    inference: bool = False
+    kv_dtype: str = ""
+    new_tokens: int = 0
+    keeps_logits: bool = False
+    architecture: str = ""
+    model_route: str = ""

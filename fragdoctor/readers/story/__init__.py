@@ -1,0 +1,1 @@
+"""What a log tells beside its messages: progress, trials, figures, retries and restarts."""

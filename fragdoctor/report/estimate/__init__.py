@@ -1,0 +1,1 @@
+"""The report of ``fragdoctor estimate``: one file a format."""

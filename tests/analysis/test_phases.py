@@ -1,0 +1,346 @@
+"""Phases and categories against programs whose truth is known from their code."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from analysis.recordings import recording
+from analysis.training_loop import (
+    ACTIVATION,
+    INIT_STATE,
+    INPUT,
+    LINEAR,
+    PARAMETERS,
+    RECOMPUTE,
+    TEMPORARY,
+    TORCH,
+    UPDATE,
+    USER,
+    TrainingLoop,
+)
+from builders import MIB, frame, oom
+
+from fragdoctor.analysis import categories as c
+from fragdoctor.analysis import passes as p
+from fragdoctor.analysis.result import CategorySum, PhaseAnalysis
+
+MODEL = sum(PARAMETERS)
+LETTERS = "sfbo+"
+
+
+def passes_of(found: PhaseAnalysis) -> str:
+    return "".join(LETTERS[i] for i in found.labels.tolist())
+
+
+def by_category(sums: Any) -> dict[int, CategorySum]:
+    return {s.category: s for s in sums}
+
+
+def most_of(found: PhaseAnalysis, category: int) -> CategorySum | None:
+    """Return the largest sum of a category over the peaks of all phases."""
+    sums = [s for x in found.phases for s in x.held if s.category == category]
+    return max(sums, key=lambda s: s.n_bytes, default=None)
+
+
+def trained(n_steps: int = 3, **options: Any) -> TrainingLoop:
+    loop = TrainingLoop(**options)
+    loop.build()
+    for _ in range(n_steps):
+        loop.step()
+    return loop
+
+
+def test_find_phases_steps_are_found_in_order():
+    found = trained(3).phases()
+
+    assert found.method == "stacks"
+    assert passes_of(found) == "s" + "fbo" * 3
+    assert [(x.label, x.n_passes) for x in found.phases] == [
+        (p.SETUP, 1),
+        (p.FORWARD, 3),
+        (p.BACKWARD, 3),
+        (p.OPTIMIZER, 3),
+    ]
+
+
+@pytest.mark.parametrize("context", ["all", "alloc"])
+@pytest.mark.parametrize("n_steps", [1, 2, 5])
+def test_find_phases_categories_have_the_bytes_of_the_program(n_steps, context):
+    found = trained(n_steps, context=context).phases()
+
+    for category, wanted in (
+        (c.PARAMETERS, MODEL),
+        (c.GRADIENTS, MODEL),
+        (c.OPTIMIZER_STATE, 2 * MODEL),
+    ):
+        most = most_of(found, category)
+        assert most is not None
+        assert most.n_bytes == wanted
+        assert most.likely_bytes == wanted
+    held = by_category(next(x for x in found.phases if x.label == p.BACKWARD).held)
+    assert held[c.ACTIVATIONS].n_bytes == 2 * ACTIVATION
+    assert held[c.INPUTS].n_bytes == INPUT
+    rest = {s.category: s.n_bytes for s in found.at_rest}
+    assert rest == {c.PARAMETERS: MODEL, c.OPTIMIZER_STATE: 2 * MODEL}
+    assert found.rest_bytes == 3 * MODEL
+
+
+def test_find_phases_peak_is_in_the_phase_that_holds_it():
+    found = trained().phases()
+
+    assert found.peak_label == p.BACKWARD
+    assert found.peak_bytes == max(x.worst_peak_bytes for x in found.phases)
+
+
+def test_find_phases_optimizer_peak_is_seen_where_the_step_needs_most():
+    loop = TrainingLoop()
+    loop.build()
+    for _ in range(3):
+        loop.step()
+        loop.free(loop.new(200 * MIB, UPDATE), UPDATE)
+
+    found = loop.phases()
+
+    assert found.peak_label == p.OPTIMIZER
+    assert by_category(found.at_peak)[c.TEMPORARIES].n_bytes == 200 * MIB
+
+
+def test_find_phases_gradients_kept_over_steps_are_gradients():
+    loop = TrainingLoop()
+    loop.build()
+    for _ in range(4):
+        _, *activations = loop.forward()
+        loop.backward(activations)
+        loop.optimizer()  # zero_grad(set_to_none=False): they stay where they are
+
+    found = loop.phases()
+
+    assert by_category(found.at_rest)[c.GRADIENTS].n_bytes == MODEL
+
+
+def test_find_phases_accumulated_gradients_survive_further_passes():
+    loop = TrainingLoop()
+    loop.build()
+    for _ in range(3):
+        for _ in range(4):
+            batch, *activations = loop.forward()
+            loop.backward(activations)
+            loop.free(batch, USER)
+        loop.optimizer()
+        loop.zero_grad()
+
+    found = loop.phases()
+
+    assert passes_of(found) == "s" + "fbfbfbfbo" * 3
+    assert most_of(found, c.GRADIENTS).n_bytes == MODEL
+    assert most_of(found, c.KEPT) is None
+
+
+def test_find_phases_recomputed_activations_are_no_backward_temporaries():
+    loop = TrainingLoop()
+    loop.build()
+    for _ in range(3):
+        batch, *activations = loop.forward()
+        again = loop.new(50 * MIB, RECOMPUTE)
+        loop.backward(activations)
+        loop.free(again, ())
+        loop.zero_grad()
+        loop.free(batch, USER)
+
+    found = loop.phases()
+
+    held = by_category(next(x for x in found.phases if x.label == p.BACKWARD).held)
+    assert held[c.ACTIVATIONS].n_bytes >= 50 * MIB
+    assert "f" not in passes_of(found).replace("fb", "")
+
+
+def test_find_phases_cache_that_outlives_its_step_is_kept_and_not_sure():
+    loop = TrainingLoop()
+    loop.build()
+    for _ in range(4):
+        loop.step()
+        loop.new(7 * MIB, LINEAR)
+
+    kept = by_category(loop.phases().at_rest)[c.KEPT]
+
+    assert kept.n_bytes >= 14 * MIB
+    assert kept.likely_bytes < kept.n_bytes
+
+
+def test_find_phases_workspace_as_large_as_a_parameter_is_no_gradient():
+    loop = TrainingLoop()
+    loop.build()
+    for i in range(3):
+        batch, *activations = loop.forward()
+        if i == 0:
+            loop.new(PARAMETERS[0], ())
+        loop.backward(activations)
+        loop.optimizer()
+        loop.zero_grad()
+        loop.free(batch, USER)
+
+    found = loop.phases()
+
+    assert most_of(found, c.GRADIENTS).n_bytes == MODEL
+    assert by_category(found.at_rest)[c.KEPT].n_bytes == PARAMETERS[0]
+
+
+def test_find_phases_closure_inside_the_step_is_not_the_step():
+    step = INIT_STATE[1]
+    closure = frame("train.py", 30, "closure")
+    loop = TrainingLoop()
+    loop.build()
+    for _ in range(3):
+        inside = (frame(f"{TORCH}/nn/functional.py", 1, "loss"), closure, step, *USER)
+        made = loop.new(ACTIVATION, inside)
+        loop.backward([made, loop.new(ACTIVATION, LINEAR)])
+        loop.optimizer()
+        loop.zero_grad()
+
+    assert passes_of(loop.phases()).count("fbo") == 3
+
+
+def test_find_phases_failure_in_forward_leaves_activations_unsure():
+    loop = TrainingLoop()
+    loop.build()
+    loop.forward()
+    loop.toy.events.append(oom(64 * MIB, 0))
+
+    found = loop.phases()
+
+    assert passes_of(found) == "sf"
+    assert found.reason
+    held = by_category(found.at_peak)
+    assert held[c.ACTIVATIONS].n_bytes == 2 * ACTIVATION
+    assert held[c.ACTIVATIONS].likely_bytes == 0
+    assert held[c.PARAMETERS].n_bytes == MODEL
+
+
+def test_find_phases_inference_has_no_activations():
+    loop = TrainingLoop()
+    loop.build()
+    cache = [loop.new(TEMPORARY, LINEAR)]
+    for i in range(20):
+        cache.append(loop.new(TEMPORARY + (i + 1) * 4096, LINEAR))
+        loop.free(cache.pop(0), LINEAR)
+
+    found = loop.phases()
+
+    assert set(by_category(found.at_peak)) <= {c.PARAMETERS, c.TEMPORARIES, c.UNKNOWN}
+    assert "backward" in found.reason
+
+
+def test_find_phases_without_stacks_or_annotations_nothing_is_told():
+    found = trained(context="none").phases()
+
+    assert found.method == "none"
+    assert found.reason
+    assert not found.phases
+    assert not found.at_peak
+
+
+def test_find_phases_without_stacks_annotated_steps_are_found():
+    loop = TrainingLoop(context="none")
+    loop.build()
+    marks = []
+    for _ in range(3):
+        batch, *activations = loop.forward()
+        loop.backward(activations)
+        for name, part in (("step", loop.optimizer), ("zero_grad", loop.zero_grad)):
+            for stage in ("START", "END"):
+                mark = {"device": 0, "name": f"Optimizer.{name}#Adam.{name}", "stage": stage}
+                marks.append({**mark, "time_us": 1000 + len(loop.toy.events)})
+                if stage == "START":
+                    part()
+        loop.free(batch, USER)
+
+    found = loop.phases(annotations=marks)
+
+    assert found.method == "lifetimes"
+    assert passes_of(found) == "+o+o+o+"
+    assert most_of(found, c.PARAMETERS).n_bytes == MODEL
+    assert most_of(found, c.PARAMETERS).likely_bytes == 0
+    assert most_of(found, c.GRADIENTS).n_bytes == MODEL
+    assert most_of(found, c.OPTIMIZER_STATE).n_bytes == 2 * MODEL
+    assert most_of(found, c.ACTIVATIONS).n_bytes >= 2 * ACTIVATION
+
+
+def gpt_parameters(layers: int, dim: int, vocab: int = 8192, ctx: int = 4096) -> int:
+    """Return the blocks of the parameters of the recordings' GPT, each a multiple of 512 bytes."""
+    block = [3 * dim * dim, 3 * dim, dim * dim, dim, 4 * dim * dim, 4 * dim, 4 * dim * dim, dim]
+    shapes = [vocab * dim, ctx * dim, vocab * dim, dim, dim]
+    shapes += layers * (block + 4 * [dim])
+    return sum(-(-4 * n // 512) * 512 for n in shapes)
+
+
+# (recording, parameters, their number, times of optimizer state)
+TRAINED = [
+    ("optimizer_spike", gpt_parameters(8, 1024), 101, 2),
+    ("frag_gpt_varlen_expandable", gpt_parameters(6, 512), 77, 2),
+    ("expandable_segments", gpt_parameters(4, 512), 53, 2),
+    ("multistream_record_stream", gpt_parameters(2, 256), 29, 2),
+    ("annotations", gpt_parameters(2, 128), 29, 2),
+    ("context_alloc", gpt_parameters(2, 128), 29, 2),
+    ("stacks_all", gpt_parameters(2, 128), 29, 2),
+    ("skip_actions", gpt_parameters(2, 128), 29, 2),
+    ("late_start", gpt_parameters(2, 128), 29, 2),
+    ("ring_overflow", gpt_parameters(2, 128), 29, 2),
+    ("no_context", gpt_parameters(2, 128), 29, 2),
+]
+
+
+@pytest.mark.shared
+@pytest.mark.parametrize(("name", "n_bytes", "n_blocks", "times"), TRAINED)
+def test_find_phases_recorded_model_has_its_exact_bytes(shared, name, n_bytes, n_blocks, times):
+    _, (analysis, *_) = recording(shared / "snapshots" / name)
+    found = analysis.phases
+    assert found is not None
+
+    for category, factor in ((c.PARAMETERS, 1), (c.OPTIMIZER_STATE, times), (c.GRADIENTS, 1)):
+        most = most_of(found, category)
+        assert most is not None
+        assert (category, most.n_blocks) == (category, factor * n_blocks)
+        assert (category, most.n_bytes) == (category, factor * n_bytes)
+
+
+@pytest.mark.shared
+@pytest.mark.parametrize(
+    ("name", "phase"),
+    [
+        ("optimizer_spike", p.OPTIMIZER),
+        ("optimizer_spike_oom", p.OPTIMIZER),
+        ("healthy_gpt", p.BACKWARD),
+        ("capacity_oom", p.FORWARD),
+        ("eval_without_no_grad", p.FORWARD),
+    ],
+)
+def test_find_phases_recorded_peak_is_in_its_phase(shared, name, phase):
+    _, (analysis, *_) = recording(shared / "snapshots" / name)
+
+    assert analysis.phases.peak_label == phase
+
+
+@pytest.mark.shared
+def test_find_phases_checkpointing_makes_activations_smaller(shared):
+    held = [
+        by_category(recording(shared / "snapshots" / name)[1][0].phases.at_peak)[c.ACTIVATIONS]
+        for name in ("checkpoint_on", "checkpoint_off")
+    ]
+
+    assert 3 * held[0].n_bytes < held[1].n_bytes
+
+
+@pytest.mark.shared
+def test_find_phases_every_recording_sums_to_its_peak(shared):
+    for folder in sorted((shared / "snapshots").iterdir()):
+        if not folder.is_dir():
+            continue
+        for analysis in recording(folder)[1]:
+            found = analysis.phases
+            if found is None or not found.phases:
+                continue
+            assert sum(s.n_bytes for s in found.at_peak) == found.peak_bytes
+            assert found.peak_bytes == analysis.timeline.peak_allocated_bytes
+            assert found.first[0] == 0
+            assert found.first[-1] == analysis.n_events

@@ -1,0 +1,150 @@
+"""A training program in miniature on the toy allocator, with the stacks that PyTorch records."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from analysis.toy_allocator import Block, ToyAllocator
+from builders import MIB, frame
+from stock import from_python
+
+from fragdoctor.analysis.device import analyze_device
+from fragdoctor.analysis.result import PhaseAnalysis
+from fragdoctor.model.snapshot import Snapshot
+
+TORCH = "/v/site-packages/torch"
+MAIN = frame("train.py", 100, "<module>")
+APPLY = (frame(f"{TORCH}/nn/modules/module.py", 9, "_apply"), frame("train.py", 2, "main"), MAIN)
+BATCH = (frame("train.py", 3, "get_batch"), MAIN)
+CALL = frame(f"{TORCH}/nn/modules/module.py", 7, "_call_impl")
+LINEAR = (frame(f"{TORCH}/nn/functional.py", 1, "linear"), CALL, frame("train.py", 4, "main"), MAIN)
+NORM = (frame(f"{TORCH}/nn/functional.py", 2, "norm"), CALL, frame("train.py", 4, "main"), MAIN)
+ENGINE: tuple[dict[str, Any], ...] = ()  # a thread without Python
+SEED = (
+    frame(f"{TORCH}/autograd/__init__.py", 1, "_make_grads"),
+    frame(f"{TORCH}/_tensor.py", 1, "backward"),
+    frame("train.py", 5, "main"),
+    MAIN,
+)
+RECOMPUTE = (
+    frame(f"{TORCH}/nn/functional.py", 1, "linear"),
+    CALL,
+    frame(f"{TORCH}/utils/checkpoint.py", 3, "recompute_fn"),
+    frame(f"{TORCH}/utils/checkpoint.py", 4, "unpack_hook"),
+)
+INIT_STATE = (
+    frame(f"{TORCH}/optim/adam.py", 1, "_init_group"),
+    frame(f"{TORCH}/optim/adam.py", 2, "step"),
+    frame("train.py", 6, "main"),
+    MAIN,
+)
+UPDATE = (
+    frame(f"{TORCH}/optim/adam.py", 3, "_multi_tensor_adam"),
+    frame(f"{TORCH}/optim/adam.py", 2, "step"),
+    frame("train.py", 6, "main"),
+    MAIN,
+)
+ZERO = (frame(f"{TORCH}/optim/optimizer.py", 8, "zero_grad"), frame("train.py", 8, "main"), MAIN)
+USER = (frame("train.py", 9, "main"), MAIN)
+
+PARAMETERS = (4 * MIB, 6 * MIB)
+ACTIVATION, TEMPORARY, INPUT = 10 * MIB, 3 * MIB, 2 * MIB
+
+
+class TrainingLoop:
+    """Two parameters, one activation each, Adam; every part can be left out or varied."""
+
+    def __init__(self, *, context: str = "all", foreach: bool = True) -> None:
+        self.toy = ToyAllocator()
+        self.foreach = foreach
+        self.context = context
+        self.stacks: list[tuple[dict[str, Any], ...]] = [ENGINE]
+        self.event_stacks: dict[int, int] = {}
+        self.parameters: list[Block] = []
+        self.gradients: list[Block] = []
+        self.state: list[Block] = []
+
+    def stack_id(self, stack: tuple[dict[str, Any], ...]) -> int:
+        if stack not in self.stacks:
+            self.stacks.append(stack)
+        return self.stacks.index(stack)
+
+    def new(self, size: int, stack: tuple[dict[str, Any], ...]) -> Block:
+        first = len(self.toy.events)
+        block = self.toy.malloc(size, line=self.stack_id(stack))
+        for i in range(first, len(self.toy.events)):
+            self.event_stacks[i] = block.line
+        return block
+
+    def free(self, block: Block, stack: tuple[dict[str, Any], ...]) -> None:
+        by = block.line if self.context == "alloc" else self.stack_id(stack)
+        first = len(self.toy.events)
+        self.toy.free(block)
+        for i in range(first, len(self.toy.events)):
+            self.event_stacks[i] = by
+
+    def build(self) -> None:
+        self.parameters = [self.new(size, APPLY) for size in PARAMETERS]
+
+    def forward(self) -> list[Block]:
+        """Return the batch and the activations."""
+        held = [self.new(INPUT, BATCH)]
+        for _ in PARAMETERS:
+            scratch = self.new(TEMPORARY, NORM)
+            held.append(self.new(ACTIVATION, LINEAR))
+            self.free(scratch, NORM)
+        return held
+
+    def backward(self, activations: list[Block]) -> None:
+        seed = self.new(512, SEED)
+        fresh = []
+        for size, activation in zip(PARAMETERS, activations, strict=True):
+            scratch = self.new(ACTIVATION, ENGINE)
+            fresh.append(self.new(size, ENGINE))
+            self.free(activation, ENGINE)
+            self.free(scratch, ENGINE)
+        if self.gradients:
+            for block in fresh:
+                self.free(block, ENGINE)
+        else:
+            self.gradients = fresh
+        self.free(seed, SEED)
+
+    def optimizer(self) -> None:
+        if not self.state:
+            self.state = [self.new(size, INIT_STATE) for size in PARAMETERS for _ in range(2)]
+        if self.foreach:
+            for block in [self.new(size, UPDATE) for size in PARAMETERS]:
+                self.free(block, UPDATE)
+
+    def zero_grad(self) -> None:
+        for block in self.gradients:
+            self.free(block, ZERO)
+        self.gradients = []
+
+    def step(self) -> None:
+        batch, *activations = self.forward()
+        self.backward(activations)
+        self.optimizer()
+        self.zero_grad()
+        self.free(batch, USER)
+
+    def snapshot(self, annotations: list[dict[str, Any]] | None = None) -> Snapshot:
+        data = self.toy.data()
+        for i, e in enumerate(data["device_traces"][0]):
+            e["time_us"] = 1000 + i
+            e.pop("frames", None)
+            if self.context != "none":
+                e["frames"] = list(self.stacks[self.event_stacks.get(i, 0)])
+        for segment in data["segments"]:
+            for block in segment["blocks"]:
+                known = block["frames"] and self.context != "none"
+                block["frames"] = list(self.stacks[block["frames"][0]["line"]]) if known else []
+        if annotations:
+            data["external_annotations"] = annotations
+        return from_python(data)
+
+    def phases(self, **more: Any) -> PhaseAnalysis:
+        found = analyze_device(self.snapshot(**more), 0).phases
+        assert found is not None
+        return found

@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import ctypes
+
+from fragdoctor.capture.recording import nvml
+
+
+class Call:
+    """Stands for a function of NVML that knows ``rows`` processes."""
+
+    def __init__(self, kind, rows) -> None:
+        self.kind = kind
+        self.rows = rows
+        self.rooms: list[int] = []
+
+    def __call__(self, handle, count, table) -> int:
+        self.rooms.append(count._obj.value if hasattr(count, "_obj") else count.value)
+        room = self.rooms[-1]
+        pointer = count._obj if hasattr(count, "_obj") else count
+        pointer.value = len(self.rows)
+        if len(self.rows) > room:
+            return 7
+        for entry, (pid, n_bytes) in zip(table, self.rows, strict=False):
+            entry.pid, entry.n_bytes = pid, n_bytes
+        return 0
+
+
+def test_processes_are_read_and_what_is_not_available_is_none() -> None:
+    call = Call(nvml._Info2, [(7, 100), (8, (1 << 64) - 1)])
+
+    found = nvml._read(call, ctypes.c_void_p(1), nvml._Info2)
+
+    assert [nvml.Process(7, 100), nvml.Process(8, None)] == found
+
+
+def test_processes_are_asked_for_again_where_there_are_many() -> None:
+    call = Call(nvml._Info, [(n, n) for n in range(300)])
+
+    found = nvml._read(call, ctypes.c_void_p(1), nvml._Info)
+
+    assert 300 == len(found or ())
+    assert 64 == call.rooms[0]
+
+
+def test_processes_are_unknown_where_the_driver_refuses() -> None:
+    assert nvml._read(lambda *_: 3, ctypes.c_void_p(1), nvml._Info) is None

@@ -1,0 +1,410 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+
+import pytest
+
+FAKE = Path(__file__).parents[1] / "capture" / "fake"
+HEAD = "import torch, sys, os, time\n"
+
+
+class Runner:
+    """Runs programs under ``fragdoctor run``, where ``import torch`` finds a stand-in."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.out = home / "out"
+
+    def script(self, body: str, name: str = "train.py") -> Path:
+        path = self.home / name
+        path.write_text(HEAD + body, encoding="utf-8")
+        return path
+
+    def environment(self, **more: str) -> dict[str, str]:
+        cleared = {k: v for k, v in os.environ.items() if not k.startswith(("FRAGDOCTOR", "SLURM"))}
+        return {**cleared, "PYTHONPATH": str(FAKE), "COLUMNS": "80", **more}
+
+    def argv(self, *words: str, options: tuple[str, ...] = ("--no-diagnosis",)) -> list[str]:
+        return [sys.executable, "-m", "fragdoctor", "run", "-o", str(self.out), *options, *words]
+
+    def run(
+        self, *words: str, options: tuple[str, ...] = ("--no-diagnosis",), stdin: bytes = b"", **env
+    ) -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run(
+            self.argv(*words, options=options),
+            env=self.environment(**env),
+            cwd=self.home,
+            input=stdin,
+            capture_output=True,
+            timeout=60,
+            check=False,
+        )
+
+    def bundles(self) -> list[str]:
+        return sorted(p.name for p in self.out.iterdir()) if self.out.is_dir() else []
+
+    def manifest(self, bundle: str) -> dict:
+        return json.loads((self.out / bundle / "bundle.json").read_text(encoding="utf-8"))
+
+
+@pytest.fixture
+def runner(tmp_path: Path) -> Runner:
+    return Runner(tmp_path)
+
+
+def without_pid(names: list[str]) -> list[str]:
+    return [name.split("-pid")[0] for name in names]
+
+
+def test_run_of_a_program_that_runs_out_keeps_its_code_and_leaves_one_bundle(runner) -> None:
+    script = runner.script("torch.alloc(60)\ntorch.alloc(60)\n")
+
+    done = runner.run(str(script))
+
+    assert 1 == done.returncode
+    (bundle,) = runner.bundles()
+    assert {p.name for p in (runner.out / bundle).iterdir()} == {
+        "bundle.json",
+        "oom.txt",
+        "snapshot.pickle",
+        "stats.json",
+    }
+    manifest = runner.manifest(bundle)
+    assert ("oom", True, 1) == (manifest["reason"], manifest["ended_program"], manifest["n_ooms"])
+    text = (runner.out / bundle / "oom.txt").read_text(encoding="utf-8")
+    assert text.startswith("CUDA out of memory. Tried to allocate 60.00 MiB.")
+    assert f"torch.OutOfMemoryError: {text}".encode() in done.stderr
+    assert str(runner.out / bundle) not in done.stdout.decode()
+
+
+def test_run_prints_the_diagnosis_on_standard_error_only(runner) -> None:
+    script = runner.script("torch.alloc(60)\nprint('mine')\ntorch.alloc(60)\n")
+
+    done = runner.run(str(script), options=())
+
+    assert b"mine\n" == done.stdout
+    report = done.stderr.decode()
+    assert "Not enough capacity (proven)" in report
+    assert "train.py:2" in report
+    assert report.rstrip().endswith("--format html -o report.html")
+
+
+def test_run_leaves_output_and_input_of_the_program_byte_for_byte(runner) -> None:
+    script = runner.script(
+        "data = sys.stdin.buffer.read()\n"
+        "sys.stdout.buffer.write(b'\\xff\\x00' + data[::-1])\n"
+        "torch.alloc(1)\nsys.exit(7)\n"
+    )
+
+    done = runner.run(str(script), stdin=b"a\x00\xfe\r\n")
+
+    assert (7, b"\xff\x00\n\r\xfe\x00a") == (done.returncode, done.stdout)
+    assert ["exit"] == without_pid(runner.bundles())
+
+
+def test_run_of_a_program_that_catches_its_failures_limits_their_bundles(runner) -> None:
+    script = runner.script(
+        "torch.alloc(50)\n"
+        "for _ in range(20):\n"
+        "    try: torch.alloc(60)\n"
+        "    except torch.OutOfMemoryError: pass\n"
+    )
+
+    done = runner.run(str(script))
+
+    assert 0 == done.returncode
+    assert ["exit", "oom1", "oom2", "oom3"] == without_pid(runner.bundles())
+    assert b"17 further out-of-memory errors" in done.stderr
+    assert 20 == runner.manifest(runner.bundles()[0])["n_ooms"]
+
+
+def test_run_tells_the_last_failure_although_its_bundle_was_one_too_many(runner) -> None:
+    script = runner.script(
+        "torch.alloc(50)\n"
+        "for _ in range(3):\n"
+        "    try: torch.alloc(60)\n"
+        "    except torch.OutOfMemoryError: pass\n"
+        "torch.alloc(70)\n"
+    )
+
+    done = runner.run(str(script))
+
+    first = done.stderr.decode().split("the most telling first:\n  ")[1].split("\n")[0]
+    assert "exit-pid" in first
+    assert "70.00 MiB" in (runner.home / first / "oom.txt").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("body", "word"),
+    [
+        ("", "used no GPU"),
+        ("torch.cuda.init()", "reserved no memory on a GPU"),
+        ("torch.alloc(1); os._exit(0)", "ended by os._exit"),
+    ],
+)
+def test_run_where_nothing_was_recorded_says_why_and_exits_with_2(runner, body, word) -> None:
+    done = runner.run(str(runner.script(body)))
+
+    assert 2 == done.returncode
+    assert [] == runner.bundles()
+    (line,) = done.stderr.decode().splitlines()
+    assert line.startswith("Nothing was recorded: ")
+    assert word in line
+
+
+def test_run_without_cuda_says_so_and_exits_with_2(runner) -> None:
+    done = runner.run(str(runner.script("print('trained')")), FAKE_CUDA="")
+
+    assert (2, b"trained\n") == (done.returncode, done.stdout)
+    assert b"PyTorch 2.12.1+fake is built without CUDA." in done.stderr
+
+
+def test_run_of_a_failing_program_keeps_its_code_where_nothing_was_recorded(runner) -> None:
+    done = runner.run("--", sys.executable, "-c", "raise SystemExit(9)")
+
+    assert 9 == done.returncode
+    assert b"the program did not import torch" in done.stderr
+
+
+@pytest.mark.parametrize("flag", ["-I", "-E", "-S"])
+def test_run_of_a_python_that_ignores_its_environment_says_so(runner, flag) -> None:
+    done = runner.run("--", sys.executable, flag, "-c", "pass")
+
+    assert 2 == done.returncode
+    assert b"no Python from 3.9 on started that reads PYTHONPATH" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("no_such_script.py",), b"no_such_script.py does not exist."),
+        (("--", "no-such-program"), b"no-such-program is no program that could be started."),
+    ],
+)
+def test_run_of_what_is_not_there_is_one_sentence_and_2(runner, words, sentence) -> None:
+    done = runner.run(*words)
+
+    assert 2 == done.returncode
+    assert sentence in done.stderr
+    assert b"Traceback" not in done.stderr
+
+
+def test_run_of_a_module_passes_its_arguments_on(runner) -> None:
+    runner.script("torch.alloc(1); print(sys.argv[1:], __name__)", name="pack.py")
+
+    done = runner.run("-m", "pack", "--lr", "3", "-o", "x", options=("--no-diagnosis",))
+
+    assert (0, b"['--lr', '3', '-o', 'x'] __main__\n") == (done.returncode, done.stdout)
+
+
+def test_run_leaves_path_and_environment_of_the_program_alone(runner) -> None:
+    script = runner.script("torch.alloc(1)\nprint(sys.path)\nprint(os.environ.get('OMP_X'))")
+    direct = subprocess.run(
+        [sys.executable, str(script)], env=runner.environment(), capture_output=True, check=True
+    )
+
+    done = runner.run(str(script))
+
+    assert direct.stdout == done.stdout
+
+
+def test_run_runs_the_sitecustomize_of_the_program(runner) -> None:
+    home = runner.home / "site"
+    home.mkdir()
+    (home / "sitecustomize.py").write_text("import sys; sys.was_here = __file__\n")
+    script = runner.script("torch.alloc(1)\nprint(sys.was_here)\nimport sitecustomize as s\n")
+
+    done = runner.run(str(script), PYTHONPATH=f"{home}{os.pathsep}{FAKE}")
+
+    assert f"{home / 'sitecustomize.py'}\n" == done.stdout.decode()
+    assert ["exit"] == without_pid(runner.bundles())
+
+
+def test_run_of_torchrun_children_names_ranks_and_the_first_failure_first(runner) -> None:
+    worker = runner.script("torch.alloc(int(sys.argv[1]))\ntorch.alloc(60)\n", "worker.py")
+    script = runner.script(
+        "import subprocess\n"
+        f"for rank, size in (('0', '1'), ('1', '60')):\n"
+        "    env = {**os.environ, 'RANK': rank, 'LOCAL_RANK': rank, 'WORLD_SIZE': '2'}\n"
+        f"    subprocess.run([sys.executable, {str(worker)!r}, size], env=env)\n"
+    )
+
+    done = runner.run(str(script))
+
+    assert ["rank0-exit", "rank1-oom1"] == without_pid(runner.bundles())
+    assert (1, 2) == tuple(
+        runner.manifest(runner.bundles()[1])[key] for key in ("rank", "world_size")
+    )
+    assert b"the most telling first:\n  out/rank1-oom1-pid" in done.stderr
+
+
+def test_run_of_forked_children_leaves_a_bundle_of_those_that_use_the_gpu(runner) -> None:
+    script = runner.script(
+        "import multiprocessing as m\n"
+        "def work(n):\n"
+        "    if n: torch.alloc(n)\n"
+        "if __name__ == '__main__':\n"
+        "    ps = [m.get_context('fork').Process(target=work, args=(n,)) for n in (0, 5)]\n"
+        "    [p.start() for p in ps]; [p.join() for p in ps]\n"
+        "    print([p.exitcode for p in ps])\n"
+    )
+
+    done = runner.run(str(script))
+
+    assert b"[0, 0]\n" == done.stdout
+    assert ["exit"] == without_pid(runner.bundles())
+
+
+def test_run_leaves_nothing_of_children_forked_after_the_gpu_was_used(runner) -> None:
+    script = runner.script(
+        "torch.alloc(1)\nif os.fork() == 0:\n    sys.exit(0)\nos.wait()\nprint(os.getpid())\n"
+    )
+
+    done = runner.run(str(script))
+
+    assert [f"exit-pid{done.stdout.decode().strip()}"] == runner.bundles()
+
+
+def test_run_with_zip_leaves_one_file_that_analyze_reads(runner) -> None:
+    script = runner.script("torch.alloc(60)\ntorch.alloc(60)\n")
+
+    runner.run(str(script), options=("--no-diagnosis", "--zip"))
+
+    (name,) = runner.bundles()
+    assert zipfile.is_zipfile(runner.out / name)
+    done = subprocess.run(
+        [sys.executable, "-m", "fragdoctor", "analyze", runner.out / name, "--format", "json"],
+        capture_output=True,
+        check=True,
+    )
+    assert "capacity" == json.loads(done.stdout)["verdict"]["cause"]
+
+
+def test_run_names_its_directory_after_the_program_and_overwrites_nothing(runner) -> None:
+    runner.script("torch.alloc(1)", "my train.py")
+    argv = [sys.executable, "-m", "fragdoctor", "run", "--no-diagnosis", "my train.py"]
+
+    for _ in range(2):
+        subprocess.run(argv, env=runner.environment(), cwd=runner.home, check=True)
+
+    names = [p.name for p in runner.home.iterdir() if p.name.startswith("fragdoctor-my-train-")]
+    assert 2 == len(names)
+
+
+def test_run_whose_snapshot_fails_keeps_the_rest_and_the_program_unaware(runner) -> None:
+    script = runner.script("torch.alloc(60)\ntorch.alloc(60)\n")
+
+    done = runner.run(str(script), options=("-q",), FAKE_DUMP_FAILS="1")
+
+    assert 1 == done.returncode
+    (bundle,) = runner.bundles()
+    manifest = runner.manifest(bundle)
+    assert ["stats.json"] == manifest["files"]
+    assert ["snapshot.pickle: RuntimeError: the snapshot cannot be taken"] == manifest["problems"]
+    assert b"Not enough capacity" in done.stderr  # the message alone tells as much
+
+
+def test_run_into_a_place_that_cannot_be_written_keeps_the_program_unaware(runner) -> None:
+    runner.out.mkdir()
+    script = runner.script(
+        f"os.rmdir({str(runner.out)!r}); open({str(runner.out)!r}, 'w').close()\n"
+        "torch.alloc(1)\nprint('done')\n"
+    )
+
+    done = runner.run(str(script))
+
+    assert b"done\n" == done.stdout
+    assert b"Nothing was recorded: " in done.stderr
+    assert b"Traceback" not in done.stderr
+
+
+def _signalled(runner: Runner, body: str, number: int, **env: str) -> tuple[int, str, str]:
+    script = runner.script(f"torch.alloc(1)\n{body}")
+    argv = runner.argv(str(script))
+    child = subprocess.Popen(
+        argv,
+        env=runner.environment(**env),
+        cwd=runner.home,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert child.stdout is not None
+    assert "ready\n" == child.stdout.readline()
+    time.sleep(0.5 if env else 0.0)  # well into the writing
+    child.send_signal(number)
+    out, err = child.communicate(timeout=30)
+    return child.returncode, out, err
+
+
+WAITS = "print('ready', flush=True)\nfor _ in range(300): time.sleep(0.1)\n"
+
+
+def test_run_of_a_program_that_is_terminated_leaves_a_bundle_and_143(runner) -> None:
+    code, _, _ = _signalled(runner, WAITS, signal.SIGTERM)
+
+    assert 143 == code
+    assert ["sigterm"] == without_pid(runner.bundles())
+    manifest = runner.manifest(runner.bundles()[0])
+    assert ("signal", "SIGTERM") == (manifest["reason"], manifest["signal"])
+
+
+def test_run_of_a_program_that_is_interrupted_leaves_a_bundle_and_130(runner) -> None:
+    code, _, err = _signalled(runner, WAITS, signal.SIGINT)
+
+    assert 130 == code
+    assert "KeyboardInterrupt" in err
+    assert ["sigint"] == without_pid(runner.bundles())
+
+
+def test_run_leaves_the_program_its_own_handler(runner) -> None:
+    body = (
+        "import signal\n"
+        "def mine(number, frame): print('mine'); sys.exit(5)\n"
+        "print(signal.signal(signal.SIGTERM, mine) is signal.SIG_DFL)\n"
+    )
+
+    script = runner.script(f"torch.alloc(1)\n{body}os.kill(os.getpid(), 15)\ntime.sleep(9)\n")
+    done = runner.run(str(script))
+
+    assert (5, b"True\nmine\n") == (done.returncode, done.stdout)
+    assert ["exit"] == without_pid(runner.bundles())
+
+
+def test_run_hides_its_handler_from_programs_that_ask(runner) -> None:
+    script = runner.script(
+        "import signal\ntorch.alloc(1)\nprint(signal.getsignal(signal.SIGTERM) is signal.SIG_DFL)"
+    )
+
+    assert b"True\n" == runner.run(str(script)).stdout
+
+
+def test_run_of_a_program_that_hangs_outside_python_still_dies_of_sigterm(runner) -> None:
+    # A mutex that is locked twice: no signal makes the call return, as in a hanging collective.
+    body = (
+        "import ctypes\nlibc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)\n"
+        "libc.pthread_mutex_lock(mutex)\nprint('ready', flush=True)\n"
+        "libc.pthread_mutex_lock(mutex)\n"
+    )
+
+    code, _, _ = _signalled(runner, body, signal.SIGTERM)
+
+    assert 143 == code
+    assert ["sigterm"] == without_pid(runner.bundles())
+
+
+def test_run_of_a_program_terminated_while_a_bundle_is_written_completes_it(runner) -> None:
+    body = "print('ready', flush=True)\n"
+
+    code, _, _ = _signalled(runner, body, signal.SIGTERM, FAKE_DUMP_SECONDS="2")
+
+    assert 143 == code
+    assert ["exit"] == without_pid(runner.bundles())

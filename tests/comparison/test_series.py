@@ -1,0 +1,101 @@
+from __future__ import annotations
+
+import itertools
+import statistics
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fragdoctor.comparison.series import Series, fit_trend, mann_kendall, theil_sen, trend_text
+from fragdoctor.model.comparison import Trend
+from fragdoctor.model.finding import Confidence, Location
+from fragdoctor.units import GIB, MIB
+
+PLACE = Location("train.py", 50, "step")
+
+
+def fitted(*mib: int, capacity: int | None = None) -> Trend:
+    values = [v * MIB for v in mib]
+    x = [float(10 * (i + 1)) for i in range(len(mib))]
+    return fit_trend(Series("peak_allocated", values, x, "step", [(PLACE, values)]), capacity)
+
+
+def score_of(values: tuple[int, ...]) -> int:
+    return sum((b > a) - (b < a) for a, b in itertools.combinations(values, 2))
+
+
+@pytest.mark.parametrize("n", [3, 4, 5, 6])
+def test_chance_is_that_of_all_orders_counted(n: int) -> None:
+    scores = [score_of(p) for p in itertools.permutations(range(n))]
+
+    for score in set(scores):
+        expected = sum(s >= score for s in scores) / len(scores)
+        assert mann_kendall(n, score) == pytest.approx(expected)
+
+
+def test_chance_of_many_runs_continues_that_of_few() -> None:
+    exact, approximate = mann_kendall(60, 400), mann_kendall(61, 400)
+
+    assert approximate == pytest.approx(exact, abs=0.002)
+
+
+@given(st.lists(st.integers(-(2**40), 2**40), min_size=2, max_size=12))
+def test_slope_is_the_median_of_all_pairs_within_its_range(values: list[int]) -> None:
+    x = [float(i) for i in range(len(values))]
+
+    slope = theil_sen(x, [float(v) for v in values])
+
+    pairs = [(b - a) / (j - i) for (i, a), (j, b) in itertools.combinations(enumerate(values), 2)]
+    assert slope.value == pytest.approx(statistics.median(pairs))
+    assert slope.low <= slope.value <= slope.high
+
+
+def test_one_odd_run_does_not_move_the_slope() -> None:
+    straight = fitted(100, 110, 120, 130, 140, 150, 160)
+    odd = fitted(100, 110, 120, 900, 140, 150, 160)
+
+    assert odd.slope_bytes == pytest.approx(straight.slope_bytes, rel=0.05)
+
+
+def test_steady_growth_is_likely_and_has_an_end() -> None:
+    trend = fitted(100, 200, 301, 400, 500, capacity=1 * GIB)
+
+    assert trend.confidence is Confidence.LIKELY
+    assert trend.slope_bytes == pytest.approx(10 * MIB, rel=0.01)
+    assert trend.exhausted_at == pytest.approx(102.4, rel=0.01)
+    assert [t.place for t in trend.lines] == [PLACE]
+
+
+def test_three_runs_on_a_line_are_possible_only() -> None:
+    trend = fitted(100, 200, 300, capacity=1 * GIB)
+
+    assert trend.confidence is Confidence.POSSIBLE
+    assert not trend.is_significant
+    assert "3 runs only" in trend_text(trend, "train.py:50 in step")
+
+
+@pytest.mark.parametrize("mib", [(100, 300, 120), (100, 100, 100), (300, 200, 100), (5, 9, 3, 8)])
+def test_what_does_not_grow_steadily_gets_no_forecast(mib: tuple[int, ...]) -> None:
+    trend = fitted(*mib, capacity=1 * GIB)
+
+    assert trend.confidence is None
+    assert trend.exhausted_at is None
+    assert "no forecast" in trend_text(trend, "")
+
+
+def test_growth_that_is_over_the_capacity_is_said_so() -> None:
+    trend = fitted(100, 200, 300, 400, capacity=300 * MIB)
+
+    assert "is reached" in trend_text(trend, "")
+
+
+def test_unknown_capacity_is_asked_for() -> None:
+    assert "--capacity" in trend_text(fitted(100, 200, 300, 400), "")
+
+
+def test_noise_below_a_mebibyte_is_no_growth() -> None:
+    values = [100 * MIB + i * 1000 for i in range(6)]
+    trend = fit_trend(Series("allocated", values, [1.0, 2, 3, 4, 5, 6], "snapshot"), None)
+
+    assert trend.confidence is None

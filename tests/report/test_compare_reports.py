@@ -1,0 +1,186 @@
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+from importlib.resources import files
+from typing import Any
+
+import jsonschema
+import pytest
+from attacks_on_text import HOSTILE
+from runs import Ask, case
+
+from fragdoctor.comparison.pipeline import compare_cases
+from fragdoctor.errors import ConfigError
+from fragdoctor.gate.amount import parse_amount
+from fragdoctor.gate.growth import judge_growth
+from fragdoctor.model import comparison as model
+from fragdoctor.model.comparison import Comparison
+from fragdoctor.report.base import RenderOptions, Verbosity
+from fragdoctor.report.compare import COMPARE_FORMATS, compare_renderer
+
+LOOK = RenderOptions()
+BEFORE = (Ask(10, 40, "build"), Ask(50, 30, calls=("linear",)), Ask(52, 60, kept=False))
+AFTER = (Ask(10, 40, "build"), Ask(57, 45, calls=("linear",)), Ask(70, 60, "evaluate"))
+
+
+def pair(name: str = "run.pickle") -> Comparison:
+    return compare_cases([("before.pickle", case(*BEFORE)), (name, case(*AFTER))])
+
+
+def series() -> Comparison:
+    runs = [(f"{n}.pickle", case(*BEFORE, *[Ask(80, 20)] * n)) for n in range(1, 6)]
+    return compare_cases(runs, capacity_bytes=2**30)
+
+
+def hostile(text: str) -> Comparison:
+    bad = Ask(9, 30, function=text or "f", file=f"/w/{text}.py", calls=(text,))
+    return compare_cases([(text, case(*BEFORE)), (text, case(*BEFORE, bad))])
+
+
+def rendered(name: str, comparison: Comparison, look: RenderOptions = LOOK) -> str:
+    judged = judge_growth(comparison, parse_amount("2%"))
+    return compare_renderer(name)(comparison, judged, look)
+
+
+def schema() -> dict[str, Any]:
+    path = files("fragdoctor.report").joinpath("schema/compare-1.0.schema.json")
+    loaded: dict[str, Any] = json.loads(path.read_text("utf-8"))
+    jsonschema.Draft202012Validator.check_schema(loaded)
+    return loaded
+
+
+def closed(value: Any) -> Any:
+    """Return a schema in which every listed object forbids unlisted keys."""
+    if isinstance(value, dict):
+        more = {"additionalProperties": False} if "properties" in value else {}
+        return {**{k: closed(v) for k, v in value.items()}, **more}
+    return [closed(v) for v in value] if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize("make", [pair, series, lambda: hostile("a\x1b[31mb")])
+def test_document_fits_its_schema_exactly(make: Any) -> None:
+    document = json.loads(rendered("json", make()))
+
+    jsonschema.validate(document, closed(schema()))
+
+
+@pytest.mark.parametrize(
+    ("enum", "path"),
+    [
+        (model.Basis, ("properties", "basis")),
+        (model.LineKind, ("$defs", "line", "properties", "kind")),
+        (model.CauseKind, ("$defs", "likely_cause", "properties", "kind")),
+        (model.ReasonKind, ("properties", "reasons", "items", "properties", "kind")),
+    ],
+)
+def test_schema_lists_each_value(enum: Any, path: tuple[str, ...]) -> None:
+    found: Any = schema()
+    for key in path:
+        found = found[key]
+
+    assert found["enum"] == [member.value for member in enum]
+
+
+def test_text_says_the_answer_first_and_both_lines_of_a_moved_line() -> None:
+    text = rendered("text", pair(), RenderOptions(width=120))
+
+    assert text.startswith("B peaks 15.00 MiB (+12 %) higher")
+    assert re.search(r"train\.py:50 -> :57 in step", text)
+    assert "asks 1.5x: 30.00 MiB -> 45.00 MiB" in text
+    assert "Peak allocated memory of GPU 0 grew by 15.00 MiB, more than" in text
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+@pytest.mark.parametrize("make", [pair, series])
+def test_text_keeps_its_width(make: Any, width: int) -> None:
+    for verbosity in (Verbosity.NORMAL, Verbosity.VERBOSE):
+        text = rendered("text", make(), RenderOptions(width=width, verbosity=verbosity))
+
+        assert max(map(len, text.splitlines())) <= width
+
+
+def test_quiet_text_is_the_answer_and_the_gate() -> None:
+    text = rendered("text", pair(), RenderOptions(verbosity=Verbosity.QUIET))
+
+    assert text.splitlines()[0] == pair().summary
+    assert len(text.splitlines()) == 3
+
+
+def test_series_tells_slope_and_lines() -> None:
+    text = rendered("text", series(), RenderOptions(width=120))
+
+    assert text.startswith("Peak allocated memory grows by 20.00 MiB per snapshot")
+    assert re.search(r"\+20\.00 MiB .* train\.py:80 in step|\+20\.00 MiB.*train\.py:80", text)
+
+
+class Page(HTMLParser):
+    """Collects the tags and attributes of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+
+
+def _policy(page: Page) -> str:
+    return next(v for k, v in page.attributes if k == "content" and v and "default-src" in v)
+
+
+@pytest.mark.parametrize("make", [pair, series])
+def test_page_needs_nothing_and_runs_nothing(make: Any) -> None:
+    text = rendered("html", make())
+
+    page = Page(text)
+    assert "script" not in page.tags
+    assert not {name for name, _ in page.attributes if name.startswith("on") or name == "src"}
+    links = {value for name, value in page.attributes if name == "href"}
+    assert all(link and link.startswith(("#", "data:,")) for link in links)
+    policy = _policy(page)
+    assert "default-src 'none'" in policy
+    assert "script-src 'none'" in policy
+    assert "http" not in re.sub(r'http-equiv="[^"]*"', "", text)
+
+
+def test_page_draws_each_run_whole() -> None:
+    paths = re.findall(r'<path class="alloc" d="([^"]+)"', rendered("html", series()))
+
+    assert len(paths) == 5
+    assert all(re.fullmatch(r"M[\d. ]+(?:[HV][\d.]+)*", path) for path in paths)
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_hostile_names_stay_text(text: str) -> None:
+    comparison = hostile(text)
+
+    page = Page(rendered("html", comparison))
+    assert set(page.tags) <= set(Page(rendered("html", pair())).tags) | {"details", "summary", "ol"}
+    for name in ("text", "markdown"):
+        shown = rendered(name, comparison)
+        assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", shown)
+    markdown = rendered("markdown", comparison)
+    assert "<script" not in re.sub(r"`+.*?`+", "", markdown)
+    json.loads(rendered("json", comparison))
+
+
+def test_markdown_is_compact_with_the_rest_folded() -> None:
+    text = rendered("markdown", pair())
+
+    assert text.startswith("## GPU memory: grew too much")
+    assert text.count("<details>") == text.count("</details>") == 2
+    folded = re.sub(r"<details>.*?</details>", "", text, flags=re.DOTALL)
+    assert len(folded.splitlines()) < 25
+
+
+def test_unknown_format_is_refused_with_a_suggestion() -> None:
+    with pytest.raises(ConfigError) as caught:
+        compare_renderer("htm")
+
+    assert "html" in caught.value.hint
+    assert set(COMPARE_FORMATS) == {"text", "json", "markdown", "html"}

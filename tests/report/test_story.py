@@ -1,0 +1,153 @@
+"""The story of a log in every format, and what it does to verdict and advice."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+import story_logs
+
+import fragdoctor
+from fragdoctor.diagnosis.pipeline import diagnose
+from fragdoctor.model.case import Case
+from fragdoctor.model.diagnosis import Cause, Status
+from fragdoctor.readers.oom_text import find_messages
+from fragdoctor.report.base import RenderOptions, Verbosity, renderer
+from fragdoctor.report.json import dumps, oom_document
+
+SCHEMAS = Path(fragdoctor.__file__).parent / "report" / "schema"
+LOGS = {
+    "optuna": story_logs.optuna(),
+    "holes": story_logs.holes(),
+    "assert-first": story_logs.assert_first(),
+    "ranks": story_logs.ranks(),
+    "torchrun": story_logs.torchrun(),
+    "bars": story_logs.bars(),
+}
+
+
+def diagnosis_of(text):
+    return diagnose(Case(oom=find_messages(text), sources=("sweep.log",)))
+
+
+@pytest.fixture(scope="module", params=LOGS)
+def diagnosis(request):
+    return diagnosis_of(LOGS[request.param])
+
+
+def text_of(diagnosis, **options):
+    return renderer("text")(diagnosis, RenderOptions(**options))
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_text_keeps_to_its_width_and_tells_the_story(diagnosis, width):
+    text = text_of(diagnosis, width=width)
+
+    assert "\nStory  " in text
+    assert max(len(line) for line in text.split("Checklist")[0].splitlines()) <= width
+
+
+def test_story_has_few_rows_and_more_with_verbose():
+    found = diagnosis_of(story_logs.optuna(n=40, n_failing=30))
+
+    short, long = (text_of(found, verbosity=v) for v in (Verbosity.NORMAL, Verbosity.VERBOSE))
+
+    story = short.split("\nStory")[1].split("Checklist")[0]
+    assert story.count("OOM: asked") <= 20
+    assert "more failures in trials" in story
+    assert "left out; --verbose shows more" in story
+    assert long.split("\nStory")[1].split("Checklist")[0].count("OOM: asked") == 30
+
+
+@pytest.mark.parametrize("schema", ["oom", "diagnosis"])
+def test_json_fits_its_schema(diagnosis, schema):
+    form = json.loads((SCHEMAS / f"{schema}-1.0.schema.json").read_text(encoding="utf-8"))
+    text = (
+        dumps(oom_document(diagnosis))
+        if schema == "oom"
+        else renderer("json")(diagnosis, RenderOptions())
+    )
+    document = json.loads(text)
+
+    jsonschema.validate(document, form)
+    events = document["story"]["events"]
+    for place, event in enumerate(events):
+        cause = event["caused_by"]
+        assert cause is None or 0 <= cause < len(events)
+        assert cause != place
+
+
+@pytest.mark.parametrize("name", ["markdown", "html"])
+def test_other_formats_hold_the_story(diagnosis, name):
+    text = renderer(name)(diagnosis, RenderOptions())
+
+    assert "Story" in text
+    assert "OOM: asked" in text
+
+
+@pytest.mark.parametrize("name", ["text", "markdown", "html", "json"])
+def test_hostile_trial_name_and_text_cannot_reach_the_terminal(name):
+    text = story_logs.holes().replace("=== Trial 0 ===", "trial: 0\u202e\x07<script>")
+
+    report = renderer(name)(diagnosis_of(text), RenderOptions())
+
+    assert "\x07" not in report
+    assert "<script>alert" not in report
+    assert name == "json" or "\u202e" not in report
+
+
+def test_growth_from_trial_to_trial_becomes_the_verdict():
+    found = diagnosis_of(story_logs.optuna(n=12, growth=1.65, n_failing=1))
+
+    assert found.verdict.cause is Cause.LEAK
+    growth = next(item for item in found.checklist if item.id == "growth")
+    assert (growth.status, growth.source) == (Status.FAIL, "log")
+    assert "FD404" in {f.code for f in found.findings}
+    advice = {r.code: r for r in found.recommendations}
+    assert "empty_cache() gives" in " ".join(advice["free-between-trials"].caveats)
+    assert "memory_allocated()" in advice["free-between-trials"].verify
+    assert "every 5 trials" in advice["restart-trials"].title
+
+
+def test_level_sweep_keeps_its_verdict_and_says_that_nothing_piles_up():
+    found = diagnosis_of(story_logs.optuna(growth=0.0, n_failing=4))
+
+    assert found.verdict.cause is not Cause.LEAK
+    assert Cause.LEAK not in found.verdict.also
+    restart = next(r for r in found.recommendations if r.code == "restart-trials")
+    assert any("Nothing in this log piles up" in c for c in restart.caveats)
+
+
+def test_growing_holes_are_found():
+    found = diagnosis_of(story_logs.holes())
+
+    assert "FD109" in {f.code for f in found.findings}
+    assert "FD404" not in {f.code for f in found.findings}
+    assert found.verdict.cause is Cause.FRAGMENTATION
+
+
+def test_consequences_and_separate_failures_are_findings():
+    codes = {f.code for f in diagnosis_of(story_logs.ranks()).findings}
+
+    assert {"FD506", "FD507"} <= codes
+
+
+def test_single_message_has_no_story():
+    found = diagnosis_of(story_logs.message(20, 1))
+
+    assert found.story is None
+    assert "Story" not in text_of(found)
+
+
+@pytest.mark.parametrize(("n_others", "n_fit"), [(1, 3), (3, 3)])
+def test_fewer_processes_are_counted_with_headroom_and_context(n_others, n_fit):
+    others = "".join(
+        f"Process {i} has 5.90 GiB memory in use. " for i in range(1000, 1000 + n_others)
+    )
+    found = diagnosis_of(story_logs.message(5.5, 0.2, others=others))
+
+    fewer = [r for r in found.recommendations if r.code == "fewer-processes"]
+    assert all(f"at most {n_fit} such processes" in r.title for r in fewer)
+    assert fewer or n_others == 1
