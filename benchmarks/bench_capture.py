@@ -1,12 +1,12 @@
 """What recording costs: a training loop without it and under each way to record, in one run.
 
-    python benchmarks/bench_capture.py [--rounds 5] [--steps 20] [--layers 6]
+    python benchmarks/bench_capture.py [--rounds 30] [--steps 4] [--layers 6]
 
 It needs a CUDA build of PyTorch and a GPU, nothing else of this project's dependencies. The ways
-take turns, so that a busy machine slows them alike; the best round of each counts. Printed are the
-time of a step, its ratio to the step without recording, the cost per recorded event, and what
-writing a bundle takes. A step of a larger model has more arithmetic per allocation: the cost per
-event is what carries over, the ratio is not.
+take turns, and each is compared with the step without recording of the same round, so that a busy
+machine slows both; the median over the rounds counts, with the quarters beside it. Printed are the
+ratio, the cost per recorded event, and what writing a bundle takes. A step of a larger model has
+more arithmetic per allocation: the cost per event is what carries over, the ratio is not.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import argparse
 import importlib.util
 import resource
 import shutil
+import statistics
 import sys
 import tempfile
 import time
@@ -120,8 +121,8 @@ def load_recorder():  # noqa: ANN201 - a factory of this script
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--layers", type=int, default=6)
     args = parser.parse_args()
     model = nn.Sequential(*(Block(128) for _ in range(args.layers))).cuda()
@@ -137,13 +138,17 @@ def main() -> None:
             time_steps(model, optimizer, 2)
             times[name].append(time_steps(model, optimizer, args.steps))
             record(None)
-    off = min(times["off"])
+    off = statistics.median(times["off"])
     print(f"PyTorch {torch.__version__}, {torch.cuda.get_device_name()}; {n_events} events a step")
-    print(f"{'':36}{'ms a step':>10}{'ratio':>8}{'us an event':>13}")
+    print(f"a step without recording takes {off * 1e3:.2f} ms; with it, in {args.rounds} rounds:")
+    print(f"{'':36}{'ratio':>7}{'quarters':>14}{'us an event':>13}")
     for name, values in times.items():
-        best = min(values)
-        cost = f"{(best - off) / n_events * 1e6:.2f}" if name != "off" else ""
-        print(f"{name:36}{best * 1e3:10.2f}{best / off:8.2f}{cost:>13}")
+        if name == "off":
+            continue
+        ratios = [t / t_off for t, t_off in zip(values, times["off"], strict=True)]
+        low, ratio, high = statistics.quantiles(ratios, n=4)
+        cost = (ratio - 1) * off / n_events * 1e6
+        print(f"{name:36}{ratio:7.2f}{low:8.2f}-{high:.2f} {cost:13.2f}")
     print(bundle)
 
 

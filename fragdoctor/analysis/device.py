@@ -50,9 +50,8 @@ def analyze_device(
         settings: what the allocator ran under; the recorded settings where None.
         undone: what undoing the trace tells, where the caller has it.
     """
-    result = _analyzed(
-        snapshot, device, snapshot.settings if settings is None else settings, undone
-    )
+    settings = snapshot.settings if settings is None else settings
+    result = _analyzed(snapshot, device, settings, undone)
     if result.n_events >= LONG_TRACE_EVENTS:
         return_free_memory()
     return result

@@ -58,7 +58,7 @@ FailOnGrowth = Annotated[
         "--fail-on-growth",
         parser=options.amount,
         metavar="SIZE|%",
-        help="Exit with 1 if peak allocated or peak active memory grew by more than this",
+        help="Exit with 1 if peak allocated or active memory grew by more, or a run newly fails",
     ),
 ]
 Steps = Annotated[

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import traceback
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,6 +19,7 @@ from fragdoctor.errors import ConfigError
 
 if TYPE_CHECKING:
     from fragdoctor.estimate.request import Request
+    from fragdoctor.estimate.tracing.plan import Plan
     from fragdoctor.model.estimate import Estimate, GpuModel
     from fragdoctor.report.base import RenderOptions
 
@@ -83,7 +88,7 @@ GradDtype = Annotated[
     _option("--grad-dtype", metavar="KIND", text="Set the precision of gradients"),
 ]
 Batch = Annotated[
-    int, typer.Option("--batch", min=1, metavar="N", help="Set the sequences a GPU a pass")
+    int | None, typer.Option("--batch", min=1, metavar="N", help="Set the sequences a GPU a pass")
 ]
 Seq = Annotated[int | None, typer.Option("--seq", min=1, metavar="N", help="Set tokens a sequence")]
 AttentionOption = Annotated[
@@ -152,6 +157,30 @@ Dropout = Annotated[
         "--dropout", min=0.0, max=1.0, metavar="P", help="Set dropout", show_default=False
     ),
 ]
+Model = Annotated[
+    str | None,
+    _option(
+        "--model",
+        metavar="MODULE:FACTORY",
+        text="Run your own model on fake tensors; imports it from the current directory",
+    ),
+]
+InputShape = Annotated[
+    str | None,
+    _option("--input-shape", metavar="N,N", text="Set the input's shape where --model has none"),
+]
+InputDtype = Annotated[
+    str, typer.Option("--input-dtype", metavar="NAME", help="Set the input's dtype, as int64")
+]
+Loss = Annotated[
+    str, typer.Option("--loss", metavar="ce|mean", help="Choose a loss where --model has none")
+]
+Steps = Annotated[
+    int, typer.Option("--steps", min=1, max=20, metavar="N", help="Trace this many steps (--model)")
+]
+Verbose = Annotated[
+    bool, typer.Option("-v", "--verbose", help="Show the traceback of an error inside --model")
+]
 Explain = Annotated[bool, typer.Option("--explain", help="Show formulas, values and sources")]
 OutputFormat = Annotated[
     EstimateFormat, typer.Option("--format", help="Choose the output format", show_default=True)
@@ -167,7 +196,7 @@ def estimate(
     optimizer: Optimizer = "adamw",
     master_weights: MasterWeights = False,
     grad_dtype: GradDtype = None,
-    batch: Batch = 1,
+    batch: Batch = None,
     seq: Seq = None,
     attention: AttentionOption = AttentionKind.SDPA,
     checkpointing: Checkpointing = "none",
@@ -194,8 +223,14 @@ def estimate(
     processes: estimate_processes.Processes = None,
     headroom: estimate_processes.Headroom = None,
     context: estimate_processes.Context = None,
+    model: Model = None,
+    input_shape: InputShape = None,
+    input_dtype: InputDtype = "float32",
+    loss: Loss = "",
+    steps: Steps = 2,
     explain: Explain = False,
     output_format: OutputFormat = EstimateFormat.TEXT,
+    verbose: Verbose = False,
     output: options.Output = None,
     force: options.Force = False,
     quiet: options.Quiet = False,
@@ -208,6 +243,7 @@ def estimate(
     from fragdoctor.estimate.gpus import gpu_of, known_gpus
     from fragdoctor.estimate.guess import Overrides
     from fragdoctor.estimate.request import Request
+    from fragdoctor.estimate.tracing.plan import Plan, parse_shape
 
     as_json = output_format is EstimateFormat.JSON
     if list_gpus:
@@ -223,6 +259,22 @@ def estimate(
     if fsdp and zero is not None:
         raise ConfigError("--fsdp and --zero exclude each other.", hint="FSDP is stage 3.")
     gpus = [gpu_of(name) for name in dict.fromkeys(gpu or ())]
+    if model is not None:
+        if inputs or params:
+            raise ConfigError("--model takes no other model.", hint="Give one of them.")
+        plan = Plan(
+            batch=batch,
+            input_shape=parse_shape(input_shape or ""),
+            input_dtype=input_dtype,
+            loss=loss,
+            optimizer=optimizer,
+            grad_accumulation=grad_accumulation,
+            inference=inference,
+            steps=steps,
+        )
+        answer = traced(model, plan, gpus, dtype=dtype or "", verbose=verbose)
+        console.write_report(_rendered(answer, look, explain, as_json), output, force=force)
+        return OK
     request = Request(
         inputs=tuple(inputs or ()),
         params=params or "",
@@ -230,7 +282,7 @@ def estimate(
         optimizer=optimizer,
         master_weights=master_weights,
         grad_dtype=grad_dtype or "",
-        batch=batch,
+        batch=batch or 1,
         seq=seq or 0,
         attention=attention.value,
         checkpointing=checkpointing.strip().lower(),
@@ -264,7 +316,7 @@ def answered(request: Request, gpus: Sequence[GpuModel]) -> Estimate:
     """
     from fragdoctor.estimate.formula import formula_footprint
     from fragdoctor.estimate.judge import Route, judged
-    from fragdoctor.estimate.request import FORMULA_ERROR, workload_of
+    from fragdoctor.estimate.request import FORMULA_ERROR, INFERENCE_ERROR, workload_of
     from fragdoctor.estimate.shapes import is_capture
 
     for name in request.inputs:
@@ -275,7 +327,29 @@ def answered(request: Request, gpus: Sequence[GpuModel]) -> Estimate:
                 hint="Give a config.json or safetensors, or run: fragdoctor analyze",
             )
     with console.Progress("Estimating"):
-        return judged(workload_of(request), Route(formula_footprint, FORMULA_ERROR), gpus)
+        error = INFERENCE_ERROR if request.inference else FORMULA_ERROR
+        return judged(workload_of(request), Route(formula_footprint, error), gpus)
+
+
+def traced(
+    model: str, plan: Plan, gpus: Sequence[GpuModel], *, dtype: str, verbose: bool
+) -> Estimate:
+    """Return the estimate of the user's own model; what its code prints goes to standard error.
+
+    Raises:
+        ConfigError: the model cannot be traced; with ``verbose`` its traceback is printed first.
+    """
+    from fragdoctor.estimate.tracing.route import traced_estimate
+
+    # A real GPU is neither needed nor touched, even if it is full.
+    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+    try:
+        with console.Progress("Tracing"), redirect_stdout(sys.stderr):
+            return traced_estimate(model, plan, gpus, dtype=dtype)
+    except ConfigError as err:
+        if verbose and err.__cause__ is not None:
+            sys.stderr.write("".join(traceback.format_exception(err.__cause__)))
+        raise
 
 
 def _rendered(answer: Estimate, look: RenderOptions, explain: bool, as_json: bool) -> str:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from fragdoctor.comparison.line_uses import LineUse, StackUse
 from fragdoctor.comparison.matching import match_lines, path_parts
-from fragdoctor.comparison.reading import LineUse, StackUse
 from fragdoctor.model.comparison import (
     LineChange,
     LineKind,

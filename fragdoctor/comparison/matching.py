@@ -15,7 +15,7 @@ from collections.abc import Set as AbstractSet
 from itertools import islice
 from typing import Final
 
-from fragdoctor.comparison.reading import LineUse
+from fragdoctor.comparison.line_uses import LineUse
 
 MIN_SCORE: Final = 1.0
 """Below this two lines of a function are not the same line."""

@@ -7,7 +7,7 @@ from typing import Final
 
 from fragdoctor.comparison.reading import Reading
 from fragdoctor.model.comparison import Basis, Comparison, LineKind
-from fragdoctor.units import format_count, format_size
+from fragdoctor.units import format_count, format_size, plural
 
 MAX_LENGTH_DIFFERENCE: Final = 0.1
 """Of the number of steps; less is how a run begins and ends."""
@@ -43,6 +43,11 @@ def find_notes(comparison: Comparison, readings: Sequence[Reading]) -> list[str]
     if comparison.settings is None and not without:
         silent = [r.letter for r, own in zip(runs, readings, strict=True) if own.settings is None]
         notes.append(f"{_names(silent)} {_has(silent)} no settings recorded: they may differ.")
+    n_merged = max((d.n_lines_merged for r in readings for d in r.devices.values()), default=0)
+    if n_merged:
+        notes.append(
+            f"The {plural(n_merged, 'smallest line')} of a run are summed up, without a place."
+        )
     notes += _order_notes(comparison)
     notes += _peak_notes(comparison)
     return notes

@@ -14,10 +14,11 @@ from fragdoctor.comparison.figures import (
     device_peaks,
     side,
 )
+from fragdoctor.comparison.line_uses import merged
 from fragdoctor.comparison.lines import line_changes, reasons
 from fragdoctor.comparison.notes import find_notes
 from fragdoctor.comparison.phases import phase_changes
-from fragdoctor.comparison.reading import DeviceReading, Reading, merged, read_run
+from fragdoctor.comparison.reading import DeviceReading, Reading, read_run
 from fragdoctor.comparison.replay import prove_settings, requests_equal
 from fragdoctor.comparison.settings import setting_changes
 from fragdoctor.comparison.summary import is_same, summarised

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fragdoctor.comparison.line_uses import LineUse
 from fragdoctor.comparison.matching import match_lines
-from fragdoctor.comparison.reading import LineUse
 from fragdoctor.model.finding import Location
 
 

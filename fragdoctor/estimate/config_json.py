@@ -89,6 +89,10 @@ def shape_of_config(config: Config, name: str) -> ModelShape:
         InputError: keys are missing or have impossible values; the sentence names them.
     """
     config, nested = _language_part(config)
+    if "model_type" not in config and not any(k in config for keys in KEYS.values() for k in keys):
+        raise InputError(
+            f"{name} is JSON, but no model configuration.", hint="Give a Hugging Face config.json."
+        )
     kind = config.get("model_type")
     kind = kind.lower() if isinstance(kind, str) else ""
     architecture = ARCHITECTURES.get(kind)
@@ -134,7 +138,7 @@ class _Reader:
                 )
             return value
         if default is None:
-            self.missing.append(" or ".join(KEYS.get(what, (what,))))
+            self.missing.append(" or ".join(KEYS.get(what, (what,))[:2]))
             return 0
         return default
 

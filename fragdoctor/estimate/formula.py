@@ -70,6 +70,7 @@ def _items(workload: Workload, states: States, most: Mapping[str, int]) -> list[
         _gathered(states, most),
         _master(workload, states, most),
         _gradients(workload, states, most),
+        _buckets(states, most),
         _optimizer_states(workload, states, most),
         _weight_copies(workload, states, most),
         _kv_cache(workload, most),
@@ -171,6 +172,21 @@ def _gradients(workload: Workload, states: States, most: Mapping[str, int]) -> I
         ZERO if symbol else TRAINER_SOURCE, Sureness.DERIVED,
         note="They live from backward to zero_grad(set_to_none=True), the default",
     )  # fmt: skip
+
+
+def _buckets(states: States, most: Mapping[str, int]) -> Item:
+    each = next((g.gradient_bytes / g.n_each for g in states.groups if g.is_trained), 0.0)
+    return Item(
+        "buckets",
+        "Buckets of data parallelism",
+        most["buckets"],
+        f"P x {_plain(each)}",
+        f"{format_count(_trained(states))} x {_plain(each)}",
+        "DistributedDataParallel without gradient_as_bucket_view=True, "
+        "https://docs.pytorch.org/docs/stable/generated/"
+        "torch.nn.parallel.DistributedDataParallel.html",
+        Sureness.DERIVED,
+    )
 
 
 def _optimizer_states(workload: Workload, states: States, most: Mapping[str, int]) -> Item:

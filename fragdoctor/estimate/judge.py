@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -74,21 +75,30 @@ def largest_batch(workload: Workload, footprint_of: Footprinter, usable_bytes: i
 
     None where memory does not depend on the batch, as when the layers are not known.
     """
+    reserved: dict[int, int] = {}
 
-    def fits(batch: int) -> bool:
-        return footprint_of(replace(workload, batch=batch)).reserved_bytes <= usable_bytes
+    def needs(batch: int) -> int:
+        if batch not in reserved:
+            reserved[batch] = footprint_of(replace(workload, batch=batch)).reserved_bytes
+        return reserved[batch]
 
-    if not fits(1):
+    if needs(1) > usable_bytes:
         return 0
-    high = 2
-    while fits(high):
-        high *= 2
+    low, high = 1, 2
+    # Memory is nearly linear in the batch: aim where the line meets the limit, then a bit beyond.
+    while needs(high) <= usable_bytes:
+        slope = (needs(high) - needs(low)) / (high - low)
+        room = (usable_bytes - needs(high)) / slope if slope > 0 else MAX_BATCH
+        low, high = high, high + max(1, math.ceil(1.01 * room))
         if high > MAX_BATCH:
             return None
-    low = high // 2
     while high - low > max(1, low // 64):  # to within 2 %: the estimate is no finer
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
+        share = (usable_bytes - needs(low)) / max(1, needs(high) - needs(low))
+        aimed = low + round(share * (high - low))
+        # Never closer than an eighth to an end, so that each step narrows the range.
+        edge = max(1, (high - low) // 8)
+        middle = min(max(aimed, low + edge), high - edge)
+        low, high = (middle, high) if needs(middle) <= usable_bytes else (low, middle)
     return low
 
 

@@ -19,7 +19,7 @@ s*b*h*(34 + 5*a*s/h), https://arxiv.org/abs/2205.05198; other settings change su
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from fragdoctor.estimate.precision import Precision
@@ -106,20 +106,26 @@ def layer_ops(workload: Workload, precision: Precision) -> list[Op]:
     """Return the operations of one layer in forward order."""
     shape = workload.shape
     trains = not workload.lora_rank
-    ops = [
-        norm_op(shape.norm, precision, "norm1", trains=trains),
-        *_attention_ops(workload, precision),
-    ]
+    first = norm_op(shape.norm, precision, "norm1", trains=trains)
     second = norm_op(shape.norm, precision, "norm2", trains=trains)
-    if shape.parallel_residual:  # both branches read the same residual
-        kept = tuple(t for t in second.saved if t.label != "input")
-        second = Op(
-            second.name, second.slot, kept, second.passing, second.scratch, second.grads,
-            ends_branch=True,
-        )  # fmt: skip
-    ops.append(second)
-    ops += _mlp_ops(workload, precision)
-    return ops
+    if shape.norms_per_layer == 1:  # one norm feeds both branches
+        second = replace(second, saved=(), passing=())
+    elif shape.parallel_residual:  # both norms read the same residual
+        second = replace(second, saved=tuple(t for t in second.saved if t.label != "input"))
+    after = _branch_norm(first) if shape.norms_per_layer >= 4 else []
+    return [
+        first,
+        *_attention_ops(workload, precision),
+        *after,
+        second,
+        *_mlp_ops(workload, precision),
+        *after,
+    ]
+
+
+def _branch_norm(norm: Op) -> list[Op]:
+    """Return a norm of a branch's output, before it is added (Gemma 2)."""
+    return [replace(norm, name="norm of the branch", slot="", ends_branch=False)]
 
 
 def norm_op(norm: Norm, precision: Precision, slot: str, *, trains: bool = True) -> Op:
@@ -314,10 +320,12 @@ def _mlp_ops(workload: Workload, precision: Precision) -> list[Op]:
                 (Term("B*S*E", FP32),), grads=(Term("B*S*H", c),),
             )
         )  # fmt: skip
+    kept = _linear_input(inner, precision, workload, "up", n_up)
+    if shape.norms_per_layer == 1 and not precision.is_autocast and not workload.lora_rank:
+        kept = ()  # the tensor that query, key and value keep
     ops.append(
         Op(
-            "feed-forward in", "up",
-            _linear_input(inner, precision, workload, "up", n_up),
+            "feed-forward in", "up", kept,
             (Term("B*S*F", n_up * c),), grads=(Term("B*S*H", back or c),),
             back_scratch=(Term(inner, c),),
         )

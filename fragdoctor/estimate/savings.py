@@ -99,6 +99,17 @@ def _for_states(workload: Workload) -> list[Measure]:
                     replace(workload, optimizer="adamw-8bit"),
                     "needs bitsandbytes; states are quantised in blocks", ADAM_8BIT)
         )  # fmt: skip
+    if optimizer.copies >= 2 and workload.checkpointing == "none" and workload.shape.has_layers:
+        found.append(
+            Measure(
+                "checkpointing_8bit",
+                "checkpoint each layer, and 8-bit AdamW",
+                "--checkpointing full --optimizer adamw-8bit",
+                replace(workload, checkpointing="full", optimizer="adamw-8bit"),
+                "both prices together",
+                f"{CHECKPOINTING}; {ADAM_8BIT}",
+            )
+        )
     if optimizer.step_copies and optimizer.name in ("adam", "adamw"):
         found.append(
             Measure("fused_optimizer", "fused AdamW", "--optimizer adamw-fused",

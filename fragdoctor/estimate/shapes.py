@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from fragdoctor.errors import ConfigError, InputError, NotASnapshot
-from fragdoctor.estimate.config_json import Config, parse_config, read_config, shape_of_config
+from fragdoctor.estimate.config_json import Config, read_config, shape_of_config
 from fragdoctor.estimate.safetensors import (
     TensorEntry,
     looks_like_safetensors,
@@ -56,6 +56,8 @@ def model_of(inputs: Sequence[str]) -> FoundModel:
     """
     paths = [Path(name) for name in inputs]
     for path in paths:
+        if str(path) == "-":
+            raise ConfigError("Standard input is not read here.", hint=WANTED)
         if not path.exists():
             raise InputError(f"{path} does not exist.", hint=WANTED)
     if len(paths) == 1 and paths[0].is_dir():
@@ -128,6 +130,3 @@ def _config_dtype(config: Config) -> str:
     stated = config.get("torch_dtype", config.get("dtype"))
     names = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
     return names.get(stated, "") if isinstance(stated, str) else ""
-
-
-__all__ = ["FoundModel", "is_capture", "model_of", "parse_config"]

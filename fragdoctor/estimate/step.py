@@ -69,6 +69,10 @@ class StepPlayer:
             for group in states.groups:
                 if group.is_trained:
                     tape.alloc("master_weights", group.sharded(FP32), group.count)
+        if self.workload.world_size > 1 and not self.workload.zero_stage:
+            for group in states.groups:  # data parallelism: gradients once more, in its buckets
+                if group.is_trained:
+                    tape.alloc("buckets", group.gradient_bytes, group.count)
         for step in range(2):
             for micro in range(min(2, self.workload.grad_accumulation)):
                 self._forward(workspace_bytes if step == micro == 0 else 0)
@@ -88,7 +92,6 @@ class StepPlayer:
         if not self.has_shape:
             return
         self._gather_outside()
-        self.root_copies: list[int] = []
         self.layers: list[list[Kept]] = []
         self.boundaries: list[int] = []
         stream = self._unit("activations", "B*S*H", precision.residual)
@@ -117,7 +120,7 @@ class StepPlayer:
     def _layer_forward(self, *, owns_stream: int, keeps: bool) -> list[Kept]:
         """Play one layer; the residual it reads is ``owns_stream``, already there."""
         tape = self.tape
-        gathered = self._gather("layer")
+        gathered = self._gather_layer()
         kept_ops: list[Kept] = []
         passing: list[int] = []
         for op in self.ops:
@@ -132,7 +135,7 @@ class StepPlayer:
             passing = after
             kept_ops.append(kept)
         tape.free(*passing)
-        self._release(gathered)
+        self.tape.free(*gathered)
         # A norm that works on an fp32 copy does not keep the residual itself.
         if keeps and not any(t.label == "input" for t in self.ops[0].saved):
             tape.free(owns_stream)
@@ -228,7 +231,7 @@ class StepPlayer:
                 tape.free(tape.alloc("temporaries", group.gradient_bytes))
         self._weight_gradients("embedding")
         tape.free(stream_grad, *self.inputs)
-        self._release(self.gathered)
+        self.tape.free(*self.gathered)
         self.gathered = []
 
     def _loss_backward(self) -> None:
@@ -275,7 +278,7 @@ class StepPlayer:
 
     def _layer_backward(self, kept_ops: list[Kept]) -> None:
         tape = self.tape
-        gathered = self._gather("layer")
+        gathered = self._gather_layer()
         incoming: list[int] = []
         for kept in reversed(kept_ops):
             op = kept.op
@@ -290,7 +293,7 @@ class StepPlayer:
                 tape.free(*incoming)
                 incoming = []
         tape.free(*incoming)
-        self._release(gathered)
+        self.tape.free(*gathered)
 
     def _weight_gradients(self, slot: str) -> None:
         """Make a slot's gradients: in the working precision first, then as they are kept."""
@@ -350,7 +353,7 @@ class StepPlayer:
                 if not g.layered
             ]
 
-    def _gather(self, _what: str) -> list[int]:
+    def _gather_layer(self) -> list[int]:
         """Collect a layer's parameters from the other GPUs, and the next one's ahead of time."""
         if not self.states.gathers:
             return []
@@ -359,9 +362,6 @@ class StepPlayer:
             for g in self.states.groups
             if g.layered
         ]
-
-    def _release(self, handles: list[int]) -> None:
-        self.tape.free(*handles)
 
     def _term(self, tag: str, term: Term) -> int:
         return self.tape.alloc(tag, term_bytes(term, self.sizes))

@@ -14,12 +14,13 @@ from typing import Final
 
 from fragdoctor.allocator.model import Allocator
 from fragdoctor.model.estimate import Phase, PhaseName, Share
-from fragdoctor.units import MIB
 
 ROUNDING: Final = 512
-# A mixture of experts has tens of thousands of equal tensors: beyond this many, equal tensors
-# are given to the allocator as one. They are larger than a segment's rounding then.
-MAX_EXPANDED: Final = 40_000
+# A mixture of experts has tens of thousands of equal tensors: beyond this many requests, equal
+# tensors that come and go together are given to the allocator as one.
+MAX_EXPANDED: Final = 20_000
+# No device has a thousandth of it: the allocator's part does not matter then.
+ABSURD_BYTES: Final = 2**50
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,8 +114,11 @@ def phases_of(tape: Tape) -> list[Phase]:
 
 def reserved_of(tape: Tape) -> int:
     """Return the most that the caching allocator reserves for the list, with default settings."""
+    requests = [e for e in tape.events if e.kind == "alloc"]
+    if any(e.n_bytes * e.count > ABSURD_BYTES for e in requests):
+        return max((phase.n_bytes for phase in phases_of(tape)), default=0)
     allocator = Allocator()
-    n_tensors = sum(e.count for e in tape.events if e.kind == "alloc")
+    n_tensors = sum(e.count for e in requests)
     merges = n_tensors > MAX_EXPANDED
     addresses: dict[int, Sequence[int]] = {}
     for event in tape.events:
@@ -127,6 +131,6 @@ def reserved_of(tape: Tape) -> int:
 
 
 def _served(allocator: Allocator, event: Event, *, merges: bool) -> Sequence[int]:
-    if merges and event.count > 1 and event.n_bytes > MIB:
+    if merges and event.count > 1:
         return [allocator.malloc(rounded(event.n_bytes) * event.count)]
     return [allocator.malloc(event.n_bytes) for _ in range(event.count)]

@@ -9,7 +9,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Final
 
-from fragdoctor.estimate.safetensors import DTYPE_BITS, TensorEntry
+from fragdoctor.estimate.safetensors import TensorEntry
 from fragdoctor.model.workload import ModelShape, Norm, ParameterGroup, Role
 from fragdoctor.units import format_count
 
@@ -96,11 +96,6 @@ def stored_dtype(entries: Sequence[TensorEntry]) -> str:
     if not sizes:
         return ""
     return _DTYPES.get(sizes.most_common(1)[0][0], "")
-
-
-def stored_bytes(entries: Sequence[TensorEntry]) -> int:
-    """Return the bytes of the data."""
-    return sum((e.n_elements * DTYPE_BITS[e.dtype] + 7) // 8 for e in entries)
 
 
 def groups_of(entries: Sequence[TensorEntry]) -> list[ParameterGroup]:

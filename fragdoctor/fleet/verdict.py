@@ -165,9 +165,8 @@ def _others(
         return [f"{who}{ran} {format_count(unwell[worst])} of them {shows}: {what}."]
     peaks = _peaks(usual)
     if len(usual) > 1:
-        return [
-            f"{who} {verb} healthy, in {format_count(len(usual))} groups of ranks that are alike{peaks}."
-        ]
+        n_groups = format_count(len(usual))
+        return [f"{who} {verb} healthy, in {n_groups} groups of ranks that are alike{peaks}."]
     alike = " and alike" if n > 1 else ""
     return [f"{who} {verb} healthy{alike}{peaks}."]
 

@@ -107,8 +107,6 @@ class ModelShape:
     experts_per_token: int = 0
     n_shared_experts: int = 0
     shared_ffn: int = 0
-    dense_layers: int = 0
-    dense_ffn: int = 0
     activation: str = "gelu"
     norm: Norm = Norm.LAYERNORM
     norms_per_layer: int = 2

@@ -109,6 +109,29 @@ def test_record_decorates_coroutines_until_they_are_done(fake_torch, tmp_path) -
     assert (tmp_path / "b" / "snapshot.pickle").is_file()
 
 
+def test_record_gives_a_message_to_its_own_failure_not_to_a_silent_one(
+    fake_torch, tmp_path
+) -> None:
+    # PyTorch catches failures itself while cuDNN looks for a workspace: no exception follows.
+    with record(tmp_path / "b", at_end=False, quiet=True) as recording:
+        for observer in fake_torch._State.observers:
+            observer(0, 5, 100, 1)
+        with pytest.raises(fake_torch.OutOfMemoryError):
+            fake_torch.alloc(200)
+
+    assert [False, True] == [(b / "oom.txt").exists() for b in recording.bundles]
+
+
+def test_record_whose_bundle_was_moved_still_writes_the_end(fake_torch, tmp_path) -> None:
+    with record(tmp_path / "b", quiet=True) as recording:
+        fake_torch.alloc(1)
+        with pytest.raises(fake_torch.OutOfMemoryError):
+            fake_torch.alloc(200)
+        (tmp_path / "b").rename(tmp_path / "moved")
+
+    assert "block" == manifest(recording.bundles[-1])["reason"]
+
+
 def test_record_nested_lets_the_inner_block_tell_a_failure(fake_torch, tmp_path) -> None:
     with (
         pytest.raises(fake_torch.OutOfMemoryError),

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fragdoctor.comparison.line_uses import LineUse
 from fragdoctor.comparison.matching import align, match_files, match_lines, n_shared, path_parts
-from fragdoctor.comparison.reading import LineUse
 from fragdoctor.model.finding import Location
 
 FILE = "/home/a/proj/train.py"
@@ -21,7 +21,6 @@ def use(
     told = tuple((size, 1) for size in sizes or (512,))
     return LineUse(
         place=Location(file, line, function),
-        is_user=True,
         peak_bytes=sum(sizes),
         n_peak=len(told),
         now_bytes=0,
@@ -119,7 +118,7 @@ def test_windows_and_posix_paths_share_their_last_parts() -> None:
 
 
 def test_requests_without_a_stack_are_one_line() -> None:
-    nothing = LineUse(None, False, 8, 1, 8, 1, 1, ((8, 1),), 1, frozenset())
+    nothing = LineUse(None, 8, 1, 8, 1, 1, ((8, 1),), 1, frozenset())
 
     assert match_lines([nothing], [nothing]) == [(0, 0)]
 

@@ -26,6 +26,7 @@ class Options(NamedTuple):
         stacks: ``python`` or ``all`` (C++ frames too).
         keep_first: bundles written for the first failures of a process, whatever their pace.
         interval_s: after those, at most one bundle in this time.
+        keep_most: bundles of failures of a process in all.
         status: file to which each process appends what it reached; "" = nowhere.
         command: the command line as given to ``fragdoctor run``.
     """
@@ -35,6 +36,7 @@ class Options(NamedTuple):
     stacks: str = "python"
     keep_first: int = 3
     interval_s: float = 60.0
+    keep_most: int = 20
     status: str = ""
     command: tuple[str, ...] = ()
 

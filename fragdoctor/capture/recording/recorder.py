@@ -20,6 +20,7 @@ from .pace import Pace
 
 _MESSAGE_CHARACTERS = 64 * 1024
 _PATIENCE_S = 60.0
+_MOST_WAITING = 64
 
 
 class _Waiting:
@@ -66,7 +67,7 @@ class Recorder:
         self.left_nothing = False
         self.is_on = False
         self.owns_history = False
-        self._pace = Pace(options.keep_first, options.interval_s)
+        self._pace = Pace(options.keep_first, options.interval_s, options.keep_most)
         self._waiting: list[_Waiting] = []
         self._last_oom = ""
         self.on_idle: Callable[[], None] = _nothing
@@ -101,7 +102,8 @@ class Recorder:
             return
         self.n_ooms += 1
         bundle = self._write_oom(device, asked, total, free) if writes else None
-        self._waiting.append(_Waiting(device, bundle, is_told=bundle is not None or not writes))
+        waiting = _Waiting(device, bundle, is_told=bundle is not None or not writes)
+        self._waiting = [*self._waiting[1 - _MOST_WAITING :], waiting]
 
     def _write_oom(self, device: int, asked: int, total: int, free: int) -> str | None:
         """Return the bundle of a failure, None where it is one too many or cannot be written."""
@@ -197,11 +199,15 @@ class Recorder:
 
     def _finish(self, *, ended_program: bool) -> None:
         """Complete the last bundle by what is known only now."""
-        if self.bundles:
-            changes = {"n_ooms": self.n_ooms, "n_skipped": self.n_skipped}
-            if ended_program:
-                changes["ended_program"] = True
+        if not self.bundles:
+            return
+        changes = {"n_ooms": self.n_ooms, "n_skipped": self.n_skipped}
+        if ended_program:
+            changes["ended_program"] = True
+        try:
             bundle_writer.update_manifest(self.bundles[-1], **changes)
+        except Exception as e:  # somebody moved it: what is still to be written matters more
+            self._note(e)
 
     def _write(
         self, name: str, reason: str, error: BaseException | None = None, **fields: Any
@@ -273,13 +279,14 @@ class Recorder:
     def _take(self, text: str) -> _Waiting:
         """Take out the bundle that a message is about: same thread, else same device, else last.
 
-        The thread differs where autograd failed in a thread of its own.
+        The thread differs where autograd failed in a thread of its own. Earlier ones of that thread
+        have no message to come: PyTorch caught them itself, as cuDNN's search for workspaces does.
         """
         me = threading.get_ident()
         same = [w for w in self._waiting if w.thread == me]
         same = same or [w for w in self._waiting if f"GPU {w.device} " in text] or self._waiting
         found = same[-1]
-        self._waiting = [w for w in self._waiting if w is not found]
+        self._waiting = [w for w in self._waiting if w.thread != found.thread]
         return found
 
     def _note(self, error: Exception) -> None:

@@ -2,7 +2,7 @@
 
 Fake tensors carry the device ``cuda`` through the dispatcher in any build of PyTorch, so that
 autocast, fused dropout, attention kernels and foreach optimizers are chosen as on a GPU. Two
-things stand in the way without one, and both are put aside for this process alone:
+things stand in the way without one, and both are put aside for as long as a trace runs:
 
 * C++ asks the table of device guards for CUDA's. PyTorch has a guard for fake tensors and installs
   it in place of a guard that counts no devices; a build without CUDA has none to replace, so one
@@ -17,6 +17,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,6 +25,7 @@ from typing import Any, Final, Self
 from unittest import mock
 
 import torch
+from torch._prims_common import suggest_memory_format
 from torch._subclasses import fake_tensor
 
 from fragdoctor.errors import ConfigError
@@ -31,8 +33,11 @@ from fragdoctor.estimate.tracing import attention
 from fragdoctor.units import GIB
 
 CUDA: Final = 1
+POINTER: Final = ctypes.sizeof(ctypes.c_void_p)
 TABLE_HEAD: Final = 2  # before the methods: offset to top, and type information
 TABLE_LENGTH: Final = 128
+# Every operation that has both a CUDA kernel and a written-out form.
+FUSED_ON_CUDA: Final = ("silu_backward", "mish_backward", "_fused_rms_norm")
 FIRST_METHOD, LAST_METHOD = 2, 48
 _ANSWER_0: Final = ctypes.CFUNCTYPE(ctypes.c_int)(lambda: 0)
 _ANSWER_1: Final = ctypes.CFUNCTYPE(ctypes.c_int)(lambda: 1)
@@ -48,24 +53,36 @@ class FakeMode(fake_tensor.FakeTensorMode):
         return True
 
 
+@dataclass(frozen=True, slots=True)
+class _Switch:
+    """A place in PyTorch's memory, what stands there, and what fake CUDA needs there."""
+
+    place: ctypes.c_void_p
+    original: int | None
+    pretended: int | None
+
+
 @cache
-def prepare() -> None:
-    """Make autograd on fake CUDA tensors work in this process. Cannot be undone; done once.
+def _switches() -> tuple[_Switch, ...]:
+    """Find what has to be exchanged for autograd to work on fake CUDA tensors; done once.
 
     Raises:
         ConfigError: this build of PyTorch does not have what is needed.
     """
-    try:
-        # Dispatch modes import it sooner or later, and it must not see patched functions.
-        import torch._dynamo
+    # Dispatch modes import it sooner or later, and it must not see patched functions.
+    import torch._dynamo
 
-        _install_guard()
-        _install_hooks()
-        _KEPT.append(attention.install())
+    try:
+        guard = _guard()
+        guard.place.value = guard.pretended
+        try:
+            return guard, _hooks()
+        finally:
+            guard.place.value = guard.original
     except (AttributeError, OSError, ValueError) as err:
         raise ConfigError(
             f"This build of PyTorch ({torch.__version__}) cannot run a model on fake CUDA tensors.",
-            hint="Use PyTorch 2.6 or newer on Linux, or estimate by formula: --config, --params.",
+            hint="Use PyTorch 2.6 or newer on Linux, or estimate by formula from a config.json.",
         ) from err
 
 
@@ -78,38 +95,56 @@ def _address(function: Any) -> int:
     return ctypes.cast(function, ctypes.c_void_p).value or 0
 
 
-def _install_guard() -> None:
-    guards = (ctypes.c_void_p * (CUDA + 1)).in_dll(
-        _library("c10"), "_ZN3c104impl26device_guard_impl_registryE"
+def _guard() -> _Switch:
+    """CUDA's entry in the table of device guards."""
+    table = ctypes.addressof(
+        ctypes.c_void_p.in_dll(_library("c10"), "_ZN3c104impl26device_guard_impl_registryE")
     )
-    if guards[CUDA] is None:
-        table = (ctypes.c_void_p * TABLE_LENGTH)(*[_address(_ANSWER_0)] * TABLE_LENGTH)
-        stand_in = (ctypes.c_void_p * 1)(ctypes.addressof(table))
-        _KEPT.extend([table, stand_in])
-        guards[CUDA] = ctypes.addressof(stand_in)
-        torch._C._ensureCUDADeviceGuardSet()
-        if guards[CUDA] == ctypes.addressof(stand_in):
-            guards[CUDA] = None
-            raise ValueError("the guard was not replaced")
+    place = ctypes.c_void_p.from_address(table + CUDA * POINTER)
+    original = place.value
+    if original is None:
+        methods = (ctypes.c_void_p * TABLE_LENGTH)(*[_address(_ANSWER_0)] * TABLE_LENGTH)
+        stand_in = (ctypes.c_void_p * 1)(ctypes.addressof(methods))
+        _KEPT.extend([methods, stand_in])
+        place.value = ctypes.addressof(stand_in)
+    before = place.value
     torch._C._ensureCUDADeviceGuardSet()
+    pretended, place.value = place.value, original
+    if original is None and pretended == before:
+        raise ValueError("the guard was not replaced")
+    return _Switch(place, original, pretended)
 
 
-def _install_hooks() -> None:
+def _hooks() -> _Switch:
+    """The method table of the CUDA hooks, in a copy that answers the two questions with yes."""
     get_hooks = _library("torch_cpu")["_ZN2at6detail12getCUDAHooksEv"]
     get_hooks.restype = ctypes.c_void_p
-    methods = ctypes.c_void_p.from_address(get_hooks())
-    original = methods.value or 0
-    head = TABLE_HEAD * ctypes.sizeof(ctypes.c_void_p)
+    place = ctypes.c_void_p.from_address(get_hooks())
+    original = place.value or 0
+    head = TABLE_HEAD * POINTER
     table_type = ctypes.c_void_p * TABLE_LENGTH
     table = table_type(*table_type.from_address(original - head))
     _KEPT.append(table)
-    methods.value = ctypes.addressof(table) + head
+    place.value = ctypes.addressof(table) + head
     try:
         _answer_yes(table, _cuda_is_built)
         _answer_yes(table, _backward_works)
-    except ValueError:
-        methods.value = original
-        raise
+        return _Switch(place, original, place.value)
+    finally:
+        place.value = original
+
+
+def _keep_fused() -> torch.library.Library:
+    """Return a library that gives operations with a CUDA kernel one in builds without CUDA.
+
+    Without one PyTorch writes them out in several operations, which take more memory. The kernel is
+    never called: on fake tensors only shapes are computed.
+    """
+    library = torch.library.Library("aten", "IMPL")
+    for name in FUSED_ON_CUDA:
+        if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "CUDA"):
+            library.impl(name, _nothing, "CUDA")
+    return library
 
 
 def _answer_yes(table: ctypes.Array[ctypes.c_void_p], wanted: Callable[[], bool]) -> None:
@@ -151,25 +186,36 @@ def pretend_cuda(
         capability: compute capability; decides which attention kernel is taken.
         allocated: tells the bytes allocated so far, for ``memory_allocated()``.
     """
-    prepare()
+    switches = _switches()
     attention.set_capability(capability)
     gpu = SimpleNamespace(total_bytes=total_bytes, name=name, capability=capability)
-    with _patched(gpu, allocated):
+    with ExitStack() as stack:
+        for switch in switches:
+            stack.callback(setattr, switch.place, "value", switch.original)
+            switch.place.value = switch.pretended
+        for library in (attention.install(), _keep_fused()):
+            stack.callback(library._destroy)
+        stack.enter_context(_patched(gpu, allocated))
         yield
 
 
-def _swap_tensors(first: torch.Tensor, second: torch.Tensor) -> None:
-    """Swap as PyTorch does; the memory of the fake mode does not count as somebody who looks on.
+def _swap_tensors(first: Any, second: Any) -> None:
+    """Swap two tensors as PyTorch does when a fake module moves, whoever holds them.
 
-    ``Module.to`` of a fake module swaps, and refuses where weak references are around.
+    PyTorch refuses where weak references are around; fake tensors have some, in tables that are
+    only there to give the same fake for the same original.
     """
-    mode = torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE)
-    if mode is not None:
-        mode.fake_tensor_converter.meta_converter.tensor_memo.clear()
-    _SWAP(first, second)  # type: ignore[no-untyped-call]
+    for name in ("__class__", "__dict__"):
+        old = getattr(first, name)
+        setattr(first, name, getattr(second, name))
+        setattr(second, name, old)
+    torch._C._swap_tensor_impl(first, second)
 
 
-_SWAP: Final = torch.utils.swap_tensors
+def _layout(inputs: torch.Tensor, weight: torch.Tensor, _backend: object) -> torch.memory_format:
+    """Return what cuDNN's convolutions give: channels last if input or weight has it."""
+    layouts = [suggest_memory_format(t) for t in (inputs, weight)]
+    return next((f for f in layouts if f is not torch.contiguous_format), torch.contiguous_format)
 
 
 def _yes(*_: object, **__: object) -> bool:
@@ -275,6 +321,10 @@ def _patched(gpu: SimpleNamespace, allocated: Callable[[], int] = lambda: 0) -> 
         stack.enter_context(mock.patch.object(torch.utils, "swap_tensors", _swap_tensors))
         if hasattr(fake_tensor, "init_gpu_context"):
             stack.enter_context(mock.patch.object(fake_tensor, "init_gpu_context", _nothing))
+        if hasattr(torch._C, "_conv_determine_backend_memory_format"):
+            stack.enter_context(
+                mock.patch.object(torch._C, "_conv_determine_backend_memory_format", _layout)
+            )
         # On a GPU parameters are plain tensors, for which optimizers take foreach kernels.
         for module in (optimizer, _foreach_utils):
             kinds = getattr(module, "_foreach_supported_types", None)

@@ -151,8 +151,6 @@ def _kind(log: RequestLog, number: int, phase: str, *, outlives: bool) -> str:
         return "weight_copies"
     if phase == PhaseName.FORWARD and outlives:
         return "activations"
-    if phase == PhaseName.BACKWARD and log.place_of[number] >= 0:
-        return "recomputed"
     return "temporaries"
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fragdoctor.errors import ConfigError
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -32,3 +34,22 @@ class Plan:
     grad_accumulation: int = 1
     inference: bool = False
     steps: int = 2
+
+
+def parse_shape(text: str) -> tuple[int, ...]:
+    """Return the sizes in ``8,1024`` or ``8x1024``; () for "".
+
+    Raises:
+        ConfigError: it is something else.
+    """
+    if not text.strip():
+        return ()
+    try:
+        sizes = tuple(int(part) for part in text.lower().replace("x", ",").split(","))
+    except ValueError:
+        sizes = ()
+    if not sizes or min(sizes) < 1:
+        raise ConfigError(
+            f"--input-shape wants sizes such as 8,1024, not {text!r}.", hint="Batch comes first."
+        )
+    return sizes

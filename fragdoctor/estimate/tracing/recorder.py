@@ -11,13 +11,15 @@ from types import FrameType
 from typing import Any, Final
 
 import torch
+import torch.utils.checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fragdoctor.estimate.tracing.kernels import scratch_of
-from fragdoctor.estimate.tracing.request_log import RequestLog
+from fragdoctor.estimate.tracing.request_log import RequestLog, shown
 from fragdoctor.estimate.tracing.unknown_values import stand_in
 
+CHECKPOINT: Final = torch.utils.checkpoint.__file__
 PACKAGE: Final = str(Path(__file__).parents[2])
 TRAINING: Final = str(Path(__file__).with_name("training.py"))
 TORCH: Final = str(Path(torch.__file__).parent)
@@ -100,14 +102,14 @@ class Recorder(TorchDispatchMode):
     def _note(
         self, outputs: Iterable[Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
+        place = self._place()
+        scratches = sorted(scratch_of(name, args, kwargs), key=lambda s: not s.comes_first)
+        n_first = sum(scratch.comes_first for scratch in scratches)
+        buffers = [self.log.request(s.n_bytes, place, s.reason, None) for s in scratches[:n_first]]
         for tensor in outputs:
             if isinstance(tensor, torch.Tensor) and tensor.device.type == "cuda":
                 self._note_tensor(tensor, name, args)
-        place = self._place()
-        buffers = [
-            self.log.request(scratch.n_bytes, place, scratch.reason, None)
-            for scratch in scratch_of(name, args, kwargs)
-        ]
+        buffers += [self.log.request(s.n_bytes, place, s.reason, None) for s in scratches[n_first:]]
         for number in buffers:
             self.log.free(number)
 
@@ -120,6 +122,8 @@ class Recorder(TorchDispatchMode):
                 return
             self.log.free(known.number)  # resized in place
         number = self.log.request(n_bytes, self._place(), name, self._source(name, args))
+        if self.in_backward and _recomputes():
+            self.log.labels[number] = "recomputed"
         self._live[key] = _Live(number, n_bytes, weakref.ref(storage, self._on_death(key, number)))
 
     def _source(self, name: str, args: tuple[Any, ...]) -> int | None:
@@ -183,12 +187,24 @@ class Recorder(TorchDispatchMode):
         place = self._places.get(key)
         if place is None:
             code = frame.f_code
-            place = self.log.add_place(code.co_filename, frame.f_lineno, code.co_name)
+            place = self.log.add_place(shown(code.co_filename), frame.f_lineno, code.co_name)
             self._places[key] = place
         return place
 
 
 SOLE_OWNER: Final = 3
+
+
+def _recomputes() -> bool:
+    """Whether checkpointing runs a part of the forward pass again."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename == CHECKPOINT:
+            return True
+        if frame.f_code.co_name == "_engine_run_backward":
+            return False
+        frame = frame.f_back
+    return False
 
 
 def _called_by_engine() -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import pairwise
+from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -19,6 +20,13 @@ class Place:
     filename: str
     line: int
     function: str
+
+
+def shown(filename: str) -> str:
+    """Return a path as people write it: relative to the current directory where it lies below."""
+    path = Path(filename)
+    here = Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else filename
 
 
 @dataclass(slots=True)

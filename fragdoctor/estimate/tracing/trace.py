@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
 from fragdoctor.errors import ConfigError
+from fragdoctor.estimate.tracing.footprint import Rehearsal, footprint_of, rehearse
 from fragdoctor.estimate.tracing.plan import Plan
 from fragdoctor.estimate.tracing.request_log import RequestLog
 from fragdoctor.model.estimate import Footprint, GpuModel
@@ -31,10 +32,20 @@ class Traced:
     Attributes:
         footprint: peaks, shares, reserved memory.
         log: the requests, to be rehearsed under a capacity or other settings.
+        batch: first dimension of the first input; 0 = it has none.
+        n_steps: training steps traced.
+        optimizer: the name of the optimizer's class, lower case; "" = none.
     """
 
     footprint: Footprint
     log: RequestLog
+    batch: int = 0
+    n_steps: int = 1
+    optimizer: str = ""
+
+    def rehearsed(self, capacity_bytes: int, conf: str = "") -> Rehearsal:
+        """Serve the requests on a GPU of this capacity under these allocator settings."""
+        return rehearse(self.log, capacity_bytes=capacity_bytes, conf=conf)
 
 
 def trace(spec: str, plan: Plan | None = None, gpu: GpuModel | None = None) -> Traced:
@@ -69,7 +80,6 @@ def trace_factory(
     _import_torch()
     from fragdoctor.estimate.tracing.factory import as_program
     from fragdoctor.estimate.tracing.fake_cuda import FakeMode, pretend_cuda
-    from fragdoctor.estimate.tracing.footprint import footprint_of
     from fragdoctor.estimate.tracing.recorder import Recorder
     from fragdoctor.estimate.tracing.training import BUILD, Trainer
     from fragdoctor.estimate.tracing.user_errors import told_in_one_sentence
@@ -84,7 +94,15 @@ def trace_factory(
         capability=capability,
         allocated=lambda: log.live_bytes,
     )
-    with pretended, FakeMode(allow_non_fake_inputs=True), recorder, told_in_one_sentence(name):
+    with (
+        warnings.catch_warnings(),
+        pretended,
+        FakeMode(allow_non_fake_inputs=True),
+        recorder,
+        told_in_one_sentence(name),
+    ):
+        # PyTorch warns about fake tensors in places that were never meant for them.
+        warnings.simplefilter("ignore")
         log.mark(BUILD)
         program = as_program(factory())
         trainer = Trainer(program, plan or Plan(), recorder)
@@ -97,12 +115,10 @@ def trace_factory(
         n_trainable=sum(p.numel() for p in parameters if p.requires_grad),
         notes=[*trainer.notes, *recorder.warnings],
     )
-    return Traced(footprint, log)
+    return Traced(footprint, log, trainer.batch, trainer.plan.steps, trainer.optimizer_name)
 
 
 def _import_torch() -> None:
-    # A real GPU is neither needed nor touched, even if it is full.
-    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
     try:
         import torch  # noqa: F401 - only whether it is there
     except ImportError as err:

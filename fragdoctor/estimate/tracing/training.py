@@ -26,6 +26,7 @@ OPTIMIZERS: Final = {
     "adadelta": "Adadelta", "adafactor": "Adafactor",
 }  # fmt: skip
 DTYPES: Final = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+LOSSES: Final = ("", "ce", "mean")
 TOKENS_DIMENSIONS: Final = 3
 
 
@@ -35,14 +36,21 @@ class Trainer:
 
     Attributes:
         notes: what was assumed, one sentence each.
+        batch: first dimension of the first input; 0 = it has none.
     """
 
     program: Program
     plan: Plan
     recorder: Recorder
     notes: list[str] = field(default_factory=list)
+    batch: int = 0
     _optimizer: torch.optim.Optimizer | None = None
     _scaler: Any = None
+
+    @property
+    def optimizer_name(self) -> str:
+        """The class of the optimizer, in lower case; "" = none."""
+        return "" if self._optimizer is None else type(self._optimizer).__name__.lower()
 
     def run(self) -> None:
         """Move everything to the fake GPU and run the steps."""
@@ -83,6 +91,7 @@ class Trainer:
         given = [t for t in tree_leaves((self.program.inputs,)) if isinstance(t, torch.Tensor)]
         before = given[0].shape[0] if given and given[0].dim() else None
         target = self.plan.batch
+        self.batch = target if target is not None and before else before or 0
 
         def place(value: object) -> object:
             if not isinstance(value, torch.Tensor):
@@ -162,6 +171,11 @@ class Trainer:
         first = _first_tensor(outputs)
         if first.numel() == 1 and not self.plan.loss:
             return first
+        if self.plan.loss not in LOSSES:
+            raise ConfigError(
+                f"There is no loss {self.plan.loss!r}.",
+                hint="Use --loss ce or --loss mean, or give loss_fn in the factory.",
+            )
         kind = self.plan.loss or _suggested_loss(first, args)
         if not self.plan.loss:
             self._assume(f"No loss was given; took {kind} of the first output (--loss).")

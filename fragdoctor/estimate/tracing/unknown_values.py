@@ -7,6 +7,7 @@ from types import FrameType
 import torch
 
 from fragdoctor.errors import ConfigError
+from fragdoctor.estimate.tracing.request_log import shown
 
 
 def stand_in(
@@ -20,7 +21,7 @@ def stand_in(
     Raises:
         ConfigError: a whole number is read; sizes may depend on it.
     """
-    where = "PyTorch" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    where = "PyTorch" if frame is None else f"{shown(frame.f_code.co_filename)}:{frame.f_lineno}"
     if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
         return 0.0
     if tensor.dtype == torch.bool:

@@ -12,6 +12,7 @@ import torch
 from torch._subclasses import fake_tensor
 
 from fragdoctor.errors import ConfigError, FragdoctorError
+from fragdoctor.estimate.tracing.request_log import shown
 
 PACKAGE: Final = str(Path(__file__).parents[2])
 TORCH: Final = str(Path(torch.__file__).parent)
@@ -62,7 +63,7 @@ def innermost_line(error: BaseException) -> str:
     found = ""
     for frame in traceback.extract_tb(error.__traceback__):
         if not frame.filename.startswith((PACKAGE, TORCH, "<")):
-            found = f"{frame.filename}:{frame.lineno} in {frame.name}"
+            found = f"{shown(frame.filename)}:{frame.lineno} in {frame.name}"
     return found
 
 

@@ -14,7 +14,6 @@ from fragdoctor.model.comparison import (
     ReasonKind,
     RunSide,
     SizeChange,
-    Trend,
 )
 from fragdoctor.model.finding import Location
 from fragdoctor.report.phrases import CAUSE_TITLES
@@ -194,8 +193,3 @@ def explained_text(comparison: Comparison) -> str:
     if 0 <= share <= 1:
         return f"{named} ({format_share(share, 1)}); the rest has no Python stack."
     return f"{named}; what has no Python stack went the other way."
-
-
-def trend_axis(trend: Trend) -> str:
-    """Return the axis of a trend for a heading."""
-    return f"{len(trend.values)} runs, per {trend.unit}"

@@ -40,6 +40,20 @@ def estimate_document(estimate: Estimate) -> Json:
         "workload": _workload(estimate.workload),
         "items": _items(footprint),
         "phases": [_phase(p) for p in footprint.phases],
+        "layer": [
+            {"operation": k.operation, "what": k.what, "formula": k.formula, "bytes": k.n_bytes}
+            for k in footprint.layer
+        ],
+        "lines": [
+            {
+                "filename": line.filename,
+                "line": line.line,
+                "function": line.function,
+                "item": line.item,
+                "bytes": line.n_bytes,
+            }
+            for line in footprint.lines
+        ],
         "gpus": [_fit(f) for f in estimate.fits],
         "savings": [_saving(s) for s in estimate.savings],
         "notes": list(footprint.notes),

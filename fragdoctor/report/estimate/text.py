@@ -12,7 +12,6 @@ from fragdoctor.report.base import RenderOptions, Verbosity
 from fragdoctor.report.estimate.phrases import (
     PHASES,
     batch_text,
-    count_text,
     verdict,
     workload_text,
 )
@@ -20,6 +19,7 @@ from fragdoctor.report.text.page import Cell, Column, Page
 from fragdoctor.units import format_count, format_share, format_size
 
 WIDE: Final = 100
+NARROW: Final = 80
 
 
 def render_estimate(estimate: Estimate, options: RenderOptions, *, explain: bool = False) -> str:
@@ -32,6 +32,7 @@ def render_estimate(estimate: Estimate, options: RenderOptions, *, explain: bool
     page.paragraph((sentence, style), indent=0)
     page.paragraph(workload_text(estimate), indent=0)
     _write_items(page, estimate)
+    _write_lines(page, estimate)
     _write_phases(page, estimate)
     if estimate.fits:
         _write_fits(page, estimate)
@@ -89,10 +90,28 @@ def _write_items(page: Page, estimate: Estimate) -> None:
     rows.append([("Reserved", "bold"), (format_size(footprint.reserved_bytes), "bold"), ""])
     if estimate.fits:
         gpu = estimate.fits[0].gpu
-        rows.append([f"CUDA context ({gpu.name})", format_size(gpu.context_bytes), ""])
+        rows.append([f"CUDA context, about ({gpu.name})", format_size(gpu.context_bytes), ""])
         needed = footprint.reserved_bytes + gpu.context_bytes
         rows.append([("Needed on the GPU", "bold"), (format_size(needed), "bold"), ""])
     page.table(columns, rows)
+
+
+def _write_lines(page: Page, estimate: Estimate) -> None:
+    """Write which lines of the user's code hold most at the peak; known from a trace only."""
+    footprint = estimate.footprint
+    if not footprint.lines:
+        return
+    titles = {item.id: item.title for item in footprint.items}
+    page.heading("Your lines that hold most at the peak")
+    rows: list[list[Cell]] = [
+        [
+            format_size(line.n_bytes),
+            f"{line.filename}:{line.line} {line.function}",
+            titles.get(line.item, line.item),
+        ]
+        for line in footprint.lines
+    ]
+    page.table([Column(align="right"), Column("wrap"), Column()], rows)
 
 
 def _write_phases(page: Page, estimate: Estimate) -> None:
@@ -116,7 +135,7 @@ def _write_fits(page: Page, estimate: Estimate) -> None:
     page.heading("Will it fit")
     lengths = [seq for seq, _ in estimate.fits[0].other_lengths]
     if page.width < WIDE:
-        lengths = lengths[:2]
+        lengths = lengths[:2] if page.width >= NARROW else []
     seq = estimate.workload.seq
     columns = [
         Column(title="gpu"),
@@ -230,6 +249,3 @@ def _write_notes(page: Page, estimate: Estimate, *, explain: bool) -> None:
     page.heading("Notes")
     for note in notes:
         page.paragraph(note, hang=2)
-
-
-__all__ = ["count_text", "render_estimate", "render_gpus"]

@@ -9,7 +9,7 @@ from typing import Final
 
 from fragdoctor.model.finding import Location
 from fragdoctor.model.fleet import RankAdvice, RankSummary, SourceLine
-from fragdoctor.model.fleet_report import FleetReport, RankGroup, RankRow, Skew
+from fragdoctor.model.fleet_report import FleetReport, RankGroup, Skew
 from fragdoctor.report.phrases import CAUSE_TITLES, METHOD_TITLES, location_text
 from fragdoctor.units import format_count, format_size, plural
 
@@ -167,15 +167,3 @@ def _proof(advice: RankAdvice) -> str:
         return "not tested"
     outcome = "" if advice.fits is None else "fits" if advice.fits else "still runs out of memory"
     return f"{outcome}, {method}" if outcome else method
-
-
-def group_name(group: RankGroup) -> str:
-    """Return what to call a group in a sentence: its ranks where they are few."""
-    if len(group.labels) == 1:
-        return group.labels[0]
-    return f"group {group.id}"
-
-
-def next_command(row: RankRow) -> str:
-    """Return the command that prints the full report of one rank."""
-    return f"fragdoctor analyze {row.rank.path}"

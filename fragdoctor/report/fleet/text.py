@@ -18,7 +18,6 @@ from fragdoctor.report.fleet.phrases import (
     figure,
     line_text,
     members_text,
-    next_command,
     peaks_text,
     rank_title,
     skew_cells,
@@ -38,6 +37,7 @@ _MAX_UNREAD: Final = 5
 _MAX_DIFFERENCES: Final = 5
 _MAX_HOLDERS: Final = 3
 _BAR: Final = 10
+_SHORT_LABEL: Final = 10
 
 
 def render_fleet(report: FleetReport, options: RenderOptions) -> str:
@@ -144,9 +144,7 @@ def _write_one_odd(page: Page, odd: OddRank, row: RankRow) -> None:
         page.labelled("-", difference.text, indent=2 * INDENT, label_width=2)
     if rank.has_failed and rank.summary:
         page.labelled("-", rank.summary, indent=2 * INDENT, label_width=2)
-    page.labelled(
-        ("full report", "dim"), next_command(row), indent=2 * INDENT, label_width=13, path=True
-    )
+    page.labelled(("file", "dim"), rank.path, indent=2 * INDENT, label_width=6, path=True)
 
 
 def _write_advice(page: Page, report: FleetReport) -> None:
@@ -172,20 +170,27 @@ def _write_table(page: Page, report: FleetReport) -> None:
     page.heading("Ranks")
     highest = max((row.rank.peak_bytes or 0 for row in rows), default=0)
     wide = page.width >= 100
+    # Long names need the room; what is reserved is told least of all.
+    with_reserved = wide or max(len(row.label) for row in rows) <= _SHORT_LABEL
     columns = [
         Column("path", max_width=28),
         Column(title="group"),
         Column(title="verdict", max_width=24),
         Column(title="peak", align="right"),
         *([Column()] if wide else []),
-        Column(title="reserved", align="right"),
+        *([Column(title="reserved", align="right")] if with_reserved else []),
         Column(title="pinned", align="right"),
         Column(title="retries", align="right"),
     ]
-    page.table(columns, [_rank_row(page, row, highest, wide=wide) for row in rows])
+    page.table(
+        columns,
+        [_rank_row(page, row, highest, wide=wide, with_reserved=with_reserved) for row in rows],
+    )
 
 
-def _rank_row(page: Page, row: RankRow, highest: int, *, wide: bool) -> list[Cell]:
+def _rank_row(
+    page: Page, row: RankRow, highest: int, *, wide: bool, with_reserved: bool
+) -> list[Cell]:
     rank = row.rank
     style = "bold yellow" if row.is_odd else ""
     bar: list[Cell] = [(_bar(page, rank.peak_bytes, highest), "cyan")] if wide else []
@@ -195,7 +200,7 @@ def _rank_row(page: Page, row: RankRow, highest: int, *, wide: bool) -> list[Cel
         rank_title(rank),
         bytes_text(rank.peak_bytes),
         *bar,
-        bytes_text(figure(rank, "peak_reserved_bytes")),
+        *([bytes_text(figure(rank, "peak_reserved_bytes"))] if with_reserved else []),
         bytes_text(figure(rank, "pinned_free_bytes")),
         count_text(figure(rank, "alloc_retries")),
     ]

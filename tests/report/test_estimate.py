@@ -1,0 +1,131 @@
+"""The reports of an estimate: schema, widths, and names from strangers."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from estimated_workloads import workload_of
+
+import fragdoctor.report
+from fragdoctor.estimate.formula import formula_footprint
+from fragdoctor.estimate.gpus import gpu_of, known_gpus
+from fragdoctor.estimate.judge import Route, judged
+from fragdoctor.model.estimate import Estimate, PhaseName, Sureness
+from fragdoctor.model.workload import Attention
+from fragdoctor.report.base import RenderOptions, Verbosity
+from fragdoctor.report.estimate.json import estimate_document, gpus_document
+from fragdoctor.report.estimate.text import render_estimate, render_gpus
+
+SCHEMAS = Path(fragdoctor.report.__file__).parent / "schema"
+WORKLOAD = workload_of(
+    {"family": "llama", "hidden": 512, "layers": 4, "heads": 8, "ffn": 1408, "vocab": 8000,
+     "dtype": "amp-bf16", "batch": 16, "seq": 1024}
+)  # fmt: skip
+
+
+def estimate(*gpus: str, **changes: Any) -> Estimate:
+    workload = replace(WORKLOAD, **changes)
+    return judged(workload, Route(formula_footprint, "So far off."), [gpu_of(g) for g in gpus])
+
+
+def closed(value: Any) -> Any:
+    """Return a schema in which every listed object forbids unlisted keys."""
+    if isinstance(value, dict):
+        value = {k: closed(v) for k, v in value.items()}
+        if "properties" in value and value.get("type") == "object":
+            value["additionalProperties"] = False
+    return [closed(v) for v in value] if isinstance(value, list) else value
+
+
+def schema(name: str) -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads((SCHEMAS / f"{name}-1.0.schema.json").read_text())
+    jsonschema.Draft202012Validator.check_schema(loaded)
+    return loaded
+
+
+@pytest.mark.parametrize(
+    ("gpus", "changes"),
+    [
+        ((), {}),
+        (("h100", "1GiB"), {}),
+        (("h100",), {"inference": True, "new_tokens": 100}),
+        (("h100",), {"zero_stage": 3, "world_size": 8, "checkpointing": "sqrt"}),
+        (("h100",), {"lora_rank": 8, "dtype": "int4"}),
+    ],
+)
+def test_document_fits_its_schema_exactly(gpus: tuple[str, ...], changes: dict[str, Any]) -> None:
+    document = estimate_document(estimate(*gpus, **changes))
+
+    jsonschema.validate(json.loads(json.dumps(document)), closed(schema("estimate")))
+    assert (document["fits"] is None) == (not gpus)
+
+
+def test_gpu_list_fits_its_schema_exactly() -> None:
+    jsonschema.validate(gpus_document(known_gpus()), closed(schema("gpus")))
+
+
+def test_schema_lists_each_value() -> None:
+    definitions = schema("estimate")["$defs"]
+
+    assert definitions["phase"]["properties"]["name"]["enum"] == [p.value for p in PhaseName]
+    assert definitions["item"]["properties"]["sureness"]["enum"] == [s.value for s in Sureness]
+    attention = definitions["workload"]["properties"]["attention"]["enum"]
+    assert attention == [a.value for a in Attention]
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_text_keeps_to_the_width_and_begins_with_the_verdict(width: int) -> None:
+    answer = estimate("h100", "1GiB")
+
+    text = render_estimate(answer, RenderOptions(width=width), explain=True)
+
+    lines = text.splitlines()
+    assert lines[0].startswith("Fits on h100 with ")
+    assert [line for line in lines if len(line) > width] == []
+
+
+def test_verdict_that_does_not_fit_says_how_much_is_short_and_what_would_do() -> None:
+    answer = estimate("4GiB")
+
+    text = render_estimate(answer, RenderOptions(verbosity=Verbosity.QUIET))
+
+    assert text.startswith("Does not fit on 4GiB: ")
+    assert f"Batch {answer.fits[0].largest_batch} would fit" in text
+    assert text.count("\n") == 1
+
+
+def test_items_of_the_table_add_up_to_what_is_allocated() -> None:
+    document = estimate_document(estimate())
+
+    assert sum(i["at_peak_bytes"] for i in document["items"]) == document["peak_allocated_bytes"]
+
+
+def test_each_item_has_formula_and_source() -> None:
+    for item in estimate().footprint.items:
+        assert item.formula, item.id
+        assert item.numbers, item.id
+        assert item.source, item.id
+
+
+def test_name_with_escape_sequences_is_shown_as_text() -> None:
+    hostile = replace(WORKLOAD.shape, name="x\x1b[31m", source="\x1b]0;t\x07")
+
+    text = render_estimate(
+        judged(replace(WORKLOAD, shape=hostile), Route(formula_footprint), []),
+        RenderOptions(),
+        explain=True,
+    )
+
+    assert "\x1b" not in text
+    assert "\x07" not in text
+
+
+def test_gpu_table_lists_each() -> None:
+    text = render_gpus(known_gpus(), RenderOptions())
+
+    assert all(f"  {g.name} " in text for g in known_gpus())

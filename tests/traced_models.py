@@ -1,0 +1,155 @@
+"""Models for the tests of tracing; each function is a factory as ``--model`` wants it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+WIDTH, BATCH = 256, 64
+
+
+def linear() -> Any:
+    return nn.Linear(WIDTH, WIDTH, bias=False), torch.zeros(BATCH, WIDTH)
+
+
+def tied() -> Any:
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH))
+    model[1].weight = model[0].weight
+    return model, torch.zeros(BATCH, WIDTH)
+
+
+class Deep(nn.Module):
+    """Layers that each keep one activation, checkpointed or not."""
+
+    def __init__(self, *, checkpointing: bool | None) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Linear(WIDTH, WIDTH), nn.GELU())
+            for _ in range(8)
+        )
+        self.checkpointing = checkpointing
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            if self.checkpointing is None:
+                x = layer(x)
+            else:
+                x = checkpoint(layer, x, use_reentrant=self.checkpointing)
+        return x
+
+
+def deep() -> Any:
+    return Deep(checkpointing=None), torch.zeros(4096, WIDTH)
+
+
+def deep_checkpointed() -> Any:
+    return Deep(checkpointing=False), torch.zeros(4096, WIDTH)
+
+
+def deep_checkpointed_reentrant() -> Any:
+    return Deep(checkpointing=True), torch.zeros(4096, WIDTH, requires_grad=True)
+
+
+class Attention(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(64, 3 * 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, width = x.shape
+        q, k, v = self.qkv(x).view(batch, length, 3, 1, width).permute(2, 0, 3, 1, 4)
+        return functional.scaled_dot_product_attention(q, k, v)
+
+
+def attention() -> Any:
+    return Attention(), torch.zeros(2, 1024, 64)
+
+
+def with_targets() -> Any:
+    model = nn.Linear(WIDTH, 10)
+    return {
+        "model": model,
+        "inputs": (torch.zeros(BATCH, WIDTH), torch.zeros(BATCH, dtype=torch.int64)),
+        "loss_fn": functional.cross_entropy,
+        "optimizer": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+    }
+
+
+class Output:
+    """What models of the transformers library return."""
+
+    def __init__(self, loss: torch.Tensor) -> None:
+        self.loss = loss
+
+
+class Labelled(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(100, WIDTH)
+
+    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor | None = None) -> Output:
+        scores = self.embedding(input_ids) @ self.embedding.weight.T
+        return Output(functional.cross_entropy(scores.flatten(0, 1), labels.flatten()))
+
+
+def labelled() -> Any:
+    tokens = torch.zeros(4, 16, dtype=torch.int64)
+    return Labelled(), {"input_ids": tokens, "labels": tokens}
+
+
+def no_inputs() -> Any:
+    return nn.Linear(WIDTH, WIDTH)
+
+
+def a_number() -> Any:
+    return 3
+
+
+def fails() -> Any:
+    raise ValueError("no weights here")
+
+
+class DependsOnValues(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x)[x[:, 0] > 0].sum()
+
+
+def depends_on_values() -> Any:
+    return DependsOnValues(), torch.zeros(4, 4)
+
+
+class ReadsANumber(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x[: int((x > 0).sum().item())]
+
+
+def reads_a_number() -> Any:
+    return ReadsANumber(), torch.zeros(4, 4)
+
+
+class Logs(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        loss = self.layer(x).mean()
+        print("loss", loss.item())  # noqa: T201 - what users do
+        return loss
+
+
+def logs() -> Any:
+    return Logs(), torch.zeros(4, 4)
+
+
+def huge() -> Any:
+    """Four times the memory of a large machine, were it real."""
+    return nn.Linear(2**20, 2**20, bias=False), torch.zeros(1, 2**20)
