@@ -25,7 +25,7 @@ USER, PACKAGE, TORCH, STDLIB, NATIVE = 0, 1, 2, 3, 4
 MAX_HOLDERS: Final = 100
 
 _NATIVE = re.compile(
-    r"\?\?|.*\.(?:so(?:\.[0-9.]+)?|dll|pyd|dylib|c|cc|cpp|cxx|cu|cuh|h|hpp)|", re.IGNORECASE
+    r"\?\?|.*\.(?:so(?:\.[0-9.]+)?|dll|pyd|dylib|c|cc|cpp|cxx|cu|cuh|h|hpp|s)|", re.IGNORECASE
 )
 _NOTEBOOK = re.compile(r"<ipython-input-|<stdin>|.*[/\\]ipykernel_\d+[/\\]")
 _PACKAGES = re.compile(r"[/\\](?:site|dist)-packages[/\\]")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from fragdoctor.fleet.grouping import TOLERANCE, LineKey, lines_of
+from fragdoctor.fleet.spots import TOLERANCE, LineKey, lines_of
 from fragdoctor.model.fleet import RankSummary, SourceLine
 from fragdoctor.model.fleet_report import Difference, DifferenceKind
 from fragdoctor.units import MIB, format_count, format_size, plural
