@@ -21,9 +21,7 @@ _ABSENT: Final = -1
 Positions = NDArray[np.int64]
 
 
-def join_alike(
-    spots: Sequence[Spot], alike: Callable[[Spot, Spot], bool] = are_alike
-) -> Positions:
+def join_alike(spots: Sequence[Spot], alike: Callable[[Spot, Spot], bool] = are_alike) -> Positions:
     """Return for each spot the number of its group: connected components of likeness.
 
     Args:
