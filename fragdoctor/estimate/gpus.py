@@ -3,8 +3,8 @@
 The total is about what ``torch.cuda.get_device_properties().total_memory`` gives, as PyTorch's own
 out-of-memory messages print it ("GPU 0 has a total capacity of 39.39 GiB"): the driver and, where
 it is on, error correction keep a part. Drivers differ by some 0.2 GiB; a lower figure is taken.
-None of them was measured for this table, and ``source`` says so. The context is what CUDA and its libraries take in a process before the
-first tensor.
+None of them was measured for this table, and ``source`` says so. The context is what CUDA and its
+libraries take in a process before the first tensor, about.
 """
 
 from __future__ import annotations
