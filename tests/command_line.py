@@ -44,7 +44,8 @@ class FakePipeline:
     case: Case | None = None
     error: BaseException | None = None
 
-    def diagnose(self, case: Case) -> Diagnosis:
+    def diagnose(self, case: Case, *, progress: object = None) -> Diagnosis:
+        del progress
         self.case = case
         tell("Replaying", 0, 1)
         if self.error is not None:

@@ -36,8 +36,8 @@ _PREFIXES: Final = tuple(
     for pattern in (
         # dates and times, as loggers, container engines and syslog write them
         (
-            r"[\[(]?\d{4}[-/]\d{1,2}[-/]\d{1,2}[T _]\d{1,2}:\d\d(?::\d\d(?:[.,]\d{1,12})?)?"
-            r"(?:Z|[+-]\d\d:?\d\d| UTC)?[\])]?:?(?=[\s\[(|:-]|$)"
+            r"[\[(]?\d{4}[-/]\d{1,2}[-/]\d{1,2}[Tt _]\d{1,2}:\d\d(?::\d\d(?:[.,]\d{1,12})?)?"
+            r"(?:[Zz]|[+-]\d\d:?\d\d| UTC)?[\])]?:?(?=[\s\[(|:-]|$)"
         ),
         (
             r"[\[(]?(?:\d{1,2}[-/]\d{1,2}(?:[-/]\d{2,4})?[ ,]\s{0,3})?"
@@ -60,9 +60,9 @@ _PREFIXES: Final = tuple(
         r"<?(?:[Gg]lobal[ _])?(?:rank|Rank|RANK)[ =:]{1,2}\d{1,6}>?(?:[:|\]\)]|\s-)",
         # containers, pods, streams
         r"[A-Za-z][\w./-]{0,80}\s{0,20}\|(?=\s|$)",
-        r"(?:[A-Za-z][\w./-]{0,80}[\s:]{1,3})?(?:stderr|stdout|STDERR|STDOUT)(?:\s[FP])?:?(?=\s|$)",
+        r"(?:[A-Za-z][\w./-]{0,80}[\s:]{1,3})?(?:stderr|stdout|STDERR|STDOUT)(?:\s[FPfp])?:?(?=\s|$)",
         # levels and sources
-        r"(?:DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL):[\w.]{1,80}:",
+        r"(?i:debug|info|warning|warn|error|critical|fatal):[\w.]{1,80}:",
         (
             r"\[?(?:DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL|error|warn|info)\]?"
             r"(?::[\w.]{1,80})?[:|]?(?=\s|\[|$)"
@@ -81,7 +81,15 @@ _KEYWORD: Final = re.compile(
 )
 _DIGITS: Final = re.compile(r"[0-9]")
 _SEPARATOR_END: Final = re.compile(r".{0,200}[\]|:>)»#/-]\s|.{0,200}[\]|>»:]", re.DOTALL)
-_LOGGER_NAME: Final = re.compile(r"[A-Za-z_][\w.]{2,80} ", re.ASCII)
+# Words of PyTorch's messages, before which several lines may be wrapped alike.
+_MESSAGE_WORDS: Final = (
+    "all|allocated|already|and|avoid|been|but|by|bytes|cached|capacity|documentation|for|free|has"
+    "|if|in|including|is|large|management|memory|of|please|process|pytorch|release|reserved|see"
+    "|setting|the|this|to|total|try|unallocated|unoccupied|use|which|[kmgtpe]i?b"
+)
+_LOGGER_NAME: Final = re.compile(
+    rf"(?!(?:{_MESSAGE_WORDS})[.,;]? )[A-Za-z_][\w.]{{2,80}} ", re.ASCII | re.IGNORECASE
+)
 _MAX_PREFIX: Final = 240
 
 
@@ -135,12 +143,11 @@ def _one_prefix(rest: str) -> int:
     return 0
 
 
-def shared_prefix(previous: str, line: str, *, after_known: bool = False) -> int:
+def shared_prefix(previous: str, line: str) -> int:
     """Return the length of an unknown prefix that two neighbouring lines share.
 
     Figures may differ (clocks, counters). It ends before the first word of a message, and at a
-    separator; so equal messages are never eaten. After a known prefix (a clock, a level) a single
-    shared word counts too: the name of a logger.
+    separator; so equal messages are never eaten.
     """
     a, b = previous[:_MAX_PREFIX], line[:_MAX_PREFIX]
     if len(a) < 4 or a[:1] != b[:1]:
@@ -151,10 +158,16 @@ def shared_prefix(previous: str, line: str, *, after_known: bool = False) -> int
     if keyword:
         n = min(n, keyword.start())
     match = _SEPARATOR_END.match(b[:n])
-    if match and match.end() >= 3:
-        return match.end()
-    name = _LOGGER_NAME.match(b[:n]) if after_known else None
-    return name.end() if name else 0
+    return match.end() if match and match.end() >= 3 else 0
+
+
+def logger_name(line: str) -> str:
+    """Return the first word and its blank, where it could be the name of a logger; "" otherwise.
+
+    Whether it is one only the lines around it tell, see ``readers.log``.
+    """
+    name = _LOGGER_NAME.match(line[:_MAX_PREFIX])
+    return "" if name is None or _KEYWORD.match(name.group()) else name.group()
 
 
 RANK_PATTERNS: Final = tuple(

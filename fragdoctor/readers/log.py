@@ -15,10 +15,16 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import zip_longest
 from typing import Final, NamedTuple
 
-from fragdoctor.readers.cleaning import ACTOR, plain_lines, rank_in, shared_prefix, split_prefix
+from fragdoctor.readers.cleaning import (
+    ACTOR,
+    logger_name,
+    plain_lines,
+    rank_in,
+    shared_prefix,
+    split_prefix,
+)
 
 _WHOLE: Final = 256 * 1024  # a pasted text up to this size is looked at whole
 _CHUNK: Final = 256 * 1024
@@ -184,13 +190,28 @@ def _without_shared_prefixes(lines: Iterable[LogLine]) -> Iterator[LogLine]:
     """Yield lines less an unknown prefix that each shares with the line before or after it."""
     filled = [line for line in lines if line.text]
     previous = ""
-    for line, following in zip_longest(filled, filled[1:]):
-        is_known = bool(line.prefix)
-        cut = shared_prefix(previous, line.text, after_known=is_known)
-        if not cut and following is not None:
-            cut = shared_prefix(following.text, line.text, after_known=is_known)
+    for i, line in enumerate(filled):
+        cut = shared_prefix(previous, line.text)
+        if not cut and i + 1 < len(filled):
+            cut = shared_prefix(filled[i + 1].text, line.text)
+        if not cut and line.prefix:
+            cut = _logger_name(filled, i)
         previous = line.text
         yield replace(line, prefix=line.prefix + line.text[:cut], text=line.text[cut:])
+
+
+def _logger_name(lines: Sequence[LogLine], i: int) -> int:
+    """Return the length of a logger's name before a line, 0 where there is none.
+
+    After a known prefix (a clock, a level) a single word counts if three neighbours in a row have
+    it: two lines of a wrapped message begin alike now and then.
+    """
+    name = logger_name(lines[i].text)
+    if not name:
+        return 0
+    has = [line.text.startswith(name) for line in lines[max(0, i - 2) : i + 3]]
+    in_a_row = any(has[k] and has[k + 1] and has[k + 2] for k in range(len(has) - 2))
+    return len(name) if in_a_row else 0
 
 
 def _source(prefix: str) -> object:

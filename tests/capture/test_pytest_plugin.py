@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 TORCH = """
@@ -31,6 +33,13 @@ class _Cuda:
 cuda = _Cuda()
 """
 GIB = 1 << 30
+
+
+@pytest.fixture(autouse=True)
+def _no_real_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hide a PyTorch that other tests of this process loaded: the inner runs bring their own."""
+    for name in [n for n in sys.modules if n == "torch" or n.startswith("torch.")]:
+        monkeypatch.delitem(sys.modules, name)
 
 
 @pytest.fixture

@@ -328,3 +328,18 @@ def test_logger_name_before_each_wrapped_line_is_no_part_of_the_message(width, e
     assert parse_oom(FULL).free_bytes == message.free_bytes
     assert parse_oom(FULL).reserved_unallocated_bytes == message.reserved_unallocated_bytes
     assert parse_oom(FULL).total_bytes == message.total_bytes
+
+
+def test_message_wrapped_twice_before_a_unit_keeps_its_figures() -> None:
+    text = (
+        "[rank3]: CUDA out of memory. Tried to allocate 0 \n"
+        "[rank3]: bytes (GPU 0; 0 bytes total capacity; 0 \n"
+        "[rank3]: bytes already allocated; 0 bytes free; 0\n"
+        "[rank3]:  bytes cached)"
+    )
+
+    message = parse_oom(text)
+
+    assert message is not None
+    assert (message.requested_bytes, message.total_bytes, message.allocated_bytes) == (0, 0, 0)
+    assert message.rank == 3
