@@ -132,4 +132,11 @@ def _cases(
 
     overrides = Overrides(device=device, torch_version=version)
     for path in progress.each(list(paths)):
-        yield path, read_case([path], overrides)
+        case = read_case([path], overrides)
+        held = () if case.snapshot is None else case.snapshot.devices
+        if held and device is not None and device not in held:
+            raise ConfigError(
+                f"{path} holds nothing of device {device}.",
+                hint=f"It is about device {', '.join(str(d) for d in held)}.",
+            )
+        yield path, case

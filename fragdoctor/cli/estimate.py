@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from enum import StrEnum
 from pathlib import Path
@@ -260,6 +260,21 @@ def estimate(
         raise ConfigError("--fsdp and --zero exclude each other.", hint="FSDP is stage 3.")
     gpus = [gpu_of(name) for name in dict.fromkeys(gpu or ())]
     if model is not None:
+        _refuse(
+            "--model",
+            "the traced code decides that: build it so in the factory, or drop the option",
+            {
+                "--zero": zero, "--fsdp": fsdp, "--world-size": world_size > 1, "--lora": lora,
+                "--lora-targets": lora_targets != "attention",
+                "--checkpointing": checkpointing != "none", "--seq": seq,
+                "--attention": attention is not AttentionKind.SDPA,
+                "--master-weights": master_weights, "--grad-dtype": grad_dtype,
+                "--new-tokens": new_tokens, "--kv-dtype": kv_dtype, "--keep-logits": keep_logits,
+                "--vocab": vocab, "--layers": layers, "--hidden": hidden, "--heads": heads,
+                "--kv-heads": kv_heads, "--ffn": ffn, "--positions": positions,
+                "--dropout": dropout is not None, "--family": family is not Family.LLAMA,
+            },
+        )  # fmt: skip
         if inputs or params:
             raise ConfigError("--model takes no other model.", hint="Give one of them.")
         plan = Plan(
@@ -275,6 +290,14 @@ def estimate(
         answer = traced(model, plan, gpus, dtype=dtype or "", verbose=verbose)
         console.write_report(_rendered(answer, look, explain, as_json), output, force=force)
         return OK
+    _refuse(
+        "formulas",
+        "they belong to --model MODULE:FACTORY",
+        {
+            "--input-shape": input_shape, "--input-dtype": input_dtype != "float32",
+            "--loss": loss, "--steps": steps != 2,
+        },
+    )  # fmt: skip
     request = Request(
         inputs=tuple(inputs or ()),
         params=params or "",
@@ -306,6 +329,16 @@ def estimate(
     return OK
 
 
+def _refuse(route: str, why: str, given: Mapping[str, object]) -> None:
+    """Refuse options that the chosen route would silently ignore."""
+    named = [flag for flag, value in given.items() if value]
+    if named:
+        verb = "does" if len(named) == 1 else "do"
+        raise ConfigError(
+            f"{', '.join(named)} {verb} not go with {route}.", hint=f"{why[0].upper()}{why[1:]}."
+        )
+
+
 def answered(request: Request, gpus: Sequence[GpuModel]) -> Estimate:
     """Return the estimate that was asked for.
 
@@ -316,7 +349,7 @@ def answered(request: Request, gpus: Sequence[GpuModel]) -> Estimate:
     """
     from fragdoctor.estimate.formula import formula_footprint
     from fragdoctor.estimate.judge import Route, judged
-    from fragdoctor.estimate.request import FORMULA_ERROR, INFERENCE_ERROR, workload_of
+    from fragdoctor.estimate.request import error_of, workload_of
     from fragdoctor.estimate.shapes import is_capture
 
     for name in request.inputs:
@@ -327,8 +360,8 @@ def answered(request: Request, gpus: Sequence[GpuModel]) -> Estimate:
                 hint="Give a config.json or safetensors, or run: fragdoctor analyze",
             )
     with console.Progress("Estimating"):
-        error = INFERENCE_ERROR if request.inference else FORMULA_ERROR
-        return judged(workload_of(request), Route(formula_footprint, error), gpus)
+        workload = workload_of(request)
+        return judged(workload, Route(formula_footprint, error_of(workload)), gpus)
 
 
 def traced(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from fragdoctor.analysis.steps import ENOUGH_STEPS
 from fragdoctor.comparison.evidence import (
     MIN_SHARE,
     Evidence,
@@ -115,10 +116,13 @@ def _leaks(e: Evidence) -> list[LikelyCause]:
             continue
         rate = b or a
         assert rate is not None  # noqa: S101 - one of them is there
-        letter, other = (e.last, "A") if a is None else ("A", e.last)
+        letter, other, quiet = (e.last, "A", e.before) if a is None else ("A", e.last, e.after)
+        # Without as many steps a run cannot show that a line keeps nothing.
+        is_known = (quiet.n_steps or 0) >= ENOUGH_STEPS
+        told = f"in {other} it does not" if is_known else f"{other} shows too few steps to tell"
         text = (
             f"{place_text(after or before)} keeps {format_size(rate.slope_bytes)} more each step "
-            f"in {letter} ({plural(rate.n_steps, 'step')}), in {other} it does not."
+            f"in {letter} ({plural(rate.n_steps, 'step')}), {told}."
         )
         place = after or before
         found.append(

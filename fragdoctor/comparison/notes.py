@@ -20,8 +20,8 @@ def find_notes(comparison: Comparison, readings: Sequence[Reading]) -> list[str]
     without = [r.letter for r in runs if not r.has_snapshot]
     if without:
         notes.append(
-            f"{_names(without)} {_has(without)} no snapshot: figures are compared, source lines "
-            "cannot be."
+            f"{_names(without)} {_has(without)} no snapshot with memory in it: figures are "
+            "compared, source lines cannot be."
         )
     no_trace = [r.letter for r in runs if r.has_snapshot and not r.has_trace]
     if no_trace and comparison.basis is Basis.NOW:

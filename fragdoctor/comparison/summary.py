@@ -69,8 +69,10 @@ def summarised(comparison: Comparison) -> str:
     if figure is None:
         return f"The runs tell no figure that could be compared.{_verdicts(comparison)}"
     how_much = _how_much(figure, comparison)
-    parts = [p for p in (_lines(comparison), _settings(comparison)) if p]
-    why = f": {'; '.join(parts)}" if parts else ""
+    lines, settings = _lines(comparison), _settings(comparison)
+    # That settings are the same explains nothing: no colon leads to it alone.
+    join = ": " if lines or comparison.settings else "; the "
+    why = f"{join}{'; '.join(p for p in (lines, settings) if p)}" if lines or settings else ""
     return f"{how_much}{why}.{_cause(comparison)}{_verdicts(comparison)}"
 
 
@@ -137,8 +139,8 @@ def _how_much(figure: Figure, comparison: Comparison) -> str:
         return f"{last} {verb} {format_size(figure.values[-1])}, as A does (within 0.1 %)"
     if not delta:
         return f"{last} {verb} {format_size(figure.values[-1])}, as A does"
-    share = f"{'+' if delta > 0 else '-'}{format_share(abs(delta), first)}" if first else "new"
-    change = f"{format_size(abs(delta))} ({share})"
+    share = f" ({'+' if delta > 0 else '-'}{format_share(abs(delta), first)})" if first else ""
+    change = f"{format_size(abs(delta))}{share}"
     if figure.id in ("peak_allocated", "peak_active"):
         return f"{last} {verb} {change} {'higher' if delta > 0 else 'lower'}"
     return f"{last} {verb} {change} {'more' if delta > 0 else 'less'}"

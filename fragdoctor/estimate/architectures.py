@@ -116,9 +116,13 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = MappingProxyType(
 )  # fmt: skip
 
 
+EXPERT_KEYS: Final = ("num_local_experts", "num_experts", "n_routed_experts")
+
+
 def generic(config: Mapping[str, Any]) -> Architecture:
     """Return how to take an unknown architecture: by its activation, Llama-like or GPT-like."""
     gated = config.get("hidden_act") in ("silu", "swish") or "rms_norm_eps" in config
-    if gated:
-        return LLAMA
+    mixture = any(isinstance(config.get(k), int) and config[k] > 0 for k in EXPERT_KEYS)
+    if gated or mixture:
+        return replace(LLAMA, is_mixture=mixture)
     return replace(GPT2, packed_qkv=False, tied=False)

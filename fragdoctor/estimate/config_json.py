@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from fragdoctor.errors import InputError, LimitExceeded
-from fragdoctor.estimate.architectures import ARCHITECTURES, Architecture, generic
+from fragdoctor.estimate.architectures import ARCHITECTURES, EXPERT_KEYS, Architecture, generic
 from fragdoctor.estimate.families import Dimensions, parameters_of
 from fragdoctor.estimate.t5 import t5_parameters
 from fragdoctor.model.workload import ModelShape, Norm
@@ -36,6 +37,7 @@ KEYS: Final[Mapping[str, tuple[str, ...]]] = {
     "positions": ("max_position_embeddings", "n_positions", "n_ctx", "max_sequence_length"),
     "head_dim": ("head_dim", "d_kv"),
 }
+ONLY_LANGUAGE: Final = "Only the language model of this multimodal configuration is counted."
 _ACTIVATION_KEYS: Final = (
     "hidden_act",
     "activation_function",
@@ -105,15 +107,21 @@ def shape_of_config(config: Config, name: str) -> ModelShape:
         known = repr(kind)[:60] if kind else "none"
         notes.append(
             f"The architecture ({known}) is not known here: taken as "
-            f"{'a Llama-like decoder' if architecture.is_gated else 'a GPT-like decoder'}."
+            f"{'a Llama-like decoder' if architecture.is_gated else 'a GPT-like decoder'}"
+            f"{' with a mixture of experts in each layer' if architecture.is_mixture else ''}."
         )
-    return _shape(reader, architecture, tuple(notes))
+    is_checked = kind in ARCHITECTURES and architecture.is_decoder and not architecture.is_mixture
+    return replace(_shape(reader, architecture, tuple(notes)), is_checked=is_checked)
 
 
 def _language_part(config: Config) -> tuple[Config, str]:
     inner = config.get("text_config")
     if isinstance(inner, dict) and not any(k in config for k in KEYS["hidden"]):
-        return inner, "Only the language model of this multimodal configuration is counted."
+        return inner, ONLY_LANGUAGE
+    if isinstance(config.get("vision_config"), dict) or isinstance(
+        config.get("audio_config"), dict
+    ):
+        return config, ONLY_LANGUAGE
     return config, ""
 
 
@@ -128,7 +136,7 @@ class _Reader:
         """Return a dimension by our name for it; 0 and noted where it is missing."""
         for key in KEYS.get(what, (what,)):
             value = self.config.get(key)
-            if value is None:
+            if value is None or (default == 0 and value == 0 and not isinstance(value, bool)):
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= limit:
                 raise InputError(
@@ -170,9 +178,26 @@ class _Reader:
             plural = "s" if len(self.missing) > 1 else ""
             raise InputError(
                 f"{self.name} lacks the key{plural} {which}.",
-                hint="Give them as options (--hidden, --layers, --heads, --ffn, --vocab) "
-                "with --params, or add them to the file.",
+                hint="Formulas cover language models; trace any other with --model "
+                "pkg.module:factory. Or add the key to the file.",
             )
+
+
+def quantised_dtype(config: Config) -> tuple[str, str]:
+    """Return our name for how the weights are quantised, and the method's; "" = they are not."""
+    stated = config.get("quantization_config")
+    if not isinstance(stated, dict):
+        stated = config.get("compression_config")
+    if not isinstance(stated, dict):
+        return "", ""
+    method = stated.get("quant_method")
+    method = method if isinstance(method, str) else "unknown method"
+    bits = stated.get("bits", stated.get("w_bit"))
+    if stated.get("load_in_4bit") is True or bits == 4 or "fp4" in method:
+        return "int4", method
+    if stated.get("load_in_8bit") is True or bits == 8 or "fp8" in method:
+        return "int8", method
+    return "", method
 
 
 def is_transformers(config: Config) -> bool:
@@ -308,7 +333,7 @@ def _experts(reader: _Reader, a: Architecture) -> dict[str, int]:
     if not a.is_mixture:
         return none
     n = 0
-    for key in ("num_local_experts", "num_experts", "n_routed_experts"):
+    for key in EXPERT_KEYS:
         n = n or reader.whole(key, 0)
     if not n:
         reader.missing.append("num_local_experts or num_experts")
@@ -316,8 +341,9 @@ def _experts(reader: _Reader, a: Architecture) -> dict[str, int]:
     return {
         "n": n,
         "active": min(n, reader.whole("num_experts_per_tok", 2)),
-        "ffn": reader.whole("moe_intermediate_size", 0),
-        "shared_ffn": reader.whole("shared_expert_intermediate_size", 0),
+        "ffn": (ffn := reader.whole("moe_intermediate_size", 0)),
+        "shared_ffn": reader.whole("shared_expert_intermediate_size", 0)
+        or reader.whole("n_shared_experts", 0) * ffn,
     }
 
 
@@ -351,6 +377,7 @@ def _t5_shape(reader: _Reader, kind: str) -> ModelShape:
         norm=Norm.RMSNORM_WRITTEN_OUT, tied_head=tied, embedding_dropout=dropout,
         hidden_dropout=dropout, attention_dropout=dropout, softmax_fp32=True,
         upcasts_logits=False,
+        is_checked=False,
         assumptions=(
             (
                 "Encoder and decoder are given the same length; the decoder's cross attention is "

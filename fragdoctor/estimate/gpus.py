@@ -1,10 +1,10 @@
 """Known GPUs with the memory that CUDA really reports, which is less than the name says.
 
-The total is what ``torch.cuda.get_device_properties().total_memory`` gives, as PyTorch's own
+The total is about what ``torch.cuda.get_device_properties().total_memory`` gives, as PyTorch's own
 out-of-memory messages print it ("GPU 0 has a total capacity of 39.39 GiB"): the driver and, where
-it is on, error correction keep a part. Drivers differ by up to 0.2 GiB; newer ones keep more, and
-the lower figure is taken. The context is what CUDA and its libraries take in a process before the
-first tensor.
+it is on, error correction keep a part. Drivers differ by some 0.2 GiB; a lower figure is taken.
+None of them was measured for this table, and ``source`` says so. The context is what CUDA and its
+libraries take in a process before the first tensor, about.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ from fragdoctor.errors import ConfigError
 from fragdoctor.model.estimate import GpuModel
 from fragdoctor.units import GIB, MIB, parse_size
 
-SOURCE: Final = "total capacity in PyTorch's out-of-memory messages for this GPU"
+SOURCE: Final = (
+    "about the total capacity that out-of-memory messages commonly print for this GPU; drivers "
+    "differ by some 0.2 GiB; not measured"
+)
 GIVEN: Final = "as given"
 CONTEXT_MIB: Final = MappingProxyType(
     {

@@ -103,7 +103,7 @@ def read_header(path: Path) -> list[TensorEntry]:
 
 def _not(path: Path) -> InputError:
     return InputError(
-        f"{path} is not a safetensors file.", hint="Give a file that ends in .safetensors."
+        f"{path} is not a safetensors file.", hint="Download it again, or give its config.json."
     )
 
 

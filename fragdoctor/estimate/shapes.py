@@ -8,7 +8,12 @@ from pathlib import Path
 from typing import Final
 
 from fragdoctor.errors import ConfigError, InputError, NotASnapshot
-from fragdoctor.estimate.config_json import Config, read_config, shape_of_config
+from fragdoctor.estimate.config_json import (
+    Config,
+    quantised_dtype,
+    read_config,
+    shape_of_config,
+)
 from fragdoctor.estimate.safetensors import (
     TensorEntry,
     looks_like_safetensors,
@@ -25,6 +30,7 @@ INDEX_NAMES: Final = (
     "model.safetensors.index.json",
     "diffusion_pytorch_model.safetensors.index.json",
 )
+MODEL_SUFFIXES: Final = (".json", ".safetensors")
 WANTED: Final = (
     "Give a Hugging Face config.json, a model directory, safetensors files, or --params."
 )
@@ -47,7 +53,10 @@ def is_capture(path: Path) -> bool:
     head = _head(path)
     if looks_like_safetensors(head) or head.lstrip()[:1] == b"{":
         return False
-    return kind_of(head) in (Kind.SNAPSHOT, Kind.STATS, Kind.TEXT, Kind.ARCHIVE)
+    kinds = [Kind.SNAPSHOT, Kind.STATS, Kind.ARCHIVE]
+    if path.suffix.lower() not in MODEL_SUFFIXES:  # else a damaged file of a model
+        kinds.append(Kind.TEXT)
+    return kind_of(head) in kinds
 
 
 def model_of(inputs: Sequence[str]) -> FoundModel:
@@ -130,6 +139,12 @@ def _config_beside(path: Path) -> Config | None:
 
 
 def _config_dtype(config: Config) -> str:
-    stated = config.get("torch_dtype", config.get("dtype"))
+    quantised, _ = quantised_dtype(config)
+    if quantised:
+        return quantised
+    inner = config.get("text_config")
+    inner = inner if isinstance(inner, dict) else {}
+    stated = config.get("torch_dtype") or config.get("dtype")
+    stated = stated or inner.get("torch_dtype") or inner.get("dtype")
     names = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
     return names.get(stated, "") if isinstance(stated, str) else ""

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
-from fragdoctor.fleet.grouping import TOLERANCE, LineKey, lines_of
+from fragdoctor.fleet.spots import TOLERANCE, LineKey, lines_of
 from fragdoctor.model.fleet import RankSummary, SourceLine
 from fragdoctor.model.fleet_report import Difference, DifferenceKind
 from fragdoctor.units import MIB, format_count, format_size, plural
+
+_Value = TypeVar("_Value", tuple[str, str], tuple[tuple[str, str], ...])
 
 MAX_LINES: Final = 3
 _LINE_SHARE: Final = 0.02  # of the peak: less is the noise of any run
@@ -21,12 +23,22 @@ _MANY_PINNED: Final = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Typical:
-    """Medians over the ranks that others are compared with."""
+    """Medians over the ranks that others are compared with, and what most of them have.
+
+    Worked out once: a thousand odd ranks may be compared with the same thousand others.
+    """
 
     members: Sequence[RankSummary]
     peak: int | None
     lines: dict[LineKey, int]
     places: dict[LineKey, SourceLine]
+    capacity: int | None
+    pinned: int | None
+    retries: int | None
+    settings: tuple[tuple[str, str], ...] | None
+    versions: tuple[str, str] | None
+    sizes: dict[int, int]
+    cause: str
 
 
 def typical_of(members: Sequence[RankSummary]) -> Typical:
@@ -42,7 +54,19 @@ def typical_of(members: Sequence[RankSummary]) -> Typical:
         key: median_of([*values, *([0] * (len(members) - len(values)))])
         for key, values in per_line.items()
     }
-    return Typical(members, median_or_none(r.peak_bytes for r in members), lines, places)
+    return Typical(
+        members=members,
+        peak=median_or_none(r.peak_bytes for r in members),
+        lines=lines,
+        places=places,
+        capacity=_median(members, "capacity_bytes"),
+        pinned=_median(members, "pinned_free_bytes"),
+        retries=_median(members, "alloc_retries"),
+        settings=_common(r.settings for r in members if r.settings_known),
+        versions=_common((r.version_low, r.version_high) for r in members if r.version_low),
+        sizes=_sizes(members),
+        cause=min((r.cause.value for r in members), default=""),
+    )
 
 
 def differences(here: Sequence[RankSummary], others: Typical) -> tuple[Difference, ...]:
@@ -132,8 +156,7 @@ def _figure(kind: DifferenceKind, what: str, here: int, there: int) -> Differenc
 
 
 def _of_settings(mine: Typical, others: Typical) -> list[Difference]:
-    here = _common(r.settings for r in mine.members if r.settings_known)
-    there = _common(r.settings for r in others.members if r.settings_known)
+    here, there = mine.settings, others.settings
     if here is None or there is None:
         return []
     left, right = dict(here), dict(there)
@@ -151,9 +174,7 @@ def _worth(name: str, value: str) -> str:
     return format_size(int(value)) if name.endswith("_bytes") and value.isdigit() else value
 
 
-def _common(
-    values: Iterable[tuple[tuple[str, str], ...]],
-) -> tuple[tuple[str, str], ...] | None:
+def _common(values: Iterable[_Value]) -> _Value | None:
     """Return what most have; of equally many the first in order."""
     counts = Counter(values)
     return min(counts, key=lambda v: (-counts[v], v)) if counts else None
@@ -161,7 +182,7 @@ def _common(
 
 def _of_versions(mine: Typical, others: Typical) -> list[Difference]:
     """Return the versions where the ranges that fit the files have nothing in common."""
-    here, there = _range(mine.members), _range(others.members)
+    here, there = mine.versions, others.versions
     if here is None or there is None:
         return []
     if _number(here[0]) <= _number(there[1], 9999) and _number(there[0]) <= _number(here[1], 9999):
@@ -169,11 +190,6 @@ def _of_versions(mine: Typical, others: Typical) -> list[Difference]:
     a, b = _range_text(here), _range_text(there)
     text = f"written by PyTorch {a}, not {b}"
     return [Difference(DifferenceKind.VERSION, text, value=a, others=b)]
-
-
-def _range(members: Sequence[RankSummary]) -> tuple[str, str] | None:
-    counts = Counter((r.version_low, r.version_high) for r in members if r.version_low)
-    return min(counts, key=lambda v: (-counts[v], v)) if counts else None
 
 
 def _range_text(versions: tuple[str, str]) -> str:
@@ -189,14 +205,14 @@ def _number(version: str, absent: int = 0) -> tuple[int, ...]:
 
 
 def _of_capacity(mine: Typical, others: Typical) -> list[Difference]:
-    here, there = (_median(t, lambda r: _figure_of(r, "capacity_bytes")) for t in (mine, others))
+    here, there = mine.capacity, others.capacity
     if here is None or there is None or abs(here - there) <= 0.02 * max(here, there):
         return []
     return [_figure(DifferenceKind.CAPACITY, "a device of", here, there)]
 
 
 def _of_pinned(mine: Typical, others: Typical) -> list[Difference]:
-    here, there = (_median(t, lambda r: _figure_of(r, "pinned_free_bytes")) for t in (mine, others))
+    here, there = mine.pinned, others.pinned
     if here is None or there is None:
         return []
     least = max(2 * MIB, _MANY_PINNED * max(mine.peak or 0, others.peak or 0))
@@ -206,7 +222,7 @@ def _of_pinned(mine: Typical, others: Typical) -> list[Difference]:
 
 
 def _of_retries(mine: Typical, others: Typical) -> list[Difference]:
-    here, there = (_median(t, lambda r: _figure_of(r, "alloc_retries")) for t in (mine, others))
+    here, there = mine.retries, others.retries
     if here is None or there is None or (here > 0) == (there > 0):
         return []
     retries = plural(here, "retry", "retries")
@@ -220,7 +236,7 @@ def _of_retries(mine: Typical, others: Typical) -> list[Difference]:
 
 def _of_sizes(mine: Typical, others: Typical) -> list[Difference]:
     """Return the request sizes where the largest ones have little in common."""
-    here, there = _sizes(mine.members), _sizes(others.members)
+    here, there = mine.sizes, others.sizes
     if not here or not there:
         return []
     new = [s for s in here if s not in there]
@@ -244,7 +260,7 @@ def _sizes(members: Sequence[RankSummary]) -> dict[int, int]:
 
 
 def _of_verdict(mine: Typical, others: Typical) -> list[Difference]:
-    here, there = (min(r.cause.value for r in t.members) for t in (mine, others))
+    here, there = mine.cause, others.cause
     if here == there:
         return []
     text = f"the verdict is {_words(here)}, not {_words(there)}"
@@ -260,5 +276,5 @@ def _figure_of(rank: RankSummary, name: str) -> int | None:
     return value
 
 
-def _median(typical: Typical, figure: Callable[[RankSummary], int | None]) -> int | None:
-    return median_or_none(figure(r) for r in typical.members)
+def _median(members: Sequence[RankSummary], name: str) -> int | None:
+    return median_or_none(_figure_of(r, name) for r in members)

@@ -71,7 +71,11 @@ def _groups(read: Members, labels: Mapping[str, str]) -> tuple[RankGroup, ...]:
     found.sort(key=lambda paths: (-len(paths), position[paths[0]]))
     typical = [typical_of([read[p] for p in paths]) for paths in found]
     is_odd = _oddness(found, typical, read)
-    return tuple(_group(i, typical[i].members, labels, typical, is_odd) for i in range(len(found)))
+    usual = [j for j, odd in enumerate(is_odd) if not odd]
+    references = [_reference(i, typical, usual, is_odd=is_odd[i]) for i in range(len(found))]
+    return tuple(
+        _group(i, labels, typical, references[i], is_odd=is_odd[i]) for i in range(len(found))
+    )
 
 
 def _oddness(
@@ -107,14 +111,15 @@ def _outliers(typical: Sequence[Typical]) -> list[bool]:
 
 def _group(
     i: int,
-    members: Sequence[RankSummary],
     labels: Mapping[str, str],
     typical: Sequence[Typical],
-    is_odd: Sequence[bool],
+    reference: int | None,
+    *,
+    is_odd: bool,
 ) -> RankGroup:
+    members = typical[i].members
     peaks = [r.peak_bytes for r in members if r.peak_bytes is not None]
     chosen = _representative(members)
-    reference = _reference(i, typical, is_odd)
     compared = typical[reference] if reference is not None else None
     return RankGroup(
         id=group_id(i),
@@ -130,7 +135,7 @@ def _group(
         median_retries=median_or_none(_of(r, "alloc_retries") for r in members),
         settings=chosen.settings,
         holders=_typical_lines(typical[i]),
-        is_odd=is_odd[i],
+        is_odd=is_odd,
         reference="" if reference is None else group_id(reference),
         differences=() if compared is None else differences(members, compared),
         representative=chosen.path,
@@ -139,12 +144,13 @@ def _group(
     )
 
 
-def _reference(i: int, typical: Sequence[Typical], is_odd: Sequence[bool]) -> int | None:
+def _reference(
+    i: int, typical: Sequence[Typical], usual: Sequence[int], *, is_odd: bool
+) -> int | None:
     """Return the group to compare with: the nearest that is not odd; the largest for the others."""
-    usual = [j for j, odd in enumerate(is_odd) if not odd and j != i]
     if not usual:
         return None
-    if not is_odd[i]:
+    if not is_odd:
         return usual[0] if usual[0] < i else None
     return min(usual, key=lambda j: (_distance(typical[i], typical[j]), j))
 

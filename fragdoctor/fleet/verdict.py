@@ -161,8 +161,11 @@ def _others(
         worst = min(unwell, key=lambda c: (-unwell[c], c.value))
         shows = "shows" if unwell[worst] == 1 else "show"
         what = worst.value.replace("_", " ")
-        ran = "" if everyone else " did not run out of memory, but"
-        return [f"{who}{ran} {format_count(unwell[worst])} of them {shows}: {what}."]
+        if n == 1:
+            return [f"{who} shows: {what}."]
+        did = "No rank ran" if everyone else f"{who} did not run"
+        count = "each" if unwell[worst] == n else format_count(unwell[worst])
+        return [f"{did} out of memory, but {count} of them {shows}: {what}."]
     peaks = _peaks(usual)
     if len(usual) > 1:
         n_groups = format_count(len(usual))

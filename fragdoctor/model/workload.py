@@ -88,6 +88,7 @@ class ModelShape:
         upcasts_logits: the loss is taken of fp32 logits, as Hugging Face's is.
         has_lm_head: the model ends in logits over the vocabulary.
         is_guess: the shape was derived from a parameter count.
+        is_checked: recordings of models built like this were compared with the formulas.
         assumptions: what was derived or assumed, one sentence each.
     """
 
@@ -114,6 +115,7 @@ class ModelShape:
     softmax_fp32: bool = False
     upcasts_logits: bool = False
     is_guess: bool = False
+    is_checked: bool = True
     has_lm_head: bool = True
     tied_head: bool = False
     embedding_dropout: float = 0.0

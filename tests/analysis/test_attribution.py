@@ -41,6 +41,9 @@ from fragdoctor.analysis.device import analyze_device
         ("/build/aten/src/ATen/Context.cpp", NATIVE),
         ("kernel.cu", NATIVE),
         ("./misc/../sysdeps/unix/sysv/linux/x86_64/clone3.S", NATIVE),
+        ("../sysdeps/unix/sysv/linux/x86_64/clone3.S", NATIVE),
+        ("start.s", NATIVE),
+        ("/home/me/notes.s/train.py", USER),
     ],
 )
 def test_classify_file_known_name_is_recognised(name, expected):

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -129,3 +130,25 @@ def test_bad_question_is_one_sentence(
     assert outcome.code == 2
     assert said in " ".join(outcome.err.split())
     assert "Traceback" not in outcome.err
+
+
+def test_device_that_one_run_lacks_is_said_with_its_name(run: Run, tmp_path: Path) -> None:
+    first = written(tmp_path / "a.pickle", MODEL, device=1)
+    second = written(tmp_path / "b.pickle", MODEL)
+
+    outcome = run("compare", first, second, "--device", "1")
+
+    assert outcome.code == 2
+    assert f"{second} holds nothing of device 1" in outcome.err
+
+
+def test_run_that_differs_in_nothing_it_holds_gives_no_reason(run: Run, tmp_path: Path) -> None:
+    first = written(tmp_path / "a.pickle", MODEL, STEP)
+    renamed = [
+        replace(ask, file="/home/a/proj/other.py", function=f"g{ask.line}") for ask in (MODEL, STEP)
+    ]
+    second = written(tmp_path / "b.pickle", *renamed)
+
+    out = " ".join(run("compare", first, second).out.split())
+
+    assert "as A does; the settings are the same." in out

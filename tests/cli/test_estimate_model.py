@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from pathlib import Path
 
@@ -22,6 +23,20 @@ def build():
 
 def fails():
     return build().nothing
+
+class Misfit(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(512, 64)
+
+    def forward(self, x):
+        return self.layer(x[:, :5])
+
+def misfit():
+    return Misfit(), torch.zeros(4, 512)
+
+def ends():
+    raise SystemExit(7)
 """
 
 
@@ -68,6 +83,33 @@ def test_error_in_own_model_is_one_sentence_with_its_line(run: Run) -> None:
     assert outcome.code == 2
     assert "Error: my_project:fails failed at my_project.py:11 in fails: Attr" in outcome.err
     assert "Traceback" not in outcome.err
+
+
+def test_failing_operation_is_one_sentence_without_the_log_of_pytorch(
+    run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    outcome = run("estimate", "--model", "my_project:misfit")
+
+    assert outcome.code == 2
+    assert "my_project.py:19 in forward: RuntimeError: a and b must have" in outcome.err
+    assert caplog.text == ""
+    assert not logging.getLogger("torch._subclasses.fake_tensor").disabled
+
+
+def test_factory_that_ends_the_program_is_said(run: Run) -> None:
+    outcome = run("estimate", "--model", "my_project:ends")
+
+    assert outcome.code == 2
+    assert "ended the program at my_project.py:25 in ends" in outcome.err
+
+
+def test_syntax_error_is_told_with_its_own_line(run: Run, project: Path) -> None:
+    (project / "broken_project.py").write_text("x = 1\ndef f(:\n", encoding="utf-8")
+
+    outcome = run("estimate", "--model", "broken_project:f")
+
+    assert outcome.code == 2
+    assert "broken_project.py:2: SyntaxError" in outcome.err
 
 
 def test_error_in_own_model_has_its_traceback_when_asked(run: Run) -> None:

@@ -1,18 +1,21 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from runs import Ask, case, columns_of
 
 import fragdoctor
+from fragdoctor.comparison.explain import _leaks
 from fragdoctor.comparison.pipeline import compare_cases
+from fragdoctor.comparison.reading import GrowingLine
 from fragdoctor.errors import ConfigError
 from fragdoctor.intake.inputs import read_case
 from fragdoctor.model.case import Case, Overrides
 from fragdoctor.model.comparison import Basis, CauseKind, Comparison, LineKind
 from fragdoctor.model.diagnosis import Cause
-from fragdoctor.model.finding import Confidence
+from fragdoctor.model.finding import Confidence, Location
 from fragdoctor.units import MIB
 
 MODEL = (Ask(10, 40, "build"), Ask(12, 20, "build"))
@@ -222,3 +225,22 @@ def test_smaller_device_is_no_change_of_the_program(shared: Path) -> None:
 
     assert [c.kind for c in comparison.causes] == [CauseKind.LENGTH]
     assert comparison.runs[1].cause is Cause.CAPACITY
+
+
+@pytest.mark.parametrize(
+    ("n_steps", "told"),
+    [(2, "in B (12 steps), A shows too few steps to tell."), (9, "in A it does not.")],
+)
+def test_leak_is_denied_only_of_a_run_with_enough_steps(n_steps: int, told: str) -> None:
+    place = Location("train.py", 19, "forward")
+    change = SimpleNamespace(before=place, after=place, delta_bytes=MIB)
+    evidence = SimpleNamespace(
+        changes=[change],
+        before=SimpleNamespace(growth=(), n_steps=n_steps),
+        after=SimpleNamespace(growth=(GrowingLine(place, MIB, 12),), n_steps=12),
+        last="B",
+    )
+
+    (cause,) = _leaks(evidence)  # type: ignore[arg-type]
+
+    assert cause.text.endswith(told)

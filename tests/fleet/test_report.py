@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import itertools
 import random
+import time
 from dataclasses import replace
+from unittest import mock
 
 import fleets
 import pytest
@@ -10,9 +13,11 @@ from fleets import WALL_US, summary, unread
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fragdoctor.fleet.grouping import _alike, _near, _pairs, _spots
+from fragdoctor.fleet import neighbours
+from fragdoctor.fleet.grouping import find_groups
 from fragdoctor.fleet.merge import fleet_of
 from fragdoctor.fleet.report import conclude, group_id
+from fragdoctor.fleet.spots import are_alike, are_near, spots_of
 from fragdoctor.fleet.summary import MAX_HOLDERS
 from fragdoctor.model.diagnosis import Cause, DeviceFigures
 from fragdoctor.model.fleet import RankSummary
@@ -159,6 +164,15 @@ def test_first_to_fail_stays_open_without_a_common_clock(time: int | None) -> No
     assert report(*ranks).verdict.first_failed == ""
 
 
+def test_unwell_ranks_among_ranks_that_all_differ_are_counted_in_a_sentence() -> None:
+    leaking = {"cause": Cause.LEAK, "summary": "A line keeps memory."}
+    ranks = [summary(i, {10 + i: 100}, **(leaking if i > 5 else {})) for i in range(8)]
+
+    assert report(*ranks).verdict.summary == (
+        "No rank ran out of memory, but 2 of them show: leak."
+    )
+
+
 def test_two_ranks_of_which_one_fails() -> None:
     result = report(summary(0), failed(1, {10: 500}))
 
@@ -289,18 +303,38 @@ def ragged(draw: st.DrawFn) -> list[RankSummary]:
     return ranks
 
 
-@given(ragged())
-def test_pairs_leave_out_none_that_are_alike(ranks: list[RankSummary]) -> None:
-    """The index of lines only saves comparisons: it finds what comparing all would find."""
-    spots = sorted(_spots(ranks), key=lambda s: (-1 if s.peak is None else s.peak, s.paths))
-    members = range(len(spots))
-
-    found = set(_pairs(spots, members))
-
-    alike = {
-        (i, j)
-        for i in members
-        for j in members
-        if i < j and _near(spots[i].peak, spots[j].peak) and _alike(spots[i], spots[j])
+@given(ragged(), st.sampled_from([1, 3, neighbours.MAX_COLUMNS]))
+def test_groups_are_what_comparing_all_pairs_finds(ranks: list[RankSummary], width: int) -> None:
+    spots = sorted(spots_of(ranks), key=lambda s: (-1 if s.peak is None else s.peak, s.paths))
+    parent = list(range(len(spots)))
+    for i, j in itertools.combinations(range(len(spots)), 2):
+        if (
+            spots[i].kind == spots[j].kind
+            and are_near(spots[i].peak, spots[j].peak)
+            and are_alike(spots[i], spots[j])
+        ):
+            parent = [parent[i] if p == parent[j] else p for p in parent]
+    by_all_pairs = {
+        frozenset(path for s, p in zip(spots, parent, strict=True) if p == root for path in s.paths)
+        for root in parent
     }
-    assert alike <= found
+
+    with mock.patch.object(neighbours, "MAX_COLUMNS", width):
+        found = find_groups(ranks)
+
+    assert {frozenset(g) for g in found} == by_all_pairs
+
+
+@pytest.mark.parametrize("n_lines", [8, 400])
+def test_thousands_of_ranks_that_all_differ_are_concluded_in_seconds(n_lines: int) -> None:
+    rng = random.Random(1)
+    lines = range(1, n_lines)
+    ranks = [
+        summary(i, {k: rng.randrange(20, 300) for k in rng.sample(lines, 7)}) for i in range(3000)
+    ]
+    start = time.process_time()
+
+    result = report(*ranks)
+
+    assert len(result.groups) > 100
+    assert time.process_time() - start < 6

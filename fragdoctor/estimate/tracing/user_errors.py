@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import sysconfig
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +18,10 @@ from fragdoctor.estimate.tracing.request_log import shown
 
 PACKAGE: Final = str(Path(__file__).parents[2])
 TORCH: Final = str(Path(torch.__file__).parent)
+STDLIB: Final = sysconfig.get_path("stdlib")
 LONGEST: Final = 300
+# PyTorch logs the traceback of each operation that fails on fake tensors, before it raises.
+_LOGGER: Final = "torch._subclasses.fake_tensor"
 _SHAPE_DEPENDS_ON_VALUES: Final = (
     fake_tensor.DynamicOutputShapeException,
     fake_tensor.DataDependentOutputException,
@@ -30,10 +35,25 @@ def told_in_one_sentence(spec: str) -> Iterator[None]:
     Raises:
         ConfigError: with the innermost line of the user's code; the cause is kept for --verbose.
     """
+    logger = logging.getLogger(_LOGGER)
+    was_disabled, logger.disabled = logger.disabled, True
     try:
         yield
     except FragdoctorError:
         raise
+    except (ImportError, SyntaxError) as err:
+        where = _line_of_syntax(err) or innermost_line(err)
+        at = f" at {where}" if where else ""
+        raise ConfigError(
+            f"{spec} failed{at}: {type(err).__name__}: {_first_line(err)}",
+            hint="The module must import in this environment: install what it needs here.",
+        ) from err
+    except SystemExit as err:
+        where = innermost_line(err)
+        raise ConfigError(
+            f"{spec} ended the program{f' at {where}' if where else ''}: SystemExit: {err}",
+            hint="Give a factory that builds the model and returns it, not a whole program.",
+        ) from err
     except Exception as err:  # the user's code may raise anything
         where = innermost_line(err)
         at = f" at {where}" if where else ""
@@ -56,15 +76,29 @@ def told_in_one_sentence(spec: str) -> Iterator[None]:
             hint="Your code was run on fake CUDA tensors; does the same step run on a GPU? "
             "--verbose shows the traceback.",
         ) from err
+    finally:
+        logger.disabled = was_disabled
+
+
+def _line_of_syntax(error: BaseException) -> str:
+    """Return where a SyntaxError is; its traceback ends in the importer."""
+    if not isinstance(error, SyntaxError) or not error.filename:
+        return ""
+    return f"{shown(error.filename)}:{error.lineno}"
 
 
 def innermost_line(error: BaseException) -> str:
     """Return ``file:line in function`` of the innermost frame of the user's code, or ""."""
     found = ""
     for frame in traceback.extract_tb(error.__traceback__):
-        if not frame.filename.startswith((PACKAGE, TORCH, "<")):
-            found = f"{shown(frame.filename)}:{frame.lineno} in {frame.name}"
+        if frame.filename.startswith((PACKAGE, TORCH, "<")) or _is_stdlib(frame.filename):
+            continue
+        found = f"{shown(frame.filename)}:{frame.lineno} in {frame.name}"
     return found
+
+
+def _is_stdlib(filename: str) -> bool:
+    return filename.startswith(STDLIB) and "site-packages" not in filename
 
 
 def _first_line(error: BaseException) -> str:

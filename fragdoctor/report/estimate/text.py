@@ -57,8 +57,9 @@ def render_gpus(gpus: Sequence[GpuModel], options: RenderOptions) -> str:
     rows = [[g.name, _gib(g.total_bytes), _gib(g.usable_bytes), g.title] for g in gpus]
     page.table(columns, rows)
     legend = (
-        "total: as PyTorch's out-of-memory messages state it for this GPU; usable: less the CUDA "
-        "context of one process. Any size is accepted too: --gpu 24GiB."
+        "total: about what PyTorch's out-of-memory messages commonly print for this GPU; drivers "
+        "differ by some 0.2 GiB, and none was measured here. usable: less the CUDA context of one "
+        "process, estimated. Any size is accepted too: --gpu 24GiB."
     )
     page.paragraph((legend, "dim"))
     return page.render()

@@ -1,0 +1,115 @@
+"""``fragdoctor estimate``: what it must not silently ignore, and errors that name their cause."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+
+import pytest
+from command_line import Run
+
+CONFIG = {
+    "model_type": "llama", "hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4,
+    "intermediate_size": 688, "vocab_size": 1000, "torch_dtype": "float16",
+}  # fmt: skip
+
+
+def config(folder: Path, **changes: object) -> str:
+    path = folder / "config.json"
+    path.write_text(json.dumps({**CONFIG, **changes}))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    "words", [["--zero", "2"], ["--lora", "8"], ["--checkpointing", "full"], ["--seq", "128"]]
+)
+def test_formula_option_is_refused_beside_a_traced_model(run: Run, words: list[str]) -> None:
+    outcome = run("estimate", "--model", "some.module:build", *words)
+
+    assert outcome.code == 2
+    assert f"{words[0]} does not go with --model" in outcome.err
+
+
+def test_tracing_option_is_refused_beside_formulas(run: Run, tmp_path: Path) -> None:
+    outcome = run("estimate", config(tmp_path), "--input-shape", "8,8", "--steps", "3")
+
+    assert outcome.code == 2
+    assert "--input-shape, --steps do not go with formulas" in outcome.err
+
+
+@pytest.mark.parametrize(
+    ("quantised", "dtype"),
+    [
+        ({"quant_method": "gptq", "bits": 4}, "int4"),
+        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "int8"),
+        ({"quant_method": "fp8"}, "int8"),
+        ({"quant_method": "aqlm"}, "fp16"),
+        ("nonsense", "fp16"),
+    ],
+)
+def test_quantised_checkpoint_is_counted_as_stored(
+    run: Run, tmp_path: Path, quantised: object, dtype: str
+) -> None:
+    path = config(tmp_path, quantization_config=quantised)
+
+    document = json.loads(run("estimate", path, "--inference", "--format", "json").out)
+
+    assert document["workload"]["dtype"] == dtype
+
+
+def test_training_of_a_quantised_checkpoint_says_what_is_counted(run: Run, tmp_path: Path) -> None:
+    path = config(tmp_path, quantization_config={"quant_method": "gptq", "bits": 4})
+
+    assert "fp32 weights are counted" in " ".join(run("estimate", path).out.split())
+    assert ", int4, " in run("estimate", path, "--lora", "8").out
+
+
+def test_experts_of_an_unknown_architecture_are_counted(run: Run, tmp_path: Path) -> None:
+    experts = {"n_routed_experts": 16, "n_shared_experts": 1, "moe_intermediate_size": 128}
+    path = config(tmp_path, model_type="new_moe", **experts)
+
+    document = json.loads(run("estimate", path, "--format", "json").out)
+
+    per_layer = 17 * 3 * 256 * 128
+    assert document["n_parameters"] >= 4 * per_layer
+    assert document["n_parameters"] == pytest.approx(
+        4 * (per_layer + 4 * 256 * 256 + 16 * 256) + 2 * 1000 * 256, rel=0.01
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({}, "within 7 %"),
+        ({"model_type": "brand_new"}, "not of this architecture"),
+        ({"model_type": "mixtral", "num_local_experts": 4}, "not of this architecture"),
+    ],
+)
+def test_error_is_claimed_only_for_what_was_compared(
+    run: Run, tmp_path: Path, changes: dict[str, object], told: str
+) -> None:
+    text = " ".join(run("estimate", config(tmp_path, **changes)).out.split())
+
+    assert told in text
+
+
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("config.json", b"[1, 2]"),
+        ("config.json", b"[" * 100_000),
+        ("model.safetensors", b"hello world, this is text"),
+        ("model.safetensors", struct.pack("<Q", 2) + b"[]"),
+    ],
+)
+def test_damaged_model_file_is_not_taken_for_a_message(
+    run: Run, tmp_path: Path, name: str, data: bytes
+) -> None:
+    (tmp_path / name).write_bytes(data)
+
+    outcome = run("estimate", str(tmp_path / name))
+
+    assert outcome.code in {2, 3}
+    assert "out-of-memory message" not in outcome.err
+    assert "ends in .safetensors" not in outcome.err
