@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fragdoctor.cli import console, estimate_processes, options
+from fragdoctor.cli import console, estimate_fit, estimate_processes, options
 from fragdoctor.cli.exit import OK
 from fragdoctor.errors import ConfigError
 
@@ -50,7 +50,7 @@ Inputs = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[INPUT]...",
-        help="A config.json, a model directory, or safetensors files",
+        help="A config.json, a model directory, safetensors files, or recordings",
     ),
 ]
 Params = Annotated[
@@ -194,6 +194,8 @@ def estimate(
     processes: estimate_processes.Processes = None,
     headroom: estimate_processes.Headroom = None,
     context: estimate_processes.Context = None,
+    batches: estimate_fit.Batches = None,
+    capacity: estimate_fit.Capacity = None,
     explain: Explain = False,
     output_format: OutputFormat = EstimateFormat.TEXT,
     output: options.Output = None,
@@ -220,6 +222,17 @@ def estimate(
         )  # fmt: skip
         console.write_report(report, output, force=force)
         return OK
+    if estimate_fit.is_about_batches(inputs or [], batches):
+        report = estimate_fit.answer(
+            inputs or [], gpu or [], look, batches=batches, capacity=capacity, context=context,
+            headroom=headroom, explain=explain, as_json=as_json,
+        )  # fmt: skip
+        console.write_report(report, output, force=force)
+        return OK
+    if capacity is not None:
+        raise ConfigError(
+            "--capacity is for recordings at several batch sizes.", hint="Write --gpu SIZE."
+        )
     if fsdp and zero is not None:
         raise ConfigError("--fsdp and --zero exclude each other.", hint="FSDP is stage 3.")
     gpus = [gpu_of(name) for name in dict.fromkeys(gpu or ())]

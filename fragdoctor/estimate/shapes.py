@@ -18,12 +18,15 @@ from fragdoctor.estimate.safetensors import (
 from fragdoctor.estimate.weights import shape_of_tensors, stored_dtype, with_exact_counts
 from fragdoctor.intake.kinds import Kind, kind_of
 from fragdoctor.model.workload import ModelShape
+from fragdoctor.readers.source import open_source
 
 HEAD_BYTES: Final = 8192
 INDEX_NAMES: Final = (
     "model.safetensors.index.json",
     "diffusion_pytorch_model.safetensors.index.json",
 )
+# Files of a directory that are looked at.
+MAX_FILES: Final = 200
 WANTED: Final = (
     "Give a Hugging Face config.json, a model directory, safetensors files, or --params."
 )
@@ -38,13 +41,39 @@ class FoundModel:
 
 
 def is_capture(path: Path) -> bool:
-    """Return whether a file is a snapshot, a message, statistics or a log, not a model."""
+    """Return whether a file is a snapshot, a message, statistics or a log, not a model.
+
+    So is a directory that holds a snapshot, and nothing of a model.
+    """
+    if path.is_dir():
+        return _is_recording(path)
     if not path.is_file():
         return False
-    head = _head(path)
-    if looks_like_safetensors(head) or head.lstrip()[:1] == b"{":
+    if looks_like_safetensors(_head(path)):
         return False
+    head = _unpacked_head(path)
+    if head.lstrip()[:1] == b"{":
+        return kind_of(head) is Kind.SNAPSHOT
     return kind_of(head) in (Kind.SNAPSHOT, Kind.STATS, Kind.TEXT, Kind.ARCHIVE)
+
+
+def _is_recording(path: Path) -> bool:
+    try:
+        files = [p for p in path.iterdir() if p.is_file() and not p.name.startswith(".")]
+        names = {p.name for p in files}
+        if "config.json" in names or any(p.suffix == ".safetensors" for p in files):
+            return False
+        return any(kind_of(_unpacked_head(p)) is Kind.SNAPSHOT for p in sorted(files)[:MAX_FILES])
+    except (OSError, InputError):
+        return False
+
+
+def _unpacked_head(path: Path) -> bytes:
+    try:
+        with open_source(path) as stream:
+            return stream.head
+    except OSError as e:
+        raise InputError(f"{path} cannot be read: {e.strerror or e}.") from e
 
 
 def model_of(inputs: Sequence[str]) -> FoundModel:
