@@ -215,17 +215,17 @@ def estimate(
     if list_gpus:
         console.write_report(_gpu_list(known_gpus(), look, as_json=as_json), output, force=force)
         return OK
-    if estimate_processes.is_about_processes(inputs or [], per_process, processes):
-        report = estimate_processes.answer(
-            inputs or [], gpu or [], look, per_process=per_process, processes=processes,
-            headroom=headroom, context=context, as_json=as_json,
-        )  # fmt: skip
-        console.write_report(report, output, force=force)
-        return OK
     if estimate_fit.is_about_batches(inputs or [], batches):
         report = estimate_fit.answer(
             inputs or [], gpu or [], look, batches=batches, capacity=capacity, context=context,
             headroom=headroom, explain=explain, as_json=as_json,
+        )  # fmt: skip
+        console.write_report(report, output, force=force)
+        return OK
+    if estimate_processes.is_about_processes(inputs or [], per_process, processes):
+        report = estimate_processes.answer(
+            inputs or [], gpu or [], look, per_process=per_process, processes=processes,
+            headroom=headroom, context=context, as_json=as_json,
         )  # fmt: skip
         console.write_report(report, output, force=force)
         return OK

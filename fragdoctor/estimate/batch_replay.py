@@ -8,14 +8,14 @@ reserves, and whether everything is served.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
-from fragdoctor._native import _ext
-from fragdoctor.allocator.edits import batch_scaled
+from fragdoctor.allocator.edits import Edit, batch_scaled
 from fragdoctor.allocator.fidelity import Baseline
 from fragdoctor.allocator.simulate import baseline_of
 from fragdoctor.allocator.trace_ops import Operations, OpKind
@@ -28,6 +28,7 @@ from fragdoctor.model.batch_fit import ReplayCheck
 from fragdoctor.model.simulation import ReplayResult
 from fragdoctor.model.snapshot import Bools
 
+MAX_BATCH_STEPS: Final = 2**20
 MAX_OPERATIONS: Final = 40_000_000
 ENDLESS: Final = 2**50
 # A request counts as straight if the line misses no recording by more than this.
@@ -70,34 +71,30 @@ class BatchReplay:
         self._known, self._coefficients = known, coefficients
         self.method = "fitted" if self.unmatched_share <= MAX_UNMATCHED_SHARE else "scaled"
 
-    def operations(self, batch: float) -> _ext.NativeOps:
-        """Return the requests at a batch size.
-
-        Raises:
-            SimulationError: they can only be scaled, and the trace has no steps.
-        """
+    def edit(self, batch: float) -> Edit:
+        """Return the change of the recorded requests to another batch size."""
         if self.method == "scaled":
-            return batch_scaled(batch / self.base_batch).apply(self.baseline)
-        ops = Operations(**self.baseline.operations.columns())
-        bend, slope, fixed = self._coefficients
-        wanted = np.rint(bend * batch**2 + slope * batch + fixed)
-        size = ops.size.copy()
-        at = self._position[self._known]
-        size[at] = np.clip(wanted[self._known], 1, 2**50).astype(np.uint64)
-        changed = replace(ops, size=size)
-        columns = {name: getattr(changed, name) for name in Operations.__dataclass_fields__}
-        return self.baseline.operations.edited(
-            **{name: np.ascontiguousarray(column) for name, column in columns.items()}
-        )
+            return batch_scaled(batch / self.base_batch)
+
+        def change(_: Baseline, ops: Operations) -> Operations:
+            bend, slope, fixed = self._coefficients
+            wanted = np.rint(bend * batch**2 + slope * batch + fixed)
+            size = ops.size.copy()
+            at = self._position[self._known]
+            size[at] = np.clip(wanted[self._known], 1, ENDLESS).astype(np.uint64)
+            return replace(ops, size=size)
+
+        return Edit(f"batch of {batch:g}", change)
 
     def run(self, batch: float, capacity_bytes: int = ENDLESS) -> ReplayResult:
         """Return what the allocator does at a batch size.
 
         Raises:
-            SimulationError: see ``operations``.
+            ConfigError, SimulationError: the requests can only be scaled, and the trace has no
+                steps or the factor is absurd.
         """
         scenario = Scenario(capacity_bytes=capacity_bytes)
-        return replay_scenario(self.baseline, scenario, self.operations(batch))
+        return replay_scenario(self.baseline, scenario, self.edit(batch).apply(self.baseline))
 
 
 def check_by_replay(
@@ -130,7 +127,11 @@ def check_by_replay(
         if capacity_bytes is not None:
             step = RELATIVE_STEP if is_relative else 1.0
             found = _largest(replayed, capacity_bytes, guess, step)
-        peak = None if found[0] is None else replayed.run(found[0]).peak_allocated_bytes
+        peak = (
+            None
+            if found[0] in (None, math.inf)
+            else replayed.run(found[0] or 0.0).peak_allocated_bytes
+        )
         left_out = _left_out_error(recordings, lines, batches)
     except FragdoctorError as e:
         return e.message
@@ -180,12 +181,12 @@ def _largest(
 
 
 def _last(holds: Callable[[int], bool], start: int, step: float) -> float | None:
-    """Return the last number that a test holds for, by doubling and halving from a start."""
+    """Return the last number that a test holds for, by doubling and halving; inf = no end."""
     low, high = 0, start
     while holds(high):
         low, high = high, high * 2
-        if high > 2**30:
-            return None
+        if high > MAX_BATCH_STEPS:
+            return math.inf
     if low == 0:
         reach = start
         while reach > 1 and not holds(reach // 2):

@@ -67,8 +67,10 @@ def counterparts(own: Requests, other: Requests, own_batch: float, batch: float)
     kernel is chosen for another shape).
 
     Args:
-        own, other: the two recordings.
-        own_batch, batch: their batch sizes.
+        own: requests of the one recording.
+        other: those of the other.
+        own_batch: batch size of the one.
+        batch: that of the other.
     """
     at = _by_rank(own, other)
     anchored = (at >= 0) & _is_even(own, other)

@@ -32,7 +32,7 @@ from fragdoctor.model.snapshot import Snapshot
 
 MAX_RECORDINGS: Final = 64
 MAX_LINES: Final = 10
-# Lines whose memory never comes near the peak cannot hold it; their curves are not extrapolated.
+# A bend far below the peak is not extrapolated: it would soon be above everything.
 NEAR_PEAK: Final = 0.5
 EXTRAPOLATED: Final = 2.0
 CLOSE_REPLAY: Final = 0.02
@@ -131,7 +131,9 @@ def _fit(
         fit = replace(fit, warnings=(*fit.warnings, f"Nothing was replayed: {check}."))
     else:
         fit = replace(fit, replay=check)
-    return fit if room is None else replace(fit, prediction=_predicted(fit, room))
+    if room is None:
+        return fit
+    return replace(fit, prediction=_predicted(fit, room, is_bound=is_bound))
 
 
 def _points(
@@ -162,11 +164,6 @@ def moments_of(recordings: Sequence[Recording], batches: F64, total: Curve) -> t
     batch more simply than their maximum does. Without lines there is one moment, the peak itself.
     """
     shared = set.intersection(*(set(r.moments) for r in recordings))
-    shared = {
-        key
-        for key in shared
-        if any(r.moments[key][0] >= NEAR_PEAK * r.peaks[0] for r in recordings)
-    }
     covers = all(r.peak_key in shared for r in recordings)
     if not covers or not all(r.has_lines for r in recordings):
         return (Moment(None, total, True, None, None),)
@@ -174,6 +171,12 @@ def moments_of(recordings: Sequence[Recording], batches: F64, total: Curve) -> t
         key: fit_curve(batches, np.array([r.moments[key][0] for r in recordings], np.float64))
         for key in sorted(shared)
     }
+    near = {
+        key
+        for key in curves
+        if any(r.moments[key][0] >= NEAR_PEAK * r.peaks[0] for r in recordings)
+    }
+    curves = {k: c for k, c in curves.items() if k in near or not c.bend_bytes}
     reigns = _reigns(curves, float(batches.max()))
     found = []
     for key, low, high in reigns:
@@ -297,9 +300,8 @@ def _checked(
     guess = float(batches.max())
     if capacity is not None:
         found = _last_below(lambda b: envelope(fit.moments, b), capacity, 1e-3)
-        if math.isinf(found):
-            capacity = None
-        guess = min(max(found, float(batches.min())), 1e6)
+        if not math.isinf(found):
+            guess = min(max(found, float(batches.min())), 1e6)
     return check_by_replay(
         recordings,
         [float(b) for b in batches],
@@ -322,7 +324,7 @@ def _last_below(curve: Callable[[float], float], limit: float, start: float) -> 
     return low
 
 
-def _predicted(fit: BatchFit, room: Room) -> Prediction:
+def _predicted(fit: BatchFit, room: Room, *, is_bound: bool) -> Prediction:
     capacity = room.capacity_bytes
     ratios = [p.peak_reserved_bytes / max(1, p.peak_allocated_bytes) for p in fit.points
               if not p.is_lower_bound] or [1.0]  # fmt: skip
@@ -337,11 +339,11 @@ def _predicted(fit: BatchFit, room: Room) -> Prediction:
     high = largest_of(lambda b: _lower_envelope(fit.moments, b) * (1 - spread))
     largest = largest_of(lambda b: envelope(fit.moments, b) * overhead)
     replay = fit.replay if fit.replay is not None and _is_trusted(fit.replay) else None
-    if replay is not None and not (high is not None and math.isinf(high)):
+    if replay is not None:
         # Requests are fitted one by one: that is closer than any curve through their sum.
         largest, low, high = replay.largest, replay.largest_without_flush, replay.ceiling
-    else:
-        replay = None
+    if is_bound:
+        largest, low = high, None
     is_unbounded = largest is not None and math.isinf(largest)
     top = max(p.batch for p in fit.points if not p.is_lower_bound or len(fit.points) < 3)
     is_far = largest is not None and largest > EXTRAPOLATED * top
@@ -358,6 +360,7 @@ def _predicted(fit: BatchFit, room: Room) -> Prediction:
         method="fit" if replay is None else "replay",
         confidence=level,
         reasons=reasons,
+        is_upper_bound=is_bound,
         is_extrapolated=is_far,
         is_unbounded=is_unbounded,
         bytes_at_largest=None if largest is None or is_unbounded

@@ -90,8 +90,8 @@ def _allocator(fit: BatchFit) -> list[str]:
     return [
         (
             "Reserved memory does not follow allocated memory evenly: it is "
-            f"{min(ratios):.2f} to {max(ratios):.2f} times as much (segments of 2 and 20 MiB, cached "
-            "blocks that no later request fits)."
+            f"{min(ratios):.2f} to {max(ratios):.2f} times as much (segments of 2 and 20 MiB, "
+            "cached blocks that no later request fits)."
         )
     ]
 
@@ -133,8 +133,9 @@ def _failures(recordings: Sequence[Recording], *, is_bound: bool) -> list[str]:
     if is_bound:
         return [
             (
-                f"{_names(failed)} ended in an OOM and had to be used all the same: {noun} at least "
-                "what is shown, so the fit is a lower bound and the largest batch may be smaller."
+                f"{_names(failed)} ended in an OOM and had to be used all the same: "
+                f"{noun} at least what is shown, so the fit is a lower bound and the largest batch "
+                "may be smaller."
             )
         ]
     return [
@@ -175,21 +176,22 @@ def _code(recordings: Sequence[Recording]) -> list[str]:
                 "known, nor whether all are of the same program."
             )
         ]
-    base = recordings[-1]
-    held = [r.held_at(int(r.timeline.allocated_bytes.argmax())) for r in recordings]
+    # A run that failed early has not come to all its lines: it must lie within the others.
+    base = max(recordings, key=lambda r: (not r.ran_out, len(r.keys)))
     known = set(base.keys)
     worst, where = 0.0, ""
-    for r, table in zip(recordings[:-1], held[:-1], strict=True):
-        foreign = sum(n for key, n in table.items() if key not in known and key != NO_LINE)
-        share = foreign / max(1, sum(table.values()))
+    for r in recordings:
+        held = r.held_at(int(r.timeline.allocated_bytes.argmax()))
+        foreign = sum(n for key, n in held.items() if key not in known and key != NO_LINE)
+        share = foreign / max(1, sum(held.values()))
         if share > worst:
             worst, where = share, r.source
     if worst < DIFFERENT_CODE:
         return []
     return [
         (
-            f"{format_share(worst, 1.0)} of the peak of {where} comes from lines that {base.source} "
-            "does not have: not the same code, or lines were moved."
+            f"{format_share(worst, 1.0)} of the peak of {where} comes from lines that "
+            f"{base.source} does not have: not the same code, or lines were moved."
         )
     ]
 

@@ -15,7 +15,10 @@ F64 = npt.NDArray[np.float64]
 # What rounding of requests and of segments can do to a sum without any change of the program.
 ROUNDING_BYTES: Final = 4 * MIB
 STRAIGHT_SHARE: Final = 0.01
+SAME_SHARE: Final = 0.002
+# A larger spread is still no growth where it is mostly noise.
 FIXED_SHARE: Final = 0.02
+NOISE_SHARE: Final = 0.2
 # Secant slopes that differ by more than this bend; below, they are noise.
 BEND_SHARE: Final = 0.1
 
@@ -61,13 +64,20 @@ def scaling_of(batches: F64, n_bytes: F64, worst_residual: float) -> Scaling:
     """Return how memory follows the batch, by its secant slopes."""
     known, n = _by_batch(batches, n_bytes)
     top = float(n.max())
-    if float(n.max() - n.min()) <= max(FIXED_SHARE * top, ROUNDING_BYTES / 4):
+    spread = float(n.max() - n.min())
+    if spread <= max(SAME_SHARE * top, min(ROUNDING_BYTES / 4, 0.1 * top)):
+        return Scaling.FIXED
+    if len(known) > 2 and spread <= FIXED_SHARE * top and worst_residual > NOISE_SHARE * spread:
         return Scaling.FIXED
     if len(known) < 3:
         return Scaling.UNTESTED
     if worst_residual <= max(STRAIGHT_SHARE * top, min(ROUNDING_BYTES, 0.05 * top)):
         return Scaling.LINEAR
-    slopes = np.diff(n) / np.diff(known)
+    return _bend(np.diff(n) / np.diff(known))
+
+
+def _bend(slopes: F64) -> Scaling:
+    """Return how a curve that is not straight bends, by its slopes from point to point."""
     scale = float(np.abs(slopes).max())
     change = np.diff(slopes) / scale
     flat = np.abs(slopes) < BEND_SHARE * scale / 4

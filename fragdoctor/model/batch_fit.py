@@ -161,6 +161,7 @@ class Prediction:
             worst, and without any.
         method: ``replay`` or ``fit``.
         confidence: ``high``, ``medium`` or ``low``; ``reasons`` say why.
+        is_upper_bound: the fit goes through runs that ended in an OOM: ``largest`` is at most that.
         is_extrapolated: beyond twice the largest recorded batch.
         bytes_at_largest: peak allocated there.
         overhead: reserved over allocated, as the recordings have it (median).
@@ -177,6 +178,7 @@ class Prediction:
     method: str
     confidence: str
     reasons: Sequence[str]
+    is_upper_bound: bool
     is_extrapolated: bool
     is_unbounded: bool
     bytes_at_largest: int | None

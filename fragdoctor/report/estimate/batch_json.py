@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from fragdoctor.model.batch_fit import BatchFit, Curve, Prediction, ReplayCheck
@@ -78,14 +79,18 @@ def _curve(curve: Curve) -> Json:
 def _replay(replay: ReplayCheck) -> Json:
     return {
         "method": replay.method,
-        "largest": replay.largest,
-        "largest_without_flush": replay.largest_without_flush,
-        "ceiling": replay.ceiling,
+        "largest": _finite(replay.largest),
+        "largest_without_flush": _finite(replay.largest_without_flush),
+        "ceiling": _finite(replay.ceiling),
         "worst_error": replay.worst_error,
         "left_out_error": replay.left_out_error,
         "unmatched_share": replay.unmatched_share,
         "peak_bytes": replay.peak_bytes,
     }
+
+
+def _finite(batch: float | None) -> float | None:
+    return None if batch is None or math.isinf(batch) else batch
 
 
 def _prediction(prediction: Prediction) -> Json:
@@ -101,6 +106,7 @@ def _prediction(prediction: Prediction) -> Json:
         "method": prediction.method,
         "confidence": prediction.confidence,
         "reasons": list(prediction.reasons),
+        "is_upper_bound": prediction.is_upper_bound,
         "is_extrapolated": prediction.is_extrapolated,
         "is_unbounded": prediction.is_unbounded,
         "bytes_at_largest": prediction.bytes_at_largest,

@@ -67,10 +67,15 @@ def batch_sentence(fit: BatchFit) -> str:
     if prediction.largest is None:
         least = "a batch of 1" if _is_whole(fit) else "a twentieth of the smallest recorded batch"
         return f"Not even {least} fits in {room}."
+    if prediction.is_upper_bound:
+        return (
+            f"The largest batch that fits in {room} is at most "
+            f"{_batch(fit, prediction.largest)}, perhaps far less. Confidence: low."
+        )
     low, high = prediction.low, prediction.high
     between = ""
     if (low, high) != (prediction.largest, prediction.largest):
-        between = f" (between {_batch(fit, low)} and {_batch(fit, high)})"
+        between = f" (between {_batch_short(fit, low)} and {_batch_short(fit, high)})"
     far = ", an extrapolation" if prediction.is_extrapolated else ""
     return (
         f"The largest batch that fits in {room} is {_batch(fit, prediction.largest)}{between}"
@@ -106,9 +111,9 @@ def _trend(fit: BatchFit) -> str:
         return f"stays at {format_size(curve.fixed_bytes)}"
     if curve.bend_bytes:
         return "grows faster than the batch"
-    unit = "sample" if _is_whole(fit) else "smallest recorded batch"
+    unit = "a sample" if _is_whole(fit) else "with each further smallest recorded batch,"
     return (
-        f"grows by {format_size(curve.per_sample_bytes)} a {unit} over "
+        f"grows by {format_size(curve.per_sample_bytes)} {unit} over a fixed "
         f"{format_size(max(0.0, curve.fixed_bytes))}"
     )
 
@@ -124,7 +129,7 @@ def _is_whole(fit: BatchFit) -> bool:
 def _batch(fit: BatchFit, batch: float | None) -> str:
     if batch is None:
         return "none"
-    return f"{batch:,.0f}" if _is_whole(fit) else f"{batch:.4g} x the smallest recorded"
+    return f"{batch:,.0f}" if _is_whole(fit) else f"{batch:.4g} times the smallest recorded"
 
 
 def _write_points(page: Page, fit: BatchFit) -> None:
@@ -184,7 +189,7 @@ def _write_prediction(page: Page, fit: BatchFit, prediction: Prediction) -> None
 
 def _ends(fit: BatchFit, prediction: Prediction) -> list[str]:
     low, high, largest = prediction.low, prediction.high, prediction.largest
-    if largest is None or prediction.is_unbounded:
+    if largest is None or prediction.is_unbounded or prediction.is_upper_bound:
         return []
     if prediction.method == "replay":
         said = []
@@ -201,8 +206,8 @@ def _ends(fit: BatchFit, prediction: Prediction) -> list[str]:
         return said
     return [
         (
-            f"{_batch(fit, low)} fits even with the largest overhead of the allocator and the largest "
-            "error of the fit that were seen."
+            f"{_batch(fit, low)} fits even with the largest overhead of the allocator and the "
+            "largest error of the fit that were seen."
         ),
         f"{_batch(fit, high)} is where live memory alone fills what PyTorch can have.",
     ]
@@ -280,7 +285,9 @@ def _write_lines(page: Page, fit: BatchFit) -> None:
         page.paragraph((f"and {len(fit.lines) - len(shown)} lines that hold less", "dim"))
 
 
-def _batch_short(fit: BatchFit, batch: float) -> str:
+def _batch_short(fit: BatchFit, batch: float | None) -> str:
+    if batch is None:
+        return "none"
     return f"{batch:,.0f}" if _is_whole(fit) else f"x {batch:.4g}"
 
 
@@ -306,8 +313,8 @@ def _write_method(page: Page, fit: BatchFit) -> None:
             "through the median of what is left; one odd recording does not move it."
         ),
         (
-            "The fit of the peak is the highest of such lines, one for each line of the program while "
-            "which memory comes near the peak; a parabola where the points bend up."
+            "The fit of the peak is the highest of such lines, one for each line of the program "
+            "while which memory comes near the peak; a parabola where the points bend up."
         ),
     ]
     replay = fit.replay
