@@ -132,6 +132,8 @@ def check_by_replay(
             if found[0] in (None, math.inf)
             else replayed.run(found[0] or 0.0).peak_allocated_bytes
         )
+        top = max(batches)
+        beyond = [replayed.run(f * top).peak_allocated_bytes for f in (1, 2, 4)]
         left_out = _left_out_error(recordings, lines, batches)
     except FragdoctorError as e:
         return e.message
@@ -143,6 +145,7 @@ def check_by_replay(
         worst_error=max(errors),
         left_out_error=left_out,
         peak_bytes=peak,
+        slopes_beyond=((beyond[1] - beyond[0]) / top, (beyond[2] - beyond[1]) / (2 * top)),
         unmatched_share=replayed.unmatched_share,
     )
 

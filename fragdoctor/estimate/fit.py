@@ -124,13 +124,13 @@ def _fit(
         prediction=None,
         warnings=warnings_of(recordings, is_bound=is_bound),
     )
-    fit = replace(fit, why=why_not_linear(fit))
     room = room_of(question, recordings)
     check = _checked(fit, chosen, at, room, is_bound=is_bound)
     if isinstance(check, str):
         fit = replace(fit, warnings=(*fit.warnings, f"Nothing was replayed: {check}."))
     else:
         fit = replace(fit, replay=check)
+    fit = replace(fit, why=why_not_linear(fit))
     if room is None:
         return fit
     return replace(fit, prediction=_predicted(fit, room, is_bound=is_bound))

@@ -14,6 +14,7 @@ from fragdoctor.units import format_share, format_size
 # A line is named only where it matters this much to the largest peak.
 MATTERS: Final = 0.02
 DIFFERENT_CODE: Final = 0.05
+SAME_SLOPE: Final = 0.03
 UNEVEN_OVERHEAD: Final = 0.05
 
 
@@ -26,7 +27,7 @@ def line_text(line: Location | None) -> str:
 
 def why_not_linear(fit: BatchFit) -> tuple[str, ...]:
     """Return what bends the peak, each as a sentence; empty where nothing does."""
-    return (*_other_lines(fit), *_bent_lines(fit), *_allocator(fit))
+    return (*_other_lines(fit), *_bent_lines(fit), *_beyond(fit), *_allocator(fit))
 
 
 def _other_lines(fit: BatchFit) -> list[str]:
@@ -51,7 +52,7 @@ def _grows(curve: Curve) -> str:
     if curve.scaling is Scaling.FIXED:
         return "does not grow with the batch"
     if curve.bend_bytes:
-        return f"grows faster and faster, at last by {format_size(curve.last_slope_bytes)} a sample"
+        return f"bends up, at last by {format_size(curve.last_slope_bytes)} a sample"
     return f"grows by about {format_size(curve.per_sample_bytes)} a sample"
 
 
@@ -78,6 +79,27 @@ def _bent_lines(fit: BatchFit) -> list[str]:
         if row.curve.scaling in words and max(row.n_bytes) >= MATTERS * top
     ]
     return [*said[:4], *([f"So do {len(said) - 4} more lines."] if len(said) > 4 else [])]
+
+
+def _beyond(fit: BatchFit) -> list[str]:
+    """Return whether a bend goes on beyond the recordings, as the replay has it."""
+    replay = fit.replay
+    is_bent = any(m.curve.bend_bytes for m in fit.moments) or fit.allocated.bend_bytes
+    if replay is None or replay.method != "fitted" or not is_bent:
+        return []
+    near, far = replay.slopes_beyond
+    if abs(far - near) <= SAME_SLOPE * max(abs(near), abs(far), 1.0):
+        said = (
+            f"Replayed beyond the recordings, the peak grows by a steady {format_size(far)} a "
+            "sample: the bend is where one moment of the program takes over from another."
+        )
+    else:
+        said = (
+            "Replayed beyond the recordings, the peak still bends: "
+            f"{format_size(near)} a sample up to twice the largest recorded batch, "
+            f"{format_size(far)} up to four times."
+        )
+    return [said]
 
 
 def _allocator(fit: BatchFit) -> list[str]:

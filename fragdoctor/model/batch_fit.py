@@ -136,6 +136,8 @@ class ReplayCheck:
             the largest recording; None with fewer than three batch sizes.
         unmatched_share: of the requested bytes that have no counterpart in other recordings.
         peak_bytes: peak allocated at ``largest``.
+        slopes_beyond: bytes a sample from the largest recording to twice its batch, and from there
+            to four times.
     """
 
     method: str
@@ -146,6 +148,7 @@ class ReplayCheck:
     left_out_error: float | None
     unmatched_share: float
     peak_bytes: int | None
+    slopes_beyond: tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)

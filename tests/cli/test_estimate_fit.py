@@ -64,3 +64,15 @@ def test_incomplete_question_is_one_sentence(run, runs, words):
 
     assert result.code == 2
     assert "Traceback" not in result.err
+
+
+def test_samples_foretell_the_largest_batch_that_really_ran(run, samples):
+    """On a simulated device of 4,096 MiB batch 33 ran to the end and 34 ran out of memory."""
+    names = [str(samples / f"gpt_batch{b}.pickle.gz") for b in (2, 4, 8)]
+
+    result = run("estimate", *names, "--capacity", "4096MiB", "--format", "json")
+
+    prediction = json.loads(result.out)["prediction"]
+    assert prediction["largest"] == 33
+    assert prediction["low"] <= 33 <= prediction["high"]
+    assert prediction["is_extrapolated"]

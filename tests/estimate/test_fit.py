@@ -84,6 +84,18 @@ def test_activations_that_grow_with_the_square_are_named():
     assert true_peak(largest, power=2) <= 8000 * MIB < true_peak(largest + 2, power=2)
 
 
+def test_bend_of_a_takeover_is_told_from_growth_that_goes_on():
+    takeover = fitted((1, 2, 4, 8, 16), spike=100 * MIB)
+    square = fitted((2, 4, 8), power=2)
+
+    near, far = takeover.replay.slopes_beyond
+    assert near == pytest.approx(14 * MIB, rel=0.05)
+    assert far == pytest.approx(14 * MIB, rel=0.05)
+    near, far = square.replay.slopes_beyond
+    assert far > 1.5 * near
+    assert any("still bends" in why for why in square.why)
+
+
 def test_batches_told_by_requests_are_relative():
     names = [(f"run{i}.pickle", recorded(b)) for i, b in enumerate((3, 6, 12))]
 

@@ -86,6 +86,7 @@ def _replay(replay: ReplayCheck) -> Json:
         "left_out_error": replay.left_out_error,
         "unmatched_share": replay.unmatched_share,
         "peak_bytes": replay.peak_bytes,
+        "slopes_beyond": list(replay.slopes_beyond),
     }
 
 
