@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -14,6 +14,7 @@ from fragdoctor.errors import ConfigError
 from fragdoctor.estimate.batch_replay import check_by_replay
 from fragdoctor.estimate.batches import batches_of
 from fragdoctor.estimate.fit_notes import warnings_of, why_not_linear
+from fragdoctor.estimate.largest_batch import Room, envelope, last_below, predicted
 from fragdoctor.estimate.recordings import NO_LINE, LineKey, Recording, recording_of
 from fragdoctor.estimate.scaling import F64, fit_curve
 from fragdoctor.model.batch_fit import (
@@ -23,7 +24,6 @@ from fragdoctor.model.batch_fit import (
     Curve,
     LineScaling,
     Moment,
-    Prediction,
     ReplayCheck,
 )
 from fragdoctor.model.estimate import GpuModel
@@ -31,14 +31,8 @@ from fragdoctor.model.finding import Location
 from fragdoctor.model.snapshot import Snapshot
 
 MAX_RECORDINGS: Final = 64
-MAX_LINES: Final = 10
 # A bend far below the peak is not extrapolated: it would soon be above everything.
 NEAR_PEAK: Final = 0.5
-EXTRAPOLATED: Final = 2.0
-CLOSE_REPLAY: Final = 0.02
-MAX_LEFT_OUT: Final = 0.1
-DOUBTFUL: Final = 0.05
-ENDLESS_BATCH: Final = 1e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,21 +51,6 @@ class BatchQuestion:
     capacity_bytes: int | None = None
     context_bytes: int | None = None
     headroom_bytes: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Room:
-    """What PyTorch can have, and of what."""
-
-    gpu: str
-    total_bytes: int
-    context_bytes: int
-    headroom_bytes: int
-
-    @property
-    def capacity_bytes(self) -> int:
-        """Bytes for PyTorch."""
-        return max(0, self.total_bytes - self.context_bytes - self.headroom_bytes)
 
 
 def fit_batches(snapshots: Sequence[tuple[str, Snapshot]], question: BatchQuestion) -> BatchFit:
@@ -133,7 +112,7 @@ def _fit(
     fit = replace(fit, why=why_not_linear(fit))
     if room is None:
         return fit
-    return replace(fit, prediction=_predicted(fit, room, is_bound=is_bound))
+    return replace(fit, prediction=predicted(fit, room, is_bound=is_bound))
 
 
 def _points(
@@ -166,7 +145,7 @@ def moments_of(recordings: Sequence[Recording], batches: F64, total: Curve) -> t
     shared = set.intersection(*(set(r.moments) for r in recordings))
     covers = all(r.peak_key in shared for r in recordings)
     if not covers or not all(r.has_lines for r in recordings):
-        return (Moment(None, total, True, None, None),)
+        return (Moment(None, total, None, None),)
     curves = {
         key: fit_curve(batches, np.array([r.moments[key][0] for r in recordings], np.float64))
         for key in sorted(shared)
@@ -181,7 +160,7 @@ def moments_of(recordings: Sequence[Recording], batches: F64, total: Curve) -> t
     found = []
     for key, low, high in reigns:
         place = next((r.locations[key] for r in recordings if key in r.locations), None)
-        found.append(Moment(place, curves[key], True, low, high))
+        found.append(Moment(place, curves[key], low, high))
     return tuple(found)
 
 
@@ -203,11 +182,6 @@ def _reigns(
         )
         for low, high in itertools.pairwise(edges)
     ]
-
-
-def envelope(moments: Sequence[Moment], batch: float) -> float:
-    """Return the highest of the moments' curves at a batch size."""
-    return max(m.curve.at(batch) for m in moments)
 
 
 def lines_of(
@@ -299,7 +273,7 @@ def _checked(
     capacity = None if room is None else room.capacity_bytes
     guess = float(batches.max())
     if capacity is not None:
-        found = _last_below(lambda b: envelope(fit.moments, b), capacity, 1e-3)
+        found = last_below(lambda b: envelope(fit.moments, b), capacity, 1e-3)
         if not math.isinf(found):
             guess = min(max(found, float(batches.min())), 1e6)
     return check_by_replay(
@@ -309,126 +283,3 @@ def _checked(
         guess,
         is_relative=fit.batch_source is BatchSource.TRACE,
     )
-
-
-def _last_below(curve: Callable[[float], float], limit: float, start: float) -> float:
-    """Return the largest batch at which a rising curve stays below a limit; inf = always."""
-    if curve(start) > limit:
-        return 0.0
-    if curve(ENDLESS_BATCH) <= limit:
-        return math.inf
-    low, high = start, ENDLESS_BATCH
-    for _ in range(100):
-        middle = math.sqrt(low * high)
-        low, high = (middle, high) if curve(middle) <= limit else (low, middle)
-    return low
-
-
-def _predicted(fit: BatchFit, room: Room, *, is_bound: bool) -> Prediction:
-    capacity = room.capacity_bytes
-    ratios = [p.peak_reserved_bytes / max(1, p.peak_allocated_bytes) for p in fit.points
-              if not p.is_lower_bound] or [1.0]  # fmt: skip
-    spread = _spread(fit)
-    overhead, worst = float(np.median(ratios)), max(ratios)
-    whole = fit.batch_source is not BatchSource.TRACE
-
-    def largest_of(curve: Callable[[float], float]) -> float | None:
-        return _largest(curve, capacity, whole=whole)
-
-    low = largest_of(lambda b: envelope(fit.moments, b) * (1 + spread) * worst)
-    high = largest_of(lambda b: _lower_envelope(fit.moments, b) * (1 - spread))
-    largest = largest_of(lambda b: envelope(fit.moments, b) * overhead)
-    replay = fit.replay if fit.replay is not None and _is_trusted(fit.replay) else None
-    if replay is not None:
-        # Requests are fitted one by one: that is closer than any curve through their sum.
-        largest, low, high = replay.largest, replay.largest_without_flush, replay.ceiling
-    if is_bound:
-        largest, low = high, None
-    is_unbounded = largest is not None and math.isinf(largest)
-    top = max(p.batch for p in fit.points if not p.is_lower_bound or len(fit.points) < 3)
-    is_far = largest is not None and largest > EXTRAPOLATED * top
-    reasons, level = _confidence(fit, replay, largest, is_far=is_far)
-    return Prediction(
-        gpu=room.gpu,
-        total_bytes=room.total_bytes,
-        context_bytes=room.context_bytes,
-        headroom_bytes=room.headroom_bytes,
-        capacity_bytes=capacity,
-        largest=None if is_unbounded else largest,
-        low=None if low is None or math.isinf(low) else low,
-        high=None if high is None or math.isinf(high) else high,
-        method="fit" if replay is None else "replay",
-        confidence=level,
-        reasons=reasons,
-        is_upper_bound=is_bound,
-        is_extrapolated=is_far,
-        is_unbounded=is_unbounded,
-        bytes_at_largest=None if largest is None or is_unbounded
-        else (replay.peak_bytes if replay is not None
-              else round(envelope(fit.moments, largest))),
-        overhead=overhead,
-    )  # fmt: skip
-
-
-def _is_trusted(replay: ReplayCheck) -> bool:
-    """Return whether a replay says what the recordings say, and foretells one it has not seen."""
-    return (
-        replay.method == "fitted"
-        and replay.worst_error <= CLOSE_REPLAY
-        and abs(replay.left_out_error or 0.0) <= MAX_LEFT_OUT
-    )
-
-
-def _lower_envelope(moments: Sequence[Moment], batch: float) -> float:
-    return max(m.curve.at_least(batch) for m in moments)
-
-
-def _spread(fit: BatchFit) -> float:
-    """Return the relative uncertainty of the fit: residuals, and how it foretold the largest."""
-    known = [p for p in fit.points if not p.is_lower_bound]
-    worst = max(
-        (abs((p.fitted_bytes or 0) / max(1, p.peak_allocated_bytes) - 1) for p in known),
-        default=0.0,
-    )
-    return min(0.5, max(worst, abs(fit.left_out_error or 0.0)))
-
-
-def _largest(curve: Callable[[float], float], capacity: int, *, whole: bool) -> float | None:
-    start = 1.0 if whole else 0.05
-    found = _last_below(curve, capacity, start)
-    if found == 0.0:
-        return None
-    if math.isinf(found):
-        return found
-    return float(math.floor(found + 1e-9)) if whole else math.floor(found * 20) / 20
-
-
-def _confidence(
-    fit: BatchFit, replay: ReplayCheck | None, largest: float | None, *, is_far: bool
-) -> tuple[tuple[str, ...], str]:
-    reasons = []
-    score = 2
-    n = len({p.batch for p in fit.points if not p.is_lower_bound})
-    if n < 3:
-        score -= 1
-        reasons.append(
-            f"{n or 'no'} complete recorded batch {'size' if n == 1 else 'sizes'} cannot show "
-            "whether memory follows the batch in a straight line"
-        )
-    if replay is None:
-        score -= 1
-        reasons.append("no replay at other batch sizes confirms it")
-    if is_far:
-        score -= 1
-        reasons.append("it lies beyond twice the largest recorded batch")
-    error = fit.left_out_error if replay is None else replay.left_out_error
-    if abs(error or 0.0) > DOUBTFUL:
-        score -= 1
-        reasons.append("without the largest recording the others would not have foretold it")
-    if fit.warnings:
-        score -= 1
-        reasons.append("the recordings differ in more than the batch, see below")
-    if largest is not None and any(p.is_lower_bound and p.batch <= largest for p in fit.points):
-        score -= 1
-        reasons.append("a recorded run at this batch or a smaller one ran out of memory")
-    return tuple(reasons), ("low", "medium", "high")[max(0, score)]

@@ -98,12 +98,11 @@ class Moment:
     """The highest allocated memory while one line of the program runs, against the batch.
 
     ``holds_from``, ``holds_to``: batch sizes between which this line holds the peak of the fit;
-    None = open end; both None where it holds it everywhere or nowhere (``is_peak`` says which).
+    None = open end.
     """
 
     line: Location | None
     curve: Curve
-    is_peak: bool
     holds_from: float | None
     holds_to: float | None
 
