@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fragdoctor.cli import console, estimate_processes, options
+from fragdoctor.cli import console, estimate_fit, estimate_processes, options
 from fragdoctor.cli.exit import OK
 from fragdoctor.errors import ConfigError
 
@@ -55,7 +55,7 @@ Inputs = Annotated[
     list[str] | None,
     typer.Argument(
         metavar="[INPUT]...",
-        help="A config.json, a model directory, or safetensors files",
+        help="A config.json, a model directory, safetensors files, or recordings",
     ),
 ]
 Params = Annotated[
@@ -228,6 +228,8 @@ def estimate(
     input_dtype: InputDtype = "float32",
     loss: Loss = "",
     steps: Steps = 2,
+    batches: estimate_fit.Batches = None,
+    capacity: estimate_fit.Capacity = None,
     explain: Explain = False,
     output_format: OutputFormat = EstimateFormat.TEXT,
     verbose: Verbose = False,
@@ -249,6 +251,13 @@ def estimate(
     if list_gpus:
         console.write_report(_gpu_list(known_gpus(), look, as_json=as_json), output, force=force)
         return OK
+    if estimate_fit.is_about_batches(inputs or [], batches):
+        report = estimate_fit.answer(
+            inputs or [], gpu or [], look, batches=batches, capacity=capacity, context=context,
+            headroom=headroom, explain=explain, as_json=as_json,
+        )  # fmt: skip
+        console.write_report(report, output, force=force)
+        return OK
     if estimate_processes.is_about_processes(inputs or [], per_process, processes):
         report = estimate_processes.answer(
             inputs or [], gpu or [], look, per_process=per_process, processes=processes,
@@ -256,6 +265,10 @@ def estimate(
         )  # fmt: skip
         console.write_report(report, output, force=force)
         return OK
+    if capacity is not None:
+        raise ConfigError(
+            "--capacity is for recordings at several batch sizes.", hint="Write --gpu SIZE."
+        )
     if fsdp and zero is not None:
         raise ConfigError("--fsdp and --zero exclude each other.", hint="FSDP is stage 3.")
     gpus = [gpu_of(name) for name in dict.fromkeys(gpu or ())]

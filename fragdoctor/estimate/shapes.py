@@ -24,6 +24,7 @@ from fragdoctor.estimate.weights import shape_of_tensors, stored_dtype, with_exa
 from fragdoctor.intake.bundle import is_bundle
 from fragdoctor.intake.kinds import Kind, kind_of
 from fragdoctor.model.workload import ModelShape
+from fragdoctor.readers.source import open_source
 
 HEAD_BYTES: Final = 8192
 INDEX_NAMES: Final = (
@@ -31,6 +32,8 @@ INDEX_NAMES: Final = (
     "diffusion_pytorch_model.safetensors.index.json",
 )
 MODEL_SUFFIXES: Final = (".json", ".safetensors")
+# Files of a directory that are looked at.
+MAX_FILES: Final = 200
 WANTED: Final = (
     "Give a Hugging Face config.json, a model directory, safetensors files, or --params."
 )
@@ -45,18 +48,40 @@ class FoundModel:
 
 
 def is_capture(path: Path) -> bool:
-    """Return whether a path is a snapshot, message, statistics, log or bundle, not a model."""
+    """Return whether a path is a snapshot, message, statistics, log or bundle, not a model.
+
+    So is a directory that holds a snapshot, and nothing of a model.
+    """
     if path.is_dir():
-        return is_bundle(path)
-    if not path.is_file():
+        return is_bundle(path) or _is_recording(path)
+    if not path.is_file() or looks_like_safetensors(_head(path)):
         return False
-    head = _head(path)
-    if looks_like_safetensors(head) or head.lstrip()[:1] == b"{":
-        return False
-    kinds = [Kind.SNAPSHOT, Kind.STATS, Kind.ARCHIVE]
-    if path.suffix.lower() not in MODEL_SUFFIXES:  # else a damaged file of a model
-        kinds.append(Kind.TEXT)
+    head = _unpacked_head(path)
+    kinds = [Kind.SNAPSHOT, Kind.STATS]
+    if head.lstrip()[:1] != b"{":
+        kinds.append(Kind.ARCHIVE)
+        if path.suffix.lower() not in MODEL_SUFFIXES:  # else a damaged file of a model
+            kinds.append(Kind.TEXT)
     return kind_of(head) in kinds
+
+
+def _is_recording(path: Path) -> bool:
+    try:
+        files = [p for p in path.iterdir() if p.is_file() and not p.name.startswith(".")]
+        names = {p.name for p in files}
+        if "config.json" in names or any(p.suffix == ".safetensors" for p in files):
+            return False
+        return any(kind_of(_unpacked_head(p)) is Kind.SNAPSHOT for p in sorted(files)[:MAX_FILES])
+    except (OSError, InputError):
+        return False
+
+
+def _unpacked_head(path: Path) -> bytes:
+    try:
+        with open_source(path) as stream:
+            return stream.head
+    except OSError as e:
+        raise InputError(f"{path} cannot be read: {e.strerror or e}.") from e
 
 
 def model_of(inputs: Sequence[str]) -> FoundModel:
