@@ -56,6 +56,13 @@ NEEDLES: Final = (
     "driver initialization", "execution_failed", "initialization error",
 )  # fmt: skip
 
+# Each stands in many needles: text that lacks it need not be searched for any of those.
+_STEMS: Final = ("memory", "error", "alloc", "resource", "fail", "137", "sig", "kill", "_status_")
+_NEEDLES_OF: Final = {
+    stem: tuple(n for n in NEEDLES if next((s for s in _STEMS if s in n), "") == stem)
+    for stem in ("", *_STEMS)
+}
+
 
 class RawLine(NamedTuple):
     """A line as it stands in the input, or a piece of a long one."""
@@ -228,7 +235,12 @@ def _source(prefix: str) -> object:
 def has_needle(text: str) -> bool:
     """Return whether a text could hold a message."""
     lowered = text.lower()
-    return any(needle in lowered for needle in NEEDLES)
+    return any(
+        needle in lowered
+        for stem, needles in _NEEDLES_OF.items()
+        if stem in lowered
+        for needle in needles
+    )
 
 
 def windows(text: str) -> Iterator[Window]:
@@ -237,11 +249,12 @@ def windows(text: str) -> Iterator[Window]:
     current: list[RawLine] = []
     quiet = size = 0
     whole = len(text) <= _WHOLE
-    for has_hit, chunk in _chunks(text):
+    for chunk in _chunks(text):
+        has_hit = has_needle(chunk.text)
         if not (has_hit or current or whole):
-            context.extend(chunk[-_BEFORE:])
+            context.extend(chunk.tail(_BEFORE).lines()[-_BEFORE:])
             continue
-        for line in chunk:
+        for line in chunk.lines():
             hit = whole or (has_hit and has_needle(line.raw))
             if not (hit or current):
                 context.append(line)
@@ -264,22 +277,49 @@ def windows(text: str) -> Iterator[Window]:
         yield Window(current)
 
 
-def _chunks(text: str) -> Iterator[tuple[bool, list[RawLine]]]:
-    """Yield (could hold a message, numbered lines) for pieces of a text."""
+class _Chunk(NamedTuple):
+    """A piece of a text: its first line has this ordinal and number."""
+
+    ordinal: int
+    number: int
+    text: str
+
+    def lines(self) -> list[RawLine]:
+        """Return its lines, long ones in pieces; one that goes on in the next chunk ends early."""
+        found: list[RawLine] = []
+        ordinal = self.ordinal
+        for number, line in enumerate(self.text.split("\n"), self.number):
+            for i in range(0, len(line) or 1, _PIECE):
+                found.append(RawLine(ordinal, number, line[i : i + _PIECE]))
+                ordinal += 1
+        if self.text.endswith("\n"):
+            found.pop()
+        return found
+
+    def tail(self, n_lines: int) -> _Chunk:
+        """Return the last lines as a chunk of their own."""
+        start = len(self.text)
+        for _ in range(n_lines + 1):
+            start = max(0, self.text.rfind("\n", 0, start))
+        if not start:
+            return self
+        start += 1
+        n_before = self.text.count("\n", 0, start)
+        # Ordinals only have to rise: those of the lines before are not counted out.
+        ordinal = self.ordinal + n_before + start // _PIECE
+        return _Chunk(ordinal, self.number + n_before, self.text[start:])
+
+
+def _chunks(text: str) -> Iterator[_Chunk]:
+    """Yield pieces of a text that end at a line's end where lines are not too long."""
     position, number, ordinal = 0, 1, 0
     while position < len(text):
         end = text.find("\n", position + _CHUNK)
         end = len(text) if end < 0 else end + 1
         end = min(end, position + 2 * _CHUNK)
-        chunk = text[position:end]
-        lines: list[RawLine] = []
-        for line in chunk.split("\n"):
-            for i in range(0, len(line) or 1, _PIECE):
-                lines.append(RawLine(ordinal, number, line[i : i + _PIECE]))
-                ordinal += 1
-            number += 1
-        number -= 1  # the last one goes on in the next chunk, or is empty
-        if chunk.endswith("\n"):
-            lines.pop()
-        yield has_needle(chunk), lines
+        chunk = _Chunk(ordinal, number, text[position:end])
+        yield chunk
+        n_breaks = chunk.text.count("\n")
+        number += n_breaks
+        ordinal += n_breaks + len(chunk.text) // _PIECE + 1
         position = end

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from fragdoctor.readers.cleaning import plain_lines, rank_in, split_prefix
-from fragdoctor.readers.log import Stream, windows
+from fragdoctor.readers.log import NEEDLES, Stream, has_needle, windows
 from fragdoctor.readers.oom_text import find_messages
 
 MESSAGE = (
@@ -126,3 +126,22 @@ def test_garbage_is_read_without_an_error():
     log = find_messages((garbage + MESSAGE.encode("utf-16") + garbage).decode("utf-8", "replace"))
 
     assert log.n_lines > 1
+
+
+def test_every_needle_is_found_by_its_stem():
+    assert [needle for needle in NEEDLES if not has_needle(f"x {needle.upper()} y")] == []
+
+
+def test_long_quiet_part_keeps_line_numbers_and_the_lines_above_a_message():
+    quiet = [f"{'step' * (n % 40)} {n}" for n in range(40_000)]
+    text = "\n".join([*quiet, "CUDA out of memory", "end"])
+
+    found = [window.lines for window in windows(text)]
+
+    assert len(found) == 1
+    numbered = [(line.number, line.raw) for line in found[0]]
+    assert numbered == [
+        *((n + 1, quiet[n]) for n in range(39_988, 40_000)),
+        (40_001, "CUDA out of memory"),
+        (40_002, "end"),
+    ]

@@ -1,9 +1,9 @@
 """Pick the lines of a log that belong to its story, without looking at every line.
 
-A few literals pick the lines; of a literal that stands in more lines than its budget, lines at
-least so far apart are looked at that the budget holds. So a log of a gigabyte costs about what the
-search for the literals costs. Lines right above a failure are always looked at: they say how far
-the run had come.
+A few literals pick the lines; of a literal that stands in more lines than its budget, half of the
+budget goes to the first of them and half to lines evenly apart, the same ones for all literals. So
+a log of a gigabyte costs about what the search for the literals costs. Lines right above a failure
+are always looked at: they say how far the run had come.
 """
 
 from __future__ import annotations
@@ -36,6 +36,12 @@ _BUDGETS: Final = {
     **dict.fromkeys(happenings.LITERALS, _BUDGET),
     **dict.fromkeys(figures.LITERALS, _FIGURE_BUDGET),
     **dict.fromkeys(progress.LITERALS, _PROGRESS_BUDGET),
+}
+_STEMS: Final = ("batch", "ret", "res", " error")
+"""Where a chunk lacks one of these, no literal that holds it has to be searched for."""
+
+_STEM_OF: Final = {
+    literal: next((stem for stem in _STEMS if stem in literal), "") for literal in _BUDGETS
 }
 _PID: Final = re.compile(r"(?<![a-z])pid[=: ]\s?(\d{1,9})(?!\d)", re.IGNORECASE)
 _BREAKS: Final = ("\n", "\r")
@@ -174,20 +180,35 @@ def _offsets_above(text: str, starts: Iterable[int]) -> Iterator[int]:
 
 def _hits(text: str) -> Iterator[int]:
     """Yield offsets where a literal stands, thinned to the budget of each."""
-    gaps = {literal: max(1, len(text) // budget) for literal, budget in _BUDGETS.items()}
-    n_left = dict(_BUDGETS)
+    # Gaps are multiples of the smallest, so that literals of one line pick the same lines.
+    most = max(_BUDGETS.values())
+    grid = 2 * len(text) // most + 1
+    gaps = {literal: grid * -(-most // budget) for literal, budget in _BUDGETS.items()}
+    n_left = {literal: budget // 2 for literal, budget in _BUDGETS.items()}
     next_at = dict.fromkeys(_BUDGETS, 0)
     for base in range(0, len(text), _CHUNK):
         # the one letter whose lower case is longer would move all offsets behind it
         chunk = text[base : base + _CHUNK + 32].replace("\u0130", "i").lower()
+        has = {stem: stem in chunk for stem in ("", *_STEMS)}
         for literal, gap in gaps.items():
+            if not has[_STEM_OF[literal]]:
+                continue
             at = max(0, next_at[literal] - base)
-            while (at := chunk.find(literal, at)) >= 0 and at < _CHUNK:
+            while (at := chunk.find(literal, _from(chunk, at, n_left[literal]))) >= 0:
+                if at >= _CHUNK:
+                    break
                 yield base + at
                 n_left[literal] -= 1
                 # Rare lines are all looked at; only what outgrows its budget is thinned.
-                at += len(literal) if n_left[literal] > 0 else gap
+                at += len(literal) if n_left[literal] > 0 else gap - (base + at) % gap
                 next_at[literal] = base + at
+
+
+def _from(chunk: str, at: int, n_left: int) -> int:
+    """Return where to search on: in a thinned search from the start of a line, for all alike."""
+    if n_left > 0 or not at:
+        return at
+    return max(at, chunk.find("\n", at, at + _MAX_LINE))
 
 
 def _scenes(line: _Line, known: Sequence[Scene]) -> Iterator[Scene]:

@@ -53,3 +53,13 @@ def test_pathological_line_takes_time_in_proportion_to_its_size(unit):
     large = seconds(unit * (400_000 // len(unit)))
 
     assert large < 12 * small + 0.5
+
+
+def test_line_with_every_literal_is_looked_at_once_for_all_of_them():
+    line = "[trial 3] run epoch 1 step 9 alloc=4 MiB batch size 8 retry fold experiment sweep\n"
+    text = line * 100_000
+
+    scenes = scan(text, (), ())
+
+    assert len({s.line for s in scenes}) <= 20_000  # the budget of one literal, not the sum of all
+    assert max(s.line for s in scenes) > 99_000
