@@ -36,9 +36,14 @@ class FragdoctorError(Exception):
         self.hint = hint
         self.offset = offset
 
-    def __str__(self) -> str:
-        """Return the sentence, with the byte offset where there is one."""
+    @property
+    def sentence(self) -> str:
+        """The message, with the byte offset where there is one."""
         return self.message if self.offset is None else f"{self.message} (byte {self.offset})"
+
+    def __str__(self) -> str:
+        """Return all that a traceback should say: the sentence and what to try next."""
+        return f"{self.sentence} {self.hint}".rstrip()
 
 
 class InputError(FragdoctorError):

@@ -56,7 +56,7 @@ def run(  # noqa: PLR0911 - one line for each way to end
         _say("Interrupted.")
         return INTERRUPTED
     except FragdoctorError as e:
-        return _fail(argv, e.exit_code, e.code, str(e), e.hint, e.offset, plain=e.message)
+        return _fail(argv, e.exit_code, e.code, e.sentence, e.hint, e.offset, plain=e.message)
     except _ClickError as e:
         return _usage(argv, e)
     except OSError as e:

@@ -47,7 +47,7 @@ def summarise(what: RankInput, options: SummaryOptions) -> RankSummary:
     try:
         return _summary(what, options)
     except FragdoctorError as e:
-        return failed(what, str(e), e.code, hint=e.hint, exit_code=e.exit_code)
+        return failed(what, e.sentence, e.code, hint=e.hint, exit_code=e.exit_code)
     except MemoryError:
         return failed(what, "The worker ran out of memory.", "out_of_host_memory")
     except OSError as e:

@@ -161,7 +161,7 @@ def _pins(diagnosis: Diagnosis, limit: int | None) -> list[str]:
             format_size(p.pinned_bytes),
             format_count(p.n_blocks),
             format_size(p.block_bytes),
-            _code(location_text(p.location or (p.stack[0] if p.stack else None))),
+            _code(location_text(p.location)),
         )
         for p in diagnosis.pins[:limit]
     ]

@@ -57,7 +57,7 @@ def main_line(share: CategoryShare) -> str:
     place = share.lines[0].location if share.lines else None
     if place is not None:
         place = replace(place, filename=re.split(r"[/\\]", place.filename)[-1])
-    return location_text(place, absent="(no Python stack)")
+    return location_text(place)
 
 
 def peak_sentence(report: PhaseReport) -> str:

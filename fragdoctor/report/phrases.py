@@ -57,7 +57,11 @@ def also_text(verdict: Verdict) -> str:
     return ", ".join(title[0].lower() + title[1:] for title in titles)
 
 
-def location_text(location: Location | None, *, absent: str = "(no stack recorded)") -> str:
+NO_STACK: Final = "(no Python stack)"
+"""In place of a source line: no stack was recorded, or one of C++ frames alone."""
+
+
+def location_text(location: Location | None, *, absent: str = NO_STACK) -> str:
     """Return ``file.py:88 in forward``; the line is left out where it is unknown."""
     if location is None:
         return absent

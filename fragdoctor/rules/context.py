@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from fragdoctor.analysis.attribution import PACKAGE, TORCH, USER, classify_file
+from fragdoctor.analysis.attribution import NATIVE, PACKAGE, TORCH, USER, classify_file
 from fragdoctor.analysis.result import DeviceAnalysis
 from fragdoctor.model.case import Case
 from fragdoctor.model.finding import Location
@@ -109,9 +109,15 @@ class Context:
         return frames[:MAX_STACK]
 
     def user_line(self, stack_id: int) -> Location | None:
-        """Return the user's own line of a stack, None where none was recorded."""
-        stack = self.user_stack(stack_id)
+        """Return the user's own line of a stack, None where no Python frame was recorded."""
+        stack = self.python_stack(stack_id)
         return stack[0] if stack else None
+
+    def python_stack(self, stack_id: int) -> tuple[Location, ...]:
+        """Return a stack as ``user_stack`` does; nothing where it holds C++ frames alone."""
+        if all(classify_file(f.filename) == NATIVE for f in self.stack(stack_id)):
+            return ()
+        return self.user_stack(stack_id)
 
     def frame(self, frame_id: int) -> Location | None:
         """Return a frame as a location; None for id -1."""

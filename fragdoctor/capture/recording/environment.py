@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from . import nvml
+from .secrets import masked
 
 _SETTINGS = (
     "PYTORCH_CUDA_ALLOC_CONF",
@@ -29,7 +30,7 @@ def program_facts(torch: Any) -> dict[str, Any]:
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "parent_pid": os.getppid(),
-        "argv": list(getattr(sys, "orig_argv", None) or sys.argv),
+        "argv": masked(getattr(sys, "orig_argv", None) or sys.argv),
         "versions": {
             "python": platform.python_version(),
             "torch": str(getattr(torch, "__version__", "")) or None,

@@ -250,7 +250,7 @@ class Recorder:
             "time": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
             "seconds_recorded": round(time.time() - self._started, 3),
             **program,
-            "command": list(self.options.command),
+            "command": environment.masked(self.options.command),
             "devices": facts,
             "n_ooms": self.n_ooms,
             "n_skipped": self.n_skipped,

@@ -28,7 +28,7 @@ def remedies(plan: Plan) -> Iterator[Proposal]:
     if growth is None:
         yield _without_line(plan)
         return
-    stack = plan.context.user_stack(growth.stack)
+    stack = plan.context.python_stack(growth.stack)
     line = plan.context.frame(growth.frame) or (stack[0] if stack else None)
     if is_evaluation(stack):
         yield _no_grad(plan, growth, line, stack)

@@ -41,7 +41,7 @@ def remedies(plan: Plan) -> Iterator[Proposal]:
             why=f"{plural(pin.n_blocks, 'live block')} of {format_size(pin.block_bytes)} "
             f"{'keeps' if pin.n_blocks == 1 else 'keep'} {format_size(pin.pinned_bytes)} of free "
             f"memory in {plural(pin.n_segments, 'segment')} from being returned.",
-            locations=plan.context.user_stack(pin.stack),
+            locations=plan.context.python_stack(pin.stack),
             predicted=Predicted(fits=True, method="arithmetic") if solves else None,
             cost="A change of the code; clone() needs both copies for a moment.",
             verify="These blocks no longer head the list of pins.",

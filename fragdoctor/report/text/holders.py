@@ -75,7 +75,7 @@ def _worth_showing(page: Page, diagnosis: Diagnosis) -> list[PinReport]:
 
 
 def _pin_row(pin: PinReport, *, several: bool) -> list[Cell]:
-    where = location_text(pin.location or (pin.stack[0] if pin.stack else None))
+    where = location_text(pin.location)
     row: list[Cell] = [
         (format_size(pin.pinned_bytes), "bold"),
         format_count(pin.n_blocks),

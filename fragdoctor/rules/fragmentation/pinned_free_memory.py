@@ -70,5 +70,5 @@ class PinnedFreeMemory(Rule):
                     Evidence("pinned by these", pin.pinned_bytes, "bytes", "snapshot"),
                     Evidence("pinned in all", pinned, "bytes", "snapshot"),
                 ),
-                locations=context.user_stack(pin.stack),
+                locations=context.python_stack(pin.stack),
             )

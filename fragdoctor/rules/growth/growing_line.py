@@ -47,7 +47,7 @@ class GrowingLine(Rule):
         analysis = context.analysis
         assert analysis is not None  # noqa: S101 - needs
         for growth in analysis.growth[:MAX_LINES]:
-            stack = context.user_stack(growth.stack)
+            stack = context.python_stack(growth.stack)
             line = context.frame(growth.frame) or (stack[0] if stack else None)
             leads = is_significant(growth, analysis)
             yield self.finding(

@@ -44,3 +44,30 @@ def test_processes_are_asked_for_again_where_there_are_many() -> None:
 
 def test_processes_are_unknown_where_the_driver_refuses() -> None:
     assert nvml._read(lambda *_: 3, ctypes.c_void_p(1), nvml._Info) is None
+
+
+class Library:
+    """Stands for NVML; holds only the functions that it is given."""
+
+    def __init__(self, **functions) -> None:
+        self.__dict__.update(functions)
+
+
+def nvml_with(**functions) -> nvml.Nvml:
+    found = object.__new__(nvml.Nvml)
+    found._library = Library(**functions)
+    return found
+
+
+def test_driver_version_is_what_nvml_writes_into_the_buffer() -> None:
+    def version(text, length) -> int:
+        assert length.value == len(text) == 96  # never more than the buffer holds
+        text.value = b"550.54.15"
+        return 0
+
+    assert nvml_with(nvmlSystemGetDriverVersion=version).driver_version() == "550.54.15"
+
+
+def test_driver_version_is_unknown_where_nvml_refuses_or_lacks_the_call() -> None:
+    assert nvml_with(nvmlSystemGetDriverVersion=lambda *_: 1).driver_version() is None
+    assert nvml_with().driver_version() is None
