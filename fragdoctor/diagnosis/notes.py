@@ -55,6 +55,7 @@ def _of_bundle(facts: BundleFacts) -> list[str]:
             f"{left_out if facts.n_skipped else ''}."
         )
     notes.extend(f"Not in the bundle: {problem}." for problem in facts.problems[:3])
+    notes.extend(f"Of the bundle {problem}." for problem in facts.unusable)
     return notes
 
 

@@ -206,6 +206,10 @@ class _Member(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
+    def close(self) -> None:
+        self._raw.close()  # else the archive stays open as long as its members
+        super().close()
+
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
         try:
             data = self._raw.read(len(buffer))

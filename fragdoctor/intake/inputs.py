@@ -18,14 +18,14 @@ from fragdoctor.errors import (
     RefusedSnapshot,
 )
 from fragdoctor.intake.bundle import SNAPSHOT, BundleFiles, is_bundle, open_bundle, with_facts
+from fragdoctor.intake.joining import joined_logs, joined_stats
 from fragdoctor.intake.kinds import Kind, kind_of
 from fragdoctor.limits import DEFAULT_LIMITS
 from fragdoctor.model.bundle import BundleFacts
 from fragdoctor.model.case import Case, Overrides
-from fragdoctor.model.oom import OomLog, OomMessage
+from fragdoctor.model.oom import OomLog
 from fragdoctor.model.snapshot import Snapshot
 from fragdoctor.model.stats import StatsSeries
-from fragdoctor.model.story import Scene
 from fragdoctor.readers.source import HEAD_BYTES, ByteStream, open_source
 from fragdoctor.units import format_size
 
@@ -74,8 +74,8 @@ def read_case(names: Sequence[str], overrides: Overrides, *, beside: Sequence[st
     facts = parts.bundles[0][1] if parts.bundles else None
     return Case(
         snapshot=parts.snapshots[0][1] if parts.snapshots else None,
-        oom=_joined_logs(parts.logs),
-        stats=_joined_stats(parts.stats),
+        oom=joined_logs(parts.logs),
+        stats=joined_stats(parts.stats),
         overrides=overrides if facts is None else with_facts(overrides, facts),
         sources=tuple(parts.sources),
         bundle=facts,
@@ -121,6 +121,11 @@ def read_snapshot(name: str) -> Snapshot:
     """
     parts = _Parts()
     _read_input(name, parts)
+    damaged = [u for _, facts in parts.bundles for u in facts.unusable if u.startswith(SNAPSHOT)]
+    if damaged and not parts.snapshots:
+        raise InputError(
+            f"In {name} {damaged[0]}.", hint=f"Without it, run: fragdoctor analyze {name}"
+        )
     if not parts.snapshots:
         raise NotASnapshot(
             f"{_shown(name)} is no memory snapshot.",
@@ -147,35 +152,45 @@ def _read_input(name: str, parts: _Parts) -> None:
 
 
 def _read_bundle(name: str, bundle: BundleFiles, parts: _Parts) -> None:
-    """Read what a bundle holds; each of its files is also known by the kind of its content."""
-    from fragdoctor.readers.snapshot import read_snapshot as load
+    """Read what a bundle holds; a part that is damaged is left out where another tells something.
 
+    What no genuine file holds is refused, whatever lies beside it.
+    """
     if not bundle.names:
         raise InputError(
             f"{name} holds a manifest and nothing else.",
             hint=" ".join(bundle.facts.problems[:1]),
         )
-    problems: list[str] = []
+    unusable: list[tuple[str, InputError]] = []
     n_before = parts.n_read
     for file in bundle.names:
-        with bundle.open(file) as raw:
-            if file == SNAPSHOT:
-                parts.snapshots.append((name, load(raw)))
-                continue
-            with open_source(raw) as stream:
-                data = _read_all(stream, f"{name}/{file}")
-            try:
-                if data:
-                    _read_text(f"{name}/{file}", kind_of(data[:HEAD_BYTES]), data, parts)
-            except (RefusedSnapshot, LimitExceeded):
-                raise
-            except InputError as e:  # what lies beside it is worth as much without it
-                problems.append(f"{file} cannot be used: {e.message.rstrip('.')}")
-    if problems and parts.n_read == n_before:
-        raise InputError(f"{name} holds nothing to judge: {problems[0]}.")
-    facts = replace(bundle.facts, problems=(*bundle.facts.problems, *problems))
-    parts.bundles.append((name, facts))
+        try:
+            _read_member(name, file, bundle, parts)
+        except (RefusedSnapshot, LimitExceeded) as e:
+            raise type(e)(
+                f"{file} in {name} is refused: {e.message}", hint=e.hint, offset=e.offset
+            ) from e
+        except InputError as e:  # what lies beside it is worth as much without it
+            unusable.append((file, e))
+    problems = [f"{file} cannot be used: {e.sentence.rstrip('.')}" for file, e in unusable]
+    if unusable and parts.n_read == n_before:
+        raise InputError(f"{name} holds nothing to judge: {problems[0]}.", hint=unusable[0][1].hint)
+    parts.bundles.append((name, replace(bundle.facts, unusable=tuple(problems))))
     parts.sources.append(name)
+
+
+def _read_member(name: str, file: str, bundle: BundleFiles, parts: _Parts) -> None:
+    """Read one file of a bundle, each by the kind of its content."""
+    from fragdoctor.readers.snapshot import read_snapshot as load
+
+    with bundle.open(file) as raw:
+        if file == SNAPSHOT:
+            parts.snapshots.append((name, load(raw)))
+            return
+        with open_source(raw) as stream:
+            data = _read_all(stream, "it")
+        if data:
+            _read_text("it", kind_of(data[:HEAD_BYTES]), data, parts)
 
 
 def _read_directory(name: str, parts: _Parts) -> None:
@@ -356,46 +371,3 @@ def _is_file(word: str) -> bool:
 
 def _shown(name: str) -> str:
     return "standard input" if name == STDIN else name
-
-
-def _joined_logs(logs: Sequence[OomLog]) -> OomLog | None:
-    """Return the messages of all texts as one log; the first text's first cause is primary."""
-    if len(logs) < 2:
-        return logs[0] if logs else None
-    messages: list[OomMessage] = []
-    primary: int | None = None
-    scenes: Sequence[Scene] = ()  # one text's: lines of several texts have no common order
-    for log in logs:
-        if len(log.scenes) > len(scenes):
-            scenes = _moved(log.scenes, len(messages))
-        if primary is None and log.messages:
-            primary = len(messages) + log.primary
-        messages.extend(log.messages)
-    return OomLog(
-        tuple(messages),
-        tuple(m for log in logs for m in log.markers),
-        primary or 0,
-        sum(log.n_lines for log in logs),
-        sum(log.n_bytes for log in logs),
-        scenes,
-    )
-
-
-def _moved(scenes: Sequence[Scene], n_before: int) -> tuple[Scene, ...]:
-    """Return scenes that refer to messages which now stand behind others."""
-    return tuple(
-        s if s.message is None else replace(s, message=s.message + n_before) for s in scenes
-    )
-
-
-def _joined_stats(series: Sequence[StatsSeries]) -> StatsSeries | None:
-    """Return all statistics as one series; a rounded summary yields to exact figures."""
-    if len(series) < 2:
-        return series[0] if series else None
-    entries = [e for s in series for e in s.entries]
-    exact = {e.device for e in entries if e.origin == "memory_stats"}
-    kept = [
-        e for e in entries if e.origin == "memory_stats" or not (e.device in exact or None in exact)
-    ]
-    repeats = len({e.device for e in kept}) < len(kept)
-    return StatsSeries(tuple(kept), is_series=repeats or any(s.is_series for s in series))

@@ -56,6 +56,7 @@ class BundleFacts:
         oom_device: the device of the failure; None without one.
         ended_program: whether this failure ended the program.
         problems: what could not be recorded.
+        unusable: files that are there and cannot be read, each with the reason.
     """
 
     reason: str
@@ -78,6 +79,7 @@ class BundleFacts:
     oom_device: int | None = None
     ended_program: bool = False
     problems: Sequence[str] = ()
+    unusable: Sequence[str] = ()
 
     def device(self, index: int | None) -> BundleDevice | None:
         """Return the facts of a device, None where the bundle has none."""

@@ -116,7 +116,8 @@ class StoryEvent:
         time_s: as in ``Scene``, or taken from the line above, None where the log has no times.
         n_lines: lines that told the same.
         caused_by: index in ``LogStory.events`` of the failure that this one follows from, None
-            for a failure of its own.
+            for a failure of its own. It may be a later index: some sweep tools print the end of a
+            trial above its traceback.
         confidence: how sure that is; None without ``caused_by``.
         reason: why it is a consequence, or for a later failure why it is none; "".
     """
@@ -188,6 +189,7 @@ class Trend:
         confidence: how sure the direction is; None for unclear and too few.
         label: the words that the program prints before the figure; "".
         rank: the rank it is about, None where all are.
+        has_process_each: each trial had a process of its own, so that nothing can have piled up.
     """
 
     figure: str
@@ -201,6 +203,7 @@ class Trend:
     confidence: Confidence | None = None
     label: str = ""
     rank: int | None = None
+    has_process_each: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,10 +96,19 @@ def story_rows(diagnosis: Diagnosis, limit: int) -> tuple[list[StoryRow], int]:
         rows += _left_out(gap, story.events)
         row = _row([story.events[i] for i in groups[g]], messages, has_days=has_days)
         is_judged = primary is not None and story.events[groups[g][0]].message == primary
-        rows.append(replace(row, note=_JUDGED) if is_judged else row)
+        rows.append(replace(row, note=_JUDGED) if is_judged else _told_early(row, story, groups[g]))
         last = g
     n_left = len(story.events) - sum(len(groups[g]) for g in chosen)
     return rows, n_left
+
+
+def _told_early(row: StoryRow, story: LogStory, group: Sequence[int]) -> StoryRow:
+    """Return a row that stands above its cause without the mark that points upwards."""
+    cause = story.events[group[0]].caused_by
+    if cause is None or cause < group[0]:
+        return row
+    line = format_count(story.events[cause].line)
+    return replace(row, is_consequence=False, note=f"by the failure in line {line} below")
 
 
 def story_facts(story: LogStory) -> str:
@@ -161,7 +170,10 @@ def trend_text(trend: Trend) -> str:
     if trend.low_bytes is not None and trend.high_bytes is not None:
         low, high = format_size(trend.low_bytes), format_size(trend.high_bytes)
         bounds = f", 90 %: {low} to {high}" if low != high else ""
-    return f"{format_size(trend.slope_bytes)} a {step}{bounds}; {n}{sure}"
+    own = (
+        "; each has a process of its own, so nothing is left over" if trend.has_process_each else ""
+    )
+    return f"{format_size(trend.slope_bytes)} a {step}{bounds}; {n}{sure}{own}"
 
 
 def _grouped(events: Sequence[StoryEvent]) -> list[list[int]]:

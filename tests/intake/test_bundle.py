@@ -162,7 +162,55 @@ def test_bundle_whose_statistics_are_damaged_is_read_without_them_and_says_so(bu
 
     assert case.snapshot is not None
     assert case.bundle is not None
-    assert any("stats.json cannot be used" in problem for problem in case.bundle.problems)
+    assert any("stats.json cannot be used" in problem for problem in case.bundle.unusable)
+
+
+@pytest.mark.parametrize("data", [b"", b"\x80\x04", b"no pickle at all"])
+def test_bundle_whose_snapshot_is_damaged_is_diagnosed_without_it_and_says_so(bundle, data) -> None:
+    whole = (bundle / "snapshot.pickle").read_bytes()
+    (bundle / "snapshot.pickle").write_bytes(data or whole[: len(whole) // 2])
+
+    diagnosis = diagnose(read_bundle(bundle))
+
+    assert diagnosis.case.snapshot is None
+    assert diagnosis.case.oom is not None
+    (note,) = [n for n in diagnosis.notes if "snapshot.pickle cannot be used: " in n]
+    assert str(bundle) not in note
+    with pytest.raises(InputError, match=r"snapshot\.pickle cannot be used"):
+        read_snapshot(str(bundle))
+
+
+def test_bundle_with_a_damaged_snapshot_alone_names_it_once(bundle) -> None:
+    for name in ("stats.json", "oom.txt"):
+        (bundle / name).unlink()
+    (bundle / "snapshot.pickle").write_bytes(b"\x80\x04")
+
+    with pytest.raises(InputError, match=r"nothing to judge: snapshot\.pickle cannot be") as caught:
+        read_bundle(bundle)
+
+    assert caught.value.sentence.count(str(bundle)) == 1
+    assert caught.value.exit_code == 2
+
+
+def test_bundle_with_a_useless_text_alone_says_its_path_once(bundle) -> None:
+    for name in ("stats.json", "snapshot.pickle"):
+        (bundle / name).unlink()
+    (bundle / "oom.txt").write_text("nothing\n", encoding="utf-8")
+
+    with pytest.raises(InputError, match=r"oom\.txt cannot be used: it holds no") as caught:
+        read_bundle(bundle)
+
+    assert caught.value.sentence.count(str(bundle)) == 1
+
+
+def test_bundle_whose_snapshot_is_hostile_is_refused_and_names_it(bundle) -> None:
+    hostile = b"\x80\x04\x8c\x02os\x8c\x06system\x93\x8c\x04echo\x85R."
+    (bundle / "snapshot.pickle").write_bytes(hostile)
+
+    with pytest.raises(RefusedSnapshot, match=r"snapshot\.pickle") as caught:
+        read_bundle(bundle)
+
+    assert caught.value.exit_code == 3
 
 
 def test_zip_of_torch_save_keeps_its_own_refusal(tmp_path) -> None:

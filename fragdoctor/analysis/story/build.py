@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from fragdoctor.analysis.story.causes import CauseFinder, Link
 from fragdoctor.analysis.story.failures import Told, collapsed
 from fragdoctor.analysis.story.order import in_order
 from fragdoctor.analysis.story.processes import Processes
+from fragdoctor.analysis.story.reading import has_process_each
 from fragdoctor.analysis.story.trends import kept, trends_at_failures, trends_of_prints
 from fragdoctor.analysis.story.trials import n_parallel, trials_of, with_failures, with_trials
 from fragdoctor.model.oom import OomLog
@@ -64,7 +66,7 @@ def build_story(log: OomLog | None) -> LogStory | None:
         return None
     events = _events(told, links)
     times = [s.time_s for s in ordered if s.time_s is not None]
-    return LogStory(
+    story = LogStory(
         events=events,
         trials=tuple(trials),
         trends=trends,
@@ -79,6 +81,10 @@ def build_story(log: OomLog | None) -> LogStory | None:
         n_parallel=n_parallel(scenes) if len(trials) > 1 else 1,
         duration_s=max(times) - min(times) if is_by_time and times else None,
     )
+    if not has_process_each(story):
+        return story
+    marked = (replace(t, has_process_each=t.over == "trial") for t in story.trends)
+    return replace(story, trends=tuple(marked))
 
 
 def _is_story(told: Sequence[Told], trials: Sequence[Trial], trends: Sequence[Trend]) -> bool:

@@ -18,6 +18,10 @@ _CUDA: Final = frozenset({*_STICKY, SceneKind.CUDA_ERROR, SceneKind.COLLECTIVE, 
 _OF_PEERS: Final = frozenset({SceneKind.COLLECTIVE, SceneKind.KILLED})
 _ROOTS: Final = frozenset({SceneKind.OOM, SceneKind.HOST_MEMORY, *_STICKY, SceneKind.CUDA_ERROR})
 _TRIAL_ENDS: Final = frozenset({SceneKind.TRIAL_FAILED})
+_MOVES_ON: Final = frozenset({SceneKind.TRIAL_START, SceneKind.TRIAL_END, SceneKind.PROGRESS})
+_TRACEBACK_LINES: Final = 200
+"""A trial that is said to have failed has its traceback below within so many lines."""
+
 _RECOVERED_LINES: Final = 1000
 _RECOVERED_S: Final = 600.0
 """A run that went on for so long after a failure had overcome it."""
@@ -60,6 +64,9 @@ class CauseFinder:
             self._links.append(self._link(scene))
             if scene.kind in FAILURES:
                 self._failures.append(i)
+        for i, scene in enumerate(self._scenes):
+            if scene.kind in _TRIAL_ENDS and self._links[i].cause is None:
+                self._links[i] = self._told_before(i, scene)
         return self._links
 
     def _link(self, scene: Scene) -> Link:  # noqa: PLR0911 - one return a kind
@@ -180,6 +187,16 @@ class CauseFinder:
         for i in self._before(FAILURES):
             if self._scenes[i].trial == scene.trial:
                 return Link(self._root(i), Confidence.LIKELY, "the failure ended the trial")
+        return Link()
+
+    def _told_before(self, i: int, scene: Scene) -> Link:
+        """Link the end of a trial to the failure printed right below it, as Optuna does."""
+        for k in range(i + 1, min(i + 1 + _MAX_BACK, len(self._scenes))):
+            later = self._scenes[k]
+            if later.line - scene.line > _TRACEBACK_LINES or later.kind in _MOVES_ON:
+                break
+            if later.kind in FAILURES and later.trial == scene.trial:
+                return Link(self._root(k), Confidence.LIKELY, "the failure ended the trial")
         return Link()
 
     def _retry(self, scene: Scene) -> Link:

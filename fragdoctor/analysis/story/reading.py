@@ -30,10 +30,16 @@ def memory_over_trials(story: LogStory) -> Trend | None:
 
 
 def accumulation(story: LogStory | None) -> Trend | None:
-    """Return the trend of memory that grows over trials, failures, or the prints of one run."""
+    """Return the trend of memory that grows over trials, failures, or the prints of one run.
+
+    Where each trial has a process of its own nothing can pile up between them: whatever grows
+    there, the trials ask for more.
+    """
     if story is None:
         return None
     trend = memory_over_trials(story)
+    if trend is not None and trend.has_process_each:
+        return None
     if trend is not None:
         return trend if trend.direction is Direction.GROWS else None
     runs = [

@@ -17,6 +17,7 @@ from typing import Any
 from . import bundle_writer, environment
 from .options import Options, find_ranks
 from .pace import Pace
+from .secrets import masked
 
 _MESSAGE_CHARACTERS = 64 * 1024
 _PATIENCE_S = 60.0
@@ -250,7 +251,7 @@ class Recorder:
             "time": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
             "seconds_recorded": round(time.time() - self._started, 3),
             **program,
-            "command": environment.masked(self.options.command),
+            "command": masked(self.options.command),
             "devices": facts,
             "n_ooms": self.n_ooms,
             "n_skipped": self.n_skipped,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fragdoctor.analysis.story.reading import accumulation, memory_over_trials
+from fragdoctor.analysis.story.reading import accumulation, has_process_each, memory_over_trials
 from fragdoctor.diagnosis.remedies.plan import CURES, HELPS, MAY_HELP, Plan, Proposal, propose
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.finding import Confidence
@@ -31,7 +31,8 @@ def remedies(plan: Plan) -> Iterator[Proposal]:
     story = plan.context.story
     if story is None or not plan.is_allocator_case or not is_sweep(story):
         return
-    yield _free(plan, story)
+    if not has_process_each(story):  # a process that ends leaves nothing to free
+        yield _free(plan, story)
     if story.n_parallel > 1:
         yield _fewer(plan, story)
 

@@ -10,6 +10,7 @@ from fragdoctor.analysis.story.reading import accumulation, growing_cache
 from fragdoctor.model.finding import Confidence
 from fragdoctor.model.story import Direction, Outcome, SceneKind
 from fragdoctor.readers.oom_text import find_messages
+from fragdoctor.report.story_rows import trend_text
 
 GIB = 1024**3
 
@@ -210,3 +211,46 @@ def test_same_message_after_each_restart_is_a_failure_each_time():
     restarts = [e for e in story.events if e.kind is SceneKind.RESTART]
     causes = [story.events[e.caused_by].kind for e in restarts if e.caused_by is not None]
     assert causes == [SceneKind.OOM] * 3
+
+
+def test_end_of_a_trial_printed_above_its_traceback_follows_from_it():
+    text = "".join(
+        f"Trial {i} failed with value None.\n{story_logs.traceback(story_logs.message(20 + i, 1))}"
+        if i == 2
+        else f"Trial {i} finished with value: 0.1\n"
+        for i in range(3)
+    )
+
+    story = story_of(text)
+
+    oom = event(story, SceneKind.OOM)
+    failed = event(story, SceneKind.TRIAL_FAILED)
+    assert failed.line < oom.line
+    assert failed.caused_by is not None
+    assert story.events[failed.caused_by] is oom
+    assert failed.confidence is Confidence.LIKELY
+    assert oom.caused_by is None
+
+
+def test_end_of_a_trial_is_not_linked_to_the_failure_of_the_next():
+    text = "Trial 1 failed with value None.\nTrial 2 starts\n" + story_logs.traceback(
+        story_logs.message(20, 1)
+    )
+
+    assert event(story_of(text), SceneKind.TRIAL_FAILED).caused_by is None
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+def test_growth_over_trials_with_a_process_each_is_no_accumulation(is_shared):
+    text = "".join(
+        f"(train pid={7 if is_shared else 100 + i}) Trial {i} starts\n"
+        f"(train pid={7 if is_shared else 100 + i}) Trial {i} GPU memory allocated: {2 + i}.0 GiB\n"
+        f"(train pid={7 if is_shared else 100 + i}) Trial {i} finished\n"
+        for i in range(8)
+    )
+
+    story = story_of(text + story_logs.traceback(story_logs.message(20, 1)))
+
+    assert story.trend("allocated").direction is Direction.GROWS
+    assert (accumulation(story) is not None) is is_shared
+    assert ("nothing is left over" in trend_text(story.trend("allocated"))) is not is_shared

@@ -17,7 +17,10 @@ from fragdoctor.capture.recording.secrets import masked
         (["--password", "1234"], ["--password", "***"]),
         (["-H", "Authorization: Bearer abc d"], ["-H", "Authorization: ***"]),
         (["-c", "DB_PASSWD=abc python train.py"], ["-c", "DB_PASSWD=***"]),
-        (["-c", "X=1; DB_PASSWD=abc python train.py"], ["-c", "X=1; DB_PASSWD=*** python train.py"]),
+        (
+            ["-c", "X=1; DB_PASSWD=abc python train.py"],
+            ["-c", "X=1; DB_PASSWD=*** python train.py"],
+        ),
         (['{"secret": "abc", "n": 3}'], ['{"secret": "***", "n": 3}']),
         (["https://me:abc@host/x?token=abc&n=1"], ["https://me:***@host/x?token=***&n=1"]),
         (["--use-auth", "--lr", "1"], ["--use-auth", "--lr", "1"]),
