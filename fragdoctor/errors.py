@@ -42,8 +42,8 @@ class FragdoctorError(Exception):
         return self.message if self.offset is None else f"{self.message} (byte {self.offset})"
 
     def __str__(self) -> str:
-        """Return all that a traceback should say: the sentence and what to try next."""
-        return f"{self.sentence} {self.hint}".rstrip()
+        """Return the sentence."""
+        return self.sentence
 
 
 class InputError(FragdoctorError):
@@ -79,9 +79,17 @@ class LimitExceeded(InputError):  # noqa: N818
 
 
 class ConfigError(FragdoctorError):
-    """An option, an allocator setting or a configuration file is wrong."""
+    """An option, an allocator setting or a configuration file is wrong.
+
+    Programs that call ``fragdoctor.record`` see it as a traceback, which shows nothing but its
+    text: so that holds the hint as well.
+    """
 
     code = "bad_configuration"
+
+    def __str__(self) -> str:
+        """Return the sentence and what to try next."""
+        return f"{self.sentence} {self.hint}".rstrip()
 
 
 class SimulationError(FragdoctorError):

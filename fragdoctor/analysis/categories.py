@@ -153,6 +153,8 @@ def _sort_forward_alone(s: _Sorter) -> None:
     s.put(waits, UNKNOWN, POSSIBLE)
     if s.passes.is_cut:
         s.put(waits & made & (2 * alive >= total)[s.stack], ACTIVATIONS, POSSIBLE)
+    # What is freed in the end may as well have been a result or a cache: no pass marks its time.
+    s.sureness[s.made_in(FORWARD) & (s.category == TEMPORARIES)] = POSSIBLE
     s.is_open &= ~s.made_in(FORWARD)
 
 

@@ -60,7 +60,7 @@ def find_phases(
         categories = sort_blocks(lifetimes, roles, passes)
         found = _summary(undone, passes, _Table(categories, lifetimes, lines), end)
         trains = np.isin(passes.label, (BACKWARD, OPTIMIZER)).any()
-        return found if trains else replace(found, reason=NO_TRAINING)
+        return found if trains else _untrained(found)
     if roles.has_python:
         return PhaseAnalysis("none", NO_TRAINING)
     passes = annotated_passes(snapshot, columns)
@@ -69,6 +69,12 @@ def find_phases(
     categories = sort_by_lifetime(undone.lifetimes, passes, undone.timeline.allocated_bytes)
     found = _summary(undone, passes, _Table(categories, undone.lifetimes, lines))
     return replace(found, method="lifetimes", reason=ONLY_STEPS)
+
+
+def _untrained(found: PhaseAnalysis) -> PhaseAnalysis:
+    """Return the phases of a program that shows no training: its forward passes are not counted."""
+    phases = tuple(replace(p, n_passes=None) if p.label == FORWARD else p for p in found.phases)
+    return replace(found, phases=phases, reason=NO_TRAINING)
 
 
 def _frees_tell(columns: DeviceColumns, lifetimes: Lifetimes) -> bool:

@@ -253,11 +253,11 @@ class CategorySum:
 class PhasePeaks:
     """The passes of one phase: allocated bytes at the peak of each, and what the worst holds.
 
-    ``worst_state`` counts events; ``label`` is one of ``analysis/passes.py``.
+    ``n_passes`` is None where nothing tells one from the next; ``worst_state`` counts events; ``label`` is one of ``analysis/passes.py``.
     """
 
     label: int
-    n_passes: int
+    n_passes: int | None
     median_peak_bytes: int
     worst_peak_bytes: int
     worst_state: int

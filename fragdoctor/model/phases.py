@@ -70,11 +70,13 @@ class CategoryShare:
 class PhaseFigures:
     """One phase over all its passes: allocated bytes at the peak of each.
 
-    ``held`` is what its worst pass holds at its peak, most first.
+    ``n_passes`` is None where nothing marks the end of one pass and the beginning of the next, as
+    in inference: then the figures are those of all of them together. ``held`` is what
+    its worst pass holds at its peak, most first.
     """
 
     phase: Phase
-    n_passes: int
+    n_passes: int | None
     median_peak_bytes: int
     worst_peak_bytes: int
     worst_event: int

@@ -139,6 +139,7 @@ def _environment() -> jinja2.Environment:
         "sureness": phase_words.sureness,
         "main_line": phase_words.main_line,
         "peak_sentence": phase_words.peak_sentence,
+        "passes": phase_words.passes_text,
         "limits_sentence": phase_words.limits_sentence,
     }
     return environment

@@ -12,6 +12,7 @@ from fragdoctor.report.phase_words import (
     PHASE_NAMES,
     limits_sentence,
     main_line,
+    passes_text,
     peak_sentence,
     shown_phases,
     sureness,
@@ -136,8 +137,7 @@ def _phases(diagnosis: Diagnosis) -> list[str]:
         rows = [
             (
                 PHASE_NAMES[p.phase],
-                format_count(p.n_passes),
-                format_size(p.median_peak_bytes),
+                *passes_text(p),
                 format_size(p.worst_peak_bytes),
             )
             for p in report.phases

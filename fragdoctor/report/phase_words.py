@@ -8,9 +8,9 @@ from typing import Final
 
 from fragdoctor.model.diagnosis import Diagnosis
 from fragdoctor.model.finding import Confidence
-from fragdoctor.model.phases import Category, CategoryShare, Phase, PhaseReport
+from fragdoctor.model.phases import Category, CategoryShare, Phase, PhaseFigures, PhaseReport
 from fragdoctor.report.phrases import location_text, shown_first
-from fragdoctor.units import format_size
+from fragdoctor.units import format_count, format_size
 
 PHASE_NAMES: Final = {
     Phase.SETUP: "setup",
@@ -70,6 +70,13 @@ def peak_sentence(report: PhaseReport) -> str:
         Phase.FORWARD_BACKWARD: "the forward or the backward pass",
     }.get(report.peak_phase, f"the {PHASE_NAMES[report.peak_phase]} pass")
     return f"The peak of {format_size(report.peak_bytes)} is in {part}."
+
+
+def passes_text(figures: PhaseFigures) -> tuple[str, str]:
+    """Return the number of passes and their usual peak, "unknown" and "-" without."""
+    if figures.n_passes is None:
+        return "unknown", "-"
+    return format_count(figures.n_passes), format_size(figures.median_peak_bytes)
 
 
 def limits_sentence(report: PhaseReport) -> str:

@@ -285,8 +285,26 @@ def test_find_phases_inference_has_no_activations():
 
     found = loop.phases()
 
-    assert set(by_category(found.at_peak)) <= {c.PARAMETERS, c.TEMPORARIES, c.UNKNOWN}
+    held = by_category(found.at_peak)
+    assert set(held) <= {c.PARAMETERS, c.TEMPORARIES, c.UNKNOWN}
     assert "backward" in found.reason
+
+
+def test_find_phases_inference_counts_no_passes_and_is_sure_of_no_temporaries():
+    loop = TrainingLoop()
+    loop.build()
+    for _ in range(4):
+        for block in loop.forward():
+            loop.free(block, LINEAR)
+
+    found = loop.phases()
+
+    forward = next(x for x in found.phases if x.label == p.FORWARD)
+    assert forward.n_passes is None
+    held = by_category(forward.held)
+    assert held[c.TEMPORARIES].n_bytes > 0
+    assert held[c.TEMPORARIES].likely_bytes == 0
+    assert held[c.PARAMETERS].likely_bytes == MODEL
 
 
 def test_find_phases_without_stacks_or_annotations_nothing_is_told():

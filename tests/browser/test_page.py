@@ -375,3 +375,16 @@ def test_training_phases_are_drawn_as_a_band_and_named_at_the_cursor(open_page, 
         }) : []); return seen.size; })()"""
     )
     assert n_colors == 4
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_heading_that_a_link_leads_to_is_not_under_the_bar(open_page, width):
+    page = open_page(diagnoses.ALL["fragmentation"](), width=width)
+
+    page.evaluate("document.querySelector('html').style.scrollBehavior = 'auto'")
+    page.evaluate("document.getElementById('checklist').scrollIntoView()")
+    page.settle()
+
+    bar = page.evaluate("document.querySelector('.top').getBoundingClientRect().bottom")
+    heading = page.evaluate("document.getElementById('checklist').getBoundingClientRect().top")
+    assert bar <= heading

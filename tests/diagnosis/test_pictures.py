@@ -22,6 +22,8 @@ from fragdoctor.diagnosis.pictures import MAX_COLUMNS
 from fragdoctor.diagnosis.pipeline import diagnose
 from fragdoctor.model.case import Case
 from fragdoctor.model.diagnosis import Diagnosis, RunKind, SegmentRun, TimelineStrip
+from fragdoctor.report import html, markdown, text
+from fragdoctor.report.base import RenderOptions
 
 LIVE = "active_allocated"
 
@@ -126,3 +128,24 @@ def test_segment_reports_take_neighbours_together_and_name_their_pin() -> None:
         SegmentRun(MIB, RunKind.PENDING, place[2]),
         SegmentRun(15 * MIB, RunKind.FREE),
     )
+
+
+def test_blocks_without_a_python_frame_have_no_line_in_holders_and_pins() -> None:
+    engine = [
+        frame("??", 0, "torch::unwind::unwind()"),
+        frame("/build/clone3.S", 81, "clone3"),
+    ]
+    size = 64 * MIB
+    pinned = segment(BASE, block(MIB, LIVE, frames=engine), block(size - MIB))
+    refused = [segment_alloc(BASE, size), alloc(BASE, MIB, frames=engine), oom(size, 0)]
+
+    diagnosis = diagnosed(pinned, events=refused)
+
+    (holder,), (pin,) = diagnosis.holders, diagnosis.pins
+    assert (holder.now_bytes, holder.location) == (MIB, None)
+    assert pin.location is None
+    options = RenderOptions()
+    texts = [format_.render_diagnosis(diagnosis, options) for format_ in (text, markdown)]
+    assert all("(no Python stack)" in shown for shown in texts)
+    assert not any("unwind" in shown or "clone3" in shown for shown in texts)
+    assert "(no Python stack)" in html.render_diagnosis(diagnosis, options)

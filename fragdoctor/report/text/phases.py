@@ -14,13 +14,14 @@ from fragdoctor.report.phase_words import (
     PHASE_NAMES,
     limits_sentence,
     main_line,
+    passes_text,
     peak_sentence,
     shown_phases,
     sureness,
 )
 from fragdoctor.report.phrases import location_text
 from fragdoctor.report.text.page import Cell, Column, Page
-from fragdoctor.units import format_count, format_share, format_size
+from fragdoctor.units import format_share, format_size
 
 # A phase's row names what it holds down to this share of its peak.
 _MIN_SHARE: Final = 0.05
@@ -38,8 +39,7 @@ def _write_device(page: Page, report: PhaseReport) -> None:
     rows: list[list[Cell]] = [
         [
             (PHASE_NAMES[p.phase], "bold" if p.phase is report.peak_phase else ""),
-            format_count(p.n_passes),
-            format_size(p.median_peak_bytes),
+            *passes_text(p),
             (format_size(p.worst_peak_bytes), "bold" if p.phase is report.peak_phase else ""),
             _held(p.held),
         ]
