@@ -253,7 +253,8 @@ class CategorySum:
 class PhasePeaks:
     """The passes of one phase: allocated bytes at the peak of each, and what the worst holds.
 
-    ``n_passes`` is None where nothing tells one from the next; ``worst_state`` counts events; ``label`` is one of ``analysis/passes.py``.
+    ``n_passes`` is None where nothing tells one from the next; ``worst_state`` counts events;
+    ``label`` is one of ``analysis/passes.py``.
     """
 
     label: int

@@ -80,7 +80,7 @@ def render_diagnosis(diagnosis: Diagnosis, options: RenderOptions) -> str:  # no
 def _cases(judgement: FileJudgement) -> list[_Case]:
     error = judgement.error
     if error is not None:
-        return [_Case("read", "error", str(error), [hint_text(judgement)])]
+        return [_Case("read", "error", error.sentence, [hint_text(judgement)])]
     cases = [_Case("read")]
     exceeded = {r.code: r for r in judgement.reasons if r.code in _BUDGETS}
     for result in judgement.budgets:

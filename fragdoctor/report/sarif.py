@@ -67,7 +67,10 @@ def _log(
 def _invocation(failures: Sequence[FileJudgement]) -> Json:
     """Return whether all inputs could be read; those that could not are notifications."""
     notes = [
-        {"level": "error", "message": {"text": escape.visible(str(f.error))[:1000]}}
+        {
+            "level": "error",
+            "message": {"text": escape.visible(f.error.sentence if f.error else "")[:1000]},
+        }
         for f in failures
     ]
     return {"executionSuccessful": not failures, "toolExecutionNotifications": notes}

@@ -28,7 +28,7 @@ def file_name(judgement: FileJudgement) -> str:
 def file_line(judgement: FileJudgement) -> str:
     """Return what one file came out as: verdict and figures, or why it could not be read."""
     if judgement.error is not None:
-        return shortened(str(judgement.error))
+        return shortened(judgement.error.sentence)
     if judgement.diagnosis is None:
         return judgement.remark
     parts = [verdict_title(judgement.diagnosis.verdict)]

@@ -144,7 +144,7 @@ def pin_lines(diagnosis: Diagnosis, segments: Sequence[SegmentReport]) -> list[P
 
 
 def _line(pin: PinReport) -> str:
-    return location_text(pin.location or (pin.stack[0] if pin.stack else None))
+    return location_text(pin.location)
 
 
 def _lettered(
