@@ -172,11 +172,16 @@ def _read_bundle(name: str, bundle: BundleFiles, parts: _Parts) -> None:
             ) from e
         except InputError as e:  # what lies beside it is worth as much without it
             unusable.append((file, e))
-    problems = [f"{file} cannot be used: {e.sentence.rstrip('.')}" for file, e in unusable]
+    problems = [f"{file} cannot be used: {_reason(e)}" for file, e in unusable]
     if unusable and parts.n_read == n_before:
         raise InputError(f"{name} holds nothing to judge: {problems[0]}.", hint=unusable[0][1].hint)
     parts.bundles.append((name, replace(bundle.facts, unusable=tuple(problems))))
     parts.sources.append(name)
+
+
+def _reason(error: InputError) -> str:
+    at = "" if error.offset is None else f" (byte {error.offset})"
+    return error.message.rstrip(".") + at
 
 
 def _read_member(name: str, file: str, bundle: BundleFiles, parts: _Parts) -> None:
