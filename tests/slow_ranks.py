@@ -28,10 +28,13 @@ def reader_of(path: Path) -> int | None:
     return next((pid for pid in pids if pid != os.getpid() and has_open(pid, path)), None)
 
 
-class Held:
-    """A rank whose reader waits for bytes; what happens at each opening is up to ``answers``."""
+Answer = Callable[[Path, int, int], None]
 
-    def __init__(self, path: Path, *answers: Callable[[Held, int], None]) -> None:
+
+class Held:
+    """A rank whose reader waits for bytes; each opening gets the next of ``answers``."""
+
+    def __init__(self, path: Path, *answers: Answer) -> None:
         self.path = path
         self.n_opened = 0
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -42,32 +45,32 @@ class Held:
 
     def _run(self) -> None:
         for answer in self._answers:
-            fd = os.open(self.path, os.O_WRONLY)  # returns when a reader has opened it
+            fd = os.open(self.path, os.O_WRONLY)  # returns when a reader opens it
+            # It may not have it yet; and one that was killed may have been there for a moment.
+            while (pid := reader_of(self.path)) is None:
+                threading.Event().wait(0.01)
             self.n_opened += 1
-            with contextlib.suppress(BrokenPipeError):
-                answer(self, fd)
+            answer(self.path, fd, pid)
 
     def join(self) -> None:
-        """Wait until all answers were given; a test bounds it by its assertion."""
+        """Wait until all answers were given."""
         self._thread.join(30)
         assert not self._thread.is_alive()
 
 
-def kill_reader(held: Held, fd: int) -> None:
+def kill_reader(path: Path, fd: int, pid: int) -> None:
     """Kill the process that reads, as the system does when memory runs out."""
-    pid = reader_of(held.path)
-    assert pid is not None
     os.kill(pid, signal.SIGSTOP)  # it must not see the end of the pipe, and neither its successor
     os.close(fd)
     os.kill(pid, signal.SIGKILL)
-    while has_open(pid, held.path):
+    while has_open(pid, path):
         threading.Event().wait(0.01)
 
 
-def sending(data: bytes) -> Callable[[Held, int], None]:
+def sending(data: bytes) -> Answer:
     """Return the answer that gives the reader its bytes."""
 
-    def answer(_held: Held, fd: int) -> None:
+    def answer(_path: Path, fd: int, _pid: int) -> None:
         with os.fdopen(fd, "wb") as pipe:
             pipe.write(data)
 

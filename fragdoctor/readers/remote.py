@@ -154,7 +154,7 @@ def _file_system(url: str) -> Any:
             hint=f"It reads {', '.join(f'{s}://' for s in ('s3', 'gs', 'abfs', 'https'))} and "
             "others; or copy the file here.",
         )
-    import fsspec  # noqa: PLC0415 - an extra, and slow to load
+    import fsspec  # type: ignore[import-untyped]  # noqa: PLC0415 - an extra, and slow to load
 
     options: dict[str, Any] = {}
     if scheme in _WEB:
