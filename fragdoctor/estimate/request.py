@@ -14,7 +14,7 @@ from fragdoctor.estimate.shapes import model_of
 from fragdoctor.estimate.states import is_lora_target
 from fragdoctor.model.workload import Attention, ModelShape, Workload
 
-_QUANTISED: Final = ("int4", "int8")
+_QUANTISED: Final = ("int4", "int8", "fp8-weights")
 DEFAULT_SEQ: Final = 2048
 MAX_BATCH: Final = 1 << 24
 MAX_SEQ: Final = 1 << 28
@@ -86,6 +86,8 @@ def workload_of(request: Request) -> Workload:
     _check(request)
     shape, stored = _shape(request)
     dtype = precision_of(request.dtype or _default_dtype(stored, request)).name
+    if request.inference and dtype == "fp8":
+        dtype = "fp8-weights"  # no 16-bit weights beside them, unlike in training
     if stored in _QUANTISED and dtype != stored:
         shape = replace(shape, assumptions=(*shape.assumptions, _dequantised(dtype)))
     seq, notes = _length(request, shape)
