@@ -43,7 +43,7 @@ def test_tracing_option_is_refused_beside_formulas(run: Run, tmp_path: Path) -> 
     [
         ({"quant_method": "gptq", "bits": 4}, "int4"),
         ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "int8"),
-        ({"quant_method": "fp8"}, "int8"),
+        ({"quant_method": "fp8"}, "fp8-weights"),
         ({"quant_method": "aqlm"}, "fp16"),
         ("nonsense", "fp16"),
     ],
