@@ -122,7 +122,7 @@ def test_error_in_own_model_has_its_traceback_when_asked(run: Run) -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--params", "7B"], "--model takes no other model"),
+        (["--params", "7B"], "--params does not go with --model"),
         (["--input-shape", "8,a"], "--input-shape wants sizes such as 8,1024"),
         (["--dtype", "int4"], "cannot be traced in int4"),
         (["--input-shape", "8,512", "--input-dtype", "decimal"], "no dtype 'decimal' in torch"),

@@ -25,8 +25,8 @@ def stand_in(
     if tensor.dtype.is_floating_point or tensor.dtype.is_complex:
         if frame is not None:  # PyTorch's own questions are the scaler's
             warnings[
-                f"The model read a value (.item()) at {where}; a trace has no values, 0.0 was taken: "
-                "branches that depend on it may differ."
+                f"The model read a value (.item()) at {where}; a trace has no values, 0.0 was "
+                "taken: branches that depend on it may differ."
             ] = None
         return 0.0
     if tensor.dtype == torch.bool:
