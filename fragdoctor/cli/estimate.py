@@ -72,8 +72,9 @@ def estimate(
     look = console.render_options(quiet=quiet, no_color=no_color, to_file=output is not None)
     console.check_output(output, force=force, inputs=inputs or [])
     route = route_of(chosen)
-    refuse_unused(route, given_parameters(ctx))
-    console.write_report(_answer(route, chosen, look), output, force=force)
+    on_the_line = given_parameters(ctx)
+    refuse_unused(route, on_the_line)
+    console.write_report(_answer(route, chosen, look, on_the_line), output, force=force)
     return OK
 
 
@@ -83,7 +84,9 @@ def given_parameters(ctx: typer.Context) -> frozenset[str]:
     return frozenset(n for n, source in sources.items() if source and source.name == "COMMANDLINE")
 
 
-def _answer(route: Route, chosen: given.EstimateOptions, look: RenderOptions) -> str:
+def _answer(
+    route: Route, chosen: given.EstimateOptions, look: RenderOptions, on_the_line: frozenset[str]
+) -> str:
     """Return the report of a route; each is loaded only when it is taken."""
     if route is Route.GPUS:
         from fragdoctor.cli.estimate_formula import gpu_list
@@ -100,7 +103,7 @@ def _answer(route: Route, chosen: given.EstimateOptions, look: RenderOptions) ->
     if route in (Route.MODEL, Route.MODEL_INFERENCE):
         from fragdoctor.cli import estimate_model
 
-        return estimate_model.answer(chosen, look)
+        return estimate_model.answer(chosen, look, on_the_line)
     from fragdoctor.cli import estimate_formula
 
     return estimate_formula.answer(chosen, look)

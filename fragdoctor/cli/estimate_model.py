@@ -17,8 +17,13 @@ if TYPE_CHECKING:
     from fragdoctor.report.base import RenderOptions
 
 
-def answer(chosen: EstimateOptions, look: RenderOptions) -> str:
+def answer(chosen: EstimateOptions, look: RenderOptions, given: frozenset[str]) -> str:
     """Return the report on the user's own model; what its code prints goes to standard error.
+
+    Args:
+        chosen: all options.
+        look: how to print.
+        given: names of those on the command line; refused where the factory decides by itself.
 
     Raises:
         ConfigError: the model cannot be traced; with ``--verbose`` its traceback is printed first.
@@ -37,6 +42,7 @@ def answer(chosen: EstimateOptions, look: RenderOptions) -> str:
         grad_accumulation=chosen.grad_accumulation,
         inference=chosen.inference,
         steps=chosen.steps,
+        given=given,
     )
     # A real GPU is neither needed nor touched, even if it is full.
     os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")

@@ -38,7 +38,13 @@ def answer(chosen: EstimateOptions, look: RenderOptions) -> str:
         n_processes=chosen.processes,
     )
     with console.Progress("Replaying"):
-        sharing = processes_on_gpu(question, _case(chosen.inputs or []))
+        case = _case(chosen.inputs or [])
+        if per_process is not None and case is not None and case.snapshot is not None:
+            raise ConfigError(
+                "--per-process does not go with a recording: both say what one process takes.",
+                hint="Give one of them.",
+            )
+        sharing = processes_on_gpu(question, case)
     return dumps(sharing_document(sharing)) if chosen.as_json else render_sharing(sharing, look)
 
 
