@@ -89,7 +89,7 @@ def workload_of(request: Request) -> Workload:
     dtype = precision_of(request.dtype or _default_dtype(stored, request)).name
     if request.inference and dtype == "fp8":
         dtype = "fp8-weights"  # no 16-bit weights beside them, unlike in training
-    if stored in _QUANTISED and dtype != stored:
+    if stored in _QUANTISED and dtype != stored and not request.inference:
         shape = replace(shape, assumptions=(*shape.assumptions, _dequantised(dtype)))
     seq, notes = _length(request, shape)
     if not request.dtype:

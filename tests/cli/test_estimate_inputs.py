@@ -96,3 +96,43 @@ def test_damaged_model_file_is_not_taken_for_a_message(
     assert outcome.code in {2, 3}
     assert "out-of-memory message" not in outcome.err
     assert "ends in .safetensors" not in outcome.err
+
+
+def test_fallback_of_attention_in_fp32_is_told_and_can_be_denied(run: Run, tmp_path: Path) -> None:
+    path = config(tmp_path, num_key_value_heads=2)
+
+    said = run("estimate", path, "--seq", "1024", "--format", "json")
+    denied = run("estimate", path, "--seq", "1024", "--attention", "flash", "--format", "json")
+
+    assert "write --attention flash" in said.out
+    assert "write --attention flash" not in denied.out
+    peaks = [json.loads(outcome.out)["peak_allocated_bytes"] for outcome in (said, denied)]
+    assert peaks[1] < peaks[0]
+
+
+def test_fp8_checkpoint_is_counted_a_byte_a_weight(run: Run, tmp_path: Path) -> None:
+    parameters = []
+    for quantised in ({"quant_method": "fp8"}, None):
+        path = config(tmp_path, quantization_config=quantised)
+        words = ["estimate", path, "--inference", "--format", "json"]
+        items = json.loads(run(*words).out)["items"]
+        parameters.append({i["id"]: i["largest_bytes"] for i in items}["parameters"])
+
+    n_linear = 4 * (4 * 256 * 256 + 3 * 256 * 688)
+    assert parameters[1] - parameters[0] == n_linear
+
+
+def test_cross_attention_of_t5_is_in_the_activations_and_their_formula(
+    run: Run, tmp_path: Path
+) -> None:
+    path = tmp_path / "config.json"
+    t5 = {"model_type": "t5", "d_model": 256, "d_ff": 512, "d_kv": 64, "num_layers": 4,
+          "num_heads": 4, "vocab_size": 1000}  # fmt: skip
+    path.write_text(json.dumps(t5), encoding="utf-8")
+
+    document = json.loads(run("estimate", str(path), "--seq", "256", "--format", "json").out)
+
+    activations = next(i for i in document["items"] if i["id"] == "activations")
+    assert "+ L_decoder x (" in activations["formula"]
+    assert "8 x (" in activations["numbers"]
+    assert "+ 4 x (" in activations["numbers"]
