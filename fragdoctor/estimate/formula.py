@@ -301,6 +301,11 @@ def _notes(workload: Workload) -> list[str]:
             "fallback with its S x S scores is counted. Where the code repeats keys and values "
             "first, write --attention flash."
         )
+    if workload.shape.n_cross_layers and workload.attention is not Attention.EAGER:
+        notes.append(
+            "T5's usual code writes attention out, with S x S scores that are not counted here: "
+            "write --attention eager for it."
+        )
     if workload.grad_accumulation > 1:
         notes.append(
             "Gradient accumulation keeps the gradients through the forward passes; a smaller "

@@ -130,8 +130,10 @@ def test_cross_attention_of_t5_is_in_the_activations_and_their_formula(
           "num_heads": 4, "vocab_size": 1000}  # fmt: skip
     path.write_text(json.dumps(t5), encoding="utf-8")
 
-    document = json.loads(run("estimate", str(path), "--seq", "256", "--format", "json").out)
+    outcome = run("estimate", str(path), "--seq", "256", "--format", "json")
+    document = json.loads(outcome.out)
 
+    assert "write --attention eager" in outcome.out
     activations = next(i for i in document["items"] if i["id"] == "activations")
     assert "+ L_decoder x (" in activations["formula"]
     assert "8 x (" in activations["numbers"]
