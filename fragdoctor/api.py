@@ -95,6 +95,7 @@ def diagnose_fleet(  # noqa: PLR0913 - the choices of one run, all by keyword
     capacity_bytes: int | None = None,
     memory_fraction: float | None = None,
     torch_version: str | None = None,
+    timeout_s: float | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> FleetReport:
     """Return the report of many ranks: groups, the odd ones, and one verdict for the job.
@@ -110,6 +111,7 @@ def diagnose_fleet(  # noqa: PLR0913 - the choices of one run, all by keyword
         capacity_bytes: size of the devices, where the inputs do not say.
         memory_fraction: ``set_per_process_memory_fraction`` of the processes.
         torch_version: version that settings are checked against.
+        timeout_s: a rank that takes longer becomes a row that says so.
         progress: called with the ranks done and the ranks in all.
 
     Raises:
@@ -133,6 +135,7 @@ def diagnose_fleet(  # noqa: PLR0913 - the choices of one run, all by keyword
         overrides=Overrides(capacity_bytes, None, None, memory_fraction, torch_version),
         replays=Replays(replays),
         notes=shared.notes,
+        timeout_s=timeout_s,
     )
 
 

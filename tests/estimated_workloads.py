@@ -3,7 +3,9 @@
 ``tests/estimate/recorded_peaks.json`` holds the settings and the figures: peaks of ordinary
 training loops (three steps) under PyTorch 2.12.1's own CUDA allocator. The models are a GPT
 (LayerNorm, packed qkv, GELU, untied head, 4096 learned positions) and a Llama (RMSNorm written out
-or fused, rotary, SwiGLU, grouped heads), the loss is ``F.cross_entropy`` on the logits.
+or fused, rotary, SwiGLU, grouped heads), the loss is ``F.cross_entropy`` on the logits. Rows with a
+``config`` were recorded later, of models written by somebody else while the formulas stood: a Llama
+that repeats keys and values itself, so that fp32 has a fused kernel too, and a T5.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from fragdoctor.estimate.config_json import shape_of_config
 from fragdoctor.estimate.families import Dimensions, parameters_of
 from fragdoctor.model.workload import Attention, ModelShape, Norm, Workload
 
@@ -26,6 +29,8 @@ def recorded_peaks() -> list[dict[str, Any]]:
 
 def shape_of(s: dict[str, Any]) -> ModelShape:
     """Return the shape of a recorded model."""
+    if "config" in s:
+        return shape_of_config(s["config"], "a recorded run")
     is_gpt = s["family"] == "gpt"
     hidden, heads = s["hidden"], s["heads"]
     written_out = Norm.RMSNORM if s.get("fused_norm") else Norm.RMSNORM_WRITTEN_OUT

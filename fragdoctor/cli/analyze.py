@@ -30,6 +30,9 @@ def analyze(
     memory_fraction: options.MemoryFraction = None,
     torch_version: options.TorchVersion = None,
     workers: fleet.Workers = None,
+    dask: fleet.Dask = None,
+    timeout: fleet.Timeout = None,
+    worker_memory: fleet.WorkerMemory = None,
     replay: fleet.ReplayOption = fleet.ReplayChoice.GROUPS,
     output_format: options.Format = options.ReportFormat.TEXT,
     output: options.Output = None,
@@ -62,7 +65,12 @@ def analyze(
     found = discover(paths)
     if found.is_fleet:
         ranks, text = fleet.analyze_fleet(
-            found, overrides, look, output_format, workers=workers, replays=replay
+            found,
+            overrides,
+            look,
+            output_format,
+            engine=fleet.Engine(workers, dask, timeout, worker_memory),
+            replays=replay,
         )
         console.write_report(text, output, force=force)
         return fleet.exit_code(ranks, fail_on, exit_zero=exit_zero)

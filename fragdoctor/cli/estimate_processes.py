@@ -3,84 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from fragdoctor.cli import console, options
+from fragdoctor.cli import console
+from fragdoctor.cli.estimate_options import EstimateOptions
 from fragdoctor.errors import ConfigError
 
 if TYPE_CHECKING:
     from fragdoctor.model.case import Case
     from fragdoctor.report.base import RenderOptions
 
-PerProcess = Annotated[
-    int | None,
-    typer.Option(
-        "--per-process",
-        metavar="SIZE",
-        parser=options.size,
-        help="Ask how many processes of this reserved memory share the GPU",
-        show_default=False,
-    ),
-]
-Processes = Annotated[
-    int | None,
-    typer.Option(
-        "--processes",
-        min=1,
-        max=1000,
-        metavar="N",
-        help="Ask whether so many processes fit side by side",
-        show_default=False,
-    ),
-]
-Headroom = Annotated[
-    int | None,
-    typer.Option(
-        "--headroom",
-        metavar="SIZE",
-        parser=options.size,
-        help="Keep so much of the GPU free; a twentieth of it otherwise",
-        show_default=False,
-    ),
-]
-Context = Annotated[
-    int | None,
-    typer.Option(
-        "--context",
-        metavar="SIZE",
-        parser=options.size,
-        help="Set what the CUDA context of one process takes",
-        show_default=False,
-    ),
-]
 
-
-def is_about_processes(
-    inputs: Sequence[str], per_process: int | None, processes: int | None
-) -> bool:
-    """Return whether the question is how many processes fit, not whether a model does."""
-    if per_process is not None or processes is not None:
-        return True
-    from pathlib import Path
-
-    from fragdoctor.estimate.shapes import is_capture
-
-    return len(inputs) == 1 and is_capture(Path(inputs[0]))
-
-
-def answer(
-    inputs: Sequence[str],
-    gpus: Sequence[str],
-    look: RenderOptions,
-    *,
-    per_process: int | None,
-    processes: int | None,
-    headroom: int | None,
-    context: int | None,
-    as_json: bool,
-) -> str:
+def answer(chosen: EstimateOptions, look: RenderOptions) -> str:
     """Return the report on how many processes share a GPU.
 
     Raises:
@@ -91,20 +25,27 @@ def answer(
     from fragdoctor.report.estimate.processes import render_sharing, sharing_document
     from fragdoctor.report.json import dumps
 
+    gpus, per_process = chosen.gpu or [], chosen.per_process
     if len(gpus) > 1:
         raise ConfigError("Processes share one GPU.", hint="Give --gpu once.")
     if per_process == 0:
         raise ConfigError("A process of no memory needs no GPU.", hint="--per-process 6GB")
     question = Question(
         per_process_bytes=per_process,
-        context_bytes=context,
-        headroom_bytes=headroom,
+        context_bytes=chosen.context,
+        headroom_bytes=chosen.headroom,
         gpu=gpu_of(gpus[0]) if gpus else None,
-        n_processes=processes,
+        n_processes=chosen.processes,
     )
     with console.Progress("Replaying"):
-        sharing = processes_on_gpu(question, _case(inputs))
-    return dumps(sharing_document(sharing)) if as_json else render_sharing(sharing, look)
+        case = _case(chosen.inputs or [])
+        if per_process is not None and case is not None and case.snapshot is not None:
+            raise ConfigError(
+                "--per-process does not go with a recording: both say what one process takes.",
+                hint="Give one of them.",
+            )
+        sharing = processes_on_gpu(question, case)
+    return dumps(sharing_document(sharing)) if chosen.as_json else render_sharing(sharing, look)
 
 
 def _case(inputs: Sequence[str]) -> Case | None:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from fragdoctor.cli import console, options
 from fragdoctor.cli.exit import FINDINGS, OK
+from fragdoctor.errors import ConfigError
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
     from fragdoctor.fleet.discovery import Discovery
     from fragdoctor.model.case import Overrides
     from fragdoctor.model.fleet_report import FleetReport
@@ -35,6 +40,35 @@ Workers = Annotated[
         help="Read several ranks in N processes; the cores of this machine where not given",
     ),
 ]
+Dask = Annotated[
+    str | None,
+    typer.Option(
+        "--dask",
+        metavar="ADDRESS",
+        help="Read several ranks on the dask workers of a scheduler: its address, or its "
+        "scheduler.json",
+    ),
+]
+Timeout = Annotated[
+    float | None,
+    typer.Option(
+        "--timeout",
+        min=0.0,
+        metavar="SECONDS",
+        help="Give up a rank of several that takes longer; 600 in workers, 0 for never",
+        show_default=False,
+    ),
+]
+WorkerMemory = Annotated[
+    int | None,
+    typer.Option(
+        "--worker-memory",
+        parser=options.size,
+        metavar="SIZE",
+        help="Give up a rank of several that takes more memory of this machine",
+    ),
+]
+DEFAULT_TIMEOUT_S: Final = 600.0
 ReplayOption = Annotated[
     ReplayChoice,
     typer.Option(
@@ -45,32 +79,40 @@ ReplayOption = Annotated[
 ]
 
 
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """Where ranks are read, as the command line says; ``None`` is to be chosen."""
+
+    workers: int | None = None
+    dask: str | None = None
+    timeout_s: float | None = None
+    memory_bytes: int | None = None
+
+
 def analyze_fleet(
     discovery: Discovery,
     overrides: Overrides,
     look: RenderOptions,
     output_format: options.ReportFormat,
     *,
-    workers: int | None,
+    engine: Engine,
     replays: ReplayChoice,
 ) -> tuple[FleetReport, str]:
     """Return the report of several ranks, and its text.
 
     Raises:
         InputError: no rank could be read.
-        ConfigError: several ranks have no report in that format.
+        ConfigError: several ranks have no report in that format, or the workers cannot be had.
     """
-    from fragdoctor.fleet.engine import default_workers, process_pool
     from fragdoctor.fleet.examine import Replays, examine
     from fragdoctor.fleet.job_log import share_out
     from fragdoctor.report.fleet import fleet_renderer
 
     render = fleet_renderer(output_format.value)
     shared = share_out(discovery)
-    n_workers = default_workers(discovery.ranks) if workers is None else workers
     with (
         console.Progress("Ranks:") as progress,
-        process_pool(min(n_workers, len(discovery.ranks))) as executor,
+        _executor(engine, discovery) as executor,
     ):
         report = examine(
             shared.ranks,
@@ -79,8 +121,51 @@ def analyze_fleet(
             overrides=overrides,
             replays=Replays(replays.value),
             notes=shared.notes,
+            timeout_s=_timeout(engine, is_here=executor is None),
+            memory_bytes=engine.memory_bytes,
         )
     return report, render(report, look)
+
+
+def _timeout(engine: Engine, *, is_here: bool) -> float | None:
+    if engine.timeout_s is None:
+        return None if is_here else DEFAULT_TIMEOUT_S
+    return engine.timeout_s or None
+
+
+def _executor(engine: Engine, found: Discovery) -> AbstractContextManager[Executor | None]:
+    """Return the workers; None (this process) for a small job that asks for no guard.
+
+    Raises:
+        ConfigError: these options or inputs do not go together.
+    """
+    from fragdoctor.fleet.engine import default_workers, in_this_process_only, may_hang
+    from fragdoctor.fleet.workers import process_pool
+
+    workers = default_workers(found.ranks) if engine.workers is None else engine.workers
+    guards = bool(engine.timeout_s) or engine.memory_bytes is not None
+    if in_this_process_only(found.ranks):
+        if engine.dask is not None or workers > 1 or guards:
+            raise ConfigError(
+                "What memory:// names is known to this process alone.",
+                hint="Leave out --workers, --dask, --timeout and --worker-memory.",
+            )
+        return process_pool(1)
+    if engine.dask is not None:
+        if engine.workers is not None or engine.memory_bytes is not None:
+            raise ConfigError(
+                "--dask excludes --workers and --worker-memory.",
+                hint="Workers of dask are given theirs where they start: "
+                "dask worker --nworkers 8 --memory-limit 4GiB ADDRESS",
+            )
+        from fragdoctor.fleet.cluster import dask_cluster
+
+        return dask_cluster(engine.dask)
+    return process_pool(
+        min(workers, len(found.ranks)),
+        memory_bytes=engine.memory_bytes,
+        is_needed=guards or may_hang(found.ranks),
+    )
 
 
 def exit_code(

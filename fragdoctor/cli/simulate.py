@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -17,7 +16,7 @@ if TYPE_CHECKING:
     from fragdoctor.model.snapshot import Snapshot
 
 SnapshotPath = Annotated[
-    Path,
+    str,  # a Path would take one slash of a URL away
     typer.Argument(metavar="SNAPSHOT", help="A memory snapshot with a trace; - is standard input"),
 ]
 Confs = Annotated[
@@ -83,7 +82,7 @@ def simulate(
     look = console.render_options(
         quiet=quiet, verbose=verbose, no_color=no_color, to_file=output is not None
     )
-    console.check_output(output, force=force, inputs=[str(snapshot)])
+    console.check_output(output, force=force, inputs=[snapshot])
 
     from fragdoctor.intake.inputs import read_snapshot
     from fragdoctor.report.json import dumps, simulation_document
@@ -100,7 +99,7 @@ def simulate(
         smallest_capacity=smallest_capacity,
     )
     with console.Progress("Reading"):
-        simulation = answered(read_snapshot(str(snapshot)), question)
+        simulation = answered(read_snapshot(snapshot), question)
     if output_format is options.SimulationFormat.JSON:
         report = dumps(simulation_document(simulation))
     else:

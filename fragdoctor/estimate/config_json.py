@@ -195,7 +195,9 @@ def quantised_dtype(config: Config) -> tuple[str, str]:
     bits = stated.get("bits", stated.get("w_bit"))
     if stated.get("load_in_4bit") is True or bits == 4 or "fp4" in method:
         return "int4", method
-    if stated.get("load_in_8bit") is True or bits == 8 or "fp8" in method:
+    if "fp8" in method or method == "fbgemm_fp8":
+        return "fp8-weights", method
+    if stated.get("load_in_8bit") is True or bits == 8:
         return "int8", method
     return "", method
 
@@ -375,13 +377,7 @@ def _t5_shape(reader: _Reader, kind: str) -> ModelShape:
         head_dim=head_dim, ffn=ffn, vocab=vocab, max_positions=reader.whole("positions", 512),
         is_gated=gated, activation="relu" if not gated else "gelu_new",
         norm=Norm.RMSNORM_WRITTEN_OUT, tied_head=tied, embedding_dropout=dropout,
-        hidden_dropout=dropout, attention_dropout=dropout, softmax_fp32=True,
-        upcasts_logits=False,
-        is_checked=False,
-        assumptions=(
-            (
-                "Encoder and decoder are given the same length; the decoder's cross attention is "
-                "counted in the parameters, not in the activations."
-            ),
-        ),
+        hidden_dropout=dropout, attention_dropout=dropout, ffn_dropout=dropout,
+        softmax_fp32=True, upcasts_logits=False, n_cross_layers=n_decoder,
+        assumptions=("Encoder and decoder are given the same length.",),
     )  # fmt: skip

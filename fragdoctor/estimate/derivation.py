@@ -13,11 +13,11 @@ from fragdoctor.model.workload import Workload
 from fragdoctor.units import format_count
 
 
-def layer_terms(workload: Workload) -> dict[str, float]:
+def layer_terms(workload: Workload, *, crosses: bool = False) -> dict[str, float]:
     """Return bytes kept for each element of each unit, in one layer."""
     total: defaultdict[str, float] = defaultdict(float)
     precision = precision_of(workload.dtype)
-    ops = layer_ops(workload, precision)
+    ops = layer_ops(workload, precision, crosses=crosses)
     for op in ops:
         for term in op.saved:
             total[term.unit] += term.bytes_per
@@ -31,7 +31,9 @@ def kept_tensors(workload: Workload) -> list[KeptTensor]:
     sizes = units(workload)
     return [
         KeptTensor(op.name, t.label, f"{t.unit} x {t.bytes_per:g} B", term_bytes(t, sizes))
-        for op in layer_ops(workload, precision_of(workload.dtype))
+        for op in layer_ops(
+            workload, precision_of(workload.dtype), crosses=workload.shape.n_cross_layers > 0
+        )
         for t in op.saved
     ]
 
@@ -44,6 +46,15 @@ def activation_formula(workload: Workload) -> tuple[str, str]:
     symbols = " + ".join(f"{unit} x {each:g}" for unit, each in terms.items())
     numbers = " + ".join(f"{format_count(sizes[unit])} x {each:g}" for unit, each in terms.items())
     n_layers, segment = workload.shape.n_layers, segment_layers(workload)
+    if not segment and (n_cross := workload.shape.n_cross_layers):
+        whole = layer_terms(workload, crosses=True)
+        more = {u: n - terms.get(u, 0) for u, n in whole.items() if n > terms.get(u, 0)}
+        symbols_x = " + ".join(f"{unit} x {each:g}" for unit, each in more.items())
+        numbers_x = " + ".join(f"{format_count(sizes[u])} x {each:g}" for u, each in more.items())
+        return (
+            f"L x ({symbols}) B + L_decoder x ({symbols_x}) B",
+            f"{n_layers} x ({numbers}) B + {n_cross} x ({numbers_x}) B",
+        )
     if not segment:
         return f"L x ({symbols}) B", f"{n_layers} x ({numbers}) B"
     residual = precision_of(workload.dtype).residual

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from fragdoctor.estimate.derivation import activation_formula, kept_tensors, logits_formula
 from fragdoctor.estimate.inference import kv_element_bytes, play_inference
-from fragdoctor.estimate.layers import KORTHIKANTI
+from fragdoctor.estimate.layers import KORTHIKANTI, attention_used
 from fragdoctor.estimate.optimizers import ZERO, optimizer_of
 from fragdoctor.estimate.precision import AUTOCAST_DOC, precision_of
 from fragdoctor.estimate.states import States, states_of
@@ -15,7 +15,7 @@ from fragdoctor.estimate.step import StepPlayer, segment_layers
 from fragdoctor.estimate.tape import Tape, phases_of, reserved_of, rounded
 from fragdoctor.estimate.workspaces import WORKSPACE_SOURCE, workspace_bytes
 from fragdoctor.model.estimate import Footprint, Item, Sureness
-from fragdoctor.model.workload import Workload
+from fragdoctor.model.workload import Attention, Workload
 from fragdoctor.units import format_count
 
 CHECKPOINT_PAPER = "Chen et al. 2016, https://arxiv.org/abs/1604.06174"
@@ -294,6 +294,18 @@ def _optimizer_temporaries(workload: Workload, states: States, most: Mapping[str
 
 def _notes(workload: Workload) -> list[str]:
     notes = list(workload.shape.assumptions)
+    falls_back = attention_used(workload, precision_of(workload.dtype)) is Attention.MATH
+    if falls_back and workload.attention is Attention.SDPA and not workload.inference:
+        notes.append(
+            "In fp32 no fused attention takes fewer key-value heads than query heads: PyTorch's "
+            "fallback with its S x S scores is counted. Where the code repeats keys and values "
+            "first, write --attention flash."
+        )
+    if workload.shape.n_cross_layers and workload.attention is not Attention.EAGER:
+        notes.append(
+            "T5's usual code writes attention out, with S x S scores that are not counted here: "
+            "write --attention eager for it."
+        )
     if workload.grad_accumulation > 1:
         notes.append(
             "Gradient accumulation keeps the gradients through the forward passes; a smaller "

@@ -91,19 +91,27 @@ def term_bytes(term: Term, sizes: Mapping[str, int]) -> int:
 def attention_used(workload: Workload, precision: Precision) -> Attention:
     """Return how attention is really computed: which kernel SDPA falls to.
 
-    No fused kernel takes fp32 with fewer key than query heads: the fallback serves it.
+    No fused kernel takes fp32 with fewer key than query heads: the fallback serves it. Who asks
+    for a fused kernel by name has code that repeats keys and values first.
     """
-    shape, kind = workload.shape, workload.attention
-    if kind in (Attention.SDPA, Attention.FLASH):
-        grouped = shape.n_kv_heads < shape.n_heads
-        if grouped and precision.compute == FP32:
-            return Attention.MATH
-        return Attention.FLASH
-    return kind
+    if workload.attention is not Attention.SDPA:
+        return workload.attention
+    return Attention.MATH if _is_grouped_fp32(workload, precision) else Attention.FLASH
 
 
-def layer_ops(workload: Workload, precision: Precision) -> list[Op]:
-    """Return the operations of one layer in forward order."""
+def _is_grouped_fp32(workload: Workload, precision: Precision) -> bool:
+    grouped = workload.shape.n_kv_heads < workload.shape.n_heads
+    return grouped and precision.compute == FP32
+
+
+def layer_ops(workload: Workload, precision: Precision, *, crosses: bool = False) -> list[Op]:
+    """Return the operations of one layer in forward order.
+
+    Args:
+        workload: the model and its run.
+        precision: that of the workload.
+        crosses: of a decoder's layer that attends to an encoder's output too.
+    """
     shape = workload.shape
     trains = not workload.lora_rank
     first = norm_op(shape.norm, precision, "norm1", trains=trains)
@@ -117,6 +125,7 @@ def layer_ops(workload: Workload, precision: Precision) -> list[Op]:
         first,
         *_attention_ops(workload, precision),
         *after,
+        *(_cross_attention_ops(workload, precision) if crosses else ()),
         second,
         *_mlp_ops(workload, precision),
         *after,
@@ -170,8 +179,8 @@ def _linear_input(
     return (Term(unit, precision.linear_input, "input of linear layers"),)
 
 
-_ATTENTION_SLOTS: Final = ("qkv", "out")
-_ALL_SLOTS: Final = ("qkv", "out", "up", "down")
+_ATTENTION_SLOTS: Final = ("qkv", "out", "cross_q", "cross_kv", "cross_out")
+_ALL_SLOTS: Final = (*_ATTENTION_SLOTS, "up", "down")
 
 
 def adapted_linears(workload: Workload, slot: str) -> int:
@@ -199,6 +208,7 @@ def _n_linears(shape: ModelShape, slot: str) -> int:
 
 
 def _attention_ops(workload: Workload, precision: Precision) -> list[Op]:
+    """Return query, key and value, rotation, attention and the output projection."""
     shape, c = workload.shape, precision.compute
     back = FP32 if precision.is_autocast else 0.0
     n_qkv = _n_linears(shape, "qkv")
@@ -220,16 +230,49 @@ def _attention_ops(workload: Workload, precision: Precision) -> list[Op]:
                 back_scratch=(Term("B*S*Q", 2 * rotated),),
             )
         )  # fmt: skip
+    return [*ops, *_attended(workload, precision, "out")]
+
+
+def _attended(workload: Workload, precision: Precision, slot: str) -> list[Op]:
+    """Return the attention itself and the projection of its output."""
+    shape, c = workload.shape, precision.compute
     kind = attention_used(workload, precision)
-    ops.append(_core_attention(workload, precision, kind))
     # The projection's input is the attention's output, which fused kernels keep anyway.
     kept: tuple[Term, ...] = ()
     if kind is not Attention.FLASH and not workload.lora_rank:
         kept = (Term("B*S*Q", c, "attention output"),)
     if workload.lora_rank:
-        kept = _linear_input("B*S*Q", precision, workload, "out", 1)
-    ops.append(Op("output projection", "out", kept, (Term("B*S*H", c),), grads=(Term("B*S*Q", c),)))
-    return [*ops, *_dropout(shape, c)]
+        kept = _linear_input("B*S*Q", precision, workload, slot, 1)
+    return [
+        _core_attention(workload, precision, kind),
+        Op("output projection", slot, kept, (Term("B*S*H", c),), grads=(Term("B*S*Q", c),)),
+        *_dropout(shape, c),
+    ]
+
+
+def _cross_attention_ops(workload: Workload, precision: Precision) -> list[Op]:
+    """Return a decoder's attention to the encoder's output, which is as long as its own input.
+
+    The output of the encoder is one tensor for all layers; only autocast copies it for each.
+    """
+    c = precision.compute
+    trains = not workload.lora_rank
+    encoded: tuple[Term, ...] = ()
+    if precision.is_autocast or workload.lora_rank:
+        encoded = _linear_input("B*S*H", precision, workload, "cross_kv", 2)
+    return [
+        norm_op(workload.shape.norm, precision, "norm_cross", trains=trains),
+        Op(
+            "query of cross attention", "cross_q",
+            _linear_input("B*S*H", precision, workload, "cross_q", 1),
+            (Term("B*S*Q", c),), grads=(Term("B*S*H", c),),
+        ),
+        Op(
+            "key and value of cross attention", "cross_kv", encoded,
+            (Term("B*S*K", 2 * c),), grads=(Term("B*S*H", c),), back_scratch=(Term("B*S*H", c),),
+        ),
+        *_attended(workload, precision, "cross_out"),
+    ]  # fmt: skip
 
 
 def _dropout(shape: ModelShape, c: float) -> list[Op]:
@@ -248,9 +291,10 @@ def _core_attention(workload: Workload, precision: Precision, kind: Attention) -
     saved: tuple[Term, ...]
     scores: tuple[Term, ...]
     if kind is Attention.FLASH:
+        repeats = _is_grouped_fp32(workload, precision)
         saved = (
             Term("B*S*Q", c, "query"),
-            Term("B*S*K", 2 * c, "key and value"),
+            Term("B*S*Q" if repeats else "B*S*K", 2 * c, "key and value"),
             Term("B*S*Q", c, "attention output"),
             Term("B*a*S", FP32, "log-sum-exp of scores"),
         )
@@ -294,7 +338,8 @@ WRITTEN_OUT_GELU: Final = ("gelu_new", "gelu_fast", "gelu_python")
 def _activation_saved(shape: ModelShape, precision: Precision) -> tuple[Term, ...]:
     c = precision.compute
     if shape.activation in ("relu", "relu2", "leaky_relu"):
-        return ()
+        # The next linear layer keeps the result anyway, unless dropout makes another.
+        return (Term("B*S*F", c, "result of the activation"),) if shape.ffn_dropout else ()
     if shape.activation in WRITTEN_OUT_GELU:
         wide = FP32 if precision.is_autocast else c
         return (
@@ -340,6 +385,9 @@ def _mlp_ops(workload: Workload, precision: Precision) -> list[Op]:
     if shape.is_gated:
         factors = (Term("B*S*F", 2 * c, "both factors of the gate"),)
         ops.append(Op("gate", "", factors, (Term("B*S*F", c),), grads=(Term("B*S*F", 2 * c),)))
+    if shape.ffn_dropout:
+        mask = Term("B*S*F", 1, "dropout mask")
+        ops.append(Op("dropout", "", (mask,), (Term("B*S*F", c),), grads=(Term("B*S*F", c),)))
     kept = _linear_input("B*S*F", precision, workload, "down", 1)
     weighted = (Term("B*S*k*H", c, "expert outputs"),) if shape.n_experts else ()
     ops.append(

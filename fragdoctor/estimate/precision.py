@@ -67,6 +67,8 @@ PRECISIONS: Final = MappingProxyType(
             Precision("amp-fp16", 4, 4, 2, 4, 2, 2, is_autocast=True, source=AUTOCAST_DOC),
             # bf16 weights; both layouts of the fp8 copy, inputs kept in fp8.
             Precision("fp8", 2, 2, 2, 2, 1, 2, source=FP8_DOC),
+            # Stored in fp8 and computed with in 16 bits, as inference servers load them.
+            Precision("fp8-weights", 2, 1, 2, 2, 2, trains_base=False, source=FP8_DOC),
             Precision("int8", 2, _INT8, 2, 2, 2, trains_base=False, source=QLORA),
             Precision("int4", 2, _NF4, 2, 2, 2, trains_base=False, source=QLORA),
         )

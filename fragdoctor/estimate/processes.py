@@ -54,7 +54,7 @@ def processes_on_gpu(question: Question, case: Case | None = None) -> Sharing:
     snapshot = case.snapshot if case is not None else None
     demand, notes = _demand(question, snapshot, message)
     demand = _with_context(demand, question, message)
-    name, total = _gpu(question, message)
+    name, total = _gpu(question, message, case)
     others, n_asked = 0, question.n_processes
     if message is not None and question.gpu is None:
         others, n_alike, more = _others(message, demand)
@@ -82,10 +82,13 @@ def _known(n_bytes: int | None) -> int | None:
     return None if n_bytes is None or n_bytes >= _UNKNOWN_BYTES else n_bytes
 
 
-def _gpu(question: Question, message: OomMessage | None) -> tuple[str, int]:
+def _gpu(question: Question, message: OomMessage | None, case: Case | None) -> tuple[str, int]:
     if question.gpu is not None:
         return question.gpu.name, question.gpu.total_bytes
     total = _known(message.total_bytes) if message is not None else None
+    devices = case.bundle.devices if case is not None and case.bundle is not None else ()
+    if total is None and len(devices) == 1 and devices[0].total_bytes:
+        return f"GPU {devices[0].index} of the bundle", devices[0].total_bytes
     if total is None:
         raise ConfigError("The size of the GPU is not known.", hint="Give it, as in: --gpu 24GiB")
     assert message is not None  # noqa: S101 - it gave the total

@@ -55,6 +55,9 @@ class StepPlayer:
         self.sizes = units(workload)
         self.has_shape = workload.shape.has_layers and workload.seq > 0
         self.ops = layer_ops(workload, self.precision) if self.has_shape else []
+        n_cross = workload.shape.n_cross_layers
+        self.first_cross = workload.shape.n_layers - n_cross
+        self.cross_ops = layer_ops(workload, self.precision, crosses=True) if n_cross else []
         self.gradients: dict[str, list[int]] = {}
         self.segment = segment_layers(workload)
         self.cache: list[int] = []
@@ -105,25 +108,25 @@ class StepPlayer:
             if self.segment:
                 if i % self.segment == 0:
                     self.boundaries.append(stream)
-                kept = self._layer_forward(owns_stream=stream, keeps=False)
+                kept = self._layer_forward(i, owns_stream=stream, keeps=False)
                 after = self._unit("activations", "B*S*H", precision.residual)
                 self._drop(kept)
                 if (i % self.segment) != 0:
                     tape.free(stream)
                 stream = after
             else:
-                self.layers.append(self._layer_forward(owns_stream=stream, keeps=True))
+                self.layers.append(self._layer_forward(i, owns_stream=stream, keeps=True))
                 stream = self._unit("activations", "B*S*H", precision.residual)
         self.last = stream
         self._head_forward()
 
-    def _layer_forward(self, *, owns_stream: int, keeps: bool) -> list[Kept]:
+    def _layer_forward(self, layer: int, *, owns_stream: int, keeps: bool) -> list[Kept]:
         """Play one layer; the residual it reads is ``owns_stream``, already there."""
         tape = self.tape
         gathered = self._gather_layer()
         kept_ops: list[Kept] = []
         passing: list[int] = []
-        for op in self.ops:
+        for op in self.cross_ops if layer >= self.first_cross else self.ops:
             kept = Kept(op)
             kept.copies = self._weight_copies(op.slot, keeps=keeps)
             scratch = [self._term("temporaries", t) for t in op.scratch]
@@ -267,7 +270,7 @@ class StepPlayer:
             self.tape.moment(f"recomputation of {text}")
             stream, layers = self.boundaries.pop(), []
             for i in range(start, end):
-                layers.append(self._layer_forward(owns_stream=stream, keeps=True))
+                layers.append(self._layer_forward(i, owns_stream=stream, keeps=True))
                 if i + 1 < end:
                     stream = self._unit("activations", "B*S*H", self.precision.residual)
             # The segment's output is computed again too, though nobody needs it.

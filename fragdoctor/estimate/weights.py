@@ -31,7 +31,13 @@ _EMBEDDINGS: Final = ("embed", "wte", "wpe", "tok", "pos", "position_embedding")
 _HEADS: Final = ("lm_head", "embed_out", "output.weight", "head.weight")
 _GATES: Final = ("gate_proj", "gate_up_proj", "w3", "w1")
 _DTYPES: Final[Mapping[str, str]] = MappingProxyType(
-    {"F32": "fp32", "BF16": "bf16", "F16": "fp16", "F8_E4M3": "fp8", "F8_E5M2": "fp8"}
+    {
+        "F32": "fp32",
+        "BF16": "bf16",
+        "F16": "fp16",
+        "F8_E4M3": "fp8-weights",
+        "F8_E5M2": "fp8-weights",
+    }
 )
 
 

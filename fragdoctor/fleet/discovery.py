@@ -18,22 +18,23 @@ from typing import Final
 from fragdoctor.errors import ConfigError, InputError
 from fragdoctor.fleet.bundles import one_of_each_process
 from fragdoctor.fleet.names import NamedRank, ranks_of
+from fragdoctor.fleet.remote_folder import is_note, listed, place_of
+from fragdoctor.fleet.suffixes import LOOKED_AT, SNAPSHOTS, TEXTS
 from fragdoctor.intake.bundle import MANIFEST, is_bundle
 from fragdoctor.intake.inputs import STDIN
 from fragdoctor.intake.kinds import Kind, kind_of
 from fragdoctor.model.fleet import RankInput, RankSource
+from fragdoctor.readers.remote import (
+    has_pattern,
+    is_remote,
+    is_remote_folder,
+    list_remote,
+    without_secrets,
+)
 from fragdoctor.readers.source import open_source
 
 MAX_FILES: Final = 100_000
 MAX_DEPTH: Final = 6
-
-_PACKED: Final = ("", ".gz", ".zst")
-_SNAPSHOT_SUFFIXES: Final = tuple(s + p for s in (".pickle", ".pkl") for p in _PACKED)
-_TEXT_SUFFIXES: Final = tuple(
-    s + p for s in (".txt", ".log", ".out", ".err", ".stderr", ".stdout") for p in _PACKED
-)
-_OTHER_SUFFIXES: Final = (*(s + p for s in (".json", ".jsonl") for p in _PACKED), ".html", ".zip")
-_LOOKED_AT: Final = (*_SNAPSHOT_SUFFIXES, *_TEXT_SUFFIXES, *_OTHER_SUFFIXES)
 
 
 class _Part(Enum):
@@ -124,17 +125,10 @@ def _rank_input(path: str, named: NamedRank, beside: tuple[str, ...]) -> RankInp
     )
 
 
-def is_remote(name: str) -> bool:
-    """Tell whether a name is a URL, which a worker opens."""
-    scheme, mark, _ = name.partition("://")
-    return bool(mark) and scheme.replace("+", "").replace("-", "").isalnum()
-
-
 def _take(name: str, found: _Found) -> None:
     """Sort one name of the command line in."""
     if is_remote(name):
-        is_note = name.lower().endswith(_TEXT_SUFFIXES)
-        found.add(name, _Part.NOTE if is_note else _Part.RANK)
+        _take_remote(name, found)
     elif os.path.isdir(name):  # noqa: PTH112 - never raises, unlike Path
         _take_folder(name, found, 0)
     elif glob.has_magic(name) and not os.path.lexists(name):
@@ -151,6 +145,31 @@ def _take(name: str, found: _Found) -> None:
         found.add(name, part)
 
 
+def _take_remote(url: str, found: _Found) -> None:
+    """Sort a URL in: a file as it is named, a pattern or a folder by what the server lists."""
+    if has_pattern(url):
+        hits = list_remote(url, most=MAX_FILES)
+        if not hits:
+            raise InputError(f"Nothing matches {without_secrets(url)}.", hint="Check the pattern.")
+        found.is_expanded = True
+        for hit in hits:
+            found.add(hit, _Part.NOTE if is_note(hit) else _Part.RANK)
+    elif not place_of(url).lower().endswith(LOOKED_AT) and is_remote_folder(url):
+        folder = f"{url.rstrip('/')}/"
+        here = listed(folder, list_remote(folder, most=MAX_FILES))
+        if not here.ranks and not here.notes:
+            raise InputError(
+                f"{without_secrets(url)} holds no snapshot, bundle, message or log.",
+                hint="Check the URL, and that the server lists what is in it.",
+            )
+        found.is_expanded = True
+        for paths, part in ((here.ranks, _Part.RANK), (here.notes, _Part.NOTE)):
+            for path in paths:
+                found.add(path, part)
+    else:
+        found.add(url, _Part.NOTE if is_note(url) else _Part.RANK)
+
+
 def _take_folder(folder: str, found: _Found, depth: int) -> None:
     """Sort the files of a folder in, and of the folders in it where it holds no snapshot."""
     if is_bundle(folder):
@@ -160,7 +179,7 @@ def _take_folder(folder: str, found: _Found, depth: int) -> None:
     files, folders = _listing(folder)
     n_before = len(found.ranks)
     for path in files:
-        if depth == 0 or path.lower().endswith(_LOOKED_AT):
+        if depth == 0 or path.lower().endswith(LOOKED_AT):
             found.add(path, _part(path))
     found.is_expanded |= depth > 0 and len(found.ranks) > n_before
     if len(found.ranks) > n_before:
@@ -194,7 +213,7 @@ def _part(path: str, *, is_named: bool = False) -> _Part:
     name = path.lower()
     if not os.path.isfile(path) or os.path.basename(path) == MANIFEST:  # noqa: PTH113, PTH119 - never raise
         return _Part.NOTHING
-    if name.endswith(_SNAPSHOT_SUFFIXES):
+    if name.endswith(SNAPSHOTS):
         return _Part.RANK  # an unreadable snapshot must be heard of, not left out
     try:
         with open_source(path) as stream:
@@ -203,7 +222,7 @@ def _part(path: str, *, is_named: bool = False) -> _Part:
         return _Part.NOTHING
     if kind is Kind.SNAPSHOT or (kind is Kind.ARCHIVE and is_bundle(path)):
         return _Part.RANK
-    is_text = kind is Kind.TEXT and (is_named or name.endswith(_TEXT_SUFFIXES))
+    is_text = kind is Kind.TEXT and (is_named or name.endswith(TEXTS))
     return _Part.NOTE if is_text or kind is Kind.STATS else _Part.NOTHING
 
 

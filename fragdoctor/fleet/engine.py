@@ -1,21 +1,28 @@
 """Ranks to summaries, on any ``concurrent.futures.Executor``.
 
 Paths travel, bytes do not: a task is a chunk of ``RankInput``, its result a few kilobytes a rank.
-Results are merged as they come; order, chunks and the number of workers do not change the fleet.
+Order, chunks, the number of workers and their deaths do not change the fleet: the ranks of a lost
+chunk are read again one by one, and only one that takes its worker down each time stays unread.
 """
 
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
+import queue
+import stat
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
+from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future
+from concurrent.futures.process import BrokenProcessPool
 from typing import Final
 
-from fragdoctor.fleet.merge import EMPTY, fleet_of, merge
-from fragdoctor.fleet.summary import failed, summarise
+from fragdoctor.fleet.cluster import n_threads
+from fragdoctor.fleet.merge import fleet_of
+from fragdoctor.fleet.summary import failed, summarise_within
+from fragdoctor.fleet.workers import WorkerPool
 from fragdoctor.model.fleet import FleetSummary, RankInput, RankSummary, SummaryOptions
+from fragdoctor.readers.remote import is_remote, scheme_of
 
 Progress = Callable[[int, int], None]
 
@@ -24,12 +31,17 @@ MAX_WORKERS: Final = 32
 
 MAX_CHUNK: Final = 16
 CHUNKS_PER_WORKER: Final = 4
+MAX_LOSSES: Final = 2
+"""A rank that was lost this often while a worker read nothing else is given up."""
+
 _ALONE_BYTES: Final = 64 * 1024 * 1024  # read faster than a pool starts
+_GRACE_S: Final = 30.0
+"""How much longer than its ranks a task may take before its worker is killed from outside."""
 
 
 def summarise_chunk(paths: Sequence[RankInput], options: SummaryOptions) -> tuple[RankSummary, ...]:
     """Return the summaries of some ranks, one after the other: the function that workers run."""
-    return tuple(summarise(path, options) for path in paths)
+    return tuple(summarise_within(path, options) for path in paths)
 
 
 def summarise_all(
@@ -53,19 +65,8 @@ def summarise_all(
     inputs = [RankInput(p) if isinstance(p, str) else p for p in paths]
     if executor is None:
         return _in_process(inputs, options, progress)
-    chunks = list(chunked(inputs, chunk_size or chunk_size_for(len(inputs), _width(executor))))
-    tasks = {executor.submit(summarise_chunk, chunk, options): chunk for chunk in chunks}
-    fleet, n_done = EMPTY, 0
-    try:
-        for task in as_completed(tasks):
-            fleet = merge(fleet, fleet_of(_result(task, tasks[task])))
-            n_done += len(tasks[task])
-            if progress is not None:
-                progress(n_done, len(inputs))
-    finally:
-        for task in tasks:
-            task.cancel()
-    return fleet
+    size = chunk_size or chunk_size_for(len(inputs), _width(executor))
+    return _Run(executor, options, progress, len(inputs)).finish(list(chunked(inputs, size)))
 
 
 def _in_process(
@@ -75,21 +76,110 @@ def _in_process(
     for i, what in enumerate(inputs):
         if progress is not None:
             progress(i, len(inputs))
-        found.append(summarise(what, options))
+        found.extend(summarise_chunk([what], options))
     if progress is not None:
         progress(len(inputs), len(inputs))
     return fleet_of(found)
 
 
-def _result(
-    task: Future[tuple[RankSummary, ...]], chunk: Sequence[RankInput]
-) -> tuple[RankSummary, ...]:
-    """Return what a task found; where its worker was lost, a row that says so for each rank."""
-    try:
-        return task.result()
-    except Exception as e:  # noqa: BLE001 - an executor of anybody's may raise anything
-        reason = f"The worker that read it was lost: {type(e).__name__}."
-        return tuple(failed(what, reason, "worker_lost") for what in chunk)
+_Chunk = Sequence[RankInput]
+_Task = Future[tuple[RankSummary, ...]]
+
+
+class _Run:
+    """All tasks of one run: what is still out, what came back, what was lost."""
+
+    def __init__(
+        self, executor: Executor, options: SummaryOptions, progress: Progress | None, n_inputs: int
+    ) -> None:
+        self._executor = executor
+        self._spare: WorkerPool | None = None
+        self._options = options
+        self._progress = progress
+        self._n_inputs = n_inputs
+        self._out: dict[_Task, _Chunk] = {}
+        self._back: queue.SimpleQueue[_Task] = queue.SimpleQueue()
+        self._found: list[RankSummary] = []
+        self._losses: Counter[str] = Counter()
+
+    def finish(self, chunks: Sequence[_Chunk]) -> FleetSummary:
+        """Return the fleet when every rank has a row; on Ctrl-C end the tasks at once."""
+        try:
+            for chunk in chunks:
+                self._submit(chunk)
+            while self._out:
+                task = self._back.get()
+                self._take(task, self._out.pop(task))
+        finally:
+            for task in list(self._out):
+                task.cancel()
+            if self._spare is not None:
+                self._spare.shutdown(cancel_futures=True)
+        return fleet_of(self._found)
+
+    def _submit(self, chunk: _Chunk) -> None:
+        try:
+            task = self._submitted(chunk)
+        except BrokenProcessPool:
+            self._replace_pool()
+            task = self._submitted(chunk)
+        except Exception as e:  # noqa: BLE001 - an executor of anybody's may raise anything
+            self._add(failed(w, f"No worker took it: {_named(e)}.", "worker_lost") for w in chunk)
+            return
+        self._out[task] = chunk
+        task.add_done_callback(self._back.put)
+
+    def _submitted(self, chunk: _Chunk) -> _Task:
+        seconds = self._options.timeout_s
+        if isinstance(self._executor, WorkerPool):
+            limit = None if seconds is None else seconds * len(chunk) + _GRACE_S
+            return self._executor.submit_within(limit, summarise_chunk, chunk, self._options)
+        return self._executor.submit(summarise_chunk, chunk, self._options)
+
+    def _take(self, task: _Task, chunk: _Chunk) -> None:
+        """Keep what a task found, or read its ranks again where its worker was lost."""
+        try:
+            self._add(task.result())
+        except BrokenProcessPool:  # all of its tasks failed; which one broke it is not known
+            self._replace_pool()
+            for what in chunk:
+                self._submit([what])
+        except (Exception, CancelledError) as e:  # noqa: BLE001 - same as above
+            if len(chunk) == 1:
+                self._losses[chunk[0].path] += 1
+            for what in chunk:
+                if self._losses[what.path] < MAX_LOSSES:
+                    self._submit([what])
+                else:
+                    self._add([_given_up(what, e)])
+
+    def _replace_pool(self) -> None:
+        """Go on with processes of our own where a process pool broke."""
+        if self._spare is None:
+            self._spare = WorkerPool(_width(self._executor))
+            self._executor = self._spare
+
+    def _add(self, rows: Iterator[RankSummary] | Sequence[RankSummary]) -> None:
+        self._found.extend(rows)
+        if self._progress is not None:
+            self._progress(len(self._found), self._n_inputs)
+
+
+def _given_up(what: RankInput, error: BaseException) -> RankSummary:
+    """Return the row of a rank whose workers were lost; the same whatever engine it was."""
+    is_death = isinstance(error, BrokenExecutor | CancelledError)
+    if is_death or type(error).__name__ == "KilledWorker":  # of dask, which is not loaded here
+        return failed(
+            what,
+            "The worker died twice while it read this, perhaps out of host memory.",
+            "worker_lost",
+            hint="Try it alone, on a machine with more memory, or with fewer workers.",
+        )
+    return failed(what, f"The worker failed twice on this: {_named(error)}.", "worker_lost")
+
+
+def _named(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".rstrip(".: ")
 
 
 def chunked(inputs: Sequence[RankInput], size: int) -> Iterator[Sequence[RankInput]]:
@@ -105,13 +195,31 @@ def chunk_size_for(n_inputs: int, n_workers: int) -> int:
 
 def default_workers(inputs: Sequence[RankInput]) -> int:
     """Return the number of processes for these ranks: 1 where a pool would not pay."""
+    many = max(1, min(n_cores(), len(inputs), MAX_WORKERS))
+    if in_this_process_only(inputs):
+        return 1
+    if any(is_remote(what.path) for what in inputs):
+        return many
     n_bytes = 0
     for what in inputs:
         with contextlib.suppress(OSError, ValueError):
             n_bytes += os.stat(what.path).st_size  # noqa: PTH116 - a path of any spelling
-    if n_bytes <= _ALONE_BYTES:
-        return 1
-    return max(1, min(n_cores(), len(inputs), MAX_WORKERS))
+    return 1 if n_bytes <= _ALONE_BYTES else many
+
+
+def in_this_process_only(inputs: Sequence[RankInput]) -> bool:
+    """Tell whether one of the ranks lies where no other process can see it."""
+    return any(is_remote(w.path) and scheme_of(w.path) == "memory" for w in inputs)
+
+
+def may_hang(inputs: Sequence[RankInput]) -> bool:
+    """Tell whether one of the ranks is no plain file or folder, so that reading may never end."""
+    for what in inputs:
+        with contextlib.suppress(OSError, ValueError):
+            mode = os.stat(what.path).st_mode  # noqa: PTH116 - a path of any spelling
+            if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+                return True
+    return False
 
 
 def n_cores() -> int:
@@ -121,21 +229,7 @@ def n_cores() -> int:
     return os.cpu_count() or 1
 
 
-@contextlib.contextmanager
-def process_pool(workers: int) -> Iterator[Executor | None]:
-    """Provide a pool of processes, or None (this process) for one worker.
-
-    The processes start anew instead of as copies: threads and locks of a copy would be undefined.
-    """
-    if workers <= 1:
-        yield None
-        return
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(workers, mp_context=context) as pool:
-        yield pool
-
-
 def _width(executor: Executor) -> int:
     """Return the number of workers of an executor, as far as it says."""
-    n = getattr(executor, "_max_workers", None)
+    n = getattr(executor, "_max_workers", None) or n_threads(executor)
     return n if isinstance(n, int) and n > 0 else n_cores()

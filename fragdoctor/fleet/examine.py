@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import Executor
+from dataclasses import replace
 from enum import StrEnum
 
 from fragdoctor.errors import InputError
@@ -38,13 +40,32 @@ def examine(  # noqa: PLR0913 - the choices of one run, all by keyword
     overrides: Overrides | None = None,
     replays: Replays = Replays.GROUPS,
     notes: Sequence[str] = (),
+    timeout_s: float | None = None,
+    memory_bytes: int | None = None,
 ) -> FleetReport:
     """Return the report of a job.
+
+    Args:
+        inputs: the ranks.
+        executor: where they are read; None is this process.
+        chunk_size: ranks of one task; chosen by their number where None.
+        progress: called with the ranks done and the ranks in all.
+        overrides: what the user says about all of them.
+        replays: whose advice is tested.
+        notes: what is to be told beside the findings.
+        timeout_s: a rank that takes longer becomes a row that says so.
+        memory_bytes: what a worker may take, told where a rank needs more; the executor's to hold.
 
     Raises:
         InputError: no rank at all could be read.
     """
-    options = SummaryOptions(overrides or Overrides(), replays=replays is Replays.ALL)
+    options = SummaryOptions(
+        overrides or Overrides(),
+        replays=replays is Replays.ALL,
+        timeout_s=timeout_s,
+        memory_bytes=memory_bytes,
+        folder="" if executor is None else os.getcwd(),  # noqa: PTH109 - a worker compares it
+    )
     fleet = summarise_all(
         inputs, executor=executor, chunk_size=chunk_size, progress=progress, options=options
     )
@@ -59,7 +80,7 @@ def examine(  # noqa: PLR0913 - the choices of one run, all by keyword
         chosen,
         executor=executor,
         chunk_size=1,
-        options=SummaryOptions(options.overrides, replays=True),
+        options=replace(options, replays=True),
     )
     return conclude(merge(fleet, tested), notes)
 

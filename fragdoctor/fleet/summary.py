@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import queue
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
@@ -21,6 +23,8 @@ from fragdoctor.model.fleet import (
     SummaryOptions,
 )
 from fragdoctor.model.settings import AllocatorSettings
+from fragdoctor.readers.remote import is_remote, without_secrets
+from fragdoctor.units import format_size
 
 if TYPE_CHECKING:
     from fragdoctor.model.bundle import BundleFacts
@@ -42,19 +46,68 @@ MAX_INPUTS: Final = 4
 _ENDLESS: Final = 2**63 - 1
 
 
+def summarise_within(what: RankInput, options: SummaryOptions) -> RankSummary:
+    """Return the summary of one rank, or a row that says that it took too long.
+
+    What hangs in a read cannot be stopped from within: its thread is left behind, and the worker
+    should be replaced.
+    """
+    if options.timeout_s is None:
+        return summarise(what, options)
+    _load()  # a worker's first rank is not to pay for its start
+    answer: queue.SimpleQueue[RankSummary] = queue.SimpleQueue()
+    threading.Thread(target=lambda: answer.put(summarise(what, options)), daemon=True).start()
+    try:
+        return answer.get(timeout=options.timeout_s)
+    except queue.Empty:
+        sentence = f"It was not done within {options.timeout_s:g} s."
+        return failed(what, sentence, "timed_out", hint="Give it longer: --timeout SECONDS.")
+
+
+def _load() -> None:
+    import fragdoctor.diagnosis.pipeline
+    import fragdoctor.fleet.shape
+    import fragdoctor.intake.inputs  # noqa: F401
+
+
 def summarise(what: RankInput, options: SummaryOptions) -> RankSummary:
     """Return the summary of one rank; one that cannot be read becomes a row with the reason."""
+    here = _absolute(what, options.folder)
     try:
-        return _summary(what, options)
+        return _summary(what, here, options)
     except FragdoctorError as e:
-        return failed(what, e.sentence, e.code, hint=e.hint, exit_code=e.exit_code)
+        as_given = e.sentence.replace(here.path, what.path)
+        hint = e.hint.replace(here.path, what.path)
+        return failed(what, as_given, e.code, hint=hint, exit_code=e.exit_code)
     except MemoryError:
-        return failed(what, "The worker ran out of memory.", "out_of_host_memory")
+        return _too_large(what, options.memory_bytes)
     except OSError as e:
         return failed(what, f"{what.path} cannot be read: {e.strerror or e}.", "unreadable_input")
     except Exception as e:  # noqa: BLE001 - a bug met in one rank is a row too, named as a bug
         sentence = f"This is a bug in fragdoctor: {type(e).__name__}: {e}"
         return failed(what, sentence, "internal_error", exit_code=70)
+
+
+def _absolute(what: RankInput, folder: str) -> RankInput:
+    """Return the input as this worker finds it: one on another machine may run anywhere."""
+    if not folder or os.getcwd() == folder:  # noqa: PTH109 - compared as it was taken
+        return what
+
+    def found(name: str) -> str:
+        return name if is_remote(name) else os.path.join(folder, name)  # noqa: PTH118 - same
+
+    return replace(what, path=found(what.path), beside=tuple(found(n) for n in what.beside))
+
+
+def _too_large(what: RankInput, memory_bytes: int | None) -> RankSummary:
+    if memory_bytes is None:
+        return failed(what, "The worker ran out of memory.", "out_of_host_memory")
+    return failed(
+        what,
+        f"It takes more memory than a worker may have, {format_size(memory_bytes)}.",
+        "out_of_host_memory",
+        hint="Give a worker more: --worker-memory SIZE.",
+    )
 
 
 def failed(
@@ -73,13 +126,15 @@ def failed(
 
 def name_of(what: RankInput) -> str:
     """Return the path that names a rank in its summary: its own, cut if it is very long."""
-    return clip_name(os.fspath(what.path), _PATH)
+    return clip_name(without_secrets(os.fspath(what.path)), _PATH)
 
 
 def _named(what: RankInput) -> RankSummary:
     return RankSummary(
         path=name_of(what),
-        inputs=tuple(clip_left(n, _FILE) for n in (what.path, *what.beside)[:MAX_INPUTS]),
+        inputs=tuple(
+            clip_left(without_secrets(n), _FILE) for n in (what.path, *what.beside)[:MAX_INPUTS]
+        ),
         rank=what.rank,
         rank_source=what.source,
         local_rank=what.local_rank,
@@ -88,12 +143,12 @@ def _named(what: RankInput) -> RankSummary:
     )
 
 
-def _summary(what: RankInput, options: SummaryOptions) -> RankSummary:
+def _summary(what: RankInput, here: RankInput, options: SummaryOptions) -> RankSummary:
     from fragdoctor.diagnosis.pipeline import diagnose
     from fragdoctor.fleet.shape import trace_shape
     from fragdoctor.intake.inputs import read_case
 
-    case = read_case([what.path], options.overrides, beside=what.beside)
+    case = read_case([here.path], options.overrides, beside=here.beside)
     if case.oom is None and what.said is not None:
         case = replace(case, oom=what.said)
     diagnosis = diagnose(case, replays=options.replays)

@@ -11,7 +11,7 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from os import PathLike, fspath
 from pathlib import Path, PurePosixPath
@@ -28,6 +28,7 @@ from fragdoctor.intake.manifest import read_manifest
 from fragdoctor.limits import DEFAULT_LIMITS
 from fragdoctor.model.bundle import BundleFacts
 from fragdoctor.model.case import Case, Overrides
+from fragdoctor.readers.remote import is_remote, list_remote, open_remote
 from fragdoctor.units import MIB, format_size
 
 MANIFEST: Final = "bundle.json"
@@ -64,7 +65,12 @@ class BundleFiles(Protocol):
 
 
 def is_bundle(path: str | PathLike[str]) -> bool:
-    """Return whether a path is a directory or a zip file with a manifest; never raises."""
+    """Return whether a path is a directory or a zip file with a manifest; never raises.
+
+    Of URLs the name tells: a folder can be nothing else, and nobody is asked over the network.
+    """
+    if is_remote(fspath(path)):
+        return fspath(path).lower().endswith(("/", ".zip"))
     try:
         place = Path(path)
         if place.is_dir():
@@ -118,14 +124,23 @@ def open_bundle(path: str) -> Iterator[BundleFiles]:
     Raises:
         InputError: it cannot be read, or is refused.
     """
+    if is_remote(path) and path.endswith("/"):
+        yield _RemoteDirectory(path)
+        return
     if Path(path).is_dir():
         yield _Directory(Path(path))
         return
-    try:
-        archive = zipfile.ZipFile(path)
-    except _DAMAGE as e:
-        raise _damaged(path) from e
-    with archive:
+    with ExitStack() as stack:
+        file = stack.enter_context(open_remote(path)) if is_remote(path) else path
+        if not isinstance(file, str) and not file.seekable():
+            raise InputError(
+                f"{path} is a zip file, which is not read over the web.",
+                hint="Download it, then give its name.",
+            )
+        try:
+            archive = stack.enter_context(zipfile.ZipFile(file))
+        except _DAMAGE as e:
+            raise _damaged(path) from e
         yield _Archive(path, archive)
 
 
@@ -143,6 +158,20 @@ class _Directory:
     def _manifest(self) -> bytes:
         with (self._path / MANIFEST).open("rb") as file:
             return _bounded(file, str(self._path))
+
+
+class _RemoteDirectory:
+    """A bundle as a folder of an object store or of a web server that lists it."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        there = {name.rsplit("/", 1)[-1] for name in list_remote(url, most=_MAX_ENTRIES)}
+        self.names: tuple[str, ...] = tuple(n for n in MEMBERS if n in there)
+        with self.open(MANIFEST) as file:
+            self.facts = read_manifest(_bounded(file, url), url)
+
+    def open(self, name: str) -> BinaryIO:
+        return open_remote(f"{self._url}{name}")
 
 
 class _Archive:

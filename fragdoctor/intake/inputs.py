@@ -26,6 +26,7 @@ from fragdoctor.model.case import Case, Overrides
 from fragdoctor.model.oom import OomLog
 from fragdoctor.model.snapshot import Snapshot
 from fragdoctor.model.stats import StatsSeries
+from fragdoctor.readers.remote import is_remote, without_secrets
 from fragdoctor.readers.source import HEAD_BYTES, ByteStream, open_source
 from fragdoctor.units import format_size
 
@@ -265,8 +266,8 @@ def _load(name: str, stream: ByteStream) -> Snapshot:
     from fragdoctor.readers.snapshot import read_snapshot as load
 
     # A file is opened anew, so that what the reader reports is about the file itself; a pipe
-    # cannot be, and what was looked at is still ahead in the stream.
-    is_file = name != STDIN and stat.S_ISREG(Path(name).stat().st_mode)
+    # cannot be, nor should a URL, and what was looked at is still ahead in the stream.
+    is_file = name != STDIN and not is_remote(name) and stat.S_ISREG(Path(name).stat().st_mode)
     return load(name if is_file else cast("BinaryIO", stream))
 
 
@@ -294,6 +295,8 @@ def _read_text(name: str, kind: Kind, data: bytes, parts: _Parts) -> None:
 
 def _check_file(name: str) -> None:
     """Refuse early and clearly what opening would refuse, or never finish."""
+    if is_remote(name):
+        return  # opening it says what is wrong
     path = Path(name)
     try:
         mode = path.stat().st_mode
@@ -363,6 +366,8 @@ def _is_file(word: str) -> bool:
     """Return whether a word names something that exists; a long message never does."""
     if not word:
         return False
+    if is_remote(word) and len(word.split()) == 1:
+        return True
     try:
         mode = Path(word).stat().st_mode
     except (OSError, ValueError):
@@ -375,4 +380,4 @@ def _is_file(word: str) -> bool:
 
 
 def _shown(name: str) -> str:
-    return "standard input" if name == STDIN else name
+    return "standard input" if name == STDIN else without_secrets(name)

@@ -48,10 +48,20 @@ class RankInput:
 
 @dataclass(frozen=True, slots=True)
 class SummaryOptions:
-    """How each rank is looked at. ``replays``: test the recommendations, which takes longest."""
+    """How each rank is looked at.
+
+    Attributes:
+        replays: test the recommendations, which takes longest.
+        timeout_s: a rank that takes longer is given up; None waits for ever.
+        memory_bytes: what the worker may take, as far as somebody holds it to that.
+        folder: where names that are no whole paths start; "" is the worker's own folder.
+    """
 
     overrides: Overrides = field(default_factory=Overrides)
     replays: bool = False
+    timeout_s: float | None = None
+    memory_bytes: int | None = None
+    folder: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,6 +82,8 @@ class ModelShape:
         activation: ``gelu``, ``gelu_new``, ``silu``, ``relu``, ...
         hidden_dropout: dropout after the sub-layers; 0 = none.
         attention_dropout: dropout of the attention probabilities.
+        ffn_dropout: dropout between the two halves of the feed-forward, as T5 has it.
+        n_cross_layers: layers, the last ones, that also attend to an encoder's output.
         has_layers: False where only the parameter count is known: activations are unknown.
         has_rotary: rotary positions: queries and keys are made anew before attention.
         softmax_fp32: attention that is written out asks for an fp32 softmax, as Hugging Face's.
@@ -121,6 +123,8 @@ class ModelShape:
     embedding_dropout: float = 0.0
     hidden_dropout: float = 0.0
     attention_dropout: float = 0.0
+    ffn_dropout: float = 0.0
+    n_cross_layers: int = 0
     parallel_residual: bool = False
     assumptions: Sequence[str] = ()
 

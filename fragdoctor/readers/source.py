@@ -19,6 +19,7 @@ from typing import BinaryIO, Final, Protocol, Self, cast
 from fragdoctor.errors import InputError, LimitExceeded, RefusedSnapshot, TruncatedSnapshot
 from fragdoctor.limits import DEFAULT_LIMITS, Limits
 from fragdoctor.model.progress import tell
+from fragdoctor.readers.remote import is_remote, open_remote, without_secrets
 from fragdoctor.units import MIB, format_size
 
 if sys.version_info >= (3, 14):
@@ -223,7 +224,7 @@ def _standard_input() -> BinaryIO:
 def open_source(
     source: str | PathLike[str] | BinaryIO | bytes, *, limits: Limits = DEFAULT_LIMITS
 ) -> ByteStream:
-    """Open a path, ``-`` (stdin), an open binary file or bytes for bounded reading.
+    """Open a path, a URL, ``-`` (stdin), an open binary file or bytes for bounded reading.
 
     Raises:
         InputError: it cannot be opened.
@@ -235,12 +236,16 @@ def open_source(
         name = fspath(source)
         if name == "-":
             return ByteStream(_standard_input(), "-", limits, stack)
+        if is_remote(name):
+            with stack:  # closed again where its first bytes cannot be had
+                raw = stack.enter_context(open_remote(name))
+                return ByteStream(raw, without_secrets(name), limits, stack.pop_all())
         try:
-            raw = stack.enter_context(open(name, "rb", buffering=0))  # noqa: PTH123, SIM115 - "rb" of any path-like; closed by the stack
+            file = stack.enter_context(open(name, "rb", buffering=0))  # noqa: PTH123, SIM115 - "rb" of any path-like; closed by the stack
         except (OSError, ValueError) as error:
             reason = error.strerror if isinstance(error, OSError) else "not a file name"
             raise InputError(
                 f"Cannot open {name}: {reason}.", hint="Check the path and its permissions."
             ) from error
-        return ByteStream(raw, name, limits, stack)
+        return ByteStream(cast("BinaryIO", file), name, limits, stack)
     return ByteStream(source, str(getattr(source, "name", "<stream>")), limits, stack)

@@ -147,7 +147,7 @@ def test_error_is_json_where_json_was_asked_for(run: Run) -> None:
 
 
 def test_input_and_dimensions_exclude_each_other(run: Run, config: str) -> None:
-    assert "do not go with it" in run("estimate", config, "--layers", "3").err
+    assert "--layers does not go with formulas" in run("estimate", config, "--layers", "3").err
 
 
 def test_recording_is_told_from_a_model(run: Run, samples: Path) -> None:

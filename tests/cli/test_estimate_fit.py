@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import zipfile
 from pathlib import Path
 
 import jsonschema
@@ -76,3 +77,18 @@ def test_samples_foretell_the_largest_batch_that_really_ran(run, samples):
     assert prediction["largest"] == 33
     assert prediction["low"] <= 33 <= prediction["high"]
     assert prediction["is_extrapolated"]
+
+
+@pytest.mark.parametrize("packing", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_command_reads_bundles_that_are_zips(run, tmp_path, packing):
+    manifest = {"format": "fragdoctor-bundle", "version": 1, "reason": "exit"}
+    names = []
+    for batch in (2, 4):
+        names.append(str(tmp_path / f"run_b{batch}.zip"))
+        with zipfile.ZipFile(names[-1], "w", packing) as archive:
+            archive.writestr("exit-pid7/bundle.json", json.dumps(manifest))
+            archive.writestr("exit-pid7/snapshot.pickle", pickled(training(batch).data()))
+
+    result = run("estimate", *names, "--gpu", "24GiB", "--format", "json")
+
+    assert [p["batch"] for p in json.loads(result.out)["points"]] == [2, 4]

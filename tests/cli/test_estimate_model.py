@@ -37,6 +37,33 @@ def misfit():
 
 def ends():
     raise SystemExit(7)
+
+class Branching(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(512, 64)
+
+    def forward(self, x):
+        y = self.layer(x)
+        if y.abs().max().item() > 1.0:
+            y = y * 2
+        return y
+
+def branching():
+    return Branching(), torch.zeros(4, 512)
+
+def complete():
+    return {
+        "model": build(), "inputs": torch.zeros(4, 512), "loss_fn": lambda y: y.mean(),
+        "optimizer": lambda p: torch.optim.SGD(p, lr=0.1),
+    }
+
+def own_step():
+    def step(model, optimizer, inputs):
+        model(inputs).mean().backward()
+        optimizer.step()
+
+    return {"model": build(), "inputs": torch.zeros(4, 512), "train_step": step}
 """
 
 
@@ -122,7 +149,7 @@ def test_error_in_own_model_has_its_traceback_when_asked(run: Run) -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["--params", "7B"], "--model takes no other model"),
+        (["--params", "7B"], "--params does not go with --model"),
         (["--input-shape", "8,a"], "--input-shape wants sizes such as 8,1024"),
         (["--dtype", "int4"], "cannot be traced in int4"),
         (["--input-shape", "8,512", "--input-dtype", "decimal"], "no dtype 'decimal' in torch"),
@@ -146,3 +173,39 @@ def test_missing_torch_names_the_extra(run: Run, monkeypatch: pytest.MonkeyPatch
 
     assert outcome.code == 2
     assert "fragdoctor[torch]" in outcome.err
+
+
+def test_value_that_the_model_reads_is_told_with_its_line(run: Run) -> None:
+    outcome = run("estimate", "--model", "my_project:branching", "--loss", "mean")
+
+    line = MODEL.splitlines().index("        if y.abs().max().item() > 1.0:") + 1
+    text = " ".join(outcome.out.split())
+    assert f"The model read a value (.item()) at my_project.py:{line}; a trace has no" in text
+    assert "branches that depend on it may differ" in text
+
+
+def test_model_that_reads_no_value_has_no_such_note(run: Run) -> None:
+    outcome = run("estimate", "--model", "my_project:complete", "--dtype", "amp-fp16")
+
+    assert outcome.code == 0, outcome.err
+    assert ".item()" not in outcome.out
+
+
+@pytest.mark.parametrize(
+    ("factory", "words"),
+    [
+        ("complete", ["--optimizer", "adamw"]),
+        ("complete", ["--loss", "ce"]),
+        ("complete", ["--input-shape", "8,512"]),
+        ("own_step", ["--grad-accumulation", "2"]),
+        ("own_step", ["--dtype", "amp-bf16"]),
+        ("own_step", ["--loss", "mean"]),
+    ],
+)
+def test_option_that_the_factory_decides_is_refused(
+    run: Run, factory: str, words: list[str]
+) -> None:
+    outcome = run("estimate", "--model", f"my_project:{factory}", *words)
+
+    assert outcome.code == 2
+    assert f"{words[0]} does not go with a factory that gives its own" in outcome.err

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import zipfile
 from pathlib import Path
 
 import jsonschema
+import pytest
+from builders import pickled
 from story_logs import message
+from training_runs import training
 
 import fragdoctor
 
@@ -49,3 +53,26 @@ def test_command_reads_a_bundle_that_is_a_directory(run, tmp_path):
     result = run("estimate", str(bundle))
 
     assert (result.code, "GPU 0 of the message" in result.out) == (0, True)
+
+
+@pytest.mark.parametrize("packing", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_command_reads_a_bundle_that_is_a_zip_with_its_gpu(run, tmp_path, packing):
+    devices = [{"index": 0, "total_bytes": 8 << 30}]
+    manifest = {"format": "fragdoctor-bundle", "version": 1, "reason": "exit", "devices": devices}
+    path = tmp_path / "exit-pid7.zip"
+    with zipfile.ZipFile(path, "w", packing) as archive:
+        archive.writestr("exit-pid7/bundle.json", json.dumps(manifest))
+        archive.writestr("exit-pid7/snapshot.pickle", pickled(training(4).data()))
+
+    result = run("estimate", str(path))
+
+    assert (result.code, "GPU 0 of the bundle" in result.out) == (0, True)
+
+
+def test_number_beside_a_recording_is_refused(run, tmp_path):
+    path = tmp_path / "b4.pickle"
+    path.write_bytes(pickled(training(4).data()))
+
+    result = run("estimate", str(path), "--per-process", "6GB", "--gpu", "24GiB")
+
+    assert (result.code, "does not go with a recording" in result.err) == (2, True)

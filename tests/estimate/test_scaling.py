@@ -28,7 +28,8 @@ def test_points_on_a_line_give_that_line(fixed, slope, batches):
     if curve.scaling is not Scaling.FIXED:
         assert curve.scaling in (Scaling.LINEAR, Scaling.UNTESTED)
         assert curve.per_sample_bytes == pytest.approx(slope, rel=1e-6)
-    assert curve.at(b.max()) == pytest.approx(fixed + slope * b.max(), rel=0.03)
+    # What lies within the rounding of a small segment counts as the same.
+    assert curve.at(b.max()) == pytest.approx(fixed + slope * b.max(), rel=0.03, abs=MIB)
 
 
 def test_one_odd_recording_does_not_move_the_line():

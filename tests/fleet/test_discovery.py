@@ -8,7 +8,8 @@ import fleets
 import pytest
 
 from fragdoctor.errors import InputError
-from fragdoctor.fleet.discovery import Discovery, discover, is_remote
+from fragdoctor.fleet.discovery import Discovery, discover
+from fragdoctor.readers.remote import is_remote
 
 OOM = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has 1.00 GiB free.\n"
 

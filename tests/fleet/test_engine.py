@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,10 @@ from fragdoctor.fleet.engine import (
     chunk_size_for,
     chunked,
     default_workers,
-    process_pool,
     summarise_all,
 )
 from fragdoctor.fleet.examine import Replays, examine
+from fragdoctor.fleet.workers import WorkerPool, process_pool
 from fragdoctor.model.fleet import RankInput, SummaryOptions
 from fragdoctor.report.fleet.json import fleet_document
 
@@ -35,7 +35,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def pool() -> Iterator[Executor]:
     with process_pool(2) as executor:
-        assert isinstance(executor, ProcessPoolExecutor)
+        assert isinstance(executor, WorkerPool)
         yield executor
 
 

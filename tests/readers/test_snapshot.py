@@ -410,7 +410,7 @@ EVENTS = st.builds(
 )
 BLOCKS = st.builds(
     block,
-    st.integers(0, 2**62),
+    st.integers(0, 2**60),  # three of them are a segment, which PyTorch writes in 63 bits
     st.sampled_from(["inactive", "active_allocated", "active_pending_free"]),
     frames=FRAMES,
 )

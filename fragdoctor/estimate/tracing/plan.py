@@ -22,6 +22,7 @@ class Plan:
         grad_accumulation: passes a step.
         inference: one pass without gradients, no training.
         steps: how many; the second is the first with optimizer states there from the start.
+        given: names of options that the user insists on: refused where the factory decides.
     """
 
     batch: int | None = None
@@ -34,6 +35,7 @@ class Plan:
     grad_accumulation: int = 1
     inference: bool = False
     steps: int = 2
+    given: frozenset[str] = frozenset()
 
 
 def parse_shape(text: str) -> tuple[int, ...]:

@@ -54,6 +54,7 @@ class Trainer:
 
     def run(self) -> None:
         """Move everything to the fake GPU and run the steps."""
+        _refuse_ignored(self.program, self.plan)
         self._prepare_model()
         self._prepare_inputs()
         if self.plan.inference:
@@ -252,6 +253,24 @@ class Trainer:
                 number = self.recorder.number_of(tensor)
                 if number is not None:
                     self.recorder.log.labels.setdefault(number, label)
+
+
+def _refuse_ignored(program: Program, plan: Plan) -> None:
+    """Refuse options on the command line that the factory's own parts would override."""
+    has_step = program.train_step is not None and not plan.inference
+    decided = {
+        "input_shape": ("inputs", program.inputs is not None),
+        "optimizer": ("optimizer", program.optimizer is not None and not plan.inference),
+        "loss": ("loss", program.loss_fn is not None or has_step),
+        "grad_accumulation": ("train_step", has_step),
+        "dtype": ("train_step, where autocast belongs", has_step and bool(plan.autocast)),
+    }
+    for name, (what, is_decided) in decided.items():
+        if is_decided and name in plan.given:
+            raise ConfigError(
+                f"--{name.replace('_', '-')} does not go with a factory that gives its own {what}.",
+                hint="Leave the option out, or that part of the factory.",
+            )
 
 
 def _optimizer(name: str, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:

@@ -1,4 +1,4 @@
-"""``fragdoctor estimate``: what it must not silently ignore, and errors that name their cause."""
+"""``fragdoctor estimate``: inputs that it must not misread, and errors that name their cause."""
 
 from __future__ import annotations
 
@@ -22,28 +22,11 @@ def config(folder: Path, **changes: object) -> str:
 
 
 @pytest.mark.parametrize(
-    "words", [["--zero", "2"], ["--lora", "8"], ["--checkpointing", "full"], ["--seq", "128"]]
-)
-def test_formula_option_is_refused_beside_a_traced_model(run: Run, words: list[str]) -> None:
-    outcome = run("estimate", "--model", "some.module:build", *words)
-
-    assert outcome.code == 2
-    assert f"{words[0]} does not go with --model" in outcome.err
-
-
-def test_tracing_option_is_refused_beside_formulas(run: Run, tmp_path: Path) -> None:
-    outcome = run("estimate", config(tmp_path), "--input-shape", "8,8", "--steps", "3")
-
-    assert outcome.code == 2
-    assert "--input-shape, --steps do not go with formulas" in outcome.err
-
-
-@pytest.mark.parametrize(
     ("quantised", "dtype"),
     [
         ({"quant_method": "gptq", "bits": 4}, "int4"),
         ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "int8"),
-        ({"quant_method": "fp8"}, "int8"),
+        ({"quant_method": "fp8"}, "fp8-weights"),
         ({"quant_method": "aqlm"}, "fp16"),
         ("nonsense", "fp16"),
     ],
@@ -113,3 +96,45 @@ def test_damaged_model_file_is_not_taken_for_a_message(
     assert outcome.code in {2, 3}
     assert "out-of-memory message" not in outcome.err
     assert "ends in .safetensors" not in outcome.err
+
+
+def test_fallback_of_attention_in_fp32_is_told_and_can_be_denied(run: Run, tmp_path: Path) -> None:
+    path = config(tmp_path, num_key_value_heads=2)
+
+    said = run("estimate", path, "--seq", "1024", "--format", "json")
+    denied = run("estimate", path, "--seq", "1024", "--attention", "flash", "--format", "json")
+
+    assert "write --attention flash" in said.out
+    assert "write --attention flash" not in denied.out
+    peaks = [json.loads(outcome.out)["peak_allocated_bytes"] for outcome in (said, denied)]
+    assert peaks[1] < peaks[0]
+
+
+def test_fp8_checkpoint_is_counted_a_byte_a_weight(run: Run, tmp_path: Path) -> None:
+    parameters = []
+    for quantised in ({"quant_method": "fp8"}, None):
+        path = config(tmp_path, quantization_config=quantised)
+        words = ["estimate", path, "--inference", "--format", "json"]
+        items = json.loads(run(*words).out)["items"]
+        parameters.append({i["id"]: i["largest_bytes"] for i in items}["parameters"])
+
+    n_linear = 4 * (4 * 256 * 256 + 3 * 256 * 688)
+    assert parameters[1] - parameters[0] == n_linear
+
+
+def test_cross_attention_of_t5_is_in_the_activations_and_their_formula(
+    run: Run, tmp_path: Path
+) -> None:
+    path = tmp_path / "config.json"
+    t5 = {"model_type": "t5", "d_model": 256, "d_ff": 512, "d_kv": 64, "num_layers": 4,
+          "num_heads": 4, "vocab_size": 1000}  # fmt: skip
+    path.write_text(json.dumps(t5), encoding="utf-8")
+
+    outcome = run("estimate", str(path), "--seq", "256", "--format", "json")
+    document = json.loads(outcome.out)
+
+    assert "write --attention eager" in outcome.out
+    activations = next(i for i in document["items"] if i["id"] == "activations")
+    assert "+ L_decoder x (" in activations["formula"]
+    assert "8 x (" in activations["numbers"]
+    assert "+ 4 x (" in activations["numbers"]

@@ -1,0 +1,274 @@
+"""Processes of this machine as an executor whose workers may die, hang or take too much memory.
+
+Unlike ``ProcessPoolExecutor``, which is broken as a whole when one process dies, each worker here
+has a pipe of its own: a worker that is lost costs the task it had, and is replaced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import multiprocessing
+import os
+import queue
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import BrokenExecutor, Executor, Future
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+from typing import Any, Final
+
+from fragdoctor.errors import ConfigError
+from fragdoctor.units import MIB, format_size
+
+MIN_MEMORY_BYTES: Final = 256 * MIB
+"""Python, numpy and fragdoctor alone take about half of this."""
+
+SPENT_CODES: Final = frozenset({"timed_out", "out_of_host_memory"})
+"""Rows after which a worker is replaced: a thread of it still runs, or its heap is exhausted."""
+
+_JOIN_S: Final = 5.0
+
+
+class WorkerLostError(BrokenExecutor):
+    """The process that worked on a task died, or was killed because it took too long."""
+
+
+@dataclass(slots=True)
+class _Task:
+    future: Future[Any]
+    call: tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
+    seconds: float | None
+
+
+class WorkerPool(Executor):
+    """Runs tasks in processes that start anew, so that no lock or thread is copied.
+
+    Args:
+        workers: number of processes; each starts when there is a task for it.
+        memory_bytes: what one process may take (``RLIMIT_DATA``); Linux only.
+
+    Raises:
+        ConfigError: the limit is too small to work with, or cannot be set on this system.
+    """
+
+    def __init__(self, workers: int, *, memory_bytes: int | None = None) -> None:
+        check_memory(memory_bytes)
+        self._max_workers = max(1, workers)
+        self._memory_bytes = memory_bytes
+        self._tasks: queue.SimpleQueue[_Task | None] = queue.SimpleQueue()
+        self._slots: list[_Slot] = []
+        self._is_closed = False
+        self._n_waiting = 0
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Run ``fn(*args, **kwargs)`` on a worker."""
+        return self.submit_within(None, fn, *args, **kwargs)
+
+    def submit_within(
+        self, seconds: float | None, fn: Callable[..., Any], /, *args: Any, **kwargs: Any
+    ) -> Future[Any]:
+        """Run a task on a worker that is killed if it takes longer than ``seconds``."""
+        if self._is_closed:
+            raise RuntimeError("The pool of workers is closed.")
+        future: Future[Any] = Future()
+        self._tasks.put(_Task(future, (fn, args, kwargs), seconds))
+        if len(self._slots) < self._max_workers:
+            self._slots.append(_Slot(self._tasks, self._memory_bytes))
+        return future
+
+    def pids(self) -> list[int]:
+        """Return the process ids of the workers that run."""
+        return [slot.pid for slot in self._slots if slot.pid is not None]
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """End the workers: after their tasks, or at once with ``cancel_futures``."""
+        self._is_closed = True
+        if cancel_futures:
+            with contextlib.suppress(queue.Empty):
+                while (task := self._tasks.get_nowait()) is not None:
+                    task.future.cancel()
+            for slot in self._slots:
+                slot.kill()
+        for _ in self._slots:
+            self._tasks.put(None)
+        if wait:
+            for slot in self._slots:
+                slot.join()
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        """Wait for the tasks; where an error or Ctrl-C leads out, end them at once."""
+        self.shutdown(cancel_futures=kind is not None)
+
+
+def check_memory(memory_bytes: int | None) -> None:
+    """Refuse a limit that cannot be kept.
+
+    Raises:
+        ConfigError: it is too small, or this system cannot limit the memory of a process.
+    """
+    if memory_bytes is None:
+        return
+    if sys.platform != "linux":
+        raise ConfigError(
+            "This system cannot limit the memory of a process.", hint="Use fewer workers instead."
+        )
+    if memory_bytes < MIN_MEMORY_BYTES:
+        raise ConfigError(
+            f"A worker cannot start within {format_size(memory_bytes)}.",
+            hint=f"Give it at least {format_size(MIN_MEMORY_BYTES)}.",
+        )
+
+
+class _Slot:
+    """A thread of this process that feeds one worker, and replaces it when it is lost."""
+
+    def __init__(self, tasks: queue.SimpleQueue[_Task | None], memory_bytes: int | None) -> None:
+        self._tasks = tasks
+        self._memory_bytes = memory_bytes
+        self._process: BaseProcess | None = None
+        self._pipe: Connection[Any, Any] | None = None
+        self._is_over = False
+        self._thread = threading.Thread(target=self._run, daemon=True, name="fragdoctor-slot")
+        self._thread.start()
+
+    @property
+    def pid(self) -> int | None:
+        process = self._process
+        return None if process is None else process.pid
+
+    def kill(self) -> None:
+        """Kill the worker; its task ends with an error."""
+        self._is_over = True
+        process = self._process
+        if process is not None:
+            process.kill()
+
+    def join(self) -> None:
+        self._thread.join(_JOIN_S)
+
+    def _run(self) -> None:
+        while (task := self._tasks.get()) is not None:
+            if not task.future.set_running_or_notify_cancel():
+                continue
+            try:
+                result = self._ask(task)
+            except BaseException as e:  # noqa: BLE001 - whatever it is, it is the task's outcome
+                self._end()
+                task.future.set_exception(e)
+            else:
+                task.future.set_result(result)
+        self._end()
+
+    def _ask(self, task: _Task) -> Any:
+        """Return what a worker answers.
+
+        Raises:
+            WorkerLostError: it died or took too long.
+            Exception: what the task raised.
+        """
+        pipe = self._worker()
+        try:
+            pipe.send(task.call)
+            if not _answers(pipe, self._process, task.seconds):
+                raise WorkerLostError(f"The worker took longer than {task.seconds} s.")
+            is_result, value, is_spent = pipe.recv()
+        except (EOFError, OSError) as e:
+            raise WorkerLostError("The worker died.") from e
+        if is_spent:
+            self._end()
+        if not is_result:
+            raise value
+        return value
+
+    def _worker(self) -> Connection[Any, Any]:
+        """Return the pipe to a worker that runs."""
+        if self._pipe is not None and self._process is not None and self._process.is_alive():
+            return self._pipe
+        self._end()
+        if self._is_over:
+            raise WorkerLostError("The pool of workers is closed.")
+        context = multiprocessing.get_context("spawn")
+        here, there = context.Pipe()
+        process = context.Process(target=serve, args=(there, self._memory_bytes), daemon=True)
+        process.start()
+        there.close()  # else nobody would hear of the worker's death
+        self._process, self._pipe = process, here
+        if self._is_over:
+            process.kill()
+        return here
+
+    def _end(self) -> None:
+        """End the worker: its pipe closes, and one that does not listen is killed."""
+        if self._pipe is not None:
+            self._pipe.close()
+        process, self._process, self._pipe = self._process, None, None
+        if process is None:
+            return
+        process.kill()  # it holds nothing that would have to be put away
+        process.join(_JOIN_S)
+        with contextlib.suppress(ValueError):  # not even SIGKILL ends a read from a lost disk
+            process.close()
+
+
+def _answers(
+    pipe: Connection[Any, Any], process: BaseProcess | None, seconds: float | None
+) -> bool:
+    """Wait for an answer or the end of the worker; False where neither comes in time."""
+    assert process is not None  # noqa: S101 - for the type checker: there is a pipe to it
+    return bool(wait([pipe, process.sentinel], seconds))
+
+
+def serve(pipe: Connection[Any, Any], memory_bytes: int | None) -> None:
+    """Run the tasks that come through a pipe until it closes: the main function of a worker."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's to handle
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    if memory_bytes is not None:
+        import resource
+
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        limit = memory_bytes if hard == resource.RLIM_INFINITY else min(memory_bytes, hard)
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+    gc.set_threshold(100_000, 50, 50)  # columns are no garbage: collect seldom
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            fn, args, kwargs = pipe.recv()
+            try:
+                value = fn(*args, **kwargs)
+            except Exception as e:  # noqa: BLE001 - the parent decides what it means
+                pipe.send((False, e, True))
+            else:
+                pipe.send((True, value, _is_spent(value)))
+
+
+def _end_with_parent() -> None:
+    """End this process when its parent is gone, even where it hangs in a read."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
+
+
+def _is_spent(value: object) -> bool:
+    rows = value if isinstance(value, tuple) else ()
+    return any(getattr(row, "error_code", "") in SPENT_CODES for row in rows)
+
+
+@contextlib.contextmanager
+def process_pool(
+    workers: int, *, memory_bytes: int | None = None, is_needed: bool = False
+) -> Iterator[Executor | None]:
+    """Provide processes, or None (this process) where one worker is enough and not ``is_needed``.
+
+    Raises:
+        ConfigError: the limit of memory cannot be kept.
+    """
+    check_memory(memory_bytes)
+    if workers <= 1 and not is_needed and memory_bytes is None:
+        yield None
+        return
+    with WorkerPool(workers, memory_bytes=memory_bytes) as pool:
+        yield pool
