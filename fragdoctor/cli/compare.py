@@ -129,14 +129,16 @@ def _cases(
     """Yield one case after the other, so that only the first one's trace is kept."""
     from fragdoctor.intake.inputs import read_case
     from fragdoctor.model.case import Overrides
+    from fragdoctor.readers.remote import without_secrets
 
     overrides = Overrides(device=device, torch_version=version)
     for path in progress.each(list(paths)):
         case = read_case([path], overrides)
+        name = without_secrets(path)
         held = () if case.snapshot is None else case.snapshot.devices
         if held and device is not None and device not in held:
             raise ConfigError(
-                f"{path} holds nothing of device {device}.",
+                f"{name} holds nothing of device {device}.",
                 hint=f"It is about device {', '.join(str(d) for d in held)}.",
             )
-        yield path, case
+        yield name, case

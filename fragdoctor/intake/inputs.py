@@ -153,10 +153,11 @@ def _read_bundle(name: str, bundle: BundleFiles, parts: _Parts) -> None:
 
     if not bundle.names:
         raise InputError(
-            f"{name} holds a manifest and nothing else.",
+            f"{_shown(name)} holds a manifest and nothing else.",
             hint=" ".join(bundle.facts.problems[:1]),
         )
     problems: list[str] = []
+    shown = _shown(name)
     n_before = parts.n_read
     for file in bundle.names:
         with bundle.open(file) as raw:
@@ -164,19 +165,19 @@ def _read_bundle(name: str, bundle: BundleFiles, parts: _Parts) -> None:
                 parts.snapshots.append((name, load(raw)))
                 continue
             with open_source(raw) as stream:
-                data = _read_all(stream, f"{name}/{file}")
+                data = _read_all(stream, f"{shown}/{file}")
             try:
                 if data:
-                    _read_text(f"{name}/{file}", kind_of(data[:HEAD_BYTES]), data, parts)
+                    _read_text(f"{shown}/{file}", kind_of(data[:HEAD_BYTES]), data, parts)
             except (RefusedSnapshot, LimitExceeded):
                 raise
             except InputError as e:  # what lies beside it is worth as much without it
                 problems.append(f"{file} cannot be used: {e.message.rstrip('.')}")
     if problems and parts.n_read == n_before:
-        raise InputError(f"{name} holds nothing to judge: {problems[0]}.")
+        raise InputError(f"{shown} holds nothing to judge: {problems[0]}.")
     facts = replace(bundle.facts, problems=(*bundle.facts.problems, *problems))
     parts.bundles.append((name, facts))
-    parts.sources.append(name)
+    parts.sources.append(shown)
 
 
 def _read_directory(name: str, parts: _Parts) -> None:
