@@ -26,6 +26,9 @@ LOST_S: Final = 60.0
 LOOK_S: Final = 5.0
 """How often one looks while nothing comes back."""
 
+SCHEDULER_LOST: Final = "The dask scheduler was lost."
+WORKERS_LOST: Final = "All dask workers were lost."
+
 _ASK_S: Final = 30.0
 
 
@@ -132,11 +135,11 @@ class Watch:
             return ""
         try:
             if self._client.status != "running":
-                return "The dask scheduler was lost."
+                return SCHEDULER_LOST
             known = self._client.sync(self._client.scheduler.identity, callback_timeout=LOOK_S)
         except Exception:  # noqa: BLE001 - networks fail in many ways
-            return "The dask scheduler was lost."
-        return "" if known["workers"] else "All dask workers were lost."
+            return SCHEDULER_LOST
+        return "" if known["workers"] else WORKERS_LOST
 
     def lost(self) -> str:
         """Return what is wrong once it has lasted ``LOST_S``: others may come in between."""

@@ -17,7 +17,7 @@ from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future
 from concurrent.futures.process import BrokenProcessPool
 from typing import Final
 
-from fragdoctor.fleet.cluster import LOOK_S, Watch, n_threads
+from fragdoctor.fleet.cluster import LOOK_S, SCHEDULER_LOST, Watch, n_threads
 from fragdoctor.fleet.merge import fleet_of
 from fragdoctor.fleet.summary import failed, summarise_within
 from fragdoctor.fleet.workers import WorkerPool
@@ -162,8 +162,8 @@ class _Run:
             for what in chunk:
                 if self._losses[what.path] < MAX_LOSSES:
                     self._submit([what])
-                elif trouble := self._watch.trouble():  # not the fault of this rank
-                    self._add([_never_read(what, trouble)])
+                elif self._watch.trouble() == SCHEDULER_LOST:  # not the fault of this rank
+                    self._add([_never_read(what, SCHEDULER_LOST)])
                 else:
                     self._add([_given_up(what, e)])
 

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import fleets
 import pytest
@@ -22,7 +23,7 @@ from fragdoctor.fleet.engine import summarise_all
 pytest.importorskip("distributed")
 pytestmark = pytest.mark.skipif(not slow_ranks.HAS_PROC, reason="asks /proc who reads a pipe")
 
-_QUIET = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+_QUIET: Any = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
 
 
 class Cluster:
@@ -40,7 +41,7 @@ class Cluster:
     def _start(self, what: str, *options: str) -> subprocess.Popen[bytes]:
         module = f"distributed.cli.dask_{what}"
         named = ("--scheduler-file", str(self.file), "--no-dashboard")
-        return subprocess.Popen([sys.executable, "-m", module, *named, *options], **_QUIET)  # type: ignore[call-overload,no-any-return]  # noqa: S603 - our own words
+        return subprocess.Popen([sys.executable, "-m", module, *named, *options], **_QUIET)
 
     def end(self) -> None:
         for process in (self.worker, self.scheduler):
@@ -77,7 +78,9 @@ def test_cluster_that_goes_away_leaves_rows_with_the_reason(
         seconds = time.monotonic() - start
 
     held.join()
-    reason = "The dask scheduler was lost." if gone == "scheduler" else "All dask workers were lost."
+    reason = (
+        "The dask scheduler was lost." if gone == "scheduler" else "All dask workers were lost."
+    )
     unread = {r.rank: r.error for r in fleet.ranks if not r.is_read}
     assert len(fleet.ranks) == 3
     assert unread[2] == reason
