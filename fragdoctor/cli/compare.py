@@ -129,14 +129,38 @@ def _cases(
     """Yield one case after the other, so that only the first one's trace is kept."""
     from fragdoctor.intake.inputs import read_case
     from fragdoctor.model.case import Overrides
+    from fragdoctor.readers.remote import without_secrets
 
     overrides = Overrides(device=device, torch_version=version)
     for path in progress.each(list(paths)):
-        case = read_case([path], overrides)
+        case = read_case([_one_of(path)], overrides)
+        name = without_secrets(path)
         held = () if case.snapshot is None else case.snapshot.devices
         if held and device is not None and device not in held:
             raise ConfigError(
-                f"{path} holds nothing of device {device}.",
+                f"{name} holds nothing of device {device}.",
                 hint=f"It is about device {', '.join(str(d) for d in held)}.",
             )
-        yield path, case
+        yield name, case
+
+
+def _one_of(path: str) -> str:
+    """Return the bundle in the folder of a ``fragdoctor run``; any other path as it is.
+
+    Raises:
+        ConfigError: it holds bundles of several processes.
+    """
+    import os.path
+
+    from fragdoctor.fleet.discovery import discover
+    from fragdoctor.intake.bundle import is_bundle
+
+    if not os.path.isdir(path) or is_bundle(path):  # noqa: PTH112 - never raises, unlike Path
+        return path
+    bundles = [r.path for r in discover([path]).ranks if is_bundle(r.path)]
+    if len(bundles) > 1:
+        raise ConfigError(
+            f"{path} holds the bundles of {len(bundles)} processes, and a run is one of them.",
+            hint=f"Give one by its name, such as {bundles[0]}",
+        )
+    return bundles[0] if bundles else path

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from enum import StrEnum
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, BinaryIO
 
 import typer
@@ -39,7 +38,8 @@ class Table(StrEnum):
 BINARY = (ExportFormat.PARQUET, ExportFormat.SNAPSHOT)
 
 SnapshotPath = Annotated[
-    Path, typer.Argument(metavar="SNAPSHOT", help="A memory snapshot; - is standard input")
+    str,  # not a Path, which would turn the // of a URL into /
+    typer.Argument(metavar="SNAPSHOT", help="A memory snapshot or its URL; - is standard input"),
 ]
 Format = Annotated[
     ExportFormat,
@@ -67,7 +67,7 @@ def export(
     force: options.Force = False,
 ) -> int:
     """Write the snapshot in another form."""
-    console.check_output(output, force=force, inputs=[str(snapshot)])
+    console.check_output(output, force=force, inputs=[snapshot])
     if output_format in BINARY and output is None and sys.stdout.isatty():
         raise ConfigError(
             f"{output_format.value} is binary and does not go to a terminal.",
@@ -81,7 +81,7 @@ def export(
     from fragdoctor.intake.inputs import read_snapshot
 
     with console.Progress("Reading"):
-        source = read_snapshot(str(snapshot))
+        source = read_snapshot(snapshot)
     if device is not None and device not in source.devices:
         raise ConfigError(
             f"The snapshot knows no device {device}.",

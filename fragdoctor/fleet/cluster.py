@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import time
 from collections.abc import Iterator
 from concurrent.futures import Executor
 from importlib.metadata import version
@@ -18,6 +19,15 @@ from fragdoctor.errors import ConfigError
 CONNECT_S: Final = 10.0
 WORKERS_S: Final = 30.0
 """How long one waits for the first worker: a cluster that grows on demand starts with none."""
+
+LOST_S: Final = 60.0
+"""How long a cluster may have no scheduler or no worker before one gives it up."""
+
+LOOK_S: Final = 5.0
+"""How often one looks while nothing comes back."""
+
+SCHEDULER_LOST: Final = "The dask scheduler was lost."
+WORKERS_LOST: Final = "All dask workers were lost."
 
 _ASK_S: Final = 30.0
 
@@ -105,3 +115,38 @@ def n_threads(executor: Executor) -> int | None:
         return sum(client.nthreads().values()) if client is not None else None
     except Exception:  # noqa: BLE001 - a guess about somebody else's executor
         return None
+
+
+class Watch:
+    """Looks after the cluster behind an executor: tasks of one that is gone never come back."""
+
+    def __init__(self, executor: Executor) -> None:
+        self._client = getattr(executor, "_client", None)
+        self._since: float | None = None
+
+    @property
+    def is_cluster(self) -> bool:
+        """Whether there is anything to look after."""
+        return self._client is not None
+
+    def trouble(self) -> str:
+        """Return what is wrong now, as a sentence; "" for nothing."""
+        if self._client is None:
+            return ""
+        try:
+            if self._client.status != "running":
+                return SCHEDULER_LOST
+            known = self._client.sync(self._client.scheduler.identity, callback_timeout=LOOK_S)
+        except Exception:  # noqa: BLE001 - networks fail in many ways
+            return SCHEDULER_LOST
+        return "" if known["workers"] else WORKERS_LOST
+
+    def lost(self) -> str:
+        """Return what is wrong once it has lasted ``LOST_S``: others may come in between."""
+        trouble = self.trouble()
+        if not trouble:
+            self._since = None
+            return ""
+        now = time.monotonic()
+        self._since = now if self._since is None else self._since
+        return trouble if now - self._since >= LOST_S else ""

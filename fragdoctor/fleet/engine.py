@@ -17,7 +17,7 @@ from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future
 from concurrent.futures.process import BrokenProcessPool
 from typing import Final
 
-from fragdoctor.fleet.cluster import n_threads
+from fragdoctor.fleet.cluster import LOOK_S, SCHEDULER_LOST, Watch, n_threads
 from fragdoctor.fleet.merge import fleet_of
 from fragdoctor.fleet.summary import failed, summarise_within
 from fragdoctor.fleet.workers import WorkerPool
@@ -101,21 +101,33 @@ class _Run:
         self._back: queue.SimpleQueue[_Task] = queue.SimpleQueue()
         self._found: list[RankSummary] = []
         self._losses: Counter[str] = Counter()
+        self._watch = Watch(executor)
+        self._lost = ""
 
     def finish(self, chunks: Sequence[_Chunk]) -> FleetSummary:
         """Return the fleet when every rank has a row; on Ctrl-C end the tasks at once."""
         try:
             for chunk in chunks:
                 self._submit(chunk)
-            while self._out:
-                task = self._back.get()
+            while self._out and (task := self._next()) is not None:
                 self._take(task, self._out.pop(task))
+            for chunk in self._out.values():
+                self._add(_never_read(what, self._lost) for what in chunk)
         finally:
             for task in list(self._out):
                 task.cancel()
             if self._spare is not None:
                 self._spare.shutdown(cancel_futures=True)
         return fleet_of(self._found)
+
+    def _next(self) -> _Task | None:
+        """Return the next task that came back; None where none will, as the cluster is gone."""
+        while not self._lost:
+            try:
+                return self._back.get(timeout=LOOK_S if self._watch.is_cluster else None)
+            except queue.Empty:
+                self._lost = self._watch.lost()
+        return None
 
     def _submit(self, chunk: _Chunk) -> None:
         try:
@@ -150,6 +162,8 @@ class _Run:
             for what in chunk:
                 if self._losses[what.path] < MAX_LOSSES:
                     self._submit([what])
+                elif self._watch.trouble() == SCHEDULER_LOST:  # not the fault of this rank
+                    self._add([_never_read(what, SCHEDULER_LOST)])
                 else:
                     self._add([_given_up(what, e)])
 
@@ -163,6 +177,12 @@ class _Run:
         self._found.extend(rows)
         if self._progress is not None:
             self._progress(len(self._found), self._n_inputs)
+
+
+def _never_read(what: RankInput, reason: str) -> RankSummary:
+    """Return the row of a rank that no worker is left for."""
+    hint = "Start the scheduler and its workers again, or leave out --dask."
+    return failed(what, reason, "worker_lost", hint=hint)
 
 
 def _given_up(what: RankInput, error: BaseException) -> RankSummary:

@@ -99,11 +99,8 @@ def _oddness(
 def _outliers(typical: Sequence[Typical]) -> list[bool]:
     """Tell which peaks lie far from the median of all, measured by the median deviation."""
     known = [t.peak for t in typical if t.peak is not None]
-    if len(known) < 2:
+    if len(known) <= MIN_GROUP:  # two that differ: which one is usual, nobody can tell
         return [False] * len(typical)
-    if len(known) == 2:
-        high = max(known)
-        return [t.peak == high and known[0] != known[1] for t in typical]
     middle = statistics.median(known)
     allowed = max(0.05 * middle, 5 * 1.4826 * statistics.median(abs(k - middle) for k in known))
     return [t.peak is not None and abs(t.peak - middle) > allowed for t in typical]

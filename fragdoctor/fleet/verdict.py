@@ -167,11 +167,27 @@ def _others(
         count = "each" if unwell[worst] == n else format_count(unwell[worst])
         return [f"{did} out of memory, but {count} of them {shows}: {what}."]
     peaks = _peaks(usual)
+    told = _differing(usual) if everyone else []
+    if told and n == len(usual):
+        return [f"{who} are healthy{peaks}.", *told]
     if len(usual) > 1:
         n_groups = format_count(len(usual))
-        return [f"{who} {verb} healthy, in {n_groups} groups of ranks that are alike{peaks}."]
+        alike = f"{who} {verb} healthy, in {n_groups} groups of ranks that are alike{peaks}."
+        return [alike, *told]
     alike = " and alike" if n > 1 else ""
     return [f"{who} {verb} healthy{alike}{peaks}."]
+
+
+def _differing(usual: Sequence[RankGroup]) -> list[str]:
+    """Return how two groups of one size differ: nothing tells which of them is the odd one."""
+    if len(usual) != 2 or len(usual[0].labels) != len(usual[1].labels):
+        return []
+    first, second = (names_of(g.labels) for g in usual)
+    if len(usual[0].labels) == 1:
+        lead = "They differ, and neither is odd"
+    else:
+        lead = "Two groups of equal size differ, and neither is odd"
+    return [f"{lead}: {second} against {first}: {_reasons(usual[1])}."]
 
 
 def _peaks(groups: Sequence[RankGroup]) -> str:

@@ -15,7 +15,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from os import PathLike, fspath
 from pathlib import Path, PurePosixPath
-from typing import IO, BinaryIO, Final, Protocol
+from tempfile import TemporaryFile
+from typing import IO, BinaryIO, Final, Protocol, cast
 
 from fragdoctor.errors import (
     InputError,
@@ -28,7 +29,7 @@ from fragdoctor.intake.manifest import read_manifest
 from fragdoctor.limits import DEFAULT_LIMITS
 from fragdoctor.model.bundle import BundleFacts
 from fragdoctor.model.case import Case, Overrides
-from fragdoctor.readers.remote import is_remote, list_remote, open_remote
+from fragdoctor.readers.remote import is_remote, list_remote, open_remote, without_secrets
 from fragdoctor.units import MIB, format_size
 
 MANIFEST: Final = "bundle.json"
@@ -70,7 +71,7 @@ def is_bundle(path: str | PathLike[str]) -> bool:
     Of URLs the name tells: a folder can be nothing else, and nobody is asked over the network.
     """
     if is_remote(fspath(path)):
-        return fspath(path).lower().endswith(("/", ".zip"))
+        return fspath(path).partition("?")[0].lower().endswith(("/", ".zip"))
     try:
         place = Path(path)
         if place.is_dir():
@@ -131,17 +132,48 @@ def open_bundle(path: str) -> Iterator[BundleFiles]:
         yield _Directory(Path(path))
         return
     with ExitStack() as stack:
-        file = stack.enter_context(open_remote(path)) if is_remote(path) else path
-        if not isinstance(file, str) and not file.seekable():
-            raise InputError(
-                f"{path} is a zip file, which is not read over the web.",
-                hint="Download it, then give its name.",
-            )
+        name = without_secrets(path)
+        file = stack.enter_context(_seekable(path)) if is_remote(path) else path
         try:
             archive = stack.enter_context(zipfile.ZipFile(file))
         except _DAMAGE as e:
-            raise _damaged(path) from e
-        yield _Archive(path, archive)
+            raise _damaged(name) from e
+        yield _Archive(name, archive)
+
+
+def _seekable(url: str) -> BinaryIO:
+    """Open a remote file that can be read in any order; one of a web server is fetched first.
+
+    It goes to a file without a name, which ends with this process at the latest.
+    """
+    raw = open_remote(url)
+    if raw.seekable():
+        return raw
+    with raw, ExitStack() as stack:
+        copy = cast("BinaryIO", stack.enter_context(TemporaryFile()))
+        _fetch(raw, copy, without_secrets(url))
+        stack.pop_all()
+        return copy
+
+
+def _fetch(raw: BinaryIO, copy: BinaryIO, name: str) -> None:
+    limit = DEFAULT_LIMITS.max_input_bytes
+    n_bytes = 0
+    while chunk := raw.read(MIB):
+        n_bytes += len(chunk)
+        if n_bytes > limit:
+            raise LimitExceeded(
+                f"{name} is longer than {format_size(limit)}.",
+                hint="A bundle holds one snapshot and a few texts.",
+            )
+        try:
+            copy.write(chunk)
+        except OSError as e:
+            raise InputError(
+                f"{name} cannot be fetched: {e.strerror or e}.",
+                hint="Set TMPDIR to a folder with room for it.",
+            ) from e
+    copy.seek(0)
 
 
 class _Directory:
@@ -168,7 +200,7 @@ class _RemoteDirectory:
         there = {name.rsplit("/", 1)[-1] for name in list_remote(url, most=_MAX_ENTRIES)}
         self.names: tuple[str, ...] = tuple(n for n in MEMBERS if n in there)
         with self.open(MANIFEST) as file:
-            self.facts = read_manifest(_bounded(file, url), url)
+            self.facts = read_manifest(_bounded(file, without_secrets(url)), without_secrets(url))
 
     def open(self, name: str) -> BinaryIO:
         return open_remote(f"{self._url}{name}")

@@ -159,9 +159,10 @@ def _read_bundle(name: str, bundle: BundleFiles, parts: _Parts) -> None:
     """
     if not bundle.names:
         raise InputError(
-            f"{name} holds a manifest and nothing else.",
+            f"{_shown(name)} holds a manifest and nothing else.",
             hint=" ".join(bundle.facts.problems[:1]),
         )
+    shown = _shown(name)
     unusable: list[tuple[str, InputError]] = []
     n_before = parts.n_read
     for file in bundle.names:
@@ -169,15 +170,17 @@ def _read_bundle(name: str, bundle: BundleFiles, parts: _Parts) -> None:
             _read_member(name, file, bundle, parts)
         except (RefusedSnapshot, LimitExceeded) as e:
             raise type(e)(
-                f"{file} in {name} is refused: {e.message}", hint=e.hint, offset=e.offset
+                f"{file} in {shown} is refused: {e.message}", hint=e.hint, offset=e.offset
             ) from e
         except InputError as e:  # what lies beside it is worth as much without it
             unusable.append((file, e))
     problems = [f"{file} cannot be used: {_reason(e)}" for file, e in unusable]
     if unusable and parts.n_read == n_before:
-        raise InputError(f"{name} holds nothing to judge: {problems[0]}.", hint=unusable[0][1].hint)
+        raise InputError(
+            f"{shown} holds nothing to judge: {problems[0]}.", hint=unusable[0][1].hint
+        )
     parts.bundles.append((name, replace(bundle.facts, unusable=tuple(problems))))
-    parts.sources.append(name)
+    parts.sources.append(shown)
 
 
 def _reason(error: InputError) -> str:

@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import html as _html
 import re
+from collections.abc import Sequence
+from itertools import takewhile
 from typing import Final
 
 # Unicode 15 categories Cc, Cf, Cs, Co, Zl, Zp, and what is invisible by
@@ -36,6 +38,8 @@ _MARKDOWN_BACKSLASH: Final = re.compile(
 )
 _MARKDOWN_ENTITY: Final = re.compile(r"[<>&@#$]|:(?=//|[\w+-]+:)")
 _MARKDOWN_START: Final = re.compile(r"^(\s*)(?:([-+=])|(\d+)([.)])(?=\s|$))")
+_SEPARATOR: Final = re.compile(r"[/\\]")
+_MIN_FILE_NAME: Final = 8
 _CSV_FORMULA_START: Final = frozenset("=+-@\t\r\n\uff1d\uff0b\uff0d\uff20")
 
 
@@ -142,3 +146,39 @@ def shorten_left(text: str, width: int, ellipsis: str = "...") -> str:
     # Start at a path separator where one is near, so that no directory name is cut in half.
     cut = min((i for i in (tail.find("/"), tail.find("\\")) if i >= 0), default=-1)
     return ellipsis + (tail[cut:] if 0 <= cut <= keep // 2 else tail)
+
+
+def shorten_apart(texts: Sequence[str], width: int, ellipsis: str = "...") -> list[str]:
+    """Return paths of at most ``width`` characters each; those that differ stay different.
+
+    Where the ends alone would be the same, the folder that differs is kept: ``.../b/.../c.txt``.
+    Only where that does not fit either, two may look alike.
+    """
+    distinct = dict.fromkeys(texts)
+    shown: dict[str, str] = {}
+    for text in distinct:
+        short = shown[text] = shorten_left(text, width, ellipsis)
+        if short != text:
+            end = short.removeprefix(ellipsis)
+            others = [other for other in distinct if other != text and other.endswith(end)]
+            shown[text] = _telling(text, others, width, ellipsis) if others else short
+    return [shown[text] for text in texts]
+
+
+def _telling(text: str, others: Sequence[str], width: int, ellipsis: str) -> str:
+    """Return a path's end and, of its folders, those by which it differs from the others."""
+    parts = _SEPARATOR.split(text)
+    kept = {len(parts) - 1}
+    for other in others:
+        same = zip(reversed(parts), reversed(_SEPARATOR.split(other)), strict=False)
+        n_same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], same))
+        kept.add(max(0, len(parts) - 1 - n_same))
+    head, before = "", -1
+    for i in sorted(kept):
+        head += f"{ellipsis}/" if i > before + 1 else ""
+        head += f"{parts[i]}/" if i < len(parts) - 1 else ""
+        before = i
+    room = width - len(head)
+    if room < min(len(parts[-1]), _MIN_FILE_NAME):
+        return shorten_left(text, width, ellipsis)
+    return head + shorten_left(parts[-1], room, ellipsis)

@@ -29,6 +29,39 @@ def test_answer_comes_first(run: Run, before: str, after: str) -> None:
     assert outcome.out.startswith("B peaks 10.00 MiB (+10 %) higher: train.py:51 in step grew by")
 
 
+def bundled(folder: Path, snapshot: str, rank: int = 0) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "snapshot.pickle").write_bytes(Path(snapshot).read_bytes())
+    facts = {"format": "fragdoctor-bundle", "version": 1, "rank": rank, "pid": 7 + rank}
+    (folder / "bundle.json").write_text(json.dumps(facts))
+    return folder
+
+
+def test_folder_of_a_run_stands_for_its_bundle(
+    run: Run, before: str, after: str, tmp_path: Path
+) -> None:
+    one = bundled(tmp_path / "run1" / "exit-pid7", before).parent
+    other = bundled(tmp_path / "run2" / "exit-pid7", after).parent
+
+    outcome = run("compare", str(one), str(other))
+
+    assert outcome.code == 0, outcome.err
+    assert outcome.out.startswith("B peaks 10.00 MiB (+10 %) higher")
+
+
+def test_folder_of_several_processes_is_a_sentence(
+    run: Run, before: str, after: str, tmp_path: Path
+) -> None:
+    for rank in range(2):
+        bundled(tmp_path / "run" / f"rank{rank}", before, rank)
+
+    outcome = run("compare", str(tmp_path / "run"), after)
+
+    assert (outcome.code, outcome.out) == (2, "")
+    assert "run holds the bundles of 2 processes, and a run is one of them." in outcome.err
+    assert "rank0" in outcome.err
+
+
 def test_identical_files_are_no_difference(run: Run, before: str) -> None:
     outcome = run("compare", before, before, "--fail-on-growth", "0", "-q")
 

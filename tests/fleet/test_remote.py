@@ -5,8 +5,10 @@ from __future__ import annotations
 import functools
 import gzip
 import http.server
+import json
 import sys
 import threading
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,17 +24,19 @@ from fragdoctor.fleet.discovery import discover
 from fragdoctor.fleet.engine import summarise_all
 from fragdoctor.fleet.examine import examine
 from fragdoctor.fleet.workers import WorkerPool
+from fragdoctor.intake import bundle
+from fragdoctor.limits import Limits
+from fragdoctor.readers.source import zstd
 from fragdoctor.report.fleet.json import fleet_document
 
 fsspec = pytest.importorskip("fsspec")
 pytest.importorskip("aiohttp")
 
-OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total"
 # Sessions of aiohttp live until the interpreter ends, in a thread of fsspec.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning"),
-    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
-]
+pytestmark = pytest.mark.filterwarnings(
+    r"ignore:unclosed (client session|connector|connection)\b:ResourceWarning"
+)
+OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total"
 
 
 class Handler(http.server.SimpleHTTPRequestHandler):
@@ -165,6 +169,69 @@ def test_single_url_is_one_case(run: Run, web: str, job: Path) -> None:
     assert run("simulate", f"{web}/rank0.pickle").code == 0
 
 
+def test_zstd_over_the_web_is_unpacked_on_the_way(web: str, job: Path) -> None:
+    data = (job / "rank0.pickle").read_bytes()
+    (job / "rank9.pickle.zst").write_bytes(zstd.compress(data))
+
+    fleet = summarise_all(discover([f"{web}/rank0.pickle", f"{web}/rank9.pickle.zst"]).ranks)
+
+    assert [r.error for r in fleet.ranks] == ["", ""]
+    assert len({r.peak_bytes for r in fleet.ranks}) == 1
+
+
+def zipped(path: Path, *, rank: int) -> None:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("b/bundle.json", manifest(rank=rank))
+        archive.writestr("b/snapshot.pickle", pickled(fleets.rank_snapshot()))
+
+
+def test_zip_bundles_over_the_web_are_ranks_and_cases(web: str, job: Path, run: Run) -> None:
+    for i in (7, 8):
+        zipped(job / f"b{i}.zip", rank=i)
+    whole = (job / "b7.zip").read_bytes()
+    (job / "torn.zip").write_bytes(whole[: len(whole) // 2])
+    names = [f"{web}/b7.zip?sig=SECRET", f"{web}/b8.zip", f"{web}/torn.zip"]
+
+    fleet = summarise_all(discover(names).ranks)
+
+    said = [(r.rank, r.error.replace(web, "W")) for r in fleet.ranks]
+    assert said == [(7, ""), (8, ""), (None, "W/torn.zip is a damaged zip file.")]
+    outcome = run("analyze", names[0], "--format", "json")
+    assert outcome.code == 0, outcome.err
+    assert "SECRET" not in outcome.out
+    assert run("compare", *names[:2]).code == 0
+
+
+def test_zip_longer_than_the_limit_is_refused(
+    web: str, job: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    zipped(job / "b7.zip", rank=7)
+    monkeypatch.setattr(bundle, "DEFAULT_LIMITS", Limits(max_input_bytes=100))
+
+    outcome = run("analyze", f"{web}/b7.zip")
+
+    assert outcome.code == 3
+    assert "b7.zip is longer than 100 B." in outcome.err
+
+
+def test_compare_takes_urls_and_shows_no_signature(run: Run, web: str, job: Path) -> None:
+    names = (f"{web}/rank0.pickle?sig=SECRET", str(job / "rank2.pickle"))
+
+    outcome = run("compare", *names, "--format", "json")
+
+    assert outcome.code == 0, outcome.err
+    assert json.loads(outcome.out)["runs"][0]["name"] == f"{web}/rank0.pickle?sig=..."
+    assert "SECRET" not in outcome.out
+
+
+def test_export_takes_a_url(run: Run, web: str, job: Path) -> None:
+    outcome = run("export", f"{web}/rank0.pickle")
+
+    assert outcome.code == 0, outcome.err
+    assert outcome.out == run("export", str(job / "rank0.pickle")).out
+    assert "does not exist" in run("export", f"{web}/none.pickle").err
+
+
 def test_bundle_beside_others_is_a_rank(job: Path) -> None:
     system = fsspec.filesystem("memory")
     try:
@@ -184,8 +251,6 @@ def test_bundle_beside_others_is_a_rank(job: Path) -> None:
 
 
 def manifest(*, rank: int) -> bytes:
-    import json
-
     return json.dumps({"format": "fragdoctor-bundle", "version": 1, "rank": rank}).encode()
 
 

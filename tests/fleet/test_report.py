@@ -180,6 +180,35 @@ def test_two_ranks_of_which_one_fails() -> None:
     assert "The other rank is healthy" in result.verdict.summary
 
 
+def test_two_ranks_that_merely_differ_are_told_to_and_neither_is_odd() -> None:
+    result = report(summary(0, {10: 100}), summary(1, {10: 500}))
+
+    assert result.odd == ()
+    assert result.verdict.summary == (
+        "Both ranks are healthy, with peaks of 100.00 MiB to 500.00 MiB. They differ, and neither "
+        "is odd: rank 1 against rank 0: 400.00 MiB more at train.py:10 (f10) (500.00 MiB against "
+        "100.00 MiB)."
+    )
+
+
+def test_two_ranks_of_which_one_leaks_are_that_and_neither_is_odd_by_its_peak() -> None:
+    leaking = summary(0, {10: 100}, cause=Cause.LEAK, summary="A line keeps memory.")
+
+    result = report(leaking, summary(1, {10: 500}))
+
+    assert (result.odd, result.verdict.cause) == ((), Cause.LEAK)
+
+
+def test_halves_of_equal_size_differ_and_neither_is_odd() -> None:
+    result = report(*(summary(i, {10: 100 if i < 4 else 500}) for i in range(8)))
+
+    assert result.odd == ()
+    assert result.verdict.summary.endswith(
+        "Two groups of equal size differ, and neither is odd: ranks 4, 5, 6 and 7 against ranks 0, "
+        "1, 2 and 3: 400.00 MiB more at train.py:10 (f10) (500.00 MiB against 100.00 MiB)."
+    )
+
+
 def test_failing_minority_that_is_alike_is_odd_as_a_group() -> None:
     result = report(*(summary(i) for i in range(6)), failed(6, {10: 500}), failed(7, {10: 500}))
 

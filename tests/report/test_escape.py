@@ -200,3 +200,31 @@ def test_markdown_code_in_table_escapes_the_bar() -> None:
 def test_shorten_left_keeps_the_end(path: str, width: int, expected: str) -> None:
     assert expected == escape.shorten_left(path, width)
     assert len(escape.shorten_left(path, width)) <= width
+
+
+@pytest.mark.parametrize(
+    ("paths", "width", "expected"),
+    [
+        (["runs/a/snapshot.pickle"], 40, ["runs/a/snapshot.pickle"]),
+        (
+            ["/data/runs/before/dump/snapshot.pickle", "/data/runs/after/dump/snapshot.pickle"],
+            30,
+            [".../before/.../snapshot.pickle", ".../after/dump/snapshot.pickle"],
+        ),
+        (["a/same.pickle", "a/same.pickle"], 8, ["...ickle", "...ickle"]),
+        (
+            ["x/1/deep/deep/f.pickle", "x/2/deep/deep/f.pickle", "x/2/d/deep/deep/f.pickle"],
+            20,
+            [".../1/.../f.pickle", ".../2/.../f.pickle", ".../d/.../f.pickle"],
+        ),
+    ],
+)
+def test_shorten_apart_keeps_the_folder_that_differs(
+    paths: list[str], width: int, expected: list[str]
+) -> None:
+    assert escape.shorten_apart(paths, width) == expected
+
+
+@given(st.lists(st.text("ab/", max_size=30), max_size=5), st.integers(1, 40))
+def test_shorten_apart_keeps_the_width(paths: list[str], width: int) -> None:
+    assert all(len(text) <= width for text in escape.shorten_apart(paths, width))

@@ -138,6 +138,7 @@ class Page:
         if not body:
             return
         widths = self._widths(columns, grid, indent)
+        self._shorten_paths(columns, body, widths)
         if grid is not body:
             self._table_row(columns, titles, widths, indent)
         for i, row in enumerate(body):
@@ -214,6 +215,19 @@ class Page:
                 part = lines[i] if i < len(lines) else Text()
                 line += Text(" " * (GAP if j else 0)) + _padded(part, width, column.align)
             self._put(indent, line)
+
+    def _shorten_paths(
+        self, columns: Sequence[Column], body: Sequence[list[Text]], widths: Sequence[int]
+    ) -> None:
+        """Shorten the paths of each column together, so that those that differ look different."""
+        for i, (column, width) in enumerate(zip(columns, widths, strict=True)):
+            if column.kind != "path":
+                continue
+            whole = [row[i] for row in body]
+            short = escape.shorten_apart([t.plain for t in whole], width, self.glyphs.ellipsis)
+            for row, text, plain in zip(body, whole, short, strict=True):
+                if plain != text.plain:
+                    row[i] = Text(plain, style=text.style or _only_style(text))
 
     def _cut_left(self, text: Text, width: int) -> Text:
         if text.cell_len <= width:

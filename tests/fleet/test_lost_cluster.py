@@ -1,0 +1,88 @@
+"""A cluster that goes away in the middle: rows or a sentence in a stated time, never a wait."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fleets
+import pytest
+import slow_ranks
+from slow_ranks import Held
+
+from fragdoctor.fleet import cluster, engine
+from fragdoctor.fleet.cluster import dask_cluster
+from fragdoctor.fleet.discovery import inputs_of
+from fragdoctor.fleet.engine import summarise_all
+
+pytest.importorskip("distributed")
+pytestmark = pytest.mark.skipif(not slow_ranks.HAS_PROC, reason="asks /proc who reads a pipe")
+
+_QUIET: Any = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+
+
+class Cluster:
+    """A scheduler and one worker, each a process that a test may end."""
+
+    def __init__(self, folder: Path) -> None:
+        self.file = folder / "scheduler.json"
+        self.scheduler = self._start("scheduler", "--port", "0", "--host", "127.0.0.1")
+        until = time.monotonic() + 20
+        while not self.file.exists() and time.monotonic() < until:
+            time.sleep(0.05)
+        # Without a nanny: nothing starts it again.
+        self.worker = self._start("worker", "--nthreads", "1", "--no-nanny")
+
+    def _start(self, what: str, *options: str) -> subprocess.Popen[bytes]:
+        module = f"distributed.cli.dask_{what}"
+        named = ("--scheduler-file", str(self.file), "--no-dashboard")
+        return subprocess.Popen([sys.executable, "-m", module, *named, *options], **_QUIET)
+
+    def end(self) -> None:
+        for process in (self.worker, self.scheduler):
+            process.kill()
+            process.wait(10)
+
+
+@pytest.fixture
+def lone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
+    monkeypatch.setattr(cluster, "LOST_S", 0.5)
+    monkeypatch.setattr(engine, "LOOK_S", 0.2)
+    made = Cluster(tmp_path)
+    yield made
+    made.end()
+
+
+@pytest.mark.parametrize("gone", ["scheduler", "worker"])
+def test_cluster_that_goes_away_leaves_rows_with_the_reason(
+    lone: Cluster, tmp_path: Path, gone: str
+) -> None:
+    fleets.write_job(tmp_path, 3)
+    paths = [str(tmp_path / f"rank{i}.pickle") for i in range(3)]
+    Path(paths[2]).unlink()
+
+    def end_it(_path: Path, fd: int, _pid: int) -> None:
+        getattr(lone, gone).kill()
+        getattr(lone, gone).wait(10)
+        os.close(fd)
+
+    held = Held(Path(paths[2]), end_it)
+    with dask_cluster(str(lone.file)) as executor:
+        start = time.monotonic()
+        fleet = summarise_all(inputs_of(paths), executor=executor, chunk_size=1)
+        seconds = time.monotonic() - start
+
+    held.join()
+    reason = (
+        "The dask scheduler was lost." if gone == "scheduler" else "All dask workers were lost."
+    )
+    unread = {r.rank: r.error for r in fleet.ranks if not r.is_read}
+    assert len(fleet.ranks) == 3
+    assert unread[2] == reason
+    assert set(unread.values()) == {reason}
+    assert seconds < 20
