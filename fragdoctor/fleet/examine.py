@@ -10,6 +10,7 @@ from dataclasses import replace
 from enum import StrEnum
 
 from fragdoctor.errors import InputError
+from fragdoctor.fleet.cluster import SCHEDULER_LOST, WORKERS_LOST
 from fragdoctor.fleet.engine import Progress, summarise_all
 from fragdoctor.fleet.merge import merge
 from fragdoctor.fleet.report import conclude, representatives
@@ -71,6 +72,10 @@ def examine(  # noqa: PLR0913 - the choices of one run, all by keyword
     )
     if not any(r.is_read for r in fleet.ranks):
         raise nothing_read(fleet)
+    lost = next((r.error for r in fleet.ranks if r.error in {SCHEDULER_LOST, WORKERS_LOST}), "")
+    if lost and replays is Replays.GROUPS:
+        # Nobody is left to test the advice; to wait for a cluster twice would be no better.
+        return conclude(fleet, (*notes, f"{lost} The advice was not replayed."))
     report = conclude(fleet, notes)
     if replays is not Replays.GROUPS:
         return report

@@ -18,7 +18,7 @@ from slow_ranks import Held
 from fragdoctor.fleet import cluster, engine
 from fragdoctor.fleet.cluster import dask_cluster
 from fragdoctor.fleet.discovery import inputs_of
-from fragdoctor.fleet.engine import summarise_all
+from fragdoctor.fleet.examine import examine
 
 pytest.importorskip("distributed")
 pytestmark = pytest.mark.skipif(not slow_ranks.HAS_PROC, reason="asks /proc who reads a pipe")
@@ -74,15 +74,17 @@ def test_cluster_that_goes_away_leaves_rows_with_the_reason(
     held = Held(Path(paths[2]), end_it)
     with dask_cluster(str(lone.file)) as executor:
         start = time.monotonic()
-        fleet = summarise_all(inputs_of(paths), executor=executor, chunk_size=1)
+        report = examine(inputs_of(paths), executor=executor, chunk_size=1)
         seconds = time.monotonic() - start
 
     held.join()
+    ranks = [row.rank for row in report.rows]
     reason = (
         "The dask scheduler was lost." if gone == "scheduler" else "All dask workers were lost."
     )
-    unread = {r.rank: r.error for r in fleet.ranks if not r.is_read}
-    assert len(fleet.ranks) == 3
+    unread = {r.rank: r.error for r in ranks if not r.is_read}
+    assert len(ranks) == 3
     assert unread[2] == reason
     assert set(unread.values()) == {reason}
+    assert any(note == f"{reason} The advice was not replayed." for note in report.notes)
     assert seconds < 20
