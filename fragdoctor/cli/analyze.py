@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -10,6 +11,7 @@ from fragdoctor.cli import console, fleet, options
 from fragdoctor.cli.exit import FINDINGS, OK
 
 if TYPE_CHECKING:
+    from fragdoctor.fleet.discovery import Discovery
     from fragdoctor.model.diagnosis import Diagnosis
 
 Paths = Annotated[
@@ -49,7 +51,6 @@ def analyze(
     )
     console.check_output(output, force=force, inputs=paths)
 
-    from fragdoctor.fleet.discovery import discover
     from fragdoctor.intake.inputs import read_case
     from fragdoctor.model.case import Overrides
     from fragdoctor.model.progress import tell
@@ -62,8 +63,8 @@ def analyze(
         memory_fraction=memory_fraction,
         torch_version=torch_version,
     )
-    found = discover(paths)
-    if found.is_fleet:
+    found = None if _is_one_file(paths) else _discovered(paths)
+    if found is not None and found.is_fleet:
         ranks, text = fleet.analyze_fleet(
             found,
             overrides,
@@ -75,7 +76,7 @@ def analyze(
         console.write_report(text, output, force=force)
         return fleet.exit_code(ranks, fail_on, exit_zero=exit_zero)
     with console.Progress("Reading"):
-        case = read_case(found.case_names, overrides)
+        case = read_case(paths if found is None else found.case_names, overrides)
 
         from fragdoctor.diagnosis.pipeline import diagnose
 
@@ -84,6 +85,17 @@ def analyze(
         report = renderer(output_format.value)(diagnosis, look)
     console.write_report(report, output, force=force)
     return exit_code(diagnosis, fail_on, exit_zero=exit_zero)
+
+
+def _is_one_file(paths: list[str]) -> bool:
+    """Return whether there is nothing to look for: the usual call, which must start quickly."""
+    return len(paths) == 1 and (paths[0] == "-" or os.path.isfile(paths[0]))  # noqa: PTH113 - never raises, unlike Path
+
+
+def _discovered(paths: list[str]) -> Discovery:
+    from fragdoctor.fleet.discovery import discover
+
+    return discover(paths)
 
 
 def exit_code(
