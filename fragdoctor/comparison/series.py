@@ -7,7 +7,6 @@ random order of the values would rise as steadily; exact by counting permutation
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import Final
 
 import numpy as np
 
+from fragdoctor.analysis.slopes import kendall_deviation, pairwise_slopes, sen_bounds
 from fragdoctor.model.comparison import LineTrend, Trend
 from fragdoctor.model.finding import Confidence, Location
 from fragdoctor.units import MIB, format_size, plural
@@ -28,7 +28,6 @@ STEADY: Final = 0.25
 """Spread of pairwise slopes, relative to their median, of a line as straight as three runs show."""
 
 _EXACT_UP_TO: Final = 60
-_Z90: Final = 1.645
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +42,10 @@ class Slope:
 
 def theil_sen(x: Sequence[float], y: Sequence[float]) -> Slope:
     """Return the robust slope of y over x, x strictly ascending, two values at least."""
-    n = len(x)
-    slopes = sorted((y[j] - y[i]) / (x[j] - x[i]) for i, j in itertools.combinations(range(n), 2))
-    score = sum((y[j] > y[i]) - (y[j] < y[i]) for i, j in itertools.combinations(range(n), 2))
-    # Sen's interval: the ranks that the variance of Kendall's score leaves out on either side.
-    spread = _Z90 * math.sqrt(n * (n - 1) * (2 * n + 5) / 18)
-    low = max(0, math.floor((len(slopes) - spread) / 2))
-    high = min(len(slopes) - 1, math.ceil((len(slopes) + spread) / 2))
-    return Slope(float(np.median(slopes)), slopes[low], slopes[high], mann_kendall(n, score))
+    slopes = pairwise_slopes(np.array(x, np.float64), np.array(y, np.float64))
+    low, high = sen_bounds(slopes, len(x))
+    score = int(np.sign(slopes).sum())
+    return Slope(float(np.median(slopes)), low, high, mann_kendall(len(x), score))
 
 
 def mann_kendall(n: int, score: int) -> float:
@@ -61,8 +56,7 @@ def mann_kendall(n: int, score: int) -> float:
         # score = pairs - 2 * inversions, so a score of at least s has at most (pairs - s) / 2.
         most = (n_pairs - score) // 2
         return sum(counts[: most + 1]) / math.factorial(n)
-    deviation = math.sqrt(n * (n - 1) * (2 * n + 5) / 18)
-    return 0.5 * math.erfc((score - 1) / deviation / math.sqrt(2))
+    return 0.5 * math.erfc((score - 1) / kendall_deviation(n) / math.sqrt(2))
 
 
 @cache

@@ -7,6 +7,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from fragdoctor.analysis.slopes import pairwise_slopes
 from fragdoctor.model.batch_fit import Curve, Scaling
 from fragdoctor.units import MIB
 
@@ -53,10 +54,7 @@ def fit_curve(batches: F64, n_bytes: F64) -> Curve:
 
 def robust_line(batches: F64, n_bytes: F64) -> tuple[float, float]:
     """Return slope and intercept: the medians over all pairs and over all points."""
-    i, j = np.triu_indices(len(batches), 1)
-    apart = batches[i] != batches[j]
-    slopes = (n_bytes[j] - n_bytes[i])[apart] / (batches[j] - batches[i])[apart]
-    slope = float(np.median(slopes))
+    slope = float(np.median(pairwise_slopes(batches, n_bytes)))
     return slope, float(np.median(n_bytes - slope * batches))
 
 

@@ -6,12 +6,14 @@ import difflib
 import importlib
 from dataclasses import dataclass
 from enum import IntEnum
-from types import MappingProxyType
+from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
 from fragdoctor.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from fragdoctor.model.diagnosis import Diagnosis
 
 MIN_WIDTH: Final = 60
@@ -59,16 +61,16 @@ class Renderer(Protocol):
         ...
 
 
-# format -> module and function; imported when asked for.
+# format -> module, which is imported when it is asked for.
 FORMATS: Final = MappingProxyType(
     {
-        "text": ("fragdoctor.report.text", "render_diagnosis"),
-        "json": ("fragdoctor.report.json", "render_diagnosis"),
-        "markdown": ("fragdoctor.report.markdown", "render_diagnosis"),
-        "html": ("fragdoctor.report.html", "render_diagnosis"),
-        "github": ("fragdoctor.report.github", "render_diagnosis"),
-        "sarif": ("fragdoctor.report.sarif", "render_diagnosis"),
-        "junit": ("fragdoctor.report.junit", "render_diagnosis"),
+        "text": "fragdoctor.report.text",
+        "json": "fragdoctor.report.json",
+        "markdown": "fragdoctor.report.markdown",
+        "html": "fragdoctor.report.html",
+        "github": "fragdoctor.report.github",
+        "sarif": "fragdoctor.report.sarif",
+        "junit": "fragdoctor.report.junit",
     }
 )
 
@@ -79,13 +81,26 @@ def renderer(name: str) -> Renderer:
     Raises:
         ConfigError: there is no such format.
     """
-    entry = FORMATS.get(name)
-    if entry is None:
-        near = difflib.get_close_matches(name, FORMATS, n=1)
+    return cast("Renderer", module_of(FORMATS, name, "output").render_diagnosis)
+
+
+def module_of(formats: Mapping[str, str], name: str, kind: str) -> ModuleType:
+    """Return the module that writes a format, loading it.
+
+    Args:
+        formats: name of a format -> name of its module.
+        name: the format that was asked for.
+        kind: what the formats are of, for people.
+
+    Raises:
+        ConfigError: there is no such format.
+    """
+    module = formats.get(name)
+    if module is None:
+        near = difflib.get_close_matches(name, formats, n=1)
         hint = f"Did you mean {near[0]!r}? " if near else ""
         raise ConfigError(
-            f"There is no output format {name!r}.",
-            hint=f"{hint}The formats are {', '.join(FORMATS)}.",
+            f"There is no {kind} format {name!r}.",
+            hint=f"{hint}The formats are {', '.join(formats)}.",
         )
-    module, function = entry
-    return cast("Renderer", getattr(importlib.import_module(module), function))
+    return importlib.import_module(module)

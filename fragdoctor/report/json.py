@@ -23,11 +23,12 @@ from fragdoctor.model.diagnosis import (
     Recommendation,
     Verdict,
 )
-from fragdoctor.model.finding import Evidence, Finding, Location
+from fragdoctor.model.finding import Evidence, Finding
 from fragdoctor.model.oom import LogMarker, OomMessage
 from fragdoctor.model.simulation import ReplayResult, Simulation
 from fragdoctor.report import escape
 from fragdoctor.report.base import RenderOptions
+from fragdoctor.report.location_json import location_document
 from fragdoctor.report.phase_json import phase_document
 from fragdoctor.report.story_json import story_document
 
@@ -249,8 +250,8 @@ def _pin(pin: PinReport) -> Json:
         "n_blocks": pin.n_blocks,
         "block_bytes": pin.block_bytes,
         "pinned_bytes": pin.pinned_bytes,
-        "location": _location(pin.location),
-        "stack": [_location(f) for f in pin.stack],
+        "location": location_document(pin.location),
+        "stack": [location_document(f) for f in pin.stack],
         "age_events": pin.age_events,
     }
 
@@ -261,8 +262,8 @@ def _holder(holder: HolderReport) -> Json:
         "now_bytes": holder.now_bytes,
         "peak_bytes": holder.peak_bytes,
         "n_blocks": holder.n_blocks,
-        "location": _location(holder.location),
-        "stack": [_location(f) for f in holder.stack],
+        "location": location_document(holder.location),
+        "stack": [location_document(f) for f in holder.stack],
     }
 
 
@@ -285,7 +286,7 @@ def _finding(finding: Finding) -> Json:
         "device": finding.device,
         "n_bytes": finding.n_bytes,
         "evidence": [_evidence(e) for e in finding.evidence],
-        "locations": [_location(place) for place in finding.locations],
+        "locations": [location_document(place) for place in finding.locations],
         "fingerprint": finding.fingerprint,
     }
 
@@ -298,7 +299,7 @@ def _recommendation(one: Recommendation) -> Json:
         "setting": one.setting,
         "change": one.change,
         "why": one.why,
-        "locations": [_location(place) for place in one.locations],
+        "locations": [location_document(place) for place in one.locations],
         "predicted": _predicted(one.predicted),
         "confidence": one.confidence.value,
         "cost": one.cost,
@@ -331,16 +332,6 @@ def _evidence(evidence: Evidence) -> Json:
         "value": evidence.value,
         "unit": evidence.unit,
         "source": evidence.source,
-    }
-
-
-def _location(location: Location | None) -> Json | None:
-    if location is None:
-        return None
-    return {
-        "filename": location.filename,
-        "line": location.line,
-        "function": location.function,
     }
 
 

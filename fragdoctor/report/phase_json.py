@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fragdoctor.model.finding import Location
 from fragdoctor.model.phases import CategoryShare, PhaseFigures, PhaseReport
+from fragdoctor.report.location_json import location_document
 
 Json = dict[str, Any]
 
@@ -55,17 +55,9 @@ def _shares(shares: Sequence[CategoryShare]) -> list[Json]:
             "bytes": s.n_bytes,
             "n_blocks": s.n_blocks,
             "confidence": s.confidence.value,
-            "lines": [{"location": _location(x.location), "bytes": x.n_bytes} for x in s.lines],
+            "lines": [
+                {"location": location_document(x.location), "bytes": x.n_bytes} for x in s.lines
+            ],
         }
         for s in shares
     ]
-
-
-def _location(location: Location | None) -> Json | None:
-    if location is None:
-        return None
-    return {
-        "filename": location.filename,
-        "line": location.line,
-        "function": location.function,
-    }

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
+from fragdoctor.analysis.slopes import kendall_deviation, pairwise_slopes, sen_bounds
 from fragdoctor.model.finding import Confidence
 from fragdoctor.model.story import Direction
 from fragdoctor.units import MIB
@@ -28,7 +28,6 @@ LEVEL_SHARE: Final = 0.1
 
 _POSSIBLE_Z: Final = 1.0
 _LIKELY_Z: Final = 2.2
-_NORMAL_90: Final = 1.645
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,14 +51,11 @@ def slope_of(points: npt.NDArray[np.float64]) -> Slope:
     n = len(points)
     if n < MIN_POINTS:
         return Slope(None, None, None, Direction.TOO_FEW, None)
-    first, second = np.triu_indices(n, 1)
-    rises = points[second] - points[first]
-    slopes = np.sort(rises / (second - first))
+    slopes = pairwise_slopes(np.arange(n, dtype=np.float64), points)
     slope = float(np.median(slopes))
-    votes = int(np.sign(rises).sum())
-    deviation = math.sqrt(n * (n - 1) * (2 * n + 5) / 18)
-    z = max(0, abs(votes) - 1) / deviation
-    low, high = _bounds(slopes, n, deviation)
+    votes = int(np.sign(slopes).sum())
+    z = max(0, abs(votes) - 1) / kendall_deviation(n)
+    low, high = (None, None) if n == MIN_POINTS else sen_bounds(slopes, n)
     median = float(np.median(points))
     rise = abs(slope) * (n - 1)
     if z >= _POSSIBLE_Z and rise >= max(MIN_RISE_BYTES, MIN_RISE_SHARE * median):
@@ -71,14 +67,3 @@ def slope_of(points: npt.NDArray[np.float64]) -> Slope:
         confidence = Confidence.LIKELY if n >= 5 else Confidence.POSSIBLE
         return Slope(slope, low, high, Direction.LEVEL, confidence)
     return Slope(slope, low, high, Direction.UNCLEAR, None)
-
-
-def _bounds(
-    slopes: npt.NDArray[np.float64], n: int, deviation: float
-) -> tuple[float | None, float | None]:
-    if n <= MIN_POINTS:
-        return None, None
-    width = _NORMAL_90 * deviation
-    low = max(0, int((len(slopes) - width) // 2))
-    high = min(len(slopes) - 1, math.ceil((len(slopes) + width) / 2))
-    return float(slopes[low]), float(slopes[high])

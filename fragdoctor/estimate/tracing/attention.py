@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Final
 
 import torch
+from torch import library as torch_library
 
 MATH: Final = 0
 FLASH: Final = 1
@@ -25,9 +26,9 @@ _HALF: Final = (torch.float16, torch.bfloat16)
 _capability = HOPPER
 
 
-def install() -> torch.library.Library:
+def install() -> torch_library.Library:
     """Put :func:`attention` in place of the CUDA kernel; in force while the result is kept."""
-    library = torch.library.Library("aten", "IMPL")
+    library = torch_library.Library("aten", "IMPL")
     library.impl("scaled_dot_product_attention", attention, "AutogradCUDA")
     library.impl("scaled_dot_product_attention", attention, "CUDA")
     return library

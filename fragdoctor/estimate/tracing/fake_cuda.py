@@ -25,6 +25,7 @@ from typing import Any, Final, Self
 from unittest import mock
 
 import torch
+from torch import library as torch_library
 from torch._prims_common import suggest_memory_format
 from torch._subclasses import fake_tensor
 
@@ -134,13 +135,13 @@ def _hooks() -> _Switch:
         place.value = original
 
 
-def _keep_fused() -> torch.library.Library:
+def _keep_fused() -> torch_library.Library:
     """Return a library that gives operations with a CUDA kernel one in builds without CUDA.
 
     Without one PyTorch writes them out in several operations, which take more memory. The kernel is
     never called: on fake tensors only shapes are computed.
     """
-    library = torch.library.Library("aten", "IMPL")
+    library = torch_library.Library("aten", "IMPL")
     for name in FUSED_ON_CUDA:
         if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", "CUDA"):
             library.impl(name, _nothing, "CUDA")

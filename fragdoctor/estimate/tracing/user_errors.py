@@ -68,7 +68,7 @@ def told_in_one_sentence(spec: str) -> Iterator[None]:
             name = operator or _first_line(err)
             raise ConfigError(
                 f"{spec}: the operation {name}{at} cannot run on fake tensors.",
-                hint="Register a fake kernel (torch.library.register_fake), or use plain PyTorch "
+                hint="Register a fake kernel with PyTorch's register_fake, or use plain PyTorch "
                 "operations in the traced model.",
             ) from err
         raise ConfigError(

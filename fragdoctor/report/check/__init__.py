@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import difflib
-import importlib
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
-from fragdoctor.errors import ConfigError
+from fragdoctor.report.base import module_of
 
 if TYPE_CHECKING:
     from fragdoctor.gate.judgement import CheckReport
@@ -40,12 +38,4 @@ def check_renderer(name: str) -> CheckRenderer:
     Raises:
         ConfigError: there is no such format.
     """
-    module = CHECK_FORMATS.get(name)
-    if module is None:
-        near = difflib.get_close_matches(name, CHECK_FORMATS, n=1)
-        hint = f"Did you mean {near[0]!r}? " if near else ""
-        raise ConfigError(
-            f"There is no report format {name!r}.",
-            hint=f"{hint}The formats are {', '.join(CHECK_FORMATS)}.",
-        )
-    return cast("CheckRenderer", importlib.import_module(module).render_check)
+    return cast("CheckRenderer", module_of(CHECK_FORMATS, name, "report").render_check)

@@ -8,9 +8,10 @@ from fragdoctor.gate.budgets import BudgetResult
 from fragdoctor.gate.judgement import CheckReport, FileJudgement, Reason
 from fragdoctor.gate.measures import Measures
 from fragdoctor.model.diagnosis import SCHEMA_VERSION
-from fragdoctor.model.finding import Finding, Location
+from fragdoctor.model.finding import Finding
 from fragdoctor.report.base import RenderOptions
 from fragdoctor.report.json import dumps
+from fragdoctor.report.location_json import location_document
 
 Json = dict[str, Any]
 
@@ -82,7 +83,7 @@ def _reason(reason: Reason) -> Json:
         "severity": reason.severity.name.lower(),
         "message": reason.text,
         "device": reason.device,
-        "locations": [_location(place) for place in reason.locations],
+        "locations": [location_document(place) for place in reason.locations],
         "fingerprint": reason.fingerprint,
     }
 
@@ -107,7 +108,3 @@ def _finding(finding: Finding) -> Json:
         "n_bytes": finding.n_bytes,
         "fingerprint": finding.fingerprint,
     }
-
-
-def _location(place: Location) -> Json:
-    return {"filename": place.filename, "line": place.line, "function": place.function}

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
-import importlib
 from collections.abc import Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Protocol, cast
 
-from fragdoctor.errors import ConfigError
+from fragdoctor.report.base import module_of
 
 if TYPE_CHECKING:
     from fragdoctor.gate.growth import Growth
@@ -42,12 +40,4 @@ def compare_renderer(name: str) -> CompareRenderer:
     Raises:
         ConfigError: there is no such format.
     """
-    module = COMPARE_FORMATS.get(name)
-    if module is None:
-        near = difflib.get_close_matches(name, COMPARE_FORMATS, n=1)
-        hint = f"Did you mean {near[0]!r}? " if near else ""
-        raise ConfigError(
-            f"There is no report format {name!r}.",
-            hint=f"{hint}The formats are {', '.join(COMPARE_FORMATS)}.",
-        )
-    return cast("CompareRenderer", importlib.import_module(module).render_comparison)
+    return cast("CompareRenderer", module_of(COMPARE_FORMATS, name, "report").render_comparison)

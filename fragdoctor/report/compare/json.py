@@ -8,9 +8,9 @@ from typing import Any
 from fragdoctor.gate.growth import Growth, has_grown
 from fragdoctor.model.comparison import Comparison, Figure, LineChange, RunSide, Trend
 from fragdoctor.model.diagnosis import SCHEMA_VERSION
-from fragdoctor.model.finding import Location
 from fragdoctor.report.base import RenderOptions
 from fragdoctor.report.json import dumps
+from fragdoctor.report.location_json import location_document
 
 Json = dict[str, Any]
 
@@ -48,7 +48,7 @@ def comparison_document(comparison: Comparison, judged: Sequence[Growth] = ()) -
                 "confidence": x.confidence.value,
                 "text": x.text,
                 "delta_bytes": x.delta_bytes,
-                "locations": [_location(place) for place in x.locations],
+                "locations": [location_document(place) for place in x.locations],
             }
             for x in c.causes
         ],
@@ -92,7 +92,7 @@ def _run(side: RunSide) -> Json:
         "n_events": side.n_events,
         "n_steps": side.n_steps,
         "capacity_bytes": side.capacity_bytes,
-        "peak_location": _location(side.peak_place),
+        "peak_location": location_document(side.peak_place),
     }
 
 
@@ -108,8 +108,8 @@ def _figure(figure: Figure) -> Json:
 def _line(c: LineChange) -> Json:
     return {
         "kind": c.kind.value,
-        "before": _location(c.before),
-        "after": _location(c.after),
+        "before": location_document(c.before),
+        "after": location_document(c.after),
         "before_bytes": c.before_bytes,
         "after_bytes": c.after_bytes,
         "delta_bytes": c.delta_bytes,
@@ -130,17 +130,11 @@ def _line(c: LineChange) -> Json:
             {
                 "before_bytes": s.before_bytes,
                 "after_bytes": s.after_bytes,
-                "frames": [_location(f) for f in s.frames],
+                "frames": [location_document(f) for f in s.frames],
             }
             for s in c.stacks
         ],
     }
-
-
-def _location(place: Location | None) -> Json | None:
-    if place is None:
-        return None
-    return {"filename": place.filename, "line": place.line, "function": place.function}
 
 
 def _proof(c: Comparison) -> Json | None:
@@ -192,7 +186,7 @@ def _trend(t: Trend) -> Json:
         "exhausted_until": None if t.exhausted_range is None else t.exhausted_range[1],
         "lines": [
             {
-                "location": _location(line.place),
+                "location": location_document(line.place),
                 "values": list(line.values),
                 "slope_bytes": line.slope_bytes,
             }
