@@ -162,7 +162,7 @@ def _packed(bundles: Sequence[FoundBundle]) -> list[FoundBundle]:
 def _diagnose(path: Path, look: RenderOptions) -> None:
     """Print the diagnosis of a bundle; that it cannot be read is no failure of the program."""
     from fragdoctor.diagnosis.pipeline import diagnose
-    from fragdoctor.intake.bundle import read_bundle
+    from fragdoctor.intake.inputs import read_bundle
     from fragdoctor.report.base import renderer
 
     try:

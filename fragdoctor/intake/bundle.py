@@ -21,14 +21,13 @@ from typing import IO, BinaryIO, Final, Protocol, cast
 from fragdoctor.errors import (
     InputError,
     LimitExceeded,
-    NotASnapshot,
     RefusedSnapshot,
     TruncatedSnapshot,
 )
 from fragdoctor.intake.manifest import read_manifest
 from fragdoctor.limits import DEFAULT_LIMITS
 from fragdoctor.model.bundle import BundleFacts
-from fragdoctor.model.case import Case, Overrides
+from fragdoctor.model.case import Overrides
 from fragdoctor.readers.remote import is_remote, list_remote, open_remote, without_secrets
 from fragdoctor.units import MIB, format_size
 
@@ -85,21 +84,6 @@ def is_bundle(path: str | PathLike[str]) -> bool:
             return any(_parts(i.filename)[-1:] == (MANIFEST,) for i in archive.infolist())
     except _DAMAGE:
         return False
-
-
-def read_bundle(path: str | PathLike[str], overrides: Overrides | None = None) -> Case:
-    """Return the case that a bundle holds; what the user says wins over what it knows.
-
-    Raises:
-        InputError: it is no bundle, damaged, or refused; the subclasses say which.
-    """
-    from fragdoctor.intake.inputs import read_case
-
-    if not is_bundle(path):
-        raise NotASnapshot(
-            f"{fspath(path)} is no bundle.", hint="A bundle is written by: fragdoctor run"
-        )
-    return read_case([fspath(path)], overrides or Overrides())
 
 
 def with_facts(overrides: Overrides, facts: BundleFacts) -> Overrides:

@@ -7,6 +7,7 @@ import os
 import stat
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from os import PathLike, fspath
 from pathlib import Path
 from typing import BinaryIO, Final, cast
 
@@ -81,6 +82,19 @@ def read_case(names: Sequence[str], overrides: Overrides, *, beside: Sequence[st
         sources=tuple(parts.sources),
         bundle=facts,
     )
+
+
+def read_bundle(path: str | PathLike[str], overrides: Overrides | None = None) -> Case:
+    """Return the case that a bundle holds; what the user says wins over what it knows.
+
+    Raises:
+        InputError: it is no bundle, damaged, or refused; the subclasses say which.
+    """
+    if not is_bundle(path):
+        raise NotASnapshot(
+            f"{fspath(path)} is no bundle.", hint="A bundle is written by: fragdoctor run"
+        )
+    return read_case([fspath(path)], overrides or Overrides())
 
 
 def read_messages(words: Sequence[str], overrides: Overrides) -> Case:

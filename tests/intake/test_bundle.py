@@ -20,8 +20,8 @@ from fragdoctor.errors import (
 )
 from fragdoctor.intake import bundle as reader
 from fragdoctor.intake import manifest
-from fragdoctor.intake.bundle import is_bundle, read_bundle, with_facts
-from fragdoctor.intake.inputs import read_case, read_snapshot
+from fragdoctor.intake.bundle import is_bundle, with_facts
+from fragdoctor.intake.inputs import read_bundle, read_case, read_snapshot
 from fragdoctor.intake.manifest import read_manifest
 from fragdoctor.model.bundle import BundleDevice, BundleFacts
 from fragdoctor.model.case import Overrides
