@@ -22,7 +22,7 @@ from fragdoctor.allocator.search import default_candidates, search_settings
 from fragdoctor.allocator.simulate import choose_device
 from fragdoctor.allocator.trace_ops import prepare
 from fragdoctor.allocator.whatif import Scenario, replay_scenario
-from fragdoctor.readers.snapshot import read_snapshot
+from fragdoctor.inputs.snapshot_reader import read_snapshot
 
 N_RUNS = 3
 

@@ -21,7 +21,7 @@ from fragdoctor.allocator.unrecorded import (
     total_by_reservations,
     with_shown_settings,
 )
-from fragdoctor.model.progress import tell
+from fragdoctor.model.hooks import tell
 from fragdoctor.model.settings import AllocatorSettings, Era
 
 # Of taking unexplained frees for calls of empty_cache(), and completed frees for late ones.

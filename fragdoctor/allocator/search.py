@@ -14,7 +14,7 @@ from fragdoctor.allocator.fidelity import Baseline
 from fragdoctor.allocator.late_start import LateStart
 from fragdoctor.allocator.whatif import ProgressCallback, Scenario, default_capacity
 from fragdoctor.errors import ConfigError
-from fragdoctor.model.progress import tell
+from fragdoctor.model.hooks import tell
 from fragdoctor.model.settings import Era, parse_conf
 from fragdoctor.model.simulation import ReplayResult
 

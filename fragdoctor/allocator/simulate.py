@@ -21,7 +21,7 @@ from fragdoctor.allocator.whatif import (
     with_smallest_capacity,
 )
 from fragdoctor.errors import SimulationError
-from fragdoctor.model.progress import tell
+from fragdoctor.model.hooks import tell
 from fragdoctor.model.simulation import ReplayResult, Simulation
 from fragdoctor.model.snapshot import Action, Snapshot
 from fragdoctor.units import format_mebibytes, plural

@@ -9,7 +9,7 @@ from fragdoctor._native import _ext
 from fragdoctor.allocator.fidelity import Baseline
 from fragdoctor.allocator.replay import PAGE_BYTES, Conditions, allowed_by, result_of
 from fragdoctor.errors import SimulationError
-from fragdoctor.model.progress import tell
+from fragdoctor.model.hooks import tell
 from fragdoctor.model.settings import AllocatorSettings, era_of, parse_conf, parse_version
 from fragdoctor.model.simulation import ReplayResult
 from fragdoctor.units import format_mebibytes, plural

@@ -84,7 +84,7 @@ def simulate(
     )
     console.check_output(output, force=force, inputs=[snapshot])
 
-    from fragdoctor.intake.inputs import read_snapshot
+    from fragdoctor.inputs.cases import read_snapshot
     from fragdoctor.report.json import dumps, simulation_document
     from fragdoctor.report.text.simulation import render_simulation
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 
 from fragdoctor.analysis.device import analyze_device
 from fragdoctor.analysis.result import DeviceAnalysis
-from fragdoctor.analysis.story.build import build_story
 from fragdoctor.errors import ConfigError
 from fragdoctor.model.case import Case
 from fragdoctor.model.oom import OomMessage
@@ -22,6 +21,7 @@ from fragdoctor.rules.refusal_snapshot import (
     what_if_refusal,
     with_overrides,
 )
+from fragdoctor.story.build import build_story
 
 
 def build_contexts(

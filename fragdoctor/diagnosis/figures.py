@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from fragdoctor.model.case import MemoryStats
 from fragdoctor.model.diagnosis import DeviceFigures, HolderReport, PinReport
-from fragdoctor.model.stats import MemoryStats
 from fragdoctor.rules.context import Context
 
 MAX_PINS = 20

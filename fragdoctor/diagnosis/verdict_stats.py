@@ -6,9 +6,9 @@ from typing import Final
 
 from fragdoctor.diagnosis.readings import Reading
 from fragdoctor.diagnosis.verdict_message import verdict_of
+from fragdoctor.model.case import MemoryStats
 from fragdoctor.model.diagnosis import Cause, Verdict
 from fragdoctor.model.finding import Confidence, Evidence
-from fragdoctor.model.stats import MemoryStats
 from fragdoctor.rules.context import Context
 from fragdoctor.rules.growth.series import climbs, count_rises, rise
 from fragdoctor.units import format_count, format_size

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fragdoctor.analysis.story.reading import accumulation, growing_cache
 from fragdoctor.model.diagnosis import Cause, Verdict
 from fragdoctor.model.finding import Confidence, Evidence
 from fragdoctor.model.story import FAILURES, LogStory, Trend
 from fragdoctor.rules.growth.accumulating_trials import growth_sentence
+from fragdoctor.story.trends import accumulation, growing_cache
 
 
 def with_story(verdict: Verdict, story: LogStory | None) -> Verdict:

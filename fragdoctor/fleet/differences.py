@@ -8,9 +8,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from fragdoctor.fleet.spots import TOLERANCE, LineKey, lines_of
-from fragdoctor.model.fleet import RankSummary, SourceLine
-from fragdoctor.model.fleet_report import Difference, DifferenceKind
+from fragdoctor.fleet.groups import TOLERANCE, LineKey, lines_of
+from fragdoctor.model.fleet import Difference, DifferenceKind, RankSummary, SourceLine
 from fragdoctor.units import MIB, format_count, format_size, plural
 
 _Value = TypeVar("_Value", tuple[str, str], tuple[tuple[str, str], ...])

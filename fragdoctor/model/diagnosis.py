@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from fragdoctor.model.cards import card
 from fragdoctor.model.case import Case
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Location, SkippedRule
+from fragdoctor.model.hooks import card
 from fragdoctor.model.phases import Phase, PhaseReport
 from fragdoctor.model.story import LogStory
 

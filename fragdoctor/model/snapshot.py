@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fragdoctor.model.cards import card
+from fragdoctor.model.hooks import card
 from fragdoctor.model.settings import AllocatorSettings
 
 if TYPE_CHECKING:

@@ -7,12 +7,11 @@ from typing import Any
 
 from fragdoctor.analysis.attribution import NATIVE, PACKAGE, TORCH, USER, classify_file
 from fragdoctor.analysis.result import DeviceAnalysis
-from fragdoctor.model.case import Case
+from fragdoctor.model.case import Case, MemoryStats
 from fragdoctor.model.finding import Location
 from fragdoctor.model.oom import OomMessage
 from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.model.snapshot import Snapshot
-from fragdoctor.model.stats import MemoryStats
 from fragdoctor.model.story import LogStory
 from fragdoctor.rules.refusal import Refusal, known
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fragdoctor.model.bundle import BundleDevice, BundleFacts
-from fragdoctor.model.case import Overrides
+from fragdoctor.model.case import BundleDevice, BundleFacts, Overrides
 from fragdoctor.rules.refusal import Refusal, known
 from fragdoctor.rules.refusal_message import split_processes
 

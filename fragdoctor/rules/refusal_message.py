@@ -5,12 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fragdoctor.model.oom import OomMessage, OtherProcess
-from fragdoctor.rules.refusal import (
-    CONTEXT_ALLOWANCE_BYTES,
-    Refusal,
-    known,
-    rounding_bytes,
-)
+from fragdoctor.rules.refusal import CONTEXT_ALLOWANCE_BYTES, Refusal, known, rounding_bytes
 
 
 def refusal_from_message(message: OomMessage) -> Refusal | None:

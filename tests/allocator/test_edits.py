@@ -16,8 +16,8 @@ from fragdoctor.allocator.simulate import baseline_of, simulate
 from fragdoctor.allocator.steps import find_steps
 from fragdoctor.allocator.trace_ops import Operations, OpKind
 from fragdoctor.errors import ConfigError, SimulationError
+from fragdoctor.inputs.snapshot_reader import read_snapshot
 from fragdoctor.model.snapshot import Snapshot
-from fragdoctor.readers.snapshot import read_snapshot
 from fragdoctor.units import MIB
 
 BASE = 0x7000_0000_0000

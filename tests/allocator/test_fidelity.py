@@ -26,8 +26,8 @@ from fragdoctor.allocator.fidelity import report
 from fragdoctor.allocator.simulate import baseline_of, simulate
 from fragdoctor.allocator.trace_ops import prepare
 from fragdoctor.errors import SimulationError
+from fragdoctor.inputs.snapshot_reader import read_snapshot
 from fragdoctor.model.settings import Era
-from fragdoctor.readers.snapshot import read_snapshot
 from fragdoctor.units import MIB
 
 # What their names say is missing: nothing recorded, or the oldest events lost.

@@ -19,10 +19,10 @@ from fragdoctor.allocator.search import (
 )
 from fragdoctor.allocator.simulate import baseline_of, simulate
 from fragdoctor.allocator.whatif import Scenario
+from fragdoctor.inputs.snapshot_reader import read_snapshot
 from fragdoctor.model.settings import parse_conf
 from fragdoctor.model.simulation import ReplayResult
 from fragdoctor.model.snapshot import Snapshot
-from fragdoctor.readers.snapshot import read_snapshot
 from fragdoctor.units import MIB
 
 

@@ -11,7 +11,7 @@ from stock import from_python
 from fragdoctor.allocator.edits import empty_cache_every
 from fragdoctor.allocator.simulate import choose_device, simulate
 from fragdoctor.errors import ConfigError, SimulationError
-from fragdoctor.readers.snapshot import read_snapshot
+from fragdoctor.inputs.snapshot_reader import read_snapshot
 from fragdoctor.units import MIB
 
 

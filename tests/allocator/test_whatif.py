@@ -17,7 +17,7 @@ from fragdoctor.allocator.whatif import (
     with_smallest_capacity,
 )
 from fragdoctor.errors import ConfigError, SimulationError
-from fragdoctor.readers.snapshot import read_snapshot
+from fragdoctor.inputs.snapshot_reader import read_snapshot
 from fragdoctor.units import MIB
 
 EXP = "expandable_segments:True"

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
-from fragdoctor.model.bundle import BundleDevice, BundleFacts
-from fragdoctor.model.case import Overrides
+from fragdoctor.model.case import BundleDevice, BundleFacts, Overrides
 from fragdoctor.model.oom import OtherProcess
 from fragdoctor.rules.refusal import Refusal
 from fragdoctor.rules.refusal_bundle import with_bundle

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from fragdoctor.analysis.result import CaptureQuality
-from fragdoctor.analysis.story.reading import accumulation, memory_over_trials
 from fragdoctor.diagnosis.checklist.item import Item
 from fragdoctor.diagnosis.decision import OUTSIDE_SHARE
 from fragdoctor.model.diagnosis import Cause, ChecklistItem, Verdict
@@ -15,6 +14,7 @@ from fragdoctor.rules.growth.series import MIN_RECORDS, climbs, rise
 from fragdoctor.rules.growth.significance import leading_growth
 from fragdoctor.rules.refusal import CONTEXT_ALLOWANCE_BYTES, Refusal
 from fragdoctor.rules.settings.idle_collection import has_fraction
+from fragdoctor.story.trends import accumulation, memory_over_trials
 from fragdoctor.units import format_share, format_size, plural
 
 

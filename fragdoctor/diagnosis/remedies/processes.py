@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from fragdoctor.analysis.sharing import TYPICAL_CONTEXT_BYTES, share_gpu
 from fragdoctor.diagnosis.remedies.plan import CURES, HELPS, MAY_HELP, Plan, Proposal, propose
 from fragdoctor.model.diagnosis import Cause, Predicted
+from fragdoctor.model.estimate import ProcessDemand
 from fragdoctor.model.finding import Confidence, Evidence
-from fragdoctor.model.processes import ProcessDemand
 from fragdoctor.rules.refusal import CONTEXT_ALLOWANCE_BYTES, Refusal
 from fragdoctor.units import format_size
 

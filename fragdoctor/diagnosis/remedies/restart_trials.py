@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from fragdoctor.analysis.story.reading import (
-    accumulation,
-    growing_cache,
-    has_process_each,
-    trials_before_failure,
-)
 from fragdoctor.diagnosis.remedies.plan import HELPS, MAY_HELP, Plan, Proposal, propose
 from fragdoctor.diagnosis.remedies.sweeps import is_sweep
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.finding import Confidence
 from fragdoctor.model.story import LogStory
+from fragdoctor.story.trends import (
+    accumulation,
+    growing_cache,
+    has_process_each,
+    trials_before_failure,
+)
 from fragdoctor.units import plural
 
 LONG_RUN_EVENTS: Final = 5_000

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fragdoctor.analysis.story.reading import accumulation, has_process_each, memory_over_trials
 from fragdoctor.diagnosis.remedies.plan import CURES, HELPS, MAY_HELP, Plan, Proposal, propose
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.finding import Confidence
 from fragdoctor.model.story import LogStory
 from fragdoctor.rules.growth.accumulating_trials import growth_sentence
+from fragdoctor.story.trends import accumulation, has_process_each, memory_over_trials
 from fragdoctor.units import format_size, plural
 
 FREEING = (

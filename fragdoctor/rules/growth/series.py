@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Final
 
-from fragdoctor.model.stats import MemoryStats
+from fragdoctor.model.case import MemoryStats
 
 MIN_RECORDS: Final = 4
 """Fewer records than this cannot tell a trend from a warm-up."""
