@@ -28,7 +28,6 @@ import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from fragdoctor.allocator.model import Allocator
     from fragdoctor.analysis.device import analyze_device
     from fragdoctor.api import compare, diagnose, diagnose_fleet, load, simulate
     from fragdoctor.capture.record import record
@@ -55,11 +54,12 @@ if TYPE_CHECKING:
     from fragdoctor.model.settings import AllocatorSettings, parse_conf
     from fragdoctor.model.simulation import ReplayResult, Simulation
     from fragdoctor.model.snapshot import Snapshot
+    from fragdoctor.trace.allocator import Allocator
 
 __version__ = "0.1.0"
 
 _MODULES: Final = {
-    "fragdoctor.allocator.model": ("Allocator",),
+    "fragdoctor.trace.allocator": ("Allocator",),
     "fragdoctor.analysis.device": ("analyze_device",),
     "fragdoctor.api": ("compare", "diagnose", "diagnose_fleet", "load", "simulate"),
     "fragdoctor.capture.record": ("record",),

@@ -117,11 +117,7 @@ def diagnose_fleet(  # noqa: PLR0913 - the choices of one run, all by keyword
         InputError: no rank could be read.
         ConfigError: ``replays`` is something else.
     """
-    from fragdoctor.fleet.examine import (  # noqa: PLC0415
-        Replays,
-        examine,
-        share_out,
-    )
+    from fragdoctor.fleet.examine import Replays, examine, share_out  # noqa: PLC0415 - numpy is heavy
     from fragdoctor.inputs.discovery import discover, inputs_of  # noqa: PLC0415 - numpy is heavy
 
     if replays not in list(Replays):
@@ -166,7 +162,7 @@ def simulate(  # noqa: PLR0913 - the questions of one what-if, all by keyword
         SimulationError: the snapshot has no trace that could be replayed.
         ConfigError: a setting is not one.
     """
-    from fragdoctor.allocator.simulate import simulate as run  # noqa: PLC0415 - numpy is heavy
+    from fragdoctor.trace.simulate import simulate as run  # noqa: PLC0415 - numpy is heavy
 
     return run(
         snapshot,

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
-from fragdoctor.allocator.simulate import simulate
 from fragdoctor.analysis.device import analyze_device
 from fragdoctor.analysis.result import DeviceAnalysis
 from fragdoctor.analysis.sharing import TYPICAL_CONTEXT_BYTES, share_gpu
@@ -14,6 +13,7 @@ from fragdoctor.model.case import Case
 from fragdoctor.model.estimate import GpuModel, ProcessDemand, Sharing
 from fragdoctor.model.oom import OomMessage
 from fragdoctor.model.snapshot import Snapshot
+from fragdoctor.trace.simulate import simulate
 from fragdoctor.units import GIB, format_size
 
 _UNKNOWN_BYTES: Final = 1 << 60

@@ -9,7 +9,6 @@ from typing import Final
 
 import numpy as np
 
-from fragdoctor.allocator.simulate import simulate
 from fragdoctor.errors import SimulationError
 from fragdoctor.gate.amount import Amount
 from fragdoctor.model.case import Case
@@ -17,6 +16,7 @@ from fragdoctor.model.diagnosis import DeviceFigures, Diagnosis
 from fragdoctor.model.finding import Finding, Severity
 from fragdoctor.model.simulation import Simulation
 from fragdoctor.model.snapshot import Action, Snapshot
+from fragdoctor.trace.simulate import simulate
 from fragdoctor.units import format_count, format_size
 
 

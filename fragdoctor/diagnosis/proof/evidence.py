@@ -8,16 +8,15 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
-from fragdoctor.allocator.edits import Edit
-from fragdoctor.allocator.fidelity import Baseline
-from fragdoctor.allocator.late_start import LateStart
-from fragdoctor.allocator.simulate import baseline_of, return_free_memory, simulation_of
-from fragdoctor.allocator.whatif import Scenario
 from fragdoctor.diagnosis.remedies.plan import Plan
 from fragdoctor.errors import ConfigError, SimulationError
 from fragdoctor.model.diagnosis import FidelityReport, Predicted
 from fragdoctor.model.hooks import tell
 from fragdoctor.model.simulation import ReplayResult, Simulation
+from fragdoctor.trace.edits import Edit
+from fragdoctor.trace.fidelity import Reproduction
+from fragdoctor.trace.simulate import reproduce, return_free_memory, simulation_of
+from fragdoctor.trace.whatif import FairReplay, WhatIf
 
 USABLE_SHARE = 0.5  # below this the model runs another program than the recorded one
 N_THREADS = 2  # the native replay releases the interpreter lock
@@ -28,9 +27,9 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One what-if: a scenario and, for changes of the code, an edit."""
+    """One what-if and, for changes of the code, an edit."""
 
-    scenario: Scenario
+    what_if: WhatIf
     edit: Edit | None = None
 
 
@@ -38,9 +37,9 @@ class Trial:
 class Bench:
     """A reproduced run to try things on."""
 
-    baseline: Baseline
+    reproduction: Reproduction
     simulation: Simulation
-    late_start: LateStart
+    fair_replay: FairReplay
     turn: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     @property
@@ -61,8 +60,8 @@ class Bench:
         """
         if self.is_exact:
             return True
-        n_failed = self.baseline.comparison["n_failed"]
-        agrees = self.baseline.comparison["n_failed_equal"] == n_failed
+        n_failed = self.reproduction.comparison["n_failed"]
+        agrees = self.reproduction.comparison["n_failed_equal"] == n_failed
         return agrees and (self.simulation.fidelity.share or 0.0) >= USABLE_SHARE
 
     @property
@@ -82,25 +81,25 @@ class Bench:
                 tell("Replaying", i, len(trials))
                 if progress is not None:
                     progress(i, len(trials))
-        return_free_memory(self.baseline)
+        return_free_memory(self.reproduction)
         return results
 
     def _run(self, trial: Trial) -> ReplayResult | None:
         try:
             if trial.edit is None:
-                return self.late_start.replay(trial.scenario)
+                return self.fair_replay.replay(trial.what_if)
             with self._turn_to_edit():
-                operations = trial.edit.apply(self.baseline)
-                return self.late_start.replay(trial.scenario, operations)
+                operations = trial.edit.apply(self.reproduction)
+                return self.fair_replay.replay(trial.what_if, operations)
         except (SimulationError, ConfigError):
             return None  # the proposal stands untested, and says so
 
     def _turn_to_edit(self) -> AbstractContextManager[object]:
-        n_operations = self.baseline.operations.facts()["n_ops"]
+        n_operations = self.reproduction.operations.facts()["n_ops"]
         return self.turn if n_operations > MAX_CONCURRENT_OPERATIONS else nullcontext()
 
     def predicted(self, result: ReplayResult) -> Predicted:
-        """Return a result as a prediction, with the fidelity of the baseline beside it.
+        """Return a result as a prediction, with the fidelity of the reproduction beside it.
 
         An inconclusive one predicts nothing.
         """
@@ -123,7 +122,7 @@ def set_up(plan: Plan) -> tuple[Bench | None, FidelityReport]:
     if snapshot is None:
         return None, FidelityReport(reason="no snapshot was given")
     try:
-        baseline = baseline_of(
+        reproduction = reproduce(
             snapshot,
             device,
             torch_version=plan.context.case.overrides.torch_version,
@@ -131,5 +130,5 @@ def set_up(plan: Plan) -> tuple[Bench | None, FidelityReport]:
         )
     except SimulationError as error:
         return None, FidelityReport(reason=error.message)
-    simulation = simulation_of(baseline, ())
-    return Bench(baseline, simulation, LateStart(baseline)), simulation.fidelity
+    simulation = simulation_of(reproduction, ())
+    return Bench(reproduction, simulation, FairReplay(reproduction)), simulation.fidelity

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from fragdoctor.allocator.whatif import Scenario
 from fragdoctor.diagnosis.proof.candidates import DEFAULTS, Candidate, candidates
 from fragdoctor.diagnosis.proof.evidence import Bench, Progress, Trial, set_up
 from fragdoctor.diagnosis.proof.trials import edits_for
@@ -26,6 +25,7 @@ from fragdoctor.diagnosis.remedies.ranking import with_replay
 from fragdoctor.model.diagnosis import Cause, FidelityReport
 from fragdoctor.model.finding import Confidence
 from fragdoctor.model.simulation import ReplayResult
+from fragdoctor.trace.whatif import WhatIf
 from fragdoctor.units import format_count, format_size
 
 SETTING_COST = "One environment variable."
@@ -74,17 +74,17 @@ def _trials(
     plan: Plan, bench: Bench, proposals: Sequence[Proposal], asked: Sequence[Candidate]
 ) -> tuple[list[Trial], list[int]]:
     """Return the settings to try, then the edits with the index of the proposal each serves."""
-    trials = [Trial(Scenario(conf=c.conf)) for c in asked]
+    trials = [Trial(WhatIf(conf=c.conf)) for c in asked]
     owners: list[int] = []
     for i, proposal in enumerate(proposals):
         for edit in edits_for(plan, proposal, bench.recorded.oom_event):
-            trials.append(Trial(Scenario(edit=edit.name), edit))
+            trials.append(Trial(WhatIf(edit=edit.name), edit))
             owners.append(i)
         if proposal.recommendation.code == "raise-memory-limit":
             refusal = plan.refusal
             if refusal is not None and refusal.free_bytes is not None and refusal.reserved_bytes:
                 whole = refusal.reserved_bytes + refusal.free_bytes
-                trials.append(Trial(Scenario(capacity_bytes=whole, edit="without the limit")))
+                trials.append(Trial(WhatIf(capacity_bytes=whole, edit="without the limit")))
                 owners.append(i)
     return trials, owners
 

@@ -7,7 +7,13 @@ from typing import Final
 
 import numpy as np
 
-from fragdoctor.allocator.edits import (
+from fragdoctor.analysis.attribution import frames_of, user_frames
+from fragdoctor.analysis.result import Growth
+from fragdoctor.diagnosis.remedies.plan import Plan, Proposal
+from fragdoctor.diagnosis.remedies.workload import workload_of
+from fragdoctor.model.snapshot import BlockState, Snapshot
+from fragdoctor.rules.growth.significance import is_significant
+from fragdoctor.trace.edits import (
     Edit,
     batch_scaled,
     blocks_freed,
@@ -16,12 +22,6 @@ from fragdoctor.allocator.edits import (
     leak_removed,
     sizes_padded,
 )
-from fragdoctor.analysis.attribution import frames_of, user_frames
-from fragdoctor.analysis.result import Growth
-from fragdoctor.diagnosis.remedies.plan import Plan, Proposal
-from fragdoctor.diagnosis.remedies.workload import workload_of
-from fragdoctor.model.snapshot import BlockState, Snapshot
-from fragdoctor.rules.growth.significance import is_significant
 from fragdoctor.units import MIB
 
 BUCKETS: Final = (2 * MIB, 8 * MIB, 32 * MIB)

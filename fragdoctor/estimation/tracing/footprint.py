@@ -9,10 +9,10 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from fragdoctor.allocator.model import Allocator
 from fragdoctor.errors import OutOfMemory
 from fragdoctor.estimation.tracing.request_log import RequestLog
 from fragdoctor.model.estimate import CodeLine, Footprint, Item, Phase, PhaseName, Share, Sureness
+from fragdoctor.trace.allocator import Allocator
 
 TITLES: Final = {
     "parameters": "parameters",

@@ -10,13 +10,12 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 
-from fragdoctor.allocator.fidelity import Baseline
-from fragdoctor.allocator.late_start import LateStart
-from fragdoctor.allocator.whatif import ProgressCallback, Scenario, default_capacity
 from fragdoctor.errors import ConfigError
 from fragdoctor.model.hooks import tell
 from fragdoctor.model.settings import Era, parse_conf
 from fragdoctor.model.simulation import ReplayResult
+from fragdoctor.trace.fidelity import Reproduction
+from fragdoctor.trace.whatif import FairReplay, ProgressCallback, WhatIf, default_capacity
 
 N_THREADS = 2
 # A setting fits with margin if this share of the capacity is left over: about what the driver and
@@ -39,16 +38,18 @@ class Search:
             none fits, the recorded settings already do with margin, or none gains on them.
         pareto: those that no other beats in both peak reserved memory and driver calls, by peak;
             of those that fit where any does.
-        baseline_fits: whether the recorded settings serve every request with margin.
+        recorded_fits: whether the recorded settings serve every request with margin.
     """
 
     results: Sequence[ReplayResult]
     best: ReplayResult | None
     pareto: Sequence[ReplayResult]
-    baseline_fits: bool
+    recorded_fits: bool
 
 
-def default_candidates(baseline: Baseline, torch_version: str | None = None) -> tuple[str, ...]:
+def default_candidates(
+    reproduction: Reproduction, torch_version: str | None = None
+) -> tuple[str, ...]:
     """Return about a dozen setting strings worth testing on any trace, popular ones included."""
     wanted = [
         "expandable_segments:True",
@@ -59,10 +60,12 @@ def default_candidates(baseline: Baseline, torch_version: str | None = None) -> 
         "expandable_segments:True,roundup_power2_divisions:8",
         "max_split_size_mb:128,roundup_power2_divisions:4",
     ]
-    return _known(wanted, baseline, torch_version)
+    return _known(wanted, reproduction, torch_version)
 
 
-def sweep_candidates(baseline: Baseline, torch_version: str | None = None) -> tuple[str, ...]:
+def sweep_candidates(
+    reproduction: Reproduction, torch_version: str | None = None
+) -> tuple[str, ...]:
     """Return each key alone over its sensible values, and sensible pairs.
 
     Garbage collection does nothing without a memory fraction, so it is asked for only where one is
@@ -73,7 +76,7 @@ def sweep_candidates(baseline: Baseline, torch_version: str | None = None) -> tu
     splits = [f"max_split_size_mb:{mb}" for mb in _SPLITS]
     divisions = [f"roundup_power2_divisions:{d}" for d in _DIVISIONS]
     segments = [f"large_segment_size_mb:{mb}" for mb in _LARGE_SEGMENTS]
-    is_limited = baseline.conditions.allowed_bytes is not None
+    is_limited = reproduction.conditions.allowed_bytes is not None
     limit = "" if is_limited else ",per_process_memory_fraction:0.95"
     collect = [f"garbage_collection_threshold:{t}{limit}" for t in _THRESHOLDS]
     wanted = [
@@ -88,19 +91,21 @@ def sweep_candidates(baseline: Baseline, torch_version: str | None = None) -> tu
         *(f"max_split_size_mb:{mb},{d}" for mb in (64, 128, 256) for d in divisions[1:4]),
         *(f"max_split_size_mb:{mb},{c}" for mb in (128, 256) for c in collect),
     ]
-    return _known(wanted, baseline, torch_version)
+    return _known(wanted, reproduction, torch_version)
 
 
-def _known(wanted: Iterable[str], baseline: Baseline, torch_version: str | None) -> tuple[str, ...]:
+def _known(
+    wanted: Iterable[str], reproduction: Reproduction, torch_version: str | None
+) -> tuple[str, ...]:
     """Return the strings that the version accepts, without the recorded one and repetitions.
 
     Without a version, keys that came after the recording's are left out: an unknown key is an
     error at first use of the device.
     """
-    version = torch_version or _version_of(baseline)
+    version = torch_version or _version_of(reproduction)
     known = []
     for conf in dict.fromkeys(wanted):
-        if conf == baseline.conditions.settings.conf:
+        if conf == reproduction.conditions.settings.conf:
             continue
         try:
             parse_conf(conf, version)
@@ -110,43 +115,42 @@ def _known(wanted: Iterable[str], baseline: Baseline, torch_version: str | None)
     return tuple(known)
 
 
-def _version_of(baseline: Baseline) -> str:
+def _version_of(reproduction: Reproduction) -> str:
     """Return a version that the recording's is not older than."""
-    low = baseline.prepared.snapshot.provenance.version_low
+    low = reproduction.prepared.snapshot.provenance.version_low
     if low:
         return low if low.count(".") > 1 else f"{low}.0"
     newest = {Era.SEGMENT_COUNTER: "2.13.0", Era.BLOCK_COUNTER: "2.12.0", Era.ADDRESS: "2.1.0"}
-    return newest[baseline.conditions.era]
+    return newest[reproduction.conditions.era]
 
 
 def search_settings(
-    baseline: Baseline,
+    reproduction: Reproduction,
     confs: Sequence[str] | None = None,
     *,
-    scenario: Scenario | None = None,
+    what_if: WhatIf | None = None,
     progress: ProgressCallback | None = None,
 ) -> Search:
     """Replay every candidate and return what each does, the best, and the Pareto set.
 
     Args:
-        baseline: of the trace.
+        reproduction: of the trace.
         confs: setting strings; ``default_candidates`` where None.
-        scenario: capacity, fraction and version to replay under; as recorded where None.
+        what_if: capacity, fraction and version to replay under; as recorded where None.
         progress: called with candidates done and candidates in all, from this thread.
 
     Raises:
         ConfigError: a setting string is wrong.
         SimulationError: a candidate cannot be replayed.
     """
-    scenario = scenario or Scenario()
+    what_if = what_if or WhatIf()
     if confs is None:
-        confs = default_candidates(baseline, scenario.torch_version or None)
-    fair = LateStart(baseline)
+        confs = default_candidates(reproduction, what_if.torch_version or None)
+    fair = FairReplay(reproduction)
     results: list[ReplayResult | None] = [None] * len(confs)
     with ThreadPoolExecutor(N_THREADS) as pool:
         jobs = {
-            pool.submit(fair.replay, replace(scenario, conf=conf)): i
-            for i, conf in enumerate(confs)
+            pool.submit(fair.replay, replace(what_if, conf=conf)): i for i, conf in enumerate(confs)
         }
         for n_done, job in enumerate(as_completed(jobs), 1):
             results[jobs[job]] = job.result()
@@ -154,13 +158,13 @@ def search_settings(
             if progress is not None:
                 progress(n_done, len(confs))
     done = [r for r in results if r is not None]
-    recorded = fair.replay(scenario)
+    recorded = fair.replay(what_if)
     is_fine = recorded.fits and recorded.retries == 0 and _has_margin(recorded)
     return Search(
         results=tuple(done),
         best=None if is_fine else best_of(_gaining(done, recorded)),
         pareto=pareto_of(done),
-        baseline_fits=is_fine,
+        recorded_fits=is_fine,
     )
 
 
@@ -213,8 +217,8 @@ def pareto_of(results: Sequence[ReplayResult]) -> tuple[ReplayResult, ...]:
     return tuple(front)
 
 
-def capacity_of(baseline: Baseline, scenario: Scenario) -> int | None:
-    """Return the capacity that a scenario is replayed under; None = unlimited."""
-    if scenario.capacity_bytes is not None:
-        return scenario.capacity_bytes
-    return default_capacity(baseline)
+def capacity_of(reproduction: Reproduction, what_if: WhatIf) -> int | None:
+    """Return the capacity that a what-if is replayed under; None = unlimited."""
+    if what_if.capacity_bytes is not None:
+        return what_if.capacity_bytes
+    return default_capacity(reproduction)
