@@ -18,7 +18,8 @@ from typing import Any
 
 from fragdoctor.allocator.baseline import find_baseline
 from fragdoctor.allocator.fidelity import report
-from fragdoctor.allocator.search import default_candidates, search_settings
+from fragdoctor.allocator.candidates import usual_candidates
+from fragdoctor.allocator.search import search_settings
 from fragdoctor.allocator.simulate import choose_device
 from fragdoctor.allocator.trace_ops import prepare
 from fragdoctor.allocator.whatif import Scenario, replay_scenario
@@ -50,7 +51,7 @@ def main() -> None:
     model_s, baseline = best_of(lambda: find_baseline(prepared))
     conf = "expandable_segments:True"
     whatif_s, _ = best_of(lambda: replay_scenario(baseline, Scenario(conf=conf)))
-    confs = default_candidates(baseline)
+    confs = usual_candidates(baseline)
     search_s, _ = best_of(lambda: search_settings(baseline, confs))
     peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
 

@@ -138,7 +138,8 @@ def _edits(snapshot: Snapshot, question: Question) -> list[Edit]:
 
 def _swept(snapshot: Snapshot, question: Question) -> Simulation:
     """Return a search over all sensible settings, those that were named included."""
-    from fragdoctor.allocator.search import capacity_of, search_settings, sweep_candidates
+    from fragdoctor.allocator.candidates import sweep_candidates
+    from fragdoctor.allocator.search import capacity_of, search_settings
     from fragdoctor.allocator.simulate import baseline_of, simulation_of
     from fragdoctor.allocator.whatif import Scenario, check_version, with_smallest_capacity
     from fragdoctor.errors import ConfigError

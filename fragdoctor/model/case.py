@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from fragdoctor.model.bundle import BundleFacts
-from fragdoctor.model.oom import OomLog
+from fragdoctor.model.oom import OomLog, OomMessage
 from fragdoctor.model.snapshot import Snapshot
 from fragdoctor.model.stats import StatsSeries
 
@@ -41,3 +41,11 @@ class Case:
     overrides: Overrides = field(default_factory=Overrides)
     sources: Sequence[str] = ()
     bundle: BundleFacts | None = None
+
+    @property
+    def primary_message(self) -> OomMessage | None:
+        """The message that the case is about: that of the first cause."""
+        if self.oom is None or not self.oom.messages:
+            return None
+        index = self.oom.primary if 0 <= self.oom.primary < len(self.oom.messages) else 0
+        return self.oom.messages[index]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from fragdoctor.model.finding import Location
 from fragdoctor.model.snapshot import Action, BlockState, SegmentType
 
 if TYPE_CHECKING:
@@ -114,8 +115,7 @@ def _locations(snapshot: Snapshot, ids: npt.NDArray[np.int32]) -> pd.Categorical
         if offsets[i] == offsets[i + 1]:
             texts.append("")
             continue
-        frame = snapshot.frame(int(snapshot.stacks.frames[offsets[i]]))
-        texts.append(f"{frame.filename}:{frame.line} {frame.name}")
+        texts.append(str(Location(*snapshot.frame(int(snapshot.stacks.frames[offsets[i]])))))
     return _categorical(ids, texts)
 
 

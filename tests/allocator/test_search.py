@@ -9,13 +9,12 @@ from pathlib import Path
 import pytest
 from allocator.programs import program, record
 
+from fragdoctor.allocator.candidates import sweep_candidates, usual_candidates
 from fragdoctor.allocator.search import (
     Search,
     best_of,
-    default_candidates,
     pareto_of,
     search_settings,
-    sweep_candidates,
 )
 from fragdoctor.allocator.simulate import baseline_of, simulate
 from fragdoctor.allocator.whatif import Scenario
@@ -56,7 +55,7 @@ def test_search_finds_the_setting_that_fits() -> None:
     assert found.best is not None
     assert found.best.conf == "expandable_segments:True"
     assert found.best.fits
-    assert [r.conf for r in found.results] == list(default_candidates(baseline))
+    assert [r.conf for r in found.results] == list(usual_candidates(baseline))
     assert any(not r.fits for r in found.results)
 
 
@@ -101,8 +100,8 @@ def test_candidates_are_known_to_the_version() -> None:
         for conf in confs:
             parse_conf(conf, version)
         assert len(set(confs)) == len(confs)
-    assert not any("large_segment" in c for c in default_candidates(baseline, "2.4.1"))
-    assert 8 <= len(default_candidates(baseline)) <= 15
+    assert not any("large_segment" in c for c in usual_candidates(baseline, "2.4.1"))
+    assert 8 <= len(usual_candidates(baseline)) <= 15
 
 
 def test_search_names_only_what_gains_on_a_run_that_fits() -> None:

@@ -8,12 +8,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
-from fragdoctor.allocator.edits import Edit
 from fragdoctor.allocator.fidelity import Baseline
 from fragdoctor.allocator.late_start import LateStart
 from fragdoctor.allocator.simulate import baseline_of, return_free_memory, simulation_of
-from fragdoctor.allocator.whatif import Scenario
-from fragdoctor.diagnosis.remedies.plan import Plan
+from fragdoctor.diagnosis.remedies.remedy import JudgedCase, WhatIf
 from fragdoctor.errors import ConfigError, SimulationError
 from fragdoctor.model.diagnosis import FidelityReport, Predicted
 from fragdoctor.model.progress import tell
@@ -24,14 +22,6 @@ N_THREADS = 2  # the native replay releases the interpreter lock
 # An edit makes a request list of its own, of 24 bytes each; lists longer than this take turns.
 MAX_CONCURRENT_OPERATIONS = 1_000_000
 Progress = Callable[[int, int], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """One what-if: a scenario and, for changes of the code, an edit."""
-
-    scenario: Scenario
-    edit: Edit | None = None
 
 
 @dataclass(frozen=True)
@@ -71,27 +61,27 @@ class Bench:
         return self.simulation.baseline
 
     def run(
-        self, trials: Sequence[Trial], progress: Progress | None = None
+        self, what_ifs: Sequence[WhatIf], progress: Progress | None = None
     ) -> list[ReplayResult | None]:
-        """Return a result per trial, None where the trace does not say enough for it."""
+        """Return a result per what-if, None where the trace does not say enough for it."""
         results: list[ReplayResult | None] = []
-        tell("Replaying", 0, len(trials))
+        tell("Replaying", 0, len(what_ifs))
         with ThreadPoolExecutor(N_THREADS) as pool:
-            for i, result in enumerate(pool.map(self._run, trials), start=1):
+            for i, result in enumerate(pool.map(self._run, what_ifs), start=1):
                 results.append(result)
-                tell("Replaying", i, len(trials))
+                tell("Replaying", i, len(what_ifs))
                 if progress is not None:
-                    progress(i, len(trials))
+                    progress(i, len(what_ifs))
         return_free_memory(self.baseline)
         return results
 
-    def _run(self, trial: Trial) -> ReplayResult | None:
+    def _run(self, what_if: WhatIf) -> ReplayResult | None:
         try:
-            if trial.edit is None:
-                return self.late_start.replay(trial.scenario)
+            if what_if.edit is None:
+                return self.late_start.replay(what_if.scenario)
             with self._turn_to_edit():
-                operations = trial.edit.apply(self.baseline)
-                return self.late_start.replay(trial.scenario, operations)
+                operations = what_if.edit.apply(self.baseline)
+                return self.late_start.replay(what_if.scenario, operations)
         except (SimulationError, ConfigError):
             return None  # the proposal stands untested, and says so
 
@@ -117,17 +107,17 @@ class Bench:
         )
 
 
-def set_up(plan: Plan) -> tuple[Bench | None, FidelityReport]:
+def set_up(case: JudgedCase) -> tuple[Bench | None, FidelityReport]:
     """Return the bench for a case, None with the reason where its trace cannot be replayed."""
-    snapshot, device = plan.context.snapshot, plan.context.device
+    snapshot, device = case.context.snapshot, case.context.device
     if snapshot is None:
         return None, FidelityReport(reason="no snapshot was given")
     try:
         baseline = baseline_of(
             snapshot,
             device,
-            torch_version=plan.context.case.overrides.torch_version,
-            device_total_bytes=plan.context.total_bytes,
+            torch_version=case.context.case.overrides.torch_version,
+            device_total_bytes=case.context.total_bytes,
         )
     except SimulationError as error:
         return None, FidelityReport(reason=error.message)
