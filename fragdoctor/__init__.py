@@ -28,7 +28,6 @@ import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from fragdoctor.allocator.model import Allocator
     from fragdoctor.analysis.device import analyze_device
     from fragdoctor.api import compare, diagnose, diagnose_fleet, load, simulate
     from fragdoctor.capture.record import record
@@ -56,11 +55,12 @@ if TYPE_CHECKING:
     from fragdoctor.model.stats import MemoryStats, StatsSeries
     from fragdoctor.readers.oom_text import find_messages, parse_oom
     from fragdoctor.readers.stats import read_stats
+    from fragdoctor.trace.allocator import Allocator
 
 __version__ = "0.1.0"
 
 _MODULES: Final = {
-    "fragdoctor.allocator.model": ("Allocator",),
+    "fragdoctor.trace.allocator": ("Allocator",),
     "fragdoctor.analysis.device": ("analyze_device",),
     "fragdoctor.api": ("compare", "diagnose", "diagnose_fleet", "load", "simulate"),
     "fragdoctor.capture.record": ("record",),

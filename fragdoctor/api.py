@@ -164,7 +164,7 @@ def simulate(  # noqa: PLR0913 - the questions of one what-if, all by keyword
         SimulationError: the snapshot has no trace that could be replayed.
         ConfigError: a setting is not one.
     """
-    from fragdoctor.allocator.simulate import simulate as run  # noqa: PLC0415 - numpy is heavy
+    from fragdoctor.trace.simulate import simulate as run  # noqa: PLC0415 - numpy is heavy
 
     return run(
         snapshot,

@@ -11,15 +11,14 @@ from typing import Final
 
 import numpy as np
 
-from fragdoctor.allocator.late_start import LateStart
-from fragdoctor.allocator.simulate import baseline_of, simulation_of
-from fragdoctor.allocator.whatif import Scenario
 from fragdoctor.comparison.reading import DeviceReading
 from fragdoctor.comparison.settings import conf_of
 from fragdoctor.errors import ConfigError, SimulationError
 from fragdoctor.model.comparison import SettingsProof
 from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.model.snapshot import Snapshot
+from fragdoctor.trace.simulate import reproduce, simulation_of
+from fragdoctor.trace.whatif import FairReplay, WhatIf
 from fragdoctor.units import MIB, format_count, format_share, format_size
 
 SAME_REQUESTS: Final = 0.99
@@ -64,15 +63,15 @@ def prove_settings(  # noqa: PLR0913 - two runs, each with what it needs
         return None, "no trace to replay"
     capacity = None if before.capacity_bytes is not None else after.capacity_bytes
     try:
-        baseline = baseline_of(snapshot, before.device)
-        scenario = Scenario(conf=conf_of(settings), capacity_bytes=capacity)
-        fair = LateStart(baseline)
-        result = fair.replay(scenario)
-        own_fits = baseline.result.fits
+        reproduction = reproduce(snapshot, before.device)
+        what_if = WhatIf(conf=conf_of(settings), capacity_bytes=capacity)
+        fair = FairReplay(reproduction)
+        result = fair.replay(what_if)
+        own_fits = reproduction.result.fits
         if own_fits and capacity is not None and not result.fits:
             # Was it the setting, or is the other run's device too small for either?
-            own_fits = fair.replay(Scenario(capacity_bytes=capacity)).fits
-        simulation = simulation_of(baseline, (result,))
+            own_fits = fair.replay(WhatIf(capacity_bytes=capacity)).fits
+        simulation = simulation_of(reproduction, (result,))
     except (ConfigError, SimulationError) as error:
         return None, error.message
     if not result.is_conclusive:

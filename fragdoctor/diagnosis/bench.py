@@ -8,14 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
-from fragdoctor.allocator.fidelity import Baseline
-from fragdoctor.allocator.late_start import LateStart
-from fragdoctor.allocator.simulate import baseline_of, return_free_memory, simulation_of
-from fragdoctor.diagnosis.remedies.remedy import JudgedCase, WhatIf
+from fragdoctor.diagnosis.remedies.remedy import Attempt, JudgedCase
 from fragdoctor.errors import ConfigError, SimulationError
 from fragdoctor.model.diagnosis import FidelityReport, Predicted
 from fragdoctor.model.progress import tell
 from fragdoctor.model.simulation import ReplayResult, Simulation
+from fragdoctor.trace.fidelity import Reproduction
+from fragdoctor.trace.simulate import reproduce, return_free_memory, simulation_of
+from fragdoctor.trace.whatif import FairReplay
 
 USABLE_SHARE = 0.5  # below this the model runs another program than the recorded one
 N_THREADS = 2  # the native replay releases the interpreter lock
@@ -28,9 +28,9 @@ Progress = Callable[[int, int], None]
 class Bench:
     """A reproduced run to try things on."""
 
-    baseline: Baseline
+    reproduction: Reproduction
     simulation: Simulation
-    late_start: LateStart
+    fair_replay: FairReplay
     turn: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     @property
@@ -51,8 +51,8 @@ class Bench:
         """
         if self.is_exact:
             return True
-        n_failed = self.baseline.comparison["n_failed"]
-        agrees = self.baseline.comparison["n_failed_equal"] == n_failed
+        n_failed = self.reproduction.comparison["n_failed"]
+        agrees = self.reproduction.comparison["n_failed_equal"] == n_failed
         return agrees and (self.simulation.fidelity.share or 0.0) >= USABLE_SHARE
 
     @property
@@ -61,36 +61,36 @@ class Bench:
         return self.simulation.baseline
 
     def run(
-        self, what_ifs: Sequence[WhatIf], progress: Progress | None = None
+        self, attempts: Sequence[Attempt], progress: Progress | None = None
     ) -> list[ReplayResult | None]:
-        """Return a result per what-if, None where the trace does not say enough for it."""
+        """Return a result per attempt, None where the trace does not say enough for it."""
         results: list[ReplayResult | None] = []
-        tell("Replaying", 0, len(what_ifs))
+        tell("Replaying", 0, len(attempts))
         with ThreadPoolExecutor(N_THREADS) as pool:
-            for i, result in enumerate(pool.map(self._run, what_ifs), start=1):
+            for i, result in enumerate(pool.map(self._run, attempts), start=1):
                 results.append(result)
-                tell("Replaying", i, len(what_ifs))
+                tell("Replaying", i, len(attempts))
                 if progress is not None:
-                    progress(i, len(what_ifs))
-        return_free_memory(self.baseline)
+                    progress(i, len(attempts))
+        return_free_memory(self.reproduction)
         return results
 
-    def _run(self, what_if: WhatIf) -> ReplayResult | None:
+    def _run(self, attempt: Attempt) -> ReplayResult | None:
         try:
-            if what_if.edit is None:
-                return self.late_start.replay(what_if.scenario)
+            if attempt.edit is None:
+                return self.fair_replay.replay(attempt.what_if)
             with self._turn_to_edit():
-                operations = what_if.edit.apply(self.baseline)
-                return self.late_start.replay(what_if.scenario, operations)
+                operations = attempt.edit.apply(self.reproduction)
+                return self.fair_replay.replay(attempt.what_if, operations)
         except (SimulationError, ConfigError):
             return None  # the proposal stands untested, and says so
 
     def _turn_to_edit(self) -> AbstractContextManager[object]:
-        n_operations = self.baseline.operations.facts()["n_ops"]
+        n_operations = self.reproduction.operations.facts()["n_ops"]
         return self.turn if n_operations > MAX_CONCURRENT_OPERATIONS else nullcontext()
 
     def predicted(self, result: ReplayResult) -> Predicted:
-        """Return a result as a prediction, with the fidelity of the baseline beside it.
+        """Return a result as a prediction, with the fidelity of the reproduction beside it.
 
         An inconclusive one predicts nothing.
         """
@@ -113,7 +113,7 @@ def set_up(case: JudgedCase) -> tuple[Bench | None, FidelityReport]:
     if snapshot is None:
         return None, FidelityReport(reason="no snapshot was given")
     try:
-        baseline = baseline_of(
+        reproduction = reproduce(
             snapshot,
             device,
             torch_version=case.context.case.overrides.torch_version,
@@ -121,5 +121,5 @@ def set_up(case: JudgedCase) -> tuple[Bench | None, FidelityReport]:
         )
     except SimulationError as error:
         return None, FidelityReport(reason=error.message)
-    simulation = simulation_of(baseline, ())
-    return Bench(baseline, simulation, LateStart(baseline)), simulation.fidelity
+    simulation = simulation_of(reproduction, ())
+    return Bench(reproduction, simulation, FairReplay(reproduction)), simulation.fidelity

@@ -9,22 +9,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from fragdoctor.allocator.whatif import Scenario
 from fragdoctor.diagnosis.bench import Bench, Progress, set_up
 from fragdoctor.diagnosis.remedies.registry import REMEDIES
 from fragdoctor.diagnosis.remedies.remedy import (
     CURES,
     HELPS,
+    Attempt,
     JudgedCase,
     Proposal,
     SettingRemedy,
-    WhatIf,
 )
 from fragdoctor.diagnosis.remedies.settings import DefaultSettings
 from fragdoctor.model.diagnosis import Cause, FidelityReport
 from fragdoctor.model.finding import Confidence
 from fragdoctor.model.settings import is_same_conf
 from fragdoctor.model.simulation import ReplayResult
+from fragdoctor.trace.whatif import WhatIf
 from fragdoctor.units import format_count, format_size, plural
 
 
@@ -41,7 +41,7 @@ class Proof:
 class Tried:
     """One what-if with its outcome."""
 
-    what_if: WhatIf
+    attempt: Attempt
     result: ReplayResult
 
 
@@ -59,16 +59,16 @@ def prove(
     if not (bench.is_usable and _has_trouble(bench.recorded)):
         return Proof(proposals, fidelity, _notes(bench))
     settings = _settings_to_try(case)
-    asked = [(r, WhatIf(Scenario(conf=conf))) for r, conf in settings]
+    asked = [(r, Attempt(WhatIf(conf=conf))) for r, conf in settings]
     edited = [
-        (i, what_if)
+        (i, attempt)
         for i, p in enumerate(proposals)
-        for what_if in p.remedy.what_ifs(case, p, bench.recorded)
+        for attempt in p.remedy.attempts(case, p, bench.recorded)
     ]
-    what_ifs = [*(w for _, w in asked), *(w for _, w in edited)]
+    attempts = [*(w for _, w in asked), *(w for _, w in edited)]
     tried = [
-        None if result is None else Tried(what_if, result)
-        for what_if, result in zip(what_ifs, bench.run(what_ifs, progress), strict=True)
+        None if result is None else Tried(attempt, result)
+        for attempt, result in zip(attempts, bench.run(attempts, progress), strict=True)
     ]
     families: dict[SettingRemedy, list[Tried]] = {}
     for (remedy, _), one in zip(asked, tried[: len(asked)], strict=True):
@@ -122,8 +122,8 @@ def _best(bench: Bench, tried: Sequence[Tried]) -> Tried:
 def _tested(bench: Bench, proposal: Proposal, tried: Sequence[Tried]) -> Proposal:
     """Return a proposal with the best outcome of its what-ifs."""
     best = _best(bench, tried)
-    if best.what_if.caveat:
-        proposal = proposal.with_caveat(best.what_if.caveat)
+    if best.attempt.caveat:
+        proposal = proposal.with_caveat(best.attempt.caveat)
     predicted, r = bench.predicted(best.result), proposal.recommendation
     if helps(bench.recorded, best.result):
         confidence = Confidence.PROVEN if bench.is_proof else r.confidence
@@ -166,7 +166,7 @@ def _judged(
 ) -> Proposal | None:
     """Return the proposal of a setting by its best value; None for nothing to say."""
     best = _best(bench, tried)
-    conf, result = best.what_if.scenario.conf or "", best.result
+    conf, result = best.attempt.what_if.conf or "", best.result
     setting = case.assignment(conf)
     if not result.is_conclusive:
         if proposal is None and isinstance(remedy, DefaultSettings) and not bench.recorded.fits:
@@ -197,7 +197,7 @@ def _judged(
 
 def _value_of(remedy: SettingRemedy, one: Tried) -> str:
     """Return the value of the remedy's key in what was tried."""
-    conf = one.what_if.scenario.conf or ""
+    conf = one.attempt.what_if.conf or ""
     return conf.rpartition(f"{remedy.key}:")[2] if remedy.key else ""
 
 

@@ -14,11 +14,6 @@ from typing import Final
 
 import numpy as np
 
-from fragdoctor.allocator.edits import Edit, batch_scaled
-from fragdoctor.allocator.fidelity import Baseline
-from fragdoctor.allocator.simulate import baseline_of
-from fragdoctor.allocator.trace_ops import Operations, OpKind
-from fragdoctor.allocator.whatif import Scenario, replay_scenario
 from fragdoctor.errors import FragdoctorError
 from fragdoctor.estimate.counterparts import Requests, counterparts, requests_of
 from fragdoctor.estimate.recordings import Recording
@@ -26,6 +21,11 @@ from fragdoctor.estimate.scaling import F64
 from fragdoctor.model.batch_fit import ReplayCheck
 from fragdoctor.model.simulation import ReplayResult
 from fragdoctor.model.snapshot import Bools
+from fragdoctor.trace.edits import Edit, batch_scaled
+from fragdoctor.trace.fidelity import Reproduction
+from fragdoctor.trace.operations import Operations, OpKind
+from fragdoctor.trace.simulate import reproduce
+from fragdoctor.trace.whatif import WhatIf, replay_what_if
 
 MAX_BATCH_STEPS: Final = 2**20
 MAX_OPERATIONS: Final = 40_000_000
@@ -46,20 +46,20 @@ class BatchReplay:
     def __init__(
         self,
         recordings: Sequence[Recording],
-        lines: Sequence[Baseline],
+        lines: Sequence[Reproduction],
         batches: Sequence[float],
     ) -> None:
         """Fit the requests.
 
         Args:
             recordings: at two or more batch sizes, none of which ran out of memory.
-            lines: the baseline of each.
+            lines: the reproduction of each.
             batches: of each.
         """
         base = max(range(len(lines)), key=lambda i: (_n_requests(lines[i]), batches[i]))
-        self.baseline: Baseline = lines[base]
+        self.reproduction: Reproduction = lines[base]
         self.base_batch = batches[base]
-        self.n_operations = len(Operations.of(self.baseline.operations))
+        self.n_operations = len(Operations.of(self.reproduction.operations))
         tables = [requests_of(r, b) for r, b in zip(recordings, lines, strict=True)]
         sizes = _matched(tables, base, batches)
         known, coefficients = _fitted(np.array(batches), sizes)
@@ -75,7 +75,7 @@ class BatchReplay:
         if self.method == "scaled":
             return batch_scaled(batch / self.base_batch)
 
-        def change(_: Baseline, ops: Operations) -> Operations:
+        def change(_: Reproduction, ops: Operations) -> Operations:
             bend, slope, fixed = self._coefficients
             wanted = np.rint(bend * batch**2 + slope * batch + fixed)
             size = ops.size.copy()
@@ -92,8 +92,8 @@ class BatchReplay:
             ConfigError, SimulationError: the requests can only be scaled, and the trace has no
                 steps or the factor is absurd.
         """
-        scenario = Scenario(capacity_bytes=capacity_bytes)
-        return replay_scenario(self.baseline, scenario, self.edit(batch).apply(self.baseline))
+        what_if = WhatIf(capacity_bytes=capacity_bytes)
+        return replay_what_if(self.reproduction, what_if, self.edit(batch).apply(self.reproduction))
 
 
 def check_by_replay(
@@ -116,7 +116,7 @@ def check_by_replay(
     if sum(r.analysis.n_events for r in recordings) > MAX_OPERATIONS // 8:
         return "the traces are too long to be replayed many times"
     try:
-        lines = [baseline_of(r.snapshot, r.analysis.device) for r in recordings]
+        lines = [reproduce(r.snapshot, r.analysis.device) for r in recordings]
         replayed = BatchReplay(recordings, lines, batches)
         errors = [
             abs(replayed.run(b).peak_allocated_bytes / r.peaks[0] - 1)
@@ -150,7 +150,7 @@ def check_by_replay(
 
 
 def _left_out_error(
-    recordings: Sequence[Recording], lines: Sequence[Baseline], batches: Sequence[float]
+    recordings: Sequence[Recording], lines: Sequence[Reproduction], batches: Sequence[float]
 ) -> float | None:
     """Return how far the replay of the others misses the peak of the largest recording."""
     top = max(batches)
@@ -202,8 +202,8 @@ def _last(holds: Callable[[int], bool], start: int, step: float) -> float | None
     return low * step
 
 
-def _n_requests(baseline: Baseline) -> int:
-    return int((Operations.of(baseline.operations).kind == OpKind.MALLOC).sum())
+def _n_requests(reproduction: Reproduction) -> int:
+    return int((Operations.of(reproduction.operations).kind == OpKind.MALLOC).sum())
 
 
 def _matched(tables: Sequence[Requests], base: int, batches: Sequence[float]) -> F64:

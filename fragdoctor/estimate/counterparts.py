@@ -8,11 +8,11 @@ from typing import Final
 
 import numpy as np
 
-from fragdoctor.allocator.fidelity import Baseline
-from fragdoctor.allocator.trace_ops import Operations, OpKind
 from fragdoctor.estimate.recordings import Recording, stack_keys
 from fragdoctor.estimate.scaling import F64
 from fragdoctor.model.snapshot import I64, Bools
+from fragdoctor.trace.fidelity import Reproduction
+from fragdoctor.trace.operations import Operations, OpKind
 
 # Work on one run of requests between two that are known; longer runs are left alone.
 MAX_CELLS: Final = 1_500_000
@@ -27,7 +27,7 @@ class Requests:
     """The requests of one recording in order, n of them.
 
     Attributes:
-        position: ``int64[n]``, which operation of the baseline it is.
+        position: ``int64[n]``, which operation of the reproduction it is.
         key: ``int64[n]``, the stack, the same in all recordings.
         rank: ``int64[n]``, how many requests of that stack came before.
         size: ``float64[n]``, bytes asked for.
@@ -41,9 +41,9 @@ class Requests:
     empty_key: frozenset[int]
 
 
-def requests_of(recording: Recording, baseline: Baseline) -> Requests:
-    """Return the requests that a baseline replays."""
-    ops = Operations.of(baseline.operations)
+def requests_of(recording: Recording, reproduction: Reproduction) -> Requests:
+    """Return the requests that a reproduction replays."""
+    ops = Operations.of(reproduction.operations)
     position = np.flatnonzero(ops.kind == OpKind.MALLOC)
     events = recording.snapshot.events
     rows = events.device_slice(recording.analysis.device)

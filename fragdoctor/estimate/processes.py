@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
-from fragdoctor.allocator.simulate import simulate
 from fragdoctor.analysis.device import analyze_device
 from fragdoctor.analysis.result import DeviceAnalysis
 from fragdoctor.analysis.sharing import TYPICAL_CONTEXT_BYTES, share_gpu
@@ -15,6 +14,7 @@ from fragdoctor.model.estimate import GpuModel
 from fragdoctor.model.oom import OomMessage
 from fragdoctor.model.processes import ProcessDemand, Sharing
 from fragdoctor.model.snapshot import Snapshot
+from fragdoctor.trace.simulate import simulate
 from fragdoctor.units import GIB, format_size
 
 _UNKNOWN_BYTES: Final = 1 << 60

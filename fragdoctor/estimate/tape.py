@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from fragdoctor.allocator.model import Allocator
 from fragdoctor.model.estimate import Phase, PhaseName, Share
+from fragdoctor.trace.allocator import Allocator
 
 ROUNDING: Final = 512
 # A mixture of experts has tens of thousands of equal tensors: beyond this many requests, equal

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fragdoctor.allocator.simulate import simulate
 from fragdoctor.errors import SimulationError
 from fragdoctor.model.case import Case
 from fragdoctor.model.simulation import Simulation
 from fragdoctor.model.snapshot import Action, Snapshot
+from fragdoctor.trace.simulate import simulate
 from fragdoctor.units import format_count, format_size
 
 

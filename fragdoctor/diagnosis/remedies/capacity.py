@@ -6,14 +6,13 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import ClassVar, Final
 
-from fragdoctor.allocator.edits import batch_scaled
 from fragdoctor.diagnosis.remedies.remedy import (
     HELPS,
     MAY_HELP,
+    Attempt,
     JudgedCase,
     Proposal,
     Remedy,
-    WhatIf,
 )
 from fragdoctor.diagnosis.remedies.workload import (
     Workload,
@@ -25,6 +24,7 @@ from fragdoctor.model.diagnosis import Cause, Predicted
 from fragdoctor.model.finding import Confidence, Evidence
 from fragdoctor.model.simulation import ReplayResult
 from fragdoctor.rules.capacity.optimizer_state import optimizer_holders, step_memory
+from fragdoctor.trace.edits import batch_scaled
 from fragdoctor.units import format_share, format_size
 
 MIN_BATCH_SHARE: Final = 0.01
@@ -78,15 +78,15 @@ class SmallerBatch(Remedy):
             saves_bytes=r.missing_bytes,
         )
 
-    def what_ifs(
+    def attempts(
         self, case: JudgedCase, proposal: Proposal, recorded: ReplayResult
-    ) -> Sequence[WhatIf]:
+    ) -> Sequence[Attempt]:
         """Try the batch scaled by the share that should fit."""
         del proposal, recorded
         share = workload_of(case).keep_share
         if not share or share < MIN_BATCH_SHARE:
             return ()
-        return (WhatIf.of_edit(batch_scaled(int(100 * share) / 100)),)
+        return (Attempt.of_edit(batch_scaled(int(100 * share) / 100)),)
 
 
 def _batch_change(work: Workload) -> str:

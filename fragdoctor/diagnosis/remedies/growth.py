@@ -8,7 +8,6 @@ from typing import ClassVar, Final
 
 import numpy as np
 
-from fragdoctor.allocator.edits import leak_removed
 from fragdoctor.analysis.attribution import frames_of, user_frames
 from fragdoctor.analysis.result import Growth
 from fragdoctor.analysis.story.reading import (
@@ -22,10 +21,10 @@ from fragdoctor.diagnosis.remedies.remedy import (
     CURES,
     HELPS,
     MAY_HELP,
+    Attempt,
     JudgedCase,
     Proposal,
     Remedy,
-    WhatIf,
 )
 from fragdoctor.model.diagnosis import Cause, Predicted
 from fragdoctor.model.finding import Confidence, Evidence, Location
@@ -35,6 +34,7 @@ from fragdoctor.model.story import LogStory
 from fragdoctor.rules.context import line_text
 from fragdoctor.rules.growth.accumulating_trials import growth_sentence
 from fragdoctor.rules.growth.growing_line import is_significant, leading_growth
+from fragdoctor.trace.edits import leak_removed
 from fragdoctor.units import format_size, plural
 
 EVALUATION: Final = re.compile(
@@ -62,13 +62,13 @@ FREEING: Final = (
 class _Leak(Remedy):
     """What both remedies for a leak share: the growing line and the trial without survivors."""
 
-    def what_ifs(
+    def attempts(
         self, case: JudgedCase, proposal: Proposal, recorded: ReplayResult
-    ) -> Sequence[WhatIf]:
+    ) -> Sequence[Attempt]:
         """Try the run with the survivors freed at the end of the step that made them."""
         del proposal, recorded
         addresses = leaked_blocks(case)
-        return (WhatIf.of_edit(leak_removed(addresses)),) if addresses else ()
+        return (Attempt.of_edit(leak_removed(addresses)),) if addresses else ()
 
 
 class FreeLeak(_Leak):

@@ -6,20 +6,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import ClassVar, Final
 
-from fragdoctor.allocator.edits import blocks_freed, largest_step_first, sizes_padded
 from fragdoctor.analysis.result import SizeDiversity
 from fragdoctor.diagnosis.remedies.remedy import (
     HELPS,
     MAY_HELP,
+    Attempt,
     JudgedCase,
     Proposal,
     Remedy,
-    WhatIf,
 )
 from fragdoctor.model.diagnosis import Cause, Predicted
 from fragdoctor.model.finding import Confidence, Evidence
 from fragdoctor.model.simulation import ReplayResult
 from fragdoctor.rules.context import line_text
+from fragdoctor.trace.edits import blocks_freed, largest_step_first, sizes_padded
 from fragdoctor.units import MIB, format_size, plural
 
 BUCKETS: Final = (2 * MIB, 8 * MIB, 32 * MIB)
@@ -66,14 +66,14 @@ class MovePinningBlocks(Remedy):
             )
             yield replace(proposal, addresses=tuple(pin.addresses))
 
-    def what_ifs(
+    def attempts(
         self, case: JudgedCase, proposal: Proposal, recorded: ReplayResult
-    ) -> Sequence[WhatIf]:
+    ) -> Sequence[Attempt]:
         """Try the run with these blocks freed before the request that failed."""
         del case
         if not proposal.addresses:
             return ()
-        return (WhatIf.of_edit(blocks_freed(proposal.addresses, recorded.oom_event)),)
+        return (Attempt.of_edit(blocks_freed(proposal.addresses, recorded.oom_event)),)
 
 
 class BucketShapes(Remedy):
@@ -101,12 +101,12 @@ class BucketShapes(Remedy):
             verify="A snapshot shows fewer distinct sizes of large requests.",
         )
 
-    def what_ifs(
+    def attempts(
         self, case: JudgedCase, proposal: Proposal, recorded: ReplayResult
-    ) -> Sequence[WhatIf]:
+    ) -> Sequence[Attempt]:
         """Try large requests padded to buckets."""
         del case, proposal, recorded
-        return tuple(WhatIf.of_edit(sizes_padded(bucket)) for bucket in BUCKETS)
+        return tuple(Attempt.of_edit(sizes_padded(bucket)) for bucket in BUCKETS)
 
 
 class LargestFirst(Remedy):
@@ -130,12 +130,12 @@ class LargestFirst(Remedy):
             verify="Reserved memory stays level after the first step.",
         )
 
-    def what_ifs(
+    def attempts(
         self, case: JudgedCase, proposal: Proposal, recorded: ReplayResult
-    ) -> Sequence[WhatIf]:
+    ) -> Sequence[Attempt]:
         """Try the run with its largest step first."""
         del case, proposal, recorded
-        return (WhatIf.of_edit(largest_step_first()),)
+        return (Attempt.of_edit(largest_step_first()),)
 
 
 def _sizes(case: JudgedCase) -> SizeDiversity | None:

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
-from fragdoctor.allocator.edits import empty_cache_at
 from fragdoctor.diagnosis.remedies.remedy import (
     CURES,
     HELPS,
     MAY_HELP,
+    Attempt,
     JudgedCase,
     Proposal,
     Remedy,
-    WhatIf,
 )
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.finding import Confidence
 from fragdoctor.model.simulation import ReplayResult
+from fragdoctor.trace.edits import empty_cache_at
 from fragdoctor.units import format_size
 
 
@@ -125,11 +125,11 @@ class EmptyCache(Remedy):
             Confidence.PROVEN,
         )
 
-    def what_ifs(
+    def attempts(
         self, case: JudgedCase, proposal: Proposal, recorded: ReplayResult
-    ) -> Sequence[WhatIf]:
+    ) -> Sequence[Attempt]:
         """Try it right before the request that failed."""
         del case, proposal
         if recorded.oom_event is None:
             return ()
-        return (WhatIf.of_edit(empty_cache_at([recorded.oom_event])),)
+        return (Attempt.of_edit(empty_cache_at([recorded.oom_event])),)

@@ -7,8 +7,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar, Final
 
-from fragdoctor.allocator.edits import Edit
-from fragdoctor.allocator.whatif import Scenario
 from fragdoctor.model.conf_keys import KEYS, key_is_known
 from fragdoctor.model.diagnosis import Cause, Predicted, Recommendation, Verdict
 from fragdoctor.model.finding import Confidence, Evidence, Location, RuleResults
@@ -17,6 +15,8 @@ from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.model.simulation import ReplayResult
 from fragdoctor.rules.context import Context
 from fragdoctor.rules.failed_request import FailedRequest
+from fragdoctor.trace.edits import Edit
+from fragdoctor.trace.whatif import WhatIf
 
 CURES: Final = 90
 """Weight of a remedy that removes the cause itself."""
@@ -155,23 +155,23 @@ def _entries(conf: str) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class WhatIf:
+class Attempt:
     """One way to try a remedy on the recorded trace.
 
     Attributes:
-        scenario: settings and capacity to replay under.
+        what_if: settings and capacity to replay under.
         edit: change of the recorded requests; None where they stay as they are.
         caveat: what the user must know about the prediction, "" for nothing.
     """
 
-    scenario: Scenario
+    what_if: WhatIf
     edit: Edit | None = None
     caveat: str = ""
 
     @classmethod
-    def of_edit(cls, edit: Edit) -> WhatIf:
-        """Return the what-if of a change of the code under the recorded settings."""
-        return cls(Scenario(edit=edit.name), edit)
+    def of_edit(cls, edit: Edit) -> Attempt:
+        """Return the attempt with a change of the code under the recorded settings."""
+        return cls(WhatIf(edit=edit.name), edit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,9 +226,9 @@ class Remedy(ABC):
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Yield what it proposes, or rejects with the reason; nothing where it does not apply."""
 
-    def what_ifs(
+    def attempts(
         self, case: JudgedCase, proposal: Proposal, recorded: ReplayResult
-    ) -> Sequence[WhatIf]:
+    ) -> Sequence[Attempt]:
         """Return how a proposal is tried on the trace; the best outcome speaks for it.
 
         Empty where no replay says what the proposal does.

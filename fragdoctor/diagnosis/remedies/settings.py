@@ -6,17 +6,15 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import ClassVar, Final
 
-from fragdoctor.allocator.candidates import usual_confs
-from fragdoctor.allocator.whatif import Scenario
 from fragdoctor.diagnosis.remedies.remedy import (
     CURES,
     HELPS,
     MAY_HELP,
+    Attempt,
     JudgedCase,
     Proposal,
     Remedy,
     SettingRemedy,
-    WhatIf,
 )
 from fragdoctor.model.diagnosis import Cause, Predicted
 from fragdoctor.model.finding import Confidence
@@ -24,6 +22,8 @@ from fragdoctor.model.settings import is_same_conf
 from fragdoctor.model.simulation import ReplayResult
 from fragdoctor.rules.failed_request import FailedRequest
 from fragdoctor.rules.fragmentation.holes import find_holes
+from fragdoctor.trace.candidates import usual_confs
+from fragdoctor.trace.whatif import WhatIf
 from fragdoctor.units import MIB, format_size
 
 MOSTLY: Final = 0.9
@@ -366,16 +366,16 @@ class RaiseMemoryLimit(Remedy):
             else None,
         )
 
-    def what_ifs(
+    def attempts(
         self, case: JudgedCase, proposal: Proposal, recorded: ReplayResult
-    ) -> Sequence[WhatIf]:
+    ) -> Sequence[Attempt]:
         """Try the whole device."""
         del proposal, recorded
         r = case.failed_request
         if r is None or r.free_bytes is None or not r.reserved_bytes:
             return ()
-        whole = Scenario(capacity_bytes=r.reserved_bytes + r.free_bytes, edit="without the limit")
-        return (WhatIf(whole, caveat="The prediction is for no limit at all."),)
+        whole = WhatIf(capacity_bytes=r.reserved_bytes + r.free_bytes, edit="without the limit")
+        return (Attempt(whole, caveat="The prediction is for no limit at all."),)
 
 
 def _fraction(r: FailedRequest | None) -> float | None:

@@ -9,7 +9,6 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from fragdoctor.allocator.model import Allocator
 from fragdoctor.errors import OutOfMemory
 from fragdoctor.estimate.tracing.request_log import RequestLog
 from fragdoctor.model.estimate import (
@@ -21,6 +20,7 @@ from fragdoctor.model.estimate import (
     Share,
     Sureness,
 )
+from fragdoctor.trace.allocator import Allocator
 
 TITLES: Final = {
     "parameters": "parameters",

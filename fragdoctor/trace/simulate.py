@@ -8,22 +8,22 @@ from dataclasses import replace
 import numpy as np
 
 from fragdoctor._native import _ext
-from fragdoctor.allocator.baseline import find_baseline
-from fragdoctor.allocator.edits import Edit
-from fragdoctor.allocator.fidelity import Baseline, is_foreign, report
-from fragdoctor.allocator.late_start import LateStart
-from fragdoctor.allocator.trace_ops import PreparedTrace, prepare
-from fragdoctor.allocator.whatif import (
-    ProgressCallback,
-    Scenario,
-    check_version,
-    default_capacity,
-    with_smallest_capacity,
-)
 from fragdoctor.errors import SimulationError
 from fragdoctor.model.progress import tell
 from fragdoctor.model.simulation import ReplayResult, Simulation
 from fragdoctor.model.snapshot import Action, Snapshot
+from fragdoctor.trace.edits import Edit
+from fragdoctor.trace.fidelity import Reproduction, is_foreign, report
+from fragdoctor.trace.operations import PreparedTrace, prepare
+from fragdoctor.trace.reproduction import find_reproduction
+from fragdoctor.trace.whatif import (
+    FairReplay,
+    ProgressCallback,
+    WhatIf,
+    check_version,
+    default_capacity,
+    with_smallest_capacity,
+)
 from fragdoctor.units import format_mebibytes, plural
 
 # Below this share of reproduced events and blocks a what-if is an estimate.
@@ -60,7 +60,7 @@ def simulate(  # noqa: PLR0913 - the questions of one what-if, all by keyword
         progress: called with replays done and replays in all.
 
     Returns:
-        The baseline with its fidelity, and one result per conf and edit, in that order. With
+        The reproduction with its fidelity, and one result per conf and edit, in that order. With
         neither, one result under the recorded settings if capacity, fraction or version differ.
 
     Raises:
@@ -68,63 +68,65 @@ def simulate(  # noqa: PLR0913 - the questions of one what-if, all by keyword
         ConfigError: a setting string, the fraction or the version is wrong.
     """
     version = check_version(torch_version)
-    baseline = baseline_of(snapshot, device, device_total_bytes=device_total_bytes)
-    scenario = Scenario(
+    reproduction = reproduce(snapshot, device, device_total_bytes=device_total_bytes)
+    what_if = WhatIf(
         capacity_bytes=capacity_bytes,
         memory_fraction=memory_fraction,
         torch_version=version,
         device_total_bytes=device_total_bytes,
     )
-    asked: list[tuple[Scenario, Edit | None]] = [(replace(scenario, conf=c), None) for c in confs]
+    asked: list[tuple[WhatIf, Edit | None]] = [(replace(what_if, conf=c), None) for c in confs]
     asked += [
-        (replace(scenario, conf=conf, edit=edit.name), edit)
+        (replace(what_if, conf=conf, edit=edit.name), edit)
         for edit in edits
         for conf in confs or (None,)
     ]
     differs = capacity_bytes is not None or memory_fraction is not None or bool(version)
     if not asked and (differs or smallest_capacity):
-        asked = [(scenario, None)]
+        asked = [(what_if, None)]
     results: list[ReplayResult] = []
-    fair = LateStart(baseline)
+    fair = FairReplay(reproduction)
     for i, (one, change) in enumerate(asked):
         tell("Replaying", i, len(asked))
-        operations = None if change is None else change.apply(baseline)
+        operations = None if change is None else change.apply(reproduction)
         result = fair.replay(one, operations)
         if smallest_capacity:
-            result = with_smallest_capacity(baseline, one, result, operations)
+            result = with_smallest_capacity(reproduction, one, result, operations)
         results.append(result)
         if progress is not None:
             progress(i + 1, len(asked))
-    return simulation_of(baseline, results)
+    return simulation_of(reproduction, results)
 
 
-def simulation_of(baseline: Baseline, results: Sequence[ReplayResult]) -> Simulation:
-    """Return a baseline and its what-ifs with their fidelity, method and notes."""
-    fidelity = report(baseline)
-    is_exact_enough = (fidelity.share or 0.0) >= REPLAY_SHARE and not is_foreign(baseline.prepared)
-    capacity = default_capacity(baseline)
+def simulation_of(reproduction: Reproduction, results: Sequence[ReplayResult]) -> Simulation:
+    """Return a reproduction and its what-ifs with their fidelity, method and notes."""
+    fidelity = report(reproduction)
+    is_exact_enough = (fidelity.share or 0.0) >= REPLAY_SHARE and not is_foreign(
+        reproduction.prepared
+    )
+    capacity = default_capacity(reproduction)
     return Simulation(
-        device=baseline.prepared.device,
+        device=reproduction.prepared.device,
         baseline=replace(
-            baseline.result,
-            capacity_bytes=None if capacity is None else baseline.result.capacity_bytes,
+            reproduction.result,
+            capacity_bytes=None if capacity is None else reproduction.result.capacity_bytes,
         ),
         fidelity=fidelity,
         results=tuple(results),
         method="replay" if is_exact_enough else "estimate",
-        lower_bound_bytes=baseline.prepared.peak_active_bytes,
-        notes=_notes(baseline),
+        lower_bound_bytes=reproduction.prepared.peak_active_bytes,
+        notes=_notes(reproduction),
     )
 
 
-def baseline_of(
+def reproduce(
     snapshot: Snapshot,
     device: int | None = None,
     *,
     torch_version: str | None = None,
     device_total_bytes: int | None = None,
-) -> Baseline:
-    """Return the baseline of a device's trace: do it once, ask many what-ifs.
+) -> Reproduction:
+    """Return the reproduction of a device's trace: do it once, ask many what-ifs.
 
     Args:
         snapshot: with a trace.
@@ -149,16 +151,16 @@ def baseline_of(
         )
     prepared = prepare(snapshot, chosen)
     _check_trace(prepared)
-    baseline = find_baseline(
+    reproduction = find_reproduction(
         prepared, torch_version=torch_version, device_total_bytes=device_total_bytes
     )
-    return_free_memory(baseline)
-    return baseline
+    return_free_memory(reproduction)
+    return reproduction
 
 
-def return_free_memory(baseline: Baseline) -> None:
+def return_free_memory(reproduction: Reproduction) -> None:
     """Give back what undoing or replaying a long trace has left in the heap."""
-    if baseline.prepared.n_events >= LONG_TRACE_EVENTS:
+    if reproduction.prepared.n_events >= LONG_TRACE_EVENTS:
         _ext.return_free_memory()
 
 
@@ -198,23 +200,23 @@ def _check_trace(prepared: PreparedTrace) -> None:
         )
 
 
-def _notes(baseline: Baseline) -> tuple[str, ...]:
+def _notes(reproduction: Reproduction) -> tuple[str, ...]:
     notes = []
-    conditions, facts = baseline.conditions, baseline.operations.facts()
-    low = None if baseline.capacity_is_exact else conditions.capacity_bytes
+    conditions, facts = reproduction.conditions, reproduction.operations.facts()
+    low = None if reproduction.capacity_is_exact else conditions.capacity_bytes
     if low is not None and facts["n_flushed"] > 0:
         notes.append(
             f"The file does not say what PyTorch could have; a flush shows that it was at least "
             f"{format_mebibytes(low)} and less than "
             f"{format_mebibytes(facts['lowest_need_bytes'])}."
         )
-    if baseline.fraction_is_inferred and conditions.allowed_bytes is not None:
+    if reproduction.fraction_is_inferred and conditions.allowed_bytes is not None:
         notes.append(
             f"Requests failed, or cached memory was collected, while the driver had memory left: "
             "a memory fraction was in force, of about "
             f"{format_mebibytes(conditions.allowed_bytes)}."
         )
-    known = baseline.prepared.oom_capacity_bytes
+    known = reproduction.prepared.oom_capacity_bytes
     if len(np.unique(known[known >= 0])) > 1:
         notes.append("The memory that PyTorch could have changed between failed requests.")
     if n_calls := facts["n_inferred_empty_cache"]:

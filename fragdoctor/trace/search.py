@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 
-from fragdoctor.allocator.candidates import usual_candidates
-from fragdoctor.allocator.fidelity import Baseline
-from fragdoctor.allocator.late_start import LateStart
-from fragdoctor.allocator.whatif import ProgressCallback, Scenario, default_capacity
 from fragdoctor.model.progress import tell
 from fragdoctor.model.simulation import ReplayResult
+from fragdoctor.trace.candidates import usual_candidates
+from fragdoctor.trace.fidelity import Reproduction
+from fragdoctor.trace.whatif import FairReplay, ProgressCallback, WhatIf, default_capacity
 
 N_THREADS = 2
 # A setting fits with margin if this share of the capacity is left over: about what the driver and
@@ -33,43 +32,42 @@ class Search:
             none fits, the recorded settings already do with margin, or none gains on them.
         pareto: those that no other beats in both peak reserved memory and driver calls, by peak;
             of those that fit where any does.
-        baseline_fits: whether the recorded settings serve every request with margin.
+        recorded_fits: whether the recorded settings serve every request with margin.
     """
 
     results: Sequence[ReplayResult]
     best: ReplayResult | None
     pareto: Sequence[ReplayResult]
-    baseline_fits: bool
+    recorded_fits: bool
 
 
 def search_settings(
-    baseline: Baseline,
+    reproduction: Reproduction,
     confs: Sequence[str] | None = None,
     *,
-    scenario: Scenario | None = None,
+    what_if: WhatIf | None = None,
     progress: ProgressCallback | None = None,
 ) -> Search:
     """Replay every candidate and return what each does, the best, and the Pareto set.
 
     Args:
-        baseline: of the trace.
+        reproduction: of the trace.
         confs: setting strings; ``usual_candidates`` where None.
-        scenario: capacity, fraction and version to replay under; as recorded where None.
+        what_if: capacity, fraction and version to replay under; as recorded where None.
         progress: called with candidates done and candidates in all, from this thread.
 
     Raises:
         ConfigError: a setting string is wrong.
         SimulationError: a candidate cannot be replayed.
     """
-    scenario = scenario or Scenario()
+    what_if = what_if or WhatIf()
     if confs is None:
-        confs = usual_candidates(baseline, scenario.torch_version or None)
-    fair = LateStart(baseline)
+        confs = usual_candidates(reproduction, what_if.torch_version or None)
+    fair = FairReplay(reproduction)
     results: list[ReplayResult | None] = [None] * len(confs)
     with ThreadPoolExecutor(N_THREADS) as pool:
         jobs = {
-            pool.submit(fair.replay, replace(scenario, conf=conf)): i
-            for i, conf in enumerate(confs)
+            pool.submit(fair.replay, replace(what_if, conf=conf)): i for i, conf in enumerate(confs)
         }
         for n_done, job in enumerate(as_completed(jobs), 1):
             results[jobs[job]] = job.result()
@@ -77,13 +75,13 @@ def search_settings(
             if progress is not None:
                 progress(n_done, len(confs))
     done = [r for r in results if r is not None]
-    recorded = fair.replay(scenario)
+    recorded = fair.replay(what_if)
     is_fine = recorded.fits and recorded.retries == 0 and _has_margin(recorded)
     return Search(
         results=tuple(done),
         best=None if is_fine else best_of(_gaining(done, recorded)),
         pareto=pareto_of(done),
-        baseline_fits=is_fine,
+        recorded_fits=is_fine,
     )
 
 
@@ -136,8 +134,8 @@ def pareto_of(results: Sequence[ReplayResult]) -> tuple[ReplayResult, ...]:
     return tuple(front)
 
 
-def capacity_of(baseline: Baseline, scenario: Scenario) -> int | None:
-    """Return the capacity that a scenario is replayed under; None = unlimited."""
-    if scenario.capacity_bytes is not None:
-        return scenario.capacity_bytes
-    return default_capacity(baseline)
+def capacity_of(reproduction: Reproduction, what_if: WhatIf) -> int | None:
+    """Return the capacity that a what-if is replayed under; None = unlimited."""
+    if what_if.capacity_bytes is not None:
+        return what_if.capacity_bytes
+    return default_capacity(reproduction)

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from fragdoctor.allocator.trace_ops import PreparedTrace, prepare
 from fragdoctor.model.settings import Era, era_of
 from fragdoctor.model.snapshot import Action
+from fragdoctor.trace.operations import PreparedTrace, prepare
 from fragdoctor.units import MIB
 
 N_LIMITS_TRIED = 24

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 from fragdoctor._native import _ext
-from fragdoctor.allocator.fidelity import Baseline
-from fragdoctor.allocator.replay import PAGE_BYTES, Conditions, allowed_by, result_of
 from fragdoctor.errors import SimulationError
 from fragdoctor.model.progress import tell
-from fragdoctor.model.settings import AllocatorSettings, era_of, parse_conf, parse_version
+from fragdoctor.model.settings import (
+    AllocatorSettings,
+    era_of,
+    is_same_conf,
+    parse_conf,
+    parse_version,
+)
 from fragdoctor.model.simulation import ReplayResult
+from fragdoctor.trace.fidelity import Reproduction
+from fragdoctor.trace.replay import PAGE_BYTES, Conditions, allowed_by, result_of
 from fragdoctor.units import format_mebibytes, plural
 
 # Work spent on one search for a smallest capacity, in operations: a second or two.
@@ -19,9 +26,14 @@ SEARCH_OPERATIONS = 20_000_000
 MIN_REPLAYS = 24
 _ENDLESS = 2**50
 
+OPEN = (
+    "not known: made anew on an empty device the run has no trouble even as recorded, so what "
+    "matters happened before the recording"
+)
+
 
 @dataclass(frozen=True, slots=True)
-class Scenario:
+class WhatIf:
     """What differs from the recorded run; None and "" mean as recorded.
 
     Attributes:
@@ -41,37 +53,37 @@ class Scenario:
     edit: str = ""
 
 
-def default_capacity(baseline: Baseline) -> int | None:
+def default_capacity(reproduction: Reproduction) -> int | None:
     """Return what PyTorch could have in the recorded run, as far as the file shows it.
 
     Exact where a request failed; the least that explains the run where the cache was flushed to
     make room; else None.
     """
-    if baseline.capacity_is_exact:
-        return baseline.conditions.capacity_bytes
-    if baseline.operations.facts()["n_flushed"] > 0:
-        return baseline.conditions.capacity_bytes
+    if reproduction.capacity_is_exact:
+        return reproduction.conditions.capacity_bytes
+    if reproduction.operations.facts()["n_flushed"] > 0:
+        return reproduction.conditions.capacity_bytes
     return None
 
 
-def conditions_of(baseline: Baseline, scenario: Scenario) -> Conditions:
-    """Return what a scenario means for the model.
+def conditions_of(reproduction: Reproduction, what_if: WhatIf) -> Conditions:
+    """Return what a what-if means for the model.
 
     Raises:
         ConfigError: the settings or the version are wrong.
         SimulationError: a memory fraction of an unknown amount.
     """
-    recorded = baseline.conditions
-    version = scenario.torch_version
-    settings = _settings(baseline, scenario)
+    recorded = reproduction.conditions
+    version = what_if.torch_version
+    settings = _settings(reproduction, what_if)
     era = era_of(version) if version else recorded.era
-    capacity = scenario.capacity_bytes
+    capacity = what_if.capacity_bytes
     if capacity is None:
-        capacity = default_capacity(baseline)
-    fraction = scenario.memory_fraction
-    if fraction is None and scenario.conf is not None:
+        capacity = default_capacity(reproduction)
+    fraction = what_if.memory_fraction
+    if fraction is None and what_if.conf is not None:
         fraction = settings.memory_fraction
-    total = scenario.device_total_bytes
+    total = what_if.device_total_bytes
     allowed = None
     if fraction is not None:
         base = total or capacity
@@ -81,15 +93,15 @@ def conditions_of(baseline: Baseline, scenario: Scenario) -> Conditions:
                 hint="Give the capacity too.",
             )
         allowed = allowed_by(fraction, base, version)
-    elif scenario.capacity_bytes is None:
+    elif what_if.capacity_bytes is None:
         allowed = recorded.allowed_bytes
     return Conditions(settings, era, capacity, allowed, total, fraction, version)
 
 
-def _settings(baseline: Baseline, scenario: Scenario) -> AllocatorSettings:
-    if scenario.conf is None:
-        return baseline.conditions.settings
-    settings = parse_conf(scenario.conf, scenario.torch_version or None)
+def _settings(reproduction: Reproduction, what_if: WhatIf) -> AllocatorSettings:
+    if what_if.conf is None:
+        return reproduction.conditions.settings
+    settings = parse_conf(what_if.conf, what_if.torch_version or None)
     if settings.backend != "native":
         raise SimulationError(
             f"The model knows the native allocator, not {settings.backend}.",
@@ -98,55 +110,99 @@ def _settings(baseline: Baseline, scenario: Scenario) -> AllocatorSettings:
     return settings
 
 
-def replay_scenario(
-    baseline: Baseline,
-    scenario: Scenario,
+def replay_what_if(
+    reproduction: Reproduction,
+    what_if: WhatIf,
     operations: _ext.NativeOps | None = None,
     *,
     remakes_start: bool | None = None,
 ) -> ReplayResult:
-    """Return what the model does with the requests of a trace in a scenario.
+    """Return what the model does with the requests of a trace in a what-if.
 
     Args:
-        baseline: of the trace.
-        scenario: what differs.
-        operations: edited requests; those of the baseline where None.
+        reproduction: of the trace.
+        what_if: what differs.
+        operations: edited requests; those of the reproduction where None.
         remakes_start: whether blocks older than the trace are requested anew; where None, only
             if the kind of segment changes.
 
     Raises:
         ConfigError: the settings or the version are wrong.
-        SimulationError: the scenario cannot be replayed.
+        SimulationError: the what-if cannot be replayed.
     """
-    conditions = conditions_of(baseline, scenario)
-    is_remade = _remakes_start(baseline, conditions) if remakes_start is None else remakes_start
-    raw = (operations or baseline.operations).replay(conditions.native(), remake_initial=is_remade)
+    conditions = conditions_of(reproduction, what_if)
+    is_remade = _remakes_start(reproduction, conditions) if remakes_start is None else remakes_start
+    raw = (operations or reproduction.operations).replay(
+        conditions.native(), remake_initial=is_remade
+    )
     note = ""
     if is_remade:
-        n_blocks = len(baseline.prepared.undone.block_address)
+        n_blocks = len(reproduction.prepared.undone.block_address)
         note = (
             f"the {plural(n_blocks, 'block')} older than the trace "
             f"{'is' if n_blocks == 1 else 'are'} requested anew, as if the setting had been on "
             "from the start"
         )
-    return result_of(raw, conditions, edit=scenario.edit, note=note)
+    return result_of(raw, conditions, edit=what_if.edit, note=note)
 
 
-def _remakes_start(baseline: Baseline, conditions: Conditions) -> bool:
+def _remakes_start(reproduction: Reproduction, conditions: Conditions) -> bool:
     """Return whether blocks older than the trace are requested anew.
 
     Under the recorded kind of segment they stay where they lie: that keeps the fragmentation of
     the time before. With expandable segments switched on or off they would have been elsewhere
     altogether, and old segments that can be neither grown nor returned would distort the answer.
     """
-    recorded = baseline.conditions.settings.expandable_segments
+    recorded = reproduction.conditions.settings.expandable_segments
     is_switched = conditions.settings.expandable_segments != recorded
-    return is_switched and baseline.prepared.undone.initial_reserved_bytes > 0
+    return is_switched and reproduction.prepared.undone.initial_reserved_bytes > 0
+
+
+class FairReplay:
+    """Replays what-ifs of one reproduction fairly, whether or not its trace begins late.
+
+    A program under other settings would have had another layout when the recording began, and the
+    file does not say which. So such a what-if is replayed from two starts, the recorded layout and
+    an empty device on which the live blocks are made first, and only what follows from both is
+    taken for known.
+    """
+
+    def __init__(self, reproduction: Reproduction) -> None:
+        self._reproduction = reproduction
+        self._is_late = len(reproduction.prepared.undone.block_address) > 0
+
+    @cached_property
+    def _shows_trouble(self) -> bool:
+        """Whether a start from empty shows the trouble of the recorded run; one more replay."""
+        made = replay_what_if(self._reproduction, WhatIf(), remakes_start=True)
+        recorded = self._reproduction.result
+        return made.fits == recorded.fits and (
+            not made.fits or (made.retries > 0) == (recorded.retries > 0)
+        )
+
+    def replay(self, what_if: WhatIf, operations: _ext.NativeOps | None = None) -> ReplayResult:
+        """Return what the model does in a what-if; ``is_conclusive`` says whether it is known.
+
+        Raises:
+            ConfigError: the settings or the version are wrong.
+            SimulationError: the what-if cannot be replayed.
+        """
+        recorded = self._reproduction.conditions.settings.conf
+        if not self._is_late or what_if.conf is None or is_same_conf(what_if.conf, recorded):
+            return replay_what_if(self._reproduction, what_if, operations)
+        made = replay_what_if(self._reproduction, what_if, operations, remakes_start=True)
+        if not made.fits or self._shows_trouble:
+            return made
+        kept = replay_what_if(self._reproduction, what_if, operations, remakes_start=False)
+        # A limit below what was reserved when the recording began has no such start.
+        if kept.fits and (kept.margin_bytes or 0) >= 0:
+            return max((kept, made), key=lambda r: (r.retries, r.peak_reserved_bytes))
+        return replace(made, note=OPEN, is_conclusive=False)
 
 
 def with_smallest_capacity(
-    baseline: Baseline,
-    scenario: Scenario,
+    reproduction: Reproduction,
+    what_if: WhatIf,
     result: ReplayResult,
     operations: _ext.NativeOps | None = None,
 ) -> ReplayResult:
@@ -156,17 +212,19 @@ def with_smallest_capacity(
     smaller device. So the capacities are walked upward from the lower bound (peak requested bytes),
     jumping over those at which the run would be the very same, as far as the work allowed goes.
     """
-    search = _CapacitySearch(baseline, scenario, operations or baseline.operations)
+    search = _CapacitySearch(reproduction, what_if, operations or reproduction.operations)
     smallest, note = search.run()
     return replace(result, smallest_capacity_bytes=smallest, smallest_capacity_note=note)
 
 
 class _CapacitySearch:
-    """Walks capacities of one scenario, within a bounded number of replays."""
+    """Walks capacities of one what-if, within a bounded number of replays."""
 
-    def __init__(self, baseline: Baseline, scenario: Scenario, operations: _ext.NativeOps) -> None:
-        self.baseline = baseline
-        self.scenario = scenario
+    def __init__(
+        self, reproduction: Reproduction, what_if: WhatIf, operations: _ext.NativeOps
+    ) -> None:
+        self.reproduction = reproduction
+        self.what_if = what_if
         self.operations = operations
         n_operations = max(operations.facts()["n_ops"], 1)
         self.n_left = max(MIN_REPLAYS, SEARCH_OPERATIONS // n_operations)
@@ -175,9 +233,9 @@ class _CapacitySearch:
         """Return whether the run fits, and the least capacity at which anything would change."""
         self.n_left -= 1
         tell(f"Looking for the smallest capacity, at most {self.n_left} replays more")
-        scenario = replace(self.scenario, capacity_bytes=capacity)
-        conditions = conditions_of(self.baseline, scenario)
-        remade = _remakes_start(self.baseline, conditions)
+        what_if = replace(self.what_if, capacity_bytes=capacity)
+        conditions = conditions_of(self.reproduction, what_if)
+        remade = _remakes_start(self.reproduction, conditions)
         raw = self.operations.replay(conditions.native(), True, remade)
         change = raw["same_below_bytes"]
         if conditions.allowed_bytes is not None:
@@ -186,9 +244,9 @@ class _CapacitySearch:
 
     def run(self) -> tuple[int | None, str]:
         """Return the smallest capacity, and what there is to say about it."""
-        scenario = replace(self.scenario, capacity_bytes=_ENDLESS, memory_fraction=None)
-        endless = conditions_of(self.baseline, scenario)
-        remade = _remakes_start(self.baseline, endless)
+        what_if = replace(self.what_if, capacity_bytes=_ENDLESS, memory_fraction=None)
+        endless = conditions_of(self.reproduction, what_if)
+        remade = _remakes_start(self.reproduction, endless)
         raw = self.operations.replay(replace(endless, allowed_bytes=None).native(), False, remade)
         if not raw["fits"]:
             return None, "a request fails at any capacity"

@@ -9,9 +9,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from fragdoctor.allocator.fidelity import Baseline
 from fragdoctor.errors import ConfigError
 from fragdoctor.model.settings import Era, is_same_conf, parse_conf
+from fragdoctor.trace.fidelity import Reproduction
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +51,16 @@ def usual_confs(key: str) -> tuple[str, ...]:
     return next(f.confs() for f in FAMILIES if f.key == key)
 
 
-def usual_candidates(baseline: Baseline, torch_version: str | None = None) -> tuple[str, ...]:
+def usual_candidates(
+    reproduction: Reproduction, torch_version: str | None = None
+) -> tuple[str, ...]:
     """Return each key alone with its usual values, as far as the version knows it."""
-    return _known((c for f in FAMILIES for c in f.confs()), baseline, torch_version)
+    return _known((c for f in FAMILIES for c in f.confs()), reproduction, torch_version)
 
 
-def sweep_candidates(baseline: Baseline, torch_version: str | None = None) -> tuple[str, ...]:
+def sweep_candidates(
+    reproduction: Reproduction, torch_version: str | None = None
+) -> tuple[str, ...]:
     """Return each key alone over all its values, and sensible pairs.
 
     Garbage collection does nothing without a memory fraction, so it comes with one where none is
@@ -64,7 +68,7 @@ def sweep_candidates(baseline: Baseline, torch_version: str | None = None) -> tu
     apply to expandable blocks, and reserved memory can grow without bound.
     """
     divisions, segments = DIVISIONS.confs(is_sweep=True), LARGE_SEGMENTS.confs(is_sweep=True)
-    limit = "" if baseline.conditions.allowed_bytes is not None else _LIMIT
+    limit = "" if reproduction.conditions.allowed_bytes is not None else _LIMIT
     collect = [f"{conf}{limit}" for conf in THRESHOLDS.confs()]
     wanted = [
         "",
@@ -77,20 +81,22 @@ def sweep_candidates(baseline: Baseline, torch_version: str | None = None) -> tu
         *(f"max_split_size_mb:{mb},{d}" for mb in (64, 128, 256) for d in DIVISIONS.confs()),
         *(f"max_split_size_mb:{mb},{c}" for mb in (128, 256) for c in collect),
     ]
-    return _known(wanted, baseline, torch_version)
+    return _known(wanted, reproduction, torch_version)
 
 
 _LIMIT: Final = ",per_process_memory_fraction:0.95"
 
 
-def _known(wanted: Iterable[str], baseline: Baseline, torch_version: str | None) -> tuple[str, ...]:
+def _known(
+    wanted: Iterable[str], reproduction: Reproduction, torch_version: str | None
+) -> tuple[str, ...]:
     """Return the strings that the version accepts, without the recorded one and repetitions.
 
     Without a version, keys that came after the recording's are left out: an unknown key is an
     error at first use of the device.
     """
-    version = torch_version or _version_of(baseline)
-    recorded = baseline.conditions.settings.conf
+    version = torch_version or _version_of(reproduction)
+    recorded = reproduction.conditions.settings.conf
     known = []
     for conf in dict.fromkeys(wanted):
         if is_same_conf(conf, recorded):
@@ -103,10 +109,10 @@ def _known(wanted: Iterable[str], baseline: Baseline, torch_version: str | None)
     return tuple(known)
 
 
-def _version_of(baseline: Baseline) -> str:
+def _version_of(reproduction: Reproduction) -> str:
     """Return a version that the recording's is not older than."""
-    low = baseline.prepared.snapshot.provenance.version_low
+    low = reproduction.prepared.snapshot.provenance.version_low
     if low:
         return low if low.count(".") > 1 else f"{low}.0"
     newest = {Era.SEGMENT_COUNTER: "2.13.0", Era.BLOCK_COUNTER: "2.12.0", Era.ADDRESS: "2.1.0"}
-    return newest[baseline.conditions.era]
+    return newest[reproduction.conditions.era]

@@ -1,7 +1,8 @@
 """How exactly the model reproduces a file.
 
-A baseline replays the trace under its recorded settings, with new segments placed where the file
-recorded them, and compares every segment event and the final layout (``baseline.py`` finds it).
+A reproduction replays the trace under its recorded settings, with new segments placed where the
+file recorded them, and compares every segment event and the final layout (``reproduction.py``
+finds it).
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from fragdoctor._native import _ext
-from fragdoctor.allocator.replay import Conditions, result_of
-from fragdoctor.allocator.trace_ops import PreparedTrace
 from fragdoctor.model.diagnosis import FidelityReport
 from fragdoctor.model.settings import Era
 from fragdoctor.model.simulation import ReplayResult
 from fragdoctor.model.snapshot import SegmentType
+from fragdoctor.trace.operations import PreparedTrace
+from fragdoctor.trace.replay import Conditions, result_of
 from fragdoctor.units import plural
 
 FOREIGN_SHARE = 0.2  # of events that contradict the segments: not this allocator's trace
@@ -27,7 +28,7 @@ ERA_NAMES = {
 
 
 @dataclass(frozen=True)
-class Baseline:
+class Reproduction:
     """The recorded run, reproduced as well as the file allows.
 
     Attributes:
@@ -63,7 +64,7 @@ class Baseline:
 
     @property
     def result(self) -> ReplayResult:
-        """The baseline as a result."""
+        """The reproduction as a result."""
         return result_of(self.raw, self.conditions)
 
 
@@ -76,8 +77,8 @@ def share_of(comparison: dict[str, Any]) -> float:
     return float(equal / of) if of else 1.0
 
 
-def report(best: Baseline) -> FidelityReport:
-    """Return the fidelity of a baseline, with its parts and the reason where it is not exact."""
+def report(best: Reproduction) -> FidelityReport:
+    """Return the fidelity of a reproduction, with its parts and what keeps it from being exact."""
     c, prepared = best.comparison, best.prepared
     details = {
         "segment_events": {
@@ -123,7 +124,7 @@ def is_foreign(prepared: PreparedTrace) -> bool:
     return sum(counts.values()) > FOREIGN_SHARE * max(prepared.n_events, 1)
 
 
-def _reason(best: Baseline) -> str:
+def _reason(best: Reproduction) -> str:
     if best.is_exact:
         return ""
     prepared, c = best.prepared, best.comparison

@@ -1,4 +1,4 @@
-"""The baseline reproduces what was recorded, and says why where it does not."""
+"""The reproduction reproduces what was recorded, and says why where it does not."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from allocator.programs import (
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from programs import (
     ERAS,
     Program,
     operations_of,
@@ -15,19 +17,17 @@ from allocator.programs import (
     programs,
     record,
     recorded,
+    without_oldest,
 )
-from allocator.test_trace_ops import without_oldest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from fragdoctor.allocator.baseline import find_baseline
-from fragdoctor.allocator.edits import empty_cache_every
-from fragdoctor.allocator.fidelity import report
-from fragdoctor.allocator.simulate import baseline_of, simulate
-from fragdoctor.allocator.trace_ops import prepare
 from fragdoctor.errors import SimulationError
 from fragdoctor.model.settings import Era
 from fragdoctor.readers.snapshot import read_snapshot
+from fragdoctor.trace.edits import empty_cache_every
+from fragdoctor.trace.fidelity import report
+from fragdoctor.trace.operations import prepare
+from fragdoctor.trace.reproduction import find_reproduction
+from fragdoctor.trace.simulate import reproduce, simulate
 from fragdoctor.units import MIB
 
 # What their names say is missing: nothing recorded, or the oldest events lost.
@@ -39,11 +39,11 @@ LOST_EVENTS = {"frag_gpt_long_truncated", "leak_features", "leak_losses", "ring_
 @settings(max_examples=25, deadline=None)
 def test_baseline_with_calls_of_empty_cache_infers_them(made: Program, era: Era) -> None:
     plain = record(made, era=era)
-    called = empty_cache_every(3).apply(baseline_of(plain))
+    called = empty_cache_every(3).apply(reproduce(plain))
 
-    baseline = find_baseline(prepare(recorded(called, era=era), 0))
+    reproduction = find_reproduction(prepare(recorded(called, era=era), 0))
 
-    assert baseline.is_exact, baseline.comparison
+    assert reproduction.is_exact, reproduction.comparison
 
 
 @given(programs(), st.sampled_from(["", "garbage_collection_threshold:0.5"]))
@@ -52,10 +52,10 @@ def test_baseline_under_memory_fraction_loses_no_request(made: Program, conf: st
     """The limit is found where the trace shows it: the failing requests fail in the model too."""
     snapshot = record(made, conf, capacity_bytes=400 * MIB, allowed_fraction=0.3)
 
-    baseline = find_baseline(prepare(snapshot, 0), device_total_bytes=400 * MIB)
+    reproduction = find_reproduction(prepare(snapshot, 0), device_total_bytes=400 * MIB)
 
-    assert baseline.comparison["n_failed_equal"] == baseline.comparison["n_failed"]
-    assert baseline.is_exact
+    assert reproduction.comparison["n_failed_equal"] == reproduction.comparison["n_failed"]
+    assert reproduction.is_exact
 
 
 def test_era_that_recorded_is_found() -> None:
@@ -63,9 +63,9 @@ def test_era_that_recorded_is_found() -> None:
     low_is_newer = program(12 * MIB, 14 * MIB, 14 * MIB, -2, -3, 14 * MIB, -1)
     found = set()
     for era in Era:
-        baseline = find_baseline(prepare(record(low_is_newer, era=era), 0))
-        assert baseline.is_exact
-        found.add(baseline.conditions.era)
+        reproduction = find_reproduction(prepare(record(low_is_newer, era=era), 0))
+        assert reproduction.is_exact
+        found.add(reproduction.conditions.era)
 
     assert found <= set(Era)
 
@@ -103,7 +103,7 @@ def test_lost_events_are_the_reason() -> None:
     made = [n * MIB for n in (3, 4, 5, 6, 7, 8, 30)]
     whole = record(program(*made, -2, -4, 3 * MIB, 5 * MIB, -1))
 
-    fidelity = report(find_baseline(prepare(without_oldest(whole, 0, 9), 0)))
+    fidelity = report(find_reproduction(prepare(without_oldest(whole, 0, 9), 0)))
 
     assert fidelity.share is not None
     assert fidelity.share > 0.5
@@ -130,9 +130,9 @@ def test_settings_that_the_file_forgot_are_found() -> None:
             snapshot, settings=dataclasses.replace(snapshot.settings.from_recorded({}), conf="")
         )
 
-        baseline = find_baseline(prepare(bare, 0))
+        reproduction = find_reproduction(prepare(bare, 0))
 
-        assert baseline.is_exact, conf
+        assert reproduction.is_exact, conf
 
 
 @pytest.mark.shared
@@ -143,25 +143,25 @@ def test_complete_recordings_are_reproduced_exactly(shared: Path) -> None:
             continue
         snapshot = read_snapshot(path)
         for device in snapshot.devices:
-            baseline = baseline_of(snapshot, device)
+            reproduction = reproduce(snapshot, device)
 
-            assert baseline.is_exact, (name, device, baseline.comparison)
-            assert report(baseline).share == 1.0
-            assert report(baseline).era == "block_counter"
+            assert reproduction.is_exact, (name, device, reproduction.comparison)
+            assert report(reproduction).share == 1.0
+            assert report(reproduction).era == "block_counter"
 
 
 @pytest.mark.shared
 def test_truncated_recordings_tell_the_order_of_old_blocks(shared: Path) -> None:
     """What the ring lost about ties shows in the addresses that were handed out."""
     for name in sorted(LOST_EVENTS):
-        baseline = baseline_of(read_snapshot(shared / "snapshots" / name / "snapshot.pickle"))
+        reproduction = reproduce(read_snapshot(shared / "snapshots" / name / "snapshot.pickle"))
 
-        assert report(baseline).share == 1.0, name
-        assert baseline.order_is_learned
-        conditions = baseline.conditions.native()
-        assert baseline.operations.replay_recorded(conditions) == (
-            baseline.raw,
-            baseline.comparison,
+        assert report(reproduction).share == 1.0, name
+        assert reproduction.order_is_learned
+        conditions = reproduction.conditions.native()
+        assert reproduction.operations.replay_recorded(conditions) == (
+            reproduction.raw,
+            reproduction.comparison,
         )
 
 
@@ -187,9 +187,9 @@ def test_retries_agree_with_the_statistics(shared: Path) -> None:
         snapshot = read_snapshot(path)
         for device in snapshot.devices:
             of_device = stats[device] if isinstance(stats, list) else stats
-            baseline = baseline_of(snapshot, device)
-            assert baseline.raw["retries"] == of_device["num_alloc_retries"], path.parent.name
-            assert baseline.raw["ooms"] == of_device["num_ooms"], path.parent.name
+            reproduction = reproduce(snapshot, device)
+            assert reproduction.raw["retries"] == of_device["num_alloc_retries"], path.parent.name
+            assert reproduction.raw["ooms"] == of_device["num_ooms"], path.parent.name
             checked += 1
     assert checked > 40
 

@@ -1,4 +1,4 @@
-"""Finding the baseline: the recorded run, reproduced as well as the file allows.
+"""Finding the reproduction: the recorded run, reproduced as well as the file allows.
 
 What the file does not record is found by trying (``unrecorded.py`` says what to try): a guess is
 replayed, compared with the recording, and kept where it reproduces more.
@@ -10,19 +10,19 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from fragdoctor._native import _ext
-from fragdoctor.allocator.fidelity import Baseline
-from fragdoctor.allocator.model import UNLIMITED
-from fragdoctor.allocator.replay import Conditions
-from fragdoctor.allocator.trace_ops import PreparedTrace
-from fragdoctor.allocator.unrecorded import (
+from fragdoctor.model.progress import tell
+from fragdoctor.model.settings import AllocatorSettings, Era
+from fragdoctor.trace.allocator import UNLIMITED
+from fragdoctor.trace.fidelity import Reproduction
+from fragdoctor.trace.operations import PreparedTrace
+from fragdoctor.trace.replay import Conditions
+from fragdoctor.trace.unrecorded import (
     eras_of,
     limits_of,
     recorded_capacity,
     total_by_reservations,
     with_shown_settings,
 )
-from fragdoctor.model.progress import tell
-from fragdoctor.model.settings import AllocatorSettings, Era
 
 # Of taking unexplained frees for calls of empty_cache(), and completed frees for late ones.
 MAX_ROUNDS = 3
@@ -52,14 +52,14 @@ class _Finder:
         self.prepared = prepared
         self.total = device_total_bytes or total_by_reservations(prepared)
         self.capacity = recorded_capacity(prepared)
-        self.best: Baseline | None = None
+        self.best: Reproduction | None = None
         self._n_tried = 0
         self._operations: dict[tuple[object, ...], _ext.NativeOps] = {}
 
-    def try_(self, guess: _Guess) -> Baseline:
+    def try_(self, guess: _Guess) -> Reproduction:
         """Replay under a guess, and again with what the comparison suggests, while that helps."""
         rows, late = frozenset[int](), frozenset[int]()
-        best: Baseline | None = None
+        best: Reproduction | None = None
         for _ in range(MAX_ROUNDS):
             one = self._replay(guess, rows, late)
             if best is None or one.score > best.score:
@@ -102,7 +102,7 @@ class _Finder:
         rows: frozenset[int],
         late: frozenset[int],
         max_ops: int = UNLIMITED,
-    ) -> Baseline:
+    ) -> Reproduction:
         capacity, allowed = guess.capacity_bytes, guess.allowed_bytes
         limits = [b for b in (capacity, allowed) if b is not None]
         collects = allowed is not None and guess.settings.garbage_collection_threshold > 0
@@ -115,7 +115,7 @@ class _Finder:
             capacity = operations.facts()["peak_reserved_bytes"]
         conditions = Conditions(guess.settings, guess.era, capacity, allowed, self.total)
         raw, comparison = operations.replay_recorded(conditions.native(), max_ops)
-        return Baseline(
+        return Reproduction(
             self.prepared,
             conditions,
             operations,
@@ -126,12 +126,12 @@ class _Finder:
         )
 
 
-def find_baseline(
+def find_reproduction(
     prepared: PreparedTrace,
     *,
     torch_version: str | None = None,
     device_total_bytes: int | None = None,
-) -> Baseline:
+) -> Reproduction:
     """Return the best reproduction of a trace.
 
     Args:
@@ -157,8 +157,8 @@ def find_baseline(
     return _learned(best)
 
 
-def _learned(best: Baseline) -> Baseline:
-    """Return the baseline with the order of blocks older than the trace, as addresses tell it.
+def _learned(best: Reproduction) -> Reproduction:
+    """Return the reproduction with the order of blocks older than the trace, as addresses tell it.
 
     Of free blocks of equal size the one made first is taken (2.12), and the trace of a ring that
     lost its beginning does not say which that was, except by what was taken. What is learned is
@@ -185,14 +185,16 @@ def _learned(best: Baseline) -> Baseline:
     return best
 
 
-def _over_eras(finder: _Finder, settings: AllocatorSettings, torch_version: str | None) -> Baseline:
+def _over_eras(
+    finder: _Finder, settings: AllocatorSettings, torch_version: str | None
+) -> Reproduction:
     guesses = [
         _Guess(era, settings, finder.capacity) for era in eras_of(finder.prepared, torch_version)
     ]
     if len(guesses) > 1 and finder.prepared.n_requests > PREFIX_OPERATIONS:
         # The beginning of a long trace shows the order well enough.
         guesses = [max(guesses, key=finder.address_share)]
-    best: Baseline | None = None
+    best: Reproduction | None = None
     for guess in guesses:
         one = finder.try_(guess)
         if best is None or one.score > best.score:
@@ -203,8 +205,10 @@ def _over_eras(finder: _Finder, settings: AllocatorSettings, torch_version: str 
     return best
 
 
-def _over_limits(finder: _Finder, best: Baseline, device_total_bytes: int | None) -> Baseline:
-    """Return the best of the baseline and of those with a memory fraction in force."""
+def _over_limits(
+    finder: _Finder, best: Reproduction, device_total_bytes: int | None
+) -> Reproduction:
+    """Return the best of the reproduction and of those with a memory fraction in force."""
     n_operations = max(best.operations.facts()["n_ops"], 1)
     need = best.operations.facts()["lowest_need_bytes"]
     limits = limits_of(finder.prepared, need, device_total_bytes)
@@ -219,8 +223,8 @@ def _over_limits(finder: _Finder, best: Baseline, device_total_bytes: int | None
     return best
 
 
-def _may_be_limited(best: Baseline) -> bool:
-    """Return whether a memory fraction would explain what the baseline does not.
+def _may_be_limited(best: Reproduction) -> bool:
+    """Return whether a memory fraction would explain what the reproduction does not.
 
     Either a request failed while the driver had room for it, or segments went before a request
     that would not have exceeded the capacity, with garbage collection set.

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from hypothesis import strategies as st
 from stock import from_python
 
 from fragdoctor._native import _ext
-from fragdoctor.allocator.model import native_config
-from fragdoctor.allocator.trace_ops import prepare
 from fragdoctor.model.settings import AllocatorSettings, Era, parse_conf
-from fragdoctor.model.snapshot import Snapshot
+from fragdoctor.model.snapshot import EventTable, Snapshot
+from fragdoctor.trace.allocator import native_config
+from fragdoctor.trace.operations import prepare
 from fragdoctor.units import MIB
 
 STREAMS = (0, 0x5555_0000_0000)
@@ -175,3 +177,19 @@ CONFS = st.sampled_from(
     ]
 )
 ERAS = st.sampled_from(list(Era))
+
+
+def without_oldest(whole: Snapshot, device: int, n_lost: int) -> Snapshot:
+    """Return the snapshot as a ring buffer that lost ``n_lost`` events would have left it."""
+    events = whole.events
+    first = events.device_slice(device).start
+    kept = np.ones(len(events), bool)
+    kept[first : first + n_lost] = False
+    offsets = events.offsets.copy()
+    offsets[device + 1 :] -= n_lost
+    columns = {
+        name: getattr(events, name)[kept]
+        for name in EventTable.__dataclass_fields__
+        if name != "offsets"
+    }
+    return dataclasses.replace(whole, events=EventTable(**columns, offsets=offsets))

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from fragdoctor._native import _ext
-from fragdoctor.allocator.oom_message import oom_message
 from fragdoctor.errors import OutOfMemory, SimulationError
 from fragdoctor.model.settings import AllocatorSettings, Era, era_of, parse_conf, parse_version
+from fragdoctor.trace.oom_message import oom_message
 from fragdoctor.units import GIB
 
 UNLIMITED: Final = 2**64 - 1

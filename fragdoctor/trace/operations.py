@@ -16,11 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from fragdoctor._native import _ext
-from fragdoctor.allocator.model import native_config
 from fragdoctor.errors import SimulationError
 from fragdoctor.model.progress import tell
 from fragdoctor.model.settings import AllocatorSettings, Era
 from fragdoctor.model.snapshot import I32, I64, U8, U64, Action, Bools, Snapshot
+from fragdoctor.trace.allocator import native_config
 
 U32 = npt.NDArray[np.uint32]
 

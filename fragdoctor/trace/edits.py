@@ -1,7 +1,7 @@
 """Code-level what-ifs, as edits of the list of requests.
 
 Each function returns an ``Edit``: a name for people, and a change that ``simulate`` applies to the
-requests of the baseline before it replays them.
+requests of the reproduction before it replays them.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from fragdoctor._native import _ext
-from fragdoctor.allocator.fidelity import Baseline
-from fragdoctor.allocator.steps import Steps, find_steps
-from fragdoctor.allocator.trace_ops import OPERATION, Operations, OpKind
 from fragdoctor.errors import ConfigError, SimulationError
 from fragdoctor.model.snapshot import I32, I64, U64, Bools
+from fragdoctor.trace.fidelity import Reproduction
+from fragdoctor.trace.operations import OPERATION, Operations, OpKind
+from fragdoctor.trace.steps import Steps, find_steps
 from fragdoctor.units import MIB, format_size, plural
 
 MAX_FACTOR = 1000.0
@@ -31,28 +31,28 @@ class Edit:
 
     Attributes:
         name: what is done, for people.
-        change: the requests of a baseline, changed; raises SimulationError where the trace does
+        change: the requests of a reproduction, changed; raises SimulationError where the trace does
             not say enough for it.
     """
 
     name: str
-    change: Callable[[Baseline, Operations], Operations]
+    change: Callable[[Reproduction, Operations], Operations]
 
-    def apply(self, baseline: Baseline) -> _ext.NativeOps:
+    def apply(self, reproduction: Reproduction) -> _ext.NativeOps:
         """Return the changed requests.
 
         Raises:
             SimulationError: the trace does not say enough for this change.
         """
-        changed = self.change(baseline, Operations.of(baseline.operations))
-        return changed.native(baseline.operations)
+        changed = self.change(reproduction, Operations.of(reproduction.operations))
+        return changed.native(reproduction.operations)
 
 
 def empty_cache_at(rows: Sequence[int]) -> Edit:
     """Return the edit that calls ``empty_cache()`` before given event rows."""
     wanted = np.array(sorted(set(rows)), np.int64)
 
-    def change(_: Baseline, ops: Operations) -> Operations:
+    def change(_: Reproduction, ops: Operations) -> Operations:
         return _with_calls(ops, wanted)
 
     return Edit(f"empty_cache() at {len(wanted)} chosen points", change)
@@ -67,7 +67,7 @@ def empty_cache_every(n_requests: int) -> Edit:
     if n_requests < 1:
         raise ConfigError("The number of requests between calls must be at least 1.")
 
-    def change(_: Baseline, ops: Operations) -> Operations:
+    def change(_: Reproduction, ops: Operations) -> Operations:
         rows = ops.row[_is_request(ops)].astype(np.int64)
         return _with_calls(ops, rows[n_requests::n_requests])
 
@@ -77,8 +77,8 @@ def empty_cache_every(n_requests: int) -> Edit:
 def empty_cache_each_step() -> Edit:
     """Return the edit that calls ``empty_cache()`` at the beginning of every step but the first."""
 
-    def change(baseline: Baseline, ops: Operations) -> Operations:
-        return _with_calls(ops, _steps(baseline).starts[1:])
+    def change(reproduction: Reproduction, ops: Operations) -> Operations:
+        return _with_calls(ops, _steps(reproduction).starts[1:])
 
     return Edit("empty_cache() after each step", change)
 
@@ -90,9 +90,9 @@ def largest_step_first() -> Edit:
     step that runs first.
     """
 
-    def change(baseline: Baseline, ops: Operations) -> Operations:
-        steps = _steps(baseline)
-        active = baseline.prepared.undone.active_bytes
+    def change(reproduction: Reproduction, ops: Operations) -> Operations:
+        steps = _steps(reproduction)
+        active = reproduction.prepared.undone.active_bytes
         peaks = np.maximum.reduceat(active, steps.starts)
         largest = int(peaks.argmax())
         order = [largest, *(i for i in range(len(steps)) if i != largest)]
@@ -114,7 +114,7 @@ def sizes_padded(bucket_bytes: int, from_bytes: int = MIB) -> Edit:
         bucket = np.uint64(bucket_bytes)
         return (size + bucket - np.uint64(1)) // bucket * bucket
 
-    def change(_: Baseline, ops: Operations) -> Operations:
+    def change(_: Reproduction, ops: Operations) -> Operations:
         is_padded = _is_request(ops) & (ops.size > from_bytes) & (ops.size < 2**50)
         return _resized(ops, is_padded, padded)
 
@@ -128,11 +128,11 @@ def blocks_freed(addresses: Sequence[int], row: int | None = None) -> Edit:
     event row where one is given.
     """
 
-    def change(baseline: Baseline, ops: Operations) -> Operations:
-        allocations = _live_at_end(baseline, ops, addresses)
+    def change(reproduction: Reproduction, ops: Operations) -> Operations:
+        allocations = _live_at_end(reproduction, ops, addresses)
         if row is not None:
             return _freed_before(ops, allocations, np.full(len(allocations), row, np.int64))
-        old = allocations[allocations < len(baseline.prepared.undone.block_address)]
+        old = allocations[allocations < len(reproduction.prepared.undone.block_address)]
         return _freed_before(_without(ops, allocations), old, np.zeros(len(old), np.int64))
 
     return Edit(f"without {plural(len(set(addresses)), 'block')}", change)
@@ -141,8 +141,8 @@ def blocks_freed(addresses: Sequence[int], row: int | None = None) -> Edit:
 def blocks_moved_to_start(addresses: Sequence[int]) -> Edit:
     """Return the edit that makes blocks which are live at the end before anything else."""
 
-    def change(baseline: Baseline, ops: Operations) -> Operations:
-        allocations = _live_at_end(baseline, ops, addresses)
+    def change(reproduction: Reproduction, ops: Operations) -> Operations:
+        allocations = _live_at_end(reproduction, ops, addresses)
         is_moved = np.isin(ops.allocation, allocations) & (ops.kind == OpKind.MALLOC)
         order = np.concatenate((np.nonzero(is_moved)[0], np.nonzero(~is_moved)[0]))
         return _taken(ops, order)
@@ -153,9 +153,9 @@ def blocks_moved_to_start(addresses: Sequence[int]) -> Edit:
 def leak_removed(addresses: Sequence[int]) -> Edit:
     """Return the edit that frees blocks, live at the end, when the step that made them ends."""
 
-    def change(baseline: Baseline, ops: Operations) -> Operations:
-        allocations = _live_at_end(baseline, ops, addresses)
-        steps = _steps(baseline)
+    def change(reproduction: Reproduction, ops: Operations) -> Operations:
+        allocations = _live_at_end(reproduction, ops, addresses)
+        steps = _steps(reproduction)
         made = np.isin(ops.allocation, allocations) & (ops.kind == OpKind.MALLOC)
         step = steps.of_rows(ops.row[made].astype(np.int64))
         is_closed = step + 1 < len(steps)  # the last step has not ended
@@ -181,8 +181,8 @@ def batch_scaled(factor: float) -> Edit:
         scaled_size: U64 = np.maximum(np.rint(size * factor), 1).astype(np.uint64)
         return scaled_size
 
-    def change(baseline: Baseline, ops: Operations) -> Operations:
-        is_scaled = _is_activation(baseline, ops, _steps(baseline)) & (ops.size < 2**50)
+    def change(reproduction: Reproduction, ops: Operations) -> Operations:
+        is_scaled = _is_activation(reproduction, ops, _steps(reproduction)) & (ops.size < 2**50)
         return _resized(ops, is_scaled, scaled)
 
     return Edit(f"batch x {factor:g}", change)
@@ -191,8 +191,8 @@ def batch_scaled(factor: float) -> Edit:
 # ---- what the edits are made of --------------------------------------------------------------
 
 
-def _steps(baseline: Baseline) -> Steps:
-    steps = find_steps(baseline.prepared)
+def _steps(reproduction: Reproduction) -> Steps:
+    steps = find_steps(reproduction.prepared)
     if steps is None:
         raise SimulationError(
             "No steps can be told apart in this trace.",
@@ -260,7 +260,7 @@ def _without(ops: Operations, allocations: npt.NDArray[np.uint32]) -> Operations
 
 
 def _live_at_end(
-    baseline: Baseline, ops: Operations, addresses: Sequence[int]
+    reproduction: Reproduction, ops: Operations, addresses: Sequence[int]
 ) -> npt.NDArray[np.uint32]:
     """Return the allocations that lie at these addresses at the end of the trace.
 
@@ -270,10 +270,10 @@ def _live_at_end(
     asked = sorted(set(addresses))
     wanted = np.array([a for a in asked if 0 <= a < 2**64], np.uint64)
     last = np.full(len(wanted), -1, np.int64)  # the last allocation at each address
-    old = _places(wanted, baseline.prepared.undone.block_address)
+    old = _places(wanted, reproduction.prepared.undone.block_address)
     last[old[old >= 0]] = np.flatnonzero(old >= 0)
     made = np.flatnonzero(ops.kind == OpKind.MALLOC)
-    recorded = baseline.prepared.columns.native["address"]
+    recorded = reproduction.prepared.columns.native["address"]
     if len(recorded):
         place = _places(wanted, recorded[np.minimum(ops.row[made], len(recorded) - 1)])
         # Of several allocations at one address the last one is written last.
@@ -298,12 +298,12 @@ def _places(wanted: U64, values: U64) -> I64:
     return np.where(wanted[at] == values, at, -1)
 
 
-def _is_activation(baseline: Baseline, ops: Operations, steps: Steps) -> Bools:
+def _is_activation(reproduction: Reproduction, ops: Operations, steps: Steps) -> Bools:
     step = _step_of(ops, steps)
     born, dies = _life_in_steps(ops, step)
     lives_on = ((dies < 0) | (dies > born + 1))[ops.allocation]
     made_in_set_up = ops.size[(ops.kind == OpKind.MALLOC) & (step < 0) & lives_on]
-    parameter_sizes = np.union1d(made_in_set_up, baseline.prepared.undone.block_requested)
+    parameter_sizes = np.union1d(made_in_set_up, reproduction.prepared.undone.block_requested)
     # In the last step nothing is freed any more after a failure: what lives there may be short.
     is_short = ~lives_on | (step == len(steps) - 1) | (ops.kind == OpKind.FAILED)
     chosen: Bools = _is_request(ops) & (step >= 0) & is_short

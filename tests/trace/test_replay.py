@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from allocator.programs import CONFS, ERAS, Program, operations_of, program, programs, record
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from programs import CONFS, ERAS, Program, operations_of, program, programs, record
 
 from fragdoctor._native import _ext
-from fragdoctor.allocator.baseline import find_baseline
-from fragdoctor.allocator.model import native_config
-from fragdoctor.allocator.replay import Conditions, allowed_by
-from fragdoctor.allocator.simulate import baseline_of
-from fragdoctor.allocator.trace_ops import OPERATION, Operations, OpKind, prepare
 from fragdoctor.model.settings import AllocatorSettings, Era, parse_conf
+from fragdoctor.trace.allocator import native_config
+from fragdoctor.trace.operations import OPERATION, Operations, OpKind, prepare
+from fragdoctor.trace.replay import Conditions, allowed_by
+from fragdoctor.trace.reproduction import find_reproduction
+from fragdoctor.trace.simulate import reproduce
 from fragdoctor.units import MIB
 
 CAPACITIES = st.sampled_from([None, 64 * MIB, 200 * MIB, 401 * MIB, 1000 * MIB])
@@ -28,10 +28,10 @@ def test_replay_of_recorded_program_reproduces_all_of_it(
     snapshot = record(made, conf, era=era, capacity_bytes=capacity)
 
     prepared = prepare(snapshot, 0)
-    baseline = find_baseline(prepared, device_total_bytes=capacity)
+    reproduction = find_reproduction(prepared, device_total_bytes=capacity)
 
     assert prepared.undone.contradictions == {}
-    assert baseline.is_exact, baseline.comparison
+    assert reproduction.is_exact, reproduction.comparison
 
 
 @given(programs(), CONFS, ERAS, CAPACITIES)
@@ -181,8 +181,8 @@ def test_conditions_of_settings_match_the_model() -> None:
 
 
 def test_baseline_counts_operations_by_kind() -> None:
-    baseline = baseline_of(record(program(MIB, 30 * MIB, -1, 5 * MIB)))
+    reproduction = reproduce(record(program(MIB, 30 * MIB, -1, 5 * MIB)))
 
-    kinds = Operations.of(baseline.operations).kind.tolist()
+    kinds = Operations.of(reproduction.operations).kind.tolist()
 
     assert kinds == [OpKind.MALLOC, OpKind.MALLOC, OpKind.FREE, OpKind.MALLOC]

@@ -5,19 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from allocator.programs import CONFS, Program, operations_of, program, programs, record
 from hypothesis import given, settings
+from programs import CONFS, Program, operations_of, program, programs, record
 
-from fragdoctor.allocator.replay import PAGE_BYTES
-from fragdoctor.allocator.simulate import baseline_of, simulate
-from fragdoctor.allocator.whatif import (
-    Scenario,
-    conditions_of,
-    replay_scenario,
-    with_smallest_capacity,
-)
 from fragdoctor.errors import ConfigError, SimulationError
 from fragdoctor.readers.snapshot import read_snapshot
+from fragdoctor.trace.replay import PAGE_BYTES
+from fragdoctor.trace.simulate import reproduce, simulate
+from fragdoctor.trace.whatif import (
+    WhatIf,
+    conditions_of,
+    replay_what_if,
+    with_smallest_capacity,
+)
 from fragdoctor.units import MIB
 
 EXP = "expandable_segments:True"
@@ -51,10 +51,10 @@ REAL = [
 @pytest.mark.shared
 def test_whatif_of_real_trace_equals_the_real_allocator(shared: Path) -> None:
     snapshot = read_snapshot(shared / "snapshots" / "frag_gpt_varlen" / "snapshot.pickle")
-    baseline = baseline_of(snapshot)
+    reproduction = reproduce(snapshot)
 
     for mb, conf, peak, final, retries, ooms, event, allocated in REAL:
-        got = replay_scenario(baseline, Scenario(conf=conf, capacity_bytes=mb * MIB))
+        got = replay_what_if(reproduction, WhatIf(conf=conf, capacity_bytes=mb * MIB))
 
         figures = (got.peak_reserved_bytes, got.final_reserved_bytes, got.retries, got.ooms)
         assert figures == (peak, final, retries, ooms), (mb, conf)
@@ -78,33 +78,33 @@ def test_expandable_segments_would_break_the_growing_cache(shared: Path) -> None
 @pytest.mark.shared
 def test_fitting_is_not_monotone_in_capacity(shared: Path) -> None:
     snapshot = read_snapshot(shared / "snapshots" / "frag_gpt_varlen" / "snapshot.pickle")
-    baseline = baseline_of(snapshot)
-    result = replay_scenario(baseline, Scenario())
+    reproduction = reproduce(snapshot)
+    result = replay_what_if(reproduction, WhatIf())
 
-    found = with_smallest_capacity(baseline, Scenario(), result)
+    found = with_smallest_capacity(reproduction, WhatIf(), result)
 
     assert found.smallest_capacity_bytes is not None
     assert found.smallest_capacity_bytes < 3900 * MIB
     assert not found.fits
     assert "not monotone" in found.smallest_capacity_note
-    at_smallest = replay_scenario(baseline, Scenario(capacity_bytes=found.smallest_capacity_bytes))
+    at_smallest = replay_what_if(reproduction, WhatIf(capacity_bytes=found.smallest_capacity_bytes))
     assert at_smallest.fits
 
 
 @given(programs(max_requests=15, n_streams=1), CONFS)
 @settings(max_examples=15, deadline=None)
 def test_smallest_capacity_is_that_of_trying_all(made: Program, conf: str) -> None:
-    baseline = baseline_of(record(made))
-    scenario = Scenario(conf=conf)
-    result = replay_scenario(baseline, scenario)
+    reproduction = reproduce(record(made))
+    what_if = WhatIf(conf=conf)
+    result = replay_what_if(reproduction, what_if)
     high = result.peak_reserved_bytes // PAGE_BYTES
 
-    found = with_smallest_capacity(baseline, scenario, result)
+    found = with_smallest_capacity(reproduction, what_if, result)
 
     fitting = [
         pages * PAGE_BYTES
         for pages in range(1, high + 1)
-        if replay_scenario(baseline, Scenario(conf=conf, capacity_bytes=pages * PAGE_BYTES)).fits
+        if replay_what_if(reproduction, WhatIf(conf=conf, capacity_bytes=pages * PAGE_BYTES)).fits
     ]
     assert found.smallest_capacity_bytes == min(fitting)
     is_monotone = len(fitting) == high - min(fitting) // PAGE_BYTES + 1
@@ -114,22 +114,22 @@ def test_smallest_capacity_is_that_of_trying_all(made: Program, conf: str) -> No
 def test_smallest_capacity_may_lie_below_peak_active() -> None:
     """An oversize block of 34 MiB serves 32 MiB uncut; flushed for want of memory, it need not."""
     small = [1] * 20
-    baseline = baseline_of(record(program(32 * MIB + 1, -1, *small, 32 * MIB - 511)))
-    scenario = Scenario(conf="max_split_size_mb:32")
-    result = replay_scenario(baseline, scenario)
+    reproduction = reproduce(record(program(32 * MIB + 1, -1, *small, 32 * MIB - 511)))
+    what_if = WhatIf(conf="max_split_size_mb:32")
+    result = replay_what_if(reproduction, what_if)
 
-    found = with_smallest_capacity(baseline, scenario, result)
+    found = with_smallest_capacity(reproduction, what_if, result)
 
     assert result.peak_active_bytes > 34 * MIB
     assert found.smallest_capacity_bytes == 34 * MIB
 
 
 def test_request_that_fails_anywhere_has_no_smallest_capacity() -> None:
-    baseline = baseline_of(record(program(MIB)))
+    reproduction = reproduce(record(program(MIB)))
     operations = operations_of(program(2**52))
-    result = replay_scenario(baseline, Scenario(), operations)
+    result = replay_what_if(reproduction, WhatIf(), operations)
 
-    found = with_smallest_capacity(baseline, Scenario(), result, operations)
+    found = with_smallest_capacity(reproduction, WhatIf(), result, operations)
 
     assert found.smallest_capacity_bytes is None
     assert "any capacity" in found.smallest_capacity_note
@@ -137,13 +137,13 @@ def test_request_that_fails_anywhere_has_no_smallest_capacity() -> None:
 
 def test_failed_request_that_fits_elsewhere_is_not_kept() -> None:
     """Replayed on a larger device, the request that failed is served, and given back."""
-    baseline = baseline_of(record(program(30 * MIB, 40 * MIB, 10 * MIB), capacity_bytes=60 * MIB))
+    reproduction = reproduce(record(program(30 * MIB, 40 * MIB, 10 * MIB), capacity_bytes=60 * MIB))
 
-    larger = replay_scenario(baseline, Scenario(capacity_bytes=200 * MIB))
+    larger = replay_what_if(reproduction, WhatIf(capacity_bytes=200 * MIB))
 
-    assert not baseline.result.fits
-    assert baseline.result.oom_event == 2
-    assert baseline.result.oom_bytes == 40 * MIB
+    assert not reproduction.result.fits
+    assert reproduction.result.oom_event == 2
+    assert reproduction.result.oom_bytes == 40 * MIB
     assert larger.fits
     assert larger.peak_reserved_bytes == 70 * MIB
     assert larger.peak_allocated_bytes == 70 * MIB
@@ -151,11 +151,11 @@ def test_failed_request_that_fits_elsewhere_is_not_kept() -> None:
 
 
 def test_fraction_limits_by_the_capacity() -> None:
-    baseline = baseline_of(record(program(30 * MIB, 30 * MIB)))
+    reproduction = reproduce(record(program(30 * MIB, 30 * MIB)))
 
-    limited = replay_scenario(baseline, Scenario(capacity_bytes=100 * MIB, memory_fraction=0.5))
-    in_conf = replay_scenario(
-        baseline, Scenario(capacity_bytes=100 * MIB, conf="per_process_memory_fraction:0.5")
+    limited = replay_what_if(reproduction, WhatIf(capacity_bytes=100 * MIB, memory_fraction=0.5))
+    in_conf = replay_what_if(
+        reproduction, WhatIf(capacity_bytes=100 * MIB, conf="per_process_memory_fraction:0.5")
     )
 
     assert not limited.fits
@@ -165,30 +165,30 @@ def test_fraction_limits_by_the_capacity() -> None:
 
 
 def test_fraction_of_unknown_memory_is_refused() -> None:
-    baseline = baseline_of(record(program(30 * MIB)))
+    reproduction = reproduce(record(program(30 * MIB)))
 
     with pytest.raises(SimulationError, match="size of the device"):
-        replay_scenario(baseline, Scenario(memory_fraction=0.5))
+        replay_what_if(reproduction, WhatIf(memory_fraction=0.5))
 
 
 def test_inferred_fraction_holds_unless_a_capacity_is_given() -> None:
     snapshot = record(program(30 * MIB, 30 * MIB), capacity_bytes=1000 * MIB, allowed_fraction=0.05)
-    baseline = baseline_of(snapshot)
+    reproduction = reproduce(snapshot)
 
-    as_recorded = replay_scenario(baseline, Scenario(conf="expandable_segments:True"))
-    freed = replay_scenario(baseline, Scenario(capacity_bytes=1000 * MIB))
+    as_recorded = replay_what_if(reproduction, WhatIf(conf="expandable_segments:True"))
+    freed = replay_what_if(reproduction, WhatIf(capacity_bytes=1000 * MIB))
 
-    assert baseline.fraction_is_inferred
+    assert reproduction.fraction_is_inferred
     assert not as_recorded.fits
     assert freed.fits
 
 
 def test_version_decides_about_keys_and_order() -> None:
-    baseline = baseline_of(record(program(30 * MIB)))
+    reproduction = reproduce(record(program(30 * MIB)))
 
     with pytest.raises(ConfigError):
-        conditions_of(baseline, Scenario(conf="large_segment_size_mb:64", torch_version="2.4.1"))
+        conditions_of(reproduction, WhatIf(conf="large_segment_size_mb:64", torch_version="2.4.1"))
     with pytest.raises(SimulationError, match="cudaMallocAsync"):
-        conditions_of(baseline, Scenario(conf="backend:cudaMallocAsync"))
-    old = conditions_of(baseline, Scenario(conf="", torch_version="2.4.1"))
+        conditions_of(reproduction, WhatIf(conf="backend:cudaMallocAsync"))
+    old = conditions_of(reproduction, WhatIf(conf="", torch_version="2.4.1"))
     assert old.era.name == "ADDRESS"

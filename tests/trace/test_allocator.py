@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fragdoctor.allocator.model import Allocator
 from fragdoctor.errors import ConfigError, OutOfMemory, SimulationError
+from fragdoctor.trace.allocator import Allocator
 from fragdoctor.units import MIB
 
 CONFS = (

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fragdoctor.allocator.trace_ops import PreparedTrace
 from fragdoctor.model.snapshot import I64, Action
+from fragdoctor.trace.operations import PreparedTrace
 
 MIN_STEPS = 2
 # A step has more to it than one repeated request.

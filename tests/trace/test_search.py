@@ -7,21 +7,21 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from allocator.programs import program, record
+from programs import program, record
 
-from fragdoctor.allocator.candidates import sweep_candidates, usual_candidates
-from fragdoctor.allocator.search import (
+from fragdoctor.model.settings import parse_conf
+from fragdoctor.model.simulation import ReplayResult
+from fragdoctor.model.snapshot import Snapshot
+from fragdoctor.readers.snapshot import read_snapshot
+from fragdoctor.trace.candidates import sweep_candidates, usual_candidates
+from fragdoctor.trace.search import (
     Search,
     best_of,
     pareto_of,
     search_settings,
 )
-from fragdoctor.allocator.simulate import baseline_of, simulate
-from fragdoctor.allocator.whatif import Scenario
-from fragdoctor.model.settings import parse_conf
-from fragdoctor.model.simulation import ReplayResult
-from fragdoctor.model.snapshot import Snapshot
-from fragdoctor.readers.snapshot import read_snapshot
+from fragdoctor.trace.simulate import reproduce, simulate
+from fragdoctor.trace.whatif import WhatIf
 from fragdoctor.units import MIB
 
 
@@ -47,27 +47,27 @@ def result(conf: str, *, fits: bool, peak: int, calls: int, retries: int = 0) ->
 
 
 def test_search_finds_the_setting_that_fits() -> None:
-    baseline = baseline_of(fragmented())
+    reproduction = reproduce(fragmented())
 
-    found = search_settings(baseline)
+    found = search_settings(reproduction)
 
-    assert not found.baseline_fits
+    assert not found.recorded_fits
     assert found.best is not None
     assert found.best.conf == "expandable_segments:True"
     assert found.best.fits
-    assert [r.conf for r in found.results] == list(usual_candidates(baseline))
+    assert [r.conf for r in found.results] == list(usual_candidates(reproduction))
     assert any(not r.fits for r in found.results)
 
 
 def test_search_of_run_without_trouble_recommends_nothing() -> None:
-    found = search_settings(baseline_of(record(program(30 * MIB, -1, 20 * MIB))))
+    found = search_settings(reproduce(record(program(30 * MIB, -1, 20 * MIB))))
 
-    assert found.baseline_fits
+    assert found.recorded_fits
     assert found.best is None
 
 
 def test_search_is_the_same_every_time_and_reports_progress() -> None:
-    baseline = baseline_of(fragmented())
+    reproduction = reproduce(fragmented())
     seen: list[tuple[int, int]] = []
     caller = threading.get_ident()
 
@@ -75,8 +75,8 @@ def test_search_is_the_same_every_time_and_reports_progress() -> None:
         assert threading.get_ident() == caller
         seen.append((done, total))
 
-    first = search_settings(baseline, sweep_candidates(baseline), progress=progress)
-    again = search_settings(baseline, sweep_candidates(baseline))
+    first = search_settings(reproduction, sweep_candidates(reproduction), progress=progress)
+    again = search_settings(reproduction, sweep_candidates(reproduction))
 
     assert first == again
     n = len(first.results)
@@ -84,34 +84,34 @@ def test_search_is_the_same_every_time_and_reports_progress() -> None:
 
 
 def test_search_under_larger_capacity_fits_as_it_is() -> None:
-    baseline = baseline_of(fragmented())
+    reproduction = reproduce(fragmented())
 
-    found = search_settings(baseline, scenario=Scenario(capacity_bytes=800 * MIB))
+    found = search_settings(reproduction, what_if=WhatIf(capacity_bytes=800 * MIB))
 
     assert isinstance(found, Search)
-    assert found.baseline_fits
+    assert found.recorded_fits
 
 
 def test_candidates_are_known_to_the_version() -> None:
-    baseline = baseline_of(fragmented())
+    reproduction = reproduce(fragmented())
 
     for version in ("2.1.2", "2.4.1", "2.12.1", "2.15.0"):
-        confs = sweep_candidates(baseline, version)
+        confs = sweep_candidates(reproduction, version)
         for conf in confs:
             parse_conf(conf, version)
         assert len(set(confs)) == len(confs)
-    assert not any("large_segment" in c for c in usual_candidates(baseline, "2.4.1"))
-    assert 8 <= len(usual_candidates(baseline)) <= 15
+    assert not any("large_segment" in c for c in usual_candidates(reproduction, "2.4.1"))
+    assert 8 <= len(usual_candidates(reproduction)) <= 15
 
 
 def test_search_names_only_what_gains_on_a_run_that_fits() -> None:
     """A run with a retry: most settings spare it nothing, and are no answer."""
     program_ = program(30 * MIB, 40 * MIB, -1, 60 * MIB, -3)
-    baseline = baseline_of(record(program_, capacity_bytes=110 * MIB))
+    reproduction = reproduce(record(program_, capacity_bytes=110 * MIB))
 
-    found = search_settings(baseline)
+    found = search_settings(reproduction)
 
-    had = baseline.result
+    had = reproduction.result
     assert had.fits
     assert had.retries == 1
     assert found.best is None or (
@@ -154,10 +154,10 @@ def test_pareto_holds_what_nothing_beats() -> None:
 @pytest.mark.shared
 def test_sweep_of_a_late_trace_is_judged_like_single_settings(shared: Path) -> None:
     snapshot = read_snapshot(shared / "snapshots" / "kvcache_cat" / "snapshot.pickle")
-    baseline = baseline_of(snapshot)
+    reproduction = reproduce(snapshot)
     confs = ("expandable_segments:True", "max_split_size_mb:128")
 
-    found = search_settings(baseline, confs)
+    found = search_settings(reproduction, confs)
 
     assert tuple(found.results) == tuple(simulate(snapshot, confs=confs).results)
 
@@ -168,7 +168,7 @@ def test_search_of_real_traps(shared: Path) -> None:
     helps = {}
     for name in ("frag_gpt_varlen", "microbench_alternate", "microbench_40mb"):
         snapshot = read_snapshot(shared / "snapshots" / name / "snapshot.pickle")
-        found = search_settings(baseline_of(snapshot))
+        found = search_settings(reproduce(snapshot))
         helps[name] = found.best.conf if found.best is not None else None
 
     assert helps == {

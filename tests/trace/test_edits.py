@@ -6,25 +6,25 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from allocator.programs import program, record
+from programs import program, record
 from stock import from_python
 
-from fragdoctor.allocator import edits
-from fragdoctor.allocator.edits import Edit
-from fragdoctor.allocator.fidelity import Baseline
-from fragdoctor.allocator.simulate import baseline_of, simulate
-from fragdoctor.allocator.steps import find_steps
-from fragdoctor.allocator.trace_ops import Operations, OpKind
 from fragdoctor.errors import ConfigError, SimulationError
 from fragdoctor.model.snapshot import Snapshot
 from fragdoctor.readers.snapshot import read_snapshot
+from fragdoctor.trace import edits
+from fragdoctor.trace.edits import Edit
+from fragdoctor.trace.fidelity import Reproduction
+from fragdoctor.trace.operations import Operations, OpKind
+from fragdoctor.trace.simulate import reproduce, simulate
+from fragdoctor.trace.steps import find_steps
 from fragdoctor.units import MIB
 
 BASE = 0x7000_0000_0000
 
 
-def changed(baseline: Baseline, edit: Edit) -> Operations:
-    return Operations.of(edit.apply(baseline))
+def changed(reproduction: Reproduction, edit: Edit) -> Operations:
+    return Operations.of(edit.apply(reproduction))
 
 
 def live_addresses(snapshot: Snapshot) -> list[int]:
@@ -81,10 +81,10 @@ def _segment(size: int) -> int:
 
 
 def test_empty_cache_is_called_before_the_rows_asked() -> None:
-    baseline = baseline_of(record(program(12 * MIB, -1, 30 * MIB, -2, 40 * MIB)))
-    last = baseline.prepared.n_events - 1
+    reproduction = reproduce(record(program(12 * MIB, -1, 30 * MIB, -2, 40 * MIB)))
+    last = reproduction.prepared.n_events - 1
 
-    operations = changed(baseline, edits.empty_cache_at([last]))
+    operations = changed(reproduction, edits.empty_cache_at([last]))
 
     assert operations.kind.tolist()[-2:] == [OpKind.EMPTY_CACHE, OpKind.MALLOC]
 
@@ -101,9 +101,9 @@ def test_empty_cache_returns_what_hinders() -> None:
 
 
 def test_sizes_are_padded_above_the_threshold_only() -> None:
-    baseline = baseline_of(record(program(1000, 3 * MIB + 1, 8 * MIB)))
+    reproduction = reproduce(record(program(1000, 3 * MIB + 1, 8 * MIB)))
 
-    operations = changed(baseline, edits.sizes_padded(4 * MIB))
+    operations = changed(reproduction, edits.sizes_padded(4 * MIB))
 
     assert operations.size.tolist() == [1000, 4 * MIB, 8 * MIB]
 
@@ -150,14 +150,14 @@ def test_blocks_older_than_the_trace_can_be_left_out() -> None:
 
 
 def test_address_without_live_block_is_refused() -> None:
-    baseline = baseline_of(record(program(30 * MIB, -1)))
+    reproduction = reproduce(record(program(30 * MIB, -1)))
 
     with pytest.raises(SimulationError, match="No block is live at 0x123"):
-        edits.blocks_freed([0x123]).apply(baseline)
+        edits.blocks_freed([0x123]).apply(reproduction)
 
 
 def test_steps_are_found_by_their_stacks() -> None:
-    steps = find_steps(baseline_of(stepped(5)).prepared)
+    steps = find_steps(reproduce(stepped(5)).prepared)
 
     assert steps is not None
     assert len(steps) == 5
@@ -165,31 +165,31 @@ def test_steps_are_found_by_their_stacks() -> None:
 
 
 def test_steps_without_stacks_are_refused() -> None:
-    baseline = baseline_of(record(program(30 * MIB, -1, 30 * MIB)))
+    reproduction = reproduce(record(program(30 * MIB, -1, 30 * MIB)))
 
-    assert find_steps(baseline.prepared) is None
+    assert find_steps(reproduction.prepared) is None
     with pytest.raises(SimulationError, match="No steps"):
-        edits.largest_step_first().apply(baseline)
+        edits.largest_step_first().apply(reproduction)
 
 
 def test_leak_removed_frees_survivors_at_the_end_of_their_step() -> None:
     snapshot = stepped(4)
-    baseline = baseline_of(snapshot)
+    reproduction = reproduce(snapshot)
     leaked = live_addresses(snapshot)[1:]
 
-    operations = changed(baseline, edits.leak_removed(leaked))
+    operations = changed(reproduction, edits.leak_removed(leaked))
 
-    before = Operations.of(baseline.operations)
+    before = Operations.of(reproduction.operations)
     n_frees = int((operations.kind == OpKind.FREE).sum())
     assert n_frees == int((before.kind == OpKind.FREE).sum()) + 3  # the last step has not ended
 
 
 def test_largest_step_first_runs_every_request_once() -> None:
-    baseline = baseline_of(stepped(4))
+    reproduction = reproduce(stepped(4))
 
-    operations = changed(baseline, edits.largest_step_first())
+    operations = changed(reproduction, edits.largest_step_first())
 
-    before = Operations.of(baseline.operations)
+    before = Operations.of(reproduction.operations)
     is_request = operations.kind == OpKind.MALLOC
     assert sorted(operations.size.tolist()) == sorted(before.size.tolist())
     assert operations.size[is_request][0] == 10 * MIB  # set-up stays first
@@ -203,11 +203,11 @@ def test_largest_step_first_runs_every_request_once() -> None:
 
 
 def test_batch_scaled_leaves_parameters_alone() -> None:
-    baseline = baseline_of(stepped(3))
+    reproduction = reproduce(stepped(3))
 
-    operations = changed(baseline, edits.batch_scaled(0.5))
+    operations = changed(reproduction, edits.batch_scaled(0.5))
 
-    before = Operations.of(baseline.operations)
+    before = Operations.of(reproduction.operations)
     assert operations.size[0] == 10 * MIB
     freed = set(before.allocation[before.kind == OpKind.FREE].tolist())
     for i in range(len(before)):
@@ -250,6 +250,6 @@ def test_steps_of_real_traces(shared: Path) -> None:
     expected = {"healthy_gpt": 4, "frag_gpt_varlen": 7, "convnet_varsize": 10, "two_devices": 3}
     for name, n_steps in expected.items():
         snapshot = read_snapshot(shared / "snapshots" / name / "snapshot.pickle")
-        steps = find_steps(baseline_of(snapshot).prepared)
+        steps = find_steps(reproduce(snapshot).prepared)
         assert steps is not None
         assert len(steps) == n_steps, name

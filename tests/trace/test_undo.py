@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from allocator.programs import Program, program, programs, record
 from hypothesis import given
+from programs import Program, program, programs, record, without_oldest
 from stock import from_python, load_stock
 
-from fragdoctor.allocator.trace_ops import UndoneTrace, prepare, undo
-from fragdoctor.model.snapshot import EventTable, Snapshot
+from fragdoctor.model.snapshot import Snapshot
+from fragdoctor.trace.operations import UndoneTrace, prepare, undo
 from fragdoctor.units import MIB
 
 BASE = 0x7000_0000_0000
@@ -37,22 +36,6 @@ def segment(*blocks: tuple[int, int, str], kind: str = "large") -> dict[str, Any
 
 def snapshot(segments: list[dict[str, Any]], events: list[dict[str, Any]]) -> Snapshot:
     return from_python({"segments": segments, "device_traces": [events]})
-
-
-def without_oldest(whole: Snapshot, device: int, n_lost: int) -> Snapshot:
-    """Return the snapshot as a ring buffer that lost ``n_lost`` events would have left it."""
-    events = whole.events
-    first = events.device_slice(device).start
-    kept = np.ones(len(events), bool)
-    kept[first : first + n_lost] = False
-    offsets = events.offsets.copy()
-    offsets[device + 1 :] -= n_lost
-    columns = {
-        name: getattr(events, name)[kept]
-        for name in EventTable.__dataclass_fields__
-        if name != "offsets"
-    }
-    return dataclasses.replace(whole, events=EventTable(**columns, offsets=offsets))
 
 
 def totals(undone: UndoneTrace) -> list[tuple[int, int, int]]:

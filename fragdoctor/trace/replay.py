@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from fragdoctor._native import _ext
-from fragdoctor.allocator.model import native_config
 from fragdoctor.model.settings import AllocatorSettings, Era, parse_version
 from fragdoctor.model.simulation import ReplayResult
+from fragdoctor.trace.allocator import native_config
 from fragdoctor.units import MIB
 
 PAGE_BYTES = 2 * MIB  # the driver's granularity

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from allocator.programs import program, record
+from programs import program, record
 from stock import from_python
 
-from fragdoctor.allocator.edits import empty_cache_every
-from fragdoctor.allocator.simulate import choose_device, simulate
 from fragdoctor.errors import ConfigError, SimulationError
 from fragdoctor.readers.snapshot import read_snapshot
+from fragdoctor.trace.edits import empty_cache_every
+from fragdoctor.trace.simulate import choose_device, simulate
 from fragdoctor.units import MIB
 
 
