@@ -139,7 +139,8 @@ def _edits(snapshot: Snapshot, question: Question) -> list[Edit]:
 def _swept(snapshot: Snapshot, question: Question) -> Simulation:
     """Return a search over all sensible settings, those that were named included."""
     from fragdoctor.errors import ConfigError
-    from fragdoctor.trace.search import capacity_of, search_settings, sweep_candidates
+    from fragdoctor.trace.candidates import sweep_candidates
+    from fragdoctor.trace.search import capacity_of, search_settings
     from fragdoctor.trace.simulate import reproduce, simulation_of
     from fragdoctor.trace.whatif import WhatIf, check_version, with_smallest_capacity
 

@@ -15,7 +15,6 @@ from fragdoctor.analysis.device import analyze_device
 from fragdoctor.analysis.result import CaptureQuality, DeviceAnalysis, Timeline
 from fragdoctor.analysis.timeline import undo
 from fragdoctor.comparison.line_uses import LineUse, line_uses, location_of
-from fragdoctor.diagnosis.contexts import primary_message
 from fragdoctor.diagnosis.pipeline import diagnose
 from fragdoctor.model.case import Case
 from fragdoctor.model.comparison import Curve, DevicePeaks, Figure, RunSide
@@ -110,7 +109,7 @@ def _version(case: Case) -> str:
     told = case.overrides.torch_version
     if told:
         return told
-    message = primary_message(case)
+    message = case.primary_message
     low = high = ""
     if case.snapshot is not None and case.snapshot.provenance.version_low:
         origin = case.snapshot.provenance

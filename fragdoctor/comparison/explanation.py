@@ -57,9 +57,7 @@ def place_text(place: Location | None) -> str:
     """Return ``train.py:88 in forward``: the file by its own name."""
     if place is None:
         return "requests without a Python stack"
-    name = place.filename.replace("\\", "/").rsplit("/", 1)[-1] or "(unknown file)"
-    line = f":{place.line}" if 0 < place.line < 2**31 else ""
-    return f"{name}{line} in {place.function}" if place.function else f"{name}{line}"
+    return place.short
 
 
 def counts_enough(e: Evidence, part: int) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from fragdoctor.model.case import BundleFacts, Case
 from fragdoctor.rules.context import Context
-from fragdoctor.rules.refusal import rounding_bytes
+from fragdoctor.rules.failed_request import rounding_bytes
 from fragdoctor.units import format_count, format_size
 
 NO_EVENT = (

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from fragdoctor.fleet.groups import TOLERANCE, LineKey, lines_of
+from fragdoctor.model.finding import Location
 from fragdoctor.model.fleet import Difference, DifferenceKind, RankSummary, SourceLine
 from fragdoctor.units import MIB, format_count, format_size, plural
 
@@ -85,11 +86,10 @@ def differences(here: Sequence[RankSummary], others: Typical) -> tuple[Differenc
 
 
 def place_of(line: SourceLine) -> str:
-    """Return ``train.py:88 (forward)``; hostile text."""
+    """Return ``train.py:88 in forward``; hostile text."""
     if not line.filename:
         return "lines without a recorded stack"
-    function = f" ({line.function})" if line.function else ""
-    return f"{line.key[0]}:{line.line}{function}"
+    return str(Location(*line.key))
 
 
 def median_of(values: Sequence[int]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fragdoctor.model.oom import OomLog, OtherProcess
+from fragdoctor.model.oom import OomLog, OomMessage, OtherProcess
 from fragdoctor.model.snapshot import Snapshot
 
 
@@ -188,3 +188,11 @@ class Case:
     overrides: Overrides = field(default_factory=Overrides)
     sources: Sequence[str] = ()
     bundle: BundleFacts | None = None
+
+    @property
+    def primary_message(self) -> OomMessage | None:
+        """The message that the case is about: that of the first cause."""
+        if self.oom is None or not self.oom.messages:
+            return None
+        index = self.oom.primary if 0 <= self.oom.primary < len(self.oom.messages) else 0
+        return self.oom.messages[index]

@@ -354,6 +354,4 @@ def _table(
 
 
 def _place(location: Location | None) -> str | None:
-    if location is None:
-        return None
-    return f"{location.filename}:{location.line} {location.function}".rstrip()
+    return None if location is None else str(location)

@@ -85,6 +85,11 @@ class OomMessage:
             return None
         return max(0, self.allocated_bytes - (self.private_pools_bytes or 0))
 
+    @property
+    def is_of_caching_allocator(self) -> bool:
+        """Whether it has the figures of PyTorch's caching allocator; MPS has an allocator apart."""
+        return self.kind == "pytorch-caching-allocator" and self.backend != "mps"
+
 
 @dataclass(frozen=True, slots=True)
 class LogMarker:

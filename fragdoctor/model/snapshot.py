@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from fragdoctor.model.finding import Location
 from fragdoctor.model.hooks import card
 from fragdoctor.model.settings import AllocatorSettings
 
@@ -375,8 +376,7 @@ class Snapshot:
             if offsets[i] == offsets[i + 1]:
                 texts.append("")
                 continue
-            frame = self.frame(int(self.stacks.frames[offsets[i]]))
-            texts.append(f"{frame.filename}:{frame.line} {frame.name}")
+            texts.append(str(Location(*self.frame(int(self.stacks.frames[offsets[i]])))))
         return texts
 
     def _pool_texts(self) -> list[str]:

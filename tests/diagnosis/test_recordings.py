@@ -138,7 +138,9 @@ def test_default_settings_that_a_cut_trace_cannot_test_are_named_with_the_reason
 
     advice = next(r for r in diagnosis.recommendations if r.code == "default-settings")
     assert advice.predicted.fits is None
-    assert any(caveat.startswith("Replay cannot tell: made anew") for caveat in advice.caveats)
+    assert any(
+        caveat.startswith("A replay cannot answer it: made anew") for caveat in advice.caveats
+    )
 
 
 def test_texts_of_recordings_agree_in_number(shared):

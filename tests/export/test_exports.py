@@ -63,7 +63,7 @@ def test_allocations_have_their_whole_life() -> None:
     assert set(rows) == {4 * MIB, 8 * MIB}
     assert (rows[4 * MIB]["start_event"], rows[4 * MIB]["free_event"]) == ("1", "")
     assert (rows[8 * MIB]["start_event"], rows[8 * MIB]["free_event"]) == ("2", "4")
-    assert rows[8 * MIB]["location"] == "/p/b.py:2 g"
+    assert rows[8 * MIB]["location"] == "/p/b.py:2 in g"
 
 
 def test_csv_in_parts_equals_csv_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,7 +64,7 @@ def test_rank_that_holds_more_at_one_line_is_odd_by_that_line() -> None:
     assert result.verdict.cause is Cause.CAPACITY
     assert result.verdict.first_failed == "rank 5"
     assert result.verdict.summary == (
-        "Rank 5 is odd: 3.12 GiB more at train.py:10 (f10) (3.19 GiB against 64.00 MiB). It runs "
+        "Rank 5 is odd: 3.12 GiB more at train.py:10 in f10 (3.19 GiB against 64.00 MiB). It runs "
         "out of memory, the others do not. The 7 others are healthy and alike, with a peak of "
         "112.00 MiB."
     )
@@ -74,7 +74,7 @@ def test_line_that_others_lack_is_named_so() -> None:
     result = report(*(summary(i) for i in range(4)), summary(4, {**fleets.USUAL, 77: 50}))
 
     assert result.odd[0].differences[0].text == (
-        "50.00 MiB more at train.py:77 (f77), a line that holds nothing on the others"
+        "50.00 MiB more at train.py:77 in f77, a line that holds nothing on the others"
     )
 
 
@@ -184,7 +184,7 @@ def test_two_ranks_that_merely_differ_are_told_to_and_neither_is_odd() -> None:
     assert result.odd == ()
     assert result.verdict.summary == (
         "Both ranks are healthy, with peaks of 100.00 MiB to 500.00 MiB. They differ, and neither "
-        "is odd: rank 1 against rank 0: 400.00 MiB more at train.py:10 (f10) (500.00 MiB against "
+        "is odd: rank 1 against rank 0: 400.00 MiB more at train.py:10 in f10 (500.00 MiB against "
         "100.00 MiB)."
     )
 
@@ -203,7 +203,7 @@ def test_halves_of_equal_size_differ_and_neither_is_odd() -> None:
     assert result.odd == ()
     assert result.verdict.summary.endswith(
         "Two groups of equal size differ, and neither is odd: ranks 4, 5, 6 and 7 against ranks 0, "
-        "1, 2 and 3: 400.00 MiB more at train.py:10 (f10) (500.00 MiB against 100.00 MiB)."
+        "1, 2 and 3: 400.00 MiB more at train.py:10 in f10 (500.00 MiB against 100.00 MiB)."
     )
 
 

@@ -9,7 +9,7 @@ from fragdoctor.analysis.device import analyze_device
 from fragdoctor.diagnosis.pipeline import diagnose
 from fragdoctor.model.case import Case
 from fragdoctor.model.snapshot import Snapshot
-from fragdoctor.rules.optimizer import step_memory
+from fragdoctor.rules.capacity.optimizer_state import step_memory
 
 MODEL = sum(PARAMETERS)
 

@@ -8,29 +8,20 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
-from fragdoctor.diagnosis.remedies.plan import Plan
+from fragdoctor.diagnosis.remedies.remedy import Attempt, JudgedCase
 from fragdoctor.errors import ConfigError, SimulationError
 from fragdoctor.model.diagnosis import FidelityReport, Predicted
 from fragdoctor.model.hooks import tell
 from fragdoctor.model.simulation import ReplayResult, Simulation
-from fragdoctor.trace.edits import Edit
 from fragdoctor.trace.fidelity import Reproduction
 from fragdoctor.trace.simulate import reproduce, return_free_memory, simulation_of
-from fragdoctor.trace.whatif import FairReplay, WhatIf
+from fragdoctor.trace.whatif import FairReplay
 
 USABLE_SHARE = 0.5  # below this the model runs another program than the recorded one
 N_THREADS = 2  # the native replay releases the interpreter lock
 # An edit makes a request list of its own, of 24 bytes each; lists longer than this take turns.
 MAX_CONCURRENT_OPERATIONS = 1_000_000
 Progress = Callable[[int, int], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """One what-if and, for changes of the code, an edit."""
-
-    what_if: WhatIf
-    edit: Edit | None = None
 
 
 @dataclass(frozen=True)
@@ -70,27 +61,27 @@ class Bench:
         return self.simulation.baseline
 
     def run(
-        self, trials: Sequence[Trial], progress: Progress | None = None
+        self, attempts: Sequence[Attempt], progress: Progress | None = None
     ) -> list[ReplayResult | None]:
-        """Return a result per trial, None where the trace does not say enough for it."""
+        """Return a result per attempt, None where the trace does not say enough for it."""
         results: list[ReplayResult | None] = []
-        tell("Replaying", 0, len(trials))
+        tell("Replaying", 0, len(attempts))
         with ThreadPoolExecutor(N_THREADS) as pool:
-            for i, result in enumerate(pool.map(self._run, trials), start=1):
+            for i, result in enumerate(pool.map(self._run, attempts), start=1):
                 results.append(result)
-                tell("Replaying", i, len(trials))
+                tell("Replaying", i, len(attempts))
                 if progress is not None:
-                    progress(i, len(trials))
+                    progress(i, len(attempts))
         return_free_memory(self.reproduction)
         return results
 
-    def _run(self, trial: Trial) -> ReplayResult | None:
+    def _run(self, attempt: Attempt) -> ReplayResult | None:
         try:
-            if trial.edit is None:
-                return self.fair_replay.replay(trial.what_if)
+            if attempt.edit is None:
+                return self.fair_replay.replay(attempt.what_if)
             with self._turn_to_edit():
-                operations = trial.edit.apply(self.reproduction)
-                return self.fair_replay.replay(trial.what_if, operations)
+                operations = attempt.edit.apply(self.reproduction)
+                return self.fair_replay.replay(attempt.what_if, operations)
         except (SimulationError, ConfigError):
             return None  # the proposal stands untested, and says so
 
@@ -116,17 +107,17 @@ class Bench:
         )
 
 
-def set_up(plan: Plan) -> tuple[Bench | None, FidelityReport]:
+def set_up(case: JudgedCase) -> tuple[Bench | None, FidelityReport]:
     """Return the bench for a case, None with the reason where its trace cannot be replayed."""
-    snapshot, device = plan.context.snapshot, plan.context.device
+    snapshot, device = case.context.snapshot, case.context.device
     if snapshot is None:
         return None, FidelityReport(reason="no snapshot was given")
     try:
         reproduction = reproduce(
             snapshot,
             device,
-            torch_version=plan.context.case.overrides.torch_version,
-            device_total_bytes=plan.context.total_bytes,
+            torch_version=case.context.case.overrides.torch_version,
+            device_total_bytes=case.context.total_bytes,
         )
     except SimulationError as error:
         return None, FidelityReport(reason=error.message)

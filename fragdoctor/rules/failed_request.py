@@ -1,8 +1,8 @@
-"""The figures of one refused request, whatever input they came from, and their arithmetic.
+"""A failed request: its figures, whatever input they came from, and their arithmetic.
 
 Symbols of the decision table: the request r as the driver is asked for it, live bytes L, free
 cached bytes outside private pools U, free cached bytes of private pools P, reserved R = L + U + P,
-driver-free bytes F. A message prints them rounded to two decimals, a snapshot holds them exactly.
+driver-free bytes F. A message prints them rounded to two decimals; a snapshot holds them exactly.
 """
 
 from __future__ import annotations
@@ -48,24 +48,28 @@ def rounding_bytes(n_bytes: int | None) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
-    """A request that was not served, and the state of the device at that moment.
+class FailedRequest:
+    """A request that the allocator could not serve, and the state of the device at that moment.
 
-    None means that no input says it. All figures are bytes.
+    All figures are bytes; None means that no input has the figure.
 
     Attributes:
-        source: ``oom message``, ``trace``, ``trace and oom message`` or ``user`` (what-if request).
-        requested_bytes: r, the segment that the driver was asked for.
-        block_bytes: the rounded request itself, where a trace tells it (r may be larger).
+        source: ``oom message``, ``trace``, ``trace and oom message`` or ``user`` (a request that
+            the user asks about).
+        requested_bytes: r, the segment that the driver was asked for. Messages print this figure,
+            so reports call it "the request".
+        block_bytes: the block inside that segment, where a trace records it.
         live_bytes: L, allocated blocks and blocks that wait for other streams.
-        pending_bytes: the part of L that is freed already but waits for other streams.
-        other_processes: processes that are not this one; ``own_pid`` is the one that must be.
-        is_exact: figures come from a snapshot; otherwise they are rounded to two decimals.
-        may_hide_limit: the wording of this version leaves out a memory fraction.
-        expandable: expandable segments on, off, or not known.
-        page_bytes: what the driver must give at once under expandable segments.
-        largest_free_block_bytes: of the pools that could have served it, after the flush.
-        hint: what the message's own advice proposes.
+        pending_bytes: the part of L that is already freed but waits for other streams.
+        other_processes: processes other than this one; ``own_pid`` is this one's id in the list.
+        is_exact: the figures come from a snapshot; otherwise they are rounded to two decimals.
+        may_hide_limit: this version's message does not print a memory fraction.
+        expandable: expandable segments on, off, or unknown.
+        page_bytes: unit in which expandable segments map memory for this request.
+        largest_free_block_bytes: in the pools that could have served it, after the flush.
+        late_free_bytes: what came free only in the flush before the failure.
+        hint: what the message itself advises.
+        is_caught: the program caught the error and went on.
     """
 
     source: str
@@ -87,7 +91,7 @@ class Refusal:
     expandable: bool | None = None
     page_bytes: int = 20 * MIB
     largest_free_block_bytes: int | None = None
-    n_late_free_bytes: int = 0
+    late_free_bytes: int = 0
     backend: str = "cuda"
     device: int | None = None
     hint: str = ""
@@ -143,6 +147,22 @@ class Refusal:
         return self.available_bytes - self.needed_bytes
 
     @property
+    def uncovered_bytes(self) -> int:
+        """R - F: what the driver lacked for a new segment; 0 where it had enough."""
+        return max(0, self.requested_bytes - (self.free_bytes or 0))
+
+    @property
+    def missing_bytes(self) -> int:
+        """How much less live memory would do.
+
+        Where live memory and request exceed what PyTorch could have, that excess. Where they would
+        fit if packed perfectly, nothing packs perfectly: then what the driver lacked.
+        """
+        if self.margin_bytes is not None and self.margin_bytes < 0:
+            return -self.margin_bytes
+        return self.uncovered_bytes
+
+    @property
     def segment_rest_bytes(self) -> int:
         """The part of r that is no block: a small request asks for a segment of 2 or 20 MiB."""
         if self.block_bytes is None:
@@ -176,8 +196,8 @@ class Refusal:
         return -(-self.requested_bytes // self.page_bytes) * self.page_bytes
 
     @property
-    def is_refused_by_pages(self) -> bool:
-        """Whether page rounding under expandable segments explains a refusal despite free memory.
+    def fails_by_pages(self) -> bool:
+        """Whether page rounding under expandable segments explains a failed despite free memory.
 
         Mapping is in pages of 20 MiB; the pages that a failed call made are rolled back before the
         message's ``free`` is read.
@@ -221,5 +241,5 @@ class Refusal:
         assert self.free_bytes is not None  # noqa: S101
         assert self.reserved_bytes is not None  # noqa: S101
         outside = self.total_bytes - self.free_bytes - self.reserved_bytes
-        # The size of the device is a printed figure: what it may be off by is nobody's memory.
+        # The size of the device is a printed figure: what rounding hides is not memory of others.
         return outside if outside > rounding_bytes(self.total_bytes) else 0
