@@ -34,7 +34,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "units": {"errors"},
     "limits": {"units"},
     "config": {"errors"},
-    "_native": set(),
+    "_native": {"errors"},
     "model": {"errors", "units"},
     "inputs": {"errors", "limits", "units", "model", "_native"},
     "trace": {"errors", "units", "model", "_native"},
