@@ -48,7 +48,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "comparison": {"errors", "units", "model", "trace", "analysis", "diagnosis"},
     "fleet": {"errors", "units", "model", "inputs", "analysis", "diagnosis"},
     "export": {"errors", "units", "model", "analysis", "report"},
-    "capture": {"errors", "units", "gate"},
+    "capture": {"errors", "units"},
 }
 # Capture runs inside the user's program and traces the user's model: torch is there.
 MAY_IMPORT_TORCH = {"capture", "estimation"}

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from fragdoctor.errors import ConfigError
-from fragdoctor.units import parse_size
+from fragdoctor.units import Amount, parse_amount, parse_size
 
 
 class ReportFormat(StrEnum):
@@ -38,10 +38,10 @@ class FailOn(StrEnum):
     ERROR = "error"
 
 
-def size(text: str) -> int:
-    """Return the bytes of an option such as ``24GiB``."""
+def size(text: str | int) -> int:
+    """Return the bytes of an option such as ``24GiB``; a number of a configuration has no unit."""
     try:
-        value = parse_size(text)
+        value = parse_size(str(text))
     except ConfigError as e:
         raise typer.BadParameter(f"{e.message} {e.hint}") from e
     if value == 0:
@@ -49,14 +49,12 @@ def size(text: str) -> int:
     return value
 
 
-def amount(text: str) -> Any:
+def amount(text: str | float | Amount) -> Amount:
     """Return the ``Amount`` of an option such as ``70GiB`` or ``5%``."""
-    from fragdoctor.gate.amount import Amount, parse_amount
-
     if isinstance(text, Amount):
         return text
     try:
-        return parse_amount(text)
+        return parse_amount(str(text))
     except ConfigError as e:
         raise typer.BadParameter(f"{e.message} {e.hint}") from e
 
