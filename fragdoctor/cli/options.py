@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -26,6 +27,13 @@ class ReportFormat(StrEnum):
 
 class SimulationFormat(StrEnum):
     """Formats of a simulation."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+class EstimateFormat(StrEnum):
+    """Formats of an estimate, a fit and a packing."""
 
     TEXT = "text"
     JSON = "json"
@@ -129,3 +137,62 @@ TorchVersion = Annotated[
         "--torch-version", parser=version_text, metavar="X", help="Set the PyTorch version"
     ),
 ]
+Gpus = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--gpu",
+        metavar="NAME|SIZE",
+        help="Ask for a GPU: a100-40g, h100, 24GiB; repeatable",
+        show_default=False,
+    ),
+]
+OneGpu = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--gpu",
+        metavar="NAME|SIZE",
+        help="Choose the GPU: a100-40g, h100, 24GiB",
+        show_default=False,
+    ),
+]
+"""A list, so that a second one is refused and not silently preferred."""
+
+Headroom = Annotated[
+    int | None,
+    typer.Option(
+        "--headroom",
+        metavar="SIZE",
+        parser=size,
+        help="Keep so much of the GPU free; a twentieth of it otherwise",
+        show_default=False,
+    ),
+]
+CudaContext = Annotated[
+    int | None,
+    typer.Option(
+        "--context",
+        metavar="SIZE",
+        parser=size,
+        help="Set what the CUDA context of one process takes",
+        show_default=False,
+    ),
+]
+Explain = Annotated[bool, typer.Option("--explain", help="Show formulas, values and sources")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EstimateOutput:
+    """Where the answer of an estimate, a fit or a packing goes, and in which form."""
+
+    output_format: Annotated[
+        EstimateFormat, typer.Option("--format", help="Choose the output format", show_default=True)
+    ] = EstimateFormat.TEXT
+    output: Output = None
+    force: Force = False
+    quiet: Quiet = False
+    no_color: NoColor = False
+
+    @property
+    def as_json(self) -> bool:
+        """Whether the answer is to be a JSON document."""
+        return self.output_format is EstimateFormat.JSON
