@@ -16,11 +16,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fragdoctor.readers.snapshot import read_snapshot
+from fragdoctor.inputs.snapshot_reader import read_snapshot
+from fragdoctor.trace.candidates import usual_candidates
 from fragdoctor.trace.fidelity import report
 from fragdoctor.trace.operations import prepare
 from fragdoctor.trace.reproduction import find_reproduction
-from fragdoctor.trace.search import default_candidates, search_settings
+from fragdoctor.trace.search import search_settings
 from fragdoctor.trace.simulate import choose_device
 from fragdoctor.trace.whatif import WhatIf, replay_what_if
 
@@ -50,7 +51,7 @@ def main() -> None:
     model_s, reproduction = best_of(lambda: find_reproduction(prepared))
     conf = "expandable_segments:True"
     whatif_s, _ = best_of(lambda: replay_what_if(reproduction, WhatIf(conf=conf)))
-    confs = default_candidates(reproduction)
+    confs = usual_candidates(reproduction)
     search_s, _ = best_of(lambda: search_settings(reproduction, confs))
     peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
 

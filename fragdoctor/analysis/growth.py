@@ -23,7 +23,7 @@ import numpy as np
 
 from fragdoctor.analysis.result import Growth
 from fragdoctor.analysis.steps import MIN_STEPS, Steps
-from fragdoctor.model.progress import tell
+from fragdoctor.model.hooks import tell
 from fragdoctor.model.snapshot import I32, I64, Bools
 from fragdoctor.trace.lives import BEFORE, NEVER, Lives
 from fragdoctor.trace.trace import Trace

@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 
 from fragdoctor.analysis.result import SizeDiversity
-from fragdoctor.model.progress import tell
+from fragdoctor.model.hooks import tell
 from fragdoctor.model.snapshot import I64, Action
 from fragdoctor.trace.trace import SMALL_REQUEST_BYTES, Trace
 

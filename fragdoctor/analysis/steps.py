@@ -18,7 +18,7 @@ from typing import Final
 
 import numpy as np
 
-from fragdoctor.model.progress import tell
+from fragdoctor.model.hooks import tell
 from fragdoctor.model.snapshot import I32, I64, U8, Bools, Snapshot, StackTable
 from fragdoctor.trace.code_owners import TORCH
 from fragdoctor.trace.trace import Trace

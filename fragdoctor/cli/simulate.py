@@ -84,7 +84,7 @@ def simulate(
     )
     console.check_output(output, force=force, inputs=[snapshot])
 
-    from fragdoctor.intake.inputs import read_snapshot
+    from fragdoctor.inputs.cases import read_snapshot
     from fragdoctor.report.json import dumps, simulation_document
     from fragdoctor.report.text.simulation import render_simulation
 
@@ -139,7 +139,8 @@ def _edits(snapshot: Snapshot, question: Question) -> list[Edit]:
 def _swept(snapshot: Snapshot, question: Question) -> Simulation:
     """Return a search over all sensible settings, those that were named included."""
     from fragdoctor.errors import ConfigError
-    from fragdoctor.trace.search import capacity_of, search_settings, sweep_candidates
+    from fragdoctor.trace.candidates import sweep_candidates
+    from fragdoctor.trace.search import capacity_of, search_settings
     from fragdoctor.trace.simulate import reproduce, simulation_of
     from fragdoctor.trace.whatif import WhatIf, check_version, with_smallest_capacity
 

@@ -11,7 +11,7 @@ from itertools import islice
 
 from fragdoctor._native import _ext
 from fragdoctor.errors import SimulationError
-from fragdoctor.model.progress import tell
+from fragdoctor.model.hooks import tell
 from fragdoctor.model.settings import AllocatorSettings, Era
 from fragdoctor.trace.allocator import UNLIMITED
 from fragdoctor.trace.fidelity import Reproduction

@@ -6,14 +6,13 @@ native replay releases the interpreter's lock.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 
-from fragdoctor.errors import ConfigError
-from fragdoctor.model.progress import tell
-from fragdoctor.model.settings import Era, parse_conf
+from fragdoctor.model.hooks import tell
 from fragdoctor.model.simulation import ReplayResult
+from fragdoctor.trace.candidates import usual_candidates
 from fragdoctor.trace.fidelity import Reproduction
 from fragdoctor.trace.whatif import FairReplay, ProgressCallback, WhatIf, default_capacity
 
@@ -21,11 +20,6 @@ N_THREADS = 2
 # A setting fits with margin if this share of the capacity is left over: about what the driver and
 # libraries of a long run come to want in addition.
 MARGIN_SHARE = 0.03
-
-_SPLITS = (20, 32, 48, 64, 96, 128, 192, 256, 384, 512)
-_DIVISIONS = (1, 2, 4, 8, 16)
-_LARGE_SEGMENTS = (32, 64, 128)
-_THRESHOLDS = (0.6, 0.8)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,83 +41,6 @@ class Search:
     recorded_fits: bool
 
 
-def default_candidates(
-    reproduction: Reproduction, torch_version: str | None = None
-) -> tuple[str, ...]:
-    """Return about a dozen setting strings worth testing on any trace, popular ones included."""
-    wanted = [
-        "expandable_segments:True",
-        *(f"max_split_size_mb:{mb}" for mb in (64, 128, 256, 512)),
-        *(f"roundup_power2_divisions:{d}" for d in (4, 8, 16)),
-        "large_segment_size_mb:64",
-        "garbage_collection_threshold:0.8",
-        "expandable_segments:True,roundup_power2_divisions:8",
-        "max_split_size_mb:128,roundup_power2_divisions:4",
-    ]
-    return _known(wanted, reproduction, torch_version)
-
-
-def sweep_candidates(
-    reproduction: Reproduction, torch_version: str | None = None
-) -> tuple[str, ...]:
-    """Return each key alone over its sensible values, and sensible pairs.
-
-    Garbage collection does nothing without a memory fraction, so it is asked for only where one is
-    in force, or together with one. Expandable segments and ``max_split_size_mb`` exclude each
-    other: oversize rules still apply to expandable blocks, and reserved memory can grow without
-    bound.
-    """
-    splits = [f"max_split_size_mb:{mb}" for mb in _SPLITS]
-    divisions = [f"roundup_power2_divisions:{d}" for d in _DIVISIONS]
-    segments = [f"large_segment_size_mb:{mb}" for mb in _LARGE_SEGMENTS]
-    is_limited = reproduction.conditions.allowed_bytes is not None
-    limit = "" if is_limited else ",per_process_memory_fraction:0.95"
-    collect = [f"garbage_collection_threshold:{t}{limit}" for t in _THRESHOLDS]
-    wanted = [
-        "",
-        "expandable_segments:True",
-        *splits,
-        *divisions,
-        "roundup_power2_divisions:[256:1,512:2,1024:4,>:8]",
-        *segments,
-        *collect,
-        *(f"expandable_segments:True,{other}" for other in (*divisions[1:], *segments)),
-        *(f"max_split_size_mb:{mb},{d}" for mb in (64, 128, 256) for d in divisions[1:4]),
-        *(f"max_split_size_mb:{mb},{c}" for mb in (128, 256) for c in collect),
-    ]
-    return _known(wanted, reproduction, torch_version)
-
-
-def _known(
-    wanted: Iterable[str], reproduction: Reproduction, torch_version: str | None
-) -> tuple[str, ...]:
-    """Return the strings that the version accepts, without the recorded one and repetitions.
-
-    Without a version, keys that came after the recording's are left out: an unknown key is an
-    error at first use of the device.
-    """
-    version = torch_version or _version_of(reproduction)
-    known = []
-    for conf in dict.fromkeys(wanted):
-        if conf == reproduction.conditions.settings.conf:
-            continue
-        try:
-            parse_conf(conf, version)
-        except ConfigError:
-            continue
-        known.append(conf)
-    return tuple(known)
-
-
-def _version_of(reproduction: Reproduction) -> str:
-    """Return a version that the recording's is not older than."""
-    low = reproduction.trace.snapshot.provenance.version_low
-    if low:
-        return low if low.count(".") > 1 else f"{low}.0"
-    newest = {Era.SEGMENT_COUNTER: "2.13.0", Era.BLOCK_COUNTER: "2.12.0", Era.ADDRESS: "2.1.0"}
-    return newest[reproduction.conditions.era]
-
-
 def search_settings(
     reproduction: Reproduction,
     confs: Sequence[str] | None = None,
@@ -135,7 +52,7 @@ def search_settings(
 
     Args:
         reproduction: of the trace.
-        confs: setting strings; ``default_candidates`` where None.
+        confs: setting strings; ``usual_candidates`` where None.
         what_if: capacity, fraction and version to replay under; as recorded where None.
         progress: called with candidates done and candidates in all, from this thread.
 
@@ -145,7 +62,7 @@ def search_settings(
     """
     what_if = what_if or WhatIf()
     if confs is None:
-        confs = default_candidates(reproduction, what_if.torch_version or None)
+        confs = usual_candidates(reproduction, what_if.torch_version or None)
     fair = FairReplay(reproduction)
     results: list[ReplayResult | None] = [None] * len(confs)
     with ThreadPoolExecutor(N_THREADS) as pool:

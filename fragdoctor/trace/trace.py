@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fragdoctor._native import _ext
-from fragdoctor.model.progress import tell
+from fragdoctor.model.hooks import tell
 from fragdoctor.model.settings import AllocatorSettings, Era
 from fragdoctor.model.snapshot import (
     I32,

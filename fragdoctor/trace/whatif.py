@@ -8,7 +8,7 @@ from functools import cached_property
 
 from fragdoctor._native import _ext
 from fragdoctor.errors import SimulationError
-from fragdoctor.model.progress import tell
+from fragdoctor.model.hooks import tell
 from fragdoctor.model.settings import (
     AllocatorSettings,
     era_of,

@@ -11,7 +11,7 @@ import diagnoses
 import pytest
 from command_line import Run
 
-from fragdoctor.model.progress import tell
+from fragdoctor.model.hooks import tell
 from fragdoctor.model.simulation import Simulation
 
 SNAPSHOT: dict[str, Any] = {"segments": [], "device_traces": [[]]}

@@ -10,8 +10,8 @@ from programs import program, record
 from stock import from_python
 
 from fragdoctor.errors import ConfigError, SimulationError
+from fragdoctor.inputs.snapshot_reader import read_snapshot
 from fragdoctor.model.snapshot import Snapshot
-from fragdoctor.readers.snapshot import read_snapshot
 from fragdoctor.trace import edits
 from fragdoctor.trace.edits import Edit
 from fragdoctor.trace.fidelity import Reproduction

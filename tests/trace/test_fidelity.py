@@ -21,8 +21,8 @@ from programs import (
 )
 
 from fragdoctor.errors import SimulationError
+from fragdoctor.inputs.snapshot_reader import read_snapshot
 from fragdoctor.model.settings import Era
-from fragdoctor.readers.snapshot import read_snapshot
 from fragdoctor.trace.edits import empty_cache_every
 from fragdoctor.trace.fidelity import report
 from fragdoctor.trace.operations import prepare

@@ -9,18 +9,12 @@ from pathlib import Path
 import pytest
 from programs import program, record
 
+from fragdoctor.inputs.snapshot_reader import read_snapshot
 from fragdoctor.model.settings import parse_conf
 from fragdoctor.model.simulation import ReplayResult
 from fragdoctor.model.snapshot import Snapshot
-from fragdoctor.readers.snapshot import read_snapshot
-from fragdoctor.trace.search import (
-    Search,
-    best_of,
-    default_candidates,
-    pareto_of,
-    search_settings,
-    sweep_candidates,
-)
+from fragdoctor.trace.candidates import sweep_candidates, usual_candidates
+from fragdoctor.trace.search import Search, best_of, pareto_of, search_settings
 from fragdoctor.trace.simulate import reproduce, simulate
 from fragdoctor.trace.whatif import WhatIf
 from fragdoctor.units import MIB
@@ -56,7 +50,7 @@ def test_search_finds_the_setting_that_fits() -> None:
     assert found.best is not None
     assert found.best.conf == "expandable_segments:True"
     assert found.best.fits
-    assert [r.conf for r in found.results] == list(default_candidates(reproduction))
+    assert [r.conf for r in found.results] == list(usual_candidates(reproduction))
     assert any(not r.fits for r in found.results)
 
 
@@ -101,8 +95,8 @@ def test_candidates_are_known_to_the_version() -> None:
         for conf in confs:
             parse_conf(conf, version)
         assert len(set(confs)) == len(confs)
-    assert not any("large_segment" in c for c in default_candidates(reproduction, "2.4.1"))
-    assert 8 <= len(default_candidates(reproduction)) <= 15
+    assert not any("large_segment" in c for c in usual_candidates(reproduction, "2.4.1"))
+    assert 8 <= len(usual_candidates(reproduction)) <= 15
 
 
 def test_search_names_only_what_gains_on_a_run_that_fits() -> None:

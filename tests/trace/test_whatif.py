@@ -9,15 +9,10 @@ from hypothesis import given, settings
 from programs import CONFS, Program, operations_of, program, programs, record
 
 from fragdoctor.errors import ConfigError, SimulationError
-from fragdoctor.readers.snapshot import read_snapshot
+from fragdoctor.inputs.snapshot_reader import read_snapshot
 from fragdoctor.trace.replay import PAGE_BYTES
 from fragdoctor.trace.simulate import reproduce, simulate
-from fragdoctor.trace.whatif import (
-    WhatIf,
-    conditions_of,
-    replay_what_if,
-    with_smallest_capacity,
-)
+from fragdoctor.trace.whatif import WhatIf, conditions_of, replay_what_if, with_smallest_capacity
 from fragdoctor.units import MIB
 
 EXP = "expandable_segments:True"
