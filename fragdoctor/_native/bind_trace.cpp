@@ -124,6 +124,13 @@ nb::object totals_in(const NativeTrace& t, InColumn<std::int64_t> states) {
   return array_of(std::move(values));
 }
 
+// Rows at which reserved memory changes, and what it is after each.
+nb::tuple reserved_changes(nb::handle_t<NativeTrace> self) {
+  const ReservedSteps& steps = nb::cast<const NativeTrace&>(self).undone.reserved;
+  return nb::make_tuple(view_of<std::int32_t>(steps.rows, self),
+                        view_of<std::int64_t>(steps.bytes, self));
+}
+
 nb::tuple envelope_of(const NativeTrace& t, const std::string& name,
                       InColumn<std::int64_t> starts) {
   const Total which = total_of(name);
@@ -224,6 +231,7 @@ void bind_trace(nb::module_& m) {
       .def("segments", &segments_dict)
       .def("total", &total, nb::arg("name"))
       .def("totals_at", &totals_in, nb::arg("states"))
+      .def("reserved_changes", &reserved_changes)
       .def("envelope", &envelope_of, nb::arg("name"), nb::arg("starts"))
       .def("layout_at", &layout_dict, nb::arg("state"));
 }

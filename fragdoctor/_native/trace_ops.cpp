@@ -114,10 +114,8 @@ TraceOps Builder::run() {
     } else {
       free_completed(row, life);
     }
-    end_silently(row);
   }
   if (!group_.is_empty()) settle(n, false, false);
-  if (n > 0) end_silently(n - 1);
   return std::move(out_);
 }
 
@@ -133,7 +131,6 @@ void Builder::segment_event(std::uint32_t row) {
 
 void Builder::request(std::uint32_t row, std::uint32_t life) {
   const bool wait = !group_.is_empty() && settle(row, true, false);
-  // A block that was handed out where this one lies, in contradiction, must be gone.
   if (row + 1 < trace_.n) end_silently(row);
   is_live_[life] = true;
   out_.ops.push_back(
@@ -153,18 +150,16 @@ void Builder::failed_request(std::uint32_t row) {
   group_.clear();
 }
 
-// Blocks whose frees are missing from the trace end here at the latest.
+// A block that was handed out where one was live: that one must be gone. Blocks that are gone only
+// at the end stay: nothing says when they went.
 void Builder::end_silently(std::uint32_t row) {
   const auto& silent = undone_.silent;
-  for (; next_silent_ < silent.size() && silent[next_silent_].row <= static_cast<std::int32_t>(row);
-       ++next_silent_) {
+  const auto at = static_cast<std::int32_t>(row);
+  for (; next_silent_ < silent.size() && silent[next_silent_].row <= at; ++next_silent_) {
     const std::uint32_t life = silent[next_silent_].life;
-    if (life >= out_.n_ids || !is_live_[life] || undone_.lives.free[life] > silent[next_silent_].row)
-      continue;
-    const bool goes = undone_.lives.done[life] <= silent[next_silent_].row;
-    push(goes ? OpKind::free : OpKind::free_pending, row, life);
-    is_live_[life] = !goes;
-    is_pending_[life] = !goes;
+    if (life >= out_.n_ids || !is_live_[life] || undone_.lives.done[life] != at) continue;
+    push(OpKind::free, row, life);
+    is_live_[life] = false;
   }
 }
 

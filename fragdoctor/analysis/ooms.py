@@ -12,13 +12,9 @@ from fragdoctor.analysis.free_space import free_parts
 from fragdoctor.analysis.result import OomEvent
 from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.model.snapshot import Action
+from fragdoctor.trace.columns import SMALL_SEGMENT_BYTES
 from fragdoctor.trace.lives import Layout
-from fragdoctor.trace.trace import (
-    SMALL_REQUEST_BYTES,
-    SMALL_SEGMENT_BYTES,
-    Trace,
-    large_page_bytes,
-)
+from fragdoctor.trace.trace import SMALL_REQUEST_BYTES, Trace, large_page_bytes
 from fragdoctor.units import MIB
 
 MIN_LARGE_BYTES: Final = 10 * MIB

@@ -14,8 +14,9 @@ import numpy as np
 
 from fragdoctor.model.snapshot import I32, I64, U8, Action, Bools
 from fragdoctor.trace import stacks as stack_roles
+from fragdoctor.trace.columns import Events
 from fragdoctor.trace.stacks import StackRoles
-from fragdoctor.trace.trace import Events, Trace
+from fragdoctor.trace.trace import Trace
 
 SETUP, FORWARD, BACKWARD, OPTIMIZER = 0, 1, 2, 3
 BOTH: Final = 4

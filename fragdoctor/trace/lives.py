@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Final
+from typing import Any, Final, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from fragdoctor._native import _ext
 from fragdoctor.model.snapshot import I32, I64, U64, Bools
+
+A = TypeVar("A", U64, I64, I32)
 
 BEFORE: Final[int] = _ext.BEFORE
 """The row of what happened before the first event."""
@@ -139,16 +141,16 @@ class Lives:
         other.done = np.where(self.done >= end, np.int32(NEVER), self.done)
         return other
 
-    def _gathered(self, events: Any, blocks: Any, *, prefer_block: bool = False) -> Any:
+    def _gathered(self, events: A, blocks: A, *, prefer_block: bool = False) -> A:
         """Return for each life the value at the first event about it, or of its final block."""
         from_block = self._named == NEVER
         if prefer_block:
             from_block |= self.block >= 0
         rows = np.where(from_block, 0, self._named)
-        result = events[rows] if len(events) else np.zeros(len(self), blocks.dtype)
+        result: Any = events[rows] if len(events) else np.zeros(len(self), blocks.dtype)
         chosen = np.flatnonzero(from_block)
         result[chosen] = blocks[self.block[chosen]]
-        return result
+        return cast("A", result)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,22 +166,20 @@ class Totals:
 
     The three columns are made when they are asked for and kept; what can be answered without them
     (peaks, single states, envelopes) is.
+
+    Attributes:
+        peak_allocated_bytes: the highest, and ``peak_allocated_state`` the first state with it;
+            ``peak_active_bytes`` and ``peak_reserved_bytes`` likewise.
     """
 
     def __init__(self, native: _ext.NativeTrace, facts: Mapping[str, Any]) -> None:
         self._native = native
-        self.peak_allocated_bytes, self.peak_allocated_state = facts["peak_allocated"]
-        self.peak_active_bytes, self.peak_active_state = facts["peak_active"]
-        self.peak_reserved_bytes, self.peak_reserved_state = facts["peak_reserved"]
-
-    peak_allocated_bytes: int
-    """Highest allocated bytes, by block sizes; ``peak_allocated_state`` is the first state."""
-
-    peak_allocated_state: int
-    peak_active_bytes: int
-    peak_active_state: int
-    peak_reserved_bytes: int
-    peak_reserved_state: int
+        peaks: list[tuple[int, int]] = [
+            facts[name] for name in ("peak_allocated", "peak_active", "peak_reserved")
+        ]
+        (self.peak_allocated_bytes, self.peak_allocated_state) = peaks[0]
+        (self.peak_active_bytes, self.peak_active_state) = peaks[1]
+        (self.peak_reserved_bytes, self.peak_reserved_state) = peaks[2]
 
     @cached_property
     def allocated_bytes(self) -> I64:
@@ -195,6 +195,10 @@ class Totals:
     def reserved_bytes(self) -> I64:
         """``int64[n + 1]``: memory held from the driver."""
         return self._native.total("reserved_bytes")
+
+    def reserved_changes(self) -> tuple[I32, I64]:
+        """Return the rows of segment events and reserved bytes after each, without the columns."""
+        return self._native.reserved_changes()
 
     def at(self, states: npt.ArrayLike) -> npt.NDArray[np.int64]:
         """Return ``int64[k, 3]``: allocated, active and reserved bytes in k states, ascending."""

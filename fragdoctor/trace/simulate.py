@@ -33,7 +33,7 @@ LONG_TRACE_EVENTS = 1_000_000
 
 
 def simulate(  # noqa: PLR0913 - the questions of one what-if, all by keyword
-    snapshot: Snapshot,
+    source: Snapshot | Trace,
     *,
     device: int | None = None,
     confs: Sequence[str] = (),
@@ -48,8 +48,9 @@ def simulate(  # noqa: PLR0913 - the questions of one what-if, all by keyword
     """Replay a trace as recorded and under every asked condition.
 
     Args:
-        snapshot: with a trace.
-        device: whose trace; the one that ran out of memory, or the busiest, where None.
+        source: the trace, or a snapshot with one.
+        device: whose trace of a snapshot; the one that ran out of memory, or the busiest, where
+            None.
         confs: setting strings, each replacing the recorded settings.
         capacity_bytes: what PyTorch can have of the device; as recorded where None.
         memory_fraction: as for ``set_per_process_memory_fraction``.
@@ -68,7 +69,8 @@ def simulate(  # noqa: PLR0913 - the questions of one what-if, all by keyword
         ConfigError: a setting string, the fraction or the version is wrong.
     """
     version = check_version(torch_version)
-    reproduction = reproduce(trace_of(snapshot, device), device_total_bytes=device_total_bytes)
+    trace = source if isinstance(source, Trace) else trace_of(source, device)
+    reproduction = reproduce(trace, device_total_bytes=device_total_bytes)
     what_if = WhatIf(
         capacity_bytes=capacity_bytes,
         memory_fraction=memory_fraction,

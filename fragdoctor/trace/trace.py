@@ -21,73 +21,27 @@ from fragdoctor.model.settings import AllocatorSettings, Era
 from fragdoctor.model.snapshot import (
     I32,
     I64,
-    U8,
     U64,
     Action,
     BlockState,
     Bools,
-    SegmentType,
     Snapshot,
 )
 from fragdoctor.trace.allocator import native_config
+from fragdoctor.trace.columns import (
+    MAX_SUM,
+    SMALL_SEGMENT_BYTES,
+    Events,
+    FinalBlocks,
+    FinalSegments,
+    device_columns,
+)
 from fragdoctor.trace.lives import Layout, Lives, Source, Totals
 from fragdoctor.trace.stacks import Stacks
 from fragdoctor.units import MIB
 
-SMALL_SEGMENT_BYTES: Final = 2 * MIB
 SMALL_REQUEST_BYTES: Final = 1 * MIB
 ABSURD_BYTES: Final = 2**56  # no device has 64 PiB
-_MAX_SUM: Final = 2**61  # of all values of a column
-
-
-@dataclass(frozen=True, slots=True)
-class Events:
-    """The events of one device, in file order; row i is row ``first_row + i`` of the snapshot.
-
-    Sizes that no device has are cut, so that sums over all rows stay within 64 bits. ``pool`` is
-    the default pool's index where the file does not say.
-    """
-
-    action: U8
-    address: U64
-    size_bytes: I64
-    stream: I32
-    stack: I32
-    pool: I32
-    time_us: I64
-
-    def __len__(self) -> int:
-        return len(self.action)
-
-
-@dataclass(frozen=True, slots=True)
-class FinalSegments:
-    """The segments at the end of the trace, by address; sizes are cut as those of events."""
-
-    address: U64
-    size_bytes: I64
-    stream: I32
-    pool: I32
-    is_small: Bools
-    is_expandable: Bools
-
-    def __len__(self) -> int:
-        return len(self.address)
-
-
-@dataclass(frozen=True, slots=True)
-class FinalBlocks:
-    """The blocks of these segments, by address; ``segment`` is a row of ``FinalSegments``."""
-
-    address: U64
-    size_bytes: I64
-    requested_bytes: I64
-    state: U8
-    stack: I32
-    segment: I32
-
-    def __len__(self) -> int:
-        return len(self.address)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,12 +134,27 @@ class Trace:
         """
         tell("Undoing the trace")
         bounded = bounded_settings(settings or snapshot.settings)
-        return _undone(snapshot, device, bounded, stacks or Stacks(snapshot))
+        columns = device_columns(snapshot, device)
+        native = _ext.NativeTrace(**columns.native, config=native_config(bounded, era=Era.ADDRESS))
+        return cls(
+            snapshot=snapshot,
+            device=device,
+            settings=bounded,
+            stacks=stacks or Stacks(snapshot),
+            events=columns.events,
+            segments=columns.segments,
+            blocks=columns.blocks,
+            native=native,
+            stream_of_rank=columns.stream_of_rank,
+            pool_of_number=columns.pool_of_number,
+            default_pool=columns.default_pool,
+            facts=native.facts(),
+        )
 
     @property
     def first_row(self) -> int:
         """Row of the device's first event in the snapshot."""
-        return self.snapshot.events.device_slice(self.device).start
+        return int(self.snapshot.events.device_slice(self.device).start)
 
     @property
     def n_events(self) -> int:
@@ -297,6 +266,13 @@ class Trace:
         ]
         return np.array(known, np.int64)
 
+    def live_blocks_of(self, lines: npt.ArrayLike) -> U64:
+        """Return the addresses of blocks that some user lines (frame ids) keep at the end."""
+        blocks = self.blocks
+        is_live = blocks.state == BlockState.ALLOCATED
+        result: U64 = blocks.address[is_live & np.isin(self.stacks.lines_of(blocks.stack), lines)]
+        return result
+
     @cached_property
     def n_requests(self) -> int:
         """Number of requests, failed ones included."""
@@ -326,7 +302,7 @@ def bounded_settings(settings: AllocatorSettings) -> AllocatorSettings:
         backend="native",
         max_split_bytes=None if split is None or split >= ABSURD_BYTES else split,
         max_non_split_rounding_bytes=min(settings.max_non_split_rounding_bytes, ABSURD_BYTES),
-        large_segment_bytes=min(settings.large_segment_bytes, ABSURD_BYTES),
+        large_segment_bytes=min(max(settings.large_segment_bytes, 10 * MIB), ABSURD_BYTES),
         roundup_power2_divisions=tuple(min(d, 2**31) for d in settings.roundup_power2_divisions),
     )
 
@@ -334,139 +310,6 @@ def bounded_settings(settings: AllocatorSettings) -> AllocatorSettings:
 def large_page_bytes(settings: AllocatorSettings) -> int:
     """Return the page of expandable segments in the large pool, within what can be computed."""
     return min(max(512, settings.large_segment_bytes), 2**40)
-
-
-# ---- columns of one device ---------------------------------------------------------------------
-
-
-def _undone(snapshot: Snapshot, device: int, settings: AllocatorSettings, stacks: Stacks) -> Trace:
-    events, segments, blocks = snapshot.events, snapshot.segments, snapshot.blocks
-    rows = events.device_slice(device)
-    own = np.flatnonzero(segments.device == device)
-    own = own[np.argsort(segments.address[own], kind="stable")]
-    place = np.full(len(segments), -1, np.int32)
-    place[own] = np.arange(len(own), dtype=np.int32)
-    of_block = place[blocks.segment] if len(blocks) else np.zeros(0, np.int32)
-    own_blocks = np.flatnonzero(of_block >= 0)
-    own_blocks = own_blocks[np.argsort(blocks.address[own_blocks], kind="stable")]
-
-    used_streams = _used(len(snapshot.streams), events.stream[rows], segments.stream[own])
-    used_pools = _used(len(snapshot.pools), events.pool[rows], segments.pool[own])
-    order = np.argsort(snapshot.streams[used_streams], kind="stable")
-    stream_of_rank = used_streams[order].astype(np.int32)
-    rank = np.zeros(len(snapshot.streams) + 1, np.int32)  # the last entry stands for id -1
-    rank[stream_of_rank] = np.arange(len(stream_of_rank), dtype=np.int32)
-    pool_of_number, number = _pool_numbers(snapshot.pools, used_pools)
-    default_pool = int(pool_of_number[0])
-
-    limit = _MAX_SUM // max(1, rows.stop - rows.start + len(own) + len(own_blocks))
-    native = _ext.NativeTrace(
-        action=events.action[rows],
-        address=events.address[rows],
-        size=events.size_bytes[rows],
-        stream=_renumbered(events.stream[rows], rank, used_streams),
-        pool=_renumbered(events.pool[rows], number, used_pools),
-        segment_address=segments.address[own],
-        segment_size=segments.total_bytes[own],
-        segment_stream=rank[segments.stream[own]],
-        segment_pool=np.maximum(number[segments.pool[own]], 0),
-        segment_kind=segments.kind[own],
-        segment_expandable=segments.is_expandable[own].astype(np.uint8),
-        block_address=blocks.address[own_blocks],
-        block_size=blocks.size_bytes[own_blocks],
-        block_requested=blocks.requested_bytes[own_blocks],
-        block_state=blocks.state[own_blocks],
-        config=native_config(settings, era=Era.ADDRESS),
-    )
-    segment_bytes = _cut(segments.total_bytes[own], limit)
-    return Trace(
-        snapshot=snapshot,
-        device=device,
-        settings=settings,
-        stacks=stacks,
-        events=Events(
-            action=events.action[rows],
-            address=events.address[rows],
-            size_bytes=_cut(events.size_bytes[rows], limit),
-            stream=events.stream[rows],
-            stack=events.stack[rows],
-            pool=_with_default(events.pool[rows], default_pool),
-            time_us=events.time_us[rows],
-        ),
-        segments=FinalSegments(
-            address=segments.address[own],
-            size_bytes=segment_bytes,
-            stream=segments.stream[own],
-            pool=_with_default(segments.pool[own], default_pool),
-            is_small=_is_small(segments.kind[own], segment_bytes),
-            is_expandable=segments.is_expandable[own],
-        ),
-        blocks=FinalBlocks(
-            address=blocks.address[own_blocks],
-            size_bytes=_cut(blocks.size_bytes[own_blocks], limit),
-            requested_bytes=_cut(blocks.requested_bytes[own_blocks], limit),
-            state=blocks.state[own_blocks],
-            stack=blocks.stack[own_blocks],
-            segment=of_block[own_blocks],
-        ),
-        native=native,
-        stream_of_rank=stream_of_rank,
-        pool_of_number=pool_of_number,
-        default_pool=default_pool,
-        facts=native.facts(),
-    )
-
-
-def _cut(values: U64, limit: int) -> I64:
-    """Return the values as ``int64``, those above the limit cut to it.
-
-    The result may share memory with ``values``.
-    """
-    bound = np.uint64(limit)
-    if not len(values) or values.max() <= bound:
-        return values.view(np.int64)  # the same bits: no copy of a million rows
-    return np.minimum(values, bound).astype(np.int64)
-
-
-def _renumbered(column: I32, number: I32, used: npt.NDArray[np.int64]) -> I32:
-    """Return ``number[column]``; the column itself, not a copy, where every number stays."""
-    keeps_unknown = number[-1] == -1 or column.min(initial=0) >= 0
-    if keeps_unknown and np.array_equal(number[used], used):
-        return column
-    return number[column]
-
-
-def _used(n: int, *columns: I32) -> npt.NDArray[np.int64]:
-    """Return which of n ids occur in any of the columns, ascending."""
-    is_used = np.zeros(n + 1, np.bool_)
-    for column in columns:
-        is_used[column] = True
-    return np.nonzero(is_used[:-1])[0]
-
-
-def _pool_numbers(pools: npt.NDArray[np.int64], used: npt.NDArray[np.int64]) -> tuple[I32, I32]:
-    """Return pool index by native number, and native number by pool index (last: -1, unknown)."""
-    is_default = (pools == 0).all(axis=1)
-    number = np.zeros(len(pools) + 1, np.int32)
-    number[-1] = -1
-    private = used[~is_default[used]]
-    number[private] = np.arange(1, len(private) + 1, dtype=np.int32)
-    default = np.nonzero(is_default)[0]
-    first = int(default[0]) if len(default) else -1
-    return np.concatenate(([first], private)).astype(np.int32), number
-
-
-def _with_default(pool: I32, default_pool: int) -> I32:
-    if not (pool < 0).any():
-        return pool
-    return np.where(pool < 0, np.int32(default_pool), pool)
-
-
-def _is_small(kind: U8, size: I64) -> Bools:
-    """Return whether each segment is of the small pool; by size where the file does not say."""
-    by_size: Bools = size <= SMALL_SEGMENT_BYTES
-    result: Bools = np.where(kind == SegmentType.UNKNOWN, by_size, kind == SegmentType.SMALL)
-    return result
 
 
 # ---- layouts -------------------------------------------------------------------------------------
@@ -480,7 +323,7 @@ def _pages(is_expandable: Bools, is_small: Bools, settings: AllocatorSettings) -
 def _final_layout(trace: Trace) -> Layout:
     segments, blocks = trace.segments, trace.blocks
     offset = (blocks.address - segments.address[blocks.segment]).view(np.int64)
-    offset = np.clip(offset, -_MAX_SUM, _MAX_SUM)  # nonsense must not overflow later
+    offset = np.clip(offset, -MAX_SUM, MAX_SUM)  # nonsense must not overflow later
     row = np.full(len(blocks), -1, np.int64)
     of_life = trace.lives.block
     found = np.flatnonzero(of_life >= 0)

@@ -5,14 +5,14 @@ from dataclasses import replace
 import diagnoses
 import numpy as np
 import pytest
+from fragdoctor.analysis.columns import device_columns
+from fragdoctor.analysis.timeline import undo
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from page_samples import MIB, frames, of_snapshot, tiny
 from stock import from_python
 
-from fragdoctor.analysis.columns import device_columns
 from fragdoctor.analysis.device import analyze_device
-from fragdoctor.analysis.timeline import undo
 from fragdoctor.model.diagnosis import Predicted
 from fragdoctor.model.snapshot import Annotation
 from fragdoctor.report import escape
