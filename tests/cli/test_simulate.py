@@ -98,7 +98,7 @@ def test_simulate_statistics_are_no_trace(run: Run, replay: FakeReplay, tmp_path
     done = run("simulate", str(path))
 
     assert done.code == 2
-    assert "no memory snapshot" in done.err
+    assert "is memory statistics, not a memory snapshot." in done.err
 
 
 @pytest.mark.shared
