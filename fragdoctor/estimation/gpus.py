@@ -130,7 +130,7 @@ def gpu_of(name: str) -> GpuModel:
         total = parse_size(name)
     except ConfigError as e:
         if name.strip().isdigit():
-            hint = f"Write {name.strip()}GiB, or the name of a GPU."
+            hint = f"Write {name.strip()}GiB, or a name of: fragdoctor estimate --list-gpus"
             raise ConfigError(e.message, hint=hint) from e
         total = 0
     if total:
