@@ -11,6 +11,7 @@ freed, whichever step came before.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, Final
 
 import numpy as np
@@ -49,8 +50,23 @@ MAX_CLASSES: Final = 12
 ALIGNED: Final = 64
 """Requests before the end by which a step is aligned with another."""
 
+NEAR: Final = 12
+"""Places around the expected one where a step may go on."""
+
+MISALIGNED: Final = 0.25
+"""Share of bytes in requests whose sizes may differ where requests are aligned only roughly."""
+
 SMALL: Final = 64 * 1024
 """Sizes below this may differ between steps that count as alike."""
+
+BOUNDED: Final = 0.01
+"""Share by which the largest two steps differ, up to which they are as large as steps get."""
+
+ROUNDED: Final = 0.005
+"""Share by which a step may differ from what sizes scaled to it say."""
+
+GUESSED: Final = 0.015
+"""The same where the step is not aligned request by request, or only a first one was complete."""
 
 MIN_TREND: Final = 6
 """Steps from which on rising sizes are a trend although they do not rise evenly."""
@@ -73,6 +89,8 @@ class Continuation:
     """
 
     native: _ext.NativeFuture
+    lower: _ext.NativeFuture | None
+    higher: _ext.NativeFuture | None
     n_past: int
     n_complete: int
     is_exact: bool
@@ -103,13 +121,9 @@ class _Window:
     Attributes:
         kind, size, stream, pool: per operation.
         step: of each operation.
-        slot: of the block an operation is about; -1 where it is older than the window, or none.
-        age: of a free, steps since the block was made; of an allocation, steps that it lives, -1
-            where it lived at the end.
         allocation: id of the block.
-        role: of the stack of each allocation.
+        requests: positions of the allocations of each step.
         has_failed: the last operation is the failing request.
-        n_slots: number of slots.
         starts_settled: whether steps before the window exist.
         counts: whether each step is one of the program's.
     """
@@ -123,9 +137,7 @@ class _Window:
     allocation: I64
     step: I64
     stack: I64
-    slot: I64
-    age: I64
-    n_slots: int
+    requests: list[I64]
     n_complete: int
     n_past: int
     has_failed: bool
@@ -165,9 +177,7 @@ class _Window:
         if has_failed:
             allocation[-1] = -1
         size = part["size"].astype(np.int64)
-        slot, n_slots = _slots(step, stack, size, is_made, n_all - first)
-        age = np.full(len(part), -1, np.int64)
-        _follow_blocks(kind, allocation, step, slot, age)
+        requests = [low_ + np.flatnonzero(is_made[low_:high_]) for low_, high_ in pairwise(at)]
         of_kind = np.append(steps.kind, StepKind.TRAIN)[first : first + len(at) - 1]
         counts = of_kind != StepKind.EVALUATION
         return cls(
@@ -180,20 +190,13 @@ class _Window:
             allocation=allocation,
             step=step,
             stack=stack,
-            slot=slot,
-            age=age,
-            n_slots=n_slots,
+            requests=requests,
             n_complete=n_all - first,
             n_past=n_past,
             has_failed=has_failed,
             starts_settled=first > 0 or trace.is_late,
             counts=counts if counts.any() else ~counts,
         )
-
-    def requests(self, step: int) -> I64:
-        """Return the positions of the allocations of a step."""
-        low, high = int(self.at[step]), int(self.at[step + 1])
-        return low + np.flatnonzero(self.kind[low:high] == OpKind.MALLOC)
 
 
 def _cut(ops: npt.NDArray[np.void]) -> tuple[int, bool]:
@@ -204,36 +207,33 @@ def _cut(ops: npt.NDArray[np.void]) -> tuple[int, bool]:
     return int(failed[-1]), True
 
 
-def _slots(step: I64, stack: I64, size: I64, is_made: Bools, n_complete: int) -> tuple[I64, int]:
-    """Return the slot of each allocation (-1 for other operations), and how many there are.
+def _slots(step: I64, stack: I64, size: I64, n_steps: int) -> tuple[I64, int]:
+    """Return the slot of each of some allocations, and how many slots there are.
 
     A slot is a stack and how often it allocated before in the step; where a stack allocates a size
     equally often in every step, that size is counted by itself. So one allocation more (a workspace
     in the first backward pass, whose stack says nothing) does not shift all that follow.
     """
-    at = np.flatnonzero(is_made)
-    result = np.full(len(step), -1, np.int64)
-    if not len(at):
-        return result, 0
-    own, stack_of = np.unique(stack[at], return_inverse=True)
-    n_sizes = int(size[at].max()) + 1
+    if not len(step):
+        return np.zeros(0, np.int64), 0
+    own, stack_of = np.unique(stack, return_inverse=True)
+    n_sizes = int(size.max()) + 1
     if n_sizes < 2**62 // max(len(own), 1):
-        pairs, pair = np.unique(stack_of.reshape(-1) * n_sizes + size[at], return_inverse=True)
+        pairs, pair = np.unique(stack_of.reshape(-1) * n_sizes + size, return_inverse=True)
         pair = pair.reshape(-1)
-        is_even = _even_pairs(pair, len(pairs), pairs // n_sizes, len(own), step[at], n_complete)
+        is_even = _even_pairs(pair, len(pairs), pairs // n_sizes, len(own), step, n_steps)
         group = np.where(is_even[pair], pair, len(pairs) + stack_of.reshape(-1))
     else:
         group = stack_of.reshape(-1)
     n_groups = int(group.max()) + 1
-    key = step[at] * n_groups + group
+    key = step * n_groups + group
     order = np.argsort(key, kind="stable")
     begins = np.flatnonzero(np.append(True, np.diff(key[order]) > 0))
-    nth = np.arange(len(at)) - np.repeat(begins, np.diff(np.append(begins, len(at))))
-    occurrence = np.empty(len(at), np.int64)
+    nth = np.arange(len(step)) - np.repeat(begins, np.diff(np.append(begins, len(step))))
+    occurrence = np.empty(len(step), np.int64)
     occurrence[order] = nth
     found, slot = np.unique(group * (int(nth.max()) + 1) + occurrence, return_inverse=True)
-    result[at] = slot.reshape(-1)
-    return result, len(found)
+    return slot.reshape(-1), len(found)
 
 
 def _even_pairs(
@@ -276,25 +276,81 @@ def _follow_blocks(
 
 
 class _Builder:
-    """Makes the templates of a window."""
+    """Makes the templates of a window.
+
+    Attributes:
+        slot: of the block an operation is about; -1 where it is older than the window, or none.
+        age: of a free, steps since the block was made; of an allocation, steps that it lives, -1
+            where it lived at the end.
+        size: ``float64[n + 1, n_slots]``: the size in each slot by step, NaN where there is none.
+        growth: bytes by which the size in each slot rises with every step.
+    """
 
     def __init__(self, window: _Window, n_pools: int) -> None:
         self.w = window
         self.n = window.n_complete
         self.n_pools = n_pools
-        self.sequences = [window.stack[window.requests(t)] for t in range(self.n + 1)]
+        self.sequences = [window.stack[at] for at in window.requests]
         self.classes = [hash(s.tobytes()) for s in self.sequences[: self.n]]
+        self.period, self.start = self._period()
+        self.found = self._match()
+        if self.found is None:
+            return
+        self.slot, self.n_slots = self._assigned()
+        self.age = np.full(len(window.kind), -1, np.int64)
+        _follow_blocks(window.kind, window.allocation, window.step, self.slot, self.age)
         self.size = self._sizes()
         self.growth = self._growths()
+        self.fate = self._fates()
+
+    def _assigned(self) -> tuple[I64, int]:
+        """Return the slot of each allocation; steps of one class share theirs place by place."""
+        w = self.w
+        result = np.full(len(w.kind), -1, np.int64)
+        last = {c: t for t, c in enumerate(self.classes)}
+        chosen = list(last.values())
+        at = np.concatenate([w.requests[t] for t in chosen])
+        step = np.repeat(np.arange(len(chosen)), [len(w.requests[t]) for t in chosen])
+        result[at], n_slots = _slots(step, w.stack[at], w.size[at], len(chosen))
+        for t, c in enumerate(self.classes):
+            result[w.requests[t]] = result[w.requests[last[c]]]
+        assert self.found is not None  # noqa: S101 - asked before
+        like, n_same, is_same = self.found
+        theirs, mine = w.requests[like][:n_same], w.requests[self.n]
+        if is_same:
+            result[mine] = result[theirs]
+            return result, n_slots
+        own, other = self.sequences[self.n], self.sequences[like][:n_same]
+        k = min(len(own), len(other))
+        differs = np.flatnonzero(own[:k] != other[:k])
+        n_prefix = int(differs[0]) if len(differs) else k
+        slot = np.full(len(own), -1, np.int64)
+        slot[:n_prefix] = result[theirs[:n_prefix]]
+        place = np.arange(len(own)) + n_same - len(own)
+        near = place >= 0
+        near[near] = other[place[near]] == own[near]
+        near[:n_prefix] = False
+        _, a, b = np.intersect1d(
+            _numbered(own), _numbered(other), assume_unique=True, return_indices=True
+        )
+        # What has no stack of its own is counted from the end, where the two are aligned.
+        tells = w.trace.stacks.roles.role[own] != stacks.SILENT
+        later = (a >= n_prefix) & tells[a]
+        slot[near] = result[theirs[place[near]]]
+        slot[a[later]] = result[theirs[b[later]]]
+        fresh = np.flatnonzero(slot < 0)
+        slot[fresh] = n_slots + np.arange(len(fresh))
+        result[mine] = slot
+        return result, n_slots + len(fresh)
 
     # ---- what the steps are like -----------------------------------------------------------------
 
     def _sizes(self) -> npt.NDArray[np.float64]:
         """Return ``float64[n + 1, n_slots]``: the size in each slot, NaN where there is none."""
         w = self.w
-        result = np.full((self.n + 1, max(w.n_slots, 1)), np.nan)
+        result = np.full((self.n + 1, max(self.n_slots, 1)), np.nan)
         made = np.flatnonzero(w.kind == OpKind.MALLOC)
-        result[w.step[made], w.slot[made]] = w.size[made]
+        result[w.step[made], self.slot[made]] = w.size[made]
         return result
 
     def _growths(self) -> I64:
@@ -353,8 +409,7 @@ class _Builder:
 
     def _before(self) -> int:
         """Return the step one period before the one under way."""
-        period, _ = self._period()
-        return max(0, self.n - period)
+        return max(0, self.n - self.period)
 
     def _aligned(self, mine: I64) -> tuple[int, int, bool] | None:
         """Return where a step with other requests in between or left out goes on.
@@ -380,9 +435,12 @@ class _Builder:
         _, a, b = np.intersect1d(own, theirs, assume_unique=True, return_indices=True)
         near = np.argsort(a)[-ALIGNED:]
         shift = float(np.median((b - a)[near])) if len(near) else 0.0
+        expected = len(mine) - 1 + shift
         places = np.flatnonzero(other == mine[-1])
-        at = int(places[np.argmin(np.abs(places - (len(mine) - 1 + shift)))])
-        return t, at + 1, False
+        places = places[np.argsort(np.abs(places - expected), kind="stable")][:NEAR]
+        sizes = self.w.size[self.w.requests[self.n]], self.w.size[self.w.requests[t]]
+        alike = [_n_alike((mine, sizes[0]), (other, sizes[1]), at) for at in places.tolist()]
+        return t, int(places[int(np.argmax(alike))]) + 1, False
 
     # ---- fates -------------------------------------------------------------------------------------
 
@@ -391,22 +449,22 @@ class _Builder:
         w = self.w
         made = np.flatnonzero(w.kind == OpKind.MALLOC)
         fate = np.zeros(len(w.kind), np.int64)
-        fate[made] = w.age[made]
-        ended = made[w.age[made] >= 0]
-        usual = np.full(w.n_slots, -1, np.int64)
-        longest = np.full(w.n_slots, -1, np.int64)
-        usual[w.slot[ended]] = w.age[ended]  # the last one stays
-        np.maximum.at(longest, w.slot[ended], w.age[ended])
-        lives = made[w.age[made] < 0]
+        fate[made] = self.age[made]
+        ended = made[self.age[made] >= 0]
+        usual = np.full(self.n_slots, -1, np.int64)
+        longest = np.full(self.n_slots, -1, np.int64)
+        usual[self.slot[ended]] = self.age[ended]  # the last one stays
+        np.maximum.at(longest, self.slot[ended], self.age[ended])
+        lives = made[self.age[made] < 0]
         reached = self.n - w.step[lives]
         settled = (w.step[lives] < self.n) & ((w.step[lives] > 0) | w.starts_settled)
-        n_kept = np.bincount(w.slot[lives][settled], minlength=w.n_slots)
+        n_kept = np.bincount(self.slot[lives][settled], minlength=self.n_slots)
         if self.n == 2 and not w.starts_settled:
             first = lives[w.step[lives] == 0]
-            pair = set(zip(w.slot[first].tolist(), w.size[first].tolist(), strict=True))
+            pair = set(zip(self.slot[first].tolist(), w.size[first].tolist(), strict=True))
             for i in lives[w.step[lives] == 1].tolist():
-                n_kept[w.slot[i]] += (int(w.slot[i]), int(w.size[i])) in pair
-        slot = w.slot[lives]
+                n_kept[self.slot[i]] += (int(self.slot[i]), int(w.size[i])) in pair
+        slot = self.slot[lives]
         result = np.where(n_kept[slot] >= 2, KEPT, np.where(reached > 0, REPLACED, 0))
         result = np.where(longest[slot] >= reached, longest[slot], result)
         result = np.where(usual[slot] >= reached, usual[slot], result)
@@ -418,20 +476,18 @@ class _Builder:
     def build(self) -> Continuation | None:
         """Return the continuation."""
         w = self.w
-        found = self._match()
-        if found is None:
+        if self.found is None:
             return None
-        like, n_same, is_same = found
+        like, n_same, is_same = self.found
         self.n_same, self.is_same = n_same, is_same
-        period, start = self._period()
-        self.fate = self._fates()
+        period, start = self.period, self.start
         is_single = self.n - start < 2 and not w.starts_settled
+        is_alike = self.is_alike = self._began_alike(like)
         rest = self._rest(like, n_same, is_single=self.n == 1)
         varies = self._varies(start)
         grows = bool(self.growth.any())
-        is_alike = is_same and self._began_alike(like, n_same)
-        varies = varies or (is_same and not is_alike)
-        is_equal = is_alike and not varies
+        varies = varies or not is_alike
+        is_equal = is_same and is_alike and not varies
         if varies or not is_equal:
             whole = max(period, (self.n + 1 - start) // period * period)
         else:
@@ -456,28 +512,102 @@ class _Builder:
         if not w.at[-1] - w.at[self.n]:
             counts[0] = False
         table = _joined(*parts)
-        table.setflags(write=False)
-        native = _ext.NativeFuture(
-            table=table.view(np.uint8),
-            first=first,
-            origin=origin,
-            counts=[int(c) for c in counts],
-            cycle=cycle,
-            held=self._held(),
-            n_slots=max(w.n_slots, 1),
-            n_pools=self.n_pools,
-        )
+
+        def native(one: npt.NDArray[np.void]) -> _ext.NativeFuture:
+            one.setflags(write=False)
+            return _ext.NativeFuture(
+                table=one.view(np.uint8),
+                first=first,
+                origin=origin,
+                counts=[int(c) for c in counts],
+                cycle=cycle,
+                held=self._held(),
+                n_slots=max(self.n_slots, 1),
+                n_pools=self.n_pools,
+            )
+
+        is_exact = is_equal and not grows and not is_single and self.n >= 2
+        lower, higher = self._scenarios(table, like, is_exact=is_exact, varies=varies)
         return Continuation(
-            native=native,
+            native=native(table),
+            lower=None if lower is None else native(lower),
+            higher=None if higher is None else native(higher),
             n_past=w.n_past,
             n_complete=self.n,
-            is_exact=is_equal and not grows and not is_single and self.n >= 2,
+            is_exact=is_exact,
             varies=varies,
             grows=grows,
             period=len(order),
             order=tuple(order),
             counts_first=counts[0],
         )
+
+    def _scenarios(
+        self, table: npt.NDArray[np.void], like: int, *, is_exact: bool, varies: bool
+    ) -> tuple[npt.NDArray[np.void] | None, npt.NDArray[np.void] | None]:
+        """Return futures that ask for less and for more, as far as is not known."""
+        stretch = self._stretch(like) if varies else 0.0
+        less, more = 0.0, 0.0
+        if not is_exact:
+            less = more = GUESSED if not self.is_same else ROUNDED
+        more = max(more, stretch)
+        is_periodic = self.period < self.n - self.start
+        irregular = self._irregular() & (not is_periodic)
+        is_made = table["kind"] == OpKind.MALLOC
+        passing = is_made & (table["age"] == 0)
+        lower = higher = None
+        if less or irregular.any():
+            lower = table.copy()
+            lower["size"][passing] = (table["size"][passing] * (1 - less)).astype(np.uint64)
+            lower["age"][is_made & irregular[table["slot"]] & (table["age"] < 0)] = 0
+        if more:
+            higher = table.copy()
+            chosen = passing
+            if varies and self.n > 1:
+                chosen = passing & self._varying()[table["slot"]]
+            higher["size"][chosen] = (table["size"][chosen] * (1 + more)).astype(np.uint64)
+        return lower, higher
+
+    def _varying(self) -> Bools:
+        """Return the slots whose sizes differ between steps."""
+        there = ~np.isnan(self.size)
+        low = np.where(there, self.size, np.inf).min(axis=0)
+        high = np.where(there, self.size, -np.inf).max(axis=0)
+        result: Bools = high > low
+        return result
+
+    def _stretch(self, like: int) -> float:
+        """Return by what share the steps to come may be larger than the largest so far.
+
+        Where the largest two are far apart a larger one is to be expected; where many are about as
+        large as the largest there is a bound.
+        """
+        w = self.w
+        total = [
+            float(w.size[w.requests[t]].sum())
+            for t in range(self.start, self.n)
+            if self.classes[t] == self.classes[like]
+        ]
+        predicted = self.predicted[self.slot[w.requests[like]]]
+        total.append(float(predicted.sum()))
+        x = np.sort(np.array(total))[::-1]
+        if len(x) < 2 or not x[0]:
+            return 1.0
+        gap, spread = (x[0] - x[1]) / x[0], (x[0] - x[-1]) / x[0]
+        if gap < BOUNDED:
+            return float(max(ROUNDED, spread / len(x)))
+        return float(min(max(2 * gap, 1.2 * spread * min(1.0, 8 / len(x))), 1.0))
+
+    def _irregular(self) -> Bools:
+        """Return the slots of what some steps keep and others do not make (a cache by shape)."""
+        w = self.w
+        made = np.flatnonzero((w.kind == OpKind.MALLOC) & (self.fate < 0))
+        made = made[(w.step[made] < self.n) & (w.step[made] >= self.start)]
+        n_steps = np.zeros(self.n_slots, np.int64)
+        pairs = np.unique(self.slot[made] * (self.n + 1) + w.step[made])
+        np.add.at(n_steps, pairs // (self.n + 1), 1)
+        result: Bools = (n_steps > 0) & (n_steps < 0.7 * (self.n - self.start))
+        return result
 
     def _template(self, step: int) -> npt.NDArray[np.void]:
         """Return a recorded step as future operations."""
@@ -488,29 +618,30 @@ class _Builder:
         w = self.w
         is_made = w.kind[at] == OpKind.MALLOC
         is_free = (w.kind[at] >= OpKind.FREE) & (w.kind[at] <= OpKind.COMPLETE)
-        keep = is_made | (is_free & (w.slot[at] >= 0)) | (w.kind[at] == OpKind.EMPTY_CACHE)
+        keep = is_made | (is_free & (self.slot[at] >= 0)) | (w.kind[at] == OpKind.EMPTY_CACHE)
         at, is_made = at[keep], is_made[keep]
         result = np.zeros(len(at), FUTURE_OPERATION)
         result["kind"] = w.kind[at]
         result["size"] = w.size[at]
-        result["slot"] = np.maximum(w.slot[at], 0)
-        result["age"] = np.where(is_made, self.fate[at], w.age[at])
+        result["slot"] = np.maximum(self.slot[at], 0)
+        result["age"] = np.where(is_made, self.fate[at], self.age[at])
         result["stream"] = w.stream[at]
         result["pool"] = w.pool[at]
-        result["growth"] = np.where(is_made, self.growth[np.maximum(w.slot[at], 0)], 0)
+        result["growth"] = np.where(is_made, self.growth[np.maximum(self.slot[at], 0)], 0)
         return result
 
     def _rest(self, like: int, n_same: int, *, is_single: bool) -> npt.NDArray[np.void]:
         """Return what is missing of the step under way, the failing request first."""
         w = self.w
-        requests = w.requests(like)
+        requests = w.requests[like]
         after = int(requests[n_same - 1]) + 1 if n_same else int(w.at[like])
+        self.predicted = np.where(np.isnan(self.size[like]), 1, self.size[like])
         if not n_same and not w.has_failed and w.at[-1] == w.at[self.n]:
             return np.zeros(0, FUTURE_OPERATION)
         at = np.arange(after, w.at[like + 1])
         rest = self._converted(at)
         is_made = rest["kind"] == OpKind.MALLOC
-        predicted = self._predicted(like)
+        predicted = self.predicted = self._predicted(like)
         of = rest["slot"][is_made]
         rest["size"][is_made] = np.maximum(predicted[of], 1).astype(np.uint64)
         rest["growth"][is_made] = 0
@@ -526,12 +657,13 @@ class _Builder:
     def _without_first_time(self, rest: npt.NDArray[np.void], like: int) -> npt.NDArray[np.void]:
         """Return the rest without what only a first step makes (optimizer state, workspaces)."""
         w = self.w
-        made = w.requests(like)
-        lives = made[w.age[made] < 0]
-        is_old = np.zeros(w.n_slots, np.bool_)
-        is_old[w.slot[lives]] = True
-        role = np.full(w.n_slots, stacks.NO_STACK, np.int64)
-        role[w.slot[made]] = w.trace.stacks.roles.role[w.stack[made]]
+        made = w.requests[like]
+        lives = made[self.age[made] < 0]
+        is_old = np.zeros(self.n_slots, np.bool_)
+        is_old[self.slot[lives]] = True
+        role = np.full(self.n_slots, stacks.NO_STACK, np.int64)
+        of_stack = w.trace.stacks.roles.role[w.stack[made]]
+        role[self.slot[made]] = np.where(of_stack == stacks.SILENT, stacks.BACKWARD, of_stack)
         is_made = rest["kind"] == OpKind.MALLOC
         again = is_made & is_old[rest["slot"]]
         of_backward = again & (role[rest["slot"]] == stacks.BACKWARD)
@@ -549,9 +681,9 @@ class _Builder:
     def _held(self) -> npt.NDArray[np.int32]:
         """Return the blocks of the window that live at its end: id, slot, born, age."""
         w = self.w
-        made = np.flatnonzero((w.kind == OpKind.MALLOC) & (w.age < 0) & (w.allocation >= 0))
+        made = np.flatnonzero((w.kind == OpKind.MALLOC) & (self.age < 0) & (w.allocation >= 0))
         made = made[self.fate[made] != KEPT]
-        columns = (w.allocation[made], w.slot[made], w.step[made] - self.n, self.fate[made])
+        columns = (w.allocation[made], self.slot[made], w.step[made] - self.n, self.fate[made])
         return np.ascontiguousarray(np.stack(columns, axis=1).reshape(-1), np.int32)
 
     # ---- sizes -------------------------------------------------------------------------------------
@@ -561,19 +693,31 @@ class _Builder:
         w = self.w
         last: dict[int, tuple[I64, I64]] = {}
         for t in range(start, self.n):
-            at = w.requests(t)
-            size, grows = w.size[at], self.growth[w.slot[at]] != 0
+            at = w.requests[t]
+            size, grows = w.size[at], self.growth[self.slot[at]] != 0
             before = last.get(self.classes[t])
-            if before is not None and _differs(before[0], size, before[1] | grows):
-                return True
+            if before is not None:
+                fixed = ~(before[1] | grows)
+                if _differs(before[0][fixed], size[fixed]):
+                    return True
             last[self.classes[t]] = size, grows
         return False
 
-    def _began_alike(self, like: int, n_same: int) -> bool:
-        w = self.w
-        mine, theirs = w.requests(self.n), w.requests(like)[:n_same]
-        grows = (self.growth[w.slot[theirs]] != 0) | (self.growth[w.slot[mine[:n_same]]] != 0)
-        return not _differs(w.size[mine[:n_same]], w.size[theirs], grows)
+    def _began_alike(self, like: int) -> bool:
+        """Return whether the step under way has the sizes of another so far."""
+        mine, theirs = self.size[self.n], self.size[like]
+        both = ~np.isnan(mine) & ~np.isnan(theirs) & (self.growth == 0)
+        if self.is_same:
+            return not _differs(mine[both], theirs[both])
+        # Some requests may not be aligned: but if batches differ, most sizes do.
+        both[self.slot[self._silent()]] = False
+        differs = both & (mine != theirs)
+        return bool(theirs[differs].sum() <= MISALIGNED * max(theirs[both].sum(), 1.0))
+
+    def _silent(self) -> I64:
+        """Return the allocations whose stack does not tell them from others."""
+        made = np.flatnonzero(self.w.kind == OpKind.MALLOC)
+        return made[self.w.trace.stacks.roles.role[self.w.stack[made]] == stacks.SILENT]
 
     def _predicted(self, like: int) -> npt.NDArray[np.float64]:
         """Return the size expected in each slot of the step under way."""
@@ -591,20 +735,34 @@ class _Builder:
         self.weak = 0.0
         if len(wanted) and len(predictors):
             result[wanted] = self._fitted(wanted, predictors, result[wanted])
-        # Sizes that changed for the first time: what had the same size changes alike.
-        mine, theirs = self.w.requests(n)[: self.n_same], self.w.requests(like)[: self.n_same]
-        if self.is_same and len(mine):
-            was, now, slot = self.w.size[theirs], self.w.size[mine], self.w.slot[theirs]
-            usable = ~varies[slot] & ~grows[slot]
-            changed = usable & (was != now)
-            new = dict(zip(was[changed].tolist(), now[changed].tolist(), strict=True))
-            fixed = set(was[usable & (was == now)].tolist())
-            if new:
-                for k in np.flatnonzero(~np.isnan(self.size[like]) & ~varies & ~grows).tolist():
-                    z = int(self.size[like, k])
-                    if z in new and z not in fixed:
-                        result[k] = new[z]
+        self._scale_alike(result, like, usable=~varies & ~grows)
         return np.where(np.isnan(result), 1, result)
+
+    def _scale_alike(
+        self, result: npt.NDArray[np.float64], like: int, *, usable: Bools
+    ) -> None:
+        """Change sizes that changed for the first time: what was as large changes alike."""
+        was, now = self.size[like], self.size[self.n]
+        both = usable & ~np.isnan(was) & ~np.isnan(now)
+        changed = both & (was != now)
+        if not self.is_same:
+            changed[self.slot[self._silent()]] = False
+        if not changed.any() or self.is_alike:
+            return
+        new = dict(zip(was[changed].tolist(), now[changed].tolist(), strict=True))
+        fixed = set(was[both & ~changed].tolist())
+        large = changed & (was > SMALL)
+        ratio = float(np.median(now[large] / was[large])) if large.any() else 1.0
+        keeps = np.zeros(len(was), np.bool_)
+        kept = np.flatnonzero((self.w.kind == OpKind.MALLOC) & (self.age != 0))
+        kept = kept[self.w.step[kept] == like]
+        keeps[self.slot[kept]] = True
+        for k in np.flatnonzero(usable & ~np.isnan(was) & np.isnan(now)).tolist():
+            size = was[k].item()
+            if size in new and size not in fixed:
+                result[k] = new[size]
+            elif size not in fixed and not keeps[k] and size > SMALL:
+                result[k] = size * ratio
 
     def _predictors(self, usable: Bools) -> I64:
         """Return slots whose sizes tell those of others: of each pattern over the steps one."""
@@ -650,6 +808,18 @@ class _Builder:
         return result
 
 
+def _n_alike(mine: tuple[I64, I64], other: tuple[I64, I64], at: int) -> int:
+    """Return how many of the last requests equal those that end at a place of another step."""
+    k = min(len(mine[0]), at + 1, ALIGNED)
+    (stack, size), (stack_there, size_there) = (
+        (mine[0][-k:], mine[1][-k:]),
+        (other[0][at + 1 - k : at + 1], other[1][at + 1 - k : at + 1]),
+    )
+    same = stack == stack_there
+    rises = np.sign(np.diff(size)) == np.sign(np.diff(size_there))  # sizes may be scaled
+    return int(np.count_nonzero(same & (size == size_there)) + np.count_nonzero(same[1:] & rises))
+
+
 def _numbered(sequence: I64) -> I64:
     """Return each stack with how often it came before, as one number."""
     order = np.argsort(sequence, kind="stable")
@@ -671,10 +841,9 @@ def _joined(*parts: npt.NDArray[np.void]) -> npt.NDArray[np.void]:
     return result
 
 
-def _differs(mine: I64, other: I64, but: Bools) -> bool:
-    """Return whether sizes differ by more than what rounds away, except for some."""
-    differs = (mine != other) & ~but
-    return bool((differs & (np.maximum(mine, other) > SMALL)).any())
+def _differs(mine: npt.NDArray[Any], other: npt.NDArray[Any]) -> bool:
+    """Return whether sizes differ by more than what rounds away."""
+    return bool(((mine != other) & (np.maximum(mine, other) > SMALL)).any())
 
 
 def _slope(t: I64, values: npt.NDArray[np.float64]) -> int:
@@ -693,9 +862,9 @@ def _slope(t: I64, values: npt.NDArray[np.float64]) -> int:
 
 
 def look_on(
-    reproduction: Reproduction,
     operations: _ext.NativeOps,
-    continuation: Continuation,
+    future: _ext.NativeFuture,
+    n_past: int,
     config: Any,
     *,
     remakes_start: bool,
@@ -705,8 +874,8 @@ def look_on(
     """Return the raw result of the recorded part, and what came after."""
     return operations.look_on(
         config,
-        continuation.native,
-        continuation.n_past,
+        future,
+        n_past,
         remake_initial=remakes_start,
         max_steps=max_steps,
         max_ops=max_ops,

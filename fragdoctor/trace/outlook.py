@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from fragdoctor.model.simulation import ReplayResult
@@ -47,11 +47,17 @@ class Outlooks:
         if c is None:
             raw = self.reproduction.operations.replay(conditions.native(), False, remade)
             return result_of(raw, conditions), Outlook("open", reason="no complete step")
-        raw, look = look_on(
-            self.reproduction, self.reproduction.operations, c, conditions.native(), remakes_start=remade
-        )
+        ops, config = self.reproduction.operations, conditions.native()
+        raw, look = look_on(ops, c.native, c.n_past, config, remakes_start=remade)
         result = result_of(raw, conditions)
-        return result, outlook_of(result, c, look)
+        outlook = outlook_of(result, c, look)
+        other = {"holds": c.higher, "fails": c.lower}.get(outlook.state)
+        if other is not None and result.fits:
+            raw, look = look_on(ops, other, c.n_past, config, remakes_start=remade)
+            second = outlook_of(result, c, look)
+            if second.state != outlook.state:
+                return result, replace(outlook, state="open", fails_after_steps=None, reason="near: "+outlook.state)
+        return result, outlook
 
 
 def outlook_of(result: ReplayResult, c: Continuation, look: dict[str, Any]) -> Outlook:
