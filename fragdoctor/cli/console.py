@@ -49,8 +49,8 @@ def render_options(
         ConfigError: both quiet and verbose were asked for.
     """
     if quiet and verbose:
-        raise ConfigError("--quiet and --verbose exclude each other.", hint="Give one of them.")
-    verbosity = Verbosity.QUIET if quiet else Verbosity.VERBOSE if verbose else Verbosity.NORMAL
+        raise ConfigError("--quiet and --full exclude each other.", hint="Give one of them.")
+    verbosity = Verbosity.QUIET if quiet else Verbosity.FULL if verbose else Verbosity.NORMAL
     stream = sys.stderr if on_stderr else sys.stdout
     is_terminal = not to_file and _is_terminal(stream)
     return RenderOptions(

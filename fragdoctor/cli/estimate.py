@@ -91,7 +91,7 @@ def _answer(
     if route is Route.GPUS:
         from fragdoctor.cli.estimate_formula import gpu_list
 
-        return gpu_list(look, as_json=chosen.as_json)
+        return gpu_list(look, output_format=chosen.output_format.value)
     if route is Route.BATCHES:
         from fragdoctor.cli import estimate_fit
 

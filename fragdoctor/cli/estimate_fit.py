@@ -23,9 +23,7 @@ def answer(chosen: EstimateOptions, look: RenderOptions) -> str:
     from fragdoctor.estimate.batches import parse_batches
     from fragdoctor.estimate.fit import BatchQuestion, fit_batches
     from fragdoctor.estimate.gpus import gpu_of
-    from fragdoctor.report.estimate.batch_json import batch_fit_document
-    from fragdoctor.report.estimate.batch_text import render_batch_fit
-    from fragdoctor.report.json import dumps
+    from fragdoctor.report.base import render
 
     inputs, gpus = chosen.inputs or [], chosen.gpu or []
     if len(gpus) > 1:
@@ -46,9 +44,7 @@ def answer(chosen: EstimateOptions, look: RenderOptions) -> str:
     )
     with console.Progress("Fitting"):
         fit = fit_batches([(name, _snapshot(name)) for name in inputs], question)
-    if chosen.as_json:
-        return dumps(batch_fit_document(fit))
-    return render_batch_fit(fit, look, explain=chosen.explain)
+    return render("fit", chosen.output_format.value, fit, look, explain=chosen.explain)
 
 
 def _snapshot(name: str) -> Snapshot:

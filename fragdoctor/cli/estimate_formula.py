@@ -28,7 +28,7 @@ def answer(chosen: EstimateOptions, look: RenderOptions) -> str:
         raise ConfigError("--fsdp and --zero exclude each other.", hint="FSDP is stage 3.")
     gpus = [gpu_of(name) for name in dict.fromkeys(chosen.gpu or ())]
     found = _estimate(_request(chosen, gpus), gpus)
-    return rendered(found, look, explain=chosen.explain, as_json=chosen.as_json)
+    return rendered(found, look, explain=chosen.explain, output_format=chosen.output_format.value)
 
 
 def _request(chosen: EstimateOptions, gpus: Sequence[GpuModel]) -> Request:
@@ -80,27 +80,16 @@ def _estimate(request: Request, gpus: Sequence[GpuModel]) -> Estimate:
         return judged(workload, Route(formula_footprint, error_of(workload)), gpus)
 
 
-def rendered(answer: Estimate, look: RenderOptions, *, explain: bool, as_json: bool) -> str:
-    """Return an estimate as text or JSON."""
-    if as_json:
-        from fragdoctor.report.estimate.json import estimate_document
-        from fragdoctor.report.json import dumps
+def rendered(answer: Estimate, look: RenderOptions, *, explain: bool, output_format: str) -> str:
+    """Return an estimate in a format."""
+    from fragdoctor.report.base import render
 
-        return dumps(estimate_document(answer))
-    from fragdoctor.report.estimate.text import render_estimate
-
-    return render_estimate(answer, look, explain=explain)
+    return render("estimate", output_format, answer, look, explain=explain)
 
 
-def gpu_list(look: RenderOptions, *, as_json: bool) -> str:
+def gpu_list(look: RenderOptions, *, output_format: str) -> str:
     """Return the list of known GPUs."""
     from fragdoctor.estimate.gpus import known_gpus
+    from fragdoctor.report.base import render
 
-    if as_json:
-        from fragdoctor.report.estimate.json import gpus_document
-        from fragdoctor.report.json import dumps
-
-        return dumps(gpus_document(known_gpus()))
-    from fragdoctor.report.estimate.text import render_gpus
-
-    return render_gpus(known_gpus(), look)
+    return render("gpus", output_format, known_gpus(), look)

@@ -53,4 +53,4 @@ def answer(chosen: EstimateOptions, look: RenderOptions, given: frozenset[str]) 
         if chosen.verbose and err.__cause__ is not None:
             sys.stderr.write("".join(traceback.format_exception(err.__cause__)))
         raise
-    return rendered(found, look, explain=chosen.explain, as_json=chosen.as_json)
+    return rendered(found, look, explain=chosen.explain, output_format=chosen.output_format.value)

@@ -18,6 +18,8 @@ class EstimateFormat(StrEnum):
 
     TEXT = "text"
     JSON = "json"
+    MARKDOWN = "markdown"
+    HTML = "html"
 
 
 class AttentionKind(StrEnum):
@@ -294,8 +296,3 @@ class EstimateOptions:
     def of(cls, values: Mapping[str, Any]) -> Self:
         """Return the options among the values of a command's parameters."""
         return cls(**{field.name: values[field.name] for field in fields(cls)})
-
-    @property
-    def as_json(self) -> bool:
-        """Whether the answer is to be a JSON document."""
-        return self.output_format is EstimateFormat.JSON

@@ -22,8 +22,7 @@ def answer(chosen: EstimateOptions, look: RenderOptions) -> str:
     """
     from fragdoctor.estimate.gpus import gpu_of
     from fragdoctor.estimate.processes import Question, processes_on_gpu
-    from fragdoctor.report.estimate.processes import render_sharing, sharing_document
-    from fragdoctor.report.json import dumps
+    from fragdoctor.report.base import render
 
     gpus, per_process = chosen.gpu or [], chosen.per_process
     if len(gpus) > 1:
@@ -45,7 +44,7 @@ def answer(chosen: EstimateOptions, look: RenderOptions) -> str:
                 hint="Give one of them.",
             )
         sharing = processes_on_gpu(question, case)
-    return dumps(sharing_document(sharing)) if chosen.as_json else render_sharing(sharing, look)
+    return render("pack", chosen.output_format.value, sharing, look)
 
 
 def _case(inputs: Sequence[str]) -> Case | None:

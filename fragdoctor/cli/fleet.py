@@ -106,9 +106,14 @@ def analyze_fleet(
     """
     from fragdoctor.fleet.examine import Replays, examine
     from fragdoctor.fleet.job_log import share_out
-    from fragdoctor.report.fleet import fleet_renderer
+    from fragdoctor.report.base import VIEWS, render
 
-    render = fleet_renderer(output_format.value)
+    if output_format.value not in VIEWS["fleet"]:
+        raise ConfigError(
+            f"There is no {output_format} report of several ranks.",
+            hint=f"The formats are {', '.join(VIEWS['fleet'])}; for one file after the other, "
+            f"run: fragdoctor check --format {output_format}",
+        )
     shared = share_out(discovery)
     with (
         console.Progress("Ranks:") as progress,
@@ -124,7 +129,7 @@ def analyze_fleet(
             timeout_s=_timeout(engine, is_here=executor is None),
             memory_bytes=engine.memory_bytes,
         )
-    return report, render(report, look)
+    return report, render("fleet", output_format.value, report, look)
 
 
 def _timeout(engine: Engine, *, is_here: bool) -> float | None:

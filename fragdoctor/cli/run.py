@@ -163,7 +163,7 @@ def _diagnose(path: Path, look: RenderOptions) -> None:
     """Print the diagnosis of a bundle; that it cannot be read is no failure of the program."""
     from fragdoctor.diagnosis.pipeline import diagnose
     from fragdoctor.intake.bundle import read_bundle
-    from fragdoctor.report.base import renderer
+    from fragdoctor.report.base import render
 
     try:
         with console.Progress("Replaying") as progress:
@@ -171,7 +171,7 @@ def _diagnose(path: Path, look: RenderOptions) -> None:
     except FragdoctorError as e:
         _say(f"The bundle cannot be diagnosed: {e.message} {e.hint}".rstrip())
         return
-    sys.stderr.write(f"\n{renderer('text')(diagnosis, look)}\n")
+    sys.stderr.write(f"\n{render('analyze', 'text', diagnosis, look)}\n")
 
 
 def _name(bundles: Sequence[FoundBundle], reached: Reached) -> None:

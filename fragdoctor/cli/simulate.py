@@ -71,7 +71,7 @@ def simulate(
     memory_fraction: options.MemoryFraction = None,
     torch_version: options.TorchVersion = None,
     device: options.Device = None,
-    output_format: options.SimFormat = options.SimulationFormat.TEXT,
+    output_format: options.DocumentFormats = options.DocumentFormat.TEXT,
     output: options.Output = None,
     force: options.Force = False,
     quiet: options.Quiet = False,
@@ -85,8 +85,7 @@ def simulate(
     console.check_output(output, force=force, inputs=[snapshot])
 
     from fragdoctor.intake.inputs import read_snapshot
-    from fragdoctor.report.json import dumps, simulation_document
-    from fragdoctor.report.text.simulation import render_simulation
+    from fragdoctor.report.base import render
 
     question = Question(
         confs=tuple(dict.fromkeys(conf or ())),
@@ -100,10 +99,7 @@ def simulate(
     )
     with console.Progress("Reading"):
         simulation = answered(read_snapshot(snapshot), question)
-    if output_format is options.SimulationFormat.JSON:
-        report = dumps(simulation_document(simulation))
-    else:
-        report = render_simulation(simulation, look)
+    report = render("simulate", output_format.value, simulation, look)
     console.write_report(report, output, force=force)
     return OK
 

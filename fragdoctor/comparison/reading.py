@@ -99,7 +99,7 @@ def read_run(case: Case, name: str) -> Reading:
     is_recorded = snapshot is not None and snapshot.settings.is_recorded
     return Reading(
         name=name,
-        diagnosis=replace(diagnosis, case=replace(case, snapshot=None)),
+        diagnosis=replace(diagnosis, case=replace(case, snapshot=None), analyses={}),
         devices=devices,
         settings=snapshot.settings if snapshot is not None and is_recorded else None,
         torch_version=_version(case),

@@ -9,18 +9,28 @@ import numpy as np
 import numpy.typing as npt
 
 from fragdoctor.analysis.pinned_segments import NO_PIN
-from fragdoctor.analysis.result import PhaseAnalysis, PinnedSegment
+from fragdoctor.analysis.result import DeviceAnalysis, PhaseAnalysis, PinnedSegment, Timeline
 from fragdoctor.diagnosis.figures import MAX_PINS, device_figures
 from fragdoctor.diagnosis.phases import PHASES
-from fragdoctor.model.diagnosis import RunKind, SegmentReport, SegmentRun, TimelineStrip
+from fragdoctor.model.diagnosis import (
+    RunKind,
+    SegmentReport,
+    SegmentRun,
+    TimelinePoint,
+    TimelineStrip,
+)
 from fragdoctor.model.phases import Phase
 from fragdoctor.model.snapshot import BlockState
 from fragdoctor.rules.context import Context
+from fragdoctor.units import format_size
 
 I64 = npt.NDArray[np.int64]
 
 MAX_COLUMNS: Final = 240
 """Twice the widest page: a renderer takes the highest of neighbouring columns."""
+
+MAX_POINTS: Final = 20
+"""Flushes, and OOMs, that have a name each."""
 
 _KINDS: Final = {
     int(BlockState.INACTIVE): RunKind.FREE,
@@ -54,6 +64,36 @@ def timeline_strip(context: Context) -> TimelineStrip | None:
         n_ooms=len(a.ooms),
         n_flushes=len(a.flushes),
         phases=_phases(a.phases, starts, n_states),
+        points=_points(a, line, first_row),
+    )
+
+
+def _points(a: DeviceAnalysis, line: Timeline, first_row: int) -> tuple[TimelinePoint, ...]:
+    """Return the moments worth a name: start, peaks, flushes, OOMs, end; in order."""
+    places = [
+        ("Start of the trace", 0, ""),
+        ("Peak allocated", int(line.allocated_bytes.argmax()), ""),
+        ("Peak reserved", int(line.reserved_bytes.argmax()), ""),
+    ]
+    for oom in a.ooms[-MAX_POINTS:]:
+        note = f"{format_size(oom.rounded_bytes)} asked"
+        if oom.device_free_bytes is not None:
+            note += f", {format_size(oom.device_free_bytes)} free at the driver"
+        places.append(("Out of memory", oom.row - first_row + 1, note))
+    for flush in sorted(a.flushes, key=lambda f: -f.released_bytes)[:MAX_POINTS]:
+        note = f"{format_size(flush.released_bytes)} returned"
+        places.append((f"Flush ({flush.cause})", flush.last_row - first_row + 1, note))
+    places.sort(key=lambda place: place[1])
+    return tuple(
+        TimelinePoint(
+            what,
+            event,
+            int(line.allocated_bytes[event]),
+            int(line.active_bytes[event]),
+            int(line.reserved_bytes[event]),
+            note,
+        )
+        for what, event, note in [*places, ("End of the trace", a.n_events, "")]
     )
 
 

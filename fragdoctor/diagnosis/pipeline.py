@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from fragdoctor.analysis.result import DeviceAnalysis
 from fragdoctor.diagnosis.checklist import build_checklist
@@ -16,6 +17,7 @@ from fragdoctor.diagnosis.proof.evidence import Progress
 from fragdoctor.diagnosis.proof.prove import Proof, prove
 from fragdoctor.diagnosis.remedies.plan import Plan
 from fragdoctor.diagnosis.remedies.ranking import proposals, rank
+from fragdoctor.diagnosis.run_state import run_state
 from fragdoctor.diagnosis.verdict import find_verdict
 from fragdoctor.diagnosis.verdict_story import with_story
 from fragdoctor.model.case import Case
@@ -42,6 +44,7 @@ def diagnose(
     contexts = build_contexts(case, analyses)
     leader = leading_context(contexts)
     verdict = with_story(find_verdict(leader), leader.story)
+    verdict = replace(verdict, state=run_state(leader))
     results = run_rules(RULES, contexts)
     plan = Plan(leader, verdict, results)
     if replays:
@@ -62,7 +65,8 @@ def diagnose(
         recommendations=recommendations,
         rejected=rejected,
         corrections=find_corrections(plan),
-        notes=(*find_notes(case, contexts, leader), *proof.notes),
+        notes=find_notes(case, contexts, leader),
+        replay_notes=proof.notes,
         timeline=timeline_strip(leader),
         worst_segments=segment_reports(leader),
         n_pinned_segments=0 if leader.analysis is None else leader.analysis.n_pinned_segments,
@@ -70,6 +74,7 @@ def diagnose(
             p for c in _leader_first(contexts, leader) if (p := phase_report(c)) is not None
         ),
         story=leader.story,
+        analyses={c.analysis.device: c.analysis for c in contexts if c.analysis is not None},
     )
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Final
 
 from fragdoctor.analysis.columns import device_columns
+from fragdoctor.analysis.lifetimes import Lifetimes
 from fragdoctor.analysis.result import DeviceAnalysis
 from fragdoctor.analysis.timeline import sized_lifetimes
 from fragdoctor.model.diagnosis import Diagnosis
@@ -21,61 +21,58 @@ TIMELINE_BUDGET: Final = 1_500_000
 """Compressed bytes of all timelines; 1.33 times that in the file, as base64."""
 
 
-def build_payload(
-    diagnosis: Diagnosis,
-    analyses: Mapping[int, DeviceAnalysis],
-    owners: CodeOwners | None = None,
-    scale: float = 1.0,
-) -> str:
-    """Return the data of all graphics; "" without a snapshot.
-
-    ``owners`` are worked out where None; ``scale`` below 1 makes the graphics coarser.
-    """
-    snapshot = diagnosis.case.snapshot
-    if snapshot is None:
-        return ""
-    sink = Sink.of(snapshot, owners, scale)
-    share = scale / max(1, len(analyses))
-    devices = {
-        str(device): _device(snapshot, analysis, sink, share)
-        for device, analysis in sorted(analyses.items())
-    }
-    for figures in diagnosis.devices:
-        if str(figures.device) in devices:
-            devices[str(figures.device)]["capacity"] = figures.capacity_bytes
-    head = {
-        "devices": devices,
-        "device": _first_device(diagnosis, analyses),
-        "text": sink.tables.encode(sink.blob),
-    }
-    return sink.blob.encode(head)
+MAX_DEVICES: Final = 64
 
 
-def _first_device(diagnosis: Diagnosis, analyses: Mapping[int, DeviceAnalysis]) -> int | None:
-    wanted = diagnosis.verdict.device
-    return wanted if wanted in analyses else min(analyses, default=None)
+class Payload:
+    """What the graphics of one diagnosis draw, at any scale; what they share is worked out once."""
 
+    def __init__(self, diagnosis: Diagnosis) -> None:
+        self._diagnosis = diagnosis
+        self._analyses = dict(sorted(diagnosis.analyses.items())[:MAX_DEVICES])
+        snapshot = diagnosis.case.snapshot
+        self._owners = None if snapshot is None else CodeOwners.of(snapshot)
+        self._lifetimes: dict[int, Lifetimes] = {}
 
-def _device(
-    snapshot: Snapshot, analysis: DeviceAnalysis, sink: Sink, share: float
-) -> dict[str, Any]:
-    return {
-        # The map and the icicle first: their stacks matter most if the text tables fill up.
-        "icicle": _icicle(snapshot, analysis, sink),
-        "map": segment_map_data(snapshot, analysis, sink, int(MAX_BLOCKS * share)),
-        "timeline": _timeline(snapshot, analysis, sink, int(TIMELINE_BUDGET * share)),
-        "capacity": None,
-    }
+    @property
+    def devices(self) -> list[int]:
+        """The devices that there are graphics of."""
+        return list(self._analyses)
 
+    def encode(self, scale: float = 1.0) -> str:
+        """Return the data of all graphics; "" without a snapshot. A scale below 1 is coarser."""
+        snapshot = self._diagnosis.case.snapshot
+        if snapshot is None or self._owners is None:
+            return ""
+        sink = Sink.of(snapshot, self._owners, scale)
+        share = scale / max(1, len(self._analyses))
+        capacity = {f.device: f.capacity_bytes for f in self._diagnosis.devices}
+        devices = {
+            str(device): {
+                # The map and the icicle first: their stacks matter most if the tables fill up.
+                "icicle": icicle_data(analysis, self._lives(snapshot, device), sink),
+                "map": segment_map_data(snapshot, analysis, sink, int(MAX_BLOCKS * share)),
+                "timeline": self._timeline(snapshot, analysis, sink, share),
+                "capacity": capacity.get(device),
+            }
+            for device, analysis in self._analyses.items()
+        }
+        wanted = self._diagnosis.verdict.device
+        head = {
+            "devices": devices,
+            "device": wanted if wanted in self._analyses else min(self._analyses, default=None),
+            "text": sink.tables.encode(sink.blob),
+        }
+        return sink.blob.encode(head)
 
-def _timeline(
-    snapshot: Snapshot, analysis: DeviceAnalysis, sink: Sink, budget_bytes: int
-) -> dict[str, Any] | None:
-    tell("Drawing the timeline")
-    return timeline_data(snapshot, analysis, sink, budget_bytes)
+    def _timeline(
+        self, snapshot: Snapshot, analysis: DeviceAnalysis, sink: Sink, share: float
+    ) -> dict[str, Any] | None:
+        tell("Drawing the timeline")
+        return timeline_data(snapshot, analysis, sink, int(TIMELINE_BUDGET * share))
 
-
-def _icicle(snapshot: Snapshot, analysis: DeviceAnalysis, sink: Sink) -> dict[str, Any] | None:
-    """Return what is held at chosen moments; all that needs the lives of all blocks."""
-    columns = device_columns(snapshot, analysis.device)
-    return icicle_data(analysis, sized_lifetimes(columns, snapshot.settings), sink)
+    def _lives(self, snapshot: Snapshot, device: int) -> Lifetimes:
+        if device not in self._lifetimes:
+            columns = device_columns(snapshot, device)
+            self._lifetimes[device] = sized_lifetimes(columns, snapshot.settings)
+        return self._lifetimes[device]

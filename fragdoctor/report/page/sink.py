@@ -18,8 +18,7 @@ class Sink:
     stacks: SnapshotStacks
 
     @classmethod
-    def of(cls, snapshot: Snapshot, owners: CodeOwners | None = None, scale: float = 1.0) -> Sink:
+    def of(cls, snapshot: Snapshot, owners: CodeOwners, scale: float = 1.0) -> Sink:
         """Return an empty sink for the stacks of one snapshot; ``scale`` is of ``TextTables``."""
         tables = TextTables(scale)
-        owners = CodeOwners.of(snapshot) if owners is None else owners
         return cls(BlobWriter(), tables, SnapshotStacks(snapshot, tables, owners))
