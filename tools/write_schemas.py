@@ -16,23 +16,15 @@ from enum import Enum, IntEnum
 from pathlib import Path
 from typing import Any, Final, Union, get_args, get_origin, get_type_hints
 
-from fragdoctor.gate.judgement import CheckReport
 import fragdoctor.report
+from fragdoctor.gate.judgement import CheckReport
 from fragdoctor.model.batch_fit import BatchFit
 from fragdoctor.model.diagnosis import Diagnosis
-from fragdoctor.model.estimate import Estimate
-from fragdoctor.model.fleet_report import FleetReport
-from fragdoctor.model.processes import Sharing
+from fragdoctor.model.estimate import Estimate, Sharing
+from fragdoctor.model.fleet import FleetReport
 from fragdoctor.model.simulation import Simulation
 from fragdoctor.report.json import written
-from fragdoctor.report.shapes import (
-    SHAPES,
-    CompareResult,
-    ErrorResult,
-    GpuTable,
-    OomResult,
-    Shape,
-)
+from fragdoctor.report.shapes import SHAPES, CompareResult, ErrorResult, GpuTable, OomResult, Shape
 from fragdoctor.report.views.explain import Explanation
 
 Json = dict[str, Any]
@@ -121,13 +113,8 @@ class _Schemas:
         origin, arguments = get_origin(hint), get_args(hint)
         if origin in (Union, types.UnionType):
             return self._union(arguments)
-        if isinstance(origin, type) and issubclass(origin, Mapping):
-            return {"type": "object", "additionalProperties": self.of(arguments[1])}
-        if origin is tuple and Ellipsis not in arguments:
-            items = [self.of(a) for a in arguments]
-            return {"type": "array", "prefixItems": items, "items": False}
-        if isinstance(origin, type) and issubclass(origin, Sequence):
-            return {"type": "array", "items": self.of(arguments[0])}
+        if isinstance(origin, type):
+            return self._collection(origin, arguments)
         if isinstance(hint, type) and issubclass(hint, IntEnum):
             return {"enum": [m.name.lower() for m in hint]}
         if isinstance(hint, type) and issubclass(hint, Enum):
@@ -135,6 +122,14 @@ class _Schemas:
         if is_dataclass(hint):
             return self._reference(hint)
         raise TypeError(f"{hint} has no schema")
+
+    def _collection(self, origin: type, arguments: Sequence[Any]) -> Json:
+        if issubclass(origin, Mapping):
+            return {"type": "object", "additionalProperties": self.of(arguments[1])}
+        if origin is tuple and Ellipsis not in arguments:
+            items = [self.of(a) for a in arguments]
+            return {"type": "array", "prefixItems": items, "items": False}
+        return {"type": "array", "items": self.of(arguments[0])}
 
     def _union(self, arguments: Sequence[Any]) -> Json:
         parts = [self.of(a) for a in arguments]
@@ -183,7 +178,7 @@ def _described(kind: type) -> dict[str, str]:
             found |= {name: f"{found[name]} {line.strip()}" for name in names}
         else:
             names = []
-    known = {f.name for f in fields(kind)}  # type: ignore[arg-type]
+    known = {f.name for f in fields(kind)}
     return {k: v.replace("``", "").replace("None", "null") for k, v in found.items() if k in known}
 
 

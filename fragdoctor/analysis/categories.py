@@ -14,14 +14,7 @@ from typing import Final
 import numpy as np
 
 from fragdoctor.analysis.lifetimes import ALIVE, BEFORE, Lifetimes
-from fragdoctor.analysis.passes import (
-    BACKWARD,
-    FORWARD,
-    NOT_REACHED,
-    OPTIMIZER,
-    SETUP,
-    Passes,
-)
+from fragdoctor.analysis.passes import BACKWARD, FORWARD, NOT_REACHED, OPTIMIZER, SETUP, Passes
 from fragdoctor.analysis.stack_roles import StackRoles
 from fragdoctor.model.snapshot import I64, U8, Bools
 

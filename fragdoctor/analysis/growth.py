@@ -26,7 +26,7 @@ from fragdoctor.analysis.lifetimes import ALIVE, BEFORE, Lifetimes
 from fragdoctor.analysis.ordering import stable_order
 from fragdoctor.analysis.result import Growth, Timeline
 from fragdoctor.analysis.steps import MIN_STEPS, Steps
-from fragdoctor.model.progress import tell
+from fragdoctor.model.hooks import tell
 from fragdoctor.model.snapshot import I32, I64, Bools
 from fragdoctor.units import KIB
 

@@ -7,11 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from fragdoctor.analysis.columns import (
-    SMALL_REQUEST_BYTES,
-    SMALL_SEGMENT_BYTES,
-    DeviceColumns,
-)
+from fragdoctor.analysis.columns import SMALL_REQUEST_BYTES, SMALL_SEGMENT_BYTES, DeviceColumns
 from fragdoctor.analysis.free_space import free_parts
 from fragdoctor.analysis.layout import Layout, final_layout, large_page_bytes, layout_at
 from fragdoctor.analysis.result import OomEvent

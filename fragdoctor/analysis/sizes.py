@@ -8,7 +8,7 @@ import numpy as np
 
 from fragdoctor.analysis.columns import SMALL_REQUEST_BYTES, DeviceColumns
 from fragdoctor.analysis.result import SizeDiversity
-from fragdoctor.model.progress import tell
+from fragdoctor.model.hooks import tell
 from fragdoctor.model.snapshot import Action
 
 # Share of later large requests with a size that their stack had never asked for before. Programs

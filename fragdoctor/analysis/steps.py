@@ -21,7 +21,7 @@ import numpy as np
 from fragdoctor.analysis.attribution import NATIVE, TORCH
 from fragdoctor.analysis.lifetimes import BEFORE, Lifetimes
 from fragdoctor.analysis.ordering import stable_order
-from fragdoctor.model.progress import tell
+from fragdoctor.model.hooks import tell
 from fragdoctor.model.snapshot import I32, I64, U8, Bools, Snapshot, StackTable
 
 MIN_STEPS: Final = 4

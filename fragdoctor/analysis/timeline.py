@@ -19,7 +19,7 @@ from fragdoctor.analysis.columns import SMALL_REQUEST_BYTES, DeviceColumns
 from fragdoctor.analysis.lifetimes import ALIVE, BEFORE, Lifetimes, pair_lifetimes
 from fragdoctor.analysis.result import Timeline
 from fragdoctor.analysis.spans import SegmentSpans, segment_spans
-from fragdoctor.model.progress import tell
+from fragdoctor.model.hooks import tell
 from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.model.snapshot import I64, Action, BlockState, Bools
 from fragdoctor.units import MIB

@@ -232,7 +232,7 @@ def _judge_all(names: Sequence[str], gate: Gate, overrides: Overrides) -> list[F
 def _judge_one(name: str, gate: Gate, overrides: Overrides, n_files: int) -> FileJudgement:
     from fragdoctor.diagnosis.pipeline import diagnose
     from fragdoctor.gate.judgement import judge, nothing_found, unreadable
-    from fragdoctor.intake.inputs import NothingFound, read_case
+    from fragdoctor.inputs.cases import NothingFound, read_case
 
     try:
         case = read_case([name], overrides)

@@ -11,8 +11,8 @@ from fragdoctor.errors import ConfigError, SimulationError
 from fragdoctor.units import parse_size
 
 if TYPE_CHECKING:
-    from fragdoctor.allocator.edits import Edit
     from fragdoctor.model.snapshot import Snapshot
+    from fragdoctor.trace.edits import Edit
 
 Maker = Callable[["Snapshot", int, str], "Edit"]
 
@@ -36,7 +36,7 @@ def parse_edit(text: str, snapshot: Snapshot, device: int) -> Edit:
 
 
 def _empty_cache(_snapshot: Snapshot, _device: int, value: str) -> Edit:
-    from fragdoctor.allocator.edits import empty_cache_at, empty_cache_each_step
+    from fragdoctor.trace.edits import empty_cache_at, empty_cache_each_step
 
     if not value:
         return empty_cache_each_step()
@@ -44,14 +44,14 @@ def _empty_cache(_snapshot: Snapshot, _device: int, value: str) -> Edit:
 
 
 def _largest_first(_snapshot: Snapshot, _device: int, value: str) -> Edit:
-    from fragdoctor.allocator.edits import largest_step_first
+    from fragdoctor.trace.edits import largest_step_first
 
     _refuse_value("largest-first", value)
     return largest_step_first()
 
 
 def _pad(_snapshot: Snapshot, _device: int, value: str) -> Edit:
-    from fragdoctor.allocator.edits import sizes_padded
+    from fragdoctor.trace.edits import sizes_padded
 
     if not value:
         raise ConfigError("pad needs a size.", hint="Write for example --edit pad:2MiB.")
@@ -59,7 +59,7 @@ def _pad(_snapshot: Snapshot, _device: int, value: str) -> Edit:
 
 
 def _batch(_snapshot: Snapshot, _device: int, value: str) -> Edit:
-    from fragdoctor.allocator.edits import batch_scaled
+    from fragdoctor.trace.edits import batch_scaled
 
     try:
         factor = float(value)
@@ -71,20 +71,20 @@ def _batch(_snapshot: Snapshot, _device: int, value: str) -> Edit:
 
 
 def _no_leak(snapshot: Snapshot, device: int, value: str) -> Edit:
-    from fragdoctor.allocator.edits import leak_removed
+    from fragdoctor.trace.edits import leak_removed
 
     _refuse_value("no-leak", value)
     return leak_removed(_leaked(snapshot, device))
 
 
 def _no_pins(snapshot: Snapshot, device: int, value: str) -> Edit:
-    from fragdoctor.allocator.edits import blocks_freed
+    from fragdoctor.trace.edits import blocks_freed
 
     return blocks_freed(_pinning(snapshot, device, value))
 
 
 def _move_pins(snapshot: Snapshot, device: int, value: str) -> Edit:
-    from fragdoctor.allocator.edits import blocks_moved_to_start
+    from fragdoctor.trace.edits import blocks_moved_to_start
 
     return blocks_moved_to_start(_pinning(snapshot, device, value))
 

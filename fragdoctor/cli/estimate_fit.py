@@ -20,9 +20,9 @@ def answer(chosen: EstimateOptions, look: RenderOptions) -> str:
         ConfigError: the question is not complete.
         InputError: an input is no recording.
     """
-    from fragdoctor.estimate.batches import parse_batches
-    from fragdoctor.estimate.fit import BatchQuestion, fit_batches
-    from fragdoctor.estimate.gpus import gpu_of
+    from fragdoctor.estimation.fit import BatchQuestion, fit_batches
+    from fragdoctor.estimation.gpus import gpu_of
+    from fragdoctor.estimation.recordings import parse_batches
     from fragdoctor.report.base import render
 
     inputs, gpus = chosen.inputs or [], chosen.gpu or []
@@ -48,6 +48,6 @@ def answer(chosen: EstimateOptions, look: RenderOptions) -> str:
 
 
 def _snapshot(name: str) -> Snapshot:
-    from fragdoctor.intake.inputs import read_snapshot
+    from fragdoctor.inputs.cases import read_snapshot
 
     return read_snapshot(name)

@@ -20,8 +20,8 @@ def answer(chosen: EstimateOptions, look: RenderOptions) -> str:
     Raises:
         ConfigError: the question is not complete.
     """
-    from fragdoctor.estimate.gpus import gpu_of
-    from fragdoctor.estimate.processes import Question, processes_on_gpu
+    from fragdoctor.estimation.gpus import gpu_of
+    from fragdoctor.estimation.packing import Question, processes_on_gpu
     from fragdoctor.report.base import render
 
     gpus, per_process = chosen.gpu or [], chosen.per_process
@@ -50,7 +50,7 @@ def answer(chosen: EstimateOptions, look: RenderOptions) -> str:
 def _case(inputs: Sequence[str]) -> Case | None:
     if not inputs:
         return None
-    from fragdoctor.intake.inputs import read_case
+    from fragdoctor.inputs.cases import read_case
     from fragdoctor.model.case import Overrides
 
     return read_case(inputs, Overrides())

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Final
 
 from fragdoctor.errors import ConfigError, InputError
-from fragdoctor.intake.inputs import STDIN
-from fragdoctor.intake.kinds import Kind, kind_of
-from fragdoctor.readers.source import open_source
+from fragdoctor.inputs.cases import STDIN
+from fragdoctor.inputs.kinds import Kind, kind_of
+from fragdoctor.inputs.source import open_source
 
 MAX_FILES: Final = 10_000
 

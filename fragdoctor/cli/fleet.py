@@ -16,9 +16,9 @@ from fragdoctor.errors import ConfigError
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from fragdoctor.fleet.discovery import Discovery
+    from fragdoctor.inputs.discovery import Discovery
     from fragdoctor.model.case import Overrides
-    from fragdoctor.model.fleet_report import FleetReport
+    from fragdoctor.model.fleet import FleetReport
     from fragdoctor.report.base import RenderOptions
 
 
@@ -104,8 +104,7 @@ def analyze_fleet(
         InputError: no rank could be read.
         ConfigError: several ranks have no report in that format, or the workers cannot be had.
     """
-    from fragdoctor.fleet.examine import Replays, examine
-    from fragdoctor.fleet.job_log import share_out
+    from fragdoctor.fleet.examine import Replays, examine, share_out
     from fragdoctor.report.base import VIEWS, render
 
     if output_format.value not in VIEWS["fleet"]:

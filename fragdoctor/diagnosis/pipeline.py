@@ -6,20 +6,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from fragdoctor.analysis.result import DeviceAnalysis
+from fragdoctor.diagnosis.bench import Progress
 from fragdoctor.diagnosis.checklist import build_checklist
 from fragdoctor.diagnosis.contexts import build_contexts, leading_context
 from fragdoctor.diagnosis.corrections import find_corrections
-from fragdoctor.diagnosis.figures import device_figures, holder_reports, pin_reports
+from fragdoctor.diagnosis.figures import (
+    device_figures,
+    holder_reports,
+    phase_report,
+    pin_reports,
+    segment_reports,
+    timeline_strip,
+)
 from fragdoctor.diagnosis.notes import find_notes
-from fragdoctor.diagnosis.phases import phase_report
-from fragdoctor.diagnosis.pictures import segment_reports, timeline_strip
-from fragdoctor.diagnosis.proof.evidence import Progress
-from fragdoctor.diagnosis.proof.prove import Proof, prove
-from fragdoctor.diagnosis.remedies.plan import Plan
-from fragdoctor.diagnosis.remedies.ranking import proposals, rank
+from fragdoctor.diagnosis.proof import Proof, prove
+from fragdoctor.diagnosis.remedies.registry import proposals, rank
+from fragdoctor.diagnosis.remedies.remedy import JudgedCase
 from fragdoctor.diagnosis.run_state import run_state
-from fragdoctor.diagnosis.verdict import find_verdict
-from fragdoctor.diagnosis.verdict_story import with_story
+from fragdoctor.diagnosis.verdict import find_verdict, with_story
 from fragdoctor.model.case import Case
 from fragdoctor.model.diagnosis import Diagnosis, FidelityReport
 from fragdoctor.rules.base import run_rules
@@ -46,11 +50,11 @@ def diagnose(
     verdict = with_story(find_verdict(leader), leader.story)
     verdict = replace(verdict, state=run_state(leader))
     results = run_rules(RULES, contexts)
-    plan = Plan(leader, verdict, results)
+    judged = JudgedCase(leader, verdict, results)
     if replays:
-        proof = prove(plan, proposals(plan), progress)
+        proof = prove(judged, proposals(judged), progress)
     else:
-        proof = Proof(proposals(plan), FidelityReport(reason="the trace was not replayed"))
+        proof = Proof(proposals(judged), FidelityReport(reason="the trace was not replayed"))
     recommendations, rejected = rank(proof.proposals)
     return Diagnosis(
         case=case,
@@ -64,7 +68,7 @@ def diagnose(
         skipped=results.skipped,
         recommendations=recommendations,
         rejected=rejected,
-        corrections=find_corrections(plan),
+        corrections=find_corrections(judged),
         notes=find_notes(case, contexts, leader),
         replay_notes=proof.notes,
         timeline=timeline_strip(leader),

@@ -1,4 +1,4 @@
-"""How the run stands where the input ends, whatever the cause: the difference that people ask for."""
+"""How the run stands where the input ends, whatever the cause."""
 
 from __future__ import annotations
 

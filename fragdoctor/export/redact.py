@@ -16,14 +16,7 @@ from typing import Final
 
 import numpy as np
 
-from fragdoctor.analysis.attribution import (
-    NATIVE,
-    PACKAGE,
-    STDLIB,
-    TORCH,
-    USER,
-    classify_file,
-)
+from fragdoctor.analysis.attribution import NATIVE, PACKAGE, STDLIB, TORCH, USER, classify_file
 from fragdoctor.model.snapshot import I32, Annotation, FrameTable, Snapshot
 
 ROOT: Final = "/redacted"

@@ -11,6 +11,7 @@ import numpy as np
 from fragdoctor.analysis.lifetimes import ALIVE, BEFORE
 from fragdoctor.errors import ConfigError
 from fragdoctor.export.allocations import device_life
+from fragdoctor.model.finding import Location
 from fragdoctor.model.snapshot import Snapshot
 from fragdoctor.report import escape
 
@@ -81,8 +82,7 @@ def _locations(snapshot: Snapshot, stacks: Any) -> Any:
     for i, stack in enumerate(used.tolist()):
         stack_frames = snapshot.stack(stack)  # noqa: PD013 - not a DataFrame
         if stack_frames:
-            top = stack_frames[0]
-            texts[i] = f"{top.filename}:{top.line} {top.name}"
+            texts[i] = str(Location(*stack_frames[0]))
     return texts[position.reshape(-1)]
 
 

@@ -1,4 +1,4 @@
-"""What a run would have done next: a recording ends where the program failed, the advice must not."""
+"""What a run would have done next, where its recording ends with a failure."""
 
 from __future__ import annotations
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, StrEnum
+from functools import partial
 from types import MappingProxyType
 from typing import Any, ClassVar, Final, Literal, NamedTuple
 
 from fragdoctor.model.diagnosis import SegmentRun, TimelineStrip
 from fragdoctor.model.finding import Location
 from fragdoctor.report.base import Verbosity
-from fragdoctor.units import format_count, format_share, format_size
+from fragdoctor.units import format_count, format_size
 
 
 class Style(StrEnum):
@@ -61,34 +62,12 @@ Content = str | Span | Sequence[str | Span]
 """What stands on a line, in a cell or in a paragraph."""
 
 
-def strong(text: str) -> Span:
-    """Return words that stand out."""
-    return Span(text, Style.STRONG)
-
-
-def dim(text: str) -> Span:
-    """Return words that stand back."""
-    return Span(text, Style.DIM)
-
-
-def good(text: str) -> Span:
-    """Return words that say that something is well."""
-    return Span(text, Style.GOOD)
-
-
-def warn(text: str) -> Span:
-    """Return words that ask for attention."""
-    return Span(text, Style.WARN)
-
-
-def bad(text: str) -> Span:
-    """Return words that say that something is wrong."""
-    return Span(text, Style.BAD)
-
-
-def code(text: str) -> Span:
-    """Return a path, a setting or a piece of a program."""
-    return Span(text, Style.CODE)
+strong: Final = partial(Span, style=Style.STRONG)
+dim: Final = partial(Span, style=Style.DIM)
+good: Final = partial(Span, style=Style.GOOD)
+warn: Final = partial(Span, style=Style.WARN)
+bad: Final = partial(Span, style=Style.BAD)
+code: Final = partial(Span, style=Style.CODE)
 
 
 def spans(content: Content) -> Iterator[tuple[str, Style | None]]:
@@ -107,30 +86,12 @@ def plain(content: Content) -> str:
     return "".join(text for text, _ in spans(content))
 
 
-def share_of(part: int, whole: int) -> str:
-    """Return a share in per cent. Nearly all is not all: the rest may be what matters."""
-    shown = format_share(part, whole)
-    return ">99 %" if shown == "100 %" and part < whole else shown
+NO_STACK: Final = "(no Python stack)"  # none was recorded, or C++ frames alone
 
 
-NO_STACK: Final = "(no Python stack)"
-"""In place of a source line: no stack was recorded, or one of C++ frames alone."""
-
-# PyTorch writes 2^64 - 1 where it knows no line.
-_MAX_LINE: Final = 2**31
-
-
-def location_text(location: Location | None, *, absent: str = NO_STACK) -> str:
+def location_text(location: Location | None) -> str:
     """Return ``file.py:88 in forward``; the line is left out where it is unknown."""
-    if location is None:
-        return absent
-    function = f" in {location.function}" if location.function else ""
-    return f"{location.filename or '(unknown file)'}{line_number(location)}{function}"
-
-
-def line_number(location: Location) -> str:
-    """Return ``:88``, or "" where the line is unknown."""
-    return f":{location.line}" if 0 < location.line < _MAX_LINE else ""
+    return NO_STACK if location is None else str(location)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,74 +149,62 @@ class Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Block:
-    """A part of a document."""
+    """A part of a document.
 
-    kind: ClassVar[str] = ""
+    Attributes:
+        kind: its class in lower case, by which renderers tell blocks apart.
+        holds: the field without whose content there is nothing to show, "" where there always is.
+        detail: in which reports it stands.
+    """
+
+    kind: ClassVar[str]
+    holds: ClassVar[str] = ""
     detail: Detail = Detail.USUAL
+
+    def __init_subclass__(cls) -> None:
+        cls.kind = cls.__name__.lower()
 
     @property
     def is_empty(self) -> bool:
         """Whether there is nothing to show."""
-        return False
+        return bool(self.holds) and not any(getattr(self, self.holds))
 
 
 @dataclass(frozen=True, slots=True)
 class Paragraph(Block):
     """Sentences."""
 
-    kind: ClassVar[str] = "paragraph"
+    holds: ClassVar[str] = "content"
     content: Content
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether there is nothing to show."""
-        return not self.content
 
 
 @dataclass(frozen=True, slots=True)
 class Gap(Block):
     """Room between what stands before and after."""
 
-    kind: ClassVar[str] = "gap"
-
 
 @dataclass(frozen=True, slots=True)
 class Facts(Block):
     """Labelled values."""
 
-    kind: ClassVar[str] = "facts"
+    holds: ClassVar[str] = "items"
     items: Sequence[tuple[str, Content]]
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether there is nothing to show."""
-        return not self.items
 
 
 @dataclass(frozen=True, slots=True)
 class Bullets(Block):
     """Sentences of equal weight."""
 
-    kind: ClassVar[str] = "bullets"
+    holds: ClassVar[str] = "items"
     items: Sequence[Content]
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether there is nothing to show."""
-        return not self.items
 
 
 @dataclass(frozen=True, slots=True)
 class Code(Block):
     """Lines to copy as they stand; a line break inside of one is shown, not made."""
 
-    kind: ClassVar[str] = "code"
+    holds: ClassVar[str] = "lines"
     lines: Sequence[str]
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether there is nothing to show."""
-        return not any(self.lines)
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,15 +224,10 @@ class Listing(Block):
     ``is_airy`` leaves room between them.
     """
 
-    kind: ClassVar[str] = "listing"
+    holds: ClassVar[str] = "items"
     items: Sequence[Item]
     shown: int | None = None
     is_airy: bool = False
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether there is nothing to show."""
-        return not self.items
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,17 +238,12 @@ class Table(Block):
     table holds to those who cannot see it.
     """
 
-    kind: ClassVar[str] = "table"
+    holds: ClassVar[str] = "rows"
     columns: Sequence[Column]
     rows: Sequence[Row]
     shown: int | None = None
     n_left_out: int = 0
     label: str = ""
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether there is nothing to show."""
-        return not self.rows
 
 
 def tabled(
@@ -393,7 +332,6 @@ class Bar(Block):
     ``request_bytes`` is drawn beside it for comparison where a request failed.
     """
 
-    kind: ClassVar[str] = "bar"
     parts: Sequence[BarPart]
     request_bytes: int | None = None
 
@@ -407,7 +345,6 @@ class Bar(Block):
 class Timeline(Block):
     """Memory of one device over its trace."""
 
-    kind: ClassVar[str] = "timeline"
     strip: TimelineStrip
 
 
@@ -423,7 +360,6 @@ class SegmentBar:
 class SegmentBars(Block):
     """Segments drawn to scale; ``lines`` are those that pin them, with the pins that they made."""
 
-    kind: ClassVar[str] = "segment_bars"
     titles: Sequence[str]
     bars: Sequence[SegmentBar]
     lines: Sequence[tuple[str, Sequence[int]]] = ()
@@ -453,7 +389,6 @@ class Series:
 class Chart(Block):
     """Curves over one axis, bytes upwards. ``limit_bytes`` is a level such as the capacity."""
 
-    kind: ClassVar[str] = "chart"
     series: Sequence[Series]
     label: str
     x_ticks: Sequence[float] = ()
@@ -465,7 +400,6 @@ class Chart(Block):
 class Graphic(Block):
     """A place for one of the interactive graphics; only the interactive page fills it."""
 
-    kind: ClassVar[str] = "graphic"
     name: str
     absent: str
 

@@ -21,15 +21,8 @@ from fragdoctor.model.diagnosis import SegmentRun
 from fragdoctor.report import escape
 from fragdoctor.report.base import RenderOptions
 from fragdoctor.report.charts import drawn, of_strip
-from fragdoctor.report.document import (
-    Detail,
-    Gauge,
-    ReportDocument,
-    Spark,
-    plain,
-    share_of,
-    spans,
-)
+from fragdoctor.report.document import Detail, Gauge, ReportDocument, Spark, plain, spans
+from fragdoctor.report.words import share_of
 from fragdoctor.units import format_count, format_size, plural
 
 MAX_SHOWN: Final = 1500

@@ -95,7 +95,7 @@ def plain(value: Any) -> Any:  # noqa: PLR0911 - one line a type
 def _object(value: Any) -> Json:
     shape = SHAPES.get(type(value), Shape())
     document: Json = {name: plain(read(value)) for name, (_, read) in shape.computed.items()}
-    for name, key in written(type(value)):
+    for name, key in written(value.__class__):
         inner = getattr(value, name)
         if name in shape.inline:
             document |= _object(inner)
@@ -110,7 +110,7 @@ def _object(value: Any) -> Json:
 def written(kind: type) -> tuple[tuple[str, str], ...]:
     """Return the fields of a dataclass that a document has, each with its key."""
     shape = SHAPES.get(kind, Shape())
-    names = [f.name for f in fields(kind)]  # type: ignore[arg-type]
+    names = [f.name for f in fields(kind)]
     kept = [n for n in names if (not shape.only or n in shape.only) and n not in shape.without]
     keyed = ((n, shape.names.get(n, n)) for n in kept)
     return tuple((n, key) for n, key in keyed if key not in shape.computed)

@@ -10,6 +10,7 @@ import io
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from types import MappingProxyType
 from typing import Final
 
@@ -123,8 +124,8 @@ class Page:
         whole = Text()
         for mark, words in entries:
             # A mark and its words stay on one line.
-            words = words.replace(" ", _BOUND)
-            whole.append("  " if whole else "").append(*mark).append(f"{_BOUND}{words}")
+            bound = f" {words}".replace(" ", _BOUND)
+            whole.append("  " if whole else "").append(*mark).append(bound)
         for line in self._wrapped(whole, self.width - indent) if whole else ():
             self._put(indent, line)
 
@@ -139,25 +140,34 @@ class Page:
         self, columns: Sequence[Column], rows: Sequence[Row], *, indent: int = INDENT
     ) -> None:
         """Write aligned columns; a row of titles comes first if any column has one."""
-        if not rows:
-            return
         kept = [i for i, c in enumerate(columns) if c.from_width <= self.width]
-        shown = [columns[i] for i in kept]
         body = [[self._cell(row.cells[i]) for i in kept] for row in rows]
-        titles = [styled(dim(c.title)) for c in shown]
-        grid = [titles, *body] if any(c.title for c in shown) else body
-        widths = self._widths(shown, grid, indent)
-        self._shorten_paths(shown, body, widths)
-        if grid is not body:
-            self._table_row(shown, titles, widths, indent)
-        for row, cells in zip(rows, body, strict=True):
-            self._table_row(shown, cells, widths, indent)
-            for note in row.notes:
+        notes = [row.notes for row in rows]
+        self.grid([columns[i] for i in kept], body, indent=indent, notes=notes)
+
+    def grid(
+        self,
+        columns: Sequence[Column],
+        body: Sequence[list[Text]],
+        *,
+        indent: int = INDENT,
+        notes: Sequence[Sequence[Content]] = (),
+    ) -> None:
+        """Write aligned columns of text that is safe already."""
+        if not body:
+            return
+        titles = [styled(dim(c.title)) for c in columns]
+        with_titles = [titles, *body] if any(c.title for c in columns) else body
+        widths = self._widths(columns, with_titles, indent)
+        self._shorten_paths(columns, body, widths)
+        if with_titles is not body:
+            self._table_row(columns, titles, widths, indent)
+        for cells, below in zip_longest(body, notes, fillvalue=()):
+            self._table_row(columns, cells, widths, indent)
+            for note in below:
                 self.paragraph(note, indent=indent + 2 * INDENT)
 
-    def _cell(self, cell: Cell | Text) -> Text:
-        if isinstance(cell, Text):
-            return cell
+    def _cell(self, cell: Cell) -> Text:
         if isinstance(cell, Spark):
             return Text(self._spark(cell.values))
         if not isinstance(cell, Gauge):

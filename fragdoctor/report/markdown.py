@@ -30,9 +30,9 @@ from fragdoctor.report.document import (
     Table,
     Timeline,
     plain,
-    share_of,
     spans,
 )
+from fragdoctor.report.words import share_of
 from fragdoctor.units import format_count, format_size, plural
 
 MAX_BYTES: Final = 900_000
@@ -169,6 +169,8 @@ def _table(block: Table) -> str:
     rows = block.rows[:MAX_ROWS]
     # What is drawn is left out: the figures beside it say the same.
     kept = [i for i in range(len(block.columns)) if not _is_drawn(rows[0].cells[i])]
+    if not kept:
+        return ""
     columns = [block.columns[i] for i in kept]
     # What stands below a row stands in its main cell here.
     main = next((i for i, c in enumerate(columns) if c.kind in _WIDE), len(columns) - 1)

@@ -11,9 +11,9 @@ from rich.text import Text
 
 from fragdoctor.model.diagnosis import RunKind, SegmentRun, TimelineStrip
 from fragdoctor.model.phases import Phase
-from fragdoctor.report.document import Bar, BarPart, Column, Row, SegmentBars, dim, share_of
-from fragdoctor.report.layout import GAP, INDENT, Page
-from fragdoctor.report.words import PHASE_NAMES
+from fragdoctor.report.document import Bar, BarPart, Column, SegmentBars, dim
+from fragdoctor.report.layout import GAP, INDENT, Page, styled
+from fragdoctor.report.words import PHASE_NAMES, share_of
 from fragdoctor.units import format_size, plural
 
 N_ROWS: Final = 5
@@ -81,12 +81,12 @@ def draw_bar(page: Page, bar: Bar) -> None:
     page.drawn(_framed(page, [ink.mark(page, n) for ink, n in zip(inks, cells, strict=True)]))
     number = Column(kind="right")
     columns = (Column(), Column(), number, number, Column(kind="wrap"))
-    rows = [
-        Row((Text(*ink.mark(page)), part.name, format_size(part.n_bytes),
-             share_of(part.n_bytes, bar.total_bytes), dim(part.meaning)))
+    legend = [
+        [Text(*ink.mark(page)), Text(part.name), Text(format_size(part.n_bytes)),
+         Text(share_of(part.n_bytes, bar.total_bytes)), styled(dim(part.meaning))]
         for part, ink in zip(bar.parts, inks, strict=True)
     ]  # fmt: skip
-    page.table(columns, rows)
+    page.grid(columns, legend)
 
 
 def apportion(parts: Sequence[BarPart], width: int) -> list[int]:
@@ -205,16 +205,16 @@ def draw_segments(page: Page, block: SegmentBars) -> None:
     n_cells = page.width - 2 * INDENT - sum(widths) - GAP * len(widths) - frame
     bars, letters = _lettered([bar.runs for bar in block.bars], n_cells, block.lines)
     rows = [
-        Row((*bar.figures, _framed(page, [_block_mark(page, kind) for kind in kinds])))
+        [*map(styled, bar.figures), _framed(page, [_block_mark(page, kind) for kind in kinds])]
         for bar, kinds in zip(block.bars, bars, strict=True)
     ]
     columns = (
         *(Column(title, kind="right") for title in block.titles),
         Column(max_width=page.width),
     )
-    page.table(columns, rows)
-    legend = [Row((Text(letter, _PIN_STYLE), line)) for letter, line in letters.items()]
-    page.table((Column(), Column(kind="path")), legend)
+    page.grid(columns, rows)
+    legend = [[Text(letter, _PIN_STYLE), styled(line)] for letter, line in letters.items()]
+    page.grid((Column(), Column(kind="path")), legend)
     used = {kind for kinds in bars for kind in kinds}
     page.key(
         (_block_mark(page, kind), "other live blocks" if kind == "live" and letters else meaning)

@@ -11,17 +11,41 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final
 
-from fragdoctor.gate.budgets import BudgetResult
-from fragdoctor.gate.growth import Growth, has_grown
-from fragdoctor.gate.judgement import CheckReport, FileJudgement, Reason
-from fragdoctor.gate.measures import Measures
-from fragdoctor.model import batch_fit, comparison, estimate, fleet, fleet_report, story
+from fragdoctor.gate.budgets import BudgetResult, Measures
+from fragdoctor.gate.judgement import CheckReport, FileJudgement, Growth, Reason, has_grown
+from fragdoctor.model import batch_fit, comparison, story
 from fragdoctor.model.comparison import Comparison
 from fragdoctor.model.diagnosis import SCHEMA_VERSION, Cause, Diagnosis, FidelityReport, Verdict
+from fragdoctor.model.estimate import (
+    CodeLine,
+    Estimate,
+    Fit,
+    Footprint,
+    GpuModel,
+    Item,
+    KeptTensor,
+    Phase,
+    PhaseName,
+    ProcessDemand,
+    Saving,
+    Share,
+    Sharing,
+    SharingRow,
+)
 from fragdoctor.model.finding import Severity
+from fragdoctor.model.fleet import (
+    FLEET_SCHEMA_VERSION,
+    Difference,
+    FleetReport,
+    JobVerdict,
+    OddRank,
+    RankFinding,
+    RankGroup,
+    RankRow,
+    RankSummary,
+)
 from fragdoctor.model.oom import LogMarker, OomMessage, OtherProcess
 from fragdoctor.model.phases import CategoryShare, LineBytes
-from fragdoctor.model.processes import ProcessDemand, Sharing, SharingRow
 from fragdoctor.model.simulation import ReplayResult, Simulation
 from fragdoctor.model.workload import ModelShape, Workload
 from fragdoctor.report.views.estimate import summary
@@ -124,7 +148,7 @@ class CompareResult:
 class GpuTable:
     """The GPUs that are known by name."""
 
-    gpus: Sequence[estimate.GpuModel]
+    gpus: Sequence[GpuModel]
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,16 +198,16 @@ class LengthFit:
 class ItemAtPeak:
     """A row of an estimate; what it holds at the peak and at most."""
 
-    item: estimate.Item
+    item: Item
     at_peak_bytes: int
 
 
-def _items(f: estimate.Footprint) -> list[ItemAtPeak]:
+def _items(f: Footprint) -> list[ItemAtPeak]:
     at_peak = {s.item: s.n_bytes for s in f.peak.shares}
     return [ItemAtPeak(item, at_peak.get(item.id, 0)) for item in f.items]
 
 
-def _rank_error(r: fleet.RankSummary) -> RankError | None:
+def _rank_error(r: RankSummary) -> RankError | None:
     return None if r.is_read else RankError(r.error_code, r.error, r.hint, r.exit_code)
 
 
@@ -271,24 +295,24 @@ _COMPARISONS: Final[Mapping[type, Shape]] = {
 }
 
 _FLEETS: Final[Mapping[type, Shape]] = {
-    fleet_report.FleetReport: Shape(
+    FleetReport: Shape(
         names={"rows": "ranks"},
         computed={
-            "schema_version": (str, lambda _: fleet_report.FLEET_SCHEMA_VERSION),
+            "schema_version": (str, lambda _: FLEET_SCHEMA_VERSION),
             "kind": (str, lambda _: "fleet"),
         },
     ),
-    fleet_report.JobVerdict: Shape(null=("first_failed",)),
-    fleet_report.RankGroup: Shape(
+    JobVerdict: Shape(null=("first_failed",)),
+    RankGroup: Shape(
         names={"median_pinned_bytes": "median_pinned_free_bytes",
                "median_retries": "median_alloc_retries", "advice": "recommendation"},
         null=("reference",),
         computed={"settings": (Mapping[str, str], lambda g: dict(g.settings))},
     ),
-    fleet_report.OddRank: Shape(null=("reference",)),
-    fleet_report.Difference: Shape(names={"line": "location"}, null=("name",)),
-    fleet_report.RankRow: Shape(inline=("rank",), null=("group",)),
-    fleet.RankSummary: Shape(
+    OddRank: Shape(null=("reference",)),
+    Difference: Shape(names={"line": "location"}, null=("name",)),
+    RankRow: Shape(inline=("rank",), null=("group",)),
+    RankSummary: Shape(
         names={"figures": "device", "advice": "recommendation"},
         without=("is_read", "error_code", "hint", "exit_code", "cause", "confidence", "summary",
                  "settings_known", "era"),
@@ -306,11 +330,11 @@ _FLEETS: Final[Mapping[type, Shape]] = {
                 [LogCount(*pair) for pair in r.size_histogram])),
         },
     ),
-    fleet.RankFinding: Shape(computed={"severity": (Severity, lambda f: Severity(f.severity))}),
+    RankFinding: Shape(computed={"severity": (Severity, lambda f: Severity(f.severity))}),
 }  # fmt: skip
 
 _ESTIMATES: Final[Mapping[type, Shape]] = {
-    estimate.Estimate: Shape(
+    Estimate: Shape(
         names={"fits": "gpus"},
         inline=("footprint",),
         computed={
@@ -322,29 +346,29 @@ _ESTIMATES: Final[Mapping[type, Shape]] = {
             "largest_batch": (int | None, lambda e: e.fits[0].largest_batch if e.fits else None),
         },
     ),
-    estimate.Footprint: Shape(
+    Footprint: Shape(
         names={"reserved_bytes": "peak_reserved_bytes"},
         properties=("peak_allocated_bytes",),
         computed={
             "items": (Sequence[ItemAtPeak], _items),
-            "peak_phase": (estimate.PhaseName, lambda f: f.peak.name),
+            "peak_phase": (PhaseName, lambda f: f.peak.name),
         },
     ),
     ItemAtPeak: Shape(inline=("item",)),
-    estimate.Item: Shape(names={"n_bytes": "largest_bytes"}),
-    estimate.Phase: Shape(names={"n_bytes": "peak_bytes"}),
-    estimate.Share: _BYTES,
-    estimate.KeptTensor: _BYTES,
-    estimate.CodeLine: _BYTES,
-    estimate.Fit: Shape(
+    Item: Shape(names={"n_bytes": "largest_bytes"}),
+    Phase: Shape(names={"n_bytes": "peak_bytes"}),
+    Share: _BYTES,
+    KeptTensor: _BYTES,
+    CodeLine: _BYTES,
+    Fit: Shape(
         inline=("gpu",),
         computed={
             "other_lengths": (Sequence[LengthFit], lambda f: (
                 [LengthFit(*pair) for pair in f.other_lengths])),
         },
     ),
-    estimate.GpuModel: Shape(null=("architecture",), properties=("usable_bytes",)),
-    estimate.Saving: Shape(
+    GpuModel: Shape(null=("architecture",), properties=("usable_bytes",)),
+    Saving: Shape(
         names={"peak_bytes": "peak_allocated_bytes", "reserved_bytes": "peak_reserved_bytes"},
     ),
     Workload: Shape(

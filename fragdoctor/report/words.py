@@ -18,11 +18,11 @@ from fragdoctor.model.diagnosis import (
     Status,
     Verdict,
 )
-from fragdoctor.model.finding import Confidence, Evidence, Location, Severity
+from fragdoctor.model.finding import Confidence, Evidence, Severity
 from fragdoctor.model.outlook import Outlook, OutlookBasis, OutlookState
 from fragdoctor.model.phases import Category, CategoryShare, Phase
 from fragdoctor.report.document import Style
-from fragdoctor.units import format_count, format_size, plural
+from fragdoctor.units import format_count, format_share, format_size, plural
 
 CAUSE_TITLES: Final = {
     Cause.HEALTHY: "Healthy",
@@ -155,11 +155,6 @@ def also_text(verdict: Verdict) -> str:
     return ", ".join(title[0].lower() + title[1:] for title in titles)
 
 
-def file_name(location: Location) -> str:
-    """Return the last part of the path of a location."""
-    return location.filename.replace("\\", "/").rsplit("/", 1)[-1] or "(unknown file)"
-
-
 def signed_size(n_bytes: float) -> str:
     """Return a size with its sign."""
     return f"{'+' if n_bytes > 0 else ''}{format_size(n_bytes)}"
@@ -271,3 +266,9 @@ def shown_first(diagnosis: Diagnosis, devices: Sequence[int]) -> list[int]:
 def source_name(source: str) -> str:
     """Return the name of an input for people."""
     return "standard input" if source == "-" else source
+
+
+def share_of(part: int, whole: int) -> str:
+    """Return a share in per cent. Nearly all is not all: the rest may be what matters."""
+    shown = format_share(part, whole)
+    return ">99 %" if shown == "100 %" and part < whole else shown

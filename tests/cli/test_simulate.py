@@ -11,7 +11,7 @@ import diagnoses
 import pytest
 from command_line import Run
 
-from fragdoctor.model.progress import tell
+from fragdoctor.model.hooks import tell
 from fragdoctor.model.simulation import Simulation
 
 SNAPSHOT: dict[str, Any] = {"segments": [], "device_traces": [[]]}
@@ -32,9 +32,9 @@ class FakeReplay:
 @pytest.fixture
 def replay(monkeypatch: pytest.MonkeyPatch) -> FakeReplay:
     fake = FakeReplay()
-    module = types.ModuleType("fragdoctor.allocator.simulate")
+    module = types.ModuleType("fragdoctor.trace.simulate")
     module.simulate = fake.simulate  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "fragdoctor.allocator.simulate", module)
+    monkeypatch.setitem(sys.modules, "fragdoctor.trace.simulate", module)
     return fake
 
 

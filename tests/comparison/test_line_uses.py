@@ -5,8 +5,8 @@ from runs import Ask, case, columns_of
 
 from fragdoctor.analysis.attribution import user_frames
 from fragdoctor.comparison import line_uses
-from fragdoctor.comparison.pipeline import compare_cases
-from fragdoctor.comparison.reading import read_device
+from fragdoctor.comparison.compare_cases import compare_cases
+from fragdoctor.comparison.compared_run import read_device
 from fragdoctor.units import MIB
 
 ASKS = (

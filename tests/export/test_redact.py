@@ -12,7 +12,7 @@ from builders import BASE, MIB, alloc, block, frame, segment, segment_alloc, sna
 import fragdoctor
 from fragdoctor.analysis.attribution import classify_file
 from fragdoctor.export.redact import Pseudonyms, redacted, redacted_file
-from fragdoctor.export.snapshot import write_snapshot
+from fragdoctor.export.snapshot_writer import write_snapshot
 from fragdoctor.model.snapshot import Snapshot, column_dict
 
 SECRET = "/home/alice/secret_project/models/secret_net.py"

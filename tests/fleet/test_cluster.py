@@ -17,16 +17,16 @@ import pytest
 import slow_ranks
 from cli_fixtures import run as run  # noqa: PLC0414 - a fixture
 from command_line import Run
+from fragdoctor.report.fleet.json import fleet_document
 from slow_ranks import Held, kill_reader, sending
 
 from fragdoctor.errors import ConfigError
 from fragdoctor.fleet import cluster
 from fragdoctor.fleet.cluster import dask_cluster
-from fragdoctor.fleet.discovery import discover, inputs_of
 from fragdoctor.fleet.engine import summarise_all
 from fragdoctor.fleet.examine import Replays, examine
+from fragdoctor.inputs.discovery import discover, inputs_of
 from fragdoctor.model.fleet import SummaryOptions
-from fragdoctor.report.fleet.json import fleet_document
 
 distributed = pytest.importorskip("distributed")
 # What a client of dask leaves behind when it ends; nothing of ours opens sockets or loops.

@@ -12,11 +12,10 @@ import jsonschema
 import pytest
 
 import fragdoctor.report
-from fragdoctor.fleet.merge import fleet_of
-from fragdoctor.fleet.report import conclude
+from fragdoctor.fleet.conclusions import conclude
+from fragdoctor.fleet.engine import fleet_of
 from fragdoctor.model.diagnosis import Cause
-from fragdoctor.model.fleet import RankAdvice, SourceLine
-from fragdoctor.model.fleet_report import DifferenceKind, FleetReport
+from fragdoctor.model.fleet import DifferenceKind, FleetReport, RankAdvice, SourceLine
 from fragdoctor.report.base import VIEWS, RenderOptions, Verbosity, render
 from fragdoctor.report.views.fleet import advice_of, members_text
 

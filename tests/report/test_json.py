@@ -89,7 +89,7 @@ def test_schema_lists_every_key_of_the_first_version(path: Path) -> None:
 @pytest.mark.parametrize("name", RESULTS)
 def test_document_fits_its_schema_exactly_and_that_of_the_first_version(name: str) -> None:
     view, make = RESULTS[name]
-    kind = name.split("-")[0]
+    kind = name.split("-", maxsplit=1)[0]
 
     document = json.loads(render(view, "json", make(), RenderOptions()))
 

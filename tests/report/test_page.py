@@ -12,8 +12,8 @@ import pytest
 from page_samples import of_snapshot, tiny, tiny_diagnosis
 from stock import from_python
 
+from fragdoctor.inputs.snapshot_reader import read_snapshot
 from fragdoctor.model.diagnosis import Diagnosis
-from fragdoctor.readers.snapshot import read_snapshot
 from fragdoctor.report.base import RenderOptions, render
 from fragdoctor.report.page.blob import decode, decode_array
 from fragdoctor.report.page.page import MAX_PAGE_BYTES

@@ -9,7 +9,7 @@ from fragdoctor.analysis.lifetimes import Lifetimes
 from fragdoctor.analysis.result import DeviceAnalysis
 from fragdoctor.analysis.timeline import sized_lifetimes
 from fragdoctor.model.diagnosis import Diagnosis
-from fragdoctor.model.progress import tell
+from fragdoctor.model.hooks import tell
 from fragdoctor.model.snapshot import Snapshot
 from fragdoctor.report.page.icicle_data import icicle_data
 from fragdoctor.report.page.segment_map_data import MAX_BLOCKS, segment_map_data

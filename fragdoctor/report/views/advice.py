@@ -6,13 +6,7 @@ import re
 import shlex
 from typing import Final
 
-from fragdoctor.model.diagnosis import (
-    DeviceFigures,
-    Diagnosis,
-    Predicted,
-    Recommendation,
-    RunState,
-)
+from fragdoctor.model.diagnosis import DeviceFigures, Diagnosis, Predicted, Recommendation, RunState
 from fragdoctor.model.finding import Confidence
 from fragdoctor.report import document as doc
 from fragdoctor.report import words

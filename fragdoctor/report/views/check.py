@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from fragdoctor.gate.budgets import RESERVED_NOTE, Outcome
+from fragdoctor.gate.budgets import RESERVED_NOTE, Measures, Outcome
 from fragdoctor.gate.judgement import CheckReport, FileJudgement, Reason, Status
-from fragdoctor.gate.measures import Measures
 from fragdoctor.report import document as doc
 from fragdoctor.report.base import RenderOptions
 from fragdoctor.report.document import Span, Style, code, location_text, strong
@@ -50,7 +49,7 @@ def _brief(judgement: FileJudgement) -> str:
 
 def _item(judgement: FileJudgement) -> doc.Item:
     word, style = STATUS_WORDS[judgement.status]
-    head = [code(file_name(judgement)), f": {file_line(judgement)}"]
+    head: doc.Content = [code(file_name(judgement)), f": {file_line(judgement)}"]
     details = _details(judgement)
     return doc.Item(head, (doc.Bullets(details),) if details else (), word, style)
 
@@ -59,7 +58,7 @@ def _details(judgement: FileJudgement) -> list[doc.Content]:
     lines: list[doc.Content] = []
     for reason in judgement.reasons:
         place = place_text(reason)
-        at = [" at ", code(place)] if place else []
+        at: list[str | Span] = [" at ", code(place)] if place else []
         lines.append([strong(reason.code), f": {shortened(reason.text)}", *at])
     lines += [f"{name} not judged: {reason}" for name, reason in _skipped(judgement)]
     hint = hint_text(judgement)

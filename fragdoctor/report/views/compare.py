@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from fragdoctor.gate.growth import Growth, has_grown
+from fragdoctor.gate.judgement import Growth, has_grown
 from fragdoctor.model import comparison as model
 from fragdoctor.model.comparison import Comparison, LineChange, LineKind, ReasonKind
-from fragdoctor.model.finding import Confidence, Location
+from fragdoctor.model.finding import Confidence
 from fragdoctor.report import document as doc
 from fragdoctor.report.base import RenderOptions
-from fragdoctor.report.document import Detail, Span, Style, code, dim, line_number, location_text
-from fragdoctor.report.words import file_name, signed_size, source_name, titled
+from fragdoctor.report.document import NO_STACK, Detail, Span, Style, code, dim, location_text
+from fragdoctor.report.words import signed_size, source_name, titled
 from fragdoctor.units import format_count, format_share, format_size, plural
 
 MAX_LINES: Final = 120
@@ -185,7 +186,7 @@ def _figures_across(
     comparison: Comparison, figures: Sequence[model.Figure], detail: Detail
 ) -> doc.Table:
     runs = [
-        doc.Column(r.letter, partial(_value, i), "right") for i, r in enumerate(comparison.runs)
+        doc.Column(r.letter, partial(_value, run=i), "right") for i, r in enumerate(comparison.runs)
     ]
     return doc.tabled(
         figures,
@@ -201,17 +202,17 @@ def _figures_down(comparison: Comparison) -> doc.Table:
     """Return a row a run: the figures that matter, as many as there is room for."""
     figures = [f for f in (comparison.figure(name) for name in _MAIN) if f is not None]
     return doc.tabled(
-        list(enumerate(comparison.runs[:MAX_RUNS])),
-        doc.Column("run", lambda run: doc.strong(run[1].letter)),
+        range(len(comparison.runs[:MAX_RUNS])),
+        doc.Column("run", lambda i: doc.strong(comparison.runs[i].letter)),
         *(
-            doc.Column(f.title, lambda run, f=f: _value(run[0], f), "right", from_width=width)
+            doc.Column(f.title, partial(_value, f), "right", from_width=width)
             for f, width in zip(figures, (0, 0, 0, 80, 100), strict=False)
         ),
         label="Figures of the runs",
     )
 
 
-def _value(run: int, figure: model.Figure) -> str:
+def _value(figure: model.Figure, run: int) -> str:
     """Return the value of a figure in a run; a dash where it is unknown."""
     value = figure.values[run]
     return doc.size(value) if figure.unit == "bytes" else doc.count(value)
@@ -327,12 +328,8 @@ def _moved(change: LineChange) -> doc.Content:
 
 def _change_bar(largest: int, change: LineChange) -> doc.Gauge:
     half = abs(change.delta_bytes) / largest / 2
-    style = _LINE_STYLES[change.kind]
-    return (
-        doc.Gauge(0.5 + half, 0.5, style)
-        if change.delta_bytes > 0
-        else doc.Gauge(0.5, 0.5 - half, style)
-    )
+    start, end = (0.5, 0.5 + half) if change.delta_bytes > 0 else (0.5 - half, 0.5)
+    return doc.Gauge(end, start, _LINE_STYLES[change.kind])
 
 
 def _before(change: LineChange) -> str:
@@ -346,7 +343,7 @@ def _after(change: LineChange) -> str:
 def _line_notes(change: LineChange) -> list[doc.Content]:
     notes: list[doc.Content] = [] if change.sizes is None else [dim(_sizes_text(change.sizes))]
     for stack in change.stacks:
-        path = " <- ".join(f"{file_name(f)}:{f.line} {f.function}" for f in stack.frames[1:5])
+        path = " <- ".join(f"{f.basename}:{f.line} {f.function}" for f in stack.frames[1:5])
         moved = signed_size(stack.after_bytes - stack.before_bytes)
         notes.append(dim(f"{moved} from {path or 'the top level'}"))
     return notes
@@ -354,22 +351,18 @@ def _line_notes(change: LineChange) -> list[doc.Content]:
 
 def _line_place(change: LineChange) -> str:
     """Return where a line is, and where it was: ``train.py:88 -> :93 in forward``."""
-    before, after = change.before, change.after
-    place = after or before
+    place = change.after or change.before
     if place is None:
-        return location_text(None)
-    old = before or place
+        return NO_STACK
+    old = change.before or place
+    same_file = old.basename == place.basename
+    if same_file and old.line == place.line:
+        return str(place)
     function = f" in {place.function}" if place.function else ""
-    name = place.filename or "(unknown file)"
-    if file_name(old) != file_name(place):
-        return f"{_place(old)} -> {_place(place)}{function}"
-    if old.line != place.line:
-        return f"{name}{line_number(old)} -> {line_number(place)}{function}"
-    return f"{_place(place)}{function}"
-
-
-def _place(place: Location) -> str:
-    return f"{place.filename or '(unknown file)'}{line_number(place)}"
+    now = str(replace(place, function=""))
+    if same_file:
+        return f"{replace(place, line=old.line, function='')} -> :{place.line}{function}"
+    return f"{replace(old, function='')} -> {now}{function}"
 
 
 def _blocks(change: LineChange) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Final
 
 from fragdoctor.model.estimate import Estimate, Fit, GpuModel, Item, Phase, PhaseName
@@ -210,6 +211,10 @@ def _phases(estimate: Estimate) -> doc.Section:
     return doc.Section("Peak of each phase", [table], id="phases")
 
 
+def _batch_at(length: int, fit: Fit) -> str:
+    return _batch(dict(fit.other_lengths).get(length))
+
+
 def _fits(estimate: Estimate) -> doc.Section:
     if not estimate.fits:
         return doc.Section("Will it fit", ())
@@ -217,7 +222,7 @@ def _fits(estimate: Estimate) -> doc.Section:
     lengths = [
         doc.Column(
             f"at {format_count(n)}",
-            lambda fit, n=n: _batch(dict(fit.other_lengths).get(n)),
+            partial(_batch_at, n),
             "right",
             from_width=80 if i < 2 else 100,
         )

@@ -16,8 +16,7 @@ from fragdoctor.model.batch_fit import (
 )
 from fragdoctor.report import document as doc
 from fragdoctor.report.base import RenderOptions
-from fragdoctor.report.document import Detail, Span, Style, bad, code, dim, line_number
-from fragdoctor.report.words import file_name
+from fragdoctor.report.document import Detail, Span, Style, bad, code, dim
 from fragdoctor.units import format_share, format_size
 
 _SHORT_LINES: Final = 8
@@ -288,7 +287,7 @@ def _line(row: LineScaling) -> doc.Content:
     place = row.line
     if place is None:
         return "(no stack: mostly the backward pass)"
-    return code(f"{file_name(place)}{line_number(place)} in {place.function}")
+    return code(place.short)
 
 
 def _method(fit: BatchFit) -> list[str]:

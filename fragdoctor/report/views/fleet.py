@@ -12,8 +12,16 @@ from functools import partial
 from typing import Final
 
 from fragdoctor.model.finding import Location
-from fragdoctor.model.fleet import RankAdvice, RankSummary, SourceLine
-from fragdoctor.model.fleet_report import FleetReport, OddRank, RankGroup, RankRow, Skew
+from fragdoctor.model.fleet import (
+    FleetReport,
+    OddRank,
+    RankAdvice,
+    RankGroup,
+    RankRow,
+    RankSummary,
+    Skew,
+    SourceLine,
+)
 from fragdoctor.report import document as doc
 from fragdoctor.report.base import RenderOptions
 from fragdoctor.report.document import Detail, Span, Style, code, dim, location_text, strong

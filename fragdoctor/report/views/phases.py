@@ -8,8 +8,8 @@ from typing import Final
 from fragdoctor.model.diagnosis import Diagnosis
 from fragdoctor.model.phases import Category, CategoryShare, Phase, PhaseFigures, PhaseReport
 from fragdoctor.report import document as doc
-from fragdoctor.report.document import Detail, Style, code, dim, location_text, strong
-from fragdoctor.report.words import CATEGORY_NAMES, PHASE_NAMES, file_name, shown_first, sureness
+from fragdoctor.report.document import NO_STACK, Detail, Style, code, dim, location_text, strong
+from fragdoctor.report.words import CATEGORY_NAMES, PHASE_NAMES, shown_first, sureness
 from fragdoctor.units import format_count, format_share, format_size
 
 # A phase's row names what it holds down to this share of its peak.
@@ -107,8 +107,7 @@ def _categories(report: PhaseReport) -> doc.Table:
 def _main_line(share: CategoryShare) -> str:
     """Return the line that holds most of a category, without the folders of its file."""
     place = share.lines[0].location if share.lines else None
-    whole = location_text(place)
-    return whole if place is None else whole.removeprefix(place.filename[: -len(file_name(place))])
+    return NO_STACK if place is None else place.short
 
 
 def _limits(report: PhaseReport) -> str:
