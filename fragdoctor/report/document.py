@@ -327,10 +327,7 @@ class BarPart:
 
 @dataclass(frozen=True, slots=True)
 class Bar(Block):
-    """Bytes that add up to a whole, drawn to scale with a legend.
-
-    ``request_bytes`` is drawn beside it for comparison where a request failed.
-    """
+    """Bytes that add up to a whole, drawn to scale; ``request_bytes`` failed, to compare."""
 
     parts: Sequence[BarPart]
     request_bytes: int | None = None
