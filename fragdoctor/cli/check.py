@@ -220,8 +220,8 @@ def check(
 
 def _judge_all(names: Sequence[str], gate: Gate, overrides: Overrides) -> list[FileJudgement]:
     """Return the judgement of every input; one that cannot be read does not stop the others."""
-    from fragdoctor.cli.expansion import expand
     from fragdoctor.gate.judgement import unreadable
+    from fragdoctor.inputs.folders import expand
 
     paths, missing = expand(names)
     with console.Progress("Judged") as progress:

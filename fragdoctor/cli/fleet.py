@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from fragdoctor.cli import console, options
-from fragdoctor.cli.exit import FINDINGS, OK
+from fragdoctor.cli.exit import FINDINGS, OK, REFUSED
 from fragdoctor.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -175,9 +175,11 @@ def _executor(engine: Engine, found: Discovery) -> AbstractContextManager[Execut
 def exit_code(
     report: FleetReport, fail_on: options.FailOn | None, *, exit_zero: bool = False
 ) -> int:
-    """Return 1 if any rank has a finding at least as severe as ``fail_on``, else 0."""
+    """Return 3 if a rank was refused, 1 if one has a finding as severe as ``fail_on``, else 0."""
     from fragdoctor.model.finding import Severity
 
+    if any(row.rank.exit_code == REFUSED for row in report.rows):
+        return REFUSED
     if fail_on is None or exit_zero:
         return OK
     threshold = int(Severity[fail_on.value.upper()])

@@ -24,7 +24,6 @@ from fragdoctor.comparison.settings_proof import prove_settings, requests_equal,
 from fragdoctor.errors import ConfigError
 from fragdoctor.model.case import Case
 from fragdoctor.model.comparison import Basis, Comparison, LineChange, SettingsProof
-from fragdoctor.model.snapshot import Snapshot
 
 MAX_LINES_SHOWN = 400
 
@@ -46,23 +45,20 @@ def compare_cases(
 ) -> Comparison:
     """Return what changed between runs, each a name and a case, in time order.
 
-    Cases are read one after the other; only the first one's snapshot is kept.
+    Cases are read one after the other; only the first one's traces are kept.
 
     Raises:
         ConfigError: fewer than two runs, or steps that do not fit them.
     """
     readings: list[Reading] = []
-    snapshot: Snapshot | None = None
     for name, case in cases:
-        if not readings:
-            snapshot = case.snapshot
-        readings.append(read_run(case, name))
-    return compare_readings(readings, snapshot, steps=steps, capacity_bytes=capacity_bytes)
+        reading = read_run(case, name)
+        readings.append(replace(reading, traces={}) if readings else reading)
+    return compare_readings(readings, steps=steps, capacity_bytes=capacity_bytes)
 
 
 def compare_readings(
     readings: Sequence[Reading],
-    snapshot: Snapshot | None,
     *,
     steps: Sequence[float] | None = None,
     capacity_bytes: int | None = None,
@@ -71,7 +67,6 @@ def compare_readings(
 
     Args:
         readings: two runs at least, in time order.
-        snapshot: of the first run, for the replay under the last one's settings.
         steps: where each run stands on the axis of a trend.
         capacity_bytes: what a trend runs into; the last run's own capacity where None.
 
@@ -97,7 +92,7 @@ def compare_readings(
         phases=phase_changes(readings[0], readings[-1], (chosen[0], chosen[-1])),
     )
     if first is not None and last is not None and basis is not Basis.NONE:
-        comparison, more = _with_lines(comparison, readings, snapshot, first, last)
+        comparison, more = _with_lines(comparison, readings, first, last)
         notes += more
     if len(readings) > 2:
         trend = find_trend(comparison, devices, steps, capacity_bytes)
@@ -121,13 +116,12 @@ def _check_steps(steps: Sequence[float] | None, n_runs: int) -> None:
 def _basis(devices: Sequence[DeviceReading | None]) -> Basis:
     if any(d is None for d in devices):
         return Basis.NONE
-    return Basis.PEAK if all(d is not None and d.timeline for d in devices) else Basis.NOW
+    return Basis.PEAK if all(d is not None and d.totals for d in devices) else Basis.NOW
 
 
 def _with_lines(
     comparison: Comparison,
     readings: Sequence[Reading],
-    snapshot: Snapshot | None,
     first: DeviceReading,
     last: DeviceReading,
 ) -> tuple[Comparison, list[str]]:
@@ -137,9 +131,10 @@ def _with_lines(
     proof: SettingsProof | None = None
     notes: list[str] = []
     settings = readings[-1].settings
-    if comparison.settings and snapshot is not None and settings is not None:
+    trace = readings[0].traces.get(first.device)
+    if comparison.settings and trace is not None and settings is not None:
         proof, why = prove_settings(
-            snapshot, first, last, settings, equal, under=comparison.runs[-1].letter
+            trace, first, last, settings, equal, under=comparison.runs[-1].letter
         )
         if why:
             notes.append(f"The settings were not tried by replay: {why}")

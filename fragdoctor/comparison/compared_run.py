@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
 
-from fragdoctor.analysis.attribution import user_frames
-from fragdoctor.analysis.columns import device_columns
-from fragdoctor.analysis.device import analyze_device
-from fragdoctor.analysis.result import CaptureQuality, DeviceAnalysis, Timeline
-from fragdoctor.analysis.timeline import undo
+from fragdoctor.analysis.device import analyze_trace
+from fragdoctor.analysis.result import CaptureQuality, DeviceAnalysis
 from fragdoctor.comparison.line_uses import LineUse, line_uses, location_of
 from fragdoctor.diagnosis.pipeline import diagnose
 from fragdoctor.model.case import Case
@@ -22,6 +19,8 @@ from fragdoctor.model.diagnosis import DeviceFigures, Diagnosis
 from fragdoctor.model.finding import Location
 from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.model.snapshot import I32, I64, Action, Snapshot
+from fragdoctor.trace.lives import Totals
+from fragdoctor.trace.trace import Trace, traces_of
 
 _FEATURES: Final = re.compile(
     r"[/\\]torch[/\\](?:utils[/\\](checkpoint)|optim[/\\]((?!optimizer|lr_scheduler|__)\w+))\.py$"
@@ -35,6 +34,39 @@ class GrowingLine:
     place: Location | None
     slope_bytes: int
     n_steps: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RunTotals:
+    """What is kept of a run's totals: of a long series every trace would be too much.
+
+    ``reserved_bytes`` is reserved memory after each of ``reserved_rows``, the segment events.
+    """
+
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    curve: Curve
+    initial_reserved_bytes: int
+    reserved_rows: I32
+    reserved_bytes: I64
+
+    @classmethod
+    def of(cls, trace: Trace) -> RunTotals:
+        """Return the totals of a trace."""
+        rows, n_bytes = trace.totals.reserved_changes()
+        return cls(
+            trace.totals.peak_allocated_bytes,
+            trace.totals.peak_reserved_bytes,
+            curve_of(trace.totals, trace.n_events),
+            trace.initial_reserved_bytes,
+            rows.copy(),
+            n_bytes.copy(),
+        )
+
+    def peak_reserved_before(self, row: int) -> int:
+        """Return the highest reserved memory before an event."""
+        n = int(np.searchsorted(self.reserved_rows, row))
+        return max(self.initial_reserved_bytes, int(self.reserved_bytes[:n].max(initial=0)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -53,7 +85,7 @@ class DeviceReading:
 
     device: int
     capture: CaptureQuality
-    timeline: Timeline | None
+    totals: RunTotals | None
     peak_row: int | None
     n_steps: int | None
     lines: tuple[LineUse, ...]
@@ -70,7 +102,8 @@ class DeviceReading:
 class Reading:
     """One run: its diagnosis, and its devices where it has a snapshot.
 
-    The diagnosis is kept without the snapshot, so that a long series fits into memory.
+    The diagnosis is kept without the snapshot, so that a long series fits into memory; ``traces``
+    of its devices are kept for the first run only.
     """
 
     name: str
@@ -79,6 +112,7 @@ class Reading:
     settings: AllocatorSettings | None
     torch_version: str
     conf: str | None
+    traces: Mapping[int, Trace] = field(default_factory=dict)
 
 
 def read_run(case: Case, name: str) -> Reading:
@@ -88,10 +122,9 @@ def read_run(case: Case, name: str) -> Reading:
     analyses: dict[int, DeviceAnalysis] = {}
     if snapshot is not None:
         wanted = case.overrides.device
-        lines = user_frames(snapshot)
-        for d in snapshot.devices:
-            if wanted in (None, d):
-                devices[d], analyses[d] = read_device(snapshot, d, lines)
+        for trace in traces_of(snapshot):
+            if wanted in (None, trace.device):
+                devices[trace.device], analyses[trace.device] = read_device(trace)
     diagnosis = diagnose(case, analyses=analyses)
     is_recorded = snapshot is not None and snapshot.settings.is_recorded
     return Reading(
@@ -101,6 +134,7 @@ def read_run(case: Case, name: str) -> Reading:
         settings=snapshot.settings if snapshot is not None and is_recorded else None,
         torch_version=_version(case),
         conf=snapshot.settings.conf if snapshot is not None and is_recorded else None,
+        traces={d: a.trace for d, a in analyses.items()},
     )
 
 
@@ -121,40 +155,30 @@ def _version(case: Case) -> str:
     return f"{low} to {high}" if high else f"{low} or newer"
 
 
-def read_device(
-    snapshot: Snapshot, device: int, lines: I32
-) -> tuple[DeviceReading, DeviceAnalysis]:
-    """Return what one device of a snapshot says, and its analysis for the diagnosis.
-
-    Args:
-        snapshot: the columns of a file.
-        device: number of the device.
-        lines: user frame of each stack (``attribution.user_frames``).
-    """
-    columns = device_columns(snapshot, device)
-    undone = undo(columns, snapshot.settings)
-    analysis = analyze_device(snapshot, device, undone=undone)
-    timeline = analysis.timeline
-    peak = None if timeline is None else int(timeline.allocated_bytes.argmax())
+def read_device(trace: Trace) -> tuple[DeviceReading, DeviceAnalysis]:
+    """Return what one device of a snapshot says, and its analysis for the diagnosis."""
+    analysis = analyze_trace(trace)
+    snapshot, totals = trace.snapshot, analysis.timeline
+    peak = None if totals is None else totals.peak_allocated_state
     growing = tuple(
         GrowingLine(location_of(snapshot, g.frame), g.slope_bytes, g.n_steps)
         for g in analysis.growth
     )
-    uses, n_merged = line_uses(snapshot, undone.lifetimes, peak, lines)
-    asked = np.flatnonzero(columns.action == Action.ALLOC)
+    uses, n_merged = line_uses(trace, peak)
+    asked = np.flatnonzero(trace.events.action == Action.ALLOC)
     reading = DeviceReading(
-        device=device,
+        device=trace.device,
         capture=analysis.capture,
-        timeline=timeline,
+        totals=None if totals is None else RunTotals.of(trace),
         peak_row=peak,
-        n_steps=None if timeline is None else int(analysis.extras["n_steps"]) or None,
+        n_steps=None if totals is None else analysis.n_steps or None,
         lines=uses,
         n_lines_merged=n_merged,
         growth=growing,
-        requests=columns.size[asked],
+        requests=trace.events.size_bytes[asked],
         request_rows=asked,
-        features=_features(snapshot, undone.lifetimes.stack),
-        peak_place=_peak_place(snapshot, columns.stack, peak, lines),
+        features=_features(snapshot, trace.lives.stack),
+        peak_place=_peak_place(trace, peak),
         capacity_bytes=analysis.capacity_estimate_bytes,
     )
     return reading, analysis
@@ -175,12 +199,12 @@ def _features(snapshot: Snapshot, stack: I32) -> frozenset[str]:
     return frozenset(m.group(1) or f"optim.{m.group(2)}" for m in found if m is not None)
 
 
-def _peak_place(snapshot: Snapshot, stack: I32, peak: int | None, lines: I32) -> Location | None:
+def _peak_place(trace: Trace, peak: int | None) -> Location | None:
     """Return the line whose request made the peak."""
     if not peak:
         return None
-    at = int(stack[peak - 1])
-    return None if at < 0 else location_of(snapshot, int(lines[at]))
+    at = int(trace.events.stack[peak - 1])
+    return None if at < 0 else location_of(trace.snapshot, int(trace.stacks.lines[at]))
 
 
 MAX_COLUMNS: Final = 1200
@@ -252,9 +276,7 @@ def all_figures(readings: Sequence[Reading], chosen: Pairing) -> tuple[Figure, .
     ]
     devices = [_device(r, d) for r, d in zip(readings, chosen, strict=True)]
     steps = tuple(None if d is None else d.n_steps for d in devices)
-    n_requests = tuple(
-        None if d is None or d.timeline is None else len(d.requests) for d in devices
-    )
+    n_requests = tuple(None if d is None or d.totals is None else len(d.requests) for d in devices)
     found.append(Figure("steps", "steps in the trace", "count", steps))
     found.append(Figure("requests", "requests in the trace", "count", n_requests))
     return tuple(f for f in found if any(v is not None for v in f.values))
@@ -288,7 +310,7 @@ def side(reading: Reading, index: int, device: int | None) -> RunSide:
     verdict = reading.diagnosis.verdict
     own = _device(reading, device)
     figures = figures_of(reading, device)
-    timeline = None if own is None else own.timeline
+    totals = None if own is None else own.totals
     return RunSide(
         letter=letter(index),
         name=reading.name,
@@ -300,14 +322,14 @@ def side(reading: Reading, index: int, device: int | None) -> RunSide:
         torch_version=reading.torch_version,
         conf=reading.conf,
         has_snapshot=bool(reading.devices),
-        has_trace=timeline is not None,
+        has_trace=totals is not None,
         has_stacks=own is not None and own.capture.has_stacks > 0,
         is_cut=own is not None and own.capture.is_truncated,
         n_events=None if figures is None else figures.n_events,
         n_steps=None if own is None else own.n_steps,
         capacity_bytes=None if figures is None else figures.capacity_bytes,
         peak_place=None if own is None else own.peak_place,
-        curve=None if timeline is None else curve_of(timeline),
+        curve=None if totals is None else totals.curve,
     )
 
 
@@ -315,12 +337,12 @@ def _device(reading: Reading, device: int | None) -> DeviceReading | None:
     return None if device is None else reading.devices.get(device)
 
 
-def curve_of(timeline: Timeline) -> Curve:
+def curve_of(totals: Totals, n_events: int) -> Curve:
     """Return the highest state of each column, so that no peak is lost."""
-    n = len(timeline.allocated_bytes)
+    n = n_events + 1
     starts = np.unique(np.linspace(0, n, min(n, MAX_COLUMNS), endpoint=False).astype(np.int64))
 
-    def highest(states: I64) -> tuple[int, ...]:
-        return tuple(np.maximum.reduceat(states, starts).tolist())
+    def highest(name: str) -> tuple[int, ...]:
+        return tuple(totals.envelope(name, starts).high.tolist())
 
-    return Curve(n - 1, highest(timeline.allocated_bytes), highest(timeline.reserved_bytes))
+    return Curve(n_events, highest("allocated_bytes"), highest("reserved_bytes"))

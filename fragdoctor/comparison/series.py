@@ -241,8 +241,8 @@ def find_trend(
 
 def live_bytes(device: DeviceReading, *, peak: bool) -> int:
     """Return live bytes at the compared moment, as the trace or the blocks say."""
-    if peak and device.timeline is not None:
-        return device.timeline.peak_allocated_bytes
+    if peak and device.totals is not None:
+        return device.totals.peak_allocated_bytes
     return sum(use.now_bytes for use in device.lines)
 
 

@@ -11,8 +11,8 @@ from fragdoctor.comparison.compared_run import DeviceReading
 from fragdoctor.errors import ConfigError, SimulationError
 from fragdoctor.model.comparison import SettingChange, SettingsProof
 from fragdoctor.model.settings import AllocatorSettings, parse_conf
-from fragdoctor.model.snapshot import Snapshot
 from fragdoctor.trace.simulate import reproduce, simulation_of
+from fragdoctor.trace.trace import Trace
 from fragdoctor.trace.whatif import FairReplay, WhatIf
 from fragdoctor.units import MIB, format_count, format_share, format_size
 
@@ -114,7 +114,7 @@ def requests_equal(before: DeviceReading, after: DeviceReading) -> float | None:
 
 
 def prove_settings(  # noqa: PLR0913 - two runs, each with what it needs
-    snapshot: Snapshot,
+    trace: Trace,
     before: DeviceReading,
     after: DeviceReading,
     settings: AllocatorSettings,
@@ -125,18 +125,18 @@ def prove_settings(  # noqa: PLR0913 - two runs, each with what it needs
     """Return what A's requests do under the last run's settings, or None and the reason.
 
     Args:
-        snapshot: of run A, with a trace.
+        trace: of run A.
         before: the device of run A that is compared.
         after: the device of the last run.
         settings: of the last run.
         equal: share of requests that both asked for in the same order.
         under: what the last run is called.
     """
-    if before.timeline is None or after.timeline is None or not len(before.requests):
+    if before.totals is None or after.totals is None or not len(before.requests):
         return None, "no trace to replay"
     capacity = None if before.capacity_bytes is not None else after.capacity_bytes
     try:
-        reproduction = reproduce(snapshot, before.device)
+        reproduction = reproduce(trace)
         what_if = WhatIf(conf=conf_of(settings), capacity_bytes=capacity)
         fair = FairReplay(reproduction)
         result = fair.replay(what_if)
@@ -149,7 +149,7 @@ def prove_settings(  # noqa: PLR0913 - two runs, each with what it needs
         return None, error.message
     if not result.is_conclusive:
         return None, result.note
-    own = before.timeline.peak_reserved_bytes
+    own = before.totals.peak_reserved_bytes
     recorded = _recorded_peak(after, len(before.requests))
     difference, moved = recorded - own, result.peak_reserved_bytes - own
     proof = SettingsProof(
@@ -170,11 +170,10 @@ def prove_settings(  # noqa: PLR0913 - two runs, each with what it needs
 
 def _recorded_peak(after: DeviceReading, n_requests: int) -> int:
     """Return B's peak reserved bytes over as many requests as A made."""
-    assert after.timeline is not None  # noqa: S101 - checked by the caller
-    reserved = after.timeline.reserved_bytes
+    assert after.totals is not None  # noqa: S101 - checked by the caller
     if n_requests >= len(after.request_rows):
-        return int(reserved.max())
-    return int(reserved[: int(after.request_rows[n_requests]) + 1].max())
+        return after.totals.peak_reserved_bytes
+    return after.totals.peak_reserved_before(int(after.request_rows[n_requests]))
 
 
 def _sentence(proof: SettingsProof, n_requests: int) -> str:

@@ -109,13 +109,12 @@ class Bench:
 
 def set_up(case: JudgedCase) -> tuple[Bench | None, FidelityReport]:
     """Return the bench for a case, None with the reason where its trace cannot be replayed."""
-    snapshot, device = case.context.snapshot, case.context.device
-    if snapshot is None:
+    analysis = case.context.analysis
+    if analysis is None:
         return None, FidelityReport(reason="no snapshot was given")
     try:
         reproduction = reproduce(
-            snapshot,
-            device,
+            analysis.trace,
             torch_version=case.context.case.overrides.torch_version,
             device_total_bytes=case.context.total_bytes,
         )

@@ -14,7 +14,6 @@ from fragdoctor.analysis.result import (
     DeviceAnalysis,
     PhaseAnalysis,
     PinnedSegment,
-    Timeline,
 )
 from fragdoctor.model.case import MemoryStats
 from fragdoctor.model.diagnosis import (
@@ -39,6 +38,7 @@ from fragdoctor.model.phases import (
 )
 from fragdoctor.model.snapshot import BlockState
 from fragdoctor.rules.context import Context
+from fragdoctor.trace.lives import Totals
 from fragdoctor.units import format_size
 
 MAX_PINS = 20
@@ -301,18 +301,18 @@ def timeline_strip(context: Context) -> TimelineStrip | None:
     if a is None or a.timeline is None or context.snapshot is None:
         return None
     line = a.timeline
-    n_states = len(line.allocated_bytes)
+    n_states = a.n_events + 1
     starts = np.unique(np.linspace(0, n_states, MAX_COLUMNS, endpoint=False).astype(np.int64))
-    allocated, reserved = line.allocated_bytes, line.reserved_bytes
+    first, last = line.at([0, a.n_events]).tolist()
     first_row = context.snapshot.events.device_slice(a.device).start
     figures = device_figures(context)
     return TimelineStrip(
         device=a.device,
         n_events=a.n_events,
-        allocated_bytes=tuple(np.maximum.reduceat(allocated, starts).tolist()),
-        reserved_bytes=tuple(np.maximum.reduceat(reserved, starts).tolist()),
-        first_bytes=(int(allocated[0]), int(reserved[0])),
-        last_bytes=(int(allocated[-1]), int(reserved[-1])),
+        allocated_bytes=tuple(line.envelope("allocated_bytes", starts).high.tolist()),
+        reserved_bytes=tuple(line.envelope("reserved_bytes", starts).high.tolist()),
+        first_bytes=(first[0], first[2]),
+        last_bytes=(last[0], last[2]),
         peak_bytes=(line.peak_allocated_bytes, line.peak_reserved_bytes),
         capacity_bytes=None if figures is None else figures.capacity_bytes,
         oom_columns=_columns((o.row - first_row + 1 for o in a.ooms), starts),
@@ -324,12 +324,12 @@ def timeline_strip(context: Context) -> TimelineStrip | None:
     )
 
 
-def _points(a: DeviceAnalysis, line: Timeline, first_row: int) -> tuple[TimelinePoint, ...]:
+def _points(a: DeviceAnalysis, line: Totals, first_row: int) -> tuple[TimelinePoint, ...]:
     """Return the moments worth a name: start, peaks, flushes, OOMs, end; in order."""
     places = [
         ("Start of the trace", 0, ""),
-        ("Peak allocated", int(line.allocated_bytes.argmax()), ""),
-        ("Peak reserved", int(line.reserved_bytes.argmax()), ""),
+        ("Peak allocated", line.peak_allocated_state, ""),
+        ("Peak reserved", line.peak_reserved_state, ""),
     ]
     for oom in a.ooms[-MAX_POINTS:]:
         note = f"{format_size(oom.rounded_bytes)} asked"
@@ -340,16 +340,11 @@ def _points(a: DeviceAnalysis, line: Timeline, first_row: int) -> tuple[Timeline
         note = f"{format_size(flush.released_bytes)} returned"
         places.append((f"Flush ({flush.cause})", flush.last_row - first_row + 1, note))
     places.sort(key=lambda place: place[1])
+    places.append(("End of the trace", a.n_events, ""))
+    values = line.at([event for _, event, _ in places]).tolist()
     return tuple(
-        TimelinePoint(
-            what,
-            event,
-            int(line.allocated_bytes[event]),
-            int(line.active_bytes[event]),
-            int(line.reserved_bytes[event]),
-            note,
-        )
-        for what, event, note in [*places, ("End of the trace", a.n_events, "")]
+        TimelinePoint(what, event, allocated, active, reserved, note)
+        for (what, event, note), (allocated, active, reserved) in zip(places, values, strict=True)
     )
 
 

@@ -116,7 +116,7 @@ def check_by_replay(
     if sum(r.analysis.n_events for r in recordings) > MAX_OPERATIONS // 8:
         return "the traces are too long to be replayed many times"
     try:
-        lines = [reproduce(r.snapshot, r.analysis.device) for r in recordings]
+        lines = [reproduce(r.analysis.trace) for r in recordings]
         replayed = BatchReplay(recordings, lines, batches)
         errors = [
             abs(replayed.run(b).peak_allocated_bytes / r.peaks[0] - 1)

@@ -127,8 +127,8 @@ def _points(
             is_lower_bound=r.ran_out,
             rest_bytes=None if r.ran_out else r.analysis.allocated_bytes,
             peak_line=r.locations.get(r.peak_key),
-            n_requests=int(np.count_nonzero(r.lifetimes.start >= 0)),
-            n_steps=int(r.analysis.extras.get("n_steps", 0)),
+            n_requests=int(np.count_nonzero(r.lives.start >= 0)),
+            n_steps=r.analysis.n_steps,
         )
         for r, b in zip(recordings, batches, strict=True)
     )
@@ -220,7 +220,7 @@ def _key_of(place: Location | None) -> LineKey:
 
 
 def _peak_state(recording: Recording) -> int:
-    return int(recording.timeline.allocated_bytes.argmax())
+    return recording.totals.peak_allocated_state
 
 
 def _rest(recordings: Sequence[Recording]) -> int | None:

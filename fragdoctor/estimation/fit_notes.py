@@ -170,8 +170,8 @@ def _failures(recordings: Sequence[Recording], *, is_bound: bool) -> list[str]:
 
 def _steps(recordings: Sequence[Recording]) -> list[str]:
     complete = [r for r in recordings if not r.ran_out]
-    n = [int(r.analysis.extras.get("n_steps", 0)) for r in complete]
-    counts = [len(r.lifetimes) for r in complete]
+    n = [r.analysis.n_steps for r in complete]
+    counts = [len(r.lives) for r in complete]
     if len(set(n)) > 1 and all(n):
         return [
             (
@@ -203,7 +203,7 @@ def _code(recordings: Sequence[Recording]) -> list[str]:
     known = set(base.keys)
     worst, where = 0.0, ""
     for r in recordings:
-        held = r.held_at(int(r.timeline.allocated_bytes.argmax()))
+        held = r.held_at(r.totals.peak_allocated_state)
         foreign = sum(n for key, n in held.items() if key not in known and key != NO_LINE)
         share = foreign / max(1, sum(held.values()))
         if share > worst:

@@ -14,6 +14,7 @@ from fragdoctor.model.estimate import GpuModel, ProcessDemand, Sharing
 from fragdoctor.model.oom import OomMessage
 from fragdoctor.model.snapshot import Snapshot
 from fragdoctor.trace.simulate import simulate
+from fragdoctor.trace.trace import Trace
 from fragdoctor.units import GIB, format_size
 
 _UNKNOWN_BYTES: Final = 1 << 60
@@ -136,7 +137,7 @@ def _of_snapshot(snapshot: Snapshot, device: int | None) -> tuple[ProcessDemand,
     if not analysis.capture.has_trace:
         note = "Without a trace the peak is not known: this is the state when it was taken."
         return ProcessDemand(peak, 0, "reserved in the snapshot", ""), (note,)
-    smallest, lowest, conf, notes = _replayed(snapshot, analysis.device)
+    smallest, lowest, conf, notes = _replayed(analysis.trace)
     demand = ProcessDemand(peak, 0, "peak reserved in the trace", "", lowest, conf)
     if not analysis.ooms:
         return demand, notes
@@ -157,7 +158,7 @@ def _peak(analysis: DeviceAnalysis) -> int:
 
 
 def _replayed(
-    snapshot: Snapshot, device: int
+    trace: Trace,
 ) -> tuple[int | None, int | None, str, tuple[str, ...]]:
     """Return the smallest capacity at which a replay serves every request.
 
@@ -165,10 +166,10 @@ def _replayed(
         That under the recorded settings, that of the best setting tried, which setting that is
         ("" for the recorded ones), and notes.
     """
-    recorded = snapshot.settings.conf
+    recorded = trace.settings.conf
     confs = list(dict.fromkeys([recorded, _EXPANDABLE]))
     try:
-        simulation = simulate(snapshot, device=device, confs=confs, smallest_capacity=True)
+        simulation = simulate(trace, confs=confs, smallest_capacity=True)
     except FragdoctorError as e:
         return None, None, "", (f"Nothing was replayed: {e}",)
     found = {

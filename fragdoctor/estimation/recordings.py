@@ -15,16 +15,15 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from fragdoctor.analysis.attribution import frame_classes, frames_of, user_frames
-from fragdoctor.analysis.columns import device_columns
-from fragdoctor.analysis.device import analyze_device
-from fragdoctor.analysis.lifetimes import Lifetimes
-from fragdoctor.analysis.result import DeviceAnalysis, Timeline
-from fragdoctor.analysis.timeline import undo
+from fragdoctor.analysis.device import analyze_trace
+from fragdoctor.analysis.result import DeviceAnalysis
 from fragdoctor.errors import ConfigError
 from fragdoctor.model.batch_fit import BatchSource
 from fragdoctor.model.finding import Location
 from fragdoctor.model.snapshot import I64, Action, Snapshot
+from fragdoctor.trace.lives import Lives, Totals
+from fragdoctor.trace.stacks import Stacks
+from fragdoctor.trace.trace import Trace
 from fragdoctor.units import format_size
 
 # A line of the program: file name without its directory, line number, function. Recordings of one
@@ -44,8 +43,8 @@ class Recording:
     source: str
     snapshot: Snapshot
     analysis: DeviceAnalysis
-    timeline: Timeline
-    lifetimes: Lifetimes
+    totals: Totals
+    lives: Lives
     line_of: I64
     keys: Sequence[LineKey]
     locations: Mapping[LineKey, Location]
@@ -59,7 +58,7 @@ class Recording:
     @cached_property
     def peaks(self) -> tuple[int, int, int]:
         """Peak allocated, active and reserved bytes; of a failed run with what it still asked."""
-        t = self.timeline
+        t = self.totals
         peaks = (t.peak_allocated_bytes, t.peak_active_bytes, t.peak_reserved_bytes)
         if not self.ran_out:
             return peaks
@@ -73,15 +72,15 @@ class Recording:
     @cached_property
     def moments(self) -> Mapping[LineKey, tuple[int, int]]:
         """Highest allocated bytes just after a request of each line, and the state it is in."""
-        born = np.flatnonzero(self.lifetimes.start >= 0)
-        state = self.lifetimes.start[born] + 1
+        born = np.flatnonzero(self.lives.start >= 0)
+        state = self.lives.start[born] + 1
         line = self.line_of[born]
-        order = np.lexsort((self.timeline.allocated_bytes[state], line))
+        order = np.lexsort((self.totals.allocated_bytes[state], line))
         last = np.append(line[order][1:] != line[order][:-1], True) if len(order) else order
         found = order[np.flatnonzero(last)]
         return {
             self.keys[int(line[i])]: (
-                int(self.timeline.allocated_bytes[state[i]]),
+                int(self.totals.allocated_bytes[state[i]]),
                 int(state[i]),
             )
             for i in found
@@ -96,9 +95,9 @@ class Recording:
 
     def held_at(self, state: int) -> dict[LineKey, int]:
         """Return what each line holds after so many events."""
-        rows = self.lifetimes.allocated_at(state)
+        rows = self.lives.allocated_at(state)
         total = np.zeros(len(self.keys), np.int64)
-        np.add.at(total, self.line_of[rows], self.lifetimes.size[rows])
+        np.add.at(total, self.line_of[rows], self.lives.size_bytes[rows])
         return {self.keys[int(i)]: int(total[i]) for i in np.flatnonzero(total)}
 
     @property
@@ -119,7 +118,8 @@ def recording_of(source: str, snapshot: Snapshot, device: int | None = None) -> 
         ConfigError: the snapshot has no trace, so that its peak is not known.
     """
     devices = snapshot.devices if device is None else (device,)
-    found = [analyze_device(snapshot, d) for d in devices]
+    stacks = Stacks(snapshot)
+    found = [analyze_trace(Trace.of(snapshot, d, stacks=stacks)) for d in devices]
     traced = [a for a in found if a.timeline is not None]
     if not traced:
         held = sum(a.reserved_bytes for a in found)
@@ -129,10 +129,8 @@ def recording_of(source: str, snapshot: Snapshot, device: int | None = None) -> 
             hint="Record with torch.cuda.memory._record_memory_history() before the run.",
         )
     analysis = max(traced, key=_peak)
-    columns = device_columns(snapshot, analysis.device)
-    undone = undo(columns, snapshot.settings)
-    lines = user_frames(snapshot, frame_classes(snapshot))
-    frames, member = np.unique(frames_of(undone.lifetimes.stack, lines), return_inverse=True)
+    trace = analysis.trace
+    frames, member = np.unique(stacks.lines_of(trace.lives.stack), return_inverse=True)
     located = [_line(snapshot, int(f)) for f in frames]
     keys = list(dict.fromkeys(key for key, _ in located))
     index = np.array([keys.index(key) for key, _ in located], np.int64)
@@ -140,8 +138,8 @@ def recording_of(source: str, snapshot: Snapshot, device: int | None = None) -> 
         source=source,
         snapshot=snapshot,
         analysis=analysis,
-        timeline=undone.timeline,
-        lifetimes=undone.lifetimes,
+        totals=trace.totals,
+        lives=trace.lives,
         line_of=index[member.reshape(-1)] if len(index) else np.zeros(0, np.int64),
         keys=keys,
         locations={key: place for key, place in located if place is not None},

@@ -13,10 +13,10 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from fragdoctor.errors import InputError, LimitExceeded, RefusedSnapshot, TruncatedSnapshot
+from fragdoctor.inputs.classify import MAX_HEADER_BYTES
 from fragdoctor.model.workload import ModelShape, Norm, ParameterGroup, Role
-from fragdoctor.units import MIB, format_count
+from fragdoctor.units import format_count
 
-MAX_HEADER_BYTES: Final = 100 * MIB  # the format's own limit
 MAX_TENSORS: Final = 1_000_000
 MAX_FILES: Final = 10_000
 MAX_RANK: Final = 16
@@ -44,15 +44,6 @@ class TensorEntry:
     def n_elements(self) -> int:
         """Number of elements."""
         return prod(self.shape)
-
-
-def looks_like_safetensors(head: bytes) -> bool:
-    """Return whether a file begins as safetensors do."""
-    return (
-        len(head) >= 9
-        and head[8:9] == b"{"
-        and 2 <= int.from_bytes(head[:8], "little") <= MAX_HEADER_BYTES
-    )
 
 
 def read_header(path: Path) -> list[TensorEntry]:

@@ -7,23 +7,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from fragdoctor.errors import ConfigError, InputError, NotASnapshot
+from fragdoctor.errors import ConfigError, InputError
 from fragdoctor.estimation.config_json import Config, quantised_dtype, read_config, shape_of_config
 from fragdoctor.estimation.safetensors import (
     TensorEntry,
-    looks_like_safetensors,
     read_files,
     read_index,
     shape_of_tensors,
     stored_dtype,
     with_exact_counts,
 )
-from fragdoctor.inputs.bundles import is_bundle
-from fragdoctor.inputs.kinds import Kind, kind_of
-from fragdoctor.inputs.source import open_source
+from fragdoctor.inputs.classify import MODEL_INPUTS, Kind, Wanted, something_else
+from fragdoctor.inputs.input import kind_of, open_input
 from fragdoctor.model.workload import ModelShape
 
-HEAD_BYTES: Final = 8192
 INDEX_NAMES: Final = (
     "model.safetensors.index.json",
     "diffusion_pytorch_model.safetensors.index.json",
@@ -31,9 +28,6 @@ INDEX_NAMES: Final = (
 MODEL_SUFFIXES: Final = (".json", ".safetensors")
 # Files of a directory that are looked at.
 MAX_FILES: Final = 200
-WANTED: Final = (
-    "Give a Hugging Face config.json, a model directory, safetensors files, or --params."
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,37 +42,30 @@ def is_capture(path: Path) -> bool:
     """Return whether a path is a snapshot, message, statistics, log or bundle, not a model.
 
     So is a directory that holds a snapshot, and nothing of a model.
+
+    Raises:
+        InputError: it is there and cannot be read.
     """
-    if path.is_dir():
-        return is_bundle(path) or _is_recording(path)
-    if not path.is_file() or looks_like_safetensors(_head(path)):
+    if not path.exists():
         return False
-    head = _unpacked_head(path)
-    kinds = [Kind.SNAPSHOT, Kind.STATS]
-    if head.lstrip()[:1] != b"{":
-        kinds.append(Kind.ARCHIVE)
-        if path.suffix.lower() not in MODEL_SUFFIXES:  # else a damaged file of a model
-            kinds.append(Kind.TEXT)
-    return kind_of(head) in kinds
+    with open_input(str(path)) as found:
+        kind = found.kind
+    if kind is Kind.FOLDER:
+        return _is_recording(path)
+    if kind in (Kind.TEXT, Kind.JSON):  # a file of a model may be damaged
+        return path.suffix.lower() not in MODEL_SUFFIXES
+    return kind in (Kind.BUNDLE, Kind.STATS, Kind.ARCHIVE) or kind.may_be_snapshot
 
 
-def _is_recording(path: Path) -> bool:
+def _is_recording(folder: Path) -> bool:
     try:
-        files = [p for p in path.iterdir() if p.is_file() and not p.name.startswith(".")]
-        names = {p.name for p in files}
-        if "config.json" in names or any(p.suffix == ".safetensors" for p in files):
-            return False
-        return any(kind_of(_unpacked_head(p)) is Kind.SNAPSHOT for p in sorted(files)[:MAX_FILES])
-    except (OSError, InputError):
+        files = [p for p in folder.iterdir() if p.is_file() and not p.name.startswith(".")]
+    except OSError:
         return False
-
-
-def _unpacked_head(path: Path) -> bytes:
-    try:
-        with open_source(path) as stream:
-            return stream.head
-    except OSError as e:
-        raise InputError(f"{path} cannot be read: {e.strerror or e}.") from e
+    if any(p.name == "config.json" or p.suffix == ".safetensors" for p in files):
+        return False
+    kinds = (kind_of(str(p)) for p in sorted(files)[:MAX_FILES])
+    return any(kind is not None and kind.may_be_snapshot for kind in kinds)
 
 
 def model_of(inputs: Sequence[str]) -> FoundModel:
@@ -88,16 +75,16 @@ def model_of(inputs: Sequence[str]) -> FoundModel:
         ConfigError: no input, or inputs that do not belong together.
         InputError: an input cannot be read, or is something else.
     """
+    if "-" in inputs:
+        raise ConfigError("Standard input is not read here.", hint=MODEL_INPUTS)
     paths = [Path(name) for name in inputs]
-    for path in paths:
-        if str(path) == "-":
-            raise ConfigError("Standard input is not read here.", hint=WANTED)
-        if not path.exists():
-            raise InputError(f"{path} does not exist.", hint=WANTED)
     if len(paths) == 1 and paths[0].is_dir():
         return _of_directory(paths[0])
-    tensors = [p for p in paths if p.is_file() and looks_like_safetensors(_head(p))]
-    others = [p for p in paths if p not in tensors]
+    tensors: list[Path] = []
+    others: list[Path] = []
+    for path in paths:
+        with open_input(str(path)) as found:
+            (tensors if found.kind is Kind.SAFETENSORS else others).append(path)
     if not others:
         return _of_tensors(read_files(tensors), str(tensors[0]), _config_beside(tensors[0]))
     if len(others) > 1:
@@ -107,29 +94,21 @@ def model_of(inputs: Sequence[str]) -> FoundModel:
     return _of_file(others[0], tensors)
 
 
-def _head(path: Path) -> bytes:
-    try:
-        with path.open("rb") as file:
-            return file.read(HEAD_BYTES)
-    except OSError as e:
-        raise InputError(f"{path} cannot be read: {e.strerror or e}.") from e
-
-
 def _of_file(path: Path, tensors: Sequence[Path]) -> FoundModel:
     if path.is_dir():
         raise ConfigError(f"{path} is a directory.", hint="Give it alone.")
-    head = _head(path)
     if path.suffix == ".safetensors":
         read_files([path])  # says what is wrong with it
-    if head.lstrip()[:1] != b"{":
-        raise NotASnapshot(f"{path} is neither a model configuration nor safetensors.", hint=WANTED)
+    with open_input(str(path)) as found:
+        if found.stream.compression or found.stream.head.lstrip()[:1] != b"{":
+            raise found.is_not(Wanted.MODEL)
     config = read_config(path)
     if isinstance(config.get("weight_map"), dict):
         return _of_tensors(read_files(read_index(path)), str(path), _config_beside(path))
     if tensors:
         return _of_tensors(read_files(tensors), str(tensors[0]), config)
     if "segments" in config or "device_traces" in config:
-        raise NotASnapshot(f"{path} is a memory snapshot, not a model.", hint=WANTED)
+        raise something_else(str(path), Kind.SNAPSHOT_JSON, Wanted.MODEL)
     return FoundModel(shape_of_config(config, str(path)), _config_dtype(config))
 
 
@@ -142,13 +121,15 @@ def _of_directory(path: Path) -> FoundModel:
     if tensors:
         return _of_tensors(read_files(tensors), str(path), config)
     if config is None:
-        raise InputError(f"{path} holds neither config.json nor safetensors files.", hint=WANTED)
+        raise InputError(
+            f"{path} holds neither config.json nor safetensors files.", hint=MODEL_INPUTS
+        )
     return FoundModel(shape_of_config(config, str(path / "config.json")), _config_dtype(config))
 
 
 def _of_tensors(entries: Sequence[TensorEntry], source: str, config: Config | None) -> FoundModel:
     if not entries:
-        raise InputError(f"{source} lists no tensors.", hint=WANTED)
+        raise InputError(f"{source} lists no tensors.", hint=MODEL_INPUTS)
     dtype = stored_dtype(entries)
     if config is None:
         return FoundModel(shape_of_tensors(entries, source), dtype)

@@ -13,10 +13,10 @@ from typing import Any, Final
 
 import numpy as np
 
-from fragdoctor.analysis.lifetimes import ALIVE
 from fragdoctor.export.allocations import DeviceLife, device_life
 from fragdoctor.model.snapshot import I64, Action, Snapshot
 from fragdoctor.report import escape
+from fragdoctor.trace.lives import NEVER
 from fragdoctor.units import format_size
 
 MAX_SLICES: Final = 50_000
@@ -70,7 +70,7 @@ def _names(life: DeviceLife) -> Iterator[Json]:
 
 
 def _counters(life: DeviceLife) -> Iterator[Json]:
-    line = life.timeline
+    line = life.totals
     columns = (line.allocated_bytes, line.active_bytes, line.reserved_bytes)
     kept = _thinned(columns)
     values = zip(life.clock_us[kept].tolist(), *(c[kept].tolist() for c in columns), strict=True)
@@ -106,8 +106,8 @@ def _slices(snapshot: Snapshot, life: DeviceLife) -> Iterator[Json]:
     Asynchronous, because they overlap; their ids are local to the device. Viewers draw those of
     one name together: the name is the line that allocates.
     """
-    lives = life.lifetimes
-    rows = np.argsort(-lives.size, kind="stable")[:MAX_SLICES]
+    lives = life.lives
+    rows = np.argsort(-lives.size_bytes, kind="stable")[:MAX_SLICES]
     begin, end = life.time_of(lives.start[rows]), life.time_of(lives.free[rows])
     labels: dict[int, tuple[str, Json]] = {}
     for i, row in enumerate(rows.tolist()):
@@ -115,7 +115,7 @@ def _slices(snapshot: Snapshot, life: DeviceLife) -> Iterator[Json]:
         if stack not in labels:
             labels[stack] = _label(snapshot, stack)
         place, facts = labels[stack]
-        size = int(lives.size[row])
+        size = int(lives.size_bytes[row])
         common = {
             "cat": "allocation", "name": place, "id2": {"local": hex(i)},
             "pid": _process(life.device), "tid": 1,
@@ -123,9 +123,9 @@ def _slices(snapshot: Snapshot, life: DeviceLife) -> Iterator[Json]:
         args = {
             "size": format_size(size),
             "size_bytes": size,
-            "requested_bytes": int(lives.requested[row]),
+            "requested_bytes": int(lives.requested_bytes[row]),
             "address": hex(int(lives.address[row])),
-            "freed": bool(lives.free[row] != ALIVE),
+            "freed": bool(lives.free[row] != NEVER),
             **facts,
         }
         yield {"ph": "b", "ts": int(begin[i]), **common, "args": args}

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
-from fragdoctor.errors import InputError
+from fragdoctor.errors import InputError, RefusedSnapshot
 from fragdoctor.fleet.cluster import SCHEDULER_LOST, WORKERS_LOST
 from fragdoctor.fleet.conclusions import conclude, representatives
 from fragdoctor.fleet.engine import Progress, merge, summarise_all
@@ -177,7 +177,8 @@ def nothing_read(fleet: FleetSummary) -> InputError:
     example = next(r for r in fleet.ranks if r.error_code == code)
     n = len(fleet.ranks)
     same = "" if codes[code] == 1 else f", and {format_count(codes[code] - 1)} more like it"
-    return InputError(
+    error = RefusedSnapshot if any(r.exit_code == 3 for r in fleet.ranks) else InputError
+    return error(
         f"None of the {format_count(n)} ranks could be read. {example.error} "
         f"({code.replace('_', ' ')}{same})",
         hint=example.hint,

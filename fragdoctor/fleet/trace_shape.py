@@ -8,9 +8,9 @@ from typing import Final
 
 import numpy as np
 
-from fragdoctor.analysis.attribution import frames_of, user_frames
 from fragdoctor.model.finding import Location
 from fragdoctor.model.snapshot import Action, BlockState, Snapshot
+from fragdoctor.trace.code_owners import frames_of, user_frames
 
 MAX_SIZES: Final = 16
 MAX_SITES: Final = 6

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import stat
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from os import PathLike, fspath
@@ -13,17 +12,15 @@ from typing import BinaryIO, Final, cast
 
 from fragdoctor.errors import ConfigError, InputError, LimitExceeded, NotASnapshot, RefusedSnapshot
 from fragdoctor.inputs.bundles import SNAPSHOT, BundleFiles, is_bundle, open_bundle, with_facts
-from fragdoctor.inputs.kinds import Kind, kind_of
-from fragdoctor.inputs.remote import is_remote, without_secrets
-from fragdoctor.inputs.source import HEAD_BYTES, ByteStream, open_source
-from fragdoctor.limits import DEFAULT_LIMITS
+from fragdoctor.inputs.classify import TEXT_SUFFIXES, Kind, Wanted, classify, something_else
+from fragdoctor.inputs.input import STDIN, Input, kind_of, open_input, read_text
+from fragdoctor.inputs.remote import is_remote
+from fragdoctor.inputs.source import HEAD_BYTES, open_source, shown
 from fragdoctor.model.case import BundleFacts, Case, Overrides, StatsSeries
 from fragdoctor.model.oom import OomLog, OomMessage
 from fragdoctor.model.snapshot import Snapshot
 from fragdoctor.model.story import Scene
-from fragdoctor.units import format_size
 
-STDIN: Final = "-"
 _MAX_DIRECTORY: Final = 1000
 
 
@@ -59,8 +56,8 @@ def read_case(names: Sequence[str], overrides: Overrides, *, beside: Sequence[st
         _read_input(name, parts)
     for name in beside:
         # Notes that lie around are no reason to refuse the recording.
-        with contextlib.suppress(InputError):
-            _read_one(name, parts)
+        with contextlib.suppress(InputError), open_input(name) as found:
+            _read_one(found, parts)
     if len(parts.snapshots) > 1:
         raise _several([name for name, _ in parts.snapshots])
     if len(parts.bundles) > 1:
@@ -93,51 +90,50 @@ def read_messages(words: Sequence[str], overrides: Overrides) -> Case:
     """Return a case of messages: the words themselves, a file, or standard input.
 
     Raises:
-        InputError: there is nothing to read, or it is a snapshot.
+        InputError: there is nothing to read, or it is something else.
     """
     from fragdoctor.inputs.messages import find_messages
 
-    if not words or list(words) == [STDIN] or (len(words) == 1 and _is_file(words[0])):
-        name = words[0] if words else STDIN
-        if name != STDIN:
-            _check_file(name)
-        with _opened(name) as stream:
-            data = _read_all(stream, name)
+    if not words or list(words) == [STDIN] or (len(words) == 1 and _exists(words[0])):
+        with open_input(words[0] if words else STDIN) as found:
+            name, kind = found.shown, found.kind
+            data = found.read_all() if kind.is_text or kind in _MAY_QUOTE else b""
     else:
         name, data = "command line", _spoken(words)
-    kind = kind_of(data[:HEAD_BYTES])
-    if kind is Kind.EMPTY:
-        raise _empty(name)
-    is_binary = kind in (Kind.ARCHIVE, Kind.BINARY)
-    is_snapshot = kind is Kind.SNAPSHOT
-    log = OomLog(()) if is_binary or data[:1] == b"\x80" else find_messages(decoded(data))
-    if (is_binary or is_snapshot) and not log.messages:
-        what = "a memory snapshot" if is_snapshot else "binary data"
-        raise InputError(
-            f"{_shown(name)} is {what}, not a message or a log.",
-            hint=f"Run: fragdoctor analyze {name}",
-        )
-    return Case(oom=log, overrides=overrides, sources=(_shown(name),))
+        kind = classify(data[:HEAD_BYTES])
+    log = find_messages(decoded(data)) if data else OomLog(())
+    if not log.messages and not kind.is_text and kind is not Kind.STATS:
+        raise something_else(name, kind, Wanted.MESSAGE)
+    return Case(oom=log, overrides=overrides, sources=(name,))
+
+
+_MAY_QUOTE: Final = (Kind.STATS, Kind.SNAPSHOT_JSON, Kind.PAGE)
+"""What is no text, and may hold that of an exception all the same."""
 
 
 def read_snapshot(name: str) -> Snapshot:
-    """Return the snapshot in a file or on standard input.
+    """Return the snapshot in a file, in a folder, in a bundle, or on standard input.
 
     Raises:
         InputError: the input is missing, unreadable, or no snapshot.
     """
     parts = _Parts()
-    _read_input(name, parts)
+    try:
+        kind = _read_input(name, parts)
+    except NothingFound as e:
+        raise something_else(shown(name), e.kind, Wanted.SNAPSHOT) from e
     damaged = [u for _, facts in parts.bundles for u in facts.unusable if u.startswith(SNAPSHOT)]
     if damaged and not parts.snapshots:
         raise InputError(
             f"In {name} {damaged[0]}.", hint=f"Without it, run: fragdoctor analyze {name}"
         )
-    if not parts.snapshots:
+    if not parts.snapshots and kind in (Kind.BUNDLE, Kind.FOLDER):
         raise NotASnapshot(
-            f"{_shown(name)} is no memory snapshot.",
+            f"{shown(name)} holds no memory snapshot.",
             hint=f"Only a trace can be replayed. Run: fragdoctor analyze {name}",
         )
+    if not parts.snapshots:
+        raise something_else(shown(name), kind, Wanted.SNAPSHOT)
     return parts.snapshots[0][1]
 
 
@@ -148,14 +144,17 @@ def decoded(data: bytes) -> str:
     return data.decode("utf-8-sig", errors="replace")
 
 
-def _read_input(name: str, parts: _Parts) -> None:
-    if name != STDIN and is_bundle(name):
-        with open_bundle(name) as bundle:
-            _read_bundle(name, bundle, parts)
-    elif name != STDIN and os.path.isdir(name):  # noqa: PTH112 - never raises, unlike Path
-        _read_directory(name, parts)
-    else:
-        _read_one(name, parts)
+def _read_input(name: str, parts: _Parts) -> Kind:
+    """Read what a name leads to into ``parts``, and return what it is."""
+    with open_input(name) as found:
+        if found.kind is Kind.BUNDLE:
+            with open_bundle(name) as bundle:
+                _read_bundle(name, bundle, parts)
+        elif found.kind is Kind.FOLDER:
+            _read_directory(name, parts)
+        else:
+            _read_one(found, parts)
+        return found.kind
 
 
 def _read_bundle(name: str, bundle: BundleFiles, parts: _Parts) -> None:
@@ -165,28 +164,26 @@ def _read_bundle(name: str, bundle: BundleFiles, parts: _Parts) -> None:
     """
     if not bundle.names:
         raise InputError(
-            f"{_shown(name)} holds a manifest and nothing else.",
+            f"{shown(name)} holds a manifest and nothing else.",
             hint=" ".join(bundle.facts.problems[:1]),
         )
-    shown = _shown(name)
     unusable: list[tuple[str, InputError]] = []
     n_before = parts.n_read
     for file in bundle.names:
         try:
             _read_member(name, file, bundle, parts)
         except (RefusedSnapshot, LimitExceeded) as e:
-            raise type(e)(
-                f"{file} in {shown} is refused: {e.message}", hint=e.hint, offset=e.offset
-            ) from e
+            message = e.message.removeprefix(_IT).lstrip()
+            raise type(e)(f"{file} in {shown(name)} {message}", hint=e.hint, offset=e.offset) from e
         except InputError as e:  # what lies beside it is worth as much without it
             unusable.append((file, e))
     problems = [f"{file} cannot be used: {_reason(e)}" for file, e in unusable]
     if unusable and parts.n_read == n_before:
         raise InputError(
-            f"{shown} holds nothing to judge: {problems[0]}.", hint=unusable[0][1].hint
+            f"{shown(name)} holds nothing to judge: {problems[0]}.", hint=unusable[0][1].hint
         )
     parts.bundles.append((name, replace(bundle.facts, unusable=tuple(problems))))
-    parts.sources.append(shown)
+    parts.sources.append(shown(name))
 
 
 def _reason(error: InputError) -> str:
@@ -198,14 +195,15 @@ def _read_member(name: str, file: str, bundle: BundleFiles, parts: _Parts) -> No
     """Read one file of a bundle, each by the kind of its content."""
     from fragdoctor.inputs.snapshot_reader import read_snapshot as load
 
-    with bundle.open(file) as raw:
+    with bundle.open(file) as raw, open_source(raw, name=_IT) as stream:
         if file == SNAPSHOT:
-            parts.snapshots.append((name, load(raw)))
-            return
-        with open_source(raw) as stream:
-            data = _read_all(stream, "it")
-        if data:
-            _read_text("it", kind_of(data[:HEAD_BYTES]), data, parts)
+            parts.snapshots.append((name, load(cast("BinaryIO", stream))))
+        elif data := read_text(stream, _IT):
+            _read_text(_IT, classify(data[:HEAD_BYTES]), data, parts)
+
+
+_IT: Final = "it"
+"""What a file of a bundle is called by its reader: who reads the bundle says which it is."""
 
 
 def _read_directory(name: str, parts: _Parts) -> None:
@@ -215,19 +213,19 @@ def _read_directory(name: str, parts: _Parts) -> None:
         raise ConfigError(
             f"{name} holds {len(files)} files.", hint="Give the files of one process by name."
         )
-    kinds = {p: kind_of(_head(p)) for p in files}
-    snapshots = [p for p in files if kinds[p] is Kind.SNAPSHOT]
+    kinds = {p: kind_of(str(p)) or Kind.EMPTY for p in files}
+    snapshots = [p for p in files if kinds[p].may_be_snapshot]
     if len(snapshots) > 1:
         raise _several([str(p) for p in snapshots])
     stats = [p for p in files if kinds[p] is Kind.STATS]
-    texts = [p for p in files if kinds[p] is Kind.TEXT and p.suffix.lower() in _TEXT_SUFFIXES]
+    texts = [p for p in files if kinds[p].is_text and p.name.lower().endswith(TEXT_SUFFIXES)]
     n_before = len(parts.sources)
     for path in (*snapshots, *stats):
-        _read_one(str(path), parts)
+        _read_input(str(path), parts)
     for path in texts:
         # Notes that lie around are no reason to refuse the recording.
         with contextlib.suppress(NothingFound):
-            _read_one(str(path), parts)
+            _read_input(str(path), parts)
     if len(parts.sources) == n_before:
         raise InputError(
             f"{name} holds no snapshot, statistics, message or log.",
@@ -238,8 +236,18 @@ def _read_directory(name: str, parts: _Parts) -> None:
 class NothingFound(InputError):  # noqa: N818 - reads as what it says
     """A text holds nothing that fragdoctor knows."""
 
-
-_TEXT_SUFFIXES: Final = (".txt", ".log", ".out", ".err", ".stderr", ".stdout")
+    def __init__(self, name: str, kind: Kind) -> None:
+        is_model = kind is Kind.MODEL_CONFIG
+        other = something_else(name, kind, Wanted.SNAPSHOT)
+        super().__init__(
+            other.message
+            if is_model
+            else f"{name} holds no out-of-memory message, no statistics and no snapshot.",
+            hint=other.hint
+            if is_model
+            else "Give the text of the exception, or a file of _dump_snapshot().",
+        )
+        self.kind = kind
 
 
 def _several(names: Sequence[str], what: str = "snapshots") -> ConfigError:
@@ -250,34 +258,24 @@ def _several(names: Sequence[str], what: str = "snapshots") -> ConfigError:
     )
 
 
-def _read_one(name: str, parts: _Parts) -> None:
+def _read_one(found: Input, parts: _Parts) -> None:
     """Read one file or standard input into ``parts``."""
-    if name != STDIN:
-        _check_file(name)
-    with _opened(name) as stream:
-        kind = kind_of(stream.head)
-        if kind is Kind.EMPTY:
-            raise _empty(name)
-        if kind is Kind.ARCHIVE:
-            raise NotASnapshot(
-                f"{_shown(name)} is a zip archive, such as torch.save() writes.",
-                hint="A snapshot is written by torch.cuda.memory._dump_snapshot(), a bundle by "
-                "fragdoctor run; give a bundle by the name of its file.",
-            )
-        if kind in (Kind.SNAPSHOT, Kind.BINARY):
-            parts.snapshots.append((name, _load(name, stream)))
-        else:
-            _read_text(name, kind, _read_all(stream, name), parts)
-    parts.sources.append(_shown(name))
+    if found.kind.may_be_snapshot:
+        parts.snapshots.append((found.name, _load(found)))
+    elif found.kind.is_text or found.kind is Kind.STATS:
+        _read_text(found.shown, found.kind, found.read_all(), parts)
+    else:
+        raise found.is_not(Wanted.SNAPSHOT)
+    parts.sources.append(found.shown)
 
 
-def _load(name: str, stream: ByteStream) -> Snapshot:
+def _load(found: Input) -> Snapshot:
     from fragdoctor.inputs.snapshot_reader import read_snapshot as load
 
     # A file is opened anew, so that what the reader reports is about the file itself; a pipe
     # cannot be, nor should a URL, and what was looked at is still ahead in the stream.
-    is_file = name != STDIN and not is_remote(name) and stat.S_ISREG(Path(name).stat().st_mode)
-    return load(name if is_file else cast("BinaryIO", stream))
+    is_file = found.name != STDIN and not is_remote(found.name) and os.path.isfile(found.name)  # noqa: PTH113 - never raises, unlike Path
+    return load(found.name if is_file else cast("BinaryIO", found.stream))
 
 
 def _read_text(name: str, kind: Kind, data: bytes, parts: _Parts) -> None:
@@ -296,71 +294,7 @@ def _read_text(name: str, kind: Kind, data: bytes, parts: _Parts) -> None:
     if log.messages or log.markers:
         parts.logs.append(log)
     else:
-        raise NothingFound(
-            f"{_shown(name)} holds no out-of-memory message, no statistics and no snapshot.",
-            hint="Give the text of the exception, or a file of _dump_snapshot().",
-        )
-
-
-def _check_file(name: str) -> None:
-    """Refuse early and clearly what opening would refuse, or never finish."""
-    if is_remote(name):
-        return  # opening it says what is wrong
-    path = Path(name)
-    try:
-        mode = path.stat().st_mode
-    except (OSError, ValueError) as e:
-        if len(name) > 40 and len(name.split()) > 3:
-            raise InputError(
-                "This is text, not a file.", hint="Run: fragdoctor oom 'the message'"
-            ) from e
-        if isinstance(e, FileNotFoundError):
-            raise InputError(f"{name} does not exist.", hint="Check the path.") from e
-        reason = getattr(e, "strerror", None) or e
-        raise InputError(f"{name} cannot be opened: {reason}.", hint="Check the path.") from e
-    if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode) or stat.S_ISCHR(mode)):
-        raise InputError(f"{name} is no file.", hint="Give a file, a directory, or - for a pipe.")
-    if not os.access(path, os.R_OK):
-        raise InputError(f"{name} cannot be opened: permission denied.")
-
-
-def _read_all(stream: ByteStream, name: str) -> bytes:
-    """Return a text input whole, up to the limit."""
-    limit = DEFAULT_LIMITS.max_text_bytes
-    data = bytearray()
-    while chunk := stream.read(1 << 20):
-        data += chunk
-        if len(data) > limit:
-            raise LimitExceeded(
-                f"{_shown(name)} is longer than {format_size(limit)}.",
-                hint="Cut the part around the failure out of it.",
-            )
-    return bytes(data)
-
-
-def _opened(name: str) -> ByteStream:
-    """Return the bounded stream of a file or standard input, its head already read."""
-    try:
-        return open_source(name)
-    except OSError as e:
-        raise InputError(f"{_shown(name)} cannot be read: {e.strerror or e}.") from e
-
-
-def _empty(name: str) -> InputError:
-    return InputError(
-        f"{_shown(name)} is empty.",
-        hint="Pipe a program's output in, or paste the text of the exception."
-        if name in (STDIN, "command line")
-        else "A program that was killed while writing leaves such a file.",
-    )
-
-
-def _head(path: Path) -> bytes:
-    try:
-        with open_source(path) as stream:
-            return stream.head
-    except InputError:
-        return b""
+        raise NothingFound(name, kind)
 
 
 def _spoken(words: Sequence[str]) -> bytes:
@@ -371,25 +305,11 @@ def _spoken(words: Sequence[str]) -> bytes:
     return text.encode("utf-8", errors="surrogatepass")
 
 
-def _is_file(word: str) -> bool:
+def _exists(word: str) -> bool:
     """Return whether a word names something that exists; a long message never does."""
-    if not word:
-        return False
     if is_remote(word) and len(word.split()) == 1:
         return True
-    try:
-        mode = Path(word).stat().st_mode
-    except (OSError, ValueError):
-        return False
-    if stat.S_ISDIR(mode):
-        raise InputError(
-            f"{word} is a directory.", hint=f"Give a file, or run: fragdoctor analyze {word}"
-        )
-    return True
-
-
-def _shown(name: str) -> str:
-    return "standard input" if name == STDIN else without_secrets(name)
+    return os.path.lexists(word)
 
 
 def joined_logs(logs: Sequence[OomLog]) -> OomLog | None:

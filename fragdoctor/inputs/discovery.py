@@ -1,8 +1,7 @@
 """From names on a command line to ranks: which files belong to which, and whether it is a fleet.
 
-More than one snapshot or bundle is a fleet. A folder that holds snapshots is not searched further;
-one that holds none is, so that ``rank0/snapshot.pickle`` is found. Messages, statistics and logs
-belong to the snapshot of the same folder, rank, or name. Of URLs the names alone decide.
+More than one snapshot or bundle is a fleet. Messages, statistics and logs belong to the snapshot of
+the same folder, rank, or name.
 """
 
 from __future__ import annotations
@@ -12,14 +11,22 @@ import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import Enum, auto
 from typing import Final
 
 from fragdoctor.errors import ConfigError, InputError
 from fragdoctor.inputs.bundle_sets import one_of_each_process
-from fragdoctor.inputs.bundles import MANIFEST, is_bundle
-from fragdoctor.inputs.cases import STDIN
-from fragdoctor.inputs.kinds import Kind, kind_of
+from fragdoctor.inputs.classify import KNOWN_SUFFIXES
+from fragdoctor.inputs.folders import (
+    DiskTree,
+    Part,
+    Tree,
+    UrlTree,
+    is_note,
+    part_of,
+    place_of,
+    search,
+)
+from fragdoctor.inputs.input import STDIN
 from fragdoctor.inputs.rank_names import NamedRank, ranks_of
 from fragdoctor.inputs.remote import (
     has_pattern,
@@ -28,19 +35,9 @@ from fragdoctor.inputs.remote import (
     list_remote,
     without_secrets,
 )
-from fragdoctor.inputs.source import open_source
 from fragdoctor.model.fleet import RankInput, RankSource
 
 MAX_FILES: Final = 100_000
-MAX_DEPTH: Final = 6
-
-
-class _Part(Enum):
-    """What a file is to a fleet."""
-
-    RANK = auto()
-    NOTE = auto()
-    NOTHING = auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,12 +67,17 @@ class _Found:
     doubtful: list[str] = field(default_factory=list)
     is_expanded: bool = False
 
-    def add(self, path: str, part: _Part) -> None:
-        if part is _Part.RANK:
+    @property
+    def n_files(self) -> int:
+        """Ranks and notes so far."""
+        return len(self.ranks) + len(self.notes)
+
+    def add(self, path: str, part: Part) -> None:
+        if part is Part.RANK:
             self.ranks.setdefault(path)
-        elif part is _Part.NOTE:
+        elif part is Part.NOTE:
             self.notes.setdefault(path)
-        if len(self.ranks) + len(self.notes) > MAX_FILES:
+        if self.n_files > MAX_FILES:
             raise ConfigError(
                 f"These are more than {MAX_FILES} files.", hint="Look at a part of them at a time."
             )
@@ -128,7 +130,7 @@ def _take(name: str, found: _Found) -> None:
     if is_remote(name):
         _take_remote(name, found)
     elif os.path.isdir(name):  # noqa: PTH112 - never raises, unlike Path
-        _take_folder(name, found, 0)
+        _take_folder(DiskTree(), name, found)
     elif glob.has_magic(name) and not os.path.lexists(name):
         hits = sorted(glob.glob(name, recursive=True))  # noqa: PTH207 - keeps the spelling
         if not hits:
@@ -137,8 +139,8 @@ def _take(name: str, found: _Found) -> None:
         for hit in hits:
             _take(hit, found)
     else:
-        part = _part(name, is_named=True)
-        if part is _Part.NOTHING:
+        part = part_of(name, is_named=True)
+        if part is Part.NOTHING:
             found.doubtful.append(name)
         found.add(name, part)
 
@@ -151,77 +153,26 @@ def _take_remote(url: str, found: _Found) -> None:
             raise InputError(f"Nothing matches {without_secrets(url)}.", hint="Check the pattern.")
         found.is_expanded = True
         for hit in hits:
-            found.add(hit, _Part.NOTE if is_note(hit) else _Part.RANK)
-    elif not place_of(url).lower().endswith(LOOKED_AT) and is_remote_folder(url):
+            found.add(hit, Part.NOTE if is_note(hit) else Part.RANK)
+    elif not place_of(url).lower().endswith(KNOWN_SUFFIXES) and is_remote_folder(url):
         folder = f"{url.rstrip('/')}/"
-        here = listed(folder, list_remote(folder, most=MAX_FILES))
-        if not here.ranks and not here.notes:
+        n_before = found.n_files
+        _take_folder(UrlTree(folder, list_remote(folder, most=MAX_FILES)), folder, found)
+        if found.n_files == n_before:
             raise InputError(
                 f"{without_secrets(url)} holds no snapshot, bundle, message or log.",
                 hint="Check the URL, and that the server lists what is in it.",
             )
         found.is_expanded = True
-        for paths, part in ((here.ranks, _Part.RANK), (here.notes, _Part.NOTE)):
-            for path in paths:
-                found.add(path, part)
     else:
-        found.add(url, _Part.NOTE if is_note(url) else _Part.RANK)
+        found.add(url, Part.NOTE if is_note(url) else Part.RANK)
 
 
-def _take_folder(folder: str, found: _Found, depth: int) -> None:
+def _take_folder(tree: Tree, folder: str, found: _Found) -> None:
     """Sort the files of a folder in, and of the folders in it where it holds no snapshot."""
-    if is_bundle(folder):
-        found.add(folder, _Part.RANK)
-        found.is_expanded |= depth > 0
-        return
-    files, folders = _listing(folder)
-    n_before = len(found.ranks)
-    for path in files:
-        if depth == 0 or path.lower().endswith(LOOKED_AT):
-            found.add(path, _part(path))
-    found.is_expanded |= depth > 0 and len(found.ranks) > n_before
-    if len(found.ranks) > n_before:
-        for path in folders:
-            if is_bundle(path):
-                found.add(path, _Part.RANK)
-    elif depth < MAX_DEPTH:
-        for path in folders:
-            _take_folder(path, found, depth + 1)
-
-
-def _listing(folder: str) -> tuple[list[str], list[str]]:
-    """Return the files and the folders of a folder, sorted; hidden ones and links left out."""
-    files, folders = [], []
-    try:
-        with os.scandir(folder) as entries:
-            for entry in entries:
-                if entry.name.startswith("."):
-                    continue
-                if entry.is_dir(follow_symlinks=False):
-                    folders.append(entry.path)
-                elif entry.is_file():
-                    files.append(entry.path)
-    except OSError as e:
-        raise InputError(f"{folder} cannot be read: {e.strerror or e}.") from e
-    return sorted(files), sorted(folders)
-
-
-def _part(path: str, *, is_named: bool = False) -> _Part:
-    """Return what a file is, by its suffix or by what it holds; any text that was named counts."""
-    name = path.lower()
-    if not os.path.isfile(path) or os.path.basename(path) == MANIFEST:  # noqa: PTH113, PTH119 - never raise
-        return _Part.NOTHING
-    if name.endswith(SNAPSHOTS):
-        return _Part.RANK  # an unreadable snapshot must be heard of, not left out
-    try:
-        with open_source(path) as stream:
-            kind = kind_of(stream.head)
-    except (InputError, OSError):
-        return _Part.NOTHING
-    if kind is Kind.SNAPSHOT or (kind is Kind.ARCHIVE and is_bundle(path)):
-        return _Part.RANK
-    is_text = kind is Kind.TEXT and (is_named or name.endswith(TEXTS))
-    return _Part.NOTE if is_text or kind is Kind.STATS else _Part.NOTHING
+    for path, part, depth in search(tree, folder):
+        found.add(path, part)
+        found.is_expanded |= depth > 0 and part is Part.RANK
 
 
 def _of_notes(
@@ -309,85 +260,3 @@ def _stem(path: str) -> str:
     while len(words) > 1 and not words[-1].isdigit():
         words.pop()
     return f"{folder}/{'.'.join(words)}"
-
-
-MAX_URL_DEPTH: Final = 6
-
-
-@dataclass(slots=True)
-class Listed:
-    """URLs of ranks, and of texts and statistics that belong to some of them."""
-
-    ranks: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-
-
-def is_note(url: str) -> bool:
-    """Tell whether a URL is a text or statistics, by its name."""
-    name = place_of(url).lower().rsplit("/", 1)[-1]
-    return name.endswith(TEXTS) or (name.endswith(STATS) and "stats" in name)
-
-
-def place_of(url: str) -> str:
-    """Return a URL without its query."""
-    return url.partition("?")[0]
-
-
-def listed(folder: str, files: Sequence[str]) -> Listed:
-    """Return what a folder holds, of the URLs of all files in and below it.
-
-    Args:
-        folder: its URL, with a slash at its end.
-        files: as ``inputs.remote.list_remote`` returns them.
-    """
-    files_of: dict[str, list[str]] = defaultdict(list)
-    folders_of: dict[str, set[str]] = defaultdict(set)
-    for url in files:
-        rest = place_of(url)[len(folder) :] if url.startswith(folder) else ""
-        parts = [p for p in rest.split("/") if p]
-        if not parts or any(p.startswith(".") for p in parts):
-            continue
-        home = folder
-        for part in parts[:-1]:
-            folders_of[home].add(f"{home}{part}/")
-            home = f"{home}{part}/"
-        files_of[home].append(url)
-    found = Listed()
-    _search(folder, files_of, folders_of, found, 0)
-    return found
-
-
-def _search(
-    folder: str,
-    files_of: Mapping[str, Sequence[str]],
-    folders_of: Mapping[str, set[str]],
-    found: Listed,
-    depth: int,
-) -> None:
-    files = files_of.get(folder, ())
-    if _is_bundle(files):
-        found.ranks.append(folder)
-        return
-    snapshots = [f for f in files if place_of(f).lower().endswith(SNAPSHOTS)]
-    # Of a zip only its content tells whether it is a bundle; beside snapshots it hardly is one.
-    ranks = snapshots or [f for f in files if place_of(f).lower().endswith(".zip")]
-    found.ranks += ranks
-    found.notes += [f for f in files if is_note(f)]
-    for below in sorted(folders_of.get(folder, ())):
-        if not ranks and depth < MAX_URL_DEPTH:
-            _search(below, files_of, folders_of, found, depth + 1)
-        elif _is_bundle(files_of.get(below, ())):
-            found.ranks.append(below)
-
-
-def _is_bundle(files: Sequence[str]) -> bool:
-    return any(place_of(f).rsplit("/", 1)[-1] == MANIFEST for f in files)
-
-
-_PACKED: Final = ("", ".gz", ".zst")
-SNAPSHOTS: Final = tuple(s + p for s in (".pickle", ".pkl") for p in _PACKED)
-TEXTS: Final = tuple(
-    s + p for s in (".txt", ".log", ".out", ".err", ".stderr", ".stdout") for p in _PACKED
-)
-STATS: Final = tuple(s + p for s in (".json", ".jsonl") for p in _PACKED)
-LOOKED_AT: Final = (*SNAPSHOTS, *TEXTS, *STATS, ".html", ".zip")

@@ -21,8 +21,8 @@ from fragdoctor.errors import (
     RefusedSnapshot,
     TruncatedSnapshot,
 )
-from fragdoctor.inputs.sniff import Kind, sniff
-from fragdoctor.inputs.source import ByteStream, open_source
+from fragdoctor.inputs.classify import Kind, Wanted, classify, something_else
+from fragdoctor.inputs.source import ByteStream, open_source, shown
 from fragdoctor.inputs.viewer_page import PageEntries, Payload
 from fragdoctor.limits import DEFAULT_LIMITS, Limits
 from fragdoctor.model.settings import AllocatorSettings
@@ -47,19 +47,7 @@ _ERRORS: Final[dict[str, type[InputError]]] = {
     "refused": RefusedSnapshot,
     "limit": LimitExceeded,
 }
-_SAVE_HINT: Final = 'Write one with torch.cuda.memory._dump_snapshot("snapshot.pickle").'
-_OTHER_KINDS: Final = {
-    Kind.EMPTY: ("The input is empty.", _SAVE_HINT),
-    Kind.ZIP: (
-        "This is a zip archive, as torch.save writes them, not a memory snapshot.",
-        "Use pickle.dump or torch.cuda.memory._dump_snapshot instead of torch.save.",
-    ),
-    Kind.TEXT: (
-        "This is text, not a memory snapshot.",
-        "For a message or a log use: fragdoctor oom FILE.",
-    ),
-    Kind.BINARY: ("This is no file that fragdoctor knows.", _SAVE_HINT),
-}
+_JSON: Final = (Kind.SNAPSHOT_JSON, Kind.STATS, Kind.MODEL_CONFIG, Kind.JSON)
 _MOST_NAMED_ENTRIES: Final = 100
 _HAS_ADDRESS, _HAS_SIZE, _HAS_ALLOCATED, _ALLOCATED = 1, 2, 4, 8
 
@@ -77,20 +65,20 @@ def read_snapshot(
         InputError: it cannot be opened or read.
     """
     with open_source(source, limits=limits) as stream:
-        kind = sniff(stream.head)
-        if kind is Kind.PICKLE:
-            tables = _call(_ext.read_pickle, stream, limits)
+        kind = classify(stream.head)
+        if kind in (Kind.PICKLE, Kind.OLD_PICKLE):
+            tables = _call(_ext.read_pickle, stream, shown(stream.name), limits)
             return _to_snapshot(tables, stream, container="pickle")
-        if kind is Kind.JSON:
-            tables = _call(_ext.read_json, stream, limits)
+        if kind in _JSON:
+            tables = _call(_ext.read_json, stream, shown(stream.name), limits)
             return _to_snapshot(tables, stream, container="json")
-        if kind is Kind.HTML:
+        if kind is Kind.PAGE:
             return _read_page(stream, limits)
-        raise NotASnapshot(_OTHER_KINDS[kind][0], hint=_OTHER_KINDS[kind][1], offset=0)
+        raise something_else(shown(stream.name), kind, Wanted.SNAPSHOT, offset=0)
 
 
-def _call(reader: _Reader, stream: _Readable, limits: Limits) -> dict[str, Any]:
-    """Run a native reader, and turn its error into ours."""
+def _call(reader: _Reader, stream: _Readable, name: str, limits: Limits) -> dict[str, Any]:
+    """Run a native reader, and turn its error into ours, which names the input."""
     try:
         return reader(
             stream,
@@ -100,7 +88,19 @@ def _call(reader: _Reader, stream: _Readable, limits: Limits) -> dict[str, Any]:
         )
     except _ext.ReadError as error:
         kind, message, hint, offset = error.args
-        raise _ERRORS[kind](message, hint=hint, offset=offset) from None
+        raise _ERRORS[kind](_with_name(name, kind, message), hint=hint, offset=offset) from None
+
+
+def _with_name(name: str, kind: str, message: str) -> str:
+    """Return the sentence of a native reader as one about an input."""
+    said = message[:1].lower() + message[1:]
+    if kind == "not_a_snapshot":
+        return f"{name} is not a memory snapshot: {said.partition(': ')[2] or said}"
+    if kind == "refused":
+        return f"{name} is not a memory snapshot: {said}"
+    if kind == "truncated":
+        return f"{name} ends in the middle."
+    return f"{name} is beyond a limit: {said}"
 
 
 def _read_page(stream: ByteStream, limits: Limits) -> Snapshot:
@@ -113,7 +113,9 @@ def _read_page(stream: ByteStream, limits: Limits) -> Snapshot:
     while (payload := page.next_payload()) is not None:
         if found is None:
             try:
-                tables = _call(_ext.read_pickle, payload, limits)
+                tables = _call(
+                    _ext.read_pickle, payload, f"{page.name} in {shown(stream.name)}", limits
+                )
                 found = _to_snapshot(tables, stream, container="html", entry=page.name)
             except NotASnapshot as error:
                 first_error = first_error or error

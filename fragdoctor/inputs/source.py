@@ -14,6 +14,7 @@ import sys
 import zlib
 from contextlib import ExitStack
 from os import PathLike, fspath
+from pathlib import Path
 from typing import BinaryIO, Final, Protocol, Self, cast
 
 from fragdoctor.errors import InputError, LimitExceeded, RefusedSnapshot, TruncatedSnapshot
@@ -95,7 +96,10 @@ class ByteStream(io.RawIOBase):
         self.name = name
         self._limits = limits
         self._stack = stack
-        packed_head = _read_full(raw, HEAD_BYTES)
+        try:
+            packed_head = _read_full(raw, HEAD_BYTES)
+        except OSError as error:
+            raise _unreadable(name, error) from error
         self._packed = _Counted(raw, packed_head)
         self.compression = ""
         self._inner: _Readable = self._packed
@@ -172,10 +176,7 @@ class ByteStream(io.RawIOBase):
                 offset=self._packed.n_bytes,
             ) from None
         except OSError as error:
-            raise InputError(
-                f"Cannot read {self.name}: {error.strerror or 'input/output error'}.",
-                hint="Check the file and its permissions.",
-            ) from error
+            raise _unreadable(self.name, error) from error
 
     def _check_limits(self) -> None:
         if self.n_bytes > self._limits.max_input_bytes:
@@ -193,6 +194,13 @@ class ByteStream(io.RawIOBase):
                 hint="Genuine snapshots unpack to about 20 times their size.",
                 offset=self.n_bytes,
             )
+
+
+def _unreadable(name: str, error: OSError) -> InputError:
+    return InputError(
+        f"{shown(name)} cannot be read: {error.strerror or 'input/output error'}.",
+        hint="Check the file and its permissions.",
+    )
 
 
 def _length(raw: BinaryIO) -> int:
@@ -222,30 +230,62 @@ def _standard_input() -> BinaryIO:
 
 
 def open_source(
-    source: str | PathLike[str] | BinaryIO | bytes, *, limits: Limits = DEFAULT_LIMITS
+    source: str | PathLike[str] | BinaryIO | bytes,
+    *,
+    limits: Limits = DEFAULT_LIMITS,
+    name: str | None = None,
 ) -> ByteStream:
     """Open a path, a URL, ``-`` (stdin), an open binary file or bytes for bounded reading.
 
+    Args:
+        source: where the bytes come from.
+        limits: what reading may cost.
+        name: what an open file is called for people; its own name where None.
+
     Raises:
-        InputError: it cannot be opened.
+        InputError: it cannot be opened, or its first bytes cannot be read.
     """
     stack = ExitStack()
     if isinstance(source, bytes):
-        return ByteStream(io.BytesIO(source), "<bytes>", limits, stack)
+        return ByteStream(io.BytesIO(source), name or "<bytes>", limits, stack)
     if isinstance(source, str | PathLike):
-        name = fspath(source)
-        if name == "-":
+        path = fspath(source)
+        if path == "-":
             return ByteStream(_standard_input(), "-", limits, stack)
-        if is_remote(name):
-            with stack:  # closed again where its first bytes cannot be had
-                raw = stack.enter_context(open_remote(name))
-                return ByteStream(raw, without_secrets(name), limits, stack.pop_all())
-        try:
-            file = stack.enter_context(open(name, "rb", buffering=0))  # noqa: PTH123, SIM115 - "rb" of any path-like; closed by the stack
-        except (OSError, ValueError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "not a file name"
+        with stack:  # closed again where its first bytes cannot be had
+            if is_remote(path):
+                raw = stack.enter_context(open_remote(path))
+                return ByteStream(raw, without_secrets(path), limits, stack.pop_all())
+            return ByteStream(_opened(path, stack), path, limits, stack.pop_all())
+    return ByteStream(source, name or str(getattr(source, "name", "<stream>")), limits, stack)
+
+
+def _opened(path: str, stack: ExitStack) -> BinaryIO:
+    """Open a file; refuse early and clearly what opening would refuse, or never finish."""
+    try:
+        mode = Path(path).stat().st_mode
+        if stat.S_ISDIR(mode):
+            raise InputError(f"{path} is a directory.", hint="Give a file in it.")
+        if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode) or stat.S_ISCHR(mode)):
+            raise InputError(f"{path} is no file.", hint="Give a file, or - for a pipe.")
+        return cast("BinaryIO", stack.enter_context(open(path, "rb", buffering=0)))  # noqa: PTH123 - "rb" of any name; closed by the stack
+    except (OSError, ValueError) as error:
+        if len(path) > 40 and len(path.split()) > 3:
             raise InputError(
-                f"Cannot open {name}: {reason}.", hint="Check the path and its permissions."
+                "This is text, not a file.", hint="Run: fragdoctor oom 'the message'"
             ) from error
-        return ByteStream(cast("BinaryIO", file), name, limits, stack)
-    return ByteStream(source, str(getattr(source, "name", "<stream>")), limits, stack)
+        if isinstance(error, FileNotFoundError):
+            raise InputError(f"{path} does not exist.", hint="Check the path.") from error
+        reason = (isinstance(error, OSError) and error.strerror) or "not a file name"
+        raise InputError(
+            f"{path} cannot be opened: {reason[:1].lower()}{reason[1:]}.",
+            hint="Check the path and its permissions.",
+        ) from error
+
+
+def shown(name: str) -> str:
+    """Return what an input is called for people: hostile text, without passwords."""
+    return _CALLED.get(name) or without_secrets(name)
+
+
+_CALLED: Final = {"-": "standard input", "<bytes>": "the data", "<stream>": "the data"}

@@ -39,6 +39,8 @@ class Detail(StrEnum):
     """In the short and in the full report."""
     FULL = "full"
     """In the full report alone."""
+    PAGE = "page"
+    """In the interactive page alone."""
 
 
 DETAILS: Final[Mapping[Verbosity, Sequence[Detail]]] = MappingProxyType(

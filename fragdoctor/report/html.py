@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.resources import files
 from typing import Any, Final
 
@@ -34,7 +34,7 @@ MAX_ROWS: Final = 5000
 LONG_TABLE: Final = 40
 """Rows from which on a table is folded."""
 
-SHOWN: Final = (Detail.USUAL, Detail.FULL)
+_EVERYTHING: Final = (Detail.USUAL, Detail.FULL)
 
 
 def render(document: ReportDocument, options: RenderOptions) -> str:
@@ -54,7 +54,7 @@ def page(document: ReportDocument, template: str, script: str = "", **values: An
     """
     style = source("report.css")
     return (
-        environment()
+        environment((*_EVERYTHING, Detail.PAGE) if script else _EVERYTHING)
         .get_template(template)
         .render(
             document=document,
@@ -68,7 +68,7 @@ def page(document: ReportDocument, template: str, script: str = "", **values: An
     )
 
 
-def environment() -> jinja2.Environment:
+def environment(shown: Sequence[Detail]) -> jinja2.Environment:
     """Return an environment that escapes every expression and shows what cannot be seen."""
     made = jinja2.Environment(
         loader=jinja2.PackageLoader("fragdoctor.report", "templates"),
@@ -92,7 +92,7 @@ def environment() -> jinja2.Environment:
     }
     made.globals |= {
         "plural": plural,
-        "shown": SHOWN,
+        "shown": shown,
         "max_rows": MAX_ROWS,
         "long_table": LONG_TABLE,
         "is_gauge": lambda cell: isinstance(cell, Gauge),

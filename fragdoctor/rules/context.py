@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fragdoctor.analysis.attribution import NATIVE, PACKAGE, TORCH, USER, classify_file
 from fragdoctor.analysis.result import DeviceAnalysis
 from fragdoctor.model.case import Case, MemoryStats
 from fragdoctor.model.finding import Location
@@ -13,6 +12,7 @@ from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.model.snapshot import Snapshot
 from fragdoctor.model.story import LogStory
 from fragdoctor.rules.failed_request import FailedRequest, known
+from fragdoctor.trace.code_owners import NATIVE, PACKAGE, TORCH, USER, classify_file
 
 MAX_STACK = 12
 """Frames of a stack that a report carries; the innermost ones say where."""

@@ -12,7 +12,6 @@ from command_line import FakePipeline, Run
 
 from fragdoctor.errors import ConfigError, FragdoctorError, InputError
 from fragdoctor.inputs.cases import decoded, read_case
-from fragdoctor.inputs.kinds import Kind, kind_of
 from fragdoctor.model.case import Overrides
 
 MESSAGE = (
@@ -37,33 +36,6 @@ def files(tmp_path: Path) -> Path:
     (tmp_path / "README.txt").write_text("Notes about this run.\n")
     (tmp_path / "meta.json").write_text('{"segments": 39, "name": "x"}')
     return tmp_path
-
-
-@pytest.mark.parametrize(
-    ("head", "kind"),
-    [
-        (b"", Kind.EMPTY),
-        (b" \n\t\n", Kind.EMPTY),
-        (b"\x80\x02}q\x00.", Kind.SNAPSHOT),
-        (b"\x80\x04\x95", Kind.SNAPSHOT),
-        (b"PK\x03\x04\x00\x00", Kind.ARCHIVE),
-        (b"\x7fELF\x02\x01\x01\x00", Kind.BINARY),
-        (bytes(range(14, 27)) * 40, Kind.BINARY),
-        (b"<!DOCTYPE html>\n<html>", Kind.SNAPSHOT),
-        (b'{"segments": [{"device": 0}]}', Kind.SNAPSHOT),
-        (b'[{"device": 0, "segment_type": "large", "blocks": []}]', Kind.SNAPSHOT),
-        (b'{"segments": 39, "retries": 2}', Kind.TEXT),
-        (b'\xef\xbb\xbf{"num_ooms": 3}', Kind.STATS),
-        (b'{"step": 1, "allocated_bytes.all.current": 5}\n{"step": 2}', Kind.STATS),
-        (b'{"level": "error", "msg": "CUDA out of memory"}', Kind.TEXT),
-        (b"[rank3]: CUDA out of memory.", Kind.TEXT),
-        (b"\x1b[31mCUDA out of memory\x1b[0m", Kind.TEXT),
-        (b"\xff\xfeC\x00U\x00", Kind.TEXT),
-        ("r\u00e9sum\u00e9".encode("latin-1"), Kind.TEXT),
-    ],
-)
-def test_kind_of_first_bytes(head: bytes, kind: Kind) -> None:
-    assert kind is kind_of(head)
 
 
 def test_case_several_files_are_combined(files: Path) -> None:

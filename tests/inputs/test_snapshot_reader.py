@@ -338,7 +338,7 @@ def test_path_and_stream_and_stdin_give_the_same(tmp_path):
 
 
 def test_missing_file_is_an_input_error(tmp_path):
-    with pytest.raises(InputError, match="Cannot open") as caught:
+    with pytest.raises(InputError, match="does not exist") as caught:
         read_snapshot(tmp_path / "none.pickle")
 
     assert caught.value.exit_code == 2

@@ -82,7 +82,7 @@ def test_input_longer_than_the_limit_is_refused():
 
 
 def test_missing_path_is_an_input_error(tmp_path):
-    with pytest.raises(InputError, match="Cannot open"):
+    with pytest.raises(InputError, match="does not exist"):
         open_source(tmp_path / "none")
 
 

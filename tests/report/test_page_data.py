@@ -6,29 +6,27 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from page_blob import decode, decode_array
 from page_samples import MIB, frames, of_snapshot, tiny
 from stock import from_python
 
-from fragdoctor.analysis.columns import device_columns
 from fragdoctor.analysis.device import analyze_device
-from fragdoctor.analysis.timeline import undo
 from fragdoctor.model.snapshot import Annotation
 from fragdoctor.report import escape
 from fragdoctor.report.base import RenderOptions, render
-from fragdoctor.report.page.blob import BlobWriter, decode, decode_array
+from fragdoctor.report.page.blob import BlobWriter
 from fragdoctor.report.page.icicle_data import held_at
-from fragdoctor.report.page.segment_map_data import last_alloc_rows, segment_map_data
-from fragdoctor.report.page.sink import Sink
+from fragdoctor.report.page.segment_map_data import segment_map_data
 from fragdoctor.report.page.text_tables import (
     LEFT_OUT,
     MAX_STRINGS,
     MAX_TEXT,
-    CodeOwners,
+    Sink,
     TextTables,
 )
-from fragdoctor.report.page.timeline_data import bucketed, find_phases, timeline_data
-
-SIZES = st.integers(0, 2**46)
+from fragdoctor.report.page.timeline_data import find_phases, timeline_data
+from fragdoctor.trace.stacks import Stacks
+from fragdoctor.trace.trace import Trace
 
 
 @given(st.lists(st.integers(-(2**52), 2**52)))
@@ -47,18 +45,6 @@ def test_blob_text_round_trip_keeps_text(text):
     head, _ = decode(BlobWriter().encode({"text": text}))
 
     assert text == head["text"]
-
-
-@given(st.lists(SIZES, min_size=1, max_size=300), st.integers(1, 70))
-def test_bucketed_curve_keeps_every_peak_and_valley(values, size):
-    states = np.array(values, np.int64)
-
-    buckets = bucketed(states, size)
-
-    for i, (high, low) in enumerate(zip(buckets.high, buckets.low, strict=True)):
-        inside = values[i * size : (i + 1) * size]
-        assert (max(inside), min(inside)) == (high, low)
-    assert len(buckets.high) == -(-len(values) // size)
 
 
 def walk(n_events: int, seed: int = 1):
@@ -81,9 +67,9 @@ def walk(n_events: int, seed: int = 1):
 
 
 def timeline_of(snapshot, budget):
-    sink = Sink.of(snapshot, CodeOwners.of(snapshot))
+    sink = Sink.of(snapshot, Stacks(snapshot))
     analysis = analyze_device(snapshot, 0)
-    data = timeline_data(snapshot, analysis, sink, budget)
+    data = timeline_data(analysis, sink, budget)
     _, body = decode(sink.blob.encode({}))
     return analysis, data, body
 
@@ -149,18 +135,18 @@ def test_phases_of_any_annotations_stay_inside_the_trace(marks):
 
 def test_held_at_counts_live_blocks_at_both_moments():
     snapshot = from_python(tiny())
-    lifetimes = undo(device_columns(snapshot, 0), snapshot.settings).lifetimes
+    lives = Trace.of(snapshot, 0).lives
 
-    assert held_at(lifetimes, 3).total_bytes == 14 * MIB
-    assert held_at(lifetimes, 8).total_bytes == 6 * MIB
-    assert held_at(lifetimes, 8).n_blocks.tolist() == [1, 1]
+    assert held_at(lives, 3).total_bytes == 14 * MIB
+    assert held_at(lives, 8).total_bytes == 6 * MIB
+    assert held_at(lives, 8).n_blocks.tolist() == [1, 1]
 
 
 def test_segment_map_marks_pins_ages_and_stacks():
     snapshot = from_python(tiny())
-    sink = Sink.of(snapshot, CodeOwners.of(snapshot))
+    sink = Sink.of(snapshot, Stacks(snapshot))
 
-    data = segment_map_data(snapshot, analyze_device(snapshot, 0), sink, 1000)
+    data = segment_map_data(analyze_device(snapshot, 0), sink, 1000)
 
     _, body = decode(sink.blob.encode({}))
     read = {k: decode_array(body, v).tolist() for k, v in data.items() if k not in {
@@ -174,22 +160,11 @@ def test_segment_map_marks_pins_ages_and_stacks():
 
 def test_segment_map_over_its_cap_leaves_out_the_least_interesting_and_says_so():
     snapshot = from_python(tiny())
-    sink = Sink.of(snapshot, CodeOwners.of(snapshot))
+    sink = Sink.of(snapshot, Stacks(snapshot))
 
-    data = segment_map_data(snapshot, analyze_device(snapshot, 0), sink, 4)
+    data = segment_map_data(analyze_device(snapshot, 0), sink, 4)
 
     assert (data["n_hidden"], data["hidden_bytes"]) == (1, 20 * MIB)
-
-
-def test_last_alloc_rows_of_a_reused_address_is_the_newest():
-    plain = tiny()
-    again = dict(plain["device_traces"][0][1])
-    plain["device_traces"][0].append(again)
-    snapshot = from_python(plain)
-
-    rows = last_alloc_rows(snapshot, 0, np.array([again["addr"], 1], np.uint64))
-
-    assert rows.tolist() == [8, -1]
 
 
 @given(st.text(max_size=2000))
@@ -207,7 +182,7 @@ def test_text_tables_that_fill_up_keep_lines_then_say_what_is_left_out():
     event = {"action": "alloc", "size": 512, "stream": 0}
     events = [event | {"addr": 4 * MIB * i, "frames": frames(i, f"{i}.py")} for i in range(60)]
     snapshot = from_python({"segments": [], "device_traces": [events]})
-    sink = Sink.of(snapshot, CodeOwners.of(snapshot), scale=50 / MAX_STRINGS)
+    sink = Sink.of(snapshot, Stacks(snapshot), scale=50 / MAX_STRINGS)
     ids = [sink.stacks.page_stack(int(s)) for s in snapshot.events.stack]
 
     head = sink.tables.encode(sink.blob)

@@ -9,6 +9,7 @@ from itertools import pairwise
 import jsonschema
 import pytest
 from analysis.training_loop import PARAMETERS, TrainingLoop
+from page_blob import decode, decode_array
 from report.test_json import closed, schema
 
 from fragdoctor.diagnosis.pipeline import diagnose
@@ -17,8 +18,7 @@ from fragdoctor.model.diagnosis import Diagnosis
 from fragdoctor.model.finding import Confidence
 from fragdoctor.model.phases import Category, Phase
 from fragdoctor.report.base import RenderOptions, Verbosity, render
-from fragdoctor.report.page.blob import decode, decode_array
-from fragdoctor.report.page.payload import Payload
+from fragdoctor.report.page.payload import encode_payload
 
 MODEL = sum(PARAMETERS)
 
@@ -108,7 +108,7 @@ def test_html_phases_are_in_the_page_and_in_its_data():
     analysis = diagnosis.analyses[0]
 
     page = render("analyze", "html", diagnosis, RenderOptions())
-    head, body = decode(Payload(diagnosis).encode())
+    head, body = decode(encode_payload(diagnosis))
 
     assert "Training phases" in page
     assert "is in the backward pass." in page

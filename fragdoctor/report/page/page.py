@@ -12,7 +12,7 @@ from fragdoctor.errors import ConfigError
 from fragdoctor.model.diagnosis import Diagnosis
 from fragdoctor.report import html
 from fragdoctor.report.document import ReportDocument
-from fragdoctor.report.page.payload import Payload
+from fragdoctor.report.page.payload import encode_payload, shown_analyses
 from fragdoctor.units import format_size
 
 MAX_PAGE_BYTES: Final = 3_000_000
@@ -36,15 +36,14 @@ def render_page(diagnosis: Diagnosis, document: ReportDocument) -> str:
         ConfigError: even the coarsest is larger.
     """
     script = "\n".join(html.source(f"page/{name}.js") for name in SCRIPTS)
-    payload = Payload(diagnosis)
-    devices = sorted({*payload.devices, *(f.device for f in diagnosis.devices)})
+    devices = sorted({*shown_analyses(diagnosis), *(f.device for f in diagnosis.devices)})
     page = ""
     for scale in SCALES:
         page = html.page(
             document,
             "page/page.html.j2",
             script,
-            payload=payload.encode(scale),
+            payload=encode_payload(diagnosis, scale),
             devices=devices,
         )
         if len(page.encode()) <= MAX_PAGE_BYTES:

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Final
 
-from fragdoctor.analysis.attribution import USER, classify_file
 from fragdoctor.model.diagnosis import Cause, Diagnosis, HolderReport, RunState, SegmentReport
 from fragdoctor.model.finding import Location
 from fragdoctor.report import document as doc
 from fragdoctor.report.document import Detail, Style, dim, location_text
 from fragdoctor.report.views.memory import graphic
 from fragdoctor.report.words import shown_first
+from fragdoctor.trace.code_owners import USER, classify_file
 from fragdoctor.units import format_count, format_size, plural
 
 _MAX_HOLDERS: Final = 3

@@ -153,7 +153,7 @@ def _points(strip: TimelineStrip) -> doc.Table:
 
 
 def graphic(diagnosis: Diagnosis, name: str, absent: str) -> list[doc.Block]:
-    """Return the place of an interactive graphic; only a snapshot has what it shows."""
-    if diagnosis.case.snapshot is None:
+    """Return the place of an interactive graphic; only a recording has what it shows."""
+    if not diagnosis.analyses:
         return []
-    return [doc.Graphic(name, absent, detail=Detail.FULL)]
+    return [doc.Graphic(name, absent, detail=Detail.PAGE)]

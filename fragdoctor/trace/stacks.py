@@ -10,12 +10,21 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 import numpy as np
 
-from fragdoctor.analysis.attribution import NATIVE, PACKAGE, TORCH, USER
-from fragdoctor.model.snapshot import I32, I64, U8, Bools, Snapshot
+from fragdoctor.model.snapshot import I32, I64, U8, Bools, Snapshot, StackTable
+from fragdoctor.trace.code_owners import (
+    NATIVE,
+    PACKAGE,
+    TORCH,
+    USER,
+    frame_classes,
+    frames_of,
+    user_frames,
+)
 
 # Roles of stacks. SILENT: recorded, but without a Python frame; NO_STACK: not recorded.
 NO_STACK, FORWARD, BACKWARD, OPTIMIZER, ZERO_GRAD, SILENT = -1, 0, 1, 2, 3, 4
@@ -119,7 +128,7 @@ def stack_roles(snapshot: Snapshot, classes: U8) -> StackRoles:
 
     Args:
         snapshot: the columns of a file.
-        classes: class of each frame (``attribution.frame_classes``).
+        classes: class of each frame (``code_owners.frame_classes``).
     """
     offsets, frames = snapshot.stacks.offsets, snapshot.stacks.frames
     meaning = _frame_meanings(snapshot)
@@ -217,3 +226,37 @@ def _calls_back(bits: I64, offsets: I64) -> Bools:
     step = _first(np.flatnonzero((bits & _STEP) != 0), offsets)
     result: Bools = (inner >= 0) & (inner < step)
     return result
+
+
+class Stacks:
+    """What the stacks of a snapshot say, worked out when it is asked for."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+
+    @cached_property
+    def classes(self) -> U8:
+        """Whose code each frame is (``code_owners.USER`` ...)."""
+        return frame_classes(self._snapshot)
+
+    @cached_property
+    def lines(self) -> I32:
+        """Frame id of the user's own line for each stack, -1 where it has none."""
+        return user_frames(self._snapshot, self.classes)
+
+    @cached_property
+    def roles(self) -> StackRoles:
+        """What part of training each stack is in."""
+        return stack_roles(self._snapshot, self.classes)
+
+    @cached_property
+    def python(self) -> StackTable:
+        """The stacks without their C++ frames (``stacks="all"`` interleaves them)."""
+        table = self._snapshot.stacks
+        keep = self.classes[table.frames] != NATIVE
+        offsets = np.append(0, np.cumsum(keep))[table.offsets]
+        return StackTable(offsets, table.frames[keep])
+
+    def lines_of(self, stack: I32) -> I32:
+        """Return the user's line of each stack id, -1 for the id -1."""
+        return frames_of(stack, self.lines)
