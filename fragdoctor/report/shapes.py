@@ -305,7 +305,8 @@ _FLEETS: Final[Mapping[type, Shape]] = {
     JobVerdict: Shape(null=("first_failed",)),
     RankGroup: Shape(
         names={"median_pinned_bytes": "median_pinned_free_bytes",
-               "median_retries": "median_alloc_retries", "advice": "recommendation"},
+               "median_retries": "median_alloc_retries", "advice": "recommendation",
+               "advice_is_tested": "is_replayed"},
         null=("reference",),
         computed={"settings": (Mapping[str, str], lambda g: dict(g.settings))},
     ),

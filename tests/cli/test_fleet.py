@@ -8,7 +8,7 @@ import jsonschema
 import pytest
 from builders import MIB
 from command_line import Run
-from fragdoctor.report.fleet.text import MAX_TABLE
+from fragdoctor.report.views.fleet import MAX_TABLE
 
 import fragdoctor
 
@@ -73,7 +73,7 @@ def test_text_keeps_to_the_width_and_does_not_flood(
     paths = [line for line in lines if "PYTORCH_" in line or "fragdoctor analyze" in line]
     assert max(len(line) for line in lines if line not in paths) <= width
     assert len(lines) < 60
-    assert any("--verbose" in line for line in lines) == (n > MAX_TABLE)
+    assert any("--full" in line for line in lines) == (n > MAX_TABLE)
 
 
 def test_verbose_lists_every_rank(run: Run, tmp_path: Path) -> None:

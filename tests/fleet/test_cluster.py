@@ -17,7 +17,7 @@ import pytest
 import slow_ranks
 from cli_fixtures import run as run  # noqa: PLC0414 - a fixture
 from command_line import Run
-from fragdoctor.report.fleet.json import fleet_document
+from fragdoctor.report.json import document_of
 from slow_ranks import Held, kill_reader, sending
 
 from fragdoctor.errors import ConfigError
@@ -68,7 +68,7 @@ def job(tmp_path: Path) -> Path:
 
 
 def report_of(job: Path, **how: Any) -> dict[str, Any]:
-    return fleet_document(examine(discover([str(job)]).ranks, **how))
+    return document_of("fleet", examine(discover([str(job)]).ranks, **how))
 
 
 @pytest.mark.parametrize("chunk_size", [None, 1, 4])

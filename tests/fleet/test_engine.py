@@ -8,7 +8,7 @@ from typing import Any
 
 import fleets
 import pytest
-from fragdoctor.report.fleet.json import fleet_document
+from fragdoctor.report.json import document_of
 
 from fragdoctor.fleet.engine import chunk_size_for, chunked, default_workers, summarise_all
 from fragdoctor.fleet.examine import Replays, examine
@@ -50,7 +50,7 @@ class Backwards(Executor):
 def report_of(folder: Path, order: int, **how: Any) -> dict[str, Any]:
     ranks = list(discover([str(folder)]).ranks)
     random.Random(order).shuffle(ranks)
-    return fleet_document(examine(ranks, **how))
+    return document_of("fleet", examine(ranks, **how))
 
 
 @pytest.mark.parametrize("chunk_size", [None, 1, 2, 4, 100])

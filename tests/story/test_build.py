@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import story_logs
-from fragdoctor.report.story_rows import trend_text
+from fragdoctor.report.views.story import trend_text
 
 from fragdoctor.inputs.messages import find_messages
 from fragdoctor.model.finding import Confidence

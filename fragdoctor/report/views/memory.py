@@ -144,7 +144,7 @@ def _points(strip: TimelineStrip) -> doc.Table:
         doc.Column("moment", "what"),
         doc.Column("after event", lambda p: format_count(p.event), "right"),
         doc.Column("allocated", "allocated_bytes"),
-        doc.Column("active", "active_bytes"),
+        doc.Column("active", "active_bytes", from_width=100),
         doc.Column("reserved", "reserved_bytes"),
         doc.Column("note", "note", "wrap", style=doc.Style.DIM),
         label=f"The timeline of GPU {strip.device} as a table",
