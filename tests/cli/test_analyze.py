@@ -68,9 +68,7 @@ def test_analyze_quiet_is_the_verdict_and_the_cure(
 
 
 @pytest.mark.parametrize("flag", ["--full", "--verbose", "-v"])
-def test_analyze_full_says_more(
-    flag: str, run: Run, pipeline: FakePipeline, message: str
-) -> None:
+def test_analyze_full_says_more(flag: str, run: Run, pipeline: FakePipeline, message: str) -> None:
     normal, full = run("analyze", message).out, run("analyze", message, flag).out
 
     assert "FD301" not in normal

@@ -8,9 +8,9 @@ import jsonschema
 import pytest
 from builders import MIB
 from command_line import Run
-from fragdoctor.report.views.fleet import MAX_TABLE
 
 import fragdoctor
+from fragdoctor.report.views.fleet import MAX_TABLE
 
 SCHEMA = Path(fragdoctor.__file__).parent / "report" / "schema" / "fleet-1.0.schema.json"
 ODD = {5: {"held": {10: 900}, "refused_mib": 512}}

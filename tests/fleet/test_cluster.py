@@ -17,7 +17,6 @@ import pytest
 import slow_ranks
 from cli_fixtures import run as run  # noqa: PLC0414 - a fixture
 from command_line import Run
-from fragdoctor.report.json import document_of
 from slow_ranks import Held, kill_reader, sending
 
 from fragdoctor.errors import ConfigError
@@ -27,6 +26,7 @@ from fragdoctor.fleet.engine import summarise_all
 from fragdoctor.fleet.examine import Replays, examine
 from fragdoctor.inputs.discovery import discover, inputs_of
 from fragdoctor.model.fleet import SummaryOptions
+from fragdoctor.report.json import document_of
 
 distributed = pytest.importorskip("distributed")
 # What a client of dask leaves behind when it ends; nothing of ours opens sockets or loops.

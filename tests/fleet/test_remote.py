@@ -18,7 +18,6 @@ import pytest
 from builders import pickled
 from cli_fixtures import run as run  # noqa: PLC0414 - a fixture
 from command_line import Run
-from fragdoctor.report.json import document_of
 
 from fragdoctor.errors import InputError
 from fragdoctor.fleet.engine import summarise_all
@@ -28,6 +27,7 @@ from fragdoctor.inputs import bundles
 from fragdoctor.inputs.discovery import discover
 from fragdoctor.inputs.source import zstd
 from fragdoctor.limits import Limits
+from fragdoctor.report.json import document_of
 
 fsspec = pytest.importorskip("fsspec")
 pytest.importorskip("aiohttp")

@@ -13,11 +13,11 @@ from runs import Ask, case
 
 from fragdoctor.comparison.compare_cases import compare_cases
 from fragdoctor.errors import ConfigError
-from fragdoctor.gate.amount import parse_amount
 from fragdoctor.gate.judgement import judge_growth
 from fragdoctor.model import comparison as model
 from fragdoctor.model.comparison import Comparison
 from fragdoctor.report.base import VIEWS, RenderOptions, Verbosity, check_format, render
+from fragdoctor.units import parse_amount
 
 LOOK = RenderOptions()
 BEFORE = (Ask(10, 40, "build"), Ask(50, 30, calls=("linear",)), Ask(52, 60, kept=False))
