@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from fragdoctor.comparison.compared_run import Reading
+from fragdoctor.comparison.compared_run import ComparedRun
 from fragdoctor.comparison.explanation import place_text
 from fragdoctor.comparison.settings_proof import SAME_REQUESTS
 from fragdoctor.model.comparison import (
@@ -216,7 +216,7 @@ MAX_LENGTH_DIFFERENCE: Final = 0.1
 """Of the number of steps; less is how a run begins and ends."""
 
 
-def find_notes(comparison: Comparison, readings: Sequence[Reading]) -> list[str]:
+def find_notes(comparison: Comparison, compared: Sequence[ComparedRun]) -> list[str]:
     """Return one sentence for each thing that a reader must know to trust the comparison."""
     runs = comparison.runs
     notes = []
@@ -244,9 +244,9 @@ def find_notes(comparison: Comparison, readings: Sequence[Reading]) -> list[str]
             "is not seen, and requests are not compared one by one."
         )
     if comparison.settings is None and not without:
-        silent = [r.letter for r, own in zip(runs, readings, strict=True) if own.settings is None]
+        silent = [r.letter for r, own in zip(runs, compared, strict=True) if own.settings is None]
         notes.append(f"{_names(silent)} {_has(silent)} no settings recorded: they may differ.")
-    n_merged = max((d.n_lines_merged for r in readings for d in r.devices.values()), default=0)
+    n_merged = max((d.n_lines_merged for r in compared for d in r.devices.values()), default=0)
     if n_merged:
         notes.append(
             f"The {plural(n_merged, 'smallest line')} of a run are summed up, without a place."

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from fragdoctor.analysis.steps import ENOUGH_STEPS
-from fragdoctor.comparison.compared_run import DeviceReading, GrowingLine
+from fragdoctor.comparison.compared_run import ComparedDevice, GrowingLine
 from fragdoctor.comparison.line_changes import FACTOR_SLACK, size_part
 from fragdoctor.comparison.settings_proof import MIN_DIFFERENCE, SAME_REQUESTS
 from fragdoctor.model.comparison import (
@@ -37,8 +37,8 @@ class Evidence:
         is_series: one program is seen again and again; that it went on explains nothing.
     """
 
-    before: DeviceReading
-    after: DeviceReading
+    before: ComparedDevice
+    after: ComparedDevice
     changes: Sequence[LineChange]
     delta_bytes: int
     settings: Sequence[SettingChange] | None

@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 
 from fragdoctor.analysis.slopes import kendall_deviation, pairwise_slopes, sen_bounds
-from fragdoctor.comparison.compared_run import DeviceReading
+from fragdoctor.comparison.compared_run import ComparedDevice
 from fragdoctor.comparison.explanation import place_text
 from fragdoctor.comparison.line_matching import line_tracks
 from fragdoctor.model.comparison import Basis, Comparison, LineTrend, Trend
@@ -206,7 +206,7 @@ def _forecast(trend: Trend) -> str:
 
 def find_trend(
     comparison: Comparison,
-    devices: Sequence[DeviceReading | None],
+    devices: Sequence[ComparedDevice | None],
     steps: Sequence[float] | None,
     capacity_bytes: int | None,
 ) -> Trend | None:
@@ -239,7 +239,7 @@ def find_trend(
     return replace(trend, text=trend_text(trend, "" if top is None else place_text(top)))
 
 
-def live_bytes(device: DeviceReading, *, peak: bool) -> int:
+def live_bytes(device: ComparedDevice, *, peak: bool) -> int:
     """Return live bytes at the compared moment, as the trace or the blocks say."""
     if peak and device.totals is not None:
         return device.totals.peak_allocated_bytes
@@ -258,7 +258,7 @@ def _from_figures(comparison: Comparison) -> tuple[str, list[int]]:
 
 
 def _axis(
-    devices: Sequence[DeviceReading | None], steps: Sequence[float] | None
+    devices: Sequence[ComparedDevice | None], steps: Sequence[float] | None
 ) -> tuple[list[float], str]:
     """Return the axis: given steps, else step counts that ascend, else 1, 2, 3, ..."""
     if steps is not None:

@@ -26,7 +26,7 @@ from fragdoctor.inputs.scene_lines import (
     trial_of,
 )
 from fragdoctor.model.oom import LogMarker, OomMessage
-from fragdoctor.model.story import Moment, PrintedFigure, Scene, SceneKind
+from fragdoctor.model.story import PrintedFigure, Scene, SceneKind, TimePrecision
 
 _CHUNK: Final = 512 * 1024
 _MAX_LINE: Final = 2000
@@ -226,13 +226,13 @@ def _scenes(line: _Line, known: Sequence[Scene]) -> Iterator[Scene]:
     if not parts:
         return
     plain = " ".join(" ".join(parts).split())
-    time_s, moment = time_of(plain)
+    time_s, precision = time_of(plain)
     prefix = plain[:200]
     pid = _PID.search(prefix)
     rank = rank_in(prefix)
     trial, told = trial_of(plain)
     where = _Where(
-        line.number, plain[:_MAX_TEXT], time_s, moment, rank, int(pid.group(1)) if pid else None
+        line.number, plain[:_MAX_TEXT], time_s, precision, rank, int(pid.group(1)) if pid else None
     )
     for scene in known:
         yield where.scene(
@@ -267,7 +267,7 @@ class _Where:
     line: int
     text: str
     time_s: float | None
-    moment: Moment
+    precision: TimePrecision
     rank: int | None
     pid: int | None
 
@@ -289,7 +289,7 @@ class _Where:
             line=self.line,
             text=text or self.text,
             time_s=self.time_s,
-            moment=self.moment,
+            precision=self.precision,
             rank=self.rank if rank is None else rank,
             pid=self.pid,
             trial=trial,

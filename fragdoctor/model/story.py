@@ -48,7 +48,7 @@ FAILURES = frozenset(
 """Kinds that say that something went wrong, warnings and retries left out."""
 
 
-class Moment(StrEnum):
+class TimePrecision(StrEnum):
     """How complete a printed time is; only times of one kind can be compared."""
 
     NONE = ""
@@ -83,7 +83,7 @@ class Scene:
         text: the line, white space folded, at most 300 characters; hostile text.
         time_s: seconds of the printed time (since 1970 where it is dated, since midnight where it
             is a clock only), None where the line prints none.
-        moment: how complete that time is.
+        precision: how complete that time is.
         rank, pid: printed on the line.
         trial: name of the trial that the line names, "".
         message: index of the message in ``OomLog.messages``, None for other lines.
@@ -96,7 +96,7 @@ class Scene:
     line: int
     text: str = ""
     time_s: float | None = None
-    moment: Moment = Moment.NONE
+    precision: TimePrecision = TimePrecision.NONE
     rank: int | None = None
     pid: int | None = None
     trial: str = ""

@@ -17,7 +17,7 @@ from fragdoctor.model.story import (
     Trend,
     Trial,
 )
-from fragdoctor.story.failures import CauseFinder, Link, Told, collapsed
+from fragdoctor.story.failures import CauseFinder, Link, MergedScene, collapsed
 from fragdoctor.story.order import Processes, in_order
 from fragdoctor.story.trends import has_process_each, kept, trends_at_failures, trends_of_prints
 from fragdoctor.story.trials import n_parallel, trials_of, with_failures, with_trials
@@ -84,7 +84,9 @@ def build_story(log: OomLog | None) -> LogStory | None:
     return replace(story, trends=tuple(marked))
 
 
-def _is_story(told: Sequence[Told], trials: Sequence[Trial], trends: Sequence[Trend]) -> bool:
+def _is_story(
+    told: Sequence[MergedScene], trials: Sequence[Trial], trends: Sequence[Trend]
+) -> bool:
     loud = [t.scene for t in told if t.scene.kind not in _QUIET | _HIDDEN]
     grows = any(t.direction is Direction.GROWS and t.confidence is not None for t in trends)
     if not loud:
@@ -98,14 +100,14 @@ def _is_story(told: Sequence[Told], trials: Sequence[Trial], trends: Sequence[Tr
     return is_more or (len(kinds) > 1 and len(loud) > 2)
 
 
-def _events(told: Sequence[Told], links: Sequence[Link]) -> tuple[StoryEvent, ...]:
+def _events(told: Sequence[MergedScene], links: Sequence[Link]) -> tuple[StoryEvent, ...]:
     """Return the events; of progress the first, the last, and the last before each other event."""
     shown = _shown(told)
     place = {index: i for i, index in enumerate(shown)}
     return tuple(_event(told[index], links[index], place) for index in shown)
 
 
-def _shown(told: Sequence[Told]) -> list[int]:
+def _shown(told: Sequence[MergedScene]) -> list[int]:
     candidates = [i for i, t in enumerate(told) if t.scene.kind not in _HIDDEN]
     progress = [i for i in candidates if told[i].scene.kind is SceneKind.PROGRESS]
     ends = {progress[0], progress[-1]} if progress else set()
@@ -130,7 +132,7 @@ def _is_loud(scene: Scene) -> bool:
     return scene.kind not in _QUIET
 
 
-def _event(one: Told, link: Link, place: dict[int, int]) -> StoryEvent:
+def _event(one: MergedScene, link: Link, place: dict[int, int]) -> StoryEvent:
     scene = one.scene
     cause = None if link.cause is None else place.get(link.cause)
     return StoryEvent(

@@ -27,7 +27,7 @@ _ENDS_RUN: Final = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class MergedScene:
     """A scene and how many lines told the same."""
 
     scene: Scene
@@ -36,9 +36,9 @@ class Told:
 
 def collapsed(
     scenes: Sequence[Scene], messages: Sequence[OomMessage], processes: Processes
-) -> list[Told]:
+) -> list[MergedScene]:
     """Return the scenes, each failure once, at its first line."""
-    told: list[Told] = []
+    told: list[MergedScene] = []
     recent: list[int] = []  # failures that a further print may repeat
     for scene in _ranked(scenes, processes):
         if scene.kind in _ENDS_RUN and not (told and told[-1].scene.kind is scene.kind):
@@ -48,9 +48,9 @@ def collapsed(
         )
         if same >= 0:
             first = told[same]
-            told[same] = Told(_merged(first.scene, scene), first.n_lines + 1)
+            told[same] = MergedScene(_merged(first.scene, scene), first.n_lines + 1)
             continue
-        told.append(Told(scene))
+        told.append(MergedScene(scene))
         if scene.kind in FAILURES or scene.kind in _ALSO_REPEATED:
             recent = [*recent[-20:], len(told) - 1]
     return told
@@ -71,7 +71,7 @@ def _merged(first: Scene, later: Scene) -> Scene:
 
 
 def _repeats(
-    first: Told, scene: Scene, messages: Sequence[OomMessage], processes: Processes
+    first: MergedScene, scene: Scene, messages: Sequence[OomMessage], processes: Processes
 ) -> bool:
     earlier = first.scene
     if earlier.kind is not scene.kind or scene.line - earlier.line > _NEAR_LINES * first.n_lines:
@@ -149,7 +149,7 @@ class CauseFinder:
     """Links each failure to the one that it follows from."""
 
     def __init__(
-        self, told: Sequence[Told], messages: Sequence[OomMessage], processes: Processes
+        self, told: Sequence[MergedScene], messages: Sequence[OomMessage], processes: Processes
     ) -> None:
         self._scenes = [t.scene for t in told]
         self._messages = messages

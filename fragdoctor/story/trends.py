@@ -13,7 +13,7 @@ from fragdoctor.analysis.slopes import kendall_deviation, pairwise_slopes, sen_b
 from fragdoctor.model.finding import Confidence
 from fragdoctor.model.oom import OomMessage
 from fragdoctor.model.story import Direction, LogStory, Scene, SceneKind, StoryEvent, Trend
-from fragdoctor.story.failures import Link, Told
+from fragdoctor.story.failures import Link, MergedScene
 from fragdoctor.story.order import Processes
 from fragdoctor.units import MIB
 
@@ -87,7 +87,7 @@ class _Point:
 
 
 def trends_at_failures(
-    told: Sequence[Told], links: Sequence[Link], messages: Sequence[OomMessage]
+    told: Sequence[MergedScene], links: Sequence[Link], messages: Sequence[OomMessage]
 ) -> list[Trend]:
     """Return what was allocated, and cached without use, at the failures of each rank."""
     series: dict[tuple[int | None, int | None], list[tuple[Scene, OomMessage]]] = {}
