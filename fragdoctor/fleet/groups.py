@@ -24,7 +24,7 @@ LineKey = tuple[str, int, str]
 
 @dataclass(frozen=True, slots=True)
 class RankProfile:
-    """Ranks that no step tells apart: figures in steps."""
+    """Ranks with the same figures after rounding to steps."""
 
     kind: Hashable
     peak: int | None
@@ -62,14 +62,14 @@ def allowed_steps(a: int | None, b: int | None) -> float:
 
 
 def are_near(low: int | None, high: int | None) -> bool:
-    """Tell whether two peaks are near; peaks that are not known are."""
+    """Return whether two peaks are near; peaks that are not known are."""
     if low is None or high is None:
         return low is high
     return high - low <= max(1, TOLERANCE * high)
 
 
 def are_alike(a: RankProfile, b: RankProfile) -> bool:
-    """Tell whether every line holds nearly the same on both."""
+    """Return whether every line holds nearly the same on both."""
     allowed = allowed_steps(a.peak, b.peak)
     for key in a.lines.keys() | b.lines.keys():
         here, there = a.lines.get(key), b.lines.get(key)
@@ -179,7 +179,7 @@ class _Table:
         return others
 
     def is_decided(self, i: int, j: int) -> bool:
-        """Tell whether the table holds all lines of both, so that near means alike."""
+        """Return whether the table holds all lines of both, so that near means alike."""
         return bool(self.is_whole[i] and self.is_whole[j])
 
     def _is_near(self, i: int, columns: slice, others: Positions) -> NDArray[np.bool_]:

@@ -104,7 +104,7 @@ class _Places:
 def scan(
     text: str, messages: Sequence[OomMessage], markers: Sequence[LogMarker]
 ) -> tuple[Scene, ...]:
-    """Return what a text tells beside its messages, and the messages among it, by line."""
+    """Return what a log reports besides its messages, with the messages in between, by line."""
     known = _known_lines(messages, markers)
     if len(text) > _MAX_LINE * 4 or "\n" in text.strip():
         starts = _line_starts(text, sorted(known)[:_MAX_PLACES])
@@ -196,7 +196,7 @@ def _hits(text: str) -> Iterator[int]:
     n_left = {literal: budget // 2 for literal, budget in _BUDGETS.items()}
     next_at = dict.fromkeys(_BUDGETS, 0)
     for base in range(0, len(text), _CHUNK):
-        # the one letter whose lower case is longer would move all offsets behind it
+        # the one letter with a longer lower case would move all offsets after it
         chunk = text[base : base + _CHUNK + 32].replace("\u0130", "i").lower()
         has = {stem: stem in chunk for stem in ("", *_STEMS)}
         for literal, gap in gaps.items():
@@ -221,7 +221,7 @@ def _from(chunk: str, at: int, n_left: int) -> int:
 
 
 def _scenes(line: _Line, known: Sequence[Scene]) -> Iterator[Scene]:
-    """Yield what one line tells."""
+    """Yield what one line reports."""
     parts = [part for part in plain_lines(line.raw) if part.strip()]
     if not parts:
         return

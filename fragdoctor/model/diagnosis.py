@@ -261,7 +261,7 @@ class Diagnosis:
 
     ``timeline``, ``worst_segments`` (most pinned first) and ``n_pinned_segments`` are of the device
     that the verdict is about; ``phases`` has one report per device with a trace, that one first.
-    ``story`` is None where a log tells none.
+    ``story`` is None if there is no log, or nothing happens in it.
     """
 
     case: Case

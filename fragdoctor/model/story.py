@@ -10,7 +10,7 @@ from fragdoctor.model.finding import Confidence
 
 
 class SceneKind(StrEnum):
-    """What a line of a log tells. The strings are a contract (JSON ``story.events[].kind``)."""
+    """What a line of a log reports. The strings are a contract (JSON ``story.events[].kind``)."""
 
     OOM = "oom"
     HOST_MEMORY = "host-memory"
@@ -78,7 +78,7 @@ class Scene:
     """A line of a log that belongs to its story, as the reader found it.
 
     Attributes:
-        kind: what it tells.
+        kind: what it reports.
         line: 1-based line.
         text: the line, white space folded, at most 300 characters; hostile text.
         time_s: seconds of the printed time (since 1970 where it is dated, since midnight where it
@@ -114,7 +114,7 @@ class StoryEvent:
         kind, line, text, rank, pid, trial, message, place, count: as in ``Scene``; ``trial`` also
             where only its neighbours name it.
         time_s: as in ``Scene``, or taken from the line above, None where the log has no times.
-        n_lines: lines that told the same.
+        n_lines: lines that reported the same.
         caused_by: index in ``LogStory.events`` of the failure that this one follows from, None
             for a failure of its own. It may be a later index: some sweep tools print the end of a
             trial above its traceback.

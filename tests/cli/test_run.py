@@ -137,7 +137,7 @@ def test_run_tells_the_last_failure_although_its_bundle_was_one_too_many(runner)
 
     done = runner.run(str(script))
 
-    first = done.stderr.decode().split("the most telling first:\n  ")[1].split("\n")[0]
+    first = done.stderr.decode().split("the one that explains most first:\n  ")[1].split("\n")[0]
     assert "exit-pid" in first
     assert "70.00 MiB" in (runner.home / first / "oom.txt").read_text(encoding="utf-8")
 
@@ -243,7 +243,7 @@ def test_run_of_torchrun_children_names_ranks_and_the_first_failure_first(runner
     assert (1, 2) == tuple(
         runner.manifest(runner.bundles()[1])[key] for key in ("rank", "world_size")
     )
-    assert b"the most telling first:\n  out/rank1-oom1-pid" in done.stderr
+    assert b"the one that explains most first:\n  out/rank1-oom1-pid" in done.stderr
 
 
 def test_run_of_forked_children_leaves_a_bundle_of_those_that_use_the_gpu(runner) -> None:
