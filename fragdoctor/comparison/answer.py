@@ -21,7 +21,7 @@ from fragdoctor.model.finding import Confidence
 from fragdoctor.units import format_count, format_share, format_size, plural
 
 _MEASURES: Final = ("peak_allocated", "peak_active", "allocated", "peak_reserved", "reserved")
-_TELLING: Final = frozenset(
+_DECISIVE: Final = frozenset(
     {
         CauseKind.SCALE,
         CauseKind.LEAK,
@@ -48,7 +48,7 @@ _VERBS: Final = {
 
 
 def is_same(comparison: Comparison) -> bool:
-    """Return whether nothing that the runs tell differs."""
+    """Return whether everything that both runs report is equal."""
     figures = [f for f in comparison.figures if len(set(f.values)) > 1]
     moved = any(
         c.delta_bytes or c.kind in (LineKind.NEW, LineKind.GONE) or c.sizes
@@ -68,7 +68,7 @@ def summarised(comparison: Comparison) -> str:
         return _settings_answer(comparison, comparison.proof)
     figure = main_figure(comparison)
     if figure is None:
-        return f"The runs tell no figure that could be compared.{_verdicts(comparison)}"
+        return f"The runs have no figure in common.{_verdicts(comparison)}"
     how_much = _how_much(figure, comparison)
     lines, settings = _lines(comparison), _settings(comparison)
     # That settings are the same explains nothing: no colon leads to it alone.
@@ -127,7 +127,7 @@ def _no_difference(comparison: Comparison) -> str:
     figure = main_figure(comparison)
     last = comparison.runs[-1].letter
     if figure is None:
-        return "No difference in anything that both runs tell."
+        return "No difference in anything that both runs report."
     size = format_size(figure.values[-1])
     return f"No difference: {last} {_VERBS[figure.id]} {size}, as A does."
 
@@ -181,10 +181,10 @@ def line_text(change: LineChange) -> str:
 def _cause(comparison: Comparison) -> str:
     """Return what did it, where that says more than the line alone."""
     delta = comparison.delta_bytes or 0
-    telling = [c for c in comparison.causes if c.kind in _TELLING]
-    sure = [c for c in telling if c.confidence is not Confidence.POSSIBLE][:1]
-    # Where two things changed, the smaller one is told too if it is a large part.
-    parts = [c for c in telling if (c.delta_bytes or 0) * delta >= SECOND_SHARE * delta**2]
+    decisive = [c for c in comparison.causes if c.kind in _DECISIVE]
+    sure = [c for c in decisive if c.confidence is not Confidence.POSSIBLE][:1]
+    # If two things changed, the smaller one is mentioned if it is a large part.
+    parts = [c for c in decisive if (c.delta_bytes or 0) * delta >= SECOND_SHARE * delta**2]
     second = [c for c in parts if c not in sure and c.kind in _CHANGES][:1] if sure else []
     return "".join(f" {c.text}" for c in (*sure, *second))
 

@@ -126,7 +126,7 @@ def _with_lines(
     last: ComparedDevice,
 ) -> tuple[Comparison, list[str]]:
     """Return the comparison with lines, reasons and causes, and notes about the replay."""
-    told = _lines(first, last, peak=comparison.basis is Basis.PEAK)
+    rows = _lines(first, last, peak=comparison.basis is Basis.PEAK)
     equal = requests_equal(first, last)
     proof: SettingsProof | None = None
     notes: list[str] = []
@@ -141,23 +141,23 @@ def _with_lines(
     evidence = Evidence(
         before=first,
         after=last,
-        changes=told.changes,
-        delta_bytes=told.delta_bytes,
+        changes=rows.changes,
+        delta_bytes=rows.delta_bytes,
         settings=comparison.settings,
         proof=proof,
         requests_equal=equal,
         last=comparison.runs[-1].letter,
         is_series=len(compared) > 2,
     )
-    kept = told.changes[:MAX_LINES_SHOWN]
+    kept = rows.changes[:MAX_LINES_SHOWN]
     return (
         replace(
             comparison,
-            delta_bytes=told.delta_bytes,
-            explained_bytes=told.explained_bytes,
+            delta_bytes=rows.delta_bytes,
+            explained_bytes=rows.explained_bytes,
             lines=kept,
-            n_lines_left_out=len(told.changes) - len(kept),
-            reasons=reasons(told.changes, told.delta_bytes),
+            n_lines_left_out=len(rows.changes) - len(kept),
+            reasons=reasons(rows.changes, rows.delta_bytes),
             causes=likely_causes(evidence),
             proof=proof,
             requests_equal=equal,

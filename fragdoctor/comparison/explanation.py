@@ -272,10 +272,10 @@ def _leaks(e: Evidence) -> list[LikelyCause]:
         letter, other, quiet = (e.last, "A", e.before) if a is None else ("A", e.last, e.after)
         # Without as many steps a run cannot show that a line keeps nothing.
         is_known = (quiet.n_steps or 0) >= ENOUGH_STEPS
-        told = f"in {other} it does not" if is_known else f"{other} shows too few steps to tell"
+        contrast = f"in {other} it does not" if is_known else f"{other} has too few steps to say"
         text = (
             f"{place_text(after or before)} keeps {format_size(rate.slope_bytes)} more each step "
-            f"in {letter} ({plural(rate.n_steps, 'step')}), {told}."
+            f"in {letter} ({plural(rate.n_steps, 'step')}), {contrast}."
         )
         place = after or before
         found.append(

@@ -210,7 +210,7 @@ def find_trend(
     steps: Sequence[float] | None,
     capacity_bytes: int | None,
 ) -> Trend | None:
-    """Return the growth over the runs; None where a run does not tell what is followed.
+    """Return the growth over the runs; None if a run lacks the figure that is followed.
 
     Args:
         comparison: with the figures of all runs.
@@ -247,7 +247,7 @@ def live_bytes(device: ComparedDevice, *, peak: bool) -> int:
 
 
 def _from_figures(comparison: Comparison) -> tuple[str, list[int]]:
-    """Return the first figure that every run tells, by name."""
+    """Return the first figure that every run reports, by name."""
     for name in ("allocated", "peak_allocated"):
         figure = comparison.figure(name)
         if figure is not None:

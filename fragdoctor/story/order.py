@@ -17,17 +17,17 @@ _SAME_RESTART_LINES: Final = 40
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What tells the writers of a log apart; None is "not printed"."""
+    """What distinguishes the writers of a log; None is "not printed"."""
 
     rank: int | None
     pid: int | None
 
 
 class Processes:
-    """Tells whether two lines of one log come from the same process.
+    """Decides whether two lines of one log come from the same process.
 
-    A line that names no rank is nobody's in a log of several ranks; in a log of one process all
-    lines are its own. After a restart every process is a new one.
+    In a log of several ranks a line without a rank belongs to no process; in a log of one process
+    all lines are its own. After a restart every process is a new one.
     """
 
     def __init__(self, scenes: Sequence[Scene]) -> None:
@@ -45,7 +45,7 @@ class Processes:
         return bisect_right(self._restarts, line)
 
     def may_be_same(self, a: Scene, b: Scene) -> bool:
-        """Tell whether two lines come from one process as far as ranks and pids are printed."""
+        """Return whether two lines come from one process as far as ranks and pids are printed."""
         if self.generation(a.line) != self.generation(b.line):
             return False
         return _agree(a.rank, b.rank, self.n_ranks) and _agree(a.pid, b.pid, self.n_pids)

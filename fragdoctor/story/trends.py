@@ -87,11 +87,11 @@ class _Point:
 
 
 def trends_at_failures(
-    told: Sequence[MergedScene], links: Sequence[Link], messages: Sequence[OomMessage]
+    merged: Sequence[MergedScene], links: Sequence[Link], messages: Sequence[OomMessage]
 ) -> list[Trend]:
     """Return what was allocated, and cached without use, at the failures of each rank."""
     series: dict[tuple[int | None, int | None], list[tuple[Scene, OomMessage]]] = {}
-    for one, link in zip(told, links, strict=True):
+    for one, link in zip(merged, links, strict=True):
         scene = one.scene
         if scene.kind is SceneKind.OOM and scene.message is not None and link.cause is None:
             message = messages[scene.message]
@@ -219,7 +219,7 @@ _RUN_RISE_SHARE: Final = 0.1
 
 
 def memory_over_trials(story: LogStory) -> Trend | None:
-    """Return the trend that tells whether memory accumulates; None where nothing tells.
+    """Return the trend that shows whether memory accumulates; None if nothing does.
 
     What is printed between trials says more than what was allocated when memory ran out, which the
     size of the trial decides as well.
@@ -293,7 +293,7 @@ def trials_before_failure(story: LogStory) -> int | None:
 
 
 def has_process_each(story: LogStory) -> bool:
-    """Tell whether every trial whose process is printed ran in one of its own."""
+    """Return whether every trial whose process is printed ran in one of its own."""
     of_trial: dict[str, set[int]] = {}
     for event in story.events:
         if event.trial and event.pid is not None:
