@@ -16,13 +16,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fragdoctor.readers.snapshot import read_snapshot
+from fragdoctor.inputs.snapshot_reader import read_snapshot
 from fragdoctor.trace.candidates import usual_candidates
 from fragdoctor.trace.fidelity import report
-from fragdoctor.trace.operations import prepare
 from fragdoctor.trace.reproduction import find_reproduction
 from fragdoctor.trace.search import search_settings
 from fragdoctor.trace.simulate import choose_device
+from fragdoctor.trace.trace import Trace
 from fragdoctor.trace.whatif import WhatIf, replay_what_if
 
 N_RUNS = 3
@@ -47,15 +47,15 @@ def main() -> None:
 
     read_s, snapshot = best_of(lambda: read_snapshot(arguments.path))
     device = choose_device(snapshot)
-    undo_s, prepared = best_of(lambda: prepare(snapshot, device))
-    model_s, reproduction = best_of(lambda: find_reproduction(prepared))
+    undo_s, trace = best_of(lambda: Trace.of(snapshot, device))
+    model_s, reproduction = best_of(lambda: find_reproduction(trace))
     conf = "expandable_segments:True"
     whatif_s, _ = best_of(lambda: replay_what_if(reproduction, WhatIf(conf=conf)))
     confs = usual_candidates(reproduction)
     search_s, _ = best_of(lambda: search_settings(reproduction, confs))
     peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
 
-    n_events = prepared.n_events
+    n_events = trace.n_events
     whole_s = undo_s + model_s
     rows = [
         ("read the file (our reader)", read_s),

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 MIB = 1024**2
-STATES = ("inactive", "active_pending_free", "active_allocated")
+STATES = _ext.STATE_NAMES
 FIGURES = ("reserved", "allocated", "active", "requested", "retries", "ooms")
 ATTRIBUTES = (
     "reserved_bytes",

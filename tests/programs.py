@@ -14,7 +14,9 @@ from fragdoctor._native import _ext
 from fragdoctor.model.settings import AllocatorSettings, Era, parse_conf
 from fragdoctor.model.snapshot import EventTable, Snapshot
 from fragdoctor.trace.allocator import native_config
-from fragdoctor.trace.operations import prepare
+from fragdoctor.trace.fidelity import Reproduction
+from fragdoctor.trace.simulate import reproduce, trace_of
+from fragdoctor.trace.trace import Trace
 from fragdoctor.units import MIB
 
 STREAMS = (0, 0x5555_0000_0000)
@@ -64,7 +66,7 @@ def _event(action: str, addr: int, size: int, stream: int) -> dict[str, Any]:
 def operations_of(made: Program) -> _ext.NativeOps:
     """Return a program as operations of the native core."""
     snapshot = from_python({"segments": [], "device_traces": [_fake_trace(made)]})
-    return _ext.NativeOps(prepare(snapshot, 0).trace)
+    return _ext.NativeOps(Trace.of(snapshot, 0).native)
 
 
 def record(
@@ -177,6 +179,11 @@ CONFS = st.sampled_from(
     ]
 )
 ERAS = st.sampled_from(list(Era))
+
+
+def reproduced(snapshot: Snapshot, **facts: Any) -> Reproduction:
+    """Return the recorded run of a snapshot, reproduced."""
+    return reproduce(trace_of(snapshot), **facts)
 
 
 def without_oldest(whole: Snapshot, device: int, n_lost: int) -> Snapshot:

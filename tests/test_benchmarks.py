@@ -12,7 +12,7 @@ import pytest
 import fragdoctor
 from fragdoctor.analysis.device import analyze_device
 from fragdoctor.trace.fidelity import share_of
-from fragdoctor.trace.simulate import reproduce
+from fragdoctor.trace.simulate import reproduce, trace_of
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
@@ -48,7 +48,7 @@ def test_made_file_is_consistent_and_reproduced_by_the_model(big: tuple[Path, in
     snapshot = fragdoctor.load(big[0])
 
     analysis = analyze_device(snapshot, 0)
-    reproduction = reproduce(snapshot)
+    reproduction = reproduce(trace_of(snapshot))
 
     assert analysis.capture.is_consistent
     assert reproduction.comparison["n_failed_equal"] == 1

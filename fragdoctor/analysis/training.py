@@ -9,18 +9,16 @@ from typing import Final
 import numpy as np
 
 from fragdoctor.analysis.layers import NO_ROW, LayerCalls, Requests, find_layers
-from fragdoctor.analysis.passes import BACKWARD, FORWARD, OPTIMIZER
+from fragdoctor.analysis.passes import BACKWARD, BOTH, FORWARD, OPTIMIZER
 from fragdoctor.analysis.result import PhaseAnalysis
 from fragdoctor.model.snapshot import I64, Bools, Snapshot
+from fragdoctor.trace.stacks import StackRoles
+from fragdoctor.trace.trace import Trace
 
 LOSS: Final = re.compile(
     r"loss|cross_entropy|log_softmax|nll|criterion|kl_div|logsumexp", re.IGNORECASE
 )
 """Functions that compute a loss."""
-
-_RECOMPUTES: Final = re.compile(r"^(?:recompute_fn|unpack_hook)$")
-_MAKES_STATE: Final = re.compile(r"^_?init_(?:group|states?)$")
-_CHECKPOINT_FILE: Final = re.compile(r"checkpoint(?:ing)?\.py$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +61,7 @@ class TrainingRun:
 
 
 def training_run(
-    snapshot: Snapshot, phases: PhaseAnalysis | None, requests: Requests
+    trace: Trace, phases: PhaseAnalysis | None, requests: Requests
 ) -> TrainingRun | None:
     """Return the passes of a device's trace; None of a program that does not train.
 
@@ -71,21 +69,22 @@ def training_run(
     results: autograd waits for it.
 
     Args:
-        snapshot: for the stacks.
+        trace: of the device, for the stacks.
         phases: of the device.
         requests: all allocations of the device.
     """
     if phases is None or not len(phases.labels):
         return None
     trains = bool(np.isin(phases.labels, (BACKWARD, OPTIMIZER)).any())
-    forward = _spans(phases, FORWARD)
+    # Without stacks nothing separates forward from backward.
+    forward = _spans(phases, FORWARD if (phases.labels == FORWARD).any() else BOTH)
     layers = find_layers(requests, list(zip(forward[0].tolist(), forward[1].tolist(), strict=True)))
     if not len(forward[0]) or (not trains and layers is None):
         return None
-    is_loss = _stacks_with(snapshot, _frames_named(snapshot, LOSS))
+    is_loss = _stacks_named(trace.snapshot, LOSS)
     backward = _spans(phases, BACKWARD)
     optimizer = _spans(phases, OPTIMIZER)
-    state, temporary = _of_optimizer(snapshot, requests, optimizer)
+    state, temporary = _of_optimizer(trace.stacks.roles, requests, optimizer)
     last = OPTIMIZER if (phases.labels == OPTIMIZER).any() else BACKWARD
     return TrainingRun(
         forward=forward,
@@ -96,7 +95,7 @@ def training_run(
         temporary_row=temporary,
         loss_row=requests.row[is_loss[requests.stack]],
         loss_span=_loss_spans(requests, forward, backward, layers),
-        is_checkpointed=_is_checkpointed(snapshot),
+        is_checkpointed=bool(trace.stacks.roles.recomputes[requests.stack].any()),
         n_whole_steps=int(np.count_nonzero(phases.labels[:-1] == last)),
     )
 
@@ -107,7 +106,7 @@ def _spans(phases: PhaseAnalysis, label: int) -> tuple[I64, I64]:
 
 
 def _of_optimizer(
-    snapshot: Snapshot, requests: Requests, optimizer: tuple[I64, I64]
+    roles: StackRoles, requests: Requests, optimizer: tuple[I64, I64]
 ) -> tuple[I64, I64]:
     """Return the requests of the optimizer for states, and those for temporaries.
 
@@ -126,8 +125,7 @@ def _of_optimizer(
         makers = np.unique(requests.stack[is_state & (made < len(first) - 1)])
         is_left = is_open & ~np.isin(requests.stack, makers)
     else:
-        makes_state = _stacks_with(snapshot, _frames_named(snapshot, _MAKES_STATE))
-        is_left = is_open & ~makes_state[requests.stack]
+        is_left = is_open & ~roles.makes_state[requests.stack]
     # A state outlives the next pass: what goes with it is something else that the pass made.
     next_end = np.append(end[1:], NO_ROW)[np.maximum(made, 0)]
     stays = (requests.freed_row >= next_end) | (requests.freed_row == NO_ROW)
@@ -162,24 +160,11 @@ def _loss_spans(
     return first, end
 
 
-def _frames_named(snapshot: Snapshot, pattern: re.Pattern[str]) -> Bools:
-    """Return which frames of the snapshot are in functions of a name."""
+def _stacks_named(snapshot: Snapshot, pattern: re.Pattern[str]) -> Bools:
+    """Return which stacks run through a function of a name, and False at the end for the id -1."""
     names, name_of = np.unique(snapshot.frames.name, return_inverse=True)
     matches = [bool(pattern.search(snapshot.strings[int(i)])) for i in names]
-    result: Bools = np.array(matches, np.bool_)[name_of.reshape(-1)]
-    return result
-
-
-def _stacks_with(snapshot: Snapshot, frames: Bools) -> Bools:
-    """Return which stacks hold one of the frames, and False at the end for the id -1."""
+    is_named = np.array(matches, np.bool_)[name_of.reshape(-1)]
     stacks = snapshot.stacks
-    hits = np.concatenate(([0], np.cumsum(frames[stacks.frames])))
-    found = hits[stacks.offsets[1:]] > hits[stacks.offsets[:-1]]
-    return np.append(found, False)
-
-
-def _is_checkpointed(snapshot: Snapshot) -> bool:
-    for frame in np.flatnonzero(_frames_named(snapshot, _RECOMPUTES)).tolist():
-        if _CHECKPOINT_FILE.search(snapshot.frame(frame).filename):
-            return True
-    return False
+    hits = np.concatenate(([0], np.cumsum(is_named[stacks.frames])))
+    return np.append(hits[stacks.offsets[1:]] > hits[stacks.offsets[:-1]], False)

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from fragdoctor.model.simulation import Simulation
     from fragdoctor.model.snapshot import Snapshot
     from fragdoctor.trace.edits import Edit
+    from fragdoctor.trace.trace import Trace
 
 SnapshotPath = Annotated[
     str,  # a Path would take one slash of a URL away
@@ -84,7 +85,7 @@ def simulate(
     )
     console.check_output(output, force=force, inputs=[snapshot])
 
-    from fragdoctor.intake.inputs import read_snapshot
+    from fragdoctor.inputs.cases import read_snapshot
     from fragdoctor.report.json import dumps, simulation_document
     from fragdoctor.report.text.simulation import render_simulation
 
@@ -111,32 +112,31 @@ def simulate(
 def answered(snapshot: Snapshot, question: Question) -> Simulation:
     """Return the replay of everything that was asked: the settings, then the sweep."""
     from fragdoctor.trace.simulate import simulate as replay
+    from fragdoctor.trace.simulate import trace_of
 
+    trace = trace_of(snapshot, question.device)
     if question.sweep:
-        return _swept(snapshot, question)
+        return _swept(trace, question)
     return replay(
-        snapshot,
-        device=question.device,
+        trace,
         confs=question.confs,
         capacity_bytes=question.capacity_bytes,
         memory_fraction=question.memory_fraction,
         torch_version=question.torch_version,
-        edits=_edits(snapshot, question),
+        edits=_edits(trace, question),
         smallest_capacity=question.smallest_capacity,
     )
 
 
-def _edits(snapshot: Snapshot, question: Question) -> list[Edit]:
+def _edits(trace: Trace, question: Question) -> list[Edit]:
     if not question.edits:
         return []
     from fragdoctor.cli.edits import parse_edit
-    from fragdoctor.trace.simulate import choose_device
 
-    device = choose_device(snapshot) if question.device is None else question.device
-    return [parse_edit(text, snapshot, device) for text in question.edits]
+    return [parse_edit(text, trace) for text in question.edits]
 
 
-def _swept(snapshot: Snapshot, question: Question) -> Simulation:
+def _swept(trace: Trace, question: Question) -> Simulation:
     """Return a search over all sensible settings, those that were named included."""
     from fragdoctor.errors import ConfigError
     from fragdoctor.trace.candidates import sweep_candidates
@@ -150,7 +150,7 @@ def _swept(snapshot: Snapshot, question: Question) -> Simulation:
             hint="Sweep first, then try the change under the best setting with --conf.",
         )
     version = check_version(question.torch_version)
-    reproduction = reproduce(snapshot, question.device)
+    reproduction = reproduce(trace)
     what_if = WhatIf(
         capacity_bytes=question.capacity_bytes,
         memory_fraction=question.memory_fraction,

@@ -10,21 +10,26 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
+import numpy.typing as npt
 
 from fragdoctor.analysis.growing_buffers import GrowingBuffers, find_growing_buffers
 from fragdoctor.analysis.layers import NO_ROW, Requests
 from fragdoctor.errors import ConfigError, SimulationError
 from fragdoctor.model.diagnosis import FidelityReport, Predicted
-from fragdoctor.model.progress import tell
+from fragdoctor.model.hooks import tell
 from fragdoctor.model.simulation import ReplayResult, Simulation
 from fragdoctor.rules.context import Context
+from fragdoctor.trace.allocations import is_free
 from fragdoctor.trace.edits import Edit
 from fragdoctor.trace.fidelity import Reproduction
-from fragdoctor.trace.operations import Operations, OpKind
+from fragdoctor.trace.operations import NativeOps, Operations, OpKind
 from fragdoctor.trace.simulate import reproduce, return_free_memory, simulation_of
 from fragdoctor.trace.whatif import FairReplay, WhatIf
 
 USABLE_SHARE = 0.5  # below this the model runs another program than the recorded one
+LONG_TRACE_OPERATIONS = 300_000
+OPERATIONS_BEFORE_PEAK = 100_000
+OPERATIONS_AFTER_PEAK = 50_000
 N_THREADS = 2  # the native replay releases the interpreter lock
 # An edit makes a request list of its own, of 24 bytes each; lists longer than this take turns.
 MAX_CONCURRENT_OPERATIONS = 1_000_000
@@ -115,11 +120,35 @@ class Bench:
         return int(self.reproduction.operations.facts()["n_ops"])
 
     @cached_property
+    def around_peak(self) -> Operations:
+        """The recorded operations on which savings are tried.
+
+        Of a long trace those around its peak, after the requests of what was live before: edits
+        and replays of a million operations, a dozen times, would take longer than all the rest.
+        """
+        ops = Operations.of(self.reproduction.operations)
+        if len(ops) <= LONG_TRACE_OPERATIONS:
+            return ops
+        totals, rows = self.reproduction.trace.totals, ops.row
+        failed = self.recorded.oom_event
+        peak_row = totals.peak_allocated_state - 1 if failed is None else failed
+        at = int(np.searchsorted(np.maximum.accumulate(rows), peak_row))
+        low, high = max(0, at - OPERATIONS_BEFORE_PEAK), at + OPERATIONS_AFTER_PEAK
+        is_over = np.zeros(int(ops.allocation.max(initial=0)) + 1, np.bool_)
+        before = ops.allocation[:low][is_free(ops.kind[:low])]
+        is_over[before] = True
+        has_block = ops.kind[:low] <= OpKind.COMPLETE
+        keeps = np.flatnonzero(has_block & ~is_over[ops.allocation[:low]])
+        chosen = np.concatenate((keeps, np.arange(low, min(high, len(ops)))))
+        return _renumbered(ops.table[chosen], self.reproduction.trace.lives.n_initial)
+
+    @cached_property
     def peak_bytes(self) -> int:
         """Peak of live memory as recorded, with all requests that failed served."""
         if self.recorded.fits:
             return self.recorded.peak_allocated_bytes
-        return self.fair_replay.replay(ENDLESS).peak_allocated_bytes
+        operations = self.around_peak.native(self.reproduction.operations)
+        return self.fair_replay.replay(ENDLESS, operations).peak_allocated_bytes
 
     def run(
         self, attempts: Sequence[Attempt], progress: Progress | None = None
@@ -141,7 +170,7 @@ class Bench:
             if attempt.edit is None:
                 return Outcome(attempt, self.fair_replay.replay(attempt.what_if))
             with self._turn_to_edit():
-                operations = attempt.edit.apply(self.reproduction)
+                operations = self._edited(attempt)
                 result = self.fair_replay.replay(attempt.what_if, operations)
                 peak = None
                 if attempt.is_saving:
@@ -150,6 +179,13 @@ class Bench:
                 return Outcome(attempt, result, peak)
         except (SimulationError, ConfigError):
             return None  # the proposal stands untested, and says so
+
+    def _edited(self, attempt: Attempt) -> NativeOps:
+        assert attempt.edit is not None  # noqa: S101 - checked by the caller
+        if not attempt.is_saving:
+            return attempt.edit.apply(self.reproduction)
+        changed = attempt.edit.change(self.reproduction, self.around_peak)
+        return changed.native(self.reproduction.operations)
 
     def _turn_to_edit(self) -> AbstractContextManager[object]:
         is_long = self.n_operations > MAX_CONCURRENT_OPERATIONS
@@ -181,28 +217,38 @@ class Bench:
     @cached_property
     def requests(self) -> Requests:
         """The recorded requests, those that failed included, with the stacks that made them."""
-        ops = Operations.of(self.reproduction.operations)
-        prepared = self.reproduction.prepared
-        rows = prepared.snapshot.events.device_slice(prepared.device)
-        stack = prepared.snapshot.events.stack[rows]
+        trace, ops = self.reproduction.trace, self.around_peak
         made = np.flatnonzero((ops.kind == OpKind.MALLOC) | (ops.kind == OpKind.FAILED))
         freed = np.flatnonzero((ops.kind == OpKind.FREE) | (ops.kind == OpKind.FREE_PENDING))
         freed_row = np.full(int(ops.allocation.max(initial=0)) + 1, NO_ROW)
         freed_row[ops.allocation[freed]] = ops.row[freed]
         row = ops.row[made].astype(np.int64)
+        is_failed = ops.kind[made] == OpKind.FAILED
         return Requests(
-            row, freed_row[ops.allocation[made]], ops.size[made].astype(np.int64), stack[row]
+            row,
+            np.where(is_failed, NO_ROW, freed_row[ops.allocation[made]]),
+            ops.size[made].astype(np.int64),
+            trace.events.stack[row],
         )
+
+
+def _renumbered(table: npt.NDArray[np.void], n_initial: int) -> Operations:
+    """Return operations with their allocations counted anew, those from before the trace kept."""
+    has_block = table["kind"] <= OpKind.COMPLETE
+    ids, member = np.unique(table["allocation"][has_block], return_inverse=True)
+    n_old = int(np.searchsorted(ids, n_initial))
+    number = np.where(ids < n_initial, ids, n_initial + np.arange(len(ids)) - n_old)
+    table["allocation"][has_block] = number[member.reshape(-1)]
+    return Operations(table)
 
 
 def set_up(context: Context) -> tuple[Bench | None, FidelityReport]:
     """Return the bench of a device, None with the reason where its trace cannot be replayed."""
-    if context.snapshot is None:
+    if context.analysis is None:
         return None, FidelityReport(reason="no snapshot was given")
     try:
         reproduction = reproduce(
-            context.snapshot,
-            context.device,
+            context.analysis.trace,
             torch_version=context.case.overrides.torch_version,
             device_total_bytes=context.total_bytes,
         )

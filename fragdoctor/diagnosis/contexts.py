@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 
 from fragdoctor.analysis.device import analyze_device
 from fragdoctor.analysis.result import DeviceAnalysis
-from fragdoctor.analysis.story.build import build_story
 from fragdoctor.errors import ConfigError
 from fragdoctor.model.case import Case
 from fragdoctor.model.oom import OomMessage
@@ -14,6 +13,7 @@ from fragdoctor.model.snapshot import Snapshot
 from fragdoctor.model.story import LogStory
 from fragdoctor.rules.context import Context
 from fragdoctor.rules.request_sources import find_failed_request
+from fragdoctor.story.build import build_story
 
 
 def build_contexts(

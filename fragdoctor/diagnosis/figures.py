@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from fragdoctor.analysis.pinned_segments import NO_PIN
 from fragdoctor.analysis.result import CategorySum, PhaseAnalysis, PinnedSegment
+from fragdoctor.model.case import MemoryStats
 from fragdoctor.model.diagnosis import (
     DeviceFigures,
     HolderReport,
@@ -30,7 +31,6 @@ from fragdoctor.model.phases import (
     PhaseSpan,
 )
 from fragdoctor.model.snapshot import BlockState
-from fragdoctor.model.stats import MemoryStats
 from fragdoctor.rules.context import Context
 
 MAX_PINS = 20

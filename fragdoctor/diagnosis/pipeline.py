@@ -82,11 +82,11 @@ def diagnose(
 
 def _training(context: Context, bench: Bench | None, verdict: Verdict) -> TrainingRun | None:
     """Return the passes and layers of the run, where less memory may be called for."""
-    if bench is None or context.snapshot is None or context.analysis is None:
+    if bench is None or context.analysis is None:
         return None
     if verdict.cause not in (*SHORT_OF_MEMORY, Cause.HEALTHY):
         return None
-    return training_run(context.snapshot, context.analysis.phases, bench.requests)
+    return training_run(context.analysis.trace, context.analysis.phases, bench.requests)
 
 
 def _leader_first(contexts: Sequence[Context], leader: Context) -> list[Context]:

@@ -54,7 +54,11 @@ def prove(
     tested: list[Proposal] = []
     for (remedy, proposal), some in zip(entries, attempts, strict=True):
         found = [o for o in (next(outcomes) for _ in some) if o is not None]
-        judged = remedy.judged(case, bench, proposal, found) if found else proposal
+        judged = proposal
+        if found:
+            judged = remedy.judged(case, bench, proposal, found)
+        elif some and isinstance(remedy, SavingRemedy):
+            judged = None  # the trace does not show what it would act on
         if judged is not None:
             tested.append(judged)
     tested += _together(case, bench, tested)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from fragdoctor.analysis.story.reading import accumulation, growing_cache
 from fragdoctor.diagnosis.decision import decide
 from fragdoctor.diagnosis.hypothesis import Hypothesis
 from fragdoctor.diagnosis.verdict_message import (
@@ -15,14 +14,15 @@ from fragdoctor.diagnosis.verdict_message import (
     verdict_without_messages,
 )
 from fragdoctor.diagnosis.verdict_snapshot import explain_live_memory, verdict_on_snapshot
+from fragdoctor.model.case import MemoryStats
 from fragdoctor.model.diagnosis import Cause, Verdict
 from fragdoctor.model.finding import Confidence, Evidence
 from fragdoctor.model.oom import NO_FAILURE
-from fragdoctor.model.stats import MemoryStats
 from fragdoctor.model.story import FAILURES, LogStory, Trend
 from fragdoctor.rules.context import Context
 from fragdoctor.rules.growth.accumulating_trials import growth_sentence
 from fragdoctor.rules.growth.growing_statistics import climbs, count_rises, rise
+from fragdoctor.story.trends import accumulation, growing_cache
 from fragdoctor.units import format_count, format_size
 
 NOT_A_SHORTAGE: Final = ("negative", "shared-memory")

@@ -8,10 +8,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from fragdoctor.fleet.spots import TOLERANCE, LineKey, lines_of
+from fragdoctor.fleet.groups import TOLERANCE, LineKey, lines_of
 from fragdoctor.model.finding import Location
-from fragdoctor.model.fleet import RankSummary, SourceLine
-from fragdoctor.model.fleet_report import Difference, DifferenceKind
+from fragdoctor.model.fleet import Difference, DifferenceKind, RankSummary, SourceLine
 from fragdoctor.units import MIB, format_count, format_size, plural
 
 _Value = TypeVar("_Value", tuple[str, str], tuple[tuple[str, str], ...])

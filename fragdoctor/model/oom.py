@@ -39,7 +39,7 @@ class OomMessage:
         rank: rank printed on the line of the message.
         line: 1-based line in the input where the message starts.
         variant: which wording it is, for example ``torch-1.4``, ``torch-2.1``, ``cudaMallocAsync``,
-            ``mps``; stable names, listed in ``readers/oom_text.py``.
+            ``mps``; stable names, listed in ``inputs/messages.py``.
         version_low, version_high: PyTorch versions that print this wording ("" = open end).
         sub_kind: finer than kind, for example ``size-bug`` (more than 1EB),
             ``fraction-rejected``, ``pinned-host``, ``oom-killer``, ``dev-shm``, ``device-assert``.

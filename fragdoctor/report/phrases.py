@@ -8,13 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from fragdoctor.model.diagnosis import (
-    Cause,
-    Diagnosis,
-    FidelityReport,
-    Predicted,
-    Verdict,
-)
+from fragdoctor.model.diagnosis import Cause, Diagnosis, FidelityReport, Predicted, Verdict
 from fragdoctor.model.finding import Evidence, Location
 from fragdoctor.units import format_count, format_size, plural
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fragdoctor.analysis.attribution import NATIVE, PACKAGE, TORCH, USER, classify_file
 from fragdoctor.analysis.result import DeviceAnalysis
-from fragdoctor.model.case import Case
+from fragdoctor.model.case import Case, MemoryStats
 from fragdoctor.model.finding import Location
 from fragdoctor.model.oom import OomMessage
 from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.model.snapshot import Snapshot
-from fragdoctor.model.stats import MemoryStats
 from fragdoctor.model.story import LogStory
 from fragdoctor.rules.failed_request import FailedRequest, known
+from fragdoctor.trace.code_owners import NATIVE, PACKAGE, TORCH, USER, classify_file
 
 MAX_STACK = 12
 """Frames of a stack that a report carries; the innermost ones say where."""

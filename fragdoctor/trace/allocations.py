@@ -14,7 +14,7 @@ NEVER: Final = np.iinfo(np.int64).max
 """Position of the free of what is still live at the end."""
 
 
-class Lives:
+class Allocations:
     """Per allocation: size, and the operations and events that make and free it."""
 
     def __init__(self, ops: Operations) -> None:

@@ -20,7 +20,6 @@ MAX_RESERVE_GIB: Final = 2**20
 _RESERVE: Final = re.compile(
     r"((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,3})?)([gG]?)", re.ASCII
 )
-_STATES: Final = ("inactive", "active_pending_free", "active_allocated")
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,7 +334,7 @@ class Allocator:
                 stream=numbers.get(stream, stream),
                 segment_type="small" if small else "large",
                 pool=pool,
-                blocks=tuple(Block(a, s, r, _STATES[state]) for a, s, r, state in blocks),
+                blocks=tuple(Block(a, s, r, _ext.STATE_NAMES[state]) for a, s, r, state in blocks),
             )
             for address, size, expandable, stream, pool, small, blocks in self._core.layout()
         ]

@@ -111,7 +111,7 @@ def _known(
 
 def _version_of(reproduction: Reproduction) -> str:
     """Return a version that the recording's is not older than."""
-    low = reproduction.prepared.snapshot.provenance.version_low
+    low = reproduction.trace.snapshot.provenance.version_low
     if low:
         return low if low.count(".") > 1 else f"{low}.0"
     newest = {Era.SEGMENT_COUNTER: "2.13.0", Era.BLOCK_COUNTER: "2.12.0", Era.ADDRESS: "2.1.0"}

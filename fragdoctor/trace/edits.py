@@ -103,8 +103,7 @@ def largest_step_first() -> Edit:
 
     def change(reproduction: Reproduction, ops: Operations) -> Operations:
         steps = _steps(reproduction)
-        active = reproduction.prepared.undone.active_bytes
-        peaks = np.maximum.reduceat(active, steps.starts)
+        peaks = reproduction.trace.totals.envelope("active_bytes", steps.starts + 1).high
         largest = int(peaks.argmax())
         order = [largest, *(i for i in range(len(steps)) if i != largest)]
         return _reordered(ops, steps, np.array(order, np.int64))
@@ -140,10 +139,10 @@ def blocks_freed(addresses: Sequence[int], row: int | None = None) -> Edit:
     """
 
     def change(reproduction: Reproduction, ops: Operations) -> Operations:
-        allocations = _live_at_end(reproduction, ops, addresses)
+        allocations = _live_at_end(reproduction, addresses)
         if row is not None:
             return _freed_before(ops, allocations, np.full(len(allocations), row, np.int64))
-        old = allocations[allocations < len(reproduction.prepared.undone.block_address)]
+        old = allocations[allocations < reproduction.trace.lives.n_initial]
         return _freed_before(_without(ops, allocations), old, np.zeros(len(old), np.int64))
 
     return Edit(f"without {plural(len(set(addresses)), 'block')}", change)
@@ -153,7 +152,7 @@ def blocks_moved_to_start(addresses: Sequence[int]) -> Edit:
     """Return the edit that makes blocks which are live at the end before anything else."""
 
     def change(reproduction: Reproduction, ops: Operations) -> Operations:
-        allocations = _live_at_end(reproduction, ops, addresses)
+        allocations = _live_at_end(reproduction, addresses)
         is_moved = np.isin(ops.allocation, allocations) & (ops.kind == OpKind.MALLOC)
         order = np.concatenate((np.nonzero(is_moved)[0], np.nonzero(~is_moved)[0]))
         return _taken(ops, order)
@@ -165,7 +164,7 @@ def leak_removed(addresses: Sequence[int]) -> Edit:
     """Return the edit that frees blocks, live at the end, when the step that made them ends."""
 
     def change(reproduction: Reproduction, ops: Operations) -> Operations:
-        allocations = _live_at_end(reproduction, ops, addresses)
+        allocations = _live_at_end(reproduction, addresses)
         steps = _steps(reproduction)
         made = np.isin(ops.allocation, allocations) & (ops.kind == OpKind.MALLOC)
         step = steps.of_rows(ops.row[made].astype(np.int64))
@@ -203,7 +202,7 @@ def batch_scaled(factor: float) -> Edit:
 
 
 def _steps(reproduction: Reproduction) -> Steps:
-    steps = find_steps(reproduction.prepared)
+    steps = find_steps(reproduction.trace)
     if steps is None:
         raise SimulationError(
             "No steps can be told apart in this trace.",
@@ -227,10 +226,10 @@ def _resized(ops: Operations, chosen: Bools, change: Callable[[U64], U64]) -> Op
 
 
 def _is_one_of(values: U64, some: U64) -> Bools:
-    """Return whether each value is among ``some``, which are ascending; piece by piece."""
+    """Return whether each value is among ``some``; piece by piece."""
     result = np.zeros(len(values), np.bool_)
     for low in range(0, len(values), _PIECE):
-        result[low : low + _PIECE] = _places(some, values[low : low + _PIECE]) >= 0
+        result[low : low + _PIECE] = np.isin(values[low : low + _PIECE], some)
     return result
 
 
@@ -265,14 +264,11 @@ def _freed_before(ops: Operations, allocations: npt.NDArray[np.uint32], rows: I6
 
 def _without(ops: Operations, allocations: npt.NDArray[np.uint32]) -> Operations:
     """Return the operations without those on some allocations."""
-    has_allocation = (ops.kind <= OpKind.COMPLETE) | (ops.kind == OpKind.FAILED)
-    is_gone = np.isin(ops.allocation, allocations) & has_allocation
+    is_gone = np.isin(ops.allocation, allocations) & (ops.kind <= OpKind.COMPLETE)
     return _taken(ops, np.nonzero(~is_gone)[0])
 
 
-def _live_at_end(
-    reproduction: Reproduction, ops: Operations, addresses: Sequence[int]
-) -> npt.NDArray[np.uint32]:
+def _live_at_end(reproduction: Reproduction, addresses: Sequence[int]) -> npt.NDArray[np.uint32]:
     """Return the allocations that lie at these addresses at the end of the trace.
 
     Raises:
@@ -280,33 +276,18 @@ def _live_at_end(
     """
     asked = sorted(set(addresses))
     wanted = np.array([a for a in asked if 0 <= a < 2**64], np.uint64)
-    last = np.full(len(wanted), -1, np.int64)  # the last allocation at each address
-    old = _places(wanted, reproduction.prepared.undone.block_address)
-    last[old[old >= 0]] = np.flatnonzero(old >= 0)
-    made = np.flatnonzero(ops.kind == OpKind.MALLOC)
-    recorded = reproduction.prepared.columns.native["address"]
-    if len(recorded):
-        place = _places(wanted, recorded[np.minimum(ops.row[made], len(recorded) - 1)])
-        # Of several allocations at one address the last one is written last.
-        last[place[place >= 0]] = ops.allocation[made[place >= 0]]
-    is_freed = np.zeros(int(ops.allocation.max(initial=0)) + 1, np.bool_)
-    is_freed[ops.allocation[np.isin(ops.kind, _FREES)]] = True
-    is_live = (last >= 0) & ~is_freed[np.clip(last, 0, len(is_freed) - 1)]
+    lives = reproduction.trace.lives
+    rows = np.flatnonzero(lives.survives[: lives.n_regular])
+    rows = rows[np.isin(lives.address[rows], wanted)]
+    rows = rows[np.argsort(lives.address[rows])]
+    is_live = np.isin(wanted, lives.address[rows])
     missing = [a for a in asked if not 0 <= a < 2**64] + wanted[~is_live].tolist()
     if missing:
         raise SimulationError(
             f"No block is live at {missing[0]:#x} at the end of the trace."
             + (f" ({len(missing)} such addresses)" if len(missing) > 1 else "")
         )
-    return np.sort(last).astype(np.uint32)
-
-
-def _places(wanted: U64, values: U64) -> I64:
-    """Return where each value is in the ascending ``wanted``, -1 where it is not."""
-    if not len(wanted):
-        return np.full(len(values), -1, np.int64)
-    at = np.minimum(np.searchsorted(wanted, values), len(wanted) - 1)
-    return np.where(wanted[at] == values, at, -1)
+    return np.sort(rows).astype(np.uint32)
 
 
 def _is_activation(reproduction: Reproduction, ops: Operations, steps: Steps) -> Bools:
@@ -314,7 +295,7 @@ def _is_activation(reproduction: Reproduction, ops: Operations, steps: Steps) ->
     born, dies = _life_in_steps(ops, step)
     lives_on = ((dies < 0) | (dies > born + 1))[ops.allocation]
     made_in_set_up = ops.size[(ops.kind == OpKind.MALLOC) & (step < 0) & lives_on]
-    parameter_sizes = np.union1d(made_in_set_up, reproduction.prepared.undone.block_requested)
+    parameter_sizes = np.union1d(made_in_set_up, reproduction.trace.initial.block_requested)
     # In the last step nothing is freed any more after a failure: what lives there may be short.
     is_short = ~lives_on | (step == len(steps) - 1) | (ops.kind == OpKind.FAILED)
     chosen: Bools = _is_request(ops) & (step >= 0) & is_short

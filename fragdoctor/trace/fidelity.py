@@ -15,8 +15,8 @@ from fragdoctor.model.diagnosis import FidelityReport
 from fragdoctor.model.settings import Era
 from fragdoctor.model.simulation import ReplayResult
 from fragdoctor.model.snapshot import SegmentType
-from fragdoctor.trace.operations import PreparedTrace
 from fragdoctor.trace.replay import Conditions, result_of
+from fragdoctor.trace.trace import Trace
 from fragdoctor.units import plural
 
 FOREIGN_SHARE = 0.2  # of events that contradict the segments: not this allocator's trace
@@ -41,7 +41,7 @@ class Reproduction:
         order_is_learned: the order of blocks older than the trace was told from addresses.
     """
 
-    prepared: PreparedTrace
+    trace: Trace
     conditions: Conditions
     operations: _ext.NativeOps
     raw: dict[str, Any]
@@ -79,7 +79,7 @@ def share_of(comparison: dict[str, Any]) -> float:
 
 def report(best: Reproduction) -> FidelityReport:
     """Return the fidelity of a reproduction, with its parts and what keeps it from being exact."""
-    c, prepared = best.comparison, best.prepared
+    c, trace = best.comparison, best.trace
     details = {
         "segment_events": {
             "recorded": c["n_segment_events"],
@@ -94,7 +94,7 @@ def report(best: Reproduction) -> FidelityReport:
             "model_only": c["n_failed_model_only"],
         },
         "peak_reserved": {
-            "recorded_bytes": prepared.peak_reserved_bytes,
+            "recorded_bytes": trace.totals.peak_reserved_bytes,
             "model_bytes": best.raw["peak_reserved_bytes"],
         },
         "retries": {
@@ -104,7 +104,7 @@ def report(best: Reproduction) -> FidelityReport:
         "inferred_empty_cache": best.operations.facts()["n_inferred_empty_cache"],
         "order_of_old_blocks_is_learned": best.order_is_learned,
         "first_difference_event": c["first_difference_event"],
-        "contradictions": dict(prepared.undone.contradictions),
+        "contradictions": dict(trace.contradictions),
     }
     return FidelityReport(
         share=share_of(c),
@@ -114,36 +114,36 @@ def report(best: Reproduction) -> FidelityReport:
     )
 
 
-def is_foreign(prepared: PreparedTrace) -> bool:
+def is_foreign(trace: Trace) -> bool:
     """Return whether trace and segments contradict each other as no trace of this allocator does.
 
     Completions without request do not count: they are what ``skip_actions`` leaves.
     """
-    counts = dict(prepared.undone.contradictions)
+    counts = dict(trace.contradictions)
     counts.pop("completed_unrequested", None)
-    return sum(counts.values()) > FOREIGN_SHARE * max(prepared.n_events, 1)
+    return sum(counts.values()) > FOREIGN_SHARE * max(trace.n_events, 1)
 
 
 def _reason(best: Reproduction) -> str:
     if best.is_exact:
         return ""
-    prepared, c = best.prepared, best.comparison
+    trace, c = best.trace, best.comparison
     reasons = []
-    if is_foreign(prepared):
+    if is_foreign(trace):
         reasons.append("trace and segments contradict each other: not this allocator's recording")
-    elif prepared.undone.contradictions:
-        n = sum(prepared.undone.contradictions.values())
+    elif trace.contradictions:
+        n = sum(trace.contradictions.values())
         reasons.append(f"{n} events contradict the rest of the file: events are missing")
-    if prepared.undone.initial_reserved_bytes > 0:
+    if trace.initial_reserved_bytes > 0:
         reasons.append(
             "the trace begins late or lost its oldest events, and the order in which the free "
             "blocks of that time were made is not recorded"
         )
-        if not prepared.undone.block_size_is_known.all():
+        if not trace.initial.block_size_is_known.all():
             reasons.append("the rounded size of blocks made before it is not recorded either")
     if c["n_failed"] > c["n_failed_equal"]:
         reasons.append("a request failed for a reason that the file does not show")
-    if (prepared.snapshot.segments.kind == SegmentType.UNKNOWN).any():
+    if (trace.snapshot.segments.kind == SegmentType.UNKNOWN).any():
         reasons.append("the file does not say which pool a segment belongs to")
     if not reasons:
         reasons.append("something that the file does not record influenced the allocator")

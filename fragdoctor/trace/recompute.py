@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from fragdoctor.model.snapshot import I64
-from fragdoctor.trace.allocations import NEVER, Lives, frees_of, is_free, reached_rows
+from fragdoctor.trace.allocations import NEVER, Allocations, frees_of, is_free, reached_rows
 from fragdoctor.trace.edits import Edit
 from fragdoctor.trace.fidelity import Reproduction
 from fragdoctor.trace.operations import Operations, OpKind
@@ -34,7 +34,7 @@ class _Calls:
     """The calls of layers among the operations: what each keeps, and when it is wanted again."""
 
     def __init__(self, ops: Operations, first_row: I64, end_row: I64, forward_end_row: I64) -> None:
-        self.ops, self.lives = ops, Lives(ops)
+        self.ops, self.lives = ops, Allocations(ops)
         reached = reached_rows(ops)
         self.reached = reached
         self.begin = np.searchsorted(reached, first_row)

@@ -10,12 +10,13 @@ from dataclasses import dataclass, replace
 from itertools import islice
 
 from fragdoctor._native import _ext
-from fragdoctor.model.progress import tell
+from fragdoctor.errors import SimulationError
+from fragdoctor.model.hooks import tell
 from fragdoctor.model.settings import AllocatorSettings, Era
 from fragdoctor.trace.allocator import UNLIMITED
 from fragdoctor.trace.fidelity import Reproduction
-from fragdoctor.trace.operations import PreparedTrace
 from fragdoctor.trace.replay import Conditions
+from fragdoctor.trace.trace import Trace
 from fragdoctor.trace.unrecorded import (
     eras_of,
     limits_of,
@@ -48,10 +49,10 @@ class _Guess:
 class _Finder:
     """Tries guesses on one trace and keeps the best."""
 
-    def __init__(self, prepared: PreparedTrace, device_total_bytes: int | None) -> None:
-        self.prepared = prepared
-        self.total = device_total_bytes or total_by_reservations(prepared)
-        self.capacity = recorded_capacity(prepared)
+    def __init__(self, trace: Trace, device_total_bytes: int | None) -> None:
+        self.trace = trace
+        self.total = device_total_bytes or total_by_reservations(trace)
+        self.capacity = recorded_capacity(trace)
         self.best: Reproduction | None = None
         self._n_tried = 0
         self._operations: dict[tuple[object, ...], _ext.NativeOps] = {}
@@ -86,14 +87,17 @@ class _Finder:
         key = (limit, rows, late, collects)
         if key not in self._operations:
             self._operations.clear()  # the last is what the next guess asks for, if any
-            self._operations[key] = _ext.NativeOps(
-                self.prepared.trace,
-                limit_bytes=limit,
-                is_collecting=collects,
-                empty_cache_rows=sorted(rows),
-                late_rows=sorted(late),
-                device_total_bytes=self.total or 0,
-            )
+            try:
+                self._operations[key] = _ext.NativeOps(
+                    self.trace.native,
+                    limit_bytes=limit,
+                    is_collecting=collects,
+                    empty_cache_rows=sorted(rows),
+                    late_rows=sorted(late),
+                    device_total_bytes=self.total or 0,
+                )
+            except ValueError as error:
+                raise SimulationError(f"The trace cannot be replayed: {error}.") from error
         return self._operations[key]
 
     def _replay(
@@ -116,7 +120,7 @@ class _Finder:
         conditions = Conditions(guess.settings, guess.era, capacity, allowed, self.total)
         raw, comparison = operations.replay_recorded(conditions.native(), max_ops)
         return Reproduction(
-            self.prepared,
+            self.trace,
             conditions,
             operations,
             raw,
@@ -127,7 +131,7 @@ class _Finder:
 
 
 def find_reproduction(
-    prepared: PreparedTrace,
+    trace: Trace,
     *,
     torch_version: str | None = None,
     device_total_bytes: int | None = None,
@@ -135,18 +139,19 @@ def find_reproduction(
     """Return the best reproduction of a trace.
 
     Args:
-        prepared: the trace.
+        trace: of a device.
         torch_version: that wrote the file, if known; else every order of blocks is tried.
         device_total_bytes: memory of the device, if known; base of a memory fraction.
 
     Raises:
         ConfigError: the version is not one.
+        SimulationError: the trace has more streams and pools than a genuine one can have.
     """
-    finder = _Finder(prepared, device_total_bytes)
-    best = _over_eras(finder, prepared.settings, torch_version)
+    finder = _Finder(trace, device_total_bytes)
+    best = _over_eras(finder, trace.settings, torch_version)
     if best.score[0] == 1.0:
         return _learned(best)
-    other = with_shown_settings(prepared)
+    other = with_shown_settings(trace)
     if other is not None:
         shown = _Finder(other, device_total_bytes)
         better = _over_eras(shown, other.settings, torch_version)
@@ -164,7 +169,7 @@ def _learned(best: Reproduction) -> Reproduction:
     lost its beginning does not say which that was, except by what was taken. What is learned is
     used as a fact about the start; the replay that is compared gets no hints.
     """
-    if best.is_exact or best.prepared.undone.initial_reserved_bytes == 0:
+    if best.is_exact or best.trace.initial_reserved_bytes == 0:
         return best
     n_operations = max(best.operations.facts()["n_ops"], 1)
     # Where only addresses differ there is little to win: a long trace is left as it is.
@@ -189,9 +194,9 @@ def _over_eras(
     finder: _Finder, settings: AllocatorSettings, torch_version: str | None
 ) -> Reproduction:
     guesses = [
-        _Guess(era, settings, finder.capacity) for era in eras_of(finder.prepared, torch_version)
+        _Guess(era, settings, finder.capacity) for era in eras_of(finder.trace, torch_version)
     ]
-    if len(guesses) > 1 and finder.prepared.n_requests > PREFIX_OPERATIONS:
+    if len(guesses) > 1 and finder.trace.n_requests > PREFIX_OPERATIONS:
         # The beginning of a long trace shows the order well enough.
         guesses = [max(guesses, key=finder.address_share)]
     best: Reproduction | None = None
@@ -211,10 +216,10 @@ def _over_limits(
     """Return the best of the reproduction and of those with a memory fraction in force."""
     n_operations = max(best.operations.facts()["n_ops"], 1)
     need = best.operations.facts()["lowest_need_bytes"]
-    limits = limits_of(finder.prepared, need, device_total_bytes)
+    limits = limits_of(finder.trace, need, device_total_bytes)
     n_tries = max(MIN_TRIES, LIMIT_OPERATIONS // n_operations)
     for limit in islice(limits, n_tries):
-        guess = _Guess(best.conditions.era, finder.prepared.settings, finder.capacity, limit)
+        guess = _Guess(best.conditions.era, finder.trace.settings, finder.capacity, limit)
         one = finder.try_(guess)
         if one.score > best.score:
             best = one
@@ -231,4 +236,4 @@ def _may_be_limited(best: Reproduction) -> bool:
     """
     if best.comparison["n_failed"] > best.comparison["n_failed_equal"]:
         return True
-    return best.prepared.settings.garbage_collection_threshold > 0
+    return best.trace.settings.garbage_collection_threshold > 0

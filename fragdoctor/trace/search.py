@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 
-from fragdoctor.model.progress import tell
+from fragdoctor.model.hooks import tell
 from fragdoctor.model.simulation import ReplayResult
 from fragdoctor.trace.candidates import usual_candidates
 from fragdoctor.trace.fidelity import Reproduction

@@ -9,13 +9,13 @@ import numpy as np
 
 from fragdoctor._native import _ext
 from fragdoctor.errors import SimulationError
-from fragdoctor.model.progress import tell
+from fragdoctor.model.hooks import tell
 from fragdoctor.model.simulation import ReplayResult, Simulation
 from fragdoctor.model.snapshot import Action, Snapshot
 from fragdoctor.trace.edits import Edit
 from fragdoctor.trace.fidelity import Reproduction, is_foreign, report
-from fragdoctor.trace.operations import PreparedTrace, prepare
 from fragdoctor.trace.reproduction import find_reproduction
+from fragdoctor.trace.trace import Trace
 from fragdoctor.trace.whatif import (
     FairReplay,
     ProgressCallback,
@@ -33,7 +33,7 @@ LONG_TRACE_EVENTS = 1_000_000
 
 
 def simulate(  # noqa: PLR0913 - the questions of one what-if, all by keyword
-    snapshot: Snapshot,
+    source: Snapshot | Trace,
     *,
     device: int | None = None,
     confs: Sequence[str] = (),
@@ -48,8 +48,9 @@ def simulate(  # noqa: PLR0913 - the questions of one what-if, all by keyword
     """Replay a trace as recorded and under every asked condition.
 
     Args:
-        snapshot: with a trace.
-        device: whose trace; the one that ran out of memory, or the busiest, where None.
+        source: the trace, or a snapshot with one.
+        device: whose trace of a snapshot; the one that ran out of memory, or the busiest, where
+            None.
         confs: setting strings, each replacing the recorded settings.
         capacity_bytes: what PyTorch can have of the device; as recorded where None.
         memory_fraction: as for ``set_per_process_memory_fraction``.
@@ -68,7 +69,8 @@ def simulate(  # noqa: PLR0913 - the questions of one what-if, all by keyword
         ConfigError: a setting string, the fraction or the version is wrong.
     """
     version = check_version(torch_version)
-    reproduction = reproduce(snapshot, device, device_total_bytes=device_total_bytes)
+    trace = source if isinstance(source, Trace) else trace_of(source, device)
+    reproduction = reproduce(trace, device_total_bytes=device_total_bytes)
     what_if = WhatIf(
         capacity_bytes=capacity_bytes,
         memory_fraction=memory_fraction,
@@ -101,12 +103,10 @@ def simulate(  # noqa: PLR0913 - the questions of one what-if, all by keyword
 def simulation_of(reproduction: Reproduction, results: Sequence[ReplayResult]) -> Simulation:
     """Return a reproduction and its what-ifs with their fidelity, method and notes."""
     fidelity = report(reproduction)
-    is_exact_enough = (fidelity.share or 0.0) >= REPLAY_SHARE and not is_foreign(
-        reproduction.prepared
-    )
+    is_exact_enough = (fidelity.share or 0.0) >= REPLAY_SHARE and not is_foreign(reproduction.trace)
     capacity = default_capacity(reproduction)
     return Simulation(
-        device=reproduction.prepared.device,
+        device=reproduction.trace.device,
         baseline=replace(
             reproduction.result,
             capacity_bytes=None if capacity is None else reproduction.result.capacity_bytes,
@@ -114,29 +114,20 @@ def simulation_of(reproduction: Reproduction, results: Sequence[ReplayResult]) -
         fidelity=fidelity,
         results=tuple(results),
         method="replay" if is_exact_enough else "estimate",
-        lower_bound_bytes=reproduction.prepared.peak_active_bytes,
+        lower_bound_bytes=reproduction.trace.totals.peak_active_bytes,
         notes=_notes(reproduction),
     )
 
 
-def reproduce(
-    snapshot: Snapshot,
-    device: int | None = None,
-    *,
-    torch_version: str | None = None,
-    device_total_bytes: int | None = None,
-) -> Reproduction:
-    """Return the reproduction of a device's trace: do it once, ask many what-ifs.
+def trace_of(snapshot: Snapshot, device: int | None = None) -> Trace:
+    """Return the trace of a device, for a replay.
 
     Args:
         snapshot: with a trace.
-        device: whose trace; the one that ran out of memory, or the busiest, where None.
-        torch_version: that wrote the file, if known.
-        device_total_bytes: memory of the device, if known.
+        device: whose; the one that ran out of memory, or the busiest, where None.
 
     Raises:
-        SimulationError: there is no trace to replay, or no device of that number.
-        ConfigError: the version is wrong.
+        SimulationError: the snapshot has no device of that number, or none at all.
     """
     chosen = choose_device(snapshot) if device is None else device
     if chosen not in snapshot.devices:
@@ -144,15 +135,31 @@ def reproduce(
             f"The snapshot knows no device {chosen}.",
             hint=f"It has {', '.join(map(str, snapshot.devices)) or 'none'}.",
         )
-    if snapshot.settings.backend != "native":
+    return Trace.of(snapshot, chosen)
+
+
+def reproduce(
+    trace: Trace, *, torch_version: str | None = None, device_total_bytes: int | None = None
+) -> Reproduction:
+    """Return the recorded run, reproduced: do it once, ask many what-ifs.
+
+    Args:
+        trace: of the device.
+        torch_version: that wrote the file, if known.
+        device_total_bytes: memory of the device, if known.
+
+    Raises:
+        SimulationError: there is nothing to replay.
+        ConfigError: the version is wrong.
+    """
+    backend = trace.snapshot.settings.backend
+    if backend != "native":
         raise SimulationError(
-            f"The snapshot was made with the backend {snapshot.settings.backend}, "
-            "which the model does not know."
+            f"The snapshot was made with the backend {backend}, which the model does not know."
         )
-    prepared = prepare(snapshot, chosen)
-    _check_trace(prepared)
+    _check_trace(trace)
     reproduction = find_reproduction(
-        prepared, torch_version=torch_version, device_total_bytes=device_total_bytes
+        trace, torch_version=torch_version, device_total_bytes=device_total_bytes
     )
     return_free_memory(reproduction)
     return reproduction
@@ -160,7 +167,7 @@ def reproduce(
 
 def return_free_memory(reproduction: Reproduction) -> None:
     """Give back what undoing or replaying a long trace has left in the heap."""
-    if reproduction.prepared.n_events >= LONG_TRACE_EVENTS:
+    if reproduction.trace.n_events >= LONG_TRACE_EVENTS:
         _ext.return_free_memory()
 
 
@@ -181,20 +188,20 @@ def choose_device(snapshot: Snapshot) -> int:
     return max(devices, key=rank)
 
 
-def _check_trace(prepared: PreparedTrace) -> None:
+def _check_trace(trace: Trace) -> None:
     hint = "Record from the start on: fragdoctor run train.py"
-    n_live = len(prepared.undone.block_address)
-    if prepared.n_requests == 0 or (prepared.n_events == 1 and n_live > 0):
-        what = "no request" if prepared.n_events else "no trace"
-        if prepared.n_requests:
+    n_live = trace.lives.n_initial
+    if trace.n_requests == 0 or (trace.n_events == 1 and n_live > 0):
+        what = "no request" if trace.n_events else "no trace"
+        if trace.n_requests:
             what = "one event only"
         raise SimulationError(
-            f"The snapshot holds {what} of device {prepared.device}: nothing to replay.", hint=hint
+            f"The snapshot holds {what} of device {trace.device}: nothing to replay.", hint=hint
         )
-    if is_foreign(prepared):
+    if is_foreign(trace):
         raise SimulationError(
             "Trace and segments contradict each other in "
-            f"{sum(prepared.undone.contradictions.values())} places: "
+            f"{sum(trace.contradictions.values())} places: "
             "another allocator made this file, or events are missing.",
             hint=hint,
         )
@@ -216,7 +223,7 @@ def _notes(reproduction: Reproduction) -> tuple[str, ...]:
             "a memory fraction was in force, of about "
             f"{format_mebibytes(conditions.allowed_bytes)}."
         )
-    known = reproduction.prepared.oom_capacity_bytes
+    known = reproduction.trace.oom_capacity_bytes
     if len(np.unique(known[known >= 0])) > 1:
         notes.append("The memory that PyTorch could have changed between failed requests.")
     if n_calls := facts["n_inferred_empty_cache"]:

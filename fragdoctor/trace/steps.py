@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from fragdoctor.model.snapshot import I64, Action
-from fragdoctor.trace.operations import PreparedTrace
+from fragdoctor.trace.trace import Trace
 
 MIN_STEPS = 2
 # A step has more to it than one repeated request.
@@ -37,7 +37,7 @@ class Steps:
         return np.searchsorted(self.starts, rows, side="right").astype(np.int64) - 1
 
 
-def find_steps(prepared: PreparedTrace) -> Steps | None:
+def find_steps(trace: Trace) -> Steps | None:
     """Return the steps of a trace; None where its stacks do not repeat or were not recorded.
 
     Within an iteration some stacks occur once (the loss, the embedding) and others many times
@@ -45,9 +45,8 @@ def find_steps(prepared: PreparedTrace) -> Steps | None:
     iterations, and the first of these stacks begins one. The last iteration may be incomplete: a
     stack near its beginning then counts one more than one near its end.
     """
-    rows = prepared.snapshot.events.device_slice(prepared.device)
-    stack = prepared.snapshot.events.stack[rows]
-    requests = np.nonzero((prepared.columns.native["action"] == Action.ALLOC) & (stack >= 0))[0]
+    stack = trace.events.stack
+    requests = np.nonzero((trace.events.action == Action.ALLOC) & (stack >= 0))[0]
     if not len(requests):
         return None
     ids, first, counts = np.unique(stack[requests], return_index=True, return_counts=True)

@@ -11,7 +11,7 @@ import numpy as np
 
 from fragdoctor.errors import SimulationError
 from fragdoctor.model.snapshot import I64, Bools
-from fragdoctor.trace.allocations import NEVER, Lives, frees_of, is_free, reached_rows
+from fragdoctor.trace.allocations import NEVER, Allocations, frees_of, is_free, reached_rows
 from fragdoctor.trace.edits import Edit
 from fragdoctor.trace.fidelity import Reproduction
 from fragdoctor.trace.operations import OPERATION, Operations, OpKind
@@ -28,7 +28,7 @@ QUANTIZED_BLOCK: Final = 256
 
 
 def loss_in_chunks(
-    forward_rows: tuple[I64, I64], until_row: I64, loss_rows: I64, begin_row: int, n_chunks: int
+    forward_rows: tuple[I64, I64], until_row: I64, loss_rows: I64, n_chunks: int
 ) -> Edit:
     """Return the edit that computes the loss on one part of the tokens after another.
 
@@ -40,18 +40,15 @@ def loss_in_chunks(
             pass ends.
         until_row: event at which the backward pass of the loss is over.
         loss_rows: events of all requests that the loss makes, ascending.
-        begin_row: event at which the first step begins; what was made before it are parameters.
         n_chunks: number of parts.
     """
     from_row, end_row = forward_rows
 
-    def change(reproduction: Reproduction, ops: Operations) -> Operations:
+    def change(_: Reproduction, ops: Operations) -> Operations:
         is_request = _is_request(ops)
         reached = reached_rows(ops)
         is_loss = is_request & _is_in(loss_rows, ops.row.astype(np.int64))
-        # The gradient of the output layer may be as large as the logits.
-        parameters = np.unique(_parameters(reproduction, Lives(ops), begin_row))
-        is_other = ~is_loss & _is_in(parameters, ops.size.astype(np.int64))
+        dies = Allocations(ops).dies[ops.allocation]
         table = ops.table.copy()
         bounds = np.searchsorted(reached, np.stack((from_row, end_row, until_row)))
         for low, middle, high in bounds.T.tolist():
@@ -62,7 +59,10 @@ def loss_in_chunks(
             alike = [largest * 2, largest, largest // 2, largest // 4]
             size = table["size"][low:high]
             chosen = is_request[low:high] & np.isin(size, np.array(alike, np.uint64))
-            chosen &= ~is_other[low:high]
+            # What the backward pass makes and keeps is the gradient of the output layer.
+            is_passing = (np.arange(low, high) < middle) | (dies[low:high] < high)
+            is_passing |= ops.kind[low:high] == OpKind.FAILED
+            chosen &= is_passing
             size[chosen] = np.maximum(size[chosen] // np.uint64(n_chunks), np.uint64(1))
         return Operations(table)
 
@@ -82,7 +82,7 @@ def passes_scaled(first_row: I64, end_row: I64, share: float) -> Edit:
     """
 
     def change(reproduction: Reproduction, ops: Operations) -> Operations:
-        lives = Lives(ops)
+        lives = Allocations(ops)
         parameters = np.unique(_parameters(reproduction, lives, int(first_row[0])))
         reached = reached_rows(ops)
         at = np.searchsorted(first_row, reached, side="right") - 1
@@ -107,7 +107,7 @@ def optimizer_fused(temporary_row: I64) -> Edit:
     """
 
     def change(_: Reproduction, ops: Operations) -> Operations:
-        return _without(ops, _requested_at(ops, temporary_row))
+        return _without_requests(ops, temporary_row)
 
     return Edit("fused optimizer", change)
 
@@ -124,7 +124,7 @@ def optimizer_one_by_one(temporary_row: I64, first_row: I64) -> Edit:
 
     def change(_: Reproduction, ops: Operations) -> Operations:
         temporary = _requested_at(ops, temporary_row)
-        lives = Lives(ops)
+        lives = Allocations(ops)
         ids = np.flatnonzero(temporary)
         of_pass = np.searchsorted(first_row, lives.row[ids], side="right")
         order = np.lexsort((lives.size[ids], of_pass))
@@ -132,7 +132,7 @@ def optimizer_one_by_one(temporary_row: I64, first_row: I64) -> Edit:
         largest = np.zeros(len(temporary), np.bool_)
         largest[ids[order[last_of_pass]]] = True
         table = ops.table.copy()
-        doubled = largest[ops.allocation] & _is_request(ops)
+        doubled = largest[ops.allocation] & (ops.kind == OpKind.MALLOC)
         table["size"][doubled] *= np.uint64(2)
         return _without(Operations(table), temporary & ~largest)
 
@@ -150,13 +150,13 @@ def states_quantized(state_row: I64, temporary_row: I64) -> Edit:
     """
 
     def change(_: Reproduction, ops: Operations) -> Operations:
-        is_state = _requested_at(ops, state_row)
         table = ops.table.copy()
         n = ops.size.astype(np.int64) // FLOAT_BYTES
-        chosen = is_state[ops.allocation] & _is_request(ops) & (n >= QUANTIZED_FROM)
+        is_state = _is_request(ops) & _is_in(state_row, ops.row.astype(np.int64))
+        chosen = is_state & (n >= QUANTIZED_FROM)
         size = n[chosen] + -(-n[chosen] // QUANTIZED_BLOCK) * FLOAT_BYTES
         table["size"][chosen] = size.astype(np.uint64)
-        return _without(Operations(table), _requested_at(ops, temporary_row))
+        return _without_requests(Operations(table), temporary_row)
 
     return Edit("optimizer states in 8 bits", change)
 
@@ -165,8 +165,7 @@ def states_offloaded(state_row: I64, temporary_row: I64) -> Edit:
     """Return the edit that keeps the optimizer's states, and its step, on the host."""
 
     def change(_: Reproduction, ops: Operations) -> Operations:
-        gone = _requested_at(ops, state_row) | _requested_at(ops, temporary_row)
-        return _without(ops, gone)
+        return _without_requests(ops, np.union1d(state_row, temporary_row))
 
     return Edit("optimizer states on the host", change)
 
@@ -181,8 +180,8 @@ def step_in_backward(backward_rows: tuple[I64, I64], step_end_row: I64, temporar
     """
 
     def change(_: Reproduction, ops: Operations) -> Operations:
-        gradient = Lives(ops).kept_from(*backward_rows, until_row=step_end_row)
-        return _freed_at_once(_without(ops, _requested_at(ops, temporary_row)), gradient)
+        gradient = Allocations(ops).kept_from(*backward_rows, until_row=step_end_row)
+        return _freed_at_once(_without_requests(ops, temporary_row), gradient)
 
     return Edit("optimizer step in the backward pass", change)
 
@@ -202,7 +201,7 @@ def gradients_set_to_none(
     """
 
     def change(reproduction: Reproduction, ops: Operations) -> Operations:
-        lives = Lives(ops)
+        lives = Allocations(ops)
         parameters = _parameters(reproduction, lives, begin_row)
         is_gradient = lives.kept_from(*backward_rows) & np.isin(lives.size, parameters)
         kept = np.flatnonzero(is_gradient)
@@ -247,7 +246,7 @@ def buffers_preallocated(rows: I64, n_buffers: int) -> Edit:
     """
 
     def change(_: Reproduction, ops: Operations) -> Operations:
-        lives = Lives(ops)
+        lives = Allocations(ops)
         made = np.flatnonzero(_is_in(rows, lives.row) & (lives.born >= 0))
         made = made[np.argsort(lives.born[made])]
         slot = np.arange(len(made)) % n_buffers
@@ -283,11 +282,18 @@ def _is_request(ops: Operations) -> Bools:
 
 
 def _requested_at(ops: Operations, rows: I64) -> Bools:
-    """Return which allocations are requested at some events, those that failed included."""
+    """Return which allocations are requested at some events."""
     chosen = np.zeros(int(ops.allocation.max(initial=0)) + 1, np.bool_)
-    is_here = _is_request(ops) & _is_in(rows, ops.row.astype(np.int64))
+    is_here = (ops.kind == OpKind.MALLOC) & _is_in(rows, ops.row.astype(np.int64))
     chosen[ops.allocation[is_here]] = True
     return chosen
+
+
+def _without_requests(ops: Operations, rows: I64) -> Operations:
+    """Return the operations without the requests of some events, those that failed included."""
+    is_failed = (ops.kind == OpKind.FAILED) & _is_in(rows, ops.row.astype(np.int64))
+    gone = _requested_at(ops, rows)
+    return _without(Operations(ops.table[~is_failed]), gone)
 
 
 def _is_in(some: I64, values: I64) -> Bools:
@@ -299,17 +305,16 @@ def _is_in(some: I64, values: I64) -> Bools:
     return result
 
 
-def _parameters(reproduction: Reproduction, lives: Lives, first_row: int) -> I64:
+def _parameters(reproduction: Reproduction, lives: Allocations, first_row: int) -> I64:
     """Return the sizes of what was made before a row, or before the trace, and stays."""
     made = lives.size[(lives.row >= 0) & (lives.row < first_row) & (lives.dies == NEVER)]
-    old = reproduction.prepared.undone.block_requested.astype(np.int64)
+    old = reproduction.trace.initial.block_requested.astype(np.int64)
     return np.concatenate((made, old))
 
 
 def _without(ops: Operations, gone: Bools) -> Operations:
     """Return the operations without those on some allocations."""
-    has_allocation = (ops.kind <= OpKind.COMPLETE) | (ops.kind == OpKind.FAILED)
-    return Operations(ops.table[~(gone[ops.allocation] & has_allocation)])
+    return Operations(ops.table[~(gone[ops.allocation] & (ops.kind <= OpKind.COMPLETE))])
 
 
 def _freed_at_once(ops: Operations, chosen: Bools) -> Operations:

@@ -8,7 +8,7 @@ from functools import cached_property
 
 from fragdoctor._native import _ext
 from fragdoctor.errors import SimulationError
-from fragdoctor.model.progress import tell
+from fragdoctor.model.hooks import tell
 from fragdoctor.model.settings import (
     AllocatorSettings,
     era_of,
@@ -137,7 +137,7 @@ def replay_what_if(
     )
     note = ""
     if is_remade:
-        n_blocks = len(reproduction.prepared.undone.block_address)
+        n_blocks = reproduction.trace.lives.n_initial
         note = (
             f"the {plural(n_blocks, 'block')} older than the trace "
             f"{'is' if n_blocks == 1 else 'are'} requested anew, as if the setting had been on "
@@ -155,7 +155,7 @@ def _remakes_start(reproduction: Reproduction, conditions: Conditions) -> bool:
     """
     recorded = reproduction.conditions.settings.expandable_segments
     is_switched = conditions.settings.expandable_segments != recorded
-    return is_switched and reproduction.prepared.undone.initial_reserved_bytes > 0
+    return is_switched and reproduction.trace.initial_reserved_bytes > 0
 
 
 class FairReplay:
@@ -169,7 +169,7 @@ class FairReplay:
 
     def __init__(self, reproduction: Reproduction) -> None:
         self._reproduction = reproduction
-        self._is_late = len(reproduction.prepared.undone.block_address) > 0
+        self._is_late = reproduction.trace.lives.n_initial > 0
 
     @cached_property
     def _shows_trouble(self) -> bool:

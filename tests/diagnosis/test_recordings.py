@@ -9,10 +9,10 @@ import pytest
 from stock import load_stock
 
 from fragdoctor.diagnosis.pipeline import diagnose
+from fragdoctor.inputs.messages import find_messages
+from fragdoctor.inputs.stats_reader import read_stats
 from fragdoctor.model.case import Case
 from fragdoctor.model.diagnosis import Cause
-from fragdoctor.readers.oom_text import find_messages
-from fragdoctor.readers.stats import read_stats
 from fragdoctor.report.base import RenderOptions, Verbosity
 from fragdoctor.report.text import render_diagnosis
 

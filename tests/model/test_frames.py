@@ -7,7 +7,7 @@ import pytest
 from builders import BASE, MIB, alloc, block, columns, event, frame, oom, segment, small, snapshot
 from stock import load_stock
 
-from fragdoctor.readers.snapshot import read_snapshot
+from fragdoctor.inputs.snapshot_reader import read_snapshot
 
 STACK = [frame("train.py", 10, "forward"), frame("train.py", 99, "<module>")]
 

@@ -9,8 +9,7 @@ from oom_messages import GIB, message
 from oom_snapshots import full, holes, late_free
 
 from fragdoctor.diagnosis.contexts import build_contexts
-from fragdoctor.model.bundle import BundleDevice, BundleFacts
-from fragdoctor.model.case import Case, Overrides
+from fragdoctor.model.case import BundleDevice, BundleFacts, Case, Overrides
 from fragdoctor.model.oom import OtherProcess
 from fragdoctor.rules.failed_request import FailedRequest, rounding_bytes
 from fragdoctor.rules.request_sources import request_of_message, with_bundle

@@ -6,17 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from programs import program, record
+from programs import program, record, reproduced
 from stock import from_python
 
 from fragdoctor.errors import ConfigError, SimulationError
+from fragdoctor.inputs.snapshot_reader import read_snapshot
 from fragdoctor.model.snapshot import Snapshot
-from fragdoctor.readers.snapshot import read_snapshot
 from fragdoctor.trace import edits
 from fragdoctor.trace.edits import Edit
 from fragdoctor.trace.fidelity import Reproduction
 from fragdoctor.trace.operations import Operations, OpKind
-from fragdoctor.trace.simulate import reproduce, simulate
+from fragdoctor.trace.simulate import simulate
 from fragdoctor.trace.steps import find_steps
 from fragdoctor.units import MIB
 
@@ -81,8 +81,8 @@ def _segment(size: int) -> int:
 
 
 def test_empty_cache_is_called_before_the_rows_asked() -> None:
-    reproduction = reproduce(record(program(12 * MIB, -1, 30 * MIB, -2, 40 * MIB)))
-    last = reproduction.prepared.n_events - 1
+    reproduction = reproduced(record(program(12 * MIB, -1, 30 * MIB, -2, 40 * MIB)))
+    last = reproduction.trace.n_events - 1
 
     operations = changed(reproduction, edits.empty_cache_at([last]))
 
@@ -101,7 +101,7 @@ def test_empty_cache_returns_what_hinders() -> None:
 
 
 def test_sizes_are_padded_above_the_threshold_only() -> None:
-    reproduction = reproduce(record(program(1000, 3 * MIB + 1, 8 * MIB)))
+    reproduction = reproduced(record(program(1000, 3 * MIB + 1, 8 * MIB)))
 
     operations = changed(reproduction, edits.sizes_padded(4 * MIB))
 
@@ -150,14 +150,14 @@ def test_blocks_older_than_the_trace_can_be_left_out() -> None:
 
 
 def test_address_without_live_block_is_refused() -> None:
-    reproduction = reproduce(record(program(30 * MIB, -1)))
+    reproduction = reproduced(record(program(30 * MIB, -1)))
 
     with pytest.raises(SimulationError, match="No block is live at 0x123"):
         edits.blocks_freed([0x123]).apply(reproduction)
 
 
 def test_steps_are_found_by_their_stacks() -> None:
-    steps = find_steps(reproduce(stepped(5)).prepared)
+    steps = find_steps(reproduced(stepped(5)).trace)
 
     assert steps is not None
     assert len(steps) == 5
@@ -165,16 +165,16 @@ def test_steps_are_found_by_their_stacks() -> None:
 
 
 def test_steps_without_stacks_are_refused() -> None:
-    reproduction = reproduce(record(program(30 * MIB, -1, 30 * MIB)))
+    reproduction = reproduced(record(program(30 * MIB, -1, 30 * MIB)))
 
-    assert find_steps(reproduction.prepared) is None
+    assert find_steps(reproduction.trace) is None
     with pytest.raises(SimulationError, match="No steps"):
         edits.largest_step_first().apply(reproduction)
 
 
 def test_leak_removed_frees_survivors_at_the_end_of_their_step() -> None:
     snapshot = stepped(4)
-    reproduction = reproduce(snapshot)
+    reproduction = reproduced(snapshot)
     leaked = live_addresses(snapshot)[1:]
 
     operations = changed(reproduction, edits.leak_removed(leaked))
@@ -185,7 +185,7 @@ def test_leak_removed_frees_survivors_at_the_end_of_their_step() -> None:
 
 
 def test_largest_step_first_runs_every_request_once() -> None:
-    reproduction = reproduce(stepped(4))
+    reproduction = reproduced(stepped(4))
 
     operations = changed(reproduction, edits.largest_step_first())
 
@@ -203,7 +203,7 @@ def test_largest_step_first_runs_every_request_once() -> None:
 
 
 def test_batch_scaled_leaves_parameters_alone() -> None:
-    reproduction = reproduce(stepped(3))
+    reproduction = reproduced(stepped(3))
 
     operations = changed(reproduction, edits.batch_scaled(0.5))
 
@@ -250,6 +250,6 @@ def test_steps_of_real_traces(shared: Path) -> None:
     expected = {"healthy_gpt": 4, "frag_gpt_varlen": 7, "convnet_varsize": 10, "two_devices": 3}
     for name, n_steps in expected.items():
         snapshot = read_snapshot(shared / "snapshots" / name / "snapshot.pickle")
-        steps = find_steps(reproduce(snapshot).prepared)
+        steps = find_steps(reproduced(snapshot).trace)
         assert steps is not None
         assert len(steps) == n_steps, name

@@ -17,17 +17,18 @@ from programs import (
     programs,
     record,
     recorded,
+    reproduced,
     without_oldest,
 )
 
 from fragdoctor.errors import SimulationError
+from fragdoctor.inputs.snapshot_reader import read_snapshot
 from fragdoctor.model.settings import Era
-from fragdoctor.readers.snapshot import read_snapshot
 from fragdoctor.trace.edits import empty_cache_every
 from fragdoctor.trace.fidelity import report
-from fragdoctor.trace.operations import prepare
 from fragdoctor.trace.reproduction import find_reproduction
-from fragdoctor.trace.simulate import reproduce, simulate
+from fragdoctor.trace.simulate import reproduce, simulate, trace_of
+from fragdoctor.trace.trace import Trace
 from fragdoctor.units import MIB
 
 # What their names say is missing: nothing recorded, or the oldest events lost.
@@ -39,9 +40,9 @@ LOST_EVENTS = {"frag_gpt_long_truncated", "leak_features", "leak_losses", "ring_
 @settings(max_examples=25, deadline=None)
 def test_baseline_with_calls_of_empty_cache_infers_them(made: Program, era: Era) -> None:
     plain = record(made, era=era)
-    called = empty_cache_every(3).apply(reproduce(plain))
+    called = empty_cache_every(3).apply(reproduced(plain))
 
-    reproduction = find_reproduction(prepare(recorded(called, era=era), 0))
+    reproduction = find_reproduction(Trace.of(recorded(called, era=era), 0))
 
     assert reproduction.is_exact, reproduction.comparison
 
@@ -52,7 +53,7 @@ def test_baseline_under_memory_fraction_loses_no_request(made: Program, conf: st
     """The limit is found where the trace shows it: the failing requests fail in the model too."""
     snapshot = record(made, conf, capacity_bytes=400 * MIB, allowed_fraction=0.3)
 
-    reproduction = find_reproduction(prepare(snapshot, 0), device_total_bytes=400 * MIB)
+    reproduction = find_reproduction(Trace.of(snapshot, 0), device_total_bytes=400 * MIB)
 
     assert reproduction.comparison["n_failed_equal"] == reproduction.comparison["n_failed"]
     assert reproduction.is_exact
@@ -63,7 +64,7 @@ def test_era_that_recorded_is_found() -> None:
     low_is_newer = program(12 * MIB, 14 * MIB, 14 * MIB, -2, -3, 14 * MIB, -1)
     found = set()
     for era in Era:
-        reproduction = find_reproduction(prepare(record(low_is_newer, era=era), 0))
+        reproduction = find_reproduction(Trace.of(record(low_is_newer, era=era), 0))
         assert reproduction.is_exact
         found.add(reproduction.conditions.era)
 
@@ -103,7 +104,7 @@ def test_lost_events_are_the_reason() -> None:
     made = [n * MIB for n in (3, 4, 5, 6, 7, 8, 30)]
     whole = record(program(*made, -2, -4, 3 * MIB, 5 * MIB, -1))
 
-    fidelity = report(find_reproduction(prepare(without_oldest(whole, 0, 9), 0)))
+    fidelity = report(find_reproduction(Trace.of(without_oldest(whole, 0, 9), 0)))
 
     assert fidelity.share is not None
     assert fidelity.share > 0.5
@@ -130,7 +131,7 @@ def test_settings_that_the_file_forgot_are_found() -> None:
             snapshot, settings=dataclasses.replace(snapshot.settings.from_recorded({}), conf="")
         )
 
-        reproduction = find_reproduction(prepare(bare, 0))
+        reproduction = find_reproduction(Trace.of(bare, 0))
 
         assert reproduction.is_exact, conf
 
@@ -143,7 +144,7 @@ def test_complete_recordings_are_reproduced_exactly(shared: Path) -> None:
             continue
         snapshot = read_snapshot(path)
         for device in snapshot.devices:
-            reproduction = reproduce(snapshot, device)
+            reproduction = reproduce(trace_of(snapshot, device))
 
             assert reproduction.is_exact, (name, device, reproduction.comparison)
             assert report(reproduction).share == 1.0
@@ -154,7 +155,7 @@ def test_complete_recordings_are_reproduced_exactly(shared: Path) -> None:
 def test_truncated_recordings_tell_the_order_of_old_blocks(shared: Path) -> None:
     """What the ring lost about ties shows in the addresses that were handed out."""
     for name in sorted(LOST_EVENTS):
-        reproduction = reproduce(read_snapshot(shared / "snapshots" / name / "snapshot.pickle"))
+        reproduction = reproduced(read_snapshot(shared / "snapshots" / name / "snapshot.pickle"))
 
         assert report(reproduction).share == 1.0, name
         assert reproduction.order_is_learned
@@ -187,7 +188,7 @@ def test_retries_agree_with_the_statistics(shared: Path) -> None:
         snapshot = read_snapshot(path)
         for device in snapshot.devices:
             of_device = stats[device] if isinstance(stats, list) else stats
-            reproduction = reproduce(snapshot, device)
+            reproduction = reproduce(trace_of(snapshot, device))
             assert reproduction.raw["retries"] == of_device["num_alloc_retries"], path.parent.name
             assert reproduction.raw["ooms"] == of_device["num_ooms"], path.parent.name
             checked += 1

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from programs import CONFS, ERAS, Program, operations_of, program, programs, record
+from programs import CONFS, ERAS, Program, operations_of, program, programs, record, reproduced
 
 from fragdoctor._native import _ext
 from fragdoctor.model.settings import AllocatorSettings, Era, parse_conf
 from fragdoctor.trace.allocator import native_config
-from fragdoctor.trace.operations import OPERATION, Operations, OpKind, prepare
+from fragdoctor.trace.operations import OPERATION, Operations, OpKind
 from fragdoctor.trace.replay import Conditions, allowed_by
 from fragdoctor.trace.reproduction import find_reproduction
-from fragdoctor.trace.simulate import reproduce
+from fragdoctor.trace.trace import Trace
 from fragdoctor.units import MIB
 
 CAPACITIES = st.sampled_from([None, 64 * MIB, 200 * MIB, 401 * MIB, 1000 * MIB])
@@ -27,10 +27,10 @@ def test_replay_of_recorded_program_reproduces_all_of_it(
 ) -> None:
     snapshot = record(made, conf, era=era, capacity_bytes=capacity)
 
-    prepared = prepare(snapshot, 0)
-    reproduction = find_reproduction(prepared, device_total_bytes=capacity)
+    trace = Trace.of(snapshot, 0)
+    reproduction = find_reproduction(trace, device_total_bytes=capacity)
 
-    assert prepared.undone.contradictions == {}
+    assert trace.contradictions == {}
     assert reproduction.is_exact, reproduction.comparison
 
 
@@ -97,13 +97,13 @@ def test_replay_goes_on_after_failure_and_ignores_the_free_of_what_failed() -> N
 
 def test_replay_of_late_start_keeps_old_segments_where_they_lay() -> None:
     whole = record(program(12 * MIB, 12 * MIB, -1, 4 * MIB, 30 * MIB, -2))
-    prepared = prepare(whole, 0)
-    operations = _ext.NativeOps(prepared.trace)
+    trace = Trace.of(whole, 0)
+    operations = _ext.NativeOps(trace.native)
 
     run = operations.replay(Conditions(AllocatorSettings(), Era.BLOCK_COUNTER).native())
 
     assert run["n_bad_seeds"] == 0
-    assert run["peak_reserved_bytes"] == prepared.peak_reserved_bytes
+    assert run["peak_reserved_bytes"] == trace.totals.peak_reserved_bytes
 
 
 def test_edited_operations_out_of_range_are_refused() -> None:
@@ -181,7 +181,7 @@ def test_conditions_of_settings_match_the_model() -> None:
 
 
 def test_baseline_counts_operations_by_kind() -> None:
-    reproduction = reproduce(record(program(MIB, 30 * MIB, -1, 5 * MIB)))
+    reproduction = reproduced(record(program(MIB, 30 * MIB, -1, 5 * MIB)))
 
     kinds = Operations.of(reproduction.operations).kind.tolist()
 

@@ -7,20 +7,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from programs import program, record
+from programs import program, record, reproduced
 
+from fragdoctor.inputs.snapshot_reader import read_snapshot
 from fragdoctor.model.settings import parse_conf
 from fragdoctor.model.simulation import ReplayResult
 from fragdoctor.model.snapshot import Snapshot
-from fragdoctor.readers.snapshot import read_snapshot
 from fragdoctor.trace.candidates import sweep_candidates, usual_candidates
-from fragdoctor.trace.search import (
-    Search,
-    best_of,
-    pareto_of,
-    search_settings,
-)
-from fragdoctor.trace.simulate import reproduce, simulate
+from fragdoctor.trace.search import Search, best_of, pareto_of, search_settings
+from fragdoctor.trace.simulate import simulate
 from fragdoctor.trace.whatif import WhatIf
 from fragdoctor.units import MIB
 
@@ -47,7 +42,7 @@ def result(conf: str, *, fits: bool, peak: int, calls: int, retries: int = 0) ->
 
 
 def test_search_finds_the_setting_that_fits() -> None:
-    reproduction = reproduce(fragmented())
+    reproduction = reproduced(fragmented())
 
     found = search_settings(reproduction)
 
@@ -60,14 +55,14 @@ def test_search_finds_the_setting_that_fits() -> None:
 
 
 def test_search_of_run_without_trouble_recommends_nothing() -> None:
-    found = search_settings(reproduce(record(program(30 * MIB, -1, 20 * MIB))))
+    found = search_settings(reproduced(record(program(30 * MIB, -1, 20 * MIB))))
 
     assert found.recorded_fits
     assert found.best is None
 
 
 def test_search_is_the_same_every_time_and_reports_progress() -> None:
-    reproduction = reproduce(fragmented())
+    reproduction = reproduced(fragmented())
     seen: list[tuple[int, int]] = []
     caller = threading.get_ident()
 
@@ -84,7 +79,7 @@ def test_search_is_the_same_every_time_and_reports_progress() -> None:
 
 
 def test_search_under_larger_capacity_fits_as_it_is() -> None:
-    reproduction = reproduce(fragmented())
+    reproduction = reproduced(fragmented())
 
     found = search_settings(reproduction, what_if=WhatIf(capacity_bytes=800 * MIB))
 
@@ -93,7 +88,7 @@ def test_search_under_larger_capacity_fits_as_it_is() -> None:
 
 
 def test_candidates_are_known_to_the_version() -> None:
-    reproduction = reproduce(fragmented())
+    reproduction = reproduced(fragmented())
 
     for version in ("2.1.2", "2.4.1", "2.12.1", "2.15.0"):
         confs = sweep_candidates(reproduction, version)
@@ -107,7 +102,7 @@ def test_candidates_are_known_to_the_version() -> None:
 def test_search_names_only_what_gains_on_a_run_that_fits() -> None:
     """A run with a retry: most settings spare it nothing, and are no answer."""
     program_ = program(30 * MIB, 40 * MIB, -1, 60 * MIB, -3)
-    reproduction = reproduce(record(program_, capacity_bytes=110 * MIB))
+    reproduction = reproduced(record(program_, capacity_bytes=110 * MIB))
 
     found = search_settings(reproduction)
 
@@ -154,7 +149,7 @@ def test_pareto_holds_what_nothing_beats() -> None:
 @pytest.mark.shared
 def test_sweep_of_a_late_trace_is_judged_like_single_settings(shared: Path) -> None:
     snapshot = read_snapshot(shared / "snapshots" / "kvcache_cat" / "snapshot.pickle")
-    reproduction = reproduce(snapshot)
+    reproduction = reproduced(snapshot)
     confs = ("expandable_segments:True", "max_split_size_mb:128")
 
     found = search_settings(reproduction, confs)
@@ -168,7 +163,7 @@ def test_search_of_real_traps(shared: Path) -> None:
     helps = {}
     for name in ("frag_gpt_varlen", "microbench_alternate", "microbench_40mb"):
         snapshot = read_snapshot(shared / "snapshots" / name / "snapshot.pickle")
-        found = search_settings(reproduce(snapshot))
+        found = search_settings(reproduced(snapshot))
         helps[name] = found.best.conf if found.best is not None else None
 
     assert helps == {

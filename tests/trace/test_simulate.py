@@ -9,7 +9,7 @@ from programs import program, record
 from stock import from_python
 
 from fragdoctor.errors import ConfigError, SimulationError
-from fragdoctor.readers.snapshot import read_snapshot
+from fragdoctor.inputs.snapshot_reader import read_snapshot
 from fragdoctor.trace.edits import empty_cache_every
 from fragdoctor.trace.simulate import choose_device, simulate
 from fragdoctor.units import MIB

@@ -17,8 +17,8 @@ from fragdoctor.analysis.training import TrainingRun, training_run
 from fragdoctor.diagnosis.bench import ENDLESS, Bench, set_up
 from fragdoctor.diagnosis.contexts import build_contexts
 from fragdoctor.errors import SimulationError
+from fragdoctor.inputs.snapshot_reader import read_snapshot
 from fragdoctor.model.case import Case
-from fragdoctor.readers.snapshot import read_snapshot
 from fragdoctor.trace.edits import Edit, combined
 from fragdoctor.trace.recompute import checkpointed
 from fragdoctor.trace.training_edits import (
@@ -43,9 +43,8 @@ def recorded(name: str) -> tuple[Bench, TrainingRun]:
     context = build_contexts(Case(snapshot=read_snapshot(RECORDINGS / f"{name}.pickle.gz")))[0]
     bench, _ = set_up(context)
     assert bench is not None
-    assert context.snapshot is not None
     assert context.analysis is not None
-    run = training_run(context.snapshot, context.analysis.phases, bench.requests)
+    run = training_run(context.analysis.trace, context.analysis.phases, bench.requests)
     assert run is not None
     return bench, run
 
@@ -58,7 +57,7 @@ def layers(run: TrainingRun) -> Edit:
 
 def chunks(run: TrainingRun) -> Edit:
     first, end = run.loss_span
-    return loss_in_chunks((first, run.forward[1]), end, run.loss_row, run.begin_row, 8)
+    return loss_in_chunks((first, run.forward[1]), end, run.loss_row, 8)
 
 
 EDITS: dict[str, Callable[[TrainingRun], Edit]] = {

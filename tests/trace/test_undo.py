@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from programs import Program, program, programs, record, without_oldest
+from programs import without_oldest
 from stock import from_python, load_stock
 
-from fragdoctor.model.snapshot import Snapshot
-from fragdoctor.trace.operations import UndoneTrace, prepare, undo
+from fragdoctor.model.snapshot import BlockState, Snapshot
+from fragdoctor.trace.trace import Trace
 from fragdoctor.units import MIB
 
 BASE = 0x7000_0000_0000
@@ -38,15 +37,25 @@ def snapshot(segments: list[dict[str, Any]], events: list[dict[str, Any]]) -> Sn
     return from_python({"segments": segments, "device_traces": [events]})
 
 
-def totals(undone: UndoneTrace) -> list[tuple[int, int, int]]:
-    return list(
-        zip(
-            undone.allocated_bytes.tolist(),
-            undone.active_bytes.tolist(),
-            undone.reserved_bytes.tolist(),
-            strict=True,
-        )
-    )
+def undo(given: Snapshot, device: int) -> Trace:
+    return Trace.of(given, device)
+
+
+def totals(trace: Trace) -> list[tuple[int, int, int]]:
+    """Return allocated, active and reserved bytes after each event."""
+    t = trace.totals
+    columns = (t.allocated_bytes[1:], t.active_bytes[1:], t.reserved_bytes[1:])
+    return list(zip(*(c.tolist() for c in columns), strict=True))
+
+
+def recorded_totals(trace: Trace) -> list[int]:
+    """Return allocated, active and reserved bytes as the segments of the file say."""
+    blocks = trace.blocks
+    return [
+        int(blocks.size_bytes[blocks.state == BlockState.ALLOCATED].sum()),
+        int(blocks.size_bytes[blocks.state != BlockState.INACTIVE].sum()),
+        int(trace.segments.size_bytes.sum()),
+    ]
 
 
 def test_undo_alloc_and_free_of_old_block_restores_it() -> None:
@@ -60,10 +69,10 @@ def test_undo_alloc_and_free_of_old_block_restores_it() -> None:
 
     undone = undo(given, 0)
 
-    assert list(zip(undone.block_address.tolist(), undone.block_size.tolist(), strict=True)) == [
-        (BASE, 3 * MIB)
-    ]
-    assert undone.block_size_is_known.tolist() == [False]
+    assert list(
+        zip(undone.initial.block_address.tolist(), undone.initial.block_bytes.tolist(), strict=True)
+    ) == [(BASE, 3 * MIB)]
+    assert undone.initial.block_size_is_known.tolist() == [False]
     assert totals(undone) == [
         (0, 3 * MIB, 20 * MIB),
         (0, 0, 20 * MIB),
@@ -87,8 +96,8 @@ def test_undo_old_large_block_with_small_rest_keeps_the_rest() -> None:
 
     undone = undo(given, 0)
 
-    assert undone.block_size.tolist() == [3 * MIB + 512 * 1024]
-    assert undone.active_error_bytes == 0
+    assert undone.initial.block_bytes.tolist() == [3 * MIB + 512 * 1024]
+    assert undone.contradictions == {}
 
 
 def test_undo_segments_that_came_and_went_are_there_when_they_were() -> None:
@@ -103,8 +112,8 @@ def test_undo_segments_that_came_and_went_are_there_when_they_were() -> None:
 
     undone = undo(given, 0)
 
-    assert undone.segment_bytes.tolist() == [20 * MIB]
-    assert undone.reserved_bytes.tolist() == [0, 2 * MIB, 0]
+    assert undone.initial.segment_bytes.tolist() == [20 * MIB]
+    assert undone.totals.reserved_bytes[1:].tolist() == [0, 2 * MIB, 0]
     assert undone.contradictions == {}
 
 
@@ -141,7 +150,7 @@ def test_undo_nonsense_is_survived(seed: int) -> None:
 
     undone = undo(given, 0)
 
-    assert len(undone.active_bytes) == 300
+    assert len(undone.totals.active_bytes) == 301
     assert undone.contradictions
 
 
@@ -152,12 +161,8 @@ def test_undo_recording_agrees_with_its_segments(shared: Path) -> None:
         for device in whole.devices:
             undone = undo(whole, device)
 
-            errors = (
-                undone.allocated_error_bytes,
-                undone.active_error_bytes,
-                undone.reserved_error_bytes,
-            )
-            assert errors == (0, 0, 0), path.parent.name
+            end = undone.totals.at([undone.n_events])[0].tolist()
+            assert end == recorded_totals(undone), path.parent.name
             if path.parent.name != "skip_actions":
                 assert undone.contradictions == {}, path.parent.name
 
@@ -171,30 +176,13 @@ def test_undo_cut_trace_has_the_totals_of_the_whole_one(shared: Path) -> None:
         whole = load_stock(path)
         for device in whole.devices:
             expected = undo(whole, device)
-            n = len(expected.active_bytes)
-            for n_lost in {n // 4, n // 2, n - 3}:
+            n = expected.n_events
+            for n_lost in {n // 4, n // 2, max(0, n - 3)}:
                 cut = undo(without_oldest(whole, device, n_lost), device)
 
-                assert expected.reserved_bytes[n_lost:].tolist() == cut.reserved_bytes.tolist()
-                error = np.abs(expected.active_bytes[n_lost:] - cut.active_bytes)
+                whole_totals, cut_totals = expected.totals, cut.totals
+                reserved = whole_totals.reserved_bytes[n_lost:]
+                assert reserved.tolist() == cut_totals.reserved_bytes.tolist()
+                error = np.abs(whole_totals.active_bytes[n_lost:] - cut_totals.active_bytes)
                 assert error.max() <= MIB, (path.parent.name, n_lost)
                 assert cut.contradictions == {}
-
-
-@given(programs())
-def test_totals_of_segment_events_agree_with_those_of_every_event(one: Program) -> None:
-    prepared = prepare(record(one), 0)
-    undone, rows = prepared.undone, np.arange(prepared.n_events)
-
-    assert undone.reserved_after(rows).tolist() == undone.reserved_bytes.tolist()
-    reserved = [undone.initial_reserved_bytes, *undone.reserved_bytes.tolist()]
-    active = [undone.initial_active_bytes, *undone.active_bytes.tolist()]
-    assert prepared.peak_reserved_bytes == max(reserved)
-    assert prepared.peak_active_bytes == max(active)
-
-
-def test_totals_of_another_name_are_refused() -> None:
-    prepared = prepare(record(program(MIB)), 0)
-
-    with pytest.raises(ValueError, match="column"):
-        prepared.trace.totals("time")

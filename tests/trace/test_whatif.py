@@ -6,18 +6,13 @@ from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
-from programs import CONFS, Program, operations_of, program, programs, record
+from programs import CONFS, Program, operations_of, program, programs, record, reproduced
 
 from fragdoctor.errors import ConfigError, SimulationError
-from fragdoctor.readers.snapshot import read_snapshot
+from fragdoctor.inputs.snapshot_reader import read_snapshot
 from fragdoctor.trace.replay import PAGE_BYTES
-from fragdoctor.trace.simulate import reproduce, simulate
-from fragdoctor.trace.whatif import (
-    WhatIf,
-    conditions_of,
-    replay_what_if,
-    with_smallest_capacity,
-)
+from fragdoctor.trace.simulate import simulate
+from fragdoctor.trace.whatif import WhatIf, conditions_of, replay_what_if, with_smallest_capacity
 from fragdoctor.units import MIB
 
 EXP = "expandable_segments:True"
@@ -51,7 +46,7 @@ REAL = [
 @pytest.mark.shared
 def test_whatif_of_real_trace_equals_the_real_allocator(shared: Path) -> None:
     snapshot = read_snapshot(shared / "snapshots" / "frag_gpt_varlen" / "snapshot.pickle")
-    reproduction = reproduce(snapshot)
+    reproduction = reproduced(snapshot)
 
     for mb, conf, peak, final, retries, ooms, event, allocated in REAL:
         got = replay_what_if(reproduction, WhatIf(conf=conf, capacity_bytes=mb * MIB))
@@ -78,7 +73,7 @@ def test_expandable_segments_would_break_the_growing_cache(shared: Path) -> None
 @pytest.mark.shared
 def test_fitting_is_not_monotone_in_capacity(shared: Path) -> None:
     snapshot = read_snapshot(shared / "snapshots" / "frag_gpt_varlen" / "snapshot.pickle")
-    reproduction = reproduce(snapshot)
+    reproduction = reproduced(snapshot)
     result = replay_what_if(reproduction, WhatIf())
 
     found = with_smallest_capacity(reproduction, WhatIf(), result)
@@ -94,7 +89,7 @@ def test_fitting_is_not_monotone_in_capacity(shared: Path) -> None:
 @given(programs(max_requests=15, n_streams=1), CONFS)
 @settings(max_examples=15, deadline=None)
 def test_smallest_capacity_is_that_of_trying_all(made: Program, conf: str) -> None:
-    reproduction = reproduce(record(made))
+    reproduction = reproduced(record(made))
     what_if = WhatIf(conf=conf)
     result = replay_what_if(reproduction, what_if)
     high = result.peak_reserved_bytes // PAGE_BYTES
@@ -114,7 +109,7 @@ def test_smallest_capacity_is_that_of_trying_all(made: Program, conf: str) -> No
 def test_smallest_capacity_may_lie_below_peak_active() -> None:
     """An oversize block of 34 MiB serves 32 MiB uncut; flushed for want of memory, it need not."""
     small = [1] * 20
-    reproduction = reproduce(record(program(32 * MIB + 1, -1, *small, 32 * MIB - 511)))
+    reproduction = reproduced(record(program(32 * MIB + 1, -1, *small, 32 * MIB - 511)))
     what_if = WhatIf(conf="max_split_size_mb:32")
     result = replay_what_if(reproduction, what_if)
 
@@ -125,7 +120,7 @@ def test_smallest_capacity_may_lie_below_peak_active() -> None:
 
 
 def test_request_that_fails_anywhere_has_no_smallest_capacity() -> None:
-    reproduction = reproduce(record(program(MIB)))
+    reproduction = reproduced(record(program(MIB)))
     operations = operations_of(program(2**52))
     result = replay_what_if(reproduction, WhatIf(), operations)
 
@@ -137,7 +132,9 @@ def test_request_that_fails_anywhere_has_no_smallest_capacity() -> None:
 
 def test_failed_request_that_fits_elsewhere_is_not_kept() -> None:
     """Replayed on a larger device, the request that failed is served, and given back."""
-    reproduction = reproduce(record(program(30 * MIB, 40 * MIB, 10 * MIB), capacity_bytes=60 * MIB))
+    reproduction = reproduced(
+        record(program(30 * MIB, 40 * MIB, 10 * MIB), capacity_bytes=60 * MIB)
+    )
 
     larger = replay_what_if(reproduction, WhatIf(capacity_bytes=200 * MIB))
 
@@ -151,7 +148,7 @@ def test_failed_request_that_fits_elsewhere_is_not_kept() -> None:
 
 
 def test_fraction_limits_by_the_capacity() -> None:
-    reproduction = reproduce(record(program(30 * MIB, 30 * MIB)))
+    reproduction = reproduced(record(program(30 * MIB, 30 * MIB)))
 
     limited = replay_what_if(reproduction, WhatIf(capacity_bytes=100 * MIB, memory_fraction=0.5))
     in_conf = replay_what_if(
@@ -165,7 +162,7 @@ def test_fraction_limits_by_the_capacity() -> None:
 
 
 def test_fraction_of_unknown_memory_is_refused() -> None:
-    reproduction = reproduce(record(program(30 * MIB)))
+    reproduction = reproduced(record(program(30 * MIB)))
 
     with pytest.raises(SimulationError, match="size of the device"):
         replay_what_if(reproduction, WhatIf(memory_fraction=0.5))
@@ -173,7 +170,7 @@ def test_fraction_of_unknown_memory_is_refused() -> None:
 
 def test_inferred_fraction_holds_unless_a_capacity_is_given() -> None:
     snapshot = record(program(30 * MIB, 30 * MIB), capacity_bytes=1000 * MIB, allowed_fraction=0.05)
-    reproduction = reproduce(snapshot)
+    reproduction = reproduced(snapshot)
 
     as_recorded = replay_what_if(reproduction, WhatIf(conf="expandable_segments:True"))
     freed = replay_what_if(reproduction, WhatIf(capacity_bytes=1000 * MIB))
@@ -184,7 +181,7 @@ def test_inferred_fraction_holds_unless_a_capacity_is_given() -> None:
 
 
 def test_version_decides_about_keys_and_order() -> None:
-    reproduction = reproduce(record(program(30 * MIB)))
+    reproduction = reproduced(record(program(30 * MIB)))
 
     with pytest.raises(ConfigError):
         conditions_of(reproduction, WhatIf(conf="large_segment_size_mb:64", torch_version="2.4.1"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from fragdoctor.analysis.result import CaptureQuality
-from fragdoctor.analysis.story.reading import accumulation, memory_over_trials
 from fragdoctor.diagnosis.checklist.memory import Item
 from fragdoctor.diagnosis.decision import OUTSIDE_SHARE
 from fragdoctor.model.diagnosis import Cause, ChecklistItem, Verdict
@@ -14,6 +13,7 @@ from fragdoctor.rules.failed_request import CONTEXT_ALLOWANCE_BYTES, FailedReque
 from fragdoctor.rules.growth.accumulating_trials import STEPS, growth_sentence
 from fragdoctor.rules.growth.growing_line import leading_growth
 from fragdoctor.rules.growth.growing_statistics import MIN_RECORDS, climbs, rise
+from fragdoctor.story.trends import accumulation, memory_over_trials
 from fragdoctor.units import format_share, format_size, plural
 
 

@@ -6,17 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import ClassVar, Final
 
-import numpy as np
-
-from fragdoctor.analysis.attribution import frames_of, user_frames
-from fragdoctor.analysis.result import Growth
-from fragdoctor.analysis.story.reading import (
-    accumulation,
-    growing_cache,
-    has_process_each,
-    memory_over_trials,
-    trials_before_failure,
-)
+from fragdoctor.analysis.result import DeviceAnalysis, Growth
 from fragdoctor.diagnosis.bench import Attempt, Bench
 from fragdoctor.diagnosis.remedies.remedy import (
     CURES,
@@ -28,11 +18,17 @@ from fragdoctor.diagnosis.remedies.remedy import (
 )
 from fragdoctor.model.diagnosis import Cause, Predicted
 from fragdoctor.model.finding import Confidence, Evidence, Location
-from fragdoctor.model.snapshot import BlockState, Snapshot
 from fragdoctor.model.story import LogStory
 from fragdoctor.rules.context import line_text
 from fragdoctor.rules.growth.accumulating_trials import growth_sentence
 from fragdoctor.rules.growth.growing_line import is_significant, leading_growth
+from fragdoctor.story.trends import (
+    accumulation,
+    growing_cache,
+    has_process_each,
+    memory_over_trials,
+    trials_before_failure,
+)
 from fragdoctor.trace.edits import leak_removed
 from fragdoctor.units import format_size, plural
 
@@ -180,23 +176,15 @@ def _predicted(case: JudgedCase, growth: Growth) -> Predicted:
 
 def leaked_blocks(case: JudgedCase) -> tuple[int, ...]:
     """Return the addresses of the live blocks that belong to lines which grow step by step."""
-    analysis, snapshot = case.context.analysis, case.context.snapshot
-    if analysis is None or snapshot is None:
+    analysis = case.context.analysis
+    if analysis is None:
         return ()
-    growing = [g for g in analysis.growth if is_significant(g, analysis)]
-    return live_blocks_of(snapshot, analysis.device, growing)
+    return live_blocks_of(analysis, [g for g in analysis.growth if is_significant(g, analysis)])
 
 
-def live_blocks_of(snapshot: Snapshot, device: int, growing: Sequence[Growth]) -> tuple[int, ...]:
+def live_blocks_of(analysis: DeviceAnalysis, growing: Sequence[Growth]) -> tuple[int, ...]:
     """Return the addresses of live blocks whose user line is one of the growing ones."""
-    if not growing:
-        return ()
-    blocks = snapshot.blocks
-    lines = frames_of(blocks.stack, user_frames(snapshot))
-    is_here = snapshot.segments.device[blocks.segment] == device
-    is_live = (blocks.state == BlockState.ALLOCATED) & is_here
-    grows = np.isin(lines, [g.frame for g in growing])
-    return tuple(int(a) for a in blocks.address[is_live & grows])
+    return tuple(analysis.trace.live_blocks_of([g.frame for g in growing]).tolist())
 
 
 # ---- from trial to trial ---------------------------------------------------------------------

@@ -125,7 +125,7 @@ class ChunkedLoss(SavingRemedy):
             return ()
         first, end = run.loss_span
         spans = (first, run.forward[1])
-        return (loss_in_chunks(spans, end, run.loss_row, run.begin_row, N_CHUNKS),)
+        return (loss_in_chunks(spans, end, run.loss_row, N_CHUNKS),)
 
 
 class GradientCheckpointing(SavingRemedy):

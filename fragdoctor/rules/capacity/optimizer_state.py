@@ -9,10 +9,10 @@ from typing import ClassVar
 from fragdoctor.analysis.categories import OPTIMIZER_STATE, TEMPORARIES
 from fragdoctor.analysis.passes import OPTIMIZER
 from fragdoctor.analysis.result import DeviceAnalysis, Holder
-from fragdoctor.analysis.stack_roles import OPTIMIZER_FILE, OPTIMIZER_STEP
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
 from fragdoctor.rules.base import Need, Rule, Skip
 from fragdoctor.rules.context import Context
+from fragdoctor.trace.stacks import OPTIMIZER_FILE, OPTIMIZER_STEP
 from fragdoctor.units import format_size
 
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import ClassVar, Final
 
+from fragdoctor.model.case import MemoryStats
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
-from fragdoctor.model.stats import MemoryStats
 from fragdoctor.rules.base import Need, Rule, Skip
 from fragdoctor.rules.context import Context
 from fragdoctor.units import format_count, format_size
