@@ -34,7 +34,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "units": {"errors"},
     "limits": {"units"},
     "config": {"errors"},
-    "_native": set(),
+    "_native": {"errors"},
     "model": {"errors", "units"},
     "inputs": {"errors", "limits", "units", "model", "_native"},
     "trace": {"errors", "units", "model", "_native"},
@@ -48,7 +48,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "comparison": {"errors", "units", "model", "trace", "analysis", "diagnosis"},
     "fleet": {"errors", "units", "model", "inputs", "trace", "diagnosis"},
     "export": {"errors", "units", "model", "trace", "report"},
-    "capture": {"errors", "units", "gate"},
+    "capture": {"errors", "units"},
 }
 # Capture runs inside the user's program and traces the user's model: torch is there.
 MAY_IMPORT_TORCH = {"capture", "estimation"}

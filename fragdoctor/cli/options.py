@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from fragdoctor.errors import ConfigError
-from fragdoctor.units import parse_size
+from fragdoctor.units import Amount, parse_amount, parse_size
 
 
 class ReportFormat(StrEnum):
@@ -31,6 +32,13 @@ class SimulationFormat(StrEnum):
     JSON = "json"
 
 
+class EstimateFormat(StrEnum):
+    """Formats of an estimate, a fit and a packing."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
 class FailOn(StrEnum):
     """From which severity on findings make the exit code 1."""
 
@@ -38,10 +46,10 @@ class FailOn(StrEnum):
     ERROR = "error"
 
 
-def size(text: str) -> int:
-    """Return the bytes of an option such as ``24GiB``."""
+def size(text: str | int) -> int:
+    """Return the bytes of an option such as ``24GiB``; a number of a configuration has no unit."""
     try:
-        value = parse_size(text)
+        value = parse_size(str(text))
     except ConfigError as e:
         raise typer.BadParameter(f"{e.message} {e.hint}") from e
     if value == 0:
@@ -49,14 +57,12 @@ def size(text: str) -> int:
     return value
 
 
-def amount(text: str) -> Any:
+def amount(text: str | float | Amount) -> Amount:
     """Return the ``Amount`` of an option such as ``70GiB`` or ``5%``."""
-    from fragdoctor.gate.amount import Amount, parse_amount
-
     if isinstance(text, Amount):
         return text
     try:
-        return parse_amount(text)
+        return parse_amount(str(text))
     except ConfigError as e:
         raise typer.BadParameter(f"{e.message} {e.hint}") from e
 
@@ -131,3 +137,62 @@ TorchVersion = Annotated[
         "--torch-version", parser=version_text, metavar="X", help="Set the PyTorch version"
     ),
 ]
+Gpus = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--gpu",
+        metavar="NAME|SIZE",
+        help="Ask for a GPU: a100-40g, h100, 24GiB; repeatable",
+        show_default=False,
+    ),
+]
+OneGpu = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--gpu",
+        metavar="NAME|SIZE",
+        help="Choose the GPU: a100-40g, h100, 24GiB",
+        show_default=False,
+    ),
+]
+"""A list, so that a second one is refused and not silently preferred."""
+
+Headroom = Annotated[
+    int | None,
+    typer.Option(
+        "--headroom",
+        metavar="SIZE",
+        parser=size,
+        help="Keep so much of the GPU free; a twentieth of it otherwise",
+        show_default=False,
+    ),
+]
+CudaContext = Annotated[
+    int | None,
+    typer.Option(
+        "--context",
+        metavar="SIZE",
+        parser=size,
+        help="Set what the CUDA context of one process takes",
+        show_default=False,
+    ),
+]
+Explain = Annotated[bool, typer.Option("--explain", help="Show formulas, values and sources")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EstimateOutput:
+    """Where the answer of an estimate, a fit or a packing goes, and in which form."""
+
+    output_format: Annotated[
+        EstimateFormat, typer.Option("--format", help="Choose the output format", show_default=True)
+    ] = EstimateFormat.TEXT
+    output: Output = None
+    force: Force = False
+    quiet: Quiet = False
+    no_color: NoColor = False
+
+    @property
+    def as_json(self) -> bool:
+        """Whether the answer is to be a JSON document."""
+        return self.output_format is EstimateFormat.JSON

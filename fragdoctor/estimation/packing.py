@@ -50,7 +50,7 @@ def processes_on_gpu(question: Question, case: Case | None = None) -> Sharing:
         ConfigError: neither a number nor an input says what one process takes, or how large the
             GPU is.
     """
-    message = _message(case)
+    message = None if case is None else case.primary_message
     snapshot = case.snapshot if case is not None else None
     demand, notes = _demand(question, snapshot, message)
     demand = _with_context(demand, question, message)
@@ -70,12 +70,6 @@ def processes_on_gpu(question: Question, case: Case | None = None) -> Sharing:
         n_asked=n_asked,
         notes=notes,
     )
-
-
-def _message(case: Case | None) -> OomMessage | None:
-    if case is None or case.oom is None or not case.oom.messages:
-        return None
-    return case.oom.messages[case.oom.primary]
 
 
 def _known(n_bytes: int | None) -> int | None:

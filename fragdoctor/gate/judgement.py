@@ -8,7 +8,6 @@ from enum import StrEnum
 from typing import Final
 
 from fragdoctor.errors import FragdoctorError
-from fragdoctor.gate.amount import Amount
 from fragdoctor.gate.baseline import DEFAULT_TOLERANCE, Baseline, entry_of, what_got_worse
 from fragdoctor.gate.budgets import (
     BudgetResult,
@@ -23,7 +22,7 @@ from fragdoctor.model.comparison import Comparison
 from fragdoctor.model.diagnosis import Cause, Diagnosis
 from fragdoctor.model.finding import Finding, Location, Severity
 from fragdoctor.rules.base import fingerprint
-from fragdoctor.units import format_size
+from fragdoctor.units import Amount, format_size
 
 OK: Final = 0
 FAILED: Final = 1

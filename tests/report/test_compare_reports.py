@@ -13,12 +13,12 @@ from runs import Ask, case
 
 from fragdoctor.comparison.compare_cases import compare_cases
 from fragdoctor.errors import ConfigError
-from fragdoctor.gate.amount import parse_amount
 from fragdoctor.gate.judgement import judge_growth
 from fragdoctor.model import comparison as model
 from fragdoctor.model.comparison import Comparison
 from fragdoctor.report.base import RenderOptions, Verbosity
 from fragdoctor.report.compare import COMPARE_FORMATS, compare_renderer
+from fragdoctor.units import parse_amount
 
 LOOK = RenderOptions()
 BEFORE = (Ask(10, 40, "build"), Ask(50, 30, calls=("linear",)), Ask(52, 60, kept=False))

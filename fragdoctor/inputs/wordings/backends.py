@@ -11,7 +11,7 @@ from fragdoctor.inputs.wordings.wording import (
     Fields,
     Wording,
     compile_squeezed,
-    parse_size,
+    printed_bytes,
 )
 
 _ASYNC_FIELDS: Final = (
@@ -31,7 +31,7 @@ def _async_figures(fields: Fields, match: re.Match[str], stream: Stream) -> Fiel
     for name, pattern in _ASYNC_FIELDS:
         found = pattern.search(text, match.end(), end)
         if found:
-            fields[name] = parse_size(found.group(name))
+            fields[name] = printed_bytes(found.group(name))
     return fields
 
 

@@ -1,12 +1,15 @@
-"""The part of ``fragdoctor estimate`` about several processes on one GPU."""
+"""``fragdoctor pack``: how many processes of a kind share one GPU."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
 
-from fragdoctor.cli import console
-from fragdoctor.cli.estimate_options import EstimateOptions
+import typer
+
+from fragdoctor.cli import console, options
+from fragdoctor.cli.exit import OK
 from fragdoctor.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -14,7 +17,54 @@ if TYPE_CHECKING:
     from fragdoctor.report.base import RenderOptions
 
 
-def answer(chosen: EstimateOptions, look: RenderOptions) -> str:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackOptions(options.EstimateOutput):
+    """What is asked about several processes on one GPU."""
+
+    inputs: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[INPUT]...",
+            help="What one process left: a snapshot, a message, statistics, a log or a bundle",
+        ),
+    ] = None
+    gpu: options.OneGpu = None
+    per_process: Annotated[
+        int | None,
+        typer.Option(
+            "--per-process",
+            metavar="SIZE",
+            parser=options.size,
+            help="Set the reserved memory of one process, instead of a recording",
+            show_default=False,
+        ),
+    ] = None
+    processes: Annotated[
+        int | None,
+        typer.Option(
+            "--processes",
+            min=1,
+            max=1000,
+            metavar="N",
+            help="Ask whether so many processes fit side by side",
+            show_default=False,
+        ),
+    ] = None
+    headroom: options.Headroom = None
+    context: options.CudaContext = None
+
+
+def pack(chosen: PackOptions) -> int:
+    """Print how many processes share the GPU."""
+    look = console.render_options(
+        quiet=chosen.quiet, no_color=chosen.no_color, to_file=chosen.output is not None
+    )
+    console.check_output(chosen.output, force=chosen.force, inputs=chosen.inputs or [])
+    console.write_report(_answer(chosen, look), chosen.output, force=chosen.force)
+    return OK
+
+
+def _answer(chosen: PackOptions, look: RenderOptions) -> str:
     """Return the report on how many processes share a GPU.
 
     Raises:

@@ -1,4 +1,4 @@
-"""``fragdoctor estimate`` about several processes on one GPU."""
+"""``fragdoctor pack``: several processes on one GPU."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SCHEMA = Path(fragdoctor.__file__).parent / "report" / "schema" / "processes-1.0
 
 
 def test_command_answers_in_text_and_json(run):
-    words = ["estimate", "--per-process", "6GB", "--gpu", "24GiB", "--processes", "4"]
+    words = ["pack", "--per-process", "6GB", "--gpu", "24GiB", "--processes", "4"]
 
     text, document = run(*words), run(*words, "--format", "json")
 
@@ -30,14 +30,14 @@ def test_command_answers_in_text_and_json(run):
 
 
 def test_command_without_a_gpu_says_what_to_give(run):
-    assert run("estimate", "--per-process", "6GB").code == 2
+    assert run("pack", "--per-process", "6GB").code == 2
 
 
 def test_command_reads_a_message(run, tmp_path):
     path = tmp_path / "oom.txt"
     path.write_text("torch.OutOfMemoryError: " + message(5.0, 0.2), encoding="utf-8")
 
-    result = run("estimate", str(path))
+    result = run("pack", str(path))
 
     assert (result.code, "GPU 0 of the message" in result.out) == (0, True)
 
@@ -50,7 +50,7 @@ def test_command_reads_a_bundle_that_is_a_directory(run, tmp_path):
     text = "torch.OutOfMemoryError: " + message(5.0, 0.2)
     (bundle / "oom.txt").write_text(text, encoding="utf-8")
 
-    result = run("estimate", str(bundle))
+    result = run("pack", str(bundle))
 
     assert (result.code, "GPU 0 of the message" in result.out) == (0, True)
 
@@ -64,7 +64,7 @@ def test_command_reads_a_bundle_that_is_a_zip_with_its_gpu(run, tmp_path, packin
         archive.writestr("exit-pid7/bundle.json", json.dumps(manifest))
         archive.writestr("exit-pid7/snapshot.pickle", pickled(training(4).data()))
 
-    result = run("estimate", str(path))
+    result = run("pack", str(path))
 
     assert (result.code, "GPU 0 of the bundle" in result.out) == (0, True)
 
@@ -73,6 +73,6 @@ def test_number_beside_a_recording_is_refused(run, tmp_path):
     path = tmp_path / "b4.pickle"
     path.write_bytes(pickled(training(4).data()))
 
-    result = run("estimate", str(path), "--per-process", "6GB", "--gpu", "24GiB")
+    result = run("pack", str(path), "--per-process", "6GB", "--gpu", "24GiB")
 
     assert (result.code, "does not go with a recording" in result.err) == (2, True)

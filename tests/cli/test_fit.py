@@ -1,4 +1,4 @@
-"""``fragdoctor estimate`` about recordings at several batch sizes."""
+"""``fragdoctor fit``: recordings at several batch sizes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def runs(tmp_path):
 
 
 def test_command_answers_first_and_explains(run, runs):
-    result = run("estimate", *runs, "--capacity", "1GiB", "--explain")
+    result = run("fit", *runs, "--capacity", "1GiB", "--explain")
 
     assert result.code == 0
     assert result.out.startswith("The largest batch that fits in 1.00 GiB for PyTorch is ")
@@ -37,7 +37,7 @@ def test_command_answers_first_and_explains(run, runs):
 
 
 def test_document_follows_its_schema(run, runs):
-    result = run("estimate", *runs, "--gpu", "24GiB", "--format", "json")
+    result = run("fit", *runs, "--gpu", "24GiB", "--format", "json")
 
     document = json.loads(result.out)
     jsonschema.validate(document, json.loads(SCHEMA.read_text(encoding="utf-8")))
@@ -46,12 +46,12 @@ def test_document_follows_its_schema(run, runs):
 
 
 def test_given_batches_go_before_names(run, runs):
-    result = run("estimate", *runs, "--batches", "20,40,80", "--format", "json")
+    result = run("fit", *runs, "--batches", "20,40,80", "--format", "json")
 
     assert [p["batch"] for p in json.loads(result.out)["points"]] == [20, 40, 80]
 
 
-def test_directory_alone_is_a_recording(run, runs):
+def test_directory_alone_is_a_recording_of_one_process(run, runs):
     result = run("estimate", runs[2], "--gpu", "24GiB", "-q")
 
     assert (result.code, "processes fit" in result.out) == (0, True)
@@ -61,7 +61,7 @@ def test_directory_alone_is_a_recording(run, runs):
     "words", [["--batches", "2"], ["--gpu", "24GiB", "--capacity", "1GiB"], ["--batches", "2,x,4"]]
 )
 def test_incomplete_question_is_one_sentence(run, runs, words):
-    result = run("estimate", *(runs[:1] if words == ["--batches", "2"] else runs), *words)
+    result = run("fit", *(runs[:1] if words == ["--batches", "2"] else runs), *words)
 
     assert result.code == 2
     assert "Traceback" not in result.err
@@ -71,7 +71,7 @@ def test_samples_foretell_the_largest_batch_that_really_ran(run, samples):
     """On a simulated device of 4,096 MiB batch 33 ran to the end and 34 ran out of memory."""
     names = [str(samples / f"gpt_batch{b}.pickle.gz") for b in (2, 4, 8)]
 
-    result = run("estimate", *names, "--capacity", "4096MiB", "--format", "json")
+    result = run("fit", *names, "--capacity", "4096MiB", "--format", "json")
 
     prediction = json.loads(result.out)["prediction"]
     assert prediction["largest"] == 33
@@ -89,6 +89,6 @@ def test_command_reads_bundles_that_are_zips(run, tmp_path, packing):
             archive.writestr("exit-pid7/bundle.json", json.dumps(manifest))
             archive.writestr("exit-pid7/snapshot.pickle", pickled(training(batch).data()))
 
-    result = run("estimate", *names, "--gpu", "24GiB", "--format", "json")
+    result = run("fit", *names, "--gpu", "24GiB", "--format", "json")
 
     assert [p["batch"] for p in json.loads(result.out)["points"]] == [2, 4]
