@@ -117,12 +117,12 @@ def _request(chosen: EstimateOptions, gpus: Sequence[GpuModel]) -> Request:
 
 def _estimate(request: Request, gpus: Sequence[GpuModel]) -> Estimate:
     from fragdoctor.estimation.formula import formula_footprint
-    from fragdoctor.estimation.judge import Route, judged
+    from fragdoctor.estimation.judge import Estimator, judged
     from fragdoctor.estimation.request import error_of, workload_of
 
     with console.Progress("Estimating"):
         workload = workload_of(request)
-        return judged(workload, Route(formula_footprint, error_of(workload)), gpus)
+        return judged(workload, Estimator(formula_footprint, error_of(workload)), gpus)
 
 
 def _of_model(chosen: EstimateOptions, look: RenderOptions, given: frozenset[str]) -> str:

@@ -154,7 +154,7 @@ def _swept(trace: Trace, question: Question) -> Simulation:
     )
     candidates = sweep_candidates(reproduction, version or None)
     if capacity_of(reproduction, what_if) is None:
-        # A fraction of a device whose size nobody knows is no limit.
+        # A fraction of a device of unknown size is no limit.
         candidates = tuple(c for c in candidates if "memory_fraction" not in c)
     confs = dict.fromkeys((*question.confs, *candidates))
     found = search_settings(reproduction, tuple(confs), what_if=what_if)

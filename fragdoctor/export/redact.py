@@ -21,7 +21,7 @@ from fragdoctor.trace.code_owners import NATIVE, PACKAGE, STDLIB, TORCH, USER, c
 
 ROOT: Final = "/redacted"
 
-# Words of the diagnosis: who evaluates, and who is an optimizer, is told by names.
+# Words of the diagnosis: evaluation and optimizers are recognised by name.
 _EVALUATION: Final = re.compile(
     r"eval|valid|infer|predict|test|generate|sample|score", re.IGNORECASE
 )
@@ -71,7 +71,7 @@ class Pseudonyms:
 
 
 def redacted_file(name: str, names: Pseudonyms) -> str:
-    """Return a file name of the same class (user, package, torch, ...) that tells nothing."""
+    """Return a file name of the same class (user, package, torch, ...) that gives nothing away."""
     kind = classify_file(name)
     new = {
         USER: _user_file,
@@ -84,7 +84,7 @@ def redacted_file(name: str, names: Pseudonyms) -> str:
 
 
 def redacted_function(name: str, file: str, names: Pseudonyms) -> str:
-    """Return a function's name without what it tells; those of public files stay.
+    """Return a function's name with private parts removed; those of public files stay.
 
     Args:
         name: of the function.

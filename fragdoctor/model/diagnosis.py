@@ -303,8 +303,8 @@ class Diagnosis:
     ``timeline``, ``worst_segments`` (most pinned first) and ``n_pinned_segments`` are of the device
     that the verdict is about; ``phases`` has one report per device with a trace, that one first.
     ``notes`` are about the inputs, ``replay_notes`` about what a replay can and cannot say.
-    ``story`` is None where a log tells none. ``analyses`` are the ``DeviceAnalysis`` of each
-    device of the snapshot that all of this was made from, for the graphics of the page.
+    ``story`` is None if there is no log, or nothing happens in it. ``analyses`` are the
+    ``DeviceAnalysis`` of each device of the snapshot, for the graphics of the page.
     """
 
     case: Case

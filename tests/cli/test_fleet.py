@@ -122,7 +122,7 @@ def test_format_without_a_report_of_ranks_is_refused_early(run: Run, job: Path, 
 def test_log_of_nobody_is_noted(run: Run, job: Path) -> None:
     (job / "train.log").write_text("CUDA out of memory. Tried to allocate 2.00 GiB.\n")
 
-    assert "No rank could be told to own train.log." in run("analyze", str(job)).out
+    assert "No rank could be matched with train.log." in run("analyze", str(job)).out
 
 
 def test_log_of_the_job_is_shared_out_to_its_ranks(run: Run, tmp_path: Path) -> None:

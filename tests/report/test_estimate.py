@@ -14,7 +14,7 @@ from estimated_workloads import workload_of
 import fragdoctor.report
 from fragdoctor.estimation.formula import formula_footprint
 from fragdoctor.estimation.gpus import gpu_of, known_gpus
-from fragdoctor.estimation.judge import Route, judged
+from fragdoctor.estimation.judge import Estimator, judged
 from fragdoctor.model.estimate import Estimate, PhaseName, Sureness
 from fragdoctor.model.workload import Attention
 from fragdoctor.report.base import RenderOptions, Verbosity, render
@@ -29,7 +29,7 @@ WORKLOAD = workload_of(
 
 def estimate(*gpus: str, **changes: Any) -> Estimate:
     workload = replace(WORKLOAD, **changes)
-    return judged(workload, Route(formula_footprint, "So far off."), [gpu_of(g) for g in gpus])
+    return judged(workload, Estimator(formula_footprint, "So far off."), [gpu_of(g) for g in gpus])
 
 
 def closed(value: Any) -> Any:
@@ -116,7 +116,7 @@ def test_each_item_has_formula_and_source() -> None:
 def test_name_with_escape_sequences_is_shown_as_text() -> None:
     hostile = replace(WORKLOAD.shape, name="x\x1b[31m", source="\x1b]0;t\x07")
 
-    found = judged(replace(WORKLOAD, shape=hostile), Route(formula_footprint), [])
+    found = judged(replace(WORKLOAD, shape=hostile), Estimator(formula_footprint), [])
     text = "".join(
         render("estimate", name, found, RenderOptions(), explain=True)
         for name in ("text", "markdown", "html")
