@@ -20,7 +20,6 @@ import numpy.typing as npt
 from fragdoctor._native import _ext
 from fragdoctor.model.snapshot import I32, I64, Bools
 from fragdoctor.trace import stacks
-from fragdoctor.trace.fidelity import Reproduction
 from fragdoctor.trace.operations import Operations, OpKind
 from fragdoctor.trace.steps import StepKind, Steps
 from fragdoctor.trace.trace import Trace
@@ -78,14 +77,17 @@ class Continuation:
 
     Attributes:
         native: the templates of steps, for the native core.
+        lower, higher: futures that ask for less, and for more, where sizes are not known; None
+            where they are.
         n_past: recorded operations that come before; what follows them (a failing request, and what
             its unwinding freed) is replaced by the future.
         n_complete: complete steps that it was made from.
         is_exact: the complete steps are alike to the byte, and the step under way began like them.
         varies: sizes differ between steps without a trend.
         grows: sizes rise from step to step.
-        period: steps until the pattern repeats.
-        template: ``future`` operations, for what is worked out from them.
+        order: the steps that repeat, counted from the first that was looked at.
+        period_steps: how many of them are steps of the program, not evaluation.
+        counts_first: whether the step under way is one of the program's.
     """
 
     native: _ext.NativeFuture
@@ -96,15 +98,24 @@ class Continuation:
     is_exact: bool
     varies: bool
     grows: bool
-    period: int
     order: tuple[int, ...]
+    period_steps: int
     counts_first: bool
 
+    @property
+    def period(self) -> int:
+        """Number of steps until they repeat, evaluation included."""
+        return len(self.order)
 
-def continuation_of(reproduction: Reproduction, table: Operations | None = None) -> Continuation | None:
-    """Return how the program goes on; None where no complete step says so."""
-    operations = table or Operations.of(reproduction.operations)
-    window = _Window.of(reproduction.trace, operations)
+
+def continuation_of(trace: Trace, operations: Operations) -> Continuation | None:
+    """Return how the program goes on after some requests; None where no complete step says so.
+
+    Args:
+        trace: of the device.
+        operations: its requests, as recorded or edited.
+    """
+    window = _Window.of(trace, operations)
     if window is None:
         return None
     n_pools = int(operations.table["pool"].max(initial=0))
@@ -537,8 +548,8 @@ class _Builder:
             is_exact=is_exact,
             varies=varies,
             grows=grows,
-            period=len(order),
             order=tuple(order),
+            period_steps=sum(counts[1:]),
             counts_first=counts[0],
         )
 
@@ -859,24 +870,3 @@ def _slope(t: I64, values: npt.NDArray[np.float64]) -> int:
     total = float((dv * dv).sum())
     fit = float((dt * dv).sum()) ** 2 / (float((dt * dt).sum()) * total) if total else 0.0
     return int((dt * dv).sum() / (dt * dt).sum()) if fit >= 0.8 else 0
-
-
-def look_on(
-    operations: _ext.NativeOps,
-    future: _ext.NativeFuture,
-    n_past: int,
-    config: Any,
-    *,
-    remakes_start: bool,
-    max_steps: int = 100,
-    max_ops: int = 1_000_000,
-) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the raw result of the recorded part, and what came after."""
-    return operations.look_on(
-        config,
-        future,
-        n_past,
-        remake_initial=remakes_start,
-        max_steps=max_steps,
-        max_ops=max_ops,
-    )

@@ -2,88 +2,162 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Final
 
-from fragdoctor.model.simulation import ReplayResult
-from fragdoctor.trace.continuation import Continuation, continuation_of, look_on
-from fragdoctor.trace.fidelity import Reproduction
-from fragdoctor.trace.replay import result_of
-from fragdoctor.trace.whatif import WhatIf, _remakes_start, conditions_of
+import numpy as np
+
+from fragdoctor._native import _ext
+from fragdoctor.model.outlook import Outlook, OutlookBasis, OutlookState
+from fragdoctor.trace.continuation import Continuation, continuation_of
+from fragdoctor.trace.operations import Operations
+from fragdoctor.trace.replay import Conditions
+from fragdoctor.trace.trace import Trace
+from fragdoctor.units import format_size
 
 MAX_STEPS: Final = 100
+"""Steps that are looked at where nobody asks for a number."""
+
 FORESEEN_STEPS: Final = 10_000
+"""Steps within which growth that goes on evenly is said to end the run."""
 
+MIN_PLAYED: Final = 200_000
+PLAYED_SHARE: Final = 0.5
+"""Operations played after the recorded ones: at least so many, or this share of the recorded."""
 
-@dataclass(frozen=True, slots=True)
-class Outlook:
-    state: str
-    steps: int | None = None
-    fails_after_steps: int | None = None
-    needs_bytes: int | None = None
-    peak_reserved_bytes: int | None = None
-    growth_bytes_per_step: int | None = None
-    basis: str = "none"
-    reason: str = ""
+NO_STEP: Final = "the recording holds no complete step"
 
 
 class Outlooks:
-    """The outlooks of one reproduction: its continuation is worked out once."""
+    """The futures of one list of requests; the continuation is worked out once for all what-ifs.
 
-    def __init__(self, reproduction: Reproduction) -> None:
-        self.reproduction = reproduction
-        self.continuation = continuation_of(reproduction)
+    Args:
+        trace: of the device.
+        operations: its requests, as recorded or edited.
+        max_steps: whole steps to play after the one under way; where None, until the pattern
+            repeats, at most ``MAX_STEPS``.
+    """
 
-    def describe(self) -> str:
-        c = self.continuation
-        if c is None:
-            return "no continuation"
-        return f"complete {c.n_complete} exact {c.is_exact} varies {c.varies} grows {c.grows} period {c.period}"
+    def __init__(
+        self, trace: Trace, operations: _ext.NativeOps, max_steps: int | None = None
+    ) -> None:
+        self._operations = operations
+        self._asked = max_steps
+        self.continuation = continuation_of(trace, Operations.of(operations))
+        n_operations = operations.facts()["n_ops"]
+        self._max_ops = max(MIN_PLAYED, int(PLAYED_SHARE * n_operations))
 
-    def of(self, what_if: WhatIf) -> tuple[ReplayResult, Outlook]:
-        conditions = conditions_of(self.reproduction, what_if)
-        remade = _remakes_start(self.reproduction, conditions)
-        c = self.continuation
-        if c is None:
-            raw = self.reproduction.operations.replay(conditions.native(), False, remade)
-            return result_of(raw, conditions), Outlook("open", reason="no complete step")
-        ops, config = self.reproduction.operations, conditions.native()
-        raw, look = look_on(ops, c.native, c.n_past, config, remakes_start=remade)
-        result = result_of(raw, conditions)
-        outlook = outlook_of(result, c, look)
-        other = {"holds": c.higher, "fails": c.lower}.get(outlook.state)
-        if other is not None and result.fits:
-            raw, look = look_on(ops, other, c.n_past, config, remakes_start=remade)
-            second = outlook_of(result, c, look)
-            if second.state != outlook.state:
-                return result, replace(outlook, state="open", fails_after_steps=None, reason="near: "+outlook.state)
-        return result, outlook
+    def replay(self, conditions: Conditions, *, remakes_start: bool) -> tuple[Any, Outlook]:
+        """Return what the native replay of the recorded part said, and what comes after it."""
+        config, known = conditions.native(), self.continuation
+        if known is None:
+            raw = self._operations.replay(config, False, remakes_start)
+            return raw, _without_steps(raw)
+        raw, look = self._play(known.native, config, remakes_start=remakes_start)
+        limits = [b for b in (conditions.capacity_bytes, conditions.allowed_bytes) if b is not None]
+        limit = min(limits, default=None)
+        outlook = self._judged(known, raw, look, limit)
+        other = {OutlookState.HOLDS: known.higher, OutlookState.FAILS: known.lower}.get(
+            outlook.state
+        )
+        if other is None or not raw["fits"]:
+            return raw, outlook
+        again, look = self._play(other, config, remakes_start=remakes_start)
+        if self._judged(known, again, look, limit).state is outlook.state:
+            return raw, outlook
+        return raw, replace(
+            outlook,
+            state=OutlookState.OPEN,
+            fails_after_steps=None,
+            reason=_close(known, outlook.state),
+        )
+
+    def _play(
+        self, future: _ext.NativeFuture, config: _ext.AllocatorConfig, *, remakes_start: bool
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        assert self.continuation is not None  # noqa: S101 - asked before
+        return self._operations.look_on(
+            config,
+            future,
+            self.continuation.n_past,
+            remake_initial=remakes_start,
+            max_steps=MAX_STEPS if self._asked is None else self._asked,
+            max_ops=self._max_ops if self._asked is None else 2**40,
+            stops_at_repetition=self._asked is None,
+        )
+
+    def _judged(
+        self,
+        known: Continuation,
+        raw: Mapping[str, Any],
+        look: Mapping[str, Any],
+        limit_bytes: int | None,
+    ) -> Outlook:
+        if not raw["fits"] or raw["is_cut_short"]:
+            return Outlook(
+                OutlookState.FAILS,
+                OutlookBasis.COMPLETE,
+                fails_after_steps=0,
+                reason="a request of the recorded part fails",
+            )
+        n_done = look["n_done"]
+        growth = _growth(known, look["allocated"])
+        outlook = Outlook(
+            OutlookState.HOLDS,
+            OutlookBasis.REPEATED if known.is_exact else OutlookBasis.SCALED,
+            steps=max(n_done - int(known.counts_first), 0),
+            peak_reserved_bytes=max(
+                int(look["peak_reserved"].max(initial=0)), raw["peak_reserved_bytes"]
+            ),
+            growth_bytes_per_step=growth,
+            reason="the steps repeat from there on" if look["repeats"] else "",
+        )
+        if look["has_failed"]:
+            return replace(
+                outlook,
+                state=OutlookState.FAILS,
+                fails_after_steps=n_done,
+                reason=f"a request of {format_size(look['failed_bytes'])} fails",
+            )
+        if growth <= 0 or look["repeats"] or limit_bytes is None or self._asked is not None:
+            return outlook
+        room = limit_bytes - int(look["peak_allocated"].max(initial=0))
+        n_left = max(room, 0) // growth
+        if n_done + n_left > FORESEEN_STEPS:
+            return outlook
+        return replace(
+            outlook,
+            state=OutlookState.FAILS,
+            fails_after_steps=n_done + n_left,
+            reason=f"each step keeps {format_size(growth)} more",
+        )
 
 
-def outlook_of(result: ReplayResult, c: Continuation, look: dict[str, Any]) -> Outlook:
-    basis = "repeated" if c.is_exact else "scaled"
-    if not result.fits:
-        return Outlook("fails", fails_after_steps=0, basis="complete", reason="a recorded request fails")
-    n_done = look["n_done"]
-    n_after = max(n_done - int(c.counts_first), 0)
-    growth = growth_of(c, look)
-    peak = int(max(look["peak_reserved"].max(initial=0), result.peak_reserved_bytes))
-    if look["has_failed"]:
-        return Outlook("fails", steps=n_after, fails_after_steps=n_done, basis=basis,
-                       peak_reserved_bytes=peak, growth_bytes_per_step=growth, reason="played")
-    if growth > 0 and not look["repeats"] and result.capacity_bytes is not None:
-        room = result.capacity_bytes - int(look["peak_allocated"].max(initial=0))
-        left = room // growth
-        if n_done + left <= FORESEEN_STEPS:
-            return Outlook("fails", steps=n_after, fails_after_steps=int(n_done + left), basis=basis,
-                       peak_reserved_bytes=peak, growth_bytes_per_step=growth, reason="grows")
-    return Outlook("holds", steps=n_after, basis=basis, peak_reserved_bytes=peak,
-                   growth_bytes_per_step=growth, reason="repeats" if look["repeats"] else "played")
+def _without_steps(raw: Mapping[str, Any]) -> Outlook:
+    if not raw["fits"]:
+        return Outlook(
+            OutlookState.FAILS,
+            OutlookBasis.COMPLETE,
+            fails_after_steps=0,
+            reason="a request of the recorded part fails",
+        )
+    return Outlook(OutlookState.OPEN, reason=NO_STEP)
 
 
-def growth_of(c: Continuation, look: dict[str, Any]) -> int:
-    allocated = look["allocated"].astype("int64")
-    period = c.period
-    if len(allocated) <= period + 1:
+def _growth(known: Continuation, allocated: Any) -> int:
+    """Return by how many bytes allocated memory rose per step from one cycle to the next."""
+    after = np.asarray(allocated).astype(np.int64)
+    if len(after) <= known.period + 1:
         return 0
-    return int(allocated[-1] - allocated[-1 - period]) // max(period, 1)
+    n_steps = max(known.period_steps, 1)
+    return int(after[-1] - after[-1 - known.period]) // n_steps
+
+
+def _close(known: Continuation, state: OutlookState) -> str:
+    """Return why an outcome is not certain."""
+    if state is OutlookState.FAILS:
+        return "it fails if the steps to come are as expected, but not if they ask for a little less"
+    if known.varies:
+        return "steps like those recorded fit, but batches differ, and a larger one would not"
+    return "it fits if the steps to come are as expected, but not if they ask for a little more"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -18,6 +19,7 @@ from fragdoctor.model.settings import (
 )
 from fragdoctor.model.simulation import ReplayResult
 from fragdoctor.trace.fidelity import Reproduction
+from fragdoctor.trace.outlook import Outlooks
 from fragdoctor.trace.replay import PAGE_BYTES, Conditions, allowed_by, result_of
 from fragdoctor.units import format_mebibytes, plural
 
@@ -116,6 +118,7 @@ def replay_what_if(
     operations: _ext.NativeOps | None = None,
     *,
     remakes_start: bool | None = None,
+    outlooks: Outlooks | None = None,
 ) -> ReplayResult:
     """Return what the model does with the requests of a trace in a what-if.
 
@@ -125,6 +128,7 @@ def replay_what_if(
         operations: edited requests; those of the reproduction where None.
         remakes_start: whether blocks older than the trace are requested anew; where None, only
             if the kind of segment changes.
+        outlooks: of these requests, to look on beyond them; nobody looks on where None.
 
     Raises:
         ConfigError: the settings or the version are wrong.
@@ -132,9 +136,12 @@ def replay_what_if(
     """
     conditions = conditions_of(reproduction, what_if)
     is_remade = _remakes_start(reproduction, conditions) if remakes_start is None else remakes_start
-    raw = (operations or reproduction.operations).replay(
-        conditions.native(), remake_initial=is_remade
-    )
+    outlook = None
+    if outlooks is None:
+        requests = operations or reproduction.operations
+        raw = requests.replay(conditions.native(), remake_initial=is_remade)
+    else:
+        raw, outlook = outlooks.replay(conditions, remakes_start=is_remade)
     note = ""
     if is_remade:
         n_blocks = reproduction.trace.lives.n_initial
@@ -143,7 +150,8 @@ def replay_what_if(
             f"{'is' if n_blocks == 1 else 'are'} requested anew, as if the setting had been on "
             "from the start"
         )
-    return result_of(raw, conditions, edit=what_if.edit, note=note)
+    result = result_of(raw, conditions, edit=what_if.edit, note=note)
+    return replace(result, outlook=outlook)
 
 
 def _remakes_start(reproduction: Reproduction, conditions: Conditions) -> bool:
@@ -167,9 +175,18 @@ class FairReplay:
     taken for known.
     """
 
-    def __init__(self, reproduction: Reproduction) -> None:
+    def __init__(self, reproduction: Reproduction, max_steps: int | None = None) -> None:
+        """Take a reproduction.
+
+        Args:
+            reproduction: of the trace.
+            max_steps: whole steps to look on after the one under way; where None, until the steps
+                repeat.
+        """
         self._reproduction = reproduction
+        self._max_steps = max_steps
         self._is_late = reproduction.trace.lives.n_initial > 0
+        self._turn = threading.Lock()
 
     @cached_property
     def _shows_trouble(self) -> bool:
@@ -180,20 +197,44 @@ class FairReplay:
             not made.fits or (made.retries > 0) == (recorded.retries > 0)
         )
 
-    def replay(self, what_if: WhatIf, operations: _ext.NativeOps | None = None) -> ReplayResult:
+    @cached_property
+    def _outlooks(self) -> Outlooks:
+        """The futures of the requests as recorded."""
+        return self.outlooks_of(self._reproduction.operations)
+
+    def outlooks_of(self, operations: _ext.NativeOps) -> Outlooks:
+        """Return the futures of requests, of the recorded run or edited."""
+        return Outlooks(self._reproduction.trace, operations, self._max_steps)
+
+    def replay(
+        self, what_if: WhatIf, operations: _ext.NativeOps | None = None, *, looks_on: bool = True
+    ) -> ReplayResult:
         """Return what the model does in a what-if; ``is_conclusive`` says whether it is known.
+
+        Args:
+            what_if: what differs.
+            operations: edited requests; those of the reproduction where None.
+            looks_on: whether to play what comes after the recorded part too.
 
         Raises:
             ConfigError: the settings or the version are wrong.
             SimulationError: the what-if cannot be replayed.
         """
         recorded = self._reproduction.conditions.settings.conf
+        outlooks = None
+        if looks_on:
+            with self._turn:  # the continuation is made once
+                outlooks = self._outlooks if operations is None else self.outlooks_of(operations)
         if not self._is_late or what_if.conf is None or is_same_conf(what_if.conf, recorded):
-            return replay_what_if(self._reproduction, what_if, operations)
-        made = replay_what_if(self._reproduction, what_if, operations, remakes_start=True)
+            return replay_what_if(self._reproduction, what_if, operations, outlooks=outlooks)
+        made = replay_what_if(
+            self._reproduction, what_if, operations, remakes_start=True, outlooks=outlooks
+        )
         if not made.fits or self._shows_trouble:
             return made
-        kept = replay_what_if(self._reproduction, what_if, operations, remakes_start=False)
+        kept = replay_what_if(
+            self._reproduction, what_if, operations, remakes_start=False, outlooks=outlooks
+        )
         # A limit below what was reserved when the recording began has no such start.
         if kept.fits and (kept.margin_bytes or 0) >= 0:
             return max((kept, made), key=lambda r: (r.retries, r.peak_reserved_bytes))
