@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from fragdoctor.analysis.result import DeviceAnalysis
-from fragdoctor.diagnosis.bench import Progress
+from fragdoctor.analysis.training import TrainingRun, training_run
+from fragdoctor.diagnosis.bench import Bench, Progress, set_up
 from fragdoctor.diagnosis.checklist import build_checklist
 from fragdoctor.diagnosis.contexts import build_contexts, leading_context
 from fragdoctor.diagnosis.corrections import find_corrections
@@ -18,15 +20,18 @@ from fragdoctor.diagnosis.figures import (
     timeline_strip,
 )
 from fragdoctor.diagnosis.notes import find_notes
-from fragdoctor.diagnosis.proof import Proof, prove
+from fragdoctor.diagnosis.proof import prove
 from fragdoctor.diagnosis.remedies.registry import proposals, rank
 from fragdoctor.diagnosis.remedies.remedy import JudgedCase
+from fragdoctor.diagnosis.remedies.savings import SHORT_OF_MEMORY
 from fragdoctor.diagnosis.verdict import find_verdict, with_story
 from fragdoctor.model.case import Case
-from fragdoctor.model.diagnosis import Diagnosis, FidelityReport
+from fragdoctor.model.diagnosis import Cause, Diagnosis, FidelityReport, Verdict
 from fragdoctor.rules.base import run_rules
 from fragdoctor.rules.context import Context
 from fragdoctor.rules.registry import RULES
+
+NOT_REPLAYED: Final = FidelityReport(reason="the trace was not replayed")
 
 
 def diagnose(
@@ -47,11 +52,9 @@ def diagnose(
     leader = leading_context(contexts)
     verdict = with_story(find_verdict(leader), leader.story)
     results = run_rules(RULES, contexts)
-    judged = JudgedCase(leader, verdict, results)
-    if replays:
-        proof = prove(judged, proposals(judged), progress)
-    else:
-        proof = Proof(proposals(judged), FidelityReport(reason="the trace was not replayed"))
+    bench, fidelity = set_up(leader) if replays else (None, NOT_REPLAYED)
+    judged = JudgedCase(leader, verdict, results, bench, _training(leader, bench, verdict))
+    proof = prove(judged, proposals(judged), progress)
     recommendations, rejected = rank(proof.proposals)
     return Diagnosis(
         case=case,
@@ -60,7 +63,7 @@ def diagnose(
         devices=tuple(f for c in contexts if (f := device_figures(c)) is not None),
         pins=tuple(p for c in _leader_first(contexts, leader) for p in pin_reports(c)),
         holders=tuple(h for c in _leader_first(contexts, leader) for h in holder_reports(c)),
-        fidelity=proof.fidelity,
+        fidelity=fidelity,
         findings=results.findings,
         skipped=results.skipped,
         recommendations=recommendations,
@@ -75,6 +78,15 @@ def diagnose(
         ),
         story=leader.story,
     )
+
+
+def _training(context: Context, bench: Bench | None, verdict: Verdict) -> TrainingRun | None:
+    """Return the passes and layers of the run, where less memory may be called for."""
+    if bench is None or context.analysis is None:
+        return None
+    if verdict.cause not in (*SHORT_OF_MEMORY, Cause.HEALTHY):
+        return None
+    return training_run(context.analysis.trace, context.analysis.phases, bench.requests)
 
 
 def _leader_first(contexts: Sequence[Context], leader: Context) -> list[Context]:
