@@ -9,9 +9,9 @@ from typing import Final
 import numpy as np
 
 from fragdoctor.analysis.layers import NO_ROW, LayerCalls, Requests, find_layers
-from fragdoctor.analysis.passes import BACKWARD, BOTH, FORWARD, OPTIMIZER
 from fragdoctor.analysis.result import PhaseAnalysis
 from fragdoctor.model.snapshot import I64, Bools, Snapshot
+from fragdoctor.trace.passes import BACKWARD, BOTH, FORWARD, OPTIMIZER
 from fragdoctor.trace.stacks import StackRoles
 from fragdoctor.trace.trace import Trace
 
