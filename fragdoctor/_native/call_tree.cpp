@@ -39,8 +39,8 @@ class Walker {
   // this round if its stamp says so.
   struct Node {
     std::int32_t round = 0, stamp = -1;
-    // The program went back to a line that was not met in this round: maybe a loop that turned to
-    // a line which is not always run.
+    // The program went back to a line that was not met in this round, or to the line's own code:
+    // maybe a loop that turned. It did if something follows that was met in this round.
     std::int32_t back_visit = NO_NODE, back_target = NO_NODE, back_source = NO_NODE;
     std::vector<std::int32_t> since_back;  // children met from there on
   };
@@ -115,9 +115,11 @@ class Walker {
   // The program goes on within a call, from one line to another.
   void move(std::int32_t at, std::int32_t from, std::int32_t to, std::int32_t now) {
     Node& here = node(at);
-    if (node(to).stamp == here.round) {
+    const bool was_met = node(to).stamp == here.round;
+    if (was_met && !is_own(to)) {
       turn(at, from, to, now);
-    } else if (here.back_visit == NO_NODE && is_back(from, to)) {
+    } else if (was_met ? here.back_visit == NO_NODE || is_own(here.back_target)
+                       : here.back_visit == NO_NODE && is_back(from, to)) {
       here.back_visit = now;
       here.back_target = to;
       here.back_source = from;
@@ -139,6 +141,9 @@ class Walker {
       for (const std::int32_t child : here.since_back) node(child).stamp = here.round;
     here.back_visit = NO_NODE;
   }
+
+  // Code of the line itself, without a call: a line may have some before and after each call.
+  bool is_own(std::int32_t id) const { return out_.frame[static_cast<std::size_t>(id)] < 0; }
 
   bool is_back(std::int32_t from, std::int32_t to) const {
     const std::int32_t a = out_.frame[static_cast<std::size_t>(from)],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Final
 
@@ -28,6 +28,45 @@ _TRANSPARENT: Final = re.compile(
 )
 # An optimizer may call the program back (a closure), and its loops show.
 _OPTIMIZERS: Final = re.compile(r"[/\\]torch[/\\]optim[/\\]\w+\.py$")
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """A loop of the program: the node it is in, and which of its lines it goes over.
+
+    Attributes:
+        node, depth: the node, and how deep it is in the tree.
+        function: that the loop's line is in.
+        low, high: the line that it turns to and the last line that it turned from; -1 where its
+            parts are different functions called by one line.
+        turns: ``int64[k]``, indices into the turns of the tree.
+    """
+
+    node: int
+    depth: int
+    function: int
+    low: int
+    high: int
+    turns: I64
+
+    def holds(self, tree: CallTree, paths: I32) -> Bools:
+        """Return which paths are in the body of the loop."""
+        if self.depth + 1 >= paths.shape[1]:
+            return np.zeros(len(paths), np.bool_)
+        result: Bools = paths[:, self.depth] == self.node
+        if self.low < 0:
+            return result
+        child = paths[:, self.depth + 1]
+        line = tree.lines_of(child)
+        is_inside = (self.low <= line) & (line <= self.high)
+        result &= is_inside | (tree.functions_of(child) != self.function)
+        return result
+
+    def encloses(self, tree: CallTree, other: Loop) -> bool:
+        """Return whether another loop is in the body of this one."""
+        if self.node == other.node:
+            return self.function == other.function and self.low < other.low <= self.high
+        return bool(self.holds(tree, tree.paths_of(np.array([other.node], np.int32)))[0])
 
 
 @dataclass(frozen=True)
@@ -59,7 +98,8 @@ class CallTree:
         """Return the tree of a trace; None where its allocations have no Python stacks."""
         snapshot = trace.snapshot
         # What an iteration leaves behind is freed at its end or in the next one: frees mislead.
-        rows = np.flatnonzero(trace.events.action == Action.ALLOC)
+        action = trace.events.action
+        rows = np.flatnonzero((action == Action.ALLOC) | (action == Action.OOM))
         stack = trace.events.stack[rows]
         function = _functions(snapshot)
         kind = _frame_kinds(snapshot, trace.stacks.classes)
@@ -116,16 +156,85 @@ class CallTree:
         frame = np.where(nodes >= 0, self.frame[nodes], -1)
         return np.where(frame >= 0, self.function[frame], np.int32(-1))
 
+    def innermost_frames(self, paths: I32) -> I32:
+        """Return the innermost frame of each path, -1 for none."""
+        frame = np.where(paths > 0, self.frame[np.maximum(paths, 0)], np.int32(-1))
+        last = np.maximum.accumulate(np.where(frame >= 0, np.arange(frame.shape[1]), 0), axis=1)
+        result: I32 = frame[np.arange(len(paths)), last[:, -1]]
+        return result
+
+    @cached_property
+    def loops(self) -> list[Loop]:
+        """The loops that turn anywhere, by node and the line they turn to."""
+        return _loops(self)
+
+    @cached_property
+    def loop_of_turn(self) -> I64:
+        """``int64[t]``: index into ``loops`` of each turn."""
+        result = np.full(len(self.turn_visit), -1, np.int64)
+        for i, loop in enumerate(self.loops):
+            result[loop.turns] = i
+        return result
+
     def visit_at(self, rows: npt.ArrayLike) -> I64:
         """Return the visit that each event row falls into, -1 before the first."""
         return np.searchsorted(self.visit_row, rows, side="right").astype(np.int64) - 1
+
+
+def _loops(tree: CallTree) -> list[Loop]:
+    """Return the loops that turn anywhere, by node and the line they turn to."""
+    if not len(tree.turn_visit):
+        return []
+    key = tree.turn_node.astype(np.int64) << 32 | tree.turn_target
+    _, first, member = np.unique(key, return_index=True, return_inverse=True)
+    member = member.reshape(-1)
+    order = np.argsort(member, kind="stable")
+    ends = np.cumsum(np.bincount(member))
+    target, source = tree.turn_target[first], tree.turn_source
+    function, low = tree.functions_of(target), tree.lines_of(target)
+    loops = []
+    for i, (begin, end) in enumerate(zip(np.append(0, ends[:-1]), ends, strict=True)):
+        turns = order[begin:end]
+        node = int(tree.turn_node[first[i]])
+        sources = source[turns]
+        same = tree.functions_of(sources) == function[i]
+        high = int(tree.lines_of(sources[same]).max(initial=-1))
+        is_lines = low[i] >= 0 and high >= low[i]
+        loops.append(
+            Loop(
+                node,
+                int(tree.depth[node]),
+                int(function[i]),
+                int(low[i]) if is_lines else -1,
+                high if is_lines else -1,
+                turns,
+            )
+        )
+    return _with_nested(loops)
+
+
+def _with_nested(loops: list[Loop]) -> list[Loop]:
+    """Return the loops, each reaching as far as those that begin in it."""
+    highest = [loop.high for loop in loops]
+    groups: dict[tuple[int, int], list[int]] = {}
+    for i, loop in enumerate(loops):
+        if loop.low >= 0:
+            groups.setdefault((loop.node, loop.function), []).append(i)
+    for members in groups.values():
+        behind: list[int] = []  # those that begin later and in none other, the nearest last
+        for i in sorted(members, key=lambda i: -loops[i].low):
+            while behind and loops[behind[-1]].low <= highest[i]:
+                highest[i] = max(highest[i], highest[behind.pop()])
+            behind.append(i)
+    return [replace(loop, high=high) for loop, high in zip(loops, highest, strict=True)]
 
 
 def _functions(snapshot: Snapshot) -> I32:
     """Return a number for each frame, the same for frames of one function."""
     frames = snapshot.frames
     key = frames.filename.astype(np.int64) * (len(snapshot.strings) + 1) + frames.name
-    return np.unique(key, return_inverse=True)[1].reshape(-1).astype(np.int32)
+    function: I32 = np.unique(key, return_inverse=True)[1].reshape(-1).astype(np.int32)
+    return function
 
 
 def _frame_kinds(snapshot: Snapshot, classes: U8) -> U8:

@@ -7,6 +7,7 @@ its other stacks that it trains. What is not marked belongs to the pass that goe
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Final
 
@@ -73,6 +74,14 @@ class RoleRuns:
     def __len__(self) -> int:
         return len(self.label)
 
+    @classmethod
+    def of(cls, trace: Trace) -> RoleRuns | None:
+        """Return the runs of a trace, worked out once."""
+        if cls not in trace.memo:
+            trace.memo[cls] = find_runs(trace)
+        found: RoleRuns | None = trace.memo[cls]
+        return found
+
 
 def find_runs(trace: Trace) -> RoleRuns | None:
     """Return the runs of forward, backward and optimizer events in order.
@@ -126,8 +135,7 @@ def find_passes(trace: Trace, runs: RoleRuns, first_step: int) -> Passes:
     if label[0] == FORWARD and 0 < first_step < first[1]:
         first = np.insert(first, 1, first_step)
         label = np.insert(label, 0, SETUP).astype(np.uint8)
-    is_alloc = events.action == Action.ALLOC
-    rows = np.flatnonzero(is_alloc & trace.stacks.roles.in_module[events.stack])
+    rows = trace.module_rows
     at = np.searchsorted(rows, first[:-1])
     padded = np.append(rows, NOT_REACHED)
     first_module = np.where(padded[at] < first[1:], padded[at], NOT_REACHED)
@@ -215,3 +223,57 @@ _LABELS: Final = {
     stack_roles.BACKWARD: BACKWARD,
     stack_roles.OPTIMIZER: OPTIMIZER,
 }
+
+# ---- without stacks ----------------------------------------------------------------------------
+
+_STEP: Final = re.compile(r"Optimizer\.step#")
+_STEP_OR_ZERO_GRAD: Final = re.compile(r"Optimizer\.(?:step|zero_grad)#")
+MAX_ANNOTATIONS: Final = 200_000
+
+
+def find_optimizer_steps(trace: Trace) -> tuple[I64, I64] | None:
+    """Return the rows at which annotated optimizer steps begin, and those at which they end.
+
+    PyTorch (2.6 and newer) records them with their times in every snapshot. None without any.
+    """
+    marks = _marks(trace, _STEP)
+    if marks is None:
+        return None
+    rows, begins = marks
+    return rows[begins], rows[~begins]
+
+
+def annotated_passes(trace: Trace) -> Passes | None:
+    """Return the passes between and within annotated optimizer steps; None without any.
+
+    What lies between two steps is forward and backward, not told apart.
+    """
+    marks = _marks(trace, _STEP_OR_ZERO_GRAD)
+    if marks is None:
+        return None
+    rows, begins = marks
+    n = trace.n_events
+    change = np.zeros(n + 1, np.int64)
+    np.add.at(change, rows, np.where(begins, 1, -1))
+    in_step = np.cumsum(change)[:n] > 0
+    if not in_step.any():
+        return None
+    label = np.where(in_step, OPTIMIZER, BOTH).astype(np.uint8)
+    starts = np.flatnonzero(np.append(True, label[1:] != label[:-1]))
+    none = np.full(len(starts), NOT_REACHED, np.int64)
+    return Passes(label[starts], np.append(starts, n), none, trace.ends_in_failure)
+
+
+def _marks(trace: Trace, name: re.Pattern[str]) -> tuple[I64, Bools] | None:
+    """Return the rows of annotations of a name, and whether each begins something."""
+    marks = [
+        (a.time_us, a.stage == "START")
+        for a in trace.snapshot.annotations[:MAX_ANNOTATIONS]
+        if a.device in (trace.device, -1) and name.match(a.name[:100])
+    ]
+    times = trace.events.time_us
+    if not marks or not len(times) or int(times.min()) < 0:
+        return None
+    times = np.maximum.accumulate(times)
+    rows = np.searchsorted(times, [m[0] for m in marks], side="left").astype(np.int64)
+    return rows, np.array([m[1] for m in marks], np.bool_)

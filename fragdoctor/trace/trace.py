@@ -270,8 +270,14 @@ class Trace:
         return np.array(known, np.int64)
 
     @cached_property
+    def module_rows(self) -> I64:
+        """Rows of allocations inside a call of a module."""
+        is_alloc = self.events.action == Action.ALLOC
+        return np.flatnonzero(is_alloc & self.stacks.roles.in_module[self.events.stack])
+
+    @cached_property
     def frees_tell(self) -> bool:
-        """Whether frees have stacks of their own: with ``context="alloc"`` they repeat the other."""
+        """Whether frees have stacks of their own; ``context="alloc"`` repeats those of allocs."""
         lives = self.lives
         rows = np.flatnonzero((lives.start >= 0) & (lives.free >= 0) & (lives.free != NEVER))
         stack = self.events.stack[lives.free[rows]]
