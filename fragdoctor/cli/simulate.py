@@ -175,9 +175,7 @@ def _swept(trace: Trace, question: Question) -> Simulation:
         # A fraction of a device of unknown size is no limit.
         candidates = tuple(c for c in candidates if "memory_fraction" not in c)
     confs = dict.fromkeys((*question.confs, *candidates))
-    found = search_settings(
-        reproduction, tuple(confs), what_if=what_if, steps=question.steps
-    )
+    found = search_settings(reproduction, tuple(confs), what_if=what_if, steps=question.steps)
     pareto = tuple(found.pareto)
     if question.smallest_capacity:
         pareto = tuple(

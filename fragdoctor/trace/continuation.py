@@ -1,8 +1,8 @@
 """The continuation of a trace: what the program would have asked for next.
 
-A trace ends in the middle of a step. Its complete steps tell how that one goes on: the rest is taken
-from the step whose stacks came in the same order, with sizes scaled where they vary between steps.
-Then the recorded steps repeat in their order. A block is named by its slot, the stack that
+A trace ends in the middle of a step. Its complete steps tell how that one goes on: the rest is
+taken from the step whose stacks came in the same order, with sizes scaled where they vary between
+steps. Then the recorded steps repeat in their order. A block is named by its slot, the stack that
 allocated it and how often that stack had allocated before in the step; a free names the slot and
 the age of the block in steps. So what a step keeps is kept, and what it frees of an earlier step is
 freed, whichever step came before.
@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fragdoctor._native import _ext
-from fragdoctor.model.snapshot import I32, I64, Bools
+from fragdoctor.model.snapshot import I64, Bools
 from fragdoctor.trace import stacks
 from fragdoctor.trace.operations import Operations, OpKind
 from fragdoctor.trace.steps import StepKind, Steps
@@ -66,6 +66,9 @@ ROUNDED: Final = 0.005
 
 GUESSED: Final = 0.015
 """The same where the step is not aligned request by request, or only a first one was complete."""
+
+MAX_PREDICTORS: Final = 24
+"""Patterns of sizes over the steps that others are told from; the largest."""
 
 MIN_TREND: Final = 6
 """Steps from which on rising sizes are a trend although they do not rise evenly."""
@@ -232,7 +235,7 @@ def _slots(step: I64, stack: I64, size: I64, n_steps: int) -> tuple[I64, int]:
     if n_sizes < 2**62 // max(len(own), 1):
         pairs, pair = np.unique(stack_of.reshape(-1) * n_sizes + size, return_inverse=True)
         pair = pair.reshape(-1)
-        is_even = _even_pairs(pair, len(pairs), pairs // n_sizes, len(own), step, n_steps)
+        is_even = _even_pairs(pair, pairs // n_sizes, step, n_steps)
         group = np.where(is_even[pair], pair, len(pairs) + stack_of.reshape(-1))
     else:
         group = stack_of.reshape(-1)
@@ -247,15 +250,13 @@ def _slots(step: I64, stack: I64, size: I64, n_steps: int) -> tuple[I64, int]:
     return slot.reshape(-1), len(found)
 
 
-def _even_pairs(
-    pair: I64, n_pairs: int, stack_of_pair: I64, n_stacks: int, step: I64, n_complete: int
-) -> Bools:
+def _even_pairs(pair: I64, stack_of_pair: I64, step: I64, n_complete: int) -> Bools:
     """Return which pairs of stack and size occur equally often in most complete steps."""
-    chosen = step < n_complete
-    count = np.zeros((n_pairs, n_complete), np.int32)
-    np.add.at(count, (pair[chosen], step[chosen]), 1)
-    stack_is_there = np.zeros((n_stacks, n_complete), np.bool_)
-    stack_is_there[stack_of_pair[pair[chosen]], step[chosen]] = True
+    n_pairs = len(stack_of_pair)
+    count = np.bincount(pair * n_complete + step, minlength=n_pairs * n_complete)
+    count = count.reshape(n_pairs, n_complete)
+    stack_is_there = np.zeros((int(stack_of_pair.max()) + 1, n_complete), np.bool_)
+    stack_is_there[stack_of_pair[pair], step] = True
     n_steps = stack_is_there.sum(axis=1)[stack_of_pair]
     last = n_complete - 1 - np.argmax(count[:, ::-1] > 0, axis=1)
     usual = count[np.arange(n_pairs), last]
@@ -370,8 +371,9 @@ class _Builder:
         there = ~np.isnan(size)
         count = there.sum(axis=0)
         result = np.zeros(size.shape[1], np.int64)
-        low, high = np.nanmin(np.where(there, size, np.inf), axis=0), np.nanmax(
-            np.where(there, size, -np.inf), axis=0
+        low, high = (
+            np.nanmin(np.where(there, size, np.inf), axis=0),
+            np.nanmax(np.where(there, size, -np.inf), axis=0),
         )
         for k in np.flatnonzero((count >= 3) & (high > low)).tolist():
             t = np.flatnonzero(there[:, k])
@@ -453,7 +455,7 @@ class _Builder:
         alike = [_n_alike((mine, sizes[0]), (other, sizes[1]), at) for at in places.tolist()]
         return t, int(places[int(np.argmax(alike))]) + 1, False
 
-    # ---- fates -------------------------------------------------------------------------------------
+    # ---- fates -----------------------------------------------------------------------------------
 
     def _fates(self) -> I64:
         """Return for each allocation how many steps it lives, or KEPT or REPLACED."""
@@ -482,7 +484,7 @@ class _Builder:
         fate[lives] = result
         return fate
 
-    # ---- templates -----------------------------------------------------------------------------------
+    # ---- templates -------------------------------------------------------------------------------
 
     def build(self) -> Continuation | None:
         """Return the continuation."""
@@ -679,7 +681,7 @@ class _Builder:
         again = is_made & is_old[rest["slot"]]
         of_backward = again & (role[rest["slot"]] == stacks.BACKWARD)
         backward = np.flatnonzero(is_made & (role[rest["slot"]] == stacks.BACKWARD))
-        result = rest[~(again & ~of_backward)]
+        result: npt.NDArray[np.void] = rest[~(again & ~of_backward)]
         if not len(backward) or not of_backward.any():
             return result
         # Gradients are freed before they are made again (set_to_none).
@@ -697,7 +699,7 @@ class _Builder:
         columns = (w.allocation[made], self.slot[made], w.step[made] - self.n, self.fate[made])
         return np.ascontiguousarray(np.stack(columns, axis=1).reshape(-1), np.int32)
 
-    # ---- sizes -------------------------------------------------------------------------------------
+    # ---- sizes -----------------------------------------------------------------------------------
 
     def _varies(self, start: int) -> bool:
         """Return whether sizes differ between like steps, other than by growing evenly."""
@@ -728,7 +730,9 @@ class _Builder:
     def _silent(self) -> I64:
         """Return the allocations whose stack does not tell them from others."""
         made = np.flatnonzero(self.w.kind == OpKind.MALLOC)
-        return made[self.w.trace.stacks.roles.role[self.w.stack[made]] == stacks.SILENT]
+        is_silent = self.w.trace.stacks.roles.role[self.w.stack[made]] == stacks.SILENT
+        result: I64 = made[is_silent]
+        return result
 
     def _predicted(self, like: int) -> npt.NDArray[np.float64]:
         """Return the size expected in each slot of the step under way."""
@@ -749,9 +753,7 @@ class _Builder:
         self._scale_alike(result, like, usable=~varies & ~grows)
         return np.where(np.isnan(result), 1, result)
 
-    def _scale_alike(
-        self, result: npt.NDArray[np.float64], like: int, *, usable: Bools
-    ) -> None:
+    def _scale_alike(self, result: npt.NDArray[np.float64], like: int, *, usable: Bools) -> None:
         """Change sizes that changed for the first time: what was as large changes alike."""
         was, now = self.size[like], self.size[self.n]
         both = usable & ~np.isnan(was) & ~np.isnan(now)
@@ -777,7 +779,7 @@ class _Builder:
 
     def _predictors(self, usable: Bools) -> I64:
         """Return slots whose sizes tell those of others: of each pattern over the steps one."""
-        at = np.flatnonzero(usable)
+        at: I64 = np.flatnonzero(usable)
         if not len(at):
             return at
         part = self.size[: self.n, at]
@@ -789,7 +791,8 @@ class _Builder:
         _, first = np.unique(np.nan_to_num(scaled, nan=-1), axis=1, return_index=True)
         chosen = at[np.sort(first)]
         biggest = np.argsort(-np.nanmax(self.size[: self.n, chosen], axis=0), kind="stable")
-        return chosen[biggest[:24]]
+        result: I64 = chosen[biggest[:MAX_PREDICTORS]]
+        return result
 
     def _fitted(
         self, wanted: I64, predictors: I64, fallback: npt.NDArray[np.float64]

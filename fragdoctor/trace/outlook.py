@@ -111,7 +111,7 @@ class Outlooks:
                 int(look["peak_reserved"].max(initial=0)), raw["peak_reserved_bytes"]
             ),
             growth_bytes_per_step=growth,
-            reason="the steps repeat from there on" if look["repeats"] else "",
+            reason="from there on the steps repeat" if look["repeats"] else "",
         )
         if look["has_failed"]:
             return replace(
@@ -157,7 +157,9 @@ def _growth(known: Continuation, allocated: Any) -> int:
 def _close(known: Continuation, state: OutlookState) -> str:
     """Return why an outcome is not certain."""
     if state is OutlookState.FAILS:
-        return "it fails if the steps to come are as expected, but not if they ask for a little less"
+        return (
+            "it fails if the steps to come are as expected, but not if they ask for a little less"
+        )
     if known.varies:
         return "steps like those recorded fit, but batches differ, and a larger one would not"
     return "it fits if the steps to come are as expected, but not if they ask for a little more"

@@ -187,6 +187,7 @@ class FairReplay:
         self._max_steps = max_steps
         self._is_late = reproduction.trace.lives.n_initial > 0
         self._turn = threading.Lock()
+        self._done: dict[WhatIf, ReplayResult] = {}
 
     @cached_property
     def _shows_trouble(self) -> bool:
@@ -220,6 +221,15 @@ class FairReplay:
             ConfigError: the settings or the version are wrong.
             SimulationError: the what-if cannot be replayed.
         """
+        if operations is not None or not looks_on:
+            return self._replayed(what_if, operations, looks_on=looks_on)
+        if what_if not in self._done:
+            self._done[what_if] = self._replayed(what_if, None, looks_on=True)
+        return self._done[what_if]
+
+    def _replayed(
+        self, what_if: WhatIf, operations: _ext.NativeOps | None, *, looks_on: bool
+    ) -> ReplayResult:
         recorded = self._reproduction.conditions.settings.conf
         outlooks = None
         if looks_on:

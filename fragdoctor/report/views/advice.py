@@ -8,9 +8,20 @@ from typing import Final
 
 from fragdoctor.model.diagnosis import DeviceFigures, Diagnosis, Predicted, Recommendation, RunState
 from fragdoctor.model.finding import Confidence
+from fragdoctor.model.outlook import OutlookState
 from fragdoctor.report import document as doc
 from fragdoctor.report import words
-from fragdoctor.report.document import Detail, Style, bad, code, dim, good, location_text, strong
+from fragdoctor.report.document import (
+    Detail,
+    Style,
+    bad,
+    code,
+    dim,
+    good,
+    location_text,
+    strong,
+    warn,
+)
 from fragdoctor.units import format_size
 
 MAX_SHORT: Final = 2
@@ -106,7 +117,7 @@ def wins(advice: Recommendation, diagnosis: Diagnosis) -> str:
 def short_advice(diagnosis: Diagnosis) -> doc.Section:
     """Return the alternatives and what would not help, one line each."""
     rows = [
-        doc.Row((good("yes") if r.predicted.fits else dim("maybe"), _label(r), dim(_outcome(r))))
+        doc.Row((_promise(r.predicted), _label(r), dim(_outcome(r))))
         for r in diagnosis.recommendations[1 : 1 + MAX_SHORT]
     ]
     rows += [
@@ -133,8 +144,20 @@ def _outcome(advice: Recommendation) -> str:
         return "not tested"
     if p.fits is None:
         return words.METHOD_TITLES.get(p.method, p.method)
+    if p.fits and p.outlook is not None and p.outlook.state is not OutlookState.HOLDS:
+        return words.outlook_text(p.outlook)
     margin = f", {format_size(p.margin_bytes)} to spare" if p.margin_bytes is not None else ""
     return f"fits{margin}" if p.fits else "still fails"
+
+
+def _promise(predicted: Predicted) -> doc.Content:
+    """Return whether something is enough, in a word."""
+    outlook = predicted.outlook
+    if not predicted.fits or (outlook is not None and outlook.state is OutlookState.OPEN):
+        return dim("maybe")
+    if outlook is not None and outlook.state is OutlookState.FAILS:
+        return warn("later")
+    return good("yes")
 
 
 def _why_not(advice: Recommendation) -> str:
