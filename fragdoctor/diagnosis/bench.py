@@ -263,6 +263,11 @@ class Bench:
             reason=outlook.reason if is_open else "the recorded failure",
         )
 
+    @property
+    def n_steps(self) -> int:
+        """Complete steps of the recording, as far as the continuation looked at them."""
+        return self.fair_replay.n_steps
+
     def survivors(self) -> list[ReplayResult] | None:
         """Return what the usual settings make of the run, of those that get past the failed step.
 

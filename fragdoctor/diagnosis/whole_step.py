@@ -66,11 +66,15 @@ def _is_leak(
         return False
     if growth * MIN_GROWN_STEPS < LEAKING_SHARE * (bench.recorded.capacity_bytes or 0):
         return False
-    return growth > 0 and all(_only_postpones(r) for r in survivors)
+    return growth > 0 and all(_postpones_little(r, bench.n_steps) for r in survivors)
 
 
-def _only_postpones(result: ReplayResult) -> bool:
-    return result.outlook is not None and result.outlook.state is OutlookState.FAILS
+def _postpones_little(result: ReplayResult, n_steps: int) -> bool:
+    """Return whether a setting fails too, before the run has come twice as far."""
+    outlook = result.outlook
+    if outlook is None or outlook.state is not OutlookState.FAILS:
+        return False
+    return (outlook.fails_after_steps or 0) <= n_steps
 
 
 def _as_leak(verdict: Verdict, outlook: Outlook, survivors: list[ReplayResult]) -> Verdict:

@@ -11,6 +11,7 @@ import numpy as np
 from fragdoctor._native import _ext
 from fragdoctor.model.outlook import Outlook, OutlookBasis, OutlookState
 from fragdoctor.trace.continuation import Continuation, continuation_of
+from fragdoctor.trace.lower_bound import lower_bound_of
 from fragdoctor.trace.operations import Operations
 from fragdoctor.trace.replay import Conditions
 from fragdoctor.trace.trace import Trace
@@ -45,18 +46,19 @@ class Outlooks:
         self._operations = operations
         self._asked = max_steps
         self.continuation = continuation_of(trace, Operations.of(operations))
+        self._lower_bound = lower_bound_of(trace) if self.continuation is None else None
         n_operations = operations.facts()["n_ops"]
         self._max_ops = max(MIN_PLAYED, int(PLAYED_SHARE * n_operations))
 
     def replay(self, conditions: Conditions, *, remakes_start: bool) -> tuple[Any, Outlook]:
         """Return what the native replay of the recorded part said, and what comes after it."""
         config, known = conditions.native(), self.continuation
-        if known is None:
-            raw = self._operations.replay(config, False, remakes_start)
-            return raw, _without_steps(raw)
-        raw, look = self._play(known.native, config, remakes_start=remakes_start)
         limits = [b for b in (conditions.capacity_bytes, conditions.allowed_bytes) if b is not None]
         limit = min(limits, default=None)
+        if known is None:
+            raw = self._operations.replay(config, False, remakes_start)
+            return raw, self._without_steps(raw, limit)
+        raw, look = self._play(known.native, config, remakes_start=remakes_start)
         outlook = self._judged(known, raw, look, limit)
         other = {OutlookState.HOLDS: known.higher, OutlookState.FAILS: known.lower}.get(
             outlook.state
@@ -87,6 +89,21 @@ class Outlooks:
             stops_at_repetition=self._asked is None,
         )
 
+    def _without_steps(self, raw: Mapping[str, Any], limit_bytes: int | None) -> Outlook:
+        """Return the outlook of a run of which no step is complete."""
+        if not raw["fits"]:
+            return _failed_before()
+        bound = self._lower_bound
+        if bound is None:
+            return Outlook(OutlookState.OPEN, reason=NO_STEP)
+        is_beyond = limit_bytes is not None and bound.live_bytes > limit_bytes
+        return Outlook(
+            OutlookState.FAILS if is_beyond else OutlookState.OPEN,
+            OutlookBasis.LOWER_BOUND,
+            fails_after_steps=0 if is_beyond else None,
+            reason=f"the step was not finished, {bound.text}",
+        )
+
     def _judged(
         self,
         known: Continuation,
@@ -95,12 +112,7 @@ class Outlooks:
         limit_bytes: int | None,
     ) -> Outlook:
         if not raw["fits"] or raw["is_cut_short"]:
-            return Outlook(
-                OutlookState.FAILS,
-                OutlookBasis.COMPLETE,
-                fails_after_steps=0,
-                reason="a request of the recorded part fails",
-            )
+            return _failed_before()
         n_done = look["n_done"]
         growth = _growth(known, look["allocated"])
         outlook = Outlook(
@@ -134,15 +146,13 @@ class Outlooks:
         )
 
 
-def _without_steps(raw: Mapping[str, Any]) -> Outlook:
-    if not raw["fits"]:
-        return Outlook(
-            OutlookState.FAILS,
-            OutlookBasis.COMPLETE,
-            fails_after_steps=0,
-            reason="a request of the recorded part fails",
-        )
-    return Outlook(OutlookState.OPEN, reason=NO_STEP)
+def _failed_before() -> Outlook:
+    return Outlook(
+        OutlookState.FAILS,
+        OutlookBasis.COMPLETE,
+        fails_after_steps=0,
+        reason="a request of the recorded part fails",
+    )
 
 
 def _growth(known: Continuation, allocated: Any) -> int:

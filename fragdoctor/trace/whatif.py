@@ -203,6 +203,12 @@ class FairReplay:
         """The futures of the requests as recorded."""
         return self.outlooks_of(self._reproduction.operations)
 
+    @property
+    def n_steps(self) -> int:
+        """Complete steps that the run is continued from."""
+        known = self._outlooks.continuation
+        return 0 if known is None else known.n_complete
+
     def outlooks_of(self, operations: _ext.NativeOps) -> Outlooks:
         """Return the futures of requests, of the recorded run or edited."""
         return Outlooks(self._reproduction.trace, operations, self._max_steps)
