@@ -441,7 +441,7 @@ class _Builder:
             if mine[-1] in self.sequences[t] and (best is None or n_common > best[0]):
                 best = n_common, t
         if best is None:
-            return None
+            return self._at_new_request(mine)
         t = best[1]
         other = self.sequences[t]
         theirs = _numbered(other)
@@ -454,6 +454,15 @@ class _Builder:
         sizes = self.w.size[self.w.requests[self.n]], self.w.size[self.w.requests[t]]
         alike = [_n_alike((mine, sizes[0]), (other, sizes[1]), at) for at in places.tolist()]
         return t, int(places[int(np.argmax(alike))]) + 1, False
+
+    def _at_new_request(self, mine: I64) -> tuple[int, int, bool] | None:
+        """Return where a step goes on whose failing request no other has; all others must match."""
+        for t in range(self.n - 1, -1, -1):
+            other = self.sequences[t]
+            n_same = len(mine) - 1
+            if n_same <= len(other) and np.array_equal(mine[:-1], other[:n_same]):
+                return t, n_same, False
+        return None
 
     # ---- fates -----------------------------------------------------------------------------------
 
@@ -663,7 +672,8 @@ class _Builder:
         if w.has_failed:
             own = self._converted(np.array([len(w.kind) - 1]))
             own["growth"] = 0
-            own["age"] = self.fate[requests[n_same - 1]] if n_same else 0
+            is_known = n_same > 0 and w.stack[requests[n_same - 1]] == w.stack[-1]
+            own["age"] = self.fate[requests[n_same - 1]] if is_known else 0
             rest = _joined(own, rest)
         return rest
 

@@ -23,9 +23,8 @@ MAX_STEPS: Final = 100
 FORESEEN_STEPS: Final = 10_000
 """Steps within which growth that goes on evenly is said to end the run."""
 
-MIN_PLAYED: Final = 200_000
-PLAYED_SHARE: Final = 0.5
-"""Operations played after the recorded ones: at least so many, or this share of the recorded."""
+MAX_PLAYED: Final = 200_000
+"""Operations played after the recorded ones, where nobody asks for a number of steps."""
 
 NO_STEP: Final = "the recording holds no complete step"
 
@@ -47,8 +46,6 @@ class Outlooks:
         self._asked = max_steps
         self.continuation = continuation_of(trace, Operations.of(operations))
         self._lower_bound = lower_bound_of(trace) if self.continuation is None else None
-        n_operations = operations.facts()["n_ops"]
-        self._max_ops = max(MIN_PLAYED, int(PLAYED_SHARE * n_operations))
 
     def replay(self, conditions: Conditions, *, remakes_start: bool) -> tuple[Any, Outlook]:
         """Return what the native replay of the recorded part said, and what comes after it."""
@@ -85,7 +82,7 @@ class Outlooks:
             self.continuation.n_past,
             remake_initial=remakes_start,
             max_steps=MAX_STEPS if self._asked is None else self._asked,
-            max_ops=self._max_ops if self._asked is None else 2**40,
+            max_ops=MAX_PLAYED if self._asked is None else 2**40,
             stops_at_repetition=self._asked is None,
         )
 
