@@ -58,13 +58,16 @@ MISALIGNED: Final = 0.25
 SMALL: Final = 64 * 1024
 """Sizes below this may differ between steps that count as alike."""
 
+MANY_STEPS: Final = 8
+"""Steps of differing size from which on the largest so far tells much of those to come."""
+
 BOUNDED: Final = 0.01
 """Share by which the largest two steps differ, up to which they are as large as steps get."""
 
 ROUNDED: Final = 0.005
 """Share by which a step may differ from what sizes scaled to it say."""
 
-GUESSED: Final = 0.015
+GUESSED: Final = 0.008
 """The same where the step is not aligned request by request, or only a first one was complete."""
 
 MAX_PREDICTORS: Final = 24
@@ -573,7 +576,7 @@ class _Builder:
         if not is_exact:
             less = more = GUESSED if not self.is_same else ROUNDED
         more = max(more, stretch)
-        is_periodic = self.period < self.n - self.start
+        is_periodic = 2 * self.period <= self.n - self.start
         irregular = self._irregular() & (not is_periodic)
         is_made = table["kind"] == OpKind.MALLOC
         passing = is_made & (table["age"] == 0)
@@ -610,14 +613,18 @@ class _Builder:
             for t in range(self.start, self.n)
             if self.classes[t] == self.classes[like]
         ]
-        predicted = self.predicted[self.slot[w.requests[like]]]
+        slot = self.slot[w.requests[like]]
+        seen = self.size[self.n, slot]
+        predicted = np.where(np.isnan(seen), self.predicted[slot], seen)
         total.append(float(predicted.sum()))
         x = np.sort(np.array(total))[::-1]
         if len(x) < 2 or not x[0]:
             return 1.0
         gap, spread = (x[0] - x[1]) / x[0], (x[0] - x[-1]) / x[0]
-        if gap < BOUNDED:
-            return float(max(ROUNDED, spread / len(x)))
+        if gap < BOUNDED / 10:
+            return ROUNDED
+        if gap < BOUNDED or len(x) > MANY_STEPS:
+            return float(max(ROUNDED, gap, spread / len(x)))
         return float(min(max(2 * gap, 1.2 * spread * min(1.0, 8 / len(x))), 1.0))
 
     def _irregular(self) -> Bools:

@@ -95,7 +95,9 @@ def simulate(  # noqa: PLR0913 - the questions of one what-if, all by keyword
         operations = None if change is None else change.apply(reproduction)
         result = fair.replay(one, operations)
         if smallest_capacity:
-            result = with_smallest_capacity(reproduction, one, result, operations)
+            result = with_smallest_capacity(
+                reproduction, one, result, operations, fair.outlooks_of(operations)
+            )
         results.append(result)
         if progress is not None:
             progress(i + 1, len(asked))

@@ -10,6 +10,7 @@ from functools import cached_property
 from fragdoctor._native import _ext
 from fragdoctor.errors import SimulationError
 from fragdoctor.model.hooks import tell
+from fragdoctor.model.outlook import Outlook, OutlookState
 from fragdoctor.model.settings import (
     AllocatorSettings,
     era_of,
@@ -26,6 +27,7 @@ from fragdoctor.units import format_mebibytes, plural
 # Work spent on one search for a smallest capacity, in operations: a second or two.
 SEARCH_OPERATIONS = 20_000_000
 MIN_REPLAYS = 24
+MAX_HALVINGS = 12
 _ENDLESS = 2**50
 
 OPEN = (
@@ -209,8 +211,10 @@ class FairReplay:
         known = self._outlooks.continuation
         return 0 if known is None else known.n_complete
 
-    def outlooks_of(self, operations: _ext.NativeOps) -> Outlooks:
-        """Return the futures of requests, of the recorded run or edited."""
+    def outlooks_of(self, operations: _ext.NativeOps | None) -> Outlooks:
+        """Return the futures of requests: edited ones, or those of the recorded run where None."""
+        if operations is None:
+            return self._outlooks
         return Outlooks(self._reproduction.trace, operations, self._max_steps)
 
     def replay(
@@ -240,7 +244,7 @@ class FairReplay:
         outlooks = None
         if looks_on:
             with self._turn:  # the continuation is made once
-                outlooks = self._outlooks if operations is None else self.outlooks_of(operations)
+                outlooks = self.outlooks_of(operations)
         if not self._is_late or what_if.conf is None or is_same_conf(what_if.conf, recorded):
             return replay_what_if(self._reproduction, what_if, operations, outlooks=outlooks)
         made = replay_what_if(
@@ -262,8 +266,11 @@ def with_smallest_capacity(
     what_if: WhatIf,
     result: ReplayResult,
     operations: _ext.NativeOps | None = None,
+    outlooks: Outlooks | None = None,
 ) -> ReplayResult:
     """Return the result with the smallest capacity at which every request is served.
+
+    With outlooks that is the least at which the whole run goes on, as far as it is known.
 
     Fitting is not monotone in capacity: a flush at the right moment can let a run pass on a
     smaller device. So the capacities are walked upward from the lower bound (peak requested bytes),
@@ -271,6 +278,11 @@ def with_smallest_capacity(
     """
     search = _CapacitySearch(reproduction, what_if, operations or reproduction.operations)
     smallest, note = search.run()
+    if outlooks is not None and smallest is not None and outlooks.continuation is not None:
+        whole, about = search.whole_run(smallest, outlooks)
+        outlook = None if result.outlook is None else replace(result.outlook, needs_bytes=whole)
+        result = replace(result, outlook=outlook)
+        smallest, note = whole or smallest, about or note
     return replace(result, smallest_capacity_bytes=smallest, smallest_capacity_note=note)
 
 
@@ -323,6 +335,36 @@ class _CapacitySearch:
                 f"from {format_mebibytes(high)} on it always fits"
             )
         return smallest, "" if is_complete else "not every larger capacity was tried"
+
+    def whole_run(self, low: int, outlooks: Outlooks) -> tuple[int | None, str]:
+        """Return the least capacity at which the run goes on after the recorded part, by halving.
+
+        None, with the reason, where none is enough.
+        """
+
+        def outlook_at(capacity: int) -> Outlook | None:
+            what_if = replace(self.what_if, capacity_bytes=capacity)
+            return replay_what_if(
+                self.reproduction, what_if, self.operations, outlooks=outlooks
+            ).outlook
+
+        endless = outlook_at(_ENDLESS)
+        if endless is None or endless.peak_reserved_bytes is None:
+            return None, ""
+        if endless.growth_bytes_per_step:
+            each = format_mebibytes(endless.growth_bytes_per_step)
+            return None, f"of the recorded part: each step keeps {each} more, which never ends"
+        high = max(_pages_up(endless.peak_reserved_bytes), low)
+        for _ in range(MAX_HALVINGS):
+            if high - low < PAGE_BYTES:
+                break
+            middle = (low + high) // 2 // PAGE_BYTES * PAGE_BYTES
+            found = outlook_at(middle)
+            if found is None or found.state is OutlookState.FAILS:
+                low = middle + PAGE_BYTES
+            else:
+                high = middle
+        return high, ""
 
     def _bisect(self, low: int, high: int) -> int:
         """Return a capacity that fits, by halving; only a start, for lack of monotony."""

@@ -106,12 +106,20 @@ def wins(advice: Recommendation, diagnosis: Diagnosis) -> str:
             return f"{gain}It was not tested by replay."
         return f"{gain}Not tested: that takes a recording of the run ({_RECORD})."
     said = [
-        "" if p.fits is None else "the run fits" if p.fits else "the run still fails",
+        "" if p.fits is None else _fits_text(p, diagnosis),
         "" if p.outlook is None else words.outlook_text(p.outlook),
         *words.predicted_figures(p),
     ]
     how = words.METHOD_TITLES.get(p.method, p.method).capitalize()
     return f"{how}: {', '.join(s for s in said if s) or 'no figures'}."
+
+
+def _fits_text(predicted: Predicted, diagnosis: Diagnosis) -> str:
+    if not predicted.fits:
+        return "the run still fails"
+    is_cut = diagnosis.verdict.state is RunState.FAILED
+    is_whole = predicted.outlook is not None and predicted.outlook.state is OutlookState.HOLDS
+    return "the recorded part fits" if is_cut and not is_whole else "the run fits"
 
 
 def short_advice(diagnosis: Diagnosis) -> doc.Section:
@@ -145,7 +153,8 @@ def _outcome(advice: Recommendation) -> str:
     if p.fits is None:
         return words.METHOD_TITLES.get(p.method, p.method)
     if p.fits and p.outlook is not None and p.outlook.state is not OutlookState.HOLDS:
-        return words.outlook_text(p.outlook)
+        is_open = p.outlook.state is OutlookState.OPEN
+        return "fits so far; the rest is not known" if is_open else words.outlook_text(p.outlook)
     margin = f", {format_size(p.margin_bytes)} to spare" if p.margin_bytes is not None else ""
     return f"fits{margin}" if p.fits else "still fails"
 
@@ -164,6 +173,8 @@ def _why_not(advice: Recommendation) -> str:
     """Return in a few words why something does not help."""
     if advice.predicted.fits is False:
         return "still fails"
+    if advice.predicted.outlook is not None and advice.predicted.outlook.ends_step:
+        return "the step fails further on"
     first = _REPLAYED.sub("", advice.why.split(". ", 1)[0].rstrip("."))
     clause = re.split(r", |: |; ", first, maxsplit=1)[0]
     return clause[:1].lower() + clause[1:] or "it changes nothing here"
