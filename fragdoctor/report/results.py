@@ -89,6 +89,8 @@ def _of_file(judgement: FileJudgement, root: str) -> Iterator[Result]:
         )
     for reason in judgement.reasons:
         yield _of_reason(reason, judgement.name, root)
+    for finding in judgement.warnings:
+        yield _of_finding(finding, judgement.name, root)
 
 
 def _of_reason(reason: Reason, source: str, root: str) -> Result:
