@@ -272,10 +272,9 @@ def estimate(  # noqa: PLR0913 - the options of one estimate, all by keyword
         ConfigError: an option has no such value.
         InputError: an input is no model.
     """
-    from fragdoctor.estimation.formula import formula_footprint  # noqa: PLC0415 - numpy is heavy
+    from fragdoctor.estimation.formula import estimate_of  # noqa: PLC0415 - numpy is heavy
     from fragdoctor.estimation.gpus import gpu_of  # noqa: PLC0415
-    from fragdoctor.estimation.judge import Estimator, judged  # noqa: PLC0415
-    from fragdoctor.estimation.request import Request, error_of, workload_of  # noqa: PLC0415
+    from fragdoctor.estimation.request import Request  # noqa: PLC0415
 
     gpus = [gpu_of(name) for name in dict.fromkeys([gpu] if isinstance(gpu, str) else gpu)]
     known = {field.name for field in fields(Request)}
@@ -298,8 +297,7 @@ def estimate(  # noqa: PLR0913 - the options of one estimate, all by keyword
         inference=inference,
         **more,
     )
-    workload = workload_of(request)
-    return judged(workload, Estimator(formula_footprint, error_of(workload)), gpus)
+    return estimate_of(request, gpus)
 
 
 def _snapshot_of(given: object) -> Snapshot:

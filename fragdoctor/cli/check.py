@@ -156,11 +156,16 @@ def check(
     force: options.Force = False,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
+    path_map: options.PathMap = None,
     no_color: options.NoColor = False,
 ) -> int:
     """Judge each input, print the report, and fail where a budget or a rule says so."""
     look = console.render_options(
-        quiet=quiet, verbose=verbose, no_color=no_color, to_file=output is not None
+        quiet=quiet,
+        verbose=verbose,
+        no_color=no_color,
+        to_file=output is not None,
+        path_map=path_map,
     )
     targets = _targets(report or [])
     _check_targets([output, *(t for _, t in targets)], write_baseline, paths, force=force)
