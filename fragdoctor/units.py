@@ -118,7 +118,7 @@ def format_size(n_bytes: float | None) -> str:
 
 
 def format_mebibytes(n_bytes: int) -> str:
-    """Return a size in MiB whatever its magnitude, to tell figures a few pages apart."""
+    """Return a size in MiB whatever its magnitude, so that figures a few pages apart differ."""
     return f"{n_bytes / MIB:,.0f} MiB"
 
 

@@ -18,11 +18,11 @@ import numpy as np
 
 from fragdoctor.analysis.passes import BACKWARD, OPTIMIZER
 from fragdoctor.analysis.result import DeviceAnalysis, Growth
-from fragdoctor.analysis.training import LOSS
 from fragdoctor.model.snapshot import I32, I64, Snapshot
 from fragdoctor.trace import stacks as roles_of
 from fragdoctor.trace.code_owners import NATIVE, PACKAGE, TORCH, USER
 from fragdoctor.trace.lives import NEVER
+from fragdoctor.trace.stacks import LOSS
 from fragdoctor.trace.trace import Trace
 
 STEADY_SHARE: Final = 0.8

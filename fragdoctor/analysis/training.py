@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Final
 
 import numpy as np
 
@@ -12,13 +11,8 @@ from fragdoctor.analysis.layers import NO_ROW, LayerCalls, Requests, find_layers
 from fragdoctor.analysis.passes import BACKWARD, BOTH, FORWARD, OPTIMIZER
 from fragdoctor.analysis.result import PhaseAnalysis
 from fragdoctor.model.snapshot import I64
-from fragdoctor.trace.stacks import StackRoles
+from fragdoctor.trace.stacks import LOSS, StackRoles
 from fragdoctor.trace.trace import Trace
-
-LOSS: Final = re.compile(
-    r"loss|cross_entropy|log_softmax|nll|criterion|kl_div|logsumexp", re.IGNORECASE
-)
-"""Functions that compute a loss."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,10 @@ def _answer(
 ) -> str:
     """Return the report of a route; its modules are loaded only when it is taken."""
     if route is Route.GPUS:
-        return _gpu_list(look, as_json=chosen.as_json)
+        from fragdoctor.estimation.gpus import known_gpus
+        from fragdoctor.report.base import render
+
+        return render("gpus", chosen.output_format.value, known_gpus(), look)
     if route in (Route.MODEL, Route.MODEL_INFERENCE):
         return _of_model(chosen, look, given)
     return _of_formulas(chosen, look)
@@ -64,12 +67,13 @@ def _of_formulas(chosen: EstimateOptions, look: RenderOptions) -> str:
         InputError: an input is no model.
     """
     from fragdoctor.estimation.gpus import gpu_of
+    from fragdoctor.report.base import render
 
     if chosen.fsdp and chosen.zero is not None:
         raise ConfigError("--fsdp and --zero exclude each other.", hint="FSDP is stage 3.")
     gpus = [gpu_of(name) for name in dict.fromkeys(chosen.gpu or ())]
     found = _estimate(_request(chosen, gpus), gpus)
-    return _rendered(found, look, explain=chosen.explain, as_json=chosen.as_json)
+    return render("estimate", chosen.output_format.value, found, look, explain=chosen.explain)
 
 
 def _request(chosen: EstimateOptions, gpus: Sequence[GpuModel]) -> Request:
@@ -113,12 +117,12 @@ def _request(chosen: EstimateOptions, gpus: Sequence[GpuModel]) -> Request:
 
 def _estimate(request: Request, gpus: Sequence[GpuModel]) -> Estimate:
     from fragdoctor.estimation.formula import formula_footprint
-    from fragdoctor.estimation.judge import Route, judged
+    from fragdoctor.estimation.judge import Estimator, judged
     from fragdoctor.estimation.request import error_of, workload_of
 
     with console.Progress("Estimating"):
         workload = workload_of(request)
-        return judged(workload, Route(formula_footprint, error_of(workload)), gpus)
+        return judged(workload, Estimator(formula_footprint, error_of(workload)), gpus)
 
 
 def _of_model(chosen: EstimateOptions, look: RenderOptions, given: frozenset[str]) -> str:
@@ -135,6 +139,7 @@ def _of_model(chosen: EstimateOptions, look: RenderOptions, given: frozenset[str
     from fragdoctor.estimation.gpus import gpu_of
     from fragdoctor.estimation.tracing.plan import Plan, parse_shape
     from fragdoctor.estimation.tracing.route import traced_estimate
+    from fragdoctor.report.base import render
 
     gpus = [gpu_of(name) for name in dict.fromkeys(chosen.gpu or ())]
     plan = Plan(
@@ -157,30 +162,4 @@ def _of_model(chosen: EstimateOptions, look: RenderOptions, given: frozenset[str
         if chosen.verbose and err.__cause__ is not None:
             sys.stderr.write("".join(traceback.format_exception(err.__cause__)))
         raise
-    return _rendered(found, look, explain=chosen.explain, as_json=chosen.as_json)
-
-
-def _rendered(found: Estimate, look: RenderOptions, *, explain: bool, as_json: bool) -> str:
-    """Return an estimate as text or JSON."""
-    if as_json:
-        from fragdoctor.report.estimate.json import estimate_document
-        from fragdoctor.report.json import dumps
-
-        return dumps(estimate_document(found))
-    from fragdoctor.report.estimate.text import render_estimate
-
-    return render_estimate(found, look, explain=explain)
-
-
-def _gpu_list(look: RenderOptions, *, as_json: bool) -> str:
-    """Return the list of known GPUs."""
-    from fragdoctor.estimation.gpus import known_gpus
-
-    if as_json:
-        from fragdoctor.report.estimate.json import gpus_document
-        from fragdoctor.report.json import dumps
-
-        return dumps(gpus_document(known_gpus()))
-    from fragdoctor.report.estimate.text import render_gpus
-
-    return render_gpus(known_gpus(), look)
+    return render("estimate", chosen.output_format.value, found, look, explain=chosen.explain)

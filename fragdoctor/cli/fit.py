@@ -69,9 +69,7 @@ def _answer(chosen: FitOptions, look: RenderOptions) -> str:
     from fragdoctor.estimation.fit import BatchQuestion, fit_batches
     from fragdoctor.estimation.gpus import gpu_of
     from fragdoctor.estimation.recordings import parse_batches
-    from fragdoctor.report.estimate.batch_json import batch_fit_document
-    from fragdoctor.report.estimate.batch_text import render_batch_fit
-    from fragdoctor.report.json import dumps
+    from fragdoctor.report.base import render
 
     inputs, gpus = chosen.inputs or [], chosen.gpu or []
     if len(gpus) > 1:
@@ -92,9 +90,7 @@ def _answer(chosen: FitOptions, look: RenderOptions) -> str:
     )
     with console.Progress("Fitting"):
         found = fit_batches([(name, _snapshot(name)) for name in inputs], question)
-    if chosen.as_json:
-        return dumps(batch_fit_document(found))
-    return render_batch_fit(found, look, explain=chosen.explain)
+    return render("fit", chosen.output_format.value, found, look, explain=chosen.explain)
 
 
 def _snapshot(name: str) -> Snapshot:

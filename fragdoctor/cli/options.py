@@ -25,18 +25,13 @@ class ReportFormat(StrEnum):
     JUNIT = "junit"
 
 
-class SimulationFormat(StrEnum):
-    """Formats of a simulation."""
+class DocumentFormat(StrEnum):
+    """Formats that every command has."""
 
     TEXT = "text"
     JSON = "json"
-
-
-class EstimateFormat(StrEnum):
-    """Formats of an estimate, a fit and a packing."""
-
-    TEXT = "text"
-    JSON = "json"
+    MARKDOWN = "markdown"
+    HTML = "html"
 
 
 class FailOn(StrEnum):
@@ -79,17 +74,18 @@ def version_text(text: str) -> str:
 Format = Annotated[
     ReportFormat, typer.Option("--format", help="Choose the output format", show_default=True)
 ]
-SimFormat = Annotated[
-    SimulationFormat, typer.Option("--format", help="Choose the output format", show_default=True)
+DocumentFormats = Annotated[
+    DocumentFormat, typer.Option("--format", help="Choose the output format", show_default=True)
 ]
 Output = Annotated[
     Path | None,
     typer.Option("-o", "--output", metavar="FILE", help="Write the report to a file"),
 ]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite the output file if it exists")]
-Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print the verdict line only")]
+Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print the answer and the cure only")]
 Verbose = Annotated[
-    bool, typer.Option("-v", "--verbose", help="Print all findings, stacks and skipped rules")
+    bool,
+    typer.Option("--full", "-v", "--verbose", help="Print everything: checklist, stacks, all rows"),
 ]
 NoColor = Annotated[bool, typer.Option("--no-color", help="Print without colour, as NO_COLOR does")]
 FailOnOption = Annotated[
@@ -184,15 +180,8 @@ Explain = Annotated[bool, typer.Option("--explain", help="Show formulas, values 
 class EstimateOutput:
     """Where the answer of an estimate, a fit or a packing goes, and in which form."""
 
-    output_format: Annotated[
-        EstimateFormat, typer.Option("--format", help="Choose the output format", show_default=True)
-    ] = EstimateFormat.TEXT
+    output_format: DocumentFormats = DocumentFormat.TEXT
     output: Output = None
     force: Force = False
     quiet: Quiet = False
     no_color: NoColor = False
-
-    @property
-    def as_json(self) -> bool:
-        """Whether the answer is to be a JSON document."""
-        return self.output_format is EstimateFormat.JSON

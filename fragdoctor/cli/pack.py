@@ -72,8 +72,7 @@ def _answer(chosen: PackOptions, look: RenderOptions) -> str:
     """
     from fragdoctor.estimation.gpus import gpu_of
     from fragdoctor.estimation.packing import Question, processes_on_gpu
-    from fragdoctor.report.estimate.processes import render_sharing, sharing_document
-    from fragdoctor.report.json import dumps
+    from fragdoctor.report.base import render
 
     gpus, per_process = chosen.gpu or [], chosen.per_process
     if len(gpus) > 1:
@@ -95,7 +94,7 @@ def _answer(chosen: PackOptions, look: RenderOptions) -> str:
                 hint="Give one of them.",
             )
         sharing = processes_on_gpu(question, case)
-    return dumps(sharing_document(sharing)) if chosen.as_json else render_sharing(sharing, look)
+    return render("pack", chosen.output_format.value, sharing, look)
 
 
 def _case(inputs: Sequence[str]) -> Case | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from fragdoctor.analysis.result import DeviceAnalysis
@@ -24,6 +25,7 @@ from fragdoctor.diagnosis.proof import prove
 from fragdoctor.diagnosis.remedies.registry import proposals, rank
 from fragdoctor.diagnosis.remedies.remedy import JudgedCase
 from fragdoctor.diagnosis.remedies.savings import SHORT_OF_MEMORY
+from fragdoctor.diagnosis.run_state import run_state
 from fragdoctor.diagnosis.verdict import find_verdict, with_story
 from fragdoctor.model.case import Case
 from fragdoctor.model.diagnosis import Cause, Diagnosis, FidelityReport, Verdict
@@ -51,6 +53,7 @@ def diagnose(
     contexts = build_contexts(case, analyses)
     leader = leading_context(contexts)
     verdict = with_story(find_verdict(leader), leader.story)
+    verdict = replace(verdict, state=run_state(leader))
     results = run_rules(RULES, contexts)
     bench, fidelity = set_up(leader) if replays else (None, NOT_REPLAYED)
     judged = JudgedCase(leader, verdict, results, bench, _training(leader, bench, verdict))
@@ -69,7 +72,8 @@ def diagnose(
         recommendations=recommendations,
         rejected=rejected,
         corrections=find_corrections(judged),
-        notes=(*find_notes(case, contexts, leader), *proof.notes),
+        notes=find_notes(case, contexts, leader),
+        replay_notes=proof.notes,
         timeline=timeline_strip(leader),
         worst_segments=segment_reports(leader),
         n_pinned_segments=0 if leader.analysis is None else leader.analysis.n_pinned_segments,
@@ -77,6 +81,7 @@ def diagnose(
             p for c in _leader_first(contexts, leader) if (p := phase_report(c)) is not None
         ),
         story=leader.story,
+        analyses={c.analysis.device: c.analysis for c in contexts if c.analysis is not None},
     )
 
 

@@ -23,7 +23,7 @@ _EXPANDABLE: Final = "expandable_segments:True"
 TYPICAL: Final = "typical; 300 to 620 MiB from Pascal to Blackwell"
 _MAY_BE_MORE: Final = (
     "The message is of a process that wanted more than it got: its true peak may be higher. A "
-    "snapshot or max_memory_reserved() of a run that fits tells it."
+    "snapshot or max_memory_reserved() of a run that fits shows it."
 )
 _HINT: Final = "Give the size of one process, as in: --per-process 6GB --gpu 24GiB"
 

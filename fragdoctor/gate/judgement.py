@@ -333,7 +333,7 @@ class Growth:
 
 
 def judge_growth(comparison: Comparison, accepted: Amount) -> tuple[Growth, ...]:
-    """Return every peak that both runs tell, judged; empty where there is none."""
+    """Return the judgement of every peak that both runs report; empty if there is none."""
     found: list[Growth] = []
     for peaks in comparison.device_peaks:
         for measure, (old, new) in (

@@ -216,7 +216,7 @@ VARIANTS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """What the form of a message tells beside its figures; fields as in ``OomMessage``."""
+    """What the form of a message says in addition to its figures; fields as in ``OomMessage``."""
 
     backend: str
     variant: str
