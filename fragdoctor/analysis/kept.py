@@ -9,15 +9,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from enum import StrEnum
 from itertools import pairwise
 from typing import Final
 
 import numpy as np
 
-from fragdoctor.analysis.passes import BACKWARD, OPTIMIZER
-from fragdoctor.analysis.result import DeviceAnalysis, Growth
+from fragdoctor.analysis.growing_buffers import find_growing_buffers
+from fragdoctor.analysis.layers import NO_ROW, Requests
+from fragdoctor.analysis.passes import BACKWARD, BOTH, OPTIMIZER
+from fragdoctor.analysis.result import (
+    Growth,
+    KeptBlocks,
+    KeptKind,
+    KeptMemory,
+    KeptPattern,
+    PhaseAnalysis,
+)
 from fragdoctor.model.snapshot import I32, I64, Snapshot
 from fragdoctor.trace import stacks as roles_of
 from fragdoctor.trace.code_owners import NATIVE, PACKAGE, TORCH, USER
@@ -31,7 +38,7 @@ STEADY_SHARE: Final = 0.8
 MIN_STEPS: Final = 4
 """Fewer steps cannot distinguish growth from the filling of buffers and optimizer state."""
 
-MANY_STEPS: Final = 8
+MANY_STEPS: Final = 6
 """Something kept every tenth step is a leak too, once it was seen often enough."""
 
 LARGE_SHARE: Final = 0.05
@@ -48,6 +55,15 @@ WHOLE_GRAPH: Final = 0.995
 
 MOST: Final = 0.5
 
+MIXED_SHARE: Final = 0.1
+"""Of each kind, results of forward and of backward passes, where a graph holds both."""
+
+MIN_GROWN: Final = 6
+"""Times that a buffer must have grown in a training run before that is called endless."""
+
+ROUNDING_BYTES: Final = 512
+"""The allocator's unit: a part of a buffer and the growth of the buffer agree up to it."""
+
 GRAPH_BLOCKS: Final = 3
 """Results of operations that are kept together in one step: an autograd graph."""
 
@@ -58,96 +74,39 @@ _COPIES: Final = re.compile(r"^(?:deepcopy|_deepcopy\w*|state_dict|load_state_di
 _NODE: Final = re.compile(r"(?:^|::)([A-Z]\w*Backward\d*|AccumulateGrad|CopySlices)(?:::|$|\()")
 
 
-class Kind(StrEnum):
-    """What a kept block is, as far as its stack shows."""
-
-    ACTIVATION = "activation"
-    LOSS = "loss"
-    STATE = "optimizer state"
-    COPY = "copy"
-    GRADIENT = "result of the backward pass"
-    TENSOR = "tensor"
-
-
-class Pattern(StrEnum):
-    """The usual ways in which memory is kept by mistake."""
-
-    GRAPH = "graph"
-    EVALUATION = "evaluation"
-    RESULTS = "results"
-    HOOK = "hook"
-    COPIES = "copies"
-    OPTIMIZER = "optimizer"
-    GRADIENTS = "gradients"
-    SHAPES = "shapes"
-    TENSORS = "tensors"
-
-
-@dataclass(frozen=True, slots=True)
-class KeptKind:
-    """Kept blocks of one kind: bytes in all, and how many a step."""
-
-    kind: Kind
-    n_per_step: int
-    n_bytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class KeptMemory:
-    """What grows, and what makes it.
-
-    Attributes:
-        frame: frame id of the line through which nearly all of it is made; -1 where no stack says.
-        stack: id of the stack that makes most of it.
-        lines: the growing lines, most bytes first.
-        kinds: most bytes first.
-        pattern: what it looks like.
-        n_steps: in which it grew, by ``slope_bytes`` each (median).
-        survivor_bytes, n_survivors: all that is kept.
-        node: autograd node that made it, "" where no C++ frame names one.
-        forward_frame: for results of the backward pass the frame id of the forward line that the
-            pass was working on, -1 where the order of events does not say.
-    """
-
-    frame: int
-    stack: int
-    lines: Sequence[Growth]
-    kinds: Sequence[KeptKind]
-    pattern: Pattern
-    n_steps: int
-    slope_bytes: int
-    n_survivors: int
-    survivor_bytes: int
-    node: str = ""
-    forward_frame: int = -1
-
-
 def is_steady(growth: Growth) -> bool:
     """Return whether a line grows steadily and long enough to be called a leak."""
     is_regular = growth.steadiness >= STEADY_SHARE or growth.n_steps >= MANY_STEPS
     return is_regular and growth.n_steps >= MIN_STEPS
 
 
-def is_significant(growth: Growth, analysis: DeviceAnalysis) -> bool:
-    """Return whether a line's growth is steady, and large enough by itself for a verdict."""
-    is_large = growth.survivor_bytes >= LARGE_SHARE * max(1, analysis.active_bytes)
-    return is_steady(growth) and is_large
+def find_kept(
+    trace: Trace, growth: Sequence[Growth], active_bytes: int, phases: PhaseAnalysis | None
+) -> KeptMemory | None:
+    """Return the growing memory that a verdict should be about; None where nothing leaks.
 
-
-def find_kept(analysis: DeviceAnalysis) -> KeptMemory | None:
-    """Return the growing memory that a verdict should be about; None where nothing leaks."""
-    steady = [g for g in analysis.growth if is_steady(g)]
+    Args:
+        trace: the trace of the device.
+        growth: its growing lines.
+        active_bytes: live memory at the end.
+        phases: passes of the program, None where the file does not show them.
+    """
+    least = LARGE_SHARE * max(1, active_bytes)
+    steady = [g for g in growth if is_steady(g)]
     if not steady:
-        return None
+        return _growing_buffer(trace, least, phases)
     lead = max(steady, key=lambda g: g.survivor_bytes)
     lines = sorted(
-        (g for g in analysis.growth if g is lead or _grows_along(g, lead)),
+        (g for g in growth if g is lead or _grows_along(g, lead)),
         key=lambda g: -g.survivor_bytes,
     )
-    total = sum(g.survivor_bytes for g in lines)
-    if total < LARGE_SHARE * max(1, analysis.active_bytes):
+    if sum(g.survivor_bytes for g in lines) < least:
+        return _growing_buffer(trace, least, phases)
+    rows = _survivors(trace, lines)
+    if _is_in_pools(trace, rows) or _is_cache_of_generation(trace, rows, phases):
         return None
-    return _traced(analysis, lead, lines)
+    kept = _traced(trace, phases, lead, lines, rows)
+    return None if _is_unrolled(kept, phases) else kept
 
 
 def _grows_along(growth: Growth, lead: Growth) -> bool:
@@ -156,24 +115,134 @@ def _grows_along(growth: Growth, lead: Growth) -> bool:
     return low >= SAME_STEPS * high and overlap > 0
 
 
-def _traced(analysis: DeviceAnalysis, lead: Growth, lines: Sequence[Growth]) -> KeptMemory:
-    trace = analysis.trace
-    rows = _survivors(trace, lines)
+# ---- what grows and is no leak, or only seems to be none --------------------------------------
+
+
+def _is_in_pools(trace: Trace, rows: I64) -> bool:
+    """Return whether most of it lies in private pools: a pool for each new shape is the matter."""
+    pool = trace.lives.pool[rows]
+    size = trace.lives.size_bytes[rows]
+    is_private = np.any(np.asarray(trace.snapshot.pools, np.int64).reshape(-1, 2) != 0, axis=1)
+    return bool(size[is_private[pool]].sum() > MOST * size.sum())
+
+
+def _is_cache_of_generation(trace: Trace, rows: I64, phases: PhaseAnalysis | None) -> bool:
+    """Return whether a program that only runs forward puts parts aside and joins them each time.
+
+    So grows a KV cache that is kept as a list: each step joins all parts, one more than before.
+    """
+    if _has_passes(phases, BACKWARD, OPTIMIZER, BOTH):
+        return False
+    sizes = np.unique(trace.lives.requested_bytes[rows])
+    for buffers in find_growing_buffers(_requests(trace)):
+        if np.any(np.abs(sizes - buffers.step_bytes) <= ROUNDING_BYTES):
+            return True
+    return False
+
+
+def _is_unrolled(kept: KeptMemory, phases: PhaseAnalysis | None) -> bool:
+    """Return whether it is the graph of a step that has not ended: gradients of gradients.
+
+    Inner steps of meta-learning keep their results until the outer backward pass; no optimizer has
+    run yet.
+    """
+    total = max(1, sum(k.n_bytes for k in kept.kinds))
+    gradients = sum(k.n_bytes for k in kept.kinds if k.kind is KeptKind.GRADIENT)
+    results = sum(
+        k.n_bytes for k in kept.kinds if k.kind in (KeptKind.ACTIVATION, KeptKind.LOSS)
+    )
+    is_mixed = min(gradients, results) >= MIXED_SHARE * total
+    return is_mixed and not _has_passes(phases, OPTIMIZER)
+
+
+def _growing_buffer(
+    trace: Trace, least_bytes: float, phases: PhaseAnalysis | None
+) -> KeptMemory | None:
+    """Return a buffer that grows by copies through the steps of a training run, None without one.
+
+    A KV cache grows so as well, and ends with its request. What outlives backward passes does not.
+    """
+    if not _has_passes(phases, BACKWARD, BOTH):
+        return None
+    large = [
+        b
+        for b in find_growing_buffers(_requests(trace))
+        if b.total_bytes >= least_bytes and b.n_grown >= MIN_GROWN
+    ]
+    for buffers in large:
+        rows = np.flatnonzero(np.isin(trace.lives.start, buffers.row))
+        if not _trains_between(phases, buffers.row):
+            continue
+        survivors = rows[trace.lives.free[rows] == NEVER]
+        frame = int(trace.stacks.lines_of(np.array([buffers.stack], np.int32))[0])
+        kind = list(KeptKind)[int(_kinds(trace, np.array([buffers.stack], np.int32))[0])]
+        return KeptMemory(
+            frame=frame,
+            stack=buffers.stack,
+            lines=(),
+            kinds=(KeptBlocks(kind, buffers.n_buffers, buffers.total_bytes),),
+            pattern=KeptPattern.BUFFER,
+            n_steps=buffers.n_grown,
+            slope_bytes=buffers.n_buffers * buffers.step_bytes,
+            n_survivors=len(survivors),
+            survivor_bytes=int(trace.lives.size_bytes[survivors].sum()),
+        )
+    return None
+
+
+def _trains_between(phases: PhaseAnalysis | None, row: I64) -> bool:
+    """Return whether a backward pass lies between nearly all of some events."""
+    if phases is None:
+        return False
+    is_backward = np.isin(phases.labels, (BACKWARD, BOTH))
+    begins = phases.first[:-1][is_backward]
+    made = np.searchsorted(begins, row)
+    return bool(np.count_nonzero(np.diff(made)) >= STEADY_SHARE * (len(row) - 1))
+
+
+def _has_passes(phases: PhaseAnalysis | None, *labels: int) -> bool:
+    return phases is not None and bool(np.isin(phases.labels, labels).any())
+
+
+def _requests(trace: Trace) -> Requests:
+    lives = trace.lives
+    made = np.flatnonzero(lives.start >= 0)
+    free = lives.free[made].astype(np.int64)
+    return Requests(
+        lives.start[made].astype(np.int64),
+        np.where(free == NEVER, NO_ROW, free),
+        lives.requested_bytes[made],
+        lives.stack[made],
+    )
+
+
+# ---- what makes it ------------------------------------------------------------------------------
+
+
+def _traced(
+    trace: Trace,
+    phases: PhaseAnalysis | None,
+    lead: Growth,
+    lines: Sequence[Growth],
+    rows: I64,
+) -> KeptMemory:
     stack, size = trace.lives.stack[rows], trace.lives.size_bytes[rows]
     kind = _kinds(trace, stack)
     n_steps = lead.n_steps
     kinds = []
-    for one in Kind:
-        chosen = kind == list(Kind).index(one)
+    for place, one in enumerate(KeptKind):
+        chosen = kind == place
         if chosen.any():
             n = max(1, round(int(chosen.sum()) / n_steps))
-            kinds.append(KeptKind(one, n, int(size[chosen].sum())))
+            kinds.append(KeptBlocks(one, n, int(size[chosen].sum())))
     kinds.sort(key=lambda k: -k.n_bytes)
-    largest = int(_heaviest(stack, size)) if len(rows) else lead.stack
-    pattern = _pattern(analysis, rows, kinds, n_steps)
+    largest = _heaviest(stack, size) if len(rows) else lead.stack
+    pattern = _pattern(trace, phases, rows, kinds, n_steps)
     made, share = stack, NEARLY_ALL
-    if pattern in (Pattern.GRAPH, Pattern.EVALUATION):
-        is_result = np.isin(kind, (list(Kind).index(Kind.ACTIVATION), list(Kind).index(Kind.LOSS)))
+    if pattern in (KeptPattern.GRAPH, KeptPattern.EVALUATION):
+        names = list(KeptKind)
+        results = (names.index(KeptKind.ACTIVATION), names.index(KeptKind.LOSS))
+        is_result = np.isin(kind, results)
         made, size, share = stack[is_result], size[is_result], WHOLE_GRAPH
     return KeptMemory(
         frame=_shared_frame(trace, made, size, share),
@@ -209,16 +278,16 @@ def _heaviest(stack: I32, size: I64) -> int:
 
 
 def _kinds(trace: Trace, stack: I32) -> I64:
-    """Return the place in ``Kind`` of each block, by the stack that made it."""
-    roles, names = trace.stacks.roles, list(Kind)
-    kind = np.full(len(stack), names.index(Kind.TENSOR), np.int64)
-    kind[roles.in_module[stack]] = names.index(Kind.ACTIVATION)
-    kind[trace.stacks.calls(LOSS)[stack]] = names.index(Kind.LOSS)
-    kind[trace.stacks.calls(_COPIES)[stack]] = names.index(Kind.COPY)
+    """Return the place in ``KeptKind`` of each block, by the stack that made it."""
+    roles, names = trace.stacks.roles, list(KeptKind)
+    kind = np.full(len(stack), names.index(KeptKind.TENSOR), np.int64)
+    kind[roles.in_module[stack]] = names.index(KeptKind.ACTIVATION)
+    kind[trace.stacks.calls(LOSS)[stack]] = names.index(KeptKind.LOSS)
+    kind[trace.stacks.calls(_COPIES)[stack]] = names.index(KeptKind.COPY)
     role = roles.role[stack]
     is_backward = np.isin(role, (roles_of.BACKWARD, roles_of.SILENT))
-    kind[is_backward] = names.index(Kind.GRADIENT)
-    kind[roles.in_step[stack] | roles.makes_state[stack]] = names.index(Kind.STATE)
+    kind[is_backward] = names.index(KeptKind.GRADIENT)
+    kind[roles.in_step[stack] | roles.makes_state[stack]] = names.index(KeptKind.STATE)
     return kind
 
 
@@ -267,35 +336,38 @@ def _function(snapshot: Snapshot, frame: int) -> tuple[str, str]:
 
 
 def _pattern(
-    analysis: DeviceAnalysis, rows: I64, kinds: Sequence[KeptKind], n_steps: int
-) -> Pattern:
+    trace: Trace,
+    phases: PhaseAnalysis | None,
+    rows: I64,
+    kinds: Sequence[KeptBlocks],
+    n_steps: int,
+) -> KeptPattern:
     """Return what the kept memory looks like."""
-    trace = analysis.trace
     stack = trace.lives.stack[rows]
     total = max(1, sum(k.n_bytes for k in kinds))
     share = {k.kind: k.n_bytes / total for k in kinds}
     for kind, pattern in (
-        (Kind.STATE, Pattern.OPTIMIZER),
-        (Kind.COPY, Pattern.COPIES),
-        (Kind.GRADIENT, Pattern.GRADIENTS),
+        (KeptKind.STATE, KeptPattern.OPTIMIZER),
+        (KeptKind.COPY, KeptPattern.COPIES),
+        (KeptKind.GRADIENT, KeptPattern.GRADIENTS),
     ):
         if share.get(kind, 0.0) >= MOST:
             return pattern
-    results = share.get(Kind.ACTIVATION, 0.0) + share.get(Kind.LOSS, 0.0)
+    results = share.get(KeptKind.ACTIVATION, 0.0) + share.get(KeptKind.LOSS, 0.0)
     if len(rows) >= GRAPH_BLOCKS * n_steps and results >= MOST:
-        is_training = Kind.LOSS in share or _trains_meanwhile(analysis, rows)
-        return Pattern.GRAPH if is_training else Pattern.EVALUATION
+        is_training = KeptKind.LOSS in share or _trains_meanwhile(trace, phases, rows)
+        return KeptPattern.GRAPH if is_training else KeptPattern.EVALUATION
     sizes = trace.lives.requested_bytes[rows]
     if len(rows) >= MIN_STEPS and len(np.unique(sizes)) >= MANY_SIZES * len(rows):
-        return Pattern.SHAPES
-    if _is_hook(trace, _heaviest(stack, trace.lives.size_bytes[rows])) if len(rows) else False:
-        return Pattern.HOOK
-    return Pattern.RESULTS if results >= MOST else Pattern.TENSORS
+        return KeptPattern.SHAPES
+    if len(rows) and _is_hook(trace, _heaviest(stack, trace.lives.size_bytes[rows])):
+        return KeptPattern.HOOK
+    return KeptPattern.RESULTS if results >= MOST else KeptPattern.TENSORS
 
 
-def _trains_meanwhile(analysis: DeviceAnalysis, rows: I64) -> bool:
+def _trains_meanwhile(trace: Trace, phases: PhaseAnalysis | None, rows: I64) -> bool:
     """Return whether the program runs a backward pass or an optimizer while the memory grows."""
-    phases, start = analysis.phases, analysis.trace.lives.start[rows]
+    start = trace.lives.start[rows]
     if phases is None or not len(phases.labels):
         return True
     first, end = int(start.min()), int(start.max())
