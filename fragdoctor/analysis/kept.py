@@ -16,7 +16,6 @@ import numpy as np
 
 from fragdoctor.analysis.growing_buffers import find_growing_buffers
 from fragdoctor.analysis.layers import NO_ROW, Requests
-from fragdoctor.analysis.passes import BACKWARD, BOTH, OPTIMIZER
 from fragdoctor.analysis.result import (
     Growth,
     KeptBlocks,
@@ -29,6 +28,7 @@ from fragdoctor.model.snapshot import I32, I64, Snapshot
 from fragdoctor.trace import stacks as roles_of
 from fragdoctor.trace.code_owners import NATIVE, PACKAGE, TORCH, USER
 from fragdoctor.trace.lives import NEVER
+from fragdoctor.trace.passes import BACKWARD, BOTH, OPTIMIZER
 from fragdoctor.trace.stacks import LOSS
 from fragdoctor.trace.trace import Trace
 
@@ -58,11 +58,11 @@ MOST: Final = 0.5
 MIXED_SHARE: Final = 0.1
 """Of each kind, results of forward and of backward passes, where a graph holds both."""
 
-MIN_GROWN: Final = 6
+MIN_GROWN: Final = 4
 """Times that a buffer must have grown in a training run before that is called endless."""
 
-ROUNDING_BYTES: Final = 512
-"""The allocator's unit: a part of a buffer and the growth of the buffer agree up to it."""
+N_PARTS: Final = 8
+"""Parts of a trace over which the joined parts of a cache must grow."""
 
 GRAPH_BLOCKS: Final = 3
 """Results of operations that are kept together in one step: an autograd graph."""
@@ -74,7 +74,7 @@ _COPIES: Final = re.compile(r"^(?:deepcopy|_deepcopy\w*|state_dict|load_state_di
 _NODE: Final = re.compile(r"(?:^|::)([A-Z]\w*Backward\d*|AccumulateGrad|CopySlices)(?:::|$|\()")
 
 
-def is_steady(growth: Growth) -> bool:
+def _is_steady(growth: Growth) -> bool:
     """Return whether a line grows steadily and long enough to be called a leak."""
     is_regular = growth.steadiness >= STEADY_SHARE or growth.n_steps >= MANY_STEPS
     return is_regular and growth.n_steps >= MIN_STEPS
@@ -92,7 +92,7 @@ def find_kept(
         phases: passes of the program, None where the file does not show them.
     """
     least = LARGE_SHARE * max(1, active_bytes)
-    steady = [g for g in growth if is_steady(g)]
+    steady = [g for g in growth if _is_steady(g)]
     if not steady:
         return _growing_buffer(trace, least, phases)
     lead = max(steady, key=lambda g: g.survivor_bytes)
@@ -115,7 +115,7 @@ def _grows_along(growth: Growth, lead: Growth) -> bool:
     return low >= SAME_STEPS * high and overlap > 0
 
 
-# ---- what grows and is no leak, or only seems to be none --------------------------------------
+# ---- what grows and is no leak, and a leak that grows in another way --------------------------
 
 
 def _is_in_pools(trace: Trace, rows: I64) -> bool:
@@ -129,13 +129,21 @@ def _is_in_pools(trace: Trace, rows: I64) -> bool:
 def _is_cache_of_generation(trace: Trace, rows: I64, phases: PhaseAnalysis | None) -> bool:
     """Return whether a program that only runs forward puts parts aside and joins them each time.
 
-    So grows a KV cache that is kept as a list: each step joins all parts, one more than before.
+    So grows a KV cache that is kept as a list: each step joins all parts, one more than before, so
+    that the largest request of some stack rises from each part of the trace to the next.
     """
     if _has_passes(phases, BACKWARD, OPTIMIZER, BOTH):
         return False
-    sizes = np.unique(trace.lives.requested_bytes[rows])
-    for buffers in find_growing_buffers(_requests(trace)):
-        if np.any(np.abs(sizes - buffers.step_bytes) <= ROUNDING_BYTES):
+    lives = trace.lives
+    made = np.flatnonzero(lives.start >= 0)
+    part_bytes = int(np.median(lives.size_bytes[rows]))
+    made = made[(lives.size_bytes[made] >= MIN_STEPS * part_bytes) & (lives.free[made] != NEVER)]
+    for stack in np.unique(lives.stack[made]).tolist():
+        size = lives.size_bytes[made[lives.stack[made] == stack]]
+        if len(size) < 2 * N_PARTS:
+            continue
+        bounds = np.arange(N_PARTS) * len(size) // N_PARTS
+        if np.all(np.diff(np.maximum.reduceat(size, bounds)) > 0):
             return True
     return False
 
@@ -148,9 +156,7 @@ def _is_unrolled(kept: KeptMemory, phases: PhaseAnalysis | None) -> bool:
     """
     total = max(1, sum(k.n_bytes for k in kept.kinds))
     gradients = sum(k.n_bytes for k in kept.kinds if k.kind is KeptKind.GRADIENT)
-    results = sum(
-        k.n_bytes for k in kept.kinds if k.kind in (KeptKind.ACTIVATION, KeptKind.LOSS)
-    )
+    results = sum(k.n_bytes for k in kept.kinds if k.kind in (KeptKind.ACTIVATION, KeptKind.LOSS))
     is_mixed = min(gradients, results) >= MIXED_SHARE * total
     return is_mixed and not _has_passes(phases, OPTIMIZER)
 
@@ -171,7 +177,11 @@ def _growing_buffer(
     ]
     for buffers in large:
         rows = np.flatnonzero(np.isin(trace.lives.start, buffers.row))
-        if not _trains_between(phases, buffers.row):
+        # One that is only wanted for a while grows with its input: logits of longer sequences.
+        is_handed_on = (
+            trace.lives.free[rows][: -buffers.n_buffers] > buffers.row[buffers.n_buffers :]
+        )
+        if not is_handed_on.all() or not _trains_between(phases, buffers.row):
             continue
         survivors = rows[trace.lives.free[rows] == NEVER]
         frame = int(trace.stacks.lines_of(np.array([buffers.stack], np.int32))[0])
