@@ -97,9 +97,9 @@ def maker_text(context: Context, kept: KeptMemory) -> str:
 
 def kept_text(context: Context, kept: KeptMemory) -> str:
     """Return what is kept and how it grows, as the beginning of a sentence."""
-    kinds = " and ".join(plural(k.n_per_step, *KIND_WORDS[k.kind]) for k in kept.kinds[:3])
+    kinds = ", ".join(plural(k.n_per_step, *KIND_WORDS[k.kind]) for k in kept.kinds[:3])
     return (
-        f"Something keeps what {maker_text(context, kept)} makes: {kinds} a step, "
-        f"{format_size(kept.slope_bytes)} more in each of {plural(kept.n_steps, 'step')}, "
-        f"{format_size(kept.survivor_bytes)} in the end"
+        f"Something keeps what {maker_text(context, kept)} makes: {kinds}, "
+        f"{format_size(kept.slope_bytes)} a step, {format_size(kept.survivor_bytes)} after "
+        f"{plural(kept.n_steps, 'step')}"
     )
