@@ -249,7 +249,8 @@ class PhaseAnalysis:
     """Passes of training phases and the categories of memory; see ``model/phases.py``.
 
     ``labels[i]`` is the phase of rows ``first[i]`` to ``first[i + 1]`` (one longer), within the
-    device. ``peak_label`` is -1 where no phase is known.
+    device. ``peak_label`` is -1 where no phase is known. ``category`` is that of each block of
+    ``Lives`` (see ``analysis/categories.py``), empty where none is known.
     """
 
     method: str
@@ -263,14 +264,16 @@ class PhaseAnalysis:
     at_peak: Sequence[CategorySum] = ()
     at_rest: Sequence[CategorySum] = ()
     rest_bytes: int | None = None
+    category: npt.NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceAnalysis:
     """Everything the columns say about one device.
 
-    ``n_steps`` are the steps found in the trace, 0 without any; ``floor_slope_bytes`` is the rise
-    per step of the lowest allocated bytes within each.
+    ``n_steps`` are the steps found in the trace, 0 without any, and ``step_rows`` the rows at which
+    they begin. ``floor_slope_bytes`` is the rise per step of the lowest allocated bytes within
+    each.
     """
 
     trace: Trace
@@ -297,6 +300,7 @@ class DeviceAnalysis:
     capacity_estimate_bytes: int | None = None
     requested_waste_bytes: int | None = None
     n_steps: int = 0
+    step_rows: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     floor_slope_bytes: int = 0
     pinned_segments: Sequence[PinnedSegment] = ()
     n_pinned_segments: int = 0
