@@ -62,10 +62,9 @@ def _analyzed(trace: Trace) -> DeviceAnalysis:
     peak = None if totals is None else totals.peak_allocated_state
     ooms = find_ooms(trace)
     flushes = find_flushes(trace)
-    growth, step_rows = GrowthResult((), 0, 0), np.zeros(0, np.int64)
+    growth = GrowthResult((), 0, 0)
     if totals is not None:
-        steps = Steps.of(trace)
-        growth, step_rows = find_growth(trace, steps), steps.rows
+        growth = find_growth(trace, Steps.of(trace))
     pinned, n_pinned = find_pinned_segments(layout)
     active = int(blocks.size_bytes[blocks.state != BlockState.INACTIVE].sum())
     requested = int(blocks.requested_bytes[blocks.state != BlockState.INACTIVE].sum())
@@ -95,7 +94,6 @@ def _analyzed(trace: Trace) -> DeviceAnalysis:
         capacity_estimate_bytes=_capacity(ooms),
         requested_waste_bytes=_waste(trace, active, requested),
         n_steps=growth.n_steps,
-        step_rows=step_rows,
         floor_slope_bytes=growth.floor_slope_bytes,
         pinned_segments=pinned,
         n_pinned_segments=n_pinned,

@@ -271,9 +271,8 @@ class PhaseAnalysis:
 class DeviceAnalysis:
     """Everything the columns say about one device.
 
-    ``n_steps`` are the steps found in the trace, 0 without any, and ``step_rows`` the rows at which
-    they begin. ``floor_slope_bytes`` is the rise per step of the lowest allocated bytes within
-    each.
+    ``n_steps`` are the steps found in the trace, 0 without any; ``floor_slope_bytes`` is the rise
+    per step of the lowest allocated bytes within each.
     """
 
     trace: Trace
@@ -300,7 +299,6 @@ class DeviceAnalysis:
     capacity_estimate_bytes: int | None = None
     requested_waste_bytes: int | None = None
     n_steps: int = 0
-    step_rows: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     floor_slope_bytes: int = 0
     pinned_segments: Sequence[PinnedSegment] = ()
     n_pinned_segments: int = 0

@@ -17,6 +17,7 @@ from fragdoctor.report.page.segment_map_data import describe_groups, group_keys
 from fragdoctor.report.page.text_tables import Sink
 from fragdoctor.trace.columns import SMALL_SEGMENT_BYTES
 from fragdoctor.trace.lives import Lives
+from fragdoctor.trace.steps import Steps
 from fragdoctor.trace.trace import SegmentLives, Trace, large_page_bytes
 
 I64 = npt.NDArray[np.int64]
@@ -51,7 +52,7 @@ def lives_data(analysis: DeviceAnalysis, sink: Sink, budget_bytes: int) -> dict[
         "complete": is_complete,
         "stack": blob.add(stack),
         "category": blob.add(category[rows]) if len(category) == len(trace.lives) else None,
-        "steps": blob.add(analysis.step_rows),
+        "steps": blob.add(Steps.of(trace).rows),
         "growth": _growth(analysis),
         "segments": _segments(trace, segments, sink),
         **{name: blob.add(values[rows]) for name, values in columns.items()},
