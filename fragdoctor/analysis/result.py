@@ -315,7 +315,8 @@ class PhaseAnalysis:
     """Passes of training phases and the categories of memory; see ``model/phases.py``.
 
     ``labels[i]`` is the phase of rows ``first[i]`` to ``first[i + 1]`` (one longer), within the
-    device. ``peak_label`` is -1 where no phase is known.
+    device. ``peak_label`` is -1 where no phase is known. ``category`` is that of each block of
+    ``Lives`` (see ``analysis/categories.py``), empty where none is known.
     """
 
     method: str
@@ -329,6 +330,7 @@ class PhaseAnalysis:
     at_peak: Sequence[CategorySum] = ()
     at_rest: Sequence[CategorySum] = ()
     rest_bytes: int | None = None
+    category: npt.NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))
 
 
 @dataclass(frozen=True, slots=True)
