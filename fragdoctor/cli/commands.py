@@ -21,6 +21,7 @@ from fragdoctor.cli.pack import PackOptions, pack
 from fragdoctor.cli.parameters import command_of, command_with, parameters_of
 from fragdoctor.cli.run import run
 from fragdoctor.cli.simulate import simulate
+from fragdoctor.cli.view import view
 
 
 class _Group(TyperGroup):
@@ -90,6 +91,14 @@ app.command(
         "fragdoctor simulate snapshot.pickle --sweep --capacity 24GiB --format json",
     ),
 )(simulate)
+app.command(
+    "view",
+    help="Explore a snapshot in the browser, with what-ifs replayed live",
+    epilog=_examples(
+        "fragdoctor view snapshot.pickle",
+        "fragdoctor view snapshot.pickle oom.txt --no-browser --port 8000",
+    ),
+)(view)
 app.command(
     "compare",
     help="Say what changed between two runs, or how several grow",
