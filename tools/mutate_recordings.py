@@ -50,7 +50,7 @@ def bases(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """
     for path in sorted(folder.glob("*.pickle*")):
         raw = path.read_bytes()
-        data = pickle.loads(gzip.decompress(raw) if path.suffix == ".gz" else raw)  # noqa: S301
+        data = pickle.loads(gzip.decompress(raw) if path.suffix == ".gz" else raw)
         if isinstance(data, dict):
             data["device_traces"] = [t[:MAX_EVENTS] for t in data["device_traces"]]
             data["segments"] = data["segments"][:60]
@@ -138,18 +138,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         raw = pickle.dumps(changed, protocol=4)
         path.write_bytes(raw)
         lines = commands(str(path), str(other), options.out)
-        for argv in (lines[0], lines[1 + number // len(originals) % (len(lines) - 1)]):
-            codes[argv[0]] += 1
-            wrong, said = run(argv, options.seconds)
+        for words in (lines[0], lines[1 + number // len(originals) % (len(lines) - 1)]):
+            codes[words[0]] += 1
+            wrong, said = run(words, options.seconds)
             if wrong:
                 findings[wrong] += 1
                 if findings[wrong] == 1:
                     digest = hashlib.sha256(wrong.encode()).hexdigest()[:8]
                     (options.out / f"{digest}.pickle").write_bytes(raw)
-                    note = {"what": wrong, "argv": argv, "base": name, "number": number,
+                    note = {"what": wrong, "argv": words, "base": name, "number": number,
                             "mutations": how, "said": said[-4000:]}  # fmt: skip
                     (options.out / f"{digest}.json").write_text(json.dumps(note, indent=1))
-                    print(f"{number} {digest} {wrong} {argv} {how}", flush=True)
+                    print(f"{number} {digest} {wrong} {words} {how}", flush=True)
         if number % 500 == 499:
             gc.collect()
             seconds = time.monotonic() - began

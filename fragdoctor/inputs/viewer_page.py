@@ -55,13 +55,13 @@ class PageEntries:
             if match := _START.search(self._buffer):
                 del self._buffer[: match.end()]
                 return
+            del self._buffer[:-_LONGEST_START_BYTES]
             if not self._fill():
                 raise NotASnapshot(
                     "The HTML page holds no memory snapshot.",
                     hint="Save it with torch.cuda.memory's viewer, or give the pickle itself.",
                     offset=self.offset,
                 )
-            del self._buffer[:-_LONGEST_START_BYTES]
 
     def next_payload(self) -> Payload | None:
         """Return the payload of the next entry and set ``name``; None after the last."""

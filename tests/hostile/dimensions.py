@@ -25,9 +25,7 @@ MESSAGE: Final = (
 )
 
 
-def _recording(
-    segments: list[dict[str, Any]], *traces: list[dict[str, Any]], **more: Any
-) -> bytes:
+def _recording(segments: list[dict[str, Any]], *traces: list[dict[str, Any]], **more: Any) -> bytes:
     data = builders.snapshot(*segments, events=traces[0] if traces else [])
     if len(traces) > 1:
         data["device_traces"] = list(traces)
@@ -78,8 +76,7 @@ def pools(n: int) -> bytes:
 
 def streams(n: int) -> bytes:
     found = [
-        segment(BASE + 4 * MIB * i, block(2 * MIB, "active_allocated"), stream=i)
-        for i in range(n)
+        segment(BASE + 4 * MIB * i, block(2 * MIB, "active_allocated"), stream=i) for i in range(n)
     ]
     rows = [alloc(s["address"], 2 * MIB, time_us=i, stream=i) for i, s in enumerate(found)]
     return _recording(found, rows)
@@ -217,7 +214,9 @@ def in_lines(text: str) -> Make:
 
 
 def stats_list(n: int) -> bytes:
-    return json.dumps([{"allocated_bytes.all.current": i, "num_ooms": 0} for i in range(n)]).encode()
+    return json.dumps(
+        [{"allocated_bytes.all.current": i, "num_ooms": 0} for i in range(n)]
+    ).encode()
 
 
 def stats_lines(n: int) -> bytes:

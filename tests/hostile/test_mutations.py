@@ -1,4 +1,4 @@
-"""A sample of mutated recordings through the whole command line; tools/ runs as many as one likes."""
+"""A sample of mutated recordings through the whole command line; tools/ runs any number."""
 
 from __future__ import annotations
 

@@ -78,7 +78,9 @@ def _events(kind: str) -> list[dict[str, Any]]:
     backward = [frame("/x/site-packages/torch/_tensor.py", 3, "backward"), frame("t.py", 8, "f")]
     rows = {
         "segments alone": [
-            segment_alloc(BASE + 4 * MIB * i, 2 * MIB, time_us=i, frames=(optimizer, backward)[i % 2])
+            segment_alloc(
+                BASE + 4 * MIB * i, 2 * MIB, time_us=i, frames=(optimizer, backward)[i % 2]
+            )
             for i in range(20)
         ],
         "frees alone": [
