@@ -12,7 +12,6 @@ from fragdoctor.model.outlook import Outlook, OutlookState
 from fragdoctor.model.simulation import ReplayResult
 from fragdoctor.rules.capacity.transient_peak import find_transient
 from fragdoctor.rules.context import Context
-from fragdoctor.rules.growth.growing_line import leading_growth
 from fragdoctor.units import format_size, plural
 
 WORTH_SAYING: Final = 1.05
@@ -104,7 +103,7 @@ def _lacking(bench: Bench, outlook: Outlook) -> int:
 
 def _instead(context: Context, bench: Bench) -> Cause:
     assert context.analysis is not None  # noqa: S101 - asked before
-    if leading_growth(context.analysis) is not None:
+    if context.analysis.kept is not None:
         return Cause.LEAK
     if bench.reproduction.conditions.allowed_bytes is not None:
         return Cause.MEMORY_LIMIT
