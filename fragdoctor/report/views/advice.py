@@ -154,7 +154,7 @@ def _outcome(advice: Recommendation) -> str:
         return words.METHOD_TITLES.get(p.method, p.method)
     if p.fits and p.outlook is not None and p.outlook.state is not OutlookState.HOLDS:
         is_open = p.outlook.state is OutlookState.OPEN
-        return "fits so far; the rest is not known" if is_open else words.outlook_text(p.outlook)
+        return "fits so far; the rest is open" if is_open else words.outlook_text(p.outlook)
     margin = f", {format_size(p.margin_bytes)} to spare" if p.margin_bytes is not None else ""
     return f"fits{margin}" if p.fits else "still fails"
 
