@@ -18,7 +18,7 @@ from fragdoctor.estimation.gpus import gpu_of
 from fragdoctor.estimation.judge import Estimator, judged
 from fragdoctor.estimation.needs import CHURN_SHARE, needs_of
 from fragdoctor.estimation.tape import Tape, phases_of
-from fragdoctor.model.estimate import FitState
+from fragdoctor.model.feasibility import FitState
 from fragdoctor.model.workload import Attention, ModelShape, Norm, Workload
 from fragdoctor.trace.allocator import Allocator
 from fragdoctor.units import GIB, MIB
