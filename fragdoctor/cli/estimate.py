@@ -72,13 +72,15 @@ def _of_formulas(chosen: EstimateOptions, look: RenderOptions) -> str:
         ConfigError: options that exclude each other.
         InputError: an input is no model.
     """
+    from fragdoctor.estimation.formula import estimate_of
     from fragdoctor.estimation.gpus import gpu_of
     from fragdoctor.report.base import render
 
     if chosen.fsdp and chosen.zero is not None:
         raise ConfigError("--fsdp and --zero exclude each other.", hint="FSDP is stage 3.")
     gpus = [gpu_of(name) for name in dict.fromkeys(chosen.gpu or ())]
-    found = _estimate(_request(chosen, gpus), gpus)
+    with console.Progress("Estimating"):
+        found = estimate_of(_request(chosen, gpus), gpus)
     if chosen.gpu_memory_utilization:
         found = _with_server(found, chosen, gpus)
     return render("estimate", chosen.output_format.value, found, look, explain=chosen.explain)
@@ -129,17 +131,6 @@ def _request(chosen: EstimateOptions, gpus: Sequence[GpuModel]) -> Request:
             dropout=chosen.dropout,
         ),
     )
-
-
-def _estimate(request: Request, gpus: Sequence[GpuModel]) -> Estimate:
-    from fragdoctor.estimation.formula import formula_footprint, formula_needs
-    from fragdoctor.estimation.judge import Estimator, judged
-    from fragdoctor.estimation.request import error_of, workload_of
-
-    with console.Progress("Estimating"):
-        workload = workload_of(request)
-        estimator = Estimator(formula_footprint, formula_needs, error_of(workload))
-        return judged(workload, estimator, gpus)
 
 
 def _with_server(found: Estimate, chosen: EstimateOptions, gpus: Sequence[GpuModel]) -> Estimate:

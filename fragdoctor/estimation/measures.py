@@ -1,11 +1,11 @@
 """Measures that lower memory, each with its price, and the search for the cheapest that suffice.
 
-Prices are those that were published; where none was, the price is a phrase and counts as none in
-the comparison of speeds.
+Prices are those that were published; where none was, the price is a phrase.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -46,7 +46,8 @@ class Measure:
 
     Attributes:
         changes: fields of the workload and their new values.
-        slowdown: time of a step in relation to the run without it; 1.0 where nothing is published.
+        slowdown: time of a step in relation to the run without it; None = it takes longer, and
+            nobody published by how much in general.
         changes_training: other parameters are trained, or precision is lost.
     """
 
@@ -56,7 +57,7 @@ class Measure:
     changes: Mapping[str, Any] = field(default_factory=dict)
     cost: str = ""
     source: str = ""
-    slowdown: float = 1.0
+    slowdown: float | None = 1.0
     changes_training: bool = False
 
     def applied_to(self, workload: Workload) -> Workload:
@@ -260,8 +261,8 @@ def _price(combination: Combination) -> tuple[int, bool, float, int]:
     return (
         combination.n_gpus,
         combination.changes_training,
-        combination.slowdown,
-        len(combination.measures) + ("offload_optimizer" in combination.measures),
+        math.inf if combination.slowdown is None else combination.slowdown,
+        len(combination.measures),
     )
 
 
@@ -316,7 +317,7 @@ def _offloaded(workload: Workload) -> Measure:
         "offload_optimizer", "optimizer states on the host", f"--offload {','.join(away)}",
         {"offload": away},
         "each step sends all gradients to the host and all weights back, and updates on the CPU",
-        OFFLOAD,
+        OFFLOAD, None,
     )  # fmt: skip
 
 
@@ -363,14 +364,13 @@ def applied(workload: Workload, measures: Sequence[Measure]) -> Workload:
 def _combined(workload: Workload, measures: Chosen, needs_of: Bounds | None = None) -> Combination:
     changed = applied(workload, measures)
     needs = needs_of(changed) if needs_of else Needs(0, None)
-    slowdown = 1.0
-    for measure in measures:
-        slowdown *= measure.slowdown
+    published = [m.slowdown for m in measures if m.slowdown is not None]
+    slowdown = math.prod(published) if len(published) == len(measures) else None
     return Combination(
         measures=tuple(m.id for m in measures),
         title=", ".join(m.title for m in measures),
         option=_options(measures),
-        slowdown=round(slowdown, 2),
+        slowdown=None if slowdown is None else round(slowdown, 2),
         cost="; ".join(dict.fromkeys(m.cost for m in measures if m.cost)),
         changes_training=any(m.changes_training for m in measures),
         n_gpus=n_gpus(changed),

@@ -1,4 +1,4 @@
-"""Whether a run fits as far as that can be said, what would make it fit, and what a server holds."""
+"""Whether a run fits as far as that can be said, what would make it fit, what a server holds."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Combination:
         title: for people, the measures in one phrase.
         option: how to ask for all of them here.
         slowdown: time a step takes in relation to the run as asked for, as far as published
-            figures say; 1.0 = none.
+            figures say; 1.0 = none, None = not known.
         cost: what it costs, one phrase for each measure that costs something.
         changes_training: whether other parameters are trained (adapters) or precision is lost.
         n_gpus: GPUs that it needs.
@@ -58,7 +58,7 @@ class Combination:
     measures: Sequence[str]
     title: str
     option: str
-    slowdown: float
+    slowdown: float | None
     cost: str
     changes_training: bool
     n_gpus: int

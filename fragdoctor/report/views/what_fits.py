@@ -41,7 +41,7 @@ _CELLS: Final = MappingProxyType(
 def map_section(estimate: Estimate) -> doc.Section:
     """Return which batches fit at which lengths, as a small map."""
     found = estimate.fit_map
-    if found is None:
+    if found is None or all(s is FitState.DOES_NOT_FIT for r in found.rows for s in r.states):
         return doc.Section("Batch and length", ())
 
     def cell(number: int, row: MapRow) -> doc.Content:
@@ -107,6 +107,8 @@ def combinations_section(estimate: Estimate) -> doc.Section:
     """Return the cheapest measures, alone or together, that make it fit."""
 
     def slowdown(found: Combination) -> str:
+        if found.slowdown is None:
+            return "longer"
         return "-" if found.slowdown == 1 else f"x {found.slowdown:.2f}"
 
     table = doc.tabled(
