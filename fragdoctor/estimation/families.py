@@ -133,6 +133,7 @@ def _vit_shape(reader: Reader, kind: str) -> ModelShape:
         hidden=d.hidden, n_heads=d.n_heads, n_kv_heads=d.n_heads, head_dim=d.head_dim, ffn=d.ffn,
         activation=reader.text(("hidden_act",), "gelu"), norm=Norm.LAYERNORM, has_lm_head=False,
         is_checked=False, fixed_seq=n_tokens, max_positions=n_tokens,
+        input_elements=reader.whole("num_channels", 3) * reader.whole("image_size", 224) ** 2,
         assumptions=(f"Each picture is {n_tokens} tokens: its patches and a class token.",),
     )  # fmt: skip
 

@@ -76,6 +76,7 @@ def units(workload: Workload) -> Mapping[str, int]:
         "B*S*F": tokens * ffn_width,
         "B*S*k*H": tokens * shape.hidden * (routed if shape.n_experts else 0),
         "B*S*E": tokens * shape.n_experts,
+        "B*I": batch * shape.input_elements,
         "B*X*H": batch * (shape.encoder_seq or seq) * shape.hidden,
         "B*X*K": batch * (shape.encoder_seq or seq) * shape.n_kv_heads * shape.head_dim,
         "B*S*V": tokens * shape.vocab if shape.has_lm_head else 0,
@@ -222,7 +223,7 @@ def _attention_ops(workload: Workload, precision: Precision) -> list[Op]:
         passing=qkv, grads=(Term("B*S*H", back or c),),
         back_scratch=(Term("B*S*H", c),) if n_qkv > 1 or back else (),
     )  # fmt: skip
-    ops = [into_qkv]
+    ops = [into_qkv, *_head_norms(workload, precision)]
     if shape.has_rotary:
         rotated = FP32 if precision.is_autocast else c
         ops.append(
@@ -233,6 +234,25 @@ def _attention_ops(workload: Workload, precision: Precision) -> list[Op]:
             )
         )  # fmt: skip
     return [*ops, *_attended(workload, precision, "out")]
+
+
+def _head_norms(workload: Workload, precision: Precision) -> list[Op]:
+    """Return the norms of queries and keys, written out as in Hugging Face's Qwen3."""
+    shape, c = workload.shape, precision.compute
+    if not any(g.name == "attention.qk_norm" for g in shape.parameters):
+        return []
+    kept = FP32 + (0.0 if workload.lora_rank else c)
+    out = FP32 if precision.is_autocast else c
+    return [
+        Op(
+            f"norm of the {what}", "",
+            (Term(unit, kept, "fp32 input and normalised"),),
+            (Term("B*S*Q", out), Term("B*S*K", out + c)),
+            scratch=(Term(unit, FP32),), grads=(Term(unit, c),),
+            back_scratch=(Term(unit, 2 * FP32),),
+        )
+        for what, unit in (("queries", "B*S*Q"), ("keys", "B*S*K"))
+    ]  # fmt: skip
 
 
 def _attended(

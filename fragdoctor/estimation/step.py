@@ -97,6 +97,8 @@ class StepPlayer:
         tape.moment("forward")
         tape.alloc("workspaces", workspace_bytes)
         self.inputs = [self._unit("inputs", "B*S", INDEX) for _ in range(2)]
+        if self.workload.shape.input_elements:
+            self._pictures()
         if not self.has_shape:
             return
         self._gather_outside()
@@ -132,6 +134,14 @@ class StepPlayer:
                 stream = self._unit("activations", "B*S*H", precision.residual)
         self.last = stream
         self._head_forward()
+
+    def _pictures(self) -> None:
+        """Bring pictures in, in the place of token ids; the patch embedding keeps them."""
+        p = self.precision
+        self.tape.free(*self.inputs)
+        self.inputs = [self._unit("inputs", "B*I", p.weight)]
+        if p.is_autocast:
+            self.inputs.append(self._unit("activations", "B*I", p.compute))
 
     def _layer_forward(self, layer: int, *, owns_stream: int, keeps: bool) -> list[Kept]:
         """Play one layer; the residual it reads is ``owns_stream``, already there."""

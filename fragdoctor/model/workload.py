@@ -97,6 +97,7 @@ class ModelShape:
         n_recurrent_layers: layers with a state of ``recurrent_elements`` a sequence and no cache.
         encoder_seq: length of the encoder's sequence where it is not the decoder's; 0 = the same.
         fixed_seq: the only length that the model takes, such as a picture's patches; 0 = any.
+        input_elements: numbers that a picture brings in, in the place of token ids.
         assumptions: what was derived or assumed, one sentence each.
     """
 
@@ -139,6 +140,7 @@ class ModelShape:
     recurrent_elements: int = 0
     encoder_seq: int = 0
     fixed_seq: int = 0
+    input_elements: int = 0
     assumptions: Sequence[str] = ()
 
     @property
