@@ -76,8 +76,16 @@ def _memory(
     if others and detail is Detail.USUAL:
         also = dim(f"Also reserved: {', '.join(others)}.")
         blocks.append(doc.Paragraph(also, detail=Detail.SHORT))
+    # A message prints the size of the device, of which others may hold a part.
+    is_device = diagnosis.case.snapshot is None
     facts: list[tuple[str, doc.Content]] = [
-        (title, [f"{doc.plain(doc.written(value, name))}  ", dim(meaning)])
+        (
+            title,
+            [
+                f"{doc.plain(doc.written(value, name))}  ",
+                dim("the whole device" if is_device and title == "capacity" else meaning),
+            ],
+        )
         for title, name, meaning in _FIGURES
         if (value := getattr(f, name)) is not None
     ]
