@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 FRONT_PAGE: Final = """\
-Usage: fragdoctor COMMAND [ARGS]...
+Usage: fragdoctor COMMAND [ARGS]...  or  fragdoctor FILE...
 
   Say why a PyTorch program ran out of GPU memory, and what will help
 
@@ -28,15 +28,17 @@ Commands:
 Options:
   --version  Print the version
   -h, --help Show this message
+  --install-completion  Complete commands and options with Tab in this shell
 
 Examples:
   fragdoctor run train.py --epochs 3
-  fragdoctor analyze snapshot.pickle oom.txt
+  fragdoctor snapshot.pickle
   python train.py 2>&1 | fragdoctor oom -
 
 Exit codes:
   0 done   1 findings at or above --fail-on   2 usage or unreadable input
   3 input refused as hostile or over a limit   70 internal error
+  130 interrupted   141 the reader of the output went away
 
 More about a command: fragdoctor COMMAND --help
 """

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fragdoctor.model.finding import Location
-from fragdoctor.model.hooks import card
+from fragdoctor.model.hooks import drawn
 from fragdoctor.model.settings import AllocatorSettings
 
 if TYPE_CHECKING:
@@ -286,7 +286,7 @@ class Snapshot:
 
     def _repr_html_(self) -> str | None:
         """Return what Jupyter shows."""
-        return card(self)
+        return drawn(self)
 
     def events_frame(self, device: int | None = None) -> pd.DataFrame:
         """Return the trace as a DataFrame, one row an event, oldest first within a device.
