@@ -360,15 +360,12 @@ def test_after_a_failure_it_helps_that_all_is_served():
     assert not helps(replayed(3, fits=False), replayed(0, fits=False))
 
 
-@pytest.mark.parametrize("reserved", ["2.09 GiB", "2.05 GiB"])
-def test_fraction_that_is_set_already_is_never_the_advice(reserved):
-    text = (
-        "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity of 10.00 GiB "
-        f"of which 7.50 GiB is free. 2.10 GiB allowed; {reserved} reserved; of the allocated "
-        "memory 2.00 GiB is allocated by PyTorch."
+def test_fraction_that_is_set_already_is_never_the_advice():
+    text = new_style(
+        "20.00 MiB", "10.00 GiB", "7.50 GiB", "2.07 GiB", "10.00 MiB", allowed="2.10 GiB"
     )
-    case = Case(oom=log_of(text), overrides=Overrides(memory_fraction=0.21))
 
-    for advice in diagnose(case).recommendations:
-        assert "0.21)" not in advice.change
-        assert not advice.title.endswith("at least 0.21")
+    advice = by_code(diagnose(case_of(text)), "raise-memory-limit")
+
+    assert advice.title == "Raise the memory fraction from 0.21 to at least 0.22"
+    assert "(0.22)" in advice.change
