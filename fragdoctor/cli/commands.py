@@ -24,6 +24,7 @@ from fragdoctor.cli.pack import PackOptions, pack
 from fragdoctor.cli.parameters import command_of, command_with, parameters_of
 from fragdoctor.cli.run import run
 from fragdoctor.cli.simulate import simulate
+from fragdoctor.cli.view import view
 from fragdoctor.report import escape
 
 FORMATS_OF_SUFFIXES: Final = (
@@ -141,6 +142,14 @@ _add(
     [
         'fragdoctor simulate snapshot.pickle --conf "expandable_segments:True"',
         "fragdoctor simulate snapshot.pickle --sweep --capacity 24GiB --format json",
+    ],
+)
+_add(
+    view,
+    "Explore a snapshot in the browser, with what-ifs replayed live",
+    [
+        "fragdoctor view snapshot.pickle",
+        "fragdoctor view snapshot.pickle oom.txt --no-browser --port 8000",
     ],
 )
 _add(

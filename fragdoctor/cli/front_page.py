@@ -18,6 +18,7 @@ Commands:
   oom        Diagnose a pasted out-of-memory message or a whole log
   check      Fail in CI where memory got worse or breaks a budget
   simulate   Replay a snapshot's trace under other settings and capacities
+  view       Explore a snapshot in the browser, with what-ifs replayed live
   compare    Say what changed between two runs, or how several grow
   estimate   Say before a run whether it fits, and what would make it fit
   fit        Say from recordings at several batch sizes which batch fits
