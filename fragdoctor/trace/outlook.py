@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
 
 from fragdoctor._native import _ext
 from fragdoctor.model.outlook import Outlook, OutlookBasis, OutlookState
+from fragdoctor.model.settings import Era
+from fragdoctor.trace.allocator import native_config
 from fragdoctor.trace.continuation import Continuation, continuation_of
 from fragdoctor.trace.lower_bound import lower_bound_of
 from fragdoctor.trace.operations import Operations
@@ -25,6 +28,12 @@ FORESEEN_STEPS: Final = 10_000
 
 MAX_PLAYED: Final = 200_000
 """Operations played after the recorded ones, where nobody asks for a number of steps."""
+
+TOLERANCE: Final = 0.04
+"""Share of the peak by which a repeated step may differ from the recorded one."""
+
+KEPT_SHARE: Final = 0.004
+"""Share of the peak by which what a step keeps may differ from what it kept as recorded."""
 
 NO_STEP: Final = "the recording holds no complete step"
 
@@ -42,10 +51,26 @@ class Outlooks:
     def __init__(
         self, trace: Trace, operations: _ext.NativeOps, max_steps: int | None = None
     ) -> None:
+        self._trace = trace
         self._operations = operations
         self._asked = max_steps
         self.continuation = continuation_of(trace, Operations.of(operations))
         self._lower_bound = lower_bound_of(trace) if self.continuation is None else None
+
+    @cached_property
+    def _is_confirmed(self) -> bool:
+        """Whether repeating the recorded steps gives what was recorded of them.
+
+        Played without a limit, each must rise as far above its beginning as it did, and all of
+        them together must keep as much.
+        """
+        known = self.continuation
+        assert known is not None  # noqa: S101 - asked before
+        config = native_config(self._trace.settings, era=Era.ADDRESS)
+        _, look = self._operations.look_on(
+            config, known.again, known.n_past, max_steps=MAX_STEPS, max_ops=MAX_PLAYED // 2
+        )
+        return _agrees(self._trace, known, look)
 
     def replay(self, conditions: Conditions, *, remakes_start: bool) -> tuple[Any, Outlook]:
         """Return what the native replay of the recorded part said, and what comes after it."""
@@ -57,6 +82,13 @@ class Outlooks:
             return raw, self._without_steps(raw, limit)
         raw, look = self._play(known.native, config, remakes_start=remakes_start)
         outlook = self._judged(known, raw, look, limit)
+        if raw["fits"] and not self._is_confirmed:
+            return raw, replace(
+                outlook,
+                state=OutlookState.OPEN,
+                fails_after_steps=None,
+                reason="repeating the recorded steps does not give what was recorded of them",
+            )
         other = {OutlookState.HOLDS: known.higher, OutlookState.FAILS: known.lower}.get(
             outlook.state
         )
@@ -159,6 +191,29 @@ def _growth(known: Continuation, allocated: Any) -> int:
         return 0
     n_steps = max(known.period_steps, 1)
     return int(after[-1] - after[-1 - known.period]) // n_steps
+
+
+def _agrees(trace: Trace, known: Continuation, look: Mapping[str, Any]) -> bool:
+    after = np.asarray(look["allocated"]).astype(np.int64)
+    peak = np.asarray(look["peak_allocated"]).astype(np.int64)
+    began = trace.totals.at(known.rows)[:, 0]
+    highest = trace.totals.envelope("allocated_bytes", np.append(0, known.rows + 1)).high[1:]
+    scale = max(int(highest.max(initial=0)), 1)
+    rise, n = highest - began, known.n_complete
+    for u, step in enumerate(known.order[: len(after) - 1]):
+        if step >= n:
+            continue
+        if abs(int(peak[u + 1] - after[u]) - int(rise[step])) > TOLERANCE * scale:
+            return False
+    period = known.period
+    if len(after) <= period or n <= period + 1 or known.grows:
+        return True
+    is_own = known.order[-1] >= n  # what the step under way would have kept is not recorded
+    kept = int(began[n] - began[n - period]) if not is_own else int(began[n] - began[1])
+    steps = period if not is_own else n - 1
+    expected = kept / max(steps, 1)
+    found = int(after[period] - after[0]) / period
+    return abs(found - expected) <= max(TOLERANCE * abs(expected) * 5, KEPT_SHARE * scale)
 
 
 def _close(known: Continuation, state: OutlookState) -> str:
