@@ -74,7 +74,7 @@ def _memory(
         also = dim(f"Also reserved: {', '.join(reserved)}.")
         blocks.append(doc.Paragraph(also, detail=Detail.SHORT))
     # A message prints the size of the device, of which others may hold a part.
-    is_device = diagnosis.case.snapshot is None
+    is_device = message is not None and message.total_bytes == f.capacity_bytes
     facts: list[tuple[str, doc.Content]] = [
         (
             title,
