@@ -22,10 +22,10 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Executor
 from pathlib import Path
 
-from fragdoctor.fleet.discovery import discover
+from fragdoctor.fleet.conclusions import conclude
 from fragdoctor.fleet.engine import n_cores, summarise_all, summarise_chunk
-from fragdoctor.fleet.report import conclude
 from fragdoctor.fleet.workers import WorkerPool
+from fragdoctor.inputs.discovery import discover
 from fragdoctor.model.fleet import FleetSummary, RankInput, SummaryOptions
 
 SAMPLES = Path(__file__).resolve().parents[1] / "sample_snapshots"

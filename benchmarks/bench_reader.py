@@ -23,7 +23,7 @@ CHILD = """
 import gc, json, pickle, resource, sys, time
 mode, path = sys.argv[1:]
 if mode == "fragdoctor":
-    import fragdoctor.readers.snapshot as reader
+    import fragdoctor.inputs.snapshot_reader as reader
 if mode == "stock, gc off":
     gc.disable()
 scale = 1 if sys.platform == "darwin" else 1024

@@ -16,13 +16,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fragdoctor.allocator.baseline import find_baseline
-from fragdoctor.allocator.fidelity import report
-from fragdoctor.allocator.search import default_candidates, search_settings
-from fragdoctor.allocator.simulate import choose_device
-from fragdoctor.allocator.trace_ops import prepare
-from fragdoctor.allocator.whatif import Scenario, replay_scenario
-from fragdoctor.readers.snapshot import read_snapshot
+from fragdoctor.inputs.snapshot_reader import read_snapshot
+from fragdoctor.trace.candidates import usual_candidates
+from fragdoctor.trace.fidelity import report
+from fragdoctor.trace.reproduction import find_reproduction
+from fragdoctor.trace.search import search_settings
+from fragdoctor.trace.simulate import choose_device
+from fragdoctor.trace.trace import Trace
+from fragdoctor.trace.whatif import WhatIf, replay_what_if
 
 N_RUNS = 3
 
@@ -46,25 +47,25 @@ def main() -> None:
 
     read_s, snapshot = best_of(lambda: read_snapshot(arguments.path))
     device = choose_device(snapshot)
-    undo_s, prepared = best_of(lambda: prepare(snapshot, device))
-    model_s, baseline = best_of(lambda: find_baseline(prepared))
+    undo_s, trace = best_of(lambda: Trace.of(snapshot, device))
+    model_s, reproduction = best_of(lambda: find_reproduction(trace))
     conf = "expandable_segments:True"
-    whatif_s, _ = best_of(lambda: replay_scenario(baseline, Scenario(conf=conf)))
-    confs = default_candidates(baseline)
-    search_s, _ = best_of(lambda: search_settings(baseline, confs))
+    whatif_s, _ = best_of(lambda: replay_what_if(reproduction, WhatIf(conf=conf)))
+    confs = usual_candidates(reproduction)
+    search_s, _ = best_of(lambda: search_settings(reproduction, confs))
     peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
 
-    n_events = prepared.n_events
+    n_events = trace.n_events
     whole_s = undo_s + model_s
     rows = [
         ("read the file (our reader)", read_s),
         ("undo the trace", undo_s),
-        ("find the baseline (operations, model, comparison)", model_s),
+        ("find the reproduction (operations, model, comparison)", model_s),
         ("whole replay", whole_s),
         ("one what-if (expandable_segments:True)", whatif_s),
         (f"search over {len(confs)} candidates, 2 threads", search_s),
     ]
-    fidelity = report(baseline)
+    fidelity = report(reproduction)
     print(f"{arguments.path.name}: {n_events:,} events, fidelity {fidelity.share:.4f}")
     for name, seconds in rows:
         print(f"  {name:<52}{seconds:8.3f} s {n_events / seconds / 1e6:8.2f} M events/s")

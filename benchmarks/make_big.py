@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from fragdoctor import Allocator
-from fragdoctor.allocator.model import Segment
 from fragdoctor.errors import OutOfMemory
+from fragdoctor.trace.allocator import Segment
 
 KIB, MIB = 1 << 10, 1 << 20
 CAPACITY_BYTES = 6 << 30

@@ -28,7 +28,6 @@ import importlib
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from fragdoctor.allocator.model import Allocator
     from fragdoctor.analysis.device import analyze_device
     from fragdoctor.api import compare, diagnose, diagnose_fleet, load, simulate
     from fragdoctor.capture.record import record
@@ -44,8 +43,10 @@ if TYPE_CHECKING:
         SimulationError,
         TruncatedSnapshot,
     )
+    from fragdoctor.inputs.messages import find_messages, parse_oom
+    from fragdoctor.inputs.stats_reader import read_stats
     from fragdoctor.limits import Limits
-    from fragdoctor.model.case import Case, Overrides
+    from fragdoctor.model.case import Case, MemoryStats, Overrides, StatsSeries
     from fragdoctor.model.comparison import Comparison
     from fragdoctor.model.diagnosis import Cause, Diagnosis, Recommendation, Verdict
     from fragdoctor.model.finding import Confidence, Finding, Severity
@@ -53,14 +54,12 @@ if TYPE_CHECKING:
     from fragdoctor.model.settings import AllocatorSettings, parse_conf
     from fragdoctor.model.simulation import ReplayResult, Simulation
     from fragdoctor.model.snapshot import Snapshot
-    from fragdoctor.model.stats import MemoryStats, StatsSeries
-    from fragdoctor.readers.oom_text import find_messages, parse_oom
-    from fragdoctor.readers.stats import read_stats
+    from fragdoctor.trace.allocator import Allocator
 
 __version__ = "0.1.0"
 
 _MODULES: Final = {
-    "fragdoctor.allocator.model": ("Allocator",),
+    "fragdoctor.trace.allocator": ("Allocator",),
     "fragdoctor.analysis.device": ("analyze_device",),
     "fragdoctor.api": ("compare", "diagnose", "diagnose_fleet", "load", "simulate"),
     "fragdoctor.capture.record": ("record",),
@@ -76,8 +75,10 @@ _MODULES: Final = {
         "SimulationError",
         "TruncatedSnapshot",
     ),
+    "fragdoctor.inputs.messages": ("find_messages", "parse_oom"),
+    "fragdoctor.inputs.stats_reader": ("read_stats",),
     "fragdoctor.limits": ("Limits",),
-    "fragdoctor.model.case": ("Case", "Overrides"),
+    "fragdoctor.model.case": ("Case", "MemoryStats", "Overrides", "StatsSeries"),
     "fragdoctor.model.comparison": ("Comparison",),
     "fragdoctor.model.diagnosis": ("Cause", "Diagnosis", "Recommendation", "Verdict"),
     "fragdoctor.model.finding": ("Confidence", "Finding", "Severity"),
@@ -85,9 +86,6 @@ _MODULES: Final = {
     "fragdoctor.model.settings": ("AllocatorSettings", "parse_conf"),
     "fragdoctor.model.simulation": ("ReplayResult", "Simulation"),
     "fragdoctor.model.snapshot": ("Snapshot",),
-    "fragdoctor.model.stats": ("MemoryStats", "StatsSeries"),
-    "fragdoctor.readers.oom_text": ("find_messages", "parse_oom"),
-    "fragdoctor.readers.stats": ("read_stats",),
 }
 _HOMES: Final = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -6,10 +6,9 @@ from os import PathLike, fspath
 from typing import TYPE_CHECKING
 
 from fragdoctor.errors import ConfigError
-from fragdoctor.model.cards import draw_with
-from fragdoctor.model.case import Case, Overrides
+from fragdoctor.model.case import Case, MemoryStats, Overrides, StatsSeries
+from fragdoctor.model.hooks import draw_with
 from fragdoctor.model.oom import OomLog, OomMessage
-from fragdoctor.model.stats import MemoryStats, StatsSeries
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from fragdoctor.limits import Limits
     from fragdoctor.model.comparison import Comparison
     from fragdoctor.model.diagnosis import Diagnosis
-    from fragdoctor.model.fleet_report import FleetReport
+    from fragdoctor.model.fleet import FleetReport
     from fragdoctor.model.simulation import Simulation
     from fragdoctor.model.snapshot import Snapshot
 
@@ -52,8 +51,8 @@ def load(
         InputError: the input cannot be read, is something else, or is refused; the subclasses in
             ``fragdoctor.errors`` say which.
     """
+    from fragdoctor.inputs.snapshot_reader import read_snapshot  # noqa: PLC0415
     from fragdoctor.limits import DEFAULT_LIMITS  # noqa: PLC0415 - numpy is heavy
-    from fragdoctor.readers.snapshot import read_snapshot  # noqa: PLC0415
 
     return read_snapshot(source, limits=limits or DEFAULT_LIMITS)
 
@@ -118,9 +117,8 @@ def diagnose_fleet(  # noqa: PLR0913 - the choices of one run, all by keyword
         InputError: no rank could be read.
         ConfigError: ``replays`` is something else.
     """
-    from fragdoctor.fleet.discovery import discover, inputs_of  # noqa: PLC0415 - numpy is heavy
-    from fragdoctor.fleet.examine import Replays, examine  # noqa: PLC0415
-    from fragdoctor.fleet.job_log import share_out  # noqa: PLC0415
+    from fragdoctor.fleet.examine import Replays, examine, share_out  # noqa: PLC0415 - numpy is heavy
+    from fragdoctor.inputs.discovery import discover, inputs_of  # noqa: PLC0415 - numpy is heavy
 
     if replays not in list(Replays):
         raise ConfigError(f"replays is {replays!r}.", hint="Give none, groups or all.")
@@ -164,7 +162,7 @@ def simulate(  # noqa: PLR0913 - the questions of one what-if, all by keyword
         SimulationError: the snapshot has no trace that could be replayed.
         ConfigError: a setting is not one.
     """
-    from fragdoctor.allocator.simulate import simulate as run  # noqa: PLC0415 - numpy is heavy
+    from fragdoctor.trace.simulate import simulate as run  # noqa: PLC0415 - numpy is heavy
 
     return run(
         snapshot,
@@ -196,7 +194,7 @@ def compare(
     Raises:
         ConfigError: fewer than two runs, or names or steps that do not fit them.
     """
-    from fragdoctor.comparison.pipeline import compare_cases  # noqa: PLC0415 - numpy is heavy
+    from fragdoctor.comparison.compare_cases import compare_cases  # noqa: PLC0415 - numpy is heavy
 
     cases = [_case((run,), Overrides()) for run in runs]
     if names is not None and len(names) != len(cases):
@@ -227,8 +225,8 @@ def _case(parts: Sequence[object], overrides: Overrides) -> Case:
 
 def _sorted_in(part: object) -> tuple[str, object]:
     """Return (field of a case, value) for one input."""
+    from fragdoctor.inputs.messages import find_messages  # noqa: PLC0415
     from fragdoctor.model.snapshot import Snapshot  # noqa: PLC0415 - numpy is heavy
-    from fragdoctor.readers.oom_text import find_messages  # noqa: PLC0415
 
     if isinstance(part, Snapshot):
         return "snapshot", part

@@ -11,16 +11,16 @@ import lzma
 from typing import TYPE_CHECKING, Any
 
 from fragdoctor._native import _ext
-from fragdoctor.allocator.model import native_config
-from fragdoctor.allocator.oom_message import oom_message
 from fragdoctor.model.settings import era_of, parse_conf, parse_version
+from fragdoctor.trace.allocator import native_config
+from fragdoctor.trace.oom_message import oom_message
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
 MIB = 1024**2
-STATES = ("inactive", "active_pending_free", "active_allocated")
+STATES = _ext.STATE_NAMES
 FIGURES = ("reserved", "allocated", "active", "requested", "retries", "ooms")
 ATTRIBUTES = (
     "reserved_bytes",

@@ -194,7 +194,7 @@ def pickled(data: Any, protocol: int = 4) -> bytes:
 
 def columns(data: Any) -> Snapshot:
     """Return the snapshot that the reader makes of the value."""
-    from fragdoctor.readers.snapshot import read_snapshot
+    from fragdoctor.inputs.snapshot_reader import read_snapshot
 
     return read_snapshot(pickled(data))
 

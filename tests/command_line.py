@@ -10,7 +10,7 @@ import diagnoses
 
 from fragdoctor.model.case import Case
 from fragdoctor.model.diagnosis import Diagnosis
-from fragdoctor.model.progress import tell
+from fragdoctor.model.hooks import tell
 
 
 @dataclass(frozen=True)

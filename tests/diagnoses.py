@@ -25,14 +25,7 @@ from fragdoctor.model.diagnosis import (
     TimelineStrip,
     Verdict,
 )
-from fragdoctor.model.finding import (
-    Confidence,
-    Evidence,
-    Finding,
-    Location,
-    Severity,
-    SkippedRule,
-)
+from fragdoctor.model.finding import Confidence, Evidence, Finding, Location, Severity, SkippedRule
 from fragdoctor.model.oom import LogMarker, OomLog, OomMessage, OtherProcess
 from fragdoctor.model.simulation import ReplayResult, Simulation
 from fragdoctor.units import GIB, MIB

@@ -1,6 +1,6 @@
 """Workloads whose peaks were recorded, rebuilt from their settings for the estimate.
 
-``tests/estimate/recorded_peaks.json`` holds the settings and the figures: peaks of ordinary
+``tests/estimation/recorded_peaks.json`` holds the settings and the figures: peaks of ordinary
 training loops (three steps) under PyTorch 2.12.1's own CUDA allocator. The models are a GPT
 (LayerNorm, packed qkv, GELU, untied head, 4096 learned positions) and a Llama (RMSNorm written out
 or fused, rotary, SwiGLU, grouped heads), the loss is ``F.cross_entropy`` on the logits. Rows with a
@@ -14,11 +14,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from fragdoctor.estimate.config_json import shape_of_config
-from fragdoctor.estimate.families import Dimensions, parameters_of
+from fragdoctor.estimation.architectures import Dimensions, parameters_of
+from fragdoctor.estimation.config_json import shape_of_config
 from fragdoctor.model.workload import Attention, ModelShape, Norm, Workload
 
-RECORDED = Path(__file__).parent / "estimate" / "recorded_peaks.json"
+RECORDED = Path(__file__).parent / "estimation" / "recorded_peaks.json"
 
 
 def recorded_peaks() -> list[dict[str, Any]]:

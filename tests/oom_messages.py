@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from fragdoctor.inputs.messages import find_messages
 from fragdoctor.model.case import Case
 from fragdoctor.model.oom import OomLog, OomMessage, OtherProcess
-from fragdoctor.readers.oom_text import find_messages
 
 GIB = 1 << 30
 MIB = 1 << 20

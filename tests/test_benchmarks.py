@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import fragdoctor
-from fragdoctor.allocator.fidelity import share_of
-from fragdoctor.allocator.simulate import baseline_of
 from fragdoctor.analysis.device import analyze_device
+from fragdoctor.trace.fidelity import share_of
+from fragdoctor.trace.simulate import reproduce, trace_of
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
@@ -48,9 +48,9 @@ def test_made_file_is_consistent_and_reproduced_by_the_model(big: tuple[Path, in
     snapshot = fragdoctor.load(big[0])
 
     analysis = analyze_device(snapshot, 0)
-    baseline = baseline_of(snapshot)
+    reproduction = reproduce(trace_of(snapshot))
 
     assert analysis.capture.is_consistent
-    assert baseline.comparison["n_failed_equal"] == 1
-    assert baseline.comparison["n_same_address"] == baseline.comparison["n_requests"]
-    assert share_of(baseline.comparison) > 0.9
+    assert reproduction.comparison["n_failed_equal"] == 1
+    assert reproduction.comparison["n_same_address"] == reproduction.comparison["n_requests"]
+    assert share_of(reproduction.comparison) > 0.9

@@ -15,7 +15,7 @@ from command_line import Run
 from fragdoctor.cli.commands import app
 from fragdoctor.cli.configuration import configure
 from fragdoctor.cli.fleet import DEFAULT_TIMEOUT_S
-from fragdoctor.fleet import engine
+from fragdoctor.fleet.engine import _ALONE_BYTES, MAX_CHUNK
 from fragdoctor.model.fleet import MAX_SUMMARY_BYTES
 
 PAGE = (Path(__file__).resolve().parents[1] / "docs/fleet.md").read_text(encoding="utf-8")
@@ -75,6 +75,6 @@ def test_page_names_only_options_that_exist_and_true_figures() -> None:
 
     assert set(re.findall(r"--[a-z][a-z-]+", PAGE)) <= known | of_dask
     assert f"{DEFAULT_TIMEOUT_S:.0f} by default" in PAGE
-    assert f"up to {engine.MAX_CHUNK} names" in PAGE
+    assert f"up to {MAX_CHUNK} names" in PAGE
     assert f"less than {MAX_SUMMARY_BYTES // 1000} KB" in PAGE
-    assert f"up to {engine._ALONE_BYTES >> 20} MiB in all" in PAGE
+    assert f"up to {_ALONE_BYTES >> 20} MiB in all" in PAGE

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from analysis.toy_allocator import ToyAllocator
 from builders import columns
+from toy_allocator import ToyAllocator
 
 from fragdoctor.model.snapshot import Snapshot
 

@@ -8,7 +8,7 @@
 ``--jobs``; ``pack`` joins its states to the cases. The oracle must pass ``use_on_oom`` and
 ``no_split`` on to ``torch.cuda.MemPool`` and keep no reference to a dropped pool. Cases in which
 the real allocator itself crashed are left out, and counted.
-``FRAGDOCTOR_GOLDEN=OUT.jsonl.xz pytest tests/allocator/test_golden.py`` compares any such file.
+``FRAGDOCTOR_GOLDEN=OUT.jsonl.xz pytest tests/trace/test_golden.py`` compares any such file.
 """
 
 from __future__ import annotations

@@ -6,6 +6,8 @@
 #include <limits>
 #include <vector>
 
+#include "words.h"
+
 namespace fragdoctor {
 
 // The order of PyTorch's hash tables (ska::flat_hash_map) is that of this hash.
@@ -65,17 +67,6 @@ struct Config {
   std::uint32_t event_delay = 0;  // queries that an event of record_stream answers "not ready"
 };
 
-enum class Action : std::uint8_t {
-  alloc = 0,
-  free_requested = 1,
-  free_completed = 2,
-  segment_alloc = 3,
-  segment_free = 4,
-  segment_map = 5,
-  segment_unmap = 6,
-  oom = 7,
-};
-
 // What the allocator would write to its trace. Sizes as there: requested bytes for alloc and
 // free_*, the rounded size for oom, and for oom the free bytes of the driver as the address.
 struct TraceEvent {
@@ -128,13 +119,6 @@ struct Counters {
   std::uint64_t retries = 0, ooms = 0, sync_all_streams = 0;
   std::uint64_t n_malloc = 0, n_free = 0, n_map = 0, n_unmap = 0;  // successful driver calls
   std::uint64_t driver_calls() const { return n_malloc + n_free + n_map + n_unmap; }
-};
-
-enum class BlockState : std::uint8_t {
-  inactive = 0,
-  active_pending_free = 1,
-  active_allocated = 2,
-  unmapped = 3,  // only in seeds, never in layout()
 };
 
 struct Block {

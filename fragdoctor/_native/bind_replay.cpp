@@ -1,5 +1,5 @@
-// Python's view of the undone trace and the replay. Columns in, numpy arrays out; the GIL is
-// released while native code runs.
+// Python's view of the operations of a trace and their replay. The GIL is released while native
+// code runs.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/shared_ptr.h>
@@ -15,162 +15,31 @@
 #include <type_traits>
 #include <utility>
 
+#include "native_trace.h"
 #include "replay.h"
 #include "trace_ops.h"
-#include "trace_undo.h"
 
 namespace nb = nanobind;
 using namespace fragdoctor;
 
 namespace {
 
-template <class T>
-using Column = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+constexpr std::int32_t MAX_STREAMS = 1 << 16, MAX_POOLS = 1 << 12;
 
-const char* const CONTRADICTION_NAMES[] = {
-    "alloc_over_live", "free_of_free",           "completed_unrequested",
-    "segment_overlap", "segment_absent",         "block_outside_segments",
-    "blocks_overlap",  "end_differs",            "bad_size",
-};
-static_assert(std::size(CONTRADICTION_NAMES) == static_cast<std::size_t>(Contradiction::count));
-
-template <class T>
-nb::object array_of(std::vector<T>&& values) {
-  auto* kept = new std::vector<T>(std::move(values));
-  nb::capsule owner(kept, [](void* p) noexcept { delete static_cast<std::vector<T>*>(p); });
-  return nb::cast(nb::ndarray<nb::numpy, T, nb::ndim<1>>(kept->data(), {kept->size()}, owner));
-}
-
-template <class T, class Items, class Get>
-nb::object column_of(const Items& items, Get&& get) {
-  std::vector<T> values;
-  values.reserve(items.size());
-  for (const auto& item : items) values.push_back(static_cast<T>(get(item)));
-  return array_of(std::move(values));
-}
-
-void check_length(std::size_t n, std::size_t expected, const char* what) {
-  if (n != expected) throw std::invalid_argument(std::string("columns differ in length: ") + what);
-}
-
-void add_contradictions(nb::dict& d, const UndoneTrace& u) {
-  nb::dict contradictions;
-  for (std::size_t i = 0; i < u.contradictions.size(); ++i)
-    if (u.contradictions[i] > 0) contradictions[CONTRADICTION_NAMES[i]] = u.contradictions[i];
-  d["contradictions"] = contradictions;
-}
-
-// A trace with everything that follows from it before any choice is made. Keeps the columns.
-class NativeTrace {
- public:
-  NativeTrace(Column<std::uint8_t> action, Column<std::uint64_t> address,
-              Column<std::uint64_t> size, Column<std::int32_t> stream, Column<std::int32_t> pool,
-              Column<std::uint64_t> segment_address, Column<std::uint64_t> segment_size,
-              Column<std::int32_t> segment_stream, Column<std::int32_t> segment_pool,
-              Column<std::uint8_t> segment_kind, Column<std::uint8_t> segment_expandable,
-              Column<std::uint64_t> block_address, Column<std::uint64_t> block_size,
-              Column<std::uint64_t> block_requested, Column<std::uint8_t> block_state,
-              const Config& config)
-      : kept_(nb::make_tuple(action, address, size, stream, pool, segment_address, segment_size,
-                             segment_stream, segment_pool, segment_kind, segment_expandable,
-                             block_address, block_size, block_requested, block_state)),
-        settings(config.settings) {
-    const std::size_t n = action.shape(0), ns = segment_address.shape(0),
-                      nb = block_address.shape(0);
-    for (std::size_t k : {address.shape(0), size.shape(0), stream.shape(0), pool.shape(0)})
-      check_length(k, n, "events");
-    for (std::size_t k : {segment_size.shape(0), segment_stream.shape(0), segment_pool.shape(0),
-                          segment_kind.shape(0), segment_expandable.shape(0)})
-      check_length(k, ns, "segments");
-    for (std::size_t k : {block_size.shape(0), block_requested.shape(0), block_state.shape(0)})
-      check_length(k, nb, "blocks");
-    trace = {n, action.data(), address.data(), size.data(), stream.data(), pool.data()};
-    end = {ns, segment_address.data(), segment_size.data(), segment_stream.data(),
-           segment_pool.data(), segment_kind.data(), segment_expandable.data(),
-           nb, block_address.data(), block_size.data(), block_requested.data(),
-           block_state.data()};
-    check_numbers();
-    nb::gil_scoped_release release;
-    undone = undo_trace(trace, end, settings);
+// Streams and pools size tables in the model: they must be dense and few.
+void check_numbers(const TraceView& trace, const FinalState& end) {
+  std::int32_t streams = 0, pools = 0;
+  for (std::size_t i = 0; i < trace.n; ++i) {
+    streams = std::max(streams, trace.stream[i]);
+    pools = std::max(pools, trace.pool[i]);
   }
-
-  nb::dict undone_dict() const;
-
-  // One column with a value for every event. The trace is undone again for it: hardly anybody
-  // needs them, and kept they would be most of the memory.
-  nb::object totals(const std::string& name) const {
-    WantedTotals wanted;
-    wanted.block_bytes = name == "event_block_bytes";
-    wanted.allocated = name == "allocated_bytes";
-    wanted.active = name == "active_bytes";
-    wanted.reserved = name == "reserved_bytes";
-    UndoneTrace again;
-    {
-      nb::gil_scoped_release release;
-      again = undo_trace(trace, end, settings, wanted);
-    }
-    if (wanted.block_bytes) return array_of(std::move(again.block_bytes));
-    if (wanted.allocated) return array_of(std::move(again.allocated));
-    if (wanted.active) return array_of(std::move(again.active));
-    if (wanted.reserved) return array_of(std::move(again.reserved));
-    throw nb::value_error("no such column");
+  for (std::size_t i = 0; i < end.n_segments; ++i) {
+    streams = std::max(streams, end.segment_stream[i]);
+    pools = std::max(pools, end.segment_pool[i]);
   }
-
- private:
-  // Streams and pools size tables in the model: they must be dense and few.
-  void check_numbers() const {
-    std::int32_t streams = 0, pools = 0;
-    for (std::size_t i = 0; i < trace.n; ++i) {
-      streams = std::max(streams, trace.stream[i]);
-      pools = std::max(pools, trace.pool[i]);
-    }
-    for (std::size_t i = 0; i < end.n_segments; ++i) {
-      streams = std::max(streams, end.segment_stream[i]);
-      pools = std::max(pools, end.segment_pool[i]);
-    }
-    if (streams >= MAX_STREAMS || pools >= MAX_POOLS ||
-        static_cast<std::int64_t>(streams) * pools >= MAX_STREAMS)
-      throw nb::value_error("more streams or private pools than any genuine trace has");
-  }
-  static constexpr std::int32_t MAX_STREAMS = 1 << 16, MAX_POOLS = 1 << 12;
-
-  nb::object kept_;
-
- public:
-  Settings settings;
-  TraceView trace;
-  FinalState end;
-  UndoneTrace undone;
-};
-
-nb::dict NativeTrace::undone_dict() const {
-  const UndoneTrace& u = undone;
-  nb::dict d;
-  d["segment_address"] = column_of<std::uint64_t>(u.segments, [](auto& s) { return s.address; });
-  d["segment_bytes"] = column_of<std::uint64_t>(u.segments, [](auto& s) { return s.size; });
-  d["segment_stream"] = column_of<std::int32_t>(u.segments, [](auto& s) { return s.stream; });
-  d["segment_pool"] = column_of<std::int32_t>(u.segments, [](auto& s) { return s.pool; });
-  d["segment_is_small"] = column_of<std::uint8_t>(u.segments, [](auto& s) { return s.is_small; });
-  d["segment_is_expandable"] =
-      column_of<std::uint8_t>(u.segments, [](auto& s) { return s.is_expandable; });
-  d["block_address"] = column_of<std::uint64_t>(u.blocks, [](auto& b) { return b.address; });
-  d["block_size"] = column_of<std::uint64_t>(u.blocks, [](auto& b) { return b.size; });
-  d["block_requested"] = column_of<std::uint64_t>(u.blocks, [](auto& b) { return b.requested; });
-  d["block_is_pending"] = column_of<std::uint8_t>(u.blocks, [](auto& b) { return b.is_pending; });
-  d["block_size_is_known"] =
-      column_of<std::uint8_t>(u.blocks, [](auto& b) { return b.size_is_known; });
-  d["reserved_rows"] = array_of(std::vector<std::uint32_t>(u.reserved_steps.rows));
-  d["reserved_steps_bytes"] = array_of(std::vector<std::int64_t>(u.reserved_steps.bytes));
-  d["peak_active_bytes"] = u.peak_active;
-  d["peak_reserved_bytes"] = u.reserved_steps.peak();
-  d["initial_allocated_bytes"] = u.initial_allocated;
-  d["initial_active_bytes"] = u.initial_active;
-  d["initial_reserved_bytes"] = u.initial_reserved;
-  d["allocated_error_bytes"] = u.allocated_error;
-  d["active_error_bytes"] = u.active_error;
-  d["reserved_error_bytes"] = u.reserved_error;
-  add_contradictions(d, u);
-  return d;
+  if (streams >= MAX_STREAMS || pools >= MAX_POOLS ||
+      static_cast<std::int64_t>(streams) * pools >= MAX_STREAMS)
+    throw nb::value_error("more streams or private pools than any genuine trace has");
 }
 
 // The operations of a trace, as inferred or as edited; immutable, shared between threads.
@@ -179,8 +48,9 @@ class NativeOps {
   NativeOps(std::shared_ptr<NativeTrace> trace, const Inference& inference,
             std::uint64_t device_total_bytes)
       : source(std::move(trace)) {
-    nb::gil_scoped_release release;
     const NativeTrace& t = *source;
+    check_numbers(t.trace, t.end);
+    nb::gil_scoped_release release;
     made = build_ops(t.trace, t.undone, t.settings, inference);
     auto state = std::make_shared<InitialState>(
         initial_state(t.trace, t.undone, t.settings, device_total_bytes));
@@ -188,22 +58,22 @@ class NativeOps {
   }
 
   // The same start, other operations: the memory of a numpy array of them, which is kept.
-  NativeOps(const NativeOps& base, Column<std::uint8_t> table)
+  NativeOps(const NativeOps& base, InColumn<std::uint8_t> table)
       : source(base.source), initial(base.initial), edited(nb::cast(table)) {
     const std::size_t n = table.shape(0) / sizeof(Op);
     if (table.shape(0) % sizeof(Op) != 0 ||
         reinterpret_cast<std::uintptr_t>(table.data()) % alignof(Op) != 0)
       throw nb::value_error("not an aligned table of operations");
     edited_ops = OpSpan(reinterpret_cast<const Op*>(table.data()), n);
-    made.n_ids = source->undone.blocks.size();
+    made.n_ids = source->undone.lives.n_initial;
     made.n_pools = base.made.n_pools;
     made.peak_reserved_bytes = base.made.peak_reserved_bytes;
     for (const Op& op : edited_ops) {
-      if (op.kind > OpKind::failed || op.pool > made.n_pools || op.id >= UndoneTrace::NO_ID)
+      if (op.kind > OpKind::failed || op.pool > made.n_pools || op.id >= NO_LIFE)
         throw nb::value_error("an operation is out of range");
       made.n_ids = std::max(made.n_ids, static_cast<std::size_t>(op.id) + 1);
     }
-    if (made.n_ids > source->undone.blocks.size() + 2 * n + 1)
+    if (made.n_ids > source->undone.lives.n_initial + 2 * n + 1)
       throw nb::value_error("allocation ids are not dense");
   }
 
@@ -288,19 +158,15 @@ nb::dict result_dict(const ReplayResult& r) {
 // The recording that a run would have left, in the vocabulary of snapshots: events are
 // (action, address, size, stream, pool), segments end in their blocks (size, requested, state).
 nb::dict recording_dict(const SimulatedRecording& r) {
-  static const char* const ACTIONS[] = {"alloc",        "free_requested", "free_completed",
-                                        "segment_alloc", "segment_free",  "segment_map",
-                                        "segment_unmap", "oom"};
-  static const char* const STATES[] = {"inactive", "active_pending_free", "active_allocated"};
   nb::list events, segments;
   for (const TraceEvent& e : r.events)
-    events.append(nb::make_tuple(ACTIONS[static_cast<std::size_t>(e.action)], e.address, e.size,
+    events.append(nb::make_tuple(ACTION_NAMES[static_cast<std::size_t>(e.action)], e.address, e.size,
                                  e.stream, e.pool));
   for (const SegmentView& s : r.segments) {
     nb::list blocks;
     for (const BlockView& b : s.blocks)
       blocks.append(
-          nb::make_tuple(b.size, b.requested, STATES[static_cast<std::size_t>(b.state)]));
+          nb::make_tuple(b.size, b.requested, STATE_NAMES[static_cast<std::size_t>(b.state)]));
     segments.append(nb::make_tuple(s.address, s.size, s.stream, s.pool, s.is_small,
                                    s.is_expandable, blocks));
   }
@@ -335,21 +201,6 @@ nb::dict comparison_dict(const Comparison& c) {
 void bind_replay(nb::module_& m) {
   m.attr("OP_BYTES") = sizeof(Op);
   m.attr("OP_FIELDS") = op_fields();
-  nb::class_<NativeTrace>(m, "NativeTrace")
-      .def(nb::init<Column<std::uint8_t>, Column<std::uint64_t>, Column<std::uint64_t>,
-                    Column<std::int32_t>, Column<std::int32_t>, Column<std::uint64_t>,
-                    Column<std::uint64_t>, Column<std::int32_t>, Column<std::int32_t>,
-                    Column<std::uint8_t>, Column<std::uint8_t>, Column<std::uint64_t>,
-                    Column<std::uint64_t>, Column<std::uint64_t>, Column<std::uint8_t>,
-                    const Config&>(),
-           nb::arg("action"), nb::arg("address"), nb::arg("size"), nb::arg("stream"),
-           nb::arg("pool"), nb::arg("segment_address"), nb::arg("segment_size"),
-           nb::arg("segment_stream"), nb::arg("segment_pool"), nb::arg("segment_kind"),
-           nb::arg("segment_expandable"), nb::arg("block_address"), nb::arg("block_size"),
-           nb::arg("block_requested"), nb::arg("block_state"), nb::arg("config"))
-      .def("undone", &NativeTrace::undone_dict)
-      .def("totals", &NativeTrace::totals, nb::arg("name"));
-
   nb::class_<NativeOps>(m, "NativeOps")
       .def(
           "__init__",
@@ -369,7 +220,7 @@ void bind_replay(nb::module_& m) {
           nb::arg("device_total_bytes") = 0)
       .def(
           "edited",
-          [](const NativeOps& self, Column<std::uint8_t> table) {
+          [](const NativeOps& self, InColumn<std::uint8_t> table) {
             return std::make_shared<NativeOps>(self, table);
           },
           nb::arg("table").noconvert())

@@ -9,6 +9,7 @@ namespace nb = nanobind;
 
 void bind_pickle_reader(nb::module_& m);
 void bind_allocator(nb::module_& m);
+void bind_trace(nb::module_& m);
 void bind_replay(nb::module_& m);
 
 namespace {
@@ -28,6 +29,7 @@ NB_MODULE(_ext, m) {
   m.doc() = "Native core of fragdoctor: the snapshot reader and the allocator model.";
   bind_pickle_reader(m);
   bind_allocator(m);
+  bind_trace(m);
   bind_replay(m);
   m.def("return_free_memory", &return_free_memory,
         "Give freed memory back to the operating system, where the C library keeps it.");

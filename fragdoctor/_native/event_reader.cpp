@@ -123,7 +123,7 @@ bool EventReader::read_action(Event& event) {
   uint32_t string = kNothing;
   if (!read_text(string) || string == kNothing) return false;
   event.action = fold_.action_of_[string];
-  return event.action <= kActionSegmentUnmap;
+  return event.action <= static_cast<uint8_t>(Action::segment_unmap);
 }
 
 bool EventReader::read_integer(uint64_t& value) {

@@ -158,7 +158,7 @@ bool SchemaFold::read_segment_type(const DictView& dict, uint8_t& type, Trouble&
   type = type_of_[name->id];
   if (type == kNoWord) {
     count_unknown_value("segments.segment_type=", name->id);
-    type = kTypeUnknown;
+    type = static_cast<uint8_t>(SegmentType::unknown);
   }
   return true;
 }

@@ -12,9 +12,11 @@ Value SchemaFold::fold_event(const DictView& dict) {
   uint8_t code = action_of_[action->id];
   if (code == kNoWord) {
     count_unknown_value("events.action=", action->id);
-    code = kActionOther;
+    code = static_cast<uint8_t>(Action::other);
   }
-  const bool has_size = code <= kActionSegmentUnmap || code == kActionOom;
+  const Action what = static_cast<Action>(code);
+  const bool has_address = what <= Action::segment_unmap;
+  const bool has_size = has_address || what == Action::oom;
   uint64_t address = 0;
   uint64_t size = 0;
   uint64_t stream = 0;
@@ -24,7 +26,7 @@ Value SchemaFold::fold_event(const DictView& dict) {
   int32_t pool = -1;
   int32_t context = -1;
   int32_t metadata = -1;
-  if (!read_modular(dict, Key::addr, code <= kActionSegmentUnmap, address, t) ||
+  if (!read_modular(dict, Key::addr, has_address, address, t) ||
       !read_unsigned(dict, Key::size, has_size, size, t) ||
       !read_modular(dict, Key::stream, false, stream, t) ||
       !read_time(dict, time, t) || !read_stack(dict, stack, t, at) ||
@@ -42,7 +44,7 @@ Value SchemaFold::fold_event(const DictView& dict) {
   }
   EventRow event;
   event.action = code;
-  event.address = code == kActionOom ? 0 : address;
+  event.address = what == Action::oom ? 0 : address;
   event.size_bytes = size;
   event.stream = stream_id(stream);
   event.time_us = time;
@@ -110,7 +112,7 @@ Value SchemaFold::fold_block(const DictView& dict) {
   uint8_t state = state_of_[state_name->id];
   if (state == kNoWord) {
     count_unknown_value("blocks.state=", state_name->id);
-    state = kStateOther;
+    state = static_cast<uint8_t>(BlockState::other);
   }
   const size_t row = blocks_.state.size();
   check_row(row);
@@ -161,7 +163,7 @@ Value SchemaFold::fold_segment(const DictView& dict) {
     return opaque(t, at, 0);
   }
   if (device > kMaxDevice) return opaque({Fault::too_large, Shape::segment, Key::device}, at, 0);
-  uint8_t type = kTypeUnknown;
+  uint8_t type = static_cast<uint8_t>(SegmentType::unknown);
   if (!read_segment_type(dict, type, t)) return opaque(t, at, 0);
   const Value* expandable = dict.get(Key::is_expandable);
   if (expandable != nullptr && expandable->tag != Tag::boolean) {

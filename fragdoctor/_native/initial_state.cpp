@@ -15,9 +15,9 @@ class Seeder {
 
   InitialState run() {
     find_bases();
-    for (std::size_t i = 0; i < undone_.segments.size();) i = seed(i);
-    for (std::size_t i = 0; i < undone_.blocks.size(); ++i)
-      if (undone_.blocks[i].is_pending) out_.pending.push_back(static_cast<std::uint32_t>(i));
+    for (std::size_t i = 0; i < undone_.initial_segments.size();) i = seed(i);
+    for (std::size_t i = 0; i < undone_.initial_blocks.size(); ++i)
+      if (undone_.initial_blocks[i].is_pending) out_.pending.push_back(static_cast<std::uint32_t>(i));
     return std::move(out_);
   }
 
@@ -28,7 +28,7 @@ class Seeder {
     std::uint32_t stream;
     bool is_small() const { return end - start == SMALL_BUFFER; }
     bool is_of(const InitialSegment& s) const {
-      return stream == s.stream && is_small() == s.is_small;
+      return stream == s.kind.stream && is_small() == s.kind.is_small;
     }
   };
 
@@ -52,15 +52,15 @@ class Seeder {
   std::uint64_t total_;
   InitialState out_;
   std::vector<Span> mapped_;     // ranges of segment_map events, by start
-  std::size_t next_block_ = 0;   // into undone_.blocks
+  std::size_t next_block_ = 0;   // into undone_.initial_blocks
 };
 
 void Seeder::find_bases() {
   bool any = false;
-  for (const InitialSegment& s : undone_.segments) any = any || s.is_expandable;
+  for (const InitialSegment& s : undone_.initial_segments) any = any || s.kind.is_expandable;
   if (!any) return;
   for (std::size_t row = 0; row < trace_.n; ++row) {
-    if (trace_.action[row] != event::SEGMENT_MAP) continue;
+    if (trace_.action_at(row) != Action::segment_map) continue;
     const std::uint64_t start = trace_.address[row], size = trace_.size[row];
     if (size == 0 || start > UNLIMITED - size || trace_.stream[row] < 0) continue;
     mapped_.push_back({start, start + size, static_cast<std::uint32_t>(trace_.stream[row])});
@@ -71,12 +71,12 @@ void Seeder::find_bases() {
 
 // One reservation serves a pool class of a stream: neighbours of one kind belong together.
 std::size_t Seeder::end_of_reservation(std::size_t first) const {
-  const InitialSegment& a = undone_.segments[first];
+  const InitialSegment& a = undone_.initial_segments[first];
   std::size_t next = first + 1;
   const std::uint64_t reach = total_ > 0 ? total_ + total_ / 8 : UNLIMITED;
-  while (next < undone_.segments.size()) {
-    const InitialSegment& b = undone_.segments[next];
-    if (!b.is_expandable || b.stream != a.stream || b.pool != a.pool || b.is_small != a.is_small)
+  while (next < undone_.initial_segments.size()) {
+    const InitialSegment& b = undone_.initial_segments[next];
+    if (!b.kind.is_expandable || !(b.kind == a.kind))
       break;
     if (b.address + b.size - a.address > reach) break;
     ++next;
@@ -86,7 +86,7 @@ std::size_t Seeder::end_of_reservation(std::size_t first) const {
 
 // Pages below the first one that is mapped now, which the trace shows to belong to it.
 std::uint64_t Seeder::lowest_page(const InitialSegment& first, std::uint64_t floor) const {
-  const std::uint64_t page = first.is_small ? SMALL_BUFFER : settings_.large_segment_bytes;
+  const std::uint64_t page = first.kind.is_small ? SMALL_BUFFER : settings_.large_segment_bytes;
   auto it = std::lower_bound(mapped_.begin(), mapped_.end(), first.address,
                              [](const Span& s, std::uint64_t at) { return s.start < at; });
   std::uint64_t lowest = first.address;
@@ -101,7 +101,7 @@ std::uint64_t Seeder::lowest_page(const InitialSegment& first, std::uint64_t flo
 }
 
 std::uint64_t Seeder::highest_page(const InitialSegment& last, std::uint64_t ceiling) const {
-  const std::uint64_t page = last.is_small ? SMALL_BUFFER : settings_.large_segment_bytes;
+  const std::uint64_t page = last.kind.is_small ? SMALL_BUFFER : settings_.large_segment_bytes;
   std::uint64_t highest = last.address + last.size;
   auto it = std::lower_bound(mapped_.begin(), mapped_.end(), last.address,
                              [](const Span& s, std::uint64_t at) { return s.start < at; });
@@ -116,12 +116,12 @@ std::uint64_t Seeder::highest_page(const InitialSegment& last, std::uint64_t cei
 void Seeder::fill(SeedSegment& seed, std::vector<std::uint32_t>& ids, std::uint64_t start,
                   std::uint64_t end) {
   std::uint64_t at = start;
-  const auto& blocks = undone_.blocks;
+  const auto& blocks = undone_.initial_blocks;
   while (next_block_ < blocks.size() && blocks[next_block_].address < start) ++next_block_;
   for (; next_block_ < blocks.size() && blocks[next_block_].address < end; ++next_block_) {
     const InitialBlock& b = blocks[next_block_];
     add(seed, ids, b.address - at, 0, BlockState::inactive, NO_BLOCK);
-    add(seed, ids, b.size, b.requested, BlockState::active_allocated,
+    add(seed, ids, b.size, b.requested, BlockState::allocated,
         static_cast<std::uint32_t>(next_block_));
     at = b.address + b.size;
   }
@@ -129,28 +129,28 @@ void Seeder::fill(SeedSegment& seed, std::vector<std::uint32_t>& ids, std::uint6
 }
 
 std::size_t Seeder::seed(std::size_t first) {
-  const InitialSegment& s = undone_.segments[first];
+  const InitialSegment& s = undone_.initial_segments[first];
   SeedSegment seed;
   std::vector<std::uint32_t> ids;
-  seed.stream = s.stream;
-  seed.pool = static_cast<std::uint32_t>(std::max(s.pool, 0));
-  seed.is_small = s.is_small;
-  seed.is_expandable = s.is_expandable;
+  seed.stream = s.kind.stream;
+  seed.pool = static_cast<std::uint32_t>(std::max(s.kind.pool, 0));
+  seed.is_small = s.kind.is_small;
+  seed.is_expandable = s.kind.is_expandable;
   std::size_t next = first + 1;
-  if (!s.is_expandable) {
+  if (!s.kind.is_expandable) {
     seed.address = s.address;
     seed.size = s.size;
     fill(seed, ids, s.address, s.address + s.size);
   } else {
     next = end_of_reservation(first);
-    const std::uint64_t page = s.is_small ? SMALL_BUFFER : settings_.large_segment_bytes;
+    const std::uint64_t page = s.kind.is_small ? SMALL_BUFFER : settings_.large_segment_bytes;
     const std::uint64_t floor =
         out_.segments.empty() ? 0 : out_.segments.back().address + out_.segments.back().size;
     std::uint64_t ceiling =
-        next < undone_.segments.size() ? undone_.segments[next].address : UNLIMITED;
+        next < undone_.initial_segments.size() ? undone_.initial_segments[next].address : UNLIMITED;
     seed.page_bytes = page;
     seed.address = lowest_page(s, floor);
-    std::uint64_t end = highest_page(undone_.segments[next - 1], ceiling);
+    std::uint64_t end = highest_page(undone_.initial_segments[next - 1], ceiling);
     // The first page above that the trace gives to somebody else bounds the reservation too.
     auto foreign = std::lower_bound(mapped_.begin(), mapped_.end(), end,
                                     [](const Span& m, std::uint64_t at) { return m.start < at; });
@@ -162,7 +162,7 @@ std::size_t Seeder::seed(std::size_t first) {
     seed.size = end - seed.address;
     std::uint64_t at = seed.address;
     for (std::size_t i = first; i < next; ++i) {
-      const InitialSegment& part = undone_.segments[i];
+      const InitialSegment& part = undone_.initial_segments[i];
       add(seed, ids, part.address - at, 0, BlockState::unmapped, NO_BLOCK);
       fill(seed, ids, part.address, part.address + part.size);
       at = part.address + part.size;

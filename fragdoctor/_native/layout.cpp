@@ -22,8 +22,8 @@ void Allocator::view_blocks(const Segment& segment, std::vector<SegmentView>& vi
       open = true;
     }
     const bool pending = block.event_count > 0 || block.has_stream_uses;
-    const BlockState state = block.allocated ? BlockState::active_allocated
-                             : pending       ? BlockState::active_pending_free
+    const BlockState state = block.allocated ? BlockState::allocated
+                             : pending       ? BlockState::pending_free
                                              : BlockState::inactive;
     views.back().size += block.size;
     views.back().blocks.push_back({block.address, block.size, block.requested, state, id});
@@ -46,7 +46,7 @@ bool Allocator::seed_is_sound(const SeedSegment& seed) const {
   bool mapped = true;
   for (const SeedBlock& block : seed.blocks) {
     if (block.size == 0 || block.size > seed.size - offset) return false;
-    if (block.state == BlockState::active_pending_free) return false;
+    if (block.state == BlockState::pending_free) return false;
     const bool is_mapped = block.state != BlockState::unmapped;
     if (!is_mapped && !seed.is_expandable) return false;
     const bool on_page = !seed.is_expandable || offset % seed.page_bytes == 0;

@@ -4,20 +4,13 @@
 #include <cstdint>
 
 #include "sorted_chunks.h"
+#include "undone.h"
 
 namespace fragdoctor {
 
 struct Range {
   std::uint64_t end = 0;
-  std::uint32_t stream = 0;
-  std::int32_t pool = 0;
-  bool is_small = false;
-  bool is_expandable = false;
-
-  bool same_kind(const Range& o) const {
-    return stream == o.stream && pool == o.pool && is_small == o.is_small &&
-           is_expandable == o.is_expandable;
-  }
+  SegmentKind kind;
 };
 
 class RangeTable {
@@ -31,13 +24,13 @@ class RangeTable {
     const auto* above = ranges_.at_or_above(start);
     if (above != nullptr && above->key < range.end) return false;
     std::uint64_t first = start;
-    if (range.is_expandable) {
-      if (above != nullptr && above->key == range.end && above->value.same_kind(range)) {
+    if (range.kind.is_expandable) {
+      if (above != nullptr && above->key == range.end && above->value.kind == range.kind) {
         range.end = above->value.end;
         ranges_.erase(above->key);
         below = ranges_.at_or_below(start);
       }
-      if (below != nullptr && below->value.end == start && below->value.same_kind(range))
+      if (below != nullptr && below->value.end == start && below->value.kind == range.kind)
         first = below->key;
     }
     ranges_.insert(first, range);
@@ -51,7 +44,7 @@ class RangeTable {
     if (entry == nullptr || start >= end || entry->value.end < end) return false;
     const std::uint64_t first = entry->key;
     Range range = entry->value;
-    if (range.is_expandable != is_expandable) return false;
+    if (range.kind.is_expandable != is_expandable) return false;
     if (!is_expandable && (first != start || range.end != end)) return false;
     ranges_.erase(first);
     if (end < range.end) ranges_.insert(end, range);
@@ -69,10 +62,10 @@ class RangeTable {
   // An expandable range that touches [start, end), or null.
   const Range* touching(std::uint64_t start, std::uint64_t end) {
     const auto* below = ranges_.at_or_below(start);
-    if (below != nullptr && below->value.is_expandable && below->value.end == start)
+    if (below != nullptr && below->value.kind.is_expandable && below->value.end == start)
       return &below->value;
     const auto* above = ranges_.at_or_above(end);
-    if (above != nullptr && above->key == end && above->value.is_expandable) return &above->value;
+    if (above != nullptr && above->key == end && above->value.kind.is_expandable) return &above->value;
     return nullptr;
   }
 

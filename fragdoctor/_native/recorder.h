@@ -22,7 +22,7 @@ class Recorder final : public Observer, public Placement {
   explicit Recorder(const std::vector<SegmentRecord>& records) : records_(records) {}
 
   void on_event(const TraceEvent& e) override {
-    if (e.action < Action::segment_alloc || e.action > Action::segment_unmap) return;
+    if (!is_segment_action(e.action)) return;
     emitted_.push_back({e.action, e.address, e.size});
   }
 

@@ -209,28 +209,24 @@ std::size_t Replay::group_end(std::size_t op, std::size_t first,
     while (last < records.size() && records[last].row < ops[op].row) ++last;
     return last;
   }
-  std::uint32_t limit = UndoneTrace::NO_ID;
+  std::uint32_t limit = NONE;
   for (std::size_t next = op + 1; next < ops.size(); ++next) {
     if (ops[next].kind == OpKind::complete) continue;
     if (ops[next].row > ops[op].row) limit = ops[next].row;
     break;
   }
   while (last < records.size() && records[last].row < limit &&
-         (records[last].action == Action::segment_free ||
-          records[last].action == Action::segment_unmap))
+         is_segment_loss(records[last].action))
     ++last;
   return last;
 }
 
 void Replay::note_unexplained(const Recorder& recorder, const std::vector<SegmentRecord>& records,
                               Comparison& c) {
-  const auto went = [](Action a) {
-    return a == Action::segment_free || a == Action::segment_unmap;
-  };
   for (const auto& e : recorder.emitted())
-    if (went(e.action)) return;
+    if (is_segment_loss(e.action)) return;
   for (std::size_t i = recorder.first(); i < recorder.last(); ++i) {
-    if (!went(records[i].action)) continue;
+    if (!is_segment_loss(records[i].action)) continue;
     if (c.unexplained_frees.size() < MAX_UNEXPLAINED)
       c.unexplained_frees.push_back(records[i].row);
     return;
@@ -245,7 +241,7 @@ void Replay::note_early_completion(const Op& op, const Recorder& recorder,
                                 : op.row;
   if (end < 2 || end > t.n || c.early_completions.size() >= MAX_UNEXPLAINED) return;
   const std::uint32_t row = end - 1;
-  if (t.action[row] == event::FREE_COMPLETED && t.action[row - 1] == event::FREE_REQUESTED &&
+  if (t.action_at(row) == Action::free_completed && t.action_at(row - 1) == Action::free_requested &&
       t.address[row] == t.address[row - 1])
     c.early_completions.push_back(row);
 }
@@ -287,10 +283,7 @@ void Replay::compare_layout(const FinalState& end, Comparison& c) const {
     recorded.emplace_back(end.block_address[i], end.block_size[i], end.block_state[i]);
   for (const SegmentView& s : allocator_.layout()) {
     for (const BlockView& b : s.blocks) {
-      const int state = b.state == BlockState::active_allocated      ? 1
-                        : b.state == BlockState::active_pending_free ? 2
-                                                                     : 0;
-      modelled.emplace_back(b.address, b.size, state);
+      modelled.emplace_back(b.address, b.size, static_cast<int>(b.state));
     }
   }
   std::sort(recorded.begin(), recorded.end());

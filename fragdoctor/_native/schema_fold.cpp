@@ -23,9 +23,13 @@ SchemaFold::SchemaFold(const ReadLimits& limits, uint64_t seed)
   for (const char* name : kMoreFxNames) {
     key_of_[intern_text(name, 0)] = static_cast<uint8_t>(Key::fx);
   }
-  for (const Word& word : kActions) action_of_[intern_text(word.text, 0)] = word.value;
-  for (const Word& word : kStates) state_of_[intern_text(word.text, 0)] = word.value;
-  for (const Word& word : kTypes) type_of_[intern_text(word.text, 0)] = word.value;
+  uint8_t n = 0;
+  for (const char* name : ACTION_NAMES) action_of_[intern_text(name, 0)] = n++;
+  n = 0;
+  for (const char* name : STATE_NAMES) state_of_[intern_text(name, 0)] = n++;
+  state_of_[intern_text(kAwaitingFree, 0)] = static_cast<uint8_t>(BlockState::pending_free);
+  n = 0;
+  for (const char* name : TYPE_NAMES) type_of_[intern_text(name, 0)] = n++;
   streams_.intern(0);
   const uint32_t default_pool = pairs_.intern(PairRecord{0, 0});
   pair_out_.push_back(-1);

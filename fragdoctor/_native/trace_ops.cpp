@@ -7,15 +7,6 @@
 namespace fragdoctor {
 namespace {
 
-constexpr std::uint32_t ABSENT = UndoneTrace::NO_ID;
-
-bool is_segment_event(std::uint8_t action) {
-  return action >= event::SEGMENT_ALLOC && action <= event::SEGMENT_UNMAP;
-}
-bool is_went(std::uint8_t action) {
-  return action == event::SEGMENT_FREE || action == event::SEGMENT_UNMAP;
-}
-
 bool contains(const std::vector<std::uint32_t>& sorted, std::uint32_t row) {
   return std::binary_search(sorted.begin(), sorted.end(), row);
 }
@@ -44,9 +35,11 @@ class Builder {
 
   void start();
   void segment_event(std::uint32_t row);
-  void request(std::uint32_t row, bool has_failed);
-  void free_requested(std::uint32_t row);
-  void free_completed(std::uint32_t row);
+  void request(std::uint32_t row, std::uint32_t life);
+  void failed_request(std::uint32_t row);
+  void free_requested(std::uint32_t row, std::uint32_t life);
+  void free_completed(std::uint32_t row, std::uint32_t life);
+  void end_silently(std::uint32_t row);
   // What the group before a row means; true where completions are to wait for the next request.
   bool settle(std::uint32_t row, bool before_request, bool has_failed);
   bool is_flush(std::uint32_t row, bool has_failed);
@@ -56,7 +49,7 @@ class Builder {
     out_.ops.push_back({size, id, row, 0, 0, kind});
   }
   std::int64_t reserved_before(std::uint32_t row) const {
-    return undone_.reserved_steps.before(row);
+    return undone_.reserved.before(row);
   }
   std::uint16_t pool_at(std::size_t row) const {
     const std::int32_t pool = undone_.pool.empty() ? trace_.pool[row] : undone_.pool[row];
@@ -72,30 +65,29 @@ class Builder {
   const Inference& inference_;
   TraceOps out_;
   Group group_;
-  std::vector<std::uint32_t> live_;   // address id -> allocation id
-  std::vector<bool> is_pending_;      // by address id
+  std::vector<bool> is_live_, is_pending_;  // by life; a pending one is live too
+  std::size_t next_silent_ = 0;
   std::vector<bool> pool_is_gone_;
   std::uint64_t limit_ = 0;
-  bool has_completions_ = false;
 };
 
 void Builder::start() {
-  live_.assign(undone_.n_ids, ABSENT);
-  is_pending_.assign(undone_.n_ids, false);
-  for (std::size_t i = 0; i < undone_.blocks.size(); ++i) {
-    live_[undone_.blocks[i].id] = static_cast<std::uint32_t>(i);
-    is_pending_[undone_.blocks[i].id] = undone_.blocks[i].is_pending;
+  const Lives& lives = undone_.lives;
+  out_.n_ids = lives.n_regular;
+  is_live_.assign(lives.n_regular, false);
+  is_pending_.assign(lives.n_regular, false);
+  for (std::size_t i = 0; i < lives.n_initial; ++i) {
+    is_live_[i] = true;
+    is_pending_[i] = lives.free[i] == BEFORE;
   }
-  out_.n_ids = undone_.blocks.size();
-  const std::int64_t peak = std::max<std::int64_t>(undone_.reserved_steps.peak(), 0);
+  const std::int64_t peak = std::max<std::int64_t>(undone_.peak_reserved.bytes, 0);
   out_.peak_reserved_bytes = static_cast<std::uint64_t>(peak);
   limit_ = inference_.limit_bytes > 0 ? inference_.limit_bytes : out_.peak_reserved_bytes;
   for (std::size_t row = 0; row < trace_.n; ++row) {
     out_.n_pools = std::max<std::uint32_t>(out_.n_pools, pool_at(row));
-    has_completions_ = has_completions_ || trace_.action[row] == event::FREE_COMPLETED;
   }
-  for (const InitialSegment& s : undone_.segments)
-    out_.n_pools = std::max(out_.n_pools, static_cast<std::uint32_t>(std::max(s.pool, 0)));
+  for (const InitialSegment& s : undone_.initial_segments)
+    out_.n_pools = std::max(out_.n_pools, static_cast<std::uint32_t>(std::max(s.kind.pool, 0)));
   pool_is_gone_.assign(out_.n_pools + 1, false);
 }
 
@@ -104,22 +96,23 @@ TraceOps Builder::run() {
   const auto n = static_cast<std::uint32_t>(trace_.n);
   out_.ops.reserve(n - n / 4);
   for (std::uint32_t row = 0; row < n; ++row) {
-    const std::uint8_t action = trace_.action[row];
-    if (is_segment_event(action)) {
+    const Action action = trace_.action_at(row);
+    const std::uint32_t life = undone_.life[row];
+    if (is_segment_action(action)) {
       segment_event(row);
-    } else if (action == event::OOM) {
-      request(row, true);
-    } else if (action > event::FREE_COMPLETED) {
+    } else if (action == Action::oom) {
+      failed_request(row);
+    } else if (action > Action::free_completed) {
       // A snapshot or an annotation is not made inside a request: what went was a call.
       if (!group_.is_empty()) settle(row, false, false);
-    } else if (undone_.id[row] == ABSENT) {
+    } else if (life >= out_.n_ids) {  // ignored, or without a place among the segments
       continue;
-    } else if (action == event::ALLOC) {
-      request(row, false);
-    } else if (action == event::FREE_REQUESTED) {
-      free_requested(row);
+    } else if (action == Action::alloc) {
+      request(row, life);
+    } else if (action == Action::free_requested) {
+      free_requested(row, life);
     } else {
-      free_completed(row);
+      free_completed(row, life);
     }
   }
   if (!group_.is_empty()) settle(n, false, false);
@@ -127,75 +120,77 @@ TraceOps Builder::run() {
 }
 
 void Builder::segment_event(std::uint32_t row) {
-  const std::uint8_t action = trace_.action[row];
-  out_.records.push_back(
-      {trace_.address[row], trace_.size[row], row, static_cast<Action>(action)});
-  if (is_went(action)) {
+  const Action action = trace_.action_at(row);
+  out_.records.push_back({trace_.address[row], trace_.size[row], row, action});
+  if (is_segment_loss(action)) {
     group_.went.push_back(row);
   } else if (!group_.went.empty()) {
     group_.came_bytes += trace_.size[row];
   }
 }
 
-void Builder::request(std::uint32_t row, bool has_failed) {
-  bool wait = false;
-  if (!group_.is_empty()) wait = settle(row, true, has_failed);
-  if (has_failed) {
-    ++out_.n_flushed;
-    const std::uint64_t wanted = allocation_size(settings_, trace_.size[row]);
-    const std::uint64_t need = static_cast<std::uint64_t>(undone_.reserved_steps.after(row)) + wanted;
-    out_.lowest_need_bytes = std::min(out_.lowest_need_bytes, need);
-    out_.ops.push_back({trace_.size[row], static_cast<std::uint32_t>(out_.n_ids++), row,
-                        stream_at(row), pool_at(row), OpKind::failed});
-  } else {
-    const std::uint32_t site = undone_.id[row];
-    if (live_[site] != ABSENT)  // a contradiction: the block before it must be gone
-      push(is_pending_[site] ? OpKind::complete : OpKind::free, row, live_[site]);
-    live_[site] = static_cast<std::uint32_t>(out_.n_ids++);
-    is_pending_[site] = false;
-    out_.ops.push_back({trace_.size[row], live_[site], row, stream_at(row), pool_at(row),
-                        OpKind::malloc});
-  }
+void Builder::request(std::uint32_t row, std::uint32_t life) {
+  const bool wait = !group_.is_empty() && settle(row, true, false);
+  if (row + 1 < trace_.n) end_silently(row);
+  is_live_[life] = true;
+  out_.ops.push_back(
+      {trace_.size[row], life, row, stream_at(row), pool_at(row), OpKind::malloc});
   if (wait) complete_rows(0, row);
   group_.clear();
 }
 
-void Builder::free_requested(std::uint32_t row) {
-  const std::uint32_t site = undone_.id[row];
-  if (!group_.is_empty()) settle(row, false, false);
-  if (live_[site] == ABSENT || is_pending_[site]) return;
-  const bool at_once = row + 1 < trace_.n && trace_.action[row + 1] == event::FREE_COMPLETED &&
-                       undone_.id[row + 1] == site && !contains(inference_.late_rows, row + 1);
-  // Without any completion in the trace (skip_actions) a request is all there is to see.
-  if (at_once || !has_completions_) {
-    push(OpKind::free, row, live_[site]);
-    live_[site] = ABSENT;
-  } else {
-    push(OpKind::free_pending, row, live_[site]);
-    is_pending_[site] = true;
+void Builder::failed_request(std::uint32_t row) {
+  const bool wait = !group_.is_empty() && settle(row, true, true);
+  ++out_.n_flushed;
+  const std::uint64_t wanted = allocation_size(settings_, trace_.size[row]);
+  const std::uint64_t need = static_cast<std::uint64_t>(undone_.reserved.after(row)) + wanted;
+  out_.lowest_need_bytes = std::min(out_.lowest_need_bytes, need);
+  out_.ops.push_back({trace_.size[row], 0, row, stream_at(row), pool_at(row), OpKind::failed});
+  if (wait) complete_rows(0, row);
+  group_.clear();
+}
+
+// A block that was handed out where one was live: that one must be gone. Blocks that are gone only
+// at the end stay: nothing says when they went.
+void Builder::end_silently(std::uint32_t row) {
+  const auto& silent = undone_.silent;
+  const auto at = static_cast<std::int32_t>(row);
+  for (; next_silent_ < silent.size() && silent[next_silent_].row <= at; ++next_silent_) {
+    const std::uint32_t life = silent[next_silent_].life;
+    if (life >= out_.n_ids || !is_live_[life] || undone_.lives.done[life] != at) continue;
+    push(OpKind::free, row, life);
+    is_live_[life] = false;
   }
 }
 
-void Builder::free_completed(std::uint32_t row) {
-  const std::uint32_t site = undone_.id[row];
-  if (live_[site] == ABSENT) return;  // the second half of a free done at once
-  if (is_pending_[site]) {
+void Builder::free_requested(std::uint32_t row, std::uint32_t life) {
+  if (!group_.is_empty()) settle(row, false, false);
+  const std::int32_t own = static_cast<std::int32_t>(row), done = undone_.lives.done[life];
+  if (!is_live_[life] || undone_.lives.free[life] != own) return;
+  const bool at_once = done == own || (done == own + 1 && !contains(inference_.late_rows, row + 1));
+  push(at_once ? OpKind::free : OpKind::free_pending, row, life);
+  is_live_[life] = !at_once;
+  is_pending_[life] = !at_once;
+}
+
+void Builder::free_completed(std::uint32_t row, std::uint32_t life) {
+  if (!is_live_[life]) return;  // the second half of a free done at once
+  if (is_pending_[life]) {
     group_.completed.push_back(row);
     return;
   }
   if (!group_.is_empty()) settle(row, false, false);
-  push(OpKind::free, row, live_[site]);
-  live_[site] = ABSENT;
+  push(OpKind::free, row, life);
+  is_live_[life] = false;
 }
 
 void Builder::complete_rows(std::uint32_t from, std::uint32_t to) {
   for (const std::uint32_t row : group_.completed) {
     if (row < from || row >= to) continue;
-    const std::uint32_t site = undone_.id[row];
-    if (live_[site] == ABSENT || !is_pending_[site]) continue;
-    push(OpKind::complete, row, live_[site]);
-    live_[site] = ABSENT;
-    is_pending_[site] = false;
+    const std::uint32_t life = undone_.life[row];
+    if (!is_pending_[life]) continue;
+    push(OpKind::complete, row, life);
+    is_live_[life] = is_pending_[life] = false;
   }
 }
 

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "allocator_types.h"
-#include "trace_undo.h"
+#include "undone.h"
 
 namespace fragdoctor {
 
@@ -21,12 +21,12 @@ enum class OpKind : std::uint8_t {
   failed = 7,        // a request that ended in `oom`; its size is the rounded one
 };
 
-// `id` numbers allocations: initial blocks first, in order of address, then in order of the trace.
+// `id` is the block it is about, in the numbering of `Lives`.
 // Kept small, and plain so that Python can see and edit a list of them in place: a long trace has
 // millions. Streams and pools are dense numbers below 2^16 (checked where a trace is made).
 struct Op {
   std::uint64_t size = 0;  // requested bytes, of malloc and failed
-  std::uint32_t id = 0;
+  std::uint32_t id = 0;    // 0 where it is about no block
   std::uint32_t row = 0;   // of the event it comes from
   std::uint16_t stream = 0;
   std::uint16_t pool = 0;

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "words.h"
+
 namespace fragdoctor {
 
 // Keys that mean something to the reader; the order is that of kKeyNames.
@@ -37,25 +39,9 @@ constexpr const char* kMoreFxNames[] = {"fx_node_name", "fx_node_target", "fx_no
 
 constexpr uint64_t bit(Key key) { return uint64_t{1} << static_cast<int>(key); }
 
-// Values of `action`, `state` and `segment_type`; the numbers are those of the Python enums.
-struct Word {
-  const char* text;
-  uint8_t value;
-};
 constexpr uint8_t kNoWord = 255;
-constexpr uint8_t kActionAlloc = 0, kActionSegmentUnmap = 6, kActionOom = 8, kActionOther = 10;
-constexpr uint8_t kStateOther = 3;
-constexpr uint8_t kTypeUnknown = 2;
-constexpr Word kActions[] = {{"alloc", 0},         {"free_requested", 1}, {"free_completed", 2},
-                             {"segment_alloc", 3}, {"segment_free", 4},   {"segment_map", 5},
-                             {"segment_unmap", 6}, {"snapshot", 7},       {"oom", 8},
-                             {"annotate", 9}};
-// "active_awaiting_free" is the documentation's spelling; no version inspected writes it.
-constexpr Word kStates[] = {{"inactive", 0},
-                            {"active_allocated", 1},
-                            {"active_pending_free", 2},
-                            {"active_awaiting_free", 2}};
-constexpr Word kTypes[] = {{"small", 0}, {"large", 1}};
+// The documentation's spelling of active_pending_free; no version inspected writes it.
+constexpr const char* kAwaitingFree = "active_awaiting_free";
 
 // What a dict is, told by its keys.
 enum class Shape : uint8_t {

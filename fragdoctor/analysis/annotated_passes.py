@@ -23,24 +23,23 @@ from fragdoctor.analysis.categories import (
     UNKNOWN,
     Categories,
 )
-from fragdoctor.analysis.columns import DeviceColumns
-from fragdoctor.analysis.lifetimes import ALIVE, BEFORE, Lifetimes
 from fragdoctor.analysis.passes import BOTH, NOT_REACHED, OPTIMIZER, Passes
-from fragdoctor.model.snapshot import I64, U8, Action, Bools, Snapshot
+from fragdoctor.model.snapshot import I64, U8, Action, Bools
+from fragdoctor.trace.lives import BEFORE, NEVER, Lives, Totals
+from fragdoctor.trace.trace import Trace
 
 _STEP: Final = re.compile(r"Optimizer\.(?:step|zero_grad)#")
 MAX_ANNOTATIONS: Final = 200_000
 
 
-def annotated_passes(snapshot: Snapshot, columns: DeviceColumns) -> Passes | None:
+def annotated_passes(trace: Trace) -> Passes | None:
     """Return the passes between and within annotated optimizer steps; None without any."""
     marks = [
         (a.time_us, a.stage == "START")
-        for a in snapshot.annotations[:MAX_ANNOTATIONS]
-        if a.device in (columns.device, -1) and _STEP.match(a.name[:100])
+        for a in trace.snapshot.annotations[:MAX_ANNOTATIONS]
+        if a.device in (trace.device, -1) and _STEP.match(a.name[:100])
     ]
-    n = columns.n_events
-    times = snapshot.events.time_us[columns.first_row : columns.first_row + n]
+    n, times = trace.n_events, trace.events.time_us
     if not marks or not n or int(times.min()) < 0:
         return None
     times = np.maximum.accumulate(times)
@@ -52,29 +51,29 @@ def annotated_passes(snapshot: Snapshot, columns: DeviceColumns) -> Passes | Non
     starts = np.flatnonzero(np.append(True, label[1:] != label[:-1]))
     if not in_step.any():
         return None
-    done = np.flatnonzero(columns.action != Action.SNAPSHOT)
-    is_cut = bool(len(done)) and bool(columns.action[done[-1]] == Action.OOM)
+    done = np.flatnonzero(trace.events.action != Action.SNAPSHOT)
+    is_cut = bool(len(done)) and bool(trace.events.action[done[-1]] == Action.OOM)
     none = np.full(len(starts), NOT_REACHED, np.int64)
     return Passes(label[starts], np.append(starts, n), none, is_cut)
 
 
-def sort_by_lifetime(lifetimes: Lifetimes, passes: Passes, allocated: I64) -> Categories:
+def sort_by_lifetime(lives: Lives, passes: Passes, totals: Totals) -> Categories:
     """Return the category of every block as far as its birth and death between steps tell.
 
     Args:
-        lifetimes: all blocks of the device.
+        lives: of the blocks of the device.
         passes: as of ``annotated_passes``.
-        allocated: bytes after each event, one longer than the events.
+        totals: of the device.
     """
     of_row, n = passes.of_rows(), len(passes)
-    is_old, is_alive = lifetimes.start == BEFORE, lifetimes.free == ALIVE
+    is_old, is_alive = lives.start == BEFORE, lives.free == NEVER
     last_row = len(of_row) - 1
-    born = of_row[np.clip(lifetimes.start, 0, last_row)].astype(np.int64)
-    died = of_row[np.clip(lifetimes.free, 0, last_row)].astype(np.int64)
+    born = of_row[np.clip(lives.start, 0, last_row)].astype(np.int64)
+    died = of_row[np.clip(lives.free, 0, last_row)].astype(np.int64)
     died[is_alive] = n
     label = passes.label[born]
-    category = np.full(len(lifetimes), UNKNOWN, np.uint8)
-    sureness = np.full(len(lifetimes), POSSIBLE, np.uint8)
+    category = np.full(len(lives), UNKNOWN, np.uint8)
+    sureness = np.full(len(lives), POSSIBLE, np.uint8)
 
     def put(rows: Bools, what: int, how_sure: int = POSSIBLE) -> None:
         category[rows] = what
@@ -85,16 +84,16 @@ def sort_by_lifetime(lifetimes: Lifetimes, passes: Passes, allocated: I64) -> Ca
     is_cut = passes.is_cut & (born == n - 1)
     put(in_step & (died > born + 1) & ~is_cut, OPTIMIZER_STATE, LIKELY)
     between = (label == BOTH) & ~is_old
-    top = _tops(passes, allocated)[born]
+    top = _tops(passes, totals.allocated_bytes)[born]
     within = between & (died == born)
     put(within, TEMPORARIES)
-    put(within & (lifetimes.start < top) & (lifetimes.free >= top), ACTIVATIONS)
+    put(within & (lives.start < top) & (lives.free >= top), ACTIVATIONS)
     gradients = between & (died == born + 1) & ~is_alive
     put(gradients, GRADIENTS)
     if gradients.any():  # else nothing tells parameters from what else is kept
         put(between & (died > born + 2) & (born + 2 < n), KEPT)
     first = between & (born == 0) & is_alive
-    _match_parameters(lifetimes, category, gradients, (first | is_old) & is_alive)
+    _match_parameters(lives, category, gradients, (first | is_old) & is_alive)
     return Categories(category, sureness)
 
 
@@ -106,28 +105,26 @@ def _tops(passes: Passes, allocated: I64) -> I64:
     return rows[np.searchsorted(rows, passes.first[:-1])]
 
 
-def _match_parameters(
-    lifetimes: Lifetimes, category: U8, gradients: Bools, candidates: Bools
-) -> None:
+def _match_parameters(lives: Lives, category: U8, gradients: Bools, candidates: Bools) -> None:
     """Call what was there first and has a gradient of its size a parameter, the oldest first."""
     rows = np.flatnonzero(gradients)
     if not len(rows):
         return
-    sizes, wanted = _one_step(lifetimes, rows)
-    old = np.flatnonzero(candidates & np.isin(lifetimes.requested, sizes))
-    old = old[np.lexsort((lifetimes.start[old], lifetimes.requested[old]))]
-    at = np.searchsorted(sizes, lifetimes.requested[old])
+    sizes, wanted = _one_step(lives, rows)
+    old = np.flatnonzero(candidates & np.isin(lives.requested_bytes, sizes))
+    old = old[np.lexsort((lives.start[old], lives.requested_bytes[old]))]
+    at = np.searchsorted(sizes, lives.requested_bytes[old])
     have = np.bincount(at, minlength=len(sizes))
     rank = np.arange(len(old)) - np.append(0, np.cumsum(have))[at]
     category[old[rank < wanted[at]]] = PARAMETERS
 
 
-def _one_step(lifetimes: Lifetimes, rows: I64) -> tuple[I64, I64]:
+def _one_step(lives: Lives, rows: I64) -> tuple[I64, I64]:
     """Return the sizes of a step's gradients and how many live at once."""
-    sizes, at = np.unique(lifetimes.requested[rows], return_inverse=True)
+    sizes, at = np.unique(lives.requested_bytes[rows], return_inverse=True)
     at = at.reshape(-1)
     # Highest number of a size alive together, by a sweep over births and deaths.
-    when = np.concatenate([lifetimes.start[rows], lifetimes.free[rows]])
+    when = np.concatenate([lives.start[rows], lives.free[rows]])
     what = np.concatenate([at, at])
     change = np.concatenate([np.ones(len(rows), np.int64), np.full(len(rows), -1)])
     order = np.lexsort((when, what))

@@ -13,7 +13,6 @@ from typing import Final
 
 import numpy as np
 
-from fragdoctor.analysis.lifetimes import ALIVE, BEFORE, Lifetimes
 from fragdoctor.analysis.passes import (
     BACKWARD,
     FORWARD,
@@ -22,8 +21,9 @@ from fragdoctor.analysis.passes import (
     SETUP,
     Passes,
 )
-from fragdoctor.analysis.stack_roles import StackRoles
 from fragdoctor.model.snapshot import I64, U8, Bools
+from fragdoctor.trace.lives import BEFORE, NEVER, Lives
+from fragdoctor.trace.stacks import StackRoles
 
 PARAMETERS, GRADIENTS, OPTIMIZER_STATE, ACTIVATIONS = 0, 1, 2, 3
 INPUTS, TEMPORARIES, KEPT, UNKNOWN = 4, 5, 6, 7
@@ -35,7 +35,7 @@ MIN_MATCH: Final = 0.9
 
 @dataclass(frozen=True, slots=True)
 class Categories:
-    """Category and sureness (``POSSIBLE``, ``LIKELY``) of each block of ``Lifetimes``."""
+    """Category and sureness (``POSSIBLE``, ``LIKELY``) of each block of ``Lives``."""
 
     category: U8
     sureness: U8
@@ -44,27 +44,27 @@ class Categories:
 class _Sorter:
     """The blocks with the passes of their birth and death; rules fill in the categories."""
 
-    def __init__(self, lifetimes: Lifetimes, roles: StackRoles, passes: Passes) -> None:
+    def __init__(self, lives: Lives, roles: StackRoles, passes: Passes) -> None:
         self.passes, self.roles = passes, roles
-        self.requested, self.stack = lifetimes.requested, lifetimes.stack
-        self.start, self.is_before = lifetimes.start, lifetimes.start == BEFORE
-        self.is_alive = lifetimes.free == ALIVE
+        self.requested, self.stack = lives.requested_bytes, lives.stack
+        self.start, self.is_before = lives.start, lives.start == BEFORE
+        self.is_alive = lives.free == NEVER
         of_row = passes.of_rows()
         n = len(of_row)
         self.n_passes = len(passes)
-        self.born = of_row[np.clip(lifetimes.start, 0, n - 1)].astype(np.int64)
-        self.died = of_row[np.clip(lifetimes.free, 0, n - 1)].astype(np.int64)
+        self.born = of_row[np.clip(lives.start, 0, n - 1)].astype(np.int64)
+        self.died = of_row[np.clip(lives.free, 0, n - 1)].astype(np.int64)
         self.died[self.is_alive] = self.n_passes
-        self.died[lifetimes.free == BEFORE] = -1
+        self.died[lives.free == BEFORE] = -1
         self.label = passes.label[self.born]
         following = np.append(passes.next_of(BACKWARD), NOT_REACHED)
         self.backward = following[np.minimum(self.born, self.n_passes)]
         self.second = following[np.minimum(self.backward, self.n_passes)]
-        self.category = np.full(len(lifetimes), UNKNOWN, np.uint8)
-        self.sureness = np.zeros(len(lifetimes), np.uint8)
+        self.category = np.full(len(lives), UNKNOWN, np.uint8)
+        self.sureness = np.zeros(len(lives), np.uint8)
         # Blocks whose end is not seen: they wait for a backward pass, or for what follows it.
-        self.is_open = np.zeros(len(lifetimes), np.bool_)
-        self.is_left = np.zeros(len(lifetimes), np.bool_)
+        self.is_open = np.zeros(len(lives), np.bool_)
+        self.is_left = np.zeros(len(lives), np.bool_)
 
     def put(self, rows: Bools, category: int, sureness: int = LIKELY) -> None:
         """Set the category of blocks."""
@@ -77,9 +77,9 @@ class _Sorter:
         return result
 
 
-def sort_blocks(lifetimes: Lifetimes, roles: StackRoles, passes: Passes) -> Categories:
+def sort_blocks(lives: Lives, roles: StackRoles, passes: Passes) -> Categories:
     """Return the category of every block of a device with known passes."""
-    sorter = _Sorter(lifetimes, roles, passes)
+    sorter = _Sorter(lives, roles, passes)
     _sort_setup(sorter)
     _sort_forward(sorter)
     if not (passes.label == BACKWARD).any():

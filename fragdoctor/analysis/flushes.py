@@ -24,11 +24,9 @@ from typing import Final
 
 import numpy as np
 
-from fragdoctor.analysis.columns import MAX_ADDRESS, DeviceColumns
 from fragdoctor.analysis.result import Flush
-from fragdoctor.analysis.timeline import Undone
-from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.model.snapshot import I64, Action, Bools
+from fragdoctor.trace.trace import Trace
 
 RETRY, COLLECTION, EMPTY_CACHE, MAX_SPLIT = "retry", "gc", "empty_cache", "max_split"
 MAX_FLUSHES: Final = 10_000
@@ -44,29 +42,29 @@ class Flushes:
     n_retries: int
 
 
-def find_flushes(columns: DeviceColumns, settings: AllocatorSettings, undone: Undone) -> Flushes:
+def find_flushes(trace: Trace) -> Flushes:
     """Return the runs of returned memory with their likely cause, and the inferred retries.
 
     Retries are what ``num_alloc_retries`` counts: one for each ``oom`` and one for each run whose
     cause is ``retry`` and that was followed by new memory. (A retry during which nothing could be
     returned and which succeeded nevertheless leaves no trace.)
     """
-    runs = _runs(columns)
-    n_ooms = int(np.count_nonzero(columns.action == Action.OOM))
+    runs = _runs(trace)
+    n_ooms = int(np.count_nonzero(trace.events.action == Action.OOM))
     if not len(runs.first):
         return Flushes((), n_ooms)
-    refused = _could_be_refused(undone, runs)
-    is_partial = runs.is_new & _is_partial(settings, undone, runs)
+    refused = _could_be_refused(trace, runs)
+    is_partial = runs.is_new & _is_partial(trace, runs)
     is_retry = runs.is_oom | (runs.is_new & refused & ~is_partial)
     n_retries = n_ooms + int(np.count_nonzero(is_retry & runs.is_new))
-    partial = COLLECTION if settings.garbage_collection_threshold > 0 else MAX_SPLIT
+    partial = COLLECTION if trace.settings.garbage_collection_threshold > 0 else MAX_SPLIT
     cause = np.where(is_retry, RETRY, np.where(is_partial, partial, EMPTY_CACHE))
     kept = range(max(0, len(cause) - MAX_FLUSHES), len(cause))
     return Flushes(
         tuple(
             Flush(
-                columns.first_row + int(runs.first[i]),
-                columns.first_row + int(runs.last[i]),
+                trace.first_row + int(runs.first[i]),
+                trace.first_row + int(runs.last[i]),
                 int(runs.released[i]),
                 str(cause[i]),
             )
@@ -88,15 +86,15 @@ class _Runs:
     next_bytes: I64
 
 
-def _runs(columns: DeviceColumns) -> _Runs:
-    action = columns.action
+def _runs(trace: Trace) -> _Runs:
+    action, size = trace.events.action, trace.events.size_bytes
     rows = np.flatnonzero((action == Action.SEGMENT_FREE) | (action == Action.SEGMENT_UNMAP))
     begins = np.ones(len(rows), np.bool_)
     begins[1:] = np.diff(rows) > 1
     first = rows[begins]
     last = rows[np.append(begins[1:], True)] if len(rows) else rows
-    released = np.add.reduceat(columns.size[rows], np.flatnonzero(begins)) if len(rows) else rows
-    follows = np.minimum(last + 1, max(0, columns.n_events - 1))
+    released = np.add.reduceat(size[rows], np.flatnonzero(begins)) if len(rows) else rows
+    follows = np.minimum(last + 1, max(0, trace.n_events - 1))
     has_next = follows > last
     is_new = (action[follows] == Action.SEGMENT_ALLOC) | (action[follows] == Action.SEGMENT_MAP)
     return _Runs(
@@ -105,42 +103,38 @@ def _runs(columns: DeviceColumns) -> _Runs:
         released=released,
         is_new=has_next & is_new,
         is_oom=has_next & (action[follows] == Action.OOM),
-        next_bytes=columns.size[follows],
+        next_bytes=size[follows],
     )
 
 
-def _could_be_refused(undone: Undone, runs: _Runs) -> Bools:
+def _could_be_refused(trace: Trace, runs: _Runs) -> Bools:
     """Return for each run whether the driver may have refused the new memory before it."""
-    reserved = undone.timeline.reserved_bytes
-    result: Bools = reserved[runs.first] + runs.next_bytes > reserved.max()
+    reserved = trace.totals.at(runs.first)[:, 2]
+    result: Bools = reserved + runs.next_bytes > trace.totals.peak_reserved_bytes
     return result
 
 
-def _is_partial(settings: AllocatorSettings, undone: Undone, runs: _Runs) -> Bools:
+def _is_partial(trace: Trace, runs: _Runs) -> Bools:
     """Return for each run whether it returned less than a full flush would have.
 
     There are two ways to that: a collection, and, with ``max_split_size``, the search for blocks
     to return before the full flush, which begins with one that is large enough.
     """
+    settings = trace.settings
     result = np.zeros(len(runs.first), np.bool_)
     if settings.max_split_bytes is not None:
-        enough = np.maximum(runs.next_bytes, min(settings.max_split_bytes, MAX_ADDRESS))
+        enough = np.maximum(runs.next_bytes, settings.max_split_bytes)
         result |= (runs.first == runs.last) & (runs.released >= enough)
     elif settings.garbage_collection_threshold <= 0:
         return result
     for i in np.flatnonzero(runs.is_new)[-MAX_CHECKED:].tolist():
-        result[i] |= _leaves_free_segments(undone, int(runs.last[i]) + 1)
+        result[i] |= _leaves_free_segments(trace, int(runs.last[i]) + 1)
     return result
 
 
-def _leaves_free_segments(undone: Undone, k: int) -> bool:
+def _leaves_free_segments(trace: Trace, k: int) -> bool:
     """Return whether whole free segments were left after k events."""
-    spans, lives = undone.spans, undone.lifetimes
-    there = np.flatnonzero((spans.start < k) & (spans.done >= k))
-    live = lives.active_at(k)
-    if not len(there):
-        return False
-    at = np.searchsorted(spans.address[there], lives.address[live], side="right") - 1
-    is_held = np.zeros(len(there), np.bool_)
-    is_held[at[at >= 0]] = True
-    return not bool(is_held.all())
+    layout = trace.layout_at(k)
+    is_free = layout.page_bytes == 0
+    is_free[layout.live_segment] = False
+    return bool(is_free.any())

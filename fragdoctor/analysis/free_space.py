@@ -19,9 +19,9 @@ from typing import Final
 
 import numpy as np
 
-from fragdoctor.analysis.layout import Layout
 from fragdoctor.analysis.result import FreeSpace, PoolFree
 from fragdoctor.model.snapshot import I64, Bools
+from fragdoctor.trace.lives import Layout
 
 MAX_POOLS: Final = 200
 
@@ -41,13 +41,12 @@ class FreeParts:
 
 def free_parts(layout: Layout) -> FreeParts:
     """Return for each segment its free bytes and those that a flush would return."""
-    n = len(layout.seg_address)
+    n = len(layout.segment_address)
     free = np.zeros(n, np.int64)
-    np.add.at(free, layout.free_segment, layout.free_size)
+    np.add.at(free, layout.free_segment, layout.free_bytes)
     page = layout.page_bytes[layout.free_segment]
-    base = layout.seg_address[layout.free_segment]
-    low = layout.free_address - base
-    high = low + layout.free_size
+    low = layout.free_offset
+    high = low + layout.free_bytes
     paged = page > 0
     unit = np.where(paged, page, 1)
     whole = np.maximum(0, high // unit * unit - -(-low // unit) * unit)
@@ -57,7 +56,7 @@ def free_parts(layout: Layout) -> FreeParts:
     is_live[layout.live_segment] = True
     ordinary = layout.page_bytes == 0
     releasable[ordinary & ~is_live] = free[ordinary & ~is_live]
-    releasable[layout.seg_is_private] = 0
+    releasable[layout.is_private] = 0
     return FreeParts(releasable, free)
 
 
@@ -70,7 +69,7 @@ def free_space(layout: Layout, pools: I64, streams: list[int]) -> FreeSpace:
         streams: ``Snapshot.streams`` as plain integers.
     """
     parts = free_parts(layout)
-    private: Bools = layout.seg_is_private
+    private: Bools = layout.is_private
     free = int(parts.free_by_segment.sum())
     private_free = int(parts.free_by_segment[private].sum())
     return FreeSpace(
@@ -78,32 +77,32 @@ def free_space(layout: Layout, pools: I64, streams: list[int]) -> FreeSpace:
         releasable_bytes=parts.releasable_bytes,
         pinned_free_bytes=free - parts.releasable_bytes - private_free,
         private_pools_free_bytes=private_free,
-        private_pools_reserved_bytes=int(layout.seg_size[private].sum()),
-        pending_free_bytes=int(layout.live_size[layout.live_is_pending].sum()),
-        largest_free_block_bytes=int(layout.free_size.max(initial=0)),
+        private_pools_reserved_bytes=int(layout.segment_bytes[private].sum()),
+        pending_free_bytes=int(layout.live_bytes[layout.live_is_pending].sum()),
+        largest_free_block_bytes=int(layout.free_bytes.max(initial=0)),
         by_pool=_by_pool(layout, pools, streams),
     )
 
 
 def _by_pool(layout: Layout, pools: I64, streams: list[int]) -> tuple[PoolFree, ...]:
     """Return free memory per (pool, class, stream), largest total first."""
-    if not len(layout.free_size):
+    if not len(layout.free_bytes):
         return ()
     seg = layout.free_segment
     keys = np.stack(
         [
-            layout.seg_pool[seg].astype(np.int64),
-            layout.seg_is_small[seg].astype(np.int64),
-            layout.seg_stream[seg].astype(np.int64),
+            layout.segment_pool[seg].astype(np.int64),
+            layout.is_small[seg].astype(np.int64),
+            layout.segment_stream[seg].astype(np.int64),
         ],
         axis=1,
     )
     groups, member = np.unique(keys, axis=0, return_inverse=True)
     member = member.reshape(-1)
     total = np.zeros(len(groups), np.int64)
-    np.add.at(total, member, layout.free_size)
+    np.add.at(total, member, layout.free_bytes)
     largest = np.zeros(len(groups), np.int64)
-    np.maximum.at(largest, member, layout.free_size)
+    np.maximum.at(largest, member, layout.free_bytes)
     count = np.bincount(member, minlength=len(groups))
     order = np.argsort(-total, kind="stable")[:MAX_POOLS]
     return tuple(

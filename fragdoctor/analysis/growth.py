@@ -21,13 +21,12 @@ from typing import Final
 
 import numpy as np
 
-from fragdoctor.analysis.attribution import frames_of
-from fragdoctor.analysis.lifetimes import ALIVE, BEFORE, Lifetimes
-from fragdoctor.analysis.ordering import stable_order
-from fragdoctor.analysis.result import Growth, Timeline
+from fragdoctor.analysis.result import Growth
 from fragdoctor.analysis.steps import MIN_STEPS, Steps
-from fragdoctor.model.progress import tell
+from fragdoctor.model.hooks import tell
 from fragdoctor.model.snapshot import I32, I64, Bools
+from fragdoctor.trace.lives import BEFORE, NEVER, Lives
+from fragdoctor.trace.trace import Trace
 from fragdoctor.units import KIB
 
 MIN_BIRTH_STEPS: Final = 3
@@ -71,32 +70,23 @@ class _Cells:
     net_bytes: I64
 
 
-def find_growth(
-    lifetimes: Lifetimes, timeline: Timeline, steps: Steps, lines: I32, first_row: int
-) -> GrowthResult:
-    """Return the source lines whose survivors grow step by step.
-
-    Args:
-        lifetimes: all blocks of the device.
-        timeline: state after each event.
-        steps: rows at which steps begin.
-        lines: user frame of each stack (``attribution.user_frames``).
-        first_row: row of the device's first event in the snapshot.
-    """
+def find_growth(trace: Trace, steps: Steps) -> GrowthResult:
+    """Return the source lines whose survivors grow step by step."""
     if len(steps) < MIN_STEPS:
         return GrowthResult((), len(steps), 0)
     tell("Analysing: growth")
-    slope = _floor_slope(timeline, steps)
-    births = _births(lifetimes, timeline, steps, lines)
+    slope = _floor_slope(trace, steps)
+    births = _births(trace, steps)
     if births is None:
         return GrowthResult((), len(steps), slope)
-    busy = _is_busy(lifetimes, births, steps.method)
-    cells = _cells(lifetimes, births)
+    lives = trace.lives
+    busy = _is_busy(lives, births, steps.method)
+    cells = _cells(lives, births)
     results = []
     for low, high in _candidates(cells):
         found = _judge(cells, low, high, births.n_complete, busy)
         if found is not None:
-            results.append(_describe(lifetimes, births, found, first_row))
+            results.append(_describe(lives, births, found, trace.first_row))
     results.sort(key=lambda g: -g.survivor_bytes)
     return GrowthResult(tuple(results[:MAX_GROWTHS]), len(steps), slope)
 
@@ -107,7 +97,7 @@ class _Births:
 
     Attributes:
         n_complete: number of complete steps; the last one may have stopped in the middle.
-        step_of_state: step that the program was in after k events, -1 before the first.
+        starts: rows at which steps begin.
         group: group of each block: its user line, or its size where no stacks were recorded.
         frames: frame of each group.
         chosen: whether a group keeps enough to be looked at.
@@ -115,51 +105,53 @@ class _Births:
     """
 
     n_complete: int
-    step_of_state: I32
+    starts: I64
     group: I64
     frames: I64
     chosen: Bools
     survivors: I64
 
+    def steps_of(self, rows: I32) -> I64:
+        """Return the step that the program was in at each event, -1 before the first."""
+        return np.searchsorted(self.starts, rows, side="right") - 1
 
-def _births(lifetimes: Lifetimes, timeline: Timeline, steps: Steps, lines: I32) -> _Births | None:
+
+def _births(trace: Trace, steps: Steps) -> _Births | None:
     """Return the groups and steps of the blocks; None where no group keeps enough."""
+    lives = trace.lives
     if steps.method == "stacks":
-        group = frames_of(lifetimes.stack, lines).astype(np.int64) + 1
+        group = trace.stacks.lines_of(lives.stack).astype(np.int64) + 1
         frames = np.arange(int(group.max(initial=0)) + 1) - 1
     else:
-        sizes, group = np.unique(lifetimes.requested, return_inverse=True)
+        sizes, group = np.unique(lives.requested_bytes, return_inverse=True)
         group = group.reshape(-1).astype(np.int64)
         frames = np.full(len(sizes), -1, np.int64)
-    survivors = np.flatnonzero((lifetimes.start != BEFORE) & (lifetimes.free == ALIVE))
+    survivors = np.flatnonzero((lives.start != BEFORE) & (lives.free == NEVER))
     kept = np.zeros(len(frames), np.int64)
-    np.add.at(kept, group[survivors], lifetimes.size[survivors])
+    np.add.at(kept, group[survivors], lives.size_bytes[survivors])
     count = np.bincount(group[survivors], minlength=len(frames))
     chosen = (kept >= MIN_SURVIVOR_BYTES) & (count >= MIN_BIRTH_STEPS)
     if not chosen.any():
         return None
-    mark = np.zeros(len(timeline.allocated_bytes), np.int32)
-    mark[steps.rows] = 1
-    step_of_row = np.cumsum(mark, dtype=np.int32) - np.int32(1)
-    return _Births(len(steps) - 1, step_of_row, group, frames, chosen, survivors)
+    return _Births(len(steps) - 1, steps.rows, group, frames, chosen, survivors)
 
 
-def _cells(lifetimes: Lifetimes, births: _Births) -> _Cells:
+def _cells(lives: Lives, births: _Births) -> _Cells:
     """Return survivors' bytes and net change of live bytes by chosen group and complete step."""
     rows = np.flatnonzero(births.chosen[births.group])
-    start, free, size = lifetimes.start[rows], lifetimes.free[rows], lifetimes.size[rows]
+    start, free, size = lives.start[rows], lives.free[rows], lives.size_bytes[rows]
     group = births.group[rows]
     born = start != BEFORE
-    freed = (free != ALIVE) & (free != BEFORE)
+    freed = (free != NEVER) & (free != BEFORE)
     join = np.concatenate
     owner = join([group[born], group[freed]])
-    step = births.step_of_state[join([start[born], free[freed]])]
+    step = births.steps_of(join([start[born], free[freed]]))
     net = join([size[born], -size[freed]])
     kept = np.zeros(len(net), np.int64)
-    kept[: np.count_nonzero(born)] = np.where(free[born] == ALIVE, size[born], 0)
+    kept[: np.count_nonzero(born)] = np.where(free[born] == NEVER, size[born], 0)
     inside = (step >= 0) & (step < births.n_complete)
     key = owner[inside] * births.n_complete + step[inside]
-    order = stable_order(key)
+    order = np.argsort(key, kind="stable")
     key, net, kept = key[order], net[inside][order], kept[inside][order]
     first = np.flatnonzero(np.append(True, key[1:] != key[:-1])) if len(key) else order
     keys = key[first]
@@ -214,7 +206,7 @@ def _goes_on(births: I64, n_complete: int) -> bool:
 
 
 def _is_random_tail(births: I64, step: I64, n_complete: int) -> bool:
-    """Return whether these are the last of many blocks with random lifetimes.
+    """Return whether these are the last of many blocks with random lives.
 
     Their survivors stand at odd distances, in few steps, and the line's earlier blocks all died.
     """
@@ -229,16 +221,16 @@ def _is_sparse(births: I64, n_complete: int) -> bool:
     return bool(len(births) * 2 < n_complete - births[0])
 
 
-def _is_busy(lifetimes: Lifetimes, births: _Births, method: str) -> Bools:
+def _is_busy(lives: Lives, births: _Births, method: str) -> Bools:
     """Return for each complete step whether a program ran in it: several stacks, some freed."""
     n_complete = births.n_complete
-    born = np.flatnonzero(lifetimes.start != BEFORE)
-    step = births.step_of_state[lifetimes.start[born]].astype(np.int64)
+    born = np.flatnonzero(lives.start != BEFORE)
+    step = births.steps_of(lives.start[born])
     inside = (step >= 0) & (step < n_complete)
     born, step = born[inside], step[inside]
-    passing = lifetimes.free[born] != ALIVE
+    passing = lives.free[born] != NEVER
     # Where no stacks were recorded sizes tell the allocations of a step apart.
-    kind = births.group[born] if method == "sizes" else lifetimes.stack[born].astype(np.int64) + 1
+    kind = births.group[born] if method == "sizes" else lives.stack[born].astype(np.int64) + 1
     width = int(kind.max(initial=0)) + 1
     if width * n_complete <= MAX_TABLE_CELLS:
         table = np.zeros((n_complete, width), np.bool_)
@@ -251,39 +243,36 @@ def _is_busy(lifetimes: Lifetimes, births: _Births, method: str) -> Bools:
     return result
 
 
-def _describe(
-    lifetimes: Lifetimes, births: _Births, found: tuple[int, int, int], first_row: int
-) -> Growth:
+def _describe(lives: Lives, births: _Births, found: tuple[int, int, int], first_row: int) -> Growth:
     group, since, n_births = found
     rows = births.survivors[births.group[births.survivors] == group]
-    step = births.step_of_state[lifetimes.start[rows]]
+    step = births.steps_of(lives.start[rows])
     inside = (step >= since) & (step < births.n_complete)
     rows, step = rows[inside], step[inside]
     per_step = np.zeros(births.n_complete - since, np.int64)
-    np.add.at(per_step, step - since, lifetimes.size[rows])
-    stacks, member = np.unique(lifetimes.stack[rows], return_inverse=True)
+    np.add.at(per_step, step - since, lives.size_bytes[rows])
+    stacks, member = np.unique(lives.stack[rows], return_inverse=True)
     by_stack = np.zeros(len(stacks), np.int64)
-    np.add.at(by_stack, member.reshape(-1), lifetimes.size[rows])
+    np.add.at(by_stack, member.reshape(-1), lives.size_bytes[rows])
     return Growth(
         frame=int(births.frames[group]),
         stack=int(stacks[by_stack.argmax()]),
         slope_bytes=int(np.median(per_step[per_step > 0])),
         n_steps=n_births,
         n_survivors=len(rows),
-        survivor_bytes=int(lifetimes.size[rows].sum()),
+        survivor_bytes=int(lives.size_bytes[rows].sum()),
         steadiness=n_births / (births.n_complete - since),
-        first_event=first_row + int(lifetimes.start[rows].min()),
-        last_event=first_row + int(lifetimes.start[rows].max()),
+        first_event=first_row + int(lives.start[rows].min()),
+        last_event=first_row + int(lives.start[rows].max()),
     )
 
 
-def _floor_slope(timeline: Timeline, steps: Steps) -> int:
+def _floor_slope(trace: Trace, steps: Steps) -> int:
     """Return the rise per step of the lowest allocated bytes, from the thirds of the steps.
 
     The first step is left out: it makes what all later ones share.
     """
-    allocated = timeline.allocated_bytes[1:]
-    floors = np.minimum.reduceat(allocated, steps.rows)[1:-1]
+    floors = trace.totals.envelope("allocated_bytes", steps.rows + 1).low[1:-1]
     third = max(1, len(floors) // 3)
     distance = len(floors) - third
     if distance <= 0:

@@ -12,10 +12,11 @@ from typing import Final
 
 import numpy as np
 
-from fragdoctor.analysis import stack_roles
-from fragdoctor.analysis.columns import DeviceColumns
-from fragdoctor.analysis.stack_roles import StackRoles
 from fragdoctor.model.snapshot import I32, I64, U8, Action, Bools
+from fragdoctor.trace import stacks as stack_roles
+from fragdoctor.trace.columns import Events
+from fragdoctor.trace.stacks import StackRoles
+from fragdoctor.trace.trace import Trace
 
 SETUP, FORWARD, BACKWARD, OPTIMIZER = 0, 1, 2, 3
 BOTH: Final = 4
@@ -64,27 +65,25 @@ class _Runs:
     n_module: I64
 
 
-def find_passes(
-    columns: DeviceColumns, roles: StackRoles, *, is_late: bool, frees_tell: bool
-) -> Passes | None:
+def find_passes(trace: Trace, *, is_late: bool, frees_tell: bool) -> Passes | None:
     """Return the passes of a program; None where its stacks show neither training nor a model.
 
     Without a sign of training all is setup and forward, and what has no Python frame says nothing.
 
     Args:
-        columns: the rows of the device.
-        roles: of the snapshot's stacks.
+        trace: of the device.
         is_late: memory was live before the first event.
         frees_tell: the stack of a free says who freed; with ``context="alloc"`` it repeats who
             allocated, or there is none.
     """
-    if not roles.has_python or not columns.n_events:
+    events, roles = trace.events, trace.stacks.roles
+    if not roles.has_python or not len(events):
         return None
     if not roles.trains and not roles.in_module.any():
         return None
-    role = roles.role[columns.stack]
-    role[columns.action >= Action.SNAPSHOT] = stack_roles.NO_STACK
-    frees = (columns.action == Action.FREE_REQUESTED) | (columns.action == Action.FREE_COMPLETED)
+    role = roles.role[events.stack]
+    role[events.action >= Action.SNAPSHOT] = stack_roles.NO_STACK
+    frees = (events.action == Action.FREE_REQUESTED) | (events.action == Action.FREE_COMPLETED)
     if not frees_tell:
         role[frees] = stack_roles.NO_STACK
     silent = stack_roles.BACKWARD if roles.trains else stack_roles.NO_STACK
@@ -92,7 +91,7 @@ def find_passes(
     marked = np.flatnonzero(role != stack_roles.NO_STACK)
     if not len(marked):
         return None
-    runs = _runs(columns, roles, role[marked], marked)
+    runs = _runs(events, roles, role[marked], marked)
     # What frees but makes nothing (a loss that goes out of scope) is no pass of its own.
     is_step = np.isin(runs.label, (stack_roles.OPTIMIZER, stack_roles.ZERO_GRAD))
     idle = (runs.n_allocs == 0) & ~is_step
@@ -105,16 +104,16 @@ def find_passes(
     _join_clipping(runs)
     runs = _merged(runs)
     if not frees_tell:
-        runs = _with_silent_steps(columns, runs)
-    return _with_setup(columns, roles, runs, is_late=is_late)
+        runs = _with_silent_steps(events, runs)
+    return _with_setup(events, roles, runs, is_late=is_late)
 
 
-def _runs(columns: DeviceColumns, roles: StackRoles, role: I32, marked: I64) -> _Runs:
+def _runs(events: Events, roles: StackRoles, role: I32, marked: I64) -> _Runs:
     """Return the runs of equal roles among the marked rows."""
     fresh = np.append(True, role[1:] != role[:-1])
     starts = np.flatnonzero(fresh)
-    is_alloc = columns.action[marked] == Action.ALLOC
-    in_module = is_alloc & roles.in_module[columns.stack[marked]]
+    is_alloc = events.action[marked] == Action.ALLOC
+    in_module = is_alloc & roles.in_module[events.stack[marked]]
     return _Runs(
         label=role[starts].astype(np.int64),
         first=marked[starts],
@@ -164,13 +163,13 @@ def _join_clipping(runs: _Runs) -> None:
     label[1:-1][middle] = stack_roles.OPTIMIZER
 
 
-def _with_silent_steps(columns: DeviceColumns, runs: _Runs) -> _Runs:
+def _with_silent_steps(events: Events, runs: _Runs) -> _Runs:
     """Give what a backward pass only frees after its last allocation to a step of its own.
 
     Where frees have no stacks (``context="alloc"``) a step that allocates nothing leaves no mark.
     """
-    end = np.append(runs.first[1:], columns.n_events)
-    allocs = np.flatnonzero(columns.action == Action.ALLOC)
+    end = np.append(runs.first[1:], len(events))
+    allocs = np.flatnonzero(events.action == Action.ALLOC)
     last = allocs[np.maximum(np.searchsorted(allocs, end) - 1, 0)] + 1
     after = np.append(runs.label[1:], -1)
     chosen = (runs.label == stack_roles.BACKWARD) & (last < end) & (last > runs.first)
@@ -192,15 +191,15 @@ _LABELS: Final = {
 }
 
 
-def _with_setup(columns: DeviceColumns, roles: StackRoles, runs: _Runs, *, is_late: bool) -> Passes:
+def _with_setup(events: Events, roles: StackRoles, runs: _Runs, *, is_late: bool) -> Passes:
     """Return the passes, with the building of the model told from the first forward pass."""
     label = np.array([_LABELS[int(x)] for x in range(3)], np.uint8)[runs.label]
-    first = np.append(runs.first, columns.n_events)
+    first = np.append(runs.first, len(events))
     first[0] = 0
-    is_alloc = columns.action == Action.ALLOC
-    in_module = is_alloc & roles.in_module[columns.stack]
+    is_alloc = events.action == Action.ALLOC
+    in_module = is_alloc & roles.in_module[events.stack]
     if label[0] == FORWARD:
-        begin = _first_forward(columns, roles, is_alloc, (first, label), is_late=is_late)
+        begin = _first_forward(events, roles, is_alloc, (first, label), is_late=is_late)
         if begin > 0:
             first = np.insert(first, 1, begin)
             label = np.insert(label, 0, SETUP).astype(np.uint8)
@@ -208,13 +207,13 @@ def _with_setup(columns: DeviceColumns, roles: StackRoles, runs: _Runs, *, is_la
     at = np.searchsorted(rows, first[:-1])
     padded = np.append(rows, NOT_REACHED)
     first_module = np.where(padded[at] < first[1:], padded[at], NOT_REACHED)
-    failed = np.flatnonzero(columns.action != Action.SNAPSHOT)
-    is_cut = bool(len(failed)) and bool(columns.action[failed[-1]] == Action.OOM)
+    failed = np.flatnonzero(events.action != Action.SNAPSHOT)
+    is_cut = bool(len(failed)) and bool(events.action[failed[-1]] == Action.OOM)
     return Passes(label, first, first_module, is_cut)
 
 
 def _first_forward(
-    columns: DeviceColumns,
+    events: Events,
     roles: StackRoles,
     is_alloc: Bools,
     passes: tuple[I64, U8],
@@ -229,11 +228,11 @@ def _first_forward(
     first, label = passes
     end = int(first[1])
     rows = np.flatnonzero(is_alloc[:end])
-    stack = columns.stack[:end][rows]
+    stack = events.stack[:end][rows]
     builds = roles.makes_model[stack]
     is_later = np.repeat(label == FORWARD, np.diff(first)) & is_alloc
     is_later[:end] = False
-    returns = rows[np.isin(stack, np.unique(columns.stack[is_later])) & ~builds]
+    returns = rows[np.isin(stack, np.unique(events.stack[is_later])) & ~builds]
     built, called = rows[builds], rows[roles.in_module[stack]]
     if len(called):
         built = built[built < called[0]]

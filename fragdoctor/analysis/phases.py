@@ -8,10 +8,7 @@ from typing import Final
 import numpy as np
 
 from fragdoctor.analysis.annotated_passes import annotated_passes, sort_by_lifetime
-from fragdoctor.analysis.attribution import frames_of
 from fragdoctor.analysis.categories import N_CATEGORIES, Categories, sort_blocks, sums_at
-from fragdoctor.analysis.columns import DeviceColumns
-from fragdoctor.analysis.lifetimes import ALIVE, BEFORE, Lifetimes
 from fragdoctor.analysis.passes import (
     BACKWARD,
     BOTH,
@@ -21,11 +18,11 @@ from fragdoctor.analysis.passes import (
     Passes,
     find_passes,
 )
-from fragdoctor.analysis.result import CategorySum, PhaseAnalysis, PhasePeaks, Timeline
-from fragdoctor.analysis.stack_roles import stack_roles
-from fragdoctor.analysis.teardown import end_of_work, without_teardown
-from fragdoctor.analysis.timeline import Undone
-from fragdoctor.model.snapshot import I32, I64, U8, Action, Snapshot
+from fragdoctor.analysis.result import CategorySum, PhaseAnalysis, PhasePeaks
+from fragdoctor.analysis.teardown import end_of_work
+from fragdoctor.model.snapshot import I64, Action
+from fragdoctor.trace.lives import BEFORE, NEVER, Lives
+from fragdoctor.trace.trace import Trace
 
 MAX_LINES: Final = 5
 NO_STACKS: Final = "no stacks were recorded, so nothing tells the phases apart"
@@ -35,39 +32,26 @@ ONLY_STEPS: Final = (
 NO_TRAINING: Final = "no stack shows a backward pass or an optimizer step"
 
 
-def find_phases(
-    snapshot: Snapshot, columns: DeviceColumns, undone: Undone, classes: U8, lines: I32
-) -> PhaseAnalysis:
-    """Return the phases of a device's trace and the categories of its memory.
-
-    Args:
-        snapshot: for the stacks.
-        columns: the rows of the device.
-        undone: its lifetimes and timeline.
-        classes: class of each frame (``attribution.frame_classes``).
-        lines: user frame of each stack (``attribution.user_frames``).
-    """
-    roles = stack_roles(snapshot, classes)
-    is_late = bool(undone.timeline.allocated_bytes[0])
-    passes = find_passes(
-        columns, roles, is_late=is_late, frees_tell=_frees_tell(columns, undone.lifetimes)
-    )
+def find_phases(trace: Trace) -> PhaseAnalysis:
+    """Return the phases of a device's trace and the categories of its memory."""
+    is_late = bool(trace.facts["initial_allocated_bytes"])
+    passes = find_passes(trace, is_late=is_late, frees_tell=_frees_tell(trace))
     if passes is not None:
-        end = end_of_work(columns, undone.lifetimes, passes)
-        lifetimes = without_teardown(undone.lifetimes, end)
-        is_failed = end is not None and bool(columns.action[end - 1] == Action.OOM)
+        end = end_of_work(trace, passes)
+        lives = trace.lives.until(end)
+        is_failed = end is not None and bool(trace.events.action[end - 1] == Action.OOM)
         passes = replace(passes, is_cut=passes.is_cut or is_failed)
-        categories = sort_blocks(lifetimes, roles, passes)
-        found = _summary(undone, passes, _Table(categories, lifetimes, lines), end)
+        categories = sort_blocks(lives, trace.stacks.roles, passes)
+        found = _summary(trace, passes, _Table(categories, lives, trace), end)
         trains = np.isin(passes.label, (BACKWARD, OPTIMIZER)).any()
         return found if trains else _untrained(found)
-    if roles.has_python:
+    if trace.stacks.roles.has_python:
         return PhaseAnalysis("none", NO_TRAINING)
-    passes = annotated_passes(snapshot, columns)
+    passes = annotated_passes(trace)
     if passes is None:
         return PhaseAnalysis("none", NO_STACKS)
-    categories = sort_by_lifetime(undone.lifetimes, passes, undone.timeline.allocated_bytes)
-    found = _summary(undone, passes, _Table(categories, undone.lifetimes, lines))
+    categories = sort_by_lifetime(trace.lives, passes, trace.totals)
+    found = _summary(trace, passes, _Table(categories, trace.lives, trace))
     return replace(found, method="lifetimes", reason=ONLY_STEPS)
 
 
@@ -77,25 +61,26 @@ def _untrained(found: PhaseAnalysis) -> PhaseAnalysis:
     return replace(found, phases=phases, reason=NO_TRAINING)
 
 
-def _frees_tell(columns: DeviceColumns, lifetimes: Lifetimes) -> bool:
+def _frees_tell(trace: Trace) -> bool:
     """Return whether frees have stacks of their own."""
-    seen = (lifetimes.start != BEFORE) & (lifetimes.free >= 0) & (lifetimes.free != ALIVE)
+    lives = trace.lives
+    seen = (lives.start != BEFORE) & (lives.free >= 0) & (lives.free != NEVER)
     rows = np.flatnonzero(seen)
-    stack = columns.stack[lifetimes.free[rows]]
-    return bool(((stack >= 0) & (stack != lifetimes.stack[rows])).any())
+    stack = trace.events.stack[lives.free[rows]]
+    return bool(((stack >= 0) & (stack != lives.stack[rows])).any())
 
 
 class _Table:
     """What is allocated at a moment, by category."""
 
-    def __init__(self, categories: Categories, lifetimes: Lifetimes, lines: I32) -> None:
-        self.categories, self.lifetimes = categories, lifetimes
-        self.frame = frames_of(lifetimes.stack, lines)
+    def __init__(self, categories: Categories, lives: Lives, trace: Trace) -> None:
+        self.categories, self.lives = categories, lives
+        self.frame = trace.stacks.lines_of(lives.stack)
 
     def at(self, k: int) -> tuple[CategorySum, ...]:
         """Return the sums after k events, most bytes first."""
-        rows = self.lifetimes.allocated_at(k)
-        n_bytes, n_blocks, likely = sums_at(self.categories, self.lifetimes.size, rows)
+        rows = self.lives.allocated_at(k)
+        n_bytes, n_blocks, likely = sums_at(self.categories, self.lives.size_bytes, rows)
         order = np.argsort(-n_bytes, kind="stable")
         kind = self.categories.category[rows]
         return tuple(
@@ -113,22 +98,20 @@ class _Table:
     def _lines(self, rows: I64) -> tuple[tuple[int, int], ...]:
         frames, member = np.unique(self.frame[rows], return_inverse=True)
         total = np.zeros(len(frames), np.int64)
-        np.add.at(total, member.reshape(-1), self.lifetimes.size[rows])
+        np.add.at(total, member.reshape(-1), self.lives.size_bytes[rows])
         best = np.argsort(-total, kind="stable")[:MAX_LINES]
         return tuple((int(frames[i]), int(total[i])) for i in best)
 
 
-def _summary(
-    undone: Undone, passes: Passes, table: _Table, end: int | None = None
-) -> PhaseAnalysis:
-    timeline = undone.timeline
-    states = timeline.allocated_bytes
+def _summary(trace: Trace, passes: Passes, table: _Table, end: int | None = None) -> PhaseAnalysis:
+    totals = trace.totals
+    states = totals.allocated_bytes
     # A pass begins in the state that the pass before it left.
     peaks = np.maximum(
         np.maximum.reduceat(states[1:], passes.first[:-1]), states[passes.first[:-1]]
     )
-    peak = int(timeline.allocated_bytes.argmax())
-    rest = _rest_state(passes, timeline, end)
+    peak = totals.peak_allocated_state
+    rest = _rest_state(passes, trace.n_events, end)
     return PhaseAnalysis(
         method="stacks",
         labels=passes.label,
@@ -140,10 +123,10 @@ def _summary(
             if (found := _phase(label, passes, peaks, states, table)) is not None
         ),
         peak_label=-1 if not peak else int(passes.label[_pass_of(passes, peak - 1)]),
-        peak_bytes=timeline.peak_allocated_bytes,
+        peak_bytes=totals.peak_allocated_bytes,
         at_peak=table.at(peak),
         at_rest=() if rest is None else table.at(rest),
-        rest_bytes=None if rest is None else int(timeline.allocated_bytes[rest]),
+        rest_bytes=None if rest is None else int(states[rest]),
     )
 
 
@@ -168,7 +151,7 @@ def _phase(label: int, passes: Passes, peaks: I64, states: I64, table: _Table) -
     )
 
 
-def _rest_state(passes: Passes, timeline: Timeline, end: int | None) -> int | None:
+def _rest_state(passes: Passes, n_events: int, end: int | None) -> int | None:
     """Return the last moment between two steps, None where the trace shows none.
 
     ``end`` is the state after which the program only lets go.
@@ -176,7 +159,7 @@ def _rest_state(passes: Passes, timeline: Timeline, end: int | None) -> int | No
     label = passes.label
     ends = OPTIMIZER if (label == OPTIMIZER).any() else BACKWARD
     if label[-1] == ends and not passes.is_cut:
-        return len(timeline.allocated_bytes) - 1 if end is None else end
+        return n_events if end is None else end
     follows = np.isin(label[1:], (FORWARD, BOTH))
     begins = np.flatnonzero(follows & (label[:-1] == ends)) + 1
     return int(passes.first[begins[-1]]) if len(begins) else None

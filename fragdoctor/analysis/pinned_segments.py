@@ -6,10 +6,10 @@ from typing import Final
 
 import numpy as np
 
-from fragdoctor.analysis.layout import Layout
 from fragdoctor.analysis.pins import Holds, find_holds
 from fragdoctor.analysis.result import PinnedSegment
 from fragdoctor.model.snapshot import I64, BlockState
+from fragdoctor.trace.lives import Layout
 
 NO_PIN: Final = -2
 """In the place of a stack id, whose -1 is "no stack recorded"."""
@@ -23,9 +23,9 @@ def find_pinned_segments(layout: Layout) -> tuple[tuple[PinnedSegment, ...], int
     """Return the segments with most pinned free bytes, at most 12, and how many have any."""
     holds = find_holds(layout)
     unit, once = np.unique(holds.unit, return_index=True)
-    pinned = np.zeros(len(layout.seg_address), np.int64)
+    pinned = np.zeros(len(layout.segment_address), np.int64)
     np.add.at(pinned, holds.segment[once], holds.free[unit])
-    order = np.lexsort((layout.seg_address, -pinned))[:MAX_SEGMENTS]
+    order = np.lexsort((layout.segment_address, -pinned))[:MAX_SEGMENTS]
     worst = order[pinned[order] > 0]
     segments = tuple(_segment(layout, holds, int(s), int(pinned[s])) for s in worst)
     return segments, int(np.count_nonzero(pinned))
@@ -40,18 +40,18 @@ def _segment(layout: Layout, holds: Holds, segment: int, pinned: int) -> PinnedS
         layout.live_stack[live].astype(np.int64),
         NO_PIN,
     )
-    address = np.concatenate([layout.live_address[live], layout.free_address[free]])
-    order = np.argsort(address, kind="stable")
-    size = np.concatenate([layout.live_size[live], layout.free_size[free]])[order]
+    offset = np.concatenate([layout.live_offset[live], layout.free_offset[free]])
+    order = np.argsort(offset, kind="stable")
+    size = np.concatenate([layout.live_bytes[live], layout.free_bytes[free]])[order]
     live_kind = np.where(is_pending, BlockState.PENDING_FREE, BlockState.ALLOCATED)
     kind = np.concatenate([live_kind, np.full(len(free), BlockState.INACTIVE)])[order]
     owner = np.concatenate([stack, np.full(len(free), NO_PIN)])[order]
     size, kind, owner = _fewer(size, kind, owner)
     return PinnedSegment(
-        total_bytes=int(layout.seg_size[segment]),
-        free_bytes=int(layout.free_size[free].sum()),
+        total_bytes=int(layout.segment_bytes[segment]),
+        free_bytes=int(layout.free_bytes[free].sum()),
         pinned_bytes=pinned,
-        largest_hole_bytes=int(layout.free_size[free].max(initial=0)),
+        largest_hole_bytes=int(layout.free_bytes[free].max(initial=0)),
         block_bytes=size,
         block_kind=kind.astype(np.uint8),
         block_stack=owner,

@@ -13,10 +13,10 @@ from typing import Final
 
 import numpy as np
 
-from fragdoctor.analysis.layout import Layout
-from fragdoctor.analysis.lifetimes import BEFORE, Lifetimes
 from fragdoctor.analysis.result import Pin
 from fragdoctor.model.snapshot import I64
+from fragdoctor.trace.lives import BEFORE, Layout
+from fragdoctor.trace.trace import Trace
 
 MAX_PINS: Final = 50
 MAX_ADDRESSES: Final = 1000
@@ -35,8 +35,9 @@ class Holds:
     free: I64
 
 
-def find_pins(layout: Layout, lifetimes: Lifetimes) -> tuple[Pin, ...]:
+def find_pins(trace: Trace) -> tuple[Pin, ...]:
     """Return the groups of live blocks that pin free memory, most pinned (then shared) first."""
+    layout = trace.layout
     holds = find_holds(layout)
     if not len(holds.block):
         return ()
@@ -52,22 +53,23 @@ def find_pins(layout: Layout, lifetimes: Lifetimes) -> tuple[Pin, ...]:
     shared = _sum_by(of_group[~alone], holds.free[unit[~alone]], len(groups))
     pins = []
     for g in np.lexsort((-shared, -pinned))[:MAX_PINS].tolist():
-        pin = _pin(layout, lifetimes, holds, np.flatnonzero(group == g))
+        pin = _pin(trace, holds, np.flatnonzero(group == g))
         pins.append(replace(pin, pinned_bytes=int(pinned[g]), shared_bytes=int(shared[g])))
     return tuple(pins)
 
 
-def _pin(layout: Layout, lifetimes: Lifetimes, holds: Holds, rows: I64) -> Pin:
+def _pin(trace: Trace, holds: Holds, rows: I64) -> Pin:
     """Return the group of blocks of these rows of ``holds``, without its free bytes."""
+    layout = trace.layout
     blocks = np.unique(holds.block[rows])
-    life = layout.live_life[blocks]
-    start = lifetimes.start[life[life >= 0]]
+    life = layout.live_row[blocks]
+    start = trace.lives.start[life[life >= 0]]
     oldest = int(start.min()) if len(start) == len(blocks) else BEFORE
-    by_size = blocks[np.argsort(-layout.live_size[blocks], kind="stable")]
+    by_size = blocks[np.argsort(-layout.live_bytes[blocks], kind="stable")]
     return Pin(
         stack=int(layout.live_stack[blocks[0]]),
         n_blocks=len(blocks),
-        block_bytes=int(layout.live_size[blocks].sum()),
+        block_bytes=int(layout.live_bytes[blocks].sum()),
         pinned_bytes=0,
         shared_bytes=0,
         n_segments=len(np.unique(holds.segment[rows])),
@@ -84,17 +86,17 @@ def _sum_by(group: I64, values: I64, n: int) -> I64:
 
 def find_holds(layout: Layout) -> Holds:
     """Return the pairs of blocks and partly free units in default pools."""
-    usable = np.flatnonzero(~layout.seg_is_private[layout.live_segment])
+    usable = np.flatnonzero(~layout.is_private[layout.live_segment])
     paged = layout.page_bytes[layout.live_segment[usable]] > 0
     in_pages, in_segments = usable[paged], usable[~paged]
-    n_segments = len(layout.seg_address)
+    n_segments = len(layout.segment_address)
     free_of_segment = np.zeros(n_segments, np.int64)
-    np.add.at(free_of_segment, layout.free_segment, layout.free_size)
+    np.add.at(free_of_segment, layout.free_segment, layout.free_bytes)
 
     segment = layout.live_segment[in_pages]
     page = layout.page_bytes[segment]
-    low = layout.live_address[in_pages] - layout.seg_address[segment]
-    high = np.maximum(low + layout.live_size[in_pages], low + 1)
+    low = layout.live_offset[in_pages]
+    high = np.maximum(low + layout.live_bytes[in_pages], low + 1)
     first, last = low // page, (high - 1) // page
     # Pages between the first and the last are wholly live, so they hold nothing back.
     two = last > first
@@ -104,7 +106,7 @@ def find_holds(layout: Layout) -> Holds:
     pages, unit = _page_ids(layout.live_segment[block], number)
     room = np.minimum(
         layout.page_bytes[pages[:, 0]],
-        layout.seg_size[pages[:, 0]] - pages[:, 1] * layout.page_bytes[pages[:, 0]],
+        layout.segment_bytes[pages[:, 0]] - pages[:, 1] * layout.page_bytes[pages[:, 0]],
     )
     free_of_page = room - _sum_by(unit, part, len(pages))
 

@@ -11,6 +11,9 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from fragdoctor.trace.lives import Totals
+from fragdoctor.trace.trace import Trace
+
 
 @dataclass(frozen=True, slots=True)
 class PoolFree:
@@ -182,30 +185,6 @@ class Flush:
 
 
 @dataclass(frozen=True, slots=True)
-class Timeline:
-    """State after each event of the device: arrays of length n_events + 1, index 0 = before."""
-
-    allocated_bytes: npt.NDArray[np.int64]
-    active_bytes: npt.NDArray[np.int64]
-    reserved_bytes: npt.NDArray[np.int64]
-
-    @property
-    def peak_allocated_bytes(self) -> int:
-        """Highest allocated bytes, by block sizes."""
-        return int(self.allocated_bytes.max())
-
-    @property
-    def peak_active_bytes(self) -> int:
-        """Highest active bytes."""
-        return int(self.active_bytes.max())
-
-    @property
-    def peak_reserved_bytes(self) -> int:
-        """Highest reserved bytes."""
-        return int(self.reserved_bytes.max())
-
-
-@dataclass(frozen=True, slots=True)
 class CaptureQuality:
     """How much of the story the file holds, each shortcoming with its evidence.
 
@@ -288,8 +267,13 @@ class PhaseAnalysis:
 
 @dataclass(frozen=True, slots=True)
 class DeviceAnalysis:
-    """Everything the columns say about one device."""
+    """Everything the columns say about one device.
 
+    ``n_steps`` are the steps found in the trace, 0 without any; ``floor_slope_bytes`` is the rise
+    per step of the lowest allocated bytes within each.
+    """
+
+    trace: Trace
     device: int
     n_events: int
     n_segments: int
@@ -301,7 +285,7 @@ class DeviceAnalysis:
     expandable_bytes: int
     free_space: FreeSpace
     capture: CaptureQuality
-    timeline: Timeline | None = None
+    timeline: Totals | None = None
     peak_row: int | None = None
     pins: Sequence[Pin] = ()
     holders: Sequence[Holder] = ()
@@ -312,7 +296,8 @@ class DeviceAnalysis:
     n_inferred_retries: int = 0
     capacity_estimate_bytes: int | None = None
     requested_waste_bytes: int | None = None
-    extras: dict[str, float] = field(default_factory=dict)
+    n_steps: int = 0
+    floor_slope_bytes: int = 0
     pinned_segments: Sequence[PinnedSegment] = ()
     n_pinned_segments: int = 0
     phases: PhaseAnalysis | None = None

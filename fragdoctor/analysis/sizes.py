@@ -6,10 +6,10 @@ from typing import Final
 
 import numpy as np
 
-from fragdoctor.analysis.columns import SMALL_REQUEST_BYTES, DeviceColumns
 from fragdoctor.analysis.result import SizeDiversity
-from fragdoctor.model.progress import tell
-from fragdoctor.model.snapshot import Action
+from fragdoctor.model.hooks import tell
+from fragdoctor.model.snapshot import I64, Action
+from fragdoctor.trace.trace import SMALL_REQUEST_BYTES, Trace
 
 # Share of later large requests with a size that their stack had never asked for before. Programs
 # with constant shapes show 0, those with variable ones nearly 1.
@@ -20,7 +20,7 @@ MIN_EARLIER_REQUESTS: Final = 2
 MIN_FREED_SHARE: Final = 0.1
 
 
-def size_diversity(columns: DeviceColumns) -> SizeDiversity | None:
+def size_diversity(trace: Trace) -> SizeDiversity | None:
     """Return the diversity of request sizes, None without any alloc event.
 
     ``drifting``: of the large requests in the second half of the trace, from stacks that had made
@@ -28,30 +28,32 @@ def size_diversity(columns: DeviceColumns) -> SizeDiversity | None:
     hardly anything is freed no old block waits for a fitting request: that drifts nowhere.
     """
     tell("Analysing: the sizes of requests")
-    rows = np.flatnonzero(columns.action == Action.ALLOC)
+    rows = np.flatnonzero(trace.events.action == Action.ALLOC)
     if not len(rows):
         return None
-    size = columns.size[rows]
+    size = trace.events.size_bytes[rows]
     large = np.flatnonzero(size > SMALL_REQUEST_BYTES)
     return SizeDiversity(
         n_allocs=len(rows),
         n_distinct=len(np.unique(size)),
         n_large_allocs=len(large),
         n_distinct_large=len(np.unique(size[large])),
-        drifting=_frees_enough(columns, len(large)) and _is_drifting(columns, rows[large]),
+        drifting=_frees_enough(trace, len(large)) and _is_drifting(trace, rows[large]),
     )
 
 
-def _frees_enough(columns: DeviceColumns, n_large_allocs: int) -> bool:
-    is_free = np.isin(columns.action, (Action.FREE_REQUESTED, Action.FREE_COMPLETED))
-    freed = is_free & (columns.size > SMALL_REQUEST_BYTES)
+def _frees_enough(trace: Trace, n_large_allocs: int) -> bool:
+    action = trace.events.action
+    is_free = (action == Action.FREE_REQUESTED) | (action == Action.FREE_COMPLETED)
+    freed = is_free & (trace.events.size_bytes > SMALL_REQUEST_BYTES)
     return bool(np.count_nonzero(freed) >= MIN_FREED_SHARE * n_large_allocs)
 
 
-def _is_drifting(columns: DeviceColumns, rows: np.ndarray[tuple[int], np.dtype[np.int64]]) -> bool:
+def _is_drifting(trace: Trace, rows: I64) -> bool:
     if len(rows) < MIN_LATER_REQUESTS:
         return False
-    stack, size = columns.stack[rows].astype(np.int64) + 1, columns.size[rows]
+    stack = trace.events.stack[rows].astype(np.int64) + 1
+    size = trace.events.size_bytes[rows]
     half = len(rows) // 2
     known = np.bincount(stack[:half], minlength=int(stack.max()) + 1) >= MIN_EARLIER_REQUESTS
     later = np.flatnonzero(known[stack[half:]]) + half

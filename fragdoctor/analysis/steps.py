@@ -18,11 +18,10 @@ from typing import Final
 
 import numpy as np
 
-from fragdoctor.analysis.attribution import NATIVE, TORCH
-from fragdoctor.analysis.lifetimes import BEFORE, Lifetimes
-from fragdoctor.analysis.ordering import stable_order
-from fragdoctor.model.progress import tell
+from fragdoctor.model.hooks import tell
 from fragdoctor.model.snapshot import I32, I64, U8, Bools, Snapshot, StackTable
+from fragdoctor.trace.code_owners import TORCH
+from fragdoctor.trace.trace import Trace
 
 MIN_STEPS: Final = 4
 ENOUGH_STEPS: Final = 8
@@ -51,34 +50,19 @@ class Steps:
         return len(self.rows)
 
 
-def find_steps(snapshot: Snapshot, lifetimes: Lifetimes, n_events: int, classes: U8) -> Steps:
-    """Return the steps of a device's trace; none where no loop shows.
-
-    Args:
-        snapshot: for the stacks.
-        lifetimes: all blocks of the device.
-        n_events: number of its events.
-        classes: class of each frame (``attribution.frame_classes``).
-    """
+def find_steps(trace: Trace) -> Steps:
+    """Return the steps of a device's trace; none where no loop shows."""
     tell("Analysing: the steps of the program")
-    born = np.flatnonzero(lifetimes.start != BEFORE)
-    born = born[stable_order(lifetimes.start[born])]
-    rows, stack = lifetimes.start[born], lifetimes.stack[born]
-    paths = _python_stacks(snapshot, classes)
+    lives = trace.lives
+    born = slice(lives.n_initial, lives.n_regular)
+    rows, stack = lives.start[born].astype(np.int64), lives.stack[born]
+    paths = trace.stacks.python
     has_stack = np.append(np.diff(paths.offsets) > 0, False)[stack]
     if np.count_nonzero(has_stack) * 10 >= len(rows) and has_stack.any():
-        barrier = _barriers(snapshot, classes)
-        found = _steps_by_stack(paths, barrier, rows[has_stack], stack[has_stack], n_events)
+        barrier = _barriers(trace.snapshot, trace.stacks.classes)
+        found = _steps_by_stack(paths, barrier, rows[has_stack], stack[has_stack], trace.n_events)
         return Steps(found, "stacks")
-    return Steps(_steps_by_size(rows, lifetimes.requested[born], n_events), "sizes")
-
-
-def _python_stacks(snapshot: Snapshot, classes: U8) -> StackTable:
-    """Return the stacks without their C++ frames (``stacks="all"`` interleaves them)."""
-    table = snapshot.stacks
-    keep = classes[table.frames] != NATIVE
-    offsets = np.append(0, np.cumsum(keep))[table.offsets]
-    return StackTable(offsets, table.frames[keep])
+    return Steps(_steps_by_size(rows, lives.requested_bytes[born], trace.n_events), "sizes")
 
 
 def _steps_by_stack(

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sized
 from types import TracebackType
 from typing import Any, Final, Generic, NamedTuple, Self, TextIO, TypeVar
 
-from fragdoctor.capture.requirements import need_cuda
+from fragdoctor.capture.record import need_cuda
 from fragdoctor.errors import ConfigError
 from fragdoctor.units import format_count, format_size, plural
 

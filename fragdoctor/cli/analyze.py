@@ -11,7 +11,7 @@ from fragdoctor.cli import console, fleet, options
 from fragdoctor.cli.exit import FINDINGS, OK
 
 if TYPE_CHECKING:
-    from fragdoctor.fleet.discovery import Discovery
+    from fragdoctor.inputs.discovery import Discovery
     from fragdoctor.model.diagnosis import Diagnosis
 
 Paths = Annotated[
@@ -51,9 +51,9 @@ def analyze(
     )
     console.check_output(output, force=force, inputs=paths)
 
-    from fragdoctor.intake.inputs import read_case
+    from fragdoctor.inputs.cases import read_case
     from fragdoctor.model.case import Overrides
-    from fragdoctor.model.progress import tell
+    from fragdoctor.model.hooks import tell
     from fragdoctor.report.base import renderer
 
     overrides = Overrides(
@@ -93,7 +93,7 @@ def _is_one_file(paths: list[str]) -> bool:
 
 
 def _discovered(paths: list[str]) -> Discovery:
-    from fragdoctor.fleet.discovery import discover
+    from fragdoctor.inputs.discovery import discover
 
     return discover(paths)
 

@@ -219,8 +219,8 @@ def check(
 
 def _judge_all(names: Sequence[str], gate: Gate, overrides: Overrides) -> list[FileJudgement]:
     """Return the judgement of every input; one that cannot be read does not stop the others."""
-    from fragdoctor.cli.expansion import expand
     from fragdoctor.gate.judgement import unreadable
+    from fragdoctor.inputs.folders import expand
 
     paths, missing = expand(names)
     with console.Progress("Judged") as progress:
@@ -231,7 +231,7 @@ def _judge_all(names: Sequence[str], gate: Gate, overrides: Overrides) -> list[F
 def _judge_one(name: str, gate: Gate, overrides: Overrides, n_files: int) -> FileJudgement:
     from fragdoctor.diagnosis.pipeline import diagnose
     from fragdoctor.gate.judgement import judge, nothing_found, unreadable
-    from fragdoctor.intake.inputs import NothingFound, read_case
+    from fragdoctor.inputs.cases import NothingFound, read_case
 
     try:
         case = read_case([name], overrides)

@@ -105,8 +105,8 @@ def compare(
             hint=f"Give two at least: fragdoctor compare {paths[0]} OTHER",
         )
 
-    from fragdoctor.comparison.pipeline import compare_cases
-    from fragdoctor.gate.growth import has_grown, judge_growth
+    from fragdoctor.comparison.compare_cases import compare_cases
+    from fragdoctor.gate.judgement import has_grown, judge_growth
     from fragdoctor.report.compare import compare_renderer
 
     with console.Progress("Read") as progress:
@@ -127,9 +127,9 @@ def _cases(
     paths: Sequence[str], device: int | None, version: str | None, progress: console.Progress
 ) -> Iterator[tuple[str, Case]]:
     """Yield one case after the other, so that only the first one's trace is kept."""
-    from fragdoctor.intake.inputs import read_case
+    from fragdoctor.inputs.cases import read_case
+    from fragdoctor.inputs.remote import without_secrets
     from fragdoctor.model.case import Overrides
-    from fragdoctor.readers.remote import without_secrets
 
     overrides = Overrides(device=device, torch_version=version)
     for path in progress.each(list(paths)):
@@ -152,8 +152,8 @@ def _one_of(path: str) -> str:
     """
     import os.path
 
-    from fragdoctor.fleet.discovery import discover
-    from fragdoctor.intake.bundle import is_bundle
+    from fragdoctor.inputs.bundles import is_bundle
+    from fragdoctor.inputs.discovery import discover
 
     if not os.path.isdir(path) or is_bundle(path):  # noqa: PTH112 - never raises, unlike Path
         return path

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import BinaryIO, Final, Self, TextIO
 
 from fragdoctor.errors import ConfigError
-from fragdoctor.model.progress import watched_by
+from fragdoctor.model.hooks import watched_by
 from fragdoctor.report.base import RenderOptions, Verbosity
 
 PIPE_WIDTH: Final = 80

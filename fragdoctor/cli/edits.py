@@ -11,13 +11,13 @@ from fragdoctor.errors import ConfigError, SimulationError
 from fragdoctor.units import parse_size
 
 if TYPE_CHECKING:
-    from fragdoctor.allocator.edits import Edit
-    from fragdoctor.model.snapshot import Snapshot
+    from fragdoctor.trace.edits import Edit
+    from fragdoctor.trace.trace import Trace
 
-Maker = Callable[["Snapshot", int, str], "Edit"]
+Maker = Callable[["Trace", str], "Edit"]
 
 
-def parse_edit(text: str, snapshot: Snapshot, device: int) -> Edit:
+def parse_edit(text: str, trace: Trace) -> Edit:
     """Return the change that ``NAME`` or ``NAME:VALUE`` means for the trace of a device.
 
     Raises:
@@ -32,34 +32,34 @@ def parse_edit(text: str, snapshot: Snapshot, device: int) -> Edit:
         raise ConfigError(
             f"There is no change {name!r} to try.", hint=f"{hint}There are: {', '.join(EDITS)}."
         )
-    return maker(snapshot, device, value)
+    return maker(trace, value)
 
 
-def _empty_cache(_snapshot: Snapshot, _device: int, value: str) -> Edit:
-    from fragdoctor.allocator.edits import empty_cache_at, empty_cache_each_step
+def _empty_cache(_trace: Trace, value: str) -> Edit:
+    from fragdoctor.trace.edits import empty_cache_at, empty_cache_each_step
 
     if not value:
         return empty_cache_each_step()
     return empty_cache_at([_whole("empty-cache", one) for one in value.split(",")])
 
 
-def _largest_first(_snapshot: Snapshot, _device: int, value: str) -> Edit:
-    from fragdoctor.allocator.edits import largest_step_first
+def _largest_first(_trace: Trace, value: str) -> Edit:
+    from fragdoctor.trace.edits import largest_step_first
 
     _refuse_value("largest-first", value)
     return largest_step_first()
 
 
-def _pad(_snapshot: Snapshot, _device: int, value: str) -> Edit:
-    from fragdoctor.allocator.edits import sizes_padded
+def _pad(_trace: Trace, value: str) -> Edit:
+    from fragdoctor.trace.edits import sizes_padded
 
     if not value:
         raise ConfigError("pad needs a size.", hint="Write for example --edit pad:2MiB.")
     return sizes_padded(parse_size(value))
 
 
-def _batch(_snapshot: Snapshot, _device: int, value: str) -> Edit:
-    from fragdoctor.allocator.edits import batch_scaled
+def _batch(_trace: Trace, value: str) -> Edit:
+    from fragdoctor.trace.edits import batch_scaled
 
     try:
         factor = float(value)
@@ -70,23 +70,23 @@ def _batch(_snapshot: Snapshot, _device: int, value: str) -> Edit:
     return batch_scaled(factor)
 
 
-def _no_leak(snapshot: Snapshot, device: int, value: str) -> Edit:
-    from fragdoctor.allocator.edits import leak_removed
+def _no_leak(trace: Trace, value: str) -> Edit:
+    from fragdoctor.trace.edits import leak_removed
 
     _refuse_value("no-leak", value)
-    return leak_removed(_leaked(snapshot, device))
+    return leak_removed(_leaked(trace))
 
 
-def _no_pins(snapshot: Snapshot, device: int, value: str) -> Edit:
-    from fragdoctor.allocator.edits import blocks_freed
+def _no_pins(trace: Trace, value: str) -> Edit:
+    from fragdoctor.trace.edits import blocks_freed
 
-    return blocks_freed(_pinning(snapshot, device, value))
+    return blocks_freed(_pinning(trace, value))
 
 
-def _move_pins(snapshot: Snapshot, device: int, value: str) -> Edit:
-    from fragdoctor.allocator.edits import blocks_moved_to_start
+def _move_pins(trace: Trace, value: str) -> Edit:
+    from fragdoctor.trace.edits import blocks_moved_to_start
 
-    return blocks_moved_to_start(_pinning(snapshot, device, value))
+    return blocks_moved_to_start(_pinning(trace, value))
 
 
 EDITS: Final[Mapping[str, Maker]] = MappingProxyType(
@@ -102,36 +102,25 @@ EDITS: Final[Mapping[str, Maker]] = MappingProxyType(
 )
 
 
-def _pinning(snapshot: Snapshot, device: int, value: str) -> list[int]:
+def _pinning(trace: Trace, value: str) -> list[int]:
     """Return the blocks of the ``value`` worst groups of pins, of the worst one if not given."""
-    from fragdoctor.analysis.device import analyze_device
+    from fragdoctor.analysis.pins import find_pins
 
     n_groups = _whole("The number of groups", value) if value else 1
-    pins = [p for p in analyze_device(snapshot, device).pins if p.pinned_bytes > 0][:n_groups]
+    pins = [p for p in find_pins(trace) if p.pinned_bytes > 0][:n_groups]
     if not pins:
-        raise SimulationError(f"No live block of GPU {device} pins free memory.")
+        raise SimulationError(f"No live block of GPU {trace.device} pins free memory.")
     return [address for pin in pins for address in pin.addresses]
 
 
-def _leaked(snapshot: Snapshot, device: int) -> list[int]:
+def _leaked(trace: Trace) -> list[int]:
     """Return the live blocks of all lines that grow step by step."""
-    import numpy as np
+    from fragdoctor.analysis.device import analyze_trace
 
-    from fragdoctor.analysis.attribution import frames_of, user_frames
-    from fragdoctor.analysis.device import analyze_device
-    from fragdoctor.model.snapshot import BlockState
-
-    growing = [g.frame for g in analyze_device(snapshot, device).growth]
+    growing = [g.frame for g in analyze_trace(trace).growth]
     if not growing:
-        raise SimulationError(f"No line of GPU {device} keeps more memory with each step.")
-    blocks = snapshot.blocks
-    lines = frames_of(blocks.stack, user_frames(snapshot))
-    leaked = (
-        np.isin(lines, growing)
-        & (blocks.state == BlockState.ALLOCATED)
-        & (snapshot.segments.device[blocks.segment] == device)
-    )
-    return [int(address) for address in blocks.address[leaked]]
+        raise SimulationError(f"No line of GPU {trace.device} keeps more memory with each step.")
+    return [int(address) for address in trace.live_blocks_of(growing)]
 
 
 def _whole(what: str, text: str) -> int:

@@ -20,9 +20,9 @@ def answer(chosen: EstimateOptions, look: RenderOptions) -> str:
         ConfigError: the question is not complete.
         InputError: an input is no recording.
     """
-    from fragdoctor.estimate.batches import parse_batches
-    from fragdoctor.estimate.fit import BatchQuestion, fit_batches
-    from fragdoctor.estimate.gpus import gpu_of
+    from fragdoctor.estimation.fit import BatchQuestion, fit_batches
+    from fragdoctor.estimation.gpus import gpu_of
+    from fragdoctor.estimation.recordings import parse_batches
     from fragdoctor.report.estimate.batch_json import batch_fit_document
     from fragdoctor.report.estimate.batch_text import render_batch_fit
     from fragdoctor.report.json import dumps
@@ -52,6 +52,6 @@ def answer(chosen: EstimateOptions, look: RenderOptions) -> str:
 
 
 def _snapshot(name: str) -> Snapshot:
-    from fragdoctor.intake.inputs import read_snapshot
+    from fragdoctor.inputs.cases import read_snapshot
 
     return read_snapshot(name)

@@ -10,7 +10,7 @@ from fragdoctor.cli.estimate_options import EstimateOptions
 from fragdoctor.errors import ConfigError
 
 if TYPE_CHECKING:
-    from fragdoctor.estimate.request import Request
+    from fragdoctor.estimation.request import Request
     from fragdoctor.model.estimate import Estimate, GpuModel
     from fragdoctor.report.base import RenderOptions
 
@@ -22,7 +22,7 @@ def answer(chosen: EstimateOptions, look: RenderOptions) -> str:
         ConfigError: options that exclude each other.
         InputError: an input is no model.
     """
-    from fragdoctor.estimate.gpus import gpu_of
+    from fragdoctor.estimation.gpus import gpu_of
 
     if chosen.fsdp and chosen.zero is not None:
         raise ConfigError("--fsdp and --zero exclude each other.", hint="FSDP is stage 3.")
@@ -32,8 +32,8 @@ def answer(chosen: EstimateOptions, look: RenderOptions) -> str:
 
 
 def _request(chosen: EstimateOptions, gpus: Sequence[GpuModel]) -> Request:
-    from fragdoctor.estimate.guess import Overrides
-    from fragdoctor.estimate.request import Request
+    from fragdoctor.estimation.guess import Overrides
+    from fragdoctor.estimation.request import Request
 
     return Request(
         inputs=tuple(chosen.inputs or ()),
@@ -71,9 +71,9 @@ def _request(chosen: EstimateOptions, gpus: Sequence[GpuModel]) -> Request:
 
 
 def _estimate(request: Request, gpus: Sequence[GpuModel]) -> Estimate:
-    from fragdoctor.estimate.formula import formula_footprint
-    from fragdoctor.estimate.judge import Route, judged
-    from fragdoctor.estimate.request import error_of, workload_of
+    from fragdoctor.estimation.formula import formula_footprint
+    from fragdoctor.estimation.judge import Route, judged
+    from fragdoctor.estimation.request import error_of, workload_of
 
     with console.Progress("Estimating"):
         workload = workload_of(request)
@@ -94,7 +94,7 @@ def rendered(answer: Estimate, look: RenderOptions, *, explain: bool, as_json: b
 
 def gpu_list(look: RenderOptions, *, as_json: bool) -> str:
     """Return the list of known GPUs."""
-    from fragdoctor.estimate.gpus import known_gpus
+    from fragdoctor.estimation.gpus import known_gpus
 
     if as_json:
         from fragdoctor.report.estimate.json import gpus_document

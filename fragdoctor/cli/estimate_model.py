@@ -28,9 +28,9 @@ def answer(chosen: EstimateOptions, look: RenderOptions, given: frozenset[str]) 
     Raises:
         ConfigError: the model cannot be traced; with ``--verbose`` its traceback is printed first.
     """
-    from fragdoctor.estimate.gpus import gpu_of
-    from fragdoctor.estimate.tracing.plan import Plan, parse_shape
-    from fragdoctor.estimate.tracing.route import traced_estimate
+    from fragdoctor.estimation.gpus import gpu_of
+    from fragdoctor.estimation.tracing.plan import Plan, parse_shape
+    from fragdoctor.estimation.tracing.route import traced_estimate
 
     gpus = [gpu_of(name) for name in dict.fromkeys(chosen.gpu or ())]
     plan = Plan(

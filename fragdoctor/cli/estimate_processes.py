@@ -20,8 +20,8 @@ def answer(chosen: EstimateOptions, look: RenderOptions) -> str:
     Raises:
         ConfigError: the question is not complete.
     """
-    from fragdoctor.estimate.gpus import gpu_of
-    from fragdoctor.estimate.processes import Question, processes_on_gpu
+    from fragdoctor.estimation.gpus import gpu_of
+    from fragdoctor.estimation.packing import Question, processes_on_gpu
     from fragdoctor.report.estimate.processes import render_sharing, sharing_document
     from fragdoctor.report.json import dumps
 
@@ -51,7 +51,7 @@ def answer(chosen: EstimateOptions, look: RenderOptions) -> str:
 def _case(inputs: Sequence[str]) -> Case | None:
     if not inputs:
         return None
-    from fragdoctor.intake.inputs import read_case
+    from fragdoctor.inputs.cases import read_case
     from fragdoctor.model.case import Overrides
 
     return read_case(inputs, Overrides())

@@ -109,7 +109,7 @@ def flag_of(parameter: str) -> str:
 
 def route_of(chosen: EstimateOptions) -> Route:
     """Return the way that the options lead; what does not fit to it is refused afterwards."""
-    from fragdoctor.estimate.shapes import is_capture
+    from fragdoctor.estimation.shapes import is_capture
 
     if chosen.list_gpus:
         return Route.GPUS

@@ -22,6 +22,7 @@ from fragdoctor.errors import FragdoctorError
 OK: Final = 0
 FINDINGS: Final = 1
 USAGE: Final = 2
+REFUSED: Final = 3
 INTERNAL: Final = 70
 INTERRUPTED: Final = 130
 BROKEN_PIPE: Final = 141

@@ -78,7 +78,7 @@ def export(
 
         check_parquet()
 
-    from fragdoctor.intake.inputs import read_snapshot
+    from fragdoctor.inputs.cases import read_snapshot
 
     with console.Progress("Reading"):
         source = read_snapshot(snapshot)
@@ -103,7 +103,7 @@ def _write(
         sink.write(part.encode("utf-8", "backslashreplace"))
 
     if output_format is ExportFormat.TRACE:
-        from fragdoctor.export.trace import trace_parts
+        from fragdoctor.export.trace_events import trace_parts
 
         for part in trace_parts(snapshot, device):
             text(part)
@@ -112,7 +112,7 @@ def _write(
 
         text(speedscope_text(snapshot, device))
     elif output_format is ExportFormat.SNAPSHOT:
-        from fragdoctor.export.snapshot import write_snapshot
+        from fragdoctor.export.snapshot_writer import write_snapshot
 
         write_snapshot(snapshot, sink.write)
     else:

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from fragdoctor.cli import console, options
-from fragdoctor.cli.exit import FINDINGS, OK
+from fragdoctor.cli.exit import FINDINGS, OK, REFUSED
 from fragdoctor.errors import ConfigError
 
 if TYPE_CHECKING:
     from concurrent.futures import Executor
 
-    from fragdoctor.fleet.discovery import Discovery
+    from fragdoctor.inputs.discovery import Discovery
     from fragdoctor.model.case import Overrides
-    from fragdoctor.model.fleet_report import FleetReport
+    from fragdoctor.model.fleet import FleetReport
     from fragdoctor.report.base import RenderOptions
 
 
@@ -104,8 +104,7 @@ def analyze_fleet(
         InputError: no rank could be read.
         ConfigError: several ranks have no report in that format, or the workers cannot be had.
     """
-    from fragdoctor.fleet.examine import Replays, examine
-    from fragdoctor.fleet.job_log import share_out
+    from fragdoctor.fleet.examine import Replays, examine, share_out
     from fragdoctor.report.fleet import fleet_renderer
 
     render = fleet_renderer(output_format.value)
@@ -171,9 +170,11 @@ def _executor(engine: Engine, found: Discovery) -> AbstractContextManager[Execut
 def exit_code(
     report: FleetReport, fail_on: options.FailOn | None, *, exit_zero: bool = False
 ) -> int:
-    """Return 1 if any rank has a finding at least as severe as ``fail_on``, else 0."""
+    """Return 3 if a rank was refused, 1 if one has a finding as severe as ``fail_on``, else 0."""
     from fragdoctor.model.finding import Severity
 
+    if any(row.rank.exit_code == REFUSED for row in report.rows):
+        return REFUSED
     if fail_on is None or exit_zero:
         return OK
     threshold = int(Severity[fail_on.value.upper()])

@@ -45,7 +45,7 @@ def oom(
         sys.stderr.write("Paste the message, then end with Ctrl-D on a line of its own:\n")
         sys.stderr.flush()
 
-    from fragdoctor.intake.inputs import read_messages
+    from fragdoctor.inputs.cases import read_messages
     from fragdoctor.model.case import Overrides
     from fragdoctor.report.base import renderer
     from fragdoctor.report.json import dumps, oom_document

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from fragdoctor.capture.launch import Reached
-    from fragdoctor.intake.collection import FoundBundle
+    from fragdoctor.inputs.bundle_sets import FoundBundle
     from fragdoctor.report.base import RenderOptions
 
 _MOST_NAMED = 20
@@ -81,7 +81,7 @@ def run(
     from fragdoctor.capture.launch import command_of, environment_of, launch, read_status
     from fragdoctor.capture.recording.arming import note
     from fragdoctor.capture.recording.options import Options, from_environment
-    from fragdoctor.intake.collection import find_bundles
+    from fragdoctor.inputs.bundle_sets import find_bundles
 
     look = console.render_options(quiet=quiet, verbose=verbose, no_color=no_color, on_stderr=True)
     command = command_of(words, is_module=is_module)
@@ -147,7 +147,7 @@ def _program(words: Sequence[str], *, is_module: bool) -> str:
 
 
 def _packed(bundles: Sequence[FoundBundle]) -> list[FoundBundle]:
-    from fragdoctor.intake.collection import FoundBundle, pack
+    from fragdoctor.inputs.bundle_sets import FoundBundle, pack
 
     found = []
     for bundle in bundles:
@@ -162,7 +162,7 @@ def _packed(bundles: Sequence[FoundBundle]) -> list[FoundBundle]:
 def _diagnose(path: Path, look: RenderOptions) -> None:
     """Print the diagnosis of a bundle; that it cannot be read is no failure of the program."""
     from fragdoctor.diagnosis.pipeline import diagnose
-    from fragdoctor.intake.bundle import read_bundle
+    from fragdoctor.inputs.cases import read_bundle
     from fragdoctor.report.base import renderer
 
     try:

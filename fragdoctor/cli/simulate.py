@@ -11,9 +11,10 @@ from fragdoctor.cli import console, options
 from fragdoctor.cli.exit import OK
 
 if TYPE_CHECKING:
-    from fragdoctor.allocator.edits import Edit
     from fragdoctor.model.simulation import Simulation
     from fragdoctor.model.snapshot import Snapshot
+    from fragdoctor.trace.edits import Edit
+    from fragdoctor.trace.trace import Trace
 
 SnapshotPath = Annotated[
     str,  # a Path would take one slash of a URL away
@@ -84,7 +85,7 @@ def simulate(
     )
     console.check_output(output, force=force, inputs=[snapshot])
 
-    from fragdoctor.intake.inputs import read_snapshot
+    from fragdoctor.inputs.cases import read_snapshot
     from fragdoctor.report.json import dumps, simulation_document
     from fragdoctor.report.text.simulation import render_simulation
 
@@ -110,38 +111,38 @@ def simulate(
 
 def answered(snapshot: Snapshot, question: Question) -> Simulation:
     """Return the replay of everything that was asked: the settings, then the sweep."""
-    from fragdoctor.allocator.simulate import simulate as replay
+    from fragdoctor.trace.simulate import simulate as replay
+    from fragdoctor.trace.simulate import trace_of
 
+    trace = trace_of(snapshot, question.device)
     if question.sweep:
-        return _swept(snapshot, question)
+        return _swept(trace, question)
     return replay(
-        snapshot,
-        device=question.device,
+        trace,
         confs=question.confs,
         capacity_bytes=question.capacity_bytes,
         memory_fraction=question.memory_fraction,
         torch_version=question.torch_version,
-        edits=_edits(snapshot, question),
+        edits=_edits(trace, question),
         smallest_capacity=question.smallest_capacity,
     )
 
 
-def _edits(snapshot: Snapshot, question: Question) -> list[Edit]:
+def _edits(trace: Trace, question: Question) -> list[Edit]:
     if not question.edits:
         return []
-    from fragdoctor.allocator.simulate import choose_device
     from fragdoctor.cli.edits import parse_edit
 
-    device = choose_device(snapshot) if question.device is None else question.device
-    return [parse_edit(text, snapshot, device) for text in question.edits]
+    return [parse_edit(text, trace) for text in question.edits]
 
 
-def _swept(snapshot: Snapshot, question: Question) -> Simulation:
+def _swept(trace: Trace, question: Question) -> Simulation:
     """Return a search over all sensible settings, those that were named included."""
-    from fragdoctor.allocator.search import capacity_of, search_settings, sweep_candidates
-    from fragdoctor.allocator.simulate import baseline_of, simulation_of
-    from fragdoctor.allocator.whatif import Scenario, check_version, with_smallest_capacity
     from fragdoctor.errors import ConfigError
+    from fragdoctor.trace.candidates import sweep_candidates
+    from fragdoctor.trace.search import capacity_of, search_settings
+    from fragdoctor.trace.simulate import reproduce, simulation_of
+    from fragdoctor.trace.whatif import WhatIf, check_version, with_smallest_capacity
 
     if question.edits:
         raise ConfigError(
@@ -149,25 +150,25 @@ def _swept(snapshot: Snapshot, question: Question) -> Simulation:
             hint="Sweep first, then try the change under the best setting with --conf.",
         )
     version = check_version(question.torch_version)
-    baseline = baseline_of(snapshot, question.device)
-    scenario = Scenario(
+    reproduction = reproduce(trace)
+    what_if = WhatIf(
         capacity_bytes=question.capacity_bytes,
         memory_fraction=question.memory_fraction,
         torch_version=version,
     )
-    candidates = sweep_candidates(baseline, version or None)
-    if capacity_of(baseline, scenario) is None:
+    candidates = sweep_candidates(reproduction, version or None)
+    if capacity_of(reproduction, what_if) is None:
         # A fraction of a device whose size nobody knows is no limit.
         candidates = tuple(c for c in candidates if "memory_fraction" not in c)
     confs = dict.fromkeys((*question.confs, *candidates))
-    found = search_settings(baseline, tuple(confs), scenario=scenario)
+    found = search_settings(reproduction, tuple(confs), what_if=what_if)
     pareto = tuple(found.pareto)
     if question.smallest_capacity:
         pareto = tuple(
-            with_smallest_capacity(baseline, replace(scenario, conf=r.conf), r) for r in pareto
+            with_smallest_capacity(reproduction, replace(what_if, conf=r.conf), r) for r in pareto
         )
     refined = {r.conf: r for r in pareto}
     results = [refined.get(r.conf, r) for r in found.results]
-    simulation = simulation_of(baseline, results)
+    simulation = simulation_of(reproduction, results)
     best = refined.get(found.best.conf, found.best) if found.best else None
-    return replace(simulation, best=best, pareto=pareto, is_fine=found.baseline_fits)
+    return replace(simulation, best=best, pareto=pareto, is_fine=found.recorded_fits)

@@ -9,10 +9,10 @@ from typing import Final
 
 import numpy as np
 
-from fragdoctor.analysis.attribution import frames_of
-from fragdoctor.analysis.lifetimes import Lifetimes
 from fragdoctor.model.finding import Location
-from fragdoctor.model.snapshot import I32, I64, Snapshot
+from fragdoctor.model.snapshot import I64, Snapshot
+from fragdoctor.trace.lives import Lives
+from fragdoctor.trace.trace import Trace
 
 MAX_LINES: Final = 2000
 """Lines looked at one by one; what the smaller ones hold is summed up."""
@@ -66,24 +66,23 @@ class LineUse:
         return self.n_peak if peak else self.n_now
 
 
-def line_uses(
-    snapshot: Snapshot, lifetimes: Lifetimes, peak: int | None, lines: I32
-) -> tuple[tuple[LineUse, ...], int]:
+def line_uses(trace: Trace, peak: int | None) -> tuple[tuple[LineUse, ...], int]:
     """Return the memory of every source line, largest first, and how many were merged into one."""
-    frame = frames_of(lifetimes.stack, lines).astype(np.int64)
+    snapshot, lives = trace.snapshot, trace.lives
+    frame = trace.stacks.lines_of(lives.stack).astype(np.int64)
     groups, member = np.unique(frame, return_inverse=True)
     member = member.reshape(-1)
     n = len(groups)
-    now = np.flatnonzero(lifetimes.survives)
-    at_peak = now if peak is None else lifetimes.allocated_at(peak)
+    now = np.flatnonzero(lives.survives)
+    at_peak = now if peak is None else lives.allocated_at(peak)
     sums = _Sums(
-        peak=_totals(member[at_peak], lifetimes.size[at_peak], n),
-        now=_totals(member[now], lifetimes.size[now], n),
-        asked=_totals(member, lifetimes.requested, n),
+        peak=_totals(member[at_peak], lives.size_bytes[at_peak], n),
+        now=_totals(member[now], lives.size_bytes[now], n),
+        asked=_totals(member, lives.requested_bytes, n),
     )
     order = np.lexsort((-sums.asked[0], -np.maximum(sums.peak[0], sums.now[0])))
-    sizes = _sizes(member, lifetimes.requested, n)
-    stacks = _stacks(snapshot, lifetimes, member, at_peak, now)
+    sizes = _sizes(member, lives.requested_bytes, n)
+    stacks = _stacks(snapshot, lives, member, at_peak, now)
     kept = [
         LineUse(
             place=location_of(snapshot, int(groups[g])),
@@ -190,23 +189,21 @@ class _Stacks:
         )
 
 
-def _stacks(
-    snapshot: Snapshot, lifetimes: Lifetimes, member: I64, at_peak: I64, now: I64
-) -> _Stacks:
+def _stacks(snapshot: Snapshot, lives: Lives, member: I64, at_peak: I64, now: I64) -> _Stacks:
     n = len(snapshot.stacks)
-    has = np.flatnonzero(lifetimes.stack >= 0)
+    has = np.flatnonzero(lives.stack >= 0)
     of_stack = np.full(n, -1, np.int64)
-    of_stack[lifetimes.stack[has]] = member[has]
+    of_stack[lives.stack[has]] = member[has]
     of_line: dict[int, list[int]] = {}
     for s in np.flatnonzero(of_stack >= 0).tolist():
         of_line.setdefault(int(of_stack[s]), []).append(s)
-    return _Stacks(of_line, _by_stack(lifetimes, at_peak, n), _by_stack(lifetimes, now, n))
+    return _Stacks(of_line, _by_stack(lives, at_peak, n), _by_stack(lives, now, n))
 
 
-def _by_stack(lifetimes: Lifetimes, rows: I64, n: int) -> dict[int, int]:
-    rows = rows[lifetimes.stack[rows] >= 0]
+def _by_stack(lives: Lives, rows: I64, n: int) -> dict[int, int]:
+    rows = rows[lives.stack[rows] >= 0]
     total = np.zeros(n, np.int64)
-    np.add.at(total, lifetimes.stack[rows], lifetimes.size[rows])
+    np.add.at(total, lives.stack[rows], lives.size_bytes[rows])
     used = np.flatnonzero(total)
     return dict(zip(used.tolist(), total[used].tolist(), strict=True))
 

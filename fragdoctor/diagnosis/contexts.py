@@ -6,22 +6,14 @@ from collections.abc import Mapping, Sequence
 
 from fragdoctor.analysis.device import analyze_device
 from fragdoctor.analysis.result import DeviceAnalysis
-from fragdoctor.analysis.story.build import build_story
 from fragdoctor.errors import ConfigError
 from fragdoctor.model.case import Case
 from fragdoctor.model.oom import OomMessage
 from fragdoctor.model.snapshot import Snapshot
 from fragdoctor.model.story import LogStory
 from fragdoctor.rules.context import Context
-from fragdoctor.rules.refusal import Refusal
-from fragdoctor.rules.refusal_bundle import with_bundle
-from fragdoctor.rules.refusal_message import refusal_from_message
-from fragdoctor.rules.refusal_snapshot import (
-    matching_oom,
-    refusal_from_event,
-    what_if_refusal,
-    with_overrides,
-)
+from fragdoctor.rules.request_sources import find_failed_request
+from fragdoctor.story.build import build_story
 
 
 def build_contexts(
@@ -36,7 +28,7 @@ def build_contexts(
     Raises:
         ConfigError: the device that was asked for is not in the snapshot.
     """
-    message = primary_message(case)
+    message = case.primary_message
     story = build_story(case.oom)
     if case.snapshot is None:
         return tuple(
@@ -71,14 +63,6 @@ def _analysis(
     return analyze_device(snapshot, device) if known is None else known
 
 
-def primary_message(case: Case) -> OomMessage | None:
-    """Return the message that the case is about: the first cause."""
-    if case.oom is None or not case.oom.messages:
-        return None
-    index = case.oom.primary if 0 <= case.oom.primary < len(case.oom.messages) else 0
-    return case.oom.messages[index]
-
-
 def leading_context(contexts: Sequence[Context]) -> Context:
     """Return the device that the verdict is about: fatal failures first, then the fullest.
 
@@ -88,12 +72,12 @@ def leading_context(contexts: Sequence[Context]) -> Context:
 
 
 def _weight(context: Context) -> tuple[int, int]:
-    refusal, analysis = context.refusal, context.analysis
+    failed, analysis = context.failed_request, context.analysis
     if context.message is not None and analysis is not None and analysis.ooms:
         rank = 4
-    elif refusal is not None and not refusal.is_caught and refusal.source != "user":
+    elif failed is not None and not failed.is_caught and failed.source != "user":
         rank = 3
-    elif refusal is not None:
+    elif failed is not None:
         rank = 2
     else:
         rank = 1
@@ -102,10 +86,10 @@ def _weight(context: Context) -> tuple[int, int]:
 
 
 def _stats_devices(case: Case) -> list[int | None]:
-    """Return the devices that statistics or a message name; one None where nobody names any."""
+    """Return the devices that statistics or a message name; a single None where none does."""
     if case.overrides.device is not None:
         return [case.overrides.device]
-    message = primary_message(case)
+    message = case.primary_message
     if message is not None:
         return [message.device_index]
     named = {s.device for s in case.stats.entries if s.device is not None} if case.stats else set()
@@ -134,33 +118,8 @@ def _context(
         device=device,
         analysis=analysis,
         message=message,
-        refusal=_refusal(case, analysis, message),
+        failed_request=find_failed_request(case, analysis, message),
         stats=stats,
         is_series=case.stats.is_series if case.stats is not None else False,
         story=story,
     )
-
-
-def _refusal(
-    case: Case, analysis: DeviceAnalysis | None, message: OomMessage | None
-) -> Refusal | None:
-    refusal = _refusal_of_inputs(case, analysis, message)
-    return refusal and with_bundle(refusal, case.bundle, case.overrides)
-
-
-def _refusal_of_inputs(
-    case: Case, analysis: DeviceAnalysis | None, message: OomMessage | None
-) -> Refusal | None:
-    if analysis is not None and case.snapshot is not None:
-        event = matching_oom(analysis, message)
-        if event is not None:
-            return refusal_from_event(case.snapshot, analysis, event, message, case.overrides)
-    told = refusal_from_message(message) if message is not None and _counts(message) else None
-    if told is not None:
-        return with_overrides(told, case.overrides)
-    return what_if_refusal(analysis, case.overrides) if analysis is not None else None
-
-
-def _counts(message: OomMessage) -> bool:
-    """Tell whether a message has the caching allocator's figures, which the table is about."""
-    return message.kind == "pytorch-caching-allocator" and message.backend != "mps"

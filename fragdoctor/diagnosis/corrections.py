@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Final
 
 from fragdoctor.diagnosis.checklist.memory import RULE_OF_THUMB_SHARE, totals_of
-from fragdoctor.diagnosis.remedies.plan import Plan
+from fragdoctor.diagnosis.remedies.remedy import JudgedCase
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.units import MIB, format_share, format_size
 
@@ -14,21 +14,21 @@ LAST_STRAW_SHARE: Final = 0.02
 """A request below one part in fifty of live memory is not what filled the device."""
 
 
-def find_corrections(plan: Plan) -> tuple[str, ...]:
-    """Return one sentence or two for each claim that somebody would repeat here and be wrong."""
-    return tuple(text for check in CORRECTIONS if (text := check(plan)))
+def find_corrections(case: JudgedCase) -> tuple[str, ...]:
+    """Return one sentence or two for each popular claim that is wrong here."""
+    return tuple(text for check in CORRECTIONS if (text := check(case)))
 
 
-def _hint(plan: Plan) -> str:
-    r = plan.refusal
+def _hint(case: JudgedCase) -> str:
+    r = case.failed_request
     if r is None or not r.hint.startswith(("expandable", "max_split")):
         return ""
-    if r.hint.startswith("expandable") and plan.expandable_is_on:
+    if r.hint.startswith("expandable") and case.expandable_is_on:
         return (
             "The message suggests expandable_segments:True, but that is on already: the hint is "
             "printed unconditionally."
         )
-    if plan.supports(Cause.FRAGMENTATION) or r.margin_bytes is None:
+    if case.supports(Cause.FRAGMENTATION) or r.margin_bytes is None:
         return ""
     if not r.is_beyond_settings:
         return ""
@@ -39,10 +39,14 @@ def _hint(plan: Plan) -> str:
     )
 
 
-def _empty_cache(plan: Plan) -> str:
-    if not plan.is_allocator_case or plan.refusal is None or plan.refusal.source == "user":
+def _empty_cache(case: JudgedCase) -> str:
+    if (
+        not case.is_allocator_case
+        or case.failed_request is None
+        or case.failed_request.source == "user"
+    ):
         return ""
-    if plan.cause not in (Cause.CAPACITY, Cause.FRAGMENTATION, Cause.LEAK, Cause.TRANSIENT_PEAK):
+    if case.cause not in (Cause.CAPACITY, Cause.FRAGMENTATION, Cause.LEAK, Cause.TRANSIENT_PEAK):
         return ""
     return (
         '"Call torch.cuda.empty_cache() to fix it" is wrong here: the allocator returned every '
@@ -50,11 +54,11 @@ def _empty_cache(plan: Plan) -> str:
     )
 
 
-def _last_straw(plan: Plan) -> str:
-    r = plan.refusal
+def _last_straw(case: JudgedCase) -> str:
+    r = case.failed_request
     if r is None or not r.live_bytes or r.source == "user":
         return ""
-    if plan.cause not in (Cause.CAPACITY, Cause.LEAK, Cause.TRANSIENT_PEAK):
+    if case.cause not in (Cause.CAPACITY, Cause.LEAK, Cause.TRANSIENT_PEAK):
         return ""
     if r.requested_bytes >= LAST_STRAW_SHARE * r.live_bytes:
         return ""
@@ -64,11 +68,11 @@ def _last_straw(plan: Plan) -> str:
     )
 
 
-def _twenty_mib(plan: Plan) -> str:
-    r = plan.refusal
-    if r is None or r.block_bytes is not None or plan.backend not in ("cuda", "rocm"):
+def _twenty_mib(case: JudgedCase) -> str:
+    r = case.failed_request
+    if r is None or r.block_bytes is not None or case.backend not in ("cuda", "rocm"):
         return ""
-    if plan.kind != "pytorch-caching-allocator":
+    if case.kind != "pytorch-caching-allocator":
         return ""
     if r.requested_bytes == 20 * MIB:
         return (
@@ -83,9 +87,9 @@ def _twenty_mib(plan: Plan) -> str:
     return ""
 
 
-def _thirty_per_cent(plan: Plan) -> str:
-    totals = totals_of(plan.context)
-    if totals is None or plan.cause not in (Cause.HEALTHY, Cause.CAPACITY, Cause.LEAK):
+def _thirty_per_cent(case: JudgedCase) -> str:
+    totals = totals_of(case.context)
+    if totals is None or case.cause not in (Cause.HEALTHY, Cause.CAPACITY, Cause.LEAK):
         return ""
     if totals.returned_bytes is None or not totals.reserved_bytes:
         return ""
@@ -101,8 +105,8 @@ def _thirty_per_cent(plan: Plan) -> str:
     )
 
 
-def _private_pools(plan: Plan) -> str:
-    message = plan.message
+def _private_pools(case: JudgedCase) -> str:
+    message = case.message
     if message is None or not message.private_pools_bytes:
         return ""
     return (
@@ -111,8 +115,8 @@ def _private_pools(plan: Plan) -> str:
     )
 
 
-def _own_process(plan: Plan) -> str:
-    r = plan.refusal
+def _own_process(case: JudgedCase) -> str:
+    r = case.failed_request
     if r is None or r.own_pid is None:
         return ""
     return (
@@ -121,11 +125,15 @@ def _own_process(plan: Plan) -> str:
     )
 
 
-def _collection(plan: Plan) -> str:
-    settings = plan.settings
-    if settings is None or not settings.garbage_collection_threshold or plan.has_fraction:
+def _collection(case: JudgedCase) -> str:
+    settings = case.settings
+    if (
+        settings is None
+        or not settings.garbage_collection_threshold
+        or case.context.has_memory_fraction
+    ):
         return ""
-    if plan.cause is Cause.MEMORY_LIMIT or plan.supports(Cause.MEMORY_LIMIT):
+    if case.cause is Cause.MEMORY_LIMIT or case.supports(Cause.MEMORY_LIMIT):
         return ""
     return (
         "garbage_collection_threshold is set, but without a memory fraction below 1 it has no "
@@ -133,8 +141,8 @@ def _collection(plan: Plan) -> str:
     )
 
 
-def _split_size(plan: Plan) -> str:
-    settings = plan.settings
+def _split_size(case: JudgedCase) -> str:
+    settings = case.settings
     if settings is None or settings.max_split_bytes is None:
         return ""
     return (
@@ -144,8 +152,8 @@ def _split_size(plan: Plan) -> str:
     )
 
 
-def _retries(plan: Plan) -> str:
-    known = plan.context.retries
+def _retries(case: JudgedCase) -> str:
+    known = case.context.retries
     if known is None or known[0] < 2:
         return ""
     return (
@@ -154,8 +162,8 @@ def _retries(plan: Plan) -> str:
     )
 
 
-def _new_name(plan: Plan) -> str:
-    if plan.message is None or plan.message.variant != "torch-2.9":
+def _new_name(case: JudgedCase) -> str:
+    if case.message is None or case.message.variant != "torch-2.9":
         return ""
     return (
         "PYTORCH_ALLOC_CONF, which this version's message recommends, silently ignores some keys "
@@ -163,19 +171,19 @@ def _new_name(plan: Plan) -> str:
     )
 
 
-def _smaller_batch(plan: Plan) -> str:
+def _smaller_batch(case: JudgedCase) -> str:
     reasons = {
         Cause.LEAK: "the leak fills any room in time",
-        Cause.OTHER_PROCESS: "somebody else holds the memory",
+        Cause.OTHER_PROCESS: "another process holds the memory",
         Cause.PRIVATE_POOLS: "the memory lies free in private pools",
         Cause.SIZE_BUG: "the size itself is wrong",
         Cause.HOST_MEMORY: "it is not the GPU's memory",
     }
-    reason = reasons.get(plan.cause)
+    reason = reasons.get(case.cause)
     return "" if reason is None else f'"A smaller batch always solves it" is wrong here: {reason}.'
 
 
-CORRECTIONS: Final[tuple[Callable[[Plan], str], ...]] = (
+CORRECTIONS: Final[tuple[Callable[[JudgedCase], str], ...]] = (
     _hint,
     _empty_cache,
     _smaller_batch,

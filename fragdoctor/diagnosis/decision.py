@@ -1,7 +1,7 @@
-"""The decision table for one refused request: arithmetic first, thresholds only where it ends.
+"""The decision table for one failed request: arithmetic first, thresholds only where it ends.
 
-Each row is a function that returns a reading or None. The first reading is the verdict, the others
-are what the evidence supports besides. Every threshold has a name, a value and a reason here.
+Each row is a function that yields hypotheses. The first one is the verdict, the others are what the
+evidence supports besides. Every threshold has a name, a value and a reason here.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from fragdoctor.diagnosis.readings import (
-    Reading,
+from fragdoctor.diagnosis.hypothesis import (
+    Hypothesis,
     although_free,
     fragmentation,
     live_and_request,
@@ -20,11 +20,11 @@ from fragdoctor.diagnosis.readings import (
 )
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.finding import Confidence
-from fragdoctor.rules.refusal import (
+from fragdoctor.rules.failed_request import (
     CONTEXT_ALLOWANCE_BYTES,
     FULL_SLACK_SHARE,
     SIZE_BUG_BYTES,
-    Refusal,
+    FailedRequest,
     rounding_bytes,
 )
 from fragdoctor.units import GIB, format_size
@@ -45,31 +45,31 @@ OVERSIZED_ALONE_BYTES: Final = 24 * GIB
 """A single request of the size of a large consumer card is a matter of its own size."""
 
 
-def decide(refusal: Refusal) -> list[Reading]:
-    """Return the readings of a refusal, the best first; never empty."""
-    readings: list[Reading] = []
+def decide(failed: FailedRequest) -> list[Hypothesis]:
+    """Return what may have made a request fail, the best hypothesis first; never empty."""
+    hypotheses: list[Hypothesis] = []
     for row in ROWS:
-        for reading in row(refusal):
-            if all(reading.cause is not r.cause for r in readings):
-                readings.append(reading)
-        if readings:
+        for hypothesis in row(failed):
+            if all(hypothesis.cause is not r.cause for r in hypotheses):
+                hypotheses.append(hypothesis)
+        if hypotheses:
             break
-    if not readings:
-        readings = [undecided(refusal)]
-    seen = {r.cause for r in readings}
-    for reading in _secondary(refusal, readings[0].cause):
-        if reading.cause not in seen:
-            seen.add(reading.cause)
-            readings.append(reading)
-    return readings
+    if not hypotheses:
+        hypotheses = [undecided(failed)]
+    seen = {r.cause for r in hypotheses}
+    for hypothesis in _secondary(failed, hypotheses[0].cause):
+        if hypothesis.cause not in seen:
+            seen.add(hypothesis.cause)
+            hypotheses.append(hypothesis)
+    return hypotheses
 
 
 # The rows, in their order.
 
 
-def _size_bug(r: Refusal) -> Iterator[Reading]:
+def _size_bug(r: FailedRequest) -> Iterator[Hypothesis]:
     if r.requested_bytes >= SIZE_BUG_BYTES:
-        yield Reading(
+        yield Hypothesis(
             Cause.SIZE_BUG,
             Confidence.PROVEN,
             f"The request of {format_size(r.requested_bytes)} is larger than any device "
@@ -77,12 +77,12 @@ def _size_bug(r: Refusal) -> Iterator[Reading]:
         )
 
 
-def _beyond_device(r: Refusal) -> Iterator[Reading]:
+def _beyond_device(r: FailedRequest) -> Iterator[Hypothesis]:
     """The request, or live memory and request together, exceed the whole device."""
     if r.total_bytes is None:
         return
     if r.requested_bytes > r.total_bytes:
-        yield Reading(
+        yield Hypothesis(
             Cause.CAPACITY,
             Confidence.PROVEN,
             f"The single request of {format_size(r.requested_bytes)} is larger than the whole "
@@ -94,7 +94,7 @@ def _beyond_device(r: Refusal) -> Iterator[Reading]:
     ):
         if r.limit_is_binding and r.is_covered_by_free:
             return
-        yield Reading(
+        yield Hypothesis(
             Cause.CAPACITY,
             Confidence.PROVEN,
             f"{live_and_request(r)} exceed the whole device of {format_size(r.total_bytes)}: "
@@ -102,13 +102,13 @@ def _beyond_device(r: Refusal) -> Iterator[Reading]:
         )
 
 
-def _limit(r: Refusal) -> Iterator[Reading]:
+def _limit(r: FailedRequest) -> Iterator[Hypothesis]:
     """The process's own memory fraction forbids the segment."""
     if not r.limit_is_binding or r.limit_bytes is None:
         return
     if r.total_bytes is not None and r.limit_bytes >= r.total_bytes:
         return
-    limit = Reading(
+    limit = Hypothesis(
         Cause.MEMORY_LIMIT,
         Confidence.PROVEN,
         f"The process may reserve {format_size(r.limit_bytes)}, and {format_size(r.reserved_bytes)}"
@@ -121,12 +121,12 @@ def _limit(r: Refusal) -> Iterator[Reading]:
     yield limit
 
 
-def _free_enough(r: Refusal) -> Iterator[Reading]:
-    """The driver had the memory: neither capacity nor fragmentation explains the refusal."""
-    if not r.is_covered_by_free or r.is_refused_by_pages:
+def _free_enough(r: FailedRequest) -> Iterator[Hypothesis]:
+    """The driver had the memory: neither capacity nor fragmentation explains the failure."""
+    if not r.is_covered_by_free or r.fails_by_pages:
         return
     figures = (
-        f"The request of {format_size(r.requested_bytes)} was refused although "
+        f"The request of {format_size(r.requested_bytes)} failed although "
         f"{format_size(r.free_bytes)} were free on the device"
     )
     yield from _outside(r)
@@ -139,7 +139,7 @@ def _free_enough(r: Refusal) -> Iterator[Reading]:
             and r.has_real_holes
         ):
             yield fragmentation(r, "enough within what was reserved already")
-        yield Reading(
+        yield Hypothesis(
             Cause.MEMORY_LIMIT,
             Confidence.LIKELY,
             f"{figures}: a memory fraction (set_per_process_memory_fraction) is the usual reason; "
@@ -154,7 +154,7 @@ def _free_enough(r: Refusal) -> Iterator[Reading]:
         if r.may_hide_limit
         else "a race with another process, a driver-side limit or a limit per allocation"
     )
-    yield Reading(
+    yield Hypothesis(
         Cause.UNKNOWN,
         Confidence.POSSIBLE,
         f"{figures}: a full device does not explain it; possible are {reasons}.",
@@ -162,19 +162,19 @@ def _free_enough(r: Refusal) -> Iterator[Reading]:
         "the allocator's trace shows whether the driver was asked at all.",
     )
     if r.may_hide_limit:
-        yield Reading(Cause.MEMORY_LIMIT, Confidence.POSSIBLE, figures + ".")
+        yield Hypothesis(Cause.MEMORY_LIMIT, Confidence.POSSIBLE, figures + ".")
 
 
-def _others_first(r: Refusal) -> Iterator[Reading]:
+def _others_first(r: FailedRequest) -> Iterator[Hypothesis]:
     yield from _outside(r)
 
 
-def _over_available(r: Refusal) -> Iterator[Reading]:
+def _over_available(r: FailedRequest) -> Iterator[Hypothesis]:
     """Live memory and request exceed what PyTorch could have: capacity."""
     if r.margin_bytes is None or r.margin_bytes >= 0:
         return
     if r.pending_bytes and r.margin_bytes + r.pending_bytes >= 0:
-        yield Reading(
+        yield Hypothesis(
             Cause.PENDING_FREES,
             Confidence.LIKELY,
             f"{format_size(r.pending_bytes)} are freed but still wait for other streams; without "
@@ -187,7 +187,7 @@ def _over_available(r: Refusal) -> Iterator[Reading]:
         if r.is_beyond_settings
         else f"; the tensor itself needs {format_size(r.block_bytes)} of that segment."
     )
-    yield Reading(
+    yield Hypothesis(
         Cause.CAPACITY,
         confidence,
         f"{live_and_request(r)} exceed the {format_size(r.available_bytes)} that PyTorch could "
@@ -195,29 +195,29 @@ def _over_available(r: Refusal) -> Iterator[Reading]:
     )
 
 
-def _found_too_late(r: Refusal) -> Iterator[Reading]:
+def _found_too_late(r: FailedRequest) -> Iterator[Hypothesis]:
     """A cached block was large enough when the error was raised: it came free during the flush."""
     block = r.block_bytes or r.requested_bytes
     largest = r.largest_free_block_bytes
-    if not r.is_exact or largest is None or largest < block or r.n_late_free_bytes == 0:
+    if not r.is_exact or largest is None or largest < block or r.late_free_bytes == 0:
         return
-    yield Reading(
+    yield Hypothesis(
         Cause.PENDING_FREES,
         Confidence.LIKELY,
         f"A cached block of {format_size(largest)} could hold the request of {format_size(block)}, "
-        f"but it came free only in the last flush ({format_size(r.n_late_free_bytes)} waited for "
+        f"but it came free only in the last flush ({format_size(r.late_free_bytes)} waited for "
         "other streams), after which the cache is not searched again.",
         "Catch the error and repeat the allocation once: if it works, this was it.",
     )
 
 
-def _joined_fits(r: Refusal) -> Iterator[Reading]:
+def _joined_fits(r: FailedRequest) -> Iterator[Hypothesis]:
     """Perfectly packed, live memory and request would have fit: which holes were in the way?"""
     if r.margin_bytes is None or r.margin_bytes < 0 or r.cache_bytes is None:
         return
     without_pools = r.margin_bytes - r.pools_free_bytes
     if without_pools < 0 and _share(r.pools_free_bytes, r.reserved_bytes) >= FULL_SLACK_SHARE:
-        yield Reading(
+        yield Hypothesis(
             Cause.PRIVATE_POOLS,
             Confidence.PROVEN if r.is_exact else Confidence.LIKELY,
             f"The request of {format_size(r.requested_bytes)} failed while "
@@ -239,11 +239,11 @@ def _joined_fits(r: Refusal) -> Iterator[Reading]:
     yield some_fragmentation()
 
 
-def _no_free_figure(r: Refusal) -> Iterator[Reading]:
+def _no_free_figure(r: FailedRequest) -> Iterator[Hypothesis]:
     """A message without a free figure, or cut short: say what still follows."""
     if r.free_bytes is not None:
         if r.live_bytes is None and r.free_bytes < r.requested_bytes:
-            yield Reading(
+            yield Hypothesis(
                 Cause.CAPACITY,
                 Confidence.POSSIBLE,
                 f"Only {format_size(r.free_bytes)} were free for a request of "
@@ -251,7 +251,7 @@ def _no_free_figure(r: Refusal) -> Iterator[Reading]:
                 "rest.",
                 "The full message, nvidia-smi, or a snapshot shows who holds the memory.",
             )
-            yield Reading(Cause.OTHER_PROCESS, Confidence.POSSIBLE, "")
+            yield Hypothesis(Cause.OTHER_PROCESS, Confidence.POSSIBLE, "")
         return
     if r.total_bytes is None or r.reserved_bytes is None or r.unallocated_bytes is None:
         return
@@ -259,7 +259,7 @@ def _no_free_figure(r: Refusal) -> Iterator[Reading]:
     if r.unallocated_bytes >= r.requested_bytes and r.has_real_holes:
         yield fragmentation(r, "")
     elif rest <= SHORT_OF_CAPACITY_SHARE * r.total_bytes:
-        yield Reading(
+        yield Hypothesis(
             Cause.CAPACITY,
             Confidence.LIKELY,
             f"{format_size(r.reserved_bytes)} reserved plus the request of "
@@ -268,24 +268,24 @@ def _no_free_figure(r: Refusal) -> Iterator[Reading]:
         )
 
 
-def _oversized_alone(r: Refusal) -> Iterator[Reading]:
+def _oversized_alone(r: FailedRequest) -> Iterator[Hypothesis]:
     """Nothing but a request: larger than most devices it is a matter of its own size."""
     if (
         r.total_bytes is None
         and r.free_bytes is None
         and r.requested_bytes >= OVERSIZED_ALONE_BYTES
     ):
-        yield Reading(
+        yield Hypothesis(
             Cause.CAPACITY,
             Confidence.POSSIBLE,
             f"A single request of {format_size(r.requested_bytes)} is larger than most devices; "
             "the message prints no other figure.",
             "Print the shape and dtype of the tensor at the failing line.",
         )
-        yield Reading(Cause.SIZE_BUG, Confidence.POSSIBLE, "")
+        yield Hypothesis(Cause.SIZE_BUG, Confidence.POSSIBLE, "")
 
 
-ROWS: Final[tuple[Callable[[Refusal], Iterator[Reading]], ...]] = (
+ROWS: Final[tuple[Callable[[FailedRequest], Iterator[Hypothesis]], ...]] = (
     _size_bug,
     _beyond_device,
     _limit,
@@ -302,20 +302,20 @@ ROWS: Final[tuple[Callable[[Refusal], Iterator[Reading]], ...]] = (
 # What several rows need.
 
 
-def _outside(r: Refusal) -> Iterator[Reading]:
+def _outside(r: FailedRequest) -> Iterator[Hypothesis]:
     """Memory of other processes, or of other libraries in this one, as the larger culprit."""
     missing = r.requested_bytes - (r.free_bytes or 0)
-    for reading, n_bytes in _outside_candidates(r):
+    for hypothesis, n_bytes in _outside_candidates(r):
         is_large = r.total_bytes is not None and n_bytes >= OUTSIDE_SHARE * r.total_bytes
         if is_large and n_bytes >= missing and n_bytes >= (r.cache_bytes or 0):
-            yield reading
+            yield hypothesis
 
 
-def _outside_candidates(r: Refusal) -> Iterator[tuple[Reading, int]]:
+def _outside_candidates(r: FailedRequest) -> Iterator[tuple[Hypothesis, int]]:
     other, own = r.other_bytes or 0, r.non_pytorch_bytes
     own_excess = max(0, (own or 0) - CONTEXT_ALLOWANCE_BYTES)
     listed = bool(r.other_processes)
-    other_reading = Reading(
+    other_reading = Hypothesis(
         Cause.OTHER_PROCESS,
         Confidence.PROVEN if listed else Confidence.LIKELY,
         f"{'Other processes hold' if listed else 'About'} {format_size(other)} of the "
@@ -324,7 +324,7 @@ def _outside_candidates(r: Refusal) -> Iterator[tuple[Reading, int]]:
         f"this PyTorch has {format_size(r.reserved_bytes)}.",
         "" if listed else "nvidia-smi (or fuser -v /dev/nvidia*) names the processes.",
     )
-    own_reading = Reading(
+    own_reading = Hypothesis(
         Cause.NON_PYTORCH_MEMORY,
         Confidence.LIKELY,
         f"{format_size(own)} of this process's memory are outside PyTorch's cache (context, "
@@ -335,12 +335,12 @@ def _outside_candidates(r: Refusal) -> Iterator[tuple[Reading, int]]:
     if other:
         yield other_reading, other
         if r.process_bytes is None:
-            yield Reading(Cause.NON_PYTORCH_MEMORY, Confidence.POSSIBLE, ""), other
+            yield Hypothesis(Cause.NON_PYTORCH_MEMORY, Confidence.POSSIBLE, ""), other
     if 0 < own_excess <= other:
         yield own_reading, own_excess
 
 
-def _secondary(r: Refusal, first: Cause) -> Iterator[Reading]:
+def _secondary(r: FailedRequest, first: Cause) -> Iterator[Hypothesis]:
     """Further causes that would each have covered what was missing."""
     if first in (Cause.SIZE_BUG, Cause.UNKNOWN):
         return
@@ -349,17 +349,17 @@ def _secondary(r: Refusal, first: Cause) -> Iterator[Reading]:
         missing -= r.free_bytes or 0
     if r.total_bytes is not None and r.requested_bytes > r.total_bytes:
         return
-    for reading, n_bytes in _outside_candidates(r):
+    for hypothesis, n_bytes in _outside_candidates(r):
         if r.total_bytes is not None and n_bytes >= missing:
-            yield reading
+            yield hypothesis
     if r.margin_bytes is None or r.cache_bytes is None:
         return
     if r.margin_bytes < 0 and first in (Cause.MEMORY_LIMIT, Cause.PENDING_FREES):
-        yield Reading(Cause.CAPACITY, Confidence.LIKELY, "")
+        yield Hypothesis(Cause.CAPACITY, Confidence.LIKELY, "")
     if (r.unallocated_bytes or 0) >= missing and r.margin_bytes >= 0:
-        yield Reading(Cause.FRAGMENTATION, Confidence.POSSIBLE, "")
+        yield Hypothesis(Cause.FRAGMENTATION, Confidence.POSSIBLE, "")
     if r.pools_free_bytes >= missing and r.margin_bytes >= 0:
-        yield Reading(Cause.PRIVATE_POOLS, Confidence.POSSIBLE, "")
+        yield Hypothesis(Cause.PRIVATE_POOLS, Confidence.POSSIBLE, "")
 
 
 def _share(part: int | None, whole: int | None) -> float:

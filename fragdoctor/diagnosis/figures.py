@@ -2,8 +2,35 @@
 
 from __future__ import annotations
 
-from fragdoctor.model.diagnosis import DeviceFigures, HolderReport, PinReport
-from fragdoctor.model.stats import MemoryStats
+from collections.abc import Iterable, Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from fragdoctor.analysis.pinned_segments import NO_PIN
+from fragdoctor.analysis.result import CategorySum, PhaseAnalysis, PinnedSegment
+from fragdoctor.model.case import MemoryStats
+from fragdoctor.model.diagnosis import (
+    DeviceFigures,
+    HolderReport,
+    PinReport,
+    RunKind,
+    SegmentReport,
+    SegmentRun,
+    TimelineStrip,
+)
+from fragdoctor.model.finding import Confidence
+from fragdoctor.model.phases import (
+    Category,
+    CategoryShare,
+    LineBytes,
+    Phase,
+    PhaseFigures,
+    PhaseReport,
+    PhaseSpan,
+)
+from fragdoctor.model.snapshot import BlockState
 from fragdoctor.rules.context import Context
 
 MAX_PINS = 20
@@ -17,7 +44,7 @@ def device_figures(context: Context) -> DeviceFigures | None:
     """Return the figures of one device; None where no input has any."""
     if context.analysis is not None:
         return _from_snapshot(context)
-    if context.refusal is not None:
+    if context.failed_request is not None:
         return _from_message(context)
     if context.stats:
         return _from_stats(context, context.stats[-1])
@@ -75,7 +102,7 @@ def _n_ooms(context: Context) -> int | None:
 
 
 def _from_message(context: Context) -> DeviceFigures:
-    r = context.refusal
+    r = context.failed_request
     assert r is not None  # noqa: S101 - checked by the caller
     retries = context.retries
     return DeviceFigures(
@@ -149,4 +176,192 @@ def holder_reports(context: Context) -> tuple[HolderReport, ...]:
             stack=context.user_stack(h.stack),
         )
         for h in context.analysis.holders[:MAX_HOLDERS]
+    )
+
+
+MAX_SPANS: Final = 1000
+# Share of the bytes of a category that must be likely for the whole to be called so.
+MIN_LIKELY: Final = 0.9
+
+PHASES: Final = (
+    Phase.SETUP,
+    Phase.FORWARD,
+    Phase.BACKWARD,
+    Phase.OPTIMIZER,
+    Phase.FORWARD_BACKWARD,
+)
+"""In the order of the labels of ``analysis/passes.py``."""
+
+CATEGORIES: Final = (
+    Category.PARAMETERS,
+    Category.GRADIENTS,
+    Category.OPTIMIZER_STATE,
+    Category.ACTIVATIONS,
+    Category.INPUTS,
+    Category.TEMPORARIES,
+    Category.KEPT,
+    Category.UNKNOWN,
+)
+"""In the order of the numbers of ``analysis/categories.py``."""
+
+
+def phase_report(context: Context) -> PhaseReport | None:
+    """Return the phases of one device; None without a trace."""
+    if context.analysis is None or context.analysis.phases is None:
+        return None
+    found = context.analysis.phases
+    at_peak = _shares(context, found.at_peak)
+    unknown = sum(s.n_bytes for s in at_peak if s.category is Category.UNKNOWN)
+    total = sum(s.n_bytes for s in at_peak)
+    return PhaseReport(
+        device=context.analysis.device,
+        method=found.method,
+        reason=found.reason,
+        phases=tuple(
+            PhaseFigures(
+                phase=PHASES[p.label],
+                n_passes=p.n_passes,
+                median_peak_bytes=p.median_peak_bytes,
+                worst_peak_bytes=p.worst_peak_bytes,
+                worst_event=p.worst_state,
+                held=_shares(context, p.held),
+            )
+            for p in found.phases
+        ),
+        peak_phase=Phase.UNKNOWN if found.peak_label < 0 else PHASES[found.peak_label],
+        peak_bytes=found.peak_bytes,
+        at_peak=at_peak,
+        at_rest=_shares(context, found.at_rest),
+        rest_bytes=found.rest_bytes,
+        coverage=0.0 if not total else (total - unknown) / total,
+        spans=_spans(found),
+        n_spans=len(found.labels),
+    )
+
+
+def _shares(context: Context, sums: Sequence[CategorySum]) -> tuple[CategoryShare, ...]:
+    return tuple(
+        CategoryShare(
+            category=CATEGORIES[s.category],
+            n_bytes=s.n_bytes,
+            n_blocks=s.n_blocks,
+            confidence=(
+                Confidence.LIKELY
+                if s.likely_bytes >= MIN_LIKELY * s.n_bytes
+                else Confidence.POSSIBLE
+            ),
+            lines=tuple(LineBytes(context.frame(f), n) for f, n in s.lines),
+        )
+        for s in sums
+    )
+
+
+def _spans(found: PhaseAnalysis) -> tuple[PhaseSpan, ...]:
+    """Return the passes in order; of too many the longest."""
+    length = np.diff(found.first)
+    kept = np.sort(np.argsort(-length, kind="stable")[:MAX_SPANS])
+    return tuple(
+        PhaseSpan(
+            PHASES[int(found.labels[i])],
+            int(found.first[i]),
+            int(found.first[i + 1]),
+            int(found.pass_peak_bytes[i]),
+        )
+        for i in kept.tolist()
+        if len(found.labels)
+    )
+
+
+I64 = npt.NDArray[np.int64]
+
+MAX_COLUMNS: Final = 240
+"""Twice the widest page: a renderer takes the highest of neighbouring columns."""
+
+_KINDS: Final = {
+    int(BlockState.INACTIVE): RunKind.FREE,
+    int(BlockState.ALLOCATED): RunKind.LIVE,
+    int(BlockState.PENDING_FREE): RunKind.PENDING,
+}
+
+
+def timeline_strip(context: Context) -> TimelineStrip | None:
+    """Return the device's memory over its trace; None without a trace."""
+    a = context.analysis
+    if a is None or a.timeline is None or context.snapshot is None:
+        return None
+    line = a.timeline
+    n_states = len(line.allocated_bytes)
+    starts = np.unique(np.linspace(0, n_states, MAX_COLUMNS, endpoint=False).astype(np.int64))
+    allocated, reserved = line.allocated_bytes, line.reserved_bytes
+    first_row = context.snapshot.events.device_slice(a.device).start
+    figures = device_figures(context)
+    return TimelineStrip(
+        device=a.device,
+        n_events=a.n_events,
+        allocated_bytes=tuple(np.maximum.reduceat(allocated, starts).tolist()),
+        reserved_bytes=tuple(np.maximum.reduceat(reserved, starts).tolist()),
+        first_bytes=(int(allocated[0]), int(reserved[0])),
+        last_bytes=(int(allocated[-1]), int(reserved[-1])),
+        peak_bytes=(line.peak_allocated_bytes, line.peak_reserved_bytes),
+        capacity_bytes=None if figures is None else figures.capacity_bytes,
+        oom_columns=_columns((o.row - first_row + 1 for o in a.ooms), starts),
+        flush_columns=_columns((f.first_row - first_row + 1 for f in a.flushes), starts),
+        n_ooms=len(a.ooms),
+        n_flushes=len(a.flushes),
+        phases=_phases(a.phases, starts, n_states),
+    )
+
+
+def _phases(analysis: PhaseAnalysis | None, starts: I64, n_states: int) -> tuple[Phase, ...]:
+    """Return the phase of the most events of each column; empty where none is known."""
+    if analysis is None or not analysis.phases:
+        return ()
+    label = np.repeat(analysis.labels, np.diff(analysis.first))
+    label = np.append(label[:1], label)[:n_states]  # state k is that after k events
+    counts = np.stack(
+        [np.add.reduceat((label == i).astype(np.int64), starts) for i in range(len(PHASES))]
+    )
+    return tuple(PHASES[i] for i in counts.argmax(axis=0).tolist())
+
+
+def _columns(states: Iterable[int], starts: I64) -> tuple[int, ...]:
+    """Return the columns that these states fall in, each once."""
+    at = np.fromiter(states, np.int64)
+    return tuple(np.unique(np.searchsorted(starts, at, side="right") - 1).tolist())
+
+
+def segment_reports(context: Context) -> tuple[SegmentReport, ...]:
+    """Return the segments with most pinned free memory, the worst first."""
+    a = context.analysis
+    if a is None:
+        return ()
+    # The places that pin_reports gives to the groups.
+    place = {pin.stack: i for i, pin in enumerate(a.pins[:MAX_PINS])}
+    return tuple(
+        SegmentReport(
+            device=a.device,
+            total_bytes=s.total_bytes,
+            free_bytes=s.free_bytes,
+            pinned_bytes=s.pinned_bytes,
+            largest_hole_bytes=s.largest_hole_bytes,
+            runs=_runs(s, place),
+        )
+        for s in a.pinned_segments
+    )
+
+
+def _runs(segment: PinnedSegment, place: dict[int, int]) -> tuple[SegmentRun, ...]:
+    """Return the blocks with neighbours of the same kind and group taken together."""
+    kind, stack = segment.block_kind, segment.block_stack
+    if not len(kind):
+        return ()
+    fresh = np.ones(len(kind), np.bool_)
+    fresh[1:] = (kind[1:] != kind[:-1]) | (stack[1:] != stack[:-1])
+    starts = np.flatnonzero(fresh)
+    sizes = np.add.reduceat(segment.block_bytes, starts)
+    rows = zip(sizes.tolist(), kind[starts].tolist(), stack[starts].tolist(), strict=True)
+    return tuple(
+        # A state of a newer PyTorch counts as live, as in the figures.
+        SegmentRun(n, _KINDS.get(k, RunKind.LIVE), None if s == NO_PIN else place.get(s))
+        for n, k, s in rows
     )

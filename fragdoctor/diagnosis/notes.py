@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fragdoctor.model.bundle import BundleFacts
-from fragdoctor.model.case import Case
+from fragdoctor.model.case import BundleFacts, Case
 from fragdoctor.rules.context import Context
-from fragdoctor.rules.refusal import rounding_bytes
+from fragdoctor.rules.failed_request import rounding_bytes
 from fragdoctor.units import format_count, format_size
 
 NO_EVENT = (

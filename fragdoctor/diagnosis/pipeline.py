@@ -5,19 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from fragdoctor.analysis.result import DeviceAnalysis
+from fragdoctor.diagnosis.bench import Progress
 from fragdoctor.diagnosis.checklist import build_checklist
 from fragdoctor.diagnosis.contexts import build_contexts, leading_context
 from fragdoctor.diagnosis.corrections import find_corrections
-from fragdoctor.diagnosis.figures import device_figures, holder_reports, pin_reports
+from fragdoctor.diagnosis.figures import (
+    device_figures,
+    holder_reports,
+    phase_report,
+    pin_reports,
+    segment_reports,
+    timeline_strip,
+)
 from fragdoctor.diagnosis.notes import find_notes
-from fragdoctor.diagnosis.phases import phase_report
-from fragdoctor.diagnosis.pictures import segment_reports, timeline_strip
-from fragdoctor.diagnosis.proof.evidence import Progress
-from fragdoctor.diagnosis.proof.prove import Proof, prove
-from fragdoctor.diagnosis.remedies.plan import Plan
-from fragdoctor.diagnosis.remedies.ranking import proposals, rank
-from fragdoctor.diagnosis.verdict import find_verdict
-from fragdoctor.diagnosis.verdict_story import with_story
+from fragdoctor.diagnosis.proof import Proof, prove
+from fragdoctor.diagnosis.remedies.registry import proposals, rank
+from fragdoctor.diagnosis.remedies.remedy import JudgedCase
+from fragdoctor.diagnosis.verdict import find_verdict, with_story
 from fragdoctor.model.case import Case
 from fragdoctor.model.diagnosis import Diagnosis, FidelityReport
 from fragdoctor.rules.base import run_rules
@@ -43,11 +47,11 @@ def diagnose(
     leader = leading_context(contexts)
     verdict = with_story(find_verdict(leader), leader.story)
     results = run_rules(RULES, contexts)
-    plan = Plan(leader, verdict, results)
+    judged = JudgedCase(leader, verdict, results)
     if replays:
-        proof = prove(plan, proposals(plan), progress)
+        proof = prove(judged, proposals(judged), progress)
     else:
-        proof = Proof(proposals(plan), FidelityReport(reason="the trace was not replayed"))
+        proof = Proof(proposals(judged), FidelityReport(reason="the trace was not replayed"))
     recommendations, rejected = rank(proof.proposals)
     return Diagnosis(
         case=case,
@@ -61,7 +65,7 @@ def diagnose(
         skipped=results.skipped,
         recommendations=recommendations,
         rejected=rejected,
-        corrections=find_corrections(plan),
+        corrections=find_corrections(judged),
         notes=(*find_notes(case, contexts, leader), *proof.notes),
         timeline=timeline_strip(leader),
         worst_segments=segment_reports(leader),

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Final
 
 from fragdoctor.diagnosis.decision import OVERSIZED_ALONE_BYTES, decide
-from fragdoctor.diagnosis.readings import Reading
+from fragdoctor.diagnosis.hypothesis import Hypothesis
 from fragdoctor.model.diagnosis import Cause, Verdict
 from fragdoctor.model.finding import Confidence, Evidence
 from fragdoctor.model.oom import OomLog, OomMessage
-from fragdoctor.rules.refusal import known
-from fragdoctor.rules.refusal_message import refusal_from_message
+from fragdoctor.rules.failed_request import known
+from fragdoctor.rules.request_sources import request_of_message
 from fragdoctor.units import format_count, format_size, plural
 
 ALLOCATOR: Final = "pytorch-caching-allocator"
@@ -55,7 +55,7 @@ NEGATIVES: Final = {
 def verdict_on_message(message: OomMessage) -> Verdict:
     """Return the verdict on one message of any kind."""
     return verdict_of(
-        readings_of_message(message), message.device_index, evidence_of_message(message)
+        hypotheses_of_message(message), message.device_index, evidence_of_message(message)
     )
 
 
@@ -71,33 +71,35 @@ def verdict_without_messages(log: OomLog) -> Verdict:
 
 
 def verdict_of(
-    readings: Sequence[Reading], device: int | None, evidence: Sequence[Evidence]
+    hypotheses: Sequence[Hypothesis], device: int | None, evidence: Sequence[Evidence]
 ) -> Verdict:
-    """Return the first reading as the verdict and the others as what else is supported."""
-    first = readings[0]
+    """Return the first hypothesis as the verdict and the others as what else is supported."""
+    first = hypotheses[0]
     return Verdict(
         first.cause,
         first.confidence,
         first.summary,
         device,
-        tuple(r.cause for r in readings[1:]),
+        tuple(r.cause for r in hypotheses[1:]),
         evidence,
         first.decider,
     )
 
 
-def readings_of_message(message: OomMessage) -> list[Reading]:
-    """Return the readings of one message, the best first."""
+def hypotheses_of_message(message: OomMessage) -> list[Hypothesis]:
+    """Return the hypotheses of one message, the best first."""
     if message.sub_kind == "size-bug":
         return [
-            Reading(
+            Hypothesis(
                 Cause.SIZE_BUG,
                 Confidence.PROVEN,
                 "More than 1 EiB was asked for: a size was negative or overflowed.",
             )
         ]
     if message.sub_kind in LIMIT_SUB_KINDS:
-        return [Reading(Cause.MEMORY_LIMIT, Confidence.PROVEN, LIMIT_SUB_KINDS[message.sub_kind])]
+        return [
+            Hypothesis(Cause.MEMORY_LIMIT, Confidence.PROVEN, LIMIT_SUB_KINDS[message.sub_kind])
+        ]
     if message.kind == ALLOCATOR:
         return _allocator(message)
     return _OF_KIND.get(message.kind, _unknown)(message)
@@ -123,23 +125,23 @@ def evidence_of_message(message: OomMessage) -> tuple[Evidence, ...]:
     )
 
 
-def _allocator(message: OomMessage) -> list[Reading]:
+def _allocator(message: OomMessage) -> list[Hypothesis]:
     if message.backend == "mps":
         return _mps(message)
-    refusal = refusal_from_message(message)
-    if refusal is None:
+    failed = request_of_message(message)
+    if failed is None:
         return [
-            Reading(
+            Hypothesis(
                 Cause.UNKNOWN,
                 Confidence.POSSIBLE,
                 "The allocator refused a request, but the message's figures are missing.",
                 "Give the whole message.",
             )
         ]
-    return decide(refusal)
+    return decide(failed)
 
 
-def _mps(message: OomMessage) -> list[Reading]:
+def _mps(message: OomMessage) -> list[Hypothesis]:
     """Read MPS: refused where heaps + other Metal memory + request exceed the watermark."""
     if message.requested_bytes is None or message.allocated_bytes is None:
         return _unknown(message)
@@ -150,65 +152,67 @@ def _mps(message: OomMessage) -> list[Reading]:
         f"outside PyTorch's heaps and the request of {format_size(message.requested_bytes)}"
     )
     if limit is None:
-        return [Reading(Cause.CAPACITY, Confidence.LIKELY, f"The machine could not give {sums}.")]
-    reading = Reading(
+        return [
+            Hypothesis(Cause.CAPACITY, Confidence.LIKELY, f"The machine could not give {sums}.")
+        ]
+    hypothesis = Hypothesis(
         Cause.MEMORY_LIMIT,
         Confidence.PROVEN,
         f"{sums} exceed the limit of {format_size(limit)} (PYTORCH_MPS_HIGH_WATERMARK_RATIO).",
     )
     if other > message.allocated_bytes:
-        dominated = Reading(
+        dominated = Hypothesis(
             Cause.NON_PYTORCH_MEMORY,
             Confidence.LIKELY,
             f"Metal holds {format_size(other)} outside PyTorch's heaps, more than the "
             f"{format_size(message.allocated_bytes)} of tensors: growth of driver and graph "
             f"caches, against a limit of {format_size(limit)}.",
         )
-        return [dominated, reading]
-    capacity = Reading(Cause.CAPACITY, Confidence.LIKELY, "")
-    return [reading, capacity]
+        return [dominated, hypothesis]
+    capacity = Hypothesis(Cause.CAPACITY, Confidence.LIKELY, "")
+    return [hypothesis, capacity]
 
 
-def _unknown(message: OomMessage) -> list[Reading]:
+def _unknown(message: OomMessage) -> list[Hypothesis]:
     return [
-        Reading(
+        Hypothesis(
             Cause.UNKNOWN,
             Confidence.POSSIBLE,
             f"{_framework(message)} ran out of memory, but the message prints no figures that "
-            "tell why.",
+            "show why.",
             "nvidia-smi at the moment of failure shows whether the device was full and by whom.",
         )
     ]
 
 
-def _driver(message: OomMessage) -> list[Reading]:
+def _driver(message: OomMessage) -> list[Hypothesis]:
     if message.sub_kind == "pinned-host":
         return [
-            Reading(
+            Hypothesis(
                 Cause.HOST_MEMORY,
                 Confidence.LIKELY,
                 "Pinned host memory could not be had; the text says CUDA, but it is the host's "
                 "memory.",
             ),
-            Reading(Cause.UNKNOWN, Confidence.POSSIBLE, ""),
+            Hypothesis(Cause.UNKNOWN, Confidence.POSSIBLE, ""),
         ]
     return [
-        Reading(
+        Hypothesis(
             Cause.UNKNOWN,
             Confidence.POSSIBLE,
             "A direct driver call ran out of memory; the message prints no figures, so that "
             "device memory, pinned host memory and the context are all possible.",
             "Run with CUDA_LAUNCH_BLOCKING=1 to see the failing call, and watch nvidia-smi.",
         ),
-        Reading(Cause.CAPACITY, Confidence.POSSIBLE, ""),
+        Hypothesis(Cause.CAPACITY, Confidence.POSSIBLE, ""),
     ]
 
 
-def _library(message: OomMessage) -> list[Reading]:
+def _library(message: OomMessage) -> list[Hypothesis]:
     name = {"cublas": "cuBLAS", "cudnn": "cuDNN", "nccl": "NCCL"}[message.kind]
     if not message.is_device_oom:
         return [
-            Reading(
+            Hypothesis(
                 Cause.UNKNOWN,
                 Confidence.POSSIBLE,
                 f"{name} failed; lack of memory for its workspace is one possible reason, shapes "
@@ -216,47 +220,47 @@ def _library(message: OomMessage) -> list[Reading]:
                 "Print torch.cuda.mem_get_info() before the call: with plenty free it is not "
                 "memory.",
             ),
-            Reading(Cause.CAPACITY, Confidence.POSSIBLE, ""),
-            Reading(Cause.NOT_MEMORY, Confidence.POSSIBLE, ""),
+            Hypothesis(Cause.CAPACITY, Confidence.POSSIBLE, ""),
+            Hypothesis(Cause.NOT_MEMORY, Confidence.POSSIBLE, ""),
         ]
     outside = (
         f"{name} could not get memory for itself: it allocates outside PyTorch's cache, for "
-        "which nobody flushes the cache"
+        "which nothing flushes the cache"
     )
     if message.kind == "nccl":
         return [
-            Reading(
+            Hypothesis(
                 Cause.UNKNOWN,
                 Confidence.POSSIBLE,
                 f"{outside}; the message prints no figures.",
                 "Print torch.cuda.mem_get_info() before the communicator is created.",
             ),
-            Reading(Cause.CAPACITY, Confidence.POSSIBLE, ""),
+            Hypothesis(Cause.CAPACITY, Confidence.POSSIBLE, ""),
         ]
     return [
-        Reading(
+        Hypothesis(
             Cause.CAPACITY,
             Confidence.POSSIBLE,
             f"{outside}; most likely the device was full, but no figures are printed.",
             "Print torch.cuda.mem_get_info() before the call; rerun with CUDA_LAUNCH_BLOCKING=1, "
             "since an index out of range can look the same.",
         ),
-        Reading(Cause.NON_PYTORCH_MEMORY, Confidence.POSSIBLE, ""),
+        Hypothesis(Cause.NON_PYTORCH_MEMORY, Confidence.POSSIBLE, ""),
     ]
 
 
-def _kv_cache(message: OomMessage) -> list[Reading]:
+def _kv_cache(message: OomMessage) -> list[Hypothesis]:
     total, free, wanted = message.total_bytes, message.free_bytes, message.requested_bytes
     if total is not None and free is not None and wanted is not None:
         return [
-            Reading(
+            Hypothesis(
                 Cause.OTHER_PROCESS,
                 Confidence.LIKELY,
                 f"{format_size(total - free)} of {format_size(total)} were in use at start, so "
                 f"that {format_size(free)} are free and {format_size(wanted)} are wanted.",
                 "nvidia-smi names who holds it.",
             ),
-            Reading(Cause.CAPACITY, Confidence.POSSIBLE, ""),
+            Hypothesis(Cause.CAPACITY, Confidence.POSSIBLE, ""),
         ]
     if wanted is not None and message.limit_bytes is not None:
         numbers = (
@@ -271,31 +275,31 @@ def _kv_cache(message: OomMessage) -> list[Reading]:
     else:
         numbers = "nothing is left for the KV cache after weights and profiling"
     return [
-        Reading(
+        Hypothesis(
             Cause.CAPACITY,
             Confidence.PROVEN,
             f"The budget of the KV cache is too small: {numbers}.",
         ),
-        Reading(Cause.MEMORY_LIMIT, Confidence.POSSIBLE, ""),
+        Hypothesis(Cause.MEMORY_LIMIT, Confidence.POSSIBLE, ""),
     ]
 
 
-def _foreign(message: OomMessage) -> list[Reading]:
+def _foreign(message: OomMessage) -> list[Hypothesis]:
     """Read JAX, TensorFlow, ggml and others: their allocators, their figures."""
     name, wanted = _framework(message), message.requested_bytes
     if message.is_warning:
         return [
-            Reading(
+            Hypothesis(
                 Cause.CAPACITY,
                 Confidence.POSSIBLE,
                 f"{name} warns, it does not fail: {format_size(wanted)} could not be had and a "
                 "slower way was taken; the device is nearly full.",
             ),
-            Reading(Cause.HEALTHY, Confidence.POSSIBLE, ""),
+            Hypothesis(Cause.HEALTHY, Confidence.POSSIBLE, ""),
         ]
     if message.variant == "tf-device":
         return [
-            Reading(
+            Hypothesis(
                 Cause.OTHER_PROCESS,
                 Confidence.LIKELY,
                 f"{name} tried to reserve {format_size(wanted)} at start and was refused: someone "
@@ -305,7 +309,7 @@ def _foreign(message: OomMessage) -> list[Reading]:
         ]
     if wanted is None and message.kind == "tf":
         text = "TensorFlow could not allocate a tensor; the message prints no totals."
-        return [Reading(Cause.CAPACITY, Confidence.POSSIBLE, text, WATCH)]
+        return [Hypothesis(Cause.CAPACITY, Confidence.POSSIBLE, text, WATCH)]
     if wanted is None:
         return _unknown(message)
     free = message.free_bytes
@@ -317,17 +321,17 @@ def _foreign(message: OomMessage) -> list[Reading]:
     if message.kind in ("tf", "ggml") or likely:
         confidence = Confidence.LIKELY if likely else Confidence.POSSIBLE
         return [
-            Reading(Cause.CAPACITY, confidence, summary, WATCH),
-            Reading(Cause.OTHER_PROCESS, Confidence.POSSIBLE, ""),
+            Hypothesis(Cause.CAPACITY, confidence, summary, WATCH),
+            Hypothesis(Cause.OTHER_PROCESS, Confidence.POSSIBLE, ""),
         ]
     return [
-        Reading(Cause.UNKNOWN, Confidence.POSSIBLE, summary, WATCH),
-        Reading(Cause.CAPACITY, Confidence.POSSIBLE, ""),
-        Reading(Cause.OTHER_PROCESS, Confidence.POSSIBLE, ""),
+        Hypothesis(Cause.UNKNOWN, Confidence.POSSIBLE, summary, WATCH),
+        Hypothesis(Cause.CAPACITY, Confidence.POSSIBLE, ""),
+        Hypothesis(Cause.OTHER_PROCESS, Confidence.POSSIBLE, ""),
     ]
 
 
-def _host(message: OomMessage) -> list[Reading]:
+def _host(message: OomMessage) -> list[Hypothesis]:
     asked = (
         f" for {format_size(message.requested_bytes)}"
         if message.requested_bytes is not None
@@ -341,7 +345,7 @@ def _host(message: OomMessage) -> list[Reading]:
     else:
         summary = f"The host's memory ran out{asked}, not the GPU's."
     return [
-        Reading(
+        Hypothesis(
             Cause.HOST_MEMORY,
             Confidence.LIKELY if is_kill else Confidence.PROVEN,
             summary,
@@ -352,7 +356,7 @@ def _host(message: OomMessage) -> list[Reading]:
     ]
 
 
-def _not_memory(message: OomMessage) -> list[Reading]:
+def _not_memory(message: OomMessage) -> list[Hypothesis]:
     if message.kind == "shared-memory":
         summary = (
             "A kernel needs more on-chip shared memory or registers than a multiprocessor has; "
@@ -361,7 +365,7 @@ def _not_memory(message: OomMessage) -> list[Reading]:
     else:
         what = NEGATIVES.get(message.sub_kind)
         summary = "This error is not about memory running out" + (f": {what}." if what else ".")
-    return [Reading(Cause.NOT_MEMORY, Confidence.LIKELY, summary)]
+    return [Hypothesis(Cause.NOT_MEMORY, Confidence.LIKELY, summary)]
 
 
 def _framework(message: OomMessage) -> str:

@@ -7,15 +7,15 @@ from typing import Final
 
 from fragdoctor.analysis.result import DeviceAnalysis, Growth
 from fragdoctor.diagnosis.decision import decide
-from fragdoctor.diagnosis.readings import Reading
+from fragdoctor.diagnosis.hypothesis import Hypothesis
 from fragdoctor.diagnosis.verdict_message import verdict_of
 from fragdoctor.model.diagnosis import Cause, Verdict
 from fragdoctor.model.finding import Confidence, Evidence
-from fragdoctor.rules.context import Context, place
-from fragdoctor.rules.growth.significance import leading_growth, total_growth
-from fragdoctor.rules.optimizer import fails_in_optimizer
-from fragdoctor.rules.refusal import FULL_SLACK_SHARE, Refusal
-from fragdoctor.rules.transients import find_transient
+from fragdoctor.rules.capacity.optimizer_state import fails_in_optimizer
+from fragdoctor.rules.capacity.transient_peak import find_transient
+from fragdoctor.rules.context import Context, line_text
+from fragdoctor.rules.failed_request import FULL_SLACK_SHARE, FailedRequest
+from fragdoctor.rules.growth.growing_line import leading_growth, total_growth
 from fragdoctor.units import GIB, format_count, format_size, plural
 
 SMALLEST_GPU_BYTES: Final = 2 * GIB
@@ -30,92 +30,97 @@ def verdict_on_snapshot(context: Context) -> Verdict:
     """Return the verdict on one device of a snapshot."""
     analysis = context.analysis
     assert analysis is not None  # noqa: S101 - the caller chose this verdict for it
-    refusal = context.refusal
-    if refusal is None:
-        readings = _without_failure(context, analysis)
-        return verdict_of(readings, context.device, _evidence(analysis, None))
-    if refusal.source == "user" and _would_be_served(refusal):
-        return verdict_of([_served(refusal)], context.device, _evidence(analysis, refusal))
-    readings = decide(refusal)
-    readings = explain_live_memory(context, analysis, refusal, readings)
-    readings = _unknown_device(refusal, readings)
-    if refusal.is_caught:
-        readings = _caught(readings)
-    return verdict_of(readings, context.device, _evidence(analysis, refusal))
+    failed = context.failed_request
+    if failed is None:
+        hypotheses = _without_failure(context, analysis)
+        return verdict_of(hypotheses, context.device, _evidence(analysis, None))
+    if failed.source == "user" and _would_be_served(failed):
+        return verdict_of([_served(failed)], context.device, _evidence(analysis, failed))
+    hypotheses = decide(failed)
+    hypotheses = explain_live_memory(context, analysis, failed, hypotheses)
+    hypotheses = _unknown_device(failed, hypotheses)
+    if failed.is_caught:
+        hypotheses = _caught(hypotheses)
+    return verdict_of(hypotheses, context.device, _evidence(analysis, failed))
 
 
 def explain_live_memory(
-    context: Context, analysis: DeviceAnalysis, refusal: Refusal, readings: list[Reading]
-) -> list[Reading]:
+    context: Context, analysis: DeviceAnalysis, failed: FailedRequest, hypotheses: list[Hypothesis]
+) -> list[Hypothesis]:
     """Ask, for a capacity or limit verdict, what made live memory so large.
 
     Growth comes first where it took more than lies free in the cache: what never ends explains
     any lack, and holes between what leaked are its consequence.
     """
-    first = readings[0]
-    growth = leading_growth(context, analysis)
-    outgrows = total_growth(analysis) >= (refusal.cache_bytes or 0)
+    first = hypotheses[0]
+    growth = leading_growth(analysis)
+    outgrows = total_growth(analysis) >= (failed.cache_bytes or 0)
     if growth is not None and first.cause in LEAKS_INTO and outgrows:
-        leak = _leak(context, growth, f"until the request of {_request(refusal)} failed")
-        return [leak, *readings]
+        leak = _leak(context, growth, f"until the request of {_request(failed)} failed")
+        return [leak, *hypotheses]
     if growth is not None:
-        return [*readings, _leak(context, growth, "")]
+        return [*hypotheses, _leak(context, growth, "")]
     if first.cause is not Cause.CAPACITY:
-        return readings
-    spike = find_transient(context, analysis)
-    if spike is not None and not _alone_too_large(refusal):
+        return hypotheses
+    spike = find_transient(analysis)
+    if spike is not None and not _alone_too_large(failed):
         text = (
             f"Live memory rose to {format_size(spike.peak_bytes)} for the failing step, "
             f"against {format_size(spike.usual_bytes)} at the peaks before; the request of "
-            f"{_request(refusal)} no longer fit."
+            f"{_request(failed)} no longer fit."
         )
-        return [Reading(Cause.TRANSIENT_PEAK, Confidence.LIKELY, text), *readings]
+        return [Hypothesis(Cause.TRANSIENT_PEAK, Confidence.LIKELY, text), *hypotheses]
     if fails_in_optimizer(context, analysis):
-        readings = [*readings, Reading(Cause.TRANSIENT_PEAK, Confidence.POSSIBLE, "")]
-    return readings
+        hypotheses = [*hypotheses, Hypothesis(Cause.TRANSIENT_PEAK, Confidence.POSSIBLE, "")]
+    return hypotheses
 
 
-def _unknown_device(refusal: Refusal, readings: list[Reading]) -> list[Reading]:
-    """Say what a snapshot alone cannot: whether somebody else holds the rest of the device."""
-    available = refusal.available_bytes
+def _unknown_device(failed: FailedRequest, hypotheses: list[Hypothesis]) -> list[Hypothesis]:
+    """Say what a snapshot alone cannot: whether others hold the rest of the device."""
+    available = failed.available_bytes
     if (
-        readings[0].cause not in (Cause.CAPACITY, Cause.TRANSIENT_PEAK)
-        or refusal.total_bytes is not None
+        hypotheses[0].cause not in (Cause.CAPACITY, Cause.TRANSIENT_PEAK)
+        or failed.total_bytes is not None
         or available is None
     ):
-        return readings
+        return hypotheses
     decider = (
         f"Compare {format_size(available)} with the size of the GPU (or give the OOM message or "
         "--capacity): the difference is held outside this PyTorch."
     )
     if available >= SMALLEST_GPU_BYTES:
-        return [replace(readings[0], decider=decider), *readings[1:]]
+        return [replace(hypotheses[0], decider=decider), *hypotheses[1:]]
     first = replace(
-        readings[0],
-        summary=f"{readings[0].summary} If the GPU is larger than "
+        hypotheses[0],
+        summary=f"{hypotheses[0].summary} If the GPU is larger than "
         f"{format_size(available)}, another process or library holds the rest.",
         decider=decider,
     )
-    other = Reading(Cause.OTHER_PROCESS, Confidence.POSSIBLE, "")
-    return [first, *readings[1:], other, Reading(Cause.NON_PYTORCH_MEMORY, Confidence.POSSIBLE, "")]
+    other = Hypothesis(Cause.OTHER_PROCESS, Confidence.POSSIBLE, "")
+    return [
+        first,
+        *hypotheses[1:],
+        other,
+        Hypothesis(Cause.NON_PYTORCH_MEMORY, Confidence.POSSIBLE, ""),
+    ]
 
 
-def _caught(readings: list[Reading]) -> list[Reading]:
+def _caught(hypotheses: list[Hypothesis]) -> list[Hypothesis]:
     """Say that the program caught the failure and went on."""
     first = replace(
-        readings[0],
-        summary=f"{readings[0].summary} The program caught the error and went on.",
+        hypotheses[0],
+        summary=f"{hypotheses[0].summary} The program caught the error and went on.",
     )
-    return [first, *readings[1:], Reading(Cause.HEALTHY, Confidence.POSSIBLE, "")]
+    return [first, *hypotheses[1:], Hypothesis(Cause.HEALTHY, Confidence.POSSIBLE, "")]
 
 
-def _without_failure(context: Context, analysis: DeviceAnalysis) -> list[Reading]:
+def _without_failure(context: Context, analysis: DeviceAnalysis) -> list[Hypothesis]:
     """Judge a snapshot in which no request failed: growth, or healthy with what is worth saying."""
-    growth = leading_growth(context, analysis)
+    growth = leading_growth(analysis)
     if growth is not None:
         return [
             _leak(context, growth, "; no request failed yet"),
-            Reading(Cause.HEALTHY, Confidence.POSSIBLE, ""),
+            Hypothesis(Cause.HEALTHY, Confidence.POSSIBLE, ""),
         ]
     space = analysis.free_space
     if not analysis.capture.has_trace:
@@ -134,22 +139,22 @@ def _without_failure(context: Context, analysis: DeviceAnalysis) -> list[Reading
         f"{format_size(space.releasable_bytes)} go back to the device on demand "
         f"(peak allocated {format_size(peak)})."
     )
-    readings = [Reading(Cause.HEALTHY, Confidence.LIKELY, summary)]
+    hypotheses = [Hypothesis(Cause.HEALTHY, Confidence.LIKELY, summary)]
     about = "about " if retries and retries[1] == "trace" else ""
     if n_retries:
-        readings[0] = replace(
-            readings[0],
+        hypotheses[0] = replace(
+            hypotheses[0],
             summary=f"No request failed, but {about}{format_count(n_retries)} "
             f"{'retry' if n_retries == 1 else 'retries'} had to flush the cache first: the run is "
             f"near its limit, with {format_size(space.pinned_free_bytes)} of free cache pinned.",
         )
-        readings.append(Reading(Cause.FRAGMENTATION, Confidence.POSSIBLE, ""))
-    return readings
+        hypotheses.append(Hypothesis(Cause.FRAGMENTATION, Confidence.POSSIBLE, ""))
+    return hypotheses
 
 
-def _without_history(analysis: DeviceAnalysis, summary: str) -> list[Reading]:
-    """Without events nobody knows whether a request failed; a full cache says what it then was."""
-    healthy = Reading(Cause.HEALTHY, Confidence.POSSIBLE, summary)
+def _without_history(analysis: DeviceAnalysis, summary: str) -> list[Hypothesis]:
+    """Judge a state without history: a full cache is all that it can show of a failure."""
+    healthy = Hypothesis(Cause.HEALTHY, Confidence.POSSIBLE, summary)
     free = analysis.free_space.free_cached_bytes
     if not analysis.reserved_bytes or free >= FULL_SLACK_SHARE * analysis.reserved_bytes:
         return [healthy]
@@ -157,13 +162,13 @@ def _without_history(analysis: DeviceAnalysis, summary: str) -> list[Reading]:
         "If it was taken at an out-of-memory error, the device was simply full of live memory: "
         "give the message."
     )
-    return [replace(healthy, decider=decider), Reading(Cause.CAPACITY, Confidence.POSSIBLE, "")]
+    return [replace(healthy, decider=decider), Hypothesis(Cause.CAPACITY, Confidence.POSSIBLE, "")]
 
 
-def _leak(context: Context, growth: Growth, ending: str) -> Reading:
-    where = place(context.frame(growth.frame) or context.user_line(growth.stack))
+def _leak(context: Context, growth: Growth, ending: str) -> Hypothesis:
+    where = line_text(context.frame(growth.frame) or context.user_line(growth.stack))
     verb = f" {ending}" if ending and not ending.startswith(";") else ending
-    return Reading(
+    return Hypothesis(
         Cause.LEAK,
         Confidence.LIKELY,
         f"Memory from {where} grows by {format_size(growth.slope_bytes)} a step and is not freed: "
@@ -175,45 +180,45 @@ def _leak(context: Context, growth: Growth, ending: str) -> Reading:
     )
 
 
-def _would_be_served(refusal: Refusal) -> bool:
-    largest = refusal.largest_free_block_bytes or 0
-    return refusal.is_covered_by_free or largest >= refusal.requested_bytes
+def _would_be_served(failed: FailedRequest) -> bool:
+    largest = failed.largest_free_block_bytes or 0
+    return failed.is_covered_by_free or largest >= failed.requested_bytes
 
 
-def _served(refusal: Refusal) -> Reading:
-    return Reading(
+def _served(failed: FailedRequest) -> Hypothesis:
+    return Hypothesis(
         Cause.HEALTHY,
         Confidence.LIKELY,
-        f"A request of {_request(refusal)} would be served: {format_size(refusal.free_bytes)} of "
+        f"A request of {_request(failed)} would be served: {format_size(failed.free_bytes)} of "
         f"the device would be free after a flush, and the largest cached block has "
-        f"{format_size(refusal.largest_free_block_bytes)}.",
+        f"{format_size(failed.largest_free_block_bytes)}.",
     )
 
 
-def _alone_too_large(refusal: Refusal) -> bool:
-    available = refusal.available_bytes
-    return available is not None and refusal.requested_bytes > available
+def _alone_too_large(failed: FailedRequest) -> bool:
+    available = failed.available_bytes
+    return available is not None and failed.requested_bytes > available
 
 
-def _request(refusal: Refusal) -> str:
-    return format_size(refusal.requested_bytes)
+def _request(failed: FailedRequest) -> str:
+    return format_size(failed.requested_bytes)
 
 
-def _evidence(analysis: DeviceAnalysis, refusal: Refusal | None) -> tuple[Evidence, ...]:
+def _evidence(analysis: DeviceAnalysis, failed: FailedRequest | None) -> tuple[Evidence, ...]:
     source = "snapshot"
     items = [
         Evidence("reserved", analysis.reserved_bytes, "bytes", source),
         Evidence("active", analysis.active_bytes, "bytes", source),
         Evidence("pinned free", analysis.free_space.pinned_free_bytes, "bytes", source),
     ]
-    if refusal is not None:
-        source = refusal.source
+    if failed is not None:
+        source = failed.source
         for name, value in (
-            ("requested", refusal.requested_bytes),
-            ("live at the failure", refusal.live_bytes),
-            ("device free", refusal.free_bytes),
-            ("available to PyTorch", refusal.available_bytes),
-            ("device total", refusal.total_bytes),
+            ("requested", failed.requested_bytes),
+            ("live at the failure", failed.live_bytes),
+            ("device free", failed.free_bytes),
+            ("available to PyTorch", failed.available_bytes),
+            ("device total", failed.total_bytes),
         ):
             if value is not None:
                 items.append(Evidence(name, value, "bytes", source))

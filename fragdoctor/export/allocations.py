@@ -6,11 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fragdoctor.analysis.columns import device_columns
-from fragdoctor.analysis.lifetimes import ALIVE, BEFORE, Lifetimes
-from fragdoctor.analysis.result import Timeline
-from fragdoctor.analysis.timeline import undo
-from fragdoctor.model.snapshot import I64, Snapshot
+from fragdoctor.model.snapshot import I32, I64, Snapshot
+from fragdoctor.trace.lives import BEFORE, NEVER, Lives, Totals
+from fragdoctor.trace.trace import Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,32 +25,30 @@ class DeviceLife:
     device: int
     first_row: int
     n_events: int
-    lifetimes: Lifetimes
-    timeline: Timeline
+    lives: Lives
+    totals: Totals
     clock_us: I64
     has_times: bool
 
-    def time_of(self, rows: I64) -> I64:
-        """Return the time of each event; the first one for ``BEFORE``, the last for ``ALIVE``."""
+    def time_of(self, rows: I32 | I64) -> I64:
+        """Return the time of each event; the first one for ``BEFORE``, the last for ``NEVER``."""
         if not self.n_events:
             return np.zeros(len(rows), np.int64)
         state = np.where(rows == BEFORE, 0, np.minimum(rows, self.n_events - 1) + 1)
-        result: I64 = self.clock_us[np.where(rows == ALIVE, self.n_events, state)]
+        result: I64 = self.clock_us[np.where(rows == NEVER, self.n_events, state)]
         return result
 
 
 def device_life(snapshot: Snapshot, device: int) -> DeviceLife:
     """Return the lives of all blocks of one device and its timeline."""
-    columns = device_columns(snapshot, device)
-    undone = undo(columns, snapshot.settings)
-    times = snapshot.events.time_us[snapshot.events.device_slice(device)]
-    clock = np.zeros(columns.n_events + 1, np.int64)
+    trace = Trace.of(snapshot, device)
+    times = trace.events.time_us
+    clock = np.zeros(trace.n_events + 1, np.int64)
     has_times = bool(len(times)) and int(times.min()) >= 0 and int(times.max()) > int(times.min())
     if has_times:
         clock[1:] = np.maximum.accumulate(times) - int(times[0])
     else:
-        clock[1:] = np.arange(1, columns.n_events + 1)
+        clock[1:] = np.arange(1, trace.n_events + 1)
     return DeviceLife(
-        device, columns.first_row, columns.n_events, undone.lifetimes, undone.timeline, clock,
-        has_times,
+        device, trace.first_row, trace.n_events, trace.lives, trace.totals, clock, has_times,
     )  # fmt: skip

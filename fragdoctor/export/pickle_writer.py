@@ -1,18 +1,38 @@
-"""Writes plain values as a pickle of protocol 4, without the pickle module.
-
-Only what a memory snapshot holds: dicts with text keys, lists, pairs, text, integers, floats,
-booleans and None. A list may be an iterator, so that a million events need not be in memory.
-Texts are memoised, and so is what is wrapped in ``Shared``, as Python's pickler does with objects
-that occur more than once.
-"""
+"""Writes plain values as a pickle of protocol 4, without the pickle module."""
 
 from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Iterator
+from enum import IntEnum
 from typing import Any, Final
 
-from fragdoctor.export.opcodes import Op
+
+class Op(IntEnum):
+    """One byte each; names as far as possible those of Python's ``pickletools``."""
+
+    PROTO = 0x80
+    STOP = 0x2E
+    MARK = 0x28
+    EMPTY_DICT = 0x7D
+    SETITEMS = 0x75
+    EMPTY_LIST = 0x5D
+    APPENDS = 0x65
+    TUPLE2 = 0x86
+    SHORT_TEXT = 0x8C
+    TEXT = 0x58
+    INT = 0x4A
+    INT1 = 0x4B
+    INT2 = 0x4D
+    LONG1 = 0x8A
+    FLOAT = 0x47
+    TRUE = 0x88
+    FALSE = 0x89
+    NONE = 0x4E
+    MEMOIZE = 0x94
+    GET = 0x68
+    LONG_GET = 0x6A
+
 
 BATCH: Final = 1000
 _U32: Final = struct.Struct("<I")

@@ -16,15 +16,8 @@ from typing import Final
 
 import numpy as np
 
-from fragdoctor.analysis.attribution import (
-    NATIVE,
-    PACKAGE,
-    STDLIB,
-    TORCH,
-    USER,
-    classify_file,
-)
 from fragdoctor.model.snapshot import I32, Annotation, FrameTable, Snapshot
+from fragdoctor.trace.code_owners import NATIVE, PACKAGE, STDLIB, TORCH, USER, classify_file
 
 ROOT: Final = "/redacted"
 

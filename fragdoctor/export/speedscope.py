@@ -51,15 +51,17 @@ def _frames(snapshot: Snapshot) -> list[Json]:
 
 def _profiles(snapshot: Snapshot, device: int, unknown: int) -> list[Json]:
     life = device_life(snapshot, device)
-    lives = life.lifetimes
-    peak = int(life.timeline.allocated_bytes.argmax())
+    lives = life.lives
+    peak = life.totals.peak_allocated_state
     chosen = (
         ("live at the peak", lives.allocated_at(peak)),
         ("live at the end", lives.allocated_at(life.n_events)),
         ("all allocations", np.arange(len(lives))),
     )
     return [
-        _by_stack(snapshot, f"GPU {device}: {title}", lives.stack[rows], lives.size[rows], unknown)
+        _by_stack(
+            snapshot, f"GPU {device}: {title}", lives.stack[rows], lives.size_bytes[rows], unknown
+        )
         for title, rows in chosen
     ]
 

@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from fragdoctor.analysis.lifetimes import ALIVE, BEFORE
 from fragdoctor.errors import ConfigError
 from fragdoctor.export.allocations import device_life
+from fragdoctor.model.finding import Location
 from fragdoctor.model.snapshot import Snapshot
 from fragdoctor.report import escape
+from fragdoctor.trace.lives import BEFORE, NEVER
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -49,10 +50,10 @@ def _allocations(snapshot: Snapshot, device: int) -> pd.DataFrame:
     import pandas as pd  # noqa: PLC0415 - pandas is heavy
 
     life = device_life(snapshot, device)
-    lives = life.lifetimes
+    lives = life.lives
 
     def rows(values: Any) -> Any:
-        known = (values != BEFORE) & (values != ALIVE)
+        known = (values != BEFORE) & (values != NEVER)
         column = pd.array(np.where(known, values + life.first_row, 0), dtype="Int64")
         column[~known] = pd.NA
         return column
@@ -60,9 +61,9 @@ def _allocations(snapshot: Snapshot, device: int) -> pd.DataFrame:
     return pd.DataFrame(
         {
             "device": np.full(len(lives), device, np.int32),
-            "address": lives.address.astype(np.uint64),
-            "size_bytes": lives.size,
-            "requested_bytes": lives.requested,
+            "address": lives.address,
+            "size_bytes": lives.size_bytes,
+            "requested_bytes": lives.requested_bytes,
             "stream": snapshot.streams[lives.stream],
             "start_event": rows(lives.start),
             "free_event": rows(lives.free),
@@ -81,8 +82,7 @@ def _locations(snapshot: Snapshot, stacks: Any) -> Any:
     for i, stack in enumerate(used.tolist()):
         stack_frames = snapshot.stack(stack)  # noqa: PD013 - not a DataFrame
         if stack_frames:
-            top = stack_frames[0]
-            texts[i] = f"{top.filename}:{top.line} {top.name}"
+            texts[i] = str(Location(*stack_frames[0]))
     return texts[position.reshape(-1)]
 
 

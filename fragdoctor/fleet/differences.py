@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from fragdoctor.fleet.spots import TOLERANCE, LineKey, lines_of
-from fragdoctor.model.fleet import RankSummary, SourceLine
-from fragdoctor.model.fleet_report import Difference, DifferenceKind
+from fragdoctor.fleet.groups import TOLERANCE, LineKey, lines_of
+from fragdoctor.model.finding import Location
+from fragdoctor.model.fleet import Difference, DifferenceKind, RankSummary, SourceLine
 from fragdoctor.units import MIB, format_count, format_size, plural
 
 _Value = TypeVar("_Value", tuple[str, str], tuple[tuple[str, str], ...])
@@ -86,11 +86,10 @@ def differences(here: Sequence[RankSummary], others: Typical) -> tuple[Differenc
 
 
 def place_of(line: SourceLine) -> str:
-    """Return ``train.py:88 (forward)``; hostile text."""
+    """Return ``train.py:88 in forward``; hostile text."""
     if not line.filename:
         return "lines without a recorded stack"
-    function = f" ({line.function})" if line.function else ""
-    return f"{line.key[0]}:{line.line}{function}"
+    return str(Location(*line.key))
 
 
 def median_of(values: Sequence[int]) -> int:

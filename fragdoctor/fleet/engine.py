@@ -1,28 +1,55 @@
-"""Ranks to summaries, on any ``concurrent.futures.Executor``.
-
-Paths travel, bytes do not: a task is a chunk of ``RankInput``, its result a few kilobytes a rank.
-Order, chunks, the number of workers and their deaths do not change the fleet: the ranks of a lost
-chunk are read again one by one, and only one that takes its worker down each time stays unread.
-"""
+"""Ranks to summaries, on any ``concurrent.futures.Executor``, and summaries merged to a fleet."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import queue
 import stat
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future
 from concurrent.futures.process import BrokenProcessPool
 from typing import Final
 
 from fragdoctor.fleet.cluster import LOOK_S, SCHEDULER_LOST, Watch, n_threads
-from fragdoctor.fleet.merge import fleet_of
 from fragdoctor.fleet.summary import failed, summarise_within
 from fragdoctor.fleet.workers import WorkerPool
+from fragdoctor.inputs.remote import is_remote, scheme_of
 from fragdoctor.model.fleet import FleetSummary, RankInput, RankSummary, SummaryOptions
-from fragdoctor.readers.remote import is_remote, scheme_of
+
+EMPTY = FleetSummary()
+
+
+def fleet_of(ranks: Iterable[RankSummary]) -> FleetSummary:
+    """Return the fleet of some ranks; of several summaries of one path the best stays."""
+    best: dict[str, RankSummary] = {}
+    for summary in ranks:
+        known = best.get(summary.path)
+        best[summary.path] = summary if known is None else better(known, summary)
+    return FleetSummary(tuple(best[path] for path in sorted(best)))
+
+
+def merge(a: FleetSummary, b: FleetSummary) -> FleetSummary:
+    """Return the ranks of both."""
+    return fleet_of((*a.ranks, *b.ranks))
+
+
+def merge_all(fleets: Iterable[FleetSummary]) -> FleetSummary:
+    """Return the ranks of all."""
+    return fleet_of(summary for fleet in fleets for summary in fleet.ranks)
+
+
+def better(a: RankSummary, b: RankSummary) -> RankSummary:
+    """Return the summary that says more; which one is first does not matter."""
+    return a if a == b or _order(a) > _order(b) else b
+
+
+def _order(summary: RankSummary) -> tuple[bool, bool, str]:
+    text = json.dumps(summary.as_dict(), sort_keys=True)
+    return summary.is_read, summary.is_replayed, text
+
 
 Progress = Callable[[int, int], None]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import queue
 import threading
@@ -10,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from fragdoctor.errors import FragdoctorError
-from fragdoctor.fleet.clip import clip, clip_left, clip_name
+from fragdoctor.inputs.remote import is_remote, without_secrets
 from fragdoctor.model.diagnosis import Cause, DeviceFigures, Diagnosis
 from fragdoctor.model.finding import Location
 from fragdoctor.model.fleet import (
@@ -23,11 +25,54 @@ from fragdoctor.model.fleet import (
     SummaryOptions,
 )
 from fragdoctor.model.settings import AllocatorSettings
-from fragdoctor.readers.remote import is_remote, without_secrets
 from fragdoctor.units import format_size
 
+_DIGEST: Final = 12
+_MARK: Final = "..."
+
+
+def weight(text: str) -> int:
+    """Return the bytes that a string takes at most: pickled, or in JSON with its escapes."""
+    return len(json.dumps(text))
+
+
+def clip(text: str, limit: int) -> str:
+    """Return text of at most ``limit`` bytes in the sense of ``weight``; its end is cut."""
+    if len(text) * 12 + 2 <= limit or weight(text) <= limit:
+        return text
+    return _prefix(text, limit - len(_MARK)) + _MARK
+
+
+def clip_left(text: str, limit: int) -> str:
+    """Return text of at most ``limit`` bytes; its start is cut: ends of paths tell most."""
+    if len(text) * 12 + 2 <= limit or weight(text) <= limit:
+        return text
+    return _MARK + _prefix(text[::-1], limit - len(_MARK))[::-1]
+
+
+def clip_name(text: str, limit: int) -> str:
+    """Return a name of at most ``limit`` bytes; a digest keeps different long names different."""
+    if len(text) * 12 + 2 <= limit or weight(text) <= limit:
+        return text
+    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:_DIGEST]
+    return f"{digest}{_MARK}{_prefix(text[::-1], limit - len(_MARK) - _DIGEST)[::-1]}"
+
+
+def _prefix(text: str, limit: int) -> str:
+    """Return the longest start of at most ``limit`` bytes."""
+    text = text[: max(0, limit)]
+    low, high = 0, len(text)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if weight(text[:middle]) <= limit:
+            low = middle
+        else:
+            high = middle - 1
+    return text[:low]
+
+
 if TYPE_CHECKING:
-    from fragdoctor.model.bundle import BundleFacts
+    from fragdoctor.model.case import BundleFacts
     from fragdoctor.model.oom import OomLog
 
 # Bytes of one string of each kind; together they keep a summary below MAX_SUMMARY_BYTES.
@@ -66,8 +111,8 @@ def summarise_within(what: RankInput, options: SummaryOptions) -> RankSummary:
 
 def _load() -> None:
     import fragdoctor.diagnosis.pipeline
-    import fragdoctor.fleet.shape
-    import fragdoctor.intake.inputs  # noqa: F401
+    import fragdoctor.fleet.trace_shape
+    import fragdoctor.inputs.cases  # noqa: F401
 
 
 def summarise(what: RankInput, options: SummaryOptions) -> RankSummary:
@@ -145,8 +190,8 @@ def _named(what: RankInput) -> RankSummary:
 
 def _summary(what: RankInput, here: RankInput, options: SummaryOptions) -> RankSummary:
     from fragdoctor.diagnosis.pipeline import diagnose
-    from fragdoctor.fleet.shape import trace_shape
-    from fragdoctor.intake.inputs import read_case
+    from fragdoctor.fleet.trace_shape import trace_shape
+    from fragdoctor.inputs.cases import read_case
 
     case = read_case([here.path], options.overrides, beside=here.beside)
     if case.oom is None and what.said is not None:

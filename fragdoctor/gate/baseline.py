@@ -14,7 +14,7 @@ from typing import Any, Final
 
 from fragdoctor.errors import ConfigError
 from fragdoctor.gate.amount import Amount
-from fragdoctor.gate.measures import Measures, measured
+from fragdoctor.gate.budgets import Measures, measured
 from fragdoctor.model.diagnosis import Diagnosis
 from fragdoctor.model.finding import Finding, Severity
 from fragdoctor.units import MIB, format_count, format_size

@@ -1,9 +1,4 @@
-"""Budgets: limits that a team sets, held against what one case measured.
-
-They gate on memory that tensors occupy (allocated, active) and on free memory that live blocks pin.
-Reserved memory is reported but never judged: how much the allocator keeps cached depends on the
-order of requests, on the settings and on what else runs, and it comes back on demand.
-"""
+"""Budgets: limits that a team sets, held against what one case measured."""
 
 from __future__ import annotations
 
@@ -12,12 +7,144 @@ from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Final
 
+import numpy as np
+
+from fragdoctor.errors import SimulationError
 from fragdoctor.gate.amount import Amount
-from fragdoctor.gate.fit import Fit
-from fragdoctor.gate.measures import Measures, measured
-from fragdoctor.model.diagnosis import Diagnosis
+from fragdoctor.model.case import Case
+from fragdoctor.model.diagnosis import DeviceFigures, Diagnosis
 from fragdoctor.model.finding import Finding, Severity
+from fragdoctor.model.simulation import Simulation
+from fragdoctor.model.snapshot import Action, Snapshot
+from fragdoctor.trace.simulate import simulate
 from fragdoctor.units import format_count, format_size
+
+
+@dataclass(frozen=True, slots=True)
+class Measures:
+    """Figures of one device; None is "this input does not say".
+
+    Attributes:
+        peak_bytes: highest memory in use that the input knows.
+        peak_kind: what was counted: ``active`` (tensors, and frees that wait for other streams)
+            or ``allocated`` (tensors).
+        reserved_bytes: highest reserved memory: reported, never judged.
+        is_only: no other device has memory, so that a sentence need not name it.
+    """
+
+    device: int
+    peak_bytes: int | None = None
+    peak_kind: str = "active"
+    pinned_bytes: int | None = None
+    retries: int | None = None
+    ooms: int | None = None
+    capacity_bytes: int | None = None
+    reserved_bytes: int | None = None
+    is_only: bool = True
+
+
+def measured(diagnosis: Diagnosis) -> tuple[Measures, ...]:
+    """Return the figures of each device that has any memory; of one at least if there is any."""
+    figures = [d for d in diagnosis.devices if d.reserved_bytes or d.peak_reserved_bytes]
+    figures = figures or [d for d in diagnosis.devices if d.reserved_bytes is not None]
+    figures = figures or list(diagnosis.devices)
+    return tuple(_measure(d, is_only=len(figures) == 1) for d in figures)
+
+
+def _measure(d: DeviceFigures, *, is_only: bool) -> Measures:
+    active = _highest(d.peak_active_bytes, d.active_bytes)
+    allocated = _highest(d.peak_allocated_bytes, d.allocated_bytes)
+    peak = _highest(active, allocated)
+    return Measures(
+        device=d.device,
+        peak_bytes=peak,
+        peak_kind="active" if active is not None and active == peak else "allocated",
+        pinned_bytes=d.pinned_free_bytes,
+        retries=d.alloc_retries,
+        ooms=d.ooms,
+        capacity_bytes=d.capacity_bytes,
+        reserved_bytes=_highest(d.peak_reserved_bytes, d.reserved_bytes),
+        is_only=is_only,
+    )
+
+
+def _highest(*values: int | None) -> int | None:
+    return max((v for v in values if v is not None), default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """The answer for one device.
+
+    Attributes:
+        fits: None where it cannot be answered; ``text`` says why.
+        needed_bytes: peak reserved memory of the replay, or at least what was live where it failed.
+        text: one sentence with both numbers.
+    """
+
+    device: int
+    fits: bool | None
+    needed_bytes: int | None
+    text: str
+
+
+def fits_on(case: Case, capacity_bytes: int) -> tuple[Fit, ...]:
+    """Return for each device with a trace whether its run fits into ``capacity_bytes``.
+
+    The recorded settings are kept. The size is what PyTorch could have: the device less the
+    context and other processes.
+    """
+    snapshot = case.snapshot
+    if snapshot is None:
+        return (Fit(0, None, None, "only the trace of a snapshot can be replayed"),)
+    devices = _devices_with_requests(snapshot)
+    if case.overrides.device is not None:
+        devices = [d for d in devices if d == case.overrides.device]
+    if not devices:
+        device = case.overrides.device or 0
+        return (Fit(device, None, None, "the snapshot holds no trace that could be replayed"),)
+    return tuple(_fit_of(case, snapshot, d, capacity_bytes, len(devices) == 1) for d in devices)
+
+
+def _devices_with_requests(snapshot: Snapshot) -> list[int]:
+    events = snapshot.events
+    return [
+        d for d in snapshot.devices if np.any(events.action[events.device_slice(d)] == Action.ALLOC)
+    ]
+
+
+def _fit_of(case: Case, snapshot: Snapshot, device: int, capacity_bytes: int, is_only: bool) -> Fit:
+    try:
+        simulation = simulate(
+            snapshot,
+            device=device,
+            capacity_bytes=capacity_bytes,
+            memory_fraction=case.overrides.memory_fraction,
+            torch_version=case.overrides.torch_version,
+        )
+    except SimulationError as e:
+        return Fit(device, None, None, f"it cannot be replayed: {e.message}")
+    where = "" if is_only else f" on GPU {device}"
+    return _answer(simulation, capacity_bytes, where)
+
+
+def _answer(simulation: Simulation, capacity_bytes: int, where: str) -> Fit:
+    result = simulation.results[0]
+    how = "by replay" if simulation.method == "replay" else "estimated by replay"
+    size = format_size(capacity_bytes)
+    if result.fits:
+        text = f"it fits on {size}: peak reserved {format_size(result.peak_reserved_bytes)}"
+    elif simulation.lower_bound_bytes > capacity_bytes:
+        bound = format_size(simulation.lower_bound_bytes)
+        text = f"it does not fit on {size}: {bound} are active at the peak"
+    else:
+        asked = "a request" if result.oom_bytes is None else f"{format_size(result.oom_bytes)}"
+        row = "" if result.oom_event is None else f" at event {format_count(result.oom_event)}"
+        peak = format_size(result.peak_reserved_bytes)
+        text = f"it does not fit on {size}: {asked} is refused{row} with {peak} reserved"
+    needed = max(result.peak_reserved_bytes, simulation.lower_bound_bytes)
+    return Fit(simulation.device, result.fits, needed, f"{text}{where} ({how})")
+
 
 RESERVED_NOTE: Final = (
     "Budgets gate on allocated, active and pinned memory. Reserved memory is reported but not "

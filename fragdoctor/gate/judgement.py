@@ -1,4 +1,4 @@
-"""The judgement of many files: which pass, which fail, and why."""
+"""The judgement of many files, or of runs compared: which pass, which fail, and why."""
 
 from __future__ import annotations
 
@@ -10,12 +10,20 @@ from typing import Final
 from fragdoctor.errors import FragdoctorError
 from fragdoctor.gate.amount import Amount
 from fragdoctor.gate.baseline import DEFAULT_TOLERANCE, Baseline, entry_of, what_got_worse
-from fragdoctor.gate.budgets import BudgetResult, Budgets, Outcome, check_budgets
-from fragdoctor.gate.fit import fits_on
-from fragdoctor.gate.measures import Measures, measured
+from fragdoctor.gate.budgets import (
+    BudgetResult,
+    Budgets,
+    Measures,
+    Outcome,
+    check_budgets,
+    fits_on,
+    measured,
+)
+from fragdoctor.model.comparison import Comparison
 from fragdoctor.model.diagnosis import Cause, Diagnosis
 from fragdoctor.model.finding import Finding, Location, Severity
 from fragdoctor.rules.base import fingerprint
+from fragdoctor.units import format_size
 
 OK: Final = 0
 FAILED: Final = 1
@@ -290,3 +298,58 @@ def _blamed(budget: str, device: int | None, diagnosis: Diagnosis) -> tuple[Loca
         worst = max(found, key=lambda f: f.n_bytes, default=None)
         return () if worst is None else tuple(worst.locations)
     return ()
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """One judged figure of one device, first run against last; ``unit`` is bytes or count."""
+
+    measure: str
+    device: int
+    before: int
+    after: int
+    allowed: int
+    unit: str = "bytes"
+
+    @property
+    def is_exceeded(self) -> bool:
+        """Whether it grew by more than is accepted."""
+        return self.after - self.before > self.allowed
+
+    @property
+    def text(self) -> str:
+        """One sentence with the numbers."""
+        what, grown = f"{self.measure} of GPU {self.device}", self.after - self.before
+        if self.unit == "count":
+            return (
+                f"{what} rose from {self.before} to {self.after}: the peak is what the run "
+                "reached, not what it needs."
+            )
+        if grown <= 0:
+            return f"{what} did not grow."
+        word = "more than" if self.is_exceeded else "within"
+        return (
+            f"{what} grew by {format_size(grown)}, {word} the {format_size(self.allowed)} accepted."
+        )
+
+
+def judge_growth(comparison: Comparison, accepted: Amount) -> tuple[Growth, ...]:
+    """Return every peak that both runs tell, judged; empty where there is none."""
+    found: list[Growth] = []
+    for peaks in comparison.device_peaks:
+        for measure, (old, new) in (
+            ("Peak allocated memory", peaks.allocated_bytes),
+            ("Peak active memory", peaks.active_bytes),
+        ):
+            if old is not None and new is not None:
+                found.append(Growth(measure, peaks.device, old, new, accepted.of(old) or 0))
+        before, after = peaks.ooms
+        if before is not None and after is not None and after > before:
+            failures = "Out-of-memory failures"
+            found.append(Growth(failures, peaks.device, before, after, 0, "count"))
+    return tuple(found)
+
+
+def has_grown(judged: Sequence[Growth]) -> bool:
+    """Return whether any peak grew by more than is accepted."""
+    return any(g.is_exceeded for g in judged)

@@ -1,14 +1,161 @@
-"""Everything known about one process: any part may be missing."""
+"""Everything known about one process; any part may be missing."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fragdoctor.model.bundle import BundleFacts
-from fragdoctor.model.oom import OomLog
+from fragdoctor.model.oom import OomLog, OomMessage, OtherProcess
 from fragdoctor.model.snapshot import Snapshot
-from fragdoctor.model.stats import StatsSeries
+
+
+@dataclass(frozen=True, slots=True)
+class BundleDevice:
+    """One GPU at the moment of the bundle; None = not known there.
+
+    Attributes:
+        index: PyTorch's device number.
+        name: name of the GPU; hostile text.
+        total_bytes: size of the device as the driver tells it.
+        free_bytes: free for everybody.
+        reserved_bytes: held by PyTorch's cache.
+        process_bytes: all memory of this process as the driver counts it.
+        other_processes: processes on the GPU that have another id. In a container, where the ids
+            of the driver are the host's, this process is among them and ``process_bytes`` is None.
+        memory_fraction: of ``set_per_process_memory_fraction``; None = not known or not set.
+    """
+
+    index: int
+    name: str = ""
+    total_bytes: int | None = None
+    free_bytes: int | None = None
+    reserved_bytes: int | None = None
+    process_bytes: int | None = None
+    other_processes: Sequence[OtherProcess] = ()
+    memory_fraction: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BundleFacts:
+    """The manifest of a bundle, checked; all text is hostile.
+
+    Attributes:
+        reason: ``oom``, ``exit``, ``signal`` or ``block`` (end of ``fragdoctor.record``).
+        time: when it was written, ISO 8601 in UTC.
+        pid: process id, as the program saw it.
+        rank, local_rank, world_size: where it was one of many.
+        host: name of the machine.
+        command: the program's command line.
+        versions: ``python``, ``torch``, ``cuda``, ``hip``, ``driver`` where known.
+        environment: the variables that matter to memory, as they were.
+        devices: the GPUs on which PyTorch held memory.
+        n_ooms: failures of the process up to then; n_skipped: those without a bundle.
+        max_entries: events kept per GPU; None = the program recorded by itself.
+        stacks: ``python`` or ``all``; "" = the program recorded by itself.
+        signal: name of the signal, "" without one.
+        exception: type of the exception that ended the program, "" without one.
+        oom_device: the device of the failure; None without one.
+        ended_program: whether this failure ended the program.
+        problems: what could not be recorded.
+        unusable: files that are there and cannot be read, each with the reason.
+    """
+
+    reason: str
+    time: str = ""
+    pid: int | None = None
+    rank: int | None = None
+    local_rank: int | None = None
+    world_size: int | None = None
+    host: str = ""
+    command: Sequence[str] = ()
+    versions: Mapping[str, str] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+    devices: Sequence[BundleDevice] = ()
+    n_ooms: int = 0
+    n_skipped: int = 0
+    max_entries: int | None = None
+    stacks: str = ""
+    signal: str = ""
+    exception: str = ""
+    oom_device: int | None = None
+    ended_program: bool = False
+    problems: Sequence[str] = ()
+    unusable: Sequence[str] = ()
+
+    def device(self, index: int | None) -> BundleDevice | None:
+        """Return the facts of a device, None where the bundle has none."""
+        return next((d for d in self.devices if d.index == index), None)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryStats:
+    """Statistics of one device at one moment.
+
+    Attributes:
+        values: the flat form: ``allocated_bytes.all.peak`` -> int, ``num_alloc_retries`` -> int.
+            From a summary the figures are floors of the printed unit.
+        device: device index, None where the source does not say.
+        resolution_bytes: 1 where exact; otherwise the unit of ``memory_summary`` (up to 1 GiB).
+        origin: ``memory_stats`` or ``memory_summary``.
+        label: position in a series (step, line), for people; hostile text.
+    """
+
+    values: Mapping[str, int]
+    device: int | None = None
+    resolution_bytes: int = 1
+    origin: str = "memory_stats"
+    label: str = ""
+
+    def get(self, key: str) -> int | None:
+        """Return one figure, None where the source lacks it."""
+        return self.values.get(key)
+
+    @property
+    def allocated_bytes(self) -> int | None:
+        """Current bytes of allocated blocks."""
+        return self.get("allocated_bytes.all.current")
+
+    @property
+    def active_bytes(self) -> int | None:
+        """Current bytes of allocated blocks and of blocks that wait for other streams."""
+        return self.get("active_bytes.all.current")
+
+    @property
+    def reserved_bytes(self) -> int | None:
+        """Current bytes of all segments."""
+        return self.get("reserved_bytes.all.current")
+
+    @property
+    def requested_bytes(self) -> int | None:
+        """Current bytes as asked for, before rounding (2.0+)."""
+        return self.get("requested_bytes.all.current")
+
+    @property
+    def inactive_split_bytes(self) -> int | None:
+        """Free bytes in segments that still hold a live block; 0 under expandable segments."""
+        return self.get("inactive_split_bytes.all.current")
+
+    @property
+    def n_alloc_retries(self) -> int | None:
+        """How often the allocator flushed its cache because cudaMalloc failed."""
+        return self.get("num_alloc_retries")
+
+    @property
+    def n_ooms(self) -> int | None:
+        """How often an OutOfMemoryError was raised."""
+        return self.get("num_ooms")
+
+
+@dataclass(frozen=True, slots=True)
+class StatsSeries:
+    """Statistics of one input: one per device, or a series over time (JSON lines)."""
+
+    entries: Sequence[MemoryStats] = field(default_factory=tuple)
+    is_series: bool = False
+
+    def of_device(self, device: int | None) -> tuple[MemoryStats, ...]:
+        """Return the entries of one device, oldest first; entries without a device match any."""
+        return tuple(s for s in self.entries if device is None or s.device in (None, device))
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,3 +188,11 @@ class Case:
     overrides: Overrides = field(default_factory=Overrides)
     sources: Sequence[str] = ()
     bundle: BundleFacts | None = None
+
+    @property
+    def primary_message(self) -> OomMessage | None:
+        """The message that the case is about: that of the first cause."""
+        if self.oom is None or not self.oom.messages:
+            return None
+        index = self.oom.primary if 0 <= self.oom.primary < len(self.oom.messages) else 0
+        return self.oom.messages[index]

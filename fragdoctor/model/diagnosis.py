@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
-from fragdoctor.model.cards import card
 from fragdoctor.model.case import Case
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Location, SkippedRule
+from fragdoctor.model.hooks import card
 from fragdoctor.model.phases import Phase, PhaseReport
 from fragdoctor.model.story import LogStory
 
@@ -293,25 +293,65 @@ class Diagnosis:
         return card(self)
 
     def holders_frame(self) -> pd.DataFrame:
-        """Return live memory by source line as a DataFrame, largest first."""
-        from fragdoctor.model import diagnosis_frames  # noqa: PLC0415 - pandas is heavy
+        """Return live memory by source line as a DataFrame, one row a line, largest first.
 
-        return diagnosis_frames.holders_frame(self)
+        Columns: ``device``, ``location``, ``now_bytes``, ``peak_bytes`` (missing without a trace),
+        ``n_blocks``.
+        """
+        columns = ("device", "location", "now_bytes", "peak_bytes", "n_blocks")
+        rows = (
+            (h.device, _place(h.location), h.now_bytes, h.peak_bytes, h.n_blocks)
+            for h in self.holders
+        )
+        return _table(rows, columns, numbers=columns[2:])
 
     def pins_frame(self) -> pd.DataFrame:
-        """Return the live blocks that pin free memory as a DataFrame, worst first."""
-        from fragdoctor.model import diagnosis_frames  # noqa: PLC0415 - pandas is heavy
+        """Return the live blocks that pin free memory as a DataFrame, worst first.
 
-        return diagnosis_frames.pins_frame(self)
+        Columns: ``device``, ``location``, ``pinned_bytes`` (what would be free without them),
+        ``n_blocks``, ``block_bytes``, ``age_events`` (missing where they are older than the trace).
+        """
+        columns = ("device", "location", "pinned_bytes", "n_blocks", "block_bytes", "age_events")
+        rows = (
+            (p.device, _place(p.location), p.pinned_bytes, p.n_blocks, p.block_bytes, p.age_events)
+            for p in self.pins
+        )
+        return _table(rows, columns, numbers=columns[2:])
 
     def checklist_frame(self) -> pd.DataFrame:
-        """Return the checklist as a DataFrame, by the ids of its items."""
-        from fragdoctor.model import diagnosis_frames  # noqa: PLC0415 - pandas is heavy
+        """Return the checklist as a DataFrame, one row an item, by its id.
 
-        return diagnosis_frames.checklist_frame(self)
+        Columns: ``title``, ``status``, ``value``, ``detail``, ``source``.
+        """
+        columns = ("id", "title", "status", "value", "detail", "source")
+        rows = ((i.id, i.title, str(i.status), i.value, i.detail, i.source) for i in self.checklist)
+        return _table(rows, columns).set_index("id")
 
     def recommendations_frame(self) -> pd.DataFrame:
-        """Return what to do and what would not help (rank 0) as a DataFrame, by rank."""
-        from fragdoctor.model import diagnosis_frames  # noqa: PLC0415 - pandas is heavy
+        """Return what to do, best first, then what would not help (``rank`` 0), by rank.
 
-        return diagnosis_frames.recommendations_frame(self)
+        Columns: ``code``, ``title``, ``setting``, ``change``, ``confidence``, ``method``, ``fits``,
+        ``peak_reserved_bytes``, ``retries``, ``margin_bytes``; what was not tested is missing.
+        """
+        numbers = ("peak_reserved_bytes", "retries", "margin_bytes")
+        columns = ("rank", "code", "title", "setting", "change", "confidence", "method", "fits")
+        rows = (
+            (r.rank, r.code, r.title, r.setting, r.change, str(r.confidence), r.predicted.method,
+             r.predicted.fits, r.predicted.peak_reserved_bytes, r.predicted.retries,
+             r.predicted.margin_bytes)
+            for r in (*self.recommendations, *self.rejected)
+        )  # fmt: skip
+        frame = _table(rows, (*columns, *numbers), numbers=numbers)
+        return frame.astype({"fits": "boolean"}).set_index("rank")
+
+
+def _table(
+    rows: Iterable[tuple[Any, ...]], columns: Sequence[str], numbers: Sequence[str] = ()
+) -> pd.DataFrame:
+    from fragdoctor.model.frames import table  # noqa: PLC0415 - loads pandas
+
+    return table(rows, columns, numbers)
+
+
+def _place(location: Location | None) -> str | None:
+    return None if location is None else str(location)

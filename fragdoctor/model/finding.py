@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
+from typing import Final
 
 
 class Severity(IntEnum):
@@ -40,13 +41,38 @@ class Evidence:
     source: str
 
 
+UNKNOWN_FILE: Final = "(unknown file)"
+MAX_LINE: Final = 2**31  # PyTorch writes 2^64 - 1 where it knows no line
+
+
 @dataclass(frozen=True, slots=True)
 class Location:
-    """A line of the user's program. Hostile text."""
+    """A line of a program. Hostile text.
+
+    ``str(location)`` is ``/src/train.py:88 in forward``; an unknown line or function is left out.
+    """
 
     filename: str
     line: int
     function: str
+
+    @property
+    def basename(self) -> str:
+        """The file by its own name, whatever the separator of the path."""
+        return self.filename.replace("\\", "/").rsplit("/", 1)[-1]
+
+    @property
+    def short(self) -> str:
+        """The location with the file by its own name: ``train.py:88 in forward``."""
+        return self._written(self.basename)
+
+    def __str__(self) -> str:
+        return self._written(self.filename)
+
+    def _written(self, filename: str) -> str:
+        line = f":{self.line}" if 0 < self.line < MAX_LINE else ""
+        function = f" in {self.function}" if self.function else ""
+        return f"{filename or UNKNOWN_FILE}{line}{function}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ class OomMessage:
         rank: rank printed on the line of the message.
         line: 1-based line in the input where the message starts.
         variant: which wording it is, for example ``torch-1.4``, ``torch-2.1``, ``cudaMallocAsync``,
-            ``mps``; stable names, listed in ``readers/oom_text.py``.
+            ``mps``; stable names, listed in ``inputs/messages.py``.
         version_low, version_high: PyTorch versions that print this wording ("" = open end).
         sub_kind: finer than kind, for example ``size-bug`` (more than 1EB),
             ``fraction-rejected``, ``pinned-host``, ``oom-killer``, ``dev-shm``, ``device-assert``.
@@ -84,6 +84,11 @@ class OomMessage:
         if self.allocated_bytes is None:
             return None
         return max(0, self.allocated_bytes - (self.private_pools_bytes or 0))
+
+    @property
+    def is_of_caching_allocator(self) -> bool:
+        """Whether it has the figures of PyTorch's caching allocator; MPS has an allocator apart."""
+        return self.kind == "pytorch-caching-allocator" and self.backend != "mps"
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fragdoctor.model.cards import card
+from fragdoctor.model.finding import Location
+from fragdoctor.model.hooks import card
 from fragdoctor.model.settings import AllocatorSettings
 
 if TYPE_CHECKING:
@@ -288,22 +289,98 @@ class Snapshot:
         return card(self)
 
     def events_frame(self, device: int | None = None) -> pd.DataFrame:
-        """Return the trace as a DataFrame, one row an event; all devices where None."""
-        from fragdoctor.model.frames import events_frame  # noqa: PLC0415 - pandas is heavy
+        """Return the trace as a DataFrame, one row an event, oldest first within a device.
 
-        return events_frame(self, device)
+        Columns: ``device``, ``action``, ``address``, ``size_bytes``, ``stream``, ``time_us``
+        (missing where the file has none), ``pool``, ``compile_context``, ``user_metadata``,
+        ``oom_free_bytes`` (``oom`` rows only), ``location`` (innermost frame), ``stack`` (its id).
+
+        Args:
+            device: the device whose events these are; all devices where None.
+        """
+        import pandas as pd  # noqa: PLC0415 - heavy
+
+        from fragdoctor.model import frames  # noqa: PLC0415 - loads pandas
+
+        events = self.events
+        rows = slice(0, len(events)) if device is None else events.device_slice(device)
+        n_per_device = np.diff(events.offsets)
+        devices = np.repeat(np.arange(len(n_per_device), dtype=np.int32), n_per_device)
+        return pd.DataFrame(
+            {
+                "device": devices[rows],
+                "action": frames.members(events.action[rows], Action),
+                "address": events.address[rows],
+                "size_bytes": events.size_bytes[rows],
+                "stream": self.streams[events.stream[rows]],
+                "time_us": frames.nullable(events.time_us[rows]),
+                "pool": frames.texts_of(events.pool[rows], self._pool_texts()),
+                "compile_context": frames.few_texts_of(events.compile_context[rows], self.strings),
+                "user_metadata": frames.few_texts_of(events.user_metadata[rows], self.strings),
+                "oom_free_bytes": frames.sparse(self.oom_free_bytes, rows),
+                "location": frames.texts_of(events.stack[rows], self._innermost_frames()),
+                "stack": events.stack[rows],
+            }
+        )
 
     def segments_frame(self) -> pd.DataFrame:
-        """Return the segments as a DataFrame, one row a segment."""
-        from fragdoctor.model.frames import segments_frame  # noqa: PLC0415 - pandas is heavy
+        """Return the segments as a DataFrame, one row each, in the order of the file."""
+        import pandas as pd  # noqa: PLC0415 - heavy
 
-        return segments_frame(self)
+        from fragdoctor.model import frames  # noqa: PLC0415 - loads pandas
+
+        s = self.segments
+        return pd.DataFrame(
+            {
+                "device": s.device,
+                "address": s.address,
+                "total_bytes": s.total_bytes,
+                "allocated_bytes": s.allocated_bytes,
+                "active_bytes": s.active_bytes,
+                "requested_bytes": s.requested_bytes,
+                "stream": self.streams[s.stream],
+                "kind": frames.members(s.kind, SegmentType),
+                "pool": frames.texts_of(s.pool, self._pool_texts()),
+                "is_expandable": s.is_expandable,
+                "n_blocks": np.diff(s.block_offsets),
+                "location": frames.texts_of(s.stack, self._innermost_frames()),
+                "stack": s.stack,
+            }
+        )
 
     def blocks_frame(self) -> pd.DataFrame:
-        """Return the blocks as a DataFrame, one row a block."""
-        from fragdoctor.model.frames import blocks_frame  # noqa: PLC0415 - pandas is heavy
+        """Return the blocks as a DataFrame; ``segment`` is the row of ``segments_frame``."""
+        import pandas as pd  # noqa: PLC0415 - heavy
 
-        return blocks_frame(self)
+        from fragdoctor.model import frames  # noqa: PLC0415 - loads pandas
+
+        b = self.blocks
+        return pd.DataFrame(
+            {
+                "device": self.segments.device[b.segment],
+                "segment": b.segment,
+                "address": b.address,
+                "size_bytes": b.size_bytes,
+                "requested_bytes": b.requested_bytes,
+                "state": frames.members(b.state, BlockState),
+                "location": frames.texts_of(b.stack, self._innermost_frames()),
+                "stack": b.stack,
+            }
+        )
+
+    def _innermost_frames(self) -> list[str]:
+        """Return the innermost frame of each stack; "" for an empty stack."""
+        texts = []
+        offsets = self.stacks.offsets
+        for i in range(len(self.stacks)):
+            if offsets[i] == offsets[i + 1]:
+                texts.append("")
+                continue
+            texts.append(str(Location(*self.frame(int(self.stacks.frames[offsets[i]])))))
+        return texts
+
+    def _pool_texts(self) -> list[str]:
+        return [f"({a}, {b})" for a, b in self.pools.tolist()]
 
 
 def no_events() -> EventTable:

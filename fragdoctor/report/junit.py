@@ -16,13 +16,7 @@ from fragdoctor.model.diagnosis import ChecklistItem, Diagnosis, Status
 from fragdoctor.model.finding import Severity
 from fragdoctor.report import escape
 from fragdoctor.report.base import RenderOptions
-from fragdoctor.report.check.phrases import (
-    file_line,
-    file_name,
-    hint_text,
-    place_text,
-    shortened,
-)
+from fragdoctor.report.check.phrases import file_line, file_name, hint_text, place_text, shortened
 from fragdoctor.report.phrases import verdict_line
 
 _BUDGETS: Final = (

@@ -8,13 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from fragdoctor.model.diagnosis import (
-    Cause,
-    Diagnosis,
-    FidelityReport,
-    Predicted,
-    Verdict,
-)
+from fragdoctor.model.diagnosis import Cause, Diagnosis, FidelityReport, Predicted, Verdict
 from fragdoctor.model.finding import Evidence, Location
 from fragdoctor.units import format_count, format_size, plural
 
@@ -47,9 +41,6 @@ ERA_TITLES: Final = {
     "segment_counter": "tie-breaking of PyTorch 2.13 and newer",
 }
 
-# PyTorch writes 2^64 - 1 where it knows no line.
-_MAX_LINE: Final = 2**31
-
 
 def also_text(verdict: Verdict) -> str:
     """Return the further causes that the evidence supports, within a sentence."""
@@ -63,11 +54,7 @@ NO_STACK: Final = "(no Python stack)"
 
 def location_text(location: Location | None, *, absent: str = NO_STACK) -> str:
     """Return ``file.py:88 in forward``; the line is left out where it is unknown."""
-    if location is None:
-        return absent
-    line = f":{location.line}" if 0 < location.line < _MAX_LINE else ""
-    function = f" in {location.function}" if location.function else ""
-    return f"{location.filename or '(unknown file)'}{line}{function}"
+    return absent if location is None else str(location)
 
 
 def verdict_title(verdict: Verdict) -> str:

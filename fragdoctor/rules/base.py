@@ -36,7 +36,7 @@ HEADINGS: Final = (
 """The headings of a rule's docstring, in their order."""
 
 FINGERPRINT_FRAMES: Final = 5
-"""Innermost frames that go into a fingerprint: enough to tell call sites apart, few enough that a
+"""Innermost frames that go into a fingerprint: enough to distinguish call sites, few enough that a
 change far outside does not make a finding look new."""
 
 
@@ -47,7 +47,7 @@ class Need(StrEnum):
     TRACE = "trace"
     MESSAGE = "message"
     STATS = "stats"
-    REFUSAL = "refusal"
+    FAILED_REQUEST = "failed_request"
 
 
 NEED_REASONS: Final = {
@@ -55,7 +55,7 @@ NEED_REASONS: Final = {
     Need.TRACE: "no snapshot with a trace of events was given",
     Need.MESSAGE: "no out-of-memory message was given",
     Need.STATS: "no memory statistics were given",
-    Need.REFUSAL: "no refused request is known (no out-of-memory event, message or --request)",
+    Need.FAILED_REQUEST: "no failed request is known (no event, message or --request)",
 }
 
 
@@ -74,7 +74,7 @@ class Rule(ABC):
         code: ``FD103``.
         name: what it finds, in kebab-case.
         summary: one line.
-        severity: severity of its findings unless ``finding`` is told otherwise.
+        severity: severity of its findings unless ``finding`` is given another.
         since: first version of fragdoctor with this rule.
         status: ``preview`` or ``stable``.
         needs: inputs without which it is skipped.
@@ -108,7 +108,7 @@ class Rule(ABC):
         locations: Sequence[Location] = (),
         key: str = "",
     ) -> Finding:
-        """Return a finding of this rule; ``key`` tells findings without a stack apart."""
+        """Return a finding of this rule; ``key`` distinguishes findings without a stack."""
         return Finding(
             code=self.code,
             name=self.name,
@@ -168,5 +168,5 @@ def _has(context: Context, need: Need) -> bool:
         Need.TRACE: analysis is not None and analysis.capture.has_trace,
         Need.MESSAGE: context.message is not None,
         Need.STATS: bool(context.stats),
-        Need.REFUSAL: context.refusal is not None,
+        Need.FAILED_REQUEST: context.failed_request is not None,
     }[need]

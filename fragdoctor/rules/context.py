@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
-from fragdoctor.analysis.attribution import NATIVE, PACKAGE, TORCH, USER, classify_file
 from fragdoctor.analysis.result import DeviceAnalysis
-from fragdoctor.model.case import Case
+from fragdoctor.model.case import Case, MemoryStats
 from fragdoctor.model.finding import Location
 from fragdoctor.model.oom import OomMessage
 from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.model.snapshot import Snapshot
-from fragdoctor.model.stats import MemoryStats
 from fragdoctor.model.story import LogStory
-from fragdoctor.rules.refusal import Refusal, known
+from fragdoctor.rules.failed_request import FailedRequest, known
+from fragdoctor.trace.code_owners import NATIVE, PACKAGE, TORCH, USER, classify_file
 
 MAX_STACK = 12
-"""Frames of a stack that a report carries; the innermost ones tell where."""
+"""Frames of a stack that a report carries; the innermost ones say where."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,21 +26,20 @@ class Context:
         device: None where no input names a device.
         analysis: of the snapshot, None without one.
         message: the message that the case is about, if it is about this device.
-        refusal: the figures of the refused request, from all inputs together.
+        failed_request: its figures from all inputs together; None where no request failed.
         stats: statistics of this device, oldest first.
         is_series: whether they are a series over time.
-        story: of the log, None where it tells none.
+        story: of the log; None where it has none.
     """
 
     case: Case
     device: int | None = None
     analysis: DeviceAnalysis | None = None
     message: OomMessage | None = None
-    refusal: Refusal | None = None
+    failed_request: FailedRequest | None = None
     stats: tuple[MemoryStats, ...] = ()
     is_series: bool = False
     story: LogStory | None = None
-    cache: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def snapshot(self) -> Snapshot | None:
@@ -60,9 +57,9 @@ class Context:
     @property
     def torch_version(self) -> tuple[str, str]:
         """Lowest and highest PyTorch version that fits the inputs; "" is an open end."""
-        told = self.case.overrides.torch_version
-        if told:
-            return told, told
+        given = self.case.overrides.torch_version
+        if given:
+            return given, given
         if self.snapshot is not None and self.snapshot.provenance.version_low:
             origin = self.snapshot.provenance
             return origin.version_low, origin.version_high
@@ -72,18 +69,32 @@ class Context:
 
     @property
     def total_bytes(self) -> int | None:
-        """Size of the device as the user, a message or a bundle tells it."""
-        if self.case.overrides.capacity_bytes is not None:
-            return self.case.overrides.capacity_bytes
-        told = known(self.message.total_bytes) if self.message is not None else None
-        if told is not None or self.case.bundle is None:
-            return told
-        device = self.case.bundle.device(self.device)
-        return device.total_bytes if device is not None else None
+        """Size of the device: as a message or a bundle has it, else as the user gave it."""
+        printed = known(self.message.total_bytes) if self.message is not None else None
+        if printed is not None:
+            return printed
+        bundle = self.case.bundle
+        device = bundle.device(self.device) if bundle is not None else None
+        if device is not None and device.total_bytes is not None:
+            return device.total_bytes
+        return self.case.overrides.capacity_bytes
+
+    @property
+    def has_memory_fraction(self) -> bool:
+        """Whether anything shows that a memory fraction is set."""
+        settings, r = self.settings, self.failed_request
+        if settings is not None and settings.memory_fraction is not None:
+            return True
+        if self.case.overrides.memory_fraction is not None:
+            return True
+        if r is not None and (r.limit_bytes is not None or (r.is_exact and r.is_covered_by_free)):
+            return True
+        analysis = self.analysis
+        return analysis is not None and any(flush.cause == "gc" for flush in analysis.flushes)
 
     @property
     def retries(self) -> tuple[int, str] | None:
-        """Number of allocation retries and the input that says it."""
+        """Number of allocation retries, and the input that records it."""
         for stats in reversed(self.stats):
             if stats.n_alloc_retries is not None:
                 return stats.n_alloc_retries, "memory_stats"
@@ -127,9 +138,6 @@ class Context:
         return Location(f.filename, f.line, f.name)
 
 
-def place(location: Location | None) -> str:
-    """Return ``file.py:12 (function)`` for people; raw text, to be escaped at the sink."""
-    if location is None:
-        return "an unrecorded line"
-    name = location.filename.replace("\\", "/").rsplit("/", 1)[-1]
-    return f"{name}:{location.line} ({location.function})"
+def line_text(location: Location | None) -> str:
+    """Return ``train.py:88 in forward`` for a sentence; hostile text until a report escapes it."""
+    return "an unrecorded line" if location is None else location.short

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 from analysis.recordings import recording
-from analysis.toy_allocator import random_run
 from builders import BASE, MIB, block, segment, snapshot
 from stock import from_python
+from toy_allocator import random_run
 
 from fragdoctor.analysis.device import analyze_device
 

@@ -6,9 +6,9 @@ from collections import deque
 
 import pytest
 from analysis.recordings import recording, recordings
-from analysis.toy_allocator import ToyAllocator
 from builders import MIB, frame
 from stock import from_python
+from toy_allocator import ToyAllocator
 
 from fragdoctor.analysis.device import analyze_device
 
@@ -67,8 +67,8 @@ def test_find_growth_kept_every_step_is_found_with_its_slope():
     assert list(found) == [20]
     assert (found[20].slope_bytes, found[20].n_steps, found[20].n_survivors) == (MIB, 11, 11)
     assert found[20].steadiness == 1.0
-    assert p.result.extras["n_steps"] == 12
-    assert p.result.extras["floor_slope_bytes"] == MIB
+    assert p.result.n_steps == 12
+    assert p.result.floor_slope_bytes == MIB
 
 
 @pytest.mark.parametrize("every", [2, 3])

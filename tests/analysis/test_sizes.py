@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 from analysis.recordings import recording
-from analysis.toy_allocator import ToyAllocator
 from builders import MIB
 from stock import from_python
+from toy_allocator import ToyAllocator
 
 from fragdoctor.analysis.device import analyze_device
 

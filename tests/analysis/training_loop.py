@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from analysis.toy_allocator import Block, ToyAllocator
 from builders import MIB, frame
 from stock import from_python
+from toy_allocator import Block, ToyAllocator
 
 from fragdoctor.analysis.device import analyze_device
 from fragdoctor.analysis.result import PhaseAnalysis

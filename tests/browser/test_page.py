@@ -11,8 +11,8 @@ from page_samples import MIB, of_snapshot, tiny, tiny_diagnosis
 from stock import from_python
 
 from fragdoctor.diagnosis.pipeline import diagnose
+from fragdoctor.inputs.snapshot_reader import read_snapshot
 from fragdoctor.model.case import Case
-from fragdoctor.readers.snapshot import read_snapshot
 from fragdoctor.report.page.blob import BlobWriter
 
 pytestmark = pytest.mark.slow

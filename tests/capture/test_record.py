@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fragdoctor import ConfigError, diagnose, record
-from fragdoctor.intake.bundle import read_bundle
+from fragdoctor.inputs.cases import read_bundle
 
 
 def manifest(bundle: Path) -> dict:

@@ -12,7 +12,7 @@ import pytest
 
 from fragdoctor.cli import console
 from fragdoctor.errors import ConfigError
-from fragdoctor.model.progress import tell
+from fragdoctor.model.hooks import tell
 
 SCRIPT = """
 import sys; sys.path[:0] = {paths!r}

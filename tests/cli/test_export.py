@@ -83,13 +83,13 @@ def test_what_cannot_be_exported_is_an_error(run: Run, here: Path, args: tuple[s
 def test_failed_export_leaves_no_file(
     run: Run, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fragdoctor.export import trace
+    from fragdoctor.export import trace_events
 
     def broken(*_: object) -> object:
         yield "{"
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(trace, "trace_parts", broken)
+    monkeypatch.setattr(trace_events, "trace_parts", broken)
 
     assert run("export", "a.pickle", "--format", "trace", "-o", "out.json").code == 2
     assert [p.name for p in here.iterdir()] == ["a.pickle"]

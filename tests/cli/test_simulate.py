@@ -11,7 +11,7 @@ import diagnoses
 import pytest
 from command_line import Run
 
-from fragdoctor.model.progress import tell
+from fragdoctor.model.hooks import tell
 from fragdoctor.model.simulation import Simulation
 
 SNAPSHOT: dict[str, Any] = {"segments": [], "device_traces": [[]]}
@@ -22,9 +22,14 @@ class FakeReplay:
 
     def __init__(self) -> None:
         self.asked: dict[str, Any] = {}
+        self.device: int | None = None
 
-    def simulate(self, snapshot: object, **asked: Any) -> Simulation:
-        self.asked = {"snapshot": snapshot, **asked}
+    def trace_of(self, snapshot: object, device: int | None) -> object:
+        self.device = device
+        return snapshot
+
+    def simulate(self, trace: object, **asked: Any) -> Simulation:
+        self.asked = {"trace": trace, "device": self.device, **asked}
         tell("Replaying", 1, 2)
         return diagnoses.simulation()
 
@@ -32,9 +37,10 @@ class FakeReplay:
 @pytest.fixture
 def replay(monkeypatch: pytest.MonkeyPatch) -> FakeReplay:
     fake = FakeReplay()
-    module = types.ModuleType("fragdoctor.allocator.simulate")
+    module = types.ModuleType("fragdoctor.trace.simulate")
     module.simulate = fake.simulate  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "fragdoctor.allocator.simulate", module)
+    module.trace_of = fake.trace_of  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "fragdoctor.trace.simulate", module)
     return fake
 
 
@@ -98,7 +104,7 @@ def test_simulate_statistics_are_no_trace(run: Run, replay: FakeReplay, tmp_path
     done = run("simulate", str(path))
 
     assert done.code == 2
-    assert "no memory snapshot" in done.err
+    assert "is memory statistics, not a memory snapshot." in done.err
 
 
 @pytest.mark.shared

@@ -3,10 +3,10 @@ from __future__ import annotations
 import pytest
 from runs import Ask, case, columns_of
 
-from fragdoctor.analysis.attribution import user_frames
 from fragdoctor.comparison import line_uses
-from fragdoctor.comparison.pipeline import compare_cases
-from fragdoctor.comparison.reading import read_device
+from fragdoctor.comparison.compare_cases import compare_cases
+from fragdoctor.comparison.compared_run import read_device
+from fragdoctor.trace.trace import Trace
 from fragdoctor.units import MIB
 
 ASKS = (
@@ -20,7 +20,7 @@ ASKS = (
 def test_line_holds_its_blocks_at_the_peak_and_now() -> None:
     snapshot = columns_of(*ASKS)
 
-    reading, _ = read_device(snapshot, 0, user_frames(snapshot))
+    reading, _ = read_device(Trace.of(snapshot, 0))
 
     step = next(u for u in reading.lines if u.place is not None and u.place.line == 50)
     assert (step.peak_bytes, step.n_peak) == (42 * MIB, 2)
@@ -33,7 +33,7 @@ def test_line_holds_its_blocks_at_the_peak_and_now() -> None:
 def test_all_lines_add_up_to_the_peak() -> None:
     snapshot = columns_of(*ASKS)
 
-    reading, analysis = read_device(snapshot, 0, user_frames(snapshot))
+    reading, analysis = read_device(Trace.of(snapshot, 0))
 
     assert analysis.timeline is not None
     assert sum(u.peak_bytes for u in reading.lines) == analysis.timeline.peak_allocated_bytes

@@ -9,10 +9,9 @@ from oom_messages import case_of, new_style
 from oom_snapshots import calm, full, holes
 
 from fragdoctor.diagnosis.pipeline import diagnose
-from fragdoctor.model.case import Case, Overrides
+from fragdoctor.model.case import Case, MemoryStats, Overrides, StatsSeries
 from fragdoctor.model.diagnosis import Status
 from fragdoctor.model.snapshot import no_events
-from fragdoctor.model.stats import MemoryStats, StatsSeries
 
 IDS = [
     "capacity",

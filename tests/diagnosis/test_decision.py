@@ -12,12 +12,12 @@ from oom_messages import GIB, MIB, message
 from fragdoctor.diagnosis.decision import decide
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.finding import Confidence
-from fragdoctor.rules.refusal import Refusal
-from fragdoctor.rules.refusal_message import refusal_from_message
+from fragdoctor.rules.failed_request import FailedRequest
+from fragdoctor.rules.request_sources import request_of_message
 
 
-def refusal(asked, total, free, live, unallocated, **more):
-    """Return a refusal from figures in MiB."""
+def failed(asked, total, free, live, unallocated, **more):
+    """Return a failed from figures in MiB."""
     figures = {
         "source": "oom message",
         "requested_bytes": int(asked * MIB),
@@ -27,53 +27,53 @@ def refusal(asked, total, free, live, unallocated, **more):
         "unallocated_bytes": int(unallocated * MIB),
         "reserved_bytes": int((live + unallocated) * MIB),
     }
-    return Refusal(**{**figures, **more})
+    return FailedRequest(**{**figures, **more})
 
 
 @pytest.mark.parametrize(
     ("case", "cause"),
     [
         # asked, total, free, live, unallocated
-        (refusal(2 * 1024 * 1024, 81920, 1000, 70000, 100), Cause.SIZE_BUG),
-        (refusal(100_000, 81920, 60_000, 8000, 100), Cause.CAPACITY),
-        (refusal(400, 16384, 13000, 3000, 20, limit_bytes=3200 * MIB), Cause.MEMORY_LIMIT),
-        (refusal(2048, 24576, 200, 22000, 100), Cause.CAPACITY),
-        (refusal(500, 4000, 300, 2700, 700), Cause.FRAGMENTATION),
-        (refusal(500, 4000, 400, 3000, 300), Cause.FRAGMENTATION),
-        (refusal(1000, 15000, 920, 12590, 287), Cause.CAPACITY),
-        (refusal(20, 8000, 2, 7800, 30), Cause.CAPACITY),
-        (refusal(200, 500, 140, 180, 0, pools_free_bytes=180 * MIB, reserved_bytes=360 * MIB),
+        (failed(2 * 1024 * 1024, 81920, 1000, 70000, 100), Cause.SIZE_BUG),
+        (failed(100_000, 81920, 60_000, 8000, 100), Cause.CAPACITY),
+        (failed(400, 16384, 13000, 3000, 20, limit_bytes=3200 * MIB), Cause.MEMORY_LIMIT),
+        (failed(2048, 24576, 200, 22000, 100), Cause.CAPACITY),
+        (failed(500, 4000, 300, 2700, 700), Cause.FRAGMENTATION),
+        (failed(500, 4000, 400, 3000, 300), Cause.FRAGMENTATION),
+        (failed(1000, 15000, 920, 12590, 287), Cause.CAPACITY),
+        (failed(20, 8000, 2, 7800, 30), Cause.CAPACITY),
+        (failed(200, 500, 140, 180, 0, pools_free_bytes=180 * MIB, reserved_bytes=360 * MIB),
          Cause.PRIVATE_POOLS),
-        (refusal(128, 24576, 60, 1100, 20), Cause.OTHER_PROCESS),
-        (refusal(128, 24576, 60, 1100, 20, process_bytes=23_000 * MIB), Cause.NON_PYTORCH_MEMORY),
-        (refusal(16, 24576, 34, 22600, 1400), Cause.UNKNOWN),
+        (failed(128, 24576, 60, 1100, 20), Cause.OTHER_PROCESS),
+        (failed(128, 24576, 60, 1100, 20, process_bytes=23_000 * MIB), Cause.NON_PYTORCH_MEMORY),
+        (failed(16, 24576, 34, 22600, 1400), Cause.UNKNOWN),
     ],
 )  # fmt: skip
 def test_decide_row_of_the_table_gives_its_cause(case, cause):
-    readings = decide(case)
+    hypotheses = decide(case)
 
-    assert cause is readings[0].cause
-    assert readings[0].summary
+    assert cause is hypotheses[0].cause
+    assert hypotheses[0].summary
 
 
 def test_decide_slim_margin_without_large_cache_is_capacity_and_perhaps_fragmentation():
-    readings = decide(refusal(1000, 15000, 920, 12590, 287))
+    hypotheses = decide(failed(1000, 15000, 920, 12590, 287))
 
-    assert [r.cause for r in readings] == [Cause.CAPACITY, Cause.FRAGMENTATION]
-    assert Confidence.POSSIBLE is readings[1].confidence
+    assert [r.cause for r in hypotheses] == [Cause.CAPACITY, Cause.FRAGMENTATION]
+    assert Confidence.POSSIBLE is hypotheses[1].confidence
 
 
 def test_decide_within_rounding_of_the_message_is_not_called_proven():
     live, free, asked = int(4.66 * GIB), 98 * MIB, 100 * MIB
-    close = Refusal("oom message", asked, None, 6 * GIB, free, live, 0, reserved_bytes=live)
+    close = FailedRequest("oom message", asked, None, 6 * GIB, free, live, 0, reserved_bytes=live)
 
     assert Confidence.LIKELY is decide(close)[0].confidence
     assert Confidence.PROVEN is decide(replace(close, is_exact=True))[0].confidence
 
 
 def test_decide_request_above_the_device_wins_over_another_process():
-    readings = decide(
-        refusal_from_message(
+    hypotheses = decide(
+        request_of_message(
             message(
                 requested_bytes=113 * GIB,
                 total_bytes=79 * GIB,
@@ -87,11 +87,11 @@ def test_decide_request_above_the_device_wins_over_another_process():
         )
     )
 
-    assert [r.cause for r in readings] == [Cause.CAPACITY]
+    assert [r.cause for r in hypotheses] == [Cause.CAPACITY]
 
 
 def test_decide_listed_process_is_proof_remainder_is_not():
-    listed = refusal_from_message(
+    listed = request_of_message(
         message(
             requested_bytes=GIB,
             total_bytes=24 * GIB,
@@ -110,7 +110,7 @@ def test_decide_listed_process_is_proof_remainder_is_not():
 
 
 def test_decide_own_process_in_a_container_is_not_another():
-    told = refusal_from_message(
+    told = request_of_message(
         message(
             requested_bytes=GIB,
             total_bytes=24 * GIB,
@@ -128,35 +128,35 @@ def test_decide_own_process_in_a_container_is_not_another():
 
 
 def test_decide_limit_with_large_holes_is_fragmentation_and_limit():
-    case = refusal(316, 2350, 356, 1598, 396, limit_bytes=2280 * MIB)
+    case = failed(316, 2350, 356, 1598, 396, limit_bytes=2280 * MIB)
 
     assert [r.cause for r in decide(case)] == [Cause.FRAGMENTATION, Cause.MEMORY_LIMIT]
 
 
 def test_decide_exact_free_enough_points_to_a_fraction():
-    case = refusal(384, 16384, 13382, 2985, 17, is_exact=True)
+    case = failed(384, 16384, 13382, 2985, 17, is_exact=True)
 
     assert Cause.MEMORY_LIMIT is decide(case)[0].cause
     assert Confidence.LIKELY is decide(case)[0].confidence
 
 
 def test_decide_page_rounding_explains_a_refusal_with_enough_free():
-    case = refusal(24, 1024, 38, 900, 60, is_exact=True, expandable=True)
+    case = failed(24, 1024, 38, 900, 60, is_exact=True, expandable=True)
 
-    assert case.is_refused_by_pages
+    assert case.fails_by_pages
     assert Cause.MEMORY_LIMIT not in [r.cause for r in decide(case)]
 
 
 def test_decide_block_that_came_free_too_late_is_pending_frees():
-    case = refusal(800, 1000, 2, 100, 898, is_exact=True)
-    late = replace(case, largest_free_block_bytes=898 * MIB, n_late_free_bytes=898 * MIB)
+    case = failed(800, 1000, 2, 100, 898, is_exact=True)
+    late = replace(case, largest_free_block_bytes=898 * MIB, late_free_bytes=898 * MIB)
 
     assert Cause.PENDING_FREES is decide(late)[0].cause
-    assert Cause.PENDING_FREES is not decide(replace(late, n_late_free_bytes=0))[0].cause
+    assert Cause.PENDING_FREES is not decide(replace(late, late_free_bytes=0))[0].cause
 
 
 def test_decide_pending_blocks_that_cover_the_lack_come_before_capacity():
-    case = refusal(300, 1000, 0, 900, 100, is_exact=True, pending_bytes=400 * MIB)
+    case = failed(300, 1000, 0, 900, 100, is_exact=True, pending_bytes=400 * MIB)
 
     assert [r.cause for r in decide(case)] == [Cause.PENDING_FREES, Cause.CAPACITY]
 
@@ -175,18 +175,18 @@ def test_decide_any_figures_give_a_reasoned_reading(
     asked, total, free, live, unallocated, pools, limit, exact
 ):
     reserved = None if live is None else live + unallocated + pools
-    case = Refusal(
+    case = FailedRequest(
         "oom message", asked, None, total, free, live,
         None if live is None else unallocated, pools, 0, reserved, limit, is_exact=exact,
     )  # fmt: skip
 
-    readings = decide(case)
+    hypotheses = decide(case)
 
-    assert readings[0].summary
-    assert len(readings) == len({r.cause for r in readings})
+    assert hypotheses[0].summary
+    assert len(hypotheses) == len({r.cause for r in hypotheses})
     margin = case.margin_bytes
     if margin is not None and margin < -case.tolerance_bytes:
-        assert readings[0].cause is not Cause.FRAGMENTATION
+        assert hypotheses[0].cause is not Cause.FRAGMENTATION
 
 
 def test_small_block_in_a_large_segment_is_no_proof_against_settings():
@@ -194,8 +194,8 @@ def test_small_block_in_a_large_segment_is_no_proof_against_settings():
     figures = {"requested_bytes": 20 * MIB, "live_bytes": 990 * MIB, "reserved_bytes": 996 * MIB,
                "free_bytes": 4 * MIB, "unallocated_bytes": 6 * MIB, "is_exact": True}  # fmt: skip
 
-    small = decide(Refusal("trace", block_bytes=4 * MIB, **figures))[0]
-    whole = decide(Refusal("trace", block_bytes=20 * MIB, **figures))[0]
+    small = decide(FailedRequest("trace", block_bytes=4 * MIB, **figures))[0]
+    whole = decide(FailedRequest("trace", block_bytes=20 * MIB, **figures))[0]
 
     assert (small.cause, small.confidence) == (Cause.CAPACITY, Confidence.LIKELY)
     assert "no allocator setting" not in small.summary

@@ -18,7 +18,7 @@ from builders import (
 )
 from oom_snapshots import full
 
-from fragdoctor.diagnosis.pictures import MAX_COLUMNS
+from fragdoctor.diagnosis.figures import MAX_COLUMNS
 from fragdoctor.diagnosis.pipeline import diagnose
 from fragdoctor.model.case import Case
 from fragdoctor.model.diagnosis import Diagnosis, RunKind, SegmentRun, TimelineStrip

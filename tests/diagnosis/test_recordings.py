@@ -9,10 +9,10 @@ import pytest
 from stock import load_stock
 
 from fragdoctor.diagnosis.pipeline import diagnose
+from fragdoctor.inputs.messages import find_messages
+from fragdoctor.inputs.stats_reader import read_stats
 from fragdoctor.model.case import Case
 from fragdoctor.model.diagnosis import Cause
-from fragdoctor.readers.oom_text import find_messages
-from fragdoctor.readers.stats import read_stats
 from fragdoctor.report.base import RenderOptions, Verbosity
 from fragdoctor.report.text import render_diagnosis
 
@@ -138,7 +138,9 @@ def test_default_settings_that_a_cut_trace_cannot_test_are_named_with_the_reason
 
     advice = next(r for r in diagnosis.recommendations if r.code == "default-settings")
     assert advice.predicted.fits is None
-    assert any(caveat.startswith("Replay cannot tell: made anew") for caveat in advice.caveats)
+    assert any(
+        caveat.startswith("A replay cannot answer it: made anew") for caveat in advice.caveats
+    )
 
 
 def test_texts_of_recordings_agree_in_number(shared):

@@ -9,8 +9,8 @@ from oom_snapshots import calm, full, holes, interleaved, late_free, leaking, mo
 
 from fragdoctor.diagnosis.contexts import build_contexts
 from fragdoctor.diagnosis.pipeline import diagnose
-from fragdoctor.diagnosis.remedies.plan import Plan, Proposal, propose, reject
-from fragdoctor.diagnosis.remedies.ranking import rank, with_replay
+from fragdoctor.diagnosis.remedies.registry import REMEDIES, rank
+from fragdoctor.diagnosis.remedies.remedy import JudgedCase, Remedy
 from fragdoctor.diagnosis.verdict import find_verdict
 from fragdoctor.errors import ConfigError
 from fragdoctor.model.case import Case, Overrides
@@ -36,9 +36,21 @@ def by_code(diagnosis, code):
     return next(r for r in diagnosis.recommendations if r.code == code)
 
 
-def plan_of(case):
+def judged(case):
     context = build_contexts(case)[0]
-    return Plan(context, find_verdict(context))
+    return JudgedCase(context, find_verdict(context))
+
+
+class Tried(Remedy):
+    """A remedy that proposes nothing by itself."""
+
+    title = "T"
+
+    def __init__(self, code):
+        self.code = code
+
+    def propose(self, case):
+        yield from ()
 
 
 @pytest.mark.parametrize(
@@ -113,15 +125,15 @@ def test_setting_that_is_on_is_not_advised_again():
 
 
 def test_setting_keeps_what_is_set_already():
-    plan = plan_of(Case(snapshot=holes(conf="roundup_power2_divisions:[256:1,>:8],"
+    case = judged(Case(snapshot=holes(conf="roundup_power2_divisions:[256:1,>:8],"
                                             "max_split_size_mb:64")))  # fmt: skip
 
     assert (
-        plan.with_present("expandable_segments:True")
+        case.with_present("expandable_segments:True")
         == "roundup_power2_divisions:[256:1,>:8],max_split_size_mb:64,expandable_segments:True"
     )
     assert (
-        plan.with_present("max_split_size_mb:128")
+        case.with_present("max_split_size_mb:128")
         == "roundup_power2_divisions:[256:1,>:8],max_split_size_mb:128"
     )
 
@@ -216,7 +228,12 @@ def test_size_bug_asks_for_the_shape():
 
 
 def proposal(code, weight, **more):
-    return propose(code, "T", weight=weight, confidence=Confidence.LIKELY, why="w", **more)
+    return Tried(code).proposal(weight=weight, confidence=Confidence.LIKELY, why="w", **more)
+
+
+def test_remedies_have_a_code_of_their_own_and_an_imperative_title():
+    assert len({remedy.code for remedy in REMEDIES}) == len(REMEDIES)
+    assert all(remedy.title[0].isupper() and remedy.code.islower() for remedy in REMEDIES)
 
 
 def test_rank_orders_by_weight_then_confidence():
@@ -229,8 +246,8 @@ def test_rank_orders_by_weight_then_confidence():
 
 def test_rank_replayed_success_comes_first_and_failure_is_rejected():
     plain = proposal("plain", 90)
-    fits = with_replay(proposal("fits", 10), Predicted(fits=True, method="replay"))
-    fails = with_replay(proposal("fails", 95), Predicted(fits=False, method="replay"))
+    fits = proposal("fits", 10).with_prediction(Predicted(fits=True, method="replay"))
+    fails = proposal("fails", 95).with_prediction(Predicted(fits=False, method="replay"))
 
     ranked, dropped = rank([plain, fits, fails])
 
@@ -239,13 +256,10 @@ def test_rank_replayed_success_comes_first_and_failure_is_rejected():
 
 
 def test_tested_rejection_comes_back_when_the_replay_fits():
-    doubted = reject("doubted", "T", confidence=Confidence.LIKELY, why="w")
+    doubted = Tried("doubted").rejection("w", Confidence.LIKELY)
 
-    revived = with_replay(doubted, Predicted(fits=True, method="replay"))
-
-    assert isinstance(revived, Proposal)
-    assert not revived.is_rejected
-    assert with_replay(doubted, Predicted(fits=False, method="replay")).is_rejected
+    assert not doubted.with_prediction(Predicted(fits=True, method="replay")).is_rejected
+    assert doubted.with_prediction(Predicted(fits=False, method="replay")).is_rejected
 
 
 def test_optimizer_failure_does_not_blame_the_batch():

@@ -5,9 +5,8 @@ from __future__ import annotations
 from builders import MIB
 
 from fragdoctor.diagnosis.pipeline import diagnose
-from fragdoctor.model.case import Case
+from fragdoctor.model.case import Case, MemoryStats, StatsSeries
 from fragdoctor.model.diagnosis import Cause, Status
-from fragdoctor.model.stats import MemoryStats, StatsSeries
 
 
 def record(allocated=500, reserved=1000, split=50, retries=0, ooms=0, **more):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import story_logs
 
 from fragdoctor.diagnosis.pipeline import diagnose
+from fragdoctor.inputs.messages import find_messages
 from fragdoctor.model.case import Case
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.finding import Confidence
-from fragdoctor.readers.oom_text import find_messages
 
 
 def diagnosis_of(text):

@@ -19,7 +19,7 @@ from builders import BASE, MIB, alloc, block, frame, free, oom, segment, segment
 import fragdoctor
 from fragdoctor.analysis.device import analyze_device
 from fragdoctor.errors import ConfigError
-from fragdoctor.export import tables, trace
+from fragdoctor.export import tables, trace_events
 from fragdoctor.export.allocations import device_life
 from fragdoctor.export.speedscope import speedscope_text
 from fragdoctor.model.snapshot import Snapshot
@@ -63,7 +63,7 @@ def test_allocations_have_their_whole_life() -> None:
     assert set(rows) == {4 * MIB, 8 * MIB}
     assert (rows[4 * MIB]["start_event"], rows[4 * MIB]["free_event"]) == ("1", "")
     assert (rows[8 * MIB]["start_event"], rows[8 * MIB]["free_event"]) == ("2", "4")
-    assert rows[8 * MIB]["location"] == "/p/b.py:2 g"
+    assert rows[8 * MIB]["location"] == "/p/b.py:2 in g"
 
 
 def test_csv_in_parts_equals_csv_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,7 +101,7 @@ def test_parquet_without_pyarrow_is_a_sentence(monkeypatch: pytest.MonkeyPatch) 
 
 
 def traced(snap: Snapshot) -> list[dict[str, Any]]:
-    return json.loads("".join(trace.trace_parts(snap)))["traceEvents"]  # type: ignore[no-any-return]
+    return json.loads("".join(trace_events.trace_parts(snap)))["traceEvents"]  # type: ignore[no-any-return]
 
 
 def check_trace_events(events: list[dict[str, Any]]) -> None:
@@ -153,11 +153,11 @@ def test_trace_has_slices_marks_and_annotations_at_their_times() -> None:
 
 
 def test_trace_thinned_out_keeps_the_peaks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trace, "MAX_POINTS", 50)
+    monkeypatch.setattr(trace_events, "MAX_POINTS", 50)
     rng = np.random.default_rng(1)
     columns = tuple(rng.integers(0, 10**9, 10_000) for _ in range(3))
 
-    kept = trace._thinned(columns)
+    kept = trace_events._thinned(columns)
 
     assert len(kept) < 100
     assert kept[0] == 0
@@ -168,7 +168,7 @@ def test_trace_thinned_out_keeps_the_peaks(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_trace_of_hostile_names_is_plain() -> None:
-    text = "".join(trace.trace_parts(example(phase="\x1b[2J\u202e</script>\ud800")))
+    text = "".join(trace_events.trace_parts(example(phase="\x1b[2J\u202e</script>\ud800")))
 
     assert text.isascii()
     assert "\\u001b" not in text

@@ -10,10 +10,10 @@ import pytest
 from builders import BASE, MIB, alloc, block, frame, segment, segment_alloc, snapshot
 
 import fragdoctor
-from fragdoctor.analysis.attribution import classify_file
 from fragdoctor.export.redact import Pseudonyms, redacted, redacted_file
-from fragdoctor.export.snapshot import write_snapshot
+from fragdoctor.export.snapshot_writer import write_snapshot
 from fragdoctor.model.snapshot import Snapshot, column_dict
+from fragdoctor.trace.code_owners import classify_file
 
 SECRET = "/home/alice/secret_project/models/secret_net.py"
 PRIVATE = ("alice", "secret", "acme")

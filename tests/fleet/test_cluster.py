@@ -22,9 +22,9 @@ from slow_ranks import Held, kill_reader, sending
 from fragdoctor.errors import ConfigError
 from fragdoctor.fleet import cluster
 from fragdoctor.fleet.cluster import dask_cluster
-from fragdoctor.fleet.discovery import discover, inputs_of
 from fragdoctor.fleet.engine import summarise_all
 from fragdoctor.fleet.examine import Replays, examine
+from fragdoctor.inputs.discovery import discover, inputs_of
 from fragdoctor.model.fleet import SummaryOptions
 from fragdoctor.report.fleet.json import fleet_document
 

@@ -9,15 +9,10 @@ from typing import Any
 import fleets
 import pytest
 
-from fragdoctor.fleet.discovery import discover
-from fragdoctor.fleet.engine import (
-    chunk_size_for,
-    chunked,
-    default_workers,
-    summarise_all,
-)
+from fragdoctor.fleet.engine import chunk_size_for, chunked, default_workers, summarise_all
 from fragdoctor.fleet.examine import Replays, examine
 from fragdoctor.fleet.workers import WorkerPool, process_pool
+from fragdoctor.inputs.discovery import discover
 from fragdoctor.model.fleet import RankInput, SummaryOptions
 from fragdoctor.report.fleet.json import fleet_document
 

@@ -17,8 +17,8 @@ from slow_ranks import Held
 
 from fragdoctor.fleet import cluster, engine
 from fragdoctor.fleet.cluster import dask_cluster
-from fragdoctor.fleet.discovery import inputs_of
 from fragdoctor.fleet.examine import examine
+from fragdoctor.inputs.discovery import inputs_of
 
 pytest.importorskip("distributed")
 pytestmark = pytest.mark.skipif(not slow_ranks.HAS_PROC, reason="asks /proc who reads a pipe")

@@ -6,7 +6,7 @@ import fleets
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fragdoctor.fleet.merge import EMPTY, fleet_of, merge, merge_all
+from fragdoctor.fleet.engine import EMPTY, fleet_of, merge, merge_all
 from fragdoctor.model.fleet import FleetSummary, RankSummary
 
 

@@ -20,13 +20,13 @@ from cli_fixtures import run as run  # noqa: PLC0414 - a fixture
 from command_line import Run
 
 from fragdoctor.errors import InputError
-from fragdoctor.fleet.discovery import discover
 from fragdoctor.fleet.engine import summarise_all
 from fragdoctor.fleet.examine import examine
 from fragdoctor.fleet.workers import WorkerPool
-from fragdoctor.intake import bundle
+from fragdoctor.inputs import bundles
+from fragdoctor.inputs.discovery import discover
+from fragdoctor.inputs.source import zstd
 from fragdoctor.limits import Limits
-from fragdoctor.readers.source import zstd
 from fragdoctor.report.fleet.json import fleet_document
 
 fsspec = pytest.importorskip("fsspec")
@@ -206,7 +206,7 @@ def test_zip_longer_than_the_limit_is_refused(
     web: str, job: Path, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     zipped(job / "b7.zip", rank=7)
-    monkeypatch.setattr(bundle, "DEFAULT_LIMITS", Limits(max_input_bytes=100))
+    monkeypatch.setattr(bundles, "DEFAULT_LIMITS", Limits(max_input_bytes=100))
 
     outcome = run("analyze", f"{web}/b7.zip")
 

@@ -10,9 +10,9 @@ import pytest
 from cli_fixtures import run as run  # noqa: PLC0414 - a fixture
 from command_line import Run
 
-from fragdoctor.fleet.discovery import discover
 from fragdoctor.fleet.engine import summarise_all
 from fragdoctor.fleet.workers import WorkerPool
+from fragdoctor.inputs.discovery import discover
 
 s3fs = pytest.importorskip("s3fs")
 server = pytest.importorskip("moto.server")

@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fragdoctor.fleet.clip import clip, clip_left, clip_name, weight
-from fragdoctor.fleet.summary import failed, line, summarise
+from fragdoctor.fleet.summary import clip, clip_left, clip_name, failed, line, summarise, weight
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.finding import Location
 from fragdoctor.model.fleet import (

@@ -19,9 +19,9 @@ from builders import MIB
 from slow_ranks import Held, kill_reader, sending
 
 from fragdoctor.errors import ConfigError
-from fragdoctor.fleet.discovery import inputs_of
 from fragdoctor.fleet.engine import may_hang, summarise_all
 from fragdoctor.fleet.workers import WorkerLostError, WorkerPool, process_pool
+from fragdoctor.inputs.discovery import inputs_of
 from fragdoctor.model.fleet import RankInput, SummaryOptions
 
 N_RANKS = 6

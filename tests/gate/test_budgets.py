@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from fragdoctor.errors import ConfigError
 from fragdoctor.gate.amount import Amount, parse_amount
-from fragdoctor.gate.budgets import BudgetResult, Budgets, Outcome, check_budgets
-from fragdoctor.gate.fit import Fit
+from fragdoctor.gate.budgets import BudgetResult, Budgets, Fit, Outcome, check_budgets
 from fragdoctor.model.diagnosis import DeviceFigures, Diagnosis
 from fragdoctor.model.finding import Severity, SkippedRule
 from fragdoctor.units import GIB, MIB

@@ -201,7 +201,7 @@ def _shared_blocks() -> bytes:
 
 
 def compressed() -> Iterator[Entry]:
-    from fragdoctor.readers.source import zstd
+    from fragdoctor.inputs.source import zstd
 
     # 100 MB of opcodes in 100 KB: a string that never ends.
     body = op("PROTO", b"\x04") + op("BINUNICODE", u32(15 << 20)) + bytes(15 << 20)

@@ -9,7 +9,7 @@ import pytest
 from builders import cpp_pickled, pickled, small
 
 from fragdoctor.errors import InputError
-from fragdoctor.readers.snapshot import read_snapshot
+from fragdoctor.inputs.snapshot_reader import read_snapshot
 
 SEEDS = {
     "python": pickled(small()),

@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 from catalogue import catalogue
 
 from fragdoctor.errors import InputError
-from fragdoctor.readers.snapshot import read_snapshot
+from fragdoctor.inputs.snapshot_reader import read_snapshot
 
 CATALOGUE = catalogue()
 UNIT = 1 if sys.platform == "darwin" else 1024

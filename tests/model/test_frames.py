@@ -7,7 +7,7 @@ import pytest
 from builders import BASE, MIB, alloc, block, columns, event, frame, oom, segment, small, snapshot
 from stock import load_stock
 
-from fragdoctor.readers.snapshot import read_snapshot
+from fragdoctor.inputs.snapshot_reader import read_snapshot
 
 STACK = [frame("train.py", 10, "forward"), frame("train.py", 99, "<module>")]
 
@@ -23,7 +23,7 @@ def test_events_are_rows_in_words():
     assert frame_["time_us"].tolist() == [1, 2, 3, 4, 5, 6]
     assert set(frame_["device"]) == {0}
     assert set(frame_["pool"]) == {"(0, 0)"}
-    assert frame_["location"].tolist()[1] == "train.py:10 forward"
+    assert frame_["location"].tolist()[1] == "train.py:10 in forward"
     assert frame_["compile_context"].tolist()[1] == "N/A"
     assert frame_["user_metadata"].tolist()[1] == ""
 
@@ -93,7 +93,7 @@ def test_segments_are_rows_in_words():
     assert frame_["pool"].tolist() == ["(0, 0)", "(0, 3)"]
     assert frame_["total_bytes"].tolist() == [2 * MIB, 20 * MIB]
     assert frame_["allocated_bytes"].tolist() == [512, 0]
-    assert frame_["location"].tolist()[1] == "train.py:10 forward"
+    assert frame_["location"].tolist()[1] == "train.py:10 in forward"
 
 
 def test_blocks_name_their_segment():
@@ -122,7 +122,7 @@ def test_frames_of_a_sample_agree_with_its_columns(samples, name):
     assert frame_["size_bytes"].tolist() == stock.events.size_bytes.tolist()
     assert frame_["address"].tolist() == stock.events.address.tolist()
     stacks = [stock.stack(int(i)) for i in stock.events.stack]  # noqa: PD013 - of frames
-    innermost = [f"{s[0].filename}:{s[0].line} {s[0].name}" for s in stacks if s]
+    innermost = [f"{s[0].filename}:{s[0].line} in {s[0].name}" for s in stacks if s]
     assert [text for text in frame_["location"].dropna() if text] == innermost
     assert len(innermost) > 0
     assert result.blocks_frame()["size_bytes"].sum() == result.segments_frame()["total_bytes"].sum()

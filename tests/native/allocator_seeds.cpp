@@ -22,7 +22,7 @@ void seeded_blocks_are_used_and_freed() {
   config.capacity_bytes = 100 * MIB;
   Allocator a(config);
   std::vector<BlockId> ids;
-  REQUIRE(a.seed_segment(plain(0x7f0000000000ULL, {{4 * MIB, 4 * MIB, BlockState::active_allocated},
+  REQUIRE(a.seed_segment(plain(0x7f0000000000ULL, {{4 * MIB, 4 * MIB, BlockState::allocated},
                                                    {16 * MIB, 0, BlockState::inactive}}),
                          &ids));
   REQUIRE(ids.size() == 2);
@@ -45,7 +45,7 @@ void seeded_reservations_grow() {
   Config config;
   config.settings.expandable_segments = true;
   Allocator a(config);
-  SeedSegment seed = plain(0x7f0000000000ULL, {{20 * MIB, 20 * MIB, BlockState::active_allocated},
+  SeedSegment seed = plain(0x7f0000000000ULL, {{20 * MIB, 20 * MIB, BlockState::allocated},
                                                {80 * MIB, 0, BlockState::unmapped}});
   seed.is_expandable = true;
   REQUIRE(a.seed_segment(seed));
@@ -64,7 +64,7 @@ void unsound_seeds_are_refused() {
       plain(0x7f0010000001ULL, {{512, 0, BlockState::inactive}}),
       plain(0x7f0010000000ULL, {{0, 0, BlockState::inactive}}),
       plain(0x7f0010000000ULL, {{512, 0, BlockState::unmapped}}),
-      plain(0x7f0010000000ULL, {{512, 0, BlockState::active_pending_free}}),
+      plain(0x7f0010000000ULL, {{512, 0, BlockState::pending_free}}),
       plain(0xffffffffffff0000ULL, {{1ULL << 40, 0, BlockState::inactive}}),
   };
   for (const SeedSegment& seed : bad) REQUIRE(!a.seed_segment(seed));

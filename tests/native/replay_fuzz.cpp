@@ -9,7 +9,7 @@
 
 #include "replay.h"
 #include "trace_ops.h"
-#include "trace_undo.h"
+#include "undone.h"
 
 using namespace fragdoctor;
 
@@ -86,24 +86,73 @@ Settings some_settings(std::mt19937_64& random) {
   return s;
 }
 
-// What is kept of a trace says the same as the columns that are made on demand.
-void check_totals(const TraceView& trace, const FinalState& end, const Settings& settings,
-                  const UndoneTrace& undone) {
-  const UndoneTrace full = undo_trace(trace, end, settings, {true, true, true, true});
-  bool same = full.block_bytes.size() == trace.n && full.allocated.size() == trace.n &&
-              undone.reserved.empty() && undone.block_bytes.empty();
-  std::int64_t peak_reserved = undone.initial_reserved, peak_active = undone.initial_active;
-  for (std::size_t row = 0; row < trace.n && same; ++row) {
-    same = undone.reserved_steps.after(row) == full.reserved[row] &&
-           undone.reserved_steps.before(row) ==
-               (row == 0 ? full.initial_reserved : full.reserved[row - 1]);
-    peak_reserved = std::max(peak_reserved, full.reserved[row]);
-    peak_active = std::max(peak_active, full.active[row]);
-  }
-  if (same && peak_reserved == undone.reserved_steps.peak() && peak_active == undone.peak_active)
-    return;
-  std::printf("totals differ\n");
+void require(bool holds, const char* what) {
+  if (holds) return;
+  std::printf("broken: %s\n", what);
   std::abort();
+}
+
+// The totals are the sums over lives and segments, whatever was in the file.
+void check_totals(const TraceView& trace, const UndoneTrace& undone) {
+  const Lives& lives = undone.lives;
+  for (const Total which : {Total::allocated, Total::active, Total::reserved}) {
+    const std::vector<std::int64_t> column = total_column(trace, undone, which);
+    require(column.size() == trace.n + 1, "a total in every state");
+    std::int64_t peak = 0;
+    for (std::size_t k = 0; k <= trace.n; ++k) {
+      const auto state = static_cast<std::int32_t>(k);
+      std::uint64_t sum = 0;
+      if (which == Total::reserved) {
+        for (const SegmentLife& s : undone.segments)
+          if (s.start < state && state <= s.done) sum += s.size;
+      } else {
+        const auto& end = which == Total::allocated ? lives.free : lives.done;
+        for (std::size_t i = 0; i < lives.size_of_all(); ++i)
+          if (lives.start[i] < state && state <= end[i]) sum += lives.size[i];
+      }
+      require(column[k] == static_cast<std::int64_t>(sum), "totals are sums over lives");
+      peak = std::max(peak, column[k]);
+    }
+    const Peak& kept = which == Total::allocated ? undone.peak_allocated
+                       : which == Total::active  ? undone.peak_active
+                                                 : undone.peak_reserved;
+    require(kept.bytes == peak && column[static_cast<std::size_t>(kept.state)] == peak,
+            "the peak is the highest total");
+    const std::int64_t starts[] = {0, static_cast<std::int64_t>(trace.n / 2)};
+    const Envelope e = envelope(trace, undone, which, starts, trace.n > 1 ? 2 : 1);
+    std::int64_t highest = e.high[0];
+    for (const std::int64_t high : e.high) highest = std::max(highest, high);
+    require(highest == peak || peak == 0, "an envelope loses no peak");
+  }
+}
+
+// At the end the lives are the blocks of the file, and every layout tiles its segments.
+void check_layouts(const TraceView& trace, const FinalState& end, const UndoneTrace& undone) {
+  const Lives& lives = undone.lives;
+  for (std::size_t i = 0; i < lives.size_of_all(); ++i) {
+    require(lives.start[i] <= lives.done[i] && lives.free[i] <= lives.done[i], "rows in order");
+    require((lives.done[i] == NEVER) == (lives.block[i] != NO_BLOCK), "who is there at the end");
+  }
+  for (std::int32_t state = 0; state <= static_cast<std::int32_t>(trace.n); state += 37) {
+    const DeviceLayout l = layout_at(trace, end, undone, state);
+    std::uint64_t reserved = 0;
+    for (std::size_t i = 0; i < l.segment_address.size(); ++i) {
+      reserved += l.segment_bytes[i];
+      require(i == 0 || l.segment_address[i - 1] + l.segment_bytes[i - 1] <= l.segment_address[i],
+              "segments do not overlap");
+    }
+    const std::int64_t asked[] = {state};
+    require(static_cast<std::int64_t>(reserved) == totals_at(trace, undone, asked, 1)[2],
+            "a layout has the reserved bytes of its state");
+    for (std::size_t i = 0; i < l.free_address.size(); ++i) {
+      const auto s = static_cast<std::size_t>(l.free_segment[i]);
+      require(l.free_address[i] >= l.segment_address[s] &&
+                  l.free_address[i] + l.free_bytes[i] <= l.segment_address[s] + l.segment_bytes[s],
+              "free blocks lie in their segments");
+    }
+    for (const std::uint32_t life : l.live)
+      require(lives.is_active_at(life, state), "live blocks live");
+  }
 }
 
 void run(std::mt19937_64& random) {
@@ -125,7 +174,8 @@ void run(std::mt19937_64& random) {
   end.block_state = c.block_state.data();
   const Settings settings = some_settings(random);
   const UndoneTrace undone = undo_trace(trace, end, settings);
-  check_totals(trace, end, settings, undone);
+  check_totals(trace, undone);
+  check_layouts(trace, end, undone);
   Inference inference;
   inference.limit_bytes = random() % 2 == 0 ? 0 : odd_number(random);
   inference.is_collecting = random() % 2 == 0;

@@ -12,7 +12,7 @@ import pytest
 from stock import from_python
 
 import fragdoctor
-from fragdoctor.model import cards
+from fragdoctor.model import hooks
 from fragdoctor.model.diagnosis import Cause, Diagnosis
 from fragdoctor.report.card import MAX_TEXT, diagnosis_card, snapshot_card
 
@@ -151,7 +151,7 @@ def test_values_of_the_api_show_themselves() -> None:
 
 
 def test_value_that_nobody_draws_shows_its_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cards, "_DRAWN_BY", {})
+    monkeypatch.setattr(hooks, "_DRAWN_BY", {})
 
     assert snapshot()._repr_html_() is None
 

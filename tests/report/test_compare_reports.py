@@ -11,10 +11,10 @@ import pytest
 from attacks_on_text import HOSTILE
 from runs import Ask, case
 
-from fragdoctor.comparison.pipeline import compare_cases
+from fragdoctor.comparison.compare_cases import compare_cases
 from fragdoctor.errors import ConfigError
 from fragdoctor.gate.amount import parse_amount
-from fragdoctor.gate.growth import judge_growth
+from fragdoctor.gate.judgement import judge_growth
 from fragdoctor.model import comparison as model
 from fragdoctor.model.comparison import Comparison
 from fragdoctor.report.base import RenderOptions, Verbosity

@@ -12,9 +12,9 @@ import pytest
 from estimated_workloads import workload_of
 
 import fragdoctor.report
-from fragdoctor.estimate.formula import formula_footprint
-from fragdoctor.estimate.gpus import gpu_of, known_gpus
-from fragdoctor.estimate.judge import Route, judged
+from fragdoctor.estimation.formula import formula_footprint
+from fragdoctor.estimation.gpus import gpu_of, known_gpus
+from fragdoctor.estimation.judge import Route, judged
 from fragdoctor.model.estimate import Estimate, PhaseName, Sureness
 from fragdoctor.model.workload import Attention
 from fragdoctor.report.base import RenderOptions, Verbosity

@@ -12,11 +12,10 @@ import jsonschema
 import pytest
 
 import fragdoctor.report
-from fragdoctor.fleet.merge import fleet_of
-from fragdoctor.fleet.report import conclude
+from fragdoctor.fleet.conclusions import conclude
+from fragdoctor.fleet.engine import fleet_of
 from fragdoctor.model.diagnosis import Cause
-from fragdoctor.model.fleet import RankAdvice, SourceLine
-from fragdoctor.model.fleet_report import DifferenceKind, FleetReport
+from fragdoctor.model.fleet import DifferenceKind, FleetReport, RankAdvice, SourceLine
 from fragdoctor.report.base import RenderOptions, Verbosity
 from fragdoctor.report.fleet import FLEET_FORMATS, fleet_renderer
 from fragdoctor.report.fleet.phrases import advice_of, members_text

@@ -13,8 +13,8 @@ from page_samples import of_snapshot, tiny, tiny_diagnosis
 from stock import from_python
 
 from fragdoctor.analysis.device import analyze_device
+from fragdoctor.inputs.snapshot_reader import read_snapshot
 from fragdoctor.model.diagnosis import Diagnosis
-from fragdoctor.readers.snapshot import read_snapshot
 from fragdoctor.report.base import RenderOptions
 from fragdoctor.report.html import MAX_PAGE_BYTES, render_diagnosis, render_html
 from fragdoctor.report.page.blob import decode, decode_array

@@ -10,9 +10,7 @@ from hypothesis import strategies as st
 from page_samples import MIB, frames, of_snapshot, tiny
 from stock import from_python
 
-from fragdoctor.analysis.columns import device_columns
 from fragdoctor.analysis.device import analyze_device
-from fragdoctor.analysis.timeline import undo
 from fragdoctor.model.diagnosis import Predicted
 from fragdoctor.model.snapshot import Annotation
 from fragdoctor.report import escape
@@ -23,6 +21,7 @@ from fragdoctor.report.page.sink import Sink
 from fragdoctor.report.page.text_tables import LEFT_OUT, MAX_STRINGS, MAX_TEXT, TextTables
 from fragdoctor.report.page.timeline_data import bucketed, find_phases, timeline_data
 from fragdoctor.report.page.what_if import what_ifs
+from fragdoctor.trace.trace import Trace
 
 SIZES = st.integers(0, 2**46)
 
@@ -145,11 +144,11 @@ def test_phases_of_any_annotations_stay_inside_the_trace(marks):
 
 def test_held_at_counts_live_blocks_at_both_moments():
     snapshot = from_python(tiny())
-    lifetimes = undo(device_columns(snapshot, 0), snapshot.settings).lifetimes
+    lives = Trace.of(snapshot, 0).lives
 
-    assert held_at(lifetimes, 3).total_bytes == 14 * MIB
-    assert held_at(lifetimes, 8).total_bytes == 6 * MIB
-    assert held_at(lifetimes, 8).n_blocks.tolist() == [1, 1]
+    assert held_at(lives, 3).total_bytes == 14 * MIB
+    assert held_at(lives, 8).total_bytes == 6 * MIB
+    assert held_at(lives, 8).n_blocks.tolist() == [1, 1]
 
 
 def test_segment_map_marks_pins_ages_and_stacks():

@@ -11,9 +11,9 @@ import story_logs
 
 import fragdoctor
 from fragdoctor.diagnosis.pipeline import diagnose
+from fragdoctor.inputs.messages import find_messages
 from fragdoctor.model.case import Case
 from fragdoctor.model.diagnosis import Cause, Status
-from fragdoctor.readers.oom_text import find_messages
 from fragdoctor.report.base import RenderOptions, Verbosity, renderer
 from fragdoctor.report.json import dumps, oom_document
 

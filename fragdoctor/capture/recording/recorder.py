@@ -14,10 +14,9 @@ from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
 from typing import Any
 
-from . import bundle_writer, environment
-from .options import Options, find_ranks
-from .pace import Pace
-from .secrets import masked
+from . import bundle_writer
+from .facts import device_facts, masked, program_facts, used_devices
+from .options import Options, Pace, find_ranks
 
 _MESSAGE_CHARACTERS = 64 * 1024
 _PATIENCE_S = 60.0
@@ -161,7 +160,7 @@ class Recorder:
             if os.getpid() == self.pid:
                 is_told = self._is_told(error)
                 self._finish(ended_program=is_told)
-                if at_end and not is_told and environment.used_devices(self.torch):
+                if at_end and not is_told and used_devices(self.torch):
                     with self._writing():
                         self._write("block", "block", error)
         except Exception as e:  # the block's own outcome must be the one that is seen
@@ -192,7 +191,7 @@ class Recorder:
         return error is not None and bool(self._last_oom) and str(error) == self._last_oom
 
     def _write_end(self, error: BaseException | None, signal_name: str) -> None:
-        if not self.n_ooms and not environment.used_devices(self.torch):
+        if not self.n_ooms and not used_devices(self.torch):
             self.left_nothing = True
             return
         reason = "signal" if signal_name else "exit"
@@ -214,9 +213,7 @@ class Recorder:
         self, name: str, reason: str, error: BaseException | None = None, **fields: Any
     ) -> str:
         failed = fields.get("oom", {}).get("device")
-        devices = sorted(
-            {*environment.used_devices(self.torch), *([failed] if failed is not None else ())}
-        )
+        devices = sorted({*used_devices(self.torch), *([failed] if failed is not None else ())})
         ranks = find_ranks()
         parts: dict[str, Callable[[str], None]] = {
             bundle_writer.SNAPSHOT: self._dump,
@@ -241,8 +238,8 @@ class Recorder:
         return bundle
 
     def _manifest(self, reason: str, devices: list[int]) -> dict[str, Any]:
-        facts, driver = environment.device_facts(self.torch, devices)
-        program = environment.program_facts(self.torch)
+        facts, driver = device_facts(self.torch, devices)
+        program = program_facts(self.torch)
         program["versions"]["driver"] = driver
         return {
             "format": bundle_writer.FORMAT,

@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from fragdoctor.diagnosis.checklist.item import Item
 from fragdoctor.diagnosis.decision import SLIM_MARGIN_SHARE
-from fragdoctor.model.diagnosis import ChecklistItem, Verdict
+from fragdoctor.model.diagnosis import ChecklistItem, Status, Verdict
 from fragdoctor.rules.context import Context
-from fragdoctor.rules.growth.series import count_rises, values_of
-from fragdoctor.rules.refusal import FULL_SLACK_SHARE, Refusal
+from fragdoctor.rules.failed_request import FULL_SLACK_SHARE, FailedRequest
+from fragdoctor.rules.growth.growing_statistics import count_rises, values_of
 from fragdoctor.units import format_count, format_share, format_size
 
 RULE_OF_THUMB_SHARE: Final = 0.30
@@ -38,13 +37,13 @@ class Totals:
 
     @property
     def stuck_bytes(self) -> int:
-        """The part of the gap that a flush does not return; all of it where nobody knows."""
+        """The part of the gap that a flush does not return; all of it where that is unknown."""
         return max(0, self.gap_bytes - (self.returned_bytes or 0))
 
 
 def totals_of(context: Context) -> Totals | None:
     """Return the totals at the failure, else at the end of the input."""
-    r, a = context.refusal, context.analysis
+    r, a = context.failed_request, context.analysis
     if r is not None and r.source != "user" and r.live_bytes is not None:
         # After the flush that precedes a failure nothing returnable is left.
         allocated = r.live_bytes - r.pending_bytes
@@ -67,11 +66,11 @@ def check_capacity(context: Context, verdict: Verdict) -> ChecklistItem:
     """Ask first: does what is live, and what is asked for, fit at all?"""
     del verdict
     item = Item("capacity", "Is it real capacity?")
-    r = context.refusal
+    r = context.failed_request
     if r is not None and r.needed_bytes is not None:
         return _capacity_of_request(item, r)
     if r is not None and r.total_bytes is not None and r.requested_bytes > r.total_bytes:
-        value = f"{format_size(r.requested_bytes)} asked of {format_size(r.total_bytes)}"
+        value = f"{format_size(r.requested_bytes)} requested of {format_size(r.total_bytes)}"
         return item.fail(value, "The request alone is larger than the device.", r.source)
     peak, source = _peak(context)
     if peak is None:
@@ -91,7 +90,7 @@ def check_capacity(context: Context, verdict: Verdict) -> ChecklistItem:
     return item.passed(value, "Live memory stays well below the device.", source)
 
 
-def _capacity_of_request(item: Item, r: Refusal) -> ChecklistItem:
+def _capacity_of_request(item: Item, r: FailedRequest) -> ChecklistItem:
     needed, available = r.needed_bytes, r.available_bytes
     if available is None:
         if r.total_bytes is None or needed is None:
@@ -118,7 +117,7 @@ def _capacity_of_request(item: Item, r: Refusal) -> ChecklistItem:
     return item.passed(value, f"It would fit if packed perfectly: {parts}.", r.source)
 
 
-def _available_parts(r: Refusal) -> str:
+def _available_parts(r: FailedRequest) -> str:
     if r.limit_bytes is not None and r.available_bytes == r.limit_bytes:
         return f"a limit of {format_size(r.limit_bytes)}"
     return f"reserved {format_size(r.reserved_bytes)} + free {format_size(r.free_bytes)}"
@@ -145,7 +144,7 @@ def check_gap(context: Context, verdict: Verdict) -> ChecklistItem:
     if totals is None:
         return item.skip("No input says both reserved and allocated memory.")
     value = f"{format_size(totals.gap_bytes)} of {format_size(totals.reserved_bytes)}"
-    r = context.refusal
+    r = context.failed_request
     if r is None or r.source == "user":
         if totals.returned_bytes is None:
             return item.passed(value, "A gap alone is cache and no fault.", totals.source)
@@ -199,7 +198,7 @@ def check_largest_free_block(context: Context, verdict: Verdict) -> ChecklistIte
     """Ask whether the largest free block could have held the request."""
     del verdict
     item = Item("largest_free_block", "Largest free block against the request")
-    r = context.refusal
+    r = context.failed_request
     if r is None:
         return _largest_without_request(context, item)
     wanted = r.block_bytes or r.requested_bytes
@@ -212,8 +211,8 @@ def check_largest_free_block(context: Context, verdict: Verdict) -> ChecklistIte
                 value, "All free cached memory together is smaller than the request.", r.source
             )
         return item.skip(
-            "A message does not tell the size of free blocks: a snapshot taken at the failure "
-            "does.",
+            "A message does not print the size of free blocks; a snapshot taken at the failure "
+            "has it.",
             "" if bound is None else f"at most {format_size(bound)}",
         )
     value = f"{format_size(largest)} for {format_size(wanted)}"
@@ -240,7 +239,7 @@ def _too_small(context: Context, wanted: int) -> str:
 def _largest_without_request(context: Context, item: Item) -> ChecklistItem:
     a, wanted = context.analysis, context.case.overrides.request_bytes
     if a is None:
-        return item.skip("Statistics do not tell the size of free blocks.")
+        return item.skip("Statistics do not record the size of free blocks.")
     largest = a.free_space.largest_free_block_bytes
     if wanted is None:
         return item.skip("No request failed; --request compares it with one.", format_size(largest))
@@ -276,3 +275,27 @@ def check_fragmentation_ratio(context: Context, verdict: Verdict) -> ChecklistIt
     return item.warn(
         value, f"Above 30 %, {rule}; {stuck} is not returned on demand.", totals.source
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """Id and title of an item; each method makes the item with one outcome."""
+
+    id: str
+    title: str
+
+    def passed(self, value: str, detail: str, source: str) -> ChecklistItem:
+        """Return the item as passed."""
+        return ChecklistItem(self.id, self.title, Status.PASS, value, detail, source)
+
+    def warn(self, value: str, detail: str, source: str) -> ChecklistItem:
+        """Return the item as worth a look."""
+        return ChecklistItem(self.id, self.title, Status.WARN, value, detail, source)
+
+    def fail(self, value: str, detail: str, source: str) -> ChecklistItem:
+        """Return the item as failed."""
+        return ChecklistItem(self.id, self.title, Status.FAIL, value, detail, source)
+
+    def skip(self, reason: str, value: str = "") -> ChecklistItem:
+        """Return the item as not answered by any input, with the reason."""
+        return ChecklistItem(self.id, self.title, Status.SKIP, value, reason)

@@ -3,27 +3,28 @@
 from __future__ import annotations
 
 from fragdoctor.analysis.result import CaptureQuality
-from fragdoctor.analysis.story.reading import accumulation, memory_over_trials
-from fragdoctor.diagnosis.checklist.item import Item
+from fragdoctor.diagnosis.checklist.memory import Item
 from fragdoctor.diagnosis.decision import OUTSIDE_SHARE
 from fragdoctor.model.diagnosis import Cause, ChecklistItem, Verdict
 from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.model.story import Direction
-from fragdoctor.rules.context import Context, place
+from fragdoctor.rules.context import Context, line_text
+from fragdoctor.rules.failed_request import CONTEXT_ALLOWANCE_BYTES, FailedRequest
 from fragdoctor.rules.growth.accumulating_trials import STEPS, growth_sentence
-from fragdoctor.rules.growth.series import MIN_RECORDS, climbs, rise
-from fragdoctor.rules.growth.significance import leading_growth
-from fragdoctor.rules.refusal import CONTEXT_ALLOWANCE_BYTES, Refusal
-from fragdoctor.rules.settings.idle_collection import has_fraction
+from fragdoctor.rules.growth.growing_line import leading_growth
+from fragdoctor.rules.growth.growing_statistics import MIN_RECORDS, climbs, rise
+from fragdoctor.story.trends import accumulation, memory_over_trials
 from fragdoctor.units import format_share, format_size, plural
 
 
 def check_outside_pytorch(context: Context, verdict: Verdict) -> ChecklistItem:
     """Ask how much of the device neither is free nor belongs to PyTorch's cache."""
     item = Item("outside_pytorch", "Memory outside PyTorch")
-    r = context.refusal
+    r = context.failed_request
     if r is None or r.source == "user":
-        return item.skip("Only a message or an out-of-memory event tells what the driver had free.")
+        return item.skip(
+            "Only a message or an out-of-memory event records what the driver had free."
+        )
     outside = r.outside_bytes
     if outside is None:
         return item.skip("No input says how large the device is: give the message or --capacity.")
@@ -37,7 +38,7 @@ def check_outside_pytorch(context: Context, verdict: Verdict) -> ChecklistItem:
     return item.passed(value, detail, r.source)
 
 
-def _outside_detail(r: Refusal) -> str:
+def _outside_detail(r: FailedRequest) -> str:
     parts = []
     if r.non_pytorch_bytes is not None:
         parts.append(f"{format_size(r.non_pytorch_bytes)} in this process (context, libraries)")
@@ -57,10 +58,10 @@ def check_growth(context: Context, verdict: Verdict) -> ChecklistItem:  # noqa: 
     item = Item("growth", "Memory that grows step by step")
     a = context.analysis
     if a is not None and a.capture.has_trace:
-        growth = leading_growth(context, a)
+        growth = leading_growth(a)
         if growth is None:
             return item.passed("none", "No line's memory grows steadily.", "trace")
-        where = place(context.frame(growth.frame) or context.user_line(growth.stack))
+        where = line_text(context.frame(growth.frame) or context.user_line(growth.stack))
         return item.fail(
             f"{format_size(growth.slope_bytes)} a step",
             f"{where} keeps {format_size(growth.survivor_bytes)} in "
@@ -92,11 +93,11 @@ def _growth_by_log(item: Item, context: Context) -> ChecklistItem | None:
     if grown is not None:
         value = f"{format_size(grown.slope_bytes)} a {STEPS[grown.over]}"
         return item.fail(value, growth_sentence(grown), "log")
-    told = memory_over_trials(context.story) if context.story is not None else None
-    if told is None or told.direction is not Direction.LEVEL:
+    trend = memory_over_trials(context.story) if context.story is not None else None
+    if trend is None or trend.direction is not Direction.LEVEL:
         return None
-    n = plural(len(told.points), STEPS[told.over])
-    return item.passed("none", f"{told.figure.capitalize()} memory is level over {n}.", "log")
+    n = plural(len(trend.points), STEPS[trend.over])
+    return item.passed("none", f"{trend.figure.capitalize()} memory is level over {n}.", "log")
 
 
 def check_size_diversity(context: Context, verdict: Verdict) -> ChecklistItem:
@@ -104,7 +105,7 @@ def check_size_diversity(context: Context, verdict: Verdict) -> ChecklistItem:
     del verdict
     item = Item("size_diversity", "Variety of request sizes")
     if context.analysis is None or context.analysis.sizes is None:
-        return item.skip("Only a trace tells the sizes of requests.")
+        return item.skip("Only a trace records the sizes of requests.")
     sizes = context.analysis.sizes
     value = (
         f"{plural(sizes.n_distinct_large, 'size')} in "
@@ -152,9 +153,9 @@ def check_settings(context: Context, verdict: Verdict) -> ChecklistItem:
     item = Item("settings", "Allocator settings")
     settings = context.settings
     if settings is None:
-        if context.refusal is not None and context.refusal.expandable:
+        if context.failed_request is not None and context.failed_request.expandable:
             return item.passed(
-                "expandable_segments:True", "The message says so.", context.refusal.source
+                "expandable_segments:True", "The message says so.", context.failed_request.source
             )
         return item.skip("No input records the settings: a snapshot of 2.2 or later does.")
     value = settings.conf or "defaults"
@@ -166,7 +167,7 @@ def check_settings(context: Context, verdict: Verdict) -> ChecklistItem:
 
 def _problems(context: Context, settings: AllocatorSettings) -> list[str]:
     problems = []
-    if settings.garbage_collection_threshold and not has_fraction(context):
+    if settings.garbage_collection_threshold and not context.has_memory_fraction:
         problems.append("garbage_collection_threshold has no effect without a memory fraction.")
     if settings.max_split_bytes is not None and settings.expandable_segments:
         problems.append("max_split_size_mb and expandable_segments should not be combined.")

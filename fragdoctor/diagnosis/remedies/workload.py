@@ -1,4 +1,4 @@
-"""What part of live memory scales with the batch, as far as the inputs tell."""
+"""What part of live memory scales with the batch, as far as the inputs show."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Final
 
 import numpy as np
 
-from fragdoctor.diagnosis.remedies.plan import Plan
+from fragdoctor.diagnosis.remedies.remedy import JudgedCase
 from fragdoctor.model.snapshot import Action
-from fragdoctor.rules.optimizer import fails_in_optimizer
+from fragdoctor.rules.capacity.optimizer_state import fails_in_optimizer
 
 LOW_PERCENTILE: Final = 5
 """Live memory between steps: weights, gradients kept, optimizer state. The lowest states of a run
@@ -24,30 +24,27 @@ MIN_SWING_SHARE: Final = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """Missing bytes, the activations, and the share of the batch that would fit.
+    """The activations at the failure, and the share of the batch that would fit.
 
-    ``activation_bytes`` and ``keep_share`` are None where no trace tells persistent memory from
-    what comes and goes.
+    Both are None where no trace separates persistent memory from what comes and goes.
     """
 
-    missing_bytes: int
     activation_bytes: int | None = None
-    persistent_bytes: int | None = None
     keep_share: float | None = None
 
 
-def fails_in_optimizer_step(plan: Plan) -> bool:
-    """Tell whether the request failed inside an optimizer's step, after the backward pass."""
-    analysis = plan.context.analysis
-    return analysis is not None and fails_in_optimizer(plan.context, analysis)
+def fails_in_optimizer_step(case: JudgedCase) -> bool:
+    """Return whether the request failed inside an optimizer's step, after the backward pass."""
+    analysis = case.context.analysis
+    return analysis is not None and fails_in_optimizer(case.context, analysis)
 
 
-def only_builds(plan: Plan) -> bool:
-    """Tell whether nothing was ever freed before the failure: the model itself is being built.
+def only_builds(case: JudgedCase) -> bool:
+    """Return whether nothing was ever freed before the failure: the model itself is being built.
 
     Small blocks do not count: making a weight frees a scalar or two.
     """
-    analysis, snapshot = plan.context.analysis, plan.context.snapshot
+    analysis, snapshot = case.context.analysis, case.context.snapshot
     if analysis is None or snapshot is None or not analysis.capture.has_trace:
         return False
     if analysis.capture.is_late_start or analysis.capture.missing_actions:
@@ -58,30 +55,23 @@ def only_builds(plan: Plan) -> bool:
     return freed <= BUILD_FREES_SHARE * analysis.active_bytes
 
 
-def workload_of(plan: Plan) -> Workload:
+def workload_of(case: JudgedCase) -> Workload:
     """Return the split of live memory at the failure."""
-    r = plan.refusal
-    if r is None:
-        return Workload(0)
-    missing = max(0, -r.margin_bytes) if r.margin_bytes is not None else 0
-    if missing == 0:
-        # Packed perfectly it would fit; without new packing this much more must be free.
-        missing = max(0, r.requested_bytes - (r.free_bytes or 0))
-    analysis = plan.context.analysis
-    if analysis is None or analysis.timeline is None or r.live_bytes is None:
-        return Workload(missing)
+    r, analysis = case.failed_request, case.context.analysis
+    if r is None or r.live_bytes is None or analysis is None or analysis.timeline is None:
+        return Workload()
     persistent = int(np.percentile(analysis.timeline.active_bytes, LOW_PERCENTILE))
     activations = r.live_bytes - persistent
-    if activations < MIN_SWING_SHARE * r.live_bytes or _steps(plan) < 2:
-        return Workload(missing)
+    if activations < MIN_SWING_SHARE * r.live_bytes or _steps(case) < 2:
+        return Workload()
     # The failing request belongs to the step as well.
     moving = activations + r.requested_bytes
-    return Workload(missing, activations, persistent, 1 - missing / moving)
+    return Workload(activations, 1 - r.missing_bytes / moving)
 
 
-def _steps(plan: Plan) -> int:
+def _steps(case: JudgedCase) -> int:
     """Return how often live memory fell to its low level and rose again."""
-    analysis = plan.context.analysis
+    analysis = case.context.analysis
     if analysis is None or analysis.timeline is None:
         return 0
     active = analysis.timeline.active_bytes

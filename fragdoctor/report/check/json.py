@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from fragdoctor.gate.budgets import BudgetResult
+from fragdoctor.gate.budgets import BudgetResult, Measures
 from fragdoctor.gate.judgement import CheckReport, FileJudgement, Reason
-from fragdoctor.gate.measures import Measures
 from fragdoctor.model.diagnosis import SCHEMA_VERSION
 from fragdoctor.model.finding import Finding
 from fragdoctor.report.base import RenderOptions

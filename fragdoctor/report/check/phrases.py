@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from fragdoctor.gate.budgets import RESERVED_NOTE, Outcome
+from fragdoctor.gate.budgets import RESERVED_NOTE, Measures, Outcome
 from fragdoctor.gate.judgement import CheckReport, FileJudgement, Reason, Status
-from fragdoctor.gate.measures import Measures
 from fragdoctor.report.phrases import location_text, verdict_title
 from fragdoctor.units import format_size, plural
 

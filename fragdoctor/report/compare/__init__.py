@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, Protocol, cast
 from fragdoctor.report.base import module_of
 
 if TYPE_CHECKING:
-    from fragdoctor.gate.growth import Growth
+    from fragdoctor.gate.judgement import Growth
     from fragdoctor.model.comparison import Comparison
     from fragdoctor.report.base import RenderOptions
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from markupsafe import Markup
 
-from fragdoctor.gate.growth import Growth
+from fragdoctor.gate.judgement import Growth
 from fragdoctor.model.comparison import Comparison
 from fragdoctor.report.base import RenderOptions
 from fragdoctor.report.compare import phrases

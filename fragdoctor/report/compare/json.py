@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from fragdoctor.gate.growth import Growth, has_grown
+from fragdoctor.gate.judgement import Growth, has_grown
 from fragdoctor.model.comparison import Comparison, Figure, LineChange, RunSide, Trend
 from fragdoctor.model.diagnosis import SCHEMA_VERSION
 from fragdoctor.report.base import RenderOptions

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from typing import Final
 
-from fragdoctor.gate.growth import Growth, has_grown
+from fragdoctor.gate.judgement import Growth, has_grown
 from fragdoctor.model.comparison import Comparison, LineKind
 from fragdoctor.report import escape
 from fragdoctor.report.base import RenderOptions, Verbosity

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from fragdoctor.gate.growth import Growth
+from fragdoctor.gate.judgement import Growth
 from fragdoctor.model.comparison import Comparison, LineChange, LineKind
 from fragdoctor.report import escape
 from fragdoctor.report.base import RenderOptions, Verbosity

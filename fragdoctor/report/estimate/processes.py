@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fragdoctor.model.diagnosis import SCHEMA_VERSION
-from fragdoctor.model.processes import Sharing, SharingRow
+from fragdoctor.model.estimate import Sharing, SharingRow
 from fragdoctor.report import escape
 from fragdoctor.report.base import RenderOptions, Verbosity
 from fragdoctor.report.text.page import Cell, Column, Page

@@ -9,12 +9,7 @@ from fragdoctor.model.estimate import Estimate, Fit, GpuModel, Item, Saving
 from fragdoctor.model.workload import Workload
 from fragdoctor.report import escape
 from fragdoctor.report.base import RenderOptions, Verbosity
-from fragdoctor.report.estimate.phrases import (
-    PHASES,
-    batch_text,
-    verdict,
-    workload_text,
-)
+from fragdoctor.report.estimate.phrases import PHASES, batch_text, verdict, workload_text
 from fragdoctor.report.text.page import Cell, Column, Page
 from fragdoctor.units import format_count, format_share, format_size
 

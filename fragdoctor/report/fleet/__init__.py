@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, Protocol, cast
 from fragdoctor.errors import ConfigError
 
 if TYPE_CHECKING:
-    from fragdoctor.model.fleet_report import FleetReport
+    from fragdoctor.model.fleet import FleetReport
     from fragdoctor.report.base import RenderOptions
 
 

@@ -10,7 +10,7 @@ from typing import Final
 
 from markupsafe import Markup
 
-from fragdoctor.model.fleet_report import FleetReport, RankRow
+from fragdoctor.model.fleet import FleetReport, RankRow
 from fragdoctor.report.base import RenderOptions
 from fragdoctor.report.fleet import phrases
 from fragdoctor.report.page.shell import page_environment, page_policy, page_source

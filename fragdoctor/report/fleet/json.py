@@ -5,15 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from fragdoctor.model.finding import Severity
-from fragdoctor.model.fleet import RankAdvice, RankFinding, SourceLine
-from fragdoctor.model.fleet_report import (
+from fragdoctor.model.fleet import (
     FLEET_SCHEMA_VERSION,
     Difference,
     FleetReport,
     OddRank,
+    RankAdvice,
+    RankFinding,
     RankGroup,
     RankRow,
     Skew,
+    SourceLine,
 )
 from fragdoctor.report.base import RenderOptions
 from fragdoctor.report.json import device_document, dumps

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from fragdoctor.model.fleet_report import FleetReport, OddRank, RankRow
+from fragdoctor.model.fleet import FleetReport, OddRank, RankRow
 from fragdoctor.report import escape
 from fragdoctor.report.base import RenderOptions, Verbosity
 from fragdoctor.report.fleet.phrases import (

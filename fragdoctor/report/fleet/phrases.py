@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from fragdoctor.model.finding import Location
-from fragdoctor.model.fleet import RankAdvice, RankSummary, SourceLine
-from fragdoctor.model.fleet_report import FleetReport, RankGroup, Skew
+from fragdoctor.model.fleet import FleetReport, RankAdvice, RankGroup, RankSummary, Skew, SourceLine
 from fragdoctor.report.phrases import CAUSE_TITLES, METHOD_TITLES, location_text
 from fragdoctor.units import format_count, format_size, plural
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from fragdoctor.model.fleet_report import FleetReport, OddRank, RankGroup, RankRow
+from fragdoctor.model.fleet import FleetReport, OddRank, RankGroup, RankRow
 from fragdoctor.report import escape
 from fragdoctor.report.base import RenderOptions, Verbosity
 from fragdoctor.report.fleet.phrases import (

@@ -8,9 +8,9 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from fragdoctor.analysis.lifetimes import Lifetimes
 from fragdoctor.analysis.result import DeviceAnalysis
 from fragdoctor.report.page.sink import Sink
+from fragdoctor.trace.lives import Lives
 
 I64 = npt.NDArray[np.int64]
 
@@ -32,27 +32,25 @@ class HeldByStack:
         return int(self.n_bytes.sum())
 
 
-def held_at(lifetimes: Lifetimes, state: int) -> HeldByStack:
+def held_at(lives: Lives, state: int) -> HeldByStack:
     """Return what was allocated after ``state`` events, by stack."""
-    rows = lifetimes.allocated_at(state)
-    used, inverse = np.unique(lifetimes.stack[rows], return_inverse=True)
+    rows = lives.allocated_at(state)
+    used, inverse = np.unique(lives.stack[rows], return_inverse=True)
     held = np.zeros(len(used), np.int64)
-    np.add.at(held, inverse, lifetimes.size[rows])
+    np.add.at(held, inverse, lives.size_bytes[rows])
     count = np.bincount(inverse, minlength=len(used)).astype(np.int64)
     order = np.argsort(-held, kind="stable")
     return HeldByStack(used[order].astype(np.int64), held[order], count[order])
 
 
-def icicle_data(
-    analysis: DeviceAnalysis, lifetimes: Lifetimes, sink: Sink
-) -> dict[str, Any] | None:
+def icicle_data(analysis: DeviceAnalysis, sink: Sink) -> dict[str, Any] | None:
     """Return the JSON part of one device's icicles; None where nothing was ever live."""
     states = {"end": analysis.n_events}
     if analysis.timeline is not None and analysis.n_events:
-        states = {"peak": int(np.argmax(analysis.timeline.allocated_bytes)), **states}
+        states = {"peak": analysis.timeline.peak_allocated_state, **states}
     moments: dict[str, Any] = {}
     for name, state in states.items():
-        held = held_at(lifetimes, state)
+        held = held_at(analysis.trace.lives, state)
         if held.total_bytes:
             moments[name] = {"state": state, **_encode(held, sink)}
     return moments or None

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from fragdoctor.analysis.columns import device_columns
 from fragdoctor.analysis.result import DeviceAnalysis
-from fragdoctor.analysis.timeline import sized_lifetimes
 from fragdoctor.model.diagnosis import Diagnosis
-from fragdoctor.model.progress import tell
+from fragdoctor.model.hooks import tell
 from fragdoctor.model.snapshot import Snapshot
 from fragdoctor.report.page.icicle_data import icicle_data
 from fragdoctor.report.page.segment_map_data import MAX_BLOCKS, segment_map_data
@@ -61,7 +59,7 @@ def _device(
 ) -> dict[str, Any]:
     return {
         # The map and the icicle first: their stacks matter most if the text tables fill up.
-        "icicle": _icicle(snapshot, analysis, sink),
+        "icicle": icicle_data(analysis, sink),
         "map": segment_map_data(snapshot, analysis, sink, int(MAX_BLOCKS * share)),
         "timeline": _timeline(snapshot, analysis, sink, int(TIMELINE_BUDGET * share)),
         "capacity": None,
@@ -73,9 +71,3 @@ def _timeline(
 ) -> dict[str, Any] | None:
     tell("Drawing the timeline")
     return timeline_data(snapshot, analysis, sink, budget_bytes)
-
-
-def _icicle(snapshot: Snapshot, analysis: DeviceAnalysis, sink: Sink) -> dict[str, Any] | None:
-    """Return what is held at chosen moments; all that needs the lives of all blocks."""
-    columns = device_columns(snapshot, analysis.device)
-    return icicle_data(analysis, sized_lifetimes(columns, snapshot.settings), sink)

@@ -8,10 +8,10 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from fragdoctor.analysis.columns import SMALL_SEGMENT_BYTES
 from fragdoctor.analysis.result import DeviceAnalysis
 from fragdoctor.model.snapshot import Action, BlockState, SegmentType, Snapshot
 from fragdoctor.report.page.sink import Sink
+from fragdoctor.trace.columns import SMALL_SEGMENT_BYTES
 
 I64 = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]

@@ -8,10 +8,10 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from fragdoctor.analysis.attribution import USER, frame_classes, user_frames
 from fragdoctor.model.snapshot import Snapshot
 from fragdoctor.report import escape
 from fragdoctor.report.page.blob import MAX_EXACT, BlobWriter
+from fragdoctor.trace.code_owners import USER, frame_classes, user_frames
 
 MAX_TEXT: Final = 240
 """Characters of one string on the page; the rest of a path is cut at its start."""

@@ -15,10 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from fragdoctor.analysis.flushes import RETRY
-from fragdoctor.analysis.result import DeviceAnalysis, Timeline
+from fragdoctor.analysis.result import DeviceAnalysis
 from fragdoctor.model.snapshot import Annotation, Snapshot
 from fragdoctor.report.page.blob import BlobWriter, compressed_size
 from fragdoctor.report.page.sink import Sink
+from fragdoctor.trace.lives import Totals
 
 I64 = npt.NDArray[np.int64]
 
@@ -79,7 +80,7 @@ def timeline_data(
     data: dict[str, Any] = {
         "n_events": analysis.n_events,
         "bucket": size,
-        "peak_state": int(np.argmax(analysis.timeline.allocated_bytes)),
+        "peak_state": analysis.timeline.peak_allocated_state,
         "events": None,
         "time": _time(snapshot, rows, blob),
         **_marks(analysis, rows.start),
@@ -115,8 +116,8 @@ def _training(analysis: DeviceAnalysis, blob: BlobWriter) -> dict[str, Any] | No
     }
 
 
-def _curves(timeline: Timeline) -> tuple[I64, I64, I64]:
-    return timeline.allocated_bytes, timeline.active_bytes, timeline.reserved_bytes
+def _curves(totals: Totals) -> tuple[I64, I64, I64]:
+    return totals.allocated_bytes, totals.active_bytes, totals.reserved_bytes
 
 
 def _curve_cost(curves: Sequence[I64], size: int) -> int:

@@ -10,13 +10,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from fragdoctor.analysis.result import DeviceAnalysis
-from fragdoctor.model.diagnosis import (
-    DeviceFigures,
-    Diagnosis,
-    HolderReport,
-    PinReport,
-    Status,
-)
+from fragdoctor.model.diagnosis import DeviceFigures, Diagnosis, HolderReport, PinReport, Status
 from fragdoctor.model.finding import Location
 from fragdoctor.model.oom import OomMessage
 from fragdoctor.model.phases import PhaseReport

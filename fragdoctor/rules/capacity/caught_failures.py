@@ -8,7 +8,7 @@ from typing import ClassVar
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
 from fragdoctor.rules.base import Need, Rule
 from fragdoctor.rules.context import Context
-from fragdoctor.rules.refusal_snapshot import last_request
+from fragdoctor.rules.request_sources import last_request
 from fragdoctor.units import format_count, format_size
 
 

@@ -1,4 +1,4 @@
-"""FD201: live memory and the request exceed what there is."""
+"""FD201: live memory and the request exceed what PyTorch could have."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class DeviceFull(Rule):
     What it can get wrong. Figures of a message are rounded; within that rounding the finding says
     likely. What made live memory so large is the question of other rules.
 
-    Example. 2.91 GiB live and 48 MiB asked of 2.93 GiB.
+    Example. 2.91 GiB live and a request of 48 MiB on 2.93 GiB.
 
     References. FAQ: My model reports "cuda runtime error(2): out of memory".
     """
@@ -35,11 +35,11 @@ class DeviceFull(Rule):
     name: ClassVar[str] = "device-full"
     summary: ClassVar[str] = "Live memory and the request exceed what PyTorch could have"
     severity: ClassVar[Severity] = Severity.ERROR
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.REFUSAL})
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.FAILED_REQUEST})
 
     def check(self, context: Context) -> Iterator[Finding]:
         """Yield one finding where memory is missing."""
-        r = context.refusal
+        r = context.failed_request
         assert r is not None  # noqa: S101 - needs
         if r.margin_bytes is None:
             raise Skip("the message does not print live and free memory")

@@ -8,7 +8,7 @@ from typing import ClassVar
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
 from fragdoctor.rules.base import Need, Rule, Skip
 from fragdoctor.rules.context import Context
-from fragdoctor.rules.refusal_snapshot import SMALL_BYTES, matching_oom
+from fragdoctor.rules.request_sources import SMALL_BYTES, matching_oom
 from fragdoctor.units import format_size
 
 
@@ -36,7 +36,7 @@ class CacheOnOtherStreams(Rule):
     name: ClassVar[str] = "cache-on-other-streams"
     summary: ClassVar[str] = "A large enough free block belongs to another stream"
     severity: ClassVar[Severity] = Severity.WARNING
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.TRACE, Need.REFUSAL})
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.TRACE, Need.FAILED_REQUEST})
 
     def check(self, context: Context) -> Iterator[Finding]:
         """Yield one finding for the largest such block."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar
 
-from fragdoctor.analysis.story.reading import accumulation, growing_cache, rise_bytes
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
 from fragdoctor.rules.base import Rule, Skip
 from fragdoctor.rules.context import Context
 from fragdoctor.rules.growth.accumulating_trials import growth_sentence
+from fragdoctor.story.trends import accumulation, growing_cache, rise_bytes
 
 
 class GrowingCache(Rule):

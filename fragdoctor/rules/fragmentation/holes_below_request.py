@@ -24,7 +24,7 @@ class HolesBelowRequest(Rule):
 
     What to do. See who pins the holes (FD101), try expandable_segments:True, keep shapes steady.
 
-    What it can get wrong. A message does not tell the holes: the memory may lie on another stream
+    What it can get wrong. A message does not show the holes: the memory may be on another stream
     or in the other size class, or a block may have come free too late.
 
     Example. 500 MiB asked, 673 MiB free in holes of at most 175 MiB.
@@ -36,11 +36,11 @@ class HolesBelowRequest(Rule):
     name: ClassVar[str] = "holes-below-request"
     summary: ClassVar[str] = "A request failed although the cache had more than its size free"
     severity: ClassVar[Severity] = Severity.ERROR
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.REFUSAL})
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.FAILED_REQUEST})
 
     def check(self, context: Context) -> Iterator[Finding]:
         """Yield one finding where the free cache exceeds the request."""
-        r = context.refusal
+        r = context.failed_request
         assert r is not None  # noqa: S101 - needs
         if r.unallocated_bytes is None:
             raise Skip("the message does not print what was reserved but unallocated")

@@ -35,15 +35,15 @@ class PageRounding(Rule):
     name: ClassVar[str] = "page-rounding"
     summary: ClassVar[str] = "A request failed for lack of a last whole page"
     severity: ClassVar[Severity] = Severity.ERROR
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.REFUSAL})
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.FAILED_REQUEST})
 
     def check(self, context: Context) -> Iterator[Finding]:
-        """Yield one finding where page rounding explains the refusal."""
-        r = context.refusal
+        """Yield one finding where page rounding explains the failure."""
+        r = context.failed_request
         assert r is not None  # noqa: S101 - needs
         if r.expandable is None:
             raise Skip("no input says whether expandable segments are on")
-        if not r.is_refused_by_pages:
+        if not r.fails_by_pages:
             return
         yield self.finding(
             context,

@@ -45,8 +45,8 @@ class PendingFrees(Rule):
     def check(self, context: Context) -> Iterator[Finding]:
         """Yield one finding where much is pending or came free too late."""
         pending, reserved, source = _pending(context)
-        r = context.refusal
-        late = r.n_late_free_bytes if r is not None else 0
+        r = context.failed_request
+        late = r.late_free_bytes if r is not None else 0
         if late and r is not None and late >= r.requested_bytes:
             yield self.finding(
                 context,

@@ -7,7 +7,7 @@ from typing import ClassVar, Final
 
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
 from fragdoctor.rules.base import Need, Rule
-from fragdoctor.rules.context import Context, place
+from fragdoctor.rules.context import Context, line_text
 from fragdoctor.units import format_share, format_size, plural
 
 WORTH_SHARE: Final = 0.1
@@ -52,14 +52,14 @@ class PinnedFreeMemory(Rule):
         pinned = analysis.free_space.pinned_free_bytes
         if pinned < WORTH_SHARE * analysis.reserved_bytes or not pinned:
             return
-        has_failed = context.refusal is not None and not context.refusal.is_caught
+        has_failed = context.failed_request is not None and not context.failed_request.is_caught
         for pin in analysis.pins[:MAX_GROUPS]:
             if pin.pinned_bytes < WORTH_SHARE * pinned:
                 continue
             yield self.finding(
                 context,
                 f"{plural(pin.n_blocks, 'live block')} from "
-                f"{place(context.user_line(pin.stack))} "
+                f"{line_text(context.user_line(pin.stack))} "
                 f"({format_size(pin.block_bytes)}) {'pins' if pin.n_blocks == 1 else 'pin'} "
                 f"{format_size(pin.pinned_bytes)} of free memory, "
                 f"{format_share(pin.pinned_bytes, pinned)} of all that is pinned.",

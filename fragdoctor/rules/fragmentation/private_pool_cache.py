@@ -20,7 +20,7 @@ class PrivatePoolCache(Rule):
     What it finds. Free cached memory in the pools of CUDA graphs and of torch.cuda.MemPool.
 
     Why it costs memory. Blocks never leave their pool. While the graph or pool lives, its free
-    memory serves nobody else and is not returned.
+    memory serves no other request and is not returned.
 
     Evidence used. The pool ids of the segments in a snapshot, or the figure for private pools in a
     message of PyTorch 2.4 or later.
@@ -31,7 +31,7 @@ class PrivatePoolCache(Rule):
     What it can get wrong. Memory that a graph uses when it replays shows as free in a snapshot:
     it is not waste, only unavailable.
 
-    Example. 180 MiB free inside a MemPool while 200 MiB are asked of the default pool.
+    Example. 180 MiB free inside a MemPool while the default pool lacks 200 MiB.
 
     References. CUDA semantics: CUDA Graphs, Graph memory management; Using custom memory
     allocators.
@@ -54,7 +54,7 @@ class PrivatePoolCache(Rule):
             raise Skip("neither a snapshot nor an allocator's message was given")
         if free < WORTH_SHARE * reserved or not free:
             return
-        r = context.refusal
+        r = context.failed_request
         was_wanted = r is not None and free + (r.free_bytes or 0) >= r.requested_bytes
         yield self.finding(
             context,

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar
 
-from fragdoctor.analysis.story.reading import accumulation, rise_bytes
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
 from fragdoctor.model.story import Trend
 from fragdoctor.rules.base import Rule, Skip
 from fragdoctor.rules.context import Context
+from fragdoctor.story.trends import accumulation, rise_bytes
 from fragdoctor.units import format_size, plural
 
 STEPS = {"trial": "trial", "oom": "failure", "print": "print"}

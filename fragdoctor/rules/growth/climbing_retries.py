@@ -8,7 +8,7 @@ from typing import ClassVar
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
 from fragdoctor.rules.base import Need, Rule, Skip
 from fragdoctor.rules.context import Context
-from fragdoctor.rules.growth.series import count_rises, values_of
+from fragdoctor.rules.growth.growing_statistics import count_rises, values_of
 from fragdoctor.units import format_count
 
 KEY = "num_alloc_retries"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar, Final
 
+from fragdoctor.analysis.result import DeviceAnalysis, Growth
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
 from fragdoctor.rules.base import Need, Rule
-from fragdoctor.rules.context import Context, place
-from fragdoctor.rules.growth.significance import is_significant
+from fragdoctor.rules.context import Context, line_text
 from fragdoctor.units import format_size, plural
 
 MAX_LINES: Final = 5
@@ -52,7 +52,7 @@ class GrowingLine(Rule):
             leads = is_significant(growth, analysis)
             yield self.finding(
                 context,
-                f"{place(line)} keeps {format_size(growth.slope_bytes)} more in each of "
+                f"{line_text(line)} keeps {format_size(growth.slope_bytes)} more in each of "
                 f"{plural(growth.n_steps, 'step')}: {plural(growth.n_survivors, 'block')} "
                 f"of {format_size(growth.survivor_bytes)} "
                 f"{'is' if growth.n_survivors == 1 else 'are'} live.",
@@ -66,3 +66,37 @@ class GrowingLine(Rule):
                 ),
                 locations=stack or (() if line is None else (line,)),
             )
+
+
+STEADY_SHARE: Final = 0.8
+"""A leak grows in nearly every step; caches and warm-up stop after the first ones."""
+
+MIN_STEPS: Final = 4
+"""Fewer steps cannot distinguish growth from the filling of buffers and optimizer state."""
+
+MANY_STEPS: Final = 8
+"""Something kept every tenth step is a leak too, once it was seen often enough."""
+
+LARGE_SHARE: Final = 0.05
+"""Survivors of at least a twentieth of live memory: less is no reason for a verdict."""
+
+
+def leading_growth(analysis: DeviceAnalysis) -> Growth | None:
+    """Return the growth that a verdict should be about, the largest significant one."""
+    significant = [g for g in analysis.growth if is_significant(g, analysis)]
+    return max(significant, key=lambda g: g.survivor_bytes, default=None)
+
+
+def total_growth(analysis: DeviceAnalysis) -> int:
+    """Return the bytes of all survivors of significant growth: a graph leaks by many lines."""
+    return sum(g.survivor_bytes for g in analysis.growth if is_significant(g, analysis))
+
+
+def is_significant(growth: Growth, analysis: DeviceAnalysis) -> bool:
+    """Return whether a growth is steady, long and large enough to be called a leak."""
+    is_regular = growth.steadiness >= STEADY_SHARE or growth.n_steps >= MANY_STEPS
+    return (
+        is_regular
+        and growth.n_steps >= MIN_STEPS
+        and growth.survivor_bytes >= LARGE_SHARE * max(1, analysis.active_bytes)
+    )

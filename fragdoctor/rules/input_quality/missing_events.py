@@ -25,7 +25,7 @@ class MissingEvents(Rule):
 
     What it can get wrong. Another allocator behind the same interface produces such traces as well.
 
-    Example. free_requested events were skipped: blocks are freed that nobody asked to free.
+    Example. free_requested events were skipped: frees complete that were never requested.
 
     References. torch.cuda.memory: Snapshotting memory, skip_actions.
     """

@@ -8,7 +8,7 @@ from typing import ClassVar
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
 from fragdoctor.rules.base import Need, Rule, Skip
 from fragdoctor.rules.context import Context
-from fragdoctor.rules.refusal import CONTEXT_ALLOWANCE_BYTES
+from fragdoctor.rules.failed_request import CONTEXT_ALLOWANCE_BYTES
 from fragdoctor.units import format_size
 
 
@@ -37,11 +37,11 @@ class MemoryOutsidePytorch(Rule):
     name: ClassVar[str] = "memory-outside-pytorch"
     summary: ClassVar[str] = "This process holds much memory outside PyTorch's cache"
     severity: ClassVar[Severity] = Severity.WARNING
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.REFUSAL})
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.FAILED_REQUEST})
 
     def check(self, context: Context) -> Iterator[Finding]:
         """Yield one finding above the allowance for a context."""
-        r = context.refusal
+        r = context.failed_request
         assert r is not None  # noqa: S101 - needs
         outside = r.non_pytorch_bytes
         if outside is None:

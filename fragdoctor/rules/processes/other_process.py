@@ -36,11 +36,11 @@ class OtherProcess(Rule):
     name: ClassVar[str] = "other-process"
     summary: ClassVar[str] = "Another process holds memory of the device"
     severity: ClassVar[Severity] = Severity.WARNING
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.REFUSAL})
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.FAILED_REQUEST})
 
     def check(self, context: Context) -> Iterator[Finding]:
         """Yield one finding where others hold at least what was missing."""
-        r = context.refusal
+        r = context.failed_request
         assert r is not None  # noqa: S101 - needs
         held = r.other_bytes
         if held is None:

@@ -18,7 +18,7 @@ class StarvedLibrary(Rule):
     What it finds. Messages of these libraries about failed allocations or initialisation.
 
     Why it costs memory. They allocate outside PyTorch's cache. When the cache holds the whole
-    device, nobody flushes it for them.
+    device, nothing flushes it for them.
 
     Evidence used. The text of the message.
 

@@ -24,7 +24,7 @@ class IdleCollection(Rule):
     torch.cuda.set_per_process_memory_fraction), or drop the setting.
 
     What it can get wrong. A snapshot does not record calls of set_per_process_memory_fraction; a
-    collection in the trace, or a refusal with room on the device, shows that one is set.
+    collection in the trace, or a failed with room on the device, shows that one is set.
 
     Example. garbage_collection_threshold:0.8 alone: the run fails exactly as without it.
 
@@ -42,7 +42,7 @@ class IdleCollection(Rule):
         if settings is None:
             raise Skip("no input records the allocator settings")
         threshold = settings.garbage_collection_threshold
-        if not threshold or has_fraction(context):
+        if not threshold or context.has_memory_fraction:
             return
         yield self.finding(
             context,
@@ -51,15 +51,3 @@ class IdleCollection(Rule):
             confidence=Confidence.LIKELY,
             evidence=(Evidence("threshold", threshold, "share", "snapshot"),),
         )
-
-
-def has_fraction(context: Context) -> bool:
-    """Tell whether anything shows that a memory fraction is set."""
-    settings, r, analysis = context.settings, context.refusal, context.analysis
-    if settings is not None and settings.memory_fraction is not None:
-        return True
-    if context.case.overrides.memory_fraction is not None:
-        return True
-    if r is not None and (r.limit_bytes is not None or (r.is_exact and r.is_covered_by_free)):
-        return True
-    return analysis is not None and any(flush.cause == "gc" for flush in analysis.flushes)

@@ -36,11 +36,11 @@ class MemoryLimit(Rule):
     name: ClassVar[str] = "memory-limit"
     summary: ClassVar[str] = "The process's own memory limit refused the request"
     severity: ClassVar[Severity] = Severity.ERROR
-    needs: ClassVar[frozenset[Need]] = frozenset({Need.REFUSAL})
+    needs: ClassVar[frozenset[Need]] = frozenset({Need.FAILED_REQUEST})
 
     def check(self, context: Context) -> Iterator[Finding]:
         """Yield one finding where a limit is proven or the only explanation left."""
-        r = context.refusal
+        r = context.failed_request
         assert r is not None  # noqa: S101 - needs
         if r.source == "user":
             return
@@ -55,7 +55,7 @@ class MemoryLimit(Rule):
                 n_bytes=r.requested_bytes,
                 evidence=(Evidence("limit", r.limit_bytes, "bytes", r.source),),
             )
-        elif r.is_exact and r.is_covered_by_free and not r.is_refused_by_pages:
+        elif r.is_exact and r.is_covered_by_free and not r.fails_by_pages:
             yield self.finding(
                 context,
                 f"{format_size(r.requested_bytes)} were refused with {format_size(r.free_bytes)} "

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import ctypes
 
-from fragdoctor.capture.recording import nvml
+from fragdoctor.capture.recording.facts import Nvml, Process, _Info, _Info2, _read
 
 
 class Call:
@@ -26,24 +26,24 @@ class Call:
 
 
 def test_processes_are_read_and_what_is_not_available_is_none() -> None:
-    call = Call(nvml._Info2, [(7, 100), (8, (1 << 64) - 1)])
+    call = Call(_Info2, [(7, 100), (8, (1 << 64) - 1)])
 
-    found = nvml._read(call, ctypes.c_void_p(1), nvml._Info2)
+    found = _read(call, ctypes.c_void_p(1), _Info2)
 
-    assert [nvml.Process(7, 100), nvml.Process(8, None)] == found
+    assert [Process(7, 100), Process(8, None)] == found
 
 
 def test_processes_are_asked_for_again_where_there_are_many() -> None:
-    call = Call(nvml._Info, [(n, n) for n in range(300)])
+    call = Call(_Info, [(n, n) for n in range(300)])
 
-    found = nvml._read(call, ctypes.c_void_p(1), nvml._Info)
+    found = _read(call, ctypes.c_void_p(1), _Info)
 
     assert 300 == len(found or ())
     assert 64 == call.rooms[0]
 
 
 def test_processes_are_unknown_where_the_driver_refuses() -> None:
-    assert nvml._read(lambda *_: 3, ctypes.c_void_p(1), nvml._Info) is None
+    assert _read(lambda *_: 3, ctypes.c_void_p(1), _Info) is None
 
 
 class Library:
@@ -53,8 +53,8 @@ class Library:
         self.__dict__.update(functions)
 
 
-def nvml_with(**functions) -> nvml.Nvml:
-    found = object.__new__(nvml.Nvml)
+def nvml_with(**functions) -> Nvml:
+    found = object.__new__(Nvml)
     found._library = Library(**functions)
     return found
 

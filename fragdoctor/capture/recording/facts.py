@@ -1,0 +1,271 @@
+"""Facts around a moment: versions, devices and their memory, other processes, settings."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import re
+import socket
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+MASK = "***"
+
+_WORD = r"key|token(?!iz)|secret|passw|passphrase|pwd|auth(?!or(?!iz))|credential"
+_SECRET = re.compile(_WORD, re.IGNORECASE)
+_ALWAYS = re.compile(r"secret|passw|passphrase|pwd", re.IGNORECASE)
+_OPTION = re.compile(r"--?[A-Za-z][\w.-]{0,100}")
+_ASSIGNED = re.compile(r"([+~-]{0,2}[A-Za-z_][\w.-]{0,100})(=|:\s?)(?!//)(.+)", re.DOTALL)
+_INSIDE = re.compile(rf"([\w.-]{{0,60}}(?:{_WORD})[\w.-]{{0,60}}[\"']?\s{{0,3}}[:=]\s{{0,3}}[\"']?)"
+                     r"([^\s\"',;&}]{1,4000})", re.IGNORECASE)  # fmt: skip
+_IN_URL = re.compile(r"(\w{1,20}://[^/@\s:]{0,200}:)[^/@\s]{1,400}(?=@)")
+_COUNT = re.compile(r"\d{1,7}(?:\.\d{0,6})?")
+"""A number such as that of ``--max-tokens 512``; a password may be one too."""
+
+
+def masked(words: Sequence[str]) -> list[str]:
+    """Return the words of a command with the values of secrets replaced by ``***``.
+
+    A secret is the value of an option or an assignment whose name contains key, token, secret,
+    password, passwd, pwd, passphrase, auth or credential, whatever the case (``--api-key X``,
+    ``--api_key=X``, ``HF_TOKEN=X``, also within a word), and the password in an address
+    (``https://user:password@host``). Numbers of keys and tokens are none (``--max-tokens 512``).
+    """
+    found: list[str] = []
+    option = ""
+    for word in words:
+        if option and not _OPTION.fullmatch(word):
+            found.append(_hidden(option, word))
+            option = ""
+            continue
+        option = word if _OPTION.fullmatch(word) and _SECRET.search(word) else ""
+        whole = _ASSIGNED.fullmatch(word)
+        if whole is not None and _SECRET.search(whole.group(1)):
+            name, sign, value = whole.groups()
+            found.append(name + sign + _hidden(name, value))
+        else:
+            inner = _INSIDE.sub(lambda m: m.group(1) + _hidden(m.group(1), m.group(2)), word)
+            found.append(_IN_URL.sub(r"\1" + MASK, inner))
+    return found
+
+
+def _hidden(name: str, value: str) -> str:
+    return value if _COUNT.fullmatch(value) and not _ALWAYS.search(name) else MASK
+
+
+_LIBRARY = "libnvidia-ml.so.1"
+_INSUFFICIENT_SIZE = 7
+_NOT_AVAILABLE = 1 << 60
+_MAX_PROCESSES = 4096
+
+
+class Process(NamedTuple):
+    """One process on a GPU; ``n_bytes`` is None where the driver does not tell (WSL, MIG)."""
+
+    pid: int
+    n_bytes: int | None
+
+
+class _Info(ctypes.Structure):
+    # nvmlProcessInfo_v1_t: the layout of nvmlDeviceGetComputeRunningProcesses without suffix.
+    _fields_ = (("pid", ctypes.c_uint), ("n_bytes", ctypes.c_ulonglong))
+
+
+class _Info2(ctypes.Structure):
+    # nvmlProcessInfo_v2_t: of the calls with suffix _v2 and _v3.
+    _fields_ = (
+        ("pid", ctypes.c_uint),
+        ("n_bytes", ctypes.c_ulonglong),
+        ("gpu_instance", ctypes.c_uint),
+        ("compute_instance", ctypes.c_uint),
+    )
+
+
+_CALLS = (
+    ("nvmlDeviceGetComputeRunningProcesses_v3", _Info2),
+    ("nvmlDeviceGetComputeRunningProcesses_v2", _Info2),
+    ("nvmlDeviceGetComputeRunningProcesses", _Info),
+)
+
+
+class Nvml:
+    """An open NVML.
+
+    Raises:
+        OSError: there is no NVML here, or it does not answer.
+    """
+
+    def __init__(self) -> None:
+        self._library = ctypes.CDLL(_LIBRARY)
+        if self._library.nvmlInit_v2():
+            raise OSError("NVML cannot be initialised")
+
+    def driver_version(self) -> str | None:
+        """Return the version of the driver, such as ``550.54.15``."""
+        call = getattr(self._library, "nvmlSystemGetDriverVersion", None)
+        text = ctypes.create_string_buffer(96)
+        if call is None or call(text, ctypes.c_uint(96)):
+            return None
+        return text.value.decode("ascii", "replace") or None
+
+    def processes(self, uuid: str | None, bus_id: str | None) -> list[Process] | None:
+        """Return the compute processes of a device, None where NVML does not know it.
+
+        Args:
+            uuid: ``GPU-...`` as the driver names it.
+            bus_id: ``domain:bus:device.function`` in hexadecimal digits.
+        """
+        handle = self._handle(uuid, bus_id)
+        if handle is None:
+            return None
+        for name, kind in _CALLS:
+            call = getattr(self._library, name, None)
+            if call is not None:
+                found = _read(call, handle, kind)
+                if found is not None:
+                    return found
+        return None
+
+    def _handle(self, uuid: str | None, bus_id: str | None) -> ctypes.c_void_p | None:
+        for name, key in (
+            ("nvmlDeviceGetHandleByUUID", uuid),
+            ("nvmlDeviceGetHandleByPciBusId_v2", bus_id),
+        ):
+            call = getattr(self._library, name, None)
+            handle = ctypes.c_void_p()
+            if call is not None and key and not call(key.encode(), ctypes.byref(handle)):
+                return handle
+        return None
+
+
+def _read(call: Any, handle: ctypes.c_void_p, kind: Any) -> list[Process] | None:
+    room = 64
+    while room <= _MAX_PROCESSES:
+        n = ctypes.c_uint(room)
+        table = (kind * room)()
+        status = call(handle, ctypes.byref(n), table)
+        if status == 0:
+            rows = table[: min(n.value, room)]
+            return [
+                Process(int(r.pid), int(r.n_bytes) if r.n_bytes < _NOT_AVAILABLE else None)
+                for r in rows
+            ]
+        if status != _INSUFFICIENT_SIZE:
+            return None
+        room = max(2 * room, n.value + 8)
+    return None
+
+
+_SETTINGS = (
+    "PYTORCH_CUDA_ALLOC_CONF",
+    "PYTORCH_ALLOC_CONF",
+    "PYTORCH_HIP_ALLOC_CONF",
+    "PYTORCH_NO_CUDA_MEMORY_CACHING",
+    "CUDA_VISIBLE_DEVICES",
+    "CUDA_MODULE_LOADING",
+    "CUBLAS_WORKSPACE_CONFIG",
+)
+
+
+def program_facts(torch: Any) -> dict[str, Any]:
+    """Return what is fixed for the process: versions, host, command, settings."""
+    version = getattr(torch, "version", None)
+    return {
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "parent_pid": os.getppid(),
+        "argv": masked(getattr(sys, "orig_argv", None) or sys.argv),
+        "versions": {
+            "python": platform.python_version(),
+            "torch": str(getattr(torch, "__version__", "")) or None,
+            "cuda": getattr(version, "cuda", None),
+            "hip": getattr(version, "hip", None),
+        },
+        "environment": {k: os.environ[k] for k in _SETTINGS if k in os.environ},
+    }
+
+
+def used_devices(torch: Any) -> list[int]:
+    """Return the devices on which PyTorch ever reserved memory, without waking up the others."""
+    return [d for d in range(torch.cuda.device_count()) if _reserved(torch, d, "peak")]
+
+
+def device_facts(torch: Any, devices: list[int]) -> tuple[list[dict[str, Any]], str | None]:
+    """Return the facts of each device, and the version of the driver; None is unknown."""
+    library = _try(Nvml)
+    facts = [_one_device(torch, d, library) for d in devices]
+    driver = _try(library.driver_version) if library is not None else None
+    return facts, driver or _driver_of_kernel()
+
+
+def _one_device(torch: Any, device: int, library: Nvml | None) -> dict[str, Any]:
+    cuda = torch.cuda
+    properties = _try(lambda: cuda.get_device_properties(device))
+    free, total = _try(lambda: cuda.mem_get_info(device)) or (None, None)
+    reserved = _reserved(torch, device, "current")
+    own, others = _processes(properties, library)
+    fraction = _try(lambda: float(torch._C._cuda_getMemoryFraction(device)))
+    return {
+        "index": device,
+        "name": getattr(properties, "name", None),
+        "total_bytes": total or getattr(properties, "total_memory", None),
+        "free_bytes": free,
+        "reserved_bytes": reserved,
+        "process_bytes": own,
+        "non_pytorch_bytes": _less(own, reserved),
+        "outside_pytorch_bytes": _less(_less(total, free), reserved),
+        "other_processes": others,
+        "memory_fraction": fraction,
+    }
+
+
+def _less(whole: int | None, part: int | None) -> int | None:
+    return None if whole is None or part is None else whole - part
+
+
+def _processes(
+    properties: Any, library: Nvml | None
+) -> tuple[int | None, list[dict[str, Any]] | None]:
+    """Return this process's own bytes and the other processes.
+
+    In a container the driver's process ids are the host's: then nobody is this process, own is
+    None, and who reads the bundle has to tell by the size.
+    """
+    if library is None or properties is None:
+        return None, None
+    uuid, bus = getattr(properties, "uuid", None), getattr(properties, "pci_bus_id", None)
+    bus_id = None
+    if bus is not None:
+        domain = getattr(properties, "pci_domain_id", 0)
+        bus_id = f"{domain:08x}:{bus:02x}:{getattr(properties, 'pci_device_id', 0):02x}.0"
+    found = _try(lambda: library.processes(f"GPU-{uuid}" if uuid else None, bus_id))
+    if found is None:
+        return None, None
+    me = os.getpid()
+    own = next((p.n_bytes for p in found if p.pid == me), None)
+    return own, [{"pid": p.pid, "bytes": p.n_bytes} for p in found if p.pid != me]
+
+
+def _reserved(torch: Any, device: int, which: str) -> int | None:
+    stats = _try(lambda: torch.cuda.memory_stats(device))
+    return None if stats is None else int(stats.get(f"reserved_bytes.all.{which}", 0))
+
+
+def _driver_of_kernel() -> str | None:
+    """Return the driver's version as the kernel module tells it."""
+    try:
+        with open("/proc/driver/nvidia/version", encoding="ascii", errors="replace") as f:
+            words = f.readline().split()
+    except OSError:
+        return None
+    return next((w for w in words if w[:1].isdigit() and "." in w), None)
+
+
+def _try(call: Callable[[], Any]) -> Any:
+    """Return the result of ``call``, None where it fails: a fact may be missing, never harm."""
+    try:
+        return call()
+    except Exception:  # whatever a driver or a version of torch comes up with
+        return None

@@ -1,0 +1,308 @@
+"""The answer in a few sentences: how much, which line, which change, what stays open."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from fragdoctor.comparison.compared_run import Reading
+from fragdoctor.comparison.explanation import place_text
+from fragdoctor.comparison.settings_proof import SAME_REQUESTS
+from fragdoctor.model.comparison import (
+    Basis,
+    CauseKind,
+    Comparison,
+    Figure,
+    LineChange,
+    LineKind,
+    SettingsProof,
+)
+from fragdoctor.model.finding import Confidence
+from fragdoctor.units import format_count, format_share, format_size, plural
+
+_MEASURES: Final = ("peak_allocated", "peak_active", "allocated", "peak_reserved", "reserved")
+_TELLING: Final = frozenset(
+    {
+        CauseKind.SCALE,
+        CauseKind.LEAK,
+        CauseKind.CHECKPOINTING,
+        CauseKind.OPTIMIZER,
+        CauseKind.MORE_BLOCKS,
+        CauseKind.FEWER_BLOCKS,
+    }
+)
+SAME_SHARE: Final = 0.001
+"""Messages print figures to two decimals; smaller differences are not worth a line's name."""
+
+SECOND_SHARE: Final = 0.25
+"""Of the difference, from which on a second cause is in the answer."""
+
+_CHANGES: Final = frozenset({CauseKind.SCALE, CauseKind.LEAK})
+_VERBS: Final = {
+    "peak_allocated": "peaks",
+    "peak_active": "peaks (active memory)",
+    "allocated": "holds",
+    "peak_reserved": "reserves at most",
+    "reserved": "reserves",
+}
+
+
+def is_same(comparison: Comparison) -> bool:
+    """Return whether nothing that the runs tell differs."""
+    figures = [f for f in comparison.figures if len(set(f.values)) > 1]
+    moved = any(
+        c.delta_bytes or c.kind in (LineKind.NEW, LineKind.GONE) or c.sizes
+        for c in comparison.lines
+    )
+    verdicts = {(r.cause, r.confidence) for r in comparison.runs}
+    return not (figures or moved or comparison.settings or len(verdicts) > 1)
+
+
+def summarised(comparison: Comparison) -> str:
+    """Return the answer."""
+    if comparison.trend is not None:
+        return comparison.trend.text
+    if comparison.is_same:
+        return _no_difference(comparison)
+    if _is_settings(comparison) and comparison.proof is not None:
+        return _settings_answer(comparison, comparison.proof)
+    figure = main_figure(comparison)
+    if figure is None:
+        return f"The runs tell no figure that could be compared.{_verdicts(comparison)}"
+    how_much = _how_much(figure, comparison)
+    lines, settings = _lines(comparison), _settings(comparison)
+    # That settings are the same explains nothing: no colon leads to it alone.
+    join = ": " if lines or comparison.settings else "; the "
+    why = f"{join}{'; '.join(p for p in (lines, settings) if p)}" if lines or settings else ""
+    return f"{how_much}{why}.{_cause(comparison)}{_verdicts(comparison)}"
+
+
+def main_figure(comparison: Comparison) -> Figure | None:
+    """Return the figure that the answer is about: the first that both runs know.
+
+    Where the requests were the same, or live memory is equal, reserved memory is what differs.
+    """
+    known = {f.id: f for f in comparison.figures if f.delta is not None}
+    names: Sequence[str] = _MEASURES
+    if comparison.basis is Basis.NOW:
+        names = ("allocated", *_MEASURES)
+    found = [known[name] for name in names if name in known]
+    if not found:
+        return None
+    return next((f for f in found if f.delta), found[0])
+
+
+def _is_settings(comparison: Comparison) -> bool:
+    return (
+        any(
+            c.kind is CauseKind.SETTINGS and c.confidence is not Confidence.POSSIBLE
+            for c in comparison.causes[:1]
+        )
+        and (comparison.requests_equal or 0.0) >= SAME_REQUESTS
+    )
+
+
+def _settings_answer(comparison: Comparison, proof: SettingsProof) -> str:
+    """Return the answer where the same requests were served under other settings."""
+    last = comparison.runs[-1].letter
+    names = ", ".join(f"{s.key} {s.before} -> {s.after}" for s in comparison.settings or ())
+    if proof.decides:
+        how = ("all served", "they are not") if proof.fits else ("not all served", "they are")
+        return (
+            f"The settings did it ({names}): A's requests replayed under {last}'s settings are "
+            f"{how[0]}, under its own {how[1]}.{_verdicts(comparison)}"
+        )
+    told = (
+        f"{last} reserves {format_size(proof.recorded_bytes)} at most for the requests that took A "
+        f"{format_size(proof.own_bytes)}: the settings did it ({names})"
+    )
+    if proof.result_bytes == proof.recorded_bytes:
+        told += f"; A replayed under them gives what {last} recorded, to the byte"
+    else:
+        told += f"; A replayed under them gives {format_size(proof.result_bytes)}"
+    return f"{told}.{_verdicts(comparison)}"
+
+
+def _no_difference(comparison: Comparison) -> str:
+    figure = main_figure(comparison)
+    last = comparison.runs[-1].letter
+    if figure is None:
+        return "No difference in anything that both runs tell."
+    size = format_size(figure.values[-1])
+    return f"No difference: {last} {_VERBS[figure.id]} {size}, as A does."
+
+
+def _how_much(figure: Figure, comparison: Comparison) -> str:
+    delta, first = figure.delta or 0, figure.values[0] or 0
+    last = comparison.runs[-1].letter
+    verb = _VERBS[figure.id]
+    if delta and abs(delta) < SAME_SHARE * first:
+        return f"{last} {verb} {format_size(figure.values[-1])}, as A does (within 0.1 %)"
+    if not delta:
+        return f"{last} {verb} {format_size(figure.values[-1])}, as A does"
+    share = f" ({'+' if delta > 0 else '-'}{format_share(abs(delta), first)})" if first else ""
+    change = f"{format_size(abs(delta))}{share}"
+    if figure.id in ("peak_allocated", "peak_active"):
+        return f"{last} {verb} {change} {'higher' if delta > 0 else 'lower'}"
+    return f"{last} {verb} {change} {'more' if delta > 0 else 'less'}"
+
+
+def _lines(comparison: Comparison) -> str:
+    """Return the line that moved most in the direction of the whole."""
+    length = next((c for c in comparison.causes if c.kind is CauseKind.LENGTH), None)
+    if length is not None:
+        return length.text[0].lower() + length.text[1:].rstrip(".")
+    delta = comparison.delta_bytes
+    if not delta:
+        asked = comparison.figure("requests")
+        if asked is None or not asked.delta:
+            return ""
+        first, last = (format_count(asked.values[i] or 0) for i in (0, -1))
+        return f"it makes {last} requests instead of {first}"
+    same_way = [c for c in comparison.lines if c.delta_bytes * delta > 0]
+    named = [c for c in same_way if c.place is not None]
+    top = max(named or same_way, key=lambda c: abs(c.delta_bytes), default=None)
+    return "" if top is None else line_text(top)
+
+
+def line_text(change: LineChange) -> str:
+    """Return what happened to a line, in a clause."""
+    where, size = place_text(change.place), format_size(abs(change.delta_bytes))
+    if change.kind is LineKind.NEW:
+        return f"{where} is new and holds {size}"
+    if change.kind is LineKind.GONE:
+        return f"{where} is gone, which held {size}"
+    word = "grew" if change.delta_bytes > 0 else "shrank"
+    if change.place is None:
+        return f"{where} {word[:4]} by {size}" if word == "grew" else f"{where} shrank by {size}"
+    return f"{where} {word} by {size}"
+
+
+def _cause(comparison: Comparison) -> str:
+    """Return what did it, where that says more than the line alone."""
+    delta = comparison.delta_bytes or 0
+    telling = [c for c in comparison.causes if c.kind in _TELLING]
+    sure = [c for c in telling if c.confidence is not Confidence.POSSIBLE][:1]
+    # Where two things changed, the smaller one is told too if it is a large part.
+    parts = [c for c in telling if (c.delta_bytes or 0) * delta >= SECOND_SHARE * delta**2]
+    second = [c for c in parts if c not in sure and c.kind in _CHANGES][:1] if sure else []
+    return "".join(f" {c.text}" for c in (*sure, *second))
+
+
+def _settings(comparison: Comparison) -> str:
+    if comparison.settings is None:
+        return ""
+    if not comparison.settings:
+        return "settings are the same"
+    changes = comparison.settings
+    named = ", ".join(f"{s.key} {s.before} -> {s.after}" for s in changes[:2])
+    named += " and more" if len(changes) > 2 else ""
+    proof = comparison.proof
+    same = (comparison.requests_equal or 0.0) >= SAME_REQUESTS
+    if proof is not None and same and proof.accounted is None and not proof.decides:
+        named += " makes no difference, a replay says"
+    return named
+
+
+def _verdicts(comparison: Comparison) -> str:
+    first, last = comparison.runs[0], comparison.runs[-1]
+    if first.cause == last.cause:
+        return ""
+    a, b = first.cause.value.replace("_", " "), last.cause.value.replace("_", " ")
+    return f" The verdict changed from {a} to {b}."
+
+
+MAX_LENGTH_DIFFERENCE: Final = 0.1
+"""Of the number of steps; less is how a run begins and ends."""
+
+
+def find_notes(comparison: Comparison, readings: Sequence[Reading]) -> list[str]:
+    """Return one sentence for each thing that a reader must know to trust the comparison."""
+    runs = comparison.runs
+    notes = []
+    without = [r.letter for r in runs if not r.has_snapshot]
+    if without:
+        notes.append(
+            f"{_names(without)} {_has(without)} no snapshot with memory in it: figures are "
+            "compared, source lines cannot be."
+        )
+    no_trace = [r.letter for r in runs if r.has_snapshot and not r.has_trace]
+    if no_trace and comparison.basis is Basis.NOW:
+        notes.append(
+            f"{_names(no_trace)} {_has(no_trace)} no trace: lines are compared by what is live "
+            "now, not at the peak."
+        )
+    no_stacks = [r.letter for r in runs if r.has_snapshot and not r.has_stacks]
+    if no_stacks:
+        notes.append(
+            f"{_names(no_stacks)} {_has(no_stacks)} no stacks: which line holds what is not known."
+        )
+    cut = [r.letter for r in runs if r.is_cut]
+    if cut:
+        notes.append(
+            f"{_names(cut)} {_has(cut)} lost the beginning of the trace: a higher peak before it "
+            "is not seen, and requests are not compared one by one."
+        )
+    if comparison.settings is None and not without:
+        silent = [r.letter for r, own in zip(runs, readings, strict=True) if own.settings is None]
+        notes.append(f"{_names(silent)} {_has(silent)} no settings recorded: they may differ.")
+    n_merged = max((d.n_lines_merged for r in readings for d in r.devices.values()), default=0)
+    if n_merged:
+        notes.append(
+            f"The {plural(n_merged, 'smallest line')} of a run are summed up, without a place."
+        )
+    notes += _order_notes(comparison)
+    notes += _peak_notes(comparison)
+    return notes
+
+
+def _order_notes(comparison: Comparison) -> list[str]:
+    """Return a warning where traces of one program seem not to be in time order."""
+    trend = comparison.trend
+    if trend is None or trend.unit == "step":
+        return []
+    counts = [r.n_steps or 0 for r in comparison.runs if not r.is_cut]
+    if len(set(counts)) < len(comparison.runs) or 0 in counts or counts == sorted(counts):
+        return []
+    told = ", ".join(format_count(n) for n in counts[:10])
+    text = f"The traces' step counts do not ascend ({told}): if it is one program, give the runs"
+    return [f"{text} in time order, or --sort."]
+
+
+def _peak_notes(comparison: Comparison) -> list[str]:
+    figure = comparison.figure("peak_allocated")
+    first, last = comparison.runs[0], comparison.runs[-1]
+    notes = []
+    if comparison.basis is Basis.PEAK and figure is not None and comparison.delta_bytes is not None:
+        counted = figure.delta
+        if counted is not None and counted != comparison.delta_bytes:
+            notes.append(
+                "memory_stats() counted a higher peak than a trace holds: lines explain the "
+                f"traces' difference of {format_size(comparison.delta_bytes)}."
+            )
+    if first.has_stacks and last.has_stacks and _nothing_in_common(comparison):
+        notes.append(
+            "No source line of one run is in the other: these look like two different programs."
+        )
+    steps = (first.n_steps, last.n_steps)
+    a, b = steps
+    is_pair = len(comparison.runs) == 2
+    if is_pair and a and b and abs(a - b) > max(1, MAX_LENGTH_DIFFERENCE * max(a, b)):
+        notes.append(
+            f"The traces are of different length: {format_count(a)} and {format_count(b)} steps."
+        )
+    return notes
+
+
+def _nothing_in_common(comparison: Comparison) -> bool:
+    placed = [c for c in comparison.lines if c.place is not None]
+    kinds = {c.kind for c in placed}
+    return kinds == {LineKind.NEW, LineKind.GONE}
+
+
+def _names(letters: Sequence[str]) -> str:
+    return letters[0] if len(letters) == 1 else f"{', '.join(letters[:-1])} and {letters[-1]}"
+
+
+def _has(letters: Sequence[str]) -> str:
+    return "has" if len(letters) == 1 else "have"

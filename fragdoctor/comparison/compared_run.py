@@ -1,0 +1,348 @@
+"""What one run says, ready to be compared: diagnosis, steps, the memory of every line, figures."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+import numpy as np
+
+from fragdoctor.analysis.device import analyze_trace
+from fragdoctor.analysis.result import CaptureQuality, DeviceAnalysis
+from fragdoctor.comparison.line_uses import LineUse, line_uses, location_of
+from fragdoctor.diagnosis.pipeline import diagnose
+from fragdoctor.model.case import Case
+from fragdoctor.model.comparison import Curve, DevicePeaks, Figure, RunSide
+from fragdoctor.model.diagnosis import DeviceFigures, Diagnosis
+from fragdoctor.model.finding import Location
+from fragdoctor.model.settings import AllocatorSettings
+from fragdoctor.model.snapshot import I32, I64, Action, Snapshot
+from fragdoctor.trace.lives import Totals
+from fragdoctor.trace.trace import Trace, traces_of
+
+_FEATURES: Final = re.compile(
+    r"[/\\]torch[/\\](?:utils[/\\](checkpoint)|optim[/\\]((?!optimizer|lr_scheduler|__)\w+))\.py$"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class GrowingLine:
+    """A line that keeps memory step by step within one run."""
+
+    place: Location | None
+    slope_bytes: int
+    n_steps: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RunTotals:
+    """What is kept of a run's totals: of a long series every trace would be too much.
+
+    ``reserved_bytes`` is reserved memory after each of ``reserved_rows``, the segment events.
+    """
+
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    curve: Curve
+    initial_reserved_bytes: int
+    reserved_rows: I32
+    reserved_bytes: I64
+
+    @classmethod
+    def of(cls, trace: Trace) -> RunTotals:
+        """Return the totals of a trace."""
+        rows, n_bytes = trace.totals.reserved_changes()
+        return cls(
+            trace.totals.peak_allocated_bytes,
+            trace.totals.peak_reserved_bytes,
+            curve_of(trace.totals, trace.n_events),
+            trace.initial_reserved_bytes,
+            rows.copy(),
+            n_bytes.copy(),
+        )
+
+    def peak_reserved_before(self, row: int) -> int:
+        """Return the highest reserved memory before an event."""
+        n = int(np.searchsorted(self.reserved_rows, row))
+        return max(self.initial_reserved_bytes, int(self.reserved_bytes[:n].max(initial=0)))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DeviceReading:
+    """One device of one run.
+
+    Attributes:
+        peak_row: events until the peak; None without a trace.
+        n_lines_merged: the smallest lines, which are one in ``lines``.
+        requests: ``int64``, sizes asked for, in the order of the trace; failed requests are not
+            among them.
+        request_rows: ``int64``, the event row (within the device) of each request.
+        features: library parts that the requests went through: ``checkpoint``, optimizers.
+        capacity_bytes: what PyTorch could have, where a failed request shows it.
+    """
+
+    device: int
+    capture: CaptureQuality
+    totals: RunTotals | None
+    peak_row: int | None
+    n_steps: int | None
+    lines: tuple[LineUse, ...]
+    n_lines_merged: int
+    growth: tuple[GrowingLine, ...]
+    requests: I64
+    request_rows: I64
+    features: frozenset[str]
+    peak_place: Location | None
+    capacity_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Reading:
+    """One run: its diagnosis, and its devices where it has a snapshot.
+
+    The diagnosis is kept without the snapshot, so that a long series fits into memory; ``traces``
+    of its devices are kept for the first run only.
+    """
+
+    name: str
+    diagnosis: Diagnosis
+    devices: dict[int, DeviceReading]
+    settings: AllocatorSettings | None
+    torch_version: str
+    conf: str | None
+    traces: Mapping[int, Trace] = field(default_factory=dict)
+
+
+def read_run(case: Case, name: str) -> Reading:
+    """Return what one run says."""
+    snapshot = case.snapshot
+    devices: dict[int, DeviceReading] = {}
+    analyses: dict[int, DeviceAnalysis] = {}
+    if snapshot is not None:
+        wanted = case.overrides.device
+        for trace in traces_of(snapshot):
+            if wanted in (None, trace.device):
+                devices[trace.device], analyses[trace.device] = read_device(trace)
+    diagnosis = diagnose(case, analyses=analyses)
+    is_recorded = snapshot is not None and snapshot.settings.is_recorded
+    return Reading(
+        name=name,
+        diagnosis=replace(diagnosis, case=replace(case, snapshot=None)),
+        devices=devices,
+        settings=snapshot.settings if snapshot is not None and is_recorded else None,
+        torch_version=_version(case),
+        conf=snapshot.settings.conf if snapshot is not None and is_recorded else None,
+        traces={d: a.trace for d, a in analyses.items()},
+    )
+
+
+def _version(case: Case) -> str:
+    """Return the PyTorch versions that fit the inputs: ``2.12``, ``2.4 to 2.6``, or ""."""
+    told = case.overrides.torch_version
+    if told:
+        return told
+    message = case.primary_message
+    low = high = ""
+    if case.snapshot is not None and case.snapshot.provenance.version_low:
+        origin = case.snapshot.provenance
+        low, high = origin.version_low, origin.version_high
+    elif message is not None:
+        low, high = message.version_low, message.version_high
+    if not low or low == high:
+        return low or high
+    return f"{low} to {high}" if high else f"{low} or newer"
+
+
+def read_device(trace: Trace) -> tuple[DeviceReading, DeviceAnalysis]:
+    """Return what one device of a snapshot says, and its analysis for the diagnosis."""
+    analysis = analyze_trace(trace)
+    snapshot, totals = trace.snapshot, analysis.timeline
+    peak = None if totals is None else totals.peak_allocated_state
+    growing = tuple(
+        GrowingLine(location_of(snapshot, g.frame), g.slope_bytes, g.n_steps)
+        for g in analysis.growth
+    )
+    uses, n_merged = line_uses(trace, peak)
+    asked = np.flatnonzero(trace.events.action == Action.ALLOC)
+    reading = DeviceReading(
+        device=trace.device,
+        capture=analysis.capture,
+        totals=None if totals is None else RunTotals.of(trace),
+        peak_row=peak,
+        n_steps=None if totals is None else analysis.n_steps or None,
+        lines=uses,
+        n_lines_merged=n_merged,
+        growth=growing,
+        requests=trace.events.size_bytes[asked],
+        request_rows=asked,
+        features=_features(snapshot, trace.lives.stack),
+        peak_place=_peak_place(trace, peak),
+        capacity_bytes=analysis.capacity_estimate_bytes,
+    )
+    return reading, analysis
+
+
+def _features(snapshot: Snapshot, stack: I32) -> frozenset[str]:
+    """Return the library parts that requests went through."""
+    used = np.unique(stack[stack >= 0])
+    if not len(used):
+        return frozenset()
+    offsets = snapshot.stacks.offsets
+    mark = np.zeros(len(snapshot.stacks.frames) + 1, np.int64)
+    np.add.at(mark, offsets[used], 1)
+    np.add.at(mark, offsets[used + 1], -1)
+    inside = np.cumsum(mark[:-1]) > 0
+    names = np.unique(snapshot.frames.filename[np.unique(snapshot.stacks.frames[inside])])
+    found = (_FEATURES.search(snapshot.strings[int(i)][-500:]) for i in names if i >= 0)
+    return frozenset(m.group(1) or f"optim.{m.group(2)}" for m in found if m is not None)
+
+
+def _peak_place(trace: Trace, peak: int | None) -> Location | None:
+    """Return the line whose request made the peak."""
+    if not peak:
+        return None
+    at = int(trace.events.stack[peak - 1])
+    return None if at < 0 else location_of(trace.snapshot, int(trace.stacks.lines[at]))
+
+
+MAX_COLUMNS: Final = 1200
+
+# id, title, unit, attribute of DeviceFigures
+_FIGURES: Final = (
+    ("peak_allocated", "peak allocated", "bytes", "peak_allocated_bytes"),
+    ("peak_active", "peak active", "bytes", "peak_active_bytes"),
+    ("peak_reserved", "peak reserved", "bytes", "peak_reserved_bytes"),
+    ("allocated", "allocated now", "bytes", "allocated_bytes"),
+    ("active", "active now", "bytes", "active_bytes"),
+    ("reserved", "reserved now", "bytes", "reserved_bytes"),
+    ("pinned_free", "pinned free memory", "bytes", "pinned_free_bytes"),
+    ("largest_free_block", "largest free block", "bytes", "largest_free_block_bytes"),
+    ("capacity", "capacity", "bytes", "capacity_bytes"),
+    ("alloc_retries", "allocation retries", "count", "alloc_retries"),
+    ("ooms", "out-of-memory failures", "count", "ooms"),
+)
+
+Pairing = tuple[int | None, ...]
+"""The device of each run that is compared; None where a run has none."""
+
+
+def choose_devices(readings: Sequence[Reading]) -> tuple[Pairing, list[str]]:
+    """Return which device of each run is compared, and what has to be said about it.
+
+    The device that the last run's verdict is about, if all have it; else one that all have; runs
+    of one device each are compared whatever its number.
+    """
+    held = [[f.device for f in r.diagnosis.devices] for r in readings]
+    if not all(held):
+        return tuple(h[0] if h else None for h in held), []
+    common = [d for d in held[-1] if all(d in h for h in held)]
+    if not common:
+        chosen = tuple(h[0] for h in held)
+        told = ", ".join(f"GPU {d} of {letter(i)}" for i, d in enumerate(chosen))
+        return chosen, [f"The runs have no device number in common: {told} are compared."]
+    wanted = readings[-1].diagnosis.verdict.device
+    first = readings[0].diagnosis.verdict.device
+    best = next((d for d in (wanted, first) if d in common), common[0])
+    notes = []
+    for i, devices in enumerate(held):
+        alone = sorted(set(devices) - set(common))
+        if alone:
+            names = ", ".join(str(d) for d in alone)
+            notes.append(f"GPU {names}: in {letter(i)}, not in all runs.")
+    if len(common) > 1:
+        others = ", ".join(str(d) for d in sorted(common) if d != best)
+        notes.append(f"Lines are those of GPU {best}; look at GPU {others} with --device.")
+    return tuple(best for _ in held), notes
+
+
+def letter(index: int) -> str:
+    """Return what a run is called: A to Z, then R27, R28, ..."""
+    return chr(ord("A") + index) if index < 26 else f"R{index + 1}"
+
+
+def figures_of(reading: Reading, device: int | None) -> DeviceFigures | None:
+    """Return the figures of one device of a run."""
+    return next((f for f in reading.diagnosis.devices if f.device == device), None)
+
+
+def all_figures(readings: Sequence[Reading], chosen: Pairing) -> tuple[Figure, ...]:
+    """Return the figures that any run knows, over all runs."""
+    rows = [figures_of(r, d) for r, d in zip(readings, chosen, strict=True)]
+    found = [
+        Figure(name, title, unit, tuple(None if f is None else getattr(f, key) for f in rows))
+        for name, title, unit, key in _FIGURES
+    ]
+    devices = [_device(r, d) for r, d in zip(readings, chosen, strict=True)]
+    steps = tuple(None if d is None else d.n_steps for d in devices)
+    n_requests = tuple(None if d is None or d.totals is None else len(d.requests) for d in devices)
+    found.append(Figure("steps", "steps in the trace", "count", steps))
+    found.append(Figure("requests", "requests in the trace", "count", n_requests))
+    return tuple(f for f in found if any(v is not None for v in f.values))
+
+
+def device_peaks(readings: Sequence[Reading]) -> tuple[DevicePeaks, ...]:
+    """Return the peaks of every device that both the first and the last run have."""
+    first, last = readings[0].diagnosis.devices, readings[-1].diagnosis.devices
+    old = {f.device: f for f in first}
+    if len(first) == len(last) == 1:
+        old = {last[0].device: first[0]}
+    pairs = [(old[f.device], f) for f in last if f.device in old]
+    return tuple(
+        DevicePeaks(
+            b.device,
+            (_peak(a, "allocated"), _peak(b, "allocated")),
+            (_peak(a, "active"), _peak(b, "active")),
+            (a.ooms, b.ooms),
+        )
+        for a, b in pairs
+    )
+
+
+def _peak(figures: DeviceFigures, name: str) -> int | None:
+    values = (getattr(figures, f"peak_{name}_bytes"), getattr(figures, f"{name}_bytes"))
+    return max((v for v in values if v is not None), default=None)
+
+
+def side(reading: Reading, index: int, device: int | None) -> RunSide:
+    """Return one run as reports show it."""
+    verdict = reading.diagnosis.verdict
+    own = _device(reading, device)
+    figures = figures_of(reading, device)
+    totals = None if own is None else own.totals
+    return RunSide(
+        letter=letter(index),
+        name=reading.name,
+        cause=verdict.cause,
+        confidence=verdict.confidence,
+        summary=verdict.summary,
+        device=device,
+        devices=tuple(f.device for f in reading.diagnosis.devices),
+        torch_version=reading.torch_version,
+        conf=reading.conf,
+        has_snapshot=bool(reading.devices),
+        has_trace=totals is not None,
+        has_stacks=own is not None and own.capture.has_stacks > 0,
+        is_cut=own is not None and own.capture.is_truncated,
+        n_events=None if figures is None else figures.n_events,
+        n_steps=None if own is None else own.n_steps,
+        capacity_bytes=None if figures is None else figures.capacity_bytes,
+        peak_place=None if own is None else own.peak_place,
+        curve=None if totals is None else totals.curve,
+    )
+
+
+def _device(reading: Reading, device: int | None) -> DeviceReading | None:
+    return None if device is None else reading.devices.get(device)
+
+
+def curve_of(totals: Totals, n_events: int) -> Curve:
+    """Return the highest state of each column, so that no peak is lost."""
+    n = n_events + 1
+    starts = np.unique(np.linspace(0, n, min(n, MAX_COLUMNS), endpoint=False).astype(np.int64))
+
+    def highest(name: str) -> tuple[int, ...]:
+        return tuple(totals.envelope(name, starts).high.tolist())
+
+    return Curve(n_events, highest("allocated_bytes"), highest("reserved_bytes"))

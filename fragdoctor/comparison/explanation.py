@@ -1,0 +1,389 @@
+"""Which change did it: what the lines, the requests and the settings say together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from fragdoctor.analysis.steps import ENOUGH_STEPS
+from fragdoctor.comparison.compared_run import DeviceReading, GrowingLine
+from fragdoctor.comparison.line_changes import FACTOR_SLACK, size_part
+from fragdoctor.comparison.settings_proof import MIN_DIFFERENCE, SAME_REQUESTS
+from fragdoctor.model.comparison import (
+    CauseKind,
+    LikelyCause,
+    LineChange,
+    LineKind,
+    SettingChange,
+    SettingsProof,
+)
+from fragdoctor.model.finding import Confidence, Location
+from fragdoctor.units import MIB, format_count, format_size, plural
+
+MIN_SHARE: Final = 0.1
+"""Of all that moved; smaller parts are in the table of lines and no cause."""
+
+MIN_BYTES: Final = 1 * MIB
+LIKELY_SHARE: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What is known about two runs beyond their lines.
+
+    Attributes:
+        last: what the newer run is called.
+        is_series: one program is seen again and again; that it went on explains nothing.
+    """
+
+    before: DeviceReading
+    after: DeviceReading
+    changes: Sequence[LineChange]
+    delta_bytes: int
+    settings: Sequence[SettingChange] | None
+    proof: SettingsProof | None
+    requests_equal: float | None
+    last: str = "B"
+    is_series: bool = False
+
+    @property
+    def moved_bytes(self) -> int:
+        """Bytes that lines gained or lost, whatever the sum."""
+        return sum(abs(c.delta_bytes) for c in self.changes)
+
+
+def place_text(place: Location | None) -> str:
+    """Return ``train.py:88 in forward``: the file by its own name."""
+    if place is None:
+        return "requests without a Python stack"
+    return place.short
+
+
+def counts_enough(e: Evidence, part: int) -> bool:
+    """Return whether a part is large enough among all that moved to be called a cause."""
+    return abs(part) >= max(MIN_BYTES, MIN_SHARE * e.moved_bytes)
+
+
+def confidence_of(e: Evidence, part: int, is_plain: bool) -> Confidence:
+    """Likely is what makes up most of the difference, in its direction."""
+    if not e.delta_bytes or (part > 0) != (e.delta_bytes > 0) or not is_plain:
+        return Confidence.POSSIBLE
+    is_most = abs(part) >= LIKELY_SHARE * abs(e.delta_bytes)
+    return Confidence.LIKELY if is_most else Confidence.POSSIBLE
+
+
+MAX_SCALED: Final = 3
+MIN_UNCHANGED: Final = 0.05
+"""Share of the older run's bytes in lines of the same sizes from which on these mean something."""
+
+Cluster = tuple[float, list[LineChange]]
+
+
+def scaled(e: Evidence) -> list[LikelyCause]:
+    """Return the factors by which sizes changed, each with its lines."""
+    clusters = _clusters(e.changes)
+    squared = _squared(clusters)
+    if squared is not None:
+        return [_width(e, *squared)] if counts_enough(e, _part(squared[0], squared[1])) else []
+    return [
+        _one_factor(e, factor, group)
+        for factor, group in clusters
+        if counts_enough(e, sum(size_part(c) for c in group))
+    ]
+
+
+def _clusters(changes: Sequence[LineChange]) -> list[Cluster]:
+    clusters: list[Cluster] = []
+    for change in changes:
+        factor = None if change.sizes is None else change.sizes.factor
+        if factor is None or change.place is None:
+            continue
+        near = next((c for f, c in clusters if abs(factor / f - 1) <= FACTOR_SLACK), None)
+        if near is None:
+            clusters.append((factor, [change]))
+        else:
+            near.append(change)
+    return clusters
+
+
+def _squared(clusters: Sequence[Cluster]) -> tuple[Cluster, Cluster] | None:
+    """Return the clusters of a factor and of its square: activations and weights of a width."""
+    for once in clusters:
+        for twice in clusters:
+            factor = once[0]
+            if once is not twice and abs(twice[0] / factor**2 - 1) <= FACTOR_SLACK:
+                return once, twice
+    return None
+
+
+def _part(*clusters: Cluster) -> int:
+    return sum(size_part(c) for _, group in clusters for c in group)
+
+
+def _width(e: Evidence, once: Cluster, twice: Cluster) -> LikelyCause:
+    factor, part = once[0], _part(once, twice)
+    text = (
+        f"{plural(len(once[1]), 'line asks', 'lines ask')} {_times(factor)} as much and "
+        f"{plural(len(twice[1]), 'line', 'lines')} {_times(twice[0])}, its square "
+        f"({_example(once[1])}; {_example(twice[1])}): what a width of that factor does."
+    )
+    places = tuple(c.place for c in (*once[1], *twice[1]) if c.place is not None)[:MAX_SCALED]
+    return LikelyCause(CauseKind.SCALE, confidence_of(e, part, True), text, part, places)
+
+
+def _one_factor(e: Evidence, factor: float, group: Sequence[LineChange]) -> LikelyCause:
+    part = sum(size_part(c) for c in group)
+    text = (
+        f"{plural(len(group), 'line asks', 'lines ask')} {_times(factor)} as much "
+        f"({_example(group)}): {_meaning(e, factor, group)}."
+    )
+    is_plain = len(group) > 1
+    sure = confidence_of(e, part, is_plain)
+    places = tuple(c.place for c in group if c.place is not None)[:MAX_SCALED]
+    return LikelyCause(CauseKind.SCALE, sure, text, part, places)
+
+
+def _meaning(e: Evidence, factor: float, group: Sequence[LineChange]) -> str:
+    """Return what a common factor can come from."""
+    if len(group) == 1:
+        return "another shape"
+    same = [
+        c
+        for c in e.changes
+        if c.sizes is None and c.before is not None and c.after is not None and c.before_bytes
+    ]
+    kept = sum(c.before_bytes for c in same)
+    whole = sum(c.before_bytes for c in e.changes)
+    precision = factor in (0.25, 0.5, 2.0, 4.0)
+    if same and kept >= MIN_UNCHANGED * whole:
+        names = "a batch, sequence or precision" if precision else "a batch or sequence"
+        return (
+            f"what {names} of that factor does ({plural(len(same), 'line asks', 'lines ask')} "
+            "the same as before)"
+        )
+    return f"a batch, sequence{', width or precision' if precision else ' or width'} of that factor"
+
+
+def _example(group: Sequence[LineChange]) -> str:
+    top = max(group, key=lambda c: abs(size_part(c)))
+    sizes = top.sizes
+    if sizes is None:
+        return place_text(top.place)
+    before, after = format_size(sizes.before_bytes), format_size(sizes.after_bytes)
+    return f"{place_text(top.place)}: {before} -> {after}"
+
+
+def _times(factor: float) -> str:
+    return f"{factor:.3g} times"
+
+
+MAX_NAMED: Final = 3
+MIN_REQUESTS: Final = 100
+"""Equal requests from which on one run is the beginning of the other, not an edit of it."""
+
+
+def likely_causes(evidence: Evidence) -> tuple[LikelyCause, ...]:
+    """Return what did it, the surest and largest first; empty where nothing stands out."""
+    found = [
+        *_by_settings(evidence),
+        *_by_length(evidence),
+        *_leaks(evidence),
+        *_features(evidence),
+        *scaled(evidence),
+        *_new_and_gone(evidence),
+        *_counts(evidence),
+    ]
+    if any(c.kind is CauseKind.LENGTH for c in found):
+        # The lines differ because one run went further, not because the program did.
+        found = [c for c in found if c.kind in (CauseKind.LENGTH, CauseKind.SETTINGS)]
+    order = {Confidence.PROVEN: 0, Confidence.LIKELY: 1, Confidence.POSSIBLE: 2}
+    found.sort(
+        key=lambda c: (
+            order[c.confidence],
+            c.kind is not CauseKind.SETTINGS,
+            -abs(c.delta_bytes or 0),
+        )
+    )
+    return tuple(found)
+
+
+def _by_settings(e: Evidence) -> list[LikelyCause]:
+    if not e.settings:
+        return []
+    names = ", ".join(f"{s.key} {s.before} -> {s.after}" for s in e.settings)
+    same = (e.requests_equal or 0.0) >= SAME_REQUESTS
+    proof = e.proof
+    if proof is None:
+        text = f"Both runs made the same requests; only settings differ ({names})."
+        return [LikelyCause(CauseKind.SETTINGS, Confidence.LIKELY, text)] if same else []
+    moved = proof.result_bytes - proof.own_bytes
+    text = f"The settings did it ({names}). {proof.text}"
+    sure = Confidence.LIKELY if proof.is_exact else Confidence.POSSIBLE
+    if same:
+        accounted = proof.accounted or 0.0
+        if accounted < MIN_SHARE and not proof.decides:
+            return []
+        is_equal = abs(proof.result_bytes - proof.recorded_bytes) < MIN_DIFFERENCE
+        if proof.is_exact and (is_equal or proof.decides):
+            sure = Confidence.PROVEN
+    else:
+        if abs(moved) < MIN_DIFFERENCE:
+            return []
+        text = f"The settings alone ({names}) change peak reserved memory. {proof.text}"
+    return [LikelyCause(CauseKind.SETTINGS, sure, text, moved)]
+
+
+def _by_length(e: Evidence) -> list[LikelyCause]:
+    """The same program, of which one run went further."""
+    n_old, n_new = len(e.before.requests), len(e.after.requests)
+    is_same = (e.requests_equal or 0.0) >= SAME_REQUESTS
+    if e.is_series or not is_same or n_old == n_new:
+        return []
+    short, long = (e.before, e.after) if n_old < n_new else (e.after, e.before)
+    alone = LineKind.NEW if n_old < n_new else LineKind.GONE
+    has_own_lines = any(c.kind is alone and c.delta_bytes for c in e.changes)
+    if short.capacity_bytes is None and (has_own_lines or len(short.requests) < MIN_REQUESTS):
+        return []  # the end of the program may have been edited
+    stopped, other = ("A", e.last) if n_old < n_new else (e.last, "A")
+    why = ""
+    if short.capacity_bytes is not None:
+        why = f" out of memory, with a capacity of {format_size(short.capacity_bytes)}"
+    n_more = format_count(len(long.requests) - len(short.requests))
+    text = (
+        f"Both runs made the same {format_count(len(short.requests))} requests; {stopped} stopped "
+        f"there{why}, {other} went on with {n_more} more."
+    )
+    return [LikelyCause(CauseKind.LENGTH, Confidence.PROVEN, text, e.delta_bytes)]
+
+
+def _leaks(e: Evidence) -> list[LikelyCause]:
+    """Lines that keep memory step by step in one run and not in the other."""
+    places = {(c.before, c.after): c for c in e.changes}
+    old = _rates(e.before.growth)
+    new = _rates(e.after.growth)
+    found = []
+    for (before, after), change in places.items():
+        a, b = old.get(before), new.get(after)
+        if (a is None) == (b is None) or (before is None and after is None):
+            continue
+        rate = b or a
+        assert rate is not None  # noqa: S101 - one of them is there
+        letter, other, quiet = (e.last, "A", e.before) if a is None else ("A", e.last, e.after)
+        # Without as many steps a run cannot show that a line keeps nothing.
+        is_known = (quiet.n_steps or 0) >= ENOUGH_STEPS
+        told = f"in {other} it does not" if is_known else f"{other} shows too few steps to tell"
+        text = (
+            f"{place_text(after or before)} keeps {format_size(rate.slope_bytes)} more each step "
+            f"in {letter} ({plural(rate.n_steps, 'step')}), {told}."
+        )
+        place = after or before
+        found.append(
+            LikelyCause(
+                CauseKind.LEAK,
+                Confidence.LIKELY,
+                text,
+                change.delta_bytes,
+                () if place is None else (place,),
+            )
+        )
+    return found
+
+
+def _rates(growth: Sequence[GrowingLine]) -> dict[Location | None, GrowingLine]:
+    return {g.place: g for g in growth if g.place is not None}
+
+
+def _features(e: Evidence) -> list[LikelyCause]:
+    """Library parts that only one of the runs goes through."""
+    old, new = e.before.features, e.after.features
+    found = []
+    if ("checkpoint" in old) != ("checkpoint" in new):
+        is_on = "checkpoint" in new
+        letter, other = (e.last, "A") if is_on else ("A", e.last)
+        text = (
+            f"{letter} recomputes activations (torch.utils.checkpoint is in its stacks), {other} "
+            "keeps them."
+        )
+        moved = sum(c.delta_bytes for c in e.changes if c.place is not None)
+        helps = (moved < 0) == is_on
+        sure = Confidence.LIKELY if helps else Confidence.POSSIBLE
+        found.append(LikelyCause(CauseKind.CHECKPOINTING, sure, text, moved if helps else None))
+    a = sorted(f for f in old if f.startswith("optim."))
+    b = sorted(f for f in new if f.startswith("optim."))
+    # A run that stopped before its first optimizer step has not gone through one yet.
+    ran_on = min(e.before.n_steps or 0, e.after.n_steps or 0) > 1
+    if a != b and ((a and b) or ran_on):
+        text = f"Another optimizer allocates: {_listed(a)} in A, {_listed(b)} in {e.last}."
+        found.append(LikelyCause(CauseKind.OPTIMIZER, Confidence.LIKELY, text))
+    return found
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(f"torch.{name}" for name in names) or "none"
+
+
+def _new_and_gone(e: Evidence) -> list[LikelyCause]:
+    found = []
+    for kind, cause, word in (
+        (LineKind.NEW, CauseKind.NEW_CODE, f"only in {e.last}"),
+        (LineKind.GONE, CauseKind.GONE_CODE, "only in A"),
+    ):
+        leaking = _leaking(e)
+        group = [
+            c
+            for c in e.changes
+            if c.kind is kind and c.place is not None and c.delta_bytes and c.place not in leaking
+        ]
+        part = sum(c.delta_bytes for c in group)
+        if not group or not counts_enough(e, part):
+            continue
+        named = ", ".join(
+            f"{place_text(c.place)} {_signed(c.delta_bytes)}" for c in group[:MAX_NAMED]
+        )
+        more = f" and {format_count(len(group) - MAX_NAMED)} more" if len(group) > MAX_NAMED else ""
+        text = f"{plural(len(group), 'line is', 'lines are')} {word}: {named}{more}."
+        places = tuple(c.place for c in group if c.place is not None)[:MAX_NAMED]
+        found.append(LikelyCause(cause, confidence_of(e, part, True), text, part, places))
+    return found
+
+
+def _counts(e: Evidence) -> list[LikelyCause]:
+    """Lines that hold more (or fewer) blocks of the sizes that they held before."""
+    leaking = _leaking(e)
+    found = []
+    for sign, cause, word, why in (
+        (1, CauseKind.MORE_BLOCKS, "more blocks", "more layers, or more is kept"),
+        (-1, CauseKind.FEWER_BLOCKS, "fewer blocks", "fewer layers, or less is kept"),
+    ):
+        group = []
+        for c in e.changes:
+            is_shared = c.before is not None and c.after is not None
+            is_shared &= c.before_blocks != c.after_blocks
+            part = c.delta_bytes - size_part(c)
+            if is_shared and part * sign > 0 and not {c.before, c.after} & leaking:
+                group.append((part, c))
+        group.sort(key=lambda pc: -abs(pc[0]))
+        whole = sum(part for part, _ in group)
+        if not group or not counts_enough(e, whole):
+            continue
+        named = ", ".join(
+            f"{place_text(c.place)} {format_count(c.before_blocks)} -> "
+            f"{format_count(c.after_blocks)}"
+            for _, c in group[:MAX_NAMED]
+        )
+        more = f" and {format_count(len(group) - MAX_NAMED)} more" if len(group) > MAX_NAMED else ""
+        lines = plural(len(group), "line holds", "lines hold")
+        text = f"{lines} {word} at that moment ({named}{more}): {why}."
+        places = tuple(c.place for _, c in group if c.place is not None)[:MAX_NAMED]
+        found.append(LikelyCause(cause, confidence_of(e, whole, True), text, whole, places))
+    return found
+
+
+def _leaking(e: Evidence) -> set[Location]:
+    """Return the lines that keep memory step by step; they are causes of their own."""
+    return {g.place for g in (*e.before.growth, *e.after.growth) if g.place is not None}
+
+
+def _signed(n_bytes: int) -> str:
+    return f"{'+' if n_bytes > 0 else ''}{format_size(n_bytes)}"

@@ -1,0 +1,226 @@
+"""What happened to each source line and to each phase: grew, shrank, new, gone, other sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from fragdoctor.comparison.compared_run import Reading
+from fragdoctor.comparison.line_matching import match_lines, path_parts
+from fragdoctor.comparison.line_uses import LineUse, StackUse
+from fragdoctor.model.comparison import (
+    LineChange,
+    LineKind,
+    PhaseChange,
+    Reason,
+    ReasonKind,
+    SizeChange,
+    StackChange,
+)
+from fragdoctor.model.finding import Location
+from fragdoctor.model.phases import Category, Phase, PhaseReport
+
+MAX_SHOWN_SIZES: Final = 8
+MAX_STACK_CHANGES: Final = 8
+FACTOR_SLACK: Final = 0.02
+"""Sizes whose ratio differs by less than this changed by the same factor."""
+
+MIN_FACTOR_SHARE: Final = 0.5
+"""Share of a line's bytes that one factor must cover."""
+
+
+def line_changes(
+    before: Sequence[LineUse], after: Sequence[LineUse], *, peak: bool
+) -> tuple[LineChange, ...]:
+    """Return every line of either run, those that changed most first.
+
+    Args:
+        before: lines of the older run.
+        after: lines of the newer run.
+        peak: compare the peaks; else what is live now.
+    """
+    changes = []
+    for i, j in match_lines(before, after):
+        a = None if i is None else before[i]
+        b = None if j is None else after[j]
+        changes.append(_change(a, b, peak=peak))
+    changes.sort(key=lambda c: (-abs(c.delta_bytes), -max(c.before_bytes, c.after_bytes)))
+    return tuple(changes)
+
+
+def _change(a: LineUse | None, b: LineUse | None, *, peak: bool) -> LineChange:
+    old = 0 if a is None else a.bytes_at(peak=peak)
+    new = 0 if b is None else b.bytes_at(peak=peak)
+    n_old = 0 if a is None else a.blocks_at(peak=peak)
+    n_new = 0 if b is None else b.blocks_at(peak=peak)
+    return LineChange(
+        kind=_kind(a, b, old, new),
+        before=None if a is None else a.place,
+        after=None if b is None else b.place,
+        before_bytes=old,
+        after_bytes=new,
+        before_blocks=n_old,
+        after_blocks=n_new,
+        sizes=None if a is None or b is None else size_change(a, b),
+        stacks=stack_changes(() if a is None else a.stacks, () if b is None else b.stacks, peak),
+    )
+
+
+def _kind(a: LineUse | None, b: LineUse | None, old: int, new: int) -> LineKind:
+    if a is None:
+        return LineKind.NEW
+    if b is None:
+        return LineKind.GONE
+    if old == new:
+        return LineKind.SAME
+    return LineKind.GREW if new > old else LineKind.SHRANK
+
+
+def size_change(a: LineUse, b: LineUse) -> SizeChange | None:
+    """Return how the sizes that a line asks for changed; None where they did not."""
+    sizes_a, sizes_b = dict(a.sizes), dict(b.sizes)
+    new = [s for s in sizes_b if s not in sizes_a]
+    gone = [s for s in sizes_a if s not in sizes_b]
+    if not new and not gone:
+        return None
+    typical_a, typical_b = a.sizes[0][0], b.sizes[0][0]
+    return SizeChange(
+        factor=_factor(a, b),
+        before_bytes=typical_a,
+        after_bytes=typical_b,
+        new=tuple(new[:MAX_SHOWN_SIZES]),
+        gone=tuple(gone[:MAX_SHOWN_SIZES]),
+        n_new=len(new),
+        n_gone=len(gone),
+    )
+
+
+def _factor(a: LineUse, b: LineUse) -> float | None:
+    """Return the one factor by which sizes changed, None where there is none.
+
+    Where both ask for as many sizes they are paired in order; the factor must hold for those with
+    most of the bytes. Else the sizes that make up most of either side's bytes are compared. Sizes
+    that vary in both (a new length each step) have no factor.
+    """
+    is_whole = a.n_sizes <= len(a.sizes) and b.n_sizes <= len(b.sizes)
+    if a.n_sizes != b.n_sizes or not is_whole:
+        return _typical_factor(a, b)
+    pairs = list(zip(sorted(a.sizes), sorted(b.sizes), strict=True))
+    ratios = [(y / x, x * n) for (x, n), (y, _) in pairs if x > 0]
+    whole = sum(weight for _, weight in ratios)
+    changed = [(r, w) for r, w in ratios if abs(r - 1) > FACTOR_SLACK]
+    if not changed or not whole:
+        return None
+    factor = max(changed, key=lambda rw: rw[1])[0]
+    fits = sum(w for r, w in ratios if abs(r / factor - 1) <= FACTOR_SLACK)
+    return factor if fits >= MIN_FACTOR_SHARE * whole else None
+
+
+def _typical_factor(a: LineUse, b: LineUse) -> float | None:
+    """Return the ratio of the sizes that most bytes are asked in; None where no size is most."""
+    ratios = []
+    for use in (a, b):
+        size, count = use.sizes[0]
+        if size * count < MIN_FACTOR_SHARE * sum(s * n for s, n in use.sizes):
+            return None
+        ratios.append(size)
+    factor = ratios[1] / max(ratios[0], 1)
+    return factor if ratios[0] and abs(factor - 1) > FACTOR_SLACK else None
+
+
+def stack_changes(
+    before: Sequence[StackUse], after: Sequence[StackUse], peak: bool
+) -> tuple[StackChange, ...]:
+    """Return the whole stacks of a line whose memory changed, by functions and files."""
+    old = _by_path(before, peak)
+    new = _by_path(after, peak)
+    changes = []
+    for key in dict.fromkeys((*old, *new)):
+        a, b = old.get(key, ((), 0)), new.get(key, ((), 0))
+        if a[1] != b[1] and (a[0] or b[0]):
+            changes.append(StackChange(b[0] or a[0], a[1], b[1]))
+    changes.sort(key=lambda c: -abs(c.after_bytes - c.before_bytes))
+    return tuple(changes[:MAX_STACK_CHANGES])
+
+
+def _by_path(
+    stacks: Sequence[StackUse], peak: bool
+) -> dict[tuple[str, ...], tuple[tuple[Location, ...], int]]:
+    """Return stacks by their functions and file names; lines inside of them may have moved."""
+    result: dict[tuple[str, ...], tuple[tuple[Location, ...], int]] = {}
+    for use in stacks:
+        key = tuple(f"{(path_parts(f.filename) or ('',))[0]}:{f.function}" for f in use.frames)
+        _, n_bytes = result.get(key, ((), 0))
+        result[key] = (use.frames, n_bytes + (use.peak if peak else use.now))
+    return result
+
+
+def reasons(changes: Sequence[LineChange], delta_bytes: int) -> tuple[Reason, ...]:
+    """Return where the difference comes from; the parts add up to it.
+
+    A line that both runs have changes by other sizes (mean size of its live blocks, for as many
+    blocks as before) and by other numbers of blocks (at the new mean size).
+    """
+    parts: dict[ReasonKind, list[int]] = {kind: [] for kind in ReasonKind}
+    for c in changes:
+        if c.place is None:
+            parts[ReasonKind.NO_STACK].append(c.delta_bytes)
+        elif c.kind is LineKind.NEW:
+            parts[ReasonKind.NEW_LINES].append(c.delta_bytes)
+        elif c.kind is LineKind.GONE:
+            parts[ReasonKind.GONE_LINES].append(c.delta_bytes)
+        else:
+            by_size = size_part(c)
+            parts[ReasonKind.OTHER_SIZES].append(by_size)
+            parts[ReasonKind.OTHER_COUNTS].append(c.delta_bytes - by_size)
+    told = sum(sum(values) for values in parts.values())
+    parts[ReasonKind.UNEXPLAINED].append(delta_bytes - told)
+    found = [
+        Reason(kind, sum(values), sum(v != 0 for v in values))
+        for kind, values in parts.items()
+        if any(values)
+    ]
+    return tuple(sorted(found, key=lambda r: -abs(r.delta_bytes)))
+
+
+def size_part(change: LineChange) -> int:
+    """Return the part of a line's change that comes from the size of its blocks."""
+    n_old, n_new = change.before_blocks, change.after_blocks
+    if not n_old or not n_new or change.sizes is None:
+        return 0
+    return round(change.after_bytes / n_new * n_old) - change.before_bytes
+
+
+_PHASES = (Phase.SETUP, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
+
+
+def phase_changes(
+    before: Reading, after: Reading, devices: tuple[int | None, int | None]
+) -> tuple[PhaseChange, ...]:
+    """Return the peak of each phase, then each category at the peak; empty where a run has none."""
+    old, new = _report(before, devices[0]), _report(after, devices[1])
+    if old is None or new is None:
+        return ()
+    a, b = _peaks(old), _peaks(new)
+    rows = [PhaseChange(f"{p.value} (peak)", a.get(p), b.get(p)) for p in _PHASES if p in a | b]
+    held_a, held_b = _held(old), _held(new)
+    rows += [
+        PhaseChange(f"at the peak: {c.value.replace('_', ' ')}", held_a.get(c, 0), held_b.get(c, 0))
+        for c in Category
+        if held_a.get(c) or held_b.get(c)
+    ]
+    return tuple(rows)
+
+
+def _report(reading: Reading, device: int | None) -> PhaseReport | None:
+    """Return the phases of a device, None where no training step shows."""
+    found = (p for p in reading.diagnosis.phases if p.device == device and p.phases)
+    return next(found, None)
+
+
+def _peaks(report: PhaseReport) -> dict[Phase, int]:
+    return {p.phase: p.worst_peak_bytes for p in report.phases}
+
+
+def _held(report: PhaseReport) -> dict[Category, int]:
+    return {s.category: s.n_bytes for s in report.at_peak}

@@ -1,0 +1,310 @@
+"""Which source line of one run is which of another, although the program was edited in between."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
+from itertools import islice
+from typing import Final
+
+from fragdoctor.comparison.line_uses import LineUse
+from fragdoctor.model.finding import Location
+
+MIN_SCORE: Final = 1.0
+"""Below this two lines of a function are not the same line."""
+
+MAX_CELLS: Final = 10_000
+"""Pairs of lines looked at within one function; larger ones are matched by line number."""
+
+MAX_ALL_CELLS: Final = 40_000
+"""Pairs looked at in all functions together: a second or two, and far above what programs have."""
+
+MIN_FILE_LIKENESS: Final = 0.5
+MAX_NAMESAKES: Final = 64
+"""Files of one name that a file is held against; packages have as many ``__init__.py``."""
+
+MAX_RENAMED: Final = 64
+
+Pair = tuple[int | None, int | None]
+
+
+def match_lines(before: Sequence[LineUse], after: Sequence[LineUse]) -> list[Pair]:
+    """Return pairs of indices into both lists; None where a line has no counterpart.
+
+    Lines without a place (no stack) are matched with each other.
+    """
+    files = match_files(before, after)
+    groups_a, groups_b = _by_function(before), _by_function(after)
+    pairs: list[Pair] = []
+    budget = MAX_ALL_CELLS
+    for (filename, function), rows in groups_a.items():
+        partner = files.get(filename)
+        others = [] if partner is None else groups_b.get((partner, function), [])
+        n_pairs = len(rows) * len(others)
+        is_cheap = n_pairs <= min(MAX_CELLS, budget)
+        budget -= n_pairs if is_cheap else 0
+        matched = align if is_cheap else by_number
+        pairs += matched([before[i] for i in rows], [after[j] for j in others], rows, others)
+    pairs += _moved(before, after, pairs)
+    pairs += _without_place(before, after)
+    taken_a = {i for i, j in pairs if i is not None and j is not None}
+    taken_b = {j for i, j in pairs if i is not None and j is not None}
+    whole = [(i, j) for i, j in pairs if i is not None and j is not None]
+    gone: list[Pair] = [(i, None) for i in range(len(before)) if i not in taken_a]
+    new: list[Pair] = [(None, j) for j in range(len(after)) if j not in taken_b]
+    return [*whole, *gone, *new]
+
+
+def path_parts(filename: str) -> tuple[str, ...]:
+    """Return the parts of a path, the last one first."""
+    return tuple(reversed([p for p in filename.replace("\\", "/").split("/") if p]))
+
+
+def n_shared(a: Sequence[str], b: Sequence[str]) -> int:
+    """Return how many parts two reversed paths share from the file name on."""
+    n = 0
+    for x, y in zip(a, b, strict=False):
+        if x != y:
+            break
+        n += 1
+    return n
+
+
+def match_files(before: Sequence[LineUse], after: Sequence[LineUse]) -> dict[str, str]:
+    """Return for each file of one run the file of the other that it is."""
+    own_a, own_b = _profiles(before), _profiles(after)
+    parts_a = {f: path_parts(f) for f in own_a}
+    parts_b = {f: path_parts(f) for f in own_b}
+    by_name: dict[str, list[str]] = defaultdict(list)
+    for f, parts in parts_b.items():
+        if parts:
+            by_name[parts[0]].append(f)
+
+    result = {f: f for f in own_a if f in own_b}
+    candidates = (
+        (n_shared(pa, parts_b[g]), likeness(own_a[f], own_b[g]), f, g)
+        for f, pa in parts_a.items()
+        if pa and f not in result
+        for g in by_name.get(pa[0], [])[:MAX_NAMESAKES]
+        if g not in result
+    )
+    result |= _best_pairs(list(islice(candidates, MAX_CELLS)))
+    # A copy under another name, or a cell of a notebook: known by what is in it.
+    left_a = [f for f in own_a if f not in result][:MAX_RENAMED]
+    taken = set(result.values())
+    left_b = [g for g in own_b if g not in taken][:MAX_RENAMED]
+    renamed = [
+        (0, score, f, g)
+        for f in left_a
+        for g in left_b
+        if (score := likeness(own_a[f], own_b[g])) >= MIN_FILE_LIKENESS
+    ]
+    return result | _best_pairs(renamed)
+
+
+def likeness(a: dict[str, set[int]], b: dict[str, set[int]]) -> float:
+    """Return how alike two files are, 0..1: functions in common, and sizes asked for in them."""
+    shared = a.keys() & b.keys()
+    if not shared:
+        return 0.0
+    functions = len(shared) / len(a.keys() | b.keys())
+    sizes = sum(_jaccard(a[name], b[name]) for name in shared) / len(shared)
+    only_top_level = shared == {"<module>"}
+    return sizes if only_top_level else max(functions, (functions + sizes) / 2)
+
+
+def align(
+    before: Sequence[LineUse], after: Sequence[LineUse], rows: Sequence[int], others: Sequence[int]
+) -> list[Pair]:
+    """Return the pairs of two functions' lines, in order; the rest stays alone.
+
+    Args:
+        before: lines of one function in the older run, ascending.
+        after: lines of that function in the newer run, ascending.
+        rows: what to call the older lines in the result.
+        others: what to call the newer lines.
+    """
+    if not before or not after:
+        return []
+    sizes_a = [frozenset(s for s, _ in a.sizes) for a in before]
+    sizes_b = [frozenset(s for s, _ in b.sizes) for b in after]
+    alike = [
+        [_score(a, b, _jaccard(sizes_a[i], sizes_b[j])) for j, b in enumerate(after)]
+        for i, a in enumerate(before)
+    ]
+    first = _best_path(
+        len(before), len(after), lambda i, j: alike[i][j] + _same_line(before[i], after[j])
+    )
+    shifts = [(_line(before[i]), _line(after[j]) - _line(before[i])) for i, j in first]
+
+    def score(i: int, j: int) -> float:
+        shift = _line(after[j]) - _line(before[i])
+        usual = min(shifts, key=lambda s: abs(s[0] - _line(before[i])))[1] if shifts else 0
+        return alike[i][j] + 0.25 * (shift == usual) + 0.25 * (shift == 0)
+
+    path = _best_path(len(before), len(after), score)
+    return [(rows[i], others[j]) for i, j in path]
+
+
+def by_number(
+    before: Sequence[LineUse], after: Sequence[LineUse], rows: Sequence[int], others: Sequence[int]
+) -> list[Pair]:
+    """Return the pairs of lines with the same number; arguments as for ``align``."""
+    numbers = {_line(b): j for j, b in enumerate(after)}
+    found = [(i, numbers[_line(a)]) for i, a in enumerate(before) if _line(a) in numbers]
+    return [(rows[i], others[j]) for i, j in found]
+
+
+def _same_line(a: LineUse, b: LineUse) -> float:
+    return 0.25 * (_line(a) == _line(b))
+
+
+def _best_path(n: int, m: int, score: Callable[[int, int], float]) -> list[tuple[int, int]]:
+    """Return the order-preserving pairs with the highest total score, each above ``MIN_SCORE``."""
+    best = [[0.0] * (m + 1) for _ in range(n + 1)]
+    for i in range(n - 1, -1, -1):
+        for j in range(m - 1, -1, -1):
+            value = score(i, j)
+            both = best[i + 1][j + 1] + value if value >= MIN_SCORE else -1.0
+            best[i][j] = max(both, best[i + 1][j], best[i][j + 1])
+    path = []
+    i = j = 0
+    while i < n and j < m:
+        value = score(i, j)
+        if value >= MIN_SCORE and best[i][j] == best[i + 1][j + 1] + value:
+            path.append((i, j))
+            i, j = i + 1, j + 1
+        elif best[i][j] == best[i + 1][j]:
+            i += 1
+        else:
+            j += 1
+    return path
+
+
+def _score(a: LineUse, b: LineUse, sizes: float) -> float:
+    """Return how likely two lines of one function are the same line."""
+    calls = _jaccard(a.callees, b.callees)
+    often = min(a.n_requests, b.n_requests) / max(a.n_requests, b.n_requests, 1)
+    kinds = min(a.n_sizes, b.n_sizes) / max(a.n_sizes, b.n_sizes, 1)
+    return 1.2 * calls + sizes + 0.3 * often + 0.3 * kinds
+
+
+def _jaccard(
+    a: AbstractSet[int] | AbstractSet[str], b: AbstractSet[int] | AbstractSet[str]
+) -> float:
+    if not a and not b:
+        return 1.0
+    n_both = sum(x in b for x in a)
+    return n_both / (len(a) + len(b) - n_both)
+
+
+def _line(use: LineUse) -> int:
+    return 0 if use.place is None else min(use.place.line, 2**40)
+
+
+def _by_function(lines: Sequence[LineUse]) -> dict[tuple[str, str], list[int]]:
+    groups: dict[tuple[str, str], list[int]] = defaultdict(list)
+    for i, use in enumerate(lines):
+        if use.place is not None:
+            groups[use.place.filename, use.place.function].append(i)
+    for rows in groups.values():
+        rows.sort(key=lambda i: _line(lines[i]))
+    return groups
+
+
+def _profiles(lines: Sequence[LineUse]) -> dict[str, dict[str, set[int]]]:
+    """Return the functions of each file, with the sizes that they ask for."""
+    files: dict[str, dict[str, set[int]]] = defaultdict(lambda: defaultdict(set))
+    for use in lines:
+        if use.place is not None:
+            files[use.place.filename][use.place.function] |= {s for s, _ in use.sizes}
+    return files
+
+
+def _best_pairs(candidates: Sequence[tuple[int, float, str, str]]) -> dict[str, str]:
+    """Return pairs, the best first, each file once."""
+    result: dict[str, str] = {}
+    taken: set[str] = set()
+    for _, _, f, g in sorted(candidates, key=lambda c: (-c[0], -c[1], c[2], c[3])):
+        if f not in result and g not in taken:
+            result[f] = g
+            taken.add(g)
+    return result
+
+
+def _moved(
+    before: Sequence[LineUse], after: Sequence[LineUse], pairs: Sequence[Pair]
+) -> list[Pair]:
+    """Return lines whose function was moved or renamed: the same calls for the same sizes.
+
+    Only what is unmistakable: one line on either side, in a file of that name or a function of
+    that name, with exactly the same sizes.
+    """
+    done_a = {i for i, j in pairs if j is not None}
+    done_b = {j for i, j in pairs if i is not None}
+
+    def key(use: LineUse) -> object:
+        return use.sizes, use.n_sizes, use.callees
+
+    left: dict[object, tuple[list[int], list[int]]] = defaultdict(lambda: ([], []))
+    for i, use in enumerate(before):
+        if i not in done_a and use.place is not None:
+            left[key(use)][0].append(i)
+    for j, use in enumerate(after):
+        if j not in done_b and use.place is not None:
+            left[key(use)][1].append(j)
+    found: list[Pair] = []
+    for rows, others in left.values():
+        if len(rows) == len(others) == 1 and _is_near(before[rows[0]], after[others[0]]):
+            found.append((rows[0], others[0]))
+    return found
+
+
+def _is_near(a: LineUse, b: LineUse) -> bool:
+    if a.place is None or b.place is None:
+        return False
+    same_file = path_parts(a.place.filename)[:1] == path_parts(b.place.filename)[:1]
+    return same_file or (a.place.function == b.place.function and a.place.function != "<module>")
+
+
+def _without_place(before: Sequence[LineUse], after: Sequence[LineUse]) -> list[Pair]:
+    """Return the pairs of requests without a stack, and of what was merged (no sizes)."""
+    pairs: list[Pair] = []
+    for merged in (False, True):
+        rows = [i for i, u in enumerate(before) if u.place is None and (not u.sizes) == merged]
+        others = [j for j, u in enumerate(after) if u.place is None and (not u.sizes) == merged]
+        pairs += zip(rows, others, strict=False)
+    return pairs
+
+
+def line_tracks(
+    runs: Sequence[Sequence[LineUse]], *, peak: bool
+) -> list[tuple[Location | None, list[int]]]:
+    """Return each line's newest place and its bytes in every run, 0 where it is not there."""
+    places: list[Location | None] = []
+    values: list[list[int]] = []
+    current: dict[int, int] = {}  # row of the run looked at -> track
+
+    def begin(run: int, row: int, use: LineUse) -> None:
+        current[row] = len(values)
+        places.append(use.place)
+        values.append([0] * len(runs))
+        values[-1][run] = use.bytes_at(peak=peak)
+
+    for row, use in enumerate(runs[0]):
+        begin(0, row, use)
+    for run in range(1, len(runs)):
+        before, current = current, {}
+        for i, j in match_lines(runs[run - 1], runs[run]):
+            if j is None:
+                continue
+            use = runs[run][j]
+            if i is None or i not in before:
+                begin(run, j, use)
+                continue
+            track = before[i]
+            current[j] = track
+            places[track] = use.place
+            values[track][run] = use.bytes_at(peak=peak)
+    return list(zip(places, values, strict=True))

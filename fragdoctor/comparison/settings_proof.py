@@ -1,0 +1,212 @@
+"""Which settings differ, and whether they did it: one run replayed under the other's settings."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, Final
+
+import numpy as np
+
+from fragdoctor.comparison.compared_run import DeviceReading
+from fragdoctor.errors import ConfigError, SimulationError
+from fragdoctor.model.comparison import SettingChange, SettingsProof
+from fragdoctor.model.settings import AllocatorSettings, parse_conf
+from fragdoctor.trace.simulate import reproduce, simulation_of
+from fragdoctor.trace.trace import Trace
+from fragdoctor.trace.whatif import FairReplay, WhatIf
+from fragdoctor.units import MIB, format_count, format_share, format_size
+
+
+def setting_changes(
+    before: AllocatorSettings | None, after: AllocatorSettings | None
+) -> tuple[SettingChange, ...] | None:
+    """Return the settings that differ; None where a run does not record its settings."""
+    if before is None or after is None or not (before.is_recorded and after.is_recorded):
+        return None
+    a, b = described(before), described(after)
+    changes = [
+        SettingChange(key, a.get(key, "not set"), b.get(key, "not set"))
+        for key in dict.fromkeys((*a, *b))
+        if a.get(key) != b.get(key)
+    ]
+    if not changes and before.conf.replace(" ", "") != after.conf.replace(" ", ""):
+        # Spelled in another way, or a key that fragdoctor does not know.
+        changes = [SettingChange("PYTORCH_CUDA_ALLOC_CONF", before.conf, after.conf)]
+    return tuple(changes)
+
+
+def described(settings: AllocatorSettings) -> dict[str, str]:
+    """Return every setting by its key, as text."""
+    split, fraction = settings.max_split_bytes, settings.memory_fraction
+    threshold = settings.garbage_collection_threshold
+    return {
+        "backend": settings.backend,
+        "expandable_segments": str(settings.expandable_segments),
+        "max_split_size_mb": "unlimited" if split is None else _mebibytes(split),
+        "garbage_collection_threshold": f"{threshold:g}" if threshold else "off",
+        "roundup_power2_divisions": _divisions(settings.roundup_power2_divisions),
+        "max_non_split_rounding_mb": _mebibytes(settings.max_non_split_rounding_bytes),
+        "large_segment_size_mb": _mebibytes(settings.large_segment_bytes),
+        "per_process_memory_fraction": "not set" if fraction is None else f"{fraction:g}",
+        **{str(key): _text(value) for key, value in settings.other.items()},
+    }
+
+
+def _mebibytes(n_bytes: int) -> str:
+    return f"{n_bytes / MIB:g}"
+
+
+def _divisions(divisions: tuple[int, ...]) -> str:
+    """Return the divisions as one number, or as a list of those that are on."""
+    shown = {d if d > 1 else 0 for d in divisions}
+    if len(shown) == 1:
+        only = shown.pop()
+        return str(only) if only else "off"
+    parts = [f"{1 << i}:{d}" for i, d in enumerate(divisions) if d > 1]
+    return f"[{','.join(parts)}]"
+
+
+def _text(value: Any) -> str:
+    return str(value)[:200]
+
+
+def conf_of(settings: AllocatorSettings) -> str:
+    """Return a setting string that means these settings.
+
+    The recorded string, unless the program changed its settings afterwards without it.
+    """
+    try:
+        told = parse_conf(settings.conf)
+    except ConfigError:
+        return settings.conf
+    keys = ("max_split_bytes", "garbage_collection_threshold", "expandable_segments")
+    if all(getattr(told, key) == getattr(settings, key) for key in keys):
+        return settings.conf
+    parts = []
+    if settings.expandable_segments:
+        parts.append("expandable_segments:True")
+    if settings.max_split_bytes is not None:
+        parts.append(f"max_split_size_mb:{settings.max_split_bytes // MIB}")
+    if settings.garbage_collection_threshold:
+        parts.append(f"garbage_collection_threshold:{settings.garbage_collection_threshold:g}")
+    if settings.roundup_is_on:
+        parts.append(f"roundup_power2_divisions:{_divisions(settings.roundup_power2_divisions)}")
+    return ",".join(parts)
+
+
+SAME_REQUESTS: Final = 0.99
+"""From this share on two runs asked for the same; the rest is how a run ends."""
+
+MIN_DIFFERENCE: Final = 2 * MIB
+"""Differences of peak reserved memory below one driver page explain nothing."""
+
+
+def requests_equal(before: DeviceReading, after: DeviceReading) -> float | None:
+    """Return the share of the shorter run's requests that both asked for in the same order.
+
+    None where a run has no requests, or its trace lacks its beginning.
+    """
+    n = min(len(before.requests), len(after.requests))
+    if n == 0 or before.capture.is_truncated or after.capture.is_truncated:
+        return None
+    differ = np.flatnonzero(before.requests[:n] != after.requests[:n])
+    return 1.0 if not len(differ) else float(differ[0] / n)
+
+
+def prove_settings(  # noqa: PLR0913 - two runs, each with what it needs
+    trace: Trace,
+    before: DeviceReading,
+    after: DeviceReading,
+    settings: AllocatorSettings,
+    equal: float | None,
+    *,
+    under: str = "B",
+) -> tuple[SettingsProof | None, str]:
+    """Return what A's requests do under the last run's settings, or None and the reason.
+
+    Args:
+        trace: of run A.
+        before: the device of run A that is compared.
+        after: the device of the last run.
+        settings: of the last run.
+        equal: share of requests that both asked for in the same order.
+        under: what the last run is called.
+    """
+    if before.totals is None or after.totals is None or not len(before.requests):
+        return None, "no trace to replay"
+    capacity = None if before.capacity_bytes is not None else after.capacity_bytes
+    try:
+        reproduction = reproduce(trace)
+        what_if = WhatIf(conf=conf_of(settings), capacity_bytes=capacity)
+        fair = FairReplay(reproduction)
+        result = fair.replay(what_if)
+        own_fits = reproduction.result.fits
+        if own_fits and capacity is not None and not result.fits:
+            # Was it the setting, or is the other run's device too small for either?
+            own_fits = fair.replay(WhatIf(capacity_bytes=capacity)).fits
+        simulation = simulation_of(reproduction, (result,))
+    except (ConfigError, SimulationError) as error:
+        return None, error.message
+    if not result.is_conclusive:
+        return None, result.note
+    own = before.totals.peak_reserved_bytes
+    recorded = _recorded_peak(after, len(before.requests))
+    difference, moved = recorded - own, result.peak_reserved_bytes - own
+    proof = SettingsProof(
+        replayed="A",
+        under=under,
+        requests_equal=equal or 0.0,
+        own_bytes=own,
+        result_bytes=result.peak_reserved_bytes,
+        recorded_bytes=recorded,
+        fits=result.fits,
+        accounted=moved / difference if abs(difference) >= MIN_DIFFERENCE else None,
+        is_exact=simulation.method == "replay",
+        text="",
+        own_fits=own_fits,
+    )
+    return replace(proof, text=_sentence(proof, len(before.requests))), ""
+
+
+def _recorded_peak(after: DeviceReading, n_requests: int) -> int:
+    """Return B's peak reserved bytes over as many requests as A made."""
+    assert after.totals is not None  # noqa: S101 - checked by the caller
+    if n_requests >= len(after.request_rows):
+        return after.totals.peak_reserved_bytes
+    return after.totals.peak_reserved_before(int(after.request_rows[n_requests]))
+
+
+def _sentence(proof: SettingsProof, n_requests: int) -> str:
+    own, result, recorded = proof.own_bytes, proof.result_bytes, proof.recorded_bytes
+    last, n = proof.under, format_count(n_requests)
+    told = f"A's {n} requests replayed under {last}'s settings reserve {format_size(result)}"
+    told += " at the peak" if proof.fits else " at the peak and run out of memory"
+    if proof.requests_equal < SAME_REQUESTS:
+        moved = result - own
+        if abs(moved) < MIN_DIFFERENCE:
+            return f"{told}, as under A's own: the settings change nothing here."
+        word = "less" if moved < 0 else "more"
+        return (
+            f"{told}, {format_size(abs(moved))} {word} than under A's own; what else differs comes "
+            "from other requests."
+        )
+    told += f"; {last} recorded {format_size(recorded)} over the same requests"
+    return told + _outcome(proof)
+
+
+def _outcome(proof: SettingsProof) -> str:
+    """Return what follows from the replay of the same requests."""
+    own, result, recorded = proof.own_bytes, proof.result_bytes, proof.recorded_bytes
+    if proof.decides:
+        how = "are all served" if proof.fits else "are not all served"
+        under = "under its own they are not" if proof.fits else "under its own they are"
+        return f". A's requests {how} under {proof.under}'s settings, {under}."
+    if proof.accounted is None:
+        return f", and A {format_size(own)}: the settings make no difference to the peak."
+    if abs(result - recorded) < MIN_DIFFERENCE:
+        exactly = ", to the byte" if result == recorded else ""
+        return f"{exactly}: the settings account for all of the difference."
+    if proof.accounted <= 0:
+        return ": the settings do not explain the difference."
+    share = format_share(min(proof.accounted, 1), 1)
+    return f": the settings account for {share} of the difference."

@@ -1,1 +1,0 @@
-"""Advice is tested before it is given: proposals meet the replayed trace."""

@@ -1,0 +1,332 @@
+"""Remedies for memory that grows: from step to step, or from trial to trial."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import ClassVar, Final
+
+from fragdoctor.analysis.result import DeviceAnalysis, Growth
+from fragdoctor.diagnosis.remedies.remedy import (
+    CURES,
+    HELPS,
+    MAY_HELP,
+    Attempt,
+    JudgedCase,
+    Proposal,
+    Remedy,
+)
+from fragdoctor.model.diagnosis import Cause, Predicted
+from fragdoctor.model.finding import Confidence, Evidence, Location
+from fragdoctor.model.simulation import ReplayResult
+from fragdoctor.model.story import LogStory
+from fragdoctor.rules.context import line_text
+from fragdoctor.rules.growth.accumulating_trials import growth_sentence
+from fragdoctor.rules.growth.growing_line import is_significant, leading_growth
+from fragdoctor.story.trends import (
+    accumulation,
+    growing_cache,
+    has_process_each,
+    memory_over_trials,
+    trials_before_failure,
+)
+from fragdoctor.trace.edits import leak_removed
+from fragdoctor.units import format_size, plural
+
+EVALUATION: Final = re.compile(
+    r"eval|valid|infer|predict|test|generate|sample|score", re.IGNORECASE
+)
+"""Names of files and functions that evaluate."""
+
+LONG_RUN_EVENTS: Final = 5_000
+"""A trace this long, or a truncated one, comes from a run in which damage can have piled up."""
+
+FREEING: Final = (
+    (
+        "del frees nothing while another reference remains: a list of results, a callback, a "
+        "closure, an exception's traceback."
+    ),
+    "gc.collect() frees what only reference cycles keep, nothing that is still in use.",
+    (
+        "empty_cache() gives unused cache back to the driver: reserved falls, allocated does not; "
+        "it cures no leak, and the next trial pays for new segments."
+    ),
+)
+"""What each of the three calls does not do."""
+
+
+class _Leak(Remedy):
+    """What both remedies for a leak share: the growing line and the trial without survivors."""
+
+    def attempts(
+        self, case: JudgedCase, proposal: Proposal, recorded: ReplayResult
+    ) -> Sequence[Attempt]:
+        """Try the run with the survivors freed at the end of the step that made them."""
+        del proposal, recorded
+        addresses = leaked_blocks(case)
+        return (Attempt.of_edit(leak_removed(addresses)),) if addresses else ()
+
+
+class FreeLeak(_Leak):
+    """Letting go of memory that grows, at its line."""
+
+    code: ClassVar[str] = "free-leak"
+    title: ClassVar[str] = "Let go of what keeps growing"
+
+    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
+        """Propose to free what grows."""
+        growth = _growth(case)
+        if growth is None:
+            return
+        line, stack = _growing_line(case, growth)
+        yield self.proposal(
+            title=f"Let go of what {line_text(line)} keeps",
+            weight=CURES + 5 if case.cause is Cause.LEAK else CURES - 30,
+            confidence=Confidence.LIKELY,
+            change="store loss.item() or tensor.detach().cpu() in place of the tensor made at "
+            f"{line_text(line)}, or clear the list, cache or dict that keeps it",
+            why=f"{plural(growth.n_survivors, 'block')} of {format_size(growth.survivor_bytes)} "
+            f"{'survives' if growth.n_survivors == 1 else 'survive'}, "
+            f"{format_size(growth.slope_bytes)} more in each of {plural(growth.n_steps, 'step')}.",
+            locations=stack or (() if line is None else (line,)),
+            predicted=_predicted(case, growth),
+            cost="None, if the tensors are not needed.",
+            caveats=("A tensor that keeps its graph keeps every activation behind it.",),
+            verify="memory_allocated() after each step stays level.",
+            evidence=(
+                Evidence("survivors", growth.survivor_bytes, "bytes", "trace"),
+                Evidence("growth per step", growth.slope_bytes, "bytes", "trace"),
+            ),
+            saves_bytes=growth.survivor_bytes,
+        )
+
+
+class NoGrad(_Leak):
+    """Evaluation that builds graphs."""
+
+    code: ClassVar[str] = "no-grad"
+    title: ClassVar[str] = "Evaluate without building graphs"
+
+    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
+        """Propose no_grad where the growth comes from code that evaluates."""
+        growth = _growth(case)
+        if growth is None:
+            return
+        line, stack = _growing_line(case, growth)
+        if not is_evaluation(stack):
+            return
+        yield self.proposal(
+            weight=CURES + 8 if case.cause is Cause.LEAK else CURES - 25,
+            confidence=Confidence.LIKELY,
+            change=f"wrap the loop that reaches {line_text(line)} in torch.no_grad() or "
+            "torch.inference_mode()",
+            why="The growth comes from code that evaluates; with gradients on, every kept output "
+            f"keeps its whole graph ({format_size(growth.survivor_bytes)} here).",
+            locations=stack or (() if line is None else (line,)),
+            predicted=_predicted(case, growth),
+            cost="None: evaluation needs no gradients.",
+            caveats=("model.eval() alone does not stop graphs from being built.",),
+            verify="memory_allocated() stays level during evaluation.",
+            saves_bytes=growth.survivor_bytes,
+        )
+
+
+class FindLeak(Remedy):
+    """A leak that is seen in figures only: record where it comes from."""
+
+    code: ClassVar[str] = "find-leak"
+    title: ClassVar[str] = "Find the line that keeps memory"
+
+    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
+        """Propose to record a few steps where no trace names the growing line."""
+        if not case.supports(Cause.LEAK) or _growth(case) is not None:
+            return
+        yield self.proposal(
+            weight=CURES,
+            confidence=Confidence.POSSIBLE,
+            change="with fragdoctor.record('leak'): around a few steps; or "
+            "torch.cuda.memory._record_memory_history(max_entries=100000) before and "
+            "torch.cuda.memory._dump_snapshot('leak.pickle') after them",
+            why=case.verdict.summary,
+            cost="A few microseconds per allocation while recording.",
+            verify="fragdoctor analyze leak (or leak.pickle) names the growing line.",
+        )
+
+
+def _growth(case: JudgedCase) -> Growth | None:
+    """Return the growth that the verdict is about; None where it is about none."""
+    analysis = case.context.analysis
+    if analysis is None or not case.supports(Cause.LEAK):
+        return None
+    return leading_growth(analysis)
+
+
+def _growing_line(case: JudgedCase, growth: Growth) -> tuple[Location | None, tuple[Location, ...]]:
+    """Return the line that makes what grows, and its stack."""
+    stack = case.context.python_stack(growth.stack)
+    return case.context.frame(growth.frame) or (stack[0] if stack else None), stack
+
+
+def is_evaluation(stack: Sequence[Location]) -> bool:
+    """Return whether a stack runs through code whose name says that it evaluates."""
+    return any(EVALUATION.search(f.function) or EVALUATION.search(f.basename) for f in stack)
+
+
+def _predicted(case: JudgedCase, growth: Growth) -> Predicted:
+    r = case.failed_request
+    if r is None or r.margin_bytes is None:
+        return Predicted()
+    margin = r.margin_bytes + growth.survivor_bytes
+    return Predicted(fits=margin >= 0, margin_bytes=margin, method="arithmetic")
+
+
+def leaked_blocks(case: JudgedCase) -> tuple[int, ...]:
+    """Return the addresses of the live blocks that belong to lines which grow step by step."""
+    analysis = case.context.analysis
+    if analysis is None:
+        return ()
+    return live_blocks_of(analysis, [g for g in analysis.growth if is_significant(g, analysis)])
+
+
+def live_blocks_of(analysis: DeviceAnalysis, growing: Sequence[Growth]) -> tuple[int, ...]:
+    """Return the addresses of live blocks whose user line is one of the growing ones."""
+    return tuple(analysis.trace.live_blocks_of([g.frame for g in growing]).tolist())
+
+
+# ---- from trial to trial ---------------------------------------------------------------------
+
+
+def sweep_of(case: JudgedCase) -> LogStory | None:
+    """Return the story of a log that runs through several trials; None of any other."""
+    story = case.context.story
+    is_sweep = story is not None and len(story.trials) > 1
+    return story if is_sweep and case.is_allocator_case else None
+
+
+class FreeBetweenTrials(Remedy):
+    """Long sweeps: free each trial's memory."""
+
+    code: ClassVar[str] = "free-between-trials"
+    title: ClassVar[str] = "Free each trial's memory before the next one starts"
+
+    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
+        """Propose it for trials in one process; a process that ends leaves nothing to free."""
+        story = sweep_of(case)
+        if story is None or has_process_each(story):
+            return
+        grown = accumulation(story)
+        now = ""
+        if grown is not None:
+            why = growth_sentence(grown)
+            weight = CURES + 2 if case.supports(Cause.LEAK) else HELPS
+            now = f"; it rose by {format_size(grown.slope_bytes)} a trial"
+        elif memory_over_trials(story) is not None:
+            why = "Memory does not grow over the trials of this log: good order, but not the cure."
+            weight = MAY_HELP - 25
+        else:
+            why = "The log does not print what is allocated between trials, so it may grow."
+            weight = MAY_HELP - 5
+        yield self.proposal(
+            weight=weight,
+            confidence=Confidence.LIKELY if grown is not None else Confidence.POSSIBLE,
+            change="at the end of each trial: del model, optimizer, batch, loss; gc.collect(); "
+            "torch.cuda.empty_cache()",
+            why=why,
+            cost="Milliseconds a trial.",
+            caveats=FREEING,
+            verify="torch.cuda.memory_allocated(), printed at the start of each trial, is the same "
+            f"figure every time{now}.",
+        )
+
+
+class FewerParallelTrials(Remedy):
+    """Trials that run at the same time share the memory of their device."""
+
+    code: ClassVar[str] = "fewer-parallel-trials"
+    title: ClassVar[str] = "Run fewer trials at a time on this device"
+
+    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
+        """Propose one trial fewer at a time."""
+        story = sweep_of(case)
+        if story is None or story.n_parallel <= 1:
+            return
+        n = story.n_parallel
+        is_main = case.supports(Cause.OTHER_PROCESS)
+        yield self.proposal(
+            title=f"Run {n - 1} trials at a time on this device, not {n}",
+            weight=HELPS + 5 if is_main else MAY_HELP,
+            confidence=Confidence.LIKELY if is_main else Confidence.POSSIBLE,
+            change="lower the number of concurrent trials, or raise the share of a GPU that each "
+            "asks for",
+            why=f"{plural(n, 'trial')} were running at the same time; all processes on a device "
+            "share its memory, and each has a CUDA context of its own.",
+            cost=f"At most 1/{n} of the trials per hour, less where they wait for each other "
+            "already.",
+            caveats=("Only trials on the same device count: several GPUs share nothing.",),
+            verify="The sum over nvidia-smi's processes stays below the device's size; free memory "
+            "in the message, or mem_get_info(), is higher by one trial's share.",
+        )
+
+
+class RestartTrials(Remedy):
+    """Long sweeps in one process: start afresh between trials."""
+
+    code: ClassVar[str] = "restart-trials"
+    title: ClassVar[str] = "Restart the process between trials of a sweep"
+
+    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
+        """Propose a restart where damage piles up over a long run."""
+        story = sweep_of(case)
+        if story is not None:
+            if not has_process_each(story):
+                yield self._every_few(story)
+            return
+        if not case.is_allocator_case or case.cause not in (Cause.FRAGMENTATION, Cause.LEAK):
+            return
+        analysis = case.context.analysis
+        if analysis is not None:
+            is_long = analysis.n_events >= LONG_RUN_EVENTS or analysis.capture.is_truncated
+            if not is_long:
+                return
+        yield self.proposal(
+            weight=MAY_HELP - 15,
+            confidence=Confidence.POSSIBLE,
+            change="one process per trial (subprocess, or the sweep tool's own process isolation)",
+            why="A new process starts with an empty cache; what piled up is gone.",
+            cost="Start-up time per trial.",
+            caveats=("A workaround: it postpones the failure within one trial, no more.",),
+            verify="Later trials fail no sooner than the first.",
+        )
+
+    def _every_few(self, story: LogStory) -> Proposal:
+        piles_up = accumulation(story) is not None or growing_cache(story) is not None
+        n_before = trials_before_failure(story)
+        n = max(1, (n_before or 0) // 2)
+        often = "for every trial" if n == 1 else f"every {n} trials"
+        title = f"Start a fresh process {often}"
+        if n_before is None:
+            title = "Start a fresh process every few trials"
+        seen = (
+            ""
+            if n_before is None
+            else "The first trial of the log failed already. "
+            if n_before == 0
+            else f"{plural(n_before, 'trial')} ran before the first that failed; half of that "
+            "leaves a margin. "
+        )
+        return self.proposal(
+            title=title,
+            weight=HELPS if piles_up else MAY_HELP - 15,
+            confidence=Confidence.LIKELY if piles_up else Confidence.POSSIBLE,
+            change="run trials with subprocess or multiprocessing (spawn), or the sweep tool's own "
+            "process isolation, and let the process end",
+            why=f"{seen}A process that ends gives everything back: leaked tensors, holes in the "
+            "cache, the CUDA context.",
+            cost="Start-up and a new CUDA context for each process, some seconds.",
+            caveats=(
+                *(() if piles_up else ("Nothing in this log piles up from trial to trial.",)),
+                "It does not help a trial that is too large by itself.",
+            ),
+            verify="The first memory_allocated() and the first 'reserved but unallocated' of each "
+            "new process are those of the first trial; nvidia-smi shows the old process gone.",
+        )

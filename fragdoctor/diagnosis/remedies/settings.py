@@ -1,0 +1,386 @@
+"""Remedies that are allocator settings, and the memory fraction."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import ClassVar, Final
+
+from fragdoctor.diagnosis.remedies.remedy import (
+    CURES,
+    HELPS,
+    MAY_HELP,
+    Attempt,
+    JudgedCase,
+    Proposal,
+    Remedy,
+    SettingRemedy,
+)
+from fragdoctor.model.diagnosis import Cause, Predicted
+from fragdoctor.model.finding import Confidence
+from fragdoctor.model.settings import is_same_conf
+from fragdoctor.model.simulation import ReplayResult
+from fragdoctor.rules.failed_request import FailedRequest
+from fragdoctor.rules.fragmentation.holes import find_holes
+from fragdoctor.trace.candidates import usual_confs
+from fragdoctor.trace.whatif import WhatIf
+from fragdoctor.units import MIB, format_size
+
+MOSTLY: Final = 0.9
+"""Nine tenths of the free bytes: the rest would not make the difference."""
+
+SMALLEST_SPLIT_MB: Final = 32
+"""The setting's own minimum is 20 or 21 MiB; just above it every second tensor counts as large."""
+
+LARGEST_SPLIT_MB: Final = 128
+
+
+class _KeySetting(SettingRemedy):
+    """A key of the setting string, tried with its usual values."""
+
+    def confs(self, case: JudgedCase) -> Sequence[str]:
+        """Return the usual values, joined with what is set already."""
+        if case.is_too_new(self.key):
+            return ()
+        return tuple(case.with_present(conf) for conf in usual_confs(self.key))
+
+
+class ExpandableSegments(_KeySetting):
+    """``expandable_segments:True``: the first setting to try against fragmentation."""
+
+    code: ClassVar[str] = "expandable-segments"
+    key: ClassVar[str] = "expandable_segments"
+    title: ClassVar[str] = "Use expandable segments"
+
+    def confs(self, case: JudgedCase) -> Sequence[str]:
+        """Return the setting where it is not on already."""
+        return () if case.expandable_is_on else super().confs(case)
+
+    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
+        """Propose it for fragmentation; elsewhere say why the usual advice does not help."""
+        if not case.is_allocator_case or case.cause is Cause.HEALTHY:
+            return
+        setting = case.assignment(case.with_present(f"{self.key}:True"))
+        needs_upgrade = case.is_too_new(self.key)
+        against = "It is on already." if case.expandable_is_on else _beyond_holes(case)
+        if against:
+            yield self.rejection(against, Confidence.PROVEN, setting=setting)
+            return
+        against = _small_holes(case)
+        if against:
+            yield self.rejection(against, Confidence.LIKELY, setting=setting)
+            return
+        is_main = case.cause is Cause.FRAGMENTATION
+        if not is_main and not (
+            case.cause is Cause.CAPACITY and case.supports(Cause.FRAGMENTATION)
+        ):
+            return
+        r = case.failed_request
+        holes = (
+            f"{format_size(r.unallocated_bytes)} are free in holes that are too small for the "
+            f"request of {format_size(r.requested_bytes)}"
+            if r is not None
+            else "Live blocks keep free cache in segments that cannot be returned"
+        )
+        # Without a trace the holes are unknown; it is still the cheapest thing to try.
+        weight = (HELPS if needs_upgrade else CURES - 5) if is_main else MAY_HELP
+        yield self.proposal(
+            title="Upgrade to PyTorch 2.1 or later and use expandable segments"
+            if needs_upgrade
+            else self.title,
+            weight=weight,
+            confidence=Confidence.LIKELY if is_main else Confidence.POSSIBLE,
+            setting=setting,
+            why=f"{holes}; expandable segments grow page by page instead of making new segments.",
+            cost="One environment variable; mapping pages makes the first use a little slower.",
+            caveats=self._caveats(case),
+            verify="reserved - allocated at the peak shrinks; num_alloc_retries stays 0.",
+        )
+
+    def _caveats(self, case: JudgedCase) -> tuple[str, ...]:
+        caveats = [*case.version_caveats(self.key), "Not on Windows."]
+        if case.backend == "rocm":
+            caveats.append("On ROCm it has no effect before builds of the ROCm 7 era.")
+        if case.settings is not None and case.settings.max_split_bytes is not None:
+            caveats.append(
+                "Remove max_split_size_mb: together they can make reserved memory grow without "
+                "bound."
+            )
+        if case.settings is not None and case.settings.garbage_collection_threshold:
+            caveats.append("garbage_collection_threshold does not act on expandable segments.")
+        caveats.append("Older versions cannot share its tensors between processes (CUDA IPC).")
+        return tuple(caveats)
+
+
+def _beyond_holes(case: JudgedCase) -> str:
+    r = case.failed_request
+    if r is None or r.margin_bytes is None or case.supports(Cause.FRAGMENTATION):
+        return ""
+    if not r.is_beyond_settings:
+        return ""
+    return (
+        f"Even without any hole {format_size(-r.margin_bytes)} would be missing: live memory and "
+        "the request exceed what PyTorch could have."
+    )
+
+
+def _small_holes(case: JudgedCase) -> str:
+    """Freed holes below a page between live blocks stay holes under expandable segments.
+
+    Tails that were never used do not: the next block would follow directly.
+    """
+    r, snapshot = case.failed_request, case.context.snapshot
+    if r is None or snapshot is None or case.context.device is None:
+        return ""
+    if case.cause is not Cause.FRAGMENTATION:
+        return ""
+    holes = find_holes(snapshot, case.context.device)
+    if not holes.free_bytes or holes.used_before_bytes < MOSTLY * holes.free_bytes:
+        return ""
+    if holes.largest_used_before_bytes >= r.page_bytes:
+        return ""
+    return (
+        f"{format_size(holes.used_before_bytes)} of free cache are freed blocks of at most "
+        f"{format_size(holes.largest_used_before_bytes)} between live ones, less than a page of "
+        f"{format_size(r.page_bytes)}: the live blocks would pin pages just as they pin segments."
+    )
+
+
+class MaxSplitSize(_KeySetting):
+    """``max_split_size_mb``: keeps large blocks whole. A last resort."""
+
+    code: ClassVar[str] = "max-split-size"
+    key: ClassVar[str] = "max_split_size_mb"
+    title: ClassVar[str] = "Keep large blocks whole"
+
+    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
+        """Propose it for fragmentation by a large request, never beside expandable segments."""
+        if not case.is_allocator_case or case.cause is not Cause.FRAGMENTATION:
+            return
+        megabytes = _split_limit_mb(case)
+        setting = case.assignment(case.with_present(f"{self.key}:{megabytes}"))
+        if case.expandable_is_on:
+            why = (
+                "Expandable segments are on: they split regardless of it, and both together can "
+                "make reserved memory grow without bound."
+            )
+            yield self.rejection(why, Confidence.PROVEN, setting=setting)
+            return
+        if case.is_too_new(self.key) or (case.settings and case.settings.max_split_bytes):
+            return
+        r = case.failed_request
+        if r is not None and r.requested_bytes < SMALLEST_SPLIT_MB * MIB:
+            return
+        against = _only_small_segments(case, megabytes)
+        if against:
+            yield self.rejection(against, Confidence.LIKELY, setting=setting)
+            return
+        request = "" if r is None else f" such as the {format_size(r.requested_bytes)} here"
+        yield self.proposal(
+            weight=MAY_HELP + 5,
+            confidence=Confidence.POSSIBLE,
+            setting=setting,
+            why=f"Blocks of {megabytes} MiB and more are then never split for smaller requests. "
+            f"They stay whole for large ones{request}, and can be returned.",
+            cost="More calls of cudaMalloc and cudaFree, which are slow.",
+            caveats=(
+                "A last resort by PyTorch's own documentation; a smaller number has more effect.",
+                "Do not combine it with expandable_segments.",
+                *case.version_caveats(self.key),
+            ),
+            verify="inactive_split_bytes at the peak shrinks; num_device_alloc does not soar.",
+        )
+
+
+def _only_small_segments(case: JudgedCase, megabytes: int) -> str:
+    """Segments below the limit are split as before."""
+    snapshot, device = case.context.snapshot, case.context.device
+    if snapshot is None or device is None or case.context.analysis is None:
+        return ""
+    holes = find_holes(snapshot, device)
+    inside = holes.in_segments_from(megabytes * MIB)
+    if inside * 2 >= holes.free_bytes:
+        return ""
+    part = f"Only {format_size(inside)}" if inside else "Nothing"
+    return (
+        f"{part} of {format_size(holes.free_bytes)} free cache lies in segments of {megabytes} MiB "
+        "or more; smaller ones are split as before."
+    )
+
+
+def _split_limit_mb(case: JudgedCase) -> int:
+    """Return a limit well below the request: a power of two, at most a quarter of it."""
+    if case.failed_request is None:
+        return LARGEST_SPLIT_MB
+    quarter = case.failed_request.requested_bytes // (4 * MIB)
+    limit = SMALLEST_SPLIT_MB
+    while limit * 2 <= quarter and limit < LARGEST_SPLIT_MB:
+        limit *= 2
+    return limit
+
+
+class RoundupDivisions(_KeySetting):
+    """``roundup_power2_divisions``: fewer distinct sizes, more reuse."""
+
+    code: ClassVar[str] = "roundup-divisions"
+    key: ClassVar[str] = "roundup_power2_divisions"
+    title: ClassVar[str] = "Round sizes up to divisions of a power of two"
+
+    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
+        """Propose it for fragmentation, strongly where sizes are seen to drift."""
+        if not case.is_allocator_case or case.cause is not Cause.FRAGMENTATION:
+            return
+        if case.is_too_new(self.key) or (case.settings and case.settings.roundup_is_on):
+            return
+        sizes = case.context.analysis.sizes if case.context.analysis is not None else None
+        if sizes is not None and not sizes.drifting:
+            return
+        why = "Sizes that differ a little become equal, so that a freed block fits the next one."
+        if sizes is not None:
+            why = (
+                f"{sizes.n_large_allocs:,} large requests have {sizes.n_distinct_large:,} "
+                f"different sizes. {why}"
+            )
+        yield self.proposal(
+            title="Round sizes up to a quarter of a power of two",
+            weight=HELPS - 10 if sizes is not None else MAY_HELP - 5,
+            confidence=Confidence.LIKELY if sizes is not None else Confidence.POSSIBLE,
+            setting=case.assignment(case.with_present(f"{self.key}:4")),
+            why=why,
+            cost="A block may be up to a quarter larger than requested.",
+            caveats=(
+                "Small sizes are not rounded (up to 512 times the divisions).",
+                *case.version_caveats(self.key),
+            ),
+            verify="Fewer distinct block sizes and fewer retries; allocated - requested grows.",
+        )
+
+
+class GarbageCollection(_KeySetting):
+    """``garbage_collection_threshold``: works only under a memory fraction."""
+
+    code: ClassVar[str] = "garbage-collection-threshold"
+    key: ClassVar[str] = "garbage_collection_threshold"
+    title: ClassVar[str] = "Return old unused segments early"
+
+    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
+        """Propose it near a limit; say that it has no effect without one."""
+        if not case.is_allocator_case or case.cause is Cause.HEALTHY:
+            return
+        if not case.supports(Cause.FRAGMENTATION, Cause.MEMORY_LIMIT):
+            return
+        is_set = case.settings is not None and case.settings.garbage_collection_threshold > 0
+        if not case.context.has_memory_fraction:
+            why = (
+                "Without a memory fraction below 1 the allocator never looks at it"
+                f"{': it is set here and had no effect' if is_set else ''}."
+            )
+            setting = case.assignment(f"{self.key}:0.8")
+            yield self.rejection(why, Confidence.PROVEN, setting=setting)
+            return
+        if is_set or case.expandable_is_on or case.is_too_new(self.key):
+            return
+        if case.cause is not Cause.FRAGMENTATION:
+            return
+        yield self.proposal(
+            weight=MAY_HELP - 10,
+            confidence=Confidence.POSSIBLE,
+            setting=case.assignment(case.with_present(f"{self.key}:0.8")),
+            why="A memory fraction is set. Above four fifths of it, free segments that were not "
+            "used for long are returned before the limit is reached.",
+            cost="Returned segments must be allocated anew.",
+            caveats=(
+                "It returns whole free segments only; pinned ones stay.",
+                *case.version_caveats(self.key),
+            ),
+            verify="Reserved memory stays below the threshold; num_alloc_retries falls.",
+        )
+
+
+class DefaultSettings(SettingRemedy):
+    """Going back to the defaults, where settings are in force."""
+
+    code: ClassVar[str] = "default-settings"
+    key: ClassVar[str] = ""
+    title: ClassVar[str] = "Go back to the default settings"
+
+    def confs(self, case: JudgedCase) -> Sequence[str]:
+        """Return the empty setting string where something is set."""
+        present = case.settings.conf if case.settings is not None else ""
+        return () if is_same_conf(present, "") else ("",)
+
+    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
+        """Propose nothing by reasoning alone: only a replay can speak for it."""
+        del case
+        yield from ()
+
+    def untested(self, case: JudgedCase) -> Proposal:
+        """Return the advice to try it, where the trace cannot show how that would end."""
+        return self.proposal(
+            weight=MAY_HELP,
+            confidence=Confidence.POSSIBLE,
+            setting=case.assignment(""),
+            change="run once without the allocator settings and compare",
+            why="The run failed with allocator settings in force. Settings that help one program "
+            "can harm another.",
+            cost="One run.",
+            verify="num_alloc_retries and num_ooms of memory_stats() stay at 0.",
+        )
+
+
+class RaiseMemoryLimit(Remedy):
+    """The process's own memory fraction: raise it, by how much."""
+
+    code: ClassVar[str] = "raise-memory-limit"
+    title: ClassVar[str] = "Raise the memory fraction"
+
+    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
+        """Propose a higher limit where the limit forbade the request and the device has room."""
+        if not case.supports(Cause.MEMORY_LIMIT):
+            return
+        if case.backend == "mps" or case.kind == "kv-cache":
+            return
+        is_main = case.cause is Cause.MEMORY_LIMIT
+        r = case.failed_request
+        is_room_known = r is not None and (r.free_bytes is None or r.is_covered_by_free)
+        if not is_room_known and not is_main:
+            return
+        fraction = _fraction(r)
+        number = "" if fraction is None else f" to at least {fraction:.2f}"
+        yield self.proposal(
+            title=f"{self.title}{number}",
+            weight=CURES + 5 if is_main else HELPS,
+            confidence=Confidence.LIKELY if is_main else Confidence.POSSIBLE,
+            change="torch.cuda.set_per_process_memory_fraction"
+            f"({'...' if fraction is None else f'{fraction:.2f}'}), or remove the call; from 2.10 "
+            "on also per_process_memory_fraction in PYTORCH_CUDA_ALLOC_CONF",
+            why=case.verdict.summary
+            if is_main
+            else "The device had more free than was requested; a limit of this process would "
+            "explain it.",
+            cost="Less room for others on this device.",
+            caveats=("Someone may have set the limit to share the device.",),
+            verify="The message no longer prints 'allowed', or a larger figure.",
+            predicted=Predicted(fits=True, method="arithmetic")
+            if r is not None and r.limit_is_binding and r.is_covered_by_free
+            else None,
+        )
+
+    def attempts(
+        self, case: JudgedCase, proposal: Proposal, recorded: ReplayResult
+    ) -> Sequence[Attempt]:
+        """Try the whole device."""
+        del proposal, recorded
+        r = case.failed_request
+        if r is None or r.free_bytes is None or not r.reserved_bytes:
+            return ()
+        whole = WhatIf(capacity_bytes=r.reserved_bytes + r.free_bytes, edit="without the limit")
+        return (Attempt(whole, caveat="The prediction is for no limit at all."),)
+
+
+def _fraction(r: FailedRequest | None) -> float | None:
+    """Return the least fraction that admits the request, rounded up to a hundredth."""
+    if r is None or r.total_bytes is None or r.reserved_bytes is None:
+        return None
+    share = (r.reserved_bytes + r.requested_bytes + r.tolerance_bytes) / r.total_bytes
+    return math.ceil(share * 100) / 100 if share <= 1 else None

@@ -1,0 +1,336 @@
+"""Remedies for what lies outside PyTorch's allocator: processes, libraries, hosts, frameworks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+from fragdoctor.analysis.sharing import TYPICAL_CONTEXT_BYTES, share_gpu
+from fragdoctor.diagnosis.remedies.remedy import (
+    CURES,
+    HELPS,
+    MAY_HELP,
+    JudgedCase,
+    Proposal,
+    Remedy,
+)
+from fragdoctor.model.diagnosis import Cause, Predicted
+from fragdoctor.model.estimate import ProcessDemand
+from fragdoctor.model.finding import Confidence, Evidence
+from fragdoctor.rules.failed_request import CONTEXT_ALLOWANCE_BYTES
+from fragdoctor.units import format_size
+
+
+class FreeOtherProcess(Remedy):
+    """Other processes on the device: free it of them."""
+
+    code: ClassVar[str] = "free-other-process"
+    title: ClassVar[str] = "Free the device from other processes"
+
+    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
+        """Propose to look at the processes on the device."""
+        if not case.supports(Cause.OTHER_PROCESS):
+            return
+        is_main = case.cause is Cause.OTHER_PROCESS
+        r = case.failed_request
+        held = r.other_bytes if r is not None else None
+        listed = () if r is None else r.other_processes
+        pids = ", ".join(str(p.pid) for p in listed)
+        may_be_own = r is not None and listed and r.process_bytes is None
+        yield self.proposal(
+            weight=CURES + 5 if is_main else MAY_HELP,
+            confidence=Confidence.LIKELY if listed or is_main else Confidence.POSSIBLE,
+            change=f"end or move process {pids}"
+            if pids
+            else "find the holders with nvidia-smi or fuser -v /dev/nvidia*, end leftover workers",
+            why=case.verdict.summary
+            if is_main
+            else f"{format_size(held)} may be held by other processes."
+            if held
+            else "A snapshot does not show other processes.",
+            cost="None, if the other process is a leftover.",
+            caveats=(
+                "Ranks that all use device 0 look the same: torch.cuda.set_device(local_rank).",
+                *(("In a container the listed process may be this one.",) if may_be_own else ()),
+            ),
+            verify="nvidia-smi shows only this process; mem_get_info() shows the memory free.",
+            predicted=Predicted(fits=held >= r.uncovered_bytes, method="arithmetic")
+            if r is not None and held is not None and listed
+            else None,
+            saves_bytes=held,
+        )
+
+
+class FewerProcesses(Remedy):
+    """Processes of one kind on a device: how many fit."""
+
+    code: ClassVar[str] = "fewer-processes"
+    title: ClassVar[str] = "Run fewer such processes on this device"
+
+    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
+        """Propose as many processes as fit, each as large as this one would be."""
+        r = case.failed_request
+        if case.cause is not Cause.OTHER_PROCESS or r is None:
+            return
+        if r.total_bytes is None or r.needed_bytes is None:
+            return
+        context = min(r.non_pytorch_bytes or TYPICAL_CONTEXT_BYTES, CONTEXT_ALLOWANCE_BYTES)
+        demand = ProcessDemand(
+            max(r.needed_bytes, r.reserved_bytes or 0), context, "oom message", "oom message"
+        )
+        sharing = share_gpu(demand, gpu="", total_bytes=r.total_bytes)
+        n = sharing.n_fit
+        yield self.proposal(
+            title=f"Run at most {n} such process{'' if n == 1 else 'es'} on this device"
+            if n
+            else "Use a larger device: not even one such process fits",
+            weight=HELPS,
+            confidence=Confidence.POSSIBLE,
+            change="one process per GPU, or fewer workers",
+            why=f"One process needs {format_size(demand.total_bytes)} (its memory, the request and "
+            f"the context); {format_size(r.total_bytes)} less "
+            f"{format_size(sharing.headroom_bytes)} of headroom hold {n} of them.",
+            cost="One fewer of N loses at most 1/N of the throughput, less where they wait for "
+            "each other already.",
+            verify="The sum over nvidia-smi's processes stays below the device's size.",
+            predicted=Predicted(fits=n > 0, method="arithmetic"),
+            evidence=(Evidence("one process", demand.total_bytes, "bytes", r.source),),
+        )
+
+
+class CapOtherLibraries(Remedy):
+    """Memory of other libraries in the same process."""
+
+    code: ClassVar[str] = "cap-other-libraries"
+    title: ClassVar[str] = "Cap what other libraries take in this process"
+
+    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
+        """Propose to cap them where much lies outside PyTorch's cache."""
+        if case.is_library_failure or case.backend == "mps":
+            return
+        if not case.supports(Cause.NON_PYTORCH_MEMORY):
+            return
+        r = case.failed_request
+        held = r.non_pytorch_bytes if r is not None else None
+        is_main = case.cause is Cause.NON_PYTORCH_MEMORY
+        yield self.proposal(
+            weight=CURES if is_main else MAY_HELP - 5,
+            confidence=Confidence.LIKELY if is_main else Confidence.POSSIBLE,
+            setting="CUDA_MODULE_LOADING=LAZY",
+            change="XLA_PYTHON_CLIENT_PREALLOCATE=false for JAX, set_memory_growth for TensorFlow, "
+            "fewer NCCL communicators and channels (NCCL_MAX_NCHANNELS), smaller TensorRT "
+            "workspaces",
+            why=f"{format_size(held)} of this process are outside PyTorch's cache."
+            if held is not None
+            else "Part of the device is held outside PyTorch's cache.",
+            cost="Other libraries may run slower.",
+            caveats=("A CUDA context of 0.3 to 0.9 GiB per process is normal and stays.",),
+            verify="nvidia-smi minus memory_reserved() shrinks.",
+            saves_bytes=held,
+        )
+
+
+class LibraryHeadroom(Remedy):
+    """Room for libraries that allocate for themselves."""
+
+    code: ClassVar[str] = "library-headroom"
+    title: ClassVar[str] = "Leave room for libraries"
+
+    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
+        """Propose headroom where such a library failed."""
+        if not case.is_library_failure:
+            return
+        yield self.proposal(
+            weight=HELPS + 15,
+            confidence=Confidence.POSSIBLE,
+            change="torch.cuda.set_per_process_memory_fraction(0.95), and create handles and "
+            "communicators early, for example by one small matmul or all_reduce at start",
+            why=f"{case.kind} allocates for itself; a cache that fills the device leaves it no "
+            "room.",
+            cost="PyTorch has 5 % less memory.",
+            caveats=(
+                "An index out of range can look the same: rerun with CUDA_LAUNCH_BLOCKING=1.",
+            ),
+            verify="mem_get_info() shows some hundred MiB free when the library starts.",
+        )
+
+
+class LessHostMemory(Remedy):
+    """The host's memory ran out."""
+
+    code: ClassVar[str] = "less-host-memory"
+    title: ClassVar[str] = "Use less host memory, or have more"
+
+    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
+        """Propose it for every lack of host memory but that of /dev/shm."""
+        if case.cause is not Cause.HOST_MEMORY or _is_shared_memory(case):
+            return
+        yield self.proposal(
+            weight=CURES,
+            confidence=Confidence.LIKELY,
+            change="fewer DataLoader workers and a smaller prefetch_factor; load checkpoints with "
+            "mmap=True or low_cpu_mem_usage; pin less memory; raise the cgroup or scheduler limit",
+            why=case.verdict.summary,
+            cost="Slower loading with fewer workers.",
+            caveats=("No GPU setting changes this.",),
+            verify="dmesg shows no new kill; the resident size of the process stays below the "
+            "limit.",
+        )
+
+
+class RaiseSharedMemory(Remedy):
+    """The host's shared memory ran out."""
+
+    code: ClassVar[str] = "raise-shared-memory"
+    title: ClassVar[str] = "Give the container more shared memory"
+
+    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
+        """Propose a larger /dev/shm."""
+        if case.cause is not Cause.HOST_MEMORY or not _is_shared_memory(case):
+            return
+        yield self.proposal(
+            weight=CURES,
+            confidence=Confidence.LIKELY,
+            change="docker run --shm-size=8g or --ipc=host; fewer DataLoader workers",
+            why="DataLoader workers pass batches through /dev/shm, which is 64 MiB in Docker.",
+            cost="Host memory.",
+            verify="df -h /dev/shm during the run.",
+        )
+
+
+def _is_shared_memory(case: JudgedCase) -> bool:
+    return case.message is not None and case.message.sub_kind == "dev-shm"
+
+
+class FitKvCache(Remedy):
+    """A server's KV cache that does not fit its budget."""
+
+    code: ClassVar[str] = "fit-kv-cache"
+    title: ClassVar[str] = "Shrink what is served, or give the cache more"
+
+    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
+        """Propose to change the budget or what it must hold."""
+        if case.kind != "kv-cache":
+            return
+        yield self.proposal(
+            weight=CURES,
+            confidence=Confidence.LIKELY,
+            change="lower max_model_len or max_num_batched_tokens; raise gpu_memory_utilization if "
+            "nothing else uses the GPU, lower it if the start-up check fails; quantise; tensor "
+            "parallel over more GPUs",
+            why=case.verdict.summary,
+            cost="Shorter contexts or more GPUs.",
+            caveats=("CUDA graphs and other processes need what is above the utilisation.",),
+            verify="The log's 'Available KV cache memory' covers one request of the full length.",
+        )
+
+
+class JaxPreallocation(Remedy):
+    """JAX takes most of the device at start."""
+
+    code: ClassVar[str] = "jax-preallocation"
+    title: ClassVar[str] = "Size the preallocation of JAX"
+
+    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
+        """Propose it for messages of JAX."""
+        if case.kind != "jax":
+            return
+        yield self.proposal(
+            weight=HELPS,
+            confidence=Confidence.POSSIBLE,
+            setting="XLA_PYTHON_CLIENT_PREALLOCATE=false",
+            change="or XLA_PYTHON_CLIENT_MEM_FRACTION=.9; smaller batch; jax.checkpoint",
+            why="JAX takes 75 % of the device at start; PyTorch's settings do not apply.",
+            cost="Slower allocation without preallocation.",
+            verify="The peak in jax.profiler.device_memory_profile().",
+        )
+
+
+class TensorflowMemoryGrowth(Remedy):
+    """TensorFlow takes nearly the whole device at start."""
+
+    code: ClassVar[str] = "tf-memory-growth"
+    title: ClassVar[str] = "Let TensorFlow grow its memory on demand"
+
+    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
+        """Propose it for messages of TensorFlow."""
+        if case.kind not in ("tf", "cudnn") or case.backend != "tf":
+            return
+        yield self.proposal(
+            weight=HELPS,
+            confidence=Confidence.POSSIBLE,
+            setting="TF_FORCE_GPU_ALLOW_GROWTH=true",
+            change="tf.config.experimental.set_memory_growth(gpu, True); a smaller batch if the "
+            "tensor itself is too large",
+            why="TensorFlow takes nearly the whole device at start, which leaves libraries no "
+            "room.",
+            cost="Some fragmentation.",
+            verify="nvidia-smi shows less than the whole device in use after start.",
+        )
+
+
+class FewerLayersOnGpu(Remedy):
+    """ggml (llama.cpp) puts too much on the device."""
+
+    code: ClassVar[str] = "fewer-layers-on-gpu"
+    title: ClassVar[str] = "Put fewer layers on the GPU, or a smaller context"
+
+    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
+        """Propose it for messages of ggml."""
+        if case.kind != "ggml":
+            return
+        yield self.proposal(
+            weight=CURES,
+            confidence=Confidence.LIKELY,
+            change="lower --n-gpu-layers or --ctx-size, split over GPUs, or a smaller quantisation",
+            why="One buffer holds what is put on the device; it is larger than the device can "
+            "give.",
+            cost="Slower inference.",
+            verify="The log's buffer sizes stay below the free memory.",
+        )
+
+
+class RaiseMpsWatermark(Remedy):
+    """MPS stops at a watermark."""
+
+    code: ClassVar[str] = "raise-mps-watermark"
+    title: ClassVar[str] = "Raise the high watermark of MPS, or free unified memory"
+
+    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
+        """Propose it where the watermark is the limit."""
+        if case.backend != "mps" or not case.supports(Cause.MEMORY_LIMIT):
+            return
+        yield self.proposal(
+            weight=HELPS if case.cause is Cause.MEMORY_LIMIT else HELPS - 20,
+            confidence=Confidence.POSSIBLE,
+            setting="PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0",
+            change="close other programs; torch.mps.empty_cache() after large steps",
+            why="MPS stops at a share of the recommended working set, not at the end of memory.",
+            cost="Without the limit the whole machine may run out of memory.",
+            caveats=(
+                "Metal's other allocations are driver and graph caches: fixed shapes shrink them.",
+            ),
+            verify="The message's 'max allowed' disappears or grows.",
+        )
+
+
+class SmallerKernelBlocks(Remedy):
+    """A kernel that needs more on-chip memory than the GPU has."""
+
+    code: ClassVar[str] = "smaller-kernel-blocks"
+    title: ClassVar[str] = "Use smaller blocks or fewer stages in the kernel"
+
+    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
+        """Propose it for messages about shared memory."""
+        if case.kind != "shared-memory":
+            return
+        yield self.proposal(
+            weight=HELPS,
+            confidence=Confidence.LIKELY,
+            change="lower BLOCK sizes or num_stages of the Triton kernel, or use a build for this "
+            "GPU",
+            why="On-chip shared memory is a property of the GPU; freeing device memory changes "
+            "nothing.",
+            cost="The kernel may run slower.",
+            verify="The kernel compiles and launches.",
+        )

@@ -1,0 +1,335 @@
+"""How known architectures build their layers, and their parameters matrix by matrix."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any, Final
+
+from fragdoctor.model.workload import Norm, ParameterGroup, Role
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """Facts about an architecture's code.
+
+    Attributes:
+        ffn_factor: width of the feed-forward layer in hidden sizes where the file does not say;
+            0 = the file must say.
+        extra_positions: rows that the position table has beyond the stated length.
+        n_outside_norms: normalisations outside the layers.
+        tied: default of ``tie_word_embeddings``.
+        dropout: default dropout.
+        has_no_head: the base model ends before a head.
+    """
+
+    norm: Norm = Norm.RMSNORM_WRITTEN_OUT
+    is_gated: bool = True
+    qkv_bias: bool = False
+    out_bias: bool = False
+    mlp_bias: bool = False
+    packed_qkv: bool = False
+    ffn_factor: int = 0
+    learned_positions: bool = False
+    extra_positions: int = 0
+    has_rotary: bool = True
+    tied: bool = False
+    head_bias: bool = False
+    n_outside_norms: int = 1
+    norms_per_layer: int = 2
+    activation: str = "silu"
+    dropout: float = 0.0
+    parallel_residual: bool = False
+    multi_query: bool = False
+    segments: bool = False
+    pooler: bool = False
+    qk_norm: bool = False
+    is_mixture: bool = False
+    has_no_head: bool = False
+    is_decoder: bool = True
+
+
+LLAMA: Final = Architecture()
+GPT2: Final = Architecture(
+    norm=Norm.LAYERNORM,
+    is_gated=False,
+    qkv_bias=True,
+    out_bias=True,
+    mlp_bias=True,
+    packed_qkv=True,
+    ffn_factor=4,
+    learned_positions=True,
+    has_rotary=False,
+    tied=True,
+    activation="gelu",
+    dropout=0.1,
+)
+BERT: Final = replace(
+    GPT2,
+    packed_qkv=False,
+    segments=True,
+    pooler=True,
+    has_no_head=True,
+    is_decoder=False,
+)
+NEOX: Final = replace(
+    GPT2, learned_positions=False, has_rotary=True, tied=False, dropout=0.0, parallel_residual=True
+)
+
+ARCHITECTURES: Final[Mapping[str, Architecture]] = MappingProxyType(
+    {
+        "llama": LLAMA,
+        "mistral": LLAMA,
+        "ministral": LLAMA,
+        "yi": LLAMA,
+        "smollm3": replace(LLAMA, tied=True),
+        "qwen2": replace(LLAMA, qkv_bias=True),
+        "qwen3": replace(LLAMA, qk_norm=True),
+        "gemma": replace(LLAMA, tied=True, activation="gelu"),
+        "gemma2": replace(LLAMA, tied=True, activation="gelu", norms_per_layer=4),
+        "phi3": replace(LLAMA, packed_qkv=True),
+        "mixtral": replace(LLAMA, is_mixture=True),
+        "qwen2_moe": replace(LLAMA, qkv_bias=True, is_mixture=True),
+        "qwen3_moe": replace(LLAMA, qk_norm=True, is_mixture=True),
+        "gpt2": GPT2,
+        "gpt_neox": NEOX,
+        "gptj": replace(
+            NEOX, qkv_bias=False, out_bias=False, packed_qkv=False, norms_per_layer=1,
+            head_bias=True, activation="gelu_new",
+        ),
+        "phi": replace(NEOX, packed_qkv=False, norms_per_layer=1, head_bias=True,
+                       activation="gelu_new"),
+        "opt": replace(GPT2, packed_qkv=False, extra_positions=2, ffn_factor=0, activation="relu"),
+        "bloom": replace(GPT2, learned_positions=False, n_outside_norms=2, dropout=0.0),
+        "falcon": replace(
+            NEOX, qkv_bias=False, out_bias=False, mlp_bias=False, tied=True, norms_per_layer=1,
+            multi_query=True,
+        ),
+        "starcoder2": replace(GPT2, packed_qkv=False, learned_positions=False, has_rotary=True,
+                              dropout=0.0, ffn_factor=0),
+        "bert": BERT,
+        "roberta": BERT,
+        "xlm-roberta": BERT,
+        "nomic_bert": BERT,
+    }
+)  # fmt: skip
+
+
+EXPERT_KEYS: Final = ("num_local_experts", "num_experts", "n_routed_experts")
+
+
+def generic(config: Mapping[str, Any]) -> Architecture:
+    """Return how to take an unknown architecture: by its activation, Llama-like or GPT-like."""
+    gated = config.get("hidden_act") in ("silu", "swish") or "rms_norm_eps" in config
+    mixture = any(isinstance(config.get(k), int) and config[k] > 0 for k in EXPERT_KEYS)
+    if gated or mixture:
+        return replace(LLAMA, is_mixture=mixture)
+    return replace(GPT2, packed_qkv=False, tied=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Dimensions:
+    """What decides the parameters of a decoder or encoder.
+
+    Attributes:
+        positions: learned position embeddings; 0 = rotary or none.
+        qkv_bias, out_bias, mlp_bias: which linear layers have biases.
+        packed_qkv: one matrix for query, key and value.
+        embedding_width: width of the token embedding where it differs from the hidden size.
+        segments: token type embeddings (BERT).
+        n_outside_norms: normalisations outside the layers.
+    """
+
+    vocab: int
+    hidden: int
+    n_layers: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    ffn: int
+    positions: int = 0
+    is_gated: bool = False
+    norm: Norm = Norm.LAYERNORM
+    norms_per_layer: int = 2
+    qkv_bias: bool = True
+    out_bias: bool = True
+    mlp_bias: bool = True
+    packed_qkv: bool = False
+    tied_head: bool = True
+    head_bias: bool = False
+    embedding_width: int = 0
+    segments: int = 0
+    n_outside_norms: int = 1
+    n_experts: int = 0
+    qk_norm: bool = False
+    n_shared_experts: int = 0
+    shared_ffn: int = 0
+    shared_gate: bool = False
+    pooler: bool = False
+    head_transform: bool = False
+
+
+def parameters_of(d: Dimensions) -> list[ParameterGroup]:
+    """Return every parameter of a model with these dimensions."""
+    groups = [
+        *_embeddings(d),
+        *_norms(d),
+        *_attention(d),
+        *(_experts(d) if d.n_experts else _feed_forward(d)),
+        *_outside(d),
+    ]
+    return [g for g in groups if g.n_total > 0]
+
+
+def _embeddings(d: Dimensions) -> list[ParameterGroup]:
+    width = d.embedding_width or d.hidden
+    groups = [
+        ParameterGroup("embedding.tokens", (d.vocab, width), 1, Role.EMBEDDING, layered=False)
+    ]
+    for name, rows in (("positions", d.positions), ("segments", d.segments)):
+        if rows:
+            groups.append(
+                ParameterGroup(
+                    f"embedding.{name}", (rows, d.hidden), 1, Role.EMBEDDING, layered=False
+                )
+            )
+    if width != d.hidden:
+        groups += [
+            ParameterGroup(name, (d.hidden, width), 1, Role.OTHER, layered=False)
+            for name in ("project_in", "project_out")
+        ]
+    return groups
+
+
+def _norms(d: Dimensions) -> list[ParameterGroup]:
+    with_bias = 2 if d.norm is Norm.LAYERNORM else 1
+    groups = [
+        ParameterGroup(f"norm{i + 1}", (d.hidden,), d.n_layers * with_bias, Role.NORM,
+                       slot="norm1" if i == 0 else "norm2")
+        for i in range(d.norms_per_layer)
+    ]  # fmt: skip
+    if d.qk_norm:
+        groups.append(
+            ParameterGroup(
+                "attention.qk_norm", (d.head_dim,), 2 * d.n_layers, Role.NORM, slot="qkv"
+            )
+        )
+    groups.append(
+        ParameterGroup("norm", (d.hidden,), d.n_outside_norms * with_bias, Role.NORM, layered=False)
+    )
+    return groups
+
+
+def _linear(
+    name: str, shape: tuple[int, int], count: int, slot: str, *, bias: bool
+) -> list[ParameterGroup]:
+    groups = [ParameterGroup(f"{name}.weight", shape, count, Role.LINEAR, slot=slot)]
+    if bias:
+        groups.append(ParameterGroup(f"{name}.bias", (shape[0],), count, Role.BIAS, slot=slot))
+    return groups
+
+
+def _attention(d: Dimensions) -> list[ParameterGroup]:
+    q, kv = d.n_heads * d.head_dim, d.n_kv_heads * d.head_dim
+    count = d.n_layers
+    if d.packed_qkv:
+        into = _linear("attention.qkv", (q + 2 * kv, d.hidden), count, "qkv", bias=d.qkv_bias)
+    else:
+        into = [
+            group
+            for name, width in (("q_proj", q), ("k_proj", kv), ("v_proj", kv))
+            for group in _linear(
+                f"attention.{name}", (width, d.hidden), count, "qkv", bias=d.qkv_bias
+            )
+        ]
+    return [*into, *_linear("attention.o_proj", (d.hidden, q), count, "out", bias=d.out_bias)]
+
+
+def _feed_forward(d: Dimensions) -> list[ParameterGroup]:
+    names = ("gate_proj", "up_proj") if d.is_gated else ("up_proj",)
+    up = [
+        group
+        for name in names
+        for group in _linear(f"mlp.{name}", (d.ffn, d.hidden), d.n_layers, "up", bias=d.mlp_bias)
+    ]
+    return [*up, *_linear("mlp.down_proj", (d.hidden, d.ffn), d.n_layers, "down", bias=d.mlp_bias)]
+
+
+def _experts(d: Dimensions) -> list[ParameterGroup]:
+    count = d.n_layers * d.n_experts
+    n_up = 2 if d.is_gated else 1
+    groups = [
+        ParameterGroup("router.weight", (d.n_experts, d.hidden), d.n_layers, Role.LINEAR,
+                       slot="router"),
+        ParameterGroup("experts.up.weight", (d.ffn, d.hidden), n_up * count, Role.EXPERT,
+                       slot="up"),
+        ParameterGroup("experts.down.weight", (d.hidden, d.ffn), count, Role.EXPERT, slot="down"),
+    ]  # fmt: skip
+    if d.n_shared_experts:
+        width = d.shared_ffn * d.n_shared_experts
+        groups += _linear("shared.gate_proj", (width, d.hidden), d.n_layers, "up", bias=False)
+        groups += _linear("shared.up_proj", (width, d.hidden), d.n_layers, "up", bias=False)
+        groups += _linear("shared.down_proj", (d.hidden, width), d.n_layers, "down", bias=False)
+    if d.shared_gate:
+        groups += _linear("shared.gate", (1, d.hidden), d.n_layers, "router", bias=False)
+    return groups
+
+
+def _outside(d: Dimensions) -> Sequence[ParameterGroup]:
+    groups = []
+    width = d.embedding_width or d.hidden
+    if d.pooler:
+        groups += [
+            ParameterGroup("pooler.weight", (d.hidden, d.hidden), 1, Role.OTHER, layered=False),
+            ParameterGroup("pooler.bias", (d.hidden,), 1, Role.OTHER, layered=False),
+        ]
+    if d.head_transform:
+        groups += [
+            ParameterGroup("transform.weight", (d.hidden, d.hidden), 1, Role.OTHER, layered=False),
+            ParameterGroup("transform.bias", (d.hidden,), 3, Role.OTHER, layered=False),
+        ]
+    if not d.tied_head:
+        groups.append(ParameterGroup("head.weight", (d.vocab, width), 1, Role.HEAD, layered=False))
+    if d.head_bias:
+        groups.append(ParameterGroup("head.bias", (d.vocab,), 1, Role.OTHER, layered=False))
+    return groups
+
+
+def t5_parameters(  # noqa: PLR0913 - the dimensions, all by keyword
+    *,
+    vocab: int,
+    hidden: int,
+    ffn: int,
+    inner: int,
+    n_heads: int,
+    n_encoder: int,
+    n_decoder: int,
+    n_buckets: int,
+    is_gated: bool,
+    tied: bool,
+) -> list[ParameterGroup]:
+    """Return every parameter; ``inner`` is heads x head size."""
+    n_layers = n_encoder + n_decoder
+    n_up = 2 if is_gated else 1
+    groups = [
+        ParameterGroup("embedding.tokens", (vocab, hidden), 1, Role.EMBEDDING, layered=False),
+        ParameterGroup("attention.q", (inner, hidden), n_layers, Role.LINEAR, slot="qkv"),
+        ParameterGroup("attention.k", (inner, hidden), n_layers, Role.LINEAR, slot="qkv"),
+        ParameterGroup("attention.v", (inner, hidden), n_layers, Role.LINEAR, slot="qkv"),
+        ParameterGroup("attention.o", (hidden, inner), n_layers, Role.LINEAR, slot="out"),
+        ParameterGroup("cross.q", (inner, hidden), n_decoder, Role.LINEAR, slot="cross_q"),
+        ParameterGroup("cross.k", (inner, hidden), n_decoder, Role.LINEAR, slot="cross_kv"),
+        ParameterGroup("cross.v", (inner, hidden), n_decoder, Role.LINEAR, slot="cross_kv"),
+        ParameterGroup("cross.o", (hidden, inner), n_decoder, Role.LINEAR, slot="cross_out"),
+        ParameterGroup("mlp.up", (ffn, hidden), n_up * n_layers, Role.LINEAR, slot="up"),
+        ParameterGroup("mlp.down", (hidden, ffn), n_layers, Role.LINEAR, slot="down"),
+        ParameterGroup("norm1", (hidden,), n_layers, Role.NORM, slot="norm1"),
+        ParameterGroup("norm_cross", (hidden,), n_decoder, Role.NORM, slot="norm_cross"),
+        ParameterGroup("norm2", (hidden,), n_layers, Role.NORM, slot="norm2"),
+        ParameterGroup("relative_bias", (n_buckets, n_heads), 2, Role.OTHER, layered=False),
+        ParameterGroup("norm", (hidden,), 2, Role.NORM, layered=False),
+    ]
+    if not tied:
+        groups.append(ParameterGroup("head", (vocab, hidden), 1, Role.HEAD, layered=False))
+    return groups

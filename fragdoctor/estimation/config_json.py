@@ -1,0 +1,389 @@
+"""Reads the shape of a model from a Hugging Face ``config.json``.
+
+A table says for each architecture under which keys its dimensions stand and how its layers are
+built; parameter counts then equal the published ones. Values come from strangers: each is checked
+for type and size before anything is computed from it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from fragdoctor.errors import InputError, LimitExceeded
+from fragdoctor.estimation.architectures import (
+    ARCHITECTURES,
+    EXPERT_KEYS,
+    Architecture,
+    Dimensions,
+    generic,
+    parameters_of,
+    t5_parameters,
+)
+from fragdoctor.model.workload import ModelShape, Norm
+from fragdoctor.units import MIB
+
+MAX_CONFIG_BYTES: Final = 16 * MIB
+MAX_DIMENSION: Final = 2**31
+MAX_LAYERS: Final = 10_000
+
+Config = Mapping[str, Any]
+
+# Our name -> the names that configurations use for it, in order of preference.
+KEYS: Final[Mapping[str, tuple[str, ...]]] = {
+    "hidden": ("hidden_size", "n_embd", "d_model", "dim"),
+    "n_layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers"),
+    "n_heads": ("num_attention_heads", "n_head", "num_heads", "n_heads"),
+    "n_kv_heads": ("num_key_value_heads", "num_kv_heads", "n_head_kv"),
+    "ffn": ("intermediate_size", "ffn_dim", "n_inner", "d_ff", "hidden_dim", "ffn_hidden_size"),
+    "vocab": ("vocab_size",),
+    "positions": ("max_position_embeddings", "n_positions", "n_ctx", "max_sequence_length"),
+    "head_dim": ("head_dim", "d_kv"),
+}
+ONLY_LANGUAGE: Final = "Only the language model of this multimodal configuration is counted."
+_ACTIVATION_KEYS: Final = (
+    "hidden_act",
+    "activation_function",
+    "hidden_activation",
+    "dense_act_fn",
+    "activation",
+)
+
+
+def read_config(path: Path) -> Config:
+    """Return the object in a configuration file.
+
+    Raises:
+        InputError: unreadable, not JSON, or not an object.
+        LimitExceeded: larger than any genuine configuration.
+    """
+    try:
+        with path.open("rb") as file:
+            data = file.read(MAX_CONFIG_BYTES + 1)
+    except OSError as e:
+        raise InputError(f"{path} cannot be read: {e.strerror or e}.") from e
+    if len(data) > MAX_CONFIG_BYTES:
+        raise LimitExceeded(f"{path} is larger than any genuine configuration (16 MiB).")
+    return parse_config(data, str(path))
+
+
+def parse_config(data: bytes, name: str) -> Config:
+    """Return the object that a configuration's text holds.
+
+    Raises:
+        InputError: not JSON, or not an object.
+    """
+    try:
+        config = json.loads(data)
+    except (ValueError, RecursionError) as e:
+        raise InputError(
+            f"{name} is not JSON.", hint="Give a Hugging Face config.json or a safetensors file."
+        ) from e
+    if not isinstance(config, dict):
+        raise InputError(
+            f"{name} is not a model configuration: it holds no object.",
+            hint="Give a Hugging Face config.json.",
+        )
+    return config
+
+
+def shape_of_config(config: Config, name: str) -> ModelShape:
+    """Return the shape of the model that a configuration describes.
+
+    Raises:
+        InputError: keys are missing or have impossible values; the sentence names them.
+    """
+    config, nested = _language_part(config)
+    if "model_type" not in config and not any(k in config for keys in KEYS.values() for k in keys):
+        raise InputError(
+            f"{name} is JSON, but no model configuration.", hint="Give a Hugging Face config.json."
+        )
+    kind = config.get("model_type")
+    kind = kind.lower() if isinstance(kind, str) else ""
+    architecture = ARCHITECTURES.get(kind)
+    reader = _Reader(config, name, kind)
+    if kind in ("t5", "mt5", "umt5"):
+        return _t5_shape(reader, kind)
+    notes = [nested] if nested else []
+    if architecture is None:
+        architecture = generic(config)
+        known = repr(kind)[:60] if kind else "none"
+        notes.append(
+            f"The architecture ({known}) is not known here: taken as "
+            f"{'a Llama-like decoder' if architecture.is_gated else 'a GPT-like decoder'}"
+            f"{' with a mixture of experts in each layer' if architecture.is_mixture else ''}."
+        )
+    is_checked = kind in ARCHITECTURES and architecture.is_decoder and not architecture.is_mixture
+    return replace(_shape(reader, architecture, tuple(notes)), is_checked=is_checked)
+
+
+def _language_part(config: Config) -> tuple[Config, str]:
+    inner = config.get("text_config")
+    if isinstance(inner, dict) and not any(k in config for k in KEYS["hidden"]):
+        return inner, ONLY_LANGUAGE
+    if isinstance(config.get("vision_config"), dict) or isinstance(
+        config.get("audio_config"), dict
+    ):
+        return config, ONLY_LANGUAGE
+    return config, ""
+
+
+class _Reader:
+    """Gets checked values out of a configuration, and remembers which are missing."""
+
+    def __init__(self, config: Config, name: str, kind: str) -> None:
+        self.config, self.name, self.kind = config, name, kind
+        self.missing: list[str] = []
+
+    def whole(self, what: str, default: int | None = None, *, limit: int = MAX_DIMENSION) -> int:
+        """Return a dimension by our name for it; 0 and noted where it is missing."""
+        for key in KEYS.get(what, (what,)):
+            value = self.config.get(key)
+            if value is None or (default == 0 and value == 0 and not isinstance(value, bool)):
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= limit:
+                raise InputError(
+                    f"{self.name}: {key} is {str(value)[:40]!r}, not a whole number "
+                    f"from 1 to {limit}.",
+                    hint="Check the configuration.",
+                )
+            return value
+        if default is None:
+            self.missing.append(" or ".join(KEYS.get(what, (what,))[:2]))
+            return 0
+        return default
+
+    def flag(self, key: str, default: bool) -> bool:
+        """Return a truth value."""
+        value = self.config.get(key)
+        return value if isinstance(value, bool) else default
+
+    def text(self, keys: tuple[str, ...], default: str) -> str:
+        """Return a string."""
+        for key in keys:
+            value = self.config.get(key)
+            if isinstance(value, str):
+                return value
+        return default
+
+    def share(self, keys: tuple[str, ...], default: float) -> float:
+        """Return a number from 0 to 1."""
+        for key in keys:
+            value = self.config.get(key)
+            if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 1:
+                return float(value)
+        return default
+
+    def check(self) -> None:
+        """Raise if a key was missing."""
+        if self.missing:
+            which = ", ".join(self.missing)
+            plural = "s" if len(self.missing) > 1 else ""
+            raise InputError(
+                f"{self.name} lacks the key{plural} {which}.",
+                hint="Formulas cover language models; trace any other with --model "
+                "pkg.module:factory. Or add the key to the file.",
+            )
+
+
+def quantised_dtype(config: Config) -> tuple[str, str]:
+    """Return our name for how the weights are quantised, and the method's; "" = they are not."""
+    stated = config.get("quantization_config")
+    if not isinstance(stated, dict):
+        stated = config.get("compression_config")
+    if not isinstance(stated, dict):
+        return "", ""
+    method = stated.get("quant_method")
+    method = method if isinstance(method, str) else "unknown method"
+    bits = stated.get("bits", stated.get("w_bit"))
+    if stated.get("load_in_4bit") is True or bits == 4 or "fp4" in method:
+        return "int4", method
+    if "fp8" in method or method == "fbgemm_fp8":
+        return "fp8-weights", method
+    if stated.get("load_in_8bit") is True or bits == 8:
+        return "int8", method
+    return "", method
+
+
+def is_transformers(config: Config) -> bool:
+    """Return whether the file was written by the transformers library, not by hand."""
+    return "architectures" in config or "transformers_version" in config
+
+
+def _shape(reader: _Reader, a: Architecture, notes: tuple[str, ...]) -> ModelShape:
+    hidden = reader.whole("hidden")
+    n_layers = reader.whole("n_layers", limit=MAX_LAYERS)
+    n_heads = reader.whole("n_heads")
+    vocab = reader.whole("vocab")
+    ffn = reader.whole("ffn", a.ffn_factor * hidden if a.ffn_factor else None)
+    reader.check()
+    n_kv_heads = _kv_heads(reader, a, n_heads)
+    head_dim = reader.whole("head_dim", max(1, hidden // n_heads))
+    positions = reader.whole("positions", 0)
+    experts = _experts(reader, a)
+    tied = reader.flag("tie_word_embeddings", a.tied)
+    is_masked = a.pooler and _is_masked_lm(reader.config)
+    d = Dimensions(
+        vocab=vocab,
+        hidden=hidden,
+        n_layers=n_layers,
+        n_heads=n_heads,
+        n_kv_heads=n_kv_heads,
+        head_dim=head_dim,
+        ffn=experts["ffn"] or ffn,
+        positions=(positions + a.extra_positions) if a.learned_positions else 0,
+        is_gated=a.is_gated,
+        norm=a.norm,
+        norms_per_layer=_norms(reader, a),
+        qkv_bias=reader.flag("attention_bias", reader.flag("bias", a.qkv_bias)),
+        out_bias=reader.flag("attention_bias", reader.flag("bias", a.out_bias)),
+        mlp_bias=reader.flag("mlp_bias", reader.flag("bias", a.mlp_bias)),
+        packed_qkv=a.packed_qkv,
+        tied_head=tied or a.has_no_head,
+        head_bias=a.head_bias or is_masked,
+        embedding_width=reader.whole("word_embed_proj_dim", 0) or 0,
+        segments=reader.whole("type_vocab_size", 0) if a.segments else 0,
+        n_outside_norms=(
+            a.n_outside_norms if reader.flag("do_layer_norm_before", default=True) else 0
+        ),
+        n_experts=experts["n"],
+        qk_norm=a.qk_norm,
+        n_shared_experts=1 if experts["shared_ffn"] else 0,
+        shared_ffn=experts["shared_ffn"],
+        shared_gate=bool(experts["shared_ffn"]),
+        pooler=a.pooler and not is_masked,
+        head_transform=is_masked,
+    )
+    facts = {"active": experts["active"], "positions": positions}
+    return _finish(reader, a, d, facts, notes)
+
+
+def _finish(
+    reader: _Reader,
+    a: Architecture,
+    d: Dimensions,
+    facts: Mapping[str, int],
+    notes: tuple[str, ...],
+) -> ModelShape:
+    hugging_face = is_transformers(reader.config)
+    has_head = not a.has_no_head or _is_masked_lm(reader.config)
+    if not has_head:
+        notes = (*notes, "No language-model head is counted: a loss over a few classes.")
+    activation = reader.text(_ACTIVATION_KEYS, a.activation)
+    norm = Norm.LAYERNORM if d.norm is Norm.LAYERNORM else Norm.RMSNORM_WRITTEN_OUT
+    if hugging_face and has_head:
+        notes = (*notes, "Taken as Hugging Face code: the loss is computed on fp32 logits.")
+    return ModelShape(
+        name=reader.kind or "model",
+        source=reader.name,
+        parameters=tuple(parameters_of(d)),
+        n_layers=d.n_layers,
+        hidden=d.hidden,
+        n_heads=d.n_heads,
+        n_kv_heads=d.n_kv_heads,
+        head_dim=d.head_dim,
+        ffn=d.ffn,
+        vocab=d.vocab,
+        max_positions=facts["positions"],
+        is_gated=d.is_gated,
+        n_experts=d.n_experts,
+        experts_per_token=facts["active"],
+        n_shared_experts=d.n_shared_experts,
+        shared_ffn=d.shared_ffn,
+        activation=activation,
+        norm=norm,
+        norms_per_layer=d.norms_per_layer,
+        has_rotary=a.has_rotary,
+        softmax_fp32=hugging_face and reader.kind != "gpt2",
+        upcasts_logits=hugging_face,
+        has_lm_head=has_head,
+        tied_head=d.tied_head,
+        embedding_dropout=reader.share(("embd_pdrop",), a.dropout),
+        hidden_dropout=reader.share(
+            ("resid_pdrop", "hidden_dropout_prob", "hidden_dropout", "dropout", "resid_dropout",
+             "residual_dropout"), a.dropout
+        ),
+        attention_dropout=reader.share(
+            ("attn_pdrop", "attention_probs_dropout_prob", "attention_dropout"), a.dropout
+        ),
+        parallel_residual=reader.flag("use_parallel_residual",
+                                      reader.flag("parallel_attn", a.parallel_residual)),
+        assumptions=notes,
+    )  # fmt: skip
+
+
+def _kv_heads(reader: _Reader, a: Architecture, n_heads: int) -> int:
+    is_new_falcon = reader.flag("new_decoder_architecture", default=False)
+    if a.multi_query and reader.flag("multi_query", default=True) and not is_new_falcon:
+        return 1
+    value = reader.whole("n_kv_heads", n_heads)
+    if value > n_heads or n_heads % value:
+        raise InputError(
+            f"{reader.name}: {n_heads} heads cannot share {value} key-value heads.",
+            hint="Check num_key_value_heads.",
+        )
+    return value
+
+
+def _norms(reader: _Reader, a: Architecture) -> int:
+    if a.multi_query and reader.flag("new_decoder_architecture", default=False):
+        return 2
+    if a.parallel_residual and a.multi_query and not reader.flag("parallel_attn", default=True):
+        return 2
+    return a.norms_per_layer
+
+
+def _experts(reader: _Reader, a: Architecture) -> dict[str, int]:
+    none = {"n": 0, "active": 0, "ffn": 0, "shared_ffn": 0}
+    if not a.is_mixture:
+        return none
+    n = 0
+    for key in EXPERT_KEYS:
+        n = n or reader.whole(key, 0)
+    if not n:
+        reader.missing.append("num_local_experts or num_experts")
+        reader.check()
+    return {
+        "n": n,
+        "active": min(n, reader.whole("num_experts_per_tok", 2)),
+        "ffn": (ffn := reader.whole("moe_intermediate_size", 0)),
+        "shared_ffn": reader.whole("shared_expert_intermediate_size", 0)
+        or reader.whole("n_shared_experts", 0) * ffn,
+    }
+
+
+def _is_masked_lm(config: Config) -> bool:
+    names = config.get("architectures")
+    return isinstance(names, list) and any(
+        isinstance(n, str) and n.endswith("ForMaskedLM") for n in names
+    )
+
+
+def _t5_shape(reader: _Reader, kind: str) -> ModelShape:
+    hidden, ffn = reader.whole("hidden"), reader.whole("ffn")
+    n_layers = reader.whole("n_layers", limit=MAX_LAYERS)
+    n_heads, vocab = reader.whole("n_heads"), reader.whole("vocab")
+    reader.check()
+    head_dim = reader.whole("head_dim", 64)
+    n_decoder = reader.whole("num_decoder_layers", n_layers, limit=MAX_LAYERS)
+    gated = "gated" in reader.text(("feed_forward_proj",), "relu")
+    tied = reader.flag("tie_word_embeddings", default=True)
+    groups = t5_parameters(
+        vocab=vocab, hidden=hidden, ffn=ffn, inner=n_heads * head_dim, n_heads=n_heads,
+        n_encoder=n_layers, n_decoder=n_decoder, is_gated=gated, tied=tied,
+        n_buckets=reader.whole("relative_attention_num_buckets", 32),
+    )  # fmt: skip
+    dropout = reader.share(("dropout_rate",), 0.1)
+    return ModelShape(
+        name=kind, source=reader.name, parameters=tuple(groups),
+        n_layers=n_layers + n_decoder, hidden=hidden, n_heads=n_heads, n_kv_heads=n_heads,
+        head_dim=head_dim, ffn=ffn, vocab=vocab, max_positions=reader.whole("positions", 512),
+        is_gated=gated, activation="relu" if not gated else "gelu_new",
+        norm=Norm.RMSNORM_WRITTEN_OUT, tied_head=tied, embedding_dropout=dropout,
+        hidden_dropout=dropout, attention_dropout=dropout, ffn_dropout=dropout,
+        softmax_fp32=True, upcasts_logits=False, n_cross_layers=n_decoder,
+        assumptions=("Encoder and decoder are given the same length.",),
+    )  # fmt: skip

@@ -1,0 +1,397 @@
+"""What autograd keeps of one transformer layer, operation by operation.
+
+The rules, each seen in PyTorch's ``derivatives.yaml`` and on recordings:
+
+* a linear layer keeps its input (for the weight's gradient) and its weight (for the input's);
+  a frozen one keeps only the weight;
+* under autocast the input that is kept is the 16-bit copy, one for each linear layer;
+* layer_norm keeps its input and two fp32 figures a token; fused RMSNorm keeps its input and one;
+  written out in Python it keeps the fp32 input, and the normalised value as the weight's factor;
+* a fused attention kernel keeps q, k, v, its output and one fp32 figure a row of scores; SDPA's
+  math fallback and attention written out keep S x S probabilities;
+* gelu, silu keep their input; relu its result (which the next linear layer keeps anyway);
+* a product keeps both factors; dropout a mask of one byte; an addition keeps nothing.
+
+Summed for a 16-bit GPT with dropout and attention written out this is Korthikanti et al. 2022,
+s*b*h*(34 + 5*a*s/h), https://arxiv.org/abs/2205.05198; other settings change summands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from fragdoctor.estimation.precision import Precision
+from fragdoctor.model.workload import Attention, ModelShape, Norm, Workload
+
+KORTHIKANTI: Final = "Korthikanti et al. 2022, https://arxiv.org/abs/2205.05198"
+FP32: Final = 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """``bytes_per`` for each element of ``unit``, such as ``B*S*H``."""
+
+    unit: str
+    bytes_per: float
+    label: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One operation of a layer.
+
+    Attributes:
+        slot: whose parameters it uses (``ParameterGroup.slot``), or "".
+        saved: tensors kept for backward.
+        passing: output that the next operation consumes and nobody keeps.
+        scratch: further memory while it runs forward.
+        grads: gradients of its inputs: what its backward makes.
+        back_scratch: further memory while its backward runs.
+        ends_branch: its gradient is added into the residual stream's.
+    """
+
+    name: str
+    slot: str = ""
+    saved: tuple[Term, ...] = ()
+    passing: tuple[Term, ...] = ()
+    scratch: tuple[Term, ...] = ()
+    grads: tuple[Term, ...] = ()
+    back_scratch: tuple[Term, ...] = ()
+    ends_branch: bool = False
+
+
+def units(workload: Workload) -> Mapping[str, int]:
+    """Return the size of each unit in elements, for one layer."""
+    shape, batch, seq = workload.shape, workload.batch, workload.seq
+    tokens = batch * seq
+    routed = max(1, shape.experts_per_token) if shape.n_experts else 1
+    ffn_width = shape.ffn * routed + shape.shared_ffn * shape.n_shared_experts
+    return {
+        "B*S": tokens,
+        "B*S*H": tokens * shape.hidden,
+        "B*S*Q": tokens * shape.n_heads * shape.head_dim,
+        "B*S*K": tokens * shape.n_kv_heads * shape.head_dim,
+        "B*S*F": tokens * ffn_width,
+        "B*S*k*H": tokens * shape.hidden * (routed if shape.n_experts else 0),
+        "B*S*E": tokens * shape.n_experts,
+        "B*S*V": tokens * shape.vocab if shape.has_lm_head else 0,
+        "B*a*S": tokens * shape.n_heads,
+        "B*a*S*S": tokens * shape.n_heads * seq,
+        "S*S": seq * seq,
+    }
+
+
+def term_bytes(term: Term, sizes: Mapping[str, int]) -> int:
+    """Return the bytes of a term."""
+    return int(term.bytes_per * sizes[term.unit])
+
+
+def attention_used(workload: Workload, precision: Precision) -> Attention:
+    """Return how attention is really computed: which kernel SDPA falls to.
+
+    No fused kernel takes fp32 with fewer key than query heads: the fallback serves it. Who asks
+    for a fused kernel by name has code that repeats keys and values first.
+    """
+    if workload.attention is not Attention.SDPA:
+        return workload.attention
+    return Attention.MATH if _is_grouped_fp32(workload, precision) else Attention.FLASH
+
+
+def _is_grouped_fp32(workload: Workload, precision: Precision) -> bool:
+    grouped = workload.shape.n_kv_heads < workload.shape.n_heads
+    return grouped and precision.compute == FP32
+
+
+def layer_ops(workload: Workload, precision: Precision, *, crosses: bool = False) -> list[Op]:
+    """Return the operations of one layer in forward order.
+
+    Args:
+        workload: the model and its run.
+        precision: that of the workload.
+        crosses: of a decoder's layer that attends to an encoder's output too.
+    """
+    shape = workload.shape
+    trains = not workload.lora_rank
+    first = norm_op(shape.norm, precision, "norm1", trains=trains)
+    second = norm_op(shape.norm, precision, "norm2", trains=trains)
+    if shape.norms_per_layer == 1:  # one norm feeds both branches
+        second = replace(second, saved=(), passing=())
+    elif shape.parallel_residual:  # both norms read the same residual
+        second = replace(second, saved=tuple(t for t in second.saved if t.label != "input"))
+    after = _branch_norm(first) if shape.norms_per_layer >= 4 else []
+    return [
+        first,
+        *_attention_ops(workload, precision),
+        *after,
+        *(_cross_attention_ops(workload, precision) if crosses else ()),
+        second,
+        *_mlp_ops(workload, precision),
+        *after,
+    ]
+
+
+def _branch_norm(norm: Op) -> list[Op]:
+    """Return a norm of a branch's output, before it is added (Gemma 2)."""
+    return [replace(norm, name="norm of the branch", slot="", ends_branch=False)]
+
+
+def norm_op(norm: Norm, precision: Precision, slot: str, *, trains: bool = True) -> Op:
+    """Return a normalisation of the residual stream."""
+    residual, compute = precision.residual, precision.compute
+    out = FP32 if precision.is_autocast else compute
+    grads = (Term("B*S*H", residual),)
+    saved: tuple[Term, ...]
+    source = Term("B*S*H", residual, "input")
+    if norm is Norm.LAYERNORM:
+        saved = (source, Term("B*S", 2 * FP32, "mean and deviation"))
+    elif norm is Norm.RMSNORM:
+        saved = (source, Term("B*S", FP32, "deviation"))
+    else:
+        kept = [Term("B*S*H", FP32, "input" if residual == FP32 else "fp32 input")]
+        if trains:
+            kept.append(Term("B*S*H", residual, "normalised"))
+        saved = (*kept, Term("B*S", FP32, "deviation"))
+        # The fp32 gradients of the two products, while the written-out norm runs backward.
+        return Op(
+            f"{slot} (written out)", slot, saved, (Term("B*S*H", out),),
+            scratch=(Term("B*S*H", FP32),), grads=grads,
+            back_scratch=(Term("B*S*H", 2 * FP32),), ends_branch=True,
+        )  # fmt: skip
+    return Op(slot, slot, saved, (Term("B*S*H", out),), grads=grads, ends_branch=True)
+
+
+def _linear_input(
+    unit: str, precision: Precision, workload: Workload, slot: str, n_linears: int
+) -> tuple[Term, ...]:
+    """Return what linear layers that read one tensor keep of it.
+
+    Autocast copies the input once for each of them; otherwise they share it. A frozen layer
+    keeps nothing; a LoRA adapter keeps its input in fp32, as PEFT computes it.
+    """
+    adapted = adapted_linears(workload, slot)
+    if workload.lora_rank:
+        kept = FP32 * adapted if precision.weight != FP32 else precision.compute * adapted
+        return (Term(unit, kept, "inputs of adapters"),) if adapted else ()
+    if precision.is_autocast:
+        return (Term(unit, precision.linear_input * n_linears, "16-bit copies of the input"),)
+    return (Term(unit, precision.linear_input, "input of linear layers"),)
+
+
+_ATTENTION_SLOTS: Final = ("qkv", "out", "cross_q", "cross_kv", "cross_out")
+_ALL_SLOTS: Final = (*_ATTENTION_SLOTS, "up", "down")
+
+
+def adapted_linears(workload: Workload, slot: str) -> int:
+    """Return how many linear layers of a slot carry an adapter."""
+    if not workload.lora_rank:
+        return 0
+    groups = [g for g in workload.shape.parameters if g.slot == slot and len(g.shape) == 2]
+    return sum(is_adapted(workload, g.name, slot) for g in groups)
+
+
+def is_adapted(workload: Workload, name: str, slot: str) -> bool:
+    """Return whether LoRA targets a matrix, by slot or by name."""
+    for target in workload.lora_targets:
+        if target == "attention" and slot in _ATTENTION_SLOTS:
+            return True
+        if target == "all-linear" and slot in _ALL_SLOTS:
+            return True
+        if target in name.split("."):
+            return True
+    return False
+
+
+def _n_linears(shape: ModelShape, slot: str) -> int:
+    return sum(g.slot == slot and len(g.shape) == 2 for g in shape.parameters) or 1
+
+
+def _attention_ops(workload: Workload, precision: Precision) -> list[Op]:
+    """Return query, key and value, rotation, attention and the output projection."""
+    shape, c = workload.shape, precision.compute
+    back = FP32 if precision.is_autocast else 0.0
+    n_qkv = _n_linears(shape, "qkv")
+    qkv = (Term("B*S*Q", c), Term("B*S*K", 2 * c))
+    # Each of several linear layers on one input gives its own gradient of it.
+    into_qkv = Op(
+        "query, key and value", "qkv",
+        saved=_linear_input("B*S*H", precision, workload, "qkv", n_qkv),
+        passing=qkv, grads=(Term("B*S*H", back or c),),
+        back_scratch=(Term("B*S*H", c),) if n_qkv > 1 or back else (),
+    )  # fmt: skip
+    ops = [into_qkv]
+    if shape.has_rotary:
+        rotated = FP32 if precision.is_autocast else c
+        ops.append(
+            Op(
+                "rotary positions", passing=(Term("B*S*Q", rotated), Term("B*S*K", rotated + c)),
+                scratch=(Term("B*S*Q", rotated),), grads=qkv,
+                back_scratch=(Term("B*S*Q", 2 * rotated),),
+            )
+        )  # fmt: skip
+    return [*ops, *_attended(workload, precision, "out")]
+
+
+def _attended(workload: Workload, precision: Precision, slot: str) -> list[Op]:
+    """Return the attention itself and the projection of its output."""
+    shape, c = workload.shape, precision.compute
+    kind = attention_used(workload, precision)
+    # The projection's input is the attention's output, which fused kernels keep anyway.
+    kept: tuple[Term, ...] = ()
+    if kind is not Attention.FLASH and not workload.lora_rank:
+        kept = (Term("B*S*Q", c, "attention output"),)
+    if workload.lora_rank:
+        kept = _linear_input("B*S*Q", precision, workload, slot, 1)
+    return [
+        _core_attention(workload, precision, kind),
+        Op("output projection", slot, kept, (Term("B*S*H", c),), grads=(Term("B*S*Q", c),)),
+        *_dropout(shape, c),
+    ]
+
+
+def _cross_attention_ops(workload: Workload, precision: Precision) -> list[Op]:
+    """Return a decoder's attention to the encoder's output, which is as long as its own input.
+
+    The output of the encoder is one tensor for all layers; only autocast copies it for each.
+    """
+    c = precision.compute
+    trains = not workload.lora_rank
+    encoded: tuple[Term, ...] = ()
+    if precision.is_autocast or workload.lora_rank:
+        encoded = _linear_input("B*S*H", precision, workload, "cross_kv", 2)
+    return [
+        norm_op(workload.shape.norm, precision, "norm_cross", trains=trains),
+        Op(
+            "query of cross attention", "cross_q",
+            _linear_input("B*S*H", precision, workload, "cross_q", 1),
+            (Term("B*S*Q", c),), grads=(Term("B*S*H", c),),
+        ),
+        Op(
+            "key and value of cross attention", "cross_kv", encoded,
+            (Term("B*S*K", 2 * c),), grads=(Term("B*S*H", c),), back_scratch=(Term("B*S*H", c),),
+        ),
+        *_attended(workload, precision, "cross_out"),
+    ]  # fmt: skip
+
+
+def _dropout(shape: ModelShape, c: float) -> list[Op]:
+    if not shape.hidden_dropout:
+        return []
+    mask = Term("B*S*H", 1, "dropout mask")
+    return [Op("dropout", "", (mask,), (Term("B*S*H", c),), grads=(Term("B*S*H", c),))]
+
+
+def _core_attention(workload: Workload, precision: Precision, kind: Attention) -> Op:
+    shape, c = workload.shape, precision.compute
+    grads = (Term("B*S*Q", c), Term("B*S*K", 2 * c))
+    # q, k and v cut from one tensor give their gradients back as one more tensor.
+    packed = not shape.has_rotary and _n_linears(shape, "qkv") == 1
+    repack = grads if packed else ()
+    saved: tuple[Term, ...]
+    scores: tuple[Term, ...]
+    if kind is Attention.FLASH:
+        repeats = _is_grouped_fp32(workload, precision)
+        saved = (
+            Term("B*S*Q", c, "query"),
+            Term("B*S*Q" if repeats else "B*S*K", 2 * c, "key and value"),
+            Term("B*S*Q", c, "attention output"),
+            Term("B*a*S", FP32, "log-sum-exp of scores"),
+        )
+        return Op("fused attention", "", saved, grads=grads, back_scratch=repack)
+    if kind is Attention.MATH:
+        # The fallback works in fp32, on keys and values repeated to the query heads.
+        saved = (
+            Term("B*S*Q", 3 * FP32, "query, key and value in fp32"),
+            Term("B*a*S*S", FP32, "probabilities"),
+        )
+        scores = (Term("B*a*S*S", 2 * FP32), Term("S*S", FP32))
+        return Op(
+            "attention by SDPA's fallback", "", saved, (Term("B*S*Q", FP32),), scores, grads, scores
+        )
+    saved = (Term("B*S*Q", 3 * c, "query, key and value"), *_written_out(workload, precision))
+    scores = (Term("B*a*S*S", FP32 + c),)
+    return Op("attention written out", "", saved, (Term("B*S*Q", c),), scores, grads, scores)
+
+
+def _written_out(workload: Workload, precision: Precision) -> tuple[Term, ...]:
+    """Return the S x S tensors of matmul, softmax, dropout, matmul."""
+    shape, c = workload.shape, precision.compute
+    in_fp32 = precision.is_autocast or shape.softmax_fp32
+    softmax = FP32 if in_fp32 else c
+    kept = [Term("B*a*S*S", softmax, "probabilities")]
+    if shape.attention_dropout:
+        kept.append(Term("B*a*S*S", 1, "dropout mask"))
+        kept.append(Term("B*a*S*S", c, "dropped probabilities"))
+        if shape.softmax_fp32 and softmax != c and not precision.is_autocast:
+            return tuple(kept)
+    elif softmax != c:
+        kept.append(Term("B*a*S*S", c, "16-bit copy of the probabilities"))
+    return tuple(kept)
+
+
+# Hugging Face's gelu_new is written out in Python: pow keeps its input (in fp32 under autocast),
+# tanh its result, the last product both factors.
+WRITTEN_OUT_GELU: Final = ("gelu_new", "gelu_fast", "gelu_python")
+
+
+def _activation_saved(shape: ModelShape, precision: Precision) -> tuple[Term, ...]:
+    c = precision.compute
+    if shape.activation in ("relu", "relu2", "leaky_relu"):
+        # The next linear layer keeps the result anyway, unless dropout makes another.
+        return (Term("B*S*F", c, "result of the activation"),) if shape.ffn_dropout else ()
+    if shape.activation in WRITTEN_OUT_GELU:
+        wide = FP32 if precision.is_autocast else c
+        return (
+            Term("B*S*F", wide, "input of pow"),
+            Term("B*S*F", wide, "tanh"),
+            Term("B*S*F", wide, "1 + tanh"),
+            Term("B*S*F", c, "0.5 x"),
+        )
+    return (Term("B*S*F", c, "input of the activation"),)
+
+
+def _mlp_ops(workload: Workload, precision: Precision) -> list[Op]:
+    shape, c = workload.shape, precision.compute
+    back = FP32 if precision.is_autocast else 0.0
+    n_up = 2 if shape.is_gated else 1
+    inner = "B*S*k*H" if shape.n_experts else "B*S*H"
+    ops: list[Op] = []
+    if shape.n_experts:
+        ops.append(
+            Op(
+                "router", "router",
+                (Term("B*S*E", 2 * FP32, "routing weights"),),
+                (Term("B*S*E", FP32),), grads=(Term("B*S*H", c),),
+            )
+        )  # fmt: skip
+    kept = _linear_input(inner, precision, workload, "up", n_up)
+    if shape.norms_per_layer == 1 and not precision.is_autocast and not workload.lora_rank:
+        kept = ()  # the tensor that query, key and value keep
+    ops.append(
+        Op(
+            "feed-forward in", "up", kept,
+            (Term("B*S*F", n_up * c),), grads=(Term("B*S*H", back or c),),
+            back_scratch=(Term(inner, c),),
+        )
+    )  # fmt: skip
+    ops.append(
+        Op(
+            shape.activation, "",
+            _activation_saved(shape, precision),
+            (Term("B*S*F", c),), grads=(Term("B*S*F", c),),
+        )
+    )  # fmt: skip
+    if shape.is_gated:
+        factors = (Term("B*S*F", 2 * c, "both factors of the gate"),)
+        ops.append(Op("gate", "", factors, (Term("B*S*F", c),), grads=(Term("B*S*F", 2 * c),)))
+    if shape.ffn_dropout:
+        mask = Term("B*S*F", 1, "dropout mask")
+        ops.append(Op("dropout", "", (mask,), (Term("B*S*F", c),), grads=(Term("B*S*F", c),)))
+    kept = _linear_input("B*S*F", precision, workload, "down", 1)
+    weighted = (Term("B*S*k*H", c, "expert outputs"),) if shape.n_experts else ()
+    ops.append(
+        Op("feed-forward out", "down", (*kept, *weighted), (Term("B*S*H", c),),
+           grads=(Term("B*S*F", c),))
+    )  # fmt: skip
+    return [*ops, *_dropout(shape, c)]

@@ -1,0 +1,236 @@
+"""How many processes of a kind fit on a GPU, from a number, a message or a snapshot."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from fragdoctor.analysis.device import analyze_device
+from fragdoctor.analysis.result import DeviceAnalysis
+from fragdoctor.analysis.sharing import TYPICAL_CONTEXT_BYTES, share_gpu
+from fragdoctor.errors import ConfigError, FragdoctorError
+from fragdoctor.model.case import Case
+from fragdoctor.model.estimate import GpuModel, ProcessDemand, Sharing
+from fragdoctor.model.oom import OomMessage
+from fragdoctor.model.snapshot import Snapshot
+from fragdoctor.trace.simulate import simulate
+from fragdoctor.trace.trace import Trace
+from fragdoctor.units import GIB, format_size
+
+_UNKNOWN_BYTES: Final = 1 << 60
+_MAX_CONTEXT_BYTES: Final = 8 * GIB
+_EXPANDABLE: Final = "expandable_segments:True"
+TYPICAL: Final = "typical; 300 to 620 MiB from Pascal to Blackwell"
+_MAY_BE_MORE: Final = (
+    "The message is of a process that wanted more than it got: its true peak may be higher. A "
+    "snapshot or max_memory_reserved() of a run that fits tells it."
+)
+_HINT: Final = "Give the size of one process, as in: --per-process 6GB --gpu 24GiB"
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What the user asked; None is "as the input says, or the default"."""
+
+    per_process_bytes: int | None = None
+    context_bytes: int | None = None
+    headroom_bytes: int | None = None
+    gpu: GpuModel | None = None
+    n_processes: int | None = None
+    device: int | None = None
+
+
+def processes_on_gpu(question: Question, case: Case | None = None) -> Sharing:
+    """Return how many processes fit.
+
+    A number given by the user goes before what an input says; of a case the snapshot's peak goes
+    before the message.
+
+    Raises:
+        ConfigError: neither a number nor an input says what one process takes, or how large the
+            GPU is.
+    """
+    message = _message(case)
+    snapshot = case.snapshot if case is not None else None
+    demand, notes = _demand(question, snapshot, message)
+    demand = _with_context(demand, question, message)
+    name, total = _gpu(question, message, case)
+    others, n_asked = 0, question.n_processes
+    if message is not None and question.gpu is None:
+        others, n_alike, more = _others(message, demand)
+        notes += more
+        if n_asked is None and n_alike:
+            n_asked = n_alike + 1
+    return share_gpu(
+        demand,
+        gpu=name,
+        total_bytes=total,
+        headroom_bytes=question.headroom_bytes,
+        others_bytes=others,
+        n_asked=n_asked,
+        notes=notes,
+    )
+
+
+def _message(case: Case | None) -> OomMessage | None:
+    if case is None or case.oom is None or not case.oom.messages:
+        return None
+    return case.oom.messages[case.oom.primary]
+
+
+def _known(n_bytes: int | None) -> int | None:
+    return None if n_bytes is None or n_bytes >= _UNKNOWN_BYTES else n_bytes
+
+
+def _gpu(question: Question, message: OomMessage | None, case: Case | None) -> tuple[str, int]:
+    if question.gpu is not None:
+        return question.gpu.name, question.gpu.total_bytes
+    total = _known(message.total_bytes) if message is not None else None
+    devices = case.bundle.devices if case is not None and case.bundle is not None else ()
+    if total is None and len(devices) == 1 and devices[0].total_bytes:
+        return f"GPU {devices[0].index} of the bundle", devices[0].total_bytes
+    if total is None:
+        raise ConfigError("The size of the GPU is not known.", hint="Give it, as in: --gpu 24GiB")
+    assert message is not None  # noqa: S101 - it gave the total
+    device = "" if message.device_index is None else f" {message.device_index}"
+    return f"GPU{device} of the message", total
+
+
+def _demand(
+    question: Question, snapshot: Snapshot | None, message: OomMessage | None
+) -> tuple[ProcessDemand, tuple[str, ...]]:
+    if question.per_process_bytes is not None:
+        return ProcessDemand(question.per_process_bytes, 0, "as given", ""), ()
+    if snapshot is not None:
+        return _of_snapshot(snapshot, question.device)
+    if message is not None:
+        demand = _of_message(message)
+        if demand is not None:
+            return demand, (_MAY_BE_MORE,)
+    raise ConfigError("No input says what one process takes.", hint=_HINT)
+
+
+def _of_message(message: OomMessage) -> ProcessDemand | None:
+    """Return what a process that ran out of memory needs: all live memory and the request."""
+    live, asked = _known(message.live_bytes), _known(message.requested_bytes)
+    if live is None or asked is None:
+        return None
+    reserved = _known(message.reserved_bytes) or 0
+    if reserved >= live + asked:
+        return ProcessDemand(reserved, 0, "reserved in the message", "")
+    return ProcessDemand(live + asked, 0, "live memory and the request of the message", "")
+
+
+def _of_snapshot(snapshot: Snapshot, device: int | None) -> tuple[ProcessDemand, tuple[str, ...]]:
+    if not snapshot.devices:
+        raise ConfigError("The snapshot holds no memory of any device.", hint=_HINT)
+    if device is not None and device not in snapshot.devices:
+        held = ", ".join(str(d) for d in snapshot.devices)
+        raise ConfigError(
+            f"The snapshot holds nothing of device {device}.", hint=f"It is about device {held}."
+        )
+    devices = snapshot.devices if device is None else [device]
+    analysis = max((analyze_device(snapshot, d) for d in devices), key=_peak)
+    peak = _peak(analysis)
+    if peak <= 0:
+        raise ConfigError("The snapshot holds no memory of the device.", hint=_HINT)
+    if not analysis.capture.has_trace:
+        note = "Without a trace the peak is not known: this is the state when it was taken."
+        return ProcessDemand(peak, 0, "reserved in the snapshot", ""), (note,)
+    smallest, lowest, conf, notes = _replayed(analysis.trace)
+    demand = ProcessDemand(peak, 0, "peak reserved in the trace", "", lowest, conf)
+    if not analysis.ooms:
+        return demand, notes
+    if smallest is not None and smallest > peak:
+        source = "smallest at which a replay of the failed run fits"
+        return replace(demand, pytorch_bytes=smallest, pytorch_source=source), notes
+    return demand, (
+        "The run of this snapshot ran out of memory: it may need more than its peak.",
+        *notes,
+    )
+
+
+def _peak(analysis: DeviceAnalysis) -> int:
+    """Return the peak of reserved memory, or its last state where there is no trace."""
+    if analysis.timeline is None:
+        return analysis.reserved_bytes
+    return analysis.timeline.peak_reserved_bytes
+
+
+def _replayed(
+    trace: Trace,
+) -> tuple[int | None, int | None, str, tuple[str, ...]]:
+    """Return the smallest capacity at which a replay serves every request.
+
+    Returns:
+        That under the recorded settings, that of the best setting tried, which setting that is
+        ("" for the recorded ones), and notes.
+    """
+    recorded = trace.settings.conf
+    confs = list(dict.fromkeys([recorded, _EXPANDABLE]))
+    try:
+        simulation = simulate(trace, confs=confs, smallest_capacity=True)
+    except FragdoctorError as e:
+        return None, None, "", (f"Nothing was replayed: {e}",)
+    found = {
+        r.conf: r.smallest_capacity_bytes
+        for r in simulation.results
+        if r.smallest_capacity_bytes is not None
+    }
+    if not found:
+        return None, None, "", ()
+    conf = min(found, key=lambda c: (found[c], c != recorded))
+    notes = tuple(
+        f"Under {r.conf or 'the recorded settings'} the lowest is {r.smallest_capacity_note}."
+        for r in simulation.results
+        if r.smallest_capacity_note
+    )
+    return found.get(recorded), found[conf], "" if conf == recorded else conf, notes
+
+
+def _with_context(
+    demand: ProcessDemand, question: Question, message: OomMessage | None
+) -> ProcessDemand:
+    if question.context_bytes is not None:
+        return replace(demand, context_bytes=question.context_bytes, context_source="as given")
+    own, reserved = (
+        (_known(message.process_bytes), _known(message.reserved_bytes))
+        if message is not None
+        else (None, None)
+    )
+    if own is not None and reserved is not None and 0 < own - reserved < _MAX_CONTEXT_BYTES:
+        source = "this process less its reserved memory, in the message"
+        return replace(demand, context_bytes=own - reserved, context_source=source)
+    if question.gpu is not None:
+        architecture = question.gpu.architecture
+        return replace(
+            demand,
+            context_bytes=question.gpu.context_bytes,
+            context_source=f"typical of {architecture.title()} GPUs" if architecture else TYPICAL,
+        )
+    return replace(demand, context_bytes=TYPICAL_CONTEXT_BYTES, context_source=TYPICAL)
+
+
+def _others(message: OomMessage, demand: ProcessDemand) -> tuple[int, int, tuple[str, ...]]:
+    """Return what listed processes hold that are no trials like this one, and how many are.
+
+    A process of half to twice the size is taken for another trial: it is one of those counted.
+    """
+    listed = [p for p in message.other_processes if p.n_bytes < _UNKNOWN_BYTES]
+    alike = [p for p in listed if _is_alike(p.n_bytes, demand.total_bytes)]
+    others = [p for p in listed if p not in alike]
+    notes: list[str] = []
+    if alike:
+        pids = ", ".join(str(p.pid) for p in alike)
+        held = ", ".join(format_size(p.n_bytes) for p in alike)
+        noun = "Process" if len(alike) == 1 else "Processes"
+        notes.append(f"{noun} {pids} ({held}) are taken for trials like this one.")
+    if others:
+        pids = ", ".join(str(p.pid) for p in others)
+        held = format_size(sum(p.n_bytes for p in others))
+        notes.append(f"Process {pids} keeps {held} for itself.")
+    return sum(p.n_bytes for p in others), len(alike), tuple(notes)
+
+
+def _is_alike(n_bytes: int, own: int) -> bool:
+    return own / 2 <= n_bytes <= 2 * own

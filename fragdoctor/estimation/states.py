@@ -1,0 +1,215 @@
+"""Parameters and what training adds to each: gradients, optimizer states, workspaces."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import ceil
+from typing import Final
+
+from fragdoctor.estimation.layers import is_adapted
+from fragdoctor.estimation.optimizers import OptimizerSpec, optimizer_of
+from fragdoctor.estimation.precision import Precision, dtype_bytes, precision_of
+from fragdoctor.model.workload import ParameterGroup, Role, Workload
+from fragdoctor.units import KIB, MIB
+
+WORKSPACE_SOURCE: Final = (
+    "aten/src/ATen/cuda/CublasHandlePool.cpp: once a handle and stream; forward and autograd's "
+    "thread have one each; CUBLAS_WORKSPACE_CONFIG changes it"
+)
+# PyTorch's default outside Hopper and Blackwell: ":4096:2:16:8".
+_ORDINARY: Final = 2 * 4096 * KIB + 8 * 16 * KIB
+_LARGE: Final = 32 * MIB
+LARGE_ARCHITECTURES: Final = ("hopper", "blackwell", "")
+
+
+def workspace_bytes(architecture: str) -> int:
+    """Return the default workspace of one handle; of the largest kind where nothing is known."""
+    return _LARGE if architecture in LARGE_ARCHITECTURES else _ORDINARY
+
+
+FP32 = 4.0
+_QUANTISED = (Role.LINEAR, Role.EXPERT)
+TOKENS = "embedding.tokens"
+
+
+@dataclass(frozen=True, slots=True)
+class GroupState:
+    """Bytes of each tensor of a parameter group, on one GPU.
+
+    Attributes:
+        per_layer: tensors of the group in one layer; the whole count outside the layers.
+        stored_bytes: the parameter as it lies in memory between steps.
+        gathered_bytes: the parameter collected for use (stage 3).
+        gradient_bytes: the gradient as backward makes it.
+        kept_gradient_bytes: what of it stays on this GPU.
+        state_sizes: bytes of each optimizer state.
+        step_bytes: one temporary copy in the optimizer's step.
+    """
+
+    name: str
+    role: Role
+    slot: str
+    layered: bool
+    n_each: int
+    count: int
+    per_layer: int
+    is_trained: bool
+    stored_bytes: int
+    gathered_bytes: int
+    gradient_bytes: int
+    kept_gradient_bytes: int
+    is_sharded_gradient: bool
+    state_sizes: tuple[int, ...]
+    step_bytes: int
+    shard: int
+
+    def sharded(self, bytes_per: float) -> int:
+        """Return the bytes of this GPU's part of something with so many bytes an element."""
+        return ceil(self.n_each / self.shard) * int(bytes_per)
+
+
+@dataclass(slots=True)
+class States:
+    """All groups, and how the optimizer's step works."""
+
+    groups: Sequence[GroupState]
+    master_bytes_each: float
+    n_step_copies: int
+    step_of_largest: bool
+    gathers: bool
+    accumulated: bool = False
+
+    def in_slot(self, slot: str) -> list[GroupState]:
+        """Return the groups whose gradients an operation of this slot makes."""
+        return [g for g in self.groups if g.slot == slot]
+
+    def slots(self) -> list[str]:
+        """Return all slots, last layers first."""
+        return list(dict.fromkeys(reversed([g.slot for g in self.groups])))
+
+
+def slot_of(group: ParameterGroup, *, tied_head: bool = False) -> str:
+    """Return where a group works: its slot in the layer, or its place outside.
+
+    A tied token embedding is the head's weight too: its gradient begins there.
+    """
+    if tied_head and group.name == TOKENS:
+        return "head"
+    if group.slot:
+        return group.slot
+    if group.layered:
+        return "up"
+    by_role = {Role.HEAD: "head", Role.NORM: "final_norm"}
+    return by_role.get(group.role, "embedding")
+
+
+def states_of(workload: Workload) -> States:
+    """Return what each parameter group weighs on one GPU."""
+    precision = precision_of(workload.dtype)
+    optimizer = optimizer_of(workload.optimizer)
+    groups = [_group_state(workload, precision, optimizer, g) for g in workload.shape.parameters]
+    if workload.lora_rank:
+        for group in workload.shape.parameters:
+            if is_lora_target(workload, group):
+                groups += _adapters(workload, optimizer, group)
+    return States(
+        groups=tuple(groups),
+        master_bytes_each=FP32 if workload.master_weights else 0.0,
+        n_step_copies=ceil(optimizer.step_copies),
+        step_of_largest=optimizer.step_of_largest,
+        gathers=workload.zero_stage >= 3 and workload.world_size > 1,
+    )
+
+
+def is_lora_target(workload: Workload, group: ParameterGroup) -> bool:
+    """Return whether a parameter gets an adapter."""
+    return (
+        len(group.shape) == 2
+        and group.role is Role.LINEAR
+        and is_adapted(workload, group.name, slot_of(group))
+    )
+
+
+def _group_state(
+    workload: Workload, precision: Precision, optimizer: OptimizerSpec, group: ParameterGroup
+) -> GroupState:
+    stored = precision.linear_weight if group.role in _QUANTISED else precision.weight
+    return _state(workload, optimizer, group, stored)
+
+
+def _adapters(
+    workload: Workload, optimizer: OptimizerSpec, group: ParameterGroup
+) -> list[GroupState]:
+    """Return the two matrices of an adapter, in fp32 as PEFT keeps them."""
+    rank = workload.lora_rank
+    rows, columns = group.shape
+    pair = (("lora_A", (rank, columns)), ("lora_B", (rows, rank)))
+    return [
+        _state(
+            workload,
+            optimizer,
+            ParameterGroup(
+                f"{group.name}.{name}", shape, group.count, Role.OTHER, group.layered,
+                slot=slot_of(group),
+            ),
+            FP32,
+            is_adapter=True,
+        )
+        for name, shape in pair
+    ]  # fmt: skip
+
+
+def _state(
+    workload: Workload,
+    optimizer: OptimizerSpec,
+    group: ParameterGroup,
+    stored: float,
+    *,
+    is_adapter: bool = False,
+) -> GroupState:
+    is_trained = is_adapter or not workload.lora_rank
+    master = workload.master_weights and not is_adapter
+    world, stage = max(1, workload.world_size), workload.zero_stage
+    n_layers = max(1, workload.shape.n_layers)
+    grad = dtype_bytes(workload.grad_dtype) if workload.grad_dtype else stored
+    state_element = FP32 if master else stored
+    shard_states = world if stage >= 1 else 1
+    shard_grads = world if stage >= 2 else 1
+    shard_weights = world if stage >= 3 else 1
+    own = ceil(group.n_each / shard_states)
+    return GroupState(
+        name=group.name,
+        role=group.role,
+        slot=slot_of(group, tied_head=workload.shape.tied_head and workload.shape.has_lm_head),
+        layered=group.layered,
+        n_each=group.n_each,
+        count=group.count,
+        per_layer=max(1, group.count // n_layers) if group.layered else group.count,
+        is_trained=is_trained,
+        stored_bytes=int(ceil(group.n_each / shard_weights) * stored),
+        gathered_bytes=int(group.n_each * min(stored, FP32)),
+        gradient_bytes=int(group.n_each * grad),
+        kept_gradient_bytes=int(ceil(group.n_each / shard_grads) * grad),
+        is_sharded_gradient=shard_grads > 1,
+        state_sizes=_state_sizes(optimizer, group, own, state_element) if is_trained else (),
+        step_bytes=int(own * state_element),
+        shard=shard_states,
+    )
+
+
+def _state_sizes(
+    optimizer: OptimizerSpec, group: ParameterGroup, own: int, element: float
+) -> tuple[int, ...]:
+    sizes = [int(own * element)] * int(optimizer.copies)
+    if optimizer.fixed:
+        # 8-bit optimizers keep small tensors in full precision.
+        small = group.n_each < 4096
+        sizes.append(int(own * (2 * FP32 if small else optimizer.fixed)))
+    if optimizer.factored:
+        if len(group.shape) >= 2:
+            rows, columns = group.shape[-2], group.shape[-1]
+            sizes += [int(rows * element), int(columns * element)]
+        else:
+            sizes.append(int(own * element))
+    return tuple(sizes)

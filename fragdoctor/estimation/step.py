@@ -1,0 +1,373 @@
+"""Plays training steps as allocations: which tensor is alive when.
+
+The order is that of an ordinary loop: forward, loss, ``backward()``, ``optimizer.step()``,
+``zero_grad(set_to_none=True)``. Two steps are played, for the optimizer's states appear in the
+first one's ``step()`` and are there during the second one's forward pass.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import isqrt
+from typing import Final
+
+from fragdoctor.estimation.layers import Op, Term, layer_ops, norm_op, term_bytes, units
+from fragdoctor.estimation.precision import Precision, precision_of
+from fragdoctor.estimation.states import States, states_of
+from fragdoctor.estimation.tape import Tape
+from fragdoctor.model.estimate import PhaseName
+from fragdoctor.model.workload import Role, Workload
+
+FP32: Final = 4.0
+INDEX: Final = 8.0
+
+
+def segment_layers(workload: Workload) -> int:
+    """Return the layers in a checkpointed segment; 0 = no checkpointing."""
+    choice, n_layers = workload.checkpointing, max(1, workload.shape.n_layers)
+    if choice in ("none", "") or not workload.shape.has_layers:
+        return 0
+    if choice == "full":
+        return 1
+    if choice == "sqrt":  # ceil: at most sqrt(L) segments
+        root = isqrt(n_layers)
+        return root if root * root == n_layers else root + 1
+    return min(int(choice), n_layers)
+
+
+@dataclass(slots=True)
+class Kept:
+    """Handles of what the forward of one operation left for its backward."""
+
+    op: Op
+    saved: list[int] = field(default_factory=list)
+    copies: list[int] = field(default_factory=list)
+
+
+class StepPlayer:
+    """Writes the tape of a workload."""
+
+    def __init__(self, workload: Workload) -> None:
+        self.workload = workload
+        self.precision: Precision = precision_of(workload.dtype)
+        self.states: States = states_of(workload)
+        self.tape = Tape()
+        self.sizes = units(workload)
+        self.has_shape = workload.shape.has_layers and workload.seq > 0
+        self.ops = layer_ops(workload, self.precision) if self.has_shape else []
+        n_cross = workload.shape.n_cross_layers
+        self.first_cross = workload.shape.n_layers - n_cross
+        self.cross_ops = layer_ops(workload, self.precision, crosses=True) if n_cross else []
+        self.gradients: dict[str, list[int]] = {}
+        self.segment = segment_layers(workload)
+        self.cache: list[int] = []
+        self.gathered: list[int] = []
+
+    def play(self, workspace_bytes: int) -> Tape:
+        """Return the tape of two steps."""
+        states, tape = self.states, self.tape
+        for group in states.groups:
+            tape.alloc("parameters", group.stored_bytes, group.count)
+        if states.master_bytes_each:
+            for group in states.groups:
+                if group.is_trained:
+                    tape.alloc("master_weights", group.sharded(FP32), group.count)
+        if self.workload.world_size > 1 and not self.workload.zero_stage:
+            for group in states.groups:  # data parallelism: gradients once more, in its buckets
+                if group.is_trained:
+                    tape.alloc("buckets", group.gradient_bytes, group.count)
+        for step in range(2):
+            for micro in range(min(2, self.workload.grad_accumulation)):
+                self._forward(workspace_bytes if step == micro == 0 else 0)
+                self._backward(workspace_bytes if step == micro == 0 else 0)
+                states.accumulated = self.workload.grad_accumulation > 1
+            self._optimizer_step(is_first=step == 0)
+        return tape
+
+    # Forward
+
+    def _forward(self, workspace_bytes: int) -> None:
+        tape, precision = self.tape, self.precision
+        tape.phase(PhaseName.FORWARD)
+        tape.moment("forward")
+        tape.alloc("workspaces", workspace_bytes)
+        self.inputs = [self._unit("inputs", "B*S", INDEX) for _ in range(2)]
+        if not self.has_shape:
+            return
+        self._gather_outside()
+        self.layers: list[list[Kept]] = []
+        self.boundaries: list[int] = []
+        stream = self._unit("activations", "B*S*H", precision.residual)
+        if self.workload.shape.embedding_dropout:
+            self.mask = self._unit("activations", "B*S*H", 1)
+        else:
+            self.mask = -1
+        n_layers = self.workload.shape.n_layers
+        for i in range(n_layers):
+            tape.moment(f"forward of layer {i + 1} of {n_layers}")
+            if self.segment:
+                if i % self.segment == 0:
+                    self.boundaries.append(stream)
+                kept = self._layer_forward(i, owns_stream=stream, keeps=False)
+                after = self._unit("activations", "B*S*H", precision.residual)
+                self._drop(kept)
+                if (i % self.segment) != 0:
+                    tape.free(stream)
+                stream = after
+            else:
+                self.layers.append(self._layer_forward(i, owns_stream=stream, keeps=True))
+                stream = self._unit("activations", "B*S*H", precision.residual)
+        self.last = stream
+        self._head_forward()
+
+    def _layer_forward(self, layer: int, *, owns_stream: int, keeps: bool) -> list[Kept]:
+        """Play one layer; the residual it reads is ``owns_stream``, already there."""
+        tape = self.tape
+        gathered = self._gather_layer()
+        kept_ops: list[Kept] = []
+        passing: list[int] = []
+        for op in self.cross_ops if layer >= self.first_cross else self.ops:
+            kept = Kept(op)
+            kept.copies = self._weight_copies(op.slot, keeps=keeps)
+            scratch = [self._term("temporaries", t) for t in op.scratch]
+            for term in op.saved:
+                is_stream = term.label == "input" and op.slot == "norm1"
+                kept.saved.append(owns_stream if is_stream else self._term("activations", term))
+            after = [self._term("temporaries", t) for t in op.passing]
+            tape.free(*scratch, *passing)
+            passing = after
+            kept_ops.append(kept)
+        tape.free(*passing)
+        self.tape.free(*gathered)
+        # A norm that works on an fp32 copy does not keep the residual itself.
+        if keeps and not any(t.label == "input" for t in self.ops[0].saved):
+            tape.free(owns_stream)
+        return kept_ops
+
+    def _drop(self, kept_ops: list[Kept]) -> None:
+        """Forget what a checkpointed layer would have kept, but for the segment's input."""
+        for kept in kept_ops:
+            for term, handle in zip(kept.op.saved, kept.saved, strict=True):
+                if not (term.label == "input" and kept.op.slot == "norm1"):
+                    self.tape.free(handle)
+
+    def _weight_copies(self, slot: str, *, keeps: bool) -> list[int]:
+        """Make the 16-bit copies of a slot's weights.
+
+        They belong to the graph, or, under checkpointing, to autocast's cache until it ends.
+        """
+        if not slot or not self.precision.copies:
+            return []
+        made = [
+            self.tape.alloc("weight_copies", g.n_each * self.precision.copies, g.per_layer)
+            for g in self.states.in_slot(slot)
+            if g.role in (Role.LINEAR, Role.EXPERT)
+        ]
+        if not keeps and self.precision.is_autocast:
+            self.cache += made
+            return []
+        return made
+
+    def _head_forward(self) -> None:
+        """Play the last norm, the head and the loss."""
+        tape, p, shape = self.tape, self.precision, self.workload.shape
+        tape.moment("loss")
+        self.final = norm_op(shape.norm, p, "final", trains=not self.workload.lora_rank)
+        self.final_saved = [
+            self.last if t.label == "input" else self._term("activations", t)
+            for t in self.final.saved
+        ]
+        if self.last not in self.final_saved:
+            tape.free(self.last)
+        head = [g for g in self.states.in_slot("head") if not g.name.endswith("bias")]
+        self.head_copies = [
+            tape.alloc("weight_copies", g.n_each * p.copies)
+            for g in head
+            if p.is_autocast and p.copies
+        ]
+        self.head_input = self._unit("activations", "B*S*H", p.compute)
+        self.logits = self._unit("logits", "B*S*V", p.compute)
+        wide = shape.upcasts_logits and p.compute != FP32
+        entropy = FP32 if wide else p.compute  # the dtype in which cross_entropy is called
+        upcast = self._unit("logits", "B*S*V", FP32) if wide else -1
+        if not self.workload.keeps_logits and wide:
+            tape.free(self.logits)
+            self.logits = -1
+        self.log_probs = self._unit("logits", "B*S*V", entropy)
+        # Autocast runs nll_loss in fp32, on a copy.
+        self.nll_input = (
+            self._unit("logits", "B*S*V", FP32) if p.is_autocast and entropy != FP32 else -1
+        )
+        tape.free(upcast)
+        if not self.workload.keeps_logits:
+            tape.free(self.logits)
+            self.logits = -1
+        self.entropy = entropy
+        tape.free(*self.cache)  # autocast ends with the forward pass
+        self.cache = []
+
+    # Backward
+
+    def _backward(self, workspace_bytes: int) -> None:
+        tape, p = self.tape, self.precision
+        tape.phase(PhaseName.BACKWARD)
+        tape.moment("backward of the loss")
+        tape.alloc("workspaces", workspace_bytes)  # autograd's thread has a handle of its own
+        if not self.has_shape:
+            for slot in self.states.slots():
+                self._weight_gradients(slot)
+            tape.free(*self.inputs)
+            return
+        self._loss_backward()
+        stream_grad = self._unit("temporaries", "B*S*H", p.residual)
+        n_layers = self.workload.shape.n_layers
+        if self.segment:
+            self._checkpointed_backward()
+        else:
+            for i in range(n_layers - 1, -1, -1):
+                tape.moment(f"backward of layer {i + 1} of {n_layers}")
+                self._layer_backward(self.layers.pop())
+        tape.moment("backward of the embedding")
+        tape.free(self.mask)
+        for group in self.states.in_slot("head"):
+            if group.role is Role.EMBEDDING and group.is_trained:  # tied: added to the head's
+                tape.free(tape.alloc("temporaries", group.gradient_bytes))
+        self._weight_gradients("embedding")
+        tape.free(stream_grad, *self.inputs)
+        self.tape.free(*self.gathered)
+        self.gathered = []
+
+    def _loss_backward(self) -> None:
+        tape, p = self.tape, self.precision
+        narrow = self.nll_input >= 0
+        grad = self._unit("logits", "B*S*V", FP32 if narrow else self.entropy)
+        tape.free(self.nll_input)
+        if narrow:
+            cast = self._unit("logits", "B*S*V", self.entropy)
+            tape.free(grad)
+            grad = cast
+        inner = self._unit("logits", "B*S*V", self.entropy)
+        tape.free(grad, self.log_probs)
+        if self.entropy != p.compute:
+            cast = self._unit("logits", "B*S*V", p.compute)
+            tape.free(inner)
+            inner = cast
+        tape.free(self.logits)
+        hidden_grad = self._unit("temporaries", "B*S*H", p.compute)
+        self._weight_gradients("head")
+        tape.free(inner, self.head_input, *self.head_copies)
+        scratch = [self._term("temporaries", t) for t in self.final.back_scratch]
+        self._weight_gradients("final_norm")
+        tape.free(hidden_grad, *scratch, *self.final_saved)
+
+    def _checkpointed_backward(self) -> None:
+        """Recompute each segment from its input, last first, then go back through it."""
+        n_layers = self.workload.shape.n_layers
+        starts = range(0, n_layers, self.segment)
+        for start in reversed(starts):
+            end = min(start + self.segment, n_layers)
+            text = f"layer {start + 1}" if end - start == 1 else f"layers {start + 1} to {end}"
+            self.tape.moment(f"recomputation of {text}")
+            stream, layers = self.boundaries.pop(), []
+            for i in range(start, end):
+                layers.append(self._layer_forward(i, owns_stream=stream, keeps=True))
+                if i + 1 < end:
+                    stream = self._unit("activations", "B*S*H", self.precision.residual)
+            # The segment's output is computed again too, though nobody needs it.
+            self.tape.free(self._unit("activations", "B*S*H", self.precision.residual))
+            self.tape.moment(f"backward of {text}")
+            while layers:
+                self._layer_backward(layers.pop())
+
+    def _layer_backward(self, kept_ops: list[Kept]) -> None:
+        tape = self.tape
+        gathered = self._gather_layer()
+        incoming: list[int] = []
+        for kept in reversed(kept_ops):
+            op = kept.op
+            scratch = [self._term("temporaries", t) for t in op.back_scratch]
+            grads = [self._term("temporaries", t) for t in op.grads]
+            tape.free(*scratch)
+            if op.slot:
+                self._weight_gradients(op.slot)
+            tape.free(*incoming, *reversed(kept.saved), *kept.copies)
+            incoming = grads
+            if op.ends_branch:
+                tape.free(*incoming)
+                incoming = []
+        tape.free(*incoming)
+        self.tape.free(*gathered)
+
+    def _weight_gradients(self, slot: str) -> None:
+        """Make a slot's gradients: in the working precision first, then as they are kept."""
+        tape, p = self.tape, self.precision
+        for group in self.states.in_slot(slot):
+            if not group.is_trained:
+                continue
+            full = group.gradient_bytes
+            n = group.per_layer
+            casts = p.is_autocast and group.slot not in ("embedding", "final_norm")
+            casts = casts and group.role is not Role.NORM
+            raw = tape.alloc("temporaries", group.n_each * p.compute, 1) if casts else -1
+            key = group.name
+            if self.states.accumulated:  # added to what is there
+                tape.free(raw, tape.alloc("temporaries", full, 1))
+                continue
+            if group.is_sharded_gradient:
+                whole = tape.alloc("temporaries", full, 1)
+                kept = tape.alloc("gradients", group.kept_gradient_bytes, n)
+                tape.free(whole)
+            else:
+                kept = tape.alloc("gradients", full, n)
+            self.gradients.setdefault(key, []).append(kept)
+            tape.free(raw)
+
+    def _optimizer_step(self, *, is_first: bool) -> None:
+        tape, states = self.tape, self.states
+        tape.phase(PhaseName.OPTIMIZER_STEP)
+        tape.moment("optimizer step")
+        trained = [g for g in states.groups if g.is_trained]
+        if is_first:
+            for group in trained:
+                for size in group.state_sizes:
+                    tape.alloc("optimizer_states", size, group.count)
+        temporary: list[int] = []
+        for _ in range(states.n_step_copies):
+            if states.step_of_largest:
+                largest = max((g.step_bytes for g in trained), default=0)
+                temporary.append(tape.alloc("optimizer_temporaries", largest))
+            else:
+                temporary += [
+                    tape.alloc("optimizer_temporaries", g.step_bytes, g.count) for g in trained
+                ]
+        tape.free(*temporary)
+        for handles in self.gradients.values():
+            tape.free(*handles)
+        self.gradients = {}
+        states.accumulated = False
+
+    # Helpers
+
+    def _gather_outside(self) -> None:
+        if self.states.gathers:
+            self.gathered = [
+                self.tape.alloc("gathered_parameters", g.gathered_bytes, g.count)
+                for g in self.states.groups
+                if not g.layered
+            ]
+
+    def _gather_layer(self) -> list[int]:
+        """Collect a layer's parameters from the other GPUs, and the next one's ahead of time."""
+        if not self.states.gathers:
+            return []
+        return [
+            self.tape.alloc("gathered_parameters", g.gathered_bytes, 2 * g.per_layer)
+            for g in self.states.groups
+            if g.layered
+        ]
+
+    def _term(self, tag: str, term: Term) -> int:
+        return self.tape.alloc(tag, term_bytes(term, self.sizes))
+
+    def _unit(self, tag: str, unit: str, bytes_per: float) -> int:
+        return self.tape.alloc(tag, self.sizes[unit] * bytes_per)

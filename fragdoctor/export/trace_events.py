@@ -1,0 +1,180 @@
+"""The trace as JSON of the Trace Event Format: opens in Perfetto (ui.perfetto.dev) and Chrome.
+
+A process is a device: a counter of allocated, active and reserved bytes, a slice for each of the
+largest allocations from malloc to free, a mark for each out-of-memory, and the annotations.
+https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any, Final
+
+import numpy as np
+
+from fragdoctor.export.allocations import DeviceLife, device_life
+from fragdoctor.model.snapshot import I64, Action, Snapshot
+from fragdoctor.report import escape
+from fragdoctor.trace.lives import NEVER
+from fragdoctor.units import format_size
+
+MAX_SLICES: Final = 50_000
+"""Allocations drawn for each device, the largest; a browser draws no more than that smoothly."""
+
+MAX_POINTS: Final = 100_000
+"""Points of each device's counter; more are thinned out without losing a peak."""
+
+_MAX_TEXT: Final = 300
+_STACK_FRAMES: Final = 12
+
+Json = dict[str, Any]
+
+
+def trace_parts(snapshot: Snapshot, device: int | None = None) -> Iterator[str]:
+    """Yield the document in pieces."""
+    devices = [d for d in snapshot.devices if device is None or d == device]
+    yield '{"displayTimeUnit":"ms","otherData":{"producer":"fragdoctor"},"traceEvents":['
+    separator = "\n"
+    for event in _events(snapshot, devices):
+        yield separator + json.dumps(event, ensure_ascii=True, separators=(",", ":"))
+        separator = ",\n"
+    yield "\n]}\n"
+
+
+def _events(snapshot: Snapshot, devices: list[int]) -> Iterator[Json]:
+    for device in devices:
+        life = device_life(snapshot, device)
+        yield from _names(life)
+        yield from _counters(life)
+        yield from _slices(snapshot, life)
+        yield from _ooms(snapshot, life)
+    yield from _annotations(snapshot, devices)
+
+
+def _process(device: int) -> int:
+    return device + 1  # viewers take process 0 for the idle one
+
+
+def _names(life: DeviceLife) -> Iterator[Json]:
+    clock = "" if life.has_times else " (no times recorded: 1 us is one event)"
+    facts = {"process_name": f"GPU {life.device}{clock}", "thread_name": "memory"}
+    for name, text in facts.items():
+        yield {
+            "ph": "M",
+            "name": name,
+            "pid": _process(life.device),
+            "tid": 1,
+            "args": {"name": text},
+        }
+
+
+def _counters(life: DeviceLife) -> Iterator[Json]:
+    line = life.totals
+    columns = (line.allocated_bytes, line.active_bytes, line.reserved_bytes)
+    kept = _thinned(columns)
+    values = zip(life.clock_us[kept].tolist(), *(c[kept].tolist() for c in columns), strict=True)
+    for time, allocated, active, reserved in values:
+        # One counter each: viewers stack the series of one counter, and these overlap.
+        for name, value in (("allocated", allocated), ("active", active), ("reserved", reserved)):
+            yield {
+                "ph": "C", "name": f"{name} bytes", "pid": _process(life.device), "tid": 1,
+                "ts": time, "args": {name: value},
+            }  # fmt: skip
+
+
+def _thinned(columns: tuple[I64, ...]) -> I64:
+    """Return the states to draw: all, or of each stretch its first, lowest and highest."""
+    n = len(columns[0])
+    per_stretch = 1 + 2 * len(columns)
+    if n <= MAX_POINTS:
+        return np.arange(n)
+    length = -(-n * per_stretch // MAX_POINTS)
+    starts = np.arange(0, n, length)
+    kept = [starts, np.array([n - 1])]
+    for column in columns:
+        whole = np.append(column, np.full(len(starts) * length - n, column[-1]))
+        stretches = whole.reshape(-1, length)
+        kept += [starts + stretches.argmin(axis=1), starts + stretches.argmax(axis=1)]
+    result: I64 = np.unique(np.minimum(np.concatenate(kept), n - 1))
+    return result
+
+
+def _slices(snapshot: Snapshot, life: DeviceLife) -> Iterator[Json]:
+    """Yield a begin and an end for each of the largest allocations.
+
+    Asynchronous, because they overlap; their ids are local to the device. Viewers draw those of
+    one name together: the name is the line that allocates.
+    """
+    lives = life.lives
+    rows = np.argsort(-lives.size_bytes, kind="stable")[:MAX_SLICES]
+    begin, end = life.time_of(lives.start[rows]), life.time_of(lives.free[rows])
+    labels: dict[int, tuple[str, Json]] = {}
+    for i, row in enumerate(rows.tolist()):
+        stack = int(lives.stack[row])
+        if stack not in labels:
+            labels[stack] = _label(snapshot, stack)
+        place, facts = labels[stack]
+        size = int(lives.size_bytes[row])
+        common = {
+            "cat": "allocation", "name": place, "id2": {"local": hex(i)},
+            "pid": _process(life.device), "tid": 1,
+        }  # fmt: skip
+        args = {
+            "size": format_size(size),
+            "size_bytes": size,
+            "requested_bytes": int(lives.requested_bytes[row]),
+            "address": hex(int(lives.address[row])),
+            "freed": bool(lives.free[row] != NEVER),
+            **facts,
+        }
+        yield {"ph": "b", "ts": int(begin[i]), **common, "args": args}
+        yield {"ph": "e", "ts": int(max(begin[i], end[i])), **common}
+
+
+def _label(snapshot: Snapshot, stack: int) -> tuple[str, Json]:
+    frames = snapshot.stack(stack)
+    if not frames:
+        return "(no stack recorded)", {}
+    lines = [_cut(f"{f.filename}:{f.line} {f.name}") for f in frames[:_STACK_FRAMES]]
+    return _cut(f"{frames[0].filename.rsplit('/', 1)[-1]}:{frames[0].line}"), {"stack": lines}
+
+
+def _ooms(snapshot: Snapshot, life: DeviceLife) -> Iterator[Json]:
+    events = snapshot.events
+    rows = events.device_slice(life.device)
+    found = np.flatnonzero(events.action[rows] == Action.OOM)
+    for row, time in zip(found.tolist(), life.time_of(found).tolist(), strict=True):
+        size = int(events.size_bytes[rows][row])
+        yield {
+            "ph": "i", "s": "p", "name": f"out of memory: {format_size(size)} refused",
+            "cat": "oom", "pid": _process(life.device), "tid": 1, "ts": time,
+            "args": {
+                "refused_bytes": size,
+                "device_free_bytes": snapshot.oom_free_bytes.get(rows.start + row),
+                **_label(snapshot, int(events.stack[rows][row]))[1],
+            },
+        }  # fmt: skip
+
+
+def _annotations(snapshot: Snapshot, devices: list[int]) -> Iterator[Json]:
+    """Yield the user's ranges; those of a device without recorded times have no place."""
+    first = {d: _first_time(snapshot, d) for d in devices}
+    for i, a in enumerate(snapshot.annotations):
+        start = first.get(a.device)
+        if start is None or a.stage not in ("START", "END"):
+            continue
+        yield {
+            "ph": "b" if a.stage == "START" else "e", "cat": "annotation", "name": _cut(a.name),
+            "id2": {"local": f"annotation {_cut(a.name)}"}, "pid": _process(a.device), "tid": 1,
+            "ts": max(0, a.time_us - start), "args": {"index": i},
+        }  # fmt: skip
+
+
+def _first_time(snapshot: Snapshot, device: int) -> int | None:
+    times = snapshot.events.time_us[snapshot.events.device_slice(device)]
+    return int(times[0]) if len(times) and int(times[0]) >= 0 else None
+
+
+def _cut(text: str) -> str:
+    return escape.visible(text[:_MAX_TEXT])

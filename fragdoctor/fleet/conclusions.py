@@ -1,0 +1,295 @@
+"""From summaries to conclusions: groups, odd ranks, skew, and one verdict for the job."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from fragdoctor.fleet.differences import Typical, differences, median_of, median_or_none, typical_of
+from fragdoctor.fleet.groups import find_groups
+from fragdoctor.fleet.job_verdict import job_verdict
+from fragdoctor.model.fleet import (
+    FleetReport,
+    FleetSummary,
+    OddRank,
+    RankGroup,
+    RankRow,
+    RankSummary,
+    Skew,
+    SourceLine,
+)
+
+
+def ordered(ranks: Sequence[RankSummary]) -> list[RankSummary]:
+    """Return the ranks by number; those without one by host, local rank and path after them."""
+    return sorted(
+        ranks,
+        key=lambda r: (
+            r.rank is None,
+            r.rank or 0,
+            r.job,
+            r.host,
+            -1 if r.local_rank is None else r.local_rank,
+            r.path,
+        ),
+    )
+
+
+def labels_of(ranks: Sequence[RankSummary]) -> Mapping[str, str]:
+    """Return a short label for each path; no two ranks have the same.
+
+    ``rank 5``, ``host 1 rank 0`` or ``host 1 local rank 0``, and the path where that is not enough.
+    """
+    by_rank = {r.path: "" if r.rank is None else f"rank {r.rank}" for r in ranks}
+    by_host = {r.path: _with_host(r) for r in ranks}
+    n_rank, n_host = Counter(by_rank.values()), Counter(by_host.values())
+    tails = _tails([r.path for r in ranks])
+    labels: dict[str, str] = {}
+    for r in ranks:
+        short, longer = by_rank[r.path], by_host[r.path]
+        if short and n_rank[short] == 1:
+            labels[r.path] = short
+        elif longer and n_host[longer] == 1:
+            labels[r.path] = longer
+        else:
+            labels[r.path] = f"{short} ({tails[r.path]})" if short else tails[r.path]
+    return labels
+
+
+def _with_host(rank: RankSummary) -> str:
+    if not rank.host:
+        return ""
+    if rank.rank is not None:
+        return f"host {rank.host} rank {rank.rank}"
+    return "" if rank.local_rank is None else f"host {rank.host} local rank {rank.local_rank}"
+
+
+def _tails(paths: Sequence[str]) -> Mapping[str, str]:
+    """Return the paths without the folders that all have in common."""
+    parts = {p: p.replace("\\", "/").split("/") for p in paths}
+    folders = [words[:-1] for words in parts.values()]
+    common = 0
+    while folders and all(len(f) > common and f[common] == folders[0][common] for f in folders):
+        common += 1
+    tails = {p: "/".join(words[common:]) for p, words in parts.items()}
+    return tails if len(set(tails.values())) == len(tails) else {p: p for p in paths}
+
+
+MIN_GROUP: Final = 2
+MIN_GROUP_SHARE: Final = 0.01
+"""A group of fewer ranks is odd: pipeline stages and the like have more, in any real layout."""
+
+_MAX_GROUP_LINES: Final = 8
+
+Members = Mapping[str, RankSummary]
+
+
+def conclude(fleet: FleetSummary, notes: Sequence[str] = ()) -> FleetReport:
+    """Return the report of a job from the summaries of its ranks."""
+    ranks = ordered(fleet.ranks)
+    labels = labels_of(ranks)
+    read = {r.path: r for r in ranks if r.is_read}
+    groups = _groups(read, labels)
+    group_of = {path: g for g in groups for path in g.paths}
+    odd = _odd_ranks(read, groups, labels)
+    rows = tuple(
+        RankRow(
+            label=labels[r.path],
+            group=group_of[r.path].id if r.path in group_of else "",
+            is_odd=r.path in group_of and group_of[r.path].is_odd,
+            rank=r,
+        )
+        for r in ranks
+    )
+    return FleetReport(
+        verdict=job_verdict(rows, groups, odd),
+        rows=rows,
+        groups=groups,
+        odd=odd,
+        skew=_skews(list(read.values()), labels),
+        notes=tuple(notes),
+    )
+
+
+def representatives(report: FleetReport, limit: int = 16) -> tuple[str, ...]:
+    """Return the paths whose recommendations are worth testing: one of each group."""
+    worst = sorted(report.groups, key=lambda g: (not g.n_failed, not g.is_odd, g.id.rjust(8)))
+    return tuple(g.representative for g in worst[:limit])
+
+
+def _groups(read: Members, labels: Mapping[str, str]) -> tuple[RankGroup, ...]:
+    found = find_groups(list(read.values()))
+    position = {path: i for i, path in enumerate(read)}
+    found = [tuple(sorted(paths, key=position.__getitem__)) for paths in found]
+    found.sort(key=lambda paths: (-len(paths), position[paths[0]]))
+    typical = [typical_of([read[p] for p in paths]) for paths in found]
+    is_odd = _oddness(found, typical, read)
+    usual = [j for j, odd in enumerate(is_odd) if not odd]
+    references = [_reference(i, typical, usual, is_odd=is_odd[i]) for i in range(len(found))]
+    return tuple(
+        _group(i, labels, typical, references[i], is_odd=is_odd[i]) for i in range(len(found))
+    )
+
+
+def _oddness(
+    found: Sequence[tuple[str, ...]], typical: Sequence[Typical], read: Members
+) -> list[bool]:
+    """Tell for each group whether it is odd; something must be left that is not."""
+    if len(found) < 2:
+        return [False] * len(found)
+    least = max(MIN_GROUP, int(len(read) * MIN_GROUP_SHARE))
+    fails = [any(read[p].has_failed for p in paths) for paths in found]
+    few = sum(len(p) for p, bad in zip(found, fails, strict=True) if bad) * 2 <= len(read)
+    odd = [len(paths) < least or (bad and few) for paths, bad in zip(found, fails, strict=True)]
+    if not all(odd):
+        return odd
+    # All differ: what fails is odd if most do not, else what stands out by its peak.
+    if any(fails) and not all(fails) and few:
+        return fails
+    return _outliers(typical)
+
+
+def _outliers(typical: Sequence[Typical]) -> list[bool]:
+    """Tell which peaks lie far from the median of all, measured by the median deviation."""
+    known = [t.peak for t in typical if t.peak is not None]
+    if len(known) <= MIN_GROUP:  # two that differ: which one is usual, nobody can tell
+        return [False] * len(typical)
+    middle = statistics.median(known)
+    allowed = max(0.05 * middle, 5 * 1.4826 * statistics.median(abs(k - middle) for k in known))
+    return [t.peak is not None and abs(t.peak - middle) > allowed for t in typical]
+
+
+def _group(
+    i: int,
+    labels: Mapping[str, str],
+    typical: Sequence[Typical],
+    reference: int | None,
+    *,
+    is_odd: bool,
+) -> RankGroup:
+    members = typical[i].members
+    peaks = [r.peak_bytes for r in members if r.peak_bytes is not None]
+    chosen = _representative(members)
+    compared = typical[reference] if reference is not None else None
+    return RankGroup(
+        id=group_id(i),
+        paths=tuple(r.path for r in members),
+        labels=tuple(labels[r.path] for r in members),
+        cause=chosen.cause,
+        summary=chosen.summary,
+        n_failed=sum(r.has_failed for r in members),
+        median_peak_bytes=median_or_none(peaks),
+        min_peak_bytes=min(peaks, default=None),
+        max_peak_bytes=max(peaks, default=None),
+        median_pinned_bytes=median_or_none(_of(r, "pinned_free_bytes") for r in members),
+        median_retries=median_or_none(_of(r, "alloc_retries") for r in members),
+        settings=chosen.settings,
+        holders=_typical_lines(typical[i]),
+        is_odd=is_odd,
+        reference="" if reference is None else group_id(reference),
+        differences=() if compared is None else differences(members, compared),
+        representative=chosen.path,
+        advice=chosen.advice,
+        advice_is_tested=chosen.is_replayed,
+    )
+
+
+def _reference(
+    i: int, typical: Sequence[Typical], usual: Sequence[int], *, is_odd: bool
+) -> int | None:
+    """Return the group to compare with: the nearest that is not odd; the largest for the others."""
+    if not usual:
+        return None
+    if not is_odd:
+        return usual[0] if usual[0] < i else None
+    return min(usual, key=lambda j: (_distance(typical[i], typical[j]), j))
+
+
+def _distance(a: Typical, b: Typical) -> int:
+    keys = a.lines.keys() | b.lines.keys()
+    return sum(abs(a.lines.get(k, 0) - b.lines.get(k, 0)) for k in keys)
+
+
+def _representative(members: Sequence[RankSummary]) -> RankSummary:
+    """Return the member whose peak is the nearest to the median; of several the first by path."""
+    middle = median_of([r.peak_bytes or 0 for r in members])
+    return min(members, key=lambda r: (abs((r.peak_bytes or 0) - middle), r.path))
+
+
+def _typical_lines(typical: Typical) -> tuple[SourceLine, ...]:
+    largest = sorted(typical.lines, key=lambda k: (-typical.lines[k], k))[:_MAX_GROUP_LINES]
+    return tuple(
+        SourceLine(p.filename, p.line, p.function, typical.lines[k], p.n_blocks)
+        for k in largest
+        if (p := typical.places[k]) and typical.lines[k] > 0
+    )
+
+
+def group_id(i: int) -> str:
+    """Return ``A`` .. ``Z``, ``AA`` .. for 0, 1, ..."""
+    name = ""
+    i += 1
+    while i:
+        i, letter = divmod(i - 1, 26)
+        name = chr(ord("A") + letter) + name
+    return name
+
+
+def _odd_ranks(
+    read: Members, groups: Sequence[RankGroup], labels: Mapping[str, str]
+) -> tuple[OddRank, ...]:
+    usual = {g.id: typical_of([read[p] for p in g.paths]) for g in groups if not g.is_odd}
+    return tuple(
+        OddRank(
+            path=path,
+            label=labels[path],
+            group=g.id,
+            reference=g.reference,
+            differences=differences([read[path]], usual[g.reference]) if g.reference else (),
+        )
+        for g in groups
+        if g.is_odd
+        for path in g.paths
+    )
+
+
+_FIGURES: Final[tuple[tuple[str, Callable[[RankSummary], int | None]], ...]] = (
+    ("peak_allocated_bytes", lambda r: r.peak_bytes),
+    ("peak_reserved_bytes", lambda r: _of(r, "peak_reserved_bytes")),
+    ("pinned_free_bytes", lambda r: _of(r, "pinned_free_bytes")),
+    ("alloc_retries", lambda r: _of(r, "alloc_retries")),
+)
+
+
+def _of(rank: RankSummary, name: str) -> int | None:
+    value: int | None = None if rank.figures is None else getattr(rank.figures, name)
+    return value
+
+
+def _skews(ranks: Sequence[RankSummary], labels: Mapping[str, str]) -> tuple[Skew, ...]:
+    found = []
+    for name, figure in _FIGURES:
+        known = [(value, r) for r in ranks if (value := figure(r)) is not None]
+        if known:
+            found.append(_skew(name, known, labels))
+    return tuple(found)
+
+
+def _skew(name: str, known: Sequence[tuple[int, RankSummary]], labels: Mapping[str, str]) -> Skew:
+    values = [value for value, _ in known]
+    middle, highest = median_of(values), max(values)
+    first = next(r for value, r in known if value == highest)
+    return Skew(
+        name=name,
+        n=len(values),
+        minimum=min(values),
+        median=middle,
+        maximum=highest,
+        mad=median_of([abs(v - middle) for v in values]),
+        over_median=highest / middle if middle else None,
+        path=first.path,
+        label=labels[first.path],
+        n_highest=values.count(highest),
+    )

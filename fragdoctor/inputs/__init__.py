@@ -1,0 +1,1 @@
+"""Inputs: files, folders, URLs and standard input become typed values; nothing is executed."""

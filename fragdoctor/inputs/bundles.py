@@ -1,0 +1,307 @@
+"""Bundles of ``fragdoctor run``: a directory or a zip file, read as one case.
+
+A zip is never unpacked to disk. Only members with known names are looked at, as bounded streams.
+"""
+
+from __future__ import annotations
+
+import io
+import stat
+import struct
+import zipfile
+import zlib
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from os import PathLike, fspath
+from pathlib import Path, PurePosixPath
+from tempfile import TemporaryFile
+from typing import IO, BinaryIO, Final, Protocol, cast
+
+from fragdoctor.errors import InputError, LimitExceeded, RefusedSnapshot, TruncatedSnapshot
+from fragdoctor.inputs.manifest import read_manifest
+from fragdoctor.inputs.remote import is_remote, list_remote, open_remote, without_secrets
+from fragdoctor.limits import DEFAULT_LIMITS
+from fragdoctor.model.case import BundleFacts, Overrides
+from fragdoctor.units import MIB, format_size
+
+MANIFEST: Final = "bundle.json"
+SNAPSHOT: Final = "snapshot.pickle"
+MEMBERS: Final[tuple[str, ...]] = (SNAPSHOT, "stats.json", "oom.txt")
+"""What is read of a bundle beside its manifest, in this order."""
+
+_MAX_MANIFEST_BYTES: Final = 4 * MIB
+_MAX_ENTRIES: Final = 1000
+_GRACE_BYTES: Final = 64 * MIB
+_METHODS: Final = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+_DAMAGE: Final = (
+    zipfile.BadZipFile,
+    zlib.error,
+    struct.error,
+    EOFError,
+    OSError,  # offsets that lie before the file or beyond it
+    ValueError,
+    OverflowError,
+    RuntimeError,  # encrypted; NotImplementedError, its subclass: an unknown way to pack
+)
+"""What ``zipfile`` raises on damaged or made-up archives, found by fuzzing."""
+
+
+class BundleFiles(Protocol):
+    """An open bundle, whatever holds it."""
+
+    facts: BundleFacts
+    names: tuple[str, ...]
+
+    def open(self, name: str) -> BinaryIO:
+        """Open one of ``names``."""
+        ...
+
+
+def is_bundle(path: str | PathLike[str]) -> bool:
+    """Return whether a path is a directory or a zip file with a manifest; never raises.
+
+    Of URLs the name tells: a folder can be nothing else, and nobody is asked over the network.
+    """
+    if is_remote(fspath(path)):
+        return fspath(path).partition("?")[0].lower().endswith(("/", ".zip"))
+    try:
+        place = Path(path)
+        if place.is_dir():
+            return (place / MANIFEST).is_file()
+        if not place.is_file():
+            return False
+        with place.open("rb") as file:
+            if file.read(4) != b"PK\x03\x04":
+                return False
+        with zipfile.ZipFile(place) as archive:
+            return any(_parts(i.filename)[-1:] == (MANIFEST,) for i in archive.infolist())
+    except _DAMAGE:
+        return False
+
+
+def with_facts(overrides: Overrides, facts: BundleFacts) -> Overrides:
+    """Return the user's words, filled up with what the bundle knows for all of its devices."""
+    sizes = {d.total_bytes for d in facts.devices}
+    fractions = {d.memory_fraction for d in facts.devices}
+    fraction = fractions.pop() if len(fractions) == 1 else None
+    return replace(
+        overrides,
+        capacity_bytes=overrides.capacity_bytes
+        or (sizes.pop() if len(sizes) == 1 and None not in sizes else None),
+        memory_fraction=overrides.memory_fraction
+        if overrides.memory_fraction is not None
+        else fraction,
+        torch_version=overrides.torch_version or _release(facts.versions.get("torch", "")),
+    )
+
+
+@contextmanager
+def open_bundle(path: str) -> Iterator[BundleFiles]:
+    """Open a bundle for reading.
+
+    Raises:
+        InputError: it cannot be read, or is refused.
+    """
+    if is_remote(path) and path.endswith("/"):
+        yield _RemoteDirectory(path)
+        return
+    if Path(path).is_dir():
+        yield _Directory(Path(path))
+        return
+    with ExitStack() as stack:
+        name = without_secrets(path)
+        file = stack.enter_context(_seekable(path)) if is_remote(path) else path
+        try:
+            archive = stack.enter_context(zipfile.ZipFile(file))
+        except _DAMAGE as e:
+            raise _damaged(name) from e
+        yield _Archive(name, archive)
+
+
+def _seekable(url: str) -> BinaryIO:
+    """Open a remote file that can be read in any order; one of a web server is fetched first.
+
+    It goes to a file without a name, which ends with this process at the latest.
+    """
+    raw = open_remote(url)
+    if raw.seekable():
+        return raw
+    with raw, ExitStack() as stack:
+        copy = cast("BinaryIO", stack.enter_context(TemporaryFile()))
+        _fetch(raw, copy, without_secrets(url))
+        stack.pop_all()
+        return copy
+
+
+def _fetch(raw: BinaryIO, copy: BinaryIO, name: str) -> None:
+    limit = DEFAULT_LIMITS.max_input_bytes
+    n_bytes = 0
+    while chunk := raw.read(MIB):
+        n_bytes += len(chunk)
+        if n_bytes > limit:
+            raise LimitExceeded(
+                f"{name} is longer than {format_size(limit)}.",
+                hint="A bundle holds one snapshot and a few texts.",
+            )
+        try:
+            copy.write(chunk)
+        except OSError as e:
+            raise InputError(
+                f"{name} cannot be fetched: {e.strerror or e}.",
+                hint="Set TMPDIR to a folder with room for it.",
+            ) from e
+    copy.seek(0)
+
+
+class _Directory:
+    """A bundle as a directory."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.facts = read_manifest(self._manifest(), str(path))
+        self.names: tuple[str, ...] = tuple(n for n in MEMBERS if _is_regular(path / n))
+
+    def open(self, name: str) -> BinaryIO:
+        return (self._path / name).open("rb")
+
+    def _manifest(self) -> bytes:
+        with (self._path / MANIFEST).open("rb") as file:
+            return _bounded(file, str(self._path))
+
+
+class _RemoteDirectory:
+    """A bundle as a folder of an object store or of a web server that lists it."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        there = {name.rsplit("/", 1)[-1] for name in list_remote(url, most=_MAX_ENTRIES)}
+        self.names: tuple[str, ...] = tuple(n for n in MEMBERS if n in there)
+        with self.open(MANIFEST) as file:
+            self.facts = read_manifest(_bounded(file, without_secrets(url)), without_secrets(url))
+
+    def open(self, name: str) -> BinaryIO:
+        return open_remote(f"{self._url}{name}")
+
+
+class _Archive:
+    """A bundle as a zip file: members at its root or in one folder."""
+
+    def __init__(self, name: str, archive: zipfile.ZipFile) -> None:
+        self._name = name
+        self._archive = archive
+        self._members = self._find()
+        manifest = self._members.pop(MANIFEST)
+        self.names: tuple[str, ...] = tuple(n for n in MEMBERS if n in self._members)
+        with self._stream(manifest) as file:
+            self.facts = read_manifest(_bounded(file, name), name)
+
+    def open(self, name: str) -> BinaryIO:
+        return self._stream(self._members[name])
+
+    def _find(self) -> dict[str, zipfile.ZipInfo]:
+        entries = self._archive.infolist()
+        if len(entries) > _MAX_ENTRIES:
+            raise LimitExceeded(
+                f"{self._name} holds {len(entries)} members.", hint="A bundle holds four."
+            )
+        homes = {_parts(e.filename)[:-1] for e in entries if _is_manifest(e)}
+        if len(homes) != 1 or any(len(home) > 1 for home in homes):
+            raise RefusedSnapshot(
+                f"{self._name} holds several bundles." if homes else f"{self._name} is no bundle.",
+                hint="Unpack it and give one of them.",
+            )
+        home = homes.pop()
+        found: dict[str, zipfile.ZipInfo] = {}
+        for entry in entries:
+            *folder, file = _parts(entry.filename) or ("",)
+            if tuple(folder) != home or file not in (MANIFEST, *MEMBERS):
+                continue
+            if file in found or entry.flag_bits & 1 or entry.compress_type not in _METHODS:
+                raise RefusedSnapshot(
+                    f"{self._name} holds {file} twice, encrypted or packed in an unusual way.",
+                    hint="Pack the bundle anew: zip -r bundle.zip BUNDLE",
+                )
+            found[file] = entry
+        return found
+
+    def _stream(self, entry: zipfile.ZipInfo) -> BinaryIO:
+        try:
+            raw = self._archive.open(entry)
+        except _DAMAGE as e:
+            raise _damaged(self._name) from e
+        return io.BufferedReader(_Member(raw, entry, self._name), 1 << 16)
+
+
+class _Member(io.RawIOBase):
+    """One member of a zip as it unpacks, bounded by what genuine ones need."""
+
+    def __init__(self, raw: IO[bytes], entry: zipfile.ZipInfo, name: str) -> None:
+        self._raw = raw
+        self._entry = entry
+        self._name = name
+        self._n_bytes = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        self._raw.close()  # else the archive stays open as long as its members
+        super().close()
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        try:
+            data = self._raw.read(len(buffer))
+        except _DAMAGE as e:
+            raise _damaged(self._name) from e
+        buffer[: len(data)] = data
+        self._n_bytes += len(data)
+        limits = DEFAULT_LIMITS
+        packed = max(1, self._entry.compress_size)
+        is_bomb = self._n_bytes > max(_GRACE_BYTES, limits.max_expansion * packed)
+        if is_bomb or self._n_bytes > limits.max_input_bytes:
+            raise LimitExceeded(
+                f"A member of {self._name} unpacks to more than {format_size(self._n_bytes - 1)}.",
+                hint="Genuine bundles unpack to about 20 times their size.",
+            )
+        return len(data)
+
+
+def _bounded(file: BinaryIO, name: str) -> bytes:
+    data = file.read(_MAX_MANIFEST_BYTES + 1)
+    if len(data) > _MAX_MANIFEST_BYTES:
+        raise LimitExceeded(
+            f"The manifest of {name} is longer than {format_size(_MAX_MANIFEST_BYTES)}.",
+            hint="A genuine one takes a few kilobytes.",
+        )
+    return data
+
+
+def _damaged(name: str) -> InputError:
+    return TruncatedSnapshot(f"{name} is a damaged zip file.", hint="Copy it again.")
+
+
+def _is_manifest(entry: zipfile.ZipInfo) -> bool:
+    return _parts(entry.filename)[-1:] == (MANIFEST,)
+
+
+def _parts(name: str) -> tuple[str, ...]:
+    """Return the parts of a member's name; one that climbs or starts at the root has none."""
+    path = PurePosixPath(name.replace("\\", "/"))
+    return () if path.is_absolute() or ".." in path.parts else path.parts
+
+
+def _is_regular(path: Path) -> bool:
+    try:
+        return stat.S_ISREG(path.stat().st_mode)
+    except OSError:
+        return False
+
+
+def _release(version: str) -> str | None:
+    """Return ``2.12.1`` of ``2.12.1+cu130``, None for what is no version."""
+    release = version.split("+", 1)[0]
+    numbers = release.split(".")
+    if len(numbers) < 2 or not all(n.isascii() and n.isdigit() for n in numbers[:2]):
+        return None
+    return ".".join(n for n in numbers[:3] if n.isascii() and n.isdigit())

@@ -1,0 +1,262 @@
+"""From names on a command line to ranks: which files belong to which, and whether it is a fleet.
+
+More than one snapshot or bundle is a fleet. Messages, statistics and logs belong to the snapshot of
+the same folder, rank, or name.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from fragdoctor.errors import ConfigError, InputError
+from fragdoctor.inputs.bundle_sets import one_of_each_process
+from fragdoctor.inputs.classify import KNOWN_SUFFIXES
+from fragdoctor.inputs.folders import (
+    DiskTree,
+    Part,
+    Tree,
+    UrlTree,
+    is_note,
+    part_of,
+    place_of,
+    search,
+)
+from fragdoctor.inputs.input import STDIN
+from fragdoctor.inputs.rank_names import NamedRank, ranks_of
+from fragdoctor.inputs.remote import (
+    has_pattern,
+    is_remote,
+    is_remote_folder,
+    list_remote,
+    without_secrets,
+)
+from fragdoctor.model.fleet import RankInput, RankSource
+
+MAX_FILES: Final = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class Discovery:
+    """What the names led to.
+
+    Attributes:
+        ranks: the ranks of a fleet, in the order of their paths; one in all is one case.
+        ownerless: texts that belong to no rank, such as the log of the whole job.
+        case_names: what to read as one case where this is no fleet.
+    """
+
+    ranks: tuple[RankInput, ...] = ()
+    ownerless: tuple[str, ...] = ()
+    case_names: tuple[str, ...] = ()
+
+    @property
+    def is_fleet(self) -> bool:
+        """Whether more than one rank was found."""
+        return len(self.ranks) > 1
+
+
+@dataclass(slots=True)
+class _Found:
+    ranks: dict[str, None] = field(default_factory=dict)
+    notes: dict[str, None] = field(default_factory=dict)
+    doubtful: list[str] = field(default_factory=list)
+    is_expanded: bool = False
+
+    @property
+    def n_files(self) -> int:
+        """Ranks and notes so far."""
+        return len(self.ranks) + len(self.notes)
+
+    def add(self, path: str, part: Part) -> None:
+        if part is Part.RANK:
+            self.ranks.setdefault(path)
+        elif part is Part.NOTE:
+            self.notes.setdefault(path)
+        if self.n_files > MAX_FILES:
+            raise ConfigError(
+                f"These are more than {MAX_FILES} files.", hint="Look at a part of them at a time."
+            )
+
+
+def discover(names: Sequence[str]) -> Discovery:
+    """Return the ranks that files, directories and patterns lead to.
+
+    Raises:
+        InputError: a pattern matches nothing.
+        ConfigError: these are more files than anyone means.
+    """
+    if STDIN in names:
+        return Discovery(case_names=tuple(names))
+    found = _Found()
+    for name in names:
+        _take(name, found)
+    n_found = len(found.ranks)
+    found.ranks = dict.fromkeys(one_of_each_process(list(found.ranks)))
+    found.is_expanded |= len(found.ranks) < n_found
+    if len(found.ranks) > 1:  # else a name that leads nowhere is an error, not a rank of a job
+        found.ranks.update(dict.fromkeys(found.doubtful))
+    named = ranks_of([*found.ranks, *found.notes])
+    case_names = (*found.ranks, *found.notes) if found.is_expanded else tuple(names)
+    if not found.ranks:
+        return _of_notes(found, named, case_names)
+    own = ranks_of(list(found.ranks))
+    beside, ownerless = _owners(list(found.ranks), list(found.notes), named)
+    ranks = tuple(
+        _rank_input(path, own[path], tuple(sorted(beside.get(path, ()))))
+        for path in sorted(found.ranks)
+    )
+    return Discovery(ranks, tuple(ownerless), case_names)
+
+
+def inputs_of(paths: Sequence[str]) -> tuple[RankInput, ...]:
+    """Return plain paths as ranks, numbered by their names."""
+    named = ranks_of(paths)
+    return tuple(_rank_input(path, named[path], ()) for path in dict.fromkeys(paths))
+
+
+def _rank_input(path: str, named: NamedRank, beside: tuple[str, ...]) -> RankInput:
+    return RankInput(
+        path, beside, named.rank, named.source, named.local_rank, named.job, named.host
+    )
+
+
+def _take(name: str, found: _Found) -> None:
+    """Sort one name of the command line in."""
+    if is_remote(name):
+        _take_remote(name, found)
+    elif os.path.isdir(name):  # noqa: PTH112 - never raises, unlike Path
+        _take_folder(DiskTree(), name, found)
+    elif glob.has_magic(name) and not os.path.lexists(name):
+        hits = sorted(glob.glob(name, recursive=True))  # noqa: PTH207 - keeps the spelling
+        if not hits:
+            raise InputError(f"Nothing matches {name}.", hint="Check the pattern.")
+        found.is_expanded = True
+        for hit in hits:
+            _take(hit, found)
+    else:
+        part = part_of(name, is_named=True)
+        if part is Part.NOTHING:
+            found.doubtful.append(name)
+        found.add(name, part)
+
+
+def _take_remote(url: str, found: _Found) -> None:
+    """Sort a URL in: a file as it is named, a pattern or a folder by what the server lists."""
+    if has_pattern(url):
+        hits = list_remote(url, most=MAX_FILES)
+        if not hits:
+            raise InputError(f"Nothing matches {without_secrets(url)}.", hint="Check the pattern.")
+        found.is_expanded = True
+        for hit in hits:
+            found.add(hit, Part.NOTE if is_note(hit) else Part.RANK)
+    elif not place_of(url).lower().endswith(KNOWN_SUFFIXES) and is_remote_folder(url):
+        folder = f"{url.rstrip('/')}/"
+        n_before = found.n_files
+        _take_folder(UrlTree(folder, list_remote(folder, most=MAX_FILES)), folder, found)
+        if found.n_files == n_before:
+            raise InputError(
+                f"{without_secrets(url)} holds no snapshot, bundle, message or log.",
+                hint="Check the URL, and that the server lists what is in it.",
+            )
+        found.is_expanded = True
+    else:
+        found.add(url, Part.NOTE if is_note(url) else Part.RANK)
+
+
+def _take_folder(tree: Tree, folder: str, found: _Found) -> None:
+    """Sort the files of a folder in, and of the folders in it where it holds no snapshot."""
+    for path, part, depth in search(tree, folder):
+        found.add(path, part)
+        found.is_expanded |= depth > 0 and part is Part.RANK
+
+
+def _of_notes(
+    found: _Found, named: Mapping[str, NamedRank], case_names: tuple[str, ...]
+) -> Discovery:
+    """Return the ranks of texts alone: several ranks only where the names say so by the word."""
+    by_rank: dict[tuple[str, int], list[str]] = defaultdict(list)
+    rest = []
+    for path in sorted(found.notes):
+        n = named[path]
+        if n.rank is not None and n.source is RankSource.NAME:
+            by_rank[n.host, n.rank].append(path)
+        else:
+            rest.append(path)
+    if len(by_rank) < 2:
+        return Discovery(case_names=case_names)
+    ranks = [
+        replace(_rank_input(paths[0], named[paths[0]], ()), beside=tuple(paths[1:]))
+        for paths in by_rank.values()
+    ]
+    return Discovery(tuple(sorted(ranks, key=lambda r: r.path)), tuple(rest), case_names)
+
+
+def _owners(
+    ranks: Sequence[str], notes: Sequence[str], named: Mapping[str, NamedRank]
+) -> tuple[dict[str, list[str]], list[str]]:
+    """Return the notes of each rank, and those that belong to none."""
+    by_folder: dict[str, list[str]] = defaultdict(list)
+    by_rank: dict[int, list[str]] = defaultdict(list)
+    by_stem: dict[str, list[str]] = defaultdict(list)
+    for path in ranks:
+        by_folder[os.path.dirname(path)].append(path)  # noqa: PTH120 - paths of any spelling
+        by_stem[_stem(path)].append(path)
+        rank = named[path].rank
+        if rank is not None:
+            by_rank[rank].append(path)
+    beside: dict[str, list[str]] = defaultdict(list)
+    ownerless = []
+    for note in sorted(notes):
+        owner = _owner(note, named[note], by_rank, by_stem, by_folder)
+        if owner is None:
+            ownerless.append(note)
+        else:
+            beside[owner].append(note)
+    return beside, ownerless
+
+
+def _owner(
+    note: str,
+    named: NamedRank,
+    by_rank: Mapping[int, Sequence[str]],
+    by_stem: Mapping[str, Sequence[str]],
+    by_folder: Mapping[str, Sequence[str]],
+) -> str | None:
+    """Return the one rank that a text belongs to: by its rank, its name, then its folder."""
+    folder = os.path.dirname(note)  # noqa: PTH120 - paths of any spelling
+    for candidates in _candidates(note, named, by_rank, by_stem, by_folder):
+        near = [c for c in candidates if os.path.dirname(c) == folder]  # noqa: PTH120 - same
+        for choice in (candidates, near):
+            if len(choice) == 1:
+                return choice[0]
+    return None
+
+
+def _candidates(
+    note: str,
+    named: NamedRank,
+    by_rank: Mapping[int, Sequence[str]],
+    by_stem: Mapping[str, Sequence[str]],
+    by_folder: Mapping[str, Sequence[str]],
+) -> Iterator[Sequence[str]]:
+    if named.rank is not None and named.source is RankSource.NAME:
+        yield by_rank.get(named.rank, ())
+        return  # it says whose it is; nobody else's then
+    yield by_stem.get(_stem(note), ())
+    if named.rank is not None:
+        yield by_rank.get(named.rank, ())
+    yield by_folder.get(os.path.dirname(note), ())  # noqa: PTH120 - paths of any spelling
+
+
+def _stem(path: str) -> str:
+    """Return a path up to the first dot of the file's name that ends in no number."""
+    folder, name = os.path.split(path)
+    words = name.split(".")
+    while len(words) > 1 and not words[-1].isdigit():
+        words.pop()
+    return f"{folder}/{'.'.join(words)}"

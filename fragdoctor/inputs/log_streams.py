@@ -1,0 +1,325 @@
+"""A log as streams of plain text: one stream a rank, searchable whatever the line breaks.
+
+A message is pasted in every shape: wrapped at any column, quoted, coloured, one prefix on each
+line, ranks in between each other. So matching happens on *squeezed* text: prefixes and all
+white space removed, ASCII lower case, lines of one rank joined. Offsets lead back to lines.
+
+Time grows with the size of the text: short texts are squeezed whole; in longer ones a search
+for a few literals picks the lines around which to look.
+"""
+
+from __future__ import annotations
+
+import string
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple
+
+from fragdoctor.inputs.log_cleaning import (
+    ACTOR,
+    logger_name,
+    plain_lines,
+    rank_in,
+    shared_prefix,
+    split_prefix,
+)
+
+_WHOLE: Final = 256 * 1024  # a pasted text up to this size is looked at whole
+_CHUNK: Final = 256 * 1024
+_PIECE: Final = 4096  # longer lines are cut here, so that offsets are found quickly
+_BEFORE: Final = 12
+_AFTER: Final = 40
+_OVERLAP: Final = 80
+_WINDOW_LINES: Final = 2000
+_WINDOW_CHARS: Final = 1024 * 1024
+_LOWER: Final = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
+
+# One of these is in every message of the table of wordings, also where it is wrapped once.
+NEEDLES: Final = (
+    "out of memory", "outofmemory", "out_of_memory", "outofdevicememory", "ofhostmemory", "oom",
+    "tried to alloc", "trying to alloc", "already alloc", "reserved in total", "total capac",
+    "by pytorch", "memory in use", "exceed allowed", "out of resource", "out_of_resource",
+    "cuda error", "driver error", "hip error", "xpu error", "musa error", "npu error",
+    "cuda failure", "hip failure", "cuda calloc", "_status_", "cudnn algorithm", "find an engine",
+    "_alloc_failed", "memory_error", "ncclunhandled", "nccl warn", "no available memory",
+    "kv cache", "max seq len", "free memory on device", "not enough memory", "resource exhausted",
+    "resource_exhausted", "resourceexhausted", "allocate memory", "bad_alloc", "bad allocation",
+    "memoryerror", "unable to allocate", "paging file", "page file", "failed to alloc",
+    "cannot allocate", "could not be allocated", "invalid buffer size", "out of shared memory",
+    "bus error", "sigkill", "signal 9", "exitcode: -9", "exit status -9", "code 137", "status 137",
+    "code: 137", "-9)", "killed", "device-side assert", "illegal memory", "no kernel image",
+    "too many resources", "closing signal", "watchdog", "preemptively", "virtual address space",
+    "cache flushes", "memory mapping failed", "no space left", "heap space", "internal assert",
+    "running low on memory", "buffer of size", "memory allocation of", "allocation on device",
+    "driver initialization", "execution_failed", "initialization error",
+)  # fmt: skip
+
+# Each stands in many needles: text that lacks it need not be searched for any of those.
+_STEMS: Final = ("memory", "error", "alloc", "resource", "fail", "137", "sig", "kill", "_status_")
+_NEEDLES_OF: Final = {
+    stem: tuple(n for n in NEEDLES if next((s for s in _STEMS if s in n), "") == stem)
+    for stem in ("", *_STEMS)
+}
+
+
+class RawLine(NamedTuple):
+    """A line as it stands in the input, or a piece of a long one."""
+
+    ordinal: int
+    number: int
+    raw: str
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """A plain line: ``number`` in the input, what stood before it, and its text."""
+
+    ordinal: int
+    number: int
+    prefix: str
+    text: str
+
+
+class Stream:
+    """The lines of one source, joined and squeezed.
+
+    Attributes:
+        squeezed: the text without white space, in ASCII lower case.
+    """
+
+    def __init__(self, lines: Sequence[LogLine]) -> None:
+        self._lines = lines
+        self._starts: list[int] = []
+        parts: list[str] = []
+        offset = 0
+        for line in lines:
+            self._starts.append(offset)
+            part = "".join(line.text.split()).translate(_LOWER)
+            parts.append(part)
+            offset += len(part)
+        self.squeezed = "".join(parts)
+        self._offsets: tuple[int, list[int]] = (-1, [])
+
+    def _index(self, position: int) -> int:
+        return max(0, bisect_right(self._starts, position) - 1)
+
+    def _unsqueezed(self, index: int, n: int) -> int:
+        """Return the offset in a line of its n-th character that is not white space."""
+        if self._offsets[0] != index:
+            text = self._lines[index].text
+            self._offsets = index, [i for i, char in enumerate(text) if not char.isspace()]
+        offsets = self._offsets[1]
+        return offsets[n] if n < len(offsets) else len(self._lines[index].text)
+
+    def line_at(self, position: int) -> int:
+        """Return the number of the line that holds a position."""
+        return self._lines[self._index(position)].number
+
+    def ordinal_at(self, position: int) -> int:
+        """Return the running number of the raw line that holds a position."""
+        return self._lines[self._index(position)].ordinal
+
+    def rank_at(self, position: int) -> int | None:
+        """Return the rank printed before a position on its line."""
+        index = self._index(position)
+        line = self._lines[index]
+        offset = self._unsqueezed(index, position - self._starts[index])
+        return rank_in(line.prefix + " " + line.text[max(0, offset - 200) : offset])
+
+    def line_text(self, position: int) -> str:
+        """Return the line that holds a position, white space folded, at most 500 characters."""
+        return " ".join(self._lines[self._index(position)].text[:2000].split())[:500]
+
+    def before(self, position: int, length: int = 60) -> str:
+        """Return the squeezed text before a position, not past the start of its line."""
+        start = self._starts[self._index(position)]
+        return self.squeezed[max(start, position - length) : position]
+
+    def after(self, position: int, length: int = 60) -> str:
+        """Return the squeezed text after a position, not past the end of its line."""
+        index = self._index(max(0, position - 1))
+        end = self._starts[index + 1] if index + 1 < len(self._starts) else len(self.squeezed)
+        return self.squeezed[position : min(end, position + length)]
+
+    def text(self, start: int, end: int, limit: int = 2000) -> str:
+        """Return the text between two positions as printed, white space folded."""
+        pieces: list[str] = []
+        size = 0
+        for index in range(self._index(start), self._index(max(start, end - 1)) + 1):
+            text, base = self._lines[index].text, self._starts[index]
+            low = self._unsqueezed(index, start - base) if start > base else 0
+            high = self._unsqueezed(index, end - 1 - base) + 1
+            pieces.append(" ".join(text[low:high].split()))
+            size += len(pieces[-1]) + 1
+            if size > limit:
+                break
+        return " ".join(piece for piece in pieces if piece)[:limit]
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Neighbouring raw lines, in which messages are looked for.
+
+    Attributes:
+        lines: the lines; a long one comes in pieces with the same number.
+        report_before: messages that start at or after this ordinal belong to the next window.
+    """
+
+    lines: Sequence[RawLine]
+    report_before: int | None = None
+
+    def streams(self) -> list[Stream]:
+        """Return the window's streams; a line without a source belongs to the last one named."""
+        grouped: dict[object, list[LogLine]] = {}
+        key: object = None
+        for line in _without_shared_prefixes(self._plain()):
+            source = _source(line.prefix)
+            if key is None and source is not None and None in grouped:
+                grouped[source] = grouped.pop(None)  # what stands above the first source
+            key = source if source is not None else key
+            grouped.setdefault(key, []).append(line)
+        return [Stream(lines) for lines in grouped.values()]
+
+    def _plain(self) -> Iterator[LogLine]:
+        last_number = 0
+        for ordinal, number, raw in self.lines:
+            for i, plain in enumerate(plain_lines(raw)):
+                if number == last_number and i == 0:  # the next piece of a long line
+                    yield LogLine(ordinal, number, "", plain)
+                else:
+                    yield LogLine(ordinal, number, *split_prefix(plain))
+                last_number = number
+
+
+def _without_shared_prefixes(lines: Iterable[LogLine]) -> Iterator[LogLine]:
+    """Yield lines less an unknown prefix that each shares with the line before or after it."""
+    filled = [line for line in lines if line.text]
+    previous = ""
+    for i, line in enumerate(filled):
+        cut = shared_prefix(previous, line.text)
+        if not cut and i + 1 < len(filled):
+            cut = shared_prefix(filled[i + 1].text, line.text)
+        if not cut and line.prefix:
+            cut = _logger_name(filled, i)
+        previous = line.text
+        yield replace(line, prefix=line.prefix + line.text[:cut], text=line.text[cut:])
+
+
+def _logger_name(lines: Sequence[LogLine], i: int) -> int:
+    """Return the length of a logger's name before a line, 0 where there is none.
+
+    After a known prefix (a clock, a level) a single word counts if three neighbours in a row have
+    it: two lines of a wrapped message begin alike now and then.
+    """
+    name = logger_name(lines[i].text)
+    if not name:
+        return 0
+    has = [line.text.startswith(name) for line in lines[max(0, i - 2) : i + 3]]
+    in_a_row = any(has[k] and has[k + 1] and has[k + 2] for k in range(len(has) - 2))
+    return len(name) if in_a_row else 0
+
+
+def _source(prefix: str) -> object:
+    """Return what tells apart the writers of interleaved lines: a rank, a worker, a container."""
+    if not prefix:
+        return None
+    rank = rank_in(prefix)
+    if rank is not None:
+        return rank
+    actor = ACTOR.search(prefix)
+    return (actor.group(1) or actor.group(2)) if actor else None
+
+
+def has_needle(text: str) -> bool:
+    """Return whether a text could hold a message."""
+    lowered = text.lower()
+    return any(
+        needle in lowered
+        for stem, needles in _NEEDLES_OF.items()
+        if stem in lowered
+        for needle in needles
+    )
+
+
+def windows(text: str) -> Iterator[Window]:
+    """Yield the parts of a text that are worth a close look, in order."""
+    context: deque[RawLine] = deque(maxlen=_BEFORE)
+    current: list[RawLine] = []
+    quiet = size = 0
+    whole = len(text) <= _WHOLE
+    for chunk in _chunks(text):
+        has_hit = has_needle(chunk.text)
+        if not (has_hit or current or whole):
+            context.extend(chunk.tail(_BEFORE).lines()[-_BEFORE:])
+            continue
+        for line in chunk.lines():
+            hit = whole or (has_hit and has_needle(line.raw))
+            if not (hit or current):
+                context.append(line)
+                continue
+            if not current:
+                current, quiet = list(context), 0
+                size = sum(len(c.raw) for c in current)
+            current.append(line)
+            size += len(line.raw)
+            quiet = 0 if hit else quiet + 1
+            if quiet > _AFTER:
+                yield Window(current)
+                context.extend(current[-_BEFORE:])
+                current = []
+            elif len(current) > _WINDOW_LINES or size > _WINDOW_CHARS:
+                overlap = current[-_OVERLAP:]
+                yield Window(current, overlap[0].ordinal)
+                current, size = overlap, sum(len(c.raw) for c in overlap)
+    if current:
+        yield Window(current)
+
+
+class _Chunk(NamedTuple):
+    """A piece of a text: its first line has this ordinal and number."""
+
+    ordinal: int
+    number: int
+    text: str
+
+    def lines(self) -> list[RawLine]:
+        """Return its lines, long ones in pieces; one that goes on in the next chunk ends early."""
+        found: list[RawLine] = []
+        ordinal = self.ordinal
+        for number, line in enumerate(self.text.split("\n"), self.number):
+            for i in range(0, len(line) or 1, _PIECE):
+                found.append(RawLine(ordinal, number, line[i : i + _PIECE]))
+                ordinal += 1
+        if self.text.endswith("\n"):
+            found.pop()
+        return found
+
+    def tail(self, n_lines: int) -> _Chunk:
+        """Return the last lines as a chunk of their own."""
+        start = len(self.text)
+        for _ in range(n_lines + 1):
+            start = max(0, self.text.rfind("\n", 0, start))
+        if not start:
+            return self
+        start += 1
+        n_before = self.text.count("\n", 0, start)
+        # Ordinals only have to rise: those of the lines before are not counted out.
+        ordinal = self.ordinal + n_before + start // _PIECE
+        return _Chunk(ordinal, self.number + n_before, self.text[start:])
+
+
+def _chunks(text: str) -> Iterator[_Chunk]:
+    """Yield pieces of a text that end at a line's end where lines are not too long."""
+    position, number, ordinal = 0, 1, 0
+    while position < len(text):
+        end = text.find("\n", position + _CHUNK)
+        end = len(text) if end < 0 else end + 1
+        end = min(end, position + 2 * _CHUNK)
+        chunk = _Chunk(ordinal, number, text[position:end])
+        yield chunk
+        n_breaks = chunk.text.count("\n")
+        number += n_breaks
+        ordinal += n_breaks + len(chunk.text) // _PIECE + 1
+        position = end

@@ -1,0 +1,177 @@
+"""Out-of-memory messages of a pasted text or a whole log as numbers, and what surrounds them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from fragdoctor.inputs.log_streams import Stream, windows
+from fragdoctor.inputs.scenes import scan
+from fragdoctor.inputs.wordings.table import hits_of, variants
+from fragdoctor.inputs.wordings.wording import NEGATIVE, SHARED_MEMORY, Hit
+from fragdoctor.model.oom import NO_FAILURE, LogMarker, OomLog, OomMessage
+
+__all__ = ["find_messages", "parse_oom", "variants"]
+
+
+def parse_oom(text: str) -> OomMessage | None:
+    """Return the first message of a text; None where it holds nothing that we know.
+
+    A text that only looks like a lack of memory (device assert, illegal access, a training log)
+    gives a message of kind ``negative``.
+    """
+    log = find_messages(text)
+    return log.messages[0] if log.messages else None
+
+
+def find_messages(text: str) -> OomLog:
+    """Return all messages of a text or log in the order of the text, and the markers.
+
+    A message that is printed twice, as by a traceback and again by a summary, is listed twice,
+    each with its line. Lines that are parts of one report are one message: llama.cpp's two lines
+    for one buffer, NCCL's warning and the exception's ``Last error``, the kernel's lines for one
+    kill. Where no message is found but a failure of another kind is, one message of kind
+    ``negative`` says which.
+
+    ``primary`` is the first cause: the earliest failure of device memory that printed figures;
+    else the earliest other failure of memory; else the earliest warning; else the first message.
+    Time-outs, asserts and kills that follow an out-of-memory error are its consequences.
+    """
+    found = _Found()
+    for window in windows(text):
+        hits: list[tuple[int, int, Hit]] = []
+        for stream in window.streams():
+            found.markers.extend(markers_of(stream, window.report_before))
+            for hit in hits_of(stream):
+                first = stream.ordinal_at(hit.start)
+                if window.report_before is not None and first >= window.report_before:
+                    continue
+                if first > found.consumed or hit.is_whole:
+                    hits.append((first, stream.ordinal_at(max(hit.start, hit.end - 1)), hit))
+        for _first, last, hit in sorted(hits, key=lambda item: (item[0], item[2].start)):
+            found.add(hit, last)
+    messages = found.messages or found.warnings or found.negative[:1] or _look_alike(text)
+    markers = _distinct(found.markers)
+    return OomLog(
+        messages=tuple(messages),
+        markers=markers,
+        primary=_primary(messages),
+        n_lines=text.count("\n") + (not text.endswith("\n") and bool(text)),
+        n_bytes=len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass")),
+        scenes=scan(text, messages, markers),
+    )
+
+
+@dataclass(slots=True)
+class _Found:
+    """What the windows of a text have given so far."""
+
+    messages: list[OomMessage] = field(default_factory=list)
+    markers: list[LogMarker] = field(default_factory=list)
+    negative: list[OomMessage] = field(default_factory=list)
+    warnings: list[OomMessage] = field(default_factory=list)
+    consumed: int = -1  # last raw line that a message reaches
+
+    def add(self, hit: Hit, last: int) -> None:
+        """Sort one hit in."""
+        message = hit.message
+        is_consequence = message.variant in _CONSEQUENCES and any(
+            m.is_device_oom and not m.is_warning for m in self.messages
+        )
+        if not hit.is_marker and not is_consequence:
+            self.consumed = max(self.consumed, last)
+            self.messages.append(message)
+            return
+        kind = "killed" if is_consequence else message.sub_kind
+        self.markers.append(LogMarker(kind, message.line, message.rank, message.text[:500]))
+        if message.is_warning:
+            self.warnings.append(message)
+        elif not is_consequence:
+            self.negative.append(replace(message, rank=None))
+
+
+# Peers die after a failure of one rank; by itself such a line means the host's OOM killer.
+_CONSEQUENCES: Final = frozenset({"exit-code", "sigkill", "killed"})
+
+
+def _distinct(markers: list[LogMarker]) -> tuple[LogMarker, ...]:
+    """Return markers in the order of the text, one of a kind for each line."""
+    by_place = {(m.line, m.kind): m for m in reversed(markers)}
+    return tuple(by_place[place] for place in sorted(by_place))
+
+
+def _look_alike(text: str) -> list[OomMessage]:
+    """Return a message of kind ``negative`` for a text about devices without any failure."""
+    head = text[:_LOOK_ALIKE_CHARS].lower()
+    for words, backend in _TOPICS:
+        if any(word in head for word in words):
+            return [
+                OomMessage(
+                    kind=NEGATIVE,
+                    backend=backend,
+                    is_device_oom=False,
+                    sub_kind=NO_FAILURE,
+                    text=" ".join(text[:_LOOK_ALIKE_CHARS].split())[:500],
+                )
+            ]
+    return []
+
+
+_LOOK_ALIKE_CHARS: Final = 256 * 1024
+_TOPICS: Final = (
+    (("vllm", "gpu_memory_utilization"), "vllm"),
+    (("sglang", "mem-fraction-static"), "sglang"),
+    (("mps backend", "torch.mps", "apple m"), "mps"),
+    (("torch.xpu", "intel_extension_for_pytorch", "xpu:"), "xpu"),
+    (("rocm", "hip error", "miopen"), "rocm"),
+    (("torch_npu", "ascend"), "npu"),
+    (("torch", "cuda", "gpu", "nvidia", "nccl", "triton", "cudnn", "cublas"), "cuda"),
+    (("jaxlib", "jax."), "jax"),
+    (("tensorflow",), "tf"),
+    (("out of memory", "memory"), "cpu"),
+)
+
+
+def _primary(messages: list[OomMessage]) -> int:
+    def tier(message: OomMessage) -> int:
+        if message.kind in {NEGATIVE, SHARED_MEMORY}:
+            return 3
+        if message.is_warning:
+            return 2
+        figures = message.requested_bytes, message.total_bytes, message.kv_tokens_requested
+        return 0 if message.is_device_oom and any(f is not None for f in figures) else 1
+
+    return min(range(len(messages)), key=lambda i: (tier(messages[i]), i), default=0)
+
+
+_ASSERTION: Final = r"thread:\[\d{1,6},\d{1,6},\d{1,6}\]assertion`"
+_MARKERS: Final = (
+    ("cache-flush", "allocatorcacheflushes", re.compile(r"allocatorcacheflushes"), 0),
+    ("device-assert", "assertion`", re.compile(_ASSERTION), 40),
+    ("restart", "restartingworker", re.compile(r"restartingworker(?:s|group)"), 0),
+    ("restart", "willrestartworker", re.compile(r"willrestartworkergroup"), 0),
+    ("killed", "closingsignalsigterm", re.compile(r"closingsignalsigterm"), 0),
+    ("killed", "failed(exitcode:", re.compile(r"failed\(exitcode:-?\d{1,4}\)"), 0),
+    ("killed", "exitedunexpectedly", re.compile(r"dataloaderworker\S{0,80}exitedun"), 99),
+    ("killed", "signal15(sigterm)", re.compile(r"signal15\(sigterm\)"), 0),
+)  # fmt: skip
+
+
+def markers_of(stream: Stream, report_before: int | None) -> Iterator[LogMarker]:
+    """Yield the markers of a stream that belong to its window."""
+    text = stream.squeezed
+    for kind, literal, pattern, back in _MARKERS:
+        position, line = 0, 0
+        while (at := text.find(literal, position)) >= 0:
+            position = at + len(literal)
+            match = pattern.search(text, max(0, at - back), position + 60)
+            if match is None or (
+                report_before is not None and stream.ordinal_at(at) >= report_before
+            ):
+                continue
+            number = stream.line_at(at)
+            if number != line:
+                line = number
+                yield LogMarker(kind, number, stream.rank_at(at), stream.line_text(at))

@@ -1,0 +1,264 @@
+"""URLs: opened as byte streams and listed through fsspec, which is loaded when one is met.
+
+Nothing here looks for URLs: only a name that the user gave leads to the network. Web servers are
+read in one request from start to end; object stores in large blocks.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, BinaryIO, Final, cast
+
+from fragdoctor.errors import ConfigError, InputError, TruncatedSnapshot
+from fragdoctor.units import MIB
+
+# Scheme -> what to install where its file system cannot be loaded. Others, such as reference://
+# and zip://, do more with what they read than hand out its bytes, and are refused.
+SCHEMES: Final = {
+    "http": "aiohttp",
+    "https": "aiohttp",
+    "s3": "s3fs",
+    "s3a": "s3fs",
+    "gs": "gcsfs",
+    "gcs": "gcsfs",
+    "az": "adlfs",
+    "abfs": "adlfs",
+    "abfss": "adlfs",
+    "hf": "huggingface_hub",
+    "oss": "ossfs",
+    "hdfs": "pyarrow",
+    "webhdfs": "requests",
+    "sftp": "paramiko",
+    "ssh": "paramiko",
+    "ftp": "fsspec",
+    "file": "fsspec",
+    "memory": "fsspec",
+}
+_WEB: Final = ("http", "https")
+_BLOCK_BYTES: Final = 8 * MIB
+_CONNECT_S: Final = 15
+_SILENCE_S: Final = 60  # without one byte; a large file may take hours
+_SECRET: Final = re.compile(
+    r"((?:X-Amz|X-Goog)-(?:Signature|Credential|Security-Token)|Signature|AWSAccessKeyId"
+    r"|GoogleAccessId|sig|token|access_token|api_key|key)=[^&#]+",
+    re.IGNORECASE,
+)
+_LOGIN: Final = re.compile(r"^([a-z0-9+-]+://)[^/@]*@", re.IGNORECASE)
+_INSTALL: Final = "Run: pip install 'fragdoctor[remote]'"
+
+
+def is_remote(name: str) -> bool:
+    """Tell whether a name is a URL."""
+    scheme, mark, _ = name.partition("://")
+    return bool(mark) and scheme.replace("+", "").replace("-", "").isalnum()
+
+
+def scheme_of(name: str) -> str:
+    """Return the scheme of a URL, in small letters."""
+    return name.partition("://")[0].lower()
+
+
+def without_secrets(name: str) -> str:
+    """Return a URL as it may be shown: without login, signature and token."""
+    if not is_remote(name):
+        return name
+    address, mark, query = _LOGIN.sub(r"\1", name).partition("?")
+    return address + mark + _SECRET.sub(r"\1=...", query)
+
+
+def has_pattern(url: str) -> bool:
+    """Tell whether a URL is a pattern; the question mark of the web starts a query instead."""
+    place = url.partition("?")[0] if scheme_of(url) in _WEB else url
+    return any(c in place for c in ("*[" if scheme_of(url) in _WEB else "*?["))
+
+
+def open_remote(url: str) -> BinaryIO:
+    """Open a URL for reading from start to end.
+
+    Raises:
+        InputError: it is not there, may not be read, or cannot be reached.
+        ConfigError: fsspec, or what it needs for this scheme, is not installed.
+    """
+    scheme = scheme_of(url)
+    with _sentences(url):
+        if scheme in _WEB:  # one request; a size spares the request that asks for it
+            raw = _file_system(url).open(url, "rb", block_size=0, size=1)
+        else:
+            raw = _file_system(url).open(url, "rb", block_size=_BLOCK_BYTES)
+        return cast("BinaryIO", _RemoteFile(raw, url))
+
+
+def list_remote(url: str, *, most: int) -> list[str]:
+    """Return the files that a pattern or a folder leads to, sorted; [] where it leads nowhere.
+
+    Below a folder of a web server only its own page of links is looked at.
+
+    Raises:
+        InputError: the listing cannot be had.
+        ConfigError: it holds more than ``most`` files, or something is not installed.
+    """
+    with _sentences(url):
+        system = _file_system(url)
+        if has_pattern(url):
+            found = system.glob(url)
+        elif scheme_of(url) in _WEB:
+            found = [e["name"] for e in system.ls(url, detail=True) if e["type"] == "file"]
+        else:
+            found = system.find(url)
+    if len(found) > most:
+        raise ConfigError(
+            f"{without_secrets(url)} holds more than {most} files.",
+            hint="Look at a part of them at a time.",
+        )
+    return sorted(_url(scheme_of(url), str(path)) for path in found)
+
+
+def is_remote_folder(url: str) -> bool:
+    """Tell whether a URL is a folder, by its last character or by asking a store (not the web).
+
+    Raises:
+        InputError: the store cannot be asked.
+    """
+    if url.endswith("/"):
+        return True
+    if scheme_of(url) in _WEB:
+        return False
+    with _sentences(url):
+        return bool(_file_system(url).isdir(url))
+
+
+def _url(scheme: str, path: str) -> str:
+    return (
+        path if is_remote(path) else f"{scheme}://{path.lstrip('/') if scheme != 'file' else path}"
+    )
+
+
+def _file_system(url: str) -> Any:
+    scheme = scheme_of(url)
+    if scheme not in SCHEMES:
+        raise InputError(
+            f"{scheme}:// is nothing that fragdoctor reads.",
+            hint=f"It reads {', '.join(f'{s}://' for s in ('s3', 'gs', 'abfs', 'https'))} and "
+            "others; or copy the file here.",
+        )
+    import fsspec  # type: ignore[import-untyped]
+
+    options: dict[str, Any] = {}
+    if scheme in _WEB:
+        import aiohttp
+
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S, sock_read=_SILENCE_S)
+        options["client_kwargs"] = {"timeout": timeout}
+    return fsspec.filesystem(scheme, **options)
+
+
+class _RemoteFile(io.RawIOBase):
+    """A file of fsspec whose errors are sentences."""
+
+    def __init__(self, raw: Any, url: str) -> None:
+        self._raw = raw
+        self._url = url
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return scheme_of(self._url) not in _WEB
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        with _sentences(self._url):
+            return int(self._raw.seek(offset, whence))
+
+    def tell(self) -> int:
+        return int(self._raw.tell())
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        with _sentences(self._url):
+            data = self._raw.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def close(self) -> None:
+        if not self.closed:
+            self._raw.close()
+        super().close()
+
+
+@contextmanager
+def _sentences(url: str) -> Iterator[None]:
+    """Turn what fsspec and the libraries below it raise into one sentence."""
+    try:
+        yield
+    except InputError:
+        raise
+    except ConfigError:
+        raise
+    except ImportError as e:
+        raise _missing(url, e) from e
+    except MemoryError:
+        raise
+    except Exception as e:  # a dozen libraries, each with errors of its own
+        raise _explained(url, e) from e
+
+
+def _missing(url: str, error: ImportError) -> InputError:
+    package = SCHEMES.get(scheme_of(url), "fsspec")
+    is_extra = package in ("aiohttp", "fsspec") or (error.name or "") == "fsspec"
+    name = "fsspec" if (error.name or "") == "fsspec" else package
+    hint = _INSTALL if is_extra else f"Run: pip install {package}"
+    return InputError(f"{scheme_of(url)}:// cannot be read without {name}.", hint=hint)
+
+
+def _explained(url: str, error: Exception) -> InputError:
+    """Return the sentence for an error; told by names, as the libraries may not be loaded."""
+    shown = without_secrets(url)
+    names = {kind.__name__ for kind in type(error).__mro__}
+    status = getattr(error, "status", None)
+    for applies, sentence, hint in _ANSWERS:
+        if applies(names, status):
+            return InputError(sentence.format(shown), hint=hint)
+    if "ClientPayloadError" in names or "IncompleteRead" in names:
+        return TruncatedSnapshot(
+            f"{shown} broke off while it was read.", hint="Try again; the server ended early."
+        )
+    if isinstance(status, int):
+        return InputError(f"{shown} cannot be read: the server answered {status}.")
+    reason = getattr(error, "strerror", None) or type(error).__name__
+    return InputError(f"{shown} cannot be read: {reason}.", hint="Check the URL and the network.")
+
+
+_Applies = Callable[[set[str], object], bool]
+_ANSWERS: Final[tuple[tuple[_Applies, str, str], ...]] = (
+    (
+        lambda names, status: "FileNotFoundError" in names or status == 404,
+        "{} does not exist.",
+        "Check the URL.",
+    ),
+    (
+        lambda names, _: bool(
+            names & {"NoCredentialsError", "PartialCredentialsError", "DefaultCredentialsError"}
+        ),
+        "{} cannot be read: there are no credentials.",
+        "Set them up where this reads from, as with AWS_PROFILE or GOOGLE_APPLICATION_CREDENTIALS.",
+    ),
+    (
+        lambda names, status: "PermissionError" in names or status in (401, 403),
+        "{} may not be read: access is denied.",
+        "Check the credentials.",
+    ),
+    (
+        lambda names, _: bool(names & {"TimeoutError", "FSTimeoutError", "ServerTimeoutError"}),
+        "{} did not answer in time.",
+        "Check the network, or copy the file here.",
+    ),
+    (
+        lambda names, _: bool(
+            names & {"ClientConnectorError", "EndpointConnectionError", "ConnectionError"}
+        ),
+        "The server of {} cannot be reached.",
+        "Check the URL and the network.",
+    ),
+)

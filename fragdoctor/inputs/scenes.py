@@ -1,0 +1,300 @@
+"""Pick the lines of a log that belong to its story, without looking at every line.
+
+A few literals pick the lines; of a literal that stands in more lines than its budget, half of the
+budget goes to the first of them and half to lines evenly apart, the same ones for all literals. So
+a log of a gigabyte costs about what the search for the literals costs. Lines right above a failure
+are always looked at: they say how far the run had come.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from fragdoctor.inputs.log_cleaning import plain_lines, rank_in
+from fragdoctor.inputs.scene_lines import (
+    FIGURE_LITERALS,
+    HAPPENING_LITERALS,
+    PROGRESS_LITERALS,
+    TRIAL_LITERALS,
+    figures_of,
+    happening_of,
+    place_of,
+    time_of,
+    trial_of,
+)
+from fragdoctor.model.oom import LogMarker, OomMessage
+from fragdoctor.model.story import Moment, PrintedFigure, Scene, SceneKind
+
+_CHUNK: Final = 512 * 1024
+_MAX_LINE: Final = 2000
+_ABOVE: Final = 3000
+"""Characters above a failure that are looked at whole: its traceback, and the last progress."""
+
+_MAX_PLACES: Final = 5000
+_MAX_TEXT: Final = 300
+_MAX_ON_LINE: Final = 20
+_PROGRESS_BUDGET: Final = 1500
+_FIGURE_BUDGET: Final = 5000
+_BUDGET: Final = 20_000
+
+_BUDGETS: Final = {
+    **dict.fromkeys(TRIAL_LITERALS, _BUDGET),
+    **dict.fromkeys(HAPPENING_LITERALS, _BUDGET),
+    **dict.fromkeys(FIGURE_LITERALS, _FIGURE_BUDGET),
+    **dict.fromkeys(PROGRESS_LITERALS, _PROGRESS_BUDGET),
+}
+_STEMS: Final = ("batch", "ret", "res", " error")
+"""Where a chunk lacks one of these, no literal that holds it has to be searched for."""
+
+_STEM_OF: Final = {
+    literal: next((stem for stem in _STEMS if stem in literal), "") for literal in _BUDGETS
+}
+_PID: Final = re.compile(r"(?<![a-z])pid[=: ]\s?(\d{1,9})(?!\d)", re.IGNORECASE)
+_BREAKS: Final = ("\n", "\r")
+_KINDS: Final = {
+    "device-assert": SceneKind.DEVICE_ASSERT,
+    "illegal-access": SceneKind.ILLEGAL_ACCESS,
+    "launch-failure": SceneKind.CUDA_ERROR,
+    "launch-resources": SceneKind.CUDA_ERROR,
+    "cudnn-execution": SceneKind.CUDA_ERROR,
+    "cublas-execution": SceneKind.CUDA_ERROR,
+    "collective-timeout": SceneKind.COLLECTIVE,
+    "nccl-error": SceneKind.COLLECTIVE,
+    "killed": SceneKind.KILLED,
+    "restart": SceneKind.RESTART,
+    "cache-flush": SceneKind.CACHE_FLUSH,
+    "cudamalloc-warning": SceneKind.WARNING,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """A stretch of the text between two breaks."""
+
+    start: int
+    number: int
+    raw: str
+
+
+class _Places:
+    """Line numbers and line bounds of offsets; asked for in rising order, all in linear time."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._position = 0
+        self._number = 1
+
+    def line(self, offset: int, after: int) -> _Line:
+        """Return the line around an offset from ``after`` on.
+
+        Of a long line it is a piece of at most ``_MAX_LINE`` characters to each side.
+        """
+        low, high = max(after, offset - _MAX_LINE), offset + _MAX_LINE
+        start = max(low, *(self._text.rfind(b, low, offset) + 1 for b in _BREAKS))
+        ends = [at for b in _BREAKS if (at := self._text.find(b, offset, high)) >= 0]
+        end = min(ends, default=min(high, len(self._text)))
+        self._number += self._text.count("\n", self._position, start)
+        self._position = start
+        return _Line(start, self._number, self._text[start:end])
+
+
+def scan(
+    text: str, messages: Sequence[OomMessage], markers: Sequence[LogMarker]
+) -> tuple[Scene, ...]:
+    """Return what a text tells beside its messages, and the messages among it, by line."""
+    known = _known_lines(messages, markers)
+    if len(text) > _MAX_LINE * 4 or "\n" in text.strip():
+        starts = _line_starts(text, sorted(known)[:_MAX_PLACES])
+        offsets = sorted({*_hits(text), *_offsets_above(text, starts.values())})
+    else:
+        starts, offsets = _line_starts(text, sorted(known)), []
+    places = _Places(text)
+    scenes: list[Scene] = []
+    end = 0
+    for offset in sorted({*offsets, *starts.values()}):
+        if offset < end:
+            continue
+        line = places.line(offset, end)
+        end = line.start + len(line.raw) + 1
+        is_first = line.start in (0, _start(text, line.start))
+        scenes.extend(_scenes(line, known.get(line.number, ()) if is_first else ()))
+    return tuple(scenes)
+
+
+def _start(text: str, offset: int) -> int:
+    """Return where the line of a file (not of a progress bar) around an offset starts."""
+    return text.rfind("\n", max(0, offset - _MAX_LINE), offset) + 1
+
+
+def _known_lines(
+    messages: Sequence[OomMessage], markers: Sequence[LogMarker]
+) -> dict[int, list[Scene]]:
+    """Return what the table of messages found, by line."""
+    known: dict[int, list[Scene]] = {}
+    for index, message in enumerate(messages):
+        kind = _kind(message)
+        listed = known.setdefault(message.line, []) if kind is not None else []
+        if kind is not None and len(listed) < _MAX_ON_LINE:
+            listed.append(Scene(kind, message.line, message.text, rank=message.rank, message=index))
+    for marker in markers:
+        kind = _KINDS.get(marker.kind, SceneKind.OTHER)
+        listed = known.setdefault(marker.line, [])
+        if len(listed) < _MAX_ON_LINE and not any(scene.kind is kind for scene in listed):
+            listed.append(Scene(kind, marker.line, marker.text, rank=marker.rank))
+    return known
+
+
+def _kind(message: OomMessage) -> SceneKind | None:
+    if message.kind in ("negative", "shared-memory"):
+        return None  # its marker says it
+    if message.is_warning:
+        return SceneKind.WARNING
+    return SceneKind.OOM if message.is_device_oom else SceneKind.HOST_MEMORY
+
+
+def _line_starts(text: str, numbers: Sequence[int]) -> dict[int, int]:
+    """Return the offset of each of some line numbers (ascending)."""
+    found: dict[int, int] = {}
+    position, number = 0, 1
+    for wanted in numbers:
+        while number < wanted:
+            end = min(len(text), position + _CHUNK)
+            n_breaks = text.count("\n", position, end)
+            if number + n_breaks < wanted:
+                if end == len(text):
+                    return found
+                position, number = end, number + n_breaks
+                continue
+            while number < wanted:
+                position = text.find("\n", position) + 1
+                number += 1
+        found[wanted] = position
+    return found
+
+
+def _offsets_above(text: str, starts: Iterable[int]) -> Iterator[int]:
+    """Yield the lines right above failures."""
+    for n, start in enumerate(starts):
+        if n >= _MAX_PLACES // 10:
+            return
+        at = max(0, start - _ABOVE)
+        while 0 <= at < start:
+            yield at
+            breaks = [p for b in _BREAKS if (p := text.find(b, at, start)) >= 0]
+            at = min(breaks, default=start) + 1
+
+
+def _hits(text: str) -> Iterator[int]:
+    """Yield offsets where a literal stands, thinned to the budget of each."""
+    # Gaps are multiples of the smallest, so that literals of one line pick the same lines.
+    most = max(_BUDGETS.values())
+    grid = 2 * len(text) // most + 1
+    gaps = {literal: grid * -(-most // budget) for literal, budget in _BUDGETS.items()}
+    n_left = {literal: budget // 2 for literal, budget in _BUDGETS.items()}
+    next_at = dict.fromkeys(_BUDGETS, 0)
+    for base in range(0, len(text), _CHUNK):
+        # the one letter whose lower case is longer would move all offsets behind it
+        chunk = text[base : base + _CHUNK + 32].replace("\u0130", "i").lower()
+        has = {stem: stem in chunk for stem in ("", *_STEMS)}
+        for literal, gap in gaps.items():
+            if not has[_STEM_OF[literal]]:
+                continue
+            at = max(0, next_at[literal] - base)
+            while (at := chunk.find(literal, _from(chunk, at, n_left[literal]))) >= 0:
+                if at >= _CHUNK:
+                    break
+                yield base + at
+                n_left[literal] -= 1
+                # Rare lines are all looked at; only what outgrows its budget is thinned.
+                at += len(literal) if n_left[literal] > 0 else gap - (base + at) % gap
+                next_at[literal] = base + at
+
+
+def _from(chunk: str, at: int, n_left: int) -> int:
+    """Return where to search on: in a thinned search from the start of a line, for all alike."""
+    if n_left > 0 or not at:
+        return at
+    return max(at, chunk.find("\n", at, at + _MAX_LINE))
+
+
+def _scenes(line: _Line, known: Sequence[Scene]) -> Iterator[Scene]:
+    """Yield what one line tells."""
+    parts = [part for part in plain_lines(line.raw) if part.strip()]
+    if not parts:
+        return
+    plain = " ".join(" ".join(parts).split())
+    time_s, moment = time_of(plain)
+    prefix = plain[:200]
+    pid = _PID.search(prefix)
+    rank = rank_in(prefix)
+    trial, told = trial_of(plain)
+    where = _Where(
+        line.number, plain[:_MAX_TEXT], time_s, moment, rank, int(pid.group(1)) if pid else None
+    )
+    for scene in known:
+        yield where.scene(
+            scene.kind,
+            trial=trial,
+            text=scene.text[:_MAX_TEXT],
+            rank=scene.rank,
+            message=scene.message,
+        )
+    if told is not None:
+        yield where.scene(told, trial=trial)
+    if known:
+        return
+    happening, count = happening_of(plain)
+    if happening is not None and told is None:
+        yield where.scene(happening, trial=trial, count=count)
+        return
+    place = place_of(plain)
+    printed = tuple(figures_of(plain))
+    if place:
+        yield where.scene(SceneKind.PROGRESS, trial=trial, place=place)
+    if printed:
+        yield where.scene(SceneKind.FIGURE, trial=trial, printed=printed)
+    if trial and told is None and not (place or printed):
+        yield where.scene(SceneKind.MENTION, trial=trial)
+
+
+@dataclass(frozen=True, slots=True)
+class _Where:
+    """What all scenes of a line have in common."""
+
+    line: int
+    text: str
+    time_s: float | None
+    moment: Moment
+    rank: int | None
+    pid: int | None
+
+    def scene(  # noqa: PLR0913 - the fields of a scene, all by keyword
+        self,
+        kind: SceneKind,
+        *,
+        trial: str = "",
+        text: str = "",
+        rank: int | None = None,
+        message: int | None = None,
+        place: str = "",
+        printed: Sequence[PrintedFigure] = (),
+        count: int | None = None,
+    ) -> Scene:
+        """Return a scene on this line."""
+        return Scene(
+            kind=kind,
+            line=self.line,
+            text=text or self.text,
+            time_s=self.time_s,
+            moment=self.moment,
+            rank=self.rank if rank is None else rank,
+            pid=self.pid,
+            trial=trial,
+            message=message,
+            place=place,
+            figures=printed,
+            count=count,
+        )

@@ -1,0 +1,275 @@
+"""Reads memory snapshots: pickle, JSON, or an HTML page that holds one; plain or compressed.
+
+Nothing of the input is ever executed: see ``_native/pickle_reader.cpp`` for the allowlist. Which
+PyTorch wrote a snapshot is estimated from the keys it holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from os import PathLike
+from typing import Any, BinaryIO, Final
+
+import numpy as np
+
+from fragdoctor._native import _ext
+from fragdoctor.errors import (
+    InputError,
+    LimitExceeded,
+    NotASnapshot,
+    RefusedSnapshot,
+    TruncatedSnapshot,
+)
+from fragdoctor.inputs.classify import Kind, Wanted, classify, something_else
+from fragdoctor.inputs.source import ByteStream, open_source, shown
+from fragdoctor.inputs.viewer_page import PageEntries, Payload
+from fragdoctor.limits import DEFAULT_LIMITS, Limits
+from fragdoctor.model.settings import AllocatorSettings
+from fragdoctor.model.snapshot import (
+    Action,
+    Annotation,
+    BlockTable,
+    EventTable,
+    FrameTable,
+    HostSegment,
+    Provenance,
+    SegmentTable,
+    Snapshot,
+    StackTable,
+)
+
+_Readable = ByteStream | Payload
+_Reader = Callable[..., dict[str, Any]]
+_ERRORS: Final[dict[str, type[InputError]]] = {
+    "not_a_snapshot": NotASnapshot,
+    "truncated": TruncatedSnapshot,
+    "refused": RefusedSnapshot,
+    "limit": LimitExceeded,
+}
+_JSON: Final = (Kind.SNAPSHOT_JSON, Kind.STATS, Kind.MODEL_CONFIG, Kind.JSON)
+_MOST_NAMED_ENTRIES: Final = 100
+_HAS_ADDRESS, _HAS_SIZE, _HAS_ALLOCATED, _ALLOCATED = 1, 2, 4, 8
+
+
+def read_snapshot(
+    source: str | PathLike[str] | BinaryIO | bytes, *, limits: Limits = DEFAULT_LIMITS
+) -> Snapshot:
+    """Return the snapshot that a path, ``-`` (stdin), an open file, or bytes hold.
+
+    Raises:
+        NotASnapshot: it is something else, or empty.
+        TruncatedSnapshot: it ends in the middle.
+        RefusedSnapshot: it holds what no genuine snapshot holds; nothing of it was executed.
+        LimitExceeded: it asks for more than ``limits`` allow.
+        InputError: it cannot be opened or read.
+    """
+    with open_source(source, limits=limits) as stream:
+        kind = classify(stream.head)
+        if kind in (Kind.PICKLE, Kind.OLD_PICKLE):
+            tables = _call(_ext.read_pickle, stream, shown(stream.name), limits)
+            return _to_snapshot(tables, stream, container="pickle")
+        if kind in _JSON:
+            tables = _call(_ext.read_json, stream, shown(stream.name), limits)
+            return _to_snapshot(tables, stream, container="json")
+        if kind is Kind.PAGE:
+            return _read_page(stream, limits)
+        raise something_else(shown(stream.name), kind, Wanted.SNAPSHOT, offset=0)
+
+
+def _call(reader: _Reader, stream: _Readable, name: str, limits: Limits) -> dict[str, Any]:
+    """Run a native reader, and turn its error into ours, which names the input."""
+    try:
+        return reader(
+            stream,
+            max_depth=limits.max_depth,
+            max_string_bytes=limits.max_string_bytes,
+            max_unknown_keys=limits.max_unknown_keys,
+        )
+    except _ext.ReadError as error:
+        kind, message, hint, offset = error.args
+        raise _ERRORS[kind](_with_name(name, kind, message), hint=hint, offset=offset) from None
+
+
+def _with_name(name: str, kind: str, message: str) -> str:
+    """Return the sentence of a native reader as one about an input."""
+    said = message[:1].lower() + message[1:]
+    if kind == "not_a_snapshot":
+        return f"{name} is not a memory snapshot: {said.partition(': ')[2] or said}"
+    if kind == "refused":
+        return f"{name} is not a memory snapshot: {said}"
+    if kind == "truncated":
+        return f"{name} ends in the middle."
+    return f"{name} is beyond a limit: {said}"
+
+
+def _read_page(stream: ByteStream, limits: Limits) -> Snapshot:
+    """Return the first snapshot of a page; the names of the other entries go to provenance."""
+    page = PageEntries(stream)
+    page.find_list()
+    found: Snapshot | None = None
+    first_error: NotASnapshot | None = None
+    others: list[str] = []
+    while (payload := page.next_payload()) is not None:
+        if found is None:
+            try:
+                tables = _call(
+                    _ext.read_pickle, payload, f"{page.name} in {shown(stream.name)}", limits
+                )
+                found = _to_snapshot(tables, stream, container="html", entry=page.name)
+            except NotASnapshot as error:
+                first_error = first_error or error
+                others.append(page.name)
+        elif len(others) < _MOST_NAMED_ENTRIES:
+            others.append(page.name)
+        payload.drain()
+    if found is None:
+        raise first_error or NotASnapshot(
+            "The HTML page lists no snapshot.", hint="Give the pickle itself.", offset=page.offset
+        )
+    return replace(found, provenance=replace(found.provenance, other_entries=tuple(others)))
+
+
+def _to_snapshot(
+    tables: dict[str, Any], stream: ByteStream, *, container: str, entry: str = ""
+) -> Snapshot:
+    settings = tables["settings"]
+    low, high = estimate_versions(tables)
+    return Snapshot(
+        strings=tuple(tables["strings"]),
+        frames=FrameTable(tables["frame_filename"], tables["frame_line"], tables["frame_name"]),
+        stacks=StackTable(tables["stack_offsets"], tables["stack_frames"]),
+        streams=tables["streams"],
+        pools=tables["pools"].reshape(-1, 2),
+        segments=SegmentTable(**tables["segments"]),
+        blocks=BlockTable(**tables["blocks"]),
+        events=EventTable(**tables["events"]),
+        oom_free_bytes=dict(
+            zip(tables["oom_rows"].tolist(), tables["oom_free_bytes"].tolist(), strict=True)
+        ),
+        settings=AllocatorSettings()
+        if settings is None
+        else AllocatorSettings.from_recorded(settings),
+        annotations=_annotations(tables),
+        host_segments=_host_segments(tables),
+        provenance=Provenance(
+            source=f"{stream.name}: {entry}" if entry else stream.name,
+            container=container,
+            compression=stream.compression,
+            protocol=tables["protocol"],
+            writer=tables["writer"],
+            is_list=tables["is_list"],
+            n_bytes=tables["n_bytes"],
+            version_low=low,
+            version_high=high,
+            unknown_keys=tables["unknown_keys"],
+            unknown_values=tables["unknown_values"],
+            n_replaced_strings=tables["n_replaced_strings"],
+            n_host_events=tables["n_host_events"],
+            has_trailing_bytes=tables["has_trailing_bytes"],
+        ),
+    )
+
+
+def _annotations(tables: dict[str, Any]) -> tuple[Annotation, ...]:
+    strings = tables["strings"]
+    return tuple(
+        Annotation(device, time_us, strings[name], strings[stage])
+        for device, time_us, name, stage in zip(
+            tables["annotation_device"].tolist(),
+            tables["annotation_time_us"].tolist(),
+            tables["annotation_name"].tolist(),
+            tables["annotation_stage"].tolist(),
+            strict=True,
+        )
+    )
+
+
+def _host_segments(tables: dict[str, Any]) -> tuple[HostSegment, ...]:
+    flags: np.ndarray[Any, Any] = tables["host_flags"]
+    return tuple(
+        HostSegment(
+            address if flag & _HAS_ADDRESS else -1,
+            size if flag & _HAS_SIZE else -1,
+            bool(flag & _ALLOCATED) if flag & _HAS_ALLOCATED else None,
+        )
+        for address, size, flag in zip(
+            tables["host_address"].tolist(),
+            tables["host_size_bytes"].tolist(),
+            flags.tolist(),
+            strict=True,
+        )
+    )
+
+
+_VERSIONS: Final = (
+    "1.4", "1.12", "1.13", "2.0", "2.1", "2.2", "2.3", "2.4", "2.5", "2.6", "2.7", "2.8", "2.9",
+    "2.10", "2.11", "2.12", "2.13", "2.14", "2.15",
+)  # fmt: skip
+
+# (table, key, first version that writes it)
+_SINCE: Final = (
+    ("block", "history", "1.12"),
+    ("segment", "requested_size", "2.0"),
+    ("block", "requested_size", "2.0"),
+    ("top", "device_traces", "2.0"),
+    ("segment", "is_expandable", "2.1"),
+    ("segment", "segment_pool_id", "2.1"),
+    ("segment", "frames", "2.1"),
+    ("block", "address", "2.1"),
+    ("top", "allocator_settings", "2.1"),
+    ("event", "time_us", "2.2"),
+    ("event", "compile_context", "2.6"),
+    ("top", "external_annotations", "2.6"),
+    ("event", "user_metadata", "2.10"),
+    ("frame", "fx_node_op", "2.10"),
+    ("event", "pool_id", "2.12"),
+    ("event", "internal_metadata", "2.15"),
+    ("top", "host_segments", "2.15"),
+    ("top", "host_traces", "2.15"),
+)
+# (table, key, last version that does not write it); looked at where the table has rows.
+_UNTIL: Final = (
+    ("block", "requested_size", "1.13"),
+    ("segment", "is_expandable", "2.0"),
+    ("top", "allocator_settings", "2.3"),
+    ("event", "time_us", "2.1"),
+    ("top", "external_annotations", "2.6"),
+    ("event", "user_metadata", "2.9"),
+    ("event", "pool_id", "2.11"),
+    ("top", "host_segments", "2.14"),
+)
+_SETTINGS_SINCE: Final = (
+    ("graph_capture_record_stream_reuse", "2.10"),
+    ("max_round_threshold", "2.15"),
+)
+
+
+def estimate_versions(tables: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the lowest and the highest PyTorch version that fits; "" is an open end.
+
+    Args:
+        tables: what the native reader returns; ``keys_seen`` and ``settings`` are looked at.
+    """
+    seen: Mapping[str, list[str]] = tables["keys_seen"]
+    low = 0
+    high = len(_VERSIONS)
+    for table, key, version in _SINCE:
+        if key in seen[table]:
+            low = max(low, _VERSIONS.index(version))
+    for key, version in _SETTINGS_SINCE:
+        if key in (tables["settings"] or {}):
+            low = max(low, _VERSIONS.index(version))
+    mapped = 1 << Action.SEGMENT_MAP | 1 << Action.SEGMENT_UNMAP
+    if tables["actions_seen"] & mapped:
+        low = max(low, _VERSIONS.index("2.1"))
+    for table, key, version in _UNTIL:
+        if seen[table] and key not in seen[table]:
+            high = min(high, _VERSIONS.index(version))
+    if "history" in seen["block"]:
+        high = min(high, _VERSIONS.index("2.0"))
+    high = max(high, low)
+    return (
+        _VERSIONS[low] if low else "",
+        _VERSIONS[high] if high < len(_VERSIONS) - 1 else "",
+    )

@@ -1,0 +1,291 @@
+"""Bounded byte streams: a path, stdin, an open file or bytes; gzip and zstd are unpacked.
+
+Memory stays small whatever the input claims, and two counters guard against bombs: bytes after
+unpacking (``Limits.max_input_bytes``) and bytes unpacked per byte read (``max_expansion``).
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import stat
+import sys
+import zlib
+from contextlib import ExitStack
+from os import PathLike, fspath
+from pathlib import Path
+from typing import BinaryIO, Final, Protocol, Self, cast
+
+from fragdoctor.errors import InputError, LimitExceeded, RefusedSnapshot, TruncatedSnapshot
+from fragdoctor.inputs.remote import is_remote, open_remote, without_secrets
+from fragdoctor.limits import DEFAULT_LIMITS, Limits
+from fragdoctor.model.hooks import tell
+from fragdoctor.units import MIB, format_size
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
+
+GZIP_MAGIC: Final = b"\x1f\x8b"
+ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
+HEAD_BYTES: Final = 4096
+_EXPANSION_GRACE_BYTES: Final = 64 * MIB
+_TELL_EVERY_BYTES: Final = 4 * MIB
+
+
+class _Readable(Protocol):
+    def readinto(self, buffer: memoryview, /) -> int | None: ...
+
+
+class _Counted(io.RawIOBase):
+    """Counts what is read from the file itself, with a head that was read to look at it."""
+
+    def __init__(self, raw: BinaryIO, head: bytes) -> None:
+        self._raw = raw
+        self._fill = raw.readinto if hasattr(raw, "readinto") else None
+        self._head = memoryview(head)
+        self.n_bytes = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        if len(self._head):
+            n = min(len(self._head), len(buffer))
+            buffer[:n] = self._head[:n]
+            self._head = self._head[n:]
+        elif self._fill is not None:
+            n = self._fill(buffer) or 0  # no copy in between
+        else:
+            data = self._raw.read(len(buffer))
+            n = len(data)
+            buffer[:n] = data
+        self.n_bytes += n
+        return n
+
+
+class _Terminal(io.RawIOBase):
+    """A terminal, which ends at the first Ctrl-D; read on, it would ask for another one."""
+
+    def __init__(self, raw: io.BufferedReader) -> None:
+        self._raw = raw
+        self._is_over = False
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        data = b"" if self._is_over else self._raw.read1(len(buffer))
+        self._is_over = not data
+        buffer[: len(data)] = data
+        return len(data)
+
+
+class ByteStream(io.RawIOBase):
+    """The unpacked bytes of one input, bounded.
+
+    Attributes:
+        name: name shown to people; hostile text.
+        compression: ``gzip``, ``zstd`` or ``""``.
+        head: the first bytes (up to 4096), still to be read.
+    """
+
+    def __init__(self, raw: BinaryIO, name: str, limits: Limits, stack: ExitStack) -> None:
+        self.name = name
+        self._limits = limits
+        self._stack = stack
+        try:
+            packed_head = _read_full(raw, HEAD_BYTES)
+        except OSError as error:
+            raise _unreadable(name, error) from error
+        self._packed = _Counted(raw, packed_head)
+        self.compression = ""
+        self._inner: _Readable = self._packed
+        if packed_head.startswith(GZIP_MAGIC):
+            self.compression = "gzip"
+            self._inner = gzip.GzipFile(fileobj=self._packed)
+        elif packed_head.startswith(ZSTD_MAGIC):
+            self.compression = "zstd"
+            self._inner = zstd.ZstdFile(self._packed)
+        self._file_bytes = _length(raw)
+        self._told_bytes = 0
+        self.n_bytes = 0
+        self._head = b""
+        self.head = packed_head if not self.compression else self._peek()
+
+    def _peek(self) -> bytes:
+        parts = bytearray()
+        buffer = bytearray(HEAD_BYTES)
+        while len(parts) < HEAD_BYTES:
+            n = self._read_inner(memoryview(buffer)[: HEAD_BYTES - len(parts)])
+            if n == 0:
+                break
+            parts += buffer[:n]
+        self._head = bytes(parts)
+        return self._head
+
+    def __enter__(self) -> Self:
+        return self
+
+    def close(self) -> None:
+        """Close the file, if it was opened here."""
+        self._stack.close()
+        super().close()
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        """Fill the buffer as far as possible; 0 is the end.
+
+        Raises:
+            LimitExceeded: more bytes, or more bytes per packed byte, than the limits allow.
+            TruncatedSnapshot: the compressed stream ends in the middle.
+            RefusedSnapshot: the compressed stream is damaged.
+            InputError: the operating system cannot read on.
+        """
+        if self._head:
+            n = min(len(self._head), len(buffer))
+            buffer[:n] = self._head[:n]
+            self._head = self._head[n:]
+        else:
+            n = self._read_inner(buffer)
+        self.n_bytes += n
+        self._check_limits()
+        if self.n_bytes - self._told_bytes >= _TELL_EVERY_BYTES:
+            self._told_bytes = self.n_bytes
+            tell("Reading", self._packed.n_bytes, self._file_bytes)
+        return n
+
+    def _read_inner(self, buffer: memoryview) -> int:
+        try:
+            return self._inner.readinto(buffer) or 0
+        except EOFError:
+            raise TruncatedSnapshot(
+                f"The {self.compression} stream ends in the middle.",
+                hint="Copy the file again, or record it again.",
+                offset=self._packed.n_bytes,
+            ) from None
+        except (zlib.error, zstd.ZstdError, gzip.BadGzipFile):
+            raise RefusedSnapshot(
+                f"The {self.compression} stream is damaged.",
+                hint="Copy the file again.",
+                offset=self._packed.n_bytes,
+            ) from None
+        except OSError as error:
+            raise _unreadable(self.name, error) from error
+
+    def _check_limits(self) -> None:
+        if self.n_bytes > self._limits.max_input_bytes:
+            raise LimitExceeded(
+                f"The input is longer than {format_size(self._limits.max_input_bytes)}.",
+                hint="Record a shorter stretch: _record_memory_history(max_entries=100000).",
+                offset=self.n_bytes,
+            )
+        if not self.compression or self.n_bytes <= _EXPANSION_GRACE_BYTES:
+            return
+        if self.n_bytes > self._limits.max_expansion * self._packed.n_bytes:
+            raise LimitExceeded(
+                f"The {self.compression} stream unpacks to more than "
+                f"{self._limits.max_expansion} times its size.",
+                hint="Genuine snapshots unpack to about 20 times their size.",
+                offset=self.n_bytes,
+            )
+
+
+def _unreadable(name: str, error: OSError) -> InputError:
+    return InputError(
+        f"{shown(name)} cannot be read: {error.strerror or 'input/output error'}.",
+        hint="Check the file and its permissions.",
+    )
+
+
+def _length(raw: BinaryIO) -> int:
+    """Return the length of a file; 0 for what has none, such as a pipe."""
+    try:
+        status = os.fstat(raw.fileno())
+    except (AttributeError, OSError, ValueError):
+        return 0
+    return status.st_size if stat.S_ISREG(status.st_mode) else 0
+
+
+def _read_full(raw: BinaryIO, n: int) -> bytes:
+    parts = bytearray()
+    while len(parts) < n:
+        data = raw.read(n - len(parts))
+        if not data:
+            break
+        parts += data
+    return bytes(parts)
+
+
+def _standard_input() -> BinaryIO:
+    raw = sys.stdin.buffer
+    if sys.stdin.isatty() and isinstance(raw, io.BufferedReader):
+        return cast("BinaryIO", _Terminal(raw))
+    return raw
+
+
+def open_source(
+    source: str | PathLike[str] | BinaryIO | bytes,
+    *,
+    limits: Limits = DEFAULT_LIMITS,
+    name: str | None = None,
+) -> ByteStream:
+    """Open a path, a URL, ``-`` (stdin), an open binary file or bytes for bounded reading.
+
+    Args:
+        source: where the bytes come from.
+        limits: what reading may cost.
+        name: what an open file is called for people; its own name where None.
+
+    Raises:
+        InputError: it cannot be opened, or its first bytes cannot be read.
+    """
+    stack = ExitStack()
+    if isinstance(source, bytes):
+        return ByteStream(io.BytesIO(source), name or "<bytes>", limits, stack)
+    if isinstance(source, str | PathLike):
+        path = fspath(source)
+        if path == "-":
+            return ByteStream(_standard_input(), "-", limits, stack)
+        with stack:  # closed again where its first bytes cannot be had
+            if is_remote(path):
+                raw = stack.enter_context(open_remote(path))
+                return ByteStream(raw, without_secrets(path), limits, stack.pop_all())
+            return ByteStream(_opened(path, stack), path, limits, stack.pop_all())
+    return ByteStream(source, name or str(getattr(source, "name", "<stream>")), limits, stack)
+
+
+def _opened(path: str, stack: ExitStack) -> BinaryIO:
+    """Open a file; refuse early and clearly what opening would refuse, or never finish."""
+    try:
+        mode = Path(path).stat().st_mode
+        if stat.S_ISDIR(mode):
+            raise InputError(f"{path} is a directory.", hint="Give a file in it.")
+        if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode) or stat.S_ISCHR(mode)):
+            raise InputError(f"{path} is no file.", hint="Give a file, or - for a pipe.")
+        return cast("BinaryIO", stack.enter_context(open(path, "rb", buffering=0)))  # noqa: PTH123 - "rb" of any name; closed by the stack
+    except (OSError, ValueError) as error:
+        if len(path) > 40 and len(path.split()) > 3:
+            raise InputError(
+                "This is text, not a file.", hint="Run: fragdoctor oom 'the message'"
+            ) from error
+        if isinstance(error, FileNotFoundError):
+            raise InputError(f"{path} does not exist.", hint="Check the path.") from error
+        reason = (isinstance(error, OSError) and error.strerror) or "not a file name"
+        raise InputError(
+            f"{path} cannot be opened: {reason[:1].lower()}{reason[1:]}.",
+            hint="Check the path and its permissions.",
+        ) from error
+
+
+def shown(name: str) -> str:
+    """Return what an input is called for people: hostile text, without passwords."""
+    return _CALLED.get(name) or without_secrets(name)
+
+
+_CALLED: Final = {"-": "standard input", "<bytes>": "the data", "<stream>": "the data"}

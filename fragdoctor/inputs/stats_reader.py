@@ -1,0 +1,321 @@
+"""``memory_stats()`` as JSON and ``memory_summary()`` as text, each alone or within a log."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from fragdoctor.errors import InputError, NotASnapshot
+from fragdoctor.inputs.log_cleaning import plain_lines
+from fragdoctor.model.case import MemoryStats, StatsSeries
+
+__all__ = ["looks_like_stats", "looks_like_summary", "read_stats"]
+
+_SCALARS: Final = frozenset(
+    {
+        "num_alloc_retries",
+        "num_ooms",
+        "max_split_size",
+        "num_sync_all_streams",
+        "num_device_alloc",
+        "num_device_free",
+        "num_oom_rejections",
+    }
+)
+_FAMILIES: Final = frozenset(
+    {
+        "allocation",
+        "segment",
+        "active",
+        "inactive_split",
+        "allocated_bytes",
+        "reserved_bytes",
+        "active_bytes",
+        "inactive_split_bytes",
+        "requested_bytes",
+        "oversize_allocations",
+        "oversize_segments",
+    }
+)
+_MARK: Final = re.compile(
+    r"\"(?:(?:allocated|reserved|active)_bytes(?:\.|\"\s{0,20}:\s{0,20}\{)"
+    r"|num_alloc_retries\"|num_ooms\")"
+)
+_DEVICE_NAME: Final = re.compile(
+    r"(?:(?:cuda|gpu|xpu|hip|npu|device|rank)?[ :_-]?)(\d{1,6})", re.IGNORECASE
+)
+_DEVICE_KEYS: Final = ("device", "device_index", "device_id", "gpu", "local_rank")
+_LABEL_KEYS: Final = ("step", "global_step", "iteration", "iter", "epoch", "batch", "time", "ts")
+_HEAD: Final = 64 * 1024
+_MAX_DEPTH: Final = 8
+
+
+def looks_like_stats(data: bytes | str) -> bool:
+    """Return whether an input seems to be ``memory_stats()`` as JSON or JSON lines."""
+    head = _decoded(data[:_HEAD]).lstrip("\ufeff \t\r\n")
+    return head[:1] in {"{", "["} and bool(_MARK.search(head))
+
+
+def read_stats(data: bytes | str, label: str = "") -> StatsSeries:
+    """Read statistics in any of their forms.
+
+    Accepted: ``memory_stats()`` flat or nested; of one device, or of several as a list or as
+    an object keyed by device (``0``, ``"cuda:0"``); wrapped once in an object (``{"stats":
+    ...}``); JSON lines, one object a line, in time order; the text of ``memory_summary()``,
+    one table or several, also inside a log.
+
+    Args:
+        data: the input; bytes are decoded as UTF-8 with replacement.
+        label: name of the input, kept as ``MemoryStats.label`` where the input has no better.
+
+    Raises:
+        InputError: the input holds no statistics.
+    """
+    text = _decoded(data).lstrip("\ufeff")
+    entries, is_series = _read_json(text, label)
+    if not entries:
+        entries = list(read_summaries(text, label))
+        is_series = _repeats(entries)
+    if not entries:
+        raise NotASnapshot(
+            "The input holds neither memory_stats() nor memory_summary().",
+            hint="Save json.dumps(torch.cuda.memory_stats()) or torch.cuda.memory_summary().",
+        )
+    return StatsSeries(tuple(entries), is_series)
+
+
+def _decoded(data: bytes | str) -> str:
+    return data.decode("utf-8", "replace") if isinstance(data, bytes) else data
+
+
+def _repeats(entries: Iterable[MemoryStats]) -> bool:
+    """Return whether one device appears more than once: a series over time."""
+    devices = [entry.device for entry in entries]
+    return len(set(devices)) < len(devices)
+
+
+def _read_json(text: str, label: str) -> tuple[list[MemoryStats], bool]:
+    stripped = text.strip()
+    if stripped[:1] not in {"{", "["}:
+        return _read_json_lines(text, label)
+    try:
+        value = _loads(stripped)
+    except ValueError:
+        return _read_json_lines(text, label)
+    entries = list(_entries(value, None, label, 0))
+    return entries, _repeats(entries)
+
+
+def _loads(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except RecursionError as error:
+        raise InputError("The JSON nests too deeply for statistics.") from error
+
+
+def _read_json_lines(text: str, label: str) -> tuple[list[MemoryStats], bool]:
+    """Read lines that hold an object each; other lines of a log are passed over."""
+    entries: list[MemoryStats] = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        start = line.find("{")
+        if start < 0 or not _MARK.search(line, start):
+            continue
+        try:
+            value = _loads(line[start:].strip().rstrip(","))
+        except ValueError:
+            continue
+        entries.extend(_entries(value, None, f"{label}:{number}" if label else f"line {number}", 0))
+    return entries, len(entries) > 1
+
+
+def _entries(value: Any, device: int | None, label: str, depth: int) -> Iterator[MemoryStats]:
+    """Yield the statistics inside a parsed JSON value, with the device each belongs to."""
+    if depth > _MAX_DEPTH:
+        return
+    if isinstance(value, list):
+        is_devices = depth == 0 and not any(_device_in(v) is not None for v in value)
+        is_devices = is_devices and not any(_has_label(v) for v in value) and len(value) > 1
+        for index, item in enumerate(value):
+            own = index if is_devices and device is None else device
+            yield from _entries(item, own, label, depth + 1)
+        return
+    if not isinstance(value, dict):
+        return
+    device = _device_in(value) if _device_in(value) is not None else device
+    label = _label_in(value) or label
+    flat = _flat(value)
+    if flat:
+        yield MemoryStats(values=flat, device=device, label=label)
+        return
+    for key, item in value.items():
+        match = _DEVICE_NAME.fullmatch(str(key))
+        own = int(match.group(1)) if match else device
+        # a list below a wrapper such as "devices" is one entry a device, as a bare list is
+        yield from _entries(item, own, label, depth if isinstance(item, list) else depth + 1)
+
+
+def _flat(value: Mapping[str, Any]) -> dict[str, int]:
+    """Return the statistics of an object in the flat form; empty where it holds none."""
+    flat: dict[str, int] = {}
+    for key, item in value.items():
+        root = str(key).partition(".")[0]
+        if root in _SCALARS or (root in _FAMILIES and "." in str(key)):
+            if _is_number(item):
+                flat[str(key)] = int(item)
+        elif (root in _FAMILIES or root.startswith("reserved_bytes_by")) and isinstance(item, dict):
+            _flatten(root, item, flat, 0)
+    return flat
+
+
+def _flatten(prefix: str, value: Mapping[str, Any], flat: dict[str, int], depth: int) -> None:
+    for key, item in value.items():
+        name = f"{prefix}.{key}"
+        if isinstance(item, dict) and depth < _MAX_DEPTH:
+            _flatten(name, item, flat, depth + 1)
+        elif _is_number(item):
+            flat[name] = int(item)
+
+
+def _is_number(value: Any) -> bool:
+    return (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and value == value  # noqa: PLR0124 - NaN
+        and abs(value) < 2**70
+    )
+
+
+def _device_in(value: Any) -> int | None:
+    if not isinstance(value, dict):
+        return None
+    for key in _DEVICE_KEYS:
+        given: Any = value.get(key)
+        if _is_number(given):
+            return int(given)
+        match = _DEVICE_NAME.fullmatch(given) if isinstance(given, str) else None
+        if match:
+            return int(match.group(1))
+    return None
+
+
+def _has_label(value: Any) -> bool:
+    return isinstance(value, dict) and bool(_label_in(value))
+
+
+def _label_in(value: Mapping[str, Any]) -> str:
+    for key in _LABEL_KEYS:
+        if key in value and isinstance(value[key], int | float | str):
+            return f"{key} {value[key]}"
+    return ""
+
+
+_TITLE: Final = re.compile(
+    r"memory summary\s*,\s*device(?:\s+id)?\s*:?\s*(?:cuda:)?(\d{1,6})", re.IGNORECASE
+)
+_OOMS: Final = re.compile(r"(?:CUDA|HIP|XPU)\s+OOMs\s*:\s*(\d{1,18})", re.IGNORECASE)
+_RETRIES: Final = re.compile(r"(?:cuda|hip)?Malloc\s+retries\s*:\s*(\d{1,18})", re.IGNORECASE)
+_CELL: Final = re.compile(r"(\d{1,18})\s*([KMGTP]i?B|B|[KM])?", re.IGNORECASE)
+_ROWS: Final = {
+    "allocated memory": "allocated_bytes",
+    "active memory": "active_bytes",
+    "requested memory": "requested_bytes",
+    "gpu reserved memory": "reserved_bytes",
+    "non-releasable memory": "inactive_split_bytes",
+    "allocations": "allocation",
+    "active allocs": "active",
+    "gpu reserved segments": "segment",
+    "non-releasable allocs": "inactive_split",
+    "oversize allocations": "oversize_allocations",
+    "oversize gpu segments": "oversize_segments",
+}
+_SUB_ROWS: Final = {"from large pool": "large_pool", "from small pool": "small_pool"}
+_COLUMNS: Final = ("current", "peak", "allocated", "freed")
+_POWERS: Final = {"K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
+_WITHOUT_POOLS: Final = frozenset({"oversize_allocations", "oversize_segments"})
+
+
+def looks_like_summary(text: str) -> bool:
+    """Return whether a text holds a table of ``memory_summary()``."""
+    return ("Cur Usage" in text and "Peak Usage" in text) or (
+        "memory summary" in text and "device ID" in text
+    )
+
+
+@dataclass(slots=True)
+class _Table:
+    label: str
+    device: int | None = None
+    values: dict[str, int] = field(default_factory=dict)
+    resolution: int = 1
+    family: str = ""
+
+    def stats(self) -> MemoryStats:
+        return MemoryStats(
+            values=self.values,
+            device=self.device,
+            resolution_bytes=self.resolution,
+            origin="memory_summary",
+            label=self.label,
+        )
+
+
+def read_summaries(text: str, label: str = "") -> Iterator[MemoryStats]:
+    """Yield one ``MemoryStats`` for each table, in the order of the text."""
+    if not looks_like_summary(text):
+        return
+    table: _Table | None = None
+    for number, raw in enumerate(text.split("\n"), start=1):
+        if "|" not in raw and "memory summary" not in raw:
+            continue
+        for line in plain_lines(raw[:2000]):
+            title = _TITLE.search(line)
+            if title or ("Cur Usage" in line and (table is None or table.values.keys() - _HEADER)):
+                if table is not None and table.values:
+                    yield table.stats()
+                table = _Table(f"{label}:{number}" if label else f"line {number}")
+                table.device = int(title.group(1)) if title else None
+            if table is not None:
+                _read_line(table, line)
+    if table is not None and table.values:
+        yield table.stats()
+
+
+_HEADER: Final = frozenset({"num_ooms", "num_alloc_retries"})
+
+
+def _read_line(table: _Table, line: str) -> None:
+    for pattern, name in ((_OOMS, "num_ooms"), (_RETRIES, "num_alloc_retries")):
+        match = pattern.search(line)
+        if match:
+            table.values[name] = int(match.group(1))
+    cells = [cell.strip() for cell in line.split("|")]
+    cells = cells[:-1] if cells and not cells[-1] else cells
+    if len(cells) < 5:
+        return
+    name, figures = " ".join(cells[-5].lower().split()), cells[-4:]
+    family, pool = _ROWS.get(name), "all"
+    if family is not None:
+        table.family = family
+    elif name in _SUB_ROWS and table.family:
+        family, pool = table.family, _SUB_ROWS[name]
+    if family is None:
+        return
+    for column, cell in zip(_COLUMNS, figures, strict=True):
+        match = _CELL.fullmatch(cell)
+        if match is None:
+            continue
+        unit = match.group(2) or ""
+        factor = _factor(unit)
+        key = f"{family}.{column}" if family in _WITHOUT_POOLS else f"{family}.{pool}.{column}"
+        table.values[key] = int(match.group(1)) * factor
+        if unit.upper().endswith("B"):
+            table.resolution = max(table.resolution, factor)
+
+
+def _factor(unit: str) -> int:
+    power = _POWERS.get(unit[:1].upper(), 0)
+    is_size = unit.upper().endswith("B")
+    return int(1024**power if is_size else 1000**power)

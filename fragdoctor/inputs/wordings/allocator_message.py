@@ -1,0 +1,314 @@
+"""The caching allocator's message, torch 1.0 to 2.15, on CUDA, ROCm, XPU, NPU and MUSA."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field
+from typing import Final
+
+from fragdoctor.inputs.log_streams import Stream
+from fragdoctor.inputs.wordings.wording import (
+    ALLOCATOR,
+    BACKEND_OF_WORD,
+    Fields,
+    Hit,
+    compile_squeezed,
+    is_source,
+    located,
+    parse_size,
+    value_of,
+)
+from fragdoctor.model.oom import OomMessage, OtherProcess
+
+_ABSURD_BYTES: Final = 16 * 2**40  # no device is near; such a size was computed from garbage
+_GAP: Final = 700  # squeezed characters between two clauses of one message, at most
+
+
+@dataclass(frozen=True, slots=True)
+class Clause:
+    """A part of the message: what stands around ``literal``, ``back`` characters before it on."""
+
+    name: str
+    literal: str
+    pattern: re.Pattern[str]
+    back: int = 0
+
+
+def _clause(name: str, literal: str, pattern: str, back: int = 0) -> Clause:
+    return Clause(name, literal, compile_squeezed(pattern), back)
+
+
+_NAME: Final = r"(?:gpu|npu|xpu|musa|mlu|gcu|device)"
+CLAUSES: Final = (
+    _clause("head", "outofmemory", r"(?P<_name>cuda|hip|xpu|npu|musa|mlu|gcu)outofmemory", 4),
+    _clause("tried", "triedtoalloc", r"triedtoallocate<requested_bytes>"),
+    _clause("huge", "triedtoallocatemorethan", r"triedtoallocatemorethan1ebmemory"),
+    _clause("device", "hasatotal", _NAME + r"[-:#]?<device_index>hasatotal", 12),
+    _clause("device", ";", r"\(" + _NAME + r"[-:#]?<device_index>;", 12),
+    _clause("total", "hasatotalcapa", r"hasatotalcapa[a-z]{1,6}of<total_bytes>"),
+    _clause("total", "totalcapa", r"<total_bytes>totalcapa[a-z]{1,6}", 30),
+    _clause("free", "ofwhich", r"ofwhich<free_bytes>isfree"),
+    _clause("free", "free", r"(?<=[;,)])<free_bytes>free(?=[;,)\s]|$)", 30),
+    _clause("process", "memoryinuse", r"process(?P<pid>\d{1,12})has(?P<size>SIZE)memoryinuse", 60),
+    _clause("own", "thisprocesshas", r"thisprocesshas<process_bytes>memoryinuse"),
+    _clause("limit", "allowed", r"<limit_bytes>allowed(?=[;,)])", 30),
+    _clause("allocated", "alreadyallocated", r"<allocated_bytes>alreadyallocated", 30),
+    _clause("allocated", "isallocatedbypyt", r"<allocated_bytes>isallocatedbypytorch", 30),
+    _clause("active", "currentactive", r"<active_bytes>currentactive", 30),
+    _clause("cached", "cached", r"<reserved_unallocated_bytes>cached(?=[;,.)]|$)", 30),
+    _clause("reserved", "reservedintotal", r"<reserved_bytes>reservedintotal", 30),
+    _clause("private", "allocatedinpriv", r"<private_pools_bytes>allocatedinprivate", 30),
+    _clause("unallocated", "isreservedbypyt", r"<reserved_unallocated_bytes>isreservedbypyt", 30),
+    _clause("stretch", "cannotspanexp", r"asingleallocationcannotspanexpandablesegments", 20),
+    _clause("tail", "ifreserved", r"ifreserved(?:butunallocated)?memoryis"),
+    _clause("tail", "expandable_seg", r"expandable_segmentsisenabled"),
+    _clause("tail", "pleaseuse`empty", r"pleaseuse`empty_cache`"),
+)
+_REPEATABLE: Final = frozenset({"process", "tail"})
+_FIGURES: Final = frozenset({"total", "free", "allocated", "cached", "reserved", "unallocated"})
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A message while its clauses come in."""
+
+    start: int
+    end: int
+    name: str = ""
+    seen: set[str] = field(default_factory=set)
+    fields: Fields = field(default_factory=dict)
+    others: list[OtherProcess] = field(default_factory=list)
+
+    def takes(self, clause: str, start: int) -> bool:
+        """Return whether a clause continues this message instead of beginning another."""
+        if start - self.end > _GAP or (clause in self.seen and clause not in _REPEATABLE):
+            return False
+        is_second_start = clause in {"tried", "huge"} and bool(self.seen - {"head"})
+        return clause != "head" and not is_second_start
+
+    def add(self, clause: str, match: re.Match[str]) -> None:
+        """Take one clause in."""
+        self.seen.add(clause)
+        self.end = max(self.end, match.end())
+        groups = match.groupdict()
+        if clause == "head":
+            self.name = groups["_name"]
+        elif clause == "process":
+            self.others.append(OtherProcess(int(groups["pid"]), parse_size(groups["size"])))
+        else:
+            self.fields |= {k: value_of(k, v) for k, v in groups.items() if v is not None}
+
+
+def hits(stream: Stream) -> Iterator[Hit]:
+    """Yield the allocator's messages of a stream in order."""
+    draft: _Draft | None = None
+    for start, clause, match in _clauses(stream):
+        if draft is None or not draft.takes(clause, start):
+            if draft is not None:
+                yield from _finished(draft, stream)
+            draft = None if clause in {"tail", "stretch"} else _Draft(start, match.end())
+        if draft is not None:
+            draft.add(clause, match)
+    if draft is not None:
+        yield from _finished(draft, stream)
+
+
+def _clauses(stream: Stream) -> list[tuple[int, str, re.Match[str]]]:
+    text = stream.squeezed
+    found: list[tuple[int, str, re.Match[str]]] = []
+    for clause in CLAUSES:
+        position = 0
+        while (at := text.find(clause.literal, position)) >= 0:
+            position = at + len(clause.literal)
+            match = _around(clause, text, at)
+            if match is not None:
+                found.append((match.start(), clause.name, match))
+    return sorted(found, key=lambda item: item[0])
+
+
+def _around(clause: Clause, text: str, at: int) -> re.Match[str] | None:
+    end = at + len(clause.literal)
+    for start in range(max(0, at - clause.back), at + 1):
+        match = clause.pattern.match(text, start)
+        if match is not None and match.end() >= end:
+            return match
+    return None
+
+
+def _finished(draft: _Draft, stream: Stream) -> Iterator[Hit]:
+    if not _is_message(draft, stream):
+        return
+    text = stream.squeezed[draft.start : draft.end + 700]
+    found = dialect(draft.seen, draft.name, text[: _tail_length(text, draft)])
+    fields = draft.fields
+    allocated, gap = fields.get("allocated_bytes"), fields.get("reserved_unallocated_bytes")
+    reserved = fields.get("reserved_bytes")
+    if reserved is None and allocated is not None and gap is not None:
+        fields["reserved_bytes"] = allocated + gap
+    elif gap is None and allocated is not None and reserved is not None:
+        fields["reserved_unallocated_bytes"] = max(0, reserved - allocated)
+    message = OomMessage(
+        kind=ALLOCATOR,
+        backend=found.backend,
+        is_device_oom=True,
+        other_processes=tuple(draft.others),
+        variant=found.variant,
+        version_low=found.version_low,
+        version_high=found.version_high,
+        sub_kind=_sub_kind(draft, stream.squeezed[draft.end : draft.end + 8]),
+        free_allocated_hint=found.hint,
+        expandable_is_on=found.expandable_is_on,
+        **fields,
+    )
+    yield Hit(
+        draft.start,
+        draft.end,
+        located(message, stream, draft.start, draft.end),
+        is_whole=bool(draft.seen & {"head", "tried", "huge"}),
+    )
+
+
+def _tail_length(text: str, draft: _Draft) -> int:
+    """Return how much of the text belongs to this message: up to the next one, or all."""
+    following = text.find("outofmemory", draft.end - draft.start)
+    return following if following >= 0 else len(text)
+
+
+def _is_message(draft: _Draft, stream: Stream) -> bool:
+    figures = len(draft.seen & _FIGURES)
+    # Program text holds placeholders, not figures: a list's repr in a log looks like source too.
+    if figures < 3 and is_source(stream, draft.start):
+        return False
+    if draft.seen & {"tried", "huge"}:
+        return True
+    return figures >= 2 or ("head" in draft.seen and figures >= 1)
+
+
+def _sub_kind(draft: _Draft, after: str) -> str:
+    if "huge" in draft.seen or draft.fields.get("requested_bytes", 0) > _ABSURD_BYTES:
+        return "size-bug"
+    if "stretch" in draft.seen:
+        return "not-in-reserve"
+    # torch 2.3.0 printed the device number as a raw byte, at which many consoles cut the line
+    return "figures-lost" if not draft.seen & _FIGURES and after.startswith(".gpu") else ""
+
+
+VARIANTS: Final = {
+    "torch-1.0": "cached",
+    "torch-1.4": "reserved in total by PyTorch",
+    "torch-1.10": "the same with advice about max_split_size_mb",
+    "torch-2.1": "total capacty, or 2.x sentences with advice about max_split_size_mb",
+    "torch-2.2": "2.x sentences, advice with the environment-variables link",
+    "torch-2.9": "advice with PYTORCH_ALLOC_CONF",
+    "torch-2.10": "advice with the docs.pytorch.org link",
+    "torch-2.15": "advice that knows whether expandable segments are on",
+    "torch-2": "2.x sentences, cut before what tells the versions apart",
+    "torch": "no figure but the request",
+    "ipex": "XPU of Intel's extension",
+    "xpu-2.4": "XPU without free memory",
+    "xpu-2.9": "XPU with free memory",
+    "npu": "Ascend",
+    "musa": "Moore Threads",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """What the form of a message tells beside its figures; fields as in ``OomMessage``."""
+
+    backend: str
+    variant: str
+    version_low: str = ""
+    version_high: str = ""
+    hint: str = ""
+    expandable_is_on: bool | None = None
+
+
+def dialect(seen: AbstractSet[str], name: str, text: str) -> Dialect:
+    """Return backend, variant and versions of a message.
+
+    Args:
+        seen: names of its clauses.
+        name: the device word of its head (``cuda``, ``hip``, ...), or "".
+        text: the message squeezed, with its tail.
+    """
+    backend = _backend(seen, name, text)
+    hint = _hint(text)
+    expandable = True if "expandable_segmentsisenabled" in text else None
+    if backend == "xpu":
+        variant, low, high = _xpu(seen)
+    elif backend == "npu":
+        variant, low, high = "npu", "", ""
+    elif seen & {"cached"}:
+        variant, low, high = "torch-1.0", "1.0", "1.3"
+    elif seen & {"reserved"} or (seen & {"allocated"} and "alreadyallocated" in text):
+        variant, low, high = _one(text)
+    else:
+        variant, low, high = _two(seen, text)
+    if backend == "musa":
+        variant = "musa"
+    return Dialect(backend, variant, low, high, hint, expandable)
+
+
+def _backend(seen: AbstractSet[str], name: str, text: str) -> str:
+    if name and name != "cuda":
+        return BACKEND_OF_WORD[name]
+    if "active" in seen or "(npu" in text:
+        return "npu"
+    if "pleaseuse`empty_cache`" in text:
+        return "xpu"
+    if "pytorch_hip_alloc_conf" in text:
+        return "rocm"
+    if "pytorch_musa_alloc_conf" in text:
+        return "musa"
+    return "cuda"
+
+
+def _hint(text: str) -> str:
+    for words, hint in (
+        ("expandable_segments_reserve", "expandable_segments_reserve"),
+        ("conf=expandable_segments:true", "expandable_segments:True"),
+        ("trysettingmax_split_size_mb", "max_split_size_mb"),
+        ("`empty_cache`", "empty_cache"),
+    ):
+        if words in text:
+            return hint
+    return ""
+
+
+def _xpu(seen: AbstractSet[str]) -> tuple[str, str, str]:
+    if "reserved" in seen:
+        return "ipex", "", ""
+    return ("xpu-2.9", "2.9", "") if seen & {"free", "limit"} else ("xpu-2.4", "2.4", "2.8")
+
+
+def _one(text: str) -> tuple[str, str, str]:
+    if "trysettingmax_split_size" in text:
+        return "torch-1.10", "1.10", "2.0"
+    return "torch-1.4", "1.4", "1.9" if "reservedintotalbypytorch)" in text else "2.0"
+
+
+def _two(seen: AbstractSet[str], text: str) -> tuple[str, str, str]:
+    for words, row in _TWO:
+        if words in text:
+            return row
+    if not seen & {"total", "free", "allocated", "unallocated", "own", "process"}:
+        return "torch", "", ""
+    low = "2.5" if "limit" in seen else "2.4" if "private" in seen else "2.2"
+    if "environment-variables" in text:
+        return "torch-2.2", low, "2.8"
+    if "trysettingmax_split_size" in text:
+        return "torch-2.1", "2.1", "2.1"
+    return "torch-2", low, ""
+
+
+# Words that settle the version, the latest first.
+_TWO: Final = (
+    ("expandable_segmentsisenabled", ("torch-2.15", "2.15", "")),
+    ("cannotspanexpandable", ("torch-2.15", "2.15", "")),
+    ("capactyof", ("torch-2.1", "2.1", "2.1")),
+    ("docs.pytorch.org", ("torch-2.10", "2.10", "")),
+    ("pytorch_alloc_conf=", ("torch-2.9", "2.9", "2.9")),
+)

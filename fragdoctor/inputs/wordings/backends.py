@@ -1,0 +1,295 @@
+"""Other allocators: cudaMallocAsync, Apple's MPS, JAX/XLA and TensorFlow."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from fragdoctor.inputs.log_streams import Stream
+from fragdoctor.inputs.wordings.wording import (
+    ALLOCATOR,
+    Fields,
+    Wording,
+    compile_squeezed,
+    parse_size,
+)
+
+_ASYNC_FIELDS: Final = (
+    ("allocated_bytes", compile_squeezed(r"currentlyallocated:<allocated_bytes>")),
+    ("requested_bytes", compile_squeezed(r"requested:<requested_bytes>")),
+    ("total_bytes", compile_squeezed(r"devicelimit:<total_bytes>")),
+    ("free_bytes", compile_squeezed(r"free\(accordingtocuda\):<free_bytes>")),
+    ("limit_bytes", compile_squeezed(r"memoryfraction\):<limit_bytes>")),
+)
+
+
+def _async_figures(fields: Fields, match: re.Match[str], stream: Stream) -> Fields:
+    """Read the table below the first line; log tools often keep only that line."""
+    text = stream.squeezed
+    end = text.find("wouldexceedallowedmemory", match.end())
+    end = min(match.end() + 600, end if end >= 0 else len(text))
+    for name, pattern in _ASYNC_FIELDS:
+        found = pattern.search(text, match.end(), end)
+        if found:
+            fields[name] = parse_size(found.group(name))
+    return fields
+
+
+CUDA_ASYNC: Final = (
+    Wording(
+        "cudaMallocAsync",
+        ALLOCATOR,
+        "cuda",
+        "exceedallowedmemory",
+        compile_squeezed(
+            r"allocationondevice(?:cuda:)?<device_index>?wouldexceedallowedmemory"
+            r"(?:\.?\(outofmemory\))?"
+        ),
+        back=40,
+        refine=_async_figures,
+        versions=("2.0", ""),
+    ),
+    Wording(
+        "cudaMallocAsync",
+        ALLOCATOR,
+        "cuda",
+        "outofmemoryerror:allocationondevice",
+        compile_squeezed(
+            r"outofmemoryerror:allocationondevice(?:(?:cuda:)?<device_index>)?(?!\d|would|cuda)"
+        ),
+        sub_kind="figures-lost",
+        versions=("2.0", ""),
+    ),
+    Wording(
+        "torch-2.12-fraction",
+        ALLOCATOR,
+        "cuda",
+        "preemptivelyrejected",
+        compile_squeezed(
+            r"(?:(?:cuda|hip)outofmemory\.?)?allocationwaspreemptivelyrejectedbecauseitwouldexceed(?:per_process_memory_fraction)?"
+            r"(?:limit)?\.?(?:requestedsize:<requested_bytes>)?"
+        ),
+        back=36,
+        sub_kind="fraction-rejected",
+        versions=("2.12", ""),
+        group="fraction",
+    ),
+    Wording(
+        "torch-2.12-fraction",
+        ALLOCATOR,
+        "cuda",
+        "preemptivelyrejecting",
+        compile_squeezed(
+            r"preemptivelyrejectingallocation:requested<requested_bytes>"
+            r"(?:buttotal_allocated_memory\(<reserved_bytes>\)\+requestedsizewouldexceedmemorylimit"
+            r"\(<limit_bytes>(?:=\d{1,3}(?:\.\d{1,12})?%of<total_bytes>)?\))?"
+        ),
+        sub_kind="fraction-rejected",
+        versions=("2.12", ""),
+        group="fraction",
+    ),
+    Wording(
+        "torch-2.13-warning",
+        ALLOCATOR,
+        "cuda",
+        "failedwithoomondevice",
+        compile_squeezed(
+            r"(?:expandable_segments:)?memory(?:allocation|mapping)failedwithoomondevice"
+            r"<device_index>(?:whiletryingtoallocate<requested_bytes>"
+            r"(?:\(free:(?P<free_bytes>SIZE|COUNT),total:(?P<total_bytes>SIZE|COUNT)\))?)?"
+        ),
+        back=45,
+        is_warning=True,
+        is_marker=True,
+        sub_kind="cudamalloc-warning",
+        versions=("2.13", ""),
+    ),
+    Wording(
+        "torch-2.15-va",
+        ALLOCATOR,
+        "cuda",
+        "virtualaddressspace",
+        compile_squeezed(
+            r"(?:\[expandablesegmentva\])?failedtoreserve[^;]{0,80}?<requested_bytes>\)?"
+            r"ofvirtualaddressspaceforanexpandablecudasegmentondevice<device_index>"
+        ),
+        back=140,
+        sub_kind="va-exhausted",
+        versions=("2.15", ""),
+    ),
+    Wording(
+        "nvml-assert",
+        ALLOCATOR,
+        "cuda",
+        "nvml_success==r",
+        compile_squeezed(r"nvml_success==rinternalassertfailed"),
+        sub_kind="nvml-unavailable",
+        versions=("2.0", ""),
+    ),
+)
+
+
+_HINT: Final = "PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0"
+_TRIED: Final = r"triedtoallocate<requested_bytes>(?:on(?:shared|private|sharedorprivate)pool)?"
+
+MPS: Final = (
+    Wording(
+        "mps",
+        ALLOCATOR,
+        "mps",
+        "mpsbackendoutofmemory",
+        compile_squeezed(
+            r"mpsbackendoutofmemory\(?mpsallocated:<allocated_bytes>"
+            r"(?:,otherallocations:<other_allocations_bytes>)?(?:,maxallowed:<limit_bytes>)?"
+            rf"\)?\.?(?:{_TRIED})?"
+        ),
+        hint=_HINT,
+        versions=("1.12", ""),
+    ),
+    Wording(
+        "mps-headless",
+        ALLOCATOR,
+        "mps",
+        "mpsallocated:",
+        compile_squeezed(
+            r"\(?mpsallocated:<allocated_bytes>"
+            r"(?:,otherallocations:<other_allocations_bytes>)?(?:,maxallowed:<limit_bytes>)?"
+            rf"\)?\.?(?:{_TRIED})?"
+        ),
+        back=1,
+        hint=_HINT,
+        versions=("1.12", ""),
+    ),
+    Wording(
+        "mps-cut",
+        ALLOCATOR,
+        "mps",
+        "mpsbackendoutofmemory",
+        compile_squeezed(rf"mpsbackendoutofmemory\.?(?:{_TRIED})?"),
+        hint=_HINT,
+        versions=("1.12", ""),
+        may_be_prose=True,
+    ),
+    Wording(
+        "mps-cut",
+        ALLOCATOR,
+        "mps",
+        "triedtoallocate",
+        compile_squeezed(r"triedtoallocate<requested_bytes>on(?:shared|private)pool"),
+        hint=_HINT,
+        versions=("1.12", ""),
+    ),
+    Wording(
+        "mps-buffer",
+        ALLOCATOR,
+        "mps",
+        "invalidbuffersize",
+        compile_squeezed(r"invalidbuffersize:<requested_bytes>"),
+        sub_kind="buffer-too-large",
+        versions=("1.12", ""),
+    ),
+)
+
+
+_DEVICE: Final = re.compile(r"gpu_(\d{1,3})_bfc")
+_INUSE: Final = compile_squeezed(r"inuse:<allocated_bytes>")
+_LIMIT: Final = compile_squeezed(r"limit:<limit_bytes>")
+
+
+def _jax(fields: Fields, match: re.Match[str], stream: Stream) -> Fields:
+    """Tell JAX from TensorFlow by the neighbourhood; both speak through XLA."""
+    text = stream.squeezed[max(0, match.start() - 800) : match.end() + 200]
+    if "tensorflow" in text and "jax" not in text and "xlaruntimeerror" not in text:
+        return fields | {"kind": "tf", "backend": "tf"}
+    return fields
+
+
+def _allocator(fields: Fields, match: re.Match[str], stream: Stream) -> Fields:
+    """Read the ``bfc`` allocator's log: "not a failure" makes it a warning."""
+    text = stream.squeezed
+    tail = text[match.end() : match.end() + 200]
+    if "notafailure" in tail.split("ranoutofmemory", maxsplit=1)[0]:
+        fields["is_warning"] = True
+    around = text[max(0, match.start() - 400) : match.start()]
+    if "jax" in around or "external/xla" in around:
+        fields |= {"kind": "jax", "backend": "jax"}
+    return fields
+
+
+def _tensor(fields: Fields, match: re.Match[str], stream: Stream) -> Fields:
+    after = stream.squeezed[match.end() : match.end() + 4000]
+    for pattern, name in ((_LIMIT, "limit_bytes"), (_INUSE, "allocated_bytes")):
+        found = pattern.search(after)
+        if found and name not in fields:
+            fields[name] = int(found.group(1).rstrip("bytes").replace(",", ""))
+    if match.group("_where") == "cpu":
+        return fields | {
+            "is_device_oom": False, "kind": "host-ram", "backend": "cpu", "sub_kind": "tf-host"
+        }  # fmt: skip
+    return fields
+
+
+def _from_device(fields: Fields, match: re.Match[str], stream: Stream) -> Fields:
+    before = stream.squeezed[max(0, match.start() - 400) : match.start()]
+    return fields | ({"kind": "jax", "backend": "jax"} if "jax" in before else {})
+
+
+JAX_AND_TENSORFLOW: Final = (
+    Wording(
+        "jax",
+        "jax",
+        "jax",
+        "outofmemorywhiletryingtoallocate",
+        compile_squeezed(
+            r"(?:resource_exhausted:)?outofmemorywhiletryingtoallocate<requested_bytes>"
+        ),
+        back=19,
+        refine=_jax,
+    ),
+    Wording(
+        "jax-program",
+        "jax",
+        "jax",
+        "ranoutofmemoryinmemoryspace",
+        compile_squeezed(
+            r"ranoutofmemoryinmemoryspacehbm\.?(?:used<requested_bytes>of<limit_bytes>hbm)?"
+        ),
+        refine=_jax,
+    ),
+    Wording(
+        "tf-tensor",
+        "tf",
+        "tf",
+        "oomwhenallocatingtensor",
+        compile_squeezed(
+            r"oomwhenallocatingtensorwithshape\[[\d,]{0,200}\](?:andtype[a-z0-9_]{1,20}?(?=on/|on\[|by|[^a-z0-9_]|$))?"
+            r"(?:on[\w/:]{0,80}?(?:device:)?(?P<_where>gpu|cpu|tpu|xla_gpu):<device_index>)?"
+            r"(?:byallocator[\w]{1,40})?"
+        ),
+        refine=_tensor,
+    ),
+    Wording(
+        "tf-allocator",
+        "tf",
+        "tf",
+        "ranoutofmemorytryingtoallocate",
+        compile_squeezed(
+            r"allocator\((?:gpu_<device_index>_bfc|[\w/:.-]{1,60})\)ranoutofmemorytryingto"
+            r"allocate<requested_bytes>(?:\(roundedto\d{1,20}\))?"
+        ),
+        back=80,
+        refine=_allocator,
+    ),
+    Wording(
+        "tf-device",
+        "tf",
+        "tf",
+        "fromdevice",
+        compile_squeezed(
+            r"failedtoallocateSIZE\((?P<requested_bytes>\d{1,25})bytes\)fromdevice"
+            r"(?::(?:cuda_error_out_of_memory|resource_exhausted)(?::outofmemory)?)?"
+        ),
+        back=90,
+        refine=_from_device,
+    ),
+)

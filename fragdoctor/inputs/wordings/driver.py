@@ -1,0 +1,158 @@
+"""Errors of drivers and runtimes that say "out of memory" and nothing more."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from fragdoctor.inputs.log_streams import Stream
+from fragdoctor.inputs.wordings.wording import (
+    ALLOCATOR,
+    BACKEND_OF_WORD,
+    DRIVER,
+    HOST,
+    OTHER,
+    Fields,
+    Wording,
+    compile_squeezed,
+)
+
+_PINNED: Final = re.compile(r"pin_memory\(|inpin_memory|_pin_memory|cudahostalloc|cudahostregister")
+_GGML: Final = re.compile(r"ggml[-_](?:cuda|backend)|infunction[a-z_:]{1,80}atggml")
+
+
+def _cuda_error(fields: Fields, match: re.Match[str], stream: Stream) -> Fields | None:
+    """Tell pinned host memory by the stack above it, and ggml's own check by its next line."""
+    text = stream.squeezed
+    stack = text[max(0, match.start() - 1200) : match.start()]
+    if _GGML.search(text, match.end(), match.end() + 200):
+        return fields | {"kind": "ggml"}
+    if _PINNED.search(stack[stack.rfind("traceback") + 1 :]):
+        return fields | {
+            "kind": HOST,
+            "backend": "cpu",
+            "is_device_oom": False,
+            "sub_kind": "pinned-host",
+        }
+    return fields
+
+
+def _not_reported_before(fields: Fields, match: re.Match[str], stream: Stream) -> Fields | None:
+    """Leave out the exception where THCudaCheck has reported the same failure above it."""
+    above = stream.squeezed[max(0, match.start() - 4000) : match.start()]
+    check, exception = above.rfind("thcudacheckfail"), above.rfind("cudaruntimeerror(2)")
+    return None if check > exception else fields
+
+
+def _word(fields: Fields, match: re.Match[str], _stream: Stream) -> Fields | None:
+    return fields | {"backend": BACKEND_OF_WORD[match.group("_word")]}
+
+
+def _driver(variant: str, literal: str, pattern: str, **more: object) -> Wording:
+    defaults: dict[str, object] = {"backend": "cuda", "kind": DRIVER} | more
+    return Wording(
+        variant=variant,
+        literal=literal,
+        pattern=compile_squeezed(pattern),
+        **defaults,  # type: ignore[arg-type]
+    )
+
+
+WORDINGS: Final = (
+    _driver(
+        "runtime-error",
+        "error:outofmemory",
+        r"(?P<_word>cuda|hip|xpu|musa|npu|mlu)(?:runtime)?error:outofmemory",
+        back=12,
+        refine=lambda f, m, s: _cuda_error(_word(f, m, s) or f, m, s),
+        may_be_prose=True,
+    ),
+    _driver(
+        "driver-error",
+        "drivererror:outofmemory",
+        r"(?P<_word>cuda|hip|musa)drivererror:outofmemory",
+        back=6,
+        refine=_word,
+        sub_kind="driver-api",
+        may_be_prose=True,
+    ),
+    _driver(
+        "torch-0.4",
+        "error(2):outofmemory",
+        r"cudaruntimeerror\(2\):outofmemory",
+        back=16,
+        refine=_not_reported_before,
+        versions=("", "0.4"),
+    ),
+    _driver(
+        "thc-check",
+        "error=2:outofmemory",
+        r"thcudacheckfailfile=\S{1,200}?line=\d{1,6}error=2:outofmemory",
+        back=240,
+        versions=("", "1.4"),
+    ),
+    _driver("hip-code", "hiperroroutofmemory", r"hiperroroutofmemory", backend="rocm"),
+    _driver(
+        "hsa-code",
+        "hsa_status_error_out_of_resources",
+        r"hsa_status_error_out_of_resources",
+        backend="rocm",
+    ),
+    _driver(
+        "unified-runtime",
+        "_error_out_of_",
+        r"(?:ur_result|pi|ze_result)_error_out_of_(?:device_memory|resources)"
+        r"(?:\)-?\d{1,3}\((?:ur_result|pi)_error_out_of_(?:device_memory|resources))?",
+        back=9,
+        backend="xpu",
+    ),
+    _driver(
+        "unified-runtime-host",
+        "_error_out_of_host_memory",
+        r"(?:ur_result|pi|ze_result)_error_out_of_host_memory",
+        back=9,
+        backend="cpu",
+        kind=HOST,
+        is_device_oom=False,
+        sub_kind="driver-host",
+    ),
+    _driver(
+        "driver-code", "cuda_error_out_of_memory", r"cuda_error_out_of_memory(?::outofmemory)?"
+    ),
+    _driver(
+        "runtime-code",
+        "cudaerrormemoryallocation",
+        r"(?<!searchfor.)cudaerrormemoryallocation(?::outofmemory)?",
+        may_be_prose=True,
+    ),
+    _driver(
+        "bitsandbytes",
+        "outofmemoryatline",
+        r"erroroutofmemoryatline\d{1,6}infile",
+        back=6,
+        sub_kind="bitsandbytes",
+    ),
+    _driver("thrust", "bad_alloc:cuda", r"bad_alloc:cuda(?:error)?[a-z]{0,30}:outofmemory"),
+    _driver(
+        "rmm",
+        "bad_alloc:out_of_memory",
+        r"bad_alloc:out_of_memory(?::cudaerror)?",
+        kind=OTHER,
+    ),
+    _driver(
+        "cuda-malloc",
+        "cudamallocfailed",
+        r"cudamalloc(?:retry)?failed:outofmemory",
+        may_be_prose=True,
+    ),
+    _driver(
+        "bare",
+        "outofmemory",
+        r"(?P<_word>cuda|hip|xpu|npu|musa)outofmemory(?!error)(?!\.?(?:triedto|allocationwas))(?!,(?:can|please))",
+        back=5,
+        refine=_word,
+        may_be_prose=True,
+        kind=ALLOCATOR,
+        sub_kind="figures-lost",
+    ),
+)

@@ -1,0 +1,245 @@
+"""ggml, Paddle, CuPy, ONNX Runtime, TensorRT, Ray, IPEX, and the KV caches of vLLM and SGLang."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from fragdoctor.inputs.log_streams import Stream
+from fragdoctor.inputs.wordings.wording import (
+    ALLOCATOR,
+    BACKEND_OF_WORD,
+    HOST,
+    KV_CACHE,
+    OTHER,
+    Fields,
+    Wording,
+    compile_squeezed,
+    parse_size,
+)
+
+_BUFFER: Final = re.compile(r"(cuda|rocm|hip|vulkan|metal|sycl|musa|cann|cpu)(\d{1,3})?buffer")
+
+
+def _ggml(fields: Fields, match: re.Match[str], stream: Stream) -> Fields | None:
+    """Say which backend from the buffer's name: a ROCm build also prints "cudaMalloc"."""
+    text = stream.squeezed
+    named = _BUFFER.search(text, match.start(), match.end() + 300)
+    word = named.group(1) if named else match.groupdict().get("_word") or "cuda"
+    word = {"hip": "rocm", "cann": "npu", "mtl": "metal"}.get(word, word)
+    fields["backend"] = BACKEND_OF_WORD.get(word, word)
+    if named and named.group(2) and "device_index" not in fields:
+        fields["device_index"] = int(named.group(2))
+    if fields["backend"] == "cpu":
+        fields |= {"kind": HOST, "is_device_oom": False, "sub_kind": "ggml-host"}
+    return fields
+
+
+FRAMEWORKS: Final = (
+    Wording(
+        "ggml",
+        "ggml",
+        "cuda",
+        "buffer_type_alloc_buffer:",
+        compile_squeezed(
+            r"ggml_backend_(?P<_word>cuda|rocm|hip|musa|sycl|vk|cann|metal)_buffer_type_alloc_buffer:"
+            r"allocating<requested_bytes>ondevice<device_index>:?[a-z_]{0,40}(?:failed)?(?::outofmemory)?"
+        ),
+        back=24,
+        refine=_ggml,
+        group="ggml",
+    ),
+    Wording(
+        "ggml",
+        "ggml",
+        "vulkan",
+        "memoryallocationofsize",
+        compile_squeezed(
+            r"ggml_(?P<_word>vulkan):(?:device|host)?memoryallocationofsize(?P<requested_bytes>COUNT)failed"
+        ),
+        back=20,
+        refine=_ggml,
+        group="ggml",
+    ),
+    Wording(
+        "ggml",
+        "ggml",
+        "cuda",
+        "bufferofsize",
+        compile_squeezed(
+            r"failedtoallocate(?P<_word>cuda|rocm|vulkan|metal|sycl|musa|cann|mtl|cpu)"
+            r"(?:_host|_pinned)?<device_index>?(?:_split)?bufferofsize(?P<requested_bytes>COUNT)"
+        ),
+        back=36,
+        refine=_ggml,
+        group="ggml",
+    ),
+    Wording(
+        "ggml",
+        "ggml",
+        "mps",
+        "failedtoallocatebuffer,size",
+        compile_squeezed(
+            r"ggml_(?P<_word>metal)[\w:()]{0,80}?failedtoallocatebuffer,size=<requested_bytes>"
+        ),
+        back=90,
+        refine=_ggml,
+        group="ggml",
+    ),
+    Wording(
+        "ggml",
+        "ggml",
+        "vulkan",
+        "erroroutofdevicememory",
+        compile_squeezed(r"(?:vk::[\w:]{1,60}:)?erroroutofdevicememory"),
+        back=64,
+        refine=_ggml,
+        group="ggml",
+    ),
+    Wording(
+        "paddle",
+        OTHER,
+        "paddle",
+        "outofmemoryerrorongpu",
+        compile_squeezed(
+            r"outofmemoryerrorongpu\d{1,3}\.?cannotallocate<requested_bytes>memoryongpu"
+            r"<device_index>,?(?:<allocated_bytes>memoryhasbeenallocatedand)?"
+            r"(?:availablememoryisonly<free_bytes>)?"
+        ),
+    ),
+    Wording(
+        "cupy",
+        OTHER,
+        "cupy",
+        "outofmemoryallocating",
+        compile_squeezed(
+            r"outofmemoryallocating<requested_bytes>(?:\(allocatedsofar:<allocated_bytes>"
+            r"(?:,limitsetto:<limit_bytes>)?\))?"
+        ),
+    ),
+    Wording(
+        "onnxruntime",
+        OTHER,
+        "onnxruntime",
+        "memoryforrequestedbufferofsize",
+        compile_squeezed(
+            r"failedtoallocatememoryforrequestedbufferofsize(?P<requested_bytes>COUNT)"
+        ),
+        back=16,
+    ),
+    Wording(
+        "onnxruntime-limit",
+        OTHER,
+        "onnxruntime",
+        "issmallerthanrequestedbytes",
+        compile_squeezed(
+            r"availablememoryof(?P<free_bytes>COUNT)issmallerthanrequestedbytesof(?P<requested_bytes>COUNT)"
+        ),
+        back=50,
+    ),
+    Wording(
+        "tensorrt",
+        OTHER,
+        "tensorrt",
+        "requestedamountofgpumemory",
+        compile_squeezed(r"requestedamountofgpumemory\(<requested_bytes>\)couldnotbeallocated"),
+    ),
+    Wording(
+        "tensorrt",
+        OTHER,
+        "tensorrt",
+        "outofmemory(",
+        compile_squeezed(
+            r"outofmemory\((?:requested<requested_bytes>|nofurtherinformation)"
+            r"[^()]{0,120}\)"
+        ),
+    ),
+    Wording(
+        "ipex-4gb",
+        ALLOCATOR,
+        "xpu",
+        "memoryblockwithsizelargerthan",
+        compile_squeezed(
+            r"cannotallocatememoryblockwithsizelargerthanSIZE!?\.?"
+            r"(?:triedtoallocate<requested_bytes>)?"
+            r"(?:\((?:gpu|xpu)?<device_index>;<total_bytes>totalcapacity;"
+            r"(?:<allocated_bytes>alreadyallocated;)?(?:<reserved_bytes>reservedintotal)?)?"
+        ),
+        back=17,
+        sub_kind="single-allocation-limit",
+    ),
+)
+
+
+_HINT: Final = "gpu_memory_utilization"
+
+
+def _free_share(fields: Fields, match: re.Match[str], _stream: Stream) -> Fields:
+    """Read ``(5.01/6.0 GiB)``: the unit stands once, after the second figure."""
+    unit = match.group("total_bytes").lstrip("0123456789.,")
+    return fields | {"free_bytes": parse_size(match.group("_free") + unit)}
+
+
+KV_CACHE_CHECKS: Final = (
+    Wording(
+        "vllm-no-blocks",
+        KV_CACHE,
+        "vllm",
+        "noavailablememoryforthecacheblocks",
+        compile_squeezed(r"noavailablememoryforthecacheblocks"),
+        sub_kind="kv-budget",
+        hint=_HINT,
+    ),
+    Wording(
+        "vllm-tokens",
+        KV_CACHE,
+        "vllm",
+        "islargerthanthemaximumnumberoftokens",
+        compile_squeezed(
+            r"max(?:imum)?seq(?:uence)?len(?:gth)?\(<kv_tokens_requested>\)islargerthanthemaximum"
+            r"numberoftokensthatcanbestoredinkvcache\(<kv_tokens_capacity>\)"
+        ),
+        back=60,
+        sub_kind="kv-budget",
+        hint=_HINT,
+    ),
+    Wording(
+        "vllm-bytes",
+        KV_CACHE,
+        "vllm",
+        "kvcacheisneeded",
+        compile_squeezed(
+            r"(?:max(?:imum)?seq(?:uence)?len(?:gth)?\(<kv_tokens_requested>\),?)?"
+            r"\(?<requested_bytes>kvcacheisneeded,?"
+            r"(?:whichislargerthantheavailablekvcachememory\(<limit_bytes>\))?"
+            r"(?:\.?basedontheavailablememory,?(?:the)?estimatedmaximummodellengthis"
+            r"<kv_tokens_capacity>)?"
+        ),
+        back=110,
+        sub_kind="kv-budget",
+        hint=_HINT,
+    ),
+    Wording(
+        "vllm-startup",
+        KV_CACHE,
+        "vllm",
+        "freememoryondevice",
+        compile_squeezed(
+            r"freememoryondevice(?:(?:cuda|xpu|hip|npu)?:?<device_index>)?"
+            r"\((?P<_free>\d{1,9}(?:\.\d{1,9})?)(?:[kmgt]i?b)?/<total_bytes>\)onstartup"
+            r"islessthandesiredgpumemoryutilization\(\d{1,3}(?:\.\d{1,9})?,<requested_bytes>\)"
+        ),
+        sub_kind="startup-check",
+        hint=_HINT,
+        refine=_free_share,
+    ),
+    Wording(
+        "sglang",
+        KV_CACHE,
+        "sglang",
+        "notenoughmemory.pleasetrytoincrease",
+        compile_squeezed(r"notenoughmemory\.pleasetrytoincrease-{0,2}mem-fraction-static"),
+        sub_kind="kv-budget",
+        hint="mem-fraction-static",
+    ),
+)

@@ -1,0 +1,180 @@
+"""Host memory, processes that were killed, and failures that only sound like device memory."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from fragdoctor.inputs.log_streams import Stream
+from fragdoctor.inputs.wordings.wording import (
+    NEGATIVE,
+    SHARED_MEMORY,
+    Fields,
+    Wording,
+    compile_squeezed,
+)
+from fragdoctor.inputs.wordings.wording import host_wording as _host
+
+_SUB_KIND: Final = "oom-killer"
+
+
+def _alone(fields: Fields, match: re.Match[str], stream: Stream) -> Fields | None:
+    """Keep a bare "Killed" that is a line of its own, as a shell prints it."""
+    is_alone = not stream.before(match.start()) and not stream.after(match.end())
+    return fields if is_alone else None
+
+
+def _kill(variant: str, literal: str, pattern: str, back: int = 0) -> Wording:
+    return _host(variant, _SUB_KIND, literal, pattern, back, group="kill")
+
+
+KILLS: Final = (
+    _kill("exit-code", "exitcode:-9", r"\(?exitcode:-9(?!\d)\)?", 1),
+    _kill("exit-code", "signal9", r"signal9\(sigkill\)"),
+    _kill("exit-code", "exitstatus-9", r"(?:non-zero)?exitstatus-9(?!\d)", 8),
+    _kill("exit-code", "exitcode-9", r"exitcode-9(?!\d)"),
+    _kill(
+        "exit-code",
+        "137",
+        r"(?:exit(?:ed|s)?(?:with)?(?:exit)?(?:code|status)|(?:exit)?(?:code|status)|exited)"
+        r"[:=(]{0,2}\"?137(?!\d)",
+        24,
+    ),
+    _kill("sigkill", "sigkill:9", r"diedwith<?signals\.sigkill:9", 18),
+    _kill(
+        "sigkill",
+        "sigkill",
+        r"(?:died|killed|terminated|receivedsignal|exited)(?:with|by|on|due|to|the)?(?:signal)?"
+        r":?\(?(?:<?signals\.)?sigkill",
+        34,
+    ),
+    _kill(
+        "kernel",
+        "killedprocess",
+        r"(?:outofmemory|memorycgroupoutofmemory):?killedprocess\d{1,9}",
+        26,
+    ),
+    _kill("kernel", "oom-kill:constraint", r"oom-kill:constraint"),
+    _kill("kernel", "invokedoom-killer", r"invokedoom-killer"),
+    _kill("slurm", "killevent", r"oom[-_]killevent", 4),
+    _kill("slurm", "oomkilled", r"oomkilled"),
+    _host("killed", _SUB_KIND, "killed", r"killed", group="kill", refine=_alone),
+    _kill("killed", "killed", r"line\d{1,6}:\d{1,9}killed", 24),
+    _kill("killed", "killed", r"\[\d{1,3}\][+-]?(?:\d{1,9})?killed", 16),
+)
+
+
+HOST_MEMORY: Final[tuple[Wording, ...]] = (
+    _host("cpu-allocator", "cpu-allocator", "defaultcpuallocator:",
+          r"defaultcpuallocator:(?:can'?tallocatememory|notenoughmemory|[a-z']{1,60}):?"
+          r"(?:youtriedtoallocate<requested_bytes>)?"),
+    _host("dataloader-bus-error", "dev-shm", "buserror",
+          r"dataloaderworker(?:\(pid\(?s?\)?:?[\d,]{1,60}\))?iskilledbysignal:buserror"
+          r"(?:\.itispossiblethatdataloader'?sworkersareoutofsharedmemory)?", 100, group="shm"),
+    _host("shared-memory-full", "dev-shm", "workersareoutofsharedmemory",
+          r"dataloader'?sworkersareoutofsharedmemory", 12, group="shm"),
+    _host("dataloader-killed", "oom-killer", "iskilledbysignal:killed",
+          r"dataloaderworker(?:\(pid\(?s?\)?:?[\d,]{1,60}\))?iskilledbysignal:killed", 100),
+    _host("dataloader-killed", "oom-killer", "exitedunexpectedly",
+          r"dataloaderworker\(pid\(?s?\)?:?[\d,]{1,60}\)exitedunexpectedlywithexitcode-?9", 60),
+    *KILLS,
+    _host("page-file", "page-file", "pagingfileistoosmall",
+          r"(?:\[?winerror1455\]?:?)?thepagingfileistoosmall", 18),
+    _host("page-file", "page-file", "winerror1455", r"\[?winerror1455\]?", 1),
+    _host("ray-memory", "ray-memory", "runninglowonmemory",
+          r"(?:taskwaskilledduetothenode|node|worker\(s\)(?:were)?killed[a-z]{0,20})?runninglowonmemory",
+          40, group="ray"),
+    _host("ray-memory", "ray-memory", "killedduetomemorypressure",
+          r"workers?\(?[^()]{0,60}\)?killedduetomemorypressure", 70, group="ray"),
+    _host("numpy", "numpy", "unabletoallocate",
+          r"unabletoallocate<requested_bytes>foranarraywithshape"),
+    _host("errno-12", "cannot-allocate", "cannotallocatememory",
+          r"(?:oserror:|\[?errno12\]?:?|fork:|mmap[a-z()]{0,20}:)+cannotallocatememory", 40),
+    _host("bad-alloc", "bad-alloc", "std::bad_alloc",
+          r"(?:afterthrowinganinstanceof'|what\(\):|error:|exception:)std::bad_alloc(?!:)", 30,
+          group="bad_alloc"),
+    _host("memory-error", "python-memory-error", "memoryerror",
+          r"(?<![a-z.])memoryerror(?:$|:)", may_be_prose=True, group="python"),
+    _host("jvm-heap", "jvm-heap", "java.lang.outofmemoryerror",
+          r"java\.lang\.outofmemoryerror(?::(?:javaheapspace|gcoverheadlimitexceeded|metaspace"
+          r"|directbuffermemory|unabletocreate[a-z]{0,20}thread))?", group="jvm"),
+    _host("pinned-host", "pinned-host", "cudahostalloc", r"cudahostalloc[a-z()]{0,40}:outofmemory"),
+)  # fmt: skip
+
+
+def _negative(sub_kind: str, literal: str, pattern: str = "", backend: str = "cuda") -> Wording:
+    return Wording(
+        sub_kind,
+        NEGATIVE,
+        backend,
+        literal,
+        compile_squeezed(pattern or literal.replace("(", r"\(").replace(")", r"\)")),
+        is_device_oom=False,
+        sub_kind=sub_kind,
+        is_marker=True,
+    )
+
+
+NEGATIVES: Final = (
+    _negative("device-assert", "device-sideasserttriggered"),
+    _negative("device-assert", "cudaerrorassert"),
+    _negative("illegal-access", "illegalmemoryaccess"),
+    _negative("illegal-access", "cudaerrorillegaladdress"),
+    _negative("illegal-access", "misalignedaddress"),
+    _negative("launch-resources", "toomanyresourcesrequestedforlaunch"),
+    _negative("launch-failure", "unspecifiedlaunchfailure"),
+    _negative("launch-failure", "error:invalidconfigurationargument"),
+    _negative("no-kernel-image", "nokernelimageisavailable"),
+    _negative("driver-init", "driverinitializationfailed"),
+    _negative("driver-init", "notcompiledwithcudaenabled"),
+    _negative("driver-init", "nocuda-capabledevice"),
+    _negative("driver-init", "nonvidiadriveronyoursystem"),
+    _negative("driver-init", "cudaerror:invaliddeviceordinal"),
+    _negative("driver-init", "cudaerror:initializationerror"),
+    _negative("driver-init", "driverversionisinsufficient"),
+    _negative("cudnn-execution", "cudnn_status_execution_failed"),
+    _negative("cudnn-execution", "cudnn_status_mapping_error"),
+    _negative("cudnn-execution", "cudnn_status_bad_param"),
+    _negative("cublas-execution", "cublas_status_execution_failed"),
+    _negative("cublas-execution", "cublas_status_invalid_value"),
+    _negative("cublas-execution", "cublas_status_internal_error"),
+    _negative("cublas-execution", "cublas_status_not_supported"),
+    _negative("collective-timeout", "collectiveoperationtimeout"),
+    _negative("nccl-error", "ncclsystemerror"),
+    _negative("nccl-error", "ncclinternalerror"),
+    _negative("nccl-error", "ncclremoteerror"),
+    _negative("nccl-error", "ncclinvalidusage"),
+    _negative("nccl-error", "ncclunhandledcudaerror"),
+    _negative("shape-mismatch", "shapescannotbemultiplied"),
+    _negative("shape-mismatch", "mustmatchthesizeoftensor"),
+    _negative("disk-full", "nospaceleftondevice", backend="cpu"),
+    _negative("file-limit", "toomanyopenfiles", backend="cpu"),
+    _negative("segfault", "signal11(sigsegv)", backend="cpu"),
+)
+
+NOT_DEVICE_MEMORY: Final = (
+    Wording(
+        "triton-shared-memory",
+        SHARED_MEMORY,
+        "cuda",
+        "outofresource:",
+        compile_squeezed(
+            r"(?:outofresources:)?outofresource:(?:sharedmemory|tensormemory|threads|registers)"
+        ),
+        back=16,
+        is_device_oom=False,
+        sub_kind="on-chip",
+        group="triton",
+    ),
+    Wording(
+        "ptxas-shared-memory",
+        SHARED_MEMORY,
+        "cuda",
+        "toomuchshareddata",
+        compile_squeezed(r"usestoomuchshareddata"),
+        back=4,
+        is_device_oom=False,
+        sub_kind="on-chip",
+    ),
+    *NEGATIVES,
+)

@@ -1,1 +1,0 @@
-"""Files, directories, bundles and standard input become one case."""

@@ -1,0 +1,49 @@
+"""What outer layers hang into inner ones: a display of progress, and drawings for Jupyter.
+
+Work on a long trace takes seconds in places that know nothing of a terminal; values are drawn by
+``report``, which stands above the model. Both are set from outside, and cost nothing where they
+are not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Final
+
+_DRAWN_BY: Final[dict[str, Callable[[Any], str]]] = {}
+
+
+def draw_with(kind: str, drawer: Callable[[Any], str]) -> None:
+    """Let ``drawer`` return the HTML of values of the class named ``kind``."""
+    _DRAWN_BY[kind] = drawer
+
+
+def card(value: object) -> str | None:
+    """Return the HTML of a value, None (Jupyter then shows its text) where nobody draws it."""
+    drawer = _DRAWN_BY.get(type(value).__name__)
+    return None if drawer is None else drawer(value)
+
+
+Watcher = Callable[[str, int, int], None]
+"""Called with what is being done, how much of it is done, and of how much; 0, 0 is not known."""
+
+_WATCHER: Final[ContextVar[Watcher | None]] = ContextVar("watcher", default=None)
+
+
+@contextmanager
+def watched_by(watcher: Watcher) -> Iterator[None]:
+    """Let ``watcher`` know what is told inside of the block, by this thread."""
+    token = _WATCHER.set(watcher)
+    try:
+        yield
+    finally:
+        _WATCHER.reset(token)
+
+
+def tell(what: str, done: int = 0, total: int = 0) -> None:
+    """Say what is being done now: a few words of our own, never text of an input."""
+    watcher = _WATCHER.get()
+    if watcher is not None:
+        watcher(what, done, total)

@@ -1,1 +1,0 @@
-"""What a log tells beside its messages: progress, trials, figures, retries and restarts."""

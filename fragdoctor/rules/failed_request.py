@@ -1,0 +1,245 @@
+"""A failed request: its figures, whatever input they came from, and their arithmetic.
+
+Symbols of the decision table: the request r as the driver is asked for it, live bytes L, free
+cached bytes outside private pools U, free cached bytes of private pools P, reserved R = L + U + P,
+driver-free bytes F. A message prints them rounded to two decimals; a snapshot holds them exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from fragdoctor.model.oom import OtherProcess
+from fragdoctor.units import GIB, KIB, MIB, TIB
+
+CONTEXT_ALLOWANCE_BYTES: Final = 3 * GIB // 2
+"""CUDA context and libraries of one process: 0.3 to 0.9 GiB is normal, more with NCCL; above about
+1.5 GiB it is worth a question."""
+
+SIZE_BUG_BYTES: Final = TIB
+"""No device holds a tebibyte: a request of that size is a number that went wrong."""
+
+UNKNOWN_BYTES: Final = 1 << 60
+"""Figures from here up stand for "not available": NVML and cudaMallocAsync print 2^64 for it."""
+
+FULL_SLACK_SHARE: Final = 0.02
+"""Free cached memory below one part in fifty of what is reserved is the slack that any run shows
+(tails of 20 MiB segments, 1 MiB rests that are not split): the device is simply full."""
+
+ROUNDING_SHARE: Final = 0.005
+"""Two decimals are printed, so that a figure may be off by half of the last one."""
+
+
+def known(n_bytes: int | None) -> int | None:
+    """Return a printed figure, None where it stands for "not available" (2^64)."""
+    return None if n_bytes is None or n_bytes >= UNKNOWN_BYTES else n_bytes
+
+
+def rounding_bytes(n_bytes: int | None) -> int:
+    """Return by how much a printed size may be off, in bytes (``format_size`` of PyTorch)."""
+    if n_bytes is None or n_bytes <= KIB:
+        return 0
+    for unit in (KIB, MIB):
+        if n_bytes <= 1024 * unit:
+            return int(ROUNDING_SHARE * unit) + 1
+    return int(ROUNDING_SHARE * GIB) + 1
+
+
+@dataclass(frozen=True, slots=True)
+class FailedRequest:
+    """A request that the allocator could not serve, and the state of the device at that moment.
+
+    All figures are bytes; None means that no input has the figure.
+
+    Attributes:
+        source: ``oom message``, ``trace``, ``trace and oom message`` or ``user`` (a request that
+            the user asks about).
+        requested_bytes: r, the segment that the driver was asked for. Messages print this figure,
+            so reports call it "the request".
+        block_bytes: the block inside that segment, where a trace records it.
+        live_bytes: L, allocated blocks and blocks that wait for other streams.
+        pending_bytes: the part of L that is already freed but waits for other streams.
+        other_processes: processes other than this one; ``own_pid`` is this one's id in the list.
+        is_exact: the figures come from a snapshot; otherwise they are rounded to two decimals.
+        may_hide_limit: this version's message does not print a memory fraction.
+        expandable: expandable segments on, off, or unknown.
+        page_bytes: unit in which expandable segments map memory for this request.
+        largest_free_block_bytes: in the pools that could have served it, after the flush.
+        late_free_bytes: what came free only in the flush before the failure.
+        hint: what the message itself advises.
+        is_caught: the program caught the error and went on.
+    """
+
+    source: str
+    requested_bytes: int
+    block_bytes: int | None = None
+    total_bytes: int | None = None
+    free_bytes: int | None = None
+    live_bytes: int | None = None
+    unallocated_bytes: int | None = None
+    pools_free_bytes: int = 0
+    pending_bytes: int = 0
+    reserved_bytes: int | None = None
+    limit_bytes: int | None = None
+    process_bytes: int | None = None
+    other_processes: Sequence[OtherProcess] = ()
+    own_pid: int | None = None
+    is_exact: bool = False
+    may_hide_limit: bool = False
+    expandable: bool | None = None
+    page_bytes: int = 20 * MIB
+    largest_free_block_bytes: int | None = None
+    late_free_bytes: int = 0
+    backend: str = "cuda"
+    device: int | None = None
+    hint: str = ""
+    is_caught: bool = False
+
+    @property
+    def tolerance_bytes(self) -> int:
+        """By how much a sum of these figures may be off: 0 for exact ones."""
+        if self.is_exact:
+            return 0
+        figures = (self.requested_bytes, self.free_bytes, self.live_bytes, self.unallocated_bytes)
+        return sum(rounding_bytes(figure) for figure in figures)
+
+    @property
+    def available_bytes(self) -> int | None:
+        """C: what PyTorch could have: reserved + driver-free, or the limit where that is less."""
+        if self.reserved_bytes is None or self.free_bytes is None:
+            return self.limit_bytes
+        available = self.reserved_bytes + self.free_bytes
+        return available if self.limit_bytes is None else min(available, self.limit_bytes)
+
+    @property
+    def is_alone_too_large(self) -> bool:
+        """Whether the request by itself exceeds the device, or all that PyTorch could have."""
+        wholes = [b for b in (self.total_bytes, self.available_bytes) if b is not None]
+        return bool(wholes) and self.requested_bytes > min(wholes)
+
+    @property
+    def has_real_holes(self) -> bool:
+        """Whether free cached memory is more than the slack that any run shows."""
+        cache = self.cache_bytes
+        if not cache or not self.reserved_bytes:
+            return False
+        return cache >= FULL_SLACK_SHARE * self.reserved_bytes
+
+    @property
+    def needed_bytes(self) -> int | None:
+        """L + r: what even a perfectly packed cache would need."""
+        return None if self.live_bytes is None else self.live_bytes + self.requested_bytes
+
+    @property
+    def cache_bytes(self) -> int | None:
+        """U + P: cached bytes that hold nothing."""
+        if self.unallocated_bytes is None:
+            return None
+        return self.unallocated_bytes + self.pools_free_bytes
+
+    @property
+    def margin_bytes(self) -> int | None:
+        """C - (L + r): what would be left after perfect packing; negative is missing memory."""
+        if self.available_bytes is None or self.needed_bytes is None:
+            return None
+        return self.available_bytes - self.needed_bytes
+
+    @property
+    def uncovered_bytes(self) -> int:
+        """R - F: what the driver lacked for a new segment; 0 where it had enough."""
+        return max(0, self.requested_bytes - (self.free_bytes or 0))
+
+    @property
+    def missing_bytes(self) -> int:
+        """How much less live memory would do.
+
+        Where live memory and request exceed what PyTorch could have, that excess. Where they would
+        fit if packed perfectly, nothing packs perfectly: then what the driver lacked.
+        """
+        if self.margin_bytes is not None and self.margin_bytes < 0:
+            return -self.margin_bytes
+        return self.uncovered_bytes
+
+    @property
+    def segment_rest_bytes(self) -> int:
+        """The part of r that is no block: a small request asks for a segment of 2 or 20 MiB."""
+        if self.block_bytes is None:
+            return 0
+        return max(0, self.requested_bytes - self.block_bytes)
+
+    @property
+    def is_beyond_settings(self) -> bool:
+        """Whether live blocks and the block asked for exceed what PyTorch could have.
+
+        Then no setting can help; where only the whole segment is too much, one still may.
+        """
+        return self.margin_bytes is not None and self.margin_bytes + self.segment_rest_bytes < 0
+
+    @property
+    def limit_is_binding(self) -> bool:
+        """Whether the memory fraction alone forbids a new segment of this size."""
+        if self.limit_bytes is None or self.reserved_bytes is None:
+            return False
+        slack = 0 if self.is_exact else rounding_bytes(self.limit_bytes)
+        return self.reserved_bytes + self.requested_bytes > self.limit_bytes - slack
+
+    @property
+    def is_covered_by_free(self) -> bool:
+        """Whether the driver had enough free memory for the whole request."""
+        return self.free_bytes is not None and self.free_bytes >= self.requested_bytes
+
+    @property
+    def mapped_bytes(self) -> int:
+        """What expandable segments must map for this request without a cached tail: whole pages."""
+        return -(-self.requested_bytes // self.page_bytes) * self.page_bytes
+
+    @property
+    def fails_by_pages(self) -> bool:
+        """Whether page rounding under expandable segments explains a failed despite free memory.
+
+        Mapping is in pages of 20 MiB; the pages that a failed call made are rolled back before the
+        message's ``free`` is read.
+        """
+        return (
+            self.expandable is True
+            and self.is_covered_by_free
+            and self.free_bytes is not None
+            and self.mapped_bytes > self.free_bytes
+        )
+
+    @property
+    def other_bytes(self) -> int | None:
+        """Memory of other processes, as listed, or what is left when all that is ours is deducted.
+
+        The remainder may hold this process's own context where NVML did not name our share; the
+        allowance for that is deducted.
+        """
+        listed = sum(p.n_bytes for p in self.other_processes)
+        if self.total_bytes is None or self.free_bytes is None:
+            return listed or None
+        ours = self.process_bytes if self.process_bytes is not None else self.reserved_bytes
+        if ours is None:
+            return listed or None
+        remainder = self.total_bytes - self.free_bytes - ours - CONTEXT_ALLOWANCE_BYTES
+        return max(listed, remainder, 0)
+
+    @property
+    def non_pytorch_bytes(self) -> int | None:
+        """Memory of this process outside PyTorch's cache, context included; None if not printed."""
+        if self.process_bytes is None or self.reserved_bytes is None:
+            return None
+        return max(0, self.process_bytes - self.reserved_bytes)
+
+    @property
+    def outside_bytes(self) -> int | None:
+        """Everything on the device that is neither free nor in PyTorch's cache."""
+        if None in (self.total_bytes, self.free_bytes, self.reserved_bytes):
+            return None
+        assert self.total_bytes is not None  # noqa: S101 - for the type checker
+        assert self.free_bytes is not None  # noqa: S101
+        assert self.reserved_bytes is not None  # noqa: S101
+        outside = self.total_bytes - self.free_bytes - self.reserved_bytes
+        # The size of the device is a printed figure: what rounding hides is not memory of others.
+        return outside if outside > rounding_bytes(self.total_bytes) else 0

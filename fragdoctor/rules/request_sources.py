@@ -1,0 +1,306 @@
+"""Where the figures of a failed request come from: a message, a trace, the user, a bundle."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from fragdoctor.analysis.result import DeviceAnalysis, OomEvent
+from fragdoctor.model.case import BundleDevice, BundleFacts, Case, Overrides
+from fragdoctor.model.oom import OomMessage, OtherProcess
+from fragdoctor.model.snapshot import Action, Snapshot
+from fragdoctor.rules.failed_request import (
+    CONTEXT_ALLOWANCE_BYTES,
+    FailedRequest,
+    known,
+    rounding_bytes,
+)
+from fragdoctor.units import MIB
+
+SMALL_BYTES = MIB
+"""Largest rounded request of the small pool."""
+
+
+def find_failed_request(
+    case: Case, analysis: DeviceAnalysis | None, message: OomMessage | None
+) -> FailedRequest | None:
+    """Return the failed request of one device from all inputs together; None without any.
+
+    A trace that recorded the failure comes first, then the message, then a request that the user
+    asks about. A bundle adds what the driver reported at that moment.
+    """
+    found = _of_inputs(case, analysis, message)
+    return found and with_bundle(found, case.bundle, case.overrides)
+
+
+def _of_inputs(
+    case: Case, analysis: DeviceAnalysis | None, message: OomMessage | None
+) -> FailedRequest | None:
+    if analysis is not None and case.snapshot is not None:
+        event = matching_oom(analysis, message)
+        if event is not None:
+            return request_of_event(case.snapshot, analysis, event, message, case.overrides)
+    if message is not None and message.is_of_caching_allocator:
+        printed = request_of_message(message)
+        if printed is not None:
+            return with_overrides(printed, case.overrides)
+    return asked_request(analysis, case.overrides) if analysis is not None else None
+
+
+def request_of_message(message: OomMessage) -> FailedRequest | None:
+    """Return the figures that a message prints; None where it prints no size."""
+    requested = message.requested_bytes
+    if requested is None:
+        return None
+    allocated = known(message.allocated_bytes)
+    reserved = known(message.reserved_bytes)
+    if reserved is None and message.backend != "mps":
+        reserved = allocated
+    unallocated = message.reserved_unallocated_bytes
+    if unallocated is None and reserved is not None and allocated is not None:
+        unallocated = max(0, reserved - allocated)
+    own, others, own_pid = split_processes(
+        known(message.process_bytes), message.other_processes, reserved
+    )
+    active = message.active_bytes
+    live = message.live_bytes if known(message.allocated_bytes) is not None else None
+    pending = max(0, active - live) if active is not None and live is not None else 0
+    return FailedRequest(
+        source="oom message",
+        requested_bytes=requested,
+        total_bytes=known(message.total_bytes),
+        free_bytes=known(message.free_bytes),
+        live_bytes=live if live is None else live + pending,
+        unallocated_bytes=unallocated if unallocated is None else max(0, unallocated - pending),
+        pools_free_bytes=message.private_pools_bytes or 0,
+        pending_bytes=pending,
+        reserved_bytes=reserved,
+        limit_bytes=known(message.limit_bytes),
+        process_bytes=own,
+        other_processes=others,
+        own_pid=own_pid,
+        may_hide_limit=_may_hide_limit(message),
+        expandable=message.expandable_is_on,
+        backend=message.backend,
+        device=message.device_index,
+        hint=message.free_allocated_hint,
+    )
+
+
+def split_processes(
+    own: int | None, listed: Sequence[OtherProcess], reserved: int | None
+) -> tuple[int | None, tuple[OtherProcess, ...], int | None]:
+    """Return our own bytes, the other processes, and our id in the list.
+
+    Inside a container NVML's process ids differ from ours. The process that holds what PyTorch
+    reserved plus a context is this one; of several candidates, the closest.
+    """
+    others = tuple(p for p in listed if known(p.n_bytes) is not None)
+    if own is not None or reserved is None or reserved == 0:
+        return own, others, None
+    low = reserved - rounding_bytes(reserved) * 2
+    fitting = [p for p in others if low <= p.n_bytes <= reserved + CONTEXT_ALLOWANCE_BYTES]
+    if not fitting:
+        return None, others, None
+    ourselves = min(fitting, key=lambda p: abs(p.n_bytes - reserved))
+    rest = tuple(p for p in others if p is not ourselves)
+    return ourselves.n_bytes, rest, ourselves.pid
+
+
+def _may_hide_limit(message: OomMessage) -> bool:
+    """Return whether this wording omits ``allowed`` although a fraction may be set (2.1-2.4)."""
+    if message.limit_bytes is not None or message.backend not in ("cuda", "rocm"):
+        return False
+    low = _version(message.version_low)
+    high = _version(message.version_high)
+    return (low is None or low <= (2, 4)) and (high is None or high >= (2, 1))
+
+
+def _version(text: str) -> tuple[int, int] | None:
+    parts = text.split(".")
+    if len(parts) < 2 or not (parts[0].isdigit() and parts[1].isdigit()):
+        return None
+    return int(parts[0]), int(parts[1])
+
+
+def matching_oom(analysis: DeviceAnalysis, message: OomMessage | None) -> OomEvent | None:
+    """Return the event that a message is about, else the last one; None without any.
+
+    Messages print the size of the segment to two decimals, so that is compared.
+    """
+    if not analysis.ooms:
+        return None
+    if message is not None and message.requested_bytes is not None:
+        wanted, slack = message.requested_bytes, rounding_bytes(message.requested_bytes)
+        for event in reversed(analysis.ooms):
+            if abs(asked_bytes(event) - wanted) <= slack:
+                return event
+    return analysis.ooms[-1]
+
+
+def asked_bytes(event: OomEvent) -> int:
+    """Return what the message prints for an event; under expandable segments it ignores pages."""
+    return event.segment_bytes if event.message_bytes is None else event.message_bytes
+
+
+def request_of_event(
+    snapshot: Snapshot,
+    analysis: DeviceAnalysis,
+    event: OomEvent,
+    message: OomMessage | None,
+    overrides: Overrides,
+) -> FailedRequest:
+    """Return the figures of an ``oom`` event, completed by the message and the user.
+
+    Live bytes are active bytes: a block that waits for another stream cannot be used either.
+    """
+    printed = request_of_message(message) if message is not None else None
+    pools_free = _pools_free(analysis, event)
+    total = printed.total_bytes if printed is not None else None
+    if total is None:
+        total = overrides.capacity_bytes
+    limit = printed.limit_bytes if printed is not None else None
+    fraction = overrides.memory_fraction
+    if fraction is not None and total is not None:
+        limit = int(fraction * total)
+    settings = snapshot.settings
+    is_small = event.rounded_bytes <= SMALL_BYTES
+    return FailedRequest(
+        source="trace" if printed is None else "trace and oom message",
+        requested_bytes=asked_bytes(event),
+        block_bytes=event.rounded_bytes,
+        total_bytes=total,
+        free_bytes=event.device_free_bytes
+        if event.device_free_bytes is not None
+        else (printed.free_bytes if printed is not None else None),
+        live_bytes=event.active_bytes,
+        unallocated_bytes=max(0, event.reserved_bytes - event.active_bytes - pools_free),
+        pools_free_bytes=pools_free,
+        pending_bytes=max(0, event.active_bytes - event.allocated_bytes),
+        reserved_bytes=event.reserved_bytes,
+        limit_bytes=limit,
+        process_bytes=printed.process_bytes if printed is not None else None,
+        other_processes=printed.other_processes if printed is not None else (),
+        own_pid=printed.own_pid if printed is not None else None,
+        is_exact=True,
+        may_hide_limit=printed is None or printed.may_hide_limit,
+        expandable=settings.expandable_segments if settings.is_recorded else None,
+        page_bytes=2 * MIB if is_small else settings.large_segment_bytes,
+        largest_free_block_bytes=event.largest_free_block_bytes,
+        late_free_bytes=late_frees(snapshot, analysis.device, event.row),
+        device=analysis.device,
+        hint=printed.hint if printed is not None else "",
+        is_caught=was_caught(snapshot, analysis.device, event.row),
+    )
+
+
+def asked_request(analysis: DeviceAnalysis, overrides: Overrides) -> FailedRequest | None:
+    """Return a request that the user asks about, against the final state of the snapshot."""
+    if overrides.request_bytes is None or overrides.capacity_bytes is None:
+        return None
+    space = analysis.free_space
+    pools_free = space.private_pools_free_bytes
+    # A flush gives back what is releasable before the request can fail.
+    reserved = analysis.reserved_bytes - space.releasable_bytes
+    return FailedRequest(
+        source="user",
+        requested_bytes=overrides.request_bytes,
+        total_bytes=overrides.capacity_bytes,
+        free_bytes=max(0, overrides.capacity_bytes - reserved),
+        live_bytes=analysis.active_bytes,
+        unallocated_bytes=max(0, reserved - analysis.active_bytes - pools_free),
+        pools_free_bytes=pools_free,
+        pending_bytes=space.pending_free_bytes,
+        reserved_bytes=reserved,
+        is_exact=True,
+        largest_free_block_bytes=space.largest_free_block_bytes,
+        device=analysis.device,
+    )
+
+
+def with_overrides(failed: FailedRequest, overrides: Overrides) -> FailedRequest:
+    """Return a message's figures, with the user's where the message prints none."""
+    total = failed.total_bytes if failed.total_bytes is not None else overrides.capacity_bytes
+    limit = failed.limit_bytes
+    if limit is None and overrides.memory_fraction is not None and total is not None:
+        limit = int(overrides.memory_fraction * total)
+    return replace(failed, total_bytes=total, limit_bytes=limit)
+
+
+def late_frees(snapshot: Snapshot, device: int, row: int) -> int:
+    """Return the bytes that came free between the last request and the failure.
+
+    The allocator does not search its cache again after the flush that ends cross-stream waits. A
+    free that completes right after it was requested counts as well: had it been carried out at
+    once, the search would have found its block.
+    """
+    rows = snapshot.events.device_slice(device)
+    if not rows.start <= row < rows.stop:
+        return 0
+    actions = snapshot.events.action[rows.start : row]
+    calls = np.flatnonzero((actions == Action.ALLOC) | (actions == Action.FREE_REQUESTED))
+    start = rows.start + (int(calls[-1]) + 1 if len(calls) else 0)
+    done = snapshot.events.action[start:row] == Action.FREE_COMPLETED
+    return int(snapshot.events.size_bytes[start:row][done].sum())
+
+
+def was_caught(snapshot: Snapshot, device: int, row: int) -> bool:
+    """Return whether the program went on allocating on this device after the failure."""
+    return row < last_request(snapshot, device)
+
+
+def last_request(snapshot: Snapshot, device: int) -> int:
+    """Return the row of the last successful allocation of a device, -1 without any."""
+    rows = snapshot.events.device_slice(device)
+    allocs = np.flatnonzero(snapshot.events.action[rows] == Action.ALLOC)
+    return int(rows.start) + int(allocs[-1]) if len(allocs) else -1
+
+
+def _pools_free(analysis: DeviceAnalysis, event: OomEvent) -> int:
+    """Return the free bytes of private pools at the failure.
+
+    The layout is known at the end of the trace only. For an earlier failure the final figure is an
+    upper bound, limited to what was free then.
+    """
+    free = max(0, event.reserved_bytes - event.active_bytes)
+    return min(free, analysis.free_space.private_pools_free_bytes)
+
+
+def with_bundle(
+    failed: FailedRequest, facts: BundleFacts | None, overrides: Overrides
+) -> FailedRequest:
+    """Return a request with what only a bundle records; message and user come first.
+
+    The bundle's limit counts where the user gave no fraction. Its free memory and its processes
+    count where it was written at the failure and no message of that moment has them.
+    """
+    device = facts.device(failed.device) if facts is not None else None
+    if facts is None or device is None or failed.source == "user":
+        return failed
+    is_same_moment = facts.reason == "oom" and facts.oom_device == failed.device
+    total = failed.total_bytes or device.total_bytes
+    limit = failed.limit_bytes
+    if limit is None and overrides.memory_fraction is None and device.memory_fraction and total:
+        limit = int(device.memory_fraction * total)
+    filled = replace(
+        failed,
+        total_bytes=total,
+        free_bytes=device.free_bytes
+        if failed.free_bytes is None and is_same_moment
+        else failed.free_bytes,
+        limit_bytes=limit,
+        # The recorder read the fraction from PyTorch, so the wording cannot hide one.
+        may_hide_limit=False,
+    )
+    return _with_processes(filled, device) if is_same_moment else filled
+
+
+def _with_processes(failed: FailedRequest, device: BundleDevice) -> FailedRequest:
+    if failed.process_bytes is not None or failed.other_processes:
+        return failed
+    own, others, own_pid = split_processes(
+        known(device.process_bytes), device.other_processes, failed.reserved_bytes
+    )
+    return replace(failed, process_bytes=own, other_processes=others, own_pid=own_pid)

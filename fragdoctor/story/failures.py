@@ -1,0 +1,320 @@
+"""Failures of a log: repeated prints made one, consequences told apart from causes."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from fragdoctor.model.finding import Confidence
+from fragdoctor.model.oom import OomMessage
+from fragdoctor.model.story import FAILURES, Scene, SceneKind
+from fragdoctor.story.order import Processes
+
+_NEAR_LINES: Final = 200
+"""A traceback, and the summary that repeats its last line, are shorter than this."""
+
+_LABEL_LINES: Final = 60
+"""So near below an assert without a rank its own process reports it with its rank."""
+
+_ALSO_REPEATED: Final = frozenset(
+    {SceneKind.WARNING, SceneKind.TRIAL_FAILED, SceneKind.TRIAL_START, SceneKind.RESTART}
+)
+_ENDS_RUN: Final = frozenset(
+    {SceneKind.TRIAL_START, SceneKind.PROGRESS, SceneKind.RESTART, SceneKind.RETRY}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A scene and how many lines told the same."""
+
+    scene: Scene
+    n_lines: int = 1
+
+
+def collapsed(
+    scenes: Sequence[Scene], messages: Sequence[OomMessage], processes: Processes
+) -> list[Told]:
+    """Return the scenes, each failure once, at its first line."""
+    told: list[Told] = []
+    recent: list[int] = []  # failures that a further print may repeat
+    for scene in _ranked(scenes, processes):
+        if scene.kind in _ENDS_RUN and not (told and told[-1].scene.kind is scene.kind):
+            recent = [i for i in recent if not _belongs(told[i].scene, scene, processes)]
+        same = next(
+            (i for i in reversed(recent) if _repeats(told[i], scene, messages, processes)), -1
+        )
+        if same >= 0:
+            first = told[same]
+            told[same] = Told(_merged(first.scene, scene), first.n_lines + 1)
+            continue
+        told.append(Told(scene))
+        if scene.kind in FAILURES or scene.kind in _ALSO_REPEATED:
+            recent = [*recent[-20:], len(told) - 1]
+    return told
+
+
+def _belongs(failure: Scene, scene: Scene, processes: Processes) -> bool:
+    return processes.may_be_same(failure, scene)
+
+
+def _merged(first: Scene, later: Scene) -> Scene:
+    """Return the first print, with the rank and trial that only a later one names."""
+    return replace(
+        first,
+        rank=later.rank if first.rank is None else first.rank,
+        pid=later.pid if first.pid is None else first.pid,
+        trial=first.trial or later.trial,
+    )
+
+
+def _repeats(
+    first: Told, scene: Scene, messages: Sequence[OomMessage], processes: Processes
+) -> bool:
+    earlier = first.scene
+    if earlier.kind is not scene.kind or scene.line - earlier.line > _NEAR_LINES * first.n_lines:
+        return False
+    if processes.generation(earlier.line) != processes.generation(scene.line):
+        return False
+    if earlier.trial and scene.trial and earlier.trial != scene.trial:
+        return False
+    if earlier.rank is not None and scene.rank is not None and earlier.rank != scene.rank:
+        return False
+    if scene.message is not None and earlier.message is not None:
+        a, b = messages[earlier.message], messages[scene.message]
+        return figures_of(a) == figures_of(b) and a.kind == b.kind
+    return processes.may_be_same(earlier, scene)
+
+
+def figures_of(message: OomMessage) -> tuple[int | None, ...]:
+    """Return the figures that tell one failure from the next."""
+    return (
+        message.device_index,
+        message.requested_bytes,
+        message.allocated_bytes,
+        message.reserved_unallocated_bytes,
+        message.free_bytes,
+    )
+
+
+def _ranked(scenes: Sequence[Scene], processes: Processes) -> list[Scene]:
+    """Return the scenes; asserts that kernels print without a rank get their process's."""
+    if processes.n_ranks < 2:
+        return list(scenes)
+    ranked = list(scenes)
+    for i, scene in enumerate(ranked):
+        if scene.kind is not SceneKind.DEVICE_ASSERT or scene.rank is not None:
+            continue
+        for later in ranked[i + 1 :]:
+            if later.line - scene.line > _LABEL_LINES:
+                break
+            if later.kind is SceneKind.DEVICE_ASSERT and later.rank is not None:
+                ranked[i] = replace(scene, rank=later.rank, pid=later.pid)
+                break
+    return ranked
+
+
+_STICKY: Final = frozenset({SceneKind.DEVICE_ASSERT, SceneKind.ILLEGAL_ACCESS})
+_CUDA: Final = frozenset({*_STICKY, SceneKind.CUDA_ERROR, SceneKind.COLLECTIVE, SceneKind.OTHER})
+_OF_PEERS: Final = frozenset({SceneKind.COLLECTIVE, SceneKind.KILLED})
+_ROOTS: Final = frozenset({SceneKind.OOM, SceneKind.HOST_MEMORY, *_STICKY, SceneKind.CUDA_ERROR})
+_TRIAL_ENDS: Final = frozenset({SceneKind.TRIAL_FAILED})
+_MOVES_ON: Final = frozenset({SceneKind.TRIAL_START, SceneKind.TRIAL_END, SceneKind.PROGRESS})
+_TRACEBACK_LINES: Final = 200
+"""A trial that is said to have failed has its traceback below within so many lines."""
+
+_RECOVERED_LINES: Final = 1000
+_RECOVERED_S: Final = 600.0
+"""A run that went on for so long after a failure had overcome it."""
+
+_MAX_BACK: Final = 200
+_BURST_LINES: Final = 300
+"""Ranks that fail together print their tracebacks one below the other."""
+
+_RETRY_LINES: Final = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """The place of the cause among the events, how sure, and why; ``cause`` None for none."""
+
+    cause: int | None = None
+    confidence: Confidence | None = None
+    reason: str = ""
+
+
+class CauseFinder:
+    """Links each failure to the one that it follows from."""
+
+    def __init__(
+        self, told: Sequence[Told], messages: Sequence[OomMessage], processes: Processes
+    ) -> None:
+        self._scenes = [t.scene for t in told]
+        self._messages = messages
+        self._processes = processes
+        self._progress = sorted(
+            (s for s in self._scenes if s.kind is SceneKind.PROGRESS), key=lambda s: s.line
+        )
+        self._progress_lines = [s.line for s in self._progress]
+        self._failures: list[int] = []
+        self._links: list[Link] = []
+
+    def links(self) -> list[Link]:
+        """Return one link for each event, in their order."""
+        for i, scene in enumerate(self._scenes):
+            self._links.append(self._link(scene))
+            if scene.kind in FAILURES:
+                self._failures.append(i)
+        for i, scene in enumerate(self._scenes):
+            if scene.kind in _TRIAL_ENDS and self._links[i].cause is None:
+                self._links[i] = self._told_before(i, scene)
+        return self._links
+
+    def _link(self, scene: Scene) -> Link:  # noqa: PLR0911 - one return a kind
+        if scene.kind in _CUDA or (scene.kind is SceneKind.OOM and not self._has_figures(scene)):
+            link = self._after_sticky(scene)
+            if link.cause is not None or scene.kind is SceneKind.OOM:
+                return link
+            own = self._after_oom(scene)
+            if own.cause is not None or scene.kind not in _OF_PEERS:
+                return own
+        if scene.kind in _OF_PEERS:
+            return self._after_peer(scene)
+        if scene.kind in _TRIAL_ENDS:
+            return self._end_of_trial(scene)
+        if scene.kind is SceneKind.RETRY and scene.count is None:
+            return self._retry(scene)
+        if scene.kind is SceneKind.RESTART:
+            return self._restart(scene)
+        return Link()
+
+    def _has_figures(self, scene: Scene) -> bool:
+        if scene.message is None:
+            return False
+        return self._messages[scene.message].requested_bytes is not None
+
+    def _before(self, kinds: frozenset[SceneKind]) -> list[int]:
+        """Return the latest failures of some kinds so far, latest first."""
+        return [i for i in reversed(self._failures[-_MAX_BACK:]) if self._scenes[i].kind in kinds]
+
+    def _root(self, i: int) -> int:
+        cause = self._links[i].cause
+        return i if cause is None else cause
+
+    def _after_sticky(self, scene: Scene) -> Link:
+        for i in reversed(self._before(_STICKY)):
+            earlier = self._scenes[i]
+            if self._processes.may_be_same(earlier, scene) and not self._went_on(earlier, scene):
+                what = "device-side assert" if earlier.kind is SceneKind.DEVICE_ASSERT else "fault"
+                return Link(
+                    i,
+                    Confidence.PROVEN if scene.rank == earlier.rank else Confidence.LIKELY,
+                    f"after a {what} every CUDA call of that process fails until it ends",
+                )
+        return Link()
+
+    def _went_on(self, earlier: Scene, scene: Scene) -> bool:
+        """Tell whether the process of a failure made progress before a later line.
+
+        Of very much progress only the part right after the failure is looked at.
+        """
+        first = bisect_right(self._progress_lines, earlier.line)
+        last = min(bisect_left(self._progress_lines, scene.line), first + _MAX_BACK)
+        return any(self._processes.may_be_same(earlier, s) for s in self._progress[first:last])
+
+    def _after_oom(self, scene: Scene) -> Link:
+        reason = ""
+        for i in self._before(frozenset({SceneKind.OOM})):
+            earlier = self._scenes[i]
+            why_not = self._separate(earlier, scene)
+            if why_not:
+                reason = reason or why_not
+                continue
+            going_on = self._went_on(earlier, scene)
+            if going_on and self._is_long(earlier, scene):
+                reason = reason or f"the run had gone on after the OOM in line {earlier.line}"
+                continue
+            is_sure = scene.kind is not SceneKind.ILLEGAL_ACCESS and not going_on
+            return Link(
+                i,
+                Confidence.LIKELY if is_sure else Confidence.POSSIBLE,
+                "the same process went on with what the failed allocation left"
+                if scene.kind in _STICKY
+                else "the same process had just failed to allocate",
+            )
+        return Link(reason=reason)
+
+    def _separate(self, earlier: Scene, scene: Scene) -> str:
+        """Return why two failures are not of one process and trial, "" where they may be."""
+        where = f"the OOM in line {earlier.line}"
+        if self._processes.generation(earlier.line) != self._processes.generation(scene.line):
+            return f"{where} was before a restart"
+        if earlier.trial != scene.trial:
+            return f"{where} is of another trial"
+        if not self._processes.may_be_same(earlier, scene):
+            is_known = None not in (earlier.rank, scene.rank)
+            return f"{where} is of another {'rank' if is_known else 'process'}"
+        return ""
+
+    @staticmethod
+    def _is_long(earlier: Scene, scene: Scene) -> bool:
+        if earlier.time_s is not None and scene.time_s is not None:
+            return scene.time_s - earlier.time_s > _RECOVERED_S
+        return scene.line - earlier.line > _RECOVERED_LINES
+
+    def _after_peer(self, scene: Scene) -> Link:
+        first: int | None = None
+        for i in self._before(_ROOTS):
+            earlier = self._scenes[i]
+            generation = self._processes.generation
+            if generation(earlier.line) != generation(scene.line):
+                break
+            if earlier.trial != scene.trial and earlier.trial and scene.trial:
+                continue
+            if first is not None and self._scenes[first].line - earlier.line > _BURST_LINES:
+                break
+            first = self._root(i)
+        if first is not None:
+            return Link(
+                first,
+                Confidence.LIKELY,
+                "the other ranks wait for the one that failed"
+                if scene.kind is SceneKind.COLLECTIVE
+                else "a process ends with its failure, and its launcher ends the others",
+            )
+        return Link()
+
+    def _end_of_trial(self, scene: Scene) -> Link:
+        for i in self._before(FAILURES):
+            if self._scenes[i].trial == scene.trial:
+                return Link(self._root(i), Confidence.LIKELY, "the failure ended the trial")
+        return Link()
+
+    def _told_before(self, i: int, scene: Scene) -> Link:
+        """Link the end of a trial to the failure printed right below it, as Optuna does."""
+        for k in range(i + 1, min(i + 1 + _MAX_BACK, len(self._scenes))):
+            later = self._scenes[k]
+            if later.line - scene.line > _TRACEBACK_LINES or later.kind in _MOVES_ON:
+                break
+            if later.kind in FAILURES and later.trial == scene.trial:
+                return Link(self._root(k), Confidence.LIKELY, "the failure ended the trial")
+        return Link()
+
+    def _retry(self, scene: Scene) -> Link:
+        for i in self._before(frozenset({SceneKind.OOM})):
+            earlier = self._scenes[i]
+            if scene.line - earlier.line > _RETRY_LINES:
+                break
+            if self._processes.may_be_same(earlier, scene):
+                return Link(i, Confidence.LIKELY, "the program tried again after the failure")
+        return Link()
+
+    def _restart(self, scene: Scene) -> Link:
+        generation = self._processes.generation
+        for i in self._before(_ROOTS):
+            if generation(self._scenes[i].line) >= generation(scene.line) - 1:
+                return Link(self._root(i), Confidence.LIKELY, "the failure ended the process")
+            break
+        return Link()

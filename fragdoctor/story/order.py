@@ -1,0 +1,148 @@
+"""Which process each line of a log belongs to, and one time line for all of them."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Final
+
+from fragdoctor.model.story import Moment, Scene, SceneKind
+
+_SAME_RESTART_LINES: Final = 40
+"""Lines about one restart: the agent that announces it, and the workers that start."""
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """What tells the writers of a log apart; None is "not printed"."""
+
+    rank: int | None
+    pid: int | None
+
+
+class Processes:
+    """Tells whether two lines of one log come from the same process.
+
+    A line that names no rank is nobody's in a log of several ranks; in a log of one process all
+    lines are its own. After a restart every process is a new one.
+    """
+
+    def __init__(self, scenes: Sequence[Scene]) -> None:
+        self.n_ranks = len({s.rank for s in scenes if s.rank is not None})
+        self.n_pids = len({s.pid for s in scenes if s.pid is not None})
+        self._restarts = restart_lines(scenes)
+
+    @property
+    def n_restarts(self) -> int:
+        """Restarts, several lines about one counted once."""
+        return len(self._restarts)
+
+    def generation(self, line: int) -> int:
+        """Return how many restarts lie before a line."""
+        return bisect_right(self._restarts, line)
+
+    def may_be_same(self, a: Scene, b: Scene) -> bool:
+        """Tell whether two lines come from one process as far as ranks and pids are printed."""
+        if self.generation(a.line) != self.generation(b.line):
+            return False
+        return _agree(a.rank, b.rank, self.n_ranks) and _agree(a.pid, b.pid, self.n_pids)
+
+
+def _agree(a: int | None, b: int | None, n: int) -> bool:
+    if a is not None and b is not None:
+        return a == b
+    return (a is None and b is None) or n < 2
+
+
+def restart_lines(scenes: Iterable[Scene]) -> list[int]:
+    """Return the lines of restarts, ascending, those about the same one left out."""
+    lines: list[int] = []
+    last = -_SAME_RESTART_LINES - 1
+    for scene in scenes:
+        if scene.kind is SceneKind.RESTART:
+            if scene.line - last > _SAME_RESTART_LINES:
+                lines.append(scene.line)
+            last = scene.line
+        elif scene.kind is SceneKind.PROGRESS:
+            last = -_SAME_RESTART_LINES - 1  # the new process is at work: the next is another one
+    return lines
+
+
+_DAY_S: Final = 86_400
+_MIN_TIMED_SHARE: Final = 0.3
+"""Tracebacks print no time, so a log with times has them on a part of its lines only."""
+
+
+def in_order(scenes: Sequence[Scene]) -> tuple[list[Scene], bool]:
+    """Return the scenes on one time line and whether that is by time.
+
+    A line without a time has that of the line above it. Times of a kind that is in the minority
+    (a library that prints another format) count as none.
+    """
+    kinds = Counter(s.moment for s in scenes if s.moment is not Moment.NONE)
+    if not kinds:
+        return sorted(scenes, key=lambda s: s.line), False
+    main, n_timed = kinds.most_common(1)[0]
+    if n_timed < 2 or n_timed < _MIN_TIMED_SHARE * len(scenes):
+        return sorted([replace(s, time_s=None) for s in scenes], key=lambda s: s.line), False
+    counted = _days_counted(scenes) if main is Moment.CLOCK else _completed(scenes, main)
+    timed = _filled(counted, main)
+    return sorted(timed, key=lambda s: (s.time_s or 0.0, s.line)), True
+
+
+def _completed(scenes: Sequence[Scene], main: Moment) -> list[Scene]:
+    """Return times without a year, or a date, with those of the last line that prints them."""
+    if main is not Moment.DATED:
+        return list(scenes)
+    whole: list[Scene] = []
+    last: datetime | None = None
+    for scene in scenes:
+        if scene.moment is Moment.DATED and scene.time_s is not None:
+            last = datetime.fromtimestamp(scene.time_s, UTC)
+        elif scene.time_s is not None and last is not None:
+            time_s = _with_date(scene.moment, scene.time_s, last)
+            if time_s is not None:
+                whole.append(replace(scene, time_s=time_s, moment=Moment.DATED))
+                continue
+        whole.append(scene)
+    return whole
+
+
+def _with_date(moment: Moment, time_s: float, last: datetime) -> float | None:
+    if moment is Moment.CLOCK:
+        midnight = last.replace(hour=0, minute=0, second=0, microsecond=0)
+        return midnight.timestamp() + time_s
+    if moment is Moment.YEARLESS:
+        try:
+            return datetime.fromtimestamp(time_s, UTC).replace(year=last.year).timestamp()
+        except ValueError:  # the 29th of February of another year
+            return None
+    return None
+
+
+def _days_counted(scenes: Sequence[Scene]) -> list[Scene]:
+    """Return clock times that go on counting past midnight."""
+    counted: list[Scene] = []
+    day, last = 0, None
+    for scene in scenes:
+        if scene.moment is not Moment.CLOCK or scene.time_s is None:
+            counted.append(scene)
+            continue
+        if last is not None and scene.time_s < last - _DAY_S / 2:
+            day += 1
+        last = scene.time_s
+        counted.append(replace(scene, time_s=scene.time_s + day * _DAY_S))
+    return counted
+
+
+def _filled(scenes: Sequence[Scene], main: Moment) -> list[Scene]:
+    known = [s.time_s if s.moment is main else None for s in scenes]
+    last = next((t for t in known if t is not None), None)
+    filled: list[Scene] = []
+    for scene, time_s in zip(scenes, known, strict=True):
+        last = last if time_s is None else time_s
+        filled.append(replace(scene, time_s=last))
+    return filled

@@ -1,0 +1,314 @@
+"""Figures over trials, failures and prints: their slopes, and what they amount to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from fragdoctor.analysis.slopes import kendall_deviation, pairwise_slopes, sen_bounds
+from fragdoctor.model.finding import Confidence
+from fragdoctor.model.oom import OomMessage
+from fragdoctor.model.story import Direction, LogStory, Scene, SceneKind, StoryEvent, Trend
+from fragdoctor.story.failures import Link, Told
+from fragdoctor.story.order import Processes
+from fragdoctor.units import MIB
+
+MIN_POINTS: Final = 3
+"""Two points make a line through anything."""
+
+MAX_POINTS: Final = 300
+"""The slopes of all pairs are looked at; more points are thinned evenly."""
+
+MIN_RISE_BYTES: Final = 32 * MIB
+"""GiB with two decimals are exact to 5 MiB; caches that settle move a little more than that."""
+
+MIN_RISE_SHARE: Final = 0.03
+LEVEL_SHARE: Final = 0.1
+"""Points within a tenth of their median are level if nothing drives them one way."""
+
+_POSSIBLE_Z: Final = 1.0
+_LIKELY_Z: Final = 2.2
+
+
+@dataclass(frozen=True, slots=True)
+class Slope:
+    """Slope per step with its bounds (None below 3 and 4 points) and what it amounts to."""
+
+    bytes_per_step: float | None
+    low: float | None
+    high: float | None
+    direction: Direction
+    confidence: Confidence | None
+
+
+def slope_of(points: npt.NDArray[np.float64]) -> Slope:
+    """Return the Theil-Sen slope of evenly spaced points and its direction.
+
+    The direction rests on Kendall's test (every pair votes up or down), its bounds on Sen's
+    (P. K. Sen, 1968: Estimates of the regression coefficient based on Kendall's tau). Three points
+    that all rise are "possible", five are "likely"; a rise below 32 MiB or 3 % in all is level.
+    """
+    n = len(points)
+    if n < MIN_POINTS:
+        return Slope(None, None, None, Direction.TOO_FEW, None)
+    slopes = pairwise_slopes(np.arange(n, dtype=np.float64), points)
+    slope = float(np.median(slopes))
+    votes = int(np.sign(slopes).sum())
+    z = max(0, abs(votes) - 1) / kendall_deviation(n)
+    low, high = (None, None) if n == MIN_POINTS else sen_bounds(slopes, n)
+    median = float(np.median(points))
+    rise = abs(slope) * (n - 1)
+    if z >= _POSSIBLE_Z and rise >= max(MIN_RISE_BYTES, MIN_RISE_SHARE * median):
+        direction = Direction.GROWS if slope > 0 else Direction.FALLS
+        confidence = Confidence.LIKELY if z >= _LIKELY_Z else Confidence.POSSIBLE
+        return Slope(slope, low, high, direction, confidence)
+    spread = float(np.subtract(*np.percentile(points, [90, 10])))
+    if spread <= max(2 * MIN_RISE_BYTES, LEVEL_SHARE * median):
+        confidence = Confidence.LIKELY if n >= 5 else Confidence.POSSIBLE
+        return Slope(slope, low, high, Direction.LEVEL, confidence)
+    return Slope(slope, low, high, Direction.UNCLEAR, None)
+
+
+_TABLE_LINES: Final = 6
+"""Rows of one nvidia-smi table are at most so many lines apart."""
+
+_MAX_TRENDS: Final = 12
+
+
+@dataclass(frozen=True, slots=True)
+class _Point:
+    line: int
+    n_bytes: int
+    trial: str
+
+
+def trends_at_failures(
+    told: Sequence[Told], links: Sequence[Link], messages: Sequence[OomMessage]
+) -> list[Trend]:
+    """Return what was allocated, and cached without use, at the failures of each rank."""
+    series: dict[tuple[int | None, int | None], list[tuple[Scene, OomMessage]]] = {}
+    for one, link in zip(told, links, strict=True):
+        scene = one.scene
+        if scene.kind is SceneKind.OOM and scene.message is not None and link.cause is None:
+            message = messages[scene.message]
+            series.setdefault((scene.rank, message.device_index), []).append((scene, message))
+    trends: list[Trend] = []
+    for (rank, _), members in series.items():
+        for figure in ("allocated", "unallocated"):
+            points = [
+                _Point(scene.line, n_bytes, scene.trial)
+                for scene, message in members
+                if (n_bytes := _at_failure(message, figure)) is not None
+            ]
+            trends.extend(_trend(figure, _first_of_trial(points), rank=rank))
+    return trends
+
+
+def _at_failure(message: OomMessage, figure: str) -> int | None:
+    if figure == "allocated":
+        return message.live_bytes
+    return message.reserved_unallocated_bytes
+
+
+def _first_of_trial(points: Iterable[_Point]) -> list[_Point]:
+    kept: list[_Point] = []
+    seen: set[str] = set()
+    for point in points:
+        if not point.trial or point.trial not in seen:
+            kept.append(point)
+            seen.add(point.trial)
+    return kept
+
+
+def trends_of_prints(scenes: Sequence[Scene], processes: Processes) -> list[Trend]:
+    """Return printed figures over the trials, or over the prints of one process without trials."""
+    series: dict[tuple[int | None, int | None, str, str], list[_Point]] = {}
+    smi_line, smi_row = -1, 0
+    for scene in scenes:
+        for figure in scene.figures:
+            label = figure.label
+            if label == "nvidia-smi":  # one row for each GPU
+                smi_row = smi_row + 1 if scene.line - smi_line <= _TABLE_LINES else 0
+                smi_line = scene.line
+                label = f"nvidia-smi row {smi_row}"
+            point = _Point(scene.line, figure.n_bytes, scene.trial)
+            pid = None if scene.trial else scene.pid
+            series.setdefault((scene.rank, pid, figure.name, label), []).append(point)
+    trends: list[Trend] = []
+    of_processes: dict[tuple[int | None, str, str], list[Trend]] = {}
+    for (rank, _, name, label), points in series.items():
+        lowest = _lowest_of_trials(points)
+        if len(lowest) > 1:
+            trends.extend(_trend(name, lowest, rank=rank, label=label))
+        elif not any(p.trial for p in points):
+            of_one = _trend(name, _one_process(points, processes), rank, label, "print")
+            of_processes.setdefault((rank, name, label), []).extend(of_one)
+    # of workers side by side the one that grows most
+    steepest = (max(ts, key=lambda t: t.slope_bytes or 0.0) for ts in of_processes.values() if ts)
+    return [*trends, *steepest]
+
+
+def _lowest_of_trials(points: Iterable[_Point]) -> list[_Point]:
+    lowest: dict[str, _Point] = {}
+    for point in points:
+        if point.trial and (
+            point.trial not in lowest or point.n_bytes < lowest[point.trial].n_bytes
+        ):
+            lowest[point.trial] = point
+    return list(lowest.values())
+
+
+def _one_process(points: Sequence[_Point], processes: Processes) -> list[_Point]:
+    """Return the prints of the process that printed most: a new one starts at nothing."""
+    grouped: dict[int, list[_Point]] = {}
+    for point in points:
+        grouped.setdefault(processes.generation(point.line), []).append(point)
+    return max(grouped.values(), key=len, default=[])
+
+
+def _trend(
+    figure: str, points: Sequence[_Point], rank: int | None = None, label: str = "", over: str = ""
+) -> list[Trend]:
+    if len(points) < 2:
+        return []
+    if len(points) > MAX_POINTS:
+        chosen = np.linspace(0, len(points) - 1, MAX_POINTS).round().astype(int)
+        stride = (len(points) - 1) / (MAX_POINTS - 1)
+        points = [points[i] for i in chosen.tolist()]
+    else:
+        stride = 1.0
+    slope = slope_of(np.array([p.n_bytes for p in points], dtype=np.float64))
+    is_over_trials = all(p.trial for p in points)
+    return [
+        Trend(
+            figure=figure,
+            over=over or ("trial" if is_over_trials else "oom"),
+            points=tuple(p.n_bytes for p in points),
+            lines=tuple(p.line for p in points),
+            slope_bytes=_per(slope.bytes_per_step, stride),
+            low_bytes=_per(slope.low, stride),
+            high_bytes=_per(slope.high, stride),
+            direction=slope.direction,
+            confidence=slope.confidence,
+            label=label,
+            rank=rank,
+        )
+    ]
+
+
+def _per(slope: float | None, stride: float) -> float | None:
+    return None if slope is None else slope / stride
+
+
+def kept(trends: Sequence[Trend]) -> tuple[Trend, ...]:
+    """Return the trends that say most: a direction first, then many points."""
+    ranked = sorted(
+        range(len(trends)),
+        key=lambda i: (trends[i].confidence is None, -len(trends[i].points), i),
+    )
+    return tuple(trends[i] for i in sorted(ranked[:_MAX_TRENDS]))
+
+
+_OVER_TRIALS: Final = ("trial", "oom")
+_RUN_RISE_SHARE: Final = 0.1
+"""Within one run printed memory must rise by a tenth: steps differ more than trials."""
+
+
+def memory_over_trials(story: LogStory) -> Trend | None:
+    """Return the trend that tells whether memory accumulates; None where nothing tells.
+
+    What is printed between trials says more than what was allocated when memory ran out, which the
+    size of the trial decides as well.
+    """
+    printed = [t for t in story.trends if t.label and t.over == "trial" and _is_told(t)]
+    for figure in ("allocated", "reserved", "used"):
+        best = _best([t for t in printed if t.figure == figure])
+        if best is not None:
+            return best
+    at_failures = [
+        t for t in story.trends if not t.label and t.figure == "allocated" and _is_told(t)
+    ]
+    return _best(at_failures)
+
+
+def accumulation(story: LogStory | None) -> Trend | None:
+    """Return the trend of memory that grows over trials, failures, or the prints of one run.
+
+    Where each trial has a process of its own nothing can pile up between them: whatever grows
+    there, the trials ask for more.
+    """
+    if story is None:
+        return None
+    trend = memory_over_trials(story)
+    if trend is not None and trend.has_process_each:
+        return None
+    if trend is not None:
+        return trend if trend.direction is Direction.GROWS else None
+    runs = [
+        t
+        for t in story.trends
+        if t.over == "print"
+        and t.figure == "allocated"
+        and t.direction is Direction.GROWS
+        and t.confidence is Confidence.LIKELY
+        and rise_bytes(t) >= _RUN_RISE_SHARE * t.points[-1]
+    ]
+    return _best(runs)
+
+
+def growing_cache(story: LogStory | None) -> Trend | None:
+    """Return the trend of reserved but unallocated memory where that grows over failures."""
+    if story is None:
+        return None
+    return _best(
+        [t for t in story.trends if t.figure == "unallocated" and t.direction is Direction.GROWS]
+    )
+
+
+def rise_bytes(trend: Trend) -> int:
+    """Return how much a figure rose from the first to the last point along its slope."""
+    if trend.slope_bytes is None:
+        return 0
+    if trend.lines and trend.over == "print":
+        return trend.points[-1] - trend.points[0]
+    return round(trend.slope_bytes * (len(trend.points) - 1))
+
+
+def first_oom(story: LogStory) -> StoryEvent | None:
+    """Return the first OOM that is no consequence of another failure."""
+    ooms = (e for e in story.events if e.kind is SceneKind.OOM and e.caused_by is None)
+    return next(ooms, None)
+
+
+def trials_before_failure(story: LogStory) -> int | None:
+    """Return how many trials came before the first that ran out of memory; None if none did."""
+    for n, trial in enumerate(story.trials):
+        if trial.n_ooms:
+            return n
+    return None
+
+
+def has_process_each(story: LogStory) -> bool:
+    """Tell whether every trial whose process is printed ran in one of its own."""
+    of_trial: dict[str, set[int]] = {}
+    for event in story.events:
+        if event.trial and event.pid is not None:
+            of_trial.setdefault(event.trial, set()).add(event.pid)
+    pids = [pid for group in of_trial.values() for pid in group]
+    return len(of_trial) > 1 and len(pids) == len(set(pids))
+
+
+def _is_told(trend: Trend) -> bool:
+    return trend.over in _OVER_TRIALS and trend.slope_bytes is not None
+
+
+def _best(trends: list[Trend]) -> Trend | None:
+    return max(
+        trends,
+        key=lambda t: (t.direction is Direction.GROWS, t.confidence is not None, len(t.points)),
+        default=None,
+    )

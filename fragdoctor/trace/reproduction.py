@@ -1,0 +1,239 @@
+"""Finding the reproduction: the recorded run, reproduced as well as the file allows.
+
+What the file does not record is found by trying (``unrecorded.py`` says what to try): a guess is
+replayed, compared with the recording, and kept where it reproduces more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import islice
+
+from fragdoctor._native import _ext
+from fragdoctor.errors import SimulationError
+from fragdoctor.model.hooks import tell
+from fragdoctor.model.settings import AllocatorSettings, Era
+from fragdoctor.trace.allocator import UNLIMITED
+from fragdoctor.trace.fidelity import Reproduction
+from fragdoctor.trace.replay import Conditions
+from fragdoctor.trace.trace import Trace
+from fragdoctor.trace.unrecorded import (
+    eras_of,
+    limits_of,
+    recorded_capacity,
+    total_by_reservations,
+    with_shown_settings,
+)
+
+# Of taking unexplained frees for calls of empty_cache(), and completed frees for late ones.
+MAX_ROUNDS = 3
+# Work spent on finding a memory fraction, and on the order of old blocks; operations from which
+# the order of equal blocks is told: a fraction of a second each.
+LIMIT_OPERATIONS = 5_000_000
+MIN_TRIES = 4
+LEARNING_OPERATIONS = 2_000_000
+MAX_LEARNING = 10
+PREFIX_OPERATIONS = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Guess:
+    """A set of values for what the file does not record."""
+
+    era: Era
+    settings: AllocatorSettings
+    capacity_bytes: int | None
+    allowed_bytes: int | None = None
+
+
+class _Finder:
+    """Tries guesses on one trace and keeps the best."""
+
+    def __init__(self, trace: Trace, device_total_bytes: int | None) -> None:
+        self.trace = trace
+        self.total = device_total_bytes or total_by_reservations(trace)
+        self.capacity = recorded_capacity(trace)
+        self.best: Reproduction | None = None
+        self._n_tried = 0
+        self._operations: dict[tuple[object, ...], _ext.NativeOps] = {}
+
+    def try_(self, guess: _Guess) -> Reproduction:
+        """Replay under a guess, and again with what the comparison suggests, while that helps."""
+        rows, late = frozenset[int](), frozenset[int]()
+        best: Reproduction | None = None
+        for _ in range(MAX_ROUNDS):
+            one = self._replay(guess, rows, late)
+            if best is None or one.score > best.score:
+                best = one
+            before, comparison = (rows, late), one.comparison
+            del one  # or its requests would be in memory beside the best and the next ones
+            rows = rows | set(comparison["unexplained_frees"])
+            late = late | set(comparison["early_completions"])
+            if (rows, late) == before:
+                break
+        assert best is not None  # noqa: S101 - the loop ran
+        if self.best is None or best.score > self.best.score:
+            self.best = best
+        return best
+
+    def address_share(self, guess: _Guess) -> float:
+        """Return the share of addresses reproduced in the beginning of the trace."""
+        one = self._replay(guess, frozenset(), frozenset(), PREFIX_OPERATIONS)
+        return one.score[1]
+
+    def _operations_for(
+        self, limit: int, rows: frozenset[int], late: frozenset[int], *, collects: bool
+    ) -> _ext.NativeOps:
+        key = (limit, rows, late, collects)
+        if key not in self._operations:
+            self._operations.clear()  # the last is what the next guess asks for, if any
+            try:
+                self._operations[key] = _ext.NativeOps(
+                    self.trace.native,
+                    limit_bytes=limit,
+                    is_collecting=collects,
+                    empty_cache_rows=sorted(rows),
+                    late_rows=sorted(late),
+                    device_total_bytes=self.total or 0,
+                )
+            except ValueError as error:
+                raise SimulationError(f"The trace cannot be replayed: {error}.") from error
+        return self._operations[key]
+
+    def _replay(
+        self,
+        guess: _Guess,
+        rows: frozenset[int],
+        late: frozenset[int],
+        max_ops: int = UNLIMITED,
+    ) -> Reproduction:
+        capacity, allowed = guess.capacity_bytes, guess.allowed_bytes
+        limits = [b for b in (capacity, allowed) if b is not None]
+        collects = allowed is not None and guess.settings.garbage_collection_threshold > 0
+        self._n_tried += 1
+        tell(f"Reproducing the recorded run, attempt {self._n_tried}")
+        operations = self._operations_for(min(limits, default=0), rows, late, collects=collects)
+        if not limits:
+            # The least that lets every recorded segment come: requests that would have gone
+            # above it are those whose flush the file shows.
+            capacity = operations.facts()["peak_reserved_bytes"]
+        conditions = Conditions(guess.settings, guess.era, capacity, allowed, self.total)
+        raw, comparison = operations.replay_recorded(conditions.native(), max_ops)
+        return Reproduction(
+            self.trace,
+            conditions,
+            operations,
+            raw,
+            comparison,
+            capacity_is_exact=self.capacity is not None,
+            fraction_is_inferred=allowed is not None,
+        )
+
+
+def find_reproduction(
+    trace: Trace,
+    *,
+    torch_version: str | None = None,
+    device_total_bytes: int | None = None,
+) -> Reproduction:
+    """Return the best reproduction of a trace.
+
+    Args:
+        trace: of a device.
+        torch_version: that wrote the file, if known; else every order of blocks is tried.
+        device_total_bytes: memory of the device, if known; base of a memory fraction.
+
+    Raises:
+        ConfigError: the version is not one.
+        SimulationError: the trace has more streams and pools than a genuine one can have.
+    """
+    finder = _Finder(trace, device_total_bytes)
+    best = _over_eras(finder, trace.settings, torch_version)
+    if best.score[0] == 1.0:
+        return _learned(best)
+    other = with_shown_settings(trace)
+    if other is not None:
+        shown = _Finder(other, device_total_bytes)
+        better = _over_eras(shown, other.settings, torch_version)
+        if better.score > best.score:
+            finder, best = shown, better
+    if best.score[0] < 1.0 and _may_be_limited(best):
+        best = _over_limits(finder, best, device_total_bytes)
+    return _learned(best)
+
+
+def _learned(best: Reproduction) -> Reproduction:
+    """Return the reproduction with the order of blocks older than the trace, as addresses tell it.
+
+    Of free blocks of equal size the one made first is taken (2.12), and the trace of a ring that
+    lost its beginning does not say which that was, except by what was taken. What is learned is
+    used as a fact about the start; the replay that is compared gets no hints.
+    """
+    if best.is_exact or best.trace.initial_reserved_bytes == 0:
+        return best
+    n_operations = max(best.operations.facts()["n_ops"], 1)
+    # Where only addresses differ there is little to win: a long trace is left as it is.
+    budget = LEARNING_OPERATIONS if best.score[0] < 1.0 else LEARNING_OPERATIONS // 4
+    n_rounds = min(MAX_LEARNING, budget // n_operations)
+    if best.conditions.era is not Era.BLOCK_COUNTER:
+        n_rounds = 0
+    conditions, operations = best.conditions.native(), best.operations
+    for i in range(n_rounds):
+        tell("Learning the order of old blocks", i, n_rounds)
+        operations = operations.learned(conditions)
+        raw, comparison = operations.replay_recorded(conditions)
+        one = replace(best, operations=operations, raw=raw, comparison=comparison)
+        if one.score > best.score:
+            best = replace(one, order_is_learned=True)
+        if best.is_exact:
+            break
+    return best
+
+
+def _over_eras(
+    finder: _Finder, settings: AllocatorSettings, torch_version: str | None
+) -> Reproduction:
+    guesses = [
+        _Guess(era, settings, finder.capacity) for era in eras_of(finder.trace, torch_version)
+    ]
+    if len(guesses) > 1 and finder.trace.n_requests > PREFIX_OPERATIONS:
+        # The beginning of a long trace shows the order well enough.
+        guesses = [max(guesses, key=finder.address_share)]
+    best: Reproduction | None = None
+    for guess in guesses:
+        one = finder.try_(guess)
+        if best is None or one.score > best.score:
+            best = one
+        if one.is_exact:
+            break
+    assert best is not None  # noqa: S101 - there is always an era
+    return best
+
+
+def _over_limits(
+    finder: _Finder, best: Reproduction, device_total_bytes: int | None
+) -> Reproduction:
+    """Return the best of the reproduction and of those with a memory fraction in force."""
+    n_operations = max(best.operations.facts()["n_ops"], 1)
+    need = best.operations.facts()["lowest_need_bytes"]
+    limits = limits_of(finder.trace, need, device_total_bytes)
+    n_tries = max(MIN_TRIES, LIMIT_OPERATIONS // n_operations)
+    for limit in islice(limits, n_tries):
+        guess = _Guess(best.conditions.era, finder.trace.settings, finder.capacity, limit)
+        one = finder.try_(guess)
+        if one.score > best.score:
+            best = one
+        if one.is_exact:
+            break
+    return best
+
+
+def _may_be_limited(best: Reproduction) -> bool:
+    """Return whether a memory fraction would explain what the reproduction does not.
+
+    Either a request failed while the driver had room for it, or segments went before a request
+    that would not have exceeded the capacity, with garbage collection set.
+    """
+    if best.comparison["n_failed"] > best.comparison["n_failed_equal"]:
+        return True
+    return best.trace.settings.garbage_collection_threshold > 0

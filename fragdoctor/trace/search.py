@@ -1,0 +1,141 @@
+"""Search over allocator settings: which of them would have served the same requests, at what price.
+
+Every candidate is replayed exactly; nothing is extrapolated. Two threads work at a time, since the
+native replay releases the interpreter's lock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass, replace
+
+from fragdoctor.model.hooks import tell
+from fragdoctor.model.simulation import ReplayResult
+from fragdoctor.trace.candidates import usual_candidates
+from fragdoctor.trace.fidelity import Reproduction
+from fragdoctor.trace.whatif import FairReplay, ProgressCallback, WhatIf, default_capacity
+
+N_THREADS = 2
+# A setting fits with margin if this share of the capacity is left over: about what the driver and
+# libraries of a long run come to want in addition.
+MARGIN_SHARE = 0.03
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """What a search found.
+
+    Attributes:
+        results: one per candidate, in the order asked.
+        best: the cheapest that fits with margin, or else the one that fits with most; None where
+            none fits, the recorded settings already do with margin, or none gains on them.
+        pareto: those that no other beats in both peak reserved memory and driver calls, by peak;
+            of those that fit where any does.
+        recorded_fits: whether the recorded settings serve every request with margin.
+    """
+
+    results: Sequence[ReplayResult]
+    best: ReplayResult | None
+    pareto: Sequence[ReplayResult]
+    recorded_fits: bool
+
+
+def search_settings(
+    reproduction: Reproduction,
+    confs: Sequence[str] | None = None,
+    *,
+    what_if: WhatIf | None = None,
+    progress: ProgressCallback | None = None,
+) -> Search:
+    """Replay every candidate and return what each does, the best, and the Pareto set.
+
+    Args:
+        reproduction: of the trace.
+        confs: setting strings; ``usual_candidates`` where None.
+        what_if: capacity, fraction and version to replay under; as recorded where None.
+        progress: called with candidates done and candidates in all, from this thread.
+
+    Raises:
+        ConfigError: a setting string is wrong.
+        SimulationError: a candidate cannot be replayed.
+    """
+    what_if = what_if or WhatIf()
+    if confs is None:
+        confs = usual_candidates(reproduction, what_if.torch_version or None)
+    fair = FairReplay(reproduction)
+    results: list[ReplayResult | None] = [None] * len(confs)
+    with ThreadPoolExecutor(N_THREADS) as pool:
+        jobs = {
+            pool.submit(fair.replay, replace(what_if, conf=conf)): i for i, conf in enumerate(confs)
+        }
+        for n_done, job in enumerate(as_completed(jobs), 1):
+            results[jobs[job]] = job.result()
+            tell("Replaying", n_done, len(confs))
+            if progress is not None:
+                progress(n_done, len(confs))
+    done = [r for r in results if r is not None]
+    recorded = fair.replay(what_if)
+    is_fine = recorded.fits and recorded.retries == 0 and _has_margin(recorded)
+    return Search(
+        results=tuple(done),
+        best=None if is_fine else best_of(_gaining(done, recorded)),
+        pareto=pareto_of(done),
+        recorded_fits=is_fine,
+    )
+
+
+def best_of(results: Sequence[ReplayResult]) -> ReplayResult | None:
+    """Return the cheapest result that fits with margin; with none, the one with most margin.
+
+    Price is what it costs per run: first retries (each waits for the device), then driver calls,
+    then the number of keys to set.
+    """
+    fitting = [r for r in results if r.fits and r.is_conclusive]
+    if not fitting:
+        return None
+    easy = [r for r in fitting if _has_margin(r)]
+    if easy:
+        return min(easy, key=lambda r: (r.retries, r.driver_calls, r.conf.count(":")))
+    return max(fitting, key=lambda r: (r.margin_bytes or 0, -r.driver_calls))
+
+
+def _gaining(results: Sequence[ReplayResult], recorded: ReplayResult) -> list[ReplayResult]:
+    """Return the results that are better than what was recorded and in nothing worse.
+
+    Where the recorded settings fail, whatever fits gains.
+    """
+    if not recorded.fits:
+        return list(results)
+    had = recorded.retries, recorded.peak_reserved_bytes
+    return [
+        r
+        for r in results
+        if r.retries <= had[0]
+        and r.peak_reserved_bytes <= had[1]
+        and (r.retries, r.peak_reserved_bytes) != had
+    ]
+
+
+def _has_margin(result: ReplayResult) -> bool:
+    if result.capacity_bytes is None:
+        return True
+    return (result.margin_bytes or 0) >= MARGIN_SHARE * result.capacity_bytes
+
+
+def pareto_of(results: Sequence[ReplayResult]) -> tuple[ReplayResult, ...]:
+    """Return the results that none beats in both peak reserved memory and driver calls, by peak."""
+    known = [r for r in results if r.is_conclusive] or list(results)
+    fitting = [r for r in known if r.fits] or known
+    front: list[ReplayResult] = []
+    for result in sorted(fitting, key=lambda r: (r.peak_reserved_bytes, r.driver_calls)):
+        if not front or result.driver_calls < front[-1].driver_calls:
+            front.append(result)
+    return tuple(front)
+
+
+def capacity_of(reproduction: Reproduction, what_if: WhatIf) -> int | None:
+    """Return the capacity that a what-if is replayed under; None = unlimited."""
+    if what_if.capacity_bytes is not None:
+        return what_if.capacity_bytes
+    return default_capacity(reproduction)

@@ -1,0 +1,234 @@
+"""``simulate``: the public entry to replay, fidelity, what-ifs and edits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from fragdoctor._native import _ext
+from fragdoctor.errors import SimulationError
+from fragdoctor.model.hooks import tell
+from fragdoctor.model.simulation import ReplayResult, Simulation
+from fragdoctor.model.snapshot import Action, Snapshot
+from fragdoctor.trace.edits import Edit
+from fragdoctor.trace.fidelity import Reproduction, is_foreign, report
+from fragdoctor.trace.reproduction import find_reproduction
+from fragdoctor.trace.trace import Trace
+from fragdoctor.trace.whatif import (
+    FairReplay,
+    ProgressCallback,
+    WhatIf,
+    check_version,
+    default_capacity,
+    with_smallest_capacity,
+)
+from fragdoctor.units import format_mebibytes, plural
+
+# Below this share of reproduced events and blocks a what-if is an estimate.
+REPLAY_SHARE = 0.95
+# A trace as long as this leaves tens of megabytes in the heap, worth the time to return them.
+LONG_TRACE_EVENTS = 1_000_000
+
+
+def simulate(  # noqa: PLR0913 - the questions of one what-if, all by keyword
+    source: Snapshot | Trace,
+    *,
+    device: int | None = None,
+    confs: Sequence[str] = (),
+    capacity_bytes: int | None = None,
+    memory_fraction: float | None = None,
+    torch_version: str | None = None,
+    edits: Sequence[Edit] = (),
+    smallest_capacity: bool = False,
+    device_total_bytes: int | None = None,
+    progress: ProgressCallback | None = None,
+) -> Simulation:
+    """Replay a trace as recorded and under every asked condition.
+
+    Args:
+        source: the trace, or a snapshot with one.
+        device: whose trace of a snapshot; the one that ran out of memory, or the busiest, where
+            None.
+        confs: setting strings, each replacing the recorded settings.
+        capacity_bytes: what PyTorch can have of the device; as recorded where None.
+        memory_fraction: as for ``set_per_process_memory_fraction``.
+        torch_version: whose rules and keys the what-ifs follow; the recording's where None.
+        edits: code-level changes; each is replayed under every conf (or the recorded settings).
+        smallest_capacity: also find the smallest capacity at which each run fits.
+        device_total_bytes: memory of the device, base of fractions; the capacity where None.
+        progress: called with replays done and replays in all.
+
+    Returns:
+        The reproduction with its fidelity, and one result per conf and edit, in that order. With
+        neither, one result under the recorded settings if capacity, fraction or version differ.
+
+    Raises:
+        SimulationError: there is no trace to replay, or no device of that number.
+        ConfigError: a setting string, the fraction or the version is wrong.
+    """
+    version = check_version(torch_version)
+    trace = source if isinstance(source, Trace) else trace_of(source, device)
+    reproduction = reproduce(trace, device_total_bytes=device_total_bytes)
+    what_if = WhatIf(
+        capacity_bytes=capacity_bytes,
+        memory_fraction=memory_fraction,
+        torch_version=version,
+        device_total_bytes=device_total_bytes,
+    )
+    asked: list[tuple[WhatIf, Edit | None]] = [(replace(what_if, conf=c), None) for c in confs]
+    asked += [
+        (replace(what_if, conf=conf, edit=edit.name), edit)
+        for edit in edits
+        for conf in confs or (None,)
+    ]
+    differs = capacity_bytes is not None or memory_fraction is not None or bool(version)
+    if not asked and (differs or smallest_capacity):
+        asked = [(what_if, None)]
+    results: list[ReplayResult] = []
+    fair = FairReplay(reproduction)
+    for i, (one, change) in enumerate(asked):
+        tell("Replaying", i, len(asked))
+        operations = None if change is None else change.apply(reproduction)
+        result = fair.replay(one, operations)
+        if smallest_capacity:
+            result = with_smallest_capacity(reproduction, one, result, operations)
+        results.append(result)
+        if progress is not None:
+            progress(i + 1, len(asked))
+    return simulation_of(reproduction, results)
+
+
+def simulation_of(reproduction: Reproduction, results: Sequence[ReplayResult]) -> Simulation:
+    """Return a reproduction and its what-ifs with their fidelity, method and notes."""
+    fidelity = report(reproduction)
+    is_exact_enough = (fidelity.share or 0.0) >= REPLAY_SHARE and not is_foreign(reproduction.trace)
+    capacity = default_capacity(reproduction)
+    return Simulation(
+        device=reproduction.trace.device,
+        baseline=replace(
+            reproduction.result,
+            capacity_bytes=None if capacity is None else reproduction.result.capacity_bytes,
+        ),
+        fidelity=fidelity,
+        results=tuple(results),
+        method="replay" if is_exact_enough else "estimate",
+        lower_bound_bytes=reproduction.trace.totals.peak_active_bytes,
+        notes=_notes(reproduction),
+    )
+
+
+def trace_of(snapshot: Snapshot, device: int | None = None) -> Trace:
+    """Return the trace of a device, for a replay.
+
+    Args:
+        snapshot: with a trace.
+        device: whose; the one that ran out of memory, or the busiest, where None.
+
+    Raises:
+        SimulationError: the snapshot has no device of that number, or none at all.
+    """
+    chosen = choose_device(snapshot) if device is None else device
+    if chosen not in snapshot.devices:
+        raise SimulationError(
+            f"The snapshot knows no device {chosen}.",
+            hint=f"It has {', '.join(map(str, snapshot.devices)) or 'none'}.",
+        )
+    return Trace.of(snapshot, chosen)
+
+
+def reproduce(
+    trace: Trace, *, torch_version: str | None = None, device_total_bytes: int | None = None
+) -> Reproduction:
+    """Return the recorded run, reproduced: do it once, ask many what-ifs.
+
+    Args:
+        trace: of the device.
+        torch_version: that wrote the file, if known.
+        device_total_bytes: memory of the device, if known.
+
+    Raises:
+        SimulationError: there is nothing to replay.
+        ConfigError: the version is wrong.
+    """
+    backend = trace.snapshot.settings.backend
+    if backend != "native":
+        raise SimulationError(
+            f"The snapshot was made with the backend {backend}, which the model does not know."
+        )
+    _check_trace(trace)
+    reproduction = find_reproduction(
+        trace, torch_version=torch_version, device_total_bytes=device_total_bytes
+    )
+    return_free_memory(reproduction)
+    return reproduction
+
+
+def return_free_memory(reproduction: Reproduction) -> None:
+    """Give back what undoing or replaying a long trace has left in the heap."""
+    if reproduction.trace.n_events >= LONG_TRACE_EVENTS:
+        _ext.return_free_memory()
+
+
+def choose_device(snapshot: Snapshot) -> int:
+    """Return the device whose trace ends in a failed request, else the one with most events.
+
+    Raises:
+        SimulationError: the snapshot has no device.
+    """
+    devices = snapshot.devices
+    if not devices:
+        raise SimulationError("The snapshot has no device memory and no trace.")
+
+    def rank(device: int) -> tuple[int, int]:
+        action = snapshot.events.action[snapshot.events.device_slice(device)]
+        return int(np.count_nonzero(action == Action.OOM)), len(action)
+
+    return max(devices, key=rank)
+
+
+def _check_trace(trace: Trace) -> None:
+    hint = "Record from the start on: fragdoctor run train.py"
+    n_live = trace.lives.n_initial
+    if trace.n_requests == 0 or (trace.n_events == 1 and n_live > 0):
+        what = "no request" if trace.n_events else "no trace"
+        if trace.n_requests:
+            what = "one event only"
+        raise SimulationError(
+            f"The snapshot holds {what} of device {trace.device}: nothing to replay.", hint=hint
+        )
+    if is_foreign(trace):
+        raise SimulationError(
+            "Trace and segments contradict each other in "
+            f"{sum(trace.contradictions.values())} places: "
+            "another allocator made this file, or events are missing.",
+            hint=hint,
+        )
+
+
+def _notes(reproduction: Reproduction) -> tuple[str, ...]:
+    notes = []
+    conditions, facts = reproduction.conditions, reproduction.operations.facts()
+    low = None if reproduction.capacity_is_exact else conditions.capacity_bytes
+    if low is not None and facts["n_flushed"] > 0:
+        notes.append(
+            f"The file does not say what PyTorch could have; a flush shows that it was at least "
+            f"{format_mebibytes(low)} and less than "
+            f"{format_mebibytes(facts['lowest_need_bytes'])}."
+        )
+    if reproduction.fraction_is_inferred and conditions.allowed_bytes is not None:
+        notes.append(
+            f"Requests failed, or cached memory was collected, while the driver had memory left: "
+            "a memory fraction was in force, of about "
+            f"{format_mebibytes(conditions.allowed_bytes)}."
+        )
+    known = reproduction.trace.oom_capacity_bytes
+    if len(np.unique(known[known >= 0])) > 1:
+        notes.append("The memory that PyTorch could have changed between failed requests.")
+    if n_calls := facts["n_inferred_empty_cache"]:
+        notes.append(
+            f"{plural(n_calls, 'call')} of empty_cache() {'was' if n_calls == 1 else 'were'} "
+            "inferred from segments that went; what-ifs repeat them."
+        )
+    return tuple(notes)

@@ -1,0 +1,262 @@
+"""What a stack says about the phase that it belongs to and the memory that it makes.
+
+Python frames mark the phases: a step of an optimizer, the call of ``backward()``, a module's call.
+The kernels of a backward pass on a GPU run in a thread of the autograd engine that has no Python
+frames at all, unless a hook, a custom function or a checkpointed module calls back into Python:
+then the outermost frame lies in torch. With ``stacks="all"`` C++ frames name the engine.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+import numpy as np
+
+from fragdoctor.model.snapshot import I32, I64, U8, Bools, Snapshot, StackTable
+from fragdoctor.trace.code_owners import (
+    NATIVE,
+    PACKAGE,
+    TORCH,
+    USER,
+    frame_classes,
+    frames_of,
+    user_frames,
+)
+
+# Roles of stacks. SILENT: recorded, but without a Python frame; NO_STACK: not recorded.
+NO_STACK, FORWARD, BACKWARD, OPTIMIZER, ZERO_GRAD, SILENT = -1, 0, 1, 2, 3, 4
+
+OPTIMIZER_FILE: Final = re.compile(
+    r"(?:^|[/\\])optim(?:izers?)?(?:[/\\]|\.py$)|optimizer[^/\\]*$|[/\\]runtime[/\\]zero[/\\]",
+    re.IGNORECASE,
+)
+OPTIMIZER_STEP: Final = re.compile(r"^(?:_init_group|_?(?:single|multi)_tensor_\w+|step)$")
+
+_STEP, _BACKWARD, _MODULE, _INIT, _MAY_INIT = 1, 2, 4, 8, 16
+_ZERO, _RECOMPUTE, _STATE, _CLIP, _CLOSURE = 32, 64, 128, 256, 512
+
+_T: Final = r"(?:^|[/\\])torch[/\\]"
+# (file, function, meaning); None matches all.
+_FRAMES: Final[tuple[tuple[re.Pattern[str] | None, re.Pattern[str], int], ...]] = (
+    (OPTIMIZER_FILE, OPTIMIZER_STEP, _STEP),
+    (re.compile(_T + r"optim[/\\]optimizer\.py$"), re.compile(r"wrapper$|_use_grad$"), _STEP),
+    (OPTIMIZER_FILE, re.compile(r"_?init_(?:group|state)|load_state_dict"), _STATE),
+    (
+        re.compile(_T + r"(?:autograd[/\\](?:__init__|graph)|_tensor)\.py$"),
+        re.compile(r"backward$|grad$|_engine_run_backward$|_make_grads$"),
+        _BACKWARD,
+    ),
+    (
+        re.compile(r"[/\\](?:\w*_)?checkpoint(?:ing)?\.py$"),
+        re.compile(r"unpack_hook$|recompute_fn$|backward$"),
+        _BACKWARD | _RECOMPUTE,
+    ),
+    (
+        re.compile(_T + r"nn[/\\]modules[/\\]module\.py$"),
+        re.compile(r"_(?:wrapped_)?call_impl$"),
+        _MODULE,
+    ),
+    (re.compile(_T + r"nn[/\\]modules[/\\]module\.py$"), re.compile(r"_apply$|to_empty$"), _INIT),
+    (
+        re.compile(_T + r"nn[/\\](?:modules|parameter|init|parallel|quant)"),
+        re.compile(r"__init__$|__new__$|reset_parameters$"),
+        _INIT,
+    ),
+    (
+        re.compile(r"[/\\](?:nn|transformers|diffusers|accelerate|peft|safetensors|timm)[/\\]"),
+        re.compile(r"\w*load_\w*state_dict\w*$|from_pretrained$|set_module_\w+$|load_state_dict$"),
+        _INIT,
+    ),
+    (None, re.compile(r"__init__$"), _MAY_INIT),
+    (None, re.compile(r"zero_grad$"), _ZERO),
+    (
+        re.compile(r"[/\\](?:clip_grad|grad_scaler)\.py$"),
+        re.compile(
+            r"clip_grad\w*|_clip_grad\w*|_?get_total_norm|unscale_|_unscale_\w+|step|update"
+        ),
+        _CLIP,
+    ),
+    (None, re.compile(r"\w*closure$"), _CLOSURE),
+    (None, re.compile(r".*torch::autograd::Engine::(?:thread_|evaluate_|reentrant)"), _BACKWARD),
+)
+# Threads of torch that run other things than the engine's callbacks.
+_NOT_ENGINE: Final = re.compile(
+    _T + r"(?:multiprocessing|distributed[/\\](?:run|launch|elastic|launcher)|utils[/\\]data"
+    r"|_inductor|__main__|utils[/\\]_|autograd[/\\]grad_mode|nn[/\\])"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class StackRoles:
+    """One row per stack id, and one more at the end for the id -1.
+
+    Attributes:
+        role: ``NO_STACK`` .. ``SILENT``.
+        in_module: made inside a module's call.
+        makes_model: made while a module is built, moved or loaded; ``may_make_model``: inside some
+            ``__init__``.
+        makes_state: where optimizers make their state; ``in_step``: anywhere in an optimizer.
+        recomputes: a checkpointed part of the model that is computed again.
+        by_user: the innermost Python frame is not torch's.
+    """
+
+    role: I32
+    in_module: Bools
+    makes_model: Bools
+    may_make_model: Bools
+    makes_state: Bools
+    in_step: Bools
+    recomputes: Bools
+    by_user: Bools
+
+    @property
+    def has_python(self) -> bool:
+        """Whether any stack has a Python frame."""
+        return bool(np.isin(self.role, (FORWARD, OPTIMIZER, ZERO_GRAD)).any())
+
+    @property
+    def trains(self) -> bool:
+        """Whether any stack shows a backward pass or an optimizer."""
+        return bool(np.isin(self.role, (BACKWARD, OPTIMIZER, ZERO_GRAD)).any())
+
+
+def stack_roles(snapshot: Snapshot, classes: U8) -> StackRoles:
+    """Return the role of every stack.
+
+    Args:
+        snapshot: the columns of a file.
+        classes: class of each frame (``code_owners.frame_classes``).
+    """
+    offsets, frames = snapshot.stacks.offsets, snapshot.stacks.frames
+    meaning = _frame_meanings(snapshot)
+    bits = _any_bits(meaning[frames], offsets)
+    is_python = classes[frames] != NATIVE
+    inner = _first(np.flatnonzero(is_python), offsets)
+    outer = _last(np.flatnonzero(is_python), offsets)
+    kind = classes[frames] if len(frames) else np.zeros(0, np.uint8)
+    has_python = inner >= 0
+    role = np.where(has_python, FORWARD, SILENT).astype(np.int32)
+    role[has_python & _has(bits, _ZERO)] = ZERO_GRAD
+    in_step = _has(bits, _STEP) & ~_calls_back(meaning[frames], offsets)
+    role[in_step | (_has(bits, _CLIP) & ~_has(bits, _MODULE))] = OPTIMIZER
+    role[_has(bits, _BACKWARD)] = BACKWARD
+    starts_in_torch = has_python & (kind[outer] == TORCH) if len(frames) else has_python
+    other_thread = _frames_matching(snapshot, _NOT_ENGINE)
+    if len(frames):
+        starts_in_torch &= ~other_thread[frames[outer]]
+    role[starts_in_torch & (role != OPTIMIZER)] = BACKWARD
+    by_user = has_python & np.isin(kind[inner], (USER, PACKAGE)) if len(frames) else has_python
+    return StackRoles(
+        role=np.append(role, np.int32(NO_STACK)),
+        in_module=np.append(_has(bits, _MODULE), False),
+        makes_model=np.append(_has(bits, _INIT) & ~_has(bits, _MODULE), False),
+        may_make_model=np.append(_has(bits, _MAY_INIT) & ~_has(bits, _MODULE), False),
+        makes_state=np.append(_has(bits, _STATE), False),
+        in_step=np.append(in_step, False),
+        recomputes=np.append(_has(bits, _RECOMPUTE), False),
+        by_user=np.append(by_user, False),
+    )
+
+
+def _has(bits: I64, flag: int) -> Bools:
+    result: Bools = (bits & flag) != 0
+    return result
+
+
+def _frame_meanings(snapshot: Snapshot) -> I64:
+    """Return the meanings of each frame as bits."""
+    table, strings = snapshot.frames, snapshot.strings
+    files, of_file = np.unique(table.filename, return_inverse=True)
+    names, of_name = np.unique(table.name, return_inverse=True)
+    file_text = [strings[i][:1000] if i >= 0 else "" for i in files.tolist()]
+    name_text = [strings[i][:1000] if i >= 0 else "" for i in names.tolist()]
+    result = np.zeros(len(table), np.int64)
+    for in_file, in_name, flag in _FRAMES:
+        by_name = np.array([in_name.match(t) is not None for t in name_text], np.bool_)
+        hits = by_name[of_name.reshape(-1)] if name_text else np.zeros(0, np.bool_)
+        if in_file is not None and hits.any():
+            by_file = np.array([in_file.search(t) is not None for t in file_text], np.bool_)
+            hits &= by_file[of_file.reshape(-1)]
+        result[hits] |= flag
+    return result
+
+
+def _frames_matching(snapshot: Snapshot, pattern: re.Pattern[str]) -> Bools:
+    files, of_file = np.unique(snapshot.frames.filename, return_inverse=True)
+    if not len(files):
+        return np.zeros(0, np.bool_)
+    hits = [i >= 0 and bool(pattern.search(snapshot.strings[i][:1000])) for i in files.tolist()]
+    result: Bools = np.array(hits, np.bool_)[of_file.reshape(-1)]
+    return result
+
+
+def _any_bits(bits: I64, offsets: I64) -> I64:
+    """Return for each stack the bits that any of its frames has."""
+    result = np.zeros(len(offsets) - 1, np.int64)
+    filled = np.flatnonzero(np.diff(offsets) > 0)
+    if len(filled):
+        result[filled] = np.bitwise_or.reduceat(bits, offsets[filled])
+    return result
+
+
+def _first(hits: I64, offsets: I64) -> I64:
+    """Return the first of the positions inside each stack, -1 where there is none."""
+    if not len(hits):
+        return np.full(len(offsets) - 1, -1, np.int64)
+    position = hits[np.minimum(np.searchsorted(hits, offsets[:-1]), len(hits) - 1)]
+    inside = (position >= offsets[:-1]) & (position < offsets[1:])
+    return np.where(inside, position, -1)
+
+
+def _last(hits: I64, offsets: I64) -> I64:
+    """Return the last of the positions inside each stack, -1 where there is none."""
+    if not len(hits):
+        return np.full(len(offsets) - 1, -1, np.int64)
+    position = hits[np.maximum(np.searchsorted(hits, offsets[1:]) - 1, 0)]
+    inside = (position >= offsets[:-1]) & (position < offsets[1:])
+    return np.where(inside, position, -1)
+
+
+def _calls_back(bits: I64, offsets: I64) -> Bools:
+    """Return whether an optimizer's step called a closure that computes the loss."""
+    inner = _first(np.flatnonzero((bits & (_MODULE | _CLOSURE)) != 0), offsets)
+    step = _first(np.flatnonzero((bits & _STEP) != 0), offsets)
+    result: Bools = (inner >= 0) & (inner < step)
+    return result
+
+
+class Stacks:
+    """What the stacks of a snapshot say, worked out when it is asked for."""
+
+    def __init__(self, snapshot: Snapshot) -> None:
+        self._snapshot = snapshot
+
+    @cached_property
+    def classes(self) -> U8:
+        """Whose code each frame is (``code_owners.USER`` ...)."""
+        return frame_classes(self._snapshot)
+
+    @cached_property
+    def lines(self) -> I32:
+        """Frame id of the user's own line for each stack, -1 where it has none."""
+        return user_frames(self._snapshot, self.classes)
+
+    @cached_property
+    def roles(self) -> StackRoles:
+        """What part of training each stack is in."""
+        return stack_roles(self._snapshot, self.classes)
+
+    @cached_property
+    def python(self) -> StackTable:
+        """The stacks without their C++ frames (``stacks="all"`` interleaves them)."""
+        table = self._snapshot.stacks
+        keep = self.classes[table.frames] != NATIVE
+        offsets = np.append(0, np.cumsum(keep))[table.offsets]
+        return StackTable(offsets, table.frames[keep])
+
+    def lines_of(self, stack: I32) -> I32:
+        """Return the user's line of each stack id, -1 for the id -1."""
+        return frames_of(stack, self.lines)

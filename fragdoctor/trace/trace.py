@@ -1,0 +1,350 @@
+"""One device's recording, undone once: everything that looks at a trace takes this.
+
+A snapshot holds the segments at its end and the events that led there. ``Trace.of`` undoes the
+events in the native core (``undone.h``) and keeps the result; lives of blocks, totals, layouts,
+steps and operations are all answers of the one ``Trace``. Nothing else undoes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from fragdoctor._native import _ext
+from fragdoctor.model.hooks import tell
+from fragdoctor.model.settings import AllocatorSettings, Era
+from fragdoctor.model.snapshot import (
+    I32,
+    I64,
+    U64,
+    Action,
+    BlockState,
+    Bools,
+    Snapshot,
+)
+from fragdoctor.trace.allocator import native_config
+from fragdoctor.trace.columns import (
+    MAX_SUM,
+    SMALL_SEGMENT_BYTES,
+    Events,
+    FinalBlocks,
+    FinalSegments,
+    device_columns,
+)
+from fragdoctor.trace.lives import Layout, Lives, Source, Totals
+from fragdoctor.trace.stacks import Stacks
+from fragdoctor.units import MIB
+
+SMALL_REQUEST_BYTES: Final = 1 * MIB
+ABSURD_BYTES: Final = 2**56  # no device has 64 PiB
+
+
+@dataclass(frozen=True, slots=True)
+class InitialState:
+    """A device before the first event of its trace: s segments and b blocks, by address.
+
+    Attributes:
+        segment_stream, segment_pool: indices into the snapshot's tables (-1 = default pool).
+        block_is_pending: freed before the trace began, but waiting for a stream.
+        block_size_is_known: False where the size was computed (``round_size``) or bounded by the
+            neighbours because the block is gone at the end.
+    """
+
+    segment_address: U64
+    segment_bytes: U64
+    segment_stream: I32
+    segment_pool: I32
+    segment_is_small: Bools
+    segment_is_expandable: Bools
+    block_address: U64
+    block_bytes: U64
+    block_requested: U64
+    block_is_pending: Bools
+    block_size_is_known: Bools
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentLives:
+    """Segments over time: ordinary ones, and pages of expandable ones that came and went together.
+
+    ``start`` and ``done`` are rows, as in ``Lives``: a segment is there in state k iff
+    ``start < k <= done``.
+    """
+
+    address: U64
+    size_bytes: I64
+    start: I32
+    done: I32
+    stream: I32
+    pool: I32
+    is_small: Bools
+    is_expandable: Bools
+
+    def __len__(self) -> int:
+        return len(self.address)
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """One device's recording, undone.
+
+    Attributes:
+        settings: that it was recorded under; sizes are rounded by them.
+        stacks: what the stacks of the snapshot say; shared by its devices.
+        native: the undone trace of the native core.
+        stream_of_rank, pool_of_number: from the core's numbers to indices of the snapshot.
+        contradictions: kind -> count of what does not fit together; empty for a sound file. The
+            kinds are those of ``Contradiction`` in ``undone.h``.
+        missing: action -> number of events that must have happened but are not in the file.
+    """
+
+    snapshot: Snapshot
+    device: int
+    settings: AllocatorSettings
+    stacks: Stacks
+    events: Events
+    segments: FinalSegments
+    blocks: FinalBlocks
+    native: _ext.NativeTrace
+    stream_of_rank: I32
+    pool_of_number: I32
+    default_pool: int
+    facts: Mapping[str, Any]
+
+    @classmethod
+    def of(
+        cls,
+        snapshot: Snapshot,
+        device: int,
+        settings: AllocatorSettings | None = None,
+        stacks: Stacks | None = None,
+    ) -> Trace:
+        """Return the trace of a device, undone.
+
+        Args:
+            snapshot: any snapshot; one without a trace gives its final state as the initial one.
+            device: the device's number; one that the file does not know gives an empty trace.
+            settings: that the file was recorded under; the snapshot's own where None.
+            stacks: of the snapshot, where another device has them already.
+        """
+        tell("Undoing the trace")
+        bounded = bounded_settings(settings or snapshot.settings)
+        columns = device_columns(snapshot, device)
+        native = _ext.NativeTrace(**columns.native, config=native_config(bounded, era=Era.ADDRESS))
+        return cls(
+            snapshot=snapshot,
+            device=device,
+            settings=bounded,
+            stacks=stacks or Stacks(snapshot),
+            events=columns.events,
+            segments=columns.segments,
+            blocks=columns.blocks,
+            native=native,
+            stream_of_rank=columns.stream_of_rank,
+            pool_of_number=columns.pool_of_number,
+            default_pool=columns.default_pool,
+            facts=native.facts(),
+        )
+
+    @property
+    def first_row(self) -> int:
+        """Row of the device's first event in the snapshot."""
+        return int(self.snapshot.events.device_slice(self.device).start)
+
+    @property
+    def n_events(self) -> int:
+        """Number of events of the device."""
+        return len(self.events)
+
+    @property
+    def contradictions(self) -> Mapping[str, int]:
+        """Kind -> count of what does not fit together; empty for a sound file."""
+        result: Mapping[str, int] = self.facts["contradictions"]
+        return result
+
+    @property
+    def missing(self) -> Mapping[str, int]:
+        """Action -> number of events that must have happened but are not in the file."""
+        names = ("alloc", "free_requested", "free_completed")
+        return {n: k for n, k in zip(names, self.facts["missing"], strict=True) if k}
+
+    @cached_property
+    def lives(self) -> Lives:
+        """Every block that lived at some time."""
+        events, blocks, segments = self.events, self.blocks, self.segments
+        source = Source(
+            address=events.address,
+            requested=events.size_bytes,
+            stack=events.stack,
+            stream=events.stream,
+            pool=events.pool,
+            block_address=blocks.address,
+            block_requested=blocks.requested_bytes,
+            block_stack=blocks.stack,
+            block_stream=segments.stream[blocks.segment],
+            block_pool=segments.pool[blocks.segment],
+        )
+        return Lives(self.native, source, self.facts)
+
+    @cached_property
+    def totals(self) -> Totals:
+        """Allocated, active and reserved bytes in every state."""
+        return Totals(self.native, self.facts)
+
+    @cached_property
+    def segment_lives(self) -> SegmentLives:
+        """Segments over time."""
+        raw = self.native.segments()
+        raw["size_bytes"] = raw.pop("size")
+        return SegmentLives(**self._named(raw, ""))
+
+    @cached_property
+    def initial(self) -> InitialState:
+        """The device before the first event."""
+        raw = self._named(self.native.initial(), "segment_")
+        for name in ("block_is_pending", "block_size_is_known"):
+            raw[name] = raw[name].view(np.bool_)
+        return InitialState(**raw)
+
+    @property
+    def initial_reserved_bytes(self) -> int:
+        """Reserved memory before the first event."""
+        return int(self.facts["initial_reserved_bytes"])
+
+    @cached_property
+    def layout(self) -> Layout:
+        """The device at the end, as the file has it."""
+        return _final_layout(self)
+
+    def layout_at(self, state: int) -> Layout:
+        """Return the device after so many events; a fraction of a millisecond per 100,000 lives."""
+        raw = self._named(self.native.layout_at(state), "segment_")
+        live, pool = raw["live"].astype(np.int64), raw["segment_pool"]
+        lives, address = self.lives, raw["segment_address"]
+        small, expandable = raw["segment_is_small"], raw["segment_is_expandable"]
+        live_segment, free_segment = raw["live_segment"], raw["free_segment"]
+        live_address = lives.address[live]
+        return Layout(
+            segment_address=address,
+            segment_bytes=raw["segment_bytes"].view(np.int64),
+            segment_stream=raw["segment_stream"],
+            segment_pool=pool,
+            is_small=small,
+            is_private=pool != self.default_pool,
+            page_bytes=_pages(expandable, small, self.settings),
+            live_offset=(live_address - address[live_segment]).view(np.int64),
+            live_bytes=lives.size_bytes[live],
+            live_stack=lives.stack[live],
+            live_is_pending=lives.free[live] < state,
+            live_segment=live_segment,
+            live_row=live,
+            free_offset=(raw["free_address"] - address[free_segment]).view(np.int64),
+            free_bytes=raw["free_bytes"].view(np.int64),
+            free_segment=free_segment,
+        )
+
+    @cached_property
+    def oom_rows(self) -> I64:
+        """Rows of requests that failed."""
+        return np.flatnonzero(self.events.action == Action.OOM)
+
+    @cached_property
+    def oom_capacity_bytes(self) -> I64:
+        """Per failed request, what PyTorch could have then: driver-free plus reserved bytes.
+
+        -1 where the file does not say.
+        """
+        free = [self.snapshot.oom_free_bytes.get(self.first_row + r, -1) for r in self.oom_rows]
+        reserved = self.totals.at(self.oom_rows + 1)[:, 2].tolist()
+        known = [
+            f + r if 0 <= f < ABSURD_BYTES else -1 for f, r in zip(free, reserved, strict=True)
+        ]
+        return np.array(known, np.int64)
+
+    def live_blocks_of(self, lines: npt.ArrayLike) -> U64:
+        """Return the addresses of blocks that some user lines (frame ids) keep at the end."""
+        blocks = self.blocks
+        is_live = blocks.state == BlockState.ALLOCATED
+        result: U64 = blocks.address[is_live & np.isin(self.stacks.lines_of(blocks.stack), lines)]
+        return result
+
+    @cached_property
+    def n_requests(self) -> int:
+        """Number of requests, failed ones included."""
+        action = self.events.action
+        return int(np.count_nonzero((action == Action.ALLOC) | (action == Action.OOM)))
+
+    def _named(self, raw: dict[str, Any], prefix: str) -> dict[str, Any]:
+        """Return native columns with streams and pools as the snapshot counts them."""
+        raw[f"{prefix}stream"] = self.stream_of_rank[raw[f"{prefix}stream"]]
+        raw[f"{prefix}pool"] = self.pool_of_number[raw[f"{prefix}pool"]]
+        for name in ("is_small", "is_expandable"):
+            raw[prefix + name] = raw[prefix + name].view(np.bool_)
+        return raw
+
+
+def traces_of(snapshot: Snapshot, settings: AllocatorSettings | None = None) -> tuple[Trace, ...]:
+    """Return the traces of all devices of a snapshot, in their order."""
+    stacks = Stacks(snapshot)
+    return tuple(Trace.of(snapshot, device, settings, stacks) for device in snapshot.devices)
+
+
+def bounded_settings(settings: AllocatorSettings) -> AllocatorSettings:
+    """Return recorded settings with numbers that no allocator has brought into 64 bits."""
+    split = settings.max_split_bytes
+    return replace(
+        settings,
+        backend="native",
+        max_split_bytes=None if split is None or split >= ABSURD_BYTES else split,
+        max_non_split_rounding_bytes=min(settings.max_non_split_rounding_bytes, ABSURD_BYTES),
+        large_segment_bytes=min(max(settings.large_segment_bytes, 10 * MIB), ABSURD_BYTES),
+        roundup_power2_divisions=tuple(min(d, 2**31) for d in settings.roundup_power2_divisions),
+    )
+
+
+def large_page_bytes(settings: AllocatorSettings) -> int:
+    """Return the page of expandable segments in the large pool, within what can be computed."""
+    return min(max(512, settings.large_segment_bytes), 2**40)
+
+
+# ---- layouts -------------------------------------------------------------------------------------
+
+
+def _pages(is_expandable: Bools, is_small: Bools, settings: AllocatorSettings) -> I64:
+    page = np.where(is_small, SMALL_SEGMENT_BYTES, large_page_bytes(settings))
+    return np.where(is_expandable, page, 0).astype(np.int64)
+
+
+def _final_layout(trace: Trace) -> Layout:
+    segments, blocks = trace.segments, trace.blocks
+    offset = (blocks.address - segments.address[blocks.segment]).view(np.int64)
+    offset = np.clip(offset, -MAX_SUM, MAX_SUM)  # nonsense must not overflow later
+    row = np.full(len(blocks), -1, np.int64)
+    of_life = trace.lives.block
+    found = np.flatnonzero(of_life >= 0)
+    row[of_life[found]] = found
+    live = np.flatnonzero(blocks.state != BlockState.INACTIVE)
+    free = np.flatnonzero(blocks.state == BlockState.INACTIVE)
+    return Layout(
+        segment_address=segments.address,
+        segment_bytes=segments.size_bytes,
+        segment_stream=segments.stream,
+        segment_pool=segments.pool,
+        is_small=segments.is_small,
+        is_private=segments.pool != trace.default_pool,
+        page_bytes=_pages(segments.is_expandable, segments.is_small, trace.settings),
+        live_offset=offset[live],
+        live_bytes=blocks.size_bytes[live],
+        live_stack=blocks.stack[live],
+        live_is_pending=blocks.state[live] == BlockState.PENDING_FREE,
+        live_segment=blocks.segment[live],
+        live_row=row[live],
+        free_offset=offset[free],
+        free_bytes=blocks.size_bytes[free],
+        free_segment=blocks.segment[free],
+    )

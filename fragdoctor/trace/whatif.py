@@ -1,0 +1,311 @@
+"""What-ifs: the same requests under other settings, another capacity, or with changed code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from fragdoctor._native import _ext
+from fragdoctor.errors import SimulationError
+from fragdoctor.model.hooks import tell
+from fragdoctor.model.settings import (
+    AllocatorSettings,
+    era_of,
+    is_same_conf,
+    parse_conf,
+    parse_version,
+)
+from fragdoctor.model.simulation import ReplayResult
+from fragdoctor.trace.fidelity import Reproduction
+from fragdoctor.trace.replay import PAGE_BYTES, Conditions, allowed_by, result_of
+from fragdoctor.units import format_mebibytes, plural
+
+# Work spent on one search for a smallest capacity, in operations: a second or two.
+SEARCH_OPERATIONS = 20_000_000
+MIN_REPLAYS = 24
+_ENDLESS = 2**50
+
+OPEN = (
+    "not known: made anew on an empty device the run has no trouble even as recorded, so what "
+    "matters happened before the recording"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class WhatIf:
+    """What differs from the recorded run; None and "" mean as recorded.
+
+    Attributes:
+        conf: setting string that replaces the recorded settings.
+        capacity_bytes: what PyTorch could have of the device.
+        memory_fraction: as for ``set_per_process_memory_fraction``.
+        torch_version: whose rules and keys apply.
+        device_total_bytes: base of the fraction; None = the capacity.
+        edit: name of the changed code, for people.
+    """
+
+    conf: str | None = None
+    capacity_bytes: int | None = None
+    memory_fraction: float | None = None
+    torch_version: str = ""
+    device_total_bytes: int | None = None
+    edit: str = ""
+
+
+def default_capacity(reproduction: Reproduction) -> int | None:
+    """Return what PyTorch could have in the recorded run, as far as the file shows it.
+
+    Exact where a request failed; the least that explains the run where the cache was flushed to
+    make room; else None.
+    """
+    if reproduction.capacity_is_exact:
+        return reproduction.conditions.capacity_bytes
+    if reproduction.operations.facts()["n_flushed"] > 0:
+        return reproduction.conditions.capacity_bytes
+    return None
+
+
+def conditions_of(reproduction: Reproduction, what_if: WhatIf) -> Conditions:
+    """Return what a what-if means for the model.
+
+    Raises:
+        ConfigError: the settings or the version are wrong.
+        SimulationError: a memory fraction of an unknown amount.
+    """
+    recorded = reproduction.conditions
+    version = what_if.torch_version
+    settings = _settings(reproduction, what_if)
+    era = era_of(version) if version else recorded.era
+    capacity = what_if.capacity_bytes
+    if capacity is None:
+        capacity = default_capacity(reproduction)
+    fraction = what_if.memory_fraction
+    if fraction is None and what_if.conf is not None:
+        fraction = settings.memory_fraction
+    total = what_if.device_total_bytes
+    allowed = None
+    if fraction is not None:
+        base = total or capacity
+        if base is None:
+            raise SimulationError(
+                "A memory fraction needs the size of the device, which the file does not say.",
+                hint="Give the capacity too.",
+            )
+        allowed = allowed_by(fraction, base, version)
+    elif what_if.capacity_bytes is None:
+        allowed = recorded.allowed_bytes
+    return Conditions(settings, era, capacity, allowed, total, fraction, version)
+
+
+def _settings(reproduction: Reproduction, what_if: WhatIf) -> AllocatorSettings:
+    if what_if.conf is None:
+        return reproduction.conditions.settings
+    settings = parse_conf(what_if.conf, what_if.torch_version or None)
+    if settings.backend != "native":
+        raise SimulationError(
+            f"The model knows the native allocator, not {settings.backend}.",
+            hint="Leave backend out of the settings.",
+        )
+    return settings
+
+
+def replay_what_if(
+    reproduction: Reproduction,
+    what_if: WhatIf,
+    operations: _ext.NativeOps | None = None,
+    *,
+    remakes_start: bool | None = None,
+) -> ReplayResult:
+    """Return what the model does with the requests of a trace in a what-if.
+
+    Args:
+        reproduction: of the trace.
+        what_if: what differs.
+        operations: edited requests; those of the reproduction where None.
+        remakes_start: whether blocks older than the trace are requested anew; where None, only
+            if the kind of segment changes.
+
+    Raises:
+        ConfigError: the settings or the version are wrong.
+        SimulationError: the what-if cannot be replayed.
+    """
+    conditions = conditions_of(reproduction, what_if)
+    is_remade = _remakes_start(reproduction, conditions) if remakes_start is None else remakes_start
+    raw = (operations or reproduction.operations).replay(
+        conditions.native(), remake_initial=is_remade
+    )
+    note = ""
+    if is_remade:
+        n_blocks = reproduction.trace.lives.n_initial
+        note = (
+            f"the {plural(n_blocks, 'block')} older than the trace "
+            f"{'is' if n_blocks == 1 else 'are'} requested anew, as if the setting had been on "
+            "from the start"
+        )
+    return result_of(raw, conditions, edit=what_if.edit, note=note)
+
+
+def _remakes_start(reproduction: Reproduction, conditions: Conditions) -> bool:
+    """Return whether blocks older than the trace are requested anew.
+
+    Under the recorded kind of segment they stay where they lie: that keeps the fragmentation of
+    the time before. With expandable segments switched on or off they would have been elsewhere
+    altogether, and old segments that can be neither grown nor returned would distort the answer.
+    """
+    recorded = reproduction.conditions.settings.expandable_segments
+    is_switched = conditions.settings.expandable_segments != recorded
+    return is_switched and reproduction.trace.initial_reserved_bytes > 0
+
+
+class FairReplay:
+    """Replays what-ifs of one reproduction fairly, whether or not its trace begins late.
+
+    A program under other settings would have had another layout when the recording began, and the
+    file does not say which. So such a what-if is replayed from two starts, the recorded layout and
+    an empty device on which the live blocks are made first, and only what follows from both is
+    taken for known.
+    """
+
+    def __init__(self, reproduction: Reproduction) -> None:
+        self._reproduction = reproduction
+        self._is_late = reproduction.trace.lives.n_initial > 0
+
+    @cached_property
+    def _shows_trouble(self) -> bool:
+        """Whether a start from empty shows the trouble of the recorded run; one more replay."""
+        made = replay_what_if(self._reproduction, WhatIf(), remakes_start=True)
+        recorded = self._reproduction.result
+        return made.fits == recorded.fits and (
+            not made.fits or (made.retries > 0) == (recorded.retries > 0)
+        )
+
+    def replay(self, what_if: WhatIf, operations: _ext.NativeOps | None = None) -> ReplayResult:
+        """Return what the model does in a what-if; ``is_conclusive`` says whether it is known.
+
+        Raises:
+            ConfigError: the settings or the version are wrong.
+            SimulationError: the what-if cannot be replayed.
+        """
+        recorded = self._reproduction.conditions.settings.conf
+        if not self._is_late or what_if.conf is None or is_same_conf(what_if.conf, recorded):
+            return replay_what_if(self._reproduction, what_if, operations)
+        made = replay_what_if(self._reproduction, what_if, operations, remakes_start=True)
+        if not made.fits or self._shows_trouble:
+            return made
+        kept = replay_what_if(self._reproduction, what_if, operations, remakes_start=False)
+        # A limit below what was reserved when the recording began has no such start.
+        if kept.fits and (kept.margin_bytes or 0) >= 0:
+            return max((kept, made), key=lambda r: (r.retries, r.peak_reserved_bytes))
+        return replace(made, note=OPEN, is_conclusive=False)
+
+
+def with_smallest_capacity(
+    reproduction: Reproduction,
+    what_if: WhatIf,
+    result: ReplayResult,
+    operations: _ext.NativeOps | None = None,
+) -> ReplayResult:
+    """Return the result with the smallest capacity at which every request is served.
+
+    Fitting is not monotone in capacity: a flush at the right moment can let a run pass on a
+    smaller device. So the capacities are walked upward from the lower bound (peak requested bytes),
+    jumping over those at which the run would be the very same, as far as the work allowed goes.
+    """
+    search = _CapacitySearch(reproduction, what_if, operations or reproduction.operations)
+    smallest, note = search.run()
+    return replace(result, smallest_capacity_bytes=smallest, smallest_capacity_note=note)
+
+
+class _CapacitySearch:
+    """Walks capacities of one what-if, within a bounded number of replays."""
+
+    def __init__(
+        self, reproduction: Reproduction, what_if: WhatIf, operations: _ext.NativeOps
+    ) -> None:
+        self.reproduction = reproduction
+        self.what_if = what_if
+        self.operations = operations
+        n_operations = max(operations.facts()["n_ops"], 1)
+        self.n_left = max(MIN_REPLAYS, SEARCH_OPERATIONS // n_operations)
+
+    def fits(self, capacity: int) -> tuple[bool, int | None]:
+        """Return whether the run fits, and the least capacity at which anything would change."""
+        self.n_left -= 1
+        tell(f"Looking for the smallest capacity, at most {self.n_left} replays more")
+        what_if = replace(self.what_if, capacity_bytes=capacity)
+        conditions = conditions_of(self.reproduction, what_if)
+        remade = _remakes_start(self.reproduction, conditions)
+        raw = self.operations.replay(conditions.native(), True, remade)
+        change = raw["same_below_bytes"]
+        if conditions.allowed_bytes is not None:
+            change = capacity + PAGE_BYTES  # the fraction's limit moves with the capacity
+        return raw["fits"], change
+
+    def run(self) -> tuple[int | None, str]:
+        """Return the smallest capacity, and what there is to say about it."""
+        what_if = replace(self.what_if, capacity_bytes=_ENDLESS, memory_fraction=None)
+        endless = conditions_of(self.reproduction, what_if)
+        remade = _remakes_start(self.reproduction, endless)
+        raw = self.operations.replay(replace(endless, allowed_bytes=None).native(), False, remade)
+        if not raw["fits"]:
+            return None, "a request fails at any capacity"
+        # Not peak active: a cached block may be larger than the request, but need not be.
+        low = _pages_up(raw["peak_requested_bytes"])
+        high = _pages_up(raw["peak_reserved_bytes"])
+        found = self._bisect(low, high)
+        smallest, is_complete = self._walk(low, found, wanted=True)
+        if smallest is None:
+            smallest = found
+        if not is_complete:
+            return smallest, "not every smaller capacity was tried"
+        failing, is_complete = self._walk(smallest, high, wanted=False)
+        if failing is not None:
+            return smallest, (
+                f"not monotone: it fits here, but not with {format_mebibytes(failing)}; "
+                f"from {format_mebibytes(high)} on it always fits"
+            )
+        return smallest, "" if is_complete else "not every larger capacity was tried"
+
+    def _bisect(self, low: int, high: int) -> int:
+        """Return a capacity that fits, by halving; only a start, for lack of monotony."""
+        while low < high and self.n_left > MIN_REPLAYS // 2:
+            middle = (low + high) // 2 // PAGE_BYTES * PAGE_BYTES
+            if self.fits(middle)[0]:
+                high = middle
+            else:
+                low = middle + PAGE_BYTES
+        return high
+
+    def _walk(self, low: int, high: int, *, wanted: bool) -> tuple[int | None, bool]:
+        """Return the first capacity in [low, high) that fits (or fails), and if all were seen."""
+        at = low
+        while at < high:
+            if self.n_left <= 0:
+                return None, False
+            is_fit, change = self.fits(at)
+            if is_fit is wanted:
+                return at, True
+            if change is None:
+                return None, True
+            at = max(_pages_up(change), at + PAGE_BYTES)
+        return None, True
+
+
+def _pages_up(n_bytes: int) -> int:
+    return -(-n_bytes // PAGE_BYTES) * PAGE_BYTES
+
+
+ProgressCallback = Callable[[int, int], None]
+
+
+def check_version(torch_version: str | None) -> str:
+    """Return the version text, or "" for None.
+
+    Raises:
+        ConfigError: it is not a version.
+    """
+    if torch_version is None:
+        return ""
+    parse_version(torch_version)
+    return torch_version

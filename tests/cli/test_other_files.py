@@ -1,0 +1,93 @@
+"""Files that are no snapshot, given to every command: one sentence that names them, one code."""
+
+from __future__ import annotations
+
+import pickle
+from collections import OrderedDict
+from pathlib import Path
+
+import pytest
+from builders import pickled, small
+from command_line import Run
+
+OLD = {
+    "snapshot0.pickle": pickle.dumps(small(), 0),
+    "snapshot1.pickle": pickle.dumps(small(), 1),
+    "weights.log": pickle.dumps({"w": [1.0, 2.0]}, 0),
+    "notes": pickle.dumps([1, "two"], 1),
+    "evil.pkl": b"cos\nsystem\n(S'true'\ntR.",
+}
+OTHER = {
+    "config.pkl": (pickle.dumps({"lr": 0.1}, 4), 2),
+    "number.pkl": (pickle.dumps(5, 2), 2),
+    "ordered.pkl": (pickle.dumps(OrderedDict(a=1), 4), 3),
+}
+COMMANDS = {
+    "analyze": ("analyze", "{}"),
+    "analyze a folder": ("analyze", "."),
+    "analyze ranks": ("analyze", "{}", "snapshot.pickle"),
+    "check": ("check", "{}"),
+    "check a folder": ("check", "."),
+    "simulate": ("simulate", "{}"),
+    "compare": ("compare", "snapshot.pickle", "{}"),
+    "export": ("export", "{}"),
+    "estimate": ("estimate", "{}", "--gpu", "24GiB"),
+    "estimate with another": ("estimate", "{}", "snapshot.pickle", "--gpu", "24GiB"),
+}
+OOM = {"oom": ("oom", "{}")}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def arguments(command: str, folder: Path, name: str, data: bytes) -> list[str]:
+    (folder / name).write_bytes(data)
+    words = [word.format(name) for word in (COMMANDS | OOM)[command]]
+    if "snapshot.pickle" in words:
+        (folder / "snapshot.pickle").write_bytes(pickled(small()))
+    return words
+
+
+@pytest.mark.parametrize("name", OLD)
+@pytest.mark.parametrize("command", COMMANDS | OOM)
+def test_pickle_of_an_old_protocol_is_refused_by_every_command(
+    command: str, name: str, run: Run, folder: Path
+) -> None:
+    done = run(*arguments(command, folder, name, OLD[name]))
+
+    said = (done.out + done.err).replace("\n", " ")
+    assert done.code == 3
+    assert name in said
+    assert "not a memory snapshot" in said or "not a message or a log" in said
+    assert "executed" in said or command in {"analyze ranks", "check", "check a folder"}
+
+
+@pytest.mark.parametrize("name", OTHER)
+@pytest.mark.parametrize("command", COMMANDS)
+def test_pickle_of_something_else_is_named_and_called_no_snapshot(
+    command: str, name: str, run: Run, folder: Path
+) -> None:
+    data, code = OTHER[name]
+
+    done = run(*arguments(command, folder, name, data))
+
+    assert f"{name} is not a memory snapshot: " in (done.out + done.err).replace("\n", " ")
+    assert done.code == (0 if command == "analyze ranks" and code == 2 else code)
+
+
+def test_old_pickle_on_standard_input_is_refused(run: Run) -> None:
+    for command in ("analyze", "oom", "check", "simulate", "export"):
+        assert run(command, "-", stdin=OLD["snapshot0.pickle"]).code == 3
+
+
+def test_fleet_of_nothing_but_refused_files_is_refused(run: Run, folder: Path) -> None:
+    for rank in range(3):
+        (folder / f"rank{rank}.pickle").write_bytes(OLD["snapshot1.pickle"])
+
+    done = run("analyze", ".")
+
+    assert done.code == 3
+    assert "None of the 3 ranks could be read." in done.err

@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from estimated_workloads import workload_of
+
+from fragdoctor.estimation.formula import formula_footprint
+from fragdoctor.estimation.gpus import gpu_of
+from fragdoctor.estimation.judge import Route, judged, largest_batch, measures_for
+from fragdoctor.model.estimate import PhaseName
+from fragdoctor.model.workload import Attention, Workload
+from fragdoctor.units import GIB
+
+SMALL = workload_of(
+    {"family": "llama", "hidden": 512, "layers": 4, "heads": 8, "ffn": 1408, "vocab": 8000,
+     "dtype": "amp-bf16", "batch": 4, "seq": 512}
+)  # fmt: skip
+ROUTE = Route(formula_footprint)
+
+
+def peak(workload: Workload) -> int:
+    return formula_footprint(workload).peak_allocated_bytes
+
+
+def test_largest_batch_fits_and_a_larger_one_does_not() -> None:
+    usable = 4 * GIB
+
+    batch = largest_batch(SMALL, formula_footprint, usable)
+
+    assert batch
+    assert formula_footprint(replace(SMALL, batch=batch)).reserved_bytes <= usable
+    more = batch + max(2, batch // 20)
+    assert formula_footprint(replace(SMALL, batch=more)).reserved_bytes > usable
+
+
+def test_largest_batch_is_zero_where_not_even_one_fits() -> None:
+    assert largest_batch(SMALL, formula_footprint, 100 * 2**20) == 0
+
+
+def test_estimate_fits_exactly_where_the_margin_is_not_negative() -> None:
+    estimate = judged(SMALL, ROUTE, [gpu_of("h100"), gpu_of("1GiB")])
+
+    large, small = estimate.fits
+    assert (large.fits, small.fits) == (True, False)
+    assert large.margin_bytes == large.gpu.usable_bytes - estimate.footprint.reserved_bytes
+    assert small.margin_bytes < 0 <= large.margin_bytes
+
+
+def test_savings_are_differences_of_footprints_largest_first() -> None:
+    estimate = judged(SMALL, ROUTE, [])
+
+    by_id = {s.id: s for s in estimate.savings}
+    checkpointed = replace(SMALL, checkpointing="full")
+    assert by_id["checkpointing"].saved_bytes == peak(SMALL) - peak(checkpointed)
+    assert "33 %" in by_id["checkpointing"].cost
+    saved = [s.saved_bytes for s in estimate.savings]
+    assert saved == sorted(saved, reverse=True)
+    assert all(s.fits is None for s in estimate.savings)
+
+
+def test_measures_already_taken_are_not_offered() -> None:
+    taken = replace(
+        SMALL, checkpointing="full", optimizer="adamw-8bit", lora_rank=8, zero_stage=3,
+        world_size=4, batch=1,
+    )  # fmt: skip
+
+    assert [m.id for m in measures_for(taken)] == []
+
+
+def test_fused_attention_is_offered_where_scores_are_kept() -> None:
+    eager = replace(SMALL, attention=Attention.EAGER)
+
+    ids = [m.id for m in measures_for(eager)]
+
+    assert "flash_attention" in ids
+    assert "flash_attention" not in [m.id for m in measures_for(SMALL)]
+
+
+def test_phases_come_in_the_order_of_a_step() -> None:
+    names = [p.name for p in formula_footprint(SMALL).phases]
+
+    assert names == [PhaseName.FORWARD, PhaseName.BACKWARD, PhaseName.OPTIMIZER_STEP]
+
+
+def test_shares_of_each_phase_add_up_to_its_peak() -> None:
+    for phase in formula_footprint(SMALL).phases:
+        assert sum(s.n_bytes for s in phase.shares) == phase.n_bytes
+
+
+@pytest.mark.parametrize("seq", [256, 512, 1024])
+def test_peak_grows_with_batch_and_length(seq: int) -> None:
+    short = replace(SMALL, seq=seq)
+
+    assert peak(short) < peak(replace(short, batch=8)) < peak(replace(short, batch=8, seq=2 * seq))

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import contextlib
+import threading
+
+from fragdoctor.model.hooks import tell, watched_by
+
+Told = list[tuple[str, int, int]]
+
+
+def test_tell_without_a_watcher_does_nothing() -> None:
+    tell("Reading", 1, 2)
+
+
+def test_tell_reaches_the_innermost_watcher_until_its_block_ends() -> None:
+    outer: Told = []
+    inner: Told = []
+
+    with watched_by(lambda *told: outer.append(told)):
+        tell("a")
+        with watched_by(lambda *told: inner.append(told)):
+            tell("b", 1, 2)
+        tell("c")
+    tell("d")
+
+    assert outer == [("a", 0, 0), ("c", 0, 0)]
+    assert inner == [("b", 1, 2)]
+
+
+def test_watcher_is_forgotten_after_an_error() -> None:
+    seen: Told = []
+
+    with contextlib.suppress(KeyError), watched_by(lambda *told: seen.append(told)):
+        raise KeyError
+    tell("late")
+
+    assert seen == []
+
+
+def test_tell_from_another_thread_stays_silent() -> None:
+    seen: Told = []
+
+    with watched_by(lambda *told: seen.append(told)):
+        other = threading.Thread(target=tell, args=("elsewhere",))
+        other.start()
+        other.join()
+
+    assert seen == []

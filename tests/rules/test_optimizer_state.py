@@ -1,0 +1,58 @@
+"""What an optimizer's step holds, and what is advised about it."""
+
+from __future__ import annotations
+
+from analysis.training_loop import PARAMETERS, UPDATE, TrainingLoop
+from builders import MIB, oom
+
+from fragdoctor.analysis.device import analyze_device
+from fragdoctor.diagnosis.pipeline import diagnose
+from fragdoctor.model.case import Case
+from fragdoctor.model.snapshot import Snapshot
+from fragdoctor.rules.capacity.optimizer_state import step_memory
+
+MODEL = sum(PARAMETERS)
+
+
+def failed_in_step(n_temporaries: int) -> Snapshot:
+    """Return a run that fails in its second step, while that many temporaries live."""
+    loop = TrainingLoop(foreach=False)
+    loop.build()
+    loop.step()
+    _, *activations = loop.forward()
+    loop.backward(activations)
+    for _ in range(n_temporaries):
+        loop.new(PARAMETERS[1], UPDATE)
+    loop.toy.events.append(oom(64 * MIB, 0))
+    loop.event_stacks[len(loop.toy.events) - 1] = loop.stack_id(UPDATE)
+    return loop.snapshot()
+
+
+def test_step_memory_tells_state_from_temporaries():
+    found = step_memory(analyze_device(failed_in_step(5), 0))
+
+    assert found is not None
+    assert found.state_bytes == 2 * MODEL
+    assert found.temporary_bytes == 5 * PARAMETERS[1]
+
+
+def test_step_memory_without_phases_is_unknown():
+    loop = TrainingLoop(context="none")
+    loop.build()
+    loop.step()
+
+    assert step_memory(analyze_device(loop.snapshot(), 0)) is None
+
+
+def test_diagnose_large_step_temporaries_advises_against_foreach():
+    codes = [r.code for r in diagnose(Case(snapshot=failed_in_step(5))).recommendations]
+
+    assert codes[0] == "optimizer-without-foreach"
+    assert codes.index("optimizer-without-foreach") < codes.index("smaller-optimizer-state")
+
+
+def test_diagnose_small_step_temporaries_says_nothing_about_foreach():
+    codes = [r.code for r in diagnose(Case(snapshot=failed_in_step(0))).recommendations]
+
+    assert "smaller-optimizer-state" in codes
+    assert "optimizer-without-foreach" not in codes

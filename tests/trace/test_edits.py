@@ -1,0 +1,255 @@
+"""Changed code, replayed: each edit does what its name says to the requests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from programs import program, record, reproduced
+from stock import from_python
+
+from fragdoctor.errors import ConfigError, SimulationError
+from fragdoctor.inputs.snapshot_reader import read_snapshot
+from fragdoctor.model.snapshot import Snapshot
+from fragdoctor.trace import edits
+from fragdoctor.trace.edits import Edit
+from fragdoctor.trace.fidelity import Reproduction
+from fragdoctor.trace.operations import Operations, OpKind
+from fragdoctor.trace.simulate import simulate
+from fragdoctor.trace.steps import find_steps
+from fragdoctor.units import MIB
+
+BASE = 0x7000_0000_0000
+
+
+def changed(reproduction: Reproduction, edit: Edit) -> Operations:
+    return Operations.of(edit.apply(reproduction))
+
+
+def live_addresses(snapshot: Snapshot) -> list[int]:
+    return [int(a) for a in snapshot.blocks.address[snapshot.blocks.state == 1]]
+
+
+def stepped(n_steps: int, *, sizes: tuple[int, ...] = (6, 7, 8)) -> Snapshot:
+    """Return a run of steps: a parameter first; each step makes three blocks and frees two.
+
+    The step's number enters its sizes, and the third block of each step leaks.
+    """
+    events: list[dict[str, Any]] = []
+    at = BASE
+
+    def alloc(size: int, line: int) -> int:
+        nonlocal at
+        address = at
+        at += 64 * MIB
+        frames = [{"filename": "train.py", "line": line, "name": "step"}]
+        events.append({"action": "segment_alloc", "addr": address, "size": _segment(size),
+                       "stream": 0})  # fmt: skip
+        events.append({"action": "alloc", "addr": address, "size": size, "stream": 0,
+                       "frames": frames})  # fmt: skip
+        segments.append((address, size))
+        return address
+
+    segments: list[tuple[int, int]] = []
+    live: set[int] = {alloc(10 * MIB, 1)}
+    for step in range(n_steps):
+        made = [alloc(size * MIB * 2 + step * 2 * MIB, 10 + i) for i, size in enumerate(sizes)]
+        for address in made[:2]:
+            size = dict(segments)[address]
+            events += [
+                {"action": action, "addr": address, "size": size, "stream": 0}
+                for action in ("free_requested", "free_completed")
+            ]
+        live.add(made[2])
+    return from_python(
+        {
+            "segments": [
+                {"device": 0, "address": a, "total_size": _segment(s), "stream": 0,
+                 "segment_type": "large",
+                 "blocks": [{"size": s, "requested_size": s,
+                             "state": "active_allocated" if a in live else "inactive"}]}
+                for a, s in segments
+            ],
+            "device_traces": [events],
+        }
+    )  # fmt: skip
+
+
+def _segment(size: int) -> int:
+    return -(-size // (2 * MIB)) * 2 * MIB
+
+
+def test_empty_cache_is_called_before_the_rows_asked() -> None:
+    reproduction = reproduced(record(program(12 * MIB, -1, 30 * MIB, -2, 40 * MIB)))
+    last = reproduction.trace.n_events - 1
+
+    operations = changed(reproduction, edits.empty_cache_at([last]))
+
+    assert operations.kind.tolist()[-2:] == [OpKind.EMPTY_CACHE, OpKind.MALLOC]
+
+
+def test_empty_cache_returns_what_hinders() -> None:
+    """Cached segments of 30 MiB cannot serve 60 MiB; without a flush they would add up."""
+    snapshot = record(program(30 * MIB, 30 * MIB, -1, -2, 60 * MIB))
+
+    simulation = simulate(snapshot, edits=[edits.empty_cache_every(2)])
+
+    assert simulation.baseline.peak_reserved_bytes == 120 * MIB
+    assert simulation.results[0].peak_reserved_bytes == 60 * MIB
+    assert simulation.results[0].edit == "empty_cache() every 2 requests"
+
+
+def test_sizes_are_padded_above_the_threshold_only() -> None:
+    reproduction = reproduced(record(program(1000, 3 * MIB + 1, 8 * MIB)))
+
+    operations = changed(reproduction, edits.sizes_padded(4 * MIB))
+
+    assert operations.size.tolist() == [1000, 4 * MIB, 8 * MIB]
+
+
+def test_without_pinning_block_the_request_fits() -> None:
+    """A small block in the middle of 60 MiB keeps 40 MiB from being returned."""
+    asked = program(60 * MIB, -1, 20 * MIB, 2 * MIB, -2, 50 * MIB)
+    snapshot = record(asked, capacity_bytes=80 * MIB)
+    pin = [a for a in live_addresses(snapshot) if a != 0]
+
+    simulation = simulate(
+        snapshot,
+        edits=[
+            edits.blocks_freed(pin),
+            edits.blocks_freed(pin, row=len(snapshot.events) - 1),
+            edits.blocks_moved_to_start(pin),
+        ],
+    )
+
+    assert not simulation.baseline.fits
+    assert [r.fits for r in simulation.results] == [True, True, True]
+    assert simulation.results[0].edit == "without 1 block"
+
+
+def test_blocks_older_than_the_trace_can_be_left_out() -> None:
+    snapshot = from_python(
+        {
+            "segments": [
+                {"device": 0, "address": BASE, "total_size": 20 * MIB, "stream": 0,
+                 "segment_type": "large",
+                 "blocks": [{"size": 20 * MIB, "requested_size": 20 * MIB,
+                             "state": "active_allocated"}]}
+            ],
+            "device_traces": [
+                [{"action": "oom", "size": 30 * MIB, "stream": 0, "device_free": 20 * MIB}] * 2
+            ],
+        }
+    )  # fmt: skip
+
+    simulation = simulate(snapshot, edits=[edits.blocks_freed([BASE])])
+
+    assert not simulation.baseline.fits
+    assert simulation.results[0].fits
+
+
+def test_address_without_live_block_is_refused() -> None:
+    reproduction = reproduced(record(program(30 * MIB, -1)))
+
+    with pytest.raises(SimulationError, match="No block is live at 0x123"):
+        edits.blocks_freed([0x123]).apply(reproduction)
+
+
+def test_steps_are_found_by_their_stacks() -> None:
+    steps = find_steps(reproduced(stepped(5)).trace)
+
+    assert steps is not None
+    assert len(steps) == 5
+    assert steps.of_rows(steps.starts - 1).tolist() == [-1, 0, 1, 2, 3]
+
+
+def test_steps_without_stacks_are_refused() -> None:
+    reproduction = reproduced(record(program(30 * MIB, -1, 30 * MIB)))
+
+    assert find_steps(reproduction.trace) is None
+    with pytest.raises(SimulationError, match="No steps"):
+        edits.largest_step_first().apply(reproduction)
+
+
+def test_leak_removed_frees_survivors_at_the_end_of_their_step() -> None:
+    snapshot = stepped(4)
+    reproduction = reproduced(snapshot)
+    leaked = live_addresses(snapshot)[1:]
+
+    operations = changed(reproduction, edits.leak_removed(leaked))
+
+    before = Operations.of(reproduction.operations)
+    n_frees = int((operations.kind == OpKind.FREE).sum())
+    assert n_frees == int((before.kind == OpKind.FREE).sum()) + 3  # the last step has not ended
+
+
+def test_largest_step_first_runs_every_request_once() -> None:
+    reproduction = reproduced(stepped(4))
+
+    operations = changed(reproduction, edits.largest_step_first())
+
+    before = Operations.of(reproduction.operations)
+    is_request = operations.kind == OpKind.MALLOC
+    assert sorted(operations.size.tolist()) == sorted(before.size.tolist())
+    assert operations.size[is_request][0] == 10 * MIB  # set-up stays first
+    assert operations.size[is_request][1] == 18 * MIB  # then the first block of the last step
+    made: set[int] = set()
+    for kind, allocation in zip(operations.kind, operations.allocation, strict=True):
+        if kind == OpKind.MALLOC:
+            made.add(int(allocation))
+        else:
+            assert int(allocation) in made
+
+
+def test_batch_scaled_leaves_parameters_alone() -> None:
+    reproduction = reproduced(stepped(3))
+
+    operations = changed(reproduction, edits.batch_scaled(0.5))
+
+    before = Operations.of(reproduction.operations)
+    assert operations.size[0] == 10 * MIB
+    freed = set(before.allocation[before.kind == OpKind.FREE].tolist())
+    for i in range(len(before)):
+        if before.kind[i] == OpKind.MALLOC and int(before.allocation[i]) in freed:
+            assert operations.size[i] == before.size[i] // 2
+
+
+def test_edits_refuse_wrong_numbers() -> None:
+    for make in (
+        lambda: edits.empty_cache_every(0),
+        lambda: edits.sizes_padded(0),
+        lambda: edits.batch_scaled(0.0),
+        lambda: edits.batch_scaled(float("nan")),
+    ):
+        with pytest.raises(ConfigError):
+            make()
+
+
+@pytest.mark.shared
+def test_edits_of_real_trace(shared: Path) -> None:
+    """Figures of the real allocator, driven with the changed requests."""
+    snapshot = read_snapshot(shared / "snapshots" / "frag_gpt_varlen" / "snapshot.pickle")
+
+    simulation = simulate(
+        snapshot,
+        capacity_bytes=3900 * MIB,
+        edits=[
+            edits.empty_cache_every(500),
+            edits.sizes_padded(8 * MIB),
+            edits.blocks_moved_to_start(sorted(live_addresses(snapshot))[-5:]),
+        ],
+    )
+
+    got = [(r.fits, r.peak_reserved_bytes) for r in simulation.results]
+    assert got == [(True, 3512729600), (False, 3846176768), (False, 4072669184)]
+
+
+@pytest.mark.shared
+def test_steps_of_real_traces(shared: Path) -> None:
+    expected = {"healthy_gpt": 4, "frag_gpt_varlen": 7, "convnet_varsize": 10, "two_devices": 3}
+    for name, n_steps in expected.items():
+        snapshot = read_snapshot(shared / "snapshots" / name / "snapshot.pickle")
+        steps = find_steps(reproduced(snapshot).trace)
+        assert steps is not None
+        assert len(steps) == n_steps, name

@@ -1,0 +1,88 @@
+"""The public entry: what is asked is what is answered, in order."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from programs import program, record
+from stock import from_python
+
+from fragdoctor.errors import ConfigError, SimulationError
+from fragdoctor.inputs.snapshot_reader import read_snapshot
+from fragdoctor.trace.edits import empty_cache_every
+from fragdoctor.trace.simulate import choose_device, simulate
+from fragdoctor.units import MIB
+
+
+def test_simulate_answers_confs_then_edits_in_order() -> None:
+    snapshot = record(program(30 * MIB, -1, 20 * MIB))
+    seen: list[tuple[int, int]] = []
+
+    simulation = simulate(
+        snapshot,
+        confs=["", "expandable_segments:True"],
+        edits=[empty_cache_every(1)],
+        progress=lambda done, total: seen.append((done, total)),
+    )
+
+    name = "empty_cache() every 1 requests"
+    assert [(r.conf, r.edit) for r in simulation.results] == [
+        ("", ""),
+        ("expandable_segments:True", ""),
+        ("", name),
+        ("expandable_segments:True", name),
+    ]
+    assert seen == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    assert simulation.method == "replay"
+    assert simulation.lower_bound_bytes == 30 * MIB
+
+
+def test_simulate_without_question_gives_the_baseline() -> None:
+    simulation = simulate(record(program(30 * MIB)))
+
+    assert simulation.results == ()
+    assert simulation.baseline.fits
+    assert simulation.baseline.n_replayed == 1
+
+
+def test_simulate_capacity_alone_replays_the_recorded_settings() -> None:
+    snapshot = record(program(30 * MIB, 30 * MIB), "max_split_size_mb:32")
+
+    simulation = simulate(snapshot, capacity_bytes=40 * MIB)
+
+    assert [r.conf for r in simulation.results] == ["max_split_size_mb:32"]
+    assert not simulation.results[0].fits
+    assert simulation.results[0].margin_bytes == 10 * MIB
+
+
+def test_simulate_smallest_capacity_is_found_per_setting() -> None:
+    simulation = simulate(
+        record(program(30 * MIB, 15 * MIB)),
+        confs=["", "expandable_segments:True"],
+        smallest_capacity=True,
+    )
+
+    assert [r.smallest_capacity_bytes for r in simulation.results] == [46 * MIB, 60 * MIB]
+
+
+def test_simulate_refuses_what_it_cannot_answer() -> None:
+    snapshot = record(program(30 * MIB))
+
+    with pytest.raises(SimulationError, match="no device 7"):
+        simulate(snapshot, device=7)
+    with pytest.raises(ConfigError):
+        simulate(snapshot, confs=["max_split_size_mb"])
+    with pytest.raises(ConfigError):
+        simulate(snapshot, torch_version="new")
+    with pytest.raises(SimulationError, match="no trace"):
+        simulate(from_python({"segments": [], "device_traces": []}))
+
+
+@pytest.mark.shared
+def test_simulate_chooses_the_device_that_ran_out(shared: Path) -> None:
+    path = shared / "snapshots" / "two_devices_oom_on_1" / "snapshot.pickle"
+    snapshot = read_snapshot(path)
+
+    assert choose_device(snapshot) == 1
+    assert not simulate(snapshot).baseline.fits
