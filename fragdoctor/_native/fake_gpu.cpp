@@ -64,6 +64,23 @@ std::uint64_t now_us() {
       std::chrono::duration_cast<std::chrono::microseconds>(now).count());
 }
 
+// A figure of torch.cuda.memory_stats().
+struct Statistic {
+  std::int64_t now = 0, peak = 0, added = 0, taken = 0;
+
+  void change(std::int64_t by) {
+    now += by;
+    peak = std::max(peak, now);
+    (by > 0 ? added : taken) += by > 0 ? by : -by;
+  }
+};
+
+enum Kind : std::size_t {
+  ALLOCATIONS, SEGMENTS, ACTIVE, SPLITS, ALLOCATED, RESERVED, ACTIVE_BYTES, SPLIT_BYTES, REQUESTED,
+  N_KINDS
+};
+constexpr std::size_t N_POOLS = 3;  // all, large, small
+
 class Gpu final : public Observer {
  public:
   Gpu(const Config& config, int index)
@@ -77,6 +94,12 @@ class Gpu final : public Observer {
     events_.push_back({is_oom ? e.address : e.address + offset_, e.size, now_us(),
                        handle_of(e.stream), is_free ? -1 : stack_, is_free ? -1 : operation_,
                        e.pool, static_cast<std::uint32_t>(e.action)});
+    count(e);
+  }
+
+  void on_split(bool is_small, std::int64_t n_blocks, std::int64_t bytes) override {
+    change(SPLITS, is_small, n_blocks);
+    change(SPLIT_BYTES, is_small, bytes);
   }
 
   MallocResult take(std::uint64_t n_bytes, std::uint32_t stream, std::int32_t stack,
@@ -116,6 +139,8 @@ class Gpu final : public Observer {
     return it == live_.end() ? -1 : it->second.stack;
   }
 
+  std::vector<Statistic>& statistics() { return statistics_; }
+
   Allocator& allocator() { return allocator_; }
   const std::vector<fg_event>& events() const { return events_; }
   std::uint64_t offset() const { return offset_; }
@@ -126,8 +151,57 @@ class Gpu final : public Observer {
     std::int32_t stack;
   };
 
+  void change(Kind kind, bool is_small, std::int64_t by) {
+    if (by == 0) return;
+    statistics_[kind * N_POOLS].change(by);
+    statistics_[kind * N_POOLS + (is_small ? 2 : 1)].change(by);
+  }
+
+  void count(const TraceEvent& e) {
+    const auto size = static_cast<std::int64_t>(e.size);
+    const auto block = static_cast<std::int64_t>(e.block_bytes);
+    const bool is_oversize = e.block_bytes >= allocator_.settings().max_split_bytes;
+    switch (e.action) {
+      case Action::alloc:
+        change(ALLOCATIONS, e.is_small, 1);
+        change(ALLOCATED, e.is_small, block);
+        change(ACTIVE, e.is_small, 1);
+        change(ACTIVE_BYTES, e.is_small, block);
+        change(REQUESTED, e.is_small, size);
+        if (is_oversize) statistics_[N_KINDS * N_POOLS].change(1);
+        break;
+      case Action::free_requested:
+        change(ALLOCATIONS, e.is_small, -1);
+        change(ALLOCATED, e.is_small, -block);
+        if (is_oversize) statistics_[N_KINDS * N_POOLS].change(-1);
+        break;
+      case Action::free_completed:
+        change(ACTIVE, e.is_small, -1);
+        change(ACTIVE_BYTES, e.is_small, -block);
+        change(REQUESTED, e.is_small, -size);
+        break;
+      case Action::segment_alloc:
+        change(SEGMENTS, e.is_small, 1);
+        if (is_oversize) statistics_[N_KINDS * N_POOLS + 1].change(1);
+        [[fallthrough]];
+      case Action::segment_map:
+        change(RESERVED, e.is_small, size);
+        break;
+      case Action::segment_free:
+        change(SEGMENTS, e.is_small, -1);
+        if (is_oversize) statistics_[N_KINDS * N_POOLS + 1].change(-1);
+        [[fallthrough]];
+      case Action::segment_unmap:
+        change(RESERVED, e.is_small, -size);
+        break;
+      case Action::oom:
+        break;
+    }
+  }
+
   Allocator allocator_;
   std::uint64_t offset_;
+  std::vector<Statistic> statistics_ = std::vector<Statistic>(FG_N_STATISTICS);
   std::vector<fg_event> events_;
   std::unordered_map<std::uint64_t, Live> live_;
   std::int32_t stack_ = -1, operation_ = -1;
@@ -579,6 +653,46 @@ void fg_context_begin(std::int32_t device, std::uint32_t pool, std::int32_t is_c
 void fg_context_end(std::int32_t device) {
   const Lock lock(world().mutex);
   if (Gpu* gpu = gpu_at(device)) gpu->allocator().context_end();
+}
+
+void fg_statistics(std::int32_t device, std::int64_t* values) {
+  const Lock lock(world().mutex);
+  Gpu* gpu = gpu_at(device);
+  std::fill_n(values, 4 * FG_N_STATISTICS, 0);
+  if (gpu == nullptr) return;
+  for (const Statistic& s : gpu->statistics()) {
+    *values++ = s.now;
+    *values++ = s.peak;
+    *values++ = s.added;
+    *values++ = s.taken;
+  }
+}
+
+void fg_reset_peaks(std::int32_t device) {
+  const Lock lock(world().mutex);
+  Gpu* gpu = gpu_at(device);
+  if (gpu == nullptr) return;
+  for (Statistic& s : gpu->statistics()) s.peak = s.now;
+}
+
+void fg_reset_sums(std::int32_t device) {
+  const Lock lock(world().mutex);
+  Gpu* gpu = gpu_at(device);
+  if (gpu == nullptr) return;
+  for (Statistic& s : gpu->statistics()) s.added = s.taken = 0;
+}
+
+std::uint64_t fg_digest(std::int32_t device, std::uint64_t first, std::uint64_t last) {
+  const Lock lock(world().mutex);
+  Gpu* gpu = gpu_at(device);
+  if (gpu == nullptr) return 0;
+  const std::vector<fg_event>& events = gpu->events();
+  std::uint64_t hash = 14695981039346656037ULL;  // FNV-1a, a word at a time
+  for (std::uint64_t i = first; i < std::min<std::uint64_t>(last, events.size()); ++i) {
+    if (events[i].action != static_cast<std::uint32_t>(Action::alloc)) continue;
+    hash = (hash ^ events[i].size) * 1099511628211ULL;
+  }
+  return hash;
 }
 
 void fg_counters(std::int32_t device, std::uint64_t* values) {

@@ -101,12 +101,21 @@ FG_API void fg_context_end(std::int32_t device);
 enum { FG_N_COUNTERS = 16, FG_N_OOM = 11 };
 // reserved, allocated, active, requested, their peaks, retries, ooms, driver calls (malloc, free,
 // map, unmap), synchronisations, free bytes of the driver, number of events.
+// Four numbers (now, peak, added, taken away) for each of FG_N_STATISTICS: nine kinds, each for all,
+// the large and the small pool (allocations, segments, active, inactive splits, then their bytes:
+// allocated, reserved, active, inactive splits, requested), then oversize allocations and segments.
+enum { FG_N_STATISTICS = 29 };
+FG_API void fg_statistics(std::int32_t device, std::int64_t* values);
+FG_API void fg_reset_peaks(std::int32_t device);
+FG_API void fg_reset_sums(std::int32_t device);
 FG_API void fg_counters(std::int32_t device, std::uint64_t* values);
 // requested, rounded, alloc, total, free, allocated, reserved, private free, fraction is set,
 // allowed, reservation.
 FG_API void fg_last_oom(std::int32_t device, std::uint64_t* values);
 FG_API void fg_events(std::int32_t device, std::uint64_t first, std::uint64_t count,
                       fg_event* events);
+// A hash of the sizes asked for in a range of events, in order.
+FG_API std::uint64_t fg_digest(std::int32_t device, std::uint64_t first, std::uint64_t last);
 FG_API void fg_layout_size(std::int32_t device, std::uint64_t* n_segments, std::uint64_t* n_blocks);
 FG_API void fg_layout(std::int32_t device, fg_segment* segments, fg_block* blocks);
 

@@ -16,7 +16,6 @@ import torch
 import torch.cuda.graphs
 import torch.cuda.memory
 
-from fragdoctor.model.settings import parse_conf
 from fragdoctor.rehearse.engine import dispatch, random, session
 from fragdoctor.rehearse.engine.patching import put
 from fragdoctor.rehearse.engine.snapshot import History, snapshot
@@ -129,10 +128,8 @@ def _set_fraction(fraction: float, device: int) -> None:
 
 
 def _change_settings(text: str) -> None:
-    now = _now()
-    settings = now.changed_settings(text)
-    for device in range(now.n_devices):
-        now.gpus.change_settings(device, settings)
+    _now().start()
+    _now().change_settings(text)
 
 
 def _record_history(
@@ -219,8 +216,8 @@ _PRIMITIVES: Final[dict[str, Any]] = {
     "_cuda_set_sync_debug_mode": _nothing,
     "_cuda_emptyCache": lambda: _now().gpus.empty_cache(),
     "_cuda_memoryStats": lambda device: statistics(_now(), _index(device)),
-    "_cuda_resetPeakMemoryStats": lambda device: _now().reset_peaks(_index(device)),
-    "_cuda_resetAccumulatedMemoryStats": lambda device: _now().reset_sums(_index(device)),
+    "_cuda_resetPeakMemoryStats": lambda device: _now().gpus.reset_peaks(_index(device)),
+    "_cuda_resetAccumulatedMemoryStats": lambda device: _now().gpus.reset_sums(_index(device)),
     "_cuda_hostMemoryStats": dict,
     "_cuda_resetPeakHostMemoryStats": _nothing,
     "_cuda_resetAccumulatedHostMemoryStats": _nothing,
@@ -239,8 +236,8 @@ _PRIMITIVES: Final[dict[str, Any]] = {
     "_accelerator_setAllocatorSettings": _change_settings,
     "_accelerator_emptyCache": lambda: _now().gpus.empty_cache(),
     "_accelerator_getDeviceStats": lambda device: statistics(_now(), _index(device)),
-    "_accelerator_resetPeakStats": lambda device: _now().reset_peaks(_index(device)),
-    "_accelerator_resetAccumulatedStats": lambda device: _now().reset_sums(_index(device)),
+    "_accelerator_resetPeakStats": lambda device: _now().gpus.reset_peaks(_index(device)),
+    "_accelerator_resetAccumulatedStats": lambda device: _now().gpus.reset_sums(_index(device)),
     "_accelerator_getMemoryInfo": _mem_get_info,
     "_accelerator_isAllocatorInitialized": lambda: True,
     "_get_cudnn_batch_norm_reserve_space_size": lambda *_: 0,
@@ -315,4 +312,3 @@ def install(undo: ExitStack) -> None:
     put(undo, torch.backends.cuda, "is_built", lambda: True)
     put(undo, torch.backends.cudnn, "is_available", lambda: True)
     put(undo, torch.backends.cudnn, "version", lambda: 91900)
-    parse_conf(os.environ.get("PYTORCH_CUDA_ALLOC_CONF", ""))

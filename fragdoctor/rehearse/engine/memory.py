@@ -86,6 +86,8 @@ class Layout:
         if self.on_cpu:
             return torch.zeros(self.shape, dtype=self.dtype, device="cpu")
         now = session.current()
+        if not now.is_started:
+            now.start_all()
         managed = now.gpus.new_tensor(
             device, self.n_bytes, self.code, self.bits, self.n_dims, self.sizes, self.strides,
             stack, operation,
@@ -128,6 +130,8 @@ def take(device: int, n_bytes: int, operation: int, stack: int) -> int:
         torch.OutOfMemoryError: the GPU has no more.
     """
     now = session.current()
+    if not now.is_started:
+        now.start_all()
     address: int = now.gpus.take(device, n_bytes, stack, operation)
     if not address and n_bytes:
         raise now.out_of_memory(device)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
-from fragdoctor.allocator.oom_message import oom_message
-from fragdoctor.model.settings import parse_version
+from fragdoctor.trace.oom_message import oom_message
+from fragdoctor.errors import ConfigError
+from fragdoctor.model.settings import AllocatorSettings, parse_conf, parse_version
+from fragdoctor.rehearse.engine.assumptions import Assumptions
 from fragdoctor.rehearse.engine.gpu import Budget, Gpus
 from fragdoctor.rehearse.engine.snapshot import History
 from fragdoctor.rehearse.engine.stacks import Stacks
@@ -29,6 +32,40 @@ class GpuFacts:
     name: str = "NVIDIA H100 80GB HBM3"
     capability: tuple[int, int] = (9, 0)
     n_multiprocessors: int = 132
+
+
+@dataclass(frozen=True, slots=True)
+class SeenOom:
+    """A request that could not be served, at its moment.
+
+    Attributes:
+        device: the GPU.
+        requested_bytes: as the program asked.
+        n_events: events of each device up to and with it.
+        segments: of each device.
+        step: steps completed before it.
+        stack: number of the stack that asked.
+    """
+
+    device: int
+    requested_bytes: int
+    n_events: tuple[int, ...]
+    segments: tuple[tuple[Any, ...], ...]
+    step: int
+    stack: int
+
+    @classmethod
+    def of(cls, now: Session, device: int, figures: dict[str, int | None]) -> SeenOom:
+        """Note the moment."""
+        devices = range(now.n_devices)
+        return cls(
+            device,
+            figures["requested_bytes"] or 0,
+            tuple(now.gpus.figures(d)["events"] for d in devices),
+            tuple(tuple(now.gpus.segments(d)) for d in devices),
+            now.n_steps,
+            now.stacks.last,
+        )
 
 
 @dataclass(slots=True)
@@ -54,18 +91,56 @@ class Session:
     fractions: dict[int, float] = field(default_factory=dict)
     captures: list[Any] = field(default_factory=list)
     asked_for_memory: bool = False
+    n_steps: int = 0
+    annotations: list[dict[str, Any]] = field(default_factory=list)
+
+    is_started: bool = False
+    seen_ooms: list[SeenOom] = field(default_factory=list)
+    assumptions: Assumptions = field(default_factory=Assumptions)
 
     def start(self) -> None:
-        """CUDA is initialised."""
+        """CUDA is initialised: the settings of the environment are read now.
 
-    def reset_peaks(self, device: int) -> None:
-        pass
+        Raises:
+            RuntimeError: the settings are wrong.
+        """
+        if self.is_started:
+            return
+        self.is_started = True
+        text = environment_settings(self.version)
+        self.budget = replace(self.budget, settings=self._parsed(text))
+        device = self.gpus.device()
+        self.gpus.start(self.n_devices, self.budget)
+        self.gpus.set_device(device)
 
-    def reset_sums(self, device: int) -> None:
-        pass
+    def start_all(self) -> None:
+        """Initialise CUDA as its first use does; C++ does so once a process, long ago by now."""
+        torch.cuda._lazy_init()
+        self.start()
 
-    def changed_settings(self, text):
-        raise NotImplementedError
+    def _parsed(self, text: str) -> AllocatorSettings:
+        try:
+            settings = parse_conf(text, self.budget.torch_version)
+        except ConfigError as err:
+            raise RuntimeError(err.message) from err
+        if settings.backend != "native":
+            self.assumptions.note(f"backend:{settings.backend} is served as the native allocator")
+        return settings
+
+    def change_settings(self, text: str) -> None:
+        """Change settings at run time, as ``torch.cuda.memory._set_allocator_settings`` does.
+
+        Raises:
+            RuntimeError: the settings are wrong.
+        """
+        before, settings = self.budget.settings, self._parsed(text)
+        if "expandable_segments:" not in "".join(text.split()):
+            settings = replace(settings, expandable_segments=before.expandable_segments)
+        if "large_segment_size_mb" not in text:
+            settings = replace(settings, large_segment_bytes=before.large_segment_bytes)
+        self.budget = replace(self.budget, settings=settings)
+        for device in range(self.n_devices):
+            self.gpus.change_settings(device, settings)
 
     @property
     def version(self) -> tuple[int, int, int]:
@@ -84,9 +159,18 @@ class Session:
             return torch.OutOfMemoryError(
                 "CUDA out of memory. Tried to allocate more than 1EB memory."
             )
+        self.seen_ooms.append(SeenOom.of(self, device, figures))
         for tell in self.on_oom:
             tell(device, figures["requested_bytes"] or 0)
         return torch.OutOfMemoryError(oom_message(figures, self.version, device=device))
+
+
+def environment_settings(version: tuple[int, int, int]) -> str:
+    """Return the allocator's settings as the environment has them: CUDA's name counts first."""
+    names = ["PYTORCH_CUDA_ALLOC_CONF"]
+    if version >= (2, 9, 0):
+        names.append("PYTORCH_ALLOC_CONF")
+    return next((os.environ[name] for name in names if name in os.environ), "")
 
 
 _current: list[Session] = []

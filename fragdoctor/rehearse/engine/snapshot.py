@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -43,13 +44,16 @@ def snapshot(
     settings: AllocatorSettings,
     *,
     only_pool: tuple[int, int] | None = None,
+    at: Any = None,
 ) -> dict[str, Any]:
-    """Return segments, traces, settings and annotations."""
+    """Return segments, traces, settings and annotations; ``at`` the moment of a failed request."""
     has_stacks = history.enabled is not None and history.context is not None
     segments: list[dict[str, Any]] = []
     for device in range(n_devices):
-        segments += _segments(gpus, device, stacks if has_stacks else None, only_pool)
-    traces = [_trace(gpus, device, stacks, history) for device in range(n_devices)]
+        found = gpus.segments(device) if at is None else at.segments[device]
+        segments += _segments(found, device, stacks if has_stacks else None, only_pool)
+    ends = [None] * n_devices if at is None else at.n_events
+    traces = [_trace(gpus, device, stacks, history, ends[device]) for device in range(n_devices)]
     return {
         "segments": segments,
         "device_traces": traces,
@@ -79,10 +83,10 @@ def _pool_id(pool: int) -> tuple[int, int]:
 
 
 def _segments(
-    gpus: Gpus, device: int, stacks: Stacks | None, only_pool: tuple[int, int] | None
+    segments: Iterable[Any], device: int, stacks: Stacks | None, only_pool: tuple[int, int] | None
 ) -> list[dict[str, Any]]:
     found = []
-    for segment, blocks in gpus.segments(device):
+    for segment, blocks in segments:
         if only_pool not in {None, (0, 0)} and _pool_id(segment.pool) != only_pool:
             continue
         shown = []
@@ -121,12 +125,14 @@ def _segments(
     return found
 
 
-def _trace(gpus: Gpus, device: int, stacks: Stacks, history: History) -> list[dict[str, Any]]:
+def _trace(
+    gpus: Gpus, device: int, stacks: Stacks, history: History, end: int | None
+) -> list[dict[str, Any]]:
     if history.enabled != "all":
         return []
     with_stacks = history.context in {"alloc", "all"}
     entries = []
-    for event in gpus.trace(device, history.first.get(device, 0)):
+    for event in gpus.trace(device, history.first.get(device, 0))[:end]:
         action = ACTIONS[event.action]
         if action not in history.skip_actions:
             entries.append(_entry(event, action, stacks if with_stacks else None))

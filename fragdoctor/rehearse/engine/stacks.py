@@ -8,8 +8,6 @@ from types import CodeType, FrameType
 from typing import Any, Final
 
 ENGINE: Final = str(Path(__file__).parent)
-RUNNER: Final = "fragdoctor-runs-the-program"
-"""The name of the frame below which the program begins; it and what is outside are left out."""
 _ENGINE_CALL: Final = "_engine_run_backward"
 Frame = dict[str, Any]
 
@@ -19,12 +17,15 @@ class Stacks:
 
     def __init__(self) -> None:
         self._numbers: dict[tuple[int, ...], int] = {}
-        self._stacks: list[tuple[tuple[CodeType, int], ...]] = []
+        self._stacks: list[tuple[tuple[Any, int], ...]] = []
         self._names: dict[str, int] = {}
         self._frames: dict[tuple[CodeType, int], Frame] = {}
-        self._kept: dict[int, CodeType] = {}
+        self._kept: dict[int, CodeType | None] = {}
+        self._outermost: CodeType | None = None
+        self._held: list[CodeType] = []  # their ids stay theirs
         self._shown: dict[int, list[Frame]] = {}
         self.names: list[str] = []
+        self.last = -1
 
     def here(self, *, in_backward: bool) -> int:
         """Return the number of the stack of the code that asks for memory.
@@ -34,31 +35,35 @@ class Stacks:
                 which has no Python frames but those of hooks and functions that it calls.
         """
         frame: FrameType | None = sys._getframe(1)
-        while frame is not None and frame.f_code.co_filename.startswith(ENGINE):
-            frame = frame.f_back
         key: list[int] = []
         add = key.append
         kept = self._kept
+        outermost = self._outermost
         while frame is not None:
             code = frame.f_code
-            if in_backward and code.co_name == _ENGINE_CALL:
+            if code is outermost or (in_backward and code.co_name == _ENGINE_CALL):
                 break
             number = id(code)
             if number not in kept:
-                kept[number] = code
-            if code.co_filename == RUNNER:
-                break
-            add(number)
-            add(frame.f_lasti)
+                kept[number] = None if code.co_filename.startswith(ENGINE) else code
+                self._held.append(code)
+            if kept[number] is not None:
+                add(number)
+                add(frame.f_lasti)
             frame = frame.f_back
-        key_ = tuple(key)
-        found = self._numbers.get(key_)
+        place = tuple(key)
+        found = self._numbers.get(place)
         if found is None:
-            found = self._numbers[key_] = len(self._stacks)
+            found = self._numbers[place] = len(self._stacks)
             self._stacks.append(
                 tuple((kept[key[i]], key[i + 1]) for i in range(0, len(key), 2))
             )
+        self.last = found
         return found
+
+    def begin_below(self, code: CodeType) -> None:
+        """Leave out the frame of a function, and what calls it: the program begins below it."""
+        self._outermost = code
 
     def operation(self, name: str) -> int:
         """Return the number of an operation's name."""

@@ -2,24 +2,43 @@
 
 from __future__ import annotations
 
-from typing import Any
+from ctypes import c_int64
+from typing import Any, Final
 
 from fragdoctor.rehearse.engine.session import Session
 
+POOLS: Final = ("all", "large_pool", "small_pool")
+KINDS: Final = (
+    "allocation", "segment", "active", "inactive_split", "allocated_bytes", "reserved_bytes",
+    "active_bytes", "inactive_split_bytes", "requested_bytes",
+)  # fmt: skip
+FIGURES: Final = ("current", "peak", "allocated", "freed")
+N_STATISTICS: Final = len(KINDS) * len(POOLS) + 2
+
 
 def statistics(now: Session, device: int) -> dict[str, Any]:
-    """Return the nested statistics of a device."""
+    """Return the nested statistics of a device, as ``torch._C._cuda_memoryStats`` does."""
+    values = (c_int64 * (len(FIGURES) * N_STATISTICS))()
+    now.gpus.statistics(device, values)
+    width = len(FIGURES)
+    rows = [
+        dict(zip(FIGURES, values[at : at + width], strict=True))
+        for at in range(0, len(values), width)
+    ]
+    found: dict[str, Any] = {
+        kind: {pool: rows[len(POOLS) * k + p] for p, pool in enumerate(POOLS)}
+        for k, kind in enumerate(KINDS)
+    }
     figures = now.gpus.figures(device)
-    def stat(name, peak): 
-        return {"current": figures[name], "peak": figures[peak], "allocated": 0, "freed": 0}
-    zero = {"current": 0, "peak": 0, "allocated": 0, "freed": 0}
-    out: dict[str, Any] = {}
-    for key, name in (("allocated_bytes","allocated"),("reserved_bytes","reserved"),("active_bytes","active"),("requested_bytes","requested")):
-        out[key] = {"all": stat(name, "peak_"+name), "large_pool": zero, "small_pool": zero}
-    for key in ("allocation","segment","active","inactive_split","inactive_split_bytes"):
-        out[key] = {"all": zero, "large_pool": zero, "small_pool": zero}
-    out["oversize_allocations"] = zero
-    out["oversize_segments"] = zero
-    out["num_alloc_retries"] = figures["retries"]
-    out["num_ooms"] = figures["ooms"]
-    return out
+    limit = now.budget.settings.max_split_bytes
+    return {
+        **found,
+        "oversize_allocations": rows[-2],
+        "oversize_segments": rows[-1],
+        "max_split_size": -1 if limit is None else limit,
+        "num_alloc_retries": figures["retries"],
+        "num_device_alloc": figures["n_malloc"] + figures["n_map"],
+        "num_device_free": figures["n_free"] + figures["n_unmap"],
+        "num_ooms": figures["ooms"],
+        "num_sync_all_streams": 0,
+    }

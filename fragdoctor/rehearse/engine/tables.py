@@ -38,6 +38,7 @@ HEAD: Final = 2  # words before the first method: offset to top, and type inform
 DESTRUCTORS: Final = 2  # slots of a virtual destructor
 N_SLOTS: Final = 160  # more than any of the tables has
 STORAGE_WORDS: Final = 16
+PROOF: Final = 3  # the number of a GPU
 _COMMENT: Final = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _DIRECTIVE: Final = re.compile(r"^[ \t]*#(?:[^\n\\]|\\.|\\\n)*", re.MULTILINE)
 _NAME: Final = re.compile(r"(~?\w+)\s*\(")
@@ -186,9 +187,10 @@ def _prove(gpus: Gpus) -> None:
     """Ask PyTorch what only the exchanged tables can answer."""
     if str(torch._C._accelerator_getAccelerator()) != "cuda":
         raise ValueError("CUDA is not taken for built in")
-    gpus.set_device(3)
+    torch._C._accelerator_getDeviceIndex()  # the first question starts CUDA
+    gpus.set_device(PROOF)
     try:
-        if torch._C._accelerator_getDeviceIndex() != 3:
+        if torch._C._accelerator_getDeviceIndex() != PROOF:
             raise ValueError("the current device is not ours")
     finally:
         gpus.set_device(0)

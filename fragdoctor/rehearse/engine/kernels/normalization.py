@@ -64,9 +64,9 @@ def _layer_norm(call: Call) -> Iterable[Step]:
 @rule("native_layer_norm_backward")
 def _layer_norm_backward(call: Call) -> Iterable[Step]:
     """Gradients of weight and bias; over many rows by blocks, which are summed at the end."""
-    yield from copied_unless_dense(call.args[0])
     yield from copied_unless_dense(call.args[1])
     yield from call.results
+    yield from copied_unless_dense(call.args[0])
     yield from _by_blocks(call, prod(call.args[2]), len(call.outs) - 1)
 
 
@@ -78,9 +78,9 @@ def _rms_norm(call: Call) -> Iterable[Step]:
 
 @rule("_fused_rms_norm_backward")
 def _rms_norm_backward(call: Call) -> Iterable[Step]:
-    yield from copied_unless_dense(call.args[0])
     yield from copied_unless_dense(call.args[1])
     yield from call.results
+    yield from copied_unless_dense(call.args[0])
     yield from _by_blocks(call, prod(call.args[2]), len(call.outs) - 1)
 
 
