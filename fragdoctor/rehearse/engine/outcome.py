@@ -38,6 +38,7 @@ class Outcome:
         self.failure: BaseException | None = None
         self.steps: Any = None
         self.stopped = ""
+        self.program_globals: dict[str, Any] = {}
         self._pid = os.getpid()
         self._progress: int | None = request.get("progress_fd")
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
-import importlib.util
 import json
 import os
+import runpy
 import sys
 import threading
 import traceback
-import types
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -19,6 +17,7 @@ from typing import Any, Final, NoReturn
 from fragdoctor.errors import FragdoctorError
 
 EXIT_UNFIT: Final = 2
+_CALLER: Final = runpy._run_code.__code__  # type: ignore[attr-defined]  # calls the program's code
 
 
 def run(request: dict[str, Any]) -> NoReturn:
@@ -83,7 +82,9 @@ def _leave(code: int) -> NoReturn:
 
 def _run_guarded(request: dict[str, Any], outcome: Any) -> int:
     try:
-        _call_program(lambda: _RUNNERS[request["kind"]](request["target"]), outcome)
+        outcome.now.stacks.begin_below(_CALLER)
+        # The program's globals, and what they hold, live on until its memory has been told.
+        outcome.program_globals = _RUNNERS[request["kind"]](request["target"])
     except SystemExit as end:
         outcome.failure = end
         return _code_of(end)
@@ -106,83 +107,26 @@ def _code_of(end: SystemExit) -> int:
     return 1
 
 
-def _call_program(call: Callable[[], None], outcome: Any) -> None:
-    """The program's frames begin below this one."""
-    outcome.now.stacks.begin_below(sys._getframe().f_code)
-    call()
-
-
 def _print_failure(error: BaseException) -> None:
     """Print the traceback from the program's first frame on."""
-    trace = error.__traceback__
-    here = str(Path(__file__))
-    while trace is not None and trace.tb_frame.f_code.co_filename == here:
+    trace = first = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code is not _CALLER:
         trace = trace.tb_next
-    while trace is not None and "importlib" in trace.tb_frame.f_code.co_filename:
-        trace = trace.tb_next
+    trace = first if trace is None else trace.tb_next
     traceback.print_exception(type(error), error, trace)
 
 
-def _as_main(filename: str) -> types.ModuleType:
-    module = types.ModuleType("__main__")
-    module.__file__ = filename
-    module.__builtins__ = __builtins__  # type: ignore[attr-defined]
-    sys.modules["__main__"] = module
-    return module
-
-
-def _run_script(path: str) -> None:
-    module = _as_main(path)
+def _run_script(path: str) -> dict[str, Any]:
     sys.path[0] = str(Path(path).resolve().parent)
-    code = compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)
-    exec(code, module.__dict__)  # noqa: S102 - the user's own program
+    return runpy.run_path(path, run_name="__main__")
 
 
-def _run_module(name: str) -> None:
+def _run_module(name: str) -> dict[str, Any]:
     sys.path[0] = str(Path.cwd())
-    spec = importlib.util.find_spec(name)
-    if spec is not None and spec.submodule_search_locations is not None:
-        spec = importlib.util.find_spec(f"{name}.__main__")
-    if spec is None or spec.loader is None or not hasattr(spec.loader, "get_code"):
-        raise ModuleNotFoundError(f"No module named {name}", name=name)
-    code = spec.loader.get_code(spec.name)
-    module = _as_main(spec.origin or name)
-    module.__spec__ = spec
-    module.__package__ = spec.parent
-    sys.argv[0] = spec.origin or name
-    exec(code, module.__dict__)  # noqa: S102 - the user's own program
+    return runpy.run_module(name, run_name="__main__", alter_sys=True)
 
 
-def _run_notebook(path: str) -> None:
-    """Run the code cells in order; what only IPython understands is left out."""
-    cells = json.loads(Path(path).read_text(encoding="utf-8")).get("cells", [])
-    module = _as_main(path)
-    sys.path[0] = str(Path(path).resolve().parent)
-    for number, cell in enumerate(cells, 1):
-        if cell.get("cell_type") == "code":
-            source = cell.get("source", "")
-            text = source if isinstance(source, str) else "".join(source)
-            _run_cell(text, f"{path}[{number}]", module)
-
-
-def _run_cell(text: str, name: str, module: types.ModuleType) -> None:
-    if text.lstrip().startswith("%%"):
-        return
-    lines = [
-        "pass  # " + line.lstrip() if line.lstrip().startswith(("%", "!")) else line
-        for line in text.splitlines()
-    ]
-    kept = []
-    for line in lines:
-        indent = line[: len(line) - len(line.lstrip())]
-        kept.append(indent + line.lstrip())
-    tree = ast.parse("\n".join(kept), name)
-    exec(compile(tree, name, "exec", dont_inherit=True), module.__dict__)  # noqa: S102
-
-
-_RUNNERS: Final[dict[str, Callable[[str], None]]] = {
+_RUNNERS: Final[dict[str, Callable[[str], dict[str, Any]]]] = {
     "script": _run_script,
     "module": _run_module,
-    "notebook": _run_notebook,
 }
-
