@@ -7,7 +7,8 @@ FragdoctorError
 │   ├── RefusedSnapshot       exit 3   holds what no genuine snapshot holds
 │   └── LimitExceeded         exit 3   asks for more than fragdoctor is willing to spend
 ├── ConfigError               exit 2   an option, a setting string or a configuration file
-└── SimulationError           exit 2   a what-if that cannot be answered from this input
+├── SimulationError           exit 2   a what-if that cannot be answered from this input
+└── NativeCoreMissing         exit 2   fragdoctor is not built, or not for these sources
 
 OutOfMemory                             raised by the allocator model, as PyTorch raises its own;
                                         not an error of fragdoctor
@@ -96,6 +97,19 @@ class SimulationError(FragdoctorError):
     """A what-if cannot be answered from this input."""
 
     code = "cannot_simulate"
+
+
+class NativeCoreMissing(FragdoctorError, ImportError):  # noqa: N818 - reads as what it says
+    """The C++ core cannot be imported: it is not built, or was built from other sources.
+
+    Programs that import fragdoctor see it as a traceback, so its text says what to run.
+    """
+
+    code = "core_missing"
+
+    def __str__(self) -> str:
+        """Return the sentence and what to run."""
+        return f"{self.sentence} {self.hint}".rstrip()
 
 
 class OutOfMemory(Exception):  # noqa: N818 - PyTorch's own name for it

@@ -8,6 +8,7 @@ All units are powers of 1024, as in PyTorch; ``KB``/``MB``/``GB`` mean the same 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import Final
 
@@ -18,46 +19,84 @@ MIB: Final = 1024**2
 GIB: Final = 1024**3
 TIB: Final = 1024**4
 
-_FACTORS: Final = {
-    "": 1,
-    "b": 1,
-    "byte": 1,
-    "bytes": 1,
-    "k": KIB,
-    "kb": KIB,
-    "kib": KIB,
-    "m": MIB,
-    "mb": MIB,
-    "mib": MIB,
-    "g": GIB,
-    "gb": GIB,
-    "gib": GIB,
-    "t": TIB,
-    "tb": TIB,
-    "tib": TIB,
-}
-_SIZE = re.compile(r"\s*([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*([A-Za-z]{0,5})\s*", re.ASCII)
+_POWERS: Final = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+_SIZE: Final = re.compile(
+    r"\s*([0-9]{1,20}(?:\.[0-9]{1,20})?)\s*(([kmgt])(?:i?b|i)?|b|bytes?)?\s*",
+    re.ASCII | re.IGNORECASE,
+)
+_SHARE: Final = re.compile(r"\s*([0-9]{1,3}(?:\.[0-9]{1,6})?)\s*%\s*", re.ASCII)
 
 
 def parse_size(text: str) -> int:
-    """Return the bytes that a size such as ``24GiB``, ``512 MB`` or ``1073741824`` means.
+    """Return the bytes that a size such as ``24GiB``, ``24 gb``, ``24g`` or ``512B`` means.
+
+    A number without a unit is refused, unless it is 0: one who writes 24 means 24 GiB, or bytes.
 
     Raises:
-        ConfigError: the text is not a size, or exceeds 2**63 - 1 bytes.
+        ConfigError: the text is not a size, has no unit, or exceeds 2**63 - 1 bytes.
     """
     match = _SIZE.fullmatch(text)
-    factor = _FACTORS.get(match.group(2).lower()) if match else None
-    if match is None or factor is None:
+    if match is None:
         raise ConfigError(
             f"{text!r} is not a size.",
             hint="Write a number with a unit, for example 24GiB or 512MiB.",
         )
-    value = int((Decimal(match.group(1)) * factor).to_integral_value())
+    number, unit, prefix = match.groups()
+    value = Decimal(number) * 1024 ** _POWERS[(prefix or "").lower()]
+    if value and unit is None:
+        raise ConfigError(
+            f"{number} has no unit.",
+            hint=f"Write {number}GiB or {number}MiB, or {number}B for bytes.",
+        )
     if value > 2**63 - 1:
         raise ConfigError(
             f"The size {text!r} is too large.", hint="The largest size is 2^63 - 1 bytes."
         )
-    return value
+    return int(value.to_integral_value())
+
+
+@dataclass(frozen=True, slots=True)
+class Amount:
+    """A limit: a size in bytes, or a share (0..1) of something that the budget names."""
+
+    n_bytes: int | None = None
+    share: float | None = None
+
+    def of(self, whole_bytes: int | None) -> int | None:
+        """Return the bytes that it means; None for a share of something unknown."""
+        if self.n_bytes is not None:
+            return self.n_bytes
+        if whole_bytes is None or self.share is None:
+            return None
+        return round(self.share * whole_bytes)
+
+    def __str__(self) -> str:
+        """Return it as people write it: ``5 %`` or ``70.00 GiB``."""
+        return format_size(self.n_bytes) if self.share is None else f"{100 * self.share:g} %"
+
+
+def parse_amount(text: str) -> Amount:
+    """Return what ``5%``, ``70GiB`` or ``0`` means.
+
+    Raises:
+        ConfigError: it is neither a size nor a percentage of at most 100.
+    """
+    match = _SHARE.fullmatch(text)
+    if match is None:
+        try:
+            return Amount(n_bytes=parse_size(text))
+        except ConfigError as e:
+            is_bare = text.strip().replace(".", "", 1).isdigit()
+            raise ConfigError(
+                e.message if is_bare else f"{text!r} is neither a size nor a percentage.",
+                hint=f"Write {text.strip()}GiB, {text.strip()}MiB or {text.strip()}%."
+                if is_bare
+                else "Write for example 70GiB, 512MiB or 5%.",
+            ) from e
+    share = float(match.group(1)) / 100
+    if share > 1:
+        raise ConfigError(f"{text!r} is more than 100 %.", hint="Write for example 5%.")
+    return Amount(share=share)
 
 
 def format_size(n_bytes: float | None) -> str:
@@ -79,7 +118,7 @@ def format_size(n_bytes: float | None) -> str:
 
 
 def format_mebibytes(n_bytes: int) -> str:
-    """Return a size in MiB whatever its magnitude, to tell figures a few pages apart."""
+    """Return a size in MiB whatever its magnitude, so that figures a few pages apart differ."""
     return f"{n_bytes / MIB:,.0f} MiB"
 
 

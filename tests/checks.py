@@ -7,11 +7,10 @@ from dataclasses import replace
 import diagnoses
 
 from fragdoctor.errors import InputError
-from fragdoctor.gate.amount import Amount
 from fragdoctor.gate.budgets import Budgets
 from fragdoctor.gate.judgement import CheckReport, FileJudgement, Gate, judge, report, unreadable
 from fragdoctor.model.finding import Severity
-from fragdoctor.units import GIB
+from fragdoctor.units import GIB, Amount
 
 GATE = Gate(
     budgets=Budgets(

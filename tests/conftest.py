@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
 import os
+import tarfile
+import tempfile
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -18,15 +22,44 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the flag that rewrites whole-output goldens; review the diff before committing it."""
+    """Add the flags of the suite."""
     parser.addoption("--update-golden", action="store_true", help="rewrite golden files")
+    parser.addoption("--all", action="store_true", help="run the slow tests too")
 
 
-def shared_dir() -> Path | None:
-    """Return the folder of recordings beside the project, if it is there."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave the slow tests out, unless asked for: by --all, by -m, or by the name of a file."""
+    is_named = any(arg.partition("::")[0].endswith(".py") for arg in config.args)
+    if config.getoption("--all") or config.getoption("markexpr") or is_named:
+        return
+    slow = [item for item in items if "slow" in item.keywords]
+    if slow:
+        config.hook.pytest_deselected(items=slow)
+        items[:] = [item for item in items if "slow" not in item.keywords]
+
+
+class Committed(type(Path())):  # type: ignore[misc]
+    """A path among the committed recordings: those that are not there are a reason to skip."""
+
+    def __truediv__(self, key: str | Path) -> Committed:
+        path = super().__truediv__(key)
+        if not path.exists():
+            pytest.skip(f"{key} is not among the committed recordings")
+        return path
+
+
+@cache
+def shared_dir() -> Path:
+    """Return the folder of recordings: all of them beside the project, or the committed part."""
     given = os.environ.get("FRAGDOCTOR_SHARED")
     path = Path(given) if given else ROOT.parent / "shared"
-    return path if (path / "snapshots" / "expected.json").is_file() else None
+    if (path / "snapshots" / "expected.json").is_file():
+        return path
+    folder = tempfile.TemporaryDirectory(prefix="fragdoctor-recordings-")
+    atexit.register(folder.cleanup)
+    with tarfile.open(ROOT / "tests" / "golden" / "recordings.tar.xz") as archive:
+        archive.extractall(folder.name, filter="data")
+    return Committed(folder.name)
 
 
 @pytest.fixture(scope="session")
@@ -43,8 +76,5 @@ def samples(root: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def shared() -> Path:
-    """Return the folder of recordings beside the project; skip without it."""
-    path = shared_dir()
-    if path is None:
-        pytest.skip("the recordings beside the project are not here")
-    return path
+    """Return the folder of recordings; a test that names one which is not there is skipped."""
+    return shared_dir()

@@ -19,6 +19,7 @@ from fragdoctor.model.diagnosis import (
     Predicted,
     Recommendation,
     RunKind,
+    RunState,
     SegmentReport,
     SegmentRun,
     Status,
@@ -62,6 +63,7 @@ def healthy() -> Diagnosis:
             Confidence.PROVEN,
             "Peak use was 2.10 GiB of 24.00 GiB, and all 310.00 MiB of free cache can be returned.",
             device=0,
+            state=RunState.FITS,
         ),
         checklist=(
             ChecklistItem(
@@ -119,6 +121,7 @@ def fragmentation() -> Diagnosis:
                 Evidence("largest free block", 210 * MIB, "bytes", "snapshot"),
             ),
             decider="Replay the next step under expandable segments.",
+            state=RunState.FAILED,
         ),
         checklist=(
             ChecklistItem(
@@ -331,6 +334,7 @@ def capacity() -> Diagnosis:
             Confidence.PROVEN,
             "20.00 MiB was asked while 3.27 GiB was live and 33.00 MiB was free in all.",
             device=0,
+            state=RunState.FAILED,
         ),
         checklist=(
             ChecklistItem(

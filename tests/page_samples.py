@@ -29,6 +29,7 @@ def of_snapshot(snapshot: Snapshot, like: Diagnosis | None = None) -> Diagnosis:
         devices=tuple(figures(a) for a in analyses),
         pins=tuple(_pin(snapshot, a, i) for a in analyses for i in range(len(a.pins))),
         holders=tuple(_holder(snapshot, a, i) for a in analyses for i in range(len(a.holders))),
+        analyses={a.device: a for a in analyses},
     )
 
 

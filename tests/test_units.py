@@ -4,7 +4,53 @@ from __future__ import annotations
 
 import pytest
 
-from fragdoctor.units import MIB, format_mebibytes, format_size, plural
+from fragdoctor.errors import ConfigError
+from fragdoctor.units import (
+    GIB,
+    MIB,
+    format_mebibytes,
+    format_size,
+    parse_amount,
+    parse_size,
+    plural,
+)
+
+
+@pytest.mark.parametrize(
+    "text", ["24GiB", "24GB", "24g", "24G", "24 GiB", "24gib", " 24 gb ", "24Gi", "24.0 GIB"]
+)
+def test_size_is_read_in_any_usual_spelling(text: str) -> None:
+    assert 24 * GIB == parse_size(text) == parse_amount(text).n_bytes
+
+
+@pytest.mark.parametrize(
+    ("text", "n_bytes"),
+    [("0", 0), ("0GiB", 0), ("512B", 512), ("512 bytes", 512), ("1 byte", 1), ("1.5k", 1536),
+     ("0.5 TiB", GIB * 512)],
+)  # fmt: skip
+def test_size_of_other_units_is_read(text: str, n_bytes: int) -> None:
+    assert n_bytes == parse_size(text)
+
+
+@pytest.mark.parametrize("text", ["24", "24.5", " 1 ", "1073741824"])
+def test_number_without_a_unit_is_refused_and_says_what_to_write(text: str) -> None:
+    for parse in (parse_size, parse_amount):
+        with pytest.raises(ConfigError, match="has no unit") as caught:
+            parse(text)
+        assert f"Write {text.strip()}GiB" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "text", ["", "much", "GiB", "-1GiB", "1e9", "24 xB", "24ib", "1,5GiB", "nan"]
+)
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="is not a size"):
+        parse_size(text)
+
+
+def test_size_beyond_64_bits_is_refused() -> None:
+    with pytest.raises(ConfigError, match="too large"):
+        parse_size("8388608TiB")
 
 
 @pytest.mark.parametrize(

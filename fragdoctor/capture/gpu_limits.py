@@ -9,8 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final
 
 from fragdoctor.errors import ConfigError
-from fragdoctor.gate.amount import Amount, parse_amount
-from fragdoctor.units import format_size
+from fragdoctor.units import Amount, format_size, parse_amount
 
 MARKERS: Final = {
     "limit_gpu_memory": (

@@ -79,7 +79,7 @@ def launch(command: Sequence[str], environ: Mapping[str, str]) -> int:
 
 @contextlib.contextmanager
 def _signals_to(child: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Pass signals on while the program runs; those that we were told to ignore stay ignored."""
+    """Pass signals on while the program runs; ignored ones (as under nohup) stay ignored."""
 
     def pass_on(number: int, frame: FrameType | None) -> None:
         del frame

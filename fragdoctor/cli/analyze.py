@@ -54,7 +54,7 @@ def analyze(
     from fragdoctor.inputs.cases import read_case
     from fragdoctor.model.case import Overrides
     from fragdoctor.model.hooks import tell
-    from fragdoctor.report.base import renderer
+    from fragdoctor.report.base import render
 
     overrides = Overrides(
         capacity_bytes=capacity,
@@ -82,7 +82,7 @@ def analyze(
 
         diagnosis = diagnose(case)
         tell("Writing the report")
-        report = renderer(output_format.value)(diagnosis, look)
+        report = render("analyze", output_format.value, diagnosis, look)
     console.write_report(report, output, force=force)
     return exit_code(diagnosis, fail_on, exit_zero=exit_zero)
 

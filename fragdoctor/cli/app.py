@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 
         sys.exit(_print(f"fragdoctor {__version__}\n"))
     if words[:1] != ["run"]:  # a program that is run has the environment that it was given
-        # numpy would start a thread a core for linear algebra that nobody does here.
+        # numpy would start a thread per core for linear algebra, which is not used here.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     gc.disable()  # nothing dies while modules are loaded; collecting then costs a tenth
     from fragdoctor.cli import exit as exit_codes

@@ -25,11 +25,12 @@ MAX_BASELINE_BYTES: Final = 64 * 1024 * 1024
 
 
 class CheckFormat(StrEnum):
-    """Formats of a check: the keys of ``report.check.CHECK_FORMATS``."""
+    """Formats of a check: those of ``report.base.VIEWS``."""
 
     TEXT = "text"
     JSON = "json"
     MARKDOWN = "markdown"
+    HTML = "html"
     GITHUB = "github"
     SARIF = "sarif"
     JUNIT = "junit"
@@ -191,7 +192,7 @@ def check(
     from fragdoctor.gate.judgement import report as report_on
     from fragdoctor.model.case import Overrides
     from fragdoctor.model.finding import Severity
-    from fragdoctor.report.check import check_renderer
+    from fragdoctor.report.base import render
 
     gate = Gate(
         budgets=Budgets(max_peak, max_pinned, max_retries, min_headroom, fits_on, no_growth),
@@ -212,8 +213,8 @@ def check(
     notes = [] if write_baseline is None else [_accept(judged, write_baseline)]
     result = report_on(judged, gate, notes)
     for name, target in targets:
-        _write(check_renderer(name)(result, replace(look, color=False)), target, force=force)
-    _write(check_renderer(output_format.value)(result, look), output, force=force)
+        _write(render("check", name, result, replace(look, color=False)), target, force=force)
+    _write(render("check", output_format.value, result, look), output, force=force)
     return OK if exit_zero and result.exit_code == FINDINGS else result.exit_code
 
 
@@ -258,9 +259,9 @@ def _targets(reports: Sequence[str]) -> list[tuple[str, Path]]:
                 f"{text!r} is not FORMAT=FILE.", hint="Write for example --report sarif=out.sarif"
             )
         if name not in {f.value for f in CheckFormat}:
-            from fragdoctor.report.check import check_renderer
+            from fragdoctor.report.base import check_format
 
-            check_renderer(name)  # raises with a suggestion
+            check_format("check", name)  # raises with a suggestion
         targets.append((name, Path(file)))
     if len({os.path.abspath(t) for _, t in targets}) < len(targets):  # noqa: PTH100 - lexical
         raise ConfigError("Two reports go to one file.", hint="Give each its own name.")

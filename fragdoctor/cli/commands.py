@@ -11,10 +11,14 @@ from fragdoctor.cli.analyze import analyze
 from fragdoctor.cli.check import check
 from fragdoctor.cli.compare import compare
 from fragdoctor.cli.estimate import estimate
+from fragdoctor.cli.estimate_options import EstimateOptions, asked_of, older_parameters
 from fragdoctor.cli.explain import explain
 from fragdoctor.cli.export import export
+from fragdoctor.cli.fit import FitOptions, fit
 from fragdoctor.cli.front_page import FRONT_PAGE
 from fragdoctor.cli.oom import oom
+from fragdoctor.cli.pack import PackOptions, pack
+from fragdoctor.cli.parameters import command_of, command_with, parameters_of
 from fragdoctor.cli.run import run
 from fragdoctor.cli.simulate import simulate
 
@@ -101,7 +105,28 @@ app.command(
         "fragdoctor estimate config.json --gpu a100-40g --batch 4 --seq 2048 --dtype bf16",
         "fragdoctor estimate --params 7B --gpu 24GiB --lora 16 --explain",
     ),
-)(estimate)
+)(
+    command_with(
+        [*parameters_of(EstimateOptions), *older_parameters()],
+        lambda **values: estimate(asked_of(**values)),
+    )
+)
+app.command(
+    "fit",
+    help="Say from recordings at several batch sizes which batch fits",
+    epilog=_examples(
+        "fragdoctor fit batch2.pickle batch4.pickle batch8.pickle --gpu 24GiB",
+        "fragdoctor fit a.pickle b.pickle --batches 16,32 --capacity 70GiB --explain",
+    ),
+)(command_of(FitOptions, fit))
+app.command(
+    "pack",
+    help="Say how many processes share a GPU",
+    epilog=_examples(
+        "fragdoctor pack --per-process 6GB --gpu 24GiB",
+        "fragdoctor pack snapshot.pickle --gpu a100-80g --processes 4",
+    ),
+)(command_of(PackOptions, pack))
 app.command(
     "export",
     help="Write a snapshot as tables, a trace, stacks, or redacted",

@@ -107,13 +107,13 @@ def compare(
 
     from fragdoctor.comparison.compare_cases import compare_cases
     from fragdoctor.gate.judgement import has_grown, judge_growth
-    from fragdoctor.report.compare import compare_renderer
+    from fragdoctor.report.base import render
 
     with console.Progress("Read") as progress:
         cases = _cases(paths, device, torch_version, progress)
         result = compare_cases(cases, steps=steps, capacity_bytes=capacity)
     judged = () if fail_on_growth is None else judge_growth(result, fail_on_growth)
-    report = compare_renderer(output_format.value)(result, judged, look)
+    report = render("compare", output_format.value, result, look, judged=judged)
     console.write_report(report, output, force=force)
     if fail_on_growth is not None and not judged:
         raise ConfigError(

@@ -49,8 +49,8 @@ def render_options(
         ConfigError: both quiet and verbose were asked for.
     """
     if quiet and verbose:
-        raise ConfigError("--quiet and --verbose exclude each other.", hint="Give one of them.")
-    verbosity = Verbosity.QUIET if quiet else Verbosity.VERBOSE if verbose else Verbosity.NORMAL
+        raise ConfigError("--quiet and --full exclude each other.", hint="Give one of them.")
+    verbosity = Verbosity.QUIET if quiet else Verbosity.FULL if verbose else Verbosity.NORMAL
     stream = sys.stderr if on_stderr else sys.stdout
     is_terminal = not to_file and _is_terminal(stream)
     return RenderOptions(
@@ -214,7 +214,7 @@ def _width(*, is_terminal: bool) -> int:
 class Progress:
     """One line on standard error, only on a terminal and only for what takes a while.
 
-    Inside of the ``with`` block it shows what the work tells (``model.progress``), and renews the
+    Inside of the ``with`` block it shows reported progress (``model.hooks``), and renews the
     line by itself, so that a long pass over a long trace does not look like a hang.
     """
 
@@ -291,7 +291,7 @@ class Progress:
                 self._shown = False
 
     def each(self, items: Sequence[str]) -> Iterator[str]:
-        """Yield the items; what is told meanwhile is shown with the number of the item."""
+        """Yield the items; progress reported meanwhile is shown with the number of the item."""
         for i, item in enumerate(items):
             self._of_file = f"File {i + 1} of {len(items)}: " if len(items) > 1 else ""
             self.update(i, len(items))

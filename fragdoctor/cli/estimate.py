@@ -1,109 +1,165 @@
-"""``fragdoctor estimate``: will it fit, and what would make it fit."""
+"""``fragdoctor estimate``: will it fit, and what would make it fit.
+
+Recordings at several batch sizes and several processes on one GPU are questions of their own, with
+commands of their own: ``fit`` and ``pack``. What used to ask them here is still understood.
+"""
 
 from __future__ import annotations
 
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from contextlib import redirect_stdout
 from typing import TYPE_CHECKING
 
-import typer
-
-from fragdoctor.cli import console, options
-from fragdoctor.cli import estimate_options as given
+from fragdoctor.cli import console
+from fragdoctor.cli.estimate_options import Asked, EstimateOptions
 from fragdoctor.cli.estimate_routes import Route, refuse_unused, route_of
 from fragdoctor.cli.exit import OK
+from fragdoctor.cli.fit import FitOptions, fit
+from fragdoctor.cli.pack import PackOptions, pack
+from fragdoctor.errors import ConfigError
 
 if TYPE_CHECKING:
+    from fragdoctor.estimation.request import Request
+    from fragdoctor.model.estimate import Estimate, GpuModel
     from fragdoctor.report.base import RenderOptions
 
 
-def estimate(
-    ctx: typer.Context,
-    inputs: given.Inputs = None,
-    params: given.Params = None,
-    gpu: given.Gpus = None,
-    list_gpus: given.ListGpus = False,
-    dtype: given.Dtype = None,
-    optimizer: given.Optimizer = "adamw",
-    master_weights: given.MasterWeights = False,
-    grad_dtype: given.GradDtype = None,
-    batch: given.Batch = None,
-    seq: given.Seq = None,
-    attention: given.AttentionOption = given.AttentionKind.SDPA,
-    checkpointing: given.Checkpointing = "none",
-    lora: given.Lora = None,
-    lora_targets: given.LoraTargets = "attention",
-    zero: given.Zero = None,
-    fsdp: given.Fsdp = False,
-    world_size: given.WorldSize = 1,
-    grad_accumulation: given.GradAccumulation = 1,
-    inference: given.Inference = False,
-    new_tokens: given.NewTokens = 0,
-    kv_dtype: given.KvDtype = None,
-    keep_logits: given.KeepLogits = False,
-    family: given.FamilyOption = given.Family.LLAMA,
-    vocab: given.Vocab = 0,
-    layers: given.Layers = 0,
-    hidden: given.Hidden = 0,
-    heads: given.Heads = 0,
-    kv_heads: given.KvHeads = 0,
-    ffn: given.Ffn = 0,
-    positions: given.Positions = 0,
-    dropout: given.Dropout = None,
-    per_process: given.PerProcess = None,
-    processes: given.Processes = None,
-    headroom: given.Headroom = None,
-    context: given.Context = None,
-    model: given.Model = None,
-    input_shape: given.InputShape = None,
-    input_dtype: given.InputDtype = "float32",
-    loss: given.Loss = "",
-    steps: given.Steps = 2,
-    batches: given.Batches = None,
-    capacity: given.Capacity = None,
-    explain: given.Explain = False,
-    output_format: given.OutputFormat = given.EstimateFormat.TEXT,
-    verbose: given.Verbose = False,
-    output: options.Output = None,
-    force: options.Force = False,
-    quiet: options.Quiet = False,
-    no_color: options.NoColor = False,
-) -> int:
+def estimate(asked: Asked) -> int:
     """Estimate the memory of a run and print whether it fits."""
-    chosen = given.EstimateOptions.of(locals())
-    look = console.render_options(quiet=quiet, no_color=no_color, to_file=output is not None)
-    console.check_output(output, force=force, inputs=inputs or [])
-    route = route_of(chosen)
-    on_the_line = given_parameters(ctx)
-    refuse_unused(route, on_the_line)
-    console.write_report(_answer(route, chosen, look, on_the_line), output, force=force)
+    route = route_of(asked)
+    refuse_unused(route, asked.given)
+    if route is Route.FIT:
+        return fit(asked.options(FitOptions))
+    if route is Route.PACK:
+        return pack(asked.options(PackOptions))
+    chosen: EstimateOptions = asked.options(EstimateOptions)
+    look = console.render_options(
+        quiet=chosen.quiet, no_color=chosen.no_color, to_file=chosen.output is not None
+    )
+    console.check_output(chosen.output, force=chosen.force, inputs=chosen.inputs or [])
+    text = _answer(route, chosen, look, asked.given)
+    console.write_report(text, chosen.output, force=chosen.force)
     return OK
 
 
-def given_parameters(ctx: typer.Context) -> frozenset[str]:
-    """Return the names of the parameters that stand on the command line."""
-    sources = {name: ctx.get_parameter_source(name) for name in ctx.params}
-    return frozenset(n for n, source in sources.items() if source and source.name == "COMMANDLINE")
-
-
 def _answer(
-    route: Route, chosen: given.EstimateOptions, look: RenderOptions, on_the_line: frozenset[str]
+    route: Route, chosen: EstimateOptions, look: RenderOptions, given: frozenset[str]
 ) -> str:
-    """Return the report of a route; each is loaded only when it is taken."""
+    """Return the report of a route; its modules are loaded only when it is taken."""
     if route is Route.GPUS:
-        from fragdoctor.cli.estimate_formula import gpu_list
+        from fragdoctor.estimation.gpus import known_gpus
+        from fragdoctor.report.base import render
 
-        return gpu_list(look, as_json=chosen.as_json)
-    if route is Route.BATCHES:
-        from fragdoctor.cli import estimate_fit
-
-        return estimate_fit.answer(chosen, look)
-    if route is Route.PROCESSES:
-        from fragdoctor.cli import estimate_processes
-
-        return estimate_processes.answer(chosen, look)
+        return render("gpus", chosen.output_format.value, known_gpus(), look)
     if route in (Route.MODEL, Route.MODEL_INFERENCE):
-        from fragdoctor.cli import estimate_model
+        return _of_model(chosen, look, given)
+    return _of_formulas(chosen, look)
 
-        return estimate_model.answer(chosen, look, on_the_line)
-    from fragdoctor.cli import estimate_formula
 
-    return estimate_formula.answer(chosen, look)
+def _of_formulas(chosen: EstimateOptions, look: RenderOptions) -> str:
+    """Return the report on a model whose shape is known or assumed.
+
+    Raises:
+        ConfigError: options that exclude each other.
+        InputError: an input is no model.
+    """
+    from fragdoctor.estimation.gpus import gpu_of
+    from fragdoctor.report.base import render
+
+    if chosen.fsdp and chosen.zero is not None:
+        raise ConfigError("--fsdp and --zero exclude each other.", hint="FSDP is stage 3.")
+    gpus = [gpu_of(name) for name in dict.fromkeys(chosen.gpu or ())]
+    found = _estimate(_request(chosen, gpus), gpus)
+    return render("estimate", chosen.output_format.value, found, look, explain=chosen.explain)
+
+
+def _request(chosen: EstimateOptions, gpus: Sequence[GpuModel]) -> Request:
+    from fragdoctor.estimation.guess import Overrides
+    from fragdoctor.estimation.request import Request
+
+    return Request(
+        inputs=tuple(chosen.inputs or ()),
+        params=chosen.params or "",
+        dtype=chosen.dtype or "",
+        optimizer=chosen.optimizer,
+        master_weights=chosen.master_weights,
+        grad_dtype=chosen.grad_dtype or "",
+        batch=chosen.batch or 1,
+        seq=chosen.seq or 0,
+        attention=chosen.attention.value,
+        checkpointing=chosen.checkpointing.strip().lower(),
+        lora_rank=chosen.lora or 0,
+        lora_targets=chosen.lora_targets,
+        zero_stage=3 if chosen.fsdp else chosen.zero or 0,
+        world_size=chosen.world_size,
+        grad_accumulation=chosen.grad_accumulation,
+        inference=chosen.inference,
+        new_tokens=chosen.new_tokens,
+        kv_dtype=chosen.kv_dtype or "",
+        keeps_logits=chosen.keep_logits,
+        architecture=gpus[0].architecture if gpus else "",
+        overrides=Overrides(
+            vocab=chosen.vocab,
+            n_layers=chosen.layers,
+            hidden=chosen.hidden,
+            n_heads=chosen.heads,
+            n_kv_heads=chosen.kv_heads,
+            ffn=chosen.ffn,
+            positions=chosen.positions,
+            family=chosen.family.value,
+            dropout=chosen.dropout,
+        ),
+    )
+
+
+def _estimate(request: Request, gpus: Sequence[GpuModel]) -> Estimate:
+    from fragdoctor.estimation.formula import formula_footprint
+    from fragdoctor.estimation.judge import Estimator, judged
+    from fragdoctor.estimation.request import error_of, workload_of
+
+    with console.Progress("Estimating"):
+        workload = workload_of(request)
+        return judged(workload, Estimator(formula_footprint, error_of(workload)), gpus)
+
+
+def _of_model(chosen: EstimateOptions, look: RenderOptions, given: frozenset[str]) -> str:
+    """Return the report on the user's own model; what its code prints goes to standard error.
+
+    Args:
+        chosen: all options.
+        look: how to print.
+        given: names of those on the command line; refused where the factory decides by itself.
+
+    Raises:
+        ConfigError: the model cannot be traced; with ``--verbose`` its traceback is printed first.
+    """
+    from fragdoctor.estimation.gpus import gpu_of
+    from fragdoctor.estimation.tracing.plan import Plan, parse_shape
+    from fragdoctor.estimation.tracing.route import traced_estimate
+    from fragdoctor.report.base import render
+
+    gpus = [gpu_of(name) for name in dict.fromkeys(chosen.gpu or ())]
+    plan = Plan(
+        batch=chosen.batch,
+        input_shape=parse_shape(chosen.input_shape or ""),
+        input_dtype=chosen.input_dtype,
+        loss=chosen.loss,
+        optimizer=chosen.optimizer,
+        grad_accumulation=chosen.grad_accumulation,
+        inference=chosen.inference,
+        steps=chosen.steps,
+        given=given,
+    )
+    # A real GPU is neither needed nor touched, even if it is full.
+    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+    try:
+        with console.Progress("Tracing"), redirect_stdout(sys.stderr):
+            found = traced_estimate(chosen.model or "", plan, gpus, dtype=chosen.dtype or "")
+    except ConfigError as err:
+        if chosen.verbose and err.__cause__ is not None:
+            sys.stderr.write("".join(traceback.format_exception(err.__cause__)))
+        raise
+    return render("estimate", chosen.output_format.value, found, look, explain=chosen.explain)

@@ -1,23 +1,19 @@
-"""The options of ``fragdoctor estimate``, as the command line has them and as routes read them."""
+"""The options of ``fragdoctor estimate``, and those of ``fit`` and ``pack`` that it understands."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
-from pathlib import Path
-from typing import Annotated, Any, Self
+from inspect import Parameter
+from typing import Annotated, Any
 
 import typer
 
 from fragdoctor.cli import options
-
-
-class EstimateFormat(StrEnum):
-    """Formats of an estimate."""
-
-    TEXT = "text"
-    JSON = "json"
+from fragdoctor.cli.fit import FitOptions
+from fragdoctor.cli.pack import PackOptions
+from fragdoctor.cli.parameters import hidden, parameters_of
 
 
 class AttentionKind(StrEnum):
@@ -36,266 +32,159 @@ class Family(StrEnum):
     GPT = "gpt"
 
 
-def _option(*names: str, metavar: str, text: str) -> object:
-    return typer.Option(*names, metavar=metavar, help=text, show_default=False)
+def _text(name: str, metavar: str, text: str) -> Any:
+    return typer.Option(name, metavar=metavar, help=text, show_default=False)
 
 
-Inputs = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="[INPUT]...",
-        help="A config.json, a model directory, safetensors files, or recordings",
-    ),
-]
-Params = Annotated[
-    str | None, _option("--params", metavar="N", text="Set the parameter count: 7B, 350M, 1.3e9")
-]
-Gpus = Annotated[
-    list[str] | None,
-    _option("--gpu", metavar="NAME|SIZE", text="Ask for a GPU: a100-40g, h100, 24GiB; repeatable"),
-]
-ListGpus = Annotated[bool, typer.Option("--list-gpus", help="List the known GPUs")]
-Dtype = Annotated[
-    str | None,
-    _option(
-        "--dtype",
-        metavar="KIND",
-        text="Choose fp32, bf16, fp16, amp-bf16, amp-fp16, fp8, int8 or int4",
-    ),
-]
-Optimizer = Annotated[
-    str,
-    typer.Option(
-        "--optimizer", metavar="NAME", help="Choose adamw, sgd, adafactor, adamw-8bit and others"
-    ),
-]
-MasterWeights = Annotated[
-    bool, typer.Option("--master-weights", help="Keep fp32 weights and states beside 16-bit ones")
-]
-GradDtype = Annotated[
-    str | None,
-    _option("--grad-dtype", metavar="KIND", text="Set the precision of gradients"),
-]
-Batch = Annotated[
-    int | None, typer.Option("--batch", min=1, metavar="N", help="Set the sequences a GPU a pass")
-]
-Seq = Annotated[int | None, typer.Option("--seq", min=1, metavar="N", help="Set tokens a sequence")]
-AttentionOption = Annotated[
-    AttentionKind, typer.Option("--attention", help="Choose how attention is computed")
-]
-Checkpointing = Annotated[
-    str,
-    typer.Option(
-        "--checkpointing",
-        metavar="WHEN",
-        help="Recompute activations: none, full (each layer), sqrt, or every N layers",
-    ),
-]
-Lora = Annotated[
-    int | None,
-    typer.Option("--lora", min=1, metavar="RANK", help="Train LoRA adapters of this rank only"),
-]
-LoraTargets = Annotated[
-    str,
-    typer.Option(
-        "--lora-targets", metavar="NAMES", help="Adapt attention, all-linear, or named matrices"
-    ),
-]
-Zero = Annotated[
-    int | None,
-    typer.Option("--zero", min=0, max=3, metavar="STAGE", help="Shard states by ZeRO stage"),
-]
-Fsdp = Annotated[bool, typer.Option("--fsdp", help="Shard everything, as ZeRO stage 3")]
-WorldSize = Annotated[
-    int, typer.Option("--world-size", min=1, metavar="N", help="Set the GPUs that share states")
-]
-GradAccumulation = Annotated[
-    int,
-    typer.Option("--grad-accumulation", min=1, metavar="N", help="Set the passes a step"),
-]
-Inference = Annotated[
-    bool, typer.Option("--inference", help="Estimate weights and KV cache, without training")
-]
-KvDtype = Annotated[
-    str | None, _option("--kv-dtype", metavar="KIND", text="Set the precision of the KV cache")
-]
-KeepLogits = Annotated[
-    bool,
-    typer.Option("--keep-logits", help="Count logits held by the loop during backward"),
-]
-NewTokens = Annotated[
-    int, typer.Option("--new-tokens", min=0, metavar="N", help="Leave room in the KV cache")
-]
-Vocab = Annotated[int, typer.Option("--vocab", min=0, metavar="N", help="Set the vocabulary")]
-Layers = Annotated[int, typer.Option("--layers", min=0, metavar="N", help="Set the layers")]
-Hidden = Annotated[int, typer.Option("--hidden", min=0, metavar="N", help="Set the hidden size")]
-Heads = Annotated[int, typer.Option("--heads", min=0, metavar="N", help="Set the query heads")]
-KvHeads = Annotated[
-    int, typer.Option("--kv-heads", min=0, metavar="N", help="Set the key-value heads")
-]
-Ffn = Annotated[int, typer.Option("--ffn", min=0, metavar="N", help="Set the feed-forward width")]
-Positions = Annotated[
-    int, typer.Option("--positions", min=0, metavar="N", help="Set learned positions (gpt)")
-]
-FamilyOption = Annotated[
-    Family, typer.Option("--family", help="Choose how layers are built without a config.json")
-]
-Dropout = Annotated[
-    float | None,
-    typer.Option(
-        "--dropout", min=0.0, max=1.0, metavar="P", help="Set dropout", show_default=False
-    ),
-]
-Model = Annotated[
-    str | None,
-    _option(
-        "--model",
-        metavar="MODULE:FACTORY",
-        text="Run your own model on fake tensors; imports it from the current directory",
-    ),
-]
-InputShape = Annotated[
-    str | None,
-    _option("--input-shape", metavar="N,N", text="Set the input's shape where --model has none"),
-]
-InputDtype = Annotated[
-    str, typer.Option("--input-dtype", metavar="NAME", help="Set the input's dtype, as int64")
-]
-Loss = Annotated[
-    str, typer.Option("--loss", metavar="ce|mean", help="Choose a loss where --model has none")
-]
-Steps = Annotated[
-    int, typer.Option("--steps", min=1, max=20, metavar="N", help="Trace this many steps (--model)")
-]
-Verbose = Annotated[
-    bool, typer.Option("-v", "--verbose", help="Show the traceback of an error inside --model")
-]
-Explain = Annotated[bool, typer.Option("--explain", help="Show formulas, values and sources")]
-OutputFormat = Annotated[
-    EstimateFormat, typer.Option("--format", help="Choose the output format", show_default=True)
-]
-PerProcess = Annotated[
-    int | None,
-    typer.Option(
-        "--per-process",
-        metavar="SIZE",
-        parser=options.size,
-        help="Ask how many processes of this reserved memory share the GPU",
-        show_default=False,
-    ),
-]
-Processes = Annotated[
-    int | None,
-    typer.Option(
-        "--processes",
-        min=1,
-        max=1000,
-        metavar="N",
-        help="Ask whether so many processes fit side by side",
-        show_default=False,
-    ),
-]
-Headroom = Annotated[
-    int | None,
-    typer.Option(
-        "--headroom",
-        metavar="SIZE",
-        parser=options.size,
-        help="Keep so much of the GPU free; a twentieth of it otherwise",
-        show_default=False,
-    ),
-]
-Context = Annotated[
-    int | None,
-    typer.Option(
-        "--context",
-        metavar="SIZE",
-        parser=options.size,
-        help="Set what the CUDA context of one process takes",
-        show_default=False,
-    ),
-]
-Batches = Annotated[
-    str | None,
-    typer.Option(
-        "--batches",
-        metavar="N,N,...",
-        help="Set the batch size of each recording, in their order",
-        show_default=False,
-    ),
-]
-Capacity = Annotated[
-    int | None,
-    typer.Option(
-        "--capacity",
-        metavar="SIZE",
-        parser=options.size,
-        help="Set what PyTorch can have, instead of --gpu, for recordings at several batch sizes",
-        show_default=False,
-    ),
-]
+def _count(name: str, text: str, low: int = 0) -> Any:
+    return typer.Option(name, min=low, metavar="N", help=text)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EstimateOptions:
-    """All options with their values; the names are those of the command's parameters."""
+class EstimateOptions(options.EstimateOutput):
+    """What is asked of a model before it runs."""
 
-    inputs: Sequence[str] | None
-    params: str | None
-    gpu: Sequence[str] | None
-    list_gpus: bool
-    dtype: str | None
-    optimizer: str
-    master_weights: bool
-    grad_dtype: str | None
-    batch: int | None
-    seq: int | None
-    attention: AttentionKind
-    checkpointing: str
-    lora: int | None
-    lora_targets: str
-    zero: int | None
-    fsdp: bool
-    world_size: int
-    grad_accumulation: int
-    inference: bool
-    new_tokens: int
-    kv_dtype: str | None
-    keep_logits: bool
-    family: Family
-    vocab: int
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    ffn: int
-    positions: int
-    dropout: float | None
-    per_process: int | None
-    processes: int | None
-    headroom: int | None
-    context: int | None
-    model: str | None
-    input_shape: str | None
-    input_dtype: str
-    loss: str
-    steps: int
-    batches: str | None
-    capacity: int | None
-    explain: bool
-    output_format: EstimateFormat
-    verbose: bool
-    output: Path | None
-    force: bool
-    quiet: bool
-    no_color: bool
+    inputs: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[MODEL]...", help="A config.json, a model directory, or safetensors files"
+        ),
+    ] = None
+    params: Annotated[
+        str | None, _text("--params", "N", "Set the parameter count: 7B, 350M, 1.3e9")
+    ] = None
+    gpu: options.Gpus = None
+    list_gpus: Annotated[bool, typer.Option("--list-gpus", help="List the known GPUs")] = False
+    dtype: Annotated[
+        str | None,
+        _text("--dtype", "KIND", "Choose fp32, bf16, fp16, amp-bf16, amp-fp16, fp8, int8 or int4"),
+    ] = None
+    optimizer: Annotated[
+        str,
+        typer.Option(
+            "--optimizer",
+            metavar="NAME",
+            help="Choose adamw, sgd, adafactor, adamw-8bit and others",
+        ),
+    ] = "adamw"
+    master_weights: Annotated[
+        bool,
+        typer.Option("--master-weights", help="Keep fp32 weights and states beside 16-bit ones"),
+    ] = False
+    grad_dtype: Annotated[
+        str | None, _text("--grad-dtype", "KIND", "Set the precision of gradients")
+    ] = None
+    batch: Annotated[int | None, _count("--batch", "Set the sequences a GPU a pass", 1)] = None
+    seq: Annotated[int | None, _count("--seq", "Set tokens a sequence", 1)] = None
+    attention: Annotated[
+        AttentionKind, typer.Option("--attention", help="Choose how attention is computed")
+    ] = AttentionKind.SDPA
+    checkpointing: Annotated[
+        str,
+        typer.Option(
+            "--checkpointing",
+            metavar="WHEN",
+            help="Recompute activations: none, full (each layer), sqrt, or every N layers",
+        ),
+    ] = "none"
+    lora: Annotated[
+        int | None,
+        typer.Option("--lora", min=1, metavar="RANK", help="Train LoRA adapters of this rank only"),
+    ] = None
+    lora_targets: Annotated[
+        str,
+        typer.Option(
+            "--lora-targets", metavar="NAMES", help="Adapt attention, all-linear, or named matrices"
+        ),
+    ] = "attention"
+    zero: Annotated[
+        int | None,
+        typer.Option("--zero", min=0, max=3, metavar="STAGE", help="Shard states by ZeRO stage"),
+    ] = None
+    fsdp: Annotated[bool, typer.Option("--fsdp", help="Shard everything, as ZeRO stage 3")] = False
+    world_size: Annotated[int, _count("--world-size", "Set the GPUs that share states", 1)] = 1
+    grad_accumulation: Annotated[int, _count("--grad-accumulation", "Set the passes a step", 1)] = 1
+    inference: Annotated[
+        bool, typer.Option("--inference", help="Estimate weights and KV cache, without training")
+    ] = False
+    new_tokens: Annotated[int, _count("--new-tokens", "Leave room in the KV cache")] = 0
+    kv_dtype: Annotated[
+        str | None, _text("--kv-dtype", "KIND", "Set the precision of the KV cache")
+    ] = None
+    keep_logits: Annotated[
+        bool, typer.Option("--keep-logits", help="Count logits held by the loop during backward")
+    ] = False
+    family: Annotated[
+        Family, typer.Option("--family", help="Choose how layers are built without a config.json")
+    ] = Family.LLAMA
+    vocab: Annotated[int, _count("--vocab", "Set the vocabulary")] = 0
+    layers: Annotated[int, _count("--layers", "Set the layers")] = 0
+    hidden: Annotated[int, _count("--hidden", "Set the hidden size")] = 0
+    heads: Annotated[int, _count("--heads", "Set the query heads")] = 0
+    kv_heads: Annotated[int, _count("--kv-heads", "Set the key-value heads")] = 0
+    ffn: Annotated[int, _count("--ffn", "Set the feed-forward width")] = 0
+    positions: Annotated[int, _count("--positions", "Set learned positions (gpt)")] = 0
+    dropout: Annotated[
+        float | None,
+        typer.Option(
+            "--dropout", min=0.0, max=1.0, metavar="P", help="Set dropout", show_default=False
+        ),
+    ] = None
+    model: Annotated[
+        str | None,
+        _text(
+            "--model",
+            "MODULE:FACTORY",
+            "Run your own model on fake tensors; imports it from the current directory",
+        ),
+    ] = None
+    input_shape: Annotated[
+        str | None, _text("--input-shape", "N,N", "Set the input's shape where --model has none")
+    ] = None
+    input_dtype: Annotated[
+        str, typer.Option("--input-dtype", metavar="NAME", help="Set the input's dtype, as int64")
+    ] = "float32"
+    loss: Annotated[
+        str, typer.Option("--loss", metavar="ce|mean", help="Choose a loss where --model has none")
+    ] = ""
+    steps: Annotated[
+        int,
+        typer.Option("--steps", min=1, max=20, metavar="N", help="Trace this many steps (--model)"),
+    ] = 2
+    explain: options.Explain = False
+    verbose: Annotated[
+        bool, typer.Option("-v", "--verbose", help="Show the traceback of an error inside --model")
+    ] = False
 
-    @classmethod
-    def of(cls, values: Mapping[str, Any]) -> Self:
-        """Return the options among the values of a command's parameters."""
-        return cls(**{field.name: values[field.name] for field in fields(cls)})
 
-    @property
-    def as_json(self) -> bool:
-        """Whether the answer is to be a JSON document."""
-        return self.output_format is EstimateFormat.JSON
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What stands on the command line: the values of all parameters, and which are given there."""
+
+    values: Mapping[str, Any]
+    given: frozenset[str]
+
+    def options(self, kind: type) -> Any:
+        """Return the values that one of the three questions has, as its options."""
+        return kind(**{field.name: self.values[field.name] for field in fields(kind)})
+
+
+def older_parameters() -> list[Parameter]:
+    """Return what only ``fit`` and ``pack`` have; it is understood here too, and not listed."""
+    own = {field.name for field in fields(EstimateOptions)}
+    found = {
+        p.name: hidden(p)
+        for kind in (FitOptions, PackOptions)
+        for p in parameters_of(kind)
+        if p.name not in own
+    }
+    context = Parameter("context_of_command", Parameter.KEYWORD_ONLY, annotation=typer.Context)
+    return [*found.values(), context]
+
+
+def asked_of(**values: Any) -> Asked:
+    """Return what was asked, from the values of all parameters."""
+    command = values.pop("context_of_command")
+    sources = {name: command.get_parameter_source(name) for name in command.params}
+    given = (n for n, source in sources.items() if source and source.name == "COMMANDLINE")
+    return Asked(values, frozenset(given))

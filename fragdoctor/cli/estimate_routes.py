@@ -14,7 +14,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from fragdoctor.cli.estimate_options import EstimateOptions
+from fragdoctor.cli.estimate_options import Asked, EstimateOptions
+from fragdoctor.cli.fit import FitOptions
+from fragdoctor.cli.options import EstimateOutput
+from fragdoctor.cli.pack import PackOptions
 from fragdoctor.errors import ConfigError
 
 
@@ -22,8 +25,8 @@ class Route(StrEnum):
     """A way to an answer; the value is how sentences name it."""
 
     GPUS = "--list-gpus"
-    BATCHES = "recordings at several batch sizes"
-    PROCESSES = "the question how many processes fit"
+    FIT = "recordings at several batch sizes"
+    PACK = "the question how many processes fit"
     MODEL = "--model"
     MODEL_INFERENCE = "--model with --inference"
     FILE = "formulas for a model's file"
@@ -32,7 +35,11 @@ class Route(StrEnum):
     COUNT_INFERENCE = "formulas for --params or dimensions with --inference"
 
 
-_OUTPUT: Final = frozenset({"output_format", "output", "force", "quiet", "no_color"})
+def _names(kind: type) -> frozenset[str]:
+    return frozenset(field.name for field in fields(kind))
+
+
+_OUTPUT: Final = _names(EstimateOutput)
 _TRACE: Final = frozenset(
     {"model", "gpu", "dtype", "batch", "inference", "input_shape", "input_dtype", "explain",
      "verbose"}
@@ -53,10 +60,8 @@ _SHAPE: Final = frozenset(
 USED: Final[Mapping[Route, AbstractSet[str]]] = MappingProxyType(
     {
         Route.GPUS: _OUTPUT | {"list_gpus"},
-        Route.BATCHES: _OUTPUT
-        | {"inputs", "batches", "gpu", "capacity", "context", "headroom", "explain"},
-        Route.PROCESSES: _OUTPUT
-        | {"inputs", "gpu", "per_process", "processes", "headroom", "context"},
+        Route.FIT: _names(FitOptions),
+        Route.PACK: _names(PackOptions),
         Route.MODEL: _OUTPUT | _TRACE | {"optimizer", "grad_accumulation", "loss", "steps"},
         Route.MODEL_INFERENCE: _OUTPUT | _TRACE,
         Route.FILE: _OUTPUT | _FORMULA | _TRAINING | {"inputs"},
@@ -67,17 +72,24 @@ USED: Final[Mapping[Route, AbstractSet[str]]] = MappingProxyType(
 )
 """The parameters of the command that each route uses."""
 
+PARAMETERS: Final = tuple(
+    dict.fromkeys(
+        field.name for kind in (EstimateOptions, FitOptions, PackOptions) for field in fields(kind)
+    )
+)
+"""All parameters of the command, in their order."""
+
 NEEDS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {"lora_targets": ("lora",), "input_dtype": ("input_shape",)}
 )
 """Options that mean nothing without another one."""
 
-_NEEDS_OF_BATCHES: Final = MappingProxyType({"context": ("gpu",), "headroom": ("gpu",)})
+_NEEDS_OF_FIT: Final = MappingProxyType({"context": ("gpu",), "headroom": ("gpu",)})
 _HINTS: Final[Mapping[Route, str]] = MappingProxyType(
     {
         Route.GPUS: "Leave it out.",
-        Route.BATCHES: "Leave it out; a model before its first run is another question.",
-        Route.PROCESSES: "Leave it out; give one recording, or a model, not both.",
+        Route.FIT: "Leave it out; a model before its first run is another question.",
+        Route.PACK: "Leave it out; give one recording, or a model, not both.",
         Route.MODEL: "The traced code decides that: build it so in the factory.",
         Route.MODEL_INFERENCE: "One forward pass is traced: leave it out, or drop --inference.",
         Route.FILE: "The file describes the model; see fragdoctor estimate --help.",
@@ -95,7 +107,8 @@ _BELONGS: Final[Mapping[str, str]] = MappingProxyType(
         **dict.fromkeys(("kv_dtype", "new_tokens"), "It is about the KV cache: add --inference."),
         **dict.fromkeys(
             ("capacity", "headroom", "context"),
-            "It is about recordings; for a model write the size of the GPU: --gpu 24GiB.",
+            "It belongs to fragdoctor fit or pack; for a model write the size of the GPU: "
+            "--gpu 24GiB.",
         ),
     }
 )
@@ -107,23 +120,24 @@ def flag_of(parameter: str) -> str:
     return "an input" if parameter == "inputs" else f"--{parameter.replace('_', '-')}"
 
 
-def route_of(chosen: EstimateOptions) -> Route:
+def route_of(asked: Asked) -> Route:
     """Return the way that the options lead; what does not fit to it is refused afterwards."""
     from fragdoctor.estimation.shapes import is_capture
 
-    if chosen.list_gpus:
+    values = asked.values
+    if values["list_gpus"]:
         return Route.GPUS
-    if chosen.model is not None:
-        return Route.MODEL_INFERENCE if chosen.inference else Route.MODEL
-    inputs = chosen.inputs or []
+    if values["model"] is not None:
+        return Route.MODEL_INFERENCE if values["inference"] else Route.MODEL
+    inputs = values["inputs"] or []
     has_recording = any(is_capture(Path(name)) for name in inputs)
-    if chosen.batches is not None or (len(inputs) > 1 and has_recording):
-        return Route.BATCHES
-    if chosen.per_process is not None or chosen.processes is not None or has_recording:
-        return Route.PROCESSES
+    if values["batches"] is not None or (len(inputs) > 1 and has_recording):
+        return Route.FIT
+    if values["per_process"] is not None or values["processes"] is not None or has_recording:
+        return Route.PACK
     if inputs:
-        return Route.FILE_INFERENCE if chosen.inference else Route.FILE
-    return Route.COUNT_INFERENCE if chosen.inference else Route.COUNT
+        return Route.FILE_INFERENCE if values["inference"] else Route.FILE
+    return Route.COUNT_INFERENCE if values["inference"] else Route.COUNT
 
 
 def refuse_unused(route: Route, given: AbstractSet[str]) -> None:
@@ -136,7 +150,9 @@ def refuse_unused(route: Route, given: AbstractSet[str]) -> None:
     Raises:
         ConfigError: one sentence with the options and the route.
     """
-    order = [field.name for field in fields(EstimateOptions)]
+    order = dict.fromkeys(
+        f.name for k in (EstimateOptions, FitOptions, PackOptions) for f in fields(k)
+    )
     unused = [name for name in order if name in given and name not in USED[route]]
     if unused:
         verb = "does" if len(unused) == 1 else "do"
@@ -146,7 +162,7 @@ def refuse_unused(route: Route, given: AbstractSet[str]) -> None:
         raise ConfigError(
             f"{', '.join(map(flag_of, unused))} {verb} not go with {route.value}.", hint=hint
         )
-    needs = {**NEEDS, **_NEEDS_OF_BATCHES} if route is Route.BATCHES else NEEDS
+    needs = {**NEEDS, **_NEEDS_OF_FIT} if route is Route.FIT else NEEDS
     for name, others in needs.items():
         if name in given and not given & set(others):
             raise ConfigError(

@@ -1,8 +1,8 @@
 """The one place where exceptions become sentences and exit codes.
 
 0 done; 1 findings at or above ``--fail-on``; 2 usage, configuration or unreadable input; 3 input
-refused as hostile or over a limit; 70 a bug in fragdoctor; 130 interrupted; 141 nobody read the
-output to its end.
+refused as hostile or over a limit; 70 a bug in fragdoctor; 130 interrupted; 141 the reader
+of the output went away.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def run(  # noqa: PLR0911 - one line for each way to end
 
 
 def wants_json(argv: Sequence[str]) -> bool:
-    """Return whether the command line asks for JSON, as far as one can tell without parsing."""
+    """Return whether the command line asks for JSON, as far as can be seen without parsing."""
     for i, word in enumerate(argv):
         if word == "--":
             return False

@@ -1,4 +1,4 @@
-"""``fragdoctor explain``: the rules and their documentation, offline."""
+"""``fragdoctor explain``: the rules and the words of the reports, offline."""
 
 from __future__ import annotations
 
@@ -9,22 +9,25 @@ import typer
 from fragdoctor.cli import console, options
 from fragdoctor.cli.exit import OK
 
-Code = Annotated[
+Word = Annotated[
     str | None,
-    typer.Argument(metavar="[CODE]", help="A rule such as FD101; without it, list all rules"),
+    typer.Argument(
+        metavar="[CODE|TERM]",
+        help="A rule such as FD101, or a word such as pins; without it, list all of them",
+    ),
 ]
 
 
-def explain(code: Code = None, no_color: options.NoColor = False) -> int:
-    """Print the list of rules, or the documentation of one."""
+def explain(
+    word: Word = None,
+    output_format: options.DocumentFormats = options.DocumentFormat.TEXT,
+    no_color: options.NoColor = False,
+) -> int:
+    """Print the lists of rules and terms, or the text of one."""
     look = console.render_options(no_color=no_color)
 
-    from fragdoctor.report.text.explain import render_rule, render_rules
-    from fragdoctor.rules.base import HEADINGS
-    from fragdoctor.rules.registry import RULES
+    from fragdoctor.report.base import render
+    from fragdoctor.report.views.explain import find
 
-    if code is None:
-        console.write_report(render_rules(RULES, look), None)
-    else:
-        console.write_report(render_rule(RULES, code, HEADINGS, look), None)
+    console.write_report(render("explain", output_format.value, find(word), look), None)
     return OK

@@ -105,9 +105,14 @@ def analyze_fleet(
         ConfigError: several ranks have no report in that format, or the workers cannot be had.
     """
     from fragdoctor.fleet.examine import Replays, examine, share_out
-    from fragdoctor.report.fleet import fleet_renderer
+    from fragdoctor.report.base import VIEWS, render
 
-    render = fleet_renderer(output_format.value)
+    if output_format.value not in VIEWS["fleet"]:
+        raise ConfigError(
+            f"There is no {output_format} report of several ranks.",
+            hint=f"The formats are {', '.join(VIEWS['fleet'])}; for one file after the other, "
+            f"run: fragdoctor check --format {output_format}",
+        )
     shared = share_out(discovery)
     with (
         console.Progress("Ranks:") as progress,
@@ -123,7 +128,7 @@ def analyze_fleet(
             timeout_s=_timeout(engine, is_here=executor is None),
             memory_bytes=engine.memory_bytes,
         )
-    return report, render(report, look)
+    return report, render("fleet", output_format.value, report, look)
 
 
 def _timeout(engine: Engine, *, is_here: bool) -> float | None:

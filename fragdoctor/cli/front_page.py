@@ -20,6 +20,8 @@ Commands:
   simulate   Replay a snapshot's trace under other settings and capacities
   compare    Say what changed between two runs, or how several grow
   estimate   Say before a run whether it fits, and what would make it fit
+  fit        Say from recordings at several batch sizes which batch fits
+  pack       Say how many processes share a GPU
   export     Write a snapshot as tables, a trace, stacks, or redacted
   explain    List the rules, or explain one by its code
 

@@ -47,8 +47,7 @@ def oom(
 
     from fragdoctor.inputs.cases import read_messages
     from fragdoctor.model.case import Overrides
-    from fragdoctor.report.base import renderer
-    from fragdoctor.report.json import dumps, oom_document
+    from fragdoctor.report.base import render
 
     overrides = Overrides(
         capacity_bytes=capacity,
@@ -62,9 +61,6 @@ def oom(
 
     with console.Progress("Diagnosing"):
         diagnosis = diagnose(case)
-    if output_format is options.ReportFormat.JSON:
-        report = dumps(oom_document(diagnosis))
-    else:
-        report = renderer(output_format.value)(diagnosis, look)
+    report = render("oom", output_format.value, diagnosis, look)
     console.write_report(report, output, force=force)
     return exit_code(diagnosis, fail_on, exit_zero=exit_zero)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from fragdoctor.errors import ConfigError
-from fragdoctor.units import parse_size
+from fragdoctor.units import Amount, parse_amount, parse_size
 
 
 class ReportFormat(StrEnum):
@@ -24,11 +25,13 @@ class ReportFormat(StrEnum):
     JUNIT = "junit"
 
 
-class SimulationFormat(StrEnum):
-    """Formats of a simulation."""
+class DocumentFormat(StrEnum):
+    """Formats that every command has."""
 
     TEXT = "text"
     JSON = "json"
+    MARKDOWN = "markdown"
+    HTML = "html"
 
 
 class FailOn(StrEnum):
@@ -38,10 +41,10 @@ class FailOn(StrEnum):
     ERROR = "error"
 
 
-def size(text: str) -> int:
-    """Return the bytes of an option such as ``24GiB``."""
+def size(text: str | int) -> int:
+    """Return the bytes of an option such as ``24GiB``; a number of a configuration has no unit."""
     try:
-        value = parse_size(text)
+        value = parse_size(str(text))
     except ConfigError as e:
         raise typer.BadParameter(f"{e.message} {e.hint}") from e
     if value == 0:
@@ -49,14 +52,12 @@ def size(text: str) -> int:
     return value
 
 
-def amount(text: str) -> Any:
+def amount(text: str | float | Amount) -> Amount:
     """Return the ``Amount`` of an option such as ``70GiB`` or ``5%``."""
-    from fragdoctor.gate.amount import Amount, parse_amount
-
     if isinstance(text, Amount):
         return text
     try:
-        return parse_amount(text)
+        return parse_amount(str(text))
     except ConfigError as e:
         raise typer.BadParameter(f"{e.message} {e.hint}") from e
 
@@ -73,17 +74,18 @@ def version_text(text: str) -> str:
 Format = Annotated[
     ReportFormat, typer.Option("--format", help="Choose the output format", show_default=True)
 ]
-SimFormat = Annotated[
-    SimulationFormat, typer.Option("--format", help="Choose the output format", show_default=True)
+DocumentFormats = Annotated[
+    DocumentFormat, typer.Option("--format", help="Choose the output format", show_default=True)
 ]
 Output = Annotated[
     Path | None,
     typer.Option("-o", "--output", metavar="FILE", help="Write the report to a file"),
 ]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite the output file if it exists")]
-Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print the verdict line only")]
+Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print the answer and the cure only")]
 Verbose = Annotated[
-    bool, typer.Option("-v", "--verbose", help="Print all findings, stacks and skipped rules")
+    bool,
+    typer.Option("--full", "-v", "--verbose", help="Print everything: checklist, stacks, all rows"),
 ]
 NoColor = Annotated[bool, typer.Option("--no-color", help="Print without colour, as NO_COLOR does")]
 FailOnOption = Annotated[
@@ -131,3 +133,55 @@ TorchVersion = Annotated[
         "--torch-version", parser=version_text, metavar="X", help="Set the PyTorch version"
     ),
 ]
+Gpus = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--gpu",
+        metavar="NAME|SIZE",
+        help="Ask for a GPU: a100-40g, h100, 24GiB; repeatable",
+        show_default=False,
+    ),
+]
+OneGpu = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--gpu",
+        metavar="NAME|SIZE",
+        help="Choose the GPU: a100-40g, h100, 24GiB",
+        show_default=False,
+    ),
+]
+"""A list, so that a second one is refused and not silently preferred."""
+
+Headroom = Annotated[
+    int | None,
+    typer.Option(
+        "--headroom",
+        metavar="SIZE",
+        parser=size,
+        help="Keep so much of the GPU free; a twentieth of it otherwise",
+        show_default=False,
+    ),
+]
+CudaContext = Annotated[
+    int | None,
+    typer.Option(
+        "--context",
+        metavar="SIZE",
+        parser=size,
+        help="Set what the CUDA context of one process takes",
+        show_default=False,
+    ),
+]
+Explain = Annotated[bool, typer.Option("--explain", help="Show formulas, values and sources")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EstimateOutput:
+    """Where the answer of an estimate, a fit or a packing goes, and in which form."""
+
+    output_format: DocumentFormats = DocumentFormat.TEXT
+    output: Output = None
+    force: Force = False
+    quiet: Quiet = False
+    no_color: NoColor = False

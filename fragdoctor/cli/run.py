@@ -72,7 +72,7 @@ def run(
     verbose: options.Verbose = False,
     no_color: options.NoColor = False,
 ) -> int:
-    """Run a program under the recorder and diagnose the most telling bundle it leaves.
+    """Run a program under the recorder and diagnose the bundle that explains most.
 
     Everything is said on standard error after the program ended: its own output stays as it was.
     The exit code is the program's, 128 + n for a signal, as in a shell. Only where the program
@@ -163,7 +163,7 @@ def _diagnose(path: Path, look: RenderOptions) -> None:
     """Print the diagnosis of a bundle; that it cannot be read is no failure of the program."""
     from fragdoctor.diagnosis.pipeline import diagnose
     from fragdoctor.inputs.cases import read_bundle
-    from fragdoctor.report.base import renderer
+    from fragdoctor.report.base import render
 
     try:
         with console.Progress("Replaying") as progress:
@@ -171,7 +171,7 @@ def _diagnose(path: Path, look: RenderOptions) -> None:
     except FragdoctorError as e:
         _say(f"The bundle cannot be diagnosed: {e.message} {e.hint}".rstrip())
         return
-    sys.stderr.write(f"\n{renderer('text')(diagnosis, look)}\n")
+    sys.stderr.write(f"\n{render('analyze', 'text', diagnosis, look)}\n")
 
 
 def _name(bundles: Sequence[FoundBundle], reached: Reached) -> None:
@@ -180,7 +180,7 @@ def _name(bundles: Sequence[FoundBundle], reached: Reached) -> None:
     if len(bundles) == 1:
         _say(f"Recorded in {first}")
     else:
-        _say(f"Recorded in {len(bundles)} bundles, the most telling first:")
+        _say(f"Recorded in {len(bundles)} bundles, the one that explains most first:")
         for found in bundles[:_MOST_NAMED]:
             _say(f"  {_shown(found.path)}")
         if len(bundles) > _MOST_NAMED:

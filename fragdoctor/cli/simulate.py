@@ -72,7 +72,7 @@ def simulate(
     memory_fraction: options.MemoryFraction = None,
     torch_version: options.TorchVersion = None,
     device: options.Device = None,
-    output_format: options.SimFormat = options.SimulationFormat.TEXT,
+    output_format: options.DocumentFormats = options.DocumentFormat.TEXT,
     output: options.Output = None,
     force: options.Force = False,
     quiet: options.Quiet = False,
@@ -86,8 +86,7 @@ def simulate(
     console.check_output(output, force=force, inputs=[snapshot])
 
     from fragdoctor.inputs.cases import read_snapshot
-    from fragdoctor.report.json import dumps, simulation_document
-    from fragdoctor.report.text.simulation import render_simulation
+    from fragdoctor.report.base import render
 
     question = Question(
         confs=tuple(dict.fromkeys(conf or ())),
@@ -101,10 +100,7 @@ def simulate(
     )
     with console.Progress("Reading"):
         simulation = answered(read_snapshot(snapshot), question)
-    if output_format is options.SimulationFormat.JSON:
-        report = dumps(simulation_document(simulation))
-    else:
-        report = render_simulation(simulation, look)
+    report = render("simulate", output_format.value, simulation, look)
     console.write_report(report, output, force=force)
     return OK
 
@@ -158,7 +154,7 @@ def _swept(trace: Trace, question: Question) -> Simulation:
     )
     candidates = sweep_candidates(reproduction, version or None)
     if capacity_of(reproduction, what_if) is None:
-        # A fraction of a device whose size nobody knows is no limit.
+        # A fraction of a device of unknown size is no limit.
         candidates = tuple(c for c in candidates if "memory_fraction" not in c)
     confs = dict.fromkeys((*question.confs, *candidates))
     found = search_settings(reproduction, tuple(confs), what_if=what_if)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from fragdoctor.comparison.compared_run import Reading
+from fragdoctor.comparison.compared_run import ComparedRun
 from fragdoctor.comparison.explanation import place_text
 from fragdoctor.comparison.settings_proof import SAME_REQUESTS
 from fragdoctor.model.comparison import (
@@ -21,7 +21,7 @@ from fragdoctor.model.finding import Confidence
 from fragdoctor.units import format_count, format_share, format_size, plural
 
 _MEASURES: Final = ("peak_allocated", "peak_active", "allocated", "peak_reserved", "reserved")
-_TELLING: Final = frozenset(
+_DECISIVE: Final = frozenset(
     {
         CauseKind.SCALE,
         CauseKind.LEAK,
@@ -48,7 +48,7 @@ _VERBS: Final = {
 
 
 def is_same(comparison: Comparison) -> bool:
-    """Return whether nothing that the runs tell differs."""
+    """Return whether everything that both runs report is equal."""
     figures = [f for f in comparison.figures if len(set(f.values)) > 1]
     moved = any(
         c.delta_bytes or c.kind in (LineKind.NEW, LineKind.GONE) or c.sizes
@@ -68,7 +68,7 @@ def summarised(comparison: Comparison) -> str:
         return _settings_answer(comparison, comparison.proof)
     figure = main_figure(comparison)
     if figure is None:
-        return f"The runs tell no figure that could be compared.{_verdicts(comparison)}"
+        return f"The runs have no figure in common.{_verdicts(comparison)}"
     how_much = _how_much(figure, comparison)
     lines, settings = _lines(comparison), _settings(comparison)
     # That settings are the same explains nothing: no colon leads to it alone.
@@ -127,7 +127,7 @@ def _no_difference(comparison: Comparison) -> str:
     figure = main_figure(comparison)
     last = comparison.runs[-1].letter
     if figure is None:
-        return "No difference in anything that both runs tell."
+        return "No difference in anything that both runs report."
     size = format_size(figure.values[-1])
     return f"No difference: {last} {_VERBS[figure.id]} {size}, as A does."
 
@@ -181,10 +181,10 @@ def line_text(change: LineChange) -> str:
 def _cause(comparison: Comparison) -> str:
     """Return what did it, where that says more than the line alone."""
     delta = comparison.delta_bytes or 0
-    telling = [c for c in comparison.causes if c.kind in _TELLING]
-    sure = [c for c in telling if c.confidence is not Confidence.POSSIBLE][:1]
-    # Where two things changed, the smaller one is told too if it is a large part.
-    parts = [c for c in telling if (c.delta_bytes or 0) * delta >= SECOND_SHARE * delta**2]
+    decisive = [c for c in comparison.causes if c.kind in _DECISIVE]
+    sure = [c for c in decisive if c.confidence is not Confidence.POSSIBLE][:1]
+    # If two things changed, the smaller one is mentioned if it is a large part.
+    parts = [c for c in decisive if (c.delta_bytes or 0) * delta >= SECOND_SHARE * delta**2]
     second = [c for c in parts if c not in sure and c.kind in _CHANGES][:1] if sure else []
     return "".join(f" {c.text}" for c in (*sure, *second))
 
@@ -216,7 +216,7 @@ MAX_LENGTH_DIFFERENCE: Final = 0.1
 """Of the number of steps; less is how a run begins and ends."""
 
 
-def find_notes(comparison: Comparison, readings: Sequence[Reading]) -> list[str]:
+def find_notes(comparison: Comparison, compared: Sequence[ComparedRun]) -> list[str]:
     """Return one sentence for each thing that a reader must know to trust the comparison."""
     runs = comparison.runs
     notes = []
@@ -244,9 +244,9 @@ def find_notes(comparison: Comparison, readings: Sequence[Reading]) -> list[str]
             "is not seen, and requests are not compared one by one."
         )
     if comparison.settings is None and not without:
-        silent = [r.letter for r, own in zip(runs, readings, strict=True) if own.settings is None]
+        silent = [r.letter for r, own in zip(runs, compared, strict=True) if own.settings is None]
         notes.append(f"{_names(silent)} {_has(silent)} no settings recorded: they may differ.")
-    n_merged = max((d.n_lines_merged for r in readings for d in r.devices.values()), default=0)
+    n_merged = max((d.n_lines_merged for r in compared for d in r.devices.values()), default=0)
     if n_merged:
         notes.append(
             f"The {plural(n_merged, 'smallest line')} of a run are summed up, without a place."

@@ -8,8 +8,8 @@ from itertools import pairwise
 
 from fragdoctor.comparison.answer import find_notes, is_same, summarised
 from fragdoctor.comparison.compared_run import (
-    DeviceReading,
-    Reading,
+    ComparedDevice,
+    ComparedRun,
     all_figures,
     choose_devices,
     device_peaks,
@@ -50,15 +50,15 @@ def compare_cases(
     Raises:
         ConfigError: fewer than two runs, or steps that do not fit them.
     """
-    readings: list[Reading] = []
+    compared: list[ComparedRun] = []
     for name, case in cases:
-        reading = read_run(case, name)
-        readings.append(replace(reading, traces={}) if readings else reading)
-    return compare_readings(readings, steps=steps, capacity_bytes=capacity_bytes)
+        run = read_run(case, name)
+        compared.append(replace(run, traces={}) if compared else run)
+    return compare_runs(compared, steps=steps, capacity_bytes=capacity_bytes)
 
 
-def compare_readings(
-    readings: Sequence[Reading],
+def compare_runs(
+    compared: Sequence[ComparedRun],
     *,
     steps: Sequence[float] | None = None,
     capacity_bytes: int | None = None,
@@ -66,39 +66,39 @@ def compare_readings(
     """Return what changed between runs: the first against the last, and the trend of three.
 
     Args:
-        readings: two runs at least, in time order.
+        compared: two runs at least, in time order.
         steps: where each run stands on the axis of a trend.
         capacity_bytes: what a trend runs into; the last run's own capacity where None.
 
     Raises:
         ConfigError: fewer than two runs, or steps that do not fit them.
     """
-    if len(readings) < 2:
+    if len(compared) < 2:
         raise ConfigError("One run cannot be compared.", hint="Give two at least.")
-    _check_steps(steps, len(readings))
-    chosen, notes = choose_devices(readings)
+    _check_steps(steps, len(compared))
+    chosen, notes = choose_devices(compared)
     devices = [
-        None if d is None else r.devices.get(d) for r, d in zip(readings, chosen, strict=True)
+        None if d is None else r.devices.get(d) for r, d in zip(compared, chosen, strict=True)
     ]
     basis = _basis(devices)
     first, last = devices[0], devices[-1]
     comparison = Comparison(
-        runs=tuple(side(r, i, d) for i, (r, d) in enumerate(zip(readings, chosen, strict=True))),
+        runs=tuple(side(r, i, d) for i, (r, d) in enumerate(zip(compared, chosen, strict=True))),
         summary="",
         basis=basis,
-        figures=all_figures(readings, chosen),
-        settings=setting_changes(readings[0].settings, readings[-1].settings),
-        device_peaks=device_peaks(readings),
-        phases=phase_changes(readings[0], readings[-1], (chosen[0], chosen[-1])),
+        figures=all_figures(compared, chosen),
+        settings=setting_changes(compared[0].settings, compared[-1].settings),
+        device_peaks=device_peaks(compared),
+        phases=phase_changes(compared[0], compared[-1], (chosen[0], chosen[-1])),
     )
     if first is not None and last is not None and basis is not Basis.NONE:
-        comparison, more = _with_lines(comparison, readings, first, last)
+        comparison, more = _with_lines(comparison, compared, first, last)
         notes += more
-    if len(readings) > 2:
+    if len(compared) > 2:
         trend = find_trend(comparison, devices, steps, capacity_bytes)
         comparison = replace(comparison, trend=trend)
     comparison = replace(comparison, is_same=is_same(comparison))
-    comparison = replace(comparison, notes=(*notes, *find_notes(comparison, readings)))
+    comparison = replace(comparison, notes=(*notes, *find_notes(comparison, compared)))
     return replace(comparison, summary=summarised(comparison))
 
 
@@ -113,7 +113,7 @@ def _check_steps(steps: Sequence[float] | None, n_runs: int) -> None:
         raise ConfigError("The steps do not ascend.", hint="Give the runs in time order.")
 
 
-def _basis(devices: Sequence[DeviceReading | None]) -> Basis:
+def _basis(devices: Sequence[ComparedDevice | None]) -> Basis:
     if any(d is None for d in devices):
         return Basis.NONE
     return Basis.PEAK if all(d is not None and d.totals for d in devices) else Basis.NOW
@@ -121,17 +121,17 @@ def _basis(devices: Sequence[DeviceReading | None]) -> Basis:
 
 def _with_lines(
     comparison: Comparison,
-    readings: Sequence[Reading],
-    first: DeviceReading,
-    last: DeviceReading,
+    compared: Sequence[ComparedRun],
+    first: ComparedDevice,
+    last: ComparedDevice,
 ) -> tuple[Comparison, list[str]]:
     """Return the comparison with lines, reasons and causes, and notes about the replay."""
-    told = _lines(first, last, peak=comparison.basis is Basis.PEAK)
+    rows = _lines(first, last, peak=comparison.basis is Basis.PEAK)
     equal = requests_equal(first, last)
     proof: SettingsProof | None = None
     notes: list[str] = []
-    settings = readings[-1].settings
-    trace = readings[0].traces.get(first.device)
+    settings = compared[-1].settings
+    trace = compared[0].traces.get(first.device)
     if comparison.settings and trace is not None and settings is not None:
         proof, why = prove_settings(
             trace, first, last, settings, equal, under=comparison.runs[-1].letter
@@ -141,23 +141,23 @@ def _with_lines(
     evidence = Evidence(
         before=first,
         after=last,
-        changes=told.changes,
-        delta_bytes=told.delta_bytes,
+        changes=rows.changes,
+        delta_bytes=rows.delta_bytes,
         settings=comparison.settings,
         proof=proof,
         requests_equal=equal,
         last=comparison.runs[-1].letter,
-        is_series=len(readings) > 2,
+        is_series=len(compared) > 2,
     )
-    kept = told.changes[:MAX_LINES_SHOWN]
+    kept = rows.changes[:MAX_LINES_SHOWN]
     return (
         replace(
             comparison,
-            delta_bytes=told.delta_bytes,
-            explained_bytes=told.explained_bytes,
+            delta_bytes=rows.delta_bytes,
+            explained_bytes=rows.explained_bytes,
             lines=kept,
-            n_lines_left_out=len(told.changes) - len(kept),
-            reasons=reasons(told.changes, told.delta_bytes),
+            n_lines_left_out=len(rows.changes) - len(kept),
+            reasons=reasons(rows.changes, rows.delta_bytes),
             causes=likely_causes(evidence),
             proof=proof,
             requests_equal=equal,
@@ -166,7 +166,7 @@ def _with_lines(
     )
 
 
-def _lines(first: DeviceReading, last: DeviceReading, *, peak: bool) -> _Lines:
+def _lines(first: ComparedDevice, last: ComparedDevice, *, peak: bool) -> _Lines:
     if min(first.capture.has_stacks, last.capture.has_stacks) > 0:
         changes = line_changes(first.lines, last.lines, peak=peak)
     else:  # a line of one run would seem new in the other

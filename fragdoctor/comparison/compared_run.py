@@ -70,7 +70,7 @@ class RunTotals:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class DeviceReading:
+class ComparedDevice:
     """One device of one run.
 
     Attributes:
@@ -99,7 +99,7 @@ class DeviceReading:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Reading:
+class ComparedRun:
     """One run: its diagnosis, and its devices where it has a snapshot.
 
     The diagnosis is kept without the snapshot, so that a long series fits into memory; ``traces``
@@ -108,17 +108,17 @@ class Reading:
 
     name: str
     diagnosis: Diagnosis
-    devices: dict[int, DeviceReading]
+    devices: dict[int, ComparedDevice]
     settings: AllocatorSettings | None
     torch_version: str
     conf: str | None
     traces: Mapping[int, Trace] = field(default_factory=dict)
 
 
-def read_run(case: Case, name: str) -> Reading:
+def read_run(case: Case, name: str) -> ComparedRun:
     """Return what one run says."""
     snapshot = case.snapshot
-    devices: dict[int, DeviceReading] = {}
+    devices: dict[int, ComparedDevice] = {}
     analyses: dict[int, DeviceAnalysis] = {}
     if snapshot is not None:
         wanted = case.overrides.device
@@ -127,9 +127,9 @@ def read_run(case: Case, name: str) -> Reading:
                 devices[trace.device], analyses[trace.device] = read_device(trace)
     diagnosis = diagnose(case, analyses=analyses)
     is_recorded = snapshot is not None and snapshot.settings.is_recorded
-    return Reading(
+    return ComparedRun(
         name=name,
-        diagnosis=replace(diagnosis, case=replace(case, snapshot=None)),
+        diagnosis=replace(diagnosis, case=replace(case, snapshot=None), analyses={}),
         devices=devices,
         settings=snapshot.settings if snapshot is not None and is_recorded else None,
         torch_version=_version(case),
@@ -155,7 +155,7 @@ def _version(case: Case) -> str:
     return f"{low} to {high}" if high else f"{low} or newer"
 
 
-def read_device(trace: Trace) -> tuple[DeviceReading, DeviceAnalysis]:
+def read_device(trace: Trace) -> tuple[ComparedDevice, DeviceAnalysis]:
     """Return what one device of a snapshot says, and its analysis for the diagnosis."""
     analysis = analyze_trace(trace)
     snapshot, totals = trace.snapshot, analysis.timeline
@@ -166,7 +166,7 @@ def read_device(trace: Trace) -> tuple[DeviceReading, DeviceAnalysis]:
     )
     uses, n_merged = line_uses(trace, peak)
     asked = np.flatnonzero(trace.events.action == Action.ALLOC)
-    reading = DeviceReading(
+    compared = ComparedDevice(
         device=trace.device,
         capture=analysis.capture,
         totals=None if totals is None else RunTotals.of(trace),
@@ -181,7 +181,7 @@ def read_device(trace: Trace) -> tuple[DeviceReading, DeviceAnalysis]:
         peak_place=_peak_place(trace, peak),
         capacity_bytes=analysis.capacity_estimate_bytes,
     )
-    return reading, analysis
+    return compared, analysis
 
 
 def _features(snapshot: Snapshot, stack: I32) -> frozenset[str]:
@@ -228,13 +228,13 @@ Pairing = tuple[int | None, ...]
 """The device of each run that is compared; None where a run has none."""
 
 
-def choose_devices(readings: Sequence[Reading]) -> tuple[Pairing, list[str]]:
+def choose_devices(compared: Sequence[ComparedRun]) -> tuple[Pairing, list[str]]:
     """Return which device of each run is compared, and what has to be said about it.
 
     The device that the last run's verdict is about, if all have it; else one that all have; runs
     of one device each are compared whatever its number.
     """
-    held = [[f.device for f in r.diagnosis.devices] for r in readings]
+    held = [[f.device for f in r.diagnosis.devices] for r in compared]
     if not all(held):
         return tuple(h[0] if h else None for h in held), []
     common = [d for d in held[-1] if all(d in h for h in held)]
@@ -242,8 +242,8 @@ def choose_devices(readings: Sequence[Reading]) -> tuple[Pairing, list[str]]:
         chosen = tuple(h[0] for h in held)
         told = ", ".join(f"GPU {d} of {letter(i)}" for i, d in enumerate(chosen))
         return chosen, [f"The runs have no device number in common: {told} are compared."]
-    wanted = readings[-1].diagnosis.verdict.device
-    first = readings[0].diagnosis.verdict.device
+    wanted = compared[-1].diagnosis.verdict.device
+    first = compared[0].diagnosis.verdict.device
     best = next((d for d in (wanted, first) if d in common), common[0])
     notes = []
     for i, devices in enumerate(held):
@@ -262,19 +262,19 @@ def letter(index: int) -> str:
     return chr(ord("A") + index) if index < 26 else f"R{index + 1}"
 
 
-def figures_of(reading: Reading, device: int | None) -> DeviceFigures | None:
+def figures_of(run: ComparedRun, device: int | None) -> DeviceFigures | None:
     """Return the figures of one device of a run."""
-    return next((f for f in reading.diagnosis.devices if f.device == device), None)
+    return next((f for f in run.diagnosis.devices if f.device == device), None)
 
 
-def all_figures(readings: Sequence[Reading], chosen: Pairing) -> tuple[Figure, ...]:
+def all_figures(compared: Sequence[ComparedRun], chosen: Pairing) -> tuple[Figure, ...]:
     """Return the figures that any run knows, over all runs."""
-    rows = [figures_of(r, d) for r, d in zip(readings, chosen, strict=True)]
+    rows = [figures_of(r, d) for r, d in zip(compared, chosen, strict=True)]
     found = [
         Figure(name, title, unit, tuple(None if f is None else getattr(f, key) for f in rows))
         for name, title, unit, key in _FIGURES
     ]
-    devices = [_device(r, d) for r, d in zip(readings, chosen, strict=True)]
+    devices = [_device(r, d) for r, d in zip(compared, chosen, strict=True)]
     steps = tuple(None if d is None else d.n_steps for d in devices)
     n_requests = tuple(None if d is None or d.totals is None else len(d.requests) for d in devices)
     found.append(Figure("steps", "steps in the trace", "count", steps))
@@ -282,9 +282,9 @@ def all_figures(readings: Sequence[Reading], chosen: Pairing) -> tuple[Figure, .
     return tuple(f for f in found if any(v is not None for v in f.values))
 
 
-def device_peaks(readings: Sequence[Reading]) -> tuple[DevicePeaks, ...]:
+def device_peaks(compared: Sequence[ComparedRun]) -> tuple[DevicePeaks, ...]:
     """Return the peaks of every device that both the first and the last run have."""
-    first, last = readings[0].diagnosis.devices, readings[-1].diagnosis.devices
+    first, last = compared[0].diagnosis.devices, compared[-1].diagnosis.devices
     old = {f.device: f for f in first}
     if len(first) == len(last) == 1:
         old = {last[0].device: first[0]}
@@ -305,23 +305,23 @@ def _peak(figures: DeviceFigures, name: str) -> int | None:
     return max((v for v in values if v is not None), default=None)
 
 
-def side(reading: Reading, index: int, device: int | None) -> RunSide:
+def side(run: ComparedRun, index: int, device: int | None) -> RunSide:
     """Return one run as reports show it."""
-    verdict = reading.diagnosis.verdict
-    own = _device(reading, device)
-    figures = figures_of(reading, device)
+    verdict = run.diagnosis.verdict
+    own = _device(run, device)
+    figures = figures_of(run, device)
     totals = None if own is None else own.totals
     return RunSide(
         letter=letter(index),
-        name=reading.name,
+        name=run.name,
         cause=verdict.cause,
         confidence=verdict.confidence,
         summary=verdict.summary,
         device=device,
-        devices=tuple(f.device for f in reading.diagnosis.devices),
-        torch_version=reading.torch_version,
-        conf=reading.conf,
-        has_snapshot=bool(reading.devices),
+        devices=tuple(f.device for f in run.diagnosis.devices),
+        torch_version=run.torch_version,
+        conf=run.conf,
+        has_snapshot=bool(run.devices),
         has_trace=totals is not None,
         has_stacks=own is not None and own.capture.has_stacks > 0,
         is_cut=own is not None and own.capture.is_truncated,
@@ -333,8 +333,8 @@ def side(reading: Reading, index: int, device: int | None) -> RunSide:
     )
 
 
-def _device(reading: Reading, device: int | None) -> DeviceReading | None:
-    return None if device is None else reading.devices.get(device)
+def _device(run: ComparedRun, device: int | None) -> ComparedDevice | None:
+    return None if device is None else run.devices.get(device)
 
 
 def curve_of(totals: Totals, n_events: int) -> Curve:

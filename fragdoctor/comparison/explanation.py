@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from fragdoctor.analysis.steps import ENOUGH_STEPS
-from fragdoctor.comparison.compared_run import DeviceReading, GrowingLine
+from fragdoctor.comparison.compared_run import ComparedDevice, GrowingLine
 from fragdoctor.comparison.line_changes import FACTOR_SLACK, size_part
 from fragdoctor.comparison.settings_proof import MIN_DIFFERENCE, SAME_REQUESTS
 from fragdoctor.model.comparison import (
@@ -37,8 +37,8 @@ class Evidence:
         is_series: one program is seen again and again; that it went on explains nothing.
     """
 
-    before: DeviceReading
-    after: DeviceReading
+    before: ComparedDevice
+    after: ComparedDevice
     changes: Sequence[LineChange]
     delta_bytes: int
     settings: Sequence[SettingChange] | None
@@ -272,10 +272,10 @@ def _leaks(e: Evidence) -> list[LikelyCause]:
         letter, other, quiet = (e.last, "A", e.before) if a is None else ("A", e.last, e.after)
         # Without as many steps a run cannot show that a line keeps nothing.
         is_known = (quiet.n_steps or 0) >= ENOUGH_STEPS
-        told = f"in {other} it does not" if is_known else f"{other} shows too few steps to tell"
+        contrast = f"in {other} it does not" if is_known else f"{other} has too few steps to say"
         text = (
             f"{place_text(after or before)} keeps {format_size(rate.slope_bytes)} more each step "
-            f"in {letter} ({plural(rate.n_steps, 'step')}), {told}."
+            f"in {letter} ({plural(rate.n_steps, 'step')}), {contrast}."
         )
         place = after or before
         found.append(

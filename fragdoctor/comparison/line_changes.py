@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from fragdoctor.comparison.compared_run import Reading
+from fragdoctor.comparison.compared_run import ComparedRun
 from fragdoctor.comparison.line_matching import match_lines, path_parts
 from fragdoctor.comparison.line_uses import LineUse, StackUse
 from fragdoctor.model.comparison import (
@@ -195,7 +195,7 @@ _PHASES = (Phase.SETUP, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
 
 
 def phase_changes(
-    before: Reading, after: Reading, devices: tuple[int | None, int | None]
+    before: ComparedRun, after: ComparedRun, devices: tuple[int | None, int | None]
 ) -> tuple[PhaseChange, ...]:
     """Return the peak of each phase, then each category at the peak; empty where a run has none."""
     old, new = _report(before, devices[0]), _report(after, devices[1])
@@ -212,9 +212,9 @@ def phase_changes(
     return tuple(rows)
 
 
-def _report(reading: Reading, device: int | None) -> PhaseReport | None:
+def _report(run: ComparedRun, device: int | None) -> PhaseReport | None:
     """Return the phases of a device, None where no training step shows."""
-    found = (p for p in reading.diagnosis.phases if p.device == device and p.phases)
+    found = (p for p in run.diagnosis.phases if p.device == device and p.phases)
     return next(found, None)
 
 

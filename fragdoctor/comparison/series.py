@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from itertools import pairwise
 from typing import Final
 
 import numpy as np
 
-from fragdoctor.analysis.slopes import kendall_deviation, pairwise_slopes, sen_bounds
-from fragdoctor.comparison.compared_run import DeviceReading
+from fragdoctor.analysis import trend as trends
+from fragdoctor.comparison.compared_run import ComparedDevice
 from fragdoctor.comparison.explanation import place_text
 from fragdoctor.comparison.line_matching import line_tracks
 from fragdoctor.model.comparison import Basis, Comparison, LineTrend, Trend
@@ -25,50 +23,6 @@ MIN_SLOPE_BYTES: Final = 1 * MIB
 
 STEADY: Final = 0.25
 """Spread of pairwise slopes, relative to their median, of a line as straight as three runs show."""
-
-_EXACT_UP_TO: Final = 60
-
-
-@dataclass(frozen=True, slots=True)
-class Slope:
-    """A fitted slope with its range and the chance of a rise as steady without growth."""
-
-    value: float
-    low: float
-    high: float
-    p_value: float
-
-
-def theil_sen(x: Sequence[float], y: Sequence[float]) -> Slope:
-    """Return the robust slope of y over x, x strictly ascending, two values at least."""
-    slopes = pairwise_slopes(np.array(x, np.float64), np.array(y, np.float64))
-    low, high = sen_bounds(slopes, len(x))
-    score = int(np.sign(slopes).sum())
-    return Slope(float(np.median(slopes)), low, high, mann_kendall(len(x), score))
-
-
-def mann_kendall(n: int, score: int) -> float:
-    """Return the chance that n values in random order have Kendall's score or more."""
-    n_pairs = n * (n - 1) // 2
-    if n <= _EXACT_UP_TO:
-        counts = _inversions(n)
-        # score = pairs - 2 * inversions, so a score of at least s has at most (pairs - s) / 2.
-        most = (n_pairs - score) // 2
-        return sum(counts[: most + 1]) / math.factorial(n)
-    return 0.5 * math.erfc((score - 1) / kendall_deviation(n) / math.sqrt(2))
-
-
-@cache
-def _inversions(n: int) -> tuple[int, ...]:
-    """Return how many permutations of n values have 0, 1, 2, ... inversions."""
-    counts = [1]
-    for size in range(2, n + 1):
-        longer = [0] * (len(counts) + size - 1)
-        for at, count in enumerate(counts):
-            for k in range(size):
-                longer[at + k] += count
-        counts = longer
-    return tuple(counts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,21 +47,21 @@ class Series:
 def fit_trend(series: Series, capacity_bytes: int | None) -> Trend:
     """Return the growth over the runs, and when it fills the capacity, if that is known."""
     values, x = series.values, series.x
-    slope = theil_sen(x, [float(v) for v in values])
-    sure = confidence_of(slope, len(values), x)
+    found = _trend(x, values)
+    sure = confidence_of(found, x)
     at, between = None, None
     if capacity_bytes is not None and sure is not None:
-        at, between = _exhausted(values, x, slope, capacity_bytes)
+        at, between = _exhausted(values, x, found, capacity_bytes)
     return Trend(
         figure=series.figure,
         x=tuple(x),
         unit=series.unit,
         values=tuple(values),
-        slope_bytes=slope.value,
-        slope_low=slope.low,
-        slope_high=slope.high,
-        p_value=slope.p_value,
-        is_significant=slope.p_value <= MAX_P,
+        slope_bytes=found.slope,
+        slope_low=found.low,
+        slope_high=found.high,
+        p_value=found.p_rise,
+        is_significant=found.p_rise <= MAX_P,
         confidence=sure,
         lines=_growing(series.tracks, x),
         capacity_bytes=capacity_bytes,
@@ -116,33 +70,37 @@ def fit_trend(series: Series, capacity_bytes: int | None) -> Trend:
     )
 
 
-def confidence_of(slope: Slope, n: int, x: Sequence[float]) -> Confidence | None:
+def _trend(x: Sequence[float], values: Sequence[int]) -> trends.Trend:
+    return trends.trend_of(np.array(x, np.float64), np.array(values, np.float64))
+
+
+def confidence_of(found: trends.Trend, x: Sequence[float]) -> Confidence | None:
     """Return how sure the growth is, None where there is none to speak of.
 
     Three runs can never be significant (one order in six rises by chance); if they lie on a
     straight line the growth is possible.
     """
-    if slope.value * (x[-1] - x[0]) < MIN_SLOPE_BYTES:
+    if found.slope * (x[-1] - x[0]) < MIN_SLOPE_BYTES:
         return None
-    if slope.p_value <= MAX_P:
+    if found.p_rise <= MAX_P:
         return Confidence.LIKELY
-    is_straight = slope.low > 0 and slope.high - slope.low <= 2 * STEADY * slope.value
-    return Confidence.POSSIBLE if n >= 3 and is_straight else None
+    is_straight = found.low > 0 and found.high - found.low <= 2 * STEADY * found.slope
+    return Confidence.POSSIBLE if found.n >= 3 and is_straight else None
 
 
 def _exhausted(
-    values: Sequence[int], x: Sequence[float], slope: Slope, capacity: int
+    values: Sequence[int], x: Sequence[float], found: trends.Trend, capacity: int
 ) -> tuple[float | None, tuple[float, float | None] | None]:
     """Return the axis value at which the fitted line reaches the capacity, and its range."""
-    middle = [v - slope.value * at for v, at in zip(values, x, strict=True)]
+    middle = [v - found.slope * at for v, at in zip(values, x, strict=True)]
     level = float(np.median(middle))
-    at = (capacity - level) / slope.value
+    at = (capacity - level) / found.slope
     room = capacity - values[-1]
     if room <= 0:
         return x[-1], (x[-1], x[-1])
     at = max(at, x[-1])
-    soonest = min(x[-1] + room / slope.high, at)
-    latest = max(x[-1] + room / slope.low, at) if slope.low > 0 else None
+    soonest = min(x[-1] + room / found.high, at)
+    latest = max(x[-1] + room / found.low, at) if found.low > 0 else None
     return at, (soonest, latest)
 
 
@@ -150,12 +108,12 @@ def _growing(
     tracks: Sequence[tuple[Location | None, Sequence[int]]], x: Sequence[float]
 ) -> tuple[LineTrend, ...]:
     """Return the lines that grow over the runs, fastest first."""
-    found = []
+    lines = []
     for place, values in tracks:
-        slope = theil_sen(x, [float(v) for v in values])
-        if confidence_of(slope, len(values), x) is not None:
-            found.append(LineTrend(place, tuple(values), slope.value))
-    return tuple(sorted(found, key=lambda t: -t.slope_bytes))
+        trend = _trend(x, values)
+        if confidence_of(trend, x) is not None:
+            lines.append(LineTrend(place, tuple(values), trend.slope))
+    return tuple(sorted(lines, key=lambda t: -t.slope_bytes))
 
 
 def trend_text(trend: Trend, place: str) -> str:
@@ -206,11 +164,11 @@ def _forecast(trend: Trend) -> str:
 
 def find_trend(
     comparison: Comparison,
-    devices: Sequence[DeviceReading | None],
+    devices: Sequence[ComparedDevice | None],
     steps: Sequence[float] | None,
     capacity_bytes: int | None,
 ) -> Trend | None:
-    """Return the growth over the runs; None where a run does not tell what is followed.
+    """Return the growth over the runs; None if a run lacks the figure that is followed.
 
     Args:
         comparison: with the figures of all runs.
@@ -239,7 +197,7 @@ def find_trend(
     return replace(trend, text=trend_text(trend, "" if top is None else place_text(top)))
 
 
-def live_bytes(device: DeviceReading, *, peak: bool) -> int:
+def live_bytes(device: ComparedDevice, *, peak: bool) -> int:
     """Return live bytes at the compared moment, as the trace or the blocks say."""
     if peak and device.totals is not None:
         return device.totals.peak_allocated_bytes
@@ -247,7 +205,7 @@ def live_bytes(device: DeviceReading, *, peak: bool) -> int:
 
 
 def _from_figures(comparison: Comparison) -> tuple[str, list[int]]:
-    """Return the first figure that every run tells, by name."""
+    """Return the first figure that every run reports, by name."""
     for name in ("allocated", "peak_allocated"):
         figure = comparison.figure(name)
         if figure is not None:
@@ -258,7 +216,7 @@ def _from_figures(comparison: Comparison) -> tuple[str, list[int]]:
 
 
 def _axis(
-    devices: Sequence[DeviceReading | None], steps: Sequence[float] | None
+    devices: Sequence[ComparedDevice | None], steps: Sequence[float] | None
 ) -> tuple[list[float], str]:
     """Return the axis: given steps, else step counts that ascend, else 1, 2, 3, ..."""
     if steps is not None:

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from fragdoctor.comparison.compared_run import DeviceReading
+from fragdoctor.comparison.compared_run import ComparedDevice
 from fragdoctor.errors import ConfigError, SimulationError
 from fragdoctor.model.comparison import SettingChange, SettingsProof
 from fragdoctor.model.settings import AllocatorSettings, parse_conf
@@ -101,7 +101,7 @@ MIN_DIFFERENCE: Final = 2 * MIB
 """Differences of peak reserved memory below one driver page explain nothing."""
 
 
-def requests_equal(before: DeviceReading, after: DeviceReading) -> float | None:
+def requests_equal(before: ComparedDevice, after: ComparedDevice) -> float | None:
     """Return the share of the shorter run's requests that both asked for in the same order.
 
     None where a run has no requests, or its trace lacks its beginning.
@@ -115,8 +115,8 @@ def requests_equal(before: DeviceReading, after: DeviceReading) -> float | None:
 
 def prove_settings(  # noqa: PLR0913 - two runs, each with what it needs
     trace: Trace,
-    before: DeviceReading,
-    after: DeviceReading,
+    before: ComparedDevice,
+    after: ComparedDevice,
     settings: AllocatorSettings,
     equal: float | None,
     *,
@@ -168,7 +168,7 @@ def prove_settings(  # noqa: PLR0913 - two runs, each with what it needs
     return replace(proof, text=_sentence(proof, len(before.requests))), ""
 
 
-def _recorded_peak(after: DeviceReading, n_requests: int) -> int:
+def _recorded_peak(after: ComparedDevice, n_requests: int) -> int:
     """Return B's peak reserved bytes over as many requests as A made."""
     assert after.totals is not None  # noqa: S101 - checked by the caller
     if n_requests >= len(after.request_rows):

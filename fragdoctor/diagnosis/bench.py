@@ -1,4 +1,4 @@
-"""The recorded run reproduced, and candidates replayed against it."""
+"""The recorded run reproduced, and what-ifs replayed against it."""
 
 from __future__ import annotations
 
@@ -7,21 +7,70 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from functools import cached_property
 
-from fragdoctor.diagnosis.remedies.remedy import Attempt, JudgedCase
+import numpy as np
+import numpy.typing as npt
+
+from fragdoctor.analysis.growing_buffers import GrowingBuffers, find_growing_buffers
+from fragdoctor.analysis.layers import NO_ROW, Requests
 from fragdoctor.errors import ConfigError, SimulationError
 from fragdoctor.model.diagnosis import FidelityReport, Predicted
 from fragdoctor.model.hooks import tell
 from fragdoctor.model.simulation import ReplayResult, Simulation
+from fragdoctor.rules.context import Context
+from fragdoctor.trace.allocations import is_free
+from fragdoctor.trace.edits import Edit
 from fragdoctor.trace.fidelity import Reproduction
+from fragdoctor.trace.operations import NativeOps, Operations, OpKind
 from fragdoctor.trace.simulate import reproduce, return_free_memory, simulation_of
-from fragdoctor.trace.whatif import FairReplay
+from fragdoctor.trace.whatif import FairReplay, WhatIf
 
 USABLE_SHARE = 0.5  # below this the model runs another program than the recorded one
+LONG_TRACE_OPERATIONS = 300_000
+OPERATIONS_BEFORE_PEAK = 100_000
+OPERATIONS_AFTER_PEAK = 50_000
 N_THREADS = 2  # the native replay releases the interpreter lock
 # An edit makes a request list of its own, of 24 bytes each; lists longer than this take turns.
 MAX_CONCURRENT_OPERATIONS = 1_000_000
+MIN_BUFFERS_SHARE = 0.05  # of the peak of live memory
+ENDLESS = WhatIf(capacity_bytes=2**50)
 Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """One way to try a remedy on the recorded trace.
+
+    Attributes:
+        what_if: settings and capacity to replay under.
+        edit: change of the recorded requests; None where they stay as they are.
+        caveat: what the user must know about the prediction, "" for nothing.
+        is_saving: it is about how much lower the peak gets, whether or not that is enough.
+    """
+
+    what_if: WhatIf
+    edit: Edit | None = None
+    caveat: str = ""
+    is_saving: bool = False
+
+    @classmethod
+    def of_edit(cls, edit: Edit, *, is_saving: bool = False) -> Attempt:
+        """Return the attempt with a change of the code under the recorded settings."""
+        return cls(WhatIf(edit=edit.name), edit, is_saving=is_saving)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What came of an attempt.
+
+    ``peak_bytes`` is the peak of live memory if the capacity were endless; None unless the attempt
+    asks for it.
+    """
+
+    attempt: Attempt
+    result: ReplayResult
+    peak_bytes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -60,34 +109,87 @@ class Bench:
         """The recorded run as the model reproduces it."""
         return self.simulation.baseline
 
+    @property
+    def has_trouble(self) -> bool:
+        """Whether a request failed, or needed a flush of the cache."""
+        return not self.recorded.fits or self.recorded.retries > 0
+
+    @cached_property
+    def n_operations(self) -> int:
+        """Number of recorded operations."""
+        return int(self.reproduction.operations.facts()["n_ops"])
+
+    @cached_property
+    def around_peak(self) -> Operations:
+        """The recorded operations on which savings are tried.
+
+        Of a long trace those around its peak, after the requests of what was live before: edits
+        and replays of a million operations, a dozen times, would take longer than all the rest.
+        """
+        ops = Operations.of(self.reproduction.operations)
+        if len(ops) <= LONG_TRACE_OPERATIONS:
+            return ops
+        totals, rows = self.reproduction.trace.totals, ops.row
+        failed = self.recorded.oom_event
+        peak_row = totals.peak_allocated_state - 1 if failed is None else failed
+        at = int(np.searchsorted(np.maximum.accumulate(rows), peak_row))
+        low, high = max(0, at - OPERATIONS_BEFORE_PEAK), at + OPERATIONS_AFTER_PEAK
+        is_over = np.zeros(int(ops.allocation.max(initial=0)) + 1, np.bool_)
+        before = ops.allocation[:low][is_free(ops.kind[:low])]
+        is_over[before] = True
+        has_block = ops.kind[:low] <= OpKind.COMPLETE
+        keeps = np.flatnonzero(has_block & ~is_over[ops.allocation[:low]])
+        chosen = np.concatenate((keeps, np.arange(low, min(high, len(ops)))))
+        return _renumbered(ops.table[chosen], self.reproduction.trace.lives.n_initial)
+
+    @cached_property
+    def peak_bytes(self) -> int:
+        """Peak of live memory as recorded, with all requests that failed served."""
+        if self.recorded.fits:
+            return self.recorded.peak_allocated_bytes
+        operations = self.around_peak.native(self.reproduction.operations)
+        return self.fair_replay.replay(ENDLESS, operations).peak_allocated_bytes
+
     def run(
         self, attempts: Sequence[Attempt], progress: Progress | None = None
-    ) -> list[ReplayResult | None]:
-        """Return a result per attempt, None where the trace does not say enough for it."""
-        results: list[ReplayResult | None] = []
+    ) -> list[Outcome | None]:
+        """Return an outcome per attempt, None where the trace does not say enough for it."""
+        outcomes: list[Outcome | None] = []
         tell("Replaying", 0, len(attempts))
         with ThreadPoolExecutor(N_THREADS) as pool:
-            for i, result in enumerate(pool.map(self._run, attempts), start=1):
-                results.append(result)
+            for i, outcome in enumerate(pool.map(self._run, attempts), start=1):
+                outcomes.append(outcome)
                 tell("Replaying", i, len(attempts))
                 if progress is not None:
                     progress(i, len(attempts))
         return_free_memory(self.reproduction)
-        return results
+        return outcomes
 
-    def _run(self, attempt: Attempt) -> ReplayResult | None:
+    def _run(self, attempt: Attempt) -> Outcome | None:
         try:
             if attempt.edit is None:
-                return self.fair_replay.replay(attempt.what_if)
+                return Outcome(attempt, self.fair_replay.replay(attempt.what_if))
             with self._turn_to_edit():
-                operations = attempt.edit.apply(self.reproduction)
-                return self.fair_replay.replay(attempt.what_if, operations)
+                operations = self._edited(attempt)
+                result = self.fair_replay.replay(attempt.what_if, operations)
+                peak = None
+                if attempt.is_saving:
+                    served = result if result.fits else self.fair_replay.replay(ENDLESS, operations)
+                    peak = served.peak_allocated_bytes
+                return Outcome(attempt, result, peak)
         except (SimulationError, ConfigError):
             return None  # the proposal stands untested, and says so
 
+    def _edited(self, attempt: Attempt) -> NativeOps:
+        assert attempt.edit is not None  # noqa: S101 - checked by the caller
+        if not attempt.is_saving:
+            return attempt.edit.apply(self.reproduction)
+        changed = attempt.edit.change(self.reproduction, self.around_peak)
+        return changed.native(self.reproduction.operations)
+
     def _turn_to_edit(self) -> AbstractContextManager[object]:
-        n_operations = self.reproduction.operations.facts()["n_ops"]
-        return self.turn if n_operations > MAX_CONCURRENT_OPERATIONS else nullcontext()
+        is_long = self.n_operations > MAX_CONCURRENT_OPERATIONS
+        return self.turn if is_long else nullcontext()
 
     def predicted(self, result: ReplayResult) -> Predicted:
         """Return a result as a prediction, with the fidelity of the reproduction beside it.
@@ -106,17 +208,49 @@ class Bench:
             fidelity_share=self.simulation.fidelity.share,
         )
 
+    @cached_property
+    def growing_buffers(self) -> tuple[GrowingBuffers, ...]:
+        """Buffers that grow by copies, where they are a noticeable part of the peak."""
+        least = MIN_BUFFERS_SHARE * self.recorded.peak_allocated_bytes
+        return tuple(b for b in find_growing_buffers(self.requests) if b.total_bytes >= least)
 
-def set_up(case: JudgedCase) -> tuple[Bench | None, FidelityReport]:
-    """Return the bench for a case, None with the reason where its trace cannot be replayed."""
-    analysis = case.context.analysis
-    if analysis is None:
+    @cached_property
+    def requests(self) -> Requests:
+        """The recorded requests, those that failed included, with the stacks that made them."""
+        trace, ops = self.reproduction.trace, self.around_peak
+        made = np.flatnonzero((ops.kind == OpKind.MALLOC) | (ops.kind == OpKind.FAILED))
+        freed = np.flatnonzero((ops.kind == OpKind.FREE) | (ops.kind == OpKind.FREE_PENDING))
+        freed_row = np.full(int(ops.allocation.max(initial=0)) + 1, NO_ROW)
+        freed_row[ops.allocation[freed]] = ops.row[freed]
+        row = ops.row[made].astype(np.int64)
+        is_failed = ops.kind[made] == OpKind.FAILED
+        return Requests(
+            row,
+            np.where(is_failed, NO_ROW, freed_row[ops.allocation[made]]),
+            ops.size[made].astype(np.int64),
+            trace.events.stack[row],
+        )
+
+
+def _renumbered(table: npt.NDArray[np.void], n_initial: int) -> Operations:
+    """Return operations with their allocations counted anew, those from before the trace kept."""
+    has_block = table["kind"] <= OpKind.COMPLETE
+    ids, member = np.unique(table["allocation"][has_block], return_inverse=True)
+    n_old = int(np.searchsorted(ids, n_initial))
+    number = np.where(ids < n_initial, ids, n_initial + np.arange(len(ids)) - n_old)
+    table["allocation"][has_block] = number[member.reshape(-1)]
+    return Operations(table)
+
+
+def set_up(context: Context) -> tuple[Bench | None, FidelityReport]:
+    """Return the bench of a device, None with the reason where its trace cannot be replayed."""
+    if context.analysis is None:
         return None, FidelityReport(reason="no snapshot was given")
     try:
         reproduction = reproduce(
-            analysis.trace,
-            torch_version=case.context.case.overrides.torch_version,
-            device_total_bytes=case.context.total_bytes,
+            context.analysis.trace,
+            torch_version=context.case.overrides.torch_version,
+            device_total_bytes=context.total_bytes,
         )
     except SimulationError as error:
         return None, FidelityReport(reason=error.message)

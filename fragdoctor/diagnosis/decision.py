@@ -86,8 +86,9 @@ def _beyond_device(r: FailedRequest) -> Iterator[Hypothesis]:
             Cause.CAPACITY,
             Confidence.PROVEN,
             f"The single request of {format_size(r.requested_bytes)} is larger than the whole "
-            f"device of {format_size(r.total_bytes)}.",
+            f"device of {format_size(r.total_bytes)}: attention scores, or a wrong shape?",
         )
+        yield Hypothesis(Cause.SIZE_BUG, Confidence.POSSIBLE, "")
     elif r.needed_bytes is not None and r.needed_bytes - r.pending_bytes - r.segment_rest_bytes > (
         # The size of the device is a printed figure even where the rest comes from a snapshot.
         r.total_bytes + r.tolerance_bytes + rounding_bytes(r.total_bytes)

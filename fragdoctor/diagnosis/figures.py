@@ -9,7 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from fragdoctor.analysis.pinned_segments import NO_PIN
-from fragdoctor.analysis.result import CategorySum, PhaseAnalysis, PinnedSegment
+from fragdoctor.analysis.result import (
+    CategorySum,
+    DeviceAnalysis,
+    PhaseAnalysis,
+    PinnedSegment,
+)
 from fragdoctor.model.case import MemoryStats
 from fragdoctor.model.diagnosis import (
     DeviceFigures,
@@ -18,6 +23,7 @@ from fragdoctor.model.diagnosis import (
     RunKind,
     SegmentReport,
     SegmentRun,
+    TimelinePoint,
     TimelineStrip,
 )
 from fragdoctor.model.finding import Confidence
@@ -32,6 +38,8 @@ from fragdoctor.model.phases import (
 )
 from fragdoctor.model.snapshot import BlockState
 from fragdoctor.rules.context import Context
+from fragdoctor.trace.lives import Totals
+from fragdoctor.units import format_size
 
 MAX_PINS = 20
 """Groups of pins that a report carries; the rest frees less than each of these."""
@@ -277,6 +285,9 @@ I64 = npt.NDArray[np.int64]
 MAX_COLUMNS: Final = 240
 """Twice the widest page: a renderer takes the highest of neighbouring columns."""
 
+MAX_POINTS: Final = 20
+"""Flushes, and OOMs, that have a name each."""
+
 _KINDS: Final = {
     int(BlockState.INACTIVE): RunKind.FREE,
     int(BlockState.ALLOCATED): RunKind.LIVE,
@@ -290,18 +301,18 @@ def timeline_strip(context: Context) -> TimelineStrip | None:
     if a is None or a.timeline is None or context.snapshot is None:
         return None
     line = a.timeline
-    n_states = len(line.allocated_bytes)
+    n_states = a.n_events + 1
     starts = np.unique(np.linspace(0, n_states, MAX_COLUMNS, endpoint=False).astype(np.int64))
-    allocated, reserved = line.allocated_bytes, line.reserved_bytes
+    first, last = line.at([0, a.n_events]).tolist()
     first_row = context.snapshot.events.device_slice(a.device).start
     figures = device_figures(context)
     return TimelineStrip(
         device=a.device,
         n_events=a.n_events,
-        allocated_bytes=tuple(np.maximum.reduceat(allocated, starts).tolist()),
-        reserved_bytes=tuple(np.maximum.reduceat(reserved, starts).tolist()),
-        first_bytes=(int(allocated[0]), int(reserved[0])),
-        last_bytes=(int(allocated[-1]), int(reserved[-1])),
+        allocated_bytes=tuple(line.envelope("allocated_bytes", starts).high.tolist()),
+        reserved_bytes=tuple(line.envelope("reserved_bytes", starts).high.tolist()),
+        first_bytes=(first[0], first[2]),
+        last_bytes=(last[0], last[2]),
         peak_bytes=(line.peak_allocated_bytes, line.peak_reserved_bytes),
         capacity_bytes=None if figures is None else figures.capacity_bytes,
         oom_columns=_columns((o.row - first_row + 1 for o in a.ooms), starts),
@@ -309,6 +320,31 @@ def timeline_strip(context: Context) -> TimelineStrip | None:
         n_ooms=len(a.ooms),
         n_flushes=len(a.flushes),
         phases=_phases(a.phases, starts, n_states),
+        points=_points(a, line, first_row),
+    )
+
+
+def _points(a: DeviceAnalysis, line: Totals, first_row: int) -> tuple[TimelinePoint, ...]:
+    """Return the moments worth a name: start, peaks, flushes, OOMs, end; in order."""
+    places = [
+        ("Start of the trace", 0, ""),
+        ("Peak allocated", line.peak_allocated_state, ""),
+        ("Peak reserved", line.peak_reserved_state, ""),
+    ]
+    for oom in a.ooms[-MAX_POINTS:]:
+        note = f"{format_size(oom.rounded_bytes)} asked"
+        if oom.device_free_bytes is not None:
+            note += f", {format_size(oom.device_free_bytes)} free at the driver"
+        places.append(("Out of memory", oom.row - first_row + 1, note))
+    for flush in sorted(a.flushes, key=lambda f: -f.released_bytes)[:MAX_POINTS]:
+        note = f"{format_size(flush.released_bytes)} returned"
+        places.append((f"Flush ({flush.cause})", flush.last_row - first_row + 1, note))
+    places.sort(key=lambda place: place[1])
+    places.append(("End of the trace", a.n_events, ""))
+    values = line.at([event for _, event, _ in places]).tolist()
+    return tuple(
+        TimelinePoint(what, event, allocated, active, reserved, note)
+        for (what, event, note), (allocated, active, reserved) in zip(places, values, strict=True)
     )
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Final
 
 from fragdoctor.analysis.result import DeviceAnalysis
-from fragdoctor.diagnosis.bench import Progress
+from fragdoctor.analysis.training import TrainingRun, training_run
+from fragdoctor.diagnosis.bench import Bench, Progress, set_up
 from fragdoctor.diagnosis.checklist import build_checklist
 from fragdoctor.diagnosis.contexts import build_contexts, leading_context
 from fragdoctor.diagnosis.corrections import find_corrections
@@ -18,15 +21,19 @@ from fragdoctor.diagnosis.figures import (
     timeline_strip,
 )
 from fragdoctor.diagnosis.notes import find_notes
-from fragdoctor.diagnosis.proof import Proof, prove
+from fragdoctor.diagnosis.proof import prove
 from fragdoctor.diagnosis.remedies.registry import proposals, rank
 from fragdoctor.diagnosis.remedies.remedy import JudgedCase
+from fragdoctor.diagnosis.remedies.savings import SHORT_OF_MEMORY
+from fragdoctor.diagnosis.run_state import run_state
 from fragdoctor.diagnosis.verdict import find_verdict, with_story
 from fragdoctor.model.case import Case
-from fragdoctor.model.diagnosis import Diagnosis, FidelityReport
+from fragdoctor.model.diagnosis import Cause, Diagnosis, FidelityReport, Verdict
 from fragdoctor.rules.base import run_rules
 from fragdoctor.rules.context import Context
 from fragdoctor.rules.registry import RULES
+
+NOT_REPLAYED: Final = FidelityReport(reason="the trace was not replayed")
 
 
 def diagnose(
@@ -46,12 +53,11 @@ def diagnose(
     contexts = build_contexts(case, analyses)
     leader = leading_context(contexts)
     verdict = with_story(find_verdict(leader), leader.story)
+    verdict = replace(verdict, state=run_state(leader))
     results = run_rules(RULES, contexts)
-    judged = JudgedCase(leader, verdict, results)
-    if replays:
-        proof = prove(judged, proposals(judged), progress)
-    else:
-        proof = Proof(proposals(judged), FidelityReport(reason="the trace was not replayed"))
+    bench, fidelity = set_up(leader) if replays else (None, NOT_REPLAYED)
+    judged = JudgedCase(leader, verdict, results, bench, _training(leader, bench, verdict))
+    proof = prove(judged, proposals(judged), progress)
     recommendations, rejected = rank(proof.proposals)
     return Diagnosis(
         case=case,
@@ -60,13 +66,14 @@ def diagnose(
         devices=tuple(f for c in contexts if (f := device_figures(c)) is not None),
         pins=tuple(p for c in _leader_first(contexts, leader) for p in pin_reports(c)),
         holders=tuple(h for c in _leader_first(contexts, leader) for h in holder_reports(c)),
-        fidelity=proof.fidelity,
+        fidelity=fidelity,
         findings=results.findings,
         skipped=results.skipped,
         recommendations=recommendations,
         rejected=rejected,
         corrections=find_corrections(judged),
-        notes=(*find_notes(case, contexts, leader), *proof.notes),
+        notes=find_notes(case, contexts, leader),
+        replay_notes=proof.notes,
         timeline=timeline_strip(leader),
         worst_segments=segment_reports(leader),
         n_pinned_segments=0 if leader.analysis is None else leader.analysis.n_pinned_segments,
@@ -74,7 +81,17 @@ def diagnose(
             p for c in _leader_first(contexts, leader) if (p := phase_report(c)) is not None
         ),
         story=leader.story,
+        analyses={c.analysis.device: c.analysis for c in contexts if c.analysis is not None},
     )
+
+
+def _training(context: Context, bench: Bench | None, verdict: Verdict) -> TrainingRun | None:
+    """Return the passes and layers of the run, where less memory may be called for."""
+    if bench is None or context.analysis is None:
+        return None
+    if verdict.cause not in (*SHORT_OF_MEMORY, Cause.HEALTHY):
+        return None
+    return training_run(context.analysis.trace, context.analysis.phases, bench.requests)
 
 
 def _leader_first(contexts: Sequence[Context], leader: Context) -> list[Context]:

@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from fragdoctor.analysis.slopes import pairwise_slopes
+from fragdoctor.analysis.trend import pairwise_slopes
 from fragdoctor.model.batch_fit import (
     BatchFit,
     BatchSource,

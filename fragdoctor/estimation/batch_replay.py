@@ -33,7 +33,7 @@ ENDLESS: Final = 2**50
 # A request counts as straight if the line misses no recording by more than this.
 STRAIGHT_SHARE: Final = 0.01
 MAX_UNMATCHED_SHARE: Final = 0.05
-# Relative batches are told to this part of the smallest.
+# Relative batches are known to this part of the smallest.
 RELATIVE_STEP: Final = 0.05
 
 

@@ -330,7 +330,7 @@ def _logits(workload: Workload, most: Mapping[str, int]) -> Item:
 def _temporaries(most: Mapping[str, int]) -> Item:
     return Item(
         "temporaries", "Temporary tensors", most["temporaries"],
-        "largest sum within one operation", "gradients of activations, outputs nobody keeps",
+        "largest sum within one operation", "gradients of activations, outputs that are not kept",
         "played operation by operation", Sureness.ESTIMATE,
     )  # fmt: skip
 

@@ -128,9 +128,12 @@ def gpu_of(name: str) -> GpuModel:
         return known
     try:
         total = parse_size(name)
-    except ConfigError:
+    except ConfigError as e:
+        if name.strip().isdigit():
+            hint = f"Write {name.strip()}GiB, or a name of: fragdoctor estimate --list-gpus"
+            raise ConfigError(e.message, hint=hint) from e
         total = 0
-    if total > MIB:  # a bare number of a few digits is no size of a GPU
+    if total:
         return GpuModel(name, "", total, CONTEXT_MIB[""] * MIB, "", GIVEN)
     near = difflib.get_close_matches(key, (*GPUS, *_ALIASES), n=2, cutoff=0.5)
     guess = f"Did you mean {' or '.join(near)}? " if near else ""

@@ -188,7 +188,7 @@ def _for_inference(workload: Workload) -> list[Measure]:
     return found
 
 
-# Memory of a workload, by either route.
+# Memory of a workload, by either estimator.
 Footprinter = Callable[[Workload], Footprint]
 
 MAX_BATCH: Final = 1 << 20
@@ -196,13 +196,13 @@ MIN_LENGTH: Final = 128
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class Estimator:
     """How footprints are found: by formulas over a shape, or by a trace of the user's model.
 
     Attributes:
         footprint_of: called for the workload, and for it with other batches and settings.
-        error: how far off the route was on recordings, one sentence.
-        measures_of: the changes of a workload that this route can answer for.
+        error: how far off the estimator was on recordings, one sentence.
+        measures_of: the changes of a workload that this estimator can answer for.
         varies_length: whether it can answer for another sequence length.
     """
 
@@ -212,29 +212,29 @@ class Route:
     varies_length: bool = True
 
 
-def judged(workload: Workload, route: Route, gpus: Sequence[GpuModel]) -> Estimate:
+def judged(workload: Workload, estimator: Estimator, gpus: Sequence[GpuModel]) -> Estimate:
     """Return the estimate of a workload on each of the GPUs, and what would save memory."""
-    footprint = route.footprint_of(workload)
+    footprint = estimator.footprint_of(workload)
     return Estimate(
         workload=workload,
         footprint=footprint,
-        fits=tuple(_fit(workload, footprint, route, gpu) for gpu in gpus),
-        savings=tuple(_savings(workload, footprint, route, gpus)),
-        error=route.error,
+        fits=tuple(_fit(workload, footprint, estimator, gpu) for gpu in gpus),
+        savings=tuple(_savings(workload, footprint, estimator, gpus)),
+        error=estimator.error,
     )
 
 
-def _fit(workload: Workload, footprint: Footprint, route: Route, gpu: GpuModel) -> Fit:
+def _fit(workload: Workload, footprint: Footprint, estimator: Estimator, gpu: GpuModel) -> Fit:
     usable, batches = gpu.usable_bytes, []
-    for seq in _other_lengths(workload) if route.varies_length else ():
-        batch = largest_batch(replace(workload, seq=seq), route.footprint_of, usable)
+    for seq in _other_lengths(workload) if estimator.varies_length else ():
+        batch = largest_batch(replace(workload, seq=seq), estimator.footprint_of, usable)
         if batch is not None:
             batches.append((seq, batch))
     return Fit(
         gpu=gpu,
         fits=footprint.reserved_bytes <= usable,
         margin_bytes=usable - footprint.reserved_bytes,
-        largest_batch=largest_batch(workload, route.footprint_of, usable),
+        largest_batch=largest_batch(workload, estimator.footprint_of, usable),
         other_lengths=tuple(batches),
     )
 
@@ -280,12 +280,12 @@ def largest_batch(workload: Workload, footprint_of: Footprinter, usable_bytes: i
 
 
 def _savings(
-    workload: Workload, footprint: Footprint, route: Route, gpus: Sequence[GpuModel]
+    workload: Workload, footprint: Footprint, estimator: Estimator, gpus: Sequence[GpuModel]
 ) -> list[Saving]:
     gpu = gpus[0] if gpus else None
     found = [
-        _saving(measure, footprint, route.footprint_of(measure.workload), gpu)
-        for measure in route.measures_of(workload)
+        _saving(measure, footprint, estimator.footprint_of(measure.workload), gpu)
+        for measure in estimator.measures_of(workload)
     ]
     return sorted(found, key=lambda s: -s.saved_bytes)
 

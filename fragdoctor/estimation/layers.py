@@ -45,7 +45,7 @@ class Op:
     Attributes:
         slot: whose parameters it uses (``ParameterGroup.slot``), or "".
         saved: tensors kept for backward.
-        passing: output that the next operation consumes and nobody keeps.
+        passing: output that the next operation consumes and autograd does not keep.
         scratch: further memory while it runs forward.
         grads: gradients of its inputs: what its backward makes.
         back_scratch: further memory while its backward runs.

@@ -23,7 +23,7 @@ _EXPANDABLE: Final = "expandable_segments:True"
 TYPICAL: Final = "typical; 300 to 620 MiB from Pascal to Blackwell"
 _MAY_BE_MORE: Final = (
     "The message is of a process that wanted more than it got: its true peak may be higher. A "
-    "snapshot or max_memory_reserved() of a run that fits tells it."
+    "snapshot or max_memory_reserved() of a run that fits shows it."
 )
 _HINT: Final = "Give the size of one process, as in: --per-process 6GB --gpu 24GiB"
 
@@ -50,7 +50,7 @@ def processes_on_gpu(question: Question, case: Case | None = None) -> Sharing:
         ConfigError: neither a number nor an input says what one process takes, or how large the
             GPU is.
     """
-    message = _message(case)
+    message = None if case is None else case.primary_message
     snapshot = case.snapshot if case is not None else None
     demand, notes = _demand(question, snapshot, message)
     demand = _with_context(demand, question, message)
@@ -70,12 +70,6 @@ def processes_on_gpu(question: Question, case: Case | None = None) -> Sharing:
         n_asked=n_asked,
         notes=notes,
     )
-
-
-def _message(case: Case | None) -> OomMessage | None:
-    if case is None or case.oom is None or not case.oom.messages:
-        return None
-    return case.oom.messages[case.oom.primary]
 
 
 def _known(n_bytes: int | None) -> int | None:

@@ -361,6 +361,6 @@ def _head_dim(facts: Mapping[str, int]) -> int:
 
 def _unknown_layers(entries: Sequence[TensorEntry]) -> str:
     return (
-        f"The names of the {format_count(len(entries))} tensors do not tell the layers apart: "
+        f"The names of the {format_count(len(entries))} tensors do not show which layer is which: "
         "activations are not estimated. Put config.json beside the file."
     )

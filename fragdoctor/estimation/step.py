@@ -273,7 +273,7 @@ class StepPlayer:
                 layers.append(self._layer_forward(i, owns_stream=stream, keeps=True))
                 if i + 1 < end:
                     stream = self._unit("activations", "B*S*H", self.precision.residual)
-            # The segment's output is computed again too, though nobody needs it.
+            # The segment's output is computed again too, though it is not needed.
             self.tape.free(self._unit("activations", "B*S*H", self.precision.residual))
             self.tape.moment(f"backward of {text}")
             while layers:

@@ -45,7 +45,7 @@ _SMALL_INTEGERS: Final = tuple(bytes((Op.INT1, i)) for i in range(256))
 
 
 class Shared:
-    """A value that is written once and referred to afterwards; told apart by identity."""
+    """A value that is written once and referred to afterwards; compared by identity."""
 
     __slots__ = ("value",)
 

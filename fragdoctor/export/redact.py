@@ -18,16 +18,18 @@ import numpy as np
 
 from fragdoctor.model.snapshot import I32, Annotation, FrameTable, Snapshot
 from fragdoctor.trace.code_owners import NATIVE, PACKAGE, STDLIB, TORCH, USER, classify_file
+from fragdoctor.trace.stacks import LOSS
 
 ROOT: Final = "/redacted"
 
-# Words of the diagnosis: who evaluates, and who is an optimizer, is told by names.
+# Words of the diagnosis: evaluation, losses and optimizers are recognised by name.
 _EVALUATION: Final = re.compile(
     r"eval|valid|infer|predict|test|generate|sample|score", re.IGNORECASE
 )
 _OPTIMIZER: Final = re.compile(
     r"(?:^|[/\\])optim(?:izers?)?(?:[/\\]|\.py$)|optimizer", re.IGNORECASE
 )
+_OPTIMIZER_RANGE: Final = re.compile(r"^(Optimizer\.(?:step|zero_grad)#)(.*)$", re.DOTALL)
 _OPTIMIZER_STEP: Final = re.compile(r"^(?:_init_group|_?(?:single|multi)_tensor_\w+|step)$")
 
 _SITE: Final = re.compile(r"[/\\](?:site|dist)-packages[/\\]")
@@ -71,7 +73,7 @@ class Pseudonyms:
 
 
 def redacted_file(name: str, names: Pseudonyms) -> str:
-    """Return a file name of the same class (user, package, torch, ...) that tells nothing."""
+    """Return a file name of the same class (user, package, torch, ...) that gives nothing away."""
     kind = classify_file(name)
     new = {
         USER: _user_file,
@@ -84,7 +86,7 @@ def redacted_file(name: str, names: Pseudonyms) -> str:
 
 
 def redacted_function(name: str, file: str, names: Pseudonyms) -> str:
-    """Return a function's name without what it tells; those of public files stay.
+    """Return a function's name with private parts removed; those of public files stay.
 
     Args:
         name: of the function.
@@ -95,7 +97,7 @@ def redacted_function(name: str, file: str, names: Pseudonyms) -> str:
         return name
     if _PUBLIC_SYMBOL.match(name) and classify_file(file) == NATIVE:
         return name
-    mark = "_eval" if _EVALUATION.search(name) else ""
+    mark = "_eval" if _EVALUATION.search(name) else "_loss" if LOSS.search(name) else ""
     return f"function_{names.number('function', name)}{mark}"
 
 
@@ -220,11 +222,18 @@ class _Redaction:
         return tuple(
             replace(
                 a,
-                name=self._pseudonym(a.name, "annotation", ("",)),
+                name=self._annotation(a.name),
                 stage=a.stage if a.stage in ("START", "END") else "",
             )
             for a in self._s.annotations
         )
+
+    def _annotation(self, name: str) -> str:
+        """Return a pseudonym; PyTorch's own names of an optimizer's ranges keep their beginning."""
+        ours = _OPTIMIZER_RANGE.match(name)
+        if ours:
+            return ours[1] + self._pseudonym(ours[2], "optimizer", ("",))
+        return self._pseudonym(name, "annotation", ("",))
 
     def _pseudonym(self, text: str, kind: str, kept: Sequence[str]) -> str:
         return text if text in kept else f"{kind}_{self._names.number(kind, text)}"

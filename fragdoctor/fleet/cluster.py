@@ -113,7 +113,7 @@ def n_threads(executor: Executor) -> int | None:
     client = getattr(executor, "_client", None)
     try:
         return sum(client.nthreads().values()) if client is not None else None
-    except Exception:  # noqa: BLE001 - a guess about somebody else's executor
+    except Exception:  # noqa: BLE001 - a guess about a foreign executor
         return None
 
 

@@ -114,7 +114,7 @@ def conclude(fleet: FleetSummary, notes: Sequence[str] = ()) -> FleetReport:
 
 
 def representatives(report: FleetReport, limit: int = 16) -> tuple[str, ...]:
-    """Return the paths whose recommendations are worth testing: one of each group."""
+    """Return the paths of the ranks to test recommendations on: one of each group."""
     worst = sorted(report.groups, key=lambda g: (not g.n_failed, not g.is_odd, g.id.rjust(8)))
     return tuple(g.representative for g in worst[:limit])
 
@@ -136,7 +136,7 @@ def _groups(read: Members, labels: Mapping[str, str]) -> tuple[RankGroup, ...]:
 def _oddness(
     found: Sequence[tuple[str, ...]], typical: Sequence[Typical], read: Members
 ) -> list[bool]:
-    """Tell for each group whether it is odd; something must be left that is not."""
+    """Return for each group whether it is odd; at least one must not be."""
     if len(found) < 2:
         return [False] * len(found)
     least = max(MIN_GROUP, int(len(read) * MIN_GROUP_SHARE))
@@ -152,9 +152,9 @@ def _oddness(
 
 
 def _outliers(typical: Sequence[Typical]) -> list[bool]:
-    """Tell which peaks lie far from the median of all, measured by the median deviation."""
+    """Return which peaks lie far from the median of all, measured by the median deviation."""
     known = [t.peak for t in typical if t.peak is not None]
-    if len(known) <= MIN_GROUP:  # two that differ: which one is usual, nobody can tell
+    if len(known) <= MIN_GROUP:  # of two that differ, neither is the usual one
         return [False] * len(typical)
     middle = statistics.median(known)
     allowed = max(0.05 * middle, 5 * 1.4826 * statistics.median(abs(k - middle) for k in known))

@@ -162,7 +162,7 @@ class _Run:
         except BrokenProcessPool:
             self._replace_pool()
             task = self._submitted(chunk)
-        except Exception as e:  # noqa: BLE001 - an executor of anybody's may raise anything
+        except Exception as e:  # noqa: BLE001 - a foreign executor may raise anything
             self._add(failed(w, f"No worker took it: {_named(e)}.", "worker_lost") for w in chunk)
             return
         self._out[task] = chunk
@@ -255,12 +255,12 @@ def default_workers(inputs: Sequence[RankInput]) -> int:
 
 
 def in_this_process_only(inputs: Sequence[RankInput]) -> bool:
-    """Tell whether one of the ranks lies where no other process can see it."""
+    """Return whether one of the ranks lies where no other process can see it."""
     return any(is_remote(w.path) and scheme_of(w.path) == "memory" for w in inputs)
 
 
 def may_hang(inputs: Sequence[RankInput]) -> bool:
-    """Tell whether one of the ranks is no plain file or folder, so that reading may never end."""
+    """Return whether one of the ranks is no plain file or folder, so that reading may never end."""
     for what in inputs:
         with contextlib.suppress(OSError, ValueError):
             mode = os.stat(what.path).st_mode  # noqa: PTH116 - a path of any spelling

@@ -33,7 +33,7 @@ _MAX_NAMED: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class SharedOut:
-    """The ranks with what the logs of the job say of them, and what to tell people."""
+    """The ranks with what the logs of the job say of them, and notes for the report."""
 
     ranks: tuple[RankInput, ...]
     notes: tuple[str, ...]
@@ -70,7 +70,7 @@ def _with(what: RankInput, said: dict[int, list[OomMessage]]) -> RankInput:
 
 
 def _messages(name: str) -> Sequence[OomMessage]:
-    """Return the failures that a text tells of a rank; none where it cannot be read."""
+    """Return the failures in a text that name their rank; none if it cannot be read."""
     try:
         log = read_messages([name], Overrides()).oom
     except InputError:
@@ -83,7 +83,7 @@ def _nobodys(names: Sequence[str]) -> str:
     shown = ", ".join(_base(n) for n in names[:_MAX_NAMED])
     more = ", ..." if len(names) > _MAX_NAMED else ""
     return (
-        f"No rank could be told to own {shown}{more}. To read a log of the whole job, run: "
+        f"No rank could be matched with {shown}{more}. To read a log of the whole job, run: "
         f"fragdoctor oom {names[0]}"
     )
 
@@ -102,7 +102,7 @@ def _size(name: str) -> int:
 class Replays(StrEnum):
     """Whose recommendations are tested by replay; the verdicts are the same for all three.
 
-    Alike ranks have the same cure, so that one of each group tells it.
+    Similar ranks have the same cure, so one of each group is enough.
     """
 
     NONE = "none"
@@ -131,9 +131,10 @@ def examine(  # noqa: PLR0913 - the choices of one run, all by keyword
         progress: called with the ranks done and the ranks in all.
         overrides: what the user says about all of them.
         replays: whose advice is tested.
-        notes: what is to be told beside the findings.
+        notes: what to report in addition to the findings.
         timeout_s: a rank that takes longer becomes a row that says so.
-        memory_bytes: what a worker may take, told where a rank needs more; the executor's to hold.
+        memory_bytes: what a worker may take, for the sentence about a rank that needs more. The
+            executor enforces it.
 
     Raises:
         InputError: no rank at all could be read.
@@ -152,7 +153,7 @@ def examine(  # noqa: PLR0913 - the choices of one run, all by keyword
         raise nothing_read(fleet)
     lost = next((r.error for r in fleet.ranks if r.error in {SCHEDULER_LOST, WORKERS_LOST}), "")
     if lost and replays is Replays.GROUPS:
-        # Nobody is left to test the advice; to wait for a cluster twice would be no better.
+        # No worker is left to test the advice, and waiting for a lost cluster twice would not help.
         return conclude(fleet, (*notes, f"{lost} The advice was not replayed."))
     report = conclude(fleet, notes)
     if replays is not Replays.GROUPS:

@@ -23,8 +23,8 @@ LineKey = tuple[str, int, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Spot:
-    """Ranks that no step tells apart: figures in steps."""
+class RankProfile:
+    """Ranks with the same figures after rounding to steps."""
 
     kind: Hashable
     peak: int | None
@@ -41,8 +41,8 @@ def lines_of(rank: RankSummary) -> dict[LineKey, int]:
     return held
 
 
-def spots_of(ranks: Sequence[RankSummary]) -> Iterator[Spot]:
-    """Yield the spots of some ranks."""
+def profiles_of(ranks: Sequence[RankSummary]) -> Iterator[RankProfile]:
+    """Yield the profiles of some ranks."""
     peaks = [r.peak_bytes for r in ranks if r.peak_bytes]
     step = max(1, int(statistics.median(peaks)) // _STEPS) if peaks else 1
     found: dict[Hashable, list[RankSummary]] = defaultdict(list)
@@ -53,7 +53,7 @@ def spots_of(ranks: Sequence[RankSummary]) -> Iterator[Spot]:
         kind = (r.cause, r.has_failed, r.settings if r.settings_known else None)
         found[kind, peak, lines, floor].append(r)
     for (kind, peak, lines, floor), members in found.items():  # type: ignore[misc]
-        yield Spot(kind, peak, dict(lines), floor, tuple(sorted(m.path for m in members)))
+        yield RankProfile(kind, peak, dict(lines), floor, tuple(sorted(m.path for m in members)))
 
 
 def allowed_steps(a: int | None, b: int | None) -> float:
@@ -62,14 +62,14 @@ def allowed_steps(a: int | None, b: int | None) -> float:
 
 
 def are_near(low: int | None, high: int | None) -> bool:
-    """Tell whether two peaks are near; peaks that are not known are."""
+    """Return whether two peaks are near; peaks that are not known are."""
     if low is None or high is None:
         return low is high
     return high - low <= max(1, TOLERANCE * high)
 
 
-def are_alike(a: Spot, b: Spot) -> bool:
-    """Tell whether every line holds nearly the same on both."""
+def are_alike(a: RankProfile, b: RankProfile) -> bool:
+    """Return whether every line holds nearly the same on both."""
     allowed = allowed_steps(a.peak, b.peak)
     for key in a.lines.keys() | b.lines.keys():
         here, there = a.lines.get(key), b.lines.get(key)
@@ -95,22 +95,24 @@ _ABSENT: Final = -1
 Positions = NDArray[np.int64]
 
 
-def join_alike(spots: Sequence[Spot], alike: Callable[[Spot, Spot], bool] = are_alike) -> Positions:
-    """Return for each spot the number of its group: connected components of likeness.
+def join_alike(
+    profiles: Sequence[RankProfile], alike: Callable[[RankProfile, RankProfile], bool] = are_alike
+) -> Positions:
+    """Return for each profile the number of its group: connected components of likeness.
 
     Args:
-        spots: of one kind, ascending by peak.
+        profiles: of one kind, ascending by peak.
         alike: the relation; only asked where the table does not decide.
     """
-    table = _Table(spots)
-    group = np.arange(len(spots))
-    for i in range(len(spots)):
+    table = _Table(profiles)
+    group = np.arange(len(profiles))
+    for i in range(len(profiles)):
         others = table.candidates(i)
         others = others[group[others] != group[i]]
         others = table.near_on_columns(i, others)
         while others.size:
             j, others = int(others[0]), others[1:]
-            if table.is_decided(i, j) or alike(spots[i], spots[j]):
+            if table.is_decided(i, j) or alike(profiles[i], profiles[j]):
                 group[group == group[j]] = group[i]
                 others = others[group[others] != group[i]]
     return group
@@ -119,16 +121,16 @@ def join_alike(spots: Sequence[Spot], alike: Callable[[Spot, Spot], bool] = are_
 class _Table:
     """Peaks, and the bytes on the commonest lines, in steps."""
 
-    def __init__(self, spots: Sequence[Spot]) -> None:
+    def __init__(self, profiles: Sequence[RankProfile]) -> None:
         # Unknown peaks come first, and are near each other only.
-        self.peaks = np.array([_ABSENT if s.peak is None else s.peak for s in spots], np.int64)
-        self.floors = np.array([s.floor for s in spots], np.int64)
-        counts = Counter(key for s in spots for key in s.lines)
+        self.peaks = np.array([_ABSENT if s.peak is None else s.peak for s in profiles], np.int64)
+        self.floors = np.array([s.floor for s in profiles], np.int64)
+        counts = Counter(key for s in profiles for key in s.lines)
         keys = sorted(counts, key=lambda k: (-counts[k], k))[:MAX_COLUMNS]
         self.column_of: Mapping[LineKey, int] = {key: c for c, key in enumerate(keys)}
-        self.values = np.full((len(keys), len(spots)), _ABSENT, np.int64)
+        self.values = np.full((len(keys), len(profiles)), _ABSENT, np.int64)
         holders: dict[LineKey, list[int]] = defaultdict(list)
-        for i, s in enumerate(spots):
+        for i, s in enumerate(profiles):
             for key, value in s.lines.items():
                 c = self.column_of.get(key)
                 if c is None:
@@ -136,12 +138,14 @@ class _Table:
                 else:
                     self.values[c, i] = value
         self.holders = {key: np.array(at, np.int64) for key, at in holders.items()}
-        self.is_whole = np.array([all(k in self.column_of for k in s.lines) for s in spots], bool)
+        self.is_whole = np.array(
+            [all(k in self.column_of for k in s.lines) for s in profiles], bool
+        )
         self.highest_floor = int(self.floors.max(initial=0))
-        self.spots = spots
+        self.profiles = profiles
 
     def candidates(self, i: int) -> Positions:
-        """Return the spots after this one with a near peak that may be alike, ascending."""
+        """Return the profiles after this one with a near peak that may be alike, ascending."""
         peak = int(self.peaks[i])
         if peak < 0:
             stop = int(np.searchsorted(self.peaks, 0))
@@ -149,7 +153,7 @@ class _Table:
             # The inverse of ``near``, a step wider than it for the rounding.
             highest = max(peak + 1, peak / (1 - TOLERANCE) + 1)
             stop = int(np.searchsorted(self.peaks, highest, side="right"))
-        lines = self.spots[i].lines
+        lines = self.profiles[i].lines
         main, most = max(lines.items(), key=lambda kv: (kv[1], kv[0]), default=(None, 0))
         # Near peaks differ by a twentieth at most, and so does what is allowed.
         must_share = most > self.highest_floor + allowed_steps(max(peak, 0), 0) * 1.1 + 1
@@ -164,7 +168,7 @@ class _Table:
         if peak >= 0:
             there = self.peaks[others]
             others = others[there - peak <= np.maximum(1, TOLERANCE * there)]
-        own = [c for key in self.spots[i].lines if (c := self.column_of.get(key)) is not None]
+        own = [c for key in self.profiles[i].lines if (c := self.column_of.get(key)) is not None]
         own.sort(key=lambda c: -int(self.values[c, i]))
         for c in own:
             if others.size == 0:
@@ -175,11 +179,11 @@ class _Table:
         return others
 
     def is_decided(self, i: int, j: int) -> bool:
-        """Tell whether the table holds all lines of both, so that near means alike."""
+        """Return whether the table holds all lines of both, so that near means alike."""
         return bool(self.is_whole[i] and self.is_whole[j])
 
     def _is_near(self, i: int, columns: slice, others: Positions) -> NDArray[np.bool_]:
-        """As ``are_alike``, of some columns (rows of the result) and spots (columns of it)."""
+        """As ``are_alike``, of some columns (rows of the result) and profiles (columns of it)."""
         here, there = self.values[columns, i][:, None], self.values[columns][:, others]
         my_floor, their_floor = self.floors[i], self.floors[others][None, :]
         no_here, no_there = here < 0, there < 0
@@ -193,13 +197,15 @@ class _Table:
 
 def find_groups(ranks: Sequence[RankSummary]) -> list[tuple[str, ...]]:
     """Return the paths of alike ranks, sorted; the largest group first, then by its first path."""
-    by_kind: dict[Hashable, list[Spot]] = defaultdict(list)
-    for spot in sorted(spots_of(ranks), key=lambda s: (-1 if s.peak is None else s.peak, s.paths)):
-        by_kind[spot.kind].append(spot)
+    by_kind: dict[Hashable, list[RankProfile]] = defaultdict(list)
+    for profile in sorted(
+        profiles_of(ranks), key=lambda s: (-1 if s.peak is None else s.peak, s.paths)
+    ):
+        by_kind[profile.kind].append(profile)
     found: list[tuple[str, ...]] = []
-    for spots in by_kind.values():
+    for profiles in by_kind.values():
         groups: dict[int, list[str]] = defaultdict(list)
-        for spot, group in zip(spots, join_alike(spots).tolist(), strict=True):
-            groups[group] += spot.paths
+        for profile, group in zip(profiles, join_alike(profiles).tolist(), strict=True):
+            groups[group] += profile.paths
         found += (tuple(sorted(paths)) for paths in groups.values())
     return sorted(found, key=lambda g: (-len(g), g))

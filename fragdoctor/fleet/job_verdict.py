@@ -40,7 +40,7 @@ def job_verdict(
 
 
 def first_failed(failed: Sequence[RankRow]) -> RankRow | None:
-    """Return the rank that ran out of memory first; None where their clocks do not tell."""
+    """Return the rank that ran out of memory first; None if their clocks do not show it."""
     if len(failed) == 1:
         return failed[0]
     times = [row.rank.failed_us for row in failed]
@@ -173,7 +173,7 @@ def _others(
 
 
 def _differing(usual: Sequence[RankGroup]) -> list[str]:
-    """Return how two groups of one size differ: nothing tells which of them is the odd one."""
+    """Return how two groups of one size differ: neither is known to be the odd one."""
     if len(usual) != 2 or len(usual[0].labels) != len(usual[1].labels):
         return []
     first, second = (names_of(g.labels) for g in usual)

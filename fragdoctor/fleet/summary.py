@@ -44,7 +44,7 @@ def clip(text: str, limit: int) -> str:
 
 
 def clip_left(text: str, limit: int) -> str:
-    """Return text of at most ``limit`` bytes; its start is cut: ends of paths tell most."""
+    """Return text of at most ``limit`` bytes; its start is cut: the end of a path matters most."""
     if len(text) * 12 + 2 <= limit or weight(text) <= limit:
         return text
     return _MARK + _prefix(text[::-1], limit - len(_MARK))[::-1]

@@ -195,7 +195,7 @@ class _Slot:
         here, there = context.Pipe()
         process = context.Process(target=serve, args=(there, self._memory_bytes), daemon=True)
         process.start()
-        there.close()  # else nobody would hear of the worker's death
+        there.close()  # or the worker's death would go unnoticed
         self._process, self._pipe = process, here
         if self._is_over:
             process.kill()

@@ -13,11 +13,10 @@ from pathlib import PurePath
 from typing import Any, Final
 
 from fragdoctor.errors import ConfigError
-from fragdoctor.gate.amount import Amount
 from fragdoctor.gate.budgets import Measures, measured
 from fragdoctor.model.diagnosis import Diagnosis
 from fragdoctor.model.finding import Finding, Severity
-from fragdoctor.units import MIB, format_count, format_size
+from fragdoctor.units import MIB, Amount, format_count, format_size
 
 SCHEMA_VERSION: Final = "1.0"
 DEFAULT_TOLERANCE: Final = Amount(share=0.05)

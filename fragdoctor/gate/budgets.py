@@ -10,14 +10,13 @@ from typing import Final
 import numpy as np
 
 from fragdoctor.errors import SimulationError
-from fragdoctor.gate.amount import Amount
 from fragdoctor.model.case import Case
 from fragdoctor.model.diagnosis import DeviceFigures, Diagnosis
 from fragdoctor.model.finding import Finding, Severity
 from fragdoctor.model.simulation import Simulation
 from fragdoctor.model.snapshot import Action, Snapshot
 from fragdoctor.trace.simulate import simulate
-from fragdoctor.units import format_count, format_size
+from fragdoctor.units import Amount, format_count, format_size
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ from enum import StrEnum
 from typing import Final
 
 from fragdoctor.errors import FragdoctorError
-from fragdoctor.gate.amount import Amount
 from fragdoctor.gate.baseline import DEFAULT_TOLERANCE, Baseline, entry_of, what_got_worse
 from fragdoctor.gate.budgets import (
     BudgetResult,
@@ -23,7 +22,7 @@ from fragdoctor.model.comparison import Comparison
 from fragdoctor.model.diagnosis import Cause, Diagnosis
 from fragdoctor.model.finding import Finding, Location, Severity
 from fragdoctor.rules.base import fingerprint
-from fragdoctor.units import format_size
+from fragdoctor.units import Amount, format_size
 
 OK: Final = 0
 FAILED: Final = 1
@@ -334,7 +333,7 @@ class Growth:
 
 
 def judge_growth(comparison: Comparison, accepted: Amount) -> tuple[Growth, ...]:
-    """Return every peak that both runs tell, judged; empty where there is none."""
+    """Return the judgement of every peak that both runs report; empty if there is none."""
     found: list[Growth] = []
     for peaks in comparison.device_peaks:
         for measure, (old, new) in (

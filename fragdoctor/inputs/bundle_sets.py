@@ -1,4 +1,4 @@
-"""Several bundles of one run: the most telling first, one for each process."""
+"""Several bundles of one run: ordered by how much they explain, one for each process."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class FoundBundle:
 
 
 def find_bundles(directory: Path) -> tuple[FoundBundle, ...]:
-    """Return the bundles in a directory, the most telling first.
+    """Return the bundles in a directory, the one that explains most first.
 
     That is the failure that ended its program before one that was caught; then the first in time:
     what fails later, on other ranks too, is often the consequence. A signal comes before an exit.
@@ -37,12 +37,12 @@ def find_bundles(directory: Path) -> tuple[FoundBundle, ...]:
                 with open_bundle(str(path)) as bundle:
                     found.append(FoundBundle(path, bundle.facts))
             except InputError:
-                continue  # written by somebody else; named when it is given itself
+                continue  # written by another program; reported when it is given by name
     return tuple(sorted(found, key=telling_order))
 
 
 def telling_order(found: FoundBundle) -> tuple[int, bool, str, str]:
-    """Return the sort key that puts the most telling bundle first, see ``find_bundles``."""
+    """Return the sort key of ``find_bundles``."""
     facts = found.facts
     is_fatal = facts.ended_program or _is_failure(facts)
     order = 0 if is_fatal else _ORDER.get(facts.reason, len(_ORDER))
@@ -92,7 +92,7 @@ Process = tuple[str, int | None, int]
 
 
 def one_of_each_process(paths: Sequence[str]) -> list[str]:
-    """Return the paths without the bundles of processes that left a more telling one.
+    """Return the paths, with only the most informative bundle of each process.
 
     What is no bundle, or does not say which process it is of, stays.
     """

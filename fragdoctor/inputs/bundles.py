@@ -61,7 +61,7 @@ class BundleFiles(Protocol):
 def is_bundle(path: str | PathLike[str]) -> bool:
     """Return whether a path is a directory or a zip file with a manifest; never raises.
 
-    Of URLs the name tells: a folder can be nothing else, and nobody is asked over the network.
+    A URL is judged by its name alone: a folder can be nothing else, and no request is made.
     """
     if is_remote(fspath(path)):
         return fspath(path).partition("?")[0].lower().endswith(("/", ".zip"))

@@ -158,7 +158,7 @@ def _read_input(name: str, parts: _Parts) -> Kind:
 
 
 def _read_bundle(name: str, bundle: BundleFiles, parts: _Parts) -> None:
-    """Read what a bundle holds; a part that is damaged is left out where another tells something.
+    """Read what a bundle holds; a damaged part is left out if another part is usable.
 
     What no genuine file holds is refused, whatever lies beside it.
     """

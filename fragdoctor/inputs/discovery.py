@@ -246,7 +246,7 @@ def _candidates(
 ) -> Iterator[Sequence[str]]:
     if named.rank is not None and named.source is RankSource.NAME:
         yield by_rank.get(named.rank, ())
-        return  # it says whose it is; nobody else's then
+        return  # the name says which rank owns it
     yield by_stem.get(_stem(note), ())
     if named.rank is not None:
         yield by_rank.get(named.rank, ())

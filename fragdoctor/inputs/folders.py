@@ -150,7 +150,7 @@ class UrlTree:
         """Return the files and the folders of a folder; hidden ones left out."""
         files = self._files[folder]
         if any(place_of(f).lower().endswith(SNAPSHOT_SUFFIXES) for f in files):
-            # Of a zip only its content tells whether it is a bundle; beside snapshots it hardly is.
+            # Only its content shows whether a zip is a bundle; beside snapshots it is unlikely.
             files = [f for f in files if not place_of(f).lower().endswith(".zip")]
         return files, sorted(self._folders[folder])
 

@@ -164,7 +164,7 @@ def shared_prefix(previous: str, line: str) -> int:
 def logger_name(line: str) -> str:
     """Return the first word and its blank, where it could be the name of a logger; "" otherwise.
 
-    Whether it is one only the lines around it tell, see ``inputs.log_streams``.
+    Only the lines around it show whether it is one, see ``inputs.log_streams``.
     """
     name = _LOGGER_NAME.match(line[:_MAX_PREFIX])
     return "" if name is None or _KEYWORD.match(name.group()) else name.group()

@@ -1,4 +1,4 @@
-"""The manifest of a bundle, which anybody may have written: checked field by field."""
+"""The manifest of a bundle. Anyone may have written it, so it is checked field by field."""
 
 from __future__ import annotations
 

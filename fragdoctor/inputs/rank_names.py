@@ -127,7 +127,7 @@ def _fields(path: str) -> tuple[str, list[tuple[int, bool]]]:
 
 
 def _rank_column(rows: Sequence[Sequence[tuple[int, bool]]]) -> int | None:
-    """Return the one field whose values are all different and dense; None where none is."""
+    """Return the one field with distinct, dense values; None if there is none."""
     if len(rows) < 2:
         return None
     good = []

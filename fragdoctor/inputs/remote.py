@@ -51,7 +51,7 @@ _INSTALL: Final = "Run: pip install 'fragdoctor[remote]'"
 
 
 def is_remote(name: str) -> bool:
-    """Tell whether a name is a URL."""
+    """Return whether a name is a URL."""
     scheme, mark, _ = name.partition("://")
     return bool(mark) and scheme.replace("+", "").replace("-", "").isalnum()
 
@@ -70,7 +70,7 @@ def without_secrets(name: str) -> str:
 
 
 def has_pattern(url: str) -> bool:
-    """Tell whether a URL is a pattern; the question mark of the web starts a query instead."""
+    """Return whether a URL is a pattern; the question mark of the web starts a query instead."""
     place = url.partition("?")[0] if scheme_of(url) in _WEB else url
     return any(c in place for c in ("*[" if scheme_of(url) in _WEB else "*?["))
 
@@ -117,7 +117,7 @@ def list_remote(url: str, *, most: int) -> list[str]:
 
 
 def is_remote_folder(url: str) -> bool:
-    """Tell whether a URL is a folder, by its last character or by asking a store (not the web).
+    """Return whether a URL is a folder, by its last character or by asking a store (not the web).
 
     Raises:
         InputError: the store cannot be asked.
@@ -213,7 +213,7 @@ def _missing(url: str, error: ImportError) -> InputError:
 
 
 def _explained(url: str, error: Exception) -> InputError:
-    """Return the sentence for an error; told by names, as the libraries may not be loaded."""
+    """Return the sentence for an error, by the names of its classes, which may not be loaded."""
     shown = without_secrets(url)
     names = {kind.__name__ for kind in type(error).__mro__}
     status = getattr(error, "status", None)

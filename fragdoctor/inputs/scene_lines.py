@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from typing import Final
 
-from fragdoctor.model.story import Moment, PrintedFigure, SceneKind
+from fragdoctor.model.story import PrintedFigure, SceneKind, TimePrecision
 
 _HEAD: Final = 120
 _MONTHS: Final = [
@@ -50,22 +50,24 @@ _CLOCK: Final = re.compile(
 _SOME_YEAR: Final = 1972
 
 
-def time_of(line: str) -> tuple[float | None, Moment]:
+def time_of(line: str) -> tuple[float | None, TimePrecision]:
     """Return the seconds of the time that a plain line starts with, and how complete it is."""
     head = line[:_HEAD]
     if ":" not in head:
-        return None, Moment.NONE
-    for pattern, moment in (
-        (_FULL, Moment.DATED),
-        (_SYSLOG, Moment.YEARLESS),
-        (_GLOG, Moment.YEARLESS),
-        (_SHORT, Moment.YEARLESS),
+        return None, TimePrecision.NONE
+    for pattern, precision in (
+        (_FULL, TimePrecision.DATED),
+        (_SYSLOG, TimePrecision.YEARLESS),
+        (_GLOG, TimePrecision.YEARLESS),
+        (_SHORT, TimePrecision.YEARLESS),
     ):
         match = pattern.search(head)
         if match is not None:
-            return _dated(match, moment)
+            return _dated(match, precision)
     match = _CLOCK.match(head)
-    return (_seconds(match), Moment.CLOCK) if match is not None else (None, Moment.NONE)
+    return (
+        (_seconds(match), TimePrecision.CLOCK) if match is not None else (None, TimePrecision.NONE)
+    )
 
 
 def _seconds(match: re.Match[str]) -> float:
@@ -78,22 +80,22 @@ def _seconds(match: re.Match[str]) -> float:
     )
 
 
-def _dated(match: re.Match[str], moment: Moment) -> tuple[float | None, Moment]:
+def _dated(match: re.Match[str], precision: TimePrecision) -> tuple[float | None, TimePrecision]:
     parts = match.groupdict()
     month = _MONTHS.index(parts["b"].lower()) + 1 if parts.get("b") else int(parts["m"])
     year = int(parts["y"]) if parts.get("y") else _SOME_YEAR
     if parts.get("y"):
         year += 2000 if year < 100 else 0
-        moment = Moment.DATED
+        precision = TimePrecision.DATED
     try:
         day = datetime(year, month, int(parts["d"]), tzinfo=UTC)
         seconds = (day + timedelta(seconds=_seconds(match))).timestamp()
     except (ValueError, OverflowError):
-        return None, Moment.NONE
+        return None, TimePrecision.NONE
     zone = parts.get("z")
     if not zone:
-        return seconds, moment
-    return seconds - _offset(zone), Moment.ZONED
+        return seconds, precision
+    return seconds - _offset(zone), TimePrecision.ZONED
 
 
 def _offset(zone: str) -> int:

@@ -26,7 +26,7 @@ from fragdoctor.inputs.scene_lines import (
     trial_of,
 )
 from fragdoctor.model.oom import LogMarker, OomMessage
-from fragdoctor.model.story import Moment, PrintedFigure, Scene, SceneKind
+from fragdoctor.model.story import PrintedFigure, Scene, SceneKind, TimePrecision
 
 _CHUNK: Final = 512 * 1024
 _MAX_LINE: Final = 2000
@@ -104,7 +104,7 @@ class _Places:
 def scan(
     text: str, messages: Sequence[OomMessage], markers: Sequence[LogMarker]
 ) -> tuple[Scene, ...]:
-    """Return what a text tells beside its messages, and the messages among it, by line."""
+    """Return what a log reports besides its messages, with the messages in between, by line."""
     known = _known_lines(messages, markers)
     if len(text) > _MAX_LINE * 4 or "\n" in text.strip():
         starts = _line_starts(text, sorted(known)[:_MAX_PLACES])
@@ -196,7 +196,7 @@ def _hits(text: str) -> Iterator[int]:
     n_left = {literal: budget // 2 for literal, budget in _BUDGETS.items()}
     next_at = dict.fromkeys(_BUDGETS, 0)
     for base in range(0, len(text), _CHUNK):
-        # the one letter whose lower case is longer would move all offsets behind it
+        # the one letter with a longer lower case would move all offsets after it
         chunk = text[base : base + _CHUNK + 32].replace("\u0130", "i").lower()
         has = {stem: stem in chunk for stem in ("", *_STEMS)}
         for literal, gap in gaps.items():
@@ -221,18 +221,18 @@ def _from(chunk: str, at: int, n_left: int) -> int:
 
 
 def _scenes(line: _Line, known: Sequence[Scene]) -> Iterator[Scene]:
-    """Yield what one line tells."""
+    """Yield what one line reports."""
     parts = [part for part in plain_lines(line.raw) if part.strip()]
     if not parts:
         return
     plain = " ".join(" ".join(parts).split())
-    time_s, moment = time_of(plain)
+    time_s, precision = time_of(plain)
     prefix = plain[:200]
     pid = _PID.search(prefix)
     rank = rank_in(prefix)
     trial, told = trial_of(plain)
     where = _Where(
-        line.number, plain[:_MAX_TEXT], time_s, moment, rank, int(pid.group(1)) if pid else None
+        line.number, plain[:_MAX_TEXT], time_s, precision, rank, int(pid.group(1)) if pid else None
     )
     for scene in known:
         yield where.scene(
@@ -267,7 +267,7 @@ class _Where:
     line: int
     text: str
     time_s: float | None
-    moment: Moment
+    precision: TimePrecision
     rank: int | None
     pid: int | None
 
@@ -289,7 +289,7 @@ class _Where:
             line=self.line,
             text=text or self.text,
             time_s=self.time_s,
-            moment=self.moment,
+            precision=self.precision,
             rank=self.rank if rank is None else rank,
             pid=self.pid,
             trial=trial,

@@ -77,7 +77,7 @@ class BatchPoint:
             failed, and it needs at least these.
         rest_bytes: allocated at the end of the trace; None after an OOM.
         peak_line: the user's line that ran when the peak was reached; None without stacks.
-        n_steps: loop passes found in the trace, 0 = none told apart.
+        n_steps: loop passes found in the trace, 0 if none were found.
     """
 
     source: str

@@ -16,7 +16,7 @@ class BundleDevice:
     Attributes:
         index: PyTorch's device number.
         name: name of the GPU; hostile text.
-        total_bytes: size of the device as the driver tells it.
+        total_bytes: size of the device as reported by the driver.
         free_bytes: free for everybody.
         reserved_bytes: held by PyTorch's cache.
         process_bytes: all memory of this process as the driver counts it.
@@ -160,7 +160,7 @@ class StatsSeries:
 
 @dataclass(frozen=True, slots=True)
 class Overrides:
-    """What the user told us and a file may lack."""
+    """What the user states because the files may not say it."""
 
     capacity_bytes: int | None = None
     request_bytes: int | None = None

@@ -1,6 +1,6 @@
 """Runs compared with each other: what changed, what explains it, and where it is heading.
 
-Runs are called A, B, C, ... in the order given. Every figure that a run's files do not tell is
+Runs are called A, B, C, ... in the order given. Every figure that is not in a run's files is
 None. All texts may quote the inputs: they are hostile and escaped by each format at its sink.
 """
 
@@ -320,7 +320,7 @@ class Comparison:
         lines: all lines whose memory changed, largest change first, then the unchanged ones.
         settings: what differs; None where a run does not record its settings.
         requests_equal: share of the shorter run's requests that both asked for in the same order.
-        is_same: nothing that both runs tell differs.
+        is_same: everything that both runs report is equal.
         notes: what could not be compared, and why.
     """
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fragdoctor.model.case import Case
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Location, SkippedRule
 from fragdoctor.model.hooks import card
+from fragdoctor.model.outlook import Outlook
 from fragdoctor.model.phases import Phase, PhaseReport
 from fragdoctor.model.story import LogStory
 
@@ -47,12 +48,31 @@ class Status(StrEnum):
     SKIP = "skip"
 
 
+class RunState(StrEnum):
+    """How the run stands where the input ends. The strings are a contract (``verdict.state``)."""
+
+    FAILED = "failed"
+    """A request failed."""
+    NEAR_LIMIT = "near_limit"
+    """No request failed, but the cache had to be flushed for one, or less than 5 % are to spare."""
+    FITS = "fits"
+    """No request failed, and nothing says that one nearly did."""
+    NO_HISTORY = "no_history"
+    """The input shows one moment and does not say what came before it."""
+    EMPTY = "empty"
+    """The input holds no memory at all."""
+    UNKNOWN = "unknown"
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """What it is, how sure, in one sentence with its two numbers.
 
-    ``also`` are further causes that the evidence supports (secondary readings).
-    ``decider`` says what one cheap measurement would settle the rest, "" where nothing is open.
+    Attributes:
+        also: further causes that the evidence supports.
+        decider: the one cheap measurement that would settle the rest, "" where nothing is open.
+        state: how the run stands, whatever the cause.
+        outlook: what it would do next under the recorded settings; None where nobody asked.
     """
 
     cause: Cause
@@ -62,6 +82,8 @@ class Verdict:
     also: Sequence[Cause] = ()
     evidence: Sequence[Evidence] = ()
     decider: str = ""
+    state: RunState = RunState.UNKNOWN
+    outlook: Outlook | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +103,8 @@ class Predicted:
     """The effect of a recommendation.
 
     ``method`` is ``replay`` (the trace was replayed under it), ``arithmetic`` (follows from the
-    figures) or ``none`` (not tested; the other fields are None then).
+    figures) or ``none`` (not tested; the other fields are None then). The figures are those of the
+    recorded part of the run, ``outlook`` is what comes after it.
     """
 
     fits: bool | None = None
@@ -91,6 +114,7 @@ class Predicted:
     driver_calls: int | None = None
     margin_bytes: int | None = None
     fidelity_share: float | None = None
+    outlook: Outlook | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +200,21 @@ class HolderReport:
 
 
 @dataclass(frozen=True, slots=True)
+class TimelinePoint:
+    """A moment of a trace that is worth a name: its start and end, a peak, a flush, an OOM.
+
+    ``event`` counts the events before it; ``note`` says more in a few words, "".
+    """
+
+    what: str
+    event: int
+    allocated_bytes: int
+    active_bytes: int
+    reserved_bytes: int
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class TimelineStrip:
     """The memory of one device over its trace, in at most a few hundred columns.
 
@@ -185,6 +224,7 @@ class TimelineStrip:
         first_bytes, last_bytes, peak_bytes: (allocated, reserved) before the trace, after it, and
             the highest of each.
         phases: training phase of most of each column; empty where no phases are known.
+        points: moments with a name, in order.
     """
 
     device: int
@@ -200,6 +240,7 @@ class TimelineStrip:
     n_ooms: int = 0
     n_flushes: int = 0
     phases: Sequence[Phase] = ()
+    points: Sequence[TimelinePoint] = ()
 
 
 class RunKind(StrEnum):
@@ -261,7 +302,9 @@ class Diagnosis:
 
     ``timeline``, ``worst_segments`` (most pinned first) and ``n_pinned_segments`` are of the device
     that the verdict is about; ``phases`` has one report per device with a trace, that one first.
-    ``story`` is None where a log tells none.
+    ``notes`` are about the inputs, ``replay_notes`` about what a replay can and cannot say.
+    ``story`` is None if there is no log, or nothing happens in it. ``analyses`` are the
+    ``DeviceAnalysis`` of each device of the snapshot, for the graphics of the page.
     """
 
     case: Case
@@ -277,11 +320,13 @@ class Diagnosis:
     rejected: Sequence[Recommendation] = ()
     corrections: Sequence[str] = ()
     notes: Sequence[str] = ()
+    replay_notes: Sequence[str] = ()
     timeline: TimelineStrip | None = None
     worst_segments: Sequence[SegmentReport] = ()
     n_pinned_segments: int = 0
     phases: Sequence[PhaseReport] = ()
     story: LogStory | None = None
+    analyses: Mapping[int, Any] = field(default_factory=dict, compare=False)
 
     def __repr__(self) -> str:
         """Return the verdict in a line: the case may hold a snapshot of millions of rows."""

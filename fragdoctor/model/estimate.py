@@ -17,7 +17,7 @@ class Sureness(StrEnum):
     EXACT = "exact"  # counted: from a file's header, or a shape that is given
     DERIVED = "derived"  # follows from what PyTorch saves and allocates for known operations
     ESTIMATE = "estimate"  # depends on kernels, libraries or code that is not known here
-    ASSUMED = "assumed"  # a shape or a habit that nobody stated
+    ASSUMED = "assumed"  # a shape or a habit that was not stated
 
 
 class PhaseName(StrEnum):
@@ -290,7 +290,7 @@ class Sharing:
         others_bytes: held by processes that are not such trials.
         n_fit: how many fit; ``n_fit_tight`` without headroom, ``n_fit_lowest`` at the lowest
             reserved memory that a replay found (None without one).
-        n_asked: how many were asked for, None where nobody said.
+        n_asked: how many were asked for, None if not given.
     """
 
     demand: ProcessDemand

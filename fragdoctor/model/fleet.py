@@ -53,7 +53,7 @@ class SummaryOptions:
     Attributes:
         replays: test the recommendations, which takes longest.
         timeout_s: a rank that takes longer is given up; None waits for ever.
-        memory_bytes: what the worker may take, as far as somebody holds it to that.
+        memory_bytes: what the worker may take, where that is enforced.
         folder: where names that are no whole paths start; "" is the worker's own folder.
     """
 
@@ -116,7 +116,7 @@ class RankSummary:
         figures: of the device that the verdict is about.
         settings: allocator settings that differ from the defaults, as (key, value), sorted.
         conf: the raw ``PYTORCH_CUDA_ALLOC_CONF``.
-        era: tie-breaking era of the allocator, where a replay told it.
+        era: tie-breaking era of the allocator, if a replay determined it.
         holders: lines by live bytes at the peak (at the end where there is no trace).
         pins: lines by the free bytes that their blocks pin.
         sites: lines by bytes asked for over the whole trace.

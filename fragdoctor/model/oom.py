@@ -114,7 +114,7 @@ class OomLog:
     """All messages of one text in the order of the text, and the markers around them.
 
     ``primary`` indexes the first cause: the message that a diagnosis should be about. ``scenes``
-    are the lines that tell its story, by line: progress, trials, figures, retries, failures.
+    are the lines of its story, in order: progress, trials, figures, retries, failures.
     """
 
     messages: Sequence[OomMessage]

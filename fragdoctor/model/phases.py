@@ -13,8 +13,8 @@ class Phase(StrEnum):
     """A part of a training step. FORWARD takes in the loading of data, the loss and evaluation.
 
     SETUP is what comes before the first step; OPTIMIZER also holds gradient clipping and
-    ``zero_grad``; FORWARD_BACKWARD are the two where nothing tells them apart; UNKNOWN is what
-    no evidence tells.
+    ``zero_grad``; FORWARD_BACKWARD are both where they cannot be separated; UNKNOWN is what
+    cannot be determined.
     """
 
     SETUP = "setup"
@@ -45,7 +45,7 @@ class Category(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LineBytes:
-    """Memory that one line of the user's program made; None where no stack was recorded."""
+    """Memory that one line of the user's program made; None if no stack was recorded."""
 
     location: Location | None
     n_bytes: int
@@ -104,7 +104,7 @@ class PhaseReport:
         peak_phase: the phase that holds the highest allocated bytes of the trace.
         at_peak: what is allocated then, most first; ``at_rest``: between two steps, empty where
             the trace has no such moment.
-        coverage: share of the bytes at the peak that are told apart, 0..1.
+        coverage: share of the bytes at the peak with a known category, 0..1.
         spans: all passes in order, the longest ``MAX_SPANS`` of ``n_spans``.
     """
 

@@ -149,7 +149,7 @@ def era_of(torch_version: str) -> Era:
 
 
 def is_same_conf(a: str, b: str) -> bool:
-    """Tell whether two setting strings differ at most in white space, which PyTorch ignores."""
+    """Return whether two setting strings differ at most in white space, which PyTorch ignores."""
     return "".join(a.split()) == "".join(b.split())
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from fragdoctor.model.diagnosis import FidelityReport
+from fragdoctor.model.outlook import Outlook
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +24,7 @@ class ReplayResult:
         n_replayed: requests replayed.
         is_conclusive: False where the trace begins so late that the outcome is not known; ``note``
             says why.
+        outlook: what the run would do after the recording ends; None where nobody asked.
     """
 
     conf: str
@@ -45,6 +47,7 @@ class ReplayResult:
     smallest_capacity_note: str = ""
     note: str = ""
     is_conclusive: bool = True
+    outlook: Outlook | None = None
 
     @property
     def margin_bytes(self) -> int | None:

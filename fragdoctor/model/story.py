@@ -10,7 +10,7 @@ from fragdoctor.model.finding import Confidence
 
 
 class SceneKind(StrEnum):
-    """What a line of a log tells. The strings are a contract (JSON ``story.events[].kind``)."""
+    """What a line of a log reports. The strings are a contract (JSON ``story.events[].kind``)."""
 
     OOM = "oom"
     HOST_MEMORY = "host-memory"
@@ -48,7 +48,7 @@ FAILURES = frozenset(
 """Kinds that say that something went wrong, warnings and retries left out."""
 
 
-class Moment(StrEnum):
+class TimePrecision(StrEnum):
     """How complete a printed time is; only times of one kind can be compared."""
 
     NONE = ""
@@ -78,12 +78,12 @@ class Scene:
     """A line of a log that belongs to its story, as the reader found it.
 
     Attributes:
-        kind: what it tells.
+        kind: what it reports.
         line: 1-based line.
         text: the line, white space folded, at most 300 characters; hostile text.
         time_s: seconds of the printed time (since 1970 where it is dated, since midnight where it
             is a clock only), None where the line prints none.
-        moment: how complete that time is.
+        precision: how complete that time is.
         rank, pid: printed on the line.
         trial: name of the trial that the line names, "".
         message: index of the message in ``OomLog.messages``, None for other lines.
@@ -96,7 +96,7 @@ class Scene:
     line: int
     text: str = ""
     time_s: float | None = None
-    moment: Moment = Moment.NONE
+    precision: TimePrecision = TimePrecision.NONE
     rank: int | None = None
     pid: int | None = None
     trial: str = ""
@@ -114,7 +114,7 @@ class StoryEvent:
         kind, line, text, rank, pid, trial, message, place, count: as in ``Scene``; ``trial`` also
             where only its neighbours name it.
         time_s: as in ``Scene``, or taken from the line above, None where the log has no times.
-        n_lines: lines that told the same.
+        n_lines: lines that reported the same.
         caused_by: index in ``LogStory.events`` of the failure that this one follows from, None
             for a failure of its own. It may be a later index: some sweep tools print the end of a
             trial above its traceback.

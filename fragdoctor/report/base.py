@@ -1,20 +1,16 @@
-"""What every report format has in common: the options, the plug point, the table of formats."""
+"""What every report has in common: its looks, the table of views and the table of formats."""
 
 from __future__ import annotations
 
 import difflib
 import importlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
-from types import MappingProxyType, ModuleType
-from typing import TYPE_CHECKING, Final, Protocol, cast
+from types import MappingProxyType
+from typing import Any, Final
 
 from fragdoctor.errors import ConfigError
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from fragdoctor.model.diagnosis import Diagnosis
 
 MIN_WIDTH: Final = 60
 MAX_WIDTH: Final = 120
@@ -25,7 +21,7 @@ class Verbosity(IntEnum):
 
     QUIET = 0
     NORMAL = 1
-    VERBOSE = 2
+    FULL = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +32,7 @@ class RenderOptions:
         width: columns of text; held between 60 and 120, longer lines are hard to read.
         color: ANSI colours.
         unicode: bars, ellipses and rules beyond ASCII; off on a pipe.
-        verbosity: quiet is the verdict alone, verbose is everything.
+        verbosity: quiet is the answer alone, full is everything.
         source_root: directory of the sources (absolute); paths below it are written relative to it
             where a format points at files, "" to leave paths as they are.
     """
@@ -53,16 +49,7 @@ class RenderOptions:
         return max(MIN_WIDTH, min(self.width, MAX_WIDTH))
 
 
-class Renderer(Protocol):
-    """One output format: a diagnosis in, the whole report out."""
-
-    def __call__(self, diagnosis: Diagnosis, options: RenderOptions) -> str:
-        """Return the report, ending in a newline."""
-        ...
-
-
-# format -> module, which is imported when it is asked for.
-FORMATS: Final = MappingProxyType(
+FORMATS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "text": "fragdoctor.report.text",
         "json": "fragdoctor.report.json",
@@ -73,34 +60,68 @@ FORMATS: Final = MappingProxyType(
         "junit": "fragdoctor.report.junit",
     }
 )
+"""Format -> module that writes it, loaded when it is asked for."""
+
+DOCUMENT_FORMATS: Final = ("text", "json", "markdown", "html")
+"""Formats that every command has."""
+
+_VIEWS: Final = "fragdoctor.report.views"
+
+VIEWS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        "analyze": tuple(FORMATS),
+        "oom": tuple(FORMATS),
+        "check": tuple(FORMATS),
+        "compare": DOCUMENT_FORMATS,
+        "simulate": DOCUMENT_FORMATS,
+        "estimate": DOCUMENT_FORMATS,
+        "gpus": DOCUMENT_FORMATS,
+        "fit": DOCUMENT_FORMATS,
+        "pack": DOCUMENT_FORMATS,
+        "fleet": DOCUMENT_FORMATS,
+        "explain": DOCUMENT_FORMATS,
+    }
+)
+"""View -> formats in which its command reports; the module ``views.VIEW`` fills its document."""
+
+_MODULES: Final = {"oom": "analyze", "gpus": "estimate"}
 
 
-def renderer(name: str) -> Renderer:
-    """Return the renderer of a format.
+def check_format(view: str, name: str) -> None:
+    """Raise unless a view has a format.
 
     Raises:
-        ConfigError: there is no such format.
+        ConfigError: it does not; the hint names those that it has.
     """
-    return cast("Renderer", module_of(FORMATS, name, "output").render_diagnosis)
+    known = VIEWS[view]
+    if name in known:
+        return
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"Did you mean {near[0]!r}? " if near else ""
+    raise ConfigError(
+        f"There is no output format {name!r}.", hint=f"{hint}The formats are {', '.join(known)}."
+    )
 
 
-def module_of(formats: Mapping[str, str], name: str, kind: str) -> ModuleType:
-    """Return the module that writes a format, loading it.
+def render(view: str, name: str, result: Any, options: RenderOptions, **more: Any) -> str:
+    """Return the report of a command, ending in a newline.
 
     Args:
-        formats: name of a format -> name of its module.
-        name: the format that was asked for.
-        kind: what the formats are of, for people.
+        view: what is reported, a key of ``VIEWS``.
+        name: the format.
+        result: what the command found.
+        options: how the report is to look.
+        more: further values that this view takes.
 
     Raises:
-        ConfigError: there is no such format.
+        ConfigError: the view has no such format.
     """
-    module = formats.get(name)
-    if module is None:
-        near = difflib.get_close_matches(name, formats, n=1)
-        hint = f"Did you mean {near[0]!r}? " if near else ""
-        raise ConfigError(
-            f"There is no {kind} format {name!r}.",
-            hint=f"{hint}The formats are {', '.join(formats)}.",
-        )
-    return importlib.import_module(module)
+    check_format(view, name)
+    writer = importlib.import_module(FORMATS[name])
+    if name in DOCUMENT_FORMATS and name != "json":
+        module = importlib.import_module(f"{_VIEWS}.{_MODULES.get(view, view)}")
+        fill = module.gpus_document if view == "gpus" else module.document
+        if name == "html" and hasattr(module, "page"):
+            return str(module.page(result, options))
+        return str(writer.render(fill(result, options, **more), options))
+    return str(writer.render_result(view, result, options, **more))

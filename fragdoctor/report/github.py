@@ -13,9 +13,9 @@ from fragdoctor.model.diagnosis import Diagnosis
 from fragdoctor.model.finding import Severity
 from fragdoctor.report import escape
 from fragdoctor.report.base import RenderOptions
-from fragdoctor.report.check.phrases import remarks, total_line
-from fragdoctor.report.phrases import verdict_line
 from fragdoctor.report.results import Result, results_of_check, results_of_diagnosis
+from fragdoctor.report.views.check import remarks, total_line
+from fragdoctor.report.words import verdict_line
 
 _COMMANDS: Final = {
     Severity.ERROR: "error",
@@ -51,3 +51,11 @@ def _annotation(result: Result) -> str:
 
 def _text(lines: Iterable[str]) -> str:
     return "\n".join(lines) + "\n"
+
+
+def render_result(view: str, result: CheckReport | Diagnosis, options: RenderOptions) -> str:
+    """Return the report of a check, or of a diagnosis: the result says which."""
+    del view
+    if isinstance(result, CheckReport):
+        return render_check(result, options)
+    return render_diagnosis(result, options)

@@ -1,145 +1,156 @@
-"""The report as one HTML file that needs nothing else: no network, no framework, strict policy.
+"""A document as one HTML file that needs nothing else: no network, no framework, strict policy.
 
-Every string of the input is hostile. Text in the markup passes through ``escape.visible`` and
-Jinja2's autoescape; what the graphics show travels in a compressed blob and reaches the page as
-text nodes and canvas text only. The policy names the page's own style and script by hash and
-allows nothing else, so markup that slipped through could still not run or load anything.
+Every string of an input is hostile. Text reaches the markup through ``escape.visible`` and
+Jinja2's autoescape alone; the policy names the file's own style and script by hash and allows
+nothing else, so that markup that slipped through could still not run or load anything.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import base64
+import hashlib
+import itertools
+from collections.abc import Callable, Sequence
+from importlib.resources import files
 from typing import Any, Final
 
 import jinja2
 from markupsafe import Markup
 
-from fragdoctor.analysis.device import analyze_device
-from fragdoctor.analysis.result import DeviceAnalysis
-from fragdoctor.errors import ConfigError
-from fragdoctor.model.diagnosis import Diagnosis
-from fragdoctor.model.simulation import Simulation
-from fragdoctor.model.snapshot import Snapshot
-from fragdoctor.report import phase_words, phrases
+from fragdoctor.model.diagnosis import SegmentRun
+from fragdoctor.report import escape
 from fragdoctor.report.base import RenderOptions
-from fragdoctor.report.page.capture_facts import capture_facts, setting_facts
-from fragdoctor.report.page.payload import build_payload
-from fragdoctor.report.page.shell import page_environment, page_policy, page_source
-from fragdoctor.report.page.story_view import story_view
-from fragdoctor.report.page.text_tables import CodeOwners
-from fragdoctor.report.page.view import (
-    MAX_ROWS,
-    STATUS_WORDS,
-    device_views,
-    message_views,
-    stack_line,
-)
-from fragdoctor.report.page.what_if import what_ifs
-from fragdoctor.units import format_count, format_share, format_size
+from fragdoctor.report.charts import drawn, of_strip
+from fragdoctor.report.document import Detail, Gauge, ReportDocument, Spark, plain, spans
+from fragdoctor.report.words import share_of
+from fragdoctor.units import format_count, format_size, plural
 
-MAX_PAGE_BYTES: Final = 3_000_000
-MAX_DEVICES: Final = 64
-SCRIPTS: Final = (
-    "decode",
-    "drawing",
-    "envelope",
-    "timeline",
-    "timeline_painting",
-    "segment_map",
-    "icicle",
-    "main",
-)
+MAX_SHOWN: Final = 1500
+"""Characters of one text: a file may hold names of megabytes."""
+
+MAX_ROWS: Final = 5000
+"""Rows of one table: beyond, a page is slower than anybody reads."""
+
+LONG_TABLE: Final = 40
+"""Rows from which on a table is folded."""
+
+_EVERYTHING: Final = (Detail.USUAL, Detail.FULL)
 
 
-def render_diagnosis(diagnosis: Diagnosis, options: RenderOptions) -> str:
-    """Return the page; the options are those of text and change nothing here."""
+def render(document: ReportDocument, options: RenderOptions) -> str:
+    """Return the document as a page without any script; it always has everything."""
     del options
-    return render_html(diagnosis)
+    return page(document, "document.html.j2")
 
 
-def render_html(
-    diagnosis: Diagnosis,
-    simulation: Simulation | None = None,
-    analyses: Mapping[int, DeviceAnalysis] | None = None,
-) -> str:
-    """Return the whole page, below 3 MB: the graphics are made coarser until it is.
+def page(document: ReportDocument, template: str, script: str = "", **values: Any) -> str:
+    """Return a document as a page.
 
     Args:
-        diagnosis: what to show.
-        simulation: further what-ifs for the table.
-        analyses: of the snapshot's devices, where the caller has them; computed otherwise.
+        document: what it says.
+        template: ``document.html.j2`` or one that extends it.
+        script: the page's own script.
+        values: further values for the template.
     """
-    if analyses is None:
-        analyses = _analyses(diagnosis.case.snapshot)
-    template = _environment().get_template("report.html.j2")
-    values = _values(diagnosis, simulation, analyses)
-    snapshot = diagnosis.case.snapshot
-    owners = None if snapshot is None else CodeOwners.of(snapshot)
-    page = ""
-    for scale in (1.0, 0.5, 0.2, 0.05):
-        values["payload"] = build_payload(diagnosis, analyses, owners, scale)
-        values["views"] = device_views(diagnosis, analyses, max(3, int(MAX_ROWS * scale)))
-        page = template.render(values)
-        if len(page.encode()) <= MAX_PAGE_BYTES:
-            return page
-    raise ConfigError(
-        f"The page would be {format_size(len(page.encode()))}, above its limit of 3 MB.",
-        hint="Choose one device with --device, or take --format json.",
+    style = source("report.css")
+    return (
+        environment((*_EVERYTHING, Detail.PAGE) if script else _EVERYTHING)
+        .get_template(template)
+        .render(
+            document=document,
+            style=Markup(style),  # noqa: S704 - our own file
+            script=Markup(script),  # noqa: S704 - our own file
+            policy=policy(style, script),
+            interactive=bool(script),
+            **values,
+        )
+        + "\n"
     )
 
 
-def _analyses(snapshot: Snapshot | None) -> dict[int, DeviceAnalysis]:
-    if snapshot is None:
-        return {}
-    return {d: analyze_device(snapshot, d) for d in snapshot.devices[:MAX_DEVICES]}
-
-
-def _values(
-    diagnosis: Diagnosis,
-    simulation: Simulation | None,
-    analyses: Mapping[int, DeviceAnalysis],
-) -> dict[str, Any]:
-    style = page_source("report/report.css")
-    script = "\n".join(page_source(f"report/{name}.js") for name in SCRIPTS)
-    verdicts = [f for f in diagnosis.devices if f.device == diagnosis.verdict.device]
-    figures = next(iter((*verdicts, *diagnosis.devices)), None)
-    return {
-        "style": Markup(style),  # noqa: S704 - our own file
-        "script": Markup(script),  # noqa: S704 - our own file
-        "policy": page_policy(style, script),
-        "d": diagnosis,
-        "has_snapshot": diagnosis.case.snapshot is not None,
-        "title": phrases.CAUSE_TITLES[diagnosis.verdict.cause],
-        "causes": phrases.CAUSE_TITLES,
-        "status_words": STATUS_WORDS,
-        "phase_names": phase_words.PHASE_NAMES,
-        "category_names": phase_words.CATEGORY_NAMES,
-        "kept_means": phase_words.KEPT_MEANS,
-        "sources": ["standard input" if s == "-" else s for s in diagnosis.case.sources],
-        "messages": message_views(diagnosis),
-        "markers": () if diagnosis.case.oom is None else diagnosis.case.oom.markers[:20],
-        "story": story_view(diagnosis),
-        "what_ifs": what_ifs(diagnosis, simulation, figures),
-        "settings": setting_facts(diagnosis),
-        "facts": capture_facts(diagnosis, analyses),
-    }
-
-
-def _environment() -> jinja2.Environment:
-    environment = page_environment()
-    environment.filters |= {
+def environment(shown: Sequence[Detail]) -> jinja2.Environment:
+    """Return an environment that escapes every expression and shows what cannot be seen."""
+    made = jinja2.Environment(
+        loader=jinja2.PackageLoader("fragdoctor.report", "templates"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        finalize=_visible,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.filters |= {
         "size": format_size,
         "count": format_count,
-        "share": format_share,
-        "location": phrases.location_text,
-        "stack_line": stack_line,
-        "evidence_value": phrases.evidence_value,
-        "predicted": phrases.predicted_text,
-        "fidelity": phrases.fidelity_text,
-        "sureness": phase_words.sureness,
-        "main_line": phase_words.main_line,
-        "peak_sentence": phase_words.peak_sentence,
-        "passes": phase_words.passes_text,
-        "limits_sentence": phase_words.limits_sentence,
+        "share": share_of,
+        "spans": lambda content: list(spans(content)),
+        "plain": plain,
+        "drawn": drawn,
+        "chart": of_strip,
+        "curve": _curve,
+        "pieces": _pieces,
+        "path": Markup,  # coordinates only; a path is longer than text may be
     }
-    return environment
+    made.globals |= {
+        "plural": plural,
+        "shown": shown,
+        "max_rows": MAX_ROWS,
+        "long_table": LONG_TABLE,
+        "is_gauge": lambda cell: isinstance(cell, Gauge),
+        "is_spark": lambda cell: isinstance(cell, Spark),
+        "next_id": _counter(),
+    }
+    return made
+
+
+def policy(style: str, script: str = "") -> str:
+    """Return the content security policy: this style and this script, by hash, and nothing else."""
+    scripts = f"'{_hash(script)}'" if script else "'none'"
+    return (
+        f"default-src 'none'; style-src '{_hash(style)}'; script-src {scripts}; "
+        "img-src data:; base-uri 'none'; form-action 'none'; "
+        "require-trusted-types-for 'script'; trusted-types 'none'"
+    )
+
+
+def source(name: str) -> str:
+    """Return a style or script of ours: ``page/main.js``."""
+    return files("fragdoctor.report").joinpath("templates", *name.split("/")).read_text("utf-8")
+
+
+def _counter() -> Callable[[], str]:
+    numbers = itertools.count(1)
+    return lambda: str(next(numbers))
+
+
+def _hash(text: str) -> str:
+    digest = hashlib.sha256(text.encode()).digest()
+    return f"sha256-{base64.b64encode(digest).decode('ascii')}"
+
+
+def _visible(value: object) -> object:
+    """Make what cannot be seen visible and bound what is long, in every expression."""
+    if isinstance(value, Markup) or not isinstance(value, str):
+        return value
+    n_more = len(value) - MAX_SHOWN
+    visible = escape.visible(value[:MAX_SHOWN])
+    return f"{visible} ... ({format_count(n_more)} more characters)" if n_more > 0 else visible
+
+
+def _curve(spark: Spark) -> str:
+    """Return the points of a small curve, 100 wide and 20 high."""
+    top = max(spark.values, default=0) or 1
+    n = max(1, len(spark.values) - 1)
+    return " ".join(
+        f"{100 * i / n:.1f},{20 - 18 * v / top:.1f}" for i, v in enumerate(spark.values)
+    )
+
+
+def _pieces(runs: tuple[SegmentRun, ...]) -> list[tuple[str, float, float]]:
+    """Return the kind, the start and the width of each run of blocks, in per cent."""
+    total = sum(run.n_bytes for run in runs) or 1
+    pieces, start = [], 0
+    for run in runs:
+        kind = "pin" if run.pin is not None else run.kind.value
+        pieces.append((kind, 100 * start / total, 100 * run.n_bytes / total))
+        start += run.n_bytes
+    return pieces

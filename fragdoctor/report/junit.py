@@ -16,8 +16,8 @@ from fragdoctor.model.diagnosis import ChecklistItem, Diagnosis, Status
 from fragdoctor.model.finding import Severity
 from fragdoctor.report import escape
 from fragdoctor.report.base import RenderOptions
-from fragdoctor.report.check.phrases import file_line, file_name, hint_text, place_text, shortened
-from fragdoctor.report.phrases import verdict_line
+from fragdoctor.report.views.check import file_line, file_name, hint_text, place_text, shortened
+from fragdoctor.report.words import verdict_line
 
 _BUDGETS: Final = (
     "max-peak",
@@ -51,7 +51,7 @@ class _Suite:
         return sum(c.kind == kind for c in self.cases)
 
 
-def render_check(report: CheckReport, options: RenderOptions) -> str:  # noqa: ARG001 - Renderer
+def render_check(report: CheckReport) -> str:
     """Return one suite for each input."""
     suites = [_Suite(file_name(f), _cases(f), file_line(f)) for f in report.files]
     if report.unjudged:
@@ -61,7 +61,7 @@ def render_check(report: CheckReport, options: RenderOptions) -> str:  # noqa: A
     return _document(suites)
 
 
-def render_diagnosis(diagnosis: Diagnosis, options: RenderOptions) -> str:  # noqa: ARG001 - Renderer
+def render_diagnosis(diagnosis: Diagnosis) -> str:
     """Return one suite: a case for each item of the checklist, and one for the findings."""
     name = ", ".join(shortened(s) for s in diagnosis.case.sources[:10]) or "input"
     cases = [_item(i) for i in diagnosis.checklist]
@@ -151,3 +151,10 @@ def _case(case: _Case, suite: str) -> list[str]:
         f'      <{case.kind} {message} type="{case.kind}">{body}</{case.kind}>',
         "    </testcase>",
     ]
+
+
+def render_result(view: str, result: CheckReport | Diagnosis, options: RenderOptions) -> str:
+    """Return the report of a check, or of a diagnosis: the result says which."""
+    del view
+    del options
+    return render_check(result) if isinstance(result, CheckReport) else render_diagnosis(result)

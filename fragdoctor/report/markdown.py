@@ -1,256 +1,237 @@
-"""Markdown: for a pull request, an issue, or ``$GITHUB_STEP_SUMMARY``."""
+"""A document as GitHub-flavoured Markdown: for a pull request, an issue, a job summary."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final
 
-from fragdoctor.model.diagnosis import Diagnosis, Recommendation, Status
 from fragdoctor.report import escape
 from fragdoctor.report.base import RenderOptions, Verbosity
-from fragdoctor.report.phase_words import (
-    CATEGORY_NAMES,
-    PHASE_NAMES,
-    limits_sentence,
-    main_line,
-    passes_text,
-    peak_sentence,
-    shown_phases,
-    sureness,
+from fragdoctor.report.document import (
+    DETAILS,
+    Bar,
+    Block,
+    Bullets,
+    Cell,
+    Code,
+    Content,
+    Detail,
+    Facts,
+    Gauge,
+    Item,
+    Listing,
+    Paragraph,
+    ReportDocument,
+    Section,
+    SegmentBars,
+    Spark,
+    Style,
+    Table,
+    Timeline,
+    plain,
+    spans,
 )
-from fragdoctor.report.phrases import (
-    also_text,
-    fidelity_line,
-    location_text,
-    predicted_text,
-    verdict_line,
-    verdict_title,
-)
-from fragdoctor.report.story_rows import (
-    story_facts,
-    story_rows,
-    trend_span,
-    trend_text,
-    trend_title,
-)
-from fragdoctor.units import format_count, format_size
+from fragdoctor.report.words import share_of
+from fragdoctor.units import format_count, format_size, plural
 
-_MARKS = {Status.PASS: "ok", Status.WARN: "warn", Status.FAIL: "**FAIL**", Status.SKIP: "skip"}
-_SHOWN = 5
-_STORY_ROWS = 20
+MAX_BYTES: Final = 900_000
+"""GitHub drops a step summary of more than 1 MiB altogether."""
 
-md = escape.markdown
+MAX_TEXT: Final = 4000
+"""Characters of one text: a name of a megabyte must not become a megabyte of report."""
+
+MAX_ROWS: Final = 500
+_WIDE: Final = ("wrap", "path", "list")
+_BOLD: Final = (Style.STRONG, Style.BAD)
 
 
-def render_diagnosis(diagnosis: Diagnosis, options: RenderOptions) -> str:
-    """Return the report as GitHub-flavoured Markdown."""
+def render(document: ReportDocument, options: RenderOptions) -> str:
+    """Return the document; what the short report leaves out is there to unfold."""
     if options.verbosity is Verbosity.QUIET:
-        return f"{md(verdict_line(diagnosis.verdict))}\n"
-    verbose = options.verbosity is Verbosity.VERBOSE
-    limit = None if verbose else _SHOWN
-    blocks = [
-        *_head(diagnosis),
-        *_story(diagnosis, verbose=verbose),
-        *_checklist(diagnosis),
-        *_devices(diagnosis),
-        *_phases(diagnosis),
-        *_pins(diagnosis, limit),
-        *_holders(diagnosis, limit),
-        *_recommendations(diagnosis, limit),
-        *_rejected(diagnosis),
-        *_findings(diagnosis, limit),
-        *_remarks(diagnosis),
-    ]
-    return "\n\n".join(blocks) + "\n"
+        return "".join(f"{_text(plain(line))}\n\n" for line in document.brief).rstrip("\n") + "\n"
+    details = DETAILS[options.verbosity]
+    blocks = [f"## {_text(plain(document.headline))}", *_blocks(document.lead, details)]
+    for section in document.sections:
+        blocks += _section(section, details)
+    if options.verbosity is Verbosity.NORMAL:
+        folded = [b for s in document.sections for b in _section(s, (Detail.FULL,))]
+        folded = [*_blocks(document.lead, (Detail.FULL,)), *folded]
+        if folded:
+            inside = "\n\n".join(folded)
+            blocks.append(f"<details>\n<summary>All details</summary>\n\n{inside}\n\n</details>")
+    return _bounded(blocks)
 
 
-def _head(diagnosis: Diagnosis) -> list[str]:
-    verdict = diagnosis.verdict
-    where = "" if verdict.device is None else f", GPU {verdict.device}"
-    blocks = [f"## {md(verdict_title(verdict))}{where}", md(verdict.summary)]
-    if verdict.also:
-        blocks.append(f"Also: {md(also_text(verdict))}.")
-    if verdict.decider:
-        blocks.append(f"To settle: {md(verdict.decider)}")
-    return blocks
+def _bounded(blocks: Sequence[str]) -> str:
+    """Return the blocks as far as they fit, and say what was left out."""
+    kept: list[str] = []
+    size = 0
+    for block in blocks:
+        size += len(block.encode("utf-8", "surrogatepass")) + 2
+        if size > MAX_BYTES:
+            kept.append("The rest is left out: the report would be too long.")
+            break
+        kept.append(block)
+    return "\n\n".join(kept) + "\n"
 
 
-def _story(diagnosis: Diagnosis, *, verbose: bool) -> list[str]:
-    if diagnosis.story is None:
+def _section(section: Section, details: Sequence[Detail]) -> list[str]:
+    body = _blocks(section.blocks, details)
+    if not body:
         return []
-    rows, n_left = story_rows(diagnosis, 10 * _STORY_ROWS if verbose else _STORY_ROWS)
-    lines = [
-        (
-            md(row.time),
-            row.line,
-            md(row.who),
-            ("&rarr; " if row.is_consequence else "") + md(row.what),
-            md(row.note),
-        )
-        for row in rows
-    ]
-    title = f"Story: {md(story_facts(diagnosis.story))}"
-    blocks = _section(title, ("Time", "Line", "Who", "What", "Why"), lines)
-    if n_left:
-        blocks.append(f"{format_count(n_left)} events left out.")
-    trends = [
-        (md(trend_title(t)), trend_span(t), t.direction.value, md(trend_text(t)))
-        for t in diagnosis.story.trends
-    ]
-    return blocks + _section("Trends", ("Figure", "From", "", "How"), trends)
+    note = f": {section.note}" if section.note else ""
+    return [f"### {_text(section.title + note)}", *body] if section.title else body
 
 
-def _checklist(diagnosis: Diagnosis) -> list[str]:
-    rows = [
-        (_MARKS[i.status], md(i.title), md(i.value), md(i.detail), md(i.source))
-        for i in diagnosis.checklist
-    ]
-    return _section("Checklist", ("", "Check", "Value", "Detail", "From"), rows)
+def _blocks(blocks: Iterable[Block], details: Sequence[Detail]) -> list[str]:
+    shown = (b for b in blocks if b.detail in details and not b.is_empty)
+    written = (_WRITERS.get(b.kind, _nothing)(b) for b in shown)
+    return [text for text in written if text]
 
 
-def _devices(diagnosis: Diagnosis) -> list[str]:
-    rows = [
-        (
-            str(d.device),
-            *(
-                "-" if value is None else format_size(value)
-                for value in (
-                    d.capacity_bytes,
-                    d.reserved_bytes,
-                    d.allocated_bytes,
-                    d.pinned_free_bytes,
-                    d.releasable_bytes,
-                    d.peak_reserved_bytes,
-                )
-            ),
-            "-" if d.alloc_retries is None else format_count(d.alloc_retries),
-        )
-        for d in diagnosis.devices
-        if d.reserved_bytes
-    ]
-    titles = ("GPU", "Capacity", "Reserved", "Live", "Pinned", "Releasable", "Peak", "Retries")
-    return _section("Memory", titles, rows)
+def _nothing(block: Any) -> str:  # noqa: ARG001 - a writer
+    """Return nothing: a picture that only a page can show."""
+    return ""
 
 
-def _phases(diagnosis: Diagnosis) -> list[str]:
-    blocks: list[str] = []
-    for report in shown_phases(diagnosis):
-        rows = [
-            (
-                PHASE_NAMES[p.phase],
-                *passes_text(p),
-                format_size(p.worst_peak_bytes),
-            )
-            for p in report.phases
-        ]
-        titles = ("Phase", "Passes", "Usual peak", "Worst")
-        blocks += _section(f"Training phases of GPU {report.device}", titles, rows)
-        sentence = " ".join(s for s in (peak_sentence(report), limits_sentence(report)) if s)
-        blocks += [md(sentence)] if sentence else []
-        shares = [
-            (CATEGORY_NAMES[s.category], format_size(s.n_bytes), sureness(s), _code(main_line(s)))
-            for s in report.at_peak
-        ]
-        blocks += _section("At the peak", ("Memory", "Allocated", "Sure", "Mostly from"), shares)
-    return blocks
+def _text(text: str) -> str:
+    if len(text) > MAX_TEXT:
+        text = f"{text[: MAX_TEXT // 2]} ... {text[-MAX_TEXT // 2 :]}"
+    return escape.markdown(text)
 
 
-def _pins(diagnosis: Diagnosis, limit: int | None) -> list[str]:
-    rows = [
-        (
-            str(p.device),
-            format_size(p.pinned_bytes),
-            format_count(p.n_blocks),
-            format_size(p.block_bytes),
-            _code(location_text(p.location)),
-        )
-        for p in diagnosis.pins[:limit]
-    ]
-    titles = ("GPU", "Frees", "Blocks", "Size", "Held since")
-    return _section("Pins: live blocks that keep free memory from being used", titles, rows)
+def _content(content: Content, *, in_table: bool = False) -> str:
+    return "".join(_styled(text, style, in_table=in_table) for text, style in spans(content))
 
 
-def _holders(diagnosis: Diagnosis, limit: int | None) -> list[str]:
-    rows = [
-        (
-            str(h.device),
-            format_size(h.now_bytes),
-            "-" if h.peak_bytes is None else format_size(h.peak_bytes),
-            format_count(h.n_blocks),
-            _code(location_text(h.location)),
-        )
-        for h in diagnosis.holders[:limit]
-    ]
-    titles = ("GPU", "Now", "At peak", "Blocks", "Allocated at")
-    return _section("Holders: live memory by source line", titles, rows)
+def _styled(text: str, style: Style | None, *, in_table: bool) -> str:
+    if style is Style.CODE and text.strip():
+        return escape.markdown_code(text[:MAX_TEXT], in_table=in_table)
+    shown = _text(text)
+    if style not in _BOLD or not shown.strip():
+        return shown
+    # Markdown ends bold words only where they end.
+    core = shown.strip()
+    before, _, after = shown.partition(core)
+    return f"{before}**{core}**{after}"
 
 
-def _recommendations(diagnosis: Diagnosis, limit: int | None) -> list[str]:
-    if not diagnosis.recommendations:
-        return []
-    items = [_recommendation(r) for r in diagnosis.recommendations[:limit]]
-    return ["### What to do", "\n".join(items)]
+def _paragraph(block: Paragraph) -> str:
+    return _content(block.content)
 
 
-def _recommendation(one: Recommendation) -> str:
-    lines = [f"{one.rank}. **{md(one.title)}** ({one.confidence.value})"]
-    if one.setting:
-        lines.append(f"   {escape.markdown_code(one.setting)}")
-    facts = [
-        ("Change", one.change),
-        ("Why", one.why),
-        ("Predicted", predicted_text(one.predicted)),
-        *(("At", location_text(place)) for place in one.locations[:2]),
-        ("Cost", one.cost),
-        *(("Mind", caveat) for caveat in one.caveats),
-        ("Verify", one.verify),
-    ]
-    lines += [f"   - {label}: {md(body)}" for label, body in facts if body]
+def _facts(block: Facts) -> str:
+    return "\n".join(f"- {_text(label)}: {_content(c)}" for label, c in block.items)
+
+
+def _bullets(block: Bullets) -> str:
+    return "\n".join(f"- {_content(item)}" for item in block.items)
+
+
+def _code(block: Code) -> str:
+    lines = [escape.visible(line) for line in block.lines]
+    longest = max((len(run) for line in lines for run in _backticks(line)), default=0)
+    fence = "`" * max(3, longest + 1)
+    return "\n".join([fence, *lines, fence])
+
+
+def _backticks(line: str) -> list[str]:
+    return [run for run in "".join(c if c == "`" else " " for c in line).split() if run]
+
+
+def _listing(block: Listing) -> str:
+    return "\n".join(_item(item) for item in block.items)
+
+
+def _item(item: Item) -> str:
+    number = item.label.rstrip(".")
+    if number.isascii() and number.isdigit() and item.label.endswith("."):
+        lead = f"{item.label} "
+    else:
+        lead = "- " + (f"{_styled(item.label, item.style, in_table=False)} " if item.label else "")
+    lines = [f"{lead}{_content(item.head)}"]
+    for inner in (b for b in item.blocks if not b.is_empty):
+        lines += [f"   {line}" for line in _inner(inner)]
     return "\n".join(lines)
 
 
-def _rejected(diagnosis: Diagnosis) -> list[str]:
-    rows = [
-        (
-            _code(r.setting.removeprefix("PYTORCH_CUDA_ALLOC_CONF=") or r.change or r.title),
-            md(r.why),
-            md(predicted_text(r.predicted)),
-        )
-        for r in diagnosis.rejected
-    ]
-    return _section("Would not help here", ("Setting", "Why", "Predicted"), rows)
+def _inner(block: Block) -> list[str]:
+    """Return the lines of a block inside of a list, each an entry of its own."""
+    if isinstance(block, Code):
+        return [f"- {escape.markdown_code(line)}" for line in block.lines]
+    if isinstance(block, Paragraph):
+        return [f"- {_content(block.content)}"] if plain(block.content) else []
+    return _WRITERS.get(block.kind, _nothing)(block).splitlines()
 
 
-def _findings(diagnosis: Diagnosis, limit: int | None) -> list[str]:
-    findings = sorted(diagnosis.findings, key=lambda f: (-int(f.severity), -f.n_bytes, f.code))
-    rows = [(md(f.code), f.severity.name.lower(), md(f.message)) for f in findings[:limit]]
-    return _section("Findings", ("Rule", "Severity", "Finding"), rows)
+def _table(block: Table) -> str:
+    rows = block.rows[:MAX_ROWS]
+    # What is drawn is left out: the figures beside it say the same.
+    kept = [i for i in range(len(block.columns)) if not _is_drawn(rows[0].cells[i])]
+    if not kept:
+        return ""
+    columns = [block.columns[i] for i in kept]
+    # What stands below a row stands in its main cell here.
+    main = next((i for i, c in enumerate(columns) if c.kind in _WIDE), len(columns) - 1)
+    marks = ["---:" if c.kind == "right" else "---" for c in columns]
+    lines = [_row(_text(c.title) for c in columns), _row(marks)]
+    for row in rows:
+        cells = [_cell(row.cells[i]) for i in kept]
+        cells[main] = "<br>".join([cells[main], *(_content(n, in_table=True) for n in row.notes)])
+        lines.append(_row(cells))
+    n_left = block.n_left_out + len(block.rows) - len(rows)
+    more = f"\n\n{format_count(n_left)} more with --format json" if n_left else ""
+    return "\n".join(lines) + more
 
 
-def _remarks(diagnosis: Diagnosis) -> list[str]:
-    blocks = []
-    if diagnosis.corrections:
-        blocks += ["### Often said, but wrong here", _bullets(diagnosis.corrections)]
-    fidelity = fidelity_line(diagnosis)
-    notes = [*diagnosis.notes, *([fidelity] if fidelity else [])]
-    if notes:
-        blocks += ["### About this input", _bullets(notes)]
-    return blocks
+def _is_drawn(cell: Cell) -> bool:
+    return isinstance(cell, Gauge | Spark)
 
 
-def _section(title: str, titles: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    if not rows:
-        return []
-    head = [_row(titles), _row("---" for _ in titles)]
-    return [f"### {title}", "\n".join([*head, *(_row(r) for r in rows)])]
+def _cell(cell: Cell) -> str:
+    return "" if isinstance(cell, Gauge | Spark) else _content(cell, in_table=True)
 
 
 def _row(cells: Iterable[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _bullets(sentences: Sequence[str]) -> str:
-    return "\n".join(f"- {md(sentence)}" for sentence in sentences)
+def _bar(block: Bar) -> str:
+    lines = [_row(("Memory", "Bytes", "Share", "")), _row(("---", "---:", "---:", "---"))]
+    for part in block.parts:
+        share = share_of(part.n_bytes, block.total_bytes)
+        lines.append(_row((part.name, format_size(part.n_bytes), share, _text(part.meaning))))
+    return "\n".join(lines)
 
 
-def _code(text: str) -> str:
-    return escape.markdown_code(text, in_table=True)
+def _timeline(block: Timeline) -> str:
+    strip = block.strip
+    lines = [_row(("Memory", "First", "Peak", "Last")), _row(("---", "---:", "---:", "---:"))]
+    for i, name in enumerate(("allocated", "reserved")):
+        values = (strip.first_bytes[i], strip.peak_bytes[i], strip.last_bytes[i])
+        lines.append(_row((name, *(format_size(v) for v in values))))
+    ooms, flushes = plural(strip.n_ooms, "OOM"), plural(strip.n_flushes, "flush", "flushes")
+    return "\n".join([*lines, "", f"{ooms}, {flushes}."])
+
+
+def _segments(block: SegmentBars) -> str:
+    titles = (*block.titles,)
+    lines = [_row(_text(t) for t in titles), _row("---:" for _ in titles)]
+    lines += [_row(bar.figures) for bar in block.bars]
+    return "\n".join(lines)
+
+
+_WRITERS: Final[Mapping[str, Callable[[Any], str]]] = MappingProxyType(
+    {
+        Paragraph.kind: _paragraph,
+        Facts.kind: _facts,
+        Bullets.kind: _bullets,
+        Code.kind: _code,
+        Listing.kind: _listing,
+        Table.kind: _table,
+        Bar.kind: _bar,
+        Timeline.kind: _timeline,
+        SegmentBars.kind: _segments,
+    }
+)

@@ -9,8 +9,8 @@ from typing import Final
 from fragdoctor.gate.judgement import CheckReport, FileJudgement, Reason
 from fragdoctor.model.diagnosis import Cause, Diagnosis
 from fragdoctor.model.finding import Finding, Location, Severity
-from fragdoctor.report.phrases import verdict_title
 from fragdoctor.report.places import Place, place_of, place_of_input
+from fragdoctor.report.words import verdict_title
 from fragdoctor.rules.registry import find_rule
 
 MAX_RESULTS: Final = 200

@@ -127,3 +127,11 @@ def _location(place: Place) -> Json:
             {"name": escape.visible(place.function)[:200], "kind": "function"}
         ]
     return document
+
+
+def render_result(view: str, result: CheckReport | Diagnosis, options: RenderOptions) -> str:
+    """Return the report of a check, or of a diagnosis: the result says which."""
+    del view
+    if isinstance(result, CheckReport):
+        return render_check(result, options)
+    return render_diagnosis(result, options)

@@ -114,6 +114,13 @@ class FailedRequest:
         return available if self.limit_bytes is None else min(available, self.limit_bytes)
 
     @property
+    def fraction(self) -> float | None:
+        """The memory fraction that the limit stands for; None where either is unknown."""
+        if self.limit_bytes is None or not self.total_bytes:
+            return None
+        return self.limit_bytes / self.total_bytes
+
+    @property
     def is_alone_too_large(self) -> bool:
         """Whether the request by itself exceeds the device, or all that PyTorch could have."""
         wholes = [b for b in (self.total_bytes, self.available_bytes) if b is not None]

@@ -1,4 +1,4 @@
-"""Failures of a log: repeated prints made one, consequences told apart from causes."""
+"""Failures of a log: repeated prints merged, consequences separated from causes."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _ENDS_RUN: Final = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """A scene and how many lines told the same."""
+class MergedScene:
+    """A scene, and how many lines reported it."""
 
     scene: Scene
     n_lines: int = 1
@@ -36,24 +36,24 @@ class Told:
 
 def collapsed(
     scenes: Sequence[Scene], messages: Sequence[OomMessage], processes: Processes
-) -> list[Told]:
+) -> list[MergedScene]:
     """Return the scenes, each failure once, at its first line."""
-    told: list[Told] = []
+    merged: list[MergedScene] = []
     recent: list[int] = []  # failures that a further print may repeat
     for scene in _ranked(scenes, processes):
-        if scene.kind in _ENDS_RUN and not (told and told[-1].scene.kind is scene.kind):
-            recent = [i for i in recent if not _belongs(told[i].scene, scene, processes)]
+        if scene.kind in _ENDS_RUN and not (merged and merged[-1].scene.kind is scene.kind):
+            recent = [i for i in recent if not _belongs(merged[i].scene, scene, processes)]
         same = next(
-            (i for i in reversed(recent) if _repeats(told[i], scene, messages, processes)), -1
+            (i for i in reversed(recent) if _repeats(merged[i], scene, messages, processes)), -1
         )
         if same >= 0:
-            first = told[same]
-            told[same] = Told(_merged(first.scene, scene), first.n_lines + 1)
+            first = merged[same]
+            merged[same] = MergedScene(_merged(first.scene, scene), first.n_lines + 1)
             continue
-        told.append(Told(scene))
+        merged.append(MergedScene(scene))
         if scene.kind in FAILURES or scene.kind in _ALSO_REPEATED:
-            recent = [*recent[-20:], len(told) - 1]
-    return told
+            recent = [*recent[-20:], len(merged) - 1]
+    return merged
 
 
 def _belongs(failure: Scene, scene: Scene, processes: Processes) -> bool:
@@ -71,7 +71,7 @@ def _merged(first: Scene, later: Scene) -> Scene:
 
 
 def _repeats(
-    first: Told, scene: Scene, messages: Sequence[OomMessage], processes: Processes
+    first: MergedScene, scene: Scene, messages: Sequence[OomMessage], processes: Processes
 ) -> bool:
     earlier = first.scene
     if earlier.kind is not scene.kind or scene.line - earlier.line > _NEAR_LINES * first.n_lines:
@@ -89,7 +89,7 @@ def _repeats(
 
 
 def figures_of(message: OomMessage) -> tuple[int | None, ...]:
-    """Return the figures that tell one failure from the next."""
+    """Return the figures that distinguish one failure from the next."""
     return (
         message.device_index,
         message.requested_bytes,
@@ -149,9 +149,9 @@ class CauseFinder:
     """Links each failure to the one that it follows from."""
 
     def __init__(
-        self, told: Sequence[Told], messages: Sequence[OomMessage], processes: Processes
+        self, merged: Sequence[MergedScene], messages: Sequence[OomMessage], processes: Processes
     ) -> None:
-        self._scenes = [t.scene for t in told]
+        self._scenes = [t.scene for t in merged]
         self._messages = messages
         self._processes = processes
         self._progress = sorted(
@@ -216,7 +216,7 @@ class CauseFinder:
         return Link()
 
     def _went_on(self, earlier: Scene, scene: Scene) -> bool:
-        """Tell whether the process of a failure made progress before a later line.
+        """Return whether the process of a failure made progress before a later line.
 
         Of very much progress only the part right after the failure is looked at.
         """

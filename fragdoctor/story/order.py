@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Final
 
-from fragdoctor.model.story import Moment, Scene, SceneKind
+from fragdoctor.model.story import Scene, SceneKind, TimePrecision
 
 _SAME_RESTART_LINES: Final = 40
 """Lines about one restart: the agent that announces it, and the workers that start."""
@@ -17,17 +17,17 @@ _SAME_RESTART_LINES: Final = 40
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """What tells the writers of a log apart; None is "not printed"."""
+    """What distinguishes the writers of a log; None is "not printed"."""
 
     rank: int | None
     pid: int | None
 
 
 class Processes:
-    """Tells whether two lines of one log come from the same process.
+    """Decides whether two lines of one log come from the same process.
 
-    A line that names no rank is nobody's in a log of several ranks; in a log of one process all
-    lines are its own. After a restart every process is a new one.
+    In a log of several ranks a line without a rank belongs to no process; in a log of one process
+    all lines are its own. After a restart every process is a new one.
     """
 
     def __init__(self, scenes: Sequence[Scene]) -> None:
@@ -45,7 +45,7 @@ class Processes:
         return bisect_right(self._restarts, line)
 
     def may_be_same(self, a: Scene, b: Scene) -> bool:
-        """Tell whether two lines come from one process as far as ranks and pids are printed."""
+        """Return whether two lines come from one process as far as ranks and pids are printed."""
         if self.generation(a.line) != self.generation(b.line):
             return False
         return _agree(a.rank, b.rank, self.n_ranks) and _agree(a.pid, b.pid, self.n_pids)
@@ -82,40 +82,40 @@ def in_order(scenes: Sequence[Scene]) -> tuple[list[Scene], bool]:
     A line without a time has that of the line above it. Times of a kind that is in the minority
     (a library that prints another format) count as none.
     """
-    kinds = Counter(s.moment for s in scenes if s.moment is not Moment.NONE)
+    kinds = Counter(s.precision for s in scenes if s.precision is not TimePrecision.NONE)
     if not kinds:
         return sorted(scenes, key=lambda s: s.line), False
     main, n_timed = kinds.most_common(1)[0]
     if n_timed < 2 or n_timed < _MIN_TIMED_SHARE * len(scenes):
         return sorted([replace(s, time_s=None) for s in scenes], key=lambda s: s.line), False
-    counted = _days_counted(scenes) if main is Moment.CLOCK else _completed(scenes, main)
+    counted = _days_counted(scenes) if main is TimePrecision.CLOCK else _completed(scenes, main)
     timed = _filled(counted, main)
     return sorted(timed, key=lambda s: (s.time_s or 0.0, s.line)), True
 
 
-def _completed(scenes: Sequence[Scene], main: Moment) -> list[Scene]:
+def _completed(scenes: Sequence[Scene], main: TimePrecision) -> list[Scene]:
     """Return times without a year, or a date, with those of the last line that prints them."""
-    if main is not Moment.DATED:
+    if main is not TimePrecision.DATED:
         return list(scenes)
     whole: list[Scene] = []
     last: datetime | None = None
     for scene in scenes:
-        if scene.moment is Moment.DATED and scene.time_s is not None:
+        if scene.precision is TimePrecision.DATED and scene.time_s is not None:
             last = datetime.fromtimestamp(scene.time_s, UTC)
         elif scene.time_s is not None and last is not None:
-            time_s = _with_date(scene.moment, scene.time_s, last)
+            time_s = _with_date(scene.precision, scene.time_s, last)
             if time_s is not None:
-                whole.append(replace(scene, time_s=time_s, moment=Moment.DATED))
+                whole.append(replace(scene, time_s=time_s, precision=TimePrecision.DATED))
                 continue
         whole.append(scene)
     return whole
 
 
-def _with_date(moment: Moment, time_s: float, last: datetime) -> float | None:
-    if moment is Moment.CLOCK:
+def _with_date(precision: TimePrecision, time_s: float, last: datetime) -> float | None:
+    if precision is TimePrecision.CLOCK:
         midnight = last.replace(hour=0, minute=0, second=0, microsecond=0)
         return midnight.timestamp() + time_s
-    if moment is Moment.YEARLESS:
+    if precision is TimePrecision.YEARLESS:
         try:
             return datetime.fromtimestamp(time_s, UTC).replace(year=last.year).timestamp()
         except ValueError:  # the 29th of February of another year
@@ -128,7 +128,7 @@ def _days_counted(scenes: Sequence[Scene]) -> list[Scene]:
     counted: list[Scene] = []
     day, last = 0, None
     for scene in scenes:
-        if scene.moment is not Moment.CLOCK or scene.time_s is None:
+        if scene.precision is not TimePrecision.CLOCK or scene.time_s is None:
             counted.append(scene)
             continue
         if last is not None and scene.time_s < last - _DAY_S / 2:
@@ -138,8 +138,8 @@ def _days_counted(scenes: Sequence[Scene]) -> list[Scene]:
     return counted
 
 
-def _filled(scenes: Sequence[Scene], main: Moment) -> list[Scene]:
-    known = [s.time_s if s.moment is main else None for s in scenes]
+def _filled(scenes: Sequence[Scene], main: TimePrecision) -> list[Scene]:
+    known = [s.time_s if s.precision is main else None for s in scenes]
     last = next((t for t in known if t is not None), None)
     filled: list[Scene] = []
     for scene, time_s in zip(scenes, known, strict=True):

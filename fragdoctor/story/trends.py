@@ -9,11 +9,11 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from fragdoctor.analysis.slopes import kendall_deviation, pairwise_slopes, sen_bounds
+from fragdoctor.analysis.trend import trend_of
 from fragdoctor.model.finding import Confidence
 from fragdoctor.model.oom import OomMessage
 from fragdoctor.model.story import Direction, LogStory, Scene, SceneKind, StoryEvent, Trend
-from fragdoctor.story.failures import Link, Told
+from fragdoctor.story.failures import Link, MergedScene
 from fragdoctor.story.order import Processes
 from fragdoctor.units import MIB
 
@@ -30,8 +30,11 @@ MIN_RISE_SHARE: Final = 0.03
 LEVEL_SHARE: Final = 0.1
 """Points within a tenth of their median are level if nothing drives them one way."""
 
-_POSSIBLE_Z: Final = 1.0
-_LIKELY_Z: Final = 2.2
+POSSIBLE_P: Final = 1 / 6
+"""The chance that three points rise by chance: few trials are all that a log may have."""
+
+LIKELY_P: Final = 1 / 72
+"""Five points that all rise are below it, four are not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,23 +51,21 @@ class Slope:
 def slope_of(points: npt.NDArray[np.float64]) -> Slope:
     """Return the Theil-Sen slope of evenly spaced points and its direction.
 
-    The direction rests on Kendall's test (every pair votes up or down), its bounds on Sen's
-    (P. K. Sen, 1968: Estimates of the regression coefficient based on Kendall's tau). Three points
-    that all rise are "possible", five are "likely"; a rise below 32 MiB or 3 % in all is level.
+    Three points that all rise are "possible", five are "likely"; a rise below 32 MiB or 3 % in all
+    is level.
     """
     n = len(points)
     if n < MIN_POINTS:
         return Slope(None, None, None, Direction.TOO_FEW, None)
-    slopes = pairwise_slopes(np.arange(n, dtype=np.float64), points)
-    slope = float(np.median(slopes))
-    votes = int(np.sign(slopes).sum())
-    z = max(0, abs(votes) - 1) / kendall_deviation(n)
-    low, high = (None, None) if n == MIN_POINTS else sen_bounds(slopes, n)
+    trend = trend_of(np.arange(n, dtype=np.float64), points)
+    slope = trend.slope
+    low, high = (None, None) if n == MIN_POINTS else (trend.low, trend.high)
     median = float(np.median(points))
     rise = abs(slope) * (n - 1)
-    if z >= _POSSIBLE_Z and rise >= max(MIN_RISE_BYTES, MIN_RISE_SHARE * median):
+    p_value = trend.p_change
+    if p_value <= POSSIBLE_P and rise >= max(MIN_RISE_BYTES, MIN_RISE_SHARE * median):
         direction = Direction.GROWS if slope > 0 else Direction.FALLS
-        confidence = Confidence.LIKELY if z >= _LIKELY_Z else Confidence.POSSIBLE
+        confidence = Confidence.LIKELY if p_value <= LIKELY_P else Confidence.POSSIBLE
         return Slope(slope, low, high, direction, confidence)
     spread = float(np.subtract(*np.percentile(points, [90, 10])))
     if spread <= max(2 * MIN_RISE_BYTES, LEVEL_SHARE * median):
@@ -87,11 +88,11 @@ class _Point:
 
 
 def trends_at_failures(
-    told: Sequence[Told], links: Sequence[Link], messages: Sequence[OomMessage]
+    merged: Sequence[MergedScene], links: Sequence[Link], messages: Sequence[OomMessage]
 ) -> list[Trend]:
     """Return what was allocated, and cached without use, at the failures of each rank."""
     series: dict[tuple[int | None, int | None], list[tuple[Scene, OomMessage]]] = {}
-    for one, link in zip(told, links, strict=True):
+    for one, link in zip(merged, links, strict=True):
         scene = one.scene
         if scene.kind is SceneKind.OOM and scene.message is not None and link.cause is None:
             message = messages[scene.message]
@@ -219,7 +220,7 @@ _RUN_RISE_SHARE: Final = 0.1
 
 
 def memory_over_trials(story: LogStory) -> Trend | None:
-    """Return the trend that tells whether memory accumulates; None where nothing tells.
+    """Return the trend that shows whether memory accumulates; None if nothing does.
 
     What is printed between trials says more than what was allocated when memory ran out, which the
     size of the trial decides as well.
@@ -293,7 +294,7 @@ def trials_before_failure(story: LogStory) -> int | None:
 
 
 def has_process_each(story: LogStory) -> bool:
-    """Tell whether every trial whose process is printed ran in one of its own."""
+    """Return whether every trial whose process is printed ran in one of its own."""
     of_trial: dict[str, set[int]] = {}
     for event in story.events:
         if event.trial and event.pid is not None:

@@ -48,6 +48,17 @@ class Edit:
         return changed.native(reproduction.operations)
 
 
+def combined(edits: Sequence[Edit]) -> Edit:
+    """Return the edit that does several, each on what the ones before it left."""
+
+    def change(reproduction: Reproduction, ops: Operations) -> Operations:
+        for edit in edits:
+            ops = edit.change(reproduction, ops)
+        return ops
+
+    return Edit(" + ".join(edit.name for edit in edits), change)
+
+
 def empty_cache_at(rows: Sequence[int]) -> Edit:
     """Return the edit that calls ``empty_cache()`` before given event rows."""
     wanted = np.array(sorted(set(rows)), np.int64)

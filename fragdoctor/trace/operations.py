@@ -12,6 +12,7 @@ from fragdoctor._native import _ext
 from fragdoctor.model.snapshot import U8, U64
 
 U32 = npt.NDArray[np.uint32]
+NativeOps = _ext.NativeOps
 
 OPERATION = np.dtype(
     {

@@ -34,6 +34,10 @@ OPTIMIZER_FILE: Final = re.compile(
     re.IGNORECASE,
 )
 OPTIMIZER_STEP: Final = re.compile(r"^(?:_init_group|_?(?:single|multi)_tensor_\w+|step)$")
+LOSS: Final = re.compile(
+    r"loss|cross_entropy|log_softmax|nll|criterion|kl_div|logsumexp", re.IGNORECASE
+)
+"""Functions that compute a loss."""
 
 _STEP, _BACKWARD, _MODULE, _INIT, _MAY_INIT = 1, 2, 4, 8, 16
 _ZERO, _RECOMPUTE, _STATE, _CLIP, _CLOSURE = 32, 64, 128, 256, 512

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from browser.chromium import Chromium, find_chromium
-from fragdoctor.report.html import render_html
+from fragdoctor.report.base import RenderOptions, render
 
 
 @pytest.fixture(scope="session")
@@ -25,7 +25,7 @@ def open_page(chromium, tmp_path):
 
     def open_(diagnosis, **options):
         path = tmp_path / f"page-{len(opened)}.html"
-        path.write_text(render_html(diagnosis), "utf-8")
+        path.write_text(render("analyze", "html", diagnosis, RenderOptions()), "utf-8")
         page = chromium.page(path, **options)
         opened.append(page)
         return page

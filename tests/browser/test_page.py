@@ -288,7 +288,9 @@ def test_copy_button_copies_the_setting(open_page):
     page.evaluate("document.querySelector('[data-copy]').click()")
     page.settle()
 
-    assert page.evaluate("window.copied") == "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+    assert page.evaluate("window.copied") == (
+        "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+    )
 
 
 def test_policy_stops_markup_that_would_slip_through(open_page):
@@ -306,7 +308,7 @@ def test_policy_stops_markup_that_would_slip_through(open_page):
 def test_every_item_of_the_checklist_can_be_seen(open_page):
     page = open_page(diagnoses.nothing_known())
 
-    boxes = page.evaluate("""[...document.querySelectorAll('.check')].map((e) => {
+    boxes = page.evaluate("""[...document.querySelectorAll('#checklist tbody tr')].map((e) => {
       const r = e.getBoundingClientRect(); return r.left >= 0 && r.width > 200 && r.height > 20;
     })""")
 
@@ -330,6 +332,7 @@ def test_graphics_are_focusable_and_described(open_page):
 
 def test_print_opens_details_and_turns_light(open_page):
     page = open_page(tiny_diagnosis(), dark=True)
+    page.evaluate("document.querySelector('main').append(document.createElement('details'))")
 
     page.evaluate("window.dispatchEvent(new Event('beforeprint'))")
     during = page.evaluate(

@@ -198,6 +198,7 @@ def test_unmarked_tests_need_no_torch(pytester: pytest.Pytester) -> None:
         "limit_gpu_memory()",
         'limit_gpu_memory("much")',
         'limit_gpu_memory("5%")',
+        "limit_gpu_memory(8)",
         'limit_gpu_memory("1 GiB", "cuda:0")',
         'limit_gpu_memory("1 GiB", device=True)',
         'limit_gpu_leaks("1 GiB", 0, 1)',

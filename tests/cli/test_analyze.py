@@ -26,7 +26,7 @@ def test_analyze_report_goes_to_standard_output_alone(
     done = run("analyze", message)
 
     assert (done.code, done.err) == (0, "")
-    assert done.out.startswith("Fragmentation (proven)  GPU 0\n")
+    assert done.out.startswith("Fragmentation (proven) on GPU 0. Cure:\n")
 
 
 @pytest.mark.parametrize("fmt", FORMATS)
@@ -58,16 +58,22 @@ def test_analyze_overrides_reach_the_diagnosis(
     ) == (1, 0.5, "2.4.1")
 
 
-def test_analyze_quiet_is_one_line(run: Run, pipeline: FakePipeline, message: str) -> None:
-    assert run("analyze", message, "--quiet").out.count("\n") == 1
+def test_analyze_quiet_is_the_verdict_and_the_cure(
+    run: Run, pipeline: FakePipeline, message: str
+) -> None:
+    verdict, cure = run("analyze", message, "--quiet").out.splitlines()
+
+    assert verdict.startswith("Fragmentation (proven) on GPU 0: 500.00 MiB")
+    assert cure == "export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
 
 
-def test_analyze_verbose_says_more(run: Run, pipeline: FakePipeline, message: str) -> None:
-    normal, verbose = run("analyze", message).out, run("analyze", message, "--verbose").out
+@pytest.mark.parametrize("flag", ["--full", "--verbose", "-v"])
+def test_analyze_full_says_more(flag: str, run: Run, pipeline: FakePipeline, message: str) -> None:
+    normal, full = run("analyze", message).out, run("analyze", message, flag).out
 
     assert "FD301" not in normal
-    assert "FD301" in verbose
-    assert "Skipped rules" in verbose
+    assert "FD301" in full
+    assert "Rules that could not run" in full
 
 
 @pytest.mark.parametrize(

@@ -63,7 +63,8 @@ def test_check_of_a_healthy_snapshot_passes(run: Run, here: Path) -> None:
     outcome = run("check", "ok.pickle")
 
     assert outcome.code == 0
-    assert outcome.out.startswith("ok      ok.pickle: Healthy")
+    assert outcome.out.startswith("GPU memory check passed")
+    assert "ok  ok.pickle: Healthy" in outcome.out
 
 
 def test_check_of_an_out_of_memory_fails_with_the_reason(run: Run, here: Path) -> None:
@@ -244,7 +245,7 @@ def test_several_reports_are_written_at_once(run: Run, here: Path) -> None:
     )  # fmt: skip
 
     assert outcome.code == 1
-    assert outcome.out.startswith("FAILED")
+    assert outcome.out.startswith("GPU memory check failed")
     assert json.loads((here / "o.sarif").read_text())["version"] == "2.1.0"
     assert "<testsuites" in (here / "o.xml").read_text()
     assert json.loads((here / "o.json").read_text())["exit_code"] == 1

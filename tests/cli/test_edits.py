@@ -128,5 +128,5 @@ def test_smallest_capacity_lies_between_the_bound_and_what_was_needed(
     smallest = result["smallest_capacity_bytes"]
     assert isinstance(smallest, int)
     assert result["peak_active_bytes"] <= smallest  # type: ignore[operator]
-    again = result_of(run, fragmented, "--conf", conf, "--capacity", str(smallest))
+    again = result_of(run, fragmented, "--conf", conf, "--capacity", f"{smallest}B")
     assert again["fits"] is True

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import inspect
 import json
-from dataclasses import fields
 
 import pytest
+import typer.main
 from builders import pickled
 from command_line import Run
 from training_runs import training
 
-from fragdoctor.cli.estimate import estimate
-from fragdoctor.cli.estimate_options import EstimateOptions
-from fragdoctor.cli.estimate_routes import NEEDS, USED, Route, flag_of, refuse_unused
+from fragdoctor.cli.commands import app
+from fragdoctor.cli.estimate_routes import NEEDS, PARAMETERS, USED, Route, flag_of, refuse_unused
 from fragdoctor.errors import ConfigError
 
-NAMES = [field.name for field in fields(EstimateOptions)]
 CONFIG = {
     "model_type": "llama", "hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4,
     "intermediate_size": 688, "vocab_size": 1000,
@@ -48,8 +45,8 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> dict[Route, list[str]]
     names = [str(path) for path in recordings]
     return {
         Route.GPUS: ["--list-gpus"],
-        Route.BATCHES: names,
-        Route.PROCESSES: names[:1],
+        Route.FIT: names,
+        Route.PACK: names[:1],
         Route.MODEL: ["--model", "some.module:build"],
         Route.MODEL_INFERENCE: ["--model", "some.module:build", "--inference"],
         Route.FILE: [str(config)],
@@ -66,7 +63,7 @@ def words_of(name: str) -> list[str]:
 PAIRS = [
     (route, name)
     for route in Route
-    for name in NAMES
+    for name in PARAMETERS
     if name not in USED[route] and name not in CHOOSERS
 ]
 
@@ -115,8 +112,50 @@ def test_option_that_needs_another_is_refused_alone(name: str, others: tuple[str
 
 
 def test_table_names_every_parameter_of_the_command_and_nothing_else() -> None:
-    parameters = set(inspect.signature(estimate).parameters) - {"ctx"}
+    command = typer.main.get_command(app).commands["estimate"]
+    parameters = {p.name for p in command.params} - {"help"}
 
-    assert set(NAMES) == parameters
-    assert set().union(*USED.values()) == parameters
+    assert set(PARAMETERS) == parameters == set().union(*USED.values())
     assert set(USED) == set(Route)
+
+
+@pytest.mark.parametrize("words", [["fit"], ["pack"], ["estimate"]])
+def test_help_of_each_verb_lists_its_own_options(run: Run, words: list[str]) -> None:
+    said = run(*words, "--help").out
+
+    own = {"fit": "--batches", "pack": "--per-process", "estimate": "--params"}
+    for verb, option in own.items():
+        assert (option in said) == (verb == words[0])
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_older_spellings_do_what_the_verbs_do(
+    run: Run, commands: dict[Route, list[str]], form: str
+) -> None:
+    recordings, one = commands[Route.FIT], commands[Route.PACK]
+    for verb, words in (
+        ("fit", [*recordings, "--gpu", "24GiB", "--explain"]),
+        ("fit", [*recordings, "--batches", "2,4", "--capacity", "1GiB"]),
+        ("fit", recordings),
+        ("fit", [*recordings, "--gpu", "24GiB", "--capacity", "1GiB"]),
+        ("pack", [*one, "--gpu", "24GiB", "--processes", "3"]),
+        ("pack", ["--per-process", "6GB", "--gpu", "24GiB", "--headroom", "1GiB"]),
+        ("pack", ["--per-process", "6GB"]),
+    ):
+        older, newer = (run(v, *words, "--format", form) for v in ("estimate", verb))
+
+        assert (newer.code, newer.out, newer.err) == (older.code, older.out, older.err)
+
+
+def test_pack_asks_for_a_recording_where_none_is_given(run: Run) -> None:
+    done = run("pack", "--gpu", "24GiB")
+
+    assert done.code == 2
+    assert "--per-process" in done.err
+
+
+def test_fit_asks_for_a_second_recording(run: Run, commands: dict[Route, list[str]]) -> None:
+    done = run("fit", *commands[Route.PACK])
+
+    assert done.code == 2
+    assert "fragdoctor fit b4.pickle b8.pickle" in done.err

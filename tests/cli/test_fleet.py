@@ -10,7 +10,7 @@ from builders import MIB
 from command_line import Run
 
 import fragdoctor
-from fragdoctor.report.fleet.text import MAX_TABLE
+from fragdoctor.report.views.fleet import MAX_TABLE
 
 SCHEMA = Path(fragdoctor.__file__).parent / "report" / "schema" / "fleet-1.0.schema.json"
 ODD = {5: {"held": {10: 900}, "refused_mib": 512}}
@@ -73,7 +73,7 @@ def test_text_keeps_to_the_width_and_does_not_flood(
     paths = [line for line in lines if "PYTORCH_" in line or "fragdoctor analyze" in line]
     assert max(len(line) for line in lines if line not in paths) <= width
     assert len(lines) < 60
-    assert any("--verbose" in line for line in lines) == (n > MAX_TABLE)
+    assert any("--full" in line for line in lines) == (n > MAX_TABLE)
 
 
 def test_verbose_lists_every_rank(run: Run, tmp_path: Path) -> None:
@@ -122,7 +122,7 @@ def test_format_without_a_report_of_ranks_is_refused_early(run: Run, job: Path, 
 def test_log_of_nobody_is_noted(run: Run, job: Path) -> None:
     (job / "train.log").write_text("CUDA out of memory. Tried to allocate 2.00 GiB.\n")
 
-    assert "No rank could be told to own train.log." in run("analyze", str(job)).out
+    assert "No rank could be matched with train.log." in run("analyze", str(job)).out
 
 
 def test_log_of_the_job_is_shared_out_to_its_ranks(run: Run, tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ def test_oom_several_messages_first_cause_on_top(run: Run, pipeline: FakePipelin
     lines = run("oom", "-", stdin=log.encode()).out.splitlines()
 
     table = lines[next(i for i, line in enumerate(lines) if line.startswith("Messages")) :]
-    assert table[2].split()[:6] == ["first", "1", "1", "0", "500.00", "MiB"]
+    assert table[2].split()[:6] == ["judged", "1", "1", "0", "500.00", "MiB"]
     assert table[3].split()[:5] == ["3", "0", "0", "600.00", "MiB"]
 
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -43,7 +44,7 @@ class Runner:
             cwd=self.home,
             input=stdin,
             capture_output=True,
-            timeout=60,
+            timeout=240,
             check=False,
         )
 
@@ -136,7 +137,7 @@ def test_run_tells_the_last_failure_although_its_bundle_was_one_too_many(runner)
 
     done = runner.run(str(script))
 
-    first = done.stderr.decode().split("the most telling first:\n  ")[1].split("\n")[0]
+    first = done.stderr.decode().split("the one that explains most first:\n  ")[1].split("\n")[0]
     assert "exit-pid" in first
     assert "70.00 MiB" in (runner.home / first / "oom.txt").read_text(encoding="utf-8")
 
@@ -242,7 +243,7 @@ def test_run_of_torchrun_children_names_ranks_and_the_first_failure_first(runner
     assert (1, 2) == tuple(
         runner.manifest(runner.bundles()[1])[key] for key in ("rank", "world_size")
     )
-    assert b"the most telling first:\n  out/rank1-oom1-pid" in done.stderr
+    assert b"the one that explains most first:\n  out/rank1-oom1-pid" in done.stderr
 
 
 def test_run_of_forked_children_leaves_a_bundle_of_those_that_use_the_gpu(runner) -> None:
@@ -325,23 +326,45 @@ def test_run_into_a_place_that_cannot_be_written_keeps_the_program_unaware(runne
     assert b"Traceback" not in done.stderr
 
 
-def _signalled(runner: Runner, body: str, number: int, **env: str) -> tuple[int, str, str]:
+SIGNALS = (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM)
+
+
+def _by_default() -> None:
+    """Undo what the suite itself was started with: nohup and & let children ignore signals."""
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_DFL)
+
+
+def _under_nohup() -> None:
+    _by_default()
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+
+def _signalled(
+    runner: Runner, body: str, *numbers: int, before: Callable[[], None] = _by_default, **env: str
+) -> tuple[int, str, str]:
+    """Send signals to a program that is ready, or that writes its bundle if that takes time."""
     script = runner.script(f"torch.alloc(1)\n{body}")
-    argv = runner.argv(str(script))
     child = subprocess.Popen(
-        argv,
+        runner.argv(str(script)),
         env=runner.environment(**env),
         cwd=runner.home,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
+        preexec_fn=before,  # noqa: PLW1509 - no thread of the suite holds a lock it needs
     )
-    assert child.stdout is not None
-    assert "ready\n" == child.stdout.readline()
-    time.sleep(0.5 if env else 0.0)  # well into the writing
-    child.send_signal(number)
-    out, err = child.communicate(timeout=30)
+    try:
+        assert child.stdout is not None
+        assert "ready\n" == child.stdout.readline()
+        while env and not any(p.name.startswith(".exit") for p in runner.out.glob(".*")):
+            time.sleep(0.01)
+        for number in numbers:
+            child.send_signal(number)
+        out, err = child.communicate(timeout=120)
+    finally:
+        child.kill()
     return child.returncode, out, err
 
 
@@ -363,6 +386,13 @@ def test_run_of_a_program_whose_terminal_goes_away_leaves_a_bundle_and_129(runne
     assert 129 == code
     assert ["sighup"] == without_pid(runner.bundles())
     assert "SIGHUP" == runner.manifest(runner.bundles()[0])["signal"]
+
+
+def test_run_that_was_told_to_ignore_hangups_goes_on(runner) -> None:
+    code, _, _ = _signalled(runner, WAITS, signal.SIGHUP, signal.SIGTERM, before=_under_nohup)
+
+    assert 143 == code
+    assert ["sigterm"] == without_pid(runner.bundles())
 
 
 def test_run_of_a_program_that_ignores_hangups_goes_on(runner) -> None:

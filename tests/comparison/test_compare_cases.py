@@ -229,7 +229,7 @@ def test_smaller_device_is_no_change_of_the_program(shared: Path) -> None:
 
 @pytest.mark.parametrize(
     ("n_steps", "told"),
-    [(2, "in B (12 steps), A shows too few steps to tell."), (9, "in A it does not.")],
+    [(2, "in B (12 steps), A has too few steps to say."), (9, "in A it does not.")],
 )
 def test_leak_is_denied_only_of_a_run_with_enough_steps(n_steps: int, told: str) -> None:
     place = Location("train.py", 19, "forward")

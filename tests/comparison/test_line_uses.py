@@ -20,9 +20,9 @@ ASKS = (
 def test_line_holds_its_blocks_at_the_peak_and_now() -> None:
     snapshot = columns_of(*ASKS)
 
-    reading, _ = read_device(Trace.of(snapshot, 0))
+    device, _ = read_device(Trace.of(snapshot, 0))
 
-    step = next(u for u in reading.lines if u.place is not None and u.place.line == 50)
+    step = next(u for u in device.lines if u.place is not None and u.place.line == 50)
     assert (step.peak_bytes, step.n_peak) == (42 * MIB, 2)
     assert (step.now_bytes, step.n_now) == (30 * MIB, 1)
     assert step.sizes == ((30 * MIB, 1), (12 * MIB, 1))
@@ -33,11 +33,11 @@ def test_line_holds_its_blocks_at_the_peak_and_now() -> None:
 def test_all_lines_add_up_to_the_peak() -> None:
     snapshot = columns_of(*ASKS)
 
-    reading, analysis = read_device(Trace.of(snapshot, 0))
+    device, analysis = read_device(Trace.of(snapshot, 0))
 
     assert analysis.timeline is not None
-    assert sum(u.peak_bytes for u in reading.lines) == analysis.timeline.peak_allocated_bytes
-    assert [u.place for u in reading.lines].count(None) == 1
+    assert sum(u.peak_bytes for u in device.lines) == analysis.timeline.peak_allocated_bytes
+    assert [u.place for u in device.lines].count(None) == 1
 
 
 def test_smallest_lines_are_summed_up_and_said_so(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,13 +1,8 @@
 from __future__ import annotations
 
-import itertools
-import statistics
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from fragdoctor.comparison.series import Series, fit_trend, mann_kendall, theil_sen, trend_text
+from fragdoctor.comparison.series import Series, fit_trend, trend_text
 from fragdoctor.model.comparison import Trend
 from fragdoctor.model.finding import Confidence, Location
 from fragdoctor.units import GIB, MIB
@@ -19,36 +14,6 @@ def fitted(*mib: int, capacity: int | None = None) -> Trend:
     values = [v * MIB for v in mib]
     x = [float(10 * (i + 1)) for i in range(len(mib))]
     return fit_trend(Series("peak_allocated", values, x, "step", [(PLACE, values)]), capacity)
-
-
-def score_of(values: tuple[int, ...]) -> int:
-    return sum((b > a) - (b < a) for a, b in itertools.combinations(values, 2))
-
-
-@pytest.mark.parametrize("n", [3, 4, 5, 6])
-def test_chance_is_that_of_all_orders_counted(n: int) -> None:
-    scores = [score_of(p) for p in itertools.permutations(range(n))]
-
-    for score in set(scores):
-        expected = sum(s >= score for s in scores) / len(scores)
-        assert mann_kendall(n, score) == pytest.approx(expected)
-
-
-def test_chance_of_many_runs_continues_that_of_few() -> None:
-    exact, approximate = mann_kendall(60, 400), mann_kendall(61, 400)
-
-    assert approximate == pytest.approx(exact, abs=0.002)
-
-
-@given(st.lists(st.integers(-(2**40), 2**40), min_size=2, max_size=12))
-def test_slope_is_the_median_of_all_pairs_within_its_range(values: list[int]) -> None:
-    x = [float(i) for i in range(len(values))]
-
-    slope = theil_sen(x, [float(v) for v in values])
-
-    pairs = [(b - a) / (j - i) for (i, a), (j, b) in itertools.combinations(enumerate(values), 2)]
-    assert slope.value == pytest.approx(statistics.median(pairs))
-    assert slope.low <= slope.value <= slope.high
 
 
 def test_one_odd_run_does_not_move_the_slope() -> None:

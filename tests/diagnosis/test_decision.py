@@ -87,7 +87,7 @@ def test_decide_request_above_the_device_wins_over_another_process():
         )
     )
 
-    assert [r.cause for r in hypotheses] == [Cause.CAPACITY]
+    assert [r.cause for r in hypotheses] == [Cause.CAPACITY, Cause.SIZE_BUG]
 
 
 def test_decide_listed_process_is_proof_remainder_is_not():

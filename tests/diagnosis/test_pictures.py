@@ -22,8 +22,7 @@ from fragdoctor.diagnosis.figures import MAX_COLUMNS
 from fragdoctor.diagnosis.pipeline import diagnose
 from fragdoctor.model.case import Case
 from fragdoctor.model.diagnosis import Diagnosis, RunKind, SegmentRun, TimelineStrip
-from fragdoctor.report import html, markdown, text
-from fragdoctor.report.base import RenderOptions
+from fragdoctor.report.base import RenderOptions, render
 
 LIVE = "active_allocated"
 
@@ -144,8 +143,6 @@ def test_blocks_without_a_python_frame_have_no_line_in_holders_and_pins() -> Non
     (holder,), (pin,) = diagnosis.holders, diagnosis.pins
     assert (holder.now_bytes, holder.location) == (MIB, None)
     assert pin.location is None
-    options = RenderOptions()
-    texts = [format_.render_diagnosis(diagnosis, options) for format_ in (text, markdown)]
+    texts = [render("analyze", f, diagnosis, RenderOptions()) for f in ("text", "markdown", "html")]
     assert all("(no Python stack)" in shown for shown in texts)
-    assert not any("unwind" in shown or "clone3" in shown for shown in texts)
-    assert "(no Python stack)" in html.render_diagnosis(diagnosis, options)
+    assert not any("unwind" in shown or "clone3" in shown for shown in texts[:2])

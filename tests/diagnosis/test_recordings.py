@@ -13,8 +13,7 @@ from fragdoctor.inputs.messages import find_messages
 from fragdoctor.inputs.stats_reader import read_stats
 from fragdoctor.model.case import Case
 from fragdoctor.model.diagnosis import Cause
-from fragdoctor.report.base import RenderOptions, Verbosity
-from fragdoctor.report.text import render_diagnosis
+from fragdoctor.report.base import RenderOptions, Verbosity, render
 
 pytestmark = pytest.mark.shared
 
@@ -148,7 +147,7 @@ def test_texts_of_recordings_agree_in_number(shared):
         case = Case(snapshot=load_stock(shared / "snapshots" / name / "snapshot.pickle"))
         diagnosis = diagnose(case)
 
-        text = render_diagnosis(diagnosis, RenderOptions(120, verbosity=Verbosity.VERBOSE))
+        text = render("analyze", "text", diagnosis, RenderOptions(120, verbosity=Verbosity.FULL))
 
         assert not re.search(r"(?<![\d.,])1 [a-z ]*(blocks|segments|sizes|calls|steps)\b", text)
         assert not re.search(r"\d{7,}", text)

@@ -10,7 +10,7 @@ from oom_snapshots import calm, full, holes, interleaved, late_free, leaking, mo
 from fragdoctor.diagnosis.contexts import build_contexts
 from fragdoctor.diagnosis.pipeline import diagnose
 from fragdoctor.diagnosis.remedies.registry import REMEDIES, rank
-from fragdoctor.diagnosis.remedies.remedy import JudgedCase, Remedy
+from fragdoctor.diagnosis.remedies.remedy import Burden, JudgedCase, Remedy
 from fragdoctor.diagnosis.verdict import find_verdict
 from fragdoctor.errors import ConfigError
 from fragdoctor.model.case import Case, Overrides
@@ -244,15 +244,30 @@ def test_rank_orders_by_weight_then_confidence():
     assert [(r.code, r.rank) for r in ranked] == [("high", 1), ("low", 2)]
 
 
-def test_rank_replayed_success_comes_first_and_failure_is_rejected():
+def test_rank_replayed_success_comes_first_and_rejections_apart():
     plain = proposal("plain", 90)
     fits = proposal("fits", 10).with_prediction(Predicted(fits=True, method="replay"))
-    fails = proposal("fails", 95).with_prediction(Predicted(fits=False, method="replay"))
+    fails = Tried("fails").rejection("w", Confidence.PROVEN)
 
     ranked, dropped = rank([plain, fits, fails])
 
     assert [r.code for r in ranked] == ["fits", "plain"]
     assert [r.code for r in dropped] == ["fails"]
+
+
+def test_rank_lighter_burden_comes_first_whatever_the_margin():
+    light, heavy = Tried("light"), Tried("heavy")
+    heavy.burden = Burden.SLOWER
+    proposals = [
+        one.proposal(weight=1, confidence=Confidence.LIKELY, why="w").with_prediction(
+            Predicted(fits=True, method="replay", margin_bytes=margin)
+        )
+        for one, margin in ((heavy, 500 * MIB), (light, 2 * MIB))
+    ]
+
+    ranked, _ = rank(proposals)
+
+    assert [r.code for r in ranked] == ["light", "heavy"]
 
 
 def test_tested_rejection_comes_back_when_the_replay_fits():

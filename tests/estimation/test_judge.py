@@ -7,7 +7,7 @@ from estimated_workloads import workload_of
 
 from fragdoctor.estimation.formula import formula_footprint
 from fragdoctor.estimation.gpus import gpu_of
-from fragdoctor.estimation.judge import Route, judged, largest_batch, measures_for
+from fragdoctor.estimation.judge import Estimator, judged, largest_batch, measures_for
 from fragdoctor.model.estimate import PhaseName
 from fragdoctor.model.workload import Attention, Workload
 from fragdoctor.units import GIB
@@ -16,7 +16,7 @@ SMALL = workload_of(
     {"family": "llama", "hidden": 512, "layers": 4, "heads": 8, "ffn": 1408, "vocab": 8000,
      "dtype": "amp-bf16", "batch": 4, "seq": 512}
 )  # fmt: skip
-ROUTE = Route(formula_footprint)
+ROUTE = Estimator(formula_footprint)
 
 
 def peak(workload: Workload) -> int:

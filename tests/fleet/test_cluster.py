@@ -26,7 +26,7 @@ from fragdoctor.fleet.engine import summarise_all
 from fragdoctor.fleet.examine import Replays, examine
 from fragdoctor.inputs.discovery import discover, inputs_of
 from fragdoctor.model.fleet import SummaryOptions
-from fragdoctor.report.fleet.json import fleet_document
+from fragdoctor.report.json import document_of
 
 distributed = pytest.importorskip("distributed")
 # What a client of dask leaves behind when it ends; nothing of ours opens sockets or loops.
@@ -68,7 +68,7 @@ def job(tmp_path: Path) -> Path:
 
 
 def report_of(job: Path, **how: Any) -> dict[str, Any]:
-    return fleet_document(examine(discover([str(job)]).ranks, **how))
+    return document_of("fleet", examine(discover([str(job)]).ranks, **how))
 
 
 @pytest.mark.parametrize("chunk_size", [None, 1, 4])

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from fragdoctor.fleet import groups as grouping
 from fragdoctor.fleet.conclusions import conclude, group_id
 from fragdoctor.fleet.engine import fleet_of
-from fragdoctor.fleet.groups import are_alike, are_near, find_groups, spots_of
+from fragdoctor.fleet.groups import are_alike, are_near, find_groups, profiles_of
 from fragdoctor.fleet.summary import MAX_HOLDERS
 from fragdoctor.model.diagnosis import Cause, DeviceFigures
 from fragdoctor.model.fleet import DifferenceKind, FleetReport, RankSummary
@@ -332,17 +332,19 @@ def ragged(draw: st.DrawFn) -> list[RankSummary]:
 
 @given(ragged(), st.sampled_from([1, 3, grouping.MAX_COLUMNS]))
 def test_groups_are_what_comparing_all_pairs_finds(ranks: list[RankSummary], width: int) -> None:
-    spots = sorted(spots_of(ranks), key=lambda s: (-1 if s.peak is None else s.peak, s.paths))
-    parent = list(range(len(spots)))
-    for i, j in itertools.combinations(range(len(spots)), 2):
+    profiles = sorted(profiles_of(ranks), key=lambda s: (-1 if s.peak is None else s.peak, s.paths))
+    parent = list(range(len(profiles)))
+    for i, j in itertools.combinations(range(len(profiles)), 2):
         if (
-            spots[i].kind == spots[j].kind
-            and are_near(spots[i].peak, spots[j].peak)
-            and are_alike(spots[i], spots[j])
+            profiles[i].kind == profiles[j].kind
+            and are_near(profiles[i].peak, profiles[j].peak)
+            and are_alike(profiles[i], profiles[j])
         ):
             parent = [parent[i] if p == parent[j] else p for p in parent]
     by_all_pairs = {
-        frozenset(path for s, p in zip(spots, parent, strict=True) if p == root for path in s.paths)
+        frozenset(
+            path for s, p in zip(profiles, parent, strict=True) if p == root for path in s.paths
+        )
         for root in parent
     }
 

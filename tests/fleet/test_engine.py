@@ -14,7 +14,7 @@ from fragdoctor.fleet.examine import Replays, examine
 from fragdoctor.fleet.workers import WorkerPool, process_pool
 from fragdoctor.inputs.discovery import discover
 from fragdoctor.model.fleet import RankInput, SummaryOptions
-from fragdoctor.report.fleet.json import fleet_document
+from fragdoctor.report.json import document_of
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ class Backwards(Executor):
 def report_of(folder: Path, order: int, **how: Any) -> dict[str, Any]:
     ranks = list(discover([str(folder)]).ranks)
     random.Random(order).shuffle(ranks)
-    return fleet_document(examine(ranks, **how))
+    return document_of("fleet", examine(ranks, **how))
 
 
 @pytest.mark.parametrize("chunk_size", [None, 1, 2, 4, 100])

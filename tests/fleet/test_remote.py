@@ -27,7 +27,7 @@ from fragdoctor.inputs import bundles
 from fragdoctor.inputs.discovery import discover
 from fragdoctor.inputs.source import zstd
 from fragdoctor.limits import Limits
-from fragdoctor.report.fleet.json import fleet_document
+from fragdoctor.report.json import document_of
 
 fsspec = pytest.importorskip("fsspec")
 pytest.importorskip("aiohttp")
@@ -102,9 +102,9 @@ def rows(document: dict[str, Any]) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("name", ["memory://run", "memory://run/", "memory://run/*.pickle*"])
 def test_ranks_in_memory_are_those_on_disk(job: Path, memory: str, name: str) -> None:
-    expected = fleet_document(examine(discover([str(job)]).ranks))
+    expected = document_of("fleet", examine(discover([str(job)]).ranks))
 
-    found = fleet_document(examine(discover([name]).ranks))
+    found = document_of("fleet", examine(discover([name]).ranks))
 
     assert rows(found) == rows(expected)
     assert found["ranks"][0]["path"] == "memory://run/rank0.pickle"
@@ -121,11 +121,11 @@ def test_memory_and_other_processes_exclude_each_other(run: Run, memory: str) ->
 
 @pytest.mark.parametrize("name", ["/", "/*.pickle*"])
 def test_ranks_on_a_web_server_are_those_on_disk(job: Path, web: str, name: str, run: Run) -> None:
-    expected = fleet_document(examine(discover([str(job)]).ranks))
+    expected = document_of("fleet", examine(discover([str(job)]).ranks))
 
     found = discover([f"{web}{name}"])
 
-    assert rows(fleet_document(examine(found.ranks))) == rows(expected)
+    assert rows(document_of("fleet", examine(found.ranks))) == rows(expected)
 
 
 def test_workers_fetch_what_they_read(job: Path, web: str) -> None:

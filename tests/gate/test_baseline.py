@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fragdoctor.errors import ConfigError
-from fragdoctor.gate.amount import Amount
 from fragdoctor.gate.baseline import (
     Baseline,
     Entry,
@@ -21,7 +20,7 @@ from fragdoctor.gate.baseline import (
 )
 from fragdoctor.model.diagnosis import Diagnosis
 from fragdoctor.model.finding import Finding, Severity
-from fragdoctor.units import GIB, MIB
+from fragdoctor.units import GIB, MIB, Amount
 
 SIZES = st.integers(0, 2**50)
 

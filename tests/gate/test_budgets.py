@@ -8,11 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fragdoctor.errors import ConfigError
-from fragdoctor.gate.amount import Amount, parse_amount
 from fragdoctor.gate.budgets import BudgetResult, Budgets, Fit, Outcome, check_budgets
 from fragdoctor.model.diagnosis import DeviceFigures, Diagnosis
 from fragdoctor.model.finding import Severity, SkippedRule
-from fragdoctor.units import GIB, MIB
+from fragdoctor.units import GIB, MIB, Amount, parse_amount
 
 
 def with_figures(**figures: int | None) -> Diagnosis:

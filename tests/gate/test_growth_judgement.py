@@ -2,10 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from fragdoctor.gate.amount import parse_amount
 from fragdoctor.gate.judgement import Growth, has_grown, judge_growth
 from fragdoctor.model.comparison import Basis, Comparison, DevicePeaks
-from fragdoctor.units import MIB
+from fragdoctor.units import MIB, parse_amount
 
 Pair = tuple[int | None, int | None]
 

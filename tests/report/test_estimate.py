@@ -14,12 +14,11 @@ from estimated_workloads import workload_of
 import fragdoctor.report
 from fragdoctor.estimation.formula import formula_footprint
 from fragdoctor.estimation.gpus import gpu_of, known_gpus
-from fragdoctor.estimation.judge import Route, judged
+from fragdoctor.estimation.judge import Estimator, judged
 from fragdoctor.model.estimate import Estimate, PhaseName, Sureness
 from fragdoctor.model.workload import Attention
-from fragdoctor.report.base import RenderOptions, Verbosity
-from fragdoctor.report.estimate.json import estimate_document, gpus_document
-from fragdoctor.report.estimate.text import render_estimate, render_gpus
+from fragdoctor.report.base import RenderOptions, Verbosity, render
+from fragdoctor.report.json import document_of
 
 SCHEMAS = Path(fragdoctor.report.__file__).parent / "schema"
 WORKLOAD = workload_of(
@@ -30,7 +29,7 @@ WORKLOAD = workload_of(
 
 def estimate(*gpus: str, **changes: Any) -> Estimate:
     workload = replace(WORKLOAD, **changes)
-    return judged(workload, Route(formula_footprint, "So far off."), [gpu_of(g) for g in gpus])
+    return judged(workload, Estimator(formula_footprint, "So far off."), [gpu_of(g) for g in gpus])
 
 
 def closed(value: Any) -> Any:
@@ -59,22 +58,24 @@ def schema(name: str) -> dict[str, Any]:
     ],
 )
 def test_document_fits_its_schema_exactly(gpus: tuple[str, ...], changes: dict[str, Any]) -> None:
-    document = estimate_document(estimate(*gpus, **changes))
+    document = document_of("estimate", estimate(*gpus, **changes))
 
     jsonschema.validate(json.loads(json.dumps(document)), closed(schema("estimate")))
     assert (document["fits"] is None) == (not gpus)
 
 
 def test_gpu_list_fits_its_schema_exactly() -> None:
-    jsonschema.validate(gpus_document(known_gpus()), closed(schema("gpus")))
+    jsonschema.validate(document_of("gpus", known_gpus()), closed(schema("gpus")))
 
 
 def test_schema_lists_each_value() -> None:
     definitions = schema("estimate")["$defs"]
 
     assert definitions["phase"]["properties"]["name"]["enum"] == [p.value for p in PhaseName]
-    assert definitions["item"]["properties"]["sureness"]["enum"] == [s.value for s in Sureness]
-    attention = definitions["workload"]["properties"]["attention"]["enum"]
+    assert definitions["item_at_peak"]["properties"]["sureness"]["enum"] == [
+        s.value for s in Sureness
+    ]
+    attention = schema("estimate")["$defs"]["workload"]["properties"]["attention"]["enum"]
     assert attention == [a.value for a in Attention]
 
 
@@ -82,7 +83,7 @@ def test_schema_lists_each_value() -> None:
 def test_text_keeps_to_the_width_and_begins_with_the_verdict(width: int) -> None:
     answer = estimate("h100", "1GiB")
 
-    text = render_estimate(answer, RenderOptions(width=width), explain=True)
+    text = render("estimate", "text", answer, RenderOptions(width=width), explain=True)
 
     lines = text.splitlines()
     assert lines[0].startswith("Fits on h100 with ")
@@ -92,7 +93,7 @@ def test_text_keeps_to_the_width_and_begins_with_the_verdict(width: int) -> None
 def test_verdict_that_does_not_fit_says_how_much_is_short_and_what_would_do() -> None:
     answer = estimate("4GiB")
 
-    text = render_estimate(answer, RenderOptions(verbosity=Verbosity.QUIET))
+    text = render("estimate", "text", answer, RenderOptions(verbosity=Verbosity.QUIET))
 
     assert text.startswith("Does not fit on 4GiB: ")
     assert f"Batch {answer.fits[0].largest_batch} would fit" in text
@@ -100,7 +101,7 @@ def test_verdict_that_does_not_fit_says_how_much_is_short_and_what_would_do() ->
 
 
 def test_items_of_the_table_add_up_to_what_is_allocated() -> None:
-    document = estimate_document(estimate())
+    document = document_of("estimate", estimate())
 
     assert sum(i["at_peak_bytes"] for i in document["items"]) == document["peak_allocated_bytes"]
 
@@ -115,10 +116,10 @@ def test_each_item_has_formula_and_source() -> None:
 def test_name_with_escape_sequences_is_shown_as_text() -> None:
     hostile = replace(WORKLOAD.shape, name="x\x1b[31m", source="\x1b]0;t\x07")
 
-    text = render_estimate(
-        judged(replace(WORKLOAD, shape=hostile), Route(formula_footprint), []),
-        RenderOptions(),
-        explain=True,
+    found = judged(replace(WORKLOAD, shape=hostile), Estimator(formula_footprint), [])
+    text = "".join(
+        render("estimate", name, found, RenderOptions(), explain=True)
+        for name in ("text", "markdown", "html")
     )
 
     assert "\x1b" not in text
@@ -126,6 +127,6 @@ def test_name_with_escape_sequences_is_shown_as_text() -> None:
 
 
 def test_gpu_table_lists_each() -> None:
-    text = render_gpus(known_gpus(), RenderOptions())
+    text = render("gpus", "text", known_gpus(), RenderOptions())
 
     assert all(f"  {g.name} " in text for g in known_gpus())

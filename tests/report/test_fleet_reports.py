@@ -16,9 +16,8 @@ from fragdoctor.fleet.conclusions import conclude
 from fragdoctor.fleet.engine import fleet_of
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.fleet import DifferenceKind, FleetReport, RankAdvice, SourceLine
-from fragdoctor.report.base import RenderOptions, Verbosity
-from fragdoctor.report.fleet import FLEET_FORMATS, fleet_renderer
-from fragdoctor.report.fleet.phrases import advice_of, members_text
+from fragdoctor.report.base import VIEWS, RenderOptions, Verbosity, render
+from fragdoctor.report.views.fleet import advice_of, members_text
 
 SCHEMAS = Path(fragdoctor.report.__file__).parent / "schema"
 HOSTILE = "\x1b[31m<script>alert(1)</script>\u202e|`x`{{7*7}}\n## head"
@@ -63,7 +62,7 @@ def job(text: str = "train.py", n: int = 8) -> FleetReport:
 
 
 def rendered(name: str, report: FleetReport, **look: object) -> str:
-    return fleet_renderer(name)(report, RenderOptions(**look))  # type: ignore[arg-type]
+    return render("fleet", name, report, RenderOptions(**look))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("text", ["train.py", HOSTILE, "\udc80"])
@@ -73,7 +72,7 @@ def test_document_fits_its_schema_exactly(text: str) -> None:
     jsonschema.validate(document, closed(schema()))
 
 
-@pytest.mark.parametrize("name", FLEET_FORMATS)
+@pytest.mark.parametrize("name", VIEWS["fleet"])
 @pytest.mark.parametrize("verbosity", list(Verbosity))
 def test_hostile_text_stays_text(name: str, verbosity: Verbosity) -> None:
     out = rendered(name, job(HOSTILE), verbosity=verbosity)
@@ -114,7 +113,7 @@ def test_text_of_a_thousand_ranks_is_short() -> None:
     assert rendered("text", job(n=1000)).count("\n") < 60
 
 
-@pytest.mark.parametrize("name", FLEET_FORMATS)
+@pytest.mark.parametrize("name", VIEWS["fleet"])
 def test_each_format_tells_the_verdict_the_odd_rank_and_the_unread_one(name: str) -> None:
     report = job("x_y.py")
 
@@ -129,7 +128,8 @@ def test_each_format_tells_the_verdict_the_odd_rank_and_the_unread_one(name: str
 def test_schema_lists_each_cause_and_kind_of_difference() -> None:
     definitions = json.loads((SCHEMAS / "fleet-1.0.schema.json").read_text())["$defs"]
 
-    assert set(definitions["cause"]["enum"]) == {c.value for c in Cause}
+    causes = definitions["rank_group"]["properties"]["cause"]["enum"]
+    assert set(causes) == {c.value for c in Cause}
     kinds = definitions["difference"]["properties"]["kind"]["enum"]
     assert set(kinds) == {k.value for k in DifferenceKind}
 

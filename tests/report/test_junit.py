@@ -9,9 +9,6 @@ from attacks_on_text import HOSTILE
 from junitparser import Error, Failure, JUnitXml, Skipped
 
 from fragdoctor.report import junit
-from fragdoctor.report.base import RenderOptions
-
-LOOK = RenderOptions()
 
 
 def read(text: str) -> JUnitXml:
@@ -23,7 +20,7 @@ def kinds(xml: JUnitXml, suite: int) -> dict[str, list[type]]:
 
 
 def test_junit_of_a_check_is_read_back_with_a_suite_for_each_file() -> None:
-    xml = read(junit.render_check(checks.mixed(), LOOK))
+    xml = read(junit.render_check(checks.mixed()))
 
     assert [s.name for s in xml] == ["runs/a.pickle", "runs/b.pickle", "c.pickle"]
     assert {"read": [Error]} == kinds(xml, 2)
@@ -35,7 +32,7 @@ def test_junit_of_a_check_is_read_back_with_a_suite_for_each_file() -> None:
 
 
 def test_junit_counts_agree_with_its_cases() -> None:
-    text = junit.render_check(checks.mixed(), LOOK)
+    text = junit.render_check(checks.mixed())
     xml = read(text)
     counted = (xml.tests, xml.failures, xml.errors, xml.skipped)
     xml.update_statistics()
@@ -53,7 +50,7 @@ def test_budget_that_an_input_cannot_answer_is_skipped_with_its_reason() -> None
     blind = replace(case, devices=(replace(case.devices[0], capacity_bytes=None),))
     judged = judge("a", blind, checks.GATE)
 
-    xml = read(junit.render_check(report([judged], checks.GATE), LOOK))
+    xml = read(junit.render_check(report([judged], checks.GATE)))
 
     assert [Skipped] == kinds(xml, 0)["min-headroom"]
     assert [Error] == kinds(xml, 1)["min-headroom"]
@@ -63,15 +60,15 @@ def test_budget_that_an_input_cannot_answer_is_skipped_with_its_reason() -> None
 def test_junit_of_a_diagnosis_has_a_case_for_each_item_of_the_checklist(name: str) -> None:
     diagnosis = diagnoses.ALL[name]()
 
-    xml = read(junit.render_diagnosis(diagnosis, LOOK))
+    xml = read(junit.render_diagnosis(diagnosis))
 
     assert [*(i.id for i in diagnosis.checklist), "findings"] == [c.name for c in next(iter(xml))]
 
 
 @pytest.mark.parametrize("text", [t for t in HOSTILE if t])
 def test_junit_with_hostile_text_is_still_the_same_document(text: str) -> None:
-    rendered = junit.render_check(checks.planted(text), LOOK)
-    plain = junit.render_check(checks.planted("x"), LOOK)
+    rendered = junit.render_check(checks.planted(text))
+    plain = junit.render_check(checks.planted("x"))
 
     tags = [e.tag for e in ET.fromstring(rendered).iter()]
 

@@ -1,129 +1,228 @@
 from __future__ import annotations
 
-from hypothesis import given
-from hypothesis import strategies as st
-from rich.cells import cell_len
+import base64
+import hashlib
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
 
-from fragdoctor.report.base import MAX_WIDTH, MIN_WIDTH, RenderOptions
-from fragdoctor.report.text.memory import Part, apportion
-from fragdoctor.report.text.page import Column, Page
+import diagnoses
+import numpy as np
+import pytest
+from page_blob import decode, decode_array
+from page_samples import of_snapshot, tiny, tiny_diagnosis
+from stock import from_python
 
+from fragdoctor.inputs.snapshot_reader import read_snapshot
+from fragdoctor.model.diagnosis import Diagnosis
+from fragdoctor.report.base import RenderOptions, render
+from fragdoctor.report.page.page import MAX_PAGE_BYTES
 
-def page(width: int = 60) -> Page:
-    return Page(RenderOptions(width))
-
-
-def test_paragraph_further_lines_hang() -> None:
-    one = page()
-
-    one.paragraph("word " * 20, indent=2, hang=2)
-
-    assert one.render().splitlines() == [
-        "  " + "word " * 10 + "word",
-        "    " + "word " * 8 + "word",
-    ]
-
-
-def test_table_numbers_are_aligned_right() -> None:
-    one = page()
-
-    one.table([Column(align="right"), Column()], [["1", "a"], ["1,000", "b"]])
-
-    assert one.render() == "      1  a\n  1,000  b\n"
-
-
-def test_table_path_is_cut_on_the_left() -> None:
-    one = page()
-
-    one.table([Column(), Column("path")], [["x", "/a/very/long/path" * 6 + "/train.py:8 in f"]])
-
-    line = one.render().rstrip("\n")
-    assert line.endswith("/train.py:8 in f")
-    assert "..." in line
-    assert len(line) <= 60
-
-
-def test_table_list_breaks_after_commas() -> None:
-    one = page()
-
-    one.table(
-        [Column(), Column("list")], [["x" * 20, "expandable_segments:True,max_split_size_mb:1"]]
-    )
-
-    assert [line.split()[-1] for line in one.render().splitlines()] == [
-        "expandable_segments:True,",
-        "max_split_size_mb:1",
-    ]
-
-
-def test_blank_is_never_doubled_nor_first() -> None:
-    one = page()
-
-    one.blank()
-    one.paragraph("a", indent=0)
-    one.blank()
-    one.blank()
-    one.heading("b")
-
-    assert one.render() == "a\n\nb\n"
-
-
-def test_width_is_held_between_bounds() -> None:
-    assert page(1).width == MIN_WIDTH
-    assert page(10_000).width == MAX_WIDTH
-
-
-@given(
-    rows=st.lists(st.tuples(st.text(max_size=90), st.text(max_size=90)), min_size=1, max_size=6),
-    kind=st.sampled_from(["wrap", "list", "path"]),
-    width=st.integers(60, 120),
+HOSTILE = (
+    "</script><script>window.pwned=1</script>",
+    "<img src=x onerror=window.pwned=1>",
+    "\"' onmouseover=window.pwned=1 x='",
+    "{{ 7 * 7 }}{% include 'x' %}${window.pwned=1}",
+    "--><!-- <![CDATA[ ]]> &lt;b&gt; &#60;",
+    "javascript:window.pwned=1",
+    "\u202egnp.exe\u2066\u200b\x1b[2J\x07\x00\r\n\ud800",
+    "https://evil.example/x.png",
+    "A" * 5000,
 )
-def test_table_any_text_stays_within_the_width(
-    rows: list[tuple[str, str]], kind: str, width: int
-) -> None:
-    one = page(width)
-
-    one.table([Column(), Column(kind)], [list(row) for row in rows])  # type: ignore[arg-type]
-
-    assert all(cell_len(line) <= width for line in one.render().split("\n"))
+VOID = {"meta", "link", "br", "img", "input"}
 
 
-@given(sizes=st.lists(st.integers(1, 2**40), min_size=1, max_size=8), width=st.integers(8, 120))
-def test_apportion_fills_the_bar_and_shows_every_part(sizes: list[int], width: int) -> None:
-    parts = [Part("x", n, "#", "", "") for n in sizes]
+class Reader(HTMLParser):
+    """Reads a page strictly: tags must nest; keeps attributes and text."""
 
-    cells = apportion(parts, width)
+    def __init__(self, page: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text: list[str] = []
+        self.bodies: dict[str, list[str]] = {"script": [], "style": []}
+        self.feed(page)
+        self.close()
+        assert not self.open, f"never closed: {self.open}"
 
-    assert sum(cells) == width
-    assert min(cells) >= 1
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open, f"</{tag}> closes nothing"
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if self.open and self.open[-1] in self.bodies:
+            self.bodies[self.open[-1]].append(data)
+        else:
+            self.text.append(data)
+
+    @property
+    def words(self) -> str:
+        return " ".join("".join(self.text).split())
 
 
-@given(sizes=st.lists(st.integers(1, 2**40), min_size=2, max_size=8))
-def test_apportion_keeps_the_order_of_sizes(sizes: list[int]) -> None:
-    cells = apportion([Part("x", n, "#", "", "") for n in sizes], 100)
-
-    for a, cell_a in zip(sizes, cells, strict=True):
-        for b, cell_b in zip(sizes, cells, strict=True):
-            assert cell_a >= cell_b - 1 or a < b
+def render_html(diagnosis: Diagnosis) -> str:
+    return render("analyze", "html", diagnosis, RenderOptions())
 
 
-@given(st.integers(MIN_WIDTH, MAX_WIDTH), st.integers(1, 50))
-def test_paragraph_keeps_numbers_with_their_units(width: int, n: int) -> None:
-    one = page(width)
-
-    one.paragraph("x" * n + " peak 2.96 GiB of 24.00 GiB, 12 %, 0 B free, 3 Blocks")
-
-    text = one.render()
-    lines = text.splitlines()
-    assert " ".join(text.split()) == " ".join(
-        f"{'x' * n} peak 2.96 GiB of 24.00 GiB, 12 %, 0 B free, 3 Blocks".split()
-    )
-    assert not [line for line in lines if line.split()[0].strip(",") in {"GiB", "B", "%"}]
+def payload_of(page: str):
+    *payload, _ = Reader(page).bodies["script"]
+    return decode(payload[0]) if payload else ({"devices": {}}, b"")
 
 
-def test_table_list_breaks_after_a_comma_without_doubling_its_space() -> None:
-    one = page(40)
+@pytest.mark.parametrize("name", diagnoses.ALL)
+def test_page_of_each_kind_is_well_formed_and_names_the_verdict(name):
+    diagnosis = diagnoses.ALL[name]()
 
-    one.table([Column("list"), Column("wrap")], [["lengths of 64 or 128, or samples alike", "x"]])
+    reader = Reader(render_html(diagnosis))
 
-    assert "  or" not in one.render().replace("\n  ", "\n")
+    assert diagnosis.verdict.summary in reader.words
+    for item in diagnosis.checklist:
+        assert (item.value or item.detail) in reader.words
+    for recommendation in diagnosis.recommendations:
+        assert recommendation.title in reader.words
+
+
+def test_policy_names_the_pages_own_script_and_style_and_nothing_else():
+    reader = Reader(render_html(tiny_diagnosis()))
+    policy = next(a["content"] for t, a in reader.tags if t == "meta" and "http-equiv" in a)
+    own = [
+        "sha256-" + base64.b64encode(hashlib.sha256(body.encode()).digest()).decode()
+        for body in (reader.bodies["style"][0], reader.bodies["script"][-1])
+    ]
+
+    assert own == re.findall(r"'(sha256-[^']+)'", policy)
+    assert policy.startswith("default-src 'none'; ")
+    assert "unsafe" not in policy
+    assert "http" not in policy
+    assert "require-trusted-types-for 'script'; trusted-types 'none'" in policy
+
+
+def test_page_refers_to_nothing_outside_itself():
+    reader = Reader(render_html(tiny_diagnosis()))
+
+    for tag, attributes in reader.tags:
+        for name in ("src", "href", "action", "data", "poster", "srcset", "background"):
+            value = attributes.get(name) or "#"
+            assert value.startswith(("#", "data:")), f"<{tag} {name}={value}>"
+    assert "url(" not in reader.bodies["style"][0]
+    assert "@import" not in reader.bodies["style"][0]
+
+
+def everything(text: str) -> Diagnosis:
+    """Return a diagnosis with every part, in which every free text is the one given."""
+    real = of_snapshot(from_python(tiny(text.replace("\ud800", ""))))
+    words = replace(real, case=diagnoses.fragmentation().case, analyses={})
+    # Whose a frame is depends on its path, so a stack may differ in length.
+    pins = [replace(p, stack=()) for p in words.pins]
+    holders = [replace(h, stack=()) for h in words.holders]
+    hostile = diagnoses.planted(replace(words, pins=pins, holders=holders), text)
+    case = replace(hostile.case, snapshot=real.case.snapshot)
+    return replace(hostile, case=case, analyses=real.analyses)
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_page_with_hostile_text_in_every_field_has_the_same_markup_as_with_plain_text(text):
+    plain = Reader(render_html(everything("plain")))
+
+    page = render_html(everything(text))
+
+    hostile = Reader(page)
+    assert [t for t, _ in plain.tags] == [t for t, _ in hostile.tags]
+    assert [a.keys() for _, a in plain.tags] == [a.keys() for _, a in hostile.tags]
+    assert not [n for _, a in hostile.tags for n in a if n.startswith("on") or n == "style"]
+    unseen = "[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\u200b\ud800]"
+    assert not re.search(unseen, page)
+    assert plain.bodies["script"][1] == hostile.bodies["script"][1]
+    assert len(page) < 600_000
+
+
+def test_hostile_text_is_shown_as_it_is_written():
+    diagnosis = diagnoses.fragmentation()
+    text = "<b>{{ 7 * 7 }}</b>\u202e"
+    diagnosis = replace(diagnosis, verdict=replace(diagnosis.verdict, summary=text))
+
+    assert "<b>{{ 7 * 7 }}</b>\\u202e" in Reader(render_html(diagnosis)).words
+
+
+def test_payload_holds_the_figures_of_the_columns():
+    diagnosis = tiny_diagnosis()
+    analysis = diagnosis.analyses[0]
+
+    head, body = payload_of(render_html(diagnosis))
+
+    timeline = head["devices"]["0"]["timeline"]
+    assert timeline["bucket"] == 1
+    for name in ("allocated", "active", "reserved"):
+        expected = getattr(analysis.timeline, f"{name}_bytes")
+        np.testing.assert_array_equal(expected, decode_array(body, timeline[name]))
+    sizes = decode_array(body, head["devices"]["0"]["map"]["size"])
+    np.testing.assert_array_equal(diagnosis.case.snapshot.blocks.size_bytes, sizes)
+    assert analysis.timeline.peak_allocated_bytes == head["devices"]["0"]["icicle"]["peak"]["total"]
+
+
+@pytest.mark.shared
+def test_payload_of_each_recording_keeps_peaks_and_totals(shared):
+    for folder in sorted((shared / "snapshots").iterdir()):
+        if not folder.is_dir():
+            continue
+        diagnosis = of_snapshot(read_snapshot(folder / "snapshot.pickle"))
+
+        page = render_html(diagnosis)
+
+        assert len(page.encode()) < MAX_PAGE_BYTES, folder.name
+        head, body = payload_of(page)
+        for figures in diagnosis.devices:
+            data = head["devices"][str(figures.device)]
+            if data["timeline"]:
+                curve = decode_array(body, data["timeline"]["allocated"])
+                assert figures.peak_allocated_bytes == curve.max(), folder.name
+                curve = decode_array(body, data["timeline"]["reserved"])
+                assert figures.peak_reserved_bytes == curve.max(), folder.name
+            if data["map"]:
+                total = decode_array(body, data["map"]["total"]).sum()
+                assert figures.reserved_bytes == total, folder.name
+            held = (
+                data["icicle"]["end"]["total"] if data["icicle"] and "end" in data["icicle"] else 0
+            )
+            assert figures.allocated_bytes == held, folder.name
+            if data["icicle"] and "peak" in data["icicle"]:
+                assert figures.peak_allocated_bytes == data["icicle"]["peak"]["total"], folder.name
+
+
+def test_page_without_snapshot_says_what_one_would_add():
+    reader = Reader(render_html(diagnoses.capacity()))
+
+    assert "fragdoctor run" in reader.words
+    assert "timeline-graphic" not in {a.get("id") for _, a in reader.tags}
+
+
+def test_page_of_a_snapshot_without_trace_or_segments_is_whole():
+    diagnosis: Diagnosis = of_snapshot(from_python({"segments": [], "device_traces": []}))
+
+    reader = Reader(render_html(diagnosis))
+
+    assert "timeline-graphic" not in {a.get("id") for _, a in reader.tags}
+    assert len(reader.bodies["script"]) == 1  # the program, without data
+
+
+def test_page_of_two_devices_offers_both_and_starts_with_the_verdicts():
+    one, two = tiny(), tiny(device=1)
+    both = {**one, "segments": one["segments"] + two["segments"]}
+    both["device_traces"] = [one["device_traces"][0], two["device_traces"][1]]
+    diagnosis = of_snapshot(from_python(both))
+    diagnosis = replace(diagnosis, verdict=replace(diagnosis.verdict, device=1))
+
+    page = render_html(diagnosis)
+
+    head, _ = payload_of(page)
+    assert sorted(head["devices"]) == ["0", "1"]
+    assert head["device"] == 1
+    assert page.index('id="memory-1"') < page.index('id="memory-0"')

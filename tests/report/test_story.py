@@ -14,8 +14,7 @@ from fragdoctor.diagnosis.pipeline import diagnose
 from fragdoctor.inputs.messages import find_messages
 from fragdoctor.model.case import Case
 from fragdoctor.model.diagnosis import Cause, Status
-from fragdoctor.report.base import RenderOptions, Verbosity, renderer
-from fragdoctor.report.json import dumps, oom_document
+from fragdoctor.report.base import RenderOptions, Verbosity, render
 
 SCHEMAS = Path(fragdoctor.__file__).parent / "report" / "schema"
 LOGS = {
@@ -38,7 +37,7 @@ def diagnosis(request):
 
 
 def text_of(diagnosis, **options):
-    return renderer("text")(diagnosis, RenderOptions(**options))
+    return render("analyze", "text", diagnosis, RenderOptions(**options))
 
 
 @pytest.mark.parametrize("width", [80, 120])
@@ -46,30 +45,26 @@ def test_text_keeps_to_its_width_and_tells_the_story(diagnosis, width):
     text = text_of(diagnosis, width=width)
 
     assert "\nStory  " in text
-    assert max(len(line) for line in text.split("Checklist")[0].splitlines()) <= width
+    assert max(len(line) for line in text.splitlines() if "export" not in line) <= width
 
 
-def test_story_has_few_rows_and_more_with_verbose():
+def test_story_has_few_rows_and_more_in_full():
     found = diagnosis_of(story_logs.optuna(n=40, n_failing=30))
 
-    short, long = (text_of(found, verbosity=v) for v in (Verbosity.NORMAL, Verbosity.VERBOSE))
+    short, long = (text_of(found, verbosity=v) for v in (Verbosity.NORMAL, Verbosity.FULL))
 
-    story = short.split("\nStory")[1].split("Checklist")[0]
-    assert story.count("OOM: asked") <= 20
+    story = short.split("\nStory")[1]
+    assert story.count("OOM: asked") <= 10
     assert "more failures in trials" in story
-    assert "left out; --verbose shows more" in story
-    assert long.split("\nStory")[1].split("Checklist")[0].count("OOM: asked") == 30
+    assert "left out; --full has more" in story
+    assert long.split("\nStory")[1].count("OOM: asked") == 30
 
 
 @pytest.mark.parametrize("schema", ["oom", "diagnosis"])
 def test_json_fits_its_schema(diagnosis, schema):
     form = json.loads((SCHEMAS / f"{schema}-1.0.schema.json").read_text(encoding="utf-8"))
-    text = (
-        dumps(oom_document(diagnosis))
-        if schema == "oom"
-        else renderer("json")(diagnosis, RenderOptions())
-    )
-    document = json.loads(text)
+    view = "oom" if schema == "oom" else "analyze"
+    document = json.loads(render(view, "json", diagnosis, RenderOptions()))
 
     jsonschema.validate(document, form)
     events = document["story"]["events"]
@@ -81,7 +76,7 @@ def test_json_fits_its_schema(diagnosis, schema):
 
 @pytest.mark.parametrize("name", ["markdown", "html"])
 def test_other_formats_hold_the_story(diagnosis, name):
-    text = renderer(name)(diagnosis, RenderOptions())
+    text = render("analyze", name, diagnosis, RenderOptions())
 
     assert "Story" in text
     assert "OOM: asked" in text
@@ -91,7 +86,7 @@ def test_other_formats_hold_the_story(diagnosis, name):
 def test_hostile_trial_name_and_text_cannot_reach_the_terminal(name):
     text = story_logs.holes().replace("=== Trial 0 ===", "trial: 0\u202e\x07<script>")
 
-    report = renderer(name)(diagnosis_of(text), RenderOptions())
+    report = render("analyze", name, diagnosis_of(text), RenderOptions())
 
     assert "\x07" not in report
     assert "<script>alert" not in report

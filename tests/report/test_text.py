@@ -1,46 +1,52 @@
+"""The report at a terminal: the answer first, short, within its width, inert."""
+
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 
 import diagnoses
 import pytest
 from attacks import ATTACKS, assert_all_seen
+from rich.cells import cell_len
 
-from fragdoctor.report.base import FORMATS, RenderOptions, Verbosity, renderer
-from fragdoctor.report.text import render_diagnosis
-from fragdoctor.report.text.simulation import render_simulation
+from fragdoctor.model.diagnosis import RunState
+from fragdoctor.model.outlook import Outlook, OutlookBasis, OutlookState
+from fragdoctor.report.base import RenderOptions, Verbosity, render
 
 WIDTHS = (60, 80, 120)
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
+EXPORT = "  export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+
+
+def text_of(name_or_diagnosis, **options):
+    diagnosis = name_or_diagnosis
+    if isinstance(diagnosis, str):
+        diagnosis = diagnoses.ALL[diagnosis]()
+    return render("analyze", "text", diagnosis, RenderOptions(**options))
 
 
 @pytest.mark.parametrize("width", [80, 120])
 @pytest.mark.parametrize("name", diagnoses.ALL)
 def test_report_matches_golden(name: str, width: int, golden: Callable[[str, str], None]) -> None:
-    text = render_diagnosis(diagnoses.ALL[name](), RenderOptions(width))
-
-    golden(f"{name}_{width}.txt", text)
+    golden(f"{name}_{width}.txt", text_of(name, width=width))
 
 
 @pytest.mark.parametrize("name", ["fragmentation", "two_devices"])
-def test_verbose_report_matches_golden(name: str, golden: Callable[[str, str], None]) -> None:
-    options = RenderOptions(80, verbosity=Verbosity.VERBOSE)
-
-    golden(f"{name}_verbose_80.txt", render_diagnosis(diagnoses.ALL[name](), options))
+def test_full_report_matches_golden(name: str, golden: Callable[[str, str], None]) -> None:
+    golden(f"{name}_full_80.txt", text_of(name, verbosity=Verbosity.FULL))
 
 
 def test_terminal_report_matches_golden(golden: Callable[[str, str], None]) -> None:
-    options = RenderOptions(80, color=True, unicode=True)
-
-    golden("fragmentation_terminal_80.txt", render_diagnosis(diagnoses.fragmentation(), options))
+    golden("fragmentation_terminal_80.txt", text_of("fragmentation", color=True, unicode=True))
 
 
-@pytest.mark.parametrize("width", [80, 120])
-def test_simulation_matches_golden(width: int, golden: Callable[[str, str], None]) -> None:
-    golden(
-        f"simulation_{width}.txt", render_simulation(diagnoses.simulation(), RenderOptions(width))
-    )
+@pytest.mark.parametrize("fmt", ["text", "markdown", "html"])
+def test_simulation_matches_golden(fmt: str, golden: Callable[[str, str], None]) -> None:
+    suffix = {"text": "txt", "markdown": "md", "html": "html"}[fmt]
+
+    golden(f"simulation.{suffix}", render("simulate", fmt, diagnoses.simulation(), RenderOptions()))
 
 
 @pytest.mark.parametrize("fmt", ["json", "markdown"])
@@ -48,23 +54,26 @@ def test_simulation_matches_golden(width: int, golden: Callable[[str, str], None
 def test_format_matches_golden(name: str, fmt: str, golden: Callable[[str, str], None]) -> None:
     suffix = {"json": "json", "markdown": "md"}[fmt]
 
-    golden(f"{name}.{suffix}", renderer(fmt)(diagnoses.ALL[name](), RenderOptions()))
+    golden(f"{name}.{suffix}", render("analyze", fmt, diagnoses.ALL[name](), RenderOptions()))
 
 
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("name", diagnoses.ALL)
-@pytest.mark.parametrize("verbosity", list(Verbosity))
+@pytest.mark.parametrize("verbosity", [Verbosity.NORMAL, Verbosity.FULL])
 def test_report_lines_stay_within_width(name: str, width: int, verbosity: Verbosity) -> None:
-    text = render_diagnosis(diagnoses.ALL[name](), RenderOptions(width, verbosity=verbosity))
+    lines = text_of(name, width=width, verbosity=verbosity).splitlines()
 
-    copied = [line for line in text.splitlines() if "PYTORCH_CUDA_ALLOC_CONF=" in line]
-    long = [ln for ln in text.splitlines() if len(ln) > width and ln not in copied]
-    assert long == [] or verbosity is Verbosity.QUIET
+    assert [ln for ln in lines if len(ln) > width and "export " not in ln] == []
+
+
+@pytest.mark.parametrize("name", diagnoses.ALL)
+def test_short_report_is_seen_at_once(name: str) -> None:
+    assert len(text_of(name).splitlines()) <= 46
 
 
 @pytest.mark.parametrize("name", diagnoses.ALL)
 def test_report_on_a_pipe_is_plain_ascii(name: str) -> None:
-    text = render_diagnosis(diagnoses.ALL[name](), RenderOptions(verbosity=Verbosity.VERBOSE))
+    text = text_of(name, verbosity=Verbosity.FULL)
 
     assert text.isascii()
     assert "\x1b" not in text
@@ -74,31 +83,62 @@ def test_report_on_a_pipe_is_plain_ascii(name: str) -> None:
 
 @pytest.mark.parametrize("name", diagnoses.ALL)
 def test_report_colour_changes_nothing_but_colour(name: str) -> None:
-    plain = render_diagnosis(diagnoses.ALL[name](), RenderOptions())
-    coloured = render_diagnosis(diagnoses.ALL[name](), RenderOptions(color=True))
+    coloured = text_of(name, color=True)
 
     assert ANSI.search(coloured)
-    assert plain == ANSI.sub("", coloured)
+    assert text_of(name) == ANSI.sub("", coloured)
 
 
-def test_quiet_report_is_the_verdict_in_one_line() -> None:
-    text = render_diagnosis(diagnoses.fragmentation(), RenderOptions(verbosity=Verbosity.QUIET))
+def test_quiet_report_is_the_verdict_and_the_cure() -> None:
+    verdict, cure = text_of("fragmentation", verbosity=Verbosity.QUIET).splitlines()
 
-    assert text.count("\n") == 1
-    assert text.startswith("Fragmentation (proven) on GPU 0: 500.00 MiB was refused")
-
-
-def test_report_first_lines_are_the_verdict() -> None:
-    lines = render_diagnosis(diagnoses.fragmentation(), RenderOptions()).splitlines()
-
-    assert lines[0] == "Fragmentation (proven)  GPU 0"
-    assert lines[1].startswith("500.00 MiB was refused while 1.13 GiB was free")
+    assert verdict.startswith("Fragmentation (proven) on GPU 0: 500.00 MiB was refused")
+    assert cure == EXPORT.strip()
 
 
-def test_report_setting_stands_alone_on_its_line() -> None:
-    lines = render_diagnosis(diagnoses.fragmentation(), RenderOptions(60)).splitlines()
+def test_first_three_lines_are_cause_cure_and_what_it_wins() -> None:
+    lines = text_of("fragmentation").splitlines()
 
-    assert "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True" in [ln.strip() for ln in lines]
+    assert lines[0] == "Fragmentation (proven) on GPU 0. Cure:"
+    assert lines[1] == EXPORT
+    assert lines[2].startswith("Replayed: the run fits, peak reserved 3.15 GiB, 672.00 MiB to spa")
+
+
+def test_outlook_stands_in_what_the_cure_wins() -> None:
+    one = diagnoses.fragmentation()
+    outlook = Outlook(OutlookState.HOLDS, OutlookBasis.REPEATED, steps=12)
+    first, *others = one.recommendations
+    first = replace(first, predicted=replace(first.predicted, outlook=outlook))
+
+    text = text_of(replace(one, recommendations=(first, *others)))
+
+    assert "the run fits, holds for 12 more steps, peak reserved" in " ".join(text.split())
+
+
+@pytest.mark.parametrize(
+    ("state", "headline"),
+    [
+        (RunState.FITS, "Healthy (proven) on GPU 0. Nothing needs to change."),
+        (RunState.NEAR_LIMIT, "Near the limit (proven) on GPU 0."),
+        (RunState.NO_HISTORY, "No history recorded on GPU 0. Record the run:"),
+        (RunState.EMPTY, "Nothing recorded on GPU 0. Record the run:"),
+    ],
+)
+def test_healthy_run_is_named_by_its_state(state: RunState, headline: str) -> None:
+    one = diagnoses.healthy()
+
+    lines = text_of(replace(one, verdict=replace(one.verdict, state=state))).splitlines()
+
+    assert lines[0].rstrip() == headline
+
+
+def test_setting_that_an_input_recorded_is_one_word_of_the_shell() -> None:
+    one = diagnoses.fragmentation()
+    first = replace(one.recommendations[0], setting="A=b:1;rm -rf ~\nreboot")
+
+    lines = text_of(replace(one, recommendations=(first,))).splitlines()
+
+    assert lines[1] == "  export A='b:1;rm -rf ~\\nreboot'"
 
 
 @pytest.mark.parametrize("color", [False, True])
@@ -108,47 +148,24 @@ def test_report_hostile_text_in_every_field_stays_inert(
     attack: str, verbosity: Verbosity, color: bool
 ) -> None:
     hostile = diagnoses.planted(diagnoses.fragmentation(), attack)
-    options = RenderOptions(color=color, verbosity=verbosity)
 
-    text = render_diagnosis(hostile, options)
+    text = text_of(hostile, color=color, verbosity=verbosity)
 
     assert_all_seen(ANSI.sub("", text).replace("\n", ""))
     if attack.startswith("[bold"):
         assert "[bold red]markup[/]" in re.sub(r"\s+", " ", ANSI.sub("", text))
 
 
-@pytest.mark.parametrize("name", FORMATS)
-@pytest.mark.parametrize("attack", ATTACKS)
-def test_format_hostile_text_in_every_field_is_all_seen(name: str, attack: str) -> None:
-    for make in diagnoses.ALL.values():
-        hostile = diagnoses.planted(make(), attack)
-        options = RenderOptions(verbosity=Verbosity.VERBOSE)
-
-        assert_all_seen(renderer(name)(hostile, options).replace("\n", ""))
-
-
-@pytest.mark.parametrize("attack", ATTACKS)
-def test_simulation_hostile_text_is_all_seen(attack: str) -> None:
-    text = render_simulation(diagnoses.planted(diagnoses.simulation(), attack), RenderOptions())
-
-    assert_all_seen(text.replace("\n", ""))
-
-
 def test_report_wide_characters_keep_the_columns() -> None:
     hostile = diagnoses.planted(diagnoses.fragmentation(), "\u6f22\u5b57" * 30)
 
-    text = render_diagnosis(hostile, RenderOptions(80))
+    lines = text_of(hostile).splitlines()
 
-    from rich.cells import cell_len
-
-    assert all(
-        cell_len(line) <= 80
-        for line in text.splitlines()
-        if "CONF" not in line and ("\u6f22\u5b57" * 30 not in line)
-    )
+    whole = "\u6f22\u5b57" * 30
+    assert all(cell_len(line) <= 80 for line in lines if whole not in line)
 
 
 def test_report_megabyte_name_is_cut() -> None:
     hostile = diagnoses.planted(diagnoses.healthy(), "x" * 1_000_000)
 
-    assert len(render_diagnosis(hostile, RenderOptions())) < 300_000
+    assert len(text_of(hostile)) < 300_000

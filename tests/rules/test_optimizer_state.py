@@ -44,15 +44,9 @@ def test_step_memory_without_phases_is_unknown():
     assert step_memory(analyze_device(loop.snapshot(), 0)) is None
 
 
-def test_diagnose_large_step_temporaries_advises_against_foreach():
-    codes = [r.code for r in diagnose(Case(snapshot=failed_in_step(5))).recommendations]
+def test_diagnose_large_step_temporaries_advises_a_fused_optimizer():
+    advice = {r.code: r for r in diagnose(Case(snapshot=failed_in_step(5))).recommendations}
 
-    assert codes[0] == "optimizer-without-foreach"
-    assert codes.index("optimizer-without-foreach") < codes.index("smaller-optimizer-state")
-
-
-def test_diagnose_small_step_temporaries_says_nothing_about_foreach():
-    codes = [r.code for r in diagnose(Case(snapshot=failed_in_step(0))).recommendations]
-
-    assert "smaller-optimizer-state" in codes
-    assert "optimizer-without-foreach" not in codes
+    # The request that failed is a temporary itself.
+    assert advice["fused-optimizer"].predicted.fits
+    assert advice["smaller-optimizer-state"].saves_bytes > 5 * PARAMETERS[1]

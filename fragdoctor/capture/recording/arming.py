@@ -120,7 +120,7 @@ def _on_term(options: Options, recorder: Recorder, name: str) -> None:
 
 
 def report(options: Options, recorder: Recorder) -> None:
-    """Tell the parent what went wrong, if anything did."""
+    """Report to the parent what went wrong, if anything did."""
     if os.getpid() == recorder.pid:
         if recorder.left_nothing:
             note(options, "unused")

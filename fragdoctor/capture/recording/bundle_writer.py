@@ -106,7 +106,7 @@ def _dumps(value: Any) -> str:
 
 
 def _check_room(files: list[str], problems: list[str], directory: str) -> None:
-    """Refuse a bundle without any file for want of space: the manifest would tell nothing."""
+    """Refuse a bundle without any file for want of space: a manifest alone is of no use."""
     if not files and any(os.strerror(errno.ENOSPC) in problem for problem in problems):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), directory)
 

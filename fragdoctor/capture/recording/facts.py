@@ -62,7 +62,7 @@ _MAX_PROCESSES = 4096
 
 
 class Process(NamedTuple):
-    """One process on a GPU; ``n_bytes`` is None where the driver does not tell (WSL, MIG)."""
+    """One process on a GPU; ``n_bytes`` is None where the driver does not report it (WSL, MIG)."""
 
     pid: int
     n_bytes: int | None
@@ -230,8 +230,8 @@ def _processes(
 ) -> tuple[int | None, list[dict[str, Any]] | None]:
     """Return this process's own bytes and the other processes.
 
-    In a container the driver's process ids are the host's: then nobody is this process, own is
-    None, and who reads the bundle has to tell by the size.
+    In a container the driver's process ids are the host's: then no entry is this process, own is
+    None, and readers of the bundle have to go by the size.
     """
     if library is None or properties is None:
         return None, None
@@ -254,7 +254,7 @@ def _reserved(torch: Any, device: int, which: str) -> int | None:
 
 
 def _driver_of_kernel() -> str | None:
-    """Return the driver's version as the kernel module tells it."""
+    """Return the driver's version as reported by the kernel module."""
     try:
         with open("/proc/driver/nvidia/version", encoding="ascii", errors="replace") as f:
             words = f.readline().split()

@@ -26,7 +26,7 @@ _MOST_WAITING = 64
 class _Waiting:
     """A failure whose message is still on its way: the exception is made after the observer ran.
 
-    ``bundle`` is None where this recorder wrote none; ``is_told`` says whether anybody did.
+    ``bundle`` is None if this recorder wrote none; ``is_told``: whether any recorder did.
     """
 
     def __init__(self, device: int, bundle: str | None, *, is_told: bool) -> None:
@@ -138,7 +138,7 @@ class Recorder:
             self._note(e)
 
     def on_exit(self, error: BaseException | None = None, signal_name: str = "") -> None:
-        """Write the state at the end, unless the failure that ended the program is told already."""
+        """Write the state at the end, unless the failure that ended the program is recorded."""
         if not self.is_on or os.getpid() != self.pid:
             return
         try:
@@ -206,7 +206,7 @@ class Recorder:
             changes["ended_program"] = True
         try:
             bundle_writer.update_manifest(self.bundles[-1], **changes)
-        except Exception as e:  # somebody moved it: what is still to be written matters more
+        except Exception as e:  # it was moved: what is still to be written matters more
             self._note(e)
 
     def _write(
@@ -316,7 +316,7 @@ def _forget(recorder: Recorder) -> None:
 
 
 def _on_oom(device: int, asked: int, total: int, free: int) -> None:
-    """Tell every recorder; of nested ones the innermost writes."""
+    """Notify every recorder; of nested ones the innermost writes."""
     recorders = tuple(_watchers)
     for recorder in recorders:
         recorder.on_oom(device, asked, total, free, writes=recorder is recorders[-1])

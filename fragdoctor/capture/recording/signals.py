@@ -4,7 +4,7 @@ Python's handlers run between two instructions of the main thread. A program tha
 collective or a synchronisation never gets there, and without us the signal would have ended it: so
 a thread that the signal wakes directly does the same after a moment. SIGINT needs nothing here:
 Python makes a KeyboardInterrupt of it, which is seen at the exit. SIGUSR1 and others are left
-alone: faulthandler and schedulers use them, in ways that Python does not tell.
+alone: faulthandler and schedulers use them, in ways that Python cannot see.
 """
 
 from __future__ import annotations

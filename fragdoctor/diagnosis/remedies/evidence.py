@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import ClassVar, Final
 
-from fragdoctor.diagnosis.remedies.remedy import ASKS, CURES, MAY_HELP, JudgedCase, Proposal, Remedy
+from fragdoctor.diagnosis.remedies.remedy import (
+    ASKS,
+    CURES,
+    HELPS,
+    JudgedCase,
+    Proposal,
+    Remedy,
+)
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.finding import Confidence
+from fragdoctor.rules.failed_request import FailedRequest
+from fragdoctor.units import format_count, format_size
+
+HEADS: Final = 32
+"""Batch times heads of the worked example: a model of 7 billion parameters, batch 1."""
 
 CLOSED: Final = (Cause.NOT_MEMORY, Cause.HOST_MEMORY, Cause.SIZE_BUG, Cause.HEALTHY)
 """Causes about which a snapshot would add nothing."""
@@ -51,15 +64,53 @@ class FixShape(Remedy):
         if not case.supports(Cause.SIZE_BUG):
             return
         is_main = case.cause is Cause.SIZE_BUG
+        r = case.failed_request
         yield self.proposal(
-            weight=CURES if is_main else MAY_HELP,
+            weight=CURES if is_main else HELPS + 25,
             confidence=Confidence.PROVEN if is_main else Confidence.POSSIBLE,
             change="print(x.shape, x.dtype) before the call; check negative or NaN-derived sizes, "
-            "num_classes of one_hot, and whether a checkpoint is damaged",
-            why=case.verdict.summary,
+            "a broadcast of (N, 1) with (1, N), num_classes of one_hot, and whether a checkpoint "
+            "is damaged",
+            why=case.verdict.summary if is_main or r is None else one_tensor_text(r),
             cost="None.",
             verify="The printed size is what was meant.",
         )
+
+
+class FusedAttention(Remedy):
+    """Attention scores of a long sequence in one tensor."""
+
+    code: ClassVar[str] = "fused-attention"
+    title: ClassVar[str] = "If these are attention scores, never make them"
+
+    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
+        """Propose it where one tensor alone is larger than the device."""
+        r = case.failed_request
+        if r is None or not case.is_allocator_case or not r.is_alone_too_large:
+            return
+        if case.cause is not Cause.CAPACITY:
+            return
+        yield self.proposal(
+            weight=HELPS + 24,
+            confidence=Confidence.POSSIBLE,
+            change="torch.nn.functional.scaled_dot_product_attention with its flash or "
+            "memory-efficient kernel, attn_implementation='sdpa' or 'flash_attention_2' in "
+            "Transformers, enable_attention_slicing() in Diffusers",
+            why=one_tensor_text(r),
+            cost="None; it is faster too.",
+            caveats=("output_attentions=True, and some masks, bring the slow path back.",),
+            verify="The request of this size is gone from the trace.",
+        )
+
+
+def one_tensor_text(r: FailedRequest) -> str:
+    """Return what a single huge tensor usually is."""
+    length = round(math.sqrt(r.requested_bytes / 2 / HEADS), -2)
+    return (
+        f"One tensor of {format_size(r.requested_bytes)} is usually attention scores (batch x "
+        f"heads x length x length; with {HEADS} for batch x heads in 16 bits, a length of about "
+        f"{format_count(int(length))}) or a shape that is not what was meant."
+    )
 
 
 class LocateDriverCall(Remedy):

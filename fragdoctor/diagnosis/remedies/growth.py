@@ -7,18 +7,17 @@ from collections.abc import Iterator, Sequence
 from typing import ClassVar, Final
 
 from fragdoctor.analysis.result import DeviceAnalysis, Growth
+from fragdoctor.diagnosis.bench import Attempt, Bench
 from fragdoctor.diagnosis.remedies.remedy import (
     CURES,
     HELPS,
     MAY_HELP,
-    Attempt,
     JudgedCase,
     Proposal,
     Remedy,
 )
 from fragdoctor.model.diagnosis import Cause, Predicted
 from fragdoctor.model.finding import Confidence, Evidence, Location
-from fragdoctor.model.simulation import ReplayResult
 from fragdoctor.model.story import LogStory
 from fragdoctor.rules.context import line_text
 from fragdoctor.rules.growth.accumulating_trials import growth_sentence
@@ -38,9 +37,6 @@ EVALUATION: Final = re.compile(
 )
 """Names of files and functions that evaluate."""
 
-LONG_RUN_EVENTS: Final = 5_000
-"""A trace this long, or a truncated one, comes from a run in which damage can have piled up."""
-
 FREEING: Final = (
     (
         "del frees nothing while another reference remains: a list of results, a callback, a "
@@ -58,13 +54,11 @@ FREEING: Final = (
 class _Leak(Remedy):
     """What both remedies for a leak share: the growing line and the trial without survivors."""
 
-    def attempts(
-        self, case: JudgedCase, proposal: Proposal, recorded: ReplayResult
-    ) -> Sequence[Attempt]:
+    def attempts(self, case: JudgedCase, bench: Bench, proposal: Proposal | None) -> list[Attempt]:
         """Try the run with the survivors freed at the end of the step that made them."""
-        del proposal, recorded
+        del bench, proposal
         addresses = leaked_blocks(case)
-        return (Attempt.of_edit(leak_removed(addresses)),) if addresses else ()
+        return [Attempt.of_edit(leak_removed(addresses))] if addresses else []
 
 
 class FreeLeak(_Leak):
@@ -272,40 +266,20 @@ class RestartTrials(Remedy):
     """Long sweeps in one process: start afresh between trials."""
 
     code: ClassVar[str] = "restart-trials"
-    title: ClassVar[str] = "Restart the process between trials of a sweep"
+    title: ClassVar[str] = "Start a fresh process every few trials"
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose a restart where damage piles up over a long run."""
+        """Propose a restart for trials in one process."""
         story = sweep_of(case)
-        if story is not None:
-            if not has_process_each(story):
-                yield self._every_few(story)
-            return
-        if not case.is_allocator_case or case.cause not in (Cause.FRAGMENTATION, Cause.LEAK):
-            return
-        analysis = case.context.analysis
-        if analysis is not None:
-            is_long = analysis.n_events >= LONG_RUN_EVENTS or analysis.capture.is_truncated
-            if not is_long:
-                return
-        yield self.proposal(
-            weight=MAY_HELP - 15,
-            confidence=Confidence.POSSIBLE,
-            change="one process per trial (subprocess, or the sweep tool's own process isolation)",
-            why="A new process starts with an empty cache; what piled up is gone.",
-            cost="Start-up time per trial.",
-            caveats=("A workaround: it postpones the failure within one trial, no more.",),
-            verify="Later trials fail no sooner than the first.",
-        )
+        if story is not None and not has_process_each(story):
+            yield self._every_few(story)
 
     def _every_few(self, story: LogStory) -> Proposal:
         piles_up = accumulation(story) is not None or growing_cache(story) is not None
         n_before = trials_before_failure(story)
         n = max(1, (n_before or 0) // 2)
         often = "for every trial" if n == 1 else f"every {n} trials"
-        title = f"Start a fresh process {often}"
-        if n_before is None:
-            title = "Start a fresh process every few trials"
+        title = self.title if n_before is None else f"Start a fresh process {often}"
         seen = (
             ""
             if n_before is None

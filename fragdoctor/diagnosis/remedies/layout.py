@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import ClassVar, Final
 
 from fragdoctor.analysis.result import SizeDiversity
+from fragdoctor.diagnosis.bench import Attempt, Bench
 from fragdoctor.diagnosis.remedies.remedy import (
+    CURES,
     HELPS,
     MAY_HELP,
-    Attempt,
+    Burden,
     JudgedCase,
     Proposal,
     Remedy,
 )
 from fragdoctor.model.diagnosis import Cause, Predicted
 from fragdoctor.model.finding import Confidence, Evidence
-from fragdoctor.model.simulation import ReplayResult
 from fragdoctor.rules.context import line_text
-from fragdoctor.trace.edits import blocks_freed, largest_step_first, sizes_padded
+from fragdoctor.trace.edits import blocks_freed, combined, largest_step_first, sizes_padded
+from fragdoctor.trace.training_edits import buffers_preallocated
 from fragdoctor.units import MIB, format_size, plural
+
+OTHER_CAUSES: Final = (
+    Cause.UNKNOWN,
+    Cause.LEAK,
+    Cause.SIZE_BUG,
+    Cause.OTHER_PROCESS,
+    Cause.NON_PYTORCH_MEMORY,
+)
+"""Causes that have nothing to do with the layout of the cache."""
 
 BUCKETS: Final = (2 * MIB, 8 * MIB, 32 * MIB)
 """Sizes tried for padded tensors: coarser ones cost more than they save."""
@@ -37,6 +48,7 @@ class MovePinningBlocks(Remedy):
 
     code: ClassVar[str] = "move-pinning-blocks"
     title: ClassVar[str] = "Keep long-lived blocks out of the way"
+    burden: ClassVar[Burden] = Burden.CHANGE
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose to keep long-lived blocks out of the way, group by group."""
@@ -44,7 +56,15 @@ class MovePinningBlocks(Remedy):
         if analysis is None or r is None or case.cause is not Cause.FRAGMENTATION:
             return
         pinned = analysis.free_space.pinned_free_bytes
-        large = [p for p in analysis.pins if p.pinned_bytes >= MIN_SHARE * pinned > 0]
+        # Buffers that grow will be somewhere else in the next step.
+        growing = () if case.bench is None else case.bench.growing_buffers
+        moving = {case.context.user_line(b.stack) for b in growing}
+        large = [
+            p
+            for p in analysis.pins
+            if p.pinned_bytes >= MIN_SHARE * pinned > 0
+            and case.context.user_line(p.stack) not in moving
+        ]
         for pin in large[:MAX_GROUPS]:
             line = case.context.user_line(pin.stack)
             solves = pin.pinned_bytes + pin.block_bytes >= r.uncovered_bytes
@@ -52,8 +72,9 @@ class MovePinningBlocks(Remedy):
                 title=f"Keep the blocks of {line_text(line)} out of the way",
                 weight=HELPS + 5 if solves else MAY_HELP,
                 confidence=Confidence.LIKELY if solves else Confidence.POSSIBLE,
-                change="free them before the large request, allocate them before everything that "
-                "is short-lived, or clone() what must stay after the step has freed its memory",
+                change="allocate them before everything that is short-lived, or clone() what must "
+                "stay once the step has freed its memory; del them before the large request if "
+                "they are no longer needed",
                 why=f"{plural(pin.n_blocks, 'live block')} of {format_size(pin.block_bytes)} "
                 f"{'keeps' if pin.n_blocks == 1 else 'keep'} {format_size(pin.pinned_bytes)} of "
                 f"free memory in {plural(pin.n_segments, 'segment')} from being returned.",
@@ -66,14 +87,57 @@ class MovePinningBlocks(Remedy):
             )
             yield replace(proposal, addresses=tuple(pin.addresses))
 
-    def attempts(
-        self, case: JudgedCase, proposal: Proposal, recorded: ReplayResult
-    ) -> Sequence[Attempt]:
+    def attempts(self, case: JudgedCase, bench: Bench, proposal: Proposal | None) -> list[Attempt]:
         """Try the run with these blocks freed before the request that failed."""
         del case
-        if not proposal.addresses:
-            return ()
-        return (Attempt.of_edit(blocks_freed(proposal.addresses, recorded.oom_event)),)
+        if proposal is None or not proposal.addresses:
+            return []
+        return [Attempt.of_edit(blocks_freed(proposal.addresses, bench.recorded.oom_event))]
+
+
+class PreallocateBuffers(Remedy):
+    """Buffers that grow by copies, such as a KV cache: make them once."""
+
+    code: ClassVar[str] = "preallocate-buffers"
+    title: ClassVar[str] = "Make buffers that grow once, at their full length"
+    is_modelled: ClassVar[bool] = True
+
+    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
+        """Propose it where such buffers are a noticeable part of the memory."""
+        if case.bench is None or not case.is_allocator_case or case.cause in OTHER_CAUSES:
+            return
+        buffers = case.bench.growing_buffers
+        if not buffers:
+            return
+        n = sum(b.n_buffers for b in buffers)
+        total = sum(b.total_bytes for b in buffers)
+        step = sum(b.n_buffers * b.step_bytes for b in buffers)
+        stacks = [case.context.python_stack(b.stack) for b in buffers]
+        line = stacks[0][0] if stacks[0] else None
+        yield self.proposal(
+            title=f"Make the buffers of {line_text(line)} once, at their full length",
+            weight=CURES if case.cause is Cause.FRAGMENTATION else HELPS,
+            confidence=Confidence.LIKELY,
+            change="torch.empty(..., max_length, ...) before the loop, and copy each step's part "
+            "into a slice of it, in place of torch.cat; in Transformers "
+            "cache_implementation='static' (StaticCache)",
+            why=f"{plural(n, 'buffer')} grow by copies, {format_size(total)} in all: each time a "
+            "larger one is made before the old one is freed, and the holes that the old ones leave "
+            "are too small for the next.",
+            cost="The full length is held from the start.",
+            caveats=(f"Replayed at the recorded length; each step adds {format_size(step)}.",),
+            verify="The number of large requests a step falls; reserved memory stays level.",
+            locations=stacks[0],
+            evidence=(Evidence("growing buffers", total, "bytes", "trace"),),
+        )
+
+    def attempts(self, case: JudgedCase, bench: Bench, proposal: Proposal | None) -> list[Attempt]:
+        """Try the run with each buffer made once, as large as it gets."""
+        del case
+        if proposal is None:
+            return []
+        edits = [buffers_preallocated(b.row, b.n_buffers) for b in bench.growing_buffers]
+        return [Attempt.of_edit(combined(edits))]
 
 
 class BucketShapes(Remedy):
@@ -81,6 +145,7 @@ class BucketShapes(Remedy):
 
     code: ClassVar[str] = "bucket-shapes"
     title: ClassVar[str] = "Pad or bucket variable shapes"
+    is_modelled: ClassVar[bool] = True
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose steady shapes for fragmentation, unless a trace shows that they are steady."""
@@ -101,12 +166,10 @@ class BucketShapes(Remedy):
             verify="A snapshot shows fewer distinct sizes of large requests.",
         )
 
-    def attempts(
-        self, case: JudgedCase, proposal: Proposal, recorded: ReplayResult
-    ) -> Sequence[Attempt]:
+    def attempts(self, case: JudgedCase, bench: Bench, proposal: Proposal | None) -> list[Attempt]:
         """Try large requests padded to buckets."""
-        del case, proposal, recorded
-        return tuple(Attempt.of_edit(sizes_padded(bucket)) for bucket in BUCKETS)
+        del case, bench, proposal
+        return [Attempt.of_edit(sizes_padded(bucket)) for bucket in BUCKETS]
 
 
 class LargestFirst(Remedy):
@@ -114,6 +177,7 @@ class LargestFirst(Remedy):
 
     code: ClassVar[str] = "largest-first"
     title: ClassVar[str] = "Run the largest batch first"
+    is_modelled: ClassVar[bool] = True
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose it for fragmentation, unless a trace shows that shapes are steady."""
@@ -130,12 +194,10 @@ class LargestFirst(Remedy):
             verify="Reserved memory stays level after the first step.",
         )
 
-    def attempts(
-        self, case: JudgedCase, proposal: Proposal, recorded: ReplayResult
-    ) -> Sequence[Attempt]:
+    def attempts(self, case: JudgedCase, bench: Bench, proposal: Proposal | None) -> list[Attempt]:
         """Try the run with its largest step first."""
-        del case, proposal, recorded
-        return (Attempt.of_edit(largest_step_first()),)
+        del case, bench, proposal
+        return [Attempt.of_edit(largest_step_first())]
 
 
 def _sizes(case: JudgedCase) -> SizeDiversity | None:
@@ -145,5 +207,7 @@ def _sizes(case: JudgedCase) -> SizeDiversity | None:
 def _shapes_may_vary(case: JudgedCase) -> bool:
     if not case.is_allocator_case or case.cause is not Cause.FRAGMENTATION:
         return False
+    if case.bench is not None and case.bench.growing_buffers:
+        return False  # sizes that only grow are no variety of inputs
     sizes = _sizes(case)
     return sizes is None or sizes.drifting

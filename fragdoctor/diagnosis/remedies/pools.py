@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import ClassVar
 
+from fragdoctor.diagnosis.bench import Attempt, Bench
 from fragdoctor.diagnosis.remedies.remedy import (
     CURES,
     HELPS,
     MAY_HELP,
-    Attempt,
     JudgedCase,
     Proposal,
     Remedy,
 )
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.finding import Confidence
-from fragdoctor.model.simulation import ReplayResult
 from fragdoctor.trace.edits import empty_cache_at
 from fragdoctor.units import format_size
 
@@ -125,11 +124,8 @@ class EmptyCache(Remedy):
             Confidence.PROVEN,
         )
 
-    def attempts(
-        self, case: JudgedCase, proposal: Proposal, recorded: ReplayResult
-    ) -> Sequence[Attempt]:
+    def attempts(self, case: JudgedCase, bench: Bench, proposal: Proposal | None) -> list[Attempt]:
         """Try it right before the request that failed."""
         del case, proposal
-        if recorded.oom_event is None:
-            return ()
-        return (Attempt.of_edit(empty_cache_at([recorded.oom_event])),)
+        failed = bench.recorded.oom_event
+        return [] if failed is None else [Attempt.of_edit(empty_cache_at([failed]))]

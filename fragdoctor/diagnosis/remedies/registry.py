@@ -6,14 +6,13 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Final
 
-from fragdoctor.diagnosis.remedies.capacity import (
-    GradientCheckpointing,
-    LessModelMemory,
-    OptimizerWithoutForeach,
-    SmallerBatch,
-    SmallerOptimizerState,
+from fragdoctor.diagnosis.remedies.capacity import LessModelMemory, SmallerBatch
+from fragdoctor.diagnosis.remedies.evidence import (
+    FixShape,
+    FusedAttention,
+    LocateDriverCall,
+    RecordSnapshot,
 )
-from fragdoctor.diagnosis.remedies.evidence import FixShape, LocateDriverCall, RecordSnapshot
 from fragdoctor.diagnosis.remedies.growth import (
     FewerParallelTrials,
     FindLeak,
@@ -22,7 +21,13 @@ from fragdoctor.diagnosis.remedies.growth import (
     NoGrad,
     RestartTrials,
 )
-from fragdoctor.diagnosis.remedies.layout import BucketShapes, LargestFirst, MovePinningBlocks
+from fragdoctor.diagnosis.remedies.layout import (
+    BucketShapes,
+    LargestFirst,
+    MovePinningBlocks,
+    PreallocateBuffers,
+)
+from fragdoctor.diagnosis.remedies.limits import RaiseMemoryLimit, RaiseMpsWatermark
 from fragdoctor.diagnosis.remedies.pools import (
     EmptyCache,
     RetryOnce,
@@ -35,7 +40,6 @@ from fragdoctor.diagnosis.remedies.settings import (
     ExpandableSegments,
     GarbageCollection,
     MaxSplitSize,
-    RaiseMemoryLimit,
     RoundupDivisions,
 )
 from fragdoctor.diagnosis.remedies.surroundings import (
@@ -47,10 +51,20 @@ from fragdoctor.diagnosis.remedies.surroundings import (
     JaxPreallocation,
     LessHostMemory,
     LibraryHeadroom,
-    RaiseMpsWatermark,
     RaiseSharedMemory,
     SmallerKernelBlocks,
     TensorflowMemoryGrowth,
+)
+from fragdoctor.diagnosis.remedies.training import (
+    ChunkedLoss,
+    CombinedSavings,
+    FusedOptimizer,
+    GradientCheckpointing,
+    OffloadOptimizer,
+    OptimizerWithoutForeach,
+    SetGradientsToNone,
+    SmallerOptimizerState,
+    StepInBackward,
 )
 from fragdoctor.model.diagnosis import Recommendation
 from fragdoctor.model.finding import Confidence
@@ -64,10 +78,16 @@ REMEDIES: Final[tuple[Remedy, ...]] = (
     DefaultSettings(),
     RaiseMemoryLimit(),
     # Less memory.
-    SmallerBatch(),
+    SetGradientsToNone(),
+    FusedOptimizer(),
+    ChunkedLoss(),
     GradientCheckpointing(),
-    OptimizerWithoutForeach(),
     SmallerOptimizerState(),
+    OffloadOptimizer(),
+    StepInBackward(),
+    OptimizerWithoutForeach(),
+    SmallerBatch(),
+    CombinedSavings(),
     LessModelMemory(),
     # Growth.
     FreeLeak(),
@@ -77,6 +97,7 @@ REMEDIES: Final[tuple[Remedy, ...]] = (
     FewerParallelTrials(),
     RestartTrials(),
     # Layout of the cache.
+    PreallocateBuffers(),
     MovePinningBlocks(),
     BucketShapes(),
     LargestFirst(),
@@ -100,6 +121,7 @@ REMEDIES: Final[tuple[Remedy, ...]] = (
     SmallerKernelBlocks(),
     # Better evidence.
     FixShape(),
+    FusedAttention(),
     LocateDriverCall(),
     RecordSnapshot(),
 )
@@ -118,13 +140,12 @@ def rank(
     """Return the recommendations by rank from 1, and the rejected ones with rank 0.
 
     What a replay shows to fit comes first, then what removes the cause, then confidence, then the
-    bytes saved. A replay that says "does not fit" turns a proposal into a rejection.
+    bytes saved.
     """
     kept: list[Proposal] = []
     rejected: list[Recommendation] = []
     for proposal in all_proposals:
-        predicted = proposal.recommendation.predicted
-        if proposal.is_rejected or (predicted.method == "replay" and predicted.fits is False):
+        if proposal.is_rejected:
             rejected.append(replace(proposal.recommendation, rank=0))
         else:
             kept.append(proposal)
@@ -133,14 +154,15 @@ def rank(
     return ranked, tuple(sorted(rejected, key=lambda r: r.code))
 
 
-def _order(proposal: Proposal) -> tuple[int, int, int, int, int, int, int, str]:
+def _order(proposal: Proposal) -> tuple[int, int, int, int, int, int, int, int, str]:
     r = proposal.recommendation
     p = r.predicted
     is_shown_to_fit = p.method == "replay" and p.fits is True
     return (
         0 if is_shown_to_fit else 1,
-        int(is_shown_to_fit and proposal.remedy.computes_less),
+        int(proposal.remedy.burden) if is_shown_to_fit else 0,
         -(p.margin_bytes or 0) if is_shown_to_fit else 0,
+        -(r.saves_bytes or 0) if is_shown_to_fit else 0,
         (p.driver_calls or 0) if is_shown_to_fit else 0,
         -proposal.weight,
         CONFIDENCE_ORDER[r.confidence],

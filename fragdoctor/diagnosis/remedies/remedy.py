@@ -5,8 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from enum import IntEnum
 from typing import ClassVar, Final
 
+from fragdoctor.analysis.training import TrainingRun
+from fragdoctor.diagnosis.bench import Attempt, Bench, Outcome
 from fragdoctor.model.conf_keys import KEYS, key_is_known
 from fragdoctor.model.diagnosis import Cause, Predicted, Recommendation, Verdict
 from fragdoctor.model.finding import Confidence, Evidence, Location, RuleResults
@@ -15,8 +18,7 @@ from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.model.simulation import ReplayResult
 from fragdoctor.rules.context import Context
 from fragdoctor.rules.failed_request import FailedRequest
-from fragdoctor.trace.edits import Edit
-from fragdoctor.trace.whatif import WhatIf
+from fragdoctor.units import format_count, format_size, plural
 
 CURES: Final = 90
 """Weight of a remedy that removes the cause itself."""
@@ -42,11 +44,18 @@ VARIABLES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class JudgedCase:
-    """One device of a case with its verdict and the results of the rules."""
+    """One device of a case with its verdict and the results of the rules.
+
+    Attributes:
+        bench: to try remedies on; None where no trace can be replayed.
+        training: passes and layers of the run; None where no trace shows a training run.
+    """
 
     context: Context
     verdict: Verdict
     results: RuleResults = field(default_factory=RuleResults)
+    bench: Bench | None = None
+    training: TrainingRun | None = None
 
     @property
     def cause(self) -> Cause:
@@ -155,26 +164,6 @@ def _entries(conf: str) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
-    """One way to try a remedy on the recorded trace.
-
-    Attributes:
-        what_if: settings and capacity to replay under.
-        edit: change of the recorded requests; None where they stay as they are.
-        caveat: what the user must know about the prediction, "" for nothing.
-    """
-
-    what_if: WhatIf
-    edit: Edit | None = None
-    caveat: str = ""
-
-    @classmethod
-    def of_edit(cls, edit: Edit) -> Attempt:
-        """Return the attempt with a change of the code under the recorded settings."""
-        return cls(WhatIf(edit=edit.name), edit)
-
-
-@dataclass(frozen=True, slots=True)
 class Proposal:
     """What a remedy proposes for one case.
 
@@ -208,33 +197,74 @@ class Proposal:
         return replace(self, recommendation=replace(r, caveats=(*r.caveats, caveat)))
 
 
+class Burden(IntEnum):
+    """What a remedy asks of the user, if it is enough."""
+
+    NONE = 0  # a setting, or a change of a line or two
+    CHANGE = 1  # a change of the program that may change its results or its speed a little
+    SLOWER = 2  # each step computes less or takes longer
+
+
 class Remedy(ABC):
     """One thing that can be done about a lack of memory.
 
     Attributes:
         code: stable name, for example ``expandable-segments``.
         title: imperative, one line.
-        computes_less: it makes each step compute less or longer, so it comes after what does not,
-            however much it saves.
+        is_modelled: its edit is a model of the changed program, so that a replay proves nothing.
+        burden: what it asks of the user; the lighter comes first, however much the other saves.
     """
 
     code: ClassVar[str]
     title: ClassVar[str]
-    computes_less: ClassVar[bool] = False
+    burden: ClassVar[Burden] = Burden.NONE
+    is_modelled: ClassVar[bool] = False
 
     @abstractmethod
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Yield what it proposes, or rejects with the reason; nothing where it does not apply."""
 
-    def attempts(
-        self, case: JudgedCase, proposal: Proposal, recorded: ReplayResult
-    ) -> Sequence[Attempt]:
-        """Return how a proposal is tried on the trace; the best outcome speaks for it.
+    def attempts(self, case: JudgedCase, bench: Bench, proposal: Proposal | None) -> list[Attempt]:
+        """Return how it is tried on the trace; empty where no replay says what it does.
 
-        Empty where no replay says what the proposal does.
+        Args:
+            case: the case.
+            bench: the reproduced run.
+            proposal: what it proposes for this case; None where it proposed nothing.
         """
-        del case, proposal, recorded
-        return ()
+        del case, bench, proposal
+        return []
+
+    def judged(
+        self, case: JudgedCase, bench: Bench, proposal: Proposal | None, outcomes: Sequence[Outcome]
+    ) -> Proposal | None:
+        """Return the proposal in the light of its attempts, the best of which speaks for it.
+
+        None drops it. A proposal that does not help is rejected, with the numbers, if the replay
+        is exact.
+        """
+        del case
+        if proposal is None:
+            return None
+        best = best_of(bench, outcomes)
+        if best.attempt.caveat:
+            proposal = proposal.with_caveat(best.attempt.caveat)
+        predicted, r = bench.predicted(best.result), proposal.recommendation
+        if helps(bench.recorded, best.result):
+            is_proof = bench.is_proof and not self.is_modelled
+            confidence = Confidence.PROVEN if is_proof else r.confidence
+            proposal = replace(proposal, recommendation=replace(r, confidence=confidence))
+            return proposal.with_prediction(predicted)
+        said = outcome_text(bench.recorded, best.result)
+        if not bench.is_exact and not proposal.is_rejected:
+            return proposal.with_caveat(f"An estimate says that it may not be enough: {said}.")
+        why = f"{r.why} Replayed: {said}." if proposal.is_rejected else f"Replayed: {said}."
+        changed = replace(
+            proposal,
+            recommendation=replace(r, why=why),
+            is_rejected=proposal.is_rejected or bench.is_exact,
+        )
+        return changed.with_prediction(predicted)
 
     def proposal(  # noqa: PLR0913 - the fields of a recommendation, all by keyword
         self,
@@ -296,15 +326,38 @@ class Remedy(ABC):
         return replace(rejected, is_rejected=True)
 
 
-class SettingRemedy(Remedy):
-    """An allocator setting: tried wherever there is a trace, proposed or not.
+# ---- what a replay says ----------------------------------------------------------------------
 
-    Attributes:
-        key: key of the setting string.
+
+def helps(recorded: ReplayResult, result: ReplayResult) -> bool:
+    """Return whether a what-if is better than the recorded run, by what hurts.
+
+    After a failure: every request is served. Without one: it still is, with fewer retries.
     """
+    if not (result.fits and result.is_conclusive):
+        return False
+    return not recorded.fits or result.retries < recorded.retries
 
-    key: ClassVar[str]
 
-    @abstractmethod
-    def confs(self, case: JudgedCase) -> Sequence[str]:
-        """Return the setting strings to try, what is set already included."""
+def best_of(bench: Bench, outcomes: Sequence[Outcome]) -> Outcome:
+    """Return the outcome that helps with most room left."""
+
+    def badness(one: Outcome) -> tuple[bool, int, int, int]:
+        r = one.result
+        return not helps(bench.recorded, r), -(r.margin_bytes or 0), r.retries, r.driver_calls
+
+    return min(outcomes, key=badness)
+
+
+def outcome_text(recorded: ReplayResult, result: ReplayResult) -> str:
+    """Return what a replay did against the recorded run, as half a sentence."""
+    reserved = f"peak reserved {format_size(result.peak_reserved_bytes)}"
+    retries = plural(result.retries, "retry", "retries")
+    if not result.fits:
+        size = f" of {format_size(result.oom_bytes)}" if result.oom_bytes else ""
+        where = "" if result.oom_event is None else f" at event {format_count(result.oom_event)}"
+        still = "still fails" if not recorded.fits else "fails, which it did not as recorded"
+        return f"the request{size}{where} {still}, {reserved}"
+    if not recorded.fits:
+        return f"every request is served, {reserved}, {retries}"
+    return f"{retries} against {format_count(recorded.retries)} as recorded, {reserved}"

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import ClassVar, Final
 
+from fragdoctor.diagnosis.bench import Attempt, Bench, Outcome
 from fragdoctor.diagnosis.remedies.remedy import (
     CURES,
     HELPS,
     MAY_HELP,
-    Attempt,
     JudgedCase,
     Proposal,
     Remedy,
-    SettingRemedy,
+    best_of,
+    helps,
+    outcome_text,
 )
-from fragdoctor.model.diagnosis import Cause, Predicted
+from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.finding import Confidence
 from fragdoctor.model.settings import is_same_conf
 from fragdoctor.model.simulation import ReplayResult
-from fragdoctor.rules.failed_request import FailedRequest
 from fragdoctor.rules.fragmentation.holes import find_holes
 from fragdoctor.trace.candidates import usual_confs
 from fragdoctor.trace.whatif import WhatIf
@@ -35,17 +36,98 @@ SMALLEST_SPLIT_MB: Final = 32
 LARGEST_SPLIT_MB: Final = 128
 
 
-class _KeySetting(SettingRemedy):
-    """A key of the setting string, tried with its usual values."""
+class SettingRemedy(Remedy):
+    """A key of the setting string, tried with its usual values wherever there is a trace.
+
+    Attributes:
+        key: of the setting string; "" for the defaults.
+    """
+
+    key: ClassVar[str]
 
     def confs(self, case: JudgedCase) -> Sequence[str]:
-        """Return the usual values, joined with what is set already."""
+        """Return the setting strings to try, joined with what is set already."""
         if case.is_too_new(self.key):
             return ()
         return tuple(case.with_present(conf) for conf in usual_confs(self.key))
 
+    def attempts(self, case: JudgedCase, bench: Bench, proposal: Proposal | None) -> list[Attempt]:
+        """Try each value, proposed or not."""
+        del bench, proposal
+        present = case.settings.conf if case.settings is not None else ""
+        return [
+            Attempt(WhatIf(conf=conf))
+            for conf in self.confs(case)
+            if not is_same_conf(conf, present)
+        ]
 
-class ExpandableSegments(_KeySetting):
+    def judged(
+        self, case: JudgedCase, bench: Bench, proposal: Proposal | None, outcomes: Sequence[Outcome]
+    ) -> Proposal | None:
+        """Return the setting with its best value: recommended, rejected, or left open."""
+        best = best_of(bench, outcomes)
+        result = best.result
+        setting = case.assignment(best.attempt.what_if.conf or "")
+        if not result.is_conclusive:
+            return None if proposal is None else self.left_open(proposal, result)
+        is_better = helps(bench.recorded, result)
+        if is_better and case.cause is not Cause.LEAK:
+            return self._accepted(bench, best, proposal, setting)
+        said = outcome_text(bench.recorded, result)
+        if not bench.is_exact and proposal is not None and not proposal.is_rejected:
+            return proposal.with_caveat(f"An estimate says that it may not be enough: {said}.")
+        why = f"Replayed{self._variants(outcomes)}: {said}."
+        if proposal is not None and proposal.is_rejected and not result.fits:
+            why = f"{proposal.recommendation.why} {why}"
+        if is_better:
+            why = f"It only postpones the failure, since memory grows step by step. {why}"
+        return self.rejection(
+            why,
+            Confidence.PROVEN if bench.is_exact else Confidence.LIKELY,
+            title=proposal.recommendation.title if proposal else "",
+            setting=setting,
+            predicted=bench.predicted(result),
+        )
+
+    def left_open(self, proposal: Proposal, result: ReplayResult) -> Proposal:
+        """Return a proposal that the replay cannot judge, with the reason."""
+        reason = result.note.removeprefix("not known: ")
+        return proposal.with_caveat(f"A replay cannot answer it: {reason}.")
+
+    def _value(self, one: Outcome) -> str:
+        """Return the value of the key in what was tried."""
+        conf = one.attempt.what_if.conf or ""
+        return conf.rpartition(f"{self.key}:")[2] if self.key else ""
+
+    def _variants(self, outcomes: Sequence[Outcome]) -> str:
+        if len(outcomes) < 2:
+            return ""
+        return f" with {', '.join(self._value(one) for one in outcomes)}, at best"
+
+    def _accepted(
+        self, bench: Bench, best: Outcome, proposal: Proposal | None, setting: str
+    ) -> Proposal:
+        confidence = Confidence.PROVEN if bench.is_proof else Confidence.LIKELY
+        predicted = bench.predicted(best.result)
+        if proposal is not None and not proposal.is_rejected:
+            r = replace(proposal.recommendation, confidence=confidence)
+            if r.setting != setting:  # the replay found a better value than reasoning alone
+                value = f"{self.key}:{self._value(best)}"
+                why = f"Of the values replayed, {value} leaves the most room."
+                r = replace(r, title=self.title, setting=setting, why=why)
+            return replace(proposal, recommendation=r).with_prediction(predicted)
+        return self.proposal(
+            weight=CURES if not bench.recorded.fits else HELPS,
+            confidence=confidence,
+            setting=setting,
+            why=f"Replayed: {outcome_text(bench.recorded, best.result)}.",
+            cost="One environment variable.",
+            predicted=predicted,
+            verify="num_alloc_retries and num_ooms of memory_stats() stay at 0.",
+        )
+
+
+class ExpandableSegments(SettingRemedy):
     """``expandable_segments:True``: the first setting to try against fragmentation."""
 
     code: ClassVar[str] = "expandable-segments"
@@ -146,7 +228,7 @@ def _small_holes(case: JudgedCase) -> str:
     )
 
 
-class MaxSplitSize(_KeySetting):
+class MaxSplitSize(SettingRemedy):
     """``max_split_size_mb``: keeps large blocks whole. A last resort."""
 
     code: ClassVar[str] = "max-split-size"
@@ -219,7 +301,7 @@ def _split_limit_mb(case: JudgedCase) -> int:
     return limit
 
 
-class RoundupDivisions(_KeySetting):
+class RoundupDivisions(SettingRemedy):
     """``roundup_power2_divisions``: fewer distinct sizes, more reuse."""
 
     code: ClassVar[str] = "roundup-divisions"
@@ -256,7 +338,7 @@ class RoundupDivisions(_KeySetting):
         )
 
 
-class GarbageCollection(_KeySetting):
+class GarbageCollection(SettingRemedy):
     """``garbage_collection_threshold``: works only under a memory fraction."""
 
     code: ClassVar[str] = "garbage-collection-threshold"
@@ -314,8 +396,16 @@ class DefaultSettings(SettingRemedy):
         del case
         yield from ()
 
-    def untested(self, case: JudgedCase) -> Proposal:
-        """Return the advice to try it, where the trace cannot show how that would end."""
+    def judged(
+        self, case: JudgedCase, bench: Bench, proposal: Proposal | None, outcomes: Sequence[Outcome]
+    ) -> Proposal | None:
+        """Return it as any setting; a failure that a replay cannot judge can be tried again."""
+        result = best_of(bench, outcomes).result
+        if not result.is_conclusive and not bench.recorded.fits:
+            return self.left_open(self._untested(case), result)
+        return super().judged(case, bench, proposal, outcomes)
+
+    def _untested(self, case: JudgedCase) -> Proposal:
         return self.proposal(
             weight=MAY_HELP,
             confidence=Confidence.POSSIBLE,
@@ -326,61 +416,3 @@ class DefaultSettings(SettingRemedy):
             cost="One run.",
             verify="num_alloc_retries and num_ooms of memory_stats() stay at 0.",
         )
-
-
-class RaiseMemoryLimit(Remedy):
-    """The process's own memory fraction: raise it, by how much."""
-
-    code: ClassVar[str] = "raise-memory-limit"
-    title: ClassVar[str] = "Raise the memory fraction"
-
-    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose a higher limit where the limit forbade the request and the device has room."""
-        if not case.supports(Cause.MEMORY_LIMIT):
-            return
-        if case.backend == "mps" or case.kind == "kv-cache":
-            return
-        is_main = case.cause is Cause.MEMORY_LIMIT
-        r = case.failed_request
-        is_room_known = r is not None and (r.free_bytes is None or r.is_covered_by_free)
-        if not is_room_known and not is_main:
-            return
-        fraction = _fraction(r)
-        number = "" if fraction is None else f" to at least {fraction:.2f}"
-        yield self.proposal(
-            title=f"{self.title}{number}",
-            weight=CURES + 5 if is_main else HELPS,
-            confidence=Confidence.LIKELY if is_main else Confidence.POSSIBLE,
-            change="torch.cuda.set_per_process_memory_fraction"
-            f"({'...' if fraction is None else f'{fraction:.2f}'}), or remove the call; from 2.10 "
-            "on also per_process_memory_fraction in PYTORCH_CUDA_ALLOC_CONF",
-            why=case.verdict.summary
-            if is_main
-            else "The device had more free than was requested; a limit of this process would "
-            "explain it.",
-            cost="Less room for others on this device.",
-            caveats=("Someone may have set the limit to share the device.",),
-            verify="The message no longer prints 'allowed', or a larger figure.",
-            predicted=Predicted(fits=True, method="arithmetic")
-            if r is not None and r.limit_is_binding and r.is_covered_by_free
-            else None,
-        )
-
-    def attempts(
-        self, case: JudgedCase, proposal: Proposal, recorded: ReplayResult
-    ) -> Sequence[Attempt]:
-        """Try the whole device."""
-        del proposal, recorded
-        r = case.failed_request
-        if r is None or r.free_bytes is None or not r.reserved_bytes:
-            return ()
-        whole = WhatIf(capacity_bytes=r.reserved_bytes + r.free_bytes, edit="without the limit")
-        return (Attempt(whole, caveat="The prediction is for no limit at all."),)
-
-
-def _fraction(r: FailedRequest | None) -> float | None:
-    """Return the least fraction that admits the request, rounded up to a hundredth."""
-    if r is None or r.total_bytes is None or r.reserved_bytes is None:
-        return None
-    share = (r.reserved_bytes + r.requested_bytes + r.tolerance_bytes) / r.total_bytes
-    return math.ceil(share * 100) / 100 if share <= 1 else None

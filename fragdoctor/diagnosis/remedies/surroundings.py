@@ -116,10 +116,9 @@ class CapOtherLibraries(Remedy):
         yield self.proposal(
             weight=CURES if is_main else MAY_HELP - 5,
             confidence=Confidence.LIKELY if is_main else Confidence.POSSIBLE,
-            setting="CUDA_MODULE_LOADING=LAZY",
             change="XLA_PYTHON_CLIENT_PREALLOCATE=false for JAX, set_memory_growth for TensorFlow, "
             "fewer NCCL communicators and channels (NCCL_MAX_NCHANNELS), smaller TensorRT "
-            "workspaces",
+            "workspaces; CUDA_MODULE_LOADING=LAZY before CUDA 12.2, where it became the default",
             why=f"{format_size(held)} of this process are outside PyTorch's cache."
             if held is not None
             else "Part of the device is held outside PyTorch's cache.",
@@ -287,30 +286,6 @@ class FewerLayersOnGpu(Remedy):
             "give.",
             cost="Slower inference.",
             verify="The log's buffer sizes stay below the free memory.",
-        )
-
-
-class RaiseMpsWatermark(Remedy):
-    """MPS stops at a watermark."""
-
-    code: ClassVar[str] = "raise-mps-watermark"
-    title: ClassVar[str] = "Raise the high watermark of MPS, or free unified memory"
-
-    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose it where the watermark is the limit."""
-        if case.backend != "mps" or not case.supports(Cause.MEMORY_LIMIT):
-            return
-        yield self.proposal(
-            weight=HELPS if case.cause is Cause.MEMORY_LIMIT else HELPS - 20,
-            confidence=Confidence.POSSIBLE,
-            setting="PYTORCH_MPS_HIGH_WATERMARK_RATIO=0.0",
-            change="close other programs; torch.mps.empty_cache() after large steps",
-            why="MPS stops at a share of the recommended working set, not at the end of memory.",
-            cost="Without the limit the whole machine may run out of memory.",
-            caveats=(
-                "Metal's other allocations are driver and graph caches: fixed shapes shrink them.",
-            ),
-            verify="The message's 'max allowed' disappears or grows.",
         )
 
 

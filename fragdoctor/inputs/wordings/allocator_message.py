@@ -17,7 +17,7 @@ from fragdoctor.inputs.wordings.wording import (
     compile_squeezed,
     is_source,
     located,
-    parse_size,
+    printed_bytes,
     value_of,
 )
 from fragdoctor.model.oom import OomMessage, OtherProcess
@@ -96,7 +96,7 @@ class _Draft:
         if clause == "head":
             self.name = groups["_name"]
         elif clause == "process":
-            self.others.append(OtherProcess(int(groups["pid"]), parse_size(groups["size"])))
+            self.others.append(OtherProcess(int(groups["pid"]), printed_bytes(groups["size"])))
         else:
             self.fields |= {k: value_of(k, v) for k, v in groups.items() if v is not None}
 
@@ -216,7 +216,7 @@ VARIANTS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """What the form of a message tells beside its figures; fields as in ``OomMessage``."""
+    """What the form of a message says in addition to its figures; fields as in ``OomMessage``."""
 
     backend: str
     variant: str

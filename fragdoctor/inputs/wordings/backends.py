@@ -11,7 +11,7 @@ from fragdoctor.inputs.wordings.wording import (
     Fields,
     Wording,
     compile_squeezed,
-    parse_size,
+    printed_bytes,
 )
 
 _ASYNC_FIELDS: Final = (
@@ -31,7 +31,7 @@ def _async_figures(fields: Fields, match: re.Match[str], stream: Stream) -> Fiel
     for name, pattern in _ASYNC_FIELDS:
         found = pattern.search(text, match.end(), end)
         if found:
-            fields[name] = parse_size(found.group(name))
+            fields[name] = printed_bytes(found.group(name))
     return fields
 
 
@@ -197,7 +197,7 @@ _LIMIT: Final = compile_squeezed(r"limit:<limit_bytes>")
 
 
 def _jax(fields: Fields, match: re.Match[str], stream: Stream) -> Fields:
-    """Tell JAX from TensorFlow by the neighbourhood; both speak through XLA."""
+    """Distinguish JAX from TensorFlow by the lines nearby; both report through XLA."""
     text = stream.squeezed[max(0, match.start() - 800) : match.end() + 200]
     if "tensorflow" in text and "jax" not in text and "xlaruntimeerror" not in text:
         return fields | {"kind": "tf", "backend": "tf"}

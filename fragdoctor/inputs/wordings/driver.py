@@ -22,7 +22,7 @@ _GGML: Final = re.compile(r"ggml[-_](?:cuda|backend)|infunction[a-z_:]{1,80}atgg
 
 
 def _cuda_error(fields: Fields, match: re.Match[str], stream: Stream) -> Fields | None:
-    """Tell pinned host memory by the stack above it, and ggml's own check by its next line."""
+    """Recognise pinned host memory by the stack above it, and ggml's own check by its next line."""
     text = stream.squeezed
     stack = text[max(0, match.start() - 1200) : match.start()]
     if _GGML.search(text, match.end(), match.end() + 200):

@@ -15,7 +15,7 @@ from fragdoctor.inputs.wordings.wording import (
     Fields,
     Wording,
     compile_squeezed,
-    parse_size,
+    printed_bytes,
 )
 
 _BUFFER: Final = re.compile(r"(cuda|rocm|hip|vulkan|metal|sycl|musa|cann|cpu)(\d{1,3})?buffer")
@@ -177,7 +177,7 @@ _HINT: Final = "gpu_memory_utilization"
 def _free_share(fields: Fields, match: re.Match[str], _stream: Stream) -> Fields:
     """Read ``(5.01/6.0 GiB)``: the unit stands once, after the second figure."""
     unit = match.group("total_bytes").lstrip("0123456789.,")
-    return fields | {"free_bytes": parse_size(match.group("_free") + unit)}
+    return fields | {"free_bytes": printed_bytes(match.group("_free") + unit)}
 
 
 KV_CACHE_CHECKS: Final = (

@@ -36,7 +36,7 @@ def variants() -> tuple[str, ...]:
 
 
 def hits_of(stream: Stream) -> Iterator[Hit]:
-    """Yield the hits of a stream in order, of overlapping ones the one whose family is first."""
+    """Yield the hits of a stream in order; where they overlap, the one of the first family."""
     ranked: list[tuple[int, int, Hit]] = [(-1, hit.start, hit) for hit in hits(stream)]
     for priority, wording in enumerate(WORDINGS):
         ranked.extend((priority, hit.start, hit) for hit in wording.hits(stream))

@@ -30,7 +30,7 @@ Fields: TypeAlias = dict[str, Any]
 Refine: TypeAlias = Callable[[Fields, re.Match[str], Stream], Fields | None]
 
 
-def parse_size(text: str) -> int:
+def printed_bytes(text: str) -> int:
     """Return the bytes of a squeezed, lower-case size: printed decimal times unit, rounded.
 
     Units are powers of 1024 whatever their spelling; a bare number means bytes.
@@ -46,7 +46,7 @@ def parse_size(text: str) -> int:
 
 def value_of(name: str, text: str) -> int:
     """Return a named group as the number that the field of that name holds."""
-    return parse_size(text) if name.endswith("_bytes") else int(text.replace(",", ""))
+    return printed_bytes(text) if name.endswith("_bytes") else int(text.replace(",", ""))
 
 
 @dataclass(frozen=True, slots=True)

@@ -221,12 +221,16 @@ def out_variant(op: Any, *args: Any, **kwargs: Any) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of resizing; the real one is below
         shapes.infer(op, shapes.on_meta(args), {**shapes.on_meta(inputs), **metas})
-    call = Call(op, args, inputs, (), device_of(args, kwargs))
+    made = tuple(
+        Layout(m.shape, m.stride(), m.dtype) for m in metas.values() if isinstance(m, torch.Tensor)
+    )
+    call = Call(op, args, inputs, made, device_of(args, kwargs))
     for out, meta in zip(outs, metas.values(), strict=True):
         if isinstance(out, torch.Tensor) and out.shape != meta.shape:
             out.resize_(meta.shape)
     operation = session.current().stacks.operation(op.overloadpacket.__name__)
-    Plan(call.device, operation, [s for s in steps_of(call) if type(s) is not Out], (), _no_results).run(args)
+    steps = [step for step in steps_of(call) if type(step) is not Out]
+    Plan(call.device, operation, steps, (), _no_results).run(args)
     return outs[0] if len(outs) == 1 else tuple(outs)
 
 

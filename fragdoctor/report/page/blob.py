@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import json
 import zlib
+from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -63,25 +64,6 @@ class BlobWriter:
         return base64.b64encode(zlib.compress(whole, 6)).decode("ascii")
 
 
-def compressed_size(arrays: list[npt.ArrayLike]) -> int:
+def compressed_size(arrays: Sequence[npt.ArrayLike]) -> int:
     """Return about how many bytes the arrays will take in the blob (fast compression)."""
     return sum(len(zlib.compress(byte_planes(a)[0], 1)) for a in arrays)
-
-
-def decode(encoded: str) -> tuple[dict[str, Any], bytes]:
-    """Return (JSON part, bytes of the arrays) of a blob; the reverse of ``encode``."""
-    whole = zlib.decompress(base64.b64decode(encoded))
-    n = int.from_bytes(whole[:4], "little")
-    return json.loads(whole[4 : 4 + n]), whole[4 + n :]
-
-
-def decode_array(body: bytes, where: list[int]) -> I64:
-    """Return the integers that ``add`` stored."""
-    offset, count, width, unit = where
-    folded = np.zeros(count, np.uint64)
-    for plane in range(width):
-        start = offset + plane * count
-        byte = np.frombuffer(body, np.uint8, count, start).astype(np.uint64)
-        folded |= byte << np.uint64(8 * plane)
-    signed = (folded >> np.uint64(1)).astype(np.int64) ^ -(folded & np.uint64(1)).astype(np.int64)
-    return np.cumsum(signed, dtype=np.int64) * unit

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fragdoctor.analysis.result import DeviceAnalysis
-from fragdoctor.report.page.sink import Sink
+from fragdoctor.report.page.text_tables import Sink
 from fragdoctor.trace.lives import Lives
 
 I64 = npt.NDArray[np.int64]

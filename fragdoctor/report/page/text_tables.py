@@ -11,7 +11,8 @@ import numpy.typing as npt
 from fragdoctor.model.snapshot import Snapshot
 from fragdoctor.report import escape
 from fragdoctor.report.page.blob import MAX_EXACT, BlobWriter
-from fragdoctor.trace.code_owners import USER, frame_classes, user_frames
+from fragdoctor.trace.code_owners import USER
+from fragdoctor.trace.stacks import Stacks
 
 MAX_TEXT: Final = 240
 """Characters of one string on the page; the rest of a path is cut at its start."""
@@ -87,27 +88,13 @@ class TextTables:
         }
 
 
-@dataclass(frozen=True, slots=True)
-class CodeOwners:
-    """Whose each frame is, and the user's own frame of each stack (-1: none)."""
-
-    is_library: npt.NDArray[np.bool_]
-    user_frames: npt.NDArray[np.int32]
-
-    @classmethod
-    def of(cls, snapshot: Snapshot) -> CodeOwners:
-        """Classify the frames of a snapshot."""
-        classes = frame_classes(snapshot)
-        return cls(classes != USER, user_frames(snapshot, classes))
-
-
-class SnapshotStacks:
+class PageStacks:
     """Maps stack ids of a snapshot to stacks of the page, each translated once."""
 
-    def __init__(self, snapshot: Snapshot, tables: TextTables, owners: CodeOwners) -> None:
+    def __init__(self, snapshot: Snapshot, stacks: Stacks, tables: TextTables) -> None:
         self._snapshot = snapshot
+        self._stacks = stacks
         self._tables = tables
-        self._owners = owners
         self._known: dict[int, int] = {-1: -1}
         self._frames: dict[int, int] = {}
         self._left_out: int | None = None
@@ -131,7 +118,7 @@ class SnapshotStacks:
         if not self._tables.has_room(len(ids)):
             if self._tables.is_full:
                 return self._remark()
-            user = int(self._owners.user_frames[stack_id])
+            user = int(self._stacks.lines[stack_id])
             ids = [user if user >= 0 else ids[0]]
         return self._tables.stack([self._frame(i) for i in ids])
 
@@ -146,8 +133,7 @@ class SnapshotStacks:
 
         None where there are more than ``MAX_LINES`` distinct ones, or the tables are full.
         """
-        own = np.append(self._owners.user_frames, np.int32(-1))[stack]
-        used, inverse = np.unique(own, return_inverse=True)
+        used, inverse = np.unique(self._stacks.lines_of(stack), return_inverse=True)
         if len(used) > MAX_LINES or self._tables.is_full:
             return None
         ids = [-1 if f < 0 else self._frame(f) for f in used.tolist()]
@@ -161,9 +147,24 @@ class SnapshotStacks:
                 self._text(int(table.filename[frame_id])),
                 int(table.line[frame_id]),
                 self._text(int(table.name[frame_id])),
-                is_library=bool(self._owners.is_library[frame_id]),
+                is_library=bool(self._stacks.classes[frame_id] != USER),
             )
         return known
 
     def _text(self, string_id: int) -> str:
         return "" if string_id < 0 else self._snapshot.strings[string_id]
+
+
+@dataclass(frozen=True, slots=True)
+class Sink:
+    """What every part of one page writes to: one blob of arrays, one set of text tables."""
+
+    blob: BlobWriter
+    tables: TextTables
+    stacks: PageStacks
+
+    @classmethod
+    def of(cls, snapshot: Snapshot, stacks: Stacks, scale: float = 1.0) -> Sink:
+        """Return an empty sink for the stacks of one snapshot; ``scale`` is of ``TextTables``."""
+        tables = TextTables(scale)
+        return cls(BlobWriter(), tables, PageStacks(snapshot, stacks, tables))

@@ -7,7 +7,6 @@ exact. The page's script merges buckets further when it draws.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -18,8 +17,8 @@ from fragdoctor.analysis.flushes import RETRY
 from fragdoctor.analysis.result import DeviceAnalysis
 from fragdoctor.model.snapshot import Annotation, Snapshot
 from fragdoctor.report.page.blob import BlobWriter, compressed_size
-from fragdoctor.report.page.sink import Sink
-from fragdoctor.trace.lives import Totals
+from fragdoctor.report.page.text_tables import Sink
+from fragdoctor.trace.trace import Trace
 
 I64 = npt.NDArray[np.int64]
 
@@ -34,15 +33,6 @@ SERIES: Final = ("allocated", "active", "reserved")
 
 
 @dataclass(frozen=True, slots=True)
-class Buckets:
-    """Highest and lowest value of a curve per bucket of ``size`` states."""
-
-    size: int
-    high: I64
-    low: I64
-
-
-@dataclass(frozen=True, slots=True)
 class Phase:
     """A recorded range: states ``first`` to ``last``, nested ``depth`` deep."""
 
@@ -52,31 +42,18 @@ class Phase:
     depth: int
 
 
-def bucketed(states: I64, size: int) -> Buckets:
-    """Return the envelope of a curve in buckets of ``size`` states (the last may be shorter)."""
-    if size == 1:
-        return Buckets(1, states, states)
-    starts = np.arange(0, len(states), size)
-    return Buckets(size, np.maximum.reduceat(states, starts), np.minimum.reduceat(states, starts))
-
-
-def timeline_data(
-    snapshot: Snapshot,
-    analysis: DeviceAnalysis,
-    sink: Sink,
-    budget_bytes: int,
-) -> dict[str, Any] | None:
+def timeline_data(analysis: DeviceAnalysis, sink: Sink, budget_bytes: int) -> dict[str, Any] | None:
     """Return the JSON part of one device's timeline; None without a trace.
 
     ``budget_bytes`` bounds the compressed curves; the finest bucket size that fits is taken.
     """
     if analysis.timeline is None or analysis.n_events == 0:
         return None
+    trace, blob = analysis.trace, sink.blob
+    snapshot = trace.snapshot
     rows = snapshot.events.device_slice(analysis.device)
-    blob = sink.blob
-    curves = _curves(analysis.timeline)
-    size = _finest_size(curves, budget_bytes)
-    spent = _curve_cost(curves, size)
+    size, curves = _finest(trace, budget_bytes)
+    spent = compressed_size([*curves.values()])
     data: dict[str, Any] = {
         "n_events": analysis.n_events,
         "bucket": size,
@@ -85,10 +62,8 @@ def timeline_data(
         "time": _time(snapshot, rows, blob),
         **_marks(analysis, rows.start),
     }
-    for name, states in zip(SERIES, curves, strict=True):
-        envelope = bucketed(states, size)
-        data[name] = blob.add(envelope.high)
-        data[f"{name}_drop"] = blob.add(envelope.high - envelope.low) if size > 1 else None
+    data |= {f"{name}_drop": None for name in SERIES}
+    data |= {name: blob.add(values) for name, values in curves.items()}
     if size == 1:
         data["events"] = _event_details(snapshot, rows, sink, budget_bytes - spent)
     phases = find_phases(snapshot, analysis.device)
@@ -116,28 +91,29 @@ def _training(analysis: DeviceAnalysis, blob: BlobWriter) -> dict[str, Any] | No
     }
 
 
-def _curves(totals: Totals) -> tuple[I64, I64, I64]:
-    return totals.allocated_bytes, totals.active_bytes, totals.reserved_bytes
-
-
-def _curve_cost(curves: Sequence[I64], size: int) -> int:
-    arrays: list[npt.ArrayLike] = []
-    for states in curves:
-        envelope = bucketed(states, size)
-        arrays.append(envelope.high)
-        if size > 1:
-            arrays.append(envelope.high - envelope.low)
-    return compressed_size(arrays)
-
-
-def _finest_size(curves: Sequence[I64], budget_bytes: int) -> int:
+def _finest(trace: Trace, budget_bytes: int) -> tuple[int, dict[str, I64]]:
+    """Return the smallest bucket whose curves fit a budget, and the curves."""
+    n_states = trace.n_events + 1
     size = 1
     # Three curves in less than two bits a state do not exist; skip sizes that cannot fit.
-    while len(curves[0]) // size > 4 * budget_bytes:
+    while n_states // size > 4 * budget_bytes:
         size *= 2
-    while _curve_cost(curves, size) > budget_bytes and len(curves[0]) > 64 * size:
+    while True:
+        curves = _curves(trace, size)
+        if compressed_size([*curves.values()]) <= budget_bytes or n_states <= 64 * size:
+            return size, curves
         size *= 2
-    return size
+
+
+def _curves(trace: Trace, size: int) -> dict[str, I64]:
+    """Return the highest value of each curve in each bucket, and how far the lowest is below."""
+    curves: dict[str, I64] = {}
+    for name in SERIES:
+        stretch = trace.totals.envelope(f"{name}_bytes", np.arange(0, trace.n_events + 1, size))
+        curves[name] = stretch.high
+        if size > 1:
+            curves[f"{name}_drop"] = stretch.high - stretch.low
+    return curves
 
 
 def _event_details(

@@ -1,0 +1,99 @@
+"""``fragdoctor fit``: peak memory against batch size, from recordings at several batch sizes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fragdoctor.cli import console, options
+from fragdoctor.cli.exit import OK
+from fragdoctor.errors import ConfigError
+
+if TYPE_CHECKING:
+    from fragdoctor.model.snapshot import Snapshot
+    from fragdoctor.report.base import RenderOptions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitOptions(options.EstimateOutput):
+    """What is asked of recordings at several batch sizes."""
+
+    inputs: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="RECORDING...", help="Snapshots, each of another batch size"),
+    ] = None
+    batches: Annotated[
+        str | None,
+        typer.Option(
+            "--batches",
+            metavar="N,N,...",
+            help="Set the batch size of each recording, in their order",
+            show_default=False,
+        ),
+    ] = None
+    gpu: options.OneGpu = None
+    capacity: Annotated[
+        int | None,
+        typer.Option(
+            "--capacity",
+            metavar="SIZE",
+            parser=options.size,
+            help="Set what PyTorch can have, instead of --gpu",
+            show_default=False,
+        ),
+    ] = None
+    context: options.CudaContext = None
+    headroom: options.Headroom = None
+    explain: options.Explain = False
+
+
+def fit(chosen: FitOptions) -> int:
+    """Fit the recordings and print the largest batch that follows."""
+    look = console.render_options(
+        quiet=chosen.quiet, no_color=chosen.no_color, to_file=chosen.output is not None
+    )
+    console.check_output(chosen.output, force=chosen.force, inputs=chosen.inputs or [])
+    console.write_report(_answer(chosen, look), chosen.output, force=chosen.force)
+    return OK
+
+
+def _answer(chosen: FitOptions, look: RenderOptions) -> str:
+    """Return the report on peak memory against batch size.
+
+    Raises:
+        ConfigError: the question is not complete.
+        InputError: an input is no recording.
+    """
+    from fragdoctor.estimation.fit import BatchQuestion, fit_batches
+    from fragdoctor.estimation.gpus import gpu_of
+    from fragdoctor.estimation.recordings import parse_batches
+    from fragdoctor.report.base import render
+
+    inputs, gpus = chosen.inputs or [], chosen.gpu or []
+    if len(gpus) > 1:
+        raise ConfigError("The largest batch is asked for one GPU.", hint="Give --gpu once.")
+    if gpus and chosen.capacity is not None:
+        raise ConfigError("--gpu and --capacity exclude each other.", hint="Give one of them.")
+    if len(inputs) < 2:
+        raise ConfigError(
+            "A trend needs two or more recordings.",
+            hint="fragdoctor fit b4.pickle b8.pickle --batches 4,8 --gpu 24GiB",
+        )
+    question = BatchQuestion(
+        batches=None if chosen.batches is None else parse_batches(chosen.batches),
+        gpu=gpu_of(gpus[0]) if gpus else None,
+        capacity_bytes=chosen.capacity,
+        context_bytes=chosen.context,
+        headroom_bytes=chosen.headroom,
+    )
+    with console.Progress("Fitting"):
+        found = fit_batches([(name, _snapshot(name)) for name in inputs], question)
+    return render("fit", chosen.output_format.value, found, look, explain=chosen.explain)
+
+
+def _snapshot(name: str) -> Snapshot:
+    from fragdoctor.inputs.cases import read_snapshot
+
+    return read_snapshot(name)

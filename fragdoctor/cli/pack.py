@@ -1,0 +1,106 @@
+"""``fragdoctor pack``: how many processes of a kind share one GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from fragdoctor.cli import console, options
+from fragdoctor.cli.exit import OK
+from fragdoctor.errors import ConfigError
+
+if TYPE_CHECKING:
+    from fragdoctor.model.case import Case
+    from fragdoctor.report.base import RenderOptions
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackOptions(options.EstimateOutput):
+    """What is asked about several processes on one GPU."""
+
+    inputs: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[INPUT]...",
+            help="What one process left: a snapshot, a message, statistics, a log or a bundle",
+        ),
+    ] = None
+    gpu: options.OneGpu = None
+    per_process: Annotated[
+        int | None,
+        typer.Option(
+            "--per-process",
+            metavar="SIZE",
+            parser=options.size,
+            help="Set the reserved memory of one process, instead of a recording",
+            show_default=False,
+        ),
+    ] = None
+    processes: Annotated[
+        int | None,
+        typer.Option(
+            "--processes",
+            min=1,
+            max=1000,
+            metavar="N",
+            help="Ask whether so many processes fit side by side",
+            show_default=False,
+        ),
+    ] = None
+    headroom: options.Headroom = None
+    context: options.CudaContext = None
+
+
+def pack(chosen: PackOptions) -> int:
+    """Print how many processes share the GPU."""
+    look = console.render_options(
+        quiet=chosen.quiet, no_color=chosen.no_color, to_file=chosen.output is not None
+    )
+    console.check_output(chosen.output, force=chosen.force, inputs=chosen.inputs or [])
+    console.write_report(_answer(chosen, look), chosen.output, force=chosen.force)
+    return OK
+
+
+def _answer(chosen: PackOptions, look: RenderOptions) -> str:
+    """Return the report on how many processes share a GPU.
+
+    Raises:
+        ConfigError: the question is not complete.
+    """
+    from fragdoctor.estimation.gpus import gpu_of
+    from fragdoctor.estimation.packing import Question, processes_on_gpu
+    from fragdoctor.report.base import render
+
+    gpus, per_process = chosen.gpu or [], chosen.per_process
+    if len(gpus) > 1:
+        raise ConfigError("Processes share one GPU.", hint="Give --gpu once.")
+    if per_process == 0:
+        raise ConfigError("A process of no memory needs no GPU.", hint="--per-process 6GB")
+    question = Question(
+        per_process_bytes=per_process,
+        context_bytes=chosen.context,
+        headroom_bytes=chosen.headroom,
+        gpu=gpu_of(gpus[0]) if gpus else None,
+        n_processes=chosen.processes,
+    )
+    with console.Progress("Replaying"):
+        case = _case(chosen.inputs or [])
+        if per_process is not None and case is not None and case.snapshot is not None:
+            raise ConfigError(
+                "--per-process does not go with a recording: both say what one process takes.",
+                hint="Give one of them.",
+            )
+        sharing = processes_on_gpu(question, case)
+    return render("pack", chosen.output_format.value, sharing, look)
+
+
+def _case(inputs: Sequence[str]) -> Case | None:
+    if not inputs:
+        return None
+    from fragdoctor.inputs.cases import read_case
+    from fragdoctor.model.case import Overrides
+
+    return read_case(inputs, Overrides())

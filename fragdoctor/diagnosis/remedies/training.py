@@ -1,0 +1,328 @@
+"""Changes of a training program that lower its peak."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import ClassVar, Final
+
+from fragdoctor.diagnosis.bench import Attempt, Bench, Outcome
+from fragdoctor.diagnosis.remedies.remedy import (
+    HELPS,
+    MAY_HELP,
+    Burden,
+    JudgedCase,
+    Proposal,
+    Remedy,
+)
+from fragdoctor.diagnosis.remedies.savings import (
+    CUT,
+    SHORT_OF_MEMORY,
+    SavingRemedy,
+    fails_in_optimizer_step,
+    is_cut,
+    may_be_activations,
+    saved_bytes,
+    saving_text,
+)
+from fragdoctor.model.finding import Confidence, Evidence
+from fragdoctor.rules.capacity.optimizer_state import optimizer_holders
+from fragdoctor.trace.edits import Edit, combined
+from fragdoctor.trace.recompute import checkpointed
+from fragdoctor.trace.training_edits import (
+    gradients_set_to_none,
+    loss_in_chunks,
+    optimizer_fused,
+    optimizer_one_by_one,
+    states_offloaded,
+    states_quantized,
+    step_in_backward,
+)
+from fragdoctor.units import format_size
+
+N_CHUNKS: Final = 8
+"""Parts of a chunked loss: fewer save less, more cost time and save little more."""
+
+
+class FusedOptimizer(SavingRemedy):
+    """By default all parameters are updated together, with temporaries for all of them."""
+
+    code: ClassVar[str] = "fused-optimizer"
+    title: ClassVar[str] = "Update the parameters in one fused kernel"
+    doing: ClassVar[str] = "the optimizer fused"
+    change: ClassVar[str] = "torch.optim.AdamW(..., fused=True)"
+    cost: ClassVar[str] = "None; it is usually faster."
+    caveats: ClassVar[tuple[str, ...]] = (
+        "Adam, AdamW, SGD and Adagrad have it; another optimizer may only offer foreach=False.",
+    )
+    effort: ClassVar[int] = 1
+
+    def edits(self, case: JudgedCase) -> Sequence[Edit]:
+        """Return the run without the optimizer's temporaries."""
+        run = case.training
+        return (optimizer_fused(run.temporary_row),) if run and len(run.temporary_row) else ()
+
+
+class OptimizerWithoutForeach(SavingRemedy):
+    """One parameter after another needs temporaries for one of them."""
+
+    code: ClassVar[str] = "optimizer-without-foreach"
+    title: ClassVar[str] = "Let the optimizer update one parameter at a time"
+    doing: ClassVar[str] = "foreach=False in the optimizer"
+    change: ClassVar[str] = "foreach=False where the optimizer is made"
+    cost: ClassVar[str] = "The step becomes slower: one kernel launch per parameter."
+    caveats: ClassVar[tuple[str, ...]] = ("fused=True saves as much and is faster.",)
+    effort: ClassVar[int] = 9
+
+    def edits(self, case: JudgedCase) -> Sequence[Edit]:
+        """Return the run with the temporaries of the largest parameter only."""
+        run = case.training
+        if run is None or not len(run.temporary_row):
+            return ()
+        return (optimizer_one_by_one(run.temporary_row, run.optimizer[0]),)
+
+
+class SetGradientsToNone(SavingRemedy):
+    """Gradients that are zeroed in place stay through the next forward pass."""
+
+    code: ClassVar[str] = "set-to-none"
+    title: ClassVar[str] = "Free the gradients after each step"
+    doing: ClassVar[str] = "gradients set to None"
+    change: ClassVar[str] = "optimizer.zero_grad(set_to_none=True), the default since PyTorch 2.0"
+    cost: ClassVar[str] = "None."
+    caveats: ClassVar[tuple[str, ...]] = (
+        "Code that reads p.grad after zero_grad() must expect None.",
+    )
+    effort: ClassVar[int] = 0
+
+    def edits(self, case: JudgedCase) -> Sequence[Edit]:
+        """Return the run with gradients freed after each step."""
+        run = case.training
+        if run is None or len(run.optimizer[0]) < 2 or not len(run.backward[0]):
+            return ()
+        return (gradients_set_to_none(run.backward, run.optimizer[1], run.begin_row),)
+
+
+class ChunkedLoss(SavingRemedy):
+    """Logits of all tokens at once, in several precisions, are often the peak of a step."""
+
+    code: ClassVar[str] = "chunked-loss"
+    title: ClassVar[str] = "Compute the loss in chunks"
+    doing: ClassVar[str] = f"the loss in {N_CHUNKS} chunks"
+    change: ClassVar[str] = (
+        "loss over parts of the tokens, each under torch.utils.checkpoint; or a fused linear "
+        "cross-entropy (Liger kernel, cut-cross-entropy), which never makes the logits"
+    )
+    cost: ClassVar[str] = "The output layer runs twice with checkpointed chunks."
+    caveats: ClassVar[tuple[str, ...]] = (
+        "The sum over chunks must be divided by the number of all tokens.",
+    )
+    effort: ClassVar[int] = 2
+
+    def edits(self, case: JudgedCase) -> Sequence[Edit]:
+        """Return the run with the loss's large requests divided."""
+        run = case.training
+        if run is None or not len(run.loss_row):
+            return ()
+        first, end = run.loss_span
+        spans = (first, run.forward[1])
+        return (loss_in_chunks(spans, end, run.loss_row, N_CHUNKS),)
+
+
+class GradientCheckpointing(SavingRemedy):
+    """Gradient checkpointing: activations against compute."""
+
+    code: ClassVar[str] = "gradient-checkpointing"
+    title: ClassVar[str] = "Checkpoint the layers of the model"
+    burden: ClassVar[Burden] = Burden.SLOWER
+    is_usual: ClassVar[bool] = True
+    acts_on: ClassVar[str] = "activations"
+    doing: ClassVar[str] = "the layers checkpointed"
+    change: ClassVar[str] = (
+        "torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False) around each repeated "
+        "block; in Transformers model.gradient_checkpointing_enable()"
+    )
+    cost: ClassVar[str] = "About 33 % more compute: the forward pass runs once more."
+    caveats: ClassVar[tuple[str, ...]] = (
+        "Training only: it does nothing for weights, optimizer state or inference.",
+    )
+    verify: ClassVar[str] = (
+        "Peak allocated memory of a step falls; its time grows by about a third."
+    )
+    effort: ClassVar[int] = 3
+
+    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
+        """Propose it where activations fill the device; without a trace for capacity."""
+        if case.training is not None or not may_be_activations(case):
+            yield from super().propose(case)
+            return
+        yield self.proposal(
+            weight=MAY_HELP + 10,
+            confidence=Confidence.POSSIBLE,
+            change=self.change,
+            why="In training, activations are often the largest part. Checkpointed layers keep "
+            "their inputs only, and make the rest again in the backward pass.",
+            cost=self.cost,
+            caveats=self.caveats,
+            verify=self.verify,
+        )
+
+    def edits(self, case: JudgedCase) -> Sequence[Edit]:
+        """Return the run with its equal layers checkpointed, unless they are already."""
+        run = case.training
+        if run is None or run.layers is None or run.is_checkpointed:
+            return ()
+        calls = run.layers
+        return (checkpointed(calls.first_row, calls.end_row, calls.forward_end_row),)
+
+
+class SmallerOptimizerState(SavingRemedy):
+    """Optimizer state: created in the first step, as large as the weights or twice that."""
+
+    code: ClassVar[str] = "smaller-optimizer-state"
+    title: ClassVar[str] = "Keep the optimizer's state in 8 bits"
+    is_usual: ClassVar[bool] = True
+    acts_on: ClassVar[str] = "optimizer state"
+    doing: ClassVar[str] = "8-bit optimizer states"
+    change: ClassVar[str] = (
+        "bitsandbytes.optim.AdamW8bit, or torchao.optim.AdamW8bit; Adafactor or SGD with even less "
+        "state"
+    )
+    cost: ClassVar[str] = "Slightly noisier updates; another optimizer needs its own tuning."
+    caveats: ClassVar[tuple[str, ...]] = (
+        "The prediction takes the states for float32, as they are by default.",
+    )
+    verify: ClassVar[str] = "Allocated memory after the first step falls."
+    effort: ClassVar[int] = 4
+
+    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
+        """Propose it where the trace shows the step; else where the failure is inside it."""
+        analysis = case.context.analysis
+        is_short = case.cause in SHORT_OF_MEMORY and fails_in_optimizer_step(case)
+        if case.training is not None or analysis is None or not is_short:
+            yield from super().propose(case)
+            return
+        held = sum(h.now_bytes for h in optimizer_holders(case.context, analysis))
+        yield self.proposal(
+            weight=HELPS + 25,
+            confidence=Confidence.LIKELY,
+            change=self.change,
+            why="The request failed inside the optimizer's step, which had made "
+            f"{format_size(held)} of state until then.",
+            cost=self.cost,
+            verify=self.verify,
+        )
+
+    def edits(self, case: JudgedCase) -> Sequence[Edit]:
+        """Return the run with quantized states."""
+        run = case.training
+        if run is None or not len(run.state_row):
+            return ()
+        return (states_quantized(run.state_row, run.temporary_row),)
+
+
+class OffloadOptimizer(SavingRemedy):
+    """Optimizer state on the host."""
+
+    code: ClassVar[str] = "offload-optimizer"
+    title: ClassVar[str] = "Keep the optimizer's state on the host"
+    burden: ClassVar[Burden] = Burden.SLOWER
+    doing: ClassVar[str] = "the optimizer offloaded"
+    change: ClassVar[str] = (
+        "DeepSpeed ZeRO-Offload, FSDP with CPUOffload, or torchao.optim.CPUOffloadOptimizer"
+    )
+    cost: ClassVar[str] = "Gradients and weights cross the bus in every step."
+    verify: ClassVar[str] = "Allocated memory after the first step falls."
+    effort: ClassVar[int] = 6
+
+    def edits(self, case: JudgedCase) -> Sequence[Edit]:
+        """Return the run without states on the device."""
+        run = case.training
+        if run is None or not len(run.state_row):
+            return ()
+        return (states_offloaded(run.state_row, run.temporary_row),)
+
+
+class StepInBackward(SavingRemedy):
+    """A gradient that is used as soon as it is there need not wait for the others."""
+
+    code: ClassVar[str] = "step-in-backward"
+    title: ClassVar[str] = "Update each parameter during the backward pass"
+    doing: ClassVar[str] = "the optimizer's step in the backward pass"
+    change: ClassVar[str] = (
+        "one fused optimizer a parameter, called from "
+        "parameter.register_post_accumulate_grad_hook(...), which sets the gradient to None"
+    )
+    cost: ClassVar[str] = "None in speed; no gradient is left to clip, scale or accumulate."
+    caveats: ClassVar[tuple[str, ...]] = (
+        "It excludes gradient accumulation, clipping by the global norm and GradScaler.",
+    )
+    effort: ClassVar[int] = 7
+
+    def edits(self, case: JudgedCase) -> Sequence[Edit]:
+        """Return the run with each gradient dropped when it is there."""
+        run = case.training
+        if run is None or not len(run.optimizer[0]) or not len(run.backward[0]):
+            return ()
+        return (step_in_backward(run.backward, run.optimizer[1], run.temporary_row),)
+
+
+class CombinedSavings(Remedy):
+    """Several changes together, where none is enough alone."""
+
+    code: ClassVar[str] = "combined-savings"
+    title: ClassVar[str] = "Combine several savings"
+    burden: ClassVar[Burden] = Burden.SLOWER
+
+    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
+        """Propose nothing by itself: it follows from what the others save."""
+        del case
+        yield from ()
+
+    def of(
+        self, case: JudgedCase, saving: Sequence[Proposal]
+    ) -> tuple[list[SavingRemedy], list[Attempt]]:
+        """Return the changes that save something, cheapest first, and ever more of them to try."""
+        remedies = [
+            p.remedy for p in saving if isinstance(p.remedy, SavingRemedy) and p.remedy.combines
+        ]
+        chosen: list[SavingRemedy] = []
+        for remedy in sorted(remedies, key=lambda r: r.effort):
+            if not any(type(remedy) in INSTEAD_OF.get(type(other), ()) for other in chosen):
+                chosen.append(remedy)
+        parts = [remedy.edits(case)[0] for remedy in chosen]
+        attempts = [
+            Attempt.of_edit(combined(parts[: n + 1]), is_saving=True) for n in range(1, len(parts))
+        ]
+        return chosen, attempts
+
+    def made_of(
+        self, case: JudgedCase, bench: Bench, chosen: Sequence[SavingRemedy], outcome: Outcome
+    ) -> Proposal:
+        """Return the proposal to do the first changes together, with what they save."""
+        n = outcome.attempt.what_if.edit.count(" + ") + 1
+        parts = chosen[:n]
+        doing = ", ".join(part.doing for part in parts)
+        saved = saved_bytes(bench, outcome)
+        proposal = self.proposal(
+            title=f"Combine: {doing}",
+            weight=HELPS + 15,
+            confidence=Confidence.LIKELY,
+            change="; ".join(part.change for part in parts),
+            why=saving_text(case, bench, outcome),
+            cost=" ".join(part.cost for part in parts),
+            caveats=(CUT,) if is_cut(case, bench) else (),
+            verify="The peak of memory_stats() falls: allocated_bytes.all.peak.",
+            evidence=(
+                Evidence("peak as recorded", bench.peak_bytes, "bytes", "replay"),
+                Evidence("peak with the changes", bench.peak_bytes - saved, "bytes", "replay"),
+            ),
+            saves_bytes=saved,
+        )
+        return proposal.with_prediction(bench.predicted(outcome.result))
+
+
+INSTEAD_OF: Final[dict[type[SavingRemedy], tuple[type[SavingRemedy], ...]]] = {
+    FusedOptimizer: (OptimizerWithoutForeach,),
+    SmallerOptimizerState: (OffloadOptimizer, OptimizerWithoutForeach),
+}
+"""A change that stands in for others: both together save no more."""

@@ -1,0 +1,44 @@
+"""How the run stands where the input ends, whatever the cause."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from fragdoctor.analysis.result import DeviceAnalysis
+from fragdoctor.model.diagnosis import RunState
+from fragdoctor.model.oom import NO_FAILURE
+from fragdoctor.rules.context import Context
+
+LITTLE_TO_SPARE: Final = 0.05
+"""Less than this share of the capacity above the peak of live memory is near the limit."""
+
+
+def run_state(context: Context) -> RunState:
+    """Return how the run stands on the device that the verdict is about."""
+    n_ooms = context.stats[-1].n_ooms if context.stats else None
+    if _has_failure(context) or n_ooms:
+        return RunState.FAILED
+    analysis = context.analysis
+    if analysis is not None and not analysis.capture.has_trace:
+        is_empty = not analysis.reserved_bytes
+        return RunState.EMPTY if is_empty else RunState.NO_HISTORY
+    was_retried = context.message is not None and context.message.is_warning
+    if was_retried or (context.retries and context.retries[0]) or _is_full(context, analysis):
+        return RunState.NEAR_LIMIT
+    return RunState.FITS if analysis is not None or n_ooms == 0 else RunState.UNKNOWN
+
+
+def _has_failure(context: Context) -> bool:
+    if context.analysis is not None and context.analysis.ooms:
+        return True
+    message = context.message
+    return message is not None and message.sub_kind != NO_FAILURE and not message.is_warning
+
+
+def _is_full(context: Context, analysis: DeviceAnalysis | None) -> bool:
+    """Return whether the peak of live memory came close to what PyTorch could have."""
+    capacity = context.total_bytes
+    if analysis is None or analysis.timeline is None or not capacity:
+        return False
+    peak = analysis.timeline.peak_active_bytes
+    return capacity - peak < LITTLE_TO_SPARE * capacity

@@ -1,0 +1,450 @@
+"""What a report says, free of any format: a command fills a document once, each format renders it.
+
+Every string in a document is raw. What came from an input is as hostile as it was there, until a
+renderer passes it through ``escape`` for its sink.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum, StrEnum
+from functools import partial
+from types import MappingProxyType
+from typing import Any, ClassVar, Final, Literal, NamedTuple
+
+from fragdoctor.model.diagnosis import SegmentRun, TimelineStrip
+from fragdoctor.model.finding import Location
+from fragdoctor.report.base import Verbosity
+from fragdoctor.units import format_count, format_size
+
+
+class Style(StrEnum):
+    """What a few words are, not how they look: each renderer decides that."""
+
+    STRONG = "strong"
+    DIM = "dim"
+    GOOD = "good"
+    WARN = "warn"
+    BAD = "bad"
+    CODE = "code"
+
+
+class Detail(StrEnum):
+    """In which reports a block stands."""
+
+    SHORT = "short"
+    """In the short report alone: the full one says it at greater length."""
+    USUAL = "usual"
+    """In the short and in the full report."""
+    FULL = "full"
+    """In the full report alone."""
+    PAGE = "page"
+    """In the interactive page alone."""
+
+
+DETAILS: Final[Mapping[Verbosity, Sequence[Detail]]] = MappingProxyType(
+    {
+        Verbosity.QUIET: (),
+        Verbosity.NORMAL: (Detail.SHORT, Detail.USUAL),
+        Verbosity.FULL: (Detail.USUAL, Detail.FULL),
+    }
+)
+"""Which blocks stand in which report."""
+
+
+class Span(NamedTuple):
+    """A few words in one style."""
+
+    text: str
+    style: Style
+
+
+Content = str | Span | Sequence[str | Span]
+"""What stands on a line, in a cell or in a paragraph."""
+
+
+strong: Final = partial(Span, style=Style.STRONG)
+dim: Final = partial(Span, style=Style.DIM)
+good: Final = partial(Span, style=Style.GOOD)
+warn: Final = partial(Span, style=Style.WARN)
+bad: Final = partial(Span, style=Style.BAD)
+code: Final = partial(Span, style=Style.CODE)
+
+
+def spans(content: Content) -> Iterator[tuple[str, Style | None]]:
+    """Yield the words of a content with their styles."""
+    if isinstance(content, str):
+        yield content, None
+    elif isinstance(content, Span):
+        yield content.text, content.style
+    else:
+        for part in content:
+            yield (part, None) if isinstance(part, str) else (part.text, part.style)
+
+
+def plain(content: Content) -> str:
+    """Return a content without its styles."""
+    return "".join(text for text, _ in spans(content))
+
+
+NO_STACK: Final = "(no Python stack)"  # none was recorded, or C++ frames alone
+
+
+def location_text(location: Location | None) -> str:
+    """Return ``file.py:88 in forward``; the line is left out where it is unknown."""
+    return NO_STACK if location is None else str(location)
+
+
+@dataclass(frozen=True, slots=True)
+class Gauge:
+    """A share of a whole drawn as a bar in the cell of a table; 0 <= start <= end <= 1."""
+
+    end: float
+    start: float = 0.0
+    style: Style | None = None
+    n_cells: int = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Spark:
+    """A few values drawn as a curve in the cell of a table, from zero to their highest."""
+
+    values: Sequence[float]
+
+
+Cell = Content | Gauge | Spark
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a table: its heading, what stands in it, and how it is laid out.
+
+    Attributes:
+        title: its heading, "" for none.
+        read: a field of the rows' values, or a function of one; without it rows are given as cells.
+            Fields are written as what their names and types say: ``_bytes`` as a size, an integer
+            as a count, a ``Location`` as a path; None is a dash.
+        kind: ``fit`` and ``right`` columns get the width they need; the others share what is left:
+            ``wrap`` breaks into lines at spaces, ``list`` after commas, ``path`` is cut on the
+            left and stands as code.
+        from_width: width of a page of text from which on there is room for it.
+        style: of all its cells.
+    """
+
+    title: str = ""
+    read: str | Callable[[Any], Cell] = ""
+    kind: Literal["fit", "right", "wrap", "list", "path"] = "fit"
+    max_width: int | None = None
+    from_width: int = 0
+    style: Style | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A row of a table and the lines that stand below it."""
+
+    cells: Sequence[Cell]
+    notes: Sequence[Content] = ()
+    style: Style | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """A part of a document.
+
+    Attributes:
+        kind: its class in lower case, by which renderers tell blocks apart.
+        holds: the field without whose content there is nothing to show, "" where there always is.
+        detail: in which reports it stands.
+    """
+
+    kind: ClassVar[str]
+    holds: ClassVar[str] = ""
+    detail: Detail = Detail.USUAL
+
+    def __init_subclass__(cls) -> None:
+        cls.kind = cls.__name__.lower()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to show."""
+        return bool(self.holds) and not any(getattr(self, self.holds))
+
+
+@dataclass(frozen=True, slots=True)
+class Paragraph(Block):
+    """Sentences."""
+
+    holds: ClassVar[str] = "content"
+    content: Content
+
+
+@dataclass(frozen=True, slots=True)
+class Gap(Block):
+    """Room between what stands before and after."""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts(Block):
+    """Labelled values."""
+
+    holds: ClassVar[str] = "items"
+    items: Sequence[tuple[str, Content]]
+
+
+@dataclass(frozen=True, slots=True)
+class Bullets(Block):
+    """Sentences of equal weight."""
+
+    holds: ClassVar[str] = "items"
+    items: Sequence[Content]
+
+
+@dataclass(frozen=True, slots=True)
+class Code(Block):
+    """Lines to copy as they stand; a line break inside of one is shown, not made."""
+
+    holds: ClassVar[str] = "lines"
+    lines: Sequence[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """An entry of a list: a label such as its number, its first line, and blocks below it."""
+
+    head: Content
+    blocks: Sequence[Block] = ()
+    label: str = ""
+    style: Style = Style.STRONG
+
+
+@dataclass(frozen=True, slots=True)
+class Listing(Block):
+    """Entries with blocks of their own, such as recommendations; the short report has a few.
+
+    ``is_airy`` leaves room between them.
+    """
+
+    holds: ClassVar[str] = "items"
+    items: Sequence[Item]
+    shown: int | None = None
+    is_airy: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Table(Block):
+    """Aligned columns; the short report has the first ``shown`` rows.
+
+    ``n_left_out`` counts rows that the document itself does not hold; ``label`` says what the
+    table holds to those who cannot see it.
+    """
+
+    holds: ClassVar[str] = "rows"
+    columns: Sequence[Column]
+    rows: Sequence[Row]
+    shown: int | None = None
+    n_left_out: int = 0
+    label: str = ""
+
+
+def tabled(
+    items: Iterable[Any],
+    *columns: Column,
+    notes: Callable[[Any], Sequence[Content]] | None = None,
+    style: Callable[[Any], Style | None] | None = None,
+    **table: Any,
+) -> Table:
+    """Return a table with a row for each value, read by its columns.
+
+    Args:
+        items: the values.
+        columns: how to read and lay out each cell.
+        notes: returns the lines below a row.
+        style: returns the style of a row.
+        table: further fields of the table.
+    """
+    values = list(items)
+    rows = [
+        Row(
+            [_cell(value, column) for column in columns],
+            () if notes is None else notes(value),
+            None if style is None else style(value),
+        )
+        for value in values
+    ]
+    laid_out = [_as_read(column, values) for column in columns]
+    return Table(laid_out, rows, **table)
+
+
+def _as_read(column: Column, values: Sequence[Any]) -> Column:
+    """Return a column laid out as the values that it reads: figures to the right."""
+    if column.kind != "fit" or not isinstance(column.read, str):
+        return column
+    read = [getattr(value, column.read) for value in values]
+    if column.read.endswith("_bytes") or any(isinstance(v, int | float) for v in read):
+        return replace(column, kind="right")
+    return replace(column, kind="path") if any(isinstance(v, Location) for v in read) else column
+
+
+def _cell(value: Any, column: Column) -> Cell:
+    if not isinstance(column.read, str):
+        cell = column.read(value)
+    else:
+        cell = written(getattr(value, column.read), column.read)
+    return cell if column.style is None or not isinstance(cell, str) else Span(cell, column.style)
+
+
+def size(n_bytes: float | None) -> str:
+    """Return a size, or a dash for what is not known."""
+    return "-" if n_bytes is None else format_size(n_bytes)
+
+
+def count(n: int | None) -> str:
+    """Return a number, or a dash for what is not known."""
+    return "-" if n is None else format_count(n)
+
+
+def written(value: Any, name: str = "") -> Content:
+    """Return a value as reports write it, by its type and the name of its field."""
+    if isinstance(value, Location) or (value is None and name == "location"):
+        return code(location_text(value))
+    if value is None:
+        return "-"
+    if name.endswith("_bytes"):
+        return format_size(value)
+    if isinstance(value, int) and not isinstance(value, Enum):
+        return format_count(value)
+    return str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class BarPart:
+    """A part of a bar: ``name`` also chooses its glyph and colour."""
+
+    name: str
+    n_bytes: int
+    meaning: str
+
+
+@dataclass(frozen=True, slots=True)
+class Bar(Block):
+    """Bytes that add up to a whole, drawn to scale; ``request_bytes`` failed, to compare."""
+
+    parts: Sequence[BarPart]
+    request_bytes: int | None = None
+
+    @property
+    def total_bytes(self) -> int:
+        """The whole."""
+        return sum(part.n_bytes for part in self.parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline(Block):
+    """Memory of one device over its trace."""
+
+    strip: TimelineStrip
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentBar:
+    """A segment: a few figures of it, and its blocks in address order."""
+
+    figures: Sequence[str]
+    runs: Sequence[SegmentRun]
+
+
+@dataclass(frozen=True, slots=True)
+class SegmentBars(Block):
+    """Segments drawn to scale; ``lines`` are those that pin them, with the pins that they made."""
+
+    titles: Sequence[str]
+    bars: Sequence[SegmentBar]
+    lines: Sequence[tuple[str, Sequence[int]]] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """A curve of a chart.
+
+    Attributes:
+        shape: ``step`` lasts from each point to the next; ``points`` are marks; ``line`` is
+            straight between its points.
+        labels: of points, or one of a step's highest point; may be empty.
+        number: chooses the colour.
+    """
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+    shape: Literal["step", "points", "line"] = "step"
+    labels: Sequence[str] = ()
+    number: int = 0
+    is_dashed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Chart(Block):
+    """Curves over one axis, bytes upwards. ``limit_bytes`` is a level such as the capacity."""
+
+    series: Sequence[Series]
+    label: str
+    x_ticks: Sequence[float] = ()
+    limit_bytes: int | None = None
+    limit_label: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Graphic(Block):
+    """A place for one of the interactive graphics; only the interactive page fills it."""
+
+    name: str
+    absent: str
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """Blocks under a heading.
+
+    Attributes:
+        title: the heading, "" for blocks that stand without one.
+        note: what the title leaves open, smaller beside it.
+        id: names the section in links.
+        device: the device that it is about, where a report may switch between several.
+    """
+
+    title: str
+    blocks: Sequence[Block]
+    note: str = ""
+    id: str = ""
+    device: int | None = None
+
+    def only(self, details: Sequence[Detail]) -> list[Block]:
+        """Return the blocks that a report with these details shows."""
+        return [b for b in self.blocks if b.detail in details and not b.is_empty]
+
+
+@dataclass(frozen=True, slots=True)
+class ReportDocument:
+    """Everything that one command says.
+
+    Attributes:
+        title: a few words for the title of a window.
+        headline: the answer in one line.
+        tone: whether that is good or bad.
+        brief: the lines of ``--quiet``.
+        lead: what follows the headline at once.
+        kicker: a few words above the headline, such as what is judged.
+        sections: the rest, most important first.
+        footer: what the full report has that the short one at a terminal leaves out.
+    """
+
+    title: str
+    headline: Content
+    brief: Sequence[Content]
+    sections: Sequence[Section]
+    lead: Sequence[Block] = ()
+    tone: Style | None = None
+    kicker: str = ""
+    footer: str = ""

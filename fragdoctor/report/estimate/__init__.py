@@ -1,1 +1,0 @@
-"""The report of ``fragdoctor estimate``: one file a format."""

@@ -1,0 +1,324 @@
+"""A page of plain text: headings, paragraphs and tables laid out to a width, escaped, printed.
+
+Every string that reaches a page goes through ``escape.terminal`` here, so no section of the report
+can forget it. Layout counts terminal cells, not characters.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
+from types import MappingProxyType
+from typing import Final
+
+from rich.cells import cell_len
+from rich.console import Console
+from rich.text import Text
+
+from fragdoctor.report import escape
+from fragdoctor.report.base import RenderOptions
+from fragdoctor.report.document import (
+    Cell,
+    Column,
+    Content,
+    Gauge,
+    Row,
+    Spark,
+    Style,
+    dim,
+    spans,
+    strong,
+)
+
+# A name of a megabyte must not become a megabyte of report.
+MAX_CELLS: Final = 4000
+
+# Numbers, codes and marks are shorter; whatever is longer came from a stranger.
+MAX_FIT: Final = 24
+
+# A private character, which "escape.terminal" lets nobody else bring in, is no place to break.
+_BOUND: Final = "\ue000"
+_UNIT: Final = re.compile(r"(?<=[0-9]) (?=(?:[KMGT]iB|B|%)(?![A-Za-z0-9]))")
+
+SPARK_WIDTH: Final = 10
+
+_FITTED: Final = ("fit", "right")
+
+INDENT: Final = 2
+GAP: Final = 2
+
+
+STYLES: Final = MappingProxyType(
+    {
+        None: "",
+        Style.STRONG: "bold",
+        Style.DIM: "dim",
+        Style.GOOD: "green",
+        Style.WARN: "yellow",
+        Style.BAD: "bold red",
+        Style.CODE: "cyan",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Glyphs:
+    """What is drawn beyond letters and digits; ``steps`` are parts of a cell from low to full."""
+
+    ellipsis: str
+    bar_start: str
+    bar_end: str
+    full: str
+    empty: str
+    steps: str
+    reserved: str
+    axis: str
+
+
+UNICODE_GLYPHS: Final = Glyphs("…", "▕", "▏", "█", "·", "▁▂▃▄▅▆▇█", "░", "│")
+ASCII_GLYPHS: Final = Glyphs("...", "[", "]", "#", ".", "#", ":", "|")
+
+
+class Page:
+    """Collects lines; ``render`` prints them."""
+
+    def __init__(self, options: RenderOptions) -> None:
+        self.options = options
+        self.width = options.text_width
+        self.glyphs = UNICODE_GLYPHS if options.unicode else ASCII_GLYPHS
+        self._lines: list[Text] = []
+        self._console = Console(
+            file=io.StringIO(), width=self.width, markup=False, emoji=False, highlight=False
+        )
+
+    def blank(self) -> None:
+        """Leave one empty line, never two, and none at the top."""
+        if self._lines and self._lines[-1].plain:
+            self._lines.append(Text())
+
+    def heading(self, title: str, note: str = "") -> None:
+        """Start a section."""
+        self.blank()
+        content = [strong(title), *([dim(f"  {note}")] if note else [])]
+        self.paragraph(content, indent=0, hang=INDENT)
+
+    def paragraph(self, content: Content, *, indent: int = INDENT, hang: int = 0) -> None:
+        """Write text wrapped to the width; further lines are indented by ``hang`` more."""
+        lines = self._wrapped(styled(content), self.width - indent - hang)
+        for i, line in enumerate(lines):
+            self._put(indent + (hang if i else 0), line)
+
+    def verbatim(self, content: Content, *, indent: int = INDENT) -> None:
+        """Write one line as it is, however long: something to copy."""
+        self._put(indent, styled(content))
+
+    def drawn(self, line: Text, *, indent: int = INDENT) -> None:
+        """Write a line of a picture, which holds nothing of an input but letters and sizes."""
+        self._put(indent, line)
+
+    def key(self, entries: Iterable[tuple[tuple[str, str], str]], *, indent: int = INDENT) -> None:
+        """Write what the marks of a picture mean, each (mark, style) with its words."""
+        whole = Text()
+        for mark, words in entries:
+            # A mark and its words stay on one line.
+            bound = f" {words}".replace(" ", _BOUND)
+            whole.append("  " if whole else "").append(*mark).append(bound)
+        for line in self._wrapped(whole, self.width - indent) if whole else ():
+            self._put(indent, line)
+
+    def labelled(self, label: Content, content: Content, *, indent: int, label_width: int) -> None:
+        """Write a label and, beside it, text wrapped in a column of its own."""
+        start = _padded(styled(label), label_width)
+        lines = self._wrapped(styled(content), self.width - indent - label_width)
+        for i, line in enumerate(lines or [Text()]):
+            self._put(indent, (start if i == 0 else Text(" " * label_width)) + line)
+
+    def table(
+        self, columns: Sequence[Column], rows: Sequence[Row], *, indent: int = INDENT
+    ) -> None:
+        """Write aligned columns; a row of titles comes first if any column has one."""
+        kept = [i for i, c in enumerate(columns) if c.from_width <= self.width]
+        body = [[self._cell(row.cells[i]) for i in kept] for row in rows]
+        notes = [row.notes for row in rows]
+        self.grid([columns[i] for i in kept], body, indent=indent, notes=notes)
+
+    def grid(
+        self,
+        columns: Sequence[Column],
+        body: Sequence[list[Text]],
+        *,
+        indent: int = INDENT,
+        notes: Sequence[Sequence[Content]] = (),
+    ) -> None:
+        """Write aligned columns of text that is safe already."""
+        if not body:
+            return
+        titles = [styled(dim(c.title)) for c in columns]
+        with_titles = [titles, *body] if any(c.title for c in columns) else body
+        widths = self._widths(columns, with_titles, indent)
+        self._shorten_paths(columns, body, widths)
+        if with_titles is not body:
+            self._table_row(columns, titles, widths, indent)
+        for cells, below in zip_longest(body, notes, fillvalue=()):
+            self._table_row(columns, cells, widths, indent)
+            for note in below:
+                self.paragraph(note, indent=indent + 2 * INDENT)
+
+    def _cell(self, cell: Cell) -> Text:
+        if isinstance(cell, Spark):
+            return Text(self._spark(cell.values))
+        if not isinstance(cell, Gauge):
+            return styled(cell)
+        first, last = round(cell.start * cell.n_cells), round(cell.end * cell.n_cells)
+        bar = self.glyphs.empty * first + self.glyphs.full * (last - first)
+        return Text(bar.ljust(cell.n_cells, self.glyphs.empty), style=STYLES[cell.style])
+
+    def _spark(self, values: Sequence[float]) -> str:
+        """Return values as a row of bars of different height; "" where only ASCII is at hand."""
+        steps = self.glyphs.steps
+        if len(steps) < 2 or not values:
+            return ""
+        n = min(len(values), SPARK_WIDTH)
+        chosen = [values[i * (len(values) - 1) // max(1, n - 1)] for i in range(n)]
+        top = max(chosen)
+        return "".join(steps[round((len(steps) - 1) * v / top) if top > 0 else 0] for v in chosen)
+
+    def render(self) -> str:
+        """Return the page as text, ending in a newline."""
+        out = io.StringIO()
+        if not self.options.color:
+            out.writelines(f"{line.plain.rstrip()}\n" for line in self._lines)
+            return out.getvalue()
+        console = Console(
+            file=out,
+            width=self.width,
+            force_terminal=True,
+            color_system="standard",
+            no_color=False,
+            markup=False,
+            emoji=False,
+            highlight=False,
+            legacy_windows=False,
+        )
+        for line in self._lines:
+            line.rstrip()
+            console.print(line, soft_wrap=True)
+        return out.getvalue()
+
+    def _put(self, indent: int, line: Text) -> None:
+        self._lines.append(Text(" " * indent) + line)
+
+    def _wrapped(self, text: Text, width: int) -> list[Text]:
+        lines = list(_units_bound(text).wrap(self._console, max(width, 10)))
+        for line in lines:
+            line.plain = line.plain.replace(_BOUND, " ")
+            line.rstrip()
+        return lines
+
+    def _widths(
+        self, columns: Sequence[Column], grid: Sequence[Sequence[Text]], indent: int
+    ) -> list[int]:
+        """Return the width of each column: what it needs, or a share of what is left."""
+        natural = [max(row[i].cell_len for row in grid) for i in range(len(columns))]
+        widths = [
+            min(need, c.max_width or (MAX_FIT if c.kind in _FITTED else need))
+            for need, c in zip(natural, columns, strict=True)
+        ]
+        flexible = [i for i, c in enumerate(columns) if c.kind not in _FITTED]
+        room = self.width - indent - GAP * (len(columns) - 1)
+        room -= sum(w for i, w in enumerate(widths) if i not in flexible)
+        # The narrowest first: what it leaves goes to the others.
+        for rank, i in enumerate(sorted(flexible, key=lambda i: widths[i])):
+            share = max(room // (len(flexible) - rank), 8)
+            widths[i] = min(widths[i], share)
+            room -= widths[i]
+        return widths
+
+    def _table_row(
+        self, columns: Sequence[Column], row: Sequence[Text], widths: Sequence[int], indent: int
+    ) -> None:
+        cells: list[list[Text]] = []
+        for column, text, width in zip(columns, row, widths, strict=True):
+            if column.kind == "path":
+                cells.append([self._cut_left(text, width)])
+            elif text.cell_len > width:
+                whole = _commas_opened(text, width) if column.kind == "list" else text
+                cells.append(self._wrapped(whole, width))
+            else:
+                cells.append([text])
+        for i in range(max(len(lines) for lines in cells)):
+            line = Text()
+            for j, (column, lines, width) in enumerate(zip(columns, cells, widths, strict=True)):
+                part = lines[i] if i < len(lines) else Text()
+                line += Text(" " * (GAP if j else 0)) + _padded(
+                    part, width, to_right=column.kind == "right"
+                )
+            self._put(indent, line)
+
+    def _shorten_paths(
+        self, columns: Sequence[Column], body: Sequence[list[Text]], widths: Sequence[int]
+    ) -> None:
+        """Shorten the paths of each column together, so that those that differ look different."""
+        for i, (column, width) in enumerate(zip(columns, widths, strict=True)):
+            if column.kind != "path":
+                continue
+            whole = [row[i] for row in body]
+            short = escape.shorten_apart([t.plain for t in whole], width, self.glyphs.ellipsis)
+            for row, text, plain in zip(body, whole, short, strict=True):
+                if plain != text.plain:
+                    row[i] = Text(plain, style=_only_style(text))
+
+    def _cut_left(self, text: Text, width: int) -> Text:
+        if text.cell_len <= width:
+            return text
+        short = escape.shorten_left(text.plain, width, self.glyphs.ellipsis)
+        while cell_len(short) > width:  # wide characters
+            short = self.glyphs.ellipsis + short[len(self.glyphs.ellipsis) + 1 :]
+        return Text(short, style=_only_style(text))
+
+
+def styled(content: Content) -> Text:
+    """Return a content as text of a terminal: escaped, with its styles."""
+    whole = Text()
+    for text, style in spans(content):
+        whole.append(_safe(text), style=STYLES[style] or None)
+    return whole
+
+
+def _commas_opened(text: Text, width: int) -> Text:
+    """Return text with a space after the last comma that fits on each line: a place to break."""
+    parts = text.split(",", include_separator=True)
+    opened, used = Text(), 0
+    for part in parts:
+        if used and used + part.cell_len > width:
+            if not part.plain.startswith(" "):  # that one breaks by itself
+                opened.append(" ")
+            used = 0
+        opened.append_text(part)
+        used += part.cell_len
+    return opened
+
+
+def _units_bound(text: Text) -> Text:
+    """Return text in which no line ends between a number and its unit."""
+    bound = text.copy()
+    bound.plain = _UNIT.sub(_BOUND, text.plain)
+    return bound
+
+
+def _only_style(text: Text) -> str:
+    return str(text.spans[0].style) if text.spans else ""
+
+
+def _safe(text: str) -> str:
+    if len(text) > MAX_CELLS:
+        text = f"{text[: MAX_CELLS // 2]} ... {text[-MAX_CELLS // 2 :]}"
+    return escape.terminal(text)
+
+
+def _padded(text: Text, width: int, *, to_right: bool = False) -> Text:
+    pad = Text(" " * max(0, width - text.cell_len))
+    return pad + text if to_right else text + pad

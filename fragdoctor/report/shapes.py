@@ -1,0 +1,399 @@
+"""How results become the documents of ``--format json``: where a document is not its dataclass.
+
+A document has the fields of the dataclass under their own names. What differs stands here: the
+JSON of version 1.x is a contract, so that fields are only ever added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Final
+
+from fragdoctor.gate.budgets import BudgetResult, Measures
+from fragdoctor.gate.judgement import CheckReport, FileJudgement, Growth, Reason, has_grown
+from fragdoctor.model import batch_fit, comparison, story
+from fragdoctor.model.comparison import Comparison
+from fragdoctor.model.diagnosis import SCHEMA_VERSION, Cause, Diagnosis, FidelityReport, Verdict
+from fragdoctor.model.estimate import (
+    CodeLine,
+    Estimate,
+    Fit,
+    Footprint,
+    GpuModel,
+    Item,
+    KeptTensor,
+    Phase,
+    PhaseName,
+    ProcessDemand,
+    Saving,
+    Share,
+    Sharing,
+    SharingRow,
+)
+from fragdoctor.model.finding import Severity
+from fragdoctor.model.fleet import (
+    FLEET_SCHEMA_VERSION,
+    Difference,
+    FleetReport,
+    JobVerdict,
+    OddRank,
+    RankFinding,
+    RankGroup,
+    RankRow,
+    RankSummary,
+)
+from fragdoctor.model.oom import LogMarker, OomMessage, OtherProcess
+from fragdoctor.model.phases import CategoryShare, LineBytes
+from fragdoctor.model.simulation import ReplayResult, Simulation
+from fragdoctor.model.workload import ModelShape, Workload
+from fragdoctor.report.views.estimate import summary
+from fragdoctor.report.views.explain import Explanation
+
+Computed = tuple[Any, Callable[[Any], Any]]
+"""The type of a further field, and the function that gives it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Where the document of a dataclass differs from it.
+
+    Attributes:
+        names: other names of fields.
+        only: the fields that are written; empty for all.
+        without: fields that are left out.
+        inline: fields whose own fields take their place.
+        null: fields whose empty value (``""``, 0) means that it is not known.
+        properties: properties that are written too.
+        computed: further fields.
+    """
+
+    names: Mapping[str, str] = field(default_factory=dict)
+    only: Sequence[str] = ()
+    without: Sequence[str] = ()
+    inline: Sequence[str] = ()
+    null: Sequence[str] = ()
+    properties: Sequence[str] = ()
+    computed: Mapping[str, Computed] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorFacts:
+    """Why there is no result.
+
+    Attributes:
+        code: a stable name.
+        message: one sentence.
+        hint: what to try next, "".
+        offset: where in the input, in bytes.
+    """
+
+    code: str
+    message: str
+    hint: str = ""
+    offset: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorResult:
+    """What stands on standard output when there is no result."""
+
+    error: ErrorFacts
+
+
+@dataclass(frozen=True, slots=True)
+class OomResult:
+    """A diagnosis with the messages that it was made from.
+
+    ``primary`` is the place of the message that the verdict is about, null without messages.
+    """
+
+    diagnosis: Diagnosis
+    messages: Sequence[OomMessage] = ()
+    primary: int | None = None
+    markers: Sequence[LogMarker] = ()
+
+    @classmethod
+    def of(cls, diagnosis: Diagnosis) -> OomResult:
+        """Return a diagnosis with its messages."""
+        log = diagnosis.case.oom
+        if log is None:
+            return cls(diagnosis)
+        return cls(diagnosis, log.messages, log.primary if log.messages else None, log.markers)
+
+
+@dataclass(frozen=True, slots=True)
+class GrowthGate:
+    """What ``--fail-on-growth`` found."""
+
+    has_grown: bool
+    judged: Sequence[Growth]
+
+
+@dataclass(frozen=True, slots=True)
+class CompareResult:
+    """A comparison with what the gate found, null without one."""
+
+    comparison: Comparison
+    growth: GrowthGate | None = None
+
+    @classmethod
+    def of(cls, found: Comparison, judged: Sequence[Growth] = ()) -> CompareResult:
+        """Return a comparison with its judgement."""
+        return cls(found, GrowthGate(has_grown(judged), judged) if judged else None)
+
+
+@dataclass(frozen=True, slots=True)
+class GpuTable:
+    """The GPUs that are known by name."""
+
+    gpus: Sequence[GpuModel]
+
+
+@dataclass(frozen=True, slots=True)
+class RunVerdict:
+    """The verdict on one run or one rank."""
+
+    cause: Cause
+    confidence: str
+    summary: str
+
+
+@dataclass(frozen=True, slots=True)
+class RankError:
+    """Why a rank could not be read; ``exit_code`` is what it would mean alone."""
+
+    code: str
+    message: str
+    hint: str
+    exit_code: int
+
+
+@dataclass(frozen=True, slots=True)
+class SizeCount:
+    """How many requests asked for a size."""
+
+    size_bytes: int
+    n: int
+
+
+@dataclass(frozen=True, slots=True)
+class LogCount:
+    """How many requests asked for a size of this power of two."""
+
+    log2: int
+    n: int
+
+
+@dataclass(frozen=True, slots=True)
+class LengthFit:
+    """The largest batch at another sequence length."""
+
+    seq: int
+    largest_batch: int
+
+
+@dataclass(frozen=True, slots=True)
+class ItemAtPeak:
+    """A row of an estimate; what it holds at the peak and at most."""
+
+    item: Item
+    at_peak_bytes: int
+
+
+def _items(f: Footprint) -> list[ItemAtPeak]:
+    at_peak = {s.item: s.n_bytes for s in f.peak.shares}
+    return [ItemAtPeak(item, at_peak.get(item.id, 0)) for item in f.items]
+
+
+def _rank_error(r: RankSummary) -> RankError | None:
+    return None if r.is_read else RankError(r.error_code, r.error, r.hint, r.exit_code)
+
+
+def _rounded(value: float | None) -> int | None:
+    return None if value is None else round(value)
+
+
+_VERSION: Final[Mapping[str, Computed]] = {"schema_version": (str, lambda _: SCHEMA_VERSION)}
+_SIZES: Final = ("n_layers", "hidden", "n_heads", "n_kv_heads", "ffn", "vocab")
+_BYTES: Final = Shape(names={"n_bytes": "bytes"})
+
+# Commands that diagnose, replay and judge.
+_DIAGNOSES: Final[Mapping[type, Shape]] = {
+    Diagnosis: Shape(
+        without=("case", "timeline", "worst_segments", "n_pinned_segments", "replay_notes",
+                 "analyses"),
+        computed={
+            **_VERSION,
+            "sources": (Sequence[str], lambda d: d.case.sources),
+            "notes": (Sequence[str], lambda d: (*d.notes, *d.replay_notes)),
+        },
+    ),
+    OomResult: Shape(inline=("diagnosis",)),
+    OomMessage: Shape(properties=("live_bytes",)),
+    OtherProcess: _BYTES,
+    FidelityReport: Shape(null=("era",)),
+    CategoryShare: _BYTES,
+    LineBytes: _BYTES,
+    story.StoryEvent: Shape(null=("trial", "place")),
+    story.Trial: Shape(null=("baseline_of",)),
+    story.Trend: Shape(
+        names={"points": "points_bytes"},
+        null=("label",),
+        computed={
+            "slope_bytes": (int | None, lambda t: _rounded(t.slope_bytes)),
+            "low_bytes": (int | None, lambda t: _rounded(t.low_bytes)),
+            "high_bytes": (int | None, lambda t: _rounded(t.high_bytes)),
+        },
+    ),
+    Simulation: Shape(computed=_VERSION),
+    ReplayResult: Shape(properties=("margin_bytes",)),
+    CheckReport: Shape(properties=("exit_code",), computed=_VERSION),
+    FileJudgement: Shape(
+        names={"measures": "devices"},
+        without=("diagnosis", "is_new"),
+        computed={
+            "verdict": (Verdict | None, lambda f: f.diagnosis and f.diagnosis.verdict),
+            "error": (ErrorFacts | None, lambda f: f.error and ErrorFacts(
+                f.error.code, f.error.message, f.error.hint, f.error.offset)),
+            "in_baseline": (bool, lambda f: not f.is_new),
+        },
+    ),
+    Measures: Shape(
+        names={"pinned_bytes": "pinned_free_bytes", "retries": "alloc_retries",
+               "reserved_bytes": "peak_reserved_bytes"},
+    ),
+    Reason: Shape(names={"text": "message"}),
+    BudgetResult: Shape(names={"text": "message"}),
+}  # fmt: skip
+
+_COMPARISONS: Final[Mapping[type, Shape]] = {
+    CompareResult: Shape(inline=("comparison",), computed=_VERSION),
+    Comparison: Shape(names={"proof": "settings_proof"}),
+    comparison.RunSide: Shape(
+        names={"peak_place": "peak_location"},
+        without=("cause", "confidence", "summary", "curve"),
+        null=("torch_version",),
+        computed={
+            "verdict": (RunVerdict, lambda r: RunVerdict(r.cause, r.confidence, r.summary)),
+        },
+    ),
+    comparison.Figure: Shape(properties=("delta",)),
+    comparison.LineChange: Shape(properties=("delta_bytes",)),
+    comparison.SizeChange: Shape(names={"new": "new_bytes", "gone": "gone_bytes"}),
+    comparison.Trend: Shape(
+        names={"slope_low": "slope_low_bytes", "slope_high": "slope_high_bytes"},
+        without=("exhausted_range",),
+        computed={
+            "exhausted_from": (float | None, lambda t: (t.exhausted_range or (None, None))[0]),
+            "exhausted_until": (float | None, lambda t: (t.exhausted_range or (None, None))[1]),
+        },
+    ),
+    comparison.LineTrend: Shape(names={"place": "location"}),
+    Growth: Shape(properties=("is_exceeded",), computed={"message": (str, lambda g: g.text)}),
+}
+
+_FLEETS: Final[Mapping[type, Shape]] = {
+    FleetReport: Shape(
+        names={"rows": "ranks"},
+        computed={
+            "schema_version": (str, lambda _: FLEET_SCHEMA_VERSION),
+            "kind": (str, lambda _: "fleet"),
+        },
+    ),
+    JobVerdict: Shape(null=("first_failed",)),
+    RankGroup: Shape(
+        names={"median_pinned_bytes": "median_pinned_free_bytes",
+               "median_retries": "median_alloc_retries", "advice": "recommendation",
+               "advice_is_tested": "is_replayed"},
+        null=("reference",),
+        computed={"settings": (Mapping[str, str], lambda g: dict(g.settings))},
+    ),
+    OddRank: Shape(null=("reference",)),
+    Difference: Shape(names={"line": "location"}, null=("name",)),
+    RankRow: Shape(inline=("rank",), null=("group",)),
+    RankSummary: Shape(
+        names={"figures": "device", "advice": "recommendation"},
+        without=("is_read", "error_code", "hint", "exit_code", "cause", "confidence", "summary",
+                 "settings_known", "era"),
+        null=("rank_source", "host", "job"),
+        computed={
+            "status": (str, lambda r: "ok" if r.is_read else "error"),
+            "error": (RankError | None, _rank_error),
+            "verdict": (RunVerdict | None, lambda r: (
+                RunVerdict(r.cause, r.confidence, r.summary) if r.is_read else None)),
+            "settings": (Mapping[str, str] | None, lambda r: (
+                dict(r.settings) if r.settings_known else None)),
+            "large_sizes": (Sequence[SizeCount], lambda r: (
+                [SizeCount(*pair) for pair in r.large_sizes])),
+            "size_histogram": (Sequence[LogCount], lambda r: (
+                [LogCount(*pair) for pair in r.size_histogram])),
+        },
+    ),
+    RankFinding: Shape(computed={"severity": (Severity, lambda f: Severity(f.severity))}),
+}  # fmt: skip
+
+_ESTIMATES: Final[Mapping[type, Shape]] = {
+    Estimate: Shape(
+        names={"fits": "gpus"},
+        inline=("footprint",),
+        computed={
+            **_VERSION,
+            "kind": (str, lambda _: "estimate"),
+            "summary": (str, summary),
+            "fits": (bool | None, lambda e: e.fits[0].fits if e.fits else None),
+            "margin_bytes": (int | None, lambda e: e.fits[0].margin_bytes if e.fits else None),
+            "largest_batch": (int | None, lambda e: e.fits[0].largest_batch if e.fits else None),
+        },
+    ),
+    Footprint: Shape(
+        names={"reserved_bytes": "peak_reserved_bytes"},
+        properties=("peak_allocated_bytes",),
+        computed={
+            "items": (Sequence[ItemAtPeak], _items),
+            "peak_phase": (PhaseName, lambda f: f.peak.name),
+        },
+    ),
+    ItemAtPeak: Shape(inline=("item",)),
+    Item: Shape(names={"n_bytes": "largest_bytes"}),
+    Phase: Shape(names={"n_bytes": "peak_bytes"}),
+    Share: _BYTES,
+    KeptTensor: _BYTES,
+    CodeLine: _BYTES,
+    Fit: Shape(
+        inline=("gpu",),
+        computed={
+            "other_lengths": (Sequence[LengthFit], lambda f: (
+                [LengthFit(*pair) for pair in f.other_lengths])),
+        },
+    ),
+    GpuModel: Shape(null=("architecture",), properties=("usable_bytes",)),
+    Saving: Shape(
+        names={"peak_bytes": "peak_allocated_bytes", "reserved_bytes": "peak_reserved_bytes"},
+    ),
+    Workload: Shape(
+        only=("shape", "dtype", "master_weights", "grad_dtype", "batch", "seq", "attention",
+              "checkpointing", "lora_rank", "zero_stage", "world_size", "grad_accumulation",
+              "inference", "new_tokens"),
+        inline=("shape",),
+        null=("grad_dtype", "seq", "lora_rank"),
+        computed={"optimizer": (str | None, lambda w: None if w.inference else w.optimizer)},
+    ),
+    ModelShape: Shape(
+        names={"name": "model"}, only=("name", "source", "is_guess", *_SIZES), null=_SIZES
+    ),
+    GpuTable: Shape(computed={**_VERSION, "kind": (str, lambda _: "gpus")}),
+    batch_fit.BatchFit: Shape(names={"why": "why_not_linear"}, computed=_VERSION),
+    batch_fit.BatchPoint: Shape(null=("n_steps",)),
+    batch_fit.LineScaling: _BYTES,
+    Sharing: Shape(names={"demand": "per_process"}, computed=_VERSION),
+    ProcessDemand: Shape(null=("lowest_conf",), properties=("total_bytes",)),
+    SharingRow: Shape(properties=("fits",)),
+    Explanation: Shape(computed=_VERSION),
+}  # fmt: skip
+
+SHAPES: Final[Mapping[type, Shape]] = MappingProxyType(
+    {**_DIAGNOSES, **_COMPARISONS, **_FLEETS, **_ESTIMATES}
+)
+"""Dataclass -> where its document differs."""

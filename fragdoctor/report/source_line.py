@@ -1,0 +1,68 @@
+"""The line of the user's program that a recommendation is about, where the file is at hand."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+from fragdoctor.model.finding import Location
+
+MAX_SOURCE_BYTES: Final = 2_000_000
+MAX_LINE: Final = 200
+
+
+def source_line(location: Location, root: str) -> str:
+    """Return ``train.py:143: loss.backward()``, "" where the file is not at hand.
+
+    The path comes from an input, so nothing is opened but Python files below ``root``, and a line
+    is quoted only where the function that the input names really holds it.
+    """
+    if not root or location.line < 1:
+        return ""
+    for path in _candidates(location.filename, root):
+        text = _read(path, Path(root).resolve())
+        if text is None:
+            continue
+        lines = text.splitlines()
+        if location.line <= len(lines) and _holds(text, location):
+            quoted = lines[location.line - 1].strip()[:MAX_LINE]
+            return f"{path.name}:{location.line}: {quoted}" if quoted else ""
+    return ""
+
+
+def _candidates(filename: str, root: str) -> Iterator[Path]:
+    """Yield the path itself and its ends below the root: it may have been recorded elsewhere."""
+    parts = PurePosixPath(filename.replace("\\", "/")).parts
+    if not parts or not parts[-1].endswith(".py") or ".." in parts:
+        return
+    for i in range(len(parts)):
+        yield Path(root, *parts[i:])
+
+
+def _read(path: Path, root: Path) -> str | None:
+    try:
+        real = path.resolve(strict=True)
+        if not real.is_relative_to(root) or not real.is_file():
+            return None
+        if real.stat().st_size > MAX_SOURCE_BYTES:
+            return None
+        return real.read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return None
+
+
+def _holds(text: str, location: Location) -> bool:
+    """Return whether the innermost function around the line has the recorded name."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    name, start = "<module>", 0
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            end = node.end_lineno or node.lineno
+            if node.lineno <= location.line <= end and node.lineno >= start:
+                name, start = getattr(node, "name", "<lambda>"), node.lineno
+    return name == location.function or location.function.startswith("<")

@@ -1,0 +1,238 @@
+"""What to do: the cure and what it wins, the alternatives, and what would not help."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from typing import Final
+
+from fragdoctor.model.diagnosis import DeviceFigures, Diagnosis, Predicted, Recommendation, RunState
+from fragdoctor.model.finding import Confidence
+from fragdoctor.report import document as doc
+from fragdoctor.report import words
+from fragdoctor.report.document import Detail, Style, bad, code, dim, good, location_text, strong
+from fragdoctor.units import format_size
+
+MAX_SHORT: Final = 2
+_REASON: Final = 30
+_VARIABLE: Final = "PYTORCH_CUDA_ALLOC_CONF="
+_REPLAYED: Final = re.compile(r"^Replayed[^:]*: ")
+_RECORD: Final = "fragdoctor run train.py"
+_RECORD_BY_HAND: Final = (
+    "torch.cuda.memory._record_memory_history(max_entries=100_000)",
+    'torch.cuda.memory._dump_snapshot("snapshot.pickle")',
+)
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def cure(diagnosis: Diagnosis, source_line: str) -> tuple[str, list[doc.Block]]:
+    """Return how the headline leads to the cure, and the cure with what it wins.
+
+    ``source_line`` is the line of the program that is to be changed, where it is at hand.
+    """
+    if not diagnosis.recommendations:
+        return _without_advice(diagnosis)
+    first = diagnosis.recommendations[0]
+    lead = "Try:" if first.confidence is Confidence.POSSIBLE else "Cure:"
+    change = first.change
+    if not first.setting:
+        change = f"{first.title}: {change}" if change else first.title
+    return lead, [
+        doc.Code([command(first.setting)]),
+        doc.Paragraph(sentence(change)),
+        doc.Code([source_line]),
+        doc.Paragraph(wins(first, diagnosis)),
+    ]
+
+
+def _without_advice(diagnosis: Diagnosis) -> tuple[str, list[doc.Block]]:
+    state = diagnosis.verdict.state
+    if state in (RunState.NO_HISTORY, RunState.EMPTY):
+        how = "Or in the program, before the first step and where it ends or fails:"
+        return "Record the run:", [
+            doc.Code([_RECORD]),
+            doc.Paragraph(how),
+            doc.Code(_RECORD_BY_HAND),
+        ]
+    return ("Nothing needs to change." if state is RunState.FITS else ""), []
+
+
+def brief_cure(diagnosis: Diagnosis) -> str:
+    """Return the cure in one line, as ``--quiet`` prints it; "" without one."""
+    if not diagnosis.recommendations:
+        return ""
+    first = diagnosis.recommendations[0]
+    return command(first.setting) if first.setting else sentence(first.change or first.title)
+
+
+def command(setting: str) -> str:
+    """Return what to type in a shell for a setting, to export a variable or to unset it.
+
+    A setting may hold what an input records: a shell must take all of it as one value.
+    """
+    name, _, value = setting.partition("=")
+    if not _NAME.fullmatch(name):
+        return setting
+    return f"export {name}={shlex.quote(value)}" if value else f"unset {name}"
+
+
+def sentence(text: str) -> str:
+    """Return a clause as a sentence."""
+    text = text.strip()
+    if not text:
+        return ""
+    start = text[0].upper() if text.split(" ", 1)[0].isalpha() else text[0]
+    return start + text[1:] + ("" if text[-1] in ".!?)" else ".")
+
+
+def wins(advice: Recommendation, diagnosis: Diagnosis) -> str:
+    """Return what a recommendation wins for the whole run, and how that is known."""
+    p = advice.predicted
+    if p.method == "none":
+        saves = advice.saves_bytes
+        gain = f"It would free up to {format_size(saves)}. " if saves else ""
+        if diagnosis.case.snapshot is not None:
+            return f"{gain}It was not tested by replay."
+        return f"{gain}Not tested: that takes a recording of the run ({_RECORD})."
+    said = [
+        "" if p.fits is None else "the run fits" if p.fits else "the run still fails",
+        "" if p.outlook is None else words.outlook_text(p.outlook),
+        *words.predicted_figures(p),
+    ]
+    how = words.METHOD_TITLES.get(p.method, p.method).capitalize()
+    return f"{how}: {', '.join(s for s in said if s) or 'no figures'}."
+
+
+def short_advice(diagnosis: Diagnosis) -> doc.Section:
+    """Return the alternatives and what would not help, one line each."""
+    rows = [
+        doc.Row((good("yes") if r.predicted.fits else dim("maybe"), _label(r), dim(_outcome(r))))
+        for r in diagnosis.recommendations[1 : 1 + MAX_SHORT]
+    ]
+    rows += [
+        doc.Row((bad("no"), _label(r), dim(_why_not(r))))
+        for r in diagnosis.rejected[: 2 * MAX_SHORT]
+    ]
+    columns = (doc.Column(), doc.Column(kind="wrap"), doc.Column(kind="wrap", max_width=_REASON))
+    return doc.Section("Other measures", [doc.Table(columns, rows, detail=Detail.SHORT)])
+
+
+def _label(advice: Recommendation) -> doc.Content:
+    """Return a setting without the usual variable, or what else is to be done."""
+    if not advice.setting:
+        return advice.title
+    _, is_assigned, value = advice.setting.partition("=")
+    if is_assigned and not value:
+        return "default settings"
+    return code(value if advice.setting.startswith(_VARIABLE) else advice.setting)
+
+
+def _outcome(advice: Recommendation) -> str:
+    p = advice.predicted
+    if p.method == "none":
+        return "not tested"
+    if p.fits is None:
+        return words.METHOD_TITLES.get(p.method, p.method)
+    margin = f", {format_size(p.margin_bytes)} to spare" if p.margin_bytes is not None else ""
+    return f"fits{margin}" if p.fits else "still fails"
+
+
+def _why_not(advice: Recommendation) -> str:
+    """Return in a few words why something does not help."""
+    if advice.predicted.fits is False:
+        return "still fails"
+    first = _REPLAYED.sub("", advice.why.split(". ", 1)[0].rstrip("."))
+    clause = re.split(r", |: |; ", first, maxsplit=1)[0]
+    return clause[:1].lower() + clause[1:] or "it changes nothing here"
+
+
+def advice_sections(diagnosis: Diagnosis) -> list[doc.Section]:
+    """Return every recommendation with its reason, proof and price, and all that would not help."""
+    items = [_item(r) for r in diagnosis.recommendations]
+    listing = doc.Listing(items, is_airy=True, detail=Detail.FULL)
+    rejected = doc.tabled(
+        diagnosis.rejected,
+        doc.Column("measure", _label, "list", max_width=34),
+        doc.Column("why not", _reason, "wrap", style=Style.DIM),
+        detail=Detail.FULL,
+    )
+    note = "the same requests under other settings"
+    return [
+        doc.Section("What to do", [listing], "best first", "advice"),
+        doc.Section("Would not help here", [rejected], id="rejected"),
+        doc.Section("What if", [_what_ifs(diagnosis)], note, "what-if"),
+    ]
+
+
+def _reason(rejected: Recommendation) -> str:
+    # What was replayed has its outcome in "why" already.
+    is_said = rejected.predicted.method in {"replay", "estimate"}
+    predicted = "" if is_said else words.predicted_text(rejected.predicted)
+    return "; ".join(x for x in (rejected.why.rstrip("."), predicted) if x) or "-"
+
+
+def _item(one: Recommendation) -> doc.Item:
+    is_tested = one.predicted.method != "none"
+    saves = f"up to {format_size(one.saves_bytes)} (not replayed)" if one.saves_bytes else ""
+    facts: list[tuple[str, doc.Content]] = [
+        ("Why", one.why),
+        ("Predicted", words.predicted_text(one.predicted)),
+        ("Saves", "" if is_tested else saves),
+        *(("At", code(location_text(place))) for place in one.locations[:1]),
+        ("Cost", one.cost),
+        *(("Mind", caveat) for caveat in one.caveats),
+        ("Verify", one.verify),
+        ("Evidence", "; ".join(words.evidence_text(e) for e in one.evidence)),
+    ]
+    blocks = (
+        doc.Code([command(one.setting)]),
+        doc.Paragraph(code(one.change) if one.change else ""),
+        doc.Facts([(label, content) for label, content in facts if content]),
+    )
+    head = [strong(one.title), dim(f"  ({one.confidence})")]
+    return doc.Item(head, [b for b in blocks if not b.is_empty], f"{one.rank}.")
+
+
+def _what_ifs(diagnosis: Diagnosis) -> doc.Table:
+    """Return every setting and change that was replayed, against the run as recorded."""
+    tested = [
+        r for r in (*diagnosis.recommendations, *diagnosis.rejected) if r.predicted.method != "none"
+    ]
+    first = diagnosis.verdict.device
+    figures = next((f for f in diagnosis.devices if f.device == first), None)
+    figures = figures or next(iter(diagnosis.devices), DeviceFigures(device=0))
+    recorded = _as_recorded(figures)
+    rows = [(recorded, strong("as recorded")), *((r.predicted, _label(r)) for r in tested)]
+    peaks = [p.peak_reserved_bytes or 0 for p, _ in rows]
+    whole = max(*peaks, figures.capacity_bytes or 0, 1)
+    return doc.tabled(
+        rows if tested else [],
+        doc.Column("fits", lambda row: fits_word(row[0].fits)),
+        doc.Column("peak reserved", lambda row: doc.size(row[0].peak_reserved_bytes), "right"),
+        doc.Column("", lambda row: doc.Gauge((row[0].peak_reserved_bytes or 0) / whole),
+                   from_width=100),
+        doc.Column("to spare", lambda row: doc.size(row[0].margin_bytes if row[0].fits else None),
+                   "right"),
+        doc.Column("retries", lambda row: doc.count(row[0].retries), "right"),
+        doc.Column("calls", lambda row: doc.count(row[0].driver_calls), "right", from_width=80),
+        doc.Column("setting or change", lambda row: row[1], "list"),
+        label="What-if table",
+        detail=Detail.FULL,
+    )  # fmt: skip
+
+
+def _as_recorded(f: DeviceFigures) -> Predicted:
+    peak, capacity = f.peak_reserved_bytes, f.capacity_bytes
+    return Predicted(
+        fits=None if f.ooms is None else f.ooms == 0,
+        peak_reserved_bytes=peak,
+        margin_bytes=None if capacity is None or peak is None else capacity - peak,
+        retries=f.alloc_retries,
+    )
+
+
+def fits_word(fits: bool | None) -> doc.Content:
+    """Return whether something fits, in one word."""
+    if fits is None:
+        return "-"
+    return good("yes") if fits else bad("NO")

@@ -1,0 +1,143 @@
+"""What ``fragdoctor check`` says: which files pass, which fail, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from fragdoctor.gate.budgets import RESERVED_NOTE, Measures, Outcome
+from fragdoctor.gate.judgement import CheckReport, FileJudgement, Reason, Status
+from fragdoctor.report import document as doc
+from fragdoctor.report.base import RenderOptions
+from fragdoctor.report.document import Span, Style, code, location_text, strong
+from fragdoctor.report.words import source_name, verdict_title
+from fragdoctor.units import format_size, plural
+
+MAX_TEXT: Final = 1000
+"""Characters of one reason; a name of a megabyte must not become a megabyte of report."""
+
+STATUS_WORDS: Final = {
+    Status.OK: ("ok", Style.GOOD),
+    Status.FAILED: ("FAILED", Style.BAD),
+    Status.ERROR: ("ERROR", Style.BAD),
+}
+
+
+def document(report: CheckReport, options: RenderOptions) -> doc.ReportDocument:  # noqa: ARG001 - a view
+    """Return the judgement of all files, those that fail first."""
+    failed = report.exit_code != 0
+    title = "GPU memory check failed" if failed else "GPU memory check passed"
+    files = sorted(report.files, key=lambda f: f.status is Status.OK)
+    listing = doc.Listing([_item(f) for f in files])
+    tone = Style.BAD if failed else Style.GOOD
+    return doc.ReportDocument(
+        title=title,
+        headline=[Span(title, tone), f"  {total_line(report)}"],
+        brief=[*(_brief(f) for f in files), total_line(report)],
+        sections=[
+            doc.Section("Files", (listing,), id="files"),
+            doc.Section("Remarks", (doc.Bullets(remarks(report)),), id="remarks"),
+        ],
+        tone=tone,
+    )
+
+
+def _brief(judgement: FileJudgement) -> str:
+    word, _ = STATUS_WORDS[judgement.status]
+    return f"{word:<6}  {file_name(judgement)}: {file_line(judgement)}"
+
+
+def _item(judgement: FileJudgement) -> doc.Item:
+    word, style = STATUS_WORDS[judgement.status]
+    head: doc.Content = [code(file_name(judgement)), f": {file_line(judgement)}"]
+    details = _details(judgement)
+    return doc.Item(head, (doc.Bullets(details),) if details else (), word, style)
+
+
+def _details(judgement: FileJudgement) -> list[doc.Content]:
+    lines: list[doc.Content] = []
+    for reason in judgement.reasons:
+        place = place_text(reason)
+        at: list[str | Span] = [" at ", code(place)] if place else []
+        lines.append([strong(reason.code), f": {shortened(reason.text)}", *at])
+    lines += [f"{name} not judged: {reason}" for name, reason in _skipped(judgement)]
+    hint = hint_text(judgement)
+    return [*lines, hint] if hint else lines
+
+
+def shortened(text: str) -> str:
+    """Return text of at most ``MAX_TEXT`` characters."""
+    return text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 3]}..."
+
+
+def file_name(judgement: FileJudgement) -> str:
+    """Return the name of an input for people."""
+    return shortened(source_name(judgement.name))
+
+
+def file_line(judgement: FileJudgement) -> str:
+    """Return what one file came out as: verdict and figures, or why it could not be read."""
+    if judgement.error is not None:
+        return shortened(judgement.error.sentence)
+    if judgement.diagnosis is None:
+        return judgement.remark
+    parts = [verdict_title(judgement.diagnosis.verdict)]
+    parts += [_measures(m) for m in judgement.measures]
+    return "; ".join(p for p in parts if p)
+
+
+def _measures(m: Measures) -> str:
+    """Return the figures of one device in one phrase; reserved memory last, for information."""
+    parts = []
+    if m.peak_bytes is not None:
+        parts.append(f"peak {m.peak_kind} {format_size(m.peak_bytes)}")
+    if m.pinned_bytes is not None:
+        parts.append(f"pinned {format_size(m.pinned_bytes)}")
+    if m.retries is not None:
+        parts.append(plural(m.retries, "retry", "retries"))
+    if m.reserved_bytes is not None:
+        parts.append(f"peak reserved {format_size(m.reserved_bytes)}")
+    figures = ", ".join(parts)
+    return figures if m.is_only or not figures else f"GPU {m.device}: {figures}"
+
+
+def place_text(reason: Reason) -> str:
+    """Return the user's line that a reason is about, "" where none is known."""
+    return shortened(location_text(reason.locations[0])) if reason.locations else ""
+
+
+def _skipped(judgement: FileJudgement) -> Iterator[tuple[str, str]]:
+    """Yield (budget, reason) for each budget that this input cannot answer."""
+    for result in judgement.budgets:
+        if result.outcome is Outcome.SKIP:
+            yield result.budget, shortened(result.text)
+
+
+def hint_text(judgement: FileJudgement) -> str:
+    """Return what to try next where an input could not be read, "" where nothing is known."""
+    return shortened(judgement.error.hint) if judgement.error is not None else ""
+
+
+def total_line(report: CheckReport) -> str:
+    """Return how many files came out how."""
+    counts = (
+        (Status.FAILED, "failed"),
+        (Status.OK, "passed"),
+        (Status.ERROR, "could not be read"),
+    )
+    parts = [f"{n} {word}" for status, word in counts if (n := report.count(status))]
+    return f"{plural(len(report.files), 'file')}: {', '.join(parts) or 'nothing to judge'}."
+
+
+def remarks(report: CheckReport) -> list[str]:
+    """Return what has to be said about the check as a whole."""
+    lines = [
+        f"--{name} could be judged in none of the files, so the check does not pass."
+        for name in report.unjudged
+    ]
+    n_new = sum(f.is_new for f in report.files)
+    if n_new:
+        lines.append(
+            f"{plural(n_new, 'file is', 'files are')} not in the baseline: all findings count."
+        )
+    return [*lines, *report.notes, RESERVED_NOTE]

@@ -1,0 +1,448 @@
+"""What ``fragdoctor compare`` says: the answer, then figures, causes, lines, settings, phases."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Final
+
+from fragdoctor.gate.judgement import Growth, has_grown
+from fragdoctor.model import comparison as model
+from fragdoctor.model.comparison import Comparison, LineChange, LineKind, ReasonKind
+from fragdoctor.model.finding import Confidence
+from fragdoctor.report import document as doc
+from fragdoctor.report.base import RenderOptions
+from fragdoctor.report.document import NO_STACK, Detail, Span, Style, code, dim, location_text
+from fragdoctor.report.words import signed_size, source_name, titled
+from fragdoctor.units import format_count, format_share, format_size, plural
+
+MAX_LINES: Final = 120
+MAX_TREND_LINES: Final = 40
+MAX_CURVES: Final = 8
+"""Curves beyond these cannot be told apart."""
+
+MAX_RUNS: Final = 400
+_SHORT_LINES: Final = 8
+_RUNS_ACROSS: Final = 3
+"""More runs stand below each other, not beside."""
+
+REASON_TITLES: Final = {
+    ReasonKind.NEW_LINES: "new lines",
+    ReasonKind.GONE_LINES: "lines that are gone",
+    ReasonKind.OTHER_SIZES: "blocks of other sizes",
+    ReasonKind.OTHER_COUNTS: "more or fewer blocks",
+    ReasonKind.NO_STACK: "requests without a Python stack",
+    ReasonKind.UNEXPLAINED: "not explained",
+}
+BASIS_TITLES: Final = {
+    model.Basis.PEAK: "live memory at each run's peak",
+    model.Basis.NOW: "live memory when each snapshot was taken",
+    model.Basis.NONE: "",
+}
+_LINE_STYLES: Final = {
+    LineKind.NEW: Style.BAD,
+    LineKind.GREW: Style.BAD,
+    LineKind.SHRANK: Style.GOOD,
+    LineKind.GONE: Style.GOOD,
+    LineKind.SAME: Style.DIM,
+}
+_CONFIDENCE_STYLES: Final = {Confidence.PROVEN: Style.GOOD, Confidence.LIKELY: Style.STRONG}
+_MAIN: Final = ("peak_allocated", "allocated", "peak_reserved", "alloc_retries", "steps")
+
+
+def document(
+    comparison: Comparison,
+    options: RenderOptions,  # noqa: ARG001 - a view
+    judged: Sequence[Growth] = (),
+) -> doc.ReportDocument:
+    """Return what changed between the runs; ``judged`` is empty without a gate."""
+    tone = None
+    if judged:
+        tone = Style.BAD if has_grown(judged) else Style.GOOD
+    headline, stop, rest = comparison.summary.partition(". ")
+    verdicts = [Span(g.text, Style.BAD if g.is_exceeded else Style.GOOD) for g in judged]
+    notes = doc.Bullets(list(comparison.notes))
+    first, last = comparison.runs[0].letter, comparison.runs[-1].letter
+    return doc.ReportDocument(
+        title=f"{first} and {last} compared",
+        headline=doc.strong(headline + stop.rstrip()),
+        brief=[comparison.summary, *(g.text for g in judged if g.is_exceeded)],
+        lead=[doc.Paragraph(rest), *(doc.Paragraph(v) for v in verdicts)],
+        sections=[
+            _runs(comparison),
+            _timelines(comparison),
+            _figures(comparison),
+            _growth(comparison),
+            _causes(comparison),
+            _lines(comparison),
+            _settings(comparison),
+            _phases(comparison),
+            doc.Section("About this comparison", [notes], id="about"),
+        ],
+        tone=tone,
+        kicker=f"{plural(len(comparison.runs), 'run')} compared",
+    )
+
+
+def _runs(comparison: Comparison) -> doc.Section:
+    table = doc.tabled(
+        comparison.runs[:MAX_RUNS],
+        doc.Column("", "letter", style=Style.STRONG),
+        doc.Column("", lambda r: code(source_name(r.name)), "path"),
+        doc.Column("", lambda r: titled(r.cause, r.confidence), "wrap"),
+        doc.Column("", _run_facts, "wrap", style=Style.DIM),
+        n_left_out=max(0, len(comparison.runs) - MAX_RUNS),
+        label="Runs",
+    )
+    versions = _versions(comparison)
+    return doc.Section("Runs", [table, doc.Paragraph(dim(versions) if versions else "")], id="runs")
+
+
+def _run_facts(side: model.RunSide) -> str:
+    """Return what else is known about a run, in one phrase."""
+    parts = []
+    if side.device is not None:
+        parts.append(f"GPU {side.device}")
+    if side.n_steps:
+        parts.append(plural(side.n_steps, "step"))
+    if side.n_events is not None:
+        parts.append(plural(side.n_events, "event"))
+    return ", ".join(parts)
+
+
+def _versions(comparison: Comparison) -> str:
+    """Return which PyTorch wrote the runs, and whether their settings differ, in one sentence."""
+    versions = [r.torch_version for r in comparison.runs]
+    parts = []
+    if len(set(versions)) == 1:
+        if versions[0]:
+            parts.append(f"all runs fit PyTorch {versions[0]}")
+    else:
+        listed = [f"{r.letter} {r.torch_version or 'unknown'}" for r in comparison.runs]
+        parts.append(f"PyTorch differs: {', '.join(listed)}")
+    if comparison.settings is not None and not comparison.settings:
+        parts.append("the settings are the same")
+    text = "; ".join(parts)
+    return f"{text[0].upper()}{text[1:]}." if text else ""
+
+
+def _timelines(comparison: Comparison) -> doc.Section:
+    """Return the runs' curves over their events; empty where no run has a trace."""
+    known = [r for r in comparison.runs if r.curve is not None]
+    # The first and the last run are what is compared; of many the ones between are thinned out.
+    kept = known if len(known) <= MAX_CURVES else [*known[: MAX_CURVES - 1], known[-1]]
+    series = [s for number, run in enumerate(kept) for s in _curves(run, number)]
+    capacity = comparison.runs[-1].capacity_bytes
+    peaks = ", ".join(s.labels[0] for s in series if s.labels)
+    chart = doc.Chart(
+        series,
+        f"Allocated and reserved memory of {plural(len(kept), 'run')}; peaks: {peaks}",
+        limit_bytes=capacity,
+        limit_label="" if capacity is None else f"capacity {format_size(capacity)}",
+        detail=Detail.FULL,
+    )
+    n_left = len(known) - len(kept)
+    left = f"{plural(n_left, 'run is', 'runs are')} left out of the drawing." if n_left else ""
+    note = "solid: allocated, dashed: reserved, over the events of each trace"
+    return doc.Section(
+        "Timelines", [chart, doc.Paragraph(left, detail=Detail.FULL)], note, "timelines"
+    )
+
+
+def _curves(run: model.RunSide, number: int) -> list[doc.Series]:
+    curve = run.curve
+    if curve is None:
+        return []
+    n = max(1, len(curve.allocated_bytes))
+    # A last point closes the step of the last column.
+    x = [i * curve.n_events / n for i in range(n + 1)]
+    allocated = [*curve.allocated_bytes, curve.allocated_bytes[-1]]
+    reserved = [*curve.reserved_bytes, curve.reserved_bytes[-1]]
+    label = f"{run.letter} {format_size(max(allocated))}"
+    return [
+        doc.Series(f"{run.letter} reserved", x, reserved, number=number, is_dashed=True),
+        doc.Series(f"{run.letter} allocated", x, allocated, labels=(label,), number=number),
+    ]
+
+
+def _figures(comparison: Comparison) -> doc.Section:
+    # Active memory is left out where it is allocated memory: nothing waits.
+    values = {f.id: f.values for f in comparison.figures}
+    twins = {"peak_active": "peak_allocated", "active": "allocated"}
+    figures = [f for f in comparison.figures if values.get(twins.get(f.id, "")) != f.values]
+    short = [f for f in figures if f.delta or f.id in _MAIN]
+    if len(comparison.runs) > _RUNS_ACROSS:
+        tables = [_figures_down(comparison)]
+    else:
+        tables = [
+            _figures_across(comparison, short, Detail.SHORT),
+            _figures_across(comparison, figures, Detail.FULL),
+        ]
+    return doc.Section("Figures", tables, id="figures")
+
+
+def _figures_across(
+    comparison: Comparison, figures: Sequence[model.Figure], detail: Detail
+) -> doc.Table:
+    runs = [
+        doc.Column(r.letter, partial(_value, run=i), "right") for i, r in enumerate(comparison.runs)
+    ]
+    return doc.tabled(
+        figures,
+        doc.Column("figure", "title"),
+        *runs,
+        doc.Column("change", change_text, "wrap"),
+        label="Figures of the runs",
+        detail=detail,
+    )
+
+
+def _figures_down(comparison: Comparison) -> doc.Table:
+    """Return a row a run: the figures that matter, as many as there is room for."""
+    figures = [f for f in (comparison.figure(name) for name in _MAIN) if f is not None]
+    return doc.tabled(
+        range(len(comparison.runs[:MAX_RUNS])),
+        doc.Column("run", lambda i: doc.strong(comparison.runs[i].letter)),
+        *(
+            doc.Column(f.title, partial(_value, f), "right", from_width=width)
+            for f, width in zip(figures, (0, 0, 0, 80, 100), strict=False)
+        ),
+        label="Figures of the runs",
+    )
+
+
+def _value(figure: model.Figure, run: int) -> str:
+    """Return the value of a figure in a run; a dash where it is unknown."""
+    value = figure.values[run]
+    return doc.size(value) if figure.unit == "bytes" else doc.count(value)
+
+
+def change_text(figure: model.Figure) -> str:
+    """Return how a figure changed from the first run to the last: ``+1.00 GiB (+12 %)``."""
+    delta, first = figure.delta, figure.values[0]
+    if delta is None:
+        return ""
+    if delta == 0:
+        return "="
+    shown = signed_size(delta) if figure.unit == "bytes" else f"{'+' if delta > 0 else ''}{delta:,}"
+    return _with_share(shown, delta, first or 0)
+
+
+def _with_share(shown: str, delta: int, first: int) -> str:
+    if first <= 0:
+        return shown
+    return f"{shown} ({'+' if delta > 0 else '-'}{format_share(abs(delta), first)})"
+
+
+def _growth(comparison: Comparison) -> doc.Section:
+    trend = comparison.trend
+    if trend is None:
+        return doc.Section("Growing lines", ())
+    table = doc.tabled(
+        trend.lines[:MAX_TREND_LINES],
+        doc.Column("slope", lambda t: signed_size(t.slope_bytes), "right"),
+        doc.Column("first", lambda t: format_size(t.values[0]), "right"),
+        doc.Column("last", lambda t: format_size(t.values[-1]), "right"),
+        doc.Column("line", lambda t: code(location_text(t.place)), "path"),
+        shown=_SHORT_LINES,
+        label="Growing lines",
+    )
+    blocks = (doc.Paragraph(trend.text, detail=Detail.FULL), _trend_chart(trend), table)
+    note = f"per {trend.unit}, over {plural(len(trend.values), 'run')}"
+    return doc.Section("Growing lines", blocks, note, "growth")
+
+
+def _trend_chart(trend: model.Trend) -> doc.Chart:
+    """Return the values of a series with the line that was fitted."""
+    x, values = list(trend.x), list(trend.values)
+    labels = [f"{at:g}: {format_size(v)}" for at, v in zip(x, values, strict=True)]
+    series = [doc.Series("runs", x, values, "points", labels)]
+    if trend.confidence is not None:
+        level = sorted(v - trend.slope_bytes * at for v, at in zip(values, x, strict=True))
+        middle = level[len(level) // 2]
+        ends = [max(0.0, middle + trend.slope_bytes * at) for at in (x[0], x[-1])]
+        series.append(doc.Series("fit", (x[0], x[-1]), ends, "line", number=1))
+    return doc.Chart(series, trend.text, x_ticks=x, detail=Detail.FULL)
+
+
+def _causes(comparison: Comparison) -> doc.Section:
+    items = [
+        doc.Item(c.text, (), c.confidence.value, _CONFIDENCE_STYLES.get(c.confidence, Style.DIM))
+        for c in comparison.causes
+    ]
+    return doc.Section("What did it", [doc.Listing(items)], id="causes")
+
+
+def _lines(comparison: Comparison) -> doc.Section:
+    changed = [c for c in comparison.lines if _is_shown(c)]
+    others = [c for c in comparison.lines if not _is_shown(c) and c.kind is not LineKind.SAME]
+    every = [*changed, *others]
+    short = _line_table(comparison, changed[:_SHORT_LINES], Detail.SHORT)
+    n_more = len(changed) - len(short.rows)
+    more = dim(f"{plural(n_more, 'more line')} with --full") if n_more else ""
+    parts = [
+        f"{REASON_TITLES[r.kind]} {signed_size(r.delta_bytes)}"
+        for r in comparison.reasons
+        if r.delta_bytes
+    ]
+    blocks = (
+        short,
+        doc.Paragraph(more, detail=Detail.SHORT),
+        _line_table(comparison, every, Detail.FULL),
+        doc.Paragraph(_explained(comparison)),
+        doc.Paragraph(_unseen(comparison), detail=Detail.SHORT),
+        doc.Paragraph(f"By kind: {', '.join(parts)}." if len(parts) > 1 else ""),
+    )
+    return doc.Section("Lines", blocks if every else (), BASIS_TITLES[comparison.basis], "lines")
+
+
+def _line_table(comparison: Comparison, lines: Sequence[LineChange], detail: Detail) -> doc.Table:
+    largest = max((abs(c.delta_bytes) for c in lines), default=0) or 1
+    is_full = detail is Detail.FULL
+    return doc.tabled(
+        lines[:MAX_LINES],
+        doc.Column("change", _moved, "right"),
+        doc.Column("", partial(_change_bar, largest), from_width=100),
+        doc.Column(comparison.runs[0].letter, _before, "right"),
+        doc.Column(comparison.runs[-1].letter, _after, "right"),
+        doc.Column("blocks", _blocks),
+        doc.Column("line", lambda c: code(_line_place(c)), "path"),
+        notes=_line_notes if is_full else lambda c: _line_notes(c)[: int(c.sizes is not None)],
+        n_left_out=max(0, len(lines) - MAX_LINES) + comparison.n_lines_left_out * is_full,
+        label="What each line holds in both runs",
+        detail=detail,
+    )
+
+
+def _is_shown(change: LineChange) -> bool:
+    """Return whether a line matters at the compared moment: other bytes, or other sizes."""
+    holds = change.before_bytes or change.after_bytes
+    return bool(change.delta_bytes or (change.sizes is not None and holds))
+
+
+def _moved(change: LineChange) -> doc.Content:
+    text = signed_size(change.delta_bytes) if change.delta_bytes else "="
+    return Span(text, _LINE_STYLES[change.kind])
+
+
+def _change_bar(largest: int, change: LineChange) -> doc.Gauge:
+    half = abs(change.delta_bytes) / largest / 2
+    start, end = (0.5, 0.5 + half) if change.delta_bytes > 0 else (0.5 - half, 0.5)
+    return doc.Gauge(end, start, _LINE_STYLES[change.kind])
+
+
+def _before(change: LineChange) -> str:
+    return "new" if change.kind is LineKind.NEW else format_size(change.before_bytes)
+
+
+def _after(change: LineChange) -> str:
+    return "gone" if change.kind is LineKind.GONE else format_size(change.after_bytes)
+
+
+def _line_notes(change: LineChange) -> list[doc.Content]:
+    notes: list[doc.Content] = [] if change.sizes is None else [dim(_sizes_text(change.sizes))]
+    for stack in change.stacks:
+        path = " <- ".join(f"{f.basename}:{f.line} {f.function}" for f in stack.frames[1:5])
+        moved = signed_size(stack.after_bytes - stack.before_bytes)
+        notes.append(dim(f"{moved} from {path or 'the top level'}"))
+    return notes
+
+
+def _line_place(change: LineChange) -> str:
+    """Return where a line is, and where it was: ``train.py:88 -> :93 in forward``."""
+    place = change.after or change.before
+    if place is None:
+        return NO_STACK
+    old = change.before or place
+    same_file = old.basename == place.basename
+    if same_file and old.line == place.line:
+        return str(place)
+    function = f" in {place.function}" if place.function else ""
+    now = str(replace(place, function=""))
+    if same_file:
+        return f"{replace(place, line=old.line, function='')} -> :{place.line}{function}"
+    return f"{replace(old, function='')} -> {now}{function}"
+
+
+def _blocks(change: LineChange) -> str:
+    """Return how many blocks a line holds, before and after."""
+    a, b = change.before_blocks, change.after_blocks
+    return format_count(a) if a == b else f"{format_count(a)} -> {format_count(b)}"
+
+
+def _sizes_text(change: model.SizeChange) -> str:
+    """Return how the sizes that a line asks for changed, in one clause."""
+    if change.factor is not None:
+        before, after = format_size(change.before_bytes), format_size(change.after_bytes)
+        return f"asks {change.factor:.3g}x: {before} -> {after}"
+    parts = []
+    if change.new:
+        parts.append(f"new sizes {_sizes(change.new, change.n_new)}")
+    if change.gone:
+        parts.append(f"gone {_sizes(change.gone, change.n_gone)}")
+    return "; ".join(parts)
+
+
+def _sizes(sizes: Sequence[int], total: int) -> str:
+    shown = [format_size(s) for s in sizes[:3]]
+    more = f" and {format_count(total - len(shown))} more" if total > len(shown) else ""
+    return ", ".join(shown) + more
+
+
+def _unseen(comparison: Comparison) -> str:
+    """Return how many new and gone lines hold nothing at the compared moment."""
+    idle = [c for c in comparison.lines if not _is_shown(c)]
+    n_new = sum(c.kind is LineKind.NEW for c in idle)
+    n_gone = sum(c.kind is LineKind.GONE for c in idle)
+    parts = [f"{n} {word}" for n, word in ((n_new, "new"), (n_gone, "gone")) if n]
+    lines = "line holds" if n_new + n_gone == 1 else "lines hold"
+    return f"Besides, {' and '.join(parts)} {lines} nothing at that moment." if parts else ""
+
+
+def _explained(comparison: Comparison) -> str:
+    """Return how much of the difference the lines add up to."""
+    delta, named = comparison.delta_bytes, comparison.explained_bytes
+    if delta is None or named is None or delta == 0:
+        return ""
+    said = f"Lines with a stack add up to {signed_size(named)} of {signed_size(delta)}"
+    if named == delta:
+        return f"{said}: all of it."
+    share = named / delta
+    if 0 <= share <= 1:
+        return f"{said} ({format_share(share, 1)}); the rest has no Python stack."
+    return f"{said}; what has no Python stack went the other way."
+
+
+def _settings(comparison: Comparison) -> doc.Section:
+    is_said = any(comparison.proof and comparison.proof.text in c.text for c in comparison.causes)
+    proof = "" if comparison.proof is None or is_said else comparison.proof.text
+    table = doc.tabled(
+        comparison.settings or (),
+        doc.Column("key", lambda s: code(s.key), max_width=40),
+        doc.Column(comparison.runs[0].letter, "before", "wrap"),
+        doc.Column(comparison.runs[-1].letter, "after", "wrap"),
+        label="Settings that differ",
+    )
+    return doc.Section("Settings that differ", [table, doc.Paragraph(proof)], id="settings")
+
+
+def _phases(comparison: Comparison) -> doc.Section:
+    table = doc.tabled(
+        comparison.phases,
+        doc.Column("phase", "name", max_width=32),
+        doc.Column(comparison.runs[0].letter, "before_bytes"),
+        doc.Column(comparison.runs[-1].letter, "after_bytes"),
+        doc.Column("change", _phase_change),
+        label="Phases of both runs",
+        detail=Detail.FULL,
+    )
+    note = "highest peak of each, and what is held at the peak"
+    return doc.Section("Phases", [table], note, "phases")
+
+
+def _phase_change(p: model.PhaseChange) -> str:
+    if p.before_bytes is None or p.after_bytes is None:
+        return ""
+    delta = p.after_bytes - p.before_bytes
+    return _with_share(signed_size(delta), delta, p.before_bytes) if delta else "="

@@ -1,0 +1,308 @@
+"""What ``fragdoctor estimate`` says: fits or not, where the memory goes, what would save some."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Final
+
+from fragdoctor.model.estimate import Estimate, Fit, GpuModel, Item, Phase, PhaseName
+from fragdoctor.model.workload import Workload
+from fragdoctor.report import document as doc
+from fragdoctor.report.base import RenderOptions
+from fragdoctor.report.document import Detail, Span, Style, code, dim, strong
+from fragdoctor.report.views.advice import fits_word
+from fragdoctor.units import format_count, format_share, format_size
+
+PHASES: Final[Mapping[PhaseName, str]] = {
+    PhaseName.FORWARD: "forward",
+    PhaseName.BACKWARD: "backward",
+    PhaseName.OPTIMIZER_STEP: "optimizer step",
+    PhaseName.INFERENCE: "inference",
+}
+_GPU_LEGEND: Final = (
+    "total: about what PyTorch's out-of-memory messages commonly print for this GPU; drivers "
+    "differ by some 0.2 GiB, and none was measured here. usable: less the CUDA context of one "
+    "process, estimated. Any size is accepted too: --gpu 24GiB."
+)
+
+
+def document(
+    estimate: Estimate,
+    options: RenderOptions,  # noqa: ARG001 - a view
+    *,
+    explain: bool = False,
+) -> doc.ReportDocument:
+    """Return an estimate; ``explain`` puts the formulas into the short report as well."""
+    tone = Style.STRONG
+    if estimate.fits:
+        tone = Style.GOOD if estimate.fits[0].fits else Style.BAD
+    answer = summary(estimate)
+    return doc.ReportDocument(
+        title="Will it fit",
+        headline=Span(answer, tone),
+        brief=[answer],
+        lead=[doc.Paragraph(_workload_text(estimate))],
+        sections=[
+            _at_the_peak(estimate),
+            _lines(estimate),
+            _phases(estimate),
+            _fits(estimate),
+            _savings(estimate),
+            *_formulas(estimate, Detail.USUAL if explain else Detail.FULL),
+            _notes(estimate, explain=explain),
+        ],
+        tone=tone,
+    )
+
+
+def gpus_document(gpus: Sequence[GpuModel], options: RenderOptions) -> doc.ReportDocument:  # noqa: ARG001 - a view
+    """Return the table of known GPUs."""
+    table = doc.tabled(
+        gpus,
+        doc.Column("--gpu", "name"),
+        doc.Column("total", "total_bytes"),
+        doc.Column("usable", "usable_bytes"),
+        doc.Column("what", "title", "wrap"),
+        label="Known GPUs",
+    )
+    return doc.ReportDocument(
+        title="Known GPUs",
+        headline=[strong("Known GPUs"), dim("  memory as CUDA reports it")],
+        brief=[gpu.name for gpu in gpus],
+        sections=[],
+        lead=[table, doc.Paragraph(dim(_GPU_LEGEND))],
+    )
+
+
+def summary(estimate: Estimate) -> str:
+    """Return the answer in one sentence or two."""
+    footprint = estimate.footprint
+    needs = (
+        f"Needs {format_size(footprint.reserved_bytes)} on a GPU, CUDA context not counted; "
+        f"the peak is in the {PHASES[footprint.peak.name]}."
+    )
+    if not estimate.fits:
+        return needs
+    return " ".join(_one(estimate, fit) for fit in estimate.fits)
+
+
+def _one(estimate: Estimate, fit: Fit) -> str:
+    usable = format_size(fit.gpu.usable_bytes)
+    reserved = format_size(estimate.footprint.reserved_bytes)
+    of = f"{reserved} of {usable} usable"
+    if fit.fits:
+        return f"Fits on {fit.gpu.name} with {format_size(fit.margin_bytes)} to spare: {of}."
+    short = format_size(-fit.margin_bytes)
+    return f"Does not fit on {fit.gpu.name}: {short} short, {of}.{_way_out(estimate, fit)}"
+
+
+def _way_out(estimate: Estimate, fit: Fit) -> str:
+    batch = fit.largest_batch
+    if batch and batch < estimate.workload.batch:
+        return f" Batch {format_count(batch)} would fit."
+    if batch == 0 and fit is estimate.fits[0]:
+        fitting = [s for s in estimate.savings if s.fits]
+        if fitting:
+            return f" What would: {fitting[-1].title}."
+        return " Not even batch 1 fits." if not estimate.workload.inference else ""
+    return ""
+
+
+def _workload_text(estimate: Estimate) -> str:
+    """Return what was asked about, in one line or two."""
+    w, footprint = estimate.workload, estimate.footprint
+    parts = [f"{w.shape.name}, {_parameters(footprint.n_parameters)} parameters", w.dtype]
+    if w.inference:
+        parts.append(f"inference of {w.batch} x {format_count(w.seq + w.new_tokens)} tokens")
+    else:
+        if w.seq:
+            parts.append(f"batch {w.batch} x {format_count(w.seq)} tokens")
+        parts += _training(w, footprint.n_trainable)
+    return ", ".join(parts) + "."
+
+
+def _training(w: Workload, n_trainable: int) -> list[str]:
+    parts = [w.optimizer]
+    if w.master_weights:
+        parts.append("fp32 master weights")
+    if w.lora_rank:
+        parts.append(f"LoRA rank {w.lora_rank} ({_parameters(n_trainable)} trained)")
+    if w.checkpointing != "none":
+        parts.append(f"checkpointing {w.checkpointing}")
+    if w.zero_stage:
+        parts.append(f"ZeRO-{w.zero_stage} on {w.world_size} GPUs")
+    if w.grad_accumulation > 1:
+        parts.append(f"{w.grad_accumulation} passes a step")
+    if w.attention.value != "sdpa":
+        parts.append(f"{w.attention.value} attention")
+    return parts
+
+
+def _parameters(n: int) -> str:
+    """Return a parameter count for people: ``6.74B``."""
+    for factor, unit in ((10**12, "T"), (10**9, "B"), (10**6, "M"), (10**3, "K")):
+        if n >= factor:
+            return f"{n / factor:.3g}{unit}" if n < 100 * factor else f"{n / factor:.0f}{unit}"
+    return str(n)
+
+
+def _batch(batch: int | None) -> str:
+    """Return a largest batch for a table."""
+    return "-" if batch is None else "none" if batch == 0 else format_count(batch)
+
+
+def _at_the_peak(estimate: Estimate) -> doc.Section:
+    footprint = estimate.footprint
+    peak = footprint.peak
+    titles = {item.id: item.title for item in footprint.items}
+    rows: list[tuple[doc.Content, int, str]] = [
+        (titles.get(s.item, s.item), s.n_bytes, format_share(s.n_bytes, peak.n_bytes))
+        for s in sorted(peak.shares, key=lambda s: -s.n_bytes)
+    ]
+    overhead = footprint.reserved_bytes - peak.n_bytes
+    rows += [
+        (strong("Allocated"), peak.n_bytes, ""),
+        ("Allocator: rounding, segments, cache", overhead, ""),
+        (strong("Reserved"), footprint.reserved_bytes, ""),
+    ]
+    if estimate.fits:
+        gpu = estimate.fits[0].gpu
+        needed = footprint.reserved_bytes + gpu.context_bytes
+        rows.append((f"CUDA context, about ({gpu.name})", gpu.context_bytes, ""))
+        rows.append((strong("Needed on the GPU"), needed, ""))
+    table = doc.tabled(
+        rows,
+        doc.Column("item", lambda row: row[0], "wrap"),
+        doc.Column("bytes", lambda row: format_size(row[1]), "right"),
+        doc.Column("share", lambda row: row[2], "right"),
+        label="At the peak",
+    )
+    note = f"{PHASES[peak.name]}: {peak.moment}" if peak.moment else ""
+    return doc.Section("At the peak", [table], note, "peak")
+
+
+def _lines(estimate: Estimate) -> doc.Section:
+    """Return which lines of the user's code hold most at the peak; known from a trace only."""
+    titles = {item.id: item.title for item in estimate.footprint.items}
+    table = doc.tabled(
+        estimate.footprint.lines,
+        doc.Column("", "n_bytes", "right"),
+        doc.Column("", lambda x: code(f"{x.filename}:{x.line} in {x.function}"), "path"),
+        doc.Column("", lambda x: titles.get(x.item, x.item)),
+        label="Lines at the peak",
+    )
+    return doc.Section("Your lines that hold most at the peak", [table], id="lines")
+
+
+def _phases(estimate: Estimate) -> doc.Section:
+    footprint = estimate.footprint
+
+    def moment(phase: Phase) -> doc.Content:
+        return [phase.moment, strong("  the peak")] if phase is footprint.peak else phase.moment
+
+    table = doc.tabled(
+        footprint.phases if len(footprint.phases) > 1 else (),
+        doc.Column("", lambda phase: PHASES[phase.name]),
+        doc.Column("", lambda phase: format_size(phase.n_bytes), "right"),
+        doc.Column("", moment, "wrap"),
+        label="Peak of each phase",
+    )
+    return doc.Section("Peak of each phase", [table], id="phases")
+
+
+def _batch_at(length: int, fit: Fit) -> str:
+    return _batch(dict(fit.other_lengths).get(length))
+
+
+def _fits(estimate: Estimate) -> doc.Section:
+    if not estimate.fits:
+        return doc.Section("Will it fit", ())
+    seq = estimate.workload.seq
+    lengths = [
+        doc.Column(
+            f"at {format_count(n)}",
+            partial(_batch_at, n),
+            "right",
+            from_width=80 if i < 2 else 100,
+        )
+        for i, (n, _) in enumerate(estimate.fits[0].other_lengths)
+    ]
+    table = doc.tabled(
+        estimate.fits,
+        doc.Column("gpu", lambda fit: fit.gpu.name),
+        doc.Column("usable", lambda fit: format_size(fit.gpu.usable_bytes), "right"),
+        doc.Column("fits", lambda fit: fits_word(fit.fits)),
+        doc.Column("to spare", "margin_bytes"),
+        doc.Column(f"batch at {format_count(seq)}" if seq else "batch",
+                   lambda fit: _batch(fit.largest_batch), "right"),
+        *lengths,
+        label="Will it fit",
+    )  # fmt: skip
+    legend = "batch: the largest that fits, in sequences a pass on one GPU, to within 2 %."
+    return doc.Section("Will it fit", [table, doc.Paragraph(dim(legend))], id="fits")
+
+
+def _savings(estimate: Estimate) -> doc.Section:
+    fits = doc.Column("fits", lambda s: fits_word(s.fits))
+    table = doc.tabled(
+        [s for s in estimate.savings if s.saved_bytes > 0],
+        doc.Column("saves", "saved_bytes"),
+        doc.Column("peak", "peak_bytes"),
+        *([fits] if estimate.fits else []),
+        doc.Column("measure", "title", "wrap"),
+        notes=lambda s: [dim(f"{s.option}: {s.cost}")],
+        label="What would save memory",
+    )
+    idle = ", ".join(s.title for s in estimate.savings if s.saved_bytes <= 0)
+    rest = doc.Paragraph(dim(f"No lower peak from: {idle}.") if idle else "")
+    return doc.Section("What would save memory", [table, rest], "each alone", "savings")
+
+
+def _formulas(estimate: Estimate, detail: Detail) -> list[doc.Section]:
+    entries = [_formula(item, detail) for item in estimate.footprint.items]
+    layer = estimate.footprint.layer
+    table = doc.tabled(
+        layer,
+        doc.Column("operation", "operation", "wrap"),
+        doc.Column("keeps", "what", "wrap"),
+        doc.Column("formula", "formula"),
+        doc.Column("bytes", lambda kept: format_size(kept.n_bytes), "right"),
+        label="One layer",
+        detail=detail,
+    )
+    total = f"One layer: {format_size(sum(kept.n_bytes for kept in layer))}." if layer else ""
+    symbols = doc.Paragraph(dim(_symbols(estimate.workload)), detail=detail)
+    title = "What one layer keeps for its backward"
+    kept = [table, doc.Paragraph(strong(total) if total else "", detail=detail)]
+    counted = doc.Listing(entries, detail=detail)
+    return [
+        doc.Section("How it was counted", [counted, symbols], id="formulas"),
+        doc.Section(title, kept, "by operation", "layer"),
+    ]
+
+
+def _formula(item: Item, detail: Detail) -> doc.Item:
+    lines = (item.formula, f"= {item.numbers}" if item.numbers else "", item.note)
+    blocks = [doc.Paragraph(text, detail=detail) for text in lines if text]
+    blocks.append(doc.Paragraph(dim(f"{item.sureness.value}; {item.source}"), detail=detail))
+    return doc.Item([strong(item.title), f"  at most {format_size(item.n_bytes)}"], blocks)
+
+
+def _symbols(workload: Workload) -> str:
+    shape = workload.shape
+    return (
+        f"P parameters; B batch {workload.batch}; S tokens {workload.seq}; L layers "
+        f"{shape.n_layers}; H hidden size {shape.hidden}; Q and K width of all query and of all "
+        f"key heads {shape.n_heads * shape.head_dim} and {shape.n_kv_heads * shape.head_dim}; "
+        f"F feed-forward width {shape.ffn}; a heads {shape.n_heads}; V vocabulary {shape.vocab}; "
+        f"n layers in a checkpointed segment; N GPUs {workload.world_size}."
+    )
+
+
+def _notes(estimate: Estimate, *, explain: bool) -> doc.Section:
+    notes = [*estimate.footprint.notes, *([estimate.error] if estimate.error else [])]
+    more = "" if explain else dim("Formulas and sources: --explain.")
+    return doc.Section(
+        "Notes", [doc.Bullets(notes), doc.Paragraph(more, detail=Detail.SHORT)], id="notes"
+    )

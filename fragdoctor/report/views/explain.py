@@ -1,0 +1,183 @@
+"""What ``fragdoctor explain`` says: the rules and the terms, or one of them."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+from fragdoctor.errors import ConfigError
+from fragdoctor.model.finding import Severity
+from fragdoctor.report import document as doc
+from fragdoctor.report.base import RenderOptions
+from fragdoctor.report.document import Span, Style, code, dim, strong
+from fragdoctor.report.glossary import Term, terms
+from fragdoctor.report.words import SEVERITY_STYLES
+from fragdoctor.rules.base import HEADINGS, Rule
+from fragdoctor.rules.registry import RULES
+
+THEMES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "FD1": "Fragmentation",
+        "FD2": "Capacity and peaks",
+        "FD3": "Settings",
+        "FD4": "Leaks and growth",
+        "FD5": "Ranks and processes",
+        "FD9": "Quality of the input",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RuleText:
+    """What a rule says about itself; ``text`` is its documentation."""
+
+    code: str
+    name: str
+    summary: str
+    severity: Severity
+    since: str
+    status: str
+    text: str
+
+    @classmethod
+    def of(cls, rule: Rule) -> RuleText:
+        """Return the text of a rule."""
+        facts = (rule.code, rule.name, rule.summary, rule.severity, rule.since, rule.status)
+        return cls(*facts, inspect.getdoc(rule) or "")
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """What is explained: one rule, one term, or all of them."""
+
+    rules: Sequence[RuleText] = ()
+    terms: Sequence[Term] = ()
+
+
+def find(word: str | None) -> Explanation:
+    """Return what a code, a rule's name or a term stands for; everything for None.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    rules = [RuleText.of(rule) for rule in RULES]
+    if word is None:
+        return Explanation(rules, terms())
+    name = " ".join(word.split()).lower()
+    for rule in rules:
+        if name in (rule.code.lower(), rule.name, rule.name.replace("-", " ")):
+            return Explanation(rules=[rule])
+    for term in terms():
+        if name in {n.lower() for n in (term.name, *term.also)}:
+            return Explanation(terms=[term])
+    names = [n.lower() for rule in rules for n in (rule.code, rule.name)]
+    names += [n.lower() for term in terms() for n in (term.name, *term.also)]
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    hint = (
+        f"Did you mean {near[0].upper() if near[0][-1:].isdigit() else near[0]}? " if near else ""
+    )
+    raise ConfigError(
+        f"There is no rule and no term {word}.",
+        hint=f"{hint}The list of both: fragdoctor explain",
+    )
+
+
+def document(explanation: Explanation, options: RenderOptions) -> doc.ReportDocument:  # noqa: ARG001 - a view
+    """Return the text of one rule or term, or the list of all."""
+    if len(explanation.rules) + len(explanation.terms) > 1:
+        return _everything(explanation)
+    if explanation.rules:
+        return _rule(explanation.rules[0])
+    return _term(explanation.terms[0])
+
+
+def _everything(explanation: Explanation) -> doc.ReportDocument:
+    listed = sorted(explanation.rules, key=lambda rule: rule.code)
+    sections = []
+    for prefix in sorted({rule.code[:3] for rule in listed}):
+        title = THEMES.get(prefix, prefix)
+        table = doc.tabled(
+            [rule for rule in listed if rule.code.startswith(prefix)],
+            doc.Column("", lambda r: Span(r.code, SEVERITY_STYLES[r.severity])),
+            doc.Column("", "name", max_width=32),
+            doc.Column("", "summary", "wrap", style=Style.DIM),
+            label=title,
+        )
+        sections.append(doc.Section(title, [table], f"{prefix}xx", prefix))
+    glossary = doc.tabled(
+        sorted(explanation.terms, key=lambda t: t.name.lower()),
+        doc.Column("", "name", max_width=28),
+        doc.Column("", "short", "wrap", style=Style.DIM),
+        label="Terms",
+    )
+    return doc.ReportDocument(
+        title="Rules and terms",
+        headline=[strong("Rules and terms"), dim("  fragdoctor explain CODE or TERM says more")],
+        brief=[*(rule.code for rule in listed), *(term.name for term in explanation.terms)],
+        sections=[*sections, doc.Section("Terms", [glossary], id="terms")],
+    )
+
+
+def _term(term: Term) -> doc.ReportDocument:
+    also = f"  also {', '.join(term.also)}" if term.also else ""
+    see = f"See also: {', '.join(term.see)}." if term.see else ""
+    blocks = (*_blocks(term.text), doc.Paragraph(dim(see) if see else ""))
+    return doc.ReportDocument(
+        title=term.name,
+        headline=[strong(term.name), dim(also)],
+        brief=[f"{term.name}: {term.short}"],
+        lead=[doc.Paragraph(_inline(term.short))],
+        sections=[doc.Section("", blocks)],
+    )
+
+
+def _rule(rule: RuleText) -> doc.ReportDocument:
+    facts = f"severity {rule.severity.name.lower()}, {rule.status}, since {rule.since}"
+    lead: list[doc.Block] = [doc.Paragraph(dim(facts))]
+    sections: list[doc.Section] = []
+    for text in rule.text.strip().split("\n\n"):
+        heading = next((h for h in HEADINGS if text.startswith(h)), "")
+        blocks = _blocks(text[len(heading) :])
+        if heading:
+            sections.append(doc.Section(heading.rstrip("."), blocks))
+        elif sections:
+            sections[-1] = doc.Section(sections[-1].title, (*sections[-1].blocks, *blocks))
+        else:
+            lead += blocks
+    title = f"{rule.code} {rule.name}"
+    brief = [f"{title}: {rule.summary}"]
+    return doc.ReportDocument(title, strong(title), brief, sections, lead)
+
+
+def _blocks(text: str) -> list[doc.Block]:
+    """Return prose as blocks: lists as lists, indented lines as they stand."""
+    blocks: list[doc.Block] = []
+    for part in text.strip("\n").split("\n\n"):
+        folded = ""
+        for line in (*part.splitlines(), ""):
+            starts = line.startswith("    ") or line.lstrip().startswith(("- ", "* ")) or not line
+            if starts and folded:
+                blocks.append(_prose(folded))
+                folded = ""
+            if line.startswith("    "):
+                blocks.append(doc.Code([line.strip()]))
+            else:
+                folded = f"{folded} {line.strip()}".strip()
+    return blocks
+
+
+def _prose(text: str) -> doc.Block:
+    if text.startswith(("- ", "* ")):
+        return doc.Bullets([_inline(text[2:])])
+    return doc.Paragraph(_inline(text))
+
+
+def _inline(text: str) -> doc.Content:
+    """Return prose with what stands in backticks as code, without the stars of emphasis."""
+    parts = re.split(r"`+", re.sub(r"(?<!\w)\*(\w[^*]*)\*", r"\1", text))
+    return [code(part) if i % 2 else part for i, part in enumerate(parts) if part]

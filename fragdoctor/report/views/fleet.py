@@ -1,0 +1,328 @@
+"""What ``fragdoctor analyze`` says of a job: groups of ranks, odd ranks, advice, the table.
+
+A thousand ranks must not flood a terminal: the short report has the table for a few ranks alone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from fragdoctor.model.finding import Location
+from fragdoctor.model.fleet import (
+    FleetReport,
+    OddRank,
+    RankAdvice,
+    RankGroup,
+    RankRow,
+    RankSummary,
+    Skew,
+    SourceLine,
+)
+from fragdoctor.report import document as doc
+from fragdoctor.report.base import RenderOptions
+from fragdoctor.report.document import Detail, Span, Style, code, dim, location_text, strong
+from fragdoctor.report.views.advice import command
+from fragdoctor.report.words import CAUSE_TITLES, METHOD_TITLES, cause_style
+from fragdoctor.units import format_count, format_size, plural
+
+MAX_TABLE: Final = 16
+"""Ranks whose table stands in the short report too."""
+
+MAX_ROWS: Final = 5000
+"""Rows of the table: beyond, nobody reads them; JSON has them all."""
+
+_SHORT_GROUPS: Final = 8
+_SHORT_ODD: Final = 6
+_SHORT_UNREAD: Final = 5
+_SHORT_DIFFERENCES: Final = 5
+_MAX_GROUPS: Final = 50
+_SKEW_TITLES: Final = {
+    "peak_allocated_bytes": "peak allocated",
+    "peak_reserved_bytes": "peak reserved",
+    "pinned_free_bytes": "pinned",
+    "alloc_retries": "retries",
+}
+_MAX_LABEL: Final = 24
+_NUMBERED: Final = re.compile(r"rank (\d+)")
+
+
+def document(report: FleetReport, options: RenderOptions) -> doc.ReportDocument:  # noqa: ARG001 - a view
+    """Return what is concluded of the ranks of a job."""
+    tone = cause_style(report.verdict.cause)
+    return doc.ReportDocument(
+        title=title(report),
+        headline=[Span(title(report), tone), dim(f"  {counts(report)}")],
+        brief=[verdict_line(report)],
+        lead=[doc.Paragraph(report.verdict.summary)],
+        sections=[
+            _advice(report),
+            _skew(report),
+            _groups(report),
+            _odd(report),
+            _table(report),
+            _unread(report),
+            doc.Section("Notes", [doc.Bullets(list(report.notes))], id="notes"),
+        ],
+        tone=tone,
+        kicker=counts(report),
+    )
+
+
+def title(report: FleetReport) -> str:
+    """Return the verdict of the job in a few words."""
+    verdict = report.verdict
+    cause = CAUSE_TITLES[verdict.cause]
+    n_odd = len(verdict.odd)
+    if n_odd == 1 and len(verdict.odd[0]) <= _MAX_LABEL:
+        return f"{cause}; {verdict.odd[0]} is odd"
+    if n_odd:
+        return f"{cause}; {plural(n_odd, 'rank')} {'is' if n_odd == 1 else 'are'} odd"
+    return cause
+
+
+def verdict_line(report: FleetReport) -> str:
+    """Return the verdict in one line: what ``--quiet`` prints."""
+    return f"{CAUSE_TITLES[report.verdict.cause]}, {counts(report)}: {report.verdict.summary}"
+
+
+def counts(report: FleetReport) -> str:
+    """Return the ranks in numbers: how many, how many failed, how many could not be read."""
+    v = report.verdict
+    parts = [plural(v.n_ranks, "rank")]
+    if v.n_failed:
+        parts.append(f"{format_count(v.n_failed)} out of memory")
+    if v.n_read < v.n_ranks:
+        parts.append(f"{format_count(v.n_ranks - v.n_read)} unread")
+    return ", ".join(parts)
+
+
+def line_text(line: SourceLine) -> str:
+    """Return a line of the program as other reports write it."""
+    place = Location(line.filename, line.line, line.function) if line.filename else None
+    return location_text(place)
+
+
+def _advice(report: FleetReport) -> doc.Section:
+    items = [
+        doc.Item(
+            strong(one.advice.title),
+            (
+                doc.Code([command(one.advice.setting)]),
+                doc.Paragraph(code(one.advice.change) if one.advice.change else ""),
+                doc.Paragraph(dim(f"for {whom_text(one.labels)}; {one.proof}")),
+            ),
+        )
+        for one in advice_of(report)
+    ]
+    listing = doc.Listing(items, _SHORT_DIFFERENCES)
+    return doc.Section("What to do", [listing], "tested on one rank of each group", "advice")
+
+
+def _skew(report: FleetReport) -> doc.Section:
+    table = doc.tabled(
+        report.skew if report.verdict.n_read > 1 else (),
+        doc.Column("", lambda s: _SKEW_TITLES.get(s.name, s.name)),
+        doc.Column("median", lambda s: doc.written(s.median, s.name), "right"),
+        doc.Column("highest", lambda s: doc.written(s.maximum, s.name), "right"),
+        doc.Column("ratio", lambda s: f"{s.over_median:.2f}" if s.over_median else "-", "right"),
+        doc.Column("of", _skewed, max_width=28),
+        label="Skew",
+    )
+    return doc.Section("Skew", [table], "how evenly the ranks share the memory", "skew")
+
+
+def _skewed(skew: Skew) -> str:
+    more = f" and {format_count(skew.n_highest - 1)} more" if skew.n_highest > 1 else ""
+    return "all the same" if skew.minimum == skew.maximum else f"{skew.label}{more}"
+
+
+def _groups(report: FleetReport) -> doc.Section:
+    highest = _highest(report)
+    table = doc.tabled(
+        report.groups[:_MAX_GROUPS],
+        doc.Column("", lambda g: Span(g.id, Style.WARN if g.is_odd else Style.STRONG)),
+        doc.Column("ranks", lambda g: format_count(len(g.paths)), "right"),
+        doc.Column("peak", peaks_text, max_width=26),
+        doc.Column("", lambda g: doc.Gauge((g.median_peak_bytes or 0) / highest), from_width=100),
+        doc.Column("verdict", lambda g: CAUSE_TITLES[g.cause], max_width=24),
+        doc.Column("which", _which, "list"),
+        notes=_group_notes,
+        style=lambda g: Style.WARN if g.is_odd else None,
+        shown=_SHORT_GROUPS,
+        n_left_out=max(0, len(report.groups) - _MAX_GROUPS),
+        label="Groups of ranks",
+    )
+    note = "ranks that are alike: verdict, settings, and what holds memory"
+    return doc.Section("Groups", [table], note, "groups")
+
+
+def _highest(report: FleetReport) -> int:
+    return max((row.rank.peak_bytes or 0 for row in report.rows), default=0) or 1
+
+
+def _which(group: RankGroup) -> doc.Content:
+    return [members_text(group.labels), *([dim("  odd")] if group.is_odd else [])]
+
+
+def _group_notes(group: RankGroup) -> list[doc.Content]:
+    if group.reference and group.differences:
+        differences = "; ".join(d.text for d in group.differences[:2])
+        return [dim(f"against group {group.reference}: {differences}")]
+    held = ", ".join(f"{format_size(h.n_bytes)} {line_text(h)}" for h in group.holders[:2])
+    return [dim(f"most: {held}")] if held else []
+
+
+def _odd(report: FleetReport) -> doc.Section:
+    rows = {row.rank.path: row for row in report.rows}
+    items = [_odd_rank(odd, rows[odd.path]) for odd in report.odd[:_MAX_GROUPS]]
+    n_more = len(report.odd) - len(items)
+    more = f"{format_count(n_more)} more with --format json" if n_more else ""
+    blocks = (
+        doc.Listing(items, _SHORT_ODD, is_airy=True),
+        doc.Paragraph(more, detail=Detail.FULL),
+    )
+    return doc.Section("Odd ranks", blocks, "and what sets them apart, the weightiest first", "odd")
+
+
+def _odd_rank(odd: OddRank, row: RankRow) -> doc.Item:
+    rank = row.rank
+    against = f"  against group {odd.reference}" if odd.reference else ""
+    peak = f"  {rank_title(rank)}, peak {doc.size(rank.peak_bytes)}"
+    lines = [d.text for d in odd.differences[:_SHORT_DIFFERENCES]]
+    if rank.has_failed and rank.summary:
+        lines.append(rank.summary)
+    blocks = (doc.Bullets(lines), doc.Facts([("file", code(rank.path))]))
+    return doc.Item([strong(odd.label), peak, dim(against)], blocks)
+
+
+def _table(report: FleetReport) -> doc.Section:
+    rows = list(report.rows)
+    if len(rows) > MAX_ROWS:
+        rows.sort(key=lambda row: not (row.is_odd or not row.rank.is_read))
+    highest = _highest(report)
+    is_short = len(rows) <= MAX_TABLE
+    table = doc.tabled(
+        rows[:MAX_ROWS],
+        doc.Column("", lambda row: row.label, "path", max_width=28),
+        doc.Column("group", "group"),
+        doc.Column("verdict", lambda row: rank_title(row.rank), max_width=24),
+        doc.Column("peak", lambda row: doc.size(row.rank.peak_bytes), "right"),
+        doc.Column("", lambda r: doc.Gauge((r.rank.peak_bytes or 0) / highest), from_width=100),
+        doc.Column("reserved", partial(_figure, "peak_reserved_bytes"), "right", from_width=100),
+        doc.Column("pinned", partial(_figure, "pinned_free_bytes"), "right"),
+        doc.Column("retries", partial(_figure, "alloc_retries"), "right"),
+        style=lambda row: Style.WARN if row.is_odd else None,
+        n_left_out=max(0, len(rows) - MAX_ROWS),
+        label="Ranks",
+        detail=Detail.USUAL if is_short else Detail.FULL,
+    )
+    text = "" if is_short else dim(f"All {format_count(len(rows))} ranks one by one: --full")
+    return doc.Section("Ranks", [table, doc.Paragraph(text, detail=Detail.SHORT)], id="ranks")
+
+
+def _figure(name: str, row: RankRow) -> doc.Content:
+    return doc.written(figure(row.rank, name), name)
+
+
+def _unread(report: FleetReport) -> doc.Section:
+    unread = [row for row in report.rows if not row.rank.is_read]
+    table = doc.tabled(
+        unread,
+        doc.Column("", lambda row: row.label, "path", max_width=28),
+        doc.Column("", lambda row: row.rank.error, "wrap"),
+        shown=_SHORT_UNREAD,
+        label="Not read",
+    )
+    return doc.Section("Not read", [table], plural(len(unread), "rank"), "unread")
+
+
+def members_text(labels: Sequence[str], limit: int = 12) -> str:
+    """Return labels with runs of ranks joined: ``0-4, 6, 7``; at most ``limit`` runs."""
+    numbers, names = [], []
+    for label in labels:
+        match = _NUMBERED.fullmatch(label)
+        if match:
+            numbers.append(int(match.group(1)))
+        else:
+            names.append(label)
+    parts = [*_runs(sorted(numbers)), *names]
+    if len(parts) > limit:
+        parts = [*parts[:limit], f"{format_count(len(parts) - limit)} more"]
+    return ", ".join(parts)
+
+
+def whom_text(labels: Sequence[str]) -> str:
+    """Return for whom something is: ``rank 5``, or ``ranks 0-3``."""
+    if len(labels) == 1:
+        return labels[0]
+    lead = "ranks " if all(_NUMBERED.fullmatch(label) for label in labels) else ""
+    return f"{lead}{members_text(labels)}"
+
+
+def _runs(numbers: Sequence[int]) -> list[str]:
+    runs: list[list[int]] = []
+    for n in numbers:
+        if runs and n == runs[-1][-1] + 1:
+            runs[-1].append(n)
+        else:
+            runs.append([n])
+    return [
+        f"{run[0]}-{run[-1]}" if len(run) > 2 else ", ".join(str(n) for n in run) for run in runs
+    ]
+
+
+def peaks_text(group: RankGroup) -> str:
+    """Return the peak of a group; its range where it is wide."""
+    low, high = group.min_peak_bytes, group.max_peak_bytes
+    if low is None or high is None:
+        return "-"
+    if high - low <= 0.01 * high:
+        return doc.size(group.median_peak_bytes)
+    return f"{format_size(low)} to {format_size(high)}"
+
+
+def rank_title(rank: RankSummary) -> str:
+    """Return the verdict of one rank in a few words."""
+    return CAUSE_TITLES[rank.cause] if rank.is_read else "Not read"
+
+
+def figure(rank: RankSummary, name: str) -> int | None:
+    """Return one of the device figures of a rank."""
+    value: int | None = None if rank.figures is None else getattr(rank.figures, name)
+    return value
+
+
+@dataclass(frozen=True, slots=True)
+class GroupAdvice:
+    """One piece of advice, and for whom it is."""
+
+    advice: RankAdvice
+    labels: tuple[str, ...]
+    proof: str
+
+
+def advice_of(report: FleetReport) -> list[GroupAdvice]:
+    """Return what to do, each advice once: for ranks that are not well, the failing first."""
+    found: dict[tuple[str, str, str, str], GroupAdvice] = {}
+    unwell = [g for g in report.groups if g.n_failed or g.cause not in ("healthy", "not_memory")]
+    for g in sorted(unwell, key=lambda g: not g.n_failed):
+        a = g.advice
+        if a is None:
+            continue
+        key = (a.title, a.setting, a.change, _proof(a))
+        known = found.get(key)
+        labels = (*(known.labels if known else ()), *g.labels)
+        found[key] = GroupAdvice(a, labels, _proof(a))
+    return list(found.values())
+
+
+def _proof(advice: RankAdvice) -> str:
+    method = METHOD_TITLES.get(advice.method, "")
+    if not method:
+        return "not tested"
+    outcome = "" if advice.fits is None else "fits" if advice.fits else "still runs out of memory"
+    return f"{outcome}, {method}" if outcome else method

@@ -1,0 +1,170 @@
+"""Who holds the memory: lines of the program, pins, segments."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Final
+
+from fragdoctor.model.diagnosis import Cause, Diagnosis, HolderReport, RunState, SegmentReport
+from fragdoctor.model.finding import Location
+from fragdoctor.report import document as doc
+from fragdoctor.report.document import Detail, Style, dim, location_text
+from fragdoctor.report.views.memory import graphic
+from fragdoctor.report.words import shown_first
+from fragdoctor.trace.code_owners import USER, classify_file
+from fragdoctor.units import format_count, format_size, plural
+
+_MAX_HOLDERS: Final = 3
+_MAX_SEGMENTS: Final = 5
+_MAX_PIN_LINES: Final = 6
+
+# Less pinned memory than this share of the reserved is not what the reader came for.
+_MIN_PINNED_SHARE: Final = 0.1
+# Of the worst segment's pinned memory: a row with less only distracts.
+_MIN_ROW_SHARE: Final = 0.05
+
+
+def short_holders(diagnosis: Diagnosis) -> doc.Section:
+    """Return the lines that hold most memory, and what they pin: three at most."""
+    failed = diagnosis.verdict.state is RunState.FAILED
+    device = diagnosis.verdict.device
+
+    def held(holder: HolderReport) -> int:
+        return holder.now_bytes if failed else holder.peak_bytes or holder.now_bytes
+
+    mine = [h for h in diagnosis.holders if device in (None, h.device) and held(h)]
+    top = sorted(mine, key=held, reverse=True)[:_MAX_HOLDERS]
+    pinned: dict[Location | None, int] = {}
+    for pin in diagnosis.pins:
+        if device in (None, pin.device):
+            pinned[pin.location] = pinned.get(pin.location, 0) + pin.pinned_bytes
+    shows_pins = diagnosis.verdict.cause is Cause.FRAGMENTATION and any(pinned.values())
+    pins = doc.Column("pins", lambda h: format_size(pinned.get(h.location, 0)), "right")
+    table = doc.tabled(
+        top,
+        doc.Column("bytes", lambda h: doc.strong(format_size(held(h))), "right"),
+        *([pins] if shows_pins else []),
+        doc.Column("line", "location"),
+        detail=Detail.SHORT,
+    )
+    has_peak = any(h.peak_bytes is not None for h in top)
+    when = "when it failed" if failed else "at the peak" if has_peak else "now"
+    more = "; pins: the free memory held back" if shows_pins else ""
+    return doc.Section("Largest holders", [table], f"live {when}{more}")
+
+
+def _gpu_column(diagnosis: Diagnosis) -> list[doc.Column]:
+    several = len([d for d in diagnosis.devices if d.reserved_bytes]) > 1
+    return [doc.Column("GPU", "device")] if several else []
+
+
+def pins_section(diagnosis: Diagnosis) -> doc.Section:
+    """Return the live blocks that keep free memory in their segments, worst first."""
+    order = shown_first(diagnosis, [p.device for p in diagnosis.pins])
+    pins = [p for p in diagnosis.pins if p.pinned_bytes]
+    table = doc.tabled(
+        sorted(pins, key=lambda p: order.index(p.device)),
+        *_gpu_column(diagnosis),
+        doc.Column("frees", "pinned_bytes", style=Style.STRONG),
+        doc.Column("blocks", "n_blocks"),
+        doc.Column("size", "block_bytes"),
+        doc.Column("age in events", "age_events", from_width=80),
+        doc.Column("allocated at", "location"),
+        notes=lambda p: stack_lines(p.stack, p.location),
+        label="Pins",
+        detail=Detail.FULL,
+    )
+    blocks: list[doc.Block] = [table]
+    if n_shared := len(diagnosis.pins) - len(pins):
+        shared = plural(n_shared, "further group shares", "further groups share")
+        text = f"{shared} segments with others: freeing one of them alone returns nothing."
+        blocks.append(doc.Paragraph(dim(text), detail=Detail.FULL))
+    return doc.Section("Pins", blocks, "live blocks that keep free memory from being used", "pins")
+
+
+def holders_section(diagnosis: Diagnosis) -> doc.Section:
+    """Return live memory by source line, now and at the peak."""
+    order = shown_first(diagnosis, [h.device for h in diagnosis.holders])
+    table = doc.tabled(
+        sorted(diagnosis.holders, key=lambda h: order.index(h.device)),
+        *_gpu_column(diagnosis),
+        doc.Column("now", "now_bytes", style=Style.STRONG),
+        doc.Column("at peak", "peak_bytes"),
+        doc.Column("blocks", "n_blocks"),
+        doc.Column("allocated at", "location"),
+        notes=lambda h: stack_lines(h.stack, h.location),
+        label="Holders by source line",
+        detail=Detail.FULL,
+    )
+    icicle = graphic(diagnosis, "icicle", "Nothing was allocated on this device.")
+    return doc.Section("Holders", [*icicle, table], "live memory by source line", "holders")
+
+
+def stack_lines(stack: Sequence[Location], known: Location | None) -> list[doc.Content]:
+    """Return the lines of a stack but the known one, innermost first; libraries are counted."""
+    lines: list[doc.Content] = []
+    others = [f for f in stack if f != known]
+    for is_own, run in groupby(others, key=lambda f: classify_file(f.filename) == USER):
+        frames = list(run)
+        if is_own:
+            lines += [dim(location_text(f)) for f in frames]
+        else:
+            lines.append(dim(plural(len(frames), "frame of a library", "frames of libraries")))
+    return lines
+
+
+def segments_section(diagnosis: Diagnosis) -> doc.Section:
+    """Return the segments with most pinned free memory, where that is part of the story."""
+    blocks = graphic(diagnosis, "map", "PyTorch holds no segment on this device.")
+    worst = diagnosis.worst_segments
+    if not worst or not _says_something(diagnosis):
+        return doc.Section("Segments", blocks, id="segments")
+    least = worst[0].pinned_bytes * _MIN_ROW_SHARE
+    shown = [s for s in worst[:_MAX_SEGMENTS] if s.pinned_bytes >= least]
+    # Where some of the free memory can be returned, page by page, the pinned part is what counts.
+    is_paged = any(s.pinned_bytes != s.free_bytes for s in shown)
+    bars = [
+        doc.SegmentBar(
+            (
+                format_size(s.total_bytes),
+                format_size(s.pinned_bytes if is_paged else s.free_bytes),
+                format_size(s.largest_hole_bytes),
+            ),
+            s.runs,
+        )
+        for s in shown
+    ]
+    titles = ("size", "pinned" if is_paged else "free", "largest hole")
+    lines = _pin_lines(diagnosis, shown)
+    blocks.append(doc.SegmentBars(titles, bars, lines, detail=Detail.FULL))
+    count = format_count(diagnosis.n_pinned_segments)
+    note = f"GPU {shown[0].device}, the {len(shown)} of {count} with most pinned memory"
+    return doc.Section("Segments", blocks, note, "segments")
+
+
+def _says_something(diagnosis: Diagnosis) -> bool:
+    if diagnosis.verdict.cause is Cause.FRAGMENTATION:
+        return True
+    device = diagnosis.worst_segments[0].device
+    return any(
+        (f.pinned_free_bytes or 0) >= f.reserved_bytes * _MIN_PINNED_SHARE
+        for f in diagnosis.devices
+        if f.device == device and f.reserved_bytes
+    )
+
+
+def _pin_lines(
+    diagnosis: Diagnosis, segments: Sequence[SegmentReport]
+) -> list[tuple[str, Sequence[int]]]:
+    """Return the lines that hold most of these segments and their pins, in order of appearance."""
+    pins = [p for p in diagnosis.pins if p.device == segments[0].device]
+    held: dict[int, int] = {}
+    for run in (r for s in segments for r in s.runs):
+        if run.pin is not None and run.pin < len(pins):
+            held[run.pin] = held.get(run.pin, 0) + run.n_bytes
+    groups: dict[str, list[int]] = {}
+    for pin in held:
+        groups.setdefault(location_text(pins[pin].location), []).append(pin)
+    most = sorted(groups, key=lambda line: -sum(held[p] for p in groups[line]))
+    return [(line, groups[line]) for line in groups if line in most[:_MAX_PIN_LINES]]

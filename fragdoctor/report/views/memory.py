@@ -1,0 +1,159 @@
+"""What a device's memory is made of, and how it went: the bar and the timeline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from fragdoctor.model.diagnosis import DeviceFigures, Diagnosis, TimelineStrip
+from fragdoctor.model.oom import OomMessage
+from fragdoctor.report import document as doc
+from fragdoctor.report.document import Detail, dim
+from fragdoctor.report.words import shown_first
+from fragdoctor.units import format_count, format_size, plural
+
+MIN_EVENTS: Final = 20
+"""Of fewer events a timeline says no more than the figures."""
+
+_IDLE_SHARE: Final = 0.01
+"""A device with less than this share of the fullest one's memory is a line, not a bar."""
+
+_NO_TIMELINE: Final = (
+    "This device has no recorded trace, so there is no timeline. Record one with "
+    "torch.cuda.memory._record_memory_history() before the first step."
+)
+_FIGURES: Final = (
+    ("capacity", "capacity_bytes", "what PyTorch could have"),
+    ("peak reserved", "peak_reserved_bytes", "most taken from the driver"),
+    ("peak allocated", "peak_allocated_bytes", "most held by tensors"),
+    ("reserved", "reserved_bytes", "taken from the driver, at the end"),
+    ("allocated", "allocated_bytes", "held by tensors, at the end"),
+    ("pinned free", "pinned_free_bytes", "free, but in segments that live blocks hold"),
+    ("largest free block", "largest_free_block_bytes", "the largest hole in the cache"),
+    ("retries", "alloc_retries", "cache flushes after a failed request"),
+    ("OOMs", "ooms", "failed requests that were raised"),
+    ("events", "n_events", "in the recorded trace"),
+)
+
+
+def message_of(diagnosis: Diagnosis, device: int) -> OomMessage | None:
+    """Return the message that the diagnosis is about, if it speaks of this device."""
+    log = diagnosis.case.oom
+    if log is None or not 0 <= log.primary < len(log.messages):
+        return None
+    message = log.messages[log.primary]
+    return message if message.device_index in (None, device) else None
+
+
+def memory_sections(diagnosis: Diagnosis) -> list[doc.Section]:
+    """Return the bar of each device's memory, the verdict's device first."""
+    figures = {f.device: f for f in diagnosis.devices}
+    order = shown_first(diagnosis, list(figures))
+    most = max((f.reserved_bytes or 0 for f in figures.values()), default=0)
+    sections = []
+    for device in order:
+        reserved = figures[device].reserved_bytes or 0
+        is_main = device == diagnosis.verdict.device or reserved > most * _IDLE_SHARE
+        parts = parts_of(figures[device], message_of(diagnosis, device))
+        if parts:
+            detail = Detail.USUAL if is_main and device == order[0] else Detail.FULL
+            sections.append(_memory(diagnosis, figures[device], parts, detail))
+    return sections
+
+
+def _memory(
+    diagnosis: Diagnosis, f: DeviceFigures, parts: Sequence[doc.BarPart], detail: Detail
+) -> doc.Section:
+    message = message_of(diagnosis, f.device)
+    asked = message.requested_bytes if message is not None and message.is_device_oom else None
+    bar = doc.Bar(parts, asked, detail=detail)
+    blocks: list[doc.Block] = [bar]
+    others = [
+        f"GPU {d.device} {format_size(d.reserved_bytes)}"
+        for d in diagnosis.devices
+        if d.reserved_bytes and d.device != f.device
+    ]
+    if others and detail is Detail.USUAL:
+        also = dim(f"Also reserved: {', '.join(others)}.")
+        blocks.append(doc.Paragraph(also, detail=Detail.SHORT))
+    facts: list[tuple[str, doc.Content]] = [
+        (title, [f"{doc.plain(doc.written(value, name))}  ", dim(meaning)])
+        for title, name, meaning in _FIGURES
+        if (value := getattr(f, name)) is not None
+    ]
+    blocks.append(doc.Facts(facts, detail=Detail.FULL))
+    note = f"GPU {f.device}, {format_size(bar.total_bytes)} shown"
+    return doc.Section("Memory", blocks, note, f"memory-{f.device}", f.device)
+
+
+def parts_of(figures: DeviceFigures, message: OomMessage | None) -> list[doc.BarPart]:
+    """Return what the device's memory is made of, largest claim first, free memory last.
+
+    The parts sum to the device's total where a message gives it, else to the capacity that
+    PyTorch could have, else to what it has reserved.
+    """
+    reserved = figures.reserved_bytes or 0
+    live = min(figures.allocated_bytes or 0, reserved)
+    pending = _clip((figures.active_bytes or live) - live, reserved - live)
+    cached = _clip(reserved - live - pending, reserved)
+    pools = _clip(figures.private_pools_bytes or 0, cached)
+    pinned = _clip(figures.pinned_free_bytes or 0, cached - pools)
+    releasable = _clip(figures.releasable_bytes or 0, cached - pools - pinned)
+    outside, free = _beyond(figures, message, reserved)
+    parts = (
+        doc.BarPart("allocated", live, "in use by tensors"),
+        doc.BarPart("pending", pending, "freed, waits for other streams"),
+        doc.BarPart("pinned", pinned, "free, but in holes between live blocks"),
+        doc.BarPart("pools", pools, "free inside private pools"),
+        doc.BarPart("cached", cached - pools - pinned - releasable, "free in PyTorch's cache"),
+        doc.BarPart("releasable", releasable, "free, returned on demand"),
+        doc.BarPart("outside", outside, "not PyTorch's caching allocator"),
+        doc.BarPart("free", free, "not reserved by PyTorch"),
+    )
+    return [p for p in parts if p.n_bytes > 0]
+
+
+def _beyond(figures: DeviceFigures, message: OomMessage | None, reserved: int) -> tuple[int, int]:
+    """Return (memory outside PyTorch, free memory) of the device, 0 where nothing says it."""
+    if message is not None and message.total_bytes and message.free_bytes is not None:
+        free = max(0, message.free_bytes)
+        return max(0, message.total_bytes - free - reserved), free
+    if figures.capacity_bytes is not None:
+        return 0, max(0, figures.capacity_bytes - reserved)
+    return 0, 0
+
+
+def _clip(value: int, upper: int) -> int:
+    return max(0, min(value, upper))
+
+
+def timeline_section(diagnosis: Diagnosis) -> doc.Section:
+    """Return the memory of the verdict's device over its trace, if that is long enough to show."""
+    strip = diagnosis.timeline
+    blocks = graphic(diagnosis, "timeline", _NO_TIMELINE)
+    note = ""
+    if strip is not None and strip.n_events > MIN_EVENTS and max(strip.peak_bytes) > 0:
+        note = f"GPU {strip.device}, {plural(strip.n_events, 'event')}"
+        blocks += [doc.Timeline(strip), _points(strip)]
+    return doc.Section("Timeline", blocks, note, "timeline")
+
+
+def _points(strip: TimelineStrip) -> doc.Table:
+    return doc.tabled(
+        strip.points,
+        doc.Column("moment", "what"),
+        doc.Column("after event", lambda p: format_count(p.event), "right"),
+        doc.Column("allocated", "allocated_bytes"),
+        doc.Column("active", "active_bytes", from_width=100),
+        doc.Column("reserved", "reserved_bytes"),
+        doc.Column("note", "note", "wrap", style=doc.Style.DIM),
+        label=f"The timeline of GPU {strip.device} as a table",
+        detail=Detail.FULL,
+    )
+
+
+def graphic(diagnosis: Diagnosis, name: str, absent: str) -> list[doc.Block]:
+    """Return the place of an interactive graphic; only a recording has what it shows."""
+    if not diagnosis.analyses:
+        return []
+    return [doc.Graphic(name, absent, detail=Detail.PAGE)]

@@ -1,0 +1,129 @@
+"""What ``fragdoctor pack`` says: how many processes fit on a GPU, and what one fewer costs."""
+
+from __future__ import annotations
+
+from fragdoctor.model.estimate import Sharing
+from fragdoctor.report import document as doc
+from fragdoctor.report.base import RenderOptions
+from fragdoctor.report.document import Span, Style, bad, dim, good
+from fragdoctor.units import format_share, format_size, plural
+
+
+def document(sharing: Sharing, options: RenderOptions) -> doc.ReportDocument:  # noqa: ARG001 - a view
+    """Return how many processes share a GPU."""
+    sentence = sharing_sentence(sharing)
+    is_well = sharing.n_fit >= (sharing.n_asked or 1)
+    tone = Style.GOOD if is_well else Style.BAD
+    return doc.ReportDocument(
+        title="Processes on one GPU",
+        headline=Span(sentence, tone),
+        brief=[sentence],
+        sections=[_demand(sharing), _gpu(sharing), _rows(sharing), _notes(sharing)],
+        tone=tone,
+    )
+
+
+def sharing_sentence(sharing: Sharing) -> str:
+    """Return how many fit in one sentence, and for a number that was asked for whether it does."""
+    each = format_size(sharing.demand.total_bytes)
+    room = format_size(max(0, sharing.total_bytes - sharing.headroom_bytes - sharing.others_bytes))
+    fits = "fits" if sharing.n_fit < 2 else "fit"
+    count = plural(sharing.n_fit, "process", "processes") if sharing.n_fit else "No process"
+    basis = f"each takes {each} of the {room} to share"
+    asked = sharing.n_asked
+    if asked is None:
+        return f"{count} {fits} on {sharing.gpu}: {basis}."
+    if asked <= sharing.n_fit:
+        return f"{plural(asked, 'process', 'processes')} fit on {sharing.gpu}: {basis}."
+    short = asked * sharing.demand.total_bytes - (
+        sharing.total_bytes - sharing.headroom_bytes - sharing.others_bytes
+    )
+    return (
+        f"{plural(asked, 'process does', 'processes do')} not fit on {sharing.gpu}, "
+        f"{format_size(short)} short; {sharing.n_fit or 'none'} "
+        f"{'does' if sharing.n_fit == 1 else 'do'}: {basis}."
+    )
+
+
+def _demand(sharing: Sharing) -> doc.Section:
+    demand = sharing.demand
+    lowest = demand.lowest_conf or "recorded settings"
+    how = f"smallest at which the replay fits, {lowest}; flushes cost time"
+    return _facts(
+        "One process",
+        ("PyTorch", demand.pytorch_bytes, demand.pytorch_source),
+        ("CUDA context", demand.context_bytes, demand.context_source),
+        ("together", demand.total_bytes, ""),
+        ("PyTorch, lowest", demand.lowest_bytes, how),
+    )
+
+
+def _gpu(sharing: Sharing) -> doc.Section:
+    share = format_share(sharing.headroom_bytes, sharing.total_bytes)
+    return _facts(
+        "The GPU",
+        ("total", sharing.total_bytes, sharing.gpu),
+        ("headroom", sharing.headroom_bytes, f"{share} kept free; --headroom changes it"),
+        ("others", sharing.others_bytes or None, "other processes"),
+    )
+
+
+def _facts(title: str, *rows: tuple[str, int | None, str]) -> doc.Section:
+    table = doc.tabled(
+        [row for row in rows if row[1] is not None],
+        doc.Column("", lambda row: row[0]),
+        doc.Column("", lambda row: format_size(row[1]), "right"),
+        doc.Column("", lambda row: row[2], "wrap", style=Style.DIM),
+        label=title,
+    )
+    return doc.Section(title, [table])
+
+
+def _rows(sharing: Sharing) -> doc.Section:
+    whole = sharing.n_asked or sharing.n_fit or 1
+    table = doc.tabled(
+        sharing.rows,
+        doc.Column("n", "n"),
+        doc.Column("take", "used_bytes"),
+        doc.Column("left", "left_bytes"),
+        doc.Column("", lambda row: good("fits") if row.fits else bad("too many")),
+        doc.Column("PyTorch could have", lambda row: f"{format_size(row.each_bytes)} each",
+                   "right"),
+        doc.Column("throughput", lambda row: f"{row.n}/{whole}", "right"),
+        label="Processes side by side",
+    )  # fmt: skip
+    fewer = fewer_sentence(sharing, whole) if len(sharing.rows) > 1 else ""
+    blocks = (table, doc.Paragraph(dim(fewer) if fewer else ""))
+    return doc.Section("Processes side by side", blocks, id="processes")
+
+
+def fewer_sentence(sharing: Sharing, n: int) -> str:
+    """Return what one process fewer than ``n`` costs at most and gives the others."""
+    row = {r.n: r for r in sharing.rows}
+    if n < 2 or n not in row or n - 1 not in row:
+        return "Throughput is of processes that are always busy and never slow each other down."
+    gain = row[n - 1].each_bytes - row[n].each_bytes
+    return (
+        f"{n - 1} instead of {n}: at most 1/{n} of the throughput is lost, if all are always busy "
+        "and none slows another down; less where they already share the GPU's cores. Each of the "
+        f"others could have {format_size(gain)} more."
+    )
+
+
+def _notes(sharing: Sharing) -> doc.Section:
+    notes: list[doc.Content] = [*sharing.notes]
+    lowest = sharing.n_fit_lowest
+    if lowest is not None and lowest > sharing.n_fit:
+        by = sharing.demand.lowest_conf or "a per-process memory fraction"
+        notes.append(f"At the lowest that the replay allows {lowest} would fit, with {by}.")
+    if sharing.n_fit_tight > sharing.n_fit:
+        notes.append(
+            f"Without headroom {sharing.n_fit_tight} would fit: the first spike of any of them "
+            "ends one."
+        )
+    if sharing.demand.context_source.startswith("typical"):
+        notes.append(
+            "The context differs by GPU, driver and libraries: nvidia-smi's figure of one process "
+            "less its memory_reserved() is the true one (--context)."
+        )
+    return doc.Section("Mind", [doc.Bullets(notes)], id="notes")

@@ -1,0 +1,279 @@
+"""The rows of a story: trials in a run together, what tells least left out, each in its words."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from fragdoctor.model.diagnosis import Diagnosis
+from fragdoctor.model.oom import OomMessage
+from fragdoctor.model.story import FAILURES, LogStory, SceneKind, StoryEvent
+from fragdoctor.units import format_count, format_size, plural
+
+DAY_S: Final = 86_400
+_MAX_NOTE: Final = 70
+_MAX_TRIAL: Final = 12
+_TITLES: Final = {
+    SceneKind.OOM: "OOM",
+    SceneKind.HOST_MEMORY: "out of host memory",
+    SceneKind.WARNING: "warning: an allocation failed and was tried again",
+    SceneKind.DEVICE_ASSERT: "device-side assert",
+    SceneKind.ILLEGAL_ACCESS: "illegal memory access",
+    SceneKind.CUDA_ERROR: "CUDA error",
+    SceneKind.COLLECTIVE: "collective timed out or failed",
+    SceneKind.KILLED: "process ended",
+    SceneKind.RETRY: "retry",
+    SceneKind.CACHE_FLUSH: "cache flushed",
+    SceneKind.RESTART: "restart",
+    SceneKind.OTHER: "failure",
+}
+_TRIAL_WORDS: Final = {
+    SceneKind.TRIAL_START: "starts",
+    SceneKind.TRIAL_END: "finished",
+    SceneKind.TRIAL_FAILED: "failed",
+    SceneKind.TRIAL_PRUNED: "pruned",
+}
+_QUOTED: Final = frozenset(
+    {SceneKind.DEVICE_ASSERT, SceneKind.CUDA_ERROR, SceneKind.RETRY, SceneKind.RESTART,
+     SceneKind.OTHER, SceneKind.COLLECTIVE, SceneKind.KILLED, SceneKind.HOST_MEMORY}
+)  # fmt: skip
+_IMPORTANCE: Final = {
+    SceneKind.PROGRESS: 0,
+    SceneKind.TRIAL_START: 1,
+    SceneKind.WARNING: 1,
+    SceneKind.TRIAL_END: 1,
+    SceneKind.TRIAL_PRUNED: 1,
+    SceneKind.TRIAL_FAILED: 2,
+    SceneKind.RETRY: 2,
+    SceneKind.CACHE_FLUSH: 2,
+}
+_MOST: Final = 4
+_JUDGED: Final = "the verdict is about this one"
+
+
+@dataclass(frozen=True, slots=True)
+class StoryRow:
+    """One row: when, where, who, what; ``tone`` is failure, effect, trial or quiet."""
+
+    time: str
+    line: str
+    who: str
+    what: str
+    note: str = ""
+    tone: str = "quiet"
+    is_consequence: bool = False
+
+
+def story_rows(diagnosis: Diagnosis, limit: int) -> tuple[list[StoryRow], int]:
+    """Return the rows of a story, at most so many, and the number of events left out.
+
+    Neighbouring trials without a failure are one row. What is left out stands in the middle and
+    tells least: progress first, then trials and retries, then failures like those before them.
+    """
+    story = diagnosis.story
+    if story is None:
+        return [], 0
+    messages = diagnosis.case.oom.messages if diagnosis.case.oom is not None else ()
+    groups = _grouped(story.events)
+    chosen = _chosen(groups, story.events, limit)
+    has_days = (story.duration_s or 0) >= DAY_S / 2
+    log = diagnosis.case.oom
+    primary = log.primary if log is not None and story.n_ooms > 1 else None
+    rows: list[StoryRow] = []
+    last = -1
+    for g in chosen:
+        gap = [i for group in groups[last + 1 : g] for i in group]
+        rows += _left_out(gap, story.events)
+        row = _row([story.events[i] for i in groups[g]], messages, has_days=has_days)
+        is_judged = primary is not None and story.events[groups[g][0]].message == primary
+        rows.append(replace(row, note=_JUDGED) if is_judged else _told_early(row, story, groups[g]))
+        last = g
+    n_left = len(story.events) - sum(len(groups[g]) for g in chosen)
+    return rows, n_left
+
+
+def _told_early(row: StoryRow, story: LogStory, group: Sequence[int]) -> StoryRow:
+    """Return a row that stands above its cause without the mark that points upwards."""
+    cause = story.events[group[0]].caused_by
+    if cause is None or cause < group[0]:
+        return row
+    line = format_count(story.events[cause].line)
+    return replace(row, is_consequence=False, note=f"by the failure in line {line} below")
+
+
+def _grouped(events: Sequence[StoryEvent]) -> list[list[int]]:
+    """Return events in rows: uneventful trials in a run, and a retry or flush repeated."""
+    groups: list[list[int]] = []
+    for i, event in enumerate(events):
+        if groups and _joins(events[groups[-1][-1]], event):
+            groups[-1].append(i)
+        else:
+            groups.append([i])
+    return _without_bare_starts(groups, events)
+
+
+def _without_bare_starts(
+    groups: Sequence[list[int]], events: Sequence[StoryEvent]
+) -> list[list[int]]:
+    # A trial that starts and fails at once is told by its failure.
+    return [
+        group
+        for i, group in enumerate(groups)
+        if not (
+            events[group[0]].kind is SceneKind.TRIAL_START
+            and len(group) == 1
+            and i + 1 < len(groups)
+            and events[groups[i + 1][0]].trial == events[group[0]].trial
+        )
+    ]
+
+
+def _joins(last: StoryEvent, event: StoryEvent) -> bool:
+    if event.caused_by is not None or last.caused_by is not None:
+        return False
+    if event.kind in _TRIAL_WORDS and last.kind in _TRIAL_WORDS:
+        ends = (SceneKind.TRIAL_FAILED,)
+        return event.kind not in ends and last.kind not in ends
+    is_repeat = event.kind is last.kind and event.kind in (SceneKind.RETRY, SceneKind.CACHE_FLUSH)
+    return is_repeat and event.rank == last.rank
+
+
+def _chosen(groups: Sequence[list[int]], events: Sequence[StoryEvent], limit: int) -> list[int]:
+    """Return the places of the rows that are shown.
+
+    What tells least goes first, all of it: progress, then trials and retries, then what follows
+    from a failure. Of failures that are still too many the middle goes.
+    """
+    kept = list(range(len(groups)))
+    ends = {0, len(groups) - 1}
+    for least in range(1, _MOST + 1):
+        if len(kept) <= limit:
+            return kept
+        kept = [g for g in kept if g in ends or _importance(groups[g], events) >= least]
+    if len(kept) <= limit:
+        return kept
+    n_first = limit * 3 // 5
+    return [*kept[:n_first], *kept[len(kept) - (limit - n_first - 1) :]]
+
+
+def _importance(group: Sequence[int], events: Sequence[StoryEvent]) -> int:
+    event = events[group[0]]
+    if len(group) > 1:
+        return _MOST  # a stretch of the log in one row
+    if event.kind in FAILURES or event.kind is SceneKind.RESTART:
+        return _MOST if event.caused_by is None else _MOST - 1
+    return _IMPORTANCE.get(event.kind, _MOST)
+
+
+def _left_out(gap: Sequence[int], events: Sequence[StoryEvent]) -> list[StoryRow]:
+    """Return a row for what is left out between two rows, if failures are among it."""
+    failures = [events[i] for i in gap if events[i].kind in FAILURES]
+    own = [e for e in failures if e.caused_by is None]
+    if not own:
+        return []
+    trials = list(dict.fromkeys(e.trial for e in own if e.trial))
+    where = f" in trials {trials[0]} to {trials[-1]}" if len(trials) > 1 else ""
+    kinds = list(dict.fromkeys(_TITLES.get(e.kind, e.kind.value) for e in own))
+    what = f"{plural(len(own), 'more failure')}{where}: {', '.join(kinds)}"
+    return [StoryRow("", "...", "", what)]
+
+
+def _row(
+    events: Sequence[StoryEvent], messages: Sequence[OomMessage], *, has_days: bool
+) -> StoryRow:
+    first = events[0]
+    is_effect = first.caused_by is not None
+    return StoryRow(
+        time=_time_text(first.time_s, has_days=has_days),
+        line=format_count(first.line),
+        who=_who(first),
+        what=_what(events, messages),
+        note=_note(first),
+        tone=_tone(first),
+        is_consequence=is_effect,
+    )
+
+
+def _tone(event: StoryEvent) -> str:
+    if event.caused_by is not None:
+        return "effect"
+    if event.kind in FAILURES:
+        return "failure"
+    return "quiet" if event.kind is SceneKind.PROGRESS else "trial"
+
+
+def _time_text(time_s: float | None, *, has_days: bool) -> str:
+    if time_s is None:
+        return ""
+    at = time.gmtime(time_s)
+    return time.strftime("%m-%d %H:%M" if has_days else "%H:%M:%S", at)
+
+
+def _who(event: StoryEvent) -> str:
+    parts = []
+    if event.rank is not None:
+        parts.append(f"rank {event.rank}")
+    elif event.pid is not None:
+        parts.append(f"pid {event.pid}")
+    if event.trial and event.kind not in _TRIAL_WORDS:
+        name = event.trial if len(event.trial) <= _MAX_TRIAL else f"..{event.trial[-10:]}"
+        parts.append(f"trial {name}")
+    return ", ".join(parts)
+
+
+def _what(events: Sequence[StoryEvent], messages: Sequence[OomMessage]) -> str:
+    first = events[0]
+    if first.kind is SceneKind.PROGRESS:
+        return first.place
+    if first.kind in _TRIAL_WORDS:
+        return _trials_what(events)
+    title = _TITLES.get(first.kind, first.kind.value)
+    if first.message is not None:
+        title += _figures(messages[first.message])
+    if first.count is not None:
+        title += f", {format_count(events[-1].count or 0)} so far"
+    elif len(events) > 1:
+        title += f", {len(events)} times"
+    if first.n_lines > 1 and first.kind is not SceneKind.OOM:
+        title += f" ({format_count(first.n_lines)} lines)"
+    return title
+
+
+def _trials_what(events: Sequence[StoryEvent]) -> str:
+    names = list(dict.fromkeys(e.trial for e in events))
+    words = list(dict.fromkeys(_TRIAL_WORDS[e.kind] for e in events))
+    if len(words) > 1 and "starts" in words:
+        words.remove("starts")
+    said = " or ".join(words)
+    if len(names) == 1:
+        return f"trial {names[0]} {said}"
+    said = said.replace("starts", "start")
+    return f"trials {names[0]} to {names[-1]} {said} ({format_count(len(names))})"
+
+
+def _figures(message: OomMessage) -> str:
+    parts = []
+    if message.requested_bytes is not None:
+        parts.append(f"asked {format_size(message.requested_bytes)}")
+    if message.live_bytes is not None:
+        parts.append(f"live {format_size(message.live_bytes)}")
+    if message.reserved_unallocated_bytes is not None:
+        parts.append(f"unused {format_size(message.reserved_unallocated_bytes)}")
+    return f": {', '.join(parts)}" if parts else ""
+
+
+def _note(event: StoryEvent) -> str:
+    if event.caused_by is not None and event.kind in FAILURES:
+        return event.reason
+    if event.kind in FAILURES and event.reason:
+        return f"not a consequence: {event.reason}"
+    if event.kind in _QUOTED and event.kind not in FAILURES and event.count is None:
+        return cut(event.text, _MAX_NOTE)
+    return ""
+
+
+def cut(text: str, limit: int) -> str:
+    """Return the beginning of a text."""
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."

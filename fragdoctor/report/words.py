@@ -1,0 +1,274 @@
+"""The words that all reports share: titles of what the model names, and figures in a phrase.
+
+Everything here is raw text: a format escapes it for its sink.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Final
+
+from fragdoctor.model.diagnosis import (
+    Cause,
+    Diagnosis,
+    FidelityReport,
+    Predicted,
+    RunState,
+    Status,
+    Verdict,
+)
+from fragdoctor.model.finding import Confidence, Evidence, Severity
+from fragdoctor.model.outlook import Outlook, OutlookBasis, OutlookState
+from fragdoctor.model.phases import Category, CategoryShare, Phase
+from fragdoctor.report.document import Style
+from fragdoctor.units import format_count, format_share, format_size, plural
+
+CAUSE_TITLES: Final = {
+    Cause.HEALTHY: "Healthy",
+    Cause.CAPACITY: "Not enough capacity",
+    Cause.FRAGMENTATION: "Fragmentation",
+    Cause.LEAK: "Memory leak",
+    Cause.TRANSIENT_PEAK: "Transient peak",
+    Cause.NON_PYTORCH_MEMORY: "Memory outside PyTorch",
+    Cause.OTHER_PROCESS: "Another process holds the GPU",
+    Cause.MEMORY_LIMIT: "A memory limit, not the device",
+    Cause.PRIVATE_POOLS: "Memory shut in private pools",
+    Cause.PENDING_FREES: "Frees waiting for other streams",
+    Cause.SIZE_BUG: "A bug in a size",
+    Cause.HOST_MEMORY: "Host memory, not the GPU",
+    Cause.NOT_MEMORY: "Not a memory problem",
+    Cause.UNKNOWN: "Cause unknown",
+}
+
+# Of a healthy run: how healthy.
+_STATE_TITLES: Final = {
+    RunState.NEAR_LIMIT: "Near the limit",
+    RunState.NO_HISTORY: "No history recorded",
+    RunState.EMPTY: "Nothing recorded",
+}
+
+STATUS_WORDS: Final = {
+    Status.PASS: ("ok", Style.GOOD),
+    Status.WARN: ("warn", Style.WARN),
+    Status.FAIL: ("FAIL", Style.BAD),
+    Status.SKIP: ("unknown", Style.DIM),
+}
+
+SEVERITY_STYLES: Final = {
+    Severity.ERROR: Style.BAD,
+    Severity.WARNING: Style.WARN,
+    Severity.INFO: Style.DIM,
+}
+
+CHECK_TITLES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "capacity": "Real capacity",
+        "gap": "Gap",
+        "retries": "Retries",
+        "largest_free_block": "Largest free block",
+        "fragmentation_ratio": "Fragmentation ratio",
+        "outside_pytorch": "Outside PyTorch",
+        "growth": "Growth",
+        "size_diversity": "Variety of sizes",
+        "capture_quality": "Recording",
+        "settings": "Settings",
+    }
+)
+"""Short names of the checklist's items, by their ids."""
+
+PHASE_NAMES: Final = {
+    Phase.SETUP: "setup",
+    Phase.FORWARD: "forward",
+    Phase.BACKWARD: "backward",
+    Phase.OPTIMIZER: "optimizer",
+    Phase.FORWARD_BACKWARD: "fwd + bwd",
+    Phase.UNKNOWN: "unknown",
+}
+
+CATEGORY_NAMES: Final = {
+    Category.PARAMETERS: "parameters",
+    Category.GRADIENTS: "gradients",
+    Category.OPTIMIZER_STATE: "optimizer state",
+    Category.ACTIVATIONS: "activations",
+    Category.INPUTS: "inputs",
+    Category.TEMPORARIES: "temporaries",
+    Category.KEPT: "kept",
+    Category.UNKNOWN: "unknown",
+}
+
+METHOD_TITLES: Final = {
+    "replay": "replayed",
+    "estimate": "estimated by replay",
+    "arithmetic": "by arithmetic",
+}
+
+ERA_TITLES: Final = {
+    "address": "tie-breaking of PyTorch 2.11 and older",
+    "block_counter": "tie-breaking of PyTorch 2.12",
+    "segment_counter": "tie-breaking of PyTorch 2.13 and newer",
+}
+
+
+def cause_style(cause: Cause) -> Style:
+    """Return how a cause is meant: well, open, or a problem."""
+    if cause in (Cause.HEALTHY, Cause.NOT_MEMORY):
+        return Style.GOOD
+    return Style.WARN if cause is Cause.UNKNOWN else Style.BAD
+
+
+def verdict_name(verdict: Verdict) -> str:
+    """Return the verdict in a few words: its cause, or for a healthy run how it stands."""
+    if verdict.cause is Cause.HEALTHY:
+        return _STATE_TITLES.get(verdict.state, CAUSE_TITLES[verdict.cause])
+    return CAUSE_TITLES[verdict.cause]
+
+
+def verdict_title(verdict: Verdict) -> str:
+    """Return the verdict in a few words, with how sure it is."""
+    if verdict.cause is Cause.HEALTHY and verdict.state in (RunState.NO_HISTORY, RunState.EMPTY):
+        return verdict_name(verdict)
+    return titled(verdict.cause, verdict.confidence, verdict_name(verdict))
+
+
+def titled(cause: Cause, confidence: Confidence | str, name: str = "") -> str:
+    """Return a cause with how sure it is; nobody is sure of an unknown one."""
+    name = name or CAUSE_TITLES[cause]
+    return name if cause is Cause.UNKNOWN or not confidence else f"{name} ({confidence})"
+
+
+def verdict_style(verdict: Verdict) -> Style:
+    """Return how a verdict is meant."""
+    is_open = verdict.cause is Cause.HEALTHY and verdict.state in _STATE_TITLES
+    return Style.WARN if is_open else cause_style(verdict.cause)
+
+
+def verdict_line(verdict: Verdict) -> str:
+    """Return the verdict in one line: what ``--quiet`` prints."""
+    where = "" if verdict.device is None else f" on GPU {verdict.device}"
+    return f"{verdict_title(verdict)}{where}: {verdict.summary}"
+
+
+def also_text(verdict: Verdict) -> str:
+    """Return the further causes that the evidence supports, within a sentence."""
+    titles = [CAUSE_TITLES[cause] for cause in verdict.also]
+    return ", ".join(title[0].lower() + title[1:] for title in titles)
+
+
+def signed_size(n_bytes: float) -> str:
+    """Return a size with its sign."""
+    return f"{'+' if n_bytes > 0 else ''}{format_size(n_bytes)}"
+
+
+def sureness(share: CategoryShare) -> str:
+    """Return how sure a category is, "-" for what is unknown."""
+    return "-" if share.category is Category.UNKNOWN else share.confidence.value
+
+
+def predicted_text(predicted: Predicted) -> str:
+    """Return the predicted effect in one sentence, "" where nothing was tested."""
+    if predicted.method == "none":
+        return ""
+    parts: list[str] = []
+    if predicted.fits is not None:
+        parts.append("fits" if predicted.fits else "still runs out of memory")
+    if predicted.outlook is not None:
+        parts.append(outlook_text(predicted.outlook))
+    parts += predicted_figures(predicted)
+    if predicted.driver_calls is not None:
+        parts.append(plural(predicted.driver_calls, "driver call"))
+    return f"{', '.join(p for p in parts if p) or 'no figures'} ({method_text(predicted)})"
+
+
+def predicted_figures(predicted: Predicted) -> list[str]:
+    """Return peak, margin and retries of a prediction, a few words each."""
+    parts: list[str] = []
+    if predicted.peak_reserved_bytes is not None:
+        parts.append(f"peak reserved {format_size(predicted.peak_reserved_bytes)}")
+    if predicted.margin_bytes is not None:
+        sign = "to spare" if predicted.margin_bytes >= 0 else "short"
+        parts.append(f"{format_size(abs(predicted.margin_bytes))} {sign}")
+    if predicted.retries is not None:
+        parts.append(plural(predicted.retries, "retry", "retries"))
+    return parts
+
+
+def method_text(predicted: Predicted) -> str:
+    """Return how an effect was found, with how exact the replay is."""
+    method = METHOD_TITLES.get(predicted.method, predicted.method)
+    share = predicted.fidelity_share
+    if predicted.method == "replay" and share is not None:
+        method += f", baseline {share_text(share)} exact"
+    return method
+
+
+def outlook_text(outlook: Outlook) -> str:
+    """Return what a run would do next, in a few words."""
+    if outlook.state is OutlookState.OPEN:
+        return f"how it goes on is open: {outlook.reason}" if outlook.reason else ""
+    if outlook.state is OutlookState.FAILS:
+        n = outlook.fails_after_steps
+        when = "in the step under way" if not n else f"after {plural(n, 'more step')}"
+        return f"fails {when}"
+    if outlook.basis is OutlookBasis.COMPLETE:
+        return "the whole run"
+    return f"holds for {plural(outlook.steps, 'more step')}" if outlook.steps else "holds"
+
+
+def share_text(share: float) -> str:
+    """Return a share of 0..1 in per cent; never rounds up to 100."""
+    if share >= 1:
+        return "100 %"
+    return f"{int(share * 1000) / 10:.1f} %"
+
+
+def fidelity_text(fidelity: FidelityReport) -> str:
+    """Return how exactly the model reproduced the file, in one sentence."""
+    era = ERA_TITLES.get(fidelity.era, fidelity.era)
+    if fidelity.share is None:
+        return f"Nothing was replayed. {fidelity.reason}" if fidelity.reason else ""
+    with_era = f", with the {era}" if era else ""
+    if fidelity.share >= 1 and not fidelity.reason:
+        return f"The allocator model reproduces this file exactly{with_era}."
+    why = f": {fidelity.reason}" if fidelity.reason else "."
+    return (
+        f"The allocator model reproduces {share_text(fidelity.share)} of this file{with_era}{why}"
+    )
+
+
+def evidence_text(evidence: Evidence) -> str:
+    """Return a named number with its unit and source."""
+    return f"{evidence.name} {evidence_value(evidence)} ({evidence.source})"
+
+
+def evidence_value(evidence: Evidence) -> str:
+    """Return the number of an evidence in its unit."""
+    value = evidence.value
+    if isinstance(value, str):
+        return value
+    if evidence.unit == "bytes":
+        return format_size(value)
+    if evidence.unit == "share":
+        return share_text(float(value))
+    if evidence.unit == "us":
+        return f"{value / 1e6:.3f} s"
+    if isinstance(value, int):
+        return format_count(value)
+    return f"{value:g}"
+
+
+def shown_first(diagnosis: Diagnosis, devices: Sequence[int]) -> list[int]:
+    """Return devices in the order of a report: the verdict's first, then ascending."""
+    first = diagnosis.verdict.device
+    return sorted(set(devices), key=lambda d: (d != first, d))
+
+
+def source_name(source: str) -> str:
+    """Return the name of an input for people."""
+    return "standard input" if source == "-" else source
+
+
+def share_of(part: int, whole: int) -> str:
+    """Return a share in per cent. Nearly all is not all: the rest may be what matters."""
+    shown = format_share(part, whole)
+    return ">99 %" if shown == "100 %" and part < whole else shown

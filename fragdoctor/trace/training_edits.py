@@ -1,0 +1,329 @@
+"""Changes of a training program, as edits of its recorded requests.
+
+Each was compared with programs that really were changed (``tests/trace/test_training_edits.py``).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from fragdoctor.errors import SimulationError
+from fragdoctor.model.snapshot import I64, Bools
+from fragdoctor.trace.allocations import NEVER, Allocations, frees_of, is_free, reached_rows
+from fragdoctor.trace.edits import Edit
+from fragdoctor.trace.fidelity import Reproduction
+from fragdoctor.trace.operations import OPERATION, Operations, OpKind
+
+FLOAT_BYTES: Final = 4
+QUANTIZED_FROM: Final = 4096
+"""Elements from which bitsandbytes keeps a state in eight bits; smaller ones stay as they are."""
+
+MOST: Final = 0.5
+"""Share of the parameters' bytes that gradients have at least, where all are trained."""
+
+QUANTIZED_BLOCK: Final = 256
+"""Elements that share one scale of four bytes."""
+
+
+def loss_in_chunks(
+    forward_rows: tuple[I64, I64], until_row: I64, loss_rows: I64, n_chunks: int
+) -> Edit:
+    """Return the edit that computes the loss on one part of the tokens after another.
+
+    The largest request of the loss and all of the same number of elements (in 1, 2, 4 or 8 bytes
+    each) shrink to one part, from the end of the last layer until the backward pass reaches it.
+
+    Args:
+        forward_rows: events from which the logits of each forward pass can be, and at which the
+            pass ends.
+        until_row: event at which the backward pass of the loss is over.
+        loss_rows: events of all requests that the loss makes, ascending.
+        n_chunks: number of parts.
+    """
+    from_row, end_row = forward_rows
+
+    def change(_: Reproduction, ops: Operations) -> Operations:
+        is_request = _is_request(ops)
+        reached = reached_rows(ops)
+        is_loss = is_request & _is_in(loss_rows, ops.row.astype(np.int64))
+        dies = Allocations(ops).dies[ops.allocation]
+        table = ops.table.copy()
+        bounds = np.searchsorted(reached, np.stack((from_row, end_row, until_row)))
+        for low, middle, high in bounds.T.tolist():
+            seeds = np.flatnonzero(is_loss[low:middle]) + low
+            if not len(seeds):
+                continue
+            largest = int(ops.size[seeds].max())
+            alike = [largest * 2, largest, largest // 2, largest // 4]
+            size = table["size"][low:high]
+            chosen = is_request[low:high] & np.isin(size, np.array(alike, np.uint64))
+            # What the backward pass makes and keeps is the gradient of the output layer.
+            is_passing = (np.arange(low, high) < middle) | (dies[low:high] < high)
+            is_passing |= ops.kind[low:high] == OpKind.FAILED
+            chosen &= is_passing
+            size[chosen] = np.maximum(size[chosen] // np.uint64(n_chunks), np.uint64(1))
+        return Operations(table)
+
+    return Edit(f"loss in {n_chunks} chunks", change)
+
+
+def passes_scaled(first_row: I64, end_row: I64, share: float) -> Edit:
+    """Return the edit that scales the memory that grows with the batch.
+
+    Taken for that are the requests of forward and backward passes, unless a parameter has exactly
+    their size (then it is a gradient or a copy) or they are there to stay (a workspace).
+
+    Args:
+        first_row: event at which each forward or backward pass begins, ascending.
+        end_row: event at which it ends.
+        share: of the present batch.
+    """
+
+    def change(reproduction: Reproduction, ops: Operations) -> Operations:
+        lives = Allocations(ops)
+        parameters = np.unique(_parameters(reproduction, lives, int(first_row[0])))
+        reached = reached_rows(ops)
+        at = np.searchsorted(first_row, reached, side="right") - 1
+        inside = (at >= 0) & (reached < end_row[np.maximum(at, 0)])
+        stays = (lives.dies == NEVER) & (lives.row < first_row[-1])
+        chosen = inside & ((ops.kind == OpKind.MALLOC) & ~stays[ops.allocation])
+        chosen |= ops.kind == OpKind.FAILED
+        chosen &= ~_is_in(parameters, ops.size.astype(np.int64))
+        table = ops.table.copy()
+        size = table["size"][chosen]
+        table["size"][chosen] = np.maximum(np.rint(size * share), 1).astype(np.uint64)
+        return Operations(table)
+
+    return Edit(f"batch x {share:g}", change)
+
+
+def optimizer_fused(temporary_row: I64) -> Edit:
+    """Return the edit that updates all parameters in one kernel: ``fused=True``.
+
+    Args:
+        temporary_row: events that request temporaries of the optimizer's step, ascending.
+    """
+
+    def change(_: Reproduction, ops: Operations) -> Operations:
+        return _without_requests(ops, temporary_row)
+
+    return Edit("fused optimizer", change)
+
+
+def optimizer_one_by_one(temporary_row: I64, first_row: I64) -> Edit:
+    """Return the edit that updates one parameter after another: ``foreach=False``.
+
+    Adam then has two temporaries of a parameter's size at a time; of each pass the largest counts.
+
+    Args:
+        temporary_row: events that request temporaries of the optimizer's step, ascending.
+        first_row: event at which each pass of the optimizer begins, ascending.
+    """
+
+    def change(_: Reproduction, ops: Operations) -> Operations:
+        temporary = _requested_at(ops, temporary_row)
+        lives = Allocations(ops)
+        ids = np.flatnonzero(temporary)
+        of_pass = np.searchsorted(first_row, lives.row[ids], side="right")
+        order = np.lexsort((lives.size[ids], of_pass))
+        last_of_pass = np.append(np.diff(of_pass[order]) > 0, True)[: len(order)]
+        largest = np.zeros(len(temporary), np.bool_)
+        largest[ids[order[last_of_pass]]] = True
+        table = ops.table.copy()
+        doubled = largest[ops.allocation] & (ops.kind == OpKind.MALLOC)
+        table["size"][doubled] *= np.uint64(2)
+        return _without(Operations(table), temporary & ~largest)
+
+    return Edit("optimizer without foreach", change)
+
+
+def states_quantized(state_row: I64, temporary_row: I64) -> Edit:
+    """Return the edit that keeps the optimizer's states in eight bits, updated by one kernel.
+
+    A state of float32 shrinks to a byte an element and a scale a block, as in bitsandbytes.
+
+    Args:
+        state_row: events that request states of the optimizer, ascending.
+        temporary_row: events that request temporaries of its step, ascending.
+    """
+
+    def change(_: Reproduction, ops: Operations) -> Operations:
+        table = ops.table.copy()
+        n = ops.size.astype(np.int64) // FLOAT_BYTES
+        is_state = _is_request(ops) & _is_in(state_row, ops.row.astype(np.int64))
+        chosen = is_state & (n >= QUANTIZED_FROM)
+        size = n[chosen] + -(-n[chosen] // QUANTIZED_BLOCK) * FLOAT_BYTES
+        table["size"][chosen] = size.astype(np.uint64)
+        return _without_requests(Operations(table), temporary_row)
+
+    return Edit("optimizer states in 8 bits", change)
+
+
+def states_offloaded(state_row: I64, temporary_row: I64) -> Edit:
+    """Return the edit that keeps the optimizer's states, and its step, on the host."""
+
+    def change(_: Reproduction, ops: Operations) -> Operations:
+        return _without_requests(ops, np.union1d(state_row, temporary_row))
+
+    return Edit("optimizer states on the host", change)
+
+
+def step_in_backward(backward_rows: tuple[I64, I64], step_end_row: I64, temporary_row: I64) -> Edit:
+    """Return the edit that updates each parameter as soon as its gradient is there, and drops it.
+
+    Args:
+        backward_rows: events at which each backward pass begins and ends, ascending.
+        step_end_row: event at which each pass of the optimizer ends, ascending.
+        temporary_row: events that request temporaries of the optimizer's step, ascending.
+    """
+
+    def change(_: Reproduction, ops: Operations) -> Operations:
+        gradient = Allocations(ops).kept_from(*backward_rows, until_row=step_end_row)
+        return _freed_at_once(_without_requests(ops, temporary_row), gradient)
+
+    return Edit("optimizer step in the backward pass", change)
+
+
+def gradients_set_to_none(
+    backward_rows: tuple[I64, I64], step_end_row: I64, begin_row: int
+) -> Edit:
+    """Return the edit that frees gradients after the step: ``zero_grad(set_to_none=True)``.
+
+    Gradients that were made once and kept are freed at the end of each optimizer pass. In the next
+    backward pass the result that was added to them is kept in their place.
+
+    Args:
+        backward_rows: events at which each backward pass begins and ends, ascending.
+        step_end_row: event at which each pass of the optimizer ends, ascending.
+        begin_row: event at which the first step begins; what was made before it are parameters.
+    """
+
+    def change(reproduction: Reproduction, ops: Operations) -> Operations:
+        lives = Allocations(ops)
+        parameters = _parameters(reproduction, lives, begin_row)
+        is_gradient = lives.kept_from(*backward_rows) & np.isin(lives.size, parameters)
+        kept = np.flatnonzero(is_gradient)
+        if lives.size[kept].sum() < MOST * parameters.sum():
+            raise SimulationError("The gradients do not outlive their step.")
+        sizes, wanted = np.unique(lives.size[kept], return_counts=True)
+        # Of the passes that accumulate into one gradient, the first makes it.
+        step = np.searchsorted(step_end_row, backward_rows[0], side="right")
+        opens = np.flatnonzero(np.append(True, np.diff(step) > 0)[: len(step)])
+        temporary = lives.made_and_freed_in(backward_rows[0][opens], backward_rows[1][opens])
+        temporary &= _is_in(sizes, lives.size) & (lives.row >= step_end_row.min(initial=NEVER))
+        ids = np.flatnonzero(temporary)
+        of_pass = np.searchsorted(backward_rows[0], lives.row[ids], side="right")
+        of_size = np.searchsorted(sizes, lives.size[ids])
+        # What is added to a gradient is gone at once; other results of its size live longer.
+        order = np.lexsort((lives.dies[ids] - lives.born[ids], of_size, of_pass))
+        group = (of_pass * len(sizes) + of_size)[order]
+        heads = np.flatnonzero(np.append(True, np.diff(group) > 0)[: len(group)])
+        rank = np.arange(len(group)) - np.repeat(heads, np.diff(np.append(heads, len(group))))
+        results = ids[order[rank < wanted[of_size[order]]]]
+        holders = np.concatenate((kept, results))
+        later = np.searchsorted(step_end_row, lives.row[holders], side="right")
+        is_over = later < len(step_end_row)
+        is_holder = np.zeros(len(lives.born), np.bool_)
+        is_holder[holders] = True
+        is_end = is_free(ops.kind) | (ops.kind == OpKind.COMPLETE)
+        rest = Operations(ops.table[~(is_holder[ops.allocation] & is_end)])
+        at = np.searchsorted(reached_rows(rest), step_end_row[later[is_over]])
+        new = frees_of(holders[is_over].astype(np.uint32))
+        new["row"] = step_end_row[later[is_over]]
+        return Operations(np.insert(rest.table, at, new))
+
+    return Edit("gradients set to None", change)
+
+
+def buffers_preallocated(rows: I64, n_buffers: int) -> Edit:
+    """Return the edit that makes buffers which grow by copies once, as large as they get.
+
+    Args:
+        rows: events that make them, ascending.
+        n_buffers: that live side by side; request i replaces request i - ``n_buffers``.
+    """
+
+    def change(_: Reproduction, ops: Operations) -> Operations:
+        lives = Allocations(ops)
+        made = np.flatnonzero(_is_in(rows, lives.row) & (lives.born >= 0))
+        made = made[np.argsort(lives.born[made])]
+        slot = np.arange(len(made)) % n_buffers
+        largest = np.zeros(n_buffers, np.int64)
+        np.maximum.at(largest, slot, lives.size[made])
+        first, last = made[:n_buffers], made[-n_buffers:]
+        last = last[np.argsort(slot[-n_buffers:])] if len(made) >= n_buffers else last
+        gone = np.zeros(len(lives.born), np.bool_)
+        gone[made[n_buffers:]] = True
+        table = ops.table.copy()
+        is_end = is_free(ops.kind) | (ops.kind == OpKind.COMPLETE)
+        of_last = np.zeros(len(lives.born), np.uint32)
+        of_last[last] = first
+        keeps = np.isin(ops.allocation, last) & is_end  # the end of the last is that of the buffer
+        drops = np.isin(ops.allocation, first) & is_end & ~np.isin(ops.allocation, last)
+        is_first = np.isin(ops.allocation, first) & (ops.kind == OpKind.MALLOC)
+        size = np.zeros(len(lives.born), np.uint64)
+        size[first] = largest[: len(first)].astype(np.uint64)
+        table["size"][is_first] = size[ops.allocation[is_first]]
+        gone_now = gone[ops.allocation] & (ops.kind <= OpKind.COMPLETE) & ~keeps
+        table["allocation"][keeps] = of_last[ops.allocation[keeps]]
+        return Operations(table[~(gone_now | drops)])
+
+    return Edit("buffers made once", change)
+
+
+# ---- what the edits are made of --------------------------------------------------------------
+
+
+def _is_request(ops: Operations) -> Bools:
+    chosen: Bools = (ops.kind == OpKind.MALLOC) | (ops.kind == OpKind.FAILED)
+    return chosen
+
+
+def _requested_at(ops: Operations, rows: I64) -> Bools:
+    """Return which allocations are requested at some events."""
+    chosen = np.zeros(int(ops.allocation.max(initial=0)) + 1, np.bool_)
+    is_here = (ops.kind == OpKind.MALLOC) & _is_in(rows, ops.row.astype(np.int64))
+    chosen[ops.allocation[is_here]] = True
+    return chosen
+
+
+def _without_requests(ops: Operations, rows: I64) -> Operations:
+    """Return the operations without the requests of some events, those that failed included."""
+    is_failed = (ops.kind == OpKind.FAILED) & _is_in(rows, ops.row.astype(np.int64))
+    gone = _requested_at(ops, rows)
+    return _without(Operations(ops.table[~is_failed]), gone)
+
+
+def _is_in(some: I64, values: I64) -> Bools:
+    """Return whether each value is among ``some``, which are ascending."""
+    if not len(some):
+        return np.zeros(len(values), np.bool_)
+    at = np.minimum(np.searchsorted(some, values), len(some) - 1)
+    result: Bools = some[at] == values
+    return result
+
+
+def _parameters(reproduction: Reproduction, lives: Allocations, first_row: int) -> I64:
+    """Return the sizes of what was made before a row, or before the trace, and stays."""
+    made = lives.size[(lives.row >= 0) & (lives.row < first_row) & (lives.dies == NEVER)]
+    old = reproduction.trace.initial.block_requested.astype(np.int64)
+    return np.concatenate((made, old))
+
+
+def _without(ops: Operations, gone: Bools) -> Operations:
+    """Return the operations without those on some allocations."""
+    return Operations(ops.table[~(gone[ops.allocation] & (ops.kind <= OpKind.COMPLETE))])
+
+
+def _freed_at_once(ops: Operations, chosen: Bools) -> Operations:
+    """Return the operations with allocations freed right after they are made."""
+    is_end = is_free(ops.kind) | (ops.kind == OpKind.COMPLETE)
+    kept = Operations(ops.table[~(chosen[ops.allocation] & is_end)])
+    at = np.flatnonzero(chosen[kept.allocation] & (kept.kind == OpKind.MALLOC))
+    new = np.zeros(len(at), OPERATION)
+    new["kind"], new["allocation"] = OpKind.FREE, kept.allocation[at]
+    new["row"] = kept.row[at]
+    # Behind the next request: a gradient is still there while the next one is computed.
+    return Operations(np.insert(kept.table, np.minimum(at + 2, len(kept)), new))

@@ -1,0 +1,137 @@
+"""Changes of a training program: predicted peaks against programs that really were changed.
+
+``recordings/train.py`` is the program, ``peaks.json`` what each of its variants really needed:
+peak allocated and peak reserved bytes, on the allocator of PyTorch 2.12.1.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from fragdoctor.analysis.training import TrainingRun, training_run
+from fragdoctor.diagnosis.bench import ENDLESS, Bench, set_up
+from fragdoctor.diagnosis.contexts import build_contexts
+from fragdoctor.errors import SimulationError
+from fragdoctor.inputs.snapshot_reader import read_snapshot
+from fragdoctor.model.case import Case
+from fragdoctor.trace.edits import Edit, combined
+from fragdoctor.trace.recompute import checkpointed
+from fragdoctor.trace.training_edits import (
+    gradients_set_to_none,
+    loss_in_chunks,
+    optimizer_fused,
+    optimizer_one_by_one,
+    passes_scaled,
+    states_offloaded,
+    states_quantized,
+    step_in_backward,
+)
+
+RECORDINGS = Path(__file__).parent / "recordings"
+PEAKS = json.loads((RECORDINGS / "peaks.json").read_text(encoding="utf-8"))
+ALLOCATED, RESERVED = 0.04, 0.13
+"""Largest error of each, as a share: the edits model kernels and frees that nobody recorded."""
+
+
+@cache
+def recorded(name: str) -> tuple[Bench, TrainingRun]:
+    context = build_contexts(Case(snapshot=read_snapshot(RECORDINGS / f"{name}.pickle.gz")))[0]
+    bench, _ = set_up(context)
+    assert bench is not None
+    assert context.analysis is not None
+    run = training_run(context.analysis.trace, context.analysis.phases, bench.requests)
+    assert run is not None
+    return bench, run
+
+
+def layers(run: TrainingRun) -> Edit:
+    calls = run.layers
+    assert calls is not None
+    return checkpointed(calls.first_row, calls.end_row, calls.forward_end_row)
+
+
+def chunks(run: TrainingRun) -> Edit:
+    first, end = run.loss_span
+    return loss_in_chunks((first, run.forward[1]), end, run.loss_row, 8)
+
+
+EDITS: dict[str, Callable[[TrainingRun], Edit]] = {
+    "ckpt": layers,
+    "chunk": chunks,
+    "fused": lambda run: optimizer_fused(run.temporary_row),
+    "loop": lambda run: optimizer_one_by_one(run.temporary_row, run.optimizer[0]),
+    "bit8": lambda run: states_quantized(run.state_row, run.temporary_row),
+    "sgd": lambda run: states_offloaded(
+        run.state_row, run.temporary_row
+    ),  # no state, no temporaries
+    "inbackward": lambda run: step_in_backward(run.backward, run.optimizer[1], run.temporary_row),
+    "half": lambda run: passes_scaled(*run.steps, 0.5),
+    "ckpt+chunk": lambda run: combined([chunks(run), layers(run)]),
+    "ckpt+chunk+fused": lambda run: combined(
+        [chunks(run), layers(run), optimizer_fused(run.temporary_row)]
+    ),
+}
+
+
+def peaks(bench: Bench, edit: Edit) -> tuple[int, int]:
+    result = bench.fair_replay.replay(ENDLESS, edit.apply(bench.reproduction))
+    assert result.fits
+    return result.peak_allocated_bytes, result.peak_reserved_bytes
+
+
+def assert_close(found: Sequence[int], real: Sequence[int]) -> None:
+    for value, truth, tolerance in zip(found, real, (ALLOCATED, RESERVED), strict=True):
+        assert abs(value - truth) <= tolerance * truth, (value, truth)
+
+
+@pytest.mark.parametrize(
+    ("model", "variant"),
+    [(m, v) for m in ("gpt", "conv", "wide") for v in EDITS if v in PEAKS[m]],
+)
+def test_edit_predicts_the_peak_of_the_changed_program(model: str, variant: str) -> None:
+    bench, run = recorded(model)
+
+    assert_close(peaks(bench, EDITS[variant](run)), PEAKS[model][variant])
+
+
+@pytest.mark.parametrize("model", ["gpt", "conv", "wide"])
+def test_the_recorded_run_itself_is_exact(model: str) -> None:
+    bench, _ = recorded(model)
+
+    assert peaks(bench, combined([])) == tuple(PEAKS[model]["base"])
+
+
+def test_gradients_that_were_kept_are_freed_after_each_step() -> None:
+    bench, run = recorded("gpt_kept_gradients")
+    edit = gradients_set_to_none(run.backward, run.optimizer[1], run.begin_row)
+
+    assert PEAKS["gpt"]["keep"][0] > PEAKS["gpt"]["base"][0]
+    assert_close(peaks(bench, edit), PEAKS["gpt"]["base"])
+
+
+def test_gradients_that_are_freed_anyway_are_no_saving() -> None:
+    bench, run = recorded("gpt")
+    edit = gradients_set_to_none(run.backward, run.optimizer[1], run.begin_row)
+
+    with pytest.raises(SimulationError, match="do not outlive"):
+        edit.apply(bench.reproduction)
+
+
+def test_accumulation_checkpoints_every_forward_pass() -> None:
+    bench, run = recorded("gpt_accumulation")
+
+    assert len(run.forward[0]) == 2 * len(run.optimizer[0])
+    assert_close(peaks(bench, layers(run)), PEAKS["gpt"]["accum+ckpt"])
+
+
+@pytest.mark.parametrize(("model", "n_layers"), [("gpt", 4), ("conv", 6), ("wide", 3)])
+def test_layers_are_the_blocks_of_the_model(model: str, n_layers: int) -> None:
+    _, run = recorded(model)
+
+    assert run.layers is not None
+    assert run.layers.n_layers == n_layers

@@ -1,0 +1,194 @@
+"""Write the schemas of the JSON documents from the types that the documents are written from.
+
+Run ``python tools/write_schemas.py`` after a change of a field; a test compares the files in
+``fragdoctor/report/schema`` with what this makes.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+import types
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from enum import Enum, IntEnum
+from pathlib import Path
+from typing import Any, Final, Union, get_args, get_origin, get_type_hints
+
+import fragdoctor.report
+from fragdoctor.gate.judgement import CheckReport
+from fragdoctor.model.batch_fit import BatchFit
+from fragdoctor.model.diagnosis import Diagnosis
+from fragdoctor.model.estimate import Estimate, Sharing
+from fragdoctor.model.fleet import FleetReport
+from fragdoctor.model.simulation import Simulation
+from fragdoctor.report.json import written
+from fragdoctor.report.shapes import SHAPES, CompareResult, ErrorResult, GpuTable, OomResult, Shape
+from fragdoctor.report.views.explain import Explanation
+
+Json = dict[str, Any]
+
+DOCUMENTS: Final[Mapping[str, tuple[type, str]]] = {
+    "diagnosis": (Diagnosis, "analyze"),
+    "oom": (OomResult, "oom"),
+    "simulation": (Simulation, "simulate"),
+    "check": (CheckReport, "check"),
+    "compare": (CompareResult, "compare"),
+    "fleet": (FleetReport, "analyze RANKS"),
+    "estimate": (Estimate, "estimate"),
+    "gpus": (GpuTable, "estimate --list-gpus"),
+    "batch-fit": (BatchFit, "fit"),
+    "processes": (Sharing, "pack"),
+    "explain": (Explanation, "explain"),
+    "error": (ErrorResult, "COMMAND"),
+}
+"""Name of a schema -> the type of its document, and the command that prints it."""
+
+_PLAIN: Final[Mapping[Any, Json]] = {
+    str: {"type": "string"},
+    int: {"type": "integer"},
+    float: {"type": "number"},
+    bool: {"type": "boolean"},
+    Any: {},
+    types.NoneType: {"type": "null"},
+}
+_ENTRY: Final = re.compile(r"^ {4}(\w+(?:, \w+)*): (.*)$")
+
+
+def schema(name: str) -> Json:
+    """Return the schema of a document; every field is required, none beyond them is forbidden."""
+    kind, command = DOCUMENTS[name]
+    made = _Schemas()
+    root = made.object(kind)
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": f"fragdoctor {command} --format json",
+        "description": "Bytes are integers; null is unknown. Within 1.x, fields are only added.",
+        **{k: v for k, v in root.items() if k != "description"},
+        "$defs": dict(sorted(made.definitions.items())),
+    }
+
+
+class _Schemas:
+    """Collects the definitions that a document needs."""
+
+    def __init__(self) -> None:
+        self.definitions: dict[str, Json] = {}
+
+    def object(self, kind: type) -> Json:
+        """Return the schema of a dataclass."""
+        properties = self._properties(kind)
+        text = inspect.getdoc(kind) or ""
+        return {
+            "description": text.split("\n\n")[0].replace("\n", " ").replace("``", ""),
+            "type": "object",
+            "properties": properties,
+            "required": list(properties),
+        }
+
+    def _properties(self, kind: type) -> dict[str, Json]:
+        shape = SHAPES.get(kind, Shape())
+        hints = _hints(kind)
+        described = _described(kind)
+        found = {name: self.of(hint) for name, (hint, _) in shape.computed.items()}
+        for name, key in written(kind):
+            if name in shape.inline:
+                found |= self._properties(hints[name])
+                continue
+            made = self.of(hints[name])
+            if name in shape.null:
+                made = _nullable(made)
+            found[key] = {"description": described[name], **made} if name in described else made
+        for name in shape.properties:
+            found[name] = self.of(get_type_hints(getattr(kind, name).fget)["return"])
+        if "schema_version" in found:
+            found["schema_version"] = {"type": "string", "pattern": r"^1\.[0-9]+$"}
+        return found
+
+    def of(self, hint: Any) -> Json:
+        """Return the schema of a type."""
+        if hint in _PLAIN:
+            return dict(_PLAIN[hint])
+        origin, arguments = get_origin(hint), get_args(hint)
+        if origin in (Union, types.UnionType):
+            return self._union(arguments)
+        if isinstance(origin, type):
+            return self._collection(origin, arguments)
+        if isinstance(hint, type) and issubclass(hint, IntEnum):
+            return {"enum": [m.name.lower() for m in hint]}
+        if isinstance(hint, type) and issubclass(hint, Enum):
+            return {"enum": [m.value or None for m in hint]}
+        if is_dataclass(hint):
+            return self._reference(hint)
+        raise TypeError(f"{hint} has no schema")
+
+    def _collection(self, origin: type, arguments: Sequence[Any]) -> Json:
+        if issubclass(origin, Mapping):
+            return {"type": "object", "additionalProperties": self.of(arguments[1])}
+        if origin is tuple and Ellipsis not in arguments:
+            items = [self.of(a) for a in arguments]
+            return {"type": "array", "prefixItems": items, "items": False}
+        return {"type": "array", "items": self.of(arguments[0])}
+
+    def _union(self, arguments: Sequence[Any]) -> Json:
+        parts = [self.of(a) for a in arguments]
+        if all(set(p) == {"type"} for p in parts):
+            names = list(dict.fromkeys(p["type"] for p in parts))
+            # An integer is a number.
+            names = [n for n in names if n != "integer" or "number" not in names]
+            return {"type": names[0] if len(names) == 1 else names}
+        if parts[-1] == {"type": "null"} and len(parts) == 2:
+            return _nullable(parts[0])
+        return {"anyOf": parts}
+
+    def _reference(self, kind: Any) -> Json:
+        name = re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).lower()
+        if kind.__module__.endswith(".comparison") and kind.__name__ in {"Trend", "Reason"}:
+            name = f"comparison_{name}"
+        if name not in self.definitions:
+            self.definitions[name] = {}  # a type may hold itself
+            self.definitions[name] = self.object(kind)
+        return {"$ref": f"#/$defs/{name}"}
+
+
+def _nullable(made: Json) -> Json:
+    if set(made) == {"type"} and isinstance(made["type"], str):
+        return {"type": [made["type"], "null"]}
+    if "enum" in made:
+        return {"enum": [*made["enum"], None]} if None not in made["enum"] else made
+    return {"anyOf": [made, {"type": "null"}]}
+
+
+def _hints(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def _described(kind: type) -> dict[str, str]:
+    """Return what the docstring says of the fields, in its section ``Attributes:``."""
+    _, _, section = (inspect.getdoc(kind) or "").partition("Attributes:\n")
+    found: dict[str, str] = {}
+    names: list[str] = []
+    for line in section.splitlines():
+        entry = _ENTRY.match(line)
+        if entry is not None:
+            names = entry.group(1).split(", ")
+            found |= dict.fromkeys(names, entry.group(2))
+        elif line.startswith(" " * 8) and names:
+            found |= {name: f"{found[name]} {line.strip()}" for name in names}
+        else:
+            names = []
+    known = {f.name for f in fields(kind)}
+    return {k: v.replace("``", "").replace("None", "null") for k, v in found.items() if k in known}
+
+
+def main() -> None:
+    """Write every schema beside the module that writes the documents."""
+    folder = Path(fragdoctor.report.__file__).parent / "schema"
+    for name in DOCUMENTS:
+        path = folder / f"{name}-1.0.schema.json"
+        path.write_text(json.dumps(schema(name), indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
