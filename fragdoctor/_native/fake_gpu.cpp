@@ -194,7 +194,7 @@ class Gpu final : public Observer {
       case Action::segment_unmap:
         change(RESERVED, e.is_small, -size);
         break;
-      case Action::oom:
+      default:
         break;
     }
   }

@@ -19,6 +19,7 @@ from fragdoctor.cli.front_page import FRONT_PAGE
 from fragdoctor.cli.oom import oom
 from fragdoctor.cli.pack import PackOptions, pack
 from fragdoctor.cli.parameters import command_of, command_with, parameters_of
+from fragdoctor.cli.rehearse import RehearseOptions, rehearse
 from fragdoctor.cli.run import run
 from fragdoctor.cli.simulate import simulate
 
@@ -66,6 +67,16 @@ app.command(
     "Only a program that succeeds with nothing to record (no torch, no CUDA) ends in 2.",
     context_settings={"allow_interspersed_args": False},
 )(run)
+app.command(
+    "rehearse",
+    help="Run a training script without a GPU and say what its memory would do",
+    epilog=_examples(
+        "fragdoctor rehearse train.py --gpu h100 -- --epochs 1 --batch-size 32",
+        "fragdoctor rehearse -m package.train --fits-on 24GiB",
+    )
+    + "\n\n\b\nThe script needs PyTorch 2.6 or newer and no GPU; what it computes is made up.\n"
+    "Exit code 0: it fits; 1: it runs out of memory; 2: it cannot be rehearsed.",
+)(command_of(RehearseOptions, rehearse))
 app.command(
     "oom",
     help="Diagnose a pasted out-of-memory message or a whole log",

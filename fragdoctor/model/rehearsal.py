@@ -68,7 +68,7 @@ class Rehearsal:
     """One rehearsal.
 
     Attributes:
-        gpu: whose kernels and size were taken.
+        gpu: whose kernels were taken; is_known_gpu: and whose size.
         capacity_bytes: what PyTorch could have; None = without a limit.
         conf: settings of the allocator, as PyTorch writes them.
         fits: whether no failed request ended the program.
@@ -87,6 +87,7 @@ class Rehearsal:
     """
 
     gpu: str
+    is_known_gpu: bool
     capacity_bytes: int | None
     conf: str
     fits: bool
@@ -110,10 +111,14 @@ class RehearsalResult:
     """A rehearsal with the diagnosis of its snapshot.
 
     Attributes:
-        fitting_gpus: names of the known GPUs on which the steps rehearsed fit, by replay, the
-            smallest first; None where the program did not come to its end.
+        diagnosis: of the snapshot.
+        rehearsal: what came of it.
+        needs_bytes: the least that PyTorch must have so that the steps rehearsed fit, by replay;
+            None where the program did not come so far.
+        fitting_gpus: names of the known GPUs that have so much, the smallest first.
     """
 
     diagnosis: Diagnosis
     rehearsal: Rehearsal
-    fitting_gpus: Sequence[str] | None = None
+    needs_bytes: int | None = None
+    fitting_gpus: Sequence[str] = ()

@@ -82,7 +82,6 @@ class Conditions:
         n_steps: steps after which to stop; None = when their memory repeats.
         allows_writes: whether files outside of the scratch folder may be changed.
         shows_output: whether what the program prints is passed on to standard error.
-        seed_assumptions: what to assume about values, by kind of operation.
     """
 
     gpu: RehearsedGpu
@@ -322,6 +321,7 @@ def _rehearsal(
     oom = found["out_of_memory"]
     return Rehearsal(
         gpu=conditions.gpu.name or conditions.gpu.title,
+        is_known_gpu=bool(conditions.gpu.name),
         capacity_bytes=conditions.gpu.capacity_bytes,
         conf=found["conf"],
         fits=oom is None,

@@ -18,9 +18,10 @@ from fragdoctor.model.settings import N_ROUNDUP_INTERVALS, AllocatorSettings, er
 UNLIMITED: Final = 2**64 - 1
 ACTIONS: Final = (
     "alloc", "free_requested", "free_completed", "segment_alloc", "segment_free", "segment_map",
-    "segment_unmap", "oom",
+    "segment_unmap", "snapshot", "oom",
 )  # fmt: skip
-STATES: Final = ("inactive", "active_pending_free", "active_allocated")
+STATES: Final = ("inactive", "active_allocated", "active_pending_free")
+"""Both in the order of ``_native/words.h``."""
 COUNTERS: Final = (
     "reserved", "allocated", "active", "requested", "peak_reserved", "peak_allocated",
     "peak_active", "peak_requested", "retries", "ooms", "n_malloc", "n_free", "n_map", "n_unmap",

@@ -5,19 +5,18 @@ from __future__ import annotations
 import gc
 import json
 import os
-import pickle
 import sys
 import traceback
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
 import torch
 
+from fragdoctor.rehearse.engine.patching import put
 from fragdoctor.rehearse.engine.session import SeenOom, Session
 from fragdoctor.rehearse.engine.snapshot import History, snapshot
 from fragdoctor.rehearse.engine.stacks import ENGINE
-from fragdoctor.rehearse.engine.statistics import statistics
 
 MAX_STACK: Final = 64
 
@@ -188,20 +187,9 @@ class Outcome:
             now.gpus, now.n_devices, now.stacks, History(), now.budget.settings, at=oom
         )
         found["external_annotations"] = list(now.annotations)
-        with Path(self.request["snapshot"]).open("wb") as file:
-            pickle.dump(found, file)
-        stats = {str(d): _flat(statistics(now, d)) for d in range(now.n_devices)}
-        Path(self.request["stats"]).write_text(json.dumps(stats, indent=1), encoding="utf-8")
-
-
-def _flat(nested: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in nested.items():
-        if isinstance(value, dict):
-            flat.update(_flat(value, f"{prefix}{key}."))
-        else:
-            flat[prefix + key] = value
-    return flat
+        with ExitStack() as undo:  # PyTorch's own function writes what it is given
+            put(undo, torch._C, "_cuda_memorySnapshot", lambda *_: found)
+            torch.cuda.memory._dump_snapshot(self.request["snapshot"])
 
 
 def _is_users(filename: str) -> bool:
