@@ -58,6 +58,7 @@ class RehearseOptions:
             "--conf", metavar="SETTINGS", help="Set PYTORCH_CUDA_ALLOC_CONF for the program"
         ),
     ] = None
+    torch_version: options.TorchVersion = None
     steps: Annotated[
         int | None,
         typer.Option(
@@ -144,6 +145,7 @@ def _asked(chosen: RehearseOptions) -> tuple[Program, Conditions]:
         gpu=gpu,
         n_devices=chosen.devices,
         conf=chosen.conf,
+        torch_version=chosen.torch_version or "",
         n_steps=chosen.steps,
         allows_writes=chosen.allow_writes,
         shows_output=chosen.verbose,

@@ -82,7 +82,7 @@ class Rehearsal:
         unmodelled: what takes memory beside the allocator.
         notes: sentences on the rehearsal as a whole.
         snapshot: path of the memory snapshot that it left.
-        torch_version: of the program's Python.
+        torch_version: whose allocator it was.
         python: the program's Python.
     """
 

@@ -30,6 +30,7 @@ from fragdoctor.rehearse.machines import RehearsedGpu
 START: Final = Path(__file__).parent / "start.py"
 MOST_STEPS: Final = 200
 """Steps after which a rehearsal ends whose memory does not repeat."""
+TEMPORARY: Final = "tmp"
 TAIL_LINES: Final = 40
 _TAIL_BYTES: Final = 64 * 1024
 
@@ -79,6 +80,7 @@ class Conditions:
         gpu: the GPU that it sees.
         n_devices: how many of them.
         conf: settings of the allocator; None = as the environment says.
+        torch_version: whose allocator it is; "" = of the PyTorch that the program has.
         n_steps: steps after which to stop; None = when their memory repeats.
         allows_writes: whether files outside of the scratch folder may be changed.
         shows_output: whether what the program prints is passed on to standard error.
@@ -87,6 +89,7 @@ class Conditions:
     gpu: RehearsedGpu
     n_devices: int = 1
     conf: str | None = None
+    torch_version: str = ""
     n_steps: int | None = None
     allows_writes: bool = False
     shows_output: bool = False
@@ -150,8 +153,7 @@ def _attempt(
     program: Program, conditions: Conditions, python: str, place: Path, on_step: OnStep | None
 ) -> dict[str, Any]:
     """Return the outcome of a run with one interpreter, as the engine wrote it."""
-    home = place / "home"
-    home.mkdir(exist_ok=True)
+    (place / TEMPORARY).mkdir(exist_ok=True)
     gpu = conditions.gpu
     request = {
         "target": program.target,
@@ -164,10 +166,11 @@ def _attempt(
             "n_multiprocessors": gpu.n_multiprocessors,
         },
         "capacity_bytes": gpu.capacity_bytes,
+        "torch_version": conditions.torch_version,
         "n_devices": conditions.n_devices,
         "steps": conditions.n_steps,
         "most_steps": None if conditions.n_steps is not None else MOST_STEPS,
-        "scratch": None if conditions.allows_writes else str(home),
+        "scratch": None if conditions.allows_writes else str(place),
         "library": str(_library()),
         "outcome": str(place / "outcome.json"),
         "snapshot": str(place / "snapshot.pickle"),
@@ -177,7 +180,7 @@ def _attempt(
         (place / "request.json").write_text(json.dumps(request), encoding="utf-8")
         code = _run(
             [python, str(START), str(place / "request.json")],
-            _environment(conditions, home),
+            _environment(conditions, place),
             None if conditions.shows_output else output,
             (readable, writable),
             on_step,
@@ -210,7 +213,7 @@ def _library() -> Path:
     return Path(spec.origin if spec and spec.origin else ".").with_name("_fake_gpu.so")
 
 
-def _environment(conditions: Conditions, home: Path) -> dict[str, str]:
+def _environment(conditions: Conditions, place: Path) -> dict[str, str]:
     """Return the environment of the program: its own, and what keeps it here."""
     environ = dict(os.environ)
     environ.setdefault("PYTHONUNBUFFERED", "1")
@@ -219,8 +222,7 @@ def _environment(conditions: Conditions, home: Path) -> dict[str, str]:
         environ.pop("PYTORCH_ALLOC_CONF", None)
         environ["PYTORCH_CUDA_ALLOC_CONF"] = conditions.conf
     if not conditions.allows_writes:
-        environ["TMPDIR"] = str(home)
-        environ["TORCHINDUCTOR_CACHE_DIR"] = environ["TRITON_CACHE_DIR"] = str(home / "cache")
+        environ["TMPDIR"] = str(place / TEMPORARY)
         environ.setdefault("WANDB_MODE", "disabled")
     return environ
 
@@ -339,7 +341,7 @@ def _rehearsal(
         unmodelled=_unmodelled(conditions.gpu),
         notes=found["notes"],
         snapshot=snapshot,
-        torch_version=found["torch"],
+        torch_version=conditions.torch_version or found["torch"],
         python=python,
     )
 

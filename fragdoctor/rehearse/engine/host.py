@@ -38,8 +38,20 @@ def _resize(original: Any) -> Any:
     return resize_
 
 
+def _to(original: Any) -> Any:
+    def to(self: torch.UntypedStorage, device: Any, non_blocking: bool = False) -> Any:
+        """Return a storage's copy on another device, as ``torch.load`` asks for it."""
+        if torch.device(device).type != "cuda":
+            return original(self, device, non_blocking)
+        tensor = torch.empty(self.nbytes(), dtype=torch.uint8, device=device)
+        return tensor.untyped_storage()
+
+    return to
+
+
 def install(undo: ExitStack) -> None:
     """Patch what tensors and storages do with pinned and resized memory."""
     put(undo, torch.Tensor, "pin_memory", _pin_memory)
     put(undo, torch.Tensor, "is_pinned", _is_pinned)
+    put(undo, torch.storage, "_to", _to(torch.storage._to))
     put(undo, torch.UntypedStorage, "resize_", _resize(torch.UntypedStorage.resize_))

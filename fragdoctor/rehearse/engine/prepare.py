@@ -26,6 +26,8 @@ class Machine:
         n_devices: how many GPUs.
         capacity_bytes: what the driver of each has for PyTorch; None = unlimited.
         total_bytes: memory of each.
+        torch_version: whose allocator it is; "" = of the PyTorch that is here.
+        scratch: the folder to which writes are led; None = they go where they should.
         facts: what ``torch.cuda`` says of each.
     """
 
@@ -33,6 +35,8 @@ class Machine:
     n_devices: int = 1
     capacity_bytes: int | None = None
     total_bytes: int = 80 * 2**30
+    torch_version: str = ""
+    scratch: Path | None = None
     facts: session.GpuFacts = session.GpuFacts()
 
 
@@ -53,7 +57,12 @@ def prepare(machine: Machine, undo: ExitStack) -> session.Session:
             "CUDA is in use in this process already.", hint="Rehearse in a fresh process."
         )
     gpus = Gpus(machine.library)
-    budget = Budget(machine.capacity_bytes, machine.total_bytes, parse_conf(""), version)
+    budget = Budget(
+        machine.capacity_bytes,
+        machine.total_bytes,
+        parse_conf(""),
+        machine.torch_version or version,
+    )
     gpus.start(machine.n_devices, budget)
     undo.callback(gpus.close)
     now = session.Session(gpus, machine.n_devices, machine.facts, budget)
@@ -66,6 +75,7 @@ def prepare(machine: Machine, undo: ExitStack) -> session.Session:
         host,
         tables,
         tensors,
+        writes,
     )
     from fragdoctor.rehearse.engine.kernels import all as kernels
 
@@ -76,6 +86,8 @@ def prepare(machine: Machine, undo: ExitStack) -> session.Session:
     dispatch.install(undo)
     attention.install(undo)
     host.install(undo)
+    if machine.scratch is not None:
+        writes.install(machine.scratch, undo)
     # Backward passes run in this thread, where the program's own modes and streams are.
     undo.enter_context(torch.autograd.set_multithreading_enabled(False))
     return now

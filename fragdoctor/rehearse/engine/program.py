@@ -46,6 +46,8 @@ def run(request: dict[str, Any]) -> NoReturn:
         n_devices=request["n_devices"],
         capacity_bytes=request["capacity_bytes"],
         total_bytes=gpu["total_bytes"],
+        scratch=None if request["scratch"] is None else Path(request["scratch"]),
+        torch_version=request["torch_version"],
         facts=GpuFacts(gpu["name"], tuple(gpu["capability"]), gpu["n_multiprocessors"]),
     )
     undo = ExitStack()

@@ -63,7 +63,7 @@ class SeenOom:
             figures["requested_bytes"] or 0,
             tuple(now.gpus.figures(d)["events"] for d in devices),
             tuple(tuple(now.gpus.segments(d)) for d in devices),
-            now.n_steps,
+            now.steps_before(),
             now.stacks.last,
         )
 
@@ -78,6 +78,7 @@ class Session:
         facts: of every one of them.
         budget: of every one of them.
         stacks: where requests came from.
+        steps_before: returns the steps that were complete before what runs now.
         on_oom: called with (device, requested bytes) before the error is raised.
     """
 
@@ -91,7 +92,7 @@ class Session:
     fractions: dict[int, float] = field(default_factory=dict)
     captures: list[Any] = field(default_factory=list)
     asked_for_memory: bool = False
-    n_steps: int = 0
+    steps_before: Callable[[], int] = lambda: 0
     annotations: list[dict[str, Any]] = field(default_factory=list)
 
     is_started: bool = False

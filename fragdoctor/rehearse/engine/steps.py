@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from weakref import WeakKeyDictionary
 
 from torch.optim import optimizer as optimizers
 
+from fragdoctor.rehearse.engine.loop import Loop
 from fragdoctor.rehearse.engine.session import Session
 
 EQUAL_STEPS: Final = 3
@@ -63,12 +65,15 @@ class Steps:
     on_stop: Callable[[str], None]
     found: list[Step] = field(default_factory=list)
     optimizer: str = ""
+    _loop: Loop = field(default_factory=Loop)
+    _reason: str = ""
     _by_optimizer: WeakKeyDictionary[Any, int] = field(default_factory=WeakKeyDictionary)
 
     def install(self, undo: ExitStack) -> None:
         """Listen to optimizers until ``undo`` is closed."""
         hook = optimizers.register_optimizer_step_post_hook(self._after_optimizer)
         undo.callback(hook.remove)
+        self.now.steps_before = lambda: self.n_before
 
     def _after_optimizer(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         if self.now.is_started:
@@ -80,11 +85,20 @@ class Steps:
         if n_complete <= len(self.found):
             return
         self.found.append(self._step())
-        self.now.n_steps = len(self.found)
         self.on_step(len(self.found))
+        loop = self._loop
+        loop.move_on(sys._getframe(2))
         reason = self._enough()
-        if reason:
-            self.on_stop(reason)
+        if reason and self._reason:
+            self.on_stop(self._reason)
+        elif reason:
+            self._reason = reason
+            loop.at_its_end(lambda: self.on_stop(reason))
+
+    @property
+    def n_before(self) -> int:
+        """Steps that were complete before what runs now: a step lasts to the end of its loop."""
+        return len(self.found) - (1 if self.found and self._loop.is_in_same_round() else 0)
 
     def _step(self) -> Step:
         gpus, devices = self.now.gpus, range(self.now.n_devices)
