@@ -1,13 +1,6 @@
-"""Phases without stacks: where PyTorch itself annotated the optimizer's steps.
-
-PyTorch (2.6 and newer) records ``Optimizer.step#...`` and ``Optimizer.zero_grad#...`` with their
-times in every snapshot. What lies between two steps is forward and backward, not told apart.
-"""
+"""What each block is for where no stacks were recorded, by the optimizer steps around its life."""
 
 from __future__ import annotations
-
-import re
-from typing import Final
 
 import numpy as np
 
@@ -23,38 +16,9 @@ from fragdoctor.analysis.categories import (
     UNKNOWN,
     Categories,
 )
-from fragdoctor.analysis.passes import BOTH, NOT_REACHED, OPTIMIZER, Passes
-from fragdoctor.model.snapshot import I64, U8, Action, Bools
+from fragdoctor.model.snapshot import I64, U8, Bools
 from fragdoctor.trace.lives import BEFORE, NEVER, Lives, Totals
-from fragdoctor.trace.trace import Trace
-
-_STEP: Final = re.compile(r"Optimizer\.(?:step|zero_grad)#")
-MAX_ANNOTATIONS: Final = 200_000
-
-
-def annotated_passes(trace: Trace) -> Passes | None:
-    """Return the passes between and within annotated optimizer steps; None without any."""
-    marks = [
-        (a.time_us, a.stage == "START")
-        for a in trace.snapshot.annotations[:MAX_ANNOTATIONS]
-        if a.device in (trace.device, -1) and _STEP.match(a.name[:100])
-    ]
-    n, times = trace.n_events, trace.events.time_us
-    if not marks or not n or int(times.min()) < 0:
-        return None
-    times = np.maximum.accumulate(times)
-    rows = np.searchsorted(times, [m[0] for m in marks], side="left")
-    change = np.zeros(n + 1, np.int64)
-    np.add.at(change, rows, np.where([m[1] for m in marks], 1, -1))
-    in_step = np.cumsum(change)[:n] > 0
-    label = np.where(in_step, OPTIMIZER, BOTH).astype(np.uint8)
-    starts = np.flatnonzero(np.append(True, label[1:] != label[:-1]))
-    if not in_step.any():
-        return None
-    done = np.flatnonzero(trace.events.action != Action.SNAPSHOT)
-    is_cut = bool(len(done)) and bool(trace.events.action[done[-1]] == Action.OOM)
-    none = np.full(len(starts), NOT_REACHED, np.int64)
-    return Passes(label[starts], np.append(starts, n), none, is_cut)
+from fragdoctor.trace.passes import BOTH, OPTIMIZER, Passes
 
 
 def sort_by_lifetime(lives: Lives, passes: Passes, totals: Totals) -> Categories:

@@ -13,7 +13,9 @@ from typing import Final
 
 import numpy as np
 
-from fragdoctor.analysis.passes import (
+from fragdoctor.model.snapshot import I64, U8, Bools
+from fragdoctor.trace.lives import BEFORE, NEVER, Lives
+from fragdoctor.trace.passes import (
     BACKWARD,
     FORWARD,
     NOT_REACHED,
@@ -21,8 +23,6 @@ from fragdoctor.analysis.passes import (
     SETUP,
     Passes,
 )
-from fragdoctor.model.snapshot import I64, U8, Bools
-from fragdoctor.trace.lives import BEFORE, NEVER, Lives
 from fragdoctor.trace.stacks import StackRoles
 
 PARAMETERS, GRADIENTS, OPTIMIZER_STATE, ACTIVATIONS = 0, 1, 2, 3

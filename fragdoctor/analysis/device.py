@@ -18,9 +18,9 @@ from fragdoctor.analysis.pinned_segments import find_pinned_segments
 from fragdoctor.analysis.pins import find_pins
 from fragdoctor.analysis.result import DeviceAnalysis, OomEvent
 from fragdoctor.analysis.sizes import size_diversity
-from fragdoctor.analysis.steps import find_steps
 from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.model.snapshot import BlockState, Snapshot
+from fragdoctor.trace.steps import Steps
 from fragdoctor.trace.trace import Trace, traces_of
 
 # Columns of a trace as long as this leave tens of megabytes behind, worth the time to return them.
@@ -64,7 +64,7 @@ def _analyzed(trace: Trace) -> DeviceAnalysis:
     flushes = find_flushes(trace)
     growth = GrowthResult((), 0, 0)
     if totals is not None:
-        growth = find_growth(trace, find_steps(trace))
+        growth = find_growth(trace, Steps.of(trace))
     pinned, n_pinned = find_pinned_segments(layout)
     active = int(blocks.size_bytes[blocks.state != BlockState.INACTIVE].sum())
     requested = int(blocks.requested_bytes[blocks.state != BlockState.INACTIVE].sum())

@@ -22,10 +22,10 @@ from typing import Final
 import numpy as np
 
 from fragdoctor.analysis.result import Growth
-from fragdoctor.analysis.steps import MIN_STEPS, Steps
 from fragdoctor.model.hooks import tell
 from fragdoctor.model.snapshot import I32, I64, Bools
 from fragdoctor.trace.lives import BEFORE, NEVER, Lives
+from fragdoctor.trace.steps import MIN_STEPS, Steps
 from fragdoctor.trace.trace import Trace
 from fragdoctor.units import KIB
 
@@ -72,23 +72,32 @@ class _Cells:
 
 def find_growth(trace: Trace, steps: Steps) -> GrowthResult:
     """Return the source lines whose survivors grow step by step."""
-    if len(steps) < MIN_STEPS:
-        return GrowthResult((), len(steps), 0)
+    main = steps.main_rows
+    lines: dict[int, Growth] = {}
+    # Evaluation between training steps would hide what each of these leaves, and the reverse.
+    for kind in np.unique(steps.kind).tolist():
+        for growth in _growing_lines(trace, steps.of_kind(kind), steps.method):
+            key = growth.frame if growth.frame >= 0 else -1 - len(lines)
+            if key not in lines or lines[key].survivor_bytes < growth.survivor_bytes:
+                lines[key] = growth
+    most_first = sorted(lines.values(), key=lambda g: -g.survivor_bytes)
+    slope = _floor_slope(trace, main) if len(main) >= MIN_STEPS else 0
+    return GrowthResult(tuple(most_first[:MAX_GROWTHS]), len(main), slope)
+
+
+def _growing_lines(trace: Trace, starts: I64, method: str) -> list[Growth]:
+    """Return the lines that grow over the steps of one kind, which begin at ``starts``."""
+    if len(starts) < MIN_STEPS:
+        return []
     tell("Analysing: growth")
-    slope = _floor_slope(trace, steps)
-    births = _births(trace, steps)
+    births = _births(trace, starts, method)
     if births is None:
-        return GrowthResult((), len(steps), slope)
+        return []
     lives = trace.lives
-    busy = _is_busy(lives, births, steps.method)
+    busy = _is_busy(lives, births, method)
     cells = _cells(lives, births)
-    results = []
-    for low, high in _candidates(cells):
-        found = _judge(cells, low, high, births.n_complete, busy)
-        if found is not None:
-            results.append(_describe(lives, births, found, trace.first_row))
-    results.sort(key=lambda g: -g.survivor_bytes)
-    return GrowthResult(tuple(results[:MAX_GROWTHS]), len(steps), slope)
+    judged = [_judge(cells, low, high, births.n_complete, busy) for low, high in _candidates(cells)]
+    return [_describe(lives, births, found, trace.first_row) for found in judged if found]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +125,10 @@ class _Births:
         return np.searchsorted(self.starts, rows, side="right") - 1
 
 
-def _births(trace: Trace, steps: Steps) -> _Births | None:
+def _births(trace: Trace, starts: I64, method: str) -> _Births | None:
     """Return the groups and steps of the blocks; None where no group keeps enough."""
     lives = trace.lives
-    if steps.method == "stacks":
+    if method == "stacks":
         group = trace.stacks.lines_of(lives.stack).astype(np.int64) + 1
         frames = np.arange(int(group.max(initial=0)) + 1) - 1
     else:
@@ -133,7 +142,7 @@ def _births(trace: Trace, steps: Steps) -> _Births | None:
     chosen = (kept >= MIN_SURVIVOR_BYTES) & (count >= MIN_BIRTH_STEPS)
     if not chosen.any():
         return None
-    return _Births(len(steps) - 1, steps.rows, group, frames, chosen, survivors)
+    return _Births(len(starts) - 1, starts, group, frames, chosen, survivors)
 
 
 def _cells(lives: Lives, births: _Births) -> _Cells:
@@ -230,7 +239,8 @@ def _is_busy(lives: Lives, births: _Births, method: str) -> Bools:
     born, step = born[inside], step[inside]
     passing = lives.free[born] != NEVER
     # Where no stacks were recorded sizes tell the allocations of a step apart.
-    kind = births.group[born] if method == "sizes" else lives.stack[born].astype(np.int64) + 1
+    is_known = method == "stacks"
+    kind = lives.stack[born].astype(np.int64) + 1 if is_known else births.group[born]
     width = int(kind.max(initial=0)) + 1
     if width * n_complete <= MAX_TABLE_CELLS:
         table = np.zeros((n_complete, width), np.bool_)
@@ -267,12 +277,12 @@ def _describe(lives: Lives, births: _Births, found: tuple[int, int, int], first_
     )
 
 
-def _floor_slope(trace: Trace, steps: Steps) -> int:
+def _floor_slope(trace: Trace, starts: I64) -> int:
     """Return the rise per step of the lowest allocated bytes, from the thirds of the steps.
 
     The first step is left out: it makes what all later ones share.
     """
-    floors = trace.totals.envelope("allocated_bytes", steps.rows + 1).low[1:-1]
+    floors = trace.totals.envelope("allocated_bytes", starts + 1).low[1:-1]
     third = max(1, len(floors) // 3)
     distance = len(floors) - third
     if distance <= 0:

@@ -7,21 +7,24 @@ from typing import Final
 
 import numpy as np
 
-from fragdoctor.analysis.annotated_passes import annotated_passes, sort_by_lifetime
+from fragdoctor.analysis.annotated_passes import sort_by_lifetime
 from fragdoctor.analysis.categories import N_CATEGORIES, Categories, sort_blocks, sums_at
-from fragdoctor.analysis.passes import (
+from fragdoctor.analysis.result import CategorySum, PhaseAnalysis, PhasePeaks
+from fragdoctor.analysis.teardown import end_of_work
+from fragdoctor.model.snapshot import I64, Action
+from fragdoctor.trace.lives import Lives
+from fragdoctor.trace.passes import (
     BACKWARD,
     BOTH,
     FORWARD,
     OPTIMIZER,
     SETUP,
     Passes,
+    RoleRuns,
+    annotated_passes,
     find_passes,
 )
-from fragdoctor.analysis.result import CategorySum, PhaseAnalysis, PhasePeaks
-from fragdoctor.analysis.teardown import end_of_work
-from fragdoctor.model.snapshot import I64, Action
-from fragdoctor.trace.lives import BEFORE, NEVER, Lives
+from fragdoctor.trace.steps import Steps
 from fragdoctor.trace.trace import Trace
 
 MAX_LINES: Final = 5
@@ -34,9 +37,9 @@ NO_TRAINING: Final = "no stack shows a backward pass or an optimizer step"
 
 def find_phases(trace: Trace) -> PhaseAnalysis:
     """Return the phases of a device's trace and the categories of its memory."""
-    is_late = bool(trace.facts["initial_allocated_bytes"])
-    passes = find_passes(trace, is_late=is_late, frees_tell=_frees_tell(trace))
-    if passes is not None:
+    runs = RoleRuns.of(trace)
+    if runs is not None:
+        passes = find_passes(trace, runs, int(Steps.of(trace).rows[:1].sum()))
         end = end_of_work(trace, passes)
         lives = trace.lives.until(end)
         is_failed = end is not None and bool(trace.events.action[end - 1] == Action.OOM)
@@ -47,11 +50,11 @@ def find_phases(trace: Trace) -> PhaseAnalysis:
         return found if trains else _untrained(found)
     if trace.stacks.roles.has_python:
         return PhaseAnalysis("none", NO_TRAINING)
-    passes = annotated_passes(trace)
-    if passes is None:
+    annotated = annotated_passes(trace)
+    if annotated is None:
         return PhaseAnalysis("none", NO_STACKS)
-    categories = sort_by_lifetime(trace.lives, passes, trace.totals)
-    found = _summary(trace, passes, _Table(categories, trace.lives, trace))
+    categories = sort_by_lifetime(trace.lives, annotated, trace.totals)
+    found = _summary(trace, annotated, _Table(categories, trace.lives, trace))
     return replace(found, method="lifetimes", reason=ONLY_STEPS)
 
 
@@ -59,15 +62,6 @@ def _untrained(found: PhaseAnalysis) -> PhaseAnalysis:
     """Return the phases of a program that shows no training: its forward passes are not counted."""
     phases = tuple(replace(p, n_passes=None) if p.label == FORWARD else p for p in found.phases)
     return replace(found, phases=phases, reason=NO_TRAINING)
-
-
-def _frees_tell(trace: Trace) -> bool:
-    """Return whether frees have stacks of their own."""
-    lives = trace.lives
-    seen = (lives.start != BEFORE) & (lives.free >= 0) & (lives.free != NEVER)
-    rows = np.flatnonzero(seen)
-    stack = trace.events.stack[lives.free[rows]]
-    return bool(((stack >= 0) & (stack != lives.stack[rows])).any())
 
 
 class _Table:

@@ -233,7 +233,7 @@ class PhasePeaks:
     """The passes of one phase: allocated bytes at the peak of each, and what the worst holds.
 
     ``n_passes`` is None where nothing tells one from the next; ``worst_state`` counts events;
-    ``label`` is one of ``analysis/passes.py``.
+    ``label`` is one of ``trace/passes.py``.
     """
 
     label: int

@@ -11,9 +11,9 @@ from typing import Final
 
 import numpy as np
 
-from fragdoctor.analysis.passes import FORWARD, OPTIMIZER, SETUP, Passes
 from fragdoctor.model.snapshot import Action
 from fragdoctor.trace.lives import NEVER
+from fragdoctor.trace.passes import FORWARD, OPTIMIZER, SETUP, Passes
 from fragdoctor.trace.trace import Trace
 
 _NEVER: Final = -1

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from fragdoctor.analysis.layers import NO_ROW, LayerCalls, Requests, find_layers
-from fragdoctor.analysis.passes import BACKWARD, BOTH, FORWARD, OPTIMIZER
 from fragdoctor.analysis.result import PhaseAnalysis
 from fragdoctor.model.snapshot import I64, Bools, Snapshot
+from fragdoctor.trace.passes import BACKWARD, BOTH, FORWARD, OPTIMIZER
 from fragdoctor.trace.stacks import LOSS, StackRoles
 from fragdoctor.trace.trace import Trace
 

@@ -116,13 +116,14 @@ def _request(chosen: EstimateOptions, gpus: Sequence[GpuModel]) -> Request:
 
 
 def _estimate(request: Request, gpus: Sequence[GpuModel]) -> Estimate:
-    from fragdoctor.estimation.formula import formula_footprint
+    from fragdoctor.estimation.formula import formula_footprint, formula_needs
     from fragdoctor.estimation.judge import Estimator, judged
     from fragdoctor.estimation.request import error_of, workload_of
 
     with console.Progress("Estimating"):
         workload = workload_of(request)
-        return judged(workload, Estimator(formula_footprint, error_of(workload)), gpus)
+        estimator = Estimator(formula_footprint, formula_needs, error_of(workload))
+        return judged(workload, estimator, gpus)
 
 
 def _of_model(chosen: EstimateOptions, look: RenderOptions, given: frozenset[str]) -> str:

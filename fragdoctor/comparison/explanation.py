@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from fragdoctor.analysis.steps import ENOUGH_STEPS
 from fragdoctor.comparison.compared_run import ComparedDevice, GrowingLine
 from fragdoctor.comparison.line_changes import FACTOR_SLACK, size_part
 from fragdoctor.comparison.settings_proof import MIN_DIFFERENCE, SAME_REQUESTS
@@ -19,6 +18,7 @@ from fragdoctor.model.comparison import (
     SettingsProof,
 )
 from fragdoctor.model.finding import Confidence, Location
+from fragdoctor.trace.steps import ENOUGH_STEPS
 from fragdoctor.units import MIB, format_count, format_size, plural
 
 MIN_SHARE: Final = 0.1

@@ -198,7 +198,7 @@ PHASES: Final = (
     Phase.OPTIMIZER,
     Phase.FORWARD_BACKWARD,
 )
-"""In the order of the labels of ``analysis/passes.py``."""
+"""In the order of the labels of ``trace/passes.py``."""
 
 CATEGORIES: Final = (
     Category.PARAMETERS,

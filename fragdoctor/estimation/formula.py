@@ -8,6 +8,7 @@ from math import ceil
 
 from fragdoctor.estimation.inference import kv_element_bytes, play_inference
 from fragdoctor.estimation.layers import KORTHIKANTI, attention_used, layer_ops, term_bytes, units
+from fragdoctor.estimation.needs import Needs, needs_of
 from fragdoctor.estimation.optimizers import ZERO, optimizer_of
 from fragdoctor.estimation.precision import AUTOCAST_DOC, precision_of
 from fragdoctor.estimation.states import WORKSPACE_SOURCE, States, states_of, workspace_bytes
@@ -94,6 +95,7 @@ def formula_footprint(workload: Workload) -> Footprint:
     tape = play(workload)
     most = _largest(tape)
     items = [item for item in _items(workload, states, most) if item.n_bytes > 0]
+    needs = needs_of(tape, workload)
     trained = sum(g.n_each * g.count for g in states.groups if g.is_trained)
     return Footprint(
         items=tuple(items),
@@ -103,7 +105,15 @@ def formula_footprint(workload: Workload) -> Footprint:
         n_trainable=0 if workload.inference else trained,
         notes=tuple(_notes(workload)),
         layer=tuple(kept_tensors(workload)),
+        needs_low_bytes=needs.low_bytes,
+        needs_high_bytes=needs.high_bytes,
+        doubts=needs.doubts,
     )
+
+
+def formula_needs(workload: Workload) -> Needs:
+    """Return the bounds of a workload's memory, without the rest of its footprint."""
+    return needs_of(play(workload), workload)
 
 
 def play(workload: Workload) -> Tape:

@@ -102,6 +102,29 @@ class CodeLine:
     item: str
 
 
+class FitState(StrEnum):
+    """Whether a run fits, as far as that can be said."""
+
+    FITS = "fits"  # even at the upper bound
+    TOO_CLOSE = "too_close_to_call"  # the usable memory lies between the bounds
+    DOES_NOT_FIT = "does_not_fit"  # not even at the lower bound
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """A part of the width between the bounds of an estimate.
+
+    Attributes:
+        id: ``formulas``, ``allocator`` or ``trace``.
+        reason: where it comes from, one phrase.
+        n_bytes: how much of the width it makes up.
+    """
+
+    id: str
+    reason: str
+    n_bytes: int
+
+
 @dataclass(frozen=True, slots=True)
 class Footprint:
     """Memory of one workload at one batch size, whichever route found it.
@@ -116,6 +139,9 @@ class Footprint:
         route: ``formula`` or ``model``.
         layer: what one layer keeps, by operation; empty where the route does not know layers.
         lines: of a traced model, the lines that hold most at the peak.
+        needs_low_bytes: with less, the run cannot be served.
+        needs_high_bytes: with this much it is served; None where a part of it is not known.
+        doubts: what makes up the width between the two.
     """
 
     items: Sequence[Item]
@@ -127,6 +153,17 @@ class Footprint:
     route: str = "formula"
     layer: Sequence[KeptTensor] = ()
     lines: Sequence[CodeLine] = ()
+    needs_low_bytes: int = 0
+    needs_high_bytes: int | None = None
+    doubts: Sequence[Doubt] = ()
+
+    def state_on(self, usable_bytes: int) -> FitState:
+        """Return whether it fits into so much memory."""
+        if self.needs_low_bytes > usable_bytes:
+            return FitState.DOES_NOT_FIT
+        if self.needs_high_bytes is not None and self.needs_high_bytes <= usable_bytes:
+            return FitState.FITS
+        return FitState.TOO_CLOSE
 
     @property
     def peak(self) -> Phase:
@@ -170,10 +207,14 @@ class Fit:
     """Whether a footprint fits on one GPU, and how large the batch may be there.
 
     Attributes:
-        margin_bytes: usable less reserved; negative where it does not fit.
-        largest_batch: sequences a step (micro batch) on one GPU; 0 = not even one; None = the
-            batch does not matter or could not be varied.
+        fits: whether it surely does: the state is ``fits``.
+        margin_bytes: usable less the upper bound, at least 0 exactly where it fits; where that
+            bound is not known, usable less the lower one, and at most -1.
+        largest_batch: sequences a step (micro batch) on one GPU that surely fit; 0 = not even
+            one; None = the batch does not matter or could not be varied.
         other_lengths: other sequence lengths and the largest batch at each.
+        state: fits, too close to call, or does not fit.
+        largest_possible_batch: the largest that is not sure to fail, as ``largest_batch``.
     """
 
     gpu: GpuModel
@@ -181,6 +222,8 @@ class Fit:
     margin_bytes: int
     largest_batch: int | None
     other_lengths: Sequence[tuple[int, int]] = ()
+    state: FitState = FitState.TOO_CLOSE
+    largest_possible_batch: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,9 +238,10 @@ class Saving:
         reserved_bytes: what the allocator would reserve.
         saved_bytes: lower peak, in bytes; negative where it costs memory.
         cost: what it costs, one phrase.
-        fits: on the first GPU; None without one.
+        fits: whether it surely does on the first GPU; None without one.
         largest_batch: on the first GPU; None without one.
         source: where to read about it.
+        state: on the first GPU; None without one.
     """
 
     id: str
@@ -210,6 +254,34 @@ class Saving:
     fits: bool | None = None
     largest_batch: int | None = None
     source: str = ""
+    state: FitState | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Combination:
+    """Measures that together make a run fit on the first GPU.
+
+    Attributes:
+        measures: ids of the measures, cheapest first; each is described among the savings' ids.
+        title: for people, the measures in one phrase.
+        option: how to ask for all of them here.
+        slowdown: time a step takes in relation to the run as asked for, as far as published
+            figures say; 1.0 = none.
+        cost: what it costs, one phrase for each measure that costs something.
+        changes_training: whether other parameters are trained (adapters) or precision is lost.
+        n_gpus: GPUs that it needs.
+        needs_low_bytes, needs_high_bytes: what it needs of each.
+    """
+
+    measures: Sequence[str]
+    title: str
+    option: str
+    slowdown: float
+    cost: str
+    changes_training: bool
+    n_gpus: int
+    needs_low_bytes: int
+    needs_high_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +292,8 @@ class Estimate:
         fits: one for each GPU that was named; empty without ``--gpu``.
         savings: measures with their effect, largest saving first.
         error: how far off this route was on recordings, one sentence.
+        combinations: the cheapest measures, alone or together, that make it fit on the first GPU;
+            empty where it fits as it is, or nothing does.
     """
 
     workload: Workload
@@ -227,6 +301,7 @@ class Estimate:
     fits: Sequence[Fit] = ()
     savings: Sequence[Saving] = ()
     error: str = ""
+    combinations: Sequence[Combination] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -181,3 +181,10 @@ class Workload:
     keeps_logits: bool = False
     architecture: str = ""
     model_route: str = ""
+
+    @property
+    def precision_parts(self) -> tuple[str, ...]:
+        """In which precision weights, gradients and optimizer states are, for people."""
+        copies = "fp32 master weights" if self.master_weights else ""
+        gradients = f"{self.grad_dtype} gradients" if self.grad_dtype else ""
+        return tuple(p for p in (f"{self.dtype} weights", copies, gradients) if p)

@@ -17,9 +17,10 @@ from fragdoctor.errors import ConfigError, SimulationError
 from fragdoctor.model.snapshot import I32, I64, U64, Bools
 from fragdoctor.trace.fidelity import Reproduction
 from fragdoctor.trace.operations import OPERATION, Operations, OpKind
-from fragdoctor.trace.steps import Steps, find_steps
+from fragdoctor.trace.steps import Steps
 from fragdoctor.units import MIB, format_size, plural
 
+MIN_STEPS = 2
 MAX_FACTOR = 1000.0
 _PIECE = 1 << 20  # operations that are looked at together where columns of all would be many
 _FREES = (OpKind.FREE, OpKind.FREE_PENDING)
@@ -89,7 +90,7 @@ def empty_cache_each_step() -> Edit:
     """Return the edit that calls ``empty_cache()`` at the beginning of every step but the first."""
 
     def change(reproduction: Reproduction, ops: Operations) -> Operations:
-        return _with_calls(ops, _steps(reproduction).starts[1:])
+        return _with_calls(ops, _steps(reproduction).rows[1:])
 
     return Edit("empty_cache() after each step", change)
 
@@ -103,8 +104,8 @@ def largest_step_first() -> Edit:
 
     def change(reproduction: Reproduction, ops: Operations) -> Operations:
         steps = _steps(reproduction)
-        peaks = reproduction.trace.totals.envelope("active_bytes", steps.starts + 1).high
-        largest = int(peaks.argmax())
+        peaks = reproduction.trace.totals.envelope("active_bytes", steps.rows + 1).high
+        largest = int(np.where(np.isin(steps.rows, steps.main_rows), peaks, 0).argmax())
         order = [largest, *(i for i in range(len(steps)) if i != largest)]
         return _reordered(ops, steps, np.array(order, np.int64))
 
@@ -167,9 +168,9 @@ def leak_removed(addresses: Sequence[int]) -> Edit:
         allocations = _live_at_end(reproduction, addresses)
         steps = _steps(reproduction)
         made = np.isin(ops.allocation, allocations) & (ops.kind == OpKind.MALLOC)
-        step = steps.of_rows(ops.row[made].astype(np.int64))
+        step = steps.at(ops.row[made].astype(np.int64))
         is_closed = step + 1 < len(steps)  # the last step has not ended
-        ends = steps.starts[step[is_closed] + 1]
+        ends = steps.rows[step[is_closed] + 1]
         return _freed_before(ops, ops.allocation[made][is_closed], ends)
 
     return Edit(f"{len(set(addresses))} survivors freed at the end of their step", change)
@@ -202,8 +203,8 @@ def batch_scaled(factor: float) -> Edit:
 
 
 def _steps(reproduction: Reproduction) -> Steps:
-    steps = find_steps(reproduction.trace)
-    if steps is None:
+    steps = Steps.of(reproduction.trace)
+    if len(steps) < MIN_STEPS or steps.method == "sizes":
         raise SimulationError(
             "No steps can be told apart in this trace.",
             hint='Record with context="all", over more than one step.',
@@ -343,7 +344,7 @@ def _reordered(ops: Operations, steps: Steps, order: I64) -> Operations:
 def _step_of(ops: Operations, steps: Steps) -> I32:
     """Return the step of each operation, -1 before the first; ascending."""
     reached = np.maximum.accumulate(ops.row)
-    starts = np.clip(steps.starts, 0, np.iinfo(np.uint32).max).astype(np.uint32)
+    starts = np.clip(steps.rows, 0, np.iinfo(np.uint32).max).astype(np.uint32)
     step = np.searchsorted(starts, reached, side="right")
     return (step - 1).astype(np.int32)
 

@@ -8,7 +8,7 @@ steps and operations are all answers of the one ``Trace``. Nothing else undoes.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Final
 
@@ -36,12 +36,13 @@ from fragdoctor.trace.columns import (
     FinalSegments,
     device_columns,
 )
-from fragdoctor.trace.lives import Layout, Lives, Source, Totals
+from fragdoctor.trace.lives import NEVER, Layout, Lives, Source, Totals
 from fragdoctor.trace.stacks import Stacks
 from fragdoctor.units import MIB
 
 SMALL_REQUEST_BYTES: Final = 1 * MIB
 ABSURD_BYTES: Final = 2**56  # no device has 64 PiB
+_MAX_SNAPSHOTS: Final = 1000  # that somebody takes one after the other
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +102,7 @@ class Trace:
         contradictions: kind -> count of what does not fit together; empty for a sound file. The
             kinds are those of ``Contradiction`` in ``undone.h``.
         missing: action -> number of events that must have happened but are not in the file.
+        memo: what was worked out from the trace, by its type (``Steps.of``).
     """
 
     snapshot: Snapshot
@@ -115,6 +117,7 @@ class Trace:
     pool_of_number: I32
     default_pool: int
     facts: Mapping[str, Any]
+    memo: dict[type, Any] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(
@@ -265,6 +268,32 @@ class Trace:
             f + r if 0 <= f < ABSURD_BYTES else -1 for f, r in zip(free, reserved, strict=True)
         ]
         return np.array(known, np.int64)
+
+    @cached_property
+    def module_rows(self) -> I64:
+        """Rows of allocations inside a call of a module."""
+        is_alloc = self.events.action == Action.ALLOC
+        return np.flatnonzero(is_alloc & self.stacks.roles.in_module[self.events.stack])
+
+    @cached_property
+    def frees_tell(self) -> bool:
+        """Whether frees have stacks of their own; ``context="alloc"`` repeats those of allocs."""
+        lives = self.lives
+        rows = np.flatnonzero((lives.start >= 0) & (lives.free >= 0) & (lives.free != NEVER))
+        stack = self.events.stack[lives.free[rows]]
+        return bool(((stack >= 0) & (stack != lives.stack[rows])).any())
+
+    @cached_property
+    def ends_in_failure(self) -> bool:
+        """Whether the last thing that happened is a request that failed."""
+        acts = np.flatnonzero(self.events.action[-_MAX_SNAPSHOTS:] != Action.SNAPSHOT)
+        tail = self.events.action[-_MAX_SNAPSHOTS:]
+        return bool(len(acts)) and bool(tail[acts[-1]] == Action.OOM)
+
+    @property
+    def is_late(self) -> bool:
+        """Whether memory was allocated before the first event."""
+        return bool(self.facts["initial_allocated_bytes"])
 
     def live_blocks_of(self, lines: npt.ArrayLike) -> U64:
         """Return the addresses of blocks that some user lines (frame ids) keep at the end."""

@@ -22,8 +22,8 @@ from analysis.training_loop import (
 from builders import MIB, frame, oom
 
 from fragdoctor.analysis import categories as c
-from fragdoctor.analysis import passes as p
 from fragdoctor.analysis.result import CategorySum, PhaseAnalysis
+from fragdoctor.trace import passes as p
 
 MODEL = sum(PARAMETERS)
 LETTERS = "sfbo+"

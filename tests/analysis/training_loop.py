@@ -15,7 +15,7 @@ from fragdoctor.model.snapshot import Snapshot
 TORCH = "/v/site-packages/torch"
 MAIN = frame("train.py", 100, "<module>")
 APPLY = (frame(f"{TORCH}/nn/modules/module.py", 9, "_apply"), frame("train.py", 2, "main"), MAIN)
-BATCH = (frame("train.py", 3, "get_batch"), MAIN)
+BATCH = (frame("data.py", 3, "get_batch"), frame("train.py", 3, "main"), MAIN)
 CALL = frame(f"{TORCH}/nn/modules/module.py", 7, "_call_impl")
 LINEAR = (frame(f"{TORCH}/nn/functional.py", 1, "linear"), CALL, frame("train.py", 4, "main"), MAIN)
 NORM = (frame(f"{TORCH}/nn/functional.py", 2, "norm"), CALL, frame("train.py", 4, "main"), MAIN)

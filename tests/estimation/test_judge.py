@@ -5,9 +5,10 @@ from dataclasses import replace
 import pytest
 from estimated_workloads import workload_of
 
-from fragdoctor.estimation.formula import formula_footprint
+from fragdoctor.estimation.formula import formula_footprint, formula_needs
 from fragdoctor.estimation.gpus import gpu_of
-from fragdoctor.estimation.judge import Estimator, judged, largest_batch, measures_for
+from fragdoctor.estimation.judge import Estimator, judged, largest_batch
+from fragdoctor.estimation.measures import measures_for
 from fragdoctor.model.estimate import PhaseName
 from fragdoctor.model.workload import Attention, Workload
 from fragdoctor.units import GIB
@@ -16,7 +17,7 @@ SMALL = workload_of(
     {"family": "llama", "hidden": 512, "layers": 4, "heads": 8, "ffn": 1408, "vocab": 8000,
      "dtype": "amp-bf16", "batch": 4, "seq": 512}
 )  # fmt: skip
-ROUTE = Estimator(formula_footprint)
+ROUTE = Estimator(formula_footprint, formula_needs)
 
 
 def peak(workload: Workload) -> int:
@@ -26,16 +27,19 @@ def peak(workload: Workload) -> int:
 def test_largest_batch_fits_and_a_larger_one_does_not() -> None:
     usable = 4 * GIB
 
-    batch = largest_batch(SMALL, formula_footprint, usable)
+    batch = largest_batch(SMALL, formula_needs, usable)
 
     assert batch
-    assert formula_footprint(replace(SMALL, batch=batch)).reserved_bytes <= usable
+    assert (formula_needs(replace(SMALL, batch=batch)).high_bytes or 0) <= usable
     more = batch + max(2, batch // 20)
-    assert formula_footprint(replace(SMALL, batch=more)).reserved_bytes > usable
+    assert (formula_needs(replace(SMALL, batch=more)).high_bytes or 0) > usable
+    possible = largest_batch(SMALL, formula_needs, usable, sure=False)
+    assert possible
+    assert possible > batch
 
 
 def test_largest_batch_is_zero_where_not_even_one_fits() -> None:
-    assert largest_batch(SMALL, formula_footprint, 100 * 2**20) == 0
+    assert largest_batch(SMALL, formula_needs, 100 * 2**20) == 0
 
 
 def test_estimate_fits_exactly_where_the_margin_is_not_negative() -> None:
@@ -43,7 +47,7 @@ def test_estimate_fits_exactly_where_the_margin_is_not_negative() -> None:
 
     large, small = estimate.fits
     assert (large.fits, small.fits) == (True, False)
-    assert large.margin_bytes == large.gpu.usable_bytes - estimate.footprint.reserved_bytes
+    assert large.margin_bytes == large.gpu.usable_bytes - (estimate.footprint.needs_high_bytes or 0)
     assert small.margin_bytes < 0 <= large.margin_bytes
 
 

@@ -12,7 +12,7 @@ import pytest
 from estimated_workloads import workload_of
 
 import fragdoctor.report
-from fragdoctor.estimation.formula import formula_footprint
+from fragdoctor.estimation.formula import formula_footprint, formula_needs
 from fragdoctor.estimation.gpus import gpu_of, known_gpus
 from fragdoctor.estimation.judge import Estimator, judged
 from fragdoctor.model.estimate import Estimate, PhaseName, Sureness
@@ -29,7 +29,11 @@ WORKLOAD = workload_of(
 
 def estimate(*gpus: str, **changes: Any) -> Estimate:
     workload = replace(WORKLOAD, **changes)
-    return judged(workload, Estimator(formula_footprint, "So far off."), [gpu_of(g) for g in gpus])
+    return judged(
+        workload,
+        Estimator(formula_footprint, formula_needs, "So far off."),
+        [gpu_of(g) for g in gpus],
+    )
 
 
 def closed(value: Any) -> Any:
@@ -91,12 +95,13 @@ def test_text_keeps_to_the_width_and_begins_with_the_verdict(width: int) -> None
 
 
 def test_verdict_that_does_not_fit_says_how_much_is_short_and_what_would_do() -> None:
-    answer = estimate("4GiB")
+    answer = estimate("3GiB")
 
     text = render("estimate", "text", answer, RenderOptions(verbosity=Verbosity.QUIET))
 
-    assert text.startswith("Does not fit on 4GiB: ")
-    assert f"Batch {answer.fits[0].largest_batch} would fit" in text
+    assert text.startswith("Does not fit on 3GiB: ")
+    assert f"What would: batch {answer.fits[0].largest_batch}." in text
+    assert "Counted: amp-bf16 weights, adamw" in text
     assert text.count("\n") == 1
 
 
@@ -116,7 +121,9 @@ def test_each_item_has_formula_and_source() -> None:
 def test_name_with_escape_sequences_is_shown_as_text() -> None:
     hostile = replace(WORKLOAD.shape, name="x\x1b[31m", source="\x1b]0;t\x07")
 
-    found = judged(replace(WORKLOAD, shape=hostile), Estimator(formula_footprint), [])
+    found = judged(
+        replace(WORKLOAD, shape=hostile), Estimator(formula_footprint, formula_needs), []
+    )
     text = "".join(
         render("estimate", name, found, RenderOptions(), explain=True)
         for name in ("text", "markdown", "html")

@@ -17,7 +17,7 @@ from fragdoctor.trace.edits import Edit
 from fragdoctor.trace.fidelity import Reproduction
 from fragdoctor.trace.operations import Operations, OpKind
 from fragdoctor.trace.simulate import simulate
-from fragdoctor.trace.steps import find_steps
+from fragdoctor.trace.steps import Steps
 from fragdoctor.units import MIB
 
 BASE = 0x7000_0000_0000
@@ -157,17 +157,16 @@ def test_address_without_live_block_is_refused() -> None:
 
 
 def test_steps_are_found_by_their_stacks() -> None:
-    steps = find_steps(reproduced(stepped(5)).trace)
+    steps = Steps.of(reproduced(stepped(5)).trace)
 
-    assert steps is not None
     assert len(steps) == 5
-    assert steps.of_rows(steps.starts - 1).tolist() == [-1, 0, 1, 2, 3]
+    assert steps.at(steps.rows - 1).tolist() == [-1, 0, 1, 2, 3]
 
 
 def test_steps_without_stacks_are_refused() -> None:
     reproduction = reproduced(record(program(30 * MIB, -1, 30 * MIB)))
 
-    assert find_steps(reproduction.trace) is None
+    assert len(Steps.of(reproduction.trace)) == 0
     with pytest.raises(SimulationError, match="No steps"):
         edits.largest_step_first().apply(reproduction)
 
@@ -203,7 +202,7 @@ def test_largest_step_first_runs_every_request_once() -> None:
 
 
 def test_batch_scaled_leaves_parameters_alone() -> None:
-    reproduction = reproduced(stepped(3))
+    reproduction = reproduced(stepped(4))
 
     operations = changed(reproduction, edits.batch_scaled(0.5))
 
@@ -250,6 +249,5 @@ def test_steps_of_real_traces(shared: Path) -> None:
     expected = {"healthy_gpt": 4, "frag_gpt_varlen": 7, "convnet_varsize": 10, "two_devices": 3}
     for name, n_steps in expected.items():
         snapshot = read_snapshot(shared / "snapshots" / name / "snapshot.pickle")
-        steps = find_steps(reproduced(snapshot).trace)
-        assert steps is not None
+        steps = Steps.of(reproduced(snapshot).trace)
         assert len(steps) == n_steps, name

@@ -7,14 +7,19 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from fragdoctor.errors import ConfigError
+from fragdoctor.estimation.judge import fit_of
 from fragdoctor.estimation.tracing.plan import Plan
 from fragdoctor.estimation.tracing.trace import Traced, trace
-from fragdoctor.model.estimate import Estimate, Fit, Footprint, GpuModel
+from fragdoctor.model.estimate import Doubt, Estimate, Fit, Footprint, GpuModel
 from fragdoctor.model.workload import ModelShape, Workload
+from fragdoctor.units import MIB
 
 NEAR: Final = 0.02  # how close to the largest batch the search goes
 MAX_TRACES: Final = 8
 MAX_BATCH: Final = 1 << 20
+PAGE: Final = 2 * MIB
+PEAK_ERROR: Final = 0.002
+RESERVED_ERROR: Final = 0.04
 PRECISIONS: Final = {
     "": ("", ""), "fp32": ("fp32", ""), "bf16": ("bf16", ""), "fp16": ("fp16", ""),
     "amp-bf16": ("", "bf16"), "amp-fp16": ("", "fp16"),
@@ -72,7 +77,8 @@ def traced_estimate(spec: str, plan: Plan, gpus: Sequence[GpuModel], *, dtype: s
     traced = traces.at(plan.batch)
     batch = traced.batch or plan.batch or 1
     traces.made[batch] = traced
-    fits = tuple(_fit(traces, traced, batch, gpu) for gpu in gpus)
+    footprint = with_bounds(traced)
+    fits = tuple(_fit(traces, traced, footprint, batch, gpu) for gpu in gpus)
     return Estimate(
         workload=Workload(
             shape=ModelShape(name=spec, source="traced on fake tensors", parameters=()),
@@ -83,7 +89,7 @@ def traced_estimate(spec: str, plan: Plan, gpus: Sequence[GpuModel], *, dtype: s
             inference=plan.inference,
             model_route=spec,
         ),
-        footprint=_with_notes(traced.footprint, fits, traced),
+        footprint=_with_notes(footprint, fits, traced),
         fits=fits,
         error=ERROR,
     )
@@ -99,13 +105,37 @@ def _with_notes(footprint: Footprint, fits: Sequence[Fit], traced: Traced) -> Fo
     return replace(footprint, notes=(*footprint.notes, *flushed, *NOTES))
 
 
-def _fit(traces: _Traces, traced: Traced, batch: int, gpu: GpuModel) -> Fit:
-    return Fit(
-        gpu=gpu,
-        fits=traced.rehearsed(gpu.usable_bytes).fits,
-        margin_bytes=gpu.usable_bytes - traced.footprint.reserved_bytes,
-        largest_batch=_largest_batch(traces, batch, gpu.usable_bytes) if traced.batch else None,
-    )
+def with_bounds(traced: Traced) -> Footprint:
+    """Return the footprint with the least capacity that serves the trace, and its doubt.
+
+    The allocator model serves the requests of the trace with less and less memory; what it gives
+    back of its cache does not count. Recordings differed from traces by the shares given above.
+    """
+    peak = traced.footprint.peak_allocated_bytes
+    low, high = peak, max(peak, traced.footprint.reserved_bytes)
+    while high - low > max(PAGE, peak // 200):
+        middle = (low + high) // 2
+        if traced.rehearsed(middle).fits:
+            high = middle
+        else:
+            low = middle
+    least, most = round(peak * (1 - PEAK_ERROR)), round(high * (1 + RESERVED_ERROR))
+    return replace(
+        traced.footprint,
+        needs_low_bytes=least,
+        needs_high_bytes=most,
+        doubts=(
+            Doubt("trace", f"traced peaks were within {PEAK_ERROR:.1%}, reserved memory within "
+                  f"{RESERVED_ERROR:.0%}".replace("%", " %"), most - high + peak - least),
+            Doubt("allocator", "space lost between blocks; less with expandable_segments:True",
+                  high - peak),
+        ),
+    )  # fmt: skip
+
+
+def _fit(traces: _Traces, traced: Traced, footprint: Footprint, batch: int, gpu: GpuModel) -> Fit:
+    largest = _largest_batch(traces, batch, gpu.usable_bytes) if traced.batch else None
+    return fit_of(footprint, gpu, largest=largest, possible=None)
 
 
 def _largest_batch(traces: _Traces, batch: int, usable: int) -> int | None:
@@ -115,11 +145,11 @@ def _largest_batch(traces: _Traces, batch: int, usable: int) -> int | None:
     answer further. None where the batch does not matter.
     """
 
-    def reserved(n: int) -> int:
-        return traces.at(n).footprint.reserved_bytes
+    def needed(n: int) -> int:
+        return with_bounds(traces.at(n)).needs_high_bytes or 0
 
     low, high = 0, MAX_BATCH  # fits at low, not at high
-    points = [(batch, reserved(batch)), (2 * batch, reserved(2 * batch))]
+    points = [(batch, needed(batch)), (2 * batch, needed(2 * batch))]
     if points[0][1] == points[1][1]:
         return None
     for n, found in points:
@@ -131,7 +161,7 @@ def _largest_batch(traces: _Traces, batch: int, usable: int) -> int | None:
         slope = (r1 - r0) / (n1 - n0) if n1 != n0 else 0.0
         guess = n1 + int((usable - r1) / slope) if slope > 0 else (low + high) // 2
         guess = min(max(guess, low + 1), high - 1)
-        found = reserved(guess)
+        found = needed(guess)
         points.append((guess, found))
         low, high = (guess, high) if found <= usable else (low, guess)
     return low

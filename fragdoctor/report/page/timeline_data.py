@@ -28,7 +28,7 @@ MAX_MARKS: Final = 2000
 MAX_PHASE_DEPTH: Final = 4
 MAX_PASSES: Final = 20_000
 TRAINING_NAMES: Final = ("setup", "forward", "backward", "optimizer", "both")
-"""Of the labels of ``analysis/passes.py``."""
+"""Of the labels of ``trace/passes.py``."""
 SERIES: Final = ("allocated", "active", "reserved")
 
 

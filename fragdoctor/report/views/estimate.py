@@ -6,12 +6,20 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Final
 
-from fragdoctor.model.estimate import Estimate, Fit, GpuModel, Item, Phase, PhaseName
+from fragdoctor.model.estimate import (
+    Combination,
+    Estimate,
+    Fit,
+    FitState,
+    GpuModel,
+    Item,
+    Phase,
+    PhaseName,
+)
 from fragdoctor.model.workload import Workload
 from fragdoctor.report import document as doc
 from fragdoctor.report.base import RenderOptions
 from fragdoctor.report.document import Detail, Span, Style, code, dim, strong
-from fragdoctor.report.views.advice import fits_word
 from fragdoctor.units import format_count, format_share, format_size
 
 PHASES: Final[Mapping[PhaseName, str]] = {
@@ -20,6 +28,12 @@ PHASES: Final[Mapping[PhaseName, str]] = {
     PhaseName.OPTIMIZER_STEP: "optimizer step",
     PhaseName.INFERENCE: "inference",
 }
+STATES: Final[Mapping[FitState, doc.Span]] = {
+    FitState.FITS: Span("yes", Style.GOOD),
+    FitState.TOO_CLOSE: Span("too close", Style.WARN),
+    FitState.DOES_NOT_FIT: Span("NO", Style.BAD),
+}
+_TONES: Final = {state: word.style for state, word in STATES.items()}
 _GPU_LEGEND: Final = (
     "total: about what PyTorch's out-of-memory messages commonly print for this GPU; drivers "
     "differ by some 0.2 GiB, and none was measured here. usable: less the CUDA context of one "
@@ -36,7 +50,7 @@ def document(
     """Return an estimate; ``explain`` puts the formulas into the short report as well."""
     tone = Style.STRONG
     if estimate.fits:
-        tone = Style.GOOD if estimate.fits[0].fits else Style.BAD
+        tone = _TONES[estimate.fits[0].state]
     answer = summary(estimate)
     return doc.ReportDocument(
         title="Will it fit",
@@ -48,6 +62,8 @@ def document(
             _lines(estimate),
             _phases(estimate),
             _fits(estimate),
+            _doubts(estimate),
+            _combinations(estimate),
             _savings(estimate),
             *_formulas(estimate, Detail.USUAL if explain else Detail.FULL),
             _notes(estimate, explain=explain),
@@ -76,37 +92,65 @@ def gpus_document(gpus: Sequence[GpuModel], options: RenderOptions) -> doc.Repor
 
 
 def summary(estimate: Estimate) -> str:
-    """Return the answer in one sentence or two."""
+    """Return the answer, and the assumptions that decide it."""
     footprint = estimate.footprint
-    needs = (
-        f"Needs {format_size(footprint.reserved_bytes)} on a GPU, CUDA context not counted; "
-        f"the peak is in the {PHASES[footprint.peak.name]}."
-    )
-    if not estimate.fits:
-        return needs
-    return " ".join(_one(estimate, fit) for fit in estimate.fits)
+    if estimate.fits:
+        said = [_one(estimate, fit) for fit in estimate.fits]
+    else:
+        where = f"the peak is in the {PHASES[footprint.peak.name]}."
+        said = [f"Needs {_range(estimate)} on a GPU, CUDA context not counted; {where}"]
+    return " ".join([*said, *_assumed(estimate.workload)])
+
+
+def _range(estimate: Estimate) -> str:
+    low, high = estimate.footprint.needs_low_bytes, estimate.footprint.needs_high_bytes
+    if high is None:
+        return f"at least {format_size(low)}"
+    return f"{format_size(low)} to {format_size(high)}"
 
 
 def _one(estimate: Estimate, fit: Fit) -> str:
-    usable = format_size(fit.gpu.usable_bytes)
-    reserved = format_size(estimate.footprint.reserved_bytes)
-    of = f"{reserved} of {usable} usable"
-    if fit.fits:
-        return f"Fits on {fit.gpu.name} with {format_size(fit.margin_bytes)} to spare: {of}."
-    short = format_size(-fit.margin_bytes)
-    return f"Does not fit on {fit.gpu.name}: {short} short, {of}.{_way_out(estimate, fit)}"
+    usable = f"{format_size(fit.gpu.usable_bytes)} usable"
+    needs = f"needs {_range(estimate)} of {usable}"
+    if fit.state is FitState.FITS:
+        return f"Fits on {fit.gpu.name} with {format_size(fit.margin_bytes)} to spare: {needs}."
+    if fit.state is FitState.TOO_CLOSE:
+        if estimate.footprint.needs_high_bytes is None:
+            return f"Cannot say whether it fits on {fit.gpu.name}: {needs}."
+        return f"Too close to call on {fit.gpu.name}: {needs}.{_way_out(estimate, fit)}"
+    short = format_size(estimate.footprint.needs_low_bytes - fit.gpu.usable_bytes)
+    return (
+        f"Does not fit on {fit.gpu.name}: at least {short} short, {needs}.{_way_out(estimate, fit)}"
+    )
 
 
 def _way_out(estimate: Estimate, fit: Fit) -> str:
-    batch = fit.largest_batch
-    if batch and batch < estimate.workload.batch:
-        return f" Batch {format_count(batch)} would fit."
-    if batch == 0 and fit is estimate.fits[0]:
-        fitting = [s for s in estimate.savings if s.fits]
-        if fitting:
-            return f" What would: {fitting[-1].title}."
-        return " Not even batch 1 fits." if not estimate.workload.inference else ""
-    return ""
+    """Return what would surely fit: a smaller batch, else the cheapest measures."""
+    word = " Surely fits:" if fit.state is FitState.TOO_CLOSE else " What would:"
+    if fit.largest_batch:
+        return f"{word} batch {format_count(fit.largest_batch)}."
+    if fit is not estimate.fits[0]:
+        return ""
+    if estimate.combinations:
+        return f"{word} {estimate.combinations[0].title}."
+    return " None of the measures below is enough, alone or together."
+
+
+def _assumed(w: Workload) -> list[str]:
+    """Return the assumptions that decide, in one sentence."""
+    if w.model_route:
+        return []
+    if w.inference:
+        cache = f", {w.kv_dtype} KV cache" if w.kv_dtype else ""
+        return [f"Counted: {w.dtype} weights{cache}, batch {format_count(w.batch)}."]
+    parts = [*w.precision_parts, w.optimizer]
+    if w.shape.has_layers:
+        parts.append(f"{w.attention.value} attention")
+        checkpointing = w.checkpointing
+        parts.append(
+            "no checkpointing" if checkpointing == "none" else f"checkpointing {checkpointing}"
+        )
+    return [f"Counted: {', '.join(parts)}."]
 
 
 def _workload_text(estimate: Estimate) -> str:
@@ -163,14 +207,12 @@ def _at_the_peak(estimate: Estimate) -> doc.Section:
     overhead = footprint.reserved_bytes - peak.n_bytes
     rows += [
         (strong("Allocated"), peak.n_bytes, ""),
-        ("Allocator: rounding, segments, cache", overhead, ""),
-        (strong("Reserved"), footprint.reserved_bytes, ""),
+        ("Cache and rounding where memory is plentiful", overhead, ""),
+        (strong("Reserved then"), footprint.reserved_bytes, ""),
     ]
     if estimate.fits:
         gpu = estimate.fits[0].gpu
-        needed = footprint.reserved_bytes + gpu.context_bytes
         rows.append((f"CUDA context, about ({gpu.name})", gpu.context_bytes, ""))
-        rows.append((strong("Needed on the GPU"), needed, ""))
     table = doc.tabled(
         rows,
         doc.Column("item", lambda row: row[0], "wrap"),
@@ -232,19 +274,56 @@ def _fits(estimate: Estimate) -> doc.Section:
         estimate.fits,
         doc.Column("gpu", lambda fit: fit.gpu.name),
         doc.Column("usable", lambda fit: format_size(fit.gpu.usable_bytes), "right"),
-        doc.Column("fits", lambda fit: fits_word(fit.fits)),
+        doc.Column("fits", lambda fit: STATES[fit.state]),
         doc.Column("to spare", "margin_bytes"),
         doc.Column(f"batch at {format_count(seq)}" if seq else "batch",
                    lambda fit: _batch(fit.largest_batch), "right"),
         *lengths,
         label="Will it fit",
     )  # fmt: skip
-    legend = "batch: the largest that fits, in sequences a pass on one GPU, to within 2 %."
+    legend = (
+        "to spare: beyond the most that it may need. batch: the largest that surely fits, in "
+        "sequences a pass on one GPU, to within 2 %."
+    )
     return doc.Section("Will it fit", [table, doc.Paragraph(dim(legend))], id="fits")
 
 
+def _doubts(estimate: Estimate) -> doc.Section:
+    """Return where the width between the bounds comes from."""
+    footprint = estimate.footprint
+    table = doc.tabled(
+        [doubt for doubt in footprint.doubts if doubt.n_bytes],
+        doc.Column("", lambda doubt: format_size(doubt.n_bytes), "right"),
+        doc.Column("", "reason", "wrap"),
+        label="Where the width comes from",
+    )
+    title = f"Between {_range(estimate)}".replace(" to ", " and ")
+    return doc.Section(title, [table] if footprint.needs_high_bytes else (), id="doubts")
+
+
+def _combinations(estimate: Estimate) -> doc.Section:
+    """Return the cheapest measures, alone or together, that make it fit."""
+
+    def slowdown(found: Combination) -> str:
+        return "-" if found.slowdown == 1 else f"x {found.slowdown:.2f}"
+
+    table = doc.tabled(
+        estimate.combinations,
+        doc.Column("needs", lambda c: format_size(c.needs_high_bytes or 0), "right"),
+        doc.Column("time", slowdown, "right"),
+        doc.Column("GPUs", lambda c: format_count(c.n_gpus), "right"),
+        doc.Column("measures", "title", "wrap"),
+        notes=lambda c: [dim(f"{c.option}: {c.cost}")],
+        label="What would surely fit",
+    )
+    name = estimate.fits[0].gpu.name if estimate.fits else ""
+    return doc.Section(
+        f"What would surely fit on {name}", [table], "cheapest first", "combinations"
+    )
+
+
 def _savings(estimate: Estimate) -> doc.Section:
-    fits = doc.Column("fits", lambda s: fits_word(s.fits))
+    fits = doc.Column("fits", lambda s: STATES[s.state] if s.state else "-")
     table = doc.tabled(
         [s for s in estimate.savings if s.saved_bytes > 0],
         doc.Column("saves", "saved_bytes"),

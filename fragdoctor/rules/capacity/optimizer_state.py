@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from fragdoctor.analysis.categories import OPTIMIZER_STATE, TEMPORARIES
-from fragdoctor.analysis.passes import OPTIMIZER
 from fragdoctor.analysis.result import DeviceAnalysis, Holder
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
 from fragdoctor.rules.base import Need, Rule, Skip
 from fragdoctor.rules.context import Context
+from fragdoctor.trace.passes import OPTIMIZER
 from fragdoctor.trace.stacks import OPTIMIZER_FILE, OPTIMIZER_STEP
 from fragdoctor.units import format_size
 

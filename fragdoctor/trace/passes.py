@@ -7,6 +7,7 @@ its other stacks that it trains. What is not marked belongs to the pass that goe
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Final
 
@@ -56,25 +57,37 @@ class Passes:
 
 
 @dataclass(slots=True)
-class _Runs:
-    """Events of one role in a row: where they begin, and what they did."""
+class RoleRuns:
+    """Events of one role in a row: which role, where they begin, and what they did.
+
+    Attributes:
+        label: role of each run (``stacks.FORWARD``, ``BACKWARD``, ``OPTIMIZER``).
+        first: row of its first event.
+        n_allocs, n_module: allocations, and those of them inside a module's call.
+    """
 
     label: I64
     first: I64
     n_allocs: I64
     n_module: I64
 
+    def __len__(self) -> int:
+        return len(self.label)
 
-def find_passes(trace: Trace, *, is_late: bool, frees_tell: bool) -> Passes | None:
-    """Return the passes of a program; None where its stacks show neither training nor a model.
+    @classmethod
+    def of(cls, trace: Trace) -> RoleRuns | None:
+        """Return the runs of a trace, worked out once."""
+        if cls not in trace.memo:
+            trace.memo[cls] = find_runs(trace)
+        found: RoleRuns | None = trace.memo[cls]
+        return found
 
-    Without a sign of training all is setup and forward, and what has no Python frame says nothing.
 
-    Args:
-        trace: of the device.
-        is_late: memory was live before the first event.
-        frees_tell: the stack of a free says who freed; with ``context="alloc"`` it repeats who
-            allocated, or there is none.
+def find_runs(trace: Trace) -> RoleRuns | None:
+    """Return the runs of forward, backward and optimizer events in order.
+
+    None where the stacks show neither training nor a model. Without a sign of training all is
+    forward, and what has no Python frame says nothing.
     """
     events, roles = trace.events, trace.stacks.roles
     if not roles.has_python or not len(events):
@@ -84,7 +97,7 @@ def find_passes(trace: Trace, *, is_late: bool, frees_tell: bool) -> Passes | No
     role = roles.role[events.stack]
     role[events.action >= Action.SNAPSHOT] = stack_roles.NO_STACK
     frees = (events.action == Action.FREE_REQUESTED) | (events.action == Action.FREE_COMPLETED)
-    if not frees_tell:
+    if not trace.frees_tell:
         role[frees] = stack_roles.NO_STACK
     silent = stack_roles.BACKWARD if roles.trains else stack_roles.NO_STACK
     role[role == stack_roles.SILENT] = silent
@@ -102,19 +115,40 @@ def find_passes(trace: Trace, *, is_late: bool, frees_tell: bool) -> Passes | No
     _place_zero_grad(runs)
     runs = _merged(runs)
     _join_clipping(runs)
-    runs = _merged(runs)
-    if not frees_tell:
+    return _merged(runs)
+
+
+def find_passes(trace: Trace, runs: RoleRuns, first_step: int) -> Passes:
+    """Return the passes of a program.
+
+    Args:
+        trace: of the device.
+        runs: of its events.
+        first_step: row at which the first step begins; what comes before is setup.
+    """
+    events = trace.events
+    if not trace.frees_tell:
         runs = _with_silent_steps(events, runs)
-    return _with_setup(events, roles, runs, is_late=is_late)
+    label = np.array([_LABELS[int(x)] for x in range(3)], np.uint8)[runs.label]
+    first = np.append(runs.first, len(events))
+    first[0] = 0
+    if label[0] == FORWARD and 0 < first_step < first[1]:
+        first = np.insert(first, 1, first_step)
+        label = np.insert(label, 0, SETUP).astype(np.uint8)
+    rows = trace.module_rows
+    at = np.searchsorted(rows, first[:-1])
+    padded = np.append(rows, NOT_REACHED)
+    first_module = np.where(padded[at] < first[1:], padded[at], NOT_REACHED)
+    return Passes(label, first, first_module, trace.ends_in_failure)
 
 
-def _runs(events: Events, roles: StackRoles, role: I32, marked: I64) -> _Runs:
+def _runs(events: Events, roles: StackRoles, role: I32, marked: I64) -> RoleRuns:
     """Return the runs of equal roles among the marked rows."""
     fresh = np.append(True, role[1:] != role[:-1])
     starts = np.flatnonzero(fresh)
     is_alloc = events.action[marked] == Action.ALLOC
     in_module = is_alloc & roles.in_module[events.stack[marked]]
-    return _Runs(
+    return RoleRuns(
         label=role[starts].astype(np.int64),
         first=marked[starts],
         n_allocs=np.add.reduceat(is_alloc.astype(np.int64), starts),
@@ -122,10 +156,10 @@ def _runs(events: Events, roles: StackRoles, role: I32, marked: I64) -> _Runs:
     )
 
 
-def _merged(runs: _Runs) -> _Runs:
+def _merged(runs: RoleRuns) -> RoleRuns:
     """Return the runs with neighbours of one label taken together."""
     starts = np.flatnonzero(np.append(True, runs.label[1:] != runs.label[:-1]))
-    return _Runs(
+    return RoleRuns(
         runs.label[starts],
         runs.first[starts],
         np.add.reduceat(runs.n_allocs, starts),
@@ -139,7 +173,7 @@ def _filled(label: I64) -> I64:
     return label[last]
 
 
-def _place_zero_grad(runs: _Runs) -> None:
+def _place_zero_grad(runs: RoleRuns) -> None:
     """Give ``zero_grad`` to the optimizer after a backward pass or a step, else to the forward."""
     is_zero = runs.label == stack_roles.ZERO_GRAD
     before = _filled(np.where(is_zero, -1, runs.label))
@@ -149,7 +183,7 @@ def _place_zero_grad(runs: _Runs) -> None:
     runs.label[is_zero & ~after_backward] = stack_roles.FORWARD
 
 
-def _join_clipping(runs: _Runs) -> None:
+def _join_clipping(runs: RoleRuns) -> None:
     """Give user code between a backward pass and the step (norms, clipping) to the step."""
     label = runs.label
     if len(label) < 3:
@@ -163,7 +197,7 @@ def _join_clipping(runs: _Runs) -> None:
     label[1:-1][middle] = stack_roles.OPTIMIZER
 
 
-def _with_silent_steps(events: Events, runs: _Runs) -> _Runs:
+def _with_silent_steps(events: Events, runs: RoleRuns) -> RoleRuns:
     """Give what a backward pass only frees after its last allocation to a step of its own.
 
     Where frees have no stacks (``context="alloc"``) a step that allocates nothing leaves no mark.
@@ -176,7 +210,7 @@ def _with_silent_steps(events: Events, runs: _Runs) -> _Runs:
     chosen &= (after == stack_roles.FORWARD) | (after == -1)
     at = np.flatnonzero(chosen) + 1
     zeros = np.zeros(len(at), np.int64)
-    return _Runs(
+    return RoleRuns(
         np.insert(runs.label, at, stack_roles.OPTIMIZER),
         np.insert(runs.first, at, last[chosen]),
         np.insert(runs.n_allocs, at, zeros),
@@ -190,55 +224,56 @@ _LABELS: Final = {
     stack_roles.OPTIMIZER: OPTIMIZER,
 }
 
+# ---- without stacks ----------------------------------------------------------------------------
 
-def _with_setup(events: Events, roles: StackRoles, runs: _Runs, *, is_late: bool) -> Passes:
-    """Return the passes, with the building of the model told from the first forward pass."""
-    label = np.array([_LABELS[int(x)] for x in range(3)], np.uint8)[runs.label]
-    first = np.append(runs.first, len(events))
-    first[0] = 0
-    is_alloc = events.action == Action.ALLOC
-    in_module = is_alloc & roles.in_module[events.stack]
-    if label[0] == FORWARD:
-        begin = _first_forward(events, roles, is_alloc, (first, label), is_late=is_late)
-        if begin > 0:
-            first = np.insert(first, 1, begin)
-            label = np.insert(label, 0, SETUP).astype(np.uint8)
-    rows = np.flatnonzero(in_module)
-    at = np.searchsorted(rows, first[:-1])
-    padded = np.append(rows, NOT_REACHED)
-    first_module = np.where(padded[at] < first[1:], padded[at], NOT_REACHED)
-    failed = np.flatnonzero(events.action != Action.SNAPSHOT)
-    is_cut = bool(len(failed)) and bool(events.action[failed[-1]] == Action.OOM)
-    return Passes(label, first, first_module, is_cut)
+_STEP: Final = re.compile(r"Optimizer\.step#")
+_STEP_OR_ZERO_GRAD: Final = re.compile(r"Optimizer\.(?:step|zero_grad)#")
+MAX_ANNOTATIONS: Final = 200_000
 
 
-def _first_forward(
-    events: Events,
-    roles: StackRoles,
-    is_alloc: Bools,
-    passes: tuple[I64, U8],
-    *,
-    is_late: bool,
-) -> int:
-    """Return the row at which the first step begins; 0 where the first pass has no setup.
+def find_optimizer_steps(trace: Trace) -> tuple[I64, I64] | None:
+    """Return the rows at which annotated optimizer steps begin, and those at which they end.
 
-    A step begins where a line allocates that does so again in a later forward pass. With one step
-    it begins after the last time that a model is built before the first call of a module.
+    PyTorch (2.6 and newer) records them with their times in every snapshot. None without any.
     """
-    first, label = passes
-    end = int(first[1])
-    rows = np.flatnonzero(is_alloc[:end])
-    stack = events.stack[:end][rows]
-    builds = roles.makes_model[stack]
-    is_later = np.repeat(label == FORWARD, np.diff(first)) & is_alloc
-    is_later[:end] = False
-    returns = rows[np.isin(stack, np.unique(events.stack[is_later])) & ~builds]
-    built, called = rows[builds], rows[roles.in_module[stack]]
-    if len(called):
-        built = built[built < called[0]]
-    after_building = int(built[-1]) + 1 if len(built) else 0
-    if not len(returns):
-        return after_building if after_building < end else 0
-    begin = int(min([returns[0], *called[:1]]))
-    # A recording that began in the middle of a run has no setup.
-    return begin if after_building or (rows[0] < begin and not is_late) else 0
+    marks = _marks(trace, _STEP)
+    if marks is None:
+        return None
+    rows, begins = marks
+    return rows[begins], rows[~begins]
+
+
+def annotated_passes(trace: Trace) -> Passes | None:
+    """Return the passes between and within annotated optimizer steps; None without any.
+
+    What lies between two steps is forward and backward, not told apart.
+    """
+    marks = _marks(trace, _STEP_OR_ZERO_GRAD)
+    if marks is None:
+        return None
+    rows, begins = marks
+    n = trace.n_events
+    change = np.zeros(n + 1, np.int64)
+    np.add.at(change, rows, np.where(begins, 1, -1))
+    in_step = np.cumsum(change)[:n] > 0
+    if not in_step.any():
+        return None
+    label = np.where(in_step, OPTIMIZER, BOTH).astype(np.uint8)
+    starts = np.flatnonzero(np.append(True, label[1:] != label[:-1]))
+    none = np.full(len(starts), NOT_REACHED, np.int64)
+    return Passes(label[starts], np.append(starts, n), none, trace.ends_in_failure)
+
+
+def _marks(trace: Trace, name: re.Pattern[str]) -> tuple[I64, Bools] | None:
+    """Return the rows of annotations of a name, and whether each begins something."""
+    marks = [
+        (a.time_us, a.stage == "START")
+        for a in trace.snapshot.annotations[:MAX_ANNOTATIONS]
+        if a.device in (trace.device, -1) and name.match(a.name[:100])
+    ]
+    times = trace.events.time_us
+    if not marks or not len(times) or int(times.min()) < 0:
+        return None
+    times = np.maximum.accumulate(times)
+    rows = np.searchsorted(times, [m[0] for m in marks], side="left").astype(np.int64)
+    return rows, np.array([m[1] for m in marks], np.bool_)

@@ -1,0 +1,362 @@
+"""Measures that lower memory, each with its price, and the search for the cheapest that suffice.
+
+Prices are those that were published; where none was, the price is a phrase and counts as none in
+the comparison of speeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+from typing import Any, Final
+
+from fragdoctor.estimation.layers import attention_used
+from fragdoctor.estimation.needs import Needs
+from fragdoctor.estimation.optimizers import ADAM_8BIT, TORCH_OPTIM, ZERO, optimizer_of
+from fragdoctor.estimation.precision import AUTOCAST_DOC, QLORA, precision_of
+from fragdoctor.model.estimate import Combination
+from fragdoctor.model.workload import Attention, Workload
+
+CHECKPOINTING: Final = "Chen et al. 2016, https://arxiv.org/abs/1604.06174"
+FLASH: Final = "Dao et al. 2022, https://arxiv.org/abs/2205.14135"
+LORA: Final = "Hu et al. 2021, https://arxiv.org/abs/2106.09685"
+MIXED_PRECISION: Final = "Micikevicius et al. 2017, https://arxiv.org/abs/1710.03740"
+ACCUMULATION: Final = "https://docs.pytorch.org/docs/stable/notes/amp_examples.html"
+QUANTISED_CACHE: Final = (
+    "https://docs.vllm.ai/en/latest/features/quantization/quantized_kvcache.html"
+)
+LORA_RANK: Final = 16
+SHARDS: Final = 8
+WORLDS: Final = (2, 4, 8)
+MAX_COMBINATIONS: Final = 5
+# One more forward pass beside a forward and a backward that costs two: Chen et al. 2016.
+RECOMPUTATION: Final = 4 / 3
+# Raschka 2023, "Finetuning LLMs with LoRA and QLoRA: insights from hundreds of experiments":
+# 39 % more time than LoRA on 16-bit weights.
+QLORA_SLOWDOWN: Final = 1.39
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """One change, how to ask for it here, and its price.
+
+    Attributes:
+        changes: fields of the workload and their new values.
+        slowdown: time of a step in relation to the run without it; 1.0 where nothing is published.
+        changes_training: other parameters are trained, or precision is lost.
+    """
+
+    id: str
+    title: str
+    option: str
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    cost: str = ""
+    source: str = ""
+    slowdown: float = 1.0
+    changes_training: bool = False
+
+    def applied_to(self, workload: Workload) -> Workload:
+        """Return a workload with the change."""
+        return replace(workload, **self.changes)
+
+
+def measures_for(workload: Workload) -> Sequence[Measure]:
+    """Return the measures that are not taken yet and could matter, each alone."""
+    if workload.inference:
+        return [*_for_inference(workload), *_smaller_batch(workload)]
+    found: list[Measure] = []
+    if workload.shape.has_layers and workload.seq:
+        found += [*_recomputation(workload), *_attention(workload), *_smaller_batch(workload)]
+    found += [*_precision(workload), *_optimizer(workload)]
+    if not workload.lora_rank:
+        found += _adapters(workload)
+    return [*found, *_sharding(workload)]
+
+
+def _recomputation(workload: Workload) -> list[Measure]:
+    if workload.checkpointing != "none":
+        return []
+    found = [
+        Measure("checkpointing", "checkpoint each layer", "--checkpointing full",
+                {"checkpointing": "full"}, "about 33 % more compute: each layer runs forward twice",
+                CHECKPOINTING, RECOMPUTATION)
+    ]  # fmt: skip
+    if workload.shape.n_layers > 3:
+        found.append(
+            Measure("checkpointing_sqrt", "checkpoint every sqrt(L) layers",
+                    "--checkpointing sqrt", {"checkpointing": "sqrt"}, "about 33 % more compute",
+                    CHECKPOINTING, RECOMPUTATION)
+        )  # fmt: skip
+    return found
+
+
+def _attention(workload: Workload) -> list[Measure]:
+    if attention_used(workload, precision_of(workload.dtype)) is Attention.FLASH:
+        return []
+    is_narrow = precision_of(workload.dtype).compute < 4
+    dtype = workload.dtype if is_narrow else "amp-bf16"
+    option = "--attention flash" + ("" if is_narrow else f" --dtype {dtype}")
+    changes = {"attention": Attention.SDPA, "dtype": dtype}
+    return [
+        Measure("flash_attention", "fused attention, no S x S scores", option, changes,
+                "none; usually faster", FLASH)
+    ]  # fmt: skip
+
+
+def _smaller_batch(workload: Workload) -> list[Measure]:
+    return [_micro_batch(workload, workload.batch // 2)] if workload.batch > 1 else []
+
+
+def _micro_batch(workload: Workload, batch: int) -> Measure:
+    if workload.inference:
+        return Measure("half_batch", f"batch {batch}", f"--batch {batch}", {"batch": batch},
+                       "fewer sequences at once")  # fmt: skip
+    times = -(-workload.batch // batch)
+    passes = times * workload.grad_accumulation
+    how_often = "twice" if times == 2 else f"{times} times"
+    return Measure(
+        "half_batch",
+        f"micro batch {batch}, gradients accumulated {how_often}",
+        f"--batch {batch} --grad-accumulation {passes}",
+        {"batch": batch, "grad_accumulation": passes},
+        "the same result; smaller, slower matrix products",
+        ACCUMULATION,
+    )
+
+
+def _precision(workload: Workload) -> list[Measure]:
+    precision = precision_of(workload.dtype)
+    found = []
+    if precision.compute >= 4:
+        found.append(
+            Measure("autocast", "autocast to bf16", "--dtype amp-bf16", {"dtype": "amp-bf16"},
+                    "weights stay fp32; copies of them in 16 bits", AUTOCAST_DOC)
+        )  # fmt: skip
+    if precision.weight >= 4 and not workload.lora_rank:
+        found.append(
+            Measure("bf16", "weights and states in bf16", "--dtype bf16", {"dtype": "bf16"},
+                    "small updates are rounded away without fp32 master weights",
+                    MIXED_PRECISION, changes_training=True)
+        )  # fmt: skip
+    return found
+
+
+def _optimizer(workload: Workload) -> list[Measure]:
+    optimizer = optimizer_of(workload.optimizer)
+    found = []
+    if optimizer.copies >= 2:
+        eight_bit = Measure(
+            "8bit_optimizer", "8-bit AdamW", "--optimizer adamw-8bit",
+            {"optimizer": "adamw-8bit"}, "needs bitsandbytes; states are quantised in blocks",
+            ADAM_8BIT,
+        )  # fmt: skip
+        found.append(eight_bit)
+        if workload.checkpointing == "none" and workload.shape.has_layers:
+            both = {**eight_bit.changes, "checkpointing": "full"}
+            found.append(
+                Measure("checkpointing_8bit", "checkpoint each layer, and 8-bit AdamW",
+                        "--checkpointing full --optimizer adamw-8bit", both,
+                        "both prices together", f"{CHECKPOINTING}; {ADAM_8BIT}", RECOMPUTATION)
+            )  # fmt: skip
+    if optimizer.step_copies and optimizer.name in ("adam", "adamw"):
+        found.append(
+            Measure("fused_optimizer", "fused AdamW", "--optimizer adamw-fused",
+                    {"optimizer": "adamw-fused"},
+                    "none: AdamW(fused=True) makes no temporary copy", TORCH_OPTIM)
+        )  # fmt: skip
+    return found
+
+
+def _adapters(workload: Workload) -> list[Measure]:
+    rank = LORA_RANK
+    lora = {"lora_rank": rank, "master_weights": False, "grad_dtype": ""}
+    if precision_of(workload.dtype).weight >= 4:
+        lora["dtype"] = "bf16"
+    option = f"--lora {rank}" + (f" --dtype {lora['dtype']}" if "dtype" in lora else "")
+    found = [
+        Measure("lora", f"LoRA of rank {rank}", option, lora,
+                "another way of training: the base stays frozen", LORA, changes_training=True)
+    ]  # fmt: skip
+    if workload.shape.has_layers:
+        found.append(
+            Measure("qlora", f"QLoRA: 4-bit base, LoRA of rank {rank}",
+                    f"--lora {rank} --dtype int4", {**lora, "dtype": "int4"},
+                    "about 39 % slower than LoRA on 16-bit weights; the base is quantised", QLORA,
+                    QLORA_SLOWDOWN, changes_training=True)
+        )  # fmt: skip
+    return found
+
+
+def _sharding(workload: Workload) -> list[Measure]:
+    world = workload.world_size if workload.world_size > 1 else SHARDS
+    return [_sharded(stage, world) for stage in (2, 3) if workload.zero_stage < stage]
+
+
+def _sharded(stage: int, world: int) -> Measure:
+    name = "ZeRO-3 / FSDP" if stage == 3 else "ZeRO-2"
+    cost = (
+        "parameters travel too: 1.5 times the traffic of data parallelism"
+        if stage == 3
+        else f"needs {world} GPUs; no more traffic than data parallelism"
+    )
+    return Measure(
+        f"zero{stage}", f"{name} on {world} GPUs", f"--zero {stage} --world-size {world}",
+        {"zero_stage": stage, "world_size": world}, cost, ZERO,
+    )  # fmt: skip
+
+
+def _for_inference(workload: Workload) -> list[Measure]:
+    precision = precision_of(workload.dtype)
+    found = []
+    if precision.weight >= 4:
+        found.append(
+            Measure("bf16", "weights in bf16", "--dtype bf16", {"dtype": "bf16"},
+                    "none for most models", AUTOCAST_DOC)
+        )  # fmt: skip
+    for kind, title in (("int8", "weights in 8 bits"), ("int4", "weights in 4 bits")):
+        if precision.linear_weight > precision_of(kind).linear_weight:
+            found.append(
+                Measure(kind, title, f"--dtype {kind}", {"dtype": kind}, "some accuracy", QLORA,
+                        changes_training=True)
+            )  # fmt: skip
+    if not workload.kv_dtype and precision.compute > 1:
+        found.append(
+            Measure("kv8", "KV cache in 8 bits", "--kv-dtype fp8", {"kv_dtype": "fp8"},
+                    "some accuracy; the server must support it", QUANTISED_CACHE)
+        )  # fmt: skip
+    return found
+
+
+# The search
+
+Bounds = Callable[[Workload], Needs]
+Chosen = tuple[Measure, ...]
+
+
+def cheapest_combinations(
+    workload: Workload, needs_of: Bounds, usable_bytes: int
+) -> Sequence[Combination]:
+    """Return the cheapest measures, alone or together, with which a workload surely fits.
+
+    One for each way of running it that differs in more than speed: the same training on one GPU,
+    the same on more GPUs, adapters on the weights as they are, adapters on quantised ones. Of each
+    way the combination that slows a step down least, then the one of fewest measures.
+    """
+    found = []
+    for way in _ways(workload):
+        best = _cheapest(workload, way, needs_of, usable_bytes)
+        if best is not None:
+            found.append(best)
+    found.sort(key=_price)
+    return found[:MAX_COMBINATIONS]
+
+
+def _price(combination: Combination) -> tuple[int, bool, float, int]:
+    return (
+        combination.n_gpus,
+        combination.changes_training,
+        combination.slowdown,
+        len(combination.measures),
+    )
+
+
+def _ways(workload: Workload) -> Iterator[Sequence[Sequence[Measure | None]]]:
+    """Yield for each way its axes: of each axis one measure, or none, is taken."""
+    if workload.inference:
+        kinds = [m for m in _for_inference(workload) if m.id != "kv8"]
+        caches = [m for m in _for_inference(workload) if m.id == "kv8"]
+        yield ((None, *kinds), (None, *caches))
+        return
+    has_layers = workload.shape.has_layers and workload.seq > 0
+    free: list[Sequence[Measure | None]] = []
+    if has_layers:
+        recomputed = [m for m in _recomputation(workload) if m.id == "checkpointing"]
+        free = [(None, *_attention(workload)), (None, *recomputed)]
+    same = [m for m in _optimizer(workload) if m.id != "checkpointing_8bit"]
+    same_kind = [
+        (None, *sorted(same, key=lambda m: m.id == "8bit_optimizer")),
+        (None, *_precision(workload)),
+    ]
+    yield (*free, *same_kind)
+    if workload.world_size == 1 or workload.zero_stage < 3:
+        worlds = (workload.world_size,) if workload.world_size > 1 else WORLDS
+        shards = [_sharded(stage, n) for n in worlds for stage in (2, 3)]
+        yield (*free, *same_kind, tuple(s for s in shards if s.changes["zero_stage"] >
+                                        workload.zero_stage))  # fmt: skip
+    if not workload.lora_rank:
+        for adapters in _adapters(workload):
+            yield (*free, (adapters,))
+
+
+def _cheapest(
+    workload: Workload,
+    axes: Sequence[Sequence[Measure | None]],
+    needs_of: Bounds,
+    usable_bytes: int,
+) -> Combination | None:
+    """Return the cheapest choice that fits; at a smaller micro batch where it must be."""
+    choices = [tuple(m for m in choice if m) for choice in product(*axes)]
+    choices.sort(key=lambda c: _price(_combined(workload, c)))
+
+    def fits(changed: Workload) -> bool:
+        high = needs_of(changed).high_bytes
+        return high is not None and high <= usable_bytes
+
+    most = applied(workload, tuple(m for m in (axis[-1] for axis in axes) if m))
+    if not fits(replace(most, batch=1)):
+        return None
+    for batch in _batches(workload):
+        for choice in choices:
+            measures = choice
+            if batch < workload.batch:
+                measures = (*choice, _micro_batch(workload, batch))
+            if measures and fits(applied(workload, measures)):
+                return _combined(workload, measures, needs_of)
+    return None
+
+
+def _batches(workload: Workload) -> Sequence[int]:
+    """Return the batch as asked for, and smaller ones."""
+    batch = workload.batch
+    return [batch, *([1] if batch > 1 else [])]
+
+
+def applied(workload: Workload, measures: Sequence[Measure]) -> Workload:
+    """Return a workload with several measures, each on top of the one before."""
+    for measure in measures:
+        workload = measure.applied_to(workload)
+    return workload
+
+
+def _combined(workload: Workload, measures: Chosen, needs_of: Bounds | None = None) -> Combination:
+    changed = applied(workload, measures)
+    needs = needs_of(changed) if needs_of else Needs(0, None)
+    slowdown = 1.0
+    for measure in measures:
+        slowdown *= measure.slowdown
+    return Combination(
+        measures=tuple(m.id for m in measures),
+        title=", ".join(m.title for m in measures),
+        option=_options(measures),
+        slowdown=round(slowdown, 2),
+        cost="; ".join(dict.fromkeys(m.cost for m in measures if m.cost)),
+        changes_training=any(m.changes_training for m in measures),
+        n_gpus=changed.world_size,
+        needs_low_bytes=needs.low_bytes,
+        needs_high_bytes=needs.high_bytes,
+    )
+
+
+def _options(measures: Sequence[Measure]) -> str:
+    """Return the options of several measures; of one given twice the last counts."""
+    found: dict[str, str] = {}
+    for measure in measures:
+        name = ""
+        for word in measure.option.split():
+            if word.startswith("--"):
+                name = word
+                found[name] = ""
+            else:
+                found[name] = word
+    return " ".join(f"{name} {value}".strip() for name, value in found.items())
