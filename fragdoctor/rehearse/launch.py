@@ -35,7 +35,7 @@ TAIL_LINES: Final = 40
 _TAIL_BYTES: Final = 64 * 1024
 
 
-class ProgramFailed(ConfigError):
+class ProgramFailed(ConfigError):  # noqa: N818 - reads as what it says
     """The program ended with an error that is not about the GPU's memory.
 
     Attributes:

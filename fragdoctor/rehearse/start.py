@@ -4,6 +4,8 @@ Only the package ``fragdoctor`` is made importable, from where it is installed; 
 (other versions of numpy, say) must not come into the program.
 """
 
+from __future__ import annotations
+
 import importlib.machinery
 import importlib.util
 import json
@@ -17,7 +19,7 @@ class _Finder:
     """Finds the package by its place."""
 
     @staticmethod
-    def find_spec(name, path=None, target=None):  # noqa: ANN001, ANN205 - any Python reads this
+    def find_spec(name: str, *_: object) -> importlib.machinery.ModuleSpec | None:
         """Return the spec of the package itself; its modules are found by its path."""
         if name != PACKAGE.name:
             return None
@@ -28,7 +30,7 @@ class _Finder:
 
 def main() -> None:
     """Run what the request says."""
-    if sys.version_info < (3, 11):
+    if sys.version_info < (3, 11):  # noqa: UP036 - the program's Python, not ours
         version = ".".join(map(str, sys.version_info[:2]))
         sys.stderr.write(f"fragdoctor rehearses with Python 3.11 or newer, not {version}.\n")
         sys.exit(2)

@@ -34,18 +34,34 @@ def _now() -> session.Session:
     return session.current()
 
 
+def _device() -> int:
+    index: int = _now().gpus.device()
+    return index
+
+
+def _empty_cache() -> None:
+    _now().gpus.empty_cache()
+
+
+def _is_history_enabled() -> bool:
+    history = _now().history
+    return history is not None and bool(history.enabled)
+
+
 def _index(device: Any) -> int:
     return _now().gpus.device() if device is None or device < 0 else int(device)
 
 
-# ---- devices and streams --------------------------------------------------------------------------
+# ---- devices and streams ----------------------------------------------------------------------
 
 
 def _set_device(device: int) -> None:
     if device >= _now().n_devices:
-        raise torch.AcceleratorError(_INVALID) if hasattr(
-            torch, "AcceleratorError"
-        ) else RuntimeError(_INVALID)
+        raise (
+            torch.AcceleratorError(_INVALID)
+            if hasattr(torch, "AcceleratorError")
+            else RuntimeError(_INVALID)
+        )
     _now().gpus.set_device(device)
 
 
@@ -113,7 +129,7 @@ class _Properties(SimpleNamespace):
     """``torch.cuda.get_device_properties``."""
 
 
-# ---- memory -----------------------------------------------------------------------------------------
+# ---- memory -----------------------------------------------------------------------------------
 
 
 def _mem_get_info(device: Any = None) -> tuple[int, int]:
@@ -191,7 +207,7 @@ def _capturing() -> bool:
 _PRIMITIVES: Final[dict[str, Any]] = {
     "_cuda_init": lambda: _now().start(),
     "_cuda_getDeviceCount": lambda: _now().n_devices,
-    "_cuda_getDevice": lambda: _now().gpus.device(),
+    "_cuda_getDevice": _device,
     "_cuda_setDevice": _set_device,
     "_cuda_exchangeDevice": _exchange_device,
     "_cuda_maybeExchangeDevice": _exchange_device,
@@ -214,7 +230,7 @@ _PRIMITIVES: Final[dict[str, Any]] = {
     "_cuda_cudaCachingAllocator_enable": _nothing,
     "_cuda_get_sync_debug_mode": lambda: 0,
     "_cuda_set_sync_debug_mode": _nothing,
-    "_cuda_emptyCache": lambda: _now().gpus.empty_cache(),
+    "_cuda_emptyCache": _empty_cache,
     "_cuda_memoryStats": lambda device: statistics(_now(), _index(device)),
     "_cuda_resetPeakMemoryStats": lambda device: _now().gpus.reset_peaks(_index(device)),
     "_cuda_resetAccumulatedMemoryStats": lambda device: _now().gpus.reset_sums(_index(device)),
@@ -225,7 +241,7 @@ _PRIMITIVES: Final[dict[str, Any]] = {
     "_cuda_getMemoryFraction": lambda device: _now().fractions.get(_index(device), 1.0),
     "_cuda_record_memory_history": _record_history,
     "_cuda_record_memory_history_legacy": _record_history_legacy,
-    "_cuda_isHistoryEnabled": lambda: bool(_now().history and _now().history.enabled),
+    "_cuda_isHistoryEnabled": _is_history_enabled,
     "_cuda_memorySnapshot": _memory_snapshot,
     "_cuda_attach_out_of_memory_observer": _attach_observer,
     "_cuda_setMemoryMetadata": _nothing,
@@ -234,7 +250,7 @@ _PRIMITIVES: Final[dict[str, Any]] = {
     "_cuda_tunableop_is_enabled": lambda: False,
     "_cuda_cudaCachingAllocator_set_allocator_settings": _change_settings,
     "_accelerator_setAllocatorSettings": _change_settings,
-    "_accelerator_emptyCache": lambda: _now().gpus.empty_cache(),
+    "_accelerator_emptyCache": _empty_cache,
     "_accelerator_getDeviceStats": lambda device: statistics(_now(), _index(device)),
     "_accelerator_resetPeakStats": lambda device: _now().gpus.reset_peaks(_index(device)),
     "_accelerator_resetAccumulatedStats": lambda device: _now().gpus.reset_sums(_index(device)),
@@ -298,9 +314,7 @@ def install(undo: ExitStack) -> None:
         "Event": Event,
         "is_bf16_supported": lambda *_, **__: _now().facts.capability >= (8, 0),
         "_initialized": False,
-        "default_generators": tuple(
-            random.Generator(f"cuda:{i}") for i in range(_now().n_devices)
-        ),
+        "default_generators": tuple(random.Generator(f"cuda:{i}") for i in range(_now().n_devices)),
     }.items():
         put(undo, cuda, name, value)
     put(undo, torch.cuda.streams, "Stream", Stream)

@@ -13,14 +13,15 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, Final
 
 import torch
 from torch.utils._pytree import tree_flatten
 
 from fragdoctor.rehearse.engine import memory, session, shapes
-from fragdoctor.rehearse.engine.memory import Layout
 from fragdoctor.rehearse.engine.kernels.steps import Call, Free, Out, Step, Temp, has_rule, steps_of
+from fragdoctor.rehearse.engine.memory import Layout
 
 Handler = Callable[..., Any]
 # Kernels that CUDA shares with every device: they make a view and touch no memory.
@@ -149,18 +150,14 @@ def _plan(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
     makers: list[Callable[[list[torch.Tensor], tuple[Any, ...]], Any]] = []
     for leaf in leaves:
         if not isinstance(leaf, torch.Tensor):
-            makers.append(lambda _made, _args, leaf=leaf: leaf)
+            makers.append(partial(_constant, leaf))
         elif leaf.untyped_storage()._cdata in inputs:
             number = inputs[leaf.untyped_storage()._cdata]
-            makers.append(
-                lambda _made, args, number=number, like=leaf: args[number].as_strided(
-                    like.shape, like.stride()
-                )
-            )
+            makers.append(partial(_view_of, number, leaf.shape, leaf.stride()))
         else:
             number = len(layouts)
             layouts.append(Layout(leaf.shape, leaf.stride(), leaf.dtype))
-            makers.append(lambda made, _args, number=number: made[number])
+            makers.append(partial(_made, number))
     call = Call(op, args, kwargs, tuple(layouts), device)
     operation = session.current().stacks.operation(op.overloadpacket.__name__)
 
@@ -172,6 +169,18 @@ def _plan(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
 
     single = isinstance(found, torch.Tensor)
     return Plan(device, operation, steps_of(call), layouts, only_one if single else results)
+
+
+def _constant(value: Any, _made: Any, _args: Any) -> Any:
+    return value
+
+
+def _view_of(number: int, shape: Any, stride: Any, _made: Any, args: tuple[Any, ...]) -> Any:
+    return args[number].as_strided(shape, stride)
+
+
+def _made(number: int, made: list[torch.Tensor], _args: Any) -> torch.Tensor:
+    return made[number]
 
 
 def in_place(op: Any, *args: Any, **kwargs: Any) -> Any:
@@ -220,7 +229,11 @@ def out_variant(op: Any, *args: Any, **kwargs: Any) -> Any:
     metas = {a.name: shapes.on_meta(kwargs[a.name]) for a in op._schema.arguments if a.is_out}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of resizing; the real one is below
-        shapes.infer(op, shapes.on_meta(args), {**shapes.on_meta(inputs), **metas})
+        shapes.infer(
+            op,
+            shapes.on_meta(args, keeps_numbers=False),
+            {**shapes.on_meta(inputs, keeps_numbers=False), **metas},
+        )
     made = tuple(
         Layout(m.shape, m.stride(), m.dtype) for m in metas.values() if isinstance(m, torch.Tensor)
     )
@@ -316,9 +329,9 @@ def _operator(name: str) -> Any:
     return getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
 
 
-def library_for(namespace: str, undo: ExitStack) -> torch.library.Library:
+def library_for(namespace: str, undo: ExitStack) -> Any:
     """Return a library whose kernels are in force until ``undo`` is closed."""
-    library = torch.library.Library(namespace, "IMPL")
+    library: Any = torch.library.Library(namespace, "IMPL")
     undo.callback(library._destroy)
     return library
 
@@ -347,4 +360,3 @@ def _replaced() -> set[str]:
     }
     shared = {name for name in built if name.partition(".")[0] in VIEWS}
     return (built - shared) | {f"aten::{name}" for name in FUSED} | foreach | set(SPECIAL)
-

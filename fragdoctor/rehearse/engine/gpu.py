@@ -144,8 +144,17 @@ class Gpus:
             "fg_stream_handle": (c_uint64, (c_int64,)),
             "fg_new_tensor": (
                 ctypes.c_void_p,
-                (c_int32, c_uint64, c_uint32, c_uint32, c_int32)
-                + (POINTER(c_int64), POINTER(c_int64), c_int32, c_int32),
+                (
+                    c_int32,
+                    c_uint64,
+                    c_uint32,
+                    c_uint32,
+                    c_int32,
+                    POINTER(c_int64),
+                    POINTER(c_int64),
+                    c_int32,
+                    c_int32,
+                ),
             ),
             "fg_take": (c_uint64, (c_int32, c_uint64, c_int32, c_int32)),
             "fg_give": (None, (c_uint64,)),
@@ -241,7 +250,7 @@ class Gpus:
 
 def _settings(settings: AllocatorSettings) -> _Settings:
     limit = settings.max_split_bytes
-    found = _Settings(
+    return _Settings(
         max_split_bytes=UNLIMITED if limit is None else limit,
         max_non_split_rounding_bytes=settings.max_non_split_rounding_bytes,
         large_segment_bytes=settings.large_segment_bytes,
@@ -251,4 +260,3 @@ def _settings(settings: AllocatorSettings) -> _Settings:
             *settings.roundup_power2_divisions
         ),
     )
-    return found

@@ -53,5 +53,5 @@ def install(undo: ExitStack) -> None:
     """Patch what tensors and storages do with pinned and resized memory."""
     put(undo, torch.Tensor, "pin_memory", _pin_memory)
     put(undo, torch.Tensor, "is_pinned", _is_pinned)
-    put(undo, torch.storage, "_to", _to(torch.storage._to))
+    put(undo, torch.storage, "_to", _to(torch._utils._to))
     put(undo, torch.UntypedStorage, "resize_", _resize(torch.UntypedStorage.resize_))

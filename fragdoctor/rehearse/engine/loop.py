@@ -33,12 +33,15 @@ def _frames(frame: FrameType | None) -> list[FrameType]:
     return found[::-1]
 
 
-def _innermost_marked(frames: Sequence[FrameType], marks: Sequence[_Mark]) -> FrameType | None:
-    found = None
+def _innermost_marked(
+    frames: Sequence[FrameType], marks: Sequence[_Mark]
+) -> tuple[FrameType, _Mark] | None:
+    found: tuple[FrameType, _Mark] | None = None
     for frame, mark in zip(frames, marks, strict=False):
-        if frame.f_trace is not mark:
+        marked: Any = frame.f_trace
+        if marked is not mark:
             break
-        found = frame
+        found = (frame, mark)
     return found
 
 
@@ -72,15 +75,15 @@ class Loop:
 
     def is_in_same_round(self) -> bool:
         """Whether the round of the last step still goes on: what follows the optimizer in it."""
-        frame = _innermost_marked(_frames(sys._getframe(1)), self._marks)
-        return frame is not None and frame.f_lineno > frame.f_trace.line
+        found = _innermost_marked(_frames(sys._getframe(1)), self._marks)
+        return found is not None and found[0].f_lineno > found[1].line
 
     def at_its_end(self, call: Callable[[], None]) -> None:
         """Call something when the next round begins; never, if none does."""
-        frame = _innermost_marked(_frames(sys._getframe(1)), self._marks[: self._depth])
-        if frame is None:
+        found = _innermost_marked(_frames(sys._getframe(1)), self._marks[: self._depth])
+        if found is None:
             return
-        line = frame.f_trace.line
+        frame, line = found[0], found[1].line
         went_back = False
 
         def in_loop(frame: FrameType, event: str, _: Any) -> Any:

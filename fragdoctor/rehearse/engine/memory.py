@@ -42,7 +42,7 @@ _NONE: Final = -1  # no backward pass goes on
 
 def in_backward() -> bool:
     """Whether the autograd engine is at work: on a GPU, in its own thread."""
-    return _in_backward() != _NONE
+    return bool(_in_backward() != _NONE)
 
 
 class Layout:

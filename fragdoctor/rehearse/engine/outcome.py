@@ -197,5 +197,5 @@ def _is_users(filename: str) -> bool:
     return not (
         "site-packages" in filename
         or "dist-packages" in filename
-        or filename.startswith(("<", ENGINE, os.path.dirname(os.__file__)))
+        or filename.startswith(("<", ENGINE, str(Path(os.__file__).parent)))
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -37,7 +37,7 @@ class Machine:
     total_bytes: int = 80 * 2**30
     torch_version: str = ""
     scratch: Path | None = None
-    facts: session.GpuFacts = session.GpuFacts()
+    facts: session.GpuFacts = field(default_factory=session.GpuFacts)
 
 
 def prepare(machine: Machine, undo: ExitStack) -> session.Session:

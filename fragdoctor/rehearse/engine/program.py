@@ -56,9 +56,7 @@ def run(request: dict[str, Any]) -> NoReturn:
     except FragdoctorError as err:
         _unfit(request, err.message, err.hint)
     outcome = Outcome(request, now)
-    steps = Steps(
-        now, request["steps"], request["most_steps"], outcome.on_step, outcome.stop_early
-    )
+    steps = Steps(now, request["steps"], request["most_steps"], outcome.on_step, outcome.stop_early)
     steps.install(undo)
     outcome.steps = steps
     outcome.begin()

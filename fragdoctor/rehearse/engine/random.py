@@ -23,6 +23,7 @@ class Generator(_Generator):  # type: ignore[misc]
         return made  # type: ignore[no-any-return]
 
     def __init__(self, device: Any = "cpu") -> None:
+        del device
         super().__init__()
 
     @property

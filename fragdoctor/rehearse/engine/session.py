@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
-from fragdoctor.trace.oom_message import oom_message
 from fragdoctor.errors import ConfigError
 from fragdoctor.model.settings import AllocatorSettings, parse_conf, parse_version
 from fragdoctor.rehearse.engine.assumptions import Assumptions
 from fragdoctor.rehearse.engine.gpu import Budget, Gpus
 from fragdoctor.rehearse.engine.snapshot import History
 from fragdoctor.rehearse.engine.stacks import Stacks
+from fragdoctor.trace.oom_message import oom_message
 from fragdoctor.units import KIB, MIB
 
 
@@ -150,7 +150,7 @@ class Session:
 
     @property
     def blas_workspace_bytes(self) -> int:
-        """cuBLAS's workspace of one handle (PyTorch's ``getChosenWorkspaceSize``)."""
+        """CuBLAS's workspace of one handle (PyTorch's ``getChosenWorkspaceSize``)."""
         return 32 * MIB if self.facts.capability >= (9, 0) else 2 * 4096 * KIB + 8 * 16 * KIB
 
     def out_of_memory(self, device: int) -> torch.OutOfMemoryError:

@@ -26,16 +26,18 @@ def described(value: Any) -> Key:
     return value
 
 
-def on_meta(value: Any) -> Any:
-    """Return an argument as the meta functions take it: the same without values and devices."""
+def on_meta(value: Any, *, keeps_numbers: bool = True) -> Any:
+    """Return an argument as the meta functions take it: the same without values and devices.
+
+    Numbers that are tensors of the CPU stay there, as which kind of number it is decides about the
+    result's dtype; where that is given they need not.
+    """
 
     def convert(item: Any) -> Any:
         if isinstance(item, torch.Tensor):
-            if item.is_cpu and not item.dim():
-                return item  # a number; which kind of number decides about the result's dtype
-            return torch.empty_strided(
-                item.shape, item.stride(), dtype=item.dtype, device=META
-            )
+            if keeps_numbers and item.is_cpu and not item.dim():
+                return item
+            return torch.empty_strided(item.shape, item.stride(), dtype=item.dtype, device=META)
         if isinstance(item, torch.device):
             return META
         if isinstance(item, torch.Generator):

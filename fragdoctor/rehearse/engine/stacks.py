@@ -55,9 +55,7 @@ class Stacks:
         found = self._numbers.get(place)
         if found is None:
             found = self._numbers[place] = len(self._stacks)
-            self._stacks.append(
-                tuple((kept[key[i]], key[i + 1]) for i in range(0, len(key), 2))
-            )
+            self._stacks.append(tuple((kept[key[i]], key[i + 1]) for i in range(0, len(key), 2)))
         self.last = found
         return found
 

@@ -17,9 +17,13 @@ class Stream(torch.Stream):
         if "stream_id" in kwargs:
             return super().__new__(cls, **kwargs)
         gpus = session.current().gpus
-        index = None if device is None else torch.device(device).index if not isinstance(
-            device, int
-        ) else device
+        index = (
+            None
+            if device is None
+            else torch.device(device).index
+            if not isinstance(device, int)
+            else device
+        )
         index = gpus.device() if index is None else index
         return super().__new__(
             cls,

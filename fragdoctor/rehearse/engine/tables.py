@@ -115,7 +115,8 @@ def _leaked(memory: Any) -> Any:
 
 
 def _put_guard(gpus: Gpus, undo: ExitStack) -> None:
-    slots = slots_of((_header("c10/core/impl/DeviceGuardImplInterface.h"), "DeviceGuardImplInterface"))
+    name = "DeviceGuardImplInterface"
+    slots = slots_of((_header(f"c10/core/impl/{name}.h"), name))
     registry = ctypes.addressof(
         ctypes.c_void_p.in_dll(_library("c10"), "_ZN3c104impl26device_guard_impl_registryE")
     )

@@ -101,11 +101,12 @@ def resize_(
     del memory_format
     strides = dense_strides(size)
     storage = self.untyped_storage()
-    offset = self.storage_offset() * self.dtype.itemsize
+    first = int(self.storage_offset())
+    offset = first * self.dtype.itemsize
     needed = storage_bytes(size, strides, self.dtype.itemsize) + offset
     if needed > offset and needed > storage.nbytes():
         memory.resize_storage(storage, needed, session.current().stacks.operation("resize_"))
-    return _set(self, storage, self.storage_offset(), size, strides)
+    return _set(self, storage, first, size, strides)
 
 
 def _set(
@@ -140,25 +141,27 @@ def set_storage(
 
 
 @special("aten::set_.source_Storage")
-def set_whole_storage(
-    op: Any, self: torch.Tensor, source: torch.UntypedStorage
-) -> torch.Tensor:
+def set_whole_storage(op: Any, self: torch.Tensor, source: torch.UntypedStorage) -> torch.Tensor:
     """``set_``: the tensor sees all of a storage."""
-    return set_storage(op, self, source, 0, (source.nbytes() // self.dtype.itemsize,))
+    size = (source.nbytes() // self.dtype.itemsize,)
+    result: torch.Tensor = set_storage(op, self, source, 0, size)
+    return result
 
 
 @special("aten::set_.source_Tensor")
 def set_tensor(op: Any, self: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
     """``set_``: the tensor sees what another sees."""
-    return set_storage(
+    result: torch.Tensor = set_storage(
         op, self, source.untyped_storage(), source.storage_offset(), source.shape, source.stride()
     )
+    return result
 
 
 @special("aten::set_")
 def set_nothing(op: Any, self: torch.Tensor) -> torch.Tensor:
     """``set_``: the tensor becomes empty."""
-    return set_tensor(op, self, new((0,), None, self.dtype, self.get_device()))
+    result: torch.Tensor = set_tensor(op, self, new((0,), None, self.dtype, self.get_device()))
+    return result
 
 
 @special("aten::_local_scalar_dense")
@@ -213,7 +216,7 @@ def _flat(first: torch.Tensor, second: torch.Tensor) -> bool:
     if first.is_contiguous() and second.is_contiguous():
         return True
     same = first.stride() == second.stride()
-    return same and torch.ops.aten.is_non_overlapping_and_dense(first)  # type: ignore[no-any-return]
+    return same and bool(torch.ops.aten.is_non_overlapping_and_dense(first))
 
 
 @special("aten::record_stream")

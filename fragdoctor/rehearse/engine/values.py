@@ -8,7 +8,9 @@ import torch
 def n_kept(tensor: torch.Tensor, kind: str) -> int:
     """Return how many elements an operation keeps whose result depends on values."""
     import os
-    if os.environ.get('FD_ZERO'): return 0
+
+    if os.environ.get("FD_ZERO"):
+        return 0
     del kind
     return tensor.numel()
 

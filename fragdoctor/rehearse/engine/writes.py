@@ -18,7 +18,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import torch
 
@@ -47,7 +47,7 @@ class Overlay:
 
     def __init__(self, home: Path) -> None:
         self.home = str(home.resolve())
-        self.top = os.path.join(self.home, "files")  # noqa: PTH118 - Path would call what is patched
+        self.top = f"{self.home}/files"
         self.removed: set[str] = set()
         self._stat, self._mkdir = os.stat, os.mkdir
 
@@ -76,7 +76,7 @@ class Overlay:
         return name
 
     def to_change(self, name: Any, *, keeps_content: bool = False) -> Any:
-        """Return the path to change instead of another; its folders are there as they really are."""
+        """Return the path to change instead of another; its folders exist as they really do."""
         path = _absolute(name)
         if path is None or self.is_free(path):
             return name
@@ -111,7 +111,9 @@ class Overlay:
             return not here
         return False
 
-    def names(self, name: Any, listed: Callable[[Any], list[Any]], key: Callable[[Any], str]) -> Any:
+    def names(
+        self, name: Any, listed: Callable[[Any], list[Any]], key: Callable[[Any], str]
+    ) -> Any:
         """Return what a folder has: its own entries and those of the scratch folder."""
         path = _absolute(name)
         if path is None or self.is_free(path) or not self.is_there(self.top + path):
@@ -145,7 +147,7 @@ class _Entries:
     def __next__(self) -> Any:
         return next(self._entries)
 
-    def __enter__(self) -> _Entries:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -174,7 +176,7 @@ def install(home: Path, undo: ExitStack) -> None:
     ]:
         put(undo, owner, name, value)
     if importlib.util.find_spec("safetensors") is not None:
-        import safetensors.torch
+        import safetensors.torch  # type: ignore[import-not-found]
 
         put(undo, safetensors.torch, "save_file", _safe_saver(overlay))
         for module in (safetensors, safetensors.torch):
@@ -292,8 +294,9 @@ def _guard(overlay: Overlay, is_on: list[bool]) -> Any:
     def hook(event: str, args: tuple[Any, ...]) -> None:
         if event == "open":
             path = _absolute(args[0])
-            changes = isinstance(args[2], int) and args[2] & _WRITES & ~os.O_RDONLY
-            changes = changes or (isinstance(args[1], str) and set(args[1]) & set("wax+"))
+            mode, flags = args[1], args[2]
+            changes = isinstance(flags, int) and bool(flags & _WRITES)
+            changes = changes or (isinstance(mode, str) and not set(mode).isdisjoint("wax+"))
         elif event in _AUDITED:
             path, changes = _absolute(args[_AUDITED[event]]), True
         else:

@@ -141,9 +141,7 @@ def _efficient_backward(call: Call) -> Iterable[Step]:
     yield from (work, Free(sums))
 
 
-def _workspace(
-    n: int, length: int, n_keys: int, head: int, widest: int, item_bytes: int
-) -> int:
+def _workspace(n: int, length: int, n_keys: int, head: int, widest: int, item_bytes: int) -> int:
     """Return the accumulator of the queries' gradient: tiles, each after a lock."""
     rows = TILE if widest <= TILE else 2 * TILE
     columns = 2 * TILE if item_bytes < FLOAT and TILE < widest <= WIDE_HEAD else TILE

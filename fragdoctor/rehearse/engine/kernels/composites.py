@@ -41,7 +41,8 @@ def equal(_op: Any, self: torch.Tensor, other: torch.Tensor) -> bool:
 @special("aten::count_nonzero.dim_IntList")
 def count_nonzero(_op: Any, self: torch.Tensor, dim: Sequence[int]) -> torch.Tensor:
     """``count_nonzero`` (ReduceOps.cpp)."""
-    return (self != 0).sum(dim)
+    result: torch.Tensor = (self != 0).sum(tuple(dim))
+    return result
 
 
 @special("aten::multinomial")

@@ -16,7 +16,7 @@ import torch
 from fragdoctor.rehearse.engine.dispatch import special
 from fragdoctor.rehearse.engine.tensors import like_format
 
-BACKEND: Final = torch._C._ConvBackend
+BACKEND: Final = torch._C._ConvBackend  # type: ignore[attr-defined]
 ATEN: Final = torch.ops.aten
 IMAGE: Final = 4
 
@@ -67,7 +67,7 @@ def cudnn_convolution(
     *_: Any,
     **__: Any,
 ) -> torch.Tensor:
-    """cuDNN's convolution."""
+    """CuDNN's convolution."""
     layout = _format(self, weight, BACKEND.Cudnn)
     geometry = (padding, [0] * len(padding), stride, dilation, groups)
     return _forward(self, weight, _size(self, weight, geometry, transposed=False), layout)
@@ -86,7 +86,7 @@ def cudnn_convolution_transpose(
     *_: Any,
     **__: Any,
 ) -> torch.Tensor:
-    """cuDNN's transposed convolution: the gradient of the inputs of the ordinary one."""
+    """CuDNN's transposed convolution: the gradient of the inputs of the ordinary one."""
     layout = _format(self, weight, BACKEND.CudnnTranspose)
     geometry = (padding, output_padding, stride, dilation, groups)
     return _forward(self, weight, _size(self, weight, geometry, transposed=True), layout)
@@ -178,7 +178,7 @@ def _cudnn_backward(
 
 
 def _suggested(tensor: torch.Tensor) -> torch.memory_format:
-    """Return the layout that PyTorch sees in a tensor: channels last only where it is told apart."""
+    """Return the layout that PyTorch sees in a tensor: channels last where it is told apart."""
     if tensor.dim() == IMAGE and tensor.is_contiguous(memory_format=torch.channels_last):
         return (
             torch.contiguous_format

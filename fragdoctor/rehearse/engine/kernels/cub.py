@@ -37,7 +37,8 @@ def radix_sort(n: int, key_bytes: int, value_bytes: int = 0, bits: int | None = 
 
     Args:
         n: items.
-        key_bytes, value_bytes: of each.
+        key_bytes: of the key of each.
+        value_bytes: of what is sorted with it.
         bits: how many of a key's bits are looked at; None = all.
     """
     largest = max(key_bytes, value_bytes)

@@ -48,7 +48,7 @@ def _embedding_backward(call: Call) -> Iterable[Step]:
 
 @rule("_embedding_bag_backward")
 def _embedding_bag_backward(call: Call) -> Iterable[Step]:
-    """Sums and means are an embedding's gradient by bags; a maximum is scattered (EmbeddingBag.cu)."""
+    """Sums and means are an embedding's gradient by bags; maxima are scattered (EmbeddingBag)."""
     gradient, indices = call.args[:2]
     n_rows, by_frequency, mode = (call.args[i] for i in (6, 7, 8))
     if mode == MAXIMUM or not indices.numel():
@@ -75,9 +75,7 @@ def _expanded(self: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> lis
 
 
 def _is_plain(self: torch.Tensor, indices: Sequence[torch.Tensor | None]) -> bool:
-    return self.is_cuda and all(
-        t is None or (t.is_cuda and t.dtype not in MASKS) for t in indices
-    )
+    return self.is_cuda and all(t is None or (t.is_cuda and t.dtype not in MASKS) for t in indices)
 
 
 @special("aten::index.Tensor", "aten::_unsafe_index.Tensor")
@@ -93,7 +91,7 @@ def index_put(
     _op: Any,
     self: torch.Tensor,
     indices: Sequence[torch.Tensor | None],
-    values: torch.Tensor,  # noqa: F811 - PyTorch's name
+    values: torch.Tensor,
     accumulate: bool = False,
     unsafe: bool = False,
 ) -> torch.Tensor:
@@ -263,9 +261,7 @@ def randperm(op: Any, n: int, *args: Any, out: torch.Tensor, **_: Any) -> torch.
             numbers = scratch.take(n * out.element_size())
             keys = scratch.take(n * key_bytes)
             ordered = scratch.take(n * key_bytes)
-            scratch.give(
-                scratch.take(cub.radix_sort(n, key_bytes, out.element_size(), bits))
-            )
+            scratch.give(scratch.take(cub.radix_sort(n, key_bytes, out.element_size(), bits)))
             for held in (ordered, keys, numbers):
                 scratch.give(held)
     return out
@@ -307,4 +303,3 @@ def _scatter_reduce(call: Call) -> Iterable[Step]:
         yield Temp(n_bytes(source))
         yield Temp(n_bytes(tensor))
         yield Temp(tensor.numel())
-

@@ -68,7 +68,7 @@ def _pointwise_loss(call: Call) -> Iterable[Step]:
 def elements_bytes(call: Call) -> int:
     """Return the bytes of the loss of each element."""
     shape = torch.broadcast_shapes(*(t.shape for t in call.args[:2]))
-    return shape.numel() * call.outs[0].dtype.itemsize
+    return int(shape.numel() * call.out_dtype.itemsize)
 
 
 def _reduced(call: Call) -> list[Step]:

@@ -113,9 +113,7 @@ def _merged(dims: list[Dim]) -> list[Dim]:
 def _mergeable(first: Dim, second: Dim) -> bool:
     if first.size == 1 or second.size == 1:
         return True
-    return (
-        first.size * first.input == second.input and first.size * first.output == second.output
-    )
+    return first.size * first.input == second.input and first.size * first.output == second.output
 
 
 def _fits_32_bits(dims: Sequence[Dim], item_bytes: int) -> bool:
@@ -163,7 +161,8 @@ def reduction_bytes(
     offsets is cut in halves, which are reduced one after the other.
 
     Args:
-        sizes, strides: of the input, in elements.
+        sizes: of the input.
+        strides: of the input, in elements.
         axes: the dimensions that go.
         kind: how it is compiled.
         item_bytes: of an element of the input.

@@ -16,9 +16,7 @@ WELFORD_FLOAT, WELFORD_DOUBLE = 16, 32
 INDEXED: Final = 16  # a value and where it was found
 
 
-def buffers_of(
-    tensor: torch.Tensor, axes: Sequence[int] | None, kind: Kind
-) -> list[Step]:
+def buffers_of(tensor: torch.Tensor, axes: Sequence[int] | None, kind: Kind) -> list[Step]:
     """Return the buffers of a reduction of a tensor over some of its dimensions; None = all."""
     n_dims = tensor.dim()
     if axes is None or not len(axes):
@@ -112,18 +110,15 @@ def _variance(call: Call) -> Iterable[Step]:
 def _norm(call: Call) -> Iterable[Step]:
     yield from call.results
     tensor = call.args[0]
-    yield from buffers_of(
-        tensor, _axes(call, 2), Kind(8 if tensor.dtype is torch.float64 else 4)
-    )
+    yield from buffers_of(tensor, _axes(call, 2), Kind(8 if tensor.dtype is torch.float64 else 4))
 
 
 @rule("norm")
 def _old_norm(call: Call) -> Iterable[Step]:
     yield from call.results
     tensor = call.args[0]
-    yield from buffers_of(
-        tensor, _axes(call, 2) if _dims_given(call) else None, Kind(_accumulator_bytes(tensor.dtype))
-    )
+    axes = _axes(call, 2) if _dims_given(call) else None
+    yield from buffers_of(tensor, axes, Kind(_accumulator_bytes(tensor.dtype)))
 
 
 def copy_and_sum(tensor: torch.Tensor, axes: Sequence[int]) -> list[Step]:
@@ -134,4 +129,3 @@ def copy_and_sum(tensor: torch.Tensor, axes: Sequence[int]) -> list[Step]:
 def whole(tensor: torch.Tensor) -> list[Step]:
     """Return the buffers of summing all of a tensor."""
     return buffers_of(tensor, None, Kind(_accumulator_bytes(tensor.dtype)))
-

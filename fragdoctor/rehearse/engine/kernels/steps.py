@@ -72,7 +72,8 @@ class Call:
         """The dtype of the first result, or of the tensor that is written to."""
         if self.outs:
             return self.outs[0].dtype  # type: ignore[no-any-return]
-        return self.kwargs["out"].dtype if "out" in self.kwargs else self.args[0].dtype
+        written = self.kwargs.get("out", self.args[0])
+        return written.dtype  # type: ignore[no-any-return]
 
     @property
     def results(self) -> list[Step]:
