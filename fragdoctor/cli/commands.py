@@ -69,7 +69,7 @@ app.command(
 )(run)
 app.command(
     "rehearse",
-    help="Run a training script without a GPU and say what its memory would do",
+    help="Run a program without a GPU and say what its memory would do",
     epilog=_examples(
         "fragdoctor rehearse train.py --gpu h100 -- --epochs 1 --batch-size 32",
         "fragdoctor rehearse -m package.train --fits-on 24GiB",
