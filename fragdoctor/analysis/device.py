@@ -12,6 +12,7 @@ from fragdoctor.analysis.capture_quality import capture_quality
 from fragdoctor.analysis.flushes import find_flushes
 from fragdoctor.analysis.free_space import free_space
 from fragdoctor.analysis.growth import GrowthResult, find_growth
+from fragdoctor.analysis.kept import find_kept
 from fragdoctor.analysis.ooms import find_ooms
 from fragdoctor.analysis.phases import find_phases
 from fragdoctor.analysis.pinned_segments import find_pinned_segments
@@ -65,6 +66,7 @@ def _analyzed(trace: Trace) -> DeviceAnalysis:
     growth = GrowthResult((), 0, 0)
     if totals is not None:
         growth = find_growth(trace, Steps.of(trace))
+    phases = None if totals is None else find_phases(trace)
     pinned, n_pinned = find_pinned_segments(layout)
     active = int(blocks.size_bytes[blocks.state != BlockState.INACTIVE].sum())
     requested = int(blocks.requested_bytes[blocks.state != BlockState.INACTIVE].sum())
@@ -87,6 +89,7 @@ def _analyzed(trace: Trace) -> DeviceAnalysis:
         pins=find_pins(trace),
         holders=find_holders(trace, peak),
         growth=growth.lines,
+        kept=None if totals is None else find_kept(trace, growth.lines, active, phases),
         sizes=size_diversity(trace),
         ooms=ooms,
         flushes=flushes.runs,
@@ -97,7 +100,7 @@ def _analyzed(trace: Trace) -> DeviceAnalysis:
         floor_slope_bytes=growth.floor_slope_bytes,
         pinned_segments=pinned,
         n_pinned_segments=n_pinned,
-        phases=None if totals is None else find_phases(trace),
+        phases=phases,
     )
 
 

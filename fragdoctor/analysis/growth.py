@@ -200,7 +200,7 @@ def _judge(
         _goes_on(births, n_complete)
         and (len(births) >= MIN_SPARSE_BIRTHS or not _is_sparse(births, n_complete))
         and not _is_random_tail(births, step, n_complete)
-        and np.count_nonzero(busy[births]) * 2 >= len(births)
+        and np.count_nonzero(busy[since:]) * 2 >= n_complete - since
         and int(cells.net_bytes[low:high][step >= since].sum()) >= MIN_RISE * total
         and int(amounts[births >= middle].sum()) >= MIN_LATE_SHARE * total
     )

@@ -121,6 +121,7 @@ def _summary(trace: Trace, passes: Passes, table: _Table, end: int | None = None
         at_peak=table.at(peak),
         at_rest=() if rest is None else table.at(rest),
         rest_bytes=None if rest is None else int(states[rest]),
+        category=table.categories.category,
     )
 
 

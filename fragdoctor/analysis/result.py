@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 import numpy as np
 import numpy.typing as npt
@@ -132,6 +133,71 @@ class Growth:
     last_event: int
 
 
+class KeptKind(StrEnum):
+    """What a kept block is, as far as its stack shows."""
+
+    ACTIVATION = "activation"
+    LOSS = "loss"
+    STATE = "optimizer state"
+    COPY = "copy"
+    GRADIENT = "result of the backward pass"
+    TENSOR = "tensor"
+
+
+class KeptPattern(StrEnum):
+    """The usual ways in which memory is kept by mistake."""
+
+    GRAPH = "graph"
+    EVALUATION = "evaluation"
+    RESULTS = "results"
+    HOOK = "hook"
+    COPIES = "copies"
+    OPTIMIZER = "optimizer"
+    GRADIENTS = "gradients"
+    SHAPES = "shapes"
+    BUFFER = "buffer"
+    TENSORS = "tensors"
+
+
+@dataclass(frozen=True, slots=True)
+class KeptBlocks:
+    """Kept blocks of one kind: bytes in all, and how many a step."""
+
+    kind: KeptKind
+    n_per_step: int
+    n_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class KeptMemory:
+    """What grows, and what makes it.
+
+    Attributes:
+        frame: frame id of the line through which nearly all of it is made; -1 where no stack says.
+        stack: id of the stack that makes most of it.
+        lines: the growing lines, most bytes first.
+        kinds: most bytes first.
+        pattern: what it looks like.
+        n_steps: in which it grew, by ``slope_bytes`` each (median).
+        survivor_bytes, n_survivors: all that is kept.
+        node: autograd node that made it, "" where no C++ frame names one.
+        forward_frame: for results of the backward pass the frame id of the forward line that the
+            pass was working on, -1 where the order of events does not say.
+    """
+
+    frame: int
+    stack: int
+    lines: Sequence[Growth]
+    kinds: Sequence[KeptBlocks]
+    pattern: KeptPattern
+    n_steps: int
+    slope_bytes: int
+    n_survivors: int
+    survivor_bytes: int
+    node: str = ""
+    forward_frame: int = -1
+
+
 @dataclass(frozen=True, slots=True)
 class SizeDiversity:
     """How varied the request sizes of the large pool are (the food of fragmentation)."""
@@ -249,7 +315,8 @@ class PhaseAnalysis:
     """Passes of training phases and the categories of memory; see ``model/phases.py``.
 
     ``labels[i]`` is the phase of rows ``first[i]`` to ``first[i + 1]`` (one longer), within the
-    device. ``peak_label`` is -1 where no phase is known.
+    device. ``peak_label`` is -1 where no phase is known. ``category`` is that of each block of
+    ``Lives`` (see ``analysis/categories.py``), empty where none is known.
     """
 
     method: str
@@ -263,6 +330,7 @@ class PhaseAnalysis:
     at_peak: Sequence[CategorySum] = ()
     at_rest: Sequence[CategorySum] = ()
     rest_bytes: int | None = None
+    category: npt.NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,7 +338,7 @@ class DeviceAnalysis:
     """Everything the columns say about one device.
 
     ``n_steps`` are the steps found in the trace, 0 without any; ``floor_slope_bytes`` is the rise
-    per step of the lowest allocated bytes within each.
+    per step of the lowest allocated bytes within each. ``kept`` is what grows enough for a verdict.
     """
 
     trace: Trace
@@ -290,6 +358,7 @@ class DeviceAnalysis:
     pins: Sequence[Pin] = ()
     holders: Sequence[Holder] = ()
     growth: Sequence[Growth] = ()
+    kept: KeptMemory | None = None
     sizes: SizeDiversity | None = None
     ooms: Sequence[OomEvent] = ()
     flushes: Sequence[Flush] = ()

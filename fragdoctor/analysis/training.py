@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 import numpy as np
 
 from fragdoctor.analysis.layers import NO_ROW, LayerCalls, Requests, find_layers
 from fragdoctor.analysis.result import PhaseAnalysis
-from fragdoctor.model.snapshot import I64, Bools, Snapshot
+from fragdoctor.model.snapshot import I64
 from fragdoctor.trace.passes import BACKWARD, BOTH, FORWARD, OPTIMIZER
 from fragdoctor.trace.stacks import LOSS, StackRoles
 from fragdoctor.trace.trace import Trace
@@ -75,7 +74,7 @@ def training_run(
     layers = find_layers(requests, list(zip(forward[0].tolist(), forward[1].tolist(), strict=True)))
     if not len(forward[0]) or (not trains and layers is None):
         return None
-    is_loss = _stacks_named(trace.snapshot, LOSS)
+    is_loss = trace.stacks.calls(LOSS)
     backward = _spans(phases, BACKWARD)
     optimizer = _spans(phases, OPTIMIZER)
     state, temporary = _of_optimizer(trace.stacks.roles, requests, optimizer)
@@ -152,13 +151,3 @@ def _loss_spans(
         freed = freed[freed >= forward[1][i]][:-1]
         end[i] = int(freed.min(initial=end[i]))
     return first, end
-
-
-def _stacks_named(snapshot: Snapshot, pattern: re.Pattern[str]) -> Bools:
-    """Return which stacks run through a function of a name, and False at the end for the id -1."""
-    names, name_of = np.unique(snapshot.frames.name, return_inverse=True)
-    matches = [bool(pattern.search(snapshot.strings[int(i)])) for i in names]
-    is_named = np.array(matches, np.bool_)[name_of.reshape(-1)]
-    stacks = snapshot.stacks
-    hits = np.concatenate(([0], np.cumsum(is_named[stacks.frames])))
-    return np.append(hits[stacks.offsets[1:]] > hits[stacks.offsets[:-1]], False)

@@ -53,7 +53,7 @@ def diagnose(
     contexts = build_contexts(case, analyses)
     leader = leading_context(contexts)
     verdict = with_story(find_verdict(leader), leader.story)
-    verdict = replace(verdict, state=run_state(leader))
+    verdict = replace(verdict, state=run_state(leader, verdict.cause))
     results = run_rules(RULES, contexts)
     bench, fidelity = set_up(leader) if replays else (None, NOT_REPLAYED)
     judged = JudgedCase(leader, verdict, results, bench, _training(leader, bench, verdict))

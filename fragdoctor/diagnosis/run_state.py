@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from fragdoctor.analysis.result import DeviceAnalysis
-from fragdoctor.model.diagnosis import RunState
+from fragdoctor.model.diagnosis import Cause, RunState
 from fragdoctor.model.oom import NO_FAILURE
 from fragdoctor.rules.context import Context
 
@@ -13,9 +13,11 @@ LITTLE_TO_SPARE: Final = 0.05
 """Less than this share of the capacity above the peak of live memory is near the limit."""
 
 
-def run_state(context: Context) -> RunState:
-    """Return how the run stands on the device that the verdict is about."""
+def run_state(context: Context, cause: Cause) -> RunState:
+    """Return how the run stands on the device that the verdict is about, with its cause."""
     n_ooms = context.stats[-1].n_ooms if context.stats else None
+    if context.analysis is not None and context.analysis.ooms and cause is Cause.HEALTHY:
+        return RunState.NEAR_LIMIT  # the program caught its failures and resumed its work
     if _has_failure(context) or n_ooms:
         return RunState.FAILED
     analysis = context.analysis

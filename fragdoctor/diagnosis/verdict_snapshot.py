@@ -5,17 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from fragdoctor.analysis.result import DeviceAnalysis, Growth
+import numpy as np
+
+from fragdoctor.analysis.result import DeviceAnalysis, KeptMemory, KeptPattern
 from fragdoctor.diagnosis.decision import decide
 from fragdoctor.diagnosis.hypothesis import Hypothesis
 from fragdoctor.diagnosis.verdict_message import verdict_of
 from fragdoctor.model.diagnosis import Cause, Verdict
 from fragdoctor.model.finding import Confidence, Evidence
+from fragdoctor.model.snapshot import Action
 from fragdoctor.rules.capacity.optimizer_state import fails_in_optimizer
 from fragdoctor.rules.capacity.transient_peak import find_transient
-from fragdoctor.rules.context import Context, line_text
+from fragdoctor.rules.context import Context
 from fragdoctor.rules.failed_request import FULL_SLACK_SHARE, FailedRequest
-from fragdoctor.rules.growth.growing_line import leading_growth, total_growth
+from fragdoctor.rules.growth.growing_line import kept_text, maker_text
 from fragdoctor.units import GIB, format_count, format_size, plural
 
 SMALLEST_GPU_BYTES: Final = 2 * GIB
@@ -24,6 +27,15 @@ A snapshot does not record the size of the device, so that this stays a hint."""
 
 LEAKS_INTO: Final = (Cause.CAPACITY, Cause.MEMORY_LIMIT, Cause.FRAGMENTATION)
 """Readings that a leak brings about sooner or later."""
+
+SURE_STEPS: Final = 6
+"""Steps of growth after which it is no window that fills; whatever failed first, it goes on."""
+
+RESUMED_REQUESTS: Final = 100
+"""Requests after a caught failure that show a program at work, not one that reports and ends."""
+
+RESUMED_SHARE: Final = 0.5
+"""Of the memory that was live before the failure; a program that resumes needs about as much."""
 
 
 def verdict_on_snapshot(context: Context) -> Verdict:
@@ -40,7 +52,7 @@ def verdict_on_snapshot(context: Context) -> Verdict:
     hypotheses = explain_live_memory(context, analysis, failed, hypotheses)
     hypotheses = _unknown_device(failed, hypotheses)
     if failed.is_caught:
-        hypotheses = _caught(hypotheses)
+        hypotheses = _caught(analysis, hypotheses)
     return verdict_of(hypotheses, context.device, _evidence(analysis, failed))
 
 
@@ -49,17 +61,17 @@ def explain_live_memory(
 ) -> list[Hypothesis]:
     """Ask, for a capacity or limit verdict, what made live memory so large.
 
-    Growth comes first where it took more than lies free in the cache: what never ends explains
-    any lack, and holes between what leaked are its consequence.
+    Growth comes first where it was seen long enough, or took more than lies free in the cache: what
+    never ends explains any lack, and holes between what leaked are its consequence.
     """
     first = hypotheses[0]
-    growth = leading_growth(analysis)
-    outgrows = total_growth(analysis) >= (failed.cache_bytes or 0)
-    if growth is not None and first.cause in LEAKS_INTO and outgrows:
-        leak = _leak(context, growth, f"until the request of {_request(failed)} failed")
-        return [leak, *hypotheses]
-    if growth is not None:
-        return [*hypotheses, _leak(context, growth, "")]
+    kept = analysis.kept
+    if kept is not None:
+        is_sure = kept.n_steps >= SURE_STEPS or kept.survivor_bytes >= (failed.cache_bytes or 0)
+        if first.cause in LEAKS_INTO and is_sure:
+            leak = _leak(context, kept, f", until the request of {_request(failed)} failed")
+            return [leak, *hypotheses]
+        return [*hypotheses, _leak(context, kept, "")]
     if first.cause is not Cause.CAPACITY:
         return hypotheses
     spike = find_transient(analysis)
@@ -105,21 +117,46 @@ def _unknown_device(failed: FailedRequest, hypotheses: list[Hypothesis]) -> list
     ]
 
 
-def _caught(hypotheses: list[Hypothesis]) -> list[Hypothesis]:
-    """Say that the program caught the failure and went on."""
-    first = replace(
-        hypotheses[0],
-        summary=f"{hypotheses[0].summary} The program caught the error and went on.",
+def _caught(analysis: DeviceAnalysis, hypotheses: list[Hypothesis]) -> list[Hypothesis]:
+    """Say that the program caught the failure and went on; healthy, if it then did its work."""
+    first = hypotheses[0]
+    n_after = _requests_after_failure(analysis)
+    if n_after < RESUMED_REQUESTS or first.cause is Cause.LEAK:
+        first = replace(first, summary=f"{first.summary} The program caught the error and went on.")
+        return [first, *hypotheses[1:], Hypothesis(Cause.HEALTHY, Confidence.POSSIBLE, "")]
+    n = len(analysis.ooms)
+    sizes = sorted(oom.rounded_bytes for oom in analysis.ooms)
+    tried = (
+        format_size(sizes[-1])
+        if n == 1
+        else (f"{format_size(sizes[0])} to {format_size(sizes[-1])}")
     )
-    return [first, *hypotheses[1:], Hypothesis(Cause.HEALTHY, Confidence.POSSIBLE, "")]
+    summary = (
+        f"The program caught {'an out-of-memory error' if n == 1 else f'{n} out-of-memory errors'}"
+        f" ({'a request' if n == 1 else 'requests'} of {tried}) and went on: "
+        f"{format_count(n_after)} requests were served since, and none failed."
+    )
+    healthy = Hypothesis(Cause.HEALTHY, Confidence.LIKELY, summary)
+    return [healthy, *(replace(h, confidence=Confidence.POSSIBLE) for h in hypotheses)]
+
+
+def _requests_after_failure(analysis: DeviceAnalysis) -> int:
+    """Return how many requests were served after the last failure, 0 if they need far less."""
+    trace, timeline = analysis.trace, analysis.timeline
+    if timeline is None:
+        return 0
+    row = analysis.ooms[-1].row - trace.first_row
+    active = timeline.active_bytes
+    before, after = int(active[: row + 1].max()), int(active[row + 1 :].max(initial=0))
+    n_after = int(np.count_nonzero(trace.events.action[row + 1 :] == Action.ALLOC))
+    return n_after if after >= RESUMED_SHARE * before else 0
 
 
 def _without_failure(context: Context, analysis: DeviceAnalysis) -> list[Hypothesis]:
     """Judge a snapshot in which no request failed: growth, or healthy with what is worth saying."""
-    growth = leading_growth(analysis)
-    if growth is not None:
+    if analysis.kept is not None:
         return [
-            _leak(context, growth, "; no request failed yet"),
+            _leak(context, analysis.kept, "; no request failed yet"),
             Hypothesis(Cause.HEALTHY, Confidence.POSSIBLE, ""),
         ]
     space = analysis.free_space
@@ -165,16 +202,20 @@ def _without_history(analysis: DeviceAnalysis, summary: str) -> list[Hypothesis]
     return [replace(healthy, decider=decider), Hypothesis(Cause.CAPACITY, Confidence.POSSIBLE, "")]
 
 
-def _leak(context: Context, growth: Growth, ending: str) -> Hypothesis:
-    where = line_text(context.frame(growth.frame) or context.user_line(growth.stack))
-    verb = f" {ending}" if ending and not ending.startswith(";") else ending
+def _leak(context: Context, kept: KeptMemory, ending: str) -> Hypothesis:
+    if kept.pattern is KeptPattern.BUFFER:
+        return Hypothesis(
+            Cause.LEAK,
+            Confidence.LIKELY,
+            f"A buffer made at {maker_text(context, kept)} grows in every step of the training by "
+            f"{format_size(kept.slope_bytes)}, to {format_size(kept.survivor_bytes)} after "
+            f"{plural(kept.n_steps, 'step')}{ending}.",
+            "Check whether anything bounds its length.",
+        )
     return Hypothesis(
         Cause.LEAK,
         Confidence.LIKELY,
-        f"Memory from {where} grows by {format_size(growth.slope_bytes)} a step and is not freed: "
-        f"{plural(growth.n_survivors, 'survivor')} "
-        f"{'holds' if growth.n_survivors == 1 else 'hold'} {format_size(growth.survivor_bytes)}"
-        f"{verb}.",
+        f"{kept_text(context, kept)}{ending}.",
         "Check whether this memory is kept on purpose: look for a list, a cache or a loss that "
         "keeps its graph.",
     )

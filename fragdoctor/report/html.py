@@ -35,6 +35,7 @@ LONG_TABLE: Final = 40
 """Rows from which on a table is folded."""
 
 _EVERYTHING: Final = (Detail.USUAL, Detail.FULL)
+"""But not ``Detail.PAGE``: the interactive page has a place of its own for its graphics."""
 
 
 def render(document: ReportDocument, options: RenderOptions) -> str:
@@ -43,18 +44,21 @@ def render(document: ReportDocument, options: RenderOptions) -> str:
     return page(document, "document.html.j2")
 
 
-def page(document: ReportDocument, template: str, script: str = "", **values: Any) -> str:
+def page(
+    document: ReportDocument, template: str, script: str = "", style: str = "", **values: Any
+) -> str:
     """Return a document as a page.
 
     Args:
         document: what it says.
         template: ``document.html.j2`` or one that extends it.
         script: the page's own script.
+        style: what the page adds to the style of all reports.
         values: further values for the template.
     """
-    style = source("report.css")
+    style = source("report.css") + style
     return (
-        environment((*_EVERYTHING, Detail.PAGE) if script else _EVERYTHING)
+        environment(_EVERYTHING)
         .get_template(template)
         .render(
             document=document,

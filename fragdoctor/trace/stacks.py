@@ -261,6 +261,24 @@ class Stacks:
         offsets = np.append(0, np.cumsum(keep))[table.offsets]
         return StackTable(offsets, table.frames[keep])
 
+    def calls(self, pattern: re.Pattern[str]) -> Bools:
+        """Return which stacks allocate in a function of a name, or in what it calls in libraries.
+
+        From the allocation outwards the search ends at the user's own line: what is farther out
+        says what the program was doing, not what was made. False at the end for the id -1.
+        """
+        table, lines = self._snapshot.stacks, self.lines
+        names, name_of = np.unique(self._snapshot.frames.name, return_inverse=True)
+        strings = self._snapshot.strings
+        matches = [i >= 0 and bool(pattern.search(strings[int(i)][:1000])) for i in names.tolist()]
+        is_named = np.array(matches, np.bool_)[name_of.reshape(-1)] if matches else np.zeros(0, "?")
+        found = np.zeros(len(table) + 1, np.bool_)
+        first = _first(np.flatnonzero(is_named[table.frames]), table.offsets)
+        for i in np.flatnonzero(first >= 0).tolist():
+            inner = table.frames[table.offsets[i] : first[i]]
+            found[i] = not len(inner) or lines[i] < 0 or lines[i] not in inner
+        return found
+
     def lines_of(self, stack: I32) -> I32:
         """Return the user's line of each stack id, -1 for the id -1."""
         return frames_of(stack, self.lines)

@@ -88,14 +88,28 @@ class Chromium:
         line, self._buffer = self._buffer.split(b"\0", 1)
         return dict(json.loads(line))
 
-    def page(self, path: Path, *, width: int = 1280, height: int = 900, dark: bool = False) -> Page:
-        return Page(self, path, width, height, dark)
+    def page(
+        self,
+        path: Path,
+        *,
+        width: int = 1280,
+        height: int = 900,
+        dark: bool = False,
+        fragment: str = "",
+    ) -> Page:
+        address = path.resolve().as_uri() + (f"#{fragment}" if fragment else "")
+        return Page(self, address, width, height, dark)
+
+    def open(self, address: str, *, width: int = 1280, height: int = 900) -> Page:
+        return Page(self, address, width, height, dark=False)
 
 
 class Page:
-    """A file opened in a tab, with everything it logged and asked for."""
+    """An address opened in a tab, with everything it logged and asked for."""
 
-    def __init__(self, browser: Chromium, path: Path, width: int, height: int, dark: bool) -> None:
+    def __init__(
+        self, browser: Chromium, address: str, width: int, height: int, dark: bool
+    ) -> None:
         self._browser = browser
         target = browser.call("Target.createTarget", {"url": "about:blank"})["targetId"]
         self._target = target
@@ -110,7 +124,7 @@ class Page:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", {"features": [scheme]})
         started = time.monotonic()
-        self.call("Page.navigate", {"url": path.resolve().as_uri()})
+        self.call("Page.navigate", {"url": address})
         while not self.evaluate("window.fragdoctor?.ready === true"):
             if time.monotonic() - started > 60:
                 raise TimeoutError("the page does not become ready")
@@ -135,6 +149,14 @@ class Page:
         self.evaluate(
             "new Promise(r => requestAnimationFrame(() => requestAnimationFrame(() => r(1))))"
         )
+
+    def until(self, expression: str) -> None:
+        """Wait until an expression is true."""
+        end = time.monotonic() + 20
+        while not self.evaluate(expression):
+            if time.monotonic() > end:
+                raise TimeoutError(f"never true: {expression}")
+            self.settle()
 
     def mouse(self, kind: str, x: float, y: float, **more: Any) -> None:
         self.call("Input.dispatchMouseEvent", {"type": kind, "x": x, "y": y, **more})

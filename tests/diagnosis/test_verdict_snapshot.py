@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from builders import MIB, alloc, block, columns, oom, segment, segment_alloc, snapshot
+from builders import MIB, alloc, block, columns, free, oom, segment, segment_alloc, snapshot
 from oom_messages import case_of, new_style
 from oom_snapshots import at, calm, full, holes, late_free, leaking
 
 from fragdoctor.diagnosis.pipeline import diagnose
 from fragdoctor.model.case import Case, Overrides
-from fragdoctor.model.diagnosis import Cause
+from fragdoctor.model.diagnosis import Cause, RunState
 from fragdoctor.model.finding import Confidence
 
 
@@ -144,3 +144,47 @@ def test_diagnose_host_kill_beside_a_calm_snapshot_is_host_memory():
     case = case_of("Out of memory: Killed process 812 (python)", snapshot=calm())
 
     assert Cause.HOST_MEMORY is diagnose(case).verdict.cause
+
+
+def resumed(n_requests: int):
+    """Return a run whose large request failed, and that then worked on."""
+    work = [e for _ in range(n_requests) for e in (alloc(at(0), 20 * MIB), *free(at(0), 20 * MIB))]
+    events = [
+        segment_alloc(at(0), 20 * MIB),
+        alloc(at(0), 20 * MIB),
+        *free(at(0), 20 * MIB),
+        oom(4000 * MIB, 500 * MIB),
+        *work,
+    ]
+    return columns(snapshot(segment(at(0), block(20 * MIB)), events=events))
+
+
+def test_diagnose_caught_failure_before_much_work_is_healthy():
+    verdict = diagnose(Case(snapshot=resumed(200))).verdict
+
+    assert (verdict.cause, verdict.state) == (Cause.HEALTHY, RunState.NEAR_LIMIT)
+    assert Cause.CAPACITY in verdict.also
+    assert "a request of 3.91 GiB" in verdict.summary
+    assert "200 requests were served since" in verdict.summary
+
+
+def test_diagnose_caught_failure_before_little_work_is_not():
+    verdict = diagnose(Case(snapshot=resumed(5))).verdict
+
+    assert (verdict.cause, verdict.state) == (Cause.CAPACITY, RunState.FAILED)
+
+
+def test_diagnose_growth_over_many_steps_explains_the_limit():
+    many = diagnose(Case(snapshot=leaking(n_steps=9, free_mib=400))).verdict
+    few = diagnose(Case(snapshot=leaking(n_steps=4, free_mib=400))).verdict
+
+    assert many.cause is Cause.LEAK
+    assert few.cause is not Cause.LEAK
+
+
+def test_diagnose_leak_says_how_to_let_go_of_what_is_kept():
+    found = diagnose(Case(snapshot=leaking())).recommendations[0]
+
+    assert found.code == "free-leak"
+    assert "loop.py:5" in found.title
+    assert "loss.item()" not in found.change  # nothing says that a loss is kept

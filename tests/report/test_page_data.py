@@ -16,6 +16,7 @@ from fragdoctor.report import escape
 from fragdoctor.report.base import RenderOptions, render
 from fragdoctor.report.page.blob import BlobWriter
 from fragdoctor.report.page.icicle_data import held_at
+from fragdoctor.report.page.lives_data import lives_data
 from fragdoctor.report.page.segment_map_data import segment_map_data
 from fragdoctor.report.page.text_tables import (
     LEFT_OUT,
@@ -201,3 +202,51 @@ def test_page_of_many_random_events_stays_below_three_megabytes():
     page = render("analyze", "html", of_snapshot(walk(120_000)), RenderOptions())
 
     assert len(page.encode()) < 3_000_000
+
+
+def test_blocks_over_time_are_all_there_within_the_budget():
+    analysis = analyze_device(walk(4000), 0)
+    sink = Sink.of(analysis.trace.snapshot, Stacks(analysis.trace.snapshot))
+
+    data = lives_data(analysis, sink, 1_000_000)
+
+    assert data["complete"]
+    assert data["n_left_out"] == 0
+    _, body = decode(sink.blob.encode({}))
+    born = decode_array(body, data["born"])
+    freed = born + decode_array(body, data["kept"])
+    size = decode_array(body, data["size"])
+    for state in (0, 1, 1000, 3999, 4000):
+        is_there = (born <= state) & (state < freed)
+        assert size[is_there].sum() == analysis.timeline.allocated_bytes[state]
+
+
+def test_blocks_beyond_the_budget_lose_the_smallest_and_say_so():
+    analysis = analyze_device(walk(4000), 0)
+    sink = Sink.of(analysis.trace.snapshot, Stacks(analysis.trace.snapshot))
+
+    data = lives_data(analysis, sink, 4000)
+
+    _, body = decode(sink.blob.encode({}))
+    size = decode_array(body, data["size"])
+    sizes = np.sort(analysis.trace.lives.size_bytes)
+    assert not data["complete"]
+    assert data["n_left_out"] == len(sizes) - len(size) > 0
+    assert np.sort(size).tolist() == sizes[-len(size) :].tolist()
+
+
+def test_blocks_that_do_not_add_up_to_the_totals_are_called_incomplete():
+    snapshot = tiny()
+    # Freed twice: the totals count what no block can account for.
+    snapshot["device_traces"][0].insert(5, dict(snapshot["device_traces"][0][3]))
+    analysis = analyze_device(from_python(snapshot), 0)
+    sink = Sink.of(analysis.trace.snapshot, Stacks(analysis.trace.snapshot))
+
+    data = lives_data(analysis, sink, 1_000_000)
+
+    _, body = decode(sink.blob.encode({}))
+    born = decode_array(body, data["born"])
+    freed = born + decode_array(body, data["kept"])
+    size = decode_array(body, data["size"])
+    sums = [size[(born <= k) & (k < freed)].sum() for k in range(analysis.n_events + 1)]
+    assert data["complete"] == (sums == analysis.timeline.allocated_bytes.tolist())

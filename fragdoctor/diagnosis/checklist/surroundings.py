@@ -8,10 +8,10 @@ from fragdoctor.diagnosis.decision import OUTSIDE_SHARE
 from fragdoctor.model.diagnosis import Cause, ChecklistItem, Verdict
 from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.model.story import Direction
-from fragdoctor.rules.context import Context, line_text
+from fragdoctor.rules.context import Context
 from fragdoctor.rules.failed_request import CONTEXT_ALLOWANCE_BYTES, FailedRequest
 from fragdoctor.rules.growth.accumulating_trials import STEPS, growth_sentence
-from fragdoctor.rules.growth.growing_line import leading_growth
+from fragdoctor.rules.growth.growing_line import maker_text
 from fragdoctor.rules.growth.growing_statistics import MIN_RECORDS, climbs, rise
 from fragdoctor.story.trends import accumulation, memory_over_trials
 from fragdoctor.units import format_share, format_size, plural
@@ -58,14 +58,13 @@ def check_growth(context: Context, verdict: Verdict) -> ChecklistItem:  # noqa: 
     item = Item("growth", "Memory that grows step by step")
     a = context.analysis
     if a is not None and a.capture.has_trace:
-        growth = leading_growth(a)
-        if growth is None:
+        kept = a.kept
+        if kept is None:
             return item.passed("none", "No line's memory grows steadily.", "trace")
-        where = line_text(context.frame(growth.frame) or context.user_line(growth.stack))
         return item.fail(
-            f"{format_size(growth.slope_bytes)} a step",
-            f"{where} keeps {format_size(growth.survivor_bytes)} in "
-            f"{plural(growth.n_survivors, 'block')} over {plural(growth.n_steps, 'step')}.",
+            f"{format_size(kept.slope_bytes)} a step",
+            f"What {maker_text(context, kept)} makes holds {format_size(kept.survivor_bytes)} in "
+            f"{plural(kept.n_survivors, 'block')} after {plural(kept.n_steps, 'step')}.",
             "trace",
         )
     if context.is_series and len(context.stats) >= MIN_RECORDS:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import ClassVar, Final
 
-from fragdoctor.analysis.result import DeviceAnalysis, Growth
+from fragdoctor.analysis.result import KeptKind, KeptMemory, KeptPattern
 from fragdoctor.diagnosis.bench import Attempt, Bench
 from fragdoctor.diagnosis.remedies.remedy import (
     CURES,
@@ -19,9 +19,9 @@ from fragdoctor.diagnosis.remedies.remedy import (
 from fragdoctor.model.diagnosis import Cause, Predicted
 from fragdoctor.model.finding import Confidence, Evidence, Location
 from fragdoctor.model.story import LogStory
-from fragdoctor.rules.context import line_text
+from fragdoctor.rules.context import Context, line_text
 from fragdoctor.rules.growth.accumulating_trials import growth_sentence
-from fragdoctor.rules.growth.growing_line import is_significant, leading_growth
+from fragdoctor.rules.growth.growing_line import maker_text
 from fragdoctor.story.trends import (
     accumulation,
     growing_cache,
@@ -52,7 +52,7 @@ FREEING: Final = (
 
 
 class _Leak(Remedy):
-    """What both remedies for a leak share: the growing line and the trial without survivors."""
+    """What both remedies for a leak share: the growing memory and the trial without survivors."""
 
     def attempts(self, case: JudgedCase, bench: Bench, proposal: Proposal | None) -> list[Attempt]:
         """Try the run with the survivors freed at the end of the step that made them."""
@@ -62,37 +62,92 @@ class _Leak(Remedy):
 
 
 class FreeLeak(_Leak):
-    """Letting go of memory that grows, at its line."""
+    """Letting go of memory that grows, by what keeps it."""
 
     code: ClassVar[str] = "free-leak"
     title: ClassVar[str] = "Let go of what keeps growing"
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose to free what grows."""
-        growth = _growth(case)
-        if growth is None:
+        kept = _kept(case)
+        if kept is None:
             return
-        line, stack = _growing_line(case, growth)
+        context = case.context
+        change = WAYS[kept.pattern]
+        if kept.pattern is KeptPattern.GRAPH and any(k.kind is KeptKind.LOSS for k in kept.kinds):
+            change = LOSS_KEPT
+        verb = "Bound" if kept.pattern is KeptPattern.BUFFER else "Let go of"
         yield self.proposal(
-            title=f"Let go of what {line_text(line)} keeps",
+            title=f"{verb} what {maker_text(context, kept)} makes",
             weight=CURES + 5 if case.cause is Cause.LEAK else CURES - 30,
             confidence=Confidence.LIKELY,
-            change="store loss.item() or tensor.detach().cpu() in place of the tensor made at "
-            f"{line_text(line)}, or clear the list, cache or dict that keeps it",
-            why=f"{plural(growth.n_survivors, 'block')} of {format_size(growth.survivor_bytes)} "
-            f"{'survives' if growth.n_survivors == 1 else 'survive'}, "
-            f"{format_size(growth.slope_bytes)} more in each of {plural(growth.n_steps, 'step')}.",
-            locations=stack or (() if line is None else (line,)),
-            predicted=_predicted(case, growth),
+            change=change,
+            why=f"{_sites_text(context, kept)}.",
+            locations=_stack(context, kept),
+            predicted=_predicted(case, kept),
             cost="None, if the tensors are not needed.",
-            caveats=("A tensor that keeps its graph keeps every activation behind it.",),
+            caveats=(
+                ("A tensor that keeps its graph keeps every activation behind it.",)
+                if kept.pattern in (KeptPattern.GRAPH, KeptPattern.EVALUATION)
+                else ()
+            ),
             verify="memory_allocated() after each step stays level.",
             evidence=(
-                Evidence("survivors", growth.survivor_bytes, "bytes", "trace"),
-                Evidence("growth per step", growth.slope_bytes, "bytes", "trace"),
+                Evidence("survivors", kept.survivor_bytes, "bytes", "trace"),
+                Evidence("growth per step", kept.slope_bytes, "bytes", "trace"),
             ),
-            saves_bytes=growth.survivor_bytes,
+            saves_bytes=kept.survivor_bytes,
         )
+
+
+LOSS_KEPT: Final = (
+    "keep loss.item() where the loss itself is kept or added up (total += loss.item()): the loss "
+    "holds the graph of its step, with every activation; an exception that is kept with its "
+    "traceback does the same"
+)
+
+WAYS: Final = {
+    KeptPattern.GRAPH: (
+        "find what keeps a result of each step with its graph (a list of outputs, a state that is "
+        "carried over, an exception with its traceback) and store .detach() of it, or its .item()"
+    ),
+    KeptPattern.EVALUATION: (
+        "collect outputs without their graphs and on the host: outputs.append(out.detach().cpu())"
+    ),
+    KeptPattern.RESULTS: (
+        "find the list, dict or attribute that collects these outputs; keep the figure that is "
+        "wanted of them, or .detach().cpu()"
+    ),
+    KeptPattern.HOOK: (
+        "the hook stores a tensor at each call: remove it with handle.remove() when it has seen "
+        "enough, or let it store .detach().cpu(), and clear the list after each step"
+    ),
+    KeptPattern.COPIES: (
+        "keep the copies on the host ({k: v.cpu() for k, v in model.state_dict().items()}), or "
+        "only the last or best of them"
+    ),
+    KeptPattern.OPTIMIZER: (
+        "make the optimizer once, before the loop; to change its learning rate set "
+        "optimizer.param_groups[i]['lr'], and keep no reference to an old optimizer"
+    ),
+    KeptPattern.GRADIENTS: (
+        "do not keep gradients from step to step: optimizer.zero_grad(set_to_none=True), and "
+        ".detach() where one is stored; create_graph=True keeps the whole backward pass alive"
+    ),
+    KeptPattern.SHAPES: (
+        "a tensor is kept for each new shape, as a cache keyed by shape does: give the cache a "
+        "limit (functools.lru_cache(maxsize=...)), or pad to a few lengths"
+    ),
+    KeptPattern.BUFFER: (
+        "give the buffer a limit (keep the newest rows: buffer = buffer[-n:].clone()), and make it "
+        "once with torch.empty(n, ...) in place of torch.cat in each step"
+    ),
+    KeptPattern.TENSORS: (
+        "find the list, deque, dict or attribute that keeps them; give it a limit, or keep .cpu() "
+        "of what it needs"
+    ),
+}
+"""What to change, by what the kept memory looks like."""
 
 
 class NoGrad(_Leak):
@@ -103,25 +158,27 @@ class NoGrad(_Leak):
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose no_grad where the growth comes from code that evaluates."""
-        growth = _growth(case)
-        if growth is None:
+        kept = _kept(case)
+        if kept is None:
             return
-        line, stack = _growing_line(case, growth)
-        if not is_evaluation(stack):
+        stack = _stack(case.context, kept)
+        is_graph = kept.pattern in (KeptPattern.GRAPH, KeptPattern.RESULTS, KeptPattern.TENSORS)
+        named = is_graph and is_evaluation(stack)
+        if not (kept.pattern is KeptPattern.EVALUATION or named):
             return
         yield self.proposal(
             weight=CURES + 8 if case.cause is Cause.LEAK else CURES - 25,
             confidence=Confidence.LIKELY,
-            change=f"wrap the loop that reaches {line_text(line)} in torch.no_grad() or "
-            "torch.inference_mode()",
+            change=f"wrap the loop that reaches {maker_text(case.context, kept)} in "
+            "torch.no_grad() or torch.inference_mode()",
             why="The growth comes from code that evaluates; with gradients on, every kept output "
-            f"keeps its whole graph ({format_size(growth.survivor_bytes)} here).",
-            locations=stack or (() if line is None else (line,)),
-            predicted=_predicted(case, growth),
+            f"keeps its whole graph ({format_size(kept.survivor_bytes)} here).",
+            locations=stack,
+            predicted=_predicted(case, kept),
             cost="None: evaluation needs no gradients.",
             caveats=("model.eval() alone does not stop graphs from being built.",),
             verify="memory_allocated() stays level during evaluation.",
-            saves_bytes=growth.survivor_bytes,
+            saves_bytes=kept.survivor_bytes,
         )
 
 
@@ -133,7 +190,7 @@ class FindLeak(Remedy):
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose to record a few steps where no trace names the growing line."""
-        if not case.supports(Cause.LEAK) or _growth(case) is not None:
+        if not case.supports(Cause.LEAK) or _kept(case) is not None:
             return
         yield self.proposal(
             weight=CURES,
@@ -147,18 +204,39 @@ class FindLeak(Remedy):
         )
 
 
-def _growth(case: JudgedCase) -> Growth | None:
-    """Return the growth that the verdict is about; None where it is about none."""
+def _kept(case: JudgedCase) -> KeptMemory | None:
+    """Return the growing memory that the verdict is about; None where it is about none."""
     analysis = case.context.analysis
     if analysis is None or not case.supports(Cause.LEAK):
         return None
-    return leading_growth(analysis)
+    return analysis.kept
 
 
-def _growing_line(case: JudgedCase, growth: Growth) -> tuple[Location | None, tuple[Location, ...]]:
-    """Return the line that makes what grows, and its stack."""
-    stack = case.context.python_stack(growth.stack)
-    return case.context.frame(growth.frame) or (stack[0] if stack else None), stack
+def _stack(context: Context, kept: KeptMemory) -> tuple[Location, ...]:
+    """Return the stack that makes most of what grows, from the line named outwards."""
+    stack, line = context.python_stack(kept.stack), context.frame(kept.frame)
+    if line is None:
+        return stack
+    return stack[stack.index(line) :] if line in stack else (line,)
+
+
+MAX_SITES: Final = 3
+
+
+def _sites_text(context: Context, kept: KeptMemory) -> str:
+    """Return what is kept, and by which lines it is allocated where these are others."""
+    text = (
+        f"{plural(kept.n_survivors, 'block')} of {format_size(kept.survivor_bytes)} "
+        f"{'survives' if kept.n_survivors == 1 else 'survive'}, "
+        f"{format_size(kept.slope_bytes)} more in each of {plural(kept.n_steps, 'step')}"
+    )
+    others = [g for g in kept.lines if g.frame not in (kept.frame, -1)][:MAX_SITES]
+    if not others:
+        return text
+    sites = ", ".join(
+        f"{line_text(context.frame(g.frame))} ({format_size(g.survivor_bytes)})" for g in others
+    )
+    return f"{text}; allocated at {sites}"
 
 
 def is_evaluation(stack: Sequence[Location]) -> bool:
@@ -166,25 +244,21 @@ def is_evaluation(stack: Sequence[Location]) -> bool:
     return any(EVALUATION.search(f.function) or EVALUATION.search(f.basename) for f in stack)
 
 
-def _predicted(case: JudgedCase, growth: Growth) -> Predicted:
+def _predicted(case: JudgedCase, kept: KeptMemory) -> Predicted:
     r = case.failed_request
     if r is None or r.margin_bytes is None:
         return Predicted()
-    margin = r.margin_bytes + growth.survivor_bytes
+    margin = r.margin_bytes + kept.survivor_bytes
     return Predicted(fits=margin >= 0, margin_bytes=margin, method="arithmetic")
 
 
 def leaked_blocks(case: JudgedCase) -> tuple[int, ...]:
     """Return the addresses of the live blocks that belong to lines which grow step by step."""
     analysis = case.context.analysis
-    if analysis is None:
+    if analysis is None or analysis.kept is None:
         return ()
-    return live_blocks_of(analysis, [g for g in analysis.growth if is_significant(g, analysis)])
-
-
-def live_blocks_of(analysis: DeviceAnalysis, growing: Sequence[Growth]) -> tuple[int, ...]:
-    """Return the addresses of live blocks whose user line is one of the growing ones."""
-    return tuple(analysis.trace.live_blocks_of([g.frame for g in growing]).tolist())
+    lines = [g.frame for g in analysis.kept.lines]
+    return tuple(analysis.trace.live_blocks_of(lines).tolist()) if lines else ()
 
 
 # ---- from trial to trial ---------------------------------------------------------------------

@@ -11,26 +11,43 @@ from typing import Final
 from fragdoctor.errors import ConfigError
 from fragdoctor.model.diagnosis import Diagnosis
 from fragdoctor.report import html
-from fragdoctor.report.document import ReportDocument
+from fragdoctor.report.document import Graphic, ReportDocument
 from fragdoctor.report.page.payload import encode_payload, shown_analyses
 from fragdoctor.units import format_size
 
-MAX_PAGE_BYTES: Final = 3_000_000
+MAX_PAGE_BYTES: Final = 5_000_000
 SCALES: Final = (1.0, 0.5, 0.2, 0.05)
 SCRIPTS: Final = (
     "decode",
     "drawing",
     "envelope",
+    "lives",
+    "bands",
     "timeline",
     "timeline_painting",
     "segment_map",
     "icicle",
+    "tables",
+    "explorer",
     "main",
 )
 
 
+WITHOUT_TRACE: Final = {
+    "events": "This recording has no events that can be stepped through.",
+    "blocks": "This recording does not say which blocks lived when.",
+}
+
+
+def graphics_of(document: ReportDocument) -> dict[str, str]:
+    """Return the graphics that the explorer shows, each with what stands there without its data."""
+    blocks = [b for s in document.sections for b in s.blocks if isinstance(b, Graphic)]
+    found = {b.name: b.absent for b in blocks}
+    return {**found, **WITHOUT_TRACE} if found else {}
+
+
 def render_page(diagnosis: Diagnosis, document: ReportDocument) -> str:
-    """Return the whole page, below 3 MB: the graphics are made coarser until it is.
+    """Return the whole page, below 5 MB: the graphics are made coarser until it is.
 
     Raises:
         ConfigError: even the coarsest is larger.
@@ -43,12 +60,14 @@ def render_page(diagnosis: Diagnosis, document: ReportDocument) -> str:
             document,
             "page/page.html.j2",
             script,
+            html.source("page/explorer.css"),
             payload=encode_payload(diagnosis, scale),
             devices=devices,
+            graphics=graphics_of(document),
         )
         if len(page.encode()) <= MAX_PAGE_BYTES:
             return page
     raise ConfigError(
-        f"The page would be {format_size(len(page.encode()))}, above its limit of 3 MB.",
+        f"The page would be {format_size(len(page.encode()))}, above its limit of 5 MB.",
         hint="Choose one device with --device, or take --format json.",
     )

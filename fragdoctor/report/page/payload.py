@@ -8,12 +8,16 @@ from fragdoctor.analysis.result import DeviceAnalysis
 from fragdoctor.model.diagnosis import Diagnosis
 from fragdoctor.model.hooks import tell
 from fragdoctor.report.page.icicle_data import icicle_data
+from fragdoctor.report.page.lives_data import lives_data
 from fragdoctor.report.page.segment_map_data import MAX_BLOCKS, segment_map_data
 from fragdoctor.report.page.text_tables import Sink
 from fragdoctor.report.page.timeline_data import timeline_data
 
 TIMELINE_BUDGET: Final = 1_500_000
 """Compressed bytes of all timelines; 1.33 times that in the file, as base64."""
+
+LIVES_BUDGET: Final = 2_200_000
+"""Compressed bytes of all blocks over time."""
 
 MAX_DEVICES: Final = 64
 
@@ -28,16 +32,18 @@ def encode_payload(diagnosis: Diagnosis, scale: float = 1.0) -> str:
     share = scale / len(analyses)
     capacity = {f.device: f.capacity_bytes for f in diagnosis.devices}
     tell("Drawing the page")
-    devices: dict[str, Any] = {
-        str(device): {
-            # The map and the icicle first: their stacks matter most if the tables fill up.
+    devices: dict[str, Any] = {}
+    for device, analysis in analyses.items():
+        # The map and the icicle first: their stacks matter most if the tables fill up.
+        data: dict[str, Any] = {
             "icicle": icicle_data(analysis, sink),
             "map": segment_map_data(analysis, sink, int(MAX_BLOCKS * share)),
-            "timeline": timeline_data(analysis, sink, int(TIMELINE_BUDGET * share)),
+            "lives": lives_data(analysis, sink, int(LIVES_BUDGET * share)),
             "capacity": capacity.get(device),
         }
-        for device, analysis in analyses.items()
-    }
+        budget = None if data["lives"] and data["lives"]["complete"] else TIMELINE_BUDGET * share
+        data["timeline"] = timeline_data(analysis, sink, budget)
+        devices[str(device)] = data
     wanted = diagnosis.verdict.device
     head = {
         "devices": devices,

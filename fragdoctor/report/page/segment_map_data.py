@@ -83,7 +83,8 @@ def segment_map_data(
         return None
     blocks = blocks_of(layout, rows)
     address = layout.segment_address[rows]
-    keys = _keys(layout, rows)
+    pools = np.where(layout.is_private[rows], layout.segment_pool[rows], -1)
+    keys = group_keys(pools, layout.is_small[rows], layout.segment_stream[rows])
     groups = sorted(set(keys), key=lambda k: (k[0] >= 0, k[0], not k[1], k[2]))
     pinning = np.array([a for pin in analysis.pins for a in pin.addresses], np.uint64)
     counts = np.bincount(blocks.segment, minlength=len(rows))
@@ -94,7 +95,7 @@ def segment_map_data(
         "n_hidden": len(total) - len(rows),
         "hidden_bytes": int(total.sum()) - int(total[rows].sum()),
         "n_events": trace.n_events,
-        "groups": [_group(trace, key) for key in groups],
+        "groups": describe_groups(trace, groups),
         "group": blob.add([groups.index(key) for key in keys]),
         "address_high": blob.add((address >> np.uint64(32)).astype(np.int64)),
         "address_low": blob.add((address & np.uint64(0xFFFFFFFF)).astype(np.int64)),
@@ -104,7 +105,7 @@ def segment_map_data(
         "size": blob.add(blocks.size_bytes),
         "requested": blob.add(np.where(known, _taken(lives.requested_bytes, row), 0)),
         "state": blob.add(blocks.state),
-        "stack": blob.add(_page_stacks(blocks, sink)),
+        "stack": blob.add(sink.stacks.page_stacks(blocks.stack, blocks.size_bytes)),
         "alloc_row": blob.add(np.where(known, _taken(lives.start, row), -1)),
         "pins": blob.add(np.isin(blocks.address, pinning).astype(np.int64)),
     }
@@ -114,24 +115,16 @@ def _taken(column: npt.NDArray[Any], rows: I64) -> I64:
     return column[rows].astype(np.int64) if len(column) else np.zeros(len(rows), np.int64)
 
 
-def _page_stacks(blocks: MapBlocks, sink: Sink) -> I64:
-    """Return the page's stack of each block.
-
-    The stacks that hold most are translated first: they keep their frames if the tables fill up.
-    """
-    used, inverse = np.unique(blocks.stack, return_inverse=True)
-    held = np.bincount(inverse, blocks.size_bytes.astype(float), len(used))
-    page_ids = np.full(len(used), -1, np.int64)
-    for i in np.argsort(-held):
-        page_ids[i] = sink.stacks.page_stack(int(used[i]))
-    return page_ids[inverse]
-
-
-def _keys(layout: Layout, rows: I64) -> list[tuple[int, bool, int]]:
+def group_keys(
+    pools: npt.NDArray[Any], is_small: npt.NDArray[np.bool_], streams: npt.NDArray[np.int32]
+) -> list[tuple[int, bool, int]]:
     """Return (private pool or -1, is small, stream) of segments: no block moves between these."""
-    pools = np.where(layout.is_private[rows], layout.segment_pool[rows], -1)
-    columns = (pools, layout.is_small[rows], layout.segment_stream[rows])
-    return list(zip(*(c.tolist() for c in columns), strict=True))
+    return list(zip(pools.tolist(), is_small.tolist(), streams.tolist(), strict=True))
+
+
+def describe_groups(trace: Trace, groups: list[tuple[int, bool, int]]) -> list[dict[str, Any]]:
+    """Return what the page says of groups of segments."""
+    return [_group(trace, key) for key in groups]
 
 
 def _group(trace: Trace, key: tuple[int, bool, int]) -> dict[str, Any]:

@@ -14,6 +14,8 @@ from fragdoctor.report.page.blob import MAX_EXACT, BlobWriter
 from fragdoctor.trace.code_owners import USER
 from fragdoctor.trace.stacks import Stacks
 
+I64 = npt.NDArray[np.int64]
+
 MAX_TEXT: Final = 240
 """Characters of one string on the page; the rest of a path is cut at its start."""
 
@@ -108,6 +110,19 @@ class PageStacks:
         if known is None:
             known = self._known[stack_id] = self._translate(stack_id)
         return known
+
+    def page_stacks(self, stacks: npt.NDArray[Any], n_bytes: npt.NDArray[np.int64]) -> I64:
+        """Return the page's ids of the stacks of blocks.
+
+        The stacks that hold most are translated first: they keep their frames if the tables fill
+        up.
+        """
+        used, inverse = np.unique(stacks, return_inverse=True)
+        held = np.bincount(inverse, n_bytes.astype(float), len(used))
+        page_ids = np.full(len(used), -1, np.int64)
+        for i in np.argsort(-held):
+            page_ids[i] = self.page_stack(int(used[i]))
+        return page_ids[inverse]
 
     def _translate(self, stack_id: int) -> int:
         offsets = self._snapshot.stacks.offsets

@@ -42,30 +42,29 @@ class Phase:
     depth: int
 
 
-def timeline_data(analysis: DeviceAnalysis, sink: Sink, budget_bytes: int) -> dict[str, Any] | None:
+def timeline_data(
+    analysis: DeviceAnalysis, sink: Sink, budget_bytes: float | None
+) -> dict[str, Any] | None:
     """Return the JSON part of one device's timeline; None without a trace.
 
-    ``budget_bytes`` bounds the compressed curves; the finest bucket size that fits is taken.
+    ``budget_bytes`` bounds the compressed curves; the finest bucket size that fits is taken. None
+    leaves them out: the page sums them up from the blocks.
     """
     if analysis.timeline is None or analysis.n_events == 0:
         return None
     trace, blob = analysis.trace, sink.blob
     snapshot = trace.snapshot
     rows = snapshot.events.device_slice(analysis.device)
-    size, curves = _finest(trace, budget_bytes)
-    spent = compressed_size([*curves.values()])
     data: dict[str, Any] = {
         "n_events": analysis.n_events,
-        "bucket": size,
+        "bucket": 1,
         "peak_state": analysis.timeline.peak_allocated_state,
-        "events": None,
         "time": _time(snapshot, rows, blob),
         **_marks(analysis, rows.start),
+        **dict.fromkeys((*SERIES, *(f"{name}_drop" for name in SERIES), "events")),
     }
-    data |= {f"{name}_drop": None for name in SERIES}
-    data |= {name: blob.add(values) for name, values in curves.items()}
-    if size == 1:
-        data["events"] = _event_details(snapshot, rows, sink, budget_bytes - spent)
+    if budget_bytes is not None:
+        data |= _measured(trace, rows, sink, int(budget_bytes))
     phases = find_phases(snapshot, analysis.device)
     kept = sorted(phases, key=lambda p: p.first - p.last)[:MAX_PHASES]
     data["n_phases"] = len(phases)
@@ -76,6 +75,17 @@ def timeline_data(analysis: DeviceAnalysis, sink: Sink, budget_bytes: int) -> di
         "depth": blob.add([p.depth for p in kept]),
     }
     data["training"] = _training(analysis, blob)
+    return data
+
+
+def _measured(trace: Trace, rows: slice, sink: Sink, budget_bytes: int) -> dict[str, Any]:
+    """Return the curves, and what each event did where single events are shown."""
+    size, curves = _finest(trace, budget_bytes)
+    spent = compressed_size([*curves.values()])
+    data: dict[str, Any] = {"bucket": size}
+    data |= {name: sink.blob.add(values) for name, values in curves.items()}
+    if size == 1:
+        data["events"] = _event_details(trace.snapshot, rows, sink, budget_bytes - spent)
     return data
 
 

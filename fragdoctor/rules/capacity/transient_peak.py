@@ -13,7 +13,6 @@ from fragdoctor.analysis.result import DeviceAnalysis
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
 from fragdoctor.rules.base import Need, Rule
 from fragdoctor.rules.context import Context
-from fragdoctor.rules.growth.growing_line import leading_growth
 from fragdoctor.units import format_size
 
 
@@ -47,7 +46,7 @@ class TransientPeak(Rule):
         analysis = context.analysis
         assert analysis is not None  # noqa: S101 - needs
         spike = find_transient(analysis)
-        if spike is None or leading_growth(analysis) is not None:
+        if spike is None or analysis.kept is not None:
             return
         yield self.finding(
             context,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar, Final
 
-from fragdoctor.analysis.result import DeviceAnalysis, Growth
-from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
+from fragdoctor.analysis.result import KeptKind, KeptMemory
+from fragdoctor.model.finding import Confidence, Evidence, Finding, Location, Severity
 from fragdoctor.rules.base import Need, Rule
 from fragdoctor.rules.context import Context, line_text
 from fragdoctor.units import format_size, plural
@@ -49,7 +49,7 @@ class GrowingLine(Rule):
         for growth in analysis.growth[:MAX_LINES]:
             stack = context.python_stack(growth.stack)
             line = context.frame(growth.frame) or (stack[0] if stack else None)
-            leads = is_significant(growth, analysis)
+            leads = analysis.kept is not None and growth in analysis.kept.lines
             yield self.finding(
                 context,
                 f"{line_text(line)} keeps {format_size(growth.slope_bytes)} more in each of "
@@ -68,35 +68,38 @@ class GrowingLine(Rule):
             )
 
 
-STEADY_SHARE: Final = 0.8
-"""A leak grows in nearly every step; caches and warm-up stop after the first ones."""
-
-MIN_STEPS: Final = 4
-"""Fewer steps cannot distinguish growth from the filling of buffers and optimizer state."""
-
-MANY_STEPS: Final = 8
-"""Something kept every tenth step is a leak too, once it was seen often enough."""
-
-LARGE_SHARE: Final = 0.05
-"""Survivors of at least a twentieth of live memory: less is no reason for a verdict."""
+KIND_WORDS: Final = {
+    KeptKind.ACTIVATION: ("activation", "activations"),
+    KeptKind.LOSS: ("loss", "losses"),
+    KeptKind.STATE: ("tensor of optimizer state", "tensors of optimizer state"),
+    KeptKind.COPY: ("copy", "copies"),
+    KeptKind.GRADIENT: ("result of the backward pass", "results of the backward pass"),
+    KeptKind.TENSOR: ("tensor", "tensors"),
+}
 
 
-def leading_growth(analysis: DeviceAnalysis) -> Growth | None:
-    """Return the growth that a verdict should be about, the largest significant one."""
-    significant = [g for g in analysis.growth if is_significant(g, analysis)]
-    return max(significant, key=lambda g: g.survivor_bytes, default=None)
+def kept_line(context: Context, kept: KeptMemory) -> Location | None:
+    """Return the line through which what grows is made; None where no stack says."""
+    return context.frame(kept.frame) or context.user_line(kept.stack)
 
 
-def total_growth(analysis: DeviceAnalysis) -> int:
-    """Return the bytes of all survivors of significant growth: a graph leaks by many lines."""
-    return sum(g.survivor_bytes for g in analysis.growth if is_significant(g, analysis))
+def maker_text(context: Context, kept: KeptMemory) -> str:
+    """Return what makes what grows: a line, or the node of the backward pass that hides it."""
+    line = kept_line(context, kept)
+    if line is not None:
+        return line_text(line)
+    forward = context.frame(kept.forward_frame)
+    of_forward = "" if forward is None else f" of {line_text(forward)}"
+    if kept.node:
+        return f"{kept.node} in the backward pass{of_forward}"
+    return f"the backward pass{of_forward}" if of_forward else "an unrecorded line"
 
 
-def is_significant(growth: Growth, analysis: DeviceAnalysis) -> bool:
-    """Return whether a growth is steady, long and large enough to be called a leak."""
-    is_regular = growth.steadiness >= STEADY_SHARE or growth.n_steps >= MANY_STEPS
+def kept_text(context: Context, kept: KeptMemory) -> str:
+    """Return what is kept and how it grows, as the beginning of a sentence."""
+    kinds = ", ".join(plural(k.n_per_step, *KIND_WORDS[k.kind]) for k in kept.kinds[:3])
     return (
-        is_regular
-        and growth.n_steps >= MIN_STEPS
-        and growth.survivor_bytes >= LARGE_SHARE * max(1, analysis.active_bytes)
+        f"Something keeps what {maker_text(context, kept)} makes: {kinds}, "
+        f"{format_size(kept.slope_bytes)} a step, {format_size(kept.survivor_bytes)} after "
+        f"{plural(kept.n_steps, 'step')}"
     )

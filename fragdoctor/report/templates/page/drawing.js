@@ -31,6 +31,12 @@ function tickTime(us, step) {
   return `${(us / 1e6).toFixed(decimals)} s`;
 }
 
+function sumOf(values) {
+  let sum = 0;
+  for (let i = 0; i < values.length; i++) sum += values[i];
+  return sum;
+}
+
 function plural(n, one, many) { return `${formatCount(n)} ${n === 1 ? one : many || one + "s"}`; }
 
 // Text from the input goes through textContent and setAttribute only: never through markup.

@@ -3,13 +3,18 @@
 const FLOOR = 23;
 
 class Icicle {
-  constructor(root, data, array, text) {
+  constructor(root, data, array, text, lives) {
     this.root = root;
-    this.data = data;
     this.text = text;
+    this.lives = lives;
     this.moments = {};
     for (const [name, m] of Object.entries(data)) this.moments[name] = { ...m, stack: array(m.stack), bytes: array(m.bytes), blocks: array(m.blocks) };
     this.moment = this.moments.peak ? "peak" : "end";
+    // What the rest of the page shows: the stopped moment, the mark A, and the stretch in view.
+    this.at = null;
+    this.anchor = null;
+    this.view = { from: 0, to: lives ? lives.n : 0 };
+    this.onView = () => {};
     this.showLibrary = false;
     this.hover = null;
     this.focus = null;
@@ -19,9 +24,10 @@ class Icicle {
   }
 
   build() {
-    const names = { peak: "At the peak", end: "At the end" };
-    this.switches = Object.keys(this.moments).map((name) => {
-      const b = button(names[name], `What was allocated ${names[name].toLowerCase()}`, () => { this.moment = name; this.plant(); });
+    const names = { peak: ["Peak", "What was allocated at the peak"], end: ["End", "What was allocated at the end"] };
+    if (this.lives) Object.assign(names, { moment: ["Moment", "What was allocated at the moment chosen in the timeline"], made: ["Made in view", "What the stretch in view allocated, kept or not"], change: ["A to moment", "What changed between mark A and the moment"] });
+    this.switches = Object.keys(names).filter((name) => this.moments[name] || (this.lives && !["peak", "end"].includes(name))).map((name) => {
+      const b = button(names[name][0], names[name][1], () => this.choose(name));
       b.dataset.moment = name;
       return b;
     });
@@ -67,28 +73,83 @@ class Icicle {
     this.draw();
   }
 
+  choose(name) {
+    if (!this.switches.some((b) => b.dataset.moment === name)) return;
+    this.moment = name;
+    this.plant();
+    this.onView();
+  }
+
+  /** Follow the page; what is not on show is summed up when it is asked for. */
+  follow(at, anchor, view) {
+    const changed = { moment: at !== this.at, change: at !== this.at || anchor !== this.anchor, made: view.from !== this.view.from || view.to !== this.view.to };
+    Object.assign(this, { at, anchor, view: { ...view } });
+    if (changed[this.moment]) this.plantSoon();
+  }
+
+  plantSoon() {
+    clearTimeout(this.waiting);
+    this.waiting = setTimeout(() => this.plant(), 60);
+  }
+
   // --- the tree -----------------------------------------------------------------------------
 
   plant() {
     for (const b of this.switches) b.setAttribute("aria-pressed", b.dataset.moment === this.moment ? "true" : "false");
-    const m = this.moments[this.moment];
-    this.tree = { label: this.moment === "peak" ? "everything allocated at the peak" : "everything allocated at the end", frame: -1, bytes: 0, blocks: 0, parent: null, known: new Map(), children: [] };
-    for (let i = 0; i < m.stack.length; i++) this.grow(m.stack[i], m.bytes[i], m.blocks[i]);
-    if (m.rest_bytes) this.leaf(`${plural(m.rest_stacks, "further stack")}`, m.rest_bytes, 0);
+    this.tree = this.node("", -1, null);
+    let total = 0, blocks = 0;
+    if (this.moments[this.moment]) {
+      const m = this.moments[this.moment];
+      this.tree.label = `everything allocated at the ${this.moment}`;
+      for (let i = 0; i < m.stack.length; i++) this.grow(this.tree, m.stack[i], m.bytes[i], m.blocks[i]);
+      if (m.rest_bytes) this.leaf(this.tree, `${plural(m.rest_stacks, "further stack")}`, m.rest_bytes, 0);
+      total = m.total;
+      blocks = m.n_blocks;
+    } else {
+      this.growLives();
+      total = this.tree.bytes;
+      blocks = this.tree.blocks;
+    }
     this.settle();
-    this.canvas.setAttribute("aria-label", `${formatSize(m.total)} in ${plural(m.n_blocks, "block")} by call stack, callers above callees. Arrow keys move, Enter enlarges, Escape goes back. The table below lists the source lines.`);
+    this.canvas.setAttribute("aria-label", `${this.tree.label}: ${formatSize(total)} in ${plural(blocks, "block")} by call stack, callers above callees. Arrow keys move, Enter enlarges, Escape goes back. The table below lists the source lines.`);
     this.focus = null;
     this.zoomTo(this.tree);
   }
 
-  grow(stackId, bytes, blocks) {
+  growLives() {
+    const { lives } = this, at = this.at ?? lives.n, here = (i) => lives.isAllocated(i, at);
+    const growAll = (parent, sums) => { for (const [stack, sum] of sums) if (sum.bytes > 0) this.grow(parent, stack, sum.bytes, Math.max(0, sum.blocks)); };
+    if (this.moment === "moment") {
+      this.tree.label = `everything allocated after event ${formatCount(at)}`;
+      growAll(this.tree, lives.sumByStack(here));
+    } else if (this.moment === "made") {
+      const from = Math.ceil(this.view.from), to = Math.floor(this.view.to);
+      this.tree.label = `all that events ${formatCount(from + 1)} to ${formatCount(to)} allocated, kept or not`;
+      growAll(this.tree, lives.sumByStack((i) => lives.born[i] > from && lives.born[i] <= to));
+    } else {
+      const since = this.anchor ?? 0;
+      this.tree.label = `changes from event ${formatCount(since)}${this.anchor === null ? " (set mark A to compare with another moment)" : " (A)"} to ${formatCount(at)}`;
+      const sums = lives.sumByStack(here);
+      lives.sumByStack((i) => lives.isAllocated(i, since), sums, -1);
+      const less = new Map();
+      for (const [stack, sum] of sums) if (sum.bytes < 0) less.set(stack, { bytes: -sum.bytes, blocks: -sum.blocks });
+      growAll(this.child(this.tree, "more", "more than before"), sums);
+      growAll(this.child(this.tree, "less", "less than before"), less);
+      for (const node of this.tree.children) { this.tree.bytes += node.bytes; this.tree.blocks += node.blocks; }
+      this.tree.children = this.tree.children.filter((node) => node.bytes);
+    }
+  }
+
+  node(label, frame, parent) { return { label, frame, bytes: 0, blocks: 0, parent, known: new Map(), children: [] }; }
+
+  grow(root, stackId, bytes, blocks) {
     let frames = this.text.stack(stackId);
     if (!this.showLibrary) {
       const own = frames.filter((f) => this.text.library[f] === 0);
       frames = own.length ? own : frames.slice(0, 1);
     }
-    if (!frames.length) { this.leaf("no stack recorded", bytes, blocks); return; }
-    let node = this.tree;
+    if (!frames.length) { this.leaf(root, "no stack recorded", bytes, blocks); return; }
+    let node = root;
     node.bytes += bytes;
     node.blocks += blocks;
     for (let i = frames.length - 1; i >= 0; i--) {
@@ -98,15 +159,16 @@ class Icicle {
     }
   }
 
-  leaf(label, bytes, blocks) {
-    const node = this.child(this.tree, label, label);
-    for (const n of [node, this.tree]) { n.bytes += bytes; n.blocks += blocks; }
+  leaf(root, label, bytes, blocks) {
+    const node = this.child(root, label, label);
+    for (const n of [node, root]) { n.bytes += bytes; n.blocks += blocks; }
   }
 
   child(parent, key, label) {
     let node = parent.known.get(key);
     if (!node) {
-      node = { label: label || this.text.short(key), frame: label ? -1 : key, bytes: 0, blocks: 0, parent, known: new Map(), children: [] };
+      node = this.node(label || this.text.short(key), label ? -1 : key, parent);
+      if (label === "less than before" || parent.isLess) node.isLess = true;
       parent.known.set(key, node);
       parent.children.push(node);
     }
@@ -182,7 +244,7 @@ class Icicle {
     const isOwn = node.frame >= 0 && this.text.library[node.frame] === 0;
     c.fillStyle = k.panel;
     c.fillRect(x, y, inner, FLOOR - 1);
-    c.fillStyle = isOwn ? k.live : k.outside;
+    c.fillStyle = node.isLess ? k.good : this.moment === "change" && node !== this.tree ? k.pin : isOwn ? k.live : k.outside;
     c.globalAlpha = isAncestor || node === this.tree ? 0.12 : isOwn ? 0.2 + 0.38 * (node.bytes / this.tree.bytes) : 0.2;
     c.fillRect(x, y, inner, FLOOR - 1);
     c.globalAlpha = 1;
@@ -218,7 +280,7 @@ class Icicle {
 
   describe(node) {
     if (!node) {
-      this.readout.replaceChildren(element("div", { class: "wide" }, element("dt", null, "Callers stand above, what they call below; width is memory. Point to read, click to enlarge, click again to go back.")));
+      this.readout.replaceChildren(element("div", { class: "wide" }, element("dt", null, `${this.tree.label}: ${formatSize(this.tree.bytes)}. Callers stand above, what they call below; width is memory. Point to read, click to enlarge, click again to go back.`)));
       return;
     }
     const pairs = [["Memory", formatSize(node.bytes)], ["Of all", formatShare(node.bytes, this.tree.bytes)]];

@@ -1,7 +1,8 @@
-// Puts the page together: theme, device switch, copy buttons, graphics.
+// Puts the page together: theme, device switch, copy buttons, explorer, address.
 
-const page = { timeline: null, map: null, icicle: null, device: null, ready: false };
-window.fragdoctor = page;
+/** @type {any} */
+const page = { explorer: null, timeline: null, map: null, icicle: null, device: null, ready: false };
+/** @type {any} */ (window).fragdoctor = page;
 
 const byId = (id) => document.getElementById(id);
 
@@ -21,7 +22,7 @@ function isDark() {
 
 function redraw() {
   theme.read();
-  for (const graphic of [page.timeline, page.map, page.icicle]) if (graphic) graphic.draw();
+  if (page.explorer) page.explorer.redraw();
 }
 
 function setUpTheme() {
@@ -66,7 +67,7 @@ function setUpPrinting() {
     for (const node of closed) node.open = true;
     theme.read();
     if (page.map) page.map.print(true);
-    for (const graphic of [page.timeline, page.map, page.icicle]) if (graphic) graphic.paint();
+    if (page.explorer) page.explorer.paint();
   });
   window.addEventListener("afterprint", () => {
     if (before) document.documentElement.dataset.theme = before;
@@ -81,13 +82,10 @@ function showDevice(device, decoded) {
   page.device = device;
   for (const node of document.querySelectorAll(".device[data-device]")) node.classList.toggle("off", device !== null && node.dataset.device !== String(device));
   for (const node of document.querySelectorAll("#devices button")) node.setAttribute("aria-pressed", node.dataset.show === String(device) ? "true" : "false");
-  const data = decoded.head.devices[device] || { timeline: null, map: null, icicle: null };
-  const text = decoded.text, array = decoded.array;
-  page.timeline = place("timeline", data.timeline, (root) => new Timeline(root, data.timeline, data.capacity, array, text));
-  page.map = place("map", data.map, (root) => new SegmentMap(root, data.map, array, text));
-  page.icicle = place("icicle", data.icicle, (root) => new Icicle(root, data.icicle, array, text));
+  const data = decoded.head.devices[device] || { timeline: null, map: null, icicle: null, lives: null };
+  const explorer = page.explorer = new Explorer(data, decoded);
+  Object.assign(page, { timeline: explorer.timeline, map: explorer.map, icicle: explorer.icicle });
   if (byId("timeline-unit")) byId("timeline-unit").textContent = data.timeline ? unitText(data.timeline) : "";
-  if (byId("holders-unit")) byId("holders-unit").textContent = data.icicle ? "allocated bytes by call stack" : "";
 }
 
 function unitText(timeline) {
@@ -99,15 +97,42 @@ function place(name, data, make) {
   const root = byId(`${name}-graphic`), none = byId(`${name}-none`);
   if (!root) return null;
   root.hidden = !data;
-  none.hidden = Boolean(data);
+  if (none) none.hidden = Boolean(data);
   if (!data) { root.replaceChildren(); return null; }
   return make(root);
+}
+
+// The address keeps what is seen, so that a link shows the same. "#checklist" stays a place.
+let isRestoring = false, saving = null;
+
+function saveAddress() {
+  if (isRestoring || saving !== null) return;
+  saving = setTimeout(() => {
+    saving = null;
+    const parts = page.explorer.address();
+    if (byId("devices")) parts.set("gpu", String(page.device));
+    const text = parts.toString();
+    const isPlace = location.hash.length > 1 && !location.hash.includes("=");
+    if (!text && (isPlace || !location.hash)) return;
+    try { history.replaceState(null, "", text ? `#${text}` : location.pathname + location.search); } catch { /* some hosts forbid it */ }
+  }, 150);
+}
+
+function restoreAddress(decoded) {
+  const parts = new URLSearchParams(location.hash.slice(1));
+  if (!location.hash.includes("=") || !page.explorer) return;
+  isRestoring = true;
+  const device = Number(parts.get("gpu"));
+  if (parts.has("gpu") && device !== page.device && decoded.head.devices[device]) showDevice(device, decoded);
+  page.explorer.restore(parts);
+  isRestoring = false;
 }
 
 async function start() {
   setUpTheme();
   setUpCopying();
   setUpPrinting();
+  for (const table of document.querySelectorAll("section table")) if (!table.closest("#explorer")) makeSortable(table);
   const encoded = byId("data").textContent.trim();
   if (encoded) await draw(encoded);
   page.ready = true;
@@ -118,8 +143,11 @@ async function draw(encoded) {
     const decoded = await decodePage(encoded);
     decoded.text = new TextTables(decoded.head.text, decoded.array);
     const shown = [...document.querySelectorAll("#devices button")];
-    for (const node of shown) node.addEventListener("click", () => showDevice(Number(node.dataset.show), decoded));
+    for (const node of shown) node.addEventListener("click", () => { showDevice(Number(node.dataset.show), decoded); saveAddress(); });
     showDevice(decoded.head.device, decoded);
+    restoreAddress(decoded);
+    addEventListener("hashchange", () => restoreAddress(decoded));
+    addEventListener("keydown", (e) => page.explorer.key(e));
   } catch (error) {
     byId("trouble").hidden = false;
     console.error(error);

@@ -5,15 +5,28 @@ const BAR = 18, ROW = 26, HEAD = 46, GAP = 3, LEAST = 3;
 const STATES = ["free", "allocated", "freed, waits for another stream", "unknown state"];
 
 class SegmentMap {
-  constructor(root, data, array, text) {
+  constructor(root, columns, text) {
     this.root = root;
-    this.data = data;
     this.text = text;
-    for (const name of ["group", "total", "page", "size", "requested", "state", "stack", "pins"]) this[name] = array(data[name]);
-    this.blockStart = array(data.block_start);
-    this.addressHigh = array(data.address_high);
-    this.addressLow = array(data.address_low);
-    this.allocRow = array(data.alloc_row);
+    this.order = "free";
+    this.factor = 1;
+    this.onChoose = () => {};
+    this.draw = onFrame(() => this.paint());
+    this.build();
+    this.load(columns, "at the end");
+    new ResizeObserver(() => this.arrange()).observe(this.viewport);
+  }
+
+  // The columns of segment_map_data.py, as ``load`` takes them.
+  static decoded(data, array) {
+    const columns = { groups: data.groups, nEvents: data.n_events, nHidden: data.n_hidden, hiddenBytes: data.hidden_bytes, start: null, row: null };
+    for (const name of ["group", "total", "page", "size", "requested", "state", "stack", "pins"]) columns[name] = array(data[name]);
+    return { ...columns, blockStart: array(data.block_start), addressHigh: array(data.address_high), addressLow: array(data.address_low), allocRow: array(data.alloc_row) };
+  }
+
+  /** Show the segments of one moment; ``when`` says which. */
+  load(columns, when) {
+    Object.assign(this, columns);
     this.nSegments = this.total.length;
     this.free = new Float64Array(this.nSegments);
     this.offset = new Float64Array(this.size.length);
@@ -31,19 +44,23 @@ class SegmentMap {
       const back = this.releasable(b);
       if (back) this.pinned[this.segmentOf[b]] -= back[1] - back[0];
     }
-    this.order = "free";
-    this.factor = 1;
     this.hover = null;
     this.chosen = null;
-    this.draw = onFrame(() => this.paint());
-    this.build();
+    const free = sumOf(this.free), nPins = sumOf(this.pins);
+    this.summary = `${plural(this.nSegments, "segment")} ${when}: ${formatSize(sumOf(this.total))} reserved, ${formatSize(free)} free inside, ${formatSize(sumOf(this.pinned))} of it pinned by ${plural(nPins, "block")}`;
+    this.about.textContent = this.summary;
+    this.canvas.setAttribute("aria-label", `${this.summary}. Arrow keys move from block to block, up and down from segment to segment.`);
+    this.hiddenNote.hidden = !this.nHidden;
+    this.hiddenNote.textContent = this.nHidden ? `${plural(this.nHidden, "further segment")} (${formatSize(this.hiddenBytes)}) with the least free space are left out to keep this file small.` : "";
+    this.describe(null);
+    this.arrange();
   }
 
   // The stretch of a free block that the allocator returns by itself: a whole segment, or, in
   // expandable segments, whole pages. Private pools return nothing while they are in use.
   releasable(b) {
     const s = this.segmentOf[b], page = this.page[s];
-    if (this.state[b] !== 0 || this.data.groups[this.group[s]].pool) return null;
+    if (this.state[b] !== 0 || this.groups[this.group[s]].pool) return null;
     if (!page) return this.free[s] === this.total[s] ? [this.offset[b], this.offset[b] + this.size[b]] : null;
     const from = Math.ceil(this.offset[b] / page) * page, to = Math.floor((this.offset[b] + this.size[b]) / page) * page;
     return to > from ? [from, to] : null;
@@ -56,20 +73,16 @@ class SegmentMap {
     this.controls = element("div", { class: "controls", role: "group", "aria-label": "Segment map controls" },
       element("label", null, "Order by ", order),
       button("Larger", "Draw at a larger scale (+)", () => this.scale(2)), button("Smaller", "Draw at a smaller scale (-)", () => this.scale(0.5)));
-    const free = this.free.reduce((a, b) => a + b, 0);
-    const nPins = this.pins.reduce((a, b) => a + b, 0);
     this.key = element("ul", { class: "chartkey" }, ...[["k-live", "allocated"], ["k-pending", "waits for a stream"], ["k-free", "free, but pinned"], ["k-whole", "free, returned on demand"], ["k-pin", "pinning block"]]
       .map(([k, word]) => element("li", null, element("i", { class: k }), word)));
-    this.canvas = element("canvas", { tabindex: "0", role: "application", "aria-roledescription": "map",
-      "aria-label": `${plural(this.nSegments, "segment")} with ${plural(this.size.length, "block")}, ${formatSize(free)} free inside, ${plural(nPins, "pinning block")}. Arrow keys move from block to block, up and down from segment to segment.` });
+    this.canvas = element("canvas", { tabindex: "0", role: "application", "aria-roledescription": "map" });
+    this.about = element("p", { class: "from", "aria-live": "polite" });
+    this.hiddenNote = element("p", { class: "from" });
     this.spacer = element("div", { class: "spacer" });
     this.viewport = element("div", { class: "viewport" }, this.canvas, this.spacer);
     this.panel = element("div", { class: "panel", "aria-live": "polite" });
-    this.root.replaceChildren(this.controls, this.key, element("div", { class: "mapgrid" }, this.viewport, this.panel));
-    if (this.data.n_hidden) this.root.append(element("p", { class: "from" }, `${plural(this.data.n_hidden, "further segment")} (${formatSize(this.data.hidden_bytes)}) with the least free space are left out to keep this file small.`));
+    this.root.replaceChildren(this.about, this.controls, this.key, element("div", { class: "mapgrid" }, this.viewport, this.panel), this.hiddenNote);
     this.listen();
-    this.describe(null);
-    new ResizeObserver(() => this.arrange()).observe(this.viewport);
   }
 
   listen() {
@@ -80,12 +93,14 @@ class SegmentMap {
       const block = this.blockAt(e.offsetX, e.offsetY);
       this.chosen = block === this.chosen ? null : block;
       this.point(block);
+      if (this.chosen !== null && this.state[block] !== 0) this.onChoose(block);
     });
     this.canvas.addEventListener("keydown", (e) => this.key_(e));
   }
 
   key_(e) {
     if (e.ctrlKey || e.metaKey || e.altKey) return;
+    if (!this.nSegments) return;
     const here = this.chosen ?? this.blockStart[this.sequence[0]];
     const place = this.sequence.indexOf(this.segmentOf[here]);
     const moves = {
@@ -100,7 +115,8 @@ class SegmentMap {
       this.chosen = this.chosen === null ? here : moves[e.key]();
       this.reveal(this.chosen);
       this.point(this.chosen);
-    } else return;
+    } else if (e.key === "Enter" && this.chosen !== null && this.state[this.chosen] !== 0) this.onChoose(this.chosen);
+    else return;
     e.preventDefault();
   }
 
@@ -128,9 +144,7 @@ class SegmentMap {
     this.heads = [];
     this.sequence = [];
     let y = 0;
-    for (let g = 0; g < this.data.groups.length; g++) {
-      const members = this.members(g);
-      if (!members.length) continue;
+    for (const { g, members } of this.poolsInOrder()) {
       const perPixel = this.bytesPerPixel(members);
       this.heads.push({ y, group: g, members, perPixel });
       y = this.flow(members, perPixel, y + HEAD) + 14;
@@ -148,9 +162,18 @@ class SegmentMap {
     this.arrange();
   }
 
-  members(group) {
-    const members = [];
-    for (let s = 0; s < this.nSegments; s++) if (this.group[s] === group) members.push(s);
+  // The pool with most pinned space first, as the order of segments within it.
+  poolsInOrder() {
+    const pools = this.groups.map((_, g) => ({ g, members: [], pinned: 0 }));
+    for (let s = 0; s < this.nSegments; s++) {
+      pools[this.group[s]].members.push(s);
+      pools[this.group[s]].pinned += this.pinned[s];
+    }
+    if (this.order === "free") pools.sort((a, b) => b.pinned - a.pinned || a.g - b.g);
+    return pools.filter((p) => p.members.length).map((p) => ({ g: p.g, members: this.ordered(p.members) }));
+  }
+
+  ordered(members) {
     if (this.order === "free") members.sort((a, b) => this.pinned[b] - this.pinned[a] || this.total[b] - this.total[a] || a - b);
     if (this.order === "size") members.sort((a, b) => this.total[b] - this.total[a] || a - b);
     return members;
@@ -165,7 +188,10 @@ class SegmentMap {
     const crowded = Math.max(...members.map((s) => this.blockStart[s + 1] - this.blockStart[s]));
     const rows = largest > sum / 3 ? Math.max(1, Math.min(6, Math.ceil(crowded / 40))) : 1;
     const comfortable = Math.max(sum / (12 * this.width), largest / (rows * (this.width - 2)));
-    return Math.max(Math.min(comfortable, small / 10), sum / (40 * this.width)) / this.factor;
+    const scale = Math.max(Math.min(comfortable, small / 10), sum / (40 * this.width)) / this.factor;
+    // Where one size is common, a whole number of them fills a row.
+    const usual = sizes[sizes.length >> 1], fit = Math.floor((this.width + GAP) / (usual / scale + GAP));
+    return usual === largest && fit >= 1 ? usual / ((this.width + GAP) / (fit < 2 && this.factor <= 1 ? 2 : fit) - GAP) : scale;
   }
 
   flow(members, perPixel, top) {
@@ -255,7 +281,7 @@ class SegmentMap {
   }
 
   paintHead(c, head, y) {
-    const group = this.data.groups[head.group];
+    const group = this.groups[head.group];
     const total = head.members.reduce((a, s) => a + this.total[s], 0), free = head.members.reduce((a, s) => a + this.free[s], 0);
     c.textAlign = "left";
     c.fillStyle = theme.colors.ink;
@@ -335,6 +361,7 @@ class SegmentMap {
   // --- words --------------------------------------------------------------------------------
 
   address(s, offset) {
+    if (this.start) return `0x${(this.start[s] + offset).toString(16)}`;
     return `0x${((BigInt(this.addressHigh[s]) << 32n) + BigInt(this.addressLow[s]) + BigInt(offset)).toString(16)}`;
   }
 
@@ -349,7 +376,7 @@ class SegmentMap {
     if (live) pairs.push(["Age", this.age(b)]);
     if (this.stack[b] >= 0) pairs.push(["Allocated by", this.text.short(this.text.userFrame(this.stack[b]))]);
     pairs.push(["Address", this.address(s, this.offset[b])], ["In segment of", `${formatSize(this.total[s])}${this.page[s] ? ", expandable" : ""}`], ["Free in segment", `${formatSize(this.free[s])} · ${formatShare(this.free[s], this.total[s])}`]);
-    const back = this.releasable(b), isPrivate = this.data.groups[this.group[s]].pool;
+    const back = this.releasable(b), isPrivate = this.groups[this.group[s]].pool;
     if (back && back[1] - back[0] < this.size[b]) pairs.push(["Returned on demand", formatSize(back[1] - back[0])]);
     const title = live ? `${this.pins[b] ? "Pinning block" : "Block"}, ${STATES[this.state[b]] || STATES[3]}` : back ? "Free, returned on demand" : isPrivate ? "Free inside a private pool" : "Free, pinned by its neighbours";
     const children = [element("h4", null, title), element("dl", null, ...definitions(pairs))];
@@ -359,7 +386,7 @@ class SegmentMap {
   }
 
   age(b) {
-    if (this.allocRow[b] < 0) return this.data.n_events ? "from before the trace" : "not recorded";
-    return plural(this.data.n_events - this.allocRow[b] - 1, "event");
+    if (this.allocRow[b] < 0) return this.nEvents ? "from before the trace" : "not recorded";
+    return plural(this.nEvents - this.allocRow[b] - 1, "event");
   }
 }

@@ -6,14 +6,25 @@ const ACTIONS = ["alloc", "free requested", "free completed", "segment alloc", "
 const LANE = 16, TOP = 8, BOTTOM = 26, LEFT = 64, RIGHT = 12;
 
 class Timeline {
-  constructor(root, data, capacity, array, text) {
+  constructor(root, data, capacity, array, text, lives) {
     this.root = root;
+    this.lives = lives;
+    this.bands = lives ? new Bands(lives) : null;
+    this.found = null;
+    this.selected = -1;
+    this.moment = null;
+    this.anchor = null;
+    this.heights = null;
+    this.onMoment = () => {};
+    this.onHover = () => {};
+    this.onView = () => {};
     this.data = data;
     this.capacity = capacity;
     this.text = text;
     this.n = data.n_events + 1;
     this.bucket = data.bucket;
-    for (const name of SERIES) this[name] = new Envelope(array(data[name]), array(data[`${name}_drop`]));
+    const curves = data.allocated ? null : lives.curves();
+    for (const name of SERIES) this[name] = new Envelope(curves ? curves[name] : array(data[name]), array(data[`${name}_drop`]));
     this.lastBucket = this.allocated.levels[0].high.length - 1;
     this.time = data.time ? { state: array(data.time.state), us: array(data.time.us) } : null;
     this.events = data.events ? { action: array(data.events.action), size: array(data.events.size), line: array(data.events.line) } : null;
@@ -26,6 +37,8 @@ class Timeline {
     this.cursor = null;
     this.drag = null;
     this.reservedPeak = this.reserved.range(0, this.lastBucket).top;
+    this.color = lives ? (lives.category ? "category" : "line") : "totals";
+    this.detail = "fine";
     this.draw = onFrame(() => this.paint());
     this.build();
   }
@@ -39,13 +52,55 @@ class Timeline {
     });
     const axis = element("div", { class: "switch", role: "group", "aria-label": "Axis" }, ...this.axis);
     axis.hidden = !this.time;
-    this.controls = element("div", { class: "controls", role: "group", "aria-label": "Timeline controls" },
+    this.controls = element("div", { class: "controls", role: "group", "aria-label": "Timeline controls" });
+    if (this.lives) this.controls.append(this.choice("Colour by ", "color", [...(this.lives.category ? [["category", "category"]] : []), ["line", "line"], ["size", "size"], ["lifetime", "age"], ["totals", "nothing"]]),
+      this.choice("Show ", "detail", [["groups", "groups only"], ["coarse", "large blocks"], ["fine", "most blocks"], ["finest", "every pixel"]]));
+    this.controls.append(
       button("Zoom in", "Zoom in (+)", () => this.zoom(0.5)), button("Zoom out", "Zoom out (-)", () => this.zoom(2)),
-      button("Whole trace", "Show the whole trace (0)", () => this.show(0, this.n - 1)),
-      button("Peak", "Go to the peak (P)", () => this.goTo(this.data.peak_state)));
-    if (ooms) this.controls.append(button("OOM", "Go to the next OOM (O)", () => this.nextOom()));
+      button("Whole trace", "Show the whole trace (0)", () => this.show(0, this.n - 1)));
     this.controls.append(element("span", { class: "gap" }), axis);
-    const key = [["k-live", "allocated"], ["k-pending", "freed, waits for a stream"], ["k-reserved", "reserved"]];
+    this.key = element("ul", { class: "chartkey" });
+    this.legend();
+    this.canvas = element("canvas", { tabindex: "0", role: "application", "aria-roledescription": "chart",
+      "aria-label": `Memory over ${plural(this.data.n_events, "event")}. Peak allocated ${formatSize(this.valueAt("allocated", this.data.peak_state))}, peak reserved ${formatSize(this.reservedPeak)}. Arrow keys move the cursor, plus and minus zoom, 0 shows the whole trace, P goes to the peak, comma and full stop step by one event. The table below has the main moments.` });
+    this.overview = element("canvas", { "aria-hidden": "true" });
+    this.readout = element("dl", { class: "readout", "aria-live": "polite" });
+    this.root.replaceChildren(this.key, this.controls, this.canvas, this.overview, this.readout);
+    this.listen();
+    this.describe(null);
+    new ResizeObserver(this.draw).observe(this.canvas.parentElement);
+  }
+
+  // A choice that the page's address keeps: a name of a field and its values.
+  choice(label, field, options) {
+    const select = element("select", null, ...options.map(([value, word]) => element("option", { value }, word)));
+    select.dataset.field = field;
+    select.value = this[field];
+    select.addEventListener("change", () => this.choose(field, select.value));
+    return element("label", null, label, select);
+  }
+
+  choose(field, value) {
+    const select = this.controls.querySelector(`select[data-field=${field}]`);
+    if (!select || ![...select.options].some((o) => o.value === value)) return;
+    select.value = value;
+    this[field] = value;
+    this.legend();
+    this.draw();
+    this.onView();
+  }
+
+  legend() {
+    const ooms = this.data.ooms.length, key = [];
+    this.coloring = null;
+    if (this.color === "totals") key.push(["k-live", "allocated"], ["k-pending", "freed, waits for a stream"]);
+    else {
+      this.coloring = new Coloring(this.lives, this.color, this.data.peak_state);
+      const there = new Set(this.coloring.group);
+      this.coloring.colors().forEach((color, i) => { if (there.has(i)) key.push([null, this.coloring.names[i], color]); });
+    }
+    if (this.coloring && !this.lives.isComplete) key.push(["k-live", `${plural(this.lives.data.n_left_out, "smaller block")} not in this file`]);
+    key.push(["k-reserved", "reserved"]);
     if (this.capacity) key.push(["k-capacity", "capacity"]);
     if (ooms) key.push(["k-oom", plural(this.data.n_ooms, "OOM")]);
     const { retries, others } = this.data.n_flushes;
@@ -55,21 +110,17 @@ class Timeline {
       const there = new Set(this.training.label);
       this.training.names.forEach((name, i) => { if (there.has(i)) key.push([`k-${name}`, name === "both" ? "forward and backward" : name]); });
     }
-    this.key = element("ul", { class: "chartkey" }, ...key.map(([k, word]) => element("li", null, element("i", { class: k }), word)));
-    this.canvas = element("canvas", { tabindex: "0", role: "application", "aria-roledescription": "chart",
-      "aria-label": `Memory over ${plural(this.data.n_events, "event")}. Peak allocated ${formatSize(this.valueAt("allocated", this.data.peak_state))}, peak reserved ${formatSize(this.reservedPeak)}. Arrow keys move the cursor, plus and minus zoom, 0 shows the whole trace, P goes to the peak. The table below has the main moments.` });
-    this.overview = element("canvas", { "aria-hidden": "true" });
-    this.readout = element("dl", { class: "readout", "aria-live": "polite" });
-    this.root.replaceChildren(this.key, this.controls, this.canvas, this.overview, this.readout);
-    this.listen();
-    this.describe(null);
-    new ResizeObserver(this.draw).observe(this.canvas.parentElement);
+    this.key.replaceChildren(...key.map(([k, word, color]) => {
+      const swatch = element("i", k ? { class: k } : null);
+      if (color) swatch.style.background = color;
+      return element("li", null, swatch, word);
+    }));
   }
 
   listen() {
     const canvas = this.canvas;
     canvas.addEventListener("pointermove", (e) => this.pointerMove(e));
-    canvas.addEventListener("pointerleave", () => { if (!this.drag) { this.cursor = null; this.describe(null); this.draw(); } });
+    canvas.addEventListener("pointerleave", () => { if (!this.drag) { this.cursor = this.moment; this.pointed = null; this.describe(this.moment === null ? null : this.bucketOf(this.moment)); this.onHover(null, null); this.draw(); } });
     canvas.addEventListener("pointerdown", (e) => {
       if (e.button !== 0) return;
       this.drag = { from: e.offsetX, to: e.offsetX };
@@ -148,6 +199,7 @@ class Timeline {
     let start = Math.max(0, Math.min(whole - span, to - from === span ? from : middle - span / 2));
     this.view = { from: start, to: start + Math.max(span, 1e-9) };
     this.draw();
+    this.onView();
   }
 
   zoom(factor, about) {
@@ -161,18 +213,54 @@ class Timeline {
     this.setCursor(state);
   }
 
-  nextOom() {
-    const ooms = this.data.ooms.map((o) => o[0]);
-    this.goTo(ooms.find((s) => s > (this.cursor ?? -1)) ?? ooms[0]);
+  /** The first mark after the moment, the first of all behind the last one. */
+  nextOf(states) {
+    if (states.length) this.goTo(states.find((s) => s > (this.moment ?? -1)) ?? states[0]);
   }
+
+  /** The two states, at most a fiftieth of the trace apart, between which most was added. */
+  steepestRise() {
+    const { high } = this.allocated.levels[0], width = Math.max(16, Math.floor(high.length / 50));
+    const lowest = new Int32Array(high.length); // states of rising values: the first is the lowest
+    let first = 0, last = 0, best = [0, 0];
+    for (let k = 0; k < high.length; k++) {
+      while (last > first && high[lowest[last - 1]] >= high[k]) last--;
+      lowest[last++] = k;
+      while (lowest[first] < k - width) first++;
+      if (high[k] - high[lowest[first]] > high[best[1]] - high[best[0]]) best = [lowest[first], k];
+    }
+    return best.map((k) => k * this.bucket);
+  }
+
+  nextOom() { this.nextOf(this.data.ooms.map((o) => o[0])); }
 
   setAxis(byTime) {
     this.byTime = byTime;
     this.axis.forEach((b, i) => b.setAttribute("aria-pressed", String(Boolean(i) === byTime)));
     this.draw();
+    this.onView();
+  }
+
+  // Between which bytes the chart shows: null is all of it.
+  stretch(factor, about) {
+    const top = this.top(), { low, high } = this.heights || { low: 0, high: top };
+    const from = about - (about - low) * factor, to = about + (high - about) * factor;
+    this.heights = to - from >= top ? null : { low: Math.max(0, from), high: Math.min(top, Math.max(to, from + 4096)) };
+    this.draw();
+    this.onView();
+  }
+
+  top() {
+    const showsCapacity = this.capacity && this.capacity <= 2.5 * this.reservedPeak;
+    return Math.max(this.reservedPeak, showsCapacity ? this.capacity : 0, 1) * 1.06;
   }
 
   wheel(e) {
+    if (e.shiftKey) {
+      e.preventDefault();
+      this.stretch(Math.exp(Math.max(-1, Math.min(1, (e.deltaY || e.deltaX) / 300))), this.bytesAtY(e.offsetY));
+      return;
+    }
     const isWhole = this.view.to - this.view.from >= this.n - 1;
     if (e.ctrlKey || e.metaKey) e.preventDefault();
     else if (isPageScrolling() || (isWhole && e.deltaY > 0)) return;
@@ -185,7 +273,7 @@ class Timeline {
 
   pointerMove(e) {
     if (this.drag) this.drag.to = e.offsetX;
-    this.setCursorAtX(e.offsetX);
+    this.setCursorAtX(e.offsetX, e.offsetY);
   }
 
   endDrag() {
@@ -194,12 +282,13 @@ class Timeline {
     if (drag && Math.abs(drag.to - drag.from) > 5) {
       const a = this.stateAtX(Math.min(drag.from, drag.to)), b = this.stateAtX(Math.max(drag.from, drag.to));
       this.show(Math.max(0, a), Math.min(this.n - 1, b));
-    }
+    } else if (drag && this.cursor !== null) this.onMoment(this.cursor, this.pointed);
     this.draw();
   }
 
   key_(e) {
     if (e.ctrlKey || e.metaKey || e.altKey) return;
+    const middle = this.heights ? (this.heights.low + this.heights.high) / 2 : this.top() / 4;
     const step = (e.shiftKey ? 20 : 1) * Math.max(1, (this.view.to - this.view.from) / this.width);
     const here = this.cursor ?? (this.view.from + this.view.to) / 2, span = this.view.to - this.view.from;
     const moves = {
@@ -209,6 +298,7 @@ class Timeline {
       "+": () => this.zoom(0.5), "=": () => this.zoom(0.5), "-": () => this.zoom(2), 0: () => this.show(0, this.n - 1),
       p: () => this.goTo(this.data.peak_state), P: () => this.goTo(this.data.peak_state), o: () => this.data.ooms.length && this.nextOom(),
       O: () => this.data.ooms.length && this.nextOom(), Escape: () => this.show(0, this.n - 1),
+      "]": () => this.stretch(0.5, middle), "[": () => this.stretch(2, middle),
     };
     if (!moves[e.key]) return;
     e.preventDefault();
@@ -216,26 +306,40 @@ class Timeline {
   }
 
   // The cursor goes to the highest point of the pixel: the one that is drawn.
-  setCursorAtX(x) {
+  setCursorAtX(x, y) {
     if (x < LEFT || x > this.width - RIGHT) return;
     const [first, last] = this.bucketsAt(x);
     const at = last - first > 100000 ? first : this.allocated.highestIn(first, last);
     this.cursor = Math.min(this.n - 1, this.bucket === 1 ? at : Math.max(at * this.bucket, Math.round(this.stateAtX(x))));
-    this.describe(at);
+    this.pointed = null;
+    if (this.coloring && this.bands.states && y !== undefined) {
+      const c = Math.max(0, Math.min(this.bands.states.length - 1, Math.floor((x - LEFT) * this.ratio)));
+      this.cursor = this.bands.states[c];
+      this.pointed = this.bands.at(c, this.bytesAtY(y));
+    }
+    this.describe(this.bucketOf(this.cursor));
+    this.onHover(this.cursor, this.pointed);
     this.draw();
   }
 
+  // Moves the moment that the whole page shows.
   setCursor(state) {
     this.cursor = Math.max(0, Math.min(this.n - 1, Math.round(state)));
-    const span = this.view.to - this.view.from;
-    if (this.cursor < this.view.from || this.cursor > this.view.to) this.show(this.cursor - span / 2, this.cursor + span / 2);
+    this.pointed = null;
+    this.bringIntoView(this.cursor);
     this.describe(this.bucketOf(this.cursor));
     this.draw();
+    this.onMoment(this.cursor, null);
+  }
+
+  bringIntoView(state) {
+    const span = this.view.to - this.view.from;
+    if (state < this.view.from || state > this.view.to) this.show(state - span / 2, state + span / 2);
   }
 
   describe(bucket) {
     if (bucket === null) {
-      this.readout.replaceChildren(element("div", { class: "wide" }, element("dt", null, "Point at the chart to read it. Drag, turn the wheel or press + to zoom; arrow keys move, double click shows all.")));
+      this.readout.replaceChildren(element("div", { class: "wide" }, element("dt", null, "Point at the chart to read it. Click to stop time there: segments, events and holders follow. Drag, turn the wheel or press + to zoom, with Shift or [ ] in height; arrow keys move, double click shows all.")));
       return;
     }
     const first = bucket * this.bucket, last = Math.min(this.n - 1, first + this.bucket - 1);
@@ -251,8 +355,9 @@ class Timeline {
   }
 
   eventText(state) {
-    const parts = [];
-    if (this.events && state > 0) {
+    const parts = [], known = this.lives ? this.lives.eventAt(state) : null;
+    if (known) parts.push(`${ACTIONS[known.kind]} ${formatSize(known.size)}${known.line >= 0 ? `  ${this.lives.lineFull(known.line)}` : ""}`);
+    else if (this.events && state > 0) {
       const i = state - 1, line = this.events.line[i], size = this.events.size[i];
       parts.push(`${ACTIONS[this.events.action[i]] || "other"}${size ? ` ${formatSize(size)}` : ""}${line >= 0 ? `  ${this.text.frame(line).file} ${this.text.frame(line).name}` : ""}`);
     }

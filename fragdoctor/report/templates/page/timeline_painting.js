@@ -2,30 +2,80 @@
 
 const timelinePainting = {
 
+  // What does not follow the pointer is painted once and kept.
   paint() {
     this.width = this.root.clientWidth;
     if (this.width < 80) return;
-    const lanes = this.lanes * LANE, height = (this.width < 600 ? 240 : 320) + lanes;
+    this.ratio = Math.min(window.devicePixelRatio || 1, 3);
+    const lanes = this.lanes * LANE, height = (this.width < 600 ? 240 : this.width < 1100 ? 340 : 420) + lanes;
+    const area = this.area = { top: TOP + lanes + 12, bottom: height - BOTTOM, height: height - BOTTOM - TOP - lanes - 12 };
+    const { low, high } = this.heights || { low: 0, high: this.top() };
+    this.low = low;
+    this.high = high;
+    const y = (bytes) => area.bottom - ((bytes - low) / (high - low)) * area.height;
+    const key = [this.width, height, this.ratio, this.view.from, this.view.to, this.byTime, this.color, this.detail, low, high, this.selected, theme.colors.paper].join();
+    if (key !== this.painted || this.found !== this.paintedFound) {
+      this.painted = key;
+      this.paintedFound = this.found;
+      this.base = this.base || element("canvas");
+      this.paintBase(prepare(this.base, this.width, height), area, y);
+      this.paintOverview();
+    }
     const c = prepare(this.canvas, this.width, height);
-    const area = { top: TOP + lanes + 12, bottom: height - BOTTOM, height: height - BOTTOM - TOP - lanes - 12 };
-    const showsCapacity = this.capacity && this.capacity <= 2.5 * this.reservedPeak;
-    this.yMax = Math.max(this.reservedPeak, showsCapacity ? this.capacity : 0, 1) * 1.06;
-    const y = (bytes) => area.bottom - (bytes / this.yMax) * area.height;
+    c.drawImage(this.base, 0, 0, this.width, height);
+    this.paintCursor(c, area, y);
+  },
+
+  bytesAtY(y) { return this.low + ((this.area.bottom - y) / this.area.height) * (this.high - this.low); },
+
+  paintBase(c, area, y) {
     this.paintGrid(c, area, y);
-    this.paintCurves(c, area.bottom, y, this.view, LEFT, this.width - RIGHT);
+    c.save();
+    c.beginPath();
+    c.rect(LEFT, this.heights ? area.top : 0, this.width - RIGHT - LEFT, area.bottom - (this.heights ? area.top : 0));
+    c.clip();
+    this.paintCurves(c, area.bottom, y, this.view, LEFT, this.width - RIGHT, Boolean(this.coloring && this.lives.isComplete));
+    if (this.coloring) {
+      this.paintBands(c, area);
+      if (this.lives.isComplete) this.strokeReserved(c);
+    }
+    c.restore();
+    const showsCapacity = this.capacity && this.capacity <= this.high && this.capacity >= this.low;
     this.paintCapacity(c, y, showsCapacity);
     this.paintPhases(c, area);
     this.paintTraining(c);
     this.paintMarks(c, area, y);
-    this.paintCursor(c, area, y);
-    this.paintOverview();
+  },
+
+  // One column of blocks for each pixel of the screen, painted as pixels: a million events in the
+  // time that a thousand paths would take.
+  paintBands(c, area) {
+    const left = LEFT, right = this.width - RIGHT, width = Math.round((right - left) * this.ratio), height = Math.round(area.height * this.ratio);
+    const states = new Int32Array(width);
+    let next = this.bucketOf(this.stateAtX(left) + 0.5);
+    for (let i = 0; i < width; i++) {
+      const first = next;
+      next = Math.max(first, this.bucketOf(this.stateAtX(left + (i + 1) / this.ratio) + 0.5));
+      const at = this.allocated.highestIn(first, Math.max(first, next - 1));
+      states[i] = this.bucket === 1 ? at : Math.min(this.n - 1, at * this.bucket);
+    }
+    const perPixel = (this.high - this.low) / height;
+    this.bands.lay(states, DETAIL[this.detail] * perPixel, this.coloring);
+    const image = new ImageData(width, height);
+    this.bands.paint(image, perPixel, { found: this.found, selected: this.selected, floor: this.low });
+    const sheet = this.sheet = this.sheet || element("canvas");
+    sheet.width = width;
+    sheet.height = height;
+    sheet.getContext("2d").putImageData(image, 0, 0);
+    c.imageSmoothingEnabled = false;
+    c.drawImage(sheet, left, area.top, right - left, area.height);
   },
 
   paintGrid(c, area, y) {
     const { line, soft } = theme.colors;
     c.lineWidth = 1;
     c.textAlign = "right";
-    for (const tick of sizeTicks(this.yMax, area.height / 56)) {
+    for (const tick of sizeTicks(this.high, ((area.height / 56) * this.high) / (this.high - this.low)).filter((t) => t >= this.low)) {
       c.strokeStyle = line;
       c.beginPath();
       c.moveTo(LEFT, Math.round(y(tick)) + 0.5);
@@ -50,8 +100,8 @@ const timelinePainting = {
     }
   },
 
-  paintCurves(c, bottom, y, view, left, right) {
-    const { live, pending, reserved, free } = theme.colors;
+  paintCurves(c, bottom, y, view, left, right, hasBands) {
+    const { live, pending, free } = theme.colors;
     const line = [];
     for (let x = left; x < right; x++) {
       const [first, last] = this.bucketsAt(x, view);
@@ -62,19 +112,25 @@ const timelinePainting = {
         c.fillStyle = pending;
         c.fillRect(x, y(b.top), 1, y(a.top) - y(b.top));
       }
+      line.push([x, y(r.bottom), y(r.top)]);
+      if (hasBands) continue;
       c.fillStyle = live;
       c.globalAlpha = 0.65;
       c.fillRect(x, y(a.top), 1, y(a.bottom) - y(a.top));
       c.globalAlpha = 1;
       c.fillRect(x, y(a.bottom), 1, bottom - y(a.bottom));
-      line.push([x, y(r.bottom), y(r.top)]);
     }
-    c.strokeStyle = reserved;
+    this.reservedLine = line;
+    if (!hasBands) this.strokeReserved(c);
+  },
+
+  strokeReserved(c) {
+    c.strokeStyle = theme.colors.reserved;
     c.lineWidth = 1.5;
     c.lineJoin = "round";
     c.beginPath();
     let before = null;
-    for (const [x, low, high] of line) {
+    for (const [x, low, high] of this.reservedLine) {
       // Through the end nearer to where the line comes from first, so that both ends are drawn.
       const [near, far] = before !== null && Math.abs(before - low) < Math.abs(before - high) ? [low, high] : [high, low];
       if (before === null) c.moveTo(x, near);
@@ -194,7 +250,7 @@ const timelinePainting = {
       c.fill();
     }
     const peak = this.data.peak_state, x = this.xOf(peak), value = this.valueAt("allocated", peak);
-    if (x < LEFT || x > this.width - RIGHT) return;
+    if (x < LEFT || x > this.width - RIGHT || value < this.low || value > this.high) return;
     c.beginPath();
     c.arc(x, y(value), 3.5, 0, 7);
     c.fillStyle = paper;
@@ -222,6 +278,17 @@ const timelinePainting = {
       c.fillRect(Math.min(this.drag.from, this.drag.to), area.top, Math.abs(this.drag.to - this.drag.from), area.height);
       c.globalAlpha = 1;
     }
+    for (const [state, name] of [[this.moment, ""], [this.anchor, "A"]]) {
+      if (state === null) continue;
+      const x = Math.round(this.xOf(state));
+      if (x < LEFT - 1 || x > this.width - RIGHT + 1) continue;
+      c.fillStyle = accent;
+      c.fillRect(x - 0.5, area.top - 10, 2, area.height + 10);
+      c.fillRect(x - 4, area.top - 12, 9, name ? 14 : 6);
+      c.fillStyle = theme.colors.paper;
+      c.textAlign = "center";
+      c.fillText(name, x + 0.5, area.top - 5);
+    }
     if (this.cursor === null) return;
     const x = this.xOf(this.cursor);
     if (x < LEFT - 1 || x > this.width - RIGHT + 1) return;
@@ -239,7 +306,7 @@ const timelinePainting = {
   paintOverview() {
     const height = 46, c = prepare(this.overview, this.width, height);
     const whole = { from: 0, to: Math.max(1, this.n - 1) }, right = this.width - RIGHT;
-    const y = (bytes) => height - 4 - (bytes / this.yMax) * (height - 8);
+    const y = (bytes) => height - 4 - (bytes / this.top()) * (height - 8);
     const wasByTime = this.byTime;
     this.byTime = false;
     this.paintCurves(c, height - 4, y, whole, LEFT, right);

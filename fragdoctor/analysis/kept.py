@@ -1,0 +1,436 @@
+"""Memory that grows step by step, traced back to what makes it.
+
+What leaks is rarely the line that allocates: a kept loss keeps the activations of every layer. So
+the growing lines of the same steps are taken together, and the line through which nearly all of
+their bytes are made is looked for: the deepest one that their stacks share.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+
+from fragdoctor.analysis.growing_buffers import find_growing_buffers
+from fragdoctor.analysis.layers import NO_ROW, Requests
+from fragdoctor.analysis.result import (
+    Growth,
+    KeptBlocks,
+    KeptKind,
+    KeptMemory,
+    KeptPattern,
+    PhaseAnalysis,
+)
+from fragdoctor.model.snapshot import I32, I64, Snapshot
+from fragdoctor.trace import stacks as roles_of
+from fragdoctor.trace.code_owners import NATIVE, PACKAGE, TORCH, USER
+from fragdoctor.trace.lives import NEVER
+from fragdoctor.trace.passes import BACKWARD, BOTH, OPTIMIZER
+from fragdoctor.trace.stacks import LOSS
+from fragdoctor.trace.trace import Trace
+
+STEADY_SHARE: Final = 0.8
+"""A leak grows in nearly every step; caches and warm-up stop after the first ones."""
+
+MIN_STEPS: Final = 4
+"""Fewer steps cannot distinguish growth from the filling of buffers and optimizer state."""
+
+MANY_STEPS: Final = 6
+"""Something kept every tenth step is a leak too, once it was seen often enough."""
+
+LARGE_SHARE: Final = 0.05
+"""Survivors of at least a twentieth of live memory: less is no reason for a verdict."""
+
+SAME_STEPS: Final = 0.7
+"""Lines that grow in as many steps as the leading one, or nearly, grow for the same reason."""
+
+NEARLY_ALL: Final = 0.9
+"""Share of the kept bytes that must be made through a line to name it."""
+
+WHOLE_GRAPH: Final = 0.995
+"""The same for a kept graph: the loss at its end is a small part of it, but the cause."""
+
+MOST: Final = 0.5
+
+MIXED_SHARE: Final = 0.1
+"""Of each kind, results of forward and of backward passes, where a graph holds both."""
+
+MIN_GROWN: Final = 4
+"""Times that a buffer must have grown in a training run before that is called endless."""
+
+N_PARTS: Final = 8
+"""Parts of a trace over which the joined parts of a cache must grow."""
+
+GRAPH_BLOCKS: Final = 3
+"""Results of operations that are kept together in one step: an autograd graph."""
+
+MANY_SIZES: Final = 0.8
+"""Share of blocks that are of a size of their own where a cache is keyed by shape."""
+
+_COPIES: Final = re.compile(r"^(?:deepcopy|_deepcopy\w*|state_dict|load_state_dict|clone)$")
+_NODE: Final = re.compile(r"(?:^|::)([A-Z]\w*Backward\d*|AccumulateGrad|CopySlices)(?:::|$|\()")
+
+
+def _is_steady(growth: Growth) -> bool:
+    """Return whether a line grows steadily and long enough to be called a leak."""
+    is_regular = growth.steadiness >= STEADY_SHARE or growth.n_steps >= MANY_STEPS
+    return is_regular and growth.n_steps >= MIN_STEPS
+
+
+def find_kept(
+    trace: Trace, growth: Sequence[Growth], active_bytes: int, phases: PhaseAnalysis | None
+) -> KeptMemory | None:
+    """Return the growing memory that a verdict should be about; None where nothing leaks.
+
+    Args:
+        trace: the trace of the device.
+        growth: its growing lines.
+        active_bytes: live memory at the end.
+        phases: passes of the program, None where the file does not show them.
+    """
+    least = LARGE_SHARE * max(1, active_bytes)
+    steady = [g for g in growth if _is_steady(g)]
+    if not steady:
+        return _growing_buffer(trace, least, phases)
+    lead = max(steady, key=lambda g: g.survivor_bytes)
+    lines = sorted(
+        (g for g in growth if g is lead or _grows_along(g, lead)),
+        key=lambda g: -g.survivor_bytes,
+    )
+    if sum(g.survivor_bytes for g in lines) < least:
+        return _growing_buffer(trace, least, phases)
+    rows = _survivors(trace, lines)
+    if _is_in_pools(trace, rows) or _is_cache_of_generation(trace, rows, phases):
+        return None
+    kept = _traced(trace, phases, lead, lines, rows)
+    return None if _is_unrolled(kept, phases) else kept
+
+
+def _grows_along(growth: Growth, lead: Growth) -> bool:
+    low, high = sorted((growth.n_steps, lead.n_steps))
+    overlap = min(growth.last_event, lead.last_event) - max(growth.first_event, lead.first_event)
+    return low >= SAME_STEPS * high and overlap > 0
+
+
+# ---- what grows and is no leak, and a leak that grows in another way --------------------------
+
+
+def _is_in_pools(trace: Trace, rows: I64) -> bool:
+    """Return whether most of it lies in private pools: a pool for each new shape is the matter."""
+    pool = trace.lives.pool[rows]
+    size = trace.lives.size_bytes[rows]
+    is_private = np.any(np.asarray(trace.snapshot.pools, np.int64).reshape(-1, 2) != 0, axis=1)
+    return bool(size[is_private[pool]].sum() > MOST * size.sum())
+
+
+def _is_cache_of_generation(trace: Trace, rows: I64, phases: PhaseAnalysis | None) -> bool:
+    """Return whether a program that only runs forward puts parts aside and joins them each time.
+
+    So grows a KV cache that is kept as a list: each step joins all parts, one more than before, so
+    that the largest request of some stack rises from each part of the trace to the next.
+    """
+    if _has_passes(phases, BACKWARD, OPTIMIZER, BOTH):
+        return False
+    lives = trace.lives
+    made = np.flatnonzero(lives.start >= 0)
+    part_bytes = int(np.median(lives.size_bytes[rows]))
+    made = made[(lives.size_bytes[made] >= MIN_STEPS * part_bytes) & (lives.free[made] != NEVER)]
+    for stack in np.unique(lives.stack[made]).tolist():
+        size = lives.size_bytes[made[lives.stack[made] == stack]]
+        if len(size) < 2 * N_PARTS:
+            continue
+        bounds = np.arange(N_PARTS) * len(size) // N_PARTS
+        if np.all(np.diff(np.maximum.reduceat(size, bounds)) > 0):
+            return True
+    return False
+
+
+def _is_unrolled(kept: KeptMemory, phases: PhaseAnalysis | None) -> bool:
+    """Return whether it is the graph of a step that has not ended: gradients of gradients.
+
+    Inner steps of meta-learning keep their results until the outer backward pass; no optimizer has
+    run yet.
+    """
+    total = max(1, sum(k.n_bytes for k in kept.kinds))
+    gradients = sum(k.n_bytes for k in kept.kinds if k.kind is KeptKind.GRADIENT)
+    results = sum(k.n_bytes for k in kept.kinds if k.kind in (KeptKind.ACTIVATION, KeptKind.LOSS))
+    is_mixed = min(gradients, results) >= MIXED_SHARE * total
+    return is_mixed and not _has_passes(phases, OPTIMIZER)
+
+
+def _growing_buffer(
+    trace: Trace, least_bytes: float, phases: PhaseAnalysis | None
+) -> KeptMemory | None:
+    """Return a buffer that grows by copies through the steps of a training run, None without one.
+
+    A KV cache grows so as well, and ends with its request. What outlives backward passes does not.
+    """
+    if not _has_passes(phases, BACKWARD, BOTH):
+        return None
+    large = [
+        b
+        for b in find_growing_buffers(_requests(trace))
+        if b.total_bytes >= least_bytes and b.n_grown >= MIN_GROWN
+    ]
+    for buffers in large:
+        rows = np.flatnonzero(np.isin(trace.lives.start, buffers.row))
+        # One that is only wanted for a while grows with its input: logits of longer sequences.
+        is_handed_on = (
+            trace.lives.free[rows][: -buffers.n_buffers] > buffers.row[buffers.n_buffers :]
+        )
+        if not is_handed_on.all() or not _trains_between(phases, buffers.row):
+            continue
+        survivors = rows[trace.lives.free[rows] == NEVER]
+        frame = int(trace.stacks.lines_of(np.array([buffers.stack], np.int32))[0])
+        kind = list(KeptKind)[int(_kinds(trace, np.array([buffers.stack], np.int32))[0])]
+        return KeptMemory(
+            frame=frame,
+            stack=buffers.stack,
+            lines=(),
+            kinds=(KeptBlocks(kind, buffers.n_buffers, buffers.total_bytes),),
+            pattern=KeptPattern.BUFFER,
+            n_steps=buffers.n_grown,
+            slope_bytes=buffers.n_buffers * buffers.step_bytes,
+            n_survivors=len(survivors),
+            survivor_bytes=int(trace.lives.size_bytes[survivors].sum()),
+        )
+    return None
+
+
+def _trains_between(phases: PhaseAnalysis | None, row: I64) -> bool:
+    """Return whether a backward pass lies between nearly all of some events."""
+    if phases is None:
+        return False
+    is_backward = np.isin(phases.labels, (BACKWARD, BOTH))
+    begins = phases.first[:-1][is_backward]
+    made = np.searchsorted(begins, row)
+    return bool(np.count_nonzero(np.diff(made)) >= STEADY_SHARE * (len(row) - 1))
+
+
+def _has_passes(phases: PhaseAnalysis | None, *labels: int) -> bool:
+    return phases is not None and bool(np.isin(phases.labels, labels).any())
+
+
+def _requests(trace: Trace) -> Requests:
+    lives = trace.lives
+    made = np.flatnonzero(lives.start >= 0)
+    free = lives.free[made].astype(np.int64)
+    return Requests(
+        lives.start[made].astype(np.int64),
+        np.where(free == NEVER, NO_ROW, free),
+        lives.requested_bytes[made],
+        lives.stack[made],
+    )
+
+
+# ---- what makes it ------------------------------------------------------------------------------
+
+
+def _traced(
+    trace: Trace,
+    phases: PhaseAnalysis | None,
+    lead: Growth,
+    lines: Sequence[Growth],
+    rows: I64,
+) -> KeptMemory:
+    stack, size = trace.lives.stack[rows], trace.lives.size_bytes[rows]
+    kind = _kinds(trace, stack)
+    n_steps = lead.n_steps
+    kinds = []
+    for place, one in enumerate(KeptKind):
+        chosen = kind == place
+        if chosen.any():
+            n = max(1, round(int(chosen.sum()) / n_steps))
+            kinds.append(KeptBlocks(one, n, int(size[chosen].sum())))
+    kinds.sort(key=lambda k: -k.n_bytes)
+    largest = _heaviest(stack, size) if len(rows) else lead.stack
+    pattern = _pattern(trace, phases, rows, kinds, n_steps)
+    made, share = stack, NEARLY_ALL
+    if pattern in (KeptPattern.GRAPH, KeptPattern.EVALUATION):
+        names = list(KeptKind)
+        results = (names.index(KeptKind.ACTIVATION), names.index(KeptKind.LOSS))
+        is_result = np.isin(kind, results)
+        made, size, share = stack[is_result], size[is_result], WHOLE_GRAPH
+    return KeptMemory(
+        frame=_shared_frame(trace, made, size, share),
+        stack=largest,
+        lines=tuple(lines),
+        kinds=tuple(kinds),
+        pattern=pattern,
+        n_steps=n_steps,
+        slope_bytes=sum(g.slope_bytes for g in lines),
+        n_survivors=sum(g.n_survivors for g in lines),
+        survivor_bytes=sum(g.survivor_bytes for g in lines),
+        node=_node(trace, largest),
+        forward_frame=_forward_frame(trace, rows[stack == largest]),
+    )
+
+
+def _survivors(trace: Trace, lines: Sequence[Growth]) -> I64:
+    """Return the lives that the growing lines made in the trace and that are still there."""
+    lives = trace.lives
+    rows = np.flatnonzero((lives.start >= 0) & (lives.free == NEVER))
+    frame = trace.stacks.lines_of(lives.stack[rows])
+    first = min(g.first_event for g in lines) - trace.first_row
+    last = max(g.last_event for g in lines) - trace.first_row
+    inside = (lives.start[rows] >= first) & (lives.start[rows] <= last)
+    return rows[np.isin(frame, [g.frame for g in lines]) & inside]
+
+
+def _heaviest(stack: I32, size: I64) -> int:
+    ids, member = np.unique(stack, return_inverse=True)
+    total = np.zeros(len(ids), np.int64)
+    np.add.at(total, member.reshape(-1), size)
+    return int(ids[total.argmax()])
+
+
+def _kinds(trace: Trace, stack: I32) -> I64:
+    """Return the place in ``KeptKind`` of each block, by the stack that made it."""
+    roles, names = trace.stacks.roles, list(KeptKind)
+    kind = np.full(len(stack), names.index(KeptKind.TENSOR), np.int64)
+    kind[roles.in_module[stack]] = names.index(KeptKind.ACTIVATION)
+    kind[trace.stacks.calls(LOSS)[stack]] = names.index(KeptKind.LOSS)
+    kind[trace.stacks.calls(_COPIES)[stack]] = names.index(KeptKind.COPY)
+    role = roles.role[stack]
+    is_backward = np.isin(role, (roles_of.BACKWARD, roles_of.SILENT))
+    kind[is_backward] = names.index(KeptKind.GRADIENT)
+    kind[roles.in_step[stack] | roles.makes_state[stack]] = names.index(KeptKind.STATE)
+    return kind
+
+
+def _shared_frame(trace: Trace, stack: I32, size: I64, share: float) -> int:
+    """Return the deepest user line through which a share of the bytes is made, -1 without one.
+
+    Where several lines of one function make them, the one that makes most stands for it.
+    """
+    table, classes = trace.stacks.python, trace.stacks.classes
+    ids, member = np.unique(stack[stack >= 0], return_inverse=True)
+    weight = np.zeros(len(ids), np.int64)
+    np.add.at(weight, member.reshape(-1), size[stack >= 0])
+    paths = [
+        table.frames[table.offsets[i] : table.offsets[i + 1]][::-1].tolist() for i in ids.tolist()
+    ]
+    left = [(path, int(w)) for path, w in zip(paths, weight.tolist(), strict=True) if path]
+    wanted = share * sum(w for _, w in left)
+    shared: list[int] = []
+    while left:
+        depth = len(shared)
+        total: dict[int, int] = {}
+        for path, w in left:
+            if len(path) > depth:
+                total[path[depth]] = total.get(path[depth], 0) + w
+        if not total:
+            break
+        frame = max(total, key=lambda f: total[f])
+        if total[frame] < wanted:
+            here = _function(trace.snapshot, frame)
+            alike = sum(w for f, w in total.items() if _function(trace.snapshot, f) == here)
+            if alike >= wanted:
+                shared.append(frame)
+            break
+        shared.append(frame)
+        left = [(path, w) for path, w in left if len(path) > depth and path[depth] == frame]
+    for owner in (USER, PACKAGE, TORCH):
+        own = [f for f in shared if classes[f] == owner]
+        if own:
+            return own[-1]
+    return -1
+
+
+def _function(snapshot: Snapshot, frame: int) -> tuple[str, str]:
+    found = snapshot.frame(frame)
+    return found.filename, found.name
+
+
+def _pattern(
+    trace: Trace,
+    phases: PhaseAnalysis | None,
+    rows: I64,
+    kinds: Sequence[KeptBlocks],
+    n_steps: int,
+) -> KeptPattern:
+    """Return what the kept memory looks like."""
+    stack = trace.lives.stack[rows]
+    total = max(1, sum(k.n_bytes for k in kinds))
+    share = {k.kind: k.n_bytes / total for k in kinds}
+    for kind, pattern in (
+        (KeptKind.STATE, KeptPattern.OPTIMIZER),
+        (KeptKind.COPY, KeptPattern.COPIES),
+        (KeptKind.GRADIENT, KeptPattern.GRADIENTS),
+    ):
+        if share.get(kind, 0.0) >= MOST:
+            return pattern
+    results = share.get(KeptKind.ACTIVATION, 0.0) + share.get(KeptKind.LOSS, 0.0)
+    if len(rows) >= GRAPH_BLOCKS * n_steps and results >= MOST:
+        is_training = KeptKind.LOSS in share or _trains_meanwhile(trace, phases, rows)
+        return KeptPattern.GRAPH if is_training else KeptPattern.EVALUATION
+    sizes = trace.lives.requested_bytes[rows]
+    if len(rows) >= MIN_STEPS and len(np.unique(sizes)) >= MANY_SIZES * len(rows):
+        return KeptPattern.SHAPES
+    if len(rows) and _is_hook(trace, _heaviest(stack, trace.lives.size_bytes[rows])):
+        return KeptPattern.HOOK
+    return KeptPattern.RESULTS if results >= MOST else KeptPattern.TENSORS
+
+
+def _trains_meanwhile(trace: Trace, phases: PhaseAnalysis | None, rows: I64) -> bool:
+    """Return whether the program runs a backward pass or an optimizer while the memory grows."""
+    start = trace.lives.start[rows]
+    if phases is None or not len(phases.labels):
+        return True
+    first, end = int(start.min()), int(start.max())
+    inside = (phases.first[1:] > first) & (phases.first[:-1] <= end)
+    return bool(np.isin(phases.labels[inside], (BACKWARD, OPTIMIZER)).any())
+
+
+def _is_hook(trace: Trace, stack: int) -> bool:
+    """Return whether a stack's innermost user function was called by a module's machinery.
+
+    A module calls ``forward`` and the hooks that are registered on it, nothing else.
+    """
+    table, classes, snapshot = trace.stacks.python, trace.stacks.classes, trace.snapshot
+    if stack < 0:
+        return False
+    frames = table.frames[table.offsets[stack] : table.offsets[stack + 1]].tolist()
+    for inner, outer in pairwise(frames):
+        if classes[inner] in (USER, PACKAGE):
+            caller, function = snapshot.frame(outer), snapshot.frame(inner).name
+            is_called = caller.name in ("_call_impl", "inner", "__call__", "_slow_forward")
+            return is_called and function not in ("forward", "_forward_unimplemented")
+    return False
+
+
+def _node(trace: Trace, stack: int) -> str:
+    """Return the autograd node that a stack's C++ frames name, the innermost one."""
+    if stack < 0:
+        return ""
+    classes = trace.stacks.classes
+    table = trace.snapshot.stacks
+    for frame in table.frames[table.offsets[stack] : table.offsets[stack + 1]].tolist():
+        if classes[frame] == NATIVE:
+            found = _NODE.search(trace.snapshot.frame(frame).name[:1000])
+            if found:
+                return found.group(1)
+    return ""
+
+
+def _forward_frame(trace: Trace, rows: I64) -> int:
+    """Return the forward line that the backward pass worked on when it made some blocks.
+
+    A node frees what it saved as soon as it has run: the next block of the forward pass that goes
+    after a result was made belongs to the line that the result is the gradient of.
+    """
+    lives, lines = trace.lives, trace.stacks
+    role = lines.roles.role[lives.stack[rows]]
+    rows = rows[np.isin(role, (roles_of.BACKWARD, roles_of.SILENT))]
+    saved = np.flatnonzero(lines.roles.in_module[lives.stack] & (lives.free >= 0))
+    saved = saved[lives.free[saved] != NEVER]
+    if not len(rows) or not len(saved):
+        return -1
+    saved = saved[np.argsort(lives.free[saved], kind="stable")]
+    at = np.searchsorted(lives.free[saved], lives.start[rows])
+    behind = saved[at[at < len(saved)]]
+    frames, count = np.unique(lines.lines_of(lives.stack[behind]), return_counts=True)
+    return int(frames[count.argmax()]) if len(frames) else -1

@@ -1,0 +1,143 @@
+"""Every block and segment over time, for the page: from these it draws any moment of a recording.
+
+A million events are a third of a million blocks, about 1 MB compressed. Where they do not fit the
+budget the smallest are left out; the page then gathers them by the totals and says so.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from fragdoctor.analysis.result import DeviceAnalysis
+from fragdoctor.report.page.blob import MAX_EXACT, compressed_size
+from fragdoctor.report.page.segment_map_data import describe_groups, group_keys
+from fragdoctor.report.page.text_tables import Sink
+from fragdoctor.trace.columns import SMALL_SEGMENT_BYTES
+from fragdoctor.trace.lives import Lives
+from fragdoctor.trace.steps import Steps
+from fragdoctor.trace.trace import SegmentLives, Trace, large_page_bytes
+
+I64 = npt.NDArray[np.int64]
+
+MAX_SEGMENT_LIVES: Final = 200_000
+
+
+def lives_data(analysis: DeviceAnalysis, sink: Sink, budget_bytes: int) -> dict[str, Any] | None:
+    """Return the JSON part of one device's blocks over time; None without a trace.
+
+    States count events: a block is allocated in state k iff ``born <= k < born + kept``, and active
+    until ``waited`` states later. ``complete`` says that every block is there and that their sums
+    are the totals of the trace in every state.
+    """
+    trace = analysis.trace
+    if analysis.timeline is None or analysis.n_events == 0:
+        return None
+    segments = trace.segment_lives
+    top = max((int(a.max()) for a in (trace.lives.address, segments.address) if len(a)), default=0)
+    if top > MAX_EXACT or len(segments) > MAX_SEGMENT_LIVES:
+        return None
+    columns = _columns(trace.lives, trace.n_events)
+    rows = _kept(columns, budget_bytes)
+    is_complete = len(rows) == len(trace.lives) and _adds_up(trace, columns)
+    category = analysis.phases.category if analysis.phases is not None else np.zeros(0, np.uint8)
+    stack = sink.stacks.page_stacks(trace.lives.stack[rows], trace.lives.size_bytes[rows])
+    blob = sink.blob
+    return {
+        "n_events": trace.n_events,
+        "n_regular": int(np.searchsorted(rows, trace.lives.n_regular)),
+        "n_left_out": len(trace.lives) - len(rows),
+        "complete": is_complete,
+        "stack": blob.add(stack),
+        "category": blob.add(category[rows]) if len(category) == len(trace.lives) else None,
+        "steps": blob.add(Steps.of(trace).rows),
+        "growth": _growth(analysis),
+        "segments": _segments(trace, segments, sink),
+        **{name: blob.add(values[rows]) for name, values in columns.items()},
+    }
+
+
+def _columns(lives: Lives, n_events: int) -> dict[str, I64]:
+    """Return what is stored of each block; a state after the last event stands for never."""
+
+    def state(rows: npt.NDArray[np.int32]) -> I64:
+        return np.clip(rows.astype(np.int64), -1, n_events) + 1
+
+    born, freed = state(lives.start), state(lives.free)
+    size = np.minimum(lives.size_bytes, MAX_EXACT)
+    return {
+        "born": born,
+        "kept": freed - born,
+        "waited": state(lives.done) - freed,
+        "size": size,
+        "slack": size - np.clip(lives.requested_bytes, 0, size),
+        "address": np.minimum(lives.address, np.uint64(MAX_EXACT)).astype(np.int64),
+    }
+
+
+def _kept(columns: dict[str, I64], budget_bytes: int) -> I64:
+    """Return the rows of the largest blocks that fit a budget, in their order."""
+    size = columns["size"]
+    rows = np.arange(len(size))
+    # Hardly any column takes less than a bit: what is shorter fits without being tried.
+    while len(rows) > budget_bytes // 16:
+        needed = compressed_size([values[rows] for values in columns.values()])
+        if needed <= budget_bytes:
+            break
+        n = int(0.95 * len(rows) * budget_bytes / needed)
+        rows = np.sort(rows[np.argsort(-size[rows], kind="stable")[:n]])
+    return rows
+
+
+def _adds_up(trace: Trace, columns: dict[str, I64]) -> bool:
+    """Return whether blocks and segments sum up to the totals of the trace in every state."""
+    born, freed = columns["born"], columns["born"] + columns["kept"]
+    done, size, segments = freed + columns["waited"], columns["size"], trace.segment_lives
+    came = np.clip(segments.start.astype(np.int64), -1, trace.n_events) + 1
+    gone = np.clip(segments.done.astype(np.int64), -1, trace.n_events) + 1
+    totals = trace.totals
+    return (
+        _is_sum(born, freed, size, totals.allocated_bytes)
+        and _is_sum(born, done, size, totals.active_bytes)
+        and _is_sum(came, gone, segments.size_bytes, totals.reserved_bytes)
+    )
+
+
+def _is_sum(first: I64, last: I64, size: I64, total: I64) -> bool:
+    n = len(total) + 1
+    # Sums of sizes below 2**53 are exact in floating point.
+    change = np.bincount(first, size, n) - np.bincount(last, size, n)
+    return bool(np.array_equal(np.cumsum(change)[: len(total)], total))
+
+
+def _growth(analysis: DeviceAnalysis) -> list[int] | None:
+    """Return the states of the first and the last survivor of the line that grows most."""
+    if not analysis.growth:
+        return None
+    worst, first_row = analysis.growth[0], analysis.trace.first_row
+    return [worst.first_event - first_row + 1, worst.last_event - first_row + 1]
+
+
+def _segments(trace: Trace, segments: SegmentLives, sink: Sink) -> dict[str, Any]:
+    """Return segments over time: those of one group may touch, others never share a block."""
+    blob, n = sink.blob, trace.n_events
+    keys = group_keys(
+        np.where(segments.pool != trace.default_pool, segments.pool, -1),
+        segments.is_small,
+        segments.stream,
+    )
+    groups = sorted(set(keys), key=lambda k: (k[0] >= 0, k[0], not k[1], k[2]))
+    index = {key: i for i, key in enumerate(groups)}
+    page = np.where(segments.is_small, SMALL_SEGMENT_BYTES, large_page_bytes(trace.settings))
+    born = np.clip(segments.start.astype(np.int64), -1, n) + 1
+    return {
+        "groups": describe_groups(trace, groups),
+        "group": blob.add([index[key] for key in keys]),
+        "address": blob.add(segments.address.astype(np.int64)),
+        "size": blob.add(segments.size_bytes),
+        "page": blob.add(np.where(segments.is_expandable, page, 0)),
+        "born": blob.add(born),
+        "kept": blob.add(np.clip(segments.done.astype(np.int64), -1, n) + 1 - born),
+    }

@@ -1,0 +1,274 @@
+// Every block and segment over time. In state k (after k events) a block is allocated iff
+// born <= k < freed, and active iff born <= k < done; a segment is there iff born <= k < done.
+
+const CATEGORIES = ["parameters", "gradients", "optimizer state", "activations", "inputs", "temporaries", "kept", "unknown"];
+const NO_LINE = -1;
+
+class Lives {
+  /**
+   * @param {any} data what lives_data.py wrote
+   * @param {(where: number[]) => Float64Array | null} array
+   * @param {TextTables} text
+   */
+  constructor(data, array, text) {
+    this.data = data;
+    this.text = text;
+    this.n = data.n_events;
+    this.isComplete = data.complete;
+    this.born = Int32Array.from(array(data.born));
+    this.freed = Int32Array.from(array(data.kept));
+    this.done = Int32Array.from(array(data.waited));
+    this.size = array(data.size);
+    this.slack = array(data.slack);
+    this.stack = Int32Array.from(array(data.stack));
+    this.address = array(data.address);
+    this.category = data.category ? Uint8Array.from(array(data.category)) : null;
+    this.steps = Int32Array.from(array(data.steps));
+    this.count = this.size.length;
+    for (let i = 0; i < this.count; i++) {
+      this.freed[i] += this.born[i];
+      this.done[i] += this.freed[i];
+    }
+    const s = data.segments;
+    this.segments = { groups: s.groups, group: array(s.group), address: array(s.address), size: array(s.size), page: array(s.page), born: array(s.born), done: array(s.kept) };
+    for (let i = 0; i < this.segments.size.length; i++) this.segments.done[i] += this.segments.born[i];
+    this.findLines();
+  }
+
+  // The user's line of each block, as a small number: 0 is "no stack recorded".
+  findLines() {
+    const ofStack = new Map([[-1, 0]]), ofFrame = new Map();
+    this.lineFrame = [NO_LINE];
+    this.line = new Int32Array(this.count);
+    for (let i = 0; i < this.count; i++) {
+      const stack = this.stack[i];
+      let line = ofStack.get(stack);
+      if (line === undefined) {
+        const frame = this.text.userFrame(stack);
+        line = frame === undefined ? 0 : ofFrame.get(frame);
+        if (line === undefined) {
+          line = this.lineFrame.push(frame) - 1;
+          ofFrame.set(frame, line);
+        }
+        ofStack.set(stack, line);
+      }
+      this.line[i] = line;
+    }
+  }
+
+  lineName(line) { return line === 0 ? "no stack recorded" : this.text.short(this.lineFrame[line]); }
+
+  lineFull(line) {
+    if (line === 0) return "no stack recorded";
+    const frame = this.text.frame(this.lineFrame[line]);
+    return `${frame.file} ${frame.name}`;
+  }
+
+  isAllocated(i, state) { return this.born[i] <= state && state < this.freed[i]; }
+
+  allocatedAt(state) {
+    const rows = [], { born, freed, count } = this;
+    for (let i = 0; i < count; i++) if (born[i] <= state && state < freed[i]) rows.push(i);
+    return rows;
+  }
+
+  // Allocated bytes in every state, and likewise active and reserved ones.
+  curves() {
+    const sum = (first, last, size) => {
+      const total = new Float64Array(this.n + 3);
+      for (let i = 0; i < size.length; i++) {
+        total[first[i]] += size[i];
+        total[last[i]] -= size[i];
+      }
+      for (let k = 1; k < total.length; k++) total[k] += total[k - 1];
+      return total.subarray(0, this.n + 1);
+    };
+    return {
+      allocated: sum(this.born, this.freed, this.size),
+      active: sum(this.born, this.done, this.size),
+      reserved: sum(this.segments.born, this.segments.done, this.segments.size),
+    };
+  }
+
+  // What each event did: [kind, row of the block or of the segment], made once.
+  eventTable() {
+    if (!this.events) {
+      const kind = new Uint8Array(this.n + 2).fill(ACTIONS.length - 1), row = new Int32Array(this.n + 2).fill(-1);
+      const put = (state, what, i) => { if (state > 0 && state <= this.n) { kind[state] = what; row[state] = i; } };
+      const s = this.segments;
+      for (let i = 0; i < s.size.length; i++) {
+        put(s.born[i], s.page[i] ? 5 : 3, i);
+        put(s.done[i], s.page[i] ? 6 : 4, i);
+      }
+      for (let i = 0; i < this.count; i++) {
+        if (this.done[i] !== this.freed[i]) put(this.done[i], 2, i);
+        put(this.freed[i], 1, i);
+        put(this.born[i], 0, i);
+      }
+      this.events = { kind, row };
+    }
+    return this.events;
+  }
+
+  eventAt(state) {
+    const { kind, row } = this.eventTable(), i = row[state], what = kind[state];
+    if (state < 1 || state > this.n || i < 0) return null;
+    const isBlock = what <= 2;
+    return { kind: what, block: isBlock ? i : -1, size: isBlock ? this.size[i] - this.slack[i] : this.segments.size[i], line: isBlock ? this.line[i] : -1 };
+  }
+
+  // Bytes and blocks of each line among those that are allocated, most first.
+  holdersAt(state, limit) {
+    const bytes = new Float64Array(this.lineFrame.length), blocks = new Int32Array(this.lineFrame.length);
+    const { born, freed, line, size, count } = this;
+    for (let i = 0; i < count; i++) {
+      if (born[i] > state || state >= freed[i]) continue;
+      bytes[line[i]] += size[i];
+      blocks[line[i]]++;
+    }
+    return Array.from(bytes.keys()).filter((l) => blocks[l]).sort((a, b) => bytes[b] - bytes[a]).slice(0, limit)
+      .map((l) => ({ line: l, bytes: bytes[l], blocks: blocks[l] }));
+  }
+
+  // Bytes and blocks by stack of the blocks that a test admits; factor -1 counts them off.
+  sumByStack(admits, into = new Map(), factor = 1) {
+    for (let i = 0; i < this.count; i++) {
+      if (!admits(i)) continue;
+      let sum = into.get(this.stack[i]);
+      if (!sum) into.set(this.stack[i], (sum = { bytes: 0, blocks: 0 }));
+      sum.bytes += factor * this.size[i];
+      sum.blocks += factor;
+    }
+    return into;
+  }
+
+  // The segments as they were: columns as the segment map takes them.
+  layoutAt(state) {
+    const { segments: s, address, size, born, done, freed, stack } = this;
+    const there = [];
+    for (let i = 0; i < s.size.length; i++) if (s.born[i] <= state && state < s.done[i] && s.size[i] > 0) there.push(i);
+    there.sort((a, b) => s.address[a] - s.address[b]);
+    const group = [], start = [], total = [], page = [];
+    for (const i of there) {
+      const last = total.length - 1;
+      // Pages of one expandable segment that lie side by side are one segment of the map.
+      const joins = last >= 0 && s.page[i] && page[last] === s.page[i] && group[last] === s.group[i] && start[last] + total[last] === s.address[i];
+      if (joins) total[last] += s.size[i];
+      else { group.push(s.group[i]); start.push(s.address[i]); total.push(s.size[i]); page.push(s.page[i]); }
+    }
+    const live = [];
+    const order = this.byAddress();
+    for (let k = 0; k < order.length; k++) {
+      const i = order[k];
+      if (born[i] <= state && state < done[i]) live.push(i);
+    }
+    const blocks = { start: [0], size: [], state: [], row: [] };
+    const put = (bytes, what, row) => { blocks.size.push(bytes); blocks.state.push(what); blocks.row.push(row); };
+    for (let n = 0, k = 0; n < total.length; n++) {
+      const end = start[n] + total[n];
+      let at = start[n];
+      while (k < live.length && address[live[k]] < at) k++;
+      for (; k < live.length && address[live[k]] < end; k++) {
+        const i = live[k];
+        if (address[i] < at) continue; // overlaps its neighbour: an unsound file
+        if (address[i] > at) put(address[i] - at, 0, -1);
+        const bytes = Math.min(size[i], end - address[i]);
+        put(bytes, state < freed[i] ? 1 : 2, i);
+        at = address[i] + bytes;
+      }
+      if (at < end) put(end - at, 0, -1);
+      blocks.start.push(blocks.size.length);
+    }
+    const columns = {
+      groups: s.groups, group, start, total, page, blockStart: blocks.start, size: blocks.size, state: blocks.state, row: blocks.row, nEvents: state,
+      stack: blocks.row.map((i) => (i < 0 ? -1 : stack[i])), requested: blocks.row.map((i) => (i < 0 ? 0 : size[i] - this.slack[i])),
+      allocRow: blocks.row.map((i) => (i < 0 ? -1 : born[i] - 1)),
+    };
+    columns.pins = pinsOf(columns);
+    return columns;
+  }
+
+  byAddress() {
+    if (!this.sorted) {
+      const { address } = this;
+      this.sorted = Int32Array.from({ length: this.data.n_regular }, (_, i) => i).sort((a, b) => address[a] - address[b]);
+    }
+    return this.sorted;
+  }
+
+  // Rows whose file, function, size or address a query names; null where it asks for nothing.
+  search(query) {
+    const tests = query.trim().split(/\s+/).filter(Boolean).map((word) => this.testOf(word));
+    if (!tests.length) return null;
+    const found = new Uint8Array(this.count);
+    for (let i = 0; i < this.count; i++) if (tests.every((test) => test(i))) found[i] = 1;
+    return found;
+  }
+
+  testOf(word) {
+    const size = /^([<>]=?|=)?(\d+(?:\.\d+)?)([kmgt]?)(i?b)?$/i.exec(word);
+    if (size && (size[1] || size[3] || size[4])) {
+      const bytes = Number(size[2]) * 1024 ** " kmgt".indexOf((size[3] || " ").toLowerCase());
+      const near = Math.max(511, bytes * 0.005);
+      const compare = { "<": (v) => v < bytes, "<=": (v) => v <= bytes, ">": (v) => v > bytes, ">=": (v) => v >= bytes }[size[1]] || ((v) => Math.abs(v - bytes) <= near);
+      return (i) => compare(this.size[i]);
+    }
+    if (/^0x[0-9a-f]+$/i.test(word)) {
+      const at = Number(word);
+      return (i) => this.address[i] <= at && at < this.address[i] + this.size[i];
+    }
+    const wanted = word.toLowerCase(), frames = new Map(), stacks = new Map();
+    const names = (frame) => {
+      let hit = frames.get(frame);
+      if (hit === undefined) {
+        const { file, name } = this.text.frame(frame);
+        frames.set(frame, (hit = `${file} ${name}`.toLowerCase().includes(wanted)));
+      }
+      return hit;
+    };
+    return (i) => {
+      const stack = this.stack[i];
+      let hit = stacks.get(stack);
+      if (hit === undefined) {
+        hit = stack >= 0 ? this.text.stack(stack).some(names) : "no stack recorded".includes(wanted);
+        stacks.set(stack, hit);
+      }
+      return hit || Boolean(this.category && CATEGORIES[this.category[i]].startsWith(wanted));
+    };
+  }
+}
+
+// Which live blocks keep free memory: those in a segment, or in a page of an expandable one, that
+// is partly free (analysis/pins.py). The fifty stacks that keep most are marked.
+function pinsOf(map) {
+  const pins = new Uint8Array(map.size.length), kept = new Map();
+  const hold = (b, free) => {
+    pins[b] = 1;
+    kept.set(map.stack[b], (kept.get(map.stack[b]) || 0) + free);
+  };
+  for (let s = 0; s < map.total.length; s++) {
+    if (map.groups[map.group[s]].pool) continue;
+    const page = map.page[s] || map.total[s], units = Math.ceil(map.total[s] / page);
+    const free = new Float64Array(units);
+    let at = 0;
+    for (let b = map.blockStart[s]; b < map.blockStart[s + 1]; b++) {
+      const end = at + map.size[b];
+      if (map.state[b] === 0) {
+        for (let u = Math.floor(at / page); u * page < end; u++) free[u] += Math.min(end, (u + 1) * page) - Math.max(at, u * page);
+      }
+      at = end;
+    }
+    at = 0;
+    for (let b = map.blockStart[s]; b < map.blockStart[s + 1]; b++) {
+      const end = at + map.size[b];
+      if (map.state[b] !== 0) {
+        const first = free[Math.floor(at / page)], last = free[Math.ceil(end / page) - 1];
+        if (first || last) hold(b, Math.max(first, last));
+      }
+      at = end;
+    }
+  }
+  const most = new Set([...kept.keys()].sort((a, b) => kept.get(b) - kept.get(a)).slice(0, 50));
+  for (let b = 0; b < pins.length; b++) if (pins[b] && !most.has(map.stack[b])) pins[b] = 0;
+  return pins;
+}

@@ -1,0 +1,173 @@
+"""Training loops that keep memory: what is found to grow, through which line, and what is not."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import pytest
+from analysis.training_loop import ACTIVATION, BATCH, CALL, ENGINE, MAIN, TORCH, TrainingLoop
+from builders import MIB, frame
+
+from fragdoctor.analysis.device import analyze_device
+from fragdoctor.analysis.result import KeptKind, KeptMemory, KeptPattern
+
+TRAIN = (frame("train.py", 4, "main"), MAIN)
+LAYERS = [
+    (
+        frame(f"{TORCH}/nn/functional.py", 1, "linear"),
+        CALL,
+        frame("model.py", line, "forward"),
+        CALL,
+        *TRAIN,
+    )
+    for line in (7, 8, 9)
+]
+LOSS = (frame(f"{TORCH}/nn/functional.py", 3, "cross_entropy"), *TRAIN)
+HOOK = (frame("probe.py", 5, "store"), CALL, frame("model.py", 7, "forward"), CALL, *TRAIN)
+CAT = (frame("bank.py", 9, "push"), *TRAIN)
+DECODE = (frame("generate.py", 30, "decode"), MAIN)
+
+
+def kept_of(loop: TrainingLoop) -> tuple[KeptMemory | None, tuple[str, int] | None]:
+    """Return what is kept, and the file and line through which it is made."""
+    snapshot = loop.snapshot()
+    kept = analyze_device(snapshot, 0).kept
+    if kept is None or kept.frame < 0:
+        return kept, None
+    found = snapshot.frame(kept.frame)
+    return kept, (found.filename, found.line)
+
+
+def trained() -> TrainingLoop:
+    loop = TrainingLoop()
+    loop.build()
+    return loop
+
+
+def test_find_kept_graphs_are_traced_to_the_line_that_their_stacks_share():
+    loop = trained()
+    for _ in range(8):
+        for stack in LAYERS:
+            loop.new(ACTIVATION, stack)
+        loop.new(MIB, LOSS)
+        loop.step()
+
+    kept, place = kept_of(loop)
+
+    assert kept is not None
+    assert kept.pattern is KeptPattern.GRAPH
+    assert place == ("train.py", 4)
+    assert {k.kind: k.n_per_step for k in kept.kinds} == {
+        KeptKind.ACTIVATION: 3,
+        KeptKind.LOSS: 1,
+    }
+    assert kept.slope_bytes == 3 * ACTIVATION + MIB
+
+
+def test_find_kept_graphs_of_every_third_step_are_found_though_those_free_nothing():
+    loop = trained()
+    for i in range(22):
+        if i % 3 == 1:  # an exception that is put aside with its traceback
+            loop.new(2 * MIB, BATCH)
+            for stack in LAYERS:
+                loop.new(ACTIVATION, stack)
+        else:
+            loop.step()
+
+    kept, _ = kept_of(loop)
+
+    assert kept is not None
+    assert kept.pattern is KeptPattern.GRAPH
+    assert kept.n_steps >= 6
+
+
+def test_find_kept_one_tensor_that_a_hook_stores():
+    loop = trained()
+    for _ in range(8):
+        loop.step()
+        loop.new(4 * MIB, HOOK)
+
+    kept, place = kept_of(loop)
+
+    assert kept is not None
+    assert kept.pattern is KeptPattern.HOOK
+    assert place == ("probe.py", 5)
+
+
+def test_find_kept_a_full_window_is_none():
+    loop, window = trained(), deque()
+    for _ in range(20):
+        loop.step()
+        window.append(loop.new(4 * MIB, CAT))
+        if len(window) > 4:
+            loop.free(window.popleft(), CAT)
+
+    assert kept_of(loop)[0] is None
+
+
+def grown(loop: TrainingLoop, i: int, old, part: int = 5 * MIB):
+    """Return a buffer that is longer by a part, made before the old one goes."""
+    new = loop.new((i + 1) * part, CAT)
+    if old is not None:
+        loop.free(old, CAT)
+    return new
+
+
+def test_find_kept_buffer_that_grows_through_training_is_endless():
+    loop, bank = trained(), None
+    for i in range(12):
+        loop.step()
+        bank = grown(loop, i, bank)
+
+    kept, place = kept_of(loop)
+
+    assert kept is not None
+    assert kept.pattern is KeptPattern.BUFFER
+    assert place == ("bank.py", 9)
+    assert kept.slope_bytes == 5 * MIB
+    assert kept.survivor_bytes == 60 * MIB
+
+
+def test_find_kept_buffer_that_grows_without_training_is_a_cache():
+    loop, cache = trained(), None
+    for i in range(40):
+        for block in loop.forward():
+            loop.free(block, ENGINE)
+        cache = grown(loop, i, cache)
+
+    assert kept_of(loop)[0] is None
+
+
+def test_find_kept_longer_inputs_in_each_step_are_none():
+    loop = trained()
+    for i in range(12):
+        loop.free(loop.new((i + 1) * 5 * MIB, LAYERS[0]), ENGINE)
+        loop.step()
+
+    assert kept_of(loop)[0] is None
+
+
+@pytest.mark.parametrize("joins", [True, False])
+def test_find_kept_parts_that_generation_joins_each_time_are_a_cache(joins):
+    loop = trained()
+    for i in range(40):
+        for block in loop.forward():
+            loop.free(block, ENGINE)
+        loop.new(MIB, CAT)
+        if joins:
+            loop.free(loop.new((i + 1) * MIB, DECODE), DECODE)
+
+    assert (kept_of(loop)[0] is None) == joins
+
+
+def test_find_kept_graph_of_inner_steps_before_the_outer_one_is_none():
+    loop = trained()
+    for _ in range(7):
+        loop.free(loop.new(2 * MIB, BATCH), BATCH)
+        for stack in LAYERS:
+            loop.new(ACTIVATION, stack)
+        loop.new(4 * MIB, LOSS)
+        for _ in LAYERS:
+            loop.new(ACTIVATION, ENGINE)
+
+    assert kept_of(loop)[0] is None
