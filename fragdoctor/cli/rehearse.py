@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 _OF_DIAGNOSES: Final = ("sarif", "junit", "github")
 MAX_DEVICES: Final = 64
+ASSUMED: Final = ("nonzero", "unique")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +83,15 @@ class RehearseOptions:
         Path | None,
         typer.Option(
             "--snapshot", metavar="FILE", help="Leave the memory snapshot here, not beside you"
+        ),
+    ] = None
+    assume: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--assume",
+            metavar="KIND=SHARE",
+            help="Assume how much nonzero (and masks) or unique keep: nonzero=0.5; else all",
+            show_default=False,
         ),
     ] = None
     allow_writes: Annotated[
@@ -147,6 +157,7 @@ def _asked(chosen: RehearseOptions) -> tuple[Program, Conditions]:
         conf=chosen.conf,
         torch_version=chosen.torch_version or "",
         n_steps=chosen.steps,
+        assumed_shares=_shares(chosen.assume or []),
         allows_writes=chosen.allow_writes,
         shows_output=chosen.verbose,
     )
@@ -155,6 +166,27 @@ def _asked(chosen: RehearseOptions) -> tuple[Program, Conditions]:
 
         parse_conf(chosen.conf)
     return program, conditions
+
+
+def _shares(values: list[str]) -> dict[str, float]:
+    """Return what ``--assume`` says.
+
+    Raises:
+        ConfigError: it says it in another way.
+    """
+    found = {}
+    for value in values:
+        kind, _, share = value.partition("=")
+        try:
+            found[kind] = float(share)
+        except ValueError:
+            found[kind] = -1.0
+        if kind not in ASSUMED or not 0 <= found[kind] <= 1:
+            raise ConfigError(
+                f"{value!r} is no assumption.",
+                hint=f"Write for example nonzero=0.5; kinds are {' and '.join(ASSUMED)}.",
+            )
+    return found
 
 
 def _snapshot_path(chosen: RehearseOptions, program: Program) -> Path:

@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -82,6 +82,7 @@ class Conditions:
         conf: settings of the allocator; None = as the environment says.
         torch_version: whose allocator it is; "" = of the PyTorch that the program has.
         n_steps: steps after which to stop; None = when their memory repeats.
+        assumed_shares: how much operations keep whose results depend on values, by kind.
         allows_writes: whether files outside of the scratch folder may be changed.
         shows_output: whether what the program prints is passed on to standard error.
     """
@@ -91,6 +92,7 @@ class Conditions:
     conf: str | None = None
     torch_version: str = ""
     n_steps: int | None = None
+    assumed_shares: Mapping[str, float] = field(default_factory=dict)
     allows_writes: bool = False
     shows_output: bool = False
 
@@ -167,6 +169,7 @@ def _attempt(
         },
         "capacity_bytes": gpu.capacity_bytes,
         "torch_version": conditions.torch_version,
+        "assumed_shares": dict(conditions.assumed_shares),
         "n_devices": conditions.n_devices,
         "steps": conditions.n_steps,
         "most_steps": None if conditions.n_steps is not None else MOST_STEPS,
@@ -335,7 +338,9 @@ def _rehearsal(
         n_ooms=found["n_ooms"],
         devices=devices,
         assumptions=[
-            Assumed(_location(a["location"]), a["operation"], a["assumed"], a["count"])
+            Assumed(
+                a["location"] and _location(a["location"]), a["operation"], a["assumed"], a["count"]
+            )
             for a in found["assumptions"]
         ],
         unmodelled=_unmodelled(conditions.gpu),

@@ -144,3 +144,60 @@ def test_the_program_may_record_by_itself(stage: Stage) -> None:
         assert snapshot["device_traces"][0][1]["frames"][0]["filename"].endswith("train.py")
         """
     )
+
+
+def test_what_values_decide_is_assumed_and_listed(stage: Stage) -> None:
+    found = stage.must_pass(
+        """
+        import torch
+        x = torch.ones(100, device="cuda")
+        assert x[x > 0].shape == (50,)
+        assert torch.unique(x).shape == (100,)
+        assert x.sum().item() == 0.0
+        """,
+        "--assume",
+        "nonzero=0.5",
+    )
+    listed = [
+        (a["location"]["line"], a["operation"], a["assumed"])
+        for a in found["rehearsal"]["assumptions"]
+    ]
+
+    assert listed == [
+        (4, "nonzero", "0.5 of all are kept"),
+        (5, "unique", "all elements are kept"),
+        (6, "item", "the value is 0"),
+    ]
+
+
+def test_graphs_and_pools_have_private_memory(stage: Stage) -> None:
+    stage.must_pass(
+        """
+        import torch
+        graph = torch.cuda.CUDAGraph()
+        x = torch.ones(1 << 20, device="cuda")
+        with torch.cuda.graph(graph):
+            y = x + 1
+        graph.replay()
+        pool = torch.cuda.MemPool()
+        with torch.cuda.use_mem_pool(pool):
+            z = torch.ones(1 << 18, device="cuda")
+        pools = {segment["segment_pool_id"] for segment in torch.cuda.memory_snapshot()}
+        assert pools == {(0, 0), graph.pool(), pool.id}, pools
+        assert len(pool.snapshot()) == 1
+        """
+    )
+
+
+def test_recurrent_cells_have_shapes(stage: Stage) -> None:
+    stage.must_pass(
+        """
+        import torch
+        h = torch.ones(8, 16, device="cuda")
+        for cell in (torch.nn.GRUCell(16, 16), torch.nn.LSTMCell(16, 16)):
+            out = cell.cuda()(h)
+            out = out if isinstance(out, torch.Tensor) else out[0]
+            out.sum().backward()
+            assert cell.bias_hh.grad.shape == cell.bias_hh.shape
+        """
+    )

@@ -27,11 +27,13 @@ class Assumptions:
 
     Attributes:
         made: in the order of first occurrence, with how often.
+        shares: how much is kept by operations whose results depend on values, by kind; 1 = all.
         notes: sentences on the rehearsal as a whole.
     """
 
     made: dict[Assumption, int] = field(default_factory=dict)
     notes: dict[str, None] = field(default_factory=dict)
+    shares: dict[str, float] = field(default_factory=dict)
 
     def make(self, assumption: Assumption) -> None:
         """Note an assumption."""

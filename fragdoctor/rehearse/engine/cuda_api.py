@@ -16,7 +16,7 @@ import torch
 import torch.cuda.graphs
 import torch.cuda.memory
 
-from fragdoctor.rehearse.engine import dispatch, random, session
+from fragdoctor.rehearse.engine import dispatch, pools, random, session
 from fragdoctor.rehearse.engine.patching import put
 from fragdoctor.rehearse.engine.snapshot import History, snapshot
 from fragdoctor.rehearse.engine.statistics import statistics
@@ -296,6 +296,7 @@ def install(undo: ExitStack) -> None:
     for name, value in _PRIMITIVES.items():
         put(undo, torch._C, name, value)
     random.install(undo)
+    pools.install(undo)
     cuda = torch.cuda
     put(undo, torch._C, "_CudaDeviceProperties", _Properties)
     for name, value in {

@@ -16,7 +16,7 @@ import torch
 from fragdoctor.rehearse.engine.patching import put
 from fragdoctor.rehearse.engine.session import SeenOom, Session
 from fragdoctor.rehearse.engine.snapshot import History, snapshot
-from fragdoctor.rehearse.engine.stacks import ENGINE
+from fragdoctor.rehearse.engine.stacks import ENGINE, is_users
 
 MAX_STACK: Final = 64
 
@@ -99,7 +99,7 @@ class Outcome:
             "failure": self._failure(),
             "assumptions": [
                 {
-                    "location": {"filename": a.filename, "line": a.line},
+                    "location": {"filename": a.filename, "line": a.line} if a.line else None,
                     "operation": a.operation,
                     "assumed": a.assumed,
                     "count": n,
@@ -138,7 +138,7 @@ class Outcome:
 
     def _described(self, oom: SeenOom) -> dict[str, Any]:
         frames = self._frames_of_failure() or self.now.stacks.frames(oom.stack)
-        own = next((f for f in frames if _is_users(f["filename"])), frames[0] if frames else None)
+        own = next((f for f in frames if is_users(f["filename"])), frames[0] if frames else None)
         return {
             "step": oom.step,
             "event": oom.n_events[oom.device] - 1,
@@ -171,7 +171,7 @@ class Outcome:
             for f in traceback.extract_tb(error.__traceback__)
             if not f.filename.startswith(ENGINE)
         ]
-        own = [f for f in frames if _is_users(f.filename)]
+        own = [f for f in frames if is_users(f.filename)]
         place = (own or frames)[-1] if frames else None
         return {
             "type": type(error).__name__,
@@ -190,12 +190,3 @@ class Outcome:
         with ExitStack() as undo:  # PyTorch's own function writes what it is given
             put(undo, torch._C, "_cuda_memorySnapshot", lambda *_: found)
             torch.cuda.memory._dump_snapshot(self.request["snapshot"])
-
-
-def _is_users(filename: str) -> bool:
-    """Whether a file is the user's own: neither installed nor of Python itself."""
-    return not (
-        "site-packages" in filename
-        or "dist-packages" in filename
-        or filename.startswith(("<", ENGINE, str(Path(os.__file__).parent)))
-    )

@@ -55,6 +55,7 @@ def run(request: dict[str, Any]) -> NoReturn:
         now = prepare(machine, undo)
     except FragdoctorError as err:
         _unfit(request, err.message, err.hint)
+    now.assumptions.shares.update(request["assumed_shares"])
     outcome = Outcome(request, now)
     steps = Steps(now, request["steps"], request["most_steps"], outcome.on_step, outcome.stop_early)
     steps.install(undo)

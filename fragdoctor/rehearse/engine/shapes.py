@@ -95,10 +95,28 @@ def _ctc_loss(
     return log_probs.new_empty((batch,)), log_probs.new_empty((batch, length, 2 * longest + 1))
 
 
+def _gru_cell(
+    gates: torch.Tensor, _: torch.Tensor, state: torch.Tensor, *__: Any, **___: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    del gates
+    return torch.empty_like(state), state.new_empty((state.shape[0], 5 * state.shape[1]))
+
+
+def _gru_cell_backward(
+    gradient: torch.Tensor, workspace: torch.Tensor, has_bias: bool
+) -> tuple[torch.Tensor | None, ...]:
+    n, width = workspace.shape[0], 3 * gradient.shape[1]
+    bias = [workspace.new_empty((width,)) if has_bias else None for _ in range(2)]
+    gates = [workspace.new_empty((n, width)) for _ in range(2)]
+    return (*gates, torch.empty_like(gradient), *bias)
+
+
 KNOWN: Final[dict[str, Callable[..., Any]]] = {
     "_logcumsumexp": _like_first,
     "multi_margin_loss_backward": _like_second,
     "multilabel_margin_loss_backward": _like_second,
+    "_thnn_fused_gru_cell": _gru_cell,
+    "_thnn_fused_gru_cell_backward": _gru_cell_backward,
     "_ctc_loss": _ctc_loss,
     "_ctc_loss_backward": _like_second,
 }

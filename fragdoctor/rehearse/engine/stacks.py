@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, Final
 
 ENGINE: Final = str(Path(__file__).parent)
+_NOT_USERS: Final = ("<", ENGINE, str(Path(os.__file__).parent))
 _ENGINE_CALL: Final = "_engine_run_backward"
 Frame = dict[str, Any]
 
@@ -104,3 +106,12 @@ def _line(code: CodeType, instruction: int) -> int:
         if start <= instruction < end:
             return number if number is not None else line
     return line
+
+
+def is_users(filename: str) -> bool:
+    """Whether a file is the user's own: neither installed nor of Python itself."""
+    return not (
+        "site-packages" in filename
+        or "dist-packages" in filename
+        or filename.startswith(_NOT_USERS)
+    )

@@ -167,9 +167,7 @@ def set_nothing(op: Any, self: torch.Tensor) -> torch.Tensor:
 @special("aten::_local_scalar_dense")
 def item(_op: Any, self: torch.Tensor) -> Any:
     """``item()``: device memory has no contents and reads as zero."""
-    if self.dtype is torch.bool:
-        return False
-    return 0.0 if self.dtype.is_floating_point else 0
+    return values.zero(self.dtype)
 
 
 @special("aten::copy_")
@@ -183,7 +181,7 @@ def copy_(
         return self
     _across(self, src, non_blocking=non_blocking)
     if not self.is_cuda:
-        values.fill(self, src)
+        values.fill(self)
     return self
 
 

@@ -9,7 +9,7 @@ import torch
 
 from fragdoctor.rehearse.engine.dispatch import special
 from fragdoctor.rehearse.engine.kernels.reduction import Kind
-from fragdoctor.rehearse.engine.kernels.reductions import buffers_of
+from fragdoctor.rehearse.engine.kernels.reductions import buffers_of, copy_and_sum
 from fragdoctor.rehearse.engine.kernels.steps import (
     Call,
     Free,
@@ -17,6 +17,7 @@ from fragdoctor.rehearse.engine.kernels.steps import (
     Step,
     Temp,
     held_only,
+    in_order,
     n_bytes,
     rule,
 )
@@ -100,6 +101,22 @@ def _foreach_norm(call: Call) -> Iterable[Step]:
     item = max(t.element_size() for t in tensors)
     parts = Temp(len(tensors) * chunks * (item if is_max or item == 8 else 4))
     yield from (parts, *call.results, Free(parts))
+
+
+# The workspace comes first (RNN.cu).
+in_order("_thnn_fused_gru_cell", order=(1, 0))
+in_order("_thnn_fused_lstm_cell", order=(2, 0, 1))
+
+
+@rule("_thnn_fused_gru_cell_backward")
+def _gru_cell_backward(call: Call) -> Iterable[Step]:
+    """The gradients of the biases are sums of those of the gates (RNN.cu)."""
+    gates = [out for out in call.outs if len(out.shape) > 1]
+    yield from (Out(i) for i in range(len(gates)))
+    summed = torch.empty(gates[0].shape, dtype=gates[0].dtype, device="meta")
+    for i in range(len(gates), len(call.outs)):
+        yield Out(i)
+        yield from copy_and_sum(summed, (0,))
 
 
 @rule("histc")

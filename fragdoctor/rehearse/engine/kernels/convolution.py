@@ -14,6 +14,7 @@ from typing import Any, Final
 import torch
 
 from fragdoctor.rehearse.engine.dispatch import special
+from fragdoctor.rehearse.engine.memory import dense_strides
 from fragdoctor.rehearse.engine.tensors import like_format
 
 BACKEND: Final = torch._C._ConvBackend  # type: ignore[attr-defined]
@@ -128,8 +129,8 @@ def convolution_backward(
     """The gradients of a convolution, by the backend of its forward pass."""
     n_dims = weight.dim()
     backend = torch._C._select_conv_backend(
-        input, weight, None, stride, padding, dilation, transposed, output_padding, groups,
-        bias_sizes,
+        _seen_dense(input) if n_dims == IMAGE - 1 else input, weight, None, stride, padding,
+        dilation, transposed, output_padding, groups, bias_sizes,
     )  # fmt: skip
     if n_dims == IMAGE - 1:  # one dimension is worked on as two
         input = input.contiguous().unsqueeze(2)  # noqa: A001
@@ -149,6 +150,16 @@ def convolution_backward(
     if output_mask[2]:
         bias = grad_output.sum([0, *range(2, grad_output.dim())])
     return first, second, bias
+
+
+def _seen_dense(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a contiguous view of a tensor's memory; the choice of a backend would copy it."""
+    if (
+        tensor.is_contiguous()
+        or tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes()
+    ):
+        return tensor
+    return tensor.as_strided(tensor.shape, dense_strides(tensor.shape), 0)
 
 
 def _cudnn_backward(

@@ -18,6 +18,7 @@ from fragdoctor.rehearse.engine.kernels.steps import (
     Out,
     Step,
     Temp,
+    copied_unless_dense,
     in_order,
     n_bytes,
     rule,
@@ -37,6 +38,8 @@ in_order("_embedding_bag", "_embedding_bag_forward_only", order=(2, 1, 0, 3))
 def _embedding_backward(call: Call) -> Iterable[Step]:
     gradient, indices, n_rows, _, by_frequency = call.args
     n = indices.numel()
+    yield from copied_unless_dense(indices)
+    yield from copied_unless_dense(gradient)
     if not n or (n <= UNSORTED and not by_frequency):
         yield Out(0)
         return
@@ -114,8 +117,6 @@ def _put_sorted(
     is_checked: bool,
 ) -> None:
     with Scratch(self) as scratch:
-        if not values.is_contiguous():
-            scratch.take(n_bytes(values))
         given = [t for t in positions if t is not None]
         shape = torch.broadcast_shapes(*(t.shape for t in given))
         n = shape.numel()
@@ -138,11 +139,12 @@ def _put_sorted(
         first = next(i for i, t in enumerate(positions) if t is not None)
         slice_size = self.shape[first + len(given) :].numel()
         bits = max(1, self.numel() // max(1, slice_size)).bit_length()
+        copied = 0 if values.is_contiguous() else scratch.take(n_bytes(values))
         ordered = scratch.take(n * INDEX_BYTES)
         original = scratch.take(n * INDEX_BYTES)
         numbers = scratch.take(n * INDEX_BYTES)
         scratch.give(scratch.take(cub.radix_sort(n, INDEX_BYTES, INDEX_BYTES, bits)))
-        for held in (numbers, original, ordered, linear):
+        for held in (numbers, original, ordered, copied, linear):
             scratch.give(held)
 
 
