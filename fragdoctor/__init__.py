@@ -4,13 +4,15 @@ The verbs, in the order in which one needs them::
 
     import fragdoctor
 
-    snapshot = fragdoctor.load("snapshot.pickle")
-    diagnosis = fragdoctor.diagnose(snapshot, capacity_bytes=24 * 2**30)
+    diagnosis = fragdoctor.diagnose("snapshot.pickle", capacity_bytes=24 * 2**30)
     print(diagnosis.verdict.summary)
+    diagnosis.to_html("report.html")
 
+    what_if = fragdoctor.simulate("snapshot.pickle", ["expandable_segments:True"])
+    changes = fragdoctor.compare("before.pickle", "after.pickle")
+    report = fragdoctor.check("snapshots/", max_peak="70GiB")
+    forecast = fragdoctor.estimate(params="7B", dtype="bf16", gpu="h100")
     message = fragdoctor.parse_oom(text)
-    what_if = fragdoctor.simulate(snapshot, ["expandable_segments:True"])
-    changes = fragdoctor.compare(snapshot, fragdoctor.load("after.pickle"))
 
 Inside a program that uses the GPU::
 
@@ -29,7 +31,15 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from fragdoctor.analysis.device import analyze_device
-    from fragdoctor.api import compare, diagnose, diagnose_fleet, load, simulate
+    from fragdoctor.api import (
+        compare,
+        diagnose,
+        diagnose_fleet,
+        estimate,
+        load,
+        simulate,
+    )
+    from fragdoctor.api_check import check
     from fragdoctor.capture.record import record
     from fragdoctor.capture.watch import watch
     from fragdoctor.errors import (
@@ -61,7 +71,15 @@ __version__ = "0.1.0"
 _MODULES: Final = {
     "fragdoctor.trace.allocator": ("Allocator",),
     "fragdoctor.analysis.device": ("analyze_device",),
-    "fragdoctor.api": ("compare", "diagnose", "diagnose_fleet", "load", "simulate"),
+    "fragdoctor.api": (
+        "compare",
+        "diagnose",
+        "diagnose_fleet",
+        "estimate",
+        "load",
+        "simulate",
+    ),
+    "fragdoctor.api_check": ("check",),
     "fragdoctor.capture.record": ("record",),
     "fragdoctor.capture.watch": ("watch",),
     "fragdoctor.errors": (
@@ -121,9 +139,11 @@ __all__ = [
     "Verdict",
     "__version__",
     "analyze_device",
+    "check",
     "compare",
     "diagnose",
     "diagnose_fleet",
+    "estimate",
     "find_messages",
     "load",
     "parse_conf",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import fields, replace
 from os import PathLike, fspath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from fragdoctor.errors import ConfigError
+from fragdoctor.errors import ConfigError, InputError
 from fragdoctor.model.case import Case, MemoryStats, Overrides, StatsSeries
 from fragdoctor.model.hooks import draw_with
 from fragdoctor.model.oom import OomLog, OomMessage
@@ -13,14 +15,20 @@ from fragdoctor.model.oom import OomLog, OomMessage
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from concurrent.futures import Executor
-    from typing import BinaryIO
+    from typing import Any, BinaryIO, TypeGuard
 
     from fragdoctor.limits import Limits
     from fragdoctor.model.comparison import Comparison
     from fragdoctor.model.diagnosis import Diagnosis
+    from fragdoctor.model.estimate import Estimate
     from fragdoctor.model.fleet import FleetReport
     from fragdoctor.model.simulation import Simulation
     from fragdoctor.model.snapshot import Snapshot
+
+    Part = Case | Snapshot | OomLog | OomMessage | StatsSeries | MemoryStats | PathLike[str] | str
+
+MAX_PATH: Final = 4096
+"""Longer text is no path."""
 
 
 def _snapshot_card(snapshot: Snapshot) -> str:
@@ -35,8 +43,15 @@ def _diagnosis_card(diagnosis: Diagnosis) -> str:
     return diagnosis_card(diagnosis)
 
 
+def _diagnosis_page(diagnosis: Diagnosis) -> str:
+    from fragdoctor.report.base import RenderOptions, render  # noqa: PLC0415 - jinja2 is heavy
+
+    return render("analyze", "html", diagnosis, RenderOptions())
+
+
 draw_with("Snapshot", _snapshot_card)
 draw_with("Diagnosis", _diagnosis_card)
+draw_with("Diagnosis", _diagnosis_page, as_page=True)
 
 
 def load(
@@ -50,15 +65,21 @@ def load(
     Raises:
         InputError: the input cannot be read, is something else, or is refused; the subclasses in
             ``fragdoctor.errors`` say which.
+        ConfigError: ``source`` is none of these.
     """
     from fragdoctor.inputs.snapshot_reader import read_snapshot  # noqa: PLC0415
     from fragdoctor.limits import DEFAULT_LIMITS  # noqa: PLC0415 - numpy is heavy
 
+    if not isinstance(source, str | PathLike | bytes) and not hasattr(source, "read"):
+        raise ConfigError(
+            f"load() cannot use a value of type {type(source).__name__}.",
+            hint="Give it a path, an open file, or bytes.",
+        )
     return read_snapshot(source, limits=limits or DEFAULT_LIMITS)
 
 
 def diagnose(
-    *parts: Case | Snapshot | OomLog | OomMessage | StatsSeries | MemoryStats | str,
+    *parts: Part,
     capacity_bytes: int | None = None,
     request_bytes: int | None = None,
     device: int | None = None,
@@ -68,8 +89,8 @@ def diagnose(
     """Return the diagnosis of everything known about one process.
 
     Args:
-        parts: a snapshot, messages and statistics in any order, at most one of each; text is
-            searched for messages. A ``Case`` stands alone.
+        parts: snapshots, messages and statistics of one process in any order, or the paths of
+            files that hold them; other text is searched for messages. A ``Case`` stands alone.
         capacity_bytes: size of the device, where the inputs do not say.
         request_bytes: the size that was refused, where the inputs do not say.
         device: look at this device only.
@@ -77,12 +98,13 @@ def diagnose(
         torch_version: version that settings are checked against.
 
     Raises:
-        ConfigError: two parts of one kind, or nothing at all.
+        ConfigError: two parts of one kind, nothing at all, or something else.
+        InputError: a path leads to nothing that can be used; the subclasses say why.
     """
     from fragdoctor.diagnosis.pipeline import diagnose as run  # noqa: PLC0415 - numpy is heavy
 
     overrides = Overrides(capacity_bytes, request_bytes, device, memory_fraction, torch_version)
-    return run(_case(parts, overrides))
+    return run(_case("diagnose", parts, overrides))
 
 
 def diagnose_fleet(  # noqa: PLR0913 - the choices of one run, all by keyword
@@ -138,7 +160,7 @@ def diagnose_fleet(  # noqa: PLR0913 - the choices of one run, all by keyword
 
 
 def simulate(  # noqa: PLR0913 - the questions of one what-if, all by keyword
-    snapshot: Snapshot,
+    snapshot: Snapshot | Case | PathLike[str] | str,
     confs: Sequence[str] = (),
     *,
     device: int | None = None,
@@ -150,7 +172,7 @@ def simulate(  # noqa: PLR0913 - the questions of one what-if, all by keyword
     """Return what the allocator model does with a trace under other settings.
 
     Args:
-        snapshot: a snapshot with a trace.
+        snapshot: a snapshot with a trace, or the path of one.
         confs: ``PYTORCH_CUDA_ALLOC_CONF`` strings to try beside the recorded settings.
         device: device whose trace is replayed; the one that ran out of memory where None.
         capacity_bytes: what PyTorch can have; the recorded capacity where None.
@@ -160,14 +182,18 @@ def simulate(  # noqa: PLR0913 - the questions of one what-if, all by keyword
 
     Raises:
         SimulationError: the snapshot has no trace that could be replayed.
-        ConfigError: a setting is not one.
+        ConfigError: a setting is not one, or ``snapshot`` is something else.
+        InputError: the path leads to no snapshot.
     """
+    from fragdoctor.model.settings import conf_of  # noqa: PLC0415
     from fragdoctor.trace.simulate import simulate as run  # noqa: PLC0415 - numpy is heavy
 
+    if isinstance(confs, str):
+        confs = (confs,)
     return run(
-        snapshot,
+        _snapshot_of(snapshot),
         device=device,
-        confs=confs,
+        confs=[conf_of(text) for text in confs],
         capacity_bytes=capacity_bytes,
         memory_fraction=memory_fraction,
         torch_version=torch_version,
@@ -176,7 +202,7 @@ def simulate(  # noqa: PLR0913 - the questions of one what-if, all by keyword
 
 
 def compare(
-    *runs: Case | Snapshot | OomLog | OomMessage | StatsSeries | MemoryStats | str,
+    *runs: Part,
     names: Sequence[str] | None = None,
     steps: Sequence[float] | None = None,
     capacity_bytes: int | None = None,
@@ -186,7 +212,7 @@ def compare(
     With three or more, growth is fitted over them too.
 
     Args:
-        runs: two or more; a ``Case`` holds several inputs of one run.
+        runs: two or more, or the paths of their files; a ``Case`` holds several inputs of one run.
         names: what reports call the runs; the names of their inputs where None.
         steps: where each run stands on the axis of growth.
         capacity_bytes: what growth runs into, where the inputs do not say.
@@ -196,7 +222,7 @@ def compare(
     """
     from fragdoctor.comparison.compare_cases import compare_cases  # noqa: PLC0415 - numpy is heavy
 
-    cases = [_case((run,), Overrides()) for run in runs]
+    cases = [_case("compare", (run,), Overrides()) for run in runs]
     if names is not None and len(names) != len(cases):
         raise ConfigError(f"There are {len(cases)} runs and {len(names)} names.")
     named = names or [_name(case) for case in cases]
@@ -209,21 +235,120 @@ def _name(case: Case) -> str:
     return case.snapshot.provenance.source if case.snapshot is not None else ""
 
 
-def _case(parts: Sequence[object], overrides: Overrides) -> Case:
+def estimate(  # noqa: PLR0913 - the options of one estimate, all by keyword
+    *inputs: str | PathLike[str],
+    params: str | int = "",
+    dtype: str = "",
+    optimizer: str = "adamw",
+    batch: int = 1,
+    seq: int = 0,
+    checkpointing: str = "none",
+    lora_rank: int = 0,
+    zero_stage: int = 0,
+    world_size: int = 1,
+    inference: bool = False,
+    gpu: str | Sequence[str] = (),
+    **more: Any,
+) -> Estimate:
+    """Return what the training or inference of a model needs, and whether it fits.
+
+    Args:
+        inputs: ``config.json``, safetensors files, or a folder of them; none where ``params`` says
+            how large the model is.
+        params: number of parameters, such as ``"7B"``.
+        dtype: of the parameters: ``fp32``, ``bf16``, ``fp16``, ``amp-bf16``, ``int8``, ``int4``.
+        optimizer: ``adamw``, ``sgd``, ``adafactor``, ...
+        batch: sequences a pass.
+        seq: tokens a sequence; the model's own length where 0.
+        checkpointing: ``none``, ``full`` or ``every-N``.
+        lora_rank: rank of the adapters; 0 trains all parameters.
+        zero_stage: stage of ZeRO; 3 is FSDP.
+        world_size: GPUs that share the work.
+        inference: no training step.
+        gpu: names such as ``"h100"``, or sizes such as ``"24GiB"``.
+        more: further fields of ``fragdoctor.estimation.request.Request``.
+
+    Raises:
+        ConfigError: an option has no such value.
+        InputError: an input is no model.
+    """
+    from fragdoctor.estimation.formula import estimate_of  # noqa: PLC0415 - numpy is heavy
+    from fragdoctor.estimation.gpus import gpu_of  # noqa: PLC0415
+    from fragdoctor.estimation.request import Request  # noqa: PLC0415
+
+    gpus = [gpu_of(name) for name in dict.fromkeys([gpu] if isinstance(gpu, str) else gpu)]
+    known = {field.name for field in fields(Request)}
+    if unknown := [name for name in more if name not in known]:
+        raise ConfigError(
+            f"estimate() has no option {unknown[0]!r}.", hint=f"It has {', '.join(sorted(known))}."
+        )
+    more.setdefault("architecture", gpus[0].architecture if gpus else "")
+    request = Request(
+        inputs=tuple(fspath(path) for path in inputs),
+        params=str(params),
+        dtype=dtype,
+        optimizer=optimizer,
+        batch=batch,
+        seq=seq,
+        checkpointing=checkpointing,
+        lora_rank=lora_rank,
+        zero_stage=zero_stage,
+        world_size=world_size,
+        inference=inference,
+        **more,
+    )
+    return estimate_of(request, gpus)
+
+
+def _snapshot_of(given: object) -> Snapshot:
+    from fragdoctor.inputs.cases import read_snapshot  # noqa: PLC0415 - numpy is heavy
+    from fragdoctor.model.snapshot import Snapshot  # noqa: PLC0415
+
+    if isinstance(given, str | PathLike):
+        return read_snapshot(fspath(given))
+    found = given.snapshot if isinstance(given, Case) else given
+    if not isinstance(found, Snapshot):
+        is_case = isinstance(given, Case)
+        what = "Case without a snapshot" if is_case else f"value of type {type(given).__name__}"
+        raise ConfigError(
+            f"simulate() cannot use a {what}.", hint="Give it a Snapshot, or the path of one."
+        )
+    return found
+
+
+def _case(verb: str, parts: Sequence[object], overrides: Overrides) -> Case:
     if len(parts) == 1 and isinstance(parts[0], Case):
         return parts[0]
-    found: dict[str, object] = {}
+    if not parts:
+        raise ConfigError(f"{verb}() was given nothing.", hint="Give it a snapshot or its path.")
+    names = [fspath(part) for part in parts if _is_path(part)]
+    found: dict[str, Any] = {}
+    if names:
+        from fragdoctor.inputs.cases import read_case  # noqa: PLC0415 - numpy is heavy
+
+        read = read_case(names, overrides)
+        found = {f.name: v for f in fields(read) if (v := getattr(read, f.name)) is not None}
     for part in parts:
-        kind, value = _sorted_in(part)
+        if _is_path(part):
+            continue
+        kind, value = _sorted_in(verb, part)
         if kind in found:
-            raise ConfigError(f"diagnose() was given two inputs of one kind: {kind}.")
+            raise ConfigError(f"{verb}() was given two inputs of one kind: {kind}.")
         found[kind] = value
-    if not found:
-        raise ConfigError("diagnose() was given nothing.", hint="Give it a snapshot: load(path).")
-    return Case(overrides=overrides, **found)  # type: ignore[arg-type]
+    return replace(Case(overrides=overrides), **found)
 
 
-def _sorted_in(part: object) -> tuple[str, object]:
+def _is_path(part: object) -> TypeGuard[str | PathLike[str]]:
+    """Return whether an input is the name of a file: one word that could be, or one that exists."""
+    if not isinstance(part, str):
+        return isinstance(part, PathLike)
+    if len(part.splitlines()) != 1 or len(part) > MAX_PATH:
+        return False
+    looks_so = len(part.split()) == 1 and ("/" in part or "." in part)
+    return looks_so or os.path.lexists(part)
+
+
+def _sorted_in(verb: str, part: object) -> tuple[str, object]:
     """Return (field of a case, value) for one input."""
     from fragdoctor.inputs.messages import find_messages  # noqa: PLC0415
     from fragdoctor.model.snapshot import Snapshot  # noqa: PLC0415 - numpy is heavy
@@ -235,12 +360,18 @@ def _sorted_in(part: object) -> tuple[str, object]:
     if isinstance(part, OomMessage):
         return "oom", OomLog((part,))
     if isinstance(part, str):
-        return "oom", find_messages(part)
+        log = find_messages(part)
+        if not log.messages and not log.markers and len(part.splitlines()) < 2:
+            raise InputError(
+                f"{part[:80]!r} is neither a file nor an out-of-memory message.",
+                hint="Give a path that exists, or the text of the exception.",
+            )
+        return "oom", log
     if isinstance(part, StatsSeries):
         return "stats", part
     if isinstance(part, MemoryStats):
         return "stats", StatsSeries((part,))
     raise ConfigError(
-        f"diagnose() cannot use a {type(part).__name__}.",
-        hint="Give it a Snapshot, an OomLog, a StatsSeries, text, or one Case.",
+        f"{verb}() cannot use a value of type {type(part).__name__}.",
+        hint="Give it a path, a Snapshot, an OomLog, a StatsSeries, text, or one Case.",
     )

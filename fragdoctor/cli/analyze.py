@@ -41,13 +41,18 @@ def analyze(
     force: options.Force = False,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
+    path_map: options.PathMap = None,
     no_color: options.NoColor = False,
     fail_on: options.FailOnOption = None,
     exit_zero: options.ExitZero = False,
 ) -> int:
     """Diagnose the inputs, as one case or as the ranks of one job, and print the report."""
     look = console.render_options(
-        quiet=quiet, verbose=verbose, no_color=no_color, to_file=output is not None
+        quiet=quiet,
+        verbose=verbose,
+        no_color=no_color,
+        to_file=output is not None,
+        path_map=path_map,
     )
     console.check_output(output, force=force, inputs=paths)
 

@@ -9,9 +9,13 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from typing import Final
 
 from fragdoctor.cli.front_page import FRONT_PAGE
+
+COMPLETION: Final = "_FRAGDOCTOR_COMPLETE"
+"""The variable in which typer's shell completion says what it wants."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -46,9 +50,19 @@ def invoke(argv: Sequence[str]) -> int:
     gc.set_threshold(100_000, 50, 50)
     gc.enable()
     command = configure(typer.main.get_command(app))
-    with command.make_context("fragdoctor", list(argv)) as context:
+    if COMPLETION in os.environ:  # the shell asks what could come next
+        command.main([], "fragdoctor")
+    with command.make_context("fragdoctor", with_command(argv, command.commands)) as context:
         code = command.invoke(context)
     return code if isinstance(code, int) else 0
+
+
+def with_command(words: Sequence[str], commands: Collection[str]) -> list[str]:
+    """Return the command line, with ``analyze`` before what names an input and no command."""
+    first = words[0] if words else ""
+    if first in commands or not (first == "-" or os.path.exists(first) or set(first) & set("./*?")):  # noqa: PTH110 - never raises
+        return list(words)
+    return ["analyze", *words]
 
 
 def _print(text: str) -> int:

@@ -6,22 +6,18 @@ import os
 from dataclasses import replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fragdoctor.cli import console, options
 from fragdoctor.cli.exit import FINDINGS, OK
-from fragdoctor.errors import ConfigError, InputError
+from fragdoctor.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from fragdoctor.gate.baseline import Baseline
-    from fragdoctor.gate.judgement import FileJudgement, Gate
-    from fragdoctor.model.case import Overrides
-
-MAX_BASELINE_BYTES: Final = 64 * 1024 * 1024
+    from fragdoctor.gate.judgement import FileJudgement
 
 
 class CheckFormat(StrEnum):
@@ -34,23 +30,6 @@ class CheckFormat(StrEnum):
     GITHUB = "github"
     SARIF = "sarif"
     JUNIT = "junit"
-
-
-def code_list(values: Sequence[str]) -> list[str]:
-    """Return rule codes from options that may hold several, separated by commas.
-
-    Raises:
-        ConfigError: no rule's code begins so.
-    """
-    from fragdoctor.rules.registry import RULES
-
-    codes = [c.strip().upper() for value in values for c in value.split(",") if c.strip()]
-    for code in codes:
-        if not any(rule.code.startswith(code) for rule in RULES):
-            raise ConfigError(
-                f"No rule's code begins with {code!r}.", hint="List them: fragdoctor explain"
-            )
-    return codes
 
 
 Paths = Annotated[
@@ -177,18 +156,24 @@ def check(
     force: options.Force = False,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
+    path_map: options.PathMap = None,
     no_color: options.NoColor = False,
 ) -> int:
     """Judge each input, print the report, and fail where a budget or a rule says so."""
     look = console.render_options(
-        quiet=quiet, verbose=verbose, no_color=no_color, to_file=output is not None
+        quiet=quiet,
+        verbose=verbose,
+        no_color=no_color,
+        to_file=output is not None,
+        path_map=path_map,
     )
     targets = _targets(report or [])
     _check_targets([output, *(t for _, t in targets)], write_baseline, paths, force=force)
 
-    from fragdoctor.gate.baseline import DEFAULT_TOLERANCE
+    from fragdoctor.api_check import judge_files
+    from fragdoctor.gate.baseline import DEFAULT_TOLERANCE, load_baseline
     from fragdoctor.gate.budgets import Budgets
-    from fragdoctor.gate.judgement import Gate
+    from fragdoctor.gate.judgement import Gate, rule_codes
     from fragdoctor.gate.judgement import report as report_on
     from fragdoctor.model.case import Overrides
     from fragdoctor.model.finding import Severity
@@ -197,9 +182,9 @@ def check(
     gate = Gate(
         budgets=Budgets(max_peak, max_pinned, max_retries, min_headroom, fits_on, no_growth),
         fail_on=Severity[fail_on.value.upper()],
-        select=code_list(select or []),
-        ignore=code_list(ignore or []),
-        baseline=None if baseline is None else _read_baseline(baseline),
+        select=rule_codes(select or []),
+        ignore=rule_codes(ignore or []),
+        baseline=None if baseline is None else load_baseline(str(baseline)),
         tolerance=tolerance or DEFAULT_TOLERANCE,
         accepts_findings=write_baseline is not None,
     )
@@ -209,40 +194,14 @@ def check(
         memory_fraction=memory_fraction,
         torch_version=torch_version,
     )
-    judged = _judge_all(paths, gate, overrides)
+    with console.Progress("Judged") as progress:
+        judged = judge_files(paths, gate, overrides, progress.each)
     notes = [] if write_baseline is None else [_accept(judged, write_baseline)]
     result = report_on(judged, gate, notes)
     for name, target in targets:
         _write(render("check", name, result, replace(look, color=False)), target, force=force)
     _write(render("check", output_format.value, result, look), output, force=force)
     return OK if exit_zero and result.exit_code == FINDINGS else result.exit_code
-
-
-def _judge_all(names: Sequence[str], gate: Gate, overrides: Overrides) -> list[FileJudgement]:
-    """Return the judgement of every input; one that cannot be read does not stop the others."""
-    from fragdoctor.gate.judgement import unreadable
-    from fragdoctor.inputs.folders import expand
-
-    paths, missing = expand(names)
-    with console.Progress("Judged") as progress:
-        judged = [_judge_one(p, gate, overrides, len(paths)) for p in progress.each(paths)]
-    return [*judged, *(unreadable(name, error) for name, error in missing)]
-
-
-def _judge_one(name: str, gate: Gate, overrides: Overrides, n_files: int) -> FileJudgement:
-    from fragdoctor.diagnosis.pipeline import diagnose
-    from fragdoctor.gate.judgement import judge, nothing_found, unreadable
-    from fragdoctor.inputs.cases import NothingFound, read_case
-
-    try:
-        case = read_case([name], overrides)
-    except NothingFound:
-        return nothing_found(name)
-    except InputError as e:
-        return unreadable(name, e)
-    except OSError as e:
-        return unreadable(name, InputError(f"{name} cannot be read: {e.strerror or e}."))
-    return judge(name, diagnose(case), gate, n_files)
 
 
 def _targets(reports: Sequence[str]) -> list[tuple[str, Path]]:
@@ -277,7 +236,9 @@ def _check_targets(
     # A baseline is there to be renewed; another file of that name is not overwritten.
     renews = baseline is not None and baseline.is_file() and not force
     if baseline is not None and renews:
-        _read_baseline(baseline)
+        from fragdoctor.gate.baseline import load_baseline
+
+        load_baseline(str(baseline))
     console.check_output(baseline, force=force or renews, inputs=inputs)
 
 
@@ -293,22 +254,6 @@ def _write(text: str, target: Path | None, *, force: bool) -> None:
             file.write(text)
         return
     console.write_report(text, target, force=force)
-
-
-def _read_baseline(path: Path) -> Baseline:
-    from fragdoctor.gate.baseline import read_baseline
-
-    try:
-        if path.stat().st_size > MAX_BASELINE_BYTES:
-            raise ConfigError(f"{path} is too long for a baseline.")
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError as e:
-        raise ConfigError(
-            f"The baseline {path} does not exist.", hint=f"Write it: --write-baseline {path}"
-        ) from e
-    except (OSError, UnicodeDecodeError) as e:
-        raise ConfigError(f"The baseline {path} cannot be read: {e}.") from e
-    return read_baseline(text, str(path))
 
 
 def _accept(judged: Sequence[FileJudgement], path: Path) -> str:

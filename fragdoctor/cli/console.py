@@ -42,11 +42,13 @@ def render_options(
     no_color: bool = False,
     to_file: bool = False,
     on_stderr: bool = False,
+    path_map: Sequence[str] | None = None,
 ) -> RenderOptions:
     """Return how a report on standard output (or standard error, or in a file) is to look.
 
     Raises:
-        ConfigError: both quiet and verbose were asked for.
+        ConfigError: both quiet and verbose were asked for, or a part of ``path_map`` is not
+            ``RECORDED=HERE``.
     """
     if quiet and verbose:
         raise ConfigError("--quiet and --full exclude each other.", hint="Give one of them.")
@@ -59,7 +61,17 @@ def render_options(
         unicode=is_terminal and _speaks_utf8(stream),
         verbosity=verbosity,
         source_root=_working_directory(),
+        path_map=tuple(_mapped(text) for text in path_map or ()),
     )
+
+
+def _mapped(text: str) -> tuple[str, str]:
+    recorded, equals, here = text.partition("=")
+    if not recorded or not equals or not here:
+        raise ConfigError(
+            f"{text!r} is not RECORDED=HERE.", hint="Write for example --path-map /workspace=."
+        )
+    return recorded.replace("\\", "/"), here
 
 
 def _working_directory() -> str:

@@ -23,7 +23,7 @@ from fragdoctor.errors import ConfigError
 
 if TYPE_CHECKING:
     from fragdoctor.estimation.request import Request
-    from fragdoctor.model.estimate import Estimate, GpuModel
+    from fragdoctor.model.estimate import GpuModel
     from fragdoctor.report.base import RenderOptions
 
 
@@ -66,13 +66,15 @@ def _of_formulas(chosen: EstimateOptions, look: RenderOptions) -> str:
         ConfigError: options that exclude each other.
         InputError: an input is no model.
     """
+    from fragdoctor.estimation.formula import estimate_of
     from fragdoctor.estimation.gpus import gpu_of
     from fragdoctor.report.base import render
 
     if chosen.fsdp and chosen.zero is not None:
         raise ConfigError("--fsdp and --zero exclude each other.", hint="FSDP is stage 3.")
     gpus = [gpu_of(name) for name in dict.fromkeys(chosen.gpu or ())]
-    found = _estimate(_request(chosen, gpus), gpus)
+    with console.Progress("Estimating"):
+        found = estimate_of(_request(chosen, gpus), gpus)
     return render("estimate", chosen.output_format.value, found, look, explain=chosen.explain)
 
 
@@ -113,17 +115,6 @@ def _request(chosen: EstimateOptions, gpus: Sequence[GpuModel]) -> Request:
             dropout=chosen.dropout,
         ),
     )
-
-
-def _estimate(request: Request, gpus: Sequence[GpuModel]) -> Estimate:
-    from fragdoctor.estimation.formula import formula_footprint, formula_needs
-    from fragdoctor.estimation.judge import Estimator, judged
-    from fragdoctor.estimation.request import error_of, workload_of
-
-    with console.Progress("Estimating"):
-        workload = workload_of(request)
-        estimator = Estimator(formula_footprint, formula_needs, error_of(workload))
-        return judged(workload, estimator, gpus)
 
 
 def _of_model(chosen: EstimateOptions, look: RenderOptions, given: frozenset[str]) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 FRONT_PAGE: Final = """\
-Usage: fragdoctor COMMAND [ARGS]...
+Usage: fragdoctor COMMAND [ARGS]...  or  fragdoctor FILE...
 
   Say why a PyTorch program ran out of GPU memory, and what will help
 
@@ -19,6 +19,7 @@ Commands:
   oom        Diagnose a pasted out-of-memory message or a whole log
   check      Fail in CI where memory got worse or breaks a budget
   simulate   Replay a snapshot's trace under other settings and capacities
+  view       Explore a snapshot in the browser, with what-ifs replayed live
   compare    Say what changed between two runs, or how several grow
   estimate   Say before a run whether it fits, and what would make it fit
   fit        Say from recordings at several batch sizes which batch fits
@@ -29,15 +30,17 @@ Commands:
 Options:
   --version  Print the version
   -h, --help Show this message
+  --install-completion  Complete commands and options with Tab in this shell
 
 Examples:
   fragdoctor run train.py --epochs 3
-  fragdoctor analyze snapshot.pickle oom.txt
+  fragdoctor snapshot.pickle
   python train.py 2>&1 | fragdoctor oom -
 
 Exit codes:
   0 done   1 findings at or above --fail-on   2 usage or unreadable input
   3 input refused as hostile or over a limit   70 internal error
+  130 interrupted   141 the reader of the output went away
 
 More about a command: fragdoctor COMMAND --help
 """

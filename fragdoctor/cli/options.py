@@ -87,6 +87,15 @@ Verbose = Annotated[
     bool,
     typer.Option("--full", "-v", "--verbose", help="Print everything: checklist, stacks, all rows"),
 ]
+PathMap = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--path-map",
+        metavar="RECORDED=HERE",
+        help="Find sources that were recorded under another path: /workspace=src",
+        show_default=False,
+    ),
+]
 NoColor = Annotated[bool, typer.Option("--no-color", help="Print without colour, as NO_COLOR does")]
 FailOnOption = Annotated[
     FailOn | None, typer.Option("--fail-on", help="Exit with 1 on findings this severe")

@@ -86,10 +86,11 @@ def simulate(
     console.check_output(output, force=force, inputs=[snapshot])
 
     from fragdoctor.inputs.cases import read_snapshot
+    from fragdoctor.model.settings import conf_of
     from fragdoctor.report.base import render
 
     question = Question(
-        confs=tuple(dict.fromkeys(conf or ())),
+        confs=tuple(dict.fromkeys(conf_of(text) for text in conf or ())),
         edits=tuple(dict.fromkeys(edit or ())),
         sweep=sweep,
         device=device,

@@ -127,6 +127,12 @@ def trend_text(trend: Trend, place: str) -> str:
     what = "Peak allocated memory" if trend.figure == "peak_allocated" else "Live memory"
     if trend.confidence is None:
         first, last = format_size(trend.values[0]), format_size(trend.values[-1])
+        rises = all(b > a for a, b in pairwise(trend.values))
+        if rises and trend.values[-1] - trend.values[0] >= MIN_SLOPE_BYTES:
+            return (
+                f"{what} rises from {first} to {last} over {plural(n, 'run')}, but not in a "
+                "straight line: no forecast."
+            )
         return (
             f"{what} shows no steady growth over {plural(n, 'run')} ({first} first, {last} last): "
             "no forecast."

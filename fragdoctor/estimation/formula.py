@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from math import ceil
 
 from fragdoctor.estimation.inference import kv_element_bytes, play_inference
+from fragdoctor.estimation.judge import Estimator, judged
 from fragdoctor.estimation.layers import KORTHIKANTI, attention_used, layer_ops, term_bytes, units
 from fragdoctor.estimation.needs import Needs, needs_of
 from fragdoctor.estimation.optimizers import ZERO, optimizer_of
 from fragdoctor.estimation.precision import AUTOCAST_DOC, precision_of
+from fragdoctor.estimation.request import Request, error_of, workload_of
 from fragdoctor.estimation.states import WORKSPACE_SOURCE, States, states_of, workspace_bytes
 from fragdoctor.estimation.step import StepPlayer, segment_layers
 from fragdoctor.estimation.tape import Tape, phases_of, reserved_of, rounded
-from fragdoctor.model.estimate import Footprint, Item, KeptTensor, Sureness
+from fragdoctor.model.estimate import Estimate, Footprint, GpuModel, Item, KeptTensor, Sureness
 from fragdoctor.model.workload import Attention, Workload
 from fragdoctor.units import format_count
 
@@ -388,3 +390,15 @@ def _notes(workload: Workload) -> list[str]:
     if not workload.shape.has_layers and not workload.inference:
         notes.append("The shape of the layers is not known: activations are left out.")
     return notes
+
+
+def estimate_of(request: Request, gpus: Sequence[GpuModel]) -> Estimate:
+    """Return what the formulas say of a request, on each of the GPUs.
+
+    Raises:
+        ConfigError: an option has no such value.
+        InputError: an input is no model.
+    """
+    workload = workload_of(request)
+    estimator = Estimator(formula_footprint, formula_needs, error_of(workload))
+    return judged(workload, estimator, gpus)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any, Final
 
 from fragdoctor.errors import ConfigError
@@ -19,6 +19,7 @@ from fragdoctor.model.finding import Finding, Severity
 from fragdoctor.units import MIB, Amount, format_count, format_size
 
 SCHEMA_VERSION: Final = "1.0"
+MAX_BYTES: Final = 64 * MIB
 DEFAULT_TOLERANCE: Final = Amount(share=0.05)
 
 FLOOR_BYTES: Final = 20 * MIB
@@ -206,6 +207,26 @@ def write_baseline(baseline: Baseline) -> str:
     }
     document = {"fragdoctor_baseline": SCHEMA_VERSION, "files": files}
     return json.dumps(document, indent=2, ensure_ascii=True) + "\n"
+
+
+def load_baseline(name: str) -> Baseline:
+    """Return the baseline in a file.
+
+    Raises:
+        ConfigError: the file cannot be read, or holds no baseline.
+    """
+    path = Path(name)
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise ConfigError(f"{name} is too long for a baseline.")
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError as e:
+        raise ConfigError(
+            f"The baseline {name} does not exist.", hint=f"Write it: --write-baseline {name}"
+        ) from e
+    except (OSError, UnicodeDecodeError) as e:
+        raise ConfigError(f"The baseline {name} cannot be read: {e}.") from e
+    return read_baseline(text, name)
 
 
 def read_baseline(text: str, name: str) -> Baseline:

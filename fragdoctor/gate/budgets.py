@@ -41,6 +41,12 @@ class Measures:
     reserved_bytes: int | None = None
     is_only: bool = True
 
+    @property
+    def has_any(self) -> bool:
+        """Whether anything is known."""
+        known = (self.peak_bytes, self.pinned_bytes, self.retries, self.ooms, self.reserved_bytes)
+        return any(value is not None for value in known)
+
 
 def measured(diagnosis: Diagnosis) -> tuple[Measures, ...]:
     """Return the figures of each device that has any memory; of one at least if there is any."""

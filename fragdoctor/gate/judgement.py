@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
-from fragdoctor.errors import FragdoctorError
+from fragdoctor.errors import ConfigError, FragdoctorError
 from fragdoctor.gate.baseline import DEFAULT_TOLERANCE, Baseline, entry_of, what_got_worse
 from fragdoctor.gate.budgets import (
     BudgetResult,
@@ -22,6 +22,7 @@ from fragdoctor.model.comparison import Comparison
 from fragdoctor.model.diagnosis import Cause, Diagnosis
 from fragdoctor.model.finding import Finding, Location, Severity
 from fragdoctor.rules.base import fingerprint
+from fragdoctor.rules.registry import RULES
 from fragdoctor.units import Amount, format_size
 
 OK: Final = 0
@@ -76,6 +77,7 @@ class FileJudgement:
         error: why it could not be read.
         is_new: there is a baseline, and it does not know this file.
         remark: what to say where there is nothing to diagnose.
+        is_judged: it holds something to judge: a failure, or figures of memory.
     """
 
     name: str
@@ -89,6 +91,13 @@ class FileJudgement:
     error: FragdoctorError | None = None
     is_new: bool = False
     remark: str = ""
+    is_judged: bool = True
+
+    @property
+    def warnings(self) -> tuple[Finding, ...]:
+        """Failures that the program survived, where they are no reason to fail."""
+        failing = {reason.code for reason in self.reasons}
+        return tuple(f for f in self.findings if f.code == CAUGHT and f.code not in failing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,13 +118,18 @@ class CheckReport:
 
     @property
     def exit_code(self) -> int:
-        """Return the worst of all files; 2 where a budget could be judged nowhere."""
+        """Return the worst of all files; 2 where a budget, or nothing at all, could be judged."""
         worst = max((f.exit_code for f in self.files), default=OK)
-        return max(worst, 2) if self.unjudged else worst
+        return max(worst, 2) if self.unjudged or self.has_nothing else worst
+
+    @property
+    def has_nothing(self) -> bool:
+        """Whether no input holds anything to judge: a gate must not pass on that."""
+        return not any(f.is_judged or f.status is Status.ERROR for f in self.files)
 
     def count(self, status: Status) -> int:
-        """Return how many files came out so."""
-        return sum(f.status is status for f in self.files)
+        """Return how many of the files that could be judged came out so, or could not be read."""
+        return sum(f.status is status and f.is_judged for f in self.files)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +184,8 @@ def judge(name: str, diagnosis: Diagnosis, gate: Gate, n_files: int = 1) -> File
     elif not gate.accepts_findings:
         reasons += [_of_finding(f) for f in findings if f.severity >= gate.fail_on]
         reasons += _of_verdict(diagnosis, reasons, gate)
+    measures = measured(diagnosis)
+    is_known = diagnosis.verdict.cause not in NO_FAILURE or any(m.has_any for m in measures)
     return FileJudgement(
         name=name,
         status=Status.FAILED if reasons else Status.OK,
@@ -177,9 +193,10 @@ def judge(name: str, diagnosis: Diagnosis, gate: Gate, n_files: int = 1) -> File
         reasons=tuple(reasons),
         budgets=budgets,
         findings=findings,
-        measures=measured(diagnosis),
+        measures=measures,
         diagnosis=replace(diagnosis, case=replace(diagnosis.case, snapshot=None)),
         is_new=gate.baseline is not None and entry is None,
+        is_judged=is_known or bool(reasons),
     )
 
 
@@ -191,7 +208,22 @@ def unreadable(name: str, error: FragdoctorError) -> FileJudgement:
 def nothing_found(name: str) -> FileJudgement:
     """Return the judgement of a text in which nothing ran out of memory."""
     remark = "no out-of-memory message and no statistics in this text"
-    return FileJudgement(name, Status.OK, OK, remark=remark)
+    return FileJudgement(name, Status.OK, OK, remark=remark, is_judged=False)
+
+
+def rule_codes(values: Sequence[str]) -> list[str]:
+    """Return rule codes from options that may hold several, separated by commas.
+
+    Raises:
+        ConfigError: no rule's code begins so.
+    """
+    codes = [c.strip().upper() for value in values for c in value.split(",") if c.strip()]
+    for code in codes:
+        if not any(rule.code.startswith(code) for rule in RULES):
+            raise ConfigError(
+                f"No rule's code begins with {code!r}.", hint="List them: fragdoctor explain"
+            )
+    return codes
 
 
 def report(files: Sequence[FileJudgement], gate: Gate, notes: Sequence[str] = ()) -> CheckReport:

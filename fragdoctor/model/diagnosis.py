@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fragdoctor.errors import ConfigError
 from fragdoctor.model.case import Case
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Location, SkippedRule
-from fragdoctor.model.hooks import card
+from fragdoctor.model.hooks import drawn
 from fragdoctor.model.outlook import Outlook
 from fragdoctor.model.phases import Phase, PhaseReport
 from fragdoctor.model.story import LogStory
@@ -335,7 +338,26 @@ class Diagnosis:
 
     def _repr_html_(self) -> str | None:
         """Return what Jupyter shows."""
-        return card(self)
+        return drawn(self)
+
+    def to_html(
+        self, path: str | os.PathLike[str] | None = None, *, overwrite: bool = False
+    ) -> str:
+        """Return the interactive page of ``analyze --format html``, written to ``path`` if given.
+
+        Raises:
+            ConfigError: the file exists and ``overwrite`` is False.
+        """
+        page = drawn(self, as_page=True) or ""
+        if path is not None:
+            try:
+                with Path(path).open("w" if overwrite else "x", encoding="utf-8") as file:
+                    file.write(page)
+            except FileExistsError as e:
+                raise ConfigError(
+                    f"{os.fspath(path)} exists.", hint="Give overwrite=True to replace it."
+                ) from e
+        return page
 
     def holders_frame(self) -> pd.DataFrame:
         """Return live memory by source line as a DataFrame, one row a line, largest first.

@@ -12,17 +12,17 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, Final
 
-_DRAWN_BY: Final[dict[str, Callable[[Any], str]]] = {}
+_DRAWN_BY: Final[dict[tuple[str, bool], Callable[[Any], str]]] = {}
 
 
-def draw_with(kind: str, drawer: Callable[[Any], str]) -> None:
-    """Let ``drawer`` return the HTML of values of the class named ``kind``."""
-    _DRAWN_BY[kind] = drawer
+def draw_with(kind: str, drawer: Callable[[Any], str], *, as_page: bool = False) -> None:
+    """Let ``drawer`` return the HTML of values of the class named ``kind``: a card, or a page."""
+    _DRAWN_BY[kind, as_page] = drawer
 
 
-def card(value: object) -> str | None:
-    """Return the HTML of a value, None (Jupyter then shows its text) where nobody draws it."""
-    drawer = _DRAWN_BY.get(type(value).__name__)
+def drawn(value: object, *, as_page: bool = False) -> str | None:
+    """Return the HTML of a value; None (Jupyter then shows its text) where nothing draws it."""
+    drawer = _DRAWN_BY.get((type(value).__name__, as_page))
     return None if drawer is None else drawer(value)
 
 

@@ -7,6 +7,7 @@ What the keys mean and which values are valid: PyTorch's ``CUDAAllocatorConfig``
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import IntEnum
@@ -47,6 +48,9 @@ _ENDLESS: Final = 2**63
 _MIN_LARGE_SEGMENT: Final = 10 * MIB
 _MAX_THREADS: Final = 128
 _POWERS: Final = frozenset(1 << n for n in range(8))
+_ASSIGNMENT: Final = re.compile(
+    r"\s*(?:export\s+|set\s+)?PYTORCH_(?:CUDA_|HIP_)?ALLOC_CONF\s*=\s*([\"']?)(.*)\1\s*"
+)
 _SWITCHES: Final = frozenset(
     {
         "release_lock_on_cudamalloc",
@@ -151,6 +155,12 @@ def era_of(torch_version: str) -> Era:
 def is_same_conf(a: str, b: str) -> bool:
     """Return whether two setting strings differ at most in white space, which PyTorch ignores."""
     return "".join(a.split()) == "".join(b.split())
+
+
+def conf_of(text: str) -> str:
+    """Return the settings in a shell's assignment such as our own advice; other text as it is."""
+    match = _ASSIGNMENT.fullmatch(text)
+    return text if match is None else match[2]
 
 
 def parse_conf(text: str, torch_version: str | None = None) -> AllocatorSettings:

@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fragdoctor.model.finding import Location
-from fragdoctor.model.hooks import card
+from fragdoctor.model.hooks import drawn
 from fragdoctor.model.settings import AllocatorSettings
 
 if TYPE_CHECKING:
@@ -261,7 +261,7 @@ class Snapshot:
     def devices(self) -> tuple[int, ...]:
         """Devices that have a segment or an event, ascending."""
         with_events = np.nonzero(np.diff(self.events.offsets))[0]
-        return tuple(sorted({int(d) for d in self.segments.device} | {int(d) for d in with_events}))
+        return tuple(np.union1d(self.segments.device, with_events).tolist())
 
     def frame(self, frame_id: int) -> Frame:
         """Return one frame as text."""
@@ -286,7 +286,7 @@ class Snapshot:
 
     def _repr_html_(self) -> str | None:
         """Return what Jupyter shows."""
-        return card(self)
+        return drawn(self)
 
     def events_frame(self, device: int | None = None) -> pd.DataFrame:
         """Return the trace as a DataFrame, one row an event, oldest first within a device.

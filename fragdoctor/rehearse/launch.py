@@ -200,7 +200,7 @@ def _attempt(
     if not found["used_cuda"]:
         raise ConfigError(
             "The program used no GPU: it asked for no CUDA tensor.",
-            hint="Check its arguments; what it prints is shown with --verbose.",
+            hint="Check its arguments; what it prints is shown with --full.",
         )
     return found
 
@@ -295,7 +295,7 @@ def _vanished(python: str, code: int, tail: str) -> ConfigError:
     ended = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
     return ProgramFailed(
         f"The program {ended} before the rehearsal was complete.",
-        hint="Its last lines are above; --verbose shows all that it prints.",
+        hint="Its last lines are above; --full shows all that it prints.",
         output=tail,
     )
 

@@ -35,6 +35,8 @@ class RenderOptions:
         verbosity: quiet is the answer alone, full is everything.
         source_root: directory of the sources (absolute); paths below it are written relative to it
             where a format points at files, "" to leave paths as they are.
+        path_map: (as recorded, here): the beginning of a recorded path and what stands there on
+            this machine, absolute or seen from ``source_root``.
     """
 
     width: int = 80
@@ -42,6 +44,7 @@ class RenderOptions:
     unicode: bool = False
     verbosity: Verbosity = Verbosity.NORMAL
     source_root: str = ""
+    path_map: tuple[tuple[str, str], ...] = ()
 
     @property
     def text_width(self) -> int:

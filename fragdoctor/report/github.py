@@ -26,14 +26,14 @@ _COMMANDS: Final = {
 
 def render_check(report: CheckReport, options: RenderOptions) -> str:
     """Return one annotation for each reason, then the totals as plain text."""
-    lines = [_annotation(r) for r in results_of_check(report, options.source_root)]
+    lines = [_annotation(r) for r in results_of_check(report, options)]
     plain = [total_line(report), *remarks(report)]
     return _text([*lines, *(escape.github_message(line) for line in plain)])
 
 
 def render_diagnosis(diagnosis: Diagnosis, options: RenderOptions) -> str:
     """Return one annotation for each finding from warnings on, then the verdict."""
-    lines = [_annotation(r) for r in results_of_diagnosis(diagnosis, options.source_root)]
+    lines = [_annotation(r) for r in results_of_diagnosis(diagnosis, options)]
     return _text([*lines, escape.github_message(verdict_line(diagnosis.verdict))])
 
 

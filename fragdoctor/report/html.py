@@ -45,7 +45,13 @@ def render(document: ReportDocument, options: RenderOptions) -> str:
 
 
 def page(
-    document: ReportDocument, template: str, script: str = "", style: str = "", **values: Any
+    document: ReportDocument,
+    template: str,
+    script: str = "",
+    style: str = "",
+    *,
+    may_ask: bool = False,
+    **values: Any,
 ) -> str:
     """Return a document as a page.
 
@@ -54,6 +60,7 @@ def page(
         template: ``document.html.j2`` or one that extends it.
         script: the page's own script.
         style: what the page adds to the style of all reports.
+        may_ask: the script may ask the server that the page came from.
         values: further values for the template.
     """
     style = source("report.css") + style
@@ -64,7 +71,7 @@ def page(
             document=document,
             style=Markup(style),  # noqa: S704 - our own file
             script=Markup(script),  # noqa: S704 - our own file
-            policy=policy(style, script),
+            policy=policy(style, script, may_ask=may_ask),
             interactive=bool(script),
             **values,
         )
@@ -106,12 +113,16 @@ def environment(shown: Sequence[Detail]) -> jinja2.Environment:
     return made
 
 
-def policy(style: str, script: str = "") -> str:
-    """Return the content security policy: this style and this script, by hash, and nothing else."""
+def policy(style: str, script: str = "", *, may_ask: bool = False) -> str:
+    """Return the content security policy: this style and this script, by hash, and nothing else.
+
+    A page that may ask reaches the server that it came from besides.
+    """
     scripts = f"'{_hash(script)}'" if script else "'none'"
+    asks = "connect-src 'self'; " if may_ask else ""
     return (
         f"default-src 'none'; style-src '{_hash(style)}'; script-src {scripts}; "
-        "img-src data:; base-uri 'none'; form-action 'none'; "
+        f"{asks}img-src data:; base-uri 'none'; form-action 'none'; "
         "require-trusted-types-for 'script'; trusted-types 'none'"
     )
 

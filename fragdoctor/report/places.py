@@ -1,16 +1,19 @@
 """Where a result points: the user's file below the root of the sources, or the input itself.
 
-Lexical only: nothing is looked up on the disk because an input mentions it.
+Nothing is looked up because an input mentions it, but Python files below that root: a program that
+was recorded elsewhere (in a container, by another user) is found by the end of its path.
 """
 
 from __future__ import annotations
 
 import posixpath
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 from urllib.parse import quote
 
 from fragdoctor.model.finding import Location
+from fragdoctor.report.base import RenderOptions
+from fragdoctor.report.source_line import file_of
 
 MAX_LINE: Final = 2**31
 _MAX_PATH: Final = 1000
@@ -41,23 +44,30 @@ class Place:
         return f"file://{text}" if text.startswith("/") else f"file:///{text}"
 
 
-def place_of(location: Location, root: str) -> Place:
+def place_of(location: Location, look: RenderOptions) -> Place:
     """Return where a line of the user's program is, seen from the root of the sources."""
     line = location.line if 0 < location.line < MAX_LINE else None
-    return Place(
-        relative(location.filename or "unknown", root), line, location.function[:_MAX_PATH]
-    )
+    path = relative(location.filename or "unknown", look)
+    place = Place(path, line, location.function[:_MAX_PATH])
+    if place.is_relative or not look.source_root:
+        return place
+    found = file_of(location, look.source_root)
+    return place if found is None else replace(place, path=found)
 
 
-def place_of_input(name: str, root: str) -> Place:
+def place_of_input(name: str, look: RenderOptions) -> Place:
     """Return the input itself as a place."""
-    return Place("stdin" if name in ("-", "standard input") else relative(name, root))
+    return Place("stdin" if name in ("-", "standard input") else relative(name, look))
 
 
-def relative(path: str, root: str) -> str:
+def relative(path: str, look: RenderOptions) -> str:
     """Return a path below the root as relative to it, any other as it is, with ``/``."""
     clean = posixpath.normpath(path.replace("\\", "/"))[-_MAX_PATH:]
-    base = root.replace("\\", "/").rstrip("/")
+    for recorded, here in look.path_map:
+        if clean == recorded or clean.startswith(f"{recorded.rstrip('/')}/"):
+            clean = posixpath.normpath(f"{here}/{clean[len(recorded.rstrip('/')) :]}")
+            break
+    base = look.source_root.replace("\\", "/").rstrip("/")
     if base and clean.startswith(f"{base}/"):
         return clean[len(base) + 1 :]
     return clean.removeprefix("./") or "unknown"

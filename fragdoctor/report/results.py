@@ -9,6 +9,7 @@ from typing import Final
 from fragdoctor.gate.judgement import CheckReport, FileJudgement, Reason
 from fragdoctor.model.diagnosis import Cause, Diagnosis
 from fragdoctor.model.finding import Finding, Location, Severity
+from fragdoctor.report.base import RenderOptions
 from fragdoctor.report.places import Place, place_of, place_of_input
 from fragdoctor.report.words import verdict_title
 from fragdoctor.rules.registry import find_rule
@@ -60,11 +61,11 @@ class Result:
     stack: Sequence[Place] = ()
 
 
-def results_of_check(report: CheckReport, root: str) -> Iterator[Result]:
+def results_of_check(report: CheckReport, look: RenderOptions) -> Iterator[Result]:
     """Yield why files fail or cannot be read, at most ``MAX_RESULTS``."""
     n = 0
     for judgement in report.files:
-        for result in _of_file(judgement, root):
+        for result in _of_file(judgement, look):
             n += 1
             if n > MAX_RESULTS:
                 return
@@ -76,40 +77,42 @@ def results_of_check(report: CheckReport, root: str) -> Iterator[Result]:
         )
 
 
-def _of_file(judgement: FileJudgement, root: str) -> Iterator[Result]:
+def _of_file(judgement: FileJudgement, look: RenderOptions) -> Iterator[Result]:
     if judgement.error is not None:
         yield Result(
             code="unreadable",
             title=title_of("unreadable"),
             message=_cut(f"{judgement.error} {judgement.error.hint}".strip()),
             level=Severity.ERROR,
-            place=place_of_input(judgement.name, root),
+            place=place_of_input(judgement.name, look),
             source=judgement.name,
             fingerprint=f"unreadable-{judgement.error.code}",
         )
     for reason in judgement.reasons:
-        yield _of_reason(reason, judgement.name, root)
+        yield _of_reason(reason, judgement.name, look)
+    for finding in judgement.warnings:
+        yield _of_finding(finding, judgement.name, look)
 
 
-def _of_reason(reason: Reason, source: str, root: str) -> Result:
+def _of_reason(reason: Reason, source: str, look: RenderOptions) -> Result:
     return Result(
         code=reason.code,
         title=title_of(reason.code),
         message=_cut(reason.text),
         level=reason.severity,
-        place=_place(reason.locations, source, root),
+        place=_place(reason.locations, source, look),
         source=source,
         fingerprint=reason.fingerprint or reason.code,
-        stack=tuple(place_of(x, root) for x in reason.locations),
+        stack=tuple(place_of(x, look) for x in reason.locations),
     )
 
 
-def results_of_diagnosis(diagnosis: Diagnosis, root: str) -> Iterator[Result]:
+def results_of_diagnosis(diagnosis: Diagnosis, look: RenderOptions) -> Iterator[Result]:
     """Yield the findings from warnings on; the verdict where no rule speaks about a failure."""
     source = diagnosis.case.sources[0] if diagnosis.case.sources else "-"
     findings = [f for f in diagnosis.findings if f.severity >= Severity.WARNING][:MAX_RESULTS]
     for finding in findings:
-        yield _of_finding(finding, source, root)
+        yield _of_finding(finding, source, look)
     verdict = diagnosis.verdict
     has_error = any(f.severity is Severity.ERROR for f in findings)
     if not has_error and verdict.cause not in (Cause.HEALTHY, Cause.NOT_MEMORY, Cause.UNKNOWN):
@@ -118,22 +121,22 @@ def results_of_diagnosis(diagnosis: Diagnosis, root: str) -> Iterator[Result]:
             title=title_of("verdict"),
             message=_cut(f"{verdict_title(verdict)}: {verdict.summary}"),
             level=Severity.ERROR,
-            place=place_of_input(source, root),
+            place=place_of_input(source, look),
             source=source,
             fingerprint=f"verdict-{verdict.cause.value}",
         )
 
 
-def _of_finding(finding: Finding, source: str, root: str) -> Result:
+def _of_finding(finding: Finding, source: str, look: RenderOptions) -> Result:
     return Result(
         code=finding.code,
         title=title_of(finding.code),
         message=_cut(finding.message),
         level=finding.severity,
-        place=_place(finding.locations, source, root),
+        place=_place(finding.locations, source, look),
         source=source,
         fingerprint=finding.fingerprint or finding.code,
-        stack=tuple(place_of(x, root) for x in finding.locations),
+        stack=tuple(place_of(x, look) for x in finding.locations),
     )
 
 
@@ -143,8 +146,8 @@ def title_of(code: str) -> str:
     return rule.summary if rule is not None else BUDGET_TITLES.get(code, code)
 
 
-def _place(locations: Sequence[Location], source: str, root: str) -> Place:
-    return place_of(locations[0], root) if locations else place_of_input(source, root)
+def _place(locations: Sequence[Location], source: str, look: RenderOptions) -> Place:
+    return place_of(locations[0], look) if locations else place_of_input(source, look)
 
 
 def _cut(text: str) -> str:

@@ -29,14 +29,14 @@ _LEVELS: Final = {Severity.ERROR: "error", Severity.WARNING: "warning", Severity
 
 def render_check(report: CheckReport, options: RenderOptions) -> str:
     """Return a log with one run: why files fail."""
-    results = list(results_of_check(report, options.source_root))
+    results = list(results_of_check(report, options))
     failures = [f for f in report.files if f.error is not None]
     return dumps(_log(results, failures, has_baseline=report.has_baseline))
 
 
 def render_diagnosis(diagnosis: Diagnosis, options: RenderOptions) -> str:
     """Return a log with one run: the findings from warnings on."""
-    return dumps(_log(list(results_of_diagnosis(diagnosis, options.source_root)), ()))
+    return dumps(_log(list(results_of_diagnosis(diagnosis, options)), ()))
 
 
 def _log(

@@ -19,17 +19,27 @@ def source_line(location: Location, root: str) -> str:
     The path comes from an input, so nothing is opened but Python files below ``root``, and a line
     is quoted only where the function that the input names really holds it.
     """
+    for path, text in _files(location, root):
+        quoted = text.splitlines()[location.line - 1].strip()[:MAX_LINE]
+        return f"{path.name}:{location.line}: {quoted}" if quoted else ""
+    return ""
+
+
+def file_of(location: Location, root: str) -> str | None:
+    """Return the file below ``root`` that holds a line, as seen from there; None: there is none."""
+    for path, _ in _files(location, root):
+        return path.relative_to(root).as_posix()
+    return None
+
+
+def _files(location: Location, root: str) -> Iterator[tuple[Path, str]]:
+    """Yield the files below the root that hold the line in the named function, and their text."""
     if not root or location.line < 1:
-        return ""
+        return
     for path in _candidates(location.filename, root):
         text = _read(path, Path(root).resolve())
-        if text is None:
-            continue
-        lines = text.splitlines()
-        if location.line <= len(lines) and _holds(text, location):
-            quoted = lines[location.line - 1].strip()[:MAX_LINE]
-            return f"{path.name}:{location.line}: {quoted}" if quoted else ""
-    return ""
+        if text is not None and location.line <= len(text.splitlines()) and _holds(text, location):
+            yield path, text
 
 
 def _candidates(filename: str, root: str) -> Iterator[Path]:
@@ -38,7 +48,8 @@ def _candidates(filename: str, root: str) -> Iterator[Path]:
     if not parts or not parts[-1].endswith(".py") or ".." in parts:
         return
     for i in range(len(parts)):
-        yield Path(root, *parts[i:])
+        if (path := Path(root, *parts[i:])).is_relative_to(root):
+            yield path
 
 
 def _read(path: Path, root: Path) -> str | None:

@@ -204,6 +204,8 @@ def _with_silent_steps(events: Events, runs: RoleRuns) -> RoleRuns:
     """
     end = np.append(runs.first[1:], len(events))
     allocs = np.flatnonzero(events.action == Action.ALLOC)
+    if not len(allocs):  # segments alone, as where the history was cut or filtered
+        return runs
     last = allocs[np.maximum(np.searchsorted(allocs, end) - 1, 0)] + 1
     after = np.append(runs.label[1:], -1)
     chosen = (runs.label == stack_roles.BACKWARD) & (last < end) & (last > runs.first)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +10,15 @@ import pytest
 from page_samples import MIB, of_snapshot, tiny, tiny_diagnosis
 from stock import from_python
 
+from fragdoctor.cli.view import Replays, Viewer
+from fragdoctor.diagnosis.pipeline import diagnose
+from fragdoctor.inputs.cases import read_case
 from fragdoctor.inputs.snapshot_reader import read_snapshot
+from fragdoctor.model.case import Overrides
+from fragdoctor.report.base import RenderOptions
 from fragdoctor.report.page import payload
+from fragdoctor.report.page.page import render_page
+from fragdoctor.report.views.analyze import document
 from fragdoctor.trace.trace import Trace
 
 pytestmark = pytest.mark.slow
@@ -490,3 +498,55 @@ def test_page_without_room_for_all_blocks_says_so_and_keeps_the_curves(open_page
     assert page.evaluate(f"{X}.canTravel") is False
     assert page.evaluate(f"Math.max(...{X}.timeline.allocated.levels[0].high)") == peak
     assert page.complaints() == []
+
+
+def test_saved_page_lists_the_variants_that_were_replayed_and_asks_nobody(open_page):
+    diagnosis = diagnose(read_case([str(SAMPLES / "fragmentation_oom.pickle")], Overrides()))
+    page = open_page(diagnosis)
+
+    shown = page.evaluate("document.getElementById('whatif-graphic').innerText")
+
+    best = diagnosis.recommendations[0]
+    assert "expandable_segments:True" in best.setting
+    assert "expandable_segments:True" in shown
+    assert page.evaluate(f"formatSize({best.predicted.peak_reserved_bytes})") in shown
+    assert "as recorded" in shown
+    assert page.evaluate(f"{X}.whatIf.slider === undefined")
+    assert page.evaluate("fetch('try').then(() => 'asked', () => 'refused')") == "refused"
+
+
+@pytest.fixture
+def live(chromium):
+    """Return a page that a viewer serves, and what was replayed for it."""
+    diagnosis = diagnose(read_case([str(SAMPLES / "fragmentation_oom.pickle")], Overrides()))
+    text = render_page(diagnosis, document(diagnosis, RenderOptions()), is_live=True)
+    server = Viewer(text, Replays(diagnosis))
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    page = chromium.open(server.address)
+    yield page
+    page.close()
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_live_what_if_replays_the_settings_chosen_and_the_capacity(live):
+    page, tried = live, f"{X}.whatIf"
+
+    page.evaluate(f"""(() => {{ const s = {tried}.knobs[0].querySelector('select');
+      s.value = 'True'; s.dispatchEvent(new Event('change')); }})()""")
+    page.until(f"{tried}.live !== null")
+    cured = page.evaluate(f"{tried}.live")
+    page.evaluate(f"""(() => {{ {tried}.slider.value = '0';
+      {tried}.slider.dispatchEvent(new Event('input')); }})()""")
+    page.until(f"{tried}.live.capacity === {tried}.capacity")
+    tight = page.evaluate(f"{tried}.live")
+
+    assert cured["fits"]
+    assert "expandable_segments:True" in cured["name"]
+    assert not tight["fits"]
+    assert "fails at event" in tight["more"]
+    assert page.evaluate(f"{X}.timeline.capacity") == tight["capacity"]
+    assert page.complaints() == []
+    assert {u.rpartition("/")[2] for u in page.requests()} == {"try"}

@@ -158,13 +158,31 @@ def test_pattern_and_directory_without_inputs_are_errors(run: Run, here: Path) -
     assert run("check", "empty").code == 2
 
 
-def test_log_without_a_failure_passes(run: Run, here: Path) -> None:
+def test_log_without_a_failure_is_nothing_to_judge(run: Run, here: Path) -> None:
     (here / "train.log").write_text("step 1 loss 0.5\nstep 2 loss 0.4\n")
 
     outcome = run("check", "train.log")
 
-    assert outcome.code == 0
+    assert outcome.code == 2
+    assert outcome.out.startswith("Nothing to judge")
     assert "no out-of-memory message" in outcome.out
+
+
+def test_log_without_a_failure_beside_a_judged_file_passes(run: Run, here: Path) -> None:
+    (here / "train.log").write_text("step 1 loss 0.5\nstep 2 loss 0.4\n")
+    (here / "run.pickle").write_bytes(healthy())
+
+    outcome = run("check", "train.log", "run.pickle")
+
+    assert outcome.code == 0
+    assert "1 passed, 1 with nothing to judge" in outcome.out
+
+
+def test_caught_failure_passes_with_a_warning(run: Run, samples: Path) -> None:
+    outcome = run("check", str(samples / "caught_ooms.pickle"))
+
+    assert outcome.code == 0
+    assert "warning FD206:" in outcome.out
 
 
 def test_standard_input_is_judged(run: Run, here: Path) -> None:

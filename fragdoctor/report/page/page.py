@@ -28,6 +28,7 @@ SCRIPTS: Final = (
     "segment_map",
     "icicle",
     "tables",
+    "whatif",
     "explorer",
     "main",
 )
@@ -35,6 +36,7 @@ SCRIPTS: Final = (
 
 WITHOUT_TRACE: Final = {
     "events": "This recording has no events that can be stepped through.",
+    "whatif": "Nothing was replayed: that takes a recording of a run that failed or was tight.",
     "blocks": "This recording does not say which blocks lived when.",
 }
 
@@ -46,8 +48,10 @@ def graphics_of(document: ReportDocument) -> dict[str, str]:
     return {**found, **WITHOUT_TRACE} if found else {}
 
 
-def render_page(diagnosis: Diagnosis, document: ReportDocument) -> str:
+def render_page(diagnosis: Diagnosis, document: ReportDocument, *, is_live: bool = False) -> str:
     """Return the whole page, below 5 MB: the graphics are made coarser until it is.
+
+    A live page asks the server that it came from to replay what-ifs.
 
     Raises:
         ConfigError: even the coarsest is larger.
@@ -61,7 +65,8 @@ def render_page(diagnosis: Diagnosis, document: ReportDocument) -> str:
             "page/page.html.j2",
             script,
             html.source("page/explorer.css"),
-            payload=encode_payload(diagnosis, scale),
+            may_ask=is_live,
+            payload=encode_payload(diagnosis, scale, is_live=is_live),
             devices=devices,
             graphics=graphics_of(document),
         )

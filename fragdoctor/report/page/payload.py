@@ -12,6 +12,7 @@ from fragdoctor.report.page.lives_data import lives_data
 from fragdoctor.report.page.segment_map_data import MAX_BLOCKS, segment_map_data
 from fragdoctor.report.page.text_tables import Sink
 from fragdoctor.report.page.timeline_data import timeline_data
+from fragdoctor.report.page.whatif_data import whatif_data
 
 TIMELINE_BUDGET: Final = 1_500_000
 """Compressed bytes of all timelines; 1.33 times that in the file, as base64."""
@@ -22,7 +23,7 @@ LIVES_BUDGET: Final = 2_200_000
 MAX_DEVICES: Final = 64
 
 
-def encode_payload(diagnosis: Diagnosis, scale: float = 1.0) -> str:
+def encode_payload(diagnosis: Diagnosis, scale: float = 1.0, *, is_live: bool = False) -> str:
     """Return the data of all graphics; "" without a recording. A scale below 1 is coarser."""
     analyses = shown_analyses(diagnosis)
     if not analyses:
@@ -48,6 +49,7 @@ def encode_payload(diagnosis: Diagnosis, scale: float = 1.0) -> str:
     head = {
         "devices": devices,
         "device": wanted if wanted in analyses else min(analyses),
+        "whatif": whatif_data(diagnosis, is_live=is_live),
         "text": sink.tables.encode(sink.blob),
     }
     return sink.blob.encode(head)

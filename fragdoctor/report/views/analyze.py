@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fragdoctor.model.diagnosis import Diagnosis
 from fragdoctor.report import document as doc
 from fragdoctor.report import words
 from fragdoctor.report.base import RenderOptions
+from fragdoctor.report.places import relative
 from fragdoctor.report.source_line import source_line
 from fragdoctor.report.views import advice, checks, holders, memory, phases, story
 
@@ -55,7 +58,9 @@ def _line_to_change(diagnosis: Diagnosis, options: RenderOptions) -> str:
     first = next(iter(diagnosis.recommendations), None)
     if first is None or first.setting or not first.locations:
         return ""
-    return source_line(first.locations[0], options.source_root)
+    location = first.locations[0]
+    here = replace(location, filename=relative(location.filename, options))
+    return source_line(here, options.source_root)
 
 
 def _what_it_is(diagnosis: Diagnosis) -> list[doc.Block]:

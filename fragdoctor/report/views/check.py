@@ -27,6 +27,8 @@ def document(report: CheckReport, options: RenderOptions) -> doc.ReportDocument:
     """Return the judgement of all files, those that fail first."""
     failed = report.exit_code != 0
     title = "GPU memory check failed" if failed else "GPU memory check passed"
+    if report.has_nothing:
+        title = "Nothing to judge"
     files = sorted(report.files, key=lambda f: f.status is Status.OK)
     listing = doc.Listing([_item(f) for f in files])
     tone = Style.BAD if failed else Style.GOOD
@@ -42,13 +44,17 @@ def document(report: CheckReport, options: RenderOptions) -> doc.ReportDocument:
     )
 
 
+def _status_word(judgement: FileJudgement) -> tuple[str, Style]:
+    return STATUS_WORDS[judgement.status] if judgement.is_judged else ("-", Style.DIM)
+
+
 def _brief(judgement: FileJudgement) -> str:
-    word, _ = STATUS_WORDS[judgement.status]
+    word, _ = _status_word(judgement)
     return f"{word:<6}  {file_name(judgement)}: {file_line(judgement)}"
 
 
 def _item(judgement: FileJudgement) -> doc.Item:
-    word, style = STATUS_WORDS[judgement.status]
+    word, style = _status_word(judgement)
     head: doc.Content = [code(file_name(judgement)), f": {file_line(judgement)}"]
     details = _details(judgement)
     return doc.Item(head, (doc.Bullets(details),) if details else (), word, style)
@@ -60,6 +66,10 @@ def _details(judgement: FileJudgement) -> list[doc.Content]:
         place = place_text(reason)
         at: list[str | Span] = [" at ", code(place)] if place else []
         lines.append([strong(reason.code), f": {shortened(reason.text)}", *at])
+    lines += [
+        [Span("warning", Style.WARN), f" {f.code}: {shortened(f.message)}"]
+        for f in judgement.warnings
+    ]
     lines += [f"{name} not judged: {reason}" for name, reason in _skipped(judgement)]
     hint = hint_text(judgement)
     return [*lines, hint] if hint else lines
@@ -126,6 +136,8 @@ def total_line(report: CheckReport) -> str:
         (Status.ERROR, "could not be read"),
     )
     parts = [f"{n} {word}" for status, word in counts if (n := report.count(status))]
+    if n_empty := sum(not f.is_judged for f in report.files):
+        parts.append(f"{n_empty} with nothing to judge")
     return f"{plural(len(report.files), 'file')}: {', '.join(parts) or 'nothing to judge'}."
 
 
@@ -135,6 +147,11 @@ def remarks(report: CheckReport) -> list[str]:
         f"--{name} could be judged in none of the files, so the check does not pass."
         for name in report.unjudged
     ]
+    if report.has_nothing:
+        lines.append(
+            "No figure of GPU memory and no failure was found, so the check does not pass: give it "
+            "snapshots, memory_stats(), or logs of runs that print them."
+        )
     n_new = sum(f.is_new for f in report.files)
     if n_new:
         lines.append(

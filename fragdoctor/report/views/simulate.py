@@ -41,7 +41,9 @@ def answer(simulation: Simulation) -> str:
     if not results:
         return as_recorded
     if len(results) == 1:
-        return f"With {_name(results[0])} the run {_outcome(results[0])}. {as_recorded}"
+        name = _name(results[0])
+        variant = name.capitalize() if name.startswith("without ") else f"With {name}"
+        return f"{variant} the run {_outcome(results[0])}. {as_recorded}"
     fitting = [r for r in results if r.fits and r.is_conclusive]
     count = f"{len(fitting)} of {len(results)} variants {'fits' if len(fitting) == 1 else 'fit'}"
     if not fitting:

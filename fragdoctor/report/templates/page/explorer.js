@@ -6,8 +6,9 @@ class Explorer {
   /**
    * @param {any} data of one device
    * @param {any} decoded the page's blob
+   * @param {number} device its number
    */
-  constructor(data, decoded) {
+  constructor(data, decoded, device) {
     const { array, text } = decoded;
     this.data = data;
     this.text = text;
@@ -24,6 +25,7 @@ class Explorer {
     this.icicle = place("icicle", data.icicle, (root) => new Icicle(root, data.icicle, array, text, this.canTravel ? this.lives : null));
     this.events = place("events", this.canTravel ? this.lives : null, (root) => new EventList(root, this.lives, (state) => this.goTo(state)));
     this.blocks = place("blocks", this.lives, (root) => new BlockTable(root, this.lives, (row) => this.select(row)));
+    this.whatIf = place("whatif", decoded.head.whatif && decoded.head.whatif.device === device ? decoded.head.whatif : null, (root) => new WhatIf(root, decoded.head.whatif, data.capacity, (bytes) => this.tryCapacity(bytes)));
     this.panel = byId("explorer-panel");
     this.followSoon = onFrame(() => this.follow());
     this.buildBar();
@@ -114,6 +116,14 @@ class Explorer {
     if (this.hits) this.hits.textContent = found ? plural(sumOf(found), "block") : "";
     if (this.blocks) this.blocks.show({ found });
     this.followSoon();
+  }
+
+  // The capacity that is tried stands in the timeline.
+  tryCapacity(bytes) {
+    if (!this.timeline) return;
+    this.timeline.capacity = bytes;
+    this.timeline.painted = "";
+    this.timeline.draw();
   }
 
   // --- time ---------------------------------------------------------------------------------

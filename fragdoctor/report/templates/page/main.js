@@ -83,7 +83,7 @@ function showDevice(device, decoded) {
   for (const node of document.querySelectorAll(".device[data-device]")) node.classList.toggle("off", device !== null && node.dataset.device !== String(device));
   for (const node of document.querySelectorAll("#devices button")) node.setAttribute("aria-pressed", node.dataset.show === String(device) ? "true" : "false");
   const data = decoded.head.devices[device] || { timeline: null, map: null, icicle: null, lives: null };
-  const explorer = page.explorer = new Explorer(data, decoded);
+  const explorer = page.explorer = new Explorer(data, decoded, device);
   Object.assign(page, { timeline: explorer.timeline, map: explorer.map, icicle: explorer.icicle });
   if (byId("timeline-unit")) byId("timeline-unit").textContent = data.timeline ? unitText(data.timeline) : "";
 }

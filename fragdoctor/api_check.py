@@ -1,0 +1,130 @@
+"""``fragdoctor.check``: the gate of continuous integration without a terminal."""
+
+from __future__ import annotations
+
+from os import PathLike, fspath
+from typing import TYPE_CHECKING
+
+from fragdoctor.errors import ConfigError, InputError
+from fragdoctor.model.case import Overrides
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from fragdoctor.gate.judgement import CheckReport, FileJudgement, Gate
+    from fragdoctor.units import Amount
+
+
+def check(  # noqa: PLR0913 - the options of one gate, all by keyword
+    paths: str | PathLike[str] | Sequence[str | PathLike[str]],
+    *,
+    max_peak: str | int | None = None,
+    max_pinned: str | int | None = None,
+    max_retries: int | None = None,
+    min_headroom: str | int | None = None,
+    fits_on: str | int | None = None,
+    no_growth: bool = False,
+    baseline: str | PathLike[str] | None = None,
+    select: Sequence[str] = (),
+    ignore: Sequence[str] = (),
+    fail_on: str = "error",
+    capacity_bytes: int | None = None,
+) -> CheckReport:
+    """Return which files keep their budgets, and why the others do not.
+
+    Args:
+        paths: snapshots, messages and statistics, or directories and patterns of them.
+        max_peak: limit of active memory: bytes, ``"70GiB"``, or ``"90%"`` of the capacity.
+        max_pinned: limit of free memory that live blocks pin; ``"5%"`` is of reserved memory.
+        max_retries: limit of allocations that flush the cache first.
+        min_headroom: capacity above the peak of active memory.
+        fits_on: what PyTorch can have of a device on which the run must fit, by replay.
+        no_growth: demand that no memory grows step by step.
+        baseline: a file of ``--write-baseline``: only what got worse fails.
+        select: beginnings of the codes of rules to look at; all where empty.
+        ignore: beginnings of the codes of rules not to look at.
+        fail_on: ``error`` or ``warning``.
+        capacity_bytes: size of the device, where the inputs do not say.
+
+    Returns:
+        The report; its ``exit_code`` is that of the command.
+
+    Raises:
+        ConfigError: an option has no such value.
+    """
+    from fragdoctor.gate.baseline import load_baseline  # noqa: PLC0415 - numpy is heavy
+    from fragdoctor.gate.budgets import Budgets  # noqa: PLC0415
+    from fragdoctor.gate.judgement import Gate, report, rule_codes  # noqa: PLC0415
+    from fragdoctor.model.finding import Severity  # noqa: PLC0415
+
+    if fail_on.upper() not in ("ERROR", "WARNING"):
+        raise ConfigError(f"fail_on is {fail_on!r}.", hint="Give error or warning.")
+    budgets = Budgets(
+        _amount(max_peak),
+        _amount(max_pinned),
+        max_retries,
+        _amount(min_headroom),
+        _size(fits_on),
+        no_growth,
+    )
+    gate = Gate(
+        budgets=budgets,
+        fail_on=Severity[fail_on.upper()],
+        select=rule_codes(select),
+        ignore=rule_codes(ignore),
+        baseline=None if baseline is None else load_baseline(fspath(baseline)),
+    )
+    names = [fspath(p) for p in ([paths] if isinstance(paths, str | PathLike) else paths)]
+    return report(judge_files(names, gate, Overrides(capacity_bytes=capacity_bytes)), gate)
+
+
+def judge_files(
+    names: Sequence[str],
+    gate: Gate,
+    overrides: Overrides,
+    each: Callable[[Sequence[str]], Iterable[str]] = iter,
+) -> list[FileJudgement]:
+    """Return the judgement of every input; one that cannot be read does not stop the others.
+
+    Args:
+        names: files, directories and patterns.
+        gate: what they are held against.
+        overrides: what the user says about all of them.
+        each: yields the files one by one; shows progress.
+    """
+    from fragdoctor.gate.judgement import unreadable  # noqa: PLC0415 - numpy is heavy
+    from fragdoctor.inputs.folders import expand  # noqa: PLC0415
+
+    paths, missing = expand(names)
+    judged = [_judge(path, gate, overrides, len(paths)) for path in each(paths)]
+    return [*judged, *(unreadable(name, error) for name, error in missing)]
+
+
+def _judge(name: str, gate: Gate, overrides: Overrides, n_files: int) -> FileJudgement:
+    from fragdoctor.diagnosis.pipeline import diagnose as run  # noqa: PLC0415 - numpy is heavy
+    from fragdoctor.gate.judgement import judge, nothing_found, unreadable  # noqa: PLC0415
+    from fragdoctor.inputs.cases import NothingFound, read_case  # noqa: PLC0415
+
+    try:
+        case = read_case([name], overrides)
+    except NothingFound:
+        return nothing_found(name)
+    except InputError as e:
+        return unreadable(name, e)
+    except OSError as e:
+        return unreadable(name, InputError(f"{name} cannot be read: {e.strerror or e}."))
+    return judge(name, run(case), gate, n_files)
+
+
+def _amount(value: str | int | None) -> Amount | None:
+    from fragdoctor.units import Amount, parse_amount  # noqa: PLC0415
+
+    if value is None or isinstance(value, str):
+        return None if value is None else parse_amount(value)
+    return Amount(n_bytes=value)
+
+
+def _size(value: str | int | None) -> int | None:
+    from fragdoctor.units import parse_size  # noqa: PLC0415
+
+    return parse_size(value) if isinstance(value, str) else value

@@ -1,0 +1,110 @@
+"""What the command line does by itself: the implied command, formats by name, completion."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from command_line import Run
+
+
+def test_file_alone_is_analyzed(run: Run, samples: Path) -> None:
+    sample = str(samples / "fragmentation_oom.pickle")
+
+    assert run(sample, "-q") == run("analyze", sample, "-q")
+
+
+def test_standard_input_alone_is_analyzed(run: Run, samples: Path) -> None:
+    data = (samples / "fragmentation_oom.txt").read_bytes()
+
+    assert run("-", stdin=data) == run("analyze", "-", stdin=data)
+
+
+def test_missing_file_alone_is_no_unknown_command(run: Run) -> None:
+    done = run("nowhere.pickle")
+
+    assert (2, True) == (done.code, done.err.startswith("Error: nowhere.pickle does not exist."))
+
+
+def test_misspelt_command_is_no_file(run: Run) -> None:
+    done = run("anlyze")
+
+    assert 2 == done.code
+    assert "Did you mean 'analyze'?" in done.err
+
+
+@pytest.mark.parametrize(
+    ("name", "start"),
+    [
+        ("r.html", "<!DOCTYPE html>"),
+        ("r.json", "{"),
+        ("r.md", "#"),
+        ("r.sarif", "{"),
+        ("r.xml", "<?xml"),
+        ("r.txt", "Fragmentation"),
+        ("report", "Fragmentation"),
+    ],
+)
+def test_name_of_the_report_implies_its_format(
+    name: str, start: str, run: Run, samples: Path, tmp_path: Path
+) -> None:
+    target = tmp_path / name
+
+    done = run("analyze", str(samples / "fragmentation_oom.pickle"), "-o", str(target))
+
+    assert (0, "", f"Wrote {target}\n") == (done.code, done.out, done.err)
+    assert target.read_text(encoding="utf-8").startswith(start)
+
+
+def test_format_that_is_given_counts_more_than_the_name(
+    run: Run, samples: Path, tmp_path: Path
+) -> None:
+    target, sample = tmp_path / "r.html", str(samples / "fragmentation_oom.pickle")
+
+    run("analyze", sample, "-o", str(target), "--format", "json")
+
+    assert target.read_text(encoding="utf-8").startswith("{")
+
+
+def test_quiet_does_not_say_what_was_written(run: Run, samples: Path, tmp_path: Path) -> None:
+    sample = str(samples / "fragmentation_oom.pickle")
+
+    assert "" == run("analyze", sample, "-q", "-o", str(tmp_path / "r.txt")).err
+
+
+@pytest.mark.parametrize(
+    ("name", "start"), [("t.json", "{"), ("t.speedscope.json", "{"), ("t.csv", "device,")]
+)
+def test_export_takes_the_format_from_the_name(
+    name: str, start: str, run: Run, samples: Path, tmp_path: Path
+) -> None:
+    target = tmp_path / name
+
+    done = run("export", str(samples / "empty.pickle"), "-o", str(target))
+
+    assert 0 == done.code
+    assert target.read_text(encoding="utf-8").startswith(start)
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [("fragdoctor an", "analyze"), ("fragdoctor analyze --format h", "html")],
+)
+def test_shell_completes_commands_and_values(typed: str, offered: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "fragdoctor"],
+        env={
+            **os.environ,
+            "_FRAGDOCTOR_COMPLETE": "complete_bash",
+            "COMP_WORDS": typed,
+            "COMP_CWORD": str(len(typed.split()) - 1),
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert ([offered], "") == (done.stdout.split(), done.stderr)
