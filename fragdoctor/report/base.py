@@ -83,6 +83,7 @@ VIEWS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "pack": DOCUMENT_FORMATS,
         "fleet": DOCUMENT_FORMATS,
         "explain": DOCUMENT_FORMATS,
+        "rehearse": tuple(FORMATS),
     }
 )
 """View -> formats in which its command reports; the module ``views.VIEW`` fills its document."""
