@@ -14,19 +14,26 @@ class Limits:
     Attributes:
         max_input_bytes: bytes read after decompression. Genuine files of long runs reach a few
             GB; a compressed bomb stops here.
-        max_expansion: decompressed bytes per compressed byte, looked at past the first 64 MiB.
-            Snapshots compress to about 1/20, seldom below 1/100.
+        max_expansion: decompressed bytes per compressed byte, past ``free_expansion_bytes``.
+            Snapshots and logs compress to about 1/20, seldom below 1/40.
+        free_expansion_bytes: decompressed bytes that any compressed input may have.
         max_depth: nesting of containers. Genuine snapshots nest 6 deep.
         max_string_bytes: one string. The longest genuine ones are file names and annotations.
         max_text_bytes: a log or a message, read whole.
+        max_json_bytes: statistics in one JSON document, which is parsed whole and takes 20 to 30
+            times its size then. The statistics of a device are 5 KB. JSON lines are not bound.
+        max_devices: devices with anything in them. PyTorch numbers devices by a signed byte.
         max_unknown_keys: distinct unknown key paths kept by name; further ones are counted only.
     """
 
     max_input_bytes: int = 64 * GIB
-    max_expansion: int = 1000
+    max_expansion: int = 200
+    free_expansion_bytes: int = 8 * MIB
     max_depth: int = 16
     max_string_bytes: int = 16 * MIB
     max_text_bytes: int = 1 * GIB
+    max_json_bytes: int = 64 * MIB
+    max_devices: int = 128
     max_unknown_keys: int = 200
 
 

@@ -1,4 +1,4 @@
-"""README says the truth: its screens, commands, options, Python and exit codes."""
+"""README and docs say the truth: their screens, commands, options, Python and exit codes."""
 
 from __future__ import annotations
 
@@ -11,16 +11,31 @@ import subprocess
 import sys
 from pathlib import Path
 
+import docs_pages
 import pytest
+import typer
 
+from fragdoctor.cli.app import with_command
+from fragdoctor.cli.commands import app
 from fragdoctor.model.diagnosis import Cause
+from fragdoctor.report.glossary import terms
+from fragdoctor.report.views.explain import find
+from fragdoctor.rules.registry import RULES
 
-README = (Path(__file__).resolve().parents[1] / "README.md").read_text(encoding="utf-8")
-SCREENS = re.findall(r"<!-- run: (fragdoctor [^\n]+) -->\n```text\n(.*?)```", README, re.DOTALL)
+COMMANDS = list(typer.main.get_command(app).commands)
+
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = {
+    path.relative_to(ROOT): path.read_text(encoding="utf-8")
+    for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+}
+TEXT = "\n".join(PAGES.values())
+SCREENS = re.findall(r"<!-- run: (fragdoctor [^\n]+) -->\n```text\n(.*?)```", TEXT, re.DOTALL)
 PROGRAMS = re.findall(
-    r"<!-- python -->\n```python\n(.*?)```\n<!-- prints -->\n```text\n(.*?)```", README, re.DOTALL
+    r"<!-- python -->\n```python\n(.*?)```\n<!-- prints -->\n```text\n(.*?)```", TEXT, re.DOTALL
 )
-COMMAND_LINES = re.findall(r"^ {4}(?:.*\| )?(fragdoctor [^#\n]*)", README, re.MULTILINE)
+COMMAND_LINES = sorted(set(re.findall(r"^ {4}(?:.*\| )?(fragdoctor [^#|\n]*)", TEXT, re.MULTILINE)))
 
 
 def run(arguments: list[str], root: Path) -> subprocess.CompletedProcess[str]:
@@ -58,7 +73,7 @@ def test_readme_python_prints_what_it_says(program, printed):
 
 @pytest.mark.parametrize("line", COMMAND_LINES)
 def test_readme_command_exists_with_its_options(line, root):
-    name, *rest = shlex.split(line)[1:]
+    name, *rest = with_command(shlex.split(line)[1:], COMMANDS)
     options = {word for word in rest if word.startswith("--")}
 
     shown = run([name, "--help"], root)
@@ -74,7 +89,64 @@ def test_readme_lists_each_cause():
 def test_readme_names_each_exit_code():
     codes = {int(code) for code in re.findall(r"^\| (\d+) \|", README, re.MULTILINE)}
 
-    assert {0, 1, 2, 3, 70} == codes
+    assert {0, 1, 2, 3, 70, 130, 141} == codes
+
+
+@pytest.mark.parametrize(("page", "text"), PAGES.items(), ids=[str(p) for p in PAGES])
+def test_links_lead_somewhere(page, text):
+    targets = re.findall(r"\]\(([^)#\s]+)", text)
+
+    local = [t for t in targets if "://" not in t]
+    assert [t for t in local if not (ROOT / page.parent / t).exists()] == []
+
+
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+
+
+def test_contributing_names_only_what_exists():
+    names = re.findall(r"`((?:fragdoctor|tests|tools|docs|\.ci)/[\w./]*)`", CONTRIBUTING)
+    short = set(re.findall(r"`(\w+/\w+\.py)`", CONTRIBUTING)) - set(names)
+
+    found = [n for n in names if not (ROOT / n).exists()]
+    found += [
+        n for n in short if not (ROOT / n).exists() and not (ROOT / "fragdoctor" / n).exists()
+    ]
+    assert found == []
+
+
+def test_map_of_contributing_has_each_folder_of_the_package():
+    table = "\n".join(line for line in CONTRIBUTING.splitlines() if line.startswith("| `"))
+    folders = [p.name for p in (ROOT / "fragdoctor").iterdir() if list(p.glob("*.py"))]
+
+    assert [name for name in folders if f"{name}`" not in table] == []
+
+
+def test_readme_is_short():
+    assert len(README.splitlines()) <= 160
+
+
+def test_glossary_is_the_one_that_explain_prints():
+    assert (ROOT / "docs/glossary.md").read_text(encoding="utf-8") == docs_pages.glossary()
+
+
+@pytest.mark.parametrize("term", terms(), ids=lambda term: term.name)
+def test_explain_knows_each_word_of_the_glossary(term):
+    for word in (term.name, *term.also, *term.see):
+        assert find(word).terms, word
+    assert find(term.name).terms == [term]
+
+
+def test_documentation_has_a_page_for_each_command_and_rule():
+    commands, rules = docs_pages.command_pages(), docs_pages.rule_pages()
+
+    assert {f"commands/{name}.md" for name in COMMANDS} < set(commands)
+    assert {f"rules/{rule.code}.md" for rule in RULES} < set(rules)
+    assert "--sweep" in commands["commands/simulate.md"]
+    assert "What to do" in rules["rules/FD101.md"]
+    listed = commands["commands/index.md"] + rules["rules/index.md"]
+    assert all(
+        f"({Path(page).name})" in listed for page in (*commands, *rules) if "index" not in page
+    )
 
 
 def test_readme_has_screens_programs_and_commands():

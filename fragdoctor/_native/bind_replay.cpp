@@ -24,7 +24,7 @@ using namespace fragdoctor;
 
 namespace {
 
-constexpr std::int32_t MAX_STREAMS = 1 << 16, MAX_POOLS = 1 << 12;
+constexpr std::int32_t MAX_STREAMS = 1 << 13, MAX_POOLS = 1 << 12;
 
 // Streams and pools size tables in the model: they must be dense and few.
 void check_numbers(const TraceView& trace, const FinalState& end) {

@@ -24,11 +24,11 @@ from fragdoctor.analysis.result import (
     KeptPattern,
     PhaseAnalysis,
 )
+from fragdoctor.model.phases import TrainingPhase
 from fragdoctor.model.snapshot import I32, I64, Snapshot
 from fragdoctor.trace import stacks as roles_of
 from fragdoctor.trace.code_owners import NATIVE, PACKAGE, TORCH, USER
 from fragdoctor.trace.lives import NEVER
-from fragdoctor.trace.passes import BACKWARD, BOTH, OPTIMIZER
 from fragdoctor.trace.stacks import LOSS
 from fragdoctor.trace.trace import Trace
 
@@ -132,7 +132,9 @@ def _is_cache_of_generation(trace: Trace, rows: I64, phases: PhaseAnalysis | Non
     So grows a KV cache that is kept as a list: each step joins all parts, one more than before, so
     that the largest request of some stack rises from each part of the trace to the next.
     """
-    if _has_passes(phases, BACKWARD, OPTIMIZER, BOTH):
+    if _has_passes(
+        phases, TrainingPhase.BACKWARD, TrainingPhase.OPTIMIZER, TrainingPhase.FORWARD_BACKWARD
+    ):
         return False
     lives = trace.lives
     made = np.flatnonzero(lives.start >= 0)
@@ -158,7 +160,7 @@ def _is_unrolled(kept: KeptMemory, phases: PhaseAnalysis | None) -> bool:
     gradients = sum(k.n_bytes for k in kept.kinds if k.kind is KeptKind.GRADIENT)
     results = sum(k.n_bytes for k in kept.kinds if k.kind in (KeptKind.ACTIVATION, KeptKind.LOSS))
     is_mixed = min(gradients, results) >= MIXED_SHARE * total
-    return is_mixed and not _has_passes(phases, OPTIMIZER)
+    return is_mixed and not _has_passes(phases, TrainingPhase.OPTIMIZER)
 
 
 def _growing_buffer(
@@ -168,7 +170,7 @@ def _growing_buffer(
 
     A KV cache grows so as well, and ends with its request. What outlives backward passes does not.
     """
-    if not _has_passes(phases, BACKWARD, BOTH):
+    if not _has_passes(phases, TrainingPhase.BACKWARD, TrainingPhase.FORWARD_BACKWARD):
         return None
     large = [
         b
@@ -204,7 +206,7 @@ def _trains_between(phases: PhaseAnalysis | None, row: I64) -> bool:
     """Return whether a backward pass lies between nearly all of some events."""
     if phases is None:
         return False
-    is_backward = np.isin(phases.labels, (BACKWARD, BOTH))
+    is_backward = np.isin(phases.labels, (TrainingPhase.BACKWARD, TrainingPhase.FORWARD_BACKWARD))
     begins = phases.first[:-1][is_backward]
     made = np.searchsorted(begins, row)
     return bool(np.count_nonzero(np.diff(made)) >= STEADY_SHARE * (len(row) - 1))
@@ -382,7 +384,9 @@ def _trains_meanwhile(trace: Trace, phases: PhaseAnalysis | None, rows: I64) -> 
         return True
     first, end = int(start.min()), int(start.max())
     inside = (phases.first[1:] > first) & (phases.first[:-1] <= end)
-    return bool(np.isin(phases.labels[inside], (BACKWARD, OPTIMIZER)).any())
+    return bool(
+        np.isin(phases.labels[inside], (TrainingPhase.BACKWARD, TrainingPhase.OPTIMIZER)).any()
+    )
 
 
 def _is_hook(trace: Trace, stack: int) -> bool:

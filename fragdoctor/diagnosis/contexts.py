@@ -92,8 +92,7 @@ def _stats_devices(case: Case) -> list[int | None]:
     message = case.primary_message
     if message is not None:
         return [message.device_index]
-    named = {s.device for s in case.stats.entries if s.device is not None} if case.stats else set()
-    return [*sorted(named)] or [None]
+    return [*case.stats.devices] or [None] if case.stats else [None]
 
 
 def _device_of_message(message: OomMessage | None, devices: Sequence[int]) -> int | None:

@@ -107,11 +107,22 @@ class Stream:
 
     def _unsqueezed(self, index: int, n: int) -> int:
         """Return the offset in a line of its n-th character that is not white space."""
+        text = self._lines[index].text
+        if n == 0:
+            return len(text) - len(text.lstrip())
+        if n == self._n_squeezed(index) - 1:
+            return len(text.rstrip()) - 1
         if self._offsets[0] != index:
-            text = self._lines[index].text
             self._offsets = index, [i for i, char in enumerate(text) if not char.isspace()]
         offsets = self._offsets[1]
-        return offsets[n] if n < len(offsets) else len(self._lines[index].text)
+        return offsets[n] if n < len(offsets) else len(text)
+
+    def _n_squeezed(self, index: int) -> int:
+        return self._end(index) - self._starts[index]
+
+    def _end(self, index: int) -> int:
+        """Return where a line ends in the squeezed text."""
+        return self._starts[index + 1] if index + 1 < len(self._starts) else len(self.squeezed)
 
     def line_at(self, position: int) -> int:
         """Return the number of the line that holds a position."""
@@ -140,8 +151,7 @@ class Stream:
     def after(self, position: int, length: int = 60) -> str:
         """Return the squeezed text after a position, not past the end of its line."""
         index = self._index(max(0, position - 1))
-        end = self._starts[index + 1] if index + 1 < len(self._starts) else len(self.squeezed)
-        return self.squeezed[position : min(end, position + length)]
+        return self.squeezed[position : min(self._end(index), position + length)]
 
     def text(self, start: int, end: int, limit: int = 2000) -> str:
         """Return the text between two positions as printed, white space folded."""

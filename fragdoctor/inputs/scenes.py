@@ -33,6 +33,7 @@ _MAX_LINE: Final = 2000
 _ABOVE: Final = 3000
 """Characters above a failure that are looked at whole: its traceback, and the last progress."""
 
+_NEAR: Final = 10_000
 _MAX_PLACES: Final = 5000
 _MAX_TEXT: Final = 300
 _MAX_ON_LINE: Final = 20
@@ -160,17 +161,18 @@ def _line_starts(text: str, numbers: Sequence[int]) -> dict[int, int]:
     found: dict[int, int] = {}
     position, number = 0, 1
     for wanted in numbers:
-        while number < wanted:
+        while wanted - number > _NEAR:  # count by chunks; line by line is for what is near
             end = min(len(text), position + _CHUNK)
             n_breaks = text.count("\n", position, end)
-            if number + n_breaks < wanted:
-                if end == len(text):
-                    return found
-                position, number = end, number + n_breaks
-                continue
-            while number < wanted:
-                position = text.find("\n", position) + 1
-                number += 1
+            if number + n_breaks >= wanted or end == len(text):
+                break
+            position, number = end, number + n_breaks
+        while number < wanted:
+            end = text.find("\n", position)
+            if end < 0:
+                return found
+            position = end + 1
+            number += 1
         found[wanted] = position
     return found
 

@@ -68,10 +68,10 @@ def read_snapshot(
         kind = classify(stream.head)
         if kind in (Kind.PICKLE, Kind.OLD_PICKLE):
             tables = _call(_ext.read_pickle, stream, shown(stream.name), limits)
-            return _to_snapshot(tables, stream, container="pickle")
+            return _to_snapshot(tables, stream, limits, container="pickle")
         if kind in _JSON:
             tables = _call(_ext.read_json, stream, shown(stream.name), limits)
-            return _to_snapshot(tables, stream, container="json")
+            return _to_snapshot(tables, stream, limits, container="json")
         if kind is Kind.PAGE:
             return _read_page(stream, limits)
         raise something_else(shown(stream.name), kind, Wanted.SNAPSHOT, offset=0)
@@ -116,7 +116,7 @@ def _read_page(stream: ByteStream, limits: Limits) -> Snapshot:
                 tables = _call(
                     _ext.read_pickle, payload, f"{page.name} in {shown(stream.name)}", limits
                 )
-                found = _to_snapshot(tables, stream, container="html", entry=page.name)
+                found = _to_snapshot(tables, stream, limits, container="html", entry=page.name)
             except NotASnapshot as error:
                 first_error = first_error or error
                 others.append(page.name)
@@ -131,11 +131,16 @@ def _read_page(stream: ByteStream, limits: Limits) -> Snapshot:
 
 
 def _to_snapshot(
-    tables: dict[str, Any], stream: ByteStream, *, container: str, entry: str = ""
+    tables: dict[str, Any],
+    stream: ByteStream,
+    limits: Limits,
+    *,
+    container: str,
+    entry: str = "",
 ) -> Snapshot:
     settings = tables["settings"]
     low, high = estimate_versions(tables)
-    return Snapshot(
+    snapshot = Snapshot(
         strings=tuple(tables["strings"]),
         frames=FrameTable(tables["frame_filename"], tables["frame_line"], tables["frame_name"]),
         stacks=StackTable(tables["stack_offsets"], tables["stack_frames"]),
@@ -169,6 +174,14 @@ def _to_snapshot(
             has_trailing_bytes=tables["has_trailing_bytes"],
         ),
     )
+    n_devices = len(snapshot.devices)
+    if n_devices > limits.max_devices:
+        raise LimitExceeded(
+            f"{shown(stream.name)} is beyond a limit: it is about {n_devices} devices.",
+            hint=f"A process has at most {limits.max_devices}.",
+            offset=tables["n_bytes"],
+        )
+    return snapshot
 
 
 def _annotations(tables: dict[str, Any]) -> tuple[Annotation, ...]:

@@ -2,6 +2,7 @@
 
 Memory stays small whatever the input claims, and two counters guard against bombs: bytes after
 unpacking (``Limits.max_input_bytes``) and bytes unpacked per byte read (``max_expansion``).
+Text and snapshots are bound alike: the reader of either comes after this one.
 """
 
 from __future__ import annotations
@@ -31,7 +32,6 @@ else:
 GZIP_MAGIC: Final = b"\x1f\x8b"
 ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
 HEAD_BYTES: Final = 4096
-_EXPANSION_GRACE_BYTES: Final = 64 * MIB
 _TELL_EVERY_BYTES: Final = 4 * MIB
 
 
@@ -185,13 +185,14 @@ class ByteStream(io.RawIOBase):
                 hint="Record a shorter stretch: _record_memory_history(max_entries=100000).",
                 offset=self.n_bytes,
             )
-        if not self.compression or self.n_bytes <= _EXPANSION_GRACE_BYTES:
+        if not self.compression or self.n_bytes <= self._limits.free_expansion_bytes:
             return
         if self.n_bytes > self._limits.max_expansion * self._packed.n_bytes:
             raise LimitExceeded(
                 f"The {self.compression} stream unpacks to more than "
                 f"{self._limits.max_expansion} times its size.",
-                hint="Genuine snapshots unpack to about 20 times their size.",
+                hint="Genuine files unpack to about 20 times their size. If you trust this one, "
+                "unpack it and give the result.",
                 offset=self.n_bytes,
             )
 

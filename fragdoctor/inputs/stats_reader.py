@@ -8,9 +8,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from fragdoctor.errors import InputError, NotASnapshot
+from fragdoctor.errors import InputError, LimitExceeded, NotASnapshot
 from fragdoctor.inputs.log_cleaning import plain_lines
+from fragdoctor.limits import DEFAULT_LIMITS
 from fragdoctor.model.case import MemoryStats, StatsSeries
+from fragdoctor.units import format_size
 
 __all__ = ["looks_like_stats", "looks_like_summary", "read_stats"]
 
@@ -73,6 +75,7 @@ def read_stats(data: bytes | str, label: str = "") -> StatsSeries:
 
     Raises:
         InputError: the input holds no statistics.
+        LimitExceeded: it is one JSON document that is too long to be parsed whole.
     """
     text = _decoded(data).lstrip("\ufeff")
     entries, is_series = _read_json(text, label)
@@ -84,7 +87,13 @@ def read_stats(data: bytes | str, label: str = "") -> StatsSeries:
             "The input holds neither memory_stats() nor memory_summary().",
             hint="Save json.dumps(torch.cuda.memory_stats()) or torch.cuda.memory_summary().",
         )
-    return StatsSeries(tuple(entries), is_series)
+    series = StatsSeries(tuple(entries), is_series)
+    if len(series.devices) > DEFAULT_LIMITS.max_devices:
+        raise LimitExceeded(
+            f"The statistics are of {len(series.devices)} devices.",
+            hint=f"A process has at most {DEFAULT_LIMITS.max_devices}. Give one process at a time.",
+        )
+    return series
 
 
 def _decoded(data: bytes | str) -> str:
@@ -99,7 +108,7 @@ def _repeats(entries: Iterable[MemoryStats]) -> bool:
 
 def _read_json(text: str, label: str) -> tuple[list[MemoryStats], bool]:
     stripped = text.strip()
-    if stripped[:1] not in {"{", "["}:
+    if stripped[:1] not in {"{", "["} or _is_one_of_many_lines(stripped):
         return _read_json_lines(text, label)
     try:
         value = _loads(stripped)
@@ -109,11 +118,26 @@ def _read_json(text: str, label: str) -> tuple[list[MemoryStats], bool]:
     return entries, _repeats(entries)
 
 
+def _is_one_of_many_lines(text: str) -> bool:
+    """Return whether a text too long to be parsed whole has lines that are not."""
+    limit = DEFAULT_LIMITS.max_json_bytes
+    return len(text) > limit and "\n" in text[:limit]
+
+
 def _loads(text: str) -> Any:
+    if len(text) > DEFAULT_LIMITS.max_json_bytes:
+        raise _too_long()
     try:
         return json.loads(text)
     except RecursionError as error:
         raise InputError("The JSON nests too deeply for statistics.") from error
+
+
+def _too_long() -> LimitExceeded:
+    return LimitExceeded(
+        f"The JSON is longer than {format_size(DEFAULT_LIMITS.max_json_bytes)}.",
+        hint="Write each json.dumps(torch.cuda.memory_stats()) to a line of its own.",
+    )
 
 
 def _read_json_lines(text: str, label: str) -> tuple[list[MemoryStats], bool]:
@@ -136,8 +160,10 @@ def _entries(value: Any, device: int | None, label: str, depth: int) -> Iterator
     if depth > _MAX_DEPTH:
         return
     if isinstance(value, list):
-        is_devices = depth == 0 and not any(_device_in(v) is not None for v in value)
-        is_devices = is_devices and not any(_has_label(v) for v in value) and len(value) > 1
+        # a longer list than there can be devices is one entry a moment
+        is_devices = depth == 0 and 1 < len(value) <= DEFAULT_LIMITS.max_devices
+        is_devices = is_devices and not any(_device_in(v) is not None for v in value)
+        is_devices = is_devices and not any(_has_label(v) for v in value)
         for index, item in enumerate(value):
             own = index if is_devices and device is None else device
             yield from _entries(item, own, label, depth + 1)
@@ -213,11 +239,14 @@ def _label_in(value: Mapping[str, Any]) -> str:
 
 
 _TITLE: Final = re.compile(
-    r"memory summary\s*,\s*device(?:\s+id)?\s*:?\s*(?:cuda:)?(\d{1,6})", re.IGNORECASE
+    r"memory summary\s{0,9},\s{0,9}device(?:\s{1,9}id)?\s{0,9}:?\s{0,9}(?:cuda:)?(\d{1,6})",
+    re.IGNORECASE,
 )
-_OOMS: Final = re.compile(r"(?:CUDA|HIP|XPU)\s+OOMs\s*:\s*(\d{1,18})", re.IGNORECASE)
-_RETRIES: Final = re.compile(r"(?:cuda|hip)?Malloc\s+retries\s*:\s*(\d{1,18})", re.IGNORECASE)
-_CELL: Final = re.compile(r"(\d{1,18})\s*([KMGTP]i?B|B|[KM])?", re.IGNORECASE)
+_OOMS: Final = re.compile(r"(?:CUDA|HIP|XPU)\s{1,9}OOMs\s{0,40}:\s{0,40}(\d{1,18})", re.IGNORECASE)
+_RETRIES: Final = re.compile(
+    r"(?:cuda|hip)?Malloc\s{1,9}retries\s{0,40}:\s{0,40}(\d{1,18})", re.IGNORECASE
+)
+_CELL: Final = re.compile(r"(\d{1,18})\s{0,9}([KMGTP]i?B|B|[KM])?", re.IGNORECASE)
 _ROWS: Final = {
     "allocated memory": "allocated_bytes",
     "active memory": "active_bytes",

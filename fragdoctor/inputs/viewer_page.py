@@ -18,11 +18,16 @@ if TYPE_CHECKING:
 
 _CHUNK_BYTES: Final = 1 << 16
 _LONGEST_NAME_BYTES: Final = 4096
-_START: Final = re.compile(rb"local_files\s*=\s*\[")
+# White space and names are bound, and what was matched is never given back: a page of white space
+# costs no more than one of anything else.
+_START: Final = re.compile(rb"local_files\s{0,64}+=\s{0,64}+\[")
 _ENTRY: Final = re.compile(
-    rb'\s*,?\s*\{\s*"name"\s*:\s*"((?:[^"\\]|\\.){0,4096})"\s*,\s*"base64"\s*:\s*"'
+    rb"\s{0,64}+,?+\s{0,64}+\{\s{0,64}+\"name\"\s{0,64}+:\s{0,64}+"
+    rb'"((?>[^"\\]|\\.){0,4096}+)"\s{0,64}+,\s{0,64}+"base64"\s{0,64}+:\s{0,64}+"'
 )
-_PAYLOAD_END: Final = re.compile(rb"\s*\}")
+_LIST_END: Final = re.compile(rb"\s{0,64}+,?+\s{0,64}+\]")
+_PAYLOAD_END: Final = re.compile(rb"\s{0,64}+\}")
+_LONGEST_START_BYTES: Final = 256
 
 
 class PageEntries:
@@ -50,13 +55,13 @@ class PageEntries:
             if match := _START.search(self._buffer):
                 del self._buffer[: match.end()]
                 return
+            del self._buffer[:-_LONGEST_START_BYTES]
             if not self._fill():
                 raise NotASnapshot(
                     "The HTML page holds no memory snapshot.",
                     hint="Save it with torch.cuda.memory's viewer, or give the pickle itself.",
                     offset=self.offset,
                 )
-            del self._buffer[: -_CHUNK_BYTES - 64]
 
     def next_payload(self) -> Payload | None:
         """Return the payload of the next entry and set ``name``; None after the last."""
@@ -65,7 +70,7 @@ class PageEntries:
                 self.name = match.group(1).decode("utf-8", "replace")
                 del self._buffer[: match.end()]
                 return Payload(self)
-            if re.match(rb"\s*,?\s*\]", self._buffer):
+            if _LIST_END.match(self._buffer):
                 return None
             if len(self._buffer) > 3 * _LONGEST_NAME_BYTES or not self._fill():
                 return None

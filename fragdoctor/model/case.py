@@ -153,6 +153,11 @@ class StatsSeries:
     entries: Sequence[MemoryStats] = field(default_factory=tuple)
     is_series: bool = False
 
+    @property
+    def devices(self) -> tuple[int, ...]:
+        """The devices that entries name, ascending."""
+        return tuple(sorted({s.device for s in self.entries if s.device is not None}))
+
     def of_device(self, device: int | None) -> tuple[MemoryStats, ...]:
         """Return the entries of one device, oldest first; entries without a device match any."""
         return tuple(s for s in self.entries if device is None or s.device in (None, device))

@@ -261,7 +261,7 @@ class Snapshot:
     def devices(self) -> tuple[int, ...]:
         """Devices that have a segment or an event, ascending."""
         with_events = np.nonzero(np.diff(self.events.offsets))[0]
-        return tuple(sorted({int(d) for d in self.segments.device} | {int(d) for d in with_events}))
+        return tuple(np.union1d(self.segments.device, with_events).tolist())
 
     def frame(self, frame_id: int) -> Frame:
         """Return one frame as text."""

@@ -89,7 +89,7 @@ HOST_MEMORY: Final[tuple[Wording, ...]] = (
     _host("numpy", "numpy", "unabletoallocate",
           r"unabletoallocate<requested_bytes>foranarraywithshape"),
     _host("errno-12", "cannot-allocate", "cannotallocatememory",
-          r"(?:oserror:|\[?errno12\]?:?|fork:|mmap[a-z()]{0,20}:)+cannotallocatememory", 40),
+          r"(?:oserror:|\[?errno12\]?:?|fork:|mmap[a-z()]{0,20}:){1,8}cannotallocatememory", 40),
     _host("bad-alloc", "bad-alloc", "std::bad_alloc",
           r"(?:afterthrowinganinstanceof'|what\(\):|error:|exception:)std::bad_alloc(?!:)", 30,
           group="bad_alloc"),

@@ -70,11 +70,14 @@ def find(word: str | None) -> Explanation:
         return Explanation(rules, terms())
     name = " ".join(word.split()).lower()
     for rule in rules:
-        if name in (rule.code.lower(), rule.name, rule.name.replace("-", " ")):
+        if name in (rule.code.lower(), rule.name):
             return Explanation(rules=[rule])
     for term in terms():
         if name in {n.lower() for n in (term.name, *term.also)}:
             return Explanation(terms=[term])
+    for rule in rules:
+        if name == rule.name.replace("-", " "):
+            return Explanation(rules=[rule])
     names = [n.lower() for rule in rules for n in (rule.code, rule.name)]
     names += [n.lower() for term in terms() for n in (term.name, *term.also)]
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)

@@ -68,13 +68,10 @@ def _memory(
     asked = message.requested_bytes if message is not None and message.is_device_oom else None
     bar = doc.Bar(parts, asked, detail=detail)
     blocks: list[doc.Block] = [bar]
-    others = [
-        f"GPU {d.device} {format_size(d.reserved_bytes)}"
-        for d in diagnosis.devices
-        if d.reserved_bytes and d.device != f.device
-    ]
+    others = [d for d in diagnosis.devices if d.reserved_bytes and d.device != f.device]
     if others and detail is Detail.USUAL:
-        also = dim(f"Also reserved: {', '.join(others)}.")
+        reserved = (f"GPU {d.device} {format_size(d.reserved_bytes or 0)}" for d in others)
+        also = dim(f"Also reserved: {', '.join(reserved)}.")
         blocks.append(doc.Paragraph(also, detail=Detail.SHORT))
     facts: list[tuple[str, doc.Content]] = [
         (title, [f"{doc.plain(doc.written(value, name))}  ", dim(meaning)])
