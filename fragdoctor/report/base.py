@@ -126,6 +126,6 @@ def render(view: str, name: str, result: Any, options: RenderOptions, **more: An
         module = importlib.import_module(f"{_VIEWS}.{_MODULES.get(view, view)}")
         fill = module.gpus_document if view == "gpus" else module.document
         if name == "html" and hasattr(module, "page"):
-            return str(module.page(result, options))
+            return str(module.page(result, options, **more))
         return str(writer.render(fill(result, options, **more), options))
     return str(writer.render_result(view, result, options, **more))
