@@ -25,7 +25,15 @@ from fragdoctor.model.fleet import FleetReport
 from fragdoctor.model.rehearsal import RehearsalResult
 from fragdoctor.model.simulation import Simulation
 from fragdoctor.report.json import written
-from fragdoctor.report.shapes import SHAPES, CompareResult, ErrorResult, GpuTable, OomResult, Shape
+from fragdoctor.report.shapes import (
+    SHAPES,
+    CompareResult,
+    ErrorResult,
+    GpuTable,
+    ModelTable,
+    OomResult,
+    Shape,
+)
 from fragdoctor.report.views.explain import Explanation
 
 Json = dict[str, Any]
@@ -39,6 +47,7 @@ DOCUMENTS: Final[Mapping[str, tuple[type, str]]] = {
     "fleet": (FleetReport, "analyze RANKS"),
     "estimate": (Estimate, "estimate"),
     "gpus": (GpuTable, "estimate --list-gpus"),
+    "models": (ModelTable, "estimate --list-models"),
     "batch-fit": (BatchFit, "fit"),
     "processes": (Sharing, "pack"),
     "explain": (Explanation, "explain"),

@@ -24,6 +24,7 @@ from fragdoctor.model.estimate import (
     GpuModel,
     Item,
     KeptTensor,
+    KnownModel,
     Phase,
     PhaseName,
     ProcessDemand,
@@ -143,6 +144,13 @@ class CompareResult:
     def of(cls, found: Comparison, judged: Sequence[Growth] = ()) -> CompareResult:
         """Return a comparison with its judgement."""
         return cls(found, GrowthGate(has_grown(judged), judged) if judged else None)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelTable:
+    """The models that are known by name."""
+
+    models: Sequence[KnownModel]
 
 
 @dataclass(frozen=True, slots=True)
@@ -378,7 +386,8 @@ _ESTIMATES: Final[Mapping[type, Shape]] = {
     Workload: Shape(
         only=("shape", "dtype", "master_weights", "grad_dtype", "batch", "seq", "attention",
               "checkpointing", "lora_rank", "zero_stage", "world_size", "grad_accumulation",
-              "inference", "new_tokens"),
+              "inference", "new_tokens", "cache", "tensor_parallel", "context_parallel",
+              "pipeline_parallel", "expert_parallel", "sequence_parallel", "offload", "dora"),
         inline=("shape",),
         null=("grad_dtype", "seq", "lora_rank"),
         computed={"optimizer": (str | None, lambda w: None if w.inference else w.optimizer)},
@@ -386,6 +395,7 @@ _ESTIMATES: Final[Mapping[type, Shape]] = {
     ModelShape: Shape(
         names={"name": "model"}, only=("name", "source", "is_guess", *_SIZES), null=_SIZES
     ),
+    ModelTable: Shape(computed={**_VERSION, "kind": (str, lambda _: "models")}),
     GpuTable: Shape(computed={**_VERSION, "kind": (str, lambda _: "gpus")}),
     batch_fit.BatchFit: Shape(names={"why": "why_not_linear"}, computed=_VERSION),
     batch_fit.BatchPoint: Shape(null=("n_steps",)),
