@@ -22,6 +22,7 @@ from fragdoctor.model.batch_fit import BatchFit
 from fragdoctor.model.diagnosis import Diagnosis
 from fragdoctor.model.estimate import Estimate, Sharing
 from fragdoctor.model.fleet import FleetReport
+from fragdoctor.model.rehearsal import RehearsalResult
 from fragdoctor.model.simulation import Simulation
 from fragdoctor.report.json import written
 from fragdoctor.report.shapes import (
@@ -50,6 +51,7 @@ DOCUMENTS: Final[Mapping[str, tuple[type, str]]] = {
     "batch-fit": (BatchFit, "fit"),
     "processes": (Sharing, "pack"),
     "explain": (Explanation, "explain"),
+    "rehearsal": (RehearsalResult, "rehearse"),
     "error": (ErrorResult, "COMMAND"),
 }
 """Name of a schema -> the type of its document, and the command that prints it."""

@@ -84,6 +84,7 @@ VIEWS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "pack": DOCUMENT_FORMATS,
         "fleet": DOCUMENT_FORMATS,
         "explain": DOCUMENT_FORMATS,
+        "rehearse": tuple(FORMATS),
     }
 )
 """View -> formats in which its command reports; the module ``views.VIEW`` fills its document."""
@@ -126,6 +127,6 @@ def render(view: str, name: str, result: Any, options: RenderOptions, **more: An
         module = importlib.import_module(f"{_VIEWS}.{_MODULES.get(view, view)}")
         fill = getattr(module, f"{view}_document", module.document)
         if name == "html" and hasattr(module, "page"):
-            return str(module.page(result, options))
+            return str(module.page(result, options, **more))
         return str(writer.render(fill(result, options, **more), options))
     return str(writer.render_result(view, result, options, **more))
