@@ -107,7 +107,7 @@ class SettingRemedy(Remedy):
     def _accepted(
         self, bench: Bench, best: Outcome, proposal: Proposal | None, setting: str
     ) -> Proposal:
-        confidence = Confidence.PROVEN if bench.is_proof else Confidence.LIKELY
+        confidence = bench.confidence(best.result)
         predicted = bench.predicted(best.result)
         if proposal is not None and not proposal.is_rejected:
             r = replace(proposal.recommendation, confidence=confidence)
@@ -160,7 +160,7 @@ class ExpandableSegments(SettingRemedy):
         r = case.failed_request
         holes = (
             f"{format_size(r.unallocated_bytes)} are free in holes that are too small for the "
-            f"request of {format_size(r.requested_bytes)}"
+            f"{r.request_text}"
             if r is not None
             else "Live blocks keep free cache in segments that cannot be returned"
         )

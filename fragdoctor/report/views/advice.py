@@ -6,11 +6,29 @@ import re
 import shlex
 from typing import Final
 
-from fragdoctor.model.diagnosis import DeviceFigures, Diagnosis, Predicted, Recommendation, RunState
+from fragdoctor.model.diagnosis import (
+    Cause,
+    DeviceFigures,
+    Diagnosis,
+    Predicted,
+    Recommendation,
+    RunState,
+)
 from fragdoctor.model.finding import Confidence
+from fragdoctor.model.outlook import OutlookState
 from fragdoctor.report import document as doc
 from fragdoctor.report import words
-from fragdoctor.report.document import Detail, Style, bad, code, dim, good, location_text, strong
+from fragdoctor.report.document import (
+    Detail,
+    Style,
+    bad,
+    code,
+    dim,
+    good,
+    location_text,
+    strong,
+    warn,
+)
 from fragdoctor.units import format_size
 
 MAX_SHORT: Final = 2
@@ -33,7 +51,7 @@ def cure(diagnosis: Diagnosis, source_line: str) -> tuple[str, list[doc.Block]]:
     if not diagnosis.recommendations:
         return _without_advice(diagnosis)
     first = diagnosis.recommendations[0]
-    lead = "Try:" if first.confidence is Confidence.POSSIBLE else "Cure:"
+    lead = _lead(diagnosis, first)
     change = first.change
     if not first.setting:
         change = f"{first.title}: {change}" if change else first.title
@@ -45,6 +63,21 @@ def cure(diagnosis: Diagnosis, source_line: str) -> tuple[str, list[doc.Block]]:
     ]
 
 
+def _lead(diagnosis: Diagnosis, first: Recommendation) -> str:
+    """Return what the first recommendation is for: where nothing failed there is no cure."""
+    if diagnosis.verdict.cause is Cause.HEALTHY:
+        if diagnosis.verdict.state is RunState.NEAR_LIMIT:
+            return "To gain room:"
+        return "To lower the peak, if you want to:" if first.saves_bytes else "If you want to:"
+    return "Try:" if first.confidence is Confidence.POSSIBLE else "Cure:"
+
+
+def _lowers_peak(advice: Recommendation, diagnosis: Diagnosis) -> bool:
+    """Return whether it was tried for a lower peak, in a run that fits as it is."""
+    fits = diagnosis.verdict.cause is Cause.HEALTHY and advice.predicted.fits is True
+    return fits and bool(advice.saves_bytes)
+
+
 def _without_advice(diagnosis: Diagnosis) -> tuple[str, list[doc.Block]]:
     state = diagnosis.verdict.state
     if state in (RunState.NO_HISTORY, RunState.EMPTY):
@@ -54,6 +87,11 @@ def _without_advice(diagnosis: Diagnosis) -> tuple[str, list[doc.Block]]:
             doc.Paragraph(how),
             doc.Code(_RECORD_BY_HAND),
         ]
+    if state is RunState.NEAR_LIMIT and any(f.ooms for f in diagnosis.devices):
+        return "Nothing needs to change.", []
+    if state is RunState.NEAR_LIMIT and diagnosis.rejected:
+        none = "No setting or change that was tried gains room: it takes a smaller batch or model."
+        return "", [doc.Paragraph(none)]
     return ("Nothing needs to change." if state is RunState.FITS else ""), []
 
 
@@ -88,6 +126,8 @@ def sentence(text: str) -> str:
 def wins(advice: Recommendation, diagnosis: Diagnosis) -> str:
     """Return what a recommendation wins for the whole run, and how that is known."""
     p = advice.predicted
+    if _lowers_peak(advice, diagnosis) and _REPLAYED.match(advice.why):
+        return advice.why
     if p.method == "none":
         saves = advice.saves_bytes
         gain = f"It would free up to {format_size(saves)}. " if saves else ""
@@ -95,7 +135,7 @@ def wins(advice: Recommendation, diagnosis: Diagnosis) -> str:
             return f"{gain}It was not tested by replay."
         return f"{gain}Not tested: that takes a recording of the run ({_RECORD})."
     said = [
-        "" if p.fits is None else "the run fits" if p.fits else "the run still fails",
+        "" if p.fits is None else _fits_text(p, diagnosis),
         "" if p.outlook is None else words.outlook_text(p.outlook),
         *words.predicted_figures(p),
     ]
@@ -103,10 +143,18 @@ def wins(advice: Recommendation, diagnosis: Diagnosis) -> str:
     return f"{how}: {', '.join(s for s in said if s) or 'no figures'}."
 
 
+def _fits_text(predicted: Predicted, diagnosis: Diagnosis) -> str:
+    if not predicted.fits:
+        return "the run still fails"
+    is_cut = diagnosis.verdict.state is RunState.FAILED
+    is_whole = predicted.outlook is not None and predicted.outlook.state is OutlookState.HOLDS
+    return "the recorded part fits" if is_cut and not is_whole else "the run fits"
+
+
 def short_advice(diagnosis: Diagnosis) -> doc.Section:
     """Return the alternatives and what would not help, one line each."""
     rows = [
-        doc.Row((good("yes") if r.predicted.fits else dim("maybe"), _label(r), dim(_outcome(r))))
+        doc.Row((_promise(r.predicted), _label(r), dim(_outcome(r, diagnosis))))
         for r in diagnosis.recommendations[1 : 1 + MAX_SHORT]
     ]
     rows += [
@@ -127,20 +175,37 @@ def _label(advice: Recommendation) -> doc.Content:
     return code(value if advice.setting.startswith(_VARIABLE) else advice.setting)
 
 
-def _outcome(advice: Recommendation) -> str:
+def _outcome(advice: Recommendation, diagnosis: Diagnosis) -> str:
     p = advice.predicted
+    if _lowers_peak(advice, diagnosis):
+        return f"peak {format_size(advice.saves_bytes)} lower"
     if p.method == "none":
         return "not tested"
     if p.fits is None:
         return words.METHOD_TITLES.get(p.method, p.method)
+    if p.fits and p.outlook is not None and p.outlook.state is not OutlookState.HOLDS:
+        is_open = p.outlook.state is OutlookState.OPEN
+        return "fits so far; the rest is not known" if is_open else words.outlook_text(p.outlook)
     margin = f", {format_size(p.margin_bytes)} to spare" if p.margin_bytes is not None else ""
     return f"fits{margin}" if p.fits else "still fails"
+
+
+def _promise(predicted: Predicted) -> doc.Content:
+    """Return whether something is enough, in a word."""
+    outlook = predicted.outlook
+    if not predicted.fits or (outlook is not None and outlook.state is OutlookState.OPEN):
+        return dim("maybe")
+    if outlook is not None and outlook.state is OutlookState.FAILS:
+        return warn("later")
+    return good("yes")
 
 
 def _why_not(advice: Recommendation) -> str:
     """Return in a few words why something does not help."""
     if advice.predicted.fits is False:
         return "still fails"
+    if advice.predicted.outlook is not None and advice.predicted.outlook.ends_step:
+        return "the step fails further on"
     first = _REPLAYED.sub("", advice.why.split(". ", 1)[0].rstrip("."))
     clause = re.split(r", |: |; ", first, maxsplit=1)[0]
     return clause[:1].lower() + clause[1:] or "it changes nothing here"
