@@ -27,10 +27,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="run the slow tests too")
 
 
+def names_files(config: pytest.Config) -> bool:
+    """Return whether files are asked for by name, and not the whole suite or a folder."""
+    return any(arg.partition("::")[0].endswith(".py") for arg in config.args)
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
+    """Run named files in this process, for which the workers of ``-n auto`` start too slowly."""
+    return 0 if names_files(config) else None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave the slow tests out, unless asked for: by --all, by -m, or by the name of a file."""
-    is_named = any(arg.partition("::")[0].endswith(".py") for arg in config.args)
-    if config.getoption("--all") or config.getoption("markexpr") or is_named:
+    if config.getoption("--all") or config.getoption("markexpr") or names_files(config):
         return
     slow = [item for item in items if "slow" in item.keywords]
     if slow:

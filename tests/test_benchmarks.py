@@ -14,6 +14,8 @@ from fragdoctor.analysis.device import analyze_device
 from fragdoctor.trace.fidelity import share_of
 from fragdoctor.trace.simulate import reproduce, trace_of
 
+pytestmark = pytest.mark.slow
+
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 

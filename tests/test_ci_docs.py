@@ -23,6 +23,8 @@ from fragdoctor.cli.commands import app
 from fragdoctor.cli.configuration import NOT_CONFIGURED, configure
 from fragdoctor.rules.registry import RULES
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs/ci.md").read_text(encoding="utf-8")
 BASH = shutil.which("bash")

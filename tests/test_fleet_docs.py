@@ -18,6 +18,8 @@ from fragdoctor.cli.fleet import DEFAULT_TIMEOUT_S
 from fragdoctor.fleet.engine import _ALONE_BYTES, MAX_CHUNK
 from fragdoctor.model.fleet import MAX_SUMMARY_BYTES
 
+pytestmark = pytest.mark.slow
+
 PAGE = (Path(__file__).resolve().parents[1] / "docs/fleet.md").read_text(encoding="utf-8")
 
 

@@ -11,6 +11,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def maker(root: Path) -> ModuleType:

@@ -100,6 +100,27 @@ def test_links_lead_somewhere(page, text):
     assert [t for t in local if not (ROOT / page.parent / t).exists()] == []
 
 
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+
+
+def test_contributing_names_only_what_exists():
+    names = re.findall(r"`((?:fragdoctor|tests|tools|docs|\.ci)/[\w./]*)`", CONTRIBUTING)
+    short = set(re.findall(r"`(\w+/\w+\.py)`", CONTRIBUTING)) - set(names)
+
+    found = [n for n in names if not (ROOT / n).exists()]
+    found += [
+        n for n in short if not (ROOT / n).exists() and not (ROOT / "fragdoctor" / n).exists()
+    ]
+    assert found == []
+
+
+def test_map_of_contributing_has_each_folder_of_the_package():
+    table = "\n".join(line for line in CONTRIBUTING.splitlines() if line.startswith("| `"))
+    folders = [p.name for p in (ROOT / "fragdoctor").iterdir() if list(p.glob("*.py"))]
+
+    assert [name for name in folders if f"{name}`" not in table] == []
+
+
 def test_readme_is_short():
     assert len(README.splitlines()) <= 160
 

@@ -35,12 +35,13 @@ class Walker {
  private:
   static constexpr std::size_t NOT_MADE = static_cast<std::size_t>(-1);
 
-  // What is known of the loop in a node. `round` counts its turns and entries; a child was met in
-  // this round if its stamp says so.
+  // What is known of the call that a node stands for: its children in the order in which the
+  // current iteration of each loop around them met them.
   struct Node {
-    std::int32_t round = 0, stamp = -1;
-    // The program went back to a line that was not met in this round, or to the line's own code:
-    // maybe a loop that turned. It did if something follows that was met in this round.
+    std::vector<std::int32_t> met;
+    std::size_t position = 0;  // in `met` of the parent, if that has it there
+    // The program went back to a line that was not met, or to the line's own code: maybe a loop
+    // that turned, to a line which is not always run. It was if a line follows that was met.
     std::int32_t back_visit = NO_NODE, back_target = NO_NODE, back_source = NO_NODE;
     std::vector<std::int32_t> since_back;  // children met from there on
   };
@@ -107,39 +108,63 @@ class Walker {
   // The function is called: what was met in it before was another call.
   void enter(std::int32_t at, std::int32_t child) {
     Node& here = node(at);
-    ++here.round;
+    here.met.clear();
     here.back_visit = NO_NODE;
-    node(child).stamp = here.round;
+    meet(at, child);
+  }
+
+  void meet(std::int32_t at, std::int32_t child) {
+    std::vector<std::int32_t>& met = node(at).met;
+    node(child).position = met.size();
+    met.push_back(child);
+  }
+
+  bool is_met(std::int32_t at, std::int32_t child) {
+    const std::vector<std::int32_t>& met = node(at).met;
+    const std::size_t position = node(child).position;
+    return position < met.size() && met[position] == child;
   }
 
   // The program goes on within a call, from one line to another.
   void move(std::int32_t at, std::int32_t from, std::int32_t to, std::int32_t now) {
     Node& here = node(at);
-    const bool was_met = node(to).stamp == here.round;
-    if (was_met && !is_own(to)) {
-      turn(at, from, to, now);
-    } else if (was_met ? here.back_visit == NO_NODE || is_own(here.back_target)
-                       : here.back_visit == NO_NODE && is_back(from, to)) {
+    const bool was_met = is_met(at, to), is_idle = here.back_visit == NO_NODE;
+    // A line has code of its own before and after each call in it: the last of it may be a turn.
+    if (was_met && is_own(to) ? is_idle || is_own(here.back_target)
+                              : !was_met && is_idle && is_back(from, to)) {
       here.back_visit = now;
       here.back_target = to;
       here.back_source = from;
       here.since_back.clear();
     }
-    node(to).stamp = here.round;
-    if (here.back_visit != NO_NODE) here.since_back.push_back(to);
+    if (was_met && !is_own(to)) {
+      turn(at, from, to, now);
+    } else {
+      if (here.back_visit != NO_NODE) here.since_back.push_back(to);
+      if (!was_met) meet(at, to);
+    }
   }
 
   void turn(std::int32_t at, std::int32_t from, std::int32_t to, std::int32_t now) {
     Node& here = node(at);
-    const bool began_before = here.back_visit != NO_NODE;
-    out_.turn_visit.push_back(began_before ? here.back_visit : now);
-    out_.turn_node.push_back(at);
-    out_.turn_target.push_back(began_before ? here.back_target : to);
-    out_.turn_source.push_back(began_before ? here.back_source : from);
-    ++here.round;
-    if (began_before)
-      for (const std::int32_t child : here.since_back) node(child).stamp = here.round;
+    if (here.back_visit != NO_NODE && (is_own(here.back_target) || !is_back(from, to))) {
+      put_turn(here.back_visit, at, here.back_target, here.back_source);
+      const std::int32_t first = is_own(here.back_target) ? here.back_target : to;
+      here.met.resize(std::min(node(first).position, node(to).position));
+      for (const std::int32_t child : here.since_back) meet(at, child);
+      meet(at, to);
+    } else {
+      put_turn(now, at, to, from);
+      here.met.resize(node(to).position + 1);
+    }
     here.back_visit = NO_NODE;
+  }
+
+  void put_turn(std::int32_t visit, std::int32_t at, std::int32_t target, std::int32_t source) {
+    out_.turn_visit.push_back(visit);
+    out_.turn_node.push_back(at);
+    out_.turn_target.push_back(target);
+    out_.turn_source.push_back(source);
   }
 
   // Code of the line itself, without a call: a line may have some before and after each call.

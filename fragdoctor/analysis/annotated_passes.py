@@ -4,21 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from fragdoctor.analysis.categories import (
-    ACTIVATIONS,
-    GRADIENTS,
-    KEPT,
-    LIKELY,
-    OPTIMIZER_STATE,
-    PARAMETERS,
-    POSSIBLE,
-    TEMPORARIES,
-    UNKNOWN,
-    Categories,
-)
+from fragdoctor.analysis.categories import LIKELY, POSSIBLE, Categories
+from fragdoctor.model.phases import Category, TrainingPhase
 from fragdoctor.model.snapshot import I64, U8, Bools
 from fragdoctor.trace.lives import BEFORE, NEVER, Lives, Totals
-from fragdoctor.trace.passes import BOTH, OPTIMIZER, Passes
+from fragdoctor.trace.passes import Passes
 
 
 def sort_by_lifetime(lives: Lives, passes: Passes, totals: Totals) -> Categories:
@@ -36,26 +26,26 @@ def sort_by_lifetime(lives: Lives, passes: Passes, totals: Totals) -> Categories
     died = of_row[np.clip(lives.free, 0, last_row)].astype(np.int64)
     died[is_alive] = n
     label = passes.label[born]
-    category = np.full(len(lives), UNKNOWN, np.uint8)
+    category = np.full(len(lives), Category.UNKNOWN, np.uint8)
     sureness = np.full(len(lives), POSSIBLE, np.uint8)
 
     def put(rows: Bools, what: int, how_sure: int = POSSIBLE) -> None:
         category[rows] = what
         sureness[rows] = how_sure
 
-    in_step = (label == OPTIMIZER) & ~is_old
-    put(in_step & (died == born), TEMPORARIES, LIKELY)
+    in_step = (label == TrainingPhase.OPTIMIZER) & ~is_old
+    put(in_step & (died == born), Category.TEMPORARIES, LIKELY)
     is_cut = passes.is_cut & (born == n - 1)
-    put(in_step & (died > born + 1) & ~is_cut, OPTIMIZER_STATE, LIKELY)
-    between = (label == BOTH) & ~is_old
+    put(in_step & (died > born + 1) & ~is_cut, Category.OPTIMIZER_STATE, LIKELY)
+    between = (label == TrainingPhase.FORWARD_BACKWARD) & ~is_old
     top = _tops(passes, totals.allocated_bytes)[born]
     within = between & (died == born)
-    put(within, TEMPORARIES)
-    put(within & (lives.start < top) & (lives.free >= top), ACTIVATIONS)
+    put(within, Category.TEMPORARIES)
+    put(within & (lives.start < top) & (lives.free >= top), Category.ACTIVATIONS)
     gradients = between & (died == born + 1) & ~is_alive
-    put(gradients, GRADIENTS)
+    put(gradients, Category.GRADIENTS)
     if gradients.any():  # else nothing tells parameters from what else is kept
-        put(between & (died > born + 2) & (born + 2 < n), KEPT)
+        put(between & (died > born + 2) & (born + 2 < n), Category.KEPT)
     first = between & (born == 0) & is_alive
     _match_parameters(lives, category, gradients, (first | is_old) & is_alive)
     return Categories(category, sureness)
@@ -80,7 +70,7 @@ def _match_parameters(lives: Lives, category: U8, gradients: Bools, candidates: 
     at = np.searchsorted(sizes, lives.requested_bytes[old])
     have = np.bincount(at, minlength=len(sizes))
     rank = np.arange(len(old)) - np.append(0, np.cumsum(have))[at]
-    category[old[rank < wanted[at]]] = PARAMETERS
+    category[old[rank < wanted[at]]] = Category.PARAMETERS
 
 
 def _one_step(lives: Lives, rows: I64) -> tuple[I64, I64]:

@@ -13,21 +13,12 @@ from typing import Final
 
 import numpy as np
 
+from fragdoctor.model.phases import Category, TrainingPhase
 from fragdoctor.model.snapshot import I64, U8, Bools
 from fragdoctor.trace.lives import BEFORE, NEVER, Lives
-from fragdoctor.trace.passes import (
-    BACKWARD,
-    FORWARD,
-    NOT_REACHED,
-    OPTIMIZER,
-    SETUP,
-    Passes,
-)
+from fragdoctor.trace.passes import NOT_REACHED, Passes
 from fragdoctor.trace.stacks import StackRoles
 
-PARAMETERS, GRADIENTS, OPTIMIZER_STATE, ACTIVATIONS = 0, 1, 2, 3
-INPUTS, TEMPORARIES, KEPT, UNKNOWN = 4, 5, 6, 7
-N_CATEGORIES: Final = 8
 POSSIBLE, LIKELY = 0, 1
 # Share of the bytes of gradients that older blocks must match to count as their parameters.
 MIN_MATCH: Final = 0.9
@@ -57,10 +48,10 @@ class _Sorter:
         self.died[self.is_alive] = self.n_passes
         self.died[lives.free == BEFORE] = -1
         self.label = passes.label[self.born]
-        following = np.append(passes.next_of(BACKWARD), NOT_REACHED)
+        following = np.append(passes.next_of(TrainingPhase.BACKWARD), NOT_REACHED)
         self.backward = following[np.minimum(self.born, self.n_passes)]
         self.second = following[np.minimum(self.backward, self.n_passes)]
-        self.category = np.full(len(lives), UNKNOWN, np.uint8)
+        self.category = np.full(len(lives), Category.UNKNOWN, np.uint8)
         self.sureness = np.zeros(len(lives), np.uint8)
         # Blocks whose end is not seen: they wait for a backward pass, or for what follows it.
         self.is_open = np.zeros(len(lives), np.bool_)
@@ -82,7 +73,7 @@ def sort_blocks(lives: Lives, roles: StackRoles, passes: Passes) -> Categories:
     sorter = _Sorter(lives, roles, passes)
     _sort_setup(sorter)
     _sort_forward(sorter)
-    if not (passes.label == BACKWARD).any():
+    if not (passes.label == TrainingPhase.BACKWARD).any():
         _sort_forward_alone(sorter)
     _sort_optimizer(sorter)
     _sort_model(sorter)
@@ -94,46 +85,46 @@ def sort_blocks(lives: Lives, roles: StackRoles, passes: Passes) -> Categories:
 
 
 def _sort_setup(s: _Sorter) -> None:
-    made = s.made_in(SETUP)
-    s.put(made & (s.died == s.born), TEMPORARIES)
-    s.put(made & (s.died > s.born), KEPT, POSSIBLE)
+    made = s.made_in(TrainingPhase.SETUP)
+    s.put(made & (s.died == s.born), Category.TEMPORARIES)
+    s.put(made & (s.died > s.born), Category.KEPT, POSSIBLE)
 
 
 def _sort_model(s: _Sorter) -> None:
     """Find the parameters: made while a module is built, moved or loaded, and there to stay."""
     makes, may_make = s.roles.makes_model[s.stack], s.roles.may_make_model[s.stack]
     outlives = (s.died > s.backward) | (s.is_alive & (s.died > s.born))
-    early = s.made_in(SETUP) | s.made_in(FORWARD)
-    s.put(may_make & s.made_in(SETUP) & outlives, PARAMETERS, POSSIBLE)
-    s.put(makes & early & outlives, PARAMETERS)
-    s.put(makes & early & ~outlives, TEMPORARIES)
-    s.put(s.roles.makes_state[s.stack] & early & outlives, OPTIMIZER_STATE)
+    early = s.made_in(TrainingPhase.SETUP) | s.made_in(TrainingPhase.FORWARD)
+    s.put(may_make & s.made_in(TrainingPhase.SETUP) & outlives, Category.PARAMETERS, POSSIBLE)
+    s.put(makes & early & outlives, Category.PARAMETERS)
+    s.put(makes & early & ~outlives, Category.TEMPORARIES)
+    s.put(s.roles.makes_state[s.stack] & early & outlives, Category.OPTIMIZER_STATE)
 
 
 def _sort_forward(s: _Sorter) -> None:
-    made = s.made_in(FORWARD)
+    made = s.made_in(TrainingPhase.FORWARD)
     n = s.n_passes
     inputs = made & s.roles.by_user[s.stack] & ~s.roles.in_module[s.stack]
     inputs &= s.start < s.passes.first_module[s.born]
     inputs &= s.passes.first_module[s.born] != NOT_REACHED
-    s.put(made, KEPT, POSSIBLE)
-    s.put(made & (s.died < s.backward), TEMPORARIES)
-    s.put(made & (s.died == s.backward), ACTIVATIONS)
+    s.put(made, Category.KEPT, POSSIBLE)
+    s.put(made & (s.died < s.backward), Category.TEMPORARIES)
+    s.put(made & (s.died == s.backward), Category.ACTIVATIONS)
     # A variable of the loop (logits, loss, batch) is overwritten by the next step.
     late = made & (s.died > s.backward) & (s.backward != NOT_REACHED) & ~s.is_alive
-    following = np.append(s.passes.next_of(BACKWARD), NOT_REACHED)
+    following = np.append(s.passes.next_of(TrainingPhase.BACKWARD), NOT_REACHED)
     third = following[np.minimum(s.second, s.n_passes)]
-    s.put(late & (s.died < third), ACTIVATIONS, POSSIBLE)
-    s.put(late & (s.died < s.second), ACTIVATIONS)
+    s.put(late & (s.died < third), Category.ACTIVATIONS, POSSIBLE)
+    s.put(late & (s.died < s.second), Category.ACTIVATIONS)
     # One loss after another may need the same results (two networks, retain_graph).
     ends_in = s.passes.label[np.minimum(s.died, s.n_passes - 1)]
-    s.put(late & (ends_in == BACKWARD), ACTIVATIONS)
-    s.put(inputs & (s.died > s.born) & ~s.is_alive, INPUTS)
+    s.put(late & (ends_in == TrainingPhase.BACKWARD), Category.ACTIVATIONS)
+    s.put(inputs & (s.died > s.born) & ~s.is_alive, Category.INPUTS)
     waits = made & s.is_alive & (s.second >= n)
-    s.put(waits, ACTIVATIONS, POSSIBLE)
+    s.put(waits, Category.ACTIVATIONS, POSSIBLE)
     is_over = s.backward < n - (1 if s.passes.is_cut else 0)
-    s.put(waits & is_over, KEPT, POSSIBLE)
-    s.put(inputs & waits, INPUTS)
+    s.put(waits & is_over, Category.KEPT, POSSIBLE)
+    s.put(inputs & waits, Category.INPUTS)
     s.is_open |= waits & ~is_over & ~inputs
     s.is_left |= waits & is_over & ~inputs
 
@@ -144,64 +135,67 @@ def _sort_forward_alone(s: _Sorter) -> None:
     In training a line's results wait, in inference its caches do. Where a failure cut the trace
     and a line of the model freed little of what it made, they are likely to be activations.
     """
-    made = s.made_in(FORWARD) & s.roles.in_module[s.stack]
+    made = s.made_in(TrainingPhase.FORWARD) & s.roles.in_module[s.stack]
     n_stacks = len(s.roles.role)
     total, alive = np.zeros(n_stacks, np.int64), np.zeros(n_stacks, np.int64)
     np.add.at(total, s.stack[made], s.requested[made])
     np.add.at(alive, s.stack[made & s.is_alive], s.requested[made & s.is_alive])
-    waits = s.made_in(FORWARD) & s.is_alive & (s.category != INPUTS)
-    s.put(waits, UNKNOWN, POSSIBLE)
+    waits = s.made_in(TrainingPhase.FORWARD) & s.is_alive & (s.category != Category.INPUTS)
+    s.put(waits, Category.UNKNOWN, POSSIBLE)
     if s.passes.is_cut:
-        s.put(waits & made & (2 * alive >= total)[s.stack], ACTIVATIONS, POSSIBLE)
+        s.put(waits & made & (2 * alive >= total)[s.stack], Category.ACTIVATIONS, POSSIBLE)
     # What is freed in the end may as well have been a result or a cache: no pass marks its time.
-    s.sureness[s.made_in(FORWARD) & (s.category == TEMPORARIES)] = POSSIBLE
-    s.is_open &= ~s.made_in(FORWARD)
+    s.sureness[s.made_in(TrainingPhase.FORWARD) & (s.category == Category.TEMPORARIES)] = POSSIBLE
+    s.is_open &= ~s.made_in(TrainingPhase.FORWARD)
 
 
 def _sort_optimizer(s: _Sorter) -> None:
-    made = s.made_in(OPTIMIZER)
+    made = s.made_in(TrainingPhase.OPTIMIZER)
     in_step, makes_state = s.roles.in_step[s.stack], s.roles.makes_state[s.stack]
-    s.put(made & (s.died == s.born), TEMPORARIES)
+    s.put(made & (s.died == s.born), Category.TEMPORARIES)
     stays = made & (s.died > s.born)
-    s.put(stays, KEPT, POSSIBLE)
-    s.put(stays & ~in_step & ~s.is_alive, TEMPORARIES, POSSIBLE)
-    s.put(stays & in_step, OPTIMIZER_STATE)
+    s.put(stays, Category.KEPT, POSSIBLE)
+    s.put(stays & ~in_step & ~s.is_alive, Category.TEMPORARIES, POSSIBLE)
+    s.put(stays & in_step, Category.OPTIMIZER_STATE)
     if s.passes.is_cut:
         cut = stays & s.is_alive & (s.born == s.n_passes - 1) & ~makes_state
-        s.put(cut, TEMPORARIES, POSSIBLE)
+        s.put(cut, Category.TEMPORARIES, POSSIBLE)
         s.is_open |= cut
     # An optimizer that steps inside the backward pass.
-    s.put(s.made_in(BACKWARD) & in_step & (s.died > s.born), OPTIMIZER_STATE)
+    s.put(s.made_in(TrainingPhase.BACKWARD) & in_step & (s.died > s.born), Category.OPTIMIZER_STATE)
 
 
 def _sort_backward(s: _Sorter) -> None:
-    made = s.made_in(BACKWARD) & ~s.roles.in_step[s.stack]
+    made = s.made_in(TrainingPhase.BACKWARD) & ~s.roles.in_step[s.stack]
     recomputed = made & s.roles.recomputes[s.stack]
-    s.put(made & (s.died == s.born), TEMPORARIES)
-    s.put(recomputed & (s.died == s.born), ACTIVATIONS)
+    s.put(made & (s.died == s.born), Category.TEMPORARIES)
+    s.put(recomputed & (s.died == s.born), Category.ACTIVATIONS)
     outlives = made & (s.died > s.born)
     persists = (s.died > s.backward) | (s.is_alive & (s.backward < s.n_passes - 1))
-    is_parameter, sureness = s.category == PARAMETERS, LIKELY
+    is_parameter, sureness = s.category == Category.PARAMETERS, LIKELY
     if not is_parameter.any():  # made by hand: whatever is there from before the first step
-        is_parameter, sureness = s.made_in(SETUP) & (s.category == KEPT) & s.is_alive, POSSIBLE
+        is_parameter, sureness = (
+            s.made_in(TrainingPhase.SETUP) & (s.category == Category.KEPT) & s.is_alive,
+            POSSIBLE,
+        )
     known = bool(is_parameter.any())
     fits = _fitting(s, outlives, persists, is_parameter) if known else outlives
-    s.put(outlives, GRADIENTS, POSSIBLE)
-    s.put(outlives & fits, GRADIENTS, sureness if known else POSSIBLE)
+    s.put(outlives, Category.GRADIENTS, POSSIBLE)
+    s.put(outlives & fits, Category.GRADIENTS, sureness if known else POSSIBLE)
     if known:
         sizes = np.unique(s.requested[is_parameter])
         other_dtype = np.isin(s.requested, np.concatenate([sizes * 2, sizes // 2]))
-        s.put(outlives & ~fits & ~other_dtype, TEMPORARIES, POSSIBLE)
-        s.put(outlives & ~fits & (persists | s.is_alive), KEPT, POSSIBLE)
+        s.put(outlives & ~fits & ~other_dtype, Category.TEMPORARIES, POSSIBLE)
+        s.put(outlives & ~fits & (persists | s.is_alive), Category.KEPT, POSSIBLE)
     else:
         ends_in = s.passes.label[np.minimum(s.died, s.n_passes - 1)]
-        freed_by_step = ~s.is_alive & (ends_in != BACKWARD)
-        s.put(outlives & persists & ~freed_by_step, UNKNOWN, POSSIBLE)
-    if s.passes.is_cut and s.passes.label[-1] == BACKWARD:
+        freed_by_step = ~s.is_alive & (ends_in != TrainingPhase.BACKWARD)
+        s.put(outlives & persists & ~freed_by_step, Category.UNKNOWN, POSSIBLE)
+    if s.passes.is_cut and s.passes.label[-1] == TrainingPhase.BACKWARD:
         cut = outlives & s.is_alive & (s.born == s.n_passes - 1)
-        s.put(cut & ~fits, TEMPORARIES, POSSIBLE)
-        s.put(cut & recomputed, ACTIVATIONS, POSSIBLE)
-        s.put(cut & fits & ~recomputed, GRADIENTS, POSSIBLE)
+        s.put(cut & ~fits, Category.TEMPORARIES, POSSIBLE)
+        s.put(cut & recomputed, Category.ACTIVATIONS, POSSIBLE)
+        s.put(cut & fits & ~recomputed, Category.GRADIENTS, POSSIBLE)
 
 
 def _fitting(s: _Sorter, outlives: Bools, persists: Bools, is_parameter: Bools) -> Bools:
@@ -232,28 +226,28 @@ def _sort_unnamed_parameters(s: _Sorter) -> None:
     What is left of them when every gradient has its parameter is a copy (an average of the
     weights, a teacher) or something else.
     """
-    named = (s.category == PARAMETERS) & s.roles.makes_model[s.stack]
-    rows = np.flatnonzero(s.made_in(SETUP) & s.is_alive & ~named)
-    rows = rows[(s.category[rows] == KEPT) | (s.category[rows] == PARAMETERS)]
+    named = (s.category == Category.PARAMETERS) & s.roles.makes_model[s.stack]
+    rows = np.flatnonzero(s.made_in(TrainingPhase.SETUP) & s.is_alive & ~named)
+    rows = rows[(s.category[rows] == Category.KEPT) | (s.category[rows] == Category.PARAMETERS)]
     sizes, wanted = _gradients_of_a_step(s)
     if not len(rows) or not len(sizes):
         return
     is_named = named & np.isin(s.requested, sizes)
     n_named = np.bincount(np.searchsorted(sizes, s.requested[is_named]), minlength=len(sizes))
     wanted = np.maximum(0, wanted - n_named)
-    s.category[rows], s.sureness[rows] = KEPT, POSSIBLE
+    s.category[rows], s.sureness[rows] = Category.KEPT, POSSIBLE
     rows = rows[np.isin(s.requested[rows], sizes)]
     rows = rows[np.lexsort((s.start[rows], s.requested[rows]))]
     at = np.searchsorted(sizes, s.requested[rows])
     have = np.bincount(at, minlength=len(sizes))
     chosen = rows[np.arange(len(rows)) - np.append(0, np.cumsum(have))[at] < wanted[at]]
-    s.category[chosen] = PARAMETERS
+    s.category[chosen] = Category.PARAMETERS
     s.sureness[chosen] = np.where(s.roles.may_make_model[s.stack[chosen]], LIKELY, POSSIBLE)
 
 
 def _gradients_of_a_step(s: _Sorter) -> tuple[I64, I64]:
     """Return the sizes of gradients, and how many of each a single backward pass made at most."""
-    rows = np.flatnonzero((s.category == GRADIENTS) & ~s.is_before)
+    rows = np.flatnonzero((s.category == Category.GRADIENTS) & ~s.is_before)
     sizes, at = np.unique(s.requested[rows], return_inverse=True)
     pairs, count = np.unique(s.born[rows] * len(sizes) + at.reshape(-1), return_counts=True)
     most = np.zeros(len(sizes), np.int64)
@@ -265,14 +259,18 @@ def _sort_old(s: _Sorter) -> None:
     """Sort what was there before the recording: by its stack if that is known, else by size."""
     old, alive = s.is_before, s.is_before & s.is_alive
     roles, stack = s.roles, s.stack
-    s.put(old, UNKNOWN, POSSIBLE)
-    first_backward = np.flatnonzero(s.passes.label == BACKWARD)
+    s.put(old, Category.UNKNOWN, POSSIBLE)
+    first_backward = np.flatnonzero(s.passes.label == TrainingPhase.BACKWARD)
     if len(first_backward):
         dies_there = old & (s.died == first_backward[0])
-        s.put(dies_there & (s.passes.label[0] != BACKWARD), ACTIVATIONS, POSSIBLE)
-    s.put(alive & (roles.in_step[stack] | roles.makes_state[stack]), OPTIMIZER_STATE)
-    s.put(alive & roles.makes_model[stack], PARAMETERS)
-    _match_sizes(s, alive & (s.category == UNKNOWN))
+        s.put(
+            dies_there & (s.passes.label[0] != TrainingPhase.BACKWARD),
+            Category.ACTIVATIONS,
+            POSSIBLE,
+        )
+    s.put(alive & (roles.in_step[stack] | roles.makes_state[stack]), Category.OPTIMIZER_STATE)
+    s.put(alive & roles.makes_model[stack], Category.PARAMETERS)
+    _match_sizes(s, alive & (s.category == Category.UNKNOWN))
 
 
 def _match_sizes(s: _Sorter, old: Bools) -> None:
@@ -281,8 +279,8 @@ def _match_sizes(s: _Sorter, old: Bools) -> None:
     Only where all gradients of a backward pass have their match; of the others with these sizes a
     multiple of one or two per parameter is state (momentum; Adam).
     """
-    grads = (s.category == GRADIENTS) & ~s.is_before
-    if not grads.any() or not old.any() or (s.category == PARAMETERS).any():
+    grads = (s.category == Category.GRADIENTS) & ~s.is_before
+    if not grads.any() or not old.any() or (s.category == Category.PARAMETERS).any():
         return
     passes, n_grads = np.unique(s.born[grads], return_counts=True)
     of_pass = grads & (s.born == passes[int(n_grads.argmax())])
@@ -297,19 +295,19 @@ def _match_sizes(s: _Sorter, old: Bools) -> None:
         return
     rank = np.arange(len(rows)) - np.append(0, np.cumsum(have))[at]
     is_parameter = rank < wanted[at]
-    s.category[rows[is_parameter]] = PARAMETERS
+    s.category[rows[is_parameter]] = Category.PARAMETERS
     spare = have - wanted
     times = spare / np.maximum(wanted, 1)
     agrees = (times == 1) | (times == 2)
     if int((sizes * wanted)[agrees].sum()) >= MIN_MATCH * total:
-        s.category[rows[~is_parameter & agrees[at]]] = OPTIMIZER_STATE
+        s.category[rows[~is_parameter & agrees[at]]] = Category.OPTIMIZER_STATE
 
 
 def _ask_the_line(s: _Sorter) -> None:
     """Give blocks whose end is not seen what most bytes of the same stack turned out to be."""
     is_open = s.is_open | s.is_left
     # What the last pass freed at once says nothing of what it has not freed yet.
-    is_seen = ~is_open & ~s.is_before & (s.born < s.n_passes - 1) & (s.category != UNKNOWN)
+    is_seen = ~is_open & ~s.is_before & (s.born < s.n_passes - 1) & (s.category != Category.UNKNOWN)
     _follow(s, s.is_open, is_seen)
     _follow(s, s.is_left, is_seen & (s.died > s.backward))
 
@@ -321,7 +319,7 @@ def _follow(s: _Sorter, rows: Bools, examples: Bools) -> None:
     known = known[np.isin(s.stack[known], wanted)]
     if not len(known):
         return
-    table = np.zeros((len(wanted), N_CATEGORIES), np.int64)
+    table = np.zeros((len(wanted), len(Category)), np.int64)
     np.add.at(
         table, (np.searchsorted(wanted, s.stack[known]), s.category[known]), s.requested[known]
     )
@@ -334,8 +332,8 @@ def _follow(s: _Sorter, rows: Bools, examples: Bools) -> None:
 def sums_at(categories: Categories, size: I64, rows: I64) -> tuple[I64, I64, I64]:
     """Return (bytes, number of blocks, bytes that are likely) of each category among rows."""
     kind = categories.category[rows]
-    n_bytes, sure = np.zeros(N_CATEGORIES, np.int64), np.zeros(N_CATEGORIES, np.int64)
+    n_bytes, sure = np.zeros(len(Category), np.int64), np.zeros(len(Category), np.int64)
     np.add.at(n_bytes, kind, size[rows])
     likely = rows[categories.sureness[rows] == LIKELY]
     np.add.at(sure, categories.category[likely], size[likely])
-    return n_bytes, np.bincount(kind, minlength=N_CATEGORIES), sure
+    return n_bytes, np.bincount(kind, minlength=len(Category)), sure

@@ -24,11 +24,11 @@ from fragdoctor.analysis.result import (
     KeptPattern,
     PhaseAnalysis,
 )
+from fragdoctor.model.phases import TrainingPhase
 from fragdoctor.model.snapshot import I32, I64, Snapshot
 from fragdoctor.trace import stacks as roles_of
 from fragdoctor.trace.code_owners import NATIVE, PACKAGE, TORCH, USER
 from fragdoctor.trace.lives import NEVER
-from fragdoctor.trace.passes import BACKWARD, BOTH, OPTIMIZER
 from fragdoctor.trace.stacks import LOSS
 from fragdoctor.trace.trace import Trace
 
@@ -132,14 +132,17 @@ def _is_cache_of_generation(trace: Trace, rows: I64, phases: PhaseAnalysis | Non
     So grows a KV cache that is kept as a list: each step joins all parts, one more than before, so
     that the largest request of some stack rises from each part of the trace to the next.
     """
-    if _has_passes(phases, BACKWARD, OPTIMIZER, BOTH):
+    if not len(rows) or _has_passes(
+        phases, TrainingPhase.BACKWARD, TrainingPhase.OPTIMIZER, TrainingPhase.FORWARD_BACKWARD
+    ):
         return False
     lives = trace.lives
     made = np.flatnonzero(lives.start >= 0)
     part_bytes = int(np.median(lives.size_bytes[rows]))
     made = made[(lives.size_bytes[made] >= MIN_STEPS * part_bytes) & (lives.free[made] != NEVER)]
-    for stack in np.unique(lives.stack[made]).tolist():
-        size = lives.size_bytes[made[lives.stack[made] == stack]]
+    made = made[np.argsort(lives.stack[made], kind="stable")]
+    firsts = np.flatnonzero(np.diff(lives.stack[made])) + 1
+    for size in np.split(lives.size_bytes[made], firsts):
         if len(size) < 2 * N_PARTS:
             continue
         bounds = np.arange(N_PARTS) * len(size) // N_PARTS
@@ -158,7 +161,7 @@ def _is_unrolled(kept: KeptMemory, phases: PhaseAnalysis | None) -> bool:
     gradients = sum(k.n_bytes for k in kept.kinds if k.kind is KeptKind.GRADIENT)
     results = sum(k.n_bytes for k in kept.kinds if k.kind in (KeptKind.ACTIVATION, KeptKind.LOSS))
     is_mixed = min(gradients, results) >= MIXED_SHARE * total
-    return is_mixed and not _has_passes(phases, OPTIMIZER)
+    return is_mixed and not _has_passes(phases, TrainingPhase.OPTIMIZER)
 
 
 def _growing_buffer(
@@ -168,7 +171,7 @@ def _growing_buffer(
 
     A KV cache grows so as well, and ends with its request. What outlives backward passes does not.
     """
-    if not _has_passes(phases, BACKWARD, BOTH):
+    if not _has_passes(phases, TrainingPhase.BACKWARD, TrainingPhase.FORWARD_BACKWARD):
         return None
     large = [
         b
@@ -204,7 +207,7 @@ def _trains_between(phases: PhaseAnalysis | None, row: I64) -> bool:
     """Return whether a backward pass lies between nearly all of some events."""
     if phases is None:
         return False
-    is_backward = np.isin(phases.labels, (BACKWARD, BOTH))
+    is_backward = np.isin(phases.labels, (TrainingPhase.BACKWARD, TrainingPhase.FORWARD_BACKWARD))
     begins = phases.first[:-1][is_backward]
     made = np.searchsorted(begins, row)
     return bool(np.count_nonzero(np.diff(made)) >= STEADY_SHARE * (len(row) - 1))
@@ -382,7 +385,9 @@ def _trains_meanwhile(trace: Trace, phases: PhaseAnalysis | None, rows: I64) -> 
         return True
     first, end = int(start.min()), int(start.max())
     inside = (phases.first[1:] > first) & (phases.first[:-1] <= end)
-    return bool(np.isin(phases.labels[inside], (BACKWARD, OPTIMIZER)).any())
+    return bool(
+        np.isin(phases.labels[inside], (TrainingPhase.BACKWARD, TrainingPhase.OPTIMIZER)).any()
+    )
 
 
 def _is_hook(trace: Trace, stack: int) -> bool:

@@ -8,26 +8,24 @@ from typing import Final
 import numpy as np
 
 from fragdoctor.analysis.annotated_passes import sort_by_lifetime
-from fragdoctor.analysis.categories import N_CATEGORIES, Categories, sort_blocks, sums_at
+from fragdoctor.analysis.categories import Categories, sort_blocks, sums_at
 from fragdoctor.analysis.result import CategorySum, PhaseAnalysis, PhasePeaks
 from fragdoctor.analysis.teardown import end_of_work
+from fragdoctor.model.phases import Category, TrainingPhase
 from fragdoctor.model.snapshot import I64, Action
 from fragdoctor.trace.lives import Lives
-from fragdoctor.trace.passes import (
-    BACKWARD,
-    BOTH,
-    FORWARD,
-    OPTIMIZER,
-    SETUP,
-    Passes,
-    RoleRuns,
-    annotated_passes,
-    find_passes,
-)
+from fragdoctor.trace.passes import Passes, RoleRuns, annotated_passes, find_passes, last_phase
 from fragdoctor.trace.steps import Steps
 from fragdoctor.trace.trace import Trace
 
 MAX_LINES: Final = 5
+_ORDER: Final = (
+    TrainingPhase.SETUP,
+    TrainingPhase.FORWARD,
+    TrainingPhase.BACKWARD,
+    TrainingPhase.FORWARD_BACKWARD,
+    TrainingPhase.OPTIMIZER,
+)
 NO_STACKS: Final = "no stacks were recorded, so nothing tells the phases apart"
 ONLY_STEPS: Final = (
     "no stacks were recorded; only the optimizer's steps are marked, by PyTorch's own annotations"
@@ -46,7 +44,7 @@ def find_phases(trace: Trace) -> PhaseAnalysis:
         passes = replace(passes, is_cut=passes.is_cut or is_failed)
         categories = sort_blocks(lives, trace.stacks.roles, passes)
         found = _summary(trace, passes, _Table(categories, lives, trace), end)
-        trains = np.isin(passes.label, (BACKWARD, OPTIMIZER)).any()
+        trains = np.isin(passes.label, (TrainingPhase.BACKWARD, TrainingPhase.OPTIMIZER)).any()
         return found if trains else _untrained(found)
     if trace.stacks.roles.has_python:
         return PhaseAnalysis("none", NO_TRAINING)
@@ -60,7 +58,9 @@ def find_phases(trace: Trace) -> PhaseAnalysis:
 
 def _untrained(found: PhaseAnalysis) -> PhaseAnalysis:
     """Return the phases of a program that shows no training: its forward passes are not counted."""
-    phases = tuple(replace(p, n_passes=None) if p.label == FORWARD else p for p in found.phases)
+    phases = tuple(
+        replace(p, n_passes=None) if p.label == TrainingPhase.FORWARD else p for p in found.phases
+    )
     return replace(found, phases=phases, reason=NO_TRAINING)
 
 
@@ -79,13 +79,13 @@ class _Table:
         kind = self.categories.category[rows]
         return tuple(
             CategorySum(
-                category=int(c),
+                category=Category(int(c)),
                 n_bytes=int(n_bytes[c]),
                 n_blocks=int(n_blocks[c]),
                 likely_bytes=int(likely[c]),
                 lines=self._lines(rows[kind == c]),
             )
-            for c in order[:N_CATEGORIES]
+            for c in order[: len(Category)]
             if n_blocks[c]
         )
 
@@ -113,10 +113,10 @@ def _summary(trace: Trace, passes: Passes, table: _Table, end: int | None = None
         pass_peak_bytes=peaks,
         phases=tuple(
             found
-            for label in (SETUP, FORWARD, BACKWARD, BOTH, OPTIMIZER)
+            for label in _ORDER
             if (found := _phase(label, passes, peaks, states, table)) is not None
         ),
-        peak_label=-1 if not peak else int(passes.label[_pass_of(passes, peak - 1)]),
+        peak_label=_label_of(passes, peak),
         peak_bytes=totals.peak_allocated_bytes,
         at_peak=table.at(peak),
         at_rest=() if rest is None else table.at(rest),
@@ -125,11 +125,17 @@ def _summary(trace: Trace, passes: Passes, table: _Table, end: int | None = None
     )
 
 
-def _pass_of(passes: Passes, row: int) -> int:
-    return int(np.searchsorted(passes.first, row, side="right")) - 1
+def _label_of(passes: Passes, state: int) -> TrainingPhase:
+    """Return the phase that led to a state."""
+    if not state:
+        return TrainingPhase.UNKNOWN
+    at = int(np.searchsorted(passes.first, state - 1, side="right")) - 1
+    return TrainingPhase(int(passes.label[at]))
 
 
-def _phase(label: int, passes: Passes, peaks: I64, states: I64, table: _Table) -> PhasePeaks | None:
+def _phase(
+    label: TrainingPhase, passes: Passes, peaks: I64, states: I64, table: _Table
+) -> PhasePeaks | None:
     mine = np.flatnonzero(passes.label == label)
     if not len(mine):
         return None
@@ -152,9 +158,9 @@ def _rest_state(passes: Passes, n_events: int, end: int | None) -> int | None:
     ``end`` is the state after which the program only lets go.
     """
     label = passes.label
-    ends = OPTIMIZER if (label == OPTIMIZER).any() else BACKWARD
+    ends = last_phase(label)
     if label[-1] == ends and not passes.is_cut:
         return n_events if end is None else end
-    follows = np.isin(label[1:], (FORWARD, BOTH))
+    follows = np.isin(label[1:], (TrainingPhase.FORWARD, TrainingPhase.FORWARD_BACKWARD))
     begins = np.flatnonzero(follows & (label[:-1] == ends)) + 1
     return int(passes.first[begins[-1]]) if len(begins) else None

@@ -12,6 +12,7 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
+from fragdoctor.model.phases import Category, TrainingPhase
 from fragdoctor.trace.lives import Totals
 from fragdoctor.trace.trace import Trace
 
@@ -287,7 +288,7 @@ class CategorySum:
     ``lines`` are (user frame id or -1, bytes), most first.
     """
 
-    category: int
+    category: Category
     n_bytes: int
     n_blocks: int
     likely_bytes: int
@@ -298,11 +299,10 @@ class CategorySum:
 class PhasePeaks:
     """The passes of one phase: allocated bytes at the peak of each, and what the worst holds.
 
-    ``n_passes`` is None where nothing tells one from the next; ``worst_state`` counts events;
-    ``label`` is one of ``trace/passes.py``.
+    ``n_passes`` is None where nothing tells one from the next; ``worst_state`` counts events.
     """
 
-    label: int
+    label: TrainingPhase
     n_passes: int | None
     median_peak_bytes: int
     worst_peak_bytes: int
@@ -315,7 +315,7 @@ class PhaseAnalysis:
     """Passes of training phases and the categories of memory; see ``model/phases.py``.
 
     ``labels[i]`` is the phase of rows ``first[i]`` to ``first[i + 1]`` (one longer), within the
-    device. ``peak_label`` is -1 where no phase is known. ``category`` is that of each block of
+    device. ``labels`` has a ``TrainingPhase`` each. ``category`` is that of each block of
     ``Lives`` (see ``analysis/categories.py``), empty where none is known.
     """
 
@@ -325,7 +325,7 @@ class PhaseAnalysis:
     first: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(1, np.int64))
     pass_peak_bytes: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     phases: Sequence[PhasePeaks] = ()
-    peak_label: int = -1
+    peak_label: TrainingPhase = TrainingPhase.UNKNOWN
     peak_bytes: int = 0
     at_peak: Sequence[CategorySum] = ()
     at_rest: Sequence[CategorySum] = ()

@@ -11,9 +11,10 @@ from typing import Final
 
 import numpy as np
 
+from fragdoctor.model.phases import TrainingPhase
 from fragdoctor.model.snapshot import Action
 from fragdoctor.trace.lives import NEVER
-from fragdoctor.trace.passes import FORWARD, OPTIMIZER, SETUP, Passes
+from fragdoctor.trace.passes import Passes
 from fragdoctor.trace.trace import Trace
 
 _NEVER: Final = -1
@@ -31,8 +32,8 @@ def end_of_work(trace: Trace, passes: Passes) -> int | None:
     last_allocation = _last(trace, Action.ALLOC)
     if last_failure > last_allocation:
         return last_failure + 1
-    forward = np.flatnonzero(passes.label == FORWARD)
-    if last_allocation == _NEVER or not len(forward) or passes.label[0] != SETUP:
+    forward = np.flatnonzero(passes.label == TrainingPhase.FORWARD)
+    if last_allocation == _NEVER or not len(forward) or passes.label[0] != TrainingPhase.SETUP:
         return None
     first_step, last_step = (int(passes.first[at]) for at in (forward[0], forward[-1]))
     goes_late = (lives.free > last_allocation) & (lives.free != NEVER)
@@ -40,7 +41,7 @@ def end_of_work(trace: Trace, passes: Passes) -> int | None:
     if not (goes_late & (lives.start < first_step)).any():
         return None
     made_in = passes.label[passes.of_rows()[np.maximum(lives.start, 0)]]
-    stays = (lives.start < first_step) | (made_in == OPTIMIZER)
+    stays = (lives.start < first_step) | (made_in == TrainingPhase.OPTIMIZER)
     return int(lives.free[goes_late & stays & (lives.start < last_step)].min())
 
 

@@ -8,8 +8,9 @@ import numpy as np
 
 from fragdoctor.analysis.layers import NO_ROW, LayerCalls, Requests, find_layers
 from fragdoctor.analysis.result import PhaseAnalysis
+from fragdoctor.model.phases import TrainingPhase
 from fragdoctor.model.snapshot import I64
-from fragdoctor.trace.passes import BACKWARD, BOTH, FORWARD, OPTIMIZER
+from fragdoctor.trace.passes import last_phase
 from fragdoctor.trace.stacks import LOSS, StackRoles
 from fragdoctor.trace.trace import Trace
 
@@ -68,17 +69,22 @@ def training_run(
     """
     if phases is None or not len(phases.labels):
         return None
-    trains = bool(np.isin(phases.labels, (BACKWARD, OPTIMIZER)).any())
+    trains = bool(np.isin(phases.labels, (TrainingPhase.BACKWARD, TrainingPhase.OPTIMIZER)).any())
     # Without stacks nothing separates forward from backward.
-    forward = _spans(phases, FORWARD if (phases.labels == FORWARD).any() else BOTH)
+    forward = _spans(
+        phases,
+        TrainingPhase.FORWARD
+        if (phases.labels == TrainingPhase.FORWARD).any()
+        else TrainingPhase.FORWARD_BACKWARD,
+    )
     layers = find_layers(requests, list(zip(forward[0].tolist(), forward[1].tolist(), strict=True)))
     if not len(forward[0]) or (not trains and layers is None):
         return None
     is_loss = trace.stacks.calls(LOSS)
-    backward = _spans(phases, BACKWARD)
-    optimizer = _spans(phases, OPTIMIZER)
+    backward = _spans(phases, TrainingPhase.BACKWARD)
+    optimizer = _spans(phases, TrainingPhase.OPTIMIZER)
     state, temporary = _of_optimizer(trace.stacks.roles, requests, optimizer)
-    last = OPTIMIZER if (phases.labels == OPTIMIZER).any() else BACKWARD
+    last = last_phase(phases.labels)
     return TrainingRun(
         forward=forward,
         backward=backward,
@@ -93,7 +99,7 @@ def training_run(
     )
 
 
-def _spans(phases: PhaseAnalysis, label: int) -> tuple[I64, I64]:
+def _spans(phases: PhaseAnalysis, label: TrainingPhase) -> tuple[I64, I64]:
     chosen = phases.labels == label
     return phases.first[:-1][chosen], phases.first[1:][chosen]
 

@@ -18,7 +18,7 @@ from fragdoctor.model.comparison import (
     StackChange,
 )
 from fragdoctor.model.finding import Location
-from fragdoctor.model.phases import Category, Phase, PhaseReport
+from fragdoctor.model.phases import Category, PhaseReport, TrainingPhase
 
 MAX_SHOWN_SIZES: Final = 8
 MAX_STACK_CHANGES: Final = 8
@@ -191,7 +191,12 @@ def size_part(change: LineChange) -> int:
     return round(change.after_bytes / n_new * n_old) - change.before_bytes
 
 
-_PHASES = (Phase.SETUP, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER)
+_PHASES = (
+    TrainingPhase.SETUP,
+    TrainingPhase.FORWARD,
+    TrainingPhase.BACKWARD,
+    TrainingPhase.OPTIMIZER,
+)
 
 
 def phase_changes(
@@ -202,10 +207,10 @@ def phase_changes(
     if old is None or new is None:
         return ()
     a, b = _peaks(old), _peaks(new)
-    rows = [PhaseChange(f"{p.value} (peak)", a.get(p), b.get(p)) for p in _PHASES if p in a | b]
+    rows = [PhaseChange(f"{p.word} (peak)", a.get(p), b.get(p)) for p in _PHASES if p in a | b]
     held_a, held_b = _held(old), _held(new)
     rows += [
-        PhaseChange(f"at the peak: {c.value.replace('_', ' ')}", held_a.get(c, 0), held_b.get(c, 0))
+        PhaseChange(f"at the peak: {c.word.replace('_', ' ')}", held_a.get(c, 0), held_b.get(c, 0))
         for c in Category
         if held_a.get(c) or held_b.get(c)
     ]
@@ -218,7 +223,7 @@ def _report(run: ComparedRun, device: int | None) -> PhaseReport | None:
     return next(found, None)
 
 
-def _peaks(report: PhaseReport) -> dict[Phase, int]:
+def _peaks(report: PhaseReport) -> dict[TrainingPhase, int]:
     return {p.phase: p.worst_peak_bytes for p in report.phases}
 
 

@@ -31,10 +31,10 @@ from fragdoctor.model.phases import (
     Category,
     CategoryShare,
     LineBytes,
-    Phase,
     PhaseFigures,
     PhaseReport,
     PhaseSpan,
+    TrainingPhase,
 )
 from fragdoctor.model.snapshot import BlockState
 from fragdoctor.rules.context import Context
@@ -191,27 +191,6 @@ MAX_SPANS: Final = 1000
 # Share of the bytes of a category that must be likely for the whole to be called so.
 MIN_LIKELY: Final = 0.9
 
-PHASES: Final = (
-    Phase.SETUP,
-    Phase.FORWARD,
-    Phase.BACKWARD,
-    Phase.OPTIMIZER,
-    Phase.FORWARD_BACKWARD,
-)
-"""In the order of the labels of ``trace/passes.py``."""
-
-CATEGORIES: Final = (
-    Category.PARAMETERS,
-    Category.GRADIENTS,
-    Category.OPTIMIZER_STATE,
-    Category.ACTIVATIONS,
-    Category.INPUTS,
-    Category.TEMPORARIES,
-    Category.KEPT,
-    Category.UNKNOWN,
-)
-"""In the order of the numbers of ``analysis/categories.py``."""
-
 
 def phase_report(context: Context) -> PhaseReport | None:
     """Return the phases of one device; None without a trace."""
@@ -227,7 +206,7 @@ def phase_report(context: Context) -> PhaseReport | None:
         reason=found.reason,
         phases=tuple(
             PhaseFigures(
-                phase=PHASES[p.label],
+                phase=p.label,
                 n_passes=p.n_passes,
                 median_peak_bytes=p.median_peak_bytes,
                 worst_peak_bytes=p.worst_peak_bytes,
@@ -236,7 +215,7 @@ def phase_report(context: Context) -> PhaseReport | None:
             )
             for p in found.phases
         ),
-        peak_phase=Phase.UNKNOWN if found.peak_label < 0 else PHASES[found.peak_label],
+        peak_phase=found.peak_label,
         peak_bytes=found.peak_bytes,
         at_peak=at_peak,
         at_rest=_shares(context, found.at_rest),
@@ -250,7 +229,7 @@ def phase_report(context: Context) -> PhaseReport | None:
 def _shares(context: Context, sums: Sequence[CategorySum]) -> tuple[CategoryShare, ...]:
     return tuple(
         CategoryShare(
-            category=CATEGORIES[s.category],
+            category=s.category,
             n_bytes=s.n_bytes,
             n_blocks=s.n_blocks,
             confidence=(
@@ -270,7 +249,7 @@ def _spans(found: PhaseAnalysis) -> tuple[PhaseSpan, ...]:
     kept = np.sort(np.argsort(-length, kind="stable")[:MAX_SPANS])
     return tuple(
         PhaseSpan(
-            PHASES[int(found.labels[i])],
+            TrainingPhase(int(found.labels[i])),
             int(found.first[i]),
             int(found.first[i + 1]),
             int(found.pass_peak_bytes[i]),
@@ -348,16 +327,18 @@ def _points(a: DeviceAnalysis, line: Totals, first_row: int) -> tuple[TimelinePo
     )
 
 
-def _phases(analysis: PhaseAnalysis | None, starts: I64, n_states: int) -> tuple[Phase, ...]:
+def _phases(
+    analysis: PhaseAnalysis | None, starts: I64, n_states: int
+) -> tuple[TrainingPhase, ...]:
     """Return the phase of the most events of each column; empty where none is known."""
     if analysis is None or not analysis.phases:
         return ()
     label = np.repeat(analysis.labels, np.diff(analysis.first))
     label = np.append(label[:1], label)[:n_states]  # state k is that after k events
     counts = np.stack(
-        [np.add.reduceat((label == i).astype(np.int64), starts) for i in range(len(PHASES))]
+        [np.add.reduceat((label == i).astype(np.int64), starts) for i in TrainingPhase]
     )
-    return tuple(PHASES[i] for i in counts.argmax(axis=0).tolist())
+    return tuple(TrainingPhase(i) for i in counts.argmax(axis=0).tolist())
 
 
 def _columns(states: Iterable[int], starts: I64) -> tuple[int, ...]:

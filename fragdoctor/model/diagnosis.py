@@ -14,7 +14,7 @@ from fragdoctor.model.case import Case
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Location, SkippedRule
 from fragdoctor.model.hooks import drawn
 from fragdoctor.model.outlook import Outlook
-from fragdoctor.model.phases import Phase, PhaseReport
+from fragdoctor.model.phases import PhaseReport, TrainingPhase
 from fragdoctor.model.story import LogStory
 
 if TYPE_CHECKING:
@@ -242,7 +242,7 @@ class TimelineStrip:
     flush_columns: Sequence[int] = ()
     n_ooms: int = 0
     n_flushes: int = 0
-    phases: Sequence[Phase] = ()
+    phases: Sequence[TrainingPhase] = ()
     points: Sequence[TimelinePoint] = ()
 
 

@@ -4,12 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import IntEnum
 
 from fragdoctor.model.finding import Confidence, Location
 
 
-class Phase(StrEnum):
+class _Named(IntEnum):
+    """A number in columns and a word in reports."""
+
+    @property
+    def word(self) -> str:
+        """The value as reports spell it."""
+        return self.name.lower()
+
+
+class TrainingPhase(_Named):
     """A part of a training step. FORWARD takes in the loading of data, the loss and evaluation.
 
     SETUP is what comes before the first step; OPTIMIZER also holds gradient clipping and
@@ -17,15 +26,15 @@ class Phase(StrEnum):
     cannot be determined.
     """
 
-    SETUP = "setup"
-    FORWARD = "forward"
-    BACKWARD = "backward"
-    OPTIMIZER = "optimizer"
-    FORWARD_BACKWARD = "forward_backward"
-    UNKNOWN = "unknown"
+    SETUP = 0
+    FORWARD = 1
+    BACKWARD = 2
+    OPTIMIZER = 3
+    FORWARD_BACKWARD = 4
+    UNKNOWN = 5
 
 
-class Category(StrEnum):
+class Category(_Named):
     """What a block of memory is for.
 
     PARAMETERS includes a module's buffers. ACTIVATIONS are made by a forward pass, or made again
@@ -33,14 +42,14 @@ class Category(StrEnum):
     others: caches, workspaces of libraries, or a leak.
     """
 
-    PARAMETERS = "parameters"
-    GRADIENTS = "gradients"
-    OPTIMIZER_STATE = "optimizer_state"
-    ACTIVATIONS = "activations"
-    INPUTS = "inputs"
-    TEMPORARIES = "temporaries"
-    KEPT = "kept"
-    UNKNOWN = "unknown"
+    PARAMETERS = 0
+    GRADIENTS = 1
+    OPTIMIZER_STATE = 2
+    ACTIVATIONS = 3
+    INPUTS = 4
+    TEMPORARIES = 5
+    KEPT = 6
+    UNKNOWN = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +84,7 @@ class PhaseFigures:
     its worst pass holds at its peak, most first.
     """
 
-    phase: Phase
+    phase: TrainingPhase
     n_passes: int | None
     median_peak_bytes: int
     worst_peak_bytes: int
@@ -87,7 +96,7 @@ class PhaseFigures:
 class PhaseSpan:
     """A pass of a phase: events ``first_event`` up to but without ``last_event`` of the device."""
 
-    phase: Phase
+    phase: TrainingPhase
     first_event: int
     last_event: int
     peak_bytes: int
@@ -112,7 +121,7 @@ class PhaseReport:
     method: str
     reason: str = ""
     phases: Sequence[PhaseFigures] = ()
-    peak_phase: Phase = Phase.UNKNOWN
+    peak_phase: TrainingPhase = TrainingPhase.UNKNOWN
     peak_bytes: int = 0
     at_peak: Sequence[CategoryShare] = ()
     at_rest: Sequence[CategoryShare] = ()

@@ -10,7 +10,7 @@ from typing import Final
 from rich.text import Text
 
 from fragdoctor.model.diagnosis import RunKind, SegmentRun, TimelineStrip
-from fragdoctor.model.phases import Phase
+from fragdoctor.model.phases import TrainingPhase
 from fragdoctor.report.document import Bar, BarPart, Column, SegmentBars, dim
 from fragdoctor.report.layout import GAP, INDENT, Page, styled
 from fragdoctor.report.words import PHASE_NAMES, share_of
@@ -60,12 +60,12 @@ _BLOCK_INKS: Final[Mapping[str, tuple[Ink, str]]] = {
     "free": (Ink("·", ".", "dim"), "free"),
 }
 _PHASE_LETTERS: Final = {
-    Phase.SETUP: ("s", "dim"),
-    Phase.FORWARD: ("f", "green"),
-    Phase.BACKWARD: ("b", "blue"),
-    Phase.OPTIMIZER: ("o", "magenta"),
-    Phase.FORWARD_BACKWARD: ("m", "blue"),
-    Phase.UNKNOWN: (" ", ""),
+    TrainingPhase.SETUP: ("s", "dim"),
+    TrainingPhase.FORWARD: ("f", "green"),
+    TrainingPhase.BACKWARD: ("b", "blue"),
+    TrainingPhase.OPTIMIZER: ("o", "magenta"),
+    TrainingPhase.FORWARD_BACKWARD: ("m", "blue"),
+    TrainingPhase.UNKNOWN: (" ", ""),
 }
 _ALLOCATED: Final = "cyan"
 _RESERVED: Final = "yellow"
@@ -163,7 +163,7 @@ def _area(
     return cells
 
 
-def _phase_columns(strip: TimelineStrip, n_columns: int) -> list[Phase]:
+def _phase_columns(strip: TimelineStrip, n_columns: int) -> list[TrainingPhase]:
     """Return the phase of each column; empty where there are none, or too many to see."""
     n = len(strip.phases)
     if not n:
@@ -183,7 +183,7 @@ def _marks(strip: TimelineStrip, n_columns: int) -> list[tuple[str, str]]:
     return cells if strip.flush_columns or strip.oom_columns else []
 
 
-def _write_key(page: Page, strip: TimelineStrip, phases: Sequence[Phase]) -> None:
+def _write_key(page: Page, strip: TimelineStrip, phases: Sequence[TrainingPhase]) -> None:
     allocated, reserved = (format_size(n) for n in strip.peak_bytes)
     key = [
         ((page.glyphs.steps[-1], _ALLOCATED), f"allocated (peak {allocated})"),

@@ -20,7 +20,7 @@ from fragdoctor.model.diagnosis import (
 )
 from fragdoctor.model.finding import Confidence, Evidence, Severity
 from fragdoctor.model.outlook import Outlook, OutlookBasis, OutlookState
-from fragdoctor.model.phases import Category, CategoryShare, Phase
+from fragdoctor.model.phases import Category, CategoryShare, TrainingPhase
 from fragdoctor.report.document import Style
 from fragdoctor.units import format_count, format_share, format_size, plural
 
@@ -78,12 +78,12 @@ CHECK_TITLES: Final[Mapping[str, str]] = MappingProxyType(
 """Short names of the checklist's items, by their ids."""
 
 PHASE_NAMES: Final = {
-    Phase.SETUP: "setup",
-    Phase.FORWARD: "forward",
-    Phase.BACKWARD: "backward",
-    Phase.OPTIMIZER: "optimizer",
-    Phase.FORWARD_BACKWARD: "fwd + bwd",
-    Phase.UNKNOWN: "unknown",
+    TrainingPhase.SETUP: "setup",
+    TrainingPhase.FORWARD: "forward",
+    TrainingPhase.BACKWARD: "backward",
+    TrainingPhase.OPTIMIZER: "optimizer",
+    TrainingPhase.FORWARD_BACKWARD: "fwd + bwd",
+    TrainingPhase.UNKNOWN: "unknown",
 }
 
 CATEGORY_NAMES: Final = {

@@ -13,15 +13,13 @@ from typing import Final
 
 import numpy as np
 
+from fragdoctor.model.phases import TrainingPhase
 from fragdoctor.model.snapshot import I32, I64, U8, Action, Bools
 from fragdoctor.trace import stacks as stack_roles
 from fragdoctor.trace.columns import Events
 from fragdoctor.trace.stacks import StackRoles
 from fragdoctor.trace.trace import Trace
 
-SETUP, FORWARD, BACKWARD, OPTIMIZER = 0, 1, 2, 3
-BOTH: Final = 4
-"""Forward and backward, not told apart."""
 NOT_REACHED: Final = np.iinfo(np.int64).max
 
 
@@ -30,7 +28,7 @@ class Passes:
     """The passes of a device in order; pass i covers rows ``first[i]`` to ``first[i + 1]``.
 
     Attributes:
-        label: ``SETUP`` .. ``BOTH``.
+        label: ``uint8``, a ``TrainingPhase`` each.
         first: one longer than ``label``; the last is the number of events.
         first_module: first row at which a module's call allocates; ``NOT_REACHED`` without one.
         is_cut: the trace ends with a failure, in the middle of the last pass.
@@ -61,7 +59,7 @@ class RoleRuns:
     """Events of one role in a row: which role, where they begin, and what they did.
 
     Attributes:
-        label: role of each run (``stacks.FORWARD``, ``BACKWARD``, ``OPTIMIZER``).
+        label: ``int64``, role of each run (``stacks.FORWARD``, ``BACKWARD``, ``OPTIMIZER``).
         first: row of its first event.
         n_allocs, n_module: allocations, and those of them inside a module's call.
     """
@@ -132,14 +130,20 @@ def find_passes(trace: Trace, runs: RoleRuns, first_step: int) -> Passes:
     label = np.array([_LABELS[int(x)] for x in range(3)], np.uint8)[runs.label]
     first = np.append(runs.first, len(events))
     first[0] = 0
-    if label[0] == FORWARD and 0 < first_step < first[1]:
+    if label[0] == TrainingPhase.FORWARD and 0 < first_step < first[1]:
         first = np.insert(first, 1, first_step)
-        label = np.insert(label, 0, SETUP).astype(np.uint8)
+        label = np.insert(label, 0, TrainingPhase.SETUP).astype(np.uint8)
     rows = trace.module_rows
     at = np.searchsorted(rows, first[:-1])
     padded = np.append(rows, NOT_REACHED)
     first_module = np.where(padded[at] < first[1:], padded[at], NOT_REACHED)
     return Passes(label, first, first_module, trace.ends_in_failure)
+
+
+def last_phase(labels: U8) -> TrainingPhase:
+    """Return the phase that ends a step: the optimizer's, or without any the backward pass."""
+    has_step = bool((labels == TrainingPhase.OPTIMIZER).any())
+    return TrainingPhase.OPTIMIZER if has_step else TrainingPhase.BACKWARD
 
 
 def _runs(events: Events, roles: StackRoles, role: I32, marked: I64) -> RoleRuns:
@@ -221,9 +225,9 @@ def _with_silent_steps(events: Events, runs: RoleRuns) -> RoleRuns:
 
 
 _LABELS: Final = {
-    stack_roles.FORWARD: FORWARD,
-    stack_roles.BACKWARD: BACKWARD,
-    stack_roles.OPTIMIZER: OPTIMIZER,
+    stack_roles.FORWARD: TrainingPhase.FORWARD,
+    stack_roles.BACKWARD: TrainingPhase.BACKWARD,
+    stack_roles.OPTIMIZER: TrainingPhase.OPTIMIZER,
 }
 
 # ---- without stacks ----------------------------------------------------------------------------
@@ -260,7 +264,9 @@ def annotated_passes(trace: Trace) -> Passes | None:
     in_step = np.cumsum(change)[:n] > 0
     if not in_step.any():
         return None
-    label = np.where(in_step, OPTIMIZER, BOTH).astype(np.uint8)
+    label = np.where(in_step, TrainingPhase.OPTIMIZER, TrainingPhase.FORWARD_BACKWARD).astype(
+        np.uint8
+    )
     starts = np.flatnonzero(np.append(True, label[1:] != label[:-1]))
     none = np.full(len(starts), NOT_REACHED, np.int64)
     return Passes(label[starts], np.append(starts, n), none, trace.ends_in_failure)

@@ -164,7 +164,7 @@ def _iterations(tree: CallTree, low: int, high: int, calls: I64) -> list[int]:
         if np.count_nonzero(n_calls) >= 0.5 * len(at) and calls[0] < at[0]:
             entry = _entry(tree, node, int(tree.turn_visit[mine[0]]), low)
             return [int(tree.visit_row[entry]), *at.tolist()]
-    return [int(calls[0])]
+    return [min(int(calls[0]), *tree.visit_row[np.searchsorted(tree.visit_row, [low])].tolist())]
 
 
 def _entry(tree: CallTree, node: int, visit: int, low: int = 0) -> int:
@@ -248,7 +248,9 @@ def _by_annotation(trace: Trace) -> Steps | None:
     after = np.append(np.flatnonzero(is_alloc), trace.n_events)
     starts = np.unique(after[np.searchsorted(after, np.append(0, end))])
     rows = [int(r) for r in starts if r < trace.n_events]
-    is_complete = not trace.ends_in_failure and (not rows or rows[-1] < first[-1])
+    if not rows:  # steps of which no allocation is left
+        return None
+    is_complete = not trace.ends_in_failure and rows[-1] < int(first[-1])
     return _steps([(r, StepKind.TRAIN) for r in rows], [], "annotations", is_complete=is_complete)
 
 

@@ -9,14 +9,15 @@ then updates) or train something else as well (a critic); epochs are not.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
 
 from fragdoctor.model.snapshot import I32, I64, Action, Bools
 from fragdoctor.trace import stacks
-from fragdoctor.trace.call_tree import CallTree
+from fragdoctor.trace.call_tree import CallTree, Loop
 from fragdoctor.trace.lives import NEVER
 from fragdoctor.trace.passes import RoleRuns
 from fragdoctor.trace.trace import Trace
@@ -26,6 +27,12 @@ MAX_UNEVEN: Final = 4
 
 MAX_LOOPS: Final = 50
 """Loops that may be nested in each other, of those with most turns."""
+
+MAX_NESTED: Final = 5
+"""Lines that loops from one line may turn at, from the outermost."""
+
+MIN_LOOPED: Final = 0.9
+"""Share of the steps in which a loop at their beginning shows."""
 
 NO_TURN: Final = -1
 
@@ -65,7 +72,7 @@ class _Search:
         self.path = tree.paths_of(self.place)
         self.loops = tree.loops
         self.cuts: dict[int, int] = {}
-        self._held: dict[int, Bools] = {}
+        self._held: dict[tuple[int, ...], Bools] = {}
 
     def steps(self) -> TrainingSteps:
         closes = self._closing()
@@ -162,7 +169,7 @@ class _Search:
         loops = self._loops_of_cuts()
         within, inside = np.zeros((2, self.n), np.bool_)
         for i in loops:
-            held = self._holds(i)
+            held = self._holds(self.loops[i])
             inside |= held
             within[:-1] |= held[:-1] & held[1:]
         site = self.tree.innermost_frames(self.path)
@@ -190,24 +197,20 @@ class _Search:
         loops, count = np.unique(self.tree.loop_of_turn[turns], return_counts=True)
         return sorted(loops[np.argsort(-count, kind="stable")][:MAX_LOOPS].tolist())
 
-    def _holds(self, i: int) -> Bools:
+    def _holds(self, loop: Loop) -> Bools:
         """Return which units are in the body of a loop."""
-        if i not in self._held:
-            self._held[i] = self.loops[i].holds(self.tree, self.path)
-        return self._held[i]
+        key = (loop.node, loop.function, loop.low, loop.high)
+        if key not in self._held:
+            self._held[key] = loop.holds(self.tree, self.path)
+        return self._held[key]
 
     # ---- loops of updates that are part of a step ------------------------------------------------
 
     def _keep_outer_steps(self) -> None:
         """Remove cuts of loops inside a step: a critic's, or updates after rollouts."""
-        loops = self._loops_of_cuts()
-        of_cut = {j: self._loop_of(t) for j, t in self.cuts.items() if t != NO_TURN}
-        for outer in loops:
-            inner = {i for i in loops if i != outer and self._encloses(outer, i)}
-            if not inner:
+        for outer, inner, mine, theirs in (*self._nested(), *self._nested_from_one_line()):
+            if not (mine and theirs):
                 continue
-            mine = [j for j, i in of_cut.items() if i == outer]
-            theirs = [j for j, i in of_cut.items() if i in inner]
             if self._trains_more(outer, inner, len(mine)) or self._begins_with_passes(
                 outer, mine, theirs
             ):
@@ -215,23 +218,45 @@ class _Search:
                     del self.cuts[j]
                 return
 
+    def _nested(self) -> Iterator[tuple[Loop, list[Loop], list[int], list[int]]]:
+        """Yield loops of cuts with those inside of them, and the gaps that each of both cuts."""
+        loops = self._loops_of_cuts()
+        of_cut = {j: self._loop_of(t) for j, t in self.cuts.items() if t != NO_TURN}
+        for outer in loops:
+            inner = [i for i in loops if i != outer and self._encloses(outer, i)]
+            mine = [j for j, i in of_cut.items() if i == outer]
+            theirs = [j for j, i in of_cut.items() if i in inner]
+            yield self.loops[outer], [self.loops[i] for i in inner], mine, theirs
+
+    def _nested_from_one_line(self) -> Iterator[tuple[Loop, list[Loop], list[int], list[int]]]:
+        """Yield the same of loops that begin at one line, told apart by where they turn."""
+        tree = self.tree
+        for i in self._loops_of_cuts():
+            loop = self.loops[i]
+            gaps = [j for j, t in self.cuts.items() if t != NO_TURN and self._loop_of(t) == i]
+            source = tree.lines_of(tree.turn_source[[self.cuts[j] for j in gaps]])
+            for line in np.unique(source)[-2::-1][:MAX_NESTED].tolist() if loop.low >= 0 else ():
+                mine = [j for j, at in zip(gaps, source.tolist(), strict=True) if at > line]
+                theirs = [j for j, at in zip(gaps, source.tolist(), strict=True) if at <= line]
+                yield loop, [replace(loop, high=line)], mine, theirs
+
     def _loop_of(self, turn: int) -> int:
         return int(self.tree.loop_of_turn[turn])
 
     def _encloses(self, outer: int, inner: int) -> bool:
         return self.loops[outer].encloses(self.tree, self.loops[inner])
 
-    def _trains_more(self, outer: int, inner: set[int], n_turns: int) -> bool:
+    def _trains_more(self, outer: Loop, inner: list[Loop], n_turns: int) -> bool:
         """Return whether most iterations go on to other training after an inner loop."""
         held = self._holds(outer)
         goes_on = held[:-1] & held[1:]
         goes_on[list(self.cuts)] = False
         changes = np.zeros(self.n - 1, np.bool_)
-        for i in inner:
-            changes |= np.diff(self._holds(i))
+        for loop in inner:
+            changes |= np.diff(self._holds(loop))
         return int(np.count_nonzero(goes_on & changes)) >= max(1, n_turns // 2)
 
-    def _begins_with_passes(self, outer: int, mine: list[int], theirs: list[int]) -> bool:
+    def _begins_with_passes(self, outer: Loop, mine: list[int], theirs: list[int]) -> bool:
         """Return whether iterations begin with many more passes than a single update needs."""
         if len(mine) < 2 or len(theirs) < len(mine):
             return False
@@ -265,7 +290,7 @@ class _Search:
         found, at = np.unique(tree.loop_of_turn[later], return_index=True)
         for i in found[np.argsort(at)].tolist():
             is_step = not used or i in used or any(self._encloses(i, k) for k in used)
-            if is_step and self._holds(i)[last]:
+            if is_step and self._holds(self.loops[i])[last]:
                 found_turns: list[int] = later[tree.loop_of_turn[later] == i].tolist()
                 return found_turns
         return []
@@ -274,7 +299,7 @@ class _Search:
         """Return the turns of further iterations in the gaps (a batch that was left out).
 
         They turn from where steps turn. Those from elsewhere are a loop that begins at the same
-        line as the steps, if most steps have some.
+        line as the steps (rollouts), if nearly all steps have some, or many.
         """
         begun = [t for t in self.cuts.values() if t != NO_TURN]
         usual = np.unique(self.tree.turn_source[[*begun, *tail[:1]]])
@@ -290,7 +315,8 @@ class _Search:
             same = same + further[is_usual].tolist()
             other += further[~is_usual].tolist()
             n_gaps += not is_usual.all()
-        return same + (other if 2 * n_gaps <= len(begun) else [])
+        is_loop = n_gaps >= MIN_LOOPED * len(begun) or len(other) > len(begun)
+        return same if is_loop else same + other
 
     # ---- where steps begin -----------------------------------------------------------------------
 
@@ -317,14 +343,14 @@ class _Search:
             return int(self.runs.first[before])
         return int(self.begin[j])
 
-    def _first_start(self, only: int | None = None) -> int | None:
+    def _first_start(self, only: Loop | None = None) -> int | None:
         """Return the row at which the first step begins; None where its beginning is lost.
 
         The innermost loop of steps around the first unit says so, or the one that is given.
         """
         tree = self.tree
-        loops = self._loops_of_cuts() if only is None else [only]
-        around = [self.loops[i] for i in loops if self._holds(i)[0]]
+        loops = [self.loops[i] for i in self._loops_of_cuts()] if only is None else [only]
+        around = [loop for loop in loops if self._holds(loop)[0]]
         if not around or self.visit[0] < 0:
             return self._start_after_setup()
         loop = max(around, key=lambda k: (k.depth, k.low))

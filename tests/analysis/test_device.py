@@ -45,6 +45,7 @@ def test_analyze_device_unknown_device_gives_zeros():
     ) == (0, 0, 0, None, None)
 
 
+@pytest.mark.slow
 @pytest.mark.shared
 def test_analyze_devices_recordings_agree_with_memory_stats(shared):
     for folder in recordings(shared):

@@ -21,9 +21,8 @@ from analysis.training_loop import (
 )
 from builders import MIB, frame, oom
 
-from fragdoctor.analysis import categories as c
 from fragdoctor.analysis.result import CategorySum, PhaseAnalysis
-from fragdoctor.trace import passes as p
+from fragdoctor.model.phases import Category, TrainingPhase
 
 MODEL = sum(PARAMETERS)
 LETTERS = "sfbo+"
@@ -57,10 +56,10 @@ def test_find_phases_steps_are_found_in_order():
     assert found.method == "stacks"
     assert passes_of(found) == "s" + "fbo" * 3
     assert [(x.label, x.n_passes) for x in found.phases] == [
-        (p.SETUP, 1),
-        (p.FORWARD, 3),
-        (p.BACKWARD, 3),
-        (p.OPTIMIZER, 3),
+        (TrainingPhase.SETUP, 1),
+        (TrainingPhase.FORWARD, 3),
+        (TrainingPhase.BACKWARD, 3),
+        (TrainingPhase.OPTIMIZER, 3),
     ]
 
 
@@ -70,26 +69,26 @@ def test_find_phases_categories_have_the_bytes_of_the_program(n_steps, context):
     found = trained(n_steps, context=context).phases()
 
     for category, wanted in (
-        (c.PARAMETERS, MODEL),
-        (c.GRADIENTS, MODEL),
-        (c.OPTIMIZER_STATE, 2 * MODEL),
+        (Category.PARAMETERS, MODEL),
+        (Category.GRADIENTS, MODEL),
+        (Category.OPTIMIZER_STATE, 2 * MODEL),
     ):
         most = most_of(found, category)
         assert most is not None
         assert most.n_bytes == wanted
         assert most.likely_bytes == wanted
-    held = by_category(next(x for x in found.phases if x.label == p.BACKWARD).held)
-    assert held[c.ACTIVATIONS].n_bytes == 2 * ACTIVATION
-    assert held[c.INPUTS].n_bytes == INPUT
+    held = by_category(next(x for x in found.phases if x.label == TrainingPhase.BACKWARD).held)
+    assert held[Category.ACTIVATIONS].n_bytes == 2 * ACTIVATION
+    assert held[Category.INPUTS].n_bytes == INPUT
     rest = {s.category: s.n_bytes for s in found.at_rest}
-    assert rest == {c.PARAMETERS: MODEL, c.OPTIMIZER_STATE: 2 * MODEL}
+    assert rest == {Category.PARAMETERS: MODEL, Category.OPTIMIZER_STATE: 2 * MODEL}
     assert found.rest_bytes == 3 * MODEL
 
 
 def test_find_phases_peak_is_in_the_phase_that_holds_it():
     found = trained().phases()
 
-    assert found.peak_label == p.BACKWARD
+    assert found.peak_label == TrainingPhase.BACKWARD
     assert found.peak_bytes == max(x.worst_peak_bytes for x in found.phases)
 
 
@@ -102,8 +101,8 @@ def test_find_phases_optimizer_peak_is_seen_where_the_step_needs_most():
 
     found = loop.phases()
 
-    assert found.peak_label == p.OPTIMIZER
-    assert by_category(found.at_peak)[c.TEMPORARIES].n_bytes == 200 * MIB
+    assert found.peak_label == TrainingPhase.OPTIMIZER
+    assert by_category(found.at_peak)[Category.TEMPORARIES].n_bytes == 200 * MIB
 
 
 def test_find_phases_gradients_kept_over_steps_are_gradients():
@@ -116,7 +115,7 @@ def test_find_phases_gradients_kept_over_steps_are_gradients():
 
     found = loop.phases()
 
-    assert by_category(found.at_rest)[c.GRADIENTS].n_bytes == MODEL
+    assert by_category(found.at_rest)[Category.GRADIENTS].n_bytes == MODEL
 
 
 def test_find_phases_accumulated_gradients_survive_further_passes():
@@ -133,8 +132,8 @@ def test_find_phases_accumulated_gradients_survive_further_passes():
     found = loop.phases()
 
     assert passes_of(found) == "s" + "fbfbfbfbo" * 3
-    assert most_of(found, c.GRADIENTS).n_bytes == MODEL
-    assert most_of(found, c.KEPT) is None
+    assert most_of(found, Category.GRADIENTS).n_bytes == MODEL
+    assert most_of(found, Category.KEPT) is None
 
 
 def test_find_phases_recomputed_activations_are_no_backward_temporaries():
@@ -150,8 +149,8 @@ def test_find_phases_recomputed_activations_are_no_backward_temporaries():
 
     found = loop.phases()
 
-    held = by_category(next(x for x in found.phases if x.label == p.BACKWARD).held)
-    assert held[c.ACTIVATIONS].n_bytes >= 50 * MIB
+    held = by_category(next(x for x in found.phases if x.label == TrainingPhase.BACKWARD).held)
+    assert held[Category.ACTIVATIONS].n_bytes >= 50 * MIB
     assert "f" not in passes_of(found).replace("fb", "")
 
 
@@ -162,7 +161,7 @@ def test_find_phases_cache_that_outlives_its_step_is_kept_and_not_sure():
         loop.step()
         loop.new(7 * MIB, LINEAR)
 
-    kept = by_category(loop.phases().at_rest)[c.KEPT]
+    kept = by_category(loop.phases().at_rest)[Category.KEPT]
 
     assert kept.n_bytes >= 14 * MIB
     assert kept.likely_bytes < kept.n_bytes
@@ -182,8 +181,8 @@ def test_find_phases_workspace_as_large_as_a_parameter_is_no_gradient():
 
     found = loop.phases()
 
-    assert most_of(found, c.GRADIENTS).n_bytes == MODEL
-    assert by_category(found.at_rest)[c.KEPT].n_bytes == PARAMETERS[0]
+    assert most_of(found, Category.GRADIENTS).n_bytes == MODEL
+    assert by_category(found.at_rest)[Category.KEPT].n_bytes == PARAMETERS[0]
 
 
 def test_find_phases_closure_inside_the_step_is_not_the_step():
@@ -212,9 +211,9 @@ def test_find_phases_failure_in_forward_leaves_activations_unsure():
     assert passes_of(found) == "sf"
     assert found.reason
     held = by_category(found.at_peak)
-    assert held[c.ACTIVATIONS].n_bytes == 2 * ACTIVATION
-    assert held[c.ACTIVATIONS].likely_bytes == 0
-    assert held[c.PARAMETERS].n_bytes == MODEL
+    assert held[Category.ACTIVATIONS].n_bytes == 2 * ACTIVATION
+    assert held[Category.ACTIVATIONS].likely_bytes == 0
+    assert held[Category.PARAMETERS].n_bytes == MODEL
 
 
 def test_find_phases_unwinding_after_a_failure_in_forward_makes_no_temporaries():
@@ -226,9 +225,9 @@ def test_find_phases_unwinding_after_a_failure_in_forward_makes_no_temporaries()
 
     found = loop.phases()
 
-    at_peak = by_category(next(x for x in found.phases if x.label == p.FORWARD).held)
-    assert at_peak[c.ACTIVATIONS].n_bytes == 2 * ACTIVATION
-    assert at_peak[c.TEMPORARIES].n_blocks == 1  # the scratch of the moment
+    at_peak = by_category(next(x for x in found.phases if x.label == TrainingPhase.FORWARD).held)
+    assert at_peak[Category.ACTIVATIONS].n_bytes == 2 * ACTIVATION
+    assert at_peak[Category.TEMPORARIES].n_blocks == 1  # the scratch of the moment
 
 
 def test_find_phases_unwinding_after_a_failure_in_the_first_step_leaves_optimizer_state():
@@ -243,9 +242,9 @@ def test_find_phases_unwinding_after_a_failure_in_the_first_step_leaves_optimize
 
     found = loop.phases()
 
-    at_peak = by_category(next(x for x in found.phases if x.label == p.OPTIMIZER).held)
-    assert at_peak[c.OPTIMIZER_STATE].n_bytes == MODEL
-    assert at_peak[c.PARAMETERS].n_bytes == MODEL
+    at_peak = by_category(next(x for x in found.phases if x.label == TrainingPhase.OPTIMIZER).held)
+    assert at_peak[Category.OPTIMIZER_STATE].n_bytes == MODEL
+    assert at_peak[Category.PARAMETERS].n_bytes == MODEL
 
 
 def test_find_phases_model_that_goes_at_the_end_is_there_between_steps():
@@ -255,10 +254,10 @@ def test_find_phases_model_that_goes_at_the_end_is_there_between_steps():
 
     between = by_category(loop.phases().at_rest)
 
-    assert between[c.PARAMETERS].n_bytes == MODEL
-    assert between[c.OPTIMIZER_STATE].n_bytes == 2 * MODEL
-    assert c.GRADIENTS not in between
-    assert c.TEMPORARIES not in between
+    assert between[Category.PARAMETERS].n_bytes == MODEL
+    assert between[Category.OPTIMIZER_STATE].n_bytes == 2 * MODEL
+    assert Category.GRADIENTS not in between
+    assert Category.TEMPORARIES not in between
 
 
 def test_find_phases_weights_of_inference_that_go_at_the_end_are_no_temporaries():
@@ -272,7 +271,7 @@ def test_find_phases_weights_of_inference_that_go_at_the_end_are_no_temporaries(
 
     held = by_category(loop.phases().at_peak)
 
-    assert held[c.PARAMETERS].n_bytes == MODEL
+    assert held[Category.PARAMETERS].n_bytes == MODEL
 
 
 def test_find_phases_inference_has_no_activations():
@@ -286,7 +285,7 @@ def test_find_phases_inference_has_no_activations():
     found = loop.phases()
 
     held = by_category(found.at_peak)
-    assert set(held) <= {c.PARAMETERS, c.TEMPORARIES, c.UNKNOWN}
+    assert set(held) <= {Category.PARAMETERS, Category.TEMPORARIES, Category.UNKNOWN}
     assert "backward" in found.reason
 
 
@@ -299,12 +298,12 @@ def test_find_phases_inference_counts_no_passes_and_is_sure_of_no_temporaries():
 
     found = loop.phases()
 
-    forward = next(x for x in found.phases if x.label == p.FORWARD)
+    forward = next(x for x in found.phases if x.label == TrainingPhase.FORWARD)
     assert forward.n_passes is None
     held = by_category(forward.held)
-    assert held[c.TEMPORARIES].n_bytes > 0
-    assert held[c.TEMPORARIES].likely_bytes == 0
-    assert held[c.PARAMETERS].likely_bytes == MODEL
+    assert held[Category.TEMPORARIES].n_bytes > 0
+    assert held[Category.TEMPORARIES].likely_bytes == 0
+    assert held[Category.PARAMETERS].likely_bytes == MODEL
 
 
 def test_find_phases_without_stacks_or_annotations_nothing_is_told():
@@ -335,11 +334,11 @@ def test_find_phases_without_stacks_annotated_steps_are_found():
 
     assert found.method == "lifetimes"
     assert passes_of(found) == "+o+o+o+"
-    assert most_of(found, c.PARAMETERS).n_bytes == MODEL
-    assert most_of(found, c.PARAMETERS).likely_bytes == 0
-    assert most_of(found, c.GRADIENTS).n_bytes == MODEL
-    assert most_of(found, c.OPTIMIZER_STATE).n_bytes == 2 * MODEL
-    assert most_of(found, c.ACTIVATIONS).n_bytes >= 2 * ACTIVATION
+    assert most_of(found, Category.PARAMETERS).n_bytes == MODEL
+    assert most_of(found, Category.PARAMETERS).likely_bytes == 0
+    assert most_of(found, Category.GRADIENTS).n_bytes == MODEL
+    assert most_of(found, Category.OPTIMIZER_STATE).n_bytes == 2 * MODEL
+    assert most_of(found, Category.ACTIVATIONS).n_bytes >= 2 * ACTIVATION
 
 
 def gpt_parameters(layers: int, dim: int, vocab: int = 8192, ctx: int = 4096) -> int:
@@ -373,7 +372,11 @@ def test_find_phases_recorded_model_has_its_exact_bytes(shared, name, n_bytes, n
     found = analysis.phases
     assert found is not None
 
-    for category, factor in ((c.PARAMETERS, 1), (c.OPTIMIZER_STATE, times), (c.GRADIENTS, 1)):
+    for category, factor in (
+        (Category.PARAMETERS, 1),
+        (Category.OPTIMIZER_STATE, times),
+        (Category.GRADIENTS, 1),
+    ):
         most = most_of(found, category)
         assert most is not None
         assert (category, most.n_blocks) == (category, factor * n_blocks)
@@ -384,11 +387,11 @@ def test_find_phases_recorded_model_has_its_exact_bytes(shared, name, n_bytes, n
 @pytest.mark.parametrize(
     ("name", "phase"),
     [
-        ("optimizer_spike", p.OPTIMIZER),
-        ("optimizer_spike_oom", p.OPTIMIZER),
-        ("healthy_gpt", p.BACKWARD),
-        ("capacity_oom", p.FORWARD),
-        ("eval_without_no_grad", p.FORWARD),
+        ("optimizer_spike", TrainingPhase.OPTIMIZER),
+        ("optimizer_spike_oom", TrainingPhase.OPTIMIZER),
+        ("healthy_gpt", TrainingPhase.BACKWARD),
+        ("capacity_oom", TrainingPhase.FORWARD),
+        ("eval_without_no_grad", TrainingPhase.FORWARD),
     ],
 )
 def test_find_phases_recorded_peak_is_in_its_phase(shared, name, phase):
@@ -400,7 +403,9 @@ def test_find_phases_recorded_peak_is_in_its_phase(shared, name, phase):
 @pytest.mark.shared
 def test_find_phases_checkpointing_makes_activations_smaller(shared):
     held = [
-        by_category(recording(shared / "snapshots" / name)[1][0].phases.at_peak)[c.ACTIVATIONS]
+        by_category(recording(shared / "snapshots" / name)[1][0].phases.at_peak)[
+            Category.ACTIVATIONS
+        ]
         for name in ("checkpoint_on", "checkpoint_off")
     ]
 

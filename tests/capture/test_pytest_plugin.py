@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 TORCH = """
 class _Cuda:
     available = {available}

@@ -221,6 +221,7 @@ def test_record_without_torch_is_one_sentence(monkeypatch) -> None:
         raise AssertionError("not reached")
 
 
+@pytest.mark.slow
 def test_record_with_a_cpu_build_of_torch_is_one_sentence() -> None:
     # In a process of its own: other tests need a stand-in where torch would be.
     if importlib.util.find_spec("torch") is None:

@@ -312,6 +312,7 @@ def test_format_is_printed(run: Run, here: Path, name: str) -> None:
     assert outcome.out.endswith("\n")
 
 
+@pytest.mark.slow
 @pytest.mark.shared
 def test_recordings_with_a_failure_fail_and_the_others_pass(run: Run, shared: Path) -> None:
     expected = json.loads((shared / "snapshots/expected.json").read_text())

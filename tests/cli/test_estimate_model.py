@@ -77,6 +77,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_estimate_of_own_model_names_phases_lines_and_batch(run: Run) -> None:
     outcome = run(
         "estimate", "--model", "my_project:build", "--input-shape", "64,512", "--loss", "mean",
@@ -191,6 +192,7 @@ def test_model_that_reads_no_value_has_no_such_note(run: Run) -> None:
     assert ".item()" not in outcome.out
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("factory", "words"),
     [

@@ -42,6 +42,7 @@ def test_report_does_not_depend_on_how_the_ranks_are_named(run: Run, job: Path, 
     assert run("analyze", *names).out == run("analyze", str(job)).out
 
 
+@pytest.mark.slow
 def test_number_of_workers_does_not_change_the_report(run: Run, job: Path) -> None:
     alone = run("analyze", str(job), "--workers", "1", "--format", "json")
     two = run("analyze", str(job), "--workers", "2", "--format", "json")

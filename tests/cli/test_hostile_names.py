@@ -14,6 +14,8 @@ from command_line import Run
 
 from fragdoctor.report.base import FORMATS
 
+pytestmark = pytest.mark.slow
+
 KEPT = {"action", "state", "segment_type", "stage"}
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 # The sinks are tested one attack at a time (tests/report); here all of them go the whole way.

@@ -228,6 +228,7 @@ def test_run_runs_the_sitecustomize_of_the_program(runner) -> None:
     assert ["exit"] == without_pid(runner.bundles())
 
 
+@pytest.mark.slow
 def test_run_of_torchrun_children_names_ranks_and_the_first_failure_first(runner) -> None:
     worker = runner.script("torch.alloc(int(sys.argv[1]))\ntorch.alloc(60)\n", "worker.py")
     script = runner.script(
@@ -246,6 +247,7 @@ def test_run_of_torchrun_children_names_ranks_and_the_first_failure_first(runner
     assert b"the one that explains most first:\n  out/rank1-oom1-pid" in done.stderr
 
 
+@pytest.mark.slow
 def test_run_of_forked_children_leaves_a_bundle_of_those_that_use_the_gpu(runner) -> None:
     script = runner.script(
         "import multiprocessing as m\n"
@@ -263,6 +265,7 @@ def test_run_of_forked_children_leaves_a_bundle_of_those_that_use_the_gpu(runner
     assert ["exit"] == without_pid(runner.bundles())
 
 
+@pytest.mark.slow
 def test_run_leaves_nothing_of_children_forked_after_the_gpu_was_used(runner) -> None:
     script = runner.script(
         "torch.alloc(1)\nif os.fork() == 0:\n    sys.exit(0)\nos.wait()\nprint(os.getpid())\n"
@@ -273,6 +276,7 @@ def test_run_leaves_nothing_of_children_forked_after_the_gpu_was_used(runner) ->
     assert [f"exit-pid{done.stdout.decode().strip()}"] == runner.bundles()
 
 
+@pytest.mark.slow
 def test_run_with_zip_leaves_one_file_that_analyze_reads(runner) -> None:
     script = runner.script("torch.alloc(60)\ntorch.alloc(60)\n")
 
@@ -437,6 +441,7 @@ def test_run_hides_its_handler_from_programs_that_ask(runner) -> None:
     assert b"True\n" == runner.run(str(script)).stdout
 
 
+@pytest.mark.slow
 def test_run_of_a_program_that_hangs_outside_python_still_dies_of_sigterm(runner) -> None:
     # A mutex that is locked twice: no signal makes the call return, as in a hanging collective.
     body = (
@@ -451,6 +456,7 @@ def test_run_of_a_program_that_hangs_outside_python_still_dies_of_sigterm(runner
     assert ["sigterm"] == without_pid(runner.bundles())
 
 
+@pytest.mark.slow
 def test_run_of_a_program_terminated_while_a_bundle_is_written_completes_it(runner) -> None:
     body = "print('ready', flush=True)\n"
 

@@ -15,7 +15,7 @@ from fragdoctor.model.case import Case
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.report.base import RenderOptions, Verbosity, render
 
-pytestmark = pytest.mark.shared
+pytestmark = [pytest.mark.slow, pytest.mark.shared]
 
 # A snapshot does not record the size of the device: without the message nobody can know that
 # another process holds the rest. The verdict says so instead.

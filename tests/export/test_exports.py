@@ -261,6 +261,7 @@ def test_speedscope_of_an_empty_snapshot_is_still_a_file() -> None:
     assert stacks_of(builders.columns(snapshot())) == {"empty": {}}
 
 
+@pytest.mark.slow
 @pytest.mark.shared
 @pytest.mark.parametrize("name", ["frag_gpt_varlen", "two_devices", "no_context", "empty"])
 def test_recording_exports_with_the_figures_of_the_analysis(shared: Path, name: str) -> None:

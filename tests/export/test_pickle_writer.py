@@ -26,6 +26,7 @@ def written(value: Any) -> bytes:
     return bytes(out)
 
 
+@pytest.mark.slow
 @given(PLAIN)
 def test_stock_unpickler_reads_the_same_value(value: Any) -> None:
     assert pickle.loads(written(value)) == value

@@ -30,9 +30,12 @@ from fragdoctor.report.json import document_of
 
 distributed = pytest.importorskip("distributed")
 # What a client of dask leaves behind when it ends; nothing of ours opens sockets or loops.
-pytestmark = pytest.mark.filterwarnings(
-    r"ignore:unclosed (<socket\.socket|event loop|transport)\b:ResourceWarning"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings(
+        r"ignore:unclosed (<socket\.socket|event loop|transport)\b:ResourceWarning"
+    ),
+]
 
 
 @contextlib.contextmanager

@@ -53,6 +53,7 @@ def report_of(folder: Path, order: int, **how: Any) -> dict[str, Any]:
     return document_of("fleet", examine(ranks, **how))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk_size", [None, 1, 2, 4, 100])
 @pytest.mark.parametrize("replays", list(Replays))
 def test_report_is_the_same_for_each_engine_chunk_size_and_order(

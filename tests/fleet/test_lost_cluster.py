@@ -21,7 +21,10 @@ from fragdoctor.fleet.examine import examine
 from fragdoctor.inputs.discovery import inputs_of
 
 pytest.importorskip("distributed")
-pytestmark = pytest.mark.skipif(not slow_ranks.HAS_PROC, reason="asks /proc who reads a pipe")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not slow_ranks.HAS_PROC, reason="asks /proc who reads a pipe"),
+]
 
 _QUIET: Any = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
 

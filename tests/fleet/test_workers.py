@@ -26,6 +26,7 @@ from fragdoctor.model.fleet import RankInput, SummaryOptions
 
 N_RANKS = 6
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.skipif(not slow_ranks.HAS_PROC, reason="asks /proc who reads a pipe"),
 ]
 

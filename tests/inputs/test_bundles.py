@@ -232,6 +232,7 @@ def test_zip_whose_manifest_is_elsewhere_is_refused(tmp_path, names) -> None:
     assert ["b.zip"] == [p.name for p in tmp_path.iterdir()]
 
 
+@pytest.mark.slow
 def test_zip_that_unpacks_to_far_more_is_refused(bundle, tmp_path) -> None:
     members = members_of(bundle)
     members["oom.txt"] = b"\n" * (200 << 20)
@@ -258,6 +259,7 @@ def test_zip_with_too_many_members_is_refused(bundle, tmp_path) -> None:
         read_bundle(path)
 
 
+@pytest.mark.slow
 def test_zip_that_is_damaged_anywhere_is_refused_or_read_but_never_crashes(
     bundle, tmp_path
 ) -> None:

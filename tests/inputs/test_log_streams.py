@@ -69,6 +69,7 @@ def test_stream_leads_back_to_lines_and_text():
     assert stream.text(at, at + 8) == "line here"
 
 
+@pytest.mark.slow
 def test_long_log_gives_each_message_once_with_its_line():
     n = 9000
     text = LINE * n + MESSAGE + "\n" + LINE * n + (MESSAGE + "\n") * 3000 + LINE * 10
@@ -97,6 +98,7 @@ def seconds(text):
     return time.process_time() - start
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "unit",
     [

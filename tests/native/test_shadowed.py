@@ -16,6 +16,8 @@ from fragdoctor._native import _ext
 from fragdoctor._native.shadowed import SUMS, folder_of_core, sums_of_sources
 from fragdoctor.errors import NativeCoreMissing
 
+pytestmark = pytest.mark.slow
+
 
 def sources(root: Path) -> Path:
     folder = root / "fragdoctor" / "_native"

@@ -16,7 +16,7 @@ from fragdoctor.diagnosis.pipeline import diagnose
 from fragdoctor.model.case import Case
 from fragdoctor.model.diagnosis import Diagnosis
 from fragdoctor.model.finding import Confidence
-from fragdoctor.model.phases import Category, Phase
+from fragdoctor.model.phases import Category, TrainingPhase
 from fragdoctor.report.base import RenderOptions, Verbosity, render
 from fragdoctor.report.page.payload import encode_payload
 
@@ -40,12 +40,12 @@ def test_diagnose_training_reports_its_phases_and_categories():
     (report,) = training().phases
 
     assert [(p.phase, p.n_passes) for p in report.phases] == [
-        (Phase.SETUP, 1),
-        (Phase.FORWARD, 3),
-        (Phase.BACKWARD, 3),
-        (Phase.OPTIMIZER, 3),
+        (TrainingPhase.SETUP, 1),
+        (TrainingPhase.FORWARD, 3),
+        (TrainingPhase.BACKWARD, 3),
+        (TrainingPhase.OPTIMIZER, 3),
     ]
-    assert report.peak_phase is Phase.BACKWARD
+    assert report.peak_phase is TrainingPhase.BACKWARD
     assert report.coverage == 1.0
     rest = {s.category: s for s in report.at_rest}
     assert rest[Category.PARAMETERS].n_bytes == MODEL

@@ -49,6 +49,7 @@ def test_committed_golden_cases_cover_every_era_and_family():
         assert key in keys
 
 
+@pytest.mark.slow
 @pytest.mark.shared
 def test_model_on_all_golden_cases_is_exact(shared):
     counts = {}

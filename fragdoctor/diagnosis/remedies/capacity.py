@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import ClassVar, Final
 
-from fragdoctor.analysis.categories import GRADIENTS, OPTIMIZER_STATE, PARAMETERS
 from fragdoctor.diagnosis.bench import Attempt, Bench, Outcome
 from fragdoctor.diagnosis.remedies.remedy import (
     HELPS,
@@ -24,6 +23,7 @@ from fragdoctor.diagnosis.remedies.savings import (
 )
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.finding import Confidence, Evidence
+from fragdoctor.model.phases import Category
 from fragdoctor.rules.failed_request import FailedRequest
 from fragdoctor.trace.edits import Edit, batch_scaled
 from fragdoctor.trace.training_edits import (
@@ -150,7 +150,11 @@ def _model_bytes(case: JudgedCase) -> dict[str, int]:
     analysis = case.context.analysis
     if analysis is None or analysis.phases is None:
         return {}
-    names = {PARAMETERS: "parameters", GRADIENTS: "gradients", OPTIMIZER_STATE: "optimizer state"}
+    names = {
+        Category.PARAMETERS: "parameters",
+        Category.GRADIENTS: "gradients",
+        Category.OPTIMIZER_STATE: "optimizer state",
+    }
     sums = analysis.phases.at_peak
     return {names[s.category]: s.n_bytes for s in sums if s.category in names and s.n_bytes}
 

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from fragdoctor.analysis.flushes import RETRY
 from fragdoctor.analysis.result import DeviceAnalysis
+from fragdoctor.model.phases import TrainingPhase
 from fragdoctor.model.snapshot import Annotation, Snapshot
 from fragdoctor.report.page.blob import BlobWriter, compressed_size
 from fragdoctor.report.page.text_tables import Sink
@@ -27,8 +28,14 @@ MAX_PHASES: Final = 3000
 MAX_MARKS: Final = 2000
 MAX_PHASE_DEPTH: Final = 4
 MAX_PASSES: Final = 20_000
-TRAINING_NAMES: Final = ("setup", "forward", "backward", "optimizer", "both")
-"""Of the labels of ``trace/passes.py``."""
+TRAINING_NAMES: Final = {
+    TrainingPhase.SETUP: "setup",
+    TrainingPhase.FORWARD: "forward",
+    TrainingPhase.BACKWARD: "backward",
+    TrainingPhase.OPTIMIZER: "optimizer",
+    TrainingPhase.FORWARD_BACKWARD: "both",
+    TrainingPhase.UNKNOWN: "unknown",
+}
 SERIES: Final = ("allocated", "active", "reserved")
 
 
@@ -95,7 +102,7 @@ def _training(analysis: DeviceAnalysis, blob: BlobWriter) -> dict[str, Any] | No
     if found is None or len(found.phases) < 2 or len(found.labels) > MAX_PASSES:
         return None
     return {
-        "names": list(TRAINING_NAMES),
+        "names": [TRAINING_NAMES[p] for p in TrainingPhase],
         "label": blob.add(found.labels.astype(np.int64)),
         "first": blob.add(found.first),
     }

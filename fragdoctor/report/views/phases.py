@@ -6,7 +6,13 @@ from collections.abc import Sequence
 from typing import Final
 
 from fragdoctor.model.diagnosis import Diagnosis
-from fragdoctor.model.phases import Category, CategoryShare, Phase, PhaseFigures, PhaseReport
+from fragdoctor.model.phases import (
+    Category,
+    CategoryShare,
+    PhaseFigures,
+    PhaseReport,
+    TrainingPhase,
+)
 from fragdoctor.report import document as doc
 from fragdoctor.report.document import NO_STACK, Detail, Style, code, dim, location_text, strong
 from fragdoctor.report.words import CATEGORY_NAMES, PHASE_NAMES, shown_first, sureness
@@ -16,12 +22,12 @@ from fragdoctor.units import format_count, format_share, format_size
 _MIN_HELD_SHARE: Final = 0.05
 _MAX_HELD: Final = 2
 _PEAK_PLACES: Final = {
-    Phase.UNKNOWN: "",
-    Phase.SETUP: "the setup",
-    Phase.FORWARD: "the forward pass",
-    Phase.BACKWARD: "the backward pass",
-    Phase.OPTIMIZER: "the optimizer step",
-    Phase.FORWARD_BACKWARD: "the forward or the backward pass",
+    TrainingPhase.UNKNOWN: "",
+    TrainingPhase.SETUP: "the setup",
+    TrainingPhase.FORWARD: "the forward pass",
+    TrainingPhase.BACKWARD: "the backward pass",
+    TrainingPhase.OPTIMIZER: "the optimizer step",
+    TrainingPhase.FORWARD_BACKWARD: "the forward or the backward pass",
 }
 _KEPT_MEANS: Final = (
     "Kept: outlives its step and is none of the others, as workspaces of libraries, caches, copies "

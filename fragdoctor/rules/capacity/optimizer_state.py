@@ -6,12 +6,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from fragdoctor.analysis.categories import OPTIMIZER_STATE, TEMPORARIES
 from fragdoctor.analysis.result import DeviceAnalysis, Holder
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
+from fragdoctor.model.phases import Category, TrainingPhase
 from fragdoctor.rules.base import Need, Rule, Skip
 from fragdoctor.rules.context import Context
-from fragdoctor.trace.passes import OPTIMIZER
 from fragdoctor.trace.stacks import OPTIMIZER_FILE, OPTIMIZER_STEP
 from fragdoctor.units import format_size
 
@@ -99,9 +98,11 @@ def step_memory(analysis: DeviceAnalysis) -> StepMemory | None:
     """Return what a step holds at its peak; None where the trace shows no steps."""
     found = [] if analysis.phases is None else analysis.phases.phases
     for phase in found:
-        if phase.label == OPTIMIZER:
+        if phase.label == TrainingPhase.OPTIMIZER:
             held = {s.category: s.n_bytes for s in phase.held}
             return StepMemory(
-                held.get(OPTIMIZER_STATE, 0), held.get(TEMPORARIES, 0), phase.worst_peak_bytes
+                held.get(Category.OPTIMIZER_STATE, 0),
+                held.get(Category.TEMPORARIES, 0),
+                phase.worst_peak_bytes,
             )
     return None

@@ -17,6 +17,8 @@ from fragdoctor import diagnose, load
 from fragdoctor.estimation.tracing.plan import Plan
 from fragdoctor.estimation.tracing.trace import Traced, trace_factory
 
+pytestmark = pytest.mark.slow
+
 EXACT = 1024  # recordings count the loss and a reduction's flags of the step before
 
 

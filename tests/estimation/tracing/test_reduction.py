@@ -10,6 +10,8 @@ import torch
 
 from fragdoctor.estimation.tracing.reduction import reduction_bytes
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     ("shape", "dims", "buffers"),

@@ -17,6 +17,8 @@ from fragdoctor.estimation.tracing.plan import Plan
 from fragdoctor.estimation.tracing.trace import Traced, trace, trace_factory
 from fragdoctor.model.estimate import PhaseName
 
+pytestmark = pytest.mark.slow
+
 KIB, MIB = 2**10, 2**20
 WEIGHT = 256 * 256 * 4
 INPUT = 64 * 256 * 4
