@@ -135,7 +135,7 @@ def wins(advice: Recommendation, diagnosis: Diagnosis) -> str:
             return f"{gain}It was not tested by replay."
         return f"{gain}Not tested: that takes a recording of the run ({_RECORD})."
     said = [
-        "" if p.fits is None else _fits_text(p, diagnosis),
+        "" if p.fits is None else _fits_text(p),
         "" if p.outlook is None else words.outlook_text(p.outlook),
         *words.predicted_figures(p),
     ]
@@ -143,12 +143,11 @@ def wins(advice: Recommendation, diagnosis: Diagnosis) -> str:
     return f"{how}: {', '.join(s for s in said if s) or 'no figures'}."
 
 
-def _fits_text(predicted: Predicted, diagnosis: Diagnosis) -> str:
+def _fits_text(predicted: Predicted) -> str:
     if not predicted.fits:
         return "the run still fails"
-    is_cut = diagnosis.verdict.state is RunState.FAILED
-    is_whole = predicted.outlook is not None and predicted.outlook.state is OutlookState.HOLDS
-    return "the recorded part fits" if is_cut and not is_whole else "the run fits"
+    is_whole = predicted.outlook is None or predicted.outlook.state is OutlookState.HOLDS
+    return "the run fits" if is_whole else "the recorded part fits"
 
 
 def short_advice(diagnosis: Diagnosis) -> doc.Section:
