@@ -123,10 +123,6 @@ class Lives:
         result: Bools = self.free == NEVER
         return result
 
-    def active_at(self, k: int) -> I64:
-        """Return the rows of the blocks that are active after k events."""
-        return np.flatnonzero((self.start < k) & (self.done >= k))
-
     def allocated_at(self, k: int) -> I64:
         """Return the rows of the blocks that are allocated after k events."""
         return np.flatnonzero((self.start < k) & (self.free >= k))
