@@ -53,13 +53,14 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Drawing:
-    """Everything that the SVG of one chart draws."""
+    """Everything that the SVG of one chart draws; x is drawn at ``across[0] + across[1] * x``."""
 
     paths: Sequence[DrawnPath]
     marks: Sequence[Mark]
     x_ticks: Sequence[Tick]
     y_ticks: Sequence[Tick]
     limit: Tick | None = None
+    across: tuple[float, float] = (0.0, 1.0)
 
 
 def drawn(chart: Chart) -> Drawing:
@@ -95,6 +96,7 @@ def drawn(chart: Chart) -> Drawing:
         [Tick(across(x), f"{x:g}" if chart.x_ticks else format_count(int(x))) for x in shown],
         [Tick(up(size), label) for size, label in _size_ticks(top)],
         Tick(up(limit), chart.limit_label) if limit else None,
+        (across(0.0), across(1.0) - across(0.0)),
     )
 
 

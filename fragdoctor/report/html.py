@@ -34,7 +34,7 @@ MAX_ROWS: Final = 5000
 LONG_TABLE: Final = 40
 """Rows from which on a table is folded."""
 
-_EVERYTHING: Final = (Detail.USUAL, Detail.FULL)
+EVERYTHING: Final = (Detail.USUAL, Detail.FULL)
 """But not ``Detail.PAGE``: the interactive page has a place of its own for its graphics."""
 
 
@@ -65,7 +65,7 @@ def page(
     """
     style = source("report.css") + style
     return (
-        environment(_EVERYTHING)
+        environment(EVERYTHING)
         .get_template(template)
         .render(
             document=document,

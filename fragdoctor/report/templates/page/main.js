@@ -4,57 +4,9 @@
 const page = { explorer: null, timeline: null, map: null, icicle: null, device: null, ready: false };
 /** @type {any} */ (window).fragdoctor = page;
 
-const byId = (id) => document.getElementById(id);
-
-function stored(key, value) {
-  try {
-    if (value !== undefined) localStorage.setItem(key, value);
-    return localStorage.getItem(key);
-  } catch {
-    return null; // a file opened from disk may have no storage
-  }
-}
-
-function isDark() {
-  const chosen = document.documentElement.dataset.theme;
-  return chosen ? chosen === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
-}
-
 function redraw() {
   theme.read();
   if (page.explorer) page.explorer.redraw();
-}
-
-function setUpTheme() {
-  const chosen = stored("fragdoctor-theme");
-  if (chosen === "dark" || chosen === "light") document.documentElement.dataset.theme = chosen;
-  const toggle = byId("theme");
-  const label = () => { toggle.textContent = isDark() ? "Light" : "Dark"; };
-  toggle.addEventListener("click", () => {
-    document.documentElement.dataset.theme = isDark() ? "light" : "dark";
-    stored("fragdoctor-theme", document.documentElement.dataset.theme);
-    label();
-    redraw();
-  });
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { label(); redraw(); });
-  label();
-  theme.read();
-}
-
-function setUpCopying() {
-  for (const control of document.querySelectorAll("[data-copy]")) {
-    control.addEventListener("click", async () => {
-      const source = byId(control.dataset.copy);
-      try {
-        await navigator.clipboard.writeText(source.textContent);
-      } catch {
-        getSelection().selectAllChildren(source);
-        document.execCommand("copy");
-      }
-      control.textContent = "Copied";
-      setTimeout(() => { control.textContent = "Copy"; }, 1500);
-    });
-  }
 }
 
 // Paper is white and cannot be clicked: light colours, every section open, redrawn for its width.
@@ -129,7 +81,7 @@ function restoreAddress(decoded) {
 }
 
 async function start() {
-  setUpTheme();
+  setUpTheme(redraw);
   setUpCopying();
   setUpPrinting();
   for (const table of document.querySelectorAll("section table")) if (!table.closest("#explorer")) makeSortable(table);

@@ -158,27 +158,3 @@ class BlockTable {
     saveTable(this.columns.map(([name]) => (name === "size" ? "bytes" : name)), rows, "fragdoctor-blocks.csv");
   }
 }
-
-// The tables of the report: a click on a heading sorts, by size or number where cells hold these.
-function cellValue(text) {
-  const m = /^\s*([-−+]?[\d,]*\.?\d+)\s*(B|KiB|MiB|GiB|TiB|%|s|ms)?\b/.exec(text);
-  if (!m) return null;
-  return Number(m[1].replaceAll(",", "").replace("−", "-")) * ({ KiB: KIB, MiB: MIB, GiB: GIB, TiB: TIB, ms: 0.001 }[m[2]] || 1);
-}
-
-function makeSortable(table) {
-  const heads = [...table.querySelectorAll("thead th")];
-  heads.forEach((head, at) => {
-    if (!head.textContent.trim()) return;
-    const title = head.textContent, control = button(title, `Sort by ${title}`, () => {
-      const isUp = head.getAttribute("aria-sort") === "descending";
-      for (const other of heads) other.removeAttribute("aria-sort");
-      head.setAttribute("aria-sort", isUp ? "ascending" : "descending");
-      const body = table.tBodies[0], rows = [...body.rows].map((row) => { const text = row.cells[at] ? row.cells[at].textContent.trim() : ""; return { row, text, value: cellValue(text) }; });
-      const isNumeric = rows.filter((r) => r.value !== null).length * 2 >= rows.length, sign = isUp ? 1 : -1;
-      rows.sort((a, b) => sign * (isNumeric ? (a.value ?? -Infinity) - (b.value ?? -Infinity) : -a.text.localeCompare(b.text)));
-      body.append(...rows.map((r) => r.row));
-    });
-    head.replaceChildren(control);
-  });
-}

@@ -1,0 +1,113 @@
+"""The pages of compare and of a job in a real browser: charts answer, tables sort, links lead."""
+
+from __future__ import annotations
+
+import fleets
+import pytest
+from runs import Ask, case
+
+from fragdoctor.comparison.compare_cases import compare_cases
+from fragdoctor.fleet.conclusions import conclude
+from fragdoctor.fleet.engine import fleet_of
+from fragdoctor.report.base import RenderOptions, render
+
+pytestmark = pytest.mark.slow
+
+HOSTILE = "<img src=x onerror=window.pwned=1>"
+
+
+@pytest.fixture
+def open_report(chromium, tmp_path):
+    opened = []
+
+    def open_(view, result, **options):
+        path = tmp_path / f"{view}.html"
+        path.write_text(render(view, "html", result, RenderOptions()), "utf-8")
+        opened.append(chromium.page(path, **options))
+        return opened[-1]
+
+    yield open_
+    for page in opened:
+        page.evaluate("localStorage.clear()")
+        page.close()
+
+
+def comparison(name="b.pickle"):
+    before = (Ask(10, 40, "build"), Ask(50, 30, calls=("linear",)), Ask(52, 60, kept=False))
+    after = (*before, Ask(70, 60, name), Ask(71, 20))
+    return compare_cases([("a.pickle", case(*before)), (name, case(*after))])
+
+
+def job(text="train.py"):
+    odd = fleets.summary(5, held={**fleets.USUAL, 99: 500})
+    return conclude(fleet_of([*(fleets.summary(i) for i in range(5)), odd]), notes=[text])
+
+
+@pytest.mark.parametrize("width", [390, 1280, 1920])
+@pytest.mark.parametrize("dark", [False, True])
+def test_comparison_fits_the_window_and_runs_clean(open_report, width, dark):
+    page = open_report("compare", comparison(HOSTILE), width=width, dark=dark)
+
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.evaluate("window.pwned") is None
+    assert page.evaluate("document.querySelectorAll('img').length") == 0
+    assert page.complaints() == []
+    assert page.requests() == []
+
+
+def test_chart_of_a_comparison_reads_the_runs_at_the_pointer_and_by_keys(open_report):
+    page = open_report("compare", comparison())
+    place = page.box("svg.chart")
+
+    page.mouse("mouseMoved", place["x"] + 0.97 * place["width"], place["y"] + 90)
+    page.settle()
+    late = page.evaluate("document.querySelector('.readout').innerText").split("\n")
+    page.evaluate("document.querySelector('svg.chart').focus()")
+    page.key("Home")
+    page.key("ArrowRight")
+    early = page.evaluate("document.querySelector('.readout').innerText").split("\n")
+
+    assert late[late.index("A allocated") + 1] == "ended"
+    assert late[late.index("B allocated") + 1].endswith("MiB")
+    assert "ended" not in early
+    assert page.evaluate("document.querySelector('.chart .cursor').getAttribute('x1') > 70")
+
+
+def test_second_run_is_not_red(open_report):
+    page = open_report("compare", comparison())
+
+    color = page.evaluate("getComputedStyle(document.querySelector('.chart .r1')).color")
+
+    assert color == "rgb(138, 95, 160)"
+
+
+def test_theme_and_sorting_work_without_a_recording(open_report):
+    page = open_report("compare", comparison(), dark=True)
+    page.evaluate("document.getElementById('theme').click()")
+    column = "[...document.querySelectorAll('#lines tbody tr')].map((r) => r.cells[1].textContent)"
+    head = "document.querySelectorAll('#lines thead button')[0]"
+    before = page.evaluate(column)
+    page.evaluate(f"{head}.click()")
+    page.evaluate(f"{head}.click()")
+
+    assert page.evaluate("document.documentElement.dataset.theme") == "light"
+    assert sorted(page.evaluate(column)) == sorted(before)
+    assert page.evaluate(f"{head}.closest('th').ariaSort") == "ascending"
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+def test_job_sorts_its_ranks_and_links_the_odd_one_to_its_row(open_report, width):
+    page = open_report("fleet", job(), width=width)
+    links = "[...document.querySelectorAll('#odd a')]"
+
+    n_links = page.evaluate(f"{links}.length")
+    leads = page.evaluate(
+        f"{links}.map((a) => [a.textContent, "
+        "document.querySelector(a.getAttribute('href')).cells[0].textContent.trim()])"
+    )
+    page.evaluate("document.querySelectorAll('#ranks thead button')[2].click()")
+
+    assert n_links > 0
+    assert all(name == row for name, row in leads)
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.complaints() == []
