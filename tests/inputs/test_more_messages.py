@@ -20,10 +20,8 @@ PADDLE = (
     "EnforceNotMet: enforce allocating <= available failed, 6442450944 > 2147483648",
 )
 PINNED = (
-    "W bfc_allocator.cc:479] Allocator (gpu_host_bfc) ran out of memory trying to allocate 6.00GiB "
-    "(rounded to 6442450944)",
-    "E cuda_driver.cc:1018] failed to alloc 6442450944 bytes on host: CUDA_ERROR_OUT_OF_MEMORY: "
-    "out of memory",
+    "bfc_allocator.cc:479] Allocator (gpu_host_bfc) ran out of memory trying to allocate 6.00GiB",
+    "cuda_driver.cc:1018] failed to alloc 6442450944 bytes on host: CUDA_ERROR_OUT_OF_MEMORY",
     "W gpu_host_allocator.h:44] could not allocate pinned host memory of size: 6442450944",
 )
 
