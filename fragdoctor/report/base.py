@@ -87,6 +87,9 @@ VIEWS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
 )
 """View -> formats in which its command reports; the module ``views.VIEW`` fills its document."""
 
+_WITH_SCRIPT: Final = ("compare", "fleet")
+"""Views whose page answers to the pointer; ``analyze`` makes a page of its own."""
+
 _MODULES: Final = {"oom": "analyze", "gpus": "estimate"}
 
 
@@ -125,6 +128,11 @@ def render(view: str, name: str, result: Any, options: RenderOptions, **more: An
         module = importlib.import_module(f"{_VIEWS}.{_MODULES.get(view, view)}")
         fill = module.gpus_document if view == "gpus" else module.document
         if name == "html" and hasattr(module, "page"):
-            return str(module.page(result, options, **more))
-        return str(writer.render(fill(result, options, **more), options))
+            return str(module.page(result, options))
+        document = fill(result, options, **more)
+        if name == "html" and view in _WITH_SCRIPT:
+            from fragdoctor.report.page.page import render_reading_page  # noqa: PLC0415 - jinja2
+
+            return render_reading_page(document)
+        return str(writer.render(document, options))
     return str(writer.render_result(view, result, options, **more))
