@@ -64,7 +64,8 @@ def _last_straw(case: JudgedCase) -> str:
         return ""
     return (
         f"The line of the traceback is not the culprit: it asked for "
-        f"{format_size(r.requested_bytes)} when {format_size(r.live_bytes)} were live already."
+        f"{format_size(r.block_bytes or r.requested_bytes)} when {format_size(r.live_bytes)} were "
+        "live already."
     )
 
 

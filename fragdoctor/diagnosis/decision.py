@@ -72,7 +72,7 @@ def _size_bug(r: FailedRequest) -> Iterator[Hypothesis]:
         yield Hypothesis(
             Cause.SIZE_BUG,
             Confidence.PROVEN,
-            f"The request of {format_size(r.requested_bytes)} is larger than any device "
+            f"The {r.request_text} is larger than any device "
             f"({format_size(SIZE_BUG_BYTES)} and more): a size was computed wrongly.",
         )
 
@@ -85,7 +85,7 @@ def _beyond_device(r: FailedRequest) -> Iterator[Hypothesis]:
         yield Hypothesis(
             Cause.CAPACITY,
             Confidence.PROVEN,
-            f"The single request of {format_size(r.requested_bytes)} is larger than the whole "
+            f"The single {r.request_text} is larger than the whole "
             f"device of {format_size(r.total_bytes)}: attention scores, or a wrong shape?",
         )
         yield Hypothesis(Cause.SIZE_BUG, Confidence.POSSIBLE, "")
@@ -113,7 +113,7 @@ def _limit(r: FailedRequest) -> Iterator[Hypothesis]:
         Cause.MEMORY_LIMIT,
         Confidence.PROVEN,
         f"The process may reserve {format_size(r.limit_bytes)}, and {format_size(r.reserved_bytes)}"
-        f" reserved plus the request of {format_size(r.requested_bytes)} exceed that"
+        f" reserved plus the {r.request_text} exceed that"
         f"{although_free(r)}.",
     )
     packed_fits = r.margin_bytes is not None and r.margin_bytes > r.tolerance_bytes
@@ -127,8 +127,7 @@ def _free_enough(r: FailedRequest) -> Iterator[Hypothesis]:
     if not r.is_covered_by_free or r.fails_by_pages:
         return
     figures = (
-        f"The request of {format_size(r.requested_bytes)} failed although "
-        f"{format_size(r.free_bytes)} were free on the device"
+        f"The {r.request_text} failed although {format_size(r.free_bytes)} were free on the device"
     )
     yield from _outside(r)
     if r.is_exact:
@@ -179,7 +178,7 @@ def _over_available(r: FailedRequest) -> Iterator[Hypothesis]:
             Cause.PENDING_FREES,
             Confidence.LIKELY,
             f"{format_size(r.pending_bytes)} are freed but still wait for other streams; without "
-            f"them the request of {format_size(r.requested_bytes)} would have fit.",
+            f"them the {r.request_text} would have fit.",
         )
     missing = -r.margin_bytes - r.segment_rest_bytes
     confidence = Confidence.PROVEN if missing > r.tolerance_bytes else Confidence.LIKELY
@@ -221,7 +220,7 @@ def _joined_fits(r: FailedRequest) -> Iterator[Hypothesis]:
         yield Hypothesis(
             Cause.PRIVATE_POOLS,
             Confidence.PROVEN if r.is_exact else Confidence.LIKELY,
-            f"The request of {format_size(r.requested_bytes)} failed while "
+            f"The {r.request_text} failed while "
             f"{format_size(r.pools_free_bytes)} lie free inside private pools (CUDA graphs, "
             "MemPool), where ordinary requests cannot use them.",
         )
@@ -279,7 +278,7 @@ def _oversized_alone(r: FailedRequest) -> Iterator[Hypothesis]:
         yield Hypothesis(
             Cause.CAPACITY,
             Confidence.POSSIBLE,
-            f"A single request of {format_size(r.requested_bytes)} is larger than most devices; "
+            f"A single {r.request_text} is larger than most devices; "
             "the message prints no other figure.",
             "Print the shape and dtype of the tensor at the failing line.",
         )

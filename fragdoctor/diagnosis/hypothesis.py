@@ -40,7 +40,7 @@ def fragmentation(r: FailedRequest, where: str) -> Hypothesis:
     return Hypothesis(
         Cause.FRAGMENTATION,
         Confidence.PROVEN if proven else Confidence.LIKELY,
-        f"The request of {format_size(r.requested_bytes)} failed although {format_size(free)} were "
+        f"The {r.request_text} failed although {format_size(free)} were "
         f"free: {holes}{outside}{', ' + where if where else ''}.",
         "" if proven else "A snapshot taken at the OOM shows the holes and who pins them.",
     )
@@ -61,7 +61,7 @@ def simply_full(r: FailedRequest) -> Hypothesis:
         Confidence.LIKELY,
         f"{format_size(r.live_bytes)} of {format_size(r.available_bytes)} are live "
         f"({format_share(r.live_bytes or 0, r.available_bytes or 0)}): the device is full, and the "
-        f"request of {format_size(r.requested_bytes)} is only the last straw.",
+        f"{r.request_text} is only the last straw.",
     )
 
 
@@ -70,8 +70,7 @@ def undecided(r: FailedRequest) -> Hypothesis:
     return Hypothesis(
         Cause.UNKNOWN,
         Confidence.POSSIBLE,
-        f"A request of {format_size(r.requested_bytes)} failed; the figures do not say why"
-        f"{_usage(r)}.",
+        f"A {r.request_text} failed; the figures do not say why{_usage(r)}.",
         "A snapshot, or memory_stats() before the failing step, would decide.",
     )
 
@@ -91,4 +90,4 @@ def although_free(r: FailedRequest) -> str:
 
 def live_and_request(r: FailedRequest) -> str:
     """Return the subject of a sentence about live memory and the request."""
-    return f"Live {format_size(r.live_bytes)} and the request of {format_size(r.requested_bytes)}"
+    return f"Live {format_size(r.live_bytes)} and the {r.request_text}"

@@ -69,7 +69,7 @@ def explain_live_memory(
     if kept is not None:
         is_sure = kept.n_steps >= SURE_STEPS or kept.survivor_bytes >= (failed.cache_bytes or 0)
         if first.cause in LEAKS_INTO and is_sure:
-            leak = _leak(context, kept, f", until the request of {_request(failed)} failed")
+            leak = _leak(context, kept, f", until the {failed.request_text} failed")
             return [leak, *hypotheses]
         return [*hypotheses, _leak(context, kept, "")]
     if first.cause is not Cause.CAPACITY:
@@ -78,8 +78,8 @@ def explain_live_memory(
     if spike is not None and not _alone_too_large(failed):
         text = (
             f"Live memory rose to {format_size(spike.peak_bytes)} for the failing step, "
-            f"against {format_size(spike.usual_bytes)} at the peaks before; the request of "
-            f"{_request(failed)} no longer fit."
+            f"against {format_size(spike.usual_bytes)} at the peaks before; the "
+            f"{failed.request_text} no longer fit."
         )
         return [Hypothesis(Cause.TRANSIENT_PEAK, Confidence.LIKELY, text), *hypotheses]
     if fails_in_optimizer(context, analysis):
@@ -230,7 +230,7 @@ def _served(failed: FailedRequest) -> Hypothesis:
     return Hypothesis(
         Cause.HEALTHY,
         Confidence.LIKELY,
-        f"A request of {_request(failed)} would be served: {format_size(failed.free_bytes)} of "
+        f"A {failed.request_text} would be served: {format_size(failed.free_bytes)} of "
         f"the device would be free after a flush, and the largest cached block has "
         f"{format_size(failed.largest_free_block_bytes)}.",
     )
@@ -239,10 +239,6 @@ def _served(failed: FailedRequest) -> Hypothesis:
 def _alone_too_large(failed: FailedRequest) -> bool:
     available = failed.available_bytes
     return available is not None and failed.requested_bytes > available
-
-
-def _request(failed: FailedRequest) -> str:
-    return format_size(failed.requested_bytes)
 
 
 def _evidence(analysis: DeviceAnalysis, failed: FailedRequest | None) -> tuple[Evidence, ...]:

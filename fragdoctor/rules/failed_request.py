@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from fragdoctor.model.oom import OtherProcess
-from fragdoctor.units import GIB, KIB, MIB, TIB
+from fragdoctor.units import GIB, KIB, MIB, TIB, format_size
 
 CONTEXT_ALLOWANCE_BYTES: Final = 3 * GIB // 2
 """CUDA context and libraries of one process: 0.3 to 0.9 GiB is normal, more with NCCL; above about
@@ -96,6 +96,14 @@ class FailedRequest:
     device: int | None = None
     hint: str = ""
     is_caught: bool = False
+
+    @property
+    def request_text(self) -> str:
+        """The request within a sentence: what was asked for, and the segment if that is larger."""
+        if self.block_bytes is None or self.block_bytes == self.requested_bytes:
+            return f"request of {format_size(self.requested_bytes)}"
+        asked, segment = format_size(self.block_bytes), format_size(self.requested_bytes)
+        return f"request of {asked} (a segment of {segment})"
 
     @property
     def tolerance_bytes(self) -> int:

@@ -10,12 +10,13 @@ from oom_snapshots import calm, full, holes, interleaved, late_free, leaking, mo
 from fragdoctor.diagnosis.contexts import build_contexts
 from fragdoctor.diagnosis.pipeline import diagnose
 from fragdoctor.diagnosis.remedies.registry import REMEDIES, rank
-from fragdoctor.diagnosis.remedies.remedy import Burden, JudgedCase, Remedy
+from fragdoctor.diagnosis.remedies.remedy import Burden, JudgedCase, Remedy, helps
 from fragdoctor.diagnosis.verdict import find_verdict
 from fragdoctor.errors import ConfigError
 from fragdoctor.model.case import Case, Overrides
 from fragdoctor.model.diagnosis import Cause, Predicted
 from fragdoctor.model.finding import Confidence
+from fragdoctor.model.simulation import ReplayResult
 
 FRAGMENTED = new_style("500.00 MiB", "3.81 GiB", "488.00 MiB", "2.67 GiB", "673.42 MiB")
 FULL = new_style("48.00 MiB", "2.93 GiB", "12.00 MiB", "2.91 GiB", "7.31 MiB")
@@ -329,3 +330,42 @@ def test_tensor_larger_than_all_there_is_must_shrink_itself():
 
     assert "its own dimensions" in by_code(diagnosis, "smaller-batch").why
     assert "less-model-memory" not in codes(diagnosis)
+
+
+def replayed(retries: int, *, fits: bool = True) -> ReplayResult:
+    return ReplayResult(
+        conf="",
+        capacity_bytes=GIB,
+        fits=fits,
+        oom_event=None if fits else 7,
+        peak_reserved_bytes=GIB,
+        peak_allocated_bytes=GIB,
+        final_reserved_bytes=GIB,
+        retries=retries,
+        ooms=0 if fits else 1,
+        driver_calls=9,
+        is_conclusive=True,
+    )
+
+
+def test_one_retry_less_of_many_is_no_help():
+    assert not helps(replayed(10), replayed(9))
+    assert helps(replayed(10), replayed(5))
+    assert helps(replayed(1), replayed(0))
+    assert not helps(replayed(1), replayed(1))
+
+
+def test_after_a_failure_it_helps_that_all_is_served():
+    assert helps(replayed(0, fits=False), replayed(3))
+    assert not helps(replayed(3, fits=False), replayed(0, fits=False))
+
+
+def test_fraction_that_is_set_already_is_never_the_advice():
+    text = new_style(
+        "20.00 MiB", "10.00 GiB", "7.50 GiB", "2.07 GiB", "10.00 MiB", allowed="2.10 GiB"
+    )
+
+    advice = by_code(diagnose(case_of(text)), "raise-memory-limit")
+
+    assert advice.title == "Raise the memory fraction from 0.21 to at least 0.22"
+    assert "(0.22)" in advice.change

@@ -191,3 +191,12 @@ def test_no_bundle_or_another_device_changes_nothing() -> None:
 
     assert FAILED == with_bundle(FAILED, None, Overrides())
     assert FAILED == with_bundle(FAILED, other, Overrides())
+
+
+def test_request_and_its_segment_are_told_apart():
+    small = FailedRequest("trace", requested_bytes=20 * MIB, block_bytes=3 * MIB)
+    whole = FailedRequest("trace", requested_bytes=20 * MIB, block_bytes=20 * MIB)
+    printed = FailedRequest("oom message", requested_bytes=20 * MIB)
+
+    assert small.request_text == "request of 3.00 MiB (a segment of 20.00 MiB)"
+    assert whole.request_text == printed.request_text == "request of 20.00 MiB"

@@ -102,8 +102,9 @@ def _capacity_of_request(item: Item, r: FailedRequest) -> ChecklistItem:
             value, "No free figure is printed, so that what others hold is open.", r.source
         )
     value = f"{format_size(needed)} needed, {format_size(available)} available"
+    asked = "segment" if r.segment_rest_bytes else "request"
     parts = (
-        f"live {format_size(r.live_bytes)} + request {format_size(r.requested_bytes)} against "
+        f"live {format_size(r.live_bytes)} + {asked} {format_size(r.requested_bytes)} against "
         f"{_available_parts(r)}"
     )
     margin = r.margin_bytes or 0
@@ -159,12 +160,12 @@ def check_gap(context: Context, verdict: Verdict) -> ChecklistItem:
     if totals.gap_bytes >= r.requested_bytes:
         return item.fail(
             value,
-            f"{detail}: more than the request of {format_size(r.requested_bytes)}.",
+            f"{detail}: more than the {r.request_text}.",
             totals.source,
         )
     return item.warn(
         value,
-        f"{detail}: less than the request of {format_size(r.requested_bytes)}.",
+        f"{detail}: less than the {r.request_text}.",
         totals.source,
     )
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import ClassVar, Final
 
 from fragdoctor.analysis.result import SizeDiversity
-from fragdoctor.diagnosis.bench import Attempt, Bench
+from fragdoctor.diagnosis.bench import Attempt, Bench, Outcome
 from fragdoctor.diagnosis.remedies.remedy import (
     CURES,
     HELPS,
@@ -138,6 +138,20 @@ class PreallocateBuffers(Remedy):
             return []
         edits = [buffers_preallocated(b.row, b.n_buffers) for b in bench.growing_buffers]
         return [Attempt.of_edit(combined(edits))]
+
+    def judged(
+        self, case: JudgedCase, bench: Bench, proposal: Proposal | None, outcomes: Sequence[Outcome]
+    ) -> Proposal | None:
+        """Return it with what the replay says, unless that holds the buffers twice."""
+        judged = super().judged(case, bench, proposal, outcomes)
+        analysis = case.context.analysis
+        is_late = analysis is not None and analysis.capture.is_late_start
+        if proposal is not None and judged is not None and judged.is_rejected and is_late:
+            return proposal.with_caveat(
+                "The recording begins when the buffers are there already: record from the start to "
+                "have the change replayed."
+            )
+        return judged
 
 
 class BucketShapes(Remedy):

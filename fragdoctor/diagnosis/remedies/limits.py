@@ -112,7 +112,8 @@ def _fraction(r: FailedRequest | None, needed_bytes: int | None) -> float | None
         fraction = math.ceil(share * 10**digits) / 10**digits
         if fraction >= present + 0.5 / 10**digits:
             break
-    return min(1.0, fraction)
+    # Less than is set already is no advice: the sum of the figures leaves out what decided.
+    return min(1.0, fraction) if min(1.0, fraction) > present else None
 
 
 class RaiseMpsWatermark(Remedy):

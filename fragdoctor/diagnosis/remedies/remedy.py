@@ -259,12 +259,12 @@ class Remedy(ABC):
         if not bench.is_exact and not proposal.is_rejected:
             return proposal.with_caveat(f"An estimate says that it may not be enough: {said}.")
         why = f"{r.why} Replayed: {said}." if proposal.is_rejected else f"Replayed: {said}."
-        changed = replace(
+        # Not by with_prediction: that the run fits, as it did without the change, is no merit.
+        return replace(
             proposal,
-            recommendation=replace(r, why=why),
+            recommendation=replace(r, why=why, predicted=predicted),
             is_rejected=proposal.is_rejected or bench.is_exact,
         )
-        return changed.with_prediction(predicted)
 
     def proposal(  # noqa: PLR0913 - the fields of a recommendation, all by keyword
         self,
@@ -329,14 +329,18 @@ class Remedy(ABC):
 # ---- what a replay says ----------------------------------------------------------------------
 
 
+FEWER_RETRIES_SHARE: Final = 0.5
+
+
 def helps(recorded: ReplayResult, result: ReplayResult) -> bool:
     """Return whether a what-if is better than the recorded run, by what hurts.
 
-    After a failure: every request is served. Without one: it still is, with fewer retries.
+    After a failure: every request is served. Without one: it still is, with half the retries at
+    most; one retry less of many is no cure.
     """
     if not (result.fits and result.is_conclusive):
         return False
-    return not recorded.fits or result.retries < recorded.retries
+    return not recorded.fits or result.retries <= FEWER_RETRIES_SHARE * recorded.retries
 
 
 def best_of(bench: Bench, outcomes: Sequence[Outcome]) -> Outcome:

@@ -160,7 +160,7 @@ class ExpandableSegments(SettingRemedy):
         r = case.failed_request
         holes = (
             f"{format_size(r.unallocated_bytes)} are free in holes that are too small for the "
-            f"request of {format_size(r.requested_bytes)}"
+            f"{r.request_text}"
             if r is not None
             else "Live blocks keep free cache in segments that cannot be returned"
         )

@@ -6,7 +6,14 @@ import re
 import shlex
 from typing import Final
 
-from fragdoctor.model.diagnosis import DeviceFigures, Diagnosis, Predicted, Recommendation, RunState
+from fragdoctor.model.diagnosis import (
+    Cause,
+    DeviceFigures,
+    Diagnosis,
+    Predicted,
+    Recommendation,
+    RunState,
+)
 from fragdoctor.model.finding import Confidence
 from fragdoctor.report import document as doc
 from fragdoctor.report import words
@@ -33,7 +40,7 @@ def cure(diagnosis: Diagnosis, source_line: str) -> tuple[str, list[doc.Block]]:
     if not diagnosis.recommendations:
         return _without_advice(diagnosis)
     first = diagnosis.recommendations[0]
-    lead = "Try:" if first.confidence is Confidence.POSSIBLE else "Cure:"
+    lead = _lead(diagnosis, first)
     change = first.change
     if not first.setting:
         change = f"{first.title}: {change}" if change else first.title
@@ -45,6 +52,21 @@ def cure(diagnosis: Diagnosis, source_line: str) -> tuple[str, list[doc.Block]]:
     ]
 
 
+def _lead(diagnosis: Diagnosis, first: Recommendation) -> str:
+    """Return what the first recommendation is for: where nothing failed there is no cure."""
+    if diagnosis.verdict.cause is Cause.HEALTHY:
+        if diagnosis.verdict.state is RunState.NEAR_LIMIT:
+            return "To gain room:"
+        return "To lower the peak, if you want to:" if first.saves_bytes else "If you want to:"
+    return "Try:" if first.confidence is Confidence.POSSIBLE else "Cure:"
+
+
+def _lowers_peak(advice: Recommendation, diagnosis: Diagnosis) -> bool:
+    """Return whether it was tried for a lower peak, in a run that fits as it is."""
+    fits = diagnosis.verdict.cause is Cause.HEALTHY and advice.predicted.fits is True
+    return fits and bool(advice.saves_bytes)
+
+
 def _without_advice(diagnosis: Diagnosis) -> tuple[str, list[doc.Block]]:
     state = diagnosis.verdict.state
     if state in (RunState.NO_HISTORY, RunState.EMPTY):
@@ -54,6 +76,11 @@ def _without_advice(diagnosis: Diagnosis) -> tuple[str, list[doc.Block]]:
             doc.Paragraph(how),
             doc.Code(_RECORD_BY_HAND),
         ]
+    if state is RunState.NEAR_LIMIT and any(f.ooms for f in diagnosis.devices):
+        return "Nothing needs to change.", []
+    if state is RunState.NEAR_LIMIT and diagnosis.rejected:
+        none = "No setting or change that was tried gains room: it takes a smaller batch or model."
+        return "", [doc.Paragraph(none)]
     return ("Nothing needs to change." if state is RunState.FITS else ""), []
 
 
@@ -88,6 +115,8 @@ def sentence(text: str) -> str:
 def wins(advice: Recommendation, diagnosis: Diagnosis) -> str:
     """Return what a recommendation wins for the whole run, and how that is known."""
     p = advice.predicted
+    if _lowers_peak(advice, diagnosis) and _REPLAYED.match(advice.why):
+        return advice.why
     if p.method == "none":
         saves = advice.saves_bytes
         gain = f"It would free up to {format_size(saves)}. " if saves else ""
@@ -106,7 +135,13 @@ def wins(advice: Recommendation, diagnosis: Diagnosis) -> str:
 def short_advice(diagnosis: Diagnosis) -> doc.Section:
     """Return the alternatives and what would not help, one line each."""
     rows = [
-        doc.Row((good("yes") if r.predicted.fits else dim("maybe"), _label(r), dim(_outcome(r))))
+        doc.Row(
+            (
+                good("yes") if r.predicted.fits else dim("maybe"),
+                _label(r),
+                dim(_outcome(r, diagnosis)),
+            )
+        )
         for r in diagnosis.recommendations[1 : 1 + MAX_SHORT]
     ]
     rows += [
@@ -115,6 +150,10 @@ def short_advice(diagnosis: Diagnosis) -> doc.Section:
     ]
     columns = (doc.Column(), doc.Column(kind="wrap"), doc.Column(kind="wrap", max_width=_REASON))
     return doc.Section("Other measures", [doc.Table(columns, rows, detail=Detail.SHORT)])
+
+
+def _maybe(advice: Recommendation) -> doc.Content:
+    return good("yes") if advice.predicted.fits else dim("maybe")
 
 
 def _label(advice: Recommendation) -> doc.Content:
@@ -127,8 +166,10 @@ def _label(advice: Recommendation) -> doc.Content:
     return code(value if advice.setting.startswith(_VARIABLE) else advice.setting)
 
 
-def _outcome(advice: Recommendation) -> str:
+def _outcome(advice: Recommendation, diagnosis: Diagnosis) -> str:
     p = advice.predicted
+    if _lowers_peak(advice, diagnosis):
+        return f"peak {format_size(advice.saves_bytes)} lower"
     if p.method == "none":
         return "not tested"
     if p.fits is None:

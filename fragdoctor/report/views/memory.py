@@ -73,8 +73,16 @@ def _memory(
         reserved = (f"GPU {d.device} {format_size(d.reserved_bytes or 0)}" for d in others)
         also = dim(f"Also reserved: {', '.join(reserved)}.")
         blocks.append(doc.Paragraph(also, detail=Detail.SHORT))
+    # A message prints the size of the device, of which others may hold a part.
+    is_device = message is not None and message.total_bytes == f.capacity_bytes
     facts: list[tuple[str, doc.Content]] = [
-        (title, [f"{doc.plain(doc.written(value, name))}  ", dim(meaning)])
+        (
+            title,
+            [
+                f"{doc.plain(doc.written(value, name))}  ",
+                dim("the whole device" if is_device and title == "capacity" else meaning),
+            ],
+        )
         for title, name, meaning in _FIGURES
         if (value := getattr(f, name)) is not None
     ]

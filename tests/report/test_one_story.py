@@ -1,0 +1,131 @@
+"""No report says two figures for one thing: those of every recording and message are compared."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fragdoctor.diagnosis.pipeline import diagnose
+from fragdoctor.inputs.messages import find_messages
+from fragdoctor.inputs.snapshot_reader import read_snapshot
+from fragdoctor.model.case import Case, Overrides
+from fragdoctor.model.diagnosis import Cause, RunState
+from fragdoctor.report.base import RenderOptions, Verbosity, render
+from fragdoctor.units import GIB
+
+SAMPLES = Path(__file__).resolve().parents[2] / "sample_snapshots"
+
+SIZE = r"(\d[\d,]*(?:\.\d+)? (?:bytes|B|KiB|MiB|GiB|TiB))"
+FIGURES = {
+    "missing": (
+        rf"{SIZE} (?:are|is|would be) missing",
+        rf"\bby {SIZE}(?:: no allocator|; the tensor itself)",
+        rf"{SIZE} more than PyTorch could",
+        rf"[Ss]hort of {SIZE}",
+    ),
+    "what PyTorch could have": (
+        rf"the {SIZE} that PyTorch could have",
+        rf"{SIZE} *\|?  ?what PyTorch could have",
+    ),
+    "outside": (rf"\boutside[ |]+{SIZE}", rf"{SIZE} of this process's memory are outside"),
+    "request": (rf"[Rr]equest of {SIZE}(?! at event)",),
+    "peak allocated": (rf"allocated \(peak {SIZE}", rf"peak allocated {SIZE}(?= *\))"),
+    "peak reserved": (rf"reserved \(peak {SIZE}",),
+    "holes": (rf"{SIZE} of it in holes", rf"{SIZE} are free in holes"),
+}
+"""How each thing is written; all sentences of a report must agree on its figure."""
+
+
+def cases_of(path: Path) -> list[Case]:
+    """Return a recording, alone and with its message, or a message, as cases."""
+    if path.suffix == ".txt":
+        return [Case(oom=find_messages(path.read_bytes().decode()))]
+    snapshot, message = read_snapshot(path), path.with_name(f"{path.name.split('.')[0]}.txt")
+    together = [message] if message.exists() else []
+    return [
+        Case(snapshot=snapshot),
+        *(Case(snapshot=snapshot, oom=find_messages(m.read_text())) for m in together),
+    ]
+
+
+def contradictions(case: Case) -> list[str]:
+    """Return what a case's reports say in two ways; of several devices each has its own figures."""
+    diagnosis = diagnose(case)
+    diagnosis = replace(diagnosis, devices=diagnosis.devices[:1])
+    found = []
+    for form in ("text", "markdown"):
+        options = RenderOptions(120, verbosity=Verbosity.FULL)
+        said = re.sub(r"[\s`*]+", " ", render("analyze", form, diagnosis, options))
+        for thing, patterns in FIGURES.items():
+            figures = {m for pattern in patterns for m in re.findall(pattern, said)}
+            if len(figures) > 1:
+                found.append(f"{form}: {thing}: {sorted(figures)}")
+    return found
+
+
+COMMITTED = sorted([*SAMPLES.glob("*.pickle*"), *SAMPLES.glob("*_oom.txt")])
+
+
+@pytest.mark.parametrize("path", COMMITTED, ids=lambda path: path.name)
+def test_each_thing_has_one_figure(path):
+    for case in cases_of(path):
+        assert contradictions(case) == []
+
+
+@pytest.mark.shared
+def test_each_thing_has_one_figure_in_all_shared_recordings_and_messages(shared):
+    wrong = {}
+    for folder in sorted((shared / "snapshots").iterdir()):
+        if (path := folder / "snapshot.pickle").exists():
+            message = folder / "oom.txt"
+            oom = find_messages(message.read_text()) if message.exists() else None
+            wrong[folder.name] = contradictions(Case(snapshot=read_snapshot(path), oom=oom))
+    for path in sorted((shared / "oom_messages").glob("*.txt")):
+        text = path.read_bytes().decode()
+        wrong[path.name] = contradictions(Case(oom=find_messages(text)))
+
+    assert {name: found for name, found in wrong.items() if found} == {}
+
+
+def test_contradictions_are_seen():
+    said = "Live memory exceeds it by 3.00 MiB: no allocator can. Even so 4.00 MiB would be missing"
+
+    figures = {m for pattern in FIGURES["missing"] for m in re.findall(pattern, said)}
+
+    assert figures == {"3.00 MiB", "4.00 MiB"}
+
+
+def test_given_capacity_that_the_message_contradicts_is_said_to_be_unused():
+    message = find_messages((SAMPLES / "capacity_oom.txt").read_text())
+
+    notes = diagnose(Case(oom=message, overrides=Overrides(capacity_bytes=999 * GIB))).notes
+
+    assert any("999.00 GiB, is not used" in note for note in notes)
+
+
+def headline(name: str) -> str:
+    diagnosis = diagnose(Case(snapshot=read_snapshot(SAMPLES / name)))
+    assert diagnosis.verdict.cause is Cause.HEALTHY
+    return render("analyze", "text", diagnosis, RenderOptions(100))
+
+
+def test_healthy_run_is_offered_a_lower_peak_and_no_cure():
+    said = headline("healthy_training.pickle.gz")
+
+    assert "Cure" not in said
+    assert "To lower the peak, if you want to:" in said.splitlines()[0]
+    assert "the peak of live memory falls by" in said
+    assert re.search(r"peak \S+ MiB lower", said)
+
+
+def test_run_near_its_limit_is_offered_room_and_no_cure_that_gains_none():
+    diagnosis = diagnose(Case(snapshot=read_snapshot(SAMPLES / "kvcache_retries.pickle.gz")))
+
+    assert diagnosis.verdict.state is RunState.NEAR_LIMIT
+    assert "Cure" not in render("analyze", "text", diagnosis, RenderOptions(100))
+    for advice in diagnosis.recommendations:
+        p = advice.predicted
+        assert p.method == "none" or p.margin_bytes or not p.retries, advice.title
