@@ -87,6 +87,7 @@ VIEWS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
 )
 """View -> formats in which its command reports; the module ``views.VIEW`` fills its document."""
 
+_PAGE: Final = "fragdoctor.report.page.page"
 _WITH_SCRIPT: Final = ("compare", "fleet")
 """Views whose page answers to the pointer; ``analyze`` makes a page of its own."""
 
@@ -131,8 +132,6 @@ def render(view: str, name: str, result: Any, options: RenderOptions, **more: An
             return str(module.page(result, options))
         document = fill(result, options, **more)
         if name == "html" and view in _WITH_SCRIPT:
-            from fragdoctor.report.page.page import render_reading_page  # noqa: PLC0415 - jinja2
-
-            return render_reading_page(document)
+            return str(importlib.import_module(_PAGE).render_reading_page(document))
         return str(writer.render(document, options))
     return str(writer.render_result(view, result, options, **more))
