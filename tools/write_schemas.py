@@ -22,9 +22,18 @@ from fragdoctor.model.batch_fit import BatchFit
 from fragdoctor.model.diagnosis import Diagnosis
 from fragdoctor.model.estimate import Estimate, Sharing
 from fragdoctor.model.fleet import FleetReport
+from fragdoctor.model.rehearsal import RehearsalResult
 from fragdoctor.model.simulation import Simulation
 from fragdoctor.report.json import written
-from fragdoctor.report.shapes import SHAPES, CompareResult, ErrorResult, GpuTable, OomResult, Shape
+from fragdoctor.report.shapes import (
+    SHAPES,
+    CompareResult,
+    ErrorResult,
+    GpuTable,
+    ModelTable,
+    OomResult,
+    Shape,
+)
 from fragdoctor.report.views.explain import Explanation
 
 Json = dict[str, Any]
@@ -38,9 +47,11 @@ DOCUMENTS: Final[Mapping[str, tuple[type, str]]] = {
     "fleet": (FleetReport, "analyze RANKS"),
     "estimate": (Estimate, "estimate"),
     "gpus": (GpuTable, "estimate --list-gpus"),
+    "models": (ModelTable, "estimate --list-models"),
     "batch-fit": (BatchFit, "fit"),
     "processes": (Sharing, "pack"),
     "explain": (Explanation, "explain"),
+    "rehearsal": (RehearsalResult, "rehearse"),
     "error": (ErrorResult, "COMMAND"),
 }
 """Name of a schema -> the type of its document, and the command that prints it."""

@@ -134,6 +134,23 @@ def call_tree(
 
 OP_BYTES: int
 OP_FIELDS: list[tuple[str, str, int]]
+FUTURE_OP_BYTES: int
+FUTURE_OP_FIELDS: list[tuple[str, str, int]]
+KEPT: int
+REPLACED: int
+
+class NativeFuture:
+    def __init__(
+        self,
+        table: npt.NDArray[np.uint8],
+        first: Sequence[int],
+        origin: Sequence[int],
+        counts: Sequence[int],
+        cycle: Sequence[int],
+        held: npt.NDArray[np.int32],
+        n_slots: int,
+        n_pools: int,
+    ) -> None: ...
 
 class NativeOps:
     def __init__(
@@ -155,6 +172,16 @@ class NativeOps:
         stop_at_oom: bool = False,
         remake_initial: bool = False,
     ) -> dict[str, Any]: ...
+    def look_on(
+        self,
+        config: AllocatorConfig,
+        future: NativeFuture,
+        n_past: int,
+        remake_initial: bool = False,
+        max_steps: int = 100,
+        max_ops: int = 1_000_000,
+        stops_at_repetition: bool = True,
+    ) -> tuple[dict[str, Any], dict[str, Any]]: ...
     def record(self, config: AllocatorConfig) -> dict[str, list[Any]]: ...
     def replay_recorded(
         self, config: AllocatorConfig, max_ops: int = ...

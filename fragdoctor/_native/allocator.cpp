@@ -11,6 +11,8 @@ namespace {
 
 constexpr std::uint64_t DEFAULT_TOTAL = 1ULL << 40;
 
+std::int64_t signed_size(std::uint64_t bytes) { return static_cast<std::int64_t>(bytes); }
+
 }  // namespace
 
 Allocator::Allocator(const Config& config) : config_(config), settings_(config.settings) {
@@ -171,6 +173,7 @@ bool Allocator::should_split(const Block& block, std::uint64_t size) const {
 // Hand out the found block: its front part where it is worth splitting.
 BlockId Allocator::take_block(const Request& request, std::uint64_t requested) {
   BlockId id = request.block;
+  const bool was_split = is_split(blocks_[id]);
   if (should_split(blocks_[id], request.size)) {
     const BlockId rest = id;
     id = new_block(blocks_[rest].address, request.size, blocks_[rest].segment);
@@ -178,6 +181,10 @@ BlockId Allocator::take_block(const Request& request, std::uint64_t requested) {
     blocks_[rest].address += request.size;
     blocks_[rest].size -= request.size;
     insert_free(rest);
+    if (was_split) note_split(blocks_[id], 0, -signed_size(blocks_[id].size));
+    else note_split(blocks_[id], 1, signed_size(blocks_[rest].size));
+  } else if (was_split) {
+    note_split(blocks_[id], -1, -signed_size(blocks_[id].size));
   }
   Block& block = blocks_[id];
   block.allocated = true;
@@ -219,9 +226,17 @@ void Allocator::free_block(BlockId id) {
   counters_.active -= block.size;
   counters_.requested -= block.requested;
   emit(Action::free_completed, block, block.address, block.requested);
-  try_merge(id, block.prev);
-  try_merge(id, block.next);
+  const std::uint64_t own = block.size;
+  const int n_merged = (try_merge(id, block.prev) ? 1 : 0) + (try_merge(id, block.next) ? 1 : 0);
   insert_free(id);
+  const bool stays = is_split(block);
+  note_split(block, (stays ? 1 : 0) - n_merged,
+             signed_size(own) - (stays ? 0 : signed_size(block.size)));
+}
+
+void Allocator::note_split(const Block& block, std::int64_t n_blocks, std::int64_t bytes) {
+  if (observer_ == nullptr || block.expandable || (n_blocks == 0 && bytes == 0)) return;
+  observer_->on_split(pools_[block.pool].is_small, n_blocks, bytes);
 }
 
 // `dst` takes over the span of its neighbour `src` where both are free, and both mapped or not.
@@ -267,8 +282,8 @@ void Allocator::record_oom(const Request& request, std::uint64_t requested) {
   f.allowed_bytes = fraction_is_set_ ? allowed_ : 0;
   f.reserve_bytes = settings_.expandable_segments ? reservation_bytes() : 0;
   if (observer_ == nullptr) return;
-  observer_->on_event(
-      {Action::oom, f.free_bytes, f.rounded_bytes, request.stream, pools_[request.pool].owner});
+  observer_->on_event({Action::oom, f.free_bytes, f.rounded_bytes, request.stream,
+                       pools_[request.pool].owner});
 }
 
 }  // namespace fragdoctor

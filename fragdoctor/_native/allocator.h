@@ -132,6 +132,7 @@ class Allocator {
   void account_free(const Block& block);
   void free_block(BlockId id);
   bool try_merge(BlockId dst, BlockId src);
+  void note_split(const Block& block, std::int64_t n_blocks, std::int64_t bytes);
   void record_oom(const Request& request, std::uint64_t requested);
 
   // private_pools.cpp

@@ -74,13 +74,17 @@ struct TraceEvent {
   std::uint64_t address;
   std::uint64_t size;
   std::uint32_t stream;
-  std::uint32_t pool;  // 0 = default
+  std::uint32_t pool;             // 0 = default
+  std::uint64_t block_bytes = 0;  // of the block that it is about, rounded
+  bool is_small = false;          // of the small pool
 };
 
 class Observer {
  public:
   virtual ~Observer() = default;
   virtual void on_event(const TraceEvent& event) = 0;
+  // The free parts of split segments changed (PyTorch's inactive_split statistics).
+  virtual void on_split(bool /*is_small*/, std::int64_t /*n_blocks*/, std::int64_t /*bytes*/) {}
 };
 
 // Where new segments go. Return 0 to leave the choice to the model (lowest free 2 MiB-aligned

@@ -133,6 +133,82 @@ nb::list op_fields() {
   return fields;
 }
 
+// A continuation, checked once; immutable, shared between threads.
+class NativeFuture {
+ public:
+  NativeFuture(InColumn<std::uint8_t> table, std::vector<std::uint32_t> first,
+               std::vector<std::int32_t> origin, std::vector<std::uint8_t> counts,
+               std::vector<std::uint32_t> cycle, InColumn<std::int32_t> held,
+               std::uint32_t n_slots, std::uint32_t n_pools)
+      : kept_(nb::cast(table)) {
+    const std::size_t n = table.shape(0) / sizeof(FutureOp), n_templates = origin.size();
+    if (table.shape(0) % sizeof(FutureOp) != 0 ||
+        reinterpret_cast<std::uintptr_t>(table.data()) % alignof(FutureOp) != 0)
+      throw nb::value_error("not an aligned table of future operations");
+    const auto* ops = reinterpret_cast<const FutureOp*>(table.data());
+    if (n_templates == 0 || first.size() != n_templates + 1 || counts.size() != n_templates ||
+        !std::is_sorted(first.begin(), first.end()) || first.back() > n || n_slots >= NO_LIFE ||
+        held.shape(0) % 4 != 0)
+      throw nb::value_error("a future is out of range");
+    for (const std::uint32_t t : cycle)
+      if (t >= n_templates) throw nb::value_error("a future is out of range");
+    constexpr std::int64_t MAX_GROWTH = std::int64_t{1} << 40;
+    for (std::size_t i = 0; i < n; ++i) {
+      const FutureOp& op = ops[i];
+      if (op.kind > OpKind::failed || op.slot >= n_slots || op.pool > n_pools ||
+          op.size > MAX_REQUEST || op.growth > MAX_GROWTH || op.growth < -MAX_GROWTH)
+        throw nb::value_error("an operation of the future is out of range");
+    }
+    const std::int32_t* h = held.data();
+    for (std::size_t i = 0; i + 3 < held.shape(0); i += 4) {
+      if (h[i] < 0 || h[i + 1] < 0 || static_cast<std::uint32_t>(h[i + 1]) >= n_slots || h[i + 2] > 0)
+        throw nb::value_error("a block of the past is out of range");
+      future.held.push_back({static_cast<std::uint32_t>(h[i]), static_cast<std::uint32_t>(h[i + 1]),
+                             h[i + 2], h[i + 3]});
+    }
+    for (std::uint8_t& count : counts) count = count != 0;
+    future.ops = ops;
+    future.first = std::move(first);
+    future.origin = std::move(origin);
+    future.counts = std::move(counts);
+    future.cycle = std::move(cycle);
+    future.n_slots = n_slots;
+  }
+
+  Future future;
+
+ private:
+  nb::object kept_;  // owns the operations
+};
+
+nb::list future_op_fields() {
+  static_assert(std::is_standard_layout_v<FutureOp> && std::is_trivially_copyable_v<FutureOp>);
+  nb::list fields;
+  fields.append(nb::make_tuple("size", "u8", offsetof(FutureOp, size)));
+  fields.append(nb::make_tuple("growth", "i8", offsetof(FutureOp, growth)));
+  fields.append(nb::make_tuple("slot", "u4", offsetof(FutureOp, slot)));
+  fields.append(nb::make_tuple("age", "i4", offsetof(FutureOp, age)));
+  fields.append(nb::make_tuple("stream", "u2", offsetof(FutureOp, stream)));
+  fields.append(nb::make_tuple("pool", "u2", offsetof(FutureOp, pool)));
+  fields.append(nb::make_tuple("kind", "u1", offsetof(FutureOp, kind)));
+  return fields;
+}
+
+nb::dict look_dict(LookOn&& look) {
+  nb::dict d;
+  d["has_failed"] = look.has_failed;
+  d["repeats"] = look.repeats;
+  d["n_done"] = look.n_done;
+  d["n_played"] = look.n_played;
+  d["failed_bytes"] = look.failed_bytes;
+  d["failed_op"] = look.failed_op;
+  d["reserved"] = array_of(std::move(look.reserved));
+  d["allocated"] = array_of(std::move(look.allocated));
+  d["peak_reserved"] = array_of(std::move(look.peak_reserved));
+  d["peak_allocated"] = array_of(std::move(look.peak_allocated));
+  return d;
+}
+
 nb::dict result_dict(const ReplayResult& r) {
   const Counters& c = r.counters;
   nb::dict d;
@@ -201,6 +277,16 @@ nb::dict comparison_dict(const Comparison& c) {
 void bind_replay(nb::module_& m) {
   m.attr("OP_BYTES") = sizeof(Op);
   m.attr("OP_FIELDS") = op_fields();
+  m.attr("FUTURE_OP_BYTES") = sizeof(FutureOp);
+  m.attr("FUTURE_OP_FIELDS") = future_op_fields();
+  m.attr("KEPT") = KEPT;
+  m.attr("REPLACED") = REPLACED;
+  nb::class_<NativeFuture>(m, "NativeFuture")
+      .def(nb::init<InColumn<std::uint8_t>, std::vector<std::uint32_t>, std::vector<std::int32_t>,
+                    std::vector<std::uint8_t>, std::vector<std::uint32_t>, InColumn<std::int32_t>,
+                    std::uint32_t, std::uint32_t>(),
+           nb::arg("table").noconvert(), nb::arg("first"), nb::arg("origin"), nb::arg("counts"),
+           nb::arg("cycle"), nb::arg("held").noconvert(), nb::arg("n_slots"), nb::arg("n_pools"));
   nb::class_<NativeOps>(m, "NativeOps")
       .def(
           "__init__",
@@ -238,6 +324,27 @@ void bind_replay(nb::module_& m) {
             return result_dict(result);
           },
           nb::arg("config"), nb::arg("stop_at_oom") = false, nb::arg("remake_initial") = false)
+      .def(
+          "look_on",
+          [](const NativeOps& self, const Config& config, const NativeFuture& future,
+             std::size_t n_past, bool remake_initial, std::uint64_t max_steps,
+             std::uint64_t max_ops, bool stops_at_repetition) {
+            ReplayResult result;
+            LookOn look;
+            for (const FutureOp* op = future.future.ops;
+                 op != future.future.ops + future.future.first.back(); ++op)
+              if (op->pool > self.made.n_pools) throw nb::value_error("a future of another trace");
+            {
+              nb::gil_scoped_release release;
+              result = replay_and_look_on(self.input(), config, remake_initial, n_past,
+                                          future.future,
+                                          {max_steps, max_ops, stops_at_repetition}, look);
+            }
+            return nb::make_tuple(result_dict(result), look_dict(std::move(look)));
+          },
+          nb::arg("config"), nb::arg("future"), nb::arg("n_past"),
+          nb::arg("remake_initial") = false, nb::arg("max_steps") = 100,
+          nb::arg("max_ops") = 1'000'000, nb::arg("stops_at_repetition") = true)
       .def(
           "record",
           [](const NativeOps& self, const Config& config) {

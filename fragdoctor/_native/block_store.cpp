@@ -136,7 +136,9 @@ std::uint64_t Allocator::driver_free_bytes() const {
 void Allocator::emit(Action action, const Block& block, std::uint64_t address,
                      std::uint64_t size) {
   if (observer_ == nullptr) return;
-  observer_->on_event({action, address, size, block.stream, pools_[block.pool].owner});
+  const BlockPool& pool = pools_[block.pool];
+  observer_->on_event(
+      {action, address, size, block.stream, pool.owner, block.size, pool.is_small});
 }
 
 }  // namespace fragdoctor

@@ -37,6 +37,19 @@ class Replay {
     return finish();
   }
 
+  ReplayResult run_and_look_on(std::size_t n_past, const Future& future,
+                               const LookOnLimits& limits, LookOn& look) {
+    const std::size_t n = std::min(n_past, input_.ops.size());
+    for (std::size_t i = 0; i < n && flush_work_ <= MAX_FLUSH_WORK; ++i) apply(input_.ops[i]);
+    Replay recorded_end(*this);
+    for (std::size_t i = n; i < input_.ops.size() && recorded_end.flush_work_ <= MAX_FLUSH_WORK; ++i)
+      recorded_end.apply(input_.ops[i]);
+    recorded_end.result_.is_cut_short = recorded_end.flush_work_ > MAX_FLUSH_WORK;
+    if (recorded_end.result_.fits && !recorded_end.result_.is_cut_short)
+      look = look_on(allocator_, blocks_, tickets_, future, limits);
+    return recorded_end.finish();
+  }
+
   ReplayResult run_and_record(SimulatedRecording& recording) {
     TraceWriter writer(recording.events);
     allocator_.set_observer(&writer);
@@ -354,6 +367,12 @@ std::vector<std::uint64_t> learn_seed_order(const ReplayInput& input, const Conf
 
 ReplayResult replay(const ReplayInput& input, const Config& config, const ReplayOptions& options) {
   return Replay(input, config, options.remake_initial).run(options.stop_at_oom);
+}
+
+ReplayResult replay_and_look_on(const ReplayInput& input, const Config& config,
+                                bool remake_initial, std::size_t n_past, const Future& future,
+                                const LookOnLimits& limits, LookOn& look) {
+  return Replay(input, config, remake_initial).run_and_look_on(n_past, future, limits, look);
 }
 
 ReplayResult replay_and_record(const ReplayInput& input, const Config& config,

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "allocator.h"
+#include "future.h"
 #include "trace_ops.h"
 
 namespace fragdoctor {
@@ -70,6 +71,13 @@ struct ReplayOptions {
 };
 
 ReplayResult replay(const ReplayInput& input, const Config& config, const ReplayOptions& options);
+
+// The same, and then the future, from the first `n_past` operations on: what follows them (a failing
+// request, and what its unwinding frees) belongs to the recorded end only. Where a request of the
+// past failed the future is not played.
+ReplayResult replay_and_look_on(const ReplayInput& input, const Config& config,
+                                bool remake_initial, std::size_t n_past, const Future& future,
+                                const LookOnLimits& limits, LookOn& look);
 
 // What the allocator would have written had the replayed run been recorded from its start on.
 struct SimulatedRecording {

@@ -132,7 +132,7 @@ def _is_cache_of_generation(trace: Trace, rows: I64, phases: PhaseAnalysis | Non
     So grows a KV cache that is kept as a list: each step joins all parts, one more than before, so
     that the largest request of some stack rises from each part of the trace to the next.
     """
-    if _has_passes(
+    if not len(rows) or _has_passes(
         phases, TrainingPhase.BACKWARD, TrainingPhase.OPTIMIZER, TrainingPhase.FORWARD_BACKWARD
     ):
         return False
@@ -140,8 +140,9 @@ def _is_cache_of_generation(trace: Trace, rows: I64, phases: PhaseAnalysis | Non
     made = np.flatnonzero(lives.start >= 0)
     part_bytes = int(np.median(lives.size_bytes[rows]))
     made = made[(lives.size_bytes[made] >= MIN_STEPS * part_bytes) & (lives.free[made] != NEVER)]
-    for stack in np.unique(lives.stack[made]).tolist():
-        size = lives.size_bytes[made[lives.stack[made] == stack]]
+    made = made[np.argsort(lives.stack[made], kind="stable")]
+    firsts = np.flatnonzero(np.diff(lives.stack[made])) + 1
+    for size in np.split(lives.size_bytes[made], firsts):
         if len(size) < 2 * N_PARTS:
             continue
         bounds = np.arange(N_PARTS) * len(size) // N_PARTS

@@ -22,6 +22,7 @@ from fragdoctor.cli.front_page import FRONT_PAGE
 from fragdoctor.cli.oom import oom
 from fragdoctor.cli.pack import PackOptions, pack
 from fragdoctor.cli.parameters import command_of, command_with, parameters_of
+from fragdoctor.cli.rehearse import RehearseOptions, rehearse
 from fragdoctor.cli.run import run
 from fragdoctor.cli.simulate import simulate
 from fragdoctor.cli.view import view
@@ -119,6 +120,17 @@ _add(
     "\n\n\b\nThe report goes to standard error; output and exit code stay the program's.\n"
     "Only a program that succeeds with nothing to record (no torch, no CUDA) ends in 2.",
     allow_interspersed_args=False,
+)
+_add(
+    command_of(RehearseOptions, rehearse),
+    "Run a program without a GPU and say what its memory would do",
+    [
+        "fragdoctor rehearse train.py --gpu h100 -- --epochs 1 --batch-size 32",
+        "fragdoctor rehearse -m package.train --fits-on 24GiB",
+    ],
+    "\n\n\b\nThe program needs PyTorch 2.6 or newer and no GPU; what it computes is made up.\n"
+    "Exit code 0: it fits; 1: it runs out of memory; 2: it cannot be rehearsed.",
+    name="rehearse",
 )
 _add(
     oom,

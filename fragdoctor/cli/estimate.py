@@ -11,6 +11,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from contextlib import redirect_stdout
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fragdoctor.cli import console
@@ -23,7 +24,7 @@ from fragdoctor.errors import ConfigError
 
 if TYPE_CHECKING:
     from fragdoctor.estimation.request import Request
-    from fragdoctor.model.estimate import GpuModel
+    from fragdoctor.model.estimate import Estimate, GpuModel
     from fragdoctor.report.base import RenderOptions
 
 
@@ -54,6 +55,11 @@ def _answer(
         from fragdoctor.report.base import render
 
         return render("gpus", chosen.output_format.value, known_gpus(), look)
+    if route is Route.MODELS:
+        from fragdoctor.estimation.presets import known_models
+        from fragdoctor.report.base import render
+
+        return render("models", chosen.output_format.value, known_models(), look)
     if route in (Route.MODEL, Route.MODEL_INFERENCE):
         return _of_model(chosen, look, given)
     return _of_formulas(chosen, look)
@@ -75,6 +81,8 @@ def _of_formulas(chosen: EstimateOptions, look: RenderOptions) -> str:
     gpus = [gpu_of(name) for name in dict.fromkeys(chosen.gpu or ())]
     with console.Progress("Estimating"):
         found = estimate_of(_request(chosen, gpus), gpus)
+    if chosen.gpu_memory_utilization:
+        found = _with_server(found, chosen, gpus)
     return render("estimate", chosen.output_format.value, found, look, explain=chosen.explain)
 
 
@@ -101,6 +109,14 @@ def _request(chosen: EstimateOptions, gpus: Sequence[GpuModel]) -> Request:
         inference=chosen.inference,
         new_tokens=chosen.new_tokens,
         kv_dtype=chosen.kv_dtype or "",
+        cache="paged" if chosen.gpu_memory_utilization else chosen.cache.value,
+        tensor_parallel=chosen.tensor_parallel,
+        context_parallel=chosen.context_parallel,
+        pipeline_parallel=chosen.pipeline_parallel,
+        expert_parallel=chosen.expert_parallel,
+        sequence_parallel=chosen.sequence_parallel,
+        offload=chosen.offload or "",
+        dora=chosen.dora,
         keeps_logits=chosen.keep_logits,
         architecture=gpus[0].architecture if gpus else "",
         overrides=Overrides(
@@ -115,6 +131,28 @@ def _request(chosen: EstimateOptions, gpus: Sequence[GpuModel]) -> Request:
             dropout=chosen.dropout,
         ),
     )
+
+
+def _with_server(found: Estimate, chosen: EstimateOptions, gpus: Sequence[GpuModel]) -> Estimate:
+    """Return an estimate with what a server holds on the first GPU.
+
+    Raises:
+        ConfigError: no GPU is named.
+    """
+    from fragdoctor.estimation.serving import serving_of
+
+    if not gpus:
+        raise ConfigError(
+            "A server's cache depends on the GPU, and none is named.", hint="Add --gpu h100."
+        )
+    serving = serving_of(
+        found.workload,
+        gpus[0],
+        utilization=chosen.gpu_memory_utilization,
+        max_seqs=chosen.max_num_seqs,
+        max_batched_tokens=chosen.max_num_batched_tokens,
+    )
+    return replace(found, serving=serving)
 
 
 def _of_model(chosen: EstimateOptions, look: RenderOptions, given: frozenset[str]) -> str:

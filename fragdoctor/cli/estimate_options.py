@@ -25,6 +25,14 @@ class AttentionKind(StrEnum):
     EAGER = "eager"
 
 
+class CacheKind(StrEnum):
+    """Values of ``--cache``."""
+
+    DYNAMIC = "dynamic"
+    PAGED = "paged"
+    STATIC = "static"
+
+
 class Family(StrEnum):
     """How the layers of a model without a configuration are built."""
 
@@ -47,7 +55,8 @@ class EstimateOptions(options.EstimateOutput):
     inputs: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[MODEL]...", help="A config.json, a model directory, or safetensors files"
+            metavar="[MODEL]...",
+            help="A config.json, a model directory, safetensors files, or a name: llama-3.1-8b",
         ),
     ] = None
     params: Annotated[
@@ -55,9 +64,12 @@ class EstimateOptions(options.EstimateOutput):
     ] = None
     gpu: options.Gpus = None
     list_gpus: Annotated[bool, typer.Option("--list-gpus", help="List the known GPUs")] = False
+    list_models: Annotated[
+        bool, typer.Option("--list-models", help="List the models known by name")
+    ] = False
     dtype: Annotated[
         str | None,
-        _text("--dtype", "KIND", "Choose fp32, bf16, fp16, amp-bf16, amp-fp16, fp8, int8 or int4"),
+        _text("--dtype", "KIND", "Choose fp32, bf16, amp-bf16, deepspeed-bf16, int4 and others"),
     ] = None
     optimizer: Annotated[
         str,
@@ -97,12 +109,33 @@ class EstimateOptions(options.EstimateOutput):
             "--lora-targets", metavar="NAMES", help="Adapt attention, all-linear, or named matrices"
         ),
     ] = "attention"
+    dora: Annotated[bool, typer.Option("--dora", help="Train DoRA: LoRA with magnitudes")] = False
     zero: Annotated[
         int | None,
         typer.Option("--zero", min=0, max=3, metavar="STAGE", help="Shard states by ZeRO stage"),
     ] = None
     fsdp: Annotated[bool, typer.Option("--fsdp", help="Shard everything, as ZeRO stage 3")] = False
     world_size: Annotated[int, _count("--world-size", "Set the GPUs that share states", 1)] = 1
+    tensor_parallel: Annotated[
+        int, _count("--tensor-parallel", "Set the GPUs that share the matrices", 1)
+    ] = 1
+    sequence_parallel: Annotated[
+        bool,
+        typer.Option("--sequence-parallel", help="Split the residual stream with the matrices"),
+    ] = False
+    context_parallel: Annotated[
+        int, _count("--context-parallel", "Set the GPUs that share a sequence", 1)
+    ] = 1
+    pipeline_parallel: Annotated[
+        int, _count("--pipeline-parallel", "Set the GPUs that share the layers", 1)
+    ] = 1
+    expert_parallel: Annotated[
+        int, _count("--expert-parallel", "Set the GPUs that share the experts", 1)
+    ] = 1
+    offload: Annotated[
+        str | None,
+        _text("--offload", "WHAT,WHAT", "Keep optimizer, parameters or activations on the host"),
+    ] = None
     grad_accumulation: Annotated[int, _count("--grad-accumulation", "Set the passes a step", 1)] = 1
     inference: Annotated[
         bool, typer.Option("--inference", help="Estimate weights and KV cache, without training")
@@ -111,6 +144,22 @@ class EstimateOptions(options.EstimateOutput):
     kv_dtype: Annotated[
         str | None, _text("--kv-dtype", "KIND", "Set the precision of the KV cache")
     ] = None
+    cache: Annotated[
+        CacheKind, typer.Option("--cache", help="Choose how the KV cache is allocated")
+    ] = CacheKind.DYNAMIC
+    gpu_memory_utilization: Annotated[
+        float,
+        typer.Option(
+            "--gpu-memory-utilization",
+            metavar="SHARE",
+            help="Ask how many sequences a vLLM-like server holds with this share of the GPU",
+            show_default=False,
+        ),
+    ] = 0.0
+    max_num_seqs: Annotated[int, _count("--max-num-seqs", "Set what the server takes at once")] = 0
+    max_num_batched_tokens: Annotated[
+        int, _count("--max-num-batched-tokens", "Set what one step of the server reads")
+    ] = 0
     keep_logits: Annotated[
         bool, typer.Option("--keep-logits", help="Count logits held by the loop during backward")
     ] = False

@@ -25,6 +25,7 @@ class Route(StrEnum):
     """A way to an answer; the value is how sentences name it."""
 
     GPUS = "--list-gpus"
+    MODELS = "--list-models"
     FIT = "recordings at several batch sizes"
     PACK = "the question how many processes fit"
     MODEL = "--model"
@@ -46,13 +47,17 @@ _TRACE: Final = frozenset(
 )  # fmt: skip
 _FORMULA: Final = frozenset(
     {"gpu", "dtype", "batch", "seq", "attention", "lora", "lora_targets", "zero", "fsdp",
-     "world_size", "inference", "explain"}
+     "world_size", "inference", "explain", "tensor_parallel", "context_parallel",
+     "pipeline_parallel", "expert_parallel", "dora"}
 )  # fmt: skip
 _TRAINING: Final = frozenset(
     {"optimizer", "master_weights", "grad_dtype", "checkpointing", "grad_accumulation",
-     "keep_logits"}
+     "keep_logits", "sequence_parallel", "offload"}
 )  # fmt: skip
-_CACHE: Final = frozenset({"new_tokens", "kv_dtype"})
+_CACHE: Final = frozenset(
+    {"new_tokens", "kv_dtype", "cache", "gpu_memory_utilization", "max_num_seqs",
+     "max_num_batched_tokens"}
+)  # fmt: skip
 _SHAPE: Final = frozenset(
     {"params", "family", "vocab", "layers", "hidden", "heads", "kv_heads", "ffn", "positions"}
 )
@@ -60,6 +65,7 @@ _SHAPE: Final = frozenset(
 USED: Final[Mapping[Route, AbstractSet[str]]] = MappingProxyType(
     {
         Route.GPUS: _OUTPUT | {"list_gpus"},
+        Route.MODELS: _OUTPUT | {"list_models"},
         Route.FIT: _names(FitOptions),
         Route.PACK: _names(PackOptions),
         Route.MODEL: _OUTPUT | _TRACE | {"optimizer", "grad_accumulation", "loss", "steps"},
@@ -80,7 +86,14 @@ PARAMETERS: Final = tuple(
 """All parameters of the command, in their order."""
 
 NEEDS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
-    {"lora_targets": ("lora",), "input_dtype": ("input_shape",)}
+    {
+        "lora_targets": ("lora",),
+        "dora": ("lora",),
+        "input_dtype": ("input_shape",),
+        "sequence_parallel": ("tensor_parallel",),
+        "max_num_seqs": ("gpu_memory_utilization",),
+        "max_num_batched_tokens": ("gpu_memory_utilization",),
+    }
 )
 """Options that mean nothing without another one."""
 
@@ -88,6 +101,7 @@ _NEEDS_OF_FIT: Final = MappingProxyType({"context": ("gpu",), "headroom": ("gpu"
 _HINTS: Final[Mapping[Route, str]] = MappingProxyType(
     {
         Route.GPUS: "Leave it out.",
+        Route.MODELS: "Leave it out.",
         Route.FIT: "Leave it out; a model before its first run is another question.",
         Route.PACK: "Leave it out; give one recording, or a model, not both.",
         Route.MODEL: "The traced code decides that: build it so in the factory.",
@@ -104,7 +118,17 @@ _BELONGS: Final[Mapping[str, str]] = MappingProxyType(
             ("input_shape", "input_dtype", "loss", "steps", "verbose"),
             "It belongs to --model MODULE:FACTORY.",
         ),
-        **dict.fromkeys(("kv_dtype", "new_tokens"), "It is about the KV cache: add --inference."),
+        **dict.fromkeys(
+            (
+                "kv_dtype",
+                "new_tokens",
+                "cache",
+                "gpu_memory_utilization",
+                "max_num_seqs",
+                "max_num_batched_tokens",
+            ),
+            "It is about the KV cache: add --inference.",
+        ),
         **dict.fromkeys(
             ("capacity", "headroom", "context"),
             "It belongs to fragdoctor fit or pack; for a model write the size of the GPU: "
@@ -125,8 +149,8 @@ def route_of(asked: Asked) -> Route:
     from fragdoctor.estimation.shapes import is_capture
 
     values = asked.values
-    if values["list_gpus"]:
-        return Route.GPUS
+    if values["list_gpus"] or values["list_models"]:
+        return Route.GPUS if values["list_gpus"] else Route.MODELS
     if values["model"] is not None:
         return Route.MODEL_INFERENCE if values["inference"] else Route.MODEL
     inputs = values["inputs"] or []

@@ -48,6 +48,20 @@ Smallest = Annotated[
 ]
 
 
+StepsAhead = Annotated[
+    int | None,
+    typer.Option(
+        "--steps",
+        metavar="N",
+        min=0,
+        max=100_000,
+        help="Look on over N whole steps after the one under way; without it until they repeat, "
+        "at most 100",
+        show_default=False,
+    ),
+]
+
+
 @dataclass(frozen=True, slots=True)
 class Question:
     """What was asked of the replay."""
@@ -60,6 +74,7 @@ class Question:
     memory_fraction: float | None
     torch_version: str | None
     smallest_capacity: bool
+    steps: int | None = None
 
 
 def simulate(
@@ -69,6 +84,7 @@ def simulate(
     sweep: Sweep = False,
     capacity: options.Capacity = None,
     smallest_capacity: Smallest = False,
+    steps: StepsAhead = None,
     memory_fraction: options.MemoryFraction = None,
     torch_version: options.TorchVersion = None,
     device: options.Device = None,
@@ -98,6 +114,7 @@ def simulate(
         memory_fraction=memory_fraction,
         torch_version=torch_version,
         smallest_capacity=smallest_capacity,
+        steps=steps,
     )
     with console.Progress("Reading"):
         simulation = answered(read_snapshot(snapshot), question)
@@ -122,6 +139,7 @@ def answered(snapshot: Snapshot, question: Question) -> Simulation:
         torch_version=question.torch_version,
         edits=_edits(trace, question),
         smallest_capacity=question.smallest_capacity,
+        steps=question.steps,
     )
 
 
@@ -158,7 +176,7 @@ def _swept(trace: Trace, question: Question) -> Simulation:
         # A fraction of a device of unknown size is no limit.
         candidates = tuple(c for c in candidates if "memory_fraction" not in c)
     confs = dict.fromkeys((*question.confs, *candidates))
-    found = search_settings(reproduction, tuple(confs), what_if=what_if)
+    found = search_settings(reproduction, tuple(confs), what_if=what_if, steps=question.steps)
     pareto = tuple(found.pareto)
     if question.smallest_capacity:
         pareto = tuple(

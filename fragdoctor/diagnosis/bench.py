@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -16,10 +16,13 @@ from fragdoctor.analysis.growing_buffers import GrowingBuffers, find_growing_buf
 from fragdoctor.analysis.layers import NO_ROW, Requests
 from fragdoctor.errors import ConfigError, SimulationError
 from fragdoctor.model.diagnosis import FidelityReport, Predicted
+from fragdoctor.model.finding import Confidence
 from fragdoctor.model.hooks import tell
+from fragdoctor.model.outlook import Outlook, OutlookState
 from fragdoctor.model.simulation import ReplayResult, Simulation
 from fragdoctor.rules.context import Context
 from fragdoctor.trace.allocations import is_free
+from fragdoctor.trace.candidates import usual_candidates
 from fragdoctor.trace.edits import Edit
 from fragdoctor.trace.fidelity import Reproduction
 from fragdoctor.trace.operations import NativeOps, Operations, OpKind
@@ -33,6 +36,7 @@ OPERATIONS_AFTER_PEAK = 50_000
 N_THREADS = 2  # the native replay releases the interpreter lock
 # An edit makes a request list of its own, of 24 bytes each; lists longer than this take turns.
 MAX_CONCURRENT_OPERATIONS = 1_000_000
+NEARBY = (1.01, 0.99)  # of the capacity: where it holds a setting should hold there too
 MIN_BUFFERS_SHARE = 0.05  # of the peak of live memory
 ENDLESS = WhatIf(capacity_bytes=2**50)
 Progress = Callable[[int, int], None]
@@ -148,7 +152,10 @@ class Bench:
         if self.recorded.fits:
             return self.recorded.peak_allocated_bytes
         operations = self.around_peak.native(self.reproduction.operations)
-        return self.fair_replay.replay(ENDLESS, operations).peak_allocated_bytes
+        return self._endless(operations).peak_allocated_bytes
+
+    def _endless(self, operations: NativeOps) -> ReplayResult:
+        return self.fair_replay.replay(ENDLESS, operations, looks_on=False)
 
     def run(
         self, attempts: Sequence[Attempt], progress: Progress | None = None
@@ -168,17 +175,32 @@ class Bench:
     def _run(self, attempt: Attempt) -> Outcome | None:
         try:
             if attempt.edit is None:
-                return Outcome(attempt, self.fair_replay.replay(attempt.what_if))
+                result = self.fair_replay.replay(attempt.what_if)
+                return Outcome(attempt, self._with_fragility(attempt.what_if, result))
             with self._turn_to_edit():
                 operations = self._edited(attempt)
-                result = self.fair_replay.replay(attempt.what_if, operations)
+                looks_on = not attempt.is_saving
+                result = self.fair_replay.replay(attempt.what_if, operations, looks_on=looks_on)
                 peak = None
                 if attempt.is_saving:
-                    served = result if result.fits else self.fair_replay.replay(ENDLESS, operations)
+                    served = result if result.fits else self._endless(operations)
                     peak = served.peak_allocated_bytes
                 return Outcome(attempt, result, peak)
         except (SimulationError, ConfigError):
             return None  # the proposal stands untested, and says so
+
+    def _with_fragility(self, what_if: WhatIf, result: ReplayResult) -> ReplayResult:
+        """Return a result that holds with whether it does with a little less and more memory."""
+        outlook, capacity = result.outlook, result.capacity_bytes
+        if outlook is None or outlook.state is not OutlookState.HOLDS or capacity is None:
+            return result
+        if self.n_operations > LONG_TRACE_OPERATIONS or what_if.capacity_bytes is not None:
+            return result
+        for factor in NEARBY:
+            near = self.fair_replay.replay(replace(what_if, capacity_bytes=int(factor * capacity)))
+            if not near.fits or (near.outlook and near.outlook.state is OutlookState.FAILS):
+                return replace(result, outlook=replace(outlook, is_fragile=True))
+        return result
 
     def _edited(self, attempt: Attempt) -> NativeOps:
         assert attempt.edit is not None  # noqa: S101 - checked by the caller
@@ -206,7 +228,61 @@ class Bench:
             driver_calls=result.driver_calls,
             margin_bytes=result.margin_bytes,
             fidelity_share=self.simulation.fidelity.share,
+            outlook=result.outlook,
         )
+
+    def confidence(self, result: ReplayResult) -> Confidence:
+        """Return how sure a result is that helps.
+
+        Proven is only what served every request of whole further steps, as they were recorded.
+        """
+        outlook = result.outlook
+        if outlook is None or outlook.state is OutlookState.FAILS:
+            return Confidence.LIKELY
+        if outlook.state is OutlookState.OPEN:
+            return Confidence.POSSIBLE
+        return Confidence.PROVEN if self.is_proof and outlook.is_known else Confidence.LIKELY
+
+    @cached_property
+    def outlook(self) -> Outlook | None:
+        """What the recorded run would do next; None where that cannot be told.
+
+        A run that failed fails; the outlook then says what its step would have needed.
+        """
+        served = self.fair_replay.replay(WhatIf() if self.recorded.fits else ENDLESS)
+        outlook = served.outlook
+        if outlook is None or not served.is_conclusive or self.recorded.fits:
+            return outlook
+        is_open = outlook.state is OutlookState.OPEN
+        needs = None if is_open or outlook.growth_bytes_per_step else outlook.peak_reserved_bytes
+        return replace(
+            outlook,
+            state=OutlookState.FAILS,
+            fails_after_steps=0,
+            needs_bytes=needs,
+            reason=outlook.reason if is_open else "the recorded failure",
+        )
+
+    @property
+    def n_steps(self) -> int:
+        """Complete steps of the recording, as far as the continuation looked at them."""
+        return self.fair_replay.n_steps
+
+    def survivors(self) -> list[ReplayResult] | None:
+        """Return what the usual settings make of the run, of those that get past the failed step.
+
+        None where that is not known of one of them, or none serves even the recorded request.
+        """
+        results = [self.fair_replay.replay(WhatIf(conf=c)) for c in self._usual]
+        if not any(r.fits for r in results):
+            return None
+        alive = [r for r in results if r.fits and not (r.outlook and r.outlook.ends_step)]
+        is_open = [r for r in alive if r.outlook is None or r.outlook.state is OutlookState.OPEN]
+        return None if is_open else alive
+
+    @cached_property
+    def _usual(self) -> tuple[str, ...]:
+        return usual_candidates(self.reproduction)
 
     @cached_property
     def growing_buffers(self) -> tuple[GrowingBuffers, ...]:

@@ -27,6 +27,7 @@ from fragdoctor.diagnosis.remedies.remedy import JudgedCase
 from fragdoctor.diagnosis.remedies.savings import SHORT_OF_MEMORY
 from fragdoctor.diagnosis.run_state import run_state
 from fragdoctor.diagnosis.verdict import find_verdict, with_story
+from fragdoctor.diagnosis.whole_step import with_outlook
 from fragdoctor.model.case import Case
 from fragdoctor.model.diagnosis import Cause, Diagnosis, FidelityReport, Verdict
 from fragdoctor.rules.base import run_rules
@@ -56,6 +57,7 @@ def diagnose(
     verdict = replace(verdict, state=run_state(leader, verdict.cause))
     results = run_rules(RULES, contexts)
     bench, fidelity = set_up(leader) if replays else (None, NOT_REPLAYED)
+    verdict = with_outlook(verdict, leader, bench)
     judged = JudgedCase(leader, verdict, results, bench, _training(leader, bench, verdict))
     proof = prove(judged, proposals(judged), progress)
     recommendations, rejected = rank(proof.proposals)

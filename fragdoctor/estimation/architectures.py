@@ -22,6 +22,11 @@ class Architecture:
         tied: default of ``tie_word_embeddings``.
         dropout: default dropout.
         has_no_head: the base model ends before a head.
+        latent_attention: keys and values are made of one short vector a token (MLA).
+        biased_experts: experts and router have biases.
+        sinks: one learned score a head that attention may go to.
+        global_every: of so many layers one attends to all tokens, the others to a window; 0 = as
+            the file says, or all of them.
     """
 
     norm: Norm = Norm.RMSNORM_WRITTEN_OUT
@@ -48,6 +53,10 @@ class Architecture:
     is_mixture: bool = False
     has_no_head: bool = False
     is_decoder: bool = True
+    latent_attention: bool = False
+    biased_experts: bool = False
+    sinks: bool = False
+    global_every: int = 0
 
 
 LLAMA: Final = Architecture()
@@ -87,7 +96,14 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = MappingProxyType(
         "qwen2": replace(LLAMA, qkv_bias=True),
         "qwen3": replace(LLAMA, qk_norm=True),
         "gemma": replace(LLAMA, tied=True, activation="gelu"),
-        "gemma2": replace(LLAMA, tied=True, activation="gelu", norms_per_layer=4),
+        "gemma2": replace(LLAMA, tied=True, activation="gelu", norms_per_layer=4, global_every=2),
+        "gemma3_text": replace(LLAMA, tied=True, activation="gelu", norms_per_layer=4,
+                               qk_norm=True, global_every=6),
+        "granite": replace(LLAMA, tied=True),
+        "deepseek_v2": replace(LLAMA, is_mixture=True, latent_attention=True),
+        "deepseek_v3": replace(LLAMA, is_mixture=True, latent_attention=True),
+        "gpt_oss": replace(LLAMA, is_mixture=True, qkv_bias=True, out_bias=True,
+                           biased_experts=True, sinks=True, global_every=2),
         "phi3": replace(LLAMA, packed_qkv=True),
         "mixtral": replace(LLAMA, is_mixture=True),
         "qwen2_moe": replace(LLAMA, qkv_bias=True, is_mixture=True),
@@ -139,6 +155,13 @@ class Dimensions:
         embedding_width: width of the token embedding where it differs from the hidden size.
         segments: token type embeddings (BERT).
         n_outside_norms: normalisations outside the layers.
+        n_dense_layers: of a mixture, the first layers, which have a plain feed-forward of width
+            ``dense_ffn``.
+        router_bias: one figure an expert that only balances the load.
+        kv_latent, q_latent: width of the vectors that keys and values, and queries, are made of
+            (MLA; ``q_latent`` 0 = queries are made directly).
+        rope_dim, nope_dim, value_dim: per head (MLA): rotated and other part of queries and keys,
+            and values.
     """
 
     vocab: int
@@ -168,6 +191,16 @@ class Dimensions:
     shared_gate: bool = False
     pooler: bool = False
     head_transform: bool = False
+    n_dense_layers: int = 0
+    dense_ffn: int = 0
+    router_bias: bool = False
+    biased_experts: bool = False
+    sinks: bool = False
+    kv_latent: int = 0
+    q_latent: int = 0
+    rope_dim: int = 0
+    nope_dim: int = 0
+    value_dim: int = 0
 
 
 def parameters_of(d: Dimensions) -> list[ParameterGroup]:
@@ -175,7 +208,7 @@ def parameters_of(d: Dimensions) -> list[ParameterGroup]:
     groups = [
         *_embeddings(d),
         *_norms(d),
-        *_attention(d),
+        *(_latent_attention(d) if d.kv_latent else _attention(d)),
         *(_experts(d) if d.n_experts else _feed_forward(d)),
         *_outside(d),
     ]
@@ -243,7 +276,35 @@ def _attention(d: Dimensions) -> list[ParameterGroup]:
                 f"attention.{name}", (width, d.hidden), count, "qkv", bias=d.qkv_bias
             )
         ]
+    if d.sinks:
+        into.append(ParameterGroup("attention.sinks", (d.n_heads,), count, Role.OTHER, slot="qkv"))
     return [*into, *_linear("attention.o_proj", (d.hidden, q), count, "out", bias=d.out_bias)]
+
+
+def _latent_attention(d: Dimensions) -> list[ParameterGroup]:
+    """Return multi-head latent attention: DeepSeek-V2, https://arxiv.org/abs/2405.04434."""
+    query, count = d.n_heads * (d.nope_dim + d.rope_dim), d.n_layers
+    shapes = [
+        ("kv_a_proj", (d.kv_latent + d.rope_dim, d.hidden)),
+        ("kv_b_proj", (d.n_heads * (d.nope_dim + d.value_dim), d.kv_latent)),
+    ]
+    norms = [d.kv_latent]
+    if d.q_latent:
+        shapes += [("q_a_proj", (d.q_latent, d.hidden)), ("q_b_proj", (query, d.q_latent))]
+        norms.append(d.q_latent)
+    else:
+        shapes.append(("q_proj", (query, d.hidden)))
+    groups = [
+        group
+        for name, shape in shapes
+        for group in _linear(f"attention.{name}", shape, count, "qkv", bias=False)
+    ]
+    groups += [
+        ParameterGroup("attention.latent_norm", (width,), count, Role.NORM, slot="qkv")
+        for width in norms
+    ]
+    out = (d.hidden, d.n_heads * d.value_dim)
+    return [*groups, *_linear("attention.o_proj", out, count, "out", bias=False)]
 
 
 def _feed_forward(d: Dimensions) -> list[ParameterGroup]:
@@ -257,22 +318,34 @@ def _feed_forward(d: Dimensions) -> list[ParameterGroup]:
 
 
 def _experts(d: Dimensions) -> list[ParameterGroup]:
-    count = d.n_layers * d.n_experts
+    n_sparse = d.n_layers - d.n_dense_layers
+    count = n_sparse * d.n_experts
     n_up = 2 if d.is_gated else 1
     groups = [
-        ParameterGroup("router.weight", (d.n_experts, d.hidden), d.n_layers, Role.LINEAR,
+        ParameterGroup("router.weight", (d.n_experts, d.hidden), n_sparse, Role.LINEAR,
                        slot="router"),
         ParameterGroup("experts.up.weight", (d.ffn, d.hidden), n_up * count, Role.EXPERT,
                        slot="up"),
         ParameterGroup("experts.down.weight", (d.hidden, d.ffn), count, Role.EXPERT, slot="down"),
     ]  # fmt: skip
+    if d.router_bias or d.biased_experts:
+        groups.append(
+            ParameterGroup("router.bias", (d.n_experts,), n_sparse, Role.BIAS, slot="router")
+        )
+    if d.biased_experts:
+        groups += [
+            ParameterGroup("experts.up.bias", (d.ffn,), n_up * count, Role.BIAS, slot="up"),
+            ParameterGroup("experts.down.bias", (d.hidden,), count, Role.BIAS, slot="down"),
+        ]
+    if d.n_dense_layers:
+        groups += _feed_forward(replace(d, n_layers=d.n_dense_layers, ffn=d.dense_ffn))
     if d.n_shared_experts:
         width = d.shared_ffn * d.n_shared_experts
-        groups += _linear("shared.gate_proj", (width, d.hidden), d.n_layers, "up", bias=False)
-        groups += _linear("shared.up_proj", (width, d.hidden), d.n_layers, "up", bias=False)
-        groups += _linear("shared.down_proj", (d.hidden, width), d.n_layers, "down", bias=False)
+        groups += _linear("shared.gate_proj", (width, d.hidden), n_sparse, "up", bias=False)
+        groups += _linear("shared.up_proj", (width, d.hidden), n_sparse, "up", bias=False)
+        groups += _linear("shared.down_proj", (d.hidden, width), n_sparse, "down", bias=False)
     if d.shared_gate:
-        groups += _linear("shared.gate", (1, d.hidden), d.n_layers, "router", bias=False)
+        groups += _linear("shared.gate", (1, d.hidden), n_sparse, "router", bias=False)
     return groups
 
 

@@ -23,6 +23,7 @@ from fragdoctor.estimation.architectures import (
     parameters_of,
     t5_parameters,
 )
+from fragdoctor.estimation.families import clip_shape, other_family, refuse_uncovered
 from fragdoctor.model.workload import ModelShape, Norm
 from fragdoctor.units import MIB
 
@@ -96,6 +97,13 @@ def shape_of_config(config: Config, name: str) -> ModelShape:
     Raises:
         InputError: keys are missing or have impossible values; the sentence names them.
     """
+    refuse_uncovered(config, name)
+    if config.get("model_type") == "clip":
+        return clip_shape(
+            ConfigReader(_part(config, "text_config"), name, "clip"),
+            ConfigReader(_part(config, "vision_config"), name, "clip"),
+            ConfigReader(config, name, "clip"),
+        )
     config, nested = _language_part(config)
     if "model_type" not in config and not any(k in config for keys in KEYS.values() for k in keys):
         raise InputError(
@@ -104,9 +112,12 @@ def shape_of_config(config: Config, name: str) -> ModelShape:
     kind = config.get("model_type")
     kind = kind.lower() if isinstance(kind, str) else ""
     architecture = ARCHITECTURES.get(kind)
-    reader = _Reader(config, name, kind)
+    reader = ConfigReader(config, name, kind)
     if kind in ("t5", "mt5", "umt5"):
         return _t5_shape(reader, kind)
+    special = other_family(reader, kind)
+    if special is not None:
+        return special
     notes = [nested] if nested else []
     if architecture is None:
         architecture = generic(config)
@@ -120,6 +131,11 @@ def shape_of_config(config: Config, name: str) -> ModelShape:
     return replace(_shape(reader, architecture, tuple(notes)), is_checked=is_checked)
 
 
+def _part(config: Config, key: str) -> Config:
+    inner = config.get(key)
+    return inner if isinstance(inner, dict) else {}
+
+
 def _language_part(config: Config) -> tuple[Config, str]:
     inner = config.get("text_config")
     if isinstance(inner, dict) and not any(k in config for k in KEYS["hidden"]):
@@ -131,7 +147,7 @@ def _language_part(config: Config) -> tuple[Config, str]:
     return config, ""
 
 
-class _Reader:
+class ConfigReader:
     """Gets checked values out of a configuration, and remembers which are missing."""
 
     def __init__(self, config: Config, name: str, kind: str) -> None:
@@ -200,7 +216,7 @@ def quantised_dtype(config: Config) -> tuple[str, str]:
     method = method if isinstance(method, str) else "unknown method"
     bits = stated.get("bits", stated.get("w_bit"))
     if stated.get("load_in_4bit") is True or bits == 4 or "fp4" in method:
-        return "int4", method
+        return "mxfp4" if method == "mxfp4" else "int4", method
     if "fp8" in method or method == "fbgemm_fp8":
         return "fp8-weights", method
     if stated.get("load_in_8bit") is True or bits == 8:
@@ -213,7 +229,7 @@ def is_transformers(config: Config) -> bool:
     return "architectures" in config or "transformers_version" in config
 
 
-def _shape(reader: _Reader, a: Architecture, notes: tuple[str, ...]) -> ModelShape:
+def _shape(reader: ConfigReader, a: Architecture, notes: tuple[str, ...]) -> ModelShape:
     hidden = reader.whole("hidden")
     n_layers = reader.whole("n_layers", limit=MAX_LAYERS)
     n_heads = reader.whole("n_heads")
@@ -222,6 +238,8 @@ def _shape(reader: _Reader, a: Architecture, notes: tuple[str, ...]) -> ModelSha
     reader.check()
     n_kv_heads = _kv_heads(reader, a, n_heads)
     head_dim = reader.whole("head_dim", max(1, hidden // n_heads))
+    if _latent(reader, a):
+        head_dim = reader.whole("qk_nope_head_dim", 128) + reader.whole("qk_rope_head_dim", 64)
     positions = reader.whole("positions", 0)
     experts = _experts(reader, a)
     tied = reader.flag("tie_word_embeddings", a.tied)
@@ -253,7 +271,13 @@ def _shape(reader: _Reader, a: Architecture, notes: tuple[str, ...]) -> ModelSha
         qk_norm=a.qk_norm,
         n_shared_experts=1 if experts["shared_ffn"] else 0,
         shared_ffn=experts["shared_ffn"],
-        shared_gate=bool(experts["shared_ffn"]),
+        shared_gate=bool(experts["shared_ffn"]) and not a.latent_attention,
+        n_dense_layers=min(n_layers, experts["n_dense"]),
+        dense_ffn=ffn,
+        router_bias=reader.kind == "deepseek_v3",
+        biased_experts=a.biased_experts,
+        sinks=a.sinks,
+        **_latent(reader, a),
         pooler=a.pooler and not is_masked,
         head_transform=is_masked,
     )
@@ -261,8 +285,33 @@ def _shape(reader: _Reader, a: Architecture, notes: tuple[str, ...]) -> ModelSha
     return _finish(reader, a, d, facts, notes)
 
 
+def _latent(reader: ConfigReader, a: Architecture) -> dict[str, int]:
+    """Return the widths of latent attention, where the file has them."""
+    if not a.latent_attention or not reader.config.get("kv_lora_rank"):
+        return {}
+    return {
+        "kv_latent": reader.whole("kv_lora_rank"),
+        "q_latent": reader.whole("q_lora_rank", 0),
+        "rope_dim": reader.whole("qk_rope_head_dim", 64),
+        "nope_dim": reader.whole("qk_nope_head_dim", 128),
+        "value_dim": reader.whole("v_head_dim", 128),
+    }
+
+
+def _windows(reader: ConfigReader, a: Architecture, n_layers: int) -> tuple[int, int]:
+    """Return the window of local attention, and how many layers have it."""
+    window = reader.whole("sliding_window", 0)
+    if not window or not reader.flag("use_sliding_window", default=True):
+        return 0, 0
+    kinds = reader.config.get("layer_types")
+    if isinstance(kinds, list) and kinds:
+        return window, min(n_layers, sum(kind == "sliding_attention" for kind in kinds))
+    every = reader.whole("sliding_window_pattern", a.global_every) or a.global_every
+    return window, n_layers - n_layers // every if every else n_layers
+
+
 def _finish(
-    reader: _Reader,
+    reader: ConfigReader,
     a: Architecture,
     d: Dimensions,
     facts: Mapping[str, int],
@@ -273,6 +322,7 @@ def _finish(
     if not has_head:
         notes = (*notes, "No language-model head is counted: a loss over a few classes.")
     activation = reader.text(_ACTIVATION_KEYS, a.activation)
+    window, n_sliding = _windows(reader, a, d.n_layers)
     norm = Norm.LAYERNORM if d.norm is Norm.LAYERNORM else Norm.RMSNORM_WRITTEN_OUT
     if hugging_face and has_head:
         notes = (*notes, "Taken as Hugging Face code: the loss is computed on fp32 logits.")
@@ -306,6 +356,9 @@ def _finish(
             ("resid_pdrop", "hidden_dropout_prob", "hidden_dropout", "dropout", "resid_dropout",
              "residual_dropout"), a.dropout
         ),
+        kv_elements=d.kv_latent + d.rope_dim if d.kv_latent else 0,
+        sliding_window=window,
+        n_sliding_layers=n_sliding,
         attention_dropout=reader.share(
             ("attn_pdrop", "attention_probs_dropout_prob", "attention_dropout"), a.dropout
         ),
@@ -315,7 +368,7 @@ def _finish(
     )  # fmt: skip
 
 
-def _kv_heads(reader: _Reader, a: Architecture, n_heads: int) -> int:
+def _kv_heads(reader: ConfigReader, a: Architecture, n_heads: int) -> int:
     is_new_falcon = reader.flag("new_decoder_architecture", default=False)
     if a.multi_query and reader.flag("multi_query", default=True) and not is_new_falcon:
         return 1
@@ -328,7 +381,7 @@ def _kv_heads(reader: _Reader, a: Architecture, n_heads: int) -> int:
     return value
 
 
-def _norms(reader: _Reader, a: Architecture) -> int:
+def _norms(reader: ConfigReader, a: Architecture) -> int:
     if a.multi_query and reader.flag("new_decoder_architecture", default=False):
         return 2
     if a.parallel_residual and a.multi_query and not reader.flag("parallel_attn", default=True):
@@ -336,8 +389,8 @@ def _norms(reader: _Reader, a: Architecture) -> int:
     return a.norms_per_layer
 
 
-def _experts(reader: _Reader, a: Architecture) -> dict[str, int]:
-    none = {"n": 0, "active": 0, "ffn": 0, "shared_ffn": 0}
+def _experts(reader: ConfigReader, a: Architecture) -> dict[str, int]:
+    none = {"n": 0, "active": 0, "ffn": 0, "shared_ffn": 0, "n_dense": 0}
     if not a.is_mixture:
         return none
     n = 0
@@ -352,6 +405,7 @@ def _experts(reader: _Reader, a: Architecture) -> dict[str, int]:
         "ffn": (ffn := reader.whole("moe_intermediate_size", 0)),
         "shared_ffn": reader.whole("shared_expert_intermediate_size", 0)
         or reader.whole("n_shared_experts", 0) * ffn,
+        "n_dense": reader.whole("first_k_dense_replace", 0, limit=MAX_LAYERS),
     }
 
 
@@ -362,7 +416,7 @@ def _is_masked_lm(config: Config) -> bool:
     )
 
 
-def _t5_shape(reader: _Reader, kind: str) -> ModelShape:
+def _t5_shape(reader: ConfigReader, kind: str) -> ModelShape:
     hidden, ffn = reader.whole("hidden"), reader.whole("ffn")
     n_layers = reader.whole("n_layers", limit=MAX_LAYERS)
     n_heads, vocab = reader.whole("n_heads"), reader.whole("vocab")

@@ -6,11 +6,12 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from math import ceil
 
-from fragdoctor.estimation.inference import kv_element_bytes, play_inference
+from fragdoctor.estimation.inference import cache_parts, kv_element_bytes, play_inference
 from fragdoctor.estimation.judge import Estimator, judged
 from fragdoctor.estimation.layers import KORTHIKANTI, attention_used, layer_ops, term_bytes, units
 from fragdoctor.estimation.needs import Needs, needs_of
 from fragdoctor.estimation.optimizers import ZERO, optimizer_of
+from fragdoctor.estimation.parallel import communication_elements, local_part
 from fragdoctor.estimation.precision import AUTOCAST_DOC, precision_of
 from fragdoctor.estimation.request import Request, error_of, workload_of
 from fragdoctor.estimation.states import WORKSPACE_SOURCE, States, states_of, workspace_bytes
@@ -93,19 +94,21 @@ TRAINER_SOURCE = "PyTorch autograd: one gradient for each parameter, in its dtyp
 
 def formula_footprint(workload: Workload) -> Footprint:
     """Return the memory of a workload whose shape is known."""
+    whole, tape = workload, play(workload)
+    workload = local_part(workload)
     states = states_of(workload)
-    tape = play(workload)
     most = _largest(tape)
     items = [item for item in _items(workload, states, most) if item.n_bytes > 0]
-    needs = needs_of(tape, workload)
-    trained = sum(g.n_each * g.count for g in states.groups if g.is_trained)
+    needs = needs_of(tape, whole)
+    every = states.groups if whole is workload else states_of(whole).groups
+    trained = sum(g.n_each * g.count for g in every if g.is_trained)
     return Footprint(
         items=tuple(items),
         phases=tuple(phases_of(tape)),
         reserved_bytes=reserved_of(tape),
-        n_parameters=sum(g.n_each * g.count for g in states.groups),
+        n_parameters=sum(g.n_each * g.count for g in every),
         n_trainable=0 if workload.inference else trained,
-        notes=tuple(_notes(workload)),
+        notes=tuple(_notes(whole)),
         layer=tuple(kept_tensors(workload)),
         needs_low_bytes=needs.low_bytes,
         needs_high_bytes=needs.high_bytes,
@@ -121,9 +124,11 @@ def formula_needs(workload: Workload) -> Needs:
 def play(workload: Workload) -> Tape:
     """Return the allocations of a workload."""
     workspace = workspace_bytes(workload.architecture)
+    local = local_part(workload)
+    buffers = communication_elements(workload) * precision_of(workload.dtype).compute
     if workload.inference:
-        return play_inference(workload, workspace)
-    return StepPlayer(workload).play(workspace)
+        return play_inference(local, workspace, buffers)
+    return StepPlayer(local).play(workspace, buffers)
 
 
 def _largest(tape: Tape) -> Mapping[str, int]:
@@ -153,6 +158,7 @@ def _items(workload: Workload, states: States, most: Mapping[str, int]) -> list[
         _activations(workload, most),
         _logits(workload, most),
         _temporaries(most),
+        _communication(most),
         _optimizer_temporaries(workload, states, most),
         Item(
             "inputs", "Token ids and labels", most["inputs"], "2 x B x S x 8 B",
@@ -307,14 +313,18 @@ def _weight_copies(workload: Workload, states: States, most: Mapping[str, int]) 
 
 def _kv_cache(workload: Workload, most: Mapping[str, int]) -> Item:
     shape = workload.shape
-    tokens = workload.seq + workload.new_tokens
-    each = kv_element_bytes(workload)
+    each = _plain(kv_element_bytes(workload))
+    if shape.kv_elements:
+        formula = "L x B x T x (latent + rotated) x bytes"
+    else:
+        formula = "L x B x T x 2 x n_kv x d x bytes"
+    numbers = " + ".join(
+        f"{p.n_layers} x {workload.batch} x {format_count(p.tokens)} x {p.elements} x {each}"
+        for p in cache_parts(workload)
+    )
     return Item(
-        "kv_cache", "KV cache", most["kv_cache"], "2 x L x B x T x n_kv x d x bytes",
-        f"2 x {shape.n_layers} x {workload.batch} x {format_count(tokens)} x "
-        f"{shape.n_kv_heads} x {shape.head_dim} x {_plain(each)}",
-        KV_SOURCE, Sureness.DERIVED,
-    )  # fmt: skip
+        "kv_cache", "KV cache", most["kv_cache"], formula, numbers, KV_SOURCE, Sureness.DERIVED
+    )
 
 
 def _activations(workload: Workload, most: Mapping[str, int]) -> Item:
@@ -344,6 +354,14 @@ def _temporaries(most: Mapping[str, int]) -> Item:
         "temporaries", "Temporary tensors", most["temporaries"],
         "largest sum within one operation", "gradients of activations, outputs that are not kept",
         "played operation by operation", Sureness.ESTIMATE,
+    )  # fmt: skip
+
+
+def _communication(most: Mapping[str, int]) -> Item:
+    return Item(
+        "communication", "Buffers of parallelism", most["communication"],
+        "what one layer sends and receives", "of the residual stream, keys, values, experts",
+        "Megatron-LM, ring attention, GShard", Sureness.ESTIMATE,
     )  # fmt: skip
 
 

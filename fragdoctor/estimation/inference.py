@@ -1,6 +1,15 @@
-"""Plays inference: weights, KV cache, and the widest operation of a prefill."""
+"""Plays inference: weights, KV cache, and the widest operation of a prefill.
+
+What a token leaves in the cache: with grouped queries the keys and values of the key-value heads
+(Ainslie et al. 2023, https://arxiv.org/abs/2305.13245); with latent attention one short vector and
+the rotated part of the key (DeepSeek-V2, https://arxiv.org/abs/2405.04434). Layers with a sliding
+window keep the window only (Mistral 7B, https://arxiv.org/abs/2310.06825); recurrent layers keep a
+state that does not grow.
+"""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from fragdoctor.estimation.layers import layer_ops, term_bytes, units
 from fragdoctor.estimation.precision import dtype_bytes, precision_of
@@ -10,6 +19,55 @@ from fragdoctor.model.estimate import PhaseName
 from fragdoctor.model.workload import Role, Workload
 
 FP32 = 4.0
+# vLLM's default block: https://docs.vllm.ai/en/stable/api/vllm/config/cache/
+BLOCK_TOKENS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class CachePart:
+    """The cache of layers that keep the same.
+
+    Attributes:
+        n_layers: how many layers.
+        tokens: of one sequence that each keeps; 1 for a recurrent state.
+        elements: that one token leaves in one layer.
+    """
+
+    n_layers: int
+    tokens: int
+    elements: int
+
+
+def cache_parts(workload: Workload) -> list[CachePart]:
+    """Return what one sequence keeps between two of its tokens, by kind of layer."""
+    shape = workload.shape
+    tokens = workload.seq + workload.new_tokens
+    if workload.cache == "static":
+        tokens = max(tokens, shape.max_positions)
+    if workload.cache == "paged":
+        tokens = -(-tokens // BLOCK_TOKENS) * BLOCK_TOKENS
+    n_sliding = shape.n_sliding_layers if shape.sliding_window else 0
+    parts = [CachePart(shape.n_recurrent_layers, 1, shape.recurrent_elements)]
+    if shape.n_cross_layers:  # the decoder's own tokens, and the encoder's once
+        n = shape.n_cross_layers
+        parts += [
+            CachePart(n, tokens, shape.kv_per_token),
+            CachePart(n, shape.encoder_seq or workload.seq, shape.kv_per_token),
+        ]
+    else:
+        n_full = shape.n_layers - n_sliding
+        windowed = min(tokens, shape.sliding_window)
+        parts += [
+            CachePart(n_full, tokens, shape.kv_per_token),
+            CachePart(n_sliding, windowed, shape.kv_per_token),
+        ]
+    return [part for part in parts if part.n_layers and part.elements and part.tokens]
+
+
+def cache_bytes_per_sequence(workload: Workload) -> int:
+    """Return the cache of one sequence at its full length."""
+    each = kv_element_bytes(workload)
+    return int(sum(p.n_layers * p.tokens * p.elements * each for p in cache_parts(workload)))
 
 
 def kv_element_bytes(workload: Workload) -> float:
@@ -19,7 +77,7 @@ def kv_element_bytes(workload: Workload) -> float:
     return precision_of(workload.dtype).compute
 
 
-def play_inference(workload: Workload, workspace_bytes: int) -> Tape:
+def play_inference(workload: Workload, workspace_bytes: int, buffer_bytes: float = 0) -> Tape:
     """Return the allocations of a prefill of ``seq`` tokens with room for ``new_tokens`` more."""
     tape, precision, shape = Tape(), precision_of(workload.dtype), workload.shape
     tape.phase(PhaseName.INFERENCE)
@@ -28,12 +86,14 @@ def play_inference(workload: Workload, workspace_bytes: int) -> Tape:
     for group in states.groups:
         tape.alloc("parameters", group.stored_bytes, group.count)
     tape.alloc("workspaces", workspace_bytes)
+    tape.alloc("communication", buffer_bytes)
+    for part in cache_parts(workload):
+        halves = 1 if shape.kv_elements else 2  # keys and values are two tensors
+        row = part.elements * kv_element_bytes(workload) / halves
+        tape.alloc("kv_cache", workload.batch * part.tokens * row, halves * part.n_layers)
     if not shape.has_layers or workload.seq <= 0:
         return tape
     tape.alloc("inputs", workload.batch * workload.seq * 8)
-    tokens = workload.batch * (workload.seq + workload.new_tokens)
-    row = shape.n_kv_heads * shape.head_dim * kv_element_bytes(workload)
-    tape.alloc("kv_cache", tokens * row, 2 * shape.n_layers)
     if precision.is_autocast:
         copied = (Role.LINEAR, Role.EXPERT, Role.HEAD)
         for group in states.groups:

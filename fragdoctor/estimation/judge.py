@@ -9,15 +9,8 @@ from typing import Final
 
 from fragdoctor.estimation.measures import Measure, cheapest_combinations, measures_for
 from fragdoctor.estimation.needs import Needs
-from fragdoctor.model.estimate import (
-    Combination,
-    Estimate,
-    Fit,
-    FitState,
-    Footprint,
-    GpuModel,
-    Saving,
-)
+from fragdoctor.model.estimate import Estimate, Fit, Footprint, GpuModel, Saving
+from fragdoctor.model.feasibility import Combination, FitMap, FitState, MapRow, state_on
 from fragdoctor.model.workload import Workload
 
 # Memory of a workload, by either estimator.
@@ -25,6 +18,8 @@ Footprinter = Callable[[Workload], Footprint]
 
 MAX_BATCH: Final = 1 << 20
 MIN_LENGTH: Final = 128
+MAP_LENGTHS: Final = 5
+MAP_BATCHES: Final = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +48,34 @@ def judged(workload: Workload, estimator: Estimator, gpus: Sequence[GpuModel]) -
         savings=tuple(_savings(workload, footprint, estimator, gpus)),
         error=estimator.error,
         combinations=_combinations(workload, fits, estimator),
+        fit_map=_fit_map(workload, estimator, gpus[0]) if gpus else None,
     )
+
+
+def _fit_map(workload: Workload, estimator: Estimator, gpu: GpuModel) -> FitMap | None:
+    """Return which powers of two of batch and length fit; bounds grow with both."""
+    if not workload.shape.has_layers or not workload.seq:
+        return None
+    limit = workload.shape.max_positions or 4 * workload.seq
+    lengths = sorted(
+        {s for s in (workload.seq * 2**i // 4 for i in range(MAP_LENGTHS)) if 1 <= s <= limit}
+        | {workload.seq}
+    )
+    if workload.shape.fixed_seq:
+        lengths = [workload.seq]
+    last = max(0, workload.batch.bit_length() - 1)
+    batches = tuple(2**i for i in range(max(0, last - 4), max(0, last - 4) + MAP_BATCHES))
+    rows = []
+    for seq in lengths:
+        states: list[FitState] = []
+        for batch in batches:
+            if states and states[-1] is FitState.DOES_NOT_FIT:
+                states.append(FitState.DOES_NOT_FIT)
+                continue
+            needs = estimator.needs_of(replace(workload, seq=seq, batch=batch))
+            states.append(state_on(needs.low_bytes, needs.high_bytes, gpu.usable_bytes))
+        rows.append(MapRow(seq, tuple(states)))
+    return FitMap(gpu.name, batches, tuple(rows))
 
 
 def _combinations(

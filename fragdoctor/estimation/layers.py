@@ -70,12 +70,15 @@ def units(workload: Workload) -> Mapping[str, int]:
     ffn_width = shape.ffn * routed + shape.shared_ffn * shape.n_shared_experts
     return {
         "B*S": tokens,
-        "B*S*H": tokens * shape.hidden,
+        "B*S*H": -(-tokens * shape.hidden // workload.stream_shards),
         "B*S*Q": tokens * shape.n_heads * shape.head_dim,
         "B*S*K": tokens * shape.n_kv_heads * shape.head_dim,
         "B*S*F": tokens * ffn_width,
         "B*S*k*H": tokens * shape.hidden * (routed if shape.n_experts else 0),
         "B*S*E": tokens * shape.n_experts,
+        "B*I": batch * shape.input_elements,
+        "B*X*H": batch * (shape.encoder_seq or seq) * shape.hidden,
+        "B*X*K": batch * (shape.encoder_seq or seq) * shape.n_kv_heads * shape.head_dim,
         "B*S*V": tokens * shape.vocab if shape.has_lm_head else 0,
         "B*a*S": tokens * shape.n_heads,
         "B*a*S*S": tokens * shape.n_heads * seq,
@@ -220,7 +223,7 @@ def _attention_ops(workload: Workload, precision: Precision) -> list[Op]:
         passing=qkv, grads=(Term("B*S*H", back or c),),
         back_scratch=(Term("B*S*H", c),) if n_qkv > 1 or back else (),
     )  # fmt: skip
-    ops = [into_qkv]
+    ops = [into_qkv, *_head_norms(workload, precision)]
     if shape.has_rotary:
         rotated = FP32 if precision.is_autocast else c
         ops.append(
@@ -233,8 +236,29 @@ def _attention_ops(workload: Workload, precision: Precision) -> list[Op]:
     return [*ops, *_attended(workload, precision, "out")]
 
 
-def _attended(workload: Workload, precision: Precision, slot: str) -> list[Op]:
-    """Return the attention itself and the projection of its output."""
+def _head_norms(workload: Workload, precision: Precision) -> list[Op]:
+    """Return the norms of queries and keys, written out as in Hugging Face's Qwen3."""
+    shape, c = workload.shape, precision.compute
+    if not any(g.name == "attention.qk_norm" for g in shape.parameters):
+        return []
+    kept = FP32 + (0.0 if workload.lora_rank else c)
+    out = FP32 if precision.is_autocast else c
+    return [
+        Op(
+            f"norm of the {what}", "",
+            (Term(unit, kept, "fp32 input and normalised"),),
+            (Term("B*S*Q", out), Term("B*S*K", out + c)),
+            scratch=(Term(unit, FP32),), grads=(Term(unit, c),),
+            back_scratch=(Term(unit, 2 * FP32),),
+        )
+        for what, unit in (("queries", "B*S*Q"), ("keys", "B*S*K"))
+    ]  # fmt: skip
+
+
+def _attended(
+    workload: Workload, precision: Precision, slot: str, *, keys: str = "B*S*K"
+) -> list[Op]:
+    """Return the attention itself, to keys of a unit, and the projection of its output."""
     shape, c = workload.shape, precision.compute
     kind = attention_used(workload, precision)
     # The projection's input is the attention's output, which fused kernels keep anyway.
@@ -244,7 +268,7 @@ def _attended(workload: Workload, precision: Precision, slot: str) -> list[Op]:
     if workload.lora_rank:
         kept = _linear_input("B*S*Q", precision, workload, slot, 1)
     return [
-        _core_attention(workload, precision, kind),
+        _core_attention(workload, precision, kind, keys),
         Op("output projection", slot, kept, (Term("B*S*H", c),), grads=(Term("B*S*Q", c),)),
         *_dropout(shape, c),
     ]
@@ -259,7 +283,7 @@ def _cross_attention_ops(workload: Workload, precision: Precision) -> list[Op]:
     trains = not workload.lora_rank
     encoded: tuple[Term, ...] = ()
     if precision.is_autocast or workload.lora_rank:
-        encoded = _linear_input("B*S*H", precision, workload, "cross_kv", 2)
+        encoded = _linear_input("B*X*H", precision, workload, "cross_kv", 2)
     return [
         norm_op(workload.shape.norm, precision, "norm_cross", trains=trains),
         Op(
@@ -269,9 +293,9 @@ def _cross_attention_ops(workload: Workload, precision: Precision) -> list[Op]:
         ),
         Op(
             "key and value of cross attention", "cross_kv", encoded,
-            (Term("B*S*K", 2 * c),), grads=(Term("B*S*H", c),), back_scratch=(Term("B*S*H", c),),
+            (Term("B*X*K", 2 * c),), grads=(Term("B*X*H", c),), back_scratch=(Term("B*X*H", c),),
         ),
-        *_attended(workload, precision, "cross_out"),
+        *_attended(workload, precision, "cross_out", keys="B*X*K"),
     ]  # fmt: skip
 
 
@@ -282,9 +306,9 @@ def _dropout(shape: ModelShape, c: float) -> list[Op]:
     return [Op("dropout", "", (mask,), (Term("B*S*H", c),), grads=(Term("B*S*H", c),))]
 
 
-def _core_attention(workload: Workload, precision: Precision, kind: Attention) -> Op:
+def _core_attention(workload: Workload, precision: Precision, kind: Attention, keys: str) -> Op:
     shape, c = workload.shape, precision.compute
-    grads = (Term("B*S*Q", c), Term("B*S*K", 2 * c))
+    grads = (Term("B*S*Q", c), Term(keys, 2 * c))
     # q, k and v cut from one tensor give their gradients back as one more tensor.
     packed = not shape.has_rotary and _n_linears(shape, "qkv") == 1
     repack = grads if packed else ()
@@ -294,7 +318,7 @@ def _core_attention(workload: Workload, precision: Precision, kind: Attention) -
         repeats = _is_grouped_fp32(workload, precision)
         saved = (
             Term("B*S*Q", c, "query"),
-            Term("B*S*Q" if repeats else "B*S*K", 2 * c, "key and value"),
+            Term("B*S*Q" if repeats else keys, 2 * c, "key and value"),
             Term("B*S*Q", c, "attention output"),
             Term("B*a*S", FP32, "log-sum-exp of scores"),
         )

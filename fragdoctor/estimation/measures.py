@@ -1,11 +1,11 @@
 """Measures that lower memory, each with its price, and the search for the cheapest that suffice.
 
-Prices are those that were published; where none was, the price is a phrase and counts as none in
-the comparison of speeds.
+Prices are those that were published; where none was, the price is a phrase.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
@@ -14,8 +14,9 @@ from typing import Any, Final
 from fragdoctor.estimation.layers import attention_used
 from fragdoctor.estimation.needs import Needs
 from fragdoctor.estimation.optimizers import ADAM_8BIT, TORCH_OPTIM, ZERO, optimizer_of
+from fragdoctor.estimation.parallel import n_gpus
 from fragdoctor.estimation.precision import AUTOCAST_DOC, QLORA, precision_of
-from fragdoctor.model.estimate import Combination
+from fragdoctor.model.feasibility import Combination
 from fragdoctor.model.workload import Attention, Workload
 
 CHECKPOINTING: Final = "Chen et al. 2016, https://arxiv.org/abs/1604.06174"
@@ -26,6 +27,8 @@ ACCUMULATION: Final = "https://docs.pytorch.org/docs/stable/notes/amp_examples.h
 QUANTISED_CACHE: Final = (
     "https://docs.vllm.ai/en/latest/features/quantization/quantized_kvcache.html"
 )
+TENSOR_PARALLEL: Final = "Shoeybi et al. 2019, https://arxiv.org/abs/1909.08053"
+OFFLOAD: Final = "Ren et al. 2021, ZeRO-Offload, https://arxiv.org/abs/2101.06840"
 LORA_RANK: Final = 16
 SHARDS: Final = 8
 WORLDS: Final = (2, 4, 8)
@@ -43,7 +46,8 @@ class Measure:
 
     Attributes:
         changes: fields of the workload and their new values.
-        slowdown: time of a step in relation to the run without it; 1.0 where nothing is published.
+        slowdown: time of a step in relation to the run without it; None = it takes longer, and
+            nobody published by how much in general.
         changes_training: other parameters are trained, or precision is lost.
     """
 
@@ -53,7 +57,7 @@ class Measure:
     changes: Mapping[str, Any] = field(default_factory=dict)
     cost: str = ""
     source: str = ""
-    slowdown: float = 1.0
+    slowdown: float | None = 1.0
     changes_training: bool = False
 
     def applied_to(self, workload: Workload) -> Workload:
@@ -240,13 +244,14 @@ def cheapest_combinations(
     """Return the cheapest measures, alone or together, with which a workload surely fits.
 
     One for each way of running it that differs in more than speed: the same training on one GPU,
-    the same on more GPUs, adapters on the weights as they are, adapters on quantised ones. Of each
-    way the combination that slows a step down least, then the one of fewest measures.
+    the same with the optimizer on the host, the same on more GPUs, adapters on the weights as they
+    are, adapters on quantised ones. Of each way the combination that slows a step down least, then
+    the one of fewest measures.
     """
-    found = []
+    found: list[Combination] = []
     for way in _ways(workload):
         best = _cheapest(workload, way, needs_of, usable_bytes)
-        if best is not None:
+        if best is not None and best.measures not in {other.measures for other in found}:
             found.append(best)
     found.sort(key=_price)
     return found[:MAX_COMBINATIONS]
@@ -256,7 +261,7 @@ def _price(combination: Combination) -> tuple[int, bool, float, int]:
     return (
         combination.n_gpus,
         combination.changes_training,
-        combination.slowdown,
+        math.inf if combination.slowdown is None else combination.slowdown,
         len(combination.measures),
     )
 
@@ -267,6 +272,9 @@ def _ways(workload: Workload) -> Iterator[Sequence[Sequence[Measure | None]]]:
         kinds = [m for m in _for_inference(workload) if m.id != "kv8"]
         caches = [m for m in _for_inference(workload) if m.id == "kv8"]
         yield ((None, *kinds), (None, *caches))
+        degrees = [n for n in WORLDS if _splits(workload, n)]
+        if workload.tensor_parallel == 1 and degrees:
+            yield ((None, *kinds), (None, *caches), tuple(_tensor_parallel(n) for n in degrees))
         return
     has_layers = workload.shape.has_layers and workload.seq > 0
     free: list[Sequence[Measure | None]] = []
@@ -279,6 +287,8 @@ def _ways(workload: Workload) -> Iterator[Sequence[Sequence[Measure | None]]]:
         (None, *_precision(workload)),
     ]
     yield (*free, *same_kind)
+    if "optimizer" not in workload.offload and optimizer_of(workload.optimizer).copies:
+        yield (*free, (None, *_precision(workload)), (_offloaded(workload),))
     if workload.world_size == 1 or workload.zero_stage < 3:
         worlds = (workload.world_size,) if workload.world_size > 1 else WORLDS
         shards = [_sharded(stage, n) for n in worlds for stage in (2, 3)]
@@ -287,6 +297,28 @@ def _ways(workload: Workload) -> Iterator[Sequence[Sequence[Measure | None]]]:
     if not workload.lora_rank:
         for adapters in _adapters(workload):
             yield (*free, (adapters,))
+
+
+def _splits(workload: Workload, degree: int) -> bool:
+    heads = workload.shape.n_heads
+    return heads >= degree and heads % degree == 0
+
+
+def _tensor_parallel(degree: int) -> Measure:
+    return Measure(
+        "tensor_parallel", f"tensor parallel on {degree} GPUs", f"--tensor-parallel {degree}",
+        {"tensor_parallel": degree}, "two reductions a layer between the GPUs", TENSOR_PARALLEL,
+    )  # fmt: skip
+
+
+def _offloaded(workload: Workload) -> Measure:
+    away = tuple(dict.fromkeys((*workload.offload, "optimizer")))
+    return Measure(
+        "offload_optimizer", "optimizer states on the host", f"--offload {','.join(away)}",
+        {"offload": away},
+        "each step sends all gradients to the host and all weights back, and updates on the CPU",
+        OFFLOAD, None,
+    )  # fmt: skip
 
 
 def _cheapest(
@@ -332,17 +364,16 @@ def applied(workload: Workload, measures: Sequence[Measure]) -> Workload:
 def _combined(workload: Workload, measures: Chosen, needs_of: Bounds | None = None) -> Combination:
     changed = applied(workload, measures)
     needs = needs_of(changed) if needs_of else Needs(0, None)
-    slowdown = 1.0
-    for measure in measures:
-        slowdown *= measure.slowdown
+    published = [m.slowdown for m in measures if m.slowdown is not None]
+    slowdown = math.prod(published) if len(published) == len(measures) else None
     return Combination(
         measures=tuple(m.id for m in measures),
         title=", ".join(m.title for m in measures),
         option=_options(measures),
-        slowdown=round(slowdown, 2),
+        slowdown=None if slowdown is None else round(slowdown, 2),
         cost="; ".join(dict.fromkeys(m.cost for m in measures if m.cost)),
         changes_training=any(m.changes_training for m in measures),
-        n_gpus=changed.world_size,
+        n_gpus=n_gpus(changed),
         needs_low_bytes=needs.low_bytes,
         needs_high_bytes=needs.high_bytes,
     )

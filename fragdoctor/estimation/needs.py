@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from fragdoctor.estimation.tape import Tape, rounded
-from fragdoctor.model.estimate import Doubt
+from fragdoctor.model.feasibility import Doubt
 from fragdoctor.model.workload import ModelShape, Workload
 from fragdoctor.units import MIB
 
@@ -37,8 +37,8 @@ SERVING_CHURN_SHARE: Final = 0.01
 
 COUNTED_TAGS: Final = frozenset(
     {"parameters", "master_weights", "gradients", "buckets", "optimizer_states", "workspaces",
-     "kv_cache", "gathered_parameters", "inputs", "optimizer_temporaries", "weight_copies",
-     "states"}
+     "kv_cache", "gathered_parameters", "inputs", "optimizer_temporaries",
+     "communication", "weight_copies"}
 )  # fmt: skip
 """What follows from counts and dtypes alone."""
 FIRST_TAGS: Final = frozenset({"parameters", "master_weights", "kv_cache", "workspaces"})

@@ -16,6 +16,8 @@ TORCH_OPTIM: Final = "https://docs.pytorch.org/docs/stable/optim.html"
 ADAM_8BIT: Final = "Dettmers et al. 2022, https://arxiv.org/abs/2110.02861"
 ZERO: Final = "Rajbhandari et al. 2020, ZeRO, https://arxiv.org/abs/1910.02054"
 
+PAGED: Final = "bitsandbytes paged optimizers: QLoRA, https://arxiv.org/abs/2305.14314, section 3"
+FOUR_BIT: Final = "Li et al. 2023, https://arxiv.org/abs/2309.01507; blocks of 128"
 # bitsandbytes keeps one fp32 scale for each block of 256 values.
 _BLOCK_SCALE: Final = 4 / 256
 
@@ -30,6 +32,10 @@ class OptimizerSpec:
         factored: second moments of matrices as a row and a column (Adafactor).
         step_copies: temporary values of the parameter's size and dtype that a step makes.
         step_of_largest: whether those exist for one parameter at a time, not for all at once.
+        matrices: states of the hidden matrices alone, where the others are updated by AdamW; -1 =
+            no difference.
+        rank: states of matrices are kept for a projection to this rank; 0 = in full.
+        is_paged: states lie in memory that moves to the host when the GPU is full.
     """
 
     name: str
@@ -40,6 +46,9 @@ class OptimizerSpec:
     step_copies: float = 0.0
     step_of_largest: bool = False
     source: str = TORCH_OPTIM
+    matrices: float = -1.0
+    rank: int = 0
+    is_paged: bool = False
 
 
 OPTIMIZERS: Final = MappingProxyType(
@@ -75,6 +84,52 @@ OPTIMIZERS: Final = MappingProxyType(
                 "adamw-8bit", "AdamW 8-bit", 0, fixed=2 + 2 * _BLOCK_SCALE, source=ADAM_8BIT
             ),
             OptimizerSpec("lion-8bit", "Lion 8-bit", 0, fixed=1 + _BLOCK_SCALE, source=ADAM_8BIT),
+            OptimizerSpec("radam", "RAdam", 2, step_copies=1),
+            OptimizerSpec("adadelta", "Adadelta", 2, step_copies=2),
+            OptimizerSpec("sgd-8bit", "SGD 8-bit", 0, fixed=1 + _BLOCK_SCALE, source=ADAM_8BIT),
+            OptimizerSpec("paged-adamw", "AdamW, paged", 2, source=PAGED, is_paged=True),
+            OptimizerSpec(
+                "paged-adamw-8bit",
+                "AdamW 8-bit, paged",
+                0,
+                fixed=2 + 2 * _BLOCK_SCALE,
+                source=PAGED,
+                is_paged=True,
+            ),
+            OptimizerSpec("adamw-4bit", "AdamW 4-bit", 0, fixed=1 + 2 * 4 / 128, source=FOUR_BIT),
+            OptimizerSpec(
+                "muon",
+                "Muon, AdamW for the rest",
+                2,
+                step_copies=2,
+                step_of_largest=True,
+                source="Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/",
+                matrices=1,
+            ),
+            OptimizerSpec(
+                "galore",
+                "GaLore AdamW, rank 128",
+                2,
+                step_copies=1,
+                step_of_largest=True,
+                source="Zhao et al. 2024, https://arxiv.org/abs/2403.03507",
+                rank=128,
+            ),
+            OptimizerSpec(
+                "schedule-free-adamw",
+                "schedule-free AdamW",
+                2,
+                step_copies=1,
+                source="Defazio et al. 2024, https://arxiv.org/abs/2405.15682",
+            ),
+            OptimizerSpec(
+                "ademamix",
+                "AdEMAMix",
+                3,
+                step_copies=1,
+                step_of_largest=True,
+                source="Pagliardini et al. 2024, https://arxiv.org/abs/2409.03137",
+            ),
         )
     }
 )
@@ -85,7 +140,12 @@ _ALIASES: Final = MappingProxyType(
         "adam-8bit": "adamw-8bit",
         "adam8bit": "adamw-8bit",
         "adamw8bit": "adamw-8bit",
-        "paged-adamw-8bit": "adamw-8bit",
+        "paged-adamw-32bit": "paged-adamw",
+        "galore-adamw": "galore",
+        "adamw-hf": "adamw",
+        "adamw-apex-fused": "adamw-fused",
+        "adamw-torch-4bit": "adamw-4bit",
+        "adamw-torch-8bit": "adamw-8bit",
         "adamw-torch": "adamw",
         "adamw-torch-fused": "adamw-fused",
         "adamw-bnb-8bit": "adamw-8bit",

@@ -36,6 +36,10 @@ class Precision:
         copies: bytes of working copies for each linear weight (autocast, fp8).
         is_autocast: whether normalisation and loss run in fp32 on their own.
         trains_base: whether the weights themselves can be trained in this form.
+        expert_weight: a parameter of an expert; 0 = as any linear layer's.
+        gathered: a parameter while it is in use, where it is stored wider; 0 = as stored.
+        kept_gradient: a gradient as it is kept; 0 = as the parameter.
+        has_master: fp32 copies of the weights belong to it.
     """
 
     name: str
@@ -48,10 +52,44 @@ class Precision:
     is_autocast: bool = False
     trains_base: bool = True
     source: str = ""
+    expert_weight: float = 0.0
+    gathered: float = 0.0
+    kept_gradient: float = 0.0
+    has_master: bool = False
 
+
+DEEPSPEED: Final = (
+    "https://www.deepspeed.ai/docs/config-json/#bfloat16-training-options; "
+    "ZeRO, https://arxiv.org/abs/1910.02054"
+)
+FSDP: Final = "https://docs.pytorch.org/docs/stable/fsdp.html, MixedPrecision"
 
 # NF4 with double quantisation: 4 bits, 8 for each block of 64, 32 for each 256 blocks.
 _NF4: Final = (4 + 8 / 64 + 32 / (64 * 256)) / 8
+# 4 bits, and for each group of 128 a 16-bit scale and a 4-bit zero point.
+_GROUPED_4: Final = (4 + (16 + 4) / 128) / 8
+# 4 bits, and for each group of 32 an 8-bit exponent.
+_MXFP4: Final = (4 + 8 / 32) / 8
+GPTQ: Final = "Frantar et al. 2022, https://arxiv.org/abs/2210.17323; groups of 128"
+AWQ: Final = "Lin et al. 2023, https://arxiv.org/abs/2306.00978; groups of 128"
+MXFP4: Final = (
+    "Open Compute Project, Microscaling Formats (MX) 1.0; experts only, as gpt-oss stores them"
+)
+GGUF: Final = "https://github.com/ggml-org/llama.cpp/blob/master/tools/quantize/README.md"
+GGUF_BITS: Final = MappingProxyType(
+    {
+        "gguf-q2-k": 3.1593, "gguf-q3-k-m": 3.9960, "gguf-q4-0": 4.6611, "gguf-q4-k-s": 4.6672,
+        "gguf-q4-k-m": 4.8944, "gguf-q5-k-m": 5.7036, "gguf-q6-k": 6.5633, "gguf-q8-0": 8.5008,
+    }
+)  # fmt: skip
+"""Bits of a weight on average over Llama 3.1 8B, embedding and head included."""
+
+
+def _gguf(name: str, bits: float) -> Precision:
+    each = bits / 8
+    return Precision(name, each, each, 2, 2, 2, trains_base=False, source=GGUF)
+
+
 # LLM.int8(): one fp32 scale for each row; a row has thousands of elements.
 _INT8: Final = 1.0
 
@@ -65,15 +103,25 @@ PRECISIONS: Final = MappingProxyType(
             Precision("fp16", 2, 2, 2, 2, 2),
             Precision("amp-bf16", 4, 4, 2, 4, 2, 2, is_autocast=True, source=AUTOCAST_DOC),
             Precision("amp-fp16", 4, 4, 2, 4, 2, 2, is_autocast=True, source=AUTOCAST_DOC),
+            # DeepSpeed: 16-bit weights and gradients, fp32 copies beside the optimizer's states.
+            Precision("deepspeed-bf16", 2, 2, 2, 2, 2, source=DEEPSPEED, has_master=True),
+            Precision("deepspeed-fp16", 2, 2, 2, 2, 2, source=DEEPSPEED, has_master=True),
+            # FSDP's MixedPrecision: fp32 shards, collected and computed with in 16 bits.
+            Precision("fsdp-bf16", 4, 4, 2, 2, 2, source=FSDP, gathered=2, kept_gradient=4),
             # bf16 weights; both layouts of the fp8 copy, inputs kept in fp8.
             Precision("fp8", 2, 2, 2, 2, 1, 2, source=FP8_DOC),
             # Stored in fp8 and computed with in 16 bits, as inference servers load them.
             Precision("fp8-weights", 2, 1, 2, 2, 2, trains_base=False, source=FP8_DOC),
+            Precision("gptq", 2, _GROUPED_4, 2, 2, 2, trains_base=False, source=GPTQ),
+            Precision("awq", 2, _GROUPED_4, 2, 2, 2, trains_base=False, source=AWQ),
+            Precision("mxfp4", 2, 2, 2, 2, 2, trains_base=False, source=MXFP4,
+                      expert_weight=_MXFP4),
+            *(_gguf(name, bits) for name, bits in GGUF_BITS.items()),
             Precision("int8", 2, _INT8, 2, 2, 2, trains_base=False, source=QLORA),
             Precision("int4", 2, _NF4, 2, 2, 2, trains_base=False, source=QLORA),
         )
     }
-)
+)  # fmt: skip
 _ALIASES: Final = MappingProxyType(
     {
         "float32": "fp32",
@@ -86,6 +134,10 @@ _ALIASES: Final = MappingProxyType(
         "4bit": "int4",
         "8bit": "int8",
         "float8": "fp8",
+        "trainer-bf16": "amp-bf16",
+        "trainer-fp16": "amp-fp16",
+        "bitsandbytes": "int4",
+        "fp4": "mxfp4",
     }
 )
 

@@ -9,12 +9,14 @@ from typing import Final
 from fragdoctor.errors import ConfigError
 from fragdoctor.estimation.guess import MAX_PARAMETERS, Overrides, guessed_shape, parse_count
 from fragdoctor.estimation.optimizers import optimizer_of
+from fragdoctor.estimation.parallel import check_parallel
 from fragdoctor.estimation.precision import dtype_bytes, precision_of
 from fragdoctor.estimation.shapes import model_of
 from fragdoctor.estimation.states import is_lora_target
 from fragdoctor.model.workload import Attention, ModelShape, Workload
 
-_QUANTISED: Final = ("int4", "int8", "fp8-weights")
+_QUANTISED: Final = ("int4", "int8", "fp8-weights", "gptq", "awq", "mxfp4")
+OFFLOADABLE: Final = ("optimizer", "parameters", "activations")
 DEFAULT_SEQ: Final = 2048
 MAX_BATCH: Final = 1 << 24
 MAX_SEQ: Final = 1 << 28
@@ -63,6 +65,14 @@ class Request:
     inference: bool = False
     new_tokens: int = 0
     kv_dtype: str = ""
+    cache: str = "dynamic"
+    tensor_parallel: int = 1
+    context_parallel: int = 1
+    pipeline_parallel: int = 1
+    expert_parallel: int = 1
+    sequence_parallel: bool = False
+    offload: str = ""
+    dora: bool = False
     keeps_logits: bool = False
     architecture: str = ""
     overrides: Overrides = field(default_factory=Overrides)
@@ -93,7 +103,8 @@ def workload_of(request: Request) -> Workload:
         shape = replace(shape, assumptions=(*shape.assumptions, _dequantised(dtype)))
     seq, notes = _length(request, shape)
     if not request.dtype:
-        notes = (*notes, f"The precision is taken to be {dtype}; --dtype sets it.")
+        in_file = f"; the file stores {stored}" if stored and stored != dtype else ""
+        notes = (*notes, f"The precision is taken to be {dtype}{in_file}; --dtype sets it.")
     if notes:
         shape = replace(shape, assumptions=(*shape.assumptions, *notes))
     _check_dtype(request, dtype)
@@ -101,7 +112,8 @@ def workload_of(request: Request) -> Workload:
         shape=shape,
         dtype=dtype,
         optimizer=optimizer_of(request.optimizer).name,
-        master_weights=request.master_weights,
+        master_weights=request.master_weights
+        or (precision_of(dtype).has_master and not request.inference and not request.lora_rank),
         grad_dtype=request.grad_dtype,
         batch=request.batch,
         seq=seq,
@@ -115,11 +127,25 @@ def workload_of(request: Request) -> Workload:
         inference=request.inference,
         new_tokens=request.new_tokens,
         kv_dtype=request.kv_dtype,
+        cache=request.cache,
+        tensor_parallel=request.tensor_parallel,
+        context_parallel=request.context_parallel,
+        pipeline_parallel=request.pipeline_parallel,
+        expert_parallel=request.expert_parallel,
+        sequence_parallel=request.sequence_parallel,
+        offload=_offloaded(request.offload),
+        dora=request.dora,
         keeps_logits=request.keeps_logits,
         architecture=request.architecture,
     )
     _check_targets(workload)
     _check_size(workload)
+    check_parallel(workload)
+    if precision_of(dtype).gathered and request.zero_stage < 3:
+        raise ConfigError(
+            f"{dtype} is the mixed precision of FSDP, which shards the weights.",
+            hint="Add --fsdp --world-size N, or use --dtype amp-bf16.",
+        )
     return workload
 
 
@@ -131,6 +157,17 @@ def _check_size(workload: Workload) -> None:
             f"A model of {n} parameters in {workload.shape.n_layers} layers is out of range.",
             hint=f"At most {MAX_PARAMETERS} parameters and {MAX_LAYERS} layers: check the input.",
         )
+
+
+def _offloaded(text: str) -> tuple[str, ...]:
+    parts = tuple(part.strip() for part in text.split(",") if part.strip())
+    for part in parts:
+        if part not in OFFLOADABLE:
+            raise ConfigError(
+                f"{part!r} is nothing that can be offloaded.",
+                hint=f"Choose of {', '.join(OFFLOADABLE)}, separated by commas.",
+            )
+    return parts
 
 
 def _check_targets(workload: Workload) -> None:
@@ -186,12 +223,34 @@ def _dequantised(dtype: str) -> str:
 
 
 def _length(request: Request, shape: ModelShape) -> tuple[int, Sequence[str]]:
-    if request.seq:
-        return request.seq, ()
     if not shape.has_layers:
-        return 0, ()
+        return 0 if not shape.n_recurrent_layers else request.seq, ()
+    if shape.fixed_seq:
+        if request.seq not in (0, shape.fixed_seq):
+            raise ConfigError(
+                f"The model takes {shape.fixed_seq} tokens, not {request.seq}: its pictures have "
+                "one size.",
+                hint="Leave --seq out.",
+            )
+        return shape.fixed_seq, ()
+    if request.seq:
+        return request.seq, _beyond(request.seq + request.new_tokens, shape)
     seq = min(DEFAULT_SEQ, shape.max_positions or DEFAULT_SEQ)
     return seq, (f"Sequences of {seq} tokens are assumed; --seq sets the length.",)
+
+
+def _beyond(tokens: int, shape: ModelShape) -> Sequence[str]:
+    """Refuse or warn of more tokens than the model has positions."""
+    if not shape.max_positions or tokens <= shape.max_positions:
+        return ()
+    if any(g.name == "embedding.positions" for g in shape.parameters):
+        raise ConfigError(
+            f"{tokens} tokens do not fit: the model has a table of {shape.max_positions} "
+            "positions.",
+            hint=f"At most --seq {shape.max_positions}, new tokens included.",
+        )
+    beyond = f"{tokens} tokens are more than the {shape.max_positions} positions"
+    return (f"{beyond} that the model was made for: it answers badly there unless extended.",)
 
 
 def _check(request: Request) -> None:

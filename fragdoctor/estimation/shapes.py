@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from fragdoctor.errors import ConfigError, InputError
 from fragdoctor.estimation.config_json import Config, quantised_dtype, read_config, shape_of_config
+from fragdoctor.estimation.presets import is_model_name, preset_of, unknown_model
 from fragdoctor.estimation.safetensors import (
     TensorEntry,
     read_files,
@@ -78,6 +79,12 @@ def model_of(inputs: Sequence[str]) -> FoundModel:
     if "-" in inputs:
         raise ConfigError("Standard input is not read here.", hint=MODEL_INPUTS)
     paths = [Path(name) for name in inputs]
+    if len(paths) == 1 and not paths[0].exists() and is_model_name(inputs[0]):
+        preset = preset_of(inputs[0])
+        if preset is None:
+            raise unknown_model(inputs[0])
+        shape = shape_of_config(preset.config, f"config.json of {preset.hub}")
+        return FoundModel(replace(shape, name=preset.name), _config_dtype(preset.config))
     if len(paths) == 1 and paths[0].is_dir():
         return _of_directory(paths[0])
     tensors: list[Path] = []

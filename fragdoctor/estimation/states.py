@@ -116,7 +116,7 @@ def states_of(workload: Workload) -> States:
     return States(
         groups=tuple(groups),
         master_bytes_each=FP32 if workload.master_weights else 0.0,
-        n_step_copies=ceil(optimizer.step_copies),
+        n_step_copies=0 if "optimizer" in workload.offload else ceil(optimizer.step_copies),
         step_of_largest=optimizer.step_of_largest,
         gathers=workload.zero_stage >= 3 and workload.world_size > 1,
     )
@@ -135,6 +135,8 @@ def _group_state(
     workload: Workload, precision: Precision, optimizer: OptimizerSpec, group: ParameterGroup
 ) -> GroupState:
     stored = precision.linear_weight if group.role in _QUANTISED else precision.weight
+    if group.role is Role.EXPERT and precision.expert_weight:
+        stored = precision.expert_weight
     return _state(workload, optimizer, group, stored)
 
 
@@ -144,7 +146,12 @@ def _adapters(
     """Return the two matrices of an adapter, in fp32 as PEFT keeps them."""
     rank = workload.lora_rank
     rows, columns = group.shape
-    pair = (("lora_A", (rank, columns)), ("lora_B", (rows, rank)))
+    pair: list[tuple[str, tuple[int, ...]]] = [
+        ("lora_A", (rank, columns)),
+        ("lora_B", (rows, rank)),
+    ]
+    if workload.dora:
+        pair.append(("lora_magnitude", (rows,)))
     return [
         _state(
             workload,
@@ -172,7 +179,14 @@ def _state(
     master = workload.master_weights and not is_adapter
     world, stage = max(1, workload.world_size), workload.zero_stage
     n_layers = max(1, workload.shape.n_layers)
-    grad = dtype_bytes(workload.grad_dtype) if workload.grad_dtype else stored
+    precision = precision_of(workload.dtype)
+    used = min(stored, FP32) if is_adapter else precision.gathered or min(stored, FP32)
+    grad = dtype_bytes(workload.grad_dtype) if workload.grad_dtype else min(used, stored)
+    kept = grad if is_adapter else precision.kept_gradient or grad
+    away = "optimizer" in workload.offload
+    if away and stage >= 2:  # ZeRO-Offload: this GPU's part of the gradients goes there too
+        kept = 0.0
+    here = 0.0 if "parameters" in workload.offload and stage >= 3 else stored
     state_element = FP32 if master else stored
     shard_states = world if stage >= 1 else 1
     shard_grads = world if stage >= 2 else 1
@@ -187,12 +201,14 @@ def _state(
         count=group.count,
         per_layer=max(1, group.count // n_layers) if group.layered else group.count,
         is_trained=is_trained,
-        stored_bytes=int(ceil(group.n_each / shard_weights) * stored),
-        gathered_bytes=int(group.n_each * min(stored, FP32)),
+        stored_bytes=int(ceil(group.n_each / shard_weights) * here),
+        gathered_bytes=int(group.n_each * used),
         gradient_bytes=int(group.n_each * grad),
-        kept_gradient_bytes=int(ceil(group.n_each / shard_grads) * grad),
+        kept_gradient_bytes=int(ceil(group.n_each / shard_grads) * kept),
         is_sharded_gradient=shard_grads > 1,
-        state_sizes=_state_sizes(optimizer, group, own, state_element) if is_trained else (),
+        state_sizes=(
+            _state_sizes(optimizer, group, own, state_element) if is_trained and not away else ()
+        ),
         step_bytes=int(own * state_element),
         shard=shard_states,
     )
@@ -201,7 +217,18 @@ def _state(
 def _state_sizes(
     optimizer: OptimizerSpec, group: ParameterGroup, own: int, element: float
 ) -> tuple[int, ...]:
-    sizes = [int(own * element)] * int(optimizer.copies)
+    copies, kept = optimizer.copies, own
+    is_matrix = len(group.shape) == 2 and group.role in (Role.LINEAR, Role.EXPERT)
+    if is_matrix and optimizer.matrices >= 0:
+        copies = optimizer.matrices
+    sizes = []
+    if is_matrix and optimizer.rank and min(group.shape) > optimizer.rank:
+        # States of the projected gradient, and the projection itself.
+        kept = own * optimizer.rank // min(group.shape)
+        sizes.append(int(min(group.shape) * optimizer.rank * element))
+    if optimizer.is_paged:  # the driver moves them to the host when the GPU is full
+        return ()
+    sizes += [int(kept * element)] * int(copies)
     if optimizer.fixed:
         # 8-bit optimizers keep small tensors in full precision.
         small = group.n_each < 4096

@@ -7,7 +7,7 @@ first one's ``step()`` and are there during the second one's forward pass.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isqrt
 from typing import Final
 
@@ -52,7 +52,10 @@ class StepPlayer:
         self.precision: Precision = precision_of(workload.dtype)
         self.states: States = states_of(workload)
         self.tape = Tape()
-        self.sizes = units(workload)
+        self.decoder_sizes = units(workload)
+        self.sizes = self.decoder_sizes
+        length = workload.shape.encoder_seq
+        self.encoder_sizes = units(replace(workload, seq=length)) if length else self.sizes
         self.has_shape = workload.shape.has_layers and workload.seq > 0
         self.ops = layer_ops(workload, self.precision) if self.has_shape else []
         n_cross = workload.shape.n_cross_layers
@@ -61,14 +64,16 @@ class StepPlayer:
         self.gradients: dict[str, list[int]] = {}
         self.segment = segment_layers(workload)
         self.cache: list[int] = []
+        self.offloads = "activations" in workload.offload and not self.segment
         self.gathered: list[int] = []
 
-    def play(self, workspace_bytes: int) -> Tape:
+    def play(self, workspace_bytes: int, buffer_bytes: float = 0) -> Tape:
         """Return the tape of two steps."""
         states, tape = self.states, self.tape
+        tape.alloc("communication", buffer_bytes)
         for group in states.groups:
             tape.alloc("parameters", group.stored_bytes, group.count)
-        if states.master_bytes_each:
+        if states.master_bytes_each and "optimizer" not in self.workload.offload:
             for group in states.groups:
                 if group.is_trained:
                     tape.alloc("master_weights", group.sharded(FP32), group.count)
@@ -92,11 +97,15 @@ class StepPlayer:
         tape.moment("forward")
         tape.alloc("workspaces", workspace_bytes)
         self.inputs = [self._unit("inputs", "B*S", INDEX) for _ in range(2)]
+        if self.workload.shape.input_elements:
+            self._pictures()
         if not self.has_shape:
             return
         self._gather_outside()
         self.layers: list[list[Kept]] = []
         self.boundaries: list[int] = []
+        self._at_layer(0)
+        self.encoded = -1
         stream = self._unit("activations", "B*S*H", precision.residual)
         if self.workload.shape.embedding_dropout:
             self.mask = self._unit("activations", "B*S*H", 1)
@@ -104,6 +113,10 @@ class StepPlayer:
             self.mask = -1
         n_layers = self.workload.shape.n_layers
         for i in range(n_layers):
+            if i == self.first_cross and self.encoder_sizes is not self.decoder_sizes:
+                self._at_layer(i)
+                self.encoded = stream
+                stream = self._unit("activations", "B*S*H", precision.residual)
             tape.moment(f"forward of layer {i + 1} of {n_layers}")
             if self.segment:
                 if i % self.segment == 0:
@@ -116,9 +129,19 @@ class StepPlayer:
                 stream = after
             else:
                 self.layers.append(self._layer_forward(i, owns_stream=stream, keeps=True))
+                if self.offloads and i:
+                    self._send_away(self.layers[i - 1])
                 stream = self._unit("activations", "B*S*H", precision.residual)
         self.last = stream
         self._head_forward()
+
+    def _pictures(self) -> None:
+        """Bring pictures in, in the place of token ids; the patch embedding keeps them."""
+        p = self.precision
+        self.tape.free(*self.inputs)
+        self.inputs = [self._unit("inputs", "B*I", p.weight)]
+        if p.is_autocast:
+            self.inputs.append(self._unit("activations", "B*I", p.compute))
 
     def _layer_forward(self, layer: int, *, owns_stream: int, keeps: bool) -> list[Kept]:
         """Play one layer; the residual it reads is ``owns_stream``, already there."""
@@ -150,6 +173,16 @@ class StepPlayer:
             for term, handle in zip(kept.op.saved, kept.saved, strict=True):
                 if not (term.label == "input" and kept.op.slot == "norm1"):
                     self.tape.free(handle)
+
+    def _send_away(self, kept_ops: list[Kept]) -> None:
+        """Give what a layer keeps to the host, while the next layer runs."""
+        for kept in kept_ops:
+            self.tape.free(*kept.saved)
+
+    def _bring_back(self, kept_ops: list[Kept]) -> None:
+        """Fetch it again, while the layer after it runs backward."""
+        for kept in kept_ops:
+            kept.saved = [self._term("activations", term) for term in kept.op.saved]
 
     def _weight_copies(self, slot: str, *, keeps: bool) -> list[int]:
         """Make the 16-bit copies of a slot's weights.
@@ -226,6 +259,9 @@ class StepPlayer:
         else:
             for i in range(n_layers - 1, -1, -1):
                 tape.moment(f"backward of layer {i + 1} of {n_layers}")
+                self._at_layer(i)
+                if self.offloads and i:
+                    self._bring_back(self.layers[i - 1])
                 self._layer_backward(self.layers.pop())
         tape.moment("backward of the embedding")
         tape.free(self.mask)
@@ -233,7 +269,7 @@ class StepPlayer:
             if group.role is Role.EMBEDDING and group.is_trained:  # tied: added to the head's
                 tape.free(tape.alloc("temporaries", group.gradient_bytes))
         self._weight_gradients("embedding")
-        tape.free(stream_grad, *self.inputs)
+        tape.free(stream_grad, self.encoded, *self.inputs)
         self.tape.free(*self.gathered)
         self.gathered = []
 
@@ -270,6 +306,7 @@ class StepPlayer:
             self.tape.moment(f"recomputation of {text}")
             stream, layers = self.boundaries.pop(), []
             for i in range(start, end):
+                self._at_layer(i)
                 layers.append(self._layer_forward(i, owns_stream=stream, keeps=True))
                 if i + 1 < end:
                     stream = self._unit("activations", "B*S*H", self.precision.residual)
@@ -347,6 +384,11 @@ class StepPlayer:
         states.accumulated = False
 
     # Helpers
+
+    def _at_layer(self, layer: int) -> None:
+        """Take the lengths of this layer's stack: an encoder may read another one."""
+        is_encoder = layer < self.first_cross and self.workload.shape.n_cross_layers > 0
+        self.sizes = self.encoder_sizes if is_encoder else self.decoder_sizes
 
     def _gather_outside(self) -> None:
         if self.states.gathers:

@@ -1,26 +1,35 @@
 """Takes private paths and names out of a snapshot; its diagnosis stays the same.
 
 What is private gets a pseudonym that is the same wherever it occurs: paths and functions of the
-user's own code and of packages, annotations, metadata. What everybody can read stays: PyTorch's
-and Python's own files below their root, and their functions. Sizes, addresses, times, line numbers
-and the allocator's settings stay as they are.
+user's own code and of packages, annotations, metadata, what is no known word of the settings. What
+stays is listed: a path of PyTorch or Python stays if each part of it is in ``library_words.txt``
+(with the functions of that file), a name of C++ if each part is in ``_NATIVE_WORDS``, a package if
+it is in ``_PACKAGES``. Sizes, addresses, times and line numbers stay as they are.
 """
 
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
+from importlib import resources
 from typing import Final
 
 import numpy as np
 
+from fragdoctor.model.conf_keys import KEYS
+from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.model.snapshot import I32, Annotation, FrameTable, Snapshot
 from fragdoctor.trace.code_owners import NATIVE, PACKAGE, STDLIB, TORCH, USER, classify_file
 from fragdoctor.trace.stacks import LOSS
 
 ROOT: Final = "/redacted"
+
+
+def _words(text: str) -> list[str]:
+    return text.split()
+
 
 # Words of the diagnosis: evaluation, losses and optimizers are recognised by name.
 _EVALUATION: Final = re.compile(
@@ -30,23 +39,76 @@ _OPTIMIZER: Final = re.compile(
     r"(?:^|[/\\])optim(?:izers?)?(?:[/\\]|\.py$)|optimizer", re.IGNORECASE
 )
 _OPTIMIZER_RANGE: Final = re.compile(r"^(Optimizer\.(?:step|zero_grad)#)(.*)$", re.DOTALL)
-_OPTIMIZER_STEP: Final = re.compile(r"^(?:_init_group|_?(?:single|multi)_tensor_\w+|step)$")
+_OPTIMIZER_STEP: Final = re.compile(r"^(_?(?:single|multi)_tensor_)\w+$")
+_ENGINE: Final = re.compile(r"torch::autograd::Engine::(?:thread_|evaluate_|reentrant)")
 
 _SITE: Final = re.compile(r"[/\\](?:site|dist)-packages[/\\]")
-_TORCH_TREE: Final = re.compile(r"(?:^|[/\\])(torch[/\\].*)$")
+_TORCH_FOLDER: Final = re.compile(r"(?:^|(?<=[/\\]))torch[/\\]")
 _PYTHON: Final = re.compile(r"[/\\](?:lib|lib64|Lib)[/\\](python[0-9.]*)[/\\](.*)$", re.IGNORECASE)
 _PSEUDONYM: Final = re.compile(r"/(?:file|module|optimizer)_\d+(?:_eval)?\.py$")
-_FROZEN: Final = re.compile(r"<(?:frozen [\w.]+|string|stdin|unknown)>")
-_PUBLIC_SOURCE: Final = re.compile(r"(?:^|[/\\])((?:c10|aten|torch[/\\]csrc)[/\\].*)$")
-_PUBLIC_SYMBOL: Final = re.compile(
-    r"(?:at|c10|torch|std|THP|Py|_Py|cuda|cudnn|cublas|pybind11)(?:::|[A-Z_])"
+_FROZEN: Final = re.compile(r"<frozen ([\w.]+)>")
+_NO_FILES: Final = ("<string>", "<stdin>", "<unknown>")
+_PUBLIC_SOURCE: Final = re.compile(
+    r"(?:^|[/\\])((?:c10|aten|torch[/\\]csrc)[/\\](?:[a-z0-9_]{1,20}[/\\]){0,6}(\w{1,60})\.(?:cpp|cu|h))$"
 )
+_PUBLIC_LIBRARY: Final = re.compile(
+    r"lib(?:torch(?:_cpu|_cuda|_cuda_linalg|_hip|_python|_global_deps)?|c10(?:_cuda|_hip)?|shm"
+    r"|python3?(?:\.[0-9]{1,2})?|cuda|cudart|cublas|cublasLt|cudnn|cufft|cusparse|cusolver|curand"
+    r"|nccl|nvrtc|amdhip64|rccl|c|m|dl|rt|gomp|gcc_s|stdc\+\+|pthread)"
+    r"(?:-[0-9a-f]{1,8})?\.so(?:\.[0-9]{1,4}){0,4}"
+)
+_NATIVE_WORDS: Final = frozenset(
+    _words(
+        """
+        at c10 cuda hip detail impl native autograd torch jit profiler python_function utils
+        CUDACachingAllocator Native NativeCachingAllocator DeviceCachingAllocator PrivatePool
+        CUDAAllocator CUDAAllocatorConfig MemPool CUDAGraph HIPCachingAllocator StorageImpl
+        TensorImpl Storage Tensor DataPtr TensorBase Dispatcher OperatorHandle empty empty_cuda
+        empty_strided_cuda empty_generic empty_strided_generic empty_memory_format empty_strided
+        empty_like zeros zeros_like ones full malloc free raw_alloc allocate alloc_block
+        get_free_block allocate_new recordHistory snapshot emptyCache resize_
+        Engine thread_main thread_init evaluate_function reentrant_thread_init execute
+        execute_with_graph_task call_function PyNode Node AccumulateGrad THPEngine_run_backward
+        THPVariable_clear _PyEval_EvalFrameDefault _PyFunction_Vectorcall PyObject_Call
+        PyEval_EvalCode _PyObject_MakeTpCall Py_RunMain Py_BytesMain PyObject_Vectorcall main
+        _start __libc_start_main __libc_start_call_main clone start_thread pthread_create cudaMalloc
+        cudaFree cudaLaunchKernel add mul div sub matmul mm bmm addmm linear conv2d convolution
+        layer_norm softmax log_softmax relu gelu dropout cat stack copy_ clone to _to_copy sum mean
+        operator() call redispatch boxed
+        """
+    )
+)
+"""Parts of names of C++ that stay where all parts of the name are here."""
+
+_PACKAGES: Final = frozenset(
+    _words(
+        """
+        accelerate apex bitsandbytes datasets deepspeed diffusers fairscale flash_attn fsspec jax
+        lightning megatron numpy optuna pandas peft pytorch_lightning ray safetensors scipy
+        sentence_transformers timm tokenizers torchaudio torchmetrics torchvision transformers
+        triton trl unsloth vllm xformers
+        """
+    )
+)
+_CONF_WORDS: Final = frozenset(
+    {*KEYS, "True", "False", "true", "false", "native", "cudaMallocAsync", "hipMallocAsync"}
+)
+_CONF_PART: Final = re.compile(r"[^,:\[\]\s]+")
+_NUMBER: Final = re.compile(r"[-+]?[0-9]{1,20}(?:\.[0-9]{0,20})?|>")
+_RECORDED_KEYS: Final = frozenset(
+    {
+        *KEYS, "max_split_size", "last_allocator_settings", "max_non_split_rounding_size",
+        "max_round_threshold", "large_segment_size", "pinned_reserve_segment_size",
+        "max_cached_size", "pinned_max_round_size_mb",
+    }
+)  # fmt: skip
 _NATIVE_SUFFIX: Final = re.compile(r"\.(so|dll|pyd|dylib|cpp|cxx|cc|cuh|cu|hpp|h|c)(?:\.[0-9.]+)?$")
 _KEPT_FUNCTIONS: Final = frozenset(
     {
         "", "??", "<module>", "<lambda>", "<listcomp>", "<dictcomp>", "<setcomp>", "<genexpr>",
         "forward", "backward", "__call__", "__init__", "__enter__", "__exit__", "__iter__",
         "__next__", "__getitem__", "__setitem__", "main", "train", "step", "zero_grad",
+        "_init_group",
     }
 )  # fmt: skip
 
@@ -93,12 +155,40 @@ def redacted_function(name: str, file: str, names: Pseudonyms) -> str:
         file: its file, already redacted.
         names: the pseudonyms so far.
     """
-    if name in _KEPT_FUNCTIONS or _is_public(file) or _OPTIMIZER_STEP.match(name):
+    if name in _KEPT_FUNCTIONS or _is_public(file):
         return name
-    if _PUBLIC_SYMBOL.match(name) and classify_file(file) == NATIVE:
-        return name
+    if classify_file(file) == NATIVE:
+        return _symbol(name) or f"function_{names.number('function', name)}"
+    step = _OPTIMIZER_STEP.match(name)
+    if step is not None:
+        return f"{step[1]}function_{names.number('function', name)}"
     mark = "_eval" if _EVALUATION.search(name) else "_loss" if LOSS.search(name) else ""
     return f"function_{names.number('function', name)}{mark}"
+
+
+def _symbol(name: str) -> str:
+    """Return a name of C++ without its arguments where all its parts are known; "" otherwise."""
+    if engine := _ENGINE.search(name[:1000]):
+        return f"{engine.group()}main" if engine.group().endswith("thread_") else engine.group()
+    name = name.partition("(")[0].partition("<")[0]
+    return name if set(name.split("::")) <= _NATIVE_WORDS else ""
+
+
+@cache
+def _library_words() -> tuple[frozenset[str], frozenset[str]]:
+    """Return the words of paths of PyTorch and of Python; see ``tools/library_words.py``."""
+    text = (resources.files("fragdoctor.export") / "library_words.txt").read_text("utf-8")
+    torch, python = text.split("\n\n")
+    return frozenset(torch.split()), frozenset(python.split())
+
+
+def _known_path(path: str, words: frozenset[str], name: str, names: Pseudonyms) -> str:
+    """Return a path below a library's root, its file under a pseudonym where a part is unknown."""
+    *folders, file = _slashes(path).split("/")
+    n_known = next((i for i, f in enumerate(folders) if f not in words), len(folders))
+    if n_known == len(folders) and file.endswith(".py") and file[:-3] in words:
+        return "/".join([*folders, file])
+    return "/".join([*folders[:n_known], f"module_{names.number('file', name)}.py"])
 
 
 def _is_public(file: str) -> bool:
@@ -117,39 +207,70 @@ def _user_file(name: str, names: Pseudonyms) -> str:
 
 def _package_file(name: str, names: Pseudonyms) -> str:
     parts = re.split(r"[/\\]", _SITE.split(name)[-1])
-    package = f"package_{names.number('package', parts[0])}"
+    known = parts[0] in _PACKAGES
+    package = parts[0] if known else f"package_{names.number('package', parts[0])}"
     return f"{ROOT}/site-packages/{package}/{_user_file(name, names).rsplit('/', 1)[-1]}"
 
 
 def _torch_file(name: str, names: Pseudonyms) -> str:
+    words = _library_words()[0]
     if _SITE.search(name):
-        return f"{ROOT}/site-packages/{_slashes(_SITE.split(name)[-1])}"
-    tree = _TORCH_TREE.search(name)
-    return f"{ROOT}/{_slashes(tree.group(1))}" if tree else _user_file(name, names)
+        root, inner = f"{ROOT}/site-packages", _SITE.split(name)[-1]
+    else:
+        parts = _TORCH_FOLDER.split(name)
+        root, inner = ROOT, f"torch/{parts[-1]}"
+    inner = _slashes(inner)
+    if "/" not in inner:
+        return f"{root}/torch.py"
+    return f"{root}/torch/{_known_path(inner.partition('/')[2], words, name, names)}"
 
 
 def _python_file(name: str, names: Pseudonyms) -> str:
     if name.startswith("<"):
-        return name if _FROZEN.fullmatch(name) else "<string>"
+        frozen = _FROZEN.fullmatch(name)
+        is_known = frozen is not None and set(frozen[1].split(".")) <= _library_words()[1]
+        return name if is_known or name in _NO_FILES else "<string>"
     found = _PYTHON.search(name)
     version, rest = found.groups() if found else ("python3", "")
-    rest = _slashes(rest)
-    if rest.split("/")[0].removesuffix(".py") not in sys.stdlib_module_names:
-        rest = f"module_{names.number('file', name)}.py"
-    return f"{ROOT}/lib/{version}/{rest}"
+    return f"{ROOT}/lib/{version}/{_known_path(rest, _library_words()[1], name, names)}"
 
 
 def _native_file(name: str, names: Pseudonyms) -> str:
     if name in ("", "??"):
         return name
     public = _PUBLIC_SOURCE.search(name)
-    if public:
-        return f"{ROOT}/{_slashes(public.group(1))}"
+    if public and public[2] in _NATIVE_WORDS | _NATIVE_FILES:
+        return f"{ROOT}/{_native_folder(_slashes(public[1]))}"
     suffix = _NATIVE_SUFFIX.search(name.lower())
     base = re.split(r"[/\\]", name)[-1]
-    if re.match(r"lib(?:torch|c10|python|cud|cublas|nccl|c\.|stdc|pthread)", base):
+    if _PUBLIC_LIBRARY.fullmatch(base):
         return f"{ROOT}/{base}"
     return f"{ROOT}/native_{names.number('file', name)}.{suffix.group(1) if suffix else 'so'}"
+
+
+def _native_folder(path: str) -> str:
+    """Return a path of a source file of PyTorch, without folders that are none of PyTorch's."""
+    *folders, file = path.split("/")
+    return "/".join([*(f for f in folders if f in _NATIVE_FOLDERS), file])
+
+
+_NATIVE_FILES: Final = frozenset(
+    _words(
+        """
+        CUDAMallocAsyncAllocator CUDAAllocatorConfig AllocatorConfig engine python_engine function
+        accumulate_grad memory_snapshot Module python_variable python_torch_functions_manual
+        EmptyTensor TensorFactories Allocator CachingDeviceAllocator CUDAException
+        """
+    )
+)
+_NATIVE_FOLDERS: Final = frozenset(
+    _words(
+        """
+        c10 aten torch csrc src ATen core cuda hip cudnn native autograd functions jit python utils
+        impl util profiler
+        """
+    )
+)
 
 
 def _slashes(path: str) -> str:
@@ -179,8 +300,24 @@ class _Redaction:
             events=events,
             annotations=self._annotations(),
             host_segments=(),
+            settings=self._settings(),
             provenance=replace(s.provenance, source="redacted", unknown_keys={}, unknown_values={}),
         )
+
+    def _settings(self) -> AllocatorSettings:
+        """Return the settings without words and keys that PyTorch does not know."""
+        settings = self._s.settings
+        return replace(
+            settings,
+            conf=_CONF_PART.sub(self._conf_word, settings.conf),
+            other={k: v for k, v in settings.other.items() if k in _RECORDED_KEYS},
+        )
+
+    def _conf_word(self, match: re.Match[str]) -> str:
+        word = match.group()
+        if word in _CONF_WORDS or _NUMBER.fullmatch(word):
+            return word
+        return f"unknown_{self._names.number('setting', word)}"
 
     def _frames(self) -> FrameTable:
         table, strings = self._s.frames, self._s.strings

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from fragdoctor.model.feasibility import Combination, Doubt, FitMap, FitState, Serving, state_on
 from fragdoctor.model.workload import Workload
 
 SCHEMA_VERSION = "1.0"
@@ -102,29 +103,6 @@ class CodeLine:
     item: str
 
 
-class FitState(StrEnum):
-    """Whether a run fits, as far as that can be said."""
-
-    FITS = "fits"  # even at the upper bound
-    TOO_CLOSE = "too_close_to_call"  # the usable memory lies between the bounds
-    DOES_NOT_FIT = "does_not_fit"  # not even at the lower bound
-
-
-@dataclass(frozen=True, slots=True)
-class Doubt:
-    """A part of the width between the bounds of an estimate.
-
-    Attributes:
-        id: ``formulas``, ``allocator`` or ``trace``.
-        reason: where it comes from, one phrase.
-        n_bytes: how much of the width it makes up.
-    """
-
-    id: str
-    reason: str
-    n_bytes: int
-
-
 @dataclass(frozen=True, slots=True)
 class Footprint:
     """Memory of one workload at one batch size, whichever route found it.
@@ -159,11 +137,7 @@ class Footprint:
 
     def state_on(self, usable_bytes: int) -> FitState:
         """Return whether it fits into so much memory."""
-        if self.needs_low_bytes > usable_bytes:
-            return FitState.DOES_NOT_FIT
-        if self.needs_high_bytes is not None and self.needs_high_bytes <= usable_bytes:
-            return FitState.FITS
-        return FitState.TOO_CLOSE
+        return state_on(self.needs_low_bytes, self.needs_high_bytes, usable_bytes)
 
     @property
     def peak(self) -> Phase:
@@ -200,6 +174,20 @@ class GpuModel:
     def usable_bytes(self) -> int:
         """What PyTorch can reserve."""
         return max(0, self.total_bytes - self.context_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class KnownModel:
+    """A model that is known by name.
+
+    Attributes:
+        hub: its repository on the Hugging Face hub, which may be given too.
+        n_parameters: as published there.
+    """
+
+    name: str
+    hub: str
+    n_parameters: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,33 +246,6 @@ class Saving:
 
 
 @dataclass(frozen=True, slots=True)
-class Combination:
-    """Measures that together make a run fit on the first GPU.
-
-    Attributes:
-        measures: ids of the measures, cheapest first; each is described among the savings' ids.
-        title: for people, the measures in one phrase.
-        option: how to ask for all of them here.
-        slowdown: time a step takes in relation to the run as asked for, as far as published
-            figures say; 1.0 = none.
-        cost: what it costs, one phrase for each measure that costs something.
-        changes_training: whether other parameters are trained (adapters) or precision is lost.
-        n_gpus: GPUs that it needs.
-        needs_low_bytes, needs_high_bytes: what it needs of each.
-    """
-
-    measures: Sequence[str]
-    title: str
-    option: str
-    slowdown: float
-    cost: str
-    changes_training: bool
-    n_gpus: int
-    needs_low_bytes: int
-    needs_high_bytes: int | None
-
-
-@dataclass(frozen=True, slots=True)
 class Estimate:
     """The answer to "will it fit?".
 
@@ -294,6 +255,8 @@ class Estimate:
         error: how far off this route was on recordings, one sentence.
         combinations: the cheapest measures, alone or together, that make it fit on the first GPU;
             empty where it fits as it is, or nothing does.
+        serving: what a server holds, if one was asked for.
+        fit_map: batches and lengths that fit on the first GPU; None without one.
     """
 
     workload: Workload
@@ -302,6 +265,8 @@ class Estimate:
     savings: Sequence[Saving] = ()
     error: str = ""
     combinations: Sequence[Combination] = ()
+    serving: Serving | None = None
+    fit_map: FitMap | None = None
 
 
 @dataclass(frozen=True, slots=True)

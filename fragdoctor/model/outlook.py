@@ -44,6 +44,7 @@ class Outlook:
         growth_bytes_per_step: by how much allocated memory grows from step to step.
         basis: what the run was continued with.
         reason: what is missing, or why it fails, in one sentence; "".
+        is_fragile: it goes on here, but not with slightly more or slightly less memory.
     """
 
     state: OutlookState
@@ -54,3 +55,15 @@ class Outlook:
     peak_reserved_bytes: int | None = None
     growth_bytes_per_step: int | None = None
     reason: str = ""
+    is_fragile: bool = False
+
+    @property
+    def is_known(self) -> bool:
+        """Whether every request of whole further steps was known and served."""
+        is_exact = self.basis in (OutlookBasis.COMPLETE, OutlookBasis.REPEATED)
+        return self.state is OutlookState.HOLDS and is_exact and not self.is_fragile
+
+    @property
+    def ends_step(self) -> bool:
+        """Whether the step that the recording cut off fails here too."""
+        return self.state is OutlookState.FAILS and not self.fails_after_steps

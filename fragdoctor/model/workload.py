@@ -91,6 +91,13 @@ class ModelShape:
         has_lm_head: the model ends in logits over the vocabulary.
         is_guess: the shape was derived from a parameter count.
         is_checked: recordings of models built like this were compared with the formulas.
+        kv_elements: what a token leaves in one layer's cache; 0 = keys and values of all
+            key-value heads. Latent attention (MLA) keeps one short vector.
+        sliding_window: tokens that the ``n_sliding_layers`` look back to, and keep.
+        n_recurrent_layers: layers with a state of ``recurrent_elements`` a sequence and no cache.
+        encoder_seq: length of the encoder's sequence where it is not the decoder's; 0 = the same.
+        fixed_seq: the only length that the model takes, such as a picture's patches; 0 = any.
+        input_elements: numbers that a picture brings in, in the place of token ids.
         assumptions: what was derived or assumed, one sentence each.
     """
 
@@ -126,12 +133,25 @@ class ModelShape:
     ffn_dropout: float = 0.0
     n_cross_layers: int = 0
     parallel_residual: bool = False
+    kv_elements: int = 0
+    sliding_window: int = 0
+    n_sliding_layers: int = 0
+    n_recurrent_layers: int = 0
+    recurrent_elements: int = 0
+    encoder_seq: int = 0
+    fixed_seq: int = 0
+    input_elements: int = 0
     assumptions: Sequence[str] = ()
 
     @property
     def n_parameters(self) -> int:
         """The parameter count."""
         return sum(group.n_total for group in self.parameters)
+
+    @property
+    def kv_per_token(self) -> int:
+        """Elements that one token leaves in the cache of one layer that attends."""
+        return self.kv_elements or 2 * self.n_kv_heads * self.head_dim
 
     @property
     def has_layers(self) -> bool:
@@ -158,6 +178,14 @@ class Workload:
         grad_accumulation: micro batches a step.
         inference: weights and KV cache only.
         new_tokens: tokens generated beyond ``seq`` (inference).
+        cache: ``dynamic`` grows with the tokens, ``paged`` in blocks, ``static`` is as long as the
+            model's positions (inference).
+        tensor_parallel, context_parallel, pipeline_parallel, expert_parallel: GPUs that share the
+            layers' matrices, the sequence, the layers, the experts; beside ``world_size``.
+        sequence_parallel: tensor parallelism splits the residual stream too.
+        offload: what is kept in the host's memory: ``optimizer``, ``parameters``, ``activations``.
+        stream_shards: GPUs among which the residual stream of this one's part is split.
+        dora: LoRA with a magnitude for each output (DoRA).
         keeps_logits: the training loop holds the logits in a variable through the backward pass.
     """
 
@@ -178,13 +206,15 @@ class Workload:
     inference: bool = False
     kv_dtype: str = ""
     new_tokens: int = 0
+    cache: str = "dynamic"
+    tensor_parallel: int = 1
+    context_parallel: int = 1
+    pipeline_parallel: int = 1
+    expert_parallel: int = 1
+    sequence_parallel: bool = False
+    offload: Sequence[str] = ()
+    stream_shards: int = 1
+    dora: bool = False
     keeps_logits: bool = False
     architecture: str = ""
     model_route: str = ""
-
-    @property
-    def precision_parts(self) -> tuple[str, ...]:
-        """In which precision weights, gradients and optimizer states are, for people."""
-        copies = "fp32 master weights" if self.master_weights else ""
-        gradients = f"{self.grad_dtype} gradients" if self.grad_dtype else ""
-        return tuple(p for p in (f"{self.dtype} weights", copies, gradients) if p)

@@ -79,10 +79,12 @@ VIEWS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "simulate": DOCUMENT_FORMATS,
         "estimate": DOCUMENT_FORMATS,
         "gpus": DOCUMENT_FORMATS,
+        "models": DOCUMENT_FORMATS,
         "fit": DOCUMENT_FORMATS,
         "pack": DOCUMENT_FORMATS,
         "fleet": DOCUMENT_FORMATS,
         "explain": DOCUMENT_FORMATS,
+        "rehearse": tuple(FORMATS),
     }
 )
 """View -> formats in which its command reports; the module ``views.VIEW`` fills its document."""
@@ -91,7 +93,7 @@ _PAGE: Final = "fragdoctor.report.page.page"
 _WITH_SCRIPT: Final = ("compare", "fleet")
 """Views whose page answers to the pointer; ``analyze`` makes a page of its own."""
 
-_MODULES: Final = {"oom": "analyze", "gpus": "estimate"}
+_MODULES: Final = {"oom": "analyze", "gpus": "estimate", "models": "estimate"}
 
 
 def check_format(view: str, name: str) -> None:
@@ -127,9 +129,9 @@ def render(view: str, name: str, result: Any, options: RenderOptions, **more: An
     writer = importlib.import_module(FORMATS[name])
     if name in DOCUMENT_FORMATS and name != "json":
         module = importlib.import_module(f"{_VIEWS}.{_MODULES.get(view, view)}")
-        fill = module.gpus_document if view == "gpus" else module.document
+        fill = getattr(module, f"{view}_document", module.document)
         if name == "html" and hasattr(module, "page"):
-            return str(module.page(result, options))
+            return str(module.page(result, options, **more))
         document = fill(result, options, **more)
         if name == "html" and view in _WITH_SCRIPT:
             return str(importlib.import_module(_PAGE).render_reading_page(document))

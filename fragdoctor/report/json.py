@@ -23,6 +23,7 @@ from fragdoctor.report.shapes import (
     ErrorFacts,
     ErrorResult,
     GpuTable,
+    ModelTable,
     OomResult,
     Shape,
 )
@@ -50,6 +51,8 @@ def document_of(view: str, result: Any, **more: Any) -> Json:
         result = OomResult.of(result)
     elif view == "gpus":
         result = GpuTable(result)
+    elif view == "models":
+        result = ModelTable(result)
     document: Json = plain(result)
     return document
 

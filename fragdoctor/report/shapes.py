@@ -24,6 +24,7 @@ from fragdoctor.model.estimate import (
     GpuModel,
     Item,
     KeptTensor,
+    KnownModel,
     Phase,
     PhaseName,
     ProcessDemand,
@@ -46,6 +47,7 @@ from fragdoctor.model.fleet import (
 )
 from fragdoctor.model.oom import LogMarker, OomMessage, OtherProcess
 from fragdoctor.model.phases import CategoryShare, LineBytes
+from fragdoctor.model.rehearsal import RehearsalResult, Unmodelled
 from fragdoctor.model.simulation import ReplayResult, Simulation
 from fragdoctor.model.workload import ModelShape, Workload
 from fragdoctor.report.views.estimate import summary
@@ -145,6 +147,13 @@ class CompareResult:
 
 
 @dataclass(frozen=True, slots=True)
+class ModelTable:
+    """The models that are known by name."""
+
+    models: Sequence[KnownModel]
+
+
+@dataclass(frozen=True, slots=True)
 class GpuTable:
     """The GPUs that are known by name."""
 
@@ -232,6 +241,8 @@ _DIAGNOSES: Final[Mapping[type, Shape]] = {
     ),
     OomResult: Shape(inline=("diagnosis",)),
     OomMessage: Shape(properties=("live_bytes",)),
+    RehearsalResult: Shape(inline=("diagnosis",)),
+    Unmodelled: _BYTES,
     OtherProcess: _BYTES,
     FidelityReport: Shape(null=("era",)),
     CategoryShare: _BYTES,
@@ -375,7 +386,8 @@ _ESTIMATES: Final[Mapping[type, Shape]] = {
     Workload: Shape(
         only=("shape", "dtype", "master_weights", "grad_dtype", "batch", "seq", "attention",
               "checkpointing", "lora_rank", "zero_stage", "world_size", "grad_accumulation",
-              "inference", "new_tokens"),
+              "inference", "new_tokens", "cache", "tensor_parallel", "context_parallel",
+              "pipeline_parallel", "expert_parallel", "sequence_parallel", "offload", "dora"),
         inline=("shape",),
         null=("grad_dtype", "seq", "lora_rank"),
         computed={"optimizer": (str | None, lambda w: None if w.inference else w.optimizer)},
@@ -383,6 +395,7 @@ _ESTIMATES: Final[Mapping[type, Shape]] = {
     ModelShape: Shape(
         names={"name": "model"}, only=("name", "source", "is_guess", *_SIZES), null=_SIZES
     ),
+    ModelTable: Shape(computed={**_VERSION, "kind": (str, lambda _: "models")}),
     GpuTable: Shape(computed={**_VERSION, "kind": (str, lambda _: "gpus")}),
     batch_fit.BatchFit: Shape(names={"why": "why_not_linear"}, computed=_VERSION),
     batch_fit.BatchPoint: Shape(null=("n_steps",)),

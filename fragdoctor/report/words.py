@@ -205,14 +205,18 @@ def method_text(predicted: Predicted) -> str:
 def outlook_text(outlook: Outlook) -> str:
     """Return what a run would do next, in a few words."""
     if outlook.state is OutlookState.OPEN:
-        return f"how it goes on is open: {outlook.reason}" if outlook.reason else ""
+        return f"how it goes on is not known: {outlook.reason}" if outlook.reason else ""
     if outlook.state is OutlookState.FAILS:
         n = outlook.fails_after_steps
         when = "in the step under way" if not n else f"after {plural(n, 'more step')}"
         return f"fails {when}"
     if outlook.basis is OutlookBasis.COMPLETE:
         return "the whole run"
-    return f"holds for {plural(outlook.steps, 'more step')}" if outlook.steps else "holds"
+    how = f"holds for {plural(outlook.steps, 'more step')}" if outlook.steps else "holds"
+    if outlook.reason and outlook.basis is OutlookBasis.REPEATED:
+        how = f"holds, since {outlook.reason}"
+    fragile = "not with slightly more or less memory"
+    return f"{how}, but {fragile}" if outlook.is_fragile else how
 
 
 def share_text(share: float) -> str:

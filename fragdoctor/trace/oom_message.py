@@ -50,7 +50,7 @@ def format_size(n_bytes: int) -> str:
     return f"{n_bytes / GIB:.2f} GiB"
 
 
-def oom_message(figures: Mapping[str, int | None], version: Version) -> str:
+def oom_message(figures: Mapping[str, int | None], version: Version, *, device: int = 0) -> str:
     """Return the message of a version for the figures of the native model's ``last_oom()``."""
     release = version[:2]
     sizes = {key: format_size(value) for key, value in figures.items() if value is not None}
@@ -59,7 +59,7 @@ def oom_message(figures: Mapping[str, int | None], version: Version) -> str:
         allowed = f"{limit} allowed; " if limit and release >= (1, 8) else ""
         hint = _OLD_HINT if release >= (1, 10) else ""
         return (
-            f"CUDA out of memory. Tried to allocate {sizes['alloc_bytes']} (GPU 0; "
+            f"CUDA out of memory. Tried to allocate {sizes['alloc_bytes']} (GPU {device}; "
             f"{sizes['total_bytes']} total capacity; {sizes['allocated_bytes']} already allocated; "
             f"{sizes['free_bytes']} free; {allowed}{sizes['reserved_bytes']} reserved in total by "
             f"PyTorch){hint}"
@@ -77,7 +77,7 @@ def oom_message(figures: Mapping[str, int | None], version: Version) -> str:
         else ""
     )
     return (
-        f"CUDA out of memory. Tried to allocate {sizes['alloc_bytes']}. GPU 0 has a total "
+        f"CUDA out of memory. Tried to allocate {sizes['alloc_bytes']}. GPU {device} has a total "
         f"{'capacty' if release == (2, 1) else 'capacity'} of {sizes['total_bytes']} of which "
         f"{sizes['free_bytes']} is free. Including non-PyTorch memory, this process has "
         f"{format_size(process)} memory in use. {allowed}Of the allocated memory "

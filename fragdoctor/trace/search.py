@@ -46,6 +46,7 @@ def search_settings(
     confs: Sequence[str] | None = None,
     *,
     what_if: WhatIf | None = None,
+    steps: int | None = None,
     progress: ProgressCallback | None = None,
 ) -> Search:
     """Replay every candidate and return what each does, the best, and the Pareto set.
@@ -54,6 +55,7 @@ def search_settings(
         reproduction: of the trace.
         confs: setting strings; ``usual_candidates`` where None.
         what_if: capacity, fraction and version to replay under; as recorded where None.
+        steps: as for ``simulate``.
         progress: called with candidates done and candidates in all, from this thread.
 
     Raises:
@@ -63,7 +65,7 @@ def search_settings(
     what_if = what_if or WhatIf()
     if confs is None:
         confs = usual_candidates(reproduction, what_if.torch_version or None)
-    fair = FairReplay(reproduction)
+    fair = FairReplay(reproduction, steps)
     results: list[ReplayResult | None] = [None] * len(confs)
     with ThreadPoolExecutor(N_THREADS) as pool:
         jobs = {

@@ -43,6 +43,7 @@ def simulate(  # noqa: PLR0913 - the questions of one what-if, all by keyword
     edits: Sequence[Edit] = (),
     smallest_capacity: bool = False,
     device_total_bytes: int | None = None,
+    steps: int | None = None,
     progress: ProgressCallback | None = None,
 ) -> Simulation:
     """Replay a trace as recorded and under every asked condition.
@@ -58,6 +59,7 @@ def simulate(  # noqa: PLR0913 - the questions of one what-if, all by keyword
         edits: code-level changes; each is replayed under every conf (or the recorded settings).
         smallest_capacity: also find the smallest capacity at which each run fits.
         device_total_bytes: memory of the device, base of fractions; the capacity where None.
+        steps: whole steps to look on after the one under way; where None, until they repeat.
         progress: called with replays done and replays in all.
 
     Returns:
@@ -84,16 +86,18 @@ def simulate(  # noqa: PLR0913 - the questions of one what-if, all by keyword
         for conf in confs or (None,)
     ]
     differs = capacity_bytes is not None or memory_fraction is not None or bool(version)
-    if not asked and (differs or smallest_capacity):
+    if not asked and (differs or smallest_capacity or steps is not None):
         asked = [(what_if, None)]
     results: list[ReplayResult] = []
-    fair = FairReplay(reproduction)
+    fair = FairReplay(reproduction, steps)
     for i, (one, change) in enumerate(asked):
         tell("Replaying", i, len(asked))
         operations = None if change is None else change.apply(reproduction)
         result = fair.replay(one, operations)
         if smallest_capacity:
-            result = with_smallest_capacity(reproduction, one, result, operations)
+            result = with_smallest_capacity(
+                reproduction, one, result, operations, fair.outlooks_of(operations)
+            )
         results.append(result)
         if progress is not None:
             progress(i + 1, len(asked))

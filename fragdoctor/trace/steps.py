@@ -248,6 +248,8 @@ def _by_annotation(trace: Trace) -> Steps | None:
     after = np.append(np.flatnonzero(is_alloc), trace.n_events)
     starts = np.unique(after[np.searchsorted(after, np.append(0, end))])
     rows = [int(r) for r in starts if r < trace.n_events]
+    if not rows:  # steps of which no allocation is left
+        return None
     is_complete = not trace.ends_in_failure and rows[-1] < int(first[-1])
     return _steps([(r, StepKind.TRAIN) for r in rows], [], "annotations", is_complete=is_complete)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -9,6 +10,7 @@ from functools import cached_property
 from fragdoctor._native import _ext
 from fragdoctor.errors import SimulationError
 from fragdoctor.model.hooks import tell
+from fragdoctor.model.outlook import Outlook, OutlookState
 from fragdoctor.model.settings import (
     AllocatorSettings,
     era_of,
@@ -18,12 +20,14 @@ from fragdoctor.model.settings import (
 )
 from fragdoctor.model.simulation import ReplayResult
 from fragdoctor.trace.fidelity import Reproduction
+from fragdoctor.trace.outlook import Outlooks
 from fragdoctor.trace.replay import PAGE_BYTES, Conditions, allowed_by, result_of
 from fragdoctor.units import format_mebibytes, plural
 
 # Work spent on one search for a smallest capacity, in operations: a second or two.
 SEARCH_OPERATIONS = 20_000_000
 MIN_REPLAYS = 24
+MAX_HALVINGS = 12
 _ENDLESS = 2**50
 
 OPEN = (
@@ -116,6 +120,7 @@ def replay_what_if(
     operations: _ext.NativeOps | None = None,
     *,
     remakes_start: bool | None = None,
+    outlooks: Outlooks | None = None,
 ) -> ReplayResult:
     """Return what the model does with the requests of a trace in a what-if.
 
@@ -125,6 +130,7 @@ def replay_what_if(
         operations: edited requests; those of the reproduction where None.
         remakes_start: whether blocks older than the trace are requested anew; where None, only
             if the kind of segment changes.
+        outlooks: of these requests, to look on beyond them; nobody looks on where None.
 
     Raises:
         ConfigError: the settings or the version are wrong.
@@ -132,9 +138,12 @@ def replay_what_if(
     """
     conditions = conditions_of(reproduction, what_if)
     is_remade = _remakes_start(reproduction, conditions) if remakes_start is None else remakes_start
-    raw = (operations or reproduction.operations).replay(
-        conditions.native(), remake_initial=is_remade
-    )
+    outlook = None
+    if outlooks is None:
+        requests = operations or reproduction.operations
+        raw = requests.replay(conditions.native(), remake_initial=is_remade)
+    else:
+        raw, outlook = outlooks.replay(conditions, remakes_start=is_remade)
     note = ""
     if is_remade:
         n_blocks = reproduction.trace.lives.n_initial
@@ -143,7 +152,8 @@ def replay_what_if(
             f"{'is' if n_blocks == 1 else 'are'} requested anew, as if the setting had been on "
             "from the start"
         )
-    return result_of(raw, conditions, edit=what_if.edit, note=note)
+    result = result_of(raw, conditions, edit=what_if.edit, note=note)
+    return replace(result, outlook=outlook)
 
 
 def _remakes_start(reproduction: Reproduction, conditions: Conditions) -> bool:
@@ -167,9 +177,19 @@ class FairReplay:
     taken for known.
     """
 
-    def __init__(self, reproduction: Reproduction) -> None:
+    def __init__(self, reproduction: Reproduction, max_steps: int | None = None) -> None:
+        """Take a reproduction.
+
+        Args:
+            reproduction: of the trace.
+            max_steps: whole steps to look on after the one under way; where None, until the steps
+                repeat.
+        """
         self._reproduction = reproduction
+        self._max_steps = max_steps
         self._is_late = reproduction.trace.lives.n_initial > 0
+        self._turn = threading.Lock()
+        self._done: dict[WhatIf, ReplayResult] = {}
 
     @cached_property
     def _shows_trouble(self) -> bool:
@@ -180,20 +200,61 @@ class FairReplay:
             not made.fits or (made.retries > 0) == (recorded.retries > 0)
         )
 
-    def replay(self, what_if: WhatIf, operations: _ext.NativeOps | None = None) -> ReplayResult:
+    @cached_property
+    def _outlooks(self) -> Outlooks:
+        """The futures of the requests as recorded."""
+        return self.outlooks_of(self._reproduction.operations)
+
+    @property
+    def n_steps(self) -> int:
+        """Complete steps that the run is continued from."""
+        known = self._outlooks.continuation
+        return 0 if known is None else known.n_complete
+
+    def outlooks_of(self, operations: _ext.NativeOps | None) -> Outlooks:
+        """Return the futures of requests: edited ones, or those of the recorded run where None."""
+        if operations is None:
+            return self._outlooks
+        return Outlooks(self._reproduction.trace, operations, self._max_steps)
+
+    def replay(
+        self, what_if: WhatIf, operations: _ext.NativeOps | None = None, *, looks_on: bool = True
+    ) -> ReplayResult:
         """Return what the model does in a what-if; ``is_conclusive`` says whether it is known.
+
+        Args:
+            what_if: what differs.
+            operations: edited requests; those of the reproduction where None.
+            looks_on: whether to play what comes after the recorded part too.
 
         Raises:
             ConfigError: the settings or the version are wrong.
             SimulationError: the what-if cannot be replayed.
         """
+        if operations is not None or not looks_on:
+            return self._replayed(what_if, operations, looks_on=looks_on)
+        if what_if not in self._done:
+            self._done[what_if] = self._replayed(what_if, None, looks_on=True)
+        return self._done[what_if]
+
+    def _replayed(
+        self, what_if: WhatIf, operations: _ext.NativeOps | None, *, looks_on: bool
+    ) -> ReplayResult:
         recorded = self._reproduction.conditions.settings.conf
+        outlooks = None
+        if looks_on:
+            with self._turn:  # the continuation is made once
+                outlooks = self.outlooks_of(operations)
         if not self._is_late or what_if.conf is None or is_same_conf(what_if.conf, recorded):
-            return replay_what_if(self._reproduction, what_if, operations)
-        made = replay_what_if(self._reproduction, what_if, operations, remakes_start=True)
+            return replay_what_if(self._reproduction, what_if, operations, outlooks=outlooks)
+        made = replay_what_if(
+            self._reproduction, what_if, operations, remakes_start=True, outlooks=outlooks
+        )
         if not made.fits or self._shows_trouble:
             return made
-        kept = replay_what_if(self._reproduction, what_if, operations, remakes_start=False)
+        kept = replay_what_if(
+            self._reproduction, what_if, operations, remakes_start=False, outlooks=outlooks
+        )
         # A limit below what was reserved when the recording began has no such start.
         if kept.fits and (kept.margin_bytes or 0) >= 0:
             return max((kept, made), key=lambda r: (r.retries, r.peak_reserved_bytes))
@@ -205,8 +266,11 @@ def with_smallest_capacity(
     what_if: WhatIf,
     result: ReplayResult,
     operations: _ext.NativeOps | None = None,
+    outlooks: Outlooks | None = None,
 ) -> ReplayResult:
     """Return the result with the smallest capacity at which every request is served.
+
+    With outlooks that is the least at which the whole run goes on, as far as it is known.
 
     Fitting is not monotone in capacity: a flush at the right moment can let a run pass on a
     smaller device. So the capacities are walked upward from the lower bound (peak requested bytes),
@@ -214,6 +278,11 @@ def with_smallest_capacity(
     """
     search = _CapacitySearch(reproduction, what_if, operations or reproduction.operations)
     smallest, note = search.run()
+    if outlooks is not None and smallest is not None and outlooks.continuation is not None:
+        whole, about = search.whole_run(smallest, outlooks)
+        outlook = None if result.outlook is None else replace(result.outlook, needs_bytes=whole)
+        result = replace(result, outlook=outlook)
+        smallest, note = whole or smallest, about or note
     return replace(result, smallest_capacity_bytes=smallest, smallest_capacity_note=note)
 
 
@@ -266,6 +335,36 @@ class _CapacitySearch:
                 f"from {format_mebibytes(high)} on it always fits"
             )
         return smallest, "" if is_complete else "not every larger capacity was tried"
+
+    def whole_run(self, low: int, outlooks: Outlooks) -> tuple[int | None, str]:
+        """Return the least capacity at which the run goes on after the recorded part, by halving.
+
+        None, with the reason, where none is enough.
+        """
+
+        def outlook_at(capacity: int) -> Outlook | None:
+            what_if = replace(self.what_if, capacity_bytes=capacity)
+            return replay_what_if(
+                self.reproduction, what_if, self.operations, outlooks=outlooks
+            ).outlook
+
+        endless = outlook_at(_ENDLESS)
+        if endless is None or endless.peak_reserved_bytes is None:
+            return None, ""
+        if endless.growth_bytes_per_step:
+            each = format_mebibytes(endless.growth_bytes_per_step)
+            return None, f"of the recorded part: each step keeps {each} more, which never ends"
+        high = max(_pages_up(endless.peak_reserved_bytes), low)
+        for _ in range(MAX_HALVINGS):
+            if high - low < PAGE_BYTES:
+                break
+            middle = (low + high) // 2 // PAGE_BYTES * PAGE_BYTES
+            found = outlook_at(middle)
+            if found is None or found.state is OutlookState.FAILS:
+                low = middle + PAGE_BYTES
+            else:
+                high = middle
+        return high, ""
 
     def _bisect(self, low: int, high: int) -> int:
         """Return a capacity that fits, by halving; only a start, for lack of monotony."""

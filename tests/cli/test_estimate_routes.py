@@ -28,9 +28,15 @@ VALUES = {
     "dropout": "0.1", "per_process": "6GB", "processes": "2", "headroom": "1GiB",
     "context": "300MiB", "model": "some.module:build", "input_shape": "8,8",
     "input_dtype": "int64", "loss": "ce", "steps": "2", "batches": "2,4", "capacity": "1GiB",
+    "tensor_parallel": "2", "context_parallel": "2", "pipeline_parallel": "2",
+    "expert_parallel": "2", "offload": "optimizer", "cache": "paged",
+    "gpu_memory_utilization": "0.9", "max_num_seqs": "8", "max_num_batched_tokens": "2048",
 }  # fmt: skip
 # Options that choose the route themselves.
-CHOOSERS = {"list_gpus", "model", "batches", "inputs", "inference", "per_process", "processes"}
+CHOOSERS = {
+    "list_gpus", "list_models", "model", "batches", "inputs", "inference", "per_process",
+    "processes",
+}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +51,7 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> dict[Route, list[str]]
     names = [str(path) for path in recordings]
     return {
         Route.GPUS: ["--list-gpus"],
+        Route.MODELS: ["--list-models"],
         Route.FIT: names,
         Route.PACK: names[:1],
         Route.MODEL: ["--model", "some.module:build"],

@@ -52,3 +52,35 @@ def test_workspace_is_of_the_architecture() -> None:
     assert workspace_bytes("hopper") == 32 * MIB
     assert workspace_bytes("ampere") == 8_519_680
     assert {workspace_bytes(g.architecture) for g in known_gpus()} == {32 * MIB, 8_519_680}
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("NVIDIA A100-SXM4-80GB", "a100-80g"),
+        ("NVIDIA A100-PCIE-40GB", "a100-40g"),
+        ("NVIDIA A100 80GB PCIe", "a100-80g"),
+        ("Tesla T4", "t4"),
+        ("Tesla V100-SXM2-32GB", "v100-32g"),
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA H100 NVL", "h100-nvl"),
+        ("NVIDIA H200 NVL", "h200"),
+        ("NVIDIA GH200 480GB", "gh200"),
+        ("NVIDIA GeForce RTX 4090", "rtx-4090"),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", "rtx-4090-laptop"),
+        ("NVIDIA RTX 6000 Ada Generation", "rtx-6000-ada"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtx-pro-6000"),
+        ("AMD Instinct MI300X", "mi300x"),
+        ("NVIDIA A100-SXM4-80GB MIG 1g.10gb", "a100-80g-1g.10gb"),
+        ("M3 Max 64GB", "m3-max-64g"),
+    ],
+)
+def test_names_that_drivers_write_are_found(text: str, name: str) -> None:
+    assert gpu_of(text).name == name
+
+
+def test_slice_and_shared_memory_are_less_than_their_names_say() -> None:
+    assert gpu_of("MIG 3g.20gb").total_bytes == int(0.95 * 20 * GIB)
+    assert gpu_of("M2 16GB").usable_bytes == int(16 * GIB * 2 / 3)
+    assert gpu_of("M3 Max 64GB").usable_bytes == 48 * GIB
+    assert gpu_of("A100-40GB MIG 1g.5gb").architecture == "ampere"

@@ -101,7 +101,7 @@ def test_verdict_that_does_not_fit_says_how_much_is_short_and_what_would_do() ->
 
     assert text.startswith("Does not fit on 3GiB: ")
     assert f"What would: batch {answer.fits[0].largest_batch}." in text
-    assert "Counted: amp-bf16 weights, adamw" in text
+    assert "Counted: fp32 weights, gradients and states with bf16 operations" in text
     assert text.count("\n") == 1
 
 

@@ -34,7 +34,7 @@ from fragdoctor.diagnosis.remedies.pools import (
     ShareGraphPools,
     WaitForStreams,
 )
-from fragdoctor.diagnosis.remedies.remedy import JudgedCase, Proposal, Remedy
+from fragdoctor.diagnosis.remedies.remedy import JudgedCase, Proposal, Remedy, prospect
 from fragdoctor.diagnosis.remedies.settings import (
     DefaultSettings,
     ExpandableSegments,
@@ -139,8 +139,8 @@ def rank(
 ) -> tuple[tuple[Recommendation, ...], tuple[Recommendation, ...]]:
     """Return the recommendations by rank from 1, and the rejected ones with rank 0.
 
-    What a replay shows to fit comes first, then what removes the cause, then confidence, then the
-    bytes saved.
+    What a replay shows to fit comes first, and of that what cures the whole run; then what removes
+    the cause, then confidence, then the bytes saved.
     """
     kept: list[Proposal] = []
     rejected: list[Recommendation] = []
@@ -154,12 +154,13 @@ def rank(
     return ranked, tuple(sorted(rejected, key=lambda r: r.code))
 
 
-def _order(proposal: Proposal) -> tuple[int, int, int, int, int, int, int, int, str]:
+def _order(proposal: Proposal) -> tuple[int, int, int, int, int, int, int, int, int, str]:
     r = proposal.recommendation
     p = r.predicted
     is_shown_to_fit = p.method == "replay" and p.fits is True
     return (
         0 if is_shown_to_fit else 1,
+        prospect(p.outlook) if is_shown_to_fit else 0,
         int(proposal.remedy.burden) if is_shown_to_fit else 0,
         -(p.margin_bytes or 0) if is_shown_to_fit else 0,
         -(r.saves_bytes or 0) if is_shown_to_fit else 0,

@@ -14,6 +14,7 @@ from fragdoctor.model.conf_keys import KEYS, key_is_known
 from fragdoctor.model.diagnosis import Cause, Predicted, Recommendation, Verdict
 from fragdoctor.model.finding import Confidence, Evidence, Location, RuleResults
 from fragdoctor.model.oom import NO_FAILURE, OomMessage
+from fragdoctor.model.outlook import Outlook, OutlookState
 from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.model.simulation import ReplayResult
 from fragdoctor.rules.context import Context
@@ -251,8 +252,9 @@ class Remedy(ABC):
             proposal = proposal.with_caveat(best.attempt.caveat)
         predicted, r = bench.predicted(best.result), proposal.recommendation
         if helps(bench.recorded, best.result):
-            is_proof = bench.is_proof and not self.is_modelled
-            confidence = Confidence.PROVEN if is_proof else r.confidence
+            confidence = bench.confidence(best.result)
+            if self.is_modelled and confidence is Confidence.PROVEN:
+                confidence = r.confidence
             proposal = replace(proposal, recommendation=replace(r, confidence=confidence))
             return proposal.with_prediction(predicted)
         said = outcome_text(bench.recorded, best.result)
@@ -335,10 +337,13 @@ FEWER_RETRIES_SHARE: Final = 0.5
 def helps(recorded: ReplayResult, result: ReplayResult) -> bool:
     """Return whether a what-if is better than the recorded run, by what hurts.
 
-    After a failure: every request is served. Without one: it still is, with half the retries at
-    most; one retry less of many is no cure.
+    After a failure: every request is served, and the step that failed comes to its end as far as
+    is known. Without one: every request still is served, with half the retries at most; one retry
+    less of many is no cure.
     """
     if not (result.fits and result.is_conclusive):
+        return False
+    if result.outlook is not None and result.outlook.ends_step:
         return False
     return not recorded.fits or result.retries <= FEWER_RETRIES_SHARE * recorded.retries
 
@@ -346,11 +351,21 @@ def helps(recorded: ReplayResult, result: ReplayResult) -> bool:
 def best_of(bench: Bench, outcomes: Sequence[Outcome]) -> Outcome:
     """Return the outcome that helps with most room left."""
 
-    def badness(one: Outcome) -> tuple[bool, int, int, int]:
+    def badness(one: Outcome) -> tuple[bool, int, int, int, int]:
         r = one.result
-        return not helps(bench.recorded, r), -(r.margin_bytes or 0), r.retries, r.driver_calls
+        is_bad = not helps(bench.recorded, r)
+        return is_bad, prospect(r.outlook), -(r.margin_bytes or 0), r.retries, r.driver_calls
 
     return min(outcomes, key=badness)
+
+
+def prospect(outlook: Outlook | None) -> int:
+    """Return how well a run goes on that gets past the recorded failure; the less the better."""
+    if outlook is None or outlook.state is OutlookState.OPEN:
+        return 1
+    if outlook.state is OutlookState.HOLDS:
+        return 2 if outlook.is_fragile else 0
+    return 3
 
 
 def outcome_text(recorded: ReplayResult, result: ReplayResult) -> str:
@@ -362,6 +377,11 @@ def outcome_text(recorded: ReplayResult, result: ReplayResult) -> str:
         where = "" if result.oom_event is None else f" at event {format_count(result.oom_event)}"
         still = "still fails" if not recorded.fits else "fails, which it did not as recorded"
         return f"the request{size}{where} {still}, {reserved}"
+    if result.outlook is not None and result.outlook.ends_step:
+        return (
+            f"the recorded requests are served, but the step that failed is not: "
+            f"{result.outlook.reason}, {reserved}"
+        )
     if not recorded.fits:
         return f"every request is served, {reserved}, {retries}"
     return f"{retries} against {format_count(recorded.retries)} as recorded, {reserved}"

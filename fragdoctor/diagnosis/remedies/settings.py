@@ -107,7 +107,7 @@ class SettingRemedy(Remedy):
     def _accepted(
         self, bench: Bench, best: Outcome, proposal: Proposal | None, setting: str
     ) -> Proposal:
-        confidence = Confidence.PROVEN if bench.is_proof else Confidence.LIKELY
+        confidence = bench.confidence(best.result)
         predicted = bench.predicted(best.result)
         if proposal is not None and not proposal.is_rejected:
             r = replace(proposal.recommendation, confidence=confidence)

@@ -10,7 +10,8 @@ from fragdoctor.errors import ConfigError
 from fragdoctor.estimation.judge import fit_of
 from fragdoctor.estimation.tracing.plan import Plan
 from fragdoctor.estimation.tracing.trace import Traced, trace
-from fragdoctor.model.estimate import Doubt, Estimate, Fit, Footprint, GpuModel
+from fragdoctor.model.estimate import Estimate, Fit, Footprint, GpuModel
+from fragdoctor.model.feasibility import Doubt
 from fragdoctor.model.workload import ModelShape, Workload
 from fragdoctor.units import MIB
 

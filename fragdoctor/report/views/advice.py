@@ -15,9 +15,20 @@ from fragdoctor.model.diagnosis import (
     RunState,
 )
 from fragdoctor.model.finding import Confidence
+from fragdoctor.model.outlook import OutlookState
 from fragdoctor.report import document as doc
 from fragdoctor.report import words
-from fragdoctor.report.document import Detail, Style, bad, code, dim, good, location_text, strong
+from fragdoctor.report.document import (
+    Detail,
+    Style,
+    bad,
+    code,
+    dim,
+    good,
+    location_text,
+    strong,
+    warn,
+)
 from fragdoctor.units import format_size
 
 MAX_SHORT: Final = 2
@@ -124,7 +135,7 @@ def wins(advice: Recommendation, diagnosis: Diagnosis) -> str:
             return f"{gain}It was not tested by replay."
         return f"{gain}Not tested: that takes a recording of the run ({_RECORD})."
     said = [
-        "" if p.fits is None else "the run fits" if p.fits else "the run still fails",
+        "" if p.fits is None else _fits_text(p, diagnosis),
         "" if p.outlook is None else words.outlook_text(p.outlook),
         *words.predicted_figures(p),
     ]
@@ -132,16 +143,18 @@ def wins(advice: Recommendation, diagnosis: Diagnosis) -> str:
     return f"{how}: {', '.join(s for s in said if s) or 'no figures'}."
 
 
+def _fits_text(predicted: Predicted, diagnosis: Diagnosis) -> str:
+    if not predicted.fits:
+        return "the run still fails"
+    is_cut = diagnosis.verdict.state is RunState.FAILED
+    is_whole = predicted.outlook is not None and predicted.outlook.state is OutlookState.HOLDS
+    return "the recorded part fits" if is_cut and not is_whole else "the run fits"
+
+
 def short_advice(diagnosis: Diagnosis) -> doc.Section:
     """Return the alternatives and what would not help, one line each."""
     rows = [
-        doc.Row(
-            (
-                good("yes") if r.predicted.fits else dim("maybe"),
-                _label(r),
-                dim(_outcome(r, diagnosis)),
-            )
-        )
+        doc.Row((_promise(r.predicted), _label(r), dim(_outcome(r, diagnosis))))
         for r in diagnosis.recommendations[1 : 1 + MAX_SHORT]
     ]
     rows += [
@@ -150,10 +163,6 @@ def short_advice(diagnosis: Diagnosis) -> doc.Section:
     ]
     columns = (doc.Column(), doc.Column(kind="wrap"), doc.Column(kind="wrap", max_width=_REASON))
     return doc.Section("Other measures", [doc.Table(columns, rows, detail=Detail.SHORT)])
-
-
-def _maybe(advice: Recommendation) -> doc.Content:
-    return good("yes") if advice.predicted.fits else dim("maybe")
 
 
 def _label(advice: Recommendation) -> doc.Content:
@@ -174,14 +183,29 @@ def _outcome(advice: Recommendation, diagnosis: Diagnosis) -> str:
         return "not tested"
     if p.fits is None:
         return words.METHOD_TITLES.get(p.method, p.method)
+    if p.fits and p.outlook is not None and p.outlook.state is not OutlookState.HOLDS:
+        is_open = p.outlook.state is OutlookState.OPEN
+        return "fits so far; the rest is not known" if is_open else words.outlook_text(p.outlook)
     margin = f", {format_size(p.margin_bytes)} to spare" if p.margin_bytes is not None else ""
     return f"fits{margin}" if p.fits else "still fails"
+
+
+def _promise(predicted: Predicted) -> doc.Content:
+    """Return whether something is enough, in a word."""
+    outlook = predicted.outlook
+    if not predicted.fits or (outlook is not None and outlook.state is OutlookState.OPEN):
+        return dim("maybe")
+    if outlook is not None and outlook.state is OutlookState.FAILS:
+        return warn("later")
+    return good("yes")
 
 
 def _why_not(advice: Recommendation) -> str:
     """Return in a few words why something does not help."""
     if advice.predicted.fits is False:
         return "still fails"
+    if advice.predicted.outlook is not None and advice.predicted.outlook.ends_step:
+        return "the step fails further on"
     first = _REPLAYED.sub("", advice.why.split(". ", 1)[0].rstrip("."))
     clause = re.split(r", |: |; ", first, maxsplit=1)[0]
     return clause[:1].lower() + clause[1:] or "it changes nothing here"

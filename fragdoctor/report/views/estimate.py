@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Final
 
-from fragdoctor.model.estimate import (
-    Combination,
-    Estimate,
-    Fit,
-    FitState,
-    GpuModel,
-    Item,
-    Phase,
-    PhaseName,
-)
+from fragdoctor.model.estimate import Estimate, Fit, GpuModel, Item, KnownModel, Phase, PhaseName
+from fragdoctor.model.feasibility import FitState
 from fragdoctor.model.workload import Workload
 from fragdoctor.report import document as doc
 from fragdoctor.report.base import RenderOptions
 from fragdoctor.report.document import Detail, Span, Style, code, dim, strong
+from fragdoctor.report.views.what_fits import (
+    STATES,
+    TONES,
+    bounds_text,
+    combinations_section,
+    doubts_section,
+    map_section,
+    server_section,
+)
 from fragdoctor.units import format_count, format_share, format_size
 
 PHASES: Final[Mapping[PhaseName, str]] = {
@@ -28,12 +30,6 @@ PHASES: Final[Mapping[PhaseName, str]] = {
     PhaseName.OPTIMIZER_STEP: "optimizer step",
     PhaseName.INFERENCE: "inference",
 }
-STATES: Final[Mapping[FitState, doc.Span]] = {
-    FitState.FITS: Span("yes", Style.GOOD),
-    FitState.TOO_CLOSE: Span("too close", Style.WARN),
-    FitState.DOES_NOT_FIT: Span("NO", Style.BAD),
-}
-_TONES: Final = {state: word.style for state, word in STATES.items()}
 _GPU_LEGEND: Final = (
     "total: about what PyTorch's out-of-memory messages commonly print for this GPU; drivers "
     "differ by some 0.2 GiB, and none was measured here. usable: less the CUDA context of one "
@@ -50,7 +46,7 @@ def document(
     """Return an estimate; ``explain`` puts the formulas into the short report as well."""
     tone = Style.STRONG
     if estimate.fits:
-        tone = _TONES[estimate.fits[0].state]
+        tone = TONES[estimate.fits[0].state]
     answer = summary(estimate)
     return doc.ReportDocument(
         title="Will it fit",
@@ -62,8 +58,10 @@ def document(
             _lines(estimate),
             _phases(estimate),
             _fits(estimate),
-            _doubts(estimate),
-            _combinations(estimate),
+            map_section(estimate),
+            server_section(estimate),
+            doubts_section(estimate),
+            combinations_section(estimate),
             _savings(estimate),
             *_formulas(estimate, Detail.USUAL if explain else Detail.FULL),
             _notes(estimate, explain=explain),
@@ -91,6 +89,24 @@ def gpus_document(gpus: Sequence[GpuModel], options: RenderOptions) -> doc.Repor
     )
 
 
+def models_document(models: Sequence[KnownModel], options: RenderOptions) -> doc.ReportDocument:  # noqa: ARG001 - a view
+    """Return the table of models that are known by name."""
+    table = doc.tabled(
+        models,
+        doc.Column("name", "name"),
+        doc.Column("parameters", lambda m: format_count(m.n_parameters), "right"),
+        doc.Column("or by its repository", "hub", "wrap"),
+        label="Known models",
+    )
+    return doc.ReportDocument(
+        title="Known models",
+        headline=[strong("Known models"), dim("  shapes only; nothing is downloaded")],
+        brief=[m.name for m in models],
+        sections=[],
+        lead=[table, doc.Paragraph(dim("For example: fragdoctor estimate llama-3.1-8b"))],
+    )
+
+
 def summary(estimate: Estimate) -> str:
     """Return the answer, and the assumptions that decide it."""
     footprint = estimate.footprint
@@ -98,20 +114,26 @@ def summary(estimate: Estimate) -> str:
         said = [_one(estimate, fit) for fit in estimate.fits]
     else:
         where = f"the peak is in the {PHASES[footprint.peak.name]}."
-        said = [f"Needs {_range(estimate)} on a GPU, CUDA context not counted; {where}"]
-    return " ".join([*said, *_assumed(estimate.workload)])
+        said = [f"Needs {bounds_text(estimate)} on a GPU, CUDA context not counted; {where}"]
+    return " ".join([*said, *_served(estimate), *_assumed(estimate.workload)])
 
 
-def _range(estimate: Estimate) -> str:
-    low, high = estimate.footprint.needs_low_bytes, estimate.footprint.needs_high_bytes
-    if high is None:
-        return f"at least {format_size(low)}"
-    return f"{format_size(low)} to {format_size(high)}"
+def _served(estimate: Estimate) -> list[str]:
+    """Return how many sequences a server holds, where one was asked for."""
+    found = estimate.serving
+    if found is None:
+        return []
+    server = f"A server with {found.utilization:.2g} of {found.gpu}"
+    length = format_count(found.length)
+    if not found.sequences:
+        return [f"{server} has no room for one sequence of {length} tokens."]
+    held = f"{format_count(found.sequences)} sequences of {length} tokens at once"
+    return [f"{server} holds {held}: {format_size(found.cache_bytes)} of cache."]
 
 
 def _one(estimate: Estimate, fit: Fit) -> str:
     usable = f"{format_size(fit.gpu.usable_bytes)} usable"
-    needs = f"needs {_range(estimate)} of {usable}"
+    needs = f"needs {bounds_text(estimate)} of {usable}"
     if fit.state is FitState.FITS:
         return f"Fits on {fit.gpu.name} with {format_size(fit.margin_bytes)} to spare: {needs}."
     if fit.state is FitState.TOO_CLOSE:
@@ -136,20 +158,45 @@ def _way_out(estimate: Estimate, fit: Fit) -> str:
     return " None of the measures below is enough, alone or together."
 
 
+_PRECISIONS: Final = MappingProxyType(
+    {
+        "fp32": "fp32 weights, gradients and states",
+        "tf32": "fp32 weights, gradients and states",
+        "bf16": "bf16 weights, gradients and states",
+        "fp16": "fp16 weights, gradients and states",
+        "amp-bf16": "fp32 weights, gradients and states with bf16 operations (amp-bf16)",
+        "amp-fp16": "fp32 weights, gradients and states with fp16 operations (amp-fp16)",
+        "deepspeed-bf16": "bf16 weights and gradients with fp32 master weights and states",
+        "deepspeed-fp16": "fp16 weights and gradients with fp32 master weights and states",
+        "fsdp-bf16": "fp32 shards, bf16 operations (FSDP mixed precision)",
+        "fp8": "bf16 weights and states with fp8 operations",
+    }
+)
+
+
 def _assumed(w: Workload) -> list[str]:
     """Return the assumptions that decide, in one sentence."""
     if w.model_route:
         return []
     if w.inference:
-        cache = f", {w.kv_dtype} KV cache" if w.kv_dtype else ""
-        return [f"Counted: {w.dtype} weights{cache}, batch {format_count(w.batch)}."]
-    parts = [*w.precision_parts, w.optimizer]
+        cache = f" and {w.kv_dtype} KV cache" if w.kv_dtype else ""
+        return [f"Counted: weights in {w.dtype}{cache}, batch {format_count(w.batch)}."]
+    precision = f"{w.dtype} base, fp32 adapters"
+    if not w.lora_rank:
+        precision = _PRECISIONS.get(w.dtype, w.dtype)
+        if w.master_weights and not w.dtype.startswith("deepspeed"):
+            precision = f"{w.dtype} weights with fp32 master weights and states"
+        if w.grad_dtype:
+            precision += f", gradients in {w.grad_dtype}"
+    parts = [precision, w.optimizer]
     if w.shape.has_layers:
-        parts.append(f"{w.attention.value} attention")
+        kind = "fused (sdpa)" if w.attention.value == "sdpa" else w.attention.value
         checkpointing = w.checkpointing
-        parts.append(
-            "no checkpointing" if checkpointing == "none" else f"checkpointing {checkpointing}"
-        )
+        is_off = checkpointing == "none"
+        parts.append(f"{kind} attention")
+        parts.append("no checkpointing" if is_off else f"checkpointing {checkpointing}")
+    if w.offload:
+        parts.append(f"{' and '.join(w.offload)} on the host")
     return [f"Counted: {', '.join(parts)}."]
 
 
@@ -159,6 +206,7 @@ def _workload_text(estimate: Estimate) -> str:
     parts = [f"{w.shape.name}, {_parameters(footprint.n_parameters)} parameters", w.dtype]
     if w.inference:
         parts.append(f"inference of {w.batch} x {format_count(w.seq + w.new_tokens)} tokens")
+        parts += _parallel(w)
     else:
         if w.seq:
             parts.append(f"batch {w.batch} x {format_count(w.seq)} tokens")
@@ -176,11 +224,22 @@ def _training(w: Workload, n_trainable: int) -> list[str]:
         parts.append(f"checkpointing {w.checkpointing}")
     if w.zero_stage:
         parts.append(f"ZeRO-{w.zero_stage} on {w.world_size} GPUs")
+    parts += _parallel(w)
     if w.grad_accumulation > 1:
         parts.append(f"{w.grad_accumulation} passes a step")
     if w.attention.value != "sdpa":
         parts.append(f"{w.attention.value} attention")
     return parts
+
+
+def _parallel(w: Workload) -> list[str]:
+    degrees = (
+        ("tensor", w.tensor_parallel),
+        ("context", w.context_parallel),
+        ("pipeline", w.pipeline_parallel),
+        ("expert", w.expert_parallel),
+    )
+    return [f"{kind} parallel {degree}" for kind, degree in degrees if degree > 1]
 
 
 def _parameters(n: int) -> str:
@@ -286,40 +345,6 @@ def _fits(estimate: Estimate) -> doc.Section:
         "sequences a pass on one GPU, to within 2 %."
     )
     return doc.Section("Will it fit", [table, doc.Paragraph(dim(legend))], id="fits")
-
-
-def _doubts(estimate: Estimate) -> doc.Section:
-    """Return where the width between the bounds comes from."""
-    footprint = estimate.footprint
-    table = doc.tabled(
-        [doubt for doubt in footprint.doubts if doubt.n_bytes],
-        doc.Column("", lambda doubt: format_size(doubt.n_bytes), "right"),
-        doc.Column("", "reason", "wrap"),
-        label="Where the width comes from",
-    )
-    title = f"Between {_range(estimate)}".replace(" to ", " and ")
-    return doc.Section(title, [table] if footprint.needs_high_bytes else (), id="doubts")
-
-
-def _combinations(estimate: Estimate) -> doc.Section:
-    """Return the cheapest measures, alone or together, that make it fit."""
-
-    def slowdown(found: Combination) -> str:
-        return "-" if found.slowdown == 1 else f"x {found.slowdown:.2f}"
-
-    table = doc.tabled(
-        estimate.combinations,
-        doc.Column("needs", lambda c: format_size(c.needs_high_bytes or 0), "right"),
-        doc.Column("time", slowdown, "right"),
-        doc.Column("GPUs", lambda c: format_count(c.n_gpus), "right"),
-        doc.Column("measures", "title", "wrap"),
-        notes=lambda c: [dim(f"{c.option}: {c.cost}")],
-        label="What would surely fit",
-    )
-    name = estimate.fits[0].gpu.name if estimate.fits else ""
-    return doc.Section(
-        f"What would surely fit on {name}", [table], "cheapest first", "combinations"
-    )
 
 
 def _savings(estimate: Estimate) -> doc.Section:

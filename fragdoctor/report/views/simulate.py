@@ -77,9 +77,14 @@ def _outcome(result: ReplayResult) -> str:
     if not result.is_conclusive:
         return "may fit or not: the file does not say"
     if result.fits:
-        outlook = f" and {outlook_text(result.outlook)}" if result.outlook is not None else ""
-        peak = format_size(result.peak_reserved_bytes)
-        return f"fits with a peak of {peak} reserved{of}{outlook}"
+        peak = f"with a peak of {format_size(result.peak_reserved_bytes)} reserved{of}"
+        if result.outlook is None:
+            return f"fits {peak}"
+        outlook = outlook_text(result.outlook)
+        if result.outlook.state is OutlookState.HOLDS:
+            return f"fits {peak} and {outlook}"
+        joined = ", but" if result.outlook.state is OutlookState.FAILS else ";"
+        return f"serves the recorded part {peak}{joined} {outlook}"
     return f"runs out of memory{_failure(result)}"
 
 

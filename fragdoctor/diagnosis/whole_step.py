@@ -1,0 +1,125 @@
+"""The verdict in the light of the whole step: one failing request is not what a run needs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from fragdoctor.diagnosis.bench import Bench
+from fragdoctor.model.diagnosis import Cause, Verdict
+from fragdoctor.model.finding import Confidence
+from fragdoctor.model.outlook import Outlook, OutlookState
+from fragdoctor.model.simulation import ReplayResult
+from fragdoctor.rules.capacity.transient_peak import find_transient
+from fragdoctor.rules.context import Context
+from fragdoctor.units import format_size, plural
+
+WORTH_SAYING: Final = 1.05
+"""What the step lacks is said if it is so many times what the failing request lacks."""
+
+MIN_GROWN_STEPS: Final = 100
+LEAKING_SHARE: Final = 0.02
+"""Growth counts if it takes this share of the capacity within so many steps."""
+
+
+def with_outlook(verdict: Verdict, context: Context, bench: Bench | None) -> Verdict:
+    """Return the verdict with what the run would do next.
+
+    Where no allocator setting gets past the step that failed, its holes are not the cause, even if
+    the one failing request could have been placed.
+    """
+    outlook = bench.outlook if bench is not None and bench.is_usable else None
+    if bench is None or outlook is None or context.analysis is None:
+        return verdict
+    verdict = replace(verdict, outlook=outlook)
+    if bench.recorded.fits or not bench.is_exact:
+        return verdict
+    survivors = bench.survivors()
+    if survivors is not None and _is_leak(verdict, bench, outlook, survivors):
+        return _as_leak(verdict, outlook, survivors)
+    lacking = _lacking(bench, outlook)
+    if verdict.cause is Cause.FRAGMENTATION and survivors == []:
+        return _beyond_settings(verdict, _instead(context, bench), lacking)
+    return _with_shortfall(verdict, context, lacking)
+
+
+def _beyond_settings(verdict: Verdict, cause: Cause, lacking: int) -> Verdict:
+    short = f" It lacks {format_size(lacking)} in all." if lacking > 0 else ""
+    return replace(
+        verdict,
+        cause=cause,
+        confidence=Confidence.LIKELY,
+        summary="The request that failed could have been placed, but no allocator setting lets its "
+        f"step come to its end.{short}",
+        also=tuple(dict.fromkeys((verdict.cause, *(c for c in verdict.also if c is not cause)))),
+        decider="",
+    )
+
+
+def _is_leak(
+    verdict: Verdict, bench: Bench, outlook: Outlook, survivors: list[ReplayResult]
+) -> bool:
+    """Return whether memory grows with every step until no setting is enough."""
+    growth = outlook.growth_bytes_per_step or 0
+    if verdict.cause not in (Cause.FRAGMENTATION, Cause.CAPACITY):
+        return False
+    if growth * MIN_GROWN_STEPS < LEAKING_SHARE * (bench.recorded.capacity_bytes or 0):
+        return False
+    return growth > 0 and all(_postpones_little(r, bench.n_steps) for r in survivors)
+
+
+def _postpones_little(result: ReplayResult, n_steps: int) -> bool:
+    """Return whether a setting fails too, before the run has come twice as far."""
+    outlook = result.outlook
+    if outlook is None or outlook.state is not OutlookState.FAILS:
+        return False
+    return (outlook.fails_after_steps or 0) <= n_steps
+
+
+def _as_leak(verdict: Verdict, outlook: Outlook, survivors: list[ReplayResult]) -> Verdict:
+    growth = format_size(outlook.growth_bytes_per_step)
+    steps = max((r.outlook.fails_after_steps or 0 for r in survivors if r.outlook), default=0)
+    best = (
+        f" The best allocator setting postpones the failure by about {plural(steps, 'step')}."
+        if steps
+        else ""
+    )
+    return replace(
+        verdict,
+        cause=Cause.LEAK,
+        confidence=Confidence.LIKELY,
+        summary=f"Each step keeps {growth} more than it frees, until a request fails.{best}",
+        also=tuple(dict.fromkeys((verdict.cause, *(c for c in verdict.also if c != Cause.LEAK)))),
+    )
+
+
+def _lacking(bench: Bench, outlook: Outlook) -> int:
+    """Return what the step would need beyond what PyTorch could have; 0 where that is unknown."""
+    capacity = bench.recorded.capacity_bytes
+    if capacity is None or outlook.needs_bytes is None:
+        return 0
+    return max(outlook.needs_bytes - capacity, 0)
+
+
+def _instead(context: Context, bench: Bench) -> Cause:
+    assert context.analysis is not None  # noqa: S101 - asked before
+    if context.analysis.kept is not None:
+        return Cause.LEAK
+    if bench.reproduction.conditions.allowed_bytes is not None:
+        return Cause.MEMORY_LIMIT
+    return Cause.TRANSIENT_PEAK if find_transient(context.analysis) else Cause.CAPACITY
+
+
+def _with_shortfall(verdict: Verdict, context: Context, lacking: int) -> Verdict:
+    """Say what the whole step lacks, where that is more than what the request does."""
+    failed = context.failed_request
+    if failed is None or verdict.cause not in (Cause.CAPACITY, Cause.MEMORY_LIMIT):
+        return verdict
+    margin = failed.margin_bytes
+    if margin is None or lacking <= WORTH_SAYING * max(-margin, 0):
+        return verdict
+    return replace(
+        verdict,
+        summary=f"{verdict.summary} The rest of the step needs more: it lacks "
+        f"{format_size(lacking)} in all.",
+    )

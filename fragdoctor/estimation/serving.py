@@ -1,0 +1,84 @@
+"""How many sequences a server of the vLLM kind holds at once.
+
+Such a server takes a share of the GPU, loads the weights, runs its widest step once to see what
+activations need, and makes the rest a pool of cache blocks of 16 tokens
+(https://docs.vllm.ai/en/stable/api/vllm/config/cache/). Sequences are served from the pool; with
+chunked prefill a step never reads more than ``max_batched_tokens``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from fragdoctor.errors import ConfigError
+from fragdoctor.estimation.formula import formula_footprint
+from fragdoctor.estimation.inference import BLOCK_TOKENS, cache_bytes_per_sequence
+from fragdoctor.estimation.parallel import local_part
+from fragdoctor.model.estimate import GpuModel
+from fragdoctor.model.feasibility import Serving
+from fragdoctor.model.workload import Workload
+
+FP32: Final = 4
+DEFAULT_SEQS: Final = 256
+DEFAULT_BATCHED_TOKENS: Final = 8192
+
+
+def serving_of(
+    workload: Workload,
+    gpu: GpuModel,
+    *,
+    utilization: float,
+    max_seqs: int = 0,
+    max_batched_tokens: int = 0,
+) -> Serving:
+    """Return what a server has left for its cache on one GPU, and for how many sequences.
+
+    Args:
+        workload: inference; its length, new tokens included, is what a sequence may grow to.
+        gpu: one of those that share the model.
+        utilization: share of the GPU's memory that the server takes, CUDA context included.
+        max_seqs: sequences that it serves at once; 0 = vLLM's 256.
+        max_batched_tokens: tokens that one step reads; 0 = 8192, or the length if that is less.
+
+    Raises:
+        ConfigError: the share is none, or the model's layers are not known.
+    """
+    if not 0 < utilization <= 1:
+        raise ConfigError(
+            f"--gpu-memory-utilization {utilization:g} is no share.", hint="Write for example 0.9."
+        )
+    if not workload.shape.has_layers:
+        raise ConfigError(
+            "A cache needs the shape of the layers.", hint="Give a config.json of the model."
+        )
+    length = workload.seq + workload.new_tokens
+    limit = max_seqs or DEFAULT_SEQS
+    tokens = max_batched_tokens or DEFAULT_BATCHED_TOKENS
+    step = replace(workload, batch=1, seq=tokens, new_tokens=0, cache="dynamic")
+    footprint = formula_footprint(step)
+    most = {item.id: item.n_bytes for item in footprint.items}
+    local = local_part(replace(workload, cache="paged", batch=1))
+    rows = min(limit, tokens) * local.shape.vocab * FP32
+    high = footprint.needs_high_bytes or footprint.reserved_bytes
+    weights = most.get("parameters", 0)
+    activations = max(0, high - weights - most.get("kv_cache", 0)) + rows
+    budget = int(gpu.total_bytes * utilization) - gpu.context_bytes
+    pool = max(0, budget - weights - activations)
+    each = cache_bytes_per_sequence(local)
+    whole_tokens = -(-length // BLOCK_TOKENS) * BLOCK_TOKENS
+    sequences = pool // each if each else limit
+    return Serving(
+        gpu=gpu.name,
+        utilization=utilization,
+        budget_bytes=budget,
+        weights_bytes=weights,
+        activations_bytes=activations,
+        cache_bytes=pool,
+        bytes_per_sequence=each,
+        length=length,
+        cached_tokens=int(sequences * whole_tokens),
+        sequences=int(min(limit, sequences)),
+        max_sequences=limit,
+        max_batched_tokens=tokens,
+    )

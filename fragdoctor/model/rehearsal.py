@@ -1,0 +1,124 @@
+"""What came of a rehearsal: a program run without a GPU, its requests served by the model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fragdoctor.model.diagnosis import Diagnosis
+from fragdoctor.model.finding import Location
+
+
+@dataclass(frozen=True, slots=True)
+class RehearsedOom:
+    """The failed request that ended the program.
+
+    Attributes:
+        device: the GPU.
+        step: steps completed before it.
+        event: its place in the trace of the GPU.
+        requested_bytes: what the program asked for.
+        location: innermost line of the user's own files, None where none is on the stack.
+        stack: innermost frame first.
+        message: PyTorch's.
+    """
+
+    device: int
+    step: int
+    event: int
+    requested_bytes: int
+    location: Location | None
+    stack: Sequence[Location]
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Assumed:
+    """What was assumed where values on the GPU would have decided; ``count`` times at one line."""
+
+    location: Location | None
+    operation: str
+    assumed: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unmodelled:
+    """Memory that a rehearsal does not see; ``n_bytes`` None where no size is documented."""
+
+    what: str
+    n_bytes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RehearsedDevice:
+    """Figures of one GPU."""
+
+    device: int
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    allocated_bytes: int
+    reserved_bytes: int
+    retries: int
+    n_events: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rehearsal:
+    """One rehearsal.
+
+    Attributes:
+        gpu: whose kernels were taken; is_known_gpu: and whose size.
+        capacity_bytes: what PyTorch could have; None = without a limit.
+        conf: settings of the allocator, as PyTorch writes them.
+        fits: whether no failed request ended the program.
+        steps: steps that were completed: calls of the optimizers.
+        stopped: why it was stopped, "" where the program ended by itself.
+        peak_allocated_bytes, peak_reserved_bytes: of the GPU that reserved most.
+        out_of_memory: the failed request that ended the program; None = it fits.
+        n_ooms: failed requests, those included that the program caught.
+        devices: figures of each GPU.
+        assumptions: what was assumed about values.
+        unmodelled: what takes memory beside the allocator.
+        notes: sentences on the rehearsal as a whole.
+        snapshot: path of the memory snapshot that it left.
+        torch_version: whose allocator it was.
+        python: the program's Python.
+    """
+
+    gpu: str
+    is_known_gpu: bool
+    capacity_bytes: int | None
+    conf: str
+    fits: bool
+    steps: int
+    stopped: str
+    peak_allocated_bytes: int
+    peak_reserved_bytes: int
+    out_of_memory: RehearsedOom | None
+    n_ooms: int
+    devices: Sequence[RehearsedDevice]
+    assumptions: Sequence[Assumed]
+    unmodelled: Sequence[Unmodelled]
+    notes: Sequence[str]
+    snapshot: str
+    torch_version: str
+    python: str
+
+
+@dataclass(frozen=True, slots=True)
+class RehearsalResult:
+    """A rehearsal with the diagnosis of its snapshot.
+
+    Attributes:
+        diagnosis: of the snapshot.
+        rehearsal: what came of it.
+        needs_bytes: the least that PyTorch must have so that the steps rehearsed fit, by replay;
+            None where the program did not come so far.
+        fitting_gpus: names of the known GPUs that have so much, the smallest first.
+    """
+
+    diagnosis: Diagnosis
+    rehearsal: Rehearsal
+    needs_bytes: int | None = None
+    fitting_gpus: Sequence[str] = ()

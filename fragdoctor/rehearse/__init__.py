@@ -1,0 +1,1 @@
+"""``fragdoctor rehearse``: the unchanged program, without a GPU, with its real memory."""

@@ -1,0 +1,288 @@
+"""``scaled_dot_product_attention`` with the kernel that a GPU would take.
+
+PyTorch asks the device which fused kernel to use in C++, past the dispatcher. So the choice is made
+here, in place of that one function, by the conditions of PyTorch's own
+(``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp``); what the kernels return, their backward
+passes and the written-out form stay PyTorch's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+
+from fragdoctor.rehearse.engine import session
+from fragdoctor.rehearse.engine.dispatch import library_for
+
+MATH: Final = 0
+FLASH: Final = 1
+EFFICIENT: Final = 2
+CUDNN: Final = 3
+AMPERE: Final = (8, 0)
+HOPPER: Final = (9, 0)
+MULTIPLE: Final = 8  # flash attention pads the size of a head to it
+MASK_MULTIPLE: Final = 8  # the memory-efficient kernel pads the last dimension of a mask to it
+MAX_FLASH_HEAD: Final = 256
+MAX_CUDNN_HEAD: Final = 128
+WIDEST_CUDNN_HEAD: Final = 256  # from PyTorch 2.12 on, on Hopper and Blackwell
+MAX_CUDNN_SIZE: Final = 65535
+DIMENSIONS: Final = 4
+ATEN: Final = torch.ops.aten
+_HALF: Final = (torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What the choice of a kernel depends on."""
+
+    query: torch.Tensor
+    key: torch.Tensor
+    value: torch.Tensor
+    mask: torch.Tensor | None
+    dropout_p: float
+    is_causal: bool
+    enable_gqa: bool
+    capability: tuple[int, int]
+    version: tuple[int, int, int]
+
+    @property
+    def tensors(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Query, key and value."""
+        return self.query, self.key, self.value
+
+    @property
+    def needs_gradient(self) -> bool:
+        """Whether the results are for a backward pass."""
+        return torch.is_grad_enabled() and any(t.requires_grad for t in self.tensors)
+
+    @property
+    def is_half(self) -> bool:
+        """Whether all are half precision that the GPU knows."""
+        kinds = _HALF if self.capability >= AMPERE else _HALF[:1]
+        return self.query.dtype in kinds and len({t.dtype for t in self.tensors}) == 1
+
+
+def _is_dense(ask: Question) -> bool:
+    return (
+        all(t.dim() == DIMENSIONS for t in ask.tensors)
+        and all(t.shape[-2] for t in ask.tensors)
+        and ask.query.shape[0] == ask.key.shape[0] == ask.value.shape[0]
+    )
+
+
+def _unit_stride(ask: Question, *, ignores_singletons: bool) -> bool:
+    tensors = [*ask.tensors, *([] if ask.mask is None else [ask.mask])]
+    return all(
+        t.stride(-1) == 1 or (ignores_singletons and t.shape[-1] == 1)
+        for t in tensors
+        if t is not ask.mask or t.shape[-1] != 1 or not ignores_singletons
+    )
+
+
+def _same_heads(ask: Question, *, grouped: bool) -> bool:
+    n_query, n_key, n_value = (t.shape[1] for t in ask.tensors)
+    if ask.enable_gqa and grouped:
+        return n_key == n_value and n_query % max(1, n_key) == 0
+    return n_query == n_key == n_value
+
+
+def _cudnn_fits(ask: Question) -> bool:
+    head, value_head = ask.query.shape[-1], ask.value.shape[-1]
+    n_query, n_key = ask.query.shape[-2], ask.key.shape[-2]
+    return (
+        torch.backends.cuda.cudnn_sdp_enabled()
+        and not (
+            torch.are_deterministic_algorithms_enabled()
+            and not torch.is_deterministic_algorithms_warn_only_enabled()
+        )
+        and ask.is_half
+        and ask.capability >= AMPERE
+        and _unit_stride(ask, ignores_singletons=True)
+        and _same_heads(ask, grouped=True)
+        and max(ask.query.shape[:2]) <= MAX_CUDNN_SIZE
+        and _cudnn_takes_head(ask, head, value_head)
+        and head % MULTIPLE == value_head % MULTIPLE == 0
+        and (ask.version < (2, 12, 0) or (ask.dropout_p * 16).is_integer())
+        and n_key != 1
+        and not (n_query == 1 and (ask.dropout_p or ask.version < (2, 9, 0)))
+    )
+
+
+def _cudnn_takes_head(ask: Question, head: int, value_head: int) -> bool:
+    widest = max(head, value_head)
+    if widest <= MAX_CUDNN_HEAD:
+        return True
+    if ask.version < (2, 12, 0) or ask.capability not in {(9, 0), (10, 0), (10, 3)}:
+        return False
+    if not ask.needs_gradient or ask.version < (2, 14, 0):
+        return widest <= WIDEST_CUDNN_HEAD
+    return (head, value_head) in {(192, 128), (256, 256)}
+
+
+def _flash_fits(ask: Question) -> bool:
+    head = ask.query.shape[-1]
+    consumer = AMPERE < ask.capability < HOPPER or ask.capability >= (12, 0)
+    too_wide = ask.needs_gradient and consumer and head > 192
+    return (
+        torch.backends.cuda.flash_sdp_enabled()
+        and ask.is_half
+        and ask.capability >= AMPERE
+        and ask.mask is None
+        and head == ask.key.shape[-1] == ask.value.shape[-1] <= MAX_FLASH_HEAD
+        and not (too_wide and (ask.dropout_p > 0 or head <= 224))
+        and not (ask.is_causal and ask.query.shape[-2] != ask.key.shape[-2])
+        and _same_heads(ask, grouped=True)
+        and _unit_stride(ask, ignores_singletons=True)
+    )
+
+
+def _efficient_fits(ask: Question) -> bool:
+    half = ask.query.dtype in _HALF
+    kinds = (*_HALF, torch.float32) if ask.capability >= AMPERE else (torch.float16, torch.float32)
+    aligned = 1
+    if ask.capability >= AMPERE:
+        aligned = 8 if half else 4
+    elif ask.capability >= (7, 0) and half:
+        aligned = 8
+    head, value_head = ask.query.shape[-1], ask.value.shape[-1]
+    return (
+        torch.backends.cuda.mem_efficient_sdp_enabled()
+        and ask.query.dtype in kinds
+        and len({t.dtype for t in ask.tensors}) == 1
+        and head == ask.key.shape[-1]
+        and head > 0 < value_head
+        and head % aligned == value_head % aligned == 0
+        and _same_heads(ask, grouped=ask.version >= (2, 13, 0))
+        and _unit_stride(ask, ignores_singletons=False)
+    )
+
+
+def choose(ask: Question) -> int:
+    """Return the kernel's number, as PyTorch's CUDA build would choose it."""
+    prefers_cudnn = ask.capability[0] in {9, 10} and ask.version >= (2, 5, 0)
+    order: list[tuple[int, Callable[[Question], bool]]] = [
+        (FLASH, _flash_fits),
+        (EFFICIENT, _efficient_fits),
+        (CUDNN, _cudnn_fits),
+    ]
+    if prefers_cudnn:
+        order = [order[2], *order[:2]]
+    if not _is_dense(ask):
+        return MATH
+    return next((kernel for kernel, fits in order if fits(ask)), MATH)
+
+
+def _question(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    enable_gqa: bool,
+) -> Question:
+    now = session.current()
+    return Question(
+        query, key, value, mask, dropout_p, is_causal, enable_gqa, now.facts.capability,
+        now.version,
+    )  # fmt: skip
+
+
+def _choice(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> int:
+    """``_fused_sdp_choice``."""
+    del scale
+    return choose(_question(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa))
+
+
+def attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """Compute attention through the chosen kernel; arguments as for PyTorch's function."""
+    ask = _question(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa)
+    kernel = choose(ask)
+    mask = attn_mask
+    if mask is not None and mask.dtype is torch.bool:
+        mask = _as_bias(mask, query.dtype)
+    tensors = (query, key, value)
+    out: torch.Tensor
+    if kernel == CUDNN:
+        out = ATEN._scaled_dot_product_cudnn_attention(
+            *tensors, mask, ask.needs_gradient, dropout_p, is_causal, False, scale=scale
+        )[0]
+    elif kernel == EFFICIENT:
+        if mask is not None:
+            mask = _prepared(mask, query, key)
+        out = ATEN._scaled_dot_product_efficient_attention(
+            *tensors, mask, ask.needs_gradient, dropout_p, is_causal, scale=scale
+        )[0]
+    elif kernel == FLASH:
+        out = _flash(*tensors, dropout_p, is_causal, scale)
+    else:
+        out = ATEN._scaled_dot_product_attention_math(
+            *tensors, mask, dropout_p, is_causal, None, scale=scale, enable_gqa=enable_gqa
+        )[0]
+    return out
+
+
+def _as_bias(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return a boolean mask as numbers to add (``convert_boolean_attn_mask``)."""
+    zero = torch.zeros((), dtype=dtype, device=mask.device)
+    return torch.where(mask, zero, float("-inf"))
+
+
+def _prepared(mask: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+    """Return a mask as the memory-efficient kernel takes it (``preprocess_mask``)."""
+    length = mask.shape[-1]
+    if length % MASK_MULTIPLE:
+        mask = torch.nn.functional.pad(mask, (0, -length % MASK_MULTIPLE))[..., :length]
+    return mask.expand(*query.shape[:3], key.shape[2])
+
+
+def _flash(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+) -> torch.Tensor:
+    head = query.shape[-1]
+    missing = -head % MULTIPLE
+    scale = head**-0.5 if scale is None else scale
+    if missing:
+        pad = torch.nn.functional.pad
+        query, key, value = (pad(t, (0, missing)) for t in (query, key, value))
+    out: torch.Tensor = ATEN._scaled_dot_product_flash_attention(
+        query, key, value, dropout_p, is_causal, False, scale=scale
+    )[0]
+    return out[..., :head] if missing else out
+
+
+def install(undo: ExitStack) -> None:
+    """Put :func:`attention` in place of the CUDA kernel until ``undo`` is closed."""
+    library = library_for("aten", undo)
+    for key in ("AutogradCUDA", "CUDA"):
+        library.impl("scaled_dot_product_attention", attention, key)
+    library.impl("_fused_sdp_choice", _choice, "CUDA")

@@ -1,0 +1,262 @@
+"""The fake GPUs' memory: the native library, as Python calls it.
+
+``_native/fake_gpu.h`` is its contract. It is loaded by ctypes so that one build serves any Python.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from ctypes import POINTER, byref, c_char_p, c_double, c_int32, c_int64, c_uint32, c_uint64
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from fragdoctor.errors import ConfigError
+from fragdoctor.model.settings import N_ROUNDUP_INTERVALS, AllocatorSettings, era_of, parse_version
+
+UNLIMITED: Final = 2**64 - 1
+ACTIONS: Final = (
+    "alloc", "free_requested", "free_completed", "segment_alloc", "segment_free", "segment_map",
+    "segment_unmap", "snapshot", "oom",
+)  # fmt: skip
+STATES: Final = ("inactive", "active_allocated", "active_pending_free")
+"""Both in the order of ``_native/words.h``."""
+COUNTERS: Final = (
+    "reserved", "allocated", "active", "requested", "peak_reserved", "peak_allocated",
+    "peak_active", "peak_requested", "retries", "ooms", "n_malloc", "n_free", "n_map", "n_unmap",
+    "driver_free", "events",
+)  # fmt: skip
+OOM_FIGURES: Final = (
+    "requested_bytes", "rounded_bytes", "alloc_bytes", "total_bytes", "free_bytes",
+    "allocated_bytes", "reserved_bytes", "private_free_bytes", "fraction_is_set", "allowed_bytes",
+    "reserve_bytes",
+)  # fmt: skip
+
+
+class _Settings(ctypes.Structure):
+    _fields_ = (
+        ("max_split_bytes", c_uint64),
+        ("max_non_split_rounding_bytes", c_uint64),
+        ("large_segment_bytes", c_uint64),
+        ("garbage_collection_threshold", c_double),
+        ("reservation_bytes", c_uint64),
+        ("reservation_fraction", c_double),
+        ("roundup_power2_divisions", c_uint32 * N_ROUNDUP_INTERVALS),
+        ("expandable_segments", c_uint32),
+    )
+
+
+class _Config(ctypes.Structure):
+    _fields_ = (
+        ("settings", _Settings),
+        ("capacity_bytes", c_uint64),
+        ("device_total_bytes", c_uint64),
+        ("memory_fraction", c_double),
+        ("era", c_uint32),
+        ("fraction_of_one_counts", c_uint32),
+    )
+
+
+class Event(ctypes.Structure):
+    """A line of a device's trace; ``stack`` and ``operation`` are numbers, -1 = none."""
+
+    _fields_ = (
+        ("address", c_uint64),
+        ("size", c_uint64),
+        ("time_us", c_uint64),
+        ("stream", c_uint64),
+        ("stack", c_int32),
+        ("operation", c_int32),
+        ("pool", c_uint32),
+        ("action", c_uint32),
+    )
+
+
+class Segment(ctypes.Structure):
+    """A segment; its blocks follow those of the segment before it."""
+
+    _fields_ = (
+        ("address", c_uint64),
+        ("size", c_uint64),
+        ("stream", c_uint64),
+        ("pool", c_uint32),
+        ("is_small", c_uint32),
+        ("is_expandable", c_uint32),
+        ("n_blocks", c_uint32),
+    )
+
+
+class Block(ctypes.Structure):
+    """A block; ``stack`` is that of the request that it serves, -1 = none."""
+
+    _fields_ = (
+        ("address", c_uint64),
+        ("size", c_uint64),
+        ("requested", c_uint64),
+        ("state", c_uint32),
+        ("stack", c_int32),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What a GPU has.
+
+    Attributes:
+        capacity_bytes: what the driver has for PyTorch: memory without context and other
+            processes; None = unlimited.
+        total_bytes: memory of the device.
+        settings: of the allocator.
+        torch_version: whose allocator it is.
+    """
+
+    capacity_bytes: int | None
+    total_bytes: int
+    settings: AllocatorSettings
+    torch_version: str
+
+
+class Gpus:
+    """Every fake GPU of the process.
+
+    Raises:
+        ConfigError: the library cannot be loaded.
+    """
+
+    def __init__(self, library: Path) -> None:
+        try:
+            self._lib = ctypes.CDLL(str(library))
+        except OSError as err:
+            raise ConfigError(
+                f"The model of the GPU's memory cannot be loaded: {err}.",
+                hint="Install fragdoctor anew on this machine.",
+            ) from err
+        lib: Any = self._lib
+        signatures: dict[str, tuple[Any, tuple[Any, ...]]] = {
+            "fg_open": (None, (c_int32, POINTER(_Config))),
+            "fg_close": (None, ()),
+            "fg_device": (c_int32, ()),
+            "fg_set_device": (None, (c_int32,)),
+            "fg_stream": (c_int64, (c_int32,)),
+            "fg_set_stream": (None, (c_int32, c_int64)),
+            "fg_new_stream": (c_int64, (c_int32, c_int32)),
+            "fg_stream_handle": (c_uint64, (c_int64,)),
+            "fg_new_tensor": (
+                ctypes.c_void_p,
+                (
+                    c_int32,
+                    c_uint64,
+                    c_uint32,
+                    c_uint32,
+                    c_int32,
+                    POINTER(c_int64),
+                    POINTER(c_int64),
+                    c_int32,
+                    c_int32,
+                ),
+            ),
+            "fg_take": (c_uint64, (c_int32, c_uint64, c_int32, c_int32)),
+            "fg_give": (None, (c_uint64,)),
+            "fg_resize": (
+                c_int32,
+                (c_uint64, c_uint64, c_uint64, c_int32, c_int32, POINTER(c_uint64)),
+            ),
+            "fg_name": (None, (ctypes.c_void_p, c_uint64)),
+            "fg_record_stream": (None, (c_uint64, c_int64)),
+            "fg_empty_cache": (None, ()),
+            "fg_synchronize": (None, (c_int32,)),
+            "fg_set_fraction": (None, (c_int32, c_double)),
+            "fg_set_settings": (None, (c_int32, POINTER(_Settings))),
+            "fg_pool_create": (c_uint32, (c_int32, c_int32, c_int32)),
+            "fg_pool_retain": (None, (c_int32, c_uint32)),
+            "fg_pool_release": (None, (c_int32, c_uint32, c_int32)),
+            "fg_context_begin": (None, (c_int32, c_uint32, c_int32)),
+            "fg_context_end": (None, (c_int32,)),
+            "fg_statistics": (None, (c_int32, POINTER(c_int64))),
+            "fg_reset_peaks": (None, (c_int32,)),
+            "fg_reset_sums": (None, (c_int32,)),
+            "fg_digest": (c_uint64, (c_int32, c_uint64, c_uint64)),
+            "fg_counters": (None, (c_int32, POINTER(c_uint64))),
+            "fg_last_oom": (None, (c_int32, POINTER(c_uint64))),
+            "fg_events": (None, (c_int32, c_uint64, c_uint64, POINTER(Event))),
+            "fg_layout_size": (None, (c_int32, POINTER(c_uint64), POINTER(c_uint64))),
+            "fg_layout": (None, (c_int32, POINTER(Segment), POINTER(Block))),
+            "fg_guard_method": (ctypes.c_void_p, (c_char_p,)),
+            "fg_hook_method": (ctypes.c_void_p, (c_char_p,)),
+            "fg_set_pinned_allocator": (None, (ctypes.c_void_p,)),
+        }
+        for name, (result, arguments) in signatures.items():
+            function = getattr(lib, name)
+            function.restype, function.argtypes = result, arguments
+            setattr(self, name.removeprefix("fg_"), function)
+
+    def __getattr__(self, name: str) -> Any:
+        # Only for type checkers: every function of the library is an attribute of the instance.
+        raise AttributeError(name)
+
+    def start(self, n_devices: int, budget: Budget) -> None:
+        """Begin with empty devices; tensors of before own nothing any more."""
+        config = _Config(
+            settings=_settings(budget.settings),
+            capacity_bytes=UNLIMITED if budget.capacity_bytes is None else budget.capacity_bytes,
+            device_total_bytes=budget.total_bytes,
+            memory_fraction=-1.0
+            if budget.settings.memory_fraction is None
+            else budget.settings.memory_fraction,
+            era=int(era_of(budget.torch_version)),
+            fraction_of_one_counts=parse_version(budget.torch_version) < (2, 10, 0),
+        )
+        self.open(n_devices, byref(config))
+
+    def change_settings(self, device: int, settings: AllocatorSettings) -> None:
+        """Change the settings of a running device."""
+        self.set_settings(device, byref(_settings(settings)))
+
+    def figures(self, device: int) -> dict[str, int]:
+        """Return the counters of a device, by the names in ``COUNTERS``."""
+        values = (c_uint64 * len(COUNTERS))()
+        self.counters(device, values)
+        return dict(zip(COUNTERS, values, strict=True))
+
+    def oom_figures(self, device: int) -> dict[str, int | None]:
+        """Return what the last failed request met with; ``allowed_bytes`` None = no fraction."""
+        values = (c_uint64 * len(OOM_FIGURES))()
+        self.last_oom(device, values)
+        found: dict[str, int | None] = dict(zip(OOM_FIGURES, values, strict=True))
+        if not found.pop("fraction_is_set"):
+            found["allowed_bytes"] = None
+        return found
+
+    def trace(self, device: int, first: int = 0) -> ctypes.Array[Event]:
+        """Return the events of a device from a number on."""
+        n = max(0, self.figures(device)["events"] - first)
+        events = (Event * n)()
+        self.events(device, first, n, events)
+        return events
+
+    def segments(self, device: int) -> Iterator[tuple[Segment, list[Block]]]:
+        """Return the segments of a device in the order of addresses, with their blocks."""
+        n_segments, n_blocks = c_uint64(), c_uint64()
+        self.layout_size(device, byref(n_segments), byref(n_blocks))
+        segments = (Segment * n_segments.value)()
+        blocks = (Block * n_blocks.value)()
+        self.layout(device, segments, blocks)
+        at = 0
+        for segment in segments:
+            yield segment, blocks[at : at + segment.n_blocks]
+            at += segment.n_blocks
+
+
+def _settings(settings: AllocatorSettings) -> _Settings:
+    limit = settings.max_split_bytes
+    return _Settings(
+        max_split_bytes=UNLIMITED if limit is None else limit,
+        max_non_split_rounding_bytes=settings.max_non_split_rounding_bytes,
+        large_segment_bytes=settings.large_segment_bytes,
+        garbage_collection_threshold=settings.garbage_collection_threshold,
+        expandable_segments=settings.expandable_segments,
+        roundup_power2_divisions=(c_uint32 * N_ROUNDUP_INTERVALS)(
+            *settings.roundup_power2_divisions
+        ),
+    )

@@ -1,0 +1,57 @@
+"""The CPU's side of CUDA: pinned memory, storages."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+
+from fragdoctor.rehearse.engine import memory, session
+from fragdoctor.rehearse.engine.patching import put
+
+
+def _pin_memory(self: torch.Tensor, device: Any = None) -> torch.Tensor:
+    """Return a copy that counts as pinned; on the CPU there is no other difference."""
+    del device
+    if getattr(self, "_is_pinned_here", False):
+        return self
+    pinned = self.clone() if not self.is_cuda else self
+    pinned._is_pinned_here = True  # type: ignore[attr-defined]
+    return pinned
+
+
+def _is_pinned(self: torch.Tensor, device: Any = None) -> bool:
+    del device
+    return bool(getattr(self, "_is_pinned_here", False))
+
+
+def _resize(original: Any) -> Any:
+    def resize_(self: torch.UntypedStorage, size: int) -> torch.UntypedStorage:
+        """Exchange a storage's memory in place."""
+        if self.device.type != "cuda":
+            return original(self, size)  # type: ignore[no-any-return]
+        operation = session.current().stacks.operation("resize_")
+        memory.resize_storage(self, int(size), operation)
+        return self
+
+    return resize_
+
+
+def _to(original: Any) -> Any:
+    def to(self: torch.UntypedStorage, device: Any, non_blocking: bool = False) -> Any:
+        """Return a storage's copy on another device, as ``torch.load`` asks for it."""
+        if torch.device(device).type != "cuda":
+            return original(self, device, non_blocking)
+        tensor = torch.empty(self.nbytes(), dtype=torch.uint8, device=device)
+        return tensor.untyped_storage()
+
+    return to
+
+
+def install(undo: ExitStack) -> None:
+    """Patch what tensors and storages do with pinned and resized memory."""
+    put(undo, torch.Tensor, "pin_memory", _pin_memory)
+    put(undo, torch.Tensor, "is_pinned", _is_pinned)
+    put(undo, torch.storage, "_to", _to(torch._utils._to))
+    put(undo, torch.UntypedStorage, "resize_", _resize(torch.UntypedStorage.resize_))

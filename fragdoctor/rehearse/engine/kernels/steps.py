@@ -1,0 +1,134 @@
+"""The memory that an operation asks for beside its results, and in which order: the table.
+
+A rule returns the steps of an operation: scratch memory, results, frees. Without a rule an
+operation makes its results in order and nothing else. Scratch memory that is not freed by a step is
+freed at the end, the last first, as C++ destroys local variables. Each rule names the file of
+PyTorch (``aten/src/ATen/native/cuda`` unless said otherwise) in which the memory is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Temp:
+    """Ask for scratch memory."""
+
+    n_bytes: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Free:
+    """Free scratch memory asked for before."""
+
+    temp: Temp
+
+
+@dataclass(frozen=True, slots=True)
+class Out:
+    """Make the n-th result."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class UseBlas:
+    """Use the handle of cuBLAS; its first use takes a workspace."""
+
+
+Step = Temp | Free | Out | UseBlas
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of an operation.
+
+    Attributes:
+        op: the operation.
+        args, kwargs: what it is called with; tensors have no values.
+        outs: what it makes.
+        device: the GPU.
+    """
+
+    op: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    outs: tuple[Any, ...]
+    device: int
+
+    def argument(self, number: int, name: str, default: Any = None) -> Any:
+        """Return an argument given by place or by name."""
+        if number < len(self.args):
+            return self.args[number]
+        return self.kwargs.get(name, default)
+
+    @property
+    def out_dtype(self) -> torch.dtype:
+        """The dtype of the first result, or of the tensor that is written to."""
+        if self.outs:
+            return self.outs[0].dtype  # type: ignore[no-any-return]
+        written = self.kwargs.get("out", self.args[0])
+        return written.dtype  # type: ignore[no-any-return]
+
+    @property
+    def results(self) -> list[Step]:
+        """The steps that make the results, in order."""
+        return [Out(i) for i in range(len(self.outs))]
+
+
+Rule = Callable[[Call], Iterable[Step]]
+RULES: Final[dict[str, Rule]] = {}
+
+
+def rule(*names: str) -> Callable[[Rule], Rule]:
+    """Give operations, by their names without overload, a rule."""
+
+    def register(function: Rule) -> Rule:
+        for name in names:
+            RULES[name] = function
+        return function
+
+    return register
+
+
+def has_rule(name: str) -> bool:
+    """Whether an operation asks for more than its results."""
+    return name in RULES
+
+
+def steps_of(call: Call) -> Sequence[Step]:
+    """Return the steps of a call."""
+    found = RULES.get(call.op.overloadpacket.__name__)
+    return tuple(call.results if found is None else found(call))
+
+
+def in_order(*names: str, order: tuple[int, ...]) -> None:
+    """Give operations another order of results than the declared one."""
+
+    def ordered(call: Call) -> list[Step]:
+        return [Out(i) for i in order if i < len(call.outs)]
+
+    rule(*names)(ordered)
+
+
+def held_only(*sizes: int) -> list[Step]:
+    """Return scratch memory that is freed again before the next step, the last first."""
+    temps = [Temp(size) for size in sizes]
+    return [*temps, *(Free(temp) for temp in reversed(temps))]
+
+
+def n_bytes(tensor: torch.Tensor) -> int:
+    """Return the bytes of a tensor's elements."""
+    return tensor.numel() * tensor.element_size()
+
+
+def copied_unless_dense(tensor: object) -> list[Step]:
+    """Return the copy that a kernel makes of what is not contiguous."""
+    if isinstance(tensor, torch.Tensor) and not tensor.is_contiguous() and tensor.numel():
+        return [Temp(n_bytes(tensor))]
+    return []

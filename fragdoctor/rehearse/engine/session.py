@@ -1,0 +1,196 @@
+"""The one rehearsal that goes on in a process: its GPUs, what it recorded, what it assumed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from fragdoctor.errors import ConfigError
+from fragdoctor.model.settings import AllocatorSettings, parse_conf, parse_version
+from fragdoctor.rehearse.engine.assumptions import Assumptions
+from fragdoctor.rehearse.engine.gpu import Budget, Gpus
+from fragdoctor.rehearse.engine.snapshot import History
+from fragdoctor.rehearse.engine.stacks import Stacks
+from fragdoctor.trace.oom_message import oom_message
+from fragdoctor.units import KIB, MIB
+
+
+@dataclass(frozen=True, slots=True)
+class GpuFacts:
+    """What ``torch.cuda`` says of the GPU.
+
+    Attributes:
+        name: as ``get_device_name`` says it.
+        capability: compute capability; decides about kernels and workspaces.
+        n_multiprocessors: decides about the scratch memory of reductions.
+    """
+
+    name: str = "NVIDIA H100 80GB HBM3"
+    capability: tuple[int, int] = (9, 0)
+    n_multiprocessors: int = 132
+
+
+@dataclass(frozen=True, slots=True)
+class SeenOom:
+    """A request that could not be served, at its moment.
+
+    Attributes:
+        device: the GPU.
+        requested_bytes: as the program asked.
+        n_events: events of each device up to and with it.
+        segments: of each device.
+        step: steps completed before it.
+        stack: number of the stack that asked.
+    """
+
+    device: int
+    requested_bytes: int
+    n_events: tuple[int, ...]
+    segments: tuple[tuple[Any, ...], ...]
+    step: int
+    stack: int
+
+    @classmethod
+    def of(cls, now: Session, device: int, figures: dict[str, int | None]) -> SeenOom:
+        """Note the moment."""
+        devices = range(now.n_devices)
+        return cls(
+            device,
+            figures["requested_bytes"] or 0,
+            tuple(now.gpus.figures(d)["events"] for d in devices),
+            tuple(tuple(now.gpus.segments(d)) for d in devices),
+            now.steps_before(),
+            now.stacks.last,
+        )
+
+
+@dataclass(slots=True)
+class Session:
+    """State of a rehearsal.
+
+    Attributes:
+        gpus: the fake GPUs.
+        n_devices: how many.
+        facts: of every one of them.
+        budget: of every one of them.
+        stacks: where requests came from.
+        steps_before: returns the steps that were complete before what runs now.
+        on_oom: called with (device, requested bytes) before the error is raised.
+    """
+
+    gpus: Gpus
+    n_devices: int
+    facts: GpuFacts
+    budget: Budget
+    stacks: Stacks = field(default_factory=Stacks)
+    on_oom: list[Callable[[int, int], Any]] = field(default_factory=list)
+    history: History | None = None
+    fractions: dict[int, float] = field(default_factory=dict)
+    captures: list[Any] = field(default_factory=list)
+    asked_for_memory: bool = False
+    steps_before: Callable[[], int] = lambda: 0
+    annotations: list[dict[str, Any]] = field(default_factory=list)
+
+    is_started: bool = False
+    seen_ooms: list[SeenOom] = field(default_factory=list)
+    assumptions: Assumptions = field(default_factory=Assumptions)
+
+    def start(self) -> None:
+        """CUDA is initialised: the settings of the environment are read now.
+
+        Raises:
+            RuntimeError: the settings are wrong.
+        """
+        if self.is_started:
+            return
+        self.is_started = True
+        text = environment_settings(self.version)
+        self.budget = replace(self.budget, settings=self._parsed(text))
+        device = self.gpus.device()
+        self.gpus.start(self.n_devices, self.budget)
+        self.gpus.set_device(device)
+
+    def start_all(self) -> None:
+        """Initialise CUDA as its first use does; C++ does so once a process, long ago by now."""
+        torch.cuda._lazy_init()
+        self.start()
+
+    def _parsed(self, text: str) -> AllocatorSettings:
+        try:
+            settings = parse_conf(text, self.budget.torch_version)
+        except ConfigError as err:
+            raise RuntimeError(err.message) from err
+        if settings.backend != "native":
+            self.assumptions.note(f"backend:{settings.backend} is served as the native allocator")
+        return settings
+
+    def change_settings(self, text: str) -> None:
+        """Change settings at run time, as ``torch.cuda.memory._set_allocator_settings`` does.
+
+        Raises:
+            RuntimeError: the settings are wrong.
+        """
+        before, settings = self.budget.settings, self._parsed(text)
+        if "expandable_segments:" not in "".join(text.split()):
+            settings = replace(settings, expandable_segments=before.expandable_segments)
+        if "large_segment_size_mb" not in text:
+            settings = replace(settings, large_segment_bytes=before.large_segment_bytes)
+        self.budget = replace(self.budget, settings=settings)
+        for device in range(self.n_devices):
+            self.gpus.change_settings(device, settings)
+
+    @property
+    def version(self) -> tuple[int, int, int]:
+        """The version of PyTorch."""
+        return parse_version(self.budget.torch_version)
+
+    @property
+    def blas_workspace_bytes(self) -> int:
+        """CuBLAS's workspace of one handle (PyTorch's ``getChosenWorkspaceSize``)."""
+        return 32 * MIB if self.facts.capability >= (9, 0) else 2 * 4096 * KIB + 8 * 16 * KIB
+
+    def out_of_memory(self, device: int) -> torch.OutOfMemoryError:
+        """Return the error that PyTorch raises for the request that just failed on a device."""
+        figures = self.gpus.oom_figures(device)
+        if not figures["alloc_bytes"]:
+            return torch.OutOfMemoryError(
+                "CUDA out of memory. Tried to allocate more than 1EB memory."
+            )
+        self.seen_ooms.append(SeenOom.of(self, device, figures))
+        for tell in self.on_oom:
+            tell(device, figures["requested_bytes"] or 0)
+        return torch.OutOfMemoryError(oom_message(figures, self.version, device=device))
+
+
+def environment_settings(version: tuple[int, int, int]) -> str:
+    """Return the allocator's settings as the environment has them: CUDA's name counts first."""
+    names = ["PYTORCH_CUDA_ALLOC_CONF"]
+    if version >= (2, 9, 0):
+        names.append("PYTORCH_ALLOC_CONF")
+    return next((os.environ[name] for name in names if name in os.environ), "")
+
+
+_current: list[Session] = []
+
+
+def current() -> Session:
+    """Return the rehearsal that goes on.
+
+    Raises:
+        IndexError: there is none.
+    """
+    return _current[-1]
+
+
+def begin(session: Session) -> None:
+    """Make a rehearsal the current one."""
+    _current.append(session)
+
+
+def end() -> None:
+    """Leave the current rehearsal."""
+    _current.pop()

@@ -1,0 +1,123 @@
+"""What an operation returns, from sizes, strides and dtypes alone: PyTorch's own meta functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Final
+
+import torch
+from torch.utils._pytree import tree_map
+
+META: Final = torch.device("meta")
+Key = Any
+
+
+def described(value: Any) -> Key:
+    """Return what the result of an operation depends on, of one of its arguments; hashable."""
+    if isinstance(value, torch.Tensor):
+        return (value.shape, value.stride(), value.dtype, value.get_device(), value.is_meta)
+    kind = type(value)
+    if kind is list or kind is tuple:
+        return tuple([described(item) for item in value])
+    if kind is int or kind is bool or kind is float or kind is complex:
+        return (kind, value)
+    if isinstance(value, torch.Generator):
+        return None
+    return value
+
+
+def on_meta(value: Any, *, keeps_numbers: bool = True) -> Any:
+    """Return an argument as the meta functions take it: the same without values and devices.
+
+    Numbers that are tensors of the CPU stay there, as which kind of number it is decides about the
+    result's dtype; where that is given they need not.
+    """
+
+    def convert(item: Any) -> Any:
+        if isinstance(item, torch.Tensor):
+            if keeps_numbers and item.is_cpu and not item.dim():
+                return item
+            return torch.empty_strided(item.shape, item.stride(), dtype=item.dtype, device=META)
+        if isinstance(item, torch.device):
+            return META
+        if isinstance(item, torch.Generator):
+            return None
+        return item
+
+    return tree_map(convert, value)
+
+
+def infer(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return the results of an operation on meta tensors.
+
+    Raises:
+        NotImplementedError: PyTorch has no meta function for it.
+        RuntimeError: the arguments do not go together.
+    """
+    with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
+        known = KNOWN.get(op.overloadpacket.__name__)
+        if known is not None:
+            return known(*args, **kwargs)
+        function = _function_of(op)
+        try:
+            return function(*args, **kwargs)
+        except RuntimeError as err:
+            # A number for a tensor: PyTorch wraps it for some names only, else it has an overload.
+            if "Expected a value of type 'Tensor'" not in str(err):
+                raise
+            return op.overloadpacket(*args, **kwargs)
+
+
+def _function_of(op: Any) -> Callable[..., Any]:
+    if torch._C._dispatch_has_computed_kernel_for_dispatch_key(op.name(), "Meta"):
+        return op  # type: ignore[no-any-return]
+    from torch._decomp import decomposition_table
+
+    found = decomposition_table.get(op)
+    return op if found is None else found
+
+
+def _like_first(tensor: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    return torch.empty_like(tensor)
+
+
+def _like_second(_: Any, tensor: torch.Tensor, *__: Any, **___: Any) -> torch.Tensor:
+    return torch.empty_like(tensor)
+
+
+def _ctc_loss(
+    log_probs: torch.Tensor, targets: torch.Tensor, *args: Any, **_: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    length, batch = log_probs.shape[:2]
+    longest = targets.shape[1] if targets.dim() > 1 else max(1, targets.numel() // max(1, batch))
+    if len(args) > 1 and not isinstance(args[1], torch.Tensor):
+        longest = max(args[1], default=longest)
+    return log_probs.new_empty((batch,)), log_probs.new_empty((batch, length, 2 * longest + 1))
+
+
+def _gru_cell(
+    gates: torch.Tensor, _: torch.Tensor, state: torch.Tensor, *__: Any, **___: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    del gates
+    return torch.empty_like(state), state.new_empty((state.shape[0], 5 * state.shape[1]))
+
+
+def _gru_cell_backward(
+    gradient: torch.Tensor, workspace: torch.Tensor, has_bias: bool
+) -> tuple[torch.Tensor | None, ...]:
+    n, width = workspace.shape[0], 3 * gradient.shape[1]
+    bias = [workspace.new_empty((width,)) if has_bias else None for _ in range(2)]
+    gates = [workspace.new_empty((n, width)) for _ in range(2)]
+    return (*gates, torch.empty_like(gradient), *bias)
+
+
+KNOWN: Final[dict[str, Callable[..., Any]]] = {
+    "_logcumsumexp": _like_first,
+    "multi_margin_loss_backward": _like_second,
+    "multilabel_margin_loss_backward": _like_second,
+    "_thnn_fused_gru_cell": _gru_cell,
+    "_thnn_fused_gru_cell_backward": _gru_cell_backward,
+    "_ctc_loss": _ctc_loss,
+    "_ctc_loss_backward": _like_second,
+}
+"""Results of operations for which PyTorch has no meta function."""

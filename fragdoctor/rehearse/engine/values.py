@@ -1,0 +1,43 @@
+"""What the program learns of values on the GPU: stand-ins, by stated assumptions."""
+
+from __future__ import annotations
+
+import sys
+from types import FrameType
+from typing import Any
+
+import torch
+
+from fragdoctor.rehearse.engine import session
+from fragdoctor.rehearse.engine.assumptions import Assumption
+from fragdoctor.rehearse.engine.stacks import is_users
+
+
+def n_kept(tensor: torch.Tensor, kind: str) -> int:
+    """Return how many elements an operation keeps whose result depends on values."""
+    share = session.current().assumptions.shares.get(kind, 1.0)
+    assume(kind, "all elements are kept" if share == 1.0 else f"{share:.3g} of all are kept")
+    return round(share * tensor.numel())
+
+
+def zero(dtype: torch.dtype) -> Any:
+    """Return the number that a value on the GPU reads as."""
+    assume("item", "the value is 0")
+    if dtype is torch.bool:
+        return False
+    return 0.0 if dtype.is_floating_point else 0
+
+
+def fill(tensor: torch.Tensor) -> None:
+    """Put stand-ins into a tensor on the CPU that is copied from the GPU."""
+    assume("copy", "all values are 0")
+    tensor.zero_()
+
+
+def assume(operation: str, assumed: str) -> None:
+    """Note an assumption at the line of the user's own code that needs it."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not is_users(frame.f_code.co_filename):
+        frame = frame.f_back
+    name, line = ("", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+    session.current().assumptions.make(Assumption(name, line, operation, assumed))

@@ -1,0 +1,126 @@
+"""What fits and what does not: the map of batches and lengths, servers, doubts, ways out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from types import MappingProxyType
+from typing import Final
+
+from fragdoctor.model.estimate import Estimate
+from fragdoctor.model.feasibility import Combination, FitState, MapRow
+from fragdoctor.report import document as doc
+from fragdoctor.report.document import Span, Style, dim
+from fragdoctor.units import format_count, format_size
+
+STATES: Final[Mapping[FitState, doc.Span]] = {
+    FitState.FITS: Span("yes", Style.GOOD),
+    FitState.TOO_CLOSE: Span("too close", Style.WARN),
+    FitState.DOES_NOT_FIT: Span("NO", Style.BAD),
+}
+TONES: Final = {state: word.style for state, word in STATES.items()}
+
+
+def bounds_text(estimate: Estimate) -> str:
+    """Return what a run needs at least and at most."""
+    low, high = estimate.footprint.needs_low_bytes, estimate.footprint.needs_high_bytes
+    if high is None:
+        return f"at least {format_size(low)}"
+    return f"{format_size(low)} to {format_size(high)}"
+
+
+_CELLS: Final = MappingProxyType(
+    {
+        FitState.FITS: Span("##", Style.GOOD),
+        FitState.TOO_CLOSE: Span("??", Style.WARN),
+        FitState.DOES_NOT_FIT: Span("..", Style.DIM),
+    }
+)
+
+
+def map_section(estimate: Estimate) -> doc.Section:
+    """Return which batches fit at which lengths, as a small map."""
+    found = estimate.fit_map
+    if found is None or all(s is FitState.DOES_NOT_FIT for r in found.rows for s in r.states):
+        return doc.Section("Batch and length", ())
+
+    def cell(number: int, row: MapRow) -> doc.Content:
+        return _CELLS[row.states[number]]
+
+    table = doc.tabled(
+        found.rows,
+        doc.Column("tokens", lambda row: format_count(row.seq), "right"),
+        *(
+            doc.Column(format_count(batch), partial(cell, i), "right")
+            for i, batch in enumerate(found.batches)
+        ),
+        label="Batch and length",
+    )
+    legend = dim("## fits, ?? too close to call, .. does not fit")
+    return doc.Section(
+        f"Batch and length on {found.gpu}", [table, doc.Paragraph(legend)],
+        "columns: sequences a pass", "map",
+    )  # fmt: skip
+
+
+def server_section(estimate: Estimate) -> doc.Section:
+    """Return what a server's memory is divided into."""
+    found = estimate.serving
+    if found is None:
+        return doc.Section("Server", ())
+    rows = [
+        (f"{found.utilization:.2g} of {found.gpu}, less the context", found.budget_bytes),
+        ("Weights", found.weights_bytes),
+        (f"A step of {format_count(found.max_batched_tokens)} tokens, at most",
+         found.activations_bytes),
+        ("Pool of cache blocks", found.cache_bytes),
+        (f"One sequence of {format_count(found.length)} tokens", found.bytes_per_sequence),
+    ]  # fmt: skip
+    table = doc.tabled(
+        rows,
+        doc.Column("", lambda row: row[0], "wrap"),
+        doc.Column("", lambda row: format_size(row[1]), "right"),
+        label="Server",
+    )
+    text = (
+        f"Sequences at once: {format_count(found.sequences)} of at most "
+        f"{format_count(found.max_sequences)}; {format_count(found.cached_tokens)} tokens. CUDA "
+        "graphs are not counted."
+    )
+    return doc.Section("Server", [table, doc.Paragraph(text)], id="server")
+
+
+def doubts_section(estimate: Estimate) -> doc.Section:
+    """Return where the width between the bounds comes from."""
+    footprint = estimate.footprint
+    table = doc.tabled(
+        [doubt for doubt in footprint.doubts if doubt.n_bytes],
+        doc.Column("", lambda doubt: format_size(doubt.n_bytes), "right"),
+        doc.Column("", "reason", "wrap"),
+        label="Where the width comes from",
+    )
+    title = f"Between {bounds_text(estimate)}".replace(" to ", " and ")
+    return doc.Section(title, [table] if footprint.needs_high_bytes else (), id="doubts")
+
+
+def combinations_section(estimate: Estimate) -> doc.Section:
+    """Return the cheapest measures, alone or together, that make it fit."""
+
+    def slowdown(found: Combination) -> str:
+        if found.slowdown is None:
+            return "longer"
+        return "-" if found.slowdown == 1 else f"x {found.slowdown:.2f}"
+
+    table = doc.tabled(
+        estimate.combinations,
+        doc.Column("needs", lambda c: format_size(c.needs_high_bytes or 0), "right"),
+        doc.Column("time", slowdown, "right"),
+        doc.Column("GPUs", lambda c: format_count(c.n_gpus), "right"),
+        doc.Column("measures", "title", "wrap"),
+        notes=lambda c: [dim(f"{c.option}: {c.cost}")],
+        label="What would surely fit",
+    )
+    name = estimate.fits[0].gpu.name if estimate.fits else ""
+    return doc.Section(
+        f"What would surely fit on {name}", [table], "cheapest first", "combinations"
+    )

@@ -1,0 +1,338 @@
+"""The continuation of a trace: what the program would have asked for next.
+
+A trace ends in the middle of a step. Its complete steps tell how that one goes on: the rest is
+taken from the step whose stacks came in the same order, with sizes scaled where they vary between
+steps. Then the recorded steps repeat in their order. A block is named by its slot, the stack that
+allocated it and how often that stack had allocated before in the step; a free names the slot and
+the age of the block in steps. So what a step keeps is kept, and what it frees of an earlier step is
+freed, whichever step came before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from fragdoctor._native import _ext
+from fragdoctor.model.snapshot import I64, Bools
+from fragdoctor.trace import stacks
+from fragdoctor.trace.operations import Operations, OpKind
+from fragdoctor.trace.step_alignment import StepWindow
+from fragdoctor.trace.step_sizes import ROUNDED, SizedSteps
+from fragdoctor.trace.trace import Trace
+
+FUTURE_OPERATION: Final = np.dtype(
+    {
+        "names": [name for name, _, _ in _ext.FUTURE_OP_FIELDS],
+        "formats": [form for _, form, _ in _ext.FUTURE_OP_FIELDS],
+        "offsets": [offset for _, _, offset in _ext.FUTURE_OP_FIELDS],
+        "itemsize": _ext.FUTURE_OP_BYTES,
+    }
+)
+"""One operation of the future, laid out as the native core has it (``future.h``)."""
+
+KEPT: Final[int] = _ext.KEPT
+REPLACED: Final[int] = _ext.REPLACED
+
+
+ENOUGH: Final = 3
+"""Complete steps that must be alike for the next ones to be known."""
+
+
+GUESSED: Final = 0.008
+"""The same where the step is not aligned request by request, or only a first one was complete."""
+
+
+@dataclass(frozen=True)
+class Continuation:
+    """What comes after the recorded operations.
+
+    Attributes:
+        native: the templates of steps, for the native core.
+        again: the same without growth: each step as it was.
+        lower, higher: futures that ask for less, and for more, where sizes are not known; None
+            where they are.
+        n_past: recorded operations that come before; what follows them (a failing request, and what
+            its unwinding freed) is replaced by the future.
+        n_complete: complete steps that it was made from.
+        is_exact: the complete steps are alike to the byte, and the step under way began like them.
+        varies: sizes differ between steps without a trend.
+        grows: sizes rise from step to step.
+        order: the steps that repeat, counted from the first that was looked at.
+        period_steps: how many of them are steps of the program, not evaluation.
+        counts_first: whether the step under way is one of the program's.
+        rows: event row at which each complete step began, and that under way.
+    """
+
+    native: _ext.NativeFuture
+    again: _ext.NativeFuture
+    lower: _ext.NativeFuture | None
+    higher: _ext.NativeFuture | None
+    n_past: int
+    n_complete: int
+    is_exact: bool
+    varies: bool
+    grows: bool
+    order: tuple[int, ...]
+    period_steps: int
+    counts_first: bool
+    rows: I64
+
+    @property
+    def period(self) -> int:
+        """Number of steps until they repeat, evaluation included."""
+        return len(self.order)
+
+
+def continuation_of(trace: Trace, operations: Operations) -> Continuation | None:
+    """Return how the program goes on after some requests; None where no complete step says so.
+
+    Args:
+        trace: of the device.
+        operations: its requests, as recorded or edited.
+    """
+    window = StepWindow.of(trace, operations)
+    if window is None:
+        return None
+    n_pools = int(operations.table["pool"].max(initial=0))
+    return _Builder(window, n_pools).build()
+
+
+class _Builder(SizedSteps):
+    """Makes the templates of a window.
+
+    Attributes:
+        fate: of each allocation, how many steps it lives, or KEPT or REPLACED.
+    """
+
+    def __init__(self, window: StepWindow, n_pools: int) -> None:
+        super().__init__(window)
+        self.n_pools = n_pools
+        if self.found is not None:
+            self.fate = self._fates()
+
+    def build(self) -> Continuation | None:
+        """Return the continuation."""
+        w = self.w
+        if self.found is None:
+            return None
+        like, n_same, is_same = self.found
+        period, start = self.period, self.start
+        is_alike = self.is_alike
+        rest = self._rest(like, n_same, is_single=self.n == 1)
+        varies = self._varies(start)
+        grows = bool(self.growth.any())
+        varies = varies or not is_alike
+        is_equal = is_same and is_alike and not varies
+        if varies or not is_equal:
+            whole = max(period, (self.n + 1 - start) // period * period)
+        else:
+            whole = period
+        order = list(range(max(0, self.n + 1 - whole), self.n + 1))
+        begun = self._converted(np.arange(w.at[self.n], w.at[self.n + 1] - int(w.has_failed)))
+        own = _joined(begun, rest) if w.has_failed or len(rest) else None
+        if own is None or not w.at[-1] - w.at[self.n]:
+            # Nothing is under way: the steps go on as they came.
+            order = list(range(max(0, self.n - whole), self.n))
+        elif is_equal and self.n - period >= start and self.n >= 2:
+            order[-1] = self.n - period
+        parts, first, origin, counts = [rest], [0, len(rest)], [0], [bool(w.counts[self.n])]
+        cycle = []
+        for t in order:
+            part = own if t == self.n and own is not None else self._template(t)
+            cycle.append(len(parts))
+            parts.append(part)
+            first.append(first[-1] + len(part))
+            origin.append(t - self.n)
+            counts.append(bool(w.counts[t]))
+        if not w.at[-1] - w.at[self.n]:
+            counts[0] = False
+        table = _joined(*parts)
+
+        def native(one: npt.NDArray[np.void]) -> _ext.NativeFuture:
+            one.setflags(write=False)
+            return _ext.NativeFuture(
+                table=one.view(np.uint8),
+                first=first,
+                origin=origin,
+                counts=[int(c) for c in counts],
+                cycle=cycle,
+                held=self._held(),
+                n_slots=max(self.n_slots, 1),
+                n_pools=self.n_pools,
+            )
+
+        is_exact = is_equal and not grows and self.n - start >= ENOUGH
+        again = table.copy()
+        again["growth"] = 0
+        lower, higher = self._scenarios(table, like, is_exact=is_exact, varies=varies)
+        return Continuation(
+            native=native(table),
+            again=native(again) if grows else native(table),
+            lower=None if lower is None else native(lower),
+            higher=None if higher is None else native(higher),
+            n_past=w.n_past,
+            n_complete=self.n,
+            is_exact=is_exact,
+            varies=varies,
+            grows=grows,
+            order=tuple(order),
+            period_steps=sum(counts[1:]),
+            counts_first=counts[0],
+            rows=w.rows,
+        )
+
+    def _scenarios(
+        self, table: npt.NDArray[np.void], like: int, *, is_exact: bool, varies: bool
+    ) -> tuple[npt.NDArray[np.void] | None, npt.NDArray[np.void] | None]:
+        """Return futures that ask for less and for more, as far as is not known."""
+        stretch = self._stretch(like) if varies else 0.0
+        less, more = 0.0, 0.0
+        if not is_exact:
+            less = more = GUESSED if not self.is_same else ROUNDED
+        more = max(more, stretch)
+        is_periodic = 2 * self.period <= self.n - self.start
+        irregular = self._irregular() & (not is_periodic)
+        is_made = table["kind"] == OpKind.MALLOC
+        passing = is_made & (table["age"] == 0)
+        lower = higher = None
+        if less or irregular.any():
+            lower = table.copy()
+            lower["size"][passing] = (table["size"][passing] * (1 - less)).astype(np.uint64)
+            lower["age"][is_made & irregular[table["slot"]] & (table["age"] < 0)] = 0
+        rises = is_made & (self.trend[table["slot"]] > 0)
+        if more or rises.any():
+            higher = table.copy()
+            higher["growth"][rises] += self.trend[table["slot"][rises]]
+            chosen = passing
+            if varies and self.n > 1:
+                chosen = passing & self._varying()[table["slot"]]
+            higher["size"][chosen] = (table["size"][chosen] * (1 + more)).astype(np.uint64)
+        return lower, higher
+
+    def _irregular(self) -> Bools:
+        """Return the slots of what some steps keep and others do not make (a cache by shape)."""
+        w = self.w
+        made = np.flatnonzero((w.kind == OpKind.MALLOC) & (self.fate < 0))
+        made = made[(w.step[made] < self.n) & (w.step[made] >= self.start)]
+        n_steps = np.zeros(self.n_slots, np.int64)
+        pairs = np.unique(self.slot[made] * (self.n + 1) + w.step[made])
+        np.add.at(n_steps, pairs // (self.n + 1), 1)
+        result: Bools = (n_steps > 0) & (n_steps < 0.7 * (self.n - self.start))
+        return result
+
+    def _fates(self) -> I64:
+        """Return for each allocation how many steps it lives, or KEPT or REPLACED."""
+        w = self.w
+        made = np.flatnonzero(w.kind == OpKind.MALLOC)
+        fate = np.zeros(len(w.kind), np.int64)
+        fate[made] = self.age[made]
+        ended = made[self.age[made] >= 0]
+        usual = np.full(self.n_slots, -1, np.int64)
+        longest = np.full(self.n_slots, -1, np.int64)
+        usual[self.slot[ended]] = self.age[ended]  # the last one stays
+        np.maximum.at(longest, self.slot[ended], self.age[ended])
+        lives = made[self.age[made] < 0]
+        reached = self.n - w.step[lives]
+        settled = (w.step[lives] < self.n) & ((w.step[lives] > 0) | w.starts_settled)
+        n_kept = np.bincount(self.slot[lives][settled], minlength=self.n_slots)
+        if self.n == 2 and not w.starts_settled:
+            first = lives[w.step[lives] == 0]
+            pair = set(zip(self.slot[first].tolist(), w.size[first].tolist(), strict=True))
+            for i in lives[w.step[lives] == 1].tolist():
+                n_kept[self.slot[i]] += (int(self.slot[i]), int(w.size[i])) in pair
+        slot = self.slot[lives]
+        result = np.where(n_kept[slot] >= 2, KEPT, np.where(reached > 0, REPLACED, 0))
+        result = np.where(longest[slot] >= reached, longest[slot], result)
+        result = np.where(usual[slot] >= reached, usual[slot], result)
+        fate[lives] = result
+        return fate
+
+    def _template(self, step: int) -> npt.NDArray[np.void]:
+        """Return a recorded step as future operations."""
+        w = self.w
+        return self._converted(np.arange(w.at[step], w.at[step + 1]))
+
+    def _converted(self, at: I64) -> npt.NDArray[np.void]:
+        w = self.w
+        is_made = w.kind[at] == OpKind.MALLOC
+        is_free = (w.kind[at] >= OpKind.FREE) & (w.kind[at] <= OpKind.COMPLETE)
+        keep = is_made | (is_free & (self.slot[at] >= 0)) | (w.kind[at] == OpKind.EMPTY_CACHE)
+        at, is_made = at[keep], is_made[keep]
+        result = np.zeros(len(at), FUTURE_OPERATION)
+        result["kind"] = w.kind[at]
+        result["size"] = w.size[at]
+        result["slot"] = np.maximum(self.slot[at], 0)
+        result["age"] = np.where(is_made, self.fate[at], self.age[at])
+        result["stream"] = w.stream[at]
+        result["pool"] = w.pool[at]
+        result["growth"] = np.where(is_made, self.growth[np.maximum(self.slot[at], 0)], 0)
+        return result
+
+    def _rest(self, like: int, n_same: int, *, is_single: bool) -> npt.NDArray[np.void]:
+        """Return what is missing of the step under way, the failing request first."""
+        w = self.w
+        requests = w.requests[like]
+        after = int(requests[n_same - 1]) + 1 if n_same else int(w.at[like])
+        if not n_same and not w.has_failed and w.at[-1] == w.at[self.n]:
+            return np.zeros(0, FUTURE_OPERATION)
+        at = np.arange(after, w.at[like + 1])
+        rest = self._converted(at)
+        is_made = rest["kind"] == OpKind.MALLOC
+        of = rest["slot"][is_made]
+        rest["size"][is_made] = np.maximum(self.predicted[of], 1).astype(np.uint64)
+        rest["growth"][is_made] = 0
+        if is_single:
+            rest = self._without_first_time(rest, like)
+        if w.has_failed:
+            own = self._converted(np.array([len(w.kind) - 1]))
+            own["growth"] = 0
+            is_known = n_same > 0 and w.stack[requests[n_same - 1]] == w.stack[-1]
+            own["age"] = self.fate[requests[n_same - 1]] if is_known else 0
+            rest = _joined(own, rest)
+        return rest
+
+    def _without_first_time(self, rest: npt.NDArray[np.void], like: int) -> npt.NDArray[np.void]:
+        """Return the rest without what only a first step makes (optimizer state, workspaces)."""
+        w = self.w
+        made = w.requests[like]
+        lives = made[self.age[made] < 0]
+        is_old = np.zeros(self.n_slots, np.bool_)
+        is_old[self.slot[lives]] = True
+        role = np.full(self.n_slots, stacks.NO_STACK, np.int64)
+        of_stack = w.trace.stacks.roles.role[w.stack[made]]
+        role[self.slot[made]] = np.where(of_stack == stacks.SILENT, stacks.BACKWARD, of_stack)
+        is_made = rest["kind"] == OpKind.MALLOC
+        again = is_made & is_old[rest["slot"]]
+        of_backward = again & (role[rest["slot"]] == stacks.BACKWARD)
+        backward = np.flatnonzero(is_made & (role[rest["slot"]] == stacks.BACKWARD))
+        result: npt.NDArray[np.void] = rest[~(again & ~of_backward)]
+        if not len(backward) or not of_backward.any():
+            return result
+        # Gradients are freed before they are made again (set_to_none).
+        freed = np.zeros(int(of_backward.sum()), FUTURE_OPERATION)
+        freed["kind"], freed["slot"] = OpKind.FREE, rest["slot"][of_backward]
+        freed["age"] = 1
+        at = int(np.count_nonzero(~(again & ~of_backward)[: backward[0]]))
+        return _joined(result[:at], freed, result[at:])
+
+    def _held(self) -> npt.NDArray[np.int32]:
+        """Return the blocks of the window that live at its end: id, slot, born, age."""
+        w = self.w
+        made = np.flatnonzero((w.kind == OpKind.MALLOC) & (self.age < 0) & (w.allocation >= 0))
+        made = made[self.fate[made] != KEPT]
+        columns = (w.allocation[made], self.slot[made], w.step[made] - self.n, self.fate[made])
+        return np.ascontiguousarray(np.stack(columns, axis=1).reshape(-1), np.int32)
+
+
+def _joined(*parts: npt.NDArray[np.void]) -> npt.NDArray[np.void]:
+    """Return tables of future operations after each other; ``concatenate`` would repack them."""
+    result = np.empty(sum(len(part) for part in parts), FUTURE_OPERATION)
+    at = 0
+    for part in parts:
+        result[at : at + len(part)] = part
+        at += len(part)
+    return result

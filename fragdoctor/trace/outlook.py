@@ -1,0 +1,227 @@
+"""Outlooks: whether a run survives under a what-if, looked at beyond the recorded failure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+
+from fragdoctor._native import _ext
+from fragdoctor.model.outlook import Outlook, OutlookBasis, OutlookState
+from fragdoctor.model.settings import Era
+from fragdoctor.trace.allocator import native_config
+from fragdoctor.trace.continuation import Continuation, continuation_of
+from fragdoctor.trace.lower_bound import lower_bound_of
+from fragdoctor.trace.operations import Operations
+from fragdoctor.trace.replay import Conditions
+from fragdoctor.trace.trace import Trace
+from fragdoctor.units import format_size
+
+MAX_STEPS: Final = 100
+"""Steps that are looked at where nobody asks for a number."""
+
+FORESEEN_STEPS: Final = 10_000
+"""Steps within which growth that goes on evenly is said to end the run."""
+
+MAX_PLAYED: Final = 200_000
+"""Operations played after the recorded ones, where nobody asks for a number of steps."""
+
+TOLERANCE: Final = 0.04
+"""Share of the peak by which a repeated step may differ from the recorded one."""
+
+KEPT_SHARE: Final = 0.004
+"""Share of the peak by which what a step keeps may differ from what it kept as recorded."""
+
+NO_STEP: Final = "the recording holds no complete step"
+
+
+class Outlooks:
+    """The futures of one list of requests; the continuation is worked out once for all what-ifs.
+
+    Args:
+        trace: of the device.
+        operations: its requests, as recorded or edited.
+        max_steps: whole steps to play after the one under way; where None, until the pattern
+            repeats, at most ``MAX_STEPS``.
+    """
+
+    def __init__(
+        self, trace: Trace, operations: _ext.NativeOps, max_steps: int | None = None
+    ) -> None:
+        self._trace = trace
+        self._operations = operations
+        self._asked = max_steps
+        self.continuation = continuation_of(trace, Operations.of(operations))
+        self._lower_bound = lower_bound_of(trace) if self.continuation is None else None
+
+    @cached_property
+    def _is_confirmed(self) -> bool:
+        """Whether repeating the recorded steps gives what was recorded of them.
+
+        Played without a limit, each must rise as far above its beginning as it did, and all of
+        them together must keep as much.
+        """
+        known = self.continuation
+        assert known is not None  # noqa: S101 - asked before
+        config = native_config(self._trace.settings, era=Era.ADDRESS)
+        _, look = self._operations.look_on(
+            config, known.again, known.n_past, max_steps=MAX_STEPS, max_ops=MAX_PLAYED // 2
+        )
+        return _agrees(self._trace, known, look)
+
+    def replay(self, conditions: Conditions, *, remakes_start: bool) -> tuple[Any, Outlook]:
+        """Return what the native replay of the recorded part said, and what comes after it."""
+        config, known = conditions.native(), self.continuation
+        limits = [b for b in (conditions.capacity_bytes, conditions.allowed_bytes) if b is not None]
+        limit = min(limits, default=None)
+        if known is None:
+            raw = self._operations.replay(config, False, remakes_start)
+            return raw, self._without_steps(raw, limit)
+        raw, look = self._play(known.native, config, remakes_start=remakes_start)
+        outlook = self._judged(known, raw, look, limit)
+        if raw["fits"] and not self._is_confirmed:
+            return raw, replace(
+                outlook,
+                state=OutlookState.OPEN,
+                fails_after_steps=None,
+                reason="repeating the recorded steps does not give what was recorded of them",
+            )
+        other = {OutlookState.HOLDS: known.higher, OutlookState.FAILS: known.lower}.get(
+            outlook.state
+        )
+        if other is None or not raw["fits"]:
+            return raw, outlook
+        again, look = self._play(other, config, remakes_start=remakes_start)
+        if self._judged(known, again, look, limit).state is outlook.state:
+            return raw, outlook
+        return raw, replace(
+            outlook,
+            state=OutlookState.OPEN,
+            fails_after_steps=None,
+            reason=_close(known, outlook.state),
+        )
+
+    def _play(
+        self, future: _ext.NativeFuture, config: _ext.AllocatorConfig, *, remakes_start: bool
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
+        assert self.continuation is not None  # noqa: S101 - asked before
+        return self._operations.look_on(
+            config,
+            future,
+            self.continuation.n_past,
+            remake_initial=remakes_start,
+            max_steps=MAX_STEPS if self._asked is None else self._asked,
+            max_ops=MAX_PLAYED if self._asked is None else 2**40,
+            stops_at_repetition=self._asked is None,
+        )
+
+    def _without_steps(self, raw: Mapping[str, Any], limit_bytes: int | None) -> Outlook:
+        """Return the outlook of a run of which no step is complete."""
+        if not raw["fits"]:
+            return _failed_before()
+        bound = self._lower_bound
+        if bound is None:
+            return Outlook(OutlookState.OPEN, reason=NO_STEP)
+        is_beyond = limit_bytes is not None and bound.live_bytes > limit_bytes
+        return Outlook(
+            OutlookState.FAILS if is_beyond else OutlookState.OPEN,
+            OutlookBasis.LOWER_BOUND,
+            fails_after_steps=0 if is_beyond else None,
+            reason=f"the step was not finished, {bound.text}",
+        )
+
+    def _judged(
+        self,
+        known: Continuation,
+        raw: Mapping[str, Any],
+        look: Mapping[str, Any],
+        limit_bytes: int | None,
+    ) -> Outlook:
+        if not raw["fits"] or raw["is_cut_short"]:
+            return _failed_before()
+        n_done = look["n_done"]
+        growth = _growth(known, look["allocated"])
+        outlook = Outlook(
+            OutlookState.HOLDS,
+            OutlookBasis.REPEATED if known.is_exact else OutlookBasis.SCALED,
+            steps=max(n_done - int(known.counts_first), 0),
+            peak_reserved_bytes=max(
+                int(look["peak_reserved"].max(initial=0)), raw["peak_reserved_bytes"]
+            ),
+            growth_bytes_per_step=growth,
+            reason="from there on the steps repeat" if look["repeats"] else "",
+        )
+        if look["has_failed"]:
+            return replace(
+                outlook,
+                state=OutlookState.FAILS,
+                fails_after_steps=n_done,
+                reason=f"a request of {format_size(look['failed_bytes'])} fails",
+            )
+        if growth <= 0 or look["repeats"] or limit_bytes is None or self._asked is not None:
+            return outlook
+        room = limit_bytes - int(look["peak_allocated"].max(initial=0))
+        n_left = max(room, 0) // growth
+        if n_done + n_left > FORESEEN_STEPS:
+            return outlook
+        return replace(
+            outlook,
+            state=OutlookState.FAILS,
+            fails_after_steps=n_done + n_left,
+            reason=f"each step keeps {format_size(growth)} more",
+        )
+
+
+def _failed_before() -> Outlook:
+    return Outlook(
+        OutlookState.FAILS,
+        OutlookBasis.COMPLETE,
+        fails_after_steps=0,
+        reason="a request of the recorded part fails",
+    )
+
+
+def _growth(known: Continuation, allocated: Any) -> int:
+    """Return by how many bytes allocated memory rose per step from one cycle to the next."""
+    after = np.asarray(allocated).astype(np.int64)
+    if len(after) <= known.period + 1:
+        return 0
+    n_steps = max(known.period_steps, 1)
+    return int(after[-1] - after[-1 - known.period]) // n_steps
+
+
+def _agrees(trace: Trace, known: Continuation, look: Mapping[str, Any]) -> bool:
+    after = np.asarray(look["allocated"]).astype(np.int64)
+    peak = np.asarray(look["peak_allocated"]).astype(np.int64)
+    began = trace.totals.at(known.rows)[:, 0]
+    highest = trace.totals.envelope("allocated_bytes", np.append(0, known.rows + 1)).high[1:]
+    scale = max(int(highest.max(initial=0)), 1)
+    rise, n = highest - began, known.n_complete
+    for u, step in enumerate(known.order[: len(after) - 1]):
+        if step >= n:
+            continue
+        if abs(int(peak[u + 1] - after[u]) - int(rise[step])) > TOLERANCE * scale:
+            return False
+    period = known.period
+    if len(after) <= period or n <= period + 1 or known.grows:
+        return True
+    is_own = known.order[-1] >= n  # what the step under way would have kept is not recorded
+    kept = int(began[n] - began[n - period]) if not is_own else int(began[n] - began[1])
+    steps = period if not is_own else n - 1
+    expected = kept / max(steps, 1)
+    found = int(after[period] - after[0]) / period
+    return abs(found - expected) <= max(TOLERANCE * abs(expected) * 5, KEPT_SHARE * scale)
+
+
+def _close(known: Continuation, state: OutlookState) -> str:
+    """Return why an outcome is not certain."""
+    if state is OutlookState.FAILS:
+        return (
+            "it fails if the steps to come are as expected, but not if they ask for a little less"
+        )
+    if known.varies:
+        return "steps like those recorded fit, but batches differ, and a larger one would not"
+    return "it fits if the steps to come are as expected, but not if they ask for a little more"

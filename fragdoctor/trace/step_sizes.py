@@ -1,0 +1,261 @@
+"""The sizes of aligned steps: what varies, what grows, and what the next ones will be."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from fragdoctor.model.snapshot import I64, Bools
+from fragdoctor.trace.operations import OpKind
+from fragdoctor.trace.step_alignment import AlignedSteps, StepWindow
+
+SMALL: Final = 64 * 1024
+"""Sizes below this may differ between steps that count as alike."""
+
+MISALIGNED: Final = 0.25
+"""Share of bytes in requests whose sizes may differ where requests are aligned only roughly."""
+
+MANY_STEPS: Final = 8
+"""Steps of differing size from which on the largest so far tells much of those to come."""
+
+BOUNDED: Final = 0.01
+"""Share by which the largest two steps differ, up to which they are as large as steps get."""
+
+ROUNDED: Final = 0.005
+"""Share by which a step may differ from what sizes scaled to it say."""
+
+MAX_PREDICTORS: Final = 24
+"""Patterns of sizes over the steps that others are told from; the largest."""
+
+MIN_FIT: Final = 0.8
+"""Share of the variance of rising sizes that a line explains, at least."""
+
+MIN_EVEN: Final = 5
+"""Steps over which a size must rise evenly to be taken for one that goes on rising."""
+
+MIN_TREND: Final = 6
+"""Steps from which on rising sizes are a trend although they do not rise evenly."""
+
+
+class SizedSteps(AlignedSteps):
+    """Aligned steps with the sizes in their slots.
+
+    Attributes:
+        size: ``float64[n + 1, n_slots]``: the size in each slot by step, NaN where there is none.
+        growth: bytes by which the size in each slot rises evenly with every step.
+        trend: the same where it rises on the whole, but not evenly.
+        is_same: the step under way began with the same requests as the one that it is like.
+        is_alike: and with the same sizes.
+        predicted: sizes expected in the step under way.
+    """
+
+    def __init__(self, window: StepWindow) -> None:
+        super().__init__(window)
+        self.is_alike = False
+        if self.found is None:
+            return
+        like, _, self.is_same = self.found
+        self.size = self._sizes()
+        self.trend = np.zeros(self.size.shape[1], np.int64)
+        self.growth = self._growths()
+        self.is_alike = self._began_alike(like)
+        self.predicted = self._predicted(like)
+
+    def _sizes(self) -> npt.NDArray[np.float64]:
+        """Return ``float64[n + 1, n_slots]``: the size in each slot, NaN where there is none."""
+        w = self.w
+        result = np.full((self.n + 1, max(self.n_slots, 1)), np.nan)
+        made = np.flatnonzero(w.kind == OpKind.MALLOC)
+        result[w.step[made], self.slot[made]] = w.size[made]
+        return result
+
+    def _growths(self) -> I64:
+        """Return the bytes by which the size in each slot rises with every step."""
+        size = self.size
+        there = ~np.isnan(size)
+        count = there.sum(axis=0)
+        result = np.zeros(size.shape[1], np.int64)
+        low, high = (
+            np.nanmin(np.where(there, size, np.inf), axis=0),
+            np.nanmax(np.where(there, size, -np.inf), axis=0),
+        )
+        for k in np.flatnonzero((count >= 3) & (high > low)).tolist():
+            t = np.flatnonzero(there[:, k])
+            values = size[t, k]
+            result[k] = _even_slope(t, values)
+            if not result[k]:
+                self.trend[k] = _trend(t, values)
+        return result
+
+    def _varies(self, start: int) -> bool:
+        """Return whether sizes differ between like steps, other than by growing evenly."""
+        w = self.w
+        last: dict[int, tuple[I64, I64]] = {}
+        for t in range(start, self.n):
+            at = w.requests[t]
+            size, grows = w.size[at], self.growth[self.slot[at]] != 0
+            before = last.get(self.classes[t])
+            if before is not None:
+                fixed = ~(before[1] | grows)
+                if _differs(before[0][fixed], size[fixed]):
+                    return True
+            last[self.classes[t]] = size, grows
+        return False
+
+    def _began_alike(self, like: int) -> bool:
+        """Return whether the step under way has the sizes of another so far."""
+        mine, theirs = self.size[self.n], self.size[like]
+        both = ~np.isnan(mine) & ~np.isnan(theirs) & (self.growth == 0)
+        if self.is_same:
+            return not _differs(mine[both], theirs[both])
+        # Some requests may not be aligned: but if batches differ, most sizes do.
+        both[self.slot[self._silent()]] = False
+        differs = both & (mine != theirs)
+        return bool(theirs[differs].sum() <= MISALIGNED * max(theirs[both].sum(), 1.0))
+
+    def _predicted(self, like: int) -> npt.NDArray[np.float64]:
+        """Return the size expected in each slot of the step under way."""
+        n = self.n
+        past, seen = self.size[:n], self.size[n]
+        result = self.size[like].copy()
+        grows = self.growth != 0
+        result[grows] += (self.growth * (n - like))[grows]
+        low = np.nanmin(np.where(np.isnan(past), np.inf, past), axis=0)
+        high = np.nanmax(np.where(np.isnan(past), -np.inf, past), axis=0)
+        varies = (high > low) & ~grows
+        known = ~np.isnan(seen)
+        wanted = np.flatnonzero(varies & ~known & ~np.isnan(result))
+        predictors = self._predictors(varies & known)
+        self.weak = 0.0
+        if len(wanted) and len(predictors):
+            result[wanted] = self._fitted(wanted, predictors, result[wanted])
+        self._scale_alike(result, like, usable=~varies & ~grows)
+        return np.where(np.isnan(result), 1, result)
+
+    def _scale_alike(self, result: npt.NDArray[np.float64], like: int, *, usable: Bools) -> None:
+        """Change sizes that changed for the first time: what was as large changes alike."""
+        was, now = self.size[like], self.size[self.n]
+        both = usable & ~np.isnan(was) & ~np.isnan(now)
+        changed = both & (was != now)
+        if not self.is_same:
+            changed[self.slot[self._silent()]] = False
+        if not changed.any() or self.is_alike:
+            return
+        new = dict(zip(was[changed].tolist(), now[changed].tolist(), strict=True))
+        fixed = set(was[both & ~changed].tolist())
+        large = changed & (was > SMALL)
+        ratio = float(np.median(now[large] / was[large])) if large.any() else 1.0
+        keeps = np.zeros(len(was), np.bool_)
+        kept = np.flatnonzero((self.w.kind == OpKind.MALLOC) & (self.age != 0))
+        kept = kept[self.w.step[kept] == like]
+        keeps[self.slot[kept]] = True
+        for k in np.flatnonzero(usable & ~np.isnan(was) & np.isnan(now)).tolist():
+            size = was[k].item()
+            if size in new and size not in fixed:
+                result[k] = new[size]
+            elif size not in fixed and not keeps[k] and size > SMALL:
+                result[k] = size * ratio
+
+    def _predictors(self, usable: Bools) -> I64:
+        """Return slots whose sizes tell those of others: of each pattern over the steps one."""
+        at: I64 = np.flatnonzero(usable)
+        if not len(at):
+            return at
+        part = self.size[: self.n, at]
+        count = (~np.isnan(part)).sum(axis=0)
+        at, part = at[count >= 2], part[:, count >= 2]
+        if not len(at):
+            return at
+        scaled = np.round(part / np.nanmax(part, axis=0), 6)
+        _, first = np.unique(np.nan_to_num(scaled, nan=-1), axis=1, return_index=True)
+        chosen = at[np.sort(first)]
+        biggest = np.argsort(-np.nanmax(self.size[: self.n, chosen], axis=0), kind="stable")
+        result: I64 = chosen[biggest[:MAX_PREDICTORS]]
+        return result
+
+    def _fitted(
+        self, wanted: I64, predictors: I64, fallback: npt.NDArray[np.float64]
+    ) -> npt.NDArray[np.float64]:
+        """Return sizes as affine functions of the predictor that explains each best."""
+        past, seen = self.size[: self.n], self.size[self.n]
+        y = past[:, wanted]
+        best = np.full(len(wanted), np.inf)
+        result = fallback.copy()
+        for p in predictors.tolist():
+            x = past[:, p : p + 1]
+            both = ~np.isnan(x) & ~np.isnan(y)
+            m = both.sum(axis=0)
+            xs, ys = np.where(both, x, 0.0), np.where(both, y, 0.0)
+            safe = np.maximum(m, 1)
+            mx, my = xs.sum(axis=0) / safe, ys.sum(axis=0) / safe
+            dx, dy = np.where(both, x - mx, 0.0), np.where(both, y - my, 0.0)
+            vx = (dx * dx).sum(axis=0)
+            slope = np.divide((dx * dy).sum(axis=0), vx, out=np.zeros_like(vx), where=vx > 0)
+            off = np.where(both, dy - slope * dx, 0.0)
+            error = np.sqrt((off * off).sum(axis=0) / safe) / np.maximum(my, 1)
+            value = my + slope * (seen[p] - mx)
+            better = (vx > 0) & (m >= 2) & (error < best) & (value > 0)
+            best[better], result[better] = error[better], value[better]
+        finite = np.isfinite(best)
+        self.weak = float((np.where(finite, best, 1.0) * fallback).sum() / max(fallback.sum(), 1))
+        return result
+
+    def _varying(self) -> Bools:
+        """Return the slots whose sizes differ between steps."""
+        there = ~np.isnan(self.size)
+        low = np.where(there, self.size, np.inf).min(axis=0)
+        high = np.where(there, self.size, -np.inf).max(axis=0)
+        result: Bools = high > low
+        return result
+
+    def _stretch(self, like: int) -> float:
+        """Return by what share the steps to come may be larger than the largest so far.
+
+        Where the largest two are far apart a larger one is to be expected; where many are about as
+        large as the largest there is a bound.
+        """
+        w = self.w
+        total = [
+            float(w.size[w.requests[t]].sum())
+            for t in range(self.start, self.n)
+            if self.classes[t] == self.classes[like]
+        ]
+        slot = self.slot[w.requests[like]]
+        seen = self.size[self.n, slot]
+        predicted = np.where(np.isnan(seen), self.predicted[slot], seen)
+        total.append(float(predicted.sum()))
+        x = np.sort(np.array(total))[::-1]
+        if len(x) < 2 or not x[0]:
+            return 1.0
+        gap, spread = (x[0] - x[1]) / x[0], (x[0] - x[-1]) / x[0]
+        if gap < BOUNDED / 10:
+            return ROUNDED
+        if gap < BOUNDED or len(x) > MANY_STEPS:
+            return float(max(ROUNDED, gap, spread / len(x)))
+        return float(min(max(2 * gap, 1.2 * spread * min(1.0, 8 / len(x))), 1.0))
+
+
+def _differs(mine: npt.NDArray[Any], other: npt.NDArray[Any]) -> bool:
+    """Return whether sizes differ by more than what rounds away."""
+    return bool(((mine != other) & (np.maximum(mine, other) > SMALL)).any())
+
+
+def _even_slope(t: I64, values: npt.NDArray[np.float64]) -> int:
+    """Return the bytes that a size rises by with every step; 0 where it does not rise evenly."""
+    steps, rises = np.diff(t), np.diff(values)
+    slope = rises[-1] / steps[-1]
+    is_even = len(t) >= MIN_EVEN and bool((rises == slope * steps).all())
+    return int(slope) if is_even else 0
+
+
+def _trend(t: I64, values: npt.NDArray[np.float64]) -> int:
+    """Return the bytes that a size rises by per step on the whole; 0 where it ever falls."""
+    rises = np.diff(values)
+    if len(t) < MIN_TREND or (rises < 0).any() or np.count_nonzero(rises) < 3:
+        return 0
+    dt, dv = t - t.mean(), values - values.mean()
+    total = float((dv * dv).sum())
+    fit = float((dt * dv).sum()) ** 2 / (float((dt * dt).sum()) * total) if total else 0.0
+    return int((dt * dv).sum() / (dt * dt).sum()) if fit >= MIN_FIT else 0

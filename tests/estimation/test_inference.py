@@ -1,0 +1,195 @@
+"""Caches of each kind of attention, servers, and how the parts of several GPUs add up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fragdoctor.errors import ConfigError
+from fragdoctor.estimation.formula import formula_footprint, formula_needs
+from fragdoctor.estimation.gpus import gpu_of
+from fragdoctor.estimation.inference import cache_bytes_per_sequence, cache_parts
+from fragdoctor.estimation.parallel import check_parallel, local_part, n_gpus
+from fragdoctor.estimation.precision import PRECISIONS, precision_of
+from fragdoctor.estimation.request import Request, workload_of
+from fragdoctor.estimation.serving import serving_of
+from fragdoctor.model.workload import Workload
+from fragdoctor.units import GIB
+
+
+def of(name: str, **options: Any) -> Workload:
+    return workload_of(Request(inputs=(name,), inference=True, **options))
+
+
+def test_latent_attention_keeps_one_short_vector_a_token() -> None:
+    """DeepSeek-V3 at 4,096 tokens: 61 layers x (512 + 64) x 2 bytes, not 128 heads' keys."""
+    workload = of("deepseek-v3", seq=4096)
+
+    assert cache_bytes_per_sequence(workload) == 61 * (512 + 64) * 2 * 4096
+    kv = {item.id: item.n_bytes for item in formula_footprint(workload).items}["kv_cache"]
+    assert kv == pytest.approx(0.268 * GIB, rel=0.01)
+    assert workload.shape.n_parameters == 671_026_419_200
+
+
+def test_grouped_queries_share_keys_and_values() -> None:
+    """vLLM printed 5691 blocks of 16 tokens in 11.12 GiB for Llama 3 8B (issue 12330)."""
+    workload = of("llama-3-8b", seq=1, cache="paged")
+
+    block = cache_bytes_per_sequence(workload)
+    assert block == 16 * 32 * 2 * 8 * 128 * 2
+    assert 5691 * block == pytest.approx(11.12 * GIB, rel=0.001)
+
+
+def test_sliding_layers_keep_their_window_only() -> None:
+    mistral, gemma = of("mistral-7b", seq=32_768), of("gemma-2-9b", seq=8192)
+
+    assert {part.tokens for part in cache_parts(mistral)} == {4096}
+    assert [(p.n_layers, p.tokens) for p in cache_parts(gemma)] == [(21, 8192), (21, 4096)]
+
+
+def test_recurrent_state_does_not_grow() -> None:
+    short, long = of("mamba-130m", seq=128), of("mamba-130m", seq=4096)
+
+    assert cache_bytes_per_sequence(short) == cache_bytes_per_sequence(long) > 0
+
+
+def test_static_cache_is_as_long_as_the_positions() -> None:
+    workload = of("llama-3-8b", seq=100, new_tokens=10, cache="static")
+
+    assert cache_parts(workload)[0].tokens == 8192
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "published_gib"),
+    [
+        # Sizes that model cards state: llama.cpp's table for Llama 3.1 8B; OpenAI's for gpt-oss.
+        ("llama-3.1-8b", "gguf-q4-k-m", 4.58),
+        ("llama-3.1-8b", "gguf-q8-0", 7.95),
+        ("llama-3.1-8b", "bf16", 14.96),
+        ("gpt-oss-20b", "mxfp4", 12.8),
+        ("gpt-oss-120b", "mxfp4", 60.8),
+    ],
+)
+def test_weights_weigh_what_is_published(name: str, dtype: str, published_gib: float) -> None:
+    items = formula_footprint(of(name, dtype=dtype, seq=16)).items
+
+    weights = next(item.n_bytes for item in items if item.id == "parameters")
+    assert weights == pytest.approx(published_gib * GIB, rel=0.01)
+
+
+def test_precisions_are_found_by_the_names_people_use() -> None:
+    assert precision_of("trainer-bf16").name == "amp-bf16"
+    assert precision_of("GGUF-Q4_K_M").name == "gguf-q4-k-m"
+    assert all(p.source or p.name in ("fp32", "tf32", "bf16", "fp16") for p in PRECISIONS.values())
+
+
+def test_more_tokens_than_positions_are_refused_or_warned_of() -> None:
+    with pytest.raises(ConfigError, match="positions"):
+        of("gpt2", seq=1024, new_tokens=1)
+
+    warned = of("llama-3-8b", seq=100_000)
+    assert any("8192 positions" in note for note in warned.shape.assumptions)
+
+
+def test_server_divides_its_share_into_weights_a_step_and_blocks() -> None:
+    gpu = gpu_of("a100-40g")
+
+    found = serving_of(of("llama-3-8b", seq=8192), gpu, utilization=0.9)
+
+    assert found.budget_bytes == int(0.9 * gpu.total_bytes) - gpu.context_bytes
+    parts = found.weights_bytes + found.activations_bytes + found.cache_bytes
+    assert parts == found.budget_bytes
+    assert found.bytes_per_sequence == GIB
+    assert found.sequences == found.cache_bytes // GIB
+    small = serving_of(
+        of("llama-3-8b", seq=8192), gpu, utilization=0.9, max_seqs=4, max_batched_tokens=2048
+    )
+    assert small.sequences == 4
+    assert small.cache_bytes > found.cache_bytes
+
+
+def test_server_that_takes_nothing_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no share"):
+        serving_of(of("llama-3-8b", seq=1), gpu_of("t4"), utilization=1.5)
+
+
+# Several GPUs
+
+
+@pytest.mark.parametrize("degree", [2, 4, 8])
+def test_parts_of_tensor_parallelism_add_up_to_the_model(degree: int) -> None:
+    workload = of("llama-3-8b", seq=1024)
+    part = local_part(replace(workload, tensor_parallel=degree))
+
+    split = [(g, p) for g, p in zip(workload.shape.parameters, part.shape.parameters, strict=True)]
+    for whole, own in split:
+        assert own.n_total in (whole.n_total, -(-whole.n_total // degree))
+    assert part.shape.n_parameters < 1.01 * workload.shape.n_parameters / degree
+    assert n_gpus(replace(workload, tensor_parallel=degree)) == degree
+
+
+@pytest.mark.parametrize(
+    "split",
+    [
+        {"tensor_parallel": 4},
+        {"pipeline_parallel": 4},
+        {"context_parallel": 4},
+        {"world_size": 4, "zero_stage": 3},
+        {"offload": ("optimizer",)},
+        {"offload": ("activations",)},
+        {"tensor_parallel": 4, "sequence_parallel": True},
+    ],
+)
+def test_each_way_of_splitting_training_lowers_what_one_gpu_needs(split: dict[str, Any]) -> None:
+    whole = workload_of(Request(inputs=("llama-3-8b",), dtype="bf16", batch=8, seq=4096))
+
+    assert formula_needs(replace(whole, **split)).low_bytes < formula_needs(whole).low_bytes
+
+
+def test_experts_are_spread() -> None:
+    whole = of("qwen3-30b-a3b", seq=1024)
+
+    part = formula_footprint(replace(whole, expert_parallel=8))
+
+    items = {item.id: item.n_bytes for item in part.items}
+    assert items["parameters"] < 0.2 * 2 * whole.shape.n_parameters
+    assert items["communication"] > 0
+    assert part.n_parameters == whole.shape.n_parameters
+
+
+def test_degrees_that_do_not_divide_are_refused() -> None:
+    with pytest.raises(ConfigError, match="32 heads"):
+        check_parallel(replace(of("llama-3-8b", seq=1), tensor_parallel=5))
+    with pytest.raises(ConfigError, match="0 experts"):
+        check_parallel(replace(of("llama-3-8b", seq=1), expert_parallel=2))
+
+
+@pytest.mark.parametrize("optimizer", ["muon", "galore", "paged-adamw-8bit", "adamw-4bit", "lion"])
+def test_lean_optimizers_keep_less_than_adamw(optimizer: str) -> None:
+    base = workload_of(Request(inputs=("llama-3.2-1b",), dtype="bf16", seq=512))
+
+    def states(name: str) -> int:
+        items = formula_footprint(replace(base, optimizer=name)).items
+        return next((i.n_bytes for i in items if i.id == "optimizer_states"), 0)
+
+    assert states(optimizer) < states("adamw")
+
+
+def test_mixed_precision_of_deepspeed_and_fsdp() -> None:
+    deepspeed = workload_of(Request(inputs=("llama-3-8b",), dtype="deepspeed-bf16", seq=512))
+    items = {i.id: i.n_bytes for i in formula_footprint(deepspeed).items}
+    n = deepspeed.shape.n_parameters
+
+    assert items["master_weights"] == pytest.approx(4 * n, rel=0.001)
+    assert items["optimizer_states"] == pytest.approx(8 * n, rel=0.001)
+    assert items["parameters"] == pytest.approx(2 * n, rel=0.001)
+    with pytest.raises(ConfigError, match="FSDP"):
+        workload_of(Request(inputs=("llama-3-8b",), dtype="fsdp-bf16", seq=512))
+    sharded = workload_of(
+        Request(inputs=("llama-3-8b",), dtype="fsdp-bf16", seq=512, zero_stage=3, world_size=8)
+    )
+    items = {i.id: i.n_bytes for i in formula_footprint(sharded).items}
+    assert items["parameters"] == pytest.approx(4 * n / 8, rel=0.001)
+    assert items["gradients"] == pytest.approx(4 * n / 8, rel=0.02)

@@ -1,0 +1,203 @@
+"""What a rehearsed program sees: its own assertions hold, or the rehearsal fails."""
+
+from __future__ import annotations
+
+from rehearsal_stage import Stage
+
+
+def test_memory_is_what_pytorch_would_say(stage: Stage) -> None:
+    found = stage.must_pass(
+        """
+        import torch
+        assert torch.cuda.is_available() and torch.cuda.device_count() == 1
+        free, total = torch.cuda.mem_get_info()
+        assert free == 1 << 30
+        x = torch.empty(1000, device="cuda")
+        assert torch.cuda.memory_allocated() == 4096
+        assert torch.cuda.memory_reserved() == 2 << 20
+        y = torch.empty(3 << 20, device="cuda")
+        assert torch.cuda.memory_reserved() == (2 + 12) << 20
+        del y
+        assert torch.cuda.max_memory_allocated() == (12 << 20) + 4096
+        torch.cuda.reset_peak_memory_stats()
+        torch.cuda.empty_cache()
+        assert torch.cuda.memory_reserved() == 2 << 20
+        assert torch.cuda.mem_get_info()[0] == (1 << 30) - (2 << 20)
+        assert torch.cuda.max_memory_allocated() == 4096
+        assert "Allocated memory" in torch.cuda.memory_summary()
+        torch.cuda.set_per_process_memory_fraction(0.01)
+        try:
+            torch.empty(1 << 24, device="cuda")
+        except torch.OutOfMemoryError as error:
+            assert "10.24 MiB allowed" in str(error), error
+        else:
+            raise AssertionError("the fraction does not count")
+        """,
+        "--capacity",
+        "1GiB",
+    )
+
+    assert found["rehearsal"]["fits"]
+
+
+def test_tensors_are_plain_and_on_the_gpu(stage: Stage) -> None:
+    stage.must_pass(
+        """
+        import torch
+        x = torch.randn(4, 5, device="cuda", requires_grad=True)
+        assert type(x) is torch.Tensor and x.is_cuda and x.device == torch.device("cuda:0")
+        y = (x @ x.mT).relu().sum()
+        y.backward()
+        assert x.grad.shape == (4, 5) and x.grad.is_cuda
+        assert y.item() == 0.0 and x.cpu().shape == (4, 5) and x.tolist()[3][4] == 0.0
+        assert torch.tensor([1, 2], device="cuda").dtype is torch.int64
+        try:
+            x + torch.ones(4, 5)
+        except RuntimeError as error:
+            assert "Expected all tensors to be on the same device" in str(error)
+        else:
+            raise AssertionError("tensors of two devices were added")
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            assert (x @ x.mT).dtype is torch.bfloat16
+        """
+    )
+
+
+def test_streams_scalers_loaders_and_pinned_memory_work(stage: Stage) -> None:
+    stage.must_pass(
+        """
+        import torch
+        from torch.utils.data import DataLoader, TensorDataset
+
+        def main():
+            data = TensorDataset(torch.randn(64, 8), torch.zeros(64, dtype=torch.long))
+            net = torch.nn.Linear(8, 4).cuda()
+            optimizer = torch.optim.AdamW(net.parameters())
+            scaler = torch.amp.GradScaler("cuda")
+            side = torch.cuda.Stream()
+            for x, y in DataLoader(data, 16, num_workers=1, pin_memory=True):
+                with torch.cuda.stream(side):
+                    x, y = x.cuda(non_blocking=True), y.cuda(non_blocking=True)
+                    assert torch.cuda.current_stream() == side
+                torch.cuda.current_stream().wait_stream(side)
+                x.record_stream(torch.cuda.current_stream())
+                with torch.autocast("cuda"):
+                    loss = torch.nn.functional.cross_entropy(net(x), y)
+                scaler.scale(loss).backward()
+                scaler.step(optimizer)
+                scaler.update()
+                optimizer.zero_grad()
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            start.record(); end.record(); torch.cuda.synchronize()
+            assert start.elapsed_time(end) > 0
+
+        main()
+        """,
+        "--steps",
+        "99",
+    )
+
+
+def test_attention_takes_the_kernel_of_the_gpu(stage: Stage) -> None:
+    body = """
+        import torch
+        from torch.nn.functional import scaled_dot_product_attention as attention
+        q = torch.randn(1, 16, 4096, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        before = torch.cuda.memory_allocated()
+        attention(q, q, q, is_causal=True)
+        peak = torch.cuda.max_memory_allocated() - before
+        scores = 16 * 4096 * 4096 * 2
+        assert (peak < scores // 8) is {fused}, peak
+    """
+    stage.must_pass(body.replace("{fused}", "True"), "--gpu", "h100")
+    stage.must_pass(
+        body.replace("{fused}", "False").replace("bfloat16", "float64"), "--gpu", "h100"
+    )
+
+
+def test_several_gpus_are_several(stage: Stage) -> None:
+    found = stage.must_pass(
+        """
+        import torch
+        assert torch.cuda.device_count() == 2
+        x = torch.ones(1 << 20, device="cuda:1")
+        y = x.to("cuda:0")
+        assert torch.cuda.memory_allocated(0) == torch.cuda.memory_allocated(1) == 4 << 20
+        assert y.device.index == 0
+        """,
+        "--devices",
+        "2",
+    )
+
+    assert [d["peak_allocated_bytes"] for d in found["rehearsal"]["devices"]] == [4 << 20] * 2
+
+
+def test_the_program_may_record_by_itself(stage: Stage) -> None:
+    stage.must_pass(
+        """
+        import torch
+        torch.cuda.memory._record_memory_history(max_entries=100)
+        x = torch.ones(1000, device="cuda")
+        snapshot = torch.cuda.memory._snapshot()
+        actions = [event["action"] for event in snapshot["device_traces"][0]]
+        assert actions == ["segment_alloc", "alloc"], actions
+        assert snapshot["device_traces"][0][1]["frames"][0]["filename"].endswith("train.py")
+        """
+    )
+
+
+def test_what_values_decide_is_assumed_and_listed(stage: Stage) -> None:
+    found = stage.must_pass(
+        """
+        import torch
+        x = torch.ones(100, device="cuda")
+        assert x[x > 0].shape == (50,)
+        assert torch.unique(x).shape == (100,)
+        assert x.sum().item() == 0.0
+        """,
+        "--assume",
+        "nonzero=0.5",
+    )
+    listed = [
+        (a["location"]["line"], a["operation"], a["assumed"])
+        for a in found["rehearsal"]["assumptions"]
+    ]
+
+    assert listed == [
+        (4, "nonzero", "0.5 of all are kept"),
+        (5, "unique", "all elements are kept"),
+        (6, "item", "the value is 0"),
+    ]
+
+
+def test_graphs_and_pools_have_private_memory(stage: Stage) -> None:
+    stage.must_pass(
+        """
+        import torch
+        graph = torch.cuda.CUDAGraph()
+        x = torch.ones(1 << 20, device="cuda")
+        with torch.cuda.graph(graph):
+            y = x + 1
+        graph.replay()
+        pool = torch.cuda.MemPool()
+        with torch.cuda.use_mem_pool(pool):
+            z = torch.ones(1 << 18, device="cuda")
+        pools = {segment["segment_pool_id"] for segment in torch.cuda.memory_snapshot()}
+        assert pools == {(0, 0), graph.pool(), pool.id}, pools
+        assert len(pool.snapshot()) == 1
+        """
+    )
+
+
+def test_recurrent_cells_have_shapes(stage: Stage) -> None:
+    stage.must_pass(
+        """
+        import torch
+        h = torch.ones(8, 16, device="cuda")
+        for cell in (torch.nn.GRUCell(16, 16), torch.nn.LSTMCell(16, 16)):
+            out = cell.cuda()(h)
+            out = out if isinstance(out, torch.Tensor) else out[0]
+            out.sum().backward()
+            assert cell.bias_hh.grad.shape == cell.bias_hh.shape
+        """
+    )

@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from rehearsal_stage import TRAINING, Stage
+
+import fragdoctor.report
+
+SCHEMA = Path(fragdoctor.report.__file__).parent / "schema" / "rehearsal-1.0.schema.json"
+
+
+def events(stage: Stage, found: dict[str, Any], action: str) -> int:
+    made = pickle.loads((stage.home / found["rehearsal"]["snapshot"]).read_bytes())
+    return [event["action"] for event in made["device_traces"][0]].count(action)
+
+
+def test_training_fits_and_stops_when_its_memory_repeats(training: Stage) -> None:
+    found = training.json("train.py")
+    rehearsal = found["rehearsal"]
+
+    jsonschema.validate(found, json.loads(SCHEMA.read_text()))
+    assert rehearsal["fits"]
+    assert rehearsal["steps"] == 4
+    assert rehearsal["stopped"] == "steps 2 to 4 asked for the same memory"
+    # Weights, gradients and two states of 32 MiB each, and the workspaces of cuBLAS.
+    assert 4 * 32 << 20 < rehearsal["peak_allocated_bytes"] < 5 * 64 << 20
+    assert rehearsal["out_of_memory"] is None
+    assert "h100" in found["fitting_gpus"]
+    assert found["needs_bytes"] <= rehearsal["peak_reserved_bytes"]
+    assert found["verdict"]["cause"] == "healthy"
+    assert found["fidelity"]["share"] == 1.0
+
+
+def test_training_that_does_not_fit_ends_with_1_and_names_the_line(training: Stage) -> None:
+    found = training.json("train.py", "--fits-on", "120MiB", code=1)
+    oom = found["rehearsal"]["out_of_memory"]
+
+    assert not found["rehearsal"]["fits"]
+    assert oom["step"] == 0
+    assert oom["location"]["filename"].endswith("train.py")
+    assert oom["location"]["function"] == "train"
+    assert oom["message"].startswith("CUDA out of memory. Tried to allocate 16.00 MiB. GPU 0 has a")
+    assert found["verdict"]["cause"] == "capacity"
+    assert found["recommendations"]
+
+
+def test_text_report_says_the_answer_first_and_escapes(stage: Stage) -> None:
+    stage.script(TRAINING + "\n    train()\n", name="tr\x1b[31main.py")
+
+    done = stage.run("tr\x1b[31main.py", "--fits-on", "120MiB")
+
+    assert done.returncode == 1
+    assert done.stdout.startswith("Does not fit in 120.00 MiB: runs out of memory in step 1 at ")
+    assert "Not enough capacity (proven)" in done.stdout
+    assert "\x1b" not in done.stdout + done.stderr
+
+
+def test_a_size_of_batch_is_found_by_catching_the_error(stage: Stage) -> None:
+    found = stage.must_pass(
+        """
+        import gc, torch
+        batch = 1 << 20
+        while True:
+            try:
+                x = torch.empty(batch, 1024, device="cuda")
+                break
+            except torch.OutOfMemoryError as error:
+                assert isinstance(error, torch.cuda.OutOfMemoryError)
+                assert "Tried to allocate" in str(error)
+                batch //= 2
+        assert batch == 1 << 14, batch
+        assert torch.cuda.memory_stats()["num_ooms"] == 6
+        """,
+        "--capacity",
+        "100MiB",
+    )
+
+    assert found["rehearsal"]["fits"]
+    assert found["rehearsal"]["n_ooms"] == 6
+
+
+def test_steps_are_limited_and_counted_to_the_end_of_their_round(stage: Stage) -> None:
+    body = """
+        import torch
+        net = torch.nn.Linear(64, 64).cuda()
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        kept = []
+        for step in range(9):
+            net(torch.randn(8, 64, device="cuda")).sum().backward()
+            optimizer.step()
+            kept.append(torch.empty(4 << 20, device="cuda"))
+    """
+    found = stage.must_pass(body, "--steps", "3")
+    failed = stage.json("train.py", "--capacity", "100MiB", code=1)
+
+    assert found["rehearsal"]["steps"] == 3
+    assert found["rehearsal"]["peak_allocated_bytes"] >> 20 == 3 * 16 + 2 * 32
+    assert failed["rehearsal"]["out_of_memory"]["step"] == 2
+    assert failed["rehearsal"]["out_of_memory"]["location"]["line"] == 9
+
+
+def test_a_module_gets_its_arguments_and_the_settings(stage: Stage) -> None:
+    (stage.home / "package").mkdir()
+    stage.script("", name="package/__init__.py")
+    stage.script(
+        """
+        import os, sys, torch
+        assert sys.argv[1:] == ["--epochs", "1"], sys.argv
+        assert __name__ == "__main__" and __package__ == "package"
+        x = torch.ones(1 << 20, device="cuda")
+        assert torch.cuda.get_device_name() == "NVIDIA A100 40 GB"
+        assert torch.cuda.get_device_capability() == (8, 0)
+        """,
+        name="package/train.py",
+    )
+
+    found = stage.json(
+        "-m", "package.train", "--gpu", "a100-40g", "--conf", "expandable_segments:True",
+        "--", "--epochs", "1",
+    )  # fmt: skip
+
+    assert found["rehearsal"]["conf"] == "expandable_segments:True"
+    assert found["rehearsal"]["gpu"] == "a100-40g"
+    assert events(stage, found, "segment_map") == 1
+
+
+def test_a_program_that_fails_ends_with_2_and_its_traceback(stage: Stage) -> None:
+    stage.script("import torch\ntorch.ones(3).cuda()\nraise ValueError('no \\x1b[31m data')\n")
+
+    done = stage.run("train.py", "--format", "json")
+
+    assert done.returncode == 2
+    error = json.loads(done.stdout)["error"]
+    assert error["code"] == "program_failed"
+    assert "train.py:3" in error["message"]
+    assert "ValueError" in error["message"]
+    assert "Traceback (most recent call last)" in done.stderr
+    assert "\x1b" not in done.stderr + done.stdout
+
+
+@pytest.mark.parametrize(
+    ("body", "sentence"),
+    [
+        ("print('hello')", "The program used no GPU"),
+        ("import sys; sys.exit(3)", "The program ended with exit code 3"),
+        ("import os; os._exit(4)", "The program ended with code 4 before"),
+    ],
+)
+def test_what_cannot_be_rehearsed_is_said_in_a_sentence(stage, body, sentence) -> None:
+    stage.script(body)
+
+    done = stage.run("train.py")
+
+    assert done.returncode == 2
+    assert sentence in done.stderr
+    assert list(stage.home.iterdir()) == [stage.home / "train.py"]
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["missing.py"], "missing.py does not exist"),
+        (["train.py", "--gpu", "mi300x"], "GPUs of NVIDIA"),
+        (["train.py", "--capacity", "1GiB", "--unlimited"], "exclude each other"),
+        (["train.py", "--python", "/nowhere/python"], "There is no Python at /nowhere/python"),
+        (["train.py", "--conf", "max_split_size_mb:x"], "max_split_size_mb"),
+    ],
+)
+def test_wrong_options_are_refused_before_anything_runs(training, options, sentence) -> None:
+    done = training.run(*options)
+
+    assert done.returncode == 2
+    assert sentence in done.stderr
+
+
+def test_snapshots_are_not_overwritten(training: Stage) -> None:
+    first = training.json("train.py", "--steps", "1")
+    second = training.json("train.py", "--steps", "1")
+
+    assert first["rehearsal"]["snapshot"] == "train-rehearsal.pickle"
+    assert second["rehearsal"]["snapshot"] == "train-rehearsal-2.pickle"
+    refused = training.run("train.py", "--snapshot", "train-rehearsal.pickle")
+    assert refused.returncode == 2

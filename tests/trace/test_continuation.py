@@ -1,0 +1,261 @@
+"""Continuations: a trace cut off in the middle of a step goes on as the program would have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from programs import Program, record
+
+from fragdoctor.model.outlook import OutlookBasis, OutlookState
+from fragdoctor.model.snapshot import Action, Snapshot
+from fragdoctor.trace.continuation import Continuation, continuation_of
+from fragdoctor.trace.operations import Operations
+from fragdoctor.trace.outlook import Outlooks
+from fragdoctor.trace.simulate import reproduce, simulate
+from fragdoctor.trace.steps import StepKind, Steps
+from fragdoctor.trace.trace import Trace
+from fragdoctor.trace.whatif import FairReplay, WhatIf
+from fragdoctor.units import MIB
+
+Step = Sequence[tuple[str, int]]
+"""Names with sizes; a size of 0 frees what has the name."""
+
+
+def _program(steps: Sequence[Step]) -> tuple[Program, list[int]]:
+    """Return a program, and the number of requests before each of its steps."""
+    operations: list[tuple[str, int, int]] = []
+    made: dict[str, int] = {}
+    starts, n = [], 0
+    for step in steps:
+        starts.append(n)
+        for name, size in step:
+            if size:
+                operations.append(("alloc", size, 0))
+                made[name] = n
+                n += 1
+            else:
+                operations.append(("free", made.pop(name), 0))
+    return Program(tuple(operations)), starts
+
+
+def _traced(
+    snapshot: Snapshot, starts: Sequence[int], *, is_cut: bool, kinds: Sequence[int] = ()
+) -> Trace:
+    """Return the trace of a recording whose steps begin at these requests."""
+    trace = Trace.of(snapshot, 0)
+    action = trace.events.action
+    requests = np.flatnonzero((action == Action.ALLOC) | (action == Action.OOM))
+    trace.memo[Steps] = Steps(
+        rows=requests[[s for s in starts if s < len(requests)]].astype(np.int64),
+        kind=np.array(kinds or [StepKind.TRAIN] * len(starts), np.uint8)[: len(starts)],
+        micro_rows=np.zeros(0, np.int64),
+        method="stacks",
+        is_last_complete=not is_cut,
+    )
+    return trace
+
+
+def _plain(step: int) -> Step:
+    """A step that keeps nothing: an input, an activation, a gradient."""
+    del step
+    return [("x", 3 * MIB), ("a", 12 * MIB), ("g", 12 * MIB), ("a", 0), ("g", 0), ("x", 0)]
+
+
+def _leaking(step: int) -> Step:
+    """A step that keeps a little for good."""
+    return [("x", 3 * MIB), ("a", 12 * MIB), (f"kept {step}", 2 * MIB), ("a", 0), ("x", 0)]
+
+
+def _overlapping(step: int) -> Step:
+    """A step that frees what the one before made, as gradients are."""
+    freed = [("g", 0)] if step else []
+    return [("a", 12 * MIB), *freed, ("g", 8 * MIB), ("a", 0)]
+
+
+def _growing(step: int) -> Step:
+    """A step that replaces a cache by a larger one."""
+    old = [(f"cache {step - 1}", 0)] if step else []
+    return [("a", 12 * MIB), (f"cache {step}", (step + 1) * MIB), *old, ("a", 0)]
+
+
+def _with_evaluation(step: int) -> Step:
+    """Every third step is another one."""
+    return _plain(step) if step % 3 != 2 else [("e", 20 * MIB), ("f", MIB), ("e", 0), ("f", 0)]
+
+
+def _truth(make: Callable[[int], Step], n_steps: int) -> list[int]:
+    """Return what is allocated at the end of each step."""
+    program, starts = _program([make(i) for i in range(n_steps)])
+    trace = Trace.of(record(program), 0)
+    requests = np.flatnonzero(trace.events.action == Action.ALLOC)
+    rows = [*requests[starts[1:]].tolist(), trace.n_events]
+    # Frees of a step come before the first request of the next one.
+    return [int(trace.totals.at([_before(trace, row)])[0, 0]) for row in rows]
+
+
+def _before(trace: Trace, row: int) -> int:
+    """Return the state before a request and the segment that was made for it."""
+    while row and trace.events.action[row - 1] == Action.SEGMENT_ALLOC:
+        row -= 1
+    return row
+
+
+def _continued(
+    make: Callable[[int], Step], n_steps: int, n_requests: int, n_more: int
+) -> tuple[Continuation, list[int]]:
+    """Cut a program off in its last step; return what is allocated after the steps to come."""
+    steps = [list(make(i)) for i in range(n_steps)]
+    own, n = [], 0
+    for name, size in steps[-1]:
+        n += bool(size)
+        if n > n_requests:
+            break
+        own.append((name, size))
+    program, starts = _program([*steps[:-1], own])
+    trace = _traced(record(program), starts, is_cut=True)
+    reproduction = reproduce(trace)
+    known = continuation_of(trace, Operations.of(reproduction.operations))
+    assert known is not None
+    outlooks = Outlooks(trace, reproduction.operations, n_more)
+    config = reproduction.conditions.native()
+    config.capacity_bytes = 2**50
+    _, look = outlooks._play(known.native, config, remakes_start=False)
+    assert not look["has_failed"]
+    return known, look["allocated"].tolist()
+
+
+@pytest.mark.parametrize("make", [_plain, _leaking, _overlapping, _growing, _with_evaluation])
+@pytest.mark.parametrize("n_requests", [1, 2])
+def test_continuation_is_the_rest_of_the_program(
+    make: Callable[[int], Step], n_requests: int
+) -> None:
+    n_steps, n_more = 10, 6
+    _, allocated = _continued(make, n_steps, n_requests, n_more)
+    assert allocated == _truth(make, n_steps + n_more)[n_steps - 1 :]
+
+
+@given(
+    sizes=st.lists(st.integers(1, 40), min_size=2, max_size=6),
+    kept=st.integers(0, 5),
+    cut=st.integers(1, 6),
+)
+def test_continuation_of_a_periodic_trace_is_its_rest(
+    sizes: list[int], kept: int, cut: int
+) -> None:
+    def make(step: int) -> Step:
+        made = [(f"b{i}", size * MIB) for i, size in enumerate(sizes)]
+        leak = [(f"leak {step}", kept * MIB)] if kept else []
+        return [*made, *leak, *((name, 0) for name, _ in made)]
+
+    known, allocated = _continued(make, 6, min(cut, len(sizes)), 4)
+    assert allocated == _truth(make, 10)[5:]
+    assert known.is_exact
+    assert known.period == 1
+
+
+def test_other_shapes_are_scaled() -> None:
+    batch = [4, 6, 5, 8, 7, 9]
+
+    def make(step: int) -> Step:
+        b = batch[step]
+        return [("x", b * MIB), ("a", (4 * b + 3) * MIB), ("g", 2 * b * MIB), ("g", 0), ("a", 0),
+                ("x", 0)]  # fmt: skip
+
+    steps = [list(make(i)) for i in range(5)]
+    program, starts = _program([*steps, [("x", 9 * MIB)]])
+    trace = _traced(record(program), starts, is_cut=True)
+    reproduction = reproduce(trace)
+    known = continuation_of(trace, Operations.of(reproduction.operations))
+    assert known is not None
+    assert known.varies
+    config = reproduction.conditions.native()
+    config.capacity_bytes = 2**50
+    outlooks = Outlooks(trace, reproduction.operations, 0)
+    _, look = outlooks._play(known.native, config, remakes_start=False)
+    expected = (9 + 39 + 18) * MIB
+    # A cached block may be up to a MiB larger than what is asked for.
+    assert expected <= look["peak_allocated"][0] <= expected + 2 * MIB
+
+
+# ---- outlooks ------------------------------------------------------------------------------------
+
+
+def _failed(make: Callable[[int], Step], capacity_mb: int) -> tuple[Trace, int]:
+    """Record a program until it fails; return its trace and the steps that were complete."""
+    program, starts = _program([make(i) for i in range(60)])
+    snapshot = record(program, capacity_bytes=capacity_mb * MIB)
+    trace = Trace.of(snapshot, 0)
+    oom = int(trace.oom_rows[0])
+    action = trace.events.action[:oom]
+    n_requests = int(np.count_nonzero(action == Action.ALLOC))
+    n_complete = int(np.searchsorted(starts, n_requests, side="right")) - 1
+    cut = Program(program.operations[: _operations_until(program, n_requests + 1)])
+    snapshot = record(cut, capacity_bytes=capacity_mb * MIB)
+    return _traced(snapshot, starts[: n_complete + 1], is_cut=True), n_complete
+
+
+def _operations_until(program: Program, n_requests: int) -> int:
+    n = 0
+    for i, (name, _, _) in enumerate(program.operations):
+        n += name == "alloc"
+        if n == n_requests:
+            return i + 1
+    return len(program.operations)
+
+
+def test_leak_is_postponed_by_as_many_steps_as_the_rest_of_the_memory_allows() -> None:
+    trace, n_complete = _failed(_leaking, 40)
+    results = simulate(trace, capacity_bytes=80 * MIB).results
+    outlook = results[0].outlook
+    assert outlook is not None
+    assert outlook.state is OutlookState.FAILS
+    _, more = _failed(_leaking, 80)
+    assert outlook.fails_after_steps == more - n_complete
+    assert outlook.growth_bytes_per_step == 2 * MIB
+
+
+def test_steps_that_repeat_hold() -> None:
+    def make(step: int) -> Step:
+        late = [("late", 30 * MIB), ("late", 0)] if step == 7 else []
+        return [*_plain(step), *late]
+
+    trace, _ = _failed(make, 40)
+    result = simulate(trace, capacity_bytes=120 * MIB).results[0]
+    assert result.outlook is not None
+    assert result.outlook.state is not OutlookState.FAILS
+
+
+def test_fixed_number_of_steps_is_played() -> None:
+    trace, _ = _failed(_leaking, 40)
+    result = simulate(trace, capacity_bytes=400 * MIB, steps=7).results[0]
+    assert result.outlook is not None
+    assert (result.outlook.state, result.outlook.steps) == (OutlookState.HOLDS, 7)
+
+
+def test_first_step_has_a_lower_bound_only() -> None:
+    program, starts = _program([[("x", 3 * MIB), ("a", 12 * MIB), ("b", 40 * MIB)]])
+    trace = _traced(record(program, capacity_bytes=40 * MIB), starts, is_cut=True)
+    enough, short = (
+        FairReplay(reproduce(trace)).replay(WhatIf(capacity_bytes=mb * MIB)).outlook
+        for mb in (200, 50)
+    )
+    assert enough is not None
+    assert (enough.state, enough.basis) == (OutlookState.OPEN, OutlookBasis.LOWER_BOUND)
+    assert "at least 40.00 MiB more" in enough.reason
+    assert short is not None
+    assert short.state is OutlookState.FAILS
+
+
+def test_recorded_part_is_as_without_looking_on() -> None:
+    trace, _ = _failed(_leaking, 40)
+    fair = FairReplay(reproduce(trace))
+    for conf in ("expandable_segments:True", "max_split_size_mb:32", ""):
+        with_future = fair.replay(WhatIf(conf=conf))
+        without = fair.replay(WhatIf(conf=conf), looks_on=False)
+        assert without.outlook is None
+        fields = ("fits", "oom_event", "peak_reserved_bytes", "final_reserved_bytes", "retries")
+        assert all(getattr(with_future, f) == getattr(without, f) for f in fields)
