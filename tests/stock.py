@@ -25,7 +25,6 @@ from fragdoctor.model.snapshot import (
     SegmentType,
     Snapshot,
     StackTable,
-    column_dict,
 )
 
 STATES = {
@@ -233,3 +232,8 @@ def assert_same(expected: Snapshot, actual: Snapshot) -> None:
             assert column <= right[name], name
         else:
             assert column == right[name], name
+
+
+def column_dict(table: object) -> dict[str, Any]:
+    """Return the columns of a table of a snapshot by name."""
+    return {name: getattr(table, name) for name in table.__dataclass_fields__}  # type: ignore[attr-defined]

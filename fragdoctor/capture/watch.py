@@ -40,7 +40,7 @@ class Figures(NamedTuple):
     retries: int
 
 
-class Growth:
+class StepGrowth:
     """Whether allocated memory rises from step to step, in constant memory."""
 
     def __init__(self) -> None:
@@ -113,7 +113,7 @@ class watch(Generic[T]):  # noqa: N801 - used as a verb: for batch in fragdoctor
         self._reset_peak = reset_peak
         self._file = file
         self._torch = need_cuda("Watching")
-        self._growth = Growth()
+        self._growth = StepGrowth()
         self._is_open = False
 
     def __iter__(self) -> Iterator[T]:
@@ -135,7 +135,7 @@ class watch(Generic[T]):  # noqa: N801 - used as a verb: for batch in fragdoctor
     def __enter__(self) -> Self:
         if not self._is_open:
             self._is_open = True
-            self._growth = Growth()
+            self._growth = StepGrowth()
             self._begin_step()
             self._print(_row(HEADINGS))
         return self

@@ -15,7 +15,7 @@ from fragdoctor.model.batch_fit import (
     BatchFit,
     BatchSource,
     Curve,
-    Moment,
+    PeakLine,
     Prediction,
     ReplayCheck,
     Scaling,
@@ -134,7 +134,7 @@ class Room:
         return max(0, self.total_bytes - self.context_bytes - self.headroom_bytes)
 
 
-def envelope(moments: Sequence[Moment], batch: float) -> float:
+def envelope(moments: Sequence[PeakLine], batch: float) -> float:
     """Return the highest of the moments' curves at a batch size."""
     return max(m.curve.at(batch) for m in moments)
 
@@ -214,7 +214,7 @@ def _is_trusted(replay: ReplayCheck) -> bool:
     )
 
 
-def _lower_envelope(moments: Sequence[Moment], batch: float) -> float:
+def _lower_envelope(moments: Sequence[PeakLine], batch: float) -> float:
     return max(m.curve.at_least(batch) for m in moments)
 
 

@@ -21,7 +21,7 @@ from fragdoctor.model.batch_fit import (
     BatchSource,
     Curve,
     LineScaling,
-    Moment,
+    PeakLine,
     ReplayCheck,
 )
 from fragdoctor.model.estimate import GpuModel
@@ -114,7 +114,7 @@ def _fit(
 
 
 def _points(
-    recordings: Sequence[Recording], batches: Sequence[float], moments: Sequence[Moment]
+    recordings: Sequence[Recording], batches: Sequence[float], moments: Sequence[PeakLine]
 ) -> tuple[BatchPoint, ...]:
     return tuple(
         BatchPoint(
@@ -134,7 +134,7 @@ def _points(
     )
 
 
-def moments_of(recordings: Sequence[Recording], batches: F64, total: Curve) -> tuple[Moment, ...]:
+def moments_of(recordings: Sequence[Recording], batches: F64, total: Curve) -> tuple[PeakLine, ...]:
     """Return the lines that hold the peak at some batch size, in order of batch.
 
     The peak is the highest of what is allocated while each line runs; each of these follows the
@@ -143,7 +143,7 @@ def moments_of(recordings: Sequence[Recording], batches: F64, total: Curve) -> t
     shared = set.intersection(*(set(r.moments) for r in recordings))
     covers = all(r.peak_key in shared for r in recordings)
     if not covers or not all(r.has_lines for r in recordings):
-        return (Moment(None, total, None, None),)
+        return (PeakLine(None, total, None, None),)
     curves = {
         key: fit_curve(batches, np.array([r.moments[key][0] for r in recordings], np.float64))
         for key in sorted(shared)
@@ -158,7 +158,7 @@ def moments_of(recordings: Sequence[Recording], batches: F64, total: Curve) -> t
     found = []
     for key, low, high in reigns:
         place = next((r.locations[key] for r in recordings if key in r.locations), None)
-        found.append(Moment(place, curves[key], low, high))
+        found.append(PeakLine(place, curves[key], low, high))
     return tuple(found)
 
 
@@ -183,7 +183,7 @@ def _reigns(
 
 
 def lines_of(
-    recordings: Sequence[Recording], batches: F64, moments: Sequence[Moment]
+    recordings: Sequence[Recording], batches: F64, moments: Sequence[PeakLine]
 ) -> tuple[tuple[LineScaling, ...], tuple[float, ...]]:
     """Return what each line holds when the line that matters at large batches is at its peak.
 

@@ -36,11 +36,6 @@ def merge(a: FleetSummary, b: FleetSummary) -> FleetSummary:
     return fleet_of((*a.ranks, *b.ranks))
 
 
-def merge_all(fleets: Iterable[FleetSummary]) -> FleetSummary:
-    """Return the ranks of all."""
-    return fleet_of(summary for fleet in fleets for summary in fleet.ranks)
-
-
 def better(a: RankSummary, b: RankSummary) -> RankSummary:
     """Return the summary that says more; which one is first does not matter."""
     return a if a == b or _order(a) > _order(b) else b

@@ -332,7 +332,7 @@ def _blamed(budget: str, device: int | None, diagnosis: Diagnosis) -> tuple[Loca
 
 
 @dataclass(frozen=True, slots=True)
-class Growth:
+class JudgedGrowth:
     """One judged figure of one device, first run against last; ``unit`` is bytes or count."""
 
     measure: str
@@ -364,23 +364,23 @@ class Growth:
         )
 
 
-def judge_growth(comparison: Comparison, accepted: Amount) -> tuple[Growth, ...]:
+def judge_growth(comparison: Comparison, accepted: Amount) -> tuple[JudgedGrowth, ...]:
     """Return the judgement of every peak that both runs report; empty if there is none."""
-    found: list[Growth] = []
+    found: list[JudgedGrowth] = []
     for peaks in comparison.device_peaks:
         for measure, (old, new) in (
             ("Peak allocated memory", peaks.allocated_bytes),
             ("Peak active memory", peaks.active_bytes),
         ):
             if old is not None and new is not None:
-                found.append(Growth(measure, peaks.device, old, new, accepted.of(old) or 0))
+                found.append(JudgedGrowth(measure, peaks.device, old, new, accepted.of(old) or 0))
         before, after = peaks.ooms
         if before is not None and after is not None and after > before:
             failures = "Out-of-memory failures"
-            found.append(Growth(failures, peaks.device, before, after, 0, "count"))
+            found.append(JudgedGrowth(failures, peaks.device, before, after, 0, "count"))
     return tuple(found)
 
 
-def has_grown(judged: Sequence[Growth]) -> bool:
+def has_grown(judged: Sequence[JudgedGrowth]) -> bool:
     """Return whether any peak grew by more than is accepted."""
     return any(g.is_exceeded for g in judged)

@@ -94,7 +94,7 @@ class BatchPoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class PeakLine:
     """The highest allocated memory while one line of the program runs, against the batch.
 
     ``holds_from``, ``holds_to``: batch sizes between which this line holds the peak of the fit;
@@ -211,7 +211,7 @@ class BatchFit:
     allocated: Curve
     active: Curve
     reserved: Curve
-    moments: Sequence[Moment]
+    moments: Sequence[PeakLine]
     lines: Sequence[LineScaling]
     line_batches: Sequence[float]
     why: Sequence[str]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, Final
@@ -190,10 +190,6 @@ class FleetSummary:
 
     def __len__(self) -> int:
         return len(self.ranks)
-
-    def by_path(self) -> Mapping[str, RankSummary]:
-        """Return the ranks by their paths."""
-        return {r.path: r for r in self.ranks}
 
 
 FLEET_SCHEMA_VERSION = "1.0"

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -381,25 +381,3 @@ class Snapshot:
 
     def _pool_texts(self) -> list[str]:
         return [f"({a}, {b})" for a, b in self.pools.tolist()]
-
-
-def no_events() -> EventTable:
-    """Return an empty event table."""
-    i32 = np.zeros(0, np.int32)
-    return EventTable(
-        action=np.zeros(0, np.uint8),
-        address=np.zeros(0, np.uint64),
-        size_bytes=np.zeros(0, np.uint64),
-        stream=i32,
-        time_us=np.zeros(0, np.int64),
-        stack=i32,
-        pool=i32,
-        compile_context=i32,
-        user_metadata=i32,
-        offsets=np.zeros(1, np.int64),
-    )
-
-
-def column_dict(table: Any) -> dict[str, Any]:
-    """Return the columns of one of the tables above by name."""
-    return {name: getattr(table, name) for name in table.__dataclass_fields__}

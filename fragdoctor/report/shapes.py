@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from fragdoctor.gate.budgets import BudgetResult, Measures
-from fragdoctor.gate.judgement import CheckReport, FileJudgement, Growth, Reason, has_grown
+from fragdoctor.gate.judgement import CheckReport, FileJudgement, JudgedGrowth, Reason, has_grown
 from fragdoctor.model import batch_fit, comparison, story
 from fragdoctor.model.comparison import Comparison
 from fragdoctor.model.diagnosis import SCHEMA_VERSION, Cause, Diagnosis, FidelityReport, Verdict
@@ -130,7 +130,7 @@ class GrowthGate:
     """What ``--fail-on-growth`` found."""
 
     has_grown: bool
-    judged: Sequence[Growth]
+    judged: Sequence[JudgedGrowth]
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +141,7 @@ class CompareResult:
     growth: GrowthGate | None = None
 
     @classmethod
-    def of(cls, found: Comparison, judged: Sequence[Growth] = ()) -> CompareResult:
+    def of(cls, found: Comparison, judged: Sequence[JudgedGrowth] = ()) -> CompareResult:
         """Return a comparison with its judgement."""
         return cls(found, GrowthGate(has_grown(judged), judged) if judged else None)
 
@@ -302,7 +302,7 @@ _COMPARISONS: Final[Mapping[type, Shape]] = {
         },
     ),
     comparison.LineTrend: Shape(names={"place": "location"}),
-    Growth: Shape(properties=("is_exceeded",), computed={"message": (str, lambda g: g.text)}),
+    JudgedGrowth: Shape(properties=("is_exceeded",), computed={"message": (str, lambda g: g.text)}),
 }
 
 _FLEETS: Final[Mapping[type, Shape]] = {

@@ -123,10 +123,6 @@ class Lives:
         result: Bools = self.free == NEVER
         return result
 
-    def active_at(self, k: int) -> I64:
-        """Return the rows of the blocks that are active after k events."""
-        return np.flatnonzero((self.start < k) & (self.done >= k))
-
     def allocated_at(self, k: int) -> I64:
         """Return the rows of the blocks that are allocated after k events."""
         return np.flatnonzero((self.start < k) & (self.free >= k))
@@ -159,6 +155,13 @@ class Stretch:
 
     low: I64
     high: I64
+
+
+def stretch_starts(n_states: int, n_most: int) -> I64:
+    """Return the first state of each of at most ``n_most`` stretches of about one length."""
+    starts = np.linspace(0, n_states, min(n_states, n_most), endpoint=False)
+    result: I64 = np.unique(starts.astype(np.int64))
+    return result
 
 
 class Totals:

@@ -5,7 +5,7 @@ import io
 import pytest
 
 from fragdoctor import ConfigError, watch
-from fragdoctor.capture.watch import Growth
+from fragdoctor.capture.watch import StepGrowth
 
 
 def lines(file: io.StringIO) -> list[list[str]]:
@@ -105,7 +105,7 @@ def test_watch_without_a_gpu_is_one_sentence(fake_torch) -> None:
     ],
 )
 def test_growth_is_steady_or_none(series, expected) -> None:
-    growth = Growth()
+    growth = StepGrowth()
     for allocated in series:
         growth.add(allocated)
 

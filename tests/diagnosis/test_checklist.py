@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from builders import MIB
+from builders import MIB, pickled
+from builders import snapshot as built
 from oom_messages import case_of, new_style
 from oom_snapshots import calm, full, holes
 
+from fragdoctor import load
 from fragdoctor.diagnosis.pipeline import diagnose
 from fragdoctor.model.case import Case, MemoryStats, Overrides, StatsSeries
 from fragdoctor.model.diagnosis import Status
-from fragdoctor.model.snapshot import no_events
 
 IDS = [
     "capacity",
@@ -127,7 +128,7 @@ def test_checklist_idle_collection_threshold_is_a_warning():
 
 
 def test_capacity_without_history_speaks_of_now_and_not_of_a_peak():
-    state = replace(calm(), events=no_events())
+    state = replace(calm(), events=load(pickled(built())).events)
 
     found = items(Case(snapshot=state))
 

@@ -8,11 +8,12 @@ import builders
 import numpy as np
 import pytest
 from builders import BASE, MIB, alloc, block, frame, segment, segment_alloc, snapshot
+from stock import column_dict
 
 import fragdoctor
 from fragdoctor.export.redact import Pseudonyms, redacted, redacted_file
 from fragdoctor.export.snapshot_writer import write_snapshot
-from fragdoctor.model.snapshot import Snapshot, column_dict
+from fragdoctor.model.snapshot import Snapshot
 from fragdoctor.trace.code_owners import classify_file
 
 SECRET = "/home/alice/secret_project/models/secret_net.py"

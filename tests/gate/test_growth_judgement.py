@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from fragdoctor.gate.judgement import Growth, has_grown, judge_growth
+from fragdoctor.gate.judgement import JudgedGrowth, has_grown, judge_growth
 from fragdoctor.model.comparison import Basis, Comparison, DevicePeaks
 from fragdoctor.units import MIB, parse_amount
 
@@ -11,7 +11,7 @@ Pair = tuple[int | None, int | None]
 
 def judged(
     accepted: str, allocated: Pair = (100, 100), active: Pair = (100, 100), ooms: Pair = (0, 0)
-) -> tuple[Growth, ...]:
+) -> tuple[JudgedGrowth, ...]:
     def sized(pair: Pair) -> Pair:
         a, b = pair
         return (None if a is None else a * MIB, None if b is None else b * MIB)

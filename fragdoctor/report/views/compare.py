@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from fragdoctor.gate.judgement import Growth, has_grown
+from fragdoctor.gate.judgement import JudgedGrowth, has_grown
 from fragdoctor.model import comparison as model
 from fragdoctor.model.comparison import Comparison, LineChange, LineKind, ReasonKind
 from fragdoctor.model.finding import Confidence
@@ -54,7 +54,7 @@ _MAIN: Final = ("peak_allocated", "allocated", "peak_reserved", "alloc_retries",
 def document(
     comparison: Comparison,
     options: RenderOptions,  # noqa: ARG001 - a view
-    judged: Sequence[Growth] = (),
+    judged: Sequence[JudgedGrowth] = (),
 ) -> doc.ReportDocument:
     """Return what changed between the runs; ``judged`` is empty without a gate."""
     tone = None
