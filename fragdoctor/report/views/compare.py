@@ -85,7 +85,9 @@ def document(
     )
 
 
-def page(comparison: Comparison, options: RenderOptions, judged: Sequence[Growth] = ()) -> str:
+def page(
+    comparison: Comparison, options: RenderOptions, judged: Sequence[JudgedGrowth] = ()
+) -> str:
     """Return the document as a page whose charts and tables answer."""
     from fragdoctor.report.page.page import render_reading_page  # noqa: PLC0415 - jinja2
 
