@@ -15,8 +15,7 @@ from fragdoctor.analysis.growth import GrowthResult, find_growth
 from fragdoctor.analysis.kept import find_kept
 from fragdoctor.analysis.ooms import find_ooms
 from fragdoctor.analysis.phases import find_phases
-from fragdoctor.analysis.pinned_segments import find_pinned_segments
-from fragdoctor.analysis.pins import find_pins
+from fragdoctor.analysis.pins import find_pinned_segments, find_pins
 from fragdoctor.analysis.result import DeviceAnalysis, OomEvent
 from fragdoctor.analysis.sizes import size_diversity
 from fragdoctor.model.settings import AllocatorSettings

@@ -10,10 +10,9 @@ import numpy as np
 from fragdoctor.analysis.annotated_passes import sort_by_lifetime
 from fragdoctor.analysis.categories import Categories, sort_blocks, sums_at
 from fragdoctor.analysis.result import CategorySum, PhaseAnalysis, PhasePeaks
-from fragdoctor.analysis.teardown import end_of_work
 from fragdoctor.model.phases import Category, TrainingPhase
 from fragdoctor.model.snapshot import I64, Action
-from fragdoctor.trace.lives import Lives
+from fragdoctor.trace.lives import NEVER, Lives
 from fragdoctor.trace.passes import Passes, RoleRuns, annotated_passes, find_passes, last_phase
 from fragdoctor.trace.steps import Steps
 from fragdoctor.trace.trace import Trace
@@ -164,3 +163,36 @@ def _rest_state(passes: Passes, n_events: int, end: int | None) -> int | None:
     follows = np.isin(label[1:], (TrainingPhase.FORWARD, TrainingPhase.FORWARD_BACKWARD))
     begins = np.flatnonzero(follows & (label[:-1] == ends)) + 1
     return int(passes.first[begins[-1]]) if len(begins) else None
+
+
+# ---- where the work ends -------------------------------------------------------------------------
+
+
+def end_of_work(trace: Trace, passes: Passes) -> int | None:
+    """Return how many events come before the program only lets go; None where it never does.
+
+    It does after a failure that no allocation follows, and where, after the last allocation, a
+    block is freed that was made before the first step: the model goes, and with it, maybe before
+    it, the state of the optimizer.
+    """
+    lives = trace.lives
+    last_failure = _last(trace, Action.OOM)
+    last_allocation = _last(trace, Action.ALLOC)
+    if last_failure > last_allocation:
+        return last_failure + 1
+    forward = np.flatnonzero(passes.label == TrainingPhase.FORWARD)
+    if last_allocation == -1 or not len(forward) or passes.label[0] != TrainingPhase.SETUP:
+        return None
+    first_step, last_step = (int(passes.first[at]) for at in (forward[0], forward[-1]))
+    goes_late = (lives.free > last_allocation) & (lives.free != NEVER)
+    goes_late &= lives.start >= 0
+    if not (goes_late & (lives.start < first_step)).any():
+        return None
+    made_in = passes.label[passes.of_rows()[np.maximum(lives.start, 0)]]
+    stays = (lives.start < first_step) | (made_in == TrainingPhase.OPTIMIZER)
+    return int(lives.free[goes_late & stays & (lives.start < last_step)].min())
+
+
+def _last(trace: Trace, action: Action) -> int:
+    rows = np.flatnonzero(trace.events.action == action)
+    return int(rows[-1]) if len(rows) else -1

@@ -19,7 +19,7 @@ from fragdoctor.model.diagnosis import DeviceFigures, Diagnosis
 from fragdoctor.model.finding import Location
 from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.model.snapshot import I32, I64, Action, Snapshot
-from fragdoctor.trace.lives import Totals
+from fragdoctor.trace.lives import Totals, stretch_starts
 from fragdoctor.trace.trace import Trace, traces_of
 
 _FEATURES: Final = re.compile(
@@ -339,8 +339,7 @@ def _device(run: ComparedRun, device: int | None) -> ComparedDevice | None:
 
 def curve_of(totals: Totals, n_events: int) -> Curve:
     """Return the highest state of each column, so that no peak is lost."""
-    n = n_events + 1
-    starts = np.unique(np.linspace(0, n, min(n, MAX_COLUMNS), endpoint=False).astype(np.int64))
+    starts = stretch_starts(n_events + 1, MAX_COLUMNS)
 
     def highest(name: str) -> tuple[int, ...]:
         return tuple(totals.envelope(name, starts).high.tolist())

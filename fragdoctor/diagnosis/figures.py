@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from fragdoctor.analysis.pinned_segments import NO_PIN
+from fragdoctor.analysis.pins import NO_PIN
 from fragdoctor.analysis.result import (
     CategorySum,
     DeviceAnalysis,
@@ -38,7 +38,7 @@ from fragdoctor.model.phases import (
 )
 from fragdoctor.model.snapshot import BlockState
 from fragdoctor.rules.context import Context
-from fragdoctor.trace.lives import Totals
+from fragdoctor.trace.lives import Totals, stretch_starts
 from fragdoctor.units import format_size
 
 MAX_PINS = 20
@@ -281,7 +281,7 @@ def timeline_strip(context: Context) -> TimelineStrip | None:
         return None
     line = a.timeline
     n_states = a.n_events + 1
-    starts = np.unique(np.linspace(0, n_states, MAX_COLUMNS, endpoint=False).astype(np.int64))
+    starts = stretch_starts(n_states, MAX_COLUMNS)
     first, last = line.at([0, a.n_events]).tolist()
     first_row = context.snapshot.events.device_slice(a.device).start
     figures = device_figures(context)

@@ -89,6 +89,10 @@ VIEWS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
 )
 """View -> formats in which its command reports; the module ``views.VIEW`` fills its document."""
 
+_PAGE: Final = "fragdoctor.report.page.page"
+_WITH_SCRIPT: Final = ("compare", "fleet")
+"""Views whose page answers to the pointer; ``analyze`` makes a page of its own."""
+
 _MODULES: Final = {"oom": "analyze", "gpus": "estimate", "models": "estimate"}
 
 
@@ -128,5 +132,8 @@ def render(view: str, name: str, result: Any, options: RenderOptions, **more: An
         fill = getattr(module, f"{view}_document", module.document)
         if name == "html" and hasattr(module, "page"):
             return str(module.page(result, options, **more))
-        return str(writer.render(fill(result, options, **more), options))
+        document = fill(result, options, **more)
+        if name == "html" and view in _WITH_SCRIPT:
+            return str(importlib.import_module(_PAGE).render_reading_page(document))
+        return str(writer.render(document, options))
     return str(writer.render_result(view, result, options, **more))

@@ -101,6 +101,11 @@ def html(text: str) -> str:
     return _html.escape(visible(text), quote=True)
 
 
+def json_in_script(json_text: str) -> str:
+    """Return JSON that may stand inside ``<script>``: it can neither end it nor open a comment."""
+    return re.sub(r"[<>&\u2028\u2029]", lambda m: f"\\u{ord(m.group()):04x}", json_text)
+
+
 def csv_cell(text: str) -> str:
     """Return text for a CSV cell that no spreadsheet takes for a formula (quoting is csv's)."""
     stripped = text.lstrip(" \u00a0\ufeff")

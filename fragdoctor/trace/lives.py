@@ -157,6 +157,13 @@ class Stretch:
     high: I64
 
 
+def stretch_starts(n_states: int, n_most: int) -> I64:
+    """Return the first state of each of at most ``n_most`` stretches of about one length."""
+    starts = np.linspace(0, n_states, min(n_states, n_most), endpoint=False)
+    result: I64 = np.unique(starts.astype(np.int64))
+    return result
+
+
 class Totals:
     """Allocated, active and reserved bytes in every state: n_events + 1 of them, 0 = before.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html.parser
+import json
 import re
 import unicodedata
 from collections.abc import Callable
@@ -99,6 +100,16 @@ def test_xml_any_text_parses_back(text: str) -> None:
 
     assert escape.visible(text) == (element.text or "")
     assert escape.visible(text) == element.get("b")
+
+
+@given(text=any_text)
+def test_json_in_script_cannot_end_the_script(text: str) -> None:
+    document = json.dumps({"name": escape.json_text(text)}, ensure_ascii=False)
+
+    safe = escape.json_in_script(document)
+
+    assert not re.search(r"[<>&\u2028\u2029]", safe)
+    assert json.loads(document) == json.loads(safe)
 
 
 @pytest.mark.parametrize("start", [*"=+-@", "\t=", "\r=", " =", "\uff1d", "\u00a0@"])

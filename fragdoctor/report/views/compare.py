@@ -85,15 +85,6 @@ def document(
     )
 
 
-def page(
-    comparison: Comparison, options: RenderOptions, judged: Sequence[JudgedGrowth] = ()
-) -> str:
-    """Return the document as a page whose charts and tables answer."""
-    from fragdoctor.report.page.page import render_reading_page  # noqa: PLC0415 - jinja2
-
-    return render_reading_page(document(comparison, options, judged))
-
-
 def _runs(comparison: Comparison) -> doc.Section:
     table = doc.tabled(
         comparison.runs[:MAX_RUNS],

@@ -106,13 +106,6 @@ def line_text(line: SourceLine) -> str:
     return location_text(place)
 
 
-def page(report: FleetReport, options: RenderOptions) -> str:
-    """Return the document as a page whose tables answer."""
-    from fragdoctor.report.page.page import render_reading_page  # noqa: PLC0415 - jinja2
-
-    return render_reading_page(document(report, options))
-
-
 def _advice(report: FleetReport) -> doc.Section:
     items = [
         doc.Item(
