@@ -54,6 +54,7 @@ NEEDLES: Final = (
     "cache flushes", "memory mapping failed", "no space left", "heap space", "internal assert",
     "running low on memory", "buffer of size", "memory allocation of", "allocation on device",
     "driver initialization", "execution_failed", "initialization error",
+    "allocating <= available", "pinned host memory",
 )  # fmt: skip
 
 # Each stands in many needles: text that lacks it need not be searched for any of those.

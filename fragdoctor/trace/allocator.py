@@ -68,6 +68,10 @@ class Segment:
         return self.total_bytes
 
 
+def _clipped(n_bytes: int) -> int:
+    return min(max(n_bytes, 0), UNLIMITED)
+
+
 def native_config(
     settings: AllocatorSettings,
     *,
@@ -97,8 +101,9 @@ def native_config(
         )
     config = _ext.AllocatorConfig()
     config.era = int(era)
-    config.capacity_bytes = UNLIMITED if capacity_bytes is None else capacity_bytes
-    config.device_total_bytes = device_total_bytes or 0
+    # Figures of a damaged file may lie below nothing, or beyond what 64 bits hold.
+    config.capacity_bytes = UNLIMITED if capacity_bytes is None else _clipped(capacity_bytes)
+    config.device_total_bytes = _clipped(device_total_bytes or 0)
     fraction = settings.memory_fraction if memory_fraction is None else memory_fraction
     if fraction is not None:
         config.memory_fraction = fraction

@@ -164,7 +164,8 @@ def _iterations(tree: CallTree, low: int, high: int, calls: I64) -> list[int]:
         if np.count_nonzero(n_calls) >= 0.5 * len(at) and calls[0] < at[0]:
             entry = _entry(tree, node, int(tree.turn_visit[mine[0]]), low)
             return [int(tree.visit_row[entry]), *at.tolist()]
-    return [min(int(calls[0]), *tree.visit_row[np.searchsorted(tree.visit_row, [low])].tolist())]
+    behind = tree.visit_row[np.searchsorted(tree.visit_row, low) :]  # none where only frees follow
+    return [min([int(calls[0]), *behind[:1].tolist()])]
 
 
 def _entry(tree: CallTree, node: int, visit: int, low: int = 0) -> int:

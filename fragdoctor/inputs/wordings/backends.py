@@ -8,6 +8,7 @@ from typing import Final
 from fragdoctor.inputs.log_streams import Stream
 from fragdoctor.inputs.wordings.wording import (
     ALLOCATOR,
+    HOST,
     Fields,
     Wording,
     compile_squeezed,
@@ -207,6 +208,8 @@ def _jax(fields: Fields, match: re.Match[str], stream: Stream) -> Fields:
 def _allocator(fields: Fields, match: re.Match[str], stream: Stream) -> Fields:
     """Read the ``bfc`` allocator's log: "not a failure" makes it a warning."""
     text = stream.squeezed
+    if "host_bfc" in match.group():  # memory of the host, pinned for copies
+        fields |= {"kind": HOST, "is_device_oom": False, "sub_kind": "pinned-host"}
     tail = text[match.end() : match.end() + 200]
     if "notafailure" in tail.split("ranoutofmemory", maxsplit=1)[0]:
         fields["is_warning"] = True

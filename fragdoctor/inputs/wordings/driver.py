@@ -44,6 +44,12 @@ def _not_reported_before(fields: Fields, match: re.Match[str], stream: Stream) -
     return None if check > exception else fields
 
 
+def _told_alone(fields: Fields, match: re.Match[str], stream: Stream) -> Fields | None:
+    """Leave out Ray's name of the exception where the exception itself is printed below it."""
+    below = stream.squeezed[match.end() : match.end() + 8000]
+    return None if "outofmemory" in below else fields
+
+
 def _word(fields: Fields, match: re.Match[str], _stream: Stream) -> Fields | None:
     return fields | {"backend": BACKEND_OF_WORD[match.group("_word")]}
 
@@ -66,6 +72,12 @@ WORDINGS: Final = (
         back=12,
         refine=lambda f, m, s: _cuda_error(_word(f, m, s) or f, m, s),
         may_be_prose=True,
+    ),
+    _driver(
+        "ray-task",
+        "raytaskerror(outofmemoryerror)",
+        r"raytaskerror\(outofmemoryerror\)",
+        refine=_told_alone,
     ),
     _driver(
         "driver-error",

@@ -108,6 +108,16 @@ FRAMEWORKS: Final = (
         ),
     ),
     Wording(
+        "paddle",
+        OTHER,
+        "paddle",
+        "allocating<=available",
+        compile_squeezed(
+            r"allocating<=available(?:,butreceivedallocating:|failed,)"
+            r"(?P<requested_bytes>COUNT)>(?:available:)?(?P<free_bytes>COUNT)"
+        ),
+    ),
+    Wording(
         "cupy",
         OTHER,
         "cupy",

@@ -98,6 +98,11 @@ HOST_MEMORY: Final[tuple[Wording, ...]] = (
     _host("jvm-heap", "jvm-heap", "java.lang.outofmemoryerror",
           r"java\.lang\.outofmemoryerror(?::(?:javaheapspace|gcoverheadlimitexceeded|metaspace"
           r"|directbuffermemory|unabletocreate[a-z]{0,20}thread))?", group="jvm"),
+    _host("pinned-host", "pinned-host", "bytesonhost:",
+          r"failedtoalloc<requested_bytes>onhost:(?:cuda_error_out_of_memory)?(?::outofmemory)?",
+          40),
+    _host("pinned-host", "pinned-host", "pinnedhostmemoryofsize",
+          r"(?:couldnot|failedto)allocatepinnedhostmemoryofsize:?(?P<requested_bytes>COUNT)", 24),
     _host("pinned-host", "pinned-host", "cudahostalloc", r"cudahostalloc[a-z()]{0,40}:outofmemory"),
 )  # fmt: skip
 

@@ -197,6 +197,7 @@ _FAILED: Final = re.compile(
     r"(?:error|exception|exception:|failed|failure|fatal|critical|terminate[dr]?|what\(\)|e"
     r"|occurred|caught|cause|reason|message|warn|oom)[:>\])('\"`-]{1,6}[:('\"`]{0,4}$"
 )
+_RAISED: Final = re.compile(r"(?:error|exception):")
 _ADVICE: Final = re.compile(
     r"(?:errors|can|could|is|are|when|if|while|may|might|usually|often|means|happens|because|due"
     r"|issues?|problems?|error(?:s|can|is|when|if|on|in|while|during)|exceptions?|situations?"
@@ -220,7 +221,8 @@ def reads_as_failure(stream: Stream, match: re.Match[str]) -> bool:
     before, after = stream.before(match.start(), 80), stream.after(match.end(), 40)
     if _EXPLAINED.search(before):
         return False
-    if _FAILED.search(before):
+    # also quoted, and further on in the sentence of another exception
+    if _FAILED.search(before) or _RAISED.search(before):
         return True
     if before.strip("\"'`([{>*-:"):
         return False
