@@ -52,7 +52,7 @@ def verdict_on_snapshot(context: Context) -> Verdict:
     hypotheses = explain_live_memory(context, analysis, failed, hypotheses)
     hypotheses = _unknown_device(failed, hypotheses)
     if failed.is_caught:
-        hypotheses = _caught(analysis, hypotheses)
+        hypotheses = _caught(context, analysis, hypotheses)
     return verdict_of(hypotheses, context.device, _evidence(analysis, failed))
 
 
@@ -117,11 +117,15 @@ def _unknown_device(failed: FailedRequest, hypotheses: list[Hypothesis]) -> list
     ]
 
 
-def _caught(analysis: DeviceAnalysis, hypotheses: list[Hypothesis]) -> list[Hypothesis]:
+def _caught(
+    context: Context, analysis: DeviceAnalysis, hypotheses: list[Hypothesis]
+) -> list[Hypothesis]:
     """Say that the program caught the failure and went on; healthy, if it then did its work."""
     first = hypotheses[0]
     n_after = _requests_after_failure(analysis)
-    if n_after < RESUMED_REQUESTS or first.cause is Cause.LEAK:
+    bundle = context.case.bundle
+    ended_well = bundle is not None and bundle.reason == "exit" and not bundle.exception
+    if (n_after < RESUMED_REQUESTS and not ended_well) or first.cause is Cause.LEAK:
         first = replace(first, summary=f"{first.summary} The program caught the error and went on.")
         return [first, *hypotheses[1:], Hypothesis(Cause.HEALTHY, Confidence.POSSIBLE, "")]
     n = len(analysis.ooms)
@@ -131,10 +135,11 @@ def _caught(analysis: DeviceAnalysis, hypotheses: list[Hypothesis]) -> list[Hypo
         if n == 1
         else (f"{format_size(sizes[0])} to {format_size(sizes[-1])}")
     )
+    errors = "an out-of-memory error" if n == 1 else f"{n} out-of-memory errors"
+    served = f": {format_count(n_after)} requests were served since, and none failed"
     summary = (
-        f"The program caught {'an out-of-memory error' if n == 1 else f'{n} out-of-memory errors'}"
-        f" ({'a request' if n == 1 else 'requests'} of {tried}) and went on: "
-        f"{format_count(n_after)} requests were served since, and none failed."
+        f"The program caught {errors} ({'a request' if n == 1 else 'requests'} of {tried}) and "
+        f"went on{', to its end' if ended_well else ''}{served if n_after else ''}."
     )
     healthy = Hypothesis(Cause.HEALTHY, Confidence.LIKELY, summary)
     return [healthy, *(replace(h, confidence=Confidence.POSSIBLE) for h in hypotheses)]

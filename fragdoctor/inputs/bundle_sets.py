@@ -28,7 +28,8 @@ def find_bundles(directory: Path) -> tuple[FoundBundle, ...]:
     """Return the bundles in a directory, the one that explains most first.
 
     That is the failure that ended its program before one that was caught; then the first in time:
-    what fails later, on other ranks too, is often the consequence. A signal comes before an exit.
+    what fails later, on other ranks too, is often the consequence. A signal comes before an exit,
+    and the good end of a program that caught its failures before these.
     """
     found = []
     for path in sorted(directory.iterdir()) if directory.is_dir() else ():
@@ -46,6 +47,8 @@ def telling_order(found: FoundBundle) -> tuple[int, bool, str, str]:
     facts = found.facts
     is_fatal = facts.ended_program or _is_failure(facts)
     order = 0 if is_fatal else _ORDER.get(facts.reason, len(_ORDER))
+    if facts.reason == "exit" and facts.n_ooms and not facts.exception:
+        order = 0  # it ended well: its recording shows the failures that were caught, and the rest
     return order, not is_fatal, facts.time, found.path.name
 
 

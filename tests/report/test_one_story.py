@@ -31,7 +31,7 @@ FIGURES = {
         rf"{SIZE} *\|?  ?what PyTorch could have",
     ),
     "outside": (rf"\boutside[ |]+{SIZE}", rf"{SIZE} of this process's memory are outside"),
-    "request": (rf"[Rr]equest of {SIZE}(?! at event)",),
+    "request": (rf"[Rr]equest of {SIZE}(?! at event| fails)",),
     "peak allocated": (rf"allocated \(peak {SIZE}", rf"peak allocated {SIZE}(?= *\))"),
     "peak reserved": (rf"reserved \(peak {SIZE}",),
     "holes": (rf"{SIZE} of it in holes", rf"{SIZE} are free in holes"),
