@@ -42,14 +42,15 @@ def find_bundles(directory: Path) -> tuple[FoundBundle, ...]:
     return tuple(sorted(found, key=telling_order))
 
 
-def telling_order(found: FoundBundle) -> tuple[int, bool, str, str]:
+def telling_order(found: FoundBundle) -> tuple[int, int, str, str]:
     """Return the sort key of ``find_bundles``."""
     facts = found.facts
     is_fatal = facts.ended_program or _is_failure(facts)
     order = 0 if is_fatal else _ORDER.get(facts.reason, len(_ORDER))
     if facts.reason == "exit" and facts.n_ooms and not facts.exception:
-        order = 0  # it ended well: its recording shows the failures that were caught, and the rest
-    return order, not is_fatal, facts.time, found.path.name
+        # It ended well: its recording shows the failures that were caught, and the rest.
+        return 0, 1, facts.time, found.path.name
+    return order, 0 if is_fatal else 2, facts.time, found.path.name
 
 
 def _is_failure(facts: BundleFacts) -> bool:

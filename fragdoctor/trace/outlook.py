@@ -46,12 +46,19 @@ class Outlooks:
         operations: its requests, as recorded or edited.
         max_steps: whole steps to play after the one under way; where None, until the pattern
             repeats, at most ``MAX_STEPS``.
+        is_edited: the requests are not those of the recording.
     """
 
     def __init__(
-        self, trace: Trace, operations: _ext.NativeOps, max_steps: int | None = None
+        self,
+        trace: Trace,
+        operations: _ext.NativeOps,
+        max_steps: int | None = None,
+        *,
+        is_edited: bool = False,
     ) -> None:
         self._trace = trace
+        self._is_edited = is_edited
         self._operations = operations
         self._asked = max_steps
         self.continuation = continuation_of(trace, Operations.of(operations))
@@ -82,7 +89,7 @@ class Outlooks:
             return raw, self._without_steps(raw, limit)
         raw, look = self._play(known.native, config, remakes_start=remakes_start)
         outlook = self._judged(known, raw, look, limit)
-        if raw["fits"] and not self._is_confirmed:
+        if raw["fits"] and not self._is_edited and not self._is_confirmed:
             return raw, replace(
                 outlook,
                 state=OutlookState.OPEN,

@@ -253,7 +253,10 @@ def _even_slope(t: I64, values: npt.NDArray[np.float64]) -> int:
 def _trend(t: I64, values: npt.NDArray[np.float64]) -> int:
     """Return the bytes that a size rises by per step on the whole; 0 where it ever falls."""
     rises = np.diff(values)
-    if len(t) < MIN_TREND or (rises < 0).any() or np.count_nonzero(rises) < 3:
+    if len(t) < MIN_TREND:
+        slopes = rises / np.diff(t)
+        return int(slopes[0]) if slopes[0] > 0 and (slopes == slopes[0]).all() else 0
+    if (rises < 0).any() or np.count_nonzero(rises) < 3:
         return 0
     dt, dv = t - t.mean(), values - values.mean()
     total = float((dv * dv).sum())

@@ -203,7 +203,8 @@ class FairReplay:
     @cached_property
     def _outlooks(self) -> Outlooks:
         """The futures of the requests as recorded."""
-        return self.outlooks_of(self._reproduction.operations)
+        reproduction = self._reproduction
+        return Outlooks(reproduction.trace, reproduction.operations, self._max_steps)
 
     @property
     def n_steps(self) -> int:
@@ -215,7 +216,8 @@ class FairReplay:
         """Return the futures of requests: edited ones, or those of the recorded run where None."""
         if operations is None:
             return self._outlooks
-        return Outlooks(self._reproduction.trace, operations, self._max_steps)
+        trace = self._reproduction.trace
+        return Outlooks(trace, operations, self._max_steps, is_edited=True)
 
     def replay(
         self, what_if: WhatIf, operations: _ext.NativeOps | None = None, *, looks_on: bool = True

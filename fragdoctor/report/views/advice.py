@@ -135,7 +135,7 @@ def wins(advice: Recommendation, diagnosis: Diagnosis) -> str:
             return f"{gain}It was not tested by replay."
         return f"{gain}Not tested: that takes a recording of the run ({_RECORD})."
     said = [
-        "" if p.fits is None else _fits_text(p, diagnosis),
+        "" if p.fits is None else _fits_text(p),
         "" if p.outlook is None else words.outlook_text(p.outlook),
         *words.predicted_figures(p),
     ]
@@ -143,12 +143,11 @@ def wins(advice: Recommendation, diagnosis: Diagnosis) -> str:
     return f"{how}: {', '.join(s for s in said if s) or 'no figures'}."
 
 
-def _fits_text(predicted: Predicted, diagnosis: Diagnosis) -> str:
+def _fits_text(predicted: Predicted) -> str:
     if not predicted.fits:
         return "the run still fails"
-    is_cut = diagnosis.verdict.state is RunState.FAILED
-    is_whole = predicted.outlook is not None and predicted.outlook.state is OutlookState.HOLDS
-    return "the recorded part fits" if is_cut and not is_whole else "the run fits"
+    is_whole = predicted.outlook is None or predicted.outlook.state is OutlookState.HOLDS
+    return "the run fits" if is_whole else "the recorded part fits"
 
 
 def short_advice(diagnosis: Diagnosis) -> doc.Section:
@@ -185,7 +184,7 @@ def _outcome(advice: Recommendation, diagnosis: Diagnosis) -> str:
         return words.METHOD_TITLES.get(p.method, p.method)
     if p.fits and p.outlook is not None and p.outlook.state is not OutlookState.HOLDS:
         is_open = p.outlook.state is OutlookState.OPEN
-        return "fits so far; the rest is not known" if is_open else words.outlook_text(p.outlook)
+        return "fits so far; the rest is open" if is_open else words.outlook_text(p.outlook)
     margin = f", {format_size(p.margin_bytes)} to spare" if p.margin_bytes is not None else ""
     return f"fits{margin}" if p.fits else "still fails"
 

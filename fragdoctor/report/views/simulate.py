@@ -158,8 +158,9 @@ def _notes(result: ReplayResult, simulation: Simulation) -> list[str]:
         lines.append(f"within {_capacity(result)}")
     if not result.fits and result.oom_event is not None:
         lines.append(f"fails{_failure(result)}")
-    if result.outlook is not None and result.outlook.state is not OutlookState.HOLDS:
-        lines.append(outlook_text(result.outlook))
+    outlook = result.outlook if result.fits else None
+    if outlook is not None and outlook.state is not OutlookState.HOLDS:
+        lines.append(outlook_text(outlook))
     if result.smallest_capacity_bytes is not None:
         smallest = format_size(result.smallest_capacity_bytes)
         lines.append(f"smallest capacity at which it fits: {smallest}")
