@@ -15,7 +15,7 @@ from fragdoctor.model.diagnosis import (
     RunState,
 )
 from fragdoctor.model.finding import Confidence
-from fragdoctor.model.outlook import OutlookState
+from fragdoctor.model.outlook import OutlookBasis, OutlookState
 from fragdoctor.report import document as doc
 from fragdoctor.report import words
 from fragdoctor.report.document import (
@@ -134,13 +134,12 @@ def wins(advice: Recommendation, diagnosis: Diagnosis) -> str:
         if diagnosis.case.snapshot is not None:
             return f"{gain}It was not tested by replay."
         return f"{gain}Not tested: that takes a recording of the run ({_RECORD})."
-    said = [
-        "" if p.fits is None else _fits_text(p),
-        "" if p.outlook is None else words.outlook_text(p.outlook),
-        *words.predicted_figures(p),
-    ]
+    said = ["" if p.fits is None else _fits_text(p), *words.predicted_figures(p)]
     how = words.METHOD_TITLES.get(p.method, p.method).capitalize()
-    return f"{how}: {', '.join(s for s in said if s) or 'no figures'}."
+    text = f"{how}: {', '.join(s for s in said if s) or 'no figures'}."
+    if p.outlook is None or p.outlook.basis is OutlookBasis.COMPLETE:
+        return text
+    return f"{text} {sentence(words.outlook_text(p.outlook))}".strip()
 
 
 def _fits_text(predicted: Predicted) -> str:
