@@ -148,6 +148,8 @@ class _Builder(SizedSteps):
             first.append(first[-1] + len(part))
             origin.append(t - self.n)
             counts.append(bool(w.counts[t]))
+        if not any(counts[1:]):  # what goes on is evaluation alone: its steps are the program's
+            counts = [True] * len(counts)
         if not w.at[-1] - w.at[self.n]:
             counts[0] = False
         table = _joined(*parts)
