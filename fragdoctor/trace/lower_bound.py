@@ -35,16 +35,20 @@ class LowerBound:
     Attributes:
         live_bytes: memory that must be live at one moment to come.
         more_bytes: of it, what was not live when the request failed.
-        parts: what that is, in words.
+        request_bytes: the request that failed.
+        parts: what that is, in words; the failing request alone is no news.
     """
 
     live_bytes: int
     more_bytes: int
+    request_bytes: int
     parts: tuple[str, ...]
 
     @property
     def text(self) -> str:
-        """What is still to come, in words."""
+        """What is still to come, in words; "" where only the failing request is known."""
+        if len(self.parts) == 1 and self.more_bytes == self.request_bytes:
+            return ""
         return f"at least {format_size(self.more_bytes)} more: {' and '.join(self.parts)}"
 
 
@@ -67,7 +71,7 @@ def lower_bound_of(trace: Trace) -> LowerBound | None:
     elif layers:
         more += layers
         parts.append(f"{format_size(layers)} in {n_left} of {plural(n_layers, 'equal layer')}")
-    return LowerBound(live + more, more, tuple(parts))
+    return LowerBound(live + more, more, request, tuple(parts))
 
 
 def _optimizer_states(trace: Trace, start: int, failed: int) -> int:
