@@ -80,9 +80,8 @@ bool Allocator::use_on_oom_pools(Request& request) {
   for (std::uint32_t pool = 1; pool < private_pools_.size(); ++pool) {
     if (private_pools_[pool].use_on_oom) candidates.push_back(pool);
   }
-  std::sort(candidates.begin(), candidates.end(), [](std::uint32_t a, std::uint32_t b) {
-    return fibonacci_hash(a) < fibonacci_hash(b);
-  });
+  std::sort(candidates.begin(), candidates.end(),
+            [](std::uint32_t a, std::uint32_t b) { return fibonacci_hash(a) < fibonacci_hash(b); });
   for (const std::uint32_t pool : candidates) {
     Request other = request;
     other.pool = 2 * pool + request.pool % 2;
@@ -282,8 +281,8 @@ void Allocator::record_oom(const Request& request, std::uint64_t requested) {
   f.allowed_bytes = fraction_is_set_ ? allowed_ : 0;
   f.reserve_bytes = settings_.expandable_segments ? reservation_bytes() : 0;
   if (observer_ == nullptr) return;
-  observer_->on_event({Action::oom, f.free_bytes, f.rounded_bytes, request.stream,
-                       pools_[request.pool].owner});
+  observer_->on_event(
+      {Action::oom, f.free_bytes, f.rounded_bytes, request.stream, pools_[request.pool].owner});
 }
 
 }  // namespace fragdoctor

@@ -111,7 +111,7 @@ class Allocator {
     std::uint64_t size;        // rounded
     std::uint64_t alloc_size;  // what cudaMalloc would be asked for
     std::uint32_t stream;
-    std::uint32_t pool;        // index into pools_
+    std::uint32_t pool;  // index into pools_
     BlockId block;
   };
   struct Event {
@@ -159,8 +159,7 @@ class Allocator {
   bool is_split(const Block& block) const {
     return block.prev != NO_BLOCK || block.next != NO_BLOCK;
   }
-  std::uint64_t place(std::uint64_t size, bool is_reservation, std::uint32_t stream,
-                      bool is_small);
+  std::uint64_t place(std::uint64_t size, bool is_reservation, std::uint32_t stream, bool is_small);
   void add_reserved(std::uint64_t bytes);
   bool charge(std::uint64_t bytes);  // take physical memory from the driver, in whole pages
   void uncharge(std::uint64_t bytes);
@@ -212,7 +211,7 @@ class Allocator {
     std::uint32_t pool;
     bool is_capture;
   };
-  std::vector<Context> contexts_;  // innermost last
+  std::vector<Context> contexts_;                      // innermost last
   std::map<std::uint64_t, std::deque<Event>> events_;  // per using stream, oldest first
   std::uint64_t sync_epoch_ = 0;
   std::map<BlockId, std::vector<std::uint32_t>> stream_uses_;

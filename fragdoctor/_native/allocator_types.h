@@ -25,11 +25,11 @@ constexpr std::uint64_t MIB = 1ULL << 20;
 
 constexpr std::uint64_t MAX_REQUEST = 1ULL << 60;  // from here on PyTorch refuses outright
 constexpr std::uint64_t MIN_BLOCK = 512;
-constexpr std::uint64_t SMALL_SIZE = MIB;             // largest rounded request of the small pool
-constexpr std::uint64_t SMALL_BUFFER = 2 * MIB;       // segment and page of the small pool
-constexpr std::uint64_t MIN_LARGE_ALLOC = 10 * MIB;   // from here on a request has its own segment
+constexpr std::uint64_t SMALL_SIZE = MIB;            // largest rounded request of the small pool
+constexpr std::uint64_t SMALL_BUFFER = 2 * MIB;      // segment and page of the small pool
+constexpr std::uint64_t MIN_LARGE_ALLOC = 10 * MIB;  // from here on a request has its own segment
 constexpr std::uint64_t ROUND_LARGE = 2 * MIB;
-constexpr std::uint64_t DRIVER_PAGE = 2 * MIB;        // granularity of physical memory
+constexpr std::uint64_t DRIVER_PAGE = 2 * MIB;  // granularity of physical memory
 
 // How free blocks of equal size are ordered.
 enum class Era : std::uint8_t {

@@ -67,8 +67,8 @@ class Rehearsal {
       for (const BlockView& b : s.blocks) {
         blocks.append(nb::make_tuple(b.address, b.size, b.requested, static_cast<int>(b.state)));
       }
-      segments.append(nb::make_tuple(s.address, s.size, s.is_expandable, s.stream, s.pool,
-                                     s.is_small, blocks));
+      segments.append(
+          nb::make_tuple(s.address, s.size, s.is_expandable, s.stream, s.pool, s.is_small, blocks));
     }
     return segments;
   }
@@ -131,8 +131,7 @@ void bind_config(nb::module_& m) {
           "reservation_bytes", [](const Config& c) { return c.settings.reservation_bytes; },
           [](Config& c, std::uint64_t v) { c.settings.reservation_bytes = v; })
       .def_prop_rw(
-          "reservation_fraction",
-          [](const Config& c) { return c.settings.reservation_fraction; },
+          "reservation_fraction", [](const Config& c) { return c.settings.reservation_fraction; },
           [](Config& c, double v) { c.settings.reservation_fraction = v; })
       .def_prop_rw(
           "roundup_power2_divisions",
@@ -194,8 +193,7 @@ void bind_allocator(nb::module_& m) {
           "set_fraction", [](Rehearsal& r, double f) { r.core().set_fraction(f); },
           nb::arg("fraction"))
       .def(
-          "set_settings",
-          [](Rehearsal& r, const Config& c) { r.core().set_settings(c.settings); },
+          "set_settings", [](Rehearsal& r, const Config& c) { r.core().set_settings(c.settings); },
           nb::arg("config"))
       .def(
           "pool_create",
@@ -211,7 +209,8 @@ void bind_allocator(nb::module_& m) {
       .def("last_oom", &last_oom)
       .def("layout", &Rehearsal::layout)
       .def("check", &Rehearsal::check)
-      .def_prop_ro("reserved_bytes", [](const Rehearsal& r) { return r.core().counters().reserved; })
+      .def_prop_ro("reserved_bytes",
+                   [](const Rehearsal& r) { return r.core().counters().reserved; })
       .def_prop_ro("allocated_bytes",
                    [](const Rehearsal& r) { return r.core().counters().allocated; })
       .def_prop_ro("active_bytes", [](const Rehearsal& r) { return r.core().counters().active; })

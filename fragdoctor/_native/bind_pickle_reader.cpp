@@ -225,11 +225,10 @@ nb::dict read_with(Reader reader, nb::handle error_type, nb::handle stream, uint
     }();
     return to_python(tables);
   } catch (const ReadError& error) {
-    nb::object offset = error.offset() == fragdoctor::kNoOffset
-                            ? nb::none()
-                            : nb::object(nb::int_(error.offset()));
-    nb::tuple args = nb::make_tuple(kind_name(error.kind()), text(error.message()),
-                                    text(error.hint()), offset);
+    nb::object offset =
+        error.offset() == fragdoctor::kNoOffset ? nb::none() : nb::object(nb::int_(error.offset()));
+    nb::tuple args =
+        nb::make_tuple(kind_name(error.kind()), text(error.message()), text(error.hint()), offset);
     PyErr_SetObject(error_type.ptr(), args.ptr());
     throw nb::python_error();
   }
@@ -241,8 +240,7 @@ void bind_reader(nb::module_& m, const char* name, Reader reader, nb::object err
       name,
       [error_type, reader](nb::object stream, uint32_t max_depth, uint64_t max_string_bytes,
                            uint32_t max_unknown_keys) {
-        return read_with(reader, error_type, stream, max_depth, max_string_bytes,
-                         max_unknown_keys);
+        return read_with(reader, error_type, stream, max_depth, max_string_bytes, max_unknown_keys);
       },
       nb::arg("stream"), nb::kw_only(), nb::arg("max_depth"), nb::arg("max_string_bytes"),
       nb::arg("max_unknown_keys"), doc);

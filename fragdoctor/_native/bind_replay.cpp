@@ -10,8 +10,8 @@
 #include <cstddef>
 #include <limits>
 #include <memory>
-#include <string>
 #include <stdexcept>
+#include <string>
 #include <type_traits>
 #include <utility>
 
@@ -82,7 +82,8 @@ class NativeOps {
     auto state = std::make_shared<InitialState>(*initial);
     {
       nb::gil_scoped_release release;
-      state->order = learn_seed_order(input(), config, {&made.records, &source->trace, &source->end});
+      state->order =
+          learn_seed_order(input(), config, {&made.records, &source->trace, &source->end});
     }
     auto other = std::make_shared<NativeOps>(*this);
     other->initial = std::move(state);
@@ -138,8 +139,8 @@ class NativeFuture {
  public:
   NativeFuture(InColumn<std::uint8_t> table, std::vector<std::uint32_t> first,
                std::vector<std::int32_t> origin, std::vector<std::uint8_t> counts,
-               std::vector<std::uint32_t> cycle, InColumn<std::int32_t> held,
-               std::uint32_t n_slots, std::uint32_t n_pools)
+               std::vector<std::uint32_t> cycle, InColumn<std::int32_t> held, std::uint32_t n_slots,
+               std::uint32_t n_pools)
       : kept_(nb::cast(table)) {
     const std::size_t n = table.shape(0) / sizeof(FutureOp), n_templates = origin.size();
     if (table.shape(0) % sizeof(FutureOp) != 0 ||
@@ -161,7 +162,8 @@ class NativeFuture {
     }
     const std::int32_t* h = held.data();
     for (std::size_t i = 0; i + 3 < held.shape(0); i += 4) {
-      if (h[i] < 0 || h[i + 1] < 0 || static_cast<std::uint32_t>(h[i + 1]) >= n_slots || h[i + 2] > 0)
+      if (h[i] < 0 || h[i + 1] < 0 || static_cast<std::uint32_t>(h[i + 1]) >= n_slots ||
+          h[i + 2] > 0)
         throw nb::value_error("a block of the past is out of range");
       future.held.push_back({static_cast<std::uint32_t>(h[i]), static_cast<std::uint32_t>(h[i + 1]),
                              h[i + 2], h[i + 3]});
@@ -236,15 +238,15 @@ nb::dict result_dict(const ReplayResult& r) {
 nb::dict recording_dict(const SimulatedRecording& r) {
   nb::list events, segments;
   for (const TraceEvent& e : r.events)
-    events.append(nb::make_tuple(ACTION_NAMES[static_cast<std::size_t>(e.action)], e.address, e.size,
-                                 e.stream, e.pool));
+    events.append(nb::make_tuple(ACTION_NAMES[static_cast<std::size_t>(e.action)], e.address,
+                                 e.size, e.stream, e.pool));
   for (const SegmentView& s : r.segments) {
     nb::list blocks;
     for (const BlockView& b : s.blocks)
       blocks.append(
           nb::make_tuple(b.size, b.requested, STATE_NAMES[static_cast<std::size_t>(b.state)]));
-    segments.append(nb::make_tuple(s.address, s.size, s.stream, s.pool, s.is_small,
-                                   s.is_expandable, blocks));
+    segments.append(
+        nb::make_tuple(s.address, s.size, s.stream, s.pool, s.is_small, s.is_expandable, blocks));
   }
   nb::dict d;
   d["events"] = events;
@@ -264,9 +266,8 @@ nb::dict comparison_dict(const Comparison& c) {
   d["n_failed_model_only"] = c.n_failed_invented;
   d["n_final_blocks"] = c.n_layout;
   d["n_final_blocks_equal"] = c.n_layout_equal;
-  d["first_difference_event"] = c.first_difference_row < 0
-                                    ? nb::none()
-                                    : nb::object(nb::int_(c.first_difference_row));
+  d["first_difference_event"] =
+      c.first_difference_row < 0 ? nb::none() : nb::object(nb::int_(c.first_difference_row));
   d["unexplained_frees"] = c.unexplained_frees;
   d["early_completions"] = c.early_completions;
   return d;
@@ -295,15 +296,14 @@ void bind_replay(nb::module_& m) {
              std::vector<std::uint32_t> late_rows, std::uint64_t device_total_bytes) {
             std::sort(empty_cache_rows.begin(), empty_cache_rows.end());
             std::sort(late_rows.begin(), late_rows.end());
-            new (self) NativeOps(std::move(trace),
-                                 {limit_bytes, is_collecting, std::move(empty_cache_rows),
-                                  std::move(late_rows)},
-                                 device_total_bytes);
+            new (self) NativeOps(
+                std::move(trace),
+                {limit_bytes, is_collecting, std::move(empty_cache_rows), std::move(late_rows)},
+                device_total_bytes);
           },
           nb::arg("trace"), nb::arg("limit_bytes") = 0, nb::arg("is_collecting") = false,
           nb::arg("empty_cache_rows") = std::vector<std::uint32_t>{},
-          nb::arg("late_rows") = std::vector<std::uint32_t>{},
-          nb::arg("device_total_bytes") = 0)
+          nb::arg("late_rows") = std::vector<std::uint32_t>{}, nb::arg("device_total_bytes") = 0)
       .def(
           "edited",
           [](const NativeOps& self, InColumn<std::uint8_t> table) {
@@ -336,9 +336,9 @@ void bind_replay(nb::module_& m) {
               if (op->pool > self.made.n_pools) throw nb::value_error("a future of another trace");
             {
               nb::gil_scoped_release release;
-              result = replay_and_look_on(self.input(), config, remake_initial, n_past,
-                                          future.future,
-                                          {max_steps, max_ops, stops_at_repetition}, look);
+              result =
+                  replay_and_look_on(self.input(), config, remake_initial, n_past, future.future,
+                                     {max_steps, max_ops, stops_at_repetition}, look);
             }
             return nb::make_tuple(result_dict(result), look_dict(std::move(look)));
           },
@@ -363,9 +363,9 @@ void bind_replay(nb::module_& m) {
             Comparison comparison;
             {
               nb::gil_scoped_release release;
-              result = replay_recorded(
-                  self.input(), config,
-                  {&self.made.records, &self.source->trace, &self.source->end}, comparison, max_ops);
+              result = replay_recorded(self.input(), config,
+                                       {&self.made.records, &self.source->trace, &self.source->end},
+                                       comparison, max_ops);
             }
             return nb::make_tuple(result_dict(result), comparison_dict(comparison));
           },

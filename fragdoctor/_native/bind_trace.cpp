@@ -63,7 +63,8 @@ nb::dict initial_dict(const NativeTrace& t) {
   d["segment_bytes"] = column_of<std::uint64_t>(segments, [](auto& s) { return s.size; });
   d["segment_stream"] = column_of<std::int32_t>(segments, [](auto& s) { return s.kind.stream; });
   d["segment_pool"] = column_of<std::int32_t>(segments, [](auto& s) { return s.kind.pool; });
-  d["segment_is_small"] = column_of<std::uint8_t>(segments, [](auto& s) { return s.kind.is_small; });
+  d["segment_is_small"] =
+      column_of<std::uint8_t>(segments, [](auto& s) { return s.kind.is_small; });
   d["segment_is_expandable"] =
       column_of<std::uint8_t>(segments, [](auto& s) { return s.kind.is_expandable; });
   d["block_address"] = column_of<std::uint64_t>(blocks, [](auto& b) { return b.address; });
@@ -182,8 +183,7 @@ nb::dict layout_dict(const NativeTrace& t, std::int32_t state) {
     l = layout_at(t.trace, t.end, t.undone, state);
   }
   nb::dict d;
-  d["segment_stream"] =
-      column_of<std::int32_t>(l.segment_kind, [](auto& k) { return k.stream; });
+  d["segment_stream"] = column_of<std::int32_t>(l.segment_kind, [](auto& k) { return k.stream; });
   d["segment_pool"] = column_of<std::int32_t>(l.segment_kind, [](auto& k) { return k.pool; });
   d["segment_is_small"] =
       column_of<std::uint8_t>(l.segment_kind, [](auto& k) { return k.is_small; });
@@ -201,15 +201,16 @@ nb::dict layout_dict(const NativeTrace& t, std::int32_t state) {
 
 }  // namespace
 
-NativeTrace::NativeTrace(
-    InColumn<std::uint8_t> action, InColumn<std::uint64_t> address, InColumn<std::uint64_t> size,
-    InColumn<std::int32_t> stream, InColumn<std::int32_t> pool,
-    InColumn<std::uint64_t> segment_address, InColumn<std::uint64_t> segment_size,
-    InColumn<std::int32_t> segment_stream, InColumn<std::int32_t> segment_pool,
-    InColumn<std::uint8_t> segment_kind, InColumn<std::uint8_t> segment_expandable,
-    InColumn<std::uint64_t> block_address, InColumn<std::uint64_t> block_size,
-    InColumn<std::uint64_t> block_requested, InColumn<std::uint8_t> block_state,
-    const Config& config)
+NativeTrace::NativeTrace(InColumn<std::uint8_t> action, InColumn<std::uint64_t> address,
+                         InColumn<std::uint64_t> size, InColumn<std::int32_t> stream,
+                         InColumn<std::int32_t> pool, InColumn<std::uint64_t> segment_address,
+                         InColumn<std::uint64_t> segment_size,
+                         InColumn<std::int32_t> segment_stream, InColumn<std::int32_t> segment_pool,
+                         InColumn<std::uint8_t> segment_kind,
+                         InColumn<std::uint8_t> segment_expandable,
+                         InColumn<std::uint64_t> block_address, InColumn<std::uint64_t> block_size,
+                         InColumn<std::uint64_t> block_requested,
+                         InColumn<std::uint8_t> block_state, const Config& config)
     : kept_(nb::make_tuple(action, address, size, stream, pool, segment_address, segment_size,
                            segment_stream, segment_pool, segment_kind, segment_expandable,
                            block_address, block_size, block_requested, block_state)),
@@ -224,9 +225,17 @@ NativeTrace::NativeTrace(
   for (std::size_t k : {block_size.shape(0), block_requested.shape(0), block_state.shape(0)})
     check_length(k, n_blocks, "blocks");
   trace = {n, action.data(), address.data(), size.data(), stream.data(), pool.data()};
-  end = {n_segments, segment_address.data(), segment_size.data(), segment_stream.data(),
-         segment_pool.data(), segment_kind.data(), segment_expandable.data(),
-         n_blocks, block_address.data(), block_size.data(), block_requested.data(),
+  end = {n_segments,
+         segment_address.data(),
+         segment_size.data(),
+         segment_stream.data(),
+         segment_pool.data(),
+         segment_kind.data(),
+         segment_expandable.data(),
+         n_blocks,
+         block_address.data(),
+         block_size.data(),
+         block_requested.data(),
          block_state.data()};
   nb::gil_scoped_release release;
   undone = undo_trace(trace, end, settings);
@@ -245,9 +254,9 @@ void bind_trace(nb::module_& m) {
   m.attr("TYPE_NAMES") = nb::tuple(types);
   m.attr("BEFORE") = BEFORE;
   m.attr("NEVER") = NEVER;
-  m.def("call_tree", &call_tree_dict, nb::arg("stack"), nb::arg("offsets"),
-        nb::arg("stack_frames"), nb::arg("frame_kind"), nb::arg("function"), nb::arg("line"),
-        nb::arg("root"), nb::arg("max_depth"));
+  m.def("call_tree", &call_tree_dict, nb::arg("stack"), nb::arg("offsets"), nb::arg("stack_frames"),
+        nb::arg("frame_kind"), nb::arg("function"), nb::arg("line"), nb::arg("root"),
+        nb::arg("max_depth"));
   nb::class_<NativeTrace>(m, "NativeTrace")
       .def(nb::init<InColumn<std::uint8_t>, InColumn<std::uint64_t>, InColumn<std::uint64_t>,
                     InColumn<std::int32_t>, InColumn<std::int32_t>, InColumn<std::uint64_t>,

@@ -14,9 +14,9 @@ bool entry_below(const FreeSet::Entry& entry, const FreeKey& key) { return entry
 
 // The first chunk that may hold the key: the first whose last key is not below it.
 std::size_t FreeSet::chunk_of(const FreeKey& key) const {
-  const auto it = std::partition_point(
-      chunks_.begin(), chunks_.end(),
-      [&](const std::vector<Entry>& chunk) { return chunk.back().key < key; });
+  const auto it =
+      std::partition_point(chunks_.begin(), chunks_.end(),
+                           [&](const std::vector<Entry>& chunk) { return chunk.back().key < key; });
   return static_cast<std::size_t>(it - chunks_.begin());
 }
 

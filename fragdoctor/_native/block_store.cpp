@@ -76,12 +76,9 @@ void Allocator::delete_segment(std::uint32_t index) {
 
 FreeKey Allocator::key_of(const Block& block) const {
   switch (config_.era) {
-    case Era::address:
-      return {block.size, block.address, 0};
-    case Era::block_counter:
-      return {block.size, block.counter, 0};
-    case Era::segment_counter:
-      break;
+    case Era::address: return {block.size, block.address, 0};
+    case Era::block_counter: return {block.size, block.counter, 0};
+    case Era::segment_counter: break;
   }
   return {block.size, segments_[block.segment].counter, block.address};
 }
@@ -133,12 +130,10 @@ std::uint64_t Allocator::driver_free_bytes() const {
   return config_.capacity_bytes > driver_used_ ? config_.capacity_bytes - driver_used_ : 0;
 }
 
-void Allocator::emit(Action action, const Block& block, std::uint64_t address,
-                     std::uint64_t size) {
+void Allocator::emit(Action action, const Block& block, std::uint64_t address, std::uint64_t size) {
   if (observer_ == nullptr) return;
   const BlockPool& pool = pools_[block.pool];
-  observer_->on_event(
-      {action, address, size, block.stream, pool.owner, block.size, pool.is_small});
+  observer_->on_event({action, address, size, block.stream, pool.owner, block.size, pool.is_small});
 }
 
 }  // namespace fragdoctor

@@ -1,8 +1,8 @@
 // Where loops turn, told from the stacks of a trace.
 //
 // Seen from the outside in, a stack is a path in the program's call tree: each frame stands below
-// its caller, at one line. A program goes down the lines of a function; that it comes back to a line
-// where it was before, without having left the function, is a loop that turns.
+// its caller, at one line. A program goes down the lines of a function; that it comes back to a
+// line where it was before, without having left the function, is a loop that turns.
 #pragma once
 
 #include <cstddef>
@@ -37,13 +37,14 @@ struct CallTree {
   std::vector<std::int32_t> parent, frame;
   // Visits: a stretch of events at one place; `visit_node` is the place.
   std::vector<std::int32_t> visit_event, visit_node;
-  // Turns, by visit: at visit `turn_visit` the loop in node `turn_node` begins again, with its child
-  // `turn_target`, after its child `turn_source`.
+  // Turns, by visit: at visit `turn_visit` the loop in node `turn_node` begins again, with its
+  // child `turn_target`, after its child `turn_source`.
   std::vector<std::int32_t> turn_visit, turn_node, turn_target, turn_source;
 };
 
-// `stack[i]` is the stack of the i-th event, or -1; paths are followed to `max_depth` frames. Events
-// whose outermost function is not `root` (other threads) and those without a path are no visits.
+// `stack[i]` is the stack of the i-th event, or -1; paths are followed to `max_depth` frames.
+// Events whose outermost function is not `root` (other threads) and those without a path are no
+// visits.
 CallTree call_tree(const std::int32_t* stack, std::size_t n_events, const StacksView& stacks,
                    const FramesView& frames, std::int32_t root, std::size_t max_depth);
 

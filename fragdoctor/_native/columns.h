@@ -204,10 +204,9 @@ class RecordTable {
 
   uint32_t intern(const T& record) {
     const auto next = static_cast<uint32_t>(rows_.size());
-    const uint32_t id =
-        index_.find_or_add(hash_bytes(&record, sizeof(T), seed_), next, [&](uint32_t other) {
-          return std::memcmp(&rows_[other], &record, sizeof(T)) == 0;
-        });
+    const uint32_t id = index_.find_or_add(
+        hash_bytes(&record, sizeof(T), seed_), next,
+        [&](uint32_t other) { return std::memcmp(&rows_[other], &record, sizeof(T)) == 0; });
     if (id == next) rows_.push_back(record);
     return id;
   }

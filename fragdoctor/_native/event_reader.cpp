@@ -23,7 +23,8 @@ constexpr size_t kMostMemo = size_t{1} << 28;
 // Fits where the next value is an item of a list that holds events or nothing so far.
 bool EventReader::applies() const {
   if (fold_.marks_.empty() || fold_.marks_.back() == 0) return false;
-  if (fold_.marks_.size() + 2 > fold_.limits_.max_depth || fold_.limits_.max_depth < 4) return false;
+  if (fold_.marks_.size() + 2 > fold_.limits_.max_depth || fold_.limits_.max_depth < 4)
+    return false;
   if (fold_.events_.action.size() >= kMostRows) return false;
   const size_t first_item = fold_.marks_.back();
   if (fold_.stack_[first_item - 1].tag != Tag::list) return false;
@@ -114,7 +115,8 @@ bool EventReader::read_value(Key key, Event& event) {
     case Key::compile_context: return read_text(event.compile_context);
     case Key::user_metadata: return read_text(event.user_metadata);
     case Key::pool_id: return read_pool(event);
-    case Key::internal_metadata: case Key::category: return read_text(unused);
+    case Key::internal_metadata:
+    case Key::category: return read_text(unused);
     default: return false;
   }
 }
@@ -211,9 +213,7 @@ bool EventReader::read_text(uint32_t& string) {
       if (!has_short_forms_) return false;
       next_ += 2;
       return read_new_text(next_[-1], string);
-    case kBinUnicode:
-      next_ += 5;
-      return read_new_text(load_32(next_ - 4), string);
+    case kBinUnicode: next_ += 5; return read_new_text(load_32(next_ - 4), string);
     default: break;
   }
   size_t length = 0;

@@ -33,8 +33,8 @@ BlockId Allocator::find_expandable_block(std::uint32_t pool, std::uint32_t strea
     return bytes >= size;
   };
   const auto& unmapped = pools_[pool].unmapped;
-  for (auto it = unmapped.lower_bound({stream, 0}); it != unmapped.end() && it->first.first == stream;
-       ++it) {
+  for (auto it = unmapped.lower_bound({stream, 0});
+       it != unmapped.end() && it->first.first == stream; ++it) {
     BlockId candidate = it->second;
     if (allocatable(blocks_[candidate].prev)) candidate = blocks_[candidate].prev;
     if (has_room(candidate)) return candidate;
@@ -63,8 +63,7 @@ bool Allocator::map_block(BlockId id, std::uint64_t size) {
   unmapped.erase({blocks_[id].stream, address});
   blocks_[id].mapped = true;
   if (bytes < blocks_[id].size) {
-    const BlockId rest =
-        new_block(address + bytes, blocks_[id].size - bytes, blocks_[id].segment);
+    const BlockId rest = new_block(address + bytes, blocks_[id].size - bytes, blocks_[id].segment);
     blocks_[rest].mapped = false;
     splice(rest, id, blocks_[id].next);
     unmapped.emplace(std::make_pair(blocks_[rest].stream, blocks_[rest].address), rest);
@@ -101,8 +100,7 @@ void Allocator::unmap_block(BlockId id) {
   const Segment& segment = segments_[blocks_[id].segment];
   const std::uint64_t page = segment.page;
   const std::uint64_t from = round_up(blocks_[id].address - segment.address, page);
-  const std::uint64_t to =
-      (blocks_[id].address + blocks_[id].size - segment.address) / page * page;
+  const std::uint64_t to = (blocks_[id].address + blocks_[id].size - segment.address) / page * page;
   if (from >= to) return;
   const std::uint64_t start = segment.address + from;
   const std::uint64_t bytes = to - from;

@@ -17,7 +17,8 @@
 namespace fragdoctor {
 namespace {
 
-// ---- DLPack, version 0: the layout is fixed -------------------------------------------------------
+// ---- DLPack, version 0: the layout is fixed
+// -------------------------------------------------------
 
 struct DLTensor {
   void* data;
@@ -38,7 +39,8 @@ struct DLManagedTensor {
 
 constexpr std::int32_t DL_CUDA = 2;
 
-// ---- devices ----------------------------------------------------------------------------------------
+// ---- devices
+// ----------------------------------------------------------------------------------------
 
 constexpr int MAX_DEVICES = 64;
 constexpr std::uint64_t DEVICE_SHIFT = 40;  // each device has a window of 1 TiB
@@ -76,7 +78,15 @@ struct Statistic {
 };
 
 enum Kind : std::size_t {
-  ALLOCATIONS, SEGMENTS, ACTIVE, SPLITS, ALLOCATED, RESERVED, ACTIVE_BYTES, SPLIT_BYTES, REQUESTED,
+  ALLOCATIONS,
+  SEGMENTS,
+  ACTIVE,
+  SPLITS,
+  ALLOCATED,
+  RESERVED,
+  ACTIVE_BYTES,
+  SPLIT_BYTES,
+  REQUESTED,
   N_KINDS
 };
 constexpr std::size_t N_POOLS = 3;  // all, large, small
@@ -184,18 +194,13 @@ class Gpu final : public Observer {
         change(SEGMENTS, e.is_small, 1);
         if (is_oversize) statistics_[N_KINDS * N_POOLS + 1].change(1);
         [[fallthrough]];
-      case Action::segment_map:
-        change(RESERVED, e.is_small, size);
-        break;
+      case Action::segment_map: change(RESERVED, e.is_small, size); break;
       case Action::segment_free:
         change(SEGMENTS, e.is_small, -1);
         if (is_oversize) statistics_[N_KINDS * N_POOLS + 1].change(-1);
         [[fallthrough]];
-      case Action::segment_unmap:
-        change(RESERVED, e.is_small, -size);
-        break;
-      default:
-        break;
+      case Action::segment_unmap: change(RESERVED, e.is_small, -size); break;
+      default: break;
     }
   }
 
@@ -284,7 +289,8 @@ void release(DLManagedTensor* managed) {
   delete held;
 }
 
-// ---- what PyTorch's tables call: methods, so the object comes first -------------------------------
+// ---- what PyTorch's tables call: methods, so the object comes first
+// -------------------------------
 
 struct Device {
   std::int8_t type, index;
@@ -387,8 +393,8 @@ Method method(std::string_view name, F* function) {
 }
 
 void* find(const std::vector<Method>& methods, std::string_view name) {
-  const auto it = std::find_if(methods.begin(), methods.end(),
-                               [&](const Method& m) { return m.name == name; });
+  const auto it =
+      std::find_if(methods.begin(), methods.end(), [&](const Method& m) { return m.name == name; });
   return it == methods.end() ? nullptr : it->function;
 }
 
@@ -576,8 +582,7 @@ std::int32_t fg_resize(std::uint64_t address, std::uint64_t name, std::uint64_t 
   Held& held = *it->second;
   Gpu& gpu = *w.gpus[static_cast<std::size_t>(held.device)];
   // The new memory comes first, as in PyTorch: old and new exist at one moment.
-  const MallocResult block =
-      gpu.take(n_bytes, current_dense_stream(held.device), stack, operation);
+  const MallocResult block = gpu.take(n_bytes, current_dense_stream(held.device), stack, operation);
   if (!block.ok) return 0;
   forget(w, held);
   if (held.address != 0) gpu.give(held.address);
@@ -701,11 +706,22 @@ void fg_counters(std::int32_t device, std::uint64_t* values) {
   std::fill_n(values, FG_N_COUNTERS, 0);
   if (gpu == nullptr) return;
   const Counters& c = gpu->allocator().counters();
-  const std::uint64_t found[FG_N_COUNTERS] = {
-      c.reserved,       c.allocated,      c.active, c.requested, c.peak_reserved,
-      c.peak_allocated, c.peak_active,    c.peak_requested,      c.retries,
-      c.ooms,           c.n_malloc,       c.n_free, c.n_map,     c.n_unmap,
-      gpu->allocator().driver_free_bytes(),         gpu->events().size()};
+  const std::uint64_t found[FG_N_COUNTERS] = {c.reserved,
+                                              c.allocated,
+                                              c.active,
+                                              c.requested,
+                                              c.peak_reserved,
+                                              c.peak_allocated,
+                                              c.peak_active,
+                                              c.peak_requested,
+                                              c.retries,
+                                              c.ooms,
+                                              c.n_malloc,
+                                              c.n_free,
+                                              c.n_map,
+                                              c.n_unmap,
+                                              gpu->allocator().driver_free_bytes(),
+                                              gpu->events().size()};
   std::copy_n(found, FG_N_COUNTERS, values);
 }
 
@@ -716,9 +732,10 @@ void fg_last_oom(std::int32_t device, std::uint64_t* values) {
   if (gpu == nullptr) return;
   const OomFigures& f = gpu->allocator().last_oom();
   const std::uint64_t found[FG_N_OOM] = {
-      f.requested_bytes, f.rounded_bytes,  f.alloc_bytes,        f.total_bytes,
-      f.free_bytes,      f.allocated_bytes, f.reserved_bytes,    f.private_free_bytes,
-      f.fraction_is_set ? 1ULL : 0ULL,      f.allowed_bytes,     f.reserve_bytes};
+      f.requested_bytes, f.rounded_bytes,      f.alloc_bytes,
+      f.total_bytes,     f.free_bytes,         f.allocated_bytes,
+      f.reserved_bytes,  f.private_free_bytes, f.fraction_is_set ? 1ULL : 0ULL,
+      f.allowed_bytes,   f.reserve_bytes};
   std::copy_n(found, FG_N_OOM, values);
 }
 
@@ -748,9 +765,13 @@ void fg_layout(std::int32_t device, fg_segment* segments, fg_block* blocks) {
   Gpu* gpu = gpu_at(device);
   if (gpu == nullptr) return;
   for (const SegmentView& s : gpu->allocator().layout()) {
-    *segments++ = {s.address + gpu->offset(), s.size,           handle_of(s.stream),
-                   s.pool,                    s.is_small ? 1U : 0U,
-                   s.is_expandable ? 1U : 0U, static_cast<std::uint32_t>(s.blocks.size())};
+    *segments++ = {s.address + gpu->offset(),
+                   s.size,
+                   handle_of(s.stream),
+                   s.pool,
+                   s.is_small ? 1U : 0U,
+                   s.is_expandable ? 1U : 0U,
+                   static_cast<std::uint32_t>(s.blocks.size())};
     for (const BlockView& b : s.blocks) {
       const std::uint64_t address = b.address + gpu->offset();
       *blocks++ = {address, b.size, b.requested, static_cast<std::uint32_t>(b.state),

@@ -71,8 +71,7 @@ FG_API std::uint64_t fg_stream_handle(std::int64_t stream);
 // A DLManagedTensor for a dense or strided tensor on new memory; null = out of memory.
 FG_API void* fg_new_tensor(std::int32_t device, std::uint64_t n_bytes, std::uint32_t code,
                            std::uint32_t bits, std::int32_t n_dims, const std::int64_t* sizes,
-                           const std::int64_t* strides, std::int32_t stack,
-                           std::int32_t operation);
+                           const std::int64_t* strides, std::int32_t stack, std::int32_t operation);
 // A block that is no tensor: the address, or 0 = out of memory (or no bytes).
 FG_API std::uint64_t fg_take(std::int32_t device, std::uint64_t n_bytes, std::int32_t stack,
                              std::int32_t operation);
@@ -101,9 +100,10 @@ FG_API void fg_context_end(std::int32_t device);
 enum { FG_N_COUNTERS = 16, FG_N_OOM = 11 };
 // reserved, allocated, active, requested, their peaks, retries, ooms, driver calls (malloc, free,
 // map, unmap), synchronisations, free bytes of the driver, number of events.
-// Four numbers (now, peak, added, taken away) for each of FG_N_STATISTICS: nine kinds, each for all,
-// the large and the small pool (allocations, segments, active, inactive splits, then their bytes:
-// allocated, reserved, active, inactive splits, requested), then oversize allocations and segments.
+// Four numbers (now, peak, added, taken away) for each of FG_N_STATISTICS: nine kinds, each for
+// all, the large and the small pool (allocations, segments, active, inactive splits, then their
+// bytes: allocated, reserved, active, inactive splits, requested), then oversize allocations and
+// segments.
 enum { FG_N_STATISTICS = 29 };
 FG_API void fg_statistics(std::int32_t device, std::int64_t* values);
 FG_API void fg_reset_peaks(std::int32_t device);

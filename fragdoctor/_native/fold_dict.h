@@ -27,7 +27,7 @@ inline Value row_value(Tag tag, size_t row) {
 
 struct SchemaFold::DictView {
   uint64_t offset = 0;
-  uint64_t mask = 0;  // bit(key) of the known keys
+  uint64_t mask = 0;           // bit(key) of the known keys
   const Value* slots[kNKeys];  // set where the mask has the bit; of equal keys the last
   const Value* items = nullptr;
   size_t n_pairs = 0;

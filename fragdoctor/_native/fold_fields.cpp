@@ -135,7 +135,8 @@ bool SchemaFold::read_history(const DictView& dict, uint64_t& requested, int32_t
   }
   if (history->tag == Tag::history) {
     const Value* frames = dict.get(Key::frames);
-    if (frames == nullptr || frames->tag == Tag::none) stack = static_cast<int32_t>(history->id) - 1;
+    if (frames == nullptr || frames->tag == Tag::none)
+      stack = static_cast<int32_t>(history->id) - 1;
     if (dict.get(Key::requested_size) == nullptr) requested = history->bits;
     return true;
   }
@@ -210,8 +211,8 @@ void SchemaFold::count_keys(Shape shape, const DictView& dict) {
 
 void SchemaFold::count_unknown_value(const char* path, uint32_t string) {
   constexpr size_t kLongest = 100;  // a name of a newer version is a word or two
-  std::string name = path + std::string(strings_.begin_of(string),
-                                        std::min(strings_.length_of(string), kLongest));
+  std::string name =
+      path + std::string(strings_.begin_of(string), std::min(strings_.length_of(string), kLongest));
   while (!name.empty() && (static_cast<unsigned char>(name.back()) & 0x80) != 0 &&
          strings_.length_of(string) > kLongest) {
     name.pop_back();  // do not cut a character in two

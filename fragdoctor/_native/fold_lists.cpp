@@ -109,13 +109,15 @@ void SchemaFold::add_to_list(Value& list, const Value& item, uint64_t offset) {
       break;
     case ListKind::history:  // only the newest entry, which is the first, is of use
       break;
-    case ListKind::events: case ListKind::blocks: case ListKind::segments:
-    case ListKind::annotations: case ListKind::host_segments:
+    case ListKind::events:
+    case ListKind::blocks:
+    case ListKind::segments:
+    case ListKind::annotations:
+    case ListKind::host_segments:
       fits = list.id + list.bits == item.id;
       list.bits += item.bits;
       break;
-    default:
-      fits = false;
+    default: fits = false;
   }
   if (fits) return;
   if (list.kind == ListKind::frames) stack_is_done();

@@ -31,15 +31,12 @@ uint32_t SchemaFold::intern_text(std::string_view utf8, uint64_t offset) {
 void SchemaFold::push_string(std::string_view utf8, uint64_t offset) {
   uint32_t id = 0;
   switch (check_utf8(utf8)) {
-    case Utf8::valid:
-      id = intern_text(utf8, offset);
-      break;
+    case Utf8::valid: id = intern_text(utf8, offset); break;
     case Utf8::lone_surrogates:
       ++n_replaced_strings_;
       id = intern_text(replace_surrogates(utf8), offset);
       break;
-    case Utf8::invalid:
-      refuse("A string is not valid UTF-8.", offset);
+    case Utf8::invalid: refuse("A string is not valid UTF-8.", offset);
   }
   push_tag(Tag::string).id = id;
 }
@@ -78,9 +75,13 @@ void SchemaFold::memoize_other(uint64_t index, uint64_t offset) {
   }
   Value& value = stack_.back();
   switch (value.tag) {
-    case Tag::none: case Tag::boolean: case Tag::integer: case Tag::big_integer: case Tag::real:
-      refuse("A number is put into the memo.", offset);
-    case Tag::list: case Tag::dict:
+    case Tag::none:
+    case Tag::boolean:
+    case Tag::integer:
+    case Tag::big_integer:
+    case Tag::real: refuse("A number is put into the memo.", offset);
+    case Tag::list:
+    case Tag::dict:
       if (value.memo != 0) refuse("A container is put into the memo twice.", offset);
       if (*writer_ == '\0') {
         const bool is_fresh = value.tag == Tag::dict || value.kind == ListKind::empty;
@@ -96,7 +97,8 @@ void SchemaFold::memoize_other(uint64_t index, uint64_t offset) {
 }
 
 void SchemaFold::recall_other(uint64_t index, uint64_t offset) {
-  if (index >= memo_.size()) refuse("The memo is asked for an entry that it does not have.", offset);
+  if (index >= memo_.size())
+    refuse("The memo is asked for an entry that it does not have.", offset);
   uint32_t entry = memo_[index];
   if (static_cast<MemoTag>(entry >> kMemoShift) == MemoTag::open) {
     // A container right below a mark is being filled. Any other is finished: were it filled later

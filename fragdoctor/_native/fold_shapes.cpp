@@ -28,9 +28,8 @@ Value SchemaFold::fold_event(const DictView& dict) {
   int32_t metadata = -1;
   if (!read_modular(dict, Key::addr, has_address, address, t) ||
       !read_unsigned(dict, Key::size, has_size, size, t) ||
-      !read_modular(dict, Key::stream, false, stream, t) ||
-      !read_time(dict, time, t) || !read_stack(dict, stack, t, at) ||
-      !read_pool(dict, Key::pool_id, pool, t) ||
+      !read_modular(dict, Key::stream, false, stream, t) || !read_time(dict, time, t) ||
+      !read_stack(dict, stack, t, at) || !read_pool(dict, Key::pool_id, pool, t) ||
       !read_text(dict, Key::compile_context, context, t) ||
       !read_text(dict, Key::user_metadata, metadata, t) ||
       !read_unsigned(dict, Key::device_free, false, device_free, t)) {
@@ -81,8 +80,7 @@ Value SchemaFold::fold_history_entry(const DictView& dict) {
   uint64_t at = dict.offset;
   uint64_t requested = 0;
   int32_t stack = -1;
-  if (!read_unsigned(dict, Key::real_size, true, requested, t) ||
-      !read_stack(dict, stack, t, at)) {
+  if (!read_unsigned(dict, Key::real_size, true, requested, t) || !read_stack(dict, stack, t, at)) {
     return opaque(t, at, 0);
   }
   count_keys(Shape::history, dict);

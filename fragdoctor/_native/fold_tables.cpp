@@ -69,14 +69,13 @@ void SchemaFold::raise(const Trouble& trouble, uint64_t offset) const {
       throw ReadError(ErrorKind::refused, "The same list stands in the file twice, as " + key + ".",
                       hint, offset);
     default:
-      throw ReadError(ErrorKind::not_a_snapshot,
-                      "This is not a memory snapshot: " +
-                          (trouble.key == Key::none
-                               ? std::string("it lacks 'segments' and 'device_traces'")
-                               : key + " in " + noun + " is something else") +
-                          ".",
-                      "Write one with torch.cuda.memory._dump_snapshot(\"snapshot.pickle\").",
-                      offset);
+      throw ReadError(
+          ErrorKind::not_a_snapshot,
+          "This is not a memory snapshot: " +
+              (trouble.key == Key::none ? std::string("it lacks 'segments' and 'device_traces'")
+                                        : key + " in " + noun + " is something else") +
+              ".",
+          "Write one with torch.cuda.memory._dump_snapshot(\"snapshot.pickle\").", offset);
   }
 }
 
@@ -284,7 +283,8 @@ void SchemaFold::gather_rest(SnapshotTables& out) {
     out.pools.push_back(pairs_[pairs_used_[i]].second);
   }
   out.strings.reserve(strings_used_.size());
-  for (size_t i = 0; i < strings_used_.size(); ++i) out.strings.push_back(text_of(strings_used_[i]));
+  for (size_t i = 0; i < strings_used_.size(); ++i)
+    out.strings.push_back(text_of(strings_used_[i]));
   for (const auto& [path, times] : unknown_keys_) {
     const auto name = static_cast<uint32_t>(path & 0xFFFFFFFF);
     out.unknown_keys.emplace_back(

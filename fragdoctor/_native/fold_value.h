@@ -10,22 +10,54 @@
 namespace fragdoctor {
 
 enum class Tag : uint8_t {
-  none, boolean, integer, big_integer, real, string,
+  none,
+  boolean,
+  integer,
+  big_integer,
+  real,
+  string,
   pair,  // two integers: a pool id
   dict,  // empty so far
   list,  // open; `kind` says of what
   empty_list,
-  frame, stack, history_entry, history, events, traces, blocks, segments, annotations,
-  host_segments, plain_dict, top,
+  frame,
+  stack,
+  history_entry,
+  history,
+  events,
+  traces,
+  blocks,
+  segments,
+  annotations,
+  host_segments,
+  plain_dict,
+  top,
   opaque,  // anything else; `trouble` says what is wrong with it where more was wanted
 };
 
 enum class ListKind : uint8_t {
-  empty, frames, events, traces, blocks, segments, history, annotations, host_segments, pair, mixed
+  empty,
+  frames,
+  events,
+  traces,
+  blocks,
+  segments,
+  history,
+  annotations,
+  host_segments,
+  pair,
+  mixed
 };
 
 enum class Fault : uint8_t {
-  none, wrong_type, negative, too_large, missing, twice, mixed_list, not_recognised
+  none,
+  wrong_type,
+  negative,
+  too_large,
+  missing,
+  twice,
+  mixed_list,
+  not_recognised
 };
 
 // Why a value cannot be what its place asks for. Told only if it stands in such a place.
@@ -75,23 +107,30 @@ class ValueStack {
 
 inline bool is_hashable(const Value& value) {
   switch (value.tag) {
-    case Tag::none: case Tag::boolean: case Tag::integer: case Tag::big_integer: case Tag::real:
-    case Tag::string:
-      return true;
-    case Tag::pair: case Tag::opaque:
-      return value.flag;
-    default:
-      return false;
+    case Tag::none:
+    case Tag::boolean:
+    case Tag::integer:
+    case Tag::big_integer:
+    case Tag::real:
+    case Tag::string: return true;
+    case Tag::pair:
+    case Tag::opaque: return value.flag;
+    default: return false;
   }
 }
 
 inline uint32_t height_of(const Value& value) {
   switch (value.tag) {
-    case Tag::none: case Tag::boolean: case Tag::integer: case Tag::big_integer: case Tag::real:
-    case Tag::string:
-      return 0;
-    case Tag::frame: case Tag::pair: case Tag::empty_list: case Tag::dict:
-      return 1;
+    case Tag::none:
+    case Tag::boolean:
+    case Tag::integer:
+    case Tag::big_integer:
+    case Tag::real:
+    case Tag::string: return 0;
+    case Tag::frame:
+    case Tag::pair:
+    case Tag::empty_list:
+    case Tag::dict: return 1;
     case Tag::stack: return 2;
     default: return value.height;
   }

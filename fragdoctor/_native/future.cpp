@@ -118,9 +118,9 @@ class Player {
     std::vector<Held>& held = held_[slot];
     for (const Held& h : held)
       if (h.age == REPLACED) release(h);
-    held.erase(std::remove_if(held.begin(), held.end(),
-                              [](const Held& h) { return h.age == REPLACED; }),
-               held.end());
+    held.erase(
+        std::remove_if(held.begin(), held.end(), [](const Held& h) { return h.age == REPLACED; }),
+        held.end());
   }
 
   void apply(const FutureOp& op) {
@@ -177,8 +177,8 @@ class Player {
   Allocator& allocator_;
   const Future& future_;
   const LookOnLimits& limits_;
-  std::vector<std::vector<Held>> held_;                  // by slot
-  std::deque<std::vector<std::uint32_t>> expiring_;      // slots, by steps from now
+  std::vector<std::vector<Held>> held_;              // by slot
+  std::deque<std::vector<std::uint32_t>> expiring_;  // slots, by steps from now
   std::int64_t step_ = 0;
   std::uint64_t flush_work_ = 0;
   LookOn out_;

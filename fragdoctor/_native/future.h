@@ -22,7 +22,8 @@ struct FutureOp {
   std::uint64_t size = 0;   // requested bytes, of malloc
   std::int64_t growth = 0;  // bytes by which the size rises with each step
   std::uint32_t slot = 0;
-  std::int32_t age = 0;  // of malloc: steps that the block lives, or KEPT, REPLACED; of frees: since
+  std::int32_t age =
+      0;  // of malloc: steps that the block lives, or KEPT, REPLACED; of frees: since
   std::uint16_t stream = 0;
   std::uint16_t pool = 0;
   OpKind kind = OpKind::malloc;
@@ -56,8 +57,8 @@ struct LookOnLimits {
 
 struct LookOn {
   bool has_failed = false;
-  bool repeats = false;      // the layout at the end of a cycle is that of the cycle before
-  std::uint64_t n_done = 0;  // steps of the program that came to their end, the one under way too
+  bool repeats = false;        // the layout at the end of a cycle is that of the cycle before
+  std::uint64_t n_done = 0;    // steps of the program that came to their end, the one under way too
   std::uint64_t n_played = 0;  // the same with evaluation
   std::uint64_t failed_bytes = 0, failed_op = 0;
   // After each step, and the highest within it.

@@ -17,7 +17,8 @@ class Seeder {
     find_bases();
     for (std::size_t i = 0; i < undone_.initial_segments.size();) i = seed(i);
     for (std::size_t i = 0; i < undone_.initial_blocks.size(); ++i)
-      if (undone_.initial_blocks[i].is_pending) out_.pending.push_back(static_cast<std::uint32_t>(i));
+      if (undone_.initial_blocks[i].is_pending)
+        out_.pending.push_back(static_cast<std::uint32_t>(i));
     return std::move(out_);
   }
 
@@ -51,8 +52,8 @@ class Seeder {
   const Settings& settings_;
   std::uint64_t total_;
   InitialState out_;
-  std::vector<Span> mapped_;     // ranges of segment_map events, by start
-  std::size_t next_block_ = 0;   // into undone_.initial_blocks
+  std::vector<Span> mapped_;    // ranges of segment_map events, by start
+  std::size_t next_block_ = 0;  // into undone_.initial_blocks
 };
 
 void Seeder::find_bases() {
@@ -76,8 +77,7 @@ std::size_t Seeder::end_of_reservation(std::size_t first) const {
   const std::uint64_t reach = total_ > 0 ? total_ + total_ / 8 : UNLIMITED;
   while (next < undone_.initial_segments.size()) {
     const InitialSegment& b = undone_.initial_segments[next];
-    if (!b.kind.is_expandable || !(b.kind == a.kind))
-      break;
+    if (!b.kind.is_expandable || !(b.kind == a.kind)) break;
     if (b.address + b.size - a.address > reach) break;
     ++next;
   }

@@ -9,7 +9,7 @@ namespace fragdoctor {
 
 namespace {
 
-constexpr size_t kBatch = 1000;       // items are put away in batches, as the pickle module does
+constexpr size_t kBatch = 1000;        // items are put away in batches, as the pickle module does
 constexpr size_t kLongestNumber = 64;  // no writer comes near; a double needs 25 characters
 
 class JsonReader {
@@ -19,7 +19,8 @@ class JsonReader {
 
   SnapshotTables run() {
     try {
-      if (in_.has(3) && in_.bytes()[0] == 0xEF && in_.bytes()[1] == 0xBB && in_.bytes()[2] == 0xBF) {
+      if (in_.has(3) && in_.bytes()[0] == 0xEF && in_.bytes()[1] == 0xBB &&
+          in_.bytes()[2] == 0xBF) {
         in_.skip(3);
       }
       value();
@@ -117,7 +118,8 @@ class JsonReader {
 
   void value_from(uint8_t byte) {
     switch (byte) {
-      case '{': case '[':
+      case '{':
+      case '[':
         if (byte == '{') {
           fold_.push_dict();
         } else {
@@ -161,8 +163,8 @@ class JsonReader {
     if (end == text.size()) return integer(text, start);
     char* parsed_to = nullptr;
     const double real = std::strtod(text.c_str(), &parsed_to);
-    if (*parsed_to != '\0' || text.back() == '.' || (text[end] == '.' && !is_digit(text[end + 1])) ||
-        !std::isfinite(real)) {
+    if (*parsed_to != '\0' || text.back() == '.' ||
+        (text[end] == '.' && !is_digit(text[end + 1])) || !std::isfinite(real)) {
       refuse("A number is malformed or too large.");
     }
     fold_.push_real(real);
@@ -195,10 +197,10 @@ class JsonReader {
         text += static_cast<char>(byte);
       }
       if (text.size() > limits_.max_string_bytes) {
-        throw ReadError(ErrorKind::limit,
-                        "A string is longer than " + std::to_string(limits_.max_string_bytes) +
-                            " bytes.",
-                        "Genuine snapshots hold file names and short texts.", start);
+        throw ReadError(
+            ErrorKind::limit,
+            "A string is longer than " + std::to_string(limits_.max_string_bytes) + " bytes.",
+            "Genuine snapshots hold file names and short texts.", start);
       }
     }
     fold_.push_string(text, start);

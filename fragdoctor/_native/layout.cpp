@@ -17,8 +17,8 @@ void Allocator::view_blocks(const Segment& segment, std::vector<SegmentView>& vi
     }
     if (!open) {
       const BlockPool& pool = pools_[segment.pool];
-      views.push_back({block.address, 0, segment.stream, pool.owner, pool.is_small,
-                       segment.page != 0, {}});
+      views.push_back(
+          {block.address, 0, segment.stream, pool.owner, pool.is_small, segment.page != 0, {}});
       open = true;
     }
     const bool pending = block.event_count > 0 || block.has_stream_uses;
@@ -72,8 +72,7 @@ bool Allocator::seed_segment(const SeedSegment& given, std::vector<BlockId>* ids
   std::uint64_t mapped = 0;
   for (const SeedBlock& part : seed.blocks) {
     const bool is_first = before == NO_BLOCK;
-    const BlockId id =
-        is_first ? segments_[segment].head : new_block(address, part.size, segment);
+    const BlockId id = is_first ? segments_[segment].head : new_block(address, part.size, segment);
     if (ids != nullptr) ids->push_back(id);
     blocks_[id].size = part.size;
     blocks_[id].requested = part.requested;
@@ -156,7 +155,8 @@ const char* Allocator::check() const {
     for (const FreeSet& set : pool.free) {
       for (auto p = set.begin(); !set.at_end(p); set.forward(p)) {
         const Block& block = blocks_[set[p]];
-        if (!block.in_use || block.allocated || !block.mapped) return "a free set holds a used block";
+        if (!block.in_use || block.allocated || !block.mapped)
+          return "a free set holds a used block";
         ++n_free;
       }
     }

@@ -17,9 +17,8 @@ void place_segments(const UndoneTrace& undone, std::int32_t state, DeviceLayout&
   std::vector<const SegmentLife*> there;
   for (const SegmentLife& s : undone.segments)
     if (s.start < state && state <= s.done) there.push_back(&s);
-  std::sort(there.begin(), there.end(), [](const SegmentLife* a, const SegmentLife* b) {
-    return a->address < b->address;
-  });
+  std::sort(there.begin(), there.end(),
+            [](const SegmentLife* a, const SegmentLife* b) { return a->address < b->address; });
   for (const SegmentLife* s : there) {
     const bool goes_on = s->kind.is_expandable && !out.segment_kind.empty() &&
                          out.segment_kind.back() == s->kind &&
@@ -39,10 +38,11 @@ void place_segments(const UndoneTrace& undone, std::int32_t state, DeviceLayout&
 std::vector<std::int64_t> total_column(const TraceView& trace, const UndoneTrace& undone,
                                        Total which) {
   std::vector<std::int64_t> column(trace.n + 1);
-  walk_totals(trace, undone, [&](std::size_t state, std::int64_t allocated, std::int64_t active,
-                                 std::int64_t reserved) {
-    column[state] = chosen(which, allocated, active, reserved);
-  });
+  walk_totals(
+      trace, undone,
+      [&](std::size_t state, std::int64_t allocated, std::int64_t active, std::int64_t reserved) {
+        column[state] = chosen(which, allocated, active, reserved);
+      });
   return column;
 }
 
@@ -51,11 +51,12 @@ std::vector<std::int64_t> totals_at(const TraceView& trace, const UndoneTrace& u
   std::vector<std::int64_t> values;
   values.reserve(3 * n_states);
   std::size_t next = 0;
-  walk_totals(trace, undone, [&](std::size_t state, std::int64_t allocated, std::int64_t active,
-                                 std::int64_t reserved) {
-    for (; next < n_states && states[next] <= static_cast<std::int64_t>(state); ++next)
-      values.insert(values.end(), {allocated, active, reserved});
-  });
+  walk_totals(
+      trace, undone,
+      [&](std::size_t state, std::int64_t allocated, std::int64_t active, std::int64_t reserved) {
+        for (; next < n_states && states[next] <= static_cast<std::int64_t>(state); ++next)
+          values.insert(values.end(), {allocated, active, reserved});
+      });
   // States beyond the end are the last one.
   while (values.size() < 3 * n_states)
     values.insert(values.end(), {values.end()[-3], values.end()[-2], values.end()[-1]});
@@ -68,14 +69,15 @@ Envelope envelope(const TraceView& trace, const UndoneTrace& undone, Total which
   out.low.assign(n_starts, std::numeric_limits<std::int64_t>::max());
   out.high.assign(n_starts, std::numeric_limits<std::int64_t>::min());
   std::size_t at = 0;
-  walk_totals(trace, undone, [&](std::size_t state, std::int64_t allocated, std::int64_t active,
-                                 std::int64_t reserved) {
-    while (at + 1 < n_starts && starts[at + 1] <= static_cast<std::int64_t>(state)) ++at;
-    if (at >= n_starts || static_cast<std::int64_t>(state) < starts[at]) return;
-    const std::int64_t value = chosen(which, allocated, active, reserved);
-    out.low[at] = std::min(out.low[at], value);
-    out.high[at] = std::max(out.high[at], value);
-  });
+  walk_totals(
+      trace, undone,
+      [&](std::size_t state, std::int64_t allocated, std::int64_t active, std::int64_t reserved) {
+        while (at + 1 < n_starts && starts[at + 1] <= static_cast<std::int64_t>(state)) ++at;
+        if (at >= n_starts || static_cast<std::int64_t>(state) < starts[at]) return;
+        const std::int64_t value = chosen(which, allocated, active, reserved);
+        out.low[at] = std::min(out.low[at], value);
+        out.high[at] = std::max(out.high[at], value);
+      });
   return out;
 }
 

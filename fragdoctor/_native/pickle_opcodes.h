@@ -40,8 +40,8 @@ enum Opcode : uint8_t {
   kProto = 0x80,
   kStop = 0x2e,
   kFrame = 0x95,
-  kGlobal = 0x63,  // refused, but named
-  kInst = 0x69,  // refused, but named
+  kGlobal = 0x63,       // refused, but named
+  kInst = 0x69,         // refused, but named
   kStackGlobal = 0x93,  // refused, but named
 };
 
@@ -49,6 +49,7 @@ struct OpcodeName {
   uint8_t code;
   const char* name;
 };
+// clang-format off
 constexpr OpcodeName kOpcodeNames[] = {
     {0x49, "INT"}, {0x4a, "BININT"}, {0x4b, "BININT1"}, {0x4d, "BININT2"}, {0x4c, "LONG"},
     {0x8a, "LONG1"}, {0x8b, "LONG4"}, {0x53, "STRING"}, {0x54, "BINSTRING"},
@@ -66,6 +67,7 @@ constexpr OpcodeName kOpcodeNames[] = {
     {0x62, "BUILD"}, {0x69, "INST"}, {0x6f, "OBJ"}, {0x81, "NEWOBJ"}, {0x92, "NEWOBJ_EX"},
     {0x80, "PROTO"}, {0x2e, "STOP"}, {0x95, "FRAME"}, {0x50, "PERSID"}, {0x51, "BINPERSID"},
 };
+// clang-format on
 
 inline std::string opcode_name(uint8_t code) {
   for (const OpcodeName& opcode : kOpcodeNames) {

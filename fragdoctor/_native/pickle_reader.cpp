@@ -92,8 +92,14 @@ class PickleReader {
       switch (*next) {
         case kBinGet: n = fold_.recall_text(next[1]) ? 2 : 0; break;
         case kLongBinGet: n = fold_.recall_text(load_32(next + 1)) ? 5 : 0; break;
-        case kBinInt1: fold_.push_integer(next[1]); n = 2; break;
-        case kBinInt2: fold_.push_integer(next[1] | next[2] << 8); n = 3; break;
+        case kBinInt1:
+          fold_.push_integer(next[1]);
+          n = 2;
+          break;
+        case kBinInt2:
+          fold_.push_integer(next[1] | next[2] << 8);
+          n = 3;
+          break;
         case kBinInt:
           fold_.push_integer(static_cast<int32_t>(load_32(next + 1)));
           n = 5;
@@ -120,7 +126,10 @@ class PickleReader {
     switch (opcode) {
       case kBinGet: fold_.recall(take<1>(), at_); return true;
       case kLongBinGet: fold_.recall(take<4>(), at_); return true;
-      case kMemoize: require(4, opcode); fold_.memoize(fold_.memo_size(), at_); return true;
+      case kMemoize:
+        require(4, opcode);
+        fold_.memoize(fold_.memo_size(), at_);
+        return true;
       case kBinPut: fold_.memoize(take<1>(), at_); return true;
       case kLongBinPut: fold_.memoize(take<4>(), at_); return true;
       case kBinInt1: fold_.push_integer(static_cast<int64_t>(take<1>())); return true;
@@ -129,9 +138,15 @@ class PickleReader {
       case kLong1: read_long(take<1>()); return true;
       case kLong4: read_long4(); return true;
       case kBinFloat: read_float(); return true;
-      case kShortBinUnicode: require(4, opcode); read_string(take<1>()); return true;
+      case kShortBinUnicode:
+        require(4, opcode);
+        read_string(take<1>());
+        return true;
       case kBinUnicode: read_string(take<4>()); return true;
-      case kBinUnicode8: require(4, opcode); read_string(take<8>()); return true;
+      case kBinUnicode8:
+        require(4, opcode);
+        read_string(take<8>());
+        return true;
       case kMark: fold_.mark(at_); return true;
       case kSetItems: fold_.set_items(at_); return true;
       case kSetItem: fold_.set_item(at_); return true;
@@ -147,7 +162,10 @@ class PickleReader {
       case kNewTrue: fold_.push_bool(true); return true;
       case kNewFalse: fold_.push_bool(false); return true;
       case kNone: fold_.push_none(); return true;
-      case kFrame: require(4, opcode); read_frame(); return true;
+      case kFrame:
+        require(4, opcode);
+        read_frame();
+        return true;
       case kStop: return false;
       default: refuse_opcode(opcode);
     }
@@ -241,7 +259,9 @@ class PickleReader {
   [[noreturn]] void refuse_opcode(uint8_t opcode) {
     std::string name = opcode_name(opcode);
     const std::string global = names_global(opcode) ? global_name(opcode) : "";
-    if (!global.empty()) refuse("The pickle names the global " + global + " (" + name + "): refused, nothing was executed.");
+    if (!global.empty())
+      refuse("The pickle names the global " + global + " (" + name +
+             "): refused, nothing was executed.");
     if (name.empty()) refuse("The byte " + std::to_string(opcode) + " is not a pickle opcode.");
     refuse("The pickle holds the opcode " + name + ", which no snapshot needs: refused.");
   }

@@ -65,7 +65,8 @@ class RangeTable {
     if (below != nullptr && below->value.kind.is_expandable && below->value.end == start)
       return &below->value;
     const auto* above = ranges_.at_or_above(end);
-    if (above != nullptr && above->key == end && above->value.kind.is_expandable) return &above->value;
+    if (above != nullptr && above->key == end && above->value.kind.is_expandable)
+      return &above->value;
     return nullptr;
   }
 

@@ -37,12 +37,13 @@ class Replay {
     return finish();
   }
 
-  ReplayResult run_and_look_on(std::size_t n_past, const Future& future,
-                               const LookOnLimits& limits, LookOn& look) {
+  ReplayResult run_and_look_on(std::size_t n_past, const Future& future, const LookOnLimits& limits,
+                               LookOn& look) {
     const std::size_t n = std::min(n_past, input_.ops.size());
     for (std::size_t i = 0; i < n && flush_work_ <= MAX_FLUSH_WORK; ++i) apply(input_.ops[i]);
     Replay recorded_end(*this);
-    for (std::size_t i = n; i < input_.ops.size() && recorded_end.flush_work_ <= MAX_FLUSH_WORK; ++i)
+    for (std::size_t i = n; i < input_.ops.size() && recorded_end.flush_work_ <= MAX_FLUSH_WORK;
+         ++i)
       recorded_end.apply(input_.ops[i]);
     recorded_end.result_.is_cut_short = recorded_end.flush_work_ > MAX_FLUSH_WORK;
     if (recorded_end.result_.fits && !recorded_end.result_.is_cut_short)
@@ -71,8 +72,8 @@ class Replay {
   // Changes whenever a request may have looked at all free blocks.
   std::uint64_t scans_so_far() const {
     const Counters& c = allocator_.counters();
-    const bool collects = allocator_.fraction_is_set() &&
-                          allocator_.settings().garbage_collection_threshold > 0.0;
+    const bool collects =
+        allocator_.fraction_is_set() && allocator_.settings().garbage_collection_threshold > 0.0;
     return c.retries + (collects ? c.n_malloc + c.n_map : 0);
   }
   void free_pending(std::uint32_t id);
@@ -86,8 +87,8 @@ class Replay {
                         const std::vector<SegmentRecord>& records) const;
   void compare_op(const Op& op, bool ok, const Recorder& recorder, const Recording& recording,
                   Comparison& c) const;
-  static void note_unexplained(const Recorder& recorder,
-                               const std::vector<SegmentRecord>& records, Comparison& c);
+  static void note_unexplained(const Recorder& recorder, const std::vector<SegmentRecord>& records,
+                               Comparison& c);
   static void note_early_completion(const Op& op, const Recorder& recorder,
                                     const Recording& recording, Comparison& c);
   void compare_layout(const FinalState& end, Comparison& c) const;
@@ -182,8 +183,7 @@ bool Replay::request(const Op& op) {
 bool Replay::apply(const Op& op) {
   switch (op.kind) {
     case OpKind::malloc:
-    case OpKind::failed:
-      return request(op);
+    case OpKind::failed: return request(op);
     case OpKind::free:
       if (blocks_[op.id] != NO_BLOCK) {
         allocator_.free(blocks_[op.id]);
@@ -191,16 +191,12 @@ bool Replay::apply(const Op& op) {
       }
       blocks_[op.id] = NO_BLOCK;
       return true;
-    case OpKind::free_pending:
-      free_pending(op.id);
-      return true;
+    case OpKind::free_pending: free_pending(op.id); return true;
     case OpKind::complete:
       // A flush may have completed it already; then the ticket is void.
       if (!tickets_.empty() && tickets_[op.id] != NO_TICKET) allocator_.complete(tickets_[op.id]);
       return true;
-    case OpKind::empty_cache:
-      allocator_.empty_cache();
-      return true;
+    case OpKind::empty_cache: allocator_.empty_cache(); return true;
     case OpKind::pool_drop:
     case OpKind::pool_release:
       if (!pool_is_gone_[op.pool]) allocator_.pool_release(op.pool, op.kind == OpKind::pool_drop);
@@ -240,8 +236,7 @@ void Replay::note_unexplained(const Recorder& recorder, const std::vector<Segmen
     if (is_segment_loss(e.action)) return;
   for (std::size_t i = recorder.first(); i < recorder.last(); ++i) {
     if (!is_segment_loss(records[i].action)) continue;
-    if (c.unexplained_frees.size() < MAX_UNEXPLAINED)
-      c.unexplained_frees.push_back(records[i].row);
+    if (c.unexplained_frees.size() < MAX_UNEXPLAINED) c.unexplained_frees.push_back(records[i].row);
     return;
   }
 }
@@ -249,18 +244,17 @@ void Replay::note_unexplained(const Recorder& recorder, const std::vector<Segmen
 void Replay::note_early_completion(const Op& op, const Recorder& recorder,
                                    const Recording& recording, Comparison& c) {
   const TraceView& t = *recording.trace;
-  const std::uint32_t end = recorder.first() < recorder.last()
-                                ? (*recording.records)[recorder.first()].row
-                                : op.row;
+  const std::uint32_t end =
+      recorder.first() < recorder.last() ? (*recording.records)[recorder.first()].row : op.row;
   if (end < 2 || end > t.n || c.early_completions.size() >= MAX_UNEXPLAINED) return;
   const std::uint32_t row = end - 1;
-  if (t.action_at(row) == Action::free_completed && t.action_at(row - 1) == Action::free_requested &&
-      t.address[row] == t.address[row - 1])
+  if (t.action_at(row) == Action::free_completed &&
+      t.action_at(row - 1) == Action::free_requested && t.address[row] == t.address[row - 1])
     c.early_completions.push_back(row);
 }
 
-void Replay::compare_op(const Op& op, bool ok, const Recorder& recorder,
-                        const Recording& recording, Comparison& c) const {
+void Replay::compare_op(const Op& op, bool ok, const Recorder& recorder, const Recording& recording,
+                        Comparison& c) const {
   const std::size_t n_recorded = recorder.last() - recorder.first();
   const std::size_t n_emitted = recorder.emitted().size();
   if (n_recorded + n_emitted > 0) {
@@ -284,8 +278,7 @@ void Replay::compare_op(const Op& op, bool ok, const Recorder& recorder,
     else if (blocks_[op.id] != NO_BLOCK &&
              allocator_.address_of(blocks_[op.id]) == recording.trace->address[op.row])
       ++c.n_same_address;
-    else if (c.first_difference_row == ReplayResult::NO_ROW)
-      c.first_difference_row = op.row;
+    else if (c.first_difference_row == ReplayResult::NO_ROW) c.first_difference_row = op.row;
   }
 }
 
@@ -316,8 +309,7 @@ void Replay::compare_layout(const FinalState& end, Comparison& c) const {
   }
 }
 
-ReplayResult Replay::run_recorded(const Recording& recording, Comparison& c,
-                                  std::size_t max_ops) {
+ReplayResult Replay::run_recorded(const Recording& recording, Comparison& c, std::size_t max_ops) {
   const std::vector<SegmentRecord>& records = *recording.records;
   const OpSpan& ops = input_.ops;
   Recorder recorder(records);
@@ -369,8 +361,8 @@ ReplayResult replay(const ReplayInput& input, const Config& config, const Replay
   return Replay(input, config, options.remake_initial).run(options.stop_at_oom);
 }
 
-ReplayResult replay_and_look_on(const ReplayInput& input, const Config& config,
-                                bool remake_initial, std::size_t n_past, const Future& future,
+ReplayResult replay_and_look_on(const ReplayInput& input, const Config& config, bool remake_initial,
+                                std::size_t n_past, const Future& future,
                                 const LookOnLimits& limits, LookOn& look) {
   return Replay(input, config, remake_initial).run_and_look_on(n_past, future, limits, look);
 }

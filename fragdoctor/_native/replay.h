@@ -41,7 +41,7 @@ struct ReplayResult {
   std::uint64_t n_bad_seeds = 0;  // initial segments that do not hang together
   // Up to this capacity (excluded) the run would have been the very same.
   std::uint64_t same_below_bytes = UNLIMITED;
-  bool is_cut_short = false;      // stopped at the first failing request, as asked
+  bool is_cut_short = false;  // stopped at the first failing request, as asked
 };
 
 struct Comparison {
@@ -53,8 +53,8 @@ struct Comparison {
   std::uint64_t n_failed_recorded = 0;  // requests that the file says failed
   std::uint64_t n_failed_agreed = 0;
   std::uint64_t n_failed_invented = 0;  // requests that failed in the model only
-  std::uint64_t n_layout = 0;        // blocks of the final layout, of the larger side
-  std::uint64_t n_layout_equal = 0;  // same address, size and state
+  std::uint64_t n_layout = 0;           // blocks of the final layout, of the larger side
+  std::uint64_t n_layout_equal = 0;     // same address, size and state
   std::int64_t first_difference_row = ReplayResult::NO_ROW;
   // First rows of frees that the file has before a request and the model did not make.
   std::vector<std::uint32_t> unexplained_frees;
@@ -72,11 +72,11 @@ struct ReplayOptions {
 
 ReplayResult replay(const ReplayInput& input, const Config& config, const ReplayOptions& options);
 
-// The same, and then the future, from the first `n_past` operations on: what follows them (a failing
-// request, and what its unwinding frees) belongs to the recorded end only. Where a request of the
-// past failed the future is not played.
-ReplayResult replay_and_look_on(const ReplayInput& input, const Config& config,
-                                bool remake_initial, std::size_t n_past, const Future& future,
+// The same, and then the future, from the first `n_past` operations on: what follows them (a
+// failing request, and what its unwinding frees) belongs to the recorded end only. Where a request
+// of the past failed the future is not played.
+ReplayResult replay_and_look_on(const ReplayInput& input, const Config& config, bool remake_initial,
+                                std::size_t n_past, const Future& future,
                                 const LookOnLimits& limits, LookOn& look);
 
 // What the allocator would have written had the replayed run been recorded from its start on.

@@ -39,8 +39,7 @@ SchemaFold::SchemaFold(const ReadLimits& limits, uint64_t seed)
 void ValueStack::grow() {
   constexpr size_t kMost = size_t{1} << 22;  // C++ writers put whole lists here, rows are one value
   if (size_ >= kMost) {
-    throw ReadError(ErrorKind::limit,
-                    "More than 4,194,304 values wait to be put into a container.",
+    throw ReadError(ErrorKind::limit, "More than 4,194,304 values wait to be put into a container.",
                     "Genuine snapshots put values away as they are written.", kNoOffset);
   }
   values_.resize(size_ == 0 ? 64 : size_ * 2);
@@ -59,16 +58,17 @@ void SchemaFold::push_real(double value) {
 
 void SchemaFold::mark(uint64_t offset) {
   if (marks_.size() >= limits_.max_depth) {
-    throw ReadError(ErrorKind::limit,
-                    "Containers are nested more than " + std::to_string(limits_.max_depth) +
-                        " deep.",
-                    "Genuine snapshots nest 6 deep.", offset);
+    throw ReadError(
+        ErrorKind::limit,
+        "Containers are nested more than " + std::to_string(limits_.max_depth) + " deep.",
+        "Genuine snapshots nest 6 deep.", offset);
   }
   marks_.push_back(stack_.size());
 }
 
 size_t SchemaFold::pop_mark(uint64_t offset) {
-  if (marks_.empty()) refuse("A container is filled, but nothing marks where its items begin.", offset);
+  if (marks_.empty())
+    refuse("A container is filled, but nothing marks where its items begin.", offset);
   const size_t at = marks_.back();
   marks_.pop_back();
   return at;
@@ -76,10 +76,10 @@ size_t SchemaFold::pop_mark(uint64_t offset) {
 
 void SchemaFold::check_height(uint32_t height, uint64_t offset) const {
   if (height > limits_.max_depth) {
-    throw ReadError(ErrorKind::limit,
-                    "Containers are nested more than " + std::to_string(limits_.max_depth) +
-                        " deep.",
-                    "Genuine snapshots nest 6 deep.", offset);
+    throw ReadError(
+        ErrorKind::limit,
+        "Containers are nested more than " + std::to_string(limits_.max_depth) + " deep.",
+        "Genuine snapshots nest 6 deep.", offset);
   }
 }
 
@@ -97,8 +97,8 @@ void SchemaFold::set_item(uint64_t offset) {
 
 void SchemaFold::check_target(const Value& target, bool is_batch, uint64_t offset) {
   if (target.tag == Tag::dict || is_batch) return;
-  const bool was_dict = target.tag == Tag::plain_dict || target.tag == Tag::opaque ||
-                        target.tag >= Tag::frame;
+  const bool was_dict =
+      target.tag == Tag::plain_dict || target.tag == Tag::opaque || target.tag >= Tag::frame;
   refuse(was_dict ? "A dict is extended after use."
                   : "Keys and values are put into something that is not a dict.",
          offset);

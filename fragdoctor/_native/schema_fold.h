@@ -126,7 +126,7 @@ class SchemaFold {
     uint64_t n_host_events = 0;
     bool has_settings = false;
     std::vector<PlainEntry> settings;  // nested dicts stand before the dict that holds them
-    size_t settings_start = 0;  // where they stood in plain_
+    size_t settings_start = 0;         // where they stood in plain_
     size_t n_settings = 0;
   };
   // Sizes to which the waiting rooms shrink when items were used.

@@ -14,8 +14,7 @@ namespace fragdoctor {
 class SegmentHistory {
  public:
   void begin(const std::vector<InitialSegment>& initial) {
-    for (const InitialSegment& s : initial)
-      insert({s.address, s.size, BEFORE, NEVER, s.kind});
+    for (const InitialSegment& s : initial) insert({s.address, s.size, BEFORE, NEVER, s.kind});
   }
 
   // Memory that came. What was there in its place has gone: the trace does not say when.

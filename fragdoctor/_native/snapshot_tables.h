@@ -76,7 +76,14 @@ struct HostSegmentColumns {
 // A value of the settings, for the binding: scalar, or a dict of scalars.
 struct Setting {
   enum class Type : uint8_t {
-    none, boolean, integer, large_integer, real, string, dict_begin, dict_end
+    none,
+    boolean,
+    integer,
+    large_integer,
+    real,
+    string,
+    dict_begin,
+    dict_end
   };
   Type type;
   std::string key;

@@ -48,15 +48,14 @@ class Builder {
   void push(OpKind kind, std::uint32_t row, std::uint32_t id, std::uint64_t size = 0) {
     out_.ops.push_back({size, id, row, 0, 0, kind});
   }
-  std::int64_t reserved_before(std::uint32_t row) const {
-    return undone_.reserved.before(row);
-  }
+  std::int64_t reserved_before(std::uint32_t row) const { return undone_.reserved.before(row); }
   std::uint16_t pool_at(std::size_t row) const {
     const std::int32_t pool = undone_.pool.empty() ? trace_.pool[row] : undone_.pool[row];
     return pool < 0 ? std::uint16_t{0} : static_cast<std::uint16_t>(pool);
   }
   std::uint16_t stream_at(std::size_t row) const {
-    return trace_.stream[row] < 0 ? std::uint16_t{0} : static_cast<std::uint16_t>(trace_.stream[row]);
+    return trace_.stream[row] < 0 ? std::uint16_t{0}
+                                  : static_cast<std::uint16_t>(trace_.stream[row]);
   }
 
   const TraceView& trace_;
@@ -133,8 +132,7 @@ void Builder::request(std::uint32_t row, std::uint32_t life) {
   const bool wait = !group_.is_empty() && settle(row, true, false);
   if (row + 1 < trace_.n) end_silently(row);
   is_live_[life] = true;
-  out_.ops.push_back(
-      {trace_.size[row], life, row, stream_at(row), pool_at(row), OpKind::malloc});
+  out_.ops.push_back({trace_.size[row], life, row, stream_at(row), pool_at(row), OpKind::malloc});
   if (wait) complete_rows(0, row);
   group_.clear();
 }

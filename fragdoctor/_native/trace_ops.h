@@ -62,7 +62,7 @@ struct Inference {
   // A request that would have lifted reserved memory above this may have failed first, and the
   // frees before it are its flush. 0 = the highest that reserved memory ever was.
   std::uint64_t limit_bytes = 0;
-  bool is_collecting = false;                  // garbage collection explains frees before an alloc
+  bool is_collecting = false;  // garbage collection explains frees before an alloc
   // Sorted: first rows of frees known to be of a call; rows of free_completed known to have
   // happened inside the flush of the next request although they follow their free_requested.
   std::vector<std::uint32_t> empty_cache_rows;

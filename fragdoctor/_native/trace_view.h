@@ -1,4 +1,5 @@
-// The columns of one device as Python hands them over. Files are hostile: any value may be nonsense.
+// The columns of one device as Python hands them over. Files are hostile: any value may be
+// nonsense.
 #pragma once
 
 #include <cstddef>

@@ -20,9 +20,9 @@ enum class State : std::uint8_t { unknown, free, live, pending };
 // What is known of one address while the trace is read.
 struct Site {
   State now = State::unknown;
-  bool is_old = true;       // the block now or last here was there before the trace
+  bool is_old = true;  // the block now or last here was there before the trace
   bool has_old = false;
-  std::uint32_t alloc = 0;  // else the number of the allocation
+  std::uint32_t alloc = 0;         // else the number of the allocation
   std::uint32_t block = NO_BLOCK;  // the final block that the last one here is
   // The block from before the trace.
   std::uint32_t old_block = NO_BLOCK;
@@ -168,8 +168,7 @@ void Undo::undo_segment_event(std::size_t row) {
   if (!is_segment_action(action)) return;
   const std::uint64_t start = trace_.address[row], size = trace_.size[row];
   if (!is_range(start, size)) return count(Contradiction::bad_size);
-  const bool is_expandable =
-      action == Action::segment_map || action == Action::segment_unmap;
+  const bool is_expandable = action == Action::segment_map || action == Action::segment_unmap;
   if (is_segment_gain(action)) {
     if (!ranges_.remove(start, start + size, is_expandable)) count(Contradiction::segment_absent);
   } else if (!ranges_.add(start, {start + size, kind_of_event(row, ranges_)})) {
@@ -194,8 +193,7 @@ SegmentKind Undo::kind_of_event(std::size_t row, Table& there) const {
     kind.is_small = beside->kind.is_small;
     if (trace_.pool[row] < 0) kind.pool = beside->kind.pool;
   } else {
-    kind.is_small =
-        settings_.large_segment_bytes == 0 || size % settings_.large_segment_bytes != 0;
+    kind.is_small = settings_.large_segment_bytes == 0 || size % settings_.large_segment_bytes != 0;
   }
   return kind;
 }
@@ -348,8 +346,8 @@ void Undo::match_end() {
 
 // ---- numbers, and the blocks from before the trace ---------------------------------------------
 
-void Undo::append_life(std::int32_t start, std::int32_t free, std::int32_t done,
-                       std::int32_t named, std::uint64_t size, std::uint32_t block) {
+void Undo::append_life(std::int32_t start, std::int32_t free, std::int32_t done, std::int32_t named,
+                       std::uint64_t size, std::uint32_t block) {
   Lives& l = out_.lives;
   l.start.push_back(start);
   l.free.push_back(free);
@@ -478,10 +476,8 @@ void Undo::forward_segment_event(std::size_t row, SegmentHistory& segments) {
   const std::uint64_t start = trace_.address[row], size = trace_.size[row];
   if (!is_range(start, size)) return;
   const auto at = static_cast<std::int32_t>(row);
-  if (is_segment_gain(action))
-    segments.add({start, size, at, NEVER, kind_of_event(row, segments)});
-  else
-    segments.remove(start, start + size, action == Action::segment_unmap, at);
+  if (is_segment_gain(action)) segments.add({start, size, at, NEVER, kind_of_event(row, segments)});
+  else segments.remove(start, start + size, action == Action::segment_unmap, at);
   out_.reserved.rows.push_back(at);
   out_.reserved.bytes.push_back(static_cast<std::int64_t>(segments.reserved()));
 }
@@ -511,8 +507,9 @@ std::uint64_t Undo::size_of_alloc(std::size_t row, SegmentHistory& segments) {
   const SegmentLife* segment = segments.find(address);
   if (segment == nullptr || segment->kind.is_expandable) return known > 0 ? known : size;
   const auto* next = large_.at_or_above(address);
-  const std::uint64_t limit =
-      next == nullptr || next->key == address ? segment->end() : std::min(segment->end(), next->key);
+  const std::uint64_t limit = next == nullptr || next->key == address
+                                  ? segment->end()
+                                  : std::min(segment->end(), next->key);
   if (!is_guessed_.empty()) refine_neighbour(address);
   large_.insert(address, life);
   return known > 0 ? known : block_size(trace_.size[row], limit - address, false);
@@ -543,8 +540,7 @@ void Undo::size_blocks() {
         large_.erase(trace_.address[i]);
     }
     if (pools_are_known_) continue;
-    const SegmentLife* there =
-        trace_.pool[i] >= 0 ? nullptr : segments.find(trace_.address[i]);
+    const SegmentLife* there = trace_.pool[i] >= 0 ? nullptr : segments.find(trace_.address[i]);
     out_.pool[i] = there == nullptr ? std::max(trace_.pool[i], 0) : there->kind.pool;
   }
   segments.settle(final_segments_, last_row_);
@@ -570,20 +566,18 @@ void Undo::find_peaks() {
   const auto raise = [](Peak& peak, std::int64_t bytes, std::size_t state) {
     if (bytes > peak.bytes) peak = {bytes, static_cast<std::int64_t>(state)};
   };
-  walk_totals(trace_, out_,
-              [&](std::size_t state, std::int64_t a, std::int64_t b, std::int64_t c) {
-                raise(out_.peak_allocated, a, state);
-                raise(out_.peak_active, b, state);
-                raise(out_.peak_reserved, c, state);
-              });
+  walk_totals(trace_, out_, [&](std::size_t state, std::int64_t a, std::int64_t b, std::int64_t c) {
+    raise(out_.peak_allocated, a, state);
+    raise(out_.peak_active, b, state);
+    raise(out_.peak_reserved, c, state);
+  });
 }
 
 }  // namespace
 
 std::int64_t ReservedSteps::after(std::size_t row) const {
   const auto next = std::upper_bound(rows.begin(), rows.end(), static_cast<std::int32_t>(row));
-  return next == rows.begin() ? initial
-                              : bytes[static_cast<std::size_t>(next - rows.begin()) - 1];
+  return next == rows.begin() ? initial : bytes[static_cast<std::size_t>(next - rows.begin()) - 1];
 }
 
 UndoneTrace undo_trace(const TraceView& trace, const FinalState& end, const Settings& settings) {

@@ -88,10 +88,10 @@ struct InitialSegment {
 
 struct InitialBlock {
   std::uint64_t address = 0;
-  std::uint64_t size = 0;       // as the allocator rounded it
+  std::uint64_t size = 0;  // as the allocator rounded it
   std::uint64_t requested = 0;
-  bool is_pending = false;      // free_requested before the trace began
-  bool size_is_known = false;   // it is in the final segments; else rounded, or bounded by gaps
+  bool is_pending = false;     // free_requested before the trace began
+  bool size_is_known = false;  // it is in the final segments; else rounded, or bounded by gaps
 };
 
 // An end (or beginning) of a life at a row that is not about the block: its own event is missing.
@@ -198,7 +198,7 @@ Envelope envelope(const TraceView& trace, const UndoneTrace& undone, Total which
 struct DeviceLayout {
   std::vector<std::uint64_t> segment_address, segment_bytes;
   std::vector<SegmentKind> segment_kind;
-  std::vector<std::uint32_t> live;          // life
+  std::vector<std::uint32_t> live;  // life
   std::vector<std::int32_t> live_segment;
   std::vector<std::uint64_t> free_address, free_bytes;
   std::vector<std::int32_t> free_segment;

@@ -44,7 +44,8 @@ inline Utf8 check_utf8(std::string_view text) {
 inline std::string replace_surrogates(std::string_view text) {
   std::string out(text);
   for (size_t i = 0; i + 2 < out.size(); ++i) {
-    if (static_cast<unsigned char>(out[i]) == 0xED && static_cast<unsigned char>(out[i + 1]) >= 0xA0) {
+    if (static_cast<unsigned char>(out[i]) == 0xED &&
+        static_cast<unsigned char>(out[i + 1]) >= 0xA0) {
       out[i] = static_cast<char>(0xEF);
       out[i + 1] = static_cast<char>(0xBF);
       out[i + 2] = static_cast<char>(0xBD);

@@ -7,6 +7,9 @@
 
 namespace fragdoctor {
 
+// Tables of words, laid out by hand.
+// clang-format off
+
 // Keys that mean something to the reader; the order is that of kKeyNames.
 enum class Key : uint8_t {
   action, addr, size, stream, frames, time_us, compile_context, user_metadata, pool_id,
@@ -37,6 +40,8 @@ constexpr const char* kKeyNames[kNKeys] = {
 constexpr const char* kMoreFxNames[] = {"fx_node_name", "fx_node_target", "fx_node_info",
                                         "fx_original_trace"};
 
+// clang-format on
+
 constexpr uint64_t bit(Key key) { return uint64_t{1} << static_cast<int>(key); }
 
 constexpr uint8_t kNoWord = 255;
@@ -45,16 +50,32 @@ constexpr const char* kAwaitingFree = "active_awaiting_free";
 
 // What a dict is, told by its keys.
 enum class Shape : uint8_t {
-  top, segment, block, history, event, frame, annotation, host_segment, settings, other
+  top,
+  segment,
+  block,
+  history,
+  event,
+  frame,
+  annotation,
+  host_segment,
+  settings,
+  other
 };
 constexpr int kNShapes = static_cast<int>(Shape::other) + 1;
 // For sentences ("an event") and for the paths of unknown keys ("events.foo").
 constexpr const char* kShapeNouns[kNShapes] = {
-    "the snapshot", "a segment", "a block", "a history entry", "an event",
-    "a frame", "an annotation", "a host segment", "the allocator settings", "a container"};
-constexpr const char* kShapePaths[kNShapes] = {
-    "", "segments.", "blocks.", "blocks.history.", "events.",
-    "frames.", "external_annotations.", "host_segments.", "allocator_settings.", ""};
+    "the snapshot", "a segment",     "a block",        "a history entry",        "an event",
+    "a frame",      "an annotation", "a host segment", "the allocator settings", "a container"};
+constexpr const char* kShapePaths[kNShapes] = {"",
+                                               "segments.",
+                                               "blocks.",
+                                               "blocks.history.",
+                                               "events.",
+                                               "frames.",
+                                               "external_annotations.",
+                                               "host_segments.",
+                                               "allocator_settings.",
+                                               ""};
 
 constexpr uint64_t kKnownKeys[kNShapes] = {
     bit(Key::segments) | bit(Key::device_traces) | bit(Key::allocator_settings) |

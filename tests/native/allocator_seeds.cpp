@@ -92,7 +92,7 @@ void recorded_addresses_are_taken_where_they_can_be() {
   recorded.addresses = {0x7f0000000000ULL, 0x7f0000000000ULL, 0x7f0000000001ULL};
   a.set_placement(&recorded);
   REQUIRE(a.malloc(20 * MIB).address == 0x7f0000000000ULL);
-  REQUIRE(a.malloc(20 * MIB).address == 0x700000000000ULL);  // taken already
+  REQUIRE(a.malloc(20 * MIB).address == 0x700000000000ULL);             // taken already
   REQUIRE(a.malloc(20 * MIB).address == 0x700000000000ULL + 20 * MIB);  // not a multiple of 512
   REQUIRE(a.malloc(20 * MIB).address == 0x700000000000ULL + 40 * MIB);  // none given
 }

@@ -24,7 +24,9 @@
 #include "pickle_reader.h"
 
 // Keep less of what was freed, and less of who asked for it: half the time, a tenth of the memory.
-extern "C" const char* __asan_default_options() { return "quarantine_size_mb=16:malloc_context_size=3"; }
+extern "C" const char* __asan_default_options() {
+  return "quarantine_size_mb=16:malloc_context_size=3";
+}
 
 namespace {
 
@@ -72,7 +74,8 @@ class Corruptor {
     switch (below(9)) {
       case 0: bytes[at] = static_cast<uint8_t>(random_()); break;
       case 1: bytes[at] ^= static_cast<uint8_t>(1u << below(8)); break;
-      case 2: bytes[at] = fragdoctor::kOpcodeNames[below(std::size(fragdoctor::kOpcodeNames))].code;
+      case 2:
+        bytes[at] = fragdoctor::kOpcodeNames[below(std::size(fragdoctor::kOpcodeNames))].code;
         break;
       case 3: bytes.erase(where, end); break;
       case 4: {
@@ -82,7 +85,9 @@ class Corruptor {
         break;
       }
       case 5: bytes.resize(at); break;
-      case 6: for (size_t i = 0; i < std::min<size_t>(n, 8); ++i) bytes[at + i] = 0xFF; break;
+      case 6:
+        for (size_t i = 0; i < std::min<size_t>(n, 8); ++i) bytes[at + i] = 0xFF;
+        break;
       case 7: {
         const size_t other = below(bytes.size() - n + 1);
         const Bytes copy(where, end);
@@ -194,10 +199,10 @@ bool agree(const Bytes& bytes, size_t small_piece, size_t large_piece, const cha
 
 // Little files; the working directory is the root of the sources.
 const std::vector<std::string> kSeeds = {
-    "tests/native/seeds/python_2.pickle", "tests/native/seeds/python_4.pickle",
-    "tests/native/seeds/python_5.pickle", "tests/native/seeds/cpp.pickle",
-    "tests/native/seeds/old.pickle",      "tests/native/seeds/old_cpp.pickle",
-    "tests/native/seeds/modern.json",     "sample_snapshots/private_pool_oom.pickle",
+    "tests/native/seeds/python_2.pickle",  "tests/native/seeds/python_4.pickle",
+    "tests/native/seeds/python_5.pickle",  "tests/native/seeds/cpp.pickle",
+    "tests/native/seeds/old.pickle",       "tests/native/seeds/old_cpp.pickle",
+    "tests/native/seeds/modern.json",      "sample_snapshots/private_pool_oom.pickle",
     "sample_snapshots/caught_ooms.pickle", "sample_snapshots/two_devices_oom.pickle"};
 
 }  // namespace
@@ -226,7 +231,8 @@ int main(int argc, char** argv) {
     }
     for (size_t j = 0; j < std::size(kOutcomes); ++j) counts[j] += name == kOutcomes[j] ? 1 : 0;
   }
-  for (size_t j = 0; j < std::size(kOutcomes); ++j) std::printf("%s: %zu\n", kOutcomes[j], counts[j]);
+  for (size_t j = 0; j < std::size(kOutcomes); ++j)
+    std::printf("%s: %zu\n", kOutcomes[j], counts[j]);
   rusage usage{};
   getrusage(RUSAGE_SELF, &usage);
   std::printf("peak: %ld KiB\n", usage.ru_maxrss);

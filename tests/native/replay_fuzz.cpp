@@ -28,18 +28,12 @@ struct Case {
 
 std::uint64_t odd_number(std::mt19937_64& random) {
   switch (random() % 6) {
-    case 0:
-      return random();
-    case 1:
-      return random() % 4096;
-    case 2:
-      return (random() % 64) * 512;
-    case 3:
-      return (random() % 64) * 2 * MIB;
-    case 4:
-      return (random() % 16) * 20 * MIB;
-    default:
-      return UNLIMITED - random() % 4096;
+    case 0: return random();
+    case 1: return random() % 4096;
+    case 2: return (random() % 64) * 512;
+    case 3: return (random() % 64) * 2 * MIB;
+    case 4: return (random() % 16) * 20 * MIB;
+    default: return UNLIMITED - random() % 4096;
   }
 }
 
