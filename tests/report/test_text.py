@@ -112,7 +112,9 @@ def test_outlook_stands_in_what_the_cure_wins() -> None:
 
     text = text_of(replace(one, recommendations=(first, *others)))
 
-    assert "the run fits, holds for 12 more steps, peak reserved" in " ".join(text.split())
+    said = " ".join(text.split())
+    assert "Replayed: the run fits, peak reserved" in said
+    assert "retries. Holds for 12 more steps." in said
 
 
 @pytest.mark.parametrize(
