@@ -1,7 +1,8 @@
 """Started by path in the program's own Python: finds fragdoctor, and runs the program.
 
 Only the package ``fragdoctor`` is made importable, from where it is installed; its neighbours there
-(other versions of numpy, say) must not come into the program.
+(other versions of numpy, say) must not come into the program. It comes before a fragdoctor of the
+program's own environment, which may be another version.
 """
 
 from __future__ import annotations
@@ -10,17 +11,22 @@ import importlib.machinery
 import importlib.util
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[1]
 
 
 class _Finder:
-    """Finds the package by its place."""
+    """Finds the package by its place, and its modules in it."""
 
     @staticmethod
-    def find_spec(name: str, *_: object) -> importlib.machinery.ModuleSpec | None:
-        """Return the spec of the package itself; its modules are found by its path."""
+    def find_spec(
+        name: str, path: Sequence[str] | None = None, *_: object
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Return the spec of the package or of one of its modules."""
+        if name.startswith(f"{PACKAGE.name}."):
+            return importlib.machinery.PathFinder.find_spec(name, path)
         if name != PACKAGE.name:
             return None
         return importlib.util.spec_from_file_location(
@@ -35,7 +41,7 @@ def main() -> None:
         sys.stderr.write(f"fragdoctor rehearses with Python 3.11 or newer, not {version}.\n")
         sys.exit(2)
     request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-    sys.meta_path.append(_Finder)
+    sys.meta_path.insert(0, _Finder)
     from fragdoctor.rehearse.engine.program import run
 
     run(request)

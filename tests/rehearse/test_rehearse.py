@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 from rehearsal_stage import TRAINING, Stage
 
 import fragdoctor.report
+from fragdoctor.rehearse import start
+from fragdoctor.rehearse.engine import program
 
 SCHEMA = Path(fragdoctor.report.__file__).parent / "schema" / "rehearsal-1.0.schema.json"
 
@@ -47,6 +50,28 @@ def test_training_that_does_not_fit_ends_with_1_and_names_the_line(training: Sta
     assert oom["message"].startswith("CUDA out of memory. Tried to allocate 16.00 MiB. GPU 0 has a")
     assert found["verdict"]["cause"] == "capacity"
     assert found["recommendations"]
+
+
+def test_another_fragdoctor_in_the_programs_environment_does_not_come_first(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    started: list[object] = []
+    request = tmp_path / "request.json"
+    request.write_text("{}")
+    monkeypatch.setattr(program, "run", started.append)
+    monkeypatch.setattr(sys, "argv", ["start.py", str(request)])
+    monkeypatch.setattr(sys, "meta_path", [*sys.meta_path])
+
+    start.main()
+
+    assert started == [{}]
+    first, places = sys.meta_path[0], [str(start.PACKAGE)]
+    found = [first.find_spec("fragdoctor", None), first.find_spec("fragdoctor.units", places)]
+    assert [spec and spec.origin for spec in found] == [
+        str(start.PACKAGE / "__init__.py"),
+        str(start.PACKAGE / "units.py"),
+    ]
+    assert first.find_spec("numpy", None) is None
 
 
 def test_text_report_says_the_answer_first_and_escapes(stage: Stage) -> None:

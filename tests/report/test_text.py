@@ -101,7 +101,7 @@ def test_first_three_lines_are_cause_cure_and_what_it_wins() -> None:
 
     assert lines[0] == "Fragmentation (proven) on GPU 0. Cure:"
     assert lines[1] == EXPORT
-    assert lines[2].startswith("Replayed: the run fits, peak reserved 3.15 GiB, 672.00 MiB to spa")
+    assert lines[2].startswith("Replayed: the recorded part fits, peak reserved 3.15 GiB, 672.00 ")
 
 
 def test_outlook_stands_in_what_the_cure_wins() -> None:

@@ -134,7 +134,7 @@ def wins(advice: Recommendation, diagnosis: Diagnosis) -> str:
         if diagnosis.case.snapshot is not None:
             return f"{gain}It was not tested by replay."
         return f"{gain}Not tested: that takes a recording of the run ({_RECORD})."
-    said = ["" if p.fits is None else _fits_text(p), *words.predicted_figures(p)]
+    said = ["" if p.fits is None else _fits_text(p, diagnosis), *words.predicted_figures(p)]
     how = words.METHOD_TITLES.get(p.method, p.method).capitalize()
     text = f"{how}: {', '.join(s for s in said if s) or 'no figures'}."
     if p.outlook is None or p.outlook.basis is OutlookBasis.COMPLETE:
@@ -142,11 +142,12 @@ def wins(advice: Recommendation, diagnosis: Diagnosis) -> str:
     return f"{text} {sentence(words.outlook_text(p.outlook))}".strip()
 
 
-def _fits_text(predicted: Predicted) -> str:
+def _fits_text(predicted: Predicted, diagnosis: Diagnosis) -> str:
     if not predicted.fits:
         return "the run still fails"
-    is_whole = predicted.outlook is None or predicted.outlook.state is OutlookState.HOLDS
-    return "the run fits" if is_whole else "the recorded part fits"
+    is_cut = diagnosis.verdict.state is RunState.FAILED
+    is_whole = predicted.outlook is not None and predicted.outlook.state is OutlookState.HOLDS
+    return "the recorded part fits" if is_cut and not is_whole else "the run fits"
 
 
 def short_advice(diagnosis: Diagnosis) -> doc.Section:
