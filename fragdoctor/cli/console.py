@@ -10,14 +10,17 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, Final, Self, TextIO
+from typing import TYPE_CHECKING, BinaryIO, Final, Self, TextIO
 
 from fragdoctor.errors import ConfigError
 from fragdoctor.model.hooks import watched_by
 from fragdoctor.report.base import RenderOptions, Verbosity
+
+if TYPE_CHECKING:
+    from fragdoctor.cli.options import EstimateOutput
 
 PIPE_WIDTH: Final = 80
 _PROGRESS_AFTER_S: Final = 0.3
@@ -113,6 +116,26 @@ def write_report(text: str, output: Path | None, *, force: bool = False) -> None
             f"The report cannot be written to {output}: {e.strerror or e}.",
             hint="Choose another place with -o.",
         ) from e
+
+
+def answer(
+    asked: EstimateOutput, inputs: Sequence[str] | None, answer_of: Callable[[RenderOptions], str]
+) -> None:
+    """Write the answer of an estimate, a fit or a packing to where it was asked for.
+
+    Args:
+        asked: where it goes, and in which form.
+        inputs: files that it must not overwrite.
+        answer_of: makes the report.
+
+    Raises:
+        ConfigError: as ``check_output``, before any work is done.
+    """
+    look = render_options(
+        quiet=asked.quiet, no_color=asked.no_color, to_file=asked.output is not None
+    )
+    check_output(asked.output, force=asked.force, inputs=inputs or [])
+    write_report(answer_of(look), asked.output, force=asked.force)
 
 
 def check_output(output: Path | None, *, force: bool, inputs: Sequence[str] = ()) -> None:

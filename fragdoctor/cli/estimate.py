@@ -37,12 +37,7 @@ def estimate(asked: Asked) -> int:
     if route is Route.PACK:
         return pack(asked.options(PackOptions))
     chosen: EstimateOptions = asked.options(EstimateOptions)
-    look = console.render_options(
-        quiet=chosen.quiet, no_color=chosen.no_color, to_file=chosen.output is not None
-    )
-    console.check_output(chosen.output, force=chosen.force, inputs=chosen.inputs or [])
-    text = _answer(route, chosen, look, asked.given)
-    console.write_report(text, chosen.output, force=chosen.force)
+    console.answer(chosen, chosen.inputs, lambda look: _answer(route, chosen, look, asked.given))
     return OK
 
 

@@ -51,11 +51,7 @@ class FitOptions(options.EstimateOutput):
 
 def fit(chosen: FitOptions) -> int:
     """Fit the recordings and print the largest batch that follows."""
-    look = console.render_options(
-        quiet=chosen.quiet, no_color=chosen.no_color, to_file=chosen.output is not None
-    )
-    console.check_output(chosen.output, force=chosen.force, inputs=chosen.inputs or [])
-    console.write_report(_answer(chosen, look), chosen.output, force=chosen.force)
+    console.answer(chosen, chosen.inputs, lambda look: _answer(chosen, look))
     return OK
 
 

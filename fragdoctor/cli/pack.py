@@ -56,11 +56,7 @@ class PackOptions(options.EstimateOutput):
 
 def pack(chosen: PackOptions) -> int:
     """Print how many processes share the GPU."""
-    look = console.render_options(
-        quiet=chosen.quiet, no_color=chosen.no_color, to_file=chosen.output is not None
-    )
-    console.check_output(chosen.output, force=chosen.force, inputs=chosen.inputs or [])
-    console.write_report(_answer(chosen, look), chosen.output, force=chosen.force)
+    console.answer(chosen, chosen.inputs, lambda look: _answer(chosen, look))
     return OK
 
 

@@ -174,7 +174,7 @@ def _attempt(
         "steps": conditions.n_steps,
         "most_steps": None if conditions.n_steps is not None else MOST_STEPS,
         "scratch": None if conditions.allows_writes else str(place),
-        "library": str(_library()),
+        "native": str(_native()),
         "outcome": str(place / "outcome.json"),
         "snapshot": str(place / "snapshot.pickle"),
     }
@@ -205,7 +205,7 @@ def _attempt(
     return found
 
 
-def _library() -> Path:
+def _native() -> Path:
     from fragdoctor import _native
 
     for folder in _native.__path__:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from analysis.recordings import recording, recordings, stats_of
 from builders import BASE, MIB, block, event, segment, snapshot
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from programs import Program, programs, record
 from stock import from_python
@@ -42,6 +42,7 @@ def test_words_are_counted_alike_in_python_and_in_the_core():
 
 
 @given(seed=st.integers(0, 2**32 - 1), n_ops=st.integers(1, 80), cut=st.floats(0, 1))
+@example(seed=284071, n_ops=70, cut=0.9375)
 @settings(max_examples=40, deadline=None)
 def test_totals_of_a_random_run_equal_the_states_that_were(seed, n_ops, cut):
     toy = random_run(seed, n_ops)
@@ -58,7 +59,12 @@ def test_totals_of_a_random_run_equal_the_states_that_were(seed, n_ops, cut):
         assert all(
             g[0] <= s[0] and g[1] <= s[1] for s, g in zip(toy.states[first:], got, strict=True)
         )
-    assert trace.contradictions == {}
+    # Without any request a recording looks like one that skipped them; its first row alone may
+    # complete a free that was asked for before.
+    actions = [e["action"] for e in toy.events[first:]]
+    n_unrequested = 0 if "free_requested" in actions else actions[1:].count("free_completed")
+    expected = {"completed_unrequested": n_unrequested} if n_unrequested else {}
+    assert trace.contradictions == expected
 
 
 @given(seed=st.integers(0, 2**32 - 1), n_ops=st.integers(1, 50))

@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any, Final
 
 import torch
+from torch import library as torch_library
 from torch.utils._pytree import tree_flatten
 
 from fragdoctor.rehearse.engine import memory, session, shapes
@@ -331,7 +332,7 @@ def _operator(name: str) -> Any:
 
 def library_for(namespace: str, undo: ExitStack) -> Any:
     """Return a library whose kernels are in force until ``undo`` is closed."""
-    library: Any = torch.library.Library(namespace, "IMPL")
+    library: Any = torch_library.Library(namespace, "IMPL")
     undo.callback(library._destroy)
     return library
 

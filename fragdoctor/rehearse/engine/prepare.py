@@ -22,7 +22,7 @@ class Machine:
     """The machine that is pretended.
 
     Attributes:
-        library: the native library.
+        native: the library of the fake GPUs.
         n_devices: how many GPUs.
         capacity_bytes: what the driver of each has for PyTorch; None = unlimited.
         total_bytes: memory of each.
@@ -31,7 +31,7 @@ class Machine:
         facts: what ``torch.cuda`` says of each.
     """
 
-    library: Path
+    native: Path
     n_devices: int = 1
     capacity_bytes: int | None = None
     total_bytes: int = 80 * 2**30
@@ -56,7 +56,7 @@ def prepare(machine: Machine, undo: ExitStack) -> session.Session:
         raise ConfigError(
             "CUDA is in use in this process already.", hint="Rehearse in a fresh process."
         )
-    gpus = Gpus(machine.library)
+    gpus = Gpus(machine.native)
     budget = Budget(
         machine.capacity_bytes,
         machine.total_bytes,

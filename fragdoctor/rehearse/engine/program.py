@@ -42,7 +42,7 @@ def run(request: dict[str, Any]) -> NoReturn:
 
     gpu = request["gpu"]
     machine = Machine(
-        library=Path(request["library"]),
+        native=Path(request["native"]),
         n_devices=request["n_devices"],
         capacity_bytes=request["capacity_bytes"],
         total_bytes=gpu["total_bytes"],

@@ -84,7 +84,7 @@ class TextTables:
             "file": blob.add([f[0] for f in frames]),
             "line": blob.add([f[1] for f in frames]),
             "name": blob.add([f[2] for f in frames]),
-            "library": blob.add([int(f[3]) for f in frames]),
+            "is_library": blob.add([int(f[3]) for f in frames]),
             "stack_start": blob.add(np.cumsum([0, *(len(s) for s in self._stacks)])),
             "stack_frames": blob.add([f for s in self._stacks for f in s]),
         }

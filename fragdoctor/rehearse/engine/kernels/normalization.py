@@ -55,29 +55,15 @@ def _group_norm_backward(call: Call) -> Iterable[Step]:
         yield from (Free(third), Free(second))
 
 
-@rule("native_layer_norm")
+@rule("native_layer_norm", "_fused_rms_norm")
 def _layer_norm(call: Call) -> Iterable[Step]:
     yield from copied_unless_dense(call.args[0])
     yield from call.results
 
 
-@rule("native_layer_norm_backward")
+@rule("native_layer_norm_backward", "_fused_rms_norm_backward")
 def _layer_norm_backward(call: Call) -> Iterable[Step]:
     """Gradients of weight and bias; over many rows by blocks, which are summed at the end."""
-    yield from copied_unless_dense(call.args[1])
-    yield from call.results
-    yield from copied_unless_dense(call.args[0])
-    yield from _by_blocks(call, prod(call.args[2]), len(call.outs) - 1)
-
-
-@rule("_fused_rms_norm")
-def _rms_norm(call: Call) -> Iterable[Step]:
-    yield from copied_unless_dense(call.args[0])
-    yield from call.results
-
-
-@rule("_fused_rms_norm_backward")
-def _rms_norm_backward(call: Call) -> Iterable[Step]:
     yield from copied_unless_dense(call.args[1])
     yield from call.results
     yield from copied_unless_dense(call.args[0])

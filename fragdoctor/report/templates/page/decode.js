@@ -42,7 +42,7 @@ class TextTables {
     this.file = array(head.file);
     this.line = array(head.line);
     this.name = array(head.name);
-    this.library = array(head.library);
+    this.isLibrary = array(head.is_library);
     this.stackStart = array(head.stack_start);
     this.stackFrames = array(head.stack_frames);
   }
@@ -50,7 +50,7 @@ class TextTables {
   frame(id) {
     const line = this.line[id];
     const where = line > 0 && line < 2 ** 31 ? `${this.strings[this.file[id]]}:${line}` : this.strings[this.file[id]];
-    return { file: where || "(unknown file)", name: this.strings[this.name[id]], library: this.library[id] === 1 };
+    return { file: where || "(unknown file)", name: this.strings[this.name[id]], isLibrary: this.isLibrary[id] === 1 };
   }
 
   // The last part of the path is what people look for; the panel shows the whole.
@@ -66,7 +66,7 @@ class TextTables {
 
   userFrame(id) {
     const frames = this.stack(id);
-    const own = frames.find((f) => this.library[f] === 0);
+    const own = frames.find((f) => this.isLibrary[f] === 0);
     return own === undefined ? frames[0] : own;
   }
 }

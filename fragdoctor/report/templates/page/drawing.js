@@ -160,7 +160,7 @@ function panelStack(text, stackId) {
   const list = element("ol");
   for (const id of text.stack(stackId).slice(0, 64)) {
     const frame = text.frame(id);
-    list.append(element("li", frame.library ? { class: "lib" } : null, `${frame.file} ${frame.name}`));
+    list.append(element("li", frame.isLibrary ? { class: "lib" } : null, `${frame.file} ${frame.name}`));
   }
   return list;
 }

@@ -145,7 +145,7 @@ class Icicle {
   grow(root, stackId, bytes, blocks) {
     let frames = this.text.stack(stackId);
     if (!this.showLibrary) {
-      const own = frames.filter((f) => this.text.library[f] === 0);
+      const own = frames.filter((f) => this.text.isLibrary[f] === 0);
       frames = own.length ? own : frames.slice(0, 1);
     }
     if (!frames.length) { this.leaf(root, "no stack recorded", bytes, blocks); return; }
@@ -241,7 +241,7 @@ class Icicle {
   paintNode(c, node, x, width, floor, isAncestor) {
     const k = theme.colors, y = floor * FLOOR, inner = Math.max(0.5, width - 1);
     this.drawn.push({ node, x, y, width });
-    const isOwn = node.frame >= 0 && this.text.library[node.frame] === 0;
+    const isOwn = node.frame >= 0 && this.text.isLibrary[node.frame] === 0;
     c.fillStyle = k.panel;
     c.fillRect(x, y, inner, FLOOR - 1);
     c.fillStyle = node.isLess ? k.good : this.moment === "change" && node !== this.tree ? k.pin : isOwn ? k.live : k.outside;
