@@ -312,6 +312,20 @@ def test_without_stacks_annotated_optimizer_steps_end_steps() -> None:
     assert steps.rows[1:].tolist() == first[1:].tolist()
 
 
+def test_annotated_ends_whose_beginnings_are_lost_still_end_steps() -> None:
+    run = Run(lambda r: flat(r, Plan()), context="none")
+    first = run.true_rows(StepKind.TRAIN)[1:]
+    annotations = [
+        {"name": "Optimizer.step#Adam.step", "stage": "END", "device": 0, "time_us": 1000 + row}
+        for row in first
+    ]
+
+    steps = Steps.of(Trace.of(run.snapshot(annotations), 0))
+
+    assert (steps.method, steps.is_last_complete) == ("annotations", False)
+    assert steps.rows[1:].tolist() == first
+
+
 def test_a_program_without_a_loop_has_no_steps() -> None:
     steps = Run(lambda r: r.model()).steps()
 
