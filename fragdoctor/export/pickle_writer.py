@@ -360,7 +360,8 @@ def _integers(values: npt.NDArray[Any]) -> tuple[U8, npt.NDArray[np.int64]]:
     data = np.zeros((len(v), 11), np.uint8)
     little = v.view(np.uint8).reshape(-1, 8)
     is_long = v >= 1 << 31
-    n_bytes = 5 + sum((v >= np.uint64(1 << bits)).astype(np.int64) for bits in (39, 47, 55, 63))
+    limits = np.array([1 << bits for bits in (39, 47, 55, 63)], np.uint64)
+    n_bytes = 5 + np.searchsorted(limits, v, side="right")
     small, middle = v < 256, (v >= 256) & (v < 65536)
     data[:, 0] = np.select([small, middle, is_long], [Op.INT1, Op.INT2, Op.LONG1], Op.INT)
     data[:, 1:9] = little
