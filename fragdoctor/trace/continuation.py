@@ -61,6 +61,7 @@ class Continuation:
         is_exact: the complete steps are alike to the byte, and the step under way began like them.
         varies: sizes differ between steps without a trend.
         grows: sizes rise from step to step.
+        rises: steps only ever became larger.
         order: the steps that repeat, counted from the first that was looked at.
         period_steps: how many of them are steps of the program, not evaluation.
         counts_first: whether the step under way is one of the program's.
@@ -76,6 +77,7 @@ class Continuation:
     is_exact: bool
     varies: bool
     grows: bool
+    rises: bool
     order: tuple[int, ...]
     period_steps: int
     counts_first: bool
@@ -120,25 +122,18 @@ class _Builder(SizedSteps):
         if self.found is None:
             return None
         like, n_same, is_same = self.found
-        period, start = self.period, self.start
-        is_alike = self.is_alike
-        rest = self._rest(like, n_same, is_single=self.n == 1)
+        start, is_alike = self.start, self.is_alike
         varies = self._varies(start)
+        rises = self._rises(like)
+        if rises:
+            self.growth = np.where(self.growth, self.growth, self.trend)
+        rest = self._rest(like, n_same, is_single=self.n == 1)
         grows = bool(self.growth.any())
-        varies = varies or not is_alike
+        varies = (varies or not is_alike) and not rises
         is_equal = is_same and is_alike and not varies
-        if varies or not is_equal:
-            whole = max(period, (self.n + 1 - start) // period * period)
-        else:
-            whole = period
-        order = list(range(max(0, self.n + 1 - whole), self.n + 1))
         begun = self._converted(np.arange(w.at[self.n], w.at[self.n + 1] - int(w.has_failed)))
         own = _joined(begun, rest) if w.has_failed or len(rest) else None
-        if own is None or not w.at[-1] - w.at[self.n]:
-            # Nothing is under way: the steps go on as they came.
-            order = list(range(max(0, self.n - whole), self.n))
-        elif is_equal and self.n - period >= start and self.n >= 2:
-            order[-1] = self.n - period
+        order = self._order(own is not None, is_equal=is_equal, rises=rises)
         parts, first, origin, counts = [rest], [0, len(rest)], [0], [bool(w.counts[self.n])]
         cycle = []
         for t in order:
@@ -171,6 +166,9 @@ class _Builder(SizedSteps):
         again = table.copy()
         again["growth"] = 0
         lower, higher = self._scenarios(table, like, is_exact=is_exact, varies=varies)
+        if rises:
+            lower = (table if lower is None else lower).copy()
+            lower["growth"] //= 2
         return Continuation(
             native=native(table),
             again=native(again) if grows else native(table),
@@ -181,11 +179,33 @@ class _Builder(SizedSteps):
             is_exact=is_exact,
             varies=varies,
             grows=grows,
+            rises=rises,
             order=tuple(order),
             period_steps=sum(counts[1:]),
             counts_first=counts[0],
             rows=w.rows,
         )
+
+    def _order(self, goes_on: bool, *, is_equal: bool, rises: bool) -> list[int]:
+        """Return the steps that repeat.
+
+        Args:
+            goes_on: the step under way is known to its end.
+            is_equal: all steps of a period are alike, and the one under way began like them.
+            rises: steps do not become smaller again, so that only the last one goes on.
+        """
+        w, n = self.w, self.n
+        period, start = self.period, self.start
+        whole = period if is_equal else max(period, (n + 1 - start) // period * period)
+        if rises:
+            whole = 1
+        if not goes_on or not w.at[-1] - w.at[n]:
+            # Nothing is under way: the steps go on as they came.
+            return list(range(max(0, n - whole), n))
+        order = list(range(max(0, n + 1 - whole), n + 1))
+        if is_equal and n - period >= start and n >= 2:
+            order[-1] = n - period
+        return order
 
     def _scenarios(
         self, table: npt.NDArray[np.void], like: int, *, is_exact: bool, varies: bool
@@ -286,12 +306,10 @@ class _Builder(SizedSteps):
         is_made = rest["kind"] == OpKind.MALLOC
         of = rest["slot"][is_made]
         rest["size"][is_made] = np.maximum(self.predicted[of], 1).astype(np.uint64)
-        rest["growth"][is_made] = 0
         if is_single:
             rest = self._without_first_time(rest, like)
         if w.has_failed:
             own = self._converted(np.array([len(w.kind) - 1]))
-            own["growth"] = 0
             is_known = n_same > 0 and w.stack[requests[n_same - 1]] == w.stack[-1]
             own["age"] = self.fate[requests[n_same - 1]] if is_known else 0
             rest = _joined(own, rest)
