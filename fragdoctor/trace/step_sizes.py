@@ -122,7 +122,7 @@ class SizedSteps(AlignedSteps):
             return False
         falls = np.maximum.accumulate(x) - x
         n_rises = np.count_nonzero(np.diff(x) > ROUNDED * x[:-1])
-        return bool((falls <= ROUNDED * x).all()) and n_rises >= 3
+        return bool((falls <= ROUNDED * x).all() and n_rises >= 3)
 
     def _expected(self, like: int) -> float:
         """Return how much the step under way asks for, what is to come of it included."""
