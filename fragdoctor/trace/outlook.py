@@ -89,34 +89,49 @@ class Outlooks:
             return raw, self._without_steps(raw, limit)
         raw, look = self._play(known.native, config, remakes_start=remakes_start)
         outlook = self._judged(known, raw, look, limit)
-        if raw["fits"] and not self._is_edited and not self._is_confirmed:
-            return raw, replace(
-                outlook,
-                state=OutlookState.OPEN,
-                fails_after_steps=None,
-                reason="repeating the recorded steps does not give what was recorded of them",
-            )
-        other = {OutlookState.HOLDS: known.higher, OutlookState.FAILS: known.lower}.get(
-            outlook.state
-        )
-        if other is None or not raw["fits"]:
+        if not raw["fits"]:
             return raw, outlook
-        again, look = self._play(other, config, remakes_start=remakes_start)
-        if self._judged(known, again, look, limit).state is outlook.state:
+        doubt = self._doubt(known, outlook.state)
+        if not doubt and not self._is_robust(
+            known, outlook.state, conditions, limit, remakes_start=remakes_start
+        ):
+            doubt = _close(known, outlook.state)
+        if not doubt:
             return raw, outlook
-        if outlook.state is OutlookState.HOLDS and not known.varies:
-            # Other sizes do not fit into what the recorded ones left free; a smaller device asks
-            # the same without that.
-            tighter = conditions.with_less(GUESSED)
-            again, look = self._play(known.native, tighter.native(), remakes_start=remakes_start)
-            if again["fits"] and self._judged(known, again, look, limit).state is outlook.state:
-                return raw, outlook
-        return raw, replace(
-            outlook,
-            state=OutlookState.OPEN,
-            fails_after_steps=None,
-            reason=_close(known, outlook.state),
-        )
+        return raw, replace(outlook, state=OutlookState.OPEN, fails_after_steps=None, reason=doubt)
+
+    def _doubt(self, known: Continuation, state: OutlookState) -> str:
+        """Return why the steps to come are not known well enough; "" where they are."""
+        if not self._is_edited and not self._is_confirmed:
+            return "repeating the recorded steps does not give what was recorded of them"
+        first = known.first
+        if state is OutlookState.HOLDS and first is not None and not first.is_all_trained:
+            return "the first step was not finished, and parts of the model have no gradients yet"
+        return ""
+
+    def _is_robust(
+        self,
+        known: Continuation,
+        state: OutlookState,
+        conditions: Conditions,
+        limit: int | None,
+        *,
+        remakes_start: bool,
+    ) -> bool:
+        """Return whether a state remains where the steps to come ask for a little more or less."""
+        other = {OutlookState.HOLDS: known.higher, OutlookState.FAILS: known.lower}.get(state)
+        if other is None:
+            return True
+        raw, look = self._play(other, conditions.native(), remakes_start=remakes_start)
+        if self._judged(known, raw, look, limit).state is state:
+            return True
+        if state is OutlookState.FAILS or known.varies or known.first is not None:
+            return False
+        # Other sizes do not fit into what the recorded ones left free; a smaller device asks the
+        # same without that.
+        tighter = conditions.with_less(GUESSED).native()
+        raw, look = self._play(known.native, tighter, remakes_start=remakes_start)
+        return bool(raw["fits"]) and self._judged(known, raw, look, limit).state is state
 
     def _play(
         self, future: _ext.NativeFuture, config: _ext.AllocatorConfig, *, remakes_start: bool
