@@ -26,7 +26,8 @@ MAX_TRIED: Final = 200
 """Earlier requests of one line that may be the same place of the layer before."""
 
 RECENT: Final = 12
-"""Requests before the failing one that may live without being kept for a backward pass."""
+"""Requests before the failing one that may live without being kept for a backward pass; of fewer
+than twice as many, the later half."""
 
 KEPT_OF_OLDER: Final = 0.25
 """Share of what a forward pass holds that is older than that, where it is one of training."""
@@ -104,7 +105,8 @@ def _is_training_forward(trace: Trace, start: int, failed: int) -> bool:
         return False
     made = _made(trace, start, failed)
     kept = lives.free[made] > failed
-    older = np.arange(len(made)) < len(made) - RECENT
+    older = np.arange(len(made)) < len(made) - min(RECENT, (len(made) + 1) // 2)
+    older &= trace.stacks.roles.in_module[lives.stack[made]]
     n_bytes = lives.size_bytes[made]
     return int(n_bytes[kept & older].sum()) > KEPT_OF_OLDER * int(n_bytes[kept].sum())
 
