@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
@@ -13,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from programs import Program, record
 
+from fragdoctor.inputs.snapshot_reader import read_snapshot
 from fragdoctor.model.outlook import OutlookBasis, OutlookState
 from fragdoctor.model.snapshot import Action, Snapshot
 from fragdoctor.trace.continuation import Continuation, continuation_of
@@ -25,6 +27,7 @@ from fragdoctor.trace.trace import Trace
 from fragdoctor.trace.whatif import FairReplay, WhatIf
 from fragdoctor.units import MIB
 
+RECORDINGS = Path(__file__).parent / "recordings"
 Step = Sequence[tuple[str, int]]
 """Names with sizes; a size of 0 frees what has the name."""
 
@@ -317,3 +320,19 @@ def test_recorded_part_is_as_without_looking_on() -> None:
         assert without.outlook is None
         fields = ("fits", "oom_event", "peak_reserved_bytes", "final_reserved_bytes", "retries")
         assert all(getattr(with_future, f) == getattr(without, f) for f in fields)
+
+
+@pytest.mark.parametrize(
+    ("capacity_mb", "finishes"), [(180, False), (190, False), (200, True), (210, True)]
+)
+def test_first_step_of_an_optimizer_is_finished(capacity_mb: int, finishes: bool) -> None:
+    """AdamW on six matrices failed in its first step at 160 MiB; rerun, it finished from 200 on.
+
+    The model: ``Linear(512, 2048)``, ``Linear(2048, 2048)``, ``Linear(2048, 512)`` with ReLUs.
+    """
+    trace = Trace.of(read_snapshot(RECORDINGS / "first_adamw.pickle.gz"), 0)
+    result = FairReplay(reproduce(trace)).replay(WhatIf(capacity_bytes=capacity_mb * MIB))
+    assert result.fits
+    assert result.outlook is not None
+    assert (result.outlook.state is OutlookState.HOLDS) == finishes
+    assert result.outlook.basis is OutlookBasis.SCALED
