@@ -63,8 +63,13 @@ class OptimizerRest:
         if is_state is None or not len(gradients):
             return None
         asks_state = bool(roles.makes_state[stack]) or stack in w.stack[made[is_state]]
-        state, passing = _missing(w.size[gradients], w.size[made[is_state]]), []
         begun = made[w.stack[made] == stack]
+        if asks_state and not len(begun):
+            return None  # in the first parameter's: there may be more for each
+        state: list[int] = []
+        passing: list[int] = []
+        for line in np.unique(w.stack[made[is_state]]).tolist():
+            state += _missing(w.size[gradients], w.size[made[w.stack[made] == line]])
         if asks_state and size in state:
             state.remove(size)
         if asks_state and is_state.all():  # what follows is not known: at most a list, as a rule
@@ -104,13 +109,8 @@ def _is_state(w: StepWindow, made: I64, is_lost: Bools, stack: int) -> Bools | N
 
 
 def _missing(gradients: I64, made: I64) -> list[int]:
-    """Return the sizes of what is still to be made for some gradients.
-
-    Each gradient has as much of its size as those that were served first.
-    """
+    """Return the sizes of what a line has still to make, one for each gradient."""
     sizes, n_gradients = np.unique(gradients, return_counts=True)
     n_made = np.array([np.count_nonzero(made == size) for size in sizes.tolist()])
-    each = int((n_made // n_gradients).max(initial=0))
-    missing = np.maximum(each * n_gradients - n_made, 0)
-    result: list[int] = np.repeat(sizes, missing).tolist()
+    result: list[int] = np.repeat(sizes, np.maximum(n_gradients - n_made, 0)).tolist()
     return result

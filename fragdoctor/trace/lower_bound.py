@@ -30,7 +30,7 @@ RECENT: Final = 12
 than twice as many, the later half."""
 
 KEPT_OF_OLDER: Final = 0.25
-"""Share of what a forward pass holds that is older than that, where it is one of training."""
+"""Share of what modules made before that which lives on, where a pass is one of training."""
 
 BACKWARD_SHARE: Final = 0.1
 """Share of what is live that a first forward pass which was cut off still takes on top.
@@ -104,11 +104,10 @@ def _is_training_forward(trace: Trace, start: int, failed: int) -> bool:
     if not len(trace.module_rows) or trace.module_rows[0] > failed:
         return False
     made = _made(trace, start, failed)
-    kept = lives.free[made] > failed
-    older = np.arange(len(made)) < len(made) - min(RECENT, (len(made) + 1) // 2)
-    older &= trace.stacks.roles.in_module[lives.stack[made]]
-    n_bytes = lives.size_bytes[made]
-    return int(n_bytes[kept & older].sum()) > KEPT_OF_OLDER * int(n_bytes[kept].sum())
+    made = made[trace.stacks.roles.in_module[lives.stack[made]]]
+    older = made[: len(made) - min(RECENT, (len(made) + 1) // 2)]
+    n_kept = int(np.count_nonzero(lives.free[older] > failed))
+    return n_kept > KEPT_OF_OLDER * len(older)
 
 
 def _optimizer_states(trace: Trace, start: int, failed: int) -> int:

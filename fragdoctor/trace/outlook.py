@@ -123,14 +123,16 @@ class Outlooks:
         if other is None:
             return True
         raw, look = self._play(other, conditions.native(), remakes_start=remakes_start)
-        if self._judged(known, raw, look, limit).state is state:
-            return True
-        if state is OutlookState.FAILS or known.varies or known.first is not None:
+        is_same = self._judged(known, raw, look, limit).state is state
+        if is_same is (known.first is None):
+            return is_same
+        if state is OutlookState.FAILS or known.varies:
             return False
-        # Other sizes do not fit into what the recorded ones left free; a smaller device asks the
+        # Other sizes do not fit into what the recorded ones left free: a smaller device asks the
         # same without that.
         tighter = conditions.with_less(GUESSED).native()
-        raw, look = self._play(known.native, tighter, remakes_start=remakes_start)
+        future = known.native if known.first is None else other
+        raw, look = self._play(future, tighter, remakes_start=remakes_start)
         return bool(raw["fits"]) and self._judged(known, raw, look, limit).state is state
 
     def _play(
