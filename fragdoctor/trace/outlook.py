@@ -62,7 +62,9 @@ class Outlooks:
         self._operations = operations
         self._asked = max_steps
         self.continuation = continuation_of(trace, Operations.of(operations))
-        self._lower_bound = lower_bound_of(trace) if self.continuation is None else None
+        # What was recorded is no bound of what an edited program asks for.
+        is_bounded = self.continuation is None and not is_edited
+        self._lower_bound = lower_bound_of(trace) if is_bounded else None
 
     @cached_property
     def _is_confirmed(self) -> bool:
@@ -148,6 +150,18 @@ class Outlooks:
             max_ops=MAX_PLAYED if self._asked is None else 2**40,
             stops_at_repetition=self._asked is None and not self.continuation.grows,
         )
+
+    def step_needs_bytes(self) -> int | None:
+        """Return what must be live at once in the step under way; None where that is not known.
+
+        No allocator can serve it with noticeably less.
+        """
+        known = self.continuation
+        if known is None:
+            return None if self._lower_bound is None else self._lower_bound.live_bytes
+        config = native_config(self._trace.settings, era=Era.ADDRESS)
+        _, look = self._operations.look_on(config, known.native, known.n_past, max_steps=0)
+        return int(look["peak_allocated"][0]) if len(look["peak_allocated"]) else None
 
     def _without_steps(self, raw: Mapping[str, Any], limit_bytes: int | None) -> Outlook:
         """Return the outlook of a run of which no step is complete."""

@@ -311,6 +311,20 @@ def test_first_step_has_a_lower_bound_only() -> None:
     assert short.state is OutlookState.FAILS
 
 
+def test_step_under_way_needs_what_is_live_at_its_highest_point() -> None:
+    trace, n_complete = _failed(_leaking, 40)
+    first = _traced(
+        record(_program([[("x", 3 * MIB), ("b", 60 * MIB)]])[0], capacity_bytes=40 * MIB),
+        [0], is_cut=True,
+    )  # fmt: skip
+
+    needs = FairReplay(reproduce(trace)).step_needs_bytes()
+    exact = (2 * n_complete + 3 + 12 + 2) * MIB
+    assert needs is not None
+    assert exact <= needs <= exact + 2 * MIB  # with what is too small to be split off
+    assert FairReplay(reproduce(first)).step_needs_bytes() == (3 + 60) * MIB
+
+
 def test_recorded_part_is_as_without_looking_on() -> None:
     trace, _ = _failed(_leaking, 40)
     fair = FairReplay(reproduce(trace))
