@@ -300,7 +300,7 @@ def _serve(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     handler = _handlers.get(op)
     if handler is None:
         handler = _handlers[op] = handler_of(op)
-    return handler(op, *args, **kwargs)
+    return session.current().known.serve(op, handler, args, kwargs)
 
 
 def _kernel(op: Any, *args: Any, **kwargs: Any) -> Any:

@@ -154,6 +154,7 @@ def resize_storage(storage: torch.UntypedStorage, n_bytes: int, operation: int) 
         RuntimeError: the storage is not one of ours.
     """
     now = session.current()
+    now.known.forget_storage(storage)
     if not _fields:
         sample = torch.UntypedStorage(1003)
         _fields.append(StorageFields(sample))
