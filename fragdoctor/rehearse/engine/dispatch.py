@@ -245,6 +245,8 @@ def out_variant(op: Any, *args: Any, **kwargs: Any) -> Any:
     operation = session.current().stacks.operation(op.overloadpacket.__name__)
     steps = [step for step in steps_of(call) if type(step) is not Out]
     Plan(call.device, operation, steps, (), _no_results).run(args)
+    if not op._schema.returns:
+        return None
     return outs[0] if len(outs) == 1 else tuple(outs)
 
 

@@ -109,9 +109,7 @@ class Known:
             self._compute(op, rule, args, kwargs, result)
         return result
 
-    def _write(
-        self, op: Any, rule: _Rule, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
+    def _write(self, op: Any, rule: _Rule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         written = [args[i] for i in rule.positions if i < len(args)]
         written += [kwargs[name] for name in rule.names if name in kwargs]
         targets = [t for t in _tensors(written) if t.is_cuda and t.numel() <= MOST_COPIED_BYTES]
@@ -226,7 +224,9 @@ class Known:
 
 
 def _is_small(result: Any) -> bool:
-    return isinstance(result, torch.Tensor) and result.is_cuda and 0 < result.numel() <= MOST_COMPUTED
+    return (
+        isinstance(result, torch.Tensor) and result.is_cuda and 0 < result.numel() <= MOST_COMPUTED
+    )
 
 
 def _tensors(values: Sequence[Any]) -> Iterator[torch.Tensor]:

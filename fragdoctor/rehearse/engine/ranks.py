@@ -209,8 +209,10 @@ def _with_flat_copy(original: Callable[..., Any], place: int) -> Callable[..., A
     """Return a collective of lists that, as NCCL does, works on one flat copy of the list."""
 
     def collective(*args: Any, **kwargs: Any) -> Any:
-        tensors = args[place] if len(args) > place else next(
-            (v for v in kwargs.values() if isinstance(v, list)), []
+        tensors = (
+            args[place]
+            if len(args) > place
+            else next((v for v in kwargs.values() if isinstance(v, list)), [])
         )
         n = sum(t.numel() for t in tensors)
         flat = tensors[0].new_empty(n) if tensors and tensors[0].is_cuda else None
