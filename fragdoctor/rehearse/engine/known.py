@@ -2,8 +2,11 @@
 
 Tensors of a rehearsed GPU have no memory. But a counter, a scale, a list of lengths, the flag that
 ends a loop are small and come from the CPU or from constants, and programs read them back. A copy
-of such a storage is kept on the CPU and follows every operation that writes to it; the first that
+of such memory is kept on the CPU and follows every operation that writes to it; the first that
 needs an unknown value, or is random, makes it unknown.
+
+Memory is known by its address. A storage's own object in Python would count as one more owner of
+it, and the autograd engine adds gradients in place only where there is no other.
 """
 
 from __future__ import annotations
@@ -17,7 +20,8 @@ MOST_COPIED_BYTES: Final = 64 * 1024
 """The largest storage that keeps what is copied to it."""
 MOST_COMPUTED: Final = 64
 """The most elements of a tensor with which is computed."""
-_FIRST_SWEEP: Final = 256
+MOST_KEPT: Final = 10_000
+"""Copies that are kept; the oldest go first."""
 _CPU: Final = torch.device("cpu")
 # What one operand decides by itself, whatever the other is: (its value, that of the result).
 _DECIDES: Final = {
@@ -55,33 +59,34 @@ class _Rule:
 
 
 class Known:
-    """The values that are known, by storage."""
+    """The values that are known, by GPU and address."""
 
     def __init__(self) -> None:
-        self._shadows: dict[int, torch.Tensor] = {}
+        self._shadows: dict[tuple[int, int], torch.Tensor] = {}
         self._rules: dict[Any, _Rule] = {}
-        self._sweep_at = _FIRST_SWEEP
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """Return the values of a tensor on a GPU, as a tensor of the CPU; None = unknown."""
         if tensor.numel() > MOST_COPIED_BYTES:
             return None
-        shadow = self._shadows.get(tensor.untyped_storage()._cdata)
+        shadow = self._shadows.get(_key(tensor))
         if shadow is None:
             return None
+        offset, size, strides = tensor.storage_offset(), tensor.shape, tensor.stride()
+        itemsize = tensor.dtype.itemsize
+        if offset * itemsize + _extent(size, strides) * itemsize > shadow.numel():
+            return None
         found = torch.empty(0, dtype=tensor.dtype, device=_CPU)
-        return found.set_(
-            shadow.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride()
-        )
+        return found.set_(shadow.untyped_storage(), offset, size, strides)
 
     def forget(self, tensor: torch.Tensor) -> None:
-        """Make the values of a tensor's storage unknown."""
-        if tensor.numel() <= MOST_COPIED_BYTES:
-            self.forget_storage(tensor.untyped_storage())
+        """Make the values of a tensor's memory unknown."""
+        if self._shadows and tensor.numel() <= MOST_COPIED_BYTES:
+            self._shadows.pop(_key(tensor), None)
 
-    def forget_storage(self, storage: torch.UntypedStorage) -> None:
-        """Make the values of a storage unknown."""
-        self._drop(storage._cdata)
+    def is_new(self, device: int, address: int) -> None:
+        """Memory at an address was given out anew, or the storage there lies elsewhere now."""
+        self._shadows.pop((device, address), None)
 
     def copied(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """Follow a copy from the CPU or a GPU to a GPU."""
@@ -92,7 +97,9 @@ class Known:
             self.forget(target)
             return
         place = self._place(target, overwrites=True, most_bytes=MOST_COPIED_BYTES)
-        if place is not None:
+        if place is None:
+            self.forget(target)
+        else:
             place.copy_(values)
 
     def serve(
@@ -200,27 +207,27 @@ class Known:
         found = self.of(tensor)
         if found is not None or not overwrites:
             return found
-        storage = tensor.untyped_storage()
-        n_bytes = storage.nbytes()
+        n_bytes = tensor.numel() * tensor.element_size()
         most = MOST_COMPUTED * tensor.element_size() if most_bytes is None else most_bytes
-        is_whole = tensor.numel() * tensor.element_size() == n_bytes
+        is_whole = not tensor.storage_offset() and n_bytes == tensor.dtype.itemsize * _extent(
+            tensor.shape, tensor.stride()
+        )
         if not is_whole or n_bytes > most:
             return None
-        self._sweep()
-        storage._weak_ref()  # its address stays its own until the reference is freed
-        self._shadows[storage._cdata] = torch.empty(n_bytes, dtype=torch.uint8, device=_CPU)
+        if len(self._shadows) >= MOST_KEPT:
+            del self._shadows[next(iter(self._shadows))]
+        self._shadows[_key(tensor)] = torch.empty(n_bytes, dtype=torch.uint8, device=_CPU)
         return self.of(tensor)
 
-    def _drop(self, storage: int) -> None:
-        if self._shadows.pop(storage, None) is not None:
-            torch.UntypedStorage._free_weak_ref(storage)
 
-    def _sweep(self) -> None:
-        if len(self._shadows) < self._sweep_at:
-            return
-        for storage in [s for s in self._shadows if torch.UntypedStorage._expired(s)]:
-            self._drop(storage)
-        self._sweep_at = max(_FIRST_SWEEP, 2 * len(self._shadows))
+def _key(tensor: torch.Tensor) -> tuple[int, int]:
+    begin = tensor.data_ptr() - tensor.storage_offset() * tensor.dtype.itemsize
+    return tensor.get_device(), begin
+
+
+def _extent(size: Sequence[int], strides: Sequence[int]) -> int:
+    """Return how many elements a tensor spans."""
+    return 1 + sum((n - 1) * step for n, step in zip(size, strides, strict=True))
 
 
 def _is_small(result: Any) -> bool:

@@ -1,9 +1,9 @@
 """Weights that a program builds on the CPU: beyond a bound they take no memory and no time.
 
 A program makes its model on the CPU and moves it to the GPU; a model of 70 billion parameters would
-need 140 GB of the machine that rehearses. Their values are lost on the way in any case. So the pages
-of large parameters are given back to the system: they read as zeros, and what would fill them is
-left out, apart from the random numbers that it takes. Parameters up to a bound keep their values.
+need 140 GB of the machine that rehearses. Their values are lost on the way in any case. So the
+pages of large parameters are given back to the system: they read as zeros, and what would fill them
+is left out, apart from the random numbers that it takes. Parameters up to a bound keep theirs.
 """
 
 from __future__ import annotations
