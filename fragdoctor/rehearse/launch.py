@@ -96,6 +96,8 @@ class Conditions:
     Attributes:
         gpu: the GPU that it sees.
         n_devices: how many of them.
+        rank: the rank of a distributed run that is rehearsed; None = as the environment says.
+        world_size: ranks of that run.
         conf: settings of the allocator; None = as the environment says.
         torch_version: whose allocator it is; "" = of the PyTorch that the program has.
         n_steps: steps after which to stop; None = when their memory repeats.
@@ -106,6 +108,8 @@ class Conditions:
 
     gpu: RehearsedGpu
     n_devices: int = 1
+    rank: int | None = None
+    world_size: int = 1
     conf: str | None = None
     torch_version: str = ""
     n_steps: int | None = None
@@ -243,6 +247,18 @@ def _environment(conditions: Conditions, place: Path) -> dict[str, str]:
     if conditions.conf is not None:
         environ.pop("PYTORCH_ALLOC_CONF", None)
         environ["PYTORCH_CUDA_ALLOC_CONF"] = conditions.conf
+    if conditions.rank is not None:
+        local, n_local = conditions.rank % conditions.n_devices, conditions.n_devices
+        told = {
+            "RANK": conditions.rank,
+            "WORLD_SIZE": conditions.world_size,
+            "LOCAL_RANK": local,
+            "LOCAL_WORLD_SIZE": n_local,
+            "GROUP_RANK": conditions.rank // n_local,
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": 29500,
+        }
+        environ |= {name: str(value) for name, value in told.items()}
     if not conditions.allows_writes:
         environ["TMPDIR"] = str(place / TEMPORARY)
         environ.setdefault("WANDB_MODE", "disabled")

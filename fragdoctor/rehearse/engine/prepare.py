@@ -73,8 +73,10 @@ def prepare(machine: Machine, undo: ExitStack) -> session.Session:
         cuda_api,
         dispatch,
         host,
+        ranks,
         tables,
         tensors,
+        weights,
         writes,
     )
     from fragdoctor.rehearse.engine.kernels import all as kernels
@@ -86,6 +88,8 @@ def prepare(machine: Machine, undo: ExitStack) -> session.Session:
     dispatch.install(undo)
     attention.install(undo)
     host.install(undo)
+    weights.install(undo)
+    ranks.install(undo)
     if machine.scratch is not None:
         writes.install(machine.scratch, undo)
     # Backward passes run in this thread, where the program's own modes and streams are.
