@@ -19,6 +19,7 @@ from fragdoctor.cli.explain import explain
 from fragdoctor.cli.export import export
 from fragdoctor.cli.fit import FitOptions, fit
 from fragdoctor.cli.front_page import FRONT_PAGE
+from fragdoctor.cli.init_ci import InitCiOptions, init_ci
 from fragdoctor.cli.oom import oom
 from fragdoctor.cli.pack import PackOptions, pack
 from fragdoctor.cli.parameters import command_of, command_with, parameters_of
@@ -147,6 +148,15 @@ _add(
         "fragdoctor check snapshots/ --max-peak 70GiB --max-pinned 5%",
         "fragdoctor check snapshots/ --baseline memory.json --report sarif=out.sarif",
     ],
+)
+_add(
+    command_of(InitCiOptions, init_ci),
+    "Write a workflow that rehearses each change without a GPU",
+    [
+        "fragdoctor init-ci train.py --fits-on 24GiB -- --epochs 1",
+        "fragdoctor init-ci -m package.train --gitlab --gpu-runner gpu",
+    ],
+    name="init-ci",
 )
 _add(
     simulate,
