@@ -6,7 +6,6 @@ commands of their own: ``fit`` and ``pack``. What used to ask them here is still
 
 from __future__ import annotations
 
-import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -162,12 +161,12 @@ def _of_model(chosen: EstimateOptions, look: RenderOptions, given: frozenset[str
         ConfigError: the model cannot be traced; with ``--verbose`` its traceback is printed first.
     """
     from fragdoctor.estimation.gpus import gpu_of
-    from fragdoctor.estimation.tracing.plan import Plan, parse_shape
-    from fragdoctor.estimation.tracing.route import traced_estimate
+    from fragdoctor.rehearse.tracing.model_estimate import traced_estimate
+    from fragdoctor.rehearse.tracing.training_setup import TrainingSetup, parse_shape
     from fragdoctor.report.base import render
 
     gpus = [gpu_of(name) for name in dict.fromkeys(chosen.gpu or ())]
-    plan = Plan(
+    setup = TrainingSetup(
         batch=chosen.batch,
         input_shape=parse_shape(chosen.input_shape or ""),
         input_dtype=chosen.input_dtype,
@@ -178,11 +177,9 @@ def _of_model(chosen: EstimateOptions, look: RenderOptions, given: frozenset[str
         steps=chosen.steps,
         given=given,
     )
-    # A real GPU is neither needed nor touched, even if it is full.
-    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
     try:
         with console.Progress("Tracing"), redirect_stdout(sys.stderr):
-            found = traced_estimate(chosen.model or "", plan, gpus, dtype=chosen.dtype or "")
+            found = traced_estimate(chosen.model or "", setup, gpus, dtype=chosen.dtype or "")
     except ConfigError as err:
         if chosen.verbose and err.__cause__ is not None:
             sys.stderr.write("".join(traceback.format_exception(err.__cause__)))

@@ -174,7 +174,7 @@ def _attempt(
         "steps": conditions.n_steps,
         "most_steps": None if conditions.n_steps is not None else MOST_STEPS,
         "scratch": None if conditions.allows_writes else str(place),
-        "native": str(_native()),
+        "native": str(native_library()),
         "outcome": str(place / "outcome.json"),
         "snapshot": str(place / "snapshot.pickle"),
     }
@@ -205,7 +205,8 @@ def _attempt(
     return found
 
 
-def _native() -> Path:
+def native_library() -> Path:
+    """Return the library of the fake GPUs, beside the core."""
     from fragdoctor import _native
 
     for folder in _native.__path__:
