@@ -368,8 +368,8 @@ def _pattern(
             return pattern
     results = share.get(KeptKind.ACTIVATION, 0.0) + share.get(KeptKind.LOSS, 0.0)
     if len(rows) >= GRAPH_BLOCKS * n_steps and results >= MOST:
-        is_training = KeptKind.LOSS in share or _trains_meanwhile(trace, phases, rows)
-        return KeptPattern.GRAPH if is_training else KeptPattern.EVALUATION
+        trains = _trains_meanwhile(trace, phases, rows)
+        return KeptPattern.GRAPH if trains else KeptPattern.EVALUATION
     sizes = trace.lives.requested_bytes[rows]
     if len(rows) >= MIN_STEPS and len(np.unique(sizes)) >= MANY_SIZES * len(rows):
         return KeptPattern.SHAPES
@@ -385,9 +385,12 @@ def _trains_meanwhile(trace: Trace, phases: PhaseAnalysis | None, rows: I64) -> 
         return True
     first, end = int(start.min()), int(start.max())
     inside = (phases.first[1:] > first) & (phases.first[:-1] <= end)
-    return bool(
-        np.isin(phases.labels[inside], (TrainingPhase.BACKWARD, TrainingPhase.OPTIMIZER)).any()
+    training = (
+        TrainingPhase.BACKWARD,
+        TrainingPhase.FORWARD_BACKWARD,
+        TrainingPhase.OPTIMIZER,
     )
+    return bool(np.isin(phases.labels[inside], training).any())
 
 
 def _is_hook(trace: Trace, stack: int) -> bool:

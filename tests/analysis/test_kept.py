@@ -24,6 +24,7 @@ LAYERS = [
 ]
 LOSS = (frame(f"{TORCH}/nn/functional.py", 3, "cross_entropy"), *TRAIN)
 HOOK = (frame("probe.py", 5, "store"), CALL, frame("model.py", 7, "forward"), CALL, *TRAIN)
+EVALUATE = (frame("train.py", 20, "validate"), MAIN)
 CAT = (frame("bank.py", 9, "push"), *TRAIN)
 DECODE = (frame("generate.py", 30, "decode"), MAIN)
 
@@ -62,6 +63,22 @@ def test_find_kept_graphs_are_traced_to_the_line_that_their_stacks_share():
         KeptKind.LOSS: 1,
     }
     assert kept.slope_bytes == 3 * ACTIVATION + MIB
+
+
+def test_find_kept_losses_without_a_backward_pass_are_those_of_an_evaluation():
+    loop = trained()
+    for _ in range(3):
+        loop.step()
+    for _ in range(12):  # total += loss, with gradients on
+        batch, *_ = loop.forward()
+        loop.new(MIB, LOSS)
+        loop.free(batch, EVALUATE)
+
+    kept, _ = kept_of(loop)
+
+    assert kept is not None
+    assert kept.pattern is KeptPattern.EVALUATION
+    assert KeptKind.LOSS in {k.kind for k in kept.kinds}
 
 
 def test_find_kept_graphs_of_every_third_step_are_found_though_those_free_nothing():

@@ -129,3 +129,15 @@ def test_run_near_its_limit_is_offered_room_and_no_cure_that_gains_none():
     for advice in diagnosis.recommendations:
         p = advice.predicted
         assert p.method == "none" or p.margin_bytes or not p.retries, advice.title
+
+
+@pytest.mark.parametrize(
+    ("name", "when"), [("caught_ooms", "at the end"), ("capacity_oom", "when it failed")]
+)
+def test_holders_are_dated_where_the_program_went_on_after_the_failure(name, when):
+    diagnosis = diagnose(Case(snapshot=read_snapshot(SAMPLES / f"{name}.pickle")))
+
+    said = render("analyze", "text", diagnosis, RenderOptions(80))
+
+    assert f"Largest holders  live {when}" in said
+    assert (", at the end" in said) is (when == "at the end")

@@ -74,7 +74,8 @@ class FreeLeak(_Leak):
             return
         context = case.context
         change = WAYS[kept.pattern]
-        if kept.pattern is KeptPattern.GRAPH and any(k.kind is KeptKind.LOSS for k in kept.kinds):
+        is_graph = kept.pattern in (KeptPattern.GRAPH, KeptPattern.EVALUATION)
+        if is_graph and any(k.kind is KeptKind.LOSS for k in kept.kinds):
             change = LOSS_KEPT
         verb = "Bound" if kept.pattern is KeptPattern.BUFFER else "Let go of"
         yield self.proposal(
@@ -88,7 +89,7 @@ class FreeLeak(_Leak):
             cost="None, if the tensors are not needed.",
             caveats=(
                 ("A tensor that keeps its graph keeps every activation behind it.",)
-                if kept.pattern in (KeptPattern.GRAPH, KeptPattern.EVALUATION)
+                if is_graph
                 else ()
             ),
             verify="memory_allocated() after each step stays level.",
@@ -162,16 +163,25 @@ class NoGrad(_Leak):
         if kept is None:
             return
         stack = _stack(case.context, kept)
-        is_graph = kept.pattern in (KeptPattern.GRAPH, KeptPattern.RESULTS, KeptPattern.TENSORS)
-        named = is_graph and is_evaluation(stack)
-        if not (kept.pattern is KeptPattern.EVALUATION or named):
+        builds_graphs = kept.pattern in (
+            KeptPattern.GRAPH,
+            KeptPattern.RESULTS,
+            KeptPattern.TENSORS,
+        )
+        is_seen = kept.pattern is KeptPattern.EVALUATION
+        if not (is_seen or (builds_graphs and is_evaluation(stack))):
             return
+        reason = (
+            "No backward pass ran while it grew, as in an evaluation"
+            if is_seen
+            else "The growth comes from code that evaluates"
+        )
         yield self.proposal(
             weight=CURES + 8 if case.cause is Cause.LEAK else CURES - 25,
             confidence=Confidence.LIKELY,
             change=f"wrap the loop that reaches {maker_text(case.context, kept)} in "
             "torch.no_grad() or torch.inference_mode()",
-            why="The growth comes from code that evaluates; with gradients on, every kept output "
+            why=f"{reason}; with gradients on, every kept output "
             f"keeps its whole graph ({format_size(kept.survivor_bytes)} here).",
             locations=stack,
             predicted=_predicted(case, kept),

@@ -10,7 +10,7 @@ from fragdoctor.model.diagnosis import Cause, Diagnosis, HolderReport, RunState,
 from fragdoctor.model.finding import Location
 from fragdoctor.report import document as doc
 from fragdoctor.report.document import Detail, Style, dim, location_text
-from fragdoctor.report.views.memory import graphic
+from fragdoctor.report.views.memory import ended_otherwise, graphic
 from fragdoctor.report.words import shown_first
 from fragdoctor.trace.code_owners import USER, classify_file
 from fragdoctor.units import format_count, format_size, plural
@@ -49,7 +49,8 @@ def short_holders(diagnosis: Diagnosis) -> doc.Section:
         detail=Detail.SHORT,
     )
     has_peak = any(h.peak_bytes is not None for h in top)
-    when = "when it failed" if failed else "at the peak" if has_peak else "now"
+    failure = "at the end" if ended_otherwise(diagnosis) else "when it failed"
+    when = failure if failed else "at the peak" if has_peak else "now"
     more = "; pins: the free memory held back" if shows_pins else ""
     return doc.Section("Largest holders", [table], f"live {when}{more}")
 

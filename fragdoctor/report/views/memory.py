@@ -45,6 +45,13 @@ def message_of(diagnosis: Diagnosis, device: int) -> OomMessage | None:
     return message if message.device_index in (None, device) else None
 
 
+def ended_otherwise(diagnosis: Diagnosis) -> bool:
+    """Return whether the figures of the end are not those of the failure: the program went on."""
+    figures = {e.name: e.value for e in diagnosis.verdict.evidence}
+    live = figures.get("live at the failure")
+    return live is not None and figures.get("active") != live
+
+
 def memory_sections(diagnosis: Diagnosis) -> list[doc.Section]:
     """Return the bar of each device's memory, the verdict's device first."""
     figures = {f.device: f for f in diagnosis.devices}
@@ -87,7 +94,8 @@ def _memory(
         if (value := getattr(f, name)) is not None
     ]
     blocks.append(doc.Facts(facts, detail=Detail.FULL))
-    note = f"GPU {f.device}, {format_size(bar.total_bytes)} shown"
+    when = ", at the end" if ended_otherwise(diagnosis) else ""
+    note = f"GPU {f.device}, {format_size(bar.total_bytes)} shown{when}"
     return doc.Section("Memory", blocks, note, f"memory-{f.device}", f.device)
 
 
