@@ -14,11 +14,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fragdoctor.cli import console
-from fragdoctor.cli.estimate_options import Asked, EstimateOptions
+from fragdoctor.cli.estimate_options import Asked, EstimateOptions, asked_of, older_parameters
 from fragdoctor.cli.estimate_routes import Route, refuse_unused, route_of
 from fragdoctor.cli.exit import OK
 from fragdoctor.cli.fit import FitOptions, fit
 from fragdoctor.cli.pack import PackOptions, pack
+from fragdoctor.cli.parameters import command_with, parameters_of
 from fragdoctor.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -185,3 +186,9 @@ def _of_model(chosen: EstimateOptions, look: RenderOptions, given: frozenset[str
             sys.stderr.write("".join(traceback.format_exception(err.__cause__)))
         raise
     return render("estimate", chosen.output_format.value, found, look, explain=chosen.explain)
+
+
+command = command_with(
+    [*parameters_of(EstimateOptions), *older_parameters()],
+    lambda **values: estimate(asked_of(**values)),
+)

@@ -13,6 +13,7 @@ import typer
 
 from fragdoctor.cli import console, options
 from fragdoctor.cli.exit import FINDINGS, OK, USAGE
+from fragdoctor.cli.parameters import command_of
 from fragdoctor.errors import ConfigError
 from fragdoctor.units import format_size
 
@@ -339,3 +340,6 @@ def _report(result: RehearsalResult, name: str, look: RenderOptions) -> str:
     if name in _OF_DIAGNOSES:
         return render("analyze", name, result.diagnosis, look)
     return render("rehearse", name, result, look)
+
+
+command = command_of(RehearseOptions, rehearse)

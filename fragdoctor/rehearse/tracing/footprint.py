@@ -10,7 +10,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fragdoctor.errors import OutOfMemory
-from fragdoctor.model.estimate import CodeLine, Footprint, Item, Phase, PhaseName, Share, Sureness
+from fragdoctor.model.estimate import (
+    CodeLine,
+    Footprint,
+    Item,
+    PhaseName,
+    PhasePeak,
+    Share,
+    Sureness,
+)
 from fragdoctor.rehearse.tracing.request_log import RequestLog
 from fragdoctor.trace.allocator import Allocator
 
@@ -100,7 +108,7 @@ def footprint_of(
     return Footprint(
         items=tuple(_item(kind, most[kind]) for kind in TITLES if kind in most),
         phases=tuple(
-            Phase(
+            PhasePeak(
                 name=PhaseName(name),
                 n_bytes=int(run.curve[peak]),
                 shares=shares,
