@@ -13,6 +13,7 @@ import typer
 from fragdoctor.cli import console, options
 from fragdoctor.cli.check import Reports, check_targets, report_targets, write_target
 from fragdoctor.cli.exit import FINDINGS, OK, USAGE
+from fragdoctor.cli.parameters import command_of
 from fragdoctor.errors import ConfigError
 from fragdoctor.units import format_size
 
@@ -374,3 +375,6 @@ def _report(result: RehearsalResult | RehearsalSweep, name: str, look: RenderOpt
     if isinstance(result, RehearsalSweep):
         return render("check", name, judged(result), look)
     return render("analyze", name, result.diagnosis, look)
+
+
+command = command_of(RehearseOptions, rehearse)

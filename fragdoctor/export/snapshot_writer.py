@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from fragdoctor.export.pickle_writer import PickleWriter, Shared
 from fragdoctor.model.conf_keys import parse_version
-from fragdoctor.model.hooks import tell
+from fragdoctor.model.hooks import report_progress
 from fragdoctor.model.snapshot import Action, BlockState, SegmentType, Snapshot
 
 _STATES: Final = {
@@ -130,7 +130,7 @@ class _Document:
     def _events(self, low: int, high: int) -> Iterator[dict[str, Any]]:
         """Yield the events of some rows, a piece at a time: as Python's numbers they are large."""
         for start in range(low, high, _PIECE_EVENTS):
-            tell("Writing events", start, len(self._s.events))
+            report_progress("Writing events", start, len(self._s.events))
             yield from self._piece(start, min(start + _PIECE_EVENTS, high))
 
     def _piece(self, low: int, high: int) -> Iterator[dict[str, Any]]:

@@ -236,7 +236,7 @@ def run_prepared(
         "most_steps": None if conditions.n_steps is not None else MOST_STEPS,
         "stops_by_itself": conditions.stops_by_itself,
         "scratch": None if conditions.allows_writes else str(place),
-        "native": str(_native()),
+        "native": str(native_library()),
         "outcome": str(place / OUTCOME),
         "snapshot": str(place / "snapshot.pickle"),
     }
@@ -253,7 +253,8 @@ def run_prepared(
         return code, _tail(output)
 
 
-def _native() -> Path:
+def native_library() -> Path:
+    """Return the library of the fake GPUs, beside the core."""
     from fragdoctor import _native
 
     for folder in _native.__path__:
