@@ -48,6 +48,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "fleet": {"errors", "units", "model", "inputs", "trace", "diagnosis"},
     "export": {"errors", "units", "model", "trace", "report"},
     "capture": {"errors", "units", "rehearse"},
+    "integrations": {"errors", "capture"},
     "rehearse": {
         "errors",
         "units",

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from fragdoctor.rehearse.sweep import Batches
     from fragdoctor.report.base import RenderOptions
 
-_OF_DIAGNOSES: Final = ("sarif", "junit", "github")
+_OF_CI: Final = ("sarif", "junit", "github")
 MAX_DEVICES: Final = 64
 GPUS_OF_A_NODE: Final = 8
 ASSUMED: Final = ("nonzero", "unique")
@@ -366,15 +366,12 @@ def _pass_on(output: str) -> None:
 
 
 def _report(result: RehearsalResult | RehearsalSweep, name: str, look: RenderOptions) -> str:
-    from fragdoctor.model.rehearsal import RehearsalSweep
     from fragdoctor.report.base import render
     from fragdoctor.report.views.rehearse import judged
 
-    if name not in _OF_DIAGNOSES:
-        return render("rehearse", name, result, look)
-    if isinstance(result, RehearsalSweep):
+    if name in _OF_CI:
         return render("check", name, judged(result), look)
-    return render("analyze", name, result.diagnosis, look)
+    return render("rehearse", name, result, look)
 
 
 command = command_of(RehearseOptions, rehearse)
