@@ -7,6 +7,7 @@ that were asked for. What other ranks would send counts as what this one has.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from datetime import timedelta
@@ -59,10 +60,10 @@ def install(undo: ExitStack) -> None:
     for module in (torch.distributed.utils, data_parallel):
         if hasattr(module, "_verify_param_shape_across_processes"):
             put(undo, module, "_verify_param_shape_across_processes", _compare_shapes)
-    put(undo, torch.distributed, "Logger", _logger(torch.distributed.Logger))
+    put(undo, torch.distributed, "Logger", _logger(vars(torch.distributed)["Logger"]))
     for name in ("spawn", "start_processes"):
         put(undo, torch.multiprocessing, name, _spawn)
-    put(undo, torch.multiprocessing.spawn, "spawn", _spawn)
+    put(undo, sys.modules["torch.multiprocessing.spawn"], "spawn", _spawn)
 
 
 class _Options(SimpleNamespace):
@@ -89,7 +90,7 @@ def _register(c10d: Any) -> None:
                         tensor.mul_(self.size())
             done: Any = torch.futures.Future()
             done.set_result(tensors)
-            return torch._C._distributed_c10d._create_work_from_future(done)
+            return vars(torch._C._distributed_c10d)["_create_work_from_future"](done)
 
     def maker(devices: Sequence[str]) -> Callable[..., Any]:
         def make(options: Any, _: Any) -> Any:
@@ -151,7 +152,7 @@ def _rendezvous(
         return int(query.get(name, [os.environ.get(variable, otherwise)])[0])
 
     yield (
-        torch.distributed.HashStore(),
+        vars(torch.distributed)["HashStore"](),
         number(rank, "rank", "RANK", 0),
         number(world_size, "world_size", "WORLD_SIZE", 1),
     )

@@ -12,7 +12,7 @@ import ctypes
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 
@@ -96,7 +96,7 @@ class Weights:
         for storage in [s for s in self._empty if torch.UntypedStorage._expired(s)]:
             del self._empty[storage]
             torch.UntypedStorage._free_weak_ref(storage)
-        self._empty[tensor.untyped_storage()._weak_ref()] = tensor.dtype
+        self._empty[cast("int", tensor.untyped_storage()._weak_ref())] = tensor.dtype
         session.current().assumptions.note(
             f"Parameters made on the CPU have no values from the first {KEPT_BYTES // MIB} MiB on."
         )
