@@ -212,10 +212,11 @@ class _Builder(SizedSteps):
         self.fate[own] = np.where(todo.is_state, KEPT, 0)
         held = self._held()
         self.age[own[~todo.is_state]] = 0
-        rest = np.zeros(1 + len(todo.state) + len(todo.passing), FUTURE_OPERATION)
+        sizes = [int(request["size"]), *todo.state, *todo.passing, *todo.possible]
+        rest = np.zeros(len(sizes), FUTURE_OPERATION)
         rest["kind"], rest["slot"] = OpKind.MALLOC, self.n_slots
         rest["stream"], rest["pool"] = request["stream"], request["pool"]
-        rest["size"] = [int(request["size"]), *todo.state, *todo.passing]
+        rest["size"] = sizes
         rest["age"][: 1 + len(todo.state)] = KEPT
         rest["age"][0] = KEPT if todo.request_is_state else 0
         self.n_slots += 1
@@ -229,7 +230,7 @@ class _Builder(SizedSteps):
             n_ops = [len(begun), len(then)]
             return self._native(_joined(begun, then), n_ops, [0, 0], [True, True], held)
 
-        known = native(rest[: 1 + len(todo.state)], early)
+        known = native(rest[: len(rest) - len(todo.possible)], early)
         return Continuation(
             native=known,
             again=known,

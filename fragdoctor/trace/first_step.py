@@ -29,7 +29,8 @@ class OptimizerRest:
         is_state: of these, what is state; the rest goes by the end of the step.
         request_is_state: whether the failing request was for state.
         state: sizes of state that is still to be made after it.
-        passing: sizes of what may be needed besides, and goes by the end of the step.
+        passing: sizes of what is needed besides, and goes by the end of the step.
+        possible: sizes of what may be needed as well as that.
         is_all_trained: nothing else of the model is waiting for its gradients.
     """
 
@@ -39,6 +40,7 @@ class OptimizerRest:
     request_is_state: bool
     state: list[int]
     passing: list[int]
+    possible: list[int]
     is_all_trained: bool
 
     @classmethod
@@ -68,15 +70,23 @@ class OptimizerRest:
             return None  # in the first parameter's: there may be more for each
         state: list[int] = []
         passing: list[int] = []
+        possible: list[int] = []
         for line in np.unique(w.stack[made[is_state]]).tolist():
             state += _missing(w.size[gradients], w.size[made[w.stack[made] == line]])
         if asks_state and size in state:
             state.remove(size)
         if asks_state and is_state.all():  # what follows is not known: at most a list, as a rule
-            passing = w.size[gradients].tolist()
-        elif not asks_state and len(begun) > 1 and (age[begun] < 0).all():
-            # A list with something for each parameter.
-            passing = _missing(w.size[gradients], w.size[begun])
+            possible = w.size[gradients].tolist()
+        elif not asks_state:
+            # A list with something for each parameter, in the order of the state.
+            order = w.size[made[is_state & (w.stack[made] == w.stack[made[0]])]]
+            so_far = np.append(w.size[begun], size)
+            is_list = bool(roles.makes_lists[stack])
+            is_known = is_list and len(order) == len(gradients)
+            if is_known and np.array_equal(order[: len(so_far)], so_far):
+                passing = order[len(so_far) :].tolist()
+            elif (is_list or len(begun) > 1) and (age[begun] < 0).all():
+                possible = _missing(w.size[gradients], so_far)
         model = older & roles.makes_model[lives.stack]
         n_model = int(lives.requested_bytes[model].sum())
         return cls(
@@ -86,6 +96,7 @@ class OptimizerRest:
             request_is_state=asks_state,
             state=state,
             passing=passing,
+            possible=possible,
             is_all_trained=int(w.size[gradients].sum()) >= TRAINED * n_model,
         )
 
