@@ -22,7 +22,7 @@ from fragdoctor.model.batch_fit import BatchFit
 from fragdoctor.model.diagnosis import Diagnosis
 from fragdoctor.model.estimate import Estimate, Sharing
 from fragdoctor.model.fleet import FleetReport
-from fragdoctor.model.rehearsal import RehearsalResult
+from fragdoctor.model.rehearsal import RehearsalResult, RehearsalSweep
 from fragdoctor.model.simulation import Simulation
 from fragdoctor.report.json import written
 from fragdoctor.report.shapes import (
@@ -52,6 +52,7 @@ DOCUMENTS: Final[Mapping[str, tuple[type, str]]] = {
     "processes": (Sharing, "pack"),
     "explain": (Explanation, "explain"),
     "rehearsal": (RehearsalResult, "rehearse"),
+    "rehearsals": (RehearsalSweep, "rehearse --batch LIST"),
     "error": (ErrorResult, "COMMAND"),
 }
 """Name of a schema -> the type of its document, and the command that prints it."""

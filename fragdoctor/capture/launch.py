@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Final
+from typing import Final, NamedTuple
 
 from fragdoctor.capture.recording.options import VARIABLE, Options
 from fragdoctor.errors import ConfigError
@@ -24,6 +24,19 @@ _NO_PYTHON: Final = (
     "and remote shells have their own)"
 )
 _FROM_TERMINAL: Final = ("SIGINT", "SIGQUIT")
+_TO_THE_PROGRAM: Final = ("SIGUSR1", "SIGUSR2")
+
+
+class Ended(NamedTuple):
+    """How a program ended.
+
+    Attributes:
+        code: its exit code, 128 + n for a signal, as in a shell.
+        was_asked_to: somebody asked for the end meanwhile: Ctrl-C, or a signal that stops programs.
+    """
+
+    code: int
+    was_asked_to: bool
 
 
 def command_of(words: Sequence[str], *, is_module: bool = False) -> list[str]:
@@ -58,8 +71,8 @@ def environment_of(options: Options, environ: Mapping[str, str]) -> dict[str, st
     }
 
 
-def launch(command: Sequence[str], environ: Mapping[str, str]) -> int:
-    """Run a program on our own standard streams; return its exit code as a shell would.
+def launch(command: Sequence[str], environ: Mapping[str, str]) -> Ended:
+    """Run a program on our own standard streams and return how it ended.
 
     Signals that reach us go on to it. Those that a terminal sends (Ctrl-C) reach it anyway.
 
@@ -72,18 +85,23 @@ def launch(command: Sequence[str], environ: Mapping[str, str]) -> int:
         raise ConfigError(
             f"{command[0]} cannot be started: {e.strerror or e}.", hint="Check the command."
         ) from e
-    with _signals_to(child):
+    with _signals_to(child) as seen:
         code = child.wait()
-    return code if code >= 0 else 128 - code
+    return Ended(code if code >= 0 else 128 - code, any(n not in _TO_THE_PROGRAM for n in seen))
 
 
 @contextlib.contextmanager
-def _signals_to(child: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Pass signals on while the program runs; ignored ones (as under nohup) stay ignored."""
+def _signals_to(child: subprocess.Popen[bytes]) -> Iterator[list[str]]:
+    """Pass signals on while the program runs; ignored ones (as under nohup) stay ignored.
+
+    Yields the names of those that came.
+    """
+    seen: list[str] = []
 
     def pass_on(number: int, frame: FrameType | None) -> None:
         del frame
         name = signal.Signals(number).name
+        seen.append(name)
         if name not in _FROM_TERMINAL or not _is_in_foreground():
             with contextlib.suppress(OSError):
                 child.send_signal(number)
@@ -94,7 +112,7 @@ def _signals_to(child: subprocess.Popen[bytes]) -> Iterator[None]:
         if number is not None and signal.getsignal(number) is not signal.SIG_IGN:
             before[number] = signal.signal(number, pass_on)
     try:
-        yield
+        yield seen
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -76,8 +76,12 @@ class Replays:
             result = fair.replay(what_if)
             if question.get("smallest") is True:
                 result = with_smallest_capacity(reproduction, what_if, result)
-        outlook = "" if result.outlook is None else words.outlook_text(result.outlook)
-        return {**{name: getattr(result, name) for name in _SHOWN}, "outlook": outlook}
+        outlook = result.outlook
+        return {
+            **{name: getattr(result, name) for name in _SHOWN},
+            "outlook": "" if outlook is None else words.outlook_text(outlook),
+            "outlook_state": None if outlook is None else outlook.state.value,
+        }
 
     def _replay_of(self, device: int) -> tuple[Reproduction, FairReplay]:
         from fragdoctor.trace.simulate import reproduce

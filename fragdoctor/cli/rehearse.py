@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from fragdoctor.cli import console, options
-from fragdoctor.cli.exit import FINDINGS, OK
+from fragdoctor.cli.exit import FINDINGS, OK, USAGE
 from fragdoctor.errors import ConfigError
 from fragdoctor.units import format_size
 
 if TYPE_CHECKING:
-    from fragdoctor.model.rehearsal import Rehearsal, RehearsalResult
-    from fragdoctor.rehearse.launch import Conditions, Program
+    from collections.abc import Sequence
+
+    from fragdoctor.model.rehearsal import RehearsalResult, RehearsalSweep
+    from fragdoctor.rehearse.launch import Conditions, OnStep, Program
+    from fragdoctor.rehearse.machines import RehearsedGpu
+    from fragdoctor.rehearse.sweep import Batches
     from fragdoctor.report.base import RenderOptions
 
 _OF_DIAGNOSES: Final = ("sarif", "junit", "github")
@@ -34,13 +39,30 @@ class RehearseOptions:
         list[str],
         typer.Argument(
             metavar="SCRIPT [-- ARGS]...",
-            help="A script (train.py), or with -m a module; its own arguments follow --",
+            help="A script or notebook, or with -m a module; its own arguments follow --",
         ),
     ]
     is_module: Annotated[
         bool, typer.Option("-m", "--module", help="Run a module, as python -m does")
     ] = False
-    gpu: options.OneGpu = None
+    gpu: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--gpu",
+            metavar="LIST",
+            help="Choose the GPU: a100-40g, h100, 24GiB; several after commas make a table",
+            show_default=False,
+        ),
+    ] = None
+    batch: Annotated[
+        str | None,
+        typer.Option(
+            "--batch",
+            metavar="LIST|N..M",
+            help="Put these batch sizes for {batch} in ARGS: 8,16,32, or 1..512 to search",
+            show_default=False,
+        ),
+    ] = None
     capacity: options.Capacity = None
     unlimited: Annotated[
         bool, typer.Option("--unlimited", help="Never run out of memory, to learn the need")
@@ -55,9 +77,12 @@ class RehearseOptions:
         ),
     ] = None
     conf: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
-            "--conf", metavar="SETTINGS", help="Set PYTORCH_CUDA_ALLOC_CONF for the program"
+            "--conf",
+            metavar="SETTINGS",
+            help="Set PYTORCH_CUDA_ALLOC_CONF for the program; several make a table",
+            show_default=False,
         ),
     ] = None
     torch_version: options.TorchVersion = None
@@ -93,7 +118,9 @@ class RehearseOptions:
     snapshot: Annotated[
         Path | None,
         typer.Option(
-            "--snapshot", metavar="FILE", help="Leave the memory snapshot here, not beside you"
+            "--snapshot",
+            metavar="FILE",
+            help="Leave the memory snapshot here; a folder for several",
         ),
     ] = None
     assume: Annotated[
@@ -126,22 +153,48 @@ def rehearse(chosen: RehearseOptions) -> int:
         to_file=chosen.output is not None,
     )
     console.check_output(chosen.output, force=chosen.force, inputs=chosen.words[:1])
-    program, conditions = _asked(chosen)
-    result = _judged(program, conditions, _snapshot_path(chosen, program))
-    console.write_report(
-        _report(result, chosen.output_format.value, look), chosen.output, force=chosen.force
-    )
-    return OK if result.rehearsal.fits else FINDINGS
+    asked = _asked(chosen)
+    write = partial(console.write_report, output=chosen.output, force=chosen.force)
+    if asked.is_one:
+        result = _judged(chosen, asked)
+        write(_report(result, chosen.output_format.value, look))
+        return OK if result.rehearsal.fits else FINDINGS
+    found = _swept(chosen, asked)
+    write(_table(found, chosen.output_format.value, look))
+    if found.failed:
+        return USAGE
+    return OK if found.fits else FINDINGS
 
 
-def _asked(chosen: RehearseOptions) -> tuple[Program, Conditions]:
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What to run, on which GPUs, under which settings, at which batch sizes."""
+
+    program: Program
+    base: Conditions
+    gpus: Sequence[RehearsedGpu]
+    confs: Sequence[str | None]
+    batches: Batches | None
+
+    @property
+    def is_one(self) -> bool:
+        """Whether it is one rehearsal, which is diagnosed as a whole."""
+        sizes = self.batches
+        is_one_batch = sizes is None or (len(sizes.sizes) == 1 and not sizes.is_search)
+        return len(self.gpus) == 1 and len(self.confs) == 1 and is_one_batch
+
+
+def _asked(chosen: RehearseOptions) -> _Asked:
     """Return what to run, and how.
 
     Raises:
         ConfigError: there is no such program, or options exclude each other.
     """
+    from fragdoctor.model.settings import parse_conf
     from fragdoctor.rehearse.launch import Conditions, Program, pythons
     from fragdoctor.rehearse.machines import rehearsed_gpu
+    from fragdoctor.rehearse.notebooks import SUFFIX, read_notebook
+    from fragdoctor.rehearse.sweep import parse_batches
 
     limits = {
         "--capacity": chosen.capacity,
@@ -151,35 +204,35 @@ def _asked(chosen: RehearseOptions) -> tuple[Program, Conditions]:
     given = [name for name, value in limits.items() if value is not None]
     if len(given) > 1:
         raise ConfigError(f"{' and '.join(given)} exclude each other.", hint="Give one of them.")
-    if chosen.gpu and len(chosen.gpu) > 1:
-        raise ConfigError("A program is rehearsed on one kind of GPU.", hint="Give --gpu once.")
     target, *args = chosen.words
     if not chosen.is_module and not Path(target).is_file():
         raise ConfigError(f"{target} does not exist.", hint="Check the path of the script.")
-    gpu = rehearsed_gpu(
-        chosen.gpu[0] if chosen.gpu else None,
-        chosen.capacity or chosen.fits_on,
-        is_unlimited=chosen.unlimited,
-    )
-    program = Program(target, chosen.is_module, args, pythons(chosen.python))
+    names: list[str | None] = [n.strip() for text in chosen.gpu or [] for n in text.split(",")]
+    gpus = [
+        rehearsed_gpu(name, chosen.capacity or chosen.fits_on, is_unlimited=chosen.unlimited)
+        for name in list(dict.fromkeys(names)) or [None]
+    ]
+    is_notebook = not chosen.is_module and target.endswith(SUFFIX)
+    notebook = read_notebook(Path(target)) if is_notebook else None
+    program = Program(target, chosen.is_module, args, pythons(chosen.python), notebook)
+    confs: list[str | None] = [*dict.fromkeys(chosen.conf or [])]
+    for conf in confs:
+        parse_conf(conf or "")
     rank, world_size, n_devices = _place_in_run(chosen)
-    conditions = Conditions(
-        gpu=gpu,
+    base = Conditions(
+        gpu=gpus[0],
         n_devices=n_devices,
         rank=rank,
         world_size=world_size,
-        conf=chosen.conf,
+        conf=confs[0] if confs else None,
         torch_version=chosen.torch_version or "",
         n_steps=chosen.steps,
         assumed_shares=_shares(chosen.assume or []),
         allows_writes=chosen.allow_writes,
         shows_output=chosen.verbose,
     )
-    if chosen.conf is not None:
-        from fragdoctor.model.settings import parse_conf
-
-        parse_conf(chosen.conf)
-    return program, conditions
+    batches = None if chosen.batch is None else parse_batches(chosen.batch)
+    return _Asked(program, base, gpus, confs or [None], batches)
 
 
 def _place_in_run(chosen: RehearseOptions) -> tuple[int | None, int, int]:
@@ -233,7 +286,10 @@ def _snapshot_path(chosen: RehearseOptions, program: Program) -> Path:
     if chosen.snapshot is not None:
         console.check_output(chosen.snapshot, force=chosen.force, inputs=[program.target])
         return chosen.snapshot
-    stem = Path(program.target).name.removesuffix(".py").rpartition(".")[2] or "program"
+    stem = (
+        Path(program.target).name.removesuffix(".py").removesuffix(".ipynb").rpartition(".")[2]
+        or "program"
+    )
     place, n = Path(f"{stem}-rehearsal.pickle"), 1
     while place.exists():
         n += 1
@@ -245,29 +301,54 @@ def _snapshot_path(chosen: RehearseOptions, program: Program) -> Path:
     return place
 
 
-def _judged(program: Program, conditions: Conditions, snapshot: Path) -> RehearsalResult:
+def _judged(chosen: RehearseOptions, asked: _Asked) -> RehearsalResult:
+    """Rehearse once, and diagnose the snapshot."""
+    from fragdoctor.rehearse import launch
     from fragdoctor.rehearse.judge import judge
-    from fragdoctor.rehearse.launch import ProgramFailed
+    from fragdoctor.rehearse.sweep import with_batch
 
+    program, batch = asked.program, None
+    if asked.batches is not None:
+        batch = asked.batches.sizes[0]
+        program = with_batch(program, batch)
+    snapshot = _snapshot_path(chosen, program)
     with console.Progress("Rehearsing") as progress:
+
+        def on_step(number: int, n_bytes: int) -> None:
+            progress.show(f"Rehearsed step {number}, {format_size(n_bytes)} allocated", 0, 0)
+
         try:
-            found = _rehearsed(program, conditions, snapshot, progress)
-        except ProgramFailed as err:
+            found = launch.rehearse(program, asked.base, snapshot, on_step)
+        except launch.ProgramFailed as err:
             progress.clear()
             _pass_on(err.output)
             raise
-        return judge(found)
+        return judge(replace(found, batch=batch))
 
 
-def _rehearsed(
-    program: Program, conditions: Conditions, snapshot: Path, progress: console.Progress
-) -> Rehearsal:
-    from fragdoctor.rehearse import launch
+def _swept(chosen: RehearseOptions, asked: _Asked) -> RehearsalSweep:
+    """Rehearse several times."""
+    from fragdoctor.rehearse.sweep import Sweep
 
-    def on_step(number: int, allocated_bytes: int) -> None:
-        progress.show(f"Rehearsed step {number}, {format_size(allocated_bytes)} allocated", 0, 0)
+    keep = chosen.snapshot
+    if keep is not None:
+        if keep.exists():
+            raise ConfigError(
+                f"{keep} exists.", hint="Name a new folder: each rehearsal leaves a snapshot."
+            )
+        keep.mkdir(parents=True)
+    with console.Progress("Rehearsing") as progress:
 
-    return launch.rehearse(program, conditions, snapshot, on_step)
+        def on_case(name: str) -> OnStep:
+            def on_step(number: int, n_bytes: int) -> None:
+                text = f"{name}: step {number}, {format_size(n_bytes)} allocated"
+                progress.show(f"Rehearsed {text}", 0, 0)
+
+            return on_step
+
+        return Sweep(
+            asked.program, asked.base, asked.gpus, asked.confs, asked.batches, keep, on_case
+        ).run()
 
 
 def _pass_on(output: str) -> None:
@@ -276,6 +357,15 @@ def _pass_on(output: str) -> None:
 
     for line in output.splitlines():
         sys.stderr.write(f"{escape.terminal(line)}\n")
+
+
+def _table(found: RehearsalSweep, name: str, look: RenderOptions) -> str:
+    from fragdoctor.report.base import render
+    from fragdoctor.report.views.rehearse import judged
+
+    if name in _OF_DIAGNOSES:
+        return render("check", name, judged(found), look)
+    return render("rehearse", name, found, look)
 
 
 def _report(result: RehearsalResult, name: str, look: RenderOptions) -> str:

@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from fragdoctor.capture.launch import Reached
+    from fragdoctor.cli.cure import RecordedRun
     from fragdoctor.inputs.bundle_sets import FoundBundle
-    from fragdoctor.report.base import RenderOptions
+    from fragdoctor.model.diagnosis import Diagnosis
 
 _MOST_NAMED = 20
 
@@ -65,8 +66,16 @@ def run(
     as_zip: Annotated[
         bool, typer.Option("--zip", help="Leave each bundle as one zip file")
     ] = False,
+    cure: Annotated[
+        bool,
+        typer.Option(
+            "--cure",
+            help="After an out-of-memory error run it again under the best settings, "
+            "at most three times",
+        ),
+    ] = False,
     no_diagnosis: Annotated[
-        bool, typer.Option("--no-diagnosis", help="Name the bundles, diagnose nothing")
+        bool, typer.Option("--no-diagnosis", help="Name the bundles, print no diagnosis")
     ] = False,
     quiet: options.Quiet = False,
     verbose: options.Verbose = False,
@@ -75,12 +84,14 @@ def run(
     """Run a program under the recorder and diagnose the bundle that explains most.
 
     Everything is said on standard error after the program ended: its own output stays as it was.
-    The exit code is the program's, 128 + n for a signal, as in a shell. Only where the program
-    succeeded and nothing could be recorded it is 2: the recording that was asked for failed.
+    The exit code is the program's (of its last run), 128 + n for a signal, as in a shell. Only
+    where the program succeeded and nothing could be recorded it is 2: the recording that was asked
+    for failed.
     """
     from fragdoctor.capture.launch import command_of, environment_of, launch, read_status
     from fragdoctor.capture.recording.arming import note
     from fragdoctor.capture.recording.options import Options, from_environment
+    from fragdoctor.cli.cure import RecordedRun, environment_with, rerun
     from fragdoctor.inputs.bundle_sets import find_bundles
 
     look = console.render_options(quiet=quiet, verbose=verbose, no_color=no_color, on_stderr=True)
@@ -88,29 +99,62 @@ def run(
     directory = _directory(output, words, is_module=is_module)
     if outer := from_environment(os.environ):
         note(outer, "inner")
-    before = {found.path for found in find_bundles(directory)}
-    with tempfile.TemporaryDirectory(prefix="fragdoctor-") as temporary:
-        status = Path(temporary) / "status"
-        status.touch()
-        recording = Options(
-            directory=str(directory),
-            max_entries=max_entries,
-            stacks=stacks.value,
-            status=str(status),
-            command=tuple(command),
-        )
-        code = launch(command, environment_of(recording, os.environ))
-        reached = read_status(status)
-    bundles = [found for found in find_bundles(directory) if found.path not in before]
-    if not bundles:
+
+    environ = dict(os.environ)
+
+    def recorded(place: Path, setting: str = "") -> tuple[RecordedRun, Reached]:
+        before = {found.path for found in find_bundles(place)}
+        with tempfile.TemporaryDirectory(prefix="fragdoctor-") as temporary:
+            status = Path(temporary) / "status"
+            status.touch()
+            recording = Options(
+                directory=str(place),
+                max_entries=max_entries,
+                stacks=stacks.value,
+                status=str(status),
+                command=tuple(command),
+            )
+            changed = environment_with(environ, setting) if setting else environ
+            ended = launch(command, environment_of(recording, changed))
+            reached = read_status(status)
+        bundles = [found for found in find_bundles(place) if found.path not in before]
+        return RecordedRun(ended, _packed(bundles) if as_zip else bundles, setting), reached
+
+    def again(setting: str, place: Path) -> RecordedRun:
+        _rewind_input(start)
+        return recorded(place, setting)[0]
+
+    start = _start_of_input()
+    first, reached = recorded(directory)
+    code = first.ended.code
+    if not first.bundles:
         _say(reached.why_nothing(code))
         return code if code != OK else USAGE
-    bundles = _packed(bundles) if as_zip else bundles
-    if not no_diagnosis:
+    diagnosis = None
+    if cure or not no_diagnosis:
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # see app.main; not before the program
-        _diagnose(bundles[0].path, look)
-    _name(bundles, reached)
+        diagnosis = _diagnosed(first.bundles[0].path)
+    if diagnosis is not None and not no_diagnosis:
+        from fragdoctor.report.base import render
+
+        sys.stderr.write(f"\n{render('analyze', 'text', diagnosis, look)}\n")
+    _name(first.bundles, reached)
+    if cure:
+        code = rerun(first, diagnosis, again, directory, _say)
     return code
+
+
+def _start_of_input() -> int | None:
+    """Return where standard input stands, None where it cannot be read twice (a pipe)."""
+    try:
+        return os.lseek(0, 0, os.SEEK_CUR)
+    except OSError:
+        return None
+
+
+def _rewind_input(start: int | None) -> None:
+    if start is not None:
+        os.lseek(0, start, os.SEEK_SET)
 
 
 def _directory(output: Path | None, words: Sequence[str], *, is_module: bool) -> Path:
@@ -159,19 +203,17 @@ def _packed(bundles: Sequence[FoundBundle]) -> list[FoundBundle]:
     return found
 
 
-def _diagnose(path: Path, look: RenderOptions) -> None:
-    """Print the diagnosis of a bundle; that it cannot be read is no failure of the program."""
+def _diagnosed(path: Path) -> Diagnosis | None:
+    """Return the diagnosis of a bundle; that it cannot be read is no failure of the program."""
     from fragdoctor.diagnosis.pipeline import diagnose
     from fragdoctor.inputs.cases import read_bundle
-    from fragdoctor.report.base import render
 
     try:
         with console.Progress("Replaying") as progress:
-            diagnosis = diagnose(read_bundle(path), progress=progress.update)
+            return diagnose(read_bundle(path), progress=progress.update)
     except FragdoctorError as e:
         _say(f"The bundle cannot be diagnosed: {e.message} {e.hint}".rstrip())
-        return
-    sys.stderr.write(f"\n{render('analyze', 'text', diagnosis, look)}\n")
+        return None
 
 
 def _name(bundles: Sequence[FoundBundle], reached: Reached) -> None:

@@ -175,7 +175,7 @@ def _replayed(
         return None, None, "", ()
     conf = min(found, key=lambda c: (found[c], c != recorded))
     notes = tuple(
-        f"Under {r.conf or 'the recorded settings'} the lowest is {r.smallest_capacity_note}."
+        f"The lowest under {r.conf or 'the recorded settings'}: {r.smallest_capacity_note}."
         for r in simulation.results
         if r.smallest_capacity_note
     )

@@ -84,6 +84,7 @@ class Rehearsal:
         snapshot: path of the memory snapshot that it left.
         torch_version: whose allocator it was.
         python: the program's Python.
+        batch: the batch size that stood in its arguments; None where none was asked for.
     """
 
     gpu: str
@@ -104,6 +105,7 @@ class Rehearsal:
     snapshot: str
     torch_version: str
     python: str
+    batch: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,3 +124,56 @@ class RehearsalResult:
     rehearsal: Rehearsal
     needs_bytes: int | None = None
     fitting_gpus: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FailedRehearsal:
+    """One of several rehearsals that came to nothing, and why."""
+
+    gpu: str
+    conf: str
+    batch: int | None
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class LargestBatch:
+    """The largest batch size that fits on one GPU under one setting.
+
+    Attributes:
+        gpu: as in the rehearsals.
+        conf: as in the rehearsals.
+        batch: the largest that fits; None = none of those tried.
+        fails_at: the smallest that does not fit; None = all that were tried do.
+    """
+
+    gpu: str
+    conf: str
+    batch: int | None
+    fails_at: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class RehearsalSweep:
+    """One program rehearsed several times, with other GPUs, settings or batch sizes.
+
+    Attributes:
+        program: the script or module.
+        rehearsals: in the order that was asked for.
+        failed: those that could not be rehearsed to a result.
+        largest_batches: one for each GPU and setting, where batch sizes were asked for.
+        is_search: whether the batch sizes were searched: then some of them have to fail.
+    """
+
+    program: str
+    rehearsals: Sequence[Rehearsal]
+    failed: Sequence[FailedRehearsal] = ()
+    largest_batches: Sequence[LargestBatch] = ()
+    is_search: bool = False
+
+    @property
+    def fits(self) -> bool:
+        """Whether each of them fits; of a search, whether each GPU and setting has a batch."""
+        if self.is_search:
+            return all(found.batch is not None for found in self.largest_batches)
+        return all(found.fits for found in self.rehearsals)

@@ -26,6 +26,7 @@ from fragdoctor.model.rehearsal import (
     Unmodelled,
 )
 from fragdoctor.rehearse.machines import RehearsedGpu
+from fragdoctor.rehearse.notebooks import Notebook
 
 START: Final = Path(__file__).parent / "start.py"
 MOST_STEPS: Final = 200
@@ -64,12 +65,28 @@ class Program:
         is_module: which of both.
         args: the program's own arguments.
         pythons: interpreters to run it with, the first that can rehearse is taken.
+        notebook: its code, where the target is a notebook.
     """
 
     target: str
     is_module: bool
     args: Sequence[str]
     pythons: Sequence[str]
+    notebook: Notebook | None = None
+
+    @property
+    def kind(self) -> str:
+        """How it is run."""
+        if self.notebook is not None:
+            return "notebook"
+        return "module" if self.is_module else "script"
+
+    def cells(self) -> list[tuple[str, str]]:
+        """Return the name and the source of each cell of a notebook."""
+        if self.notebook is None:
+            return []
+        place = Path(self.target).resolve()
+        return [(f"{place}#cell-{cell.number}", cell.source) for cell in self.notebook.cells]
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +168,8 @@ def rehearse(
                 continue
             made = place / "snapshot.pickle"
             shutil.move(made, snapshot)
-            return _rehearsal(found, conditions, str(snapshot), python)
+            note = "" if program.notebook is None else program.notebook.note
+            return _rehearsal(found, conditions, str(snapshot), python, note)
     raise refused or CannotRehearse("There is no Python to run the program with.")
 
 
@@ -163,7 +181,8 @@ def _attempt(
     gpu = conditions.gpu
     request = {
         "target": program.target,
-        "kind": "module" if program.is_module else "script",
+        "kind": program.kind,
+        "cells": program.cells(),
         "args": list(program.args),
         "gpu": {
             "name": gpu.title,
@@ -335,7 +354,7 @@ def _failed(found: Mapping[str, Any], tail: str) -> ProgramFailed:
 
 
 def _rehearsal(
-    found: Mapping[str, Any], conditions: Conditions, snapshot: str, python: str
+    found: Mapping[str, Any], conditions: Conditions, snapshot: str, python: str, note: str
 ) -> Rehearsal:
     devices = [RehearsedDevice(**device) for device in found["devices"]]
     fullest = max(devices, key=lambda d: d.peak_reserved_bytes)
@@ -360,7 +379,7 @@ def _rehearsal(
             for a in found["assumptions"]
         ],
         unmodelled=_unmodelled(conditions.gpu),
-        notes=found["notes"],
+        notes=found["notes"] if not note else [note, *found["notes"]],
         snapshot=snapshot,
         torch_version=conditions.torch_version or found["torch"],
         python=python,

@@ -47,7 +47,7 @@ from fragdoctor.model.fleet import (
 )
 from fragdoctor.model.oom import LogMarker, OomMessage, OtherProcess
 from fragdoctor.model.phases import CategoryShare, LineBytes
-from fragdoctor.model.rehearsal import RehearsalResult, Unmodelled
+from fragdoctor.model.rehearsal import RehearsalResult, RehearsalSweep, Unmodelled
 from fragdoctor.model.simulation import ReplayResult, Simulation
 from fragdoctor.model.workload import ModelShape, Workload
 from fragdoctor.report.views.estimate import summary
@@ -242,6 +242,7 @@ _DIAGNOSES: Final[Mapping[type, Shape]] = {
     OomResult: Shape(inline=("diagnosis",)),
     OomMessage: Shape(properties=("live_bytes",)),
     RehearsalResult: Shape(inline=("diagnosis",)),
+    RehearsalSweep: Shape(properties=("fits",), computed=_VERSION),
     Unmodelled: _BYTES,
     OtherProcess: _BYTES,
     FidelityReport: Shape(null=("era",)),

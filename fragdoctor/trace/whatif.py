@@ -366,7 +366,7 @@ class _CapacitySearch:
                 low = middle + PAGE_BYTES
             else:
                 high = middle
-        return high, ""
+        return high, "with the steps that follow, as far as they are known"
 
     def _bisect(self, low: int, high: int) -> int:
         """Return a capacity that fits, by halving; only a start, for lack of monotony."""

@@ -511,6 +511,12 @@ def test_saved_page_lists_the_variants_that_were_replayed_and_asks_nobody(open_p
     assert "expandable_segments:True" in shown
     assert page.evaluate(f"formatSize({best.predicted.peak_reserved_bytes})") in shown
     assert "as recorded" in shown
+    # What serves the recorded requests alone is not called fitting.
+    assert best.predicted.outlook is not None
+    said = {"holds": "fits", "open": "fits so far", "fails": "fails later"}
+    word = said[best.predicted.outlook.state.value]
+    line = next(row for row in shown.split("as recorded")[1].splitlines() if row in said.values())
+    assert line == word
     assert page.evaluate(f"{X}.whatIf.slider === undefined")
     assert page.evaluate("fetch('try').then(() => 'asked', () => 'refused')") == "refused"
 
@@ -544,6 +550,7 @@ def test_live_what_if_replays_the_settings_chosen_and_the_capacity(live):
     tight = page.evaluate(f"{tried}.live")
 
     assert cured["fits"]
+    assert cured["outlook"] in {"holds", "open", "fails"}
     assert "expandable_segments:True" in cured["name"]
     assert not tight["fits"]
     assert "fails at event" in tight["more"]

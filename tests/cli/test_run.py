@@ -9,6 +9,7 @@ import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
@@ -36,13 +37,18 @@ class Runner:
         return [sys.executable, "-m", "fragdoctor", "run", "-o", str(self.out), *options, *words]
 
     def run(
-        self, *words: str, options: tuple[str, ...] = ("--no-diagnosis",), stdin: bytes = b"", **env
+        self,
+        *words: str,
+        options: tuple[str, ...] = ("--no-diagnosis",),
+        stdin: bytes | BinaryIO = b"",
+        **env: str,
     ) -> subprocess.CompletedProcess[bytes]:
+        source = {"input": stdin} if isinstance(stdin, bytes) else {"stdin": stdin}
         return subprocess.run(
             self.argv(*words, options=options),
             env=self.environment(**env),
             cwd=self.home,
-            input=stdin,
+            **source,
             capture_output=True,
             timeout=240,
             check=False,
@@ -345,12 +351,17 @@ def _under_nohup() -> None:
 
 
 def _signalled(
-    runner: Runner, body: str, *numbers: int, before: Callable[[], None] = _by_default, **env: str
+    runner: Runner,
+    body: str,
+    *numbers: int,
+    before: Callable[[], None] = _by_default,
+    options: tuple[str, ...] = ("--no-diagnosis",),
+    **env: str,
 ) -> tuple[int, str, str]:
     """Send signals to a program that is ready, or that writes its bundle if that takes time."""
     script = runner.script(f"torch.alloc(1)\n{body}")
     child = subprocess.Popen(
-        runner.argv(str(script)),
+        runner.argv(str(script), options=options),
         env=runner.environment(**env),
         cwd=runner.home,
         stdout=subprocess.PIPE,
@@ -483,3 +494,151 @@ def test_run_around_another_run_says_that_the_inner_one_records(runner) -> None:
     )
 
     assert b"the fragdoctor run inside the program records by itself" in result.stderr
+
+
+HOLES = {"FAKE_HOLES_MB": "60", "FAKE_DUMP_FAILS": "1"}  # the message alone is diagnosed
+CURE = ("--cure", "--no-diagnosis")
+FAILS = "torch.alloc(10)\nprint(os.environ.get('PYTORCH_CUDA_ALLOC_CONF'))\ntorch.alloc(40)\n"
+
+
+def told(done) -> str:
+    return done.stderr.decode()
+
+
+def test_cure_reruns_under_the_best_setting_and_ends_with_its_code(runner) -> None:
+    done = runner.run(
+        str(runner.script(FAILS)),
+        options=CURE,
+        FAKE_CURES="expandable_segments:True=0",
+        **HOLES,
+    )
+
+    assert (0, b"None\nexpandable_segments:True\n") == (done.returncode, done.stdout)
+    setting = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+    assert f"\nRerun 1 of at most 3, under {setting}\n" in told(done)
+    assert f"\nCured: the program came to its end under {setting}\n" in told(done)
+
+
+def test_cure_keeps_the_first_failure_and_records_reruns_beside_it(runner) -> None:
+    runner.run(
+        str(runner.script(FAILS)),
+        options=CURE,
+        FAKE_CURES="expandable_segments:True=0",
+        **HOLES,
+    )
+
+    names = [name.split("-pid")[0] for name in runner.bundles()]
+    assert ["oom1", "rerun1"] == names
+    (again,) = (runner.out / "rerun1").iterdir()
+    facts = json.loads((again / "bundle.json").read_text(encoding="utf-8"))
+    assert "expandable_segments:True" == facts["environment"]["PYTORCH_CUDA_ALLOC_CONF"]
+
+
+def test_cure_says_which_setting_only_postpones_and_stops_after_three(runner) -> None:
+    body = f"{FAILS}torch.alloc(1)\ntorch.alloc(40)\n"
+
+    done = runner.run(
+        str(runner.script(body)),
+        options=CURE,
+        FAKE_CURES="expandable_segments:True=20",
+        **HOLES,
+    )
+
+    assert 1 == done.returncode
+    assert 4 == done.stdout.count(b"\n")
+    assert (
+        "Rerun 1: it passed the point of failure and ran out of memory later: 3 allocations "
+        "served, against 1 in the first run." in told(done)
+    )
+    assert "Rerun 2: out of memory at the same point, after 1 allocation." in told(done)
+    assert "Not cured, only postponed: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True" in told(
+        done
+    )
+
+
+def test_cure_stops_where_the_program_ends_for_another_reason(runner) -> None:
+    body = f"{FAILS}sys.exit(7)\n"
+
+    done = runner.run(
+        str(runner.script(body)), options=CURE, FAKE_CURES="expandable_segments:True=0", **HOLES
+    )
+
+    assert 7 == done.returncode
+    assert 2 == done.stdout.count(b"\n")
+    assert "Rerun 1: the program ended with exit code 7, but not out of memory." in told(done)
+
+
+def test_cure_goes_on_after_a_setting_that_stops_the_program_before_it_uses_the_gpu(runner) -> None:
+    body = "if 'expandable' in os.environ.get('PYTORCH_CUDA_ALLOC_CONF', ''): sys.exit(3)\n" + FAILS
+
+    done = runner.run(
+        str(runner.script(body)), options=CURE, FAKE_CURES="max_split_size_mb:32=0", **HOLES
+    )
+
+    assert 0 == done.returncode
+    assert "Rerun 1: the program ended with exit code 3 before it used the GPU." in told(done)
+    assert "max_split_size_mb:32" in told(done).splitlines()[-1]
+
+
+def test_cure_says_that_a_program_with_settings_of_its_own_ignores_them(runner) -> None:
+    body = f"os.environ['PYTORCH_CUDA_ALLOC_CONF'] = 'roundup_power2_divisions:4'\n{FAILS}"
+
+    done = runner.run(str(runner.script(body)), options=CURE, **HOLES)
+
+    assert 1 == done.returncode
+    assert 2 == done.stdout.count(b"\n")
+    assert "the program sets PYTORCH_CUDA_ALLOC_CONF itself" in told(done)
+
+
+def test_cure_replaces_the_other_variables_of_the_allocator(runner) -> None:
+    body = f"print(os.environ.get('PYTORCH_ALLOC_CONF'))\n{FAILS}"
+
+    done = runner.run(
+        str(runner.script(body)),
+        options=CURE,
+        PYTORCH_ALLOC_CONF="max_split_size_mb:512",
+        FAKE_CURES="expandable_segments:True=0",
+        **HOLES,
+    )
+
+    assert b"max_split_size_mb:512\nNone\nNone\nexpandable_segments:True\n" == done.stdout
+
+
+def test_cure_gives_each_rerun_the_input_of_the_first(runner, tmp_path) -> None:
+    source = tmp_path / "input.txt"
+    source.write_text("words\n", encoding="utf-8")
+    script = runner.script(f"print(sys.stdin.read(), end='')\n{FAILS}")
+
+    with source.open("rb") as file:
+        done = runner.run(
+            str(script), options=CURE, stdin=file, FAKE_CURES="expandable_segments:True=0",
+            **HOLES,
+        )  # fmt: skip
+
+    assert 2 == done.stdout.count(b"words\n")
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "sentence"),
+    [
+        ("torch.alloc(1)\n", 0, ""),
+        ("torch.alloc(1)\nsys.exit(5)\n", 5, "the program did not run out of memory."),
+        ("torch.alloc(90)\ntorch.alloc(90)\n", 1, "no setting that an environment variable"),
+    ],
+)
+def test_cure_reruns_nothing_where_no_setting_can_help(runner, body, code, sentence) -> None:
+    done = runner.run(str(runner.script(body)), options=CURE)
+
+    assert code == done.returncode
+    assert "Rerun" not in told(done)
+    assert sentence in told(done)
+
+
+def test_cure_reruns_nothing_after_ctrl_c(runner) -> None:
+    body = "try: torch.alloc(200)\nexcept torch.OutOfMemoryError: pass\n" + WAITS
+
+    code, _, err = _signalled(runner, body, signal.SIGINT, options=CURE)
+
+    assert 130 == code
+    assert "Nothing was rerun: the program was stopped." in err
+    assert "Rerun 1" not in err

@@ -128,7 +128,7 @@ class Known:
         is_one = len(targets) == 1 and rule.is_followed and 0 < target.numel() <= MOST_COMPUTED
         if is_one and (self._shadows or rule.overwrites):
             place = self._place(target, overwrites=rule.overwrites)
-            inputs = [
+            inputs: list[dict[Any, Any]] = [
                 {k: v for k, v in enumerate(args) if k not in rule.positions},
                 {k: v for k, v in kwargs.items() if k not in rule.names},
             ]
@@ -221,7 +221,7 @@ class Known:
 
 
 def _key(tensor: torch.Tensor) -> tuple[int, int]:
-    begin = tensor.data_ptr() - tensor.storage_offset() * tensor.dtype.itemsize
+    begin: int = tensor.data_ptr() - int(tensor.storage_offset()) * tensor.dtype.itemsize
     return tensor.get_device(), begin
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import json
+import linecache
 import os
 import runpy
 import sys
 import threading
 import traceback
+import types
 from collections.abc import Callable
 from contextlib import ExitStack
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -85,7 +88,7 @@ def _run_guarded(request: dict[str, Any], outcome: Any) -> int:
     try:
         outcome.now.stacks.begin_below(_CALLER)
         # The program's globals, and what they hold, live on until its memory has been told.
-        outcome.program_globals = _RUNNERS[request["kind"]](request["target"])
+        outcome.program_globals = _RUNNERS[request["kind"]](request)
     except SystemExit as end:
         outcome.failure = end
         return _code_of(end)
@@ -117,17 +120,34 @@ def _print_failure(error: BaseException) -> None:
     traceback.print_exception(type(error), error, trace)
 
 
-def _run_script(path: str) -> dict[str, Any]:
+def _run_script(request: dict[str, Any]) -> dict[str, Any]:
+    path = request["target"]
     sys.path[0] = str(Path(path).resolve().parent)
     return runpy.run_path(path, run_name="__main__")
 
 
-def _run_module(name: str) -> dict[str, Any]:
+def _run_module(request: dict[str, Any]) -> dict[str, Any]:
     sys.path[0] = str(Path.cwd())
-    return runpy.run_module(name, run_name="__main__", alter_sys=True)
+    return runpy.run_module(request["target"], run_name="__main__", alter_sys=True)
 
 
-_RUNNERS: Final[dict[str, Callable[[str], dict[str, Any]]]] = {
+def _run_notebook(request: dict[str, Any]) -> dict[str, Any]:
+    """Run the cells of a notebook one after another, as one module."""
+    path = Path(request["target"]).resolve()
+    sys.path[0] = str(path.parent)
+    os.chdir(path.parent)  # as Jupyter does
+    main = types.ModuleType("__main__")
+    sys.modules["__main__"] = main
+    main.__dict__["display"] = print
+    for name, source in request["cells"]:
+        linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+        code = SourceFileLoader("__main__", name).source_to_code(source.encode(), name)
+        runpy._run_code(code, main.__dict__, None, "__main__", script_name=name)  # type: ignore[attr-defined]
+    return main.__dict__
+
+
+_RUNNERS: Final[dict[str, Callable[[dict[str, Any]], dict[str, Any]]]] = {
     "script": _run_script,
     "module": _run_module,
+    "notebook": _run_notebook,
 }

@@ -31,6 +31,7 @@ def install(undo: ExitStack) -> None:
     import torch.distributed.distributed_c10d as c10d
     import torch.nn.parallel.distributed as data_parallel
 
+    distributed: Any = torch.distributed
     _register(c10d)
     for name, value in {
         "_new_process_group_helper": _group(c10d, c10d._new_process_group_helper),
@@ -59,10 +60,9 @@ def install(undo: ExitStack) -> None:
     for module in (torch.distributed.utils, data_parallel):
         if hasattr(module, "_verify_param_shape_across_processes"):
             put(undo, module, "_verify_param_shape_across_processes", _compare_shapes)
-    put(undo, torch.distributed, "Logger", _logger(torch.distributed.Logger))
+    put(undo, distributed, "Logger", _logger(distributed.Logger))
     for name in ("spawn", "start_processes"):
         put(undo, torch.multiprocessing, name, _spawn)
-    put(undo, torch.multiprocessing.spawn, "spawn", _spawn)
 
 
 class _Options(SimpleNamespace):
@@ -74,7 +74,8 @@ class _Options(SimpleNamespace):
 
 def _register(c10d: Any) -> None:
     """Register backends for each combination of devices; they stay, and harm nobody."""
-    fake = torch._C._distributed_c10d.FakeProcessGroup
+    native: Any = torch._C._distributed_c10d
+    fake = native.FakeProcessGroup
     make_backend = getattr(fake, "_create_internal", fake)
 
     class Group(c10d.ProcessGroup):  # type: ignore[misc]
@@ -89,7 +90,7 @@ def _register(c10d: Any) -> None:
                         tensor.mul_(self.size())
             done: Any = torch.futures.Future()
             done.set_result(tensors)
-            return torch._C._distributed_c10d._create_work_from_future(done)
+            return native._create_work_from_future(done)
 
     def maker(devices: Sequence[str]) -> Callable[..., Any]:
         def make(options: Any, _: Any) -> Any:
@@ -150,8 +151,9 @@ def _rendezvous(
             return given
         return int(query.get(name, [os.environ.get(variable, otherwise)])[0])
 
+    distributed: Any = torch.distributed
     yield (
-        torch.distributed.HashStore(),
+        distributed.HashStore(),
         number(rank, "rank", "RANK", 0),
         number(world_size, "world_size", "WORLD_SIZE", 1),
     )

@@ -54,4 +54,5 @@ def _variant(one: Recommendation) -> dict[str, Any]:
         "retries": p.retries,
         "margin": p.margin_bytes,
         "calls": p.driver_calls,
+        "outlook": p.outlook.state.value if p.outlook is not None else None,
     }

@@ -63,9 +63,10 @@ def _item(judgement: FileJudgement) -> doc.Item:
 def _details(judgement: FileJudgement) -> list[doc.Content]:
     lines: list[doc.Content] = []
     for reason in judgement.reasons:
-        place = place_text(reason)
-        at: list[str | Span] = [" at ", code(place)] if place else []
-        lines.append([strong(reason.code), f": {shortened(reason.text)}", *at])
+        text, place = shortened(reason.text), place_text(reason)
+        is_named = bool(reason.locations) and reason.locations[0].short in reason.text
+        at: list[str | Span] = [" (", code(place), ")"] if place and not is_named else []
+        lines.append([strong(reason.code), f": {text}", *at])
     lines += [
         [Span("warning", Style.WARN), f" {f.code}: {shortened(f.message)}"]
         for f in judgement.warnings

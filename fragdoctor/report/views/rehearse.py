@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from fragdoctor.model.rehearsal import Rehearsal, RehearsalResult
+from fragdoctor.errors import ConfigError
+from fragdoctor.gate.budgets import BudgetResult, Outcome
+from fragdoctor.gate.judgement import CheckReport, FileJudgement, Reason, Status
+from fragdoctor.model.rehearsal import (
+    FailedRehearsal,
+    LargestBatch,
+    Rehearsal,
+    RehearsalResult,
+    RehearsalSweep,
+)
 from fragdoctor.report import document as doc
 from fragdoctor.report.base import RenderOptions
 from fragdoctor.report.document import Style, code, dim
@@ -15,8 +25,12 @@ from fragdoctor.units import format_size, plural
 _MOST_GPUS: Final = 6
 
 
-def document(result: RehearsalResult, options: RenderOptions) -> doc.ReportDocument:
-    """Return what a rehearsal found, and the diagnosis of its snapshot."""
+def document(
+    result: RehearsalResult | RehearsalSweep, options: RenderOptions
+) -> doc.ReportDocument:
+    """Return what a rehearsal found, and the diagnosis of its snapshot; or a table of several."""
+    if isinstance(result, RehearsalSweep):
+        return _table_of(result)
     found = result.rehearsal
     diagnosed = analyze.document(result.diagnosis, options)
     answer = summary(result)
@@ -37,16 +51,21 @@ def document(result: RehearsalResult, options: RenderOptions) -> doc.ReportDocum
     )
 
 
-def page(result: RehearsalResult, options: RenderOptions) -> str:
+def page(result: RehearsalResult | RehearsalSweep, options: RenderOptions) -> str:
     """Return the document as a page with interactive graphics."""
-    from fragdoctor.report.page.page import render_page  # noqa: PLC0415 - numpy and jinja2
+    from fragdoctor.report.page.page import render_page, render_reading_page  # noqa: PLC0415 - numpy and jinja2
 
+    if isinstance(result, RehearsalSweep):
+        return render_reading_page(_table_of(result))
     return render_page(result.diagnosis, document(result, options))
 
 
 def summary(result: RehearsalResult) -> str:
     """Return the answer in one sentence."""
-    found = result.rehearsal
+    return _answer(result.rehearsal, result.needs_bytes)
+
+
+def _answer(found: Rehearsal, needs_bytes: int | None = None) -> str:
     oom = found.out_of_memory
     if oom is not None:
         where = "" if oom.location is None else f" at {oom.location.short}"
@@ -54,11 +73,10 @@ def summary(result: RehearsalResult) -> str:
             f"Does not fit in {_budget(found)}: runs out of memory in step {oom.step + 1}{where}, "
             f"asking for {format_size(oom.requested_bytes)}."
         )
-    needs = result.needs_bytes or found.peak_reserved_bytes
+    needs = needs_bytes or found.peak_reserved_bytes
     if found.capacity_bytes is None:
         return f"Needs {format_size(needs)}, CUDA context not counted."
-    spare = max(0, found.capacity_bytes - needs)
-    return f"Fits in {_budget(found)} with {format_size(spare)} to spare."
+    return f"Fits in {_budget(found)}; {format_size(needs)} would be enough."
 
 
 def _budget(found: Rehearsal) -> str:
@@ -118,3 +136,131 @@ def _unmodelled(found: Rehearsal) -> doc.Section:
     )
     said = doc.Paragraph(dim("The rehearsal sees what goes through PyTorch's caching allocator."))
     return doc.Section("Not in these figures", [table, said], id="unmodelled")
+
+
+def _table_of(sweep: RehearsalSweep) -> doc.ReportDocument:
+    """Return several rehearsals as one table."""
+    answers = sweep_answers(sweep)
+    tone = Style.GOOD if sweep.fits and not sweep.failed else Style.BAD
+    blocks = [_cases(sweep), doc.Bullets([_failure(case) for case in sweep.failed])]
+    return doc.ReportDocument(
+        title="Rehearsals",
+        headline=doc.Span(answers[0], tone),
+        brief=answers,
+        lead=[doc.Bullets(answers[1:])],
+        sections=[doc.Section("Rehearsals", blocks, id="rehearsals"), *_common(sweep)],
+        tone=tone,
+        kicker=f"{sweep.program}, rehearsed without a GPU",
+    )
+
+
+def sweep_answers(sweep: RehearsalSweep) -> list[str]:
+    """Return what several rehearsals say together, a sentence each."""
+    if sweep.largest_batches:
+        return [_largest(found, sweep.largest_batches) for found in sweep.largest_batches]
+    fitting = [_case(r, sweep) for r in sweep.rehearsals if r.fits]
+    others = [_case(r, sweep) for r in sweep.rehearsals if not r.fits]
+    if not fitting and not others:
+        return ["None of them could be rehearsed."]
+    said = []
+    if fitting:
+        said.append(f"Fits: {'; '.join(fitting)}.")
+    if others:
+        said.append(f"Does not fit: {'; '.join(others)}.")
+    return said
+
+
+def _largest(found: LargestBatch, every: Sequence[LargestBatch]) -> str:
+    parts = []
+    if len({other.gpu for other in every}) > 1:
+        parts.append(f" on {found.gpu}")
+    if len({other.conf for other in every}) > 1:
+        parts.append(f" with {found.conf or 'default settings'}")
+    where = "".join(parts)
+    if found.batch is None:
+        return f"No batch that was tried fits{where}."
+    if found.fails_at is None:
+        return f"Every batch that was tried fits{where}, up to {found.batch:,}."
+    if found.fails_at == found.batch + 1:
+        return f"The largest batch that fits{where} is {found.batch:,}."
+    return (
+        f"The largest batch that fits{where} is {found.batch:,} of those tried; "
+        f"{found.fails_at:,} does not."
+    )
+
+
+def _cases(sweep: RehearsalSweep) -> doc.Table:
+    every = sweep.rehearsals
+    columns = [
+        doc.Column("GPU", "gpu"),
+        doc.Column("batch", lambda r: doc.count(r.batch), "right"),
+        doc.Column("settings", lambda r: code(r.conf or "(default)"), "wrap"),
+    ]
+    told = [len({getattr(r, name) for r in every}) > 1 for name in ("gpu", "batch", "conf")]
+    return doc.tabled(
+        every,
+        *(column for column, is_told in zip(columns, told, strict=True) if is_told),
+        doc.Column("fits", lambda r: doc.good("yes") if r.fits else doc.bad("no")),
+        doc.Column("peak", lambda r: _peak(r, r.peak_allocated_bytes), "right"),
+        doc.Column("reserved", lambda r: _peak(r, r.peak_reserved_bytes), "right"),
+        doc.Column("of", "capacity_bytes"),
+        notes=_failing_place,
+        label="Rehearsals",
+    )
+
+
+def _peak(found: Rehearsal, n_bytes: int) -> str:
+    return f"{'' if found.fits else '>= '}{format_size(n_bytes)}"
+
+
+def _failing_place(found: Rehearsal) -> list[doc.Content]:
+    oom = found.out_of_memory
+    if oom is None:
+        return []
+    asks = f"fails in step {oom.step + 1}, asking for {format_size(oom.requested_bytes)}"
+    return [asks if oom.location is None else [f"{asks} at ", code(oom.location.short)]]
+
+
+def _failure(case: FailedRehearsal) -> str:
+    parts = (case.gpu, case.conf, "" if case.batch is None else f"batch {case.batch}")
+    return f"{', '.join(part for part in parts if part)}: {case.message}"
+
+
+def _case(found: Rehearsal, sweep: RehearsalSweep) -> str:
+    """Return what tells one of several rehearsals from the others."""
+    parts = [found.gpu]
+    if len({r.conf for r in sweep.rehearsals}) > 1:
+        parts.append(found.conf or "default settings")
+    if found.batch is not None:
+        parts.append(f"batch {found.batch}")
+    return ", ".join(parts)
+
+
+def _common(sweep: RehearsalSweep) -> list[doc.Section]:
+    """Return what holds for all of them: notes, assumptions, what is not in the figures."""
+    if not sweep.rehearsals:
+        return []
+    notes = list(dict.fromkeys(note for r in sweep.rehearsals for note in r.notes))
+    last = sweep.rehearsals[-1]
+    return [doc.Section("Notes", [doc.Bullets(notes)]), _assumed(last), _unmodelled(last)]
+
+
+def judged(sweep: RehearsalSweep) -> CheckReport:
+    """Return several rehearsals as the formats of CI have them: one judgement for each."""
+    files = []
+    for found in sweep.rehearsals:
+        name, said = f"{sweep.program} ({_case(found, sweep)})", _answer(found)
+        oom = found.out_of_memory
+        if oom is None:
+            kept = BudgetResult("fits-on", Outcome.KEPT, said)
+            files.append(FileJudgement(name, Status.OK, 0, budgets=[kept]))
+            continue
+        places = [] if oom.location is None else [oom.location]
+        reason = Reason("fits-on", said, locations=places, fingerprint="rehearsed-out-of-memory")
+        exceeded = BudgetResult("fits-on", Outcome.EXCEEDED, said, oom.device)
+        files.append(FileJudgement(name, Status.FAILED, 1, [reason], [exceeded]))
+    for case in sweep.failed:
+        error = ConfigError(case.message)
+        name = f"{sweep.program} ({case.gpu})"
+        files.append(FileJudgement(name, Status.ERROR, 2, error=error))
+    return CheckReport(files)

@@ -10,6 +10,23 @@ from pathlib import Path
 __version__ = "2.12.1+fake"
 MIB = 1 << 20
 TOTAL = int(os.environ.get("FAKE_TOTAL_MB", "100")) * MIB
+CONF = os.environ.get("PYTORCH_CUDA_ALLOC_CONF", "")
+
+
+def _holes():
+    """Return what lies free between live blocks: FAKE_HOLES_MB, less under some settings.
+
+    FAKE_CURES says what is left under which: "expandable_segments:True=0,max_split_size_mb:32=20".
+    """
+    cures = os.environ.get("FAKE_CURES", "")
+    for cure in cures.split(",") if cures else ():
+        conf, _, left = cure.rpartition("=")
+        if conf in CONF:
+            return int(left) * MIB
+    return int(os.environ.get("FAKE_HOLES_MB", "0")) * MIB
+
+
+HOLES = _holes()
 ADDRESS = 0x7F0000000000
 
 
@@ -18,7 +35,14 @@ class OutOfMemoryError(RuntimeError):
 
 
 _State = types.SimpleNamespace(
-    is_initialized=False, recording=None, observers=[], queued=[], blocks=[], events=[], n_ooms=0
+    is_initialized=False,
+    recording=None,
+    observers=[],
+    queued=[],
+    blocks=[],
+    events=[],
+    n_ooms=0,
+    n_served=0,
 )
 
 
@@ -54,24 +78,26 @@ def alloc(n_mib):
     """Allocate, each time a segment of its own; fail as the caching allocator does."""
     _lazy_init()
     size = n_mib * MIB
-    free = TOTAL - _reserved()
+    free = TOTAL - _reserved() - HOLES
     if size > free:
         _State.n_ooms += 1
         _event("oom", 0, size, device_free=free)
         for observer in _State.observers:
             observer(0, size, TOTAL, free)
         held = _reserved() / MIB
+        used = held + HOLES / MIB
         raise OutOfMemoryError(
             f"CUDA out of memory. Tried to allocate {n_mib}.00 MiB. GPU 0 has a total capacity of "
             f"{TOTAL / MIB:.2f} MiB of which {free / MIB:.2f} MiB is free. Including non-PyTorch "
-            f"memory, this process has {held:.2f} MiB memory in use. Of the allocated memory "
-            f"{held:.2f} MiB is allocated by PyTorch, and 0 bytes is reserved by PyTorch but "
-            "unallocated."
+            f"memory, this process has {used:.2f} MiB memory in use. Of the allocated "
+            f"memory {held:.2f} MiB is allocated by PyTorch, and {HOLES / MIB:.2f} MiB is reserved "
+            "by PyTorch but unallocated."
         )
     address = ADDRESS + _reserved()
     _event("segment_alloc", address, size)
     _event("alloc", address, size)
     _State.blocks.append((address, size, _stack()))
+    _State.n_served += 1
 
 
 def _lazy_init():
@@ -133,7 +159,8 @@ def memory_stats(device=None):
     return {
         **{f"{name}_bytes.all.current": held for name in ("allocated", "reserved", "active")},
         **{f"{name}_bytes.all.peak": held for name in ("allocated", "reserved", "active")},
-        "inactive_split_bytes.all.current": 0,
+        "inactive_split_bytes.all.current": HOLES,
+        "allocation.all.allocated": _State.n_served,
         "num_ooms": _State.n_ooms,
         "num_alloc_retries": _State.n_ooms,
     }

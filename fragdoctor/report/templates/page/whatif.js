@@ -9,6 +9,14 @@ const KNOBS = [
 ];
 const SLIDER_STEPS = 400;
 
+// What a replay says: of the recorded requests, and of the steps that follow where they are known.
+function verdictOf(row) {
+  if (row.fits === null) return ["dim", "not known"];
+  if (!row.fits) return ["bad", row.isRecorded ? "failed" : "fails"];
+  if (row.outlook === "fails") return ["bad", "fails later"];
+  return row.outlook === "open" ? ["warn", "fits so far"] : ["good", "fits"];
+}
+
 class WhatIf {
   constructor(root, data, capacity, onCapacity) {
     this.data = data;
@@ -83,7 +91,7 @@ class WhatIf {
     if (number !== this.asked) return; // a newer question is on its way
     const name = `${conf === null ? "recorded settings" : conf}${capacity ? ` on ${formatSize(capacity)}` : ""}`;
     this.live = answer.error ? { name, error: `${answer.error} ${answer.hint}` } : {
-      name, fits: answer.is_conclusive ? answer.fits : null, peak: answer.peak_reserved_bytes, retries: answer.retries, margin: answer.margin_bytes, calls: answer.driver_calls, capacity,
+      name, fits: answer.is_conclusive ? answer.fits : null, peak: answer.peak_reserved_bytes, retries: answer.retries, margin: answer.margin_bytes, calls: answer.driver_calls, capacity, outlook: answer.outlook_state,
       more: [answer.fits || answer.oom_event === null ? "" : `fails at event ${formatCount(answer.oom_event + 1)} (${formatSize(answer.oom_bytes)})`, answer.outlook,
         answer.smallest_capacity_bytes === null ? answer.smallest_capacity_note : `smallest capacity ${formatSize(answer.smallest_capacity_bytes)}`, answer.note].filter(Boolean).join("; "),
     };
@@ -99,7 +107,8 @@ class WhatIf {
   row(row, scale) {
     if (row.error) return element("li", { class: "live" }, element("b", null, row.name), element("span", { class: "bad" }, row.error));
     const capacity = row.capacity || this.recordedCapacity;
-    const verdict = element("span", { class: row.fits ? "good" : row.fits === null ? "dim" : "bad" }, row.fits ? "fits" : row.fits === null ? "not known" : row.isRecorded ? "failed" : "fails");
+    const [kind, said] = verdictOf(row);
+    const verdict = element("span", { class: kind }, said);
     const bar = element("span", { class: "peakbar", "aria-hidden": "true" }), fill = element("i"), limit = element("u");
     fill.style.width = `${(100 * (row.peak || 0)) / scale}%`;
     bar.append(fill);
