@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from datetime import timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
 from urllib.parse import parse_qs, urlsplit
@@ -21,6 +22,8 @@ from fragdoctor.rehearse.engine.patching import put
 
 _NAME: Final = "rehearsed"
 _DEVICES: Final = ("cpu", "cuda")
+_TIMED_STEPS: Final = 10
+_NEVER: Final = 2**31 - 1  # steps between two that are timed
 _BACKEND: Final = 3  # place of the backend among the arguments that make a group
 
 
@@ -60,7 +63,7 @@ def install(undo: ExitStack) -> None:
     for module in (torch.distributed.utils, data_parallel):
         if hasattr(module, "_verify_param_shape_across_processes"):
             put(undo, module, "_verify_param_shape_across_processes", _compare_shapes)
-    put(undo, distributed, "Logger", _logger(distributed.Logger))
+    _time_nothing(distributed, undo)
     for name in ("spawn", "start_processes"):
         put(undo, torch.multiprocessing, name, _spawn)
 
@@ -226,6 +229,13 @@ def _with_flat_copy(original: Callable[..., Any], place: int) -> Callable[..., A
     return collective
 
 
+def _time_nothing(distributed: Any, undo: ExitStack) -> None:
+    """Let DDP take no times: builds without CUDA have no clock, those with CUDA no GPU."""
+    put(undo, distributed, "Logger", _logger(distributed.Logger))
+    if next((Path(torch.__file__).parent / "lib").glob("libtorch_cuda*"), None) is not None:
+        put(undo, distributed, "Reducer", _reducer(distributed.Reducer))
+
+
 def _logger(original: Any) -> Any:
     class Logger(original):  # type: ignore[misc]
         """A log of times, for which builds without CUDA have no clock."""
@@ -234,6 +244,20 @@ def _logger(original: Any) -> Any:
             """Log nothing."""
 
     return Logger
+
+
+def _reducer(original: Any) -> Any:
+    class Reducer(original):  # type: ignore[misc]
+        """A reducer of a build with CUDA, which would time its first steps on a GPU."""
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self._set_ddp_runtime_logging_sample_rate(_NEVER)
+            for _ in range(_TIMED_STEPS):
+                with suppress(RuntimeError):
+                    self.prepare_for_forward()
+
+    return Reducer
 
 
 def _compare_shapes(
