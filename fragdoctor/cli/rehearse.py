@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from fragdoctor.cli import console, options
+from fragdoctor.cli.check import Reports, check_targets, report_targets, write_target
 from fragdoctor.cli.exit import FINDINGS, OK, USAGE
+from fragdoctor.cli.parameters import command_of
 from fragdoctor.errors import ConfigError
 from fragdoctor.units import format_size
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from fragdoctor.rehearse.sweep import Batches
     from fragdoctor.report.base import RenderOptions
 
-_OF_DIAGNOSES: Final = ("sarif", "junit", "github")
+_OF_CI: Final = ("sarif", "junit", "github")
 MAX_DEVICES: Final = 64
 GPUS_OF_A_NODE: Final = 8
 ASSUMED: Final = ("nonzero", "unique")
@@ -137,6 +138,7 @@ class RehearseOptions:
         typer.Option("--allow-writes", help="Let the program change files, as it does by itself"),
     ] = False
     output_format: options.Format = options.ReportFormat.TEXT
+    report: Reports = None
     output: options.Output = None
     force: options.Force = False
     quiet: options.Quiet = False
@@ -152,18 +154,22 @@ def rehearse(chosen: RehearseOptions) -> int:
         no_color=chosen.no_color,
         to_file=chosen.output is not None,
     )
-    console.check_output(chosen.output, force=chosen.force, inputs=chosen.words[:1])
+    targets = report_targets(chosen.report or [])
+    files = [chosen.output, *(target for _, target in targets)]
+    check_targets(files, None, chosen.words[:1], force=chosen.force)
     asked = _asked(chosen)
-    write = partial(console.write_report, output=chosen.output, force=chosen.force)
+    result: RehearsalResult | RehearsalSweep
     if asked.is_one:
         result = _judged(chosen, asked)
-        write(_report(result, chosen.output_format.value, look))
-        return OK if result.rehearsal.fits else FINDINGS
-    found = _swept(chosen, asked)
-    write(_table(found, chosen.output_format.value, look))
-    if found.failed:
-        return USAGE
-    return OK if found.fits else FINDINGS
+        code = OK if result.rehearsal.fits else FINDINGS
+    else:
+        result = _swept(chosen, asked)
+        code = USAGE if result.failed else OK if result.fits else FINDINGS
+    for name, target in targets:
+        write_target(_report(result, name, replace(look, color=False)), target, force=chosen.force)
+    text = _report(result, chosen.output_format.value, look)
+    write_target(text, chosen.output, force=chosen.force)
+    return code
 
 
 @dataclass(frozen=True, slots=True)
@@ -359,18 +365,13 @@ def _pass_on(output: str) -> None:
         sys.stderr.write(f"{escape.terminal(line)}\n")
 
 
-def _table(found: RehearsalSweep, name: str, look: RenderOptions) -> str:
+def _report(result: RehearsalResult | RehearsalSweep, name: str, look: RenderOptions) -> str:
     from fragdoctor.report.base import render
     from fragdoctor.report.views.rehearse import judged
 
-    if name in _OF_DIAGNOSES:
-        return render("check", name, judged(found), look)
-    return render("rehearse", name, found, look)
-
-
-def _report(result: RehearsalResult, name: str, look: RenderOptions) -> str:
-    from fragdoctor.report.base import render
-
-    if name in _OF_DIAGNOSES:
-        return render("analyze", name, result.diagnosis, look)
+    if name in _OF_CI:
+        return render("check", name, judged(result), look)
     return render("rehearse", name, result, look)
+
+
+command = command_of(RehearseOptions, rehearse)

@@ -341,6 +341,8 @@ def library_for(namespace: str, undo: ExitStack) -> Any:
 
 def install(undo: ExitStack) -> None:
     """Register the kernels, until ``undo`` is closed."""
+    for kept in (_plans, _blas_handles):  # of the rehearsal that goes on, and of no other
+        undo.callback(kept.clear)
     library, everything = library_for("aten", undo), library_for("_", undo)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of kernels that are replaced: that is the purpose

@@ -78,6 +78,7 @@ class Session:
         n_devices: how many.
         facts: of every one of them.
         budget: of every one of them.
+        n_hidden: GPUs beyond these, which the program does not see.
         stacks: where requests came from.
         steps_before: returns the steps that were complete before what runs now.
         on_oom: called with (device, requested bytes) before the error is raised.
@@ -88,6 +89,7 @@ class Session:
     n_devices: int
     facts: GpuFacts
     budget: Budget
+    n_hidden: int = 0
     stacks: Stacks = field(default_factory=Stacks)
     on_oom: list[Callable[[int, int], Any]] = field(default_factory=list)
     history: History | None = None
@@ -114,7 +116,7 @@ class Session:
         text = environment_settings(self.version)
         self.budget = replace(self.budget, settings=self._parsed(text))
         device = self.gpus.device()
-        self.gpus.start(self.n_devices, self.budget)
+        self.gpus.start(self.n_devices + self.n_hidden, self.budget)
         self.gpus.set_device(device)
 
     def start_all(self) -> None:
