@@ -26,6 +26,7 @@ from fragdoctor.cli.parameters import command_of, command_with, parameters_of
 from fragdoctor.cli.rehearse import RehearseOptions, rehearse
 from fragdoctor.cli.run import run
 from fragdoctor.cli.simulate import simulate
+from fragdoctor.cli.tool_server import ToolServerOptions, mcp
 from fragdoctor.cli.view import view
 from fragdoctor.report import escape
 
@@ -219,6 +220,15 @@ _add(
         "fragdoctor export snapshot.pickle --format trace -o trace.json",
         "fragdoctor export snapshot.pickle --format snapshot --redact -o shared.pickle",
     ],
+)
+_add(
+    command_of(ToolServerOptions, mcp),
+    "Serve the doctor as tools of a coding agent (Model Context Protocol)",
+    [
+        "fragdoctor mcp --root .",
+        "fragdoctor mcp --redact --allow-rehearse",
+    ],
+    name="mcp",
 )
 _add(
     explain,
