@@ -76,8 +76,7 @@ def _answer(found: Rehearsal, needs_bytes: int | None = None) -> str:
     needs = needs_bytes or found.peak_reserved_bytes
     if found.capacity_bytes is None:
         return f"Needs {format_size(needs)}, CUDA context not counted."
-    spare = max(0, found.capacity_bytes - needs)
-    return f"Fits in {_budget(found)} with {format_size(spare)} to spare."
+    return f"Fits in {_budget(found)}; {format_size(needs)} would be enough."
 
 
 def _budget(found: Rehearsal) -> str:
