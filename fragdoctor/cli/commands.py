@@ -129,6 +129,7 @@ _add(
     [
         "fragdoctor rehearse train.py --gpu h100 -- --epochs 1 --batch-size 32",
         "fragdoctor rehearse -m package.train --fits-on 24GiB",
+        "fragdoctor rehearse train.py --gpu 24GiB --batch 1..512 -- --batch-size {batch}",
     ],
     "\n\n\b\nThe program needs PyTorch 2.6 or newer and no GPU; what it computes is made up.\n"
     "Exit code 0: it fits; 1: it runs out of memory; 2: it cannot be rehearsed.",

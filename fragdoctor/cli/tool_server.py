@@ -6,12 +6,9 @@ those of the command line, and nothing that a file does to it reaches the server
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import json
 import os
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,7 +101,7 @@ class _Tools:
             capacity: what PyTorch could have, such as 24GiB, where the files do not say it.
             full: say everything: checklist, stacks, all rows.
         """
-        with tempfile.TemporaryDirectory(prefix="fragdoctor-") as scratch:
+        with _scratch() as scratch:
             inputs = [await self._readable(path, scratch) for path in paths]
             options = [*_option("--capacity", capacity), *(["--full"] if full else [])]
             return await self._report("analyze", *options, "--format=markdown", "--", *inputs)
@@ -124,7 +121,7 @@ class _Tools:
             capacity: what PyTorch could have, such as 24GiB.
             search: try the usual settings.
         """
-        with tempfile.TemporaryDirectory(prefix="fragdoctor-") as scratch:
+        with _scratch() as scratch:
             name = await self._readable(path, scratch)
             options = [
                 *(word for conf in confs or [] for word in _option("--conf", conf)),
@@ -148,15 +145,17 @@ class _Tools:
             gpu: such as h100, a100-40g or 24GiB.
             capacity: what PyTorch could have, instead of a GPU.
         """
+        from json import loads
+
         target = str(self._place(script))
         options = [*_option("--gpu", gpu), *_option("--capacity", capacity)]
-        with tempfile.TemporaryDirectory(prefix="fragdoctor-") as scratch:
+        with _scratch() as scratch:
             left = str(Path(scratch) / "rehearsal.pickle")
             words = ["rehearse", *options, f"--snapshot={left}"]
             program = [target, "--", *(args or [])]  # an absolute path is no option
             if not self._is_redacted:
                 return await self._report(*words, "--format=markdown", *program)
-            found = json.loads(await self._output(*words, "--format=json", *program))["rehearsal"]
+            found = loads(await self._output(*words, "--format=json", *program))["rehearsal"]
             redacted = await self._redacted(left, scratch)
             diagnosed = await self._report("analyze", "--format=markdown", "--", redacted)
         figures = [f"{name}: {found[name]}" for name in ("fits", "steps", "capacity_bytes",
@@ -197,6 +196,8 @@ class _Tools:
         Raises:
             ToolError: it failed, with its sentence, or took too long.
         """
+        import asyncio
+
         child = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", "fragdoctor", *words),
             cwd=self._root,
@@ -222,6 +223,12 @@ class _Tools:
         if not self._is_redacted:
             return text
         return "The file cannot be read or redacted; only memory snapshots can be redacted."
+
+
+def _scratch() -> contextlib.AbstractContextManager[str]:
+    from tempfile import TemporaryDirectory
+
+    return TemporaryDirectory(prefix="fragdoctor-")
 
 
 def _refusal(message: str) -> Exception:
