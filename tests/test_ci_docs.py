@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 import yaml
 from builders import BASE, MIB, alloc, block, oom, pickled, segment, segment_alloc, snapshot
 
 from fragdoctor.cli.check import CheckFormat
-from fragdoctor.cli.commands import app
+from fragdoctor.cli.commands import whole_group
 from fragdoctor.cli.configuration import NOT_CONFIGURED, configure
 from fragdoctor.rules.registry import RULES
 
@@ -194,7 +193,7 @@ def test_action_says_what_it_is_for(place: Path) -> None:
 
 
 def test_documented_configuration_is_valid() -> None:
-    group = configure(typer.main.get_command(app))
+    group = configure(whole_group())
     known = {
         o.removeprefix("--") for c in group.commands.values() for p in c.params for o in p.opts
     }
@@ -204,7 +203,7 @@ def test_documented_configuration_is_valid() -> None:
 
 
 def test_page_names_each_option_of_the_gate_each_format_and_true_codes() -> None:
-    group = configure(typer.main.get_command(app))
+    group = configure(whole_group())
     options = {o for c in group.commands.values() for p in c.params for o in p.opts}
     codes = [rule.code for rule in RULES]
 

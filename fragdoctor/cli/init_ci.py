@@ -12,6 +12,7 @@ import typer
 
 from fragdoctor.cli import console, options
 from fragdoctor.cli.exit import OK
+from fragdoctor.cli.parameters import command_of
 from fragdoctor.errors import ConfigError
 
 GITHUB: Final = Path(".github/workflows/gpu-memory.yml")
@@ -135,3 +136,6 @@ def _filled(name: str, values: Mapping[str, str], kept: Collection[str]) -> str:
                 line = line.replace(f"@{key}@", value)  # noqa: PLW2901 - filled in
             lines.append(line)
     return "\n".join(lines) + "\n"
+
+
+command = command_of(InitCiOptions, init_ci)

@@ -13,6 +13,7 @@ import typer
 from fragdoctor.cli import console, options
 from fragdoctor.cli.check import Reports, check_targets, report_targets, write_target
 from fragdoctor.cli.exit import FINDINGS, OK, USAGE
+from fragdoctor.cli.parameters import command_of
 from fragdoctor.errors import ConfigError
 from fragdoctor.units import format_size
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 _OF_CI: Final = ("sarif", "junit", "github")
 MAX_DEVICES: Final = 64
+GPUS_OF_A_NODE: Final = 8
 ASSUMED: Final = ("nonzero", "unique")
 
 
@@ -95,9 +97,19 @@ class RehearseOptions:
         ),
     ] = None
     devices: Annotated[
-        int,
+        int | None,
         typer.Option("--devices", min=1, max=MAX_DEVICES, metavar="N", help="Show it N such GPUs"),
-    ] = 1
+    ] = None
+    world_size: Annotated[
+        int | None,
+        typer.Option(
+            "--world-size", min=1, metavar="N", help="Rehearse one rank of N, as torchrun starts it"
+        ),
+    ] = None
+    rank: Annotated[
+        int | None,
+        typer.Option("--rank", min=0, metavar="R", help="Choose the rank for --world-size; else 0"),
+    ] = None
     python: Annotated[
         str | None,
         typer.Option(
@@ -212,9 +224,12 @@ def _asked(chosen: RehearseOptions) -> _Asked:
     confs: list[str | None] = [*dict.fromkeys(chosen.conf or [])]
     for conf in confs:
         parse_conf(conf or "")
+    rank, world_size, n_devices = _place_in_run(chosen)
     base = Conditions(
         gpu=gpus[0],
-        n_devices=chosen.devices,
+        n_devices=n_devices,
+        rank=rank,
+        world_size=world_size,
         conf=confs[0] if confs else None,
         torch_version=chosen.torch_version or "",
         n_steps=chosen.steps,
@@ -224,6 +239,27 @@ def _asked(chosen: RehearseOptions) -> _Asked:
     )
     batches = None if chosen.batch is None else parse_batches(chosen.batch)
     return _Asked(program, base, gpus, confs or [None], batches)
+
+
+def _place_in_run(chosen: RehearseOptions) -> tuple[int | None, int, int]:
+    """Return which rank it is, of how many, and how many GPUs it sees on its machine.
+
+    Raises:
+        ConfigError: there is no such rank.
+    """
+    if chosen.world_size is None:
+        if chosen.rank is not None:
+            raise ConfigError("--rank needs --world-size.", hint="Say of how many ranks it is one.")
+        started = os.environ.get("LOCAL_WORLD_SIZE", "")
+        seen = int(started) if started.isdecimal() and "RANK" in os.environ else 1
+        return None, 1, chosen.devices or min(max(seen, 1), MAX_DEVICES)
+    rank, world_size = chosen.rank or 0, chosen.world_size
+    if rank >= world_size:
+        raise ConfigError(
+            f"There is no rank {rank} of {world_size}.",
+            hint=f"Ranks are counted from 0; the last is {world_size - 1}.",
+        )
+    return rank, world_size, chosen.devices or min(world_size, GPUS_OF_A_NODE)
 
 
 def _shares(values: list[str]) -> dict[str, float]:
@@ -336,3 +372,6 @@ def _report(result: RehearsalResult | RehearsalSweep, name: str, look: RenderOpt
     if name in _OF_CI:
         return render("check", name, judged(result), look)
     return render("rehearse", name, result, look)
+
+
+command = command_of(RehearseOptions, rehearse)

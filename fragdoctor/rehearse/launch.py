@@ -97,6 +97,8 @@ class Conditions:
     Attributes:
         gpu: the GPU that it sees.
         n_devices: how many of them.
+        rank: the rank of a distributed run that is rehearsed; None = as the environment says.
+        world_size: ranks of that run.
         conf: settings of the allocator; None = as the environment says.
         torch_version: whose allocator it is; "" = of the PyTorch that the program has.
         n_steps: steps after which to stop; None = when their memory repeats.
@@ -109,6 +111,8 @@ class Conditions:
 
     gpu: RehearsedGpu
     n_devices: int = 1
+    rank: int | None = None
+    world_size: int = 1
     conf: str | None = None
     torch_version: str = ""
     n_steps: int | None = None
@@ -232,7 +236,7 @@ def run_prepared(
         "most_steps": None if conditions.n_steps is not None else MOST_STEPS,
         "stops_by_itself": conditions.stops_by_itself,
         "scratch": None if conditions.allows_writes else str(place),
-        "native": str(_native()),
+        "native": str(native_library()),
         "outcome": str(place / OUTCOME),
         "snapshot": str(place / "snapshot.pickle"),
     }
@@ -249,7 +253,8 @@ def run_prepared(
         return code, _tail(output)
 
 
-def _native() -> Path:
+def native_library() -> Path:
+    """Return the library of the fake GPUs, beside the core."""
     from fragdoctor import _native
 
     for folder in _native.__path__:
@@ -268,6 +273,18 @@ def _environment(conditions: Conditions, place: Path) -> dict[str, str]:
     if conditions.conf is not None:
         environ.pop("PYTORCH_ALLOC_CONF", None)
         environ["PYTORCH_CUDA_ALLOC_CONF"] = conditions.conf
+    if conditions.rank is not None:
+        local, n_local = conditions.rank % conditions.n_devices, conditions.n_devices
+        told = {
+            "RANK": conditions.rank,
+            "WORLD_SIZE": conditions.world_size,
+            "LOCAL_RANK": local,
+            "LOCAL_WORLD_SIZE": n_local,
+            "GROUP_RANK": conditions.rank // n_local,
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": 29500,
+        }
+        environ |= {name: str(value) for name, value in told.items()}
     if not conditions.allows_writes:
         environ["TMPDIR"] = str(place / TEMPORARY)
         environ.setdefault("WANDB_MODE", "disabled")

@@ -17,6 +17,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from fragdoctor.cli.exit import FINDINGS, OK
+from fragdoctor.cli.parameters import command_of
 from fragdoctor.errors import ConfigError
 
 MAX_TEXT: Final = 60_000
@@ -241,3 +242,6 @@ def _refusal(message: str) -> Exception:
 
 def _option(name: str, value: str | None) -> Sequence[str]:
     return [] if value is None else [f"{name}={value}"]
+
+
+command = command_of(ToolServerOptions, mcp)

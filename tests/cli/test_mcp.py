@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from builders import BASE, MIB, alloc, block, oom, pickled, segment, segment_alloc, snapshot
 
-from fragdoctor.cli.tool_server import ToolServerOptions, server
+from fragdoctor.cli.mcp import ToolServerOptions, server
 from fragdoctor.errors import ConfigError
 
 
