@@ -119,6 +119,11 @@ class Bench:
         return not self.recorded.fits or self.recorded.retries > 0
 
     @cached_property
+    def _looked_on(self) -> dict[WhatIf, ReplayResult]:
+        """Edited what-ifs by their names, with what comes after the recorded part."""
+        return {}
+
+    @cached_property
     def n_operations(self) -> int:
         """Number of recorded operations."""
         return int(self.reproduction.operations.facts()["n_ops"])
@@ -182,11 +187,13 @@ class Bench:
         is_long = self.n_operations > LONG_TRACE_OPERATIONS
         if is_known or is_long or self.recorded.fits or not outcome.result.fits:
             return outcome
-        try:
-            result = self.fair_replay.replay(attempt.what_if, self._edited(attempt))
-        except (SimulationError, ConfigError):
-            return outcome
-        return replace(outcome, result=result)
+        if attempt.what_if not in self._looked_on:
+            try:
+                result = self.fair_replay.replay(attempt.what_if, self._edited(attempt))
+            except (SimulationError, ConfigError):
+                result = outcome.result
+            self._looked_on[attempt.what_if] = result
+        return replace(outcome, result=self._looked_on[attempt.what_if])
 
     def _run(self, attempt: Attempt) -> Outcome | None:
         try:
