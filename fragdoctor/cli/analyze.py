@@ -9,11 +9,21 @@ import typer
 
 from fragdoctor.cli import console, fleet, options
 from fragdoctor.cli.exit import FINDINGS, OK
+from fragdoctor.errors import ConfigError
 
 if TYPE_CHECKING:
     from fragdoctor.inputs.discovery import Discovery
     from fragdoctor.model.diagnosis import Diagnosis
 
+ContinueWith = Annotated[
+    str | None,
+    typer.Option(
+        "--continue-with",
+        metavar="SNAPSHOT",
+        help="Take from another recording of the program (a rehearsal, a healthy run) how this one "
+        "would have gone on",
+    ),
+]
 Paths = Annotated[
     list[str],
     typer.Argument(
@@ -36,6 +46,7 @@ def analyze(
     timeout: fleet.Timeout = None,
     worker_memory: fleet.WorkerMemory = None,
     replay: fleet.ReplayOption = fleet.ReplayChoice.GROUPS,
+    continue_with: ContinueWith = None,
     output_format: options.Format = options.ReportFormat.TEXT,
     output: options.Output = None,
     force: options.Force = False,
@@ -56,7 +67,7 @@ def analyze(
     )
     console.check_output(output, force=force, inputs=paths)
 
-    from fragdoctor.inputs.cases import read_case
+    from fragdoctor.inputs.cases import read_case, read_snapshot
     from fragdoctor.model.case import Overrides
     from fragdoctor.model.hooks import tell
     from fragdoctor.report.base import render
@@ -70,6 +81,11 @@ def analyze(
     )
     found = None if _is_one_file(paths) else _discovered(paths)
     if found is not None and found.is_fleet:
+        if continue_with is not None:
+            raise ConfigError(
+                "--continue-with is about one recording, and these are several.",
+                hint="Give the snapshot of one rank.",
+            )
         ranks, text = fleet.analyze_fleet(
             found,
             overrides,
@@ -85,7 +101,8 @@ def analyze(
 
         from fragdoctor.diagnosis.pipeline import diagnose
 
-        diagnosis = diagnose(case)
+        other = None if continue_with is None else read_snapshot(continue_with)
+        diagnosis = diagnose(case, continue_with=other)
         tell("Writing the report")
         report = render("analyze", output_format.value, diagnosis, look)
     console.write_report(report, output, force=force)

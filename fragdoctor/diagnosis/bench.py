@@ -26,7 +26,9 @@ from fragdoctor.trace.candidates import usual_candidates
 from fragdoctor.trace.edits import Edit
 from fragdoctor.trace.fidelity import Reproduction
 from fragdoctor.trace.operations import NativeOps, Operations, OpKind
+from fragdoctor.trace.other_run import OtherRun
 from fragdoctor.trace.simulate import reproduce, return_free_memory, simulation_of
+from fragdoctor.trace.trace import Trace
 from fragdoctor.trace.whatif import FairReplay, WhatIf
 
 USABLE_SHARE = 0.5  # below this the model runs another program than the recorded one
@@ -344,8 +346,16 @@ def _renumbered(table: npt.NDArray[np.void], n_initial: int) -> Operations:
     return Operations(table)
 
 
-def set_up(context: Context) -> tuple[Bench | None, FidelityReport]:
-    """Return the bench of a device, None with the reason where its trace cannot be replayed."""
+def set_up(context: Context, other: Trace | None = None) -> tuple[Bench | None, FidelityReport]:
+    """Return the bench of a device, None with the reason where its trace cannot be replayed.
+
+    Args:
+        context: of the device.
+        other: a recording of the same program that goes further, to continue the trace with.
+
+    Raises:
+        SimulationError: the other recording does not belong to this one.
+    """
     if context.analysis is None:
         return None, FidelityReport(reason="no snapshot was given")
     try:
@@ -357,4 +367,8 @@ def set_up(context: Context) -> tuple[Bench | None, FidelityReport]:
     except SimulationError as error:
         return None, FidelityReport(reason=error.message)
     simulation = simulation_of(reproduction, ())
-    return Bench(reproduction, simulation, FairReplay(reproduction)), simulation.fidelity
+    run = None
+    if other is not None:
+        run = OtherRun(reproduction.trace, reproduction.operations, other)
+        simulation = replace(simulation, notes=(*simulation.notes, run.note))
+    return Bench(reproduction, simulation, FairReplay(reproduction, other=run)), simulation.fidelity
