@@ -10,7 +10,7 @@ import diagnoses
 
 from fragdoctor.model.case import Case
 from fragdoctor.model.diagnosis import Diagnosis
-from fragdoctor.model.hooks import tell
+from fragdoctor.model.hooks import report_progress
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class FakePipeline:
     ) -> Diagnosis:
         del progress
         self.case, self.continue_with = case, continue_with
-        tell("Replaying", 0, 1)
+        report_progress("Replaying", 0, 1)
         if self.error is not None:
             raise self.error
         return replace(self.answer(), case=case)

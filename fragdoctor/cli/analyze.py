@@ -69,7 +69,7 @@ def analyze(
 
     from fragdoctor.inputs.cases import read_case, read_snapshot
     from fragdoctor.model.case import Overrides
-    from fragdoctor.model.hooks import tell
+    from fragdoctor.model.hooks import report_progress
     from fragdoctor.report.base import render
 
     overrides = Overrides(
@@ -103,7 +103,7 @@ def analyze(
 
         other = None if continue_with is None else read_snapshot(continue_with)
         diagnosis = diagnose(case, continue_with=other)
-        tell("Writing the report")
+        report_progress("Writing the report")
         report = render("analyze", output_format.value, diagnosis, look)
     console.write_report(report, output, force=force)
     return exit_code(diagnosis, fail_on, exit_zero=exit_zero)

@@ -17,7 +17,7 @@ from fragdoctor.analysis.layers import NO_ROW, Requests
 from fragdoctor.errors import ConfigError, SimulationError
 from fragdoctor.model.diagnosis import FidelityReport, Predicted
 from fragdoctor.model.finding import Confidence
-from fragdoctor.model.hooks import tell
+from fragdoctor.model.hooks import report_progress
 from fragdoctor.model.outlook import Outlook, OutlookState
 from fragdoctor.model.simulation import ReplayResult, Simulation
 from fragdoctor.rules.context import Context
@@ -169,11 +169,11 @@ class Bench:
     ) -> list[Outcome | None]:
         """Return an outcome per attempt, None where the trace does not say enough for it."""
         outcomes: list[Outcome | None] = []
-        tell("Replaying", 0, len(attempts))
+        report_progress("Replaying", 0, len(attempts))
         with ThreadPoolExecutor(N_THREADS) as pool:
             for i, outcome in enumerate(pool.map(self._run, attempts), start=1):
                 outcomes.append(outcome)
-                tell("Replaying", i, len(attempts))
+                report_progress("Replaying", i, len(attempts))
                 if progress is not None:
                     progress(i, len(attempts))
         return_free_memory(self.reproduction)
@@ -270,7 +270,7 @@ class Bench:
 
     @cached_property
     def outlook(self) -> Outlook | None:
-        """What the recorded run would do next; None where that cannot be told.
+        """What the recorded run would do next; None where that is not known.
 
         A run that failed fails; the outlook then says what its step would have needed.
         """

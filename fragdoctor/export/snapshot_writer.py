@@ -15,7 +15,7 @@ import numpy as np
 
 from fragdoctor.export.pickle_writer import Column, PickleWriter, Records, Shared
 from fragdoctor.model.conf_keys import parse_version
-from fragdoctor.model.hooks import tell
+from fragdoctor.model.hooks import report_progress
 from fragdoctor.model.snapshot import Action, BlockState, SegmentType, Snapshot
 
 _STATES: Final = {
@@ -138,7 +138,7 @@ class _Document:
     def _events(self, first: int, low: int, high: int) -> list[Column]:
         """Return the columns of some events of a device, whose rows begin at ``first``."""
         e, s = self._s.events, self._s
-        tell("Writing events", first + low, len(e))
+        report_progress("Writing events", first + low, len(e))
         rows = slice(first + low, first + high)
         stream, stack, time, pool = e.stream[rows], e.stack[rows], e.time_us[rows], e.pool[rows]
         context, note = e.compile_context[rows], e.user_metadata[rows]

@@ -192,7 +192,6 @@ MPS: Final = (
 )
 
 
-_DEVICE: Final = re.compile(r"gpu_(\d{1,3})_bfc")
 _INUSE: Final = compile_squeezed(r"inuse:<allocated_bytes>")
 _LIMIT: Final = compile_squeezed(r"limit:<limit_bytes>")
 
