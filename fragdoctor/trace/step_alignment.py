@@ -48,6 +48,8 @@ class StepWindow:
         allocation: id of the block.
         requests: positions of the allocations of each step.
         has_failed: the last operation is the failing request.
+        unserved: operation of the failing request, and its stack, where it is the optimizer's in
+            the first step: that step then counts as complete, up to it.
         starts_settled: whether steps before the window exist.
         counts: whether each step is one of the program's.
     """
@@ -65,6 +67,7 @@ class StepWindow:
     n_complete: int
     n_past: int
     has_failed: bool
+    unserved: tuple[np.void, int] | None
     starts_settled: bool
     counts: Bools
     rows: I64
@@ -81,6 +84,9 @@ class StepWindow:
         at = np.searchsorted(reached, steps.rows)
         is_open = has_failed or not steps.is_last_complete
         n_all = len(at) - (1 if is_open else 0)
+        unserved = _unserved(trace, ops, n_past) if has_failed and not n_all else None
+        if unserved is not None:
+            n_all, has_failed, is_open = 1, False, False
         if n_all < 1:
             return None
         at = np.append(at, n_past) if is_open else np.append(at, (n_past, n_past))
@@ -119,6 +125,7 @@ class StepWindow:
             n_complete=n_all - first,
             n_past=n_past,
             has_failed=has_failed,
+            unserved=unserved,
             starts_settled=first > 0 or trace.is_late,
             counts=counts if counts.any() else ~counts,
             rows=np.append(steps.rows, trace.n_events)[first : first + len(at) - 1],
@@ -131,6 +138,13 @@ def _cut(ops: npt.NDArray[np.void]) -> tuple[int, bool]:
     if not len(failed) or (ops["kind"][failed[-1] :] == OpKind.MALLOC).any():
         return len(ops), False
     return int(failed[-1]), True
+
+
+def _unserved(trace: Trace, ops: npt.NDArray[np.void], failed: int) -> tuple[np.void, int] | None:
+    """Return the failing request with its stack where an optimizer's step asked for it."""
+    stack = int(trace.events.stack[ops["row"][failed]])
+    roles = trace.stacks.roles
+    return (ops[failed], stack) if roles.role[stack] == stacks.OPTIMIZER else None
 
 
 def _follow_blocks(

@@ -251,7 +251,9 @@ def _by_annotation(trace: Trace) -> Steps | None:
     rows = [int(r) for r in starts if r < trace.n_events]
     if not rows:  # steps of which no allocation is left
         return None
-    is_complete = not trace.ends_in_failure and rows[-1] < int(first[-1])
+    # Of a step that was running when the recording began only its end is there.
+    goes_on = len(first) > 0 and rows[-1] < int(first[-1])
+    is_complete = not trace.ends_in_failure and goes_on
     return _steps([(r, StepKind.TRAIN) for r in rows], [], "annotations", is_complete=is_complete)
 
 

@@ -212,6 +212,10 @@ class FairReplay:
         known = self._outlooks.continuation
         return 0 if known is None else known.n_complete
 
+    def step_needs_bytes(self) -> int | None:
+        """Return what must be live at once in the step under way; None where that is not known."""
+        return self._outlooks.step_needs_bytes()
+
     def outlooks_of(self, operations: _ext.NativeOps | None) -> Outlooks:
         """Return the futures of requests: edited ones, or those of the recorded run where None."""
         if operations is None:
