@@ -41,7 +41,7 @@ class AnalyzeOptions(options.CaseOptions):
 
 def analyze(asked: AnalyzeOptions) -> int:
     """Diagnose the inputs, as one case or as the ranks of one job, and print the report."""
-    look, overrides, paths = asked.look(), asked.overrides(), asked.paths
+    look, overrides, paths = console.look_of(asked), asked.overrides(), asked.paths
     console.check_output(asked.output, force=asked.force, inputs=paths)
 
     from fragdoctor.inputs.cases import read_case

@@ -128,7 +128,7 @@ class CheckOptions(options.CaseOptions):
 
 def check(asked: CheckOptions) -> int:
     """Judge each input, print the report, and fail where a budget or a rule says so."""
-    look = asked.look()
+    look = console.look_of(asked)
     targets = _targets(asked.report or [])
     files = [asked.output, *(t for _, t in targets)]
     _check_targets(files, asked.write_baseline, asked.paths, force=asked.force)

@@ -79,7 +79,7 @@ class CompareOptions(options.FullOutput):
 
 def compare(asked: CompareOptions) -> int:
     """Compare the runs, print the report, and fail where they grew too much."""
-    look = asked.look()
+    look = console.look_of(asked)
     console.check_output(asked.output, force=asked.force, inputs=asked.paths)
     paths = sorted(asked.paths, key=by_numbers) if asked.sort else asked.paths
     if len(paths) < 2:

@@ -118,6 +118,21 @@ def write_report(text: str, output: Path | None, *, force: bool = False) -> None
         ) from e
 
 
+def look_of(asked: ReportOutput) -> RenderOptions:
+    """Return how the report that options ask for is to look.
+
+    Raises:
+        ConfigError: as ``render_options``.
+    """
+    return render_options(
+        quiet=asked.quiet,
+        verbose=getattr(asked, "verbose", False),
+        no_color=asked.no_color,
+        to_file=asked.output is not None,
+        path_map=getattr(asked, "path_map", None),
+    )
+
+
 def answer(
     asked: ReportOutput, inputs: Sequence[str] | None, answer_of: Callable[[RenderOptions], str]
 ) -> None:
@@ -131,7 +146,7 @@ def answer(
     Raises:
         ConfigError: as ``check_output``, before any work is done.
     """
-    look = asked.look()
+    look = look_of(asked)
     check_output(asked.output, force=asked.force, inputs=inputs or [])
     write_report(answer_of(look), asked.output, force=asked.force)
 

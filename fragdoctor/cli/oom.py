@@ -31,7 +31,7 @@ class OomOptions(options.CaseOptions):
 
 def oom(asked: OomOptions) -> int:
     """Diagnose the first cause in the text and print the report."""
-    look = asked.look()
+    look = console.look_of(asked)
     words = asked.text or []
     console.check_output(asked.output, force=asked.force, inputs=words)
     if not words and sys.stdin.isatty():

@@ -14,7 +14,6 @@ from fragdoctor.units import Amount, parse_amount, parse_size
 
 if TYPE_CHECKING:
     from fragdoctor.model.case import Overrides
-    from fragdoctor.report.base import RenderOptions
 
 
 class ReportFormat(StrEnum):
@@ -197,22 +196,6 @@ class ReportOutput:
     force: Force = False
     quiet: Quiet = False
     no_color: NoColor = False
-
-    def look(self) -> RenderOptions:
-        """Return how the report is to look.
-
-        Raises:
-            ConfigError: the options exclude each other.
-        """
-        from fragdoctor.cli.console import render_options
-
-        return render_options(
-            quiet=self.quiet,
-            verbose=getattr(self, "verbose", False),
-            no_color=self.no_color,
-            to_file=self.output is not None,
-            path_map=getattr(self, "path_map", None),
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -79,7 +79,7 @@ class SimulateOptions(options.FullOutput):
 
 def simulate(asked: SimulateOptions) -> int:
     """Replay the trace and print what would have happened."""
-    look = asked.look()
+    look = console.look_of(asked)
     console.check_output(asked.output, force=asked.force, inputs=[asked.snapshot])
 
     from fragdoctor.inputs.cases import read_snapshot

@@ -88,7 +88,7 @@ def test_growth_that_cannot_be_told_is_an_error_after_the_report(
     outcome = run("compare", str(note), before, "--fail-on-growth", "2%")
 
     assert outcome.code == 2
-    assert "cannot be told" in outcome.err
+    assert "is not known" in outcome.err
 
 
 def test_json_is_one_document_with_the_gate(run: Run, before: str, after: str) -> None:
