@@ -164,7 +164,32 @@ def test_action_does_not_run_what_an_input_says(place: Path) -> None:
 
 def test_action_puts_no_input_into_a_script() -> None:
     for step in action()["runs"]["steps"]:
-        assert "${{" not in step["run"]
+        assert "${{" not in step.get("run", "")
+
+
+@needs_bash
+@pytest.mark.parametrize("start", ["train.py", "-m\ntrain"])
+def test_action_rehearses_a_program(place: Path, start: str) -> None:
+    pytest.importorskip("torch")
+    (place / "train.py").write_text(
+        "import sys, torch\ntorch.ones(int(sys.argv[1]) << 20, device='cuda')\n"
+    )
+    given = {"rehearse": f"{start}\n64\n", "options": "--fits-on=100MiB"}
+    summary = place / "step.md"
+
+    done = run_action(place, given, GITHUB_STEP_SUMMARY=str(summary))
+
+    assert done.returncode == 1, done.stderr
+    assert "::error file=train.py,line=2" in done.stdout
+    assert summary.read_text().startswith("## Does not fit in 100.00 MiB")
+
+
+@needs_bash
+def test_action_says_what_it_is_for(place: Path) -> None:
+    done = run_action(place, {})
+
+    assert done.returncode == 2
+    assert "Set the input paths, or rehearse." in done.stderr
 
 
 def test_documented_configuration_is_valid() -> None:

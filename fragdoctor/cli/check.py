@@ -129,9 +129,9 @@ class CheckOptions(options.CaseOptions):
 def check(asked: CheckOptions) -> int:
     """Judge each input, print the report, and fail where a budget or a rule says so."""
     look = console.look_of(asked)
-    targets = _targets(asked.report or [])
+    targets = report_targets(asked.report or [])
     files = [asked.output, *(t for _, t in targets)]
-    _check_targets(files, asked.write_baseline, asked.paths, force=asked.force)
+    check_targets(files, asked.write_baseline, asked.paths, force=asked.force)
 
     from fragdoctor.api_check import judge_files
     from fragdoctor.gate.judgement import report as report_on
@@ -144,9 +144,9 @@ def check(asked: CheckOptions) -> int:
     result = report_on(judged, gate, notes)
     for name, target in targets:
         text = render("check", name, result, replace(look, color=False))
-        _write(text, target, force=asked.force)
+        write_target(text, target, force=asked.force)
     text = render("check", asked.output_format.value, result, look)
-    _write(text, asked.output, force=asked.force)
+    write_target(text, asked.output, force=asked.force)
     return OK if asked.exit_zero and result.exit_code == FINDINGS else result.exit_code
 
 
@@ -170,7 +170,7 @@ def _gate(asked: CheckOptions) -> Gate:
     )  # fmt: skip
 
 
-def _targets(reports: Sequence[str]) -> list[tuple[str, Path]]:
+def report_targets(reports: Sequence[str]) -> list[tuple[str, Path]]:
     """Return (format, file) of each ``--report FORMAT=FILE``.
 
     Raises:
@@ -193,7 +193,7 @@ def _targets(reports: Sequence[str]) -> list[tuple[str, Path]]:
     return targets
 
 
-def _check_targets(
+def check_targets(
     files: Sequence[Path | None], baseline: Path | None, inputs: Sequence[str], *, force: bool
 ) -> None:
     """Refuse before the work what cannot be written after it."""
@@ -214,7 +214,8 @@ def _is_step_summary(file: Path | None) -> bool:
     return file is not None and bool(summary) and str(file) == summary
 
 
-def _write(text: str, target: Path | None, *, force: bool) -> None:
+def write_target(text: str, target: Path | None, *, force: bool) -> None:
+    """Write a report to a file, or to the end of GitHub's summary of the running step."""
     if target is not None and _is_step_summary(target):
         with target.open("a", encoding="utf-8") as file:
             file.write(text)

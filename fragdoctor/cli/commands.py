@@ -89,8 +89,9 @@ class Command:
         Its function is ``command`` of its module where it is made of a dataclass of options, else
         it has the name of the verb.
         """
-        module = import_module(f"fragdoctor.cli.{self.name}")
-        call: Callable[..., int] = vars(module).get("command") or vars(module)[self.name]
+        name = self.name.replace("-", "_")
+        module = import_module(f"fragdoctor.cli.{name}")
+        call: Callable[..., int] = vars(module).get("command") or vars(module)[name]
         lines = "\n".join(f"  {line}" for line in self.examples)
         app.command(
             self.name,
@@ -171,6 +172,14 @@ COMMANDS: Final = (
         [
             "fragdoctor check snapshots/ --max-peak 70GiB --max-pinned 5%",
             "fragdoctor check snapshots/ --baseline memory.json --report sarif=out.sarif",
+        ],
+    ),
+    Command(
+        "init-ci",
+        "Write a workflow that rehearses each change without a GPU",
+        [
+            "fragdoctor init-ci train.py --fits-on 24GiB -- --epochs 1",
+            "fragdoctor init-ci -m package.train --gitlab --gpu-runner gpu",
         ],
     ),
     Command(

@@ -104,7 +104,10 @@ def _is_training_forward(trace: Trace, start: int, failed: int) -> bool:
     if not len(trace.module_rows) or trace.module_rows[0] > failed:
         return False
     made = _made(trace, start, failed)
-    made = made[trace.stacks.roles.in_module[lives.stack[made]]]
+    roles = trace.stacks.roles
+    if roles.checkpoints[lives.stack[made]].any():
+        return True
+    made = made[roles.in_module[lives.stack[made]]]
     older = made[: len(made) - min(RECENT, (len(made) + 1) // 2)]
     n_kept = int(np.count_nonzero(lives.free[older] > failed))
     return n_kept > KEPT_OF_OLDER * len(older)

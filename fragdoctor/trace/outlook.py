@@ -14,9 +14,10 @@ from fragdoctor.model.outlook import Outlook, OutlookBasis, OutlookState
 from fragdoctor.model.settings import Era
 from fragdoctor.trace.allocator import native_config
 from fragdoctor.trace.continuation import GUESSED, Continuation, continuation_of
-from fragdoctor.trace.lower_bound import lower_bound_of
+from fragdoctor.trace.lower_bound import lower_bound_of, n_equal_layers
 from fragdoctor.trace.operations import Operations
 from fragdoctor.trace.replay import Conditions
+from fragdoctor.trace.steps import StepKind, Steps
 from fragdoctor.trace.trace import Trace
 from fragdoctor.units import format_size
 
@@ -81,6 +82,14 @@ class Outlooks:
         )
         return _agrees(self._trace, known, look)
 
+    @cached_property
+    def _may_be_layers(self) -> bool:
+        """Whether what was taken for steps are no more than the equal layers of a model."""
+        steps = Steps.of(self._trace)
+        if not len(steps) or (steps.kind == StepKind.TRAIN).any():
+            return False
+        return len(steps) <= n_equal_layers(self._trace, int(steps.rows[0]), len(steps))
+
     def replay(self, conditions: Conditions, *, remakes_start: bool) -> tuple[Any, Outlook]:
         """Return what the native replay of the recorded part said, and what comes after it."""
         config, known = conditions.native(), self.continuation
@@ -104,6 +113,8 @@ class Outlooks:
 
     def _doubt(self, known: Continuation, state: OutlookState) -> str:
         """Return why the steps to come are not known well enough; "" where they are."""
+        if self._may_be_layers:
+            return "what repeats may be the layers of the model, of which not all have run"
         if not self._is_edited and not self._is_confirmed:
             return "repeating the recorded steps does not give what was recorded of them"
         first = known.first

@@ -31,6 +31,9 @@ MAX_CLASSES: Final = 12
 ALIGNED: Final = 64
 """Requests before the end by which a step is aligned with another."""
 
+SURE: Final = 4
+"""Requests in a row, each of the same size, that tell a place from others."""
+
 NEAR: Final = 12
 """Places around the expected one where a step may go on."""
 
@@ -307,8 +310,10 @@ class AlignedSteps:
         places = np.flatnonzero(other == mine[-1])
         places = places[np.argsort(np.abs(places - expected), kind="stable")][:NEAR]
         sizes = self.w.size[self.w.requests[self.n]], self.w.size[self.w.requests[t]]
-        alike = [_n_alike((mine, sizes[0]), (other, sizes[1]), at) for at in places.tolist()]
-        return t, int(places[int(np.argmax(alike))]) + 1, False
+        place = max(
+            places.tolist(), key=lambda at: _likeness((mine, sizes[0]), (other, sizes[1]), at)
+        )
+        return t, place + 1, False
 
     def _at_new_request(self, mine: I64) -> tuple[int, int, bool] | None:
         """Return where a step goes on whose failing request no other has; all others must match."""
@@ -371,8 +376,11 @@ def _even_pairs(pair: I64, stack_of_pair: I64, step: I64, n_complete: int) -> Bo
     return result
 
 
-def _n_alike(mine: tuple[I64, I64], other: tuple[I64, I64], at: int) -> int:
-    """Return how many of the last requests equal those that end at a place of another step."""
+def _likeness(mine: tuple[I64, I64], other: tuple[I64, I64], at: int) -> tuple[int, int]:
+    """Return how much the last requests are like those that end at a place of another step.
+
+    How many at the very end are the same, as far as that says enough, and how many there are alike.
+    """
     k = min(len(mine[0]), at + 1, ALIGNED)
     (stack, size), (stack_there, size_there) = (
         (mine[0][-k:], mine[1][-k:]),
@@ -380,7 +388,11 @@ def _n_alike(mine: tuple[I64, I64], other: tuple[I64, I64], at: int) -> int:
     )
     same = stack == stack_there
     rises = np.sign(np.diff(size)) == np.sign(np.diff(size_there))  # sizes may be scaled
-    return int(np.count_nonzero(same & (size == size_there)) + np.count_nonzero(same[1:] & rises))
+    equal = same & (size == size_there)
+    differs = np.flatnonzero(~equal[::-1])
+    n_last = int(differs[0]) if len(differs) else k
+    n_alike = int(np.count_nonzero(equal) + np.count_nonzero(same[1:] & rises))
+    return min(n_last, SURE), n_alike
 
 
 def _numbered(sequence: I64) -> I64:

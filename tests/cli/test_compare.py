@@ -79,7 +79,7 @@ def test_growth_beyond_what_is_accepted_fails(
     assert outcome.code == code
 
 
-def test_growth_that_cannot_be_told_is_an_error_after_the_report(
+def test_growth_that_is_not_known_is_an_error_after_the_report(
     run: Run, before: str, tmp_path: Path
 ) -> None:
     note = tmp_path / "oom.txt"

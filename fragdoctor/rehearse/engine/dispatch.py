@@ -245,6 +245,8 @@ def out_variant(op: Any, *args: Any, **kwargs: Any) -> Any:
     operation = session.current().stacks.operation(op.overloadpacket.__name__)
     steps = [step for step in steps_of(call) if type(step) is not Out]
     Plan(call.device, operation, steps, (), _no_results).run(args)
+    if not op._schema.returns:
+        return None
     return outs[0] if len(outs) == 1 else tuple(outs)
 
 
@@ -300,7 +302,7 @@ def _serve(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     handler = _handlers.get(op)
     if handler is None:
         handler = _handlers[op] = handler_of(op)
-    return handler(op, *args, **kwargs)
+    return session.current().known.serve(op, handler, args, kwargs)
 
 
 def _kernel(op: Any, *args: Any, **kwargs: Any) -> Any:

@@ -75,9 +75,11 @@ def prepare(machine: Machine, undo: ExitStack) -> session.Session:
         cuda_api,
         dispatch,
         host,
+        ranks,
         recurrent,
         tables,
         tensors,
+        weights,
         writes,
     )
     from fragdoctor.rehearse.engine.kernels import all as kernels
@@ -90,6 +92,8 @@ def prepare(machine: Machine, undo: ExitStack) -> session.Session:
     attention.install(undo)
     recurrent.install(undo)
     host.install(undo)
+    weights.install(undo)
+    ranks.install(undo)
     if machine.scratch is not None:
         writes.install(machine.scratch, undo)
     # Backward passes run in this thread, where the program's own modes and streams are.

@@ -13,6 +13,7 @@ from fragdoctor.errors import ConfigError
 from fragdoctor.model.settings import AllocatorSettings, parse_conf, parse_version
 from fragdoctor.rehearse.engine.assumptions import Assumptions
 from fragdoctor.rehearse.engine.gpu import Budget, Gpus
+from fragdoctor.rehearse.engine.known import Known
 from fragdoctor.rehearse.engine.snapshot import History
 from fragdoctor.rehearse.engine.stacks import Stacks
 from fragdoctor.trace.oom_message import oom_message
@@ -81,6 +82,7 @@ class Session:
         stacks: where requests came from.
         steps_before: returns the steps that were complete before what runs now.
         on_oom: called with (device, requested bytes) before the error is raised.
+        known: the values that are known of tensors on the GPUs.
     """
 
     gpus: Gpus
@@ -100,6 +102,7 @@ class Session:
     is_started: bool = False
     seen_ooms: list[SeenOom] = field(default_factory=list)
     assumptions: Assumptions = field(default_factory=Assumptions)
+    known: Known = field(default_factory=Known)
 
     def start(self) -> None:
         """CUDA is initialised: the settings of the environment are read now.
