@@ -115,15 +115,7 @@ class CheckOptions(options.CaseOptions):
         typer.Option("--fail-on", help="Fail on findings this severe", show_default=True),
     ] = options.FailOn.ERROR
     output_format: options.Format = options.ReportFormat.TEXT
-    report: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--report",
-            metavar="FORMAT=FILE",
-            help="Write a further report to a file; may be repeated",
-            show_default=False,
-        ),
-    ] = None
+    report: options.Reports = None
 
 
 def check(asked: CheckOptions) -> int:

@@ -80,6 +80,15 @@ Format = Annotated[
 DocumentFormats = Annotated[
     DocumentFormat, typer.Option("--format", help="Choose the output format", show_default=True)
 ]
+Reports = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--report",
+        metavar="FORMAT=FILE",
+        help="Write a further report to a file; may be repeated",
+        show_default=False,
+    ),
+]
 Output = Annotated[
     Path | None,
     typer.Option("-o", "--output", metavar="FILE", help="Write the report to a file"),
