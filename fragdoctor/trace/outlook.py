@@ -27,6 +27,9 @@ MAX_STEPS: Final = 100
 FORESEEN_STEPS: Final = 10_000
 """Steps within which growth that goes on evenly is said to end the run."""
 
+BELIEVED: Final = 4
+"""Steps that growth is believed to go on, as a multiple of those over which it was recorded."""
+
 MAX_PLAYED: Final = 200_000
 """Operations played after the recorded ones, where nobody asks for a number of steps."""
 
@@ -102,7 +105,7 @@ class Outlooks:
         outlook = self._judged(known, raw, look, limit)
         if not raw["fits"]:
             return raw, outlook
-        doubt = self._doubt(known, outlook.state)
+        doubt = self._doubt(known, outlook)
         if not doubt and not self._is_robust(
             known, outlook.state, conditions, limit, remakes_start=remakes_start
         ):
@@ -111,13 +114,19 @@ class Outlooks:
             return raw, outlook
         return raw, replace(outlook, state=OutlookState.OPEN, fails_after_steps=None, reason=doubt)
 
-    def _doubt(self, known: Continuation, state: OutlookState) -> str:
+    def _doubt(self, known: Continuation, outlook: Outlook) -> str:
         """Return why the steps to come are not known well enough; "" where they are."""
+        state, n_steps = outlook.state, outlook.fails_after_steps or 0
         if self._may_be_layers:
             return "what repeats may be the layers of the model, of which not all have run"
         if not self._is_edited and not self._is_confirmed:
             return "repeating the recorded steps does not give what was recorded of them"
         first = known.first
+        if state is OutlookState.FAILS and n_steps > BELIEVED * known.n_complete:
+            return (
+                f"it would fail after {n_steps} steps as memory grows, which is too far from the "
+                f"{known.n_complete} recorded"
+            )
         if state is OutlookState.HOLDS and first is not None and not first.is_all_trained:
             return "the first step was not finished, and parts of the model have no gradients yet"
         return ""
@@ -139,11 +148,11 @@ class Outlooks:
         is_same = self._judged(known, raw, look, limit).state is state
         if is_same is (known.first is None):
             return is_same
-        if state is OutlookState.FAILS or known.varies:
+        if state is OutlookState.FAILS:
             return False
         # Other sizes do not fit into what the recorded ones left free: a smaller device asks the
-        # same without that.
-        tighter = conditions.with_less(GUESSED).native()
+        # same without that, and more, since not all of a step grows with its batch.
+        tighter = conditions.with_less(max(GUESSED, known.stretch)).native()
         future = known.native if known.first is None else other
         raw, look = self._play(future, tighter, remakes_start=remakes_start)
         return bool(raw["fits"]) and self._judged(known, raw, look, limit).state is state

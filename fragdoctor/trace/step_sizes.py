@@ -38,6 +38,9 @@ MIN_EVEN: Final = 5
 MIN_RISE: Final = 1.1
 """Size of the last step, as a multiple of the first one's, from which on steps are rising."""
 
+MAX_UNEVEN: Final = 0.25
+"""Share by which rises may differ from each other that count as even."""
+
 MIN_TREND: Final = 6
 """Steps from which on rising sizes are a trend although they do not rise evenly."""
 
@@ -118,6 +121,8 @@ class SizedSteps(AlignedSteps):
         ]
         total.append(self._expected(like))
         x = np.array(total)
+        if len(x) > 3 and _is_even(np.diff(x)):
+            return True
         if len(x) < MIN_EVEN or x[-1] < MIN_RISE * x[0]:
             return False
         falls = np.maximum.accumulate(x) - x
@@ -257,12 +262,17 @@ class SizedSteps(AlignedSteps):
             return ROUNDED
         if gap < BOUNDED or len(x) > MANY_STEPS:
             return float(max(ROUNDED, gap, spread / len(x)))
-        return float(min(max(2 * gap, 1.2 * spread * min(1.0, 8 / len(x))), 1.0))
+        return float(min(max(2 * gap, spread * min(1.0, 8 / len(x))), 1.0))
 
 
 def _differs(mine: npt.NDArray[Any], other: npt.NDArray[Any]) -> bool:
     """Return whether sizes differ by more than what rounds away."""
     return bool(((mine != other) & (np.maximum(mine, other) > SMALL)).any())
+
+
+def _is_even(rises: npt.NDArray[np.float64]) -> bool:
+    """Return whether a series rises by about the same every time."""
+    return bool((rises > 0).all() and np.ptp(rises) <= MAX_UNEVEN * rises.mean())
 
 
 def _even_slope(t: I64, values: npt.NDArray[np.float64]) -> int:
