@@ -19,7 +19,7 @@ from fragdoctor.trace.operations import Operations
 from fragdoctor.trace.replay import Conditions
 from fragdoctor.trace.steps import StepKind, Steps
 from fragdoctor.trace.trace import Trace
-from fragdoctor.units import format_size
+from fragdoctor.units import format_size, plural
 
 MAX_STEPS: Final = 100
 """Steps that are looked at where nobody asks for a number."""
@@ -123,10 +123,8 @@ class Outlooks:
             return "repeating the recorded steps does not give what was recorded of them"
         first = known.first
         if state is OutlookState.FAILS and n_steps > BELIEVED * known.n_complete:
-            return (
-                f"it would fail after {n_steps} steps as memory grows, which is too far from the "
-                f"{known.n_complete} recorded"
-            )
+            about = plural(n_steps, "step")
+            return f"it would fail after {about}, too far from the {known.n_complete} recorded"
         if state is OutlookState.HOLDS and first is not None and not first.is_all_trained:
             return "the first step was not finished, and parts of the model have no gradients yet"
         return ""

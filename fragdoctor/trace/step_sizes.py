@@ -126,8 +126,10 @@ class SizedSteps(AlignedSteps):
         if len(x) < MIN_EVEN or x[-1] < MIN_RISE * x[0]:
             return False
         falls = np.maximum.accumulate(x) - x
-        n_rises = np.count_nonzero(np.diff(x) > ROUNDED * x[:-1])
-        return bool((falls <= ROUNDED * x).all() and n_rises >= 3)
+        stairs = np.flatnonzero(np.diff(x) > ROUNDED * x[:-1]) + 1
+        lengths = np.diff([0, *stairs.tolist(), len(x)])
+        goes_on = len(stairs) > 1 and lengths[-1] <= lengths[:-1].max()
+        return bool(goes_on and (falls <= ROUNDED * x).all())
 
     def _expected(self, like: int) -> float:
         """Return how much the step under way asks for, what is to come of it included."""
