@@ -328,10 +328,10 @@ class _Builder(SizedSteps):
         reached = self.n - w.step[lives]
         settled = (w.step[lives] < self.n) & ((w.step[lives] > 0) | w.starts_settled)
         n_kept = np.bincount(self.slot[lives][settled], minlength=self.n_slots)
-        if self.n == 2 and not w.starts_settled:
+        if self.n > 1 and not w.starts_settled:  # what a first step keeps and a later one as well
             first = lives[w.step[lives] == 0]
             pair = set(zip(self.slot[first].tolist(), w.size[first].tolist(), strict=True))
-            for i in lives[w.step[lives] == 1].tolist():
+            for i in lives[settled].tolist():
                 n_kept[self.slot[i]] += (int(self.slot[i]), int(w.size[i])) in pair
         slot = self.slot[lives]
         result = np.where(n_kept[slot] >= 2, KEPT, np.where(reached > 0, REPLACED, 0))

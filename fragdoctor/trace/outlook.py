@@ -12,10 +12,13 @@ import numpy as np
 from fragdoctor._native import _ext
 from fragdoctor.model.outlook import Outlook, OutlookBasis, OutlookState
 from fragdoctor.model.settings import Era
+from fragdoctor.trace import stacks
 from fragdoctor.trace.allocator import native_config
 from fragdoctor.trace.continuation import GUESSED, Continuation, continuation_of
+from fragdoctor.trace.lives import NEVER
 from fragdoctor.trace.lower_bound import lower_bound_of, n_equal_layers
 from fragdoctor.trace.operations import Operations
+from fragdoctor.trace.passes import RoleRuns
 from fragdoctor.trace.replay import Conditions
 from fragdoctor.trace.steps import StepKind, Steps
 from fragdoctor.trace.trace import Trace
@@ -86,6 +89,20 @@ class Outlooks:
         return _agrees(self._trace, known, look)
 
     @cached_property
+    def _awaits_optimizer(self) -> bool:
+        """Whether gradients of the first step live on and no optimizer has used them."""
+        runs, rows, lives = RoleRuns.of(self._trace), Steps.of(self._trace).rows, self._trace.lives
+        if runs is None or self._trace.is_late or len(rows) < 2:
+            return False
+        if (runs.label == stacks.OPTIMIZER).any():
+            return False
+        role = self._trace.stacks.roles.role[lives.stack]
+        first = (lives.start >= rows[0]) & (lives.start < rows[1])
+        first &= np.isin(role, (stacks.BACKWARD, stacks.SILENT)) & (lives.free == NEVER)
+        older = lives.requested_bytes[lives.start < rows[0]]
+        return bool(np.isin(lives.requested_bytes[first], older).any())
+
+    @cached_property
     def _may_be_layers(self) -> bool:
         """Whether what was taken for steps are no more than the equal layers of a model."""
         steps = Steps.of(self._trace)
@@ -127,6 +144,8 @@ class Outlooks:
             return f"it would fail after {about}, too far from the {known.n_complete} recorded"
         if state is OutlookState.HOLDS and first is not None and not first.is_all_trained:
             return "the first step was not finished, and parts of the model have no gradients yet"
+        if state is OutlookState.HOLDS and self._awaits_optimizer:
+            return "gradients are gathered, and no step of an optimizer was recorded yet"
         return ""
 
     def _is_robust(
