@@ -11,6 +11,7 @@ import typer
 from fragdoctor.cli import console, fleet, options
 from fragdoctor.cli.exit import FINDINGS, OK
 from fragdoctor.cli.parameters import command_of
+from fragdoctor.errors import ConfigError
 
 if TYPE_CHECKING:
     from fragdoctor.inputs.discovery import Discovery
@@ -35,6 +36,14 @@ class AnalyzeOptions(options.CaseOptions):
     timeout: fleet.Timeout = None
     worker_memory: fleet.WorkerMemory = None
     replay: fleet.ReplayOption = fleet.ReplayChoice.GROUPS
+    continue_with: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SNAPSHOT",
+            help="Take from another recording of the program (a rehearsal, a healthy run) how "
+            "this one would have gone on",
+        ),
+    ] = None
     output_format: options.Format = options.ReportFormat.TEXT
     fail_on: options.FailOnOption = None
 
@@ -44,12 +53,17 @@ def analyze(asked: AnalyzeOptions) -> int:
     look, overrides, paths = console.look_of(asked), asked.overrides(), asked.paths
     console.check_output(asked.output, force=asked.force, inputs=paths)
 
-    from fragdoctor.inputs.cases import read_case
+    from fragdoctor.inputs.cases import read_case, read_snapshot
     from fragdoctor.model.hooks import report_progress
     from fragdoctor.report.base import render
 
     found = None if _is_one_file(paths) else _discovered(paths)
     if found is not None and found.is_fleet:
+        if asked.continue_with is not None:
+            raise ConfigError(
+                "--continue-with is about one recording, and these are several.",
+                hint="Give the snapshot of one rank.",
+            )
         ranks, text = fleet.analyze_fleet(
             found,
             overrides,
@@ -65,7 +79,8 @@ def analyze(asked: AnalyzeOptions) -> int:
 
         from fragdoctor.diagnosis.pipeline import diagnose
 
-        diagnosis = diagnose(case)
+        other = None if asked.continue_with is None else read_snapshot(asked.continue_with)
+        diagnosis = diagnose(case, continue_with=other)
         report_progress("Writing the report")
         report = render("analyze", asked.output_format.value, diagnosis, look)
     console.write_report(report, asked.output, force=asked.force)
