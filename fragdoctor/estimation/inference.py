@@ -95,7 +95,7 @@ def play_inference(workload: Workload, workspace_bytes: int, buffer_bytes: float
         return tape
     tape.alloc("inputs", workload.batch * workload.seq * 8)
     if precision.is_autocast:
-        copied = (Role.LINEAR, Role.EXPERT, Role.HEAD)
+        copied = (Role.LINEAR, Role.HEAD)
         for group in states.groups:
             if group.role in copied:
                 tape.alloc("weight_copies", group.n_each * precision.copies, group.count)

@@ -25,6 +25,8 @@ from typing import Final
 from fragdoctor.estimation.precision import Precision
 from fragdoctor.model.workload import Attention, ModelShape, Norm, Workload
 
+# GPUs on which PyTorch takes cuDNN's attention first, whose output is laid out as the query.
+CUDNN_FIRST: Final = ("hopper", "blackwell", "")
 KORTHIKANTI: Final = "Korthikanti et al. 2022, https://arxiv.org/abs/2205.05198"
 FP32: Final = 4.0
 
@@ -67,13 +69,13 @@ def units(workload: Workload) -> Mapping[str, int]:
     shape, batch, seq = workload.shape, workload.batch, workload.seq
     tokens = batch * seq
     routed = max(1, shape.experts_per_token) if shape.n_experts else 1
-    ffn_width = shape.ffn * routed + shape.shared_ffn * shape.n_shared_experts
     return {
         "B*S": tokens,
         "B*S*H": -(-tokens * shape.hidden // workload.stream_shards),
         "B*S*Q": tokens * shape.n_heads * shape.head_dim,
         "B*S*K": tokens * shape.n_kv_heads * shape.head_dim,
-        "B*S*F": tokens * ffn_width,
+        "B*S*F": tokens * shape.ffn * routed,
+        "B*S*W": tokens * shape.shared_ffn * shape.n_shared_experts,
         "B*S*k*H": tokens * shape.hidden * (routed if shape.n_experts else 0),
         "B*S*E": tokens * shape.n_experts,
         "B*I": batch * shape.input_elements,
@@ -82,7 +84,12 @@ def units(workload: Workload) -> Mapping[str, int]:
         "B*S*V": tokens * shape.vocab if shape.has_lm_head else 0,
         "B*a*S": tokens * shape.n_heads,
         "B*a*S*S": tokens * shape.n_heads * seq,
+        "1": 1,
         "S*S": seq * seq,
+        "B*S*R": tokens * shape.latent_width,
+        "B*S*I": tokens * shape.scan_width,
+        "B*S*I*N": tokens * shape.scan_width * shape.scan_states,
+        "a*S*S": seq * seq * shape.n_heads,
     }
 
 
@@ -97,9 +104,15 @@ def attention_used(workload: Workload, precision: Precision) -> Attention:
     No fused kernel takes fp32 with fewer key than query heads: the fallback serves it. Who asks
     for a fused kernel by name has code that repeats keys and values first.
     """
+    shape = workload.shape
     if workload.attention is not Attention.SDPA:
         return workload.attention
-    return Attention.MATH if _is_grouped_fp32(workload, precision) else Attention.FLASH
+    if shape.writes_attention:
+        return Attention.EAGER
+    is_grouped = shape.n_kv_heads < shape.n_heads
+    if _is_grouped_fp32(workload, precision) or (is_grouped and shape.shares_heads):
+        return Attention.MATH
+    return Attention.FLASH
 
 
 def _is_grouped_fp32(workload: Workload, precision: Precision) -> bool:
@@ -118,21 +131,102 @@ def layer_ops(workload: Workload, precision: Precision, *, crosses: bool = False
     shape = workload.shape
     trains = not workload.lora_rank
     first = norm_op(shape.norm, precision, "norm1", trains=trains)
+    if shape.scan_width:
+        return [first, *_scan_ops(workload, precision)]
     second = norm_op(shape.norm, precision, "norm2", trains=trains)
     if shape.norms_per_layer == 1:  # one norm feeds both branches
         second = replace(second, saved=(), passing=())
     elif shape.parallel_residual:  # both norms read the same residual
         second = replace(second, saved=tuple(t for t in second.saved if t.label != "input"))
     after = _branch_norm(first) if shape.norms_per_layer >= 4 else []
-    return [
+    shifted = _modulation(precision, "modulation", "normalised") if shape.is_modulated else []
+    gated = _modulation(precision, "gate of the branch", "branch") if shape.is_modulated else []
+    ops = [
         first,
+        *shifted,
         *_attention_ops(workload, precision),
         *after,
+        *gated,
         *(_cross_attention_ops(workload, precision) if crosses else ()),
         second,
+        *shifted,
         *_mlp_ops(workload, precision),
         *after,
+        *gated,
     ]
+    return [_with_magnitudes(op, workload, precision) for op in ops] if workload.dora else ops
+
+
+def _with_magnitudes(op: Op, workload: Workload, precision: Precision) -> Op:
+    """Return an operation of linear layers with what DoRA adds to each (PEFT's ``dora.py``).
+
+    The magnitude of an output is a factor of what the layer and the adapter give, which both stay;
+    the norms need the adapted weight as a whole for a moment.
+    """
+    if not op.slot:
+        return op
+    sizes = [
+        group.shape
+        for group in workload.shape.parameters
+        if group.slot == op.slot and len(group.shape) == 2
+        and is_adapted(workload, group.name, op.slot)
+    ]  # fmt: skip
+    if not sizes:
+        return op
+    each = precision.compute + (precision.compute if precision.is_autocast else FP32)
+    widths = sum(rows for rows, _ in sizes)
+    n_whole = 3 if precision.weight == FP32 else 4
+    most = max(rows * columns for rows, columns in sizes)
+    return replace(
+        op,
+        saved=(*op.saved, Term("B*S", widths * each, "outputs before the magnitude")),
+        scratch=(*op.scratch, Term("1", n_whole * FP32 * most, "adapted weight")),
+    )
+
+
+def _scan_ops(workload: Workload, precision: Precision) -> list[Op]:
+    """Return a state space layer as Transformers runs it without kernels of ``mamba_ssm``.
+
+    The scan is a loop over tokens: decay, input and state of each are kept in fp32.
+    """
+    c = precision.compute
+    wide = 0.0 if c == FP32 else FP32  # copies in fp32
+    state = 0.0 if c == FP32 else c  # the state as it is multiplied
+    step = FP32 if precision.is_autocast else c
+    into = (2 * c, "in"), (c, "convolution"), (c, "its activation"), (c, "copy in order"), (
+        2 * step, "time step and its softplus"), (wide, "input in fp32"), (
+        FP32, "output of the scan"), (c, "activation of the gate")  # fmt: skip
+    return [
+        Op(
+            "way in", "ssm_in", _linear_input("B*S*H", precision, workload, "ssm_in", 1),
+            (Term("B*S*I", 2 * c),), grads=(Term("B*S*H", c),),
+        ),
+        Op(
+            "scan", "ssm",
+            (
+                *(Term("B*S*I", each, label) for each, label in into if each),
+                Term("B*S*I*N", 3 * FP32 + state, "decay, input and state of each token"),
+            ),
+            (Term("B*S*I", c),), scratch=(Term("B*S*I*N", FP32),), grads=(Term("B*S*I", 2 * c),),
+            # Gradients of decay and input as a whole, and once more for each token's part.
+            back_scratch=(Term("B*S*I*N", 3 * FP32),),
+        ),
+        Op(
+            "way out", "ssm_out", _linear_input("B*S*I", precision, workload, "ssm_out", 1),
+            (Term("B*S*H", c),), grads=(Term("B*S*I", c),),
+        ),
+    ]  # fmt: skip
+
+
+def _modulation(precision: Precision, name: str, what: str) -> list[Op]:
+    """Return a product with one number a channel that depends on the time step (DiT)."""
+    c = FP32 if precision.is_autocast and name == "modulation" else precision.compute
+    return [
+        Op(
+            name, "", (Term("B*S*H", c, what),), (Term("B*S*H", c),),
+            grads=(Term("B*S*H", c),), back_scratch=(Term("B*S*H", c),),
+        )
+    ]  # fmt: skip
 
 
 def _branch_norm(norm: Op) -> list[Op]:
@@ -153,6 +247,8 @@ def norm_op(norm: Norm, precision: Precision, slot: str, *, trains: bool = True)
         saved = (source, Term("B*S", FP32, "deviation"))
     else:
         kept = [Term("B*S*H", FP32, "input" if residual == FP32 else "fp32 input")]
+        if norm is Norm.RMSNORM_T5 and residual != FP32:
+            kept.append(source)
         if trains:
             kept.append(Term("B*S*H", residual, "normalised"))
         saved = (*kept, Term("B*S", FP32, "deviation"))
@@ -175,7 +271,9 @@ def _linear_input(
     """
     adapted = adapted_linears(workload, slot)
     if workload.lora_rank:
-        kept = FP32 * adapted if precision.weight != FP32 else precision.compute * adapted
+        kept = FP32 * adapted
+        if precision.weight == FP32:  # nothing to widen: one tensor, or autocast's copies
+            kept = precision.compute * (adapted if precision.is_autocast else 1)
         return (Term(unit, kept, "inputs of adapters"),) if adapted else ()
     if precision.is_autocast:
         return (Term(unit, precision.linear_input * n_linears, "16-bit copies of the input"),)
@@ -223,7 +321,7 @@ def _attention_ops(workload: Workload, precision: Precision) -> list[Op]:
         passing=qkv, grads=(Term("B*S*H", back or c),),
         back_scratch=(Term("B*S*H", c),) if n_qkv > 1 or back else (),
     )  # fmt: skip
-    ops = [into_qkv, *_head_norms(workload, precision)]
+    ops = [*_latents(workload, precision), into_qkv, *_head_norms(workload, precision)]
     if shape.has_rotary:
         rotated = FP32 if precision.is_autocast else c
         ops.append(
@@ -234,6 +332,20 @@ def _attention_ops(workload: Workload, precision: Precision) -> list[Op]:
             )
         )  # fmt: skip
     return [*ops, *_attended(workload, precision, "out")]
+
+
+def _latents(workload: Workload, precision: Precision) -> list[Op]:
+    """Return the norms of the short vectors of latent attention, and what is made of them."""
+    if not workload.shape.latent_width:
+        return []
+    c = precision.compute
+    kept = FP32 + (0.0 if workload.lora_rank else 2 * c)
+    return [
+        Op(
+            "latent vectors", "", (Term("B*S*R", kept, "fp32 input, normalised, output"),),
+            (Term("B*S*R", c),), grads=(Term("B*S*R", c),), back_scratch=(Term("B*S*R", 2 * FP32),),
+        )
+    ]  # fmt: skip
 
 
 def _head_norms(workload: Workload, precision: Precision) -> list[Op]:
@@ -263,12 +375,13 @@ def _attended(
     kind = attention_used(workload, precision)
     # The projection's input is the attention's output, which fused kernels keep anyway.
     kept: tuple[Term, ...] = ()
-    if kind is not Attention.FLASH and not workload.lora_rank:
+    is_copied = shape.copies_attention and c != FP32 and workload.architecture in CUDNN_FIRST
+    if (kind is not Attention.FLASH or is_copied) and not workload.lora_rank:
         kept = (Term("B*S*Q", c, "attention output"),)
     if workload.lora_rank:
         kept = _linear_input("B*S*Q", precision, workload, slot, 1)
     return [
-        _core_attention(workload, precision, kind, keys),
+        _core_attention(workload, precision, kind, keys, slot),
         Op("output projection", slot, kept, (Term("B*S*H", c),), grads=(Term("B*S*Q", c),)),
         *_dropout(shape, c),
     ]
@@ -306,7 +419,9 @@ def _dropout(shape: ModelShape, c: float) -> list[Op]:
     return [Op("dropout", "", (mask,), (Term("B*S*H", c),), grads=(Term("B*S*H", c),))]
 
 
-def _core_attention(workload: Workload, precision: Precision, kind: Attention, keys: str) -> Op:
+def _core_attention(
+    workload: Workload, precision: Precision, kind: Attention, keys: str, slots_to: str
+) -> Op:
     shape, c = workload.shape, precision.compute
     grads = (Term("B*S*Q", c), Term(keys, 2 * c))
     # q, k and v cut from one tensor give their gradients back as one more tensor.
@@ -322,6 +437,11 @@ def _core_attention(workload: Workload, precision: Precision, kind: Attention, k
             Term("B*S*Q", c, "attention output"),
             Term("B*a*S", FP32, "log-sum-exp of scores"),
         )
+        if shape.copies_keys:
+            saved = (*saved, Term(keys, 2 * c, "key and value, copied"))
+        if shape.position_bias and slots_to == "out":
+            saved = (*saved, Term("a*S*S", c, "position bias"))
+            repack = (*repack, Term("B*a*S*S", c))
         return Op("fused attention", "", saved, grads=grads, back_scratch=repack)
     if kind is Attention.MATH:
         # The fallback works in fp32, on keys and values repeated to the query heads.
@@ -344,6 +464,8 @@ def _written_out(workload: Workload, precision: Precision) -> tuple[Term, ...]:
     in_fp32 = precision.is_autocast or shape.softmax_fp32
     softmax = FP32 if in_fp32 else c
     kept = [Term("B*a*S*S", softmax, "probabilities")]
+    if shape.attention_softcap:
+        kept.append(Term("B*a*S*S", c, "tanh of the scores"))
     if shape.attention_dropout:
         kept.append(Term("B*a*S*S", 1, "dropout mask"))
         kept.append(Term("B*a*S*S", c, "dropped probabilities"))
@@ -359,63 +481,100 @@ def _written_out(workload: Workload, precision: Precision) -> tuple[Term, ...]:
 WRITTEN_OUT_GELU: Final = ("gelu_new", "gelu_fast", "gelu_python")
 
 
-def _activation_saved(shape: ModelShape, precision: Precision) -> tuple[Term, ...]:
-    c = precision.compute
+def _activation_saved(
+    shape: ModelShape, precision: Precision, unit: str, c: float
+) -> tuple[Term, ...]:
     if shape.activation in ("relu", "relu2", "leaky_relu"):
         # The next linear layer keeps the result anyway, unless dropout makes another.
-        return (Term("B*S*F", c, "result of the activation"),) if shape.ffn_dropout else ()
+        return (Term(unit, c, "result of the activation"),) if shape.ffn_dropout else ()
     if shape.activation in WRITTEN_OUT_GELU:
         wide = FP32 if precision.is_autocast else c
         return (
-            Term("B*S*F", wide, "input of pow"),
-            Term("B*S*F", wide, "tanh"),
-            Term("B*S*F", wide, "1 + tanh"),
-            Term("B*S*F", c, "0.5 x"),
+            Term(unit, wide, "input of pow"),
+            Term(unit, wide, "tanh"),
+            Term(unit, wide, "1 + tanh"),
+            Term(unit, c, "0.5 x"),
         )
-    return (Term("B*S*F", c, "input of the activation"),)
+    kept = Term(unit, c, "input of the activation")
+    # x * sigmoid(1.702 x), written out
+    is_quick = shape.activation == "quick_gelu"
+    return (kept, Term(unit, c, "sigmoid")) if is_quick else (kept,)
 
 
 def _mlp_ops(workload: Workload, precision: Precision) -> list[Op]:
+    """Return the feed-forward part: one for all tokens, or experts and what they share."""
     shape, c = workload.shape, precision.compute
+    kept = _linear_input("B*S*H", precision, workload, "up", 2 if shape.is_gated else 1)
+    if not shape.n_experts:
+        if shape.norms_per_layer == 1 and not precision.is_autocast and not workload.lora_rank:
+            kept = ()  # the tensor that query, key and value keep
+        return [
+            *_feed_forward(workload, precision, kept, c, slots=("up", "down")),
+            *_dropout(shape, c),
+        ]
+    router = Op(
+        "router", "router", (Term("B*S*E", 2 * FP32, "routing weights"),), (Term("B*S*E", FP32),),
+        grads=(Term("B*S*H", c),),
+    )  # fmt: skip
+    shared = []
+    if shape.shared_ffn:
+        shared = _feed_forward(workload, precision, kept, c, slots=("", ""), unit="B*S*W")
+    # All experts work in one grouped product, which autocast does not know: in the weights' dtype.
+    wide = precision.weight if precision.is_autocast else c
+    gathered: tuple[Term, ...] = (Term("B*S*k*H", wide, "tokens by expert"),)
+    if workload.lora_rank:
+        gathered = _linear_input("B*S*k*H", precision, workload, "up", 1)
+    experts = _feed_forward(
+        workload, precision, gathered, wide, slots=("up", "down"), inner="B*S*k*H"
+    )
+    weighted = Op("routing", saved=(Term("B*S*k*H", wide, "expert outputs"),),
+                  grads=(Term("B*S*k*H", wide),))  # fmt: skip
+    return [*shared, router, *experts, weighted, *_dropout(shape, c)]
+
+
+def _feed_forward(  # noqa: PLR0913 - what differs between experts and the rest, by keyword
+    workload: Workload,
+    precision: Precision,
+    kept: tuple[Term, ...],
+    c: float,
+    *,
+    slots: tuple[str, str],
+    unit: str = "B*S*F",
+    inner: str = "B*S*H",
+) -> list[Op]:
+    """Return the two or three matrices and the activation between them.
+
+    Args:
+        workload: the model and its run.
+        precision: that of the workload.
+        kept: what is kept of the input.
+        c: bytes of an element in between.
+        slots: whose parameters the ways in and out use.
+        unit: of the tensors in between.
+        inner: of the input.
+    """
+    shape = workload.shape
     back = FP32 if precision.is_autocast else 0.0
-    n_up = 2 if shape.is_gated else 1
-    inner = "B*S*k*H" if shape.n_experts else "B*S*H"
-    ops: list[Op] = []
-    if shape.n_experts:
-        ops.append(
-            Op(
-                "router", "router",
-                (Term("B*S*E", 2 * FP32, "routing weights"),),
-                (Term("B*S*E", FP32),), grads=(Term("B*S*H", c),),
-            )
-        )  # fmt: skip
-    kept = _linear_input(inner, precision, workload, "up", n_up)
-    if shape.norms_per_layer == 1 and not precision.is_autocast and not workload.lora_rank:
-        kept = ()  # the tensor that query, key and value keep
-    ops.append(
+    ops = [
         Op(
-            "feed-forward in", "up", kept,
-            (Term("B*S*F", n_up * c),), grads=(Term("B*S*H", back or c),),
+            "feed-forward in", slots[0], kept,
+            (Term(unit, (2 if shape.is_gated else 1) * c),), grads=(Term("B*S*H", back or c),),
             back_scratch=(Term(inner, c),),
-        )
-    )  # fmt: skip
-    ops.append(
+        ),
         Op(
-            shape.activation, "",
-            _activation_saved(shape, precision),
-            (Term("B*S*F", c),), grads=(Term("B*S*F", c),),
-        )
-    )  # fmt: skip
+            shape.activation, "", _activation_saved(shape, precision, unit, c),
+            (Term(unit, c),), grads=(Term(unit, c),),
+        ),
+    ]  # fmt: skip
     if shape.is_gated:
-        factors = (Term("B*S*F", 2 * c, "both factors of the gate"),)
-        ops.append(Op("gate", "", factors, (Term("B*S*F", c),), grads=(Term("B*S*F", 2 * c),)))
+        factors = [Term(unit, 2 * c, "both factors of the gate")]
+        if shape.clamps_gate and unit == "B*S*F":
+            factors.append(Term(unit, 3 * c, "clamped factors and the sigmoid"))
+        ops.append(Op("gate", "", tuple(factors), (Term(unit, c),), grads=(Term(unit, 2 * c),)))
     if shape.ffn_dropout:
-        mask = Term("B*S*F", 1, "dropout mask")
-        ops.append(Op("dropout", "", (mask,), (Term("B*S*F", c),), grads=(Term("B*S*F", c),)))
-    kept = _linear_input("B*S*F", precision, workload, "down", 1)
-    weighted = (Term("B*S*k*H", c, "expert outputs"),) if shape.n_experts else ()
-    ops.append(
-        Op("feed-forward out", "down", (*kept, *weighted), (Term("B*S*H", c),),
-           grads=(Term("B*S*F", c),))
-    )  # fmt: skip
-    return [*ops, *_dropout(shape, c)]
+        mask = Term(unit, 1, "dropout mask")
+        ops.append(Op("dropout", "", (mask,), (Term(unit, c),), grads=(Term(unit, c),)))
+    into = _linear_input(unit, precision, workload, "down", 1)
+    if inner != "B*S*H" and not workload.lora_rank:
+        into = (Term(unit, c, "input of linear layers"),)
+    return [*ops, Op("feed-forward out", slots[1], into, (Term(inner, c),), grads=(Term(unit, c),))]
