@@ -6,6 +6,7 @@ downloaded. It needs torch, transformers and diffusers; only ``--table`` needs f
     fragdoctor rehearse tools/train_steps.py --gpu h100 --unlimited --steps 10000 --allow-writes \
         -- -o tests/estimation/trained_steps.json
     python tools/train_steps.py --table tests/estimation/trained_steps.json
+    python tools/train_steps.py --presets    # parameters, as the library builds them
 
 A case is a configuration as ``save_pretrained`` writes it, the class that a user would load, and a
 batch. What is measured is ``torch.cuda.max_memory_allocated`` over two steps of AdamW, with the
@@ -454,6 +455,34 @@ def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
         print(f"within {100 * limit:.0f} %: {n} of {len(found)}")
 
 
+def print_presets() -> None:
+    """Print the parameters of the models known by name: here, published, and of the library."""
+    import torch
+    import transformers
+
+    from fragdoctor.estimation.config_json import shape_of_config
+    from fragdoctor.estimation.presets import presets
+
+    classes = {
+        "t5": "T5ForConditionalGeneration", "bert": "BertModel", "roberta": "RobertaModel",
+        "vit": "ViTForImageClassification", "clip": "CLIPModel",
+        "whisper": "WhisperForConditionalGeneration",
+    }  # fmt: skip
+    for preset in presets().values():
+        config = {k: v for k, v in preset.config.items() if k != "quantization_config"}
+        kind = config.pop("model_type")
+        made = transformers.AutoConfig.for_model(kind, pad_token_id=0, **config)
+        with torch.device("meta"):
+            if kind in classes:
+                model = getattr(transformers, classes[kind])(made)
+            else:
+                model = transformers.AutoModelForCausalLM.from_config(made)
+        built = sum(p.numel() for p in model.parameters())
+        ours = shape_of_config(preset.config, preset.name).n_parameters
+        print(f"{preset.name:24} {built:15,} {100 * (ours / built - 1):+8.4f} % "
+              f"{100 * (preset.n_parameters / built - 1):+8.4f} %")  # fmt: skip
+
+
 def main(argv: Sequence[str]) -> int:
     """Measure, or compare with what was measured."""
     parser = argparse.ArgumentParser(
@@ -463,6 +492,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--split", choices=(LOOKED, HELD_OUT))
     parser.add_argument("--dtypes", default=",".join(DTYPES))
     parser.add_argument("-o", "--output", type=Path)
+    parser.add_argument("--presets", action="store_true")
     parser.add_argument("--table", type=Path, metavar="FILE")
     options = parser.parse_args(argv)
 
@@ -470,6 +500,9 @@ def main(argv: Sequence[str]) -> int:
         named = not options.names or name in options.names
         return named and options.split in (None, split)
 
+    if options.presets:
+        print_presets()
+        return 0
     if options.table:
         rows = json.loads(options.table.read_text())
         print_table([row for row in rows if is_wanted(row["name"], row["split"])])

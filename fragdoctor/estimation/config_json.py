@@ -22,7 +22,6 @@ from fragdoctor.estimation.architectures import (
     Dimensions,
     generic,
     parameters_of,
-    t5_parameters,
 )
 from fragdoctor.estimation.families import (
     classifier_parameters,
@@ -122,8 +121,6 @@ def shape_of_config(config: Config, name: str) -> ModelShape:
     kind = kind.lower() if isinstance(kind, str) else ""
     architecture = ARCHITECTURES.get(kind)
     reader = ConfigReader(config, name, kind)
-    if kind in ("t5", "mt5", "umt5"):
-        return _t5_shape(reader, kind)
     special = other_family(reader, kind)
     if special is not None:
         return special
@@ -445,31 +442,3 @@ def _is_masked_lm(config: Config) -> bool:
     return isinstance(names, list) and any(
         isinstance(n, str) and n.endswith("ForMaskedLM") for n in names
     )
-
-
-def _t5_shape(reader: ConfigReader, kind: str) -> ModelShape:
-    hidden, ffn = reader.whole("hidden"), reader.whole("ffn")
-    n_layers = reader.whole("n_layers", limit=MAX_LAYERS)
-    n_heads, vocab = reader.whole("n_heads"), reader.whole("vocab")
-    reader.check()
-    head_dim = reader.whole("head_dim", 64)
-    n_decoder = reader.whole("num_decoder_layers", n_layers, limit=MAX_LAYERS)
-    gated = "gated" in reader.text(("feed_forward_proj",), "relu")
-    tied = reader.flag("tie_word_embeddings", default=True)
-    groups = t5_parameters(
-        vocab=vocab, hidden=hidden, ffn=ffn, inner=n_heads * head_dim, n_heads=n_heads,
-        n_encoder=n_layers, n_decoder=n_decoder, is_gated=gated, tied=tied,
-        n_buckets=reader.whole("relative_attention_num_buckets", 32),
-    )  # fmt: skip
-    dropout = reader.share(("dropout_rate",), 0.1)
-    return ModelShape(
-        name=kind, source=reader.name, parameters=tuple(groups),
-        n_layers=n_layers + n_decoder, hidden=hidden, n_heads=n_heads, n_kv_heads=n_heads,
-        head_dim=head_dim, ffn=ffn, vocab=vocab, max_positions=reader.whole("positions", 512),
-        is_gated=gated, activation="relu" if not gated else "gelu_new",
-        norm=Norm.RMSNORM_T5, tied_head=tied, embedding_dropout=dropout, encoder_norm=True,
-        position_bias=True,
-        hidden_dropout=dropout, attention_dropout=dropout, ffn_dropout=dropout,
-        softmax_fp32=True, upcasts_logits=False, n_cross_layers=n_decoder,
-        assumptions=("Encoder and decoder are given the same length.",),
-    )  # fmt: skip

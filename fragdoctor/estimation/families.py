@@ -1,4 +1,4 @@
-"""Models that are no plain decoder or encoder of text: ViT, CLIP, Whisper, Mamba.
+"""Models that are no plain decoder or encoder of text: T5, BART, Whisper, ViT, CLIP, DiT, Mamba.
 
 And what is not covered at all, by name: its answer would be a guess.
 """
@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any, Final, Protocol
 
 from fragdoctor.errors import InputError
-from fragdoctor.estimation.architectures import Dimensions, parameters_of
+from fragdoctor.estimation.architectures import Dimensions, parameters_of, t5_parameters
 from fragdoctor.model.workload import ModelShape, Norm, ParameterGroup, Role
 
 TRACE_HINT: Final = "Trace it instead: fragdoctor estimate --model pkg.module:factory"
@@ -53,6 +53,9 @@ class Reader(Protocol):
     def text(self, keys: tuple[str, ...], default: str) -> str:
         """Return a string."""
 
+    def flag(self, key: str, default: bool) -> bool:
+        """Return a truth value."""
+
     def share(self, keys: tuple[str, ...], default: float) -> float:
         """Return a number from 0 to 1."""
 
@@ -77,6 +80,8 @@ def refuse_uncovered(config: Mapping[str, Any], name: str) -> None:
 
 def other_family(reader: Reader, kind: str) -> ModelShape | None:
     """Return the shape of a model of one of these families, None for any other."""
+    if kind in ("t5", "mt5", "umt5"):
+        return _t5_shape(reader, kind)
     if kind in ("vit", "deit"):
         return _vit_shape(reader, kind)
     if kind in ("whisper", "bart", "mbart"):
@@ -199,6 +204,34 @@ def _tower_shape(reader: Reader, name: str, d: Dimensions, n_tokens: int) -> Mod
         hidden=d.hidden, n_heads=d.n_heads, n_kv_heads=d.n_heads, head_dim=d.head_dim, ffn=d.ffn,
         activation=reader.text(("hidden_act",), "quick_gelu"), norm=Norm.LAYERNORM,
         has_lm_head=False, fixed_seq=n_tokens, max_positions=n_tokens,
+    )  # fmt: skip
+
+
+def _t5_shape(reader: Reader, kind: str) -> ModelShape:
+    hidden, ffn = reader.whole("hidden"), reader.whole("ffn")
+    n_layers = reader.whole("n_layers", limit=MAX_LAYERS)
+    n_heads, vocab = reader.whole("n_heads"), reader.whole("vocab")
+    reader.check()
+    head_dim = reader.whole("head_dim", 64)
+    n_decoder = reader.whole("num_decoder_layers", n_layers, limit=MAX_LAYERS)
+    gated = "gated" in reader.text(("feed_forward_proj",), "relu")
+    tied = reader.flag("tie_word_embeddings", default=True)
+    groups = t5_parameters(
+        vocab=vocab, hidden=hidden, ffn=ffn, inner=n_heads * head_dim, n_heads=n_heads,
+        n_encoder=n_layers, n_decoder=n_decoder, is_gated=gated, tied=tied,
+        n_buckets=reader.whole("relative_attention_num_buckets", 32),
+    )  # fmt: skip
+    dropout = reader.share(("dropout_rate",), 0.1)
+    return ModelShape(
+        name=kind, source=reader.name, parameters=tuple(groups),
+        n_layers=n_layers + n_decoder, hidden=hidden, n_heads=n_heads, n_kv_heads=n_heads,
+        head_dim=head_dim, ffn=ffn, vocab=vocab, max_positions=reader.whole("positions", 512),
+        is_gated=gated, activation="relu" if not gated else "gelu_new",
+        norm=Norm.RMSNORM_T5, tied_head=tied, embedding_dropout=dropout, encoder_norm=True,
+        position_bias=True,
+        hidden_dropout=dropout, attention_dropout=dropout, ffn_dropout=dropout,
+        softmax_fp32=True, upcasts_logits=False, n_cross_layers=n_decoder,
+        assumptions=("Encoder and decoder are given the same length.",),
     )  # fmt: skip
 
 

@@ -8,8 +8,9 @@ from math import ceil
 
 from fragdoctor.estimation.inference import cache_parts, kv_element_bytes, play_inference
 from fragdoctor.estimation.judge import Estimator, judged
-from fragdoctor.estimation.layers import KORTHIKANTI, attention_used, layer_ops, term_bytes, units
+from fragdoctor.estimation.layers import KORTHIKANTI, attention_used, layer_ops
 from fragdoctor.estimation.needs import Needs, needs_of
+from fragdoctor.estimation.operations import term_bytes, units
 from fragdoctor.estimation.optimizers import ZERO, optimizer_of
 from fragdoctor.estimation.parallel import communication_elements, local_part
 from fragdoctor.estimation.precision import AUTOCAST_DOC, precision_of

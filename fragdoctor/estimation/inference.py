@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fragdoctor.estimation.layers import layer_ops, term_bytes, units
+from fragdoctor.estimation.layers import layer_ops
+from fragdoctor.estimation.operations import term_bytes, units
 from fragdoctor.estimation.precision import dtype_bytes, precision_of
 from fragdoctor.estimation.states import states_of
 from fragdoctor.estimation.tape import Tape

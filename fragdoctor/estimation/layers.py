@@ -18,84 +18,25 @@ s*b*h*(34 + 5*a*s/h), https://arxiv.org/abs/2205.05198; other settings change su
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
+from fragdoctor.estimation.operations import (
+    FP32,
+    Op,
+    Term,
+    dropout,
+    is_adapted,
+    linear_input,
+    n_linears,
+    norm_op,
+)
 from fragdoctor.estimation.precision import Precision
-from fragdoctor.model.workload import Attention, ModelShape, Norm, Workload
+from fragdoctor.model.workload import Attention, ModelShape, Workload
 
 # GPUs on which PyTorch takes cuDNN's attention first, whose output is laid out as the query.
 CUDNN_FIRST: Final = ("hopper", "blackwell", "")
 KORTHIKANTI: Final = "Korthikanti et al. 2022, https://arxiv.org/abs/2205.05198"
-FP32: Final = 4.0
-
-
-@dataclass(frozen=True, slots=True)
-class Term:
-    """``bytes_per`` for each element of ``unit``, such as ``B*S*H``."""
-
-    unit: str
-    bytes_per: float
-    label: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Op:
-    """One operation of a layer.
-
-    Attributes:
-        slot: whose parameters it uses (``ParameterGroup.slot``), or "".
-        saved: tensors kept for backward.
-        passing: output that the next operation consumes and autograd does not keep.
-        scratch: further memory while it runs forward.
-        grads: gradients of its inputs: what its backward makes.
-        back_scratch: further memory while its backward runs.
-        ends_branch: its gradient is added into the residual stream's.
-    """
-
-    name: str
-    slot: str = ""
-    saved: tuple[Term, ...] = ()
-    passing: tuple[Term, ...] = ()
-    scratch: tuple[Term, ...] = ()
-    grads: tuple[Term, ...] = ()
-    back_scratch: tuple[Term, ...] = ()
-    ends_branch: bool = False
-
-
-def units(workload: Workload) -> Mapping[str, int]:
-    """Return the size of each unit in elements, for one layer."""
-    shape, batch, seq = workload.shape, workload.batch, workload.seq
-    tokens = batch * seq
-    routed = max(1, shape.experts_per_token) if shape.n_experts else 1
-    return {
-        "B*S": tokens,
-        "B*S*H": -(-tokens * shape.hidden // workload.stream_shards),
-        "B*S*Q": tokens * shape.n_heads * shape.head_dim,
-        "B*S*K": tokens * shape.n_kv_heads * shape.head_dim,
-        "B*S*F": tokens * shape.ffn * routed,
-        "B*S*W": tokens * shape.shared_ffn * shape.n_shared_experts,
-        "B*S*k*H": tokens * shape.hidden * (routed if shape.n_experts else 0),
-        "B*S*E": tokens * shape.n_experts,
-        "B*I": batch * shape.input_elements,
-        "B*X*H": batch * (shape.encoder_seq or seq) * shape.hidden,
-        "B*X*K": batch * (shape.encoder_seq or seq) * shape.n_kv_heads * shape.head_dim,
-        "B*S*V": tokens * shape.vocab if shape.has_lm_head else 0,
-        "B*a*S": tokens * shape.n_heads,
-        "B*a*S*S": tokens * shape.n_heads * seq,
-        "1": 1,
-        "S*S": seq * seq,
-        "B*S*R": tokens * shape.latent_width,
-        "B*S*I": tokens * shape.scan_width,
-        "B*S*I*N": tokens * shape.scan_width * shape.scan_states,
-        "a*S*S": seq * seq * shape.n_heads,
-    }
-
-
-def term_bytes(term: Term, sizes: Mapping[str, int]) -> int:
-    """Return the bytes of a term."""
-    return int(term.bytes_per * sizes[term.unit])
 
 
 def attention_used(workload: Workload, precision: Precision) -> Attention:
@@ -198,7 +139,7 @@ def _scan_ops(workload: Workload, precision: Precision) -> list[Op]:
         FP32, "output of the scan"), (c, "activation of the gate")  # fmt: skip
     return [
         Op(
-            "way in", "ssm_in", _linear_input("B*S*H", precision, workload, "ssm_in", 1),
+            "way in", "ssm_in", linear_input("B*S*H", precision, workload, "ssm_in", 1),
             (Term("B*S*I", 2 * c),), grads=(Term("B*S*H", c),),
         ),
         Op(
@@ -212,7 +153,7 @@ def _scan_ops(workload: Workload, precision: Precision) -> list[Op]:
             back_scratch=(Term("B*S*I*N", 3 * FP32),),
         ),
         Op(
-            "way out", "ssm_out", _linear_input("B*S*I", precision, workload, "ssm_out", 1),
+            "way out", "ssm_out", linear_input("B*S*I", precision, workload, "ssm_out", 1),
             (Term("B*S*H", c),), grads=(Term("B*S*I", c),),
         ),
     ]  # fmt: skip
@@ -234,90 +175,16 @@ def _branch_norm(norm: Op) -> list[Op]:
     return [replace(norm, name="norm of the branch", slot="", ends_branch=False)]
 
 
-def norm_op(norm: Norm, precision: Precision, slot: str, *, trains: bool = True) -> Op:
-    """Return a normalisation of the residual stream."""
-    residual, compute = precision.residual, precision.compute
-    out = FP32 if precision.is_autocast else compute
-    grads = (Term("B*S*H", residual),)
-    saved: tuple[Term, ...]
-    source = Term("B*S*H", residual, "input")
-    if norm is Norm.LAYERNORM:
-        saved = (source, Term("B*S", 2 * FP32, "mean and deviation"))
-    elif norm is Norm.RMSNORM:
-        saved = (source, Term("B*S", FP32, "deviation"))
-    else:
-        kept = [Term("B*S*H", FP32, "input" if residual == FP32 else "fp32 input")]
-        if norm is Norm.RMSNORM_T5 and residual != FP32:
-            kept.append(source)
-        if trains:
-            kept.append(Term("B*S*H", residual, "normalised"))
-        saved = (*kept, Term("B*S", FP32, "deviation"))
-        # The fp32 gradients of the two products, while the written-out norm runs backward.
-        return Op(
-            f"{slot} (written out)", slot, saved, (Term("B*S*H", out),),
-            scratch=(Term("B*S*H", FP32),), grads=grads,
-            back_scratch=(Term("B*S*H", 2 * FP32),), ends_branch=True,
-        )  # fmt: skip
-    return Op(slot, slot, saved, (Term("B*S*H", out),), grads=grads, ends_branch=True)
-
-
-def _linear_input(
-    unit: str, precision: Precision, workload: Workload, slot: str, n_linears: int
-) -> tuple[Term, ...]:
-    """Return what linear layers that read one tensor keep of it.
-
-    Autocast copies the input once for each of them; otherwise they share it. A frozen layer
-    keeps nothing; a LoRA adapter keeps its input in fp32, as PEFT computes it.
-    """
-    adapted = adapted_linears(workload, slot)
-    if workload.lora_rank:
-        kept = FP32 * adapted
-        if precision.weight == FP32:  # nothing to widen: one tensor, or autocast's copies
-            kept = precision.compute * (adapted if precision.is_autocast else 1)
-        return (Term(unit, kept, "inputs of adapters"),) if adapted else ()
-    if precision.is_autocast:
-        return (Term(unit, precision.linear_input * n_linears, "16-bit copies of the input"),)
-    return (Term(unit, precision.linear_input, "input of linear layers"),)
-
-
-_ATTENTION_SLOTS: Final = ("qkv", "out", "cross_q", "cross_kv", "cross_out")
-_ALL_SLOTS: Final = (*_ATTENTION_SLOTS, "up", "down")
-
-
-def adapted_linears(workload: Workload, slot: str) -> int:
-    """Return how many linear layers of a slot carry an adapter."""
-    if not workload.lora_rank:
-        return 0
-    groups = [g for g in workload.shape.parameters if g.slot == slot and len(g.shape) == 2]
-    return sum(is_adapted(workload, g.name, slot) for g in groups)
-
-
-def is_adapted(workload: Workload, name: str, slot: str) -> bool:
-    """Return whether LoRA targets a matrix, by slot or by name."""
-    for target in workload.lora_targets:
-        if target == "attention" and slot in _ATTENTION_SLOTS:
-            return True
-        if target == "all-linear" and slot in _ALL_SLOTS:
-            return True
-        if target in name.split("."):
-            return True
-    return False
-
-
-def _n_linears(shape: ModelShape, slot: str) -> int:
-    return sum(g.slot == slot and len(g.shape) == 2 for g in shape.parameters) or 1
-
-
 def _attention_ops(workload: Workload, precision: Precision) -> list[Op]:
     """Return query, key and value, rotation, attention and the output projection."""
     shape, c = workload.shape, precision.compute
     back = FP32 if precision.is_autocast else 0.0
-    n_qkv = _n_linears(shape, "qkv")
+    n_qkv = n_linears(shape, "qkv")
     qkv = (Term("B*S*Q", c), Term("B*S*K", 2 * c))
     # Each of several linear layers on one input gives its own gradient of it.
     into_qkv = Op(
         "query, key and value", "qkv",
-        saved=_linear_input("B*S*H", precision, workload, "qkv", n_qkv),
+        saved=linear_input("B*S*H", precision, workload, "qkv", n_qkv),
         passing=qkv, grads=(Term("B*S*H", back or c),),
         back_scratch=(Term("B*S*H", c),) if n_qkv > 1 or back else (),
     )  # fmt: skip
@@ -379,11 +246,11 @@ def _attended(
     if (kind is not Attention.FLASH or is_copied) and not workload.lora_rank:
         kept = (Term("B*S*Q", c, "attention output"),)
     if workload.lora_rank:
-        kept = _linear_input("B*S*Q", precision, workload, slot, 1)
+        kept = linear_input("B*S*Q", precision, workload, slot, 1)
     return [
         _core_attention(workload, precision, kind, keys, slot),
         Op("output projection", slot, kept, (Term("B*S*H", c),), grads=(Term("B*S*Q", c),)),
-        *_dropout(shape, c),
+        *dropout(shape, c),
     ]
 
 
@@ -396,12 +263,12 @@ def _cross_attention_ops(workload: Workload, precision: Precision) -> list[Op]:
     trains = not workload.lora_rank
     encoded: tuple[Term, ...] = ()
     if precision.is_autocast or workload.lora_rank:
-        encoded = _linear_input("B*X*H", precision, workload, "cross_kv", 2)
+        encoded = linear_input("B*X*H", precision, workload, "cross_kv", 2)
     return [
         norm_op(workload.shape.norm, precision, "norm_cross", trains=trains),
         Op(
             "query of cross attention", "cross_q",
-            _linear_input("B*S*H", precision, workload, "cross_q", 1),
+            linear_input("B*S*H", precision, workload, "cross_q", 1),
             (Term("B*S*Q", c),), grads=(Term("B*S*H", c),),
         ),
         Op(
@@ -412,20 +279,13 @@ def _cross_attention_ops(workload: Workload, precision: Precision) -> list[Op]:
     ]  # fmt: skip
 
 
-def _dropout(shape: ModelShape, c: float) -> list[Op]:
-    if not shape.hidden_dropout:
-        return []
-    mask = Term("B*S*H", 1, "dropout mask")
-    return [Op("dropout", "", (mask,), (Term("B*S*H", c),), grads=(Term("B*S*H", c),))]
-
-
 def _core_attention(
     workload: Workload, precision: Precision, kind: Attention, keys: str, slots_to: str
 ) -> Op:
     shape, c = workload.shape, precision.compute
     grads = (Term("B*S*Q", c), Term(keys, 2 * c))
     # q, k and v cut from one tensor give their gradients back as one more tensor.
-    packed = not shape.has_rotary and _n_linears(shape, "qkv") == 1
+    packed = not shape.has_rotary and n_linears(shape, "qkv") == 1
     repack = grads if packed else ()
     saved: tuple[Term, ...]
     scores: tuple[Term, ...]
@@ -504,13 +364,13 @@ def _activation_saved(
 def _mlp_ops(workload: Workload, precision: Precision) -> list[Op]:
     """Return the feed-forward part: one for all tokens, or experts and what they share."""
     shape, c = workload.shape, precision.compute
-    kept = _linear_input("B*S*H", precision, workload, "up", 2 if shape.is_gated else 1)
+    kept = linear_input("B*S*H", precision, workload, "up", 2 if shape.is_gated else 1)
     if not shape.n_experts:
         if shape.norms_per_layer == 1 and not precision.is_autocast and not workload.lora_rank:
             kept = ()  # the tensor that query, key and value keep
         return [
             *_feed_forward(workload, precision, kept, c, slots=("up", "down")),
-            *_dropout(shape, c),
+            *dropout(shape, c),
         ]
     router = Op(
         "router", "router", (Term("B*S*E", 2 * FP32, "routing weights"),), (Term("B*S*E", FP32),),
@@ -523,13 +383,13 @@ def _mlp_ops(workload: Workload, precision: Precision) -> list[Op]:
     wide = precision.weight if precision.is_autocast else c
     gathered: tuple[Term, ...] = (Term("B*S*k*H", wide, "tokens by expert"),)
     if workload.lora_rank:
-        gathered = _linear_input("B*S*k*H", precision, workload, "up", 1)
+        gathered = linear_input("B*S*k*H", precision, workload, "up", 1)
     experts = _feed_forward(
         workload, precision, gathered, wide, slots=("up", "down"), inner="B*S*k*H"
     )
     weighted = Op("routing", saved=(Term("B*S*k*H", wide, "expert outputs"),),
                   grads=(Term("B*S*k*H", wide),))  # fmt: skip
-    return [*shared, router, *experts, weighted, *_dropout(shape, c)]
+    return [*shared, router, *experts, weighted, *dropout(shape, c)]
 
 
 def _feed_forward(  # noqa: PLR0913 - what differs between experts and the rest, by keyword
@@ -574,7 +434,7 @@ def _feed_forward(  # noqa: PLR0913 - what differs between experts and the rest,
     if shape.ffn_dropout:
         mask = Term(unit, 1, "dropout mask")
         ops.append(Op("dropout", "", (mask,), (Term(unit, c),), grads=(Term(unit, c),)))
-    into = _linear_input(unit, precision, workload, "down", 1)
+    into = linear_input(unit, precision, workload, "down", 1)
     if inner != "B*S*H" and not workload.lora_rank:
         into = (Term(unit, c, "input of linear layers"),)
     return [*ops, Op("feed-forward out", slots[1], into, (Term(inner, c),), grads=(Term(unit, c),))]

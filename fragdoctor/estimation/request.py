@@ -31,8 +31,8 @@ FORMULA_ERROR: Final = (
 
 UNCHECKED_ERROR: Final = (
     "How sure: the 66 recorded runs and the 50 rehearsed models that the formulas were compared "
-    "with are of other architectures: take it as a rough figure. Trace your own with --model for "
-    "less doubt."
+    "with were not of this architecture: take it as a rough figure. Trace your own with --model "
+    "for less doubt."
 )
 NO_LAYERS_ERROR: Final = (
     "How sure: parameters, gradients and optimizer states follow from the counts; activations, "

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Final
 
-from fragdoctor.estimation.layers import is_adapted
+from fragdoctor.estimation.operations import is_adapted
 from fragdoctor.estimation.optimizers import OptimizerSpec, optimizer_of
 from fragdoctor.estimation.precision import Precision, dtype_bytes, precision_of
 from fragdoctor.model.workload import ParameterGroup, Role, Workload

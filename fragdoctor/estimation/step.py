@@ -7,20 +7,13 @@ first one's ``step()`` and are there during the second one's forward pass.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from math import isqrt
 from typing import Final
 
-from fragdoctor.estimation.layers import Op, Term, layer_ops, norm_op, term_bytes, units
-from fragdoctor.estimation.precision import Precision, precision_of
-from fragdoctor.estimation.states import (
-    GroupState,
-    States,
-    column_sum_bytes,
-    column_sum_limit,
-    states_of,
-)
+from fragdoctor.estimation.layers import layer_ops
+from fragdoctor.estimation.operations import Op, norm_op, units
+from fragdoctor.estimation.parameters import ParameterPlayer
 from fragdoctor.estimation.tape import Tape
 from fragdoctor.model.estimate import PhaseName
 from fragdoctor.model.workload import TOWER_PREFIXES, Role, Workload
@@ -55,28 +48,21 @@ def _is_in_tower(name: str) -> bool:
     return name.startswith(TOWER_PREFIXES)
 
 
-class StepPlayer:
+class StepPlayer(ParameterPlayer):
     """Writes the tape of a workload."""
 
     def __init__(
         self, workload: Workload, *, bounds: bool = False, tape: Tape | None = None
     ) -> None:
-        self.workload = workload
-        self.bounds = bounds
-        self.precision: Precision = precision_of(workload.dtype)
-        self.states: States = states_of(workload)
-        self.tape = Tape() if tape is None else tape
+        super().__init__(workload, bounds=bounds, tape=tape)
         self.towers = [
             StepPlayer(replace(workload, shape=t, seq=t.fixed_seq), bounds=bounds, tape=self.tape)
             for t in workload.shape.towers
         ]
-        self.decoder_sizes = units(workload)
-        self.sizes = self.decoder_sizes
         length = workload.shape.encoder_seq
         self.encoder_sizes = units(replace(workload, seq=length)) if length else self.sizes
         self.has_shape = workload.shape.has_layers and workload.seq > 0 and not self.towers
         self.ops = layer_ops(workload, self.precision) if self.has_shape else []
-        self.kind = "sparse"
         self.dense_ops: list[Op] = []
         if workload.shape.n_dense_layers:
             plain = replace(workload.shape, n_experts=0, shared_ffn=0,
@@ -86,11 +72,8 @@ class StepPlayer:
         n_cross = workload.shape.n_cross_layers
         self.first_cross = workload.shape.n_layers - n_cross
         self.cross_ops = layer_ops(workload, self.precision, crosses=True) if n_cross else []
-        self.gradients: dict[str, list[int]] = {}
         self.segment = segment_layers(workload)
-        self.cache: list[int] = []
         self.offloads = "activations" in workload.offload and not self.segment
-        self.gathered: list[int] = []
         self.encoder_end: list[int] = []
         self.encoded = -1
 
@@ -245,23 +228,6 @@ class StepPlayer:
         """Fetch it again, while the layer after it runs backward."""
         for kept in kept_ops:
             kept.saved = [self._term("activations", term) for term in kept.op.saved]
-
-    def _weight_copies(self, slot: str, *, keeps: bool) -> list[int]:
-        """Make the 16-bit copies of a slot's weights.
-
-        They belong to the graph, or, under checkpointing, to autocast's cache until it ends.
-        """
-        if not slot or not self.precision.copies:
-            return []
-        made = [
-            self.tape.alloc("weight_copies", g.n_each * self.precision.copies, g.per_layer)
-            for g in self.states.in_slot(slot, self.kind)
-            if g.role is Role.LINEAR or (g.role is Role.EXPERT and not self.precision.is_autocast)
-        ]
-        if not keeps and self.precision.is_autocast:
-            self.cache += made
-            return []
-        return made
 
     def _head_forward(self) -> None:
         """Play the last norm, the head and the loss."""
@@ -420,80 +386,6 @@ class StepPlayer:
         tape.free(*incoming)
         self.tape.free(*gathered)
 
-    def _weight_gradients(self, slot: str, *used: int) -> None:
-        """Make a slot's gradients: in the working precision first, then as they are kept.
-
-        What was ``used`` for the first is free by the time of the second.
-        """
-        self._gradients_of(self.states.in_slot(slot, self.kind), *used)
-
-    def _gradients_of(self, groups: Sequence[GroupState], *used: int) -> None:
-        tape, p = self.tape, self.precision
-        for group in groups:
-            if not group.is_trained:
-                continue
-            full = group.gradient_bytes
-            n = group.per_layer
-            casts = p.is_autocast and group.slot not in ("embedding", "final_norm")
-            casts = casts and group.role not in (Role.NORM, Role.EXPERT)
-            raw = tape.alloc("temporaries", group.n_each * p.compute, 1) if casts else -1
-            if casts:
-                tape.free(*used)
-                used = ()
-            self._sum_over_tokens(group)
-            key = group.name
-            if self.states.accumulated:  # added to what is there
-                tape.free(raw, tape.alloc("temporaries", full, 1))
-                continue
-            if group.is_sharded_gradient:
-                whole = tape.alloc("temporaries", full, 1)
-                kept = tape.alloc("gradients", group.kept_gradient_bytes, n)
-                tape.free(whole)
-            else:
-                kept = tape.alloc("gradients", full, n)
-            self.gradients.setdefault(key, []).append(kept)
-            tape.free(raw)
-        tape.free(*used)
-
-    def _sum_over_tokens(self, group: GroupState) -> None:
-        """Play the buffer of the sums that biases and written-out norms end in."""
-        is_written_out = self.workload.shape.norm.is_written_out
-        if not self.has_shape or not (
-            group.role is Role.BIAS or (group.role is Role.NORM and is_written_out)
-        ):
-            return
-        rows = self.sizes["B*S"]
-        if self.bounds:
-            handle = self.tape.alloc("reductions", column_sum_limit(rows, group.n_each))
-        else:
-            handle = self.tape.alloc("temporaries", column_sum_bytes(rows, group.n_each))
-        self.tape.free(handle)
-
-    def _optimizer_step(self, *, is_first: bool) -> None:
-        tape, states = self.tape, self.states
-        tape.phase(PhaseName.OPTIMIZER_STEP)
-        tape.moment("optimizer step")
-        trained = [g for g in states.groups if g.is_trained]
-        if is_first:
-            for group in trained:
-                for size in group.state_sizes:
-                    tape.alloc("optimizer_states", size, group.count)
-        temporary: list[int] = []
-        for _ in range(states.n_step_copies):
-            if states.step_of_largest:
-                largest = max((g.step_bytes for g in trained), default=0)
-                temporary.append(tape.alloc("optimizer_temporaries", largest))
-            else:
-                temporary += [
-                    tape.alloc("optimizer_temporaries", g.step_bytes, g.count) for g in trained
-                ]
-        tape.free(*temporary)
-        for part in (*self.towers, self):
-            for handles in part.gradients.values():
-                tape.free(*handles)
-            part.gradients = {}
-            part.states.accumulated = False
-
     # Helpers
 
     def _ops_of(self, layer: int) -> list[Op]:
@@ -510,27 +402,3 @@ class StepPlayer:
             return
         is_encoder = layer < self.first_cross and self.workload.shape.n_cross_layers > 0
         self.sizes = self.encoder_sizes if is_encoder else self.decoder_sizes
-
-    def _gather_outside(self) -> None:
-        if self.states.gathers:
-            self.gathered = [
-                self.tape.alloc("gathered_parameters", g.gathered_bytes, g.count)
-                for g in self.states.groups
-                if not g.layered
-            ]
-
-    def _gather_layer(self) -> list[int]:
-        """Collect a layer's parameters from the other GPUs, and the next one's ahead of time."""
-        if not self.states.gathers:
-            return []
-        return [
-            self.tape.alloc("gathered_parameters", g.gathered_bytes, 2 * g.per_layer)
-            for g in self.states.groups
-            if g.layered and g.kind in ("", self.kind)
-        ]
-
-    def _term(self, tag: str, term: Term) -> int:
-        return self.tape.alloc(tag, term_bytes(term, self.sizes))
-
-    def _unit(self, tag: str, unit: str, bytes_per: float) -> int:
-        return self.tape.alloc(tag, self.sizes[unit] * bytes_per)
