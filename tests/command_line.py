@@ -10,7 +10,7 @@ import diagnoses
 
 from fragdoctor.model.case import Case
 from fragdoctor.model.diagnosis import Diagnosis
-from fragdoctor.model.hooks import tell
+from fragdoctor.model.hooks import report_progress
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class FakePipeline:
     def diagnose(self, case: Case, *, progress: object = None) -> Diagnosis:
         del progress
         self.case = case
-        tell("Replaying", 0, 1)
+        report_progress("Replaying", 0, 1)
         if self.error is not None:
             raise self.error
         return replace(self.answer(), case=case)

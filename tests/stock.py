@@ -113,7 +113,8 @@ def from_python(data: Any, provenance: Provenance | None = None) -> Snapshot:  #
     oom_free: dict[int, int] = {}
     for trace in top.get("device_traces", []):
         for e in trace:
-            name = e["action"].upper()
+            # PyTorch writes them in lower case; anything else is no action that is known.
+            name = e["action"].upper() if e["action"].islower() else ""
             action = Action[name] if name in Action.__members__ else Action.OTHER
             if "device_free" in e:
                 oom_free[len(ev["action"])] = e["device_free"]

@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 import yaml
 from builders import BASE, MIB, alloc, block, oom, pickled, segment, segment_alloc, snapshot
 
 from fragdoctor.cli.check import CheckFormat
-from fragdoctor.cli.commands import app
+from fragdoctor.cli.commands import whole_group
 from fragdoctor.cli.configuration import NOT_CONFIGURED, configure
 from fragdoctor.rules.registry import RULES
 
@@ -165,11 +164,36 @@ def test_action_does_not_run_what_an_input_says(place: Path) -> None:
 
 def test_action_puts_no_input_into_a_script() -> None:
     for step in action()["runs"]["steps"]:
-        assert "${{" not in step["run"]
+        assert "${{" not in step.get("run", "")
+
+
+@needs_bash
+@pytest.mark.parametrize("start", ["train.py", "-m\ntrain"])
+def test_action_rehearses_a_program(place: Path, start: str) -> None:
+    pytest.importorskip("torch")
+    (place / "train.py").write_text(
+        "import sys, torch\ntorch.ones(int(sys.argv[1]) << 20, device='cuda')\n"
+    )
+    given = {"rehearse": f"{start}\n64\n", "options": "--fits-on=100MiB"}
+    summary = place / "step.md"
+
+    done = run_action(place, given, GITHUB_STEP_SUMMARY=str(summary))
+
+    assert done.returncode == 1, done.stderr
+    assert "::error file=train.py,line=2" in done.stdout
+    assert summary.read_text().startswith("## Does not fit in 100.00 MiB")
+
+
+@needs_bash
+def test_action_says_what_it_is_for(place: Path) -> None:
+    done = run_action(place, {})
+
+    assert done.returncode == 2
+    assert "Set the input paths, or rehearse." in done.stderr
 
 
 def test_documented_configuration_is_valid() -> None:
-    group = configure(typer.main.get_command(app))
+    group = configure(whole_group())
     known = {
         o.removeprefix("--") for c in group.commands.values() for p in c.params for o in p.opts
     }
@@ -179,7 +203,7 @@ def test_documented_configuration_is_valid() -> None:
 
 
 def test_page_names_each_option_of_the_gate_each_format_and_true_codes() -> None:
-    group = configure(typer.main.get_command(app))
+    group = configure(whole_group())
     options = {o for c in group.commands.values() for p in c.params for o in p.opts}
     codes = [rule.code for rule in RULES]
 

@@ -47,7 +47,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "comparison": {"errors", "units", "model", "trace", "analysis", "diagnosis"},
     "fleet": {"errors", "units", "model", "inputs", "trace", "diagnosis"},
     "export": {"errors", "units", "model", "trace", "report"},
-    "capture": {"errors", "units"},
+    "capture": {"errors", "units", "rehearse"},
+    "integrations": {"errors", "capture"},
     "rehearse": {
         "errors",
         "units",

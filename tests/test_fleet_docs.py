@@ -8,11 +8,10 @@ from pathlib import Path
 
 import fleets
 import pytest
-import typer
 from cli_fixtures import run as run  # noqa: PLC0414 - a fixture
 from command_line import Run
 
-from fragdoctor.cli.commands import app
+from fragdoctor.cli.commands import whole_group
 from fragdoctor.cli.configuration import configure
 from fragdoctor.cli.fleet import DEFAULT_TIMEOUT_S
 from fragdoctor.fleet.engine import _ALONE_BYTES, MAX_CHUNK
@@ -55,7 +54,7 @@ def test_python_example_runs(place: Path, capsys: pytest.CaptureFixture[str]) ->
 def test_example_that_needs_a_cluster_or_a_store_is_understood(line: str) -> None:
     _, name, *words = shlex.split(line)
 
-    configure(typer.main.get_command(app)).commands[name].make_context(name, words)
+    configure(whole_group()).commands[name].make_context(name, words)
 
 
 @pytest.mark.parametrize("line", [w for w in lines("bash") if w.startswith("dask")])
@@ -71,7 +70,7 @@ def test_example_for_dask_names_options_of_dask(line: str) -> None:
 
 
 def test_page_names_only_options_that_exist_and_true_figures() -> None:
-    group = configure(typer.main.get_command(app))
+    group = configure(whole_group())
     known = {o for c in group.commands.values() for p in c.params for o in p.opts}
     of_dask = {"--scheduler-file", "--nworkers", "--nthreads", "--memory-limit"}
 

@@ -13,16 +13,15 @@ from pathlib import Path
 
 import docs_pages
 import pytest
-import typer
 
 from fragdoctor.cli.app import with_command
-from fragdoctor.cli.commands import app
+from fragdoctor.cli.commands import whole_group
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.report.glossary import terms
 from fragdoctor.report.views.explain import find
 from fragdoctor.rules.registry import RULES
 
-COMMANDS = list(typer.main.get_command(app).commands)
+COMMANDS = list(whole_group().commands)
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

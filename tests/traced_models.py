@@ -126,6 +126,28 @@ def depends_on_values() -> Any:
     return DependsOnValues(), torch.zeros(4, 4)
 
 
+class Recurrent(nn.Module):
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.layers = getattr(nn, kind)(32, 64, num_layers=2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        states: torch.Tensor = self.layers(x)[0]
+        return states
+
+
+def recurrent(kind: str) -> Any:
+    return Recurrent(kind), torch.zeros(8, 4, 32)
+
+
+def with_constants() -> Any:
+    """Tensors that only the host has while the model is built, one of them read."""
+    rates = [rate.item() for rate in torch.linspace(0, 0.1, 4)]
+    torch.zeros(1000, 1000)
+    model = nn.Sequential(nn.Linear(WIDTH, WIDTH, bias=False), *map(nn.Dropout, rates))
+    return model, torch.zeros(BATCH, WIDTH)
+
+
 class ReadsANumber(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x[: int((x > 0).sum().item())]

@@ -10,9 +10,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-import typer
-
-from fragdoctor.cli.commands import app
+from fragdoctor.cli.commands import whole_group
 from fragdoctor.report.base import RenderOptions, render
 from fragdoctor.report.views.explain import THEMES, find
 from fragdoctor.rules.registry import RULES
@@ -27,7 +25,7 @@ def glossary() -> str:
 
 def command_pages() -> dict[str, str]:
     """Return a page for each command, with its help, and their list."""
-    group = typer.main.get_command(app)
+    group = whole_group()
     pages, rows = {}, []
     for name, command in group.commands.items():  # type: ignore[attr-defined]
         context = command.make_context(

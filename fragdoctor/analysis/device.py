@@ -21,17 +21,10 @@ from fragdoctor.analysis.sizes import size_diversity
 from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.model.snapshot import BlockState, Snapshot
 from fragdoctor.trace.steps import Steps
-from fragdoctor.trace.trace import Trace, traces_of
+from fragdoctor.trace.trace import Trace
 
 # Columns of a trace as long as this leave tens of megabytes behind, worth the time to return them.
 LONG_TRACE_EVENTS: Final = 1_000_000
-
-
-def analyze_devices(
-    snapshot: Snapshot, settings: AllocatorSettings | None = None
-) -> tuple[DeviceAnalysis, ...]:
-    """Return the analysis of every device of the snapshot, in their order."""
-    return tuple(analyze_trace(trace) for trace in traces_of(snapshot, settings))
 
 
 def analyze_device(

@@ -22,7 +22,7 @@ from typing import Final
 import numpy as np
 
 from fragdoctor.analysis.result import Growth
-from fragdoctor.model.hooks import tell
+from fragdoctor.model.hooks import report_progress
 from fragdoctor.model.snapshot import I32, I64, Bools
 from fragdoctor.trace.lives import BEFORE, NEVER, Lives
 from fragdoctor.trace.steps import MIN_STEPS, Steps
@@ -89,7 +89,7 @@ def _growing_lines(trace: Trace, starts: I64, method: str) -> list[Growth]:
     """Return the lines that grow over the steps of one kind, which begin at ``starts``."""
     if len(starts) < MIN_STEPS:
         return []
-    tell("Analysing: growth")
+    report_progress("Analysing: growth")
     births = _births(trace, starts, method)
     if births is None:
         return []

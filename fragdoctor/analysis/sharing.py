@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from fragdoctor.model.estimate import ProcessDemand, Sharing, SharingRow
+from fragdoctor.model.gpu_sharing import ProcessDemand, Sharing, SharingRow
 from fragdoctor.units import MIB
 
 HEADROOM_SHARE: Final = 0.05

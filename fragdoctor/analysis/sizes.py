@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 
 from fragdoctor.analysis.result import SizeDiversity
-from fragdoctor.model.hooks import tell
+from fragdoctor.model.hooks import report_progress
 from fragdoctor.model.snapshot import I64, Action
 from fragdoctor.trace.trace import SMALL_REQUEST_BYTES, Trace
 
@@ -27,7 +27,7 @@ def size_diversity(trace: Trace) -> SizeDiversity | None:
     at least two in the first half, a fifth or more have a size that is new for their stack. Where
     hardly anything is freed no old block waits for a fitting request: that drifts nowhere.
     """
-    tell("Analysing: the sizes of requests")
+    report_progress("Analysing: the sizes of requests")
     rows = np.flatnonzero(trace.events.action == Action.ALLOC)
     if not len(rows):
         return None

@@ -6,50 +6,57 @@ import gc
 import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Final
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from fragdoctor.errors import ConfigError
 from fragdoctor.units import Amount, format_size, parse_amount
 
-MARKERS: Final = {
-    "limit_gpu_memory": (
-        'limit_gpu_memory(size, device=None): fail when the test allocates more, "8 GiB" at a time'
-    ),
-    "limit_gpu_fragmentation": (
-        "limit_gpu_fragmentation(size, device=None): fail when live blocks pin more free memory, "
-        '"512 MiB" or "10%" of what is reserved'
-    ),
-    "limit_gpu_leaks": (
-        'limit_gpu_leaks(size="0", device=None): fail when more is allocated after the test than '
-        "before"
-    ),
-}
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The limits of one test, and whether it is rehearsed, on which GPU."""
+
+    limits: Sequence[Limit]
+    is_rehearsed: bool
+    gpu: str | None
 
 
-def why_not() -> str:
+def why_not(*, needs_cuda: bool = True) -> str:
     """Return why GPU memory cannot be measured here, "" where it can."""
     try:
         torch = importlib.import_module("torch")  # found where tests of PyTorch programs run
     except ImportError:
         return "the limit on GPU memory needs PyTorch, which is not installed"
-    if not torch.cuda.is_available():
+    if needs_cuda and not torch.cuda.is_available():
         return "the limit on GPU memory needs CUDA, which is not available"
     return ""
 
 
-def limits_of(
-    marks: Sequence[tuple[str, Sequence[Any], Mapping[str, Any]]],
-) -> list[Limit]:
+def limits_of(marks: Sequence[tuple[str, Sequence[Any], Mapping[str, Any]]]) -> Limits:
     """Return the limits of (marker, arguments, keywords); the nearest of each marker counts.
 
     Raises:
         ValueError: a marker's arguments are wrong.
     """
     found: dict[str, Limit] = {}
+    gpus: dict[str, None] = {}
+    is_rehearsed = False
     for name, args, kwargs in marks:
-        if name not in found:
-            found[name] = _limit(name, args, kwargs)
-    return list(found.values())
+        if name in found:
+            continue
+        values = dict(kwargs)
+        rehearse, gpu = values.pop("rehearse", False), values.pop("gpu", None)
+        if not isinstance(rehearse, bool) or not (gpu is None or isinstance(gpu, str)):
+            raise ValueError(f'{name} takes rehearse=True and gpu="a100-40g".')
+        if gpu is not None and not rehearse:
+            raise ValueError(f"{name}: gpu is for rehearse=True; else it is the GPU that is there.")
+        is_rehearsed |= rehearse
+        gpus |= {} if gpu is None else {gpu: None}
+        found[name] = _limit(name, args, values)
+    if len(gpus) > 1:
+        raise ValueError(f"a test is rehearsed on one GPU, not on {' and '.join(gpus)}.")
+    return Limits(list(found.values()), is_rehearsed, next(iter(gpus), None))
 
 
 def _limit(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Limit:

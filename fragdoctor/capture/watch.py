@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sized
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Generic, NamedTuple, Self, TextIO, TypeVar
 
@@ -30,7 +31,8 @@ class Figures(NamedTuple):
 
     ``peak`` is the peak of allocated memory since the program (or ``reset_peak``) reset it;
     ``pinned`` is ``inactive_split_bytes``: free memory in segments that still hold a live block,
-    None where the allocator does not count it; ``retries`` counts flushes of the cache so far.
+    None where the allocator does not count it; ``retries`` counts flushes of the cache so far;
+    ``headroom`` is what the driver still had free and PyTorch had reserved, less the peak.
     """
 
     allocated: int
@@ -38,6 +40,75 @@ class Figures(NamedTuple):
     reserved: int
     pinned: int | None
     retries: int
+    headroom: int | None = None
+
+
+def read_figures(torch: Any, device: int | None) -> Figures:
+    """Return the figures of now; reading them neither waits for the GPU nor allocates.
+
+    Args:
+        torch: PyTorch, with a GPU in use.
+        device: number of the GPU; None is the current one.
+    """
+    stats = torch.cuda.memory_stats(device)
+    peak = _stat(stats, "allocated_bytes.all.peak")
+    reserved = _stat(stats, "reserved_bytes.all.current")
+    return Figures(
+        _stat(stats, "allocated_bytes.all.current"),
+        peak,
+        reserved,
+        None if _is_expandable() else _stat(stats, "inactive_split_bytes.all.current"),
+        _stat(stats, "num_alloc_retries"),
+        _headroom(torch, device, reserved, peak),
+    )
+
+
+def _headroom(torch: Any, device: int | None, reserved: int, peak: int) -> int | None:
+    try:
+        free, _ = torch.cuda.mem_get_info(device)
+    except (AttributeError, RuntimeError):  # an old PyTorch, or a driver that does not say
+        return None
+    return max(0, int(free) + reserved - peak)
+
+
+def exposition(figures: Figures, n_steps: int, labels: Mapping[str, str]) -> str:
+    """Return figures as OpenMetrics text, which Prometheus and OpenTelemetry's collector read.
+
+    Args:
+        figures: of one GPU.
+        n_steps: steps so far.
+        labels: of every sample; names are plain words.
+    """
+    inside = ",".join(f'{name}="{_label(value)}"' for name, value in labels.items())
+    lines = []
+    gauges = [
+        ("allocated_bytes", figures.allocated, "Memory of live tensors at the end of the step."),
+        ("peak_allocated_bytes", figures.peak, "Peak of allocated memory since it was reset."),
+        ("reserved_bytes", figures.reserved, "Memory that PyTorch has reserved from the driver."),
+        ("pinned_free_bytes", figures.pinned, "Free memory in segments with a live block."),
+        ("headroom_bytes", figures.headroom, "What could still be allocated at the peak."),
+    ]
+    for name, value, text in gauges:
+        if value is not None:
+            full = f"fragdoctor_gpu_memory_{name}"
+            lines += [
+                f"# HELP {full} {text}",
+                f"# TYPE {full} gauge",
+                f"{full}{{{inside}}} {value}",
+            ]
+    counters = [
+        ("alloc_retries", figures.retries, "Allocations that had to flush the cache first."),
+        ("steps", n_steps, "Steps that were watched."),
+    ]
+    for name, value, text in counters:
+        full = f"fragdoctor_gpu_memory_{name}"
+        lines += [f"# HELP {full} {text}", f"# TYPE {full} counter"]
+        lines.append(f"{full}_total{{{inside}}} {value}")
+    return "\n".join([*lines, "# EOF"]) + "\n"
+
+
+def _label(value: str) -> str:
+    return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
 class StepGrowth:
@@ -91,12 +162,15 @@ class watch(Generic[T]):  # noqa: N801 - used as a verb: for batch in fragdoctor
         reset_peak: make ``peak`` that of the step alone. It resets PyTorch's own peak counter,
             which ``torch.cuda.max_memory_allocated`` reads too.
         file: where to print; None is standard output.
+        metrics: a file that is renewed after each step with the figures as OpenMetrics text, for
+            the textfile collector of Prometheus' node_exporter or OpenTelemetry's collector;
+            ``{rank}`` in its name becomes the rank. None writes none.
 
     Raises:
         ConfigError: a value is wrong; PyTorch or CUDA is not there.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - options, by keyword
         self,
         items: Iterable[T] | None = None,
         *,
@@ -104,6 +178,7 @@ class watch(Generic[T]):  # noqa: N801 - used as a verb: for batch in fragdoctor
         device: int | None = None,
         reset_peak: bool = False,
         file: TextIO | None = None,
+        metrics: str | os.PathLike[str] | None = None,
     ) -> None:
         if isinstance(every, bool) or not isinstance(every, int) or every < 1:
             raise ConfigError(f"every is {every!r}.", hint="Give a number of steps.")
@@ -112,6 +187,11 @@ class watch(Generic[T]):  # noqa: N801 - used as a verb: for batch in fragdoctor
         self._device = device
         self._reset_peak = reset_peak
         self._file = file
+        self._metrics: Path | None = None
+        if metrics is not None:
+            self._metrics = Path(os.fspath(metrics).replace("{rank}", os.environ.get("RANK", "0")))
+            if not self._metrics.parent.is_dir():
+                raise ConfigError(f"{self._metrics.parent} is no folder.", hint="Create it first.")
         self._torch = need_cuda("Watching")
         self._growth = StepGrowth()
         self._is_open = False
@@ -152,13 +232,14 @@ class watch(Generic[T]):  # noqa: N801 - used as a verb: for batch in fragdoctor
 
     def step(self) -> Figures:
         """End a step: print its line if it is one of every n, and return its figures."""
-        figures = self._read()
+        figures = read_figures(self._torch, self._device)
         self._growth.add(figures.allocated)
         n = self._growth.n_steps
         if n % self._every == 0 or n == 1:
             sizes = [format_size(v) for v in figures[:3]]
             pinned = "-" if figures.pinned is None else format_size(figures.pinned)
             self._print(_row((format_count(n), *sizes, pinned, format_count(figures.retries))))
+        self._export(figures)
         self._begin_step()
         return figures
 
@@ -174,16 +255,21 @@ class watch(Generic[T]):  # noqa: N801 - used as a verb: for batch in fragdoctor
             return f"{steps}: allocated memory does not grow steadily {after}."
         return f"{steps}: allocated memory grows by {format_size(round(rate))} a step {after}."
 
-    def _read(self) -> Figures:
-        stats = self._torch.cuda.memory_stats(self._device)
-        pinned = None if _is_expandable() else _stat(stats, "inactive_split_bytes.all.current")
-        return Figures(
-            _stat(stats, "allocated_bytes.all.current"),
-            _stat(stats, "allocated_bytes.all.peak"),
-            _stat(stats, "reserved_bytes.all.current"),
-            pinned,
-            _stat(stats, "num_alloc_retries"),
-        )
+    def _export(self, figures: Figures) -> None:
+        """Renew the file of metrics as a whole: who reads it never sees half of it."""
+        if self._metrics is None:
+            return
+        labels = {"rank": os.environ.get("RANK", "0")}
+        if self._device is not None:
+            labels["device"] = str(self._device)
+        temporary = self._metrics.with_name(f".{self._metrics.name}.{os.getpid()}.tmp")
+        text = exposition(figures, self._growth.n_steps, labels)
+        try:
+            temporary.write_text(text, encoding="utf-8")
+            temporary.replace(self._metrics)
+        except OSError as e:  # monitoring must not end a training
+            print(f"fragdoctor: no metrics: {e}", file=sys.stderr)
+            self._metrics = None
 
     def _begin_step(self) -> None:
         if self._reset_peak:

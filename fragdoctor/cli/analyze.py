@@ -58,7 +58,7 @@ def analyze(
 
     from fragdoctor.inputs.cases import read_case
     from fragdoctor.model.case import Overrides
-    from fragdoctor.model.hooks import tell
+    from fragdoctor.model.hooks import report_progress
     from fragdoctor.report.base import render
 
     overrides = Overrides(
@@ -86,7 +86,7 @@ def analyze(
         from fragdoctor.diagnosis.pipeline import diagnose
 
         diagnosis = diagnose(case)
-        tell("Writing the report")
+        report_progress("Writing the report")
         report = render("analyze", output_format.value, diagnosis, look)
     console.write_report(report, output, force=force)
     return exit_code(diagnosis, fail_on, exit_zero=exit_zero)

@@ -41,18 +41,20 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 def invoke(argv: Sequence[str]) -> int:
     """Parse a command line and run its command; return the exit code or raise."""
-    import typer
-
-    from fragdoctor.cli.commands import app
+    from fragdoctor.cli.commands import COMMANDS, group_of
     from fragdoctor.cli.configuration import configure
 
     # Loading goes on in the command, and columns are no garbage: collect seldom.
     gc.set_threshold(100_000, 50, 50)
     gc.enable()
-    command = configure(typer.main.get_command(app))
-    if COMPLETION in os.environ:  # the shell asks what could come next
+    names = [command.name for command in COMMANDS]
+    words = with_command(argv, names)
+    asks_what_follows = COMPLETION in os.environ
+    wanted = words[:1] if {*words[:1]} & {*names} and not asks_what_follows else names
+    command = configure(group_of(wanted))
+    if asks_what_follows:  # the shell does
         command.main([], "fragdoctor")
-    with command.make_context("fragdoctor", with_command(argv, command.commands)) as context:
+    with command.make_context("fragdoctor", words) as context:
         code = command.invoke(context)
     return code if isinstance(code, int) else 0
 

@@ -167,8 +167,8 @@ def check(
         to_file=output is not None,
         path_map=path_map,
     )
-    targets = _targets(report or [])
-    _check_targets([output, *(t for _, t in targets)], write_baseline, paths, force=force)
+    targets = report_targets(report or [])
+    check_targets([output, *(t for _, t in targets)], write_baseline, paths, force=force)
 
     from fragdoctor.api_check import judge_files
     from fragdoctor.gate.baseline import DEFAULT_TOLERANCE, load_baseline
@@ -199,12 +199,12 @@ def check(
     notes = [] if write_baseline is None else [_accept(judged, write_baseline)]
     result = report_on(judged, gate, notes)
     for name, target in targets:
-        _write(render("check", name, result, replace(look, color=False)), target, force=force)
-    _write(render("check", output_format.value, result, look), output, force=force)
+        write_target(render("check", name, result, replace(look, color=False)), target, force=force)
+    write_target(render("check", output_format.value, result, look), output, force=force)
     return OK if exit_zero and result.exit_code == FINDINGS else result.exit_code
 
 
-def _targets(reports: Sequence[str]) -> list[tuple[str, Path]]:
+def report_targets(reports: Sequence[str]) -> list[tuple[str, Path]]:
     """Return (format, file) of each ``--report FORMAT=FILE``.
 
     Raises:
@@ -227,7 +227,7 @@ def _targets(reports: Sequence[str]) -> list[tuple[str, Path]]:
     return targets
 
 
-def _check_targets(
+def check_targets(
     files: Sequence[Path | None], baseline: Path | None, inputs: Sequence[str], *, force: bool
 ) -> None:
     """Refuse before the work what cannot be written after it."""
@@ -248,7 +248,8 @@ def _is_step_summary(file: Path | None) -> bool:
     return file is not None and bool(summary) and str(file) == summary
 
 
-def _write(text: str, target: Path | None, *, force: bool) -> None:
+def write_target(text: str, target: Path | None, *, force: bool) -> None:
+    """Write a report to a file, or to the end of GitHub's summary of the running step."""
     if target is not None and _is_step_summary(target):
         with target.open("a", encoding="utf-8") as file:
             file.write(text)

@@ -4,28 +4,15 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
 from typing import Any, Final
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from fragdoctor.cli.analyze import analyze
-from fragdoctor.cli.check import check
-from fragdoctor.cli.compare import compare
-from fragdoctor.cli.estimate import estimate
-from fragdoctor.cli.estimate_options import EstimateOptions, asked_of, older_parameters
-from fragdoctor.cli.explain import explain
-from fragdoctor.cli.export import export
-from fragdoctor.cli.fit import FitOptions, fit
 from fragdoctor.cli.front_page import FRONT_PAGE
-from fragdoctor.cli.oom import oom
-from fragdoctor.cli.pack import PackOptions, pack
-from fragdoctor.cli.parameters import command_of, command_with, parameters_of
-from fragdoctor.cli.rehearse import RehearseOptions, rehearse
-from fragdoctor.cli.run import run
-from fragdoctor.cli.simulate import simulate
-from fragdoctor.cli.view import view
 from fragdoctor.report import escape
 
 FORMATS_OF_SUFFIXES: Final = (
@@ -78,148 +65,185 @@ class _Command(TyperCommand):
                 return
 
 
-app = typer.Typer(
-    name="fragdoctor",
-    cls=_Group,
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-)
+@dataclass(frozen=True, slots=True)
+class Command:
+    """A command.
+
+    Attributes:
+        name: its verb, and that of its module in ``fragdoctor.cli``.
+        text: its line of help.
+        examples: two.
+        note: what follows them.
+        settings: of the context in which it is parsed.
+    """
+
+    name: str
+    text: str
+    examples: Sequence[str]
+    note: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    def add_to(self, app: typer.Typer) -> None:
+        """Load the command and add it.
+
+        Its function is ``command`` of its module where it is made of a dataclass of options, else
+        it has the name of the verb.
+        """
+        name = self.name.replace("-", "_")
+        module = import_module(f"fragdoctor.cli.{name}")
+        call: Callable[..., int] = vars(module).get("command") or vars(module)[name]
+        lines = "\n".join(f"  {line}" for line in self.examples)
+        app.command(
+            self.name,
+            cls=_Command,
+            help=self.text,
+            epilog=f"\b\nExamples:\n{lines}{self.note}",
+            context_settings=dict(self.settings),
+        )(call)
 
 
-def _add(
-    call: Callable[..., int], text: str, examples: Sequence[str], note: str = "", **settings: Any
-) -> None:
-    """Add a command: its function, its line of help, its examples, and what follows them."""
-    lines = "\n".join(f"  {line}" for line in examples)
-    app.command(
-        settings.pop("name", None) or call.__name__,
-        cls=_Command,
-        help=text,
-        epilog=f"\b\nExamples:\n{lines}{note}",
-        context_settings=settings or None,
-    )(call)
+def group_of(names: Collection[str]) -> Any:
+    """Return the command ``fragdoctor`` with some of its commands; no others are loaded."""
+    app = typer.Typer(
+        name="fragdoctor",
+        cls=_Group,
+        no_args_is_help=True,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    )
+    for command in COMMANDS:
+        if command.name in names:
+            command.add_to(app)
+    app.callback()(_root)
+    return typer.main.get_command(app)
 
 
-_add(
-    analyze,
-    "Diagnose a memory snapshot, message, statistics or log, of one rank or of many",
-    [
-        "fragdoctor analyze snapshot.pickle oom.txt --capacity 24GiB",
-        "fragdoctor analyze job/ --workers 8 --format html -o job.html",
-    ],
-)
-_add(
-    run,
-    "Run a program under the recorder and diagnose what it leaves",
-    [
-        "fragdoctor run train.py --epochs 3",
-        "fragdoctor run -o bundles --zip -- torchrun --nproc-per-node 8 train.py",
-    ],
-    "\n\n\b\nThe report goes to standard error; output and exit code stay the program's.\n"
-    "Only a program that succeeds with nothing to record (no torch, no CUDA) ends in 2.",
-    allow_interspersed_args=False,
-)
-_add(
-    command_of(RehearseOptions, rehearse),
-    "Run a program without a GPU and say what its memory would do",
-    [
-        "fragdoctor rehearse train.py --gpu h100 -- --epochs 1 --batch-size 32",
-        "fragdoctor rehearse -m package.train --fits-on 24GiB",
-    ],
-    "\n\n\b\nThe program needs PyTorch 2.6 or newer and no GPU; what it computes is made up.\n"
-    "Exit code 0: it fits; 1: it runs out of memory; 2: it cannot be rehearsed.",
-    name="rehearse",
-)
-_add(
-    oom,
-    "Diagnose a pasted out-of-memory message or a whole log",
-    [
-        "fragdoctor oom train.log",
-        "python train.py 2>&1 | fragdoctor oom -",
-    ],
-)
-_add(
-    check,
-    "Fail in CI where memory got worse or breaks a budget",
-    [
-        "fragdoctor check snapshots/ --max-peak 70GiB --max-pinned 5%",
-        "fragdoctor check snapshots/ --baseline memory.json --report sarif=out.sarif",
-    ],
-)
-_add(
-    simulate,
-    "Replay a snapshot's trace under other settings and capacities",
-    [
-        'fragdoctor simulate snapshot.pickle --conf "expandable_segments:True"',
-        "fragdoctor simulate snapshot.pickle --sweep --capacity 24GiB --format json",
-    ],
-)
-_add(
-    view,
-    "Explore a snapshot in the browser, with what-ifs replayed live",
-    [
-        "fragdoctor view snapshot.pickle",
-        "fragdoctor view snapshot.pickle oom.txt --no-browser --port 8000",
-    ],
-)
-_add(
-    compare,
-    "Say what changed between two runs, or how several grow",
-    [
-        "fragdoctor compare before.pickle after.pickle --fail-on-growth 2%",
-        "fragdoctor compare step*.pickle --steps 100,200,300 --capacity 24GiB",
-    ],
-)
-_add(
-    command_with(
-        [*parameters_of(EstimateOptions), *older_parameters()],
-        lambda **values: estimate(asked_of(**values)),
-    ),
-    "Say before a run whether it fits, and what would make it fit",
-    [
-        "fragdoctor estimate config.json --gpu a100-40g --batch 4 --seq 2048 --dtype bf16",
-        "fragdoctor estimate --params 7B --gpu 24GiB --lora 16 --explain",
-    ],
-    name="estimate",
-)
-_add(
-    command_of(FitOptions, fit),
-    "Say from recordings at several batch sizes which batch fits",
-    [
-        "fragdoctor fit batch2.pickle batch4.pickle batch8.pickle --gpu 24GiB",
-        "fragdoctor fit a.pickle b.pickle --batches 16,32 --capacity 70GiB --explain",
-    ],
-    name="fit",
-)
-_add(
-    command_of(PackOptions, pack),
-    "Say how many processes share a GPU",
-    [
-        "fragdoctor pack --per-process 6GB --gpu 24GiB",
-        "fragdoctor pack snapshot.pickle --gpu a100-80g --processes 4",
-    ],
-    name="pack",
-)
-_add(
-    export,
-    "Write a snapshot as tables, a trace, stacks, or redacted",
-    [
-        "fragdoctor export snapshot.pickle --format trace -o trace.json",
-        "fragdoctor export snapshot.pickle --format snapshot --redact -o shared.pickle",
-    ],
-)
-_add(
-    explain,
-    "List the rules, or explain one by its code",
-    [
-        "fragdoctor explain",
-        "fragdoctor explain FD101",
-    ],
-)
+def whole_group() -> Any:
+    """Return the command ``fragdoctor`` with all of its commands."""
+    return group_of([command.name for command in COMMANDS])
 
 
-@app.callback()
 def _root() -> None:
     """Keep commands under one name even when there is only one."""
+
+
+COMMANDS: Final = (
+    Command(
+        "analyze",
+        "Diagnose a memory snapshot, message, statistics or log, of one rank or of many",
+        [
+            "fragdoctor analyze snapshot.pickle oom.txt --capacity 24GiB",
+            "fragdoctor analyze job/ --workers 8 --format html -o job.html",
+        ],
+    ),
+    Command(
+        "run",
+        "Run a program under the recorder and diagnose what it leaves",
+        [
+            "fragdoctor run train.py --epochs 3",
+            "fragdoctor run -o bundles --zip -- torchrun --nproc-per-node 8 train.py",
+        ],
+        "\n\n\b\nThe report goes to standard error; output and exit code stay the program's.\n"
+        "Only a program that succeeds with nothing to record (no torch, no CUDA) ends in 2.",
+        settings={"allow_interspersed_args": False},
+    ),
+    Command(
+        "rehearse",
+        "Run a program without a GPU and say what its memory would do",
+        [
+            "fragdoctor rehearse train.py --gpu h100 -- --epochs 1 --batch-size 32",
+            "fragdoctor rehearse -m package.train --fits-on 24GiB",
+        ],
+        "\n\n\b\nThe program needs PyTorch 2.6 or newer and no GPU; what it computes is made up.\n"
+        "Exit code 0: it fits; 1: it runs out of memory; 2: it cannot be rehearsed.",
+    ),
+    Command(
+        "oom",
+        "Diagnose a pasted out-of-memory message or a whole log",
+        [
+            "fragdoctor oom train.log",
+            "python train.py 2>&1 | fragdoctor oom -",
+        ],
+    ),
+    Command(
+        "check",
+        "Fail in CI where memory got worse or breaks a budget",
+        [
+            "fragdoctor check snapshots/ --max-peak 70GiB --max-pinned 5%",
+            "fragdoctor check snapshots/ --baseline memory.json --report sarif=out.sarif",
+        ],
+    ),
+    Command(
+        "init-ci",
+        "Write a workflow that rehearses each change without a GPU",
+        [
+            "fragdoctor init-ci train.py --fits-on 24GiB -- --epochs 1",
+            "fragdoctor init-ci -m package.train --gitlab --gpu-runner gpu",
+        ],
+    ),
+    Command(
+        "simulate",
+        "Replay a snapshot's trace under other settings and capacities",
+        [
+            'fragdoctor simulate snapshot.pickle --conf "expandable_segments:True"',
+            "fragdoctor simulate snapshot.pickle --sweep --capacity 24GiB --format json",
+        ],
+    ),
+    Command(
+        "view",
+        "Explore a snapshot in the browser, with what-ifs replayed live",
+        [
+            "fragdoctor view snapshot.pickle",
+            "fragdoctor view snapshot.pickle oom.txt --no-browser --port 8000",
+        ],
+    ),
+    Command(
+        "compare",
+        "Say what changed between two runs, or how several grow",
+        [
+            "fragdoctor compare before.pickle after.pickle --fail-on-growth 2%",
+            "fragdoctor compare step*.pickle --steps 100,200,300 --capacity 24GiB",
+        ],
+    ),
+    Command(
+        "estimate",
+        "Say before a run whether it fits, and what would make it fit",
+        [
+            "fragdoctor estimate config.json --gpu a100-40g --batch 4 --seq 2048 --dtype bf16",
+            "fragdoctor estimate --params 7B --gpu 24GiB --lora 16 --explain",
+        ],
+    ),
+    Command(
+        "fit",
+        "Say from recordings at several batch sizes which batch fits",
+        [
+            "fragdoctor fit batch2.pickle batch4.pickle batch8.pickle --gpu 24GiB",
+            "fragdoctor fit a.pickle b.pickle --batches 16,32 --capacity 70GiB --explain",
+        ],
+    ),
+    Command(
+        "pack",
+        "Say how many processes share a GPU",
+        [
+            "fragdoctor pack --per-process 6GB --gpu 24GiB",
+            "fragdoctor pack snapshot.pickle --gpu a100-80g --processes 4",
+        ],
+    ),
+    Command(
+        "export",
+        "Write a snapshot as tables, a trace, stacks, or redacted",
+        [
+            "fragdoctor export snapshot.pickle --format trace -o trace.json",
+            "fragdoctor export snapshot.pickle --format snapshot --redact -o shared.pickle",
+        ],
+    ),
+    Command(
+        "explain",
+        "List the rules, or explain one by its code",
+        [
+            "fragdoctor explain",
+            "fragdoctor explain FD101",
+        ],
+    ),
+)

@@ -117,7 +117,7 @@ def compare(
     console.write_report(report, output, force=force)
     if fail_on_growth is not None and not judged:
         raise ConfigError(
-            "Whether memory grew cannot be told: the runs have no peak in common.",
+            "Whether memory grew is not known: the runs have no peak in common.",
             hint="Give snapshots, or memory_stats() of both.",
         )
     return FINDINGS if has_grown(judged) else OK

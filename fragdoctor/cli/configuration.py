@@ -13,6 +13,7 @@ from typing import Any, Final
 import typer
 from typer.core import TyperOption
 
+from fragdoctor.cli.commands import whole_group
 from fragdoctor.config import Config, Value, find_config, read_config
 from fragdoctor.errors import ConfigError
 
@@ -29,15 +30,19 @@ Options = dict[str, dict[str, Any]]
 
 def configure(group: Any) -> Any:
     """Add environment variables, ``--config`` and ``--no-config`` to the commands; return them."""
-    options: Options = {
-        name: _options(command) for name, command in group.commands.items() if name not in _WITHOUT
-    }
-    for name, own in options.items():
+    for name, own in _options_of(group).items():
         for option, parameter in own.items():
             parameter.envvar = PREFIX + option.replace("-", "_").upper()
             parameter.show_envvar = False
-        _add_options(group.commands[name], name, options)
+        _add_options(group.commands[name], name)
     return group
+
+
+def _options_of(group: Any) -> Options:
+    """Return the options that may be configured, by command and long name."""
+    return {
+        name: _options(command) for name, command in group.commands.items() if name not in _WITHOUT
+    }
 
 
 def _options(command: Any) -> dict[str, Any]:
@@ -51,10 +56,10 @@ def _options(command: Any) -> dict[str, Any]:
     return found
 
 
-def _add_options(command: Any, name: str, options: Options) -> None:
+def _add_options(command: Any, name: str) -> None:
     def load(context: Any, parameter: Any, value: Any) -> Any:  # noqa: ARG001 - click's signature
         if not context.resilient_parsing:
-            _load(context, name, options, value)
+            _load(context, name, value)
         return value
 
     command.params += [
@@ -85,7 +90,7 @@ def _remember(context: Any, parameter: Any, value: Any) -> Any:  # noqa: ARG001 
     return value
 
 
-def _load(context: Any, name: str, options: Options, given: str | None) -> None:
+def _load(context: Any, name: str, given: str | None) -> None:
     """Make the settings of the file the defaults of the command.
 
     Raises:
@@ -96,6 +101,7 @@ def _load(context: Any, name: str, options: Options, given: str | None) -> None:
     path = Path(given) if given else _nearest()
     if path is None:
         return
+    options = _options_of(whole_group())  # a file is for every command
     config = read_config(path, {key for own in options.values() for key in own})
     context.default_map = {
         options[name][key].name: value

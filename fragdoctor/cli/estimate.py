@@ -6,7 +6,6 @@ commands of their own: ``fit`` and ``pack``. What used to ask them here is still
 
 from __future__ import annotations
 
-import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -15,11 +14,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from fragdoctor.cli import console
-from fragdoctor.cli.estimate_options import Asked, EstimateOptions
+from fragdoctor.cli.estimate_options import Asked, EstimateOptions, asked_of, older_parameters
 from fragdoctor.cli.estimate_routes import Route, refuse_unused, route_of
 from fragdoctor.cli.exit import OK
 from fragdoctor.cli.fit import FitOptions, fit
 from fragdoctor.cli.pack import PackOptions, pack
+from fragdoctor.cli.parameters import command_with, parameters_of
 from fragdoctor.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -162,12 +162,12 @@ def _of_model(chosen: EstimateOptions, look: RenderOptions, given: frozenset[str
         ConfigError: the model cannot be traced; with ``--verbose`` its traceback is printed first.
     """
     from fragdoctor.estimation.gpus import gpu_of
-    from fragdoctor.estimation.tracing.plan import Plan, parse_shape
-    from fragdoctor.estimation.tracing.route import traced_estimate
+    from fragdoctor.rehearse.tracing.model_estimate import traced_estimate
+    from fragdoctor.rehearse.tracing.training_setup import TrainingSetup, parse_shape
     from fragdoctor.report.base import render
 
     gpus = [gpu_of(name) for name in dict.fromkeys(chosen.gpu or ())]
-    plan = Plan(
+    setup = TrainingSetup(
         batch=chosen.batch,
         input_shape=parse_shape(chosen.input_shape or ""),
         input_dtype=chosen.input_dtype,
@@ -178,13 +178,17 @@ def _of_model(chosen: EstimateOptions, look: RenderOptions, given: frozenset[str
         steps=chosen.steps,
         given=given,
     )
-    # A real GPU is neither needed nor touched, even if it is full.
-    os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
     try:
         with console.Progress("Tracing"), redirect_stdout(sys.stderr):
-            found = traced_estimate(chosen.model or "", plan, gpus, dtype=chosen.dtype or "")
+            found = traced_estimate(chosen.model or "", setup, gpus, dtype=chosen.dtype or "")
     except ConfigError as err:
         if chosen.verbose and err.__cause__ is not None:
             sys.stderr.write("".join(traceback.format_exception(err.__cause__)))
         raise
     return render("estimate", chosen.output_format.value, found, look, explain=chosen.explain)
+
+
+command = command_with(
+    [*parameters_of(EstimateOptions), *older_parameters()],
+    lambda **values: estimate(asked_of(**values)),
+)

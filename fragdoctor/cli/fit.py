@@ -9,6 +9,7 @@ import typer
 
 from fragdoctor.cli import console, options
 from fragdoctor.cli.exit import OK
+from fragdoctor.cli.parameters import command_of
 from fragdoctor.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -93,3 +94,6 @@ def _snapshot(name: str) -> Snapshot:
     from fragdoctor.inputs.cases import read_snapshot
 
     return read_snapshot(name)
+
+
+command = command_of(FitOptions, fit)

@@ -18,6 +18,7 @@ Commands:
   rehearse   Run a program without a GPU and say what its memory would do
   oom        Diagnose a pasted out-of-memory message or a whole log
   check      Fail in CI where memory got worse or breaks a budget
+  init-ci    Write a workflow that rehearses each change without a GPU
   simulate   Replay a snapshot's trace under other settings and capacities
   view       Explore a snapshot in the browser, with what-ifs replayed live
   compare    Say what changed between two runs, or how several grow

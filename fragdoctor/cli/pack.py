@@ -10,6 +10,7 @@ import typer
 
 from fragdoctor.cli import console, options
 from fragdoctor.cli.exit import OK
+from fragdoctor.cli.parameters import command_of
 from fragdoctor.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -100,3 +101,6 @@ def _case(inputs: Sequence[str]) -> Case | None:
     from fragdoctor.model.case import Overrides
 
     return read_case(inputs, Overrides())
+
+
+command = command_of(PackOptions, pack)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from fragdoctor.cli import console, options
+from fragdoctor.cli.check import Reports, check_targets, report_targets, write_target
 from fragdoctor.cli.exit import FINDINGS, OK, USAGE
+from fragdoctor.cli.parameters import command_of
 from fragdoctor.errors import ConfigError
 from fragdoctor.units import format_size
 
@@ -25,8 +26,9 @@ if TYPE_CHECKING:
     from fragdoctor.rehearse.sweep import Batches
     from fragdoctor.report.base import RenderOptions
 
-_OF_DIAGNOSES: Final = ("sarif", "junit", "github")
+_OF_CI: Final = ("sarif", "junit", "github")
 MAX_DEVICES: Final = 64
+GPUS_OF_A_NODE: Final = 8
 ASSUMED: Final = ("nonzero", "unique")
 
 
@@ -95,9 +97,19 @@ class RehearseOptions:
         ),
     ] = None
     devices: Annotated[
-        int,
+        int | None,
         typer.Option("--devices", min=1, max=MAX_DEVICES, metavar="N", help="Show it N such GPUs"),
-    ] = 1
+    ] = None
+    world_size: Annotated[
+        int | None,
+        typer.Option(
+            "--world-size", min=1, metavar="N", help="Rehearse one rank of N, as torchrun starts it"
+        ),
+    ] = None
+    rank: Annotated[
+        int | None,
+        typer.Option("--rank", min=0, metavar="R", help="Choose the rank for --world-size; else 0"),
+    ] = None
     python: Annotated[
         str | None,
         typer.Option(
@@ -126,6 +138,7 @@ class RehearseOptions:
         typer.Option("--allow-writes", help="Let the program change files, as it does by itself"),
     ] = False
     output_format: options.Format = options.ReportFormat.TEXT
+    report: Reports = None
     output: options.Output = None
     force: options.Force = False
     quiet: options.Quiet = False
@@ -141,18 +154,22 @@ def rehearse(chosen: RehearseOptions) -> int:
         no_color=chosen.no_color,
         to_file=chosen.output is not None,
     )
-    console.check_output(chosen.output, force=chosen.force, inputs=chosen.words[:1])
+    targets = report_targets(chosen.report or [])
+    files = [chosen.output, *(target for _, target in targets)]
+    check_targets(files, None, chosen.words[:1], force=chosen.force)
     asked = _asked(chosen)
-    write = partial(console.write_report, output=chosen.output, force=chosen.force)
+    result: RehearsalResult | RehearsalSweep
     if asked.is_one:
         result = _judged(chosen, asked)
-        write(_report(result, chosen.output_format.value, look))
-        return OK if result.rehearsal.fits else FINDINGS
-    found = _swept(chosen, asked)
-    write(_table(found, chosen.output_format.value, look))
-    if found.failed:
-        return USAGE
-    return OK if found.fits else FINDINGS
+        code = OK if result.rehearsal.fits else FINDINGS
+    else:
+        result = _swept(chosen, asked)
+        code = USAGE if result.failed else OK if result.fits else FINDINGS
+    for name, target in targets:
+        write_target(_report(result, name, replace(look, color=False)), target, force=chosen.force)
+    text = _report(result, chosen.output_format.value, look)
+    write_target(text, chosen.output, force=chosen.force)
+    return code
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,9 +224,12 @@ def _asked(chosen: RehearseOptions) -> _Asked:
     confs: list[str | None] = [*dict.fromkeys(chosen.conf or [])]
     for conf in confs:
         parse_conf(conf or "")
+    rank, world_size, n_devices = _place_in_run(chosen)
     base = Conditions(
         gpu=gpus[0],
-        n_devices=chosen.devices,
+        n_devices=n_devices,
+        rank=rank,
+        world_size=world_size,
         conf=confs[0] if confs else None,
         torch_version=chosen.torch_version or "",
         n_steps=chosen.steps,
@@ -219,6 +239,27 @@ def _asked(chosen: RehearseOptions) -> _Asked:
     )
     batches = None if chosen.batch is None else parse_batches(chosen.batch)
     return _Asked(program, base, gpus, confs or [None], batches)
+
+
+def _place_in_run(chosen: RehearseOptions) -> tuple[int | None, int, int]:
+    """Return which rank it is, of how many, and how many GPUs it sees on its machine.
+
+    Raises:
+        ConfigError: there is no such rank.
+    """
+    if chosen.world_size is None:
+        if chosen.rank is not None:
+            raise ConfigError("--rank needs --world-size.", hint="Say of how many ranks it is one.")
+        started = os.environ.get("LOCAL_WORLD_SIZE", "")
+        seen = int(started) if started.isdecimal() and "RANK" in os.environ else 1
+        return None, 1, chosen.devices or min(max(seen, 1), MAX_DEVICES)
+    rank, world_size = chosen.rank or 0, chosen.world_size
+    if rank >= world_size:
+        raise ConfigError(
+            f"There is no rank {rank} of {world_size}.",
+            hint=f"Ranks are counted from 0; the last is {world_size - 1}.",
+        )
+    return rank, world_size, chosen.devices or min(world_size, GPUS_OF_A_NODE)
 
 
 def _shares(values: list[str]) -> dict[str, float]:
@@ -324,18 +365,13 @@ def _pass_on(output: str) -> None:
         sys.stderr.write(f"{escape.terminal(line)}\n")
 
 
-def _table(found: RehearsalSweep, name: str, look: RenderOptions) -> str:
+def _report(result: RehearsalResult | RehearsalSweep, name: str, look: RenderOptions) -> str:
     from fragdoctor.report.base import render
     from fragdoctor.report.views.rehearse import judged
 
-    if name in _OF_DIAGNOSES:
-        return render("check", name, judged(found), look)
-    return render("rehearse", name, found, look)
-
-
-def _report(result: RehearsalResult, name: str, look: RenderOptions) -> str:
-    from fragdoctor.report.base import render
-
-    if name in _OF_DIAGNOSES:
-        return render("analyze", name, result.diagnosis, look)
+    if name in _OF_CI:
+        return render("check", name, judged(result), look)
     return render("rehearse", name, result, look)
+
+
+command = command_of(RehearseOptions, rehearse)

@@ -112,15 +112,15 @@ def _settings_answer(comparison: Comparison, proof: SettingsProof) -> str:
             f"The settings did it ({names}): A's requests replayed under {last}'s settings are "
             f"{how[0]}, under its own {how[1]}.{_verdicts(comparison)}"
         )
-    told = (
+    text = (
         f"{last} reserves {format_size(proof.recorded_bytes)} at most for the requests that took A "
         f"{format_size(proof.own_bytes)}: the settings did it ({names})"
     )
     if proof.result_bytes == proof.recorded_bytes:
-        told += f"; A replayed under them gives what {last} recorded, to the byte"
+        text += f"; A replayed under them gives what {last} recorded, to the byte"
     else:
-        told += f"; A replayed under them gives {format_size(proof.result_bytes)}"
-    return f"{told}.{_verdicts(comparison)}"
+        text += f"; A replayed under them gives {format_size(proof.result_bytes)}"
+    return f"{text}.{_verdicts(comparison)}"
 
 
 def _no_difference(comparison: Comparison) -> str:
@@ -264,8 +264,8 @@ def _order_notes(comparison: Comparison) -> list[str]:
     counts = [r.n_steps or 0 for r in comparison.runs if not r.is_cut]
     if len(set(counts)) < len(comparison.runs) or 0 in counts or counts == sorted(counts):
         return []
-    told = ", ".join(format_count(n) for n in counts[:10])
-    text = f"The traces' step counts do not ascend ({told}): if it is one program, give the runs"
+    shown = ", ".join(format_count(n) for n in counts[:10])
+    text = f"The traces' step counts do not ascend ({shown}): if it is one program, give the runs"
     return [f"{text} in time order, or --sort."]
 
 

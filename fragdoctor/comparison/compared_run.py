@@ -140,9 +140,9 @@ def read_run(case: Case, name: str) -> ComparedRun:
 
 def _version(case: Case) -> str:
     """Return the PyTorch versions that fit the inputs: ``2.12``, ``2.4 to 2.6``, or ""."""
-    told = case.overrides.torch_version
-    if told:
-        return told
+    given = case.overrides.torch_version
+    if given:
+        return given
     message = case.primary_message
     low = high = ""
     if case.snapshot is not None and case.snapshot.provenance.version_low:
@@ -240,8 +240,8 @@ def choose_devices(compared: Sequence[ComparedRun]) -> tuple[Pairing, list[str]]
     common = [d for d in held[-1] if all(d in h for h in held)]
     if not common:
         chosen = tuple(h[0] for h in held)
-        told = ", ".join(f"GPU {d} of {letter(i)}" for i, d in enumerate(chosen))
-        return chosen, [f"The runs have no device number in common: {told} are compared."]
+        given = ", ".join(f"GPU {d} of {letter(i)}" for i, d in enumerate(chosen))
+        return chosen, [f"The runs have no device number in common: {given} are compared."]
     wanted = compared[-1].diagnosis.verdict.device
     first = compared[0].diagnosis.verdict.device
     best = next((d for d in (wanted, first) if d in common), common[0])

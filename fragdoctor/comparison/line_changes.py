@@ -173,8 +173,8 @@ def reasons(changes: Sequence[LineChange], delta_bytes: int) -> tuple[Reason, ..
             by_size = size_part(c)
             parts[ReasonKind.OTHER_SIZES].append(by_size)
             parts[ReasonKind.OTHER_COUNTS].append(c.delta_bytes - by_size)
-    told = sum(sum(values) for values in parts.values())
-    parts[ReasonKind.UNEXPLAINED].append(delta_bytes - told)
+    explained = sum(sum(values) for values in parts.values())
+    parts[ReasonKind.UNEXPLAINED].append(delta_bytes - explained)
     found = [
         Reason(kind, sum(values), sum(v != 0 for v in values))
         for kind, values in parts.items()

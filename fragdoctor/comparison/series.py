@@ -196,8 +196,8 @@ def find_trend(
         [] if comparison.basis is Basis.NONE else line_tracks([d.lines for d in held], peak=peak)
     )
     if capacity_bytes is None:
-        told = comparison.figure("capacity")
-        capacity_bytes = None if told is None else told.values[-1]
+        capacities = comparison.figure("capacity")
+        capacity_bytes = None if capacities is None else capacities.values[-1]
     trend = fit_trend(Series(figure, values, x, unit, tracks), capacity_bytes)
     top = next((t.place for t in trend.lines if t.place is not None), None)
     return replace(trend, text=trend_text(trend, "" if top is None else place_text(top)))
@@ -228,7 +228,7 @@ def _axis(
     if steps is not None:
         return [float(s) for s in steps], "step"
     counts = [d.n_steps for d in devices if d is not None and not d.capture.is_truncated]
-    told = [float(c) for c in counts if c]
-    if len(told) == len(devices) and all(b > a for a, b in pairwise(told)):
-        return told, "step"
+    recorded = [float(c) for c in counts if c]
+    if len(recorded) == len(devices) and all(b > a for a, b in pairwise(recorded)):
+        return recorded, "step"
     return [float(i + 1) for i in range(len(devices))], "snapshot"

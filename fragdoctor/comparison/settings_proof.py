@@ -76,11 +76,11 @@ def conf_of(settings: AllocatorSettings) -> str:
     The recorded string, unless the program changed its settings afterwards without it.
     """
     try:
-        told = parse_conf(settings.conf)
+        parsed = parse_conf(settings.conf)
     except ConfigError:
         return settings.conf
     keys = ("max_split_bytes", "garbage_collection_threshold", "expandable_segments")
-    if all(getattr(told, key) == getattr(settings, key) for key in keys):
+    if all(getattr(parsed, key) == getattr(settings, key) for key in keys):
         return settings.conf
     parts = []
     if settings.expandable_segments:
@@ -179,19 +179,19 @@ def _recorded_peak(after: ComparedDevice, n_requests: int) -> int:
 def _sentence(proof: SettingsProof, n_requests: int) -> str:
     own, result, recorded = proof.own_bytes, proof.result_bytes, proof.recorded_bytes
     last, n = proof.under, format_count(n_requests)
-    told = f"A's {n} requests replayed under {last}'s settings reserve {format_size(result)}"
-    told += " at the peak" if proof.fits else " at the peak and run out of memory"
+    sentence = f"A's {n} requests replayed under {last}'s settings reserve {format_size(result)}"
+    sentence += " at the peak" if proof.fits else " at the peak and run out of memory"
     if proof.requests_equal < SAME_REQUESTS:
         moved = result - own
         if abs(moved) < MIN_DIFFERENCE:
-            return f"{told}, as under A's own: the settings change nothing here."
+            return f"{sentence}, as under A's own: the settings change nothing here."
         word = "less" if moved < 0 else "more"
         return (
-            f"{told}, {format_size(abs(moved))} {word} than under A's own; what else differs comes "
-            "from other requests."
+            f"{sentence}, {format_size(abs(moved))} {word} than under A's own; what else differs "
+            "comes from other requests."
         )
-    told += f"; {last} recorded {format_size(recorded)} over the same requests"
-    return told + _outcome(proof)
+    sentence += f"; {last} recorded {format_size(recorded)} over the same requests"
+    return sentence + _outcome(proof)
 
 
 def _outcome(proof: SettingsProof) -> str:

@@ -17,7 +17,7 @@ from fragdoctor.analysis.layers import NO_ROW, Requests
 from fragdoctor.errors import ConfigError, SimulationError
 from fragdoctor.model.diagnosis import FidelityReport, Predicted
 from fragdoctor.model.finding import Confidence
-from fragdoctor.model.hooks import tell
+from fragdoctor.model.hooks import report_progress
 from fragdoctor.model.outlook import Outlook, OutlookState
 from fragdoctor.model.simulation import ReplayResult, Simulation
 from fragdoctor.rules.context import Context
@@ -162,15 +162,31 @@ class Bench:
     ) -> list[Outcome | None]:
         """Return an outcome per attempt, None where the trace does not say enough for it."""
         outcomes: list[Outcome | None] = []
-        tell("Replaying", 0, len(attempts))
+        report_progress("Replaying", 0, len(attempts))
         with ThreadPoolExecutor(N_THREADS) as pool:
             for i, outcome in enumerate(pool.map(self._run, attempts), start=1):
                 outcomes.append(outcome)
-                tell("Replaying", i, len(attempts))
+                report_progress("Replaying", i, len(attempts))
                 if progress is not None:
                     progress(i, len(attempts))
         return_free_memory(self.reproduction)
         return outcomes
+
+    def looked_on(self, outcome: Outcome) -> Outcome:
+        """Return an outcome with what comes after the recorded part.
+
+        As it is where that part fails already, or is too long to be continued for each change, and
+        of a run without failure.
+        """
+        attempt, is_known = outcome.attempt, outcome.result.outlook is not None
+        is_long = self.n_operations > LONG_TRACE_OPERATIONS
+        if is_known or is_long or self.recorded.fits or not outcome.result.fits:
+            return outcome
+        try:
+            result = self.fair_replay.replay(attempt.what_if, self._edited(attempt))
+        except (SimulationError, ConfigError):
+            return outcome
+        return replace(outcome, result=result)
 
     def _run(self, attempt: Attempt) -> Outcome | None:
         try:
@@ -245,7 +261,7 @@ class Bench:
 
     @cached_property
     def outlook(self) -> Outlook | None:
-        """What the recorded run would do next; None where that cannot be told.
+        """What the recorded run would do next; None where that is not known.
 
         A run that failed fails; the outlook then says what its step would have needed.
         """
@@ -271,11 +287,14 @@ class Bench:
     def survivors(self) -> list[ReplayResult] | None:
         """Return what the usual settings make of the run, of those that get past the failed step.
 
-        None where that is not known of one of them, or none serves even the recorded request.
+        None where that is not known of one of them. Where none serves even the recorded request,
+        the holes may lie as no setting can mend; then it is not known either, unless the step needs
+        more than there is whatever the layout.
         """
         results = [self.fair_replay.replay(WhatIf(conf=c)) for c in self._usual]
         if not any(r.fits for r in results):
-            return None
+            needs, has = self.fair_replay.step_needs_bytes(), self.recorded.capacity_bytes
+            return [] if needs is not None and has is not None and needs > has else None
         alive = [r for r in results if r.fits and not (r.outlook and r.outlook.ends_step)]
         is_open = [r for r in alive if r.outlook is None or r.outlook.state is OutlookState.OPEN]
         return None if is_open else alive

@@ -60,7 +60,7 @@ def diagnose(
     verdict = with_outlook(verdict, leader, bench)
     judged = JudgedCase(leader, verdict, results, bench, _training(leader, bench, verdict))
     proof = prove(judged, proposals(judged), progress)
-    recommendations, rejected = rank(proof.proposals)
+    recommendations, rejected = rank(proof.proposals, verdict.cause)
     return Diagnosis(
         case=case,
         verdict=verdict,

@@ -9,8 +9,10 @@ from typing import Final
 from fragdoctor.diagnosis.bench import Bench, Outcome, Progress
 from fragdoctor.diagnosis.remedies.registry import REMEDIES
 from fragdoctor.diagnosis.remedies.remedy import JudgedCase, Proposal, Remedy
-from fragdoctor.diagnosis.remedies.savings import SavingRemedy, saved_bytes
+from fragdoctor.diagnosis.remedies.savings import SavingRemedy, first_enough, saved_bytes
 from fragdoctor.diagnosis.remedies.training import CombinedSavings
+from fragdoctor.model.diagnosis import Predicted
+from fragdoctor.model.outlook import OutlookState
 from fragdoctor.units import format_size
 
 MIN_COMBINED: Final = 2
@@ -73,19 +75,25 @@ def _together(case: JudgedCase, bench: Bench, tested: Sequence[Proposal]) -> lis
         for p in tested
         if isinstance(p.remedy, SavingRemedy) and p.recommendation.saves_bytes and not p.is_rejected
     ]
-    is_enough = any(p.recommendation.predicted.fits for p in saving)
+    is_enough = any(_is_enough(p.recommendation.predicted) for p in saving)
     chosen, attempts = remedy.of(case, saving)
     if len(chosen) < MIN_COMBINED or (is_enough and not bench.recorded.fits):
         return []
     outcomes: list[Outcome] = [o for o in bench.run(attempts) if o is not None]
     if not outcomes:
         return []
-    enough = [o for o in outcomes if o.result.fits] if not bench.recorded.fits else []
-    best = enough[0] if enough else outcomes[-1]
+    enough = None if bench.recorded.fits else first_enough(bench, outcomes)
+    best = enough or bench.looked_on(outcomes[-1])
     alone = max(p.recommendation.saves_bytes or 0 for p in saving)
-    if not enough and saved_bytes(bench, best) < WORTH_COMBINING * alone:
+    if enough is None and saved_bytes(bench, best) < WORTH_COMBINING * alone:
         return []
     return [remedy.made_of(case, bench, chosen, best)]
+
+
+def _is_enough(predicted: Predicted) -> bool:
+    """Return whether a change serves the recorded requests and is not known to fail later."""
+    outlook = predicted.outlook
+    return bool(predicted.fits) and (outlook is None or outlook.state is not OutlookState.FAILS)
 
 
 def _notes(bench: Bench) -> tuple[str, ...]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 from fragdoctor.analysis.result import DeviceAnalysis
 from fragdoctor.model.diagnosis import Cause, RunState
 from fragdoctor.model.oom import NO_FAILURE
+from fragdoctor.model.snapshot import Action
 from fragdoctor.rules.context import Context
 
 LITTLE_TO_SPARE: Final = 0.05
@@ -17,7 +19,9 @@ def run_state(context: Context, cause: Cause) -> RunState:
     """Return how the run stands on the device that the verdict is about, with its cause."""
     n_ooms = context.stats[-1].n_ooms if context.stats else None
     if context.analysis is not None and context.analysis.ooms and cause is Cause.HEALTHY:
-        return RunState.NEAR_LIMIT  # the program caught its failures and resumed its work
+        # The program caught its failures and resumed its work; a search for a batch that fits ends
+        # where it left enough to spare.
+        return RunState.FITS if _has_settled(context, context.analysis) else RunState.NEAR_LIMIT
     if _has_failure(context) or n_ooms:
         return RunState.FAILED
     analysis = context.analysis
@@ -28,6 +32,45 @@ def run_state(context: Context, cause: Cause) -> RunState:
     if was_retried or (context.retries and context.retries[0]) or _is_full(context, analysis):
         return RunState.NEAR_LIMIT
     return RunState.FITS if analysis is not None or n_ooms == 0 else RunState.UNKNOWN
+
+
+@dataclass(frozen=True, slots=True)
+class BackOff:
+    """A line whose request failed, and that asked for less from then on.
+
+    Attributes:
+        failed_bytes: its last request that failed.
+        served_bytes: its largest one that was served since.
+        peak_bytes: most live memory since.
+        stack: of these requests.
+    """
+
+    failed_bytes: int
+    served_bytes: int
+    peak_bytes: int
+    stack: int
+
+
+def backed_off(analysis: DeviceAnalysis) -> BackOff | None:
+    """Return how a program came to terms with its last failure; None if it did not ask for less."""
+    if not analysis.ooms or analysis.timeline is None:
+        return None
+    last, trace = analysis.ooms[-1], analysis.trace
+    row = last.row - trace.first_row
+    events = trace.events
+    same = (events.stack == last.stack) & (events.action == Action.ALLOC)
+    served = int(events.size_bytes[row + 1 :][same[row + 1 :]].max(initial=0))
+    if last.stack < 0 or not 0 < served < last.rounded_bytes:
+        return None
+    peak = int(analysis.timeline.active_bytes[row + 1 :].max(initial=0))
+    return BackOff(last.rounded_bytes, served, peak, last.stack)
+
+
+def _has_settled(context: Context, analysis: DeviceAnalysis) -> bool:
+    found, capacity = backed_off(analysis), context.total_bytes
+    if found is None or not capacity:
+        return False
+    return capacity - found.peak_bytes >= LITTLE_TO_SPARE * capacity
 
 
 def _has_failure(context: Context) -> bool:

@@ -10,6 +10,7 @@ import numpy as np
 from fragdoctor.analysis.result import DeviceAnalysis, KeptMemory, KeptPattern
 from fragdoctor.diagnosis.decision import decide
 from fragdoctor.diagnosis.hypothesis import Hypothesis
+from fragdoctor.diagnosis.run_state import backed_off
 from fragdoctor.diagnosis.verdict_message import verdict_of
 from fragdoctor.model.diagnosis import Cause, Verdict
 from fragdoctor.model.finding import Confidence, Evidence
@@ -141,6 +142,15 @@ def _caught(
         f"The program caught {errors} ({'a request' if n == 1 else 'requests'} of {tried}) and "
         f"went on{', to its end' if ended_well else ''}{served if n_after else ''}."
     )
+    found = backed_off(analysis)
+    if found is not None:
+        where = context.user_line(found.stack)
+        summary += (
+            f" {'The line that failed' if where is None else where} asked for "
+            f"{format_size(found.failed_bytes)} in vain and was served with "
+            f"{format_size(found.served_bytes)} from then on, {format_size(found.peak_bytes)} live "
+            "at the most."
+        )
     healthy = Hypothesis(Cause.HEALTHY, Confidence.LIKELY, summary)
     return [healthy, *(replace(h, confidence=Confidence.POSSIBLE) for h in hypotheses)]
 

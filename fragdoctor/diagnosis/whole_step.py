@@ -49,8 +49,8 @@ def _beyond_settings(verdict: Verdict, cause: Cause, lacking: int) -> Verdict:
         verdict,
         cause=cause,
         confidence=Confidence.LIKELY,
-        summary="The request that failed could have been placed, but no allocator setting lets its "
-        f"step come to its end.{short}",
+        summary="Free memory was enough for the request that failed, but no allocator setting lets "
+        f"its step come to its end.{short}",
         also=tuple(dict.fromkeys((verdict.cause, *(c for c in verdict.also if c is not cause)))),
         decider="",
     )

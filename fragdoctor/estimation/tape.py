@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from fragdoctor.model.estimate import Phase, PhaseName, Share
+from fragdoctor.model.estimate import PhaseName, PhasePeak, Share
 from fragdoctor.trace.allocator import Allocator
 
 ROUNDING: Final = 512
@@ -72,7 +72,7 @@ class Tape:
         self.events.append(Event("moment", tag=text))
 
 
-def phases_of(tape: Tape) -> list[Phase]:
+def phases_of(tape: Tape) -> list[PhasePeak]:
     """Return the peak of each phase, in the order in which they first begin."""
     live: defaultdict[str, int] = defaultdict(int)
     best: dict[str, tuple[int, dict[str, int], str]] = {}
@@ -102,7 +102,7 @@ def phases_of(tape: Tape) -> list[Phase]:
                 moment = event.tag
     settle()
     return [
-        Phase(
+        PhasePeak(
             name=PhaseName(name),
             n_bytes=n_bytes,
             shares=tuple(Share(tag, n) for tag, n in shares.items() if n > 0),

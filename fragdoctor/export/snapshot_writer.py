@@ -7,12 +7,15 @@ stays the same. Keys that fragdoctor does not know, and host segments, are not w
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import pairwise
 from typing import Any, Final
 
-from fragdoctor.export.pickle_writer import PickleWriter, Shared
+import numpy as np
+
+from fragdoctor.export.pickle_writer import Column, PickleWriter, Records, Shared
 from fragdoctor.model.conf_keys import parse_version
-from fragdoctor.model.hooks import tell
+from fragdoctor.model.hooks import report_progress
 from fragdoctor.model.snapshot import Action, BlockState, SegmentType, Snapshot
 
 _STATES: Final = {
@@ -22,7 +25,6 @@ _STATES: Final = {
     BlockState.OTHER: "unknown",
 }
 _KINDS: Final = {SegmentType.SMALL: "small", SegmentType.LARGE: "large"}
-_PIECE_EVENTS: Final = 10_000
 _ACTION_NAMES: Final = [a.name.lower() for a in Action]
 _OOM: Final = int(Action.OOM)
 
@@ -56,6 +58,11 @@ class _Document:
         ]
         self._pools = [(a, b) for a, b in snapshot.pools.tolist()]
         self._streams = snapshot.streams.tolist()
+        free = sorted(snapshot.oom_free_bytes.items())
+        self._free = (
+            np.array([row for row, _ in free], np.int64),
+            np.array([*(n_bytes for _, n_bytes in free), 0], np.uint64),
+        )
 
     def top(self) -> Any:
         if self._s.provenance.is_list:
@@ -122,47 +129,37 @@ class _Document:
                 block["frames"] = self._stack(int(b.stack[i]))
             yield block
 
-    def _traces(self) -> Iterator[Iterator[dict[str, Any]]]:
-        offsets = self._s.events.offsets.tolist()
-        for low, high in pairwise(offsets):
-            yield self._events(low, high)
+    def _traces(self) -> list[Records]:
+        return [
+            Records(high - low, partial(self._events, low))
+            for low, high in pairwise(self._s.events.offsets.tolist())
+        ]
 
-    def _events(self, low: int, high: int) -> Iterator[dict[str, Any]]:
-        """Yield the events of some rows, a piece at a time: as Python's numbers they are large."""
-        for start in range(low, high, _PIECE_EVENTS):
-            tell("Writing events", start, len(self._s.events))
-            yield from self._piece(start, min(start + _PIECE_EVENTS, high))
-
-    def _piece(self, low: int, high: int) -> Iterator[dict[str, Any]]:
-        e = self._s.events
-        rows = slice(low, high)
-        free = self._s.oom_free_bytes
-        columns = (
-            e.action, e.address, e.size_bytes, e.stream, e.time_us, e.stack, e.pool,
-            e.compile_context, e.user_metadata,
-        )  # fmt: skip
-        values = zip(*(c[rows].tolist() for c in columns), strict=True)
-        for row, (action, addr, size, stream, time, stack, pool, context, note) in enumerate(
-            values, low
-        ):
-            event: dict[str, Any] = {"action": _ACTION_NAMES[action]}
-            if action != _OOM:
-                event["addr"] = addr
-            elif row in free:
-                event["device_free"] = free[row]
-            event["size"] = size
-            event["stream"] = self._streams[stream] if stream >= 0 else 0
-            if stack >= 0:
-                event["frames"] = self._stacks[stack]
-            if time >= 0:
-                event["time_us"] = time
-            if context >= 0:
-                event["compile_context"] = self._s.strings[context]
-            if note >= 0:
-                event["user_metadata"] = self._s.strings[note]
-            if pool >= 0:
-                event["pool_id"] = self._pools[pool]
-            yield event
+    def _events(self, first: int, low: int, high: int) -> list[Column]:
+        """Return the columns of some events of a device, whose rows begin at ``first``."""
+        e, s = self._s.events, self._s
+        report_progress("Writing events", first + low, len(e))
+        rows = slice(first + low, first + high)
+        stream, stack, time, pool = e.stream[rows], e.stack[rows], e.time_us[rows], e.pool[rows]
+        context, note = e.compile_context[rows], e.user_metadata[rows]
+        number = np.append(s.streams, np.zeros(1, s.streams.dtype))[
+            np.where(stream < 0, -1, stream)
+        ]
+        has_failed = e.action[rows] == _OOM
+        free = self._free[1][np.searchsorted(self._free[0], np.arange(rows.start, rows.stop))]
+        has_free = has_failed & np.isin(np.arange(rows.start, rows.stop), self._free[0])
+        return [
+            Column("action", e.action[rows], _ACTION_NAMES),
+            Column("addr", e.address[rows], None, ~has_failed),
+            Column("device_free", free, None, has_free),
+            Column("size", e.size_bytes[rows]),
+            Column("stream", number),
+            Column("frames", stack, self._stacks, stack >= 0),
+            Column("time_us", time, None, time >= 0),
+            Column("compile_context", context, s.strings, context >= 0),
+            Column("user_metadata", note, s.strings, note >= 0),
+            Column("pool_id", pool, self._pools, pool >= 0),
+        ]
 
     def _settings(self) -> dict[str, Any]:
         settings = self._s.settings

@@ -17,7 +17,6 @@ _Value = TypeVar("_Value", tuple[str, str], tuple[tuple[str, str], ...])
 
 MAX_LINES: Final = 3
 _LINE_SHARE: Final = 0.02  # of the peak: less is the noise of any run
-_SAME_SIZE: Final = 0.1
 _MANY_PINNED: Final = 0.05
 
 

@@ -61,13 +61,6 @@ def allowed_steps(a: int | None, b: int | None) -> float:
     return max(1, TOLERANCE * max(a or 0, b or 0))
 
 
-def are_near(low: int | None, high: int | None) -> bool:
-    """Return whether two peaks are near; peaks that are not known are."""
-    if low is None or high is None:
-        return low is high
-    return high - low <= max(1, TOLERANCE * high)
-
-
 def are_alike(a: RankProfile, b: RankProfile) -> bool:
     """Return whether every line holds nearly the same on both."""
     allowed = allowed_steps(a.peak, b.peak)

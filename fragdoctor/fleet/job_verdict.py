@@ -109,12 +109,12 @@ def _reasons(group: RankGroup) -> str:
     lead = differences[0]
     if group.n_failed and lead.kind is DifferenceKind.VERDICT:  # the last of the kinds
         return "it fails with what the others hold as well"
-    told = [lead.text]
+    parts = [lead.text]
     # That it fails is said by itself.
     kinds = (DifferenceKind.SETTING, *(() if group.n_failed else (DifferenceKind.VERDICT,)))
     for kind in kinds:
-        told += [d.text for d in differences[1:] if d.kind is kind][:1]
-    return "; ".join(told)
+        parts += [d.text for d in differences[1:] if d.kind is kind][:1]
+    return "; ".join(parts)
 
 
 def _failing(
@@ -161,13 +161,13 @@ def _others(
         count = "each" if unwell[worst] == n else format_count(unwell[worst])
         return [f"{did} out of memory, but {count} of them {shows}: {what}."]
     peaks = _peaks(usual)
-    told = _differing(usual) if everyone else []
-    if told and n == len(usual):
-        return [f"{who} are healthy{peaks}.", *told]
+    parts = _differing(usual) if everyone else []
+    if parts and n == len(usual):
+        return [f"{who} are healthy{peaks}.", *parts]
     if len(usual) > 1:
         n_groups = format_count(len(usual))
         alike = f"{who} {verb} healthy, in {n_groups} groups of ranks that are alike{peaks}."
-        return [alike, *told]
+        return [alike, *parts]
     alike = " and alike" if n > 1 else ""
     return [f"{who} {verb} healthy{alike}{peaks}."]
 

@@ -302,9 +302,9 @@ def _failure(diagnosis: Diagnosis, figures: DeviceFigures | None) -> tuple[bool,
 
 
 def _versions(diagnosis: Diagnosis) -> tuple[str, str]:
-    told = diagnosis.case.overrides.torch_version
-    if told:
-        return told, told
+    given = diagnosis.case.overrides.torch_version
+    if given:
+        return given, given
     snapshot = diagnosis.case.snapshot
     if snapshot is None:
         return "", ""

@@ -148,9 +148,6 @@ _WRITE_ONE: Final = 'Write one with torch.cuda.memory._dump_snapshot("snapshot.p
 _ANALYZE: Final = "Run: fragdoctor analyze {name}"
 _ESTIMATE: Final = "Run: fragdoctor estimate {name}"
 _OOM: Final = "For a message or a log, run: fragdoctor oom {name}"
-_MODELS: Final[dict[Kind | None, str]] = dict.fromkeys(
-    (Kind.SAFETENSORS, Kind.MODEL_CONFIG), _ESTIMATE
-)
 _HINTS: Final[dict[Wanted, dict[Kind | None, str]]] = {
     Wanted.SNAPSHOT: {
         Kind.OLD_PICKLE: _NEVER_RUN,

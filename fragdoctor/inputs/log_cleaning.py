@@ -174,7 +174,7 @@ RANK_PATTERNS: Final = tuple(
     re.compile(pattern, re.ASCII | re.IGNORECASE)
     for pattern in (
         r"\[rank[:\s]{0,2}(\d{1,6})\]",
-        r"(?<![a-z_])(?:global[_ ])?rank\s{0,2}[=:#]?\s{0,2}(\d{1,6})(?![\d/])",
+        r"(?<![a-z_])(?:global[_ ])?rank[\"']?\s{0,2}[=:#]?\s{0,2}(\d{1,6})(?![\d/])",
         r"\[default(\d{1,6})\]",
         r"\[1,(\d{1,6})\](?:<std|:)",
         r"^\s{0,40}\[[a-z][\w.-]{0,80}:(\d{1,6})\]:",

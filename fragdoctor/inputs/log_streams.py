@@ -54,7 +54,9 @@ NEEDLES: Final = (
     "cache flushes", "memory mapping failed", "no space left", "heap space", "internal assert",
     "running low on memory", "buffer of size", "memory allocation of", "allocation on device",
     "driver initialization", "execution_failed", "initialization error",
-    "allocating <= available", "pinned host memory",
+    "allocating <= available", "pinned host memory", "ib allowed", "first observed failure",
+    "of memory, used", "allocate request for", "that was not possible", "resourceexhausted",
+    "fail to alloc", "process name:", "srun: error",
 )  # fmt: skip
 
 # Each stands in many needles: text that lacks it need not be searched for any of those.
@@ -153,6 +155,10 @@ class Stream:
         """Return the squeezed text after a position, not past the end of its line."""
         index = self._index(max(0, position - 1))
         return self.squeezed[position : min(self._end(index), position + length)]
+
+    def ends_at(self, position: int) -> bool:
+        """Return whether a line ends at a position, but for what marks a cut or closes a quote."""
+        return not self.after(position, 1).isalnum()
 
     def text(self, start: int, end: int, limit: int = 2000) -> str:
         """Return the text between two positions as printed, white space folded."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from bisect import bisect_left, bisect_right
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from fragdoctor.inputs.log_streams import Stream, windows
+from fragdoctor.inputs.log_cleaning import plain_lines, rank_in
+from fragdoctor.inputs.log_streams import Stream, Window, windows
 from fragdoctor.inputs.scenes import scan
 from fragdoctor.inputs.wordings.table import hits_of, variants
 from fragdoctor.inputs.wordings.wording import NEGATIVE, SHARED_MEMORY, Hit
@@ -36,7 +39,9 @@ def find_messages(text: str) -> OomLog:
     ``negative`` says which.
 
     ``primary`` is the first cause: the earliest failure of device memory that printed figures;
-    else the earliest other failure of memory; else the earliest warning; else the first message.
+    else the earliest without figures; else the earliest failure of the host's memory; else the
+    earliest warning; else the first message. A message without a rank gets that of the process
+    whose end the launcher reports below it.
     Time-outs, asserts and kills that follow an out-of-memory error are its consequences.
     """
     found = _Found()
@@ -52,6 +57,8 @@ def find_messages(text: str) -> OomLog:
                     hits.append((first, stream.ordinal_at(max(hit.start, hit.end - 1)), hit))
         for _first, last, hit in sorted(hits, key=lambda item: (item[0], item[2].start)):
             found.add(hit, last)
+        found.ends.extend(_ends_told(window))
+    found.name_ranks()
     messages = found.messages or found.warnings or found.negative[:1] or _look_alike(text)
     markers = _distinct(found.markers)
     return OomLog(
@@ -73,6 +80,7 @@ class _Found:
     negative: list[OomMessage] = field(default_factory=list)
     warnings: list[OomMessage] = field(default_factory=list)
     consumed: int = -1  # last raw line that a message reaches
+    ends: list[_RankEnd] = field(default_factory=list)
 
     def add(self, hit: Hit, last: int) -> None:
         """Sort one hit in."""
@@ -90,6 +98,79 @@ class _Found:
             self.warnings.append(message)
         elif not is_consequence:
             self.negative.append(replace(message, rank=None))
+
+    def name_ranks(self) -> None:
+        """Give messages without a rank that of the process which the log says to have ended."""
+        if any(m.rank is not None for m in self.messages):
+            return  # ranks stand before the lines here; a line without one has its reasons
+        ends = sorted(self.ends, key=lambda e: e.line)
+        end_lines = [e.line for e in ends]
+        lines = sorted(m.line for m in self.messages)
+        devices = Counter(m.device_index for m in self.messages)
+        for i, message in enumerate(self.messages):
+            first = bisect_left(end_lines, message.line)
+            last = bisect_right(end_lines, message.line + _END_LINES)
+            below = ends[first : min(last, first + _END_LINES)]
+            summary = [e for e in below if e.local_rank is not None]
+            roots = {e.rank for e in summary if e.is_root}
+            if not summary:
+                following = bisect_right(lines, message.line)
+                until = lines[following] if following < len(lines) else message.line + _END_LINES
+                ranks = {e.rank for e in below if e.line <= until}
+            elif len({e.rank for e in summary}) == 1 or (lines[0] == lines[-1] and roots):
+                ranks = roots or {e.rank for e in summary}
+            elif devices[message.device_index] == 1:
+                ranks = {e.rank for e in summary if e.local_rank == message.device_index}
+            else:
+                ranks = set()
+            if len(ranks) == 1:
+                self.messages[i] = replace(message, rank=ranks.pop())
+
+
+_END_LINES: Final = 400
+_SUMMARY: Final = re.compile(r"\brank\s{0,20}:\s{0,4}(\d{1,6})\s\(local_rank:\s{0,4}(\d{1,6})\)")
+_NAMES_RANK: Final = re.compile(r"rank|process name:|srun: error", re.IGNORECASE)
+# Slurm's tasks and the processes of MPI are the ranks.
+_LAUNCHER: Final = re.compile(
+    r"srun: error: [\w.-]{1,100}: task (\d{1,6}): "
+    r"|Process name: (?:\[\[\d{1,9},\d{1,9}\],)?(\d{1,6})\b"
+)
+_ENDED: Final = re.compile(
+    r"\b(?:fail|error|exception|abort|crash|died|dying|dead|exit|terminat|killed|lost)",
+    re.IGNORECASE,
+)
+_OF_PEERS: Final = re.compile(
+    r"time[sd]?[ -]?out|watchdog|collective|waiting|heartbeat|connection|peer|local.?rank",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _RankEnd:
+    """A line that says of a rank that its process failed or ended."""
+
+    line: int
+    rank: int
+    local_rank: int | None = None
+    is_root: bool = False
+
+
+def _ends_told(window: Window) -> Iterator[_RankEnd]:
+    """Yield what the lines of a window say about the ends of ranks."""
+    is_root = False
+    for line in window.lines:
+        if "first observed failure" in line.raw:
+            is_root = True
+        for plain in plain_lines(line.raw) if _NAMES_RANK.search(line.raw) else ():
+            summary, launcher = _SUMMARY.search(plain), _LAUNCHER.search(plain)
+            if summary is not None:
+                yield _RankEnd(line.number, int(summary[1]), int(summary[2]), is_root)
+            elif launcher is not None:
+                yield _RankEnd(line.number, int(launcher[1] or launcher[2]))
+            elif _ENDED.search(plain) and not _OF_PEERS.search(plain):
+                rank = rank_in(plain)
+                if rank is not None:
+                    yield _RankEnd(line.number, rank)
 
 
 # Peers die after a failure of one rank; by itself such a line means the host's OOM killer.
@@ -137,11 +218,13 @@ _TOPICS: Final = (
 def _primary(messages: list[OomMessage]) -> int:
     def tier(message: OomMessage) -> int:
         if message.kind in {NEGATIVE, SHARED_MEMORY}:
-            return 3
+            return 4
         if message.is_warning:
+            return 3
+        if not message.is_device_oom:
             return 2
         figures = message.requested_bytes, message.total_bytes, message.kv_tokens_requested
-        return 0 if message.is_device_oom and any(f is not None for f in figures) else 1
+        return 0 if any(f is not None for f in figures) else 1
 
     return min(range(len(messages)), key=lambda i: (tier(messages[i]), i), default=0)
 

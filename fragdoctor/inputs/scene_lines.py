@@ -173,7 +173,6 @@ _END: Final = re.compile(
     r"|(?P<start>\bstart|\bbegin|launch|running|\bcreated\b)"
 )
 _HEADLINE: Final = re.compile(r"^[\s=\-#*>~|\[(]{0,40}$")
-_NOTHING: Final = frozenset({"with", "of", "in"})
 
 
 def trial_of(plain: str) -> tuple[str, SceneKind | None]:
@@ -192,18 +191,18 @@ def trial_of(plain: str) -> tuple[str, SceneKind | None]:
         name = match.group("name").strip(".-_")
         if pattern is _WANDB:
             return name, SceneKind.TRIAL_START
-        told = _told(lowered, match)
+        said = _said(lowered, match)
         if pattern is not _NUMBERED:
-            return name, told
+            return name, said
         # "run 3" also stands in sentences; a count or a headline makes it a trial
         is_counted = bool(match.group("total"))
         is_headline = bool(_HEADLINE.match(lowered[: match.start()]))
-        if is_counted or (is_headline and told is not None):
-            return name, told or SceneKind.TRIAL_START
+        if is_counted or (is_headline and said is not None):
+            return name, said or SceneKind.TRIAL_START
     return "", None
 
 
-def _told(lowered: str, match: re.Match[str]) -> SceneKind | None:
+def _said(lowered: str, match: re.Match[str]) -> SceneKind | None:
     after = lowered[match.end() : match.end() + 40]
     before = lowered[max(0, match.start() - 24) : match.start()]
     found = _END.search(after) or _END.search(before)

@@ -21,7 +21,7 @@ from typing import BinaryIO, Final, Protocol, Self, cast
 from fragdoctor.errors import InputError, LimitExceeded, RefusedSnapshot, TruncatedSnapshot
 from fragdoctor.inputs.remote import is_remote, open_remote, without_secrets
 from fragdoctor.limits import DEFAULT_LIMITS, Limits
-from fragdoctor.model.hooks import tell
+from fragdoctor.model.hooks import report_progress
 from fragdoctor.units import MIB, format_size
 
 if sys.version_info >= (3, 14):
@@ -32,7 +32,7 @@ else:
 GZIP_MAGIC: Final = b"\x1f\x8b"
 ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
 HEAD_BYTES: Final = 4096
-_TELL_EVERY_BYTES: Final = 4 * MIB
+_REPORT_EVERY_BYTES: Final = 4 * MIB
 
 
 class _Readable(Protocol):
@@ -110,7 +110,7 @@ class ByteStream(io.RawIOBase):
             self.compression = "zstd"
             self._inner = zstd.ZstdFile(self._packed)
         self._file_bytes = _length(raw)
-        self._told_bytes = 0
+        self._reported_bytes = 0
         self.n_bytes = 0
         self._head = b""
         self.head = packed_head if not self.compression else self._peek()
@@ -155,9 +155,9 @@ class ByteStream(io.RawIOBase):
             n = self._read_inner(buffer)
         self.n_bytes += n
         self._check_limits()
-        if self.n_bytes - self._told_bytes >= _TELL_EVERY_BYTES:
-            self._told_bytes = self.n_bytes
-            tell("Reading", self._packed.n_bytes, self._file_bytes)
+        if self.n_bytes - self._reported_bytes >= _REPORT_EVERY_BYTES:
+            self._reported_bytes = self.n_bytes
+            report_progress("Reading", self._packed.n_bytes, self._file_bytes)
         return n
 
     def _read_inner(self, buffer: memoryview) -> int:

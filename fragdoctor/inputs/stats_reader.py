@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from fragdoctor.errors import InputError, LimitExceeded, NotASnapshot
-from fragdoctor.inputs.log_cleaning import plain_lines
 from fragdoctor.limits import DEFAULT_LIMITS
 from fragdoctor.model.case import MemoryStats, StatsSeries
 from fragdoctor.units import format_size
@@ -295,6 +294,8 @@ def read_summaries(text: str, label: str = "") -> Iterator[MemoryStats]:
     """Yield one ``MemoryStats`` for each table, in the order of the text."""
     if not looks_like_summary(text):
         return
+    from fragdoctor.inputs.log_cleaning import plain_lines
+
     table: _Table | None = None
     for number, raw in enumerate(text.split("\n"), start=1):
         if "|" not in raw and "memory summary" not in raw:

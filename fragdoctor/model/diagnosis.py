@@ -192,7 +192,10 @@ class PinReport:
 
 @dataclass(frozen=True, slots=True)
 class HolderReport:
-    """Live memory by the user's own source line, now and at the peak."""
+    """Live memory by the user's own source line, now and at the peak.
+
+    ``within`` is the line of a library that the user's line called into and that made most of it.
+    """
 
     device: int
     location: Location | None
@@ -200,6 +203,7 @@ class HolderReport:
     peak_bytes: int | None
     n_blocks: int
     stack: Sequence[Location] = ()
+    within: Location | None = None
 
 
 @dataclass(frozen=True, slots=True)

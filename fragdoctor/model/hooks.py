@@ -34,7 +34,7 @@ _WATCHER: Final[ContextVar[Watcher | None]] = ContextVar("watcher", default=None
 
 @contextmanager
 def watched_by(watcher: Watcher) -> Iterator[None]:
-    """Let ``watcher`` know what is told inside of the block, by this thread."""
+    """Call ``watcher`` with the progress that this thread reports inside of the block."""
     token = _WATCHER.set(watcher)
     try:
         yield
@@ -42,7 +42,7 @@ def watched_by(watcher: Watcher) -> Iterator[None]:
         _WATCHER.reset(token)
 
 
-def tell(what: str, done: int = 0, total: int = 0) -> None:
+def report_progress(what: str, done: int = 0, total: int = 0) -> None:
     """Say what is being done now: a few words of our own, never text of an input."""
     watcher = _WATCHER.get()
     if watcher is not None:

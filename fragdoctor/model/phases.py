@@ -108,7 +108,7 @@ class PhaseReport:
 
     Attributes:
         method: ``stacks`` (by source line and lifetime), ``lifetimes`` (no stacks were recorded),
-            or ``none``; ``reason`` says why nothing, or not everything, could be told.
+            or ``none``; ``reason`` says why nothing, or not everything, could be determined.
         phases: in the order of a step; empty where no training step shows.
         peak_phase: the phase that holds the highest allocated bytes of the trace.
         at_peak: what is allocated then, most first; ``at_rest``: between two steps, empty where

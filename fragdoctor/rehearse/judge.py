@@ -10,7 +10,7 @@ from fragdoctor.estimation.gpus import known_gpus
 from fragdoctor.inputs.cases import read_case
 from fragdoctor.inputs.messages import find_messages
 from fragdoctor.model.case import Overrides
-from fragdoctor.model.hooks import tell
+from fragdoctor.model.hooks import report_progress
 from fragdoctor.model.rehearsal import Rehearsal, RehearsalResult
 from fragdoctor.trace.simulate import simulate
 
@@ -32,7 +32,7 @@ def judge(rehearsal: Rehearsal) -> RehearsalResult:
     diagnosis = diagnose(case)
     if not rehearsal.fits or case.snapshot is None or not case.snapshot.devices:
         return RehearsalResult(diagnosis, rehearsal)
-    tell("Looking for GPUs")
+    report_progress("Looking for GPUs")
     replayed = simulate(case.snapshot, smallest_capacity=True)
     needed = replayed.results[0].smallest_capacity_bytes
     if needed is None:

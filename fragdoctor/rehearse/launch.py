@@ -32,6 +32,7 @@ START: Final = Path(__file__).parent / "start.py"
 MOST_STEPS: Final = 200
 """Steps after which a rehearsal ends whose memory does not repeat."""
 TEMPORARY: Final = "tmp"
+OUTCOME: Final = "outcome.json"
 TAIL_LINES: Final = 40
 _TAIL_BYTES: Final = 64 * 1024
 
@@ -96,22 +97,30 @@ class Conditions:
     Attributes:
         gpu: the GPU that it sees.
         n_devices: how many of them.
+        rank: the rank of a distributed run that is rehearsed; None = as the environment says.
+        world_size: ranks of that run.
         conf: settings of the allocator; None = as the environment says.
         torch_version: whose allocator it is; "" = of the PyTorch that the program has.
         n_steps: steps after which to stop; None = when their memory repeats.
         assumed_shares: how much operations keep whose results depend on values, by kind.
         allows_writes: whether files outside of the scratch folder may be changed.
         shows_output: whether what the program prints is passed on to standard error.
+        stops_by_itself: whether the program is ended when its steps repeat in memory.
+        variables: further variables of its environment.
     """
 
     gpu: RehearsedGpu
     n_devices: int = 1
+    rank: int | None = None
+    world_size: int = 1
     conf: str | None = None
     torch_version: str = ""
     n_steps: int | None = None
     assumed_shares: Mapping[str, float] = field(default_factory=dict)
     allows_writes: bool = False
     shows_output: bool = False
+    stops_by_itself: bool = True
+    variables: Mapping[str, str] = field(default_factory=dict)
 
 
 OnStep = Callable[[int, int], None]
@@ -173,6 +182,39 @@ def _attempt(
     program: Program, conditions: Conditions, python: str, place: Path, on_step: OnStep | None
 ) -> dict[str, Any]:
     """Return the outcome of a run with one interpreter, as the engine wrote it."""
+    code, tail = run_prepared(program, conditions, python, place, on_step)
+    outcome = place / OUTCOME
+    if not outcome.is_file():
+        raise _vanished(python, code, tail)
+    found: dict[str, Any] = json.loads(outcome.read_text(encoding="utf-8"))
+    if found["status"] == "unfit":
+        raise CannotRehearse(found["message"], hint=found["hint"])
+    if found["status"] == "failed":
+        raise _failed(found, tail)
+    if not found["used_cuda"]:
+        raise ConfigError(
+            "The program used no GPU: it asked for no CUDA tensor.",
+            hint="Check its arguments; what it prints is shown with --full.",
+        )
+    return found
+
+
+def run_prepared(
+    program: Program,
+    conditions: Conditions,
+    python: str,
+    place: Path,
+    on_step: OnStep | None = None,
+) -> tuple[int, str]:
+    """Run a program in a prepared process; return its exit code and its last lines.
+
+    Args:
+        program: what to run.
+        conditions: under which conditions.
+        python: the interpreter.
+        place: the scratch folder, where the engine leaves its outcome.
+        on_step: told after each step.
+    """
     (place / TEMPORARY).mkdir(exist_ok=True)
     gpu = conditions.gpu
     request = {
@@ -192,9 +234,10 @@ def _attempt(
         "n_devices": conditions.n_devices,
         "steps": conditions.n_steps,
         "most_steps": None if conditions.n_steps is not None else MOST_STEPS,
+        "stops_by_itself": conditions.stops_by_itself,
         "scratch": None if conditions.allows_writes else str(place),
-        "native": str(_native()),
-        "outcome": str(place / "outcome.json"),
+        "native": str(native_library()),
+        "outcome": str(place / OUTCOME),
         "snapshot": str(place / "snapshot.pickle"),
     }
     with _pipe() as (readable, writable), (place / "output").open("w+b") as output:
@@ -202,29 +245,16 @@ def _attempt(
         (place / "request.json").write_text(json.dumps(request), encoding="utf-8")
         code = _run(
             [python, str(START), str(place / "request.json")],
-            _environment(conditions, place),
+            _environment(conditions, place) | dict(conditions.variables),
             None if conditions.shows_output else output,
             (readable, writable),
             on_step,
         )
-        tail = _tail(output)
-    outcome = place / "outcome.json"
-    if not outcome.is_file():
-        raise _vanished(python, code, tail)
-    found: dict[str, Any] = json.loads(outcome.read_text(encoding="utf-8"))
-    if found["status"] == "unfit":
-        raise CannotRehearse(found["message"], hint=found["hint"])
-    if found["status"] == "failed":
-        raise _failed(found, tail)
-    if not found["used_cuda"]:
-        raise ConfigError(
-            "The program used no GPU: it asked for no CUDA tensor.",
-            hint="Check its arguments; what it prints is shown with --full.",
-        )
-    return found
+        return code, _tail(output)
 
 
-def _native() -> Path:
+def native_library() -> Path:
+    """Return the library of the fake GPUs, beside the core."""
     from fragdoctor import _native
 
     for folder in _native.__path__:
@@ -243,6 +273,18 @@ def _environment(conditions: Conditions, place: Path) -> dict[str, str]:
     if conditions.conf is not None:
         environ.pop("PYTORCH_ALLOC_CONF", None)
         environ["PYTORCH_CUDA_ALLOC_CONF"] = conditions.conf
+    if conditions.rank is not None:
+        local, n_local = conditions.rank % conditions.n_devices, conditions.n_devices
+        told = {
+            "RANK": conditions.rank,
+            "WORLD_SIZE": conditions.world_size,
+            "LOCAL_RANK": local,
+            "LOCAL_WORLD_SIZE": n_local,
+            "GROUP_RANK": conditions.rank // n_local,
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": 29500,
+        }
+        environ |= {name: str(value) for name, value in told.items()}
     if not conditions.allows_writes:
         environ["TMPDIR"] = str(place / TEMPORARY)
         environ.setdefault("WANDB_MODE", "disabled")

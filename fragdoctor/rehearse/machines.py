@@ -8,6 +8,7 @@ from typing import Final
 
 from fragdoctor.errors import ConfigError
 from fragdoctor.estimation.gpus import gpu_of
+from fragdoctor.model.estimate import GpuModel
 
 DEFAULT: Final = "h100"
 # name -> compute capability and multiprocessors, as NVIDIA's data sheets say
@@ -93,7 +94,7 @@ def rehearsed_gpu(
             hint="Choose another with --gpu; fragdoctor estimate --list-gpus names them.",
         )
     kernels = model if model.name in _KERNELS else gpu_of(DEFAULT)
-    capability, n_multiprocessors = _KERNELS[kernels.name]
+    capability, n_multiprocessors = kernels_of(kernels)
     total_bytes = model.total_bytes
     if name is None and capacity_bytes is not None:
         total_bytes = capacity_bytes
@@ -108,3 +109,8 @@ def rehearsed_gpu(
         capability=capability,
         n_multiprocessors=n_multiprocessors,
     )
+
+
+def kernels_of(gpu: GpuModel | None) -> tuple[tuple[int, int], int]:
+    """Return compute capability and multiprocessors; those of an H100 where they are not known."""
+    return _KERNELS.get(gpu.name if gpu else DEFAULT, _KERNELS[DEFAULT])

@@ -25,13 +25,10 @@ from fragdoctor.model.estimate import (
     Item,
     KeptTensor,
     KnownModel,
-    Phase,
     PhaseName,
-    ProcessDemand,
+    PhasePeak,
     Saving,
     Share,
-    Sharing,
-    SharingRow,
 )
 from fragdoctor.model.finding import Severity
 from fragdoctor.model.fleet import (
@@ -45,6 +42,7 @@ from fragdoctor.model.fleet import (
     RankRow,
     RankSummary,
 )
+from fragdoctor.model.gpu_sharing import ProcessDemand, Sharing, SharingRow
 from fragdoctor.model.oom import LogMarker, OomMessage, OtherProcess
 from fragdoctor.model.phases import CategoryShare, LineBytes
 from fragdoctor.model.rehearsal import RehearsalResult, RehearsalSweep, Unmodelled
@@ -369,7 +367,7 @@ _ESTIMATES: Final[Mapping[type, Shape]] = {
     ),
     ItemAtPeak: Shape(inline=("item",)),
     Item: Shape(names={"n_bytes": "largest_bytes"}),
-    Phase: Shape(names={"n_bytes": "peak_bytes"}),
+    PhasePeak: Shape(names={"n_bytes": "peak_bytes"}),
     Share: _BYTES,
     KeptTensor: _BYTES,
     CodeLine: _BYTES,

@@ -12,7 +12,7 @@ from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.model.snapshot import Snapshot
 from fragdoctor.model.story import LogStory
 from fragdoctor.rules.failed_request import FailedRequest, known
-from fragdoctor.trace.code_owners import NATIVE, PACKAGE, TORCH, USER, classify_file
+from fragdoctor.trace.code_owners import NATIVE, PACKAGE, TORCH, USER, classify_file, is_plumbing
 
 MAX_STACK = 12
 """Frames of a stack that a report carries; the innermost ones say where."""
@@ -129,6 +129,20 @@ class Context:
         if all(classify_file(f.filename) == NATIVE for f in self.stack(stack_id)):
             return ()
         return self.user_stack(stack_id)
+
+    def library_line(self, stack_id: int) -> Location | None:
+        """Return the innermost line of a package that the user's line called into.
+
+        That of a model where there is one: trainers, launchers and hooks call it. None where the
+        user's line, or none of a package, made the request.
+        """
+        for location in self.stack(stack_id):
+            kind = classify_file(location.filename)
+            if kind == USER:
+                return None
+            if kind == PACKAGE and not is_plumbing(location.filename):
+                return location
+        return None
 
     def frame(self, frame_id: int) -> Location | None:
         """Return a frame as a location; None for id -1."""

@@ -169,7 +169,7 @@ class CauseFinder:
                 self._failures.append(i)
         for i, scene in enumerate(self._scenes):
             if scene.kind in _TRIAL_ENDS and self._links[i].cause is None:
-                self._links[i] = self._told_before(i, scene)
+                self._links[i] = self._reported_before(i, scene)
         return self._links
 
     def _link(self, scene: Scene) -> Link:  # noqa: PLR0911 - one return a kind
@@ -292,7 +292,7 @@ class CauseFinder:
                 return Link(self._root(i), Confidence.LIKELY, "the failure ended the trial")
         return Link()
 
-    def _told_before(self, i: int, scene: Scene) -> Link:
+    def _reported_before(self, i: int, scene: Scene) -> Link:
         """Link the end of a trial to the failure printed right below it, as Optuna does."""
         for k in range(i + 1, min(i + 1 + _MAX_BACK, len(self._scenes))):
             later = self._scenes[k]

@@ -225,13 +225,13 @@ def memory_over_trials(story: LogStory) -> Trend | None:
     What is printed between trials says more than what was allocated when memory ran out, which the
     size of the trial decides as well.
     """
-    printed = [t for t in story.trends if t.label and t.over == "trial" and _is_told(t)]
+    printed = [t for t in story.trends if t.label and t.over == "trial" and _is_printed(t)]
     for figure in ("allocated", "reserved", "used"):
         best = _best([t for t in printed if t.figure == figure])
         if best is not None:
             return best
     at_failures = [
-        t for t in story.trends if not t.label and t.figure == "allocated" and _is_told(t)
+        t for t in story.trends if not t.label and t.figure == "allocated" and _is_printed(t)
     ]
     return _best(at_failures)
 
@@ -303,7 +303,7 @@ def has_process_each(story: LogStory) -> bool:
     return len(of_trial) > 1 and len(pids) == len(set(pids))
 
 
-def _is_told(trend: Trend) -> bool:
+def _is_printed(trend: Trend) -> bool:
     return trend.over in _OVER_TRIALS and trend.slope_bytes is not None
 
 

@@ -102,8 +102,8 @@ class _Assignment:
             for i in self._waiting(source):
                 self._name(i, name)
         self._failed.pop(source, None)
-        is_told = self._failure_lines.get(name, scene.line) < scene.line
-        if scene.kind is SceneKind.TRIAL_FAILED and not is_told:
+        is_known = self._failure_lines.get(name, scene.line) < scene.line
+        if scene.kind is SceneKind.TRIAL_FAILED and not is_known:
             self._failed[source] = scene
         self._current.pop(source, None)
         self._current.pop(_NOWHERE, None)

@@ -28,6 +28,12 @@ _TORCH = re.compile(
     r"(?:^|[/\\])torch[/\\](?:_\w+|amp|ao|autograd|backends|cuda|distributed|fx|func|functional"
     r"|jit|nn|onnx|optim|profiler|random|serialization|sparse|testing|utils)(?:\.py|[/\\])"
 )
+# Of packages what runs a program rather than being a part of its model.
+_PLUMBING = re.compile(
+    r"[/\\](?:site|dist)-packages[/\\](?:(?:accelerate|click|deepspeed|fire|hydra|ignite|lightning"
+    r"|lightning_fabric|optuna|pytorch_lightning|ray|torchtnt|typer|wandb)[/\\]"
+    r"|.*[/\\](?:hooks|trainer|trainer_\w+|\w+_trainer|training_loop|utils[/\\]\w+)\.py)"
+)
 _STDLIB = re.compile(
     r"[/\\](?:lib|Lib|lib64)[/\\]python[0-9.]*[/\\]|[/\\]Python\d+[/\\]Lib[/\\]|\.zip[/\\]"
 )
@@ -48,6 +54,11 @@ def classify_file(filename: str) -> int:
     if _TORCH.search(name):
         return TORCH
     return STDLIB if _STDLIB.search(name) else USER
+
+
+def is_plumbing(filename: str) -> bool:
+    """Return whether a file of a package runs programs: a trainer, a launcher, hooks."""
+    return _PLUMBING.search(filename[:1000]) is not None
 
 
 def frame_classes(snapshot: Snapshot) -> U8:

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from fragdoctor._native import _ext
 from fragdoctor.model.snapshot import I64, Bools
 from fragdoctor.trace import stacks
+from fragdoctor.trace.first_step import OptimizerRest
 from fragdoctor.trace.operations import Operations, OpKind
 from fragdoctor.trace.step_alignment import StepWindow
 from fragdoctor.trace.step_sizes import ROUNDED, SizedSteps
@@ -61,6 +62,8 @@ class Continuation:
         is_exact: the complete steps are alike to the byte, and the step under way began like them.
         varies: sizes differ between steps without a trend.
         grows: sizes rise from step to step.
+        rises: steps only ever became larger.
+        first: what was missing of the first step, where that failed in the optimizer; None else.
         order: the steps that repeat, counted from the first that was looked at.
         period_steps: how many of them are steps of the program, not evaluation.
         counts_first: whether the step under way is one of the program's.
@@ -76,6 +79,8 @@ class Continuation:
     is_exact: bool
     varies: bool
     grows: bool
+    rises: bool
+    first: OptimizerRest | None
     order: tuple[int, ...]
     period_steps: int
     counts_first: bool
@@ -119,58 +124,40 @@ class _Builder(SizedSteps):
         w = self.w
         if self.found is None:
             return None
+        if w.unserved is not None:
+            return self._after_optimizer(*w.unserved)
         like, n_same, is_same = self.found
-        period, start = self.period, self.start
-        is_alike = self.is_alike
-        rest = self._rest(like, n_same, is_single=self.n == 1)
+        start, is_alike = self.start, self.is_alike
         varies = self._varies(start)
+        rises = self._rises(like)
+        if rises:
+            self.growth = np.where(self.growth, self.growth, self.trend)
+        rest = self._rest(like, n_same, is_single=self.n == 1)
         grows = bool(self.growth.any())
-        varies = varies or not is_alike
+        varies = (varies or not is_alike) and not rises
         is_equal = is_same and is_alike and not varies
-        if varies or not is_equal:
-            whole = max(period, (self.n + 1 - start) // period * period)
-        else:
-            whole = period
-        order = list(range(max(0, self.n + 1 - whole), self.n + 1))
         begun = self._converted(np.arange(w.at[self.n], w.at[self.n + 1] - int(w.has_failed)))
         own = _joined(begun, rest) if w.has_failed or len(rest) else None
-        if own is None or not w.at[-1] - w.at[self.n]:
-            # Nothing is under way: the steps go on as they came.
-            order = list(range(max(0, self.n - whole), self.n))
-        elif is_equal and self.n - period >= start and self.n >= 2:
-            order[-1] = self.n - period
-        parts, first, origin, counts = [rest], [0, len(rest)], [0], [bool(w.counts[self.n])]
-        cycle = []
-        for t in order:
-            part = own if t == self.n and own is not None else self._template(t)
-            cycle.append(len(parts))
-            parts.append(part)
-            first.append(first[-1] + len(part))
-            origin.append(t - self.n)
-            counts.append(bool(w.counts[t]))
+        order = self._order(own is not None, is_equal=is_equal, rises=rises)
+        steps = [own if t == self.n and own is not None else self._template(t) for t in order]
+        counts = [bool(w.counts[t]) for t in (self.n, *order)]
         if not any(counts[1:]):  # what goes on is evaluation alone: its steps are the program's
             counts = [True] * len(counts)
         if not w.at[-1] - w.at[self.n]:
             counts[0] = False
-        table = _joined(*parts)
+        table, held = _joined(rest, *steps), self._held()
 
         def native(one: npt.NDArray[np.void]) -> _ext.NativeFuture:
-            one.setflags(write=False)
-            return _ext.NativeFuture(
-                table=one.view(np.uint8),
-                first=first,
-                origin=origin,
-                counts=[int(c) for c in counts],
-                cycle=cycle,
-                held=self._held(),
-                n_slots=max(self.n_slots, 1),
-                n_pools=self.n_pools,
-            )
+            origin = [0, *(t - self.n for t in order)]
+            return self._native(one, [len(rest), *map(len, steps)], origin, counts, held)
 
         is_exact = is_equal and not grows and self.n - start >= ENOUGH
         again = table.copy()
         again["growth"] = 0
         lower, higher = self._scenarios(table, like, is_exact=is_exact, varies=varies)
+        if rises:
+            lower = (table if lower is None else lower).copy()
+            lower["growth"] //= 2
         return Continuation(
             native=native(table),
             again=native(again) if grows else native(table),
@@ -181,11 +168,107 @@ class _Builder(SizedSteps):
             is_exact=is_exact,
             varies=varies,
             grows=grows,
+            rises=rises,
+            first=None,
             order=tuple(order),
             period_steps=sum(counts[1:]),
             counts_first=counts[0],
             rows=w.rows,
         )
+
+    def _native(
+        self,
+        table: npt.NDArray[np.void],
+        n_ops: list[int],
+        origin: list[int],
+        counts: list[bool],
+        held: npt.NDArray[np.int32],
+    ) -> _ext.NativeFuture:
+        """Return templates as the native core takes them: the rest of a step, then the others."""
+        table.setflags(write=False)
+        return _ext.NativeFuture(
+            table=table.view(np.uint8),
+            first=np.cumsum([0, *n_ops]).tolist(),
+            origin=origin,
+            counts=[int(c) for c in counts],
+            cycle=list(range(1, len(n_ops))),
+            held=held,
+            n_slots=max(self.n_slots, 1),
+            n_pools=self.n_pools,
+        )
+
+    def _after_optimizer(self, request: np.void, stack: int) -> Continuation | None:
+        """Return how a program goes on that failed in the optimizer's step of its first step.
+
+        The state that is missing is made, and every further step is like the first one, but has
+        its state already. The gradients go before the forward pass, or, in the future that asks
+        for more, only before the backward pass; that one also has what the optimizer may still
+        need in passing.
+        """
+        w, todo = self.w, OptimizerRest.of(self.w, self.age, request, stack)
+        if todo is None:
+            return None
+        own = todo.made
+        self.fate[own] = np.where(todo.is_state, KEPT, 0)
+        held = self._held()
+        self.age[own[~todo.is_state]] = 0
+        sizes = [int(request["size"]), *todo.state, *todo.passing, *todo.possible]
+        rest = np.zeros(len(sizes), FUTURE_OPERATION)
+        rest["kind"], rest["slot"] = OpKind.MALLOC, self.n_slots
+        rest["stream"], rest["pool"] = request["stream"], request["pool"]
+        rest["size"] = sizes
+        rest["age"][: 1 + len(todo.state)] = KEPT
+        rest["age"][0] = KEPT if todo.request_is_state else 0
+        self.n_slots += 1
+        again = self._without_first_time(self._template(0), 0)
+        goes = (again["kind"] == OpKind.FREE) & (again["age"] == 1)
+        goes &= np.isin(again["slot"], self.slot[todo.gradients])
+        early = _joined(again[goes], again[~goes])
+
+        def native(begun: npt.NDArray[np.void], then: npt.NDArray[np.void]) -> _ext.NativeFuture:
+            then = _joined(then, begun[begun["age"] == 0])
+            n_ops = [len(begun), len(then)]
+            return self._native(_joined(begun, then), n_ops, [0, 0], [True, True], held)
+
+        known = native(rest[: len(rest) - len(todo.possible)], early)
+        return Continuation(
+            native=known,
+            again=known,
+            lower=None,
+            higher=native(rest, again),
+            n_past=w.n_past,
+            n_complete=1,
+            is_exact=False,
+            varies=False,
+            grows=False,
+            rises=False,
+            first=todo,
+            order=(1,),
+            period_steps=1,
+            counts_first=True,
+            rows=w.rows,
+        )
+
+    def _order(self, goes_on: bool, *, is_equal: bool, rises: bool) -> list[int]:
+        """Return the steps that repeat.
+
+        Args:
+            goes_on: the step under way is known to its end.
+            is_equal: all steps of a period are alike, and the one under way began like them.
+            rises: steps do not become smaller again, so that only the last one goes on.
+        """
+        w, n = self.w, self.n
+        period, start = self.period, self.start
+        whole = period if is_equal else max(period, (n + 1 - start) // period * period)
+        if rises:
+            whole = 1
+        if not goes_on or not w.at[-1] - w.at[n]:
+            # Nothing is under way: the steps go on as they came.
+            return list(range(max(0, n - whole), n))
+        order = list(range(max(0, n + 1 - whole), n + 1))
+        if is_equal and n - period >= start and n >= 2:
+            order[-1] = n - period
+        return order
 
     def _scenarios(
         self, table: npt.NDArray[np.void], like: int, *, is_exact: bool, varies: bool
@@ -286,12 +369,10 @@ class _Builder(SizedSteps):
         is_made = rest["kind"] == OpKind.MALLOC
         of = rest["slot"][is_made]
         rest["size"][is_made] = np.maximum(self.predicted[of], 1).astype(np.uint64)
-        rest["growth"][is_made] = 0
         if is_single:
             rest = self._without_first_time(rest, like)
         if w.has_failed:
             own = self._converted(np.array([len(w.kind) - 1]))
-            own["growth"] = 0
             is_known = n_same > 0 and w.stack[requests[n_same - 1]] == w.stack[-1]
             own["age"] = self.fate[requests[n_same - 1]] if is_known else 0
             rest = _joined(own, rest)
@@ -326,7 +407,8 @@ class _Builder(SizedSteps):
         w = self.w
         made = np.flatnonzero((w.kind == OpKind.MALLOC) & (self.age < 0) & (w.allocation >= 0))
         made = made[self.fate[made] != KEPT]
-        columns = (w.allocation[made], self.slot[made], w.step[made] - self.n, self.fate[made])
+        now = self.n if w.unserved is None else 0
+        columns = (w.allocation[made], self.slot[made], w.step[made] - now, self.fate[made])
         return np.ascontiguousarray(np.stack(columns, axis=1).reshape(-1), np.int32)
 
 

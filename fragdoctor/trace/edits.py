@@ -206,7 +206,7 @@ def _steps(reproduction: Reproduction) -> Steps:
     steps = Steps.of(reproduction.trace)
     if len(steps) < MIN_STEPS or steps.method == "sizes":
         raise SimulationError(
-            "No steps can be told apart in this trace.",
+            "The steps of this trace cannot be told apart.",
             hint='Record with context="all", over more than one step.',
         )
     return steps

@@ -37,8 +37,8 @@ class Reproduction:
         comparison: counts of what the model did as recorded; see ``replay.h``.
         capacity_is_exact: the capacity was read off a failed request; else it is the least that
             explains the run (or None).
-        fraction_is_inferred: the run was limited by a memory fraction that the file does not tell.
-        order_is_learned: the order of blocks older than the trace was told from addresses.
+        fraction_is_inferred: the run was limited by a memory fraction that is not recorded.
+        order_is_learned: the order of blocks older than the trace was inferred from addresses.
     """
 
     trace: Trace

@@ -13,10 +13,11 @@ from fragdoctor._native import _ext
 from fragdoctor.model.outlook import Outlook, OutlookBasis, OutlookState
 from fragdoctor.model.settings import Era
 from fragdoctor.trace.allocator import native_config
-from fragdoctor.trace.continuation import Continuation, continuation_of
-from fragdoctor.trace.lower_bound import lower_bound_of
+from fragdoctor.trace.continuation import GUESSED, Continuation, continuation_of
+from fragdoctor.trace.lower_bound import lower_bound_of, n_equal_layers
 from fragdoctor.trace.operations import Operations
 from fragdoctor.trace.replay import Conditions
+from fragdoctor.trace.steps import StepKind, Steps
 from fragdoctor.trace.trace import Trace
 from fragdoctor.units import format_size
 
@@ -62,7 +63,9 @@ class Outlooks:
         self._operations = operations
         self._asked = max_steps
         self.continuation = continuation_of(trace, Operations.of(operations))
-        self._lower_bound = lower_bound_of(trace) if self.continuation is None else None
+        # What was recorded is no bound of what an edited program asks for.
+        is_bounded = self.continuation is None and not is_edited
+        self._lower_bound = lower_bound_of(trace) if is_bounded else None
 
     @cached_property
     def _is_confirmed(self) -> bool:
@@ -79,6 +82,14 @@ class Outlooks:
         )
         return _agrees(self._trace, known, look)
 
+    @cached_property
+    def _may_be_layers(self) -> bool:
+        """Whether what was taken for steps are no more than the equal layers of a model."""
+        steps = Steps.of(self._trace)
+        if not len(steps) or (steps.kind == StepKind.TRAIN).any():
+            return False
+        return len(steps) <= n_equal_layers(self._trace, int(steps.rows[0]), len(steps))
+
     def replay(self, conditions: Conditions, *, remakes_start: bool) -> tuple[Any, Outlook]:
         """Return what the native replay of the recorded part said, and what comes after it."""
         config, known = conditions.native(), self.continuation
@@ -89,27 +100,53 @@ class Outlooks:
             return raw, self._without_steps(raw, limit)
         raw, look = self._play(known.native, config, remakes_start=remakes_start)
         outlook = self._judged(known, raw, look, limit)
-        if raw["fits"] and not self._is_edited and not self._is_confirmed:
-            return raw, replace(
-                outlook,
-                state=OutlookState.OPEN,
-                fails_after_steps=None,
-                reason="repeating the recorded steps does not give what was recorded of them",
-            )
-        other = {OutlookState.HOLDS: known.higher, OutlookState.FAILS: known.lower}.get(
-            outlook.state
-        )
-        if other is None or not raw["fits"]:
+        if not raw["fits"]:
             return raw, outlook
-        again, look = self._play(other, config, remakes_start=remakes_start)
-        if self._judged(known, again, look, limit).state is outlook.state:
+        doubt = self._doubt(known, outlook.state)
+        if not doubt and not self._is_robust(
+            known, outlook.state, conditions, limit, remakes_start=remakes_start
+        ):
+            doubt = _close(known, outlook.state)
+        if not doubt:
             return raw, outlook
-        return raw, replace(
-            outlook,
-            state=OutlookState.OPEN,
-            fails_after_steps=None,
-            reason=_close(known, outlook.state),
-        )
+        return raw, replace(outlook, state=OutlookState.OPEN, fails_after_steps=None, reason=doubt)
+
+    def _doubt(self, known: Continuation, state: OutlookState) -> str:
+        """Return why the steps to come are not known well enough; "" where they are."""
+        if self._may_be_layers:
+            return "what repeats may be the layers of the model, of which not all have run"
+        if not self._is_edited and not self._is_confirmed:
+            return "repeating the recorded steps does not give what was recorded of them"
+        first = known.first
+        if state is OutlookState.HOLDS and first is not None and not first.is_all_trained:
+            return "the first step was not finished, and parts of the model have no gradients yet"
+        return ""
+
+    def _is_robust(
+        self,
+        known: Continuation,
+        state: OutlookState,
+        conditions: Conditions,
+        limit: int | None,
+        *,
+        remakes_start: bool,
+    ) -> bool:
+        """Return whether a state remains where the steps to come ask for a little more or less."""
+        other = {OutlookState.HOLDS: known.higher, OutlookState.FAILS: known.lower}.get(state)
+        if other is None:
+            return True
+        raw, look = self._play(other, conditions.native(), remakes_start=remakes_start)
+        is_same = self._judged(known, raw, look, limit).state is state
+        if is_same is (known.first is None):
+            return is_same
+        if state is OutlookState.FAILS or known.varies:
+            return False
+        # Other sizes do not fit into what the recorded ones left free: a smaller device asks the
+        # same without that.
+        tighter = conditions.with_less(GUESSED).native()
+        future = known.native if known.first is None else other
+        raw, look = self._play(future, tighter, remakes_start=remakes_start)
+        return bool(raw["fits"]) and self._judged(known, raw, look, limit).state is state
 
     def _play(
         self, future: _ext.NativeFuture, config: _ext.AllocatorConfig, *, remakes_start: bool
@@ -122,8 +159,20 @@ class Outlooks:
             remake_initial=remakes_start,
             max_steps=MAX_STEPS if self._asked is None else self._asked,
             max_ops=MAX_PLAYED if self._asked is None else 2**40,
-            stops_at_repetition=self._asked is None,
+            stops_at_repetition=self._asked is None and not self.continuation.grows,
         )
+
+    def step_needs_bytes(self) -> int | None:
+        """Return what must be live at once in the step under way; None where that is not known.
+
+        No allocator can serve it with noticeably less.
+        """
+        known = self.continuation
+        if known is None:
+            return None if self._lower_bound is None else self._lower_bound.live_bytes
+        config = native_config(self._trace.settings, era=Era.ADDRESS)
+        _, look = self._operations.look_on(config, known.native, known.n_past, max_steps=0)
+        return int(look["peak_allocated"][0]) if len(look["peak_allocated"]) else None
 
     def _without_steps(self, raw: Mapping[str, Any], limit_bytes: int | None) -> Outlook:
         """Return the outlook of a run of which no step is complete."""
@@ -132,7 +181,8 @@ class Outlooks:
         bound = self._lower_bound
         if bound is None:
             return Outlook(OutlookState.OPEN, reason=NO_STEP)
-        is_beyond = limit_bytes is not None and bound.live_bytes > limit_bytes
+        needed = bound.live_bytes + bound.expected_bytes
+        is_beyond = limit_bytes is not None and needed > limit_bytes
         return Outlook(
             OutlookState.FAILS if is_beyond else OutlookState.OPEN,
             OutlookBasis.LOWER_BOUND,
@@ -149,7 +199,7 @@ class Outlooks:
     ) -> Outlook:
         if not raw["fits"] or raw["is_cut_short"]:
             return _failed_before()
-        n_done = look["n_done"]
+        n_done, repeats = look["n_done"], look["repeats"] and not known.grows
         growth = _growth(known, look["allocated"])
         outlook = Outlook(
             OutlookState.HOLDS,
@@ -159,16 +209,17 @@ class Outlooks:
                 int(look["peak_reserved"].max(initial=0)), raw["peak_reserved_bytes"]
             ),
             growth_bytes_per_step=growth,
-            reason="from there on the steps repeat" if look["repeats"] else "",
+            reason="from there on the steps repeat" if repeats else "",
         )
         if look["has_failed"]:
             return replace(
                 outlook,
                 state=OutlookState.FAILS,
                 fails_after_steps=n_done,
-                reason=f"a request of {format_size(look['failed_bytes'])} fails",
+                reason=f"a request of {format_size(look['failed_bytes'])} fails"
+                + (", as steps become larger" if known.rises else ""),
             )
-        if growth <= 0 or look["repeats"] or limit_bytes is None or self._asked is not None:
+        if growth <= 0 or repeats or limit_bytes is None or self._asked is not None:
             return outlook
         room = limit_bytes - int(look["peak_allocated"].max(initial=0))
         n_left = max(room, 0) // growth
@@ -192,12 +243,19 @@ def _failed_before() -> Outlook:
 
 
 def _growth(known: Continuation, allocated: Any) -> int:
-    """Return by how many bytes allocated memory rose per step from one cycle to the next."""
+    """Return by how many bytes allocated memory rises per step, in both halves of what was played.
+
+    What wavers from cycle to cycle rises in one half and falls in the other.
+    """
     after = np.asarray(allocated).astype(np.int64)
-    if len(after) <= known.period + 1:
+    n_cycles = (len(after) - 1) // known.period
+    if n_cycles < 1:
         return 0
-    n_steps = max(known.period_steps, 1)
-    return int(after[-1] - after[-1 - known.period]) // n_steps
+    half = max(n_cycles // 2, 1)
+    each = max(known.period_steps * half, 1)
+    at = len(after) - 1 - known.period * half * np.arange(min(n_cycles // half, 2) + 1)
+    rises = -np.diff(after[at])
+    return int(rises.min()) // each if (rises > 0).all() else 0
 
 
 def _agrees(trace: Trace, known: Continuation, look: Mapping[str, Any]) -> bool:
@@ -215,10 +273,7 @@ def _agrees(trace: Trace, known: Continuation, look: Mapping[str, Any]) -> bool:
     period = known.period
     if len(after) <= period or n <= period + 1 or known.grows:
         return True
-    is_own = known.order[-1] >= n  # what the step under way would have kept is not recorded
-    kept = int(began[n] - began[n - period]) if not is_own else int(began[n] - began[1])
-    steps = period if not is_own else n - 1
-    expected = kept / max(steps, 1)
+    expected = int(began[n] - began[n - period]) / period
     found = int(after[period] - after[0]) / period
     return abs(found - expected) <= max(TOLERANCE * abs(expected) * 5, KEPT_SHARE * scale)
 

@@ -252,7 +252,7 @@ def find_optimizer_steps(trace: Trace) -> tuple[I64, I64] | None:
 def annotated_passes(trace: Trace) -> Passes | None:
     """Return the passes between and within annotated optimizer steps; None without any.
 
-    What lies between two steps is forward and backward, not told apart.
+    What lies between two steps is forward and backward, not separated.
     """
     marks = _marks(trace, _STEP_OR_ZERO_GRAD)
     if marks is None:

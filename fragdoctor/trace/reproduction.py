@@ -11,7 +11,7 @@ from itertools import islice
 
 from fragdoctor._native import _ext
 from fragdoctor.errors import SimulationError
-from fragdoctor.model.hooks import tell
+from fragdoctor.model.hooks import report_progress
 from fragdoctor.model.settings import AllocatorSettings, Era
 from fragdoctor.trace.allocator import UNLIMITED
 from fragdoctor.trace.fidelity import Reproduction
@@ -111,7 +111,7 @@ class _Finder:
         limits = [b for b in (capacity, allowed) if b is not None]
         collects = allowed is not None and guess.settings.garbage_collection_threshold > 0
         self._n_tried += 1
-        tell(f"Reproducing the recorded run, attempt {self._n_tried}")
+        report_progress(f"Reproducing the recorded run, attempt {self._n_tried}")
         operations = self._operations_for(min(limits, default=0), rows, late, collects=collects)
         if not limits:
             # The least that lets every recorded segment come: requests that would have gone
@@ -179,7 +179,7 @@ def _learned(best: Reproduction) -> Reproduction:
         n_rounds = 0
     conditions, operations = best.conditions.native(), best.operations
     for i in range(n_rounds):
-        tell("Learning the order of old blocks", i, n_rounds)
+        report_progress("Learning the order of old blocks", i, n_rounds)
         operations = operations.learned(conditions)
         raw, comparison = operations.replay_recorded(conditions)
         one = replace(best, operations=operations, raw=raw, comparison=comparison)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 
-from fragdoctor.model.hooks import tell
+from fragdoctor.model.hooks import report_progress
 from fragdoctor.model.simulation import ReplayResult
 from fragdoctor.trace.candidates import usual_candidates
 from fragdoctor.trace.fidelity import Reproduction
@@ -73,7 +73,7 @@ def search_settings(
         }
         for n_done, job in enumerate(as_completed(jobs), 1):
             results[jobs[job]] = job.result()
-            tell("Replaying", n_done, len(confs))
+            report_progress("Replaying", n_done, len(confs))
             if progress is not None:
                 progress(n_done, len(confs))
     done = [r for r in results if r is not None]

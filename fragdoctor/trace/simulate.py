@@ -9,7 +9,7 @@ import numpy as np
 
 from fragdoctor._native import _ext
 from fragdoctor.errors import SimulationError
-from fragdoctor.model.hooks import tell
+from fragdoctor.model.hooks import report_progress
 from fragdoctor.model.simulation import ReplayResult, Simulation
 from fragdoctor.model.snapshot import Action, Snapshot
 from fragdoctor.trace.edits import Edit
@@ -91,7 +91,7 @@ def simulate(  # noqa: PLR0913 - the questions of one what-if, all by keyword
     results: list[ReplayResult] = []
     fair = FairReplay(reproduction, steps)
     for i, (one, change) in enumerate(asked):
-        tell("Replaying", i, len(asked))
+        report_progress("Replaying", i, len(asked))
         operations = None if change is None else change.apply(reproduction)
         result = fair.replay(one, operations)
         if smallest_capacity:

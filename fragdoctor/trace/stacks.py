@@ -40,13 +40,19 @@ LOSS: Final = re.compile(
 """Functions that compute a loss."""
 
 _STEP, _BACKWARD, _MODULE, _INIT, _MAY_INIT = 1, 2, 4, 8, 16
-_ZERO, _RECOMPUTE, _STATE, _CLIP, _CLOSURE = 32, 64, 128, 256, 512
+_ZERO, _RECOMPUTE, _STATE, _CLIP, _CLOSURE, _LISTS, _CHECKPOINT = 32, 64, 128, 256, 512, 1024, 2048
 
 _T: Final = r"(?:^|[/\\])torch[/\\]"
 # (file, function, meaning); None matches all.
 _FRAMES: Final[tuple[tuple[re.Pattern[str] | None, re.Pattern[str], int], ...]] = (
     (OPTIMIZER_FILE, OPTIMIZER_STEP, _STEP),
     (re.compile(_T + r"optim[/\\]optimizer\.py$"), re.compile(r"wrapper$|_use_grad$"), _STEP),
+    (OPTIMIZER_FILE, re.compile(r"_multi_tensor_"), _LISTS),
+    (
+        re.compile(r"[/\\](?:\w*_)?checkpoint(?:ing)?\.py$"),
+        re.compile(r"checkpoint$|forward$"),
+        _CHECKPOINT,
+    ),
     (OPTIMIZER_FILE, re.compile(r"_?init_(?:group|state)|load_state_dict"), _STATE),
     (
         re.compile(_T + r"(?:autograd[/\\](?:__init__|graph)|_tensor)\.py$"),
@@ -102,8 +108,10 @@ class StackRoles:
         in_module: made inside a module's call.
         makes_model: made while a module is built, moved or loaded; ``may_make_model``: inside some
             ``__init__``.
-        makes_state: where optimizers make their state; ``in_step``: anywhere in an optimizer.
-        recomputes: a checkpointed part of the model that is computed again.
+        makes_state: where optimizers make their state; ``makes_lists``: something for all
+            parameters before the next thing; ``in_step``: anywhere in an optimizer.
+        recomputes: a checkpointed part of the model that is computed again; ``checkpoints``: one
+            that is computed for the first time.
         by_user: the innermost Python frame is not torch's.
     """
 
@@ -112,8 +120,10 @@ class StackRoles:
     makes_model: Bools
     may_make_model: Bools
     makes_state: Bools
+    makes_lists: Bools
     in_step: Bools
     recomputes: Bools
+    checkpoints: Bools
     by_user: Bools
 
     @property
@@ -159,8 +169,10 @@ def stack_roles(snapshot: Snapshot, classes: U8) -> StackRoles:
         makes_model=np.append(_has(bits, _INIT) & ~_has(bits, _MODULE), False),
         may_make_model=np.append(_has(bits, _MAY_INIT) & ~_has(bits, _MODULE), False),
         makes_state=np.append(_has(bits, _STATE), False),
+        makes_lists=np.append(_has(bits, _LISTS), False),
         in_step=np.append(in_step, False),
         recomputes=np.append(_has(bits, _RECOMPUTE), False),
+        checkpoints=np.append(_has(bits, _CHECKPOINT), False),
         by_user=np.append(by_user, False),
     )
 

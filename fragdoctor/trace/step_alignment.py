@@ -31,6 +31,9 @@ MAX_CLASSES: Final = 12
 ALIGNED: Final = 64
 """Requests before the end by which a step is aligned with another."""
 
+SURE: Final = 4
+"""Requests in a row, each of the same size, that tell a place from others."""
+
 NEAR: Final = 12
 """Places around the expected one where a step may go on."""
 
@@ -48,6 +51,8 @@ class StepWindow:
         allocation: id of the block.
         requests: positions of the allocations of each step.
         has_failed: the last operation is the failing request.
+        unserved: operation of the failing request, and its stack, where it is the optimizer's in
+            the first step: that step then counts as complete, up to it.
         starts_settled: whether steps before the window exist.
         counts: whether each step is one of the program's.
     """
@@ -65,6 +70,7 @@ class StepWindow:
     n_complete: int
     n_past: int
     has_failed: bool
+    unserved: tuple[np.void, int] | None
     starts_settled: bool
     counts: Bools
     rows: I64
@@ -81,6 +87,9 @@ class StepWindow:
         at = np.searchsorted(reached, steps.rows)
         is_open = has_failed or not steps.is_last_complete
         n_all = len(at) - (1 if is_open else 0)
+        unserved = _unserved(trace, ops, n_past) if has_failed and not n_all else None
+        if unserved is not None:
+            n_all, has_failed, is_open = 1, False, False
         if n_all < 1:
             return None
         at = np.append(at, n_past) if is_open else np.append(at, (n_past, n_past))
@@ -119,6 +128,7 @@ class StepWindow:
             n_complete=n_all - first,
             n_past=n_past,
             has_failed=has_failed,
+            unserved=unserved,
             starts_settled=first > 0 or trace.is_late,
             counts=counts if counts.any() else ~counts,
             rows=np.append(steps.rows, trace.n_events)[first : first + len(at) - 1],
@@ -131,6 +141,13 @@ def _cut(ops: npt.NDArray[np.void]) -> tuple[int, bool]:
     if not len(failed) or (ops["kind"][failed[-1] :] == OpKind.MALLOC).any():
         return len(ops), False
     return int(failed[-1]), True
+
+
+def _unserved(trace: Trace, ops: npt.NDArray[np.void], failed: int) -> tuple[np.void, int] | None:
+    """Return the failing request with its stack where an optimizer's step asked for it."""
+    stack = int(trace.events.stack[ops["row"][failed]])
+    roles = trace.stacks.roles
+    return (ops[failed], stack) if roles.role[stack] == stacks.OPTIMIZER else None
 
 
 def _follow_blocks(
@@ -293,8 +310,10 @@ class AlignedSteps:
         places = np.flatnonzero(other == mine[-1])
         places = places[np.argsort(np.abs(places - expected), kind="stable")][:NEAR]
         sizes = self.w.size[self.w.requests[self.n]], self.w.size[self.w.requests[t]]
-        alike = [_n_alike((mine, sizes[0]), (other, sizes[1]), at) for at in places.tolist()]
-        return t, int(places[int(np.argmax(alike))]) + 1, False
+        place = max(
+            places.tolist(), key=lambda at: _likeness((mine, sizes[0]), (other, sizes[1]), at)
+        )
+        return t, place + 1, False
 
     def _at_new_request(self, mine: I64) -> tuple[int, int, bool] | None:
         """Return where a step goes on whose failing request no other has; all others must match."""
@@ -357,8 +376,11 @@ def _even_pairs(pair: I64, stack_of_pair: I64, step: I64, n_complete: int) -> Bo
     return result
 
 
-def _n_alike(mine: tuple[I64, I64], other: tuple[I64, I64], at: int) -> int:
-    """Return how many of the last requests equal those that end at a place of another step."""
+def _likeness(mine: tuple[I64, I64], other: tuple[I64, I64], at: int) -> tuple[int, int]:
+    """Return how much the last requests are like those that end at a place of another step.
+
+    How many at the very end are the same, as far as that says enough, and how many there are alike.
+    """
     k = min(len(mine[0]), at + 1, ALIGNED)
     (stack, size), (stack_there, size_there) = (
         (mine[0][-k:], mine[1][-k:]),
@@ -366,7 +388,11 @@ def _n_alike(mine: tuple[I64, I64], other: tuple[I64, I64], at: int) -> int:
     )
     same = stack == stack_there
     rises = np.sign(np.diff(size)) == np.sign(np.diff(size_there))  # sizes may be scaled
-    return int(np.count_nonzero(same & (size == size_there)) + np.count_nonzero(same[1:] & rises))
+    equal = same & (size == size_there)
+    differs = np.flatnonzero(~equal[::-1])
+    n_last = int(differs[0]) if len(differs) else k
+    n_alike = int(np.count_nonzero(equal) + np.count_nonzero(same[1:] & rises))
+    return min(n_last, SURE), n_alike
 
 
 def _numbered(sequence: I64) -> I64:

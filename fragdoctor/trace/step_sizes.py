@@ -35,6 +35,9 @@ MIN_FIT: Final = 0.8
 MIN_EVEN: Final = 5
 """Steps over which a size must rise evenly to be taken for one that goes on rising."""
 
+MIN_RISE: Final = 1.1
+"""Size of the last step, as a multiple of the first one's, from which on steps are rising."""
+
 MIN_TREND: Final = 6
 """Steps from which on rising sizes are a trend although they do not rise evenly."""
 
@@ -103,6 +106,29 @@ class SizedSteps(AlignedSteps):
                     return True
             last[self.classes[t]] = size, grows
         return False
+
+    def _rises(self, like: int) -> bool:
+        """Return whether steps only ever become larger, the one under way included.
+
+        So they do while sequences are made longer, or something is appended to in every step.
+        """
+        w = self.w
+        total = [
+            float(w.size[w.requests[t]].sum()) for t in range(self.start, self.n) if w.counts[t]
+        ]
+        total.append(self._expected(like))
+        x = np.array(total)
+        if len(x) < MIN_EVEN or x[-1] < MIN_RISE * x[0]:
+            return False
+        falls = np.maximum.accumulate(x) - x
+        n_rises = np.count_nonzero(np.diff(x) > ROUNDED * x[:-1])
+        return bool((falls <= ROUNDED * x).all() and n_rises >= 3)
+
+    def _expected(self, like: int) -> float:
+        """Return how much the step under way asks for, what is to come of it included."""
+        slot = self.slot[self.w.requests[like]]
+        seen = self.size[self.n, slot]
+        return float(np.where(np.isnan(seen), self.predicted[slot], seen).sum())
 
     def _began_alike(self, like: int) -> bool:
         """Return whether the step under way has the sizes of another so far."""
@@ -222,10 +248,7 @@ class SizedSteps(AlignedSteps):
             for t in range(self.start, self.n)
             if self.classes[t] == self.classes[like]
         ]
-        slot = self.slot[w.requests[like]]
-        seen = self.size[self.n, slot]
-        predicted = np.where(np.isnan(seen), self.predicted[slot], seen)
-        total.append(float(predicted.sum()))
+        total.append(self._expected(like))
         x = np.sort(np.array(total))[::-1]
         if len(x) < 2 or not x[0]:
             return 1.0

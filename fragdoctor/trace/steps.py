@@ -18,7 +18,7 @@ from typing import Final
 
 import numpy as np
 
-from fragdoctor.model.hooks import tell
+from fragdoctor.model.hooks import report_progress
 from fragdoctor.model.snapshot import I64, U8, Action
 from fragdoctor.trace import stacks
 from fragdoctor.trace.call_tree import CallTree, Loop
@@ -97,7 +97,7 @@ NO_STEPS: Final = Steps(
 
 def find_steps(trace: Trace) -> Steps:
     """Return the steps of a device's trace; none where no loop shows."""
-    tell("Looking for steps")
+    report_progress("Looking for steps")
     if not trace.n_events:
         return NO_STEPS
     tree = CallTree.of(trace)
@@ -239,7 +239,7 @@ def _first_pass(trace: Trace) -> Steps:
 def _by_annotation(trace: Trace) -> Steps | None:
     """Return the steps that end with annotated steps of an optimizer; None without any.
 
-    The set-up cannot be told from the first step.
+    The set-up cannot be separated from the first step.
     """
     ends = find_optimizer_steps(trace)
     if ends is None:
@@ -251,7 +251,9 @@ def _by_annotation(trace: Trace) -> Steps | None:
     rows = [int(r) for r in starts if r < trace.n_events]
     if not rows:  # steps of which no allocation is left
         return None
-    is_complete = not trace.ends_in_failure and rows[-1] < int(first[-1])
+    # Of a step that was running when the recording began only its end is there.
+    goes_on = len(first) > 0 and rows[-1] < int(first[-1])
+    is_complete = not trace.ends_in_failure and goes_on
     return _steps([(r, StepKind.TRAIN) for r in rows], [], "annotations", is_complete=is_complete)
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fragdoctor._native import _ext
-from fragdoctor.model.hooks import tell
+from fragdoctor.model.hooks import report_progress
 from fragdoctor.model.settings import AllocatorSettings, Era
 from fragdoctor.model.snapshot import (
     I32,
@@ -135,7 +135,7 @@ class Trace:
             settings: that the file was recorded under; the snapshot's own where None.
             stacks: of the snapshot, where another device has them already.
         """
-        tell("Undoing the trace")
+        report_progress("Undoing the trace")
         bounded = bounded_settings(settings or snapshot.settings)
         columns = device_columns(snapshot, device)
         native = _ext.NativeTrace(**columns.native, config=native_config(bounded, era=Era.ADDRESS))

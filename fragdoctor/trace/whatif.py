@@ -9,7 +9,7 @@ from functools import cached_property
 
 from fragdoctor._native import _ext
 from fragdoctor.errors import SimulationError
-from fragdoctor.model.hooks import tell
+from fragdoctor.model.hooks import report_progress
 from fragdoctor.model.outlook import Outlook, OutlookState
 from fragdoctor.model.settings import (
     AllocatorSettings,
@@ -212,6 +212,10 @@ class FairReplay:
         known = self._outlooks.continuation
         return 0 if known is None else known.n_complete
 
+    def step_needs_bytes(self) -> int | None:
+        """Return what must be live at once in the step under way; None where that is not known."""
+        return self._outlooks.step_needs_bytes()
+
     def outlooks_of(self, operations: _ext.NativeOps | None) -> Outlooks:
         """Return the futures of requests: edited ones, or those of the recorded run where None."""
         if operations is None:
@@ -303,7 +307,7 @@ class _CapacitySearch:
     def fits(self, capacity: int) -> tuple[bool, int | None]:
         """Return whether the run fits, and the least capacity at which anything would change."""
         self.n_left -= 1
-        tell(f"Looking for the smallest capacity, at most {self.n_left} replays more")
+        report_progress(f"Looking for the smallest capacity, at most {self.n_left} replays more")
         what_if = replace(self.what_if, capacity_bytes=capacity)
         conditions = conditions_of(self.reproduction, what_if)
         remade = _remakes_start(self.reproduction, conditions)

@@ -9,7 +9,7 @@ from typing import Any
 
 from stock import load_stock
 
-from fragdoctor.analysis.device import analyze_devices
+from fragdoctor.analysis.device import analyze_device
 from fragdoctor.analysis.result import DeviceAnalysis
 from fragdoctor.model.snapshot import Snapshot
 
@@ -18,7 +18,7 @@ from fragdoctor.model.snapshot import Snapshot
 def recording(folder: Path) -> tuple[Snapshot, tuple[DeviceAnalysis, ...]]:
     """Return the columns of one recording and the analysis of its devices."""
     snapshot = load_stock(folder / "snapshot.pickle")
-    return snapshot, analyze_devices(snapshot)
+    return snapshot, tuple(analyze_device(snapshot, d) for d in snapshot.devices)
 
 
 def recordings(shared: Path) -> list[Path]:

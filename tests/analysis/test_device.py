@@ -5,10 +5,10 @@ from analysis.recordings import recording, recordings, stats_of
 from builders import BASE, MIB, block, segment, snapshot
 from stock import from_python
 
-from fragdoctor.analysis.device import analyze_device, analyze_devices
+from fragdoctor.analysis.device import analyze_device
 
 
-def test_analyze_devices_gives_each_device_its_own_memory():
+def test_analyze_device_gives_each_device_its_own_memory():
     read = from_python(
         snapshot(
             segment(BASE, block(MIB, "active_allocated", requested=MIB - 5), block(MIB)),
@@ -16,7 +16,7 @@ def test_analyze_devices_gives_each_device_its_own_memory():
         )
     )
 
-    first, second = analyze_devices(read)
+    first, second = (analyze_device(read, device) for device in read.devices)
 
     assert (
         first.device,
@@ -47,7 +47,7 @@ def test_analyze_device_unknown_device_gives_zeros():
 
 @pytest.mark.slow
 @pytest.mark.shared
-def test_analyze_devices_recordings_agree_with_memory_stats(shared):
+def test_analyze_device_recordings_agree_with_memory_stats(shared):
     for folder in recordings(shared):
         for result in recording(folder)[1]:
             one, free = stats_of(folder, result.device), result.free_space

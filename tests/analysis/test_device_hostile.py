@@ -7,11 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from analysis.training_loop import USER, TrainingLoop
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stock import from_python
 
 from fragdoctor.analysis.device import analyze_device, analyze_devices
-from fragdoctor.model.settings import AllocatorSettings
+from fragdoctor.analysis.kept import _is_cache_of_generation
+from fragdoctor.model.settings import AllocatorSettings, Era
 from fragdoctor.model.snapshot import (
     BlockTable,
     EventTable,
@@ -20,6 +23,8 @@ from fragdoctor.model.snapshot import (
     Snapshot,
     StackTable,
 )
+from fragdoctor.trace.allocator import native_config
+from fragdoctor.trace.trace import Trace
 
 EXTREMES = [0, 1, 511, 512, 2**20, 2**20 + 1, 20 * 2**20, 2**40, 2**61, 2**62, 2**63, 2**64 - 1]
 
@@ -142,3 +147,39 @@ def test_analyze_device_crowded_addresses_takes_bounded_time():
 
     assert time.process_time() - began < 30
     assert not result.capture.is_consistent
+
+
+@pytest.mark.parametrize("action", ["alloc", "free_requested", "free_completed"])
+@pytest.mark.parametrize("context", ["all", "none"])
+def test_trace_that_loses_one_kind_of_event_from_some_row_on(action: str, context: str) -> None:
+    run = TrainingLoop(context=context)
+    run.build()
+    for _ in range(3):
+        run.step()
+        for block in run.forward():  # an evaluation
+            run.free(block, USER)
+    events = run.recording()["device_traces"][0]
+
+    for first in range(0, len(events), 3):
+        data = run.recording()
+        data["device_traces"][0] = events[:first] + [
+            e for e in events[first:] if e["action"] != action
+        ]
+        assert analyze_device(from_python(data), 0).device == 0
+
+
+def test_growth_of_which_no_allocation_was_recorded_is_no_cache() -> None:
+    run = TrainingLoop()
+    run.build()
+    trace = Trace.of(run.snapshot(), 0)
+
+    assert not _is_cache_of_generation(trace, np.zeros(0, np.int64), None)
+
+
+@pytest.mark.parametrize("n_bytes", [-(2**70), -1, 2**64, 2**70])
+def test_capacity_that_a_damaged_file_gives_is_one_of_the_model(n_bytes: int) -> None:
+    config = native_config(
+        AllocatorSettings(), era=Era.ADDRESS, capacity_bytes=n_bytes, device_total_bytes=n_bytes
+    )
+
+    assert config.capacity_bytes == (0 if n_bytes < 0 else 2**64 - 1)

@@ -130,6 +130,10 @@ class TrainingLoop:
         self.free(batch, USER)
 
     def snapshot(self, annotations: list[dict[str, Any]] | None = None) -> Snapshot:
+        return from_python(self.recording(annotations))
+
+    def recording(self, annotations: list[dict[str, Any]] | None = None) -> dict[str, Any]:
+        """Return what ``_snapshot()`` would have, as plain values."""
         data = self.toy.data()
         for i, e in enumerate(data["device_traces"][0]):
             e["time_us"] = 1000 + i
@@ -142,7 +146,7 @@ class TrainingLoop:
                 block["frames"] = list(self.stacks[block["frames"][0]["line"]]) if known else []
         if annotations:
             data["external_annotations"] = annotations
-        return from_python(data)
+        return data
 
     def phases(self, **more: Any) -> PhaseAnalysis:
         found = analyze_device(self.snapshot(**more), 0).phases

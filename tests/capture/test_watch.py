@@ -5,7 +5,7 @@ import io
 import pytest
 
 from fragdoctor import ConfigError, watch
-from fragdoctor.capture.watch import StepGrowth
+from fragdoctor.capture.watch import Figures, StepGrowth, exposition
 
 
 def lines(file: io.StringIO) -> list[list[str]]:
@@ -110,3 +110,41 @@ def test_growth_is_steady_or_none(series, expected) -> None:
         growth.add(allocated)
 
     assert expected == growth.bytes_per_step
+
+
+def test_metrics_are_a_file_that_collectors_read(fake_torch, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("RANK", "3")
+    path = tmp_path / "gpu-{rank}.prom"
+
+    for _ in watch(range(2), file=io.StringIO(), metrics=path, device=0):
+        fake_torch.alloc(3)
+
+    text = (tmp_path / "gpu-3.prom").read_text()
+    samples = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    labels = '{rank="3",device="0"}'
+    assert samples[f"fragdoctor_gpu_memory_allocated_bytes{labels}"] == str(6 << 20)
+    assert samples[f"fragdoctor_gpu_memory_steps_total{labels}"] == "2"
+    assert text.count("# TYPE") == text.count("# HELP") == len(samples)
+    assert text.endswith("# EOF\n")
+    assert [p.name for p in tmp_path.iterdir()] == ["gpu-3.prom"]
+
+
+def test_metrics_that_cannot_be_written_do_not_end_a_training(fake_torch, tmp_path, capsys) -> None:
+    (tmp_path / "taken").mkdir()
+
+    for _ in watch(range(3), file=io.StringIO(), metrics=tmp_path / "taken"):
+        fake_torch.alloc(1)
+
+    assert capsys.readouterr().err.count("fragdoctor: no metrics") == 1
+    with pytest.raises(ConfigError, match="is no folder"):
+        watch(range(1), metrics=tmp_path / "nowhere" / "x.prom")
+
+
+def test_labels_are_escaped() -> None:
+    figures = Figures(1, 2, 3, None, 5)
+
+    text = exposition(figures, 1, {"rank": 'a"b\\c\nd'})
+
+    assert 'rank="a\\"b\\\\c\\nd"' in text
+    assert "pinned" not in text
+    assert "headroom" not in text

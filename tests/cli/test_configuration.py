@@ -5,11 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import typer
 from builders import BASE, MIB, alloc, block, pickled, segment, segment_alloc, snapshot
 from command_line import Run
 
-from fragdoctor.cli.commands import app
+from fragdoctor.cli.commands import whole_group
 from fragdoctor.cli.configuration import configure
 
 
@@ -141,7 +140,7 @@ def test_help_is_printed_whatever_the_file_says(run: Run, here: Path) -> None:
 
 
 def test_each_option_has_its_own_variable() -> None:
-    group = configure(typer.main.get_command(app))
+    group = configure(whole_group())
     check = group.commands["check"]
     variables = [p.envvar for p in check.params if p.envvar]
 

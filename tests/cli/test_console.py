@@ -12,7 +12,7 @@ import pytest
 
 from fragdoctor.cli import console
 from fragdoctor.errors import ConfigError
-from fragdoctor.model.hooks import tell
+from fragdoctor.model.hooks import report_progress
 
 SCRIPT = """
 import sys; sys.path[:0] = {paths!r}
@@ -151,10 +151,10 @@ def eager_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
 def test_progress_shows_what_the_work_tells(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = eager_terminal(monkeypatch)
     with console.Progress("Reading"):
-        tell("Reading", 340_000_000, 1_000_000_000)
-        tell("Analysing: growth")
-        tell("Replaying", 3, 13)
-    tell("Nobody hears this")
+        report_progress("Reading", 340_000_000, 1_000_000_000)
+        report_progress("Analysing: growth")
+        report_progress("Replaying", 3, 13)
+    report_progress("Nobody hears this")
 
     lines = [line.removesuffix("\x1b[K") for line in terminal.getvalue().split("\r")[1:]]
     assert lines == [
@@ -179,7 +179,7 @@ def test_progress_renews_the_line_while_the_work_is_silent(monkeypatch: pytest.M
     monkeypatch.setattr(terminal, "write", counted)
 
     with console.Progress("Reading"):
-        tell("Undoing the trace")
+        report_progress("Undoing the trace")
         was_renewed = renewed.wait(30)
 
     assert was_renewed
@@ -191,7 +191,7 @@ def test_progress_line_fits_the_terminal(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("COLUMNS", "30")
 
     with console.Progress("Reading"):
-        tell("Analysing: the steps of the program of the user")
+        report_progress("Analysing: the steps of the program of the user")
 
     lines = terminal.getvalue().replace("\x1b[K", "").split("\r")
     assert max(map(len, lines)) == 29
@@ -201,7 +201,7 @@ def test_progress_of_several_files_says_which(monkeypatch: pytest.MonkeyPatch) -
     terminal = eager_terminal(monkeypatch)
     with console.Progress("Judged") as progress:
         for name in progress.each(["a", "b"]):
-            tell(f"Reading {name}")
+            report_progress(f"Reading {name}")
 
     shown = terminal.getvalue()
     assert "File 1 of 2: Reading a" in shown

@@ -119,7 +119,7 @@ def test_failing_operation_is_one_sentence_without_the_log_of_pytorch(
     outcome = run("estimate", "--model", "my_project:misfit")
 
     assert outcome.code == 2
-    assert "my_project.py:19 in forward: RuntimeError: a and b must have" in outcome.err
+    assert "my_project.py:19 in forward: RuntimeError: mat1 and mat2 shapes" in outcome.err
     assert caplog.text == ""
     assert not logging.getLogger("torch._subclasses.fake_tensor").disabled
 

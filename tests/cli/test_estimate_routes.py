@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 
 import pytest
-import typer.main
 from builders import pickled
 from command_line import Run
 from training_runs import training
 
-from fragdoctor.cli.commands import app
+from fragdoctor.cli.commands import whole_group
 from fragdoctor.cli.estimate_routes import NEEDS, PARAMETERS, USED, Route, flag_of, refuse_unused
 from fragdoctor.errors import ConfigError
 
@@ -119,7 +118,7 @@ def test_option_that_needs_another_is_refused_alone(name: str, others: tuple[str
 
 
 def test_table_names_every_parameter_of_the_command_and_nothing_else() -> None:
-    command = typer.main.get_command(app).commands["estimate"]
+    command = whole_group().commands["estimate"]
     parameters = {p.name for p in command.params} - {"help"}
 
     assert set(PARAMETERS) == parameters == set().union(*USED.values())

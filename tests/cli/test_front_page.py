@@ -6,9 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-import typer
 
-from fragdoctor.cli.commands import app
+from fragdoctor.cli.commands import whole_group
 from fragdoctor.cli.exit import FINDINGS, INTERNAL, OK, USAGE
 from fragdoctor.cli.front_page import FRONT_PAGE
 
@@ -16,7 +15,7 @@ HEAVY = ("numpy", "pandas", "torch", "jinja2", "rich", "typer", "fragdoctor._nat
 
 
 def commands() -> dict[str, object]:
-    group = typer.main.get_command(app)
+    group = whole_group()
     return dict(group.commands)  # type: ignore[attr-defined]
 
 

@@ -11,7 +11,7 @@ import diagnoses
 import pytest
 from command_line import Run
 
-from fragdoctor.model.hooks import tell
+from fragdoctor.model.hooks import report_progress
 from fragdoctor.model.simulation import Simulation
 
 SNAPSHOT: dict[str, Any] = {"segments": [], "device_traces": [[]]}
@@ -30,7 +30,7 @@ class FakeReplay:
 
     def simulate(self, trace: object, **asked: Any) -> Simulation:
         self.asked = {"trace": trace, "device": self.device, **asked}
-        tell("Replaying", 1, 2)
+        report_progress("Replaying", 1, 2)
         return diagnoses.simulation()
 
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import typer.main
 from command_line import Run
 
-from fragdoctor.cli.commands import app
+from fragdoctor.cli.commands import whole_group
 from fragdoctor.cli.options import amount, size
 
 
 def size_options() -> list[tuple[str, str]]:
     """Return (command, option) of each option that is read as a size."""
-    group = typer.main.get_command(app)
+    group = whole_group()
     return [
         (name, parameter.opts[0])
         for name, command in group.commands.items()

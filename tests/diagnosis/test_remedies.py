@@ -11,11 +11,13 @@ from fragdoctor.diagnosis.contexts import build_contexts
 from fragdoctor.diagnosis.pipeline import diagnose
 from fragdoctor.diagnosis.remedies.registry import REMEDIES, rank
 from fragdoctor.diagnosis.remedies.remedy import Burden, JudgedCase, Remedy, helps
+from fragdoctor.diagnosis.remedies.settings import ExpandableSegments, GarbageCollection
 from fragdoctor.diagnosis.verdict import find_verdict
 from fragdoctor.errors import ConfigError
 from fragdoctor.model.case import Case, Overrides
 from fragdoctor.model.diagnosis import Cause, Predicted
 from fragdoctor.model.finding import Confidence
+from fragdoctor.model.outlook import Outlook, OutlookBasis, OutlookState
 from fragdoctor.model.simulation import ReplayResult
 
 FRAGMENTED = new_style("500.00 MiB", "3.81 GiB", "488.00 MiB", "2.67 GiB", "673.42 MiB")
@@ -125,14 +127,15 @@ def test_setting_that_is_on_is_not_advised_again():
     assert "max-split-size" in rejected(diagnosis)
 
 
-def test_setting_keeps_what_is_set_already():
+def test_setting_keeps_what_is_set_already_unless_they_exclude_each_other():
     case = judged(Case(snapshot=holes(conf="roundup_power2_divisions:[256:1,>:8],"
                                             "max_split_size_mb:64")))  # fmt: skip
 
     assert (
         case.with_present("expandable_segments:True")
-        == "roundup_power2_divisions:[256:1,>:8],max_split_size_mb:64,expandable_segments:True"
+        == "roundup_power2_divisions:[256:1,>:8],expandable_segments:True"
     )
+    assert case.in_place_of_present("expandable_segments:True") == "expandable_segments:True"
     assert (
         case.with_present("max_split_size_mb:128")
         == "roundup_power2_divisions:[256:1,>:8],max_split_size_mb:128"
@@ -240,7 +243,7 @@ def test_remedies_have_a_code_of_their_own_and_an_imperative_title():
 def test_rank_orders_by_weight_then_confidence():
     low, high = proposal("low", 10), proposal("high", 90)
 
-    ranked, _ = rank([low, high])
+    ranked, _ = rank([low, high], Cause.CAPACITY)
 
     assert [(r.code, r.rank) for r in ranked] == [("high", 1), ("low", 2)]
 
@@ -250,7 +253,7 @@ def test_rank_replayed_success_comes_first_and_rejections_apart():
     fits = proposal("fits", 10).with_prediction(Predicted(fits=True, method="replay"))
     fails = Tried("fails").rejection("w", Confidence.PROVEN)
 
-    ranked, dropped = rank([plain, fits, fails])
+    ranked, dropped = rank([plain, fits, fails], Cause.CAPACITY)
 
     assert [r.code for r in ranked] == ["fits", "plain"]
     assert [r.code for r in dropped] == ["fails"]
@@ -266,9 +269,64 @@ def test_rank_lighter_burden_comes_first_whatever_the_margin():
         for one, margin in ((heavy, 500 * MIB), (light, 2 * MIB))
     ]
 
-    ranked, _ = rank(proposals)
+    ranked, _ = rank(proposals, Cause.CAPACITY)
 
     assert [r.code for r in ranked] == ["light", "heavy"]
+
+
+def looked_on(code, state, *, setting="", weight=10, **outlook):
+    """A proposal whose recorded part fits, and that goes on in some way."""
+    found = Outlook(state, OutlookBasis.SCALED, **outlook)
+    fits = Predicted(fits=True, method="replay", margin_bytes=GIB, outlook=found)
+    return proposal(code, weight, setting=setting).with_prediction(fits)
+
+
+@pytest.mark.parametrize(
+    ("cause", "order"),
+    [
+        (Cause.FRAGMENTATION, ["sure", "open", "code", "open-code", "later", "fragile"]),
+        (Cause.CAPACITY, ["code", "sure", "open", "open-code", "later", "fragile"]),
+        (Cause.LEAK, ["code", "open-code", "later", "fragile", "open", "sure"]),
+    ],
+)
+def test_rank_goes_by_how_the_run_goes_on_and_tries_settings_first_for_holes(cause, order):
+    ranked, _ = rank(
+        [
+            looked_on("fragile", OutlookState.HOLDS, setting="X=1", is_fragile=True),
+            looked_on("later", OutlookState.FAILS, setting="X=2", fails_after_steps=9),
+            looked_on("open-code", OutlookState.OPEN),
+            looked_on("code", OutlookState.HOLDS),
+            looked_on("open", OutlookState.OPEN, setting="X=3"),
+            looked_on("sure", OutlookState.HOLDS, setting="X=4"),
+        ],
+        cause,
+    )
+
+    assert [r.code for r in ranked] == order
+
+
+def test_rank_of_two_that_fail_later_the_one_that_fails_last_comes_first():
+    soon = looked_on("soon", OutlookState.FAILS, fails_after_steps=2)
+    late = looked_on("z-late", OutlookState.FAILS, fails_after_steps=9)
+
+    ranked, _ = rank([soon, late], Cause.CAPACITY)
+
+    assert [r.code for r in ranked] == ["z-late", "soon"]
+
+
+def test_settings_are_tried_beside_and_in_place_of_what_is_set_already():
+    case = judged(Case(snapshot=holes(conf="roundup_power2_divisions:4")))
+
+    assert set(ExpandableSegments().confs(case)) == {
+        "roundup_power2_divisions:4,expandable_segments:True",
+        "expandable_segments:True",
+    }
+
+
+def test_collection_without_a_fraction_is_not_tried_in_place_of_other_settings():
+    case = judged(Case(snapshot=holes(conf="roundup_power2_divisions:4")))
+
+    assert len(GarbageCollection().confs(case)) == 1
 
 
 def test_tested_rejection_comes_back_when_the_replay_fits():

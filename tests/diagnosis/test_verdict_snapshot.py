@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from builders import MIB, alloc, block, columns, free, oom, segment, segment_alloc, snapshot
+import pytest
+from builders import MIB, alloc, block, columns, frame, free, oom, segment, segment_alloc, snapshot
 from oom_messages import case_of, new_style
 from oom_snapshots import at, calm, full, holes, late_free, leaking
 
@@ -172,6 +173,70 @@ def test_diagnose_caught_failure_before_little_work_is_not():
     verdict = diagnose(Case(snapshot=resumed(5))).verdict
 
     assert (verdict.cause, verdict.state) == (Cause.CAPACITY, RunState.FAILED)
+
+
+def searching(fits_mib: int, capacity_mib: int = 600):
+    """Return a run that halves its batch until it fits, and then works on."""
+    line = [frame("finder.py", 7, "forward")]
+    size = fits_mib * MIB
+    events = [
+        oom(4 * size, 500 * MIB, frames=line),
+        oom(2 * size, 500 * MIB, frames=line),
+        segment_alloc(at(0), size),
+        *(
+            e
+            for _ in range(200)
+            for e in (alloc(at(0), size, frames=line), *free(at(0), size, frames=line))
+        ),
+    ]
+    data = columns(snapshot(segment(at(0), block(size)), events=events))
+    known = Overrides(capacity_bytes=capacity_mib * MIB)
+    return diagnose(Case(snapshot=data, overrides=known)).verdict
+
+
+def test_diagnose_search_that_ended_well_is_healthy_and_says_where_it_stopped():
+    verdict = searching(400)
+
+    assert (verdict.cause, verdict.state) == (Cause.HEALTHY, RunState.FITS)
+    assert "requests of 800.00 MiB to 1.56 GiB" in verdict.summary
+    assert "finder.py:7 in forward asked for 800.00 MiB in vain" in verdict.summary
+    assert "served with 400.00 MiB from then on" in verdict.summary
+
+
+def test_diagnose_search_that_left_nothing_to_spare_is_near_the_limit():
+    assert searching(580).state is RunState.NEAR_LIMIT
+
+
+SITE = "/env/lib/python3.11/site-packages"
+
+
+@pytest.mark.parametrize(
+    ("inner", "within"),
+    [
+        (["transformers/models/gpt2/modeling_gpt2.py"], "modeling_gpt2.py"),
+        (
+            ["accelerate/hooks.py", "peft/tuners/lora/layer.py", "transformers/trainer.py"],
+            "layer.py",
+        ),
+        (["transformers/trainer.py", "accelerate/accelerator.py"], None),
+        ([], None),
+    ],
+)
+def test_holder_behind_one_call_names_the_line_of_the_library_that_made_it(inner, within):
+    stack = [
+        frame(f"{SITE}/torch/nn/modules/linear.py", 134, "forward"),
+        *(frame(f"{SITE}/{file}", 9, "forward") for file in inner),
+        frame("finetune.py", 36, "main"),
+        frame(f"{SITE}/fire/core.py", 5, "Fire"),
+    ]
+    events = [segment_alloc(at(0), 20 * MIB), alloc(at(0), 20 * MIB, frames=stack)]
+    live = block(20 * MIB, "active_allocated", frames=stack)
+    data = columns(snapshot(segment(at(0), live), events=events))
+
+    (holder,) = diagnose(Case(snapshot=data)).holders
+
+    assert str(holder.location) == "finetune.py:36 in main"
+    assert (holder.within.filename.rpartition("/")[2] if holder.within else None) == within
 
 
 def test_diagnose_growth_over_many_steps_explains_the_limit():

@@ -14,7 +14,7 @@ from fragdoctor.estimation.gpus import gpu_of
 from fragdoctor.estimation.packing import Question, processes_on_gpu
 from fragdoctor.inputs.messages import find_messages
 from fragdoctor.model.case import Case
-from fragdoctor.model.estimate import ProcessDemand
+from fragdoctor.model.gpu_sharing import ProcessDemand
 from fragdoctor.units import GIB, MIB
 
 

@@ -3,11 +3,12 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fragdoctor.export.pickle_writer import PickleWriter, Shared
+from fragdoctor.export.pickle_writer import Column, PickleWriter, Records, Shared
 
 PLAIN = st.recursive(
     st.none()
@@ -63,3 +64,55 @@ def test_memo_beyond_one_byte_is_found_again() -> None:
 def test_anything_else_is_refused(value: Any) -> None:
     with pytest.raises(TypeError):
         written(value)
+
+
+BOUNDS = [0, 255, 256, 65535, 65536, *(2**b + d for b in (31, 32, 39, 47, 55, 63) for d in (-1, 0))]
+
+
+def test_columns_are_written_byte_for_byte_like_their_mappings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("fragdoctor.export.pickle_writer._PIECE", 700)
+    chance = np.random.default_rng(7)
+    n = 2500
+    frames = [Shared({"name": f"f{i}", "line": i}) for i in range(400)]
+    choices: dict[str, list[Any]] = {
+        "action": ["alloc", "free", "action"],
+        "frames": [Shared([frames[i % 400], frames[i // 7]]) for i in range(900)],
+        "note": ["alloc", "", "a" * 300],
+        "pool": [(0, 0), (1, -5), (2**40, 3)],
+    }
+    numbers = np.append(np.array(BOUNDS, np.uint64), np.uint64(2**64 - 1))
+    columns = [
+        Column("action", chance.integers(0, 3, n), choices["action"]),
+        Column("size", numbers[chance.integers(0, len(numbers), n)]),
+        Column("frames", chance.integers(0, 900, n), choices["frames"], chance.random(n) < 0.6),
+        Column("time", chance.integers(0, 300, n), None, chance.random(n) < 0.5),
+        Column("note", chance.integers(0, 3, n), choices["note"], np.arange(n) > 1800),
+        Column("pool", chance.integers(0, 3, n), choices["pool"], chance.random(n) < 0.1),
+        Column("never", np.zeros(n, np.int64), None, np.zeros(n, bool)),
+    ]
+
+    def mapping(i: int) -> dict[str, Any]:
+        return {
+            c.key: int(c.values[i]) if c.choices is None else c.choices[c.values[i]]
+            for c in columns
+            if c.is_there is None or c.is_there[i]
+        }
+
+    def part(low: int, high: int) -> list[Column]:
+        return [
+            Column(
+                c.key,
+                c.values[low:high],
+                c.choices,
+                None if c.is_there is None else c.is_there[low:high],
+            )
+            for c in columns
+        ]
+
+    lists = [[mapping(i) for i in range(n)], [], [mapping(i) for i in range(1000)]]
+    records = [Records(n, part), Records(0, part), Records(1000, part)]
+
+    assert written(records) == written(lists)
+    assert written(Records(n, part)) == written(lists[0])

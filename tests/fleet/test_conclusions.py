@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from fragdoctor.fleet import groups as grouping
 from fragdoctor.fleet.conclusions import conclude, group_id
 from fragdoctor.fleet.engine import fleet_of
-from fragdoctor.fleet.groups import are_alike, are_near, find_groups, profiles_of
+from fragdoctor.fleet.groups import TOLERANCE, are_alike, find_groups, profiles_of
 from fragdoctor.fleet.summary import MAX_HOLDERS
 from fragdoctor.model.diagnosis import Cause, DeviceFigures
 from fragdoctor.model.fleet import DifferenceKind, FleetReport, RankSummary
@@ -328,6 +328,12 @@ def ragged(draw: st.DrawFn) -> list[RankSummary]:
         held = {k: draw(st.sampled_from([20, 21, 24, 400])) for k in range(1, n)}
         ranks.append(summary(i, held))
     return ranks
+
+
+def are_near(low: int | None, high: int | None) -> bool:
+    if low is None or high is None:
+        return low is high
+    return high - low <= max(1, TOLERANCE * high)
 
 
 @given(ragged(), st.sampled_from([1, 3, grouping.MAX_COLUMNS]))

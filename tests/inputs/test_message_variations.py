@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 
 from hypothesis import HealthCheck, given, note, settings
-from oom_variations import HEADS, disguises, messages
+from hypothesis import strategies as st
+from oom_variations import HEADS, disguises, messages, npu, one_cached, one_reserved, two
 
 from fragdoctor.inputs.messages import find_messages
 
@@ -40,3 +41,29 @@ def test_message_spoiled_by_pasting_gives_its_figures(case, head, spoil):
     assert log.messages[0].is_device_oom
     assert log.messages[0].kind == "pytorch-caching-allocator"
     assert_fields(log.messages[0], truth)
+
+
+@settings(
+    max_examples=EXAMPLES,
+    derandomize=not IS_SEARCH,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+@given(data=st.data(), make=st.sampled_from([one_cached, one_reserved, two, npu]))
+def test_message_cut_anywhere_gives_no_wrong_figure_and_keeps_those_before_the_cut(data, make):
+    text, truth = make(data.draw)
+    end = data.draw(st.integers(text.index("allocate") + 8, len(text)))
+    ending = data.draw(st.sampled_from(["", "...", '"', "\nEpoch 3 of 9\n", " [truncated]"]))
+    note(text[:end] + ending)
+
+    (message,) = find_messages("RuntimeError: " + text[:end] + ending).messages
+    (longer,) = find_messages("RuntimeError: " + text).messages
+
+    for name, value in truth.items():
+        if name.endswith("_bytes"):
+            assert getattr(message, name) in (value, None), (name, value, message)
+    # a figure whose label has begun is read; what "reserved" means takes two of them
+    told = [n for n in truth if n.endswith("_bytes") and getattr(message, n) is not None]
+    n_figures = sum(text[:end].count(unit) for unit in ("KiB ", "MiB ", "GiB ", " bytes "))
+    assert message.kind == longer.kind
+    assert len(told) + len(message.other_processes) >= min(n_figures, 1)

@@ -12,6 +12,21 @@ DEVICE = {
     "Ray alone": "ray.exceptions.RayTaskError(OutOfMemoryError): ray::Fit.run() (pid=7)",
     "Ray and below": "ray.exceptions.RayTaskError(OutOfMemoryError): ray::f() (pid=7)\n"
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 3.00 GiB.",
+    "a number": "Exception: CUDA Error 2, out of memory",
+    "a file": "CUDA error 2 at kernels.cu:704: out of memory",
+    "a line of a file": "Cuda error in file 'src/kernels.cu' in line 33 : out of memory.",
+    "a call": "pycuda._driver.MemoryError: cuMemAlloc failed: out of memory",
+    "a retried call": "pool.h:161: cudaMalloc retry failed: out of memory",
+    "a wrapped call": "cudaMalloc failed with error 2 (out of memory)",
+    "a hint": "(External) CUDA error(2), out of memory. [Hint: 'cudaErrorMemoryAllocation'.]",
+    "could not": "Internal: unable to load the model: CUDA out of memory",
+    "a name alone": "Traceback (most recent call last):\ntorch.cuda.OutOfMemoryError",
+    "CuPy's name alone": "cupy.cuda.memory.OutOfMemoryError",
+    "RMM": "MemoryError: std::bad_alloc: out_of_memory: CUDA error at: cuda_memory_resource.hpp",
+    "Metal": "Insufficient Memory (00000008:kIOGPUCommandBufferCallbackErrorOutOfMemory)",
+    "cut request": "RuntimeError: CUDA out of memory. Tried to allocate 2.0",
+    "TensorRT": "[TRT] [E] 1: Error Code 1: Cuda Runtime (out of memory)",
+    "a graph": "ResourceExhaustedError: Graph execution error: failed to allocate memory",
     "Ray, bare": "ray.exceptions.RayTaskError(RuntimeError): ray::f() (pid=7, ip=10.1.1.1)\n"
     "RuntimeError: CUDA error: out of memory",
 }
@@ -49,10 +64,135 @@ def test_pinned_memory_is_that_of_the_host(text: str) -> None:
     assert message.requested_bytes == 6 << 30
 
 
+XLA = {
+    "Out of memory allocating 6442450944 bytes.": None,
+    "Failed to allocate request for 6.00GiB (6442450944B) on device ordinal 1": None,
+    "Attempting to reserve 6.00G at the bottom of memory. That was not possible."
+    " There are 2.00G free, 0B reserved, and 2.00G reservable.": 2 << 30,
+}
+
+
+@pytest.mark.parametrize("text", XLA)
+def test_message_of_xla_gives_its_figures(text: str) -> None:
+    (message,) = find_messages(
+        f"jaxlib.xla_extension.XlaRuntimeError: RESOURCE_EXHAUSTED: {text}"
+    ).messages
+
+    assert (message.backend, message.requested_bytes) == ("jax", 6 << 30)
+    assert message.free_bytes == XLA[text]
+
+
+def test_program_too_large_for_a_tpu_gives_both_figures() -> None:
+    text = "RESOURCE_EXHAUSTED: Ran out of memory in memory space hbm. Used 20.50G of 15.48G hbm."
+
+    (message,) = find_messages(text).messages
+
+    assert message.requested_bytes == int(20.5 * 2**30)
+    assert message.limit_bytes == round(15.48 * 2**30)
+
+
+@pytest.mark.parametrize(
+    "call",
+    ["cudaMallocHost failed", "cudaHostAlloc(&p, n, 0) returned error", "cuMemHostAlloc failed"],
+)
+def test_call_for_pinned_memory_is_about_the_host(call: str) -> None:
+    (message,) = find_messages(f"RuntimeError: {call}: out of memory").messages
+
+    assert (message.is_device_oom, message.sub_kind) == (False, "pinned-host")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "4.50 GiB allowed; 4.25 GiB reserved",
+        'it ended with "4.50 GiB allowed; 4.25 GiB reserved" and nothing else',
+        "... 12.00 MiB free; 4.50 GiB allowed; 4.25 GiB reserved in total by PyTorch)",
+    ],
+)
+def test_figures_cut_out_of_their_message_are_read(text: str) -> None:
+    (message,) = find_messages(text).messages
+
+    assert (message.limit_bytes, message.reserved_bytes) == (4608 << 20, 4352 << 20)
+
+
+def test_figures_of_a_quota_are_no_message() -> None:
+    assert not find_messages("Quota: 4.50 GiB allowed; 4.25 GiB reserved for alice").messages
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "MemoryError: Unable to allocate 12.0 GiB for an array with shape (3, 4) and data type f8",
+        "W gpu_host_allocator.h:44] could not allocate pinned host memory of size: 6442450944",
+        "Killed",
+    ],
+)
+def test_failure_of_the_device_comes_before_one_of_the_host(host: str) -> None:
+    log = find_messages(f"{host}\nretrying\nRuntimeError: CUDA error: out of memory\n")
+
+    assert [m.is_device_oom for m in log.messages] == [False, True]
+    assert log.messages[log.primary].is_device_oom
+
+
+OOM = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU {} has a total "
+    "capacity of 23.50 GiB of which 1.00 GiB is free.\n"
+)
+SUMMARY = (
+    "[{}]:\n  host      : node7\n  rank      : {} (local_rank: {})\n  exitcode  : 1 (pid: 42)\n"
+)
+ROOT = "Root Cause (first observed failure):\n"
+
+
+@pytest.mark.parametrize(
+    "below",
+    [
+        f"train.py FAILED\n{ROOT}{SUMMARY.format(0, 11, 3)}",
+        f"Failures:\n{SUMMARY.format(1, 9, 1)}{ROOT}{SUMMARY.format(0, 11, 3)}",
+        "[rank11]:[E ProcessGroupNCCL.cpp:1182] Rank 11: exiting\n",
+        "Exception on rank 11, the others are told\n",
+        "srun: error: node07: task 11: Exited with exit code 1\n",
+        "The first process to do so was:\n\n  Process name: [[1234,1],11]\n  Exit code:    1\n",
+    ],
+)
+def test_rank_that_only_a_later_line_names_is_that_of_the_message(below: str) -> None:
+    (message,) = find_messages(OOM.format(3) + "epoch 3\n" + below).messages
+
+    assert message.rank == 11
+
+
+@pytest.mark.parametrize(
+    "below",
+    [
+        "[rank5]: Watchdog caught collective operation timeout\n",
+        "Rank 4: exiting after a failure\nRank 5: exiting after a failure\n",
+        "loading shard for rank 7\n",
+    ],
+)
+def test_rank_of_a_peer_is_not_that_of_the_message(below: str) -> None:
+    (message,) = find_messages(OOM.format(3) + below).messages
+
+    assert message.rank is None
+
+
+def test_messages_of_several_ranks_are_told_apart_by_their_device() -> None:
+    summary = f"Failures:\n{SUMMARY.format(1, 9, 1)}{ROOT}{SUMMARY.format(0, 8, 0)}"
+
+    apart = find_messages(OOM.format(0) + OOM.format(1) + summary).messages
+    alike = find_messages(OOM.format(0) + OOM.format(0) + summary).messages
+
+    assert [m.rank for m in apart] == [8, 9]
+    assert [m.rank for m in alike] == [None, None]
+
+
 @pytest.mark.parametrize(
     "text",
     [
         'If you see "CUDA error: out of memory", lower the batch size.',
+        "To avoid cudaMalloc failed: out of memory use smaller batches",
+        'raise RuntimeError("cudaMalloc failed: out of memory")',
+        "    except torch.cuda.OutOfMemoryError:",
+        "except (\n    torch.cuda.OutOfMemoryError,\n):",
         "# common errors: you may get CUDA error: out of memory when the batch is too large",
     ],
 )

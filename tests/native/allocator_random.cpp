@@ -1,11 +1,12 @@
 // Random operations under many settings: every invariant holds all the time, two runs are equal,
-// and when all is freed and flushed nothing is left. Run it under ASan and UBSan.
+// and when all is freed and flushed nothing is left. Run it under ASan and UBSan;
+// tools/fuzz.py makes a libFuzzer target of it.
 #include <cstdint>
-#include <random>
 #include <vector>
 
 #include "allocator.h"
 #include "allocator_test.h"
+#include "random_source.h"
 
 using namespace fragdoctor;
 
@@ -38,17 +39,16 @@ Config config_for(unsigned seed) {
   return config;
 }
 
-std::uint64_t run(unsigned seed) {
+std::uint64_t run(unsigned seed, RandomSource random) {
   Allocator a(config_for(seed));
   Digest digest;
   a.set_observer(&digest);
-  std::mt19937_64 random(seed);
   const auto below = [&](std::uint64_t n) { return random() % n; };
   std::vector<BlockId> live;
   std::vector<Ticket> tickets;
   const std::uint32_t pool = a.pool_create(seed % 2 == 0, seed % 5 == 1);
   bool inside = false;
-  for (int step = 0; step < 3000; ++step) {
+  for (int step = 0; step < 3000 && !random.is_used_up(); ++step) {
     const std::uint64_t what = below(100);
     if (what < 55) {
       const std::uint64_t size = 1 + below(1ULL << (6 + below(22)));
@@ -105,7 +105,17 @@ std::uint64_t run(unsigned seed) {
 
 }  // namespace
 
-int main() {
-  for (unsigned seed = 0; seed < 120; ++seed) REQUIRE(run(seed) == run(seed));
+#ifdef FRAGDOCTOR_FUZZER
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* bytes, std::size_t n) {
+  RandomSource random(bytes, n);
+  const auto seed = static_cast<unsigned>(random() % 5040);
+  run(seed, random);
   return 0;
 }
+#else
+int main() {
+  for (unsigned seed = 0; seed < 120; ++seed)
+    REQUIRE(run(seed, RandomSource(seed)) == run(seed, RandomSource(seed)));
+  return 0;
+}
+#endif

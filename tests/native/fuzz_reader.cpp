@@ -1,5 +1,5 @@
 // Corrupts snapshot files at random and reads them. Run it under ASan and UBSan:
-//   fuzz_reader [COUNT [SEED FILE...]]
+//   fuzz_reader [COUNT [SEED FILE...]]       (tools/fuzz.py makes a libFuzzer target of it)
 // The same count, seed and files give the same corruptions. Every file is read twice: in large
 // pieces, and in pieces so small that the short cut for plain events (EventReader) never applies.
 // Both must say the same, to the offset of an error and the last column. It fails if they do not,
@@ -197,6 +197,7 @@ bool agree(const Bytes& bytes, size_t small_piece, size_t large_piece, const cha
   return false;
 }
 
+#ifndef FRAGDOCTOR_FUZZER
 // Little files; the working directory is the root of the sources.
 const std::vector<std::string> kSeeds = {
     "tests/native/seeds/python_2.pickle",  "tests/native/seeds/python_4.pickle",
@@ -204,9 +205,17 @@ const std::vector<std::string> kSeeds = {
     "tests/native/seeds/old.pickle",       "tests/native/seeds/old_cpp.pickle",
     "tests/native/seeds/modern.json",      "sample_snapshots/private_pool_oom.pickle",
     "sample_snapshots/caught_ooms.pickle", "sample_snapshots/two_devices_oom.pickle"};
+#endif
 
 }  // namespace
 
+#ifdef FRAGDOCTOR_FUZZER
+extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t n) {
+  const char* name = nullptr;
+  if (!agree(Bytes(data, data + n), 1 + n % 64, 512 + n % 8192, name)) std::abort();
+  return 0;
+}
+#else
 int main(int argc, char** argv) {
   const size_t count = argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 100000;
   Corruptor corruptor(argc > 2 ? std::strtoull(argv[2], nullptr, 10) : 1);
@@ -238,3 +247,4 @@ int main(int argc, char** argv) {
   std::printf("peak: %ld KiB\n", usage.ru_maxrss);
   return usage.ru_maxrss < kMostKilobytes ? 0 : 1;
 }
+#endif

@@ -1,12 +1,12 @@
 // Feeds nonsense to the undoing of traces, the building of operations and the replay. Run it
-// under ASan and UBSan:  replay_fuzz COUNT SEED
+// under ASan and UBSan:  replay_fuzz COUNT SEED; tools/fuzz.py makes a libFuzzer target of it.
 // It fails if the allocator's invariants break, or the sanitizers find something.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
-#include <random>
 #include <vector>
 
+#include "random_source.h"
 #include "replay.h"
 #include "trace_ops.h"
 #include "undone.h"
@@ -26,7 +26,7 @@ struct Case {
   std::vector<std::uint8_t> block_state;
 };
 
-std::uint64_t odd_number(std::mt19937_64& random) {
+std::uint64_t odd_number(RandomSource& random) {
   switch (random() % 6) {
     case 0: return random();
     case 1: return random() % 4096;
@@ -37,7 +37,7 @@ std::uint64_t odd_number(std::mt19937_64& random) {
   }
 }
 
-Case make(std::mt19937_64& random) {
+Case make(RandomSource& random) {
   Case c;
   const std::size_t n = random() % 400;
   for (std::size_t i = 0; i < n; ++i) {
@@ -70,7 +70,7 @@ Case make(std::mt19937_64& random) {
   return c;
 }
 
-Settings some_settings(std::mt19937_64& random) {
+Settings some_settings(RandomSource& random) {
   Settings s;
   if (random() % 2 == 0) s.max_split_bytes = (20 + random() % 200) * MIB;
   if (random() % 2 == 0) s.expandable_segments = true;
@@ -149,7 +149,7 @@ void check_layouts(const TraceView& trace, const FinalState& end, const UndoneTr
   }
 }
 
-void run(std::mt19937_64& random) {
+void run(RandomSource& random) {
   const Case c = make(random);
   const TraceView trace{c.action.size(), c.action.data(), c.address.data(),
                         c.size.data(),   c.stream.data(), c.pool.data()};
@@ -194,13 +194,21 @@ void run(std::mt19937_64& random) {
 
 }  // namespace
 
+#ifdef FRAGDOCTOR_FUZZER
+extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* bytes, std::size_t n) {
+  RandomSource random(bytes, n);
+  run(random);
+  return 0;
+}
+#else
 int main(int argc, char** argv) {
   const int count = argc > 1 ? std::atoi(argv[1]) : 2000;
   const auto seed = static_cast<std::uint64_t>(argc > 2 ? std::atoi(argv[2]) : 1);
   for (int i = 0; i < count; ++i) {
-    std::mt19937_64 random(seed * 1000003 + static_cast<std::uint64_t>(i));
+    RandomSource random(seed * 1000003 + static_cast<std::uint64_t>(i));
     run(random);
   }
   std::printf("%d nonsensical traces survived\n", count);
   return 0;
 }
+#endif

@@ -25,7 +25,7 @@ from fragdoctor.report.page.text_tables import (
     Sink,
     TextTables,
 )
-from fragdoctor.report.page.timeline_data import find_phases, timeline_data
+from fragdoctor.report.page.timeline_data import named_ranges, timeline_data
 from fragdoctor.trace.stacks import Stacks
 from fragdoctor.trace.trace import Trace
 
@@ -117,7 +117,7 @@ def test_phases_are_found_by_time_and_nest():
         snapshot, annotations=tuple(Annotation(0, start + t, n, s) for t, n, s in marks)
     )
 
-    phases = {p.name: (p.first, p.last, p.depth) for p in find_phases(marked, 0)}
+    phases = {p.name: (p.first, p.last, p.depth) for p in named_ranges(marked, 0)}
 
     assert phases == {"step": (0, 5, 0), "inner": (2, 3, 1), "open": (6, 8, 0)}
 
@@ -129,7 +129,7 @@ def test_phases_of_any_annotations_stay_inside_the_trace(marks):
     snapshot = from_python(tiny())
     annotations = tuple(Annotation(0, 1_700_000_000_000_000 + t, n, s) for t, n, s in marks)
 
-    for phase in find_phases(replace(snapshot, annotations=annotations), 0):
+    for phase in named_ranges(replace(snapshot, annotations=annotations), 0):
         assert 0 <= phase.first < phase.last <= len(snapshot.events)
         assert phase.depth >= 0
 

@@ -30,7 +30,8 @@ from toy_allocator import Block
 
 from fragdoctor.inputs.snapshot_reader import read_snapshot
 from fragdoctor.model.snapshot import Action
-from fragdoctor.trace.steps import StepKind, Steps
+from fragdoctor.trace.call_tree import CallTree
+from fragdoctor.trace.steps import StepKind, Steps, _iterations
 from fragdoctor.trace.trace import Trace
 
 RECORDINGS = Path(__file__).parent / "recordings"
@@ -310,6 +311,28 @@ def test_without_stacks_annotated_optimizer_steps_end_steps() -> None:
 
     assert steps.method == "annotations"
     assert steps.rows[1:].tolist() == first[1:].tolist()
+
+
+def test_annotated_ends_whose_beginnings_are_lost_still_end_steps() -> None:
+    run = Run(lambda r: flat(r, Plan()), context="none")
+    first = run.true_rows(StepKind.TRAIN)[1:]
+    annotations = [
+        {"name": "Optimizer.step#Adam.step", "stage": "END", "device": 0, "time_us": 1000 + row}
+        for row in first
+    ]
+
+    steps = Steps.of(Trace.of(run.snapshot(annotations), 0))
+
+    assert (steps.method, steps.is_last_complete) == ("annotations", False)
+    assert steps.rows[1:].tolist() == first
+
+
+def test_evaluation_behind_the_last_place_the_program_came_to_begins_at_its_call() -> None:
+    run = Run(lambda r: flat(r, Plan()))
+    tree, n = CallTree.of(run.trace), len(run.toy.events)
+    assert tree is not None
+
+    assert _iterations(tree, n, n + 1, np.array([n])) == [n]
 
 
 def test_a_program_without_a_loop_has_no_steps() -> None:

@@ -26,13 +26,13 @@ _MOST_WAITING = 64
 class _Waiting:
     """A failure whose message is still on its way: the exception is made after the observer ran.
 
-    ``bundle`` is None if this recorder wrote none; ``is_told``: whether any recorder did.
+    ``bundle`` is None if this recorder wrote none; ``is_reported``: whether any recorder did.
     """
 
-    def __init__(self, device: int, bundle: str | None, *, is_told: bool) -> None:
+    def __init__(self, device: int, bundle: str | None, *, is_reported: bool) -> None:
         self.bundle = bundle
         self.device = device
-        self.is_told = is_told
+        self.is_reported = is_reported
         self.thread = threading.get_ident()
 
 
@@ -102,7 +102,7 @@ class Recorder:
             return
         self.n_ooms += 1
         bundle = self._write_oom(device, asked, total, free) if writes else None
-        waiting = _Waiting(device, bundle, is_told=bundle is not None or not writes)
+        waiting = _Waiting(device, bundle, is_reported=bundle is not None or not writes)
         self._waiting = [*self._waiting[1 - _MOST_WAITING :], waiting]
 
     def _write_oom(self, device: int, asked: int, total: int, free: int) -> str | None:
@@ -130,7 +130,7 @@ class Recorder:
             return
         try:
             waiting = self._take(text)
-            self._last_oom = text if waiting.is_told else ""
+            self._last_oom = text if waiting.is_reported else ""
             if waiting.bundle is not None:
                 shown = text[:_MESSAGE_CHARACTERS]
                 bundle_writer.add_part(waiting.bundle, bundle_writer.MESSAGE, f"{shown}\n")
@@ -144,9 +144,9 @@ class Recorder:
         try:
             if isinstance(error, KeyboardInterrupt):
                 signal_name = "SIGINT"
-            is_told = self._is_told(error)
-            self._finish(ended_program=is_told)
-            if not is_told:
+            is_reported = self._is_reported(error)
+            self._finish(ended_program=is_reported)
+            if not is_reported:
                 with self._writing():
                     self._write_end(error, signal_name)
         except Exception as e:  # as above
@@ -158,9 +158,9 @@ class Recorder:
         """Write the state at the end of a block if asked to, and stop."""
         try:
             if os.getpid() == self.pid:
-                is_told = self._is_told(error)
-                self._finish(ended_program=is_told)
-                if at_end and not is_told and used_devices(self.torch):
+                is_reported = self._is_reported(error)
+                self._finish(ended_program=is_reported)
+                if at_end and not is_reported and used_devices(self.torch):
                     with self._writing():
                         self._write("block", "block", error)
         except Exception as e:  # the block's own outcome must be the one that is seen
@@ -186,7 +186,7 @@ class Recorder:
             self._lock.release()
             self.on_idle()
 
-    def _is_told(self, error: BaseException | None) -> bool:
+    def _is_reported(self, error: BaseException | None) -> bool:
         """Return whether an error is the last failure, of which there is a bundle."""
         return error is not None and bool(self._last_oom) and str(error) == self._last_oom
 

@@ -14,6 +14,7 @@ from fragdoctor.diagnosis.remedies.remedy import (
     JudgedCase,
     Proposal,
     Remedy,
+    helps,
 )
 from fragdoctor.diagnosis.remedies.savings import (
     SHORT_OF_MEMORY,
@@ -104,7 +105,7 @@ class SmallerBatch(SavingRemedy):
         if judged is None or judged.is_rejected:
             return judged
         best = self.chosen(bench, outcomes)
-        if not best.result.fits:
+        if not helps(bench.recorded, best.result):
             change = "even an eighth of the present batch times sequence length is not enough alone"
             r = replace(judged.recommendation, change=change)
             return replace(judged, recommendation=r, weight=MAY_HELP)

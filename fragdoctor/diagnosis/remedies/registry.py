@@ -34,7 +34,15 @@ from fragdoctor.diagnosis.remedies.pools import (
     ShareGraphPools,
     WaitForStreams,
 )
-from fragdoctor.diagnosis.remedies.remedy import JudgedCase, Proposal, Remedy, prospect
+from fragdoctor.diagnosis.remedies.remedy import (
+    JudgedCase,
+    Proposal,
+    Prospect,
+    Remedy,
+    prospect,
+    steps_won,
+    whole_margin,
+)
 from fragdoctor.diagnosis.remedies.settings import (
     DefaultSettings,
     ExpandableSegments,
@@ -66,7 +74,7 @@ from fragdoctor.diagnosis.remedies.training import (
     SmallerOptimizerState,
     StepInBackward,
 )
-from fragdoctor.model.diagnosis import Recommendation
+from fragdoctor.model.diagnosis import Cause, Recommendation
 from fragdoctor.model.finding import Confidence
 
 REMEDIES: Final[tuple[Remedy, ...]] = (
@@ -135,7 +143,7 @@ def proposals(case: JudgedCase) -> list[Proposal]:
 
 
 def rank(
-    all_proposals: Iterable[Proposal],
+    all_proposals: Iterable[Proposal], cause: Cause
 ) -> tuple[tuple[Recommendation, ...], tuple[Recommendation, ...]]:
     """Return the recommendations by rank from 1, and the rejected ones with rank 0.
 
@@ -149,24 +157,46 @@ def rank(
             rejected.append(replace(proposal.recommendation, rank=0))
         else:
             kept.append(proposal)
-    kept.sort(key=_order)
+    kept.sort(key=lambda p: _order(p, cause))
     ranked = tuple(replace(p.recommendation, rank=i) for i, p in enumerate(kept, start=1))
     return ranked, tuple(sorted(rejected, key=lambda r: r.code))
 
 
-def _order(proposal: Proposal) -> tuple[int, int, int, int, int, int, int, int, int, str]:
+def _order(proposal: Proposal, cause: Cause) -> tuple[int | str, ...]:
     r = proposal.recommendation
     p = r.predicted
+    is_setting = bool(r.setting)
     is_shown_to_fit = p.method == "replay" and p.fits is True
+    # A setting does not end a leak, whatever it gains.
+    is_cure = is_shown_to_fit and not (cause is Cause.LEAK and is_setting)
+    how_far: tuple[int, ...] = (0,) * 6
+    if is_cure:
+        how_far = (
+            _tier(prospect(p.outlook), is_setting=is_setting, cause=cause),
+            int(proposal.remedy.burden),
+            -steps_won(p.outlook),
+            -whole_margin(p),
+            -(r.saves_bytes or 0),
+            p.driver_calls or 0,
+        )
     return (
-        0 if is_shown_to_fit else 1,
-        prospect(p.outlook) if is_shown_to_fit else 0,
-        int(proposal.remedy.burden) if is_shown_to_fit else 0,
-        -(p.margin_bytes or 0) if is_shown_to_fit else 0,
-        -(r.saves_bytes or 0) if is_shown_to_fit else 0,
-        (p.driver_calls or 0) if is_shown_to_fit else 0,
+        0 if is_cure else 1,
+        *how_far,
         -proposal.weight,
+        -steps_won(p.outlook),
         CONFIDENCE_ORDER[r.confidence],
         -(r.saves_bytes or 0),
         r.code,
     )
+
+
+def _tier(found: Prospect, *, is_setting: bool, cause: Cause) -> int:
+    """Return the place of what fits, by how the run goes on.
+
+    Holes between blocks are the allocator's own matter: a setting that serves the request is tried
+    sooner than the program is changed, even where it is open how the run goes on.
+    """
+    if found > Prospect.OPEN:
+        return 10 + int(found)
+    is_code = cause is Cause.FRAGMENTATION and not is_setting
+    return 2 * int(found) + (3 if is_code else 0)

@@ -125,10 +125,21 @@ class JudgedCase:
 
     def with_present(self, conf: str) -> str:
         """Return a setting string that keeps what is set already, so that nothing gets lost."""
-        present = self.settings.conf if self.settings is not None else ""
-        key = conf.split(":", 1)[0]
-        kept = [part for part in _entries(present) if part.split(":", 1)[0].strip() != key]
-        return ",".join([*kept, conf])
+        key = _key(conf)
+        return ",".join([*(e for e in self._present if _key(e) not in _beside(key)), conf])
+
+    def in_place_of_present(self, conf: str) -> str:
+        """Return a setting string in which nothing that is set already shapes the cache."""
+        kept = [e for e in self._present if _key(e) not in SHAPES_CACHE]
+        return ",".join([*kept, *([conf] if conf else [])])
+
+    def replaced_by(self, conf: str) -> list[str]:
+        """Return what is set already and is not in a setting string."""
+        return [e for e in self._present if _key(e) not in {_key(n) for n in _entries(conf)}]
+
+    @property
+    def _present(self) -> list[str]:
+        return _entries(self.settings.conf if self.settings is not None else "")
 
     def is_too_new(self, key: str) -> bool:
         """Return whether even the newest PyTorch that fits the inputs does not know a key.
@@ -148,6 +159,31 @@ class JudgedCase:
         return (
             f"{key} needs PyTorch {since} or later: an older one stops with an error at first use.",
         )
+
+
+SHAPES_CACHE: Final = (
+    "expandable_segments",
+    "max_split_size_mb",
+    "roundup_power2_divisions",
+    "large_segment_size_mb",
+)
+"""Keys that decide how requests are laid out; the others (limits, streams) are about other things
+and stay."""
+
+EXCLUDES: Final = {
+    "expandable_segments": "max_split_size_mb",
+    "max_split_size_mb": "expandable_segments",
+}
+"""Together they can make reserved memory grow without bound."""
+
+
+def _key(entry: str) -> str:
+    return entry.split(":", 1)[0].strip()
+
+
+def _beside(key: str) -> tuple[str, ...]:
+    """Return the keys that a new value of a key replaces."""
+    return (key, EXCLUDES[key]) if key in EXCLUDES else (key,)
 
 
 def _entries(conf: str) -> list[str]:
@@ -351,21 +387,46 @@ def helps(recorded: ReplayResult, result: ReplayResult) -> bool:
 def best_of(bench: Bench, outcomes: Sequence[Outcome]) -> Outcome:
     """Return the outcome that helps with most room left."""
 
-    def badness(one: Outcome) -> tuple[bool, int, int, int, int]:
+    def badness(one: Outcome) -> tuple[bool, Prospect, int, int, int, int]:
         r = one.result
         is_bad = not helps(bench.recorded, r)
-        return is_bad, prospect(r.outlook), -(r.margin_bytes or 0), r.retries, r.driver_calls
+        steps = steps_won(r.outlook)
+        room = whole_margin(bench.predicted(r))
+        return is_bad, prospect(r.outlook), -steps, -room, r.retries, r.driver_calls
 
     return min(outcomes, key=badness)
 
 
-def prospect(outlook: Outlook | None) -> int:
-    """Return how well a run goes on that gets past the recorded failure; the less the better."""
+class Prospect(IntEnum):
+    """How well a run goes on that gets past the recorded failure, the best first."""
+
+    HOLDS = 0
+    OPEN = 1
+    FAILS = 2
+    FRAGILE = 3
+
+
+def prospect(outlook: Outlook | None) -> Prospect:
+    """Return how well a run goes on that gets past the recorded failure."""
     if outlook is None or outlook.state is OutlookState.OPEN:
-        return 1
-    if outlook.state is OutlookState.HOLDS:
-        return 2 if outlook.is_fragile else 0
-    return 3
+        return Prospect.OPEN
+    if outlook.state is OutlookState.FAILS:
+        return Prospect.FAILS
+    return Prospect.FRAGILE if outlook.is_fragile else Prospect.HOLDS
+
+
+def steps_won(outlook: Outlook | None) -> int:
+    """Return how many steps a run makes before it fails again; 0 where it may not fail."""
+    return (outlook.fails_after_steps or 0) if outlook is not None else 0
+
+
+def whole_margin(predicted: Predicted) -> int:
+    """Return what is left of the capacity at the highest point of the run, as far as known."""
+    margin, peak = predicted.margin_bytes, predicted.peak_reserved_bytes
+    if margin is None or predicted.outlook is None:
+        return margin or 0
+    later = predicted.outlook.peak_reserved_bytes
+    return margin if later is None or peak is None else min(margin, margin + peak - later)
 
 
 def outcome_text(recorded: ReplayResult, result: ReplayResult) -> str:

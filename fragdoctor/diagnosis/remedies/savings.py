@@ -16,13 +16,15 @@ from fragdoctor.diagnosis.remedies.remedy import (
     Proposal,
     Remedy,
     helps,
+    whole_margin,
 )
-from fragdoctor.model.diagnosis import Cause
+from fragdoctor.model.diagnosis import Cause, Predicted
 from fragdoctor.model.finding import Confidence, Evidence
+from fragdoctor.model.outlook import OutlookBasis, OutlookState
 from fragdoctor.model.snapshot import Action
 from fragdoctor.rules.capacity.optimizer_state import fails_in_optimizer
 from fragdoctor.trace.edits import Edit
-from fragdoctor.units import MIB, format_size
+from fragdoctor.units import MIB, format_size, plural
 
 SHORT_OF_MEMORY: Final = (Cause.CAPACITY, Cause.TRANSIENT_PEAK, Cause.MEMORY_LIMIT)
 
@@ -101,8 +103,7 @@ class SavingRemedy(Remedy):
         r = replace(
             proposal.recommendation,
             why=saving_text(case, bench, best),
-            # The edit is a model of the changed program: exact requests, no proof.
-            confidence=Confidence.LIKELY,
+            confidence=_sureness(bench, best),
             saves_bytes=saved,
             evidence=(
                 Evidence("peak as recorded", bench.peak_bytes, "bytes", "replay"),
@@ -121,8 +122,8 @@ class SavingRemedy(Remedy):
 
     def chosen(self, bench: Bench, outcomes: Sequence[Outcome]) -> Outcome:
         """Return the outcome that speaks for the change: the first of its edits that is enough."""
-        enough = [o for o in outcomes if helps(bench.recorded, o.result)]
-        return enough[0] if enough else min(outcomes, key=lambda o: o.peak_bytes or 0)
+        enough = first_enough(bench, outcomes)
+        return enough or bench.looked_on(min(outcomes, key=lambda o: o.peak_bytes or 0))
 
     def useless(
         self, case: JudgedCase, bench: Bench, proposal: Proposal, saved: int
@@ -139,6 +140,24 @@ class SavingRemedy(Remedy):
             proposal.recommendation, why=why, confidence=Confidence.LIKELY, saves_bytes=None
         )
         return replace(proposal, recommendation=rejected, is_rejected=True)
+
+
+def first_enough(bench: Bench, outcomes: Sequence[Outcome]) -> Outcome | None:
+    """Return the first outcome with which the run is not known to fail; None if all fail."""
+    for outcome in outcomes:
+        if helps(bench.recorded, outcome.result):
+            found = bench.looked_on(outcome)
+            if found.result.outlook is None or found.result.outlook.state is not OutlookState.FAILS:
+                return found
+    return None
+
+
+def _sureness(bench: Bench, outcome: Outcome) -> Confidence:
+    """Return how sure a saving is: the edit is a model of the changed program, never a proof."""
+    if outcome.result.outlook is None:
+        return Confidence.LIKELY
+    sure = bench.confidence(outcome.result)
+    return Confidence.LIKELY if sure is Confidence.PROVEN else sure
 
 
 def is_cut(case: JudgedCase, bench: Bench) -> bool:
@@ -164,9 +183,25 @@ def saving_text(case: JudgedCase, bench: Bench, outcome: Outcome) -> str:
         return f"{text}."
     if not outcome.result.fits:
         return f"{text}, which is not enough alone."
-    margin = outcome.result.margin_bytes
-    spare = "" if margin is None else f", with {format_size(margin)} to spare"
-    return f"{text}; every recorded request is served{spare}."
+    return f"{text}; {_how_far(bench.predicted(outcome.result))}."
+
+
+def _how_far(predicted: Predicted) -> str:
+    """Return how far the run goes with a change that serves the recorded requests."""
+    served, outlook = "every recorded request is served", predicted.outlook
+    spare = f", with {format_size(whole_margin(predicted))} to spare"
+    spare = "" if predicted.margin_bytes is None else spare
+    if outlook is None or outlook.basis is OutlookBasis.COMPLETE:
+        return f"{served}{spare}"
+    if outlook.state is OutlookState.HOLDS:
+        further = f" and {plural(outlook.steps, 'step')} more" if outlook.steps else ""
+        return f"the step that failed{further} would be served{spare}"
+    if outlook.state is OutlookState.OPEN:
+        return f"{served}{spare}; how it goes on is not known: {outlook.reason}"
+    steps = outlook.fails_after_steps
+    if not steps:
+        return f"{served}, but not the rest of the step: {outlook.reason}"
+    return f"{served}{spare}, but it fails after {plural(steps, 'more step')}"
 
 
 BUILD_FREES_SHARE: Final = 0.02

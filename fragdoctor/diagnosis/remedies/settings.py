@@ -17,6 +17,7 @@ from fragdoctor.diagnosis.remedies.remedy import (
     best_of,
     helps,
     outcome_text,
+    steps_won,
 )
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.finding import Confidence
@@ -25,7 +26,7 @@ from fragdoctor.model.simulation import ReplayResult
 from fragdoctor.rules.fragmentation.holes import find_holes
 from fragdoctor.trace.candidates import usual_confs
 from fragdoctor.trace.whatif import WhatIf
-from fragdoctor.units import MIB, format_size
+from fragdoctor.units import MIB, format_size, plural
 
 MOSTLY: Final = 0.9
 """Nine tenths of the free bytes: the rest would not make the difference."""
@@ -46,10 +47,12 @@ class SettingRemedy(Remedy):
     key: ClassVar[str]
 
     def confs(self, case: JudgedCase) -> Sequence[str]:
-        """Return the setting strings to try, joined with what is set already."""
+        """Return the setting strings to try: beside what is set already, and in its place."""
         if case.is_too_new(self.key):
             return ()
-        return tuple(case.with_present(conf) for conf in usual_confs(self.key))
+        joined = [case.with_present(conf) for conf in usual_confs(self.key)]
+        alone = [case.in_place_of_present(conf) for conf in usual_confs(self.key)]
+        return tuple(dict.fromkeys((*joined, *alone)))
 
     def attempts(self, case: JudgedCase, bench: Bench, proposal: Proposal | None) -> list[Attempt]:
         """Try each value, proposed or not."""
@@ -65,22 +68,21 @@ class SettingRemedy(Remedy):
         self, case: JudgedCase, bench: Bench, proposal: Proposal | None, outcomes: Sequence[Outcome]
     ) -> Proposal | None:
         """Return the setting with its best value: recommended, rejected, or left open."""
+        outcomes = [o for o in outcomes if o.result.is_conclusive] or outcomes
         best = best_of(bench, outcomes)
         result = best.result
         setting = case.assignment(best.attempt.what_if.conf or "")
         if not result.is_conclusive:
             return None if proposal is None else self.left_open(proposal, result)
         is_better = helps(bench.recorded, result)
-        if is_better and case.cause is not Cause.LEAK:
-            return self._accepted(bench, best, proposal, setting)
+        if is_better:
+            return self._accepted(case, bench, best, proposal)
         said = outcome_text(bench.recorded, result)
         if not bench.is_exact and proposal is not None and not proposal.is_rejected:
             return proposal.with_caveat(f"An estimate says that it may not be enough: {said}.")
         why = f"Replayed{self._variants(outcomes)}: {said}."
         if proposal is not None and proposal.is_rejected and not result.fits:
             why = f"{proposal.recommendation.why} {why}"
-        if is_better:
-            why = f"It only postpones the failure, since memory grows step by step. {why}"
         return self.rejection(
             why,
             Confidence.PROVEN if bench.is_exact else Confidence.LIKELY,
@@ -102,9 +104,27 @@ class SettingRemedy(Remedy):
     def _variants(self, outcomes: Sequence[Outcome]) -> str:
         if len(outcomes) < 2:
             return ""
-        return f" with {', '.join(self._value(one) for one in outcomes)}, at best"
+        values = dict.fromkeys(self._value(one) for one in outcomes)
+        return f" with {', '.join(values)}, at best"
 
     def _accepted(
+        self, case: JudgedCase, bench: Bench, best: Outcome, proposal: Proposal | None
+    ) -> Proposal:
+        conf = best.attempt.what_if.conf or ""
+        accepted = self._with_setting(bench, best, proposal, case.assignment(conf))
+        dropped = ", ".join(case.replaced_by(conf)) if self.key else ""
+        if dropped and not any("takes the place" in c for c in accepted.recommendation.caveats):
+            accepted = accepted.with_caveat(f"It takes the place of {dropped}.")
+        if case.cause is not Cause.LEAK:
+            return accepted
+        n = steps_won(best.result.outlook)
+        r = accepted.recommendation
+        steps = f" by about {plural(n, 'step')}" if n else ""
+        why = f"It only postpones the failure{steps}, since memory grows step by step. {r.why}"
+        r = replace(r, why=why)
+        return replace(accepted, recommendation=r, weight=MAY_HELP)
+
+    def _with_setting(
         self, bench: Bench, best: Outcome, proposal: Proposal | None, setting: str
     ) -> Proposal:
         confidence = bench.confidence(best.result)
@@ -185,8 +205,8 @@ class ExpandableSegments(SettingRemedy):
             caveats.append("On ROCm it has no effect before builds of the ROCm 7 era.")
         if case.settings is not None and case.settings.max_split_bytes is not None:
             caveats.append(
-                "Remove max_split_size_mb: together they can make reserved memory grow without "
-                "bound."
+                "It takes the place of max_split_size_mb: together they can make reserved memory "
+                "grow without bound."
             )
         if case.settings is not None and case.settings.garbage_collection_threshold:
             caveats.append("garbage_collection_threshold does not act on expandable segments.")
@@ -344,6 +364,11 @@ class GarbageCollection(SettingRemedy):
     code: ClassVar[str] = "garbage-collection-threshold"
     key: ClassVar[str] = "garbage_collection_threshold"
     title: ClassVar[str] = "Return old unused segments early"
+
+    def confs(self, case: JudgedCase) -> Sequence[str]:
+        """Return the setting strings; without a fraction it does nothing beside or alone."""
+        found = super().confs(case)
+        return found if case.context.has_memory_fraction else found[:1]
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose it near a limit; say that it has no effect without one."""

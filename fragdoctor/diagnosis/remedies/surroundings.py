@@ -15,8 +15,8 @@ from fragdoctor.diagnosis.remedies.remedy import (
     Remedy,
 )
 from fragdoctor.model.diagnosis import Cause, Predicted
-from fragdoctor.model.estimate import ProcessDemand
 from fragdoctor.model.finding import Confidence, Evidence
+from fragdoctor.model.gpu_sharing import ProcessDemand
 from fragdoctor.rules.failed_request import CONTEXT_ALLOWANCE_BYTES
 from fragdoctor.units import format_size
 

@@ -41,15 +41,17 @@ def _clause(name: str, literal: str, pattern: str, back: int = 0) -> Clause:
 
 
 _NAME: Final = r"(?:gpu|npu|xpu|musa|mlu|gcu|device)"
+_GOES_ON: Final = rf"\.?\(?{_NAME}\d{{1,3}}(?:hasatotal|;)"
 CLAUSES: Final = (
     _clause("head", "outofmemory", r"(?P<_name>cuda|hip|xpu|npu|musa|mlu|gcu)outofmemory", 4),
     _clause("tried", "triedtoalloc", r"triedtoallocate<requested_bytes>"),
+    _clause("tried", "toallocate", r"(?<!tried)toallocate<requested_bytes>(?=" + _GOES_ON + ")"),
     _clause("huge", "triedtoallocatemorethan", r"triedtoallocatemorethan1ebmemory"),
     _clause("device", "hasatotal", _NAME + r"[-:#]?<device_index>hasatotal", 12),
     _clause("device", ";", r"\(" + _NAME + r"[-:#]?<device_index>;", 12),
     _clause("total", "hasatotalcapa", r"hasatotalcapa[a-z]{1,6}of<total_bytes>"),
     _clause("total", "totalcapa", r"<total_bytes>totalcapa[a-z]{1,6}", 30),
-    _clause("free", "ofwhich", r"ofwhich<free_bytes>isfree"),
+    _clause("free", "ofwhich", r"(?:of<total_bytes>)?ofwhich<free_bytes>isfree", 30),
     _clause("free", "free", r"(?<=[;,)])<free_bytes>free(?=[;,)\s]|$)", 30),
     _clause("process", "memoryinuse", r"process(?P<pid>\d{1,12})has(?P<size>SIZE)memoryinuse", 60),
     _clause("own", "thisprocesshas", r"thisprocesshas<process_bytes>memoryinuse"),
@@ -67,7 +69,47 @@ CLAUSES: Final = (
     _clause("tail", "pleaseuse`empty", r"pleaseuse`empty_cache`"),
 )
 _REPEATABLE: Final = frozenset({"process", "tail"})
-_FIGURES: Final = frozenset({"total", "free", "allocated", "cached", "reserved", "unallocated"})
+_FIGURES: Final = frozenset(
+    {"total", "free", "limit", "allocated", "cached", "reserved", "unallocated"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CutClause:
+    """A clause whose label may end early, but not before ``n_least`` of its letters."""
+
+    name: str
+    figure: re.Pattern[str]
+    label: str
+    n_least: int
+
+
+def _cut(name: str, before: str, field_name: str, label: str, n_least: int = 0) -> CutClause:
+    figure = compile_squeezed(rf"[;,.):]{{0,4}}{before}<{field_name}>")
+    return CutClause(name, figure, label, n_least)
+
+
+# The clauses of the two forms in the order in which they are printed, for a message that ends
+# within a label. Where words before the figure say what it is, none of the label has to be there.
+_CUT_FORMS: Final = (
+    (
+        _cut("total", "", "total_bytes", "totalcapacity", 1),
+        _cut("allocated", "", "allocated_bytes", "alreadyallocated", 1),
+        _cut("active", "", "active_bytes", "currentactive", 2),
+        _cut("free", "", "free_bytes", "free", 1),
+        _cut("limit", "", "limit_bytes", "allowed", 1),
+        _cut("cached", "", "reserved_unallocated_bytes", "cached", 1),
+        _cut("reserved", "", "reserved_bytes", "reservedintotalbypytorch", 1),
+    ),
+    (
+        _cut("free", "ofwhich", "free_bytes", "isfree"),
+        _cut("own", "includingnon-pytorchmemory,thisprocesshas", "process_bytes", "memoryinuse"),
+        _cut("limit", "", "limit_bytes", "allowed", 1),
+        _cut("allocated", "oftheallocatedmemory", "allocated_bytes", "isallocatedbypytorch"),
+        _cut("private", "with", "private_pools_bytes", "allocatedinprivatepools"),
+        _cut("unallocated", "and", "reserved_unallocated_bytes", "isreservedbypytorchbut"),
+    ),
+)
 
 
 @dataclass(slots=True)
@@ -137,7 +179,29 @@ def _around(clause: Clause, text: str, at: int) -> re.Match[str] | None:
     return None
 
 
+def _take_cut_clause(draft: _Draft, stream: Stream) -> None:
+    """Take in the last figure of a message that ends within the label of that figure."""
+    for form in _CUT_FORMS:
+        last = max((i for i, clause in enumerate(form) if clause.name in draft.seen), default=-1)
+        for clause in form[last + 1 :]:
+            match = clause.figure.match(stream.squeezed, draft.end)
+            if match is not None and _is_cut(clause, stream, match.end()):
+                draft.add(clause.name, match)
+                return
+
+
+def _is_cut(clause: CutClause, stream: Stream, start: int) -> bool:
+    """Return whether a part of the label stands at ``start`` and its line ends with that part."""
+    label = clause.label
+    n = next(
+        (i for i, letter in enumerate(label) if not stream.squeezed.startswith(letter, start + i)),
+        len(label),
+    )
+    return any(stream.ends_at(start + k) for k in range(n, clause.n_least - 1, -1))
+
+
 def _finished(draft: _Draft, stream: Stream) -> Iterator[Hit]:
+    _take_cut_clause(draft, stream)
     if not _is_message(draft, stream):
         return
     text = stream.squeezed[draft.start : draft.end + 700]
@@ -243,7 +307,7 @@ def dialect(seen: AbstractSet[str], name: str, text: str) -> Dialect:
         variant, low, high = "npu", "", ""
     elif seen & {"cached"}:
         variant, low, high = "torch-1.0", "1.0", "1.3"
-    elif seen & {"reserved"} or (seen & {"allocated"} and "alreadyallocated" in text):
+    elif "reserved" in seen or "alreadyallocated" in text or "(gpu" in text:
         variant, low, high = _one(text)
     else:
         variant, low, high = _two(seen, text)

@@ -192,7 +192,6 @@ MPS: Final = (
 )
 
 
-_DEVICE: Final = re.compile(r"gpu_(\d{1,3})_bfc")
 _INUSE: Final = compile_squeezed(r"inuse:<allocated_bytes>")
 _LIMIT: Final = compile_squeezed(r"limit:<limit_bytes>")
 
@@ -232,6 +231,10 @@ def _tensor(fields: Fields, match: re.Match[str], stream: Stream) -> Fields:
     return fields
 
 
+# As XLA prints them: "20.15G of 15.48G hbm". Squeezed, a letter of the next word follows.
+_SHORT: Final = r"\d{1,9}(?:\.\d{1,6})?[kmgt]?(?:i?b)?"
+
+
 def _from_device(fields: Fields, match: re.Match[str], stream: Stream) -> Fields:
     before = stream.squeezed[max(0, match.start() - 400) : match.start()]
     return fields | ({"kind": "jax", "backend": "jax"} if "jax" in before else {})
@@ -250,12 +253,49 @@ JAX_AND_TENSORFLOW: Final = (
         refine=_jax,
     ),
     Wording(
+        "jax",
+        "jax",
+        "jax",
+        "outofmemoryallocating",
+        compile_squeezed(r"resource_?exhausted:outofmemoryallocating<requested_bytes>"),
+        back=19,
+        refine=_jax,
+    ),
+    Wording(
+        "jax-request",
+        "jax",
+        "jax",
+        "failedtoallocaterequestfor",
+        compile_squeezed(
+            r"(?:resource_?exhausted:)?failedtoallocaterequestfor"
+            r"(?:<requested_bytes>|\d[\d.]{0,20}[kmgt]i?b)(?:\(\d{1,20}b\))?"
+            r"(?:ondeviceordinal<device_index>)?"
+        ),
+        back=19,
+        refine=_jax,
+    ),
+    Wording(
+        "jax-reserve",
+        "jax",
+        "jax",
+        "attemptingto",
+        compile_squeezed(
+            r"attemptingto(?:reserve|allocate)(?P<requested_bytes>SHORT)"
+            r"(?:atthebottomofmemory)?\.?thatwasnotpossible\.?"
+            r"(?:thereare(?P<free_bytes>SHORT)free)?".replace("SHORT", _SHORT)
+        ),
+        refine=_jax,
+    ),
+    Wording(
         "jax-program",
         "jax",
         "jax",
         "ranoutofmemoryinmemoryspace",
         compile_squeezed(
-            r"ranoutofmemoryinmemoryspacehbm\.?(?:used<requested_bytes>of<limit_bytes>hbm)?"
+            r"ranoutofmemoryinmemoryspacehbm\.?"
+            r"(?:used(?P<requested_bytes>SHORT)of(?P<limit_bytes>SHORT)hbm)?".replace(
+                "SHORT", _SHORT
+            )
         ),
         refine=_jax,
     ),
@@ -270,6 +310,17 @@ JAX_AND_TENSORFLOW: Final = (
             r"(?:byallocator[\w]{1,40})?"
         ),
         refine=_tensor,
+    ),
+    Wording(
+        "tf-failed",
+        "tf",
+        "tf",
+        "failedtoallocatememory",
+        compile_squeezed(
+            r"(?:resourceexhaustederror|resource_exhausted)[^\[\]]{0,200}?failedtoallocatememory"
+        ),
+        back=240,
+        may_be_prose=True,
     ),
     Wording(
         "tf-allocator",

@@ -18,6 +18,7 @@ from fragdoctor.inputs.wordings.wording import (
 )
 
 _PINNED: Final = re.compile(r"pin_memory\(|inpin_memory|_pin_memory|cudahostalloc|cudahostregister")
+_REQUEST: Final = compile_squeezed("SIZE")
 _GGML: Final = re.compile(r"ggml[-_](?:cuda|backend)|infunction[a-z_:]{1,80}atggml")
 
 
@@ -50,8 +51,19 @@ def _told_alone(fields: Fields, match: re.Match[str], stream: Stream) -> Fields 
     return None if "outofmemory" in below else fields
 
 
+def _line_of_its_own(fields: Fields, match: re.Match[str], stream: Stream) -> Fields | None:
+    """Keep an exception's name that is all there is, as where its message went elsewhere."""
+    return None if stream.before(match.start()) or stream.after(match.end()) else fields
+
+
+def _cut_request(fields: Fields, match: re.Match[str], stream: Stream) -> Fields | None:
+    """Keep a message that ends before its first figure is complete."""
+    is_cut = "allocate".startswith(match.group("_label")) and stream.ends_at(match.end())
+    return None if not is_cut or _REQUEST.match(stream.squeezed, match.end("_label")) else fields
+
+
 def _word(fields: Fields, match: re.Match[str], _stream: Stream) -> Fields | None:
-    return fields | {"backend": BACKEND_OF_WORD[match.group("_word")]}
+    return fields | {"backend": BACKEND_OF_WORD.get(match.group("_word"), "cuda")}
 
 
 def _driver(variant: str, literal: str, pattern: str, **more: object) -> Wording:
@@ -153,9 +165,46 @@ WORDINGS: Final = (
     ),
     _driver(
         "cuda-malloc",
-        "cudamallocfailed",
-        r"cudamalloc(?:retry)?failed:outofmemory",
+        "outofmemory",
+        r"(?P<_word>cuda|hip|cu)(?:malloc|memalloc)(?!\w{0,12}host)[\w&*,]{0,20}(?:\([^()]{0,60}\))?"
+        r"(?:retry|call)?(?:failed|returned)(?:witherror|error)?[\d:,(\"']{0,6}outofmemory",
+        back=120,
+        refine=_word,
         may_be_prose=True,
+    ),
+    _driver(
+        "numbered-error",
+        "outofmemory",
+        r"(?!cudaruntimeerror\(2\):outof)(?P<_word>cuda|hip)(?:runtime|driver|api)?"
+        r"(?:error|failure|status)(?:code)?[=:(\[#]{0,2}0{0,3}2[)\]]?"
+        r"(?:(?:at|in|@)[\w./:+-]{1,120}?)?[:,;-]{0,2}[\"'(]{0,2}outofmemory",
+        back=160,
+        refine=lambda f, m, s: _cuda_error(_word(f, m, s) or f, m, s),
+    ),
+    _driver(
+        "tensorrt-runtime", "cudaruntime(outofmemory)", r"cudaruntime\(outofmemory\)", kind=OTHER
+    ),
+    _driver(
+        "metal-buffer",
+        "callbackerroroutofmemory",
+        r"kiogpucommandbuffercallbackerroroutofmemory",
+        back=24,
+        backend="mps",
+    ),
+    _driver(
+        "error-in-file",
+        "outofmemory",
+        r"(?:(?P<_word>cuda|hip)error(?:at|in)|gpuassert)[\w./:+'\"-]{0,140}?:outofmemory",
+        back=160,
+    ),
+    _driver(
+        "exception-name",
+        "outofmemoryerror",
+        r"torch(?:\.cuda|\._c)?\._?outofmemoryerror(?:\(\))?",
+        back=12,
+        refine=_line_of_its_own,
+        kind=ALLOCATOR,
+        sub_kind="figures-lost",
     ),
     _driver(
         "bare",
@@ -163,6 +212,17 @@ WORDINGS: Final = (
         r"(?P<_word>cuda|hip|xpu|npu|musa)outofmemory(?!error)(?!\.?(?:triedto|allocationwas))(?!,(?:can|please))",
         back=5,
         refine=_word,
+        may_be_prose=True,
+        kind=ALLOCATOR,
+        sub_kind="figures-lost",
+    ),
+    _driver(
+        "bare",
+        "outofmemory",
+        r"(?P<_word>cuda|hip|xpu|npu|musa)outofmemory\.?triedto(?P<_label>[a-z]{0,8})[\d.,]{0,12}"
+        r"(?:[kmg]i?|b[yte]{0,3})?",
+        back=5,
+        refine=lambda f, m, s: _cut_request(_word(f, m, s) or f, m, s),
         may_be_prose=True,
         kind=ALLOCATOR,
         sub_kind="figures-lost",

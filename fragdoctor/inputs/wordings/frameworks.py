@@ -128,6 +128,16 @@ FRAMEWORKS: Final = (
         ),
     ),
     Wording(
+        "cupy",
+        OTHER,
+        "cupy",
+        "outofmemoryerror",
+        compile_squeezed(r"cupy(?:\.cuda)?\.memory\.outofmemoryerror(?!:outofmemory)"),
+        back=17,
+        may_be_prose=True,
+        sub_kind="figures-lost",
+    ),
+    Wording(
         "onnxruntime",
         OTHER,
         "onnxruntime",

@@ -87,14 +87,17 @@ HOST_MEMORY: Final[tuple[Wording, ...]] = (
     _host("ray-memory", "ray-memory", "killedduetomemorypressure",
           r"workers?\(?[^()]{0,60}\)?killedduetomemorypressure", 70, group="ray"),
     _host("numpy", "numpy", "unabletoallocate",
-          r"unabletoallocate<requested_bytes>foranarraywithshape"),
+          r"(?:memoryerror:)?unabletoallocate<requested_bytes>foranarraywithshape", 12),
     _host("errno-12", "cannot-allocate", "cannotallocatememory",
           r"(?:oserror:|\[?errno12\]?:?|fork:|mmap[a-z()]{0,20}:){1,8}cannotallocatememory", 40),
+    _host("paddle-host", "cpu-allocator", "failtoallocmemoryof",
+          r"failtoallocmemoryof(?P<requested_bytes>COUNT)size,?errorcodeis12"),
     _host("bad-alloc", "bad-alloc", "std::bad_alloc",
           r"(?:afterthrowinganinstanceof'|what\(\):|error:|exception:)std::bad_alloc(?!:)", 30,
           group="bad_alloc"),
     _host("memory-error", "python-memory-error", "memoryerror",
-          r"(?<![a-z.])memoryerror(?:$|:)", may_be_prose=True, group="python"),
+          r"(?<![a-z.])memoryerror(?:$|:(?!std::bad_alloc:|cuda|unabletoallocate\d))",
+          may_be_prose=True, group="python"),
     _host("jvm-heap", "jvm-heap", "java.lang.outofmemoryerror",
           r"java\.lang\.outofmemoryerror(?::(?:javaheapspace|gcoverheadlimitexceeded|metaspace"
           r"|directbuffermemory|unabletocreate[a-z]{0,20}thread))?", group="jvm"),
@@ -104,6 +107,9 @@ HOST_MEMORY: Final[tuple[Wording, ...]] = (
     _host("pinned-host", "pinned-host", "pinnedhostmemoryofsize",
           r"(?:couldnot|failedto)allocatepinnedhostmemoryofsize:?(?P<requested_bytes>COUNT)", 24),
     _host("pinned-host", "pinned-host", "cudahostalloc", r"cudahostalloc[a-z()]{0,40}:outofmemory"),
+    _host("pinned-host", "pinned-host", "outofmemory",
+          r"(?:cuda|hip|cu)(?:mallochost|hostmalloc|hostalloc|memhostalloc|memallochost)[\w&*,()]{0,60}"
+          r"(?:failed|returned)(?:witherror|error)?[\d:,(]{0,6}outofmemory", 120),
 )  # fmt: skip
 
 

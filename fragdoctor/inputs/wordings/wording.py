@@ -197,7 +197,11 @@ _FAILED: Final = re.compile(
     r"(?:error|exception|exception:|failed|failure|fatal|critical|terminate[dr]?|what\(\)|e"
     r"|occurred|caught|cause|reason|message|warn|oom)[:>\])('\"`-]{1,6}[:('\"`]{0,4}$"
 )
-_RAISED: Final = re.compile(r"(?:error|exception):")
+_RAISED: Final = re.compile(
+    r"(?:error|exception):|(?:unableto|couldnot|cannot|can'?t|failedto)[\w.'\"-]{1,60}:$"
+    r"|\.(?:py|h|hpp|cc|cpp|cu|cuh|rs|c):\d{1,6}[:\])]{1,2}$",
+    re.ASCII,
+)
 _ADVICE: Final = re.compile(
     r"(?:errors|can|could|is|are|when|if|while|may|might|usually|often|means|happens|because|due"
     r"|issues?|problems?|error(?:s|can|is|when|if|on|in|while|during)|exceptions?|situations?"

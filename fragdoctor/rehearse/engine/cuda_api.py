@@ -135,7 +135,8 @@ class _Properties(SimpleNamespace):
 def _mem_get_info(device: Any = None) -> tuple[int, int]:
     index = device.index if isinstance(device, torch.device) else device
     _now().asked_for_memory = True
-    return _now().gpus.figures(_index(index))["driver_free"], _now().budget.total_bytes
+    figures, total = _now().gpus.figures(_index(index)), _now().budget.total_bytes
+    return min(figures["driver_free"], max(0, total - figures["reserved"])), total
 
 
 def _set_fraction(fraction: float, device: int) -> None:
@@ -259,6 +260,8 @@ _PRIMITIVES: Final[dict[str, Any]] = {
     "_get_cudnn_batch_norm_reserve_space_size": lambda *_: 0,
     "_has_cuda": True,
     "_has_cudnn": True,
+    "_cuda_get_cudnn_benchmark_limit": lambda: 10,
+    "_cuda_set_cudnn_benchmark_limit": _nothing,
     "_nccl_version": lambda: 2 << 32 | 27 << 16 | 3,
     "_nccl_version_suffix": lambda: b"",
     "_host_emptyCache": _nothing,

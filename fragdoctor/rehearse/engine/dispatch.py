@@ -245,6 +245,8 @@ def out_variant(op: Any, *args: Any, **kwargs: Any) -> Any:
     operation = session.current().stacks.operation(op.overloadpacket.__name__)
     steps = [step for step in steps_of(call) if type(step) is not Out]
     Plan(call.device, operation, steps, (), _no_results).run(args)
+    if not op._schema.returns:
+        return None
     return outs[0] if len(outs) == 1 else tuple(outs)
 
 
@@ -300,7 +302,7 @@ def _serve(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     handler = _handlers.get(op)
     if handler is None:
         handler = _handlers[op] = handler_of(op)
-    return handler(op, *args, **kwargs)
+    return session.current().known.serve(op, handler, args, kwargs)
 
 
 def _kernel(op: Any, *args: Any, **kwargs: Any) -> Any:
@@ -339,6 +341,8 @@ def library_for(namespace: str, undo: ExitStack) -> Any:
 
 def install(undo: ExitStack) -> None:
     """Register the kernels, until ``undo`` is closed."""
+    for kept in (_plans, _blas_handles):  # of the rehearsal that goes on, and of no other
+        undo.callback(kept.clear)
     library, everything = library_for("aten", undo), library_for("_", undo)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of kernels that are replaced: that is the purpose

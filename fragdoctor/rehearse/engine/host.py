@@ -1,4 +1,4 @@
-"""The CPU's side of CUDA: pinned memory, storages."""
+"""The CPU's side of CUDA: pinned memory, storages, compilation."""
 
 from __future__ import annotations
 
@@ -49,8 +49,21 @@ def _to(original: Any) -> Any:
     return to
 
 
+def _compile(model: Any = None, **options: Any) -> Any:
+    """``torch.compile`` that leaves a function or a module as it is."""
+    session.current().assumptions.note(
+        "torch.compile was left out: the program runs eagerly, compiled it mostly needs less."
+    )
+    if model is None:
+        return lambda function: _compile(function, **options)
+    if isinstance(model, torch.nn.Module):
+        vars(model)["_orig_mod"] = model  # no submodule of itself
+    return model
+
+
 def install(undo: ExitStack) -> None:
-    """Patch what tensors and storages do with pinned and resized memory."""
+    """Patch what tensors and storages do with pinned and resized memory, and compilation."""
+    put(undo, torch, "compile", _compile)
     put(undo, torch.Tensor, "pin_memory", _pin_memory)
     put(undo, torch.Tensor, "is_pinned", _is_pinned)
     put(undo, torch.storage, "_to", _to(torch._utils._to))

@@ -95,6 +95,7 @@ class Layout:
         if managed is None:
             raise now.out_of_memory(device)
         tensor: torch.Tensor = _from_capsule(_new_capsule(managed, b"dltensor", None))
+        now.known.is_new(device, tensor.data_ptr())
         if self._viewed_as is not None:
             tensor = tensor.view(self._viewed_as).as_strided(self.shape, self._strides)
         if not self.n_bytes:
@@ -159,6 +160,7 @@ def resize_storage(storage: torch.UntypedStorage, n_bytes: int, operation: int) 
         _fields.append(StorageFields(sample))
     address = ctypes.c_uint64()
     device = storage.device.index
+    now.known.is_new(device, storage.data_ptr())
     result = now.gpus.resize(
         storage.data_ptr(), storage._cdata, n_bytes, stack_here(), operation,
         ctypes.byref(address),
@@ -167,4 +169,5 @@ def resize_storage(storage: torch.UntypedStorage, n_bytes: int, operation: int) 
         raise RuntimeError("this storage cannot be resized: it was not made by PyTorch")
     if not result:
         raise now.out_of_memory(device)
+    now.known.is_new(device, address.value)
     _fields[0].write(storage, address.value, n_bytes)

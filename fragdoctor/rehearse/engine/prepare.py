@@ -24,6 +24,7 @@ class Machine:
     Attributes:
         native: the library of the fake GPUs.
         n_devices: how many GPUs.
+        n_hidden: GPUs after these that the program does not see: memory that does not count.
         capacity_bytes: what the driver of each has for PyTorch; None = unlimited.
         total_bytes: memory of each.
         torch_version: whose allocator it is; "" = of the PyTorch that is here.
@@ -33,6 +34,7 @@ class Machine:
 
     native: Path
     n_devices: int = 1
+    n_hidden: int = 0
     capacity_bytes: int | None = None
     total_bytes: int = 80 * 2**30
     torch_version: str = ""
@@ -63,9 +65,9 @@ def prepare(machine: Machine, undo: ExitStack) -> session.Session:
         parse_conf(""),
         machine.torch_version or version,
     )
-    gpus.start(machine.n_devices, budget)
+    now = session.Session(gpus, machine.n_devices, machine.facts, budget, machine.n_hidden)
+    gpus.start(now.n_devices + now.n_hidden, budget)
     undo.callback(gpus.close)
-    now = session.Session(gpus, machine.n_devices, machine.facts, budget)
     session.begin(now)
     undo.callback(session.end)
     from fragdoctor.rehearse.engine import (
@@ -73,8 +75,11 @@ def prepare(machine: Machine, undo: ExitStack) -> session.Session:
         cuda_api,
         dispatch,
         host,
+        ranks,
+        recurrent,
         tables,
         tensors,
+        weights,
         writes,
     )
     from fragdoctor.rehearse.engine.kernels import all as kernels
@@ -85,7 +90,10 @@ def prepare(machine: Machine, undo: ExitStack) -> session.Session:
     now.is_started = torch.cuda._initialized = False  # what proved the tables started it
     dispatch.install(undo)
     attention.install(undo)
+    recurrent.install(undo)
     host.install(undo)
+    weights.install(undo)
+    ranks.install(undo)
     if machine.scratch is not None:
         writes.install(machine.scratch, undo)
     # Backward passes run in this thread, where the program's own modes and streams are.

@@ -61,7 +61,8 @@ def run(request: dict[str, Any]) -> NoReturn:
     now.assumptions.shares.update(request["assumed_shares"])
     outcome = Outcome(request, now)
     steps = Steps(now, request["steps"], request["most_steps"], outcome.on_step, outcome.stop_early)
-    steps.install(undo)
+    if request["stops_by_itself"]:
+        steps.install(undo)
     outcome.steps = steps
     outcome.begin()
     code = _run_guarded(request, outcome)

@@ -13,6 +13,7 @@ from fragdoctor.errors import ConfigError
 from fragdoctor.model.settings import AllocatorSettings, parse_conf, parse_version
 from fragdoctor.rehearse.engine.assumptions import Assumptions
 from fragdoctor.rehearse.engine.gpu import Budget, Gpus
+from fragdoctor.rehearse.engine.known import Known
 from fragdoctor.rehearse.engine.snapshot import History
 from fragdoctor.rehearse.engine.stacks import Stacks
 from fragdoctor.trace.oom_message import oom_message
@@ -77,15 +78,18 @@ class Session:
         n_devices: how many.
         facts: of every one of them.
         budget: of every one of them.
+        n_hidden: GPUs beyond these, which the program does not see.
         stacks: where requests came from.
         steps_before: returns the steps that were complete before what runs now.
         on_oom: called with (device, requested bytes) before the error is raised.
+        known: the values that are known of tensors on the GPUs.
     """
 
     gpus: Gpus
     n_devices: int
     facts: GpuFacts
     budget: Budget
+    n_hidden: int = 0
     stacks: Stacks = field(default_factory=Stacks)
     on_oom: list[Callable[[int, int], Any]] = field(default_factory=list)
     history: History | None = None
@@ -98,6 +102,7 @@ class Session:
     is_started: bool = False
     seen_ooms: list[SeenOom] = field(default_factory=list)
     assumptions: Assumptions = field(default_factory=Assumptions)
+    known: Known = field(default_factory=Known)
 
     def start(self) -> None:
         """CUDA is initialised: the settings of the environment are read now.
@@ -111,7 +116,7 @@ class Session:
         text = environment_settings(self.version)
         self.budget = replace(self.budget, settings=self._parsed(text))
         device = self.gpus.device()
-        self.gpus.start(self.n_devices, self.budget)
+        self.gpus.start(self.n_devices + self.n_hidden, self.budget)
         self.gpus.set_device(device)
 
     def start_all(self) -> None:

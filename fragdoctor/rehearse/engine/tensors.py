@@ -166,8 +166,9 @@ def set_nothing(op: Any, self: torch.Tensor) -> torch.Tensor:
 
 @special("aten::_local_scalar_dense")
 def item(_op: Any, self: torch.Tensor) -> Any:
-    """``item()``: device memory has no contents and reads as zero."""
-    return values.zero(self.dtype)
+    """``item()``: what is not known of the device's memory reads as zero."""
+    known = session.current().known.of(self)
+    return values.zero(self.dtype) if known is None else known.item()
 
 
 @special("aten::copy_")
@@ -175,13 +176,19 @@ def copy_(
     _op: Any, self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False
 ) -> torch.Tensor:
     """``copy_``: temporaries where layouts or dtypes differ across devices (Copy.cu)."""
-    if self.is_cuda and src.is_cuda:
-        if self.get_device() != src.get_device():
-            _across(self, src, non_blocking=True)
+    if not (self.is_cuda and src.is_cuda):
+        _across(self, src, non_blocking=non_blocking)
+    elif self.get_device() != src.get_device():
+        _across(self, src, non_blocking=True)
+    known = session.current().known
+    if self.is_cuda:
+        known.copied(self, src)
         return self
-    _across(self, src, non_blocking=non_blocking)
-    if not self.is_cuda:
+    found = known.of(src)
+    if found is None:
         values.fill(self)
+    else:
+        self.copy_(found)
     return self
 
 

@@ -11,10 +11,14 @@ import torch
 from fragdoctor.rehearse.engine import session
 from fragdoctor.rehearse.engine.assumptions import Assumption
 from fragdoctor.rehearse.engine.stacks import is_users
+from fragdoctor.rehearse.engine.weights import release
 
 
 def n_kept(tensor: torch.Tensor, kind: str) -> int:
     """Return how many elements an operation keeps whose result depends on values."""
+    known = session.current().known.of(tensor)
+    if known is not None:
+        return int((known.count_nonzero() if kind == "nonzero" else known.unique().numel()).item())
     share = session.current().assumptions.shares.get(kind, 1.0)
     assume(kind, "all elements are kept" if share == 1.0 else f"{share:.3g} of all are kept")
     return round(share * tensor.numel())
@@ -31,7 +35,8 @@ def zero(dtype: torch.dtype) -> Any:
 def fill(tensor: torch.Tensor) -> None:
     """Put stand-ins into a tensor on the CPU that is copied from the GPU."""
     assume("copy", "all values are 0")
-    tensor.zero_()
+    if not release(tensor):
+        tensor.zero_()
 
 
 def assume(operation: str, assumed: str) -> None:

@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from fragdoctor.analysis.result import DeviceAnalysis
 from fragdoctor.model.diagnosis import Diagnosis
-from fragdoctor.model.hooks import tell
+from fragdoctor.model.hooks import report_progress
 from fragdoctor.report.page.icicle_data import icicle_data
 from fragdoctor.report.page.lives_data import lives_data
 from fragdoctor.report.page.segment_map_data import MAX_BLOCKS, segment_map_data
@@ -32,7 +32,7 @@ def encode_payload(diagnosis: Diagnosis, scale: float = 1.0, *, is_live: bool = 
     sink = Sink.of(first.snapshot, first.stacks, scale)
     share = scale / len(analyses)
     capacity = {f.device: f.capacity_bytes for f in diagnosis.devices}
-    tell("Drawing the page")
+    report_progress("Drawing the page")
     devices: dict[str, Any] = {}
     for device, analysis in analyses.items():
         # The map and the icicle first: their stacks matter most if the tables fill up.

@@ -40,7 +40,7 @@ SERIES: Final = ("allocated", "active", "reserved")
 
 
 @dataclass(frozen=True, slots=True)
-class Phase:
+class NamedRange:
     """A recorded range: states ``first`` to ``last``, nested ``depth`` deep."""
 
     name: str
@@ -72,7 +72,7 @@ def timeline_data(
     }
     if budget_bytes is not None:
         data |= _measured(trace, rows, sink, int(budget_bytes))
-    phases = find_phases(snapshot, analysis.device)
+    phases = named_ranges(snapshot, analysis.device)
     kept = sorted(phases, key=lambda p: p.first - p.last)[:MAX_PHASES]
     data["n_phases"] = len(phases)
     data["phases"] = {
@@ -180,7 +180,7 @@ def _marks(analysis: DeviceAnalysis, first_row: int) -> dict[str, Any]:
     }
 
 
-def find_phases(snapshot: Snapshot, device: int) -> list[Phase]:
+def named_ranges(snapshot: Snapshot, device: int) -> list[NamedRange]:
     """Return the recorded ranges of a device, each END matched with its innermost START.
 
     A range without END lasts to the end of the trace; an END without START is left out.
@@ -192,26 +192,26 @@ def find_phases(snapshot: Snapshot, device: int) -> list[Phase]:
         return []
     states = np.searchsorted(times, [a.time_us for a in marks], side="left")
     open_ranges: list[tuple[Annotation, int]] = []
-    found: list[Phase] = []
+    found: list[NamedRange] = []
     for mark, state in sorted(zip(marks, states.tolist(), strict=True), key=lambda m: m[0].time_us):
         if mark.stage == "START":
             open_ranges.append((mark, state))
         elif mark.stage == "END":
             _close(open_ranges, found, mark.name, state)
     found += [
-        Phase(mark.name, state, len(times), depth)
+        NamedRange(mark.name, state, len(times), depth)
         for depth, (mark, state) in enumerate(open_ranges)
     ]
     return [p for p in found if p.depth < MAX_PHASE_DEPTH and p.last > p.first]
 
 
 def _close(
-    open_ranges: list[tuple[Annotation, int]], found: list[Phase], name: str, state: int
+    open_ranges: list[tuple[Annotation, int]], found: list[NamedRange], name: str, state: int
 ) -> None:
     # Looks at the innermost 32 only: a hostile list must not cost quadratic time.
     for back in range(1, min(len(open_ranges), 32) + 1):
         mark, first = open_ranges[-back]
         if mark.name == name:
             del open_ranges[-back]
-            found.append(Phase(name, first, state, len(open_ranges) - back + 1))
+            found.append(NamedRange(name, first, state, len(open_ranges) - back + 1))
             return

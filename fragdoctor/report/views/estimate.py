@@ -7,7 +7,15 @@ from functools import partial
 from types import MappingProxyType
 from typing import Final
 
-from fragdoctor.model.estimate import Estimate, Fit, GpuModel, Item, KnownModel, Phase, PhaseName
+from fragdoctor.model.estimate import (
+    Estimate,
+    Fit,
+    GpuModel,
+    Item,
+    KnownModel,
+    PhaseName,
+    PhasePeak,
+)
 from fragdoctor.model.feasibility import FitState
 from fragdoctor.model.workload import Workload
 from fragdoctor.report import document as doc
@@ -299,7 +307,7 @@ def _lines(estimate: Estimate) -> doc.Section:
 def _phases(estimate: Estimate) -> doc.Section:
     footprint = estimate.footprint
 
-    def moment(phase: Phase) -> doc.Content:
+    def moment(phase: PhasePeak) -> doc.Content:
         return [phase.moment, strong("  the peak")] if phase is footprint.peak else phase.moment
 
     table = doc.tabled(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import groupby
 from typing import Final
 
@@ -46,6 +48,7 @@ def short_holders(diagnosis: Diagnosis) -> doc.Section:
         doc.Column("bytes", lambda h: doc.strong(format_size(held(h))), "right"),
         *([pins] if shows_pins else []),
         doc.Column("line", "location"),
+        notes=_within,
         detail=Detail.SHORT,
     )
     has_peak = any(h.peak_bytes is not None for h in top)
@@ -53,6 +56,14 @@ def short_holders(diagnosis: Diagnosis) -> doc.Section:
     when = failure if failed else "at the peak" if has_peak else "now"
     more = "; pins: the free memory held back" if shows_pins else ""
     return doc.Section("Largest holders", [table], f"live {when}{more}")
+
+
+def _within(holder: HolderReport) -> list[doc.Content]:
+    """Return where in a library most of it was made; nothing where the user's line made it."""
+    if holder.within is None or holder.within == holder.location:
+        return []
+    name = re.split(r"[/\\](?:site|dist)-packages[/\\]", holder.within.filename)[-1]
+    return [dim(f"most in {replace(holder.within, filename=name)}")]
 
 
 def _gpu_column(diagnosis: Diagnosis) -> list[doc.Column]:
@@ -94,7 +105,7 @@ def holders_section(diagnosis: Diagnosis) -> doc.Section:
         doc.Column("at peak", "peak_bytes"),
         doc.Column("blocks", "n_blocks"),
         doc.Column("allocated at", "location"),
-        notes=lambda h: stack_lines(h.stack, h.location),
+        notes=lambda h: [*_within(h), *stack_lines(h.stack, h.location)],
         label="Holders by source line",
         detail=Detail.FULL,
     )

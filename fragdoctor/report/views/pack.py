@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fragdoctor.model.estimate import Sharing
+from fragdoctor.model.gpu_sharing import Sharing
 from fragdoctor.report import document as doc
 from fragdoctor.report.base import RenderOptions
 from fragdoctor.report.document import Span, Style, bad, dim, good

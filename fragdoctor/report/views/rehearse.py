@@ -245,22 +245,27 @@ def _common(sweep: RehearsalSweep) -> list[doc.Section]:
     return [doc.Section("Notes", [doc.Bullets(notes)]), _assumed(last), _unmodelled(last)]
 
 
-def judged(sweep: RehearsalSweep) -> CheckReport:
-    """Return several rehearsals as the formats of CI have them: one judgement for each."""
-    files = []
-    for found in sweep.rehearsals:
-        name, said = f"{sweep.program} ({_case(found, sweep)})", _answer(found)
-        oom = found.out_of_memory
-        if oom is None:
-            kept = BudgetResult("fits-on", Outcome.KEPT, said)
-            files.append(FileJudgement(name, Status.OK, 0, budgets=[kept]))
-            continue
-        places = [] if oom.location is None else [oom.location]
-        reason = Reason("fits-on", said, locations=places, fingerprint="rehearsed-out-of-memory")
-        exceeded = BudgetResult("fits-on", Outcome.EXCEEDED, said, oom.device)
-        files.append(FileJudgement(name, Status.FAILED, 1, [reason], [exceeded]))
-    for case in sweep.failed:
+def judged(result: RehearsalResult | RehearsalSweep) -> CheckReport:
+    """Return rehearsals as the formats of CI have them: one judgement for each."""
+    if isinstance(result, RehearsalResult):
+        found = result.rehearsal
+        name = result.diagnosis.case.sources[0]
+        return CheckReport([_judgement(found, name, result.needs_bytes)])
+    files = [_judgement(r, f"{result.program} ({_case(r, result)})") for r in result.rehearsals]
+    for case in result.failed:
         error = ConfigError(case.message)
-        name = f"{sweep.program} ({case.gpu})"
+        name = f"{result.program} ({case.gpu})"
         files.append(FileJudgement(name, Status.ERROR, 2, error=error))
     return CheckReport(files)
+
+
+def _judgement(found: Rehearsal, name: str, needs_bytes: int | None = None) -> FileJudgement:
+    said, oom = _answer(found, needs_bytes), found.out_of_memory
+    if oom is None:
+        kept = BudgetResult("fits-on", Outcome.KEPT, said)
+        return FileJudgement(name, Status.OK, 0, budgets=[kept])
+    users = [] if oom.location is None else [oom.location]
+    places = [*users, *(place for place in oom.stack if place not in users)]
+    reason = Reason("fits-on", said, locations=places, fingerprint="rehearsed-out-of-memory")
+    exceeded = BudgetResult("fits-on", Outcome.EXCEEDED, said, oom.device)
+    return FileJudgement(name, Status.FAILED, 1, [reason], [exceeded])

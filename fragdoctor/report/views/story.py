@@ -196,7 +196,7 @@ def trend_text(trend: Trend) -> str:
     step = {"trial": "trial", "oom": "OOM", "print": "print"}[trend.over]
     n = plural(len(trend.points), step)
     if trend.slope_bytes is None:
-        return f"{n} do not tell"
+        return f"{n} do not say"
     sure = f" ({trend.confidence.value})" if trend.confidence is not None else ""
     if trend.direction in (Direction.LEVEL, Direction.UNCLEAR):
         return f"{n}{sure}"

@@ -88,13 +88,15 @@ def story_rows(diagnosis: Diagnosis, limit: int) -> tuple[list[StoryRow], int]:
         rows += _left_out(gap, story.events)
         row = _row([story.events[i] for i in groups[g]], messages, has_days=has_days)
         is_judged = primary is not None and story.events[groups[g][0]].message == primary
-        rows.append(replace(row, note=_JUDGED) if is_judged else _told_early(row, story, groups[g]))
+        rows.append(
+            replace(row, note=_JUDGED) if is_judged else _reported_early(row, story, groups[g])
+        )
         last = g
     n_left = len(story.events) - sum(len(groups[g]) for g in chosen)
     return rows, n_left
 
 
-def _told_early(row: StoryRow, story: LogStory, group: Sequence[int]) -> StoryRow:
+def _reported_early(row: StoryRow, story: LogStory, group: Sequence[int]) -> StoryRow:
     """Return a row that stands above its cause without the mark that points upwards."""
     cause = story.events[group[0]].caused_by
     if cause is None or cause < group[0]:

@@ -52,7 +52,6 @@ class RequestLog:
     places: list[Place] = field(default_factory=list)
     marks: list[tuple[int, str]] = field(default_factory=list)
     labels: dict[int, str] = field(default_factory=dict)
-    live_bytes: int = 0
 
     def request(self, n_bytes: int, place: int, operation: str, copied_from: int | None) -> int:
         """Note a request and return its number."""
@@ -62,13 +61,11 @@ class RequestLog:
         self.place_of.append(place)
         self.copied_from.append(copied_from)
         self.events.append(number)
-        self.live_bytes += n_bytes
         return number
 
     def free(self, number: int) -> None:
         """Note that a request's memory was given back."""
         self.events.append(~number)
-        self.live_bytes -= self.sizes[number]
 
     def add_place(self, filename: str, line: int, function: str) -> int:
         """Return the number of a new place."""

@@ -14,8 +14,8 @@ import pytest
 pytest.importorskip("torch")
 
 from fragdoctor import diagnose, load
-from fragdoctor.estimation.tracing.plan import Plan
-from fragdoctor.estimation.tracing.trace import Traced, trace_factory
+from fragdoctor.rehearse.tracing.traced import Traced, trace_factory
+from fragdoctor.rehearse.tracing.training_setup import TrainingSetup
 
 pytestmark = pytest.mark.slow
 
@@ -44,7 +44,7 @@ def traced_gpt(scenarios: ModuleType, batch: int, length: int, **options: Any) -
             "train_step": scenarios.train_step,
         }
 
-    return trace_factory(factory, Plan())
+    return trace_factory(factory, TrainingSetup())
 
 
 @pytest.mark.shared

@@ -11,9 +11,10 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fragdoctor.errors import ConfigError
-from fragdoctor.estimation.tracing.factory import Program, arguments_of
-from fragdoctor.estimation.tracing.plan import Plan
-from fragdoctor.estimation.tracing.recorder import Recorder
+from fragdoctor.rehearse.engine import memory
+from fragdoctor.rehearse.tracing.factory import Program, arguments_of
+from fragdoctor.rehearse.tracing.recorder import Recorder
+from fragdoctor.rehearse.tracing.training_setup import TrainingSetup
 
 FORWARD: Final = "forward"
 BACKWARD: Final = "backward"
@@ -32,7 +33,7 @@ TOKENS_DIMENSIONS: Final = 3
 
 @dataclass(slots=True)
 class Trainer:
-    """Runs a program and marks in the recorder's log what is what.
+    """Runs a program and tells the recorder what is what.
 
     Attributes:
         notes: what was assumed, one sentence each.
@@ -40,7 +41,7 @@ class Trainer:
     """
 
     program: Program
-    plan: Plan
+    setup: TrainingSetup
     recorder: Recorder
     notes: list[str] = field(default_factory=list)
     batch: int = 0
@@ -54,15 +55,15 @@ class Trainer:
 
     def run(self) -> None:
         """Move everything to the fake GPU and run the steps."""
-        _refuse_ignored(self.program, self.plan)
+        _refuse_ignored(self.program, self.setup)
         self._prepare_model()
         self._prepare_inputs()
-        if self.plan.inference:
+        if self.setup.inference:
             self._infer()
             return
         self.program.model.train()
         self._prepare_optimizer()
-        for _ in range(self.plan.steps):
+        for _ in range(self.setup.steps):
             if self.program.train_step is not None:
                 self._own_step()
             else:
@@ -70,20 +71,20 @@ class Trainer:
 
     def _prepare_model(self) -> None:
         model = self.program.model
-        dtype = DTYPES.get(self.plan.dtype)
+        dtype = DTYPES.get(self.setup.dtype)
         model.to(device="cuda", dtype=dtype)
         self._label(model.parameters(), "parameters")
         self._label(model.buffers(), "buffers")
 
     def _prepare_inputs(self) -> None:
-        if self.program.inputs is None and self.plan.input_shape:
-            dtype = getattr(torch, self.plan.input_dtype, None)
+        if self.program.inputs is None and self.setup.input_shape:
+            dtype = getattr(torch, self.setup.input_dtype, None)
             if not isinstance(dtype, torch.dtype):
                 raise ConfigError(
-                    f"There is no dtype {self.plan.input_dtype!r} in torch.",
+                    f"There is no dtype {self.setup.input_dtype!r} in torch.",
                     hint="Use float32, bfloat16, float16, int64, ...",
                 )
-            self.program.inputs = torch.zeros(self.plan.input_shape, dtype=dtype, device="cuda")
+            self.program.inputs = torch.zeros(self.setup.input_shape, dtype=dtype, device="cuda")
         if self.program.inputs is None and self.program.train_step is None:
             raise ConfigError(
                 "The factory gives no inputs for the model.",
@@ -91,7 +92,7 @@ class Trainer:
             )
         given = [t for t in tree_leaves((self.program.inputs,)) if isinstance(t, torch.Tensor)]
         before = given[0].shape[0] if given and given[0].dim() else None
-        target = self.plan.batch
+        target = self.setup.batch
         self.batch = target if target is not None and before else before or 0
 
         def place(value: object) -> object:
@@ -113,35 +114,35 @@ class Trainer:
         elif callable(given):
             self._optimizer = given(trained)
         elif trained:
-            self._optimizer = _optimizer(self.plan.optimizer, trained)
-        if self.plan.autocast == "fp16":
+            self._optimizer = _optimizer(self.setup.optimizer, trained)
+        if self.setup.autocast == "fp16":
             self._scaler = torch.amp.GradScaler("cuda")
 
     def _infer(self) -> None:
         self.program.model.eval()
-        self.recorder.log.mark(INFERENCE)
+        self.recorder.mark(INFERENCE)
         args, kwargs, _ = arguments_of(self.program)
         with torch.no_grad(), self._autocast():
             self.program.model(*args, **kwargs)
 
     def _own_step(self) -> None:
         """The user's own step: backward and optimizer are told apart by the calls they make."""
-        self.recorder.log.mark(FORWARD)
+        self.recorder.mark(FORWARD)
         with self._watch_calls():
             step = self.program.train_step
             if step is not None:
                 step(self.program.model, self._optimizer, self.program.inputs)
 
     def _step(self) -> None:
-        for _ in range(self.plan.grad_accumulation):
-            self.recorder.log.mark(FORWARD)
+        for _ in range(self.setup.grad_accumulation):
+            self.recorder.mark(FORWARD)
             loss = self._loss()
             if self._scaler is not None:
                 loss = self._scaler.scale(loss)
             with self._backward():
                 loss.backward()
             del loss
-        self.recorder.log.mark(OPTIMIZER_STEP)
+        self.recorder.mark(OPTIMIZER_STEP)
         if self._optimizer is not None:
             if self._scaler is not None:
                 self._scaler.step(self._optimizer)
@@ -167,18 +168,18 @@ class Trainer:
         if self.program.loss_fn is not None:
             return self.program.loss_fn(outputs, *targets)
         own = outputs.get("loss") if isinstance(outputs, dict) else getattr(outputs, "loss", None)
-        if own is not None and not self.plan.loss:
+        if own is not None and not self.setup.loss:
             return own
         first = _first_tensor(outputs)
-        if first.numel() == 1 and not self.plan.loss:
+        if first.numel() == 1 and not self.setup.loss:
             return first
-        if self.plan.loss not in LOSSES:
+        if self.setup.loss not in LOSSES:
             raise ConfigError(
-                f"There is no loss {self.plan.loss!r}.",
+                f"There is no loss {self.setup.loss!r}.",
                 hint="Use --loss ce or --loss mean, or give loss_fn in the factory.",
             )
-        kind = self.plan.loss or _suggested_loss(first, args)
-        if not self.plan.loss:
+        kind = self.setup.loss or _suggested_loss(first, args)
+        if not self.setup.loss:
             self._assume(f"No loss was given; took {kind} of the first output (--loss).")
         if kind == "mean":
             return first.float().mean()
@@ -196,17 +197,15 @@ class Trainer:
             self.notes.append(sentence)
 
     def _autocast(self) -> AbstractContextManager[Any]:
-        dtype = DTYPES.get(self.plan.autocast)
+        dtype = DTYPES.get(self.setup.autocast)
         return nullcontext() if dtype is None else torch.autocast("cuda", dtype=dtype)
 
     @contextmanager
     def _backward(self) -> Iterator[None]:
-        self.recorder.log.mark(BACKWARD)
-        self.recorder.in_backward = True
+        self.recorder.mark(BACKWARD)
         try:
             yield
         finally:
-            self.recorder.in_backward = False
             gradients = (p.grad for p in self.program.model.parameters())
             self._label((g for g in gradients if g is not None), "gradients")
 
@@ -217,15 +216,15 @@ class Trainer:
         run_backward, trainer = torch.autograd.backward, self
 
         def backward(*args: Any, **kwargs: Any) -> None:
-            if trainer.recorder.in_backward:
+            if memory.in_backward():
                 return run_backward(*args, **kwargs)
             with trainer._backward():
                 run_backward(*args, **kwargs)
-            trainer.recorder.log.mark(FORWARD)
+            trainer.recorder.mark(FORWARD)
             return None
 
         def before(*_: object) -> None:
-            trainer.recorder.log.mark(OPTIMIZER_STEP)
+            trainer.recorder.mark(OPTIMIZER_STEP)
 
         def after(*_: object) -> None:
             trainer._label_states()
@@ -250,23 +249,21 @@ class Trainer:
     def _label(self, tensors: Iterable[Any], label: str) -> None:
         for tensor in tensors:
             if isinstance(tensor, torch.Tensor):
-                number = self.recorder.number_of(tensor)
-                if number is not None:
-                    self.recorder.log.labels.setdefault(number, label)
+                self.recorder.label(tensor, label)
 
 
-def _refuse_ignored(program: Program, plan: Plan) -> None:
+def _refuse_ignored(program: Program, setup: TrainingSetup) -> None:
     """Refuse options on the command line that the factory's own parts would override."""
-    has_step = program.train_step is not None and not plan.inference
+    has_step = program.train_step is not None and not setup.inference
     decided = {
         "input_shape": ("inputs", program.inputs is not None),
-        "optimizer": ("optimizer", program.optimizer is not None and not plan.inference),
+        "optimizer": ("optimizer", program.optimizer is not None and not setup.inference),
         "loss": ("loss", program.loss_fn is not None or has_step),
         "grad_accumulation": ("train_step", has_step),
-        "dtype": ("train_step, where autocast belongs", has_step and bool(plan.autocast)),
+        "dtype": ("train_step, where autocast belongs", has_step and bool(setup.autocast)),
     }
     for name, (what, is_decided) in decided.items():
-        if is_decided and name in plan.given:
+        if is_decided and name in setup.given:
             raise ConfigError(
                 f"--{name.replace('_', '-')} does not go with a factory that gives its own {what}.",
                 hint="Leave the option out, or that part of the factory.",

@@ -10,8 +10,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fragdoctor.errors import OutOfMemory
-from fragdoctor.estimation.tracing.request_log import RequestLog
-from fragdoctor.model.estimate import CodeLine, Footprint, Item, Phase, PhaseName, Share, Sureness
+from fragdoctor.model.estimate import (
+    CodeLine,
+    Footprint,
+    Item,
+    PhaseName,
+    PhasePeak,
+    Share,
+    Sureness,
+)
+from fragdoctor.rehearse.tracing.request_log import RequestLog
 from fragdoctor.trace.allocator import Allocator
 
 TITLES: Final = {
@@ -31,7 +39,7 @@ SOURCE: Final = "traced: one request for each storage that an operation makes"
 
 
 @dataclass(frozen=True, slots=True)
-class Rehearsal:
+class Served:
     """The requests of a trace, served by the allocator model.
 
     Attributes:
@@ -51,7 +59,7 @@ class Rehearsal:
     blocks: NDArray[np.int64]
 
 
-def rehearse(log: RequestLog, *, capacity_bytes: int | None = None, conf: str = "") -> Rehearsal:
+def serve(log: RequestLog, *, capacity_bytes: int | None = None, conf: str = "") -> Served:
     """Serve the requests with the allocator model, under any capacity and settings."""
     allocator = Allocator(conf, capacity_bytes)
     curve = np.zeros(len(log.events), dtype=np.int64)
@@ -72,7 +80,7 @@ def rehearse(log: RequestLog, *, capacity_bytes: int | None = None, conf: str = 
             blocks[event] = now - before
         curve[n_served] = before = now
         n_served += 1
-    return Rehearsal(
+    return Served(
         peak_reserved_bytes=allocator.peak_reserved_bytes,
         retries=allocator.alloc_retries,
         fits=not failed,
@@ -86,7 +94,7 @@ def footprint_of(
     log: RequestLog, *, n_parameters: int, n_trainable: int, notes: Sequence[str]
 ) -> Footprint:
     """Return the peak of each phase, its shares, and the lines that hold most."""
-    run = rehearse(log)
+    run = serve(log)
     kinds = kinds_of(log)
     phases = []
     for name, start, end in _highest_spans(log, run.curve):
@@ -100,7 +108,7 @@ def footprint_of(
     return Footprint(
         items=tuple(_item(kind, most[kind]) for kind in TITLES if kind in most),
         phases=tuple(
-            Phase(
+            PhasePeak(
                 name=PhaseName(name),
                 n_bytes=int(run.curve[peak]),
                 shares=shares,
@@ -205,7 +213,7 @@ def _moment(log: RequestLog, event: int) -> str:
     return f"at {operation}, {log.places[place].filename}:{log.places[place].line}"
 
 
-def _notes(log: RequestLog, run: Rehearsal) -> list[str]:
+def _notes(log: RequestLog, run: Served) -> list[str]:
     built = [(start, end) for name, start, end in log.spans() if name == "build" and end > start]
     if built and int(run.curve[slice(*built[0])].max()) >= int(run.curve.max()):
         return ["The peak lies in the building of the model, before any step."]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -12,10 +13,10 @@ import torch
 import traced_models as models
 
 from fragdoctor.errors import ConfigError
-from fragdoctor.estimation.tracing.footprint import kinds_of
-from fragdoctor.estimation.tracing.plan import Plan
-from fragdoctor.estimation.tracing.trace import Traced, trace, trace_factory
 from fragdoctor.model.estimate import PhaseName
+from fragdoctor.rehearse.tracing.footprint import kinds_of
+from fragdoctor.rehearse.tracing.traced import Traced, trace, trace_factory
+from fragdoctor.rehearse.tracing.training_setup import TrainingSetup
 
 pytestmark = pytest.mark.slow
 
@@ -32,7 +33,7 @@ def shares(traced: Traced, phase: PhaseName) -> dict[str, int]:
 
 def test_linear_layer_takes_what_arithmetic_says() -> None:
     """AdamW's step needs one more copy of the weights: the square roots."""
-    traced = trace_factory(models.linear, Plan(loss="mean"))
+    traced = trace_factory(models.linear, TrainingSetup(loss="mean"))
 
     step = shares(traced, PhaseName.OPTIMIZER_STEP)
     assert step["parameters"] == WEIGHT
@@ -46,13 +47,13 @@ def test_linear_layer_takes_what_arithmetic_says() -> None:
 
 
 def test_sgd_keeps_no_state() -> None:
-    traced = trace_factory(models.linear, Plan(loss="mean", optimizer="sgd"))
+    traced = trace_factory(models.linear, TrainingSetup(loss="mean", optimizer="sgd"))
 
     assert "optimizer_state" not in shares(traced, PhaseName.OPTIMIZER_STEP)
 
 
 def test_inference_keeps_no_activations() -> None:
-    traced = trace_factory(models.deep, Plan(inference=True))
+    traced = trace_factory(models.deep, TrainingSetup(inference=True))
 
     held = shares(traced, PhaseName.INFERENCE)
     assert set(held) == {"parameters", "inputs", "workspaces", "temporaries"}
@@ -60,13 +61,13 @@ def test_inference_keeps_no_activations() -> None:
 
 
 def test_tied_weights_count_once() -> None:
-    traced = trace_factory(models.tied, Plan(loss="mean"))
+    traced = trace_factory(models.tied, TrainingSetup(loss="mean"))
 
     assert shares(traced, PhaseName.FORWARD)["parameters"] == WEIGHT + 2 * KIB
 
 
 def test_batch_scales_the_inputs() -> None:
-    traced = trace_factory(models.linear, Plan(loss="mean", batch=640))
+    traced = trace_factory(models.linear, TrainingSetup(loss="mean", batch=640))
 
     assert traced.batch == 640
     assert shares(traced, PhaseName.FORWARD)["inputs"] == 10 * INPUT
@@ -82,8 +83,8 @@ def test_checkpointing_keeps_one_activation_a_layer_and_recomputes(
     """Kept without: four a layer; with: its input. The newer kind stops before the last again."""
     activation = 4096 * 256 * 4
 
-    plain = trace_factory(models.deep, Plan(loss="mean", optimizer="sgd"))
-    saving = trace_factory(factory, Plan(loss="mean", optimizer="sgd", steps=1))
+    plain = trace_factory(models.deep, TrainingSetup(loss="mean", optimizer="sgd"))
+    saving = trace_factory(factory, TrainingSetup(loss="mean", optimizer="sgd", steps=1))
 
     kept = shares(plain, PhaseName.FORWARD)["activations"]
     assert kept == pytest.approx(8 * 4 * activation, rel=0.05)
@@ -94,7 +95,7 @@ def test_checkpointing_keeps_one_activation_a_layer_and_recomputes(
 
 
 def test_autocast_copies_of_weights_are_told_apart() -> None:
-    traced = trace_factory(models.deep, Plan(loss="mean", autocast="bf16"))
+    traced = trace_factory(models.deep, TrainingSetup(loss="mean", autocast="bf16"))
 
     weights = 8 * 2 * (256 * 256 + 256) * 2
     assert shares(traced, PhaseName.FORWARD)["weight_copies"] == weights
@@ -104,7 +105,7 @@ def test_fused_attention_keeps_no_scores() -> None:
     """In half precision cuDNN's kernel; in single precision the memory-efficient one."""
     scores = 2 * 1024 * 1024
 
-    for plan in (Plan(loss="mean", autocast="bf16"), Plan(loss="mean")):
+    for plan in (TrainingSetup(loss="mean", autocast="bf16"), TrainingSetup(loss="mean")):
         log = trace_factory(models.attention, plan).log
         assert any("_attention" in operation for operation in log.operations)
         assert max(
@@ -114,8 +115,10 @@ def test_fused_attention_keeps_no_scores() -> None:
 
 
 def test_gradients_accumulate_in_place() -> None:
-    once = trace_factory(models.deep, Plan(loss="mean", optimizer="sgd"))
-    four = trace_factory(models.deep, Plan(loss="mean", optimizer="sgd", grad_accumulation=4))
+    once = trace_factory(models.deep, TrainingSetup(loss="mean", optimizer="sgd"))
+    four = trace_factory(
+        models.deep, TrainingSetup(loss="mean", optimizer="sgd", grad_accumulation=4)
+    )
 
     weights = shares(once, PhaseName.BACKWARD)["parameters"]
     extra = four.footprint.peak_allocated_bytes - once.footprint.peak_allocated_bytes
@@ -123,7 +126,7 @@ def test_gradients_accumulate_in_place() -> None:
 
 
 def test_lines_of_the_users_code_are_named() -> None:
-    traced = trace_factory(models.deep, Plan(loss="mean"))
+    traced = trace_factory(models.deep, TrainingSetup(loss="mean"))
 
     assert traced.footprint.lines
     assert {line.function for line in traced.footprint.lines} == {"forward"}
@@ -155,18 +158,45 @@ def test_value_of_a_loss_may_be_printed(capsys: pytest.CaptureFixture[str]) -> N
     assert "loss 0.0" in capsys.readouterr().out
 
 
+def test_shape_that_depends_on_values_is_assumed_and_said() -> None:
+    """All rows are kept: the most that there can be."""
+    traced = trace_factory(models.depends_on_values)
+
+    assert any(
+        "Assumed of nonzero at " in note and "all elements are kept" in note
+        for note in traced.footprint.notes
+    )
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "RNN"])
+def test_recurrent_layer_keeps_every_step(kind: str) -> None:
+    """At least the state of each of the 8 steps of each of the 2 layers."""
+    traced = trace_factory(partial(models.recurrent, kind), TrainingSetup(loss="mean"))
+
+    state = 4 * 64 * 4
+    assert shares(traced, PhaseName.FORWARD)["activations"] >= 2 * 8 * state
+    assert any("without cuDNN" in note for note in traced.footprint.notes)
+
+
+def test_constants_of_the_factory_take_nothing_of_the_gpu() -> None:
+    traced = trace_factory(models.with_constants, TrainingSetup(loss="mean"))
+
+    assert 4_000_000 not in traced.log.sizes
+    assert any("The model read a value" in note for note in traced.footprint.notes)
+
+
 def test_nothing_is_materialised() -> None:
-    traced = trace_factory(models.huge, Plan(loss="mean", optimizer="sgd", dtype="bf16"))
+    traced = trace_factory(models.huge, TrainingSetup(loss="mean", optimizer="sgd", dtype="bf16"))
 
     assert shares(traced, PhaseName.FORWARD)["parameters"] == 2 * 2**40
 
 
 def test_capacity_decides_whether_it_fits() -> None:
-    traced = trace_factory(models.deep, Plan(loss="mean"))
+    traced = trace_factory(models.deep, TrainingSetup(loss="mean"))
     reserved = traced.footprint.reserved_bytes
 
-    assert traced.rehearsed(reserved).fits
-    refused = traced.rehearsed(traced.footprint.peak_allocated_bytes // 2)
+    assert traced.served(reserved).fits
+    refused = traced.served(traced.footprint.peak_allocated_bytes // 2)
     assert not refused.fits
     assert refused.failed_bytes > 0
 
@@ -190,7 +220,6 @@ def test_process_is_left_as_it_was() -> None:
         (models.no_inputs, "gives no inputs"),
         (models.a_number, "returned int, which holds no model"),
         (models.fails, r"ValueError: no weights here"),
-        (models.depends_on_values, r"traced_models.py:\d+ in forward gives a result whose shape"),
         (models.reads_a_number, r"reads a whole number from the GPU at .*traced_models.py:\d+"),
     ],
 )
@@ -218,4 +247,4 @@ def test_factory_that_is_not_there_is_said(spec: str, sentence: str) -> None:
 
 def test_unknown_optimizer_is_said() -> None:
     with pytest.raises(ConfigError, match="cannot be traced"):
-        trace_factory(models.linear, Plan(loss="mean", optimizer="adamw-8bit"))
+        trace_factory(models.linear, TrainingSetup(loss="mean", optimizer="adamw-8bit"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sysconfig
 import traceback
 from collections.abc import Iterator
@@ -11,21 +10,14 @@ from pathlib import Path
 from typing import Final
 
 import torch
-from torch._subclasses import fake_tensor
 
 from fragdoctor.errors import ConfigError, FragdoctorError
-from fragdoctor.estimation.tracing.request_log import shown
+from fragdoctor.rehearse.tracing.request_log import shown
 
 PACKAGE: Final = str(Path(__file__).parents[2])
 TORCH: Final = str(Path(torch.__file__).parent)
 STDLIB: Final = sysconfig.get_path("stdlib")
 LONGEST: Final = 300
-# PyTorch logs the traceback of each operation that fails on fake tensors, before it raises.
-_LOGGER: Final = "torch._subclasses.fake_tensor"
-_SHAPE_DEPENDS_ON_VALUES: Final = (
-    fake_tensor.DynamicOutputShapeException,
-    fake_tensor.DataDependentOutputException,
-)
 
 
 @contextmanager
@@ -35,8 +27,6 @@ def told_in_one_sentence(spec: str) -> Iterator[None]:
     Raises:
         ConfigError: with the innermost line of the user's code; the cause is kept for --verbose.
     """
-    logger = logging.getLogger(_LOGGER)
-    was_disabled, logger.disabled = logger.disabled, True
     try:
         yield
     except FragdoctorError:
@@ -57,17 +47,9 @@ def told_in_one_sentence(spec: str) -> Iterator[None]:
     except Exception as err:  # the user's code may raise anything
         where = innermost_line(err)
         at = f" at {where}" if where else ""
-        operator = getattr(err, "func", None)
-        if isinstance(err, _SHAPE_DEPENDS_ON_VALUES):
+        if isinstance(err, NotImplementedError):
             raise ConfigError(
-                f"{spec}: the operation {operator}{at} gives a result whose shape or control flow"
-                " depends on values, and fake tensors have none.",
-                hint="Leave that part out of the traced model, or replace it by fixed sizes.",
-            ) from err
-        if isinstance(err, fake_tensor.UnsupportedOperatorException | NotImplementedError):
-            name = operator or _first_line(err)
-            raise ConfigError(
-                f"{spec}: the operation {name}{at} cannot run on fake tensors.",
+                f"{spec}: an operation{at} cannot run on fake tensors: {_first_line(err)}",
                 hint="Register a fake kernel with PyTorch's register_fake, or use plain PyTorch "
                 "operations in the traced model.",
             ) from err
@@ -76,8 +58,6 @@ def told_in_one_sentence(spec: str) -> Iterator[None]:
             hint="Your code was run on fake CUDA tensors; does the same step run on a GPU? "
             "--verbose shows the traceback.",
         ) from err
-    finally:
-        logger.disabled = was_disabled
 
 
 def _line_of_syntax(error: BaseException) -> str:

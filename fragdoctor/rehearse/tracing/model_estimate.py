@@ -8,11 +8,16 @@ from typing import Final
 
 from fragdoctor.errors import ConfigError
 from fragdoctor.estimation.judge import fit_of
-from fragdoctor.estimation.tracing.plan import Plan
-from fragdoctor.estimation.tracing.trace import Traced, trace
-from fragdoctor.model.estimate import Estimate, Fit, Footprint, GpuModel
+from fragdoctor.model.estimate import (
+    Estimate,
+    Fit,
+    Footprint,
+    GpuModel,
+)
 from fragdoctor.model.feasibility import Doubt
 from fragdoctor.model.workload import ModelShape, Workload
+from fragdoctor.rehearse.tracing.traced import Traced, trace
+from fragdoctor.rehearse.tracing.training_setup import TrainingSetup
 from fragdoctor.units import MIB
 
 NEAR: Final = 0.02  # how close to the largest batch the search goes
@@ -44,27 +49,29 @@ class _Traces:
     """Traces of one model, by batch size; each is made once."""
 
     spec: str
-    plan: Plan
+    setup: TrainingSetup
     gpu: GpuModel | None
     made: dict[int | None, Traced] = field(default_factory=dict)
 
     def at(self, batch: int | None) -> Traced:
         if batch not in self.made:
-            self.made[batch] = trace(self.spec, replace(self.plan, batch=batch), self.gpu)
+            self.made[batch] = trace(self.spec, replace(self.setup, batch=batch), self.gpu)
         return self.made[batch]
 
 
-def traced_estimate(spec: str, plan: Plan, gpus: Sequence[GpuModel], *, dtype: str) -> Estimate:
+def traced_estimate(
+    spec: str, setup: TrainingSetup, gpus: Sequence[GpuModel], *, dtype: str
+) -> Estimate:
     """Return the estimate of the user's own model.
 
     Args:
         spec: ``pkg.module:factory``.
-        plan: how to train; its precision is taken from ``dtype``.
+        setup: how to train; its precision is taken from ``dtype``.
         gpus: what to compare with; kernels are those of the first.
         dtype: ``fp32``, ``bf16``, ``fp16``, ``amp-bf16``, ``amp-fp16`` or "" (as built).
 
     Raises:
-        ConfigError: as :func:`~fragdoctor.estimation.tracing.trace.trace`; or a dtype that cannot
+        ConfigError: as :func:`~fragdoctor.rehearse.tracing.traced.trace`; or a dtype that cannot
             be traced.
     """
     if dtype not in PRECISIONS:
@@ -73,10 +80,10 @@ def traced_estimate(spec: str, plan: Plan, gpus: Sequence[GpuModel], *, dtype: s
             hint=f"Use one of {', '.join(filter(None, PRECISIONS))}, or let the factory do it.",
         )
     converted, autocast = PRECISIONS[dtype]
-    plan = replace(plan, dtype=converted, autocast=autocast)
-    traces = _Traces(spec, plan, gpus[0] if gpus else None)
-    traced = traces.at(plan.batch)
-    batch = traced.batch or plan.batch or 1
+    setup = replace(setup, dtype=converted, autocast=autocast)
+    traces = _Traces(spec, setup, gpus[0] if gpus else None)
+    traced = traces.at(setup.batch)
+    batch = traced.batch or setup.batch or 1
     traces.made[batch] = traced
     footprint = with_bounds(traced)
     fits = tuple(_fit(traces, traced, footprint, batch, gpu) for gpu in gpus)
@@ -86,8 +93,8 @@ def traced_estimate(spec: str, plan: Plan, gpus: Sequence[GpuModel], *, dtype: s
             dtype=dtype or "as built",
             optimizer=traced.optimizer,
             batch=batch,
-            grad_accumulation=plan.grad_accumulation,
-            inference=plan.inference,
+            grad_accumulation=setup.grad_accumulation,
+            inference=setup.inference,
             model_route=spec,
         ),
         footprint=_with_notes(footprint, fits, traced),
@@ -101,7 +108,7 @@ def _with_notes(footprint: Footprint, fits: Sequence[Fit], traced: Traced) -> Fo
         f"On {fit.gpu.name} it fits only because the allocator gives its cache back when it runs "
         f"out ({run.retries} times in {traced.n_steps} steps); that is slow."
         for fit in fits
-        if fit.fits and (run := traced.rehearsed(fit.gpu.usable_bytes)).retries
+        if fit.fits and (run := traced.served(fit.gpu.usable_bytes)).retries
     ]
     return replace(footprint, notes=(*footprint.notes, *flushed, *NOTES))
 
@@ -116,7 +123,7 @@ def with_bounds(traced: Traced) -> Footprint:
     low, high = peak, max(peak, traced.footprint.reserved_bytes)
     while high - low > max(PAGE, peak // 200):
         middle = (low + high) // 2
-        if traced.rehearsed(middle).fits:
+        if traced.served(middle).fits:
             high = middle
         else:
             low = middle

@@ -8,7 +8,7 @@ from fragdoctor.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class TrainingSetup:
     """How to train.
 
     Attributes:

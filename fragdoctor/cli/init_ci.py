@@ -1,0 +1,141 @@
+"""``fragdoctor init-ci``: the file that lets a code host rehearse each change."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from fragdoctor.cli import console, options
+from fragdoctor.cli.exit import OK
+from fragdoctor.cli.parameters import command_of
+from fragdoctor.errors import ConfigError
+
+GITHUB: Final = Path(".github/workflows/gpu-memory.yml")
+GITLAB: Final = Path(".gitlab/gpu-memory.yml")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InitCiOptions:
+    """What is to be checked, and where."""
+
+    words: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SCRIPT [-- ARGS]...",
+            help="The script to rehearse, or with -m a module; its own arguments follow --",
+        ),
+    ]
+    is_module: Annotated[
+        bool, typer.Option("-m", "--module", help="Run a module, as python -m does")
+    ] = False
+    gitlab: Annotated[
+        bool, typer.Option("--gitlab", help="Write a file for GitLab; else for GitHub")
+    ] = False
+    fits_on: Annotated[
+        str, typer.Option("--fits-on", metavar="SIZE", help="Fail where PyTorch needs more")
+    ] = "24GiB"
+    gpu_runner: Annotated[
+        str | None,
+        typer.Option(
+            "--gpu-runner",
+            metavar="LABELS",
+            help="Record on runners with these labels too, and check that: self-hosted,gpu",
+            show_default=False,
+        ),
+    ] = None
+    package: Annotated[
+        str, typer.Option("--package", metavar="SPEC", help="Install this with pip")
+    ] = "fragdoctor"
+    output: Annotated[
+        Path | None,
+        typer.Option("-o", "--output", metavar="FILE", help="Write another file"),
+    ] = None
+    force: options.Force = False
+
+
+def init_ci(chosen: InitCiOptions) -> int:
+    """Write the file, and say what comes next."""
+    options.size(chosen.fits_on)
+    target = chosen.output or (GITLAB if chosen.gitlab else GITHUB)
+    text = workflow(chosen, target)
+    if target.is_file() and not chosen.force:
+        raise ConfigError(f"{target} exists.", hint="Add --force to overwrite it.")
+    if chosen.output is None:
+        target.parent.mkdir(parents=True, exist_ok=True)
+    console.write_report(text, target, force=chosen.force)
+    if chosen.gitlab:
+        typer.echo(f"Add to .gitlab-ci.yml:\ninclude:\n  - local: {target}", err=True)
+    else:
+        typer.echo("Commit it; the next pull request is rehearsed.", err=True)
+    return OK
+
+
+def workflow(chosen: InitCiOptions, target: Path) -> str:
+    """Return the text of the file.
+
+    Raises:
+        ConfigError: a word cannot stand in such a file, or there is no such script.
+    """
+    script, *args = chosen.words
+    if not chosen.is_module and not Path(script).is_file():
+        raise ConfigError(f"{script} does not exist.", hint="Run it at the root of the repository.")
+    for word in (*chosen.words, chosen.package, chosen.gpu_runner or "", str(target)):
+        # Both hosts put values in place of such words before a shell sees them.
+        if not word.isprintable() or "${{" in word:
+            raise ConfigError(
+                f"{word!r} cannot stand in a workflow.", hint="Put it into a script of its own."
+            )
+    labels = [label.strip() for label in (chosen.gpu_runner or "").split(",")]
+    if not all(label.replace("-", "").replace("_", "").replace(".", "").isalnum() or not label
+               for label in labels):  # fmt: skip
+        raise ConfigError(
+            f"{chosen.gpu_runner!r} is no list of labels.", hint="Write self-hosted,gpu"
+        )
+    start = ["-m", script] if chosen.is_module else [script]
+    program = shlex.join([*start, "--", *args] if args else start)
+    fits = shlex.join(["--fits-on", chosen.fits_on])
+    values = {
+        "FILE": str(target),
+        "OPTIONS": fits,
+        "PROGRAM": program,
+        "RUN": shlex.join([*(["-m"] if chosen.is_module else ["--"]), script, *args]),
+        "CHECK": fits,
+        "PACKAGE": shlex.quote(chosen.package),
+        "RUNNER": f"[{', '.join(labels)}]",
+    }
+    kept = {
+        "gpu": chosen.gpu_runner is not None,
+        "requirements": Path("requirements.txt").is_file(),
+        "project": Path("pyproject.toml").is_file() or Path("setup.py").is_file(),
+        "cache": Path("requirements.txt").is_file() or Path("pyproject.toml").is_file(),
+    }
+    return _filled(
+        "gitlab" if chosen.gitlab else "github", values, [k for k, v in kept.items() if v]
+    )
+
+
+def _filled(name: str, values: Mapping[str, str], kept: Collection[str]) -> str:
+    """Return a template with its values, and of its optional parts those that are kept."""
+    from importlib.resources import files
+
+    text = files("fragdoctor.gate").joinpath(f"workflows/{name}.yml").read_text(encoding="utf-8")
+    lines: list[str] = []
+    is_kept: Sequence[bool] = [True]
+    for line in text.splitlines():
+        if line.startswith("#if "):
+            is_kept = [*is_kept, line.removeprefix("#if ") in kept]
+        elif line == "#end":
+            is_kept = is_kept[:-1]
+        elif all(is_kept):
+            for key, value in values.items():
+                line = line.replace(f"@{key}@", value)  # noqa: PLW2901 - filled in
+            lines.append(line)
+    return "\n".join(lines) + "\n"
+
+
+command = command_of(InitCiOptions, init_ci)

@@ -1,0 +1,244 @@
+"""Values on the GPU that are known: what was copied there, and what follows from a few constants.
+
+Tensors of a rehearsed GPU have no memory. But a counter, a scale, a list of lengths, the flag that
+ends a loop are small and come from the CPU or from constants, and programs read them back. A copy
+of such memory is kept on the CPU and follows every operation that writes to it; the first that
+needs an unknown value, or is random, makes it unknown.
+
+Memory is known by its address. A storage's own object in Python would count as one more owner of
+it, and the autograd engine adds gradients in place only where there is no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
+
+import torch
+
+MOST_COPIED_BYTES: Final = 64 * 1024
+"""The largest storage that keeps what is copied to it."""
+MOST_COMPUTED: Final = 64
+"""The most elements of a tensor with which is computed."""
+MOST_KEPT: Final = 10_000
+"""Copies that are kept; the oldest go first."""
+_CPU: Final = torch.device("cpu")
+# What one operand decides by itself, whatever the other is: (its value, that of the result).
+_DECIDES: Final = {
+    "bitwise_and": False, "logical_and": False, "__and__": False,
+    "bitwise_or": True, "logical_or": True, "__or__": True,
+}  # fmt: skip
+_OVERWRITES: Final = frozenset({"fill_", "zero_"})
+# Those whose kernels follow the values themselves, or leave them as they are.
+_BY_THEMSELVES: Final = frozenset({"copy_", "set_", "resize_", "record_stream"})
+
+
+class _Rule:
+    """What an operation does to values: which of its arguments it writes to."""
+
+    __slots__ = ("decides", "is_followed", "names", "overwrites", "positions")
+
+    def __init__(self, op: Any) -> None:
+        arguments = op._schema.arguments
+        name = op.overloadpacket.__name__
+        written = [
+            (i, a) for i, a in enumerate(arguments) if a.alias_info and a.alias_info.is_write
+        ]
+        if name in _BY_THEMSELVES:
+            written = []
+        self.positions = tuple(i for i, a in written if not a.kwarg_only)
+        self.names = tuple(a.name for _, a in written if a.kwarg_only)
+        aliases = any(r.alias_info and not r.alias_info.is_write for r in op._schema.returns)
+        random = torch.Tag.nondeterministic_seeded in op.tags
+        lists = any("List" in str(a.type) and "Tensor" in str(a.type) for a in arguments)
+        self.is_followed = not (
+            aliases or random or lists or name.startswith("empty") or name in _BY_THEMSELVES
+        )
+        self.overwrites = name in _OVERWRITES or bool(self.names)
+        self.decides = _DECIDES.get(name)
+
+
+class Known:
+    """The values that are known, by GPU and address."""
+
+    def __init__(self) -> None:
+        self._shadows: dict[tuple[int, int], torch.Tensor] = {}
+        self._rules: dict[Any, _Rule] = {}
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """Return the values of a tensor on a GPU, as a tensor of the CPU; None = unknown."""
+        if tensor.numel() > MOST_COPIED_BYTES:
+            return None
+        shadow = self._shadows.get(_key(tensor))
+        if shadow is None:
+            return None
+        offset, size, strides = tensor.storage_offset(), tensor.shape, tensor.stride()
+        itemsize = tensor.dtype.itemsize
+        if offset * itemsize + _extent(size, strides) * itemsize > shadow.numel():
+            return None
+        found = torch.empty(0, dtype=tensor.dtype, device=_CPU)
+        return found.set_(shadow.untyped_storage(), offset, size, strides)
+
+    def forget(self, tensor: torch.Tensor) -> None:
+        """Make the values of a tensor's memory unknown."""
+        if self._shadows and tensor.numel() <= MOST_COPIED_BYTES:
+            self._shadows.pop(_key(tensor), None)
+
+    def is_new(self, device: int, address: int) -> None:
+        """Memory at an address was given out anew, or the storage there lies elsewhere now."""
+        self._shadows.pop((device, address), None)
+
+    def copied(self, target: torch.Tensor, source: torch.Tensor) -> None:
+        """Follow a copy from the CPU or a GPU to a GPU."""
+        if target.numel() > MOST_COPIED_BYTES or not target.numel():
+            return
+        values = self.of(source) if source.is_cuda else source
+        if values is None:
+            self.forget(target)
+            return
+        place = self._place(target, overwrites=True, most_bytes=MOST_COPIED_BYTES)
+        if place is None:
+            self.forget(target)
+        else:
+            place.copy_(values)
+
+    def serve(
+        self, op: Any, handler: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Run an operation by its handler, and follow its values."""
+        rule = self._rules.get(op)
+        if rule is None:
+            rule = self._rules[op] = _Rule(op)
+        result = handler(op, *args, **kwargs)
+        if rule.positions or rule.names:
+            self._write(op, rule, args, kwargs)
+        elif rule.is_followed and self._shadows and _is_small(result):
+            self._compute(op, rule, args, kwargs, result)
+        return result
+
+    def _write(self, op: Any, rule: _Rule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        written = [args[i] for i in rule.positions if i < len(args)]
+        written += [kwargs[name] for name in rule.names if name in kwargs]
+        targets = [t for t in _tensors(written) if t.is_cuda and t.numel() <= MOST_COPIED_BYTES]
+        if not targets:
+            return
+        target = targets[0]
+        if rule.decides is not None and self._decided(rule.decides, args, target):
+            return
+        is_one = len(targets) == 1 and rule.is_followed and 0 < target.numel() <= MOST_COMPUTED
+        if is_one and (self._shadows or rule.overwrites):
+            place = self._place(target, overwrites=rule.overwrites)
+            inputs: list[dict[Any, Any]] = [
+                {k: v for k, v in enumerate(args) if k not in rule.positions},
+                {k: v for k, v in kwargs.items() if k not in rule.names},
+            ]
+            given = None if place is None else self._given(inputs)
+            if given is not None:
+                positional, named = given
+                positional.update(dict.fromkeys(rule.positions, place))
+                named.update(dict.fromkeys(rule.names, place))
+                try:
+                    op(*(positional[i] for i in range(len(args))), **named)
+                except Exception:  # noqa: BLE001 - then it is not known
+                    self.forget(target)
+                return
+        for target in targets:
+            self.forget(target)
+
+    def _compute(
+        self,
+        op: Any,
+        rule: _Rule,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        result: torch.Tensor,
+    ) -> None:
+        if rule.decides is not None and self._decided(rule.decides, args, result):
+            return
+        given = self._given([dict(enumerate(args)), kwargs])
+        if given is None:
+            return
+        positional, named = given
+        try:
+            values = op(*positional.values(), **named)
+        except Exception:  # noqa: BLE001 - then it is not known
+            return
+        if values.shape == result.shape and values.dtype == result.dtype:
+            place = self._place(result, overwrites=True)
+            if place is not None:
+                place.copy_(values)
+
+    def _decided(self, value: bool, args: tuple[Any, ...], result: torch.Tensor) -> bool:
+        for argument in args:
+            if isinstance(argument, torch.Tensor) and argument.numel() == result.numel():
+                known = self.of(argument) if argument.is_cuda else argument
+                decides = known is not None and (known.all() if value else not known.any())
+                if decides and (not value or argument.dtype == result.dtype == torch.bool):
+                    place = self._place(result, overwrites=True)
+                    if place is not None:
+                        place.fill_(value)
+                    return place is not None
+        return False
+
+    def _given(self, groups: Sequence[dict[Any, Any]]) -> list[dict[Any, Any]] | None:
+        """Return arguments with known values for tensors of GPUs; None where one is unknown."""
+        found: list[dict[Any, Any]] = []
+        for group in groups:
+            made: dict[Any, Any] = {}
+            for name, value in group.items():
+                if isinstance(value, torch.Tensor):
+                    if value.numel() > MOST_COMPUTED:
+                        return None
+                    known = self.of(value) if value.is_cuda else value
+                    if known is None:
+                        return None
+                    made[name] = known
+                elif isinstance(value, torch.device):
+                    made[name] = _CPU
+                else:
+                    made[name] = value
+            found.append(made)
+        return found
+
+    def _place(
+        self, tensor: torch.Tensor, *, overwrites: bool, most_bytes: int | None = None
+    ) -> torch.Tensor | None:
+        """Return where the values of a tensor are kept; a new place if all of it is written."""
+        found = self.of(tensor)
+        if found is not None or not overwrites:
+            return found
+        n_bytes = tensor.numel() * tensor.element_size()
+        most = MOST_COMPUTED * tensor.element_size() if most_bytes is None else most_bytes
+        is_whole = not tensor.storage_offset() and n_bytes == tensor.dtype.itemsize * _extent(
+            tensor.shape, tensor.stride()
+        )
+        if not is_whole or n_bytes > most:
+            return None
+        if len(self._shadows) >= MOST_KEPT:
+            del self._shadows[next(iter(self._shadows))]
+        self._shadows[_key(tensor)] = torch.empty(n_bytes, dtype=torch.uint8, device=_CPU)
+        return self.of(tensor)
+
+
+def _key(tensor: torch.Tensor) -> tuple[int, int]:
+    begin = tensor.data_ptr() - tensor.storage_offset() * tensor.dtype.itemsize
+    return tensor.get_device(), int(begin)
+
+
+def _extent(size: Sequence[int], strides: Sequence[int]) -> int:
+    """Return how many elements a tensor spans."""
+    return 1 + sum((n - 1) * step for n, step in zip(size, strides, strict=True))
+
+
+def _is_small(result: Any) -> bool:
+    return (
+        isinstance(result, torch.Tensor) and result.is_cuda and 0 < result.numel() <= MOST_COMPUTED
+    )
+
+
+def _tensors(values: Sequence[Any]) -> Iterator[torch.Tensor]:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _tensors(value)

@@ -1,0 +1,55 @@
+"""One test of pytest in a prepared process: pytest again, for this test alone."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from fragdoctor.rehearse.launch import OUTCOME, Conditions, Program, run_prepared
+from fragdoctor.rehearse.machines import rehearsed_gpu
+
+REPORTS: Final = "FRAGDOCTOR_TEST_REPORTS"
+"""The variable that names the file for the reports of a test that is being rehearsed."""
+
+
+def rehearse_test(args: Sequence[str], gpu: str | None) -> tuple[list[dict[str, Any]], str]:
+    """Run pytest in a prepared process.
+
+    Args:
+        args: its arguments.
+        gpu: the GPU that the test sees, of its size; None = kernels of an H100 and no limit.
+
+    Returns:
+        its reports as pytest serializes them, and why there are none, "".
+
+    Raises:
+        ConfigError: there is no such GPU.
+    """
+    program = Program("pytest", is_module=True, args=args, pythons=[sys.executable])
+    with tempfile.TemporaryDirectory(prefix="fragdoctor-", ignore_cleanup_errors=True) as scratch:
+        place = Path(scratch)
+        reports = place / "reports"
+        conditions = Conditions(
+            gpu=rehearsed_gpu(gpu, None, is_unlimited=gpu is None),
+            stops_by_itself=False,
+            variables={REPORTS: str(reports)},
+        )
+        code, tail = run_prepared(program, conditions, sys.executable, place)
+        found = reports.read_text(encoding="utf-8").splitlines() if reports.is_file() else []
+        if found:
+            return [json.loads(line) for line in found], ""
+        return [], _why(place / OUTCOME) or tail or f"pytest ended with code {code}"
+
+
+def _why(outcome: Path) -> str:
+    """Return why the process could not be prepared, "" where it could."""
+    if not outcome.is_file():
+        return ""
+    found = json.loads(outcome.read_text(encoding="utf-8"))
+    if found["status"] != "unfit":
+        return ""
+    return f"{found['message']} {found['hint']}"

@@ -1,0 +1,229 @@
+"""The workflows that init-ci writes: they parse, and their shell steps run as they stand."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+TRAIN = """
+import sys, torch
+net = torch.nn.Linear(512, 512).cuda()
+optimizer = torch.optim.SGD(net.parameters(), 0.1)
+for _ in range(50):
+    x = torch.randn(int(sys.argv[1]) * {batch}, 512, device="cuda")
+    optimizer.zero_grad()
+    net(x).sum().backward()
+    optimizer.step()
+"""
+GH = """#!/bin/sh
+# Stands for GitHub: comments are files of a folder, named by their number.
+echo "$@" >> "$HOME/gh.log"
+[ -z "$REFUSE" ] || exit 1
+case "$*" in
+  *--jq*) cat "$HOME/comments" 2>/dev/null ;;
+  *PATCH*) cp body.md "$HOME/renewed.md" ;;
+  *) cp body.md "$HOME/new.md" ; echo 17 > "$HOME/comments" ;;
+esac
+"""
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    work = tmp_path / "work"
+    work.mkdir()
+    monkeypatch.chdir(work)
+    (work / "train.py").write_text(TRAIN.format(batch=1))
+    return work
+
+
+def written(run: Any, *words: str, path: str = ".github/workflows/gpu-memory.yml") -> Any:
+    result = run("init-ci", *words)
+    assert result.code == 0, result.err
+    return yaml.safe_load(Path(path).read_text())
+
+
+def test_github_rehearses_without_a_gpu(run, home) -> None:
+    found = written(run, "train.py", "--fits-on", "8GiB", "--", "--lr", "it's 1e-3; $x")
+
+    assert list(found["jobs"]) == ["rehearse"]
+    assert found["permissions"] == {"contents": "read", "pull-requests": "write"}
+    steps = {s["name"]: s["run"] for s in found["jobs"]["rehearse"]["steps"] if "run" in s}
+    assert "--fits-on 8GiB" in steps["Rehearse the change"]
+    assert """train.py -- --lr 'it'"'"'s 1e-3; $x'""" in steps["Rehearse the change"]
+    for script in steps.values():  # expressions become variables, never text of a script
+        assert "${{" not in script
+        assert "@" not in script.replace("body=@body.md", "")
+
+
+def test_install_follows_what_the_project_has(run, home) -> None:
+    Path("requirements.txt").touch()
+    Path("pyproject.toml").touch()
+    found = written(run, "-m", "package.train", "--package", "fragdoctor==1.0")
+
+    steps = found["jobs"]["rehearse"]["steps"]
+    assert steps[1]["with"]["cache"] == "pip"
+    assert "pip install -r requirements.txt" in steps[2]["run"]
+    assert "pip install ." in steps[2]["run"]
+    assert "pip install fragdoctor==1.0" in steps[2]["run"]
+    assert "-m package.train" in steps[3]["run"]
+
+
+@pytest.mark.parametrize("where", [(), ("--gitlab",)])
+def test_gpu_jobs_record_and_check_with_paths_mapped(run, home, where) -> None:
+    path = ".gitlab/gpu-memory.yml" if where else ".github/workflows/gpu-memory.yml"
+    found = written(run, "train.py", "--gpu-runner", "self-hosted, gpu", *where, path=path)
+    jobs = found if where else found["jobs"]
+    text = Path(path).read_text()
+
+    names = [name.rpartition("-")[2] for name in jobs]
+    assert names == (["rehearsal"] if where else ["rehearse"]) + ["record", "check"]
+    record = jobs["gpu-memory-record"] if where else jobs["record"]
+    assert record["tags" if where else "runs-on"] == ["self-hosted", "gpu"]
+    assert "fragdoctor run -o recordings -- train.py" in text
+    assert "--path-map" in text
+
+
+def test_nothing_is_overwritten_unasked(run, home) -> None:
+    written(run, "train.py", "--fits-on", "8GiB")
+    path = Path(".github/workflows/gpu-memory.yml")
+    before = path.read_text()
+
+    refused = run("init-ci", "train.py", "--fits-on", "9GiB")
+
+    assert refused.code == 2
+    assert "exists" in refused.err
+    assert path.read_text() == before
+    written(run, "train.py", "--fits-on", "9GiB", "--force")
+    assert "9GiB" in path.read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["missing.py"], "missing.py does not exist"),
+        (["train.py", "--", "a\nb: c"], "cannot stand in a workflow"),
+        (["train.py", "--", "${{ secrets.X }}"], "cannot stand in a workflow"),
+        (["train.py", "--gpu-runner", "a]: b"], "no list of labels"),
+        (["train.py", "--fits-on", "big"], "big"),
+    ],
+)
+def test_what_cannot_stand_in_a_workflow_is_refused(run, home, words, sentence) -> None:
+    result = run("init-ci", *words)
+
+    assert result.code == 2
+    assert sentence in result.err
+    assert not Path(".github").exists()
+
+
+def git(place: Path, *words: str) -> str:
+    identity = ["-c", "user.name=t", "-c", "user.email=t@example.org"]
+    return subprocess.run(
+        ["git", *identity, *words], cwd=place, check=True, capture_output=True, text=True
+    ).stdout.strip()
+
+
+@pytest.fixture
+def pull_request(tmp_path: Path, home: Path) -> dict[str, str]:
+    """Return the environment of a pull request that makes the batch four times as large."""
+    pytest.importorskip("torch")
+    if shutil.which("git") is None or shutil.which("bash") is None:
+        pytest.skip("the steps need git and bash")
+    git(home, "init", "-q", "-b", "main")
+    git(home, "add", "train.py")
+    git(home, "commit", "-q", "-m", "before")
+    base = git(home, "rev-parse", "HEAD")
+    git(tmp_path, "clone", "-q", "--bare", str(home), "origin")
+    git(home, "remote", "add", "origin", f"file://{tmp_path / 'origin'}")
+    (home / "train.py").write_text(TRAIN.format(batch=4))
+    git(home, "commit", "-q", "-a", "-m", "after")
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    scripts = {
+        "gh": GH,
+        "fragdoctor": f'#!/bin/sh\nexec {sys.executable} -m fragdoctor "$@"\n',
+        "python": f'#!/bin/sh\n[ "$2" = pip ] || exec {sys.executable} "$@"\n',
+    }
+    for name, script in scripts.items():
+        (tools / name).write_text(script)
+        (tools / name).chmod(0o755)
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("FRAGDOCTOR_", "GITHUB_"))}
+    return kept | {
+        "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}",
+        "HOME": str(tmp_path),
+        "BEFORE": base,
+        "GITHUB_WORKSPACE": str(home),
+        "GITHUB_STEP_SUMMARY": str(tmp_path / "summary.md"),
+        "GITHUB_REPOSITORY": "owner/name",
+        "PULL_REQUEST": "5",
+        "CI_PROJECT_DIR": str(home),
+        "CI_MERGE_REQUEST_DIFF_BASE_SHA": base,
+    }
+
+
+def shell(script: str, variables: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["bash", "-e", "-c", script], env=variables, capture_output=True, text=True, timeout=240,
+        check=False,
+    )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_github_steps_run_and_leave_one_comment(run, pull_request, home, tmp_path) -> None:
+    found = written(run, "train.py", "--fits-on", "1GiB", "--", "64")
+    scripts = [s["run"] for s in found["jobs"]["rehearse"]["steps"] if "run" in s]
+
+    for script in scripts:
+        done = shell(script, pull_request)
+        assert done.returncode == 0, done.stderr
+    comment = (tmp_path / "new.md").read_text()
+    assert comment.startswith("<!-- fragdoctor -->\n## GPU memory, before and after")
+    assert "before.pickle" in comment
+    assert "The rehearsal of the change" in comment
+    assert (tmp_path / "summary.md").read_text() == comment
+
+    again = shell(scripts[-1], pull_request)
+    refused = shell(scripts[-1], {**pull_request, "REFUSE": "1"})
+
+    assert again.returncode == refused.returncode == 0
+    assert (tmp_path / "renewed.md").read_text() == comment
+    assert "could not be written" in refused.stdout
+
+
+@pytest.mark.slow
+def test_gitlab_script_fails_where_the_change_does_not_fit(run, pull_request, home) -> None:
+    path = ".gitlab/gpu-memory.yml"
+    found = written(run, "train.py", "--fits-on", "64MiB", "--gitlab", "--", "9999", path=path)
+    job = found["gpu-memory-rehearsal"]
+
+    done = [shell(line, pull_request) for line in job["script"]]
+
+    assert [d.returncode for d in done] == [0, 0, 1]
+    assert "Does not fit in 64.00 MiB" in done[2].stdout
+    assert "before.pickle" in (home / "comment.md").read_text()
+    assert (home / job["artifacts"]["reports"]["junit"]).is_file()
+
+
+def test_check_of_a_recording_runs_as_written(run, home, tmp_path) -> None:
+    from builders import BASE, MIB, alloc, block, pickled, segment, segment_alloc, snapshot
+
+    found = written(run, "train.py", "--gpu-runner", "gpu")
+    (home / "recordings").mkdir()
+    events = [segment_alloc(BASE, 20 * MIB), alloc(BASE, 20 * MIB)]
+    content = snapshot(segment(BASE, block(20 * MIB, "active_allocated")), events=events)
+    (home / "recordings/a.pickle").write_bytes(pickled(content))
+    (step,) = (s for s in found["jobs"]["check"]["steps"] if s.get("name") == "Check")
+    command = step["run"].partition("fragdoctor check")[2].replace("\\\n", " ")
+    words = command.replace('"', "").replace("$RECORDED", "/builds").split()
+    words = [w.replace("$GITHUB_STEP_SUMMARY", str(tmp_path / "s.md")) for w in words]
+
+    result = run("check", *words)
+
+    assert result.code == 0, result.err
+    assert (tmp_path / "s.md").read_text().startswith("## GPU memory check passed")
