@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, Self
+from typing import Final
 
 from fragdoctor.estimation.operations import Term, term_bytes, units
 from fragdoctor.estimation.precision import precision_of
@@ -36,7 +36,7 @@ class ParameterPlayer:
         self.precision = precision_of(workload.dtype)
         self.states = states_of(workload)
         self.tape = Tape() if tape is None else tape
-        self.towers: Sequence[Self] = ()
+        self.towers: Sequence[ParameterPlayer] = ()
         self.has_shape = False
         self.kind = "sparse"
         self.decoder_sizes = units(workload)

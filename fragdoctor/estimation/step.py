@@ -55,10 +55,11 @@ class StepPlayer(ParameterPlayer):
         self, workload: Workload, *, bounds: bool = False, tape: Tape | None = None
     ) -> None:
         super().__init__(workload, bounds=bounds, tape=tape)
-        self.towers = [
+        self.players = [
             StepPlayer(replace(workload, shape=t, seq=t.fixed_seq), bounds=bounds, tape=self.tape)
             for t in workload.shape.towers
         ]
+        self.towers = self.players
         length = workload.shape.encoder_seq
         self.encoder_sizes = units(replace(workload, seq=length)) if length else self.sizes
         self.has_shape = workload.shape.has_layers and workload.seq > 0 and not self.towers
@@ -99,7 +100,7 @@ class StepPlayer(ParameterPlayer):
 
     def _pass(self, workspace_bytes: int) -> None:
         """Run forward and backward, tower by tower where there are several."""
-        parts = self.towers or [self]
+        parts: list[StepPlayer] = self.players or [self]
         for i, part in enumerate(parts):
             part.forward(0 if i else workspace_bytes)
         if self.towers:
