@@ -94,7 +94,7 @@ def trainer_callback(trainer: Any, bundle: StrPath | None = None) -> Any:
     base = _base("transformers", "TrainerCallback")
     meter = MemoryMeter(bundle)
 
-    class MemoryCallback(base):  # type: ignore[misc]
+    class MemoryCallback(base):  # type: ignore[misc, valid-type]
         """Logs GPU memory where the trainer logs."""
 
         def on_train_begin(self, *_: Any, **__: Any) -> None:
@@ -125,7 +125,7 @@ def lightning_callback(bundle: StrPath | None = None) -> Any:
     base = _base("lightning.pytorch", "Callback", "pytorch_lightning")
     meter = MemoryMeter(bundle)
 
-    class MemoryCallback(base):  # type: ignore[misc]
+    class MemoryCallback(base):  # type: ignore[misc, valid-type]
         """Logs GPU memory at the end of each batch, as often as the trainer logs."""
 
         def on_train_start(self, *_: Any, **__: Any) -> None:

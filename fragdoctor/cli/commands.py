@@ -153,7 +153,7 @@ COMMANDS: Final = (
         "Run a program without a GPU and say what its memory would do",
         [
             "fragdoctor rehearse train.py --gpu h100 -- --epochs 1 --batch-size 32",
-            "fragdoctor rehearse -m package.train --fits-on 24GiB",
+            "fragdoctor rehearse -m train --fits-on 24GiB --batch 1..512 -- --batch {batch}",
         ],
         "\n\n\b\nThe program needs PyTorch 2.6 or newer and no GPU; what it computes is made up.\n"
         "Exit code 0: it fits; 1: it runs out of memory; 2: it cannot be rehearsed.",
@@ -236,6 +236,14 @@ COMMANDS: Final = (
         [
             "fragdoctor export snapshot.pickle --format trace -o trace.json",
             "fragdoctor export snapshot.pickle --format snapshot --redact -o shared.pickle",
+        ],
+    ),
+    Command(
+        "mcp",
+        "Serve the doctor as tools of a coding agent (Model Context Protocol)",
+        [
+            "fragdoctor mcp --root .",
+            "fragdoctor mcp --redact --allow-rehearse",
         ],
     ),
     Command(

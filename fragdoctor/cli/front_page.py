@@ -26,6 +26,7 @@ Commands:
   fit        Say from recordings at several batch sizes which batch fits
   pack       Say how many processes share a GPU
   export     Write a snapshot as tables, a trace, stacks, or redacted
+  mcp        Serve the doctor as tools of a coding agent
   explain    List the rules, or explain one by its code
 
 Options:

@@ -19,21 +19,20 @@ def test_a_large_model_takes_no_memory_of_the_machine(stage: Stage) -> None:
             return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
 
         before = resident()
-        net = torch.nn.Sequential(*(torch.nn.Linear(8192, 8192) for _ in range(40)))
+        net = torch.nn.Sequential(*(torch.nn.Linear(8192, 8192) for _ in range(12)))
         assert resident() - before < 800, resident() - before
         net = copy.deepcopy(net).half()
         assert next(net.parameters()).dtype is torch.float16
-        assert resident() - before < 1100, resident() - before
+        assert resident() - before < 800, resident() - before
         net.cuda()
-        assert torch.cuda.memory_allocated() >> 20 == 40 * 128, torch.cuda.memory_allocated()
+        assert torch.cuda.memory_allocated() >> 20 == 12 * 128, torch.cuda.memory_allocated()
         weights = {name: value.cpu() for name, value in net.state_dict().items()}
-        assert resident() - before < 1100, resident() - before
+        assert resident() - before < 800, resident() - before
         """
     )
 
     assert found["rehearsal"]["notes"] == [
         "Parameters made on the CPU have no values from the first 256 MiB on.",
-        "Random numbers that the CPU draws after the model was made are others than usual.",
     ]
 
 

@@ -221,8 +221,8 @@ class Known:
 
 
 def _key(tensor: torch.Tensor) -> tuple[int, int]:
-    begin = tensor.data_ptr() - tensor.storage_offset() * tensor.dtype.itemsize
-    return tensor.get_device(), int(begin)
+    begin: int = tensor.data_ptr() - int(tensor.storage_offset()) * tensor.dtype.itemsize
+    return tensor.get_device(), begin
 
 
 def _extent(size: Sequence[int], strides: Sequence[int]) -> int:

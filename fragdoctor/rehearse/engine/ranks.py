@@ -7,10 +7,10 @@ that were asked for. What other ranks would send counts as what this one has.
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from datetime import timedelta
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Final
 from urllib.parse import parse_qs, urlsplit
@@ -22,6 +22,8 @@ from fragdoctor.rehearse.engine.patching import put
 
 _NAME: Final = "rehearsed"
 _DEVICES: Final = ("cpu", "cuda")
+_TIMED_STEPS: Final = 10
+_NEVER: Final = 2**31 - 1  # steps between two that are timed
 _BACKEND: Final = 3  # place of the backend among the arguments that make a group
 
 
@@ -32,6 +34,7 @@ def install(undo: ExitStack) -> None:
     import torch.distributed.distributed_c10d as c10d
     import torch.nn.parallel.distributed as data_parallel
 
+    distributed: Any = torch.distributed
     _register(c10d)
     for name, value in {
         "_new_process_group_helper": _group(c10d, c10d._new_process_group_helper),
@@ -60,10 +63,9 @@ def install(undo: ExitStack) -> None:
     for module in (torch.distributed.utils, data_parallel):
         if hasattr(module, "_verify_param_shape_across_processes"):
             put(undo, module, "_verify_param_shape_across_processes", _compare_shapes)
-    put(undo, torch.distributed, "Logger", _logger(vars(torch.distributed)["Logger"]))
+    _time_nothing(distributed, undo)
     for name in ("spawn", "start_processes"):
         put(undo, torch.multiprocessing, name, _spawn)
-    put(undo, sys.modules["torch.multiprocessing.spawn"], "spawn", _spawn)
 
 
 class _Options(SimpleNamespace):
@@ -75,7 +77,8 @@ class _Options(SimpleNamespace):
 
 def _register(c10d: Any) -> None:
     """Register backends for each combination of devices; they stay, and harm nobody."""
-    fake = torch._C._distributed_c10d.FakeProcessGroup
+    native: Any = torch._C._distributed_c10d
+    fake = native.FakeProcessGroup
     make_backend = getattr(fake, "_create_internal", fake)
 
     class Group(c10d.ProcessGroup):  # type: ignore[misc]
@@ -90,7 +93,7 @@ def _register(c10d: Any) -> None:
                         tensor.mul_(self.size())
             done: Any = torch.futures.Future()
             done.set_result(tensors)
-            return vars(torch._C._distributed_c10d)["_create_work_from_future"](done)
+            return native._create_work_from_future(done)
 
     def maker(devices: Sequence[str]) -> Callable[..., Any]:
         def make(options: Any, _: Any) -> Any:
@@ -151,8 +154,9 @@ def _rendezvous(
             return given
         return int(query.get(name, [os.environ.get(variable, otherwise)])[0])
 
+    distributed: Any = torch.distributed
     yield (
-        vars(torch.distributed)["HashStore"](),
+        distributed.HashStore(),
         number(rank, "rank", "RANK", 0),
         number(world_size, "world_size", "WORLD_SIZE", 1),
     )
@@ -225,6 +229,13 @@ def _with_flat_copy(original: Callable[..., Any], place: int) -> Callable[..., A
     return collective
 
 
+def _time_nothing(distributed: Any, undo: ExitStack) -> None:
+    """Let DDP take no times: builds without CUDA have no clock, those with CUDA no GPU."""
+    put(undo, distributed, "Logger", _logger(distributed.Logger))
+    if next((Path(torch.__file__).parent / "lib").glob("libtorch_cuda*"), None) is not None:
+        put(undo, distributed, "Reducer", _reducer(distributed.Reducer))
+
+
 def _logger(original: Any) -> Any:
     class Logger(original):  # type: ignore[misc]
         """A log of times, for which builds without CUDA have no clock."""
@@ -233,6 +244,20 @@ def _logger(original: Any) -> Any:
             """Log nothing."""
 
     return Logger
+
+
+def _reducer(original: Any) -> Any:
+    class Reducer(original):  # type: ignore[misc]
+        """A reducer of a build with CUDA, which would time its first steps on a GPU."""
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self._set_ddp_runtime_logging_sample_rate(_NEVER)
+            for _ in range(_TIMED_STEPS):
+                with suppress(RuntimeError):
+                    self.prepare_for_forward()
+
+    return Reducer
 
 
 def _compare_shapes(

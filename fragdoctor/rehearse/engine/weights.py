@@ -12,7 +12,7 @@ import ctypes
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import torch
 
@@ -24,7 +24,7 @@ KEPT_BYTES: Final = 256 * MIB
 """Parameters made on the CPU that keep their values, together."""
 LARGE_BYTES: Final = 1 * MIB
 """Parameters from this size on lose them."""
-MOST_DRAWN: Final = 2 * 1024**3
+MOST_DRAWN: Final = 1024**3
 """Random numbers drawn for what is left out, so that those after it are the same."""
 _DRAWN_AT_ONCE: Final = 64 * KIB
 _GROUP: Final = 16  # the CPU's ``normal_`` fills groups of so many, and the last one twice
@@ -68,7 +68,7 @@ class Weights:
     def __init__(self) -> None:
         self._made_bytes = 0
         self._n_drawn = 0
-        self._empty: dict[int, torch.dtype] = {}  # by storage, which is kept from being reused
+        self._empty: set[int] = set()  # addresses of storages
 
     def has(self, tensor: Any) -> bool:
         """Whether a tensor has no values, as it belongs to such a parameter."""
@@ -93,10 +93,12 @@ class Weights:
         """Take the values of a tensor on the CPU away."""
         if type(tensor.untyped_storage()) is not torch.UntypedStorage or not release(tensor):
             return
-        for storage in [s for s in self._empty if torch.UntypedStorage._expired(s)]:
-            del self._empty[storage]
-            torch.UntypedStorage._free_weak_ref(storage)
-        self._empty[cast("int", tensor.untyped_storage()._weak_ref())] = tensor.dtype
+        for gone in [s for s in self._empty if torch.UntypedStorage._expired(s)]:
+            self._empty.remove(gone)
+            torch.UntypedStorage._free_weak_ref(gone)
+        storage = tensor.untyped_storage()
+        storage._weak_ref()  # its address stays its own until the reference is freed
+        self._empty.add(storage._cdata)
         session.current().assumptions.note(
             f"Parameters made on the CPU have no values from the first {KEPT_BYTES // MIB} MiB on."
         )
