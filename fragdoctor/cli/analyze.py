@@ -39,9 +39,10 @@ class AnalyzeOptions(options.CaseOptions):
     continue_with: Annotated[
         str | None,
         typer.Option(
+            "--continue-with",
             metavar="SNAPSHOT",
-            help="Take from another recording of the program (a rehearsal, a healthy run) how "
-            "this one would have gone on",
+            help="Take from another recording of the program (a rehearsal, a healthy run) how this "
+            "one would have gone on",
         ),
     ] = None
     output_format: options.Format = options.ReportFormat.TEXT
@@ -79,8 +80,9 @@ def analyze(asked: AnalyzeOptions) -> int:
 
         from fragdoctor.diagnosis.pipeline import diagnose
 
-        other = None if asked.continue_with is None else read_snapshot(asked.continue_with)
-        diagnosis = diagnose(case, continue_with=other)
+        other = asked.continue_with
+        further = None if other is None else read_snapshot(other)
+        diagnosis = diagnose(case, continue_with=further)
         report_progress("Writing the report")
         report = render("analyze", asked.output_format.value, diagnosis, look)
     console.write_report(report, asked.output, force=asked.force)
