@@ -43,10 +43,13 @@ class FakePipeline:
     answer: Callable[[], Diagnosis] = diagnoses.fragmentation
     case: Case | None = None
     error: BaseException | None = None
+    continue_with: object = None
 
-    def diagnose(self, case: Case, *, progress: object = None) -> Diagnosis:
+    def diagnose(
+        self, case: Case, *, progress: object = None, continue_with: object = None
+    ) -> Diagnosis:
         del progress
-        self.case = case
+        self.case, self.continue_with = case, continue_with
         report_progress("Replaying", 0, 1)
         if self.error is not None:
             raise self.error

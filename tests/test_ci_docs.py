@@ -17,9 +17,9 @@ import pytest
 import yaml
 from builders import BASE, MIB, alloc, block, oom, pickled, segment, segment_alloc, snapshot
 
-from fragdoctor.cli.check import CheckFormat
 from fragdoctor.cli.commands import whole_group
 from fragdoctor.cli.configuration import NOT_CONFIGURED, configure
+from fragdoctor.cli.options import ReportFormat
 from fragdoctor.rules.registry import RULES
 
 pytestmark = pytest.mark.slow
@@ -211,6 +211,6 @@ def test_page_names_each_option_of_the_gate_each_format_and_true_codes() -> None
         assert option in options, option
     for name in ("max-peak", "max-pinned", "max-retries", "min-headroom", "fits-on", "no-growth"):
         assert f"`--{name}" in PAGE
-    assert [f.value for f in CheckFormat if f"`{f.value}`" not in PAGE] == []
+    assert [f.value for f in ReportFormat if f"`{f.value}`" not in PAGE] == []
     for code in re.findall(r"\bFD\d+", PAGE):
         assert any(c.startswith(code) for c in codes), code

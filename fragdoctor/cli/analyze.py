@@ -3,93 +3,90 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fragdoctor.cli import console, fleet, options
 from fragdoctor.cli.exit import FINDINGS, OK
+from fragdoctor.cli.parameters import command_of
+from fragdoctor.errors import ConfigError
 
 if TYPE_CHECKING:
     from fragdoctor.inputs.discovery import Discovery
     from fragdoctor.model.diagnosis import Diagnosis
 
-Paths = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="PATH...",
-        help="A snapshot with its messages, statistics and logs; or snapshots of several ranks, a "
-        "directory or pattern of them; - is standard input",
-    ),
-]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnalyzeOptions(options.CaseOptions):
+    """What is asked about the inputs."""
+
+    paths: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="PATH...",
+            help="A snapshot with its messages, statistics and logs; or snapshots of several "
+            "ranks, a directory or pattern of them; - is standard input",
+        ),
+    ]
+    request: options.Request = None
+    workers: fleet.Workers = None
+    dask: fleet.Dask = None
+    timeout: fleet.Timeout = None
+    worker_memory: fleet.WorkerMemory = None
+    replay: fleet.ReplayOption = fleet.ReplayChoice.GROUPS
+    continue_with: Annotated[
+        str | None,
+        typer.Option(
+            "--continue-with",
+            metavar="SNAPSHOT",
+            help="Take from another recording of the program (a rehearsal, a healthy run) how this "
+            "one would have gone on",
+        ),
+    ] = None
+    output_format: options.Format = options.ReportFormat.TEXT
+    fail_on: options.FailOnOption = None
 
 
-def analyze(
-    paths: Paths,
-    capacity: options.DeviceSize = None,
-    request: options.Request = None,
-    device: options.Device = None,
-    memory_fraction: options.MemoryFraction = None,
-    torch_version: options.TorchVersion = None,
-    workers: fleet.Workers = None,
-    dask: fleet.Dask = None,
-    timeout: fleet.Timeout = None,
-    worker_memory: fleet.WorkerMemory = None,
-    replay: fleet.ReplayOption = fleet.ReplayChoice.GROUPS,
-    output_format: options.Format = options.ReportFormat.TEXT,
-    output: options.Output = None,
-    force: options.Force = False,
-    quiet: options.Quiet = False,
-    verbose: options.Verbose = False,
-    path_map: options.PathMap = None,
-    no_color: options.NoColor = False,
-    fail_on: options.FailOnOption = None,
-    exit_zero: options.ExitZero = False,
-) -> int:
+def analyze(asked: AnalyzeOptions) -> int:
     """Diagnose the inputs, as one case or as the ranks of one job, and print the report."""
-    look = console.render_options(
-        quiet=quiet,
-        verbose=verbose,
-        no_color=no_color,
-        to_file=output is not None,
-        path_map=path_map,
-    )
-    console.check_output(output, force=force, inputs=paths)
+    look, overrides, paths = console.look_of(asked), asked.overrides(), asked.paths
+    console.check_output(asked.output, force=asked.force, inputs=paths)
 
-    from fragdoctor.inputs.cases import read_case
-    from fragdoctor.model.case import Overrides
+    from fragdoctor.inputs.cases import read_case, read_snapshot
     from fragdoctor.model.hooks import report_progress
     from fragdoctor.report.base import render
 
-    overrides = Overrides(
-        capacity_bytes=capacity,
-        request_bytes=request,
-        device=device,
-        memory_fraction=memory_fraction,
-        torch_version=torch_version,
-    )
     found = None if _is_one_file(paths) else _discovered(paths)
     if found is not None and found.is_fleet:
+        if asked.continue_with is not None:
+            raise ConfigError(
+                "--continue-with is about one recording, and these are several.",
+                hint="Give the snapshot of one rank.",
+            )
         ranks, text = fleet.analyze_fleet(
             found,
             overrides,
             look,
-            output_format,
-            engine=fleet.Engine(workers, dask, timeout, worker_memory),
-            replays=replay,
+            asked.output_format,
+            engine=fleet.Engine(asked.workers, asked.dask, asked.timeout, asked.worker_memory),
+            replays=asked.replay,
         )
-        console.write_report(text, output, force=force)
-        return fleet.exit_code(ranks, fail_on, exit_zero=exit_zero)
+        console.write_report(text, asked.output, force=asked.force)
+        return fleet.exit_code(ranks, asked.fail_on, exit_zero=asked.exit_zero)
     with console.Progress("Reading"):
         case = read_case(paths if found is None else found.case_names, overrides)
 
         from fragdoctor.diagnosis.pipeline import diagnose
 
-        diagnosis = diagnose(case)
+        other = asked.continue_with
+        further = None if other is None else read_snapshot(other)
+        diagnosis = diagnose(case, continue_with=further)
         report_progress("Writing the report")
-        report = render("analyze", output_format.value, diagnosis, look)
-    console.write_report(report, output, force=force)
-    return exit_code(diagnosis, fail_on, exit_zero=exit_zero)
+        report = render("analyze", asked.output_format.value, diagnosis, look)
+    console.write_report(report, asked.output, force=asked.force)
+    return exit_code(diagnosis, asked.fail_on, exit_zero=asked.exit_zero)
 
 
 def _is_one_file(paths: list[str]) -> bool:
@@ -113,3 +110,6 @@ def exit_code(
         return OK
     threshold = Severity[fail_on.value.upper()]
     return FINDINGS if any(f.severity >= threshold for f in diagnosis.findings) else OK
+
+
+command = command_of(AnalyzeOptions, analyze)

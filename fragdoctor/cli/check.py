@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import replace
-from enum import StrEnum
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,196 +11,155 @@ import typer
 
 from fragdoctor.cli import console, options
 from fragdoctor.cli.exit import FINDINGS, OK
+from fragdoctor.cli.parameters import command_of
 from fragdoctor.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from fragdoctor.gate.judgement import FileJudgement
+    from fragdoctor.gate.judgement import FileJudgement, Gate
 
 
-class CheckFormat(StrEnum):
-    """Formats of a check: those of ``report.base.VIEWS``."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckOptions(options.CaseOptions):
+    """What is demanded of the inputs."""
 
-    TEXT = "text"
-    JSON = "json"
-    MARKDOWN = "markdown"
-    HTML = "html"
-    GITHUB = "github"
-    SARIF = "sarif"
-    JUNIT = "junit"
-
-
-Paths = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="PATH...",
-        help="Snapshots, messages, statistics and logs, or directories and patterns of them",
-    ),
-]
-BaselineFile = Annotated[
-    Path | None,
-    typer.Option("--baseline", metavar="FILE", help="Fail only on what got worse than this"),
-]
-WriteBaseline = Annotated[
-    Path | None,
-    typer.Option("--write-baseline", metavar="FILE", help="Accept the findings as they are now"),
-]
-Tolerance = Annotated[
-    Any,
-    typer.Option(
-        "--tolerance",
-        parser=options.amount,
-        metavar="SIZE|%",
-        help="Accept this much more than the baseline; 5% where not given",
-    ),
-]
-MaxPeak = Annotated[
-    Any,
-    typer.Option(
-        "--max-peak",
-        parser=options.amount,
-        metavar="SIZE|%",
-        help="Limit the peak of active memory",
-    ),
-]
-MaxPinned = Annotated[
-    Any,
-    typer.Option(
-        "--max-pinned",
-        parser=options.amount,
-        metavar="SIZE|%",
-        help="Limit free memory that live blocks pin; a percentage is of reserved memory",
-    ),
-]
-MaxRetries = Annotated[
-    int | None,
-    typer.Option(
-        "--max-retries", min=0, metavar="N", help="Limit allocations that flush the cache first"
-    ),
-]
-MinHeadroom = Annotated[
-    Any,
-    typer.Option(
-        "--min-headroom",
-        parser=options.amount,
-        metavar="SIZE|%",
-        help="Demand capacity above the peak of active memory",
-    ),
-]
-FitsOn = Annotated[
-    int | None,
-    typer.Option(
-        "--fits-on",
-        parser=options.size,
-        metavar="SIZE",
-        help="Demand by replay that the run fits where PyTorch can have this much",
-    ),
-]
-NoGrowth = Annotated[
-    bool, typer.Option("--no-growth", help="Demand that no memory grows step by step")
-]
-Select = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--select", metavar="CODES", help="Look at these rules only: FD101,FD2", show_default=False
-    ),
-]
-Ignore = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--ignore", metavar="CODES", help="Do not look at these rules", show_default=False
-    ),
-]
-FailOn = Annotated[
-    options.FailOn,
-    typer.Option("--fail-on", help="Fail on findings this severe", show_default=True),
-]
-Format = Annotated[
-    CheckFormat, typer.Option("--format", help="Choose the output format", show_default=True)
-]
-Reports = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--report",
-        metavar="FORMAT=FILE",
-        help="Write a further report to a file; may be repeated",
-        show_default=False,
-    ),
-]
+    paths: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="PATH...",
+            help="Snapshots, messages, statistics and logs, or directories and patterns of them",
+        ),
+    ]
+    max_peak: Annotated[
+        Any,
+        typer.Option(
+            "--max-peak",
+            parser=options.amount,
+            metavar="SIZE|%",
+            help="Limit the peak of active memory",
+        ),
+    ] = None
+    max_pinned: Annotated[
+        Any,
+        typer.Option(
+            "--max-pinned",
+            parser=options.amount,
+            metavar="SIZE|%",
+            help="Limit free memory that live blocks pin; a percentage is of reserved memory",
+        ),
+    ] = None
+    max_retries: Annotated[
+        int | None,
+        typer.Option(
+            "--max-retries", min=0, metavar="N", help="Limit allocations that flush the cache first"
+        ),
+    ] = None
+    min_headroom: Annotated[
+        Any,
+        typer.Option(
+            "--min-headroom",
+            parser=options.amount,
+            metavar="SIZE|%",
+            help="Demand capacity above the peak of active memory",
+        ),
+    ] = None
+    fits_on: Annotated[
+        int | None,
+        typer.Option(
+            "--fits-on",
+            parser=options.size,
+            metavar="SIZE",
+            help="Demand by replay that the run fits where PyTorch can have this much",
+        ),
+    ] = None
+    no_growth: Annotated[
+        bool, typer.Option("--no-growth", help="Demand that no memory grows step by step")
+    ] = False
+    baseline: Annotated[
+        Path | None,
+        typer.Option("--baseline", metavar="FILE", help="Fail only on what got worse than this"),
+    ] = None
+    write_baseline: Annotated[
+        Path | None,
+        typer.Option(
+            "--write-baseline", metavar="FILE", help="Accept the findings as they are now"
+        ),
+    ] = None
+    tolerance: Annotated[
+        Any,
+        typer.Option(
+            "--tolerance",
+            parser=options.amount,
+            metavar="SIZE|%",
+            help="Accept this much more than the baseline; 5% where not given",
+        ),
+    ] = None
+    select: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--select",
+            metavar="CODES",
+            help="Look at these rules only: FD101,FD2",
+            show_default=False,
+        ),
+    ] = None
+    ignore: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--ignore", metavar="CODES", help="Do not look at these rules", show_default=False
+        ),
+    ] = None
+    fail_on: Annotated[
+        options.FailOn,
+        typer.Option("--fail-on", help="Fail on findings this severe", show_default=True),
+    ] = options.FailOn.ERROR
+    output_format: options.Format = options.ReportFormat.TEXT
+    report: options.Reports = None
 
 
-def check(
-    paths: Paths,
-    max_peak: MaxPeak = None,
-    max_pinned: MaxPinned = None,
-    max_retries: MaxRetries = None,
-    min_headroom: MinHeadroom = None,
-    fits_on: FitsOn = None,
-    no_growth: NoGrowth = False,
-    baseline: BaselineFile = None,
-    write_baseline: WriteBaseline = None,
-    tolerance: Tolerance = None,
-    select: Select = None,
-    ignore: Ignore = None,
-    fail_on: FailOn = options.FailOn.ERROR,
-    exit_zero: options.ExitZero = False,
-    capacity: options.DeviceSize = None,
-    device: options.Device = None,
-    memory_fraction: options.MemoryFraction = None,
-    torch_version: options.TorchVersion = None,
-    output_format: Format = CheckFormat.TEXT,
-    report: Reports = None,
-    output: options.Output = None,
-    force: options.Force = False,
-    quiet: options.Quiet = False,
-    verbose: options.Verbose = False,
-    path_map: options.PathMap = None,
-    no_color: options.NoColor = False,
-) -> int:
+def check(asked: CheckOptions) -> int:
     """Judge each input, print the report, and fail where a budget or a rule says so."""
-    look = console.render_options(
-        quiet=quiet,
-        verbose=verbose,
-        no_color=no_color,
-        to_file=output is not None,
-        path_map=path_map,
-    )
-    targets = report_targets(report or [])
-    check_targets([output, *(t for _, t in targets)], write_baseline, paths, force=force)
+    look = console.look_of(asked)
+    targets = report_targets(asked.report or [])
+    files = [asked.output, *(t for _, t in targets)]
+    check_targets(files, asked.write_baseline, asked.paths, force=asked.force)
 
     from fragdoctor.api_check import judge_files
+    from fragdoctor.gate.judgement import report as report_on
+    from fragdoctor.report.base import render
+
+    gate = _gate(asked)
+    with console.Progress("Judged") as progress:
+        judged = judge_files(asked.paths, gate, asked.overrides(), progress.each)
+    notes = [] if asked.write_baseline is None else [_accept(judged, asked.write_baseline)]
+    result = report_on(judged, gate, notes)
+    for name, target in targets:
+        text = render("check", name, result, replace(look, color=False))
+        write_target(text, target, force=asked.force)
+    text = render("check", asked.output_format.value, result, look)
+    write_target(text, asked.output, force=asked.force)
+    return OK if asked.exit_zero and result.exit_code == FINDINGS else result.exit_code
+
+
+def _gate(asked: CheckOptions) -> Gate:
     from fragdoctor.gate.baseline import DEFAULT_TOLERANCE, load_baseline
     from fragdoctor.gate.budgets import Budgets
     from fragdoctor.gate.judgement import Gate, rule_codes
-    from fragdoctor.gate.judgement import report as report_on
-    from fragdoctor.model.case import Overrides
     from fragdoctor.model.finding import Severity
-    from fragdoctor.report.base import render
 
-    gate = Gate(
-        budgets=Budgets(max_peak, max_pinned, max_retries, min_headroom, fits_on, no_growth),
-        fail_on=Severity[fail_on.value.upper()],
-        select=rule_codes(select or []),
-        ignore=rule_codes(ignore or []),
-        baseline=None if baseline is None else load_baseline(str(baseline)),
-        tolerance=tolerance or DEFAULT_TOLERANCE,
-        accepts_findings=write_baseline is not None,
-    )
-    overrides = Overrides(
-        capacity_bytes=capacity,
-        device=device,
-        memory_fraction=memory_fraction,
-        torch_version=torch_version,
-    )
-    with console.Progress("Judged") as progress:
-        judged = judge_files(paths, gate, overrides, progress.each)
-    notes = [] if write_baseline is None else [_accept(judged, write_baseline)]
-    result = report_on(judged, gate, notes)
-    for name, target in targets:
-        write_target(render("check", name, result, replace(look, color=False)), target, force=force)
-    write_target(render("check", output_format.value, result, look), output, force=force)
-    return OK if exit_zero and result.exit_code == FINDINGS else result.exit_code
+    return Gate(
+        budgets=Budgets(
+            asked.max_peak, asked.max_pinned, asked.max_retries, asked.min_headroom,
+            asked.fits_on, asked.no_growth,
+        ),
+        fail_on=Severity[asked.fail_on.value.upper()],
+        select=rule_codes(asked.select or []),
+        ignore=rule_codes(asked.ignore or []),
+        baseline=None if asked.baseline is None else load_baseline(str(asked.baseline)),
+        tolerance=asked.tolerance or DEFAULT_TOLERANCE,
+        accepts_findings=asked.write_baseline is not None,
+    )  # fmt: skip
 
 
 def report_targets(reports: Sequence[str]) -> list[tuple[str, Path]]:
@@ -217,7 +175,7 @@ def report_targets(reports: Sequence[str]) -> list[tuple[str, Path]]:
             raise ConfigError(
                 f"{text!r} is not FORMAT=FILE.", hint="Write for example --report sarif=out.sarif"
             )
-        if name not in {f.value for f in CheckFormat}:
+        if name not in {f.value for f in options.ReportFormat}:
             from fragdoctor.report.base import check_format
 
             check_format("check", name)  # raises with a suggestion
@@ -266,3 +224,6 @@ def _accept(judged: Sequence[FileJudgement], path: Path) -> str:
         return "No baseline was written, because not all inputs could be read."
     console.write_report(write_baseline(new_baseline(judged)), path, force=True)
     return f"The baseline was written to {path}."
+
+
+command = command_of(CheckOptions, check)

@@ -4,26 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from enum import StrEnum
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fragdoctor.cli import console, options
 from fragdoctor.cli.exit import FINDINGS, OK
+from fragdoctor.cli.parameters import command_of
 from fragdoctor.errors import ConfigError
 
 if TYPE_CHECKING:
     from fragdoctor.model.case import Case
-
-
-class CompareFormat(StrEnum):
-    """Formats of a comparison: the keys of ``report.compare.COMPARE_FORMATS``."""
-
-    TEXT = "text"
-    JSON = "json"
-    MARKDOWN = "markdown"
-    HTML = "html"
 
 
 def step_list(text: str) -> list[float]:
@@ -45,60 +37,51 @@ def by_numbers(name: str) -> list[tuple[int, int, str]]:
     return [(0, int(p), "") if p[0] in "0123456789" else (1, 0, p) for p in parts]
 
 
-Paths = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="A B [C]...",
-        help="Snapshots, messages, statistics, or folders of one recording each; in time order",
-    ),
-]
-FailOnGrowth = Annotated[
-    Any,
-    typer.Option(
-        "--fail-on-growth",
-        parser=options.amount,
-        metavar="SIZE|%",
-        help="Exit with 1 if peak allocated or active memory grew by more, or a run newly fails",
-    ),
-]
-Steps = Annotated[
-    Any,
-    typer.Option(
-        "--steps",
-        parser=step_list,
-        metavar="N,N,...",
-        help="Set the step of each run: the axis of growth over three or more",
-    ),
-]
-Sort = Annotated[
-    bool, typer.Option("--sort", help="Take the runs in the order of the numbers in their names")
-]
-Format = Annotated[
-    CompareFormat, typer.Option("--format", help="Choose the output format", show_default=True)
-]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompareOptions(options.FullOutput):
+    """What is asked about the runs."""
+
+    paths: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="A B [C]...",
+            help="Snapshots, messages, statistics, or folders of one recording each; in time order",
+        ),
+    ]
+    fail_on_growth: Annotated[
+        Any,
+        typer.Option(
+            "--fail-on-growth",
+            parser=options.amount,
+            metavar="SIZE|%",
+            help="Exit with 1 if peak allocated or active memory grew by more, or a run newly "
+            "fails",
+        ),
+    ] = None
+    steps: Annotated[
+        Any,
+        typer.Option(
+            "--steps",
+            parser=step_list,
+            metavar="N,N,...",
+            help="Set the step of each run: the axis of growth over three or more",
+        ),
+    ] = None
+    sort: Annotated[
+        bool,
+        typer.Option("--sort", help="Take the runs in the order of the numbers in their names"),
+    ] = False
+    capacity: options.Capacity = None
+    device: options.Device = None
+    torch_version: options.TorchVersion = None
+    output_format: options.DocumentFormats = options.DocumentFormat.TEXT
 
 
-def compare(
-    paths: Paths,
-    fail_on_growth: FailOnGrowth = None,
-    steps: Steps = None,
-    sort: Sort = False,
-    capacity: options.Capacity = None,
-    device: options.Device = None,
-    torch_version: options.TorchVersion = None,
-    output_format: Format = CompareFormat.TEXT,
-    output: options.Output = None,
-    force: options.Force = False,
-    quiet: options.Quiet = False,
-    verbose: options.Verbose = False,
-    no_color: options.NoColor = False,
-) -> int:
+def compare(asked: CompareOptions) -> int:
     """Compare the runs, print the report, and fail where they grew too much."""
-    look = console.render_options(
-        quiet=quiet, verbose=verbose, no_color=no_color, to_file=output is not None
-    )
-    console.check_output(output, force=force, inputs=paths)
-    paths = sorted(paths, key=by_numbers) if sort else paths
+    look = console.look_of(asked)
+    console.check_output(asked.output, force=asked.force, inputs=asked.paths)
+    paths = sorted(asked.paths, key=by_numbers) if asked.sort else asked.paths
     if len(paths) < 2:
         raise ConfigError(
             "One run cannot be compared.",
@@ -110,12 +93,12 @@ def compare(
     from fragdoctor.report.base import render
 
     with console.Progress("Read") as progress:
-        cases = _cases(paths, device, torch_version, progress)
-        result = compare_cases(cases, steps=steps, capacity_bytes=capacity)
-    judged = () if fail_on_growth is None else judge_growth(result, fail_on_growth)
-    report = render("compare", output_format.value, result, look, judged=judged)
-    console.write_report(report, output, force=force)
-    if fail_on_growth is not None and not judged:
+        cases = _cases(paths, asked.device, asked.torch_version, progress)
+        result = compare_cases(cases, steps=asked.steps, capacity_bytes=asked.capacity)
+    judged = () if asked.fail_on_growth is None else judge_growth(result, asked.fail_on_growth)
+    report = render("compare", asked.output_format.value, result, look, judged=judged)
+    console.write_report(report, asked.output, force=asked.force)
+    if asked.fail_on_growth is not None and not judged:
         raise ConfigError(
             "Whether memory grew is not known: the runs have no peak in common.",
             hint="Give snapshots, or memory_stats() of both.",
@@ -164,3 +147,6 @@ def _one_of(path: str) -> str:
             hint=f"Give one by its name, such as {bundles[0]}",
         )
     return bundles[0] if bundles else path
+
+
+command = command_of(CompareOptions, compare)

@@ -20,7 +20,7 @@ from fragdoctor.model.hooks import watched_by
 from fragdoctor.report.base import RenderOptions, Verbosity
 
 if TYPE_CHECKING:
-    from fragdoctor.cli.options import EstimateOutput
+    from fragdoctor.cli.options import ReportOutput
 
 PIPE_WIDTH: Final = 80
 _PROGRESS_AFTER_S: Final = 0.3
@@ -118,10 +118,25 @@ def write_report(text: str, output: Path | None, *, force: bool = False) -> None
         ) from e
 
 
+def look_of(asked: ReportOutput) -> RenderOptions:
+    """Return how the report that options ask for is to look.
+
+    Raises:
+        ConfigError: as ``render_options``.
+    """
+    return render_options(
+        quiet=asked.quiet,
+        verbose=getattr(asked, "verbose", False),
+        no_color=asked.no_color,
+        to_file=asked.output is not None,
+        path_map=getattr(asked, "path_map", None),
+    )
+
+
 def answer(
-    asked: EstimateOutput, inputs: Sequence[str] | None, answer_of: Callable[[RenderOptions], str]
+    asked: ReportOutput, inputs: Sequence[str] | None, answer_of: Callable[[RenderOptions], str]
 ) -> None:
-    """Write the answer of an estimate, a fit or a packing to where it was asked for.
+    """Write a report to where it was asked for.
 
     Args:
         asked: where it goes, and in which form.
@@ -131,9 +146,7 @@ def answer(
     Raises:
         ConfigError: as ``check_output``, before any work is done.
     """
-    look = render_options(
-        quiet=asked.quiet, no_color=asked.no_color, to_file=asked.output is not None
-    )
+    look = look_of(asked)
     check_output(asked.output, force=asked.force, inputs=inputs or [])
     write_report(answer_of(look), asked.output, force=asked.force)
 

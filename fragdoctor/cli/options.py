@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from fragdoctor.errors import ConfigError
 from fragdoctor.units import Amount, parse_amount, parse_size
+
+if TYPE_CHECKING:
+    from fragdoctor.model.case import Overrides
 
 
 class ReportFormat(StrEnum):
@@ -76,6 +79,15 @@ Format = Annotated[
 ]
 DocumentFormats = Annotated[
     DocumentFormat, typer.Option("--format", help="Choose the output format", show_default=True)
+]
+Reports = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--report",
+        metavar="FORMAT=FILE",
+        help="Write a further report to a file; may be repeated",
+        show_default=False,
+    ),
 ]
 Output = Annotated[
     Path | None,
@@ -186,11 +198,48 @@ Explain = Annotated[bool, typer.Option("--explain", help="Show formulas, values 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EstimateOutput:
-    """Where the answer of an estimate, a fit or a packing goes, and in which form."""
+class ReportOutput:
+    """Where a report goes, and how it looks."""
 
-    output_format: DocumentFormats = DocumentFormat.TEXT
     output: Output = None
     force: Force = False
     quiet: Quiet = False
     no_color: NoColor = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EstimateOutput(ReportOutput):
+    """Where the answer of an estimate, a fit or a packing goes, and in which form."""
+
+    output_format: DocumentFormats = DocumentFormat.TEXT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FullOutput(ReportOutput):
+    """The same of a report that has more to say on request."""
+
+    verbose: Verbose = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CaseOptions(FullOutput):
+    """What is known of a case beside its inputs, and where the report on it goes."""
+
+    capacity: DeviceSize = None
+    device: Device = None
+    memory_fraction: MemoryFraction = None
+    torch_version: TorchVersion = None
+    exit_zero: ExitZero = False
+    path_map: PathMap = None
+
+    def overrides(self) -> Overrides:
+        """Return what is known, as a case takes it."""
+        from fragdoctor.model.case import Overrides
+
+        return Overrides(
+            capacity_bytes=self.capacity,
+            request_bytes=getattr(self, "request", None),
+            device=self.device,
+            memory_fraction=self.memory_fraction,
+            torch_version=self.torch_version,
+        )

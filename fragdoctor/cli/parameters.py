@@ -37,7 +37,10 @@ def command_with(
 
 
 def parameters_of(kind: type) -> list[inspect.Parameter]:
-    """Return the fields of a dataclass as parameters: arguments, its own, then inherited ones."""
+    """Return the fields of a dataclass as parameters: arguments, its own, then inherited ones.
+
+    The nearer the class that has a field, the sooner it comes.
+    """
     hints = get_type_hints(kind, include_extras=True)
     found = [
         inspect.Parameter(
@@ -48,8 +51,12 @@ def parameters_of(kind: type) -> list[inspect.Parameter]:
         )
         for field in fields(kind)
     ]
-    own = kind.__annotations__
-    return sorted(found, key=lambda p: (not isinstance(_info(p), ArgumentInfo), p.name not in own))
+    level = {
+        name: i
+        for i, base in reversed([*enumerate(kind.__mro__)])
+        for name in vars(base).get("__annotations__", ())
+    }
+    return sorted(found, key=lambda p: (not isinstance(_info(p), ArgumentInfo), level[p.name]))
 
 
 def hidden(parameter: inspect.Parameter) -> inspect.Parameter:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from fragdoctor.cli import console, options
-from fragdoctor.cli.check import Reports, check_targets, report_targets, write_target
+from fragdoctor.cli.check import check_targets, report_targets, write_target
 from fragdoctor.cli.exit import FINDINGS, OK, USAGE
 from fragdoctor.cli.parameters import command_of
 from fragdoctor.errors import ConfigError
@@ -33,7 +33,7 @@ ASSUMED: Final = ("nonzero", "unique")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RehearseOptions:
+class RehearseOptions(options.FullOutput):
     """What is asked about a program."""
 
     words: Annotated[
@@ -138,22 +138,12 @@ class RehearseOptions:
         typer.Option("--allow-writes", help="Let the program change files, as it does by itself"),
     ] = False
     output_format: options.Format = options.ReportFormat.TEXT
-    report: Reports = None
-    output: options.Output = None
-    force: options.Force = False
-    quiet: options.Quiet = False
-    verbose: options.Verbose = False
-    no_color: options.NoColor = False
+    report: options.Reports = None
 
 
 def rehearse(chosen: RehearseOptions) -> int:
     """Rehearse a program, print the diagnosis of its memory, and fail where it does not fit."""
-    look = console.render_options(
-        quiet=chosen.quiet,
-        verbose=chosen.verbose,
-        no_color=chosen.no_color,
-        to_file=chosen.output is not None,
-    )
+    look = console.look_of(chosen)
     targets = report_targets(chosen.report or [])
     files = [chosen.output, *(target for _, target in targets)]
     check_targets(files, None, chosen.words[:1], force=chosen.force)

@@ -26,7 +26,9 @@ from fragdoctor.trace.candidates import usual_candidates
 from fragdoctor.trace.edits import Edit
 from fragdoctor.trace.fidelity import Reproduction
 from fragdoctor.trace.operations import NativeOps, Operations, OpKind
+from fragdoctor.trace.other_run import OtherRun
 from fragdoctor.trace.simulate import reproduce, return_free_memory, simulation_of
+from fragdoctor.trace.trace import Trace
 from fragdoctor.trace.whatif import FairReplay, WhatIf
 
 USABLE_SHARE = 0.5  # below this the model runs another program than the recorded one
@@ -119,6 +121,11 @@ class Bench:
         return not self.recorded.fits or self.recorded.retries > 0
 
     @cached_property
+    def _looked_on(self) -> dict[WhatIf, ReplayResult]:
+        """Edited what-ifs by their names, with what comes after the recorded part."""
+        return {}
+
+    @cached_property
     def n_operations(self) -> int:
         """Number of recorded operations."""
         return int(self.reproduction.operations.facts()["n_ops"])
@@ -182,11 +189,13 @@ class Bench:
         is_long = self.n_operations > LONG_TRACE_OPERATIONS
         if is_known or is_long or self.recorded.fits or not outcome.result.fits:
             return outcome
-        try:
-            result = self.fair_replay.replay(attempt.what_if, self._edited(attempt))
-        except (SimulationError, ConfigError):
-            return outcome
-        return replace(outcome, result=result)
+        if attempt.what_if not in self._looked_on:
+            try:
+                result = self.fair_replay.replay(attempt.what_if, self._edited(attempt))
+            except (SimulationError, ConfigError):
+                result = outcome.result
+            self._looked_on[attempt.what_if] = result
+        return replace(outcome, result=self._looked_on[attempt.what_if])
 
     def _run(self, attempt: Attempt) -> Outcome | None:
         try:
@@ -337,8 +346,16 @@ def _renumbered(table: npt.NDArray[np.void], n_initial: int) -> Operations:
     return Operations(table)
 
 
-def set_up(context: Context) -> tuple[Bench | None, FidelityReport]:
-    """Return the bench of a device, None with the reason where its trace cannot be replayed."""
+def set_up(context: Context, other: Trace | None = None) -> tuple[Bench | None, FidelityReport]:
+    """Return the bench of a device, None with the reason where its trace cannot be replayed.
+
+    Args:
+        context: of the device.
+        other: a recording of the same program that goes further, to continue the trace with.
+
+    Raises:
+        SimulationError: the other recording does not belong to this one.
+    """
     if context.analysis is None:
         return None, FidelityReport(reason="no snapshot was given")
     try:
@@ -350,4 +367,8 @@ def set_up(context: Context) -> tuple[Bench | None, FidelityReport]:
     except SimulationError as error:
         return None, FidelityReport(reason=error.message)
     simulation = simulation_of(reproduction, ())
-    return Bench(reproduction, simulation, FairReplay(reproduction)), simulation.fidelity
+    run = None
+    if other is not None:
+        run = OtherRun(reproduction.trace, reproduction.operations, other)
+        simulation = replace(simulation, notes=(*simulation.notes, run.note))
+    return Bench(reproduction, simulation, FairReplay(reproduction, other=run)), simulation.fidelity

@@ -30,9 +30,11 @@ from fragdoctor.diagnosis.verdict import find_verdict, with_story
 from fragdoctor.diagnosis.whole_step import with_outlook
 from fragdoctor.model.case import Case
 from fragdoctor.model.diagnosis import Cause, Diagnosis, FidelityReport, Verdict
+from fragdoctor.model.snapshot import Snapshot
 from fragdoctor.rules.base import run_rules
 from fragdoctor.rules.context import Context
 from fragdoctor.rules.registry import RULES
+from fragdoctor.trace.simulate import trace_of
 
 NOT_REPLAYED: Final = FidelityReport(reason="the trace was not replayed")
 
@@ -43,6 +45,7 @@ def diagnose(
     progress: Progress | None = None,
     replays: bool = True,
     analyses: Mapping[int, DeviceAnalysis] | None = None,
+    continue_with: Snapshot | None = None,
 ) -> Diagnosis:
     """Return what is wrong, how that was found, and what to do about it.
 
@@ -50,13 +53,19 @@ def diagnose(
     Where there is a trace, recommendations are replayed before they are given; ``progress`` is
     called with replays done and replays in all. Without ``replays`` they are reasoned only, which
     changes neither the verdict nor the findings. ``analyses`` of devices are taken where given.
+    ``continue_with`` is a recording of the same program that goes further (a rehearsal, a healthy
+    run): it says how the run would have gone on.
+
+    Raises:
+        SimulationError: the recording to continue with is of another program, or cannot be used.
     """
     contexts = build_contexts(case, analyses)
     leader = leading_context(contexts)
     verdict = with_story(find_verdict(leader), leader.story)
     verdict = replace(verdict, state=run_state(leader, verdict.cause))
     results = run_rules(RULES, contexts)
-    bench, fidelity = set_up(leader) if replays else (None, NOT_REPLAYED)
+    other = None if continue_with is None else trace_of(continue_with)
+    bench, fidelity = set_up(leader, other) if replays else (None, NOT_REPLAYED)
     verdict = with_outlook(verdict, leader, bench)
     judged = JudgedCase(leader, verdict, results, bench, _training(leader, bench, verdict))
     proof = prove(judged, proposals(judged), progress)

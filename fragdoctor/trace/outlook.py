@@ -36,6 +36,9 @@ BELIEVED: Final = 4
 MAX_PLAYED: Final = 200_000
 """Operations played after the recorded ones, where nobody asks for a number of steps."""
 
+PLAYED_OF_EDIT: Final = 20_000
+"""The same for a changed program: advice tries a dozen changes."""
+
 TOLERANCE: Final = 0.04
 """Share of the peak by which a repeated step may differ from the recorded one."""
 
@@ -174,6 +177,12 @@ class Outlooks:
         raw, look = self._play(future, tighter, remakes_start=remakes_start)
         return bool(raw["fits"]) and self._judged(known, raw, look, limit).state is state
 
+    @property
+    def _max_played(self) -> int:
+        if self._asked is not None:
+            return 2**40
+        return PLAYED_OF_EDIT if self._is_edited else MAX_PLAYED
+
     def _play(
         self, future: _ext.NativeFuture, config: _ext.AllocatorConfig, *, remakes_start: bool
     ) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -184,7 +193,7 @@ class Outlooks:
             self.continuation.n_past,
             remake_initial=remakes_start,
             max_steps=MAX_STEPS if self._asked is None else self._asked,
-            max_ops=MAX_PLAYED if self._asked is None else 2**40,
+            max_ops=self._max_played,
             stops_at_repetition=self._asked is None and not self.continuation.grows,
         )
 

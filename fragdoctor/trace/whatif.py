@@ -20,6 +20,7 @@ from fragdoctor.model.settings import (
 )
 from fragdoctor.model.simulation import ReplayResult
 from fragdoctor.trace.fidelity import Reproduction
+from fragdoctor.trace.other_run import OtherRun
 from fragdoctor.trace.outlook import Outlooks
 from fragdoctor.trace.replay import PAGE_BYTES, Conditions, allowed_by, result_of
 from fragdoctor.units import format_mebibytes, plural
@@ -177,15 +178,23 @@ class FairReplay:
     taken for known.
     """
 
-    def __init__(self, reproduction: Reproduction, max_steps: int | None = None) -> None:
+    def __init__(
+        self,
+        reproduction: Reproduction,
+        max_steps: int | None = None,
+        other: OtherRun | None = None,
+    ) -> None:
         """Take a reproduction.
 
         Args:
             reproduction: of the trace.
             max_steps: whole steps to look on after the one under way; where None, until the steps
                 repeat.
+            other: a recording of the same program that goes further; it then says how the run goes
+                on, wherever the code is as recorded.
         """
         self._reproduction = reproduction
+        self._other = other
         self._max_steps = max_steps
         self._is_late = reproduction.trace.lives.n_initial > 0
         self._turn = threading.Lock()
@@ -240,7 +249,11 @@ class FairReplay:
         if operations is not None or not looks_on:
             return self._replayed(what_if, operations, looks_on=looks_on)
         if what_if not in self._done:
-            self._done[what_if] = self._replayed(what_if, None, looks_on=True)
+            result = self._replayed(what_if, None, looks_on=True)
+            if self._other is not None and result.fits:
+                conditions = conditions_of(self._reproduction, what_if)
+                result = replace(result, outlook=self._other.outlook(conditions))
+            self._done[what_if] = result
         return self._done[what_if]
 
     def _replayed(

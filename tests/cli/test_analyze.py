@@ -1,13 +1,17 @@
 from __future__ import annotations
 
 import json
+import pickle
 import stat
 from pathlib import Path
 
 import diagnoses
 import pytest
 from command_line import FakePipeline, Run
+from toy_allocator import ToyAllocator
+from training_runs import training
 
+from fragdoctor.model.snapshot import Snapshot
 from fragdoctor.report.base import FORMATS
 
 MESSAGE = "CUDA out of memory. Tried to allocate 500.00 MiB. GPU 0 has a total capacity of 3.81 GiB"
@@ -37,6 +41,47 @@ def test_analyze_offers_each_format(
 
     assert done.code == 0
     assert "fragmentation" in done.out.lower()
+
+
+def test_analyze_reads_the_recording_to_continue_with(
+    run: Run, pipeline: FakePipeline, message: str, tmp_path: Path
+) -> None:
+    other = tmp_path / "healthy.pickle"
+    other.write_bytes(pickle.dumps(training(2).data()))
+
+    done = run("analyze", message, "--continue-with", str(other))
+
+    assert done.code == 0
+    assert isinstance(pipeline.continue_with, Snapshot)
+
+
+def test_analyze_continues_no_job_of_several_ranks(run: Run, tmp_path: Path) -> None:
+    for name in ("rank0.pickle", "rank1.pickle"):
+        (tmp_path / name).write_bytes(pickle.dumps(training(2).data()))
+
+    done = run("analyze", str(tmp_path), "--continue-with", str(tmp_path / "rank0.pickle"))
+
+    assert done.code == 2
+    assert "--continue-with is about one recording" in done.err
+
+
+def test_analyze_refuses_to_continue_with_another_program(run: Run, tmp_path: Path) -> None:
+    for name, batch in (("failed.pickle", 2), ("other.pickle", 0)):
+        toy = training(batch) if batch else ToyAllocator()
+        for line in range(1, 20) if not batch else ():
+            toy.malloc(2**20, line=900 + line)
+        (tmp_path / name).write_bytes(pickle.dumps(toy.data()))
+
+    done = run(
+        "analyze",
+        str(tmp_path / "failed.pickle"),
+        "--continue-with",
+        str(tmp_path / "other.pickle"),
+    )
+
+    assert done.code == 2
+    assert done.err.count("\n") == 2
+    assert "Traceback" not in done.err
 
 
 def test_analyze_overrides_reach_the_diagnosis(

@@ -53,7 +53,16 @@ def is_served(tape: Tape, capacity: int) -> bool:
     return True
 
 
-@pytest.mark.parametrize("row", recorded_peaks(), ids=lambda row: row["settings"]["name"])
+EVERY_DAY = 6  # each sixth recording is enough between two runs of all tests
+RECORDED = [
+    pytest.param(
+        row, id=row["settings"]["name"], marks=() if i % EVERY_DAY == 0 else pytest.mark.slow
+    )
+    for i, row in enumerate(recorded_peaks())
+]
+
+
+@pytest.mark.parametrize("row", RECORDED)
 def test_recorded_peak_lies_above_the_lower_bound_and_the_upper_one_serves(
     row: dict[str, Any],
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from rehearsal_stage import Stage
 
 
@@ -63,6 +64,7 @@ def test_tensors_are_plain_and_on_the_gpu(stage: Stage) -> None:
     )
 
 
+@pytest.mark.slow
 def test_streams_scalers_loaders_and_pinned_memory_work(stage: Stage) -> None:
     stage.must_pass(
         """
@@ -98,6 +100,7 @@ def test_streams_scalers_loaders_and_pinned_memory_work(stage: Stage) -> None:
     )
 
 
+@pytest.mark.slow
 def test_attention_takes_the_kernel_of_the_gpu(stage: Stage) -> None:
     body = """
         import torch
@@ -115,6 +118,7 @@ def test_attention_takes_the_kernel_of_the_gpu(stage: Stage) -> None:
     )
 
 
+@pytest.mark.slow
 def test_several_gpus_are_several(stage: Stage) -> None:
     found = stage.must_pass(
         """
@@ -132,6 +136,7 @@ def test_several_gpus_are_several(stage: Stage) -> None:
     assert [d["peak_allocated_bytes"] for d in found["rehearsal"]["devices"]] == [4 << 20] * 2
 
 
+@pytest.mark.slow
 def test_the_program_may_record_by_itself(stage: Stage) -> None:
     stage.must_pass(
         """
@@ -146,6 +151,7 @@ def test_the_program_may_record_by_itself(stage: Stage) -> None:
     )
 
 
+@pytest.mark.slow
 def test_what_values_decide_is_assumed_and_listed(stage: Stage) -> None:
     found = stage.must_pass(
         """
@@ -170,6 +176,7 @@ def test_what_values_decide_is_assumed_and_listed(stage: Stage) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_graphs_and_pools_have_private_memory(stage: Stage) -> None:
     stage.must_pass(
         """
@@ -189,6 +196,7 @@ def test_graphs_and_pools_have_private_memory(stage: Stage) -> None:
     )
 
 
+@pytest.mark.slow
 def test_recurrent_cells_have_shapes(stage: Stage) -> None:
     stage.must_pass(
         """

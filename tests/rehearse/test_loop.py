@@ -40,6 +40,7 @@ def test_the_next_round_ends_a_loop() -> None:
     assert sys.gettrace() is None
 
 
+@pytest.mark.slow
 def test_a_loop_that_is_over_lets_the_program_go_on() -> None:
     loop, done = Loop(), []
 
@@ -55,6 +56,7 @@ def test_a_loop_that_is_over_lets_the_program_go_on() -> None:
     assert sys.gettrace() is None
 
 
+@pytest.mark.slow
 def test_what_follows_the_optimizer_belongs_to_its_round() -> None:
     loop, seen = Loop(), []
 

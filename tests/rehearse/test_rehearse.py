@@ -52,6 +52,7 @@ def test_training_that_does_not_fit_ends_with_1_and_names_the_line(training: Sta
     assert found["recommendations"]
 
 
+@pytest.mark.slow
 def test_another_fragdoctor_in_the_programs_environment_does_not_come_first(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -74,6 +75,7 @@ def test_another_fragdoctor_in_the_programs_environment_does_not_come_first(
     assert first.find_spec("numpy", None) is None
 
 
+@pytest.mark.slow
 def test_text_report_says_the_answer_first_and_escapes(stage: Stage) -> None:
     stage.script(TRAINING + "\n    train()\n", name="tr\x1b[31main.py")
 
@@ -85,6 +87,7 @@ def test_text_report_says_the_answer_first_and_escapes(stage: Stage) -> None:
     assert "\x1b" not in done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_a_size_of_batch_is_found_by_catching_the_error(stage: Stage) -> None:
     found = stage.must_pass(
         """
@@ -109,6 +112,7 @@ def test_a_size_of_batch_is_found_by_catching_the_error(stage: Stage) -> None:
     assert found["rehearsal"]["n_ooms"] == 6
 
 
+@pytest.mark.slow
 def test_steps_are_limited_and_counted_to_the_end_of_their_round(stage: Stage) -> None:
     body = """
         import torch
@@ -129,6 +133,7 @@ def test_steps_are_limited_and_counted_to_the_end_of_their_round(stage: Stage) -
     assert failed["rehearsal"]["out_of_memory"]["location"]["line"] == 9
 
 
+@pytest.mark.slow
 def test_a_module_gets_its_arguments_and_the_settings(stage: Stage) -> None:
     (stage.home / "package").mkdir()
     stage.script("", name="package/__init__.py")
@@ -203,6 +208,7 @@ def test_wrong_options_are_refused_before_anything_runs(training, options, sente
     assert sentence in done.stderr
 
 
+@pytest.mark.slow
 def test_snapshots_are_not_overwritten(training: Stage) -> None:
     first = training.json("train.py", "--steps", "1")
     second = training.json("train.py", "--steps", "1")

@@ -91,6 +91,7 @@ def test_several_gpus_are_one_table(training: Stage) -> None:
     assert [p.name for p in training.home.iterdir()] == ["train.py"]  # no snapshot unasked
 
 
+@pytest.mark.slow
 def test_largest_batch_of_a_list_is_named_with_the_line_that_fails(stage: Stage) -> None:
     stage.script(WITH_BATCH)
 
@@ -112,6 +113,7 @@ def test_largest_batch_of_a_list_is_named_with_the_line_that_fails(stage: Stage)
     ]
 
 
+@pytest.mark.slow
 def test_settings_and_batches_are_combined(stage: Stage) -> None:
     stage.script(WITH_BATCH)
 
@@ -127,6 +129,7 @@ def test_settings_and_batches_are_combined(stage: Stage) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_program_that_fails_at_one_batch_does_not_hide_the_others(stage: Stage) -> None:
     stage.script("    import sys\n    assert sys.argv[1] != '4', 'not four'\n" + WITH_BATCH)
 
@@ -137,6 +140,7 @@ def test_program_that_fails_at_one_batch_does_not_hide_the_others(stage: Stage) 
     assert "not four" in found["failed"][0]["message"]
 
 
+@pytest.mark.slow
 def test_formats_of_ci_have_one_result_a_rehearsal(training: Stage) -> None:
     done = training.run("train.py", "--gpu", "24GiB,600MiB", "--format", "junit")
 

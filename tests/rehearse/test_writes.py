@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from rehearsal_stage import Stage
 
 WRITES = """
@@ -49,6 +50,7 @@ def test_nothing_is_changed_outside_of_the_scratch_folder(stage: Stage) -> None:
     assert "Checkpoints are written without the values of tensors." in found["rehearsal"]["notes"]
 
 
+@pytest.mark.slow
 def test_with_leave_files_are_changed(stage: Stage) -> None:
     prepared(stage)
 
@@ -58,6 +60,7 @@ def test_with_leave_files_are_changed(stage: Stage) -> None:
     assert (stage.home / "log.txt").read_text() == "old more"
 
 
+@pytest.mark.slow
 def test_what_cannot_be_led_elsewhere_is_refused(stage: Stage) -> None:
     stage.must_pass(
         """

@@ -75,6 +75,7 @@ def test_each_thing_has_one_figure(path):
         assert contradictions(case) == []
 
 
+@pytest.mark.slow
 @pytest.mark.shared
 def test_each_thing_has_one_figure_in_all_shared_recordings_and_messages(shared):
     wrong = {}

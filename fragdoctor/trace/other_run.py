@@ -1,0 +1,224 @@
+"""Another recording of the same program that goes further: how a cut-off run goes on, from there.
+
+A run that failed in its first step does not say what the rest of the step needs. A rehearsal of
+the program, or a healthy run on a larger device, does: its requests, under the settings and the
+capacity of the failed run, are what that run would have come to. Both are aligned by the user's own
+lines and the order of the requests at each; where sizes differ (another batch), they are scaled
+line by line.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from fragdoctor._native import _ext
+from fragdoctor.errors import SimulationError
+from fragdoctor.model.outlook import Outlook, OutlookBasis, OutlookState
+from fragdoctor.model.snapshot import I64, Bools
+from fragdoctor.trace.operations import Operations, OpKind
+from fragdoctor.trace.outlook import Outlooks
+from fragdoctor.trace.replay import Conditions
+from fragdoctor.trace.reproduction import find_reproduction
+from fragdoctor.trace.steps import Steps
+from fragdoctor.trace.trace import Trace
+from fragdoctor.units import format_count, format_share, format_size
+
+MIN_SHARED: Final = 0.8
+"""Share of the requests with a line of their own that the other recording must make too."""
+
+SAME_SHARE: Final = 0.99
+"""Share of the aligned requests that have the same size in a run of the same batch; workspaces of
+libraries differ between devices."""
+
+ROUNDED: Final = 512
+
+Site = tuple[str, int, str, str, str]
+"""The user's own line (file without its folder, line, function) and the innermost function below it
+(file, function): a line such as ``model(x)`` makes requests of many kinds."""
+
+
+@dataclass(frozen=True)
+class _Requests:
+    """The requests of a trace.
+
+    Attributes:
+        operation: operation of each.
+        size: bytes, rounded as the allocator rounds them.
+        site: place of each in ``sites``, -1 where the stack has no line of the user.
+        number: how many came before it from its site.
+    """
+
+    operation: I64
+    size: I64
+    site: I64
+    number: I64
+    sites: tuple[Site, ...]
+
+
+class OtherRun:
+    """A recording with whole steps, in which a cut-off run is found again.
+
+    Attributes:
+        is_same: every request that both recordings have has the same size.
+        note: how they were aligned, in a sentence.
+
+    Args:
+        trace: of the run that was cut off.
+        operations: its requests.
+        other: trace of the same program with at least one whole step.
+
+    Raises:
+        SimulationError: they do not belong together, or the other one has no whole step.
+    """
+
+    def __init__(self, trace: Trace, operations: _ext.NativeOps, other: Trace) -> None:
+        reproduction = find_reproduction(other)
+        if not _n_whole_steps(other):
+            raise SimulationError(
+                "The recording to continue with holds no whole step.",
+                hint="Record a step to its end: fragdoctor rehearse train.py",
+            )
+        self._other = other
+        theirs = Operations.of(reproduction.operations)
+        own = _requests(trace, Operations.of(operations))
+        found = _requests(other, theirs)
+        at, mate = _paired(own, found)
+        self._n_before = _n_whole_steps(trace)
+        ratio = _ratios(own, found, at, mate)
+        self.is_same = bool((ratio == 1).all())
+        native = reproduction.operations
+        if not self.is_same:
+            size = theirs.size.copy()
+            scaled = np.maximum(np.rint(found.size * ratio), 1).astype(np.uint64)
+            size[found.operation] = np.where(ratio == 1, size[found.operation], scaled)
+            native = theirs.with_size(size).native(reproduction.operations)
+        self._outlooks = Outlooks(other, native, is_edited=not self.is_same)
+        how = "with the same sizes" if self.is_same else "with sizes scaled line by line"
+        self.note = (
+            "How the run goes on was taken from the other recording: "
+            f"{format_count(len(at))} of {format_count(len(own.operation))} requests are found "
+            f"there by line and order, {how}."
+        )
+
+    def outlook(self, conditions: Conditions) -> Outlook:
+        """Return how the run goes on under some conditions, by what the other recording asks."""
+        remakes = self._other.lives.n_initial > 0
+        raw, found = self._outlooks.replay(conditions, remakes_start=remakes)
+        peak = max(int(raw["peak_reserved_bytes"]), found.peak_reserved_bytes or 0)
+        basis = OutlookBasis.COMPLETE if self.is_same else OutlookBasis.SCALED
+        found = replace(found, basis=basis, peak_reserved_bytes=peak)
+        n_ahead = _n_whole_steps(self._other) - self._n_before
+        if not raw["fits"]:
+            step = int(Steps.of(self._other).at(np.array([raw["oom_event"] or 0]))[0])
+            return replace(
+                found,
+                state=OutlookState.FAILS,
+                steps=None,
+                fails_after_steps=max(step - self._n_before, 0),
+                reason=f"a request of {format_size(raw['oom_bytes'])} fails",
+            )
+        if found.state is OutlookState.FAILS:
+            after = n_ahead + (found.fails_after_steps or 0)
+            return replace(found, fails_after_steps=max(after, 0))
+        if found.state is OutlookState.OPEN and n_ahead > 0:
+            # What is open comes after the whole steps that were asked for, and served.
+            return replace(found, state=OutlookState.HOLDS, steps=n_ahead - 1, reason="")
+        return replace(found, steps=max(n_ahead - 1 + (found.steps or 0), 0))
+
+
+def _n_whole_steps(trace: Trace) -> int:
+    steps = Steps.of(trace)
+    return max(len(steps) - int(not steps.is_last_complete), 0)
+
+
+def _requests(trace: Trace, operations: Operations) -> _Requests:
+    kind = operations.kind
+    operation = np.flatnonzero((kind == OpKind.MALLOC) | (kind == OpKind.FAILED))
+    size = operations.size[operation].astype(np.int64)
+    stack = trace.events.stack[operations.row[operation]]
+    used, member = np.unique(stack, return_inverse=True)
+    numbers: dict[Site, int] = {}
+    site_of = [_site_number(trace, int(one), numbers) for one in used]
+    site = np.array(site_of, np.int64)[member.reshape(-1)]
+    return _Requests(operation, -(-size // ROUNDED) * ROUNDED, site, _counted(site), tuple(numbers))
+
+
+def _site_number(trace: Trace, stack: int, numbers: dict[Site, int]) -> int:
+    """Return the number of a stack's site, a new one for a new site; -1 without a user's line."""
+    line = int(trace.stacks.lines_of(np.array([stack], np.int32))[0])
+    if stack < 0 or line < 0:
+        return -1
+    own, inner = trace.snapshot.frame(line), trace.snapshot.stack(stack)[0]
+    names = os.path.basename(own.filename), os.path.basename(inner.filename)  # noqa: PTH119 - as text
+    return numbers.setdefault((names[0], own.line, own.name, names[1], inner.name), len(numbers))
+
+
+def _counted(site: I64) -> I64:
+    """Return how many of the same site came before each."""
+    order = np.argsort(site, kind="stable")
+    ordered = site[order]
+    first = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)])
+    number = np.empty(len(site), np.int64)
+    number[order] = np.arange(len(site)) - np.repeat(first, np.diff(np.append(first, len(site))))
+    return number
+
+
+def _paired(own: _Requests, found: _Requests) -> tuple[I64, I64]:
+    """Return the requests that both have, by site and number: their places in either.
+
+    Raises:
+        SimulationError: too few.
+    """
+    known = {site: i for i, site in enumerate(found.sites)}
+    same = np.array([known.get(site, -1) for site in own.sites], np.int64)
+    has_site = own.site >= 0
+    site = np.where(has_site, same[own.site] if len(same) else -1, -1)
+    scale = int(max(own.number.max(initial=0), found.number.max(initial=0))) + 1
+    theirs = np.where(found.site >= 0, found.site * scale + found.number, -1)
+    order = np.argsort(theirs, kind="stable")
+    wanted = site * scale + own.number
+    place = np.minimum(np.searchsorted(theirs[order], wanted), max(len(order) - 1, 0))
+    is_known: Bools = (site >= 0) & (len(order) > 0)
+    is_known &= theirs[order[place]] == wanted if len(order) else False
+    n_own, n_shared = int(has_site.sum()), int(is_known.sum())
+    if not n_own or n_shared < MIN_SHARED * n_own:
+        raise SimulationError(
+            "The two recordings do not belong together: "
+            f"{format_share(n_shared, n_own) if n_own else 'none'} of the requests are made by "
+            "the same lines in the same number.",
+            hint="Continue with a recording of the same program: fragdoctor rehearse train.py",
+        )
+    at = np.flatnonzero(is_known)
+    return at, order[place[at]]
+
+
+def _ratios(own: _Requests, found: _Requests, at: I64, mate: I64) -> npt.NDArray[np.float64]:
+    """Return how much larger each request of the other recording is in this run.
+
+    Those that this run made too tell it. The others are scaled as their site is, else as requests
+    of their size are (a gradient has the size of its tensor), else as the rest.
+    """
+    pair = own.size[at] / np.maximum(found.size[mate], 1)
+    ratio = np.ones(len(found.size))
+    if np.count_nonzero(pair == 1) >= SAME_SHARE * len(pair):
+        return ratio
+    by_size = _medians(found.size[mate], pair)
+    by_site = _medians(found.site[mate], pair)
+    changed = pair[pair != 1]
+    rest = float(np.median(changed)) if len(changed) else 1.0
+    for i, (size, site) in enumerate(zip(found.size.tolist(), found.site.tolist(), strict=True)):
+        ratio[i] = by_site.get(site, by_size.get(size, rest))
+    ratio[mate] = pair
+    return ratio
+
+
+def _medians(keys: I64, values: npt.NDArray[np.float64]) -> dict[int, float]:
+    order = np.argsort(keys, kind="stable")
+    known, first = np.unique(keys[order], return_index=True)
+    parts = np.split(values[order], first[1:])
+    return {int(k): float(np.median(v)) for k, v in zip(known, parts, strict=True)}

@@ -1,0 +1,97 @@
+"""A run that failed in its first step goes on as another recording of the program does."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import training_runs as runs
+from builders import columns, frame, oom
+from toy_allocator import ToyAllocator
+
+from fragdoctor.errors import SimulationError
+from fragdoctor.model.outlook import Outlook, OutlookBasis, OutlookState
+from fragdoctor.model.snapshot import Snapshot
+from fragdoctor.trace.other_run import OtherRun
+from fragdoctor.trace.simulate import reproduce, trace_of
+from fragdoctor.trace.whatif import FairReplay, WhatIf
+from fragdoctor.units import MIB
+
+
+def model() -> ToyAllocator:
+    """A model that is built by several lines, as models are."""
+    toy = ToyAllocator()
+    for _ in range(runs.N_PARAMETERS):
+        toy.malloc(runs.PARAMETER_BYTES, line=runs.MODEL)
+    return toy
+
+
+def cut(batch: int, n_layers: int = runs.N_LAYERS, line: int = runs.FORWARD) -> Snapshot:
+    """Return a run that fails in the first forward pass, after some layers."""
+    toy = model()
+    for _ in range(n_layers):
+        toy.malloc(runs.ACTIVATION_BYTES * batch, line=line)
+    data = toy.data()
+    stack = data["device_traces"][0][-1]["frames"]
+    failed = [frame(stack[0]["filename"], runs.LOSS, stack[0]["name"]), *stack[1:]]
+    data["device_traces"][0].append(oom(2 * runs.ACTIVATION_BYTES * batch, 0, frames=failed))
+    return columns(data)
+
+
+def looked_on(failed: Snapshot, other: Snapshot, capacity_bytes: int) -> tuple[OtherRun, Outlook]:
+    reproduction = reproduce(trace_of(failed))
+    run = OtherRun(reproduction.trace, reproduction.operations, trace_of(other))
+    result = FairReplay(reproduction, other=run).replay(WhatIf(capacity_bytes=capacity_bytes))
+    assert result.outlook is not None
+    return run, result.outlook
+
+
+def test_first_step_is_finished_and_repeated_by_a_healthy_run() -> None:
+    peak = runs.true_peak(4)
+
+    run, enough = looked_on(cut(4), runs.recorded(4, n_steps=6), peak + 60 * MIB)
+    _, short = looked_on(cut(4), runs.recorded(4, n_steps=6), peak - 20 * MIB)
+
+    assert run.is_same
+    assert (enough.state, enough.basis) == (OutlookState.HOLDS, OutlookBasis.COMPLETE)
+    assert (enough.steps or 0) >= 2
+    assert (short.state, short.fails_after_steps) == (OutlookState.FAILS, 0)
+    assert "requests are found there by line and order, with the same sizes" in run.note
+
+
+def test_leak_of_the_other_run_ends_this_one() -> None:
+    other = runs.recorded(4, n_steps=6, leak=8 * MIB)
+
+    _, found = looked_on(cut(4), other, runs.true_peak(4) + 50 * MIB)
+
+    assert found.state is OutlookState.FAILS
+    assert 1 <= (found.fails_after_steps or 0) <= 7
+
+
+def test_another_batch_is_scaled_line_by_line() -> None:
+    peak = runs.true_peak(6)
+
+    run, enough = looked_on(cut(6), runs.recorded(2, n_steps=6), peak + 60 * MIB)
+    _, short = looked_on(cut(6), runs.recorded(2, n_steps=6), peak - 20 * MIB)
+
+    assert not run.is_same
+    assert (enough.state, enough.basis) == (OutlookState.HOLDS, OutlookBasis.SCALED)
+    assert (short.state, short.fails_after_steps) == (OutlookState.FAILS, 0)
+    assert "with sizes scaled line by line" in run.note
+
+
+def test_recording_of_another_program_is_refused_in_a_sentence() -> None:
+    with pytest.raises(SimulationError, match="do not belong together") as caught:
+        looked_on(cut(4, line=77), runs.recorded(4, n_steps=6), 2**40)
+    assert "fragdoctor rehearse" in caught.value.hint
+
+
+def test_recording_without_a_whole_step_is_refused_in_a_sentence() -> None:
+    with pytest.raises(SimulationError, match="holds no whole step"):
+        looked_on(cut(4), cut(4), 2**40)
+
+
+def test_sites_number_their_requests_in_order() -> None:
+    from fragdoctor.trace.other_run import _counted
+
+    assert _counted(np.array([1, 0, 1, -1, 1, 0])).tolist() == [0, 0, 1, 0, 2, 1]
+    assert not len(_counted(np.zeros(0, np.int64)))
