@@ -62,6 +62,7 @@ class Continuation:
         is_exact: the complete steps are alike to the byte, and the step under way began like them.
         varies: sizes differ between steps without a trend.
         grows: sizes rise from step to step.
+        stretch: share by which steps to come may be larger than the largest so far.
         rises: steps only ever became larger.
         first: what was missing of the first step, where that failed in the optimizer; None else.
         order: the steps that repeat, counted from the first that was looked at.
@@ -79,6 +80,7 @@ class Continuation:
     is_exact: bool
     varies: bool
     grows: bool
+    stretch: float
     rises: bool
     first: OptimizerRest | None
     order: tuple[int, ...]
@@ -154,7 +156,8 @@ class _Builder(SizedSteps):
         is_exact = is_equal and not grows and self.n - start >= ENOUGH
         again = table.copy()
         again["growth"] = 0
-        lower, higher = self._scenarios(table, like, is_exact=is_exact, varies=varies)
+        stretch = self._stretch(like) if varies else 0.0
+        lower, higher = self._scenarios(table, is_exact=is_exact, varies=varies, stretch=stretch)
         if rises:
             lower = (table if lower is None else lower).copy()
             lower["growth"] //= 2
@@ -168,6 +171,7 @@ class _Builder(SizedSteps):
             is_exact=is_exact,
             varies=varies,
             grows=grows,
+            stretch=stretch,
             rises=rises,
             first=None,
             order=tuple(order),
@@ -241,6 +245,7 @@ class _Builder(SizedSteps):
             is_exact=False,
             varies=False,
             grows=False,
+            stretch=0.0,
             rises=False,
             first=todo,
             order=(1,),
@@ -271,10 +276,9 @@ class _Builder(SizedSteps):
         return order
 
     def _scenarios(
-        self, table: npt.NDArray[np.void], like: int, *, is_exact: bool, varies: bool
+        self, table: npt.NDArray[np.void], *, is_exact: bool, varies: bool, stretch: float
     ) -> tuple[npt.NDArray[np.void] | None, npt.NDArray[np.void] | None]:
         """Return futures that ask for less and for more, as far as is not known."""
-        stretch = self._stretch(like) if varies else 0.0
         less, more = 0.0, 0.0
         if not is_exact:
             less = more = GUESSED if not self.is_same else ROUNDED
@@ -324,10 +328,10 @@ class _Builder(SizedSteps):
         reached = self.n - w.step[lives]
         settled = (w.step[lives] < self.n) & ((w.step[lives] > 0) | w.starts_settled)
         n_kept = np.bincount(self.slot[lives][settled], minlength=self.n_slots)
-        if self.n == 2 and not w.starts_settled:
+        if self.n > 1 and not w.starts_settled:  # what a first step keeps and a later one as well
             first = lives[w.step[lives] == 0]
             pair = set(zip(self.slot[first].tolist(), w.size[first].tolist(), strict=True))
-            for i in lives[w.step[lives] == 1].tolist():
+            for i in lives[settled].tolist():
                 n_kept[self.slot[i]] += (int(self.slot[i]), int(w.size[i])) in pair
         slot = self.slot[lives]
         result = np.where(n_kept[slot] >= 2, KEPT, np.where(reached > 0, REPLACED, 0))

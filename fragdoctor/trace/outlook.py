@@ -12,20 +12,26 @@ import numpy as np
 from fragdoctor._native import _ext
 from fragdoctor.model.outlook import Outlook, OutlookBasis, OutlookState
 from fragdoctor.model.settings import Era
+from fragdoctor.trace import stacks
 from fragdoctor.trace.allocator import native_config
 from fragdoctor.trace.continuation import GUESSED, Continuation, continuation_of
+from fragdoctor.trace.lives import NEVER
 from fragdoctor.trace.lower_bound import lower_bound_of, n_equal_layers
 from fragdoctor.trace.operations import Operations
+from fragdoctor.trace.passes import RoleRuns
 from fragdoctor.trace.replay import Conditions
 from fragdoctor.trace.steps import StepKind, Steps
 from fragdoctor.trace.trace import Trace
-from fragdoctor.units import format_size
+from fragdoctor.units import format_size, plural
 
 MAX_STEPS: Final = 100
 """Steps that are looked at where nobody asks for a number."""
 
 FORESEEN_STEPS: Final = 10_000
 """Steps within which growth that goes on evenly is said to end the run."""
+
+BELIEVED: Final = 4
+"""Steps that growth is believed to go on, as a multiple of those over which it was recorded."""
 
 MAX_PLAYED: Final = 200_000
 """Operations played after the recorded ones, where nobody asks for a number of steps."""
@@ -86,6 +92,20 @@ class Outlooks:
         return _agrees(self._trace, known, look)
 
     @cached_property
+    def _awaits_optimizer(self) -> bool:
+        """Whether gradients of the first step live on and no optimizer has used them."""
+        runs, rows, lives = RoleRuns.of(self._trace), Steps.of(self._trace).rows, self._trace.lives
+        if runs is None or self._trace.is_late or len(rows) < 2:
+            return False
+        if (runs.label == stacks.OPTIMIZER).any():
+            return False
+        role = self._trace.stacks.roles.role[lives.stack]
+        first = (lives.start >= rows[0]) & (lives.start < rows[1])
+        first &= np.isin(role, (stacks.BACKWARD, stacks.SILENT)) & (lives.free == NEVER)
+        older = lives.requested_bytes[lives.start < rows[0]]
+        return bool(np.isin(lives.requested_bytes[first], older).any())
+
+    @cached_property
     def _may_be_layers(self) -> bool:
         """Whether what was taken for steps are no more than the equal layers of a model."""
         steps = Steps.of(self._trace)
@@ -105,7 +125,7 @@ class Outlooks:
         outlook = self._judged(known, raw, look, limit)
         if not raw["fits"]:
             return raw, outlook
-        doubt = self._doubt(known, outlook.state)
+        doubt = self._doubt(known, outlook)
         if not doubt and not self._is_robust(
             known, outlook.state, conditions, limit, remakes_start=remakes_start
         ):
@@ -114,15 +134,21 @@ class Outlooks:
             return raw, outlook
         return raw, replace(outlook, state=OutlookState.OPEN, fails_after_steps=None, reason=doubt)
 
-    def _doubt(self, known: Continuation, state: OutlookState) -> str:
+    def _doubt(self, known: Continuation, outlook: Outlook) -> str:
         """Return why the steps to come are not known well enough; "" where they are."""
+        state, n_steps = outlook.state, outlook.fails_after_steps or 0
         if self._may_be_layers:
             return "what repeats may be the layers of the model, of which not all have run"
         if not self._is_edited and not self._is_confirmed:
             return "repeating the recorded steps does not give what was recorded of them"
         first = known.first
+        if state is OutlookState.FAILS and n_steps > BELIEVED * known.n_complete:
+            about = plural(n_steps, "step")
+            return f"it would fail after {about}, too far from the {known.n_complete} recorded"
         if state is OutlookState.HOLDS and first is not None and not first.is_all_trained:
             return "the first step was not finished, and parts of the model have no gradients yet"
+        if state is OutlookState.HOLDS and self._awaits_optimizer:
+            return "gradients are gathered, and no step of an optimizer was recorded yet"
         return ""
 
     def _is_robust(
@@ -142,11 +168,11 @@ class Outlooks:
         is_same = self._judged(known, raw, look, limit).state is state
         if is_same is (known.first is None):
             return is_same
-        if state is OutlookState.FAILS or known.varies:
+        if state is OutlookState.FAILS:
             return False
         # Other sizes do not fit into what the recorded ones left free: a smaller device asks the
-        # same without that.
-        tighter = conditions.with_less(GUESSED).native()
+        # same without that, and more, since not all of a step grows with its batch.
+        tighter = conditions.with_less(max(GUESSED, known.stretch)).native()
         future = known.native if known.first is None else other
         raw, look = self._play(future, tighter, remakes_start=remakes_start)
         return bool(raw["fits"]) and self._judged(known, raw, look, limit).state is state

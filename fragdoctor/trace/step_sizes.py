@@ -38,6 +38,9 @@ MIN_EVEN: Final = 5
 MIN_RISE: Final = 1.1
 """Size of the last step, as a multiple of the first one's, from which on steps are rising."""
 
+MAX_UNEVEN: Final = 0.25
+"""Share by which rises may differ from each other that count as even."""
+
 MIN_TREND: Final = 6
 """Steps from which on rising sizes are a trend although they do not rise evenly."""
 
@@ -118,11 +121,15 @@ class SizedSteps(AlignedSteps):
         ]
         total.append(self._expected(like))
         x = np.array(total)
+        if len(x) > 3 and _is_even(np.diff(x)):
+            return True
         if len(x) < MIN_EVEN or x[-1] < MIN_RISE * x[0]:
             return False
         falls = np.maximum.accumulate(x) - x
-        n_rises = np.count_nonzero(np.diff(x) > ROUNDED * x[:-1])
-        return bool((falls <= ROUNDED * x).all() and n_rises >= 3)
+        stairs = np.flatnonzero(np.diff(x) > ROUNDED * x[:-1]) + 1
+        lengths = np.diff([0, *stairs.tolist(), len(x)])
+        goes_on = len(stairs) > 1 and lengths[-1] <= lengths[:-1].max()
+        return bool(goes_on and (falls <= ROUNDED * x).all())
 
     def _expected(self, like: int) -> float:
         """Return how much the step under way asks for, what is to come of it included."""
@@ -257,12 +264,17 @@ class SizedSteps(AlignedSteps):
             return ROUNDED
         if gap < BOUNDED or len(x) > MANY_STEPS:
             return float(max(ROUNDED, gap, spread / len(x)))
-        return float(min(max(2 * gap, 1.2 * spread * min(1.0, 8 / len(x))), 1.0))
+        return float(min(max(2 * gap, spread * min(1.0, 8 / len(x))), 1.0))
 
 
 def _differs(mine: npt.NDArray[Any], other: npt.NDArray[Any]) -> bool:
     """Return whether sizes differ by more than what rounds away."""
     return bool(((mine != other) & (np.maximum(mine, other) > SMALL)).any())
+
+
+def _is_even(rises: npt.NDArray[np.float64]) -> bool:
+    """Return whether a series rises by about the same every time."""
+    return bool((rises > 0).all() and np.ptp(rises) <= MAX_UNEVEN * rises.mean())
 
 
 def _even_slope(t: I64, values: npt.NDArray[np.float64]) -> int:
