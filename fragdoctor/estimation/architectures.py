@@ -25,6 +25,7 @@ class Architecture:
         latent_attention: keys and values are made of one short vector a token (MLA).
         biased_experts: experts and router have biases.
         sinks: one learned score a head that attention may go to.
+        writes_attention, softcap, shares_heads, clamps_gate: as in ``ModelShape``.
         global_every: of so many layers one attends to all tokens, the others to a window; 0 = as
             the file says, or all of them.
     """
@@ -57,6 +58,10 @@ class Architecture:
     biased_experts: bool = False
     sinks: bool = False
     global_every: int = 0
+    writes_attention: bool = False
+    softcap: bool = False
+    shares_heads: bool = False
+    clamps_gate: bool = False
 
 
 LLAMA: Final = Architecture()
@@ -96,14 +101,16 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = MappingProxyType(
         "qwen2": replace(LLAMA, qkv_bias=True),
         "qwen3": replace(LLAMA, qk_norm=True),
         "gemma": replace(LLAMA, tied=True, activation="gelu"),
-        "gemma2": replace(LLAMA, tied=True, activation="gelu", norms_per_layer=4, global_every=2),
+        "gemma2": replace(LLAMA, tied=True, activation="gelu", norms_per_layer=4, global_every=2,
+                          writes_attention=True, softcap=True),
         "gemma3_text": replace(LLAMA, tied=True, activation="gelu", norms_per_layer=4,
                                qk_norm=True, global_every=6),
         "granite": replace(LLAMA, tied=True),
         "deepseek_v2": replace(LLAMA, is_mixture=True, latent_attention=True),
         "deepseek_v3": replace(LLAMA, is_mixture=True, latent_attention=True),
         "gpt_oss": replace(LLAMA, is_mixture=True, qkv_bias=True, out_bias=True,
-                           biased_experts=True, sinks=True, global_every=2),
+                           biased_experts=True, sinks=True, global_every=2,
+                           writes_attention=True, clamps_gate=True),
         "phi3": replace(LLAMA, packed_qkv=True),
         "mixtral": replace(LLAMA, is_mixture=True),
         "qwen2_moe": replace(LLAMA, qkv_bias=True, is_mixture=True),
@@ -112,15 +119,16 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = MappingProxyType(
         "gpt_neox": NEOX,
         "gptj": replace(
             NEOX, qkv_bias=False, out_bias=False, packed_qkv=False, norms_per_layer=1,
-            head_bias=True, activation="gelu_new",
+            head_bias=True, activation="gelu_new", writes_attention=True,
         ),
         "phi": replace(NEOX, packed_qkv=False, norms_per_layer=1, head_bias=True,
                        activation="gelu_new"),
         "opt": replace(GPT2, packed_qkv=False, extra_positions=2, ffn_factor=0, activation="relu"),
-        "bloom": replace(GPT2, learned_positions=False, n_outside_norms=2, dropout=0.0),
+        "bloom": replace(GPT2, learned_positions=False, n_outside_norms=2, dropout=0.0,
+                         writes_attention=True),
         "falcon": replace(
             NEOX, qkv_bias=False, out_bias=False, mlp_bias=False, tied=True, norms_per_layer=1,
-            multi_query=True,
+            multi_query=True, shares_heads=True,
         ),
         "starcoder2": replace(GPT2, packed_qkv=False, learned_positions=False, has_rotary=True,
                               dropout=0.0, ffn_factor=0),
@@ -132,6 +140,8 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = MappingProxyType(
 )  # fmt: skip
 
 
+UNMEASURED: Final = ("nomic_bert",)
+"""Of them those whose steps were never compared with what the formulas say."""
 EXPERT_KEYS: Final = ("num_local_experts", "num_experts", "n_routed_experts")
 
 

@@ -17,14 +17,20 @@ from fragdoctor.errors import InputError, LimitExceeded
 from fragdoctor.estimation.architectures import (
     ARCHITECTURES,
     EXPERT_KEYS,
+    UNMEASURED,
     Architecture,
     Dimensions,
     generic,
     parameters_of,
-    t5_parameters,
 )
-from fragdoctor.estimation.families import clip_shape, other_family, refuse_uncovered
-from fragdoctor.model.workload import ModelShape, Norm
+from fragdoctor.estimation.families import (
+    classifier_parameters,
+    clip_shape,
+    n_labels,
+    other_family,
+    refuse_uncovered,
+)
+from fragdoctor.model.workload import ModelShape, Norm, ParameterGroup
 from fragdoctor.units import MIB
 
 MAX_CONFIG_BYTES: Final = 16 * MIB
@@ -105,7 +111,9 @@ def shape_of_config(config: Config, name: str) -> ModelShape:
             ConfigReader(config, name, "clip"),
         )
     config, nested = _language_part(config)
-    if "model_type" not in config and not any(k in config for keys in KEYS.values() for k in keys):
+    if not config.keys() & {"model_type", "_class_name"} and not any(
+        k in config for keys in KEYS.values() for k in keys
+    ):
         raise InputError(
             f"{name} is JSON, but no model configuration.", hint="Give a Hugging Face config.json."
         )
@@ -113,8 +121,6 @@ def shape_of_config(config: Config, name: str) -> ModelShape:
     kind = kind.lower() if isinstance(kind, str) else ""
     architecture = ARCHITECTURES.get(kind)
     reader = ConfigReader(config, name, kind)
-    if kind in ("t5", "mt5", "umt5"):
-        return _t5_shape(reader, kind)
     special = other_family(reader, kind)
     if special is not None:
         return special
@@ -127,7 +133,7 @@ def shape_of_config(config: Config, name: str) -> ModelShape:
             f"{'a Llama-like decoder' if architecture.is_gated else 'a GPT-like decoder'}"
             f"{' with a mixture of experts in each layer' if architecture.is_mixture else ''}."
         )
-    is_checked = kind in ARCHITECTURES and architecture.is_decoder and not architecture.is_mixture
+    is_checked = kind in ARCHITECTURES and kind not in UNMEASURED
     return replace(_shape(reader, architecture, tuple(notes)), is_checked=is_checked)
 
 
@@ -324,12 +330,12 @@ def _finish(
     activation = reader.text(_ACTIVATION_KEYS, a.activation)
     window, n_sliding = _windows(reader, a, d.n_layers)
     norm = Norm.LAYERNORM if d.norm is Norm.LAYERNORM else Norm.RMSNORM_WRITTEN_OUT
-    if hugging_face and has_head:
+    if hugging_face and has_head and not _is_masked_lm(reader.config):
         notes = (*notes, "Taken as Hugging Face code: the loss is computed on fp32 logits.")
     return ModelShape(
         name=reader.kind or "model",
         source=reader.name,
-        parameters=tuple(parameters_of(d)),
+        parameters=(*parameters_of(d), *_classifier(reader, d.hidden)),
         n_layers=d.n_layers,
         hidden=d.hidden,
         n_heads=d.n_heads,
@@ -343,12 +349,20 @@ def _finish(
         experts_per_token=facts["active"],
         n_shared_experts=d.n_shared_experts,
         shared_ffn=d.shared_ffn,
+        n_dense_layers=d.n_dense_layers,
+        dense_ffn=d.dense_ffn,
         activation=activation,
         norm=norm,
         norms_per_layer=d.norms_per_layer,
         has_rotary=a.has_rotary,
-        softmax_fp32=hugging_face and reader.kind != "gpt2",
-        upcasts_logits=hugging_face,
+        softmax_fp32=hugging_face and reader.kind not in ("gpt2", "gpt_oss"),
+        writes_attention=a.writes_attention,
+        shares_heads=a.shares_heads,
+        attention_softcap=a.softcap and _has_cap(reader, "attn_logit_softcapping"),
+        logit_softcap=a.softcap and _has_cap(reader, "final_logit_softcapping"),
+        clamps_gate=a.clamps_gate,
+        copies_keys=hugging_face and a.packed_qkv and not a.has_rotary,
+        upcasts_logits=hugging_face and not _is_masked_lm(reader.config),
         has_lm_head=has_head,
         tied_head=d.tied_head,
         embedding_dropout=reader.share(("embd_pdrop",), a.dropout),
@@ -357,6 +371,7 @@ def _finish(
              "residual_dropout"), a.dropout
         ),
         kv_elements=d.kv_latent + d.rope_dim if d.kv_latent else 0,
+        latent_width=d.kv_latent + d.q_latent,
         sliding_window=window,
         n_sliding_layers=n_sliding,
         attention_dropout=reader.share(
@@ -366,6 +381,19 @@ def _finish(
                                       reader.flag("parallel_attn", a.parallel_residual)),
         assumptions=notes,
     )  # fmt: skip
+
+
+def _classifier(reader: ConfigReader, hidden: int) -> list[ParameterGroup]:
+    """Return the matrix to a few classes, where the file names such a model."""
+    names = reader.config.get("architectures")
+    if not isinstance(names, list) or not any(str(n).endswith("Classification") for n in names):
+        return []
+    return classifier_parameters(n_labels(reader), hidden)
+
+
+def _has_cap(reader: ConfigReader, key: str) -> bool:
+    """Return whether a cap is set; the class sets one where the file is silent."""
+    return key not in reader.config or bool(reader.config[key])
 
 
 def _kv_heads(reader: ConfigReader, a: Architecture, n_heads: int) -> int:
@@ -414,30 +442,3 @@ def _is_masked_lm(config: Config) -> bool:
     return isinstance(names, list) and any(
         isinstance(n, str) and n.endswith("ForMaskedLM") for n in names
     )
-
-
-def _t5_shape(reader: ConfigReader, kind: str) -> ModelShape:
-    hidden, ffn = reader.whole("hidden"), reader.whole("ffn")
-    n_layers = reader.whole("n_layers", limit=MAX_LAYERS)
-    n_heads, vocab = reader.whole("n_heads"), reader.whole("vocab")
-    reader.check()
-    head_dim = reader.whole("head_dim", 64)
-    n_decoder = reader.whole("num_decoder_layers", n_layers, limit=MAX_LAYERS)
-    gated = "gated" in reader.text(("feed_forward_proj",), "relu")
-    tied = reader.flag("tie_word_embeddings", default=True)
-    groups = t5_parameters(
-        vocab=vocab, hidden=hidden, ffn=ffn, inner=n_heads * head_dim, n_heads=n_heads,
-        n_encoder=n_layers, n_decoder=n_decoder, is_gated=gated, tied=tied,
-        n_buckets=reader.whole("relative_attention_num_buckets", 32),
-    )  # fmt: skip
-    dropout = reader.share(("dropout_rate",), 0.1)
-    return ModelShape(
-        name=kind, source=reader.name, parameters=tuple(groups),
-        n_layers=n_layers + n_decoder, hidden=hidden, n_heads=n_heads, n_kv_heads=n_heads,
-        head_dim=head_dim, ffn=ffn, vocab=vocab, max_positions=reader.whole("positions", 512),
-        is_gated=gated, activation="relu" if not gated else "gelu_new",
-        norm=Norm.RMSNORM_WRITTEN_OUT, tied_head=tied, embedding_dropout=dropout,
-        hidden_dropout=dropout, attention_dropout=dropout, ffn_dropout=dropout,
-        softmax_fp32=True, upcasts_logits=False, n_cross_layers=n_decoder,
-        assumptions=("Encoder and decoder are given the same length.",),
-    )  # fmt: skip

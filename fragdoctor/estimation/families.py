@@ -1,4 +1,4 @@
-"""Models that are no plain decoder or encoder of text: ViT, CLIP, Whisper, Mamba.
+"""Models that are no plain decoder or encoder of text: T5, BART, Whisper, ViT, CLIP, DiT, Mamba.
 
 And what is not covered at all, by name: its answer would be a guess.
 """
@@ -6,11 +6,12 @@ And what is not covered at all, by name: its answer would be a guess.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Final, Protocol
 
 from fragdoctor.errors import InputError
-from fragdoctor.estimation.architectures import Dimensions, parameters_of
+from fragdoctor.estimation.architectures import Dimensions, parameters_of, t5_parameters
 from fragdoctor.model.workload import ModelShape, Norm, ParameterGroup, Role
 
 TRACE_HINT: Final = "Trace it instead: fragdoctor estimate --model pkg.module:factory"
@@ -22,7 +23,6 @@ UNCOVERED: Final = MappingProxyType(
         "UNet2DModel": "a diffusion UNet",
         "AutoencoderKL": "an image autoencoder",
         "ControlNetModel": "a ControlNet",
-        "DiTTransformer2DModel": "a diffusion transformer",
         "Transformer2DModel": "a diffusion transformer",
         "PixArtTransformer2DModel": "a diffusion transformer",
         "SD3Transformer2DModel": "a diffusion transformer",
@@ -53,6 +53,12 @@ class Reader(Protocol):
     def text(self, keys: tuple[str, ...], default: str) -> str:
         """Return a string."""
 
+    def flag(self, key: str, default: bool) -> bool:
+        """Return a truth value."""
+
+    def share(self, keys: tuple[str, ...], default: float) -> float:
+        """Return a number from 0 to 1."""
+
     def check(self) -> None:
         """Raise if a key was missing."""
 
@@ -74,10 +80,14 @@ def refuse_uncovered(config: Mapping[str, Any], name: str) -> None:
 
 def other_family(reader: Reader, kind: str) -> ModelShape | None:
     """Return the shape of a model of one of these families, None for any other."""
+    if kind in ("t5", "mt5", "umt5"):
+        return _t5_shape(reader, kind)
     if kind in ("vit", "deit"):
         return _vit_shape(reader, kind)
-    if kind == "whisper":
-        return _whisper_shape(reader)
+    if kind in ("whisper", "bart", "mbart"):
+        return _encoder_decoder_shape(reader, kind)
+    if reader.config.get("_class_name") == "DiTTransformer2DModel":
+        return _dit_shape(reader)
     if kind == "mamba":
         return _mamba_shape(reader)
     return None
@@ -117,12 +127,10 @@ def _vit_shape(reader: Reader, kind: str) -> ModelShape:
     """ViT: Dosovitskiy et al. 2020, https://arxiv.org/abs/2010.11929."""
     n_tokens = _patches(reader) + (2 if kind == "deit" else 1)
     d = _tower(reader, positions=n_tokens)
-    n_labels = _labels(reader)
     groups = [
         *parameters_of(d),
         *_patch_embedding(reader, d.hidden, bias=True),
-        ParameterGroup("classifier", (n_labels, d.hidden), 1, Role.OTHER, layered=False),
-        ParameterGroup("classifier.bias", (n_labels,), 1, Role.BIAS, layered=False),
+        *classifier_parameters(n_labels(reader), d.hidden),
     ]
     if kind == "deit":
         groups.append(
@@ -132,64 +140,173 @@ def _vit_shape(reader: Reader, kind: str) -> ModelShape:
         name=kind, source=reader.name, parameters=tuple(groups), n_layers=d.n_layers,
         hidden=d.hidden, n_heads=d.n_heads, n_kv_heads=d.n_heads, head_dim=d.head_dim, ffn=d.ffn,
         activation=reader.text(("hidden_act",), "gelu"), norm=Norm.LAYERNORM, has_lm_head=False,
-        is_checked=False, fixed_seq=n_tokens, max_positions=n_tokens,
+        fixed_seq=n_tokens, max_positions=n_tokens,
         input_elements=reader.whole("num_channels", 3) * reader.whole("image_size", 224) ** 2,
         assumptions=(f"Each picture is {n_tokens} tokens: its patches and a class token.",),
     )  # fmt: skip
 
 
-def _labels(reader: Reader) -> int:
+def classifier_parameters(n: int, hidden: int) -> list[ParameterGroup]:
+    """Return the matrix from the hidden size to ``n`` classes, and its bias."""
+    return [
+        ParameterGroup("classifier", (n, hidden), 1, Role.OTHER, layered=False),
+        ParameterGroup("classifier.bias", (n,), 1, Role.BIAS, layered=False),
+    ]
+
+
+def n_labels(reader: Reader) -> int:
+    """Return how many classes a configuration names; 2 are the library's default."""
     names = reader.config.get("id2label")
-    return len(names) if isinstance(names, dict) and names else reader.whole("num_labels", 1000)
+    return len(names) if isinstance(names, dict) and names else reader.whole("num_labels", 2)
 
 
 def clip_shape(text: Reader, vision: Reader, whole: Reader) -> ModelShape:
     """CLIP: Radford et al. 2021, https://arxiv.org/abs/2103.00020: two towers."""
     positions = text.whole("positions", 77)
     words = _tower(text, vocab=text.whole("vocab", 49_408), positions=positions)
-    pictures = _tower(vision, positions=_patches(vision) + 1)
+    n_patches = _patches(vision) + 1
+    pictures = _tower(vision, positions=n_patches)
     width = whole.whole("projection_dim", 512)
-    groups = [
-        *parameters_of(words),
-        *parameters_of(pictures),
-        ParameterGroup("vision.norm", (pictures.hidden,), 2, Role.NORM, layered=False),
-        *_patch_embedding(vision, pictures.hidden, bias=False),
+    seen = replace(
+        _tower_shape(vision, "vision", pictures, n_patches),
+        parameters=(
+            *parameters_of(pictures),
+            ParameterGroup("vision.norm", (pictures.hidden,), 2, Role.NORM, layered=False),
+            *_patch_embedding(vision, pictures.hidden, bias=False),
+        ),
+        input_elements=3 * vision.whole("image_size", 224) ** 2,
+        front_elements=2 * n_patches * pictures.hidden,
+    )
+    towers = (_tower_shape(text, "text", words, positions), seen)
+    outside = [
         ParameterGroup("text_projection", (width, words.hidden), 1, Role.OTHER, layered=False),
         ParameterGroup("visual_projection", (width, pictures.hidden), 1, Role.OTHER,
                        layered=False),
         ParameterGroup("logit_scale", (1,), 1, Role.OTHER, layered=False),
     ]  # fmt: skip
+    inside = [
+        replace(group, name=f"{tower.name}.{group.name}")
+        for tower in towers
+        for group in tower.parameters
+    ]
     return ModelShape(
-        name="clip", source=whole.name, parameters=tuple(groups), is_checked=False,
-        has_lm_head=False,
-        assumptions=("Of CLIP's two towers only the parameters are counted.",),
+        name="clip", source=whole.name, parameters=(*inside, *outside),
+        has_lm_head=False, towers=towers, fixed_seq=positions, max_positions=positions,
+        assumptions=(
+            f"Each pair is {positions} tokens of text and {n_patches} of a picture.",
+        ),
     )  # fmt: skip
 
 
-def _whisper_shape(reader: Reader) -> ModelShape:
-    """Whisper: Radford et al. 2022, https://arxiv.org/abs/2212.04356."""
+def _tower_shape(reader: Reader, name: str, d: Dimensions, n_tokens: int) -> ModelShape:
+    return ModelShape(
+        name=name, source=reader.name, parameters=tuple(parameters_of(d)), n_layers=d.n_layers,
+        hidden=d.hidden, n_heads=d.n_heads, n_kv_heads=d.n_heads, head_dim=d.head_dim, ffn=d.ffn,
+        activation=reader.text(("hidden_act",), "quick_gelu"), norm=Norm.LAYERNORM,
+        has_lm_head=False, fixed_seq=n_tokens, max_positions=n_tokens,
+    )  # fmt: skip
+
+
+def _t5_shape(reader: Reader, kind: str) -> ModelShape:
+    hidden, ffn = reader.whole("hidden"), reader.whole("ffn")
+    n_layers = reader.whole("n_layers", limit=MAX_LAYERS)
+    n_heads, vocab = reader.whole("n_heads"), reader.whole("vocab")
+    reader.check()
+    head_dim = reader.whole("head_dim", 64)
+    n_decoder = reader.whole("num_decoder_layers", n_layers, limit=MAX_LAYERS)
+    gated = "gated" in reader.text(("feed_forward_proj",), "relu")
+    tied = reader.flag("tie_word_embeddings", default=True)
+    groups = t5_parameters(
+        vocab=vocab, hidden=hidden, ffn=ffn, inner=n_heads * head_dim, n_heads=n_heads,
+        n_encoder=n_layers, n_decoder=n_decoder, is_gated=gated, tied=tied,
+        n_buckets=reader.whole("relative_attention_num_buckets", 32),
+    )  # fmt: skip
+    dropout = reader.share(("dropout_rate",), 0.1)
+    return ModelShape(
+        name=kind, source=reader.name, parameters=tuple(groups),
+        n_layers=n_layers + n_decoder, hidden=hidden, n_heads=n_heads, n_kv_heads=n_heads,
+        head_dim=head_dim, ffn=ffn, vocab=vocab, max_positions=reader.whole("positions", 512),
+        is_gated=gated, activation="relu" if not gated else "gelu_new",
+        norm=Norm.RMSNORM_T5, tied_head=tied, embedding_dropout=dropout, encoder_norm=True,
+        position_bias=True,
+        hidden_dropout=dropout, attention_dropout=dropout, ffn_dropout=dropout,
+        softmax_fp32=True, upcasts_logits=False, n_cross_layers=n_decoder,
+        assumptions=("Encoder and decoder are given the same length.",),
+    )  # fmt: skip
+
+
+def _dit_shape(reader: Reader) -> ModelShape:
+    """DiT: Peebles and Xie 2022, https://arxiv.org/abs/2212.09748, as in Diffusers."""
+    n_heads, head_dim = reader.whole("n_heads", 16), reader.whole("attention_head_dim", 72)
+    n_layers = reader.whole("num_layers", 28, limit=MAX_LAYERS)
+    hidden, channels = n_heads * head_dim, reader.whole("in_channels", 4)
+    side, patch = reader.whole("sample_size", 32), reader.whole("patch_size", 2)
+    n_classes, n_tokens = reader.whole("num_embeds_ada_norm", 1000), max(1, (side // patch) ** 2)
+    out = patch * patch * reader.whole("out_channels", channels)
+    d = Dimensions(
+        vocab=0, hidden=hidden, n_layers=n_layers, n_heads=n_heads, n_kv_heads=n_heads,
+        head_dim=head_dim, ffn=4 * hidden, norms_per_layer=0, n_outside_norms=0,
+    )  # fmt: skip
+    time = [("time1", (hidden, 256)), ("time2", (hidden, hidden)), ("shift", (6 * hidden, hidden))]
+    groups = [*parameters_of(d)]
+    for name, shape in time:  # each block embeds the time step anew
+        groups += [
+            ParameterGroup(f"{name}.weight", shape, n_layers, Role.LINEAR, slot="norm1"),
+            ParameterGroup(f"{name}.bias", shape[:1], n_layers, Role.OTHER, slot="norm1"),
+        ]
+    groups.append(
+        ParameterGroup("classes", (n_classes + 1, hidden), n_layers, Role.OTHER, slot="norm1")
+    )
+    for name, shape in (
+        ("embedding.patches", (hidden, channels * patch * patch)),
+        ("shift_out", (2 * hidden, hidden)),
+        ("head_out", (out, hidden)),
+    ):
+        groups += [
+            ParameterGroup(name, shape, 1, Role.OTHER, layered=False),
+            ParameterGroup(f"{name}.bias", shape[:1], 1, Role.OTHER, layered=False),
+        ]
+    return ModelShape(
+        name="dit", source=reader.name, parameters=tuple(groups), n_layers=n_layers, hidden=hidden,
+        n_heads=n_heads, n_kv_heads=n_heads, head_dim=head_dim, ffn=4 * hidden,
+        activation=reader.text(("activation_fn",), "gelu-approximate"), norm=Norm.LAYERNORM,
+        has_lm_head=False, is_modulated=True, fixed_seq=n_tokens,
+        max_positions=n_tokens, input_elements=channels * side * side,
+        assumptions=(f"Each latent picture is {n_tokens} patches.",),
+    )  # fmt: skip
+
+
+def _encoder_decoder_shape(reader: Reader, kind: str) -> ModelShape:
+    """BART (https://arxiv.org/abs/1910.13461), mBART and Whisper (https://arxiv.org/abs/2212.04356).
+
+    Whisper hears a fixed number of frames through two convolutions; its keys have no biases.
+    """
     hidden, vocab = reader.whole("hidden"), reader.whole("vocab")
     n_encoder = reader.whole("encoder_layers", limit=MAX_LAYERS)
     n_decoder = reader.whole("decoder_layers", limit=MAX_LAYERS)
     n_heads, ffn = reader.whole("encoder_attention_heads"), reader.whole("encoder_ffn_dim")
     reader.check()
-    sources, targets = (
-        reader.whole("max_source_positions", 1500),
-        reader.whole("max_target_positions", 448),
-    )
+    hears, n_layers = kind == "whisper", n_encoder + n_decoder
+    sources = reader.whole("max_source_positions", 1500) if hears else 0
+    targets = reader.whole("max_target_positions", 448) if hears else reader.whole("positions")
+    positions = sources + targets if hears else 2 * (targets + 2)
     mels = reader.whole("num_mel_bins", 80)
-    n_layers = n_encoder + n_decoder
-    groups = [
-        ParameterGroup("embedding.tokens", (vocab, hidden), 1, Role.EMBEDDING, layered=False),
-        ParameterGroup("embedding.positions", (sources + targets, hidden), 1, Role.EMBEDDING,
-                       layered=False),
+    before = ParameterGroup("norm_embedding", (hidden,), 4, Role.NORM, layered=False)
+    convolutions = [
         ParameterGroup("conv1", (hidden, mels * 3), 1, Role.OTHER, layered=False),
         ParameterGroup("conv2", (hidden, hidden * 3), 1, Role.OTHER, layered=False),
         ParameterGroup("conv.bias", (hidden,), 2, Role.BIAS, layered=False),
-        *_biased("attention", ("q", "k", "v"), hidden, n_layers, "qkv"),
+    ]
+    n_norms = {"bart": 0, "mbart": 4, "whisper": 4}[kind]
+    groups = [
+        ParameterGroup("embedding.tokens", (vocab, hidden), 1, Role.EMBEDDING, layered=False),
+        ParameterGroup("embedding.positions", (positions, hidden), 1, Role.EMBEDDING,
+                       layered=False),
+        *(convolutions if hears else [before]),
+        *_biased("attention", ("q", "k", "v"), hidden, n_layers, "qkv", biased_keys=not hears),
         *_biased("attention", ("o",), hidden, n_layers, "out"),
         *_biased("cross", ("q",), hidden, n_decoder, "cross_q"),
-        *_biased("cross", ("k", "v"), hidden, n_decoder, "cross_kv"),
+        *_biased("cross", ("k", "v"), hidden, n_decoder, "cross_kv", biased_keys=not hears),
         *_biased("cross", ("o",), hidden, n_decoder, "cross_out"),
         ParameterGroup("mlp.up.weight", (ffn, hidden), n_layers, Role.LINEAR, slot="up"),
         ParameterGroup("mlp.up.bias", (ffn,), n_layers, Role.BIAS, slot="up"),
@@ -198,29 +315,46 @@ def _whisper_shape(reader: Reader) -> ModelShape:
         ParameterGroup("norm1", (hidden,), 2 * n_layers, Role.NORM, slot="norm1"),
         ParameterGroup("norm_cross", (hidden,), 2 * n_decoder, Role.NORM, slot="norm_cross"),
         ParameterGroup("norm2", (hidden,), 2 * n_layers, Role.NORM, slot="norm2"),
-        ParameterGroup("norm", (hidden,), 4, Role.NORM, layered=False),
+        ParameterGroup("norm", (hidden,), n_norms, Role.NORM, layered=False),
     ]  # fmt: skip
+    length = (
+        f"The encoder reads {sources} frames; the length is that of the decoder's text."
+        if hears
+        else "Encoder and decoder are given the same length."
+    )
+    dropout = reader.share(("dropout",), 0.0 if hears else 0.1)
     return ModelShape(
-        name="whisper", source=reader.name, parameters=tuple(groups), n_layers=n_layers,
-        hidden=hidden, n_heads=n_heads, n_kv_heads=n_heads, head_dim=max(1, hidden // n_heads),
-        ffn=ffn, vocab=vocab, max_positions=targets, norm=Norm.LAYERNORM, tied_head=True,
-        n_cross_layers=n_decoder, encoder_seq=sources, is_checked=False,
-        assumptions=(
-            f"The encoder reads {sources} frames; the length is that of the decoder's text.",
-        ),
+        name=kind, source=reader.name, parameters=tuple(g for g in groups if g.n_total),
+        n_layers=n_layers, hidden=hidden, n_heads=n_heads, n_kv_heads=n_heads,
+        head_dim=max(1, hidden // n_heads), ffn=ffn, vocab=vocab, max_positions=targets,
+        activation=reader.text(("activation_function",), "gelu"), norm=Norm.LAYERNORM,
+        tied_head=True, n_cross_layers=n_decoder, encoder_seq=sources,
+        adds_to_logits=not hears, encoder_norm=n_norms > 0, copies_attention=hears,
+        embedding_dropout=dropout, hidden_dropout=dropout,
+        ffn_dropout=reader.share(("activation_dropout",), 0.0),
+        attention_dropout=reader.share(("attention_dropout",), 0.0),
+        # Of both convolutions the result, and what its GELU gives.
+        front_elements=(2 * 2 * sources + 2 * sources) * hidden if hears else 0,
+        input_elements=2 * sources * mels, assumptions=(length,),
     )  # fmt: skip
 
 
-def _biased(
-    part: str, names: tuple[str, ...], hidden: int, count: int, slot: str
+def _biased(  # noqa: PLR0913 - one matrix after the other
+    part: str,
+    names: tuple[str, ...],
+    hidden: int,
+    count: int,
+    slot: str,
+    *,
+    biased_keys: bool = True,
 ) -> list[ParameterGroup]:
-    """Return square matrices with biases; keys have none in Whisper."""
+    """Return square matrices with biases."""
     groups = []
     for name in names:
         groups.append(
             ParameterGroup(f"{part}.{name}.weight", (hidden, hidden), count, Role.LINEAR, slot=slot)
         )
-        if name != "k":
+        if name != "k" or biased_keys:
             groups.append(
                 ParameterGroup(f"{part}.{name}.bias", (hidden,), count, Role.BIAS, slot=slot)
             )
@@ -235,28 +369,35 @@ def _mamba_shape(reader: Reader) -> ModelShape:
     state, kernel = reader.whole("state_size", 16), reader.whole("conv_kernel", 4)
     inner = reader.whole("intermediate_size", reader.whole("expand", 2) * hidden)
     rank = reader.whole("time_step_rank", -(-hidden // 16))
-    shapes: list[tuple[str, tuple[int, ...], Role]] = [
-        ("in_proj", (2 * inner, hidden), Role.LINEAR),
-        ("conv1d", (inner, kernel), Role.OTHER),
-        ("conv1d.bias", (inner,), Role.BIAS),
-        ("x_proj", (rank + 2 * state, inner), Role.LINEAR),
-        ("dt_proj", (inner, rank), Role.LINEAR),
-        ("dt_proj.bias", (inner,), Role.BIAS),
-        ("A_log", (inner, state), Role.OTHER),
-        ("D", (inner,), Role.OTHER),
-        ("out_proj", (hidden, inner), Role.LINEAR),
-        ("norm", (hidden,), Role.NORM),
+    shapes: list[tuple[str, tuple[int, ...], Role, str]] = [
+        ("in_proj", (2 * inner, hidden), Role.LINEAR, "ssm_in"),
+        ("conv1d", (inner, kernel), Role.OTHER, "ssm"),
+        ("conv1d.bias", (inner,), Role.OTHER, "ssm"),
+        ("x_proj", (rank + 2 * state, inner), Role.LINEAR, "ssm"),
+        ("dt_proj", (inner, rank), Role.LINEAR, "ssm"),
+        ("dt_proj.bias", (inner,), Role.OTHER, "ssm"),
+        ("A_log", (inner, state), Role.OTHER, "ssm"),
+        ("D", (inner,), Role.OTHER, "ssm"),
+        ("out_proj", (hidden, inner), Role.LINEAR, "ssm_out"),
+        ("norm", (hidden,), Role.NORM, "norm1"),
     ]
     groups = [
         ParameterGroup("embedding.tokens", (vocab, hidden), 1, Role.EMBEDDING, layered=False),
-        *(ParameterGroup(name, shape, n_layers, role) for name, shape, role in shapes),
+        *(
+            ParameterGroup(name, shape, n_layers, role, slot=slot)
+            for name, shape, role, slot in shapes
+        ),
         ParameterGroup("norm_f", (hidden,), 1, Role.NORM, layered=False),
     ]
     return ModelShape(
-        name="mamba", source=reader.name, parameters=tuple(groups), is_checked=False,
-        vocab=vocab, tied_head=True, n_recurrent_layers=n_layers,
-        recurrent_elements=inner * (state + kernel),
+        name="mamba", source=reader.name, parameters=tuple(groups),
+        n_layers=n_layers, hidden=hidden, norm=Norm.RMSNORM_WRITTEN_OUT, upcasts_logits=True,
+        vocab=vocab, tied_head=True, n_recurrent_layers=n_layers, scan_width=inner,
+        scan_states=state, recurrent_elements=inner * (state + kernel),
         assumptions=(
-            "What the scan of a Mamba layer keeps depends on its kernel: activations are left out.",
+            (
+                "The scan is counted as Transformers runs it by itself; the kernels of mamba_ssm "
+                "keep far less."
+            ),
         ),
     )  # fmt: skip

@@ -8,8 +8,9 @@ from math import ceil
 
 from fragdoctor.estimation.inference import cache_parts, kv_element_bytes, play_inference
 from fragdoctor.estimation.judge import Estimator, judged
-from fragdoctor.estimation.layers import KORTHIKANTI, attention_used, layer_ops, term_bytes, units
+from fragdoctor.estimation.layers import KORTHIKANTI, attention_used, layer_ops
 from fragdoctor.estimation.needs import Needs, needs_of
+from fragdoctor.estimation.operations import term_bytes, units
 from fragdoctor.estimation.optimizers import ZERO, optimizer_of
 from fragdoctor.estimation.parallel import communication_elements, local_part
 from fragdoctor.estimation.precision import AUTOCAST_DOC, precision_of
@@ -106,7 +107,7 @@ def formula_footprint(workload: Workload) -> Footprint:
     states = states_of(workload)
     most = _largest(tape)
     items = [item for item in _items(workload, states, most) if item.n_bytes > 0]
-    needs = needs_of(tape, whole)
+    needs = formula_needs(whole)
     every = states.groups if whole is workload else states_of(whole).groups
     trained = sum(g.n_each * g.count for g in every if g.is_trained)
     return Footprint(
@@ -125,17 +126,17 @@ def formula_footprint(workload: Workload) -> Footprint:
 
 def formula_needs(workload: Workload) -> Needs:
     """Return the bounds of a workload's memory, without the rest of its footprint."""
-    return needs_of(play(workload), workload)
+    return needs_of(play(workload, bounds=True), workload)
 
 
-def play(workload: Workload) -> Tape:
-    """Return the allocations of a workload."""
+def play(workload: Workload, *, bounds: bool = False) -> Tape:
+    """Return the allocations of a workload; for bounds with buffers that grow with all sizes."""
     workspace = workspace_bytes(workload.architecture)
     local = local_part(workload)
     buffers = communication_elements(workload) * precision_of(workload.dtype).compute
     if workload.inference:
         return play_inference(local, workspace, buffers)
-    return StepPlayer(local).play(workspace, buffers)
+    return StepPlayer(local, bounds=bounds).play(workspace, buffers)
 
 
 def _largest(tape: Tape) -> Mapping[str, int]:
@@ -304,10 +305,11 @@ def _optimizer_states(workload: Workload, states: States, most: Mapping[str, int
 
 def _weight_copies(workload: Workload, states: States, most: Mapping[str, int]) -> Item:
     precision = precision_of(workload.dtype)
+    copied = ("linear", "head") if precision.is_autocast else ("linear", "expert", "head")
     n = sum(
         g.n_each * g.count
         for g in states.groups
-        if g.role.value in ("linear", "expert", "head") and ".lora_" not in g.name
+        if g.role.value in copied and ".lora_" not in g.name
     )
     what = "autocast's copies" if precision.is_autocast else "fp8 copies"
     return Item(

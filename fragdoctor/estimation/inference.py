@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fragdoctor.estimation.layers import layer_ops, term_bytes, units
+from fragdoctor.estimation.layers import layer_ops
+from fragdoctor.estimation.operations import term_bytes, units
 from fragdoctor.estimation.precision import dtype_bytes, precision_of
 from fragdoctor.estimation.states import states_of
 from fragdoctor.estimation.tape import Tape
@@ -95,7 +96,7 @@ def play_inference(workload: Workload, workspace_bytes: int, buffer_bytes: float
         return tape
     tape.alloc("inputs", workload.batch * workload.seq * 8)
     if precision.is_autocast:
-        copied = (Role.LINEAR, Role.EXPERT, Role.HEAD)
+        copied = (Role.LINEAR, Role.HEAD)
         for group in states.groups:
             if group.role in copied:
                 tape.alloc("weight_copies", group.n_each * precision.copies, group.count)

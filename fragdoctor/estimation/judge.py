@@ -172,7 +172,8 @@ def largest_batch(
     # Memory is nearly linear in the batch: aim where the line meets the limit, then a bit beyond.
     while (above := needs(high) or 0) <= usable_bytes:
         slope = (above - (needs(low) or 0)) / (high - low)
-        room = (usable_bytes - above) / slope if slope > 0 else MAX_BATCH
+        # Flat where the optimizer's step is the peak: only a larger batch shows the slope.
+        room = (usable_bytes - above) / slope if slope > 0 else high
         low, high = high, high + max(1, math.ceil(1.01 * room))
         if high > MAX_BATCH:
             return None

@@ -18,77 +18,25 @@ s*b*h*(34 + 5*a*s/h), https://arxiv.org/abs/2205.05198; other settings change su
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
+from fragdoctor.estimation.operations import (
+    FP32,
+    Op,
+    Term,
+    dropout,
+    is_adapted,
+    linear_input,
+    n_linears,
+    norm_op,
+)
 from fragdoctor.estimation.precision import Precision
-from fragdoctor.model.workload import Attention, ModelShape, Norm, Workload
+from fragdoctor.model.workload import Attention, ModelShape, Workload
 
+# GPUs on which PyTorch takes cuDNN's attention first, whose output is laid out as the query.
+CUDNN_FIRST: Final = ("hopper", "blackwell", "")
 KORTHIKANTI: Final = "Korthikanti et al. 2022, https://arxiv.org/abs/2205.05198"
-FP32: Final = 4.0
-
-
-@dataclass(frozen=True, slots=True)
-class Term:
-    """``bytes_per`` for each element of ``unit``, such as ``B*S*H``."""
-
-    unit: str
-    bytes_per: float
-    label: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Op:
-    """One operation of a layer.
-
-    Attributes:
-        slot: whose parameters it uses (``ParameterGroup.slot``), or "".
-        saved: tensors kept for backward.
-        passing: output that the next operation consumes and autograd does not keep.
-        scratch: further memory while it runs forward.
-        grads: gradients of its inputs: what its backward makes.
-        back_scratch: further memory while its backward runs.
-        ends_branch: its gradient is added into the residual stream's.
-    """
-
-    name: str
-    slot: str = ""
-    saved: tuple[Term, ...] = ()
-    passing: tuple[Term, ...] = ()
-    scratch: tuple[Term, ...] = ()
-    grads: tuple[Term, ...] = ()
-    back_scratch: tuple[Term, ...] = ()
-    ends_branch: bool = False
-
-
-def units(workload: Workload) -> Mapping[str, int]:
-    """Return the size of each unit in elements, for one layer."""
-    shape, batch, seq = workload.shape, workload.batch, workload.seq
-    tokens = batch * seq
-    routed = max(1, shape.experts_per_token) if shape.n_experts else 1
-    ffn_width = shape.ffn * routed + shape.shared_ffn * shape.n_shared_experts
-    return {
-        "B*S": tokens,
-        "B*S*H": -(-tokens * shape.hidden // workload.stream_shards),
-        "B*S*Q": tokens * shape.n_heads * shape.head_dim,
-        "B*S*K": tokens * shape.n_kv_heads * shape.head_dim,
-        "B*S*F": tokens * ffn_width,
-        "B*S*k*H": tokens * shape.hidden * (routed if shape.n_experts else 0),
-        "B*S*E": tokens * shape.n_experts,
-        "B*I": batch * shape.input_elements,
-        "B*X*H": batch * (shape.encoder_seq or seq) * shape.hidden,
-        "B*X*K": batch * (shape.encoder_seq or seq) * shape.n_kv_heads * shape.head_dim,
-        "B*S*V": tokens * shape.vocab if shape.has_lm_head else 0,
-        "B*a*S": tokens * shape.n_heads,
-        "B*a*S*S": tokens * shape.n_heads * seq,
-        "S*S": seq * seq,
-    }
-
-
-def term_bytes(term: Term, sizes: Mapping[str, int]) -> int:
-    """Return the bytes of a term."""
-    return int(term.bytes_per * sizes[term.unit])
 
 
 def attention_used(workload: Workload, precision: Precision) -> Attention:
@@ -97,9 +45,15 @@ def attention_used(workload: Workload, precision: Precision) -> Attention:
     No fused kernel takes fp32 with fewer key than query heads: the fallback serves it. Who asks
     for a fused kernel by name has code that repeats keys and values first.
     """
+    shape = workload.shape
     if workload.attention is not Attention.SDPA:
         return workload.attention
-    return Attention.MATH if _is_grouped_fp32(workload, precision) else Attention.FLASH
+    if shape.writes_attention:
+        return Attention.EAGER
+    is_grouped = shape.n_kv_heads < shape.n_heads
+    if _is_grouped_fp32(workload, precision) or (is_grouped and shape.shares_heads):
+        return Attention.MATH
+    return Attention.FLASH
 
 
 def _is_grouped_fp32(workload: Workload, precision: Precision) -> bool:
@@ -118,21 +72,102 @@ def layer_ops(workload: Workload, precision: Precision, *, crosses: bool = False
     shape = workload.shape
     trains = not workload.lora_rank
     first = norm_op(shape.norm, precision, "norm1", trains=trains)
+    if shape.scan_width:
+        return [first, *_scan_ops(workload, precision)]
     second = norm_op(shape.norm, precision, "norm2", trains=trains)
     if shape.norms_per_layer == 1:  # one norm feeds both branches
         second = replace(second, saved=(), passing=())
     elif shape.parallel_residual:  # both norms read the same residual
         second = replace(second, saved=tuple(t for t in second.saved if t.label != "input"))
     after = _branch_norm(first) if shape.norms_per_layer >= 4 else []
-    return [
+    shifted = _modulation(precision, "modulation", "normalised") if shape.is_modulated else []
+    gated = _modulation(precision, "gate of the branch", "branch") if shape.is_modulated else []
+    ops = [
         first,
+        *shifted,
         *_attention_ops(workload, precision),
         *after,
+        *gated,
         *(_cross_attention_ops(workload, precision) if crosses else ()),
         second,
+        *shifted,
         *_mlp_ops(workload, precision),
         *after,
+        *gated,
     ]
+    return [_with_magnitudes(op, workload, precision) for op in ops] if workload.dora else ops
+
+
+def _with_magnitudes(op: Op, workload: Workload, precision: Precision) -> Op:
+    """Return an operation of linear layers with what DoRA adds to each (PEFT's ``dora.py``).
+
+    The magnitude of an output is a factor of what the layer and the adapter give, which both stay;
+    the norms need the adapted weight as a whole for a moment.
+    """
+    if not op.slot:
+        return op
+    sizes = [
+        group.shape
+        for group in workload.shape.parameters
+        if group.slot == op.slot and len(group.shape) == 2
+        and is_adapted(workload, group.name, op.slot)
+    ]  # fmt: skip
+    if not sizes:
+        return op
+    each = precision.compute + (precision.compute if precision.is_autocast else FP32)
+    widths = sum(rows for rows, _ in sizes)
+    n_whole = 3 if precision.weight == FP32 else 4
+    most = max(rows * columns for rows, columns in sizes)
+    return replace(
+        op,
+        saved=(*op.saved, Term("B*S", widths * each, "outputs before the magnitude")),
+        scratch=(*op.scratch, Term("1", n_whole * FP32 * most, "adapted weight")),
+    )
+
+
+def _scan_ops(workload: Workload, precision: Precision) -> list[Op]:
+    """Return a state space layer as Transformers runs it without kernels of ``mamba_ssm``.
+
+    The scan is a loop over tokens: decay, input and state of each are kept in fp32.
+    """
+    c = precision.compute
+    wide = 0.0 if c == FP32 else FP32  # copies in fp32
+    state = 0.0 if c == FP32 else c  # the state as it is multiplied
+    step = FP32 if precision.is_autocast else c
+    into = (2 * c, "in"), (c, "convolution"), (c, "its activation"), (c, "copy in order"), (
+        2 * step, "time step and its softplus"), (wide, "input in fp32"), (
+        FP32, "output of the scan"), (c, "activation of the gate")  # fmt: skip
+    return [
+        Op(
+            "way in", "ssm_in", linear_input("B*S*H", precision, workload, "ssm_in", 1),
+            (Term("B*S*I", 2 * c),), grads=(Term("B*S*H", c),),
+        ),
+        Op(
+            "scan", "ssm",
+            (
+                *(Term("B*S*I", each, label) for each, label in into if each),
+                Term("B*S*I*N", 3 * FP32 + state, "decay, input and state of each token"),
+            ),
+            (Term("B*S*I", c),), scratch=(Term("B*S*I*N", FP32),), grads=(Term("B*S*I", 2 * c),),
+            # Gradients of decay and input as a whole, and once more for each token's part.
+            back_scratch=(Term("B*S*I*N", 3 * FP32),),
+        ),
+        Op(
+            "way out", "ssm_out", linear_input("B*S*I", precision, workload, "ssm_out", 1),
+            (Term("B*S*H", c),), grads=(Term("B*S*I", c),),
+        ),
+    ]  # fmt: skip
+
+
+def _modulation(precision: Precision, name: str, what: str) -> list[Op]:
+    """Return a product with one number a channel that depends on the time step (DiT)."""
+    c = FP32 if precision.is_autocast and name == "modulation" else precision.compute
+    return [
+        Op(
+            name, "", (Term("B*S*H", c, what),), (Term("B*S*H", c),),
+            grads=(Term("B*S*H", c),), back_scratch=(Term("B*S*H", c),),
+        )
+    ]  # fmt: skip
 
 
 def _branch_norm(norm: Op) -> list[Op]:
@@ -140,90 +175,20 @@ def _branch_norm(norm: Op) -> list[Op]:
     return [replace(norm, name="norm of the branch", slot="", ends_branch=False)]
 
 
-def norm_op(norm: Norm, precision: Precision, slot: str, *, trains: bool = True) -> Op:
-    """Return a normalisation of the residual stream."""
-    residual, compute = precision.residual, precision.compute
-    out = FP32 if precision.is_autocast else compute
-    grads = (Term("B*S*H", residual),)
-    saved: tuple[Term, ...]
-    source = Term("B*S*H", residual, "input")
-    if norm is Norm.LAYERNORM:
-        saved = (source, Term("B*S", 2 * FP32, "mean and deviation"))
-    elif norm is Norm.RMSNORM:
-        saved = (source, Term("B*S", FP32, "deviation"))
-    else:
-        kept = [Term("B*S*H", FP32, "input" if residual == FP32 else "fp32 input")]
-        if trains:
-            kept.append(Term("B*S*H", residual, "normalised"))
-        saved = (*kept, Term("B*S", FP32, "deviation"))
-        # The fp32 gradients of the two products, while the written-out norm runs backward.
-        return Op(
-            f"{slot} (written out)", slot, saved, (Term("B*S*H", out),),
-            scratch=(Term("B*S*H", FP32),), grads=grads,
-            back_scratch=(Term("B*S*H", 2 * FP32),), ends_branch=True,
-        )  # fmt: skip
-    return Op(slot, slot, saved, (Term("B*S*H", out),), grads=grads, ends_branch=True)
-
-
-def _linear_input(
-    unit: str, precision: Precision, workload: Workload, slot: str, n_linears: int
-) -> tuple[Term, ...]:
-    """Return what linear layers that read one tensor keep of it.
-
-    Autocast copies the input once for each of them; otherwise they share it. A frozen layer
-    keeps nothing; a LoRA adapter keeps its input in fp32, as PEFT computes it.
-    """
-    adapted = adapted_linears(workload, slot)
-    if workload.lora_rank:
-        kept = FP32 * adapted if precision.weight != FP32 else precision.compute * adapted
-        return (Term(unit, kept, "inputs of adapters"),) if adapted else ()
-    if precision.is_autocast:
-        return (Term(unit, precision.linear_input * n_linears, "16-bit copies of the input"),)
-    return (Term(unit, precision.linear_input, "input of linear layers"),)
-
-
-_ATTENTION_SLOTS: Final = ("qkv", "out", "cross_q", "cross_kv", "cross_out")
-_ALL_SLOTS: Final = (*_ATTENTION_SLOTS, "up", "down")
-
-
-def adapted_linears(workload: Workload, slot: str) -> int:
-    """Return how many linear layers of a slot carry an adapter."""
-    if not workload.lora_rank:
-        return 0
-    groups = [g for g in workload.shape.parameters if g.slot == slot and len(g.shape) == 2]
-    return sum(is_adapted(workload, g.name, slot) for g in groups)
-
-
-def is_adapted(workload: Workload, name: str, slot: str) -> bool:
-    """Return whether LoRA targets a matrix, by slot or by name."""
-    for target in workload.lora_targets:
-        if target == "attention" and slot in _ATTENTION_SLOTS:
-            return True
-        if target == "all-linear" and slot in _ALL_SLOTS:
-            return True
-        if target in name.split("."):
-            return True
-    return False
-
-
-def _n_linears(shape: ModelShape, slot: str) -> int:
-    return sum(g.slot == slot and len(g.shape) == 2 for g in shape.parameters) or 1
-
-
 def _attention_ops(workload: Workload, precision: Precision) -> list[Op]:
     """Return query, key and value, rotation, attention and the output projection."""
     shape, c = workload.shape, precision.compute
     back = FP32 if precision.is_autocast else 0.0
-    n_qkv = _n_linears(shape, "qkv")
+    n_qkv = n_linears(shape, "qkv")
     qkv = (Term("B*S*Q", c), Term("B*S*K", 2 * c))
     # Each of several linear layers on one input gives its own gradient of it.
     into_qkv = Op(
         "query, key and value", "qkv",
-        saved=_linear_input("B*S*H", precision, workload, "qkv", n_qkv),
+        saved=linear_input("B*S*H", precision, workload, "qkv", n_qkv),
         passing=qkv, grads=(Term("B*S*H", back or c),),
         back_scratch=(Term("B*S*H", c),) if n_qkv > 1 or back else (),
     )  # fmt: skip
-    ops = [into_qkv, *_head_norms(workload, precision)]
+    ops = [*_latents(workload, precision), into_qkv, *_head_norms(workload, precision)]
     if shape.has_rotary:
         rotated = FP32 if precision.is_autocast else c
         ops.append(
@@ -234,6 +199,20 @@ def _attention_ops(workload: Workload, precision: Precision) -> list[Op]:
             )
         )  # fmt: skip
     return [*ops, *_attended(workload, precision, "out")]
+
+
+def _latents(workload: Workload, precision: Precision) -> list[Op]:
+    """Return the norms of the short vectors of latent attention, and what is made of them."""
+    if not workload.shape.latent_width:
+        return []
+    c = precision.compute
+    kept = FP32 + (0.0 if workload.lora_rank else 2 * c)
+    return [
+        Op(
+            "latent vectors", "", (Term("B*S*R", kept, "fp32 input, normalised, output"),),
+            (Term("B*S*R", c),), grads=(Term("B*S*R", c),), back_scratch=(Term("B*S*R", 2 * FP32),),
+        )
+    ]  # fmt: skip
 
 
 def _head_norms(workload: Workload, precision: Precision) -> list[Op]:
@@ -263,14 +242,15 @@ def _attended(
     kind = attention_used(workload, precision)
     # The projection's input is the attention's output, which fused kernels keep anyway.
     kept: tuple[Term, ...] = ()
-    if kind is not Attention.FLASH and not workload.lora_rank:
+    is_copied = shape.copies_attention and c != FP32 and workload.architecture in CUDNN_FIRST
+    if (kind is not Attention.FLASH or is_copied) and not workload.lora_rank:
         kept = (Term("B*S*Q", c, "attention output"),)
     if workload.lora_rank:
-        kept = _linear_input("B*S*Q", precision, workload, slot, 1)
+        kept = linear_input("B*S*Q", precision, workload, slot, 1)
     return [
-        _core_attention(workload, precision, kind, keys),
+        _core_attention(workload, precision, kind, keys, slot),
         Op("output projection", slot, kept, (Term("B*S*H", c),), grads=(Term("B*S*Q", c),)),
-        *_dropout(shape, c),
+        *dropout(shape, c),
     ]
 
 
@@ -283,12 +263,12 @@ def _cross_attention_ops(workload: Workload, precision: Precision) -> list[Op]:
     trains = not workload.lora_rank
     encoded: tuple[Term, ...] = ()
     if precision.is_autocast or workload.lora_rank:
-        encoded = _linear_input("B*X*H", precision, workload, "cross_kv", 2)
+        encoded = linear_input("B*X*H", precision, workload, "cross_kv", 2)
     return [
         norm_op(workload.shape.norm, precision, "norm_cross", trains=trains),
         Op(
             "query of cross attention", "cross_q",
-            _linear_input("B*S*H", precision, workload, "cross_q", 1),
+            linear_input("B*S*H", precision, workload, "cross_q", 1),
             (Term("B*S*Q", c),), grads=(Term("B*S*H", c),),
         ),
         Op(
@@ -299,18 +279,13 @@ def _cross_attention_ops(workload: Workload, precision: Precision) -> list[Op]:
     ]  # fmt: skip
 
 
-def _dropout(shape: ModelShape, c: float) -> list[Op]:
-    if not shape.hidden_dropout:
-        return []
-    mask = Term("B*S*H", 1, "dropout mask")
-    return [Op("dropout", "", (mask,), (Term("B*S*H", c),), grads=(Term("B*S*H", c),))]
-
-
-def _core_attention(workload: Workload, precision: Precision, kind: Attention, keys: str) -> Op:
+def _core_attention(
+    workload: Workload, precision: Precision, kind: Attention, keys: str, slots_to: str
+) -> Op:
     shape, c = workload.shape, precision.compute
     grads = (Term("B*S*Q", c), Term(keys, 2 * c))
     # q, k and v cut from one tensor give their gradients back as one more tensor.
-    packed = not shape.has_rotary and _n_linears(shape, "qkv") == 1
+    packed = not shape.has_rotary and n_linears(shape, "qkv") == 1
     repack = grads if packed else ()
     saved: tuple[Term, ...]
     scores: tuple[Term, ...]
@@ -322,6 +297,11 @@ def _core_attention(workload: Workload, precision: Precision, kind: Attention, k
             Term("B*S*Q", c, "attention output"),
             Term("B*a*S", FP32, "log-sum-exp of scores"),
         )
+        if shape.copies_keys:
+            saved = (*saved, Term(keys, 2 * c, "key and value, copied"))
+        if shape.position_bias and slots_to == "out":
+            saved = (*saved, Term("a*S*S", c, "position bias"))
+            repack = (*repack, Term("B*a*S*S", c))
         return Op("fused attention", "", saved, grads=grads, back_scratch=repack)
     if kind is Attention.MATH:
         # The fallback works in fp32, on keys and values repeated to the query heads.
@@ -344,6 +324,8 @@ def _written_out(workload: Workload, precision: Precision) -> tuple[Term, ...]:
     in_fp32 = precision.is_autocast or shape.softmax_fp32
     softmax = FP32 if in_fp32 else c
     kept = [Term("B*a*S*S", softmax, "probabilities")]
+    if shape.attention_softcap:
+        kept.append(Term("B*a*S*S", c, "tanh of the scores"))
     if shape.attention_dropout:
         kept.append(Term("B*a*S*S", 1, "dropout mask"))
         kept.append(Term("B*a*S*S", c, "dropped probabilities"))
@@ -359,63 +341,100 @@ def _written_out(workload: Workload, precision: Precision) -> tuple[Term, ...]:
 WRITTEN_OUT_GELU: Final = ("gelu_new", "gelu_fast", "gelu_python")
 
 
-def _activation_saved(shape: ModelShape, precision: Precision) -> tuple[Term, ...]:
-    c = precision.compute
+def _activation_saved(
+    shape: ModelShape, precision: Precision, unit: str, c: float
+) -> tuple[Term, ...]:
     if shape.activation in ("relu", "relu2", "leaky_relu"):
         # The next linear layer keeps the result anyway, unless dropout makes another.
-        return (Term("B*S*F", c, "result of the activation"),) if shape.ffn_dropout else ()
+        return (Term(unit, c, "result of the activation"),) if shape.ffn_dropout else ()
     if shape.activation in WRITTEN_OUT_GELU:
         wide = FP32 if precision.is_autocast else c
         return (
-            Term("B*S*F", wide, "input of pow"),
-            Term("B*S*F", wide, "tanh"),
-            Term("B*S*F", wide, "1 + tanh"),
-            Term("B*S*F", c, "0.5 x"),
+            Term(unit, wide, "input of pow"),
+            Term(unit, wide, "tanh"),
+            Term(unit, wide, "1 + tanh"),
+            Term(unit, c, "0.5 x"),
         )
-    return (Term("B*S*F", c, "input of the activation"),)
+    kept = Term(unit, c, "input of the activation")
+    # x * sigmoid(1.702 x), written out
+    is_quick = shape.activation == "quick_gelu"
+    return (kept, Term(unit, c, "sigmoid")) if is_quick else (kept,)
 
 
 def _mlp_ops(workload: Workload, precision: Precision) -> list[Op]:
+    """Return the feed-forward part: one for all tokens, or experts and what they share."""
     shape, c = workload.shape, precision.compute
+    kept = linear_input("B*S*H", precision, workload, "up", 2 if shape.is_gated else 1)
+    if not shape.n_experts:
+        if shape.norms_per_layer == 1 and not precision.is_autocast and not workload.lora_rank:
+            kept = ()  # the tensor that query, key and value keep
+        return [
+            *_feed_forward(workload, precision, kept, c, slots=("up", "down")),
+            *dropout(shape, c),
+        ]
+    router = Op(
+        "router", "router", (Term("B*S*E", 2 * FP32, "routing weights"),), (Term("B*S*E", FP32),),
+        grads=(Term("B*S*H", c),),
+    )  # fmt: skip
+    shared = []
+    if shape.shared_ffn:
+        shared = _feed_forward(workload, precision, kept, c, slots=("", ""), unit="B*S*W")
+    # All experts work in one grouped product, which autocast does not know: in the weights' dtype.
+    wide = precision.weight if precision.is_autocast else c
+    gathered: tuple[Term, ...] = (Term("B*S*k*H", wide, "tokens by expert"),)
+    if workload.lora_rank:
+        gathered = linear_input("B*S*k*H", precision, workload, "up", 1)
+    experts = _feed_forward(
+        workload, precision, gathered, wide, slots=("up", "down"), inner="B*S*k*H"
+    )
+    weighted = Op("routing", saved=(Term("B*S*k*H", wide, "expert outputs"),),
+                  grads=(Term("B*S*k*H", wide),))  # fmt: skip
+    return [*shared, router, *experts, weighted, *dropout(shape, c)]
+
+
+def _feed_forward(  # noqa: PLR0913 - what differs between experts and the rest, by keyword
+    workload: Workload,
+    precision: Precision,
+    kept: tuple[Term, ...],
+    c: float,
+    *,
+    slots: tuple[str, str],
+    unit: str = "B*S*F",
+    inner: str = "B*S*H",
+) -> list[Op]:
+    """Return the two or three matrices and the activation between them.
+
+    Args:
+        workload: the model and its run.
+        precision: that of the workload.
+        kept: what is kept of the input.
+        c: bytes of an element in between.
+        slots: whose parameters the ways in and out use.
+        unit: of the tensors in between.
+        inner: of the input.
+    """
+    shape = workload.shape
     back = FP32 if precision.is_autocast else 0.0
-    n_up = 2 if shape.is_gated else 1
-    inner = "B*S*k*H" if shape.n_experts else "B*S*H"
-    ops: list[Op] = []
-    if shape.n_experts:
-        ops.append(
-            Op(
-                "router", "router",
-                (Term("B*S*E", 2 * FP32, "routing weights"),),
-                (Term("B*S*E", FP32),), grads=(Term("B*S*H", c),),
-            )
-        )  # fmt: skip
-    kept = _linear_input(inner, precision, workload, "up", n_up)
-    if shape.norms_per_layer == 1 and not precision.is_autocast and not workload.lora_rank:
-        kept = ()  # the tensor that query, key and value keep
-    ops.append(
+    ops = [
         Op(
-            "feed-forward in", "up", kept,
-            (Term("B*S*F", n_up * c),), grads=(Term("B*S*H", back or c),),
+            "feed-forward in", slots[0], kept,
+            (Term(unit, (2 if shape.is_gated else 1) * c),), grads=(Term("B*S*H", back or c),),
             back_scratch=(Term(inner, c),),
-        )
-    )  # fmt: skip
-    ops.append(
+        ),
         Op(
-            shape.activation, "",
-            _activation_saved(shape, precision),
-            (Term("B*S*F", c),), grads=(Term("B*S*F", c),),
-        )
-    )  # fmt: skip
+            shape.activation, "", _activation_saved(shape, precision, unit, c),
+            (Term(unit, c),), grads=(Term(unit, c),),
+        ),
+    ]  # fmt: skip
     if shape.is_gated:
-        factors = (Term("B*S*F", 2 * c, "both factors of the gate"),)
-        ops.append(Op("gate", "", factors, (Term("B*S*F", c),), grads=(Term("B*S*F", 2 * c),)))
+        factors = [Term(unit, 2 * c, "both factors of the gate")]
+        if shape.clamps_gate and unit == "B*S*F":
+            factors.append(Term(unit, 3 * c, "clamped factors and the sigmoid"))
+        ops.append(Op("gate", "", tuple(factors), (Term(unit, c),), grads=(Term(unit, 2 * c),)))
     if shape.ffn_dropout:
-        mask = Term("B*S*F", 1, "dropout mask")
-        ops.append(Op("dropout", "", (mask,), (Term("B*S*F", c),), grads=(Term("B*S*F", c),)))
-    kept = _linear_input("B*S*F", precision, workload, "down", 1)
-    weighted = (Term("B*S*k*H", c, "expert outputs"),) if shape.n_experts else ()
-    ops.append(
-        Op("feed-forward out", "down", (*kept, *weighted), (Term("B*S*H", c),),
-           grads=(Term("B*S*F", c),))
-    )  # fmt: skip
-    return [*ops, *_dropout(shape, c)]
+        mask = Term(unit, 1, "dropout mask")
+        ops.append(Op("dropout", "", (mask,), (Term(unit, c),), grads=(Term(unit, c),)))
+    into = linear_input(unit, precision, workload, "down", 1)
+    if inner != "B*S*H" and not workload.lora_rank:
+        into = (Term(unit, c, "input of linear layers"),)
+    return [*ops, Op("feed-forward out", slots[1], into, (Term(inner, c),), grads=(Term(unit, c),))]

@@ -43,6 +43,8 @@ COUNTED_TAGS: Final = frozenset(
 """What follows from counts and dtypes alone."""
 FIRST_TAGS: Final = frozenset({"parameters", "master_weights", "kv_cache", "workspaces"})
 """What is allocated before the first step, in one run, and stays."""
+BOUND_TAG: Final = "reductions"
+"""Buffers of sums, at the most that they can be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +73,17 @@ def needs_of(tape: Tape, workload: Workload) -> Needs:
     churn = SERVING_CHURN_SHARE if workload.inference else CHURN_SHARE
     tags = {event.tag for event in tape.events if event.kind == "alloc"}
     doubt = {tag: COUNTED_SHARE if tag in COUNTED_TAGS else share for tag in tags}
+    if BOUND_TAG in doubt:
+        doubt[BOUND_TAG] = 0.0
     moves = {tag: 0.0 if tag in FIRST_TAGS else churn for tag in tags}
-    low, _ = _highest(tape, {tag: 1 - doubt[tag] for tag in tags})
+    low, _ = _highest(tape, {tag: 1 - doubt[tag] for tag in tags if tag != BOUND_TAG})
     high, at_high = _highest(tape, {tag: 1 + doubt[tag] + moves[tag] for tag in tags})
     largest = max(
-        (e.n_bytes for e in tape.events if e.kind == "alloc" and e.tag not in COUNTED_TAGS),
+        (
+            e.n_bytes
+            for e in tape.events
+            if e.kind == "alloc" and e.tag not in COUNTED_TAGS and e.tag != BOUND_TAG
+        ),
         default=0,
     )
     fixed = CHURN_TENSORS * largest + CHURN_PAGES
@@ -111,14 +119,14 @@ def _highest(tape: Tape, weights: Mapping[str, float]) -> tuple[float, Mapping[s
         if event.kind == "alloc":
             size = rounded(event.n_bytes) * event.count
             live[event.tag] += size
-            total, grew = total + weights[event.tag] * size, True
+            total, grew = total + weights.get(event.tag, 0.0) * size, True
         elif event.kind == "free":
             if grew and total > best:
                 best, at_best = total, dict(live)
             grew = False
             size = rounded(event.n_bytes) * event.count
             live[event.tag] -= size
-            total -= weights[event.tag] * size
+            total -= weights.get(event.tag, 0.0) * size
     if total > best:
         best, at_best = total, dict(live)
     return best, at_best

@@ -68,6 +68,8 @@ def local_part(workload: Workload) -> Workload:
         n_kv_heads=max(1, shape.n_kv_heads // tensor) if shape.n_kv_heads else 0,
         ffn=ceil(shape.ffn / tensor),
         shared_ffn=ceil(shape.shared_ffn / tensor),
+        n_dense_layers=ceil(shape.n_dense_layers / pipeline),
+        dense_ffn=ceil(shape.dense_ffn / tensor),
         vocab=ceil(shape.vocab / tensor),
         n_sliding_layers=ceil(shape.n_sliding_layers / pipeline),
         n_recurrent_layers=ceil(shape.n_recurrent_layers / pipeline),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Final
 
-from fragdoctor.estimation.layers import is_adapted
+from fragdoctor.estimation.operations import is_adapted
 from fragdoctor.estimation.optimizers import OptimizerSpec, optimizer_of
 from fragdoctor.estimation.precision import Precision, dtype_bytes, precision_of
 from fragdoctor.model.workload import ParameterGroup, Role, Workload
@@ -28,9 +28,44 @@ def workspace_bytes(architecture: str) -> int:
     return _LARGE if architecture in LARGE_ARCHITECTURES else _ORDINARY
 
 
+# Reduce.cuh: threads of a block, of a multiprocessor, values each should have; 132 are an H100's.
+_THREADS, _RESIDENT, _VALUES, _MULTIPROCESSORS = 512, 2048, 256, 132
+
+
+def column_sum_bytes(rows: int, columns: int) -> int:
+    """Return the buffer in which thread blocks gather the sum over rows, as of a bias's gradient.
+
+    ``setReduceConfig`` in PyTorch's ``aten/src/ATen/native/cuda/Reduce.cuh``, for a dense matrix.
+    """
+    vector = 4 if columns % 4 == 0 else 2 if columns % 2 == 0 else 1
+    most = _THREADS // vector
+    first, second = (_power_of_two(n, most) for n in (columns // vector, rows))
+    height = min(second, most // min(first, 32))
+    width = min(first, most // height)
+    values = -(-rows // height)
+    grid = -(-columns // (vector * width))
+    target = _MULTIPROCESSORS * (_RESIDENT // (width * height))
+    is_split = rows >= min(height * 16, _VALUES) and values >= _VALUES and grid <= target
+    if not is_split:
+        return 0
+    blocks = max(min(-(-target // grid), -(-values // 16)), -(-values // _VALUES))
+    return int(FP32) * columns * blocks * width * vector if blocks > 1 else 0
+
+
+def column_sum_limit(rows: int, columns: int) -> int:
+    """Return what :func:`column_sum_bytes` never exceeds, and what grows with both."""
+    most = int(FP32) * _MULTIPROCESSORS * _RESIDENT * 128
+    return 512 * columns + min(8 * rows * columns, most + rows * columns // 2)
+
+
+def _power_of_two(n: int, most: int) -> int:
+    return most if n >= most else 1 << (max(1, n).bit_length() - 1)
+
+
 FP32 = 4.0
 _QUANTISED = (Role.LINEAR, Role.EXPERT)
 TOKENS = "embedding.tokens"
+_OF_SPARSE_LAYERS = ("experts.", "router.", "shared.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +73,7 @@ class GroupState:
     """Bytes of each tensor of a parameter group, on one GPU.
 
     Attributes:
+        kind: ``dense`` or ``sparse`` where only such layers of a mixture have it.
         per_layer: tensors of the group in one layer; the whole count outside the layers.
         stored_bytes: the parameter as it lies in memory between steps.
         gathered_bytes: the parameter collected for use (stage 3).
@@ -54,6 +90,7 @@ class GroupState:
     n_each: int
     count: int
     per_layer: int
+    kind: str
     is_trained: bool
     stored_bytes: int
     gathered_bytes: int
@@ -80,9 +117,9 @@ class States:
     gathers: bool
     accumulated: bool = False
 
-    def in_slot(self, slot: str) -> list[GroupState]:
-        """Return the groups whose gradients an operation of this slot makes."""
-        return [g for g in self.groups if g.slot == slot]
+    def in_slot(self, slot: str, kind: str = "") -> list[GroupState]:
+        """Return the groups whose gradients an operation of this slot makes, in a kind of layer."""
+        return [g for g in self.groups if g.slot == slot and g.kind in ("", kind)]
 
     def slots(self) -> list[str]:
         """Return all slots, last layers first."""
@@ -178,7 +215,12 @@ def _state(
     is_trained = is_adapter or not workload.lora_rank
     master = workload.master_weights and not is_adapter
     world, stage = max(1, workload.world_size), workload.zero_stage
+    n_dense, kind = workload.shape.n_dense_layers, ""
     n_layers = max(1, workload.shape.n_layers)
+    if n_dense and group.name.startswith(_OF_SPARSE_LAYERS):
+        kind, n_layers = "sparse", max(1, n_layers - n_dense)
+    elif n_dense and group.name.startswith("mlp."):
+        kind, n_layers = "dense", n_dense
     precision = precision_of(workload.dtype)
     used = min(stored, FP32) if is_adapter else precision.gathered or min(stored, FP32)
     grad = dtype_bytes(workload.grad_dtype) if workload.grad_dtype else min(used, stored)
@@ -200,6 +242,7 @@ def _state(
         n_each=group.n_each,
         count=group.count,
         per_layer=max(1, group.count // n_layers) if group.layered else group.count,
+        kind=kind,
         is_trained=is_trained,
         stored_bytes=int(ceil(group.n_each / shard_weights) * here),
         gathered_bytes=int(group.n_each * used),

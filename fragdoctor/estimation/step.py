@@ -11,12 +11,12 @@ from dataclasses import dataclass, field, replace
 from math import isqrt
 from typing import Final
 
-from fragdoctor.estimation.layers import Op, Term, layer_ops, norm_op, term_bytes, units
-from fragdoctor.estimation.precision import Precision, precision_of
-from fragdoctor.estimation.states import States, states_of
+from fragdoctor.estimation.layers import layer_ops
+from fragdoctor.estimation.operations import Op, norm_op, units
+from fragdoctor.estimation.parameters import ParameterPlayer
 from fragdoctor.estimation.tape import Tape
 from fragdoctor.model.estimate import PhaseName
-from fragdoctor.model.workload import Role, Workload
+from fragdoctor.model.workload import TOWER_PREFIXES, Role, Workload
 
 FP32: Final = 4.0
 INDEX: Final = 8.0
@@ -44,28 +44,39 @@ class Kept:
     copies: list[int] = field(default_factory=list)
 
 
-class StepPlayer:
+def _is_in_tower(name: str) -> bool:
+    return name.startswith(TOWER_PREFIXES)
+
+
+class StepPlayer(ParameterPlayer):
     """Writes the tape of a workload."""
 
-    def __init__(self, workload: Workload) -> None:
-        self.workload = workload
-        self.precision: Precision = precision_of(workload.dtype)
-        self.states: States = states_of(workload)
-        self.tape = Tape()
-        self.decoder_sizes = units(workload)
-        self.sizes = self.decoder_sizes
+    def __init__(
+        self, workload: Workload, *, bounds: bool = False, tape: Tape | None = None
+    ) -> None:
+        super().__init__(workload, bounds=bounds, tape=tape)
+        self.players = [
+            StepPlayer(replace(workload, shape=t, seq=t.fixed_seq), bounds=bounds, tape=self.tape)
+            for t in workload.shape.towers
+        ]
+        self.towers = self.players
         length = workload.shape.encoder_seq
         self.encoder_sizes = units(replace(workload, seq=length)) if length else self.sizes
-        self.has_shape = workload.shape.has_layers and workload.seq > 0
+        self.has_shape = workload.shape.has_layers and workload.seq > 0 and not self.towers
         self.ops = layer_ops(workload, self.precision) if self.has_shape else []
+        self.dense_ops: list[Op] = []
+        if workload.shape.n_dense_layers:
+            plain = replace(workload.shape, n_experts=0, shared_ffn=0,
+                            ffn=workload.shape.dense_ffn)  # fmt: skip
+            self.dense_sizes = units(replace(workload, shape=plain))
+            self.dense_ops = layer_ops(replace(workload, shape=plain), self.precision)
         n_cross = workload.shape.n_cross_layers
         self.first_cross = workload.shape.n_layers - n_cross
         self.cross_ops = layer_ops(workload, self.precision, crosses=True) if n_cross else []
-        self.gradients: dict[str, list[int]] = {}
         self.segment = segment_layers(workload)
-        self.cache: list[int] = []
         self.offloads = "activations" in workload.offload and not self.segment
-        self.gathered: list[int] = []
+        self.encoder_end: list[int] = []
+        self.encoded = -1
 
     def play(self, workspace_bytes: int, buffer_bytes: float = 0) -> Tape:
         """Return the tape of two steps."""
@@ -83,15 +94,27 @@ class StepPlayer:
                     tape.alloc("buckets", group.gradient_bytes, group.count)
         for step in range(2):
             for micro in range(min(2, self.workload.grad_accumulation)):
-                self._forward(workspace_bytes if step == micro == 0 else 0)
-                self._backward(workspace_bytes if step == micro == 0 else 0)
-                states.accumulated = self.workload.grad_accumulation > 1
+                self._pass(workspace_bytes if step == micro == 0 else 0)
             self._optimizer_step(is_first=step == 0)
         return tape
 
+    def _pass(self, workspace_bytes: int) -> None:
+        """Run forward and backward, tower by tower where there are several."""
+        parts: list[StepPlayer] = self.players or [self]
+        for i, part in enumerate(parts):
+            part.forward(0 if i else workspace_bytes)
+        if self.towers:
+            self.tape.phase(PhaseName.BACKWARD)
+            self._gradients_of([g for g in self.states.groups if not _is_in_tower(g.name)])
+        for i, part in enumerate(reversed(parts)):
+            part.backward(0 if i else workspace_bytes)
+        for part in {*parts, self}:
+            part.states.accumulated = self.workload.grad_accumulation > 1
+
     # Forward
 
-    def _forward(self, workspace_bytes: int) -> None:
+    def forward(self, workspace_bytes: int) -> None:
+        """Play the forward pass and the loss."""
         tape, precision = self.tape, self.precision
         tape.phase(PhaseName.FORWARD)
         tape.moment("forward")
@@ -106,6 +129,10 @@ class StepPlayer:
         self.boundaries: list[int] = []
         self._at_layer(0)
         self.encoded = -1
+        self.front: list[int] = []
+        if self.workload.shape.front_elements:
+            n_front = self.workload.batch * self.workload.shape.front_elements
+            self.front = [tape.alloc("activations", n_front * precision.compute)]
         stream = self._unit("activations", "B*S*H", precision.residual)
         if self.workload.shape.embedding_dropout:
             self.mask = self._unit("activations", "B*S*H", 1)
@@ -113,27 +140,46 @@ class StepPlayer:
             self.mask = -1
         n_layers = self.workload.shape.n_layers
         for i in range(n_layers):
-            if i == self.first_cross and self.encoder_sizes is not self.decoder_sizes:
+            if i == self.first_cross and self.cross_ops:
+                self._end_of_encoder(stream)
                 self._at_layer(i)
-                self.encoded = stream
                 stream = self._unit("activations", "B*S*H", precision.residual)
+            self._at_layer(i)
             tape.moment(f"forward of layer {i + 1} of {n_layers}")
-            if self.segment:
-                if i % self.segment == 0:
-                    self.boundaries.append(stream)
-                kept = self._layer_forward(i, owns_stream=stream, keeps=False)
-                after = self._unit("activations", "B*S*H", precision.residual)
-                self._drop(kept)
-                if (i % self.segment) != 0:
-                    tape.free(stream)
-                stream = after
-            else:
-                self.layers.append(self._layer_forward(i, owns_stream=stream, keeps=True))
-                if self.offloads and i:
-                    self._send_away(self.layers[i - 1])
-                stream = self._unit("activations", "B*S*H", precision.residual)
+            stream = self._through_layer(i, stream)
         self.last = stream
         self._head_forward()
+
+    def _through_layer(self, layer: int, stream: int) -> int:
+        """Play a layer on the residual stream, and return the stream after it."""
+        tape, residual = self.tape, self.precision.residual
+        if not self.segment:
+            self.layers.append(self._layer_forward(layer, owns_stream=stream, keeps=True))
+            if self.offloads and layer:
+                self._send_away(self.layers[layer - 1])
+            return self._unit("activations", "B*S*H", residual)
+        if layer % self.segment == 0:
+            self.boundaries.append(stream)
+        kept = self._layer_forward(layer, owns_stream=stream, keeps=False)
+        after = self._unit("activations", "B*S*H", residual)
+        self._drop(kept)
+        if (layer % self.segment) != 0:
+            tape.free(stream)
+        return after
+
+    def _end_of_encoder(self, stream: int) -> None:
+        """Keep the encoder's output for the decoder's layers, and its norm's input."""
+        self.encoded, self.encoder_end = stream, []
+        if not self.workload.shape.encoder_norm:
+            return
+        p, shape = self.precision, self.workload.shape
+        norm = norm_op(shape.norm, p, "final", trains=not self.workload.lora_rank)
+        self.encoder_end = [
+            stream if t.label == "input" else self._term("activations", t) for t in norm.saved
+        ]
+        if stream not in self.encoder_end:
+            self.tape.free(stream)
+        self.encoded = self._unit("activations", "B*S*H", p.compute)
 
     def _pictures(self) -> None:
         """Bring pictures in, in the place of token ids; the patch embedding keeps them."""
@@ -149,7 +195,7 @@ class StepPlayer:
         gathered = self._gather_layer()
         kept_ops: list[Kept] = []
         passing: list[int] = []
-        for op in self.cross_ops if layer >= self.first_cross else self.ops:
+        for op in self._ops_of(layer):
             kept = Kept(op)
             kept.copies = self._weight_copies(op.slot, keeps=keeps)
             scratch = [self._term("temporaries", t) for t in op.scratch]
@@ -184,23 +230,6 @@ class StepPlayer:
         for kept in kept_ops:
             kept.saved = [self._term("activations", term) for term in kept.op.saved]
 
-    def _weight_copies(self, slot: str, *, keeps: bool) -> list[int]:
-        """Make the 16-bit copies of a slot's weights.
-
-        They belong to the graph, or, under checkpointing, to autocast's cache until it ends.
-        """
-        if not slot or not self.precision.copies:
-            return []
-        made = [
-            self.tape.alloc("weight_copies", g.n_each * self.precision.copies, g.per_layer)
-            for g in self.states.in_slot(slot)
-            if g.role in (Role.LINEAR, Role.EXPERT)
-        ]
-        if not keeps and self.precision.is_autocast:
-            self.cache += made
-            return []
-        return made
-
     def _head_forward(self) -> None:
         """Play the last norm, the head and the loss."""
         tape, p, shape = self.tape, self.precision, self.workload.shape
@@ -220,8 +249,16 @@ class StepPlayer:
         ]
         self.head_input = self._unit("activations", "B*S*H", p.compute)
         self.logits = self._unit("logits", "B*S*V", p.compute)
-        wide = shape.upcasts_logits and p.compute != FP32
+        upcasts = shape.upcasts_logits or (shape.adds_to_logits and p.is_autocast)
+        wide = upcasts and p.compute != FP32
         entropy = FP32 if wide else p.compute  # the dtype in which cross_entropy is called
+        self.capped = -1
+        if shape.logit_softcap:  # quotient, tanh, product
+            quotient = self._unit("logits", "B*S*V", p.compute)
+            tape.free(self.logits)
+            self.capped = self._unit("logits", "B*S*V", p.compute)
+            tape.free(quotient)
+            self.logits = self._unit("logits", "B*S*V", p.compute)
         upcast = self._unit("logits", "B*S*V", FP32) if wide else -1
         if not self.workload.keeps_logits and wide:
             tape.free(self.logits)
@@ -241,7 +278,8 @@ class StepPlayer:
 
     # Backward
 
-    def _backward(self, workspace_bytes: int) -> None:
+    def backward(self, workspace_bytes: int) -> None:
+        """Play the backward pass."""
         tape, p = self.tape, self.precision
         tape.phase(PhaseName.BACKWARD)
         tape.moment("backward of the loss")
@@ -263,13 +301,18 @@ class StepPlayer:
                 if self.offloads and i:
                     self._bring_back(self.layers[i - 1])
                 self._layer_backward(self.layers.pop())
+                if i == self.first_cross:
+                    self._forget_encoded()
+        self._forget_encoded()
         tape.moment("backward of the embedding")
         tape.free(self.mask)
         for group in self.states.in_slot("head"):
-            if group.role is Role.EMBEDDING and group.is_trained:  # tied: added to the head's
-                tape.free(tape.alloc("temporaries", group.gradient_bytes))
+            if group.role is Role.EMBEDDING and group.is_trained:  # tied: the sum is a third
+                n = 1 if p.is_autocast else 2  # a gradient that was cast is added to in place
+                added = [tape.alloc("temporaries", group.gradient_bytes) for _ in range(n)]
+                tape.free(*added)
         self._weight_gradients("embedding")
-        tape.free(stream_grad, self.encoded, *self.inputs)
+        tape.free(stream_grad, *self.inputs, *self.front)
         self.tape.free(*self.gathered)
         self.gathered = []
 
@@ -289,12 +332,21 @@ class StepPlayer:
             tape.free(inner)
             inner = cast
         tape.free(self.logits)
+        if self.capped >= 0:
+            cast = self._unit("logits", "B*S*V", p.compute)
+            tape.free(inner, self.capped)
+            inner = cast
         hidden_grad = self._unit("temporaries", "B*S*H", p.compute)
-        self._weight_gradients("head")
-        tape.free(inner, self.head_input, *self.head_copies)
+        self._weight_gradients("head", inner, self.head_input, *self.head_copies)
         scratch = [self._term("temporaries", t) for t in self.final.back_scratch]
         self._weight_gradients("final_norm")
         tape.free(hidden_grad, *scratch, *self.final_saved)
+
+    def _forget_encoded(self) -> None:
+        """Free what the decoder kept of the encoder."""
+        kept = [h for h in self.encoder_end if h != self.encoded]
+        self.tape.free(self.encoded, *kept)
+        self.encoded, self.encoder_end = -1, []
 
     def _checkpointed_backward(self) -> None:
         """Recompute each segment from its input, last first, then go back through it."""
@@ -335,81 +387,19 @@ class StepPlayer:
         tape.free(*incoming)
         self.tape.free(*gathered)
 
-    def _weight_gradients(self, slot: str) -> None:
-        """Make a slot's gradients: in the working precision first, then as they are kept."""
-        tape, p = self.tape, self.precision
-        for group in self.states.in_slot(slot):
-            if not group.is_trained:
-                continue
-            full = group.gradient_bytes
-            n = group.per_layer
-            casts = p.is_autocast and group.slot not in ("embedding", "final_norm")
-            casts = casts and group.role is not Role.NORM
-            raw = tape.alloc("temporaries", group.n_each * p.compute, 1) if casts else -1
-            key = group.name
-            if self.states.accumulated:  # added to what is there
-                tape.free(raw, tape.alloc("temporaries", full, 1))
-                continue
-            if group.is_sharded_gradient:
-                whole = tape.alloc("temporaries", full, 1)
-                kept = tape.alloc("gradients", group.kept_gradient_bytes, n)
-                tape.free(whole)
-            else:
-                kept = tape.alloc("gradients", full, n)
-            self.gradients.setdefault(key, []).append(kept)
-            tape.free(raw)
-
-    def _optimizer_step(self, *, is_first: bool) -> None:
-        tape, states = self.tape, self.states
-        tape.phase(PhaseName.OPTIMIZER_STEP)
-        tape.moment("optimizer step")
-        trained = [g for g in states.groups if g.is_trained]
-        if is_first:
-            for group in trained:
-                for size in group.state_sizes:
-                    tape.alloc("optimizer_states", size, group.count)
-        temporary: list[int] = []
-        for _ in range(states.n_step_copies):
-            if states.step_of_largest:
-                largest = max((g.step_bytes for g in trained), default=0)
-                temporary.append(tape.alloc("optimizer_temporaries", largest))
-            else:
-                temporary += [
-                    tape.alloc("optimizer_temporaries", g.step_bytes, g.count) for g in trained
-                ]
-        tape.free(*temporary)
-        for handles in self.gradients.values():
-            tape.free(*handles)
-        self.gradients = {}
-        states.accumulated = False
-
     # Helpers
+
+    def _ops_of(self, layer: int) -> list[Op]:
+        if layer < self.workload.shape.n_dense_layers:
+            return self.dense_ops
+        return self.cross_ops if layer >= self.first_cross and self.cross_ops else self.ops
 
     def _at_layer(self, layer: int) -> None:
         """Take the lengths of this layer's stack: an encoder may read another one."""
+        n_dense = self.workload.shape.n_dense_layers
+        if n_dense:
+            self.kind = "dense" if layer < n_dense else "sparse"
+            self.sizes = self.dense_sizes if layer < n_dense else self.decoder_sizes
+            return
         is_encoder = layer < self.first_cross and self.workload.shape.n_cross_layers > 0
         self.sizes = self.encoder_sizes if is_encoder else self.decoder_sizes
-
-    def _gather_outside(self) -> None:
-        if self.states.gathers:
-            self.gathered = [
-                self.tape.alloc("gathered_parameters", g.gathered_bytes, g.count)
-                for g in self.states.groups
-                if not g.layered
-            ]
-
-    def _gather_layer(self) -> list[int]:
-        """Collect a layer's parameters from the other GPUs, and the next one's ahead of time."""
-        if not self.states.gathers:
-            return []
-        return [
-            self.tape.alloc("gathered_parameters", g.gathered_bytes, 2 * g.per_layer)
-            for g in self.states.groups
-            if g.layered
-        ]
-
-    def _term(self, tag: str, term: Term) -> int:
-        return self.tape.alloc(tag, term_bytes(term, self.sizes))
-
-    def _unit(self, tag: str, unit: str, bytes_per: float) -> int:
-        return self.tape.alloc(tag, self.sizes[unit] * bytes_per)

@@ -276,12 +276,30 @@ def _opened(path: str, stack: ExitStack) -> BinaryIO:
                 "This is text, not a file.", hint="Run: fragdoctor oom 'the message'"
             ) from error
         if isinstance(error, FileNotFoundError):
-            raise InputError(f"{path} does not exist.", hint="Check the path.") from error
+            near = _near(path)
+            hint = f"Did you mean {near}?" if near else "Check the path."
+            raise InputError(f"{path} does not exist.", hint=hint) from error
         reason = (isinstance(error, OSError) and error.strerror) or "not a file name"
         raise InputError(
             f"{path} cannot be opened: {reason[:1].lower()}{reason[1:]}.",
             hint="Check the path and its permissions.",
         ) from error
+
+
+def _near(path: str) -> str:
+    """Return the file beside a missing one whose name is nearest; "" where none is near."""
+    from difflib import get_close_matches
+    from itertools import islice
+
+    folder, base = os.path.split(path)
+    try:
+        with os.scandir(folder or ".") as entries:
+            names = [entry.name for entry in islice(entries, 2000)]
+    except OSError:
+        return ""
+    longer = sorted(name for name in names if base and name.startswith(f"{base}."))
+    found = longer[:1] or get_close_matches(base[:200], names, 1, 0.85)
+    return str(Path(folder, found[0])) if found else ""
 
 
 def shown(name: str) -> str:

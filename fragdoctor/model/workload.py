@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from math import prod
 
+TOWER_PREFIXES = ("text.", "vision.")
+"""What the names of a tower's parameters begin with in the model that it is a part of."""
+
 
 class Role(StrEnum):
     """What a parameter is for: it decides autocast, LoRA, and 8-bit states."""
@@ -35,6 +38,12 @@ class Norm(StrEnum):
     LAYERNORM = "layernorm"
     RMSNORM = "rmsnorm"  # torch.nn.RMSNorm, one fused operation
     RMSNORM_WRITTEN_OUT = "rmsnorm-written-out"  # as in Hugging Face models
+    RMSNORM_T5 = "rmsnorm-t5"  # the same, but the product is made before the input is widened
+
+    @property
+    def is_written_out(self) -> bool:
+        """Whether it consists of several operations."""
+        return self in (Norm.RMSNORM_WRITTEN_OUT, Norm.RMSNORM_T5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +88,8 @@ class ModelShape:
         ffn: width of the feed-forward layer (of one expert in a mixture).
         is_gated: the feed-forward has a gate (SwiGLU): three matrices, not two.
         n_experts: 0 = dense.
+        n_dense_layers, dense_ffn: of a mixture, the first layers, whose feed-forward is plain, and
+            its width.
         activation: ``gelu``, ``gelu_new``, ``silu``, ``relu``, ...
         hidden_dropout: dropout after the sub-layers; 0 = none.
         attention_dropout: dropout of the attention probabilities.
@@ -87,14 +98,32 @@ class ModelShape:
         has_layers: False where only the parameter count is known: activations are unknown.
         has_rotary: rotary positions: queries and keys are made anew before attention.
         softmax_fp32: attention that is written out asks for an fp32 softmax, as Hugging Face's.
+        writes_attention: the code writes attention out, for no fused kernel does what it does.
+        shares_heads: attention gets fewer key-value heads without being told (``enable_gqa``).
+        attention_softcap: scores go through a tanh (Gemma 2).
+        logit_softcap: so do the logits.
+        clamps_gate: the gate of the experts is clamped and written out (gpt-oss).
         upcasts_logits: the loss is taken of fp32 logits, as Hugging Face's is.
         has_lm_head: the model ends in logits over the vocabulary.
         is_guess: the shape was derived from a parameter count.
-        is_checked: recordings of models built like this were compared with the formulas.
+        is_checked: models built like this were run and compared with the formulas.
         kv_elements: what a token leaves in one layer's cache; 0 = keys and values of all
             key-value heads. Latent attention (MLA) keeps one short vector.
+        latent_width: of the short vectors that queries, keys and values are made of (MLA).
         sliding_window: tokens that the ``n_sliding_layers`` look back to, and keep.
         n_recurrent_layers: layers with a state of ``recurrent_elements`` a sequence and no cache.
+        adds_to_logits: a bias in the weights' dtype is added to the logits (BART).
+        encoder_norm: the encoder ends in a norm of its own.
+        position_bias: learned numbers are added to the scores, a head each (T5).
+        copies_keys: keys and values are copied out of one packed tensor, as into the cache that
+            Transformers fills in training too.
+        copies_attention: queries are laid out so that the output of attention is copied once more.
+        is_modulated: norms are scaled and shifted, branches scaled by the time step (DiT).
+        front_elements: numbers a sequence that are kept of what comes before the layers.
+        towers: models that run one after the other on a part of the input each (CLIP); the
+            parameters of all of them are among ``parameters`` too.
+        scan_width, scan_states: channels of a state space layer, and states of each (Mamba); 0 =
+            layers attend.
         encoder_seq: length of the encoder's sequence where it is not the decoder's; 0 = the same.
         fixed_seq: the only length that the model takes, such as a picture's patches; 0 = any.
         input_elements: numbers that a picture brings in, in the place of token ids.
@@ -117,11 +146,18 @@ class ModelShape:
     experts_per_token: int = 0
     n_shared_experts: int = 0
     shared_ffn: int = 0
+    n_dense_layers: int = 0
+    dense_ffn: int = 0
     activation: str = "gelu"
     norm: Norm = Norm.LAYERNORM
     norms_per_layer: int = 2
     has_rotary: bool = False
     softmax_fp32: bool = False
+    writes_attention: bool = False
+    shares_heads: bool = False
+    attention_softcap: bool = False
+    logit_softcap: bool = False
+    clamps_gate: bool = False
     upcasts_logits: bool = False
     is_guess: bool = False
     is_checked: bool = True
@@ -134,10 +170,21 @@ class ModelShape:
     n_cross_layers: int = 0
     parallel_residual: bool = False
     kv_elements: int = 0
+    latent_width: int = 0
     sliding_window: int = 0
     n_sliding_layers: int = 0
     n_recurrent_layers: int = 0
     recurrent_elements: int = 0
+    adds_to_logits: bool = False
+    encoder_norm: bool = False
+    position_bias: bool = False
+    copies_keys: bool = False
+    copies_attention: bool = False
+    is_modulated: bool = False
+    front_elements: int = 0
+    scan_width: int = 0
+    scan_states: int = 0
+    towers: Sequence[ModelShape] = ()
     encoder_seq: int = 0
     fixed_seq: int = 0
     input_elements: int = 0
@@ -156,7 +203,7 @@ class ModelShape:
     @property
     def has_layers(self) -> bool:
         """Whether the shape of the layers is known, so that activations can be derived."""
-        return self.n_layers > 0 and self.hidden > 0
+        return (self.n_layers > 0 and self.hidden > 0) or bool(self.towers)
 
 
 @dataclass(frozen=True, slots=True)

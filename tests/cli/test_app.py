@@ -29,6 +29,16 @@ def test_missing_file_alone_is_no_unknown_command(run: Run) -> None:
     assert (2, True) == (done.code, done.err.startswith("Error: nowhere.pickle does not exist."))
 
 
+@pytest.mark.parametrize("name", ["leak_oom.pickle", "capacity_oom.pikle"])
+def test_missing_file_names_the_one_that_was_meant(run: Run, samples: Path, name: str) -> None:
+    meant = "leak_oom.pickle.gz" if name.startswith("leak") else "capacity_oom.pickle"
+
+    done = run("analyze", str(samples / name))
+
+    assert done.code == 2
+    assert f"Did you mean {samples / meant}?" in done.err
+
+
 def test_misspelt_command_is_no_file(run: Run) -> None:
     done = run("anlyze")
 

@@ -9,6 +9,7 @@ from fragdoctor.estimation.formula import formula_footprint, formula_needs
 from fragdoctor.estimation.gpus import gpu_of
 from fragdoctor.estimation.judge import Estimator, judged, largest_batch
 from fragdoctor.estimation.measures import measures_for
+from fragdoctor.estimation.needs import Needs
 from fragdoctor.model.estimate import PhaseName
 from fragdoctor.model.workload import Attention, Workload
 from fragdoctor.units import GIB
@@ -40,6 +41,16 @@ def test_largest_batch_fits_and_a_larger_one_does_not() -> None:
 
 def test_largest_batch_is_zero_where_not_even_one_fits() -> None:
     assert largest_batch(SMALL, formula_needs, 100 * 2**20) == 0
+
+
+def test_largest_batch_is_found_where_the_first_ones_need_the_same() -> None:
+    def needs_of(workload: Workload) -> Needs:  # the optimizer's step is the peak up to batch 50
+        return Needs(0, max(5 * GIB, workload.batch * GIB // 10))
+
+    batch = largest_batch(SMALL, needs_of, 10 * GIB)
+
+    assert batch
+    assert 97 <= batch <= 100
 
 
 def test_estimate_fits_exactly_where_the_margin_is_not_negative() -> None:

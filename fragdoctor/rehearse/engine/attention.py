@@ -108,6 +108,7 @@ def _cudnn_fits(ask: Question) -> bool:
         and head % MULTIPLE == value_head % MULTIPLE == 0
         and (ask.version < (2, 12, 0) or (ask.dropout_p * 16).is_integer())
         and n_key != 1
+        and (ask.mask is None or not ask.mask.requires_grad)
         and not (n_query == 1 and (ask.dropout_p or ask.version < (2, 9, 0)))
     )
 
@@ -156,7 +157,7 @@ def _efficient_fits(ask: Question) -> bool:
         and head == ask.key.shape[-1]
         and head > 0 < value_head
         and head % aligned == value_head % aligned == 0
-        and _same_heads(ask, grouped=ask.version >= (2, 13, 0))
+        and _same_heads(ask, grouped=ask.version >= (2, 14, 0))
         and _unit_stride(ask, ignores_singletons=False)
     )
 

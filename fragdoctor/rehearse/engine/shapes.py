@@ -111,7 +111,25 @@ def _gru_cell_backward(
     return (*gates, torch.empty_like(gradient), *bias)
 
 
+def _grouped_mm(first: torch.Tensor, second: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    """PyTorch's meta function knows bf16 only; CUDA multiplies group by group in other dtypes.
+
+    Rows are padded to 16 bytes (aten/src/ATen/native/GroupedMMUtils.h).
+    """
+    if first.dtype is torch.bfloat16 or first.dtype is not second.dtype:
+        return torch.ops.aten._grouped_mm.default(first, second, *args, **kwargs)
+    offsets = args[0] if args else kwargs.get("offs")
+    groups = offsets.shape[0] if offsets is not None else first.shape[0]
+    rows, columns = first.shape[-2], second.shape[-1]
+    per_row = 16 // first.itemsize
+    padded = -(-columns // per_row) * per_row
+    if first.dim() != second.dim():  # one of them is cut into groups along the result
+        return first.new_empty_strided((rows, columns), (padded, 1))
+    return first.new_empty_strided((groups, rows, columns), (rows * padded, padded, 1))
+
+
 KNOWN: Final[dict[str, Callable[..., Any]]] = {
+    "_grouped_mm": _grouped_mm,
     "_logcumsumexp": _like_first,
     "multi_margin_loss_backward": _like_second,
     "multilabel_margin_loss_backward": _like_second,
@@ -120,4 +138,4 @@ KNOWN: Final[dict[str, Callable[..., Any]]] = {
     "_ctc_loss": _ctc_loss,
     "_ctc_loss_backward": _like_second,
 }
-"""Results of operations for which PyTorch has no meta function."""
+"""Results of operations for which PyTorch has no meta function, or one that takes too little."""

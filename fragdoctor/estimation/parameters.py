@@ -1,0 +1,161 @@
+"""Plays what parameters add to a step: copies, gradients, the optimizer's step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from fragdoctor.estimation.operations import Term, term_bytes, units
+from fragdoctor.estimation.precision import precision_of
+from fragdoctor.estimation.states import (
+    GroupState,
+    column_sum_bytes,
+    column_sum_limit,
+    states_of,
+)
+from fragdoctor.estimation.tape import Tape
+from fragdoctor.model.estimate import PhaseName
+from fragdoctor.model.workload import Role, Workload
+
+FP32: Final = 4.0
+
+
+class ParameterPlayer:
+    """Writes on a tape what becomes of a workload's parameters.
+
+    Attributes:
+        bounds: buffers are played at the most that they can be.
+        towers: players of the models that this one consists of; they write on the same tape.
+        kind: of the layer that is played, ``dense`` or ``sparse``.
+        sizes: of the units, in that layer.
+    """
+
+    def __init__(self, workload: Workload, *, bounds: bool, tape: Tape | None) -> None:
+        self.workload = workload
+        self.bounds = bounds
+        self.precision = precision_of(workload.dtype)
+        self.states = states_of(workload)
+        self.tape = Tape() if tape is None else tape
+        self.towers: Sequence[ParameterPlayer] = ()
+        self.has_shape = False
+        self.kind = "sparse"
+        self.decoder_sizes = units(workload)
+        self.sizes = self.decoder_sizes
+        self.gradients: dict[str, list[int]] = {}
+        self.cache: list[int] = []
+        self.gathered: list[int] = []
+
+    def _weight_copies(self, slot: str, *, keeps: bool) -> list[int]:
+        """Make the 16-bit copies of a slot's weights.
+
+        They belong to the graph, or, under checkpointing, to autocast's cache until it ends.
+        """
+        if not slot or not self.precision.copies:
+            return []
+        made = [
+            self.tape.alloc("weight_copies", g.n_each * self.precision.copies, g.per_layer)
+            for g in self.states.in_slot(slot, self.kind)
+            if g.role is Role.LINEAR or (g.role is Role.EXPERT and not self.precision.is_autocast)
+        ]
+        if not keeps and self.precision.is_autocast:
+            self.cache += made
+            return []
+        return made
+
+    def _weight_gradients(self, slot: str, *used: int) -> None:
+        """Make a slot's gradients: in the working precision first, then as they are kept.
+
+        What was ``used`` for the first is free by the time of the second.
+        """
+        self._gradients_of(self.states.in_slot(slot, self.kind), *used)
+
+    def _gradients_of(self, groups: Sequence[GroupState], *used: int) -> None:
+        tape, p = self.tape, self.precision
+        for group in groups:
+            if not group.is_trained:
+                continue
+            full = group.gradient_bytes
+            n = group.per_layer
+            casts = p.is_autocast and group.slot not in ("embedding", "final_norm")
+            casts = casts and group.role not in (Role.NORM, Role.EXPERT)
+            raw = tape.alloc("temporaries", group.n_each * p.compute, 1) if casts else -1
+            if casts:
+                tape.free(*used)
+                used = ()
+            self._sum_over_tokens(group)
+            key = group.name
+            if self.states.accumulated:  # added to what is there
+                tape.free(raw, tape.alloc("temporaries", full, 1))
+                continue
+            if group.is_sharded_gradient:
+                whole = tape.alloc("temporaries", full, 1)
+                kept = tape.alloc("gradients", group.kept_gradient_bytes, n)
+                tape.free(whole)
+            else:
+                kept = tape.alloc("gradients", full, n)
+            self.gradients.setdefault(key, []).append(kept)
+            tape.free(raw)
+        tape.free(*used)
+
+    def _sum_over_tokens(self, group: GroupState) -> None:
+        """Play the buffer of the sums that biases and written-out norms end in."""
+        is_written_out = self.workload.shape.norm.is_written_out
+        if not self.has_shape or not (
+            group.role is Role.BIAS or (group.role is Role.NORM and is_written_out)
+        ):
+            return
+        rows = self.sizes["B*S"]
+        if self.bounds:
+            handle = self.tape.alloc("reductions", column_sum_limit(rows, group.n_each))
+        else:
+            handle = self.tape.alloc("temporaries", column_sum_bytes(rows, group.n_each))
+        self.tape.free(handle)
+
+    def _optimizer_step(self, *, is_first: bool) -> None:
+        tape, states = self.tape, self.states
+        tape.phase(PhaseName.OPTIMIZER_STEP)
+        tape.moment("optimizer step")
+        trained = [g for g in states.groups if g.is_trained]
+        if is_first:
+            for group in trained:
+                for size in group.state_sizes:
+                    tape.alloc("optimizer_states", size, group.count)
+        temporary: list[int] = []
+        for _ in range(states.n_step_copies):
+            if states.step_of_largest:
+                largest = max((g.step_bytes for g in trained), default=0)
+                temporary.append(tape.alloc("optimizer_temporaries", largest))
+            else:
+                temporary += [
+                    tape.alloc("optimizer_temporaries", g.step_bytes, g.count) for g in trained
+                ]
+        tape.free(*temporary)
+        for part in (*self.towers, self):
+            for handles in part.gradients.values():
+                tape.free(*handles)
+            part.gradients = {}
+            part.states.accumulated = False
+
+    def _gather_outside(self) -> None:
+        if self.states.gathers:
+            self.gathered = [
+                self.tape.alloc("gathered_parameters", g.gathered_bytes, g.count)
+                for g in self.states.groups
+                if not g.layered
+            ]
+
+    def _gather_layer(self) -> list[int]:
+        """Collect a layer's parameters from the other GPUs, and the next one's ahead of time."""
+        if not self.states.gathers:
+            return []
+        return [
+            self.tape.alloc("gathered_parameters", g.gathered_bytes, 2 * g.per_layer)
+            for g in self.states.groups
+            if g.layered and g.kind in ("", self.kind)
+        ]
+
+    def _term(self, tag: str, term: Term) -> int:
+        return self.tape.alloc(tag, term_bytes(term, self.sizes))
+
+    def _unit(self, tag: str, unit: str, bytes_per: float) -> int:
+        return self.tape.alloc(tag, self.sizes[unit] * bytes_per)

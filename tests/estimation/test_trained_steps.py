@@ -1,0 +1,120 @@
+"""The formulas against training steps of the libraries' own models, and a few in plain PyTorch.
+
+``trained_steps.json`` holds what ``tools/train_steps.py`` measured: peaks of allocated memory of
+two steps, and the configurations of the models. Its ``source`` says with what.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fragdoctor.errors import InputError
+from fragdoctor.estimation.config_json import shape_of_config
+from fragdoctor.estimation.formula import formula_needs, play
+from fragdoctor.estimation.request import FORMULA_ERROR
+from fragdoctor.estimation.states import column_sum_bytes, column_sum_limit, states_of
+from fragdoctor.estimation.tape import phases_of
+from fragdoctor.model.workload import Workload
+from fragdoctor.rehearse.engine.kernels.reduction import Kind, reduction_bytes
+
+ROWS = json.loads(Path(__file__).with_name("trained_steps.json").read_text())
+COVERED = [row for row in ROWS if row["config"].get("_class_name") != "UNet2DConditionModel"]
+PRECISIONS = ("fp32", "bf16", "amp-bf16")
+PROMISED = 0.05
+
+
+def workload_of(row: dict[str, Any], dtype: str) -> Workload:
+    shape = shape_of_config(row["config"], row["name"])
+    seq = shape.fixed_seq or row["seq"]
+    workload = Workload(shape, dtype, batch=row["batch"], seq=seq, architecture="hopper")
+    if not row["lora"]:
+        return workload
+    targets = row["lora"]["target_modules"]
+    return replace(
+        workload,
+        lora_rank=row["lora"]["r"],
+        lora_targets=("all-linear",) if targets == "all-linear" else tuple(targets),
+        dora=row["lora"].get("use_dora", False),
+    )
+
+
+@pytest.mark.parametrize("dtype", PRECISIONS)
+@pytest.mark.parametrize("row", COVERED, ids=lambda row: row["name"])
+def test_peak_of_measured_step_is_met(row: dict[str, Any], dtype: str) -> None:
+    measured = row["peak_allocated_bytes"][dtype]
+
+    peak = max(phase.n_bytes for phase in phases_of(play(workload_of(row, dtype))))
+
+    assert abs(peak - measured) <= PROMISED * measured
+
+
+@pytest.mark.parametrize("dtype", PRECISIONS)
+@pytest.mark.parametrize("row", COVERED, ids=lambda row: row["name"])
+def test_measured_peak_lies_between_the_bounds(row: dict[str, Any], dtype: str) -> None:
+    needs = formula_needs(workload_of(row, dtype))
+
+    assert needs.high_bytes is not None
+    assert needs.low_bytes <= row["peak_allocated_bytes"][dtype] <= needs.high_bytes
+
+
+@pytest.mark.parametrize("row", COVERED, ids=lambda row: row["name"])
+def test_parameters_of_measured_model_are_counted(row: dict[str, Any]) -> None:
+    groups = states_of(workload_of(row, "fp32")).groups
+    trained = sum(g.n_each * g.count for g in groups if g.is_trained)
+
+    assert sum(g.n_each * g.count for g in groups) == pytest.approx(row["n_parameters"], rel=1e-5)
+    assert trained == pytest.approx(row["n_trained"], rel=1e-5)
+
+
+@pytest.mark.parametrize("row", COVERED, ids=lambda row: row["name"])
+def test_every_tensor_is_freed_at_most_once(row: dict[str, Any]) -> None:
+    for dtype in PRECISIONS:
+        freed = Counter(e.handle for e in play(workload_of(row, dtype)).events if e.kind == "free")
+        assert max(freed.values()) == 1
+
+
+@pytest.mark.parametrize("row", COVERED, ids=lambda row: row["name"])
+def test_needs_grow_with_batch_and_length(row: dict[str, Any]) -> None:
+    workload = workload_of(row, "amp-bf16")
+    batches = [replace(workload, batch=n) for n in (1, 2, 5, 100)]
+    lengths = [replace(workload, seq=n) for n in (100, 257, 4000)]
+
+    for runs in (batches, [] if workload.shape.fixed_seq else lengths):
+        bounds = [formula_needs(run) for run in runs]
+        lows = [b.low_bytes for b in bounds]
+        highs = [b.high_bytes or 0 for b in bounds]
+        assert lows == sorted(lows)
+        assert highs == sorted(highs)
+
+
+def test_what_is_not_covered_is_named() -> None:
+    others = [row for row in ROWS if row not in COVERED]
+
+    assert others
+    for row in others:
+        with pytest.raises(InputError, match="diffusion UNet"):
+            shape_of_config(row["config"], row["name"])
+
+
+def test_promise_counts_the_measured_models() -> None:
+    assert f"steps of {len(COVERED)} models" in FORMULA_ERROR
+    assert f"the peak within {100 * PROMISED:.0f} %" in FORMULA_ERROR
+    assert {len(row["peak_allocated_bytes"]) for row in COVERED} == {len(PRECISIONS)}
+    assert {row["split"] for row in COVERED} == {"looked", "held-out"}
+
+
+@pytest.mark.parametrize("columns", [1, 6, 64, 96, 768, 1000, 4096, 14336])
+def test_sum_over_tokens_takes_the_buffer_of_the_kernel(columns: int) -> None:
+    for rows in (1, 100, 1024, 4096, 10_000, 65_536):
+        passes = reduction_bytes((rows, columns), (columns, 1), (0,), Kind(4), 2, 132)
+        expected = max((size for size, _ in passes), default=0)
+
+        if columns > 1:
+            assert column_sum_bytes(rows, columns) == expected
+        assert column_sum_bytes(rows, columns) <= column_sum_limit(rows, columns)

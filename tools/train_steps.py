@@ -1,0 +1,521 @@
+"""Trains small models of transformers and diffusers for two steps: the truth for the formulas.
+
+An ordinary program: it runs on a GPU, and without one under ``fragdoctor rehearse``. Nothing is
+downloaded. It needs torch, transformers and diffusers; only ``--table`` needs fragdoctor.
+
+    fragdoctor rehearse tools/train_steps.py --gpu h100 --unlimited --steps 10000 --allow-writes \
+        -- -o tests/estimation/trained_steps.json
+    python tools/train_steps.py --table tests/estimation/trained_steps.json
+    python tools/train_steps.py --presets    # parameters, as the library builds them
+
+A case is a configuration as ``save_pretrained`` writes it, the class that a user would load, and a
+batch. What is measured is ``torch.cuda.max_memory_allocated`` over two steps of AdamW, with the
+library's own loss, and attention by ``scaled_dot_product_attention``. Formulas were changed while
+looking at the cases of the split ``looked``; those of ``held-out`` were compared afterwards.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+DTYPES = ("fp32", "bf16", "amp-bf16")
+LOOKED, HELD_OUT = "looked", "held-out"
+MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Case:
+    """One model to train.
+
+    Attributes:
+        model: class of the library, ``LlamaForCausalLM``.
+        config: arguments of the class's configuration.
+        lora: arguments of PEFT's ``LoraConfig``; {} = all parameters are trained.
+        seq: tokens; frames, patches and pictures follow from the configuration.
+    """
+
+    name: str
+    model: str
+    config: Mapping[str, Any]
+    batch: int
+    seq: int = 0
+    split: str = LOOKED
+    library: str = "transformers"
+    lora: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _llama(  # noqa: PLR0913, PLR0917 - in the order of a configuration
+    hidden: int, layers: int, heads: int, kv: int, ffn: int, vocab: int = 32000, **more: Any
+) -> dict[str, Any]:
+    return {
+        "hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads,
+        "num_key_value_heads": kv, "intermediate_size": ffn, "vocab_size": vocab,
+        "max_position_embeddings": 4096, **more,
+    }  # fmt: skip
+
+
+def _encoder(hidden: int, layers: int, heads: int, **more: Any) -> dict[str, Any]:
+    return {
+        "hidden_size": hidden, "num_hidden_layers": layers, "num_attention_heads": heads,
+        "intermediate_size": 4 * hidden, **more,
+    }  # fmt: skip
+
+
+def _bart(width: int, layers: int, heads: int, **more: Any) -> dict[str, Any]:
+    return {
+        "d_model": width, "encoder_layers": layers, "decoder_layers": layers,
+        "encoder_attention_heads": heads, "decoder_attention_heads": heads,
+        "encoder_ffn_dim": 4 * width, "decoder_ffn_dim": 4 * width, **more,
+    }  # fmt: skip
+
+
+def _clip(text: Mapping[str, Any], vision: Mapping[str, Any], width: int) -> dict[str, Any]:
+    return {"text_config": dict(text), "vision_config": dict(vision), "projection_dim": width}
+
+
+MLA = {
+    "kv_lora_rank": 256, "q_lora_rank": 384, "qk_rope_head_dim": 32, "qk_nope_head_dim": 64,
+    "v_head_dim": 64,
+}  # fmt: skip
+LORA = {"r": 16, "target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"]}
+UNET = {
+    "sample_size": 32, "in_channels": 4, "out_channels": 4, "layers_per_block": 2,
+    "cross_attention_dim": 768, "attention_head_dim": 8,
+}  # fmt: skip
+
+CASES = (
+    # Dense decoders
+    Case("llama", "LlamaForCausalLM", _llama(1024, 6, 16, 16, 2816), 4, 1024),
+    Case("llama-gqa", "LlamaForCausalLM", _llama(2048, 4, 32, 8, 8192, 128256), 1, 2048, HELD_OUT),
+    Case("mistral", "MistralForCausalLM", _llama(1024, 6, 16, 4, 3584), 4, 512, HELD_OUT),
+    Case("qwen2", "Qwen2ForCausalLM", _llama(896, 6, 14, 2, 4864, 151936), 2, 512),
+    Case("qwen3", "Qwen3ForCausalLM", _llama(1024, 6, 16, 8, 3072, 50000, head_dim=128), 2, 1024,
+         HELD_OUT),
+    Case("gemma", "GemmaForCausalLM", _llama(1024, 4, 8, 1, 8192, 64000, head_dim=128), 2, 1024),
+    Case("gemma2", "Gemma2ForCausalLM", _llama(1024, 6, 8, 4, 4096, 64000, head_dim=128), 2, 1024),
+    Case("gemma3", "Gemma3ForCausalLM",
+         _llama(1152, 6, 4, 1, 6912, 64000, head_dim=256, sliding_window=512), 2, 1024, HELD_OUT),
+    Case("phi3", "Phi3ForCausalLM", _llama(1024, 6, 16, 16, 2816, pad_token_id=0), 4, 512),
+    Case("granite", "GraniteForCausalLM", _llama(1024, 6, 16, 4, 4096), 2, 1024, HELD_OUT),
+    Case("gpt2", "GPT2LMHeadModel",
+         {"n_embd": 768, "n_layer": 6, "n_head": 12, "n_positions": 1024, "vocab_size": 50257},
+         4, 1024),
+    Case("gpt2-wide", "GPT2LMHeadModel",
+         {"n_embd": 1600, "n_layer": 4, "n_head": 25, "n_positions": 1024, "vocab_size": 50257},
+         2, 512, HELD_OUT),
+    Case("pythia", "GPTNeoXForCausalLM",
+         _encoder(1024, 6, 16, vocab_size=50304, max_position_embeddings=2048), 2, 1024),
+    Case("gptj", "GPTJForCausalLM",
+         {"n_embd": 1024, "n_layer": 6, "n_head": 16, "rotary_dim": 64, "vocab_size": 50400},
+         2, 1024, HELD_OUT),
+    Case("phi", "PhiForCausalLM", _encoder(1024, 6, 16, vocab_size=51200), 2, 1024),
+    Case("opt", "OPTForCausalLM",
+         {"hidden_size": 1024, "num_hidden_layers": 6, "num_attention_heads": 16, "ffn_dim": 4096,
+          "vocab_size": 50272, "word_embed_proj_dim": 1024}, 2, 1024),
+    Case("bloom", "BloomForCausalLM",
+         {"hidden_size": 1024, "n_layer": 6, "n_head": 16, "vocab_size": 64000}, 2, 512, HELD_OUT),
+    Case("falcon", "FalconForCausalLM",
+         {"hidden_size": 1024, "num_hidden_layers": 6, "num_attention_heads": 16,
+          "vocab_size": 65024}, 2, 1024),
+    Case("starcoder2", "Starcoder2ForCausalLM",
+         _llama(1024, 6, 16, 2, 4096, 49152), 2, 1024, HELD_OUT),
+    # Mixtures of experts
+    Case("mixtral", "MixtralForCausalLM",
+         _llama(1024, 4, 16, 4, 3584, num_local_experts=8, num_experts_per_tok=2), 2, 1024),
+    Case("mixtral-16", "MixtralForCausalLM",
+         _llama(768, 6, 12, 12, 2048, num_local_experts=16, num_experts_per_tok=4), 2, 512,
+         HELD_OUT),
+    Case("qwen2-moe", "Qwen2MoeForCausalLM",
+         _llama(1024, 4, 16, 16, 2816, 50000, moe_intermediate_size=704, num_experts=16,
+                num_experts_per_tok=4, shared_expert_intermediate_size=2816), 2, 1024),
+    Case("qwen3-moe", "Qwen3MoeForCausalLM",
+         _llama(1024, 4, 16, 4, 3072, 50000, moe_intermediate_size=768, num_experts=32,
+                num_experts_per_tok=8, head_dim=64), 2, 1024, HELD_OUT),
+    Case("deepseek-v2", "DeepseekV2ForCausalLM",
+         _llama(1024, 4, 16, 16, 2816, moe_intermediate_size=704, n_routed_experts=16,
+                n_shared_experts=2, num_experts_per_tok=4, first_k_dense_replace=1,
+                n_group=1, topk_group=1, topk_method="greedy", **MLA), 2, 1024),
+    Case("deepseek-v3", "DeepseekV3ForCausalLM",
+         _llama(1024, 5, 16, 16, 2816, moe_intermediate_size=512, n_routed_experts=32,
+                n_shared_experts=1, num_experts_per_tok=4, first_k_dense_replace=2, n_group=4,
+                topk_group=2, **MLA), 2, 1024, HELD_OUT),
+    Case("gpt-oss", "GptOssForCausalLM",
+         _llama(1024, 4, 16, 4, 1024, 50000, head_dim=64, num_local_experts=16,
+                num_experts_per_tok=4, sliding_window=128), 2, 1024),
+    # Encoders
+    Case("bert", "BertForSequenceClassification", _encoder(768, 8, 12, vocab_size=30522), 16, 256),
+    Case("bert-mlm", "BertForMaskedLM", _encoder(768, 6, 12, vocab_size=30522), 8, 512, HELD_OUT),
+    Case("roberta", "RobertaForSequenceClassification",
+         _encoder(768, 6, 12, vocab_size=50265, max_position_embeddings=514, type_vocab_size=1),
+         8, 512, HELD_OUT),
+    Case("roberta-mlm", "RobertaForMaskedLM",
+         _encoder(768, 6, 12, vocab_size=50265, max_position_embeddings=514, type_vocab_size=1),
+         8, 256),
+    # Encoders and decoders
+    Case("t5", "T5ForConditionalGeneration",
+         {"d_model": 768, "d_ff": 3072, "d_kv": 64, "num_layers": 4, "num_heads": 12,
+          "vocab_size": 32128, "decoder_start_token_id": 0}, 4, 512),
+    Case("flan-t5", "T5ForConditionalGeneration",
+         {"d_model": 512, "d_ff": 1024, "d_kv": 64, "num_layers": 6, "num_heads": 6,
+          "vocab_size": 32128, "feed_forward_proj": "gated-gelu", "tie_word_embeddings": False,
+          "decoder_start_token_id": 0},
+         4, 512, HELD_OUT),
+    Case("bart", "BartForConditionalGeneration", _bart(768, 4, 12, vocab_size=50265), 4, 512),
+    Case("mbart", "MBartForConditionalGeneration", _bart(1024, 3, 16, vocab_size=64000), 4, 256,
+         HELD_OUT),
+    Case("whisper", "WhisperForConditionalGeneration", _bart(512, 6, 8, vocab_size=51865), 8, 128),
+    Case("whisper-3", "WhisperForConditionalGeneration",
+         _bart(1280, 4, 20, vocab_size=51866, num_mel_bins=128), 4, 256, HELD_OUT),
+    # Pictures
+    Case("vit", "ViTForImageClassification",
+         _encoder(768, 8, 12, image_size=224, patch_size=16), 32),
+    Case("vit-384", "ViTForImageClassification",
+         _encoder(1024, 6, 16, image_size=384, patch_size=16), 8, 0, HELD_OUT),
+    Case("deit", "DeiTForImageClassification",
+         _encoder(384, 12, 6, image_size=224, patch_size=16), 32, 0, HELD_OUT),
+    Case("clip", "CLIPModel",
+         _clip(_encoder(512, 6, 8), _encoder(768, 6, 12, image_size=224, patch_size=32), 512), 64),
+    Case("clip-14", "CLIPModel",
+         _clip(_encoder(768, 6, 12), _encoder(1024, 8, 16, image_size=224, patch_size=14), 768), 16,
+         0, HELD_OUT),
+    # Diffusion
+    Case("unet", "UNet2DConditionModel",
+         {**UNET, "block_out_channels": [320, 640, 1280, 1280]}, 4, 77, library="diffusers"),
+    Case("unet-small", "UNet2DConditionModel",
+         {**UNET, "sample_size": 64, "block_out_channels": [128, 256, 512, 512]}, 4, 77, HELD_OUT,
+         "diffusers"),
+    Case("dit", "DiTTransformer2DModel",
+         {"num_attention_heads": 16, "attention_head_dim": 72, "num_layers": 8, "sample_size": 32,
+          "patch_size": 2}, 16, library="diffusers"),
+    Case("dit-small", "DiTTransformer2DModel",
+         {"num_attention_heads": 6, "attention_head_dim": 64, "num_layers": 12, "sample_size": 64,
+          "patch_size": 2}, 8, 0, HELD_OUT, "diffusers"),
+    # Adapters
+    Case("lora", "LlamaForCausalLM", _llama(1024, 6, 16, 16, 2816), 4, 1024, lora=LORA),
+    Case("lora-linear", "LlamaForCausalLM", _llama(1024, 6, 16, 4, 3584), 4, 512, HELD_OUT,
+         lora={**LORA, "target_modules": "all-linear"}),
+    Case("dora", "LlamaForCausalLM", _llama(1024, 6, 16, 16, 2816), 4, 1024,
+         lora={**LORA, "use_dora": True}),
+    Case("dora-linear", "LlamaForCausalLM", _llama(1024, 6, 16, 4, 3584), 4, 512, HELD_OUT,
+         lora={**LORA, "use_dora": True, "target_modules": "all-linear"}),
+    # State spaces
+    Case("mamba", "MambaForCausalLM",
+         {"hidden_size": 768, "num_hidden_layers": 2, "vocab_size": 50280}, 2, 128),
+    Case("mamba-long", "MambaForCausalLM",
+         {"hidden_size": 512, "num_hidden_layers": 3, "vocab_size": 4000}, 4, 256),
+    Case("mamba-wide", "MambaForCausalLM",
+         {"hidden_size": 1024, "num_hidden_layers": 2, "vocab_size": 50280}, 4, 64, HELD_OUT),
+)  # fmt: skip
+
+
+def config_of(case: Case) -> dict[str, Any]:
+    """Return the configuration as its library would write it into a file."""
+    if case.library == "diffusers":
+        return {"_class_name": case.model, **case.config}
+    made = _transformers_config(case)
+    stated = _stated(made, case.config)
+    parts = {
+        key: _stated(getattr(made, key), value)
+        for key, value in case.config.items()
+        if key.endswith("_config")
+    }
+    return {**stated, **parts, "architectures": [case.model]}
+
+
+def _stated(made: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the entries that decide shapes, without the many about generation."""
+    words = (
+        "drop",
+        "model_type",
+        "tie_",
+        "act",
+        "num_",
+        "n_",
+        "bias",
+        "pattern",
+        "types",
+        "vocab",
+        "implementation",
+        "softcap",
+        "use_",
+        "size",
+        "rank",
+        "expand",
+        "kernel",
+        "positions",
+    )
+    skipped = ("token", "beam", "return", "labels", "use_cache", "id2", "chunk", "mask")
+    return {
+        key: value
+        for key, value in made.to_dict().items()
+        if isinstance(value, str | int | float | list)
+        and (key in given or (any(w in key for w in words) and not any(w in key for w in skipped)))
+    }  # fmt: skip
+
+
+def _transformers_config(case: Case) -> Any:
+    import transformers
+
+    return getattr(transformers, case.model).config_class(**case.config)
+
+
+@dataclass
+class Program:
+    """A model on the GPU and its batch.
+
+    Attributes:
+        target: what the output is compared with where the model gives no loss of its own.
+    """
+
+    model: Any
+    inputs: dict[str, Any]
+    target: Any = None
+
+    def loss(self) -> Any:
+        """Run forward."""
+        import torch
+
+        outputs = self.model(**self.inputs)
+        if self.target is None:
+            return outputs.loss
+        predicted = outputs.sample[:, : self.target.shape[1]]
+        return torch.nn.functional.mse_loss(predicted.float(), self.target.float())
+
+
+def built(case: Case, dtype: str) -> Program:
+    """Return what is trained; the default device is the GPU."""
+    import torch
+
+    if case.library == "diffusers":
+        return _diffusion(case, dtype)
+    import transformers
+
+    config = _transformers_config(case)
+    model = _converted(getattr(transformers, case.model)(config), dtype)
+    if case.lora:
+        import peft
+
+        model = peft.get_peft_model(model, peft.LoraConfig(task_type="CAUSAL_LM", **case.lora))
+    n, seq = case.batch, case.seq
+    tokens = torch.zeros((n, seq), dtype=torch.int64)
+    classes = torch.zeros(n, dtype=torch.int64)
+    inputs: dict[str, Any] = {"input_ids": tokens, "labels": tokens}
+    if config.model_type == "clip":
+        side, length = config.vision_config.image_size, config.text_config.max_position_embeddings
+        inputs = {
+            "input_ids": torch.zeros((n, length), dtype=torch.int64), "return_loss": True,
+            "pixel_values": torch.zeros((n, 3, side, side)),
+        }  # fmt: skip
+    elif config.model_type in ("vit", "deit"):
+        side = config.image_size
+        inputs = {"pixel_values": torch.zeros((n, 3, side, side)), "labels": classes}
+    elif config.model_type == "whisper":
+        frames = torch.zeros((n, config.num_mel_bins, 2 * config.max_source_positions))
+        inputs = {"input_features": frames, "labels": tokens}
+    elif case.model.endswith("ForSequenceClassification"):
+        inputs["labels"] = classes
+    return Program(model, inputs)
+
+
+def _converted(model: Any, dtype: str) -> Any:
+    import torch
+
+    return model.to(torch.bfloat16) if dtype == "bf16" else model
+
+
+def _diffusion(case: Case, dtype: str) -> Program:
+    import diffusers
+    import torch
+
+    model = _converted(getattr(diffusers, case.model)(**case.config), dtype)
+    side, channels = case.config["sample_size"], case.config.get("in_channels", 4)
+    noisy = torch.zeros((case.batch, channels, side, side))
+    inputs = {"timestep": torch.zeros(case.batch, dtype=torch.int64)}
+    if case.model.startswith("UNet"):
+        inputs["sample"] = noisy
+        width = case.config["cross_attention_dim"]
+        inputs["encoder_hidden_states"] = torch.zeros((case.batch, case.seq, width))
+    else:
+        inputs["hidden_states"] = noisy
+        inputs["class_labels"] = torch.zeros(case.batch, dtype=torch.int64)
+    return Program(model, inputs, torch.zeros_like(noisy))
+
+
+def trained(case: Case, dtype: str) -> tuple[int, int, int]:
+    """Train two steps; return all and the trained parameters, and the peak in bytes."""
+    import torch
+
+    with torch.device("cuda"):
+        program = built(case, dtype)
+    model = program.model.train()
+    if dtype == "bf16":
+        program.inputs = {
+            key: value.bfloat16() if getattr(value, "dtype", None) is torch.float32 else value
+            for key, value in program.inputs.items()
+        }
+    gc.collect()
+    torch.cuda.reset_peak_memory_stats()
+    optimizer = torch.optim.AdamW(p for p in model.parameters() if p.requires_grad)
+    for _ in range(2):
+        with torch.autocast("cuda", torch.bfloat16, enabled=dtype == "amp-bf16"):
+            loss = program.loss()
+        loss.backward()
+        del loss
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    n_trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    n_parameters = sum(p.numel() for p in model.parameters())
+    return n_parameters, n_trained, torch.cuda.max_memory_allocated()
+
+
+def measured(cases: Sequence[Case], dtypes: Sequence[str]) -> list[dict[str, Any]]:
+    """Train all cases."""
+    import diffusers
+    import torch
+    import transformers
+
+    libraries = ", ".join(f"{m.__name__} {m.__version__}" for m in (torch, transformers, diffusers))
+    machine = torch.cuda.get_device_name() if torch.version.cuda else "rehearsed"
+    rows = []
+    for case in cases:
+        peaks = {}
+        n_parameters = n_trained = 0
+        for dtype in dtypes:
+            try:
+                n_parameters, n_trained, peaks[dtype] = trained(case, dtype)
+            except Exception as e:  # noqa: BLE001 - the others are still worth having
+                print(f"{case.name} {dtype}: {type(e).__name__}: {str(e)[:2000]}", file=sys.stderr)
+            gc.collect()
+            torch.cuda.empty_cache()
+        rows.append({
+            "name": case.name, "split": case.split, "batch": case.batch, "seq": case.seq,
+            "n_parameters": n_parameters, "n_trained": n_trained, "peak_allocated_bytes": peaks,
+            "lora": dict(case.lora), "config": config_of(case),
+            "source": f"{machine}, {libraries}",
+        })  # fmt: skip
+    return rows
+
+
+def errors_of(row: Mapping[str, Any]) -> tuple[int, dict[str, float]]:
+    """Return how many parameters too many the formulas count, and the error of each peak."""
+    from fragdoctor.estimation.config_json import shape_of_config
+    from fragdoctor.estimation.formula import formula_footprint
+    from fragdoctor.model.workload import Workload
+
+    shape = shape_of_config(row["config"], row["name"])
+    errors = {}
+    for dtype, peak in row["peak_allocated_bytes"].items():
+        seq = shape.fixed_seq or row["seq"]
+        workload = Workload(
+            shape, dtype, batch=row["batch"], seq=seq, architecture="hopper",
+            **adapters_of(row),
+        )  # fmt: skip
+        errors[dtype] = formula_footprint(workload).peak_allocated_bytes / peak - 1
+    n_adapters = row["n_trained"] if row["lora"] else 0
+    return shape.n_parameters + n_adapters - row["n_parameters"], errors
+
+
+def adapters_of(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a row's LoRA is to the formulas."""
+    if not row["lora"]:
+        return {}
+    names = row["lora"]["target_modules"]
+    targets = ("all-linear",) if names == "all-linear" else tuple(names)
+    return {"lora_rank": row["lora"]["r"], "lora_targets": targets,
+            "dora": row["lora"].get("use_dora", False)}  # fmt: skip
+
+
+def print_table(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print the errors of the formulas, and how many are small."""
+    from fragdoctor.errors import FragdoctorError
+
+    found: list[float] = []
+    for row in rows:
+        head = f"{row['name']:14} {row['split']:9}"
+        try:
+            surplus, errors = errors_of(row)
+        except FragdoctorError as e:
+            print(f"{head} {e}")
+            continue
+        found += errors.values()
+        cells = [
+            f"{dtype} {row['peak_allocated_bytes'][dtype] / MIB:8.0f} MiB {100 * error:+6.2f} %"
+            for dtype, error in errors.items()
+        ]
+        print(head, "  ".join(cells), f"parameters {surplus:+d}" if surplus else "")
+    for limit in (0.05, 0.10):
+        n = sum(abs(error) <= limit for error in found)
+        print(f"within {100 * limit:.0f} %: {n} of {len(found)}")
+
+
+def print_presets() -> None:
+    """Print the parameters of the models known by name: here, published, and of the library."""
+    import torch
+    import transformers
+
+    from fragdoctor.estimation.config_json import shape_of_config
+    from fragdoctor.estimation.presets import presets
+
+    classes = {
+        "t5": "T5ForConditionalGeneration", "bert": "BertModel", "roberta": "RobertaModel",
+        "vit": "ViTForImageClassification", "clip": "CLIPModel",
+        "whisper": "WhisperForConditionalGeneration",
+    }  # fmt: skip
+    for preset in presets().values():
+        config = {k: v for k, v in preset.config.items() if k != "quantization_config"}
+        kind = config.pop("model_type")
+        made = transformers.AutoConfig.for_model(kind, pad_token_id=0, **config)
+        with torch.device("meta"):
+            if kind in classes:
+                model = getattr(transformers, classes[kind])(made)
+            else:
+                model = transformers.AutoModelForCausalLM.from_config(made)
+        built = sum(p.numel() for p in model.parameters())
+        ours = shape_of_config(preset.config, preset.name).n_parameters
+        print(f"{preset.name:24} {built:15,} {100 * (ours / built - 1):+8.4f} % "
+              f"{100 * (preset.n_parameters / built - 1):+8.4f} %")  # fmt: skip
+
+
+def main(argv: Sequence[str]) -> int:
+    """Measure, or compare with what was measured."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("names", nargs="*", help="cases; else all")
+    parser.add_argument("--split", choices=(LOOKED, HELD_OUT))
+    parser.add_argument("--dtypes", default=",".join(DTYPES))
+    parser.add_argument("-o", "--output", type=Path)
+    parser.add_argument("--presets", action="store_true")
+    parser.add_argument("--table", type=Path, metavar="FILE")
+    options = parser.parse_args(argv)
+
+    def is_wanted(name: str, split: str) -> bool:
+        named = not options.names or name in options.names
+        return named and options.split in (None, split)
+
+    if options.presets:
+        print_presets()
+        return 0
+    if options.table:
+        rows = json.loads(options.table.read_text())
+        print_table([row for row in rows if is_wanted(row["name"], row["split"])])
+        return 0
+    cases = [case for case in CASES if is_wanted(case.name, case.split)]
+    rows = measured(cases, options.dtypes.split(","))
+    text = "[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n"
+    if options.output:
+        options.output.write_text(text)
+    else:
+        print(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
