@@ -17,6 +17,9 @@ from fragdoctor.units import format_size, plural
 WORTH_SAYING: Final = 1.05
 """What the step lacks is said if it is so many times what the failing request lacks."""
 
+MIN_LEAK_STEPS: Final = 3
+"""Whole steps that must show a growth: what only one keeps may be made once."""
+
 MIN_GROWN_STEPS: Final = 100
 LEAKING_SHARE: Final = 0.02
 """Growth counts if it takes this share of the capacity within so many steps."""
@@ -62,6 +65,8 @@ def _is_leak(
     """Return whether memory grows with every step until no setting is enough."""
     growth = outlook.growth_bytes_per_step or 0
     if verdict.cause not in (Cause.FRAGMENTATION, Cause.CAPACITY):
+        return False
+    if bench.n_steps < MIN_LEAK_STEPS:
         return False
     if growth * MIN_GROWN_STEPS < LEAKING_SHARE * (bench.recorded.capacity_bytes or 0):
         return False

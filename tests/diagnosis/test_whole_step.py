@@ -1,0 +1,63 @@
+"""The verdict in the light of the whole step."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from fragdoctor.diagnosis import whole_step
+from fragdoctor.model.diagnosis import Cause, Verdict
+from fragdoctor.model.finding import Confidence
+from fragdoctor.model.outlook import Outlook, OutlookBasis, OutlookState
+from fragdoctor.units import GIB, MIB
+
+CAPACITY = GIB
+
+
+def judged(
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    n_steps: int = 9,
+    growth: int = 0,
+    survivors: tuple[Any, ...] | None = (),
+    needs: int = 2 * GIB,
+) -> Verdict:
+    """Return what becomes of a verdict of fragmentation."""
+    outlook = Outlook(
+        OutlookState.FAILS,
+        OutlookBasis.REPEATED,
+        needs_bytes=None if growth else needs,
+        growth_bytes_per_step=growth,
+    )
+    bench: Any = SimpleNamespace(
+        outlook=outlook,
+        is_usable=True,
+        is_exact=True,
+        n_steps=n_steps,
+        recorded=SimpleNamespace(fits=False, capacity_bytes=CAPACITY),
+        survivors=lambda: None if survivors is None else list(survivors),
+        reproduction=SimpleNamespace(conditions=SimpleNamespace(allowed_bytes=None)),
+    )
+    context: Any = SimpleNamespace(analysis=SimpleNamespace(kept=None), failed_request=None)
+    monkeypatch.setattr(whole_step, "find_transient", lambda analysis: None)
+    verdict = Verdict(Cause.FRAGMENTATION, Confidence.PROVEN, "Holes.")
+    return whole_step.with_outlook(verdict, context, bench)
+
+
+def test_step_that_no_setting_finishes_is_no_fragmentation(monkeypatch) -> None:
+    found = judged(monkeypatch)
+
+    assert (found.cause, found.confidence) == (Cause.CAPACITY, Confidence.LIKELY)
+    assert Cause.FRAGMENTATION in found.also
+    assert "It lacks 1.00 GiB in all." in found.summary
+
+
+def test_step_of_which_it_is_not_known_keeps_its_verdict(monkeypatch) -> None:
+    assert judged(monkeypatch, survivors=None).cause is Cause.FRAGMENTATION
+
+
+@pytest.mark.parametrize(("n_steps", "cause"), [(9, Cause.LEAK), (1, Cause.CAPACITY)])
+def test_growth_is_a_leak_only_where_several_steps_show_it(monkeypatch, n_steps, cause) -> None:
+    assert judged(monkeypatch, n_steps=n_steps, growth=24 * MIB).cause is cause
