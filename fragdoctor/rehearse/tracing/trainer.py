@@ -11,7 +11,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fragdoctor.errors import ConfigError
-from fragdoctor.rehearse.engine import memory
+from fragdoctor.rehearse.engine import memory, session
 from fragdoctor.rehearse.tracing.factory import Program, arguments_of
 from fragdoctor.rehearse.tracing.recorder import Recorder
 from fragdoctor.rehearse.tracing.training_setup import TrainingSetup
@@ -104,7 +104,11 @@ class Trainer:
 
         self.program.inputs = tree_map(place, self.program.inputs)
         self.program.targets = tree_map(place, self.program.targets)
-        self._label(tree_leaves((self.program.inputs, self.program.targets)), "inputs")
+        placed = tree_leaves((self.program.inputs, self.program.targets))
+        self._label(placed, "inputs")
+        for tensor in placed:  # zeros or whatever stands for data: no value of theirs counts
+            if isinstance(tensor, torch.Tensor) and tensor.is_cuda:
+                session.current().known.forget(tensor)
 
     def _prepare_optimizer(self) -> None:
         given = self.program.optimizer
