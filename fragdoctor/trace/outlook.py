@@ -30,7 +30,7 @@ MAX_STEPS: Final = 100
 FORESEEN_STEPS: Final = 10_000
 """Steps within which growth that goes on evenly is said to end the run."""
 
-BELIEVED: Final = 4
+BELIEVED: Final = 2
 """Steps that growth is believed to go on, as a multiple of those over which it was recorded."""
 
 MAX_PLAYED: Final = 200_000
