@@ -372,6 +372,13 @@ def _failed(found: Mapping[str, Any], tail: str) -> ProgramFailed:
     place = failure["location"]
     where = f" at {_location(place)}" if place else ""
     text = failure["text"].strip().splitlines()
+    if failure["type"] == "NotImplementedError" and "SparseCUDA" in failure["text"]:
+        return ProgramFailed(
+            f"Sparse tensors on a GPU cannot be rehearsed, and the program makes one{where}.",
+            hint="Rehearse it with dense gradients: sparse=False for embeddings, another optimizer "
+            "than SparseAdam.",
+            output=tail,
+        )
     return ProgramFailed(
         f"The program failed{where}: {failure['type']}: {text[0] if text else ''}",
         hint="If it runs on a GPU, it cannot be rehearsed; its traceback is above.",

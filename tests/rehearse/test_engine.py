@@ -209,3 +209,34 @@ def test_recurrent_cells_have_shapes(stage: Stage) -> None:
             assert cell.bias_hh.grad.shape == cell.bias_hh.shape
         """
     )
+
+
+def test_modules_with_buffers_are_copied_deeply(stage: Stage) -> None:
+    stage.must_pass(
+        """
+        import copy
+        import torch
+        net = torch.nn.BatchNorm2d(1000).cuda()
+        before = torch.cuda.memory_allocated()
+        copied = copy.deepcopy(net)
+        assert copied.running_mean.is_cuda and copied.running_mean.shape == (1000,)
+        assert torch.cuda.memory_allocated() == 2 * before
+        assert copied.running_var.data_ptr() != net.running_var.data_ptr()
+        """
+    )
+
+
+def test_sparse_tensors_are_refused_with_a_next_step(stage: Stage) -> None:
+    stage.script(
+        """
+        import torch
+        table = torch.nn.Embedding(100, 8, sparse=True).cuda()
+        table(torch.zeros(4, dtype=torch.long, device="cuda")).sum().backward()
+        """
+    )
+
+    done = stage.run("train.py")
+
+    assert done.returncode == 2
+    assert "Sparse tensors on a GPU cannot be rehearsed" in done.stderr
+    assert "sparse=False" in done.stderr

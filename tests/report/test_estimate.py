@@ -75,7 +75,7 @@ def test_gpu_list_fits_its_schema_exactly() -> None:
 def test_schema_lists_each_value() -> None:
     definitions = schema("estimate")["$defs"]
 
-    assert definitions["phase"]["properties"]["name"]["enum"] == [p.value for p in PhaseName]
+    assert definitions["phase_peak"]["properties"]["name"]["enum"] == [p.value for p in PhaseName]
     assert definitions["item_at_peak"]["properties"]["sureness"]["enum"] == [
         s.value for s in Sureness
     ]

@@ -60,6 +60,11 @@ class Question:
         return torch.is_grad_enabled() and any(t.requires_grad for t in self.tensors)
 
     @property
+    def learns_mask(self) -> bool:
+        """Whether the mask itself needs a gradient, such as a learned bias of positions."""
+        return self.mask is not None and torch.is_grad_enabled() and self.mask.requires_grad
+
+    @property
     def is_half(self) -> bool:
         """Whether all are half precision that the GPU knows."""
         kinds = _HALF if self.capability >= AMPERE else _HALF[:1]
@@ -100,6 +105,7 @@ def _cudnn_fits(ask: Question) -> bool:
             and not torch.is_deterministic_algorithms_warn_only_enabled()
         )
         and ask.is_half
+        and not ask.learns_mask
         and ask.capability >= AMPERE
         and _unit_stride(ask, ignores_singletons=True)
         and _same_heads(ask, grouped=True)

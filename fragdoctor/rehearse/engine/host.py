@@ -38,6 +38,17 @@ def _resize(original: Any) -> Any:
     return resize_
 
 
+def _clone(original: Any) -> Any:
+    def clone(self: torch.UntypedStorage) -> Any:
+        """Return a storage's copy where it is, as deep copies of tensors ask for it."""
+        if self.device.type != "cuda":
+            return original(self)
+        tensor = torch.empty(self.nbytes(), dtype=torch.uint8, device=self.device)
+        return tensor.untyped_storage()
+
+    return clone
+
+
 def _to(original: Any) -> Any:
     def to(self: torch.UntypedStorage, device: Any, non_blocking: bool = False) -> Any:
         """Return a storage's copy on another device, as ``torch.load`` asks for it."""
@@ -67,4 +78,5 @@ def install(undo: ExitStack) -> None:
     put(undo, torch.Tensor, "pin_memory", _pin_memory)
     put(undo, torch.Tensor, "is_pinned", _is_pinned)
     put(undo, torch.storage, "_to", _to(torch._utils._to))
+    put(undo, torch.UntypedStorage, "clone", _clone(torch.UntypedStorage.clone))
     put(undo, torch.UntypedStorage, "resize_", _resize(torch.UntypedStorage.resize_))
