@@ -293,6 +293,11 @@ class Bench:
         """Complete steps of the recording, as far as the continuation looked at them."""
         return self.fair_replay.n_steps
 
+    @property
+    def kept_bytes_per_step(self) -> int:
+        """By how much live memory rose from one recorded step to the next."""
+        return self.fair_replay.kept_bytes_per_step()
+
     def survivors(self) -> list[ReplayResult] | None:
         """Return what the usual settings make of the run, of those that get past the failed step.
 

@@ -63,7 +63,7 @@ def _is_leak(
     verdict: Verdict, bench: Bench, outlook: Outlook, survivors: list[ReplayResult]
 ) -> bool:
     """Return whether memory grows with every step until no setting is enough."""
-    growth = outlook.growth_bytes_per_step or 0
+    growth = min(outlook.growth_bytes_per_step or 0, 2 * bench.kept_bytes_per_step)
     if verdict.cause not in (Cause.FRAGMENTATION, Cause.CAPACITY):
         return False
     if bench.n_steps < MIN_LEAK_STEPS:

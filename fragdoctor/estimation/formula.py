@@ -404,10 +404,10 @@ def _notes(workload: Workload) -> list[str]:
             "fallback with its S x S scores is counted. Where the code repeats keys and values "
             "first, write --attention flash."
         )
-    if workload.shape.n_cross_layers and workload.attention is not Attention.EAGER:
+    if workload.shape.position_bias and workload.attention is not Attention.EAGER:
         notes.append(
-            "T5's usual code writes attention out, with S x S scores that are not counted here: "
-            "write --attention eager for it."
+            "Before version 5 Transformers writes T5's attention out, with S x S scores that are "
+            "not counted here: --attention eager counts them."
         )
     if workload.grad_accumulation > 1:
         notes.append(

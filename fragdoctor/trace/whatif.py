@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import numpy as np
+
 from fragdoctor._native import _ext
 from fragdoctor.errors import SimulationError
 from fragdoctor.model.hooks import report_progress
@@ -220,6 +222,23 @@ class FairReplay:
         """Complete steps that the run is continued from."""
         known = self._outlooks.continuation
         return 0 if known is None else known.n_complete
+
+    def kept_bytes_per_step(self) -> int:
+        """Return by how much live memory rose from one recorded step to the next, the first apart.
+
+        0 where the steps themselves rose by more: then it is shapes that grow, and what one step
+        leaves to the next with them.
+        """
+        known = self._outlooks.continuation
+        if known is None or len(known.rows) < 3:
+            return 0
+        totals = self._reproduction.trace.totals
+        began = totals.at(known.rows)[:, 0].astype(np.int64)
+        highest = totals.envelope("allocated_bytes", np.append(0, known.rows + 1)).high[1:]
+        above = highest.astype(np.int64)[1:] - began[1:]
+        kept = int(began[-1] - began[1]) // (len(began) - 2)
+        rise = int(above[-2] - above[0]) // (len(began) - 2) if len(above) > 1 else 0
+        return 0 if rise > kept else kept
 
     def step_needs_bytes(self) -> int | None:
         """Return what must be live at once in the step under way; None where that is not known."""

@@ -133,7 +133,7 @@ def test_cross_attention_of_t5_is_in_the_activations_and_their_formula(
     outcome = run("estimate", str(path), "--seq", "256", "--format", "json")
     document = json.loads(outcome.out)
 
-    assert "write --attention eager" in outcome.out
+    assert "--attention eager counts them" in outcome.out
     activations = next(i for i in document["items"] if i["id"] == "activations")
     assert "+ L_decoder x (" in activations["formula"]
     assert "8 x (" in activations["numbers"]

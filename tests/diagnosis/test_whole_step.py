@@ -23,6 +23,7 @@ def judged(
     growth: int = 0,
     survivors: tuple[Any, ...] | None = (),
     needs: int = 2 * GIB,
+    kept: int | None = None,
 ) -> Verdict:
     """Return what becomes of a verdict of fragmentation."""
     outlook = Outlook(
@@ -36,6 +37,7 @@ def judged(
         is_usable=True,
         is_exact=True,
         n_steps=n_steps,
+        kept_bytes_per_step=growth if kept is None else kept,
         recorded=SimpleNamespace(fits=False, capacity_bytes=CAPACITY),
         survivors=lambda: None if survivors is None else list(survivors),
         reproduction=SimpleNamespace(conditions=SimpleNamespace(allowed_bytes=None)),
@@ -61,3 +63,7 @@ def test_step_of_which_it_is_not_known_keeps_its_verdict(monkeypatch) -> None:
 @pytest.mark.parametrize(("n_steps", "cause"), [(9, Cause.LEAK), (1, Cause.CAPACITY)])
 def test_growth_is_a_leak_only_where_several_steps_show_it(monkeypatch, n_steps, cause) -> None:
     assert judged(monkeypatch, n_steps=n_steps, growth=24 * MIB).cause is cause
+
+
+def test_steps_that_become_larger_are_no_leak(monkeypatch) -> None:
+    assert judged(monkeypatch, growth=24 * MIB, kept=0).cause is Cause.CAPACITY
