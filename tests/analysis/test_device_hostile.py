@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stock import from_python
 
-from fragdoctor.analysis.device import analyze_device, analyze_devices
+from fragdoctor.analysis.device import analyze_device
 from fragdoctor.analysis.kept import _is_cache_of_generation
 from fragdoctor.model.settings import AllocatorSettings, Era
 from fragdoctor.model.snapshot import (
@@ -108,12 +108,11 @@ def random_snapshot(seed: int, n_events: int, n_segments: int, n_blocks: int) ->
     n_blocks=st.integers(0, 20),
 )
 @settings(max_examples=150, deadline=None)
-def test_analyze_devices_random_columns_never_fails(seed, n_events, n_segments, n_blocks):
+def test_analyze_device_random_columns_never_fails(seed, n_events, n_segments, n_blocks):
     snapshot = random_snapshot(seed, n_events, n_segments, n_blocks)
 
-    results = analyze_devices(snapshot)
-
-    for result in results:
+    for device in snapshot.devices:
+        result = analyze_device(snapshot, device)
         free = result.free_space
         assert 0 <= free.releasable_bytes <= free.free_cached_bytes
         assert free.pinned_free_bytes >= 0
