@@ -47,7 +47,7 @@ class Case:
     batch: int
     seq: int = 0
     split: str = LOOKED
-    library: str = "transformers"
+    package: str = "transformers"
     lora: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -187,13 +187,13 @@ CASES = (
          0, HELD_OUT),
     # Diffusion
     Case("unet", "UNet2DConditionModel",
-         {**UNET, "block_out_channels": [320, 640, 1280, 1280]}, 4, 77, library="diffusers"),
+         {**UNET, "block_out_channels": [320, 640, 1280, 1280]}, 4, 77, package="diffusers"),
     Case("unet-small", "UNet2DConditionModel",
          {**UNET, "sample_size": 64, "block_out_channels": [128, 256, 512, 512]}, 4, 77, HELD_OUT,
          "diffusers"),
     Case("dit", "DiTTransformer2DModel",
          {"num_attention_heads": 16, "attention_head_dim": 72, "num_layers": 8, "sample_size": 32,
-          "patch_size": 2}, 16, library="diffusers"),
+          "patch_size": 2}, 16, package="diffusers"),
     Case("dit-small", "DiTTransformer2DModel",
          {"num_attention_heads": 6, "attention_head_dim": 64, "num_layers": 12, "sample_size": 64,
           "patch_size": 2}, 8, 0, HELD_OUT, "diffusers"),
@@ -217,7 +217,7 @@ CASES = (
 
 def config_of(case: Case) -> dict[str, Any]:
     """Return the configuration as its library would write it into a file."""
-    if case.library == "diffusers":
+    if case.package == "diffusers":
         return {"_class_name": case.model, **case.config}
     made = _transformers_config(case)
     stated = _stated(made, case.config)
@@ -293,7 +293,7 @@ def built(case: Case, dtype: str) -> Program:
     """Return what is trained; the default device is the GPU."""
     import torch
 
-    if case.library == "diffusers":
+    if case.package == "diffusers":
         return _diffusion(case, dtype)
     import transformers
 

@@ -182,7 +182,7 @@ def holder_reports(context: Context) -> tuple[HolderReport, ...]:
             peak_bytes=h.peak_bytes,
             n_blocks=h.n_now,
             stack=context.user_stack(h.stack),
-            within=context.library_line(h.stack) if h.frame >= 0 else None,
+            within=context.line_of_library(h.stack) if h.frame >= 0 else None,
         )
         for h in context.analysis.holders[:MAX_HOLDERS]
     )

@@ -130,7 +130,7 @@ class Context:
             return ()
         return self.user_stack(stack_id)
 
-    def library_line(self, stack_id: int) -> Location | None:
+    def line_of_library(self, stack_id: int) -> Location | None:
         """Return the innermost line of a package that the user's line called into.
 
         That of a model where there is one: trainers, launchers and hooks call it. None where the
