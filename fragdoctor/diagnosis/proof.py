@@ -59,7 +59,7 @@ def prove(
         judged = proposal
         if found:
             judged = remedy.judged(case, bench, proposal, found)
-        elif some and isinstance(remedy, SavingRemedy):
+        elif some and isinstance(remedy, SavingRemedy) and not remedy.is_usual:
             judged = None  # the trace does not show what it would act on
         if judged is not None:
             tested.append(judged)

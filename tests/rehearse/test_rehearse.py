@@ -53,6 +53,25 @@ def test_training_that_does_not_fit_ends_with_1_and_names_the_line(training: Sta
 
 
 @pytest.mark.slow
+def test_a_first_layer_that_does_not_fit_is_told_to_try_a_smaller_batch(tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    stage.script("""
+        import torch
+        from torch import nn
+        net = nn.Sequential(nn.Conv2d(3, 64, 3, padding=1), nn.GELU(), nn.Conv2d(64, 64, 3)).cuda()
+        x = torch.randn(64, 3, 128, 128, device="cuda")
+        x = x / 255  # what was loaded is freed: this is no building of a model
+        net(x)
+    """)
+
+    found = stage.json("train.py", "--capacity", "700MiB", code=1)
+
+    # The edit finds nothing to scale in so short a trace; the advice stays, untested.
+    advice = {r["code"]: r for r in found["recommendations"]}
+    assert advice["smaller-batch"]["predicted"]["method"] == "none"
+
+
+@pytest.mark.slow
 def test_another_fragdoctor_in_the_programs_environment_does_not_come_first(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
