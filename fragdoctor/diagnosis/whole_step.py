@@ -8,7 +8,7 @@ from typing import Final
 from fragdoctor.diagnosis.bench import Bench
 from fragdoctor.model.diagnosis import Cause, Verdict
 from fragdoctor.model.finding import Confidence
-from fragdoctor.model.outlook import Outlook, OutlookState
+from fragdoctor.model.outlook import Outlook, OutlookBasis, OutlookState
 from fragdoctor.model.simulation import ReplayResult
 from fragdoctor.rules.capacity.transient_peak import find_transient
 from fragdoctor.rules.context import Context
@@ -100,10 +100,13 @@ def _as_leak(verdict: Verdict, outlook: Outlook, survivors: list[ReplayResult]) 
 
 def _lacking(bench: Bench, outlook: Outlook) -> int:
     """Return what the step would need beyond what PyTorch could have; 0 where that is unknown."""
-    capacity = bench.recorded.capacity_bytes
-    if capacity is None or outlook.needs_bytes is None:
+    capacity, needs = bench.recorded.capacity_bytes, outlook.needs_bytes
+    if needs is None and outlook.basis is OutlookBasis.COMPLETE:
+        # It would grow without an end; the step that failed has a need of its own.
+        needs = bench.fair_replay.step_needs_bytes()
+    if capacity is None or needs is None:
         return 0
-    return max(outlook.needs_bytes - capacity, 0)
+    return max(needs - capacity, 0)
 
 
 def _instead(context: Context, bench: Bench) -> Cause:

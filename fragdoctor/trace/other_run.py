@@ -105,6 +105,15 @@ class OtherRun:
             f"there by line and order, {how}."
         )
 
+    def step_needs_bytes(self) -> int | None:
+        """Return the highest live memory of the step cut off; None where sizes were scaled."""
+        rows, n = Steps.of(self._other).rows, self._n_before
+        if not self.is_same or n >= len(rows):
+            return None
+        first = rows[n] if n else 0
+        states = np.append(first, rows[n + 1 : n + 2])
+        return int(self._other.totals.envelope("allocated_bytes", states).high[0])
+
     def outlook(self, conditions: Conditions) -> Outlook:
         """Return how the run goes on under some conditions, by what the other recording asks."""
         remakes = self._other.lives.n_initial > 0

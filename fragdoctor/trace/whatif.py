@@ -242,7 +242,8 @@ class FairReplay:
 
     def step_needs_bytes(self) -> int | None:
         """Return what must be live at once in the step under way; None where that is not known."""
-        return self._outlooks.step_needs_bytes()
+        other = None if self._other is None else self._other.step_needs_bytes()
+        return self._outlooks.step_needs_bytes() if other is None else other
 
     def outlooks_of(self, operations: _ext.NativeOps | None) -> Outlooks:
         """Return the futures of requests: edited ones, or those of the recorded run where None."""

@@ -56,6 +56,10 @@ def test_first_step_is_finished_and_repeated_by_a_healthy_run() -> None:
     assert (enough.steps or 0) >= 2
     assert (short.state, short.fails_after_steps) == (OutlookState.FAILS, 0)
     assert "requests are found there by line and order, with the same sizes" in run.note
+    # The step that was cut off is the first; optimizer state is there from its end on.
+    first = runs.recorded(4, n_steps=1)
+    highest = trace_of(first).totals.envelope("allocated_bytes", np.zeros(1, np.int64)).high[0]
+    assert run.step_needs_bytes() == highest
 
 
 def test_leak_of_the_other_run_ends_this_one() -> None:
@@ -74,6 +78,7 @@ def test_another_batch_is_scaled_line_by_line() -> None:
     _, short = looked_on(cut(6), runs.recorded(2, n_steps=6), peak - 20 * MIB)
 
     assert not run.is_same
+    assert run.step_needs_bytes() is None
     assert (enough.state, enough.basis) == (OutlookState.HOLDS, OutlookBasis.SCALED)
     assert (short.state, short.fails_after_steps) == (OutlookState.FAILS, 0)
     assert "with sizes scaled line by line" in run.note
