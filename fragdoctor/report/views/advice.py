@@ -69,7 +69,8 @@ def _lead(diagnosis: Diagnosis, first: Recommendation) -> str:
         if diagnosis.verdict.state is RunState.NEAR_LIMIT:
             return "To gain room:"
         return "To lower the peak, if you want to:" if first.saves_bytes else "If you want to:"
-    return "Try:" if first.confidence is Confidence.POSSIBLE else "Cure:"
+    is_tested = first.predicted.method != "none"
+    return "Cure:" if is_tested and first.confidence is not Confidence.POSSIBLE else "Try:"
 
 
 def _lowers_peak(advice: Recommendation, diagnosis: Diagnosis) -> bool:
