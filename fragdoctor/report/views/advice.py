@@ -166,7 +166,10 @@ def short_advice(diagnosis: Diagnosis) -> doc.Section:
 
 
 def _in_short(advice: Recommendation, outcome: str) -> doc.Content:
-    return [*(doc.Span(text, style) for text, style in spans(_label(advice))), dim(f" ({outcome})")]
+    return [
+        *(doc.Span(text, style) if style else text for text, style in spans(_label(advice))),
+        dim(f" ({outcome})"),
+    ]
 
 
 def _label(advice: Recommendation) -> doc.Content:
