@@ -45,6 +45,14 @@ class AnalyzeOptions(options.CaseOptions):
             "one would have gone on",
         ),
     ] = None
+    at: Annotated[
+        str | None,
+        typer.Option(
+            "--at",
+            metavar="MOMENT",
+            help="Show what was live at a moment: step:3 (its peak), event:1200, peak, oom, end",
+        ),
+    ] = None
     output_format: options.Format = options.ReportFormat.TEXT
     fail_on: options.FailOnOption = None
 
@@ -65,6 +73,11 @@ def analyze(asked: AnalyzeOptions) -> int:
                 "--continue-with is about one recording, and these are several.",
                 hint="Give the snapshot of one rank.",
             )
+        if asked.at is not None:
+            raise ConfigError(
+                "--at is about one recording, and these are several.",
+                hint="Give the snapshot of one rank.",
+            )
         ranks, text = fleet.analyze_fleet(
             found,
             overrides,
@@ -82,7 +95,7 @@ def analyze(asked: AnalyzeOptions) -> int:
 
         other = asked.continue_with
         further = None if other is None else read_snapshot(other)
-        diagnosis = diagnose(case, continue_with=further)
+        diagnosis = diagnose(case, continue_with=further, at=asked.at)
         report_progress("Writing the report")
         report = render("analyze", asked.output_format.value, diagnosis, look)
     console.write_report(report, asked.output, force=asked.force)

@@ -57,7 +57,7 @@ class StaticChart {
 // "rank 5" in a heading leads to its row of the table.
 function linkRanks() {
   const rows = new Map();
-  for (const row of document.querySelectorAll("#ranks tbody tr")) {
+  for (const row of /** @type {NodeListOf<HTMLTableRowElement>} */ (document.querySelectorAll("#ranks tbody tr"))) {
     const name = row.cells[0] ? row.cells[0].textContent.trim() : "";
     if (!name || rows.has(name)) continue;
     rows.set(name, row);
