@@ -15,8 +15,8 @@ from fragdoctor.diagnosis.contexts import build_contexts
 from fragdoctor.model.case import Case, Overrides
 from fragdoctor.model.finding import Severity
 from fragdoctor.model.snapshot import Provenance
-from fragdoctor.rules.base import run_rules
 from fragdoctor.rules.registry import RULES, find_rule
+from fragdoctor.rules.rule import run_rules
 
 FULL = new_style("48.00 MiB", "2.93 GiB", "12.00 MiB", "2.91 GiB", "7.31 MiB")
 

@@ -7,8 +7,8 @@ from oom_snapshots import calm, holes
 from fragdoctor.diagnosis.contexts import build_contexts
 from fragdoctor.model.case import Case
 from fragdoctor.model.finding import Location
-from fragdoctor.rules.base import fingerprint, run_rules
 from fragdoctor.rules.registry import RULES
+from fragdoctor.rules.rule import fingerprint, run_rules
 
 
 def test_run_rules_every_rule_runs_or_is_skipped_with_a_reason():
