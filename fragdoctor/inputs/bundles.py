@@ -8,7 +8,6 @@ Anyone may have written its manifest, so that is checked field by field.
 from __future__ import annotations
 
 import io
-import json
 import stat
 import struct
 import zipfile
@@ -331,6 +330,8 @@ def read_manifest(data: bytes, name: str) -> BundleFacts:
         NotASnapshot: it is no manifest of a bundle.
         InputError: it is of a later version of fragdoctor.
     """
+    import json
+
     try:
         value = json.loads(data)
     except (ValueError, RecursionError) as e:
