@@ -105,7 +105,7 @@ class ByteStream(io.RawIOBase):
             self._inner = gzip.GzipFile(fileobj=self._packed)
         elif packed_head.startswith(ZSTD_MAGIC):
             self.compression = "zstd"
-            zstd = _zstd()
+            zstd = zstd_module()
             self._inner, self._damage = zstd.ZstdFile(self._packed), (zstd.ZstdError,)
         self._file_bytes = _length(raw)
         self._reported_bytes = 0
@@ -195,7 +195,7 @@ class ByteStream(io.RawIOBase):
             )
 
 
-def _zstd() -> ModuleType:
+def zstd_module() -> ModuleType:
     """Return the module that unpacks zstd, loaded for such a file only: it takes milliseconds."""
     if sys.version_info >= (3, 14):
         from compression import zstd
