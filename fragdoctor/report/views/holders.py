@@ -59,11 +59,14 @@ def short_holders(diagnosis: Diagnosis) -> doc.Section:
 
 
 def _within(holder: HolderReport) -> list[doc.Content]:
-    """Return where in a library most of it was made; nothing where the user's line made it."""
-    if holder.within is None or holder.within == holder.location:
-        return []
-    name = re.split(r"[/\\](?:site|dist)-packages[/\\]", holder.within.filename)[-1]
-    return [dim(f"most in {replace(holder.within, filename=name)}")]
+    """Return where in the model and in a library most of it was made, where that says more."""
+    places = []
+    if holder.module:
+        places.append(f"the module {holder.module}")
+    if holder.within is not None and holder.within != holder.location:
+        name = re.split(r"[/\\](?:site|dist)-packages[/\\]", holder.within.filename)[-1]
+        places.append(str(replace(holder.within, filename=name)))
+    return [dim(f"most in {', '.join(places)}")] if places else []
 
 
 def _gpu_column(diagnosis: Diagnosis) -> list[doc.Column]:
