@@ -7,7 +7,7 @@ renderer passes it through ``escape`` for its sink.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum, StrEnum
 from functools import partial
 from types import MappingProxyType
@@ -438,6 +438,7 @@ class ReportDocument:
         kicker: a few words above the headline, such as what is judged.
         sections: the rest, most important first.
         footer: what the full report has that the short one at a terminal leaves out.
+        links: where words lead on a page that stand alone in a cell or a heading.
     """
 
     title: str
@@ -448,3 +449,4 @@ class ReportDocument:
     tone: Style | None = None
     kicker: str = ""
     footer: str = ""
+    links: Mapping[str, str] = field(default_factory=dict)

@@ -65,7 +65,7 @@ function linkRanks() {
   }
   for (const head of document.querySelectorAll("#odd h3 b, #odd .body > p b")) {
     const row = rows.get(head.textContent.trim());
-    if (!row) continue;
+    if (!row || head.querySelector("a")) continue; // it leads to the page of the rank
     head.replaceChildren(element("a", { href: `#${row.id}`, title: "To its row in the table of ranks" }, head.textContent));
   }
 }
