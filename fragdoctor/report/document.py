@@ -433,12 +433,10 @@ class ReportDocument:
         title: a few words for the title of a window.
         headline: the answer in one line.
         tone: whether that is good or bad.
-        brief: the lines of ``--quiet``.
-        lead: what follows the headline at once.
+        brief: the lines of ``--quiet``; ``lead`` follows the headline at once.
         kicker: a few words above the headline, such as what is judged.
         sections: the rest, most important first.
-        footer: what the full report has that the short one at a terminal leaves out.
-        links: where words lead on a page that stand alone in a cell or a heading.
+        footer: what the full report has more. ``links``: where words of cells lead, on a page.
     """
 
     title: str
