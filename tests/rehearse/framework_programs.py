@@ -109,12 +109,38 @@ DIFFUSERS: Final = """
         optimizer.zero_grad()
 """
 
+TRL: Final = """
+    from datasets import Dataset
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from trl import {name}Config, {name}Trainer
+
+    words = Tokenizer(models.WordLevel({{w: i for i, w in enumerate(["<pad>", "<eos>", "a", "b"])}}))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>",
+        eos_token="<eos>", unk_token="<pad>")
+    rows = [{row} for i in range(32)]
+    config = LlamaConfig(hidden_size=256, intermediate_size=688, vocab_size=2000,
+        num_hidden_layers=3, num_attention_heads=4, max_position_embeddings=256)
+    arguments = {name}Config("out", max_steps=4, per_device_train_batch_size=4, bf16=True,
+        report_to=[], save_strategy="no", max_length=128, gradient_checkpointing=False)
+    {name}Trainer(model=LlamaForCausalLM(config), processing_class=tokenizer, args=arguments,
+        train_dataset=Dataset.from_list(rows)).train()
+"""
+
+TRL_SFT: Final = TRL.format(name="SFT", row='{"text": "a b " * (20 + i)}')
+TRL_DPO: Final = TRL.format(
+    name="DPO", row='{"prompt": "a " * 30, "chosen": "a b " * (9 + i), "rejected": "b " * 20}'
+)
+
 PROGRAMS: Final = {
     "transformers": TRANSFORMERS,
     "peft": ACCELERATE_PEFT,
     "lightning": LIGHTNING,
     "timm": TIMM,
     "diffusers": DIFFUSERS,
+    "trl": TRL_SFT,
+    "trl.trainer.dpo_trainer": TRL_DPO,
 }
 """By the module that a program cannot do without."""
 

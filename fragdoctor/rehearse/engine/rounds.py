@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import pairwise
 from importlib.machinery import SourceFileLoader
+from itertools import pairwise
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, Final, Self
@@ -87,13 +87,13 @@ class _Counting(ast.NodeTransformer):
         self._first_number = first_number
         self.places: list[LoopPlace] = []
 
-    def visit_For(self, node: ast.For) -> ast.For:  # noqa: N802 - ast's name
+    def visit_For(self, node: ast.For) -> ast.For:
         number = self._place(node, _names(node.target))
         self.generic_visit(node)
         node.iter = _call(_FOR, node.iter, number, node.iter)
         return node
 
-    def visit_While(self, node: ast.While) -> ast.While:  # noqa: N802 - ast's name
+    def visit_While(self, node: ast.While) -> ast.While:
         number = self._place(node, _names(node.test))
         self.generic_visit(node)
         asked = [_call(_END, node.test, number), node.test, _call(_BEGIN, node.test, number)]
@@ -245,8 +245,8 @@ class Rounds:
             elif code.co_name == "__init__" and not is_own:
                 found = []  # what builds a model takes no steps
             else:
-                around = (p for p in places if code.co_firstlineno <= p.first <= line <= p.last)
-                found += reversed(list(around))
+                first = 0 if code.co_name == "<module>" else code.co_firstlineno
+                found += [p for p in places if first < p.first <= line <= p.last][::-1]
             frame = frame.f_back
         return tuple(reversed(found))
 

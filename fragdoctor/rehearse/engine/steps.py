@@ -10,9 +10,10 @@ from types import FrameType
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
+import torch
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import optimizer as optimizers
 
-from fragdoctor.rehearse.engine.loop import Loop
 from fragdoctor.rehearse.engine.session import Session
 
 EQUAL_STEPS: Final = 3
@@ -51,9 +52,9 @@ class Steps:
     """Counts the steps of a program.
 
     A step is a round of the user's own loop in which the optimizer is called
-    (:class:`~fragdoctor.rehearse.engine.rounds.Rounds`). Where a library has the loop it is a call
-    of the optimizer, to the end of its round; several optimizers that take turns (a generator and a
-    discriminator) make one step together: as many are complete as the one that has made the fewest.
+    (:class:`~fragdoctor.rehearse.engine.rounds.Rounds`). Where a library has the loop it ends with
+    a call of the optimizer; several optimizers that take turns (a generator and a discriminator)
+    make one step together: as many are complete as the one that has made the fewest.
 
     Attributes:
         now: the rehearsal.
@@ -70,16 +71,16 @@ class Steps:
     on_step: Callable[[int], None]
     on_stop: Callable[[str], None]
     found: list[Step] = field(default_factory=list)
-    _loop: Loop = field(default_factory=Loop)
     _reason: str = ""
     _by_optimizer: WeakKeyDictionary[Any, int] = field(default_factory=WeakKeyDictionary)
     _n_of_library: int = 0
     _is_due: bool = False
+    _undo: ExitStack = field(default_factory=ExitStack)
 
     def install(self, undo: ExitStack) -> None:
         """Listen to optimizers and loops until ``undo`` is closed."""
-        hook = optimizers.register_optimizer_step_post_hook(self._after_optimizer)
-        undo.callback(hook.remove)
+        undo.callback(optimizers.register_optimizer_step_post_hook(self._after_optimizer).remove)
+        undo.enter_context(self._undo)
         self.now.steps_before = lambda: self.n_before
         self.now.mark_step = self.mark
         rounds = self.now.rounds
@@ -98,10 +99,12 @@ class Steps:
             return
         self._n_of_library = n_complete
         self._settle(n_complete)
-        self._loop.move_on(sys._getframe(1))
         if self._reason:
-            reason = self._reason
-            self._loop.at_its_end(lambda: self.on_stop(reason))
+            self._undo.callback(register_module_forward_pre_hook(self._before_forward).remove)
+
+    def _before_forward(self, _module: Any, _args: Any) -> None:
+        if torch.is_grad_enabled():  # else what follows the optimizer still goes on: an evaluation
+            self._before_round()
 
     def mark(self, frame: FrameType | None) -> bool:
         """Note that an optimizer works here; whether in a loop of the user's own."""
@@ -129,10 +132,8 @@ class Steps:
 
     @property
     def n_before(self) -> int:
-        """Steps that were complete before what runs now: a step lasts to the end of its loop."""
-        if self._n_of_library:
-            return self._n_of_library - (1 if self._loop.is_in_same_round() else 0)
-        return self.now.rounds.n_complete(sys._getframe(1))
+        """Steps that were complete before what runs now."""
+        return self._n_of_library or self.now.rounds.n_complete(sys._getframe(1))
 
     @property
     def n_taken(self) -> int:
