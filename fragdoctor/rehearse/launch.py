@@ -374,9 +374,9 @@ def _failed(found: Mapping[str, Any], tail: str) -> ProgramFailed:
     text = failure["text"].strip().splitlines()
     if failure["type"] == "NotImplementedError" and "SparseCUDA" in failure["text"]:
         return ProgramFailed(
-            f"Sparse tensors on a GPU cannot be rehearsed, and the program makes one{where}.",
-            hint="Rehearse it with dense gradients: sparse=False for embeddings, another optimizer "
-            "than SparseAdam.",
+            "Gradients of sparse embeddings can be rehearsed, but not what the program does with a "
+            f"sparse tensor{where}.",
+            hint="Rehearse it with dense tensors: embeddings with sparse=False, else to_dense().",
             output=tail,
         )
     return ProgramFailed(

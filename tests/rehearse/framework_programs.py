@@ -115,7 +115,8 @@ TRL: Final = """
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
     from trl import {name}Config, {name}Trainer
 
-    words = Tokenizer(models.WordLevel({{w: i for i, w in enumerate(["<pad>", "<eos>", "a", "b"])}}))
+    vocabulary = {{"<pad>": 0, "<eos>": 1, "a": 2, "b": 3}}
+    words = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
     words.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>",
         eos_token="<eos>", unk_token="<pad>")

@@ -77,6 +77,7 @@ def prepare(machine: Machine, undo: ExitStack) -> session.Session:
         host,
         ranks,
         recurrent,
+        sparse,
         tables,
         tensors,
         weights,
@@ -91,6 +92,7 @@ def prepare(machine: Machine, undo: ExitStack) -> session.Session:
     dispatch.install(undo)
     attention.install(undo)
     recurrent.install(undo)
+    sparse.install(undo)
     host.install(undo)
     weights.install(undo)
     ranks.install(undo)

@@ -18,7 +18,7 @@ def n_kept(tensor: torch.Tensor, kind: str) -> int:
     """Return how many elements an operation keeps whose result depends on values."""
     known = session.current().known.of(tensor)
     if known is not None:
-        return int((known.count_nonzero() if kind == "nonzero" else known.unique().numel()).item())
+        return int(known.count_nonzero()) if kind == "nonzero" else known.unique().numel()
     share = session.current().assumptions.shares.get(kind, 1.0)
     assume(kind, "all elements are kept" if share == 1.0 else f"{share:.3g} of all are kept")
     return round(share * tensor.numel())
