@@ -32,7 +32,7 @@ START: Final = Path(__file__).parent / "start.py"
 MOST_STEPS: Final = 200
 """Steps after which a rehearsal ends whose memory does not repeat."""
 TEMPORARY: Final = "tmp"
-OUTCOME: Final = "outcome.json"
+_OUTCOME: Final = "outcome.json"
 TAIL_LINES: Final = 40
 _TAIL_BYTES: Final = 64 * 1024
 
@@ -183,12 +183,9 @@ def _attempt(
 ) -> dict[str, Any]:
     """Return the outcome of a run with one interpreter, as the engine wrote it."""
     code, tail = run_prepared(program, conditions, python, place, on_step)
-    outcome = place / OUTCOME
-    if not outcome.is_file():
+    found = outcome_of(place)
+    if found is None:
         raise _vanished(python, code, tail)
-    found: dict[str, Any] = json.loads(outcome.read_text(encoding="utf-8"))
-    if found["status"] == "unfit":
-        raise CannotRehearse(found["message"], hint=found["hint"])
     if found["status"] == "failed":
         raise _failed(found, tail)
     if not found["used_cuda"]:
@@ -196,6 +193,24 @@ def _attempt(
             "The program used no GPU: it asked for no CUDA tensor.",
             hint="Check its arguments; what it prints is shown with --full.",
         )
+    return found
+
+
+def outcome_of(place: Path) -> dict[str, Any] | None:
+    """Return what the engine wrote; None = it wrote nothing.
+
+    Args:
+        place: the scratch folder.
+
+    Raises:
+        CannotRehearse: the process could not be prepared.
+    """
+    outcome = place / _OUTCOME
+    if not outcome.is_file():
+        return None
+    found: dict[str, Any] = json.loads(outcome.read_text(encoding="utf-8"))
+    if found["status"] == "unfit":
+        raise CannotRehearse(found["message"], hint=found["hint"])
     return found
 
 
@@ -237,7 +252,7 @@ def run_prepared(
         "stops_by_itself": conditions.stops_by_itself,
         "scratch": None if conditions.allows_writes else str(place),
         "native": str(native_library()),
-        "outcome": str(place / OUTCOME),
+        "outcome": str(place / _OUTCOME),
         "snapshot": str(place / "snapshot.pickle"),
     }
     with _pipe() as (readable, writable), (place / "output").open("w+b") as output:

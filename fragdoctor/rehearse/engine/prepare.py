@@ -83,9 +83,17 @@ def prepare(machine: Machine, undo: ExitStack) -> session.Session:
         weights,
         writes,
     )
-    from fragdoctor.rehearse.engine.kernels import all as kernels
+    from fragdoctor.rehearse.engine.kernels import attention as _attention  # noqa: F401
+    from fragdoctor.rehearse.engine.kernels import (  # noqa: F401 - they fill the table of rules
+        composites,
+        convolution,
+        indexing,
+        normalization,
+        pointwise,
+        sorting,
+    )
 
-    del tensors, kernels  # they fill the tables of kernels and rules
+    del tensors  # it fills the table of kernels
     cuda_api.install(undo)
     tables.install(gpus, undo)
     now.is_started = torch.cuda._initialized = False  # what proved the tables started it

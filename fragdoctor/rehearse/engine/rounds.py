@@ -27,6 +27,7 @@ from fragdoctor.rehearse.engine.patching import put
 from fragdoctor.rehearse.engine.stacks import ENGINE, is_users
 
 _FOR, _END, _BEGIN = "__fragdoctor_for__", "__fragdoctor_end__", "__fragdoctor_begin__"
+_to_code: Any = SourceFileLoader.source_to_code  # takes a tree too
 _OWN: Final = (str(Path(torch.__file__).parent), ENGINE)
 
 
@@ -172,8 +173,8 @@ class Rounds:
         tree = counting.visit(ast.parse(source, filename))
         self._by_file[filename] = counting.places
         self._places += counting.places
-        code: CodeType = compile(tree, filename, "exec", dont_inherit=True)
-        return code
+        loader: Any = SourceFileLoader("__main__", filename)
+        return _to_code(loader, tree, filename)
 
     def _items(self, number: int, items: Iterable[Any]) -> Iterator[Any]:
         if threading.current_thread() is not threading.main_thread():

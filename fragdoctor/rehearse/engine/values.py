@@ -9,7 +9,7 @@ from typing import Any, Final
 import torch
 
 from fragdoctor.rehearse.engine import session
-from fragdoctor.rehearse.engine.assumptions import Assumption
+from fragdoctor.rehearse.engine.session import Assumption
 from fragdoctor.rehearse.engine.stacks import ENGINE, is_users
 from fragdoctor.rehearse.engine.weights import release
 
