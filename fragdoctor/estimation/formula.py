@@ -18,14 +18,7 @@ from fragdoctor.estimation.request import Request, error_of, workload_of
 from fragdoctor.estimation.states import WORKSPACE_SOURCE, States, states_of, workspace_bytes
 from fragdoctor.estimation.step import StepPlayer, segment_layers
 from fragdoctor.estimation.tape import Tape, phases_of, reserved_of, rounded
-from fragdoctor.model.estimate import (
-    Estimate,
-    Footprint,
-    GpuModel,
-    Item,
-    KeptTensor,
-    Sureness,
-)
+from fragdoctor.model.estimate import Estimate, Footprint, GpuModel, Item, KeptTensor, Sureness
 from fragdoctor.model.workload import Attention, Workload
 from fragdoctor.units import format_count
 

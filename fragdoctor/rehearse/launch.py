@@ -18,13 +18,7 @@ from typing import IO, Any, Final
 
 from fragdoctor.errors import ConfigError
 from fragdoctor.model.finding import Location
-from fragdoctor.model.rehearsal import (
-    Assumed,
-    Rehearsal,
-    RehearsedDevice,
-    RehearsedOom,
-    Unmodelled,
-)
+from fragdoctor.model.rehearsal import Assumed, Rehearsal, RehearsedDevice, RehearsedOom, Unmodelled
 from fragdoctor.rehearse.machines import RehearsedGpu
 from fragdoctor.rehearse.notebooks import Notebook
 
@@ -197,10 +191,7 @@ def _attempt(
 
 
 def outcome_of(place: Path) -> dict[str, Any] | None:
-    """Return what the engine wrote; None = it wrote nothing.
-
-    Args:
-        place: the scratch folder.
+    """Return what the engine wrote into the scratch folder; None = nothing.
 
     Raises:
         CannotRehearse: the process could not be prepared.

@@ -173,8 +173,8 @@ class Rounds:
         tree = counting.visit(ast.parse(source, filename))
         self._by_file[filename] = counting.places
         self._places += counting.places
-        loader: Any = SourceFileLoader("__main__", filename)
-        return _to_code(loader, tree, filename)
+        code: CodeType = _to_code(SourceFileLoader("__main__", filename), tree, filename)
+        return code
 
     def _items(self, number: int, items: Iterable[Any]) -> Iterator[Any]:
         if threading.current_thread() is not threading.main_thread():
