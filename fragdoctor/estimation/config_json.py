@@ -30,6 +30,7 @@ from fragdoctor.estimation.families import (
     other_family,
     refuse_uncovered,
 )
+from fragdoctor.estimation.unet import unet_shape
 from fragdoctor.model.workload import ModelShape, Norm, ParameterGroup
 from fragdoctor.units import MIB
 
@@ -104,6 +105,8 @@ def shape_of_config(config: Config, name: str) -> ModelShape:
         InputError: keys are missing or have impossible values; the sentence names them.
     """
     refuse_uncovered(config, name)
+    if config.get("_class_name") in ("UNet2DConditionModel", "UNet2DModel"):
+        return unet_shape(config, name)
     if config.get("model_type") == "clip":
         return clip_shape(
             ConfigReader(_part(config, "text_config"), name, "clip"),

@@ -19,8 +19,6 @@ MAX_LAYERS: Final = 10_000
 
 UNCOVERED: Final = MappingProxyType(
     {
-        "UNet2DConditionModel": "a diffusion UNet",
-        "UNet2DModel": "a diffusion UNet",
         "AutoencoderKL": "an image autoencoder",
         "ControlNetModel": "a ControlNet",
         "Transformer2DModel": "a diffusion transformer",

@@ -18,6 +18,7 @@ from fragdoctor.estimation.request import Request, error_of, workload_of
 from fragdoctor.estimation.states import WORKSPACE_SOURCE, States, states_of, workspace_bytes
 from fragdoctor.estimation.step import StepPlayer, segment_layers
 from fragdoctor.estimation.tape import Tape, phases_of, reserved_of, rounded
+from fragdoctor.estimation.unet import UnetPlayer
 from fragdoctor.model.estimate import (
     Estimate,
     Footprint,
@@ -43,7 +44,8 @@ def layer_terms(workload: Workload, *, crosses: bool = False) -> dict[str, float
 
 def kept_tensors(workload: Workload) -> list[KeptTensor]:
     """Return what each operation of a layer keeps, for ``--explain``."""
-    if not workload.shape.has_layers or workload.seq <= 0 or workload.inference:
+    shape = workload.shape
+    if not shape.has_layers or workload.seq <= 0 or workload.inference or shape.unet:
         return []
     sizes = units(workload)
     return [
@@ -57,6 +59,8 @@ def kept_tensors(workload: Workload) -> list[KeptTensor]:
 
 def activation_formula(workload: Workload) -> tuple[str, str]:
     """Return the activations' formula in symbols and in numbers."""
+    if workload.shape.unet is not None:
+        return "what each operation saves for its backward", "played operation by operation"
     if not workload.shape.has_layers or workload.seq <= 0:
         return "", ""
     sizes, terms = units(workload), layer_terms(workload)
@@ -134,6 +138,10 @@ def play(workload: Workload, *, bounds: bool = False) -> Tape:
     workspace = workspace_bytes(workload.architecture)
     local = local_part(workload)
     buffers = communication_elements(workload) * precision_of(workload.dtype).compute
+    unet = workload.shape.unet
+    if unet is not None:
+        player = UnetPlayer(local, unet, bounds=bounds)
+        return player.served(workspace) if workload.inference else player.play(workspace)
     if workload.inference:
         return play_inference(local, workspace, buffers)
     return StepPlayer(local, bounds=bounds).play(workspace, buffers)
@@ -338,7 +346,7 @@ def _kv_cache(workload: Workload, most: Mapping[str, int]) -> Item:
 
 def _activations(workload: Workload, most: Mapping[str, int]) -> Item:
     formula, numbers = activation_formula(workload)
-    segment = segment_layers(workload)
+    segment = segment_layers(workload) if workload.shape.unet is None else 0
     source = "PyTorch derivatives.yaml, operation by operation; compare " + KORTHIKANTI
     title = "Activations kept for backward"
     if segment:
