@@ -12,7 +12,7 @@ from typing import Any, Final, Protocol
 
 from fragdoctor.errors import InputError
 from fragdoctor.estimation.architectures import Dimensions, parameters_of, t5_parameters
-from fragdoctor.model.workload import ModelShape, Norm, ParameterGroup, Role
+from fragdoctor.model.workload import LayerSizes, ModelShape, Norm, ParameterGroup, Role, shared
 
 TRACE_HINT: Final = "Trace it instead: fragdoctor estimate --model pkg.module:factory"
 MAX_LAYERS: Final = 10_000
@@ -32,8 +32,42 @@ UNCOVERED: Final = MappingProxyType(
         "rwkv": "an RWKV model",
         "resnet": "a convolutional network",
         "convnext": "a convolutional network",
+        "convnextv2": "a convolutional network",
         "swin": "a Swin transformer",
+        "swinv2": "a Swin transformer",
         "wav2vec2": "a wav2vec 2.0 model",
+        "hubert": "a wav2vec 2.0 model",
+        "siglip": "a SigLIP model",
+        "siglip_vision_model": "a SigLIP model",
+        "dinov2": "a DINOv2 model",
+        "beit": "a BEiT model",
+        "albert": "a model whose layers share their parameters",
+        "deberta": "a model with disentangled attention",
+        "deberta-v2": "a model with disentangled attention",
+        "electra": "an ELECTRA model",
+        "mpnet": "an encoder with relative positions",
+        "modernbert": "a ModernBERT model",
+        "longformer": "a model with sparse attention",
+        "big_bird": "a model with sparse attention",
+        "pegasus": "a Pegasus model",
+        "m2m_100": "an M2M100 model",
+        "xglm": "an XGLM model",
+        "falcon_mamba": "a Mamba model with further norms",
+        "zamba": "a hybrid of attention and Mamba layers",
+        "zamba2": "a hybrid of attention and Mamba layers",
+        "bamba": "a hybrid of attention and Mamba layers",
+        "nemotron_h": "a hybrid of attention and Mamba layers",
+        "granitemoehybrid": "a hybrid of attention and Mamba layers",
+        "lfm2": "a hybrid of attention and convolutions",
+        "recurrent_gemma": "a hybrid of attention and recurrent layers",
+        "minimax": "a hybrid of full and linear attention",
+        "llama4": "a Llama 4 model",
+        "llama4_text": "a Llama 4 model",
+        "gemma3n": "a Gemma 3n model",
+        "gemma3n_text": "a Gemma 3n model",
+        "dbrx": "a DBRX model",
+        "phimoe": "a Phi mixture of experts",
+        "jetmoe": "a mixture of experts in attention too",
     }
 )
 """Classes of Diffusers and model types of Transformers that the formulas do not cover."""
@@ -74,6 +108,23 @@ def refuse_uncovered(config: Mapping[str, Any], name: str) -> None:
                 f"{name} is {UNCOVERED[stated]} ({stated}), which the formulas do not cover.",
                 hint=TRACE_HINT,
             )
+
+
+def refuse_unknown(config: Mapping[str, Any], kind: str, name: str) -> None:
+    """Refuse a model of an unknown type unless it is built as most decoders of today are.
+
+    Raises:
+        InputError: it is no language model, or its feed-forward has no gate.
+    """
+    names = config.get("architectures")
+    heads = [n for n in names if isinstance(n, str)] if isinstance(names, list) else []
+    decodes = all(n.endswith(("CausalLM", "LMHeadModel", "ConditionalGeneration")) for n in heads)
+    gated = config.get("hidden_act") in ("silu", "swish") or "rms_norm_eps" in config
+    if kind and not (decodes and (gated or not heads)):
+        raise InputError(
+            f"{name} is a model of type {kind[:60]!r}, which the formulas do not cover.",
+            hint=TRACE_HINT,
+        )
 
 
 def other_family(reader: Reader, kind: str) -> ModelShape | None:
@@ -135,18 +186,22 @@ def _vit_shape(reader: Reader, kind: str) -> ModelShape:
             ParameterGroup("embedding.distilled", (d.hidden,), 1, Role.OTHER, layered=False)
         )
     return ModelShape(
-        name=kind, source=reader.name, parameters=tuple(groups), n_layers=d.n_layers,
-        hidden=d.hidden, n_heads=d.n_heads, n_kv_heads=d.n_heads, head_dim=d.head_dim, ffn=d.ffn,
-        activation=reader.text(("hidden_act",), "gelu"), norm=Norm.LAYERNORM, has_lm_head=False,
+        **shared(replace(d, activation=reader.text(("hidden_act",), "gelu")), LayerSizes),
+        name=kind, source=reader.name, parameters=tuple(groups), has_lm_head=False,
         fixed_seq=n_tokens, max_positions=n_tokens,
         input_elements=reader.whole("num_channels", 3) * reader.whole("image_size", 224) ** 2,
         assumptions=(f"Each picture is {n_tokens} tokens: its patches and a class token.",),
     )  # fmt: skip
 
 
-def classifier_parameters(n: int, hidden: int) -> list[ParameterGroup]:
-    """Return the matrix from the hidden size to ``n`` classes, and its bias."""
+def classifier_parameters(n: int, hidden: int, *, has_two: bool = False) -> list[ParameterGroup]:
+    """Return the matrix from the hidden size to ``n`` classes, a square one before it, biases."""
+    before = [
+        ParameterGroup("before_classifier", (hidden, hidden), 1, Role.OTHER, layered=False),
+        ParameterGroup("before_classifier.bias", (hidden,), 1, Role.BIAS, layered=False),
+    ]
     return [
+        *(before if has_two else ()),
         ParameterGroup("classifier", (n, hidden), 1, Role.OTHER, layered=False),
         ParameterGroup("classifier.bias", (n,), 1, Role.BIAS, layered=False),
     ]
@@ -198,9 +253,8 @@ def clip_shape(text: Reader, vision: Reader, whole: Reader) -> ModelShape:
 
 def _tower_shape(reader: Reader, name: str, d: Dimensions, n_tokens: int) -> ModelShape:
     return ModelShape(
-        name=name, source=reader.name, parameters=tuple(parameters_of(d)), n_layers=d.n_layers,
-        hidden=d.hidden, n_heads=d.n_heads, n_kv_heads=d.n_heads, head_dim=d.head_dim, ffn=d.ffn,
-        activation=reader.text(("hidden_act",), "quick_gelu"), norm=Norm.LAYERNORM,
+        **shared(replace(d, activation=reader.text(("hidden_act",), "quick_gelu")), LayerSizes),
+        name=name, source=reader.name, parameters=tuple(parameters_of(d)),
         has_lm_head=False, fixed_seq=n_tokens, max_positions=n_tokens,
     )  # fmt: skip
 
@@ -212,7 +266,8 @@ def _t5_shape(reader: Reader, kind: str) -> ModelShape:
     reader.check()
     head_dim = reader.whole("head_dim", 64)
     n_decoder = reader.whole("num_decoder_layers", n_layers, limit=MAX_LAYERS)
-    gated = "gated" in reader.text(("feed_forward_proj",), "relu")
+    usual = "relu" if kind == "t5" else "gated-gelu"
+    gated = "gated" in reader.text(("feed_forward_proj",), usual)
     tied = reader.flag("tie_word_embeddings", default=True)
     groups = t5_parameters(
         vocab=vocab, hidden=hidden, ffn=ffn, inner=n_heads * head_dim, n_heads=n_heads,
@@ -265,10 +320,8 @@ def _dit_shape(reader: Reader) -> ModelShape:
             ParameterGroup(f"{name}.bias", shape[:1], 1, Role.OTHER, layered=False),
         ]
     return ModelShape(
-        name="dit", source=reader.name, parameters=tuple(groups), n_layers=n_layers, hidden=hidden,
-        n_heads=n_heads, n_kv_heads=n_heads, head_dim=head_dim, ffn=4 * hidden,
-        activation=reader.text(("activation_fn",), "gelu-approximate"), norm=Norm.LAYERNORM,
-        has_lm_head=False, is_modulated=True, fixed_seq=n_tokens,
+        **shared(replace(d, norms_per_layer=2), LayerSizes), name="dit", source=reader.name,
+        parameters=tuple(groups), has_lm_head=False, is_modulated=True, fixed_seq=n_tokens,
         max_positions=n_tokens, input_elements=channels * side * side,
         assumptions=(f"Each latent picture is {n_tokens} patches.",),
     )  # fmt: skip
@@ -287,7 +340,9 @@ def _encoder_decoder_shape(reader: Reader, kind: str) -> ModelShape:
     hears, n_layers = kind == "whisper", n_encoder + n_decoder
     sources = reader.whole("max_source_positions", 1500) if hears else 0
     targets = reader.whole("max_target_positions", 448) if hears else reader.whole("positions")
-    positions = sources + targets if hears else 2 * (targets + 2)
+    positions = targets if hears else 2 * (targets + 2)
+    frames = ParameterGroup("embedding.frames", (sources, hidden), 1, Role.EMBEDDING,
+                            layered=False, is_frozen=True)  # fmt: skip
     mels = reader.whole("num_mel_bins", 80)
     before = ParameterGroup("norm_embedding", (hidden,), 4, Role.NORM, layered=False)
     convolutions = [
@@ -300,7 +355,7 @@ def _encoder_decoder_shape(reader: Reader, kind: str) -> ModelShape:
         ParameterGroup("embedding.tokens", (vocab, hidden), 1, Role.EMBEDDING, layered=False),
         ParameterGroup("embedding.positions", (positions, hidden), 1, Role.EMBEDDING,
                        layered=False),
-        *(convolutions if hears else [before]),
+        *([frames, *convolutions] if hears else [before]),
         *_biased("attention", ("q", "k", "v"), hidden, n_layers, "qkv", biased_keys=not hears),
         *_biased("attention", ("o",), hidden, n_layers, "out"),
         *_biased("cross", ("q",), hidden, n_decoder, "cross_q"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import ceil
 
 from fragdoctor.estimation.inference import cache_parts, kv_element_bytes, play_inference
@@ -27,6 +28,7 @@ from fragdoctor.model.estimate import (
     KeptTensor,
     Sureness,
 )
+from fragdoctor.model.feasibility import Doubt
 from fragdoctor.model.workload import Attention, Workload
 from fragdoctor.units import format_count
 
@@ -129,8 +131,25 @@ def formula_footprint(workload: Workload) -> Footprint:
 
 
 def formula_needs(workload: Workload) -> Needs:
-    """Return the bounds of a workload's memory, without the rest of its footprint."""
-    return needs_of(play(workload, bounds=True), workload)
+    """Return the bounds of a workload's memory, without the rest of its footprint.
+
+    In fp32 a window that the sequence outgrows takes attention off PyTorch's fallback, and memory
+    falls: there the bounds hold for both ways, so that they grow with the sequence.
+    """
+    needs = needs_of(play(workload, bounds=True), workload)
+    falls_back = attention_used(workload, precision_of(workload.dtype)) is Attention.MATH
+    if not (
+        falls_back and workload.shape.n_sliding_layers and workload.attention is Attention.SDPA
+    ):
+        return needs
+    fused = needs_of(play(replace(workload, attention=Attention.FLASH), bounds=True), workload)
+    lower, higher = sorted((needs, fused), key=lambda n: n.low_bytes)
+    either = Doubt(
+        "attention", "whether PyTorch's fallback serves attention, which a window decides",
+        max(0, higher.low_bytes - lower.low_bytes),
+    )  # fmt: skip
+    high = None if needs.high_bytes is None else max(needs.high_bytes, fused.high_bytes or 0)
+    return replace(lower, high_bytes=high, doubts=(*higher.doubts, either))
 
 
 def play(workload: Workload, *, bounds: bool = False) -> Tape:

@@ -169,23 +169,23 @@ class GraphPlayer(ParameterPlayer):
         tape.alloc("workspaces", workspace_bytes)
         self.slopes[out] = _Memory(tape.alloc("temporaries", out.n_elements * out.bytes_per))
         tape.free(wide)
-        while n:
-            start = self._start_of_segment(n)
-            if self.segments[start] >= 0:
-                tape.moment(f"recomputation of {self.calls[start].name}")
-                for value, memory in self.inputs_of[start]:
-                    memory.n_holders += 1
-                    self.memory[value] = memory
-                self._run(start, n, keeps=True)
-            for i in range(n - 1, start - 1, -1):
-                tape.moment(f"backward of {self.calls[i].name}")
-                self._back(i)
-            self._leave(*(m for _, m in self.inputs_of.pop(start, ())))
-            n = start
+        self._backward()
         self._leave(*self.memory.values(), *self.slopes.values())
         self.memory.clear()
         self.slopes.clear()
         self.states.accumulated = self.workload.grad_accumulation > 1
+
+    def _backward(self) -> None:
+        end = len(self.calls)
+        while end:
+            start = self._start_of_segment(end)
+            if self.segments[start] >= 0:
+                self._recompute(start, end)
+            for i in range(end - 1, start - 1, -1):
+                self.tape.moment(f"backward of {self.calls[i].name}")
+                self._back(i)
+            self._leave(*(m for _, m in self.inputs_of.pop(start, ())))
+            end = start
 
     def _bring_in(self) -> None:
         for value in self.given:
@@ -237,21 +237,33 @@ class GraphPlayer(ParameterPlayer):
                     tag = "activations" if wanted or self.workload.inference else "temporaries"
                     self.memory[out] = _Memory(tape.alloc(tag, out.n_elements * out.bytes_per))
             if keeps and wanted:
-                for size in call.extras:
-                    kept.memories.append(_Memory(tape.alloc("activations", size)))
-                for value in self._saved(call):
-                    memory = self.memory[value.base]
-                    memory.n_holders += 1
-                    kept.memories.append(memory)
+                self._save(call, kept)
             tape.free(*gathered)
             for value in {v.base: None for v in (*call.inputs, *call.outs)}:
                 if self.last_use[value] == i and value in self.memory and i + 1 < len(self.calls):
                     self._leave(self.memory.pop(value))
-        if keeps and self.segments[start] >= 0:  # computed again, and not read again
-            made = [out for call in self.calls[start:end] for out in call.outs]
-            for value in (*made, *(v for v, _ in self.inputs_of[start])):
-                if value in self.memory:
-                    self._leave(self.memory.pop(value))
+
+    def _save(self, call: Call, kept: _Kept) -> None:
+        """Keep what the operation's backward needs."""
+        for size in call.extras:
+            kept.memories.append(_Memory(self.tape.alloc("activations", size)))
+        for value in self._saved(call):
+            memory = self.memory[value.base]
+            memory.n_holders += 1
+            kept.memories.append(memory)
+
+    def _recompute(self, start: int, end: int) -> None:
+        """Play a segment's forward pass again; what it returns is not read a second time."""
+        self.tape.moment(f"recomputation of {self.calls[start].name}")
+        held = self.inputs_of[start]
+        for value, memory in held:
+            memory.n_holders += 1
+            self.memory[value] = memory
+        self._run(start, end, keeps=True)
+        made = [out for call in self.calls[start:end] for out in call.outs]
+        for value in (*made, *(v for v, _ in held)):
+            if value in self.memory:
+                self._leave(self.memory.pop(value))
 
     def _saved(self, call: Call) -> list[Value]:
         saved = dict.fromkeys(call.saves) if any(v in self.wanted for v in call.inputs) else {}
@@ -280,9 +292,8 @@ class GraphPlayer(ParameterPlayer):
         gathered = self._gather(call)
         fresh: list[tuple[Value, _Memory]] = []
         if incoming:
-            for value in call.inputs:
-                if value in self.wanted:
-                    fresh.append((value, self._slope(call, value, incoming[0])))
+            wanted = [value for value in call.inputs if value in self.wanted]
+            fresh = [(value, self._slope(call, value, incoming[0])) for value in wanted]
             self._gradients_of([self.by_name[name] for name in call.parameters])
         self._leave(*incoming, *kept.memories)
         self.tape.free(*kept.copies, *gathered)

@@ -67,6 +67,7 @@ def units(workload: Workload) -> Mapping[str, int]:
         "B*a*S*S": tokens * shape.n_heads * seq,
         "1": 1,
         "S*S": seq * seq,
+        "B*S*S": tokens * seq,
         "B*S*R": tokens * shape.latent_width,
         "B*S*I": tokens * shape.scan_width,
         "B*S*I*N": tokens * shape.scan_width * shape.scan_states,
@@ -95,7 +96,8 @@ def norm_op(norm: Norm, precision: Precision, slot: str, *, trains: bool = True)
         if norm is Norm.RMSNORM_T5 and residual != FP32:
             kept.append(source)
         if trains:
-            kept.append(Term("B*S*H", residual, "normalised"))
+            wide = FP32 if norm is Norm.RMSNORM_WIDE else residual
+            kept.append(Term("B*S*H", wide, "normalised"))
         saved = (*kept, Term("B*S", FP32, "deviation"))
         # The fp32 gradients of the two products, while the written-out norm runs backward.
         return Op(
@@ -115,11 +117,15 @@ def linear_input(
     keeps nothing; a LoRA adapter keeps its input in fp32, as PEFT computes it.
     """
     adapted = adapted_linears(workload, slot)
+    found: tuple[Term, ...]
     if workload.lora_rank:
         kept = FP32 * adapted
         if precision.weight == FP32:  # nothing to widen: one tensor, or autocast's copies
             kept = precision.compute * (adapted if precision.is_autocast else 1)
-        return (Term(unit, kept, "inputs of adapters"),) if adapted else ()
+        found = (Term(unit, kept, "inputs of adapters"),) if adapted else ()
+        if precision.keeps_input and slot not in ("out", "cross_out"):  # those attention keeps
+            found = (*found, Term(unit, precision.compute, "input of 8-bit layers"))
+        return found
     if precision.is_autocast:
         return (Term(unit, precision.linear_input * n_linears, "16-bit copies of the input"),)
     return (Term(unit, precision.linear_input, "input of linear layers"),)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from math import isqrt
 from typing import Final
 
-from fragdoctor.estimation.layers import layer_ops
+from fragdoctor.estimation.layers import has_window, layer_ops
 from fragdoctor.estimation.operations import Op, norm_op, units
 from fragdoctor.estimation.parameters import ParameterPlayer
 from fragdoctor.estimation.tape import Tape
@@ -70,6 +70,9 @@ class StepPlayer(ParameterPlayer):
                             ffn=workload.shape.dense_ffn)  # fmt: skip
             self.dense_sizes = units(replace(workload, shape=plain))
             self.dense_ops = layer_ops(replace(workload, shape=plain), self.precision)
+        self.sliding_ops = (
+            layer_ops(workload, self.precision, slides=True) if has_window(workload) else []
+        )
         n_cross = workload.shape.n_cross_layers
         self.first_cross = workload.shape.n_layers - n_cross
         self.cross_ops = layer_ops(workload, self.precision, crosses=True) if n_cross else []
@@ -113,6 +116,8 @@ class StepPlayer(ParameterPlayer):
         if self.workload.shape.front_elements:
             n_front = self.workload.batch * self.workload.shape.front_elements
             self.front = [tape.alloc("activations", n_front * precision.compute)]
+        if self.workload.shape.adds_slopes:
+            self.front.append(self._unit("activations", "B*a*S*S", precision.weight))
         stream = self._unit("activations", "B*S*H", precision.residual)
         if self.workload.shape.embedding_dropout:
             self.mask = self._unit("activations", "B*S*H", 1)
@@ -372,6 +377,8 @@ class StepPlayer(ParameterPlayer):
     def _ops_of(self, layer: int) -> list[Op]:
         if layer < self.workload.shape.n_dense_layers:
             return self.dense_ops
+        if self.sliding_ops and layer < self.workload.shape.n_sliding_layers:
+            return self.sliding_ops
         return self.cross_ops if layer >= self.first_cross and self.cross_ops else self.ops
 
     def _at_layer(self, layer: int) -> None:

@@ -51,7 +51,7 @@ class _Facts:
 
     def whole(self, key: str, default: int, limit: int = MAX_CHANNELS) -> int:
         value = self.config.get(key)
-        return self._checked(key, default if value is None else value, limit)
+        return self.checked(key, default if value is None else value, limit)
 
     def each(self, key: str, default: int, n: int, limit: int = MAX_CHANNELS) -> list[int]:
         """Return one number for each of ``n`` blocks."""
@@ -60,7 +60,7 @@ class _Facts:
         values = value if isinstance(value, list | tuple) else alike
         if len(values) != n:
             raise self.wrong(key, f"has {len(values)} entries where there are {n} blocks")
-        return [self._checked(key, each, limit) for each in values]
+        return [self.checked(key, each, limit) for each in values]
 
     def blocks(self, key: str, default: Sequence[str]) -> list[str]:
         names = self.config.get(key, default)
@@ -79,7 +79,7 @@ class _Facts:
             if value is not None and value not in covered:
                 raise self.wrong(key, f"is {str(value)[:40]!r}, which the formulas do not cover")
 
-    def _checked(self, key: str, value: object, limit: int) -> int:
+    def checked(self, key: str, value: object, limit: int) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= limit:
             raise self.wrong(key, f"is {str(value)[:40]!r}, not a whole number from 1 to {limit}")
         return value
@@ -101,16 +101,18 @@ def unet_shape(config: Mapping[str, Any], name: str) -> ModelShape:
     facts = _Facts(config, name)
     facts.check_switches()
     unet = _unet_of(facts, conditional=config.get("_class_name") == "UNet2DConditionModel")
-    kind = "unet"
     built = _Builder(unet, precision_of("fp32"), batch=1, tokens=PROMPT_TOKENS)
     channels = max(block.channels for block in unet.down)
     prompt = f" and each prompt {PROMPT_TOKENS} tokens" if unet.context_width else ""
+    size = (
+        f"Each picture is {unet.side} x {unet.side} with {unet.in_channels} channels "
+        f"(sample_size){prompt}."
+    )
     return ModelShape(
-        name=kind, source=name, parameters=tuple(built.parameters.values()), hidden=channels,
+        name="unet", source=name, parameters=tuple(built.parameters.values()), hidden=channels,
         has_lm_head=False, fixed_seq=PROMPT_TOKENS if unet.context_width else 1, unet=unet,
         assumptions=(
-            f"Each picture is {unet.side} x {unet.side} with {unet.in_channels} channels "
-            f"(sample_size){prompt}.",
+            size,
             "Workspaces that cuDNN takes for convolutions are not counted.",
         ),
     )  # fmt: skip
@@ -140,7 +142,9 @@ def _unet_of(facts: _Facts, *, conditional: bool) -> Unet:
     groups = facts.whole("norm_num_groups", 32)
     for width, n_heads in zip(widths, heads, strict=True):
         if width % n_heads or width % groups:
-            raise facts.wrong("block_out_channels", f"cannot split {width} into its heads or groups")
+            raise facts.wrong(
+                "block_out_channels", f"cannot split {width} into its heads or groups"
+            )
     middle_name = facts.config.get(
         "mid_block_type", "UNetMidBlock2DCrossAttn" if conditional else "UNetMidBlock2D"
     )
@@ -150,9 +154,7 @@ def _unet_of(facts: _Facts, *, conditional: bool) -> Unet:
         if facts.config.get("add_attention") is False:
             attention = ""
         middle = UnetBlock(widths[-1], 1, attention, heads[-1], depths[-1])
-    blocks = [
-        UnetBlock(*each) for each in zip(widths, layers, down, heads, depths, strict=True)
-    ]
+    blocks = [UnetBlock(*each) for each in zip(widths, layers, down, heads, depths, strict=True)]
     return Unet(
         side=_side(facts), in_channels=facts.whole("in_channels", 4 if conditional else 3),
         out_channels=facts.whole("out_channels", 4 if conditional else 3),
@@ -178,9 +180,7 @@ def _side(facts: _Facts) -> int:
         value = value[0]
     if value is None:
         raise facts.wrong("sample_size", "is missing, which says how large the pictures are")
-    return facts.whole("sample_size", 64, MAX_SIDE) if isinstance(value, int) else facts._checked(
-        "sample_size", value, MAX_SIDE
-    )
+    return facts.checked("sample_size", value, MAX_SIDE)
 
 
 class UnetPlayer(GraphPlayer):
@@ -319,9 +319,10 @@ class _Builder:
         )
         x = self._into_product(x)
         n = self.batch * out * side * side
+        # One formula gives all gradients of a convolution: frozen weights keep the input too.
         return self._call(
-            name, [x], n, self.precision.compute, saves_for_weights=(x,), parameters=names,
-            copies=True,
+            name, [x], n, self.precision.compute, saves=(x,), saves_for_weights=(x,),
+            parameters=names, copies=True,
         )  # fmt: skip
 
     def _add(self, x: Value, y: Value) -> Value:
@@ -491,7 +492,10 @@ class _Builder:
 
     def _time_embedding(self, first: int) -> None:
         """Small tensors, and the parameters that make them."""
-        shapes = [("time1", (self.time_width, first)), ("time2", (self.time_width, self.time_width))]
+        shapes = [
+            ("time1", (self.time_width, first)),
+            ("time2", (self.time_width, self.time_width)),
+        ]
         if self.unet.added_width:
             shapes += [
                 ("added1", (self.time_width, self.unet.added_width)),
