@@ -57,6 +57,14 @@ def run(
     stacks: Annotated[
         Stacks, typer.Option("--stacks", help="Record Python frames, or C++ frames too")
     ] = Stacks.PYTHON,
+    module_paths: Annotated[
+        bool,
+        typer.Option(
+            "--module-paths",
+            help="Record which module of the model allocates (layers.3.mlp); PyTorch 2.10+; "
+            "a few microseconds a module call",
+        ),
+    ] = False,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -111,6 +119,7 @@ def run(
                 directory=str(place),
                 max_entries=max_entries,
                 stacks=stacks.value,
+                module_paths=module_paths,
                 status=str(status),
                 command=tuple(command),
             )

@@ -183,6 +183,7 @@ def holder_reports(context: Context) -> tuple[HolderReport, ...]:
             n_blocks=h.n_now,
             stack=context.user_stack(h.stack),
             within=context.line_of_library(h.stack) if h.frame >= 0 else None,
+            module=h.module,
         )
         for h in context.analysis.holders[:MAX_HOLDERS]
     )
