@@ -9,16 +9,16 @@ from math import ceil
 
 from fragdoctor.estimation.inference import cache_parts, kv_element_bytes, play_inference
 from fragdoctor.estimation.judge import Estimator, judged
-from fragdoctor.estimation.layers import KORTHIKANTI, attention_used, layer_ops
+from fragdoctor.estimation.layers import KORTHIKANTI, layer_ops
 from fragdoctor.estimation.needs import Needs, needs_of
-from fragdoctor.estimation.operations import term_bytes, units
+from fragdoctor.estimation.operations import attention_used, term_bytes, units
 from fragdoctor.estimation.optimizers import ZERO, optimizer_of
 from fragdoctor.estimation.parallel import communication_elements, local_part
 from fragdoctor.estimation.precision import AUTOCAST_DOC, precision_of
 from fragdoctor.estimation.request import Request, error_of, workload_of
 from fragdoctor.estimation.states import WORKSPACE_SOURCE, States, states_of, workspace_bytes
 from fragdoctor.estimation.step import StepPlayer, segment_layers
-from fragdoctor.estimation.tape import Tape, phases_of, reserved_of, rounded
+from fragdoctor.estimation.tape import Tape, most_of_each, phases_of, reserved_of
 from fragdoctor.estimation.unet import UnetPlayer
 from fragdoctor.model.estimate import (
     Estimate,
@@ -111,7 +111,7 @@ def formula_footprint(workload: Workload) -> Footprint:
     whole, tape = workload, play(workload)
     workload = local_part(workload)
     states = states_of(workload)
-    most = _largest(tape)
+    most = most_of_each(tape)
     items = [item for item in _items(workload, states, most) if item.n_bytes > 0]
     needs = formula_needs(whole)
     every = states.groups if whole is workload else states_of(whole).groups
@@ -164,20 +164,6 @@ def play(workload: Workload, *, bounds: bool = False) -> Tape:
     if workload.inference:
         return play_inference(local, workspace, buffers)
     return StepPlayer(local, bounds=bounds).play(workspace, buffers)
-
-
-def _largest(tape: Tape) -> Mapping[str, int]:
-    """Return the most that each tag ever holds."""
-    live: defaultdict[str, int] = defaultdict(int)
-    most: defaultdict[str, int] = defaultdict(int)
-    for event in tape.events:
-        size = rounded(event.n_bytes) * event.count
-        if event.kind == "alloc":
-            live[event.tag] += size
-            most[event.tag] = max(most[event.tag], live[event.tag])
-        elif event.kind == "free":
-            live[event.tag] -= size
-    return most
 
 
 def _items(workload: Workload, states: States, most: Mapping[str, int]) -> list[Item]:

@@ -25,6 +25,7 @@ from fragdoctor.estimation.operations import (
     FP32,
     Op,
     Term,
+    attention_used,
     dropout,
     is_adapted,
     linear_input,
@@ -37,30 +38,6 @@ from fragdoctor.model.workload import Attention, ModelShape, Norm, Workload
 # GPUs on which PyTorch takes cuDNN's attention first, whose output is laid out as the query.
 CUDNN_FIRST: Final = ("hopper", "blackwell", "")
 KORTHIKANTI: Final = "Korthikanti et al. 2022, https://arxiv.org/abs/2205.05198"
-
-
-def has_window(workload: Workload) -> bool:
-    """Return whether sequences are longer than the window of the layers that have one."""
-    return 0 < workload.shape.sliding_window < workload.seq and workload.shape.n_sliding_layers > 0
-
-
-def attention_used(workload: Workload, precision: Precision, *, slides: bool = False) -> Attention:
-    """Return how attention is really computed: which kernel SDPA falls to.
-
-    No fused kernel takes fp32 with fewer key than query heads: the fallback serves it. Who asks
-    for a fused kernel by name has code that repeats keys and values first; so does Transformers
-    where a mask cuts a window out of the scores (``slides``).
-    """
-    shape = workload.shape
-    if workload.attention is not Attention.SDPA:
-        return workload.attention
-    if shape.writes_attention:
-        return Attention.EAGER
-    is_grouped = shape.n_kv_heads < shape.n_heads
-    repeats = slides or shape.repeats_keys
-    if not repeats and is_grouped and (precision.compute == FP32 or shape.shares_heads):
-        return Attention.MATH
-    return Attention.FLASH
 
 
 def layer_ops(

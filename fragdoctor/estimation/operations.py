@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from fragdoctor.estimation.precision import Precision
-from fragdoctor.model.workload import ModelShape, Norm, Workload
+from fragdoctor.model.workload import Attention, ModelShape, Norm, Workload
 
 FP32: Final = 4.0
 
@@ -78,6 +78,30 @@ def units(workload: Workload) -> Mapping[str, int]:
 def term_bytes(term: Term, sizes: Mapping[str, int]) -> int:
     """Return the bytes of a term."""
     return int(term.bytes_per * sizes[term.unit])
+
+
+def has_window(workload: Workload) -> bool:
+    """Return whether sequences are longer than the window of the layers that have one."""
+    return 0 < workload.shape.sliding_window < workload.seq and workload.shape.n_sliding_layers > 0
+
+
+def attention_used(workload: Workload, precision: Precision, *, slides: bool = False) -> Attention:
+    """Return how attention is really computed: which kernel SDPA falls to.
+
+    No fused kernel takes fp32 with fewer key than query heads: the fallback serves it. Who asks
+    for a fused kernel by name has code that repeats keys and values first; so does Transformers
+    where a mask cuts a window out of the scores (``slides``).
+    """
+    shape = workload.shape
+    if workload.attention is not Attention.SDPA:
+        return workload.attention
+    if shape.writes_attention:
+        return Attention.EAGER
+    is_grouped = shape.n_kv_heads < shape.n_heads
+    repeats = slides or shape.repeats_keys
+    if not repeats and is_grouped and (precision.compute == FP32 or shape.shares_heads):
+        return Attention.MATH
+    return Attention.FLASH
 
 
 def norm_op(norm: Norm, precision: Precision, slot: str, *, trains: bool = True) -> Op:
