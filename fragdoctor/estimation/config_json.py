@@ -310,7 +310,7 @@ def _shape(reader: ConfigReader, a: Architecture, notes: tuple[str, ...]) -> Mod
     return _finish(reader, a, d, facts, notes)
 
 
-def _latent(reader: ConfigReader, a: Architecture) -> dict[str, int]:
+def _latent(reader: ConfigReader, a: Architecture) -> dict[str, Any]:
     """Return the widths of latent attention, where the file has them."""
     if not a.latent_attention or not reader.config.get("kv_lora_rank"):
         return {}
