@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fragdoctor.capture.recording.options import DEFAULT_MAX_ENTRIES
+from fragdoctor.capture.recording.record_options import DEFAULT_MAX_ENTRIES
 from fragdoctor.cli import console, options
 from fragdoctor.cli.exit import OK, USAGE
 from fragdoctor.errors import ConfigError, FragdoctorError
@@ -98,7 +98,7 @@ def run(
     """
     from fragdoctor.capture.launch import command_of, environment_of, launch, read_status
     from fragdoctor.capture.recording.arming import note
-    from fragdoctor.capture.recording.options import Options, from_environment
+    from fragdoctor.capture.recording.record_options import Options, from_environment
     from fragdoctor.cli.cure import RecordedRun, environment_with, rerun
     from fragdoctor.inputs.bundle_sets import find_bundles
 

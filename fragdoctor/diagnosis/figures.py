@@ -8,13 +8,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from fragdoctor.analysis.pins import NO_PIN
-from fragdoctor.analysis.result import (
-    CategorySum,
-    DeviceAnalysis,
-    PhaseAnalysis,
-    PinnedSegment,
-)
+from fragdoctor.analysis.attribution import NO_PIN
+from fragdoctor.analysis.result import CategorySum, DeviceAnalysis, PhaseAnalysis, PinnedSegment
 from fragdoctor.model.case import MemoryStats
 from fragdoctor.model.diagnosis import (
     DeviceFigures,

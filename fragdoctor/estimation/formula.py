@@ -20,14 +20,7 @@ from fragdoctor.estimation.states import WORKSPACE_SOURCE, States, states_of, wo
 from fragdoctor.estimation.step import StepPlayer, segment_layers
 from fragdoctor.estimation.tape import Tape, most_of_each, phases_of, reserved_of
 from fragdoctor.estimation.unet import UnetPlayer
-from fragdoctor.model.estimate import (
-    Estimate,
-    Footprint,
-    GpuModel,
-    Item,
-    KeptTensor,
-    Sureness,
-)
+from fragdoctor.model.estimate import Estimate, Footprint, GpuModel, Item, KeptTensor, Sureness
 from fragdoctor.model.feasibility import Doubt
 from fragdoctor.model.workload import Attention, Workload
 from fragdoctor.units import format_count

@@ -9,13 +9,7 @@ from typing import Final
 
 from fragdoctor.estimation.measures import Measure, cheapest_combinations, measures_for
 from fragdoctor.estimation.needs import Needs
-from fragdoctor.model.estimate import (
-    Estimate,
-    Fit,
-    Footprint,
-    GpuModel,
-    Saving,
-)
+from fragdoctor.model.estimate import Estimate, Fit, Footprint, GpuModel, Saving
 from fragdoctor.model.feasibility import Combination, FitMap, FitState, MapRow, state_on
 from fragdoctor.model.workload import Workload
 

@@ -7,12 +7,7 @@ from typing import Final
 
 from fragdoctor.estimation.operations import Term, term_bytes, units
 from fragdoctor.estimation.precision import precision_of
-from fragdoctor.estimation.states import (
-    GroupState,
-    column_sum_bytes,
-    column_sum_limit,
-    states_of,
-)
+from fragdoctor.estimation.states import GroupState, column_sum_bytes, column_sum_limit, states_of
 from fragdoctor.estimation.tape import Tape
 from fragdoctor.model.estimate import PhaseName
 from fragdoctor.model.workload import Role, Workload

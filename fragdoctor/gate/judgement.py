@@ -21,8 +21,8 @@ from fragdoctor.gate.budgets import (
 from fragdoctor.model.comparison import Comparison
 from fragdoctor.model.diagnosis import Cause, Diagnosis
 from fragdoctor.model.finding import Finding, Location, Severity
-from fragdoctor.rules.base import fingerprint
 from fragdoctor.rules.registry import RULES
+from fragdoctor.rules.rule import fingerprint
 from fragdoctor.units import Amount, format_size, plural
 
 OK: Final = 0

@@ -18,13 +18,7 @@ from typing import IO, Any, Final
 
 from fragdoctor.errors import ConfigError
 from fragdoctor.model.finding import Location
-from fragdoctor.model.rehearsal import (
-    Assumed,
-    Rehearsal,
-    RehearsedDevice,
-    RehearsedOom,
-    Unmodelled,
-)
+from fragdoctor.model.rehearsal import Assumed, Rehearsal, RehearsedDevice, RehearsedOom, Unmodelled
 from fragdoctor.rehearse.machines import RehearsedGpu
 from fragdoctor.rehearse.notebooks import Notebook
 

@@ -17,7 +17,7 @@ from typing import Any
 from . import bundle_writer
 from .facts import device_facts, masked, program_facts, used_devices
 from .module_paths import ModulePaths
-from .options import Options, Pace, find_ranks
+from .record_options import Options, Pace, find_ranks
 
 _MESSAGE_CHARACTERS = 64 * 1024
 _PATIENCE_S = 60.0
