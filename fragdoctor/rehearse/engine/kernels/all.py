@@ -1,3 +1,0 @@
-"""Fills the table of rules."""
-
-from __future__ import annotations
