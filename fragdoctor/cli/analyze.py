@@ -158,7 +158,8 @@ def _write_rank_pages(
     read = [row for row in report.rows if row.rank.is_read]
     pages = {}
     with console.Progress("Pages") as progress:
-        for number, row in enumerate(progress.each(read)):
+        names = progress.each([row.label for row in read])
+        for number, (row, _) in enumerate(zip(read, names, strict=True)):
             name = re.sub(r"[^A-Za-z0-9]+", "-", row.label).strip("-")[:40]
             page = folder / f"{number:04d}-{name or 'rank'}.html"
             case = read_case([row.rank.path], overrides)
