@@ -92,7 +92,7 @@ class RehearseOptions(options.FullOutput):
             "--steps",
             min=1,
             metavar="N",
-            help="Stop after N optimizer steps; without it, when their memory repeats",
+            help="Stop after N steps; without it, when their memory repeats",
         ),
     ] = None
     devices: Annotated[
