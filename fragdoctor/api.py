@@ -7,7 +7,7 @@ from dataclasses import fields, replace
 from os import PathLike, fspath
 from typing import TYPE_CHECKING, Final
 
-from fragdoctor.errors import ConfigError, InputError
+from fragdoctor.errors import ConfigError, InputError, path_text, unusable
 from fragdoctor.model.case import Case, MemoryStats, Overrides, StatsSeries
 from fragdoctor.model.hooks import draw_with
 from fragdoctor.model.oom import OomLog, OomMessage
@@ -71,10 +71,7 @@ def load(
     from fragdoctor.limits import DEFAULT_LIMITS  # noqa: PLC0415 - numpy is heavy
 
     if not isinstance(source, str | PathLike | bytes) and not hasattr(source, "read"):
-        raise ConfigError(
-            f"load() cannot use a value of type {type(source).__name__}.",
-            hint="Give it a path, an open file, or bytes.",
-        )
+        raise unusable("load", source, "Give it a path, an open file, or bytes.")
     return read_snapshot(source, limits=limits or DEFAULT_LIMITS)
 
 
@@ -287,7 +284,7 @@ def estimate(  # noqa: PLR0913 - the options of one estimate, all by keyword
         )
     more.setdefault("architecture", gpus[0].architecture if gpus else "")
     request = Request(
-        inputs=tuple(fspath(path) for path in inputs),
+        inputs=tuple(path_text("estimate", path, _OF_MODELS) for path in inputs),
         params=str(params),
         dtype=dtype,
         optimizer=optimizer,
@@ -303,20 +300,22 @@ def estimate(  # noqa: PLR0913 - the options of one estimate, all by keyword
     return estimate_of(request, gpus)
 
 
+_OF_MODELS: Final = "Give it a config.json, safetensors files, or a folder of them."
+
+
 def _snapshot_of(given: object) -> Snapshot:
     from fragdoctor.inputs.cases import read_snapshot  # noqa: PLC0415 - numpy is heavy
     from fragdoctor.model.snapshot import Snapshot  # noqa: PLC0415
 
+    hint = "Give it a Snapshot, or the path of one."
     if isinstance(given, str | PathLike):
-        return read_snapshot(fspath(given))
+        return read_snapshot(path_text("simulate", given, hint))
     found = given.snapshot if isinstance(given, Case) else given
-    if not isinstance(found, Snapshot):
-        is_case = isinstance(given, Case)
-        what = "Case without a snapshot" if is_case else f"value of type {type(given).__name__}"
-        raise ConfigError(
-            f"simulate() cannot use a {what}.", hint="Give it a Snapshot, or the path of one."
-        )
-    return found
+    if isinstance(found, Snapshot):
+        return found
+    if isinstance(given, Case):
+        raise ConfigError("simulate() cannot use a Case without a snapshot.", hint=hint)
+    raise unusable("simulate", given, hint)
 
 
 def _case(verb: str, parts: Sequence[object], overrides: Overrides) -> Case:
@@ -374,7 +373,5 @@ def _sorted_in(verb: str, part: object) -> tuple[str, object]:
         return "stats", part
     if isinstance(part, MemoryStats):
         return "stats", StatsSeries((part,))
-    raise ConfigError(
-        f"{verb}() cannot use a value of type {type(part).__name__}.",
-        hint="Give it a path, a Snapshot, an OomLog, a StatsSeries, text, or one Case.",
-    )
+    hint = "Give it a path, a Snapshot, an OomLog, a StatsSeries, text, or one Case."
+    raise unusable(verb, part, hint)

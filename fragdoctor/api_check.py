@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from os import PathLike, fspath
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from fragdoctor.errors import ConfigError, InputError
+from fragdoctor.errors import ConfigError, InputError, path_text
 from fragdoctor.model.case import Overrides
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable
 
     from fragdoctor.gate.judgement import CheckReport, FileJudgement, Gate
     from fragdoctor.units import Amount
@@ -50,7 +51,7 @@ def check(  # noqa: PLR0913 - the options of one gate, all by keyword
         The report; its ``exit_code`` is that of the command.
 
     Raises:
-        ConfigError: an option has no such value.
+        ConfigError: an option has no such value, or there is nothing to check.
     """
     from fragdoctor.gate.baseline import load_baseline  # noqa: PLC0415 - numpy is heavy
     from fragdoctor.gate.budgets import Budgets  # noqa: PLC0415
@@ -74,8 +75,15 @@ def check(  # noqa: PLR0913 - the options of one gate, all by keyword
         ignore=rule_codes(ignore),
         baseline=None if baseline is None else load_baseline(fspath(baseline)),
     )
-    names = [fspath(p) for p in ([paths] if isinstance(paths, str | PathLike) else paths)]
+    is_one = isinstance(paths, str | bytes | PathLike)
+    several = paths if isinstance(paths, Iterable) and not is_one else [paths]
+    names = [path_text("check", path, _OF_RUNS) for path in several]
+    if not names:
+        raise ConfigError("check() was given nothing.", hint=_OF_RUNS)
     return report(judge_files(names, gate, Overrides(capacity_bytes=capacity_bytes)), gate)
+
+
+_OF_RUNS: Final = "Give it paths of snapshots, messages or statistics."
 
 
 def judge_files(

@@ -16,6 +16,8 @@ OutOfMemory                             raised by the allocator model, as PyTorc
 
 from __future__ import annotations
 
+from os import PathLike, fspath
+
 
 class FragdoctorError(Exception):
     """Base of all errors: one sentence, one hint, and the byte offset where there is one.
@@ -91,6 +93,24 @@ class ConfigError(FragdoctorError):
     def __str__(self) -> str:
         """Return the sentence and what to try next."""
         return f"{self.sentence} {self.hint}".rstrip()
+
+
+def unusable(verb: str, value: object, hint: str) -> ConfigError:
+    """Return the error of a function of the API that was given a value it cannot use."""
+    what = "an empty path" if value == "" else f"a value of type {type(value).__name__}"
+    return ConfigError(f"{verb}() cannot use {what}.", hint=hint)
+
+
+def path_text(verb: str, value: object, hint: str) -> str:
+    """Return a path that a function of the API was given.
+
+    Raises:
+        ConfigError: it is none, or empty.
+    """
+    text = fspath(value) if isinstance(value, str | PathLike) else None
+    if not isinstance(text, str) or not text:
+        raise unusable(verb, value, hint)
+    return text
 
 
 class SimulationError(FragdoctorError):

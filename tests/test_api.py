@@ -108,3 +108,14 @@ def test_text_without_a_failure_is_still_a_text() -> None:
     found = fragdoctor.diagnose("step 1, loss 0.5\nstep 2, loss 0.4\n")
 
     assert found.verdict.cause in (Cause.UNKNOWN, Cause.NOT_MEMORY)
+
+
+@pytest.mark.parametrize("value", [None, 5, b"x", "", ["a", 3], []], ids=repr)
+@pytest.mark.parametrize("verb", ["check", "compare", "diagnose", "estimate", "simulate"])
+def test_verb_refuses_nonsense_with_a_sentence(verb, value) -> None:
+    given = (value, value) if verb == "compare" else (value,)
+
+    with pytest.raises(fragdoctor.FragdoctorError, match=r"^.{10,80}[.] ?") as caught:
+        getattr(fragdoctor, verb)(*given)
+
+    assert caught.value.hint
