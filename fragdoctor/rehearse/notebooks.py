@@ -93,7 +93,7 @@ def _language(content: Any) -> str:
 
 def _plain(source: str) -> tuple[str, list[str]]:
     """Return a cell as Python with as many lines, and what was left out of it."""
-    lines = source.splitlines()
+    lines = re.split(r"\r\n|\r|\n", source)  # Python's lines; splitlines() knows more ends
     first = next((line.strip() for line in lines if line.strip()), "")
     if first.startswith("%%"):
         name = first[2:].split()[0] if first[2:].split() else ""
