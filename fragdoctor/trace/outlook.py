@@ -125,7 +125,7 @@ class Outlooks:
         outlook = self._judged(known, raw, look, limit)
         if not raw["fits"]:
             return raw, outlook
-        doubt = self._doubt(known, outlook)
+        doubt = self._doubt(known, outlook, int(look["n_played"]))
         if not doubt and not self._is_robust(
             known, outlook.state, conditions, limit, remakes_start=remakes_start
         ):
@@ -134,13 +134,17 @@ class Outlooks:
             return raw, outlook
         return raw, replace(outlook, state=OutlookState.OPEN, fails_after_steps=None, reason=doubt)
 
-    def _doubt(self, known: Continuation, outlook: Outlook) -> str:
+    def _doubt(self, known: Continuation, outlook: Outlook, n_played: int) -> str:
         """Return why the steps to come are not known well enough; "" where they are."""
         state, n_steps = outlook.state, outlook.fails_after_steps or 0
+        if known.is_evaluating and (n_played or state is OutlookState.HOLDS):
+            return "an evaluation is under way, and the recording shows none to its end"
         if self._may_be_layers:
             return "what repeats may be the layers of the model, of which not all have run"
         if not self._is_edited and not self._is_confirmed:
             return "repeating the recorded steps does not give what was recorded of them"
+        if state is OutlookState.HOLDS and known.rises and not known.grows:
+            return "steps become larger, by how much and how often is not known"
         first = known.first
         if state is OutlookState.FAILS and n_steps > BELIEVED * known.n_complete:
             about = plural(n_steps, "step")
