@@ -43,6 +43,9 @@ ENOUGH: Final = 3
 """Complete steps that must be alike for the next ones to be known."""
 
 
+MANY_RISES: Final = 5
+"""Rises from which on steps are believed to become larger at half the pace at least."""
+
 GUESSED: Final = 0.008
 """The same where the step is not aligned request by request, or only a first one was complete."""
 
@@ -164,7 +167,9 @@ class _Builder(SizedSteps):
         lower, higher = self._scenarios(table, is_exact=is_exact, varies=varies, stretch=stretch)
         if rises:  # steps that became larger may have become as large as they get
             lower = (table if lower is None else lower).copy()
-            lower["growth"] = np.where(even[lower["slot"]] != 0, lower["growth"], 0)
+            known = 0.5 if self.n_rises >= MANY_RISES else 0.0
+            fixed = even[lower["slot"]] != 0
+            lower["growth"] = np.where(fixed, lower["growth"], lower["growth"] * known)
         return Continuation(
             native=native(table),
             again=native(again) if grows else native(table),
@@ -295,7 +300,7 @@ class _Builder(SizedSteps):
         """Return futures that ask for less and for more, as far as is not known."""
         less, more = 0.0, 0.0
         if not is_exact:
-            less = more = GUESSED if not self.is_same else ROUNDED
+            less = more = max(GUESSED if not self.is_same else ROUNDED, self.weak)
         more = max(more, stretch)
         is_periodic = 2 * self.period <= self.n - self.start
         irregular = self._irregular() & (not is_periodic)
