@@ -112,7 +112,7 @@ def load_recorder():  # noqa: ANN201 - a factory of this script
     package = importlib.util.module_from_spec(spec)
     sys.modules["recording"] = package
     spec.loader.exec_module(package)
-    from recording.options import Options
+    from recording.record_options import Options
     from recording.recorder import Recorder
 
     return lambda directory: Recorder(Options(directory), torch, name="bench")

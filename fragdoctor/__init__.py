@@ -31,14 +31,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from fragdoctor.analysis.device import analyze_device
-    from fragdoctor.api import (
-        compare,
-        diagnose,
-        diagnose_fleet,
-        estimate,
-        load,
-        simulate,
-    )
+    from fragdoctor.api import compare, diagnose, diagnose_fleet, estimate, load, simulate
     from fragdoctor.api_check import check
     from fragdoctor.capture.record import record
     from fragdoctor.capture.watch import watch

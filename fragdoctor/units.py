@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from decimal import Decimal
 from typing import Final
 
 from fragdoctor.errors import ConfigError
@@ -42,6 +41,8 @@ def parse_size(text: str) -> int:
             hint="Write a number with a unit, for example 24GiB or 512MiB.",
         )
     number, unit, prefix = match.groups()
+    from decimal import Decimal  # noqa: PLC0415 - most runs parse no size, and it takes milliseconds
+
     value = Decimal(number) * 1024 ** _POWERS[(prefix or "").lower()]
     if value and unit is None:
         raise ConfigError(

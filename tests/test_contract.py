@@ -32,7 +32,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "units": {"errors"},
     "limits": {"units"},
-    "config": {"errors"},
     "_native": {"errors"},
     "model": {"errors", "units"},
     "inputs": {"errors", "limits", "units", "model", "_native"},
@@ -76,9 +75,9 @@ def name_of(path: Path) -> str:
     return parts[0]
 
 
-def imports(tree: ast.AST) -> Iterator[str]:
+def imports(path: Path) -> Iterator[str]:
     """Yield the fragdoctor modules that a module imports, wherever in it."""
-    for node in ast.walk(tree):
+    for node in statements(path):
         if isinstance(node, ast.Import):
             yield from (a.name for a in node.names if a.name.startswith("fragdoctor"))
         elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("fragdoctor"):
@@ -89,9 +88,9 @@ def imports(tree: ast.AST) -> Iterator[str]:
                 yield module
 
 
-def modules_used(tree: ast.AST, known: Mapping[str, Path]) -> Iterator[str]:
+def modules_used(path: Path, known: Mapping[str, Path]) -> Iterator[str]:
     """Yield the modules of the package that a module imports; a folder's face is none of them."""
-    for node in ast.walk(tree):
+    for node in statements(path):
         if isinstance(node, ast.ImportFrom) and node.module in known:
             yield node.module
         elif isinstance(node, ast.ImportFrom):
@@ -105,6 +104,13 @@ def parsed(path: Path) -> ast.Module:
     return ast.parse(path.read_text(encoding="utf-8"))
 
 
+@cache
+def statements(path: Path) -> tuple[ast.Import | ast.ImportFrom | ast.Call, ...]:
+    """Return the imports and calls of a module, wherever in it."""
+    walked = ast.walk(parsed(path))
+    return tuple(n for n in walked if isinstance(n, ast.Import | ast.ImportFrom | ast.Call))
+
+
 def relative(path: Path) -> str:
     return str(path.relative_to(PACKAGE))
 
@@ -114,7 +120,7 @@ def test_layers_import_exactly_what_is_listed_for_them() -> None:
     for path in MODULES:
         layer = name_of(path)
         if layer not in ANYTHING:
-            names = {name.split(".")[1] for name in imports(parsed(path)) if "." in name}
+            names = {name.split(".")[1] for name in imports(path) if "." in name}
             used[layer] |= names - {layer}
 
     assert used == MAY_IMPORT
@@ -123,7 +129,7 @@ def test_layers_import_exactly_what_is_listed_for_them() -> None:
 def test_modules_do_not_import_each_other_in_a_circle() -> None:
     known = {".".join(p.relative_to(PACKAGE.parent).with_suffix("").parts): p for p in MODULES}
     graph = {
-        module: {used for used in modules_used(parsed(path), known) if used != module}
+        module: {used for used in modules_used(path, known) if used != module}
         for module, path in known.items()
     }
     sorter = graphlib.TopologicalSorter(graph)
@@ -138,7 +144,7 @@ def test_each_layer_is_known() -> None:
 def test_no_module_unpickles_or_evaluates() -> None:
     wrong = []
     for path in MODULES:
-        for node in ast.walk(parsed(path)):
+        for node in statements(path):
             used: list[str] = []
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
                 used = [node.func.id]
@@ -157,7 +163,7 @@ def test_only_the_command_line_and_capture_print_or_exit() -> None:
     for path in MODULES:
         if name_of(path) in MAY_PRINT:
             continue
-        calls = {ast.unparse(n.func) for n in ast.walk(parsed(path)) if isinstance(n, ast.Call)}
+        calls = {ast.unparse(n.func) for n in statements(path) if isinstance(n, ast.Call)}
         wrong += [(relative(path), c) for c in calls & {"print", "input", "exit", "sys.exit"}]
         text = path.read_text(encoding="utf-8")
         wrong += [(relative(path), s) for s in ("sys.stdout", "sys.stderr") if s in text]
@@ -295,8 +301,8 @@ def test_schema_pattern_fits_the_version() -> None:
 
 
 def test_rules_have_sorted_codes_distinct_names_and_the_headings() -> None:
-    from fragdoctor.rules.base import HEADINGS
     from fragdoctor.rules.registry import RULES
+    from fragdoctor.rules.rule import HEADINGS
 
     codes = [rule.code for rule in RULES]
     assert codes

@@ -11,9 +11,9 @@ import pytest
 from cli_fixtures import run as run  # noqa: PLC0414 - a fixture
 from command_line import Run
 
+from fragdoctor.cli.analyze import DEFAULT_TIMEOUT_S
 from fragdoctor.cli.commands import whole_group
 from fragdoctor.cli.configuration import configure
-from fragdoctor.cli.fleet import DEFAULT_TIMEOUT_S
 from fragdoctor.fleet.engine import _ALONE_BYTES, MAX_CHUNK
 from fragdoctor.model.fleet import MAX_SUMMARY_BYTES
 

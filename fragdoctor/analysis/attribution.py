@@ -1,16 +1,36 @@
-"""What each source line of the user's program holds."""
+"""Who holds memory: source lines of the user's program, and live blocks that pin free memory.
+
+The unit that returns as a whole is an ordinary segment, or a page of an expandable one. A unit that
+is partly free is held by the live (or pending) blocks in it. If all of these have the same stack,
+its free bytes are that group's alone; else every group shares them. A unit that is wholly live
+holds nothing back, and private pools are left out: nothing in them returns while the pool is used.
+"""
 
 from __future__ import annotations
 
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
-from fragdoctor.analysis.result import Holder
-from fragdoctor.model.snapshot import I32, I64
+from fragdoctor.analysis.result import Holder, Pin, PinnedSegment
+from fragdoctor.model.snapshot import I32, I64, MODULE_MARK, BlockState
+from fragdoctor.trace.lives import BEFORE, Layout
 from fragdoctor.trace.trace import Trace
 
 MAX_HOLDERS: Final = 100
+
+MAX_PINS: Final = 50
+MAX_ADDRESSES: Final = 1000
+NO_PIN: Final = -2
+"""In the place of a stack id, whose -1 is "no stack recorded"."""
+MAX_SEGMENTS: Final = 12
+MAX_BLOCKS: Final = 1024
+"""Blocks of one segment that are told apart: finer than any screen."""
 
 
 def find_holders(trace: Trace, peak: int | None) -> tuple[Holder, ...]:
@@ -23,11 +43,13 @@ def find_holders(trace: Trace, peak: int | None) -> tuple[Holder, ...]:
     layout, lives = trace.layout, trace.lives
     now = np.flatnonzero(~layout.live_is_pending)
     stack, size = layout.live_stack[now], layout.live_bytes[now]
+    life = layout.live_row[now]
     is_peak = np.zeros(len(now), np.bool_)
     if peak is not None:
         rows = lives.allocated_at(peak)
         stack = np.concatenate([stack, lives.stack[rows]])
         size = np.concatenate([size, lives.size_bytes[rows]])
+        life = np.concatenate([life, rows])
         is_peak = np.concatenate([is_peak, np.ones(len(rows), np.bool_)])
     if not len(stack):
         return ()
@@ -40,6 +62,7 @@ def find_holders(trace: Trace, peak: int | None) -> tuple[Holder, ...]:
     counts = np.zeros((2, n), np.int64)
     np.add.at(counts, (is_peak.astype(np.int64), member), 1)
     main = _main_stacks(member, stack, size, n)
+    modules = _main_modules(trace, member, life, size)
     order = np.argsort(-np.maximum(table[0], table[1]), kind="stable")[:MAX_HOLDERS]
     return tuple(
         Holder(
@@ -49,6 +72,7 @@ def find_holders(trace: Trace, peak: int | None) -> tuple[Holder, ...]:
             n_now=int(counts[0, g]),
             peak_bytes=None if peak is None else int(table[1, g]),
             n_peak=None if peak is None else int(counts[1, g]),
+            module=modules.get(int(g), ""),
         )
         for g in order
     )
@@ -64,3 +88,199 @@ def _main_stacks(group: I64, stack: I32, size: I64, n_groups: int) -> I64:
     result = np.full(n_groups, -1, np.int64)
     result[keys[order] // width] = keys[order] % width - 1
     return result
+
+
+def _main_modules(
+    trace: Trace, group: I64, life: npt.NDArray[np.signedinteger], size: I64
+) -> Mapping[int, str]:
+    """Return for each group the path of the module with the most bytes, where it is recorded.
+
+    The k-th of equal layers counts as one with the others: ``layers.*.mlp``.
+    """
+    strings = trace.snapshot.strings
+    paths = {
+        i: s.removeprefix(MODULE_MARK) for i, s in enumerate(strings) if s.startswith(MODULE_MARK)
+    }
+    if not paths:
+        return {}
+    events = trace.snapshot.events
+    metadata = events.user_metadata[events.device_slice(trace.device)]
+    start = np.where(life >= 0, trace.lives.start[life], -1)
+    known = np.flatnonzero((start >= 0) & (start < len(metadata)))
+    text = metadata[start[known]]
+    held: dict[int, Counter[str]] = {}
+    exact: dict[tuple[int, str], set[str]] = {}
+    pairs, member = np.unique(np.stack([group[known], text]), axis=1, return_inverse=True)
+    totals = np.bincount(member.reshape(-1), size[known], pairs.shape[1])
+    for (g, note), n_bytes in zip(pairs.T.tolist(), totals.tolist(), strict=True):
+        path = paths.get(note, "")
+        shape = re.sub(r"(?<![^.])\d+(?![^.])", "*", path)
+        held.setdefault(g, Counter())[shape] += int(n_bytes)
+        exact.setdefault((g, shape), set()).add(path)
+    found = {g: counter.most_common(1)[0][0] for g, counter in held.items()}
+    return {g: s if len(exact[g, s]) > 1 else next(iter(exact[g, s])) for g, s in found.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class Holds:
+    """Pairs (block, unit): the block keeps the unit, which has ``free`` free bytes.
+
+    ``n_units`` and ``free`` (per unit) count only units that are partly free.
+    """
+
+    block: I64
+    unit: I64
+    segment: I64
+    free: I64
+
+
+def find_pins(trace: Trace) -> tuple[Pin, ...]:
+    """Return the groups of live blocks that pin free memory, most pinned (then shared) first."""
+    layout = trace.layout
+    holds = find_holds(layout)
+    if not len(holds.block):
+        return ()
+    stack = layout.live_stack[holds.block].astype(np.int64)
+    groups, group = np.unique(stack, return_inverse=True)
+    # One row per (unit, group).
+    key = holds.unit * len(groups) + group
+    _, once = np.unique(key, return_index=True)
+    unit, of_group = holds.unit[once], group[once]
+    n_groups_of_unit = np.bincount(unit, minlength=len(holds.free))
+    alone = n_groups_of_unit[unit] == 1
+    pinned = _sum_by(of_group[alone], holds.free[unit[alone]], len(groups))
+    shared = _sum_by(of_group[~alone], holds.free[unit[~alone]], len(groups))
+    pins = []
+    for g in np.lexsort((-shared, -pinned))[:MAX_PINS].tolist():
+        pin = _pin(trace, holds, np.flatnonzero(group == g))
+        pins.append(replace(pin, pinned_bytes=int(pinned[g]), shared_bytes=int(shared[g])))
+    return tuple(pins)
+
+
+def _pin(trace: Trace, holds: Holds, rows: I64) -> Pin:
+    """Return the group of blocks of these rows of ``holds``, without its free bytes."""
+    layout = trace.layout
+    blocks = np.unique(holds.block[rows])
+    life = layout.live_row[blocks]
+    start = trace.lives.start[life[life >= 0]]
+    oldest = int(start.min()) if len(start) == len(blocks) else BEFORE
+    by_size = blocks[np.argsort(-layout.live_bytes[blocks], kind="stable")]
+    return Pin(
+        stack=int(layout.live_stack[blocks[0]]),
+        n_blocks=len(blocks),
+        block_bytes=int(layout.live_bytes[blocks].sum()),
+        pinned_bytes=0,
+        shared_bytes=0,
+        n_segments=len(np.unique(holds.segment[rows])),
+        oldest_event=None if oldest == BEFORE else oldest,
+        addresses=tuple(int(a) for a in layout.live_address[by_size[:MAX_ADDRESSES]]),
+    )
+
+
+def _sum_by(group: I64, values: I64, n: int) -> I64:
+    total = np.zeros(n, np.int64)
+    np.add.at(total, group, values)
+    return total
+
+
+def find_holds(layout: Layout) -> Holds:
+    """Return the pairs of blocks and partly free units in default pools."""
+    usable = np.flatnonzero(~layout.is_private[layout.live_segment])
+    paged = layout.page_bytes[layout.live_segment[usable]] > 0
+    in_pages, in_segments = usable[paged], usable[~paged]
+    n_segments = len(layout.segment_address)
+    free_of_segment = np.zeros(n_segments, np.int64)
+    np.add.at(free_of_segment, layout.free_segment, layout.free_bytes)
+
+    segment = layout.live_segment[in_pages]
+    page = layout.page_bytes[segment]
+    low = layout.live_offset[in_pages]
+    high = np.maximum(low + layout.live_bytes[in_pages], low + 1)
+    first, last = low // page, (high - 1) // page
+    # Pages between the first and the last are wholly live, so they hold nothing back.
+    two = last > first
+    block = np.concatenate([in_pages, in_pages[two]])
+    number = np.concatenate([first, last[two]])
+    part = np.concatenate([np.minimum(high, (first + 1) * page) - low, (high - last * page)[two]])
+    pages, unit = _page_ids(layout.live_segment[block], number)
+    room = np.minimum(
+        layout.page_bytes[pages[:, 0]],
+        layout.segment_bytes[pages[:, 0]] - pages[:, 1] * layout.page_bytes[pages[:, 0]],
+    )
+    free_of_page = room - _sum_by(unit, part, len(pages))
+
+    block = np.concatenate([in_segments, block])
+    unit = np.concatenate([layout.live_segment[in_segments], n_segments + unit])
+    free = np.maximum(0, np.concatenate([free_of_segment, free_of_page]))
+    held = np.flatnonzero(free[unit] > 0)
+    return Holds(block[held], unit[held], layout.live_segment[block[held]], free)
+
+
+def _page_ids(segment: I64, number: I64) -> tuple[I64, I64]:
+    """Return the distinct (segment, page number) pairs, and which one each row is."""
+    pairs = np.stack([segment, number], axis=1).reshape(-1, 2)
+    if not len(pairs):
+        return np.zeros((0, 2), np.int64), np.zeros(0, np.int64)
+    order = np.lexsort((pairs[:, 1], pairs[:, 0]))
+    ordered = pairs[order]
+    fresh = np.ones(len(ordered), np.bool_)
+    fresh[1:] = (ordered[1:] != ordered[:-1]).any(axis=1)
+    unit = np.empty(len(ordered), np.int64)
+    unit[order] = np.cumsum(fresh) - 1
+    return ordered[fresh], unit
+
+
+# ---- the segments with most pinned free memory, block by block, to be drawn ------------------
+
+
+def find_pinned_segments(layout: Layout) -> tuple[tuple[PinnedSegment, ...], int]:
+    """Return the segments with most pinned free bytes, at most 12, and how many have any."""
+    holds = find_holds(layout)
+    unit, once = np.unique(holds.unit, return_index=True)
+    pinned = np.zeros(len(layout.segment_address), np.int64)
+    np.add.at(pinned, holds.segment[once], holds.free[unit])
+    order = np.lexsort((layout.segment_address, -pinned))[:MAX_SEGMENTS]
+    worst = order[pinned[order] > 0]
+    segments = tuple(_segment(layout, holds, int(s), int(pinned[s])) for s in worst)
+    return segments, int(np.count_nonzero(pinned))
+
+
+def _segment(layout: Layout, holds: Holds, segment: int, pinned: int) -> PinnedSegment:
+    live = np.flatnonzero(layout.live_segment == segment)
+    free = np.flatnonzero(layout.free_segment == segment)
+    is_pending = layout.live_is_pending[live]
+    stack = np.where(
+        np.isin(live, holds.block[holds.segment == segment]),
+        layout.live_stack[live].astype(np.int64),
+        NO_PIN,
+    )
+    offset = np.concatenate([layout.live_offset[live], layout.free_offset[free]])
+    order = np.argsort(offset, kind="stable")
+    size = np.concatenate([layout.live_bytes[live], layout.free_bytes[free]])[order]
+    live_kind = np.where(is_pending, BlockState.PENDING_FREE, BlockState.ALLOCATED)
+    kind = np.concatenate([live_kind, np.full(len(free), BlockState.INACTIVE)])[order]
+    owner = np.concatenate([stack, np.full(len(free), NO_PIN)])[order]
+    size, kind, owner = _fewer(size, kind, owner)
+    return PinnedSegment(
+        total_bytes=int(layout.segment_bytes[segment]),
+        free_bytes=int(layout.free_bytes[free].sum()),
+        pinned_bytes=pinned,
+        largest_hole_bytes=int(layout.free_bytes[free].max(initial=0)),
+        block_bytes=size,
+        block_kind=kind.astype(np.uint8),
+        block_stack=owner,
+    )
+
+
+def _fewer(size: I64, kind: I64, owner: I64) -> tuple[I64, I64, I64]:
+    """Return at most ``MAX_BLOCKS`` blocks: as they are, or what equal slots hold at their middle.
+
+    Slots keep the shares of the kinds to within the fineness of a screen.
+    """
+    if len(size) <= MAX_BLOCKS:
+        return size, kind, owner
+    ends = np.cumsum(size)
+    edges = np.linspace(0, ends[-1], MAX_BLOCKS + 1).astype(np.int64)
+    middle = (edges[1:] + edges[:-1]) // 2
+    at = np.minimum(np.searchsorted(ends, middle, side="right"), len(size) - 1)
+    return np.diff(edges), kind[at], owner[at]

@@ -14,8 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from fragdoctor.analysis.growing_buffers import find_growing_buffers
-from fragdoctor.analysis.layers import NO_ROW, Requests
+from fragdoctor.analysis.growth import find_growing_buffers
 from fragdoctor.analysis.result import (
     Growth,
     KeptBlocks,
@@ -24,6 +23,7 @@ from fragdoctor.analysis.result import (
     KeptPattern,
     PhaseAnalysis,
 )
+from fragdoctor.analysis.training_run import NO_ROW, Requests
 from fragdoctor.model.phases import TrainingPhase
 from fragdoctor.model.snapshot import I32, I64, Snapshot
 from fragdoctor.trace import stacks as roles_of

@@ -100,7 +100,8 @@ class Holder:
     """Live memory of one user source line (the innermost frame that is not library code).
 
     ``frame`` is a frame id of the snapshot or -1 (no stack recorded); ``stack`` is the stack id
-    that holds most of it.
+    that holds most of it. ``module`` is the path of the module that made most of it, the number of
+    a repeated one as ``*``; "" where none was recorded. Hostile text.
     """
 
     frame: int
@@ -109,6 +110,7 @@ class Holder:
     n_now: int
     peak_bytes: int | None
     n_peak: int | None
+    module: str = ""
 
 
 @dataclass(frozen=True, slots=True)

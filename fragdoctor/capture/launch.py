@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Final, NamedTuple
 
-from fragdoctor.capture.recording.options import VARIABLE, Options
+from fragdoctor.capture.recording.record_options import VARIABLE, Options
 from fragdoctor.errors import ConfigError
 
 BOOTSTRAP: Final = Path(__file__).parent / "bootstrap"

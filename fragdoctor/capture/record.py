@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, ParamSpec, Self, TypeVar, cast
 
-from fragdoctor.capture.recording.options import DEFAULT_MAX_ENTRIES, Options
+from fragdoctor.capture.recording.record_options import DEFAULT_MAX_ENTRIES, Options
 from fragdoctor.capture.recording.recorder import Recorder
 from fragdoctor.errors import ConfigError
 
@@ -71,6 +71,7 @@ class record:  # noqa: N801 - used as a verb: with fragdoctor.record(): ...
             added. Default: ``fragdoctor-record-TIME``. Ranks get a prefix.
         max_entries: events kept per GPU.
         stacks: ``python``, or ``all`` for C++ frames too.
+        module_paths: note the running module of the model with each allocation (PyTorch 2.10+).
         at_end: write a bundle at the end of the block too, unless a failure that has one ended it.
         quiet: do not name the bundles on standard error.
 
@@ -78,12 +79,13 @@ class record:  # noqa: N801 - used as a verb: with fragdoctor.record(): ...
         ConfigError: a value is wrong; on entering, PyTorch or CUDA is not there.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - one keyword an option
         self,
         path: str | os.PathLike[str] | None = None,
         *,
         max_entries: int = DEFAULT_MAX_ENTRIES,
         stacks: str = "python",
+        module_paths: bool = False,
         at_end: bool = True,
         quiet: bool = False,
     ) -> None:
@@ -96,6 +98,7 @@ class record:  # noqa: N801 - used as a verb: with fragdoctor.record(): ...
         self._path = path
         self._max_entries = max_entries
         self._stacks = stacks
+        self._module_paths = module_paths
         self._at_end = at_end
         self._quiet = quiet
         self._recorder: Recorder | None = None
@@ -113,7 +116,9 @@ class record:  # noqa: N801 - used as a verb: with fragdoctor.record(): ...
         torch = need_cuda("Recording")
         torch.cuda.init()
         place = Path(self._path or f"fragdoctor-record-{time.strftime('%Y%m%d-%H%M%S')}").absolute()
-        options = Options(str(place.parent), self._max_entries, self._stacks)
+        options = Options(
+            str(place.parent), self._max_entries, self._stacks, module_paths=self._module_paths
+        )
         self._recorder = Recorder(options, torch, name=place.name)
         self._recorder.start()
         return self
@@ -156,6 +161,7 @@ class record:  # noqa: N801 - used as a verb: with fragdoctor.record(): ...
         return record(
             self._path,
             max_entries=self._max_entries,
+            module_paths=self._module_paths,
             stacks=self._stacks,
             at_end=self._at_end,
             quiet=self._quiet,

@@ -3,19 +3,191 @@
 from __future__ import annotations
 
 import os
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from enum import StrEnum
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from fragdoctor.cli import console, fleet, options
-from fragdoctor.cli.exit import FINDINGS, OK
-from fragdoctor.cli.parameters import command_of
+from fragdoctor.cli import console, options
+from fragdoctor.cli.exit import FINDINGS, OK, REFUSED
 from fragdoctor.errors import ConfigError
 
 if TYPE_CHECKING:
+    from concurrent.futures import Executor
+
     from fragdoctor.inputs.discovery import Discovery
+    from fragdoctor.model.case import Overrides
     from fragdoctor.model.diagnosis import Diagnosis
+    from fragdoctor.model.fleet import FleetReport
+    from fragdoctor.report.base import RenderOptions
+
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        "--workers",
+        min=1,
+        max=256,
+        metavar="N",
+        help="Read several ranks in N processes; the cores of this machine where not given",
+    ),
+]
+Dask = Annotated[
+    str | None,
+    typer.Option(
+        "--dask",
+        metavar="ADDRESS",
+        help="Read several ranks on the dask workers of a scheduler: its address, or its "
+        "scheduler.json",
+    ),
+]
+Timeout = Annotated[
+    float | None,
+    typer.Option(
+        "--timeout",
+        min=0.0,
+        metavar="SECONDS",
+        help="Give up a rank of several that takes longer; 600 in workers, 0 for never",
+        show_default=False,
+    ),
+]
+WorkerMemory = Annotated[
+    int | None,
+    typer.Option(
+        "--worker-memory",
+        parser=options.size,
+        metavar="SIZE",
+        help="Give up a rank of several that takes more memory of this machine",
+    ),
+]
+DEFAULT_TIMEOUT_S: Final = 600.0
+
+
+class ReplayChoice(StrEnum):
+    """The values of ``fleet.examine.Replays``."""
+
+    NONE = "none"
+    GROUPS = "groups"
+    ALL = "all"
+
+
+ReplayOption = Annotated[
+    ReplayChoice,
+    typer.Option(
+        "--replay",
+        help="Of several ranks, test the advice on all, on one of each group, or on none",
+        show_default=True,
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """Where ranks are read, as the command line says; ``None`` is to be chosen."""
+
+    workers: int | None = None
+    dask: str | None = None
+    timeout_s: float | None = None
+    memory_bytes: int | None = None
+
+
+def analyze_fleet(
+    discovery: Discovery,
+    overrides: Overrides,
+    look: RenderOptions,
+    output_format: options.ReportFormat,
+    *,
+    engine: Engine,
+    replays: ReplayChoice,
+) -> tuple[FleetReport, str]:
+    """Return the report of several ranks, and its text.
+
+    Raises:
+        InputError: no rank could be read.
+        ConfigError: several ranks have no report in that format, or the workers cannot be had.
+    """
+    from fragdoctor.fleet.examine import Replays, examine, share_out
+    from fragdoctor.report.base import VIEWS, render
+
+    if output_format.value not in VIEWS["fleet"]:
+        raise ConfigError(
+            f"There is no {output_format} report of several ranks.",
+            hint=f"The formats are {', '.join(VIEWS['fleet'])}; for one file after the other, "
+            f"run: fragdoctor check --format {output_format}",
+        )
+    shared = share_out(discovery)
+    with (
+        console.Progress("Ranks:") as progress,
+        _executor(engine, discovery) as executor,
+    ):
+        report = examine(
+            shared.ranks,
+            executor=executor,
+            progress=progress.update,
+            overrides=overrides,
+            replays=Replays(replays.value),
+            notes=shared.notes,
+            timeout_s=_timeout(engine, is_here=executor is None),
+            memory_bytes=engine.memory_bytes,
+        )
+    return report, render("fleet", output_format.value, report, look)
+
+
+def _timeout(engine: Engine, *, is_here: bool) -> float | None:
+    if engine.timeout_s is None:
+        return None if is_here else DEFAULT_TIMEOUT_S
+    return engine.timeout_s or None
+
+
+def _executor(engine: Engine, found: Discovery) -> AbstractContextManager[Executor | None]:
+    """Return the workers; None (this process) for a small job that asks for no guard.
+
+    Raises:
+        ConfigError: these options or inputs do not go together.
+    """
+    from fragdoctor.fleet.engine import default_workers, in_this_process_only, may_hang
+    from fragdoctor.fleet.workers import process_pool
+
+    workers = default_workers(found.ranks) if engine.workers is None else engine.workers
+    guards = bool(engine.timeout_s) or engine.memory_bytes is not None
+    if in_this_process_only(found.ranks):
+        if engine.dask is not None or workers > 1 or guards:
+            raise ConfigError(
+                "What memory:// names is known to this process alone.",
+                hint="Leave out --workers, --dask, --timeout and --worker-memory.",
+            )
+        return process_pool(1)
+    if engine.dask is not None:
+        if engine.workers is not None or engine.memory_bytes is not None:
+            raise ConfigError(
+                "--dask excludes --workers and --worker-memory.",
+                hint="Workers of dask are given theirs where they start: "
+                "dask worker --nworkers 8 --memory-limit 4GiB ADDRESS",
+            )
+        from fragdoctor.fleet.cluster import dask_cluster
+
+        return dask_cluster(engine.dask)
+    return process_pool(
+        min(workers, len(found.ranks)),
+        memory_bytes=engine.memory_bytes,
+        is_needed=guards or may_hang(found.ranks),
+    )
+
+
+def fleet_exit_code(
+    report: FleetReport, fail_on: options.FailOn | None, *, exit_zero: bool = False
+) -> int:
+    """Return 3 if a rank was refused, 1 if one has a finding as severe as ``fail_on``, else 0."""
+    from fragdoctor.model.finding import Severity
+
+    if any(row.rank.exit_code == REFUSED for row in report.rows):
+        return REFUSED
+    if fail_on is None or exit_zero:
+        return OK
+    threshold = int(Severity[fail_on.value.upper()])
+    found = any(f.severity >= threshold for row in report.rows for f in row.rank.findings)
+    return FINDINGS if found else OK
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,11 +203,11 @@ class AnalyzeOptions(options.CaseOptions):
         ),
     ]
     request: options.Request = None
-    workers: fleet.Workers = None
-    dask: fleet.Dask = None
-    timeout: fleet.Timeout = None
-    worker_memory: fleet.WorkerMemory = None
-    replay: fleet.ReplayOption = fleet.ReplayChoice.GROUPS
+    workers: Workers = None
+    dask: Dask = None
+    timeout: Timeout = None
+    worker_memory: WorkerMemory = None
+    replay: ReplayOption = ReplayChoice.GROUPS
     continue_with: Annotated[
         str | None,
         typer.Option(
@@ -65,16 +237,16 @@ def analyze(asked: AnalyzeOptions) -> int:
                 "--continue-with is about one recording, and these are several.",
                 hint="Give the snapshot of one rank.",
             )
-        ranks, text = fleet.analyze_fleet(
+        ranks, text = analyze_fleet(
             found,
             overrides,
             look,
             asked.output_format,
-            engine=fleet.Engine(asked.workers, asked.dask, asked.timeout, asked.worker_memory),
+            engine=Engine(asked.workers, asked.dask, asked.timeout, asked.worker_memory),
             replays=asked.replay,
         )
         console.write_report(text, asked.output, force=asked.force)
-        return fleet.exit_code(ranks, asked.fail_on, exit_zero=asked.exit_zero)
+        return fleet_exit_code(ranks, asked.fail_on, exit_zero=asked.exit_zero)
     with console.Progress("Reading"):
         case = read_case(paths if found is None else found.case_names, overrides)
 
@@ -112,4 +284,4 @@ def exit_code(
     return FINDINGS if any(f.severity >= threshold for f in diagnosis.findings) else OK
 
 
-command = command_of(AnalyzeOptions, analyze)
+command = options.command_of(AnalyzeOptions, analyze)

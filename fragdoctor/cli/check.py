@@ -11,7 +11,6 @@ import typer
 
 from fragdoctor.cli import console, options
 from fragdoctor.cli.exit import FINDINGS, OK
-from fragdoctor.cli.parameters import command_of
 from fragdoctor.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -226,4 +225,4 @@ def _accept(judged: Sequence[FileJudgement], path: Path) -> str:
     return f"The baseline was written to {path}."
 
 
-command = command_of(CheckOptions, check)
+command = options.command_of(CheckOptions, check)

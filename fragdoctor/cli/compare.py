@@ -11,7 +11,6 @@ import typer
 
 from fragdoctor.cli import console, options
 from fragdoctor.cli.exit import FINDINGS, OK
-from fragdoctor.cli.parameters import command_of
 from fragdoctor.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -149,4 +148,4 @@ def _one_of(path: str) -> str:
     return bundles[0] if bundles else path
 
 
-command = command_of(CompareOptions, compare)
+command = options.command_of(CompareOptions, compare)

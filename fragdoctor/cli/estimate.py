@@ -18,8 +18,8 @@ from fragdoctor.cli.estimate_options import Asked, EstimateOptions, asked_of, ol
 from fragdoctor.cli.estimate_routes import Route, refuse_unused, route_of
 from fragdoctor.cli.exit import OK
 from fragdoctor.cli.fit import FitOptions, fit
+from fragdoctor.cli.options import command_with, parameters_of
 from fragdoctor.cli.pack import PackOptions, pack
-from fragdoctor.cli.parameters import command_with, parameters_of
 from fragdoctor.errors import ConfigError
 
 if TYPE_CHECKING:

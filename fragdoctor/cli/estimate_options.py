@@ -12,8 +12,8 @@ import typer
 
 from fragdoctor.cli import options
 from fragdoctor.cli.fit import FitOptions
+from fragdoctor.cli.options import hidden, parameters_of
 from fragdoctor.cli.pack import PackOptions
-from fragdoctor.cli.parameters import hidden, parameters_of
 
 
 class AttentionKind(StrEnum):

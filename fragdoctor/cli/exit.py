@@ -11,7 +11,6 @@ import contextlib
 import errno
 import os
 import sys
-import traceback
 from collections.abc import Callable, Sequence
 from typing import Final, cast
 
@@ -133,6 +132,8 @@ def _os_sentence(error: OSError) -> tuple[str, str]:
 
 
 def _internal(argv: Sequence[str], error: Exception) -> int:
+    import traceback  # for bugs only
+
     from fragdoctor.report import escape
 
     # A traceback quotes input in messages; its own line breaks are kept.

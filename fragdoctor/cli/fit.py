@@ -9,7 +9,6 @@ import typer
 
 from fragdoctor.cli import console, options
 from fragdoctor.cli.exit import OK
-from fragdoctor.cli.parameters import command_of
 from fragdoctor.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -96,4 +95,4 @@ def _snapshot(name: str) -> Snapshot:
     return read_snapshot(name)
 
 
-command = command_of(FitOptions, fit)
+command = options.command_of(FitOptions, fit)

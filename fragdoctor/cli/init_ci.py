@@ -12,7 +12,6 @@ import typer
 
 from fragdoctor.cli import console, options
 from fragdoctor.cli.exit import OK
-from fragdoctor.cli.parameters import command_of
 from fragdoctor.errors import ConfigError
 
 GITHUB: Final = Path(".github/workflows/gpu-memory.yml")
@@ -138,4 +137,4 @@ def _filled(name: str, values: Mapping[str, str], kept: Collection[str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-command = command_of(InitCiOptions, init_ci)
+command = options.command_of(InitCiOptions, init_ci)

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from fragdoctor.cli.exit import FINDINGS, OK
-from fragdoctor.cli.parameters import command_of
+from fragdoctor.cli.options import command_of
 from fragdoctor.errors import ConfigError
 
 MAX_TEXT: Final = 60_000

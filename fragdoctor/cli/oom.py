@@ -10,7 +10,6 @@ import typer
 
 from fragdoctor.cli import console, options
 from fragdoctor.cli.analyze import exit_code
-from fragdoctor.cli.parameters import command_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,4 +51,4 @@ def oom(asked: OomOptions) -> int:
     return exit_code(diagnosis, asked.fail_on, exit_zero=asked.exit_zero)
 
 
-command = command_of(OomOptions, oom)
+command = options.command_of(OomOptions, oom)

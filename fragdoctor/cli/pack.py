@@ -10,7 +10,6 @@ import typer
 
 from fragdoctor.cli import console, options
 from fragdoctor.cli.exit import OK
-from fragdoctor.cli.parameters import command_of
 from fragdoctor.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -103,4 +102,4 @@ def _case(inputs: Sequence[str]) -> Case | None:
     return read_case(inputs, Overrides())
 
 
-command = command_of(PackOptions, pack)
+command = options.command_of(PackOptions, pack)

@@ -13,7 +13,6 @@ import typer
 from fragdoctor.cli import console, options
 from fragdoctor.cli.check import check_targets, report_targets, write_target
 from fragdoctor.cli.exit import FINDINGS, OK, USAGE
-from fragdoctor.cli.parameters import command_of
 from fragdoctor.errors import ConfigError
 from fragdoctor.units import format_size
 
@@ -93,7 +92,7 @@ class RehearseOptions(options.FullOutput):
             "--steps",
             min=1,
             metavar="N",
-            help="Stop after N optimizer steps; without it, when their memory repeats",
+            help="Stop after N steps; without it, when their memory repeats",
         ),
     ] = None
     devices: Annotated[
@@ -364,4 +363,4 @@ def _report(result: RehearsalResult | RehearsalSweep, name: str, look: RenderOpt
     return render("rehearse", name, result, look)
 
 
-command = command_of(RehearseOptions, rehearse)
+command = options.command_of(RehearseOptions, rehearse)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from fragdoctor.analysis.device import analyze_trace
 from fragdoctor.analysis.result import CaptureQuality, DeviceAnalysis
@@ -40,9 +41,12 @@ class GrowingLine:
 class RunTotals:
     """What is kept of a run's totals: of a long series every trace would be too much.
 
-    ``reserved_bytes`` is reserved memory after each of ``reserved_rows``, the segment events.
+    ``reserved_bytes`` is reserved memory after each of ``reserved_rows``, the segment events;
+    ``peaks_by_request`` the highest allocated and active memory up to each request,
+    ``int64[n_requests, 2]``.
     """
 
+    peaks_by_request: I64
     peak_allocated_bytes: int
     peak_reserved_bytes: int
     curve: Curve
@@ -51,10 +55,12 @@ class RunTotals:
     reserved_bytes: I64
 
     @classmethod
-    def of(cls, trace: Trace) -> RunTotals:
-        """Return the totals of a trace."""
+    def of(cls, trace: Trace, request_rows: npt.NDArray[np.intp]) -> RunTotals:
+        """Return the totals of a trace; memory is at its highest right after a request."""
         rows, n_bytes = trace.totals.reserved_changes()
+        states = trace.totals.at(np.concatenate(([0], request_rows + 1)))[:, :2]
         return cls(
+            np.maximum.accumulate(states)[1:],
             trace.totals.peak_allocated_bytes,
             trace.totals.peak_reserved_bytes,
             curve_of(trace.totals, trace.n_events),
@@ -169,7 +175,7 @@ def read_device(trace: Trace) -> tuple[ComparedDevice, DeviceAnalysis]:
     compared = ComparedDevice(
         device=trace.device,
         capture=analysis.capture,
-        totals=None if totals is None else RunTotals.of(trace),
+        totals=None if totals is None else RunTotals.of(trace, asked),
         peak_row=peak,
         n_steps=None if totals is None else analysis.n_steps or None,
         lines=uses,
@@ -295,9 +301,28 @@ def device_peaks(compared: Sequence[ComparedRun]) -> tuple[DevicePeaks, ...]:
             (_peak(a, "allocated"), _peak(b, "allocated")),
             (_peak(a, "active"), _peak(b, "active")),
             (a.ooms, b.ooms),
+            *_common_peaks(compared[0].devices.get(a.device), compared[-1].devices.get(b.device))
+            if a.ooms != b.ooms
+            else (),
         )
         for a, b in pairs
     )
+
+
+def _common_peaks(
+    first: ComparedDevice | None, last: ComparedDevice | None
+) -> tuple[int | None, tuple[int | None, int | None], tuple[int | None, int | None]]:
+    """Return how many requests both runs made, and the peaks of both over that many.
+
+    A run that failed is shorter than one that did not: what the other did later is no growth.
+    """
+    if first is None or last is None or first.totals is None or last.totals is None:
+        return None, (None, None), (None, None)
+    n = min(len(first.requests), len(last.requests))
+    if not n:
+        return None, (None, None), (None, None)
+    old, new = (run.totals.peaks_by_request[n - 1].tolist() for run in (first, last) if run.totals)
+    return n, (old[0], new[0]), (old[1], new[1])
 
 
 def _peak(figures: DeviceFigures, name: str) -> int | None:

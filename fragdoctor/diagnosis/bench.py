@@ -12,8 +12,8 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from fragdoctor.analysis.growing_buffers import GrowingBuffers, find_growing_buffers
-from fragdoctor.analysis.layers import NO_ROW, Requests
+from fragdoctor.analysis.growth import GrowingBuffers, find_growing_buffers
+from fragdoctor.analysis.training_run import NO_ROW, Requests
 from fragdoctor.errors import ConfigError, SimulationError
 from fragdoctor.model.diagnosis import FidelityReport, Predicted
 from fragdoctor.model.finding import Confidence

@@ -8,13 +8,8 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from fragdoctor.analysis.pins import NO_PIN
-from fragdoctor.analysis.result import (
-    CategorySum,
-    DeviceAnalysis,
-    PhaseAnalysis,
-    PinnedSegment,
-)
+from fragdoctor.analysis.attribution import NO_PIN
+from fragdoctor.analysis.result import CategorySum, DeviceAnalysis, PhaseAnalysis, PinnedSegment
 from fragdoctor.model.case import MemoryStats
 from fragdoctor.model.diagnosis import (
     DeviceFigures,
@@ -183,6 +178,7 @@ def holder_reports(context: Context) -> tuple[HolderReport, ...]:
             n_blocks=h.n_now,
             stack=context.user_stack(h.stack),
             within=context.line_of_library(h.stack) if h.frame >= 0 else None,
+            module=h.module,
         )
         for h in context.analysis.holders[:MAX_HOLDERS]
     )

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Final
 
 from fragdoctor.analysis.result import DeviceAnalysis
-from fragdoctor.analysis.training import TrainingRun, training_run
+from fragdoctor.analysis.training_run import TrainingRun, training_run
 from fragdoctor.diagnosis.bench import Bench, Progress, set_up
 from fragdoctor.diagnosis.checklist import build_checklist
 from fragdoctor.diagnosis.contexts import build_contexts, leading_context
@@ -31,9 +31,9 @@ from fragdoctor.diagnosis.whole_step import with_outlook
 from fragdoctor.model.case import Case
 from fragdoctor.model.diagnosis import Cause, Diagnosis, FidelityReport, Verdict
 from fragdoctor.model.snapshot import Snapshot
-from fragdoctor.rules.base import run_rules
 from fragdoctor.rules.context import Context
 from fragdoctor.rules.registry import RULES
+from fragdoctor.rules.rule import run_rules
 from fragdoctor.trace.simulate import trace_of
 
 NOT_REPLAYED: Final = FidelityReport(reason="the trace was not replayed")

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Final
 
-from fragdoctor.model.workload import Norm, ParameterGroup, Role
+from fragdoctor.model.workload import LayerBuild, LayerSizes, Norm, ParameterGroup, Role
 
 
 @dataclass(frozen=True, slots=True)
-class Architecture:
+class Architecture(LayerBuild):
     """Facts about an architecture's code.
 
     Attributes:
@@ -19,19 +19,18 @@ class Architecture:
             0 = the file must say.
         extra_positions: rows that the position table has beyond the stated length.
         n_outside_norms: normalisations outside the layers.
-        tied: default of ``tie_word_embeddings``.
         dropout: default dropout.
         has_no_head: the base model ends before a head.
         latent_attention: keys and values are made of one short vector a token (MLA).
         biased_experts: experts and router have biases.
         sinks: one learned score a head that attention may go to.
-        writes_attention, softcap, shares_heads, clamps_gate: as in ``ModelShape``.
+        has_plain_norms: norms have neither weight nor bias.
+        wide_qk_norm: queries and keys are normalised over all heads at once.
+        has_classifier_head: a square matrix comes before the one to the classes.
         global_every: of so many layers one attends to all tokens, the others to a window; 0 = as
             the file says, or all of them.
     """
 
-    norm: Norm = Norm.RMSNORM_WRITTEN_OUT
-    is_gated: bool = True
     qkv_bias: bool = False
     out_bias: bool = False
     mlp_bias: bool = False
@@ -39,44 +38,36 @@ class Architecture:
     ffn_factor: int = 0
     learned_positions: bool = False
     extra_positions: int = 0
-    has_rotary: bool = True
-    tied: bool = False
     head_bias: bool = False
     n_outside_norms: int = 1
-    norms_per_layer: int = 2
-    activation: str = "silu"
     dropout: float = 0.0
-    parallel_residual: bool = False
     multi_query: bool = False
     segments: bool = False
     pooler: bool = False
     qk_norm: bool = False
     is_mixture: bool = False
+    has_plain_norms: bool = False
+    wide_qk_norm: bool = False
+    has_classifier_head: bool = False
     has_no_head: bool = False
     is_decoder: bool = True
     latent_attention: bool = False
     biased_experts: bool = False
     sinks: bool = False
     global_every: int = 0
-    writes_attention: bool = False
-    softcap: bool = False
-    shares_heads: bool = False
-    clamps_gate: bool = False
 
 
-LLAMA: Final = Architecture()
+LLAMA: Final = Architecture(
+    norm=Norm.RMSNORM_WRITTEN_OUT, is_gated=True, has_rotary=True, activation="silu"
+)
 GPT2: Final = Architecture(
-    norm=Norm.LAYERNORM,
-    is_gated=False,
     qkv_bias=True,
     out_bias=True,
     mlp_bias=True,
     packed_qkv=True,
     ffn_factor=4,
     learned_positions=True,
-    has_rotary=False,
-    tied=True,
-    activation="gelu",
+    tied_head=True,
     dropout=0.1,
 )
 BERT: Final = replace(
@@ -88,7 +79,27 @@ BERT: Final = replace(
     is_decoder=False,
 )
 NEOX: Final = replace(
-    GPT2, learned_positions=False, has_rotary=True, tied=False, dropout=0.0, parallel_residual=True
+    GPT2,
+    learned_positions=False,
+    has_rotary=True,
+    tied_head=False,
+    dropout=0.0,
+    parallel_residual=True,
+)
+
+COHERE: Final = replace(
+    LLAMA, norm=Norm.RMSNORM_WIDE, tied_head=True, norms_per_layer=1, parallel_residual=True
+)
+GEMMA: Final = replace(LLAMA, norm=Norm.RMSNORM_WIDE, tied_head=True, activation="gelu")
+GPTJ: Final = replace(
+    NEOX,
+    qkv_bias=False,
+    out_bias=False,
+    packed_qkv=False,
+    norms_per_layer=1,
+    head_bias=True,
+    activation="gelu_new",
+    writes_attention=True,
 )
 
 ARCHITECTURES: Final[Mapping[str, Architecture]] = MappingProxyType(
@@ -97,18 +108,32 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = MappingProxyType(
         "mistral": LLAMA,
         "ministral": LLAMA,
         "yi": LLAMA,
-        "smollm3": replace(LLAMA, tied=True),
+        "smollm3": replace(LLAMA, tied_head=True),
         "qwen2": replace(LLAMA, qkv_bias=True),
         "qwen3": replace(LLAMA, qk_norm=True),
-        "gemma": replace(LLAMA, tied=True, activation="gelu"),
-        "gemma2": replace(LLAMA, tied=True, activation="gelu", norms_per_layer=4, global_every=2,
-                          writes_attention=True, softcap=True),
-        "gemma3_text": replace(LLAMA, tied=True, activation="gelu", norms_per_layer=4,
+        "gemma": GEMMA,
+        "gemma2": replace(GEMMA, norms_per_layer=4,
+                          global_every=2, writes_attention=True, attention_softcap=True,
+                          logit_softcap=True),
+        "gemma3_text": replace(GEMMA, norms_per_layer=4,
                                qk_norm=True, global_every=6),
-        "granite": replace(LLAMA, tied=True),
+        "granite": replace(LLAMA, tied_head=True),
+        "granitemoe": replace(LLAMA, tied_head=True, is_mixture=True),
+        "olmo": replace(LLAMA, norm=Norm.LAYERNORM, has_plain_norms=True),
+        "olmo2": replace(LLAMA, norm=Norm.RMSNORM_WIDE, qk_norm=True, wide_qk_norm=True),
+        "olmoe": replace(LLAMA, qk_norm=True, wide_qk_norm=True, is_mixture=True),
+        "stablelm": replace(LLAMA, norm=Norm.LAYERNORM),
+        "cohere": COHERE,
+        "cohere2": replace(COHERE, global_every=4),
+        "glm4": replace(LLAMA, norms_per_layer=4),
+        "glm4_moe": replace(LLAMA, is_mixture=True, latent_attention=True),
+        "seed_oss": replace(LLAMA, qkv_bias=True),
+        "ernie4_5": replace(LLAMA, tied_head=True),
+        "exaone4": replace(LLAMA, norm=Norm.RMSNORM_WRITTEN_OUT, qk_norm=True),
         "deepseek_v2": replace(LLAMA, is_mixture=True, latent_attention=True),
         "deepseek_v3": replace(LLAMA, is_mixture=True, latent_attention=True),
-        "gpt_oss": replace(LLAMA, is_mixture=True, qkv_bias=True, out_bias=True,
+        "gpt_oss": replace(LLAMA, norm=Norm.RMSNORM_WIDE, is_mixture=True, qkv_bias=True,
+                           out_bias=True,
                            biased_experts=True, sinks=True, global_every=2,
                            writes_attention=True, clamps_gate=True),
         "phi3": replace(LLAMA, packed_qkv=True),
@@ -117,22 +142,30 @@ ARCHITECTURES: Final[Mapping[str, Architecture]] = MappingProxyType(
         "qwen3_moe": replace(LLAMA, qk_norm=True, is_mixture=True),
         "gpt2": GPT2,
         "gpt_neox": NEOX,
-        "gptj": replace(
-            NEOX, qkv_bias=False, out_bias=False, packed_qkv=False, norms_per_layer=1,
-            head_bias=True, activation="gelu_new", writes_attention=True,
-        ),
+        "gptj": GPTJ,
+        "codegen": replace(GPTJ, packed_qkv=True),
+        "mpt": replace(GPT2, qkv_bias=False, out_bias=False, mlp_bias=False, dropout=0.0,
+                       learned_positions=False, writes_attention=True),
+        "gpt_neo": replace(GPT2, qkv_bias=False, packed_qkv=False, activation="gelu_new",
+                           dropout=0.0, writes_attention=True),
+        "gpt_bigcode": replace(GPT2, multi_query=True,
+                               activation="gelu_pytorch_tanh"),
+        "nemotron": replace(LLAMA, norm=Norm.LAYERNORM, is_gated=False, activation="relu2"),
+        "persimmon": replace(NEOX, parallel_residual=False, activation="relu2", qk_norm=True),
         "phi": replace(NEOX, packed_qkv=False, norms_per_layer=1, head_bias=True,
                        activation="gelu_new"),
         "opt": replace(GPT2, packed_qkv=False, extra_positions=2, ffn_factor=0, activation="relu"),
         "bloom": replace(GPT2, learned_positions=False, n_outside_norms=2, dropout=0.0,
                          writes_attention=True),
         "falcon": replace(
-            NEOX, qkv_bias=False, out_bias=False, mlp_bias=False, tied=True, norms_per_layer=1,
+            NEOX, qkv_bias=False, out_bias=False, mlp_bias=False, tied_head=True, norms_per_layer=1,
             multi_query=True, shares_heads=True,
         ),
         "starcoder2": replace(GPT2, packed_qkv=False, learned_positions=False, has_rotary=True,
                               dropout=0.0, ffn_factor=0),
         "bert": BERT,
+        "camembert": BERT,
+        "distilbert": replace(BERT, segments=False, pooler=False, has_classifier_head=True),
         "roberta": BERT,
         "xlm-roberta": BERT,
         "nomic_bert": BERT,
@@ -151,11 +184,11 @@ def generic(config: Mapping[str, Any]) -> Architecture:
     mixture = any(isinstance(config.get(k), int) and config[k] > 0 for k in EXPERT_KEYS)
     if gated or mixture:
         return replace(LLAMA, is_mixture=mixture)
-    return replace(GPT2, packed_qkv=False, tied=False)
+    return replace(GPT2, packed_qkv=False, tied_head=False)
 
 
 @dataclass(frozen=True, slots=True)
-class Dimensions:
+class Dimensions(LayerSizes):
     """What decides the parameters of a decoder or encoder.
 
     Attributes:
@@ -165,8 +198,6 @@ class Dimensions:
         embedding_width: width of the token embedding where it differs from the hidden size.
         segments: token type embeddings (BERT).
         n_outside_norms: normalisations outside the layers.
-        n_dense_layers: of a mixture, the first layers, which have a plain feed-forward of width
-            ``dense_ffn``.
         router_bias: one figure an expert that only balances the load.
         kv_latent, q_latent: width of the vectors that keys and values, and queries, are made of
             (MLA; ``q_latent`` 0 = queries are made directly).
@@ -174,35 +205,21 @@ class Dimensions:
             and values.
     """
 
-    vocab: int
-    hidden: int
-    n_layers: int
-    n_heads: int
-    n_kv_heads: int
-    head_dim: int
-    ffn: int
     positions: int = 0
-    is_gated: bool = False
-    norm: Norm = Norm.LAYERNORM
-    norms_per_layer: int = 2
     qkv_bias: bool = True
     out_bias: bool = True
     mlp_bias: bool = True
     packed_qkv: bool = False
-    tied_head: bool = True
     head_bias: bool = False
     embedding_width: int = 0
     segments: int = 0
     n_outside_norms: int = 1
-    n_experts: int = 0
+    has_plain_norms: bool = False
     qk_norm: bool = False
-    n_shared_experts: int = 0
-    shared_ffn: int = 0
+    wide_qk_norm: bool = False
     shared_gate: bool = False
     pooler: bool = False
     head_transform: bool = False
-    n_dense_layers: int = 0
-    dense_ffn: int = 0
     router_bias: bool = False
     biased_experts: bool = False
     sinks: bool = False
@@ -246,18 +263,20 @@ def _embeddings(d: Dimensions) -> list[ParameterGroup]:
 
 
 def _norms(d: Dimensions) -> list[ParameterGroup]:
-    with_bias = 2 if d.norm is Norm.LAYERNORM else 1
+    with_bias = 0 if d.has_plain_norms else 2 if d.norm is Norm.LAYERNORM else 1
     groups = [
         ParameterGroup(f"norm{i + 1}", (d.hidden,), d.n_layers * with_bias, Role.NORM,
                        slot="norm1" if i == 0 else "norm2")
         for i in range(d.norms_per_layer)
     ]  # fmt: skip
     if d.qk_norm:
-        groups.append(
-            ParameterGroup(
-                "attention.qk_norm", (d.head_dim,), 2 * d.n_layers, Role.NORM, slot="qkv"
-            )
-        )
+        widths = (d.head_dim, d.head_dim)
+        if d.wide_qk_norm:
+            widths = (d.n_heads * d.head_dim, d.n_kv_heads * d.head_dim)
+        groups += [
+            ParameterGroup("attention.qk_norm", (width,), d.n_layers, Role.NORM, slot="qkv")
+            for width in widths
+        ]
     groups.append(
         ParameterGroup("norm", (d.hidden,), d.n_outside_norms * with_bias, Role.NORM, layered=False)
     )

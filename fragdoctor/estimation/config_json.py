@@ -28,9 +28,10 @@ from fragdoctor.estimation.families import (
     clip_shape,
     n_labels,
     other_family,
-    refuse_uncovered,
 )
-from fragdoctor.model.workload import ModelShape, Norm, ParameterGroup
+from fragdoctor.estimation.uncovered import refuse_uncovered, refuse_unknown
+from fragdoctor.estimation.unet import unet_shape
+from fragdoctor.model.workload import LayerBuild, LayerSizes, ModelShape, ParameterGroup, shared
 from fragdoctor.units import MIB
 
 MAX_CONFIG_BYTES: Final = 16 * MIB
@@ -104,6 +105,8 @@ def shape_of_config(config: Config, name: str) -> ModelShape:
         InputError: keys are missing or have impossible values; the sentence names them.
     """
     refuse_uncovered(config, name)
+    if config.get("_class_name") in ("UNet2DConditionModel", "UNet2DModel"):
+        return unet_shape(config, name)
     if config.get("model_type") == "clip":
         return clip_shape(
             ConfigReader(_part(config, "text_config"), name, "clip"),
@@ -126,6 +129,7 @@ def shape_of_config(config: Config, name: str) -> ModelShape:
         return special
     notes = [nested] if nested else []
     if architecture is None:
+        refuse_unknown(config, kind, name)
         architecture = generic(config)
         known = repr(kind)[:60] if kind else "none"
         notes.append(
@@ -248,9 +252,24 @@ def _shape(reader: ConfigReader, a: Architecture, notes: tuple[str, ...]) -> Mod
         head_dim = reader.whole("qk_nope_head_dim", 128) + reader.whole("qk_rope_head_dim", 64)
     positions = reader.whole("positions", 0)
     experts = _experts(reader, a)
-    tied = reader.flag("tie_word_embeddings", a.tied)
+    tied = reader.flag("tie_word_embeddings", a.tied_head)
     is_masked = a.pooler and _is_masked_lm(reader.config)
+    build = {
+        **shared(a, LayerBuild),
+        "norms_per_layer": _norms(reader, a),
+        "tied_head": tied or a.has_no_head,
+        "activation": reader.text(_ACTIVATION_KEYS, a.activation),
+        "attention_softcap": a.attention_softcap and _has_cap(reader, "attn_logit_softcapping"),
+        "logit_softcap": a.logit_softcap and _has_cap(reader, "final_logit_softcapping"),
+        "shares_heads": a.shares_heads and not _is_new_falcon(reader),
+        "repeats_keys": a.shares_heads and _is_new_falcon(reader),
+        "adds_slopes": a.multi_query and reader.flag("alibi", default=False),
+        "parallel_residual": reader.flag(
+            "use_parallel_residual", reader.flag("parallel_attn", a.parallel_residual)
+        ),
+    }
     d = Dimensions(
+        **build,
         vocab=vocab,
         hidden=hidden,
         n_layers=n_layers,
@@ -259,14 +278,12 @@ def _shape(reader: ConfigReader, a: Architecture, notes: tuple[str, ...]) -> Mod
         head_dim=head_dim,
         ffn=experts["ffn"] or ffn,
         positions=(positions + a.extra_positions) if a.learned_positions else 0,
-        is_gated=a.is_gated,
-        norm=a.norm,
-        norms_per_layer=_norms(reader, a),
-        qkv_bias=reader.flag("attention_bias", reader.flag("bias", a.qkv_bias)),
+        qkv_bias=reader.flag(
+            "attention_bias", reader.flag("use_qkv_bias", reader.flag("bias", a.qkv_bias))
+        ),
         out_bias=reader.flag("attention_bias", reader.flag("bias", a.out_bias)),
         mlp_bias=reader.flag("mlp_bias", reader.flag("bias", a.mlp_bias)),
         packed_qkv=a.packed_qkv,
-        tied_head=tied or a.has_no_head,
         head_bias=a.head_bias or is_masked,
         embedding_width=reader.whole("word_embed_proj_dim", 0) or 0,
         segments=reader.whole("type_vocab_size", 0) if a.segments else 0,
@@ -274,7 +291,9 @@ def _shape(reader: ConfigReader, a: Architecture, notes: tuple[str, ...]) -> Mod
             a.n_outside_norms if reader.flag("do_layer_norm_before", default=True) else 0
         ),
         n_experts=experts["n"],
-        qk_norm=a.qk_norm,
+        qk_norm=reader.flag("use_qk_norm", reader.flag("qk_layernorm", a.qk_norm)),
+        wide_qk_norm=a.wide_qk_norm,
+        has_plain_norms=a.has_plain_norms,
         n_shared_experts=1 if experts["shared_ffn"] else 0,
         shared_ffn=experts["shared_ffn"],
         shared_gate=bool(experts["shared_ffn"]) and not a.latent_attention,
@@ -291,7 +310,7 @@ def _shape(reader: ConfigReader, a: Architecture, notes: tuple[str, ...]) -> Mod
     return _finish(reader, a, d, facts, notes)
 
 
-def _latent(reader: ConfigReader, a: Architecture) -> dict[str, int]:
+def _latent(reader: ConfigReader, a: Architecture) -> dict[str, Any]:
     """Return the widths of latent attention, where the file has them."""
     if not a.latent_attention or not reader.config.get("kv_lora_rank"):
         return {}
@@ -327,44 +346,20 @@ def _finish(
     has_head = not a.has_no_head or _is_masked_lm(reader.config)
     if not has_head:
         notes = (*notes, "No language-model head is counted: a loss over a few classes.")
-    activation = reader.text(_ACTIVATION_KEYS, a.activation)
     window, n_sliding = _windows(reader, a, d.n_layers)
-    norm = Norm.LAYERNORM if d.norm is Norm.LAYERNORM else Norm.RMSNORM_WRITTEN_OUT
     if hugging_face and has_head and not _is_masked_lm(reader.config):
         notes = (*notes, "Taken as Hugging Face code: the loss is computed on fp32 logits.")
     return ModelShape(
+        **shared(d, LayerSizes),
         name=reader.kind or "model",
         source=reader.name,
-        parameters=(*parameters_of(d), *_classifier(reader, d.hidden)),
-        n_layers=d.n_layers,
-        hidden=d.hidden,
-        n_heads=d.n_heads,
-        n_kv_heads=d.n_kv_heads,
-        head_dim=d.head_dim,
-        ffn=d.ffn,
-        vocab=d.vocab,
+        parameters=(*parameters_of(d), *_classifier(reader, a, d.hidden)),
         max_positions=facts["positions"],
-        is_gated=d.is_gated,
-        n_experts=d.n_experts,
         experts_per_token=facts["active"],
-        n_shared_experts=d.n_shared_experts,
-        shared_ffn=d.shared_ffn,
-        n_dense_layers=d.n_dense_layers,
-        dense_ffn=d.dense_ffn,
-        activation=activation,
-        norm=norm,
-        norms_per_layer=d.norms_per_layer,
-        has_rotary=a.has_rotary,
         softmax_fp32=hugging_face and reader.kind not in ("gpt2", "gpt_oss"),
-        writes_attention=a.writes_attention,
-        shares_heads=a.shares_heads,
-        attention_softcap=a.softcap and _has_cap(reader, "attn_logit_softcapping"),
-        logit_softcap=a.softcap and _has_cap(reader, "final_logit_softcapping"),
-        clamps_gate=a.clamps_gate,
         copies_keys=hugging_face and a.packed_qkv and not a.has_rotary,
         upcasts_logits=hugging_face and not _is_masked_lm(reader.config),
         has_lm_head=has_head,
-        tied_head=d.tied_head,
         embedding_dropout=reader.share(("embd_pdrop",), a.dropout),
         hidden_dropout=reader.share(
             ("resid_pdrop", "hidden_dropout_prob", "hidden_dropout", "dropout", "resid_dropout",
@@ -377,18 +372,16 @@ def _finish(
         attention_dropout=reader.share(
             ("attn_pdrop", "attention_probs_dropout_prob", "attention_dropout"), a.dropout
         ),
-        parallel_residual=reader.flag("use_parallel_residual",
-                                      reader.flag("parallel_attn", a.parallel_residual)),
         assumptions=notes,
     )  # fmt: skip
 
 
-def _classifier(reader: ConfigReader, hidden: int) -> list[ParameterGroup]:
+def _classifier(reader: ConfigReader, a: Architecture, hidden: int) -> list[ParameterGroup]:
     """Return the matrix to a few classes, where the file names such a model."""
     names = reader.config.get("architectures")
     if not isinstance(names, list) or not any(str(n).endswith("Classification") for n in names):
         return []
-    return classifier_parameters(n_labels(reader), hidden)
+    return classifier_parameters(n_labels(reader), hidden, has_two=a.has_classifier_head)
 
 
 def _has_cap(reader: ConfigReader, key: str) -> bool:
@@ -397,8 +390,7 @@ def _has_cap(reader: ConfigReader, key: str) -> bool:
 
 
 def _kv_heads(reader: ConfigReader, a: Architecture, n_heads: int) -> int:
-    is_new_falcon = reader.flag("new_decoder_architecture", default=False)
-    if a.multi_query and reader.flag("multi_query", default=True) and not is_new_falcon:
+    if a.multi_query and reader.flag("multi_query", True) and not _is_new_falcon(reader):
         return 1
     value = reader.whole("n_kv_heads", n_heads)
     if value > n_heads or n_heads % value:
@@ -409,8 +401,12 @@ def _kv_heads(reader: ConfigReader, a: Architecture, n_heads: int) -> int:
     return value
 
 
+def _is_new_falcon(reader: ConfigReader) -> bool:
+    return reader.flag("new_decoder_architecture", default=False)
+
+
 def _norms(reader: ConfigReader, a: Architecture) -> int:
-    if a.multi_query and reader.flag("new_decoder_architecture", default=False):
+    if a.multi_query and _is_new_falcon(reader):
         return 2
     if a.parallel_residual and a.multi_query and not reader.flag("parallel_attn", default=True):
         return 2

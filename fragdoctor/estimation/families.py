@@ -1,44 +1,15 @@
-"""Models that are no plain decoder or encoder of text: T5, BART, Whisper, ViT, CLIP, DiT, Mamba.
-
-And what is not covered at all, by name: its answer would be a guess.
-"""
+"""Models that are no plain decoder or encoder: T5, BART, Whisper, ViT, CLIP, DiT, Mamba."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from types import MappingProxyType
 from typing import Any, Final, Protocol
 
-from fragdoctor.errors import InputError
 from fragdoctor.estimation.architectures import Dimensions, parameters_of, t5_parameters
-from fragdoctor.model.workload import ModelShape, Norm, ParameterGroup, Role
+from fragdoctor.model.workload import LayerSizes, ModelShape, Norm, ParameterGroup, Role, shared
 
-TRACE_HINT: Final = "Trace it instead: fragdoctor estimate --model pkg.module:factory"
 MAX_LAYERS: Final = 10_000
-
-UNCOVERED: Final = MappingProxyType(
-    {
-        "UNet2DConditionModel": "a diffusion UNet",
-        "UNet2DModel": "a diffusion UNet",
-        "AutoencoderKL": "an image autoencoder",
-        "ControlNetModel": "a ControlNet",
-        "Transformer2DModel": "a diffusion transformer",
-        "PixArtTransformer2DModel": "a diffusion transformer",
-        "SD3Transformer2DModel": "a diffusion transformer",
-        "FluxTransformer2DModel": "a diffusion transformer",
-        "mamba2": "a Mamba-2 model",
-        "jamba": "a hybrid of attention and Mamba layers",
-        "falcon_h1": "a hybrid of attention and Mamba layers",
-        "qwen3_next": "a hybrid of full and linear attention",
-        "rwkv": "an RWKV model",
-        "resnet": "a convolutional network",
-        "convnext": "a convolutional network",
-        "swin": "a Swin transformer",
-        "wav2vec2": "a wav2vec 2.0 model",
-    }
-)
-"""Classes of Diffusers and model types of Transformers that the formulas do not cover."""
 
 
 class Reader(Protocol):
@@ -61,21 +32,6 @@ class Reader(Protocol):
 
     def check(self) -> None:
         """Raise if a key was missing."""
-
-
-def refuse_uncovered(config: Mapping[str, Any], name: str) -> None:
-    """Refuse a model that the formulas do not cover, by name.
-
-    Raises:
-        InputError: it is one of :data:`UNCOVERED`.
-    """
-    for key in ("_class_name", "model_type"):
-        stated = config.get(key)
-        if isinstance(stated, str) and stated in UNCOVERED:
-            raise InputError(
-                f"{name} is {UNCOVERED[stated]} ({stated}), which the formulas do not cover.",
-                hint=TRACE_HINT,
-            )
 
 
 def other_family(reader: Reader, kind: str) -> ModelShape | None:
@@ -137,18 +93,22 @@ def _vit_shape(reader: Reader, kind: str) -> ModelShape:
             ParameterGroup("embedding.distilled", (d.hidden,), 1, Role.OTHER, layered=False)
         )
     return ModelShape(
-        name=kind, source=reader.name, parameters=tuple(groups), n_layers=d.n_layers,
-        hidden=d.hidden, n_heads=d.n_heads, n_kv_heads=d.n_heads, head_dim=d.head_dim, ffn=d.ffn,
-        activation=reader.text(("hidden_act",), "gelu"), norm=Norm.LAYERNORM, has_lm_head=False,
+        **shared(replace(d, activation=reader.text(("hidden_act",), "gelu")), LayerSizes),
+        name=kind, source=reader.name, parameters=tuple(groups), has_lm_head=False,
         fixed_seq=n_tokens, max_positions=n_tokens,
         input_elements=reader.whole("num_channels", 3) * reader.whole("image_size", 224) ** 2,
         assumptions=(f"Each picture is {n_tokens} tokens: its patches and a class token.",),
     )  # fmt: skip
 
 
-def classifier_parameters(n: int, hidden: int) -> list[ParameterGroup]:
-    """Return the matrix from the hidden size to ``n`` classes, and its bias."""
+def classifier_parameters(n: int, hidden: int, *, has_two: bool = False) -> list[ParameterGroup]:
+    """Return the matrix from the hidden size to ``n`` classes, a square one before it, biases."""
+    before = [
+        ParameterGroup("before_classifier", (hidden, hidden), 1, Role.OTHER, layered=False),
+        ParameterGroup("before_classifier.bias", (hidden,), 1, Role.BIAS, layered=False),
+    ]
     return [
+        *(before if has_two else ()),
         ParameterGroup("classifier", (n, hidden), 1, Role.OTHER, layered=False),
         ParameterGroup("classifier.bias", (n,), 1, Role.BIAS, layered=False),
     ]
@@ -200,9 +160,8 @@ def clip_shape(text: Reader, vision: Reader, whole: Reader) -> ModelShape:
 
 def _tower_shape(reader: Reader, name: str, d: Dimensions, n_tokens: int) -> ModelShape:
     return ModelShape(
-        name=name, source=reader.name, parameters=tuple(parameters_of(d)), n_layers=d.n_layers,
-        hidden=d.hidden, n_heads=d.n_heads, n_kv_heads=d.n_heads, head_dim=d.head_dim, ffn=d.ffn,
-        activation=reader.text(("hidden_act",), "quick_gelu"), norm=Norm.LAYERNORM,
+        **shared(replace(d, activation=reader.text(("hidden_act",), "quick_gelu")), LayerSizes),
+        name=name, source=reader.name, parameters=tuple(parameters_of(d)),
         has_lm_head=False, fixed_seq=n_tokens, max_positions=n_tokens,
     )  # fmt: skip
 
@@ -214,7 +173,8 @@ def _t5_shape(reader: Reader, kind: str) -> ModelShape:
     reader.check()
     head_dim = reader.whole("head_dim", 64)
     n_decoder = reader.whole("num_decoder_layers", n_layers, limit=MAX_LAYERS)
-    gated = "gated" in reader.text(("feed_forward_proj",), "relu")
+    usual = "relu" if kind == "t5" else "gated-gelu"
+    gated = "gated" in reader.text(("feed_forward_proj",), usual)
     tied = reader.flag("tie_word_embeddings", default=True)
     groups = t5_parameters(
         vocab=vocab, hidden=hidden, ffn=ffn, inner=n_heads * head_dim, n_heads=n_heads,
@@ -267,10 +227,8 @@ def _dit_shape(reader: Reader) -> ModelShape:
             ParameterGroup(f"{name}.bias", shape[:1], 1, Role.OTHER, layered=False),
         ]
     return ModelShape(
-        name="dit", source=reader.name, parameters=tuple(groups), n_layers=n_layers, hidden=hidden,
-        n_heads=n_heads, n_kv_heads=n_heads, head_dim=head_dim, ffn=4 * hidden,
-        activation=reader.text(("activation_fn",), "gelu-approximate"), norm=Norm.LAYERNORM,
-        has_lm_head=False, is_modulated=True, fixed_seq=n_tokens,
+        **shared(replace(d, norms_per_layer=2), LayerSizes), name="dit", source=reader.name,
+        parameters=tuple(groups), has_lm_head=False, is_modulated=True, fixed_seq=n_tokens,
         max_positions=n_tokens, input_elements=channels * side * side,
         assumptions=(f"Each latent picture is {n_tokens} patches.",),
     )  # fmt: skip
@@ -289,7 +247,9 @@ def _encoder_decoder_shape(reader: Reader, kind: str) -> ModelShape:
     hears, n_layers = kind == "whisper", n_encoder + n_decoder
     sources = reader.whole("max_source_positions", 1500) if hears else 0
     targets = reader.whole("max_target_positions", 448) if hears else reader.whole("positions")
-    positions = sources + targets if hears else 2 * (targets + 2)
+    positions = targets if hears else 2 * (targets + 2)
+    frames = ParameterGroup("embedding.frames", (sources, hidden), 1, Role.EMBEDDING,
+                            layered=False, is_frozen=True)  # fmt: skip
     mels = reader.whole("num_mel_bins", 80)
     before = ParameterGroup("norm_embedding", (hidden,), 4, Role.NORM, layered=False)
     convolutions = [
@@ -302,7 +262,7 @@ def _encoder_decoder_shape(reader: Reader, kind: str) -> ModelShape:
         ParameterGroup("embedding.tokens", (vocab, hidden), 1, Role.EMBEDDING, layered=False),
         ParameterGroup("embedding.positions", (positions, hidden), 1, Role.EMBEDDING,
                        layered=False),
-        *(convolutions if hears else [before]),
+        *([frames, *convolutions] if hears else [before]),
         *_biased("attention", ("q", "k", "v"), hidden, n_layers, "qkv", biased_keys=not hears),
         *_biased("attention", ("o",), hidden, n_layers, "out"),
         *_biased("cross", ("q",), hidden, n_decoder, "cross_q"),

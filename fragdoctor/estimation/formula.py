@@ -4,28 +4,24 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from math import ceil
 
 from fragdoctor.estimation.inference import cache_parts, kv_element_bytes, play_inference
 from fragdoctor.estimation.judge import Estimator, judged
-from fragdoctor.estimation.layers import KORTHIKANTI, attention_used, layer_ops
+from fragdoctor.estimation.layers import KORTHIKANTI, layer_ops
 from fragdoctor.estimation.needs import Needs, needs_of
-from fragdoctor.estimation.operations import term_bytes, units
+from fragdoctor.estimation.operations import attention_used, term_bytes, units
 from fragdoctor.estimation.optimizers import ZERO, optimizer_of
 from fragdoctor.estimation.parallel import communication_elements, local_part
 from fragdoctor.estimation.precision import AUTOCAST_DOC, precision_of
 from fragdoctor.estimation.request import Request, error_of, workload_of
 from fragdoctor.estimation.states import WORKSPACE_SOURCE, States, states_of, workspace_bytes
 from fragdoctor.estimation.step import StepPlayer, segment_layers
-from fragdoctor.estimation.tape import Tape, phases_of, reserved_of, rounded
-from fragdoctor.model.estimate import (
-    Estimate,
-    Footprint,
-    GpuModel,
-    Item,
-    KeptTensor,
-    Sureness,
-)
+from fragdoctor.estimation.tape import Tape, most_of_each, phases_of, reserved_of
+from fragdoctor.estimation.unet import UnetPlayer
+from fragdoctor.model.estimate import Estimate, Footprint, GpuModel, Item, KeptTensor, Sureness
+from fragdoctor.model.feasibility import Doubt
 from fragdoctor.model.workload import Attention, Workload
 from fragdoctor.units import format_count
 
@@ -43,7 +39,8 @@ def layer_terms(workload: Workload, *, crosses: bool = False) -> dict[str, float
 
 def kept_tensors(workload: Workload) -> list[KeptTensor]:
     """Return what each operation of a layer keeps, for ``--explain``."""
-    if not workload.shape.has_layers or workload.seq <= 0 or workload.inference:
+    shape = workload.shape
+    if not shape.has_layers or workload.seq <= 0 or workload.inference or shape.unet:
         return []
     sizes = units(workload)
     return [
@@ -57,6 +54,8 @@ def kept_tensors(workload: Workload) -> list[KeptTensor]:
 
 def activation_formula(workload: Workload) -> tuple[str, str]:
     """Return the activations' formula in symbols and in numbers."""
+    if workload.shape.unet is not None:
+        return "what each operation saves for its backward", "played operation by operation"
     if not workload.shape.has_layers or workload.seq <= 0:
         return "", ""
     sizes, terms = units(workload), layer_terms(workload)
@@ -105,7 +104,7 @@ def formula_footprint(workload: Workload) -> Footprint:
     whole, tape = workload, play(workload)
     workload = local_part(workload)
     states = states_of(workload)
-    most = _largest(tape)
+    most = most_of_each(tape)
     items = [item for item in _items(workload, states, most) if item.n_bytes > 0]
     needs = formula_needs(whole)
     every = states.groups if whole is workload else states_of(whole).groups
@@ -125,8 +124,25 @@ def formula_footprint(workload: Workload) -> Footprint:
 
 
 def formula_needs(workload: Workload) -> Needs:
-    """Return the bounds of a workload's memory, without the rest of its footprint."""
-    return needs_of(play(workload, bounds=True), workload)
+    """Return the bounds of a workload's memory, without the rest of its footprint.
+
+    In fp32 a window that the sequence outgrows takes attention off PyTorch's fallback, and memory
+    falls: there the bounds hold for both ways, so that they grow with the sequence.
+    """
+    needs = needs_of(play(workload, bounds=True), workload)
+    falls_back = attention_used(workload, precision_of(workload.dtype)) is Attention.MATH
+    if not (
+        falls_back and workload.shape.n_sliding_layers and workload.attention is Attention.SDPA
+    ):
+        return needs
+    fused = needs_of(play(replace(workload, attention=Attention.FLASH), bounds=True), workload)
+    lower, higher = sorted((needs, fused), key=lambda n: n.low_bytes)
+    either = Doubt(
+        "attention", "whether PyTorch's fallback serves attention, which a window decides",
+        max(0, higher.low_bytes - lower.low_bytes),
+    )  # fmt: skip
+    high = None if needs.high_bytes is None else max(needs.high_bytes, fused.high_bytes or 0)
+    return replace(lower, high_bytes=high, doubts=(*higher.doubts, either))
 
 
 def play(workload: Workload, *, bounds: bool = False) -> Tape:
@@ -134,23 +150,13 @@ def play(workload: Workload, *, bounds: bool = False) -> Tape:
     workspace = workspace_bytes(workload.architecture)
     local = local_part(workload)
     buffers = communication_elements(workload) * precision_of(workload.dtype).compute
+    unet = workload.shape.unet
+    if unet is not None:
+        player = UnetPlayer(local, unet, bounds=bounds)
+        return player.served(workspace) if workload.inference else player.play(workspace)
     if workload.inference:
         return play_inference(local, workspace, buffers)
     return StepPlayer(local, bounds=bounds).play(workspace, buffers)
-
-
-def _largest(tape: Tape) -> Mapping[str, int]:
-    """Return the most that each tag ever holds."""
-    live: defaultdict[str, int] = defaultdict(int)
-    most: defaultdict[str, int] = defaultdict(int)
-    for event in tape.events:
-        size = rounded(event.n_bytes) * event.count
-        if event.kind == "alloc":
-            live[event.tag] += size
-            most[event.tag] = max(most[event.tag], live[event.tag])
-        elif event.kind == "free":
-            live[event.tag] -= size
-    return most
 
 
 def _items(workload: Workload, states: States, most: Mapping[str, int]) -> list[Item]:
@@ -338,7 +344,7 @@ def _kv_cache(workload: Workload, most: Mapping[str, int]) -> Item:
 
 def _activations(workload: Workload, most: Mapping[str, int]) -> Item:
     formula, numbers = activation_formula(workload)
-    segment = segment_layers(workload)
+    segment = segment_layers(workload) if workload.shape.unet is None else 0
     source = "PyTorch derivatives.yaml, operation by operation; compare " + KORTHIKANTI
     title = "Activations kept for backward"
     if segment:

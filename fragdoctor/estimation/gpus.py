@@ -194,7 +194,7 @@ _MIG: Final = re.compile(
     r"(?:(.*?)[\s-]*)?(?:mig[\s-]*)?([1-7])(?:c\.\d)?g\.(\d{1,3})gb?(?:\+.*)?", re.ASCII
 )
 _MAC: Final = re.compile(
-    r"(?:apple[\s-]*)?(m[1-9][\s-]*(?:pro|max|ultra)?)[\s-]+(\d{1,3})\s*g(?:i?b)?", re.ASCII
+    r"(?:apple[\s-]*)?(m[1-9][\s-]*(?:pro|max|ultra)?)(?:[\s-]+(\d{1,3})\s*g(?:i?b)?)?", re.ASCII
 )
 
 
@@ -202,7 +202,7 @@ def _key(name: str) -> str:
     """Return a name without what drivers write around it, in one spelling."""
     words = re.sub(r"[\s_/-]+", "-", name.strip().lower()).split("-")
     words = [word for word in words if word and word not in _AROUND]
-    key = "-".join(words).replace("gib", "g").replace("gb", "g")
+    key = re.sub(r"(\d)gi?b\b", r"\1g", "-".join(words))
     for brand in ("rtx", "gtx", "rx"):
         key = re.sub(rf"(^|-){brand}(\d)", rf"\1{brand}-\2", key)
     return key
@@ -225,8 +225,13 @@ def _slice(name: str) -> GpuModel | None:
 def _mac(name: str) -> GpuModel | None:
     """Return the part of a Mac's memory that its GPU may use: ``M3 Max 64GB``."""
     match = _MAC.fullmatch(name.strip().lower())
-    if match is None or not int(match.group(2)):
+    if match is None:
         return None
+    if not int(match.group(2) or 0):
+        raise ConfigError(
+            f"{name} comes with more than one size of memory.",
+            hint=f"Write the size behind it: {name.strip()} 64GB.",
+        )
     gib = int(match.group(2))
     share = 2 / 3 if gib <= SMALL_MAC_GIB else 3 / 4
     chip = re.sub(r"[\s-]+", "-", match.group(1).strip())

@@ -14,7 +14,7 @@ from typing import Final
 
 from fragdoctor.errors import ConfigError
 from fragdoctor.estimation.architectures import Dimensions, parameters_of
-from fragdoctor.model.workload import ModelShape, Norm, ParameterGroup, Role
+from fragdoctor.model.workload import LayerSizes, ModelShape, Norm, ParameterGroup, Role, shared
 from fragdoctor.units import format_count
 
 _COUNT: Final = re.compile(
@@ -91,7 +91,8 @@ def guessed_shape(n_parameters: int, given: Overrides) -> ModelShape:
         vocab=vocab, hidden=hidden, n_layers=layers, n_heads=heads, n_kv_heads=kv_heads,
         head_dim=hidden // heads, ffn=1, positions=given.positions if is_gpt else 0,
         is_gated=not is_gpt, norm=Norm.LAYERNORM if is_gpt else Norm.RMSNORM_WRITTEN_OUT,
-        qkv_bias=is_gpt, out_bias=is_gpt, mlp_bias=is_gpt, packed_qkv=is_gpt, tied_head=False,
+        qkv_bias=is_gpt, out_bias=is_gpt, mlp_bias=is_gpt, packed_qkv=is_gpt,
+        activation="gelu" if is_gpt else "silu", has_rotary=not is_gpt,
     )  # fmt: skip
     ffn = given.ffn or _ffn_for(n_parameters, base)
     return _built(replace(base, ffn=ffn), n_parameters, given)
@@ -115,10 +116,8 @@ def _built(d: Dimensions, n_parameters: int, given: Overrides) -> ModelShape:
         name="GPT-like" if is_gpt else "Llama-like",
         source="--params" if n_parameters else "the dimensions given",
         parameters=tuple(groups),
-        n_layers=d.n_layers, hidden=d.hidden, n_heads=d.n_heads, n_kv_heads=d.n_kv_heads,
-        head_dim=d.head_dim, ffn=d.ffn, vocab=d.vocab, max_positions=d.positions,
-        is_gated=d.is_gated, activation="gelu" if is_gpt else "silu", norm=d.norm,
-        has_rotary=not is_gpt, hidden_dropout=dropout, is_guess=bool(n_parameters),
+        **shared(d, LayerSizes), max_positions=d.positions, hidden_dropout=dropout,
+        is_guess=bool(n_parameters),
         assumptions=_said(d, n_parameters, total + max(0, rest), is_gpt=is_gpt),
     )  # fmt: skip
 

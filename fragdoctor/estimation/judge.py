@@ -9,13 +9,7 @@ from typing import Final
 
 from fragdoctor.estimation.measures import Measure, cheapest_combinations, measures_for
 from fragdoctor.estimation.needs import Needs
-from fragdoctor.model.estimate import (
-    Estimate,
-    Fit,
-    Footprint,
-    GpuModel,
-    Saving,
-)
+from fragdoctor.model.estimate import Estimate, Fit, Footprint, GpuModel, Saving
 from fragdoctor.model.feasibility import Combination, FitMap, FitState, MapRow, state_on
 from fragdoctor.model.workload import Workload
 
@@ -132,7 +126,7 @@ def fit_of(
 
 def _other_lengths(workload: Workload) -> Sequence[int]:
     seq = workload.seq
-    if not seq:
+    if not seq or workload.shape.fixed_seq:
         return ()
     limit = workload.shape.max_positions or 4 * seq
     return tuple(s for s in (seq // 2, 2 * seq, 4 * seq) if MIN_LENGTH <= s <= limit)

@@ -25,6 +25,7 @@ from fragdoctor.estimation.operations import (
     FP32,
     Op,
     Term,
+    attention_used,
     dropout,
     is_adapted,
     linear_input,
@@ -32,42 +33,23 @@ from fragdoctor.estimation.operations import (
     norm_op,
 )
 from fragdoctor.estimation.precision import Precision
-from fragdoctor.model.workload import Attention, ModelShape, Workload
+from fragdoctor.model.workload import Attention, ModelShape, Norm, Workload
 
 # GPUs on which PyTorch takes cuDNN's attention first, whose output is laid out as the query.
 CUDNN_FIRST: Final = ("hopper", "blackwell", "")
 KORTHIKANTI: Final = "Korthikanti et al. 2022, https://arxiv.org/abs/2205.05198"
 
 
-def attention_used(workload: Workload, precision: Precision) -> Attention:
-    """Return how attention is really computed: which kernel SDPA falls to.
-
-    No fused kernel takes fp32 with fewer key than query heads: the fallback serves it. Who asks
-    for a fused kernel by name has code that repeats keys and values first.
-    """
-    shape = workload.shape
-    if workload.attention is not Attention.SDPA:
-        return workload.attention
-    if shape.writes_attention:
-        return Attention.EAGER
-    is_grouped = shape.n_kv_heads < shape.n_heads
-    if _is_grouped_fp32(workload, precision) or (is_grouped and shape.shares_heads):
-        return Attention.MATH
-    return Attention.FLASH
-
-
-def _is_grouped_fp32(workload: Workload, precision: Precision) -> bool:
-    grouped = workload.shape.n_kv_heads < workload.shape.n_heads
-    return grouped and precision.compute == FP32
-
-
-def layer_ops(workload: Workload, precision: Precision, *, crosses: bool = False) -> list[Op]:
+def layer_ops(
+    workload: Workload, precision: Precision, *, crosses: bool = False, slides: bool = False
+) -> list[Op]:
     """Return the operations of one layer in forward order.
 
     Args:
         workload: the model and its run.
         precision: that of the workload.
         crosses: of a decoder's layer that attends to an encoder's output too.
+        slides: of a layer that looks back to a window only, which a mask cuts out.
     """
     shape = workload.shape
     trains = not workload.lora_rank
@@ -85,7 +67,7 @@ def layer_ops(workload: Workload, precision: Precision, *, crosses: bool = False
     ops = [
         first,
         *shifted,
-        *_attention_ops(workload, precision),
+        *_attention_ops(workload, precision, slides=slides),
         *after,
         *gated,
         *(_cross_attention_ops(workload, precision) if crosses else ()),
@@ -175,7 +157,7 @@ def _branch_norm(norm: Op) -> list[Op]:
     return [replace(norm, name="norm of the branch", slot="", ends_branch=False)]
 
 
-def _attention_ops(workload: Workload, precision: Precision) -> list[Op]:
+def _attention_ops(workload: Workload, precision: Precision, *, slides: bool) -> list[Op]:
     """Return query, key and value, rotation, attention and the output projection."""
     shape, c = workload.shape, precision.compute
     back = FP32 if precision.is_autocast else 0.0
@@ -198,7 +180,7 @@ def _attention_ops(workload: Workload, precision: Precision) -> list[Op]:
                 back_scratch=(Term("B*S*Q", 2 * rotated),),
             )
         )  # fmt: skip
-    return [*ops, *_attended(workload, precision, "out")]
+    return [*ops, *_attended(workload, precision, "out", slides=slides)]
 
 
 def _latents(workload: Workload, precision: Precision) -> list[Op]:
@@ -220,7 +202,8 @@ def _head_norms(workload: Workload, precision: Precision) -> list[Op]:
     shape, c = workload.shape, precision.compute
     if not any(g.name == "attention.qk_norm" for g in shape.parameters):
         return []
-    kept = FP32 + (0.0 if workload.lora_rank else c)
+    factor = FP32 if shape.norm is Norm.RMSNORM_WIDE else c
+    kept = FP32 + (0.0 if workload.lora_rank else factor)
     out = FP32 if precision.is_autocast else c
     return [
         Op(
@@ -235,11 +218,19 @@ def _head_norms(workload: Workload, precision: Precision) -> list[Op]:
 
 
 def _attended(
-    workload: Workload, precision: Precision, slot: str, *, keys: str = "B*S*K"
+    workload: Workload,
+    precision: Precision,
+    slot: str,
+    *,
+    keys: str = "B*S*K",
+    slides: bool = False,
 ) -> list[Op]:
     """Return the attention itself, to keys of a unit, and the projection of its output."""
     shape, c = workload.shape, precision.compute
-    kind = attention_used(workload, precision)
+    kind = attention_used(workload, precision, slides=slides)
+    repeats = slides or shape.repeats_keys or precision.compute == FP32
+    if kind is Attention.FLASH and repeats:
+        keys = keys if keys != "B*S*K" else "B*S*Q"  # repeated to the query heads
     # The projection's input is the attention's output, which fused kernels keep anyway.
     kept: tuple[Term, ...] = ()
     is_copied = shape.copies_attention and c != FP32 and workload.architecture in CUDNN_FIRST
@@ -248,7 +239,7 @@ def _attended(
     if workload.lora_rank:
         kept = linear_input("B*S*Q", precision, workload, slot, 1)
     return [
-        _core_attention(workload, precision, kind, keys, slot),
+        _core_attention(workload, precision, kind, keys, slot, slides=slides),
         Op("output projection", slot, kept, (Term("B*S*H", c),), grads=(Term("B*S*Q", c),)),
         *dropout(shape, c),
     ]
@@ -279,8 +270,14 @@ def _cross_attention_ops(workload: Workload, precision: Precision) -> list[Op]:
     ]  # fmt: skip
 
 
-def _core_attention(
-    workload: Workload, precision: Precision, kind: Attention, keys: str, slots_to: str
+def _core_attention(  # noqa: PLR0913 - what attends to what, and how
+    workload: Workload,
+    precision: Precision,
+    kind: Attention,
+    keys: str,
+    slots_to: str,
+    *,
+    slides: bool,
 ) -> Op:
     shape, c = workload.shape, precision.compute
     grads = (Term("B*S*Q", c), Term(keys, 2 * c))
@@ -290,13 +287,16 @@ def _core_attention(
     saved: tuple[Term, ...]
     scores: tuple[Term, ...]
     if kind is Attention.FLASH:
-        repeats = _is_grouped_fp32(workload, precision)
         saved = (
             Term("B*S*Q", c, "query"),
-            Term("B*S*Q" if repeats else keys, 2 * c, "key and value"),
+            Term(keys, 2 * c, "key and value"),
             Term("B*S*Q", c, "attention output"),
             Term("B*a*S", FP32, "log-sum-exp of scores"),
         )
+        if slides:
+            saved = (*saved, Term("B*S*S", c, "mask of the window"))
+        if shape.adds_slopes and precision.is_autocast:
+            saved = (*saved, Term("B*a*S*S", c, "slopes, copied"))
         if shape.copies_keys:
             saved = (*saved, Term(keys, 2 * c, "key and value, copied"))
         if shape.position_bias and slots_to == "out":
@@ -309,6 +309,8 @@ def _core_attention(
             Term("B*S*Q", 3 * FP32, "query, key and value in fp32"),
             Term("B*a*S*S", FP32, "probabilities"),
         )
+        if shape.attention_dropout:
+            saved = (*saved, Term("B*a*S*S", FP32 + 1, "dropped probabilities and mask"))
         scores = (Term("B*a*S*S", 2 * FP32), Term("S*S", FP32))
         return Op(
             "attention by SDPA's fallback", "", saved, (Term("B*S*Q", FP32),), scores, grads, scores

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any, Final
 
-from fragdoctor.estimation.layers import attention_used
 from fragdoctor.estimation.needs import Needs
+from fragdoctor.estimation.operations import attention_used
 from fragdoctor.estimation.optimizers import ADAM_8BIT, TORCH_OPTIM, ZERO, optimizer_of
 from fragdoctor.estimation.parallel import n_gpus
 from fragdoctor.estimation.precision import AUTOCAST_DOC, QLORA, precision_of

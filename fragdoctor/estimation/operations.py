@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from fragdoctor.estimation.precision import Precision
-from fragdoctor.model.workload import ModelShape, Norm, Workload
+from fragdoctor.model.workload import Attention, ModelShape, Norm, Workload
 
 FP32: Final = 4.0
 
@@ -67,6 +67,7 @@ def units(workload: Workload) -> Mapping[str, int]:
         "B*a*S*S": tokens * shape.n_heads * seq,
         "1": 1,
         "S*S": seq * seq,
+        "B*S*S": tokens * seq,
         "B*S*R": tokens * shape.latent_width,
         "B*S*I": tokens * shape.scan_width,
         "B*S*I*N": tokens * shape.scan_width * shape.scan_states,
@@ -77,6 +78,30 @@ def units(workload: Workload) -> Mapping[str, int]:
 def term_bytes(term: Term, sizes: Mapping[str, int]) -> int:
     """Return the bytes of a term."""
     return int(term.bytes_per * sizes[term.unit])
+
+
+def has_window(workload: Workload) -> bool:
+    """Return whether sequences are longer than the window of the layers that have one."""
+    return 0 < workload.shape.sliding_window < workload.seq and workload.shape.n_sliding_layers > 0
+
+
+def attention_used(workload: Workload, precision: Precision, *, slides: bool = False) -> Attention:
+    """Return how attention is really computed: which kernel SDPA falls to.
+
+    No fused kernel takes fp32 with fewer key than query heads: the fallback serves it. Who asks
+    for a fused kernel by name has code that repeats keys and values first; so does Transformers
+    where a mask cuts a window out of the scores (``slides``).
+    """
+    shape = workload.shape
+    if workload.attention is not Attention.SDPA:
+        return workload.attention
+    if shape.writes_attention:
+        return Attention.EAGER
+    is_grouped = shape.n_kv_heads < shape.n_heads
+    repeats = slides or shape.repeats_keys
+    if not repeats and is_grouped and (precision.compute == FP32 or shape.shares_heads):
+        return Attention.MATH
+    return Attention.FLASH
 
 
 def norm_op(norm: Norm, precision: Precision, slot: str, *, trains: bool = True) -> Op:
@@ -95,7 +120,8 @@ def norm_op(norm: Norm, precision: Precision, slot: str, *, trains: bool = True)
         if norm is Norm.RMSNORM_T5 and residual != FP32:
             kept.append(source)
         if trains:
-            kept.append(Term("B*S*H", residual, "normalised"))
+            wide = FP32 if norm is Norm.RMSNORM_WIDE else residual
+            kept.append(Term("B*S*H", wide, "normalised"))
         saved = (*kept, Term("B*S", FP32, "deviation"))
         # The fp32 gradients of the two products, while the written-out norm runs backward.
         return Op(
@@ -115,11 +141,15 @@ def linear_input(
     keeps nothing; a LoRA adapter keeps its input in fp32, as PEFT computes it.
     """
     adapted = adapted_linears(workload, slot)
+    found: tuple[Term, ...]
     if workload.lora_rank:
         kept = FP32 * adapted
         if precision.weight == FP32:  # nothing to widen: one tensor, or autocast's copies
             kept = precision.compute * (adapted if precision.is_autocast else 1)
-        return (Term(unit, kept, "inputs of adapters"),) if adapted else ()
+        found = (Term(unit, kept, "inputs of adapters"),) if adapted else ()
+        if precision.keeps_input and slot not in ("out", "cross_out"):  # those attention keeps
+            found = (*found, Term(unit, precision.compute, "input of 8-bit layers"))
+        return found
     if precision.is_autocast:
         return (Term(unit, precision.linear_input * n_linears, "16-bit copies of the input"),)
     return (Term(unit, precision.linear_input, "input of linear layers"),)

@@ -7,11 +7,10 @@ from typing import Final
 
 from fragdoctor.analysis.device import analyze_device
 from fragdoctor.analysis.result import DeviceAnalysis
-from fragdoctor.analysis.sharing import TYPICAL_CONTEXT_BYTES, share_gpu
 from fragdoctor.errors import ConfigError, FragdoctorError
 from fragdoctor.model.case import Case
 from fragdoctor.model.estimate import GpuModel
-from fragdoctor.model.gpu_sharing import ProcessDemand, Sharing
+from fragdoctor.model.gpu_sharing import TYPICAL_CONTEXT_BYTES, ProcessDemand, Sharing, share_gpu
 from fragdoctor.model.oom import OomMessage
 from fragdoctor.model.snapshot import Snapshot
 from fragdoctor.trace.simulate import simulate

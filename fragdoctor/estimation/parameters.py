@@ -7,12 +7,7 @@ from typing import Final
 
 from fragdoctor.estimation.operations import Term, term_bytes, units
 from fragdoctor.estimation.precision import precision_of
-from fragdoctor.estimation.states import (
-    GroupState,
-    column_sum_bytes,
-    column_sum_limit,
-    states_of,
-)
+from fragdoctor.estimation.states import GroupState, column_sum_bytes, column_sum_limit, states_of
 from fragdoctor.estimation.tape import Tape
 from fragdoctor.model.estimate import PhaseName
 from fragdoctor.model.workload import Role, Workload
@@ -44,6 +39,30 @@ class ParameterPlayer:
         self.gradients: dict[str, list[int]] = {}
         self.cache: list[int] = []
         self.gathered: list[int] = []
+
+    def play(self, workspace_bytes: int, buffer_bytes: float = 0) -> Tape:
+        """Return the tape of two steps."""
+        states, tape = self.states, self.tape
+        tape.alloc("communication", buffer_bytes)
+        for group in states.groups:
+            tape.alloc("parameters", group.stored_bytes, group.count)
+        if states.master_bytes_each and "optimizer" not in self.workload.offload:
+            for group in states.groups:
+                if group.is_trained:
+                    tape.alloc("master_weights", group.sharded(FP32), group.count)
+        if self.workload.world_size > 1 and not self.workload.zero_stage:
+            for group in states.groups:  # data parallelism: gradients once more, in its buckets
+                if group.is_trained:
+                    tape.alloc("buckets", group.gradient_bytes, group.count)
+        for step in range(2):
+            for micro in range(min(2, self.workload.grad_accumulation)):
+                self._pass(workspace_bytes if step == micro == 0 else 0)
+            self._optimizer_step(is_first=step == 0)
+        return tape
+
+    def _pass(self, workspace_bytes: int) -> None:
+        """Run forward and backward."""
+        raise NotImplementedError
 
     def _weight_copies(self, slot: str, *, keeps: bool) -> list[int]:
         """Make the 16-bit copies of a slot's weights.

@@ -40,6 +40,7 @@ class Precision:
         gathered: a parameter while it is in use, where it is stored wider; 0 = as stored.
         kept_gradient: a gradient as it is kept; 0 = as the parameter.
         has_master: fp32 copies of the weights belong to it.
+        keeps_input: frozen linear layers keep their input too (bitsandbytes' MatMul8bitLt).
     """
 
     name: str
@@ -56,6 +57,7 @@ class Precision:
     gathered: float = 0.0
     kept_gradient: float = 0.0
     has_master: bool = False
+    keeps_input: bool = False
 
 
 DEEPSPEED: Final = (
@@ -117,7 +119,8 @@ PRECISIONS: Final = MappingProxyType(
             Precision("mxfp4", 2, 2, 2, 2, 2, trains_base=False, source=MXFP4,
                       expert_weight=_MXFP4),
             *(_gguf(name, bits) for name, bits in GGUF_BITS.items()),
-            Precision("int8", 2, _INT8, 2, 2, 2, trains_base=False, source=QLORA),
+            Precision("int8", 2, _INT8, 2, 2, 2, trains_base=False, source=QLORA,
+                      keeps_input=True),
             Precision("int4", 2, _NF4, 2, 2, 2, trains_base=False, source=QLORA),
         )
     }

@@ -3,7 +3,8 @@
 Such a server takes a share of the GPU, loads the weights, runs its widest step once to see what
 activations need, and makes the rest a pool of cache blocks of 16 tokens
 (https://docs.vllm.ai/en/stable/api/vllm/config/cache/). Sequences are served from the pool; with
-chunked prefill a step never reads more than ``max_batched_tokens``.
+chunked prefill a step never reads more than ``max_batched_tokens``. Its kernels never write scores
+out. What sampling takes was fitted to published logs, see :data:`SAMPLER`.
 """
 
 from __future__ import annotations
@@ -15,11 +16,17 @@ from fragdoctor.errors import ConfigError
 from fragdoctor.estimation.formula import formula_footprint
 from fragdoctor.estimation.inference import BLOCK_TOKENS, cache_bytes_per_sequence
 from fragdoctor.estimation.parallel import local_part
+from fragdoctor.estimation.precision import precision_of
 from fragdoctor.model.estimate import GpuModel
 from fragdoctor.model.feasibility import Serving
-from fragdoctor.model.workload import Workload
+from fragdoctor.model.workload import Attention, Workload
 
-FP32: Final = 4
+SAMPLER: Final = (
+    "39 bytes for each logit of all sequences, from logs of vLLM: Llama 3 8B 1.26 GiB "
+    "(https://github.com/vllm-project/vllm/pull/10511), Qwen2.5 7B 1.42 GiB "
+    "(https://github.com/vllm-project/vllm/issues/13882), 256 sequences each"
+)
+_SAMPLER_BYTES: Final = 39  # fp32 copies, sorted values and their indices, probabilities
 DEFAULT_SEQS: Final = 256
 DEFAULT_BATCHED_TOKENS: Final = 8192
 
@@ -55,14 +62,17 @@ def serving_of(
     length = workload.seq + workload.new_tokens
     limit = max_seqs or DEFAULT_SEQS
     tokens = max_batched_tokens or DEFAULT_BATCHED_TOKENS
-    step = replace(workload, batch=1, seq=tokens, new_tokens=0, cache="dynamic")
+    step = replace(
+        workload, batch=1, seq=tokens, new_tokens=0, cache="dynamic", attention=Attention.FLASH
+    )
     footprint = formula_footprint(step)
     most = {item.id: item.n_bytes for item in footprint.items}
     local = local_part(replace(workload, cache="paged", batch=1))
-    rows = min(limit, tokens) * local.shape.vocab * FP32
-    high = footprint.needs_high_bytes or footprint.reserved_bytes
     weights = most.get("parameters", 0)
-    activations = max(0, high - weights - most.get("kv_cache", 0)) + rows
+    in_layers = footprint.peak_allocated_bytes - weights - most.get("kv_cache", 0)
+    stream = tokens * workload.shape.hidden * precision_of(workload.dtype).residual
+    sampling = min(limit, tokens) * workload.shape.vocab * _SAMPLER_BYTES + int(stream)
+    activations = max(0, in_layers, sampling)
     budget = int(gpu.total_bytes * utilization) - gpu.context_bytes
     pool = max(0, budget - weights - activations)
     each = cache_bytes_per_sequence(local)

@@ -18,8 +18,14 @@ from fragdoctor.estimation.safetensors import (
     stored_dtype,
     with_exact_counts,
 )
-from fragdoctor.inputs.classify import MODEL_INPUTS, Kind, Wanted, something_else
-from fragdoctor.inputs.input import kind_of, open_input
+from fragdoctor.inputs.classify import (
+    MODEL_INPUTS,
+    Kind,
+    Wanted,
+    kind_of,
+    open_input,
+    something_else,
+)
 from fragdoctor.model.workload import ModelShape
 
 INDEX_NAMES: Final = (

@@ -212,7 +212,7 @@ def _state(
     *,
     is_adapter: bool = False,
 ) -> GroupState:
-    is_trained = is_adapter or not workload.lora_rank
+    is_trained = is_adapter or not (workload.lora_rank or group.is_frozen)
     master = workload.master_weights and not is_adapter
     world, stage = max(1, workload.world_size), workload.zero_stage
     n_dense, kind = workload.shape.n_dense_layers, ""

@@ -12,7 +12,7 @@ from math import isqrt
 from typing import Final
 
 from fragdoctor.estimation.layers import layer_ops
-from fragdoctor.estimation.operations import Op, norm_op, units
+from fragdoctor.estimation.operations import Op, has_window, norm_op, units
 from fragdoctor.estimation.parameters import ParameterPlayer
 from fragdoctor.estimation.tape import Tape
 from fragdoctor.model.estimate import PhaseName
@@ -70,6 +70,9 @@ class StepPlayer(ParameterPlayer):
                             ffn=workload.shape.dense_ffn)  # fmt: skip
             self.dense_sizes = units(replace(workload, shape=plain))
             self.dense_ops = layer_ops(replace(workload, shape=plain), self.precision)
+        self.sliding_ops = (
+            layer_ops(workload, self.precision, slides=True) if has_window(workload) else []
+        )
         n_cross = workload.shape.n_cross_layers
         self.first_cross = workload.shape.n_layers - n_cross
         self.cross_ops = layer_ops(workload, self.precision, crosses=True) if n_cross else []
@@ -77,26 +80,6 @@ class StepPlayer(ParameterPlayer):
         self.offloads = "activations" in workload.offload and not self.segment
         self.encoder_end: list[int] = []
         self.encoded = -1
-
-    def play(self, workspace_bytes: int, buffer_bytes: float = 0) -> Tape:
-        """Return the tape of two steps."""
-        states, tape = self.states, self.tape
-        tape.alloc("communication", buffer_bytes)
-        for group in states.groups:
-            tape.alloc("parameters", group.stored_bytes, group.count)
-        if states.master_bytes_each and "optimizer" not in self.workload.offload:
-            for group in states.groups:
-                if group.is_trained:
-                    tape.alloc("master_weights", group.sharded(FP32), group.count)
-        if self.workload.world_size > 1 and not self.workload.zero_stage:
-            for group in states.groups:  # data parallelism: gradients once more, in its buckets
-                if group.is_trained:
-                    tape.alloc("buckets", group.gradient_bytes, group.count)
-        for step in range(2):
-            for micro in range(min(2, self.workload.grad_accumulation)):
-                self._pass(workspace_bytes if step == micro == 0 else 0)
-            self._optimizer_step(is_first=step == 0)
-        return tape
 
     def _pass(self, workspace_bytes: int) -> None:
         """Run forward and backward, tower by tower where there are several."""
@@ -133,6 +116,8 @@ class StepPlayer(ParameterPlayer):
         if self.workload.shape.front_elements:
             n_front = self.workload.batch * self.workload.shape.front_elements
             self.front = [tape.alloc("activations", n_front * precision.compute)]
+        if self.workload.shape.adds_slopes:
+            self.front.append(self._unit("activations", "B*a*S*S", precision.weight))
         stream = self._unit("activations", "B*S*H", precision.residual)
         if self.workload.shape.embedding_dropout:
             self.mask = self._unit("activations", "B*S*H", 1)
@@ -392,6 +377,8 @@ class StepPlayer(ParameterPlayer):
     def _ops_of(self, layer: int) -> list[Op]:
         if layer < self.workload.shape.n_dense_layers:
             return self.dense_ops
+        if self.sliding_ops and layer < self.workload.shape.n_sliding_layers:
+            return self.sliding_ops
         return self.cross_ops if layer >= self.first_cross and self.cross_ops else self.ops
 
     def _at_layer(self, layer: int) -> None:

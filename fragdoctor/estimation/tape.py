@@ -8,7 +8,7 @@ the exact model of the caching allocator with the same list.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -70,6 +70,20 @@ class Tape:
     def moment(self, text: str) -> None:
         """Name what happens from here on."""
         self.events.append(Event("moment", tag=text))
+
+
+def most_of_each(tape: Tape) -> Mapping[str, int]:
+    """Return the most that each tag ever holds."""
+    live: defaultdict[str, int] = defaultdict(int)
+    most: defaultdict[str, int] = defaultdict(int)
+    for event in tape.events:
+        size = rounded(event.n_bytes) * event.count
+        if event.kind == "alloc":
+            live[event.tag] += size
+            most[event.tag] = max(most[event.tag], live[event.tag])
+        elif event.kind == "free":
+            live[event.tag] -= size
+    return most
 
 
 def phases_of(tape: Tape) -> list[PhasePeak]:

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from fragdoctor.export.allocations import device_life
+from fragdoctor.export.tables import device_life
 from fragdoctor.model.snapshot import I64, Snapshot
 from fragdoctor.report import escape
 

@@ -21,9 +21,9 @@ from fragdoctor.gate.budgets import (
 from fragdoctor.model.comparison import Comparison
 from fragdoctor.model.diagnosis import Cause, Diagnosis
 from fragdoctor.model.finding import Finding, Location, Severity
-from fragdoctor.rules.base import fingerprint
 from fragdoctor.rules.registry import RULES
-from fragdoctor.units import Amount, format_size
+from fragdoctor.rules.rule import fingerprint
+from fragdoctor.units import Amount, format_size, plural
 
 OK: Final = 0
 FAILED: Final = 1
@@ -333,7 +333,11 @@ def _blamed(budget: str, device: int | None, diagnosis: Diagnosis) -> tuple[Loca
 
 @dataclass(frozen=True, slots=True)
 class JudgedGrowth:
-    """One judged figure of one device, first run against last; ``unit`` is bytes or count."""
+    """One judged figure of one device, first run against last; ``unit`` is bytes or count.
+
+    ``n_requests`` is over how many requests, from the beginning, the figures are; None is the
+    whole runs.
+    """
 
     measure: str
     device: int
@@ -341,6 +345,7 @@ class JudgedGrowth:
     after: int
     allowed: int
     unit: str = "bytes"
+    n_requests: int | None = None
 
     @property
     def is_exceeded(self) -> bool:
@@ -356,6 +361,8 @@ class JudgedGrowth:
                 f"{what} rose from {self.before} to {self.after}: the peak is what the run "
                 "reached, not what it needs."
             )
+        if self.n_requests is not None:
+            what += f" over the first {plural(self.n_requests, 'request')}, as many as both made,"
         if grown <= 0:
             return f"{what} did not grow."
         word = "more than" if self.is_exceeded else "within"
@@ -368,12 +375,15 @@ def judge_growth(comparison: Comparison, accepted: Amount) -> tuple[JudgedGrowth
     """Return the judgement of every peak that both runs report; empty if there is none."""
     found: list[JudgedGrowth] = []
     for peaks in comparison.device_peaks:
-        for measure, (old, new) in (
-            ("Peak allocated memory", peaks.allocated_bytes),
-            ("Peak active memory", peaks.active_bytes),
+        n = peaks.n_common_requests
+        for measure, whole, common in (
+            ("Peak allocated memory", peaks.allocated_bytes, peaks.common_allocated_bytes),
+            ("Peak active memory", peaks.active_bytes, peaks.common_active_bytes),
         ):
+            old, new = whole if n is None else common
             if old is not None and new is not None:
-                found.append(JudgedGrowth(measure, peaks.device, old, new, accepted.of(old) or 0))
+                allowed = accepted.of(old) or 0
+                found.append(JudgedGrowth(measure, peaks.device, old, new, allowed, n_requests=n))
         before, after = peaks.ooms
         if before is not None and after is not None and after > before:
             failures = "Out-of-memory failures"

@@ -12,8 +12,18 @@ from typing import BinaryIO, Final, cast
 
 from fragdoctor.errors import ConfigError, InputError, LimitExceeded, NotASnapshot, RefusedSnapshot
 from fragdoctor.inputs.bundles import SNAPSHOT, BundleFiles, is_bundle, open_bundle, with_facts
-from fragdoctor.inputs.classify import TEXT_SUFFIXES, Kind, Wanted, classify, something_else
-from fragdoctor.inputs.input import STDIN, Input, kind_of, open_input, read_text
+from fragdoctor.inputs.classify import (
+    STDIN,
+    TEXT_SUFFIXES,
+    Input,
+    Kind,
+    Wanted,
+    classify,
+    kind_of,
+    open_input,
+    read_text,
+    something_else,
+)
 from fragdoctor.inputs.remote import is_remote
 from fragdoctor.inputs.source import HEAD_BYTES, open_source, shown
 from fragdoctor.model.case import BundleFacts, Case, Overrides, StatsSeries

@@ -15,7 +15,7 @@ from typing import Final
 
 from fragdoctor.errors import ConfigError, InputError
 from fragdoctor.inputs.bundle_sets import one_of_each_process
-from fragdoctor.inputs.classify import KNOWN_SUFFIXES
+from fragdoctor.inputs.classify import KNOWN_SUFFIXES, STDIN
 from fragdoctor.inputs.folders import (
     DiskTree,
     Part,
@@ -26,7 +26,6 @@ from fragdoctor.inputs.folders import (
     place_of,
     search,
 )
-from fragdoctor.inputs.input import STDIN
 from fragdoctor.inputs.rank_names import NamedRank, ranks_of
 from fragdoctor.inputs.remote import (
     has_pattern,

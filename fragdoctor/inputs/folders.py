@@ -19,10 +19,11 @@ from fragdoctor.inputs.classify import (
     KNOWN_SUFFIXES,
     SNAPSHOT_SUFFIXES,
     STATS_SUFFIXES,
+    STDIN,
     TEXT_SUFFIXES,
     Kind,
+    kind_of,
 )
-from fragdoctor.inputs.input import STDIN, kind_of
 
 MAX_DEPTH: Final = 6
 MAX_CHECKED: Final = 10_000

@@ -16,6 +16,7 @@ import zlib
 from contextlib import ExitStack
 from os import PathLike, fspath
 from pathlib import Path
+from types import ModuleType
 from typing import BinaryIO, Final, Protocol, Self, cast
 
 from fragdoctor.errors import InputError, LimitExceeded, RefusedSnapshot, TruncatedSnapshot
@@ -23,11 +24,6 @@ from fragdoctor.inputs.remote import is_remote, open_remote, without_secrets
 from fragdoctor.limits import DEFAULT_LIMITS, Limits
 from fragdoctor.model.hooks import report_progress
 from fragdoctor.units import MIB, format_size
-
-if sys.version_info >= (3, 14):
-    from compression import zstd
-else:
-    from backports import zstd
 
 GZIP_MAGIC: Final = b"\x1f\x8b"
 ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
@@ -103,12 +99,14 @@ class ByteStream(io.RawIOBase):
         self._packed = _Counted(raw, packed_head)
         self.compression = ""
         self._inner: _Readable = self._packed
+        self._damage: tuple[type[Exception], ...] = (zlib.error, gzip.BadGzipFile)
         if packed_head.startswith(GZIP_MAGIC):
             self.compression = "gzip"
             self._inner = gzip.GzipFile(fileobj=self._packed)
         elif packed_head.startswith(ZSTD_MAGIC):
             self.compression = "zstd"
-            self._inner = zstd.ZstdFile(self._packed)
+            zstd = zstd_module()
+            self._inner, self._damage = zstd.ZstdFile(self._packed), (zstd.ZstdError,)
         self._file_bytes = _length(raw)
         self._reported_bytes = 0
         self.n_bytes = 0
@@ -169,7 +167,7 @@ class ByteStream(io.RawIOBase):
                 hint="Copy the file again, or record it again.",
                 offset=self._packed.n_bytes,
             ) from None
-        except (zlib.error, zstd.ZstdError, gzip.BadGzipFile):
+        except self._damage:
             raise RefusedSnapshot(
                 f"The {self.compression} stream is damaged.",
                 hint="Copy the file again.",
@@ -195,6 +193,15 @@ class ByteStream(io.RawIOBase):
                 "unpack it and give the result.",
                 offset=self.n_bytes,
             )
+
+
+def zstd_module() -> ModuleType:
+    """Return the module that unpacks zstd, loaded for such a file only: it takes milliseconds."""
+    if sys.version_info >= (3, 14):
+        from compression import zstd
+    else:
+        from backports import zstd
+    return zstd
 
 
 def _unreadable(name: str, error: OSError) -> InputError:

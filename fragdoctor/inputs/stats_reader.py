@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -126,6 +125,8 @@ def _is_one_of_many_lines(text: str) -> bool:
 def _loads(text: str) -> Any:
     if len(text) > DEFAULT_LIMITS.max_json_bytes:
         raise _too_long()
+    import json
+
     try:
         return json.loads(text)
     except RecursionError as error:

@@ -125,13 +125,18 @@ class DevicePeaks:
     """Peaks of one device in the first and the last run: what ``--fail-on-growth`` judges.
 
     ``device`` is its number in the last run. Pairs are (first, last); None is unknown. A run that
-    ran out of memory shows the peak that it reached, not the one that it needed.
+    ran out of memory shows the peak that it reached, not the one that it needed: where only one
+    of the two did, the ``common`` peaks are those over the first ``n_common_requests``, as many
+    as both made.
     """
 
     device: int
     allocated_bytes: tuple[int | None, int | None]
     active_bytes: tuple[int | None, int | None]
     ooms: tuple[int | None, int | None] = (None, None)
+    n_common_requests: int | None = None
+    common_allocated_bytes: tuple[int | None, int | None] = (None, None)
+    common_active_bytes: tuple[int | None, int | None] = (None, None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -194,7 +194,9 @@ class PinReport:
 class HolderReport:
     """Live memory by the user's own source line, now and at the peak.
 
-    ``within`` is the line of a library that the user's line called into and that made most of it.
+    ``within`` is the line of a library that the user's line called into and that made most of it;
+    ``module`` is the path of the model's module that did, the number of a repeated one as ``*``, ""
+    where none was recorded (``run --module-paths``).
     """
 
     device: int
@@ -204,6 +206,7 @@ class HolderReport:
     n_blocks: int
     stack: Sequence[Location] = ()
     within: Location | None = None
+    module: str = ""
 
 
 @dataclass(frozen=True, slots=True)

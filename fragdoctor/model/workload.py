@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import StrEnum
 from math import prod
+from typing import Any
 
 TOWER_PREFIXES = ("text.", "vision.")
 """What the names of a tower's parameters begin with in the model that it is a part of."""
@@ -38,12 +39,13 @@ class Norm(StrEnum):
     LAYERNORM = "layernorm"
     RMSNORM = "rmsnorm"  # torch.nn.RMSNorm, one fused operation
     RMSNORM_WRITTEN_OUT = "rmsnorm-written-out"  # as in Hugging Face models
+    RMSNORM_WIDE = "rmsnorm-wide"  # the same, but the product with the weight is made in fp32
     RMSNORM_T5 = "rmsnorm-t5"  # the same, but the product is made before the input is widened
 
     @property
     def is_written_out(self) -> bool:
         """Whether it consists of several operations."""
-        return self in (Norm.RMSNORM_WRITTEN_OUT, Norm.RMSNORM_T5)
+        return self in (Norm.RMSNORM_WRITTEN_OUT, Norm.RMSNORM_WIDE, Norm.RMSNORM_T5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +58,7 @@ class ParameterGroup:
         dtype: as stored in a file; "" = by the chosen dtype.
         slot: where in a layer it works: ``norm1``, ``qkv``, ``out``, ``norm2``, ``up``, ``down``,
             ``router``; "" = not known, or outside the layers.
+        is_frozen: never trained, as Whisper's table of sines.
     """
 
     name: str
@@ -65,6 +68,7 @@ class ParameterGroup:
     layered: bool = True
     dtype: str = ""
     slot: str = ""
+    is_frozen: bool = False
 
     @property
     def n_each(self) -> int:
@@ -78,31 +82,125 @@ class ParameterGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class ModelShape:
+class UnetBlock:
+    """One resolution of a UNet.
+
+    Attributes:
+        attention: after each of its convolution pairs: ``cross`` for transformers that attend to
+            the prompt, ``pixels`` for plain attention among the pixels, "" for none.
+        n_transformers: transformer blocks in each of the former.
+    """
+
+    channels: int
+    n_layers: int
+    attention: str
+    n_heads: int
+    n_transformers: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unet:
+    """A diffusion UNet as Diffusers builds it.
+
+    Attributes:
+        side: pixels, or latent ones, along each edge.
+        context_width: numbers of a token of the prompt; 0 = no prompt.
+        has_linear_projection: transformers project by matrices, not by 1 x 1 convolutions.
+        n_classes: class embeddings; 0 = none.
+        added_width: numbers that describe the picture besides (SDXL); 0 = none.
+    """
+
+    side: int
+    in_channels: int
+    out_channels: int
+    down: Sequence[UnetBlock]
+    middle: UnetBlock | None
+    up: Sequence[UnetBlock]
+    n_groups: int = 32
+    context_width: int = 0
+    has_linear_projection: bool = False
+    n_classes: int = 0
+    added_width: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerBuild:
+    """How the code of a model builds its layers.
+
+    Attributes:
+        is_gated: the feed-forward has a gate (SwiGLU): three matrices, not two.
+        activation: ``gelu``, ``gelu_new``, ``silu``, ``relu``, ...
+        has_rotary: rotary positions: queries and keys are made anew before attention.
+        tied_head: the head is the token embedding.
+        writes_attention: the code writes attention out, for no fused kernel does what it does.
+        shares_heads: attention gets fewer key-value heads without being told (``enable_gqa``).
+        repeats_keys: keys and values are copied for each query head before attention.
+        attention_softcap: scores go through a tanh (Gemma 2).
+        logit_softcap: so do the logits.
+        clamps_gate: the gate of the experts is clamped and written out (gpt-oss).
+        adds_slopes: a tensor of all heads' slopes is added to the scores (Falcon with ALiBi).
+    """
+
+    norm: Norm = Norm.LAYERNORM
+    is_gated: bool = False
+    norms_per_layer: int = 2
+    activation: str = "gelu"
+    has_rotary: bool = False
+    parallel_residual: bool = False
+    tied_head: bool = False
+    writes_attention: bool = False
+    shares_heads: bool = False
+    repeats_keys: bool = False
+    attention_softcap: bool = False
+    logit_softcap: bool = False
+    clamps_gate: bool = False
+    adds_slopes: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerSizes(LayerBuild):
+    """How large the layers of a model are, and how many.
+
+    Attributes:
+        ffn: width of the feed-forward layer (of one expert in a mixture).
+        n_experts: 0 = dense.
+        n_dense_layers, dense_ffn: of a mixture, the first layers, whose feed-forward is plain, and
+            its width.
+    """
+
+    n_layers: int = 0
+    hidden: int = 0
+    n_heads: int = 0
+    n_kv_heads: int = 0
+    head_dim: int = 0
+    ffn: int = 0
+    vocab: int = 0
+    n_experts: int = 0
+    n_shared_experts: int = 0
+    shared_ffn: int = 0
+    n_dense_layers: int = 0
+    dense_ffn: int = 0
+
+
+def shared(of: LayerBuild, kind: type[LayerBuild]) -> dict[str, Any]:
+    """Return the fields of a kind with the values that an object has of them."""
+    return {field.name: getattr(of, field.name) for field in fields(kind)}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape(LayerSizes):
     """The shape of a transformer, or of as much as is known of another model.
 
     Attributes:
         name: for people, such as ``llama`` or a file's name.
         source: where the shape comes from, one phrase.
         parameters: all parameters; their sum is the parameter count.
-        ffn: width of the feed-forward layer (of one expert in a mixture).
-        is_gated: the feed-forward has a gate (SwiGLU): three matrices, not two.
-        n_experts: 0 = dense.
-        n_dense_layers, dense_ffn: of a mixture, the first layers, whose feed-forward is plain, and
-            its width.
-        activation: ``gelu``, ``gelu_new``, ``silu``, ``relu``, ...
         hidden_dropout: dropout after the sub-layers; 0 = none.
         attention_dropout: dropout of the attention probabilities.
         ffn_dropout: dropout between the two halves of the feed-forward, as T5 has it.
         n_cross_layers: layers, the last ones, that also attend to an encoder's output.
         has_layers: False where only the parameter count is known: activations are unknown.
-        has_rotary: rotary positions: queries and keys are made anew before attention.
         softmax_fp32: attention that is written out asks for an fp32 softmax, as Hugging Face's.
-        writes_attention: the code writes attention out, for no fused kernel does what it does.
-        shares_heads: attention gets fewer key-value heads without being told (``enable_gqa``).
-        attention_softcap: scores go through a tanh (Gemma 2).
-        logit_softcap: so do the logits.
-        clamps_gate: the gate of the experts is clamped and written out (gpt-oss).
         upcasts_logits: the loss is taken of fp32 logits, as Hugging Face's is.
         has_lm_head: the model ends in logits over the vocabulary.
         is_guess: the shape was derived from a parameter count.
@@ -127,48 +225,25 @@ class ModelShape:
         encoder_seq: length of the encoder's sequence where it is not the decoder's; 0 = the same.
         fixed_seq: the only length that the model takes, such as a picture's patches; 0 = any.
         input_elements: numbers that a picture brings in, in the place of token ids.
+        unet: what the model is instead of repeated layers.
         assumptions: what was derived or assumed, one sentence each.
     """
 
     name: str
     source: str
     parameters: Sequence[ParameterGroup]
-    n_layers: int = 0
-    hidden: int = 0
-    n_heads: int = 0
-    n_kv_heads: int = 0
-    head_dim: int = 0
-    ffn: int = 0
-    vocab: int = 0
     max_positions: int = 0
-    is_gated: bool = False
-    n_experts: int = 0
     experts_per_token: int = 0
-    n_shared_experts: int = 0
-    shared_ffn: int = 0
-    n_dense_layers: int = 0
-    dense_ffn: int = 0
-    activation: str = "gelu"
-    norm: Norm = Norm.LAYERNORM
-    norms_per_layer: int = 2
-    has_rotary: bool = False
     softmax_fp32: bool = False
-    writes_attention: bool = False
-    shares_heads: bool = False
-    attention_softcap: bool = False
-    logit_softcap: bool = False
-    clamps_gate: bool = False
     upcasts_logits: bool = False
     is_guess: bool = False
     is_checked: bool = True
     has_lm_head: bool = True
-    tied_head: bool = False
     embedding_dropout: float = 0.0
     hidden_dropout: float = 0.0
     attention_dropout: float = 0.0
     ffn_dropout: float = 0.0
     n_cross_layers: int = 0
-    parallel_residual: bool = False
     kv_elements: int = 0
     latent_width: int = 0
     sliding_window: int = 0
@@ -188,6 +263,7 @@ class ModelShape:
     encoder_seq: int = 0
     fixed_seq: int = 0
     input_elements: int = 0
+    unet: Unet | None = None
     assumptions: Sequence[str] = ()
 
     @property
@@ -203,7 +279,7 @@ class ModelShape:
     @property
     def has_layers(self) -> bool:
         """Whether the shape of the layers is known, so that activations can be derived."""
-        return (self.n_layers > 0 and self.hidden > 0) or bool(self.towers)
+        return (self.n_layers > 0 and self.hidden > 0) or bool(self.towers) or self.unet is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,13 +18,7 @@ from typing import IO, Any, Final
 
 from fragdoctor.errors import ConfigError
 from fragdoctor.model.finding import Location
-from fragdoctor.model.rehearsal import (
-    Assumed,
-    Rehearsal,
-    RehearsedDevice,
-    RehearsedOom,
-    Unmodelled,
-)
+from fragdoctor.model.rehearsal import Assumed, Rehearsal, RehearsedDevice, RehearsedOom, Unmodelled
 from fragdoctor.rehearse.machines import RehearsedGpu
 from fragdoctor.rehearse.notebooks import Notebook
 
@@ -32,7 +26,7 @@ START: Final = Path(__file__).parent / "start.py"
 MOST_STEPS: Final = 200
 """Steps after which a rehearsal ends whose memory does not repeat."""
 TEMPORARY: Final = "tmp"
-OUTCOME: Final = "outcome.json"
+_OUTCOME: Final = "outcome.json"
 TAIL_LINES: Final = 40
 _TAIL_BYTES: Final = 64 * 1024
 
@@ -183,12 +177,9 @@ def _attempt(
 ) -> dict[str, Any]:
     """Return the outcome of a run with one interpreter, as the engine wrote it."""
     code, tail = run_prepared(program, conditions, python, place, on_step)
-    outcome = place / OUTCOME
-    if not outcome.is_file():
+    found = outcome_of(place)
+    if found is None:
         raise _vanished(python, code, tail)
-    found: dict[str, Any] = json.loads(outcome.read_text(encoding="utf-8"))
-    if found["status"] == "unfit":
-        raise CannotRehearse(found["message"], hint=found["hint"])
     if found["status"] == "failed":
         raise _failed(found, tail)
     if not found["used_cuda"]:
@@ -196,6 +187,21 @@ def _attempt(
             "The program used no GPU: it asked for no CUDA tensor.",
             hint="Check its arguments; what it prints is shown with --full.",
         )
+    return found
+
+
+def outcome_of(place: Path) -> dict[str, Any] | None:
+    """Return what the engine wrote into the scratch folder; None = nothing.
+
+    Raises:
+        CannotRehearse: the process could not be prepared.
+    """
+    outcome = place / _OUTCOME
+    if not outcome.is_file():
+        return None
+    found: dict[str, Any] = json.loads(outcome.read_text(encoding="utf-8"))
+    if found["status"] == "unfit":
+        raise CannotRehearse(found["message"], hint=found["hint"])
     return found
 
 
@@ -237,7 +243,7 @@ def run_prepared(
         "stops_by_itself": conditions.stops_by_itself,
         "scratch": None if conditions.allows_writes else str(place),
         "native": str(native_library()),
-        "outcome": str(place / OUTCOME),
+        "outcome": str(place / _OUTCOME),
         "snapshot": str(place / "snapshot.pickle"),
     }
     with _pipe() as (readable, writable), (place / "output").open("w+b") as output:
@@ -374,9 +380,9 @@ def _failed(found: Mapping[str, Any], tail: str) -> ProgramFailed:
     text = failure["text"].strip().splitlines()
     if failure["type"] == "NotImplementedError" and "SparseCUDA" in failure["text"]:
         return ProgramFailed(
-            f"Sparse tensors on a GPU cannot be rehearsed, and the program makes one{where}.",
-            hint="Rehearse it with dense gradients: sparse=False for embeddings, another optimizer "
-            "than SparseAdam.",
+            "Gradients of sparse embeddings can be rehearsed, but not what the program does with a "
+            f"sparse tensor{where}.",
+            hint="Rehearse it with dense tensors: embeddings with sparse=False, else to_dense().",
             output=tail,
         )
     return ProgramFailed(

@@ -9,7 +9,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from fragdoctor.rehearse.launch import OUTCOME, Conditions, Program, run_prepared
+from fragdoctor.rehearse.launch import (
+    CannotRehearse,
+    Conditions,
+    Program,
+    outcome_of,
+    run_prepared,
+)
 from fragdoctor.rehearse.machines import rehearsed_gpu
 
 REPORTS: Final = "FRAGDOCTOR_TEST_REPORTS"
@@ -42,14 +48,8 @@ def rehearse_test(args: Sequence[str], gpu: str | None) -> tuple[list[dict[str, 
         found = reports.read_text(encoding="utf-8").splitlines() if reports.is_file() else []
         if found:
             return [json.loads(line) for line in found], ""
-        return [], _why(place / OUTCOME) or tail or f"pytest ended with code {code}"
-
-
-def _why(outcome: Path) -> str:
-    """Return why the process could not be prepared, "" where it could."""
-    if not outcome.is_file():
-        return ""
-    found = json.loads(outcome.read_text(encoding="utf-8"))
-    if found["status"] != "unfit":
-        return ""
-    return f"{found['message']} {found['hint']}"
+        try:
+            outcome_of(place)
+        except CannotRehearse as err:
+            return [], f"{err.message} {err.hint}"
+        return [], tail or f"pytest ended with code {code}"

@@ -10,12 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from fragdoctor.errors import ConfigError
-from fragdoctor.model.rehearsal import (
-    FailedRehearsal,
-    LargestBatch,
-    Rehearsal,
-    RehearsalSweep,
-)
+from fragdoctor.model.rehearsal import FailedRehearsal, LargestBatch, Rehearsal, RehearsalSweep
 from fragdoctor.rehearse import launch
 from fragdoctor.rehearse.launch import Conditions, OnStep, Program, ProgramFailed
 from fragdoctor.rehearse.machines import RehearsedGpu

@@ -16,7 +16,7 @@ from fragdoctor.report.layout import GAP, INDENT, Page, styled
 from fragdoctor.report.words import PHASE_NAMES, share_of
 from fragdoctor.units import format_size, plural
 
-N_ROWS: Final = 5
+N_ROWS: Final = 4
 """Lines of the timeline's area."""
 
 # Below the picture, a letter says which phase of training each column is in. Of phases narrower
@@ -123,9 +123,10 @@ def draw_timeline(page: Page, strip: TimelineStrip, *, phases_too: bool) -> None
     if phases:
         page.drawn(_joined([margin, *(_PHASE_LETTERS[p] for p in phases)]))
     marks = _marks(strip, n_columns)
-    if marks:
+    at_end = bool(marks) and all(mark == (" ", "") for mark in marks[:-1])
+    if marks and not at_end:
         page.drawn(_joined([margin, *marks]))
-    _write_key(page, strip, phases)
+    _write_key(page, strip, phases, at_end=at_end)
 
 
 def top_line(strip: TimelineStrip) -> tuple[int, str]:
@@ -183,14 +184,17 @@ def _marks(strip: TimelineStrip, n_columns: int) -> list[tuple[str, str]]:
     return cells if strip.flush_columns or strip.oom_columns else []
 
 
-def _write_key(page: Page, strip: TimelineStrip, phases: Sequence[TrainingPhase]) -> None:
+def _write_key(
+    page: Page, strip: TimelineStrip, phases: Sequence[TrainingPhase], *, at_end: bool
+) -> None:
     allocated, reserved = (format_size(n) for n in strip.peak_bytes)
     key = [
         ((page.glyphs.steps[-1], _ALLOCATED), f"allocated (peak {allocated})"),
         ((page.glyphs.reserved, _RESERVED), f"reserved (peak {reserved})"),
     ]
     if strip.n_ooms:
-        key.append((_OOM, plural(strip.n_ooms, "OOM")))
+        where = " at the end" if at_end else ""
+        key.append((_OOM, f"{plural(strip.n_ooms, 'OOM')}{where}"))
     if strip.n_flushes:
         key.append((_FLUSH, plural(strip.n_flushes, "flush", "flushes")))
     page.key(key)

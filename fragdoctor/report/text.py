@@ -41,24 +41,28 @@ def render(document: ReportDocument, options: RenderOptions) -> str:
     page = Page(options)
     page.paragraph(document.headline, indent=0)
     _write_blocks(page, Section("", document.lead), indent=0)
+    last = ""
     for section in document.sections:
-        _write_blocks(page, section, indent=INDENT)
+        if _write_blocks(page, section, indent=INDENT):
+            last = section.title
     if document.footer and options.verbosity is Verbosity.NORMAL:
-        page.blank()
+        if last:  # remarks and footer are one paragraph
+            page.blank()
         page.paragraph(dim(document.footer))
     return page.render()
 
 
-def _write_blocks(page: Page, section: Section, *, indent: int) -> None:
+def _write_blocks(page: Page, section: Section, *, indent: int) -> bool:
     blocks = section.only(DETAILS[page.options.verbosity])
     if not blocks:
-        return
+        return False
     if section.title:
         page.heading(section.title, section.note)
     elif indent:
         page.blank()
     for block in blocks:
         _WRITERS.get(block.kind, _skip)(page, block, indent)
+    return True
 
 
 def _skip(page: Page, block: Any, indent: int) -> None:

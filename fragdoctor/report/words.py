@@ -188,7 +188,7 @@ def predicted_figures(predicted: Predicted) -> list[str]:
     if predicted.margin_bytes is not None:
         sign = "to spare" if predicted.margin_bytes >= 0 else "short"
         parts.append(f"{format_size(abs(predicted.margin_bytes))} {sign}")
-    if predicted.retries is not None:
+    if predicted.retries:
         parts.append(plural(predicted.retries, "retry", "retries"))
     return parts
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Final
 
-from fragdoctor.rules.base import HEADINGS, Rule
 from fragdoctor.rules.capacity.caught_failures import CaughtFailures
 from fragdoctor.rules.capacity.device_full import DeviceFull
 from fragdoctor.rules.capacity.optimizer_state import OptimizerState
@@ -38,6 +37,7 @@ from fragdoctor.rules.processes.other_process import OtherProcess
 from fragdoctor.rules.processes.separate_failure import SeparateFailure
 from fragdoctor.rules.processes.several_ranks import SeveralRanks
 from fragdoctor.rules.processes.starved_library import StarvedLibrary
+from fragdoctor.rules.rule import HEADINGS, Rule
 from fragdoctor.rules.settings.idle_collection import IdleCollection
 from fragdoctor.rules.settings.ignored_native_settings import IgnoredNativeSettings
 from fragdoctor.rules.settings.memory_limit import MemoryLimit

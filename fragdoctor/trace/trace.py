@@ -18,15 +18,7 @@ import numpy.typing as npt
 from fragdoctor._native import _ext
 from fragdoctor.model.hooks import report_progress
 from fragdoctor.model.settings import AllocatorSettings, Era
-from fragdoctor.model.snapshot import (
-    I32,
-    I64,
-    U64,
-    Action,
-    BlockState,
-    Bools,
-    Snapshot,
-)
+from fragdoctor.model.snapshot import I32, I64, U64, Action, BlockState, Bools, Snapshot
 from fragdoctor.trace.allocator import native_config
 from fragdoctor.trace.columns import (
     MAX_SUM,

@@ -7,17 +7,16 @@ import json
 from pathlib import Path
 from typing import Any
 
-from stock import load_stock
-
 from fragdoctor.analysis.device import analyze_device
 from fragdoctor.analysis.result import DeviceAnalysis
+from fragdoctor.inputs.snapshot_reader import read_snapshot
 from fragdoctor.model.snapshot import Snapshot
 
 
 @functools.cache
 def recording(folder: Path) -> tuple[Snapshot, tuple[DeviceAnalysis, ...]]:
     """Return the columns of one recording and the analysis of its devices."""
-    snapshot = load_stock(folder / "snapshot.pickle")
+    snapshot = read_snapshot(folder / "snapshot.pickle")
     return snapshot, tuple(analyze_device(snapshot, d) for d in snapshot.devices)
 
 

@@ -30,3 +30,27 @@ def test_find_holders_peak_and_now_are_told_apart():
         (read.frame(h.frame).line, h.now_bytes, h.n_now, h.peak_bytes, h.n_peak)
         for h in result.holders
     ] == [(1, 0, 0, 40 * MIB, 1), (2, 20 * MIB, 1, 20 * MIB, 1)]
+
+
+def test_find_holders_equal_layers_are_one_module_and_a_single_one_is_named():
+    made = [
+        (1, "nn.Module: layers.0.mlp", 40 * MIB),
+        (1, "nn.Module: layers.11.mlp", 40 * MIB),
+        (1, "nn.Module: head", 60 * MIB),
+        (2, "nn.Module: layers.0.conv2", 30 * MIB),
+        (3, "the program's own", 20 * MIB),
+    ]
+    segments, events = [], []
+    for i, (line, note, size) in enumerate(made):
+        at, frames = BASE + 100 * i * MIB, [frame(line=line)]
+        segments.append(segment(at, block(size, "active_allocated", frames=frames)))
+        events.append(segment_alloc(at, size))
+        events.append(alloc(at, size, frames=frames, user_metadata=note))
+
+    result = analyze_device(read := from_python(snapshot(*segments, events=events)), 0)
+
+    assert {read.frame(h.frame).line: h.module for h in result.holders} == {
+        1: "layers.*.mlp",
+        2: "layers.0.conv2",
+        3: "",
+    }

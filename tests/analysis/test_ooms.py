@@ -16,7 +16,7 @@ from builders import (
 from stock import from_python
 
 from fragdoctor.analysis.device import analyze_device
-from fragdoctor.analysis.ooms import segment_bytes
+from fragdoctor.analysis.free_space import segment_bytes
 from fragdoctor.model.settings import AllocatorSettings
 
 LIVE = "active_allocated"

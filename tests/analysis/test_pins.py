@@ -6,8 +6,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stock import from_python
 
+from fragdoctor.analysis.attribution import MAX_BLOCKS, MAX_SEGMENTS, NO_PIN
 from fragdoctor.analysis.device import analyze_device
-from fragdoctor.analysis.pins import MAX_BLOCKS, MAX_SEGMENTS, NO_PIN
 from fragdoctor.model.snapshot import BlockState
 
 LIVE, PENDING = "active_allocated", "active_pending_free"

@@ -10,7 +10,7 @@ import pytest
 from page_samples import MIB, of_snapshot, tiny, tiny_diagnosis
 from stock import from_python
 
-from fragdoctor.cli.page_server import Replays, Viewer
+from fragdoctor.cli.view import Replays, Viewer
 from fragdoctor.diagnosis.pipeline import diagnose
 from fragdoctor.inputs.cases import read_case
 from fragdoctor.inputs.snapshot_reader import read_snapshot

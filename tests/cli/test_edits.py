@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from command_line import Run
 
-from fragdoctor.cli.edits import EDITS
+from fragdoctor.cli.simulate import EDITS
 
 
 @pytest.fixture

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 from command_line import Run
 
-from fragdoctor.rules.base import HEADINGS
 from fragdoctor.rules.registry import RULES
+from fragdoctor.rules.rule import HEADINGS
 
 
 def test_explain_lists_every_rule(run: Run) -> None:

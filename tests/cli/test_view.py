@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fragdoctor.cli.page_server import HOST, MAX_QUESTION_BYTES, Replays, Viewer
+from fragdoctor.cli.view import HOST, MAX_QUESTION_BYTES, Replays, Viewer
 from fragdoctor.diagnosis.pipeline import diagnose
 from fragdoctor.errors import ConfigError
 from fragdoctor.inputs.cases import read_case

@@ -6,10 +6,10 @@ import json
 import re
 
 import pytest
-from stock import load_stock
 
 from fragdoctor.diagnosis.pipeline import diagnose
 from fragdoctor.inputs.messages import find_messages
+from fragdoctor.inputs.snapshot_reader import read_snapshot
 from fragdoctor.inputs.stats_reader import read_stats
 from fragdoctor.model.case import Case
 from fragdoctor.model.diagnosis import Cause
@@ -49,7 +49,7 @@ def judge(verdict, want):
 def test_verdict_on_every_recording_alone(shared):
     wrong = {}
     for name, want in expected(shared).items():
-        case = Case(snapshot=load_stock(shared / "snapshots" / name / "snapshot.pickle"))
+        case = Case(snapshot=read_snapshot(shared / "snapshots" / name / "snapshot.pickle"))
         verdict = diagnose(case).verdict
         is_right = judge(verdict, want)
         if name in NEEDS_MESSAGE:
@@ -66,7 +66,7 @@ def test_verdict_on_every_recording_with_message_and_statistics(shared):
         folder = shared / "snapshots" / name
         text = folder / "oom.txt"
         case = Case(
-            snapshot=load_stock(folder / "snapshot.pickle"),
+            snapshot=read_snapshot(folder / "snapshot.pickle"),
             oom=find_messages(text.read_text()) if text.exists() else None,
             stats=read_stats((folder / "stats.json").read_text()),
         )
@@ -80,7 +80,7 @@ def test_verdict_on_every_recording_with_message_and_statistics(shared):
 def test_verdict_on_truncated_recording_says_that_history_is_missing(shared):
     path = shared / "snapshots" / "frag_gpt_long_truncated" / "snapshot.pickle"
 
-    diagnosis = diagnose(Case(snapshot=load_stock(path)))
+    diagnosis = diagnose(Case(snapshot=read_snapshot(path)))
 
     assert any("cut" in note for note in diagnosis.notes)
     assert "FD901" in [f.code for f in diagnosis.findings]
@@ -116,7 +116,7 @@ def test_verdict_on_every_other_message_is_honest(shared):
 def test_advice_on_the_twins_agrees_with_what_they_showed(shared):
     def advice(name):
         path = shared / "snapshots" / name / "snapshot.pickle"
-        diagnosis = diagnose(Case(snapshot=load_stock(path)))
+        diagnosis = diagnose(Case(snapshot=read_snapshot(path)))
         return (
             {r.code for r in diagnosis.recommendations},
             {r.code for r in diagnosis.rejected},
@@ -133,7 +133,7 @@ def test_advice_on_the_twins_agrees_with_what_they_showed(shared):
 def test_default_settings_that_a_cut_trace_cannot_test_are_named_with_the_reason(shared):
     folder = shared / "snapshots" / "kvcache_cat_expandable"
 
-    diagnosis = diagnose(Case(snapshot=load_stock(folder / "snapshot.pickle")))
+    diagnosis = diagnose(Case(snapshot=read_snapshot(folder / "snapshot.pickle")))
 
     advice = next(r for r in diagnosis.recommendations if r.code == "default-settings")
     assert advice.predicted.fits is None
@@ -144,7 +144,7 @@ def test_default_settings_that_a_cut_trace_cannot_test_are_named_with_the_reason
 
 def test_texts_of_recordings_agree_in_number(shared):
     for name in ("microbench_alternate", "kvcache_cat_expandable", "empty_cache_calls"):
-        case = Case(snapshot=load_stock(shared / "snapshots" / name / "snapshot.pickle"))
+        case = Case(snapshot=read_snapshot(shared / "snapshots" / name / "snapshot.pickle"))
         diagnosis = diagnose(case)
 
         text = render("analyze", "text", diagnosis, RenderOptions(120, verbosity=Verbosity.FULL))

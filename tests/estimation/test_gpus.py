@@ -73,10 +73,16 @@ def test_workspace_is_of_the_architecture() -> None:
         ("AMD Instinct MI300X", "mi300x"),
         ("NVIDIA A100-SXM4-80GB MIG 1g.10gb", "a100-80g-1g.10gb"),
         ("M3 Max 64GB", "m3-max-64g"),
+        ("NVIDIA GB10", "gb10"),
     ],
 )
 def test_names_that_drivers_write_are_found(text: str, name: str) -> None:
     assert gpu_of(text).name == name
+
+
+def test_mac_without_its_memory_is_asked_for_it() -> None:
+    with pytest.raises(ConfigError, match="more than one size"):
+        gpu_of("Apple M3 Max")
 
 
 def test_slice_and_shared_memory_are_less_than_their_names_say() -> None:

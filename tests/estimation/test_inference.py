@@ -110,6 +110,36 @@ def test_server_divides_its_share_into_weights_a_step_and_blocks() -> None:
     assert small.cache_bytes > found.cache_bytes
 
 
+@pytest.mark.parametrize(
+    ("model", "gpu", "options", "published"),
+    [
+        # https://github.com/vllm-project/vllm/pull/10511
+        ("llama-3-8b", "h100", {"seq": 8192}, 53.29),
+        # https://github.com/vllm-project/vllm/issues/15815
+        ("qwen2.5-32b", "l40s", {"seq": 10_000, "dtype": "bf16", "tensor_parallel": 2}, 7.71),
+        # vLLM 0.19, 0.65 of the GPU: https://myoceane.fr/index.php/ai-vllm-a100-gemma-4/
+        ("gpt-oss-20b", "a100-80g", {"seq": 131_072}, 36.56),
+    ],
+)
+def test_pool_of_cache_is_that_of_published_logs(
+    model: str, gpu: str, options: dict[str, Any], published: float
+) -> None:
+    share = 0.65 if model == "gpt-oss-20b" else 0.9
+    tokens = min(options["seq"], 10_000) if model != "gpt-oss-20b" else 0
+
+    found = serving_of(
+        of(model, **options), gpu_of(gpu), utilization=share, max_batched_tokens=tokens
+    )
+
+    assert found.cache_bytes / GIB == pytest.approx(published, rel=0.04)
+
+
+def test_server_never_writes_scores_out() -> None:
+    found = serving_of(of("gpt-oss-20b", seq=131_072), gpu_of("a100-80g"), utilization=0.9)
+
+    assert found.activations_bytes < 3 * GIB
+
+
 def test_server_that_takes_nothing_is_refused() -> None:
     with pytest.raises(ConfigError, match="no share"):
         serving_of(of("llama-3-8b", seq=1), gpu_of("t4"), utilization=1.5)

@@ -8,13 +8,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from story_logs import message
 
-from fragdoctor.analysis.sharing import HEADROOM_SHARE, TYPICAL_CONTEXT_BYTES, share_gpu
 from fragdoctor.errors import ConfigError
 from fragdoctor.estimation.gpus import gpu_of
 from fragdoctor.estimation.packing import Question, processes_on_gpu
 from fragdoctor.inputs.messages import find_messages
 from fragdoctor.model.case import Case
-from fragdoctor.model.gpu_sharing import ProcessDemand
+from fragdoctor.model.gpu_sharing import (
+    HEADROOM_SHARE,
+    TYPICAL_CONTEXT_BYTES,
+    ProcessDemand,
+    share_gpu,
+)
 from fragdoctor.units import GIB, MIB
 
 

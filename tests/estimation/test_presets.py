@@ -53,7 +53,10 @@ def test_near_miss_of_a_name_is_suggested() -> None:
 @pytest.mark.parametrize(
     ("config", "word"),
     [
-        ({"_class_name": "UNet2DConditionModel", "block_out_channels": [320]}, "UNet"),
+        ({"_class_name": "ControlNetModel", "block_out_channels": [320]}, "ControlNet"),
+        ({"model_type": "swin", "hidden_size": 768}, "Swin"),
+        ({"model_type": "siglip", "vision_config": {"hidden_size": 768}}, "SigLIP"),
+        ({"model_type": "unheard", "architectures": ["UnheardForMaskedLM"]}, "unheard"),
         ({"_class_name": "FluxTransformer2DModel"}, "diffusion transformer"),
         ({"model_type": "jamba", "hidden_size": 4096}, "hybrid"),
     ],

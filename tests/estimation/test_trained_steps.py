@@ -1,7 +1,9 @@
 """The formulas against training steps of the libraries' own models, and a few in plain PyTorch.
 
 ``trained_steps.json`` holds what ``tools/train_steps.py`` measured: peaks of allocated memory of
-two steps, and the configurations of the models. Its ``source`` says with what.
+two steps, and the configurations of the models. Its ``source`` says with what: PyTorch's own
+allocator, in a CUDA build whose device only keeps books. ``rehearsed_bytes`` are the peaks of the
+same steps by ``fragdoctor rehearse``.
 """
 
 from __future__ import annotations
@@ -14,7 +16,6 @@ from typing import Any
 
 import pytest
 
-from fragdoctor.errors import InputError
 from fragdoctor.estimation.config_json import shape_of_config
 from fragdoctor.estimation.formula import formula_needs, play
 from fragdoctor.estimation.request import FORMULA_ERROR
@@ -24,38 +25,55 @@ from fragdoctor.model.workload import Workload
 from fragdoctor.rehearse.engine.kernels.reduction import Kind, reduction_bytes
 
 ROWS = json.loads(Path(__file__).with_name("trained_steps.json").read_text())
-COVERED = [row for row in ROWS if row["config"].get("_class_name") != "UNet2DConditionModel"]
 PRECISIONS = ("fp32", "bf16", "amp-bf16")
 PROMISED = 0.05
+MOST = 0.10
+STEPS = [(row, dtype) for row in ROWS for dtype in row["peak_allocated_bytes"]]
+NAMES = [f"{row['name']}-{dtype}" for row, dtype in STEPS]
 
 
 def workload_of(row: dict[str, Any], dtype: str) -> Workload:
     shape = shape_of_config(row["config"], row["name"])
     seq = shape.fixed_seq or row["seq"]
-    workload = Workload(shape, dtype, batch=row["batch"], seq=seq, architecture="hopper")
+    workload = Workload(
+        shape,
+        {"nf4": "int4", "int8": "int8"}.get(row["quantised"], dtype),
+        batch=row["batch"],
+        seq=seq,
+        architecture="hopper",
+        checkpointing="full" if row["checkpointing"] else "none",
+    )
     if not row["lora"]:
         return workload
     targets = row["lora"]["target_modules"]
     return replace(
         workload,
         lora_rank=row["lora"]["r"],
-        lora_targets=("all-linear",) if targets == "all-linear" else tuple(targets),
+        lora_targets=(
+            ("all-linear",) if targets == "all-linear" else tuple(t.split(".")[0] for t in targets)
+        ),
         dora=row["lora"].get("use_dora", False),
     )
 
 
-@pytest.mark.parametrize("dtype", PRECISIONS)
-@pytest.mark.parametrize("row", COVERED, ids=lambda row: row["name"])
+def peak_of(row: dict[str, Any], dtype: str) -> int:
+    return max(phase.n_bytes for phase in phases_of(play(workload_of(row, dtype))))
+
+
+@pytest.mark.parametrize(("row", "dtype"), STEPS, ids=NAMES)
 def test_peak_of_measured_step_is_met(row: dict[str, Any], dtype: str) -> None:
     measured = row["peak_allocated_bytes"][dtype]
 
-    peak = max(phase.n_bytes for phase in phases_of(play(workload_of(row, dtype))))
-
-    assert abs(peak - measured) <= PROMISED * measured
+    assert abs(peak_of(row, dtype) - measured) <= MOST * measured
 
 
-@pytest.mark.parametrize("dtype", PRECISIONS)
-@pytest.mark.parametrize("row", COVERED, ids=lambda row: row["name"])
+def test_promised_share_of_measured_steps_is_met_closely() -> None:
+    errors = [peak_of(row, d) / row["peak_allocated_bytes"][d] - 1 for row, d in STEPS]
+
+    assert sum(abs(e) <= PROMISED for e in errors) >= 0.9 * len(errors)
+
+
+@pytest.mark.parametrize(("row", "dtype"), STEPS, ids=NAMES)
 def test_measured_peak_lies_between_the_bounds(row: dict[str, Any], dtype: str) -> None:
     needs = formula_needs(workload_of(row, dtype))
 
@@ -63,25 +81,33 @@ def test_measured_peak_lies_between_the_bounds(row: dict[str, Any], dtype: str) 
     assert needs.low_bytes <= row["peak_allocated_bytes"][dtype] <= needs.high_bytes
 
 
-@pytest.mark.parametrize("row", COVERED, ids=lambda row: row["name"])
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row["name"])
+def test_rehearsed_step_is_what_the_allocator_saw(row: dict[str, Any]) -> None:
+    for dtype, rehearsed in row["rehearsed_bytes"].items():
+        assert rehearsed == pytest.approx(row["peak_allocated_bytes"][dtype], rel=0.01)
+
+
+@pytest.mark.parametrize(
+    "row", [row for row in ROWS if not row["quantised"]], ids=lambda row: row["name"]
+)
 def test_parameters_of_measured_model_are_counted(row: dict[str, Any]) -> None:
     groups = states_of(workload_of(row, "fp32")).groups
     trained = sum(g.n_each * g.count for g in groups if g.is_trained)
 
-    assert sum(g.n_each * g.count for g in groups) == pytest.approx(row["n_parameters"], rel=1e-5)
-    assert trained == pytest.approx(row["n_trained"], rel=1e-5)
+    assert sum(g.n_each * g.count for g in groups) == pytest.approx(row["n_parameters"], rel=1e-3)
+    assert trained == pytest.approx(row["n_trained"], rel=1e-3)
 
 
-@pytest.mark.parametrize("row", COVERED, ids=lambda row: row["name"])
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row["name"])
 def test_every_tensor_is_freed_at_most_once(row: dict[str, Any]) -> None:
-    for dtype in PRECISIONS:
+    for dtype in row["peak_allocated_bytes"]:
         freed = Counter(e.handle for e in play(workload_of(row, dtype)).events if e.kind == "free")
         assert max(freed.values()) == 1
 
 
-@pytest.mark.parametrize("row", COVERED, ids=lambda row: row["name"])
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row["name"])
 def test_needs_grow_with_batch_and_length(row: dict[str, Any]) -> None:
-    workload = workload_of(row, "amp-bf16")
+    workload = workload_of(row, "bf16" if row["quantised"] else "amp-bf16")
     batches = [replace(workload, batch=n) for n in (1, 2, 5, 100)]
     lengths = [replace(workload, seq=n) for n in (100, 257, 4000)]
 
@@ -93,20 +119,14 @@ def test_needs_grow_with_batch_and_length(row: dict[str, Any]) -> None:
         assert highs == sorted(highs)
 
 
-def test_what_is_not_covered_is_named() -> None:
-    others = [row for row in ROWS if row not in COVERED]
-
-    assert others
-    for row in others:
-        with pytest.raises(InputError, match="diffusion UNet"):
-            shape_of_config(row["config"], row["name"])
-
-
 def test_promise_counts_the_measured_models() -> None:
-    assert f"steps of {len(COVERED)} models" in FORMULA_ERROR
-    assert f"the peak within {100 * PROMISED:.0f} %" in FORMULA_ERROR
-    assert {len(row["peak_allocated_bytes"]) for row in COVERED} == {len(PRECISIONS)}
-    assert {row["split"] for row in COVERED} == {"looked", "held-out"}
+    assert f"steps of {len(ROWS)} models" in FORMULA_ERROR
+    assert f"within {100 * PROMISED:.0f} % for 9 of 10" in FORMULA_ERROR
+    assert f"within {100 * MOST:.0f} % for all" in FORMULA_ERROR
+    assert all(
+        len(r["peak_allocated_bytes"]) == len(PRECISIONS) for r in ROWS if not r["quantised"]
+    )
+    assert {row["split"] for row in ROWS} == {"looked", "held-out"}
 
 
 @pytest.mark.parametrize("columns", [1, 6, 64, 96, 768, 1000, 4096, 14336])

@@ -20,8 +20,8 @@ import fragdoctor
 from fragdoctor.analysis.device import analyze_device
 from fragdoctor.errors import ConfigError
 from fragdoctor.export import tables, trace_events
-from fragdoctor.export.allocations import device_life
 from fragdoctor.export.speedscope import speedscope_text
+from fragdoctor.export.tables import device_life
 from fragdoctor.model.snapshot import Snapshot
 
 A, B = [frame("/p/a.py", 1, "f"), frame("/p/m.py", 9, "<module>")], [frame("/p/b.py", 2, "g")]

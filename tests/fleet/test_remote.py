@@ -25,7 +25,7 @@ from fragdoctor.fleet.examine import examine
 from fragdoctor.fleet.workers import WorkerPool
 from fragdoctor.inputs import bundles
 from fragdoctor.inputs.discovery import discover
-from fragdoctor.inputs.source import zstd
+from fragdoctor.inputs.source import zstd_module
 from fragdoctor.limits import Limits
 from fragdoctor.report.json import document_of
 
@@ -171,7 +171,7 @@ def test_single_url_is_one_case(run: Run, web: str, job: Path) -> None:
 
 def test_zstd_over_the_web_is_unpacked_on_the_way(web: str, job: Path) -> None:
     data = (job / "rank0.pickle").read_bytes()
-    (job / "rank9.pickle.zst").write_bytes(zstd.compress(data))
+    (job / "rank9.pickle.zst").write_bytes(zstd_module().compress(data))
 
     fleet = summarise_all(discover([f"{web}/rank0.pickle", f"{web}/rank9.pickle.zst"]).ranks)
 

@@ -101,7 +101,7 @@ def test_finding_that_grew_is_worse() -> None:
 
 
 def test_moved_line_and_other_addresses_are_not_worse() -> None:
-    from fragdoctor.rules.base import fingerprint
+    from fragdoctor.rules.rule import fingerprint
 
     before = diagnoses.fragmentation()
     old = replace(

@@ -54,3 +54,15 @@ def test_failures_that_were_there_before_do_not_count() -> None:
 
 def test_unknown_peaks_are_not_judged() -> None:
     assert judged("2%", allocated=(None, 100), active=(100, None)) == ()
+
+
+@pytest.mark.parametrize(("common", "expected"), [((100, 101), False), ((100, 110), True)])
+def test_where_one_run_failed_only_what_both_made_is_judged(common: Pair, expected: bool) -> None:
+    pair = (common[0] * MIB, common[1] * MIB)
+    peaks = DevicePeaks(0, (100 * MIB, 900 * MIB), (None, None), (1, 0), 40, pair, (None, None))
+    comparison = Comparison((), "", Basis.NONE, device_peaks=(peaks,))
+
+    result = judge_growth(comparison, parse_amount("2%"))
+
+    assert has_grown(result) is expected
+    assert "over the first 40 requests" in result[0].text

@@ -19,7 +19,7 @@ from command_line import Run
 sys.path.insert(0, str(Path(__file__).parent))
 import dimensions
 
-from fragdoctor.inputs.source import zstd
+from fragdoctor.inputs.source import zstd_module
 
 
 def _statistics(n_bytes: int) -> bytes:
@@ -28,7 +28,7 @@ def _statistics(n_bytes: int) -> bytes:
 
 
 def _packed(data: bytes) -> bytes:
-    packed: bytes = zstd.compress(data, 19)
+    packed: bytes = zstd_module().compress(data, 19)
     return packed
 
 

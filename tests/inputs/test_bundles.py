@@ -13,10 +13,8 @@ from fragdoctor import diagnose
 from fragdoctor.capture.recording import bundle_writer as writer
 from fragdoctor.errors import ConfigError, InputError, LimitExceeded, NotASnapshot, RefusedSnapshot
 from fragdoctor.inputs import bundles as reader
-from fragdoctor.inputs import manifest
-from fragdoctor.inputs.bundles import is_bundle, with_facts
+from fragdoctor.inputs.bundles import FORMAT, VERSION, is_bundle, read_manifest, with_facts
 from fragdoctor.inputs.cases import read_bundle, read_case, read_snapshot
-from fragdoctor.inputs.manifest import read_manifest
 from fragdoctor.model.case import BundleDevice, BundleFacts, Overrides
 
 GIB = 1 << 30
@@ -100,7 +98,7 @@ def test_read_bundle_leaves_the_users_words_as_they_are(bundle) -> None:
 
 
 def test_writer_and_reader_agree_on_names_and_version() -> None:
-    assert (writer.FORMAT, writer.VERSION) == (manifest.FORMAT, manifest.VERSION)
+    assert (writer.FORMAT, writer.VERSION) == (FORMAT, VERSION)
     assert writer.MANIFEST == reader.MANIFEST
     assert {writer.SNAPSHOT, writer.STATS, writer.MESSAGE} == set(reader.MEMBERS)
 

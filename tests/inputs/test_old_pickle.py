@@ -10,7 +10,7 @@ from builders import small
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fragdoctor.inputs.old_pickle import is_old_pickle
+from fragdoctor.inputs.classify import is_old_pickle
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.binary(),

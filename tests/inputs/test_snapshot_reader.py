@@ -20,7 +20,7 @@ from stock import assert_same, from_python, load_stock
 
 from fragdoctor.errors import InputError, LimitExceeded, NotASnapshot, TruncatedSnapshot
 from fragdoctor.inputs.snapshot_reader import read_snapshot
-from fragdoctor.inputs.source import zstd
+from fragdoctor.inputs.source import zstd_module
 from fragdoctor.limits import Limits
 from fragdoctor.model.snapshot import Action, BlockState, HostSegment, SegmentType
 
@@ -293,7 +293,7 @@ def test_several_devices_have_their_own_rows():
     assert result.devices == (1, 3)
 
 
-@pytest.mark.parametrize("pack", [gzip.compress, zstd.compress])
+@pytest.mark.parametrize("pack", [gzip.compress, zstd_module().compress])
 def test_compressed_snapshot_is_read(pack):
     data = small()
 

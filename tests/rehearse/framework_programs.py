@@ -3,7 +3,8 @@
 Each is an ordinary program that needs no network. ``PEAK_BYTES`` has what the allocator of PyTorch
 2.12.1 itself (the CUDA build, on a simulated GPU of compute capability 9.0) counted for it:
 ``torch.cuda.max_memory_allocated()`` at its end, with transformers 5.23.0, accelerate 1.15.0,
-peft 0.21.2, lightning 2.6.6, timm 1.0.31 and diffusers 0.42.1.
+peft 0.21.2, lightning 2.6.6, timm 1.0.31 and diffusers 0.42.1. The simulated GPU has no values,
+so it cannot say how many tokens the masks of TRL 1.16.0 keep: its trainers only have to run.
 """
 
 from __future__ import annotations
@@ -109,12 +110,41 @@ DIFFUSERS: Final = """
         optimizer.zero_grad()
 """
 
+TRL: Final = """
+    from datasets import Dataset
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from trl import {name}Config, {name}Trainer
+
+    vocabulary = {{"<pad>": 0, "<eos>": 1, "a": 2, "b": 3}}
+    words = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>",
+        eos_token="<eos>", unk_token="<pad>")
+    rows = [{row} for i in range(32)]
+    config = LlamaConfig(hidden_size=256, intermediate_size=688, vocab_size=2000,
+        num_hidden_layers=3, num_attention_heads=4, max_position_embeddings=256)
+    arguments = {name}Config("out", max_steps=4, per_device_train_batch_size=4, bf16=True,
+        report_to=[], save_strategy="no", max_length=128, gradient_checkpointing=False)
+    {name}Trainer(model=LlamaForCausalLM(config), processing_class=tokenizer, args=arguments,
+        train_dataset=Dataset.from_list(rows){more}).train()
+"""
+
+TRL_SFT: Final = TRL.format(name="SFT", row='{"text": "a b " * (20 + i)}', more="")
+TRL_DPO: Final = TRL.format(
+    name="DPO",
+    row='{"prompt": "a " * 30, "chosen": "a b " * (9 + i), "rejected": "b " * 20}',
+    more=", ref_model=LlamaForCausalLM(config)",
+)
+
 PROGRAMS: Final = {
     "transformers": TRANSFORMERS,
     "peft": ACCELERATE_PEFT,
     "lightning": LIGHTNING,
     "timm": TIMM,
     "diffusers": DIFFUSERS,
+    "trl": TRL_SFT,
+    "trl.trainer.dpo_trainer": TRL_DPO,
 }
 """By the module that a program cannot do without."""
 

@@ -14,6 +14,7 @@ from stock import from_python
 import fragdoctor
 from fragdoctor.model import hooks
 from fragdoctor.model.diagnosis import Cause, Diagnosis
+from fragdoctor.model.finding import Confidence
 from fragdoctor.report.card import MAX_TEXT, diagnosis_card, snapshot_card
 
 HOSTILE = "</div><script>alert(1)</script><img src=x onerror=y>\"' \x1b[31m\u202e"
@@ -85,7 +86,9 @@ def test_diagnosis_card_escapes_what_comes_from_a_file() -> None:
     item = replace(whole.checklist[0], value=HOSTILE, detail=HOSTILE)
     hostile = replace(
         whole,
-        verdict=replace(whole.verdict, summary=HOSTILE, decider=HOSTILE),
+        verdict=replace(
+            whole.verdict, confidence=Confidence.LIKELY, summary=HOSTILE, decider=HOSTILE
+        ),
         recommendations=(advice,),
         checklist=(item,),
     )

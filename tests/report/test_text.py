@@ -114,7 +114,7 @@ def test_outlook_stands_in_what_the_cure_wins() -> None:
 
     said = " ".join(text.split())
     assert "Replayed: the run fits, peak reserved" in said
-    assert "retries. Holds for 12 more steps." in said
+    assert "to spare. Holds for 12 more steps." in said
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ import pytest
 
 import fragdoctor.rules
 from fragdoctor.model.finding import Severity
-from fragdoctor.rules.base import HEADINGS, Need
 from fragdoctor.rules.registry import RULES, explanation, find_rule
+from fragdoctor.rules.rule import HEADINGS, Need
 
 
 def test_registry_is_sorted_by_unique_code():

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from fragdoctor.analysis.training import TrainingRun, training_run
+from fragdoctor.analysis.training_run import TrainingRun, training_run
 from fragdoctor.diagnosis.bench import ENDLESS, Bench, set_up
 from fragdoctor.diagnosis.contexts import build_contexts
 from fragdoctor.errors import SimulationError

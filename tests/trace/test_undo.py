@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 from programs import without_oldest
-from stock import from_python, load_stock
+from stock import from_python
 
+from fragdoctor.inputs.snapshot_reader import read_snapshot
 from fragdoctor.model.snapshot import BlockState, Snapshot
 from fragdoctor.trace.trace import Trace
 from fragdoctor.units import MIB
@@ -157,7 +158,7 @@ def test_undo_nonsense_is_survived(seed: int) -> None:
 @pytest.mark.shared
 def test_undo_recording_agrees_with_its_segments(shared: Path) -> None:
     for path in sorted((shared / "snapshots").glob("*/snapshot.pickle")):
-        whole = load_stock(path)
+        whole = read_snapshot(path)
         for device in whole.devices:
             undone = undo(whole, device)
 
@@ -173,7 +174,7 @@ def test_undo_cut_trace_has_the_totals_of_the_whole_one(shared: Path) -> None:
     for path in sorted((shared / "snapshots").glob("*/snapshot.pickle")):
         if path.parent.name in INCOMPLETE:
             continue
-        whole = load_stock(path)
+        whole = read_snapshot(path)
         for device in whole.devices:
             expected = undo(whole, device)
             n = expected.n_events

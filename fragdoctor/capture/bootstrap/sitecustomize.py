@@ -26,7 +26,7 @@ def _arm() -> None:
     package = importlib.util.module_from_spec(spec)
     sys.modules[name] = package
     spec.loader.exec_module(package)
-    options = importlib.import_module(f"{name}.options").from_environment()
+    options = importlib.import_module(f"{name}.record_options").from_environment()
     if options is not None:
         importlib.import_module(f"{name}.arming").arm(options)
 

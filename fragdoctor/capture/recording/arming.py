@@ -16,7 +16,7 @@ from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from typing import Any
 
-from .options import Options
+from .record_options import Options
 from .recorder import Recorder
 from .signals import OnTerm
 

@@ -16,7 +16,8 @@ from typing import Any
 
 from . import bundle_writer
 from .facts import device_facts, masked, program_facts, used_devices
-from .options import Options, Pace, find_ranks
+from .module_paths import ModulePaths
+from .record_options import Options, Pace, find_ranks
 
 _MESSAGE_CHARACTERS = 64 * 1024
 _PATIENCE_S = 60.0
@@ -70,6 +71,7 @@ class Recorder:
         self._pace = Pace(options.keep_first, options.interval_s, options.keep_most)
         self._waiting: list[_Waiting] = []
         self._last_oom = ""
+        self._module_paths: ModulePaths | None = None
         self.on_idle: Callable[[], None] = _nothing
         self._lock = threading.Lock()
         self._started = time.time()
@@ -81,12 +83,20 @@ class Recorder:
         if not _is_recording(self.torch):
             self._record()
             self.owns_history = True
+        if self.options.module_paths:
+            try:
+                self._module_paths = ModulePaths(self.torch)
+            except RuntimeError as e:
+                self._note(e)
         _observe(self)
 
     def stop(self) -> None:
         """Stop looking, and stop the history if it was started here."""
         self.is_on = False
         _forget(self)
+        if self._module_paths is not None:
+            self._module_paths.remove()
+            self._module_paths = None
         if self.owns_history:
             self.owns_history = False
             self.torch.cuda.memory._record_memory_history(enabled=None)

@@ -27,9 +27,7 @@ from fragdoctor.model.finding import Confidence, Evidence
 from fragdoctor.model.phases import Category
 from fragdoctor.rules.failed_request import FailedRequest
 from fragdoctor.trace.edits import Edit, batch_scaled
-from fragdoctor.trace.training_edits import (
-    passes_scaled,
-)
+from fragdoctor.trace.training_edits import passes_scaled
 from fragdoctor.units import format_share, format_size
 
 

@@ -6,14 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import ClassVar, Final
 
-from fragdoctor.diagnosis.remedies.remedy import (
-    ASKS,
-    CURES,
-    HELPS,
-    JudgedCase,
-    Proposal,
-    Remedy,
-)
+from fragdoctor.diagnosis.remedies.remedy import ASKS, CURES, HELPS, JudgedCase, Proposal, Remedy
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.finding import Confidence
 from fragdoctor.rules.failed_request import FailedRequest

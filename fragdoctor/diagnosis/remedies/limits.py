@@ -8,13 +8,7 @@ from dataclasses import replace
 from typing import ClassVar
 
 from fragdoctor.diagnosis.bench import Attempt, Bench, Outcome
-from fragdoctor.diagnosis.remedies.remedy import (
-    CURES,
-    HELPS,
-    JudgedCase,
-    Proposal,
-    Remedy,
-)
+from fragdoctor.diagnosis.remedies.remedy import CURES, HELPS, JudgedCase, Proposal, Remedy
 from fragdoctor.model.diagnosis import Cause, Predicted
 from fragdoctor.model.finding import Confidence
 from fragdoctor.rules.failed_request import FailedRequest

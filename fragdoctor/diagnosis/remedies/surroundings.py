@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar
 
-from fragdoctor.analysis.sharing import TYPICAL_CONTEXT_BYTES, share_gpu
 from fragdoctor.diagnosis.remedies.remedy import (
     CURES,
     HELPS,
@@ -16,7 +15,7 @@ from fragdoctor.diagnosis.remedies.remedy import (
 )
 from fragdoctor.model.diagnosis import Cause, Predicted
 from fragdoctor.model.finding import Confidence, Evidence
-from fragdoctor.model.gpu_sharing import ProcessDemand
+from fragdoctor.model.gpu_sharing import TYPICAL_CONTEXT_BYTES, ProcessDemand, share_gpu
 from fragdoctor.rules.failed_request import CONTEXT_ALLOWANCE_BYTES
 from fragdoctor.units import format_size
 

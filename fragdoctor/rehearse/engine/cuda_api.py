@@ -9,18 +9,93 @@ from __future__ import annotations
 
 import os
 from contextlib import ExitStack
+from ctypes import c_int64
 from types import SimpleNamespace
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import torch
 import torch.cuda.graphs
 import torch.cuda.memory
 
-from fragdoctor.rehearse.engine import dispatch, pools, random, session
+from fragdoctor.rehearse.engine import dispatch, pools, session
 from fragdoctor.rehearse.engine.patching import put
 from fragdoctor.rehearse.engine.snapshot import History, snapshot
-from fragdoctor.rehearse.engine.statistics import statistics
 from fragdoctor.rehearse.engine.streams import Event, Stream
+
+_Generator: Any = torch.Generator
+
+
+class Generator(_Generator):  # type: ignore[misc]
+    """``torch.Generator``; one of a GPU is one of the CPU that says it is on the GPU."""
+
+    def __new__(cls, device: Any = "cpu") -> Self:
+        """Make a generator for a device."""
+        place = torch.device(device)
+        made = _Generator.__new__(cls, "cpu" if place.type == "cuda" else place)
+        made._fake_device = place if place.type == "cuda" else None
+        return made  # type: ignore[no-any-return]
+
+    def __init__(self, device: Any = "cpu") -> None:
+        del device
+        super().__init__()
+
+    @property
+    def device(self) -> torch.device:
+        """The device that it was made for."""
+        found = self._fake_device
+        if found is None:
+            return super().device  # type: ignore[no-any-return]
+        return torch.device("cuda", 0 if found.index is None else found.index)
+
+    def get_state(self) -> torch.Tensor:
+        """Return a state as a GPU's generator has it: seed and offset."""
+        if self._fake_device is None:
+            return super().get_state()  # type: ignore[no-any-return]
+        return torch.tensor([self.initial_seed() % 2**63, 0]).view(torch.uint8).clone()
+
+    def set_state(self, new_state: torch.Tensor) -> Any:
+        """Take a state; a GPU's has nothing in it that matters here."""
+        if self._fake_device is None:
+            return super().set_state(new_state)
+        return self
+
+
+POOLS: Final = ("all", "large_pool", "small_pool")
+KINDS: Final = (
+    "allocation", "segment", "active", "inactive_split", "allocated_bytes", "reserved_bytes",
+    "active_bytes", "inactive_split_bytes", "requested_bytes",
+)  # fmt: skip
+FIGURES: Final = ("current", "peak", "allocated", "freed")
+N_STATISTICS: Final = len(KINDS) * len(POOLS) + 2
+
+
+def statistics(now: session.Session, device: int) -> dict[str, Any]:
+    """Return the nested statistics of a device, as ``torch._C._cuda_memoryStats`` does."""
+    values = (c_int64 * (len(FIGURES) * N_STATISTICS))()
+    now.gpus.statistics(device, values)
+    width = len(FIGURES)
+    rows = [
+        dict(zip(FIGURES, values[at : at + width], strict=True))
+        for at in range(0, len(values), width)
+    ]
+    found: dict[str, Any] = {
+        kind: {pool: rows[len(POOLS) * k + p] for p, pool in enumerate(POOLS)}
+        for k, kind in enumerate(KINDS)
+    }
+    figures = now.gpus.figures(device)
+    limit = now.budget.settings.max_split_bytes
+    return {
+        **found,
+        "oversize_allocations": rows[-2],
+        "oversize_segments": rows[-1],
+        "max_split_size": -1 if limit is None else limit,
+        "num_alloc_retries": figures["retries"],
+        "num_device_alloc": figures["n_malloc"] + figures["n_map"],
+        "num_device_free": figures["n_free"] + figures["n_unmap"],
+        "num_ooms": figures["ooms"],
+        "num_sync_all_streams": 0,
+    }
+
 
 CUDA_TYPE: Final = 1
 ARCHITECTURES: Final = "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120"
@@ -298,7 +373,7 @@ def install(undo: ExitStack) -> None:
     """Let ``torch.cuda`` see the fake GPUs until ``undo`` is closed."""
     for name, value in _PRIMITIVES.items():
         put(undo, torch._C, name, value)
-    random.install(undo)
+    put(undo, torch, "Generator", Generator)
     pools.install(undo)
     cuda = torch.cuda
     put(undo, torch._C, "_CudaDeviceProperties", _Properties)
@@ -318,7 +393,7 @@ def install(undo: ExitStack) -> None:
         "Event": Event,
         "is_bf16_supported": lambda *_, **__: _now().facts.capability >= (8, 0),
         "_initialized": False,
-        "default_generators": tuple(random.Generator(f"cuda:{i}") for i in range(_now().n_devices)),
+        "default_generators": tuple(Generator(f"cuda:{i}") for i in range(_now().n_devices)),
     }.items():
         put(undo, cuda, name, value)
     put(undo, torch.cuda.streams, "Stream", Stream)

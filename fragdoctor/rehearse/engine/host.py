@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from fragdoctor.rehearse.engine import memory, session
 from fragdoctor.rehearse.engine.patching import put
+
+_WITH_GRAPHS: Final = ("reduce-overhead", "max-autotune")
 
 
 def _pin_memory(self: torch.Tensor, device: Any = None) -> torch.Tensor:
@@ -60,11 +62,21 @@ def _to(original: Any) -> Any:
     return to
 
 
-def _compile(model: Any = None, **options: Any) -> Any:
-    """``torch.compile`` that leaves a function or a module as it is."""
+def _compile_module(*_: Any, **__: Any) -> None:
+    """``Module.compile`` that leaves the module as it is."""
     session.current().assumptions.note(
         "torch.compile was left out: the program runs eagerly, compiled it mostly needs less."
     )
+
+
+def _compile(model: Any = None, **options: Any) -> Any:
+    """``torch.compile`` that leaves a function or a module as it is."""
+    _compile_module()
+    if options.get("mode") in _WITH_GRAPHS:
+        session.current().assumptions.note(
+            f"The CUDA graphs of torch.compile(mode={options['mode']!r}) were left out: their "
+            "private pools keep what a step needs at most, and hold it between steps."
+        )
     if model is None:
         return lambda function: _compile(function, **options)
     if isinstance(model, torch.nn.Module):
@@ -75,6 +87,8 @@ def _compile(model: Any = None, **options: Any) -> Any:
 def install(undo: ExitStack) -> None:
     """Patch what tensors and storages do with pinned and resized memory, and compilation."""
     put(undo, torch, "compile", _compile)
+    put(undo, torch.nn.Module, "compile", _compile_module)
+    put(undo, torch.compiler, "cudagraph_mark_step_begin", lambda: None)
     put(undo, torch.Tensor, "pin_memory", _pin_memory)
     put(undo, torch.Tensor, "is_pinned", _is_pinned)
     put(undo, torch.storage, "_to", _to(torch._utils._to))

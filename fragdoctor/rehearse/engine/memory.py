@@ -10,7 +10,8 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from math import prod
-from typing import Any, Final
+from types import TracebackType
+from typing import Any, Final, Self
 
 import torch
 
@@ -171,3 +172,47 @@ def resize_storage(storage: torch.UntypedStorage, n_bytes: int, operation: int) 
         raise now.out_of_memory(device)
     now.known.is_new(device, address.value)
     _fields[0].write(storage, address.value, n_bytes)
+
+
+class Scratch:
+    """Scratch memory on the GPU of a tensor; what is left is given back at the end."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._device = tensor.get_device()
+        self._stack = stack_here()
+        self._operation = session.current().stacks.operation("scratch")
+        self._held: list[int] = []
+
+    @property
+    def n_multiprocessors(self) -> int:
+        """Of the GPU."""
+        return session.current().facts.n_multiprocessors
+
+    def take(self, n_bytes: int) -> int:
+        """Return the address of new scratch memory.
+
+        Raises:
+            torch.OutOfMemoryError: the GPU has no more.
+        """
+        address = take(self._device, n_bytes, self._operation, self._stack)
+        if address:
+            self._held.append(address)
+        return address
+
+    def give(self, address: int) -> None:
+        """Give scratch memory back."""
+        if address:
+            self._held.remove(address)
+            give(address)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        while self._held:
+            give(self._held.pop())

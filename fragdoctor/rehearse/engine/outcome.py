@@ -79,7 +79,7 @@ class Outcome:
             "status": self._status(code, oom),
             "exit_code": code,
             "torch": torch.__version__,
-            "steps": len(self.steps.found) if self.steps is not None else 0,
+            "steps": self._n_steps(oom),
             "stopped": self.stopped,
             "used_cuda": now.is_started,
             "devices": [
@@ -112,6 +112,11 @@ class Outcome:
         temporary = Path(f"{self.request['outcome']}.tmp")
         temporary.write_text(json.dumps(found), encoding="utf-8")
         temporary.replace(self.request["outcome"])
+
+    def _n_steps(self, oom: SeenOom | None) -> int:
+        if oom is not None:
+            return oom.step
+        return 0 if self.steps is None else self.steps.n_taken
 
     def _tell(self, event: dict[str, Any]) -> None:
         if self._progress is not None and os.getpid() == self._pid:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from contextlib import ExitStack, suppress
 from typing import Any, Final
 from weakref import WeakSet
@@ -15,7 +16,11 @@ Handle = tuple[int, int]
 
 
 class CUDAGraph:
-    """A graph: what it captures runs once, from a pool of its own; replays ask for nothing."""
+    """A graph: what it captures runs once, from a pool of its own; replays ask for nothing.
+
+    Attributes:
+        has_steps: whether an optimizer is called in it.
+    """
 
     _alive: Final[WeakSet[Any]] = WeakSet()
 
@@ -23,6 +28,7 @@ class CUDAGraph:
         del keep_graph
         self._pool = self._device = -1
         self._random_state: list[torch.Tensor] = []
+        self.has_steps = False
 
     def capture_begin(self, pool: Handle | None = None, *_: Any, **__: Any) -> None:
         """Begin to serve requests from the graph's pool."""
@@ -46,9 +52,13 @@ class CUDAGraph:
         now = session.current()
         now.captures.remove(self)
         now.gpus.context_end(self._device)
+        if self.has_steps:
+            now.rounds.end_warm_up()
 
     def replay(self) -> None:
-        """Ask for nothing."""
+        """Ask for nothing; with an optimizer in it, it is a step."""
+        if self.has_steps:
+            session.current().mark_step(sys._getframe(1))
 
     def instantiate(self) -> None:
         """Ask for nothing."""

@@ -77,20 +77,30 @@ def prepare(machine: Machine, undo: ExitStack) -> session.Session:
         host,
         ranks,
         recurrent,
+        sparse,
         tables,
         tensors,
         weights,
         writes,
     )
-    from fragdoctor.rehearse.engine.kernels import all as kernels
+    from fragdoctor.rehearse.engine.kernels import attention as _attention  # noqa: F401
+    from fragdoctor.rehearse.engine.kernels import (  # noqa: F401 - they fill the table of rules
+        composites,
+        convolution,
+        indexing,
+        normalization,
+        pointwise,
+        sorting,
+    )
 
-    del tensors, kernels  # they fill the tables of kernels and rules
+    del tensors  # it fills the table of kernels
     cuda_api.install(undo)
     tables.install(gpus, undo)
     now.is_started = torch.cuda._initialized = False  # what proved the tables started it
     dispatch.install(undo)
     attention.install(undo)
     recurrent.install(undo)
+    sparse.install(undo)
     host.install(undo)
     weights.install(undo)
     ranks.install(undo)

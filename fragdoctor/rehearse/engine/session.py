@@ -5,19 +5,59 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from types import FrameType
 from typing import Any
 
 import torch
 
 from fragdoctor.errors import ConfigError
 from fragdoctor.model.settings import AllocatorSettings, parse_conf, parse_version
-from fragdoctor.rehearse.engine.assumptions import Assumptions
 from fragdoctor.rehearse.engine.gpu import Budget, Gpus
 from fragdoctor.rehearse.engine.known import Known
+from fragdoctor.rehearse.engine.rounds import Rounds
 from fragdoctor.rehearse.engine.snapshot import History
 from fragdoctor.rehearse.engine.stacks import Stacks
 from fragdoctor.trace.oom_message import oom_message
 from fragdoctor.units import KIB, MIB
+
+
+@dataclass(frozen=True, slots=True)
+class Assumption:
+    """One thing assumed at one line.
+
+    Attributes:
+        filename, line: of the program's own code, or of a library where it has none.
+        operation: what asked.
+        assumed: in words.
+    """
+
+    filename: str
+    line: int
+    operation: str
+    assumed: str
+
+
+@dataclass(slots=True)
+class Assumptions:
+    """Everything assumed in a rehearsal, each once.
+
+    Attributes:
+        made: in the order of first occurrence, with how often.
+        shares: how much is kept by operations whose results depend on values, by kind; 1 = all.
+        notes: sentences on the rehearsal as a whole.
+    """
+
+    made: dict[Assumption, int] = field(default_factory=dict)
+    notes: dict[str, None] = field(default_factory=dict)
+    shares: dict[str, float] = field(default_factory=dict)
+
+    def make(self, assumption: Assumption) -> None:
+        """Note an assumption."""
+        self.made[assumption] = self.made.get(assumption, 0) + 1
+
+    def note(self, sentence: str) -> None:
+        """Note something on the rehearsal as a whole."""
+        self.notes[sentence] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +121,8 @@ class Session:
         n_hidden: GPUs beyond these, which the program does not see.
         stacks: where requests came from.
         steps_before: returns the steps that were complete before what runs now.
+        mark_step: told where a graph is replayed that has an optimizer in it.
+        rounds: of the loops in the program's own code.
         on_oom: called with (device, requested bytes) before the error is raised.
         known: the values that are known of tensors on the GPUs.
     """
@@ -97,12 +139,14 @@ class Session:
     captures: list[Any] = field(default_factory=list)
     asked_for_memory: bool = False
     steps_before: Callable[[], int] = lambda: 0
+    mark_step: Callable[[FrameType | None], Any] = lambda _: None
     annotations: list[dict[str, Any]] = field(default_factory=list)
 
     is_started: bool = False
     seen_ooms: list[SeenOom] = field(default_factory=list)
     assumptions: Assumptions = field(default_factory=Assumptions)
     known: Known = field(default_factory=Known)
+    rounds: Rounds = field(default_factory=Rounds)
 
     def start(self) -> None:
         """CUDA is initialised: the settings of the environment are read now.

@@ -6,12 +6,14 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
+import torch
+from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import optimizer as optimizers
 
-from fragdoctor.rehearse.engine.loop import Loop
 from fragdoctor.rehearse.engine.session import Session
 
 EQUAL_STEPS: Final = 3
@@ -23,12 +25,14 @@ class Step:
     """What a step asked for.
 
     Attributes:
+        number: from 1.
         n_events: of each device, at its end.
         digests: of the sizes asked for, by device.
         allocated_bytes: at its end, by device.
         reserved_bytes: at its end, by device.
     """
 
+    number: int
     n_events: tuple[int, ...]
     digests: tuple[int, ...]
     allocated_bytes: tuple[int, ...]
@@ -45,10 +49,12 @@ class Step:
 
 @dataclass(slots=True)
 class Steps:
-    """Counts the steps of a program: those of its optimizers.
+    """Counts the steps of a program.
 
-    Several optimizers that take turns (a generator and a discriminator) make one step together: as
-    many are complete as the one that has made the fewest.
+    A step is a round of the user's own loop in which the optimizer is called
+    (:class:`~fragdoctor.rehearse.engine.rounds.Rounds`). Where a library has the loop it ends with
+    a call of the optimizer; several optimizers that take turns (a generator and a discriminator)
+    make one step together: as many are complete as the one that has made the fewest.
 
     Attributes:
         now: the rehearsal.
@@ -56,6 +62,7 @@ class Steps:
         most: steps after which to stop whatever they do; None = never.
         on_step: told after each.
         on_stop: called when it is enough, with the reason.
+        found: steps in which the optimizer was called.
     """
 
     now: Session
@@ -64,61 +71,94 @@ class Steps:
     on_step: Callable[[int], None]
     on_stop: Callable[[str], None]
     found: list[Step] = field(default_factory=list)
-    optimizer: str = ""
-    _loop: Loop = field(default_factory=Loop)
     _reason: str = ""
     _by_optimizer: WeakKeyDictionary[Any, int] = field(default_factory=WeakKeyDictionary)
+    _n_of_library: int = 0
+    _is_due: bool = False
+    _undo: ExitStack = field(default_factory=ExitStack)
 
     def install(self, undo: ExitStack) -> None:
-        """Listen to optimizers until ``undo`` is closed."""
-        hook = optimizers.register_optimizer_step_post_hook(self._after_optimizer)
-        undo.callback(hook.remove)
+        """Listen to optimizers and loops until ``undo`` is closed."""
+        undo.callback(optimizers.register_optimizer_step_post_hook(self._after_optimizer).remove)
+        undo.enter_context(self._undo)
         self.now.steps_before = lambda: self.n_before
+        self.now.mark_step = self.mark
+        rounds = self.now.rounds
+        rounds.on_end, rounds.on_begin = self._after_round, self._before_round
 
     def _after_optimizer(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        if self.now.is_started:
-            self._by_optimizer[optimizer] = self._by_optimizer.get(optimizer, 0) + 1
-            self.optimizer = self.optimizer or type(optimizer).__name__
-            self._settle(min(self._by_optimizer.values()))
-
-    def _settle(self, n_complete: int) -> None:
-        if n_complete <= len(self.found):
+        if not self.now.is_started:
             return
-        self.found.append(self._step())
-        self.on_step(len(self.found))
-        loop = self._loop
-        loop.move_on(sys._getframe(2))
-        reason = self._enough()
-        if reason and self._reason:
+        if self.now.captures:
+            self.now.captures[-1].has_steps = True
+        if self.mark(sys._getframe(1)):
+            return
+        self._by_optimizer[optimizer] = self._by_optimizer.get(optimizer, 0) + 1
+        n_complete = min(self._by_optimizer.values())
+        if n_complete <= self._n_of_library:
+            return
+        self._n_of_library = n_complete
+        self._settle(n_complete)
+        if self._reason:
+            self._undo.callback(register_module_forward_pre_hook(self._before_forward).remove)
+
+    def _before_forward(self, _module: Any, _args: Any) -> None:
+        if torch.is_grad_enabled():  # else what follows the optimizer still goes on: an evaluation
+            self._before_round()
+
+    def mark(self, frame: FrameType | None) -> bool:
+        """Note that an optimizer works here; whether in a loop of the user's own."""
+        self._is_due = self.now.rounds.mark(frame) or self._is_due
+        return self._is_due
+
+    def _after_round(self) -> None:
+        n_complete = self.n_before
+        if self._is_due:
+            self._is_due = False
+            self._settle(n_complete)
+        elif self.limit is not None and n_complete >= self.limit:
+            self._reason = self._enough(n_complete)
+
+    def _before_round(self) -> None:
+        if self._reason:
             self.on_stop(self._reason)
-        elif reason:
-            self._reason = reason
-            loop.at_its_end(lambda: self.on_stop(reason))
+
+    def _settle(self, number: int) -> None:
+        self.found.append(self._step(number))
+        self.on_step(number)
+        if self._reason:
+            self.on_stop(self._reason)
+        self._reason = self._enough(number)
 
     @property
     def n_before(self) -> int:
-        """Steps that were complete before what runs now: a step lasts to the end of its loop."""
-        return len(self.found) - (1 if self.found and self._loop.is_in_same_round() else 0)
+        """Steps that were complete before what runs now."""
+        return self._n_of_library or self.now.rounds.n_complete(sys._getframe(1))
 
-    def _step(self) -> Step:
+    @property
+    def n_taken(self) -> int:
+        """Steps so far, with one that goes on."""
+        return self._n_of_library or self.now.rounds.n_taken
+
+    def _step(self, number: int) -> Step:
         gpus, devices = self.now.gpus, range(self.now.n_devices)
         before = self.found[-1].n_events if self.found else (0,) * self.now.n_devices
         figures = [gpus.figures(d) for d in devices]
         ends = tuple(f["events"] for f in figures)
         return Step(
+            number,
             ends,
             tuple(gpus.digest(d, before[d], ends[d]) for d in devices),
             tuple(f["allocated"] for f in figures),
             tuple(f["reserved"] for f in figures),
         )
 
-    def _enough(self) -> str:
-        n = len(self.found)
+    def _enough(self, n: int) -> str:
         if self.limit is not None:
             return f"{n} steps were asked for" if n >= self.limit else ""
         last = self.found[-EQUAL_STEPS:]
         if len(last) == EQUAL_STEPS and all(step.repeats(last[0]) for step in last):
-            return f"steps {n - EQUAL_STEPS + 1} to {n} asked for the same memory"
+            return f"steps {last[0].number} to {n} asked for the same memory"
         if self.most is not None and n >= self.most:
             return f"{n} steps did not repeat in memory"
         return ""

@@ -168,7 +168,7 @@ def set_nothing(op: Any, self: torch.Tensor) -> torch.Tensor:
 def item(_op: Any, self: torch.Tensor) -> Any:
     """``item()``: what is not known of the device's memory reads as zero."""
     known = session.current().known.of(self)
-    return values.zero(self.dtype) if known is None else known.item()
+    return values.stand_in(self.dtype) if known is None else known.item()
 
 
 @special("aten::copy_")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import sys
-from types import FrameType
-from typing import Any
+from types import FrameType, MappingProxyType
+from typing import Any, Final
 
 import torch
 
 from fragdoctor.rehearse.engine import session
-from fragdoctor.rehearse.engine.assumptions import Assumption
-from fragdoctor.rehearse.engine.stacks import is_users
+from fragdoctor.rehearse.engine.session import Assumption
+from fragdoctor.rehearse.engine.stacks import ENGINE, is_users
 from fragdoctor.rehearse.engine.weights import release
 
 
@@ -18,14 +18,28 @@ def n_kept(tensor: torch.Tensor, kind: str) -> int:
     """Return how many elements an operation keeps whose result depends on values."""
     known = session.current().known.of(tensor)
     if known is not None:
-        return int((known.count_nonzero() if kind == "nonzero" else known.unique().numel()).item())
+        return int(known.count_nonzero()) if kind == "nonzero" else known.unique().numel()
     share = session.current().assumptions.shares.get(kind, 1.0)
     assume(kind, "all elements are kept" if share == 1.0 else f"{share:.3g} of all are kept")
     return round(share * tensor.numel())
 
 
-def zero(dtype: torch.dtype) -> Any:
+# Functions of libraries that end a loop by a value, or cut its results: what they read there is
+# whether to go on, and how far.
+_LOOPS: Final = MappingProxyType({"_beam_search": ("transformers", "it goes on to its end")})
+FAR: Final = 2**31 - 1
+
+
+def stand_in(dtype: torch.dtype) -> Any:
     """Return the number that a value on the GPU reads as."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(ENGINE):
+        frame = frame.f_back
+    if frame is not None and frame.f_code.co_name in _LOOPS and not dtype.is_floating_point:
+        library, assumed = _LOOPS[frame.f_code.co_name]
+        if library in frame.f_code.co_filename:
+            assume(frame.f_code.co_name, assumed)
+            return dtype is torch.bool or FAR
     assume("item", "the value is 0")
     if dtype is torch.bool:
         return False

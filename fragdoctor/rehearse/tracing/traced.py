@@ -61,8 +61,7 @@ def trace(spec: str, setup: TrainingSetup | None = None, gpu: GpuModel | None = 
             user's code fails.
     """
     _import_torch()
-    from fragdoctor.rehearse.tracing.factory import find_factory
-    from fragdoctor.rehearse.tracing.user_errors import told_in_one_sentence
+    from fragdoctor.rehearse.tracing.factory import find_factory, told_in_one_sentence
 
     with told_in_one_sentence(spec):
         factory = find_factory(spec)
@@ -80,7 +79,7 @@ def trace_factory(
     _import_torch()
     from fragdoctor.rehearse.engine.prepare import Machine, prepare
     from fragdoctor.rehearse.engine.session import GpuFacts
-    from fragdoctor.rehearse.tracing.user_errors import told_in_one_sentence
+    from fragdoctor.rehearse.tracing.factory import told_in_one_sentence
 
     capability, n_multiprocessors = kernels_of(gpu)
     machine = Machine(

@@ -26,13 +26,14 @@ from fragdoctor.report.document import (
     dim,
     good,
     location_text,
+    spans,
     strong,
     warn,
 )
 from fragdoctor.units import format_size
 
-MAX_SHORT: Final = 2
-_REASON: Final = 30
+MAX_ALTERNATIVES: Final = 2
+MAX_REJECTED: Final = 3
 _VARIABLE: Final = "PYTORCH_CUDA_ALLOC_CONF="
 _REPLAYED: Final = re.compile(r"^Replayed[^:]*: ")
 _RECORD: Final = "fragdoctor run train.py"
@@ -52,14 +53,14 @@ def cure(diagnosis: Diagnosis, source_line: str) -> tuple[str, list[doc.Block]]:
         return _without_advice(diagnosis)
     first = diagnosis.recommendations[0]
     lead = _lead(diagnosis, first)
-    change = first.change
-    if not first.setting:
-        change = f"{first.title}: {change}" if change else first.title
+    measure = command(first.setting) or first.title
+    is_wanted = diagnosis.verdict.state is not RunState.FITS
+    detail = Detail.USUAL if is_wanted else Detail.FULL
     return lead, [
-        doc.Code([command(first.setting)]),
-        doc.Paragraph(sentence(change)),
-        doc.Code([source_line]),
+        doc.Code([measure]) if first.setting else doc.Paragraph(strong(sentence(measure))),
         doc.Paragraph(wins(first, diagnosis)),
+        doc.Paragraph(f"How: {sentence(first.change)}" if first.change else "", detail=detail),
+        doc.Code([source_line]),
     ]
 
 
@@ -154,15 +155,21 @@ def _fits_text(predicted: Predicted, diagnosis: Diagnosis) -> str:
 def short_advice(diagnosis: Diagnosis) -> doc.Section:
     """Return the alternatives and what would not help, one line each."""
     rows = [
-        doc.Row((_promise(r.predicted), _label(r), dim(_outcome(r, diagnosis))))
-        for r in diagnosis.recommendations[1 : 1 + MAX_SHORT]
+        doc.Row((_promise(r.predicted), _in_short(r, _outcome(r, diagnosis))))
+        for r in diagnosis.recommendations[1 : 1 + MAX_ALTERNATIVES]
     ]
     rows += [
-        doc.Row((bad("no"), _label(r), dim(_why_not(r))))
-        for r in diagnosis.rejected[: 2 * MAX_SHORT]
+        doc.Row((bad("no"), _in_short(r, _why_not(r)))) for r in diagnosis.rejected[:MAX_REJECTED]
     ]
-    columns = (doc.Column(), doc.Column(kind="wrap"), doc.Column(kind="wrap", max_width=_REASON))
+    columns = (doc.Column(), doc.Column(kind="wrap"))
     return doc.Section("Other measures", [doc.Table(columns, rows, detail=Detail.SHORT)])
+
+
+def _in_short(advice: Recommendation, outcome: str) -> doc.Content:
+    return [
+        *(doc.Span(text, style) if style else text for text, style in spans(_label(advice))),
+        dim(f" ({outcome})"),
+    ]
 
 
 def _label(advice: Recommendation) -> doc.Content:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fragdoctor.model.diagnosis import Diagnosis
+from fragdoctor.model.finding import Confidence
 from fragdoctor.report import document as doc
 from fragdoctor.report import words
 from fragdoctor.report.base import RenderOptions
@@ -66,11 +67,16 @@ def _line_to_change(diagnosis: Diagnosis, options: RenderOptions) -> str:
 def _what_it_is(diagnosis: Diagnosis) -> list[doc.Block]:
     """Return the finding in words: the summary, what else it may be, what would settle it."""
     verdict = diagnosis.verdict
-    facts = (("Also possible", words.also_text(verdict)), ("To settle", verdict.decider))
-    evidence = "; ".join(words.evidence_text(e) for e in verdict.evidence)
+    # What is proven has nothing left to settle.
+    decider = "" if verdict.confidence is Confidence.PROVEN else verdict.decider
+    facts = (("Also possible", words.also_text(verdict)), ("To settle", decider))
+    further = (
+        ("To settle", verdict.decider if not decider else ""),
+        ("Evidence", "; ".join(words.evidence_text(e) for e in verdict.evidence)),
+    )
     return [
         doc.Gap(),
         doc.Paragraph(verdict.summary),
         doc.Facts([(label, text) for label, text in facts if text]),
-        doc.Facts([("Evidence", evidence)] if evidence else [], detail=doc.Detail.FULL),
+        doc.Facts([(label, text) for label, text in further if text], detail=doc.Detail.FULL),
     ]

@@ -81,7 +81,6 @@ def about_sections(diagnosis: Diagnosis) -> list[doc.Section]:
     fidelity = fidelity_text(diagnosis.fidelity) if has_replay else ""
     notes = [*diagnosis.notes, *diagnosis.replay_notes, *([fidelity] if fidelity else [])]
     about = (
-        doc.Bullets(list(diagnosis.notes[:_SHORT_NOTES]), detail=Detail.SHORT),
         doc.Bullets(notes, detail=Detail.FULL),
         doc.Facts(_facts(diagnosis), detail=Detail.FULL),
     )
@@ -94,7 +93,9 @@ def about_sections(diagnosis: Diagnosis) -> list[doc.Section]:
         detail=Detail.FULL,
     )
     corrections = doc.Bullets(list(diagnosis.corrections), detail=Detail.FULL)
+    short = [("Note", note) for note in diagnosis.notes[:_SHORT_NOTES]]
     return [
+        doc.Section("", [doc.Facts(short, detail=Detail.SHORT)]),
         doc.Section("Often said, but wrong here", [corrections], id="corrections"),
         doc.Section("About this input", about, id="about"),
         doc.Section("Rules that could not run", [skipped], id="skipped"),

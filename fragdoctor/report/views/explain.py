@@ -17,8 +17,8 @@ from fragdoctor.report.base import RenderOptions
 from fragdoctor.report.document import Span, Style, code, dim, strong
 from fragdoctor.report.glossary import Term, terms
 from fragdoctor.report.words import SEVERITY_STYLES
-from fragdoctor.rules.base import HEADINGS, Rule
 from fragdoctor.rules.registry import RULES
+from fragdoctor.rules.rule import HEADINGS, Rule
 
 THEMES: Final[Mapping[str, str]] = MappingProxyType(
     {

@@ -42,12 +42,16 @@ def short_holders(diagnosis: Diagnosis) -> doc.Section:
         if device in (None, pin.device):
             pinned[pin.location] = pinned.get(pin.location, 0) + pin.pinned_bytes
     shows_pins = diagnosis.verdict.cause is Cause.FRAGMENTATION and any(pinned.values())
-    pins = doc.Column("pins", lambda h: format_size(pinned.get(h.location, 0)), "right")
+
+    def pins(holder: HolderReport) -> doc.Content:
+        n_bytes = pinned.get(holder.location, 0)
+        return dim(f"pins {format_size(n_bytes)}" if n_bytes else "")
+
     table = doc.tabled(
         top,
-        doc.Column("bytes", lambda h: doc.strong(format_size(held(h))), "right"),
-        *([pins] if shows_pins else []),
-        doc.Column("line", "location"),
+        doc.Column("", lambda h: doc.strong(format_size(held(h))), "right"),
+        *([doc.Column("", pins)] if shows_pins else []),
+        doc.Column("", "location"),
         notes=_within,
         detail=Detail.SHORT,
     )
@@ -59,11 +63,14 @@ def short_holders(diagnosis: Diagnosis) -> doc.Section:
 
 
 def _within(holder: HolderReport) -> list[doc.Content]:
-    """Return where in a library most of it was made; nothing where the user's line made it."""
-    if holder.within is None or holder.within == holder.location:
-        return []
-    name = re.split(r"[/\\](?:site|dist)-packages[/\\]", holder.within.filename)[-1]
-    return [dim(f"most in {replace(holder.within, filename=name)}")]
+    """Return where in the model and in a library most of it was made, where that says more."""
+    places = []
+    if holder.module:
+        places.append(f"the module {holder.module}")
+    if holder.within is not None and holder.within != holder.location:
+        name = re.split(r"[/\\](?:site|dist)-packages[/\\]", holder.within.filename)[-1]
+        places.append(str(replace(holder.within, filename=name)))
+    return [dim(f"most in {', '.join(places)}")] if places else []
 
 
 def _gpu_column(diagnosis: Diagnosis) -> list[doc.Column]:

@@ -86,7 +86,7 @@ def _budget(found: Rehearsal) -> str:
 
 def _facts(result: RehearsalResult) -> list[tuple[str, doc.Content]]:
     found = result.rehearsal
-    steps = plural(found.steps, "step") if found.steps else "no optimizer step"
+    steps = plural(found.steps, "step") if found.steps else "no whole step"
     end = f", until {found.stopped}" if found.stopped else ", to the program's end"
     if found.out_of_memory is not None:
         end = " before it ran out of memory"

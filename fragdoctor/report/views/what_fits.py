@@ -71,7 +71,7 @@ def server_section(estimate: Estimate) -> doc.Section:
     rows = [
         (f"{found.utilization:.2g} of {found.gpu}, less the context", found.budget_bytes),
         ("Weights", found.weights_bytes),
-        (f"A step of {format_count(found.max_batched_tokens)} tokens, at most",
+        (f"A step of {format_count(found.max_batched_tokens)} tokens, about",
          found.activations_bytes),
         ("Pool of cache blocks", found.cache_bytes),
         (f"One sequence of {format_count(found.length)} tokens", found.bytes_per_sequence),

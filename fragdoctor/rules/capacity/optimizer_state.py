@@ -9,8 +9,8 @@ from typing import ClassVar
 from fragdoctor.analysis.result import DeviceAnalysis, Holder
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
 from fragdoctor.model.phases import Category, TrainingPhase
-from fragdoctor.rules.base import Need, Rule, Skip
 from fragdoctor.rules.context import Context
+from fragdoctor.rules.rule import Need, Rule, Skip
 from fragdoctor.trace.stacks import OPTIMIZER_FILE, OPTIMIZER_STEP
 from fragdoctor.units import format_size
 

@@ -11,8 +11,8 @@ import numpy.typing as npt
 
 from fragdoctor.analysis.result import DeviceAnalysis
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
-from fragdoctor.rules.base import Need, Rule
 from fragdoctor.rules.context import Context
+from fragdoctor.rules.rule import Need, Rule
 from fragdoctor.units import format_size
 
 

@@ -8,8 +8,8 @@ from typing import ClassVar, Final
 
 from fragdoctor.model.case import MemoryStats
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
-from fragdoctor.rules.base import Need, Rule, Skip
 from fragdoctor.rules.context import Context
+from fragdoctor.rules.rule import Need, Rule, Skip
 from fragdoctor.units import format_count, format_size
 
 KEY = "allocated_bytes.all.current"

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from fragdoctor.model.finding import Confidence, Finding, Severity
-from fragdoctor.rules.base import Need, Rule
 from fragdoctor.rules.context import Context
+from fragdoctor.rules.rule import Need, Rule
 
 
 class NoHistory(Rule):

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from fragdoctor.model.finding import Confidence, Finding, Severity
-from fragdoctor.rules.base import Rule, Skip
 from fragdoctor.rules.context import Context
+from fragdoctor.rules.rule import Rule, Skip
 
 
 class IgnoredNativeSettings(Rule):

@@ -8,8 +8,8 @@ from typing import ClassVar
 from fragdoctor.errors import ConfigError
 from fragdoctor.model.finding import Confidence, Finding, Severity
 from fragdoctor.model.settings import parse_conf
-from fragdoctor.rules.base import Rule, Skip
 from fragdoctor.rules.context import Context
+from fragdoctor.rules.rule import Rule, Skip
 
 
 class UnknownSetting(Rule):

@@ -8,8 +8,7 @@ from typing import Any, Final
 import torch
 
 from fragdoctor.rehearse.engine.dispatch import special
-from fragdoctor.rehearse.engine.kernels.reduction import Kind
-from fragdoctor.rehearse.engine.kernels.reductions import buffers_of, copy_and_sum
+from fragdoctor.rehearse.engine.kernels.reduction import Kind, buffers_of, copy_and_sum
 from fragdoctor.rehearse.engine.kernels.steps import (
     Call,
     Free,

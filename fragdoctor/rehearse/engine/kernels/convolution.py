@@ -1,4 +1,4 @@
-"""Convolutions: which backend PyTorch takes, and the copies into the layout that it wants.
+"""Convolutions and products: which backend PyTorch takes, and copies into the layout it wants.
 
 PyTorch's own code chooses the backend (``select_conv_backend``) and calls the forward kernels one
 by one; the backward pass calls its kernels past the dispatcher and is written out here, after
@@ -8,12 +8,13 @@ Workspaces of cuDNN are not known without it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
 import torch
 
 from fragdoctor.rehearse.engine.dispatch import special
+from fragdoctor.rehearse.engine.kernels.steps import Call, Step, Temp, UseBlas, n_bytes, rule
 from fragdoctor.rehearse.engine.memory import dense_strides
 from fragdoctor.rehearse.engine.tensors import like_format
 
@@ -220,3 +221,20 @@ def _depthwise_backward(
     while held:
         held.pop()
     return first, second
+
+
+@rule("mm", "addmm", "bmm", "baddbmm", "addmv", "mv", "addbmm", "dot", "vdot")
+def _product(call: Call) -> Iterable[Step]:
+    """Copies of matrices that cuBLAS cannot take as they lie (``prepare_matrix_for_cublas``)."""
+    yield from call.results
+    for tensor in call.args:
+        if isinstance(tensor, torch.Tensor) and not _fits_blas(tensor):
+            yield Temp(n_bytes(tensor))
+    yield UseBlas()
+
+
+def _fits_blas(tensor: torch.Tensor) -> bool:
+    if tensor.dim() < 2 or not tensor.numel():
+        return True
+    (rows, columns), (down, right) = tensor.shape[-2:], tensor.stride()[-2:]
+    return (right == 1 and down >= max(1, columns)) or (down == 1 and right >= max(1, rows))

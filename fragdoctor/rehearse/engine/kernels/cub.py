@@ -23,6 +23,9 @@ _SORT_TILE: Final = {
     (1, 8): 5632, (2, 8): 5632, (4, 8): 5376, (8, 8): 4608, (4, 4): 6528, (8, 4): 4608,
     (2, 4): 6528, (1, 4): 6528, (8, 0): 5760, (4, 0): 7296, (2, 0): 8448, (1, 0): 8448,
 }  # fmt: skip
+_MERGE_TILE: Final = 4096  # keys and values of 8 bytes
+_UNIQUE_TILE: Final = 4864
+_UNIQUE_FIXED: Final = 768
 _ONE_BLOCK: Final = 256  # threads that sort what fits into one block
 _ONE_BLOCK_ITEMS: Final = 19
 
@@ -55,6 +58,16 @@ def radix_sort(n: int, key_bytes: int, value_bytes: int = 0, bits: int | None = 
 def radix_sort_in_place(n: int) -> int:
     """Return the scratch memory of one pass of a radix sort between buffers of the caller's."""
     return buffers(-(-n // 5760) * RADIX_DIGITS * OFFSET_BYTES + PASS_BYTES, 1)
+
+
+def merge_sort(n: int, key_bytes: int, value_bytes: int) -> int:
+    """Return the scratch memory of a merge sort of keys with values, as Thrust calls it."""
+    return buffers(n * key_bytes, n * value_bytes, (-(-n // _MERGE_TILE) + 1) * STATUS_BYTES)
+
+
+def thrust_unique_by_key(n: int) -> int:
+    """Return the scratch memory of keeping the first of equal keys, as Thrust calls it."""
+    return buffers(_UNIQUE_FIXED, (-(-n // _UNIQUE_TILE) + EXTRA_TILES) * STATUS_BYTES)
 
 
 def segmented_sort(n: int, key_bytes: int, value_bytes: int) -> int:

@@ -23,7 +23,7 @@ from fragdoctor.rehearse.engine.kernels.steps import (
     n_bytes,
     rule,
 )
-from fragdoctor.rehearse.engine.scratch import Scratch
+from fragdoctor.rehearse.engine.memory import Scratch
 from fragdoctor.rehearse.engine.tensors import new
 
 UNSORTED: Final = 3072  # indices up to which an embedding's gradient is made without a sort

@@ -9,7 +9,7 @@ from typing import Final
 import torch
 
 from fragdoctor.rehearse.engine import session
-from fragdoctor.rehearse.engine.kernels.reductions import copy_and_sum
+from fragdoctor.rehearse.engine.kernels.reduction import copy_and_sum
 from fragdoctor.rehearse.engine.kernels.steps import (
     Call,
     Free,

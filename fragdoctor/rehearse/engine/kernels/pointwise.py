@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import torch
 
-from fragdoctor.rehearse.engine.kernels.reductions import whole
+from fragdoctor.rehearse.engine.kernels.reduction import whole
 from fragdoctor.rehearse.engine.kernels.steps import (
     Call,
     Free,

@@ -239,7 +239,7 @@ class Lives {
 }
 
 // Which live blocks keep free memory: those in a segment, or in a page of an expandable one, that
-// is partly free (analysis/pins.py). The fifty stacks that keep most are marked.
+// is partly free (analysis/attribution.py). The fifty stacks that keep most are marked.
 function pinsOf(map) {
   const pins = new Uint8Array(map.size.length), kept = new Map();
   const hold = (b, free) => {

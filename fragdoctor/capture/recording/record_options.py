@@ -30,6 +30,7 @@ class Options(NamedTuple):
         keep_most: bundles of failures of a process in all.
         status: file to which each process appends what it reached; "" = nowhere.
         command: the command line as given to ``fragdoctor run``.
+        module_paths: note the running module of the model with each allocation.
     """
 
     directory: str
@@ -40,6 +41,7 @@ class Options(NamedTuple):
     keep_most: int = 20
     status: str = ""
     command: tuple[str, ...] = ()
+    module_paths: bool = False
 
     def to_environment(self) -> str:
         """Return the value of ``VARIABLE``; of a very long command its beginning.

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from oom_snapshots import calm, holes
+from oom_messages import case_of
+from oom_snapshots import calm, full, holes
+from rule_inputs import SHARED_DEVICE
 
 from fragdoctor.diagnosis.contexts import build_contexts
 from fragdoctor.model.case import Case
 from fragdoctor.model.finding import Location
-from fragdoctor.rules.base import fingerprint, run_rules
 from fragdoctor.rules.registry import RULES
+from fragdoctor.rules.rule import fingerprint, run_rules
 
 
 def test_run_rules_every_rule_runs_or_is_skipped_with_a_reason():
@@ -50,3 +52,12 @@ def test_run_rules_quiet_on_a_healthy_snapshot():
     results = run_rules(RULES, build_contexts(Case(snapshot=calm())))
 
     assert [f.code for f in results.findings] == []
+
+
+def test_findings_have_numbers_fingerprints_and_one_sentence():
+    cases = [Case(snapshot=holes()), Case(snapshot=full()), case_of(SHARED_DEVICE)]
+    for case in cases:
+        for finding in run_rules(RULES, build_contexts(case)).findings:
+            assert finding.message.endswith(".")
+            assert finding.fingerprint
+            assert len(finding.fingerprint) == 16

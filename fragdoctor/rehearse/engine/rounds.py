@@ -1,0 +1,288 @@
+"""Rounds of the loops in the user's own code: how often each has begun, and which are its steps.
+
+The code is compiled from its source with one addition: what a ``for`` goes through, and what a
+``while`` asks, is counted. Lines, names and the lives of tensors stay as they are.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import dis
+import runpy
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.machinery import SourceFileLoader
+from itertools import pairwise
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any, Final, Self
+
+import torch
+
+from fragdoctor.rehearse.engine.patching import put
+from fragdoctor.rehearse.engine.stacks import ENGINE, is_users
+
+_FOR, _END, _BEGIN = "__fragdoctor_for__", "__fragdoctor_end__", "__fragdoctor_begin__"
+_to_code: Any = SourceFileLoader.source_to_code  # takes a tree too
+_OWN: Final = (str(Path(torch.__file__).parent), ENGINE)
+
+
+@dataclass(slots=True, eq=False)
+class LoopPlace:
+    """A loop of the program's source, and how far it is.
+
+    Attributes:
+        first, last: its lines.
+        is_of_epochs: it counts epochs, by the name of its variable.
+        n_begun: rounds that have begun.
+        is_between: the next round has not begun yet: its data is being made.
+        products_at_entry: matrix products of the whole run when the loop was entered.
+        products_at_round: and when its last round began.
+    """
+
+    first: int
+    last: int
+    is_of_epochs: bool
+    n_begun: int = 0
+    is_between: bool = True
+    products_at_entry: int = 0
+    products_at_round: int = 0
+
+    @property
+    def n_complete(self) -> int:
+        """Rounds that are over, seen from inside of the loop."""
+        return self.n_begun - (not self.is_between)
+
+
+_Nest = tuple[LoopPlace, ...]  # loops within loops, the outermost first
+
+
+class _Items(Iterator[Any]):
+    """What a ``for`` goes through; it holds no item, so that each dies when it always did."""
+
+    __slots__ = ("_next", "_place", "_rounds")
+
+    def __init__(self, rounds: Rounds, place: LoopPlace, items: Iterable[Any]) -> None:
+        self._next = iter(items).__next__
+        self._rounds, self._place = rounds, place
+        place.products_at_entry = rounds.n_products
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Any:
+        self._rounds.end(self._place)
+        item = self._next()
+        self._rounds.begin(self._place)
+        return item
+
+
+class _Counting(ast.NodeTransformer):
+    """Adds the counting to the loops of a file."""
+
+    def __init__(self, first_number: int) -> None:
+        self._first_number = first_number
+        self.places: list[LoopPlace] = []
+
+    def visit_For(self, node: ast.For) -> ast.For:
+        number = self._place(node, _names(node.target))
+        self.generic_visit(node)
+        node.iter = _call(_FOR, node.iter, number, node.iter)
+        return node
+
+    def visit_While(self, node: ast.While) -> ast.While:
+        number = self._place(node, _names(node.test))
+        self.generic_visit(node)
+        asked = [_call(_END, node.test, number), node.test, _call(_BEGIN, node.test, number)]
+        node.test = ast.copy_location(ast.BoolOp(ast.And(), asked), node.test)
+        return node
+
+    def _place(self, node: ast.For | ast.While, names: Iterable[str]) -> int:
+        is_of_epochs = any("epoch" in name.lower() or name == "ep" for name in names)
+        self.places.append(LoopPlace(node.lineno, node.end_lineno or node.lineno, is_of_epochs))
+        return self._first_number + len(self.places) - 1
+
+
+def _names(node: ast.expr) -> Iterator[str]:
+    return (part.id for part in ast.walk(node) if isinstance(part, ast.Name))
+
+
+def _call(name: str, like: ast.expr, number: int, *more: ast.expr) -> ast.expr:
+    called = ast.Call(ast.Name(name, ast.Load()), [ast.Constant(number), *more], [])
+    return ast.fix_missing_locations(ast.copy_location(called, like))
+
+
+@dataclass(slots=True)
+class Rounds:
+    """Counts the rounds of all loops, and knows in which of them the program takes its steps.
+
+    A step is a round of the innermost loop in which all optimizers are called. It is a round of a
+    loop around that one, if such a round computes as much before it comes to the inner loop: what
+    reinforcement learning does between its updates. Epochs are no steps, unless nothing else is.
+
+    Attributes:
+        n_products: matrix products so far.
+        on_end: called when a step is over.
+        on_begin: called when the next one begins.
+    """
+
+    n_products: int = 0
+    on_end: Callable[[], None] = lambda: None
+    on_begin: Callable[[], None] = lambda: None
+    _places: list[LoopPlace] = field(default_factory=list)
+    _by_file: dict[str, list[LoopPlace]] = field(default_factory=dict)
+    _nests: dict[_Nest, None] = field(default_factory=dict)
+    _counted: set[LoopPlace] = field(default_factory=set)
+
+    def install(self, undo: ExitStack) -> None:
+        """Count in all code of the user that is loaded until ``undo`` is closed."""
+        put(undo, builtins, _FOR, self._items)
+        put(undo, builtins, _END, lambda number: self._while_ends(self._places[number]))
+        put(undo, builtins, _BEGIN, lambda number: self.begin(self._places[number]))
+        cached, of_file = SourceFileLoader.get_code, runpy._get_code_from_file  # type: ignore[attr-defined]
+
+        def get_code(loader: SourceFileLoader, fullname: str) -> CodeType | None:
+            path = loader.get_filename(fullname)
+            if not is_users(path):
+                return cached(loader, fullname)
+            return self.compiled(loader.get_data(path), path)
+
+        def get_code_from_file(*args: str) -> Any:
+            found = of_file(*args)
+            path = args[-1]
+            if not path.endswith(".py"):  # compiled already
+                return found
+            code = self.compiled(Path(path).read_bytes(), path)
+            return (code, path) if isinstance(found, tuple) else code
+
+        put(undo, SourceFileLoader, "get_code", get_code)
+        put(undo, SourceFileLoader, "source_to_code", lambda _, *args: self.compiled(*args))
+        put(undo, runpy, "_get_code_from_file", get_code_from_file)
+
+    def compiled(self, source: bytes, filename: str) -> CodeType:
+        """Return the code of a file, in which rounds are counted.
+
+        Raises:
+            SyntaxError: it is no Python.
+        """
+        counting = _Counting(len(self._places))
+        tree = counting.visit(ast.parse(source, filename))
+        self._by_file[filename] = counting.places
+        self._places += counting.places
+        code: CodeType = _to_code(SourceFileLoader("__main__", filename), tree, filename)
+        return code
+
+    def _items(self, number: int, items: Iterable[Any]) -> Iterator[Any]:
+        if threading.current_thread() is not threading.main_thread():
+            return iter(items)
+        return _Items(self, self._places[number], items)
+
+    def _while_ends(self, place: LoopPlace) -> bool:
+        if place.is_between:
+            place.products_at_entry = self.n_products
+        self.end(place)
+        return True
+
+    def end(self, place: LoopPlace) -> None:
+        """A round is over, if one went on."""
+        is_over = not place.is_between
+        place.is_between = True
+        if is_over and place in self._counted:
+            self.on_end()
+
+    def begin(self, place: LoopPlace) -> bool:
+        """Begin a round."""
+        if place in self._counted:
+            self.on_begin()
+        place.is_between = False
+        place.n_begun += 1
+        place.products_at_round = self.n_products
+        return True
+
+    def mark(self, frame: FrameType | None) -> bool:
+        """Note that an optimizer is called here; whether a loop of the user's own does so."""
+        nest = self._nest(frame, is_own=True)
+        if nest and nest not in self._nests:
+            self._nests[nest] = None
+            self._counted = self._loops_of_steps()
+        return bool(nest)
+
+    def end_warm_up(self) -> None:
+        """Count no round of before: a graph was captured, and its replays are steps."""
+        self._nests.clear()
+        self._counted = set()
+
+    def n_complete(self, frame: FrameType | None) -> int:
+        """Return the steps that are over at a place of the program."""
+        nest = self._nest(frame)
+        if self._counted:
+            return sum(p.n_complete if p in nest else p.n_begun for p in self._counted)
+        steps = [place for place in nest if not place.is_of_epochs] or nest
+        return steps[0].n_complete if steps else 0
+
+    @property
+    def n_taken(self) -> int:
+        """Steps so far, with one that goes on."""
+        return sum(place.n_begun for place in self._counted)
+
+    def _nest(self, frame: FrameType | None, *, is_own: bool = False) -> _Nest:
+        """Return the user's loops around a place.
+
+        Args:
+            frame: the place.
+            is_own: whether to return none, if a loop of a library is within them.
+        """
+        found: list[LoopPlace] = []
+        while frame is not None:
+            code, line = frame.f_code, frame.f_lineno
+            places = self._by_file.get(code.co_filename)
+            if places is None:
+                if is_own and not found and _is_in_loop(code, frame.f_lasti):
+                    return ()
+            elif code.co_name == "__init__" and not is_own:
+                found = []  # what builds a model takes no steps
+            else:
+                first = 0 if code.co_name == "<module>" else code.co_firstlineno
+                found += [p for p in places if first < p.first <= line <= p.last][::-1]
+            frame = frame.f_back
+        return tuple(reversed(found))
+
+    def _loops_of_steps(self) -> set[LoopPlace]:
+        """Return the loops whose rounds are steps, one for each stage of the program."""
+        stages: dict[LoopPlace, list[_Nest]] = {}
+        for nest in self._nests:
+            stages.setdefault(nest[0], []).append(nest)
+        found: set[LoopPlace] = set()
+        for nests in stages.values():
+            common = nests[0]
+            for nest in nests[1:]:
+                common = tuple(a for a, b in zip(common, nest, strict=False) if a is b)
+            if common[-1].is_of_epochs and any(len(nest) > len(common) for nest in nests):
+                found.update(nest[-1] for nest in nests)
+            else:
+                found.add(self._outer_of(common))
+        return found
+
+    def _outer_of(self, nest: _Nest) -> LoopPlace:
+        """Return the innermost loop, or the one around it that is as much of a step."""
+        inner = nest[-1]
+        n_products = self.n_products - inner.products_at_round
+        for place, within in pairwise(nest):
+            before = within.products_at_entry - place.products_at_round
+            if not place.is_of_epochs and before >= n_products > 0:
+                return place
+        return inner
+
+
+@cache
+def _is_in_loop(code: CodeType, instruction: int) -> bool:
+    if code.co_filename.startswith(_OWN):  # hooks are called in a loop of PyTorch's
+        return False
+    return any(
+        "JUMP_BACKWARD" in step.opname and step.argval <= instruction <= step.offset
+        for step in dis.get_instructions(code)
+    )
