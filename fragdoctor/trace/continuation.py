@@ -196,7 +196,7 @@ class _Builder(SizedSteps):
         if counts.all() or not counts.any() or (counts[-1] and counts[like]):
             return False
         ended = ~counts[:-1] & counts[1:]
-        return not ended.any() and not (counts[like] and self.is_same)
+        return not bool(ended.any()) and not (bool(counts[like]) and self.is_same)
 
     def _native(
         self,

@@ -124,7 +124,7 @@ class SizedSteps(AlignedSteps):
         ]
         total.append(self._expected(like))
         x = np.array(total)
-        self.n_rises = np.count_nonzero(np.diff(x) > ROUNDED * x[:-1])
+        self.n_rises = int(np.count_nonzero(np.diff(x) > ROUNDED * x[:-1]))
         if len(x) > 3 and is_even(np.diff(x)):
             return True
         if len(x) < MIN_EVEN or x[-1] < MIN_RISE * x[0]:

@@ -17,7 +17,7 @@ from programs import Program, record
 from fragdoctor.inputs.snapshot_reader import read_snapshot
 from fragdoctor.model.outlook import OutlookBasis, OutlookState
 from fragdoctor.model.snapshot import Action, Snapshot
-from fragdoctor.trace.continuation import Continuation, continuation_of
+from fragdoctor.trace.continuation import Continuation, _Builder, continuation_of
 from fragdoctor.trace.lower_bound import n_equal_layers
 from fragdoctor.trace.operations import Operations
 from fragdoctor.trace.outlook import MAX_STEPS, Outlooks, _growth
@@ -191,9 +191,7 @@ def test_other_shapes_are_scaled() -> None:
 # ---- outlooks ------------------------------------------------------------------------------------
 
 
-def _failed(
-    make: Callable[[int], Step], capacity_mb: int, kinds: Sequence[int] = ()
-) -> tuple[Trace, int]:
+def _failed(make: Callable[[int], Step], capacity_mb: int) -> tuple[Trace, int]:
     """Record a program until it fails; return its trace and the steps that were complete."""
     program, starts = _program([make(i) for i in range(60)])
     snapshot = record(program, capacity_bytes=capacity_mb * MIB)
@@ -204,7 +202,7 @@ def _failed(
     n_complete = int(np.searchsorted(starts, n_requests, side="right")) - 1
     cut = Program(program.operations[: _operations_until(program, n_requests + 1)])
     snapshot = record(cut, capacity_bytes=capacity_mb * MIB)
-    return _traced(snapshot, starts[: n_complete + 1], is_cut=True, kinds=kinds), n_complete
+    return _traced(snapshot, starts[: n_complete + 1], is_cut=True), n_complete
 
 
 def _operations_until(program: Program, n_requests: int) -> int:
@@ -255,24 +253,22 @@ def test_steps_that_only_became_larger_do_not_become_small_again() -> None:
     assert outlook.reason.endswith("as steps become larger")
 
 
-@pytest.mark.parametrize("n_ended", [0, 1])
-def test_evaluation_that_was_never_seen_to_its_end_leaves_the_run_open(n_ended: int) -> None:
-    is_evaluation = [False] * 3 + ([True] * 4 + [False] * 3) * n_ended + [True] * 60
-
-    def make(step: int) -> Step:
-        if not is_evaluation[step]:
-            return _plain(step)
-        return [("x", 3 * MIB), (f"logits {step}", 2 * MIB), ("x", 0)]
-
-    kinds = [StepKind.EVALUATION if e else StepKind.TRAIN for e in is_evaluation]
-    trace, _ = _failed(make, 80, kinds)
-    known = continuation_of(trace, Operations.of(reproduce(trace).operations))
-    assert known is not None
-    assert known.is_evaluating is not bool(n_ended)
-    outlook = simulate(trace, capacity_bytes=100 * MIB).results[0].outlook
-    assert outlook is not None
-    assert outlook.reason.startswith("an evaluation is under way") is known.is_evaluating
-    assert not known.is_evaluating or outlook.state is OutlookState.OPEN
+@pytest.mark.parametrize(
+    ("trains", "is_unfinished"),
+    [
+        ([True, True, False, False], True),
+        ([True, False, True, False], False),  # one came to its end before
+        ([True, True, True, True], False),
+        ([False, False, False, False], False),  # evaluation is all that the program does
+    ],
+)
+def test_evaluation_is_of_unknown_length_until_one_ended(
+    trains: list[bool], is_unfinished: bool
+) -> None:
+    window = SimpleNamespace(counts=np.array([*trains, True]))
+    steps = SimpleNamespace(w=window, n=len(trains), is_same=True)
+    found = _Builder._is_first_evaluation(cast("_Builder", steps), len(trains) - 1)
+    assert found is is_unfinished
 
 
 def test_what_wavers_is_no_growth() -> None:
