@@ -168,6 +168,7 @@ def test_action_puts_no_input_into_a_script() -> None:
 
 
 @needs_bash
+@pytest.mark.slow
 @pytest.mark.parametrize("start", ["train.py", "-m\ntrain"])
 def test_action_rehearses_a_program(place: Path, start: str) -> None:
     pytest.importorskip("torch")

@@ -37,6 +37,7 @@ _MARKERS: Final = {
 }
 _LIMITS: Final[pytest.StashKey[Limits]] = pytest.StashKey()
 _REPORTS: Final = "FRAGDOCTOR_TEST_REPORTS"
+"""The variable that names the file for the reports of a test that is being rehearsed."""
 
 
 class _Reporter:
@@ -106,7 +107,7 @@ def _rehearsed(item: pytest.Item) -> list[Any]:
     def call() -> None:
         if reason := why_not(needs_cuda=False):
             pytest.skip(reason)
-        found, why = rehearse_test(_arguments(item), item.stash[_LIMITS].gpu)
+        found, why = rehearse_test(_arguments(item), item.stash[_LIMITS].gpu, _REPORTS)
         if not found:
             pytest.fail(f"The test cannot be rehearsed: {why}", pytrace=False)
         for data in found:

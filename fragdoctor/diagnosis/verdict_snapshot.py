@@ -13,7 +13,7 @@ from fragdoctor.diagnosis.hypothesis import Hypothesis
 from fragdoctor.diagnosis.run_state import backed_off
 from fragdoctor.diagnosis.verdict_message import verdict_of
 from fragdoctor.model.diagnosis import Cause, Verdict
-from fragdoctor.model.finding import Confidence, Evidence
+from fragdoctor.model.finding import ACTIVE, LIVE_AT_FAILURE, Confidence, Evidence
 from fragdoctor.model.snapshot import Action
 from fragdoctor.rules.capacity.optimizer_state import fails_in_optimizer
 from fragdoctor.rules.capacity.transient_peak import find_transient
@@ -260,14 +260,14 @@ def _evidence(analysis: DeviceAnalysis, failed: FailedRequest | None) -> tuple[E
     source = "snapshot"
     items = [
         Evidence("reserved", analysis.reserved_bytes, "bytes", source),
-        Evidence("active", analysis.active_bytes, "bytes", source),
+        Evidence(ACTIVE, analysis.active_bytes, "bytes", source),
         Evidence("pinned free", analysis.free_space.pinned_free_bytes, "bytes", source),
     ]
     if failed is not None:
         source = failed.source
         for name, value in (
             ("requested", failed.requested_bytes),
-            ("live at the failure", failed.live_bytes),
+            (LIVE_AT_FAILURE, failed.live_bytes),
             ("device free", failed.free_bytes),
             ("available to PyTorch", failed.available_bytes),
             ("device total", failed.total_bytes),

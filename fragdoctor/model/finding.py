@@ -41,6 +41,10 @@ class Evidence:
     source: str
 
 
+ACTIVE: Final = "active"
+LIVE_AT_FAILURE: Final = "live at the failure"
+"""Names of evidence of a verdict: live memory at the end of the file, and when a request failed."""
+
 UNKNOWN_FILE: Final = "(unknown file)"
 MAX_LINE: Final = 2**31  # PyTorch writes 2^64 - 1 where it knows no line
 

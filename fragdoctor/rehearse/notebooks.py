@@ -123,7 +123,7 @@ def _wrong_line(lines: list[str]) -> int | None:
     except SyntaxError as err:
         return err.lineno - 1 if err.lineno and err.lineno <= len(lines) else None
     except (ValueError, RecursionError, MemoryError):
-        return None
+        pass
     return None
 
 

@@ -7,7 +7,7 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from fragdoctor.rehearse.launch import (
     CannotRehearse,
@@ -18,16 +18,16 @@ from fragdoctor.rehearse.launch import (
 )
 from fragdoctor.rehearse.machines import rehearsed_gpu
 
-REPORTS: Final = "FRAGDOCTOR_TEST_REPORTS"
-"""The variable that names the file for the reports of a test that is being rehearsed."""
 
-
-def rehearse_test(args: Sequence[str], gpu: str | None) -> tuple[list[dict[str, Any]], str]:
+def rehearse_test(
+    args: Sequence[str], gpu: str | None, reports_variable: str
+) -> tuple[list[dict[str, Any]], str]:
     """Run pytest in a prepared process.
 
     Args:
         args: its arguments.
         gpu: the GPU that the test sees, of its size; None = kernels of an H100 and no limit.
+        reports_variable: the environment variable that names the file for its reports.
 
     Returns:
         its reports as pytest serializes them, and why there are none, "".
@@ -42,7 +42,7 @@ def rehearse_test(args: Sequence[str], gpu: str | None) -> tuple[list[dict[str, 
         conditions = Conditions(
             gpu=rehearsed_gpu(gpu, None, is_unlimited=gpu is None),
             stops_by_itself=False,
-            variables={REPORTS: str(reports)},
+            variables={reports_variable: str(reports)},
         )
         code, tail = run_prepared(program, conditions, sys.executable, place)
         found = reports.read_text(encoding="utf-8").splitlines() if reports.is_file() else []

@@ -519,6 +519,7 @@ def test_cure_reruns_under_the_best_setting_and_ends_with_its_code(runner) -> No
     assert f"\nCured: the program came to its end under {setting}\n" in told(done)
 
 
+@pytest.mark.slow
 def test_cure_keeps_the_first_failure_and_records_reruns_beside_it(runner) -> None:
     runner.run(
         str(runner.script(FAILS)),
@@ -534,6 +535,7 @@ def test_cure_keeps_the_first_failure_and_records_reruns_beside_it(runner) -> No
     assert "expandable_segments:True" == facts["environment"]["PYTORCH_CUDA_ALLOC_CONF"]
 
 
+@pytest.mark.slow
 def test_cure_says_which_setting_only_postpones_and_stops_after_three(runner) -> None:
     body = f"{FAILS}torch.alloc(1)\ntorch.alloc(40)\n"
 
@@ -556,6 +558,7 @@ def test_cure_says_which_setting_only_postpones_and_stops_after_three(runner) ->
     )
 
 
+@pytest.mark.slow
 def test_cure_stops_where_the_program_ends_for_another_reason(runner) -> None:
     body = f"{FAILS}sys.exit(7)\n"
 
@@ -568,6 +571,7 @@ def test_cure_stops_where_the_program_ends_for_another_reason(runner) -> None:
     assert "Rerun 1: the program ended with exit code 7, but not out of memory." in told(done)
 
 
+@pytest.mark.slow
 def test_cure_goes_on_after_a_setting_that_stops_the_program_before_it_uses_the_gpu(runner) -> None:
     body = "if 'expandable' in os.environ.get('PYTORCH_CUDA_ALLOC_CONF', ''): sys.exit(3)\n" + FAILS
 
@@ -590,6 +594,7 @@ def test_cure_says_that_a_program_with_settings_of_its_own_ignores_them(runner) 
     assert "the program sets PYTORCH_CUDA_ALLOC_CONF itself" in told(done)
 
 
+@pytest.mark.slow
 def test_cure_replaces_the_other_variables_of_the_allocator(runner) -> None:
     body = f"print(os.environ.get('PYTORCH_ALLOC_CONF'))\n{FAILS}"
 
@@ -604,6 +609,7 @@ def test_cure_replaces_the_other_variables_of_the_allocator(runner) -> None:
     assert b"max_split_size_mb:512\nNone\nNone\nexpandable_segments:True\n" == done.stdout
 
 
+@pytest.mark.slow
 def test_cure_gives_each_rerun_the_input_of_the_first(runner, tmp_path) -> None:
     source = tmp_path / "input.txt"
     source.write_text("words\n", encoding="utf-8")

@@ -103,6 +103,7 @@ def test_exact_allocator_serves_large_models_within_the_upper_bound(
     assert 0 < CHURN_SHARE < 0.1
 
 
+@pytest.mark.slow
 def test_answer_does_not_depend_on_cache_that_happens_to_be_there() -> None:
     """Llama 3 8B on an H100 fitted at 512 tokens, not at 1,024, and again at 1,536 and 2,048."""
     states = [
@@ -113,6 +114,7 @@ def test_answer_does_not_depend_on_cache_that_happens_to_be_there() -> None:
     assert len(set(states)) == 1
 
 
+@pytest.mark.slow
 def test_a_measure_that_the_first_line_names_lowers_the_peak() -> None:
     estimate = judged(llama_8b(), ROUTE, [gpu_of("h100")])
 
@@ -123,6 +125,7 @@ def test_a_measure_that_the_first_line_names_lowers_the_peak() -> None:
     assert estimate.combinations[0].n_gpus == 1
 
 
+@pytest.mark.slow
 def test_spare_memory_is_what_is_left_of_the_worst_case() -> None:
     estimate = judged(llama_8b(), ROUTE, [gpu_of("h200")])
     fit, footprint = estimate.fits[0], estimate.footprint
@@ -133,6 +136,7 @@ def test_spare_memory_is_what_is_left_of_the_worst_case() -> None:
     assert {doubt.id for doubt in footprint.doubts} == {"formulas", "allocator"}
 
 
+@pytest.mark.slow
 def test_quantised_adapters_are_found_where_not_even_one_sequence_fits() -> None:
     estimate = judged(llama_8b(dtype="fp32", architecture="turing"), ROUTE, [gpu_of("t4")])
 
@@ -146,6 +150,7 @@ def test_quantised_adapters_are_found_where_not_even_one_sequence_fits() -> None
     assert best.slowdown > 1.3
 
 
+@pytest.mark.slow
 def test_combination_is_what_its_options_give() -> None:
     estimate = judged(llama_8b(batch=64), ROUTE, [gpu_of("a100-40g")])
 

@@ -286,3 +286,30 @@ def test_a_product_of_sparse_matrices_is_refused_with_a_next_step(stage: Stage) 
     assert done.returncode == 2
     assert "not what the program does with a sparse tensor at train.py:5" in done.stderr
     assert "to_dense()" in done.stderr
+
+
+def test_replays_of_a_captured_optimizer_are_steps(stage: Stage) -> None:
+    stage.script(
+        """
+        import torch
+        w = torch.zeros(1000, 1000, device="cuda", requires_grad=True)
+        optimizer = torch.optim.SGD([w], lr=0.1)
+        for _ in range(3):
+            w.sum().backward()
+            optimizer.step()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            w.sum().backward()
+            optimizer.step()
+        kept = []
+        for i in range(9):
+            graph.replay()
+            if i > 4:
+                kept.append(torch.empty(1 << 26, device="cuda"))
+        """
+    )
+
+    found = stage.json("train.py", "--capacity", "700MiB", "--steps", "50", code=1)
+
+    assert found["rehearsal"]["out_of_memory"]["step"] == 7
+    assert found["rehearsal"]["out_of_memory"]["location"]["line"] == 16

@@ -89,8 +89,9 @@ class Steps:
     def _after_optimizer(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         if not self.now.is_started:
             return
-        if self.now.captures:
+        if self.now.captures:  # the replays are the steps
             self.now.captures[-1].has_steps = True
+            return
         if self.mark(sys._getframe(1)):
             return
         self._by_optimizer[optimizer] = self._by_optimizer.get(optimizer, 0) + 1
@@ -133,12 +134,15 @@ class Steps:
     @property
     def n_before(self) -> int:
         """Steps that were complete before what runs now."""
-        return self._n_of_library or self.now.rounds.n_complete(sys._getframe(1))
+        rounds = self.now.rounds
+        if self._n_of_library and not rounds.n_taken:
+            return self._n_of_library
+        return rounds.n_complete(sys._getframe(1))
 
     @property
     def n_taken(self) -> int:
         """Steps so far, with one that goes on."""
-        return self._n_of_library or self.now.rounds.n_taken
+        return self.now.rounds.n_taken or self._n_of_library
 
     def _step(self, number: int) -> Step:
         gpus, devices = self.now.gpus, range(self.now.n_devices)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from fragdoctor.model.diagnosis import DeviceFigures, Diagnosis, TimelineStrip
+from fragdoctor.model.finding import ACTIVE, LIVE_AT_FAILURE
 from fragdoctor.model.oom import OomMessage
 from fragdoctor.report import document as doc
 from fragdoctor.report.document import Detail, dim
@@ -48,8 +49,8 @@ def message_of(diagnosis: Diagnosis, device: int) -> OomMessage | None:
 def ended_otherwise(diagnosis: Diagnosis) -> bool:
     """Return whether the figures of the end are not those of the failure: the program went on."""
     figures = {e.name: e.value for e in diagnosis.verdict.evidence}
-    live = figures.get("live at the failure")
-    return live is not None and figures.get("active") != live
+    live = figures.get(LIVE_AT_FAILURE)
+    return live is not None and figures.get(ACTIVE) != live
 
 
 def memory_sections(diagnosis: Diagnosis) -> list[doc.Section]:
