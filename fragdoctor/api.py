@@ -78,13 +78,14 @@ def load(
     return read_snapshot(source, limits=limits or DEFAULT_LIMITS)
 
 
-def diagnose(
+def diagnose(  # noqa: PLR0913 - what may be known besides, all by keyword
     *parts: Part,
     capacity_bytes: int | None = None,
     request_bytes: int | None = None,
     device: int | None = None,
     memory_fraction: float | None = None,
     torch_version: str | None = None,
+    at: str | None = None,
 ) -> Diagnosis:
     """Return the diagnosis of everything known about one process.
 
@@ -96,15 +97,17 @@ def diagnose(
         device: look at this device only.
         memory_fraction: ``set_per_process_memory_fraction`` of the process.
         torch_version: version that settings are checked against.
+        at: a moment that ``Diagnosis.moment`` tells about: ``step:3`` (its peak), ``event:1200``,
+            ``peak``, ``oom`` or ``end``.
 
     Raises:
-        ConfigError: two parts of one kind, nothing at all, or something else.
+        ConfigError: two parts of one kind, nothing at all, or something else; no such moment.
         InputError: a path leads to nothing that can be used; the subclasses say why.
     """
     from fragdoctor.diagnosis.pipeline import diagnose as run  # noqa: PLC0415 - numpy is heavy
 
     overrides = Overrides(capacity_bytes, request_bytes, device, memory_fraction, torch_version)
-    return run(_case("diagnose", parts, overrides))
+    return run(_case("diagnose", parts, overrides), at=at)
 
 
 def diagnose_fleet(  # noqa: PLR0913 - the choices of one run, all by keyword

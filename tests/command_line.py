@@ -46,9 +46,14 @@ class FakePipeline:
     continue_with: object = None
 
     def diagnose(
-        self, case: Case, *, progress: object = None, continue_with: object = None
+        self,
+        case: Case,
+        *,
+        progress: object = None,
+        continue_with: object = None,
+        at: str | None = None,
     ) -> Diagnosis:
-        del progress
+        del progress, at
         self.case, self.continue_with = case, continue_with
         report_progress("Replaying", 0, 1)
         if self.error is not None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
+from urllib.parse import quote
 
 import typer
 
@@ -100,8 +103,12 @@ def analyze_fleet(
     *,
     engine: Engine,
     replays: ReplayChoice,
+    rank_pages: Path | None = None,
+    output: Path | None = None,
 ) -> tuple[FleetReport, str]:
     """Return the report of several ranks, and its text.
+
+    A page of each rank is written to the folder ``rank_pages``, and the report leads to it.
 
     Raises:
         InputError: no rank could be read.
@@ -131,7 +138,34 @@ def analyze_fleet(
             timeout_s=_timeout(engine, is_here=executor is None),
             memory_bytes=engine.memory_bytes,
         )
-    return report, render("fleet", output_format.value, report, look)
+    if rank_pages is None:
+        return report, render("fleet", output_format.value, report, look)
+    pages = _write_rank_pages(report, overrides, look, rank_pages)
+    start = Path() if output is None else output.parent
+    links = {label: quote(os.path.relpath(page, start)) for label, page in pages.items()}
+    return report, render("fleet", output_format.value, report, look, pages=links)
+
+
+def _write_rank_pages(
+    report: FleetReport, overrides: Overrides, look: RenderOptions, folder: Path
+) -> dict[str, Path]:
+    """Write the page of each rank that could be read; return them by the rank's label."""
+    from fragdoctor.diagnosis.pipeline import diagnose
+    from fragdoctor.inputs.cases import read_case
+    from fragdoctor.report.base import render
+
+    folder.mkdir(parents=True, exist_ok=True)
+    read = [row for row in report.rows if row.rank.is_read]
+    pages = {}
+    with console.Progress("Pages") as progress:
+        names = progress.each([row.label for row in read])
+        for number, (row, _) in enumerate(zip(read, names, strict=True)):
+            name = re.sub(r"[^A-Za-z0-9]+", "-", row.label).strip("-")[:40]
+            page = folder / f"{number:04d}-{name or 'rank'}.html"
+            case = read_case([row.rank.path], overrides)
+            console.write_report(render("analyze", "html", diagnose(case), look), page, force=True)
+            pages[row.label] = page
+    return pages
 
 
 def _timeout(engine: Engine, *, is_here: bool) -> float | None:
@@ -208,6 +242,15 @@ class AnalyzeOptions(options.CaseOptions):
     timeout: Timeout = None
     worker_memory: WorkerMemory = None
     replay: ReplayOption = ReplayChoice.GROUPS
+    rank_pages: Annotated[
+        Path | None,
+        typer.Option(
+            "--rank-pages",
+            metavar="FOLDER",
+            help="Of several ranks, write a page of each into a new folder, linked from the page "
+            "of the job (-o job.html)",
+        ),
+    ] = None
     continue_with: Annotated[
         str | None,
         typer.Option(
@@ -215,6 +258,14 @@ class AnalyzeOptions(options.CaseOptions):
             metavar="SNAPSHOT",
             help="Take from another recording of the program (a rehearsal, a healthy run) how this "
             "one would have gone on",
+        ),
+    ] = None
+    at: Annotated[
+        str | None,
+        typer.Option(
+            "--at",
+            metavar="MOMENT",
+            help="Show what was live at a moment: step:3 (its peak), event:1200, peak, oom, end",
         ),
     ] = None
     output_format: options.Format = options.ReportFormat.TEXT
@@ -237,6 +288,13 @@ def analyze(asked: AnalyzeOptions) -> int:
                 "--continue-with is about one recording, and these are several.",
                 hint="Give the snapshot of one rank.",
             )
+        if asked.at is not None:
+            raise ConfigError(
+                "--at is about one recording, and these are several.",
+                hint="Give the snapshot of one rank.",
+            )
+        if asked.rank_pages is not None:
+            _check_rank_pages(asked)
         ranks, text = analyze_fleet(
             found,
             overrides,
@@ -244,9 +302,15 @@ def analyze(asked: AnalyzeOptions) -> int:
             asked.output_format,
             engine=Engine(asked.workers, asked.dask, asked.timeout, asked.worker_memory),
             replays=asked.replay,
+            rank_pages=asked.rank_pages,
+            output=asked.output,
         )
         console.write_report(text, asked.output, force=asked.force)
         return fleet_exit_code(ranks, asked.fail_on, exit_zero=asked.exit_zero)
+    if asked.rank_pages is not None:
+        raise ConfigError(
+            "--rank-pages is about several ranks, and this is one.", hint="Leave it out."
+        )
     with console.Progress("Reading"):
         case = read_case(paths if found is None else found.case_names, overrides)
 
@@ -254,11 +318,21 @@ def analyze(asked: AnalyzeOptions) -> int:
 
         other = asked.continue_with
         further = None if other is None else read_snapshot(other)
-        diagnosis = diagnose(case, continue_with=further)
+        diagnosis = diagnose(case, continue_with=further, at=asked.at)
         report_progress("Writing the report")
         report = render("analyze", asked.output_format.value, diagnosis, look)
     console.write_report(report, asked.output, force=asked.force)
     return exit_code(diagnosis, asked.fail_on, exit_zero=asked.exit_zero)
+
+
+def _check_rank_pages(asked: AnalyzeOptions) -> None:
+    if asked.output_format is not options.ReportFormat.HTML or asked.output is None:
+        raise ConfigError("--rank-pages belongs to a page.", hint="Write it with -o job.html.")
+    folder = asked.rank_pages
+    if folder is not None and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(
+            f"{folder} exists already and is not empty.", hint="Name a new folder: nothing is lost."
+        )
 
 
 def _is_one_file(paths: list[str]) -> bool:

@@ -20,6 +20,7 @@ from fragdoctor.diagnosis.figures import (
     segment_reports,
     timeline_strip,
 )
+from fragdoctor.diagnosis.moments import moment_report
 from fragdoctor.diagnosis.notes import find_notes
 from fragdoctor.diagnosis.proof import prove
 from fragdoctor.diagnosis.remedies.registry import proposals, rank
@@ -39,13 +40,14 @@ from fragdoctor.trace.simulate import trace_of
 NOT_REPLAYED: Final = FidelityReport(reason="the trace was not replayed")
 
 
-def diagnose(
+def diagnose(  # noqa: PLR0913 - the choices of one run, all by keyword
     case: Case,
     *,
     progress: Progress | None = None,
     replays: bool = True,
     analyses: Mapping[int, DeviceAnalysis] | None = None,
     continue_with: Snapshot | None = None,
+    at: str | None = None,
 ) -> Diagnosis:
     """Return what is wrong, how that was found, and what to do about it.
 
@@ -54,13 +56,16 @@ def diagnose(
     called with replays done and replays in all. Without ``replays`` they are reasoned only, which
     changes neither the verdict nor the findings. ``analyses`` of devices are taken where given.
     ``continue_with`` is a recording of the same program that goes further (a rehearsal, a healthy
-    run): it says how the run would have gone on.
+    run): it says how the run would have gone on. ``at`` is a moment of the trace that is shown
+    besides, as ``moment_report`` takes it.
 
     Raises:
+        ConfigError: the trace has no such moment.
         SimulationError: the recording to continue with is of another program, or cannot be used.
     """
     contexts = build_contexts(case, analyses)
     leader = leading_context(contexts)
+    moment = None if at is None else moment_report(leader, at)
     verdict = with_story(find_verdict(leader), leader.story)
     verdict = replace(verdict, state=run_state(leader, verdict.cause))
     results = run_rules(RULES, contexts)
@@ -92,6 +97,7 @@ def diagnose(
             p for c in _leader_first(contexts, leader) if (p := phase_report(c)) is not None
         ),
         story=leader.story,
+        moment=moment,
         analyses={c.analysis.device: c.analysis for c in contexts if c.analysis is not None},
     )
 

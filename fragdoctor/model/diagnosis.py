@@ -14,7 +14,7 @@ from fragdoctor.model.case import Case
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Location, SkippedRule
 from fragdoctor.model.hooks import drawn
 from fragdoctor.model.outlook import Outlook
-from fragdoctor.model.phases import PhaseReport, TrainingPhase
+from fragdoctor.model.phases import MomentReport, PhaseReport, TrainingPhase
 from fragdoctor.model.story import LogStory
 
 if TYPE_CHECKING:
@@ -313,8 +313,9 @@ class Diagnosis:
     ``timeline``, ``worst_segments`` (most pinned first) and ``n_pinned_segments`` are of the device
     that the verdict is about; ``phases`` has one report per device with a trace, that one first.
     ``notes`` are about the inputs, ``replay_notes`` about what a replay can and cannot say.
-    ``story`` is None if there is no log, or nothing happens in it. ``analyses`` are the
-    ``DeviceAnalysis`` of each device of the snapshot, for the graphics of the page.
+    ``story`` is None if there is no log, or nothing happens in it. ``moment`` is one that was asked
+    for. ``analyses`` are the ``DeviceAnalysis`` of each device of the snapshot, for the graphics
+    of the page.
     """
 
     case: Case
@@ -336,6 +337,7 @@ class Diagnosis:
     n_pinned_segments: int = 0
     phases: Sequence[PhaseReport] = ()
     story: LogStory | None = None
+    moment: MomentReport | None = None
     analyses: Mapping[int, Any] = field(default_factory=dict, compare=False)
 
     def __repr__(self) -> str:

@@ -129,3 +129,39 @@ class PhaseReport:
     coverage: float = 0.0
     spans: Sequence[PhaseSpan] = ()
     n_spans: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class HeldBytes:
+    """The allocated blocks of one line of the program, or of one category, at a moment."""
+
+    location: Location | None
+    category: Category | None
+    n_bytes: int
+    n_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class MomentReport:
+    """What was allocated at one moment of a device's trace.
+
+    Attributes:
+        asked: which moment was asked for, in words: ``the peak of step 3``.
+        event: events of the device's trace before it, of ``n_events``.
+        step: the step that it is in, from 1, of ``n_steps``; None before the first one, or where
+            the trace shows none.
+        lines: by line of the program, most bytes first; their ``category`` is None.
+        categories: by category of memory, empty where none is known; their ``location`` is None.
+    """
+
+    device: int
+    asked: str
+    event: int
+    n_events: int
+    step: int | None
+    n_steps: int
+    allocated_bytes: int
+    active_bytes: int
+    reserved_bytes: int
+    lines: Sequence[HeldBytes] = ()
+    categories: Sequence[HeldBytes] = ()

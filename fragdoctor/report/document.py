@@ -7,7 +7,7 @@ renderer passes it through ``escape`` for its sink.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import Enum, StrEnum
 from functools import partial
 from types import MappingProxyType
@@ -433,11 +433,10 @@ class ReportDocument:
         title: a few words for the title of a window.
         headline: the answer in one line.
         tone: whether that is good or bad.
-        brief: the lines of ``--quiet``.
-        lead: what follows the headline at once.
+        brief: the lines of ``--quiet``; ``lead`` follows the headline at once.
         kicker: a few words above the headline, such as what is judged.
         sections: the rest, most important first.
-        footer: what the full report has that the short one at a terminal leaves out.
+        footer: what the full report has more. ``links``: where words of cells lead, on a page.
     """
 
     title: str
@@ -448,3 +447,4 @@ class ReportDocument:
     tone: Style | None = None
     kicker: str = ""
     footer: str = ""
+    links: Mapping[str, str] = field(default_factory=dict)

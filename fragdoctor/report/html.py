@@ -64,10 +64,10 @@ def page(
         values: further values for the template.
     """
     style = source("report.css") + style
+    made = environment(EVERYTHING)
+    made.globals["links"] = document.links
     return (
-        environment(EVERYTHING)
-        .get_template(template)
-        .render(
+        made.get_template(template).render(
             document=document,
             style=Markup(style),  # noqa: S704 - our own file
             script=Markup(script),  # noqa: S704 - our own file

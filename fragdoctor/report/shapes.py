@@ -15,7 +15,13 @@ from fragdoctor.gate.budgets import BudgetResult, Measures
 from fragdoctor.gate.judgement import CheckReport, FileJudgement, JudgedGrowth, Reason, has_grown
 from fragdoctor.model import batch_fit, comparison, story
 from fragdoctor.model.comparison import Comparison
-from fragdoctor.model.diagnosis import SCHEMA_VERSION, Cause, Diagnosis, FidelityReport, Verdict
+from fragdoctor.model.diagnosis import (
+    SCHEMA_VERSION,
+    Cause,
+    Diagnosis,
+    FidelityReport,
+    Verdict,
+)
 from fragdoctor.model.estimate import (
     CodeLine,
     Estimate,
@@ -44,7 +50,7 @@ from fragdoctor.model.fleet import (
 )
 from fragdoctor.model.gpu_sharing import ProcessDemand, Sharing, SharingRow
 from fragdoctor.model.oom import LogMarker, OomMessage, OtherProcess
-from fragdoctor.model.phases import CategoryShare, LineBytes
+from fragdoctor.model.phases import CategoryShare, HeldBytes, LineBytes
 from fragdoctor.model.rehearsal import RehearsalResult, RehearsalSweep, Unmodelled
 from fragdoctor.model.simulation import ReplayResult, Simulation
 from fragdoctor.model.workload import ModelShape, Workload
@@ -245,6 +251,7 @@ _DIAGNOSES: Final[Mapping[type, Shape]] = {
     OtherProcess: _BYTES,
     FidelityReport: Shape(null=("era",)),
     CategoryShare: _BYTES,
+    HeldBytes: _BYTES,
     LineBytes: _BYTES,
     story.StoryEvent: Shape(null=("trial", "place")),
     story.Trial: Shape(null=("baseline_of",)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 import numpy as np
 import pytest
@@ -408,6 +409,19 @@ def test_downloads_hold_what_is_seen(opened):
     assert total == page.evaluate(f"{X}.timeline.allocated.levels[0].high[{X}.moment]")
     assert kind == "image/png"
     assert n_bytes > 10_000
+
+
+def test_svg_downloads_are_pictures_of_what_is_seen(opened):
+    for name in ("timeline", "map"):
+        text = opened.evaluate(f"{X}.{name}.svg().text()")
+        root = ET.fromstring(text)
+
+        width = opened.evaluate(f"{X}.{name}.width")
+        drawn = [*root.iter("{http://www.w3.org/2000/svg}text")]
+        assert float(root.attrib["width"]) == width
+        assert len([*root.iter()]) > 30
+        assert drawn
+        assert not opened.complaints()
 
 
 def test_cells_that_a_spreadsheet_would_run_are_defused(open_page):

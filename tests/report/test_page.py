@@ -2,9 +2,13 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import re
+import shutil
+import subprocess
 from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 
 import diagnoses
 import numpy as np
@@ -252,3 +256,31 @@ def test_page_of_two_devices_offers_both_and_starts_with_the_verdicts():
     assert sorted(head["devices"]) == ["0", "1"]
     assert head["device"] == 1
     assert page.index('id="memory-1"') < page.index('id="memory-0"')
+
+
+@pytest.mark.parametrize(
+    "added", ["", "formatSize(1).nothing();"], ids=["as it is", "with a fault"]
+)
+def test_scripts_pass_the_type_check(tmp_path, added):
+    root = Path(__file__).parents[2]
+    own = root / "node_modules" / ".bin" / "tsc"
+    compiler = str(own) if own.exists() else shutil.which("tsc")
+    if compiler is None:
+        pytest.skip("TypeScript is not installed: npm ci brings it")
+    scripts = root / "fragdoctor" / "report" / "templates" / "page"
+    project = tmp_path / "tsconfig.json"
+    fault = tmp_path / "fault.js"
+    fault.write_text(added)
+    project.write_text(
+        json.dumps(
+            {"extends": str(root / "tsconfig.json"), "include": [f"{scripts}/*", str(fault)]}
+        )
+    )
+
+    checked = subprocess.run(
+        [compiler, "--project", str(project)], capture_output=True, text=True, check=False
+    )
+
+    assert (checked.returncode == 0) is (not added), checked.stdout
+    if added:
+        assert "'nothing' does not exist" in checked.stdout

@@ -23,6 +23,7 @@ SCALES: Final = (1.0, 0.5, 0.2, 0.05)
 SCRIPTS: Final = (
     "decode",
     "drawing",
+    "vector",
     "common",
     "envelope",
     "lives",

@@ -27,6 +27,7 @@ def document(diagnosis: Diagnosis, options: RenderOptions) -> doc.ReportDocument
         brief=[text for text in brief if text],
         lead=[*cure, *_what_it_is(diagnosis)],
         sections=[
+            *memory.moment_sections(diagnosis),
             *memory.memory_sections(diagnosis),
             memory.timeline_section(diagnosis),
             holders.short_holders(diagnosis),

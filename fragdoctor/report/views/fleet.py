@@ -6,9 +6,10 @@ A thousand ranks must not flood a terminal: the short report has the table for a
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import MappingProxyType
 from typing import Final
 
 from fragdoctor.model.finding import Location
@@ -50,8 +51,13 @@ _MAX_LABEL: Final = 24
 _NUMBERED: Final = re.compile(r"rank (\d+)")
 
 
-def document(report: FleetReport, options: RenderOptions) -> doc.ReportDocument:  # noqa: ARG001 - a view
-    """Return what is concluded of the ranks of a job."""
+def document(
+    report: FleetReport,
+    options: RenderOptions,  # noqa: ARG001 - a view
+    *,
+    pages: Mapping[str, str] = MappingProxyType({}),
+) -> doc.ReportDocument:
+    """Return what is concluded of the ranks of a job; ``pages`` are those of ranks, by label."""
     tone = cause_style(report.verdict.cause)
     return doc.ReportDocument(
         title=title(report),
@@ -69,6 +75,7 @@ def document(report: FleetReport, options: RenderOptions) -> doc.ReportDocument:
         ],
         tone=tone,
         kicker=counts(report),
+        links=pages,
     )
 
 

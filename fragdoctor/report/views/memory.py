@@ -10,14 +10,20 @@ from fragdoctor.model.finding import ACTIVE, LIVE_AT_FAILURE
 from fragdoctor.model.oom import OomMessage
 from fragdoctor.report import document as doc
 from fragdoctor.report.document import Detail, dim
-from fragdoctor.report.words import shown_first
-from fragdoctor.units import format_count, format_size, plural
+from fragdoctor.report.words import CATEGORY_NAMES, shown_first
+from fragdoctor.units import format_count, format_share, format_size, plural
+
+MAX_MOMENT_LINES: Final = 10
+"""Lines of a moment that stand in the short report."""
 
 MIN_EVENTS: Final = 20
 """Of fewer events a timeline says no more than the figures."""
 
 _IDLE_SHARE: Final = 0.01
 """A device with less than this share of the fullest one's memory is a line, not a bar."""
+
+_SHARE_SHOWN: Final = 0.001
+"""A category with less of a moment is not named."""
 
 _NO_TIMELINE: Final = (
     "This device has no recorded trace, so there is no timeline. Record one with "
@@ -139,6 +145,33 @@ def _beyond(figures: DeviceFigures, message: OomMessage | None, reserved: int) -
 
 def _clip(value: int, upper: int) -> int:
     return max(0, min(value, upper))
+
+
+def moment_sections(diagnosis: Diagnosis) -> list[doc.Section]:
+    """Return what was live at the moment that was asked for."""
+    m = diagnosis.moment
+    if m is None:
+        return []
+    step = f", step {format_count(m.step)} of {format_count(m.n_steps)}" if m.step else ""
+    note = (
+        f"GPU {m.device}, after event {format_count(m.event)} of {format_count(m.n_events)}{step}"
+    )
+    totals = f"{format_size(m.allocated_bytes)} allocated, {format_size(m.reserved_bytes)} reserved"
+    shares = ", ".join(
+        f"{CATEGORY_NAMES[c.category]} {format_share(c.n_bytes, m.allocated_bytes)}"
+        for c in m.categories
+        if c.n_bytes >= _SHARE_SHOWN * m.allocated_bytes and c.category is not None
+    )
+    table = doc.tabled(
+        m.lines,
+        doc.Column("", lambda h: doc.strong(format_size(h.n_bytes)), "right"),
+        doc.Column("", lambda h: dim(plural(h.n_blocks, "block"))),
+        doc.Column("", "location"),
+        label=f"Live memory at {m.asked}",
+        shown=MAX_MOMENT_LINES,
+    )
+    said = doc.Paragraph(f"{totals}: {shares}." if shares else f"{totals}.")
+    return [doc.Section(f"At {m.asked}", [said, table], note, "moment")]
 
 
 def timeline_section(diagnosis: Diagnosis) -> doc.Section:

@@ -5,6 +5,7 @@
 // goes to the gathered bands at the bottom, which stand for the same moment and are exact.
 
 const DETAIL = { groups: Infinity, coarse: 6, fine: 1.5, finest: 0.5 };
+/** @type {[string, number][]} */
 const SIZE_CLASSES = [["under 1 MiB", 1], ["1 to 16 MiB", 16], ["16 to 128 MiB", 128], ["128 MiB to 1 GiB", 1024], ["1 GiB and more", Infinity]];
 const LIFE_CLASSES = ["from before the recording", "never freed", "a tenth of the recording or more", "1 % to 10 %", "under 1 % of the recording"];
 const NAMED_LINES = 14;
@@ -111,7 +112,12 @@ class Bands {
       }
     }
     for (const sum of [...this.gathered, this.gatheredBlocks]) for (let c = 1; c <= w; c++) sum[c] += sum[c - 1];
-    Object.assign(this, { states, least, coloring, chosen, first, last });
+    this.states = states;
+    this.least = least;
+    this.coloring = coloring;
+    this.chosen = chosen;
+    this.first = first;
+    this.last = last;
   }
 
   /**

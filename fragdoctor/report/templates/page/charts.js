@@ -57,7 +57,7 @@ class StaticChart {
 // "rank 5" in a heading leads to its row of the table.
 function linkRanks() {
   const rows = new Map();
-  for (const row of document.querySelectorAll("#ranks tbody tr")) {
+  for (const row of /** @type {NodeListOf<HTMLTableRowElement>} */ (document.querySelectorAll("#ranks tbody tr"))) {
     const name = row.cells[0] ? row.cells[0].textContent.trim() : "";
     if (!name || rows.has(name)) continue;
     rows.set(name, row);
@@ -65,7 +65,7 @@ function linkRanks() {
   }
   for (const head of document.querySelectorAll("#odd h3 b, #odd .body > p b")) {
     const row = rows.get(head.textContent.trim());
-    if (!row) continue;
+    if (!row || head.querySelector("a")) continue; // it leads to the page of the rank
     head.replaceChildren(element("a", { href: `#${row.id}`, title: "To its row in the table of ranks" }, head.textContent));
   }
 }

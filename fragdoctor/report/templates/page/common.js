@@ -2,6 +2,9 @@
 
 const byId = (id) => document.getElementById(id);
 
+/** @returns {HTMLElement[]} the elements that a selector finds */
+const elements = (selector) => [...document.querySelectorAll(selector)];
+
 function stored(key, value) {
   try {
     if (value !== undefined) localStorage.setItem(key, value);
@@ -34,7 +37,7 @@ function setUpTheme(onTheme) {
 }
 
 function setUpCopying() {
-  for (const control of document.querySelectorAll("[data-copy]")) {
+  for (const control of elements("[data-copy]")) {
     control.addEventListener("click", async () => {
       const source = byId(control.dataset.copy);
       try {

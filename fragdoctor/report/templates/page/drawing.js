@@ -5,7 +5,7 @@ const KIB = 1024, MIB = KIB ** 2, GIB = KIB ** 3, TIB = KIB ** 4;
 function formatSize(bytes) {
   const sign = bytes < 0 ? "-" : "", size = Math.abs(bytes);
   if (size < KIB) return `${sign}${Math.trunc(size)} B`;
-  for (const [factor, unit] of [[KIB, "KiB"], [MIB, "MiB"], [GIB, "GiB"]]) {
+  for (const [factor, unit] of /** @type {[number, string][]} */ ([[KIB, "KiB"], [MIB, "MiB"], [GIB, "GiB"]])) {
     if (size < 1000 * factor) return `${sign}${(size / factor).toFixed(2)} ${unit}`;
   }
   return `${sign}${(size / TIB).toFixed(2)} TiB`;

@@ -65,8 +65,8 @@ class Explorer {
       this.hits = element("span", { class: "from", "aria-live": "polite" });
       parts.push(this.search, this.hits);
     }
-    parts.push(element("span", { class: "gap" }), button("PNG", "Save the timeline as a picture", () => savePicture(timeline.canvas, "fragdoctor-timeline.png")));
-    if (this.map) parts.push(button("Map PNG", "Save the segment map as a picture", () => savePicture(this.map.canvas, "fragdoctor-segments.png")));
+    parts.push(element("span", { class: "gap" }), ...saveButtons("", "timeline", timeline));
+    if (this.map) parts.push(...saveButtons("Map ", "segments", this.map));
     bar.replaceChildren(...parts);
   }
 
@@ -284,6 +284,14 @@ class Explorer {
     for (const graphic of [this.timeline, this.map, this.icicle]) if (graphic) graphic.draw();
     this.describe(null, null);
   }
+}
+
+function saveButtons(label, name, graphic) {
+  const title = `Save the ${name} as seen`;
+  return [
+    button(`${label}PNG`, `${title}, in pixels`, () => savePicture(graphic.canvas, `fragdoctor-${name}.png`)),
+    button(`${label}SVG`, `${title}, as shapes and text`, () => saveFile(graphic.svg(), `fragdoctor-${name}.svg`)),
+  ];
 }
 
 function savePicture(canvas, name) {

@@ -15,7 +15,7 @@ function setUpPrinting() {
   window.addEventListener("beforeprint", () => {
     before = document.documentElement.dataset.theme || "";
     document.documentElement.dataset.theme = "light";
-    closed = [...document.querySelectorAll("details:not([open]):not(.stack)")];
+    closed = /** @type {HTMLDetailsElement[]} */ ([...document.querySelectorAll("details:not([open]):not(.stack)")]);
     for (const node of closed) node.open = true;
     theme.read();
     if (page.map) page.map.print(true);
@@ -32,8 +32,8 @@ function setUpPrinting() {
 
 function showDevice(device, decoded) {
   page.device = device;
-  for (const node of document.querySelectorAll(".device[data-device]")) node.classList.toggle("off", device !== null && node.dataset.device !== String(device));
-  for (const node of document.querySelectorAll("#devices button")) node.setAttribute("aria-pressed", node.dataset.show === String(device) ? "true" : "false");
+  for (const node of elements(".device[data-device]")) node.classList.toggle("off", device !== null && node.dataset.device !== String(device));
+  for (const node of elements("#devices button")) node.setAttribute("aria-pressed", node.dataset.show === String(device) ? "true" : "false");
   const data = decoded.head.devices[device] || { timeline: null, map: null, icicle: null, lives: null };
   const explorer = page.explorer = new Explorer(data, decoded, device);
   Object.assign(page, { timeline: explorer.timeline, map: explorer.map, icicle: explorer.icicle });
@@ -94,7 +94,7 @@ async function draw(encoded) {
   try {
     const decoded = await decodePage(encoded);
     decoded.text = new TextTables(decoded.head.text, decoded.array);
-    const shown = [...document.querySelectorAll("#devices button")];
+    const shown = elements("#devices button");
     for (const node of shown) node.addEventListener("click", () => { showDevice(Number(node.dataset.show), decoded); saveAddress(); });
     showDevice(decoded.head.device, decoded);
     restoreAddress(decoded);

@@ -10,6 +10,7 @@ class SegmentMap {
     this.text = text;
     this.order = "free";
     this.factor = 1;
+    /** @type {(block: number) => void} */
     this.onChoose = () => {};
     this.draw = onFrame(() => this.paint());
     this.build();
@@ -24,9 +25,30 @@ class SegmentMap {
     return { ...columns, blockStart: array(data.block_start), addressHigh: array(data.address_high), addressLow: array(data.address_low), allocRow: array(data.alloc_row) };
   }
 
-  /** Show the segments of one moment; ``when`` says which. */
+  /**
+   * Show the segments of one moment; ``when`` says which.
+   * @param {Record<string, any>} columns
+   * @param {string} when
+   */
   load(columns, when) {
-    Object.assign(this, columns);
+    this.groups = columns.groups;
+    this.nEvents = columns.nEvents;
+    this.nHidden = columns.nHidden;
+    this.hiddenBytes = columns.hiddenBytes;
+    this.group = columns.group;
+    this.total = columns.total;
+    this.page = columns.page;
+    this.size = columns.size;
+    this.requested = columns.requested;
+    this.state = columns.state;
+    this.stack = columns.stack;
+    this.pins = columns.pins;
+    this.blockStart = columns.blockStart;
+    this.addressHigh = columns.addressHigh;
+    this.addressLow = columns.addressLow;
+    this.allocRow = columns.allocRow;
+    this.start = columns.start;
+    this.row = columns.row;
     this.nSegments = this.total.length;
     this.free = new Float64Array(this.nSegments);
     this.offset = new Float64Array(this.size.length);
@@ -269,9 +291,18 @@ class SegmentMap {
 
   // --- drawing ------------------------------------------------------------------------------
 
-  paint() {
+  paint() { this.paintOn(prepare(this.canvas, this.width, this.window)); }
+
+  /** @returns {Blob} what is seen, as an SVG */
+  svg() {
+    const c = new VectorContext(this.width, this.window);
+    this.paintOn(c);
+    return c.blob();
+  }
+
+  paintOn(c) {
     if (!this.pieces) return;
-    const c = prepare(this.canvas, this.width, this.window), top = this.viewport.scrollTop;
+    const top = this.viewport.scrollTop;
     for (const head of this.heads) {
       if (head.y + HEAD >= top && head.y <= top + this.window) this.paintHead(c, head, head.y - top);
     }

@@ -47,6 +47,7 @@ class EventList {
   }
 }
 
+/** @type {[string, string, (lives: any, row: number) => number, (lives: any, row: number) => string][]} */
 const BLOCK_COLUMNS = [
   ["size", "Size", (l, i) => l.size[i], (l, i) => formatSize(l.size[i])],
   ["line", "Allocated at", (l, i) => l.line[i], (l, i) => l.lineFull(l.line[i])],

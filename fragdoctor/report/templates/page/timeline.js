@@ -1,6 +1,5 @@
 // The timeline: what each pixel shows is the true highest and lowest value of its events.
 
-const SERIES = ["allocated", "active", "reserved"];
 const ACTIONS = ["alloc", "free requested", "free completed", "segment alloc", "segment free", "segment map",
   "segment unmap", "snapshot", "OOM", "annotate", "other"];
 const LANE = 16, TOP = 8, BOTTOM = 26, LEFT = 64, RIGHT = 12;
@@ -15,7 +14,9 @@ class Timeline {
     this.moment = null;
     this.anchor = null;
     this.heights = null;
+    /** @type {(state: number, block: any) => void} */
     this.onMoment = () => {};
+    /** @type {(state: number | null, block: any) => void} */
     this.onHover = () => {};
     this.onView = () => {};
     this.data = data;
@@ -24,7 +25,14 @@ class Timeline {
     this.n = data.n_events + 1;
     this.bucket = data.bucket;
     const curves = data.allocated ? null : lives.curves();
-    for (const name of SERIES) this[name] = new Envelope(curves ? curves[name] : array(data[name]), array(data[`${name}_drop`]));
+    const envelope = (name) => new Envelope(curves ? curves[name] : array(data[name]), array(data[`${name}_drop`]));
+    this.allocated = envelope("allocated");
+    this.active = envelope("active");
+    this.reserved = envelope("reserved");
+    this.width = 0;
+    this.ratio = 1;
+    this.area = { top: 0, bottom: 0, height: 0 };
+    this.low = this.high = 0;
     this.lastBucket = this.allocated.levels[0].high.length - 1;
     this.time = data.time ? { state: array(data.time.state), us: array(data.time.us) } : null;
     this.events = data.events ? { action: array(data.events.action), size: array(data.events.size), line: array(data.events.line) } : null;
@@ -39,7 +47,7 @@ class Timeline {
     this.reservedPeak = this.reserved.range(0, this.lastBucket).top;
     this.color = lives ? (lives.category ? "category" : "line") : "totals";
     this.detail = "fine";
-    this.draw = onFrame(() => this.paint());
+    this.draw = onFrame(() => timelinePainting.paint.call(this));
     this.build();
   }
 
@@ -304,6 +312,8 @@ class Timeline {
     e.preventDefault();
     moves[e.key]();
   }
+
+  bytesAtY(y) { return this.low + ((this.area.bottom - y) / this.area.height) * (this.high - this.low); }
 
   // The cursor goes to the highest point of the pixel: the one that is drawn.
   setCursorAtX(x, y) {

@@ -26,7 +26,14 @@ const timelinePainting = {
     this.paintCursor(c, area, y);
   },
 
-  bytesAtY(y) { return this.low + ((this.area.bottom - y) / this.area.height) * (this.high - this.low); },
+  /** @returns {Blob} what is seen, as an SVG */
+  svg() {
+    const c = new VectorContext(this.width, this.area.bottom + BOTTOM);
+    const y = (bytes) => this.area.bottom - ((bytes - this.low) / (this.high - this.low)) * this.area.height;
+    this.paintBase(c, this.area, y);
+    this.paintCursor(c, this.area, y);
+    return c.blob();
+  },
 
   paintBase(c, area, y) {
     this.paintGrid(c, area, y);

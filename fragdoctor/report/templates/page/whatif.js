@@ -1,6 +1,7 @@
 // Settings and capacities tried: those that the diagnosis replayed, and, where a server is behind
 // the page, any others, replayed as the sliders move.
 
+/** @type {[string, string, string[][]][]} */
 const KNOBS = [
   ["expandable_segments", "Expandable segments", [["", "off"], ["True", "on"]]],
   ["max_split_size_mb", "Largest block to split", [["", "any"], ["512", "512 MiB"], ["256", "256 MiB"], ["128", "128 MiB"], ["64", "64 MiB"], ["32", "32 MiB"]]],

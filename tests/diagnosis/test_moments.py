@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fragdoctor.diagnosis.pipeline import diagnose
+from fragdoctor.errors import ConfigError
+from fragdoctor.inputs.snapshot_reader import read_snapshot
+from fragdoctor.model.case import Case
+from fragdoctor.trace.steps import Steps
+
+SAMPLES = Path(__file__).parents[2] / "sample_snapshots"
+
+
+@pytest.fixture(scope="module")
+def case() -> Case:
+    return Case(snapshot=read_snapshot(SAMPLES / "fragmentation_oom.pickle"))
+
+
+@pytest.mark.parametrize("asked", ["peak", "oom", "oom:1", "end", "step:3", "event:1200", "STEP:1"])
+def test_lines_and_categories_of_a_moment_add_up_to_what_is_allocated(case: Case, asked: str):
+    told = diagnose(case, replays=False, at=asked)
+
+    m = told.moment
+    assert m is not None
+    trace = told.analyses[m.device].trace
+    assert sum(h.n_bytes for h in m.lines) == m.allocated_bytes
+    assert sum(h.n_bytes for h in m.categories) == m.allocated_bytes
+    assert m.allocated_bytes == trace.totals.allocated_bytes[m.event]
+    assert [h.n_bytes for h in m.lines] == sorted((h.n_bytes for h in m.lines), reverse=True)
+
+
+def test_peak_of_a_step_lies_in_it_and_is_its_highest(case: Case):
+    told = diagnose(case, replays=False, at="step:3")
+    m = told.moment
+    trace = told.analyses[m.device].trace
+    first, end = Steps.of(trace).rows[2:4].tolist()
+
+    assert first < m.event <= end
+    assert m.step == 3
+    assert m.allocated_bytes == np.max(trace.totals.allocated_bytes[first + 1 : end + 1])
+
+
+def test_moment_of_the_peak_is_the_highest_of_all_steps(case: Case):
+    whole = diagnose(case, replays=False, at="peak").moment
+    steps = [
+        diagnose(case, replays=False, at=f"step:{n}").moment.allocated_bytes
+        for n in range(1, whole.n_steps + 1)
+    ]
+
+    assert max(steps) == whole.allocated_bytes
+    assert steps[whole.step - 1] == whole.allocated_bytes
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [("step:0", "no step 0"), ("step:999", "no step 999"), ("event:99999999", "no event"),
+     ("oom:2", "no such failure"), ("", "no moment"), ("step", "no moment"),
+     ("event:-1", "no moment"), ("step:" + "9" * 40, "no moment")],
+)  # fmt: skip
+def test_moment_that_is_not_there_is_refused_in_a_sentence(case: Case, asked: str, said: str):
+    with pytest.raises(ConfigError, match=said):
+        diagnose(case, replays=False, at=asked)
+
+
+def test_recording_without_a_trace_has_no_moments():
+    with pytest.raises(ConfigError, match="no trace"):
+        diagnose(Case(snapshot=read_snapshot(SAMPLES / "empty.pickle")), at="peak")
