@@ -43,6 +43,9 @@ ENOUGH: Final = 3
 """Complete steps that must be alike for the next ones to be known."""
 
 
+MANY_RISES: Final = 5
+"""Rises from which on steps are believed to become larger at half the pace at least."""
+
 GUESSED: Final = 0.008
 """The same where the step is not aligned request by request, or only a first one was complete."""
 
@@ -64,6 +67,8 @@ class Continuation:
         grows: sizes rise from step to step.
         stretch: share by which steps to come may be larger than the largest so far.
         rises: steps only ever became larger.
+        is_evaluating: an evaluation was cut off, and none before came to its end: how long it
+            lasts is not known.
         first: what was missing of the first step, where that failed in the optimizer; None else.
         order: the steps that repeat, counted from the first that was looked at.
         period_steps: how many of them are steps of the program, not evaluation.
@@ -82,6 +87,7 @@ class Continuation:
     grows: bool
     stretch: float
     rises: bool
+    is_evaluating: bool
     first: OptimizerRest | None
     order: tuple[int, ...]
     period_steps: int
@@ -132,8 +138,9 @@ class _Builder(SizedSteps):
         start, is_alike = self.start, self.is_alike
         varies = self._varies(start)
         rises = self._rises(like)
+        even = self.growth
         if rises:
-            self.growth = np.where(self.growth, self.growth, self.trend)
+            self.growth = np.where(even, even, self.trend)
         rest = self._rest(like, n_same, is_single=self.n == 1)
         grows = bool(self.growth.any())
         varies = (varies or not is_alike) and not rises
@@ -158,9 +165,11 @@ class _Builder(SizedSteps):
         again["growth"] = 0
         stretch = self._stretch(like) if varies else 0.0
         lower, higher = self._scenarios(table, is_exact=is_exact, varies=varies, stretch=stretch)
-        if rises:
+        if rises:  # steps that became larger may have become as large as they get
             lower = (table if lower is None else lower).copy()
-            lower["growth"] //= 2
+            known = 0.5 if self.n_rises >= MANY_RISES else 0.0
+            fixed = even[lower["slot"]] != 0
+            lower["growth"] = np.where(fixed, lower["growth"], lower["growth"] * known)
         return Continuation(
             native=native(table),
             again=native(again) if grows else native(table),
@@ -173,12 +182,21 @@ class _Builder(SizedSteps):
             grows=grows,
             stretch=stretch,
             rises=rises,
+            is_evaluating=self._is_first_evaluation(like),
             first=None,
             order=tuple(order),
             period_steps=sum(counts[1:]),
             counts_first=counts[0],
             rows=w.rows,
         )
+
+    def _is_first_evaluation(self, like: int) -> bool:
+        """Return whether an evaluation is under way and none before was followed by training."""
+        counts = self.w.counts[: self.n]
+        if counts.all() or not counts.any() or (counts[-1] and counts[like]):
+            return False
+        ended = ~counts[:-1] & counts[1:]
+        return not bool(ended.any()) and not (bool(counts[like]) and self.is_same)
 
     def _native(
         self,
@@ -247,6 +265,7 @@ class _Builder(SizedSteps):
             grows=False,
             stretch=0.0,
             rises=False,
+            is_evaluating=False,
             first=todo,
             order=(1,),
             period_steps=1,
@@ -281,7 +300,7 @@ class _Builder(SizedSteps):
         """Return futures that ask for less and for more, as far as is not known."""
         less, more = 0.0, 0.0
         if not is_exact:
-            less = more = GUESSED if not self.is_same else ROUNDED
+            less = more = max(GUESSED if not self.is_same else ROUNDED, self.weak)
         more = max(more, stretch)
         is_periodic = 2 * self.period <= self.n - self.start
         irregular = self._irregular() & (not is_periodic)

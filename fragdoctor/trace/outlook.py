@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, Final
@@ -20,6 +20,7 @@ from fragdoctor.trace.lower_bound import lower_bound_of, n_equal_layers
 from fragdoctor.trace.operations import Operations
 from fragdoctor.trace.passes import RoleRuns
 from fragdoctor.trace.replay import Conditions
+from fragdoctor.trace.step_sizes import is_even
 from fragdoctor.trace.steps import StepKind, Steps
 from fragdoctor.trace.trace import Trace
 from fragdoctor.units import format_size, plural
@@ -32,6 +33,16 @@ FORESEEN_STEPS: Final = 10_000
 
 BELIEVED: Final = 2
 """Steps that growth is believed to go on, as a multiple of those over which it was recorded."""
+
+STEADILY_BELIEVED: Final = 10
+"""The same where each step has kept about as much as the one before."""
+
+STEADY_STEPS: Final = 6
+"""Steps that must have kept about the same for that."""
+
+OPTIMIZER_TAKES: Final = 3
+"""What an optimizer may make of its gradients, as a multiple of them: two states and, in passing,
+one more list of tensors (Adam)."""
 
 MAX_PLAYED: Final = 200_000
 """Operations played after the recorded ones, where nobody asks for a number of steps."""
@@ -92,18 +103,28 @@ class Outlooks:
         return _agrees(self._trace, known, look)
 
     @cached_property
-    def _awaits_optimizer(self) -> bool:
-        """Whether gradients of the first step live on and no optimizer has used them."""
+    def _awaiting_bytes(self) -> int:
+        """Gradients of the first step that live on and that no optimizer has used yet, in bytes."""
         runs, rows, lives = RoleRuns.of(self._trace), Steps.of(self._trace).rows, self._trace.lives
         if runs is None or self._trace.is_late or len(rows) < 2:
-            return False
+            return 0
         if (runs.label == stacks.OPTIMIZER).any():
-            return False
+            return 0
         role = self._trace.stacks.roles.role[lives.stack]
         first = (lives.start >= rows[0]) & (lives.start < rows[1])
         first &= np.isin(role, (stacks.BACKWARD, stacks.SILENT)) & (lives.free == NEVER)
         older = lives.requested_bytes[lives.start < rows[0]]
-        return bool(np.isin(lives.requested_bytes[first], older).any())
+        first &= np.isin(lives.requested_bytes, older)
+        return int(lives.size_bytes[first].sum())
+
+    @cached_property
+    def _believed_steps(self) -> int:
+        """Steps that growth is believed to go on."""
+        known = self.continuation
+        assert known is not None  # noqa: S101 - asked before
+        rises = np.diff(self._trace.totals.at(known.rows[1:])[:, 0].astype(np.int64))
+        is_steady = len(rises) >= STEADY_STEPS and is_even(rises.astype(np.float64))
+        return (STEADILY_BELIEVED if is_steady else BELIEVED) * known.n_complete
 
     @cached_property
     def _may_be_layers(self) -> bool:
@@ -125,31 +146,37 @@ class Outlooks:
         outlook = self._judged(known, raw, look, limit)
         if not raw["fits"]:
             return raw, outlook
-        doubt = self._doubt(known, outlook)
+        doubt = next(self._doubts(known, outlook, int(look["n_played"])), "")
+        state = outlook.state
         if not doubt and not self._is_robust(
-            known, outlook.state, conditions, limit, remakes_start=remakes_start
+            known, state, conditions, limit, remakes_start=remakes_start
         ):
-            doubt = _close(known, outlook.state)
+            doubt = _close(known, state)
+        awaiting = self._awaiting_bytes if state is OutlookState.HOLDS else 0
+        if not doubt and awaiting and limit is not None:
+            tighter = conditions.with_less(min(OPTIMIZER_TAKES * awaiting / limit, 1.0))
+            if not self._still_holds(known.native, tighter, remakes_start=remakes_start):
+                doubt = "gradients are gathered, and no step of an optimizer was recorded yet"
         if not doubt:
             return raw, outlook
         return raw, replace(outlook, state=OutlookState.OPEN, fails_after_steps=None, reason=doubt)
 
-    def _doubt(self, known: Continuation, outlook: Outlook) -> str:
-        """Return why the steps to come are not known well enough; "" where they are."""
-        state, n_steps = outlook.state, outlook.fails_after_steps or 0
+    def _doubts(self, known: Continuation, outlook: Outlook, n_played: int) -> Iterator[str]:
+        """Yield why the steps to come are not known well enough."""
+        holds, n_steps = outlook.state is OutlookState.HOLDS, outlook.fails_after_steps or 0
+        if known.is_evaluating and (n_played or holds):
+            yield "an evaluation is under way, and the recording shows none to its end"
         if self._may_be_layers:
-            return "what repeats may be the layers of the model, of which not all have run"
+            yield "what repeats may be the layers of the model, of which not all have run"
         if not self._is_edited and not self._is_confirmed:
-            return "repeating the recorded steps does not give what was recorded of them"
-        first = known.first
-        if state is OutlookState.FAILS and n_steps > BELIEVED * known.n_complete:
+            yield "repeating the recorded steps does not give what was recorded of them"
+        if holds and known.rises and not known.grows:
+            yield "steps become larger, by how much and how often is not known"
+        if not holds and n_steps > self._believed_steps:
             about = plural(n_steps, "step")
-            return f"it would fail after {about}, too far from the {known.n_complete} recorded"
-        if state is OutlookState.HOLDS and first is not None and not first.is_all_trained:
-            return "the first step was not finished, and parts of the model have no gradients yet"
-        if state is OutlookState.HOLDS and self._awaits_optimizer:
-            return "gradients are gathered, and no step of an optimizer was recorded yet"
-        return ""
+            yield f"it would fail after {about}, too far from the {known.n_complete} recorded"
+        if holds and known.first is not None and not known.first.is_all_trained:
+            yield "the first step was not finished, and parts of the model have no gradients yet"
 
     def _is_robust(
         self,
@@ -172,10 +199,16 @@ class Outlooks:
             return False
         # Other sizes do not fit into what the recorded ones left free: a smaller device asks the
         # same without that, and more, since not all of a step grows with its batch.
-        tighter = conditions.with_less(max(GUESSED, known.stretch)).native()
+        tighter = conditions.with_less(max(GUESSED, known.stretch))
         future = known.native if known.first is None else other
-        raw, look = self._play(future, tighter, remakes_start=remakes_start)
-        return bool(raw["fits"]) and self._judged(known, raw, look, limit).state is state
+        return self._still_holds(future, tighter, remakes_start=remakes_start)
+
+    def _still_holds(
+        self, future: _ext.NativeFuture, conditions: Conditions, *, remakes_start: bool
+    ) -> bool:
+        """Return whether a run goes on as far as it is played."""
+        raw, look = self._play(future, conditions.native(), remakes_start=remakes_start)
+        return bool(raw["fits"]) and not look["has_failed"] and not raw["is_cut_short"]
 
     @property
     def _max_played(self) -> int:

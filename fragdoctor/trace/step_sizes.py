@@ -55,11 +55,14 @@ class SizedSteps(AlignedSteps):
         is_same: the step under way began with the same requests as the one that it is like.
         is_alike: and with the same sizes.
         predicted: sizes expected in the step under way.
+        weak: share of these sizes that what is known of the step does not explain.
+        n_rises: how often a step was larger than the one before.
     """
 
     def __init__(self, window: StepWindow) -> None:
         super().__init__(window)
         self.is_alike = False
+        self.n_rises = 0
         if self.found is None:
             return
         like, _, self.is_same = self.found
@@ -121,7 +124,8 @@ class SizedSteps(AlignedSteps):
         ]
         total.append(self._expected(like))
         x = np.array(total)
-        if len(x) > 3 and _is_even(np.diff(x)):
+        self.n_rises = int(np.count_nonzero(np.diff(x) > ROUNDED * x[:-1]))
+        if len(x) > 3 and is_even(np.diff(x)):
             return True
         if len(x) < MIN_EVEN or x[-1] < MIN_RISE * x[0]:
             return False
@@ -272,7 +276,7 @@ def _differs(mine: npt.NDArray[Any], other: npt.NDArray[Any]) -> bool:
     return bool(((mine != other) & (np.maximum(mine, other) > SMALL)).any())
 
 
-def _is_even(rises: npt.NDArray[np.float64]) -> bool:
+def is_even(rises: npt.NDArray[np.float64]) -> bool:
     """Return whether a series rises by about the same every time."""
     return bool((rises > 0).all() and np.ptp(rises) <= MAX_UNEVEN * rises.mean())
 

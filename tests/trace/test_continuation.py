@@ -17,7 +17,7 @@ from programs import Program, record
 from fragdoctor.inputs.snapshot_reader import read_snapshot
 from fragdoctor.model.outlook import OutlookBasis, OutlookState
 from fragdoctor.model.snapshot import Action, Snapshot
-from fragdoctor.trace.continuation import Continuation, continuation_of
+from fragdoctor.trace.continuation import Continuation, _Builder, continuation_of
 from fragdoctor.trace.lower_bound import n_equal_layers
 from fragdoctor.trace.operations import Operations
 from fragdoctor.trace.outlook import MAX_STEPS, Outlooks, _growth
@@ -251,6 +251,24 @@ def test_steps_that_only_became_larger_do_not_become_small_again() -> None:
     assert outlook.fails_after_steps is not None
     assert abs(outlook.fails_after_steps - (more - n_complete)) <= 1
     assert outlook.reason.endswith("as steps become larger")
+
+
+@pytest.mark.parametrize(
+    ("trains", "is_unfinished"),
+    [
+        ([True, True, False, False], True),
+        ([True, False, True, False], False),  # one came to its end before
+        ([True, True, True, True], False),
+        ([False, False, False, False], False),  # evaluation is all that the program does
+    ],
+)
+def test_evaluation_is_of_unknown_length_until_one_ended(
+    trains: list[bool], is_unfinished: bool
+) -> None:
+    window = SimpleNamespace(counts=np.array([*trains, True]))
+    steps = SimpleNamespace(w=window, n=len(trains), is_same=True)
+    found = _Builder._is_first_evaluation(cast("_Builder", steps), len(trains) - 1)
+    assert found is is_unfinished
 
 
 def test_what_wavers_is_no_growth() -> None:
