@@ -50,7 +50,7 @@ def test_magics_are_left_out_and_lines_keep_their_numbers(tmp_path, cell, plain)
 def test_what_only_looks_like_a_magic_stays(tmp_path: Path) -> None:
     cell = 'text = """\n%matplotlib inline\n!ls\n"""\ny = (7\n% 4)\n'
 
-    assert read(tmp_path, cell) == ([cell.rstrip("\n")], "")
+    assert read(tmp_path, cell) == ([cell], "")
 
 
 def test_errors_of_the_program_stay_for_the_program(tmp_path: Path) -> None:
