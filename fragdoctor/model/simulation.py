@@ -22,8 +22,8 @@ class ReplayResult:
         oom_bytes: size of that request.
         driver_calls: cudaMalloc, cudaFree, map and unmap calls: a measure of slow-down.
         n_replayed: requests replayed.
-        is_conclusive: False where the trace begins so late that the outcome is not known; ``note``
-            says why.
+        is_conclusive: False where the trace begins so late that the outcome is not known, or has a
+            failed request only as the recorded settings rounded it; ``note`` says why.
         outlook: what the run would do after the recording ends; None where nobody asked.
     """
 

@@ -22,6 +22,7 @@ from fragdoctor.model.settings import (
 )
 from fragdoctor.model.simulation import ReplayResult
 from fragdoctor.trace.fidelity import Reproduction
+from fragdoctor.trace.operations import Operations, OpKind
 from fragdoctor.trace.other_run import OtherRun
 from fragdoctor.trace.outlook import Outlooks
 from fragdoctor.trace.replay import PAGE_BYTES, Conditions, allowed_by, result_of
@@ -36,6 +37,11 @@ _ENDLESS = 2**50
 OPEN = (
     "not known: made anew on an empty device the run has no trouble even as recorded, so what "
     "matters happened before the recording"
+)
+
+ROUNDED = (
+    "not known: the recording has the failed request as roundup_power2_divisions rounded it; what "
+    "was asked for may be small enough"
 )
 
 
@@ -285,7 +291,8 @@ class FairReplay:
             with self._turn:  # the continuation is made once
                 outlooks = self.outlooks_of(operations)
         if not self._is_late or what_if.conf is None or is_same_conf(what_if.conf, recorded):
-            return replay_what_if(self._reproduction, what_if, operations, outlooks=outlooks)
+            made = replay_what_if(self._reproduction, what_if, operations, outlooks=outlooks)
+            return self._unless_rounded(made, what_if, operations)
         made = replay_what_if(
             self._reproduction, what_if, operations, remakes_start=True, outlooks=outlooks
         )
@@ -298,6 +305,34 @@ class FairReplay:
         if kept.fits and (kept.margin_bytes or 0) >= 0:
             return max((kept, made), key=lambda r: (r.retries, r.peak_reserved_bytes))
         return replace(made, note=OPEN, is_conclusive=False)
+
+    def _unless_rounded(
+        self, made: ReplayResult, what_if: WhatIf, operations: _ext.NativeOps | None
+    ) -> ReplayResult:
+        """Return a result; not conclusive where a failed request may have been small enough.
+
+        A snapshot has the size of a failed request as ``roundup_power2_divisions`` rounded it.
+        Without that setting less is asked for: by less than one division of the power of two.
+        """
+        settings = self._reproduction.conditions.settings
+        divisions = settings.roundup_power2_divisions
+        now = _settings(self._reproduction, what_if).roundup_power2_divisions
+        if made.fits or not settings.roundup_is_on or now == divisions:
+            return made
+        fewest = min(d for d in divisions if d > 1)
+        base = operations or self._reproduction.operations
+        asked = Operations.of(base)
+        is_failed = asked.kind == OpKind.FAILED
+        size = asked.size.copy()
+        size[is_failed] = [_least_request(s, fewest) for s in size[is_failed].tolist()]
+        least = replay_what_if(self._reproduction, what_if, asked.with_size(size).native(base))
+        return replace(made, note=ROUNDED, is_conclusive=False) if least.fits else made
+
+
+def _least_request(rounded_bytes: int, divisions: int) -> int:
+    """Return the smallest request that is rounded up to a size, in parts of its power of two."""
+    power = 1 << max((rounded_bytes - 1).bit_length() - 1, 0)
+    return rounded_bytes - power // divisions + 1
 
 
 def with_smallest_capacity(

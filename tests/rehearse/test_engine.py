@@ -177,6 +177,29 @@ def test_what_values_decide_is_assumed_and_listed(stage: Stage) -> None:
 
 
 @pytest.mark.slow
+def test_programs_that_look_at_values_go_on(stage: Stage) -> None:
+    found = stage.must_pass(
+        """
+        import torch
+        x = torch.randn(64, 8, device="cuda")
+        assert torch.isfinite(x.sum())
+        torch.distributions.Categorical(logits=x).sample()
+        torch.distributions.Normal(x, x.exp()).log_prob(x)
+        i = x.argmax(1)
+        assert torch.bincount(i, minlength=10).shape == (10,)
+        assert torch.bincount(torch.tensor([1, 4, 4], device="cuda")).shape == (5,)
+        twice = torch.tensor([2] * 64, device="cuda")
+        assert torch.repeat_interleave(x, twice, 0).shape == (128, 8)
+        assert torch.repeat_interleave(x, i, 0).shape == (64, 8)
+        """
+    )
+
+    listed = {a["operation"]: a["assumed"] for a in found["rehearsal"]["assumptions"]}
+    assert listed["validation"] == "the values are valid"
+    assert listed["repeat_interleave"] == "each is repeated once"
+
+
+@pytest.mark.slow
 def test_graphs_and_pools_have_private_memory(stage: Stage) -> None:
     stage.must_pass(
         """

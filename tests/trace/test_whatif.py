@@ -12,7 +12,14 @@ from fragdoctor.errors import ConfigError, SimulationError
 from fragdoctor.inputs.snapshot_reader import read_snapshot
 from fragdoctor.trace.replay import PAGE_BYTES
 from fragdoctor.trace.simulate import simulate
-from fragdoctor.trace.whatif import WhatIf, conditions_of, replay_what_if, with_smallest_capacity
+from fragdoctor.trace.whatif import (
+    ROUNDED,
+    FairReplay,
+    WhatIf,
+    conditions_of,
+    replay_what_if,
+    with_smallest_capacity,
+)
 from fragdoctor.units import MIB
 
 EXP = "expandable_segments:True"
@@ -189,3 +196,23 @@ def test_version_decides_about_keys_and_order() -> None:
         conditions_of(reproduction, WhatIf(conf="backend:cudaMallocAsync"))
     old = conditions_of(reproduction, WhatIf(conf="", torch_version="2.4.1"))
     assert old.era.name == "ADDRESS"
+
+
+@pytest.mark.parametrize(("capacity_mib", "is_known"), [(56, False), (52, True)])
+def test_failed_request_that_was_rounded_up_is_known_only_within_its_division(
+    capacity_mib: int, is_known: bool
+) -> None:
+    # 34 MiB are recorded as 40: they may have been 32 MiB and a byte, for which 34 are reserved.
+    made = program(20 * MIB, 34 * MIB)
+    snapshot = record(made, "roundup_power2_divisions:4", capacity_bytes=capacity_mib * MIB)
+    replays = FairReplay(reproduced(snapshot))
+
+    other = replays.replay(WhatIf(conf=""))
+    same = replays.replay(WhatIf(conf="roundup_power2_divisions:4"))
+
+    assert not other.fits
+    assert other.oom_bytes == 40 * MIB
+    assert other.is_conclusive is is_known
+    assert (other.note == ROUNDED) is not is_known
+    assert not same.fits
+    assert same.is_conclusive

@@ -11,6 +11,7 @@ it, and the autograd engine adds gradients in place only where there is no other
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final
 
@@ -112,8 +113,11 @@ class Known:
         result = handler(op, *args, **kwargs)
         if rule.positions or rule.names:
             self._write(op, rule, args, kwargs)
-        elif rule.is_followed and self._shadows and _is_small(result):
-            self._compute(op, rule, args, kwargs, result)
+        elif rule.is_followed and _is_small(result):
+            if _is_of_finite(op, args):
+                self._settle(result, value=True)
+            elif self._shadows:
+                self._compute(op, rule, args, kwargs, result)
         return result
 
     def _write(self, op: Any, rule: _Rule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -124,6 +128,8 @@ class Known:
             return
         target = targets[0]
         if rule.decides is not None and self._decided(rule.decides, args, target):
+            return
+        if _is_of_finite(op, args) and self._settle(target, value=True):
             return
         is_one = len(targets) == 1 and rule.is_followed and 0 < target.numel() <= MOST_COMPUTED
         if is_one and (self._shadows or rule.overwrites):
@@ -174,11 +180,15 @@ class Known:
                 known = self.of(argument) if argument.is_cuda else argument
                 decides = known is not None and (known.all() if value else not known.any())
                 if decides and (not value or argument.dtype == result.dtype == torch.bool):
-                    place = self._place(result, overwrites=True)
-                    if place is not None:
-                        place.fill_(value)
-                    return place is not None
+                    return self._settle(result, value=value)
         return False
+
+    def _settle(self, result: torch.Tensor, *, value: bool) -> bool:
+        """Make all values of a result known, where there is room for them."""
+        place = self._place(result, overwrites=True)
+        if place is not None:
+            place.fill_(value)
+        return place is not None
 
     def _given(self, groups: Sequence[dict[Any, Any]]) -> list[dict[Any, Any]] | None:
         """Return arguments with known values for tensors of GPUs; None where one is unknown."""
@@ -228,6 +238,16 @@ def _key(tensor: torch.Tensor) -> tuple[int, int]:
 def _extent(size: Sequence[int], strides: Sequence[int]) -> int:
     """Return how many elements a tensor spans."""
     return 1 + sum((n - 1) * step for n, step in zip(size, strides, strict=True))
+
+
+def _is_of_finite(op: Any, args: tuple[Any, ...]) -> bool:
+    """Return whether this is a part of ``isfinite``: losses are taken to be finite."""
+    if len(args) != 2:
+        return False
+    name = op.overloadpacket.__name__
+    if name == "eq":
+        return args[0] is args[1]
+    return name == "ne" and isinstance(args[1], float) and math.isinf(args[1])
 
 
 def _is_small(result: Any) -> bool:

@@ -24,10 +24,20 @@ def n_kept(tensor: torch.Tensor, kind: str) -> int:
     return round(share * tensor.numel())
 
 
+def n_repeated(repeats: torch.Tensor) -> int:
+    """Return how many elements there are after each was repeated as often as a tensor says."""
+    known = session.current().known.of(repeats)
+    if known is not None:
+        return int(known.sum())
+    assume("repeat_interleave", "each is repeated once")
+    return repeats.numel()
+
+
 # Functions of libraries that end a loop by a value, or cut its results: what they read there is
 # whether to go on, and how far.
 _LOOPS: Final = MappingProxyType({"_beam_search": ("transformers", "it goes on to its end")})
 FAR: Final = 2**31 - 1
+_CHECKS: Final = frozenset({"__init__", "_validate_sample"})
 
 
 def stand_in(dtype: torch.dtype) -> Any:
@@ -40,10 +50,24 @@ def stand_in(dtype: torch.dtype) -> Any:
         if library in frame.f_code.co_filename:
             assume(frame.f_code.co_name, assumed)
             return dtype is torch.bool or FAR
+    if dtype is torch.bool and _checks_values(frame):
+        assume("validation", "the values are valid")
+        return True
     assume("item", "the value is 0")
     if dtype is torch.bool:
         return False
     return 0.0 if dtype.is_floating_point else 0
+
+
+def _checks_values(frame: FrameType | None) -> bool:
+    """Return whether torch.distributions asks if the values that it was given are allowed.
+
+    Not for VonMises: it samples until enough is accepted, which stand-ins never are.
+    """
+    if frame is None or frame.f_code.co_name not in _CHECKS:
+        return False
+    is_von_mises = type(frame.f_locals.get("self")).__name__ == "VonMises"
+    return "distributions" in frame.f_code.co_filename and not is_von_mises
 
 
 def fill(tensor: torch.Tensor) -> None:

@@ -71,7 +71,10 @@ def _lead(diagnosis: Diagnosis, first: Recommendation) -> str:
             return "To gain room:"
         return "To lower the peak, if you want to:" if first.saves_bytes else "If you want to:"
     is_tested = first.predicted.method != "none"
-    return "Cure:" if is_tested and first.confidence is not Confidence.POSSIBLE else "Try:"
+    outlook = first.predicted.outlook
+    fails_later = outlook is not None and outlook.state is OutlookState.FAILS
+    is_cure = is_tested and not fails_later and first.confidence is not Confidence.POSSIBLE
+    return "Cure:" if is_cure else "Try:"
 
 
 def _lowers_peak(advice: Recommendation, diagnosis: Diagnosis) -> bool:

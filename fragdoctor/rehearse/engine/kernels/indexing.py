@@ -171,6 +171,36 @@ def masked_select(_op: Any, self: torch.Tensor, mask: torch.Tensor) -> torch.Ten
     return self.expand(shape)[mask.expand(shape)]
 
 
+@special("aten::bincount")
+def bincount(
+    _op: Any, self: torch.Tensor, weights: torch.Tensor | None = None, minlength: int = 0
+) -> torch.Tensor:
+    """``bincount``: the least and the largest value are read from the GPU (SummaryOps.cu)."""
+    n_bins = minlength
+    if self.numel():
+        self.min().item()
+        n_bins = max(n_bins, int(self.max().item()) + 1)
+    dtype = torch.int64
+    if weights is not None:
+        dtype = weights.dtype if weights.dtype is torch.float32 else torch.float64
+    return new((n_bins,), None, dtype, self.get_device())
+
+
+@special("aten::repeat_interleave.Tensor")
+def repeat_interleave(
+    _op: Any, repeats: torch.Tensor, output_size: int | None = None
+) -> torch.Tensor:
+    """``repeat_interleave``: how long the result is is read from the GPU (Repeat.cu)."""
+    if not repeats.numel():
+        return new((0,), None, repeats.dtype, repeats.get_device())
+    sums = repeats.cumsum(0)
+    n = values.n_repeated(repeats) if output_size is None else output_size
+    (repeats >= 0).all()
+    result = new((n,), None, repeats.dtype, repeats.get_device())
+    del sums
+    return result
+
+
 @special("aten::_unique2", "aten::unique_dim")
 def unique(
     op: Any,
