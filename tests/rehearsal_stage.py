@@ -35,15 +35,16 @@ class Stage:
 
     def script(self, body: str, name: str = "train.py") -> Path:
         path = self.home / name
+        path.parent.mkdir(exist_ok=True)
         path.write_text(textwrap.dedent(body), encoding="utf-8")
         return path
 
-    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
+    def run(self, *words: str, python_path: str = "") -> subprocess.CompletedProcess[str]:
         cleared = {k: v for k, v in os.environ.items() if not k.startswith(("PYTORCH", "CUDA"))}
         return subprocess.run(
             [sys.executable, "-m", "fragdoctor", "rehearse", "--python", sys.executable, *words],
             cwd=self.home,
-            env={**cleared, "COLUMNS": "80", "PYTHONPATH": ""},
+            env={**cleared, "COLUMNS": "80", "PYTHONPATH": python_path},
             capture_output=True,
             text=True,
             timeout=240,

@@ -176,6 +176,29 @@ def test_what_values_decide_is_assumed_and_listed(stage: Stage) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("torch_py", "sentence"),
+    [
+        (
+            'raise ImportError("libcudart.so.12: cannot open it")',
+            "cannot import PyTorch: libcudart",
+        ),
+        ('raise ModuleNotFoundError("No module", name="torch")', "has no PyTorch."),
+    ],
+)
+def test_python_without_a_pytorch_that_loads_is_said_so(
+    stage: Stage, torch_py: str, sentence: str
+) -> None:
+    stage.script("import torch")
+    stage.script(torch_py, "broken/torch.py")
+
+    done = stage.run("train.py", python_path=str(stage.home / "broken"))
+
+    assert done.returncode == 2
+    assert f"The program's Python {sentence}" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.slow
 def test_programs_that_look_at_values_go_on(stage: Stage) -> None:
     found = stage.must_pass(

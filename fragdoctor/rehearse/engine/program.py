@@ -32,10 +32,13 @@ def run(request: dict[str, Any]) -> NoReturn:
     sys.argv[:] = [request["target"], *request["args"]]
     try:
         import torch  # noqa: F401 - before anything of it is patched
-    except ImportError:
+    except ImportError as err:
+        is_missing = isinstance(err, ModuleNotFoundError) and err.name == "torch"
         _unfit(
             request,
-            "The program's Python has no PyTorch.",
+            "The program's Python has no PyTorch."
+            if is_missing
+            else f"The program's Python cannot import PyTorch: {err}.",
             "Run fragdoctor in the program's environment, or name its Python with --python.",
         )
     from fragdoctor.rehearse.engine.outcome import Outcome
