@@ -253,7 +253,8 @@ def _swept(trace: Trace, asked: SimulateOptions, confs: Sequence[str]) -> Simula
     from fragdoctor.trace.candidates import sweep_candidates
     from fragdoctor.trace.search import capacity_of, search_settings
     from fragdoctor.trace.simulate import reproduce, simulation_of
-    from fragdoctor.trace.whatif import WhatIf, check_version, with_smallest_capacity
+    from fragdoctor.trace.smallest_capacity import with_smallest_capacity
+    from fragdoctor.trace.whatif import WhatIf, check_version
 
     if asked.edit:
         raise ConfigError(

@@ -72,7 +72,8 @@ class Replays:
             ValueError: it is no such question.
         """
         from fragdoctor.report import words
-        from fragdoctor.trace.whatif import WhatIf, with_smallest_capacity
+        from fragdoctor.trace.smallest_capacity import with_smallest_capacity
+        from fragdoctor.trace.whatif import WhatIf
 
         if not isinstance(question, dict):
             raise ValueError("no object")  # noqa: TRY004 - what was sent is wrong, not the program

@@ -45,6 +45,8 @@ class Outlook:
         basis: what the run was continued with.
         reason: what is missing, or why it fails, in one sentence; "".
         is_fragile: it goes on here, but not with slightly more or slightly less memory.
+        n_complete_steps: recorded steps that those to come were made from; None where there were
+            none. What a program does for the first time later is in none of them.
     """
 
     state: OutlookState
@@ -56,6 +58,7 @@ class Outlook:
     growth_bytes_per_step: int | None = None
     reason: str = ""
     is_fragile: bool = False
+    n_complete_steps: int | None = None
 
     @property
     def is_known(self) -> bool:

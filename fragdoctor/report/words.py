@@ -202,6 +202,9 @@ def method_text(predicted: Predicted) -> str:
     return method
 
 
+_MANY_STEPS: Final = 3  # of fewer nobody can say whether a program goes on as it began
+
+
 def outlook_text(outlook: Outlook) -> str:
     """Return what a run would do next, in a few words."""
     if outlook.state is OutlookState.OPEN:
@@ -213,6 +216,9 @@ def outlook_text(outlook: Outlook) -> str:
     if outlook.basis is OutlookBasis.COMPLETE:
         return "the whole run"
     how = f"holds for {plural(outlook.steps, 'more step')}" if outlook.steps else "holds"
+    n_known = outlook.n_complete_steps
+    if outlook.steps and n_known is not None and n_known < _MANY_STEPS:
+        how += " like the one recorded" if n_known == 1 else f" like the {n_known} recorded"
     if outlook.reason and outlook.basis is OutlookBasis.REPEATED:
         how = f"holds, since {outlook.reason}"
     fragile = "not with slightly more or less memory"

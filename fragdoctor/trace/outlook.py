@@ -278,6 +278,7 @@ class Outlooks:
             ),
             growth_bytes_per_step=growth,
             reason="from there on the steps repeat" if repeats else "",
+            n_complete_steps=known.n_complete,
         )
         if look["has_failed"]:
             return replace(

@@ -15,6 +15,7 @@ from fragdoctor.model.snapshot import Action, Snapshot
 from fragdoctor.trace.edits import Edit
 from fragdoctor.trace.fidelity import Reproduction, is_foreign, report
 from fragdoctor.trace.reproduction import find_reproduction
+from fragdoctor.trace.smallest_capacity import with_smallest_capacity
 from fragdoctor.trace.trace import Trace
 from fragdoctor.trace.whatif import (
     FairReplay,
@@ -22,7 +23,6 @@ from fragdoctor.trace.whatif import (
     WhatIf,
     check_version,
     default_capacity,
-    with_smallest_capacity,
 )
 from fragdoctor.units import format_mebibytes, plural
 

@@ -343,3 +343,13 @@ def test_message_wrapped_twice_before_a_unit_keeps_its_figures() -> None:
     assert message is not None
     assert (message.requested_bytes, message.total_bytes, message.allocated_bytes) == (0, 0, 0)
     assert message.rank == 3
+
+
+def test_message_cut_after_one_letter_of_a_label_gives_no_figure_for_it():
+    head = "NPU out of memory. Tried to allocate 10 bytes (NPU 0; 100 bytes total capacity; "
+
+    message = parse_oom(head + "100.00 GiB already allocated; 1000.00 GiB c")
+
+    assert message.allocated_bytes == 100 << 30
+    assert message.reserved_bytes is None
+    assert message.reserved_unallocated_bytes is None

@@ -14,6 +14,7 @@ from rich.cells import cell_len
 from fragdoctor.model.diagnosis import RunState
 from fragdoctor.model.outlook import Outlook, OutlookBasis, OutlookState
 from fragdoctor.report.base import RenderOptions, Verbosity, render
+from fragdoctor.report.words import outlook_text
 
 WIDTHS = (60, 80, 120)
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
@@ -115,6 +116,16 @@ def test_outlook_stands_in_what_the_cure_wins() -> None:
     said = " ".join(text.split())
     assert "Replayed: the run fits, peak reserved" in said
     assert "to spare. Holds for 12 more steps." in said
+
+
+@pytest.mark.parametrize(
+    ("n_known", "words"),
+    [(1, " like the one recorded"), (2, " like the 2 recorded"), (3, ""), (None, "")],
+)
+def test_outlook_from_few_steps_says_so(n_known: int | None, words: str) -> None:
+    outlook = Outlook(OutlookState.HOLDS, OutlookBasis.SCALED, steps=12, n_complete_steps=n_known)
+
+    assert outlook_text(outlook) == f"holds for 12 more steps{words}"
 
 
 @pytest.mark.parametrize(

@@ -12,13 +12,13 @@ from fragdoctor.errors import ConfigError, SimulationError
 from fragdoctor.inputs.snapshot_reader import read_snapshot
 from fragdoctor.trace.replay import PAGE_BYTES
 from fragdoctor.trace.simulate import simulate
+from fragdoctor.trace.smallest_capacity import with_smallest_capacity
 from fragdoctor.trace.whatif import (
     ROUNDED,
     FairReplay,
     WhatIf,
     conditions_of,
     replay_what_if,
-    with_smallest_capacity,
 )
 from fragdoctor.units import MIB
 

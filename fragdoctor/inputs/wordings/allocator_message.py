@@ -90,7 +90,8 @@ def _cut(name: str, before: str, field_name: str, label: str, n_least: int = 0) 
 
 
 # The clauses of the two forms in the order in which they are printed, for a message that ends
-# within a label. Where words before the figure say what it is, none of the label has to be there.
+# within a label. Where words before the figure say what it is, none of the label has to be there; "c"
+# alone may be "cached" or "current active".
 _CUT_FORMS: Final = (
     (
         _cut("total", "", "total_bytes", "totalcapacity", 1),
@@ -98,7 +99,7 @@ _CUT_FORMS: Final = (
         _cut("active", "", "active_bytes", "currentactive", 2),
         _cut("free", "", "free_bytes", "free", 1),
         _cut("limit", "", "limit_bytes", "allowed", 1),
-        _cut("cached", "", "reserved_unallocated_bytes", "cached", 1),
+        _cut("cached", "", "reserved_unallocated_bytes", "cached", 2),
         _cut("reserved", "", "reserved_bytes", "reservedintotalbypytorch", 1),
     ),
     (
