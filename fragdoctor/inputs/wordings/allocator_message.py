@@ -90,8 +90,8 @@ def _cut(name: str, before: str, field_name: str, label: str, n_least: int = 0) 
 
 
 # The clauses of the two forms in the order in which they are printed, for a message that ends
-# within a label. Where words before the figure say what it is, none of the label has to be there; "c"
-# alone may be "cached" or "current active".
+# within a label. Where words before the figure say what it is, none of the label has to be there.
+# A "c" alone may be of "cached" or of "current active".
 _CUT_FORMS: Final = (
     (
         _cut("total", "", "total_bytes", "totalcapacity", 1),
