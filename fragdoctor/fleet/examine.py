@@ -16,9 +16,8 @@ from fragdoctor.fleet.conclusions import conclude, representatives
 from fragdoctor.fleet.engine import Progress, merge, summarise_all
 from fragdoctor.fleet.summary import name_of
 from fragdoctor.inputs.cases import read_messages
-from fragdoctor.model.case import Overrides
+from fragdoctor.model.case import OomLog, OomMessage, Overrides
 from fragdoctor.model.fleet import FleetReport, FleetSummary, RankInput, SummaryOptions
-from fragdoctor.model.oom import OomLog, OomMessage
 from fragdoctor.units import MIB, format_count, format_size
 
 if TYPE_CHECKING:

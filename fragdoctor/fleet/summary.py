@@ -72,8 +72,7 @@ def _prefix(text: str, limit: int) -> str:
 
 
 if TYPE_CHECKING:
-    from fragdoctor.model.case import BundleFacts
-    from fragdoctor.model.oom import OomLog
+    from fragdoctor.model.case import BundleFacts, OomLog
 
 # Bytes of one string of each kind; together they keep a summary below MAX_SUMMARY_BYTES.
 _PATH: Final = 1500

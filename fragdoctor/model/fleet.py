@@ -7,9 +7,8 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
-from fragdoctor.model.case import Overrides
+from fragdoctor.model.case import OomLog, Overrides
 from fragdoctor.model.diagnosis import Cause, DeviceFigures
-from fragdoctor.model.oom import OomLog
 
 MAX_SUMMARY_BYTES: Final = 20_000
 """A pickled ``RankSummary`` is smaller than this, whatever its input: workers send it home."""
