@@ -17,8 +17,7 @@ import pytest
 from fragdoctor.cli.app import with_command
 from fragdoctor.cli.commands import whole_group
 from fragdoctor.model.diagnosis import Cause
-from fragdoctor.report.glossary import terms
-from fragdoctor.report.views.explain import find
+from fragdoctor.report.views.explain import find, terms
 from fragdoctor.rules.registry import RULES
 
 COMMANDS = list(whole_group().commands)

@@ -12,12 +12,12 @@ from typing import Any, Final
 import numpy as np
 
 from fragdoctor.export.tables import device_life
+from fragdoctor.model.finding import MAX_LINE
 from fragdoctor.model.snapshot import I64, Snapshot
 from fragdoctor.report import escape
 
 SCHEMA: Final = "https://www.speedscope.app/file-format-schema.json"
 _MAX_TEXT: Final = 1000
-_MAX_LINE: Final = 2**31
 
 Json = dict[str, Any]
 
@@ -43,7 +43,7 @@ def _frames(snapshot: Snapshot) -> list[Json]:
     for i in range(len(snapshot.frames)):
         frame = snapshot.frame(i)
         document: Json = {"name": _cut(frame.name) or "(unnamed)", "file": _cut(frame.filename)}
-        if 0 < frame.line < _MAX_LINE:
+        if 0 < frame.line < MAX_LINE:
             document["line"] = frame.line
         frames.append(document)
     return frames

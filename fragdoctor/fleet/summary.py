@@ -196,6 +196,8 @@ def _summary(what: RankInput, here: RankInput, options: SummaryOptions) -> RankS
     if case.oom is None and what.said is not None:
         case = replace(case, oom=what.said)
     diagnosis = diagnose(case, replays=options.replays)
+    if options.on_diagnosis is not None:
+        options.on_diagnosis(name_of(what), diagnosis)
     figures = _leading_figures(diagnosis)
     device = 0 if figures is None else figures.device
     what = _with_manifest(what, case.bundle)

@@ -15,8 +15,8 @@ from fragdoctor.model.snapshot import Annotation
 from fragdoctor.report import escape
 from fragdoctor.report.base import RenderOptions, render
 from fragdoctor.report.page.blob import BlobWriter
-from fragdoctor.report.page.icicle_data import held_at
 from fragdoctor.report.page.lives_data import lives_data
+from fragdoctor.report.page.payload import held_at
 from fragdoctor.report.page.segment_map_data import segment_map_data
 from fragdoctor.report.page.text_tables import LEFT_OUT, MAX_STRINGS, MAX_TEXT, Sink, TextTables
 from fragdoctor.report.page.timeline_data import named_ranges, timeline_data

@@ -9,8 +9,7 @@ from fragdoctor.model.finding import Confidence
 from fragdoctor.report import document as doc
 from fragdoctor.report import words
 from fragdoctor.report.base import RenderOptions
-from fragdoctor.report.places import relative
-from fragdoctor.report.source_line import source_line
+from fragdoctor.report.places import relative, source_line
 from fragdoctor.report.views import advice, checks, holders, memory, phases, story
 
 

@@ -7,6 +7,8 @@ import inspect
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
 from types import MappingProxyType
 from typing import Final
 
@@ -15,7 +17,6 @@ from fragdoctor.model.finding import Severity
 from fragdoctor.report import document as doc
 from fragdoctor.report.base import RenderOptions
 from fragdoctor.report.document import Span, Style, code, dim, strong
-from fragdoctor.report.glossary import Term, terms
 from fragdoctor.report.words import SEVERITY_STYLES
 from fragdoctor.rules.registry import RULES
 from fragdoctor.rules.rule import HEADINGS, Rule
@@ -30,6 +31,7 @@ THEMES: Final[Mapping[str, str]] = MappingProxyType(
         "FD9": "Quality of the input",
     }
 )
+_LIST: Final = re.compile(r"^(Also|See): (.*)\.$", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +54,45 @@ class RuleText:
 
 
 @dataclass(frozen=True, slots=True)
+class Term:
+    """A word and what it means.
+
+    Attributes:
+        name: the word.
+        short: what it means, in one sentence.
+        text: more, in paragraphs of Markdown; "".
+        also: other forms under which it is found.
+        see: related terms.
+    """
+
+    name: str
+    short: str
+    text: str = ""
+    also: tuple[str, ...] = ()
+    see: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Explanation:
     """What is explained: one rule, one term, or all of them."""
 
     rules: Sequence[RuleText] = ()
     terms: Sequence[Term] = ()
+
+
+@cache
+def terms() -> tuple[Term, ...]:
+    """Return all terms of ``glossary.md``, one a heading, in its order."""
+    text = files("fragdoctor.report").joinpath("glossary.md").read_text("utf-8")
+    return tuple(_read_term(part) for part in text.split("\n## ")[1:])
+
+
+def _read_term(entry: str) -> Term:
+    name, *paragraphs = (" ".join(p.split()) for p in entry.strip().split("\n\n"))
+    listed = {m.group(1): m.group(2) for p in paragraphs if (m := _LIST.match(p))}
+    prose = [p for p in paragraphs if not _LIST.match(p)]
+    also, see = (tuple(filter(None, listed.get(k, "").split(", "))) for k in ("Also", "See"))
+    return Term(name, prose[0], "\n\n".join(prose[1:]), also, see)
 
 
 def find(word: str | None) -> Explanation:
