@@ -49,11 +49,10 @@ if TYPE_CHECKING:
     from fragdoctor.inputs.messages import find_messages, parse_oom
     from fragdoctor.inputs.stats_reader import read_stats
     from fragdoctor.limits import Limits
-    from fragdoctor.model.case import Case, MemoryStats, Overrides, StatsSeries
+    from fragdoctor.model.case import Case, MemoryStats, OomLog, OomMessage, Overrides, StatsSeries
     from fragdoctor.model.comparison import Comparison
     from fragdoctor.model.diagnosis import Cause, Diagnosis, Recommendation, Verdict
     from fragdoctor.model.finding import Confidence, Finding, Severity
-    from fragdoctor.model.oom import OomLog, OomMessage
     from fragdoctor.model.settings import AllocatorSettings, parse_conf
     from fragdoctor.model.simulation import ReplayResult, Simulation
     from fragdoctor.model.snapshot import Snapshot
@@ -89,11 +88,17 @@ _MODULES: Final = {
     "fragdoctor.inputs.messages": ("find_messages", "parse_oom"),
     "fragdoctor.inputs.stats_reader": ("read_stats",),
     "fragdoctor.limits": ("Limits",),
-    "fragdoctor.model.case": ("Case", "MemoryStats", "Overrides", "StatsSeries"),
+    "fragdoctor.model.case": (
+        "Case",
+        "MemoryStats",
+        "OomLog",
+        "OomMessage",
+        "Overrides",
+        "StatsSeries",
+    ),
     "fragdoctor.model.comparison": ("Comparison",),
     "fragdoctor.model.diagnosis": ("Cause", "Diagnosis", "Recommendation", "Verdict"),
     "fragdoctor.model.finding": ("Confidence", "Finding", "Severity"),
-    "fragdoctor.model.oom": ("OomLog", "OomMessage"),
     "fragdoctor.model.settings": ("AllocatorSettings", "parse_conf"),
     "fragdoctor.model.simulation": ("ReplayResult", "Simulation"),
     "fragdoctor.model.snapshot": ("Snapshot",),

@@ -8,9 +8,8 @@ from os import PathLike, fspath
 from typing import TYPE_CHECKING, Final
 
 from fragdoctor.errors import ConfigError, InputError, path_text, unusable
-from fragdoctor.model.case import Case, MemoryStats, Overrides, StatsSeries
+from fragdoctor.model.case import Case, MemoryStats, OomLog, OomMessage, Overrides, StatsSeries
 from fragdoctor.model.hooks import draw_with
-from fragdoctor.model.oom import OomLog, OomMessage
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -7,13 +7,12 @@ from dataclasses import fields, is_dataclass, replace
 from enum import Enum
 from typing import Any
 
-from fragdoctor.model.case import Case
+from fragdoctor.model.case import Case, LogMarker, OomLog, OomMessage, OtherProcess
 from fragdoctor.model.diagnosis import (
     Cause,
     ChecklistItem,
     DeviceFigures,
     Diagnosis,
-    FidelityReport,
     HolderReport,
     PinReport,
     Predicted,
@@ -27,8 +26,7 @@ from fragdoctor.model.diagnosis import (
     Verdict,
 )
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Location, Severity, SkippedRule
-from fragdoctor.model.oom import LogMarker, OomLog, OomMessage, OtherProcess
-from fragdoctor.model.simulation import ReplayResult, Simulation
+from fragdoctor.model.simulation import FidelityReport, ReplayResult, Simulation
 from fragdoctor.units import GIB, MIB
 
 CACHE = Location("/home/user/project/experiments/models/gpt_cache.py", 88, "build_cache")

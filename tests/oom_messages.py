@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fragdoctor.inputs.messages import find_messages
-from fragdoctor.model.case import Case
-from fragdoctor.model.oom import OomLog, OomMessage, OtherProcess
+from fragdoctor.model.case import Case, OomLog, OomMessage, OtherProcess
 
 GIB = 1 << 30
 MIB = 1 << 20

@@ -14,7 +14,7 @@ from fragdoctor._native import _ext
 from fragdoctor.model.settings import AllocatorSettings, Era, parse_conf
 from fragdoctor.model.snapshot import EventTable, Snapshot
 from fragdoctor.trace.allocator import native_config
-from fragdoctor.trace.fidelity import Reproduction
+from fragdoctor.trace.replay import Reproduction
 from fragdoctor.trace.simulate import reproduce, trace_of
 from fragdoctor.trace.trace import Trace
 from fragdoctor.units import MIB

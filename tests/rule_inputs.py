@@ -8,7 +8,7 @@ from builders import snapshot as assembled
 from oom_messages import new_style, process
 from oom_snapshots import LINE, at
 
-from fragdoctor.diagnosis.contexts import build_contexts
+from fragdoctor.diagnosis.pipeline import build_contexts
 from fragdoctor.rules.registry import find_rule
 from fragdoctor.rules.rule import run_rules
 

@@ -18,6 +18,7 @@ import io
 import json
 import pickle
 import random
+import shutil
 import signal
 import sys
 import time
@@ -59,7 +60,8 @@ def bases(folder: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def commands(path: str, other: str, folder: Path) -> list[list[str]]:
     """Return the command lines that a file goes through in turn."""
-    out = str(folder / "out")
+    out, pages = str(folder / "out"), folder / "pages"
+    shutil.rmtree(pages, ignore_errors=True)  # of the file before; it must be a new folder
     return [
         ["analyze", path],
         ["simulate", path, "--sweep"],
@@ -78,6 +80,16 @@ def commands(path: str, other: str, folder: Path) -> list[list[str]]:
         ["analyze", path, "--full", "--fail-on", "warning"],
         ["simulate", path, "--format", "json", "--conf", "max_split_size_mb:20,backend:native",
          "--edit", "largest-first", "--edit", "empty-cache:3", "--capacity", "40MiB"],
+        ["analyze", path, "--at", "peak", "--format", "markdown"],
+        ["analyze", path, "--continue-with", other],
+        ["analyze", other, "--continue-with", path, "--at", "end"],
+        ["analyze", path, other, "--workers", "1", "--replay", "all", "-o", f"{out}.html",
+         "--rank-pages", str(pages)],
+        ["compare", other, path, other, path, "--steps", "1,2,3,4"],
+        ["simulate", path, "--steps", "3", "--format", "html", "-o", out, "--force"],
+        ["fit", other, path, "--batches", "2,4", "--gpu", "24GiB"],
+        ["pack", path, "--gpu", "24GiB", "--processes", "3"],
+        ["export", path, "--table", "blocks", "-o", out, "--force"],
     ]  # fmt: skip
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import os
 import re
 from contextlib import AbstractContextManager
@@ -18,12 +20,13 @@ from fragdoctor.cli.exit import FINDINGS, OK, REFUSED
 from fragdoctor.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from concurrent.futures import Executor
 
     from fragdoctor.inputs.discovery import Discovery
     from fragdoctor.model.case import Overrides
     from fragdoctor.model.diagnosis import Diagnosis
-    from fragdoctor.model.fleet import FleetReport
+    from fragdoctor.model.fleet import FleetReport, RankInput
     from fragdoctor.report.base import RenderOptions
 
 Workers = Annotated[
@@ -112,9 +115,12 @@ def analyze_fleet(
 
     Raises:
         InputError: no rank could be read.
-        ConfigError: several ranks have no report in that format, or the workers cannot be had.
+        ConfigError: several ranks have no report in that format, the workers cannot be had, or a
+            page cannot be written.
     """
     from fragdoctor.fleet.examine import Replays, examine, share_out
+    from fragdoctor.fleet.summary import summarise
+    from fragdoctor.model.fleet import SummaryOptions
     from fragdoctor.report.base import VIEWS, render
 
     if output_format.value not in VIEWS["fleet"]:
@@ -124,6 +130,10 @@ def analyze_fleet(
             f"run: fragdoctor check --format {output_format}",
         )
     shared = share_out(discovery)
+    pages = None if rank_pages is None else RankPages(rank_pages.absolute(), look)
+    tested = Replays(replays.value)
+    if pages is not None and tested is Replays.GROUPS:
+        tested = Replays.ALL  # each page says what was tested, and each rank is read once
     with (
         console.Progress("Ranks:") as progress,
         _executor(engine, discovery) as executor,
@@ -133,39 +143,69 @@ def analyze_fleet(
             executor=executor,
             progress=progress.update,
             overrides=overrides,
-            replays=Replays(replays.value),
+            replays=tested,
             notes=shared.notes,
             timeout_s=_timeout(engine, is_here=executor is None),
             memory_bytes=engine.memory_bytes,
+            on_diagnosis=pages,
         )
-    if rank_pages is None:
+    if pages is None:
         return report, render("fleet", output_format.value, report, look)
-    pages = _write_rank_pages(report, overrides, look, rank_pages)
+    for what in pages.missing(report, shared.ranks):
+        summarise(what, SummaryOptions(overrides, tested is Replays.ALL, on_diagnosis=pages))
     start = Path() if output is None else output.parent
-    links = {label: quote(os.path.relpath(page, start)) for label, page in pages.items()}
+    links = {k: quote(os.path.relpath(page, start)) for k, page in pages.named(report).items()}
     return report, render("fleet", output_format.value, report, look, pages=links)
 
 
-def _write_rank_pages(
-    report: FleetReport, overrides: Overrides, look: RenderOptions, folder: Path
-) -> dict[str, Path]:
-    """Write the page of each rank that could be read; return them by the rank's label."""
-    from fragdoctor.diagnosis.pipeline import diagnose
-    from fragdoctor.inputs.cases import read_case
-    from fragdoctor.report.base import render
+@dataclass(frozen=True, slots=True)
+class RankPages:
+    """Writes the page of each rank, on the worker that has just diagnosed it."""
 
-    folder.mkdir(parents=True, exist_ok=True)
-    read = [row for row in report.rows if row.rank.is_read]
-    pages = {}
-    with console.Progress("Pages") as progress:
-        names = progress.each([row.label for row in read])
-        for number, (row, _) in enumerate(zip(read, names, strict=True)):
+    folder: Path
+    look: RenderOptions
+
+    def __call__(self, name: str, diagnosis: Diagnosis) -> None:
+        """Write the page of a rank; one that cannot be written here is missing afterwards."""
+        from fragdoctor.report.base import render
+
+        text = render("analyze", "html", diagnosis, self.look)
+        with contextlib.suppress(ConfigError, OSError):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            console.write_report(text, self._page(name), force=True)
+
+    def missing(self, report: FleetReport, ranks: Sequence[RankInput]) -> list[RankInput]:
+        """Return the ranks without a page: their workers may write to another machine's disk."""
+        from fragdoctor.fleet.summary import name_of
+
+        read = {row.rank.path for row in report.rows if row.rank.is_read}
+        names = {name_of(what): what for what in ranks}
+        return [w for name, w in names.items() if name in read and not self._page(name).exists()]
+
+    def named(self, report: FleetReport) -> dict[str, Path]:
+        """Name the pages after the labels of their ranks; return them by label.
+
+        Raises:
+            ConfigError: a page could not be written.
+        """
+        pages = {}
+        for number, row in enumerate(row for row in report.rows if row.rank.is_read):
             name = re.sub(r"[^A-Za-z0-9]+", "-", row.label).strip("-")[:40]
-            page = folder / f"{number:04d}-{name or 'rank'}.html"
-            case = read_case([row.rank.path], overrides)
-            console.write_report(render("analyze", "html", diagnose(case), look), page, force=True)
+            page = self.folder / f"{number:04d}-{name or 'rank'}.html"
+            try:
+                self._page(row.rank.path).replace(page)
+            except OSError as e:
+                raise ConfigError(
+                    f"The page of {row.label} could not be written to {self.folder}.",
+                    hint="Name another folder, on a disk with room.",
+                ) from e
             pages[row.label] = page
-    return pages
+        return pages
+
+    def _page(self, name: str) -> Path:
+        """Return where the page of a rank lies until its label is known."""
+        digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()
+        return self.folder / f"{digest[:24]}.html"
 
 
 def _timeout(engine: Engine, *, is_here: bool) -> float | None:

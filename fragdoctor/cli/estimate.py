@@ -51,7 +51,7 @@ def _answer(
 
         return render("gpus", chosen.output_format.value, known_gpus(), look)
     if route is Route.MODELS:
-        from fragdoctor.estimation.presets import known_models
+        from fragdoctor.estimation.shapes import known_models
         from fragdoctor.report.base import render
 
         return render("models", chosen.output_format.value, known_models(), look)

@@ -250,8 +250,7 @@ def _edits(trace: Trace, texts: Sequence[str] | None) -> list[Edit]:
 def _swept(trace: Trace, asked: SimulateOptions, confs: Sequence[str]) -> Simulation:
     """Return a search over all sensible settings, those that were named included."""
     from fragdoctor.errors import ConfigError
-    from fragdoctor.trace.candidates import sweep_candidates
-    from fragdoctor.trace.search import capacity_of, search_settings
+    from fragdoctor.trace.search import capacity_of, search_settings, sweep_candidates
     from fragdoctor.trace.simulate import reproduce, simulation_of
     from fragdoctor.trace.smallest_capacity import with_smallest_capacity
     from fragdoctor.trace.whatif import WhatIf, check_version

@@ -19,7 +19,7 @@ from fragdoctor.errors import FragdoctorError
 
 if TYPE_CHECKING:
     from fragdoctor.model.diagnosis import Diagnosis
-    from fragdoctor.trace.fidelity import Reproduction
+    from fragdoctor.trace.replay import Reproduction
     from fragdoctor.trace.trace import Trace
     from fragdoctor.trace.whatif import FairReplay
 

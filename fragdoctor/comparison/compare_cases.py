@@ -45,7 +45,8 @@ def compare_cases(
 ) -> Comparison:
     """Return what changed between runs, each a name and a case, in time order.
 
-    Cases are read one after the other; only the first one's traces are kept.
+    Cases are read one after the other; only the first one's traces are kept, and the peaks of
+    every request of the first and the last.
 
     Raises:
         ConfigError: fewer than two runs, or steps that do not fit them.
@@ -53,6 +54,8 @@ def compare_cases(
     compared: list[ComparedRun] = []
     for name, case in cases:
         run = read_run(case, name)
+        if len(compared) > 1:
+            compared[-1] = compared[-1].in_the_middle()
         compared.append(replace(run, traces={}) if compared else run)
     return compare_runs(compared, steps=steps, capacity_bytes=capacity_bytes)
 

@@ -43,7 +43,7 @@ class RunTotals:
 
     ``reserved_bytes`` is reserved memory after each of ``reserved_rows``, the segment events;
     ``peaks_by_request`` the highest allocated and active memory up to each request,
-    ``int64[n_requests, 2]``.
+    ``int64[n_requests, 2]``, of the first and the last run of a series only.
     """
 
     peaks_by_request: I64
@@ -119,6 +119,16 @@ class ComparedRun:
     torch_version: str
     conf: str | None
     traces: Mapping[int, Trace] = field(default_factory=dict)
+
+    def in_the_middle(self) -> ComparedRun:
+        """Return the run without what only the first and the last of a series are asked for."""
+        devices = {
+            number: d
+            if d.totals is None
+            else replace(d, totals=replace(d.totals, peaks_by_request=np.empty((0, 2), np.int64)))
+            for number, d in self.devices.items()
+        }
+        return replace(self, devices=devices, traces={})
 
 
 def read_run(case: Case, name: str) -> ComparedRun:

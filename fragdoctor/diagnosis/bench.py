@@ -15,18 +15,22 @@ import numpy.typing as npt
 from fragdoctor.analysis.growth import GrowingBuffers, find_growing_buffers
 from fragdoctor.analysis.training_run import NO_ROW, Requests
 from fragdoctor.errors import ConfigError, SimulationError
-from fragdoctor.model.diagnosis import FidelityReport, Predicted
+from fragdoctor.model.diagnosis import Predicted
 from fragdoctor.model.finding import Confidence
 from fragdoctor.model.hooks import report_progress
-from fragdoctor.model.outlook import Outlook, OutlookState
-from fragdoctor.model.simulation import ReplayResult, Simulation
+from fragdoctor.model.simulation import (
+    FidelityReport,
+    Outlook,
+    OutlookState,
+    ReplayResult,
+    Simulation,
+)
 from fragdoctor.rules.context import Context
-from fragdoctor.trace.allocations import is_free
-from fragdoctor.trace.candidates import usual_candidates
 from fragdoctor.trace.edits import Edit
-from fragdoctor.trace.fidelity import Reproduction
-from fragdoctor.trace.operations import NativeOps, Operations, OpKind
+from fragdoctor.trace.operations import NativeOps, Operations, OpKind, is_free
 from fragdoctor.trace.other_run import OtherRun
+from fragdoctor.trace.replay import Reproduction
+from fragdoctor.trace.search import usual_candidates
 from fragdoctor.trace.simulate import reproduce, return_free_memory, simulation_of
 from fragdoctor.trace.trace import Trace
 from fragdoctor.trace.whatif import FairReplay, WhatIf

@@ -12,7 +12,7 @@ from fragdoctor.diagnosis.remedies.remedy import JudgedCase, Proposal, Remedy
 from fragdoctor.diagnosis.remedies.savings import SavingRemedy, first_enough, saved_bytes
 from fragdoctor.diagnosis.remedies.training import CombinedSavings
 from fragdoctor.model.diagnosis import Predicted
-from fragdoctor.model.outlook import OutlookState
+from fragdoctor.model.simulation import OutlookState
 from fragdoctor.units import format_size
 
 MIN_COMBINED: Final = 2

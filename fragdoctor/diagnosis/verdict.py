@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from fragdoctor.diagnosis.decision import decide
-from fragdoctor.diagnosis.hypothesis import Hypothesis
+from fragdoctor.diagnosis.decision import Hypothesis, decide
 from fragdoctor.diagnosis.verdict_message import (
     evidence_of_message,
     verdict_of,
@@ -14,10 +13,9 @@ from fragdoctor.diagnosis.verdict_message import (
     verdict_without_messages,
 )
 from fragdoctor.diagnosis.verdict_snapshot import explain_live_memory, verdict_on_snapshot
-from fragdoctor.model.case import MemoryStats
+from fragdoctor.model.case import NO_FAILURE, MemoryStats
 from fragdoctor.model.diagnosis import Cause, Verdict
 from fragdoctor.model.finding import Confidence, Evidence
-from fragdoctor.model.oom import NO_FAILURE
 from fragdoctor.model.story import FAILURES, LogStory, Trend
 from fragdoctor.rules.context import Context
 from fragdoctor.rules.growth.accumulating_trials import growth_sentence

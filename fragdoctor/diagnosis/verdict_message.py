@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from fragdoctor.diagnosis.decision import OVERSIZED_ALONE_BYTES, decide
-from fragdoctor.diagnosis.hypothesis import Hypothesis
+from fragdoctor.diagnosis.decision import OVERSIZED_ALONE_BYTES, Hypothesis, decide
+from fragdoctor.model.case import OomLog, OomMessage
 from fragdoctor.model.diagnosis import Cause, Verdict
 from fragdoctor.model.finding import Confidence, Evidence
-from fragdoctor.model.oom import OomLog, OomMessage
 from fragdoctor.rules.failed_request import known
 from fragdoctor.rules.request_sources import request_of_message
 from fragdoctor.units import format_count, format_size, plural

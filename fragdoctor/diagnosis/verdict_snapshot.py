@@ -8,8 +8,7 @@ from typing import Final
 import numpy as np
 
 from fragdoctor.analysis.result import DeviceAnalysis, KeptMemory, KeptPattern
-from fragdoctor.diagnosis.decision import decide
-from fragdoctor.diagnosis.hypothesis import Hypothesis
+from fragdoctor.diagnosis.decision import Hypothesis, decide
 from fragdoctor.diagnosis.run_state import backed_off
 from fragdoctor.diagnosis.verdict_message import verdict_of
 from fragdoctor.model.diagnosis import Cause, Verdict

@@ -8,8 +8,7 @@ from typing import Final
 from fragdoctor.diagnosis.bench import Bench
 from fragdoctor.model.diagnosis import Cause, Verdict
 from fragdoctor.model.finding import Confidence
-from fragdoctor.model.outlook import Outlook, OutlookBasis, OutlookState
-from fragdoctor.model.simulation import ReplayResult
+from fragdoctor.model.simulation import Outlook, OutlookBasis, OutlookState, ReplayResult
 from fragdoctor.rules.capacity.transient_peak import find_transient
 from fragdoctor.rules.context import Context
 from fragdoctor.units import format_size, plural

@@ -22,8 +22,8 @@ from fragdoctor.model.batch_fit import ReplayCheck
 from fragdoctor.model.simulation import ReplayResult
 from fragdoctor.model.snapshot import Bools
 from fragdoctor.trace.edits import Edit, batch_scaled
-from fragdoctor.trace.fidelity import Reproduction
 from fragdoctor.trace.operations import Operations, OpKind
+from fragdoctor.trace.replay import Reproduction
 from fragdoctor.trace.simulate import reproduce
 from fragdoctor.trace.whatif import WhatIf, replay_what_if
 

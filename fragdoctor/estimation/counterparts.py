@@ -11,8 +11,8 @@ import numpy as np
 from fragdoctor.estimation.batch_curves import F64
 from fragdoctor.estimation.recordings import Recording, stack_keys
 from fragdoctor.model.snapshot import I64, Bools
-from fragdoctor.trace.fidelity import Reproduction
 from fragdoctor.trace.operations import Operations, OpKind
+from fragdoctor.trace.replay import Reproduction
 
 # Work on one run of requests between two that are known; longer runs are left alone.
 MAX_CELLS: Final = 1_500_000

@@ -8,9 +8,19 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from fragdoctor.estimation.measures import Measure, cheapest_combinations, measures_for
-from fragdoctor.estimation.needs import Needs
-from fragdoctor.model.estimate import Estimate, Fit, Footprint, GpuModel, Saving
-from fragdoctor.model.feasibility import Combination, FitMap, FitState, MapRow, state_on
+from fragdoctor.estimation.tape import Needs
+from fragdoctor.model.estimate import (
+    Combination,
+    Estimate,
+    Fit,
+    FitMap,
+    FitState,
+    Footprint,
+    GpuModel,
+    MapRow,
+    Saving,
+    state_on,
+)
 from fragdoctor.model.workload import Workload
 
 # Memory of a workload, by either estimator.

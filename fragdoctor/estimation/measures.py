@@ -11,12 +11,12 @@ from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any, Final
 
-from fragdoctor.estimation.needs import Needs
 from fragdoctor.estimation.operations import attention_used
 from fragdoctor.estimation.optimizers import ADAM_8BIT, TORCH_OPTIM, ZERO, optimizer_of
 from fragdoctor.estimation.parallel import n_gpus
 from fragdoctor.estimation.precision import AUTOCAST_DOC, QLORA, precision_of
-from fragdoctor.model.feasibility import Combination
+from fragdoctor.estimation.tape import Needs
+from fragdoctor.model.estimate import Combination
 from fragdoctor.model.workload import Attention, Workload
 
 CHECKPOINTING: Final = "Chen et al. 2016, https://arxiv.org/abs/1604.06174"

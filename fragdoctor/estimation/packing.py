@@ -8,10 +8,9 @@ from typing import Final
 from fragdoctor.analysis.device import analyze_device
 from fragdoctor.analysis.result import DeviceAnalysis
 from fragdoctor.errors import ConfigError, FragdoctorError
-from fragdoctor.model.case import Case
+from fragdoctor.model.case import Case, OomMessage
 from fragdoctor.model.estimate import GpuModel
 from fragdoctor.model.gpu_sharing import TYPICAL_CONTEXT_BYTES, ProcessDemand, Sharing, share_gpu
-from fragdoctor.model.oom import OomMessage
 from fragdoctor.model.snapshot import Snapshot
 from fragdoctor.trace.simulate import simulate
 from fragdoctor.trace.trace import Trace

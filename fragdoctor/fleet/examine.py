@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -16,13 +16,13 @@ from fragdoctor.fleet.conclusions import conclude, representatives
 from fragdoctor.fleet.engine import Progress, merge, summarise_all
 from fragdoctor.fleet.summary import name_of
 from fragdoctor.inputs.cases import read_messages
-from fragdoctor.model.case import Overrides
+from fragdoctor.model.case import OomLog, OomMessage, Overrides
 from fragdoctor.model.fleet import FleetReport, FleetSummary, RankInput, SummaryOptions
-from fragdoctor.model.oom import OomLog, OomMessage
 from fragdoctor.units import MIB, format_count, format_size
 
 if TYPE_CHECKING:
     from fragdoctor.inputs.discovery import Discovery
+    from fragdoctor.model.diagnosis import Diagnosis
 
 MAX_LOG_BYTES: Final = 256 * MIB
 """Longer logs are left aside: they are read here, once, while the workers wait."""
@@ -121,6 +121,7 @@ def examine(  # noqa: PLR0913 - the choices of one run, all by keyword
     notes: Sequence[str] = (),
     timeout_s: float | None = None,
     memory_bytes: int | None = None,
+    on_diagnosis: Callable[[str, Diagnosis], None] | None = None,
 ) -> FleetReport:
     """Return the report of a job.
 
@@ -135,6 +136,8 @@ def examine(  # noqa: PLR0913 - the choices of one run, all by keyword
         timeout_s: a rank that takes longer becomes a row that says so.
         memory_bytes: what a worker may take, for the sentence about a rank that needs more. The
             executor enforces it.
+        on_diagnosis: called where a rank is read, with its name and its diagnosis; with ``groups``
+            twice for a rank whose advice is tested.
 
     Raises:
         InputError: no rank at all could be read.
@@ -145,6 +148,7 @@ def examine(  # noqa: PLR0913 - the choices of one run, all by keyword
         timeout_s=timeout_s,
         memory_bytes=memory_bytes,
         folder="" if executor is None else os.getcwd(),  # noqa: PTH109 - a worker compares it
+        on_diagnosis=on_diagnosis,
     )
     fleet = summarise_all(
         inputs, executor=executor, chunk_size=chunk_size, progress=progress, options=options

@@ -72,8 +72,7 @@ def _prefix(text: str, limit: int) -> str:
 
 
 if TYPE_CHECKING:
-    from fragdoctor.model.case import BundleFacts
-    from fragdoctor.model.oom import OomLog
+    from fragdoctor.model.case import BundleFacts, OomLog
 
 # Bytes of one string of each kind; together they keep a summary below MAX_SUMMARY_BYTES.
 _PATH: Final = 1500
@@ -197,6 +196,8 @@ def _summary(what: RankInput, here: RankInput, options: SummaryOptions) -> RankS
     if case.oom is None and what.said is not None:
         case = replace(case, oom=what.said)
     diagnosis = diagnose(case, replays=options.replays)
+    if options.on_diagnosis is not None:
+        options.on_diagnosis(name_of(what), diagnosis)
     figures = _leading_figures(diagnosis)
     device = 0 if figures is None else figures.device
     what = _with_manifest(what, case.bundle)

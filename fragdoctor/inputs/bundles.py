@@ -29,8 +29,7 @@ from fragdoctor.errors import (
 )
 from fragdoctor.inputs.remote import is_remote, list_remote, open_remote, without_secrets
 from fragdoctor.limits import DEFAULT_LIMITS
-from fragdoctor.model.case import BundleDevice, BundleFacts, Overrides
-from fragdoctor.model.oom import OtherProcess
+from fragdoctor.model.case import BundleDevice, BundleFacts, OtherProcess, Overrides
 from fragdoctor.units import MIB, format_size
 
 MANIFEST: Final = "bundle.json"

@@ -26,8 +26,7 @@ from fragdoctor.inputs.classify import (
 )
 from fragdoctor.inputs.remote import is_remote
 from fragdoctor.inputs.source import HEAD_BYTES, open_source, shown
-from fragdoctor.model.case import BundleFacts, Case, Overrides, StatsSeries
-from fragdoctor.model.oom import OomLog, OomMessage
+from fragdoctor.model.case import BundleFacts, Case, OomLog, OomMessage, Overrides, StatsSeries
 from fragdoctor.model.snapshot import Snapshot
 from fragdoctor.model.story import Scene
 

@@ -14,7 +14,7 @@ from fragdoctor.inputs.log_streams import Stream, Window, windows
 from fragdoctor.inputs.scenes import scan
 from fragdoctor.inputs.wordings.table import hits_of, variants
 from fragdoctor.inputs.wordings.wording import NEGATIVE, SHARED_MEMORY, Hit
-from fragdoctor.model.oom import NO_FAILURE, LogMarker, OomLog, OomMessage
+from fragdoctor.model.case import NO_FAILURE, LogMarker, OomLog, OomMessage
 
 __all__ = ["find_messages", "parse_oom", "variants"]
 

@@ -25,7 +25,7 @@ from fragdoctor.inputs.scene_lines import (
     time_of,
     trial_of,
 )
-from fragdoctor.model.oom import LogMarker, OomMessage
+from fragdoctor.model.case import LogMarker, OomMessage
 from fragdoctor.model.story import PrintedFigure, Scene, SceneKind, TimePrecision
 
 _CHUNK: Final = 512 * 1024

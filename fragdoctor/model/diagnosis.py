@@ -13,8 +13,8 @@ from fragdoctor.errors import ConfigError
 from fragdoctor.model.case import Case
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Location, SkippedRule
 from fragdoctor.model.hooks import drawn
-from fragdoctor.model.outlook import Outlook
 from fragdoctor.model.phases import MomentReport, PhaseReport, TrainingPhase
+from fragdoctor.model.simulation import FidelityReport, Outlook
 from fragdoctor.model.story import LogStory
 
 if TYPE_CHECKING:
@@ -287,23 +287,6 @@ class SegmentReport:
     pinned_bytes: int
     largest_hole_bytes: int
     runs: Sequence[SegmentRun] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class FidelityReport:
-    """How exactly the model reproduced this very file under its recorded settings.
-
-    Attributes:
-        share: 0..1, None where there was nothing to compare.
-        era: tie-breaking era that fits best: ``address``, ``block_counter``, ``segment_counter``.
-        reason: why it is below 1, or why it was not computed; "" for an exact replay.
-        details: the parts: segment events, peak reserved, final layout, retries.
-    """
-
-    share: float | None = None
-    era: str = ""
-    reason: str = ""
-    details: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

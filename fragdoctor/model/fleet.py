@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, Final
 
-from fragdoctor.model.case import Overrides
-from fragdoctor.model.diagnosis import Cause, DeviceFigures
-from fragdoctor.model.oom import OomLog
+from fragdoctor.model.case import OomLog, Overrides
+from fragdoctor.model.diagnosis import Cause, DeviceFigures, Diagnosis
 
 MAX_SUMMARY_BYTES: Final = 20_000
 """A pickled ``RankSummary`` is smaller than this, whatever its input: workers send it home."""
@@ -55,6 +54,8 @@ class SummaryOptions:
         timeout_s: a rank that takes longer is given up; None waits for ever.
         memory_bytes: what the worker may take, where that is enforced.
         folder: where names that are no whole paths start; "" is the worker's own folder.
+        on_diagnosis: called on the worker with the name of each rank that could be read, and its
+            diagnosis.
     """
 
     overrides: Overrides = field(default_factory=Overrides)
@@ -62,6 +63,7 @@ class SummaryOptions:
     timeout_s: float | None = None
     memory_bytes: int | None = None
     folder: str = ""
+    on_diagnosis: Callable[[str, Diagnosis], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)

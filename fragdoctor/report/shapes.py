@@ -14,12 +14,12 @@ from typing import Any, Final
 from fragdoctor.gate.budgets import BudgetResult, Measures
 from fragdoctor.gate.judgement import CheckReport, FileJudgement, JudgedGrowth, Reason, has_grown
 from fragdoctor.model import batch_fit, comparison, story
+from fragdoctor.model.case import LogMarker, OomMessage, OtherProcess
 from fragdoctor.model.comparison import Comparison
 from fragdoctor.model.diagnosis import (
     SCHEMA_VERSION,
     Cause,
     Diagnosis,
-    FidelityReport,
     Verdict,
 )
 from fragdoctor.model.estimate import (
@@ -49,10 +49,9 @@ from fragdoctor.model.fleet import (
     RankSummary,
 )
 from fragdoctor.model.gpu_sharing import ProcessDemand, Sharing, SharingRow
-from fragdoctor.model.oom import LogMarker, OomMessage, OtherProcess
 from fragdoctor.model.phases import CategoryShare, HeldBytes, LineBytes
 from fragdoctor.model.rehearsal import RehearsalResult, RehearsalSweep, Unmodelled
-from fragdoctor.model.simulation import ReplayResult, Simulation
+from fragdoctor.model.simulation import FidelityReport, ReplayResult, Simulation
 from fragdoctor.model.workload import ModelShape, Workload
 from fragdoctor.report.views.estimate import summary
 from fragdoctor.report.views.explain import Explanation

@@ -12,15 +12,14 @@ from typing import Final
 from fragdoctor.model.diagnosis import (
     Cause,
     Diagnosis,
-    FidelityReport,
     Predicted,
     RunState,
     Status,
     Verdict,
 )
 from fragdoctor.model.finding import Confidence, Evidence, Severity
-from fragdoctor.model.outlook import Outlook, OutlookBasis, OutlookState
 from fragdoctor.model.phases import Category, CategoryShare, TrainingPhase
+from fragdoctor.model.simulation import FidelityReport, Outlook, OutlookBasis, OutlookState
 from fragdoctor.report.document import Style
 from fragdoctor.units import format_count, format_share, format_size, plural
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fragdoctor.analysis.result import DeviceAnalysis
-from fragdoctor.model.case import Case, MemoryStats
+from fragdoctor.model.case import Case, MemoryStats, OomMessage
 from fragdoctor.model.finding import Location
-from fragdoctor.model.oom import OomMessage
 from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.model.snapshot import Snapshot
 from fragdoctor.model.story import LogStory

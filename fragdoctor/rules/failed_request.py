@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from fragdoctor.model.oom import OtherProcess
+from fragdoctor.model.case import OtherProcess
 from fragdoctor.units import GIB, KIB, MIB, TIB, format_size
 
 CONTEXT_ALLOWANCE_BYTES: Final = 3 * GIB // 2

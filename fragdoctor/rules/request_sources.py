@@ -8,8 +8,14 @@ from dataclasses import replace
 import numpy as np
 
 from fragdoctor.analysis.result import DeviceAnalysis, OomEvent
-from fragdoctor.model.case import BundleDevice, BundleFacts, Case, Overrides
-from fragdoctor.model.oom import OomMessage, OtherProcess
+from fragdoctor.model.case import (
+    BundleDevice,
+    BundleFacts,
+    Case,
+    OomMessage,
+    OtherProcess,
+    Overrides,
+)
 from fragdoctor.model.snapshot import Action, Snapshot
 from fragdoctor.rules.failed_request import (
     CONTEXT_ALLOWANCE_BYTES,

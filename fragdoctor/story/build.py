@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from fragdoctor.model.oom import OomLog
+from fragdoctor.model.case import OomLog
 from fragdoctor.model.story import (
     FAILURES,
     Direction,

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from fragdoctor.model.case import OomMessage
 from fragdoctor.model.finding import Confidence
-from fragdoctor.model.oom import OomMessage
 from fragdoctor.model.story import FAILURES, Scene, SceneKind
 from fragdoctor.story.order import Processes
 

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fragdoctor.analysis.trend import trend_of
+from fragdoctor.model.case import OomMessage
 from fragdoctor.model.finding import Confidence
-from fragdoctor.model.oom import OomMessage
 from fragdoctor.model.story import Direction, LogStory, Scene, SceneKind, StoryEvent, Trend
 from fragdoctor.story.failures import Link, MergedScene
 from fragdoctor.story.order import Processes

@@ -15,8 +15,8 @@ import numpy.typing as npt
 from fragdoctor._native import _ext
 from fragdoctor.errors import ConfigError, SimulationError
 from fragdoctor.model.snapshot import I32, I64, U64, Bools
-from fragdoctor.trace.fidelity import Reproduction
 from fragdoctor.trace.operations import OPERATION, Operations, OpKind
+from fragdoctor.trace.replay import Reproduction
 from fragdoctor.trace.steps import Steps
 from fragdoctor.units import MIB, format_size, plural
 

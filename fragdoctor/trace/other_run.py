@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from fragdoctor._native import _ext
 from fragdoctor.errors import SimulationError
-from fragdoctor.model.outlook import Outlook, OutlookBasis, OutlookState
+from fragdoctor.model.simulation import Outlook, OutlookBasis, OutlookState
 from fragdoctor.model.snapshot import I64, Bools
 from fragdoctor.trace.operations import Operations, OpKind
 from fragdoctor.trace.outlook import Outlooks

@@ -10,13 +10,13 @@ from typing import Any, Final
 import numpy as np
 
 from fragdoctor._native import _ext
-from fragdoctor.model.outlook import Outlook, OutlookBasis, OutlookState
 from fragdoctor.model.settings import Era
+from fragdoctor.model.simulation import Outlook, OutlookBasis, OutlookState
 from fragdoctor.trace import stacks
 from fragdoctor.trace.allocator import native_config
 from fragdoctor.trace.continuation import GUESSED, Continuation, continuation_of
+from fragdoctor.trace.first_step import lower_bound_of, n_equal_layers
 from fragdoctor.trace.lives import NEVER
-from fragdoctor.trace.lower_bound import lower_bound_of, n_equal_layers
 from fragdoctor.trace.operations import Operations
 from fragdoctor.trace.passes import RoleRuns
 from fragdoctor.trace.replay import Conditions

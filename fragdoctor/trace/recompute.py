@@ -5,10 +5,17 @@ from __future__ import annotations
 import numpy as np
 
 from fragdoctor.model.snapshot import I64
-from fragdoctor.trace.allocations import NEVER, Allocations, frees_of, is_free, reached_rows
 from fragdoctor.trace.edits import Edit
-from fragdoctor.trace.fidelity import Reproduction
-from fragdoctor.trace.operations import Operations, OpKind
+from fragdoctor.trace.operations import (
+    NEVER,
+    Allocations,
+    Operations,
+    OpKind,
+    frees_of,
+    is_free,
+    reached_rows,
+)
+from fragdoctor.trace.replay import Reproduction
 
 
 def checkpointed(first_row: I64, end_row: I64, forward_end_row: I64) -> Edit:

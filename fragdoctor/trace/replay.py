@@ -1,4 +1,9 @@
-"""One replay: the requests of a trace, served by the allocator model under given conditions."""
+"""One replay: the requests of a trace, served by the allocator model under given conditions.
+
+A :class:`Reproduction` is the replay under the recorded settings, with new segments placed where
+the file recorded them (``reproduction.py`` finds it): every segment event and the final layout are
+compared, which says how exactly the model reproduces the file.
+"""
 
 from __future__ import annotations
 
@@ -8,9 +13,11 @@ from typing import Any
 
 from fragdoctor._native import _ext
 from fragdoctor.model.settings import AllocatorSettings, Era, parse_version
-from fragdoctor.model.simulation import ReplayResult
+from fragdoctor.model.simulation import FidelityReport, ReplayResult
+from fragdoctor.model.snapshot import SegmentType
 from fragdoctor.trace.allocator import native_config
-from fragdoctor.units import MIB
+from fragdoctor.trace.trace import Trace
+from fragdoctor.units import MIB, plural
 
 PAGE_BYTES = 2 * MIB  # the driver's granularity
 
@@ -110,3 +117,140 @@ def result_of(
         torch_version=conditions.torch_version,
         note=note,
     )
+
+
+FOREIGN_SHARE = 0.2  # of events that contradict the segments: not this allocator's trace
+ERA_NAMES = {
+    Era.ADDRESS: "address",
+    Era.BLOCK_COUNTER: "block_counter",
+    Era.SEGMENT_COUNTER: "segment_counter",
+}
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """The recorded run, reproduced as well as the file allows.
+
+    Attributes:
+        conditions: recorded and inferred, under which it reproduces best.
+        operations: the trace as requests; what-ifs replay the same.
+        comparison: counts of what the model did as recorded; see ``replay.h``.
+        capacity_is_exact: the capacity was read off a failed request; else it is the least that
+            explains the run (or None).
+        fraction_is_inferred: the run was limited by a memory fraction that is not recorded.
+        order_is_learned: the order of blocks older than the trace was inferred from addresses.
+    """
+
+    trace: Trace
+    conditions: Conditions
+    operations: _ext.NativeOps
+    raw: dict[str, Any]
+    comparison: dict[str, Any]
+    capacity_is_exact: bool = False
+    fraction_is_inferred: bool = False
+    order_is_learned: bool = False
+
+    @property
+    def score(self) -> tuple[float, float]:
+        """Share reproduced, then share of addresses: what the choice goes by."""
+        c = self.comparison
+        n = c["n_requests"]
+        return share_of(c), c["n_same_address"] / n if n else 1.0
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether nothing at all differs."""
+        return self.score == (1.0, 1.0)
+
+    @property
+    def result(self) -> ReplayResult:
+        """The reproduction as a result."""
+        return result_of(self.raw, self.conditions)
+
+
+def share_of(comparison: dict[str, Any]) -> float:
+    """Return the share of segment events, failures and final blocks that the model reproduced."""
+    c = comparison
+    equal = c["n_segment_events_equal"] + c["n_failed_equal"] + c["n_final_blocks_equal"]
+    events = max(c["n_segment_events"], c["n_segment_events_model"])
+    of = events + c["n_failed"] + c["n_failed_model_only"] + c["n_final_blocks"]
+    return float(equal / of) if of else 1.0
+
+
+def report(best: Reproduction) -> FidelityReport:
+    """Return the fidelity of a reproduction, with its parts and what keeps it from being exact."""
+    c, trace = best.comparison, best.trace
+    details = {
+        "segment_events": {
+            "recorded": c["n_segment_events"],
+            "model": c["n_segment_events_model"],
+            "equal": c["n_segment_events_equal"],
+        },
+        "final_blocks": {"total": c["n_final_blocks"], "equal": c["n_final_blocks_equal"]},
+        "addresses": {"total": c["n_requests"], "equal": c["n_same_address"]},
+        "failed_requests": {
+            "recorded": c["n_failed"],
+            "equal": c["n_failed_equal"],
+            "model_only": c["n_failed_model_only"],
+        },
+        "peak_reserved": {
+            "recorded_bytes": trace.totals.peak_reserved_bytes,
+            "model_bytes": best.raw["peak_reserved_bytes"],
+        },
+        "retries": {
+            "recorded": best.operations.facts()["n_flushed"],
+            "model": best.raw["retries"],
+        },
+        "inferred_empty_cache": best.operations.facts()["n_inferred_empty_cache"],
+        "order_of_old_blocks_is_learned": best.order_is_learned,
+        "first_difference_event": c["first_difference_event"],
+        "contradictions": dict(trace.contradictions),
+    }
+    return FidelityReport(
+        share=share_of(c),
+        era=ERA_NAMES[best.conditions.era],
+        reason=_reason(best),
+        details=details,
+    )
+
+
+def is_foreign(trace: Trace) -> bool:
+    """Return whether trace and segments contradict each other as no trace of this allocator does.
+
+    Completions without request do not count: they are what ``skip_actions`` leaves.
+    """
+    counts = dict(trace.contradictions)
+    counts.pop("completed_unrequested", None)
+    return sum(counts.values()) > FOREIGN_SHARE * max(trace.n_events, 1)
+
+
+def _reason(best: Reproduction) -> str:
+    if best.is_exact:
+        return ""
+    trace, c = best.trace, best.comparison
+    reasons = []
+    if is_foreign(trace):
+        reasons.append("trace and segments contradict each other: not this allocator's recording")
+    elif trace.contradictions:
+        n = sum(trace.contradictions.values())
+        reasons.append(f"{n} events contradict the rest of the file: events are missing")
+    if trace.initial_reserved_bytes > 0:
+        reasons.append(
+            "the trace begins late or lost its oldest events, and the order in which the free "
+            "blocks of that time were made is not recorded"
+        )
+        if not trace.initial.block_size_is_known.all():
+            reasons.append("the rounded size of blocks made before it is not recorded either")
+    if c["n_failed"] > c["n_failed_equal"]:
+        reasons.append("a request failed for a reason that the file does not show")
+    if (trace.snapshot.segments.kind == SegmentType.UNKNOWN).any():
+        reasons.append("the file does not say which pool a segment belongs to")
+    if not reasons:
+        reasons.append("something that the file does not record influenced the allocator")
+    if share_of(c) == 1.0:
+        n = c["n_requests"] - c["n_same_address"]
+        verb = "lies" if n == 1 else "lie"
+        return f"{plural(n, 'block')} {verb} elsewhere, without effect on segments: " + "; ".join(
+            reasons
+        )
+    return "; ".join(reasons)

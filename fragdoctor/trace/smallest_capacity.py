@@ -6,11 +6,9 @@ from dataclasses import replace
 
 from fragdoctor._native import _ext
 from fragdoctor.model.hooks import report_progress
-from fragdoctor.model.outlook import Outlook, OutlookState
-from fragdoctor.model.simulation import ReplayResult
-from fragdoctor.trace.fidelity import Reproduction
+from fragdoctor.model.simulation import Outlook, OutlookState, ReplayResult
 from fragdoctor.trace.outlook import Outlooks
-from fragdoctor.trace.replay import PAGE_BYTES
+from fragdoctor.trace.replay import PAGE_BYTES, Reproduction
 from fragdoctor.trace.whatif import WhatIf, conditions_of, remakes_start_of, replay_what_if
 from fragdoctor.units import format_mebibytes
 

@@ -11,10 +11,18 @@ import numpy as np
 
 from fragdoctor.errors import SimulationError
 from fragdoctor.model.snapshot import I64, Bools
-from fragdoctor.trace.allocations import NEVER, Allocations, frees_of, is_free, reached_rows
 from fragdoctor.trace.edits import Edit
-from fragdoctor.trace.fidelity import Reproduction
-from fragdoctor.trace.operations import OPERATION, Operations, OpKind
+from fragdoctor.trace.operations import (
+    NEVER,
+    OPERATION,
+    Allocations,
+    Operations,
+    OpKind,
+    frees_of,
+    is_free,
+    reached_rows,
+)
+from fragdoctor.trace.replay import Reproduction
 
 FLOAT_BYTES: Final = 4
 QUANTIZED_FROM: Final = 4096

@@ -19,11 +19,10 @@ from fragdoctor.model.settings import (
     parse_version,
 )
 from fragdoctor.model.simulation import ReplayResult
-from fragdoctor.trace.fidelity import Reproduction
 from fragdoctor.trace.operations import Operations, OpKind
 from fragdoctor.trace.other_run import OtherRun
 from fragdoctor.trace.outlook import Outlooks
-from fragdoctor.trace.replay import Conditions, allowed_by, result_of
+from fragdoctor.trace.replay import Conditions, Reproduction, allowed_by, result_of
 from fragdoctor.units import plural
 
 OPEN = (

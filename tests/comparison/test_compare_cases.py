@@ -1,14 +1,17 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from runs import Ask, case, columns_of
 
 import fragdoctor
-from fragdoctor.comparison.compare_cases import compare_cases
-from fragdoctor.comparison.compared_run import GrowingLine
+from fragdoctor.comparison import compare_cases as compare_module
+from fragdoctor.comparison.compare_cases import compare_cases, compare_runs
+from fragdoctor.comparison.compared_run import ComparedRun, GrowingLine
 from fragdoctor.comparison.explanation import _leaks
 from fragdoctor.errors import ConfigError
 from fragdoctor.inputs.cases import read_case
@@ -244,3 +247,18 @@ def test_leak_is_denied_only_of_a_run_with_enough_steps(n_steps: int, told: str)
     (cause,) = _leaks(evidence)  # type: ignore[arg-type]
 
     assert cause.text.endswith(told)
+
+
+def test_series_keeps_the_peaks_of_every_request_of_its_ends_only() -> None:
+    held: list[ComparedRun] = []
+
+    def watched(compared: Sequence[ComparedRun], **more: Any) -> Comparison:
+        held.extend(compared)
+        return compare_runs(compared, **more)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compare_module, "compare_runs", watched)
+        compared(*[case(*MODEL, *STEP)] * 4)
+
+    kept = [r.devices[0].totals for r in held]
+    assert [bool(len(t.peaks_by_request)) for t in kept if t] == [True, False, False, True]

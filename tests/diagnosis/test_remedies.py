@@ -7,8 +7,7 @@ from builders import MIB
 from oom_messages import GIB, case_of, log_of, message, new_style, old_style, process
 from oom_snapshots import calm, full, holes, interleaved, late_free, leaking, model_building
 
-from fragdoctor.diagnosis.contexts import build_contexts
-from fragdoctor.diagnosis.pipeline import diagnose
+from fragdoctor.diagnosis.pipeline import build_contexts, diagnose
 from fragdoctor.diagnosis.remedies.registry import REMEDIES, rank
 from fragdoctor.diagnosis.remedies.remedy import Burden, JudgedCase, Remedy, helps
 from fragdoctor.diagnosis.remedies.settings import ExpandableSegments, GarbageCollection
@@ -17,8 +16,7 @@ from fragdoctor.errors import ConfigError
 from fragdoctor.model.case import Case, Overrides
 from fragdoctor.model.diagnosis import Cause, Predicted
 from fragdoctor.model.finding import Confidence
-from fragdoctor.model.outlook import Outlook, OutlookBasis, OutlookState
-from fragdoctor.model.simulation import ReplayResult
+from fragdoctor.model.simulation import Outlook, OutlookBasis, OutlookState, ReplayResult
 
 FRAGMENTED = new_style("500.00 MiB", "3.81 GiB", "488.00 MiB", "2.67 GiB", "673.42 MiB")
 FULL = new_style("48.00 MiB", "2.93 GiB", "12.00 MiB", "2.91 GiB", "7.31 MiB")

@@ -6,10 +6,9 @@ import pytest
 from oom_messages import GIB, MIB, case_of, log_of, message, new_style, old_style, process
 
 from fragdoctor.diagnosis.pipeline import diagnose
-from fragdoctor.model.case import Case
+from fragdoctor.model.case import Case, OomLog
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.finding import Confidence
-from fragdoctor.model.oom import OomLog
 
 
 @pytest.mark.parametrize(

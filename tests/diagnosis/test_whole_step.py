@@ -10,7 +10,7 @@ import pytest
 from fragdoctor.diagnosis import whole_step
 from fragdoctor.model.diagnosis import Cause, Verdict
 from fragdoctor.model.finding import Confidence
-from fragdoctor.model.outlook import Outlook, OutlookBasis, OutlookState
+from fragdoctor.model.simulation import Outlook, OutlookBasis, OutlookState
 from fragdoctor.units import GIB, MIB
 
 CAPACITY = GIB

@@ -1,11 +1,24 @@
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from estimated_workloads import recorded_peaks, workload_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fragdoctor.estimation.tape import Tape, phases_of, reserved_of, rounded
-from fragdoctor.model.estimate import PhaseName
-from fragdoctor.units import MIB
+from fragdoctor.errors import OutOfMemory
+from fragdoctor.estimation.architectures import Dimensions, parameters_of
+from fragdoctor.estimation.config_json import shape_of_config
+from fragdoctor.estimation.formula import formula_footprint, formula_needs, play
+from fragdoctor.estimation.gpus import gpu_of
+from fragdoctor.estimation.judge import Estimator, judged
+from fragdoctor.estimation.tape import CHURN_SHARE, Tape, needs_of, phases_of, reserved_of, rounded
+from fragdoctor.model.estimate import FitState, PhaseName
+from fragdoctor.model.workload import Attention, ModelShape, Norm, Workload
+from fragdoctor.trace.allocator import Allocator
+from fragdoctor.units import GIB, MIB
 
 
 def test_peak_is_what_is_alive_at_one_moment_not_the_sum_of_maxima() -> None:
@@ -67,3 +80,230 @@ def test_reserved_covers_the_peak_and_peak_is_the_running_maximum(
 
     assert phase.n_bytes == most
     assert reserved_of(tape) >= most
+
+
+ROUTE = Estimator(formula_footprint, formula_needs)
+LLAMA_8B = {
+    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 4096,
+    "intermediate_size": 14336, "num_attention_heads": 32, "num_hidden_layers": 32,
+    "num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 8192,
+}  # fmt: skip
+
+
+def llama_8b(**changes: Any) -> Workload:
+    shape = shape_of_config(LLAMA_8B, "config.json")
+    base = Workload(shape=shape, dtype="bf16", seq=1024, architecture="hopper")
+    return replace(base, **changes)
+
+
+def is_served(tape: Tape, capacity: int) -> bool:
+    allocator, addresses = Allocator(capacity_bytes=capacity), {}
+    try:
+        for event in tape.events:
+            if event.kind == "alloc":
+                addresses[event.handle] = [
+                    allocator.malloc(event.n_bytes) for _ in range(event.count)
+                ]
+            elif event.kind == "free":
+                for address in addresses.pop(event.handle):
+                    allocator.free(address)
+    except OutOfMemory:
+        return False
+    return True
+
+
+EVERY_DAY = 6  # each sixth recording is enough between two runs of all tests
+RECORDED = [
+    pytest.param(
+        row, id=row["settings"]["name"], marks=() if i % EVERY_DAY == 0 else pytest.mark.slow
+    )
+    for i, row in enumerate(recorded_peaks())
+]
+
+
+@pytest.mark.parametrize("row", RECORDED)
+def test_recorded_peak_lies_above_the_lower_bound_and_the_upper_one_serves(
+    row: dict[str, Any],
+) -> None:
+    workload = workload_of(row["settings"])
+    tape = play(workload)
+
+    needs = needs_of(tape, workload)
+
+    assert needs.high_bytes is not None
+    assert needs.low_bytes <= row["peak_allocated_bytes"] <= needs.high_bytes
+    doubt = next(d.n_bytes for d in needs.doubts if d.id == "formulas")
+    assert is_served(tape, needs.high_bytes - doubt // 2)
+
+
+@pytest.mark.parametrize("seq", [512, 1024, 1536, 2048])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"optimizer": "adamw-8bit", "checkpointing": "full", "batch": 4},
+        {"lora_rank": 16, "dtype": "int4", "checkpointing": "full"},
+        {"dtype": "amp-bf16"},
+    ],
+)
+def test_exact_allocator_serves_large_models_within_the_upper_bound(
+    seq: int, changes: dict[str, Any]
+) -> None:
+    workload = llama_8b(seq=seq, **changes)
+    tape = play(workload)
+
+    needs = needs_of(tape, workload)
+
+    assert needs.high_bytes is not None
+    peak = max(phase.n_bytes for phase in phases_of(tape))
+    doubt = next(d.n_bytes for d in needs.doubts if d.id == "formulas")
+    assert is_served(tape, needs.high_bytes - doubt // 2)
+    assert needs.low_bytes <= peak
+    assert 0 < CHURN_SHARE < 0.1
+
+
+@pytest.mark.slow
+def test_answer_does_not_depend_on_cache_that_happens_to_be_there() -> None:
+    """Llama 3 8B on an H100 fitted at 512 tokens, not at 1,024, and again at 1,536 and 2,048."""
+    states = [
+        judged(llama_8b(seq=seq), ROUTE, [gpu_of("h100")]).fits[0].state
+        for seq in (512, 1024, 1536, 2048)
+    ]
+
+    assert len(set(states)) == 1
+
+
+@pytest.mark.slow
+def test_a_measure_that_the_first_line_names_lowers_the_peak() -> None:
+    estimate = judged(llama_8b(), ROUTE, [gpu_of("h100")])
+
+    assert estimate.fits[0].state is FitState.TOO_CLOSE
+    assert estimate.combinations[0].measures == ("fused_optimizer",)
+    saved = {saving.id: saving.saved_bytes for saving in estimate.savings}
+    assert saved["fused_optimizer"] > 0
+    assert estimate.combinations[0].n_gpus == 1
+
+
+@pytest.mark.slow
+def test_spare_memory_is_what_is_left_of_the_worst_case() -> None:
+    estimate = judged(llama_8b(), ROUTE, [gpu_of("h200")])
+    fit, footprint = estimate.fits[0], estimate.footprint
+
+    assert fit.state is FitState.FITS
+    assert fit.margin_bytes == fit.gpu.usable_bytes - (footprint.needs_high_bytes or 0)
+    assert fit.margin_bytes < fit.gpu.usable_bytes - footprint.peak_allocated_bytes
+    assert {doubt.id for doubt in footprint.doubts} == {"formulas", "allocator"}
+
+
+@pytest.mark.slow
+def test_quantised_adapters_are_found_where_not_even_one_sequence_fits() -> None:
+    estimate = judged(llama_8b(dtype="fp32", architecture="turing"), ROUTE, [gpu_of("t4")])
+
+    assert estimate.fits[0].largest_batch == 0
+    best = estimate.combinations[0]
+    assert set(best.measures) == {"checkpointing", "qlora"}
+    assert best.option == "--checkpointing full --lora 16 --dtype int4"
+    assert best.needs_high_bytes is not None
+    assert best.needs_high_bytes <= gpu_of("t4").usable_bytes
+    assert best.slowdown is not None
+    assert best.slowdown > 1.3
+
+
+@pytest.mark.slow
+def test_combination_is_what_its_options_give() -> None:
+    estimate = judged(llama_8b(batch=64), ROUTE, [gpu_of("a100-40g")])
+
+    assert estimate.combinations
+    for found in estimate.combinations:
+        assert found.needs_high_bytes is not None
+        assert found.needs_high_bytes <= gpu_of("a100-40g").usable_bytes
+        assert found.needs_low_bytes <= found.needs_high_bytes
+    prices = [(c.n_gpus, c.changes_training) for c in estimate.combinations]
+    assert prices == sorted(prices)
+
+
+def test_nothing_is_promised_where_the_layers_are_not_known() -> None:
+    unknown = ModelShape("model", "a file", parameters_of(DIMENSIONS))
+
+    needs = formula_needs(Workload(shape=unknown, dtype="bf16"))
+
+    assert needs.high_bytes is None
+    estimate = judged(Workload(shape=unknown, dtype="bf16"), ROUTE, [gpu_of("h200")])
+    assert estimate.fits[0].state is FitState.TOO_CLOSE
+    assert not estimate.fits[0].fits
+    assert estimate.fits[0].margin_bytes < 0
+
+
+# The property: nothing larger fits where something smaller does not.
+
+DIMENSIONS = Dimensions(
+    vocab=4000, hidden=256, n_layers=3, n_heads=4, n_kv_heads=4, head_dim=64, ffn=704,
+    is_gated=True, norm=Norm.RMSNORM_WRITTEN_OUT, qkv_bias=False, out_bias=False, mlp_bias=False,
+)  # fmt: skip
+RUNS = st.fixed_dictionaries(
+    {
+        "dtype": st.sampled_from(("fp32", "bf16", "amp-bf16", "fp8")),
+        "optimizer": st.sampled_from(("adamw", "adamw-fused", "sgd", "adamw-8bit", "adafactor")),
+        "checkpointing": st.sampled_from(("none", "full", "sqrt")),
+        "attention": st.sampled_from(Attention),
+        "inference": st.booleans(),
+        "zero_stage": st.sampled_from((0, 2, 3)),
+    }
+)
+
+
+def of_width(heads: int, **changes: Any) -> Workload:
+    d = replace(DIMENSIONS, hidden=64 * heads, n_heads=heads, n_kv_heads=heads, ffn=176 * heads)
+    shape = ModelShape(
+        name="llama", source="a test", parameters=tuple(parameters_of(d)), n_layers=d.n_layers,
+        hidden=d.hidden, n_heads=heads, n_kv_heads=heads, head_dim=64, ffn=d.ffn, vocab=d.vocab,
+        is_gated=True, activation="silu", norm=d.norm, has_rotary=True,
+    )  # fmt: skip
+    world = 4 if changes["zero_stage"] else 1
+    return Workload(shape=shape, world_size=world, **changes)
+
+
+@given(
+    run=RUNS,
+    heads=st.integers(1, 40),
+    batch=st.integers(1, 64),
+    seq=st.integers(1, 4096),
+    more=st.tuples(st.integers(0, 8), st.integers(0, 64), st.integers(0, 4096)),
+    usable=st.integers(10 * MIB, 200 * GIB),
+    more_usable=st.integers(0, 100 * GIB),
+)
+def test_larger_run_never_fits_where_a_smaller_one_does_not(
+    run: dict[str, Any],
+    heads: int,
+    batch: int,
+    seq: int,
+    more: tuple[int, int, int],
+    usable: int,
+    more_usable: int,
+) -> None:
+    small = formula_needs(of_width(heads, batch=batch, seq=seq, **run))
+    large = formula_needs(
+        of_width(heads + more[0], batch=batch + more[1], seq=seq + more[2], **run)
+    )
+
+    assert small.high_bytes is not None
+    assert large.high_bytes is not None
+    assert small.low_bytes <= large.low_bytes
+    assert small.high_bytes <= large.high_bytes
+    assert small.low_bytes <= small.high_bytes
+    order = [FitState.DOES_NOT_FIT, FitState.TOO_CLOSE, FitState.FITS]
+
+    def rank(low: int, high: int, memory: int) -> int:
+        state = (
+            FitState.DOES_NOT_FIT
+            if low > memory
+            else (FitState.FITS if high <= memory else FitState.TOO_CLOSE)
+        )
+        return order.index(state)
+
+    assert rank(large.low_bytes, large.high_bytes, usable) <= rank(
+        small.low_bytes, small.high_bytes, usable
+    )
+    assert rank(small.low_bytes, small.high_bytes, usable) <= rank(
+        small.low_bytes, small.high_bytes, usable + more_usable
+    )

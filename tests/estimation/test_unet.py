@@ -12,7 +12,7 @@ from fragdoctor.errors import ConfigError, InputError
 from fragdoctor.estimation.config_json import shape_of_config
 from fragdoctor.estimation.formula import formula_footprint, formula_needs
 from fragdoctor.estimation.parallel import check_parallel
-from fragdoctor.estimation.presets import presets
+from fragdoctor.estimation.shapes import presets
 from fragdoctor.model.workload import ModelShape, Workload
 
 SMALL: Mapping[str, Any] = {

@@ -12,7 +12,7 @@ from attacks import ATTACKS, assert_all_seen
 from rich.cells import cell_len
 
 from fragdoctor.model.diagnosis import RunState
-from fragdoctor.model.outlook import Outlook, OutlookBasis, OutlookState
+from fragdoctor.model.simulation import Outlook, OutlookBasis, OutlookState
 from fragdoctor.report.base import RenderOptions, Verbosity, render
 from fragdoctor.report.words import outlook_text
 

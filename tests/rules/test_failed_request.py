@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 from oom_messages import GIB, message
 from oom_snapshots import full, holes, late_free
 
-from fragdoctor.diagnosis.contexts import build_contexts
-from fragdoctor.model.case import BundleDevice, BundleFacts, Case, Overrides
-from fragdoctor.model.oom import OtherProcess
+from fragdoctor.diagnosis.pipeline import build_contexts
+from fragdoctor.model.case import BundleDevice, BundleFacts, Case, OtherProcess, Overrides
 from fragdoctor.rules.failed_request import FailedRequest, rounding_bytes
 from fragdoctor.rules.request_sources import request_of_message, with_bundle
 

@@ -6,7 +6,7 @@ from oom_messages import case_of
 from oom_snapshots import calm, full, holes
 from rule_inputs import SHARED_DEVICE
 
-from fragdoctor.diagnosis.contexts import build_contexts
+from fragdoctor.diagnosis.pipeline import build_contexts
 from fragdoctor.model.case import Case
 from fragdoctor.model.finding import Location
 from fragdoctor.rules.registry import RULES

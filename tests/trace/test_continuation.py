@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from programs import Program, record
 
 from fragdoctor.inputs.snapshot_reader import read_snapshot
-from fragdoctor.model.outlook import OutlookBasis, OutlookState
+from fragdoctor.model.simulation import OutlookBasis, OutlookState
 from fragdoctor.model.snapshot import Action, Snapshot
 from fragdoctor.trace.continuation import Continuation, _Builder, continuation_of
-from fragdoctor.trace.lower_bound import n_equal_layers
+from fragdoctor.trace.first_step import n_equal_layers
 from fragdoctor.trace.operations import Operations
 from fragdoctor.trace.outlook import MAX_STEPS, Outlooks, _growth
 from fragdoctor.trace.simulate import reproduce, simulate

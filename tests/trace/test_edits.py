@@ -14,8 +14,8 @@ from fragdoctor.inputs.snapshot_reader import read_snapshot
 from fragdoctor.model.snapshot import Snapshot
 from fragdoctor.trace import edits
 from fragdoctor.trace.edits import Edit
-from fragdoctor.trace.fidelity import Reproduction
 from fragdoctor.trace.operations import Operations, OpKind
+from fragdoctor.trace.replay import Reproduction
 from fragdoctor.trace.simulate import simulate
 from fragdoctor.trace.steps import Steps
 from fragdoctor.units import MIB

@@ -9,7 +9,7 @@ from builders import columns, frame, oom
 from toy_allocator import ToyAllocator
 
 from fragdoctor.errors import SimulationError
-from fragdoctor.model.outlook import Outlook, OutlookBasis, OutlookState
+from fragdoctor.model.simulation import Outlook, OutlookBasis, OutlookState
 from fragdoctor.model.snapshot import Snapshot
 from fragdoctor.trace.other_run import OtherRun
 from fragdoctor.trace.simulate import reproduce, trace_of

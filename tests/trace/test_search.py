@@ -13,8 +13,14 @@ from fragdoctor.inputs.snapshot_reader import read_snapshot
 from fragdoctor.model.settings import parse_conf
 from fragdoctor.model.simulation import ReplayResult
 from fragdoctor.model.snapshot import Snapshot
-from fragdoctor.trace.candidates import sweep_candidates, usual_candidates
-from fragdoctor.trace.search import Search, best_of, pareto_of, search_settings
+from fragdoctor.trace.search import (
+    Search,
+    best_of,
+    pareto_of,
+    search_settings,
+    sweep_candidates,
+    usual_candidates,
+)
 from fragdoctor.trace.simulate import simulate
 from fragdoctor.trace.whatif import WhatIf
 from fragdoctor.units import MIB

@@ -15,7 +15,7 @@ import pytest
 
 from fragdoctor.analysis.training_run import TrainingRun, training_run
 from fragdoctor.diagnosis.bench import ENDLESS, Bench, set_up
-from fragdoctor.diagnosis.contexts import build_contexts
+from fragdoctor.diagnosis.pipeline import build_contexts
 from fragdoctor.errors import SimulationError
 from fragdoctor.inputs.snapshot_reader import read_snapshot
 from fragdoctor.model.case import Case

@@ -27,9 +27,10 @@ from fragdoctor.diagnosis.remedies.layout import (
     MovePinningBlocks,
     PreallocateBuffers,
 )
-from fragdoctor.diagnosis.remedies.limits import RaiseMemoryLimit, RaiseMpsWatermark
 from fragdoctor.diagnosis.remedies.pools import (
     EmptyCache,
+    RaiseMemoryLimit,
+    RaiseMpsWatermark,
     RetryOnce,
     ShareGraphPools,
     WaitForStreams,

@@ -10,13 +10,12 @@ from typing import ClassVar, Final
 
 from fragdoctor.analysis.training_run import TrainingRun
 from fragdoctor.diagnosis.bench import Attempt, Bench, Outcome
+from fragdoctor.model.case import NO_FAILURE, OomMessage
 from fragdoctor.model.conf_keys import KEYS, key_is_known
 from fragdoctor.model.diagnosis import Cause, Predicted, Recommendation, Verdict
 from fragdoctor.model.finding import Confidence, Evidence, Location, RuleResults
-from fragdoctor.model.oom import NO_FAILURE, OomMessage
-from fragdoctor.model.outlook import Outlook, OutlookState
 from fragdoctor.model.settings import AllocatorSettings
-from fragdoctor.model.simulation import ReplayResult
+from fragdoctor.model.simulation import Outlook, OutlookState, ReplayResult
 from fragdoctor.rules.context import Context
 from fragdoctor.rules.failed_request import FailedRequest
 from fragdoctor.units import format_count, format_size, plural

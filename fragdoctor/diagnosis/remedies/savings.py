@@ -20,7 +20,7 @@ from fragdoctor.diagnosis.remedies.remedy import (
 )
 from fragdoctor.model.diagnosis import Cause, Predicted
 from fragdoctor.model.finding import Confidence, Evidence
-from fragdoctor.model.outlook import OutlookBasis, OutlookState
+from fragdoctor.model.simulation import OutlookBasis, OutlookState
 from fragdoctor.model.snapshot import Action
 from fragdoctor.rules.capacity.optimizer_state import fails_in_optimizer
 from fragdoctor.trace.edits import Edit

@@ -24,7 +24,7 @@ from fragdoctor.model.finding import Confidence
 from fragdoctor.model.settings import is_same_conf
 from fragdoctor.model.simulation import ReplayResult
 from fragdoctor.rules.fragmentation.holes import find_holes
-from fragdoctor.trace.candidates import usual_confs
+from fragdoctor.trace.search import usual_confs
 from fragdoctor.trace.whatif import WhatIf
 from fragdoctor.units import MIB, format_size, plural
 

@@ -20,7 +20,7 @@ from fragdoctor.inputs.wordings.wording import (
     printed_bytes,
     value_of,
 )
-from fragdoctor.model.oom import OomMessage, OtherProcess
+from fragdoctor.model.case import OomMessage, OtherProcess
 
 _ABSURD_BYTES: Final = 16 * 2**40  # no device is near; such a size was computed from garbage
 _GAP: Final = 700  # squeezed characters between two clauses of one message, at most

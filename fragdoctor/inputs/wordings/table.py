@@ -13,7 +13,7 @@ from fragdoctor.inputs.wordings.backends import CUDA_ASYNC, JAX_AND_TENSORFLOW, 
 from fragdoctor.inputs.wordings.frameworks import FRAMEWORKS, KV_CACHE_CHECKS
 from fragdoctor.inputs.wordings.not_device import HOST_MEMORY, NOT_DEVICE_MEMORY
 from fragdoctor.inputs.wordings.wording import Hit, Wording
-from fragdoctor.model.oom import OomMessage
+from fragdoctor.model.case import OomMessage
 
 # Earlier families win where two match the same words.
 WORDINGS: Final[tuple[Wording, ...]] = (

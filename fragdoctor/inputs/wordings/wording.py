@@ -9,7 +9,7 @@ from decimal import Decimal
 from typing import Any, Final, TypeAlias
 
 from fragdoctor.inputs.log_streams import Stream
-from fragdoctor.model.oom import OomMessage
+from fragdoctor.model.case import OomMessage
 
 SIZE: Final = (
     r"(?:\d[\d,]{0,30}(?:\.\d{1,12})?(?:bytes?|[kmgtpe]i?bytes?|[kmgtpe]i?b|[kmgt](?![a-z])))"

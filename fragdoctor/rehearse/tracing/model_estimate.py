@@ -8,8 +8,7 @@ from typing import Final
 
 from fragdoctor.errors import ConfigError
 from fragdoctor.estimation.judge import fit_of
-from fragdoctor.model.estimate import Estimate, Fit, Footprint, GpuModel
-from fragdoctor.model.feasibility import Doubt
+from fragdoctor.model.estimate import Doubt, Estimate, Fit, Footprint, GpuModel
 from fragdoctor.model.workload import ModelShape, Workload
 from fragdoctor.rehearse.tracing.traced import Traced, trace
 from fragdoctor.rehearse.tracing.training_setup import TrainingSetup

@@ -16,7 +16,7 @@ from fragdoctor.model.diagnosis import (
     RunState,
 )
 from fragdoctor.model.finding import Confidence
-from fragdoctor.model.outlook import OutlookBasis, OutlookState
+from fragdoctor.model.simulation import OutlookBasis, OutlookState
 from fragdoctor.report import document as doc
 from fragdoctor.report import words
 from fragdoctor.report.document import (

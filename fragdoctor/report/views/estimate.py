@@ -10,13 +10,13 @@ from typing import Final
 from fragdoctor.model.estimate import (
     Estimate,
     Fit,
+    FitState,
     GpuModel,
     Item,
     KnownModel,
     PhaseName,
     PhasePeak,
 )
-from fragdoctor.model.feasibility import FitState
 from fragdoctor.model.workload import Workload
 from fragdoctor.report import document as doc
 from fragdoctor.report.base import RenderOptions

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from fragdoctor.model.case import OomMessage
 from fragdoctor.model.diagnosis import DeviceFigures, Diagnosis, TimelineStrip
 from fragdoctor.model.finding import ACTIVE, LIVE_AT_FAILURE
-from fragdoctor.model.oom import OomMessage
 from fragdoctor.report import document as doc
 from fragdoctor.report.document import Detail, dim
 from fragdoctor.report.words import CATEGORY_NAMES, shown_first

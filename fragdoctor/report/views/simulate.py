@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from fragdoctor.model.outlook import OutlookState
-from fragdoctor.model.simulation import ReplayResult, Simulation
+from fragdoctor.model.simulation import OutlookState, ReplayResult, Simulation
 from fragdoctor.report import document as doc
 from fragdoctor.report.base import RenderOptions
 from fragdoctor.report.document import Detail, Style, bad, code, dim, good, strong, warn

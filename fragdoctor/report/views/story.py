@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
+from fragdoctor.model.case import LogMarker, OomLog, OomMessage
 from fragdoctor.model.diagnosis import Diagnosis
-from fragdoctor.model.oom import LogMarker, OomLog, OomMessage
 from fragdoctor.model.story import Direction, LogStory, Outcome, Trend
 from fragdoctor.report import document as doc
 from fragdoctor.report.document import Detail, Span, Style, bad, dim, strong, warn

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from fragdoctor.model.case import OomMessage
 from fragdoctor.model.diagnosis import Diagnosis
-from fragdoctor.model.oom import OomMessage
 from fragdoctor.model.story import FAILURES, LogStory, SceneKind, StoryEvent
 from fragdoctor.units import format_count, format_size, plural
 

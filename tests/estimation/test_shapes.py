@@ -6,8 +6,7 @@ import pytest
 
 from fragdoctor.errors import InputError
 from fragdoctor.estimation.config_json import shape_of_config
-from fragdoctor.estimation.presets import Preset, known_models, preset_of, presets
-from fragdoctor.estimation.shapes import model_of
+from fragdoctor.estimation.shapes import Preset, known_models, model_of, preset_of, presets
 from fragdoctor.model.workload import Workload
 
 
