@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
-from urllib.parse import quote
 
 import typer
 
@@ -154,6 +153,8 @@ def analyze_fleet(
     for what in pages.missing(report, shared.ranks):
         summarise(what, SummaryOptions(overrides, tested is Replays.ALL, on_diagnosis=pages))
     start = Path() if output is None else output.parent
+    from urllib.parse import quote
+
     links = {k: quote(os.path.relpath(page, start)) for k, page in pages.named(report).items()}
     return report, render("fleet", output_format.value, report, look, pages=links)
 

@@ -163,7 +163,10 @@ Output = Annotated[
     typer.Option("-o", "--output", metavar="FILE", help="Write the report to a file"),
 ]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite the output file if it exists")]
-Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print the answer and the cure only")]
+Quiet = Annotated[
+    bool,
+    typer.Option("-q", "--quiet", help="Print the answer and the cure only; nothing with -o"),
+]
 Verbose = Annotated[
     bool,
     typer.Option("--full", "-v", "--verbose", help="Print everything: checklist, stacks, all rows"),

@@ -39,6 +39,8 @@ class Explorer {
     if (this.blocks) this.blocks.onView = () => this.followSoon();
     this.describe(null, null);
     this.follow();
+    // Sorted while nobody waits for it, so that the first click finds it done.
+    if (this.canTravel) setTimeout(() => this.lives.byAddress(), 300);
   }
 
   // --- the bar ------------------------------------------------------------------------------
