@@ -306,7 +306,8 @@ class AnalyzeOptions(options.CaseOptions):
         typer.Option(
             "--at",
             metavar="MOMENT",
-            help="Show what was live at a moment: step:3 (its peak), event:1200, peak, oom, end",
+            help="Show what was live at a moment: step:3 (its peak), event:1200, peak, oom, end; "
+            "step:3..step:6 shows what changed between two",
         ),
     ] = None
     output_format: options.Format = options.ReportFormat.TEXT

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import MISSING, Field, dataclass, fields
@@ -122,6 +123,16 @@ def size(text: str | int) -> int:
     if value == 0:
         raise typer.BadParameter("0 bytes is no size. Write for example 24GiB.")
     return value
+
+
+def size_or_factor(text: str | float) -> int | float:
+    """Return the bytes of an option such as ``24GiB``, or the factor of one such as ``1.2x``."""
+    factor = re.fullmatch(r"([0-9]{1,3}(?:\.[0-9]{1,6})?)\s*[xX]", str(text))
+    if factor is None:
+        return text if isinstance(text, float) else size(text)
+    if float(factor[1]) == 0:
+        raise typer.BadParameter("0x is no capacity. Write for example 1.2x.")
+    return float(factor[1])
 
 
 def amount(text: str | float | Amount) -> Amount:

@@ -240,6 +240,9 @@ class Timeline {
     return best.map((k) => k * this.bucket);
   }
 
+  /** The state of the highest allocated memory after ``first`` and up to ``last``. */
+  highestAfter(first, last) { return this.allocated.highestIn(this.bucketOf(first + 1), this.bucketOf(last)) * this.bucket; }
+
   nextOom() { this.nextOf(this.data.ooms.map((o) => o[0])); }
 
   setAxis(byTime) {
