@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from importlib import import_module
 from typing import Any, Final
 
@@ -13,6 +13,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from fragdoctor.cli.front_page import FRONT_PAGE
+from fragdoctor.record import record
 from fragdoctor.report import escape
 
 FORMATS_OF_SUFFIXES: Final = (
@@ -65,7 +66,7 @@ class _Command(TyperCommand):
                 return
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Command:
     """A command.
 

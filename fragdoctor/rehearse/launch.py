@@ -12,13 +12,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import IO, Any, Final
 
 from fragdoctor.errors import ConfigError
 from fragdoctor.model.finding import Location
 from fragdoctor.model.rehearsal import Assumed, Rehearsal, RehearsedDevice, RehearsedOom, Unmodelled
+from fragdoctor.record import record
 from fragdoctor.rehearse.machines import RehearsedGpu
 from fragdoctor.rehearse.notebooks import Notebook
 
@@ -51,7 +52,7 @@ class CannotRehearse(ConfigError):  # noqa: N818 - reads as what it says
     code = "cannot_rehearse"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Program:
     """What is rehearsed.
 
@@ -84,7 +85,7 @@ class Program:
         return [(f"{place}#cell-{cell.number}", cell.source) for cell in self.notebook.cells]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Conditions:
     """How a program is rehearsed.
 
