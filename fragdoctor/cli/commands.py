@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import field
 from importlib import import_module
+from pathlib import Path
 from typing import Any, Final
 
 import typer
@@ -43,6 +44,16 @@ class _Group(TyperGroup):
 
 class _Command(TyperCommand):
     """A command that takes the format from the name of its report, and says what it wrote."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Take what follows another program's command for options of that command."""
+        if self.name == "rehearse":
+            from fragdoctor.rehearse.programs import LAUNCHERS
+
+            first = next((i for i, word in enumerate(args) if Path(word).name in LAUNCHERS), None)
+            if first is not None and "--" not in args[:first]:
+                args = [*args[:first], "--", *args[first:]]
+        return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command; return its exit code."""

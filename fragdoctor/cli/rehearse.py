@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from fragdoctor.model.rehearsal import RehearsalResult, RehearsalSweep
-    from fragdoctor.rehearse.launch import Conditions, OnStep, Program
+    from fragdoctor.rehearse.launch import Conditions, OnStep
     from fragdoctor.rehearse.machines import RehearsedGpu
+    from fragdoctor.rehearse.programs import Launched, Program
     from fragdoctor.rehearse.sweep import Batches
     from fragdoctor.report.base import RenderOptions
 
@@ -187,9 +188,9 @@ def _asked(chosen: RehearseOptions) -> _Asked:
         ConfigError: there is no such program, or options exclude each other.
     """
     from fragdoctor.model.settings import parse_conf
-    from fragdoctor.rehearse.launch import Conditions, Program, pythons
+    from fragdoctor.rehearse.launch import Conditions
     from fragdoctor.rehearse.machines import rehearsed_gpu
-    from fragdoctor.rehearse.notebooks import SUFFIX, read_notebook
+    from fragdoctor.rehearse.programs import launched
     from fragdoctor.rehearse.sweep import parse_batches
 
     limits = {
@@ -200,21 +201,17 @@ def _asked(chosen: RehearseOptions) -> _Asked:
     given = [name for name, value in limits.items() if value is not None]
     if len(given) > 1:
         raise ConfigError(f"{' and '.join(given)} exclude each other.", hint="Give one of them.")
-    target, *args = chosen.words
-    if not chosen.is_module and not Path(target).is_file():
-        raise ConfigError(f"{target} does not exist.", hint="Check the path of the script.")
     names: list[str | None] = [n.strip() for text in chosen.gpu or [] for n in text.split(",")]
     gpus = [
         rehearsed_gpu(name, chosen.capacity or chosen.fits_on, is_unlimited=chosen.unlimited)
         for name in list(dict.fromkeys(names)) or [None]
     ]
-    is_notebook = not chosen.is_module and target.endswith(SUFFIX)
-    notebook = read_notebook(Path(target)) if is_notebook else None
-    program = Program(target, chosen.is_module, args, pythons(chosen.python), notebook)
+    by_launcher = launched(chosen.words)
     confs: list[str | None] = [*dict.fromkeys(chosen.conf or [])]
     for conf in confs:
         parse_conf(conf or "")
-    rank, world_size, n_devices = _place_in_run(chosen)
+    rank, world_size, n_devices = _place_in_run(chosen, by_launcher)
+    program = _program(chosen, by_launcher, rank, world_size)
     base = Conditions(
         gpu=gpus[0],
         n_devices=n_devices,
@@ -226,30 +223,79 @@ def _asked(chosen: RehearseOptions) -> _Asked:
         assumed_shares=_shares(chosen.assume or []),
         allows_writes=chosen.allow_writes,
         shows_output=chosen.verbose,
+        variables={} if by_launcher is None else by_launcher.variables,
     )
     batches = None if chosen.batch is None else parse_batches(chosen.batch)
     return _Asked(program, base, gpus, confs or [None], batches)
 
 
-def _place_in_run(chosen: RehearseOptions) -> tuple[int | None, int, int]:
+def _program(
+    chosen: RehearseOptions, by_launcher: Launched | None, rank: int | None, world_size: int
+) -> Program:
+    """Return what to run.
+
+    Raises:
+        ConfigError: there is no such program.
+    """
+    from fragdoctor.rehearse.notebooks import SUFFIX, read_notebook
+    from fragdoctor.rehearse.programs import Program, pythons
+
+    words: Sequence[str] = chosen.words
+    is_module, note = chosen.is_module, ""
+    if by_launcher is not None:
+        words, is_module = by_launcher.words, by_launcher.is_module
+        note = f"{by_launcher.launcher} was left out: rank {rank} of {world_size} was rehearsed."
+    target, *args = words
+    if not is_module and not Path(target).is_file():
+        hint = "Check the path of the script."
+        if Path(target).name.startswith("python"):
+            hint = "Leave Python out: the script comes first, --python chooses another one."
+        raise ConfigError(f"{target} does not exist.", hint=hint)
+    notebook = None
+    if not is_module and target.endswith(SUFFIX):
+        notebook = read_notebook(Path(target))
+    return Program(target, is_module, args, pythons(chosen.python), notebook, note)
+
+
+def _place_in_run(
+    chosen: RehearseOptions, by_launcher: Launched | None
+) -> tuple[int | None, int, int]:
     """Return which rank it is, of how many, and how many GPUs it sees on its machine.
 
     Raises:
-        ConfigError: there is no such rank.
+        ConfigError: there is no such rank, or options do not agree.
     """
+    if by_launcher is not None:
+        if chosen.world_size is not None:
+            raise ConfigError(
+                f"--world-size and {by_launcher.launcher} both say how many ranks there are.",
+                hint="Leave --world-size out.",
+            )
+        n_local = by_launcher.n_local or chosen.devices
+        if n_local is None:
+            raise ConfigError(
+                f"{by_launcher.launcher} is to start a rank for each GPU, and there is none here.",
+                hint="Say how many the machine has: --devices 8.",
+            )
+        return *_rank(chosen.rank, n_local * by_launcher.n_machines), n_local
     if chosen.world_size is None:
         if chosen.rank is not None:
             raise ConfigError("--rank needs --world-size.", hint="Say of how many ranks it is one.")
         started = os.environ.get("LOCAL_WORLD_SIZE", "")
         seen = int(started) if started.isdecimal() and "RANK" in os.environ else 1
         return None, 1, chosen.devices or min(max(seen, 1), MAX_DEVICES)
-    rank, world_size = chosen.rank or 0, chosen.world_size
-    if rank >= world_size:
+    n_devices = chosen.devices or min(chosen.world_size, GPUS_OF_A_NODE)
+    return *_rank(chosen.rank, chosen.world_size), n_devices
+
+
+def _rank(rank: int | None, world_size: int) -> tuple[int, int]:
+    """Return a rank, the first where none is named, and how many there are."""
+    if (rank or 0) >= world_size:
         raise ConfigError(
             f"There is no rank {rank} of {world_size}.",
             hint=f"Ranks are counted from 0; the last is {world_size - 1}.",
         )
-    return rank, world_size, chosen.devices or min(world_size, GPUS_OF_A_NODE)
+    return rank or 0, world_size
 
 
 def _shares(values: list[str]) -> dict[str, float]:

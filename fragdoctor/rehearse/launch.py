@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -21,7 +21,7 @@ from fragdoctor.model.finding import Location
 from fragdoctor.model.rehearsal import Assumed, Rehearsal, RehearsedDevice, RehearsedOom, Unmodelled
 from fragdoctor.record import record
 from fragdoctor.rehearse.machines import RehearsedGpu
-from fragdoctor.rehearse.notebooks import Notebook
+from fragdoctor.rehearse.programs import Program
 
 START: Final = Path(__file__).parent / "start.py"
 MOST_STEPS: Final = 200
@@ -50,39 +50,6 @@ class CannotRehearse(ConfigError):  # noqa: N818 - reads as what it says
     """The process of the program cannot be prepared; another Python may do."""
 
     code = "cannot_rehearse"
-
-
-@record
-class Program:
-    """What is rehearsed.
-
-    Attributes:
-        target: path of a script, or name of a module.
-        is_module: which of both.
-        args: the program's own arguments.
-        pythons: interpreters to run it with, the first that can rehearse is taken.
-        notebook: its code, where the target is a notebook.
-    """
-
-    target: str
-    is_module: bool
-    args: Sequence[str]
-    pythons: Sequence[str]
-    notebook: Notebook | None = None
-
-    @property
-    def kind(self) -> str:
-        """How it is run."""
-        if self.notebook is not None:
-            return "notebook"
-        return "module" if self.is_module else "script"
-
-    def cells(self) -> list[tuple[str, str]]:
-        """Return the name and the source of each cell of a notebook."""
-        if self.notebook is None:
-            return []
-        place = Path(self.target).resolve()
-        return [(f"{place}#cell-{cell.number}", cell.source) for cell in self.notebook.cells]
 
 
 @record
@@ -122,23 +89,6 @@ OnStep = Callable[[int, int], None]
 """Called with the number of steps completed and the bytes allocated on the first GPU."""
 
 
-def pythons(chosen: str | None) -> list[str]:
-    """Return the interpreters that the program may be meant for, the likeliest first.
-
-    Raises:
-        ConfigError: there is no such program.
-    """
-    if chosen is not None:
-        found = shutil.which(chosen)
-        if found is None:
-            raise ConfigError(
-                f"There is no Python at {chosen}.", hint="Give --python the path of an interpreter."
-            )
-        return [found]
-    names = (shutil.which("python"), shutil.which("python3"), sys.executable)
-    return list(dict.fromkeys(name for name in names if name))
-
-
 def rehearse(
     program: Program,
     conditions: Conditions,
@@ -166,10 +116,9 @@ def rehearse(
             except CannotRehearse as err:
                 refused = refused or err
                 continue
-            made = place / "snapshot.pickle"
-            shutil.move(made, snapshot)
-            note = "" if program.notebook is None else program.notebook.note
-            return _rehearsal(found, conditions, str(snapshot), python, note)
+            shutil.move(place / "snapshot.pickle", snapshot)
+            made = _rehearsal(found, conditions, str(snapshot), python)
+            return replace(made, notes=[*program.notes, *made.notes])
     raise refused or CannotRehearse("There is no Python to run the program with.")
 
 
@@ -394,7 +343,7 @@ def _failed(found: Mapping[str, Any], tail: str) -> ProgramFailed:
 
 
 def _rehearsal(
-    found: Mapping[str, Any], conditions: Conditions, snapshot: str, python: str, note: str
+    found: Mapping[str, Any], conditions: Conditions, snapshot: str, python: str
 ) -> Rehearsal:
     devices = [RehearsedDevice(**device) for device in found["devices"]]
     fullest = max(devices, key=lambda d: d.peak_reserved_bytes)
@@ -419,7 +368,7 @@ def _rehearsal(
             for a in found["assumptions"]
         ],
         unmodelled=_unmodelled(conditions.gpu),
-        notes=found["notes"] if not note else [note, *found["notes"]],
+        notes=found["notes"],
         snapshot=snapshot,
         torch_version=conditions.torch_version or found["torch"],
         python=python,

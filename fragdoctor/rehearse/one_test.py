@@ -12,11 +12,11 @@ from typing import Any
 from fragdoctor.rehearse.launch import (
     CannotRehearse,
     Conditions,
-    Program,
     outcome_of,
     run_prepared,
 )
 from fragdoctor.rehearse.machines import rehearsed_gpu
+from fragdoctor.rehearse.programs import Program
 
 
 def rehearse_test(

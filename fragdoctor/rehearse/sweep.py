@@ -13,8 +13,9 @@ from fragdoctor.errors import ConfigError
 from fragdoctor.model.rehearsal import FailedRehearsal, LargestBatch, Rehearsal, RehearsalSweep
 from fragdoctor.record import record
 from fragdoctor.rehearse import launch
-from fragdoctor.rehearse.launch import Conditions, OnStep, Program, ProgramFailed
+from fragdoctor.rehearse.launch import Conditions, OnStep, ProgramFailed
 from fragdoctor.rehearse.machines import RehearsedGpu
+from fragdoctor.rehearse.programs import Program
 
 PLACEHOLDER: Final = "{batch}"
 MAX_CASES: Final = 200

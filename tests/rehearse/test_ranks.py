@@ -90,3 +90,14 @@ def test_a_rank_that_is_not_there_is_refused(training: Stage) -> None:
     assert done.returncode == 2
     assert "There is no rank 2 of 2." in done.stderr
     assert "--rank needs --world-size." in training.run("train.py", "--rank", "1").stderr
+
+
+def test_a_launcher_before_the_script_is_left_out(stage: Stage) -> None:
+    stage.script(BODY.replace("{wrapped}", WRAPPED["DDP"]).replace("{least}", "128"))
+    launcher = ("torchrun", "--nproc-per-node", "4", "train.py")
+    found = stage.json("--rank", "1", *launcher)
+
+    assert found["rehearsal"]["fits"]
+    assert "torchrun was left out: rank 1 of 4 was rehearsed." in found["rehearsal"]["notes"]
+    refused = stage.run("--world-size", "4", *launcher).stderr
+    assert "--world-size and torchrun both say how many ranks there are." in refused

@@ -13,7 +13,7 @@ from rehearsal_stage import TRAINING, Stage
 import fragdoctor.report
 from fragdoctor.errors import ConfigError
 from fragdoctor.model.rehearsal import Rehearsal
-from fragdoctor.rehearse.launch import Program
+from fragdoctor.rehearse.programs import Program
 from fragdoctor.rehearse.sweep import Batches, parse_batches, searched, with_batch
 
 SCHEMA = Path(fragdoctor.report.__file__).parent / "schema" / "rehearsals-1.0.schema.json"

@@ -12,7 +12,7 @@ it, and the autograd engine adds gradients in place only where there is no other
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -29,6 +29,11 @@ _DECIDES: Final = {
     "bitwise_and": False, "logical_and": False, "__and__": False,
     "bitwise_or": True, "logical_or": True, "__or__": True,
 }  # fmt: skip
+# Parts of ``isfinite``, by whether two operands are such: losses are taken to be finite.
+_OF_FINITE: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
+    "eq": lambda value, other: value is other,
+    "ne": lambda _, other: isinstance(other, float) and math.isinf(other),
+}
 _OVERWRITES: Final = frozenset({"fill_", "zero_"})
 # Those whose kernels follow the values themselves, or leave them as they are.
 _BY_THEMSELVES: Final = frozenset({"copy_", "set_", "resize_", "record_stream"})
@@ -37,7 +42,7 @@ _BY_THEMSELVES: Final = frozenset({"copy_", "set_", "resize_", "record_stream"})
 class _Rule:
     """What an operation does to values: which of its arguments it writes to."""
 
-    __slots__ = ("decides", "is_followed", "names", "overwrites", "positions")
+    __slots__ = ("decides", "is_followed", "is_of_finite", "names", "overwrites", "positions")
 
     def __init__(self, op: Any) -> None:
         arguments = op._schema.arguments
@@ -57,6 +62,7 @@ class _Rule:
         )
         self.overwrites = name in _OVERWRITES or bool(self.names)
         self.decides = _DECIDES.get(name)
+        self.is_of_finite = _OF_FINITE.get(name)
 
 
 class Known:
@@ -111,13 +117,12 @@ class Known:
         if rule is None:
             rule = self._rules[op] = _Rule(op)
         result = handler(op, *args, **kwargs)
-        if rule.positions or rule.names:
+        if rule.is_of_finite and len(args) == 2 and rule.is_of_finite(*args) and _is_small(result):
+            self._settle(result, value=True)
+        elif rule.positions or rule.names:
             self._write(op, rule, args, kwargs)
-        elif rule.is_followed and _is_small(result):
-            if _is_of_finite(op, args):
-                self._settle(result, value=True)
-            elif self._shadows:
-                self._compute(op, rule, args, kwargs, result)
+        elif rule.is_followed and self._shadows and _is_small(result):
+            self._compute(op, rule, args, kwargs, result)
         return result
 
     def _write(self, op: Any, rule: _Rule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -128,8 +133,6 @@ class Known:
             return
         target = targets[0]
         if rule.decides is not None and self._decided(rule.decides, args, target):
-            return
-        if _is_of_finite(op, args) and self._settle(target, value=True):
             return
         is_one = len(targets) == 1 and rule.is_followed and 0 < target.numel() <= MOST_COMPUTED
         if is_one and (self._shadows or rule.overwrites):
@@ -238,16 +241,6 @@ def _key(tensor: torch.Tensor) -> tuple[int, int]:
 def _extent(size: Sequence[int], strides: Sequence[int]) -> int:
     """Return how many elements a tensor spans."""
     return 1 + sum((n - 1) * step for n, step in zip(size, strides, strict=True))
-
-
-def _is_of_finite(op: Any, args: tuple[Any, ...]) -> bool:
-    """Return whether this is a part of ``isfinite``: losses are taken to be finite."""
-    if len(args) != 2:
-        return False
-    name = op.overloadpacket.__name__
-    if name == "eq":
-        return args[0] is args[1]
-    return name == "ne" and isinstance(args[1], float) and math.isinf(args[1])
 
 
 def _is_small(result: Any) -> bool:
