@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 from fragdoctor.errors import ConfigError
+from fragdoctor.frozen import frozen
 from fragdoctor.model.finding import Location
 from fragdoctor.model.rehearsal import Assumed, Rehearsal, RehearsedDevice, RehearsedOom, Unmodelled
-from fragdoctor.record import record
 from fragdoctor.rehearse.machines import RehearsedGpu
 from fragdoctor.rehearse.programs import Program
 
@@ -52,7 +52,7 @@ class CannotRehearse(ConfigError):  # noqa: N818 - reads as what it says
     code = "cannot_rehearse"
 
 
-@record
+@frozen
 class Conditions:
     """How a program is rehearsed.
 
