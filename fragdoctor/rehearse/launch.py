@@ -12,13 +12,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import IO, Any, Final
 
 from fragdoctor.errors import ConfigError
 from fragdoctor.model.finding import Location
 from fragdoctor.model.rehearsal import Assumed, Rehearsal, RehearsedDevice, RehearsedOom, Unmodelled
+from fragdoctor.record import record
 from fragdoctor.rehearse.machines import RehearsedGpu
 from fragdoctor.rehearse.programs import Program
 
@@ -51,7 +52,7 @@ class CannotRehearse(ConfigError):  # noqa: N818 - reads as what it says
     code = "cannot_rehearse"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Conditions:
     """How a program is rehearsed.
 
