@@ -300,7 +300,8 @@ def _kept_rows(lives: Lives, births: _Births, found: tuple[int, int, int]) -> I6
     group, since, _ = found
     rows = births.survivors[births.group[births.survivors] == group]
     step = births.steps_of(lives.start[rows])
-    return rows[(step >= since) & (step < births.n_complete)]
+    result: I64 = rows[(step >= since) & (step < births.n_complete)]
+    return result
 
 
 def _describe(
