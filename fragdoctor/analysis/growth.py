@@ -21,7 +21,6 @@ the last n are gone.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -30,6 +29,7 @@ from fragdoctor.analysis.result import Growth
 from fragdoctor.analysis.training_run import Requests
 from fragdoctor.model.hooks import report_progress
 from fragdoctor.model.snapshot import I32, I64, Bools
+from fragdoctor.record import record
 from fragdoctor.trace.lives import BEFORE, NEVER, Lives
 from fragdoctor.trace.steps import MIN_STEPS, Steps
 from fragdoctor.trace.trace import Trace
@@ -58,7 +58,7 @@ MIN_BUFFER_BYTES: Final = 1 << 20
 MAX_LAPS: Final = 2  # generations that are live at once: the new one and the old one
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class GrowthResult:
     """Growing lines, most bytes first, and the floor of allocated bytes over the steps.
 
@@ -71,7 +71,7 @@ class GrowthResult:
     floor_slope_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Cells:
     """Sums per (group, step), sorted; step counts the complete steps from 0."""
 
@@ -111,7 +111,7 @@ def _growing_lines(trace: Trace, starts: I64, method: str) -> list[Growth]:
     return [_describe(lives, births, found, trace.first_row) for found in judged if found]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Births:
     """Which step and which group each block belongs to.
 
@@ -301,7 +301,7 @@ def _floor_slope(trace: Trace, starts: I64) -> int:
     return int((np.median(floors[-third:]) - np.median(floors[:third])) / distance)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class GrowingBuffers:
     """The buffers of one line that grow by copies.
 

@@ -12,10 +12,11 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import IO, Any, Final, Self
 
+from fragdoctor.record import record
 from fragdoctor.rehearse.machines import RehearsedGpu
 from fragdoctor.rehearse.programs import Program
 
@@ -33,7 +34,7 @@ _PATIENCE_S: Final = 3
 _WITHOUT_THREADS: Final = {"OPENBLAS_NUM_THREADS": "1"}
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Conditions:
     """How a program is rehearsed.
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Final
 
 from fragdoctor.errors import ConfigError
 from fragdoctor.model.rehearsal import FailedRehearsal, LargestBatch, Rehearsal, RehearsalSweep
+from fragdoctor.record import record
 from fragdoctor.rehearse import launch
 from fragdoctor.rehearse.launch import ProgramFailed
 from fragdoctor.rehearse.machines import RehearsedGpu
@@ -22,7 +23,7 @@ MAX_CASES: Final = 200
 _RANGE: Final = re.compile(r"(\d{1,9})\.\.(\d{1,9})")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Batches:
     """Batch sizes to rehearse.
 
@@ -75,7 +76,7 @@ OnCase = Callable[[str], OnStep]
 """Called with the name of each rehearsal before it begins; returns what is told of its steps."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Sweep:
     """Rehearses one program under several conditions.
 
