@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from fragdoctor.model.rehearsal import RehearsalResult, RehearsalSweep
-    from fragdoctor.rehearse.launch import Conditions, OnStep
     from fragdoctor.rehearse.machines import RehearsedGpu
+    from fragdoctor.rehearse.process import Conditions, OnStep
     from fragdoctor.rehearse.programs import Launched, Program
     from fragdoctor.rehearse.sweep import Batches
     from fragdoctor.report.base import RenderOptions
@@ -188,8 +188,8 @@ def _asked(chosen: RehearseOptions) -> _Asked:
         ConfigError: there is no such program, or options exclude each other.
     """
     from fragdoctor.model.settings import parse_conf
-    from fragdoctor.rehearse.launch import Conditions
     from fragdoctor.rehearse.machines import rehearsed_gpu
+    from fragdoctor.rehearse.process import Conditions
     from fragdoctor.rehearse.programs import launched
     from fragdoctor.rehearse.sweep import parse_batches
 

@@ -163,6 +163,7 @@ class RehearsalSweep:
         failed: those that could not be rehearsed to a result.
         largest_batches: one for each GPU and setting, where batch sizes were asked for.
         is_search: whether the batch sizes were searched: then some of them have to fail.
+        notes: sentences on all of them.
     """
 
     program: str
@@ -170,6 +171,7 @@ class RehearsalSweep:
     failed: Sequence[FailedRehearsal] = ()
     largest_batches: Sequence[LargestBatch] = ()
     is_search: bool = False
+    notes: Sequence[str] = ()
 
     @property
     def fits(self) -> bool:

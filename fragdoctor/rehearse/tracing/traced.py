@@ -12,8 +12,8 @@ from unittest import mock
 from fragdoctor.errors import ConfigError
 from fragdoctor.frozen import frozen
 from fragdoctor.model.estimate import Footprint, GpuModel
-from fragdoctor.rehearse.launch import native_library
 from fragdoctor.rehearse.machines import kernels_of
+from fragdoctor.rehearse.process import native_library
 from fragdoctor.rehearse.tracing.footprint import Served, footprint_of, serve
 from fragdoctor.rehearse.tracing.request_log import RequestLog, shown
 from fragdoctor.rehearse.tracing.training_setup import TrainingSetup
