@@ -8,11 +8,11 @@ sure, or unknown.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
+from fragdoctor.frozen import frozen
 from fragdoctor.model.phases import Category, TrainingPhase
 from fragdoctor.model.snapshot import I64, U8, Bools
 from fragdoctor.trace.lives import BEFORE, NEVER, Lives
@@ -24,7 +24,7 @@ POSSIBLE, LIKELY = 0, 1
 MIN_MATCH: Final = 0.9
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Categories:
     """Category and sureness (``POSSIBLE``, ``LIKELY``) of each block of ``Lives``."""
 

@@ -19,12 +19,12 @@ looks the same as a retry and is called one.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from fragdoctor.analysis.result import Flush
+from fragdoctor.frozen import frozen
 from fragdoctor.model.snapshot import I64, Action, Bools
 from fragdoctor.trace.trace import Trace
 
@@ -34,7 +34,7 @@ MAX_FLUSHES: Final = 10_000
 MAX_CHECKED: Final = 200
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Flushes:
     """All runs, oldest first, and the retries they and the ooms imply."""
 
@@ -74,7 +74,7 @@ def find_flushes(trace: Trace) -> Flushes:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Runs:
     """Runs of releases: first and last row, bytes, and what follows (``next_bytes`` of it)."""
 

@@ -17,12 +17,13 @@ At each out-of-memory event the state of the device at that moment is worked out
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
 from fragdoctor.analysis.result import FreeSpace, OomEvent, PoolFree
+from fragdoctor.frozen import frozen
 from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.model.snapshot import I64, Action, Bools
 from fragdoctor.trace.columns import SMALL_SEGMENT_BYTES
@@ -40,7 +41,7 @@ MAX_LAYOUTS: Final = 8
 MAX_OOMS: Final = 1000
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class FreeParts:
     """Free bytes by fate. ``releasable_by_segment`` is aligned with the layout's segments."""
 

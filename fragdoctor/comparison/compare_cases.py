@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 
 from fragdoctor.comparison.answer import find_notes, is_same, summarised
@@ -22,13 +22,14 @@ from fragdoctor.comparison.line_uses import merged
 from fragdoctor.comparison.series import find_trend, live_bytes
 from fragdoctor.comparison.settings_proof import prove_settings, requests_equal, setting_changes
 from fragdoctor.errors import ConfigError
+from fragdoctor.frozen import frozen
 from fragdoctor.model.case import Case
 from fragdoctor.model.comparison import Basis, Comparison, LineChange, SettingsProof
 
 MAX_LINES_SHOWN = 400
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Lines:
     """What the lines of two devices say."""
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Final
 
 import numpy as np
@@ -14,6 +14,7 @@ from fragdoctor.analysis.device import analyze_trace
 from fragdoctor.analysis.result import CaptureQuality, DeviceAnalysis
 from fragdoctor.comparison.line_uses import LineUse, line_uses, location_of
 from fragdoctor.diagnosis.pipeline import diagnose
+from fragdoctor.frozen import frozen
 from fragdoctor.model.case import Case
 from fragdoctor.model.comparison import Curve, DevicePeaks, Figure, RunSide
 from fragdoctor.model.diagnosis import DeviceFigures, Diagnosis
@@ -28,7 +29,7 @@ _FEATURES: Final = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class GrowingLine:
     """A line that keeps memory step by step within one run."""
 
@@ -37,7 +38,7 @@ class GrowingLine:
     n_steps: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class RunTotals:
     """What is kept of a run's totals: of a long series every trace would be too much.
 
@@ -75,7 +76,7 @@ class RunTotals:
         return max(self.initial_reserved_bytes, int(self.reserved_bytes[:n].max(initial=0)))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class ComparedDevice:
     """One device of one run.
 
@@ -104,7 +105,7 @@ class ComparedDevice:
     capacity_bytes: int | None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class ComparedRun:
     """One run: its diagnosis, and its devices where it has a snapshot.
 

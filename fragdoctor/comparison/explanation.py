@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from fragdoctor.comparison.compared_run import ComparedDevice, GrowingLine
 from fragdoctor.comparison.line_changes import FACTOR_SLACK, size_part
 from fragdoctor.comparison.settings_proof import MIN_DIFFERENCE, SAME_REQUESTS
+from fragdoctor.frozen import frozen
 from fragdoctor.model.comparison import (
     CauseKind,
     LikelyCause,
@@ -28,7 +28,7 @@ MIN_BYTES: Final = 1 * MIB
 LIKELY_SHARE: Final = 0.5
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Evidence:
     """What is known about two runs beyond their lines.
 

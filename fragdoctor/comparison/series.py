@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import Final
 
@@ -13,6 +13,7 @@ from fragdoctor.analysis import trend as trends
 from fragdoctor.comparison.compared_run import ComparedDevice
 from fragdoctor.comparison.explanation import place_text
 from fragdoctor.comparison.line_matching import line_tracks
+from fragdoctor.frozen import frozen
 from fragdoctor.model.comparison import Basis, Comparison, LineTrend, Trend
 from fragdoctor.model.finding import Confidence, Location
 from fragdoctor.units import MIB, format_size, plural
@@ -25,7 +26,7 @@ STEADY: Final = 0.25
 """Spread of pairwise slopes, relative to their median, of a line as straight as three runs show."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Series:
     """What is fitted.
 

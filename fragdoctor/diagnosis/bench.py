@@ -15,6 +15,7 @@ import numpy.typing as npt
 from fragdoctor.analysis.growth import GrowingBuffers, find_growing_buffers
 from fragdoctor.analysis.training_run import NO_ROW, Requests
 from fragdoctor.errors import ConfigError, SimulationError
+from fragdoctor.frozen import frozen
 from fragdoctor.model.diagnosis import Predicted
 from fragdoctor.model.finding import Confidence
 from fragdoctor.model.hooks import report_progress
@@ -48,7 +49,7 @@ ENDLESS = WhatIf(capacity_bytes=2**50)
 Progress = Callable[[int, int], None]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Attempt:
     """One way to try a remedy on the recorded trace.
 
@@ -70,7 +71,7 @@ class Attempt:
         return cls(WhatIf(edit=edit.name), edit, is_saving=is_saving)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Outcome:
     """What came of an attempt.
 

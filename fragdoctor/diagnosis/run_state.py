@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from fragdoctor.analysis.result import DeviceAnalysis
+from fragdoctor.frozen import frozen
 from fragdoctor.model.case import NO_FAILURE, BundleFacts, Case
 from fragdoctor.model.diagnosis import Cause, RunState
 from fragdoctor.model.snapshot import Action
@@ -37,7 +37,7 @@ def run_state(context: Context, cause: Cause) -> RunState:
     return RunState.FITS if analysis is not None or n_ooms == 0 else RunState.UNKNOWN
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class BackOff:
     """A line whose request failed, and that asked for less from then on.
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from fragdoctor.analysis.trend import pairwise_slopes
+from fragdoctor.frozen import frozen
 from fragdoctor.model.batch_fit import (
     BatchFit,
     BatchSource,
@@ -119,7 +119,7 @@ DOUBTFUL: Final = 0.05
 ENDLESS_BATCH: Final = 1e9
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Room:
     """What PyTorch can have, and of what."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -15,6 +15,7 @@ from fragdoctor.estimation.batch_curves import F64, Room, envelope, fit_curve, l
 from fragdoctor.estimation.batch_replay import check_by_replay
 from fragdoctor.estimation.fit_notes import warnings_of, why_not_linear
 from fragdoctor.estimation.recordings import NO_LINE, LineKey, Recording, batches_of, recording_of
+from fragdoctor.frozen import frozen
 from fragdoctor.model.batch_fit import (
     BatchFit,
     BatchPoint,
@@ -33,7 +34,7 @@ MAX_RECORDINGS: Final = 64
 NEAR_PEAK: Final = 0.5
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class BatchQuestion:
     """What the user asked.
 

@@ -14,6 +14,7 @@ from enum import Enum, auto
 
 from fragdoctor.estimation.parameters import FP32, ParameterPlayer
 from fragdoctor.estimation.tape import Tape
+from fragdoctor.frozen import frozen
 from fragdoctor.model.estimate import PhaseName
 from fragdoctor.model.workload import Workload
 
@@ -44,7 +45,7 @@ class Value:
         return self if self.of is None else self.of.base
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen(eq=False)
 class Call:
     """One operation.
 

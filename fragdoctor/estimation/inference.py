@@ -9,13 +9,12 @@ state that does not grow.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from fragdoctor.estimation.layers import layer_ops
 from fragdoctor.estimation.operations import term_bytes, units
 from fragdoctor.estimation.precision import dtype_bytes, precision_of
 from fragdoctor.estimation.states import states_of
 from fragdoctor.estimation.tape import Tape
+from fragdoctor.frozen import frozen
 from fragdoctor.model.estimate import PhaseName
 from fragdoctor.model.workload import Role, Workload
 
@@ -24,7 +23,7 @@ FP32 = 4.0
 BLOCK_TOKENS = 16
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CachePart:
     """The cache of layers that keep the same.
 

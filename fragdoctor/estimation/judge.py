@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from fragdoctor.estimation.measures import Measure, cheapest_combinations, measures_for
 from fragdoctor.estimation.tape import Needs
+from fragdoctor.frozen import frozen
 from fragdoctor.model.estimate import (
     Combination,
     Estimate,
@@ -32,7 +33,7 @@ MAP_LENGTHS: Final = 5
 MAP_BATCHES: Final = 7
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Estimator:
     """How footprints are found from a shape.
 

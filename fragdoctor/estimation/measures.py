@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import product
 from typing import Any, Final
 
@@ -16,6 +16,7 @@ from fragdoctor.estimation.optimizers import ADAM_8BIT, TORCH_OPTIM, ZERO, optim
 from fragdoctor.estimation.parallel import n_gpus
 from fragdoctor.estimation.precision import AUTOCAST_DOC, QLORA, precision_of
 from fragdoctor.estimation.tape import Needs
+from fragdoctor.frozen import frozen
 from fragdoctor.model.estimate import Combination
 from fragdoctor.model.workload import Attention, Workload
 
@@ -40,7 +41,7 @@ RECOMPUTATION: Final = 4 / 3
 QLORA_SLOWDOWN: Final = 1.39
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Measure:
     """One change, how to ask for it here, and its price.
 

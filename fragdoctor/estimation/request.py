@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Final
 
 from fragdoctor.errors import ConfigError
@@ -13,6 +13,7 @@ from fragdoctor.estimation.parallel import check_parallel
 from fragdoctor.estimation.precision import dtype_bytes, precision_of
 from fragdoctor.estimation.shapes import model_of
 from fragdoctor.estimation.states import is_lora_target
+from fragdoctor.frozen import frozen
 from fragdoctor.model.workload import Attention, ModelShape, Workload
 
 _QUANTISED: Final = ("int4", "int8", "fp8-weights", "gptq", "awq", "mxfp4")
@@ -45,7 +46,7 @@ INFERENCE_ERROR: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Request:
     """The options of ``fragdoctor estimate``; "" and 0 = not given."""
 

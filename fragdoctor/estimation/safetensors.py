@@ -6,13 +6,14 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
 from fragdoctor.errors import InputError, LimitExceeded, RefusedSnapshot, TruncatedSnapshot
+from fragdoctor.frozen import frozen
 from fragdoctor.inputs.classify import MAX_HEADER_BYTES
 from fragdoctor.model.workload import ModelShape, Norm, ParameterGroup, Role
 from fragdoctor.units import format_count
@@ -32,7 +33,7 @@ DTYPE_BITS: Final = MappingProxyType(
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TensorEntry:
     """One tensor of a file."""
 

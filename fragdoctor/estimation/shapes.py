@@ -11,7 +11,7 @@ import difflib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -27,6 +27,7 @@ from fragdoctor.estimation.safetensors import (
     stored_dtype,
     with_exact_counts,
 )
+from fragdoctor.frozen import frozen
 from fragdoctor.inputs.classify import (
     MODEL_INPUTS,
     Kind,
@@ -43,7 +44,7 @@ _NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 N_NEAR: Final = 3
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Preset:
     """A well-known model.
 
@@ -112,7 +113,7 @@ MODEL_SUFFIXES: Final = (".json", ".safetensors")
 MAX_FILES: Final = 200
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class FoundModel:
     """A shape, and the dtype that its file stores ("" = not said)."""
 

@@ -10,6 +10,7 @@ from typing import Final
 from fragdoctor.estimation.operations import is_adapted
 from fragdoctor.estimation.optimizers import OptimizerSpec, optimizer_of
 from fragdoctor.estimation.precision import Precision, dtype_bytes, precision_of
+from fragdoctor.frozen import frozen
 from fragdoctor.model.workload import ParameterGroup, Role, Workload
 from fragdoctor.units import KIB, MIB
 
@@ -68,7 +69,7 @@ TOKENS = "embedding.tokens"
 _OF_SPARSE_LAYERS = ("experts.", "router.", "shared.")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class GroupState:
     """Bytes of each tensor of a parameter group, on one GPU.
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
 from fragdoctor.errors import ConfigError
+from fragdoctor.frozen import frozen
 from fragdoctor.model.finding import Location
 from fragdoctor.model.snapshot import I32, I64, Snapshot
 from fragdoctor.report import escape
@@ -128,7 +128,7 @@ def parquet_bytes(frame: pd.DataFrame) -> bytes:
     return data
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class DeviceLife:
     """What happened on one device.
 

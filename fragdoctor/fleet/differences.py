@@ -5,10 +5,10 @@ from __future__ import annotations
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from fragdoctor.fleet.groups import TOLERANCE, LineKey, lines_of
+from fragdoctor.frozen import frozen
 from fragdoctor.model.finding import Location
 from fragdoctor.model.fleet import Difference, DifferenceKind, RankSummary, SourceLine
 from fragdoctor.units import MIB, format_count, format_size, plural
@@ -20,7 +20,7 @@ _LINE_SHARE: Final = 0.02  # of the peak: less is the noise of any run
 _MANY_PINNED: Final = 0.05
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Typical:
     """Medians over the ranks that others are compared with, and what most of them have.
 

@@ -6,7 +6,7 @@ import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
@@ -15,6 +15,7 @@ from fragdoctor.fleet.cluster import SCHEDULER_LOST, WORKERS_LOST
 from fragdoctor.fleet.conclusions import conclude, representatives
 from fragdoctor.fleet.engine import Progress, merge, summarise_all
 from fragdoctor.fleet.summary import name_of
+from fragdoctor.frozen import frozen
 from fragdoctor.inputs.cases import read_messages
 from fragdoctor.model.case import OomLog, OomMessage, Overrides
 from fragdoctor.model.fleet import FleetReport, FleetSummary, RankInput, SummaryOptions
@@ -31,7 +32,7 @@ _MAX_MESSAGES: Final = 8
 _MAX_NAMED: Final = 3
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SharedOut:
     """The ranks with what the logs of the job say of them, and notes for the report."""
 

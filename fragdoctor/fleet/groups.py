@@ -5,13 +5,13 @@ from __future__ import annotations
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fragdoctor.fleet.summary import MAX_HOLDERS
+from fragdoctor.frozen import frozen
 from fragdoctor.model.fleet import RankSummary
 
 TOLERANCE: Final = 0.05
@@ -22,7 +22,7 @@ _STEPS: Final = 256  # ranks nearer than a step are taken together before they a
 LineKey = tuple[str, int, str]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RankProfile:
     """Ranks with the same figures after rounding to steps."""
 

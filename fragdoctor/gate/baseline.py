@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path, PurePath
 from typing import Any, Final
 
 from fragdoctor.errors import ConfigError
+from fragdoctor.frozen import frozen
 from fragdoctor.gate.budgets import Measures, measured
 from fragdoctor.model.diagnosis import Diagnosis
 from fragdoctor.model.finding import Finding, Severity
@@ -33,7 +34,7 @@ _COUNTS: Final = (
 _FIELDS: Final = tuple(name for name, _ in (*_SIZES, *_COUNTS))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class KnownFinding:
     """A finding that was accepted: all with one fingerprint together."""
 
@@ -42,7 +43,7 @@ class KnownFinding:
     severity: Severity
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Entry:
     """What is accepted of one file: figures by device, findings by fingerprint."""
 
@@ -50,7 +51,7 @@ class Entry:
     findings: Mapping[str, KnownFinding] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Baseline:
     """Accepted files by name (with ``/`` between the parts)."""
 
@@ -71,7 +72,7 @@ class Baseline:
         return None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Worse:
     """One thing that got worse.
 

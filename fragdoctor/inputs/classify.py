@@ -13,11 +13,11 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
 from fragdoctor.errors import InputError, LimitExceeded, NotASnapshot, RefusedSnapshot
+from fragdoctor.frozen import frozen
 from fragdoctor.inputs.bundles import is_bundle
 from fragdoctor.inputs.source import ByteStream, open_source, shown
 from fragdoctor.inputs.stats_reader import looks_like_stats
@@ -307,7 +307,7 @@ def _moved(depths: list[int], op: int) -> bool:
 STDIN: Final = "-"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Input:
     """What a name leads to, looked at; see ``open_input``.
 

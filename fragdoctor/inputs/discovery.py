@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from fragdoctor.errors import ConfigError, InputError
+from fragdoctor.frozen import frozen
 from fragdoctor.inputs.bundle_sets import one_of_each_process
 from fragdoctor.inputs.classify import KNOWN_SUFFIXES, STDIN
 from fragdoctor.inputs.folders import (
@@ -39,7 +40,7 @@ from fragdoctor.model.fleet import RankInput, RankSource
 MAX_FILES: Final = 100_000
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Discovery:
     """What the names led to.
 

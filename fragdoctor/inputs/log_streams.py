@@ -14,9 +14,10 @@ import string
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final, NamedTuple
 
+from fragdoctor.frozen import frozen
 from fragdoctor.inputs.log_cleaning import (
     ACTOR,
     logger_name,
@@ -75,7 +76,7 @@ class RawLine(NamedTuple):
     raw: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LogLine:
     """A plain line: ``number`` in the input, what stood before it, and its text."""
 
@@ -175,7 +176,7 @@ class Stream:
         return " ".join(piece for piece in pieces if piece)[:limit]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Window:
     """Neighbouring raw lines, in which messages are looked for.
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from fragdoctor.frozen import frozen
 from fragdoctor.inputs.log_cleaning import plain_lines, rank_in
 from fragdoctor.inputs.log_streams import Stream, Window, windows
 from fragdoctor.inputs.scenes import scan
@@ -145,7 +146,7 @@ _OF_PEERS: Final = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _RankEnd:
     """A line that says of a rank that its process failed or ended."""
 

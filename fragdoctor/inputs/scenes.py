@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final
 
+from fragdoctor.frozen import frozen
 from fragdoctor.inputs.log_cleaning import plain_lines, rank_in
 from fragdoctor.inputs.scene_lines import (
     FIGURE_LITERALS,
@@ -71,7 +71,7 @@ _KINDS: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Line:
     """A stretch of the text between two breaks."""
 
@@ -262,7 +262,7 @@ def _scenes(line: _Line, known: Sequence[Scene]) -> Iterator[Scene]:
         yield where.scene(SceneKind.MENTION, trial=trial)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Where:
     """What all scenes of a line have in common."""
 

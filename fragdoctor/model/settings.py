@@ -9,11 +9,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import IntEnum
 from typing import Any, Final
 
 from fragdoctor.errors import ConfigError
+from fragdoctor.frozen import frozen
 from fragdoctor.model.conf_keys import (
     N_ROUNDUP_INTERVALS,
     Version,
@@ -63,7 +64,7 @@ _SWITCHES: Final = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class AllocatorSettings:
     """What decides how the native caching allocator behaves.
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
 from fragdoctor.errors import ConfigError
 from fragdoctor.estimation.gpus import gpu_of
+from fragdoctor.frozen import frozen
 from fragdoctor.model.estimate import GpuModel
 
 DEFAULT: Final = "h100"
@@ -51,7 +51,7 @@ _KERNELS: Final = MappingProxyType(
 )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RehearsedGpu:
     """The GPU that the program sees.
 

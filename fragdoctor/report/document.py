@@ -1,18 +1,18 @@
 """What a report says, free of any format: a command fills a document once, each format renders it.
 
-Every string in a document is raw. What came from an input is as hostile as it was there, until a
-renderer passes it through ``escape`` for its sink.
+Every string in a document is raw: hostile until a renderer passes it through ``escape``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import Enum, StrEnum
 from functools import partial
 from types import MappingProxyType
 from typing import Any, ClassVar, Final, Literal, NamedTuple
 
+from fragdoctor.frozen import frozen
 from fragdoctor.model.diagnosis import SegmentRun, TimelineStrip
 from fragdoctor.model.finding import Location
 from fragdoctor.report.base import Verbosity
@@ -96,7 +96,7 @@ def location_text(location: Location | None) -> str:
     return NO_STACK if location is None else str(location)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Gauge:
     """A share of a whole drawn as a bar in the cell of a table; 0 <= start <= end <= 1."""
 
@@ -106,7 +106,7 @@ class Gauge:
     n_cells: int = 10
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Spark:
     """A few values drawn as a curve in the cell of a table, from zero to their highest."""
 
@@ -116,7 +116,7 @@ class Spark:
 Cell = Content | Gauge | Spark
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Column:
     """A column of a table: its heading, what stands in it, and how it is laid out.
 
@@ -128,7 +128,7 @@ class Column:
         kind: ``fit`` and ``right`` columns get the width they need; the others share what is left:
             ``wrap`` breaks into lines at spaces, ``list`` after commas, ``path`` is cut on the
             left and stands as code.
-        from_width: width of a page of text from which on there is room for it.
+        from_width: width of a page of text that has room for it.
         style: of all its cells.
     """
 
@@ -140,7 +140,7 @@ class Column:
     style: Style | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Row:
     """A row of a table and the lines that stand below it."""
 
@@ -149,7 +149,7 @@ class Row:
     style: Style | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@frozen(kw_only=True)
 class Block:
     """A part of a document.
 
@@ -172,7 +172,7 @@ class Block:
         return bool(self.holds) and not any(getattr(self, self.holds))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Paragraph(Block):
     """Sentences."""
 
@@ -180,12 +180,12 @@ class Paragraph(Block):
     content: Content
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Gap(Block):
     """Room between what stands before and after."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Facts(Block):
     """Labelled values."""
 
@@ -193,7 +193,7 @@ class Facts(Block):
     items: Sequence[tuple[str, Content]]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Bullets(Block):
     """Sentences of equal weight."""
 
@@ -201,7 +201,7 @@ class Bullets(Block):
     items: Sequence[Content]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Code(Block):
     """Lines to copy as they stand; a line break inside of one is shown, not made."""
 
@@ -209,7 +209,7 @@ class Code(Block):
     lines: Sequence[str]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Item:
     """An entry of a list: a label such as its number, its first line, and blocks below it."""
 
@@ -219,7 +219,7 @@ class Item:
     style: Style = Style.STRONG
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Listing(Block):
     """Entries with blocks of their own, such as recommendations; the short report has a few.
 
@@ -232,7 +232,7 @@ class Listing(Block):
     is_airy: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Table(Block):
     """Aligned columns; the short report has the first ``shown`` rows.
 
@@ -318,7 +318,7 @@ def written(value: Any, name: str = "") -> Content:
     return str(value)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class BarPart:
     """A part of a bar: ``name`` also chooses its glyph and colour."""
 
@@ -327,7 +327,7 @@ class BarPart:
     meaning: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Bar(Block):
     """Bytes that add up to a whole, drawn to scale; ``request_bytes`` failed, to compare."""
 
@@ -340,14 +340,14 @@ class Bar(Block):
         return sum(part.n_bytes for part in self.parts)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Timeline(Block):
     """Memory of one device over its trace."""
 
     strip: TimelineStrip
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SegmentBar:
     """A segment: a few figures of it, and its blocks in address order."""
 
@@ -355,7 +355,7 @@ class SegmentBar:
     runs: Sequence[SegmentRun]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SegmentBars(Block):
     """Segments drawn to scale; ``lines`` are those that pin them, with the pins that they made."""
 
@@ -364,7 +364,7 @@ class SegmentBars(Block):
     lines: Sequence[tuple[str, Sequence[int]]] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Series:
     """A curve of a chart.
 
@@ -384,7 +384,7 @@ class Series:
     is_dashed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Chart(Block):
     """Curves over one axis, bytes upwards. ``limit_bytes`` is a level such as the capacity."""
 
@@ -395,7 +395,7 @@ class Chart(Block):
     limit_label: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Graphic(Block):
     """A place for one of the interactive graphics; only the interactive page fills it."""
 
@@ -403,7 +403,7 @@ class Graphic(Block):
     absent: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Section:
     """Blocks under a heading.
 
@@ -425,7 +425,7 @@ class Section:
         return [b for b in self.blocks if b.detail in details and not b.is_empty]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ReportDocument:
     """Everything that one command says.
 

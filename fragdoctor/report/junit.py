@@ -7,9 +7,9 @@ The dialect that CI servers share: ``testsuites / testsuite / testcase`` with ``
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
+from fragdoctor.frozen import frozen
 from fragdoctor.gate.budgets import Outcome
 from fragdoctor.gate.judgement import CheckReport, FileJudgement, Reason
 from fragdoctor.model.diagnosis import ChecklistItem, Diagnosis, Status
@@ -31,7 +31,7 @@ _BUDGETS: Final = (
 xml = escape.xml
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Case:
     """One test case; ``kind`` is "" (passed), ``failure``, ``error`` or ``skipped``."""
 
@@ -41,7 +41,7 @@ class _Case:
     body: Sequence[str] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Suite:
     name: str
     cases: Sequence[_Case]

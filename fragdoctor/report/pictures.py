@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import Final
 
 from rich.text import Text
 
+from fragdoctor.frozen import frozen
 from fragdoctor.model.diagnosis import RunKind, SegmentRun, TimelineStrip
 from fragdoctor.model.phases import TrainingPhase
 from fragdoctor.report.document import Bar, BarPart, Column, SegmentBars, dim
@@ -30,7 +30,7 @@ _LETTERS: Final = "ABCDEF"
 _PIN_STYLE: Final = "bold red"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Ink:
     """How one kind of memory is drawn."""
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final
 
+from fragdoctor.frozen import frozen
 from fragdoctor.gate.judgement import CheckReport, FileJudgement, Reason
 from fragdoctor.model.diagnosis import Cause, Diagnosis
 from fragdoctor.model.finding import Finding, Location, Severity
@@ -36,7 +36,7 @@ BUDGET_TITLES: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Result:
     """One thing to look at.
 

@@ -7,10 +7,11 @@ JSON of version 1.x is a contract, so that fields are only ever added.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import MappingProxyType
 from typing import Any, Final
 
+from fragdoctor.frozen import frozen
 from fragdoctor.gate.budgets import BudgetResult, Measures
 from fragdoctor.gate.judgement import CheckReport, FileJudgement, JudgedGrowth, Reason, has_grown
 from fragdoctor.model import batch_fit, comparison, story
@@ -60,7 +61,7 @@ Computed = tuple[Any, Callable[[Any], Any]]
 """The type of a further field, and the function that gives it."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Shape:
     """Where the document of a dataclass differs from it.
 
@@ -83,7 +84,7 @@ class Shape:
     computed: Mapping[str, Computed] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ErrorFacts:
     """Why there is no result.
 
@@ -100,14 +101,14 @@ class ErrorFacts:
     offset: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ErrorResult:
     """What stands on standard output when there is no result."""
 
     error: ErrorFacts
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class OomResult:
     """A diagnosis with the messages that it was made from.
 
@@ -128,7 +129,7 @@ class OomResult:
         return cls(diagnosis, log.messages, log.primary if log.messages else None, log.markers)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class GrowthGate:
     """What ``--fail-on-growth`` found."""
 
@@ -136,7 +137,7 @@ class GrowthGate:
     judged: Sequence[JudgedGrowth]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class CompareResult:
     """A comparison with what the gate found, null without one."""
 
@@ -149,21 +150,21 @@ class CompareResult:
         return cls(found, GrowthGate(has_grown(judged), judged) if judged else None)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ModelTable:
     """The models that are known by name."""
 
     models: Sequence[KnownModel]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class GpuTable:
     """The GPUs that are known by name."""
 
     gpus: Sequence[GpuModel]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RunVerdict:
     """The verdict on one run or one rank."""
 
@@ -172,7 +173,7 @@ class RunVerdict:
     summary: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class RankError:
     """Why a rank could not be read; ``exit_code`` is what it would mean alone."""
 
@@ -182,7 +183,7 @@ class RankError:
     exit_code: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SizeCount:
     """How many requests asked for a size."""
 
@@ -190,7 +191,7 @@ class SizeCount:
     n: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LogCount:
     """How many requests asked for a size of this power of two."""
 
@@ -198,7 +199,7 @@ class LogCount:
     n: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LengthFit:
     """The largest batch at another sequence length."""
 
@@ -206,7 +207,7 @@ class LengthFit:
     largest_batch: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class ItemAtPeak:
     """A row of an estimate; what it holds at the peak and at most."""
 

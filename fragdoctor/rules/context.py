@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from fragdoctor.analysis.result import DeviceAnalysis
+from fragdoctor.frozen import frozen
 from fragdoctor.model.case import Case, MemoryStats, OomMessage
 from fragdoctor.model.finding import Location
 from fragdoctor.model.settings import AllocatorSettings
@@ -17,7 +16,7 @@ MAX_STACK = 12
 """Frames of a stack that a report carries; the innermost ones say where."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Context:
     """One device of a case.
 

@@ -8,9 +8,9 @@ driver-free bytes F. A message prints them rounded to two decimals; a snapshot h
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
+from fragdoctor.frozen import frozen
 from fragdoctor.model.case import OtherProcess
 from fragdoctor.units import GIB, KIB, MIB, TIB, format_size
 
@@ -47,7 +47,7 @@ def rounding_bytes(n_bytes: int | None) -> int:
     return int(ROUNDING_SHARE * GIB) + 1
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class FailedRequest:
     """A request that the allocator could not serve, and the state of the device at that moment.
 

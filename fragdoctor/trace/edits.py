@@ -7,13 +7,13 @@ requests of the reproduction before it replays them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from fragdoctor._native import _ext
 from fragdoctor.errors import ConfigError, SimulationError
+from fragdoctor.frozen import frozen
 from fragdoctor.model.snapshot import I32, I64, U64, Bools
 from fragdoctor.trace.operations import OPERATION, Operations, OpKind
 from fragdoctor.trace.replay import Reproduction
@@ -26,7 +26,7 @@ _PIECE = 1 << 20  # operations that are looked at together where columns of all 
 _FREES = (OpKind.FREE, OpKind.FREE_PENDING)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Edit:
     """A change of the code.
 

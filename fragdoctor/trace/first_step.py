@@ -14,6 +14,7 @@ from typing import Final
 
 import numpy as np
 
+from fragdoctor.frozen import frozen
 from fragdoctor.model.snapshot import I64, Bools
 from fragdoctor.trace import stacks
 from fragdoctor.trace.step_alignment import StepWindow
@@ -157,7 +158,7 @@ MAX_PARAMETERS: Final = 64
 """Parameters of a layer, at most."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class LowerBound:
     """What the step under way needs at least.
 

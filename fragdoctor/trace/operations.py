@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
@@ -13,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fragdoctor._native import _ext
+from fragdoctor.frozen import frozen
 from fragdoctor.model.snapshot import I64, U8, U64, Bools
 
 U32 = npt.NDArray[np.uint32]
@@ -42,7 +42,7 @@ class OpKind(IntEnum):
     FAILED = 7
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Operations:
     """The trace as requests to the allocator, n of them, in order.
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fragdoctor._native import _ext
+from fragdoctor.frozen import frozen
 from fragdoctor.model.settings import AllocatorSettings, Era, parse_version
 from fragdoctor.model.simulation import FidelityReport, ReplayResult
 from fragdoctor.model.snapshot import SegmentType
@@ -22,7 +23,7 @@ from fragdoctor.units import MIB, plural
 PAGE_BYTES = 2 * MIB  # the driver's granularity
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Conditions:
     """What a trace is replayed under.
 

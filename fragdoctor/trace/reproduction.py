@@ -8,7 +8,7 @@ trace betrays. A guess is replayed, compared with the recording, and kept where 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -16,6 +16,7 @@ import numpy as np
 
 from fragdoctor._native import _ext
 from fragdoctor.errors import SimulationError
+from fragdoctor.frozen import frozen
 from fragdoctor.model.hooks import report_progress
 from fragdoctor.model.settings import AllocatorSettings, Era, era_of
 from fragdoctor.model.snapshot import Action
@@ -165,7 +166,7 @@ MAX_LEARNING = 10
 PREFIX_OPERATIONS = 100_000
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class _Guess:
     """A set of values for what the file does not record."""
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from fragdoctor.errors import ConfigError
+from fragdoctor.frozen import frozen
 from fragdoctor.model.hooks import report_progress
 from fragdoctor.model.settings import Era, is_same_conf, parse_conf
 from fragdoctor.model.simulation import ReplayResult
@@ -20,7 +21,7 @@ from fragdoctor.trace.replay import Reproduction
 from fragdoctor.trace.whatif import FairReplay, ProgressCallback, WhatIf, default_capacity
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class SettingValues:
     """The values of one key, in the order in which guides name them.
 
@@ -130,7 +131,7 @@ N_THREADS = 2
 MARGIN_SHARE = 0.03
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Search:
     """What a search found.
 

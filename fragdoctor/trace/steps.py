@@ -11,13 +11,13 @@ the rarest size that returns at even distances.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum
 from itertools import pairwise
 from typing import Final
 
 import numpy as np
 
+from fragdoctor.frozen import frozen
 from fragdoctor.model.hooks import report_progress
 from fragdoctor.model.snapshot import I64, U8, Action
 from fragdoctor.trace import stacks
@@ -43,7 +43,7 @@ class StepKind(IntEnum):
     OTHER = 2
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Steps:
     """The steps of a device's trace, in order.
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
 
 from fragdoctor._native import _ext
 from fragdoctor.errors import SimulationError
+from fragdoctor.frozen import frozen
 from fragdoctor.model.settings import (
     AllocatorSettings,
     era_of,
@@ -36,7 +37,7 @@ ROUNDED = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class WhatIf:
     """What differs from the recorded run; None and "" mean as recorded.
 

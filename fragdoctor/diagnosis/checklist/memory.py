@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 from fragdoctor.diagnosis.decision import SLIM_MARGIN_SHARE
+from fragdoctor.frozen import frozen
 from fragdoctor.model.diagnosis import ChecklistItem, Status, Verdict
 from fragdoctor.rules.context import Context
 from fragdoctor.rules.failed_request import FULL_SLACK_SHARE, FailedRequest
@@ -21,7 +21,7 @@ NEAR_CAPACITY_SHARE: Final = 0.9
 sample."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Totals:
     """Reserved, allocated and free cached bytes, and the input that says them."""
 
@@ -278,7 +278,7 @@ def check_fragmentation_ratio(context: Context, verdict: Verdict) -> ChecklistIt
     )
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Item:
     """Id and title of an item; each method makes the item with one outcome."""
 

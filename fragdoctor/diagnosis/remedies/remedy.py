@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import IntEnum
 from typing import ClassVar, Final
 
 from fragdoctor.analysis.training_run import TrainingRun
 from fragdoctor.diagnosis.bench import Attempt, Bench, Outcome
+from fragdoctor.frozen import frozen
 from fragdoctor.model.case import NO_FAILURE, OomMessage
 from fragdoctor.model.conf_keys import KEYS, key_is_known
 from fragdoctor.model.diagnosis import Cause, Predicted, Recommendation, Verdict
@@ -42,7 +43,7 @@ VARIABLES: Final = {
 """On CUDA always the old name: the new one is buggy in 2.9 and does not exist before."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class JudgedCase:
     """One device of a case with its verdict and the results of the rules.
 
@@ -199,7 +200,7 @@ def _entries(conf: str) -> list[str]:
     return [p for p in parts if p]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Proposal:
     """What a remedy proposes for one case.
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fragdoctor.errors import OutOfMemory
+from fragdoctor.frozen import frozen
 from fragdoctor.model.estimate import (
     CodeLine,
     Footprint,
@@ -38,7 +38,7 @@ N_LINES: Final = 8
 SOURCE: Final = "traced: one request for each storage that an operation makes"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Served:
     """The requests of a trace, served by the allocator model.
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from fragdoctor.errors import ConfigError
+from fragdoctor.frozen import frozen
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class TrainingSetup:
     """How to train.
 

@@ -6,13 +6,13 @@ was replayed for the diagnosis, for the page to compare.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from fragdoctor.analysis.result import DeviceAnalysis
+from fragdoctor.frozen import frozen
 from fragdoctor.model.diagnosis import Diagnosis, Recommendation
 from fragdoctor.model.hooks import report_progress
 from fragdoctor.report import escape
@@ -76,7 +76,7 @@ def shown_analyses(diagnosis: Diagnosis) -> dict[int, DeviceAnalysis]:
     return dict(sorted(diagnosis.analyses.items())[:MAX_DEVICES])
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class HeldByStack:
     """Live bytes and blocks per stack id (-1: no stack recorded), largest first."""
 

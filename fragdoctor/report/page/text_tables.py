@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
+from fragdoctor.frozen import frozen
 from fragdoctor.model.snapshot import Snapshot
 from fragdoctor.report import escape
 from fragdoctor.report.page.blob import MAX_EXACT, BlobWriter
@@ -170,7 +170,7 @@ class PageStacks:
         return "" if string_id < 0 else self._snapshot.strings[string_id]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Sink:
     """What every part of one page writes to: one blob of arrays, one set of text tables."""
 

@@ -7,7 +7,6 @@ exact. The page's script merges buckets further when it draws.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -15,6 +14,7 @@ import numpy.typing as npt
 
 from fragdoctor.analysis.flushes import RETRY
 from fragdoctor.analysis.result import DeviceAnalysis
+from fragdoctor.frozen import frozen
 from fragdoctor.model.phases import TrainingPhase
 from fragdoctor.model.snapshot import Annotation, Snapshot
 from fragdoctor.report.page.blob import BlobWriter, compressed_size
@@ -39,7 +39,7 @@ TRAINING_NAMES: Final = {
 SERIES: Final = ("allocated", "active", "reserved")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class NamedRange:
     """A recorded range: states ``first`` to ``last``, nested ``depth`` deep."""
 

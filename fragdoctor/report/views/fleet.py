@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 from typing import Final
 
+from fragdoctor.frozen import frozen
 from fragdoctor.model.finding import Location
 from fragdoctor.model.fleet import (
     FleetReport,
@@ -303,7 +303,7 @@ def figure(rank: RankSummary, name: str) -> int | None:
     return value
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class GroupAdvice:
     """One piece of advice, and for whom it is."""
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
+from fragdoctor.frozen import frozen
 from fragdoctor.model.case import OomMessage
 from fragdoctor.model.diagnosis import Diagnosis
 from fragdoctor.model.story import FAILURES, LogStory, SceneKind, StoryEvent
@@ -53,7 +54,7 @@ _MOST: Final = 4
 _JUDGED: Final = "the verdict is about this one"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class StoryRow:
     """One row: when, where, who, what; ``tone`` is failure, effect, trial or quiet."""
 

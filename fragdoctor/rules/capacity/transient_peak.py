@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from fragdoctor.analysis.result import DeviceAnalysis
+from fragdoctor.frozen import frozen
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
 from fragdoctor.rules.context import Context
 from fragdoctor.rules.rule import Need, Rule
@@ -75,7 +75,7 @@ VALLEY_SHARE: Final = 0.1
 """States within a tenth of the range above the low level count as valleys between steps."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Transient:
     """A peak of live memory and the usual level of the peaks before it, in bytes."""
 

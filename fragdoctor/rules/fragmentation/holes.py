@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
+from fragdoctor.frozen import frozen
 from fragdoctor.model.snapshot import BlockState, Snapshot
 
 
-@dataclass(frozen=True, slots=True)
+@frozen
 class Holes:
     """Free blocks of a device in bytes.
 
