@@ -414,7 +414,11 @@ class _Builder(SizedSteps):
         is_made = rest["kind"] == OpKind.MALLOC
         again = is_made & is_old[rest["slot"]]
         of_backward = again & (role[rest["slot"]] == stacks.BACKWARD)
+        # What else a backward pass keeps (workspaces) is there already.
+        older = w.trace.lives.start < w.rows[0]
+        is_gradient = np.isin(rest["size"], w.trace.lives.requested_bytes[older])
         backward = np.flatnonzero(is_made & (role[rest["slot"]] == stacks.BACKWARD))
+        of_backward &= is_gradient
         result: npt.NDArray[np.void] = rest[~(again & ~of_backward)]
         if not len(backward) or not of_backward.any():
             return result

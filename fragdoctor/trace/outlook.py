@@ -255,6 +255,7 @@ class Outlooks:
             OutlookState.FAILS if is_beyond else OutlookState.OPEN,
             OutlookBasis.LOWER_BOUND,
             fails_after_steps=0 if is_beyond else None,
+            needs_bytes=needed if is_beyond else None,
             reason=", ".join(x for x in ("the step was not finished", bound.text) if x),
         )
 
