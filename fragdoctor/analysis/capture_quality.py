@@ -79,10 +79,10 @@ def _truncation(trace: Trace) -> tuple[bool, str]:
     counts = np.diff(trace.snapshot.events.offsets)
     twins = int(np.count_nonzero(counts == n))
     if _is_round(n) or twins > 1:
-        how = "a round number" if _is_round(n) else f"the same on {twins} devices"
+        where = "" if _is_round(n) else f" on each of {twins} devices"
         return True, (
-            f"The trace is probably cut: {format_count(n)} events ({how}) look like a full ring "
-            "buffer, and blocks were live before the first of them."
+            f"The trace is probably cut: {format_count(n)} events{where} look like a full ring "
+            "buffer."
         )
     return False, ""
 

@@ -258,11 +258,7 @@ def _over_available(r: FailedRequest) -> Iterator[Hypothesis]:
         )
     missing = -r.margin_bytes - r.segment_rest_bytes
     confidence = Confidence.PROVEN if missing > r.tolerance_bytes else Confidence.LIKELY
-    ending = (
-        ": no allocator setting can make that fit."
-        if r.is_beyond_settings
-        else f"; the tensor itself needs {format_size(r.block_bytes)} of that segment."
-    )
+    ending = ": no allocator setting can make that fit." if r.is_beyond_settings else "."
     yield Hypothesis(
         Cause.CAPACITY,
         confidence,

@@ -104,9 +104,9 @@ def _unknown_device(failed: FailedRequest, hypotheses: list[Hypothesis]) -> list
         return [replace(hypotheses[0], decider=decider), *hypotheses[1:]]
     first = replace(
         hypotheses[0],
-        summary=f"{hypotheses[0].summary} If the GPU is larger than "
-        f"{format_size(available)}, another process or library holds the rest.",
-        decider=decider,
+        summary=f"{hypotheses[0].summary} If the GPU has more, another process or library holds "
+        "the rest.",
+        decider="Give the OOM message, or the size of the GPU as --capacity.",
     )
     other = Hypothesis(Cause.OTHER_PROCESS, Confidence.POSSIBLE, "")
     return [
@@ -175,19 +175,25 @@ def _without_failure(context: Context, analysis: DeviceAnalysis) -> list[Hypothe
         ]
     space = analysis.free_space
     if not analysis.capture.has_trace:
-        summary = (
+        held = (
             f"{format_size(analysis.allocated_bytes)} of {format_size(analysis.reserved_bytes)} "
-            "reserved are allocated and nothing points to a problem; the file has no history, so "
-            "that earlier failures and growth cannot be seen."
+            "reserved are allocated, and nothing points to a problem"
+            if analysis.reserved_bytes
+            else "The file holds no memory"
         )
+        summary = f"{held}. It has no history, so earlier failures and growth cannot be seen."
         return _without_history(analysis, summary)
     retries = context.retries
     n_retries = retries[0] if retries else 0
     peak = analysis.timeline.peak_allocated_bytes if analysis.timeline else None
+    cache = (
+        f"; {format_size(space.free_cached_bytes)} of {format_size(analysis.reserved_bytes)} "
+        "reserved are free cache"
+    )
+    if space.releasable_bytes:
+        cache += f", of which {format_size(space.releasable_bytes)} go back to the device on demand"
     summary = (
-        f"No request failed; {format_size(space.free_cached_bytes)} of "
-        f"{format_size(analysis.reserved_bytes)} reserved are free cache, of which "
-        f"{format_size(space.releasable_bytes)} go back to the device on demand "
+        f"No request failed{cache if space.free_cached_bytes else ''} "
         f"(peak allocated {format_size(peak)})."
     )
     hypotheses = [Hypothesis(Cause.HEALTHY, Confidence.LIKELY, summary)]

@@ -127,6 +127,5 @@ def _with_shortfall(verdict: Verdict, context: Context, lacking: int) -> Verdict
         return verdict
     return replace(
         verdict,
-        summary=f"{verdict.summary} The rest of the step needs more: it lacks "
-        f"{format_size(lacking)} in all.",
+        summary=f"{verdict.summary} The whole step lacks {format_size(lacking)}.",
     )

@@ -118,7 +118,7 @@ def test_healthy_run_is_offered_a_lower_peak_and_no_cure():
 
     assert "Cure" not in said
     assert "To lower the peak, if you want to:" in said.splitlines()[0]
-    assert "the peak of live memory falls by" in said
+    assert "peak live memory falls by" in said
     assert re.search(r"peak \S+ MiB lower", said)
 
 

@@ -110,7 +110,7 @@ class SmallerBatch(SavingRemedy):
         share = best.attempt.what_if.edit.removeprefix("batch x ")
         eighths = round(float(share) * 8)
         part = {1: "an eighth", 2: "a quarter", 4: "half", 6: "three quarters"}.get(
-            eighths, f"{eighths} eighths"
+            eighths, f"{eighths}/8"
         )
         r = replace(
             judged.recommendation,

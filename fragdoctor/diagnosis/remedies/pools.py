@@ -123,7 +123,7 @@ class EmptyCache(Remedy):
         if case.cause in (Cause.SIZE_BUG, Cause.UNKNOWN, Cause.PENDING_FREES):
             return
         yield self.rejection(
-            "The allocator returned everything it could by itself before it raised the error; "
+            "The allocator did that itself before it raised the error; "
             "live tensors and pinned holes stay as they are.",
             Confidence.PROVEN,
         )

@@ -444,4 +444,6 @@ def outcome_text(recorded: ReplayResult, result: ReplayResult) -> str:
         )
     if not recorded.fits:
         return f"every request is served, {reserved}, {retries}"
+    if result.retries == recorded.retries:
+        return f"{retries} as before, {reserved}"
     return f"{retries} against {format_count(recorded.retries)} as recorded, {reserved}"

@@ -176,7 +176,7 @@ def saving_text(case: JudgedCase, bench: Bench, outcome: Outcome) -> str:
     peak = bench.peak_bytes - saved_bytes(bench, outcome)
     saved = format_size(saved_bytes(bench, outcome))
     text = (
-        f"Replayed: the peak of live memory falls by {saved}, from "
+        f"Replayed: peak live memory falls by {saved}, from "
         f"{format_size(bench.peak_bytes)} to {format_size(peak)}"
     )
     if case.cause not in SHORT_OF_MEMORY:

@@ -379,7 +379,7 @@ class GarbageCollection(SettingRemedy):
         is_set = case.settings is not None and case.settings.garbage_collection_threshold > 0
         if not case.context.has_memory_fraction:
             why = (
-                "It acts only under a memory fraction below 1"
+                "It needs a memory fraction below 1"
                 f"{': it is set here and had no effect' if is_set else ''}."
             )
             setting = case.assignment(f"{self.key}:0.8")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+from dataclasses import replace
 from typing import Final
 
 from fragdoctor.model.diagnosis import (
@@ -139,7 +140,9 @@ def wins(advice: Recommendation, diagnosis: Diagnosis) -> str:
         if diagnosis.case.snapshot is not None:
             return f"{gain}It was not tested by replay."
         return f"{gain}Not tested: that takes a recording of the run ({_RECORD})."
-    said = ["" if p.fits is None else _fits_text(p, diagnosis), *words.predicted_figures(p)]
+    # The room that is left says more than the peak, which the full report has.
+    figures = replace(p, peak_reserved_bytes=None) if p.margin_bytes is not None else p
+    said = ["" if p.fits is None else _fits_text(p, diagnosis), *words.predicted_figures(figures)]
     how = words.METHOD_TITLES.get(p.method, p.method).capitalize()
     text = f"{how}: {', '.join(s for s in said if s) or 'no figures'}."
     if p.outlook is None or p.outlook.basis is OutlookBasis.COMPLETE:
@@ -195,7 +198,7 @@ def _outcome(advice: Recommendation, diagnosis: Diagnosis) -> str:
         return words.METHOD_TITLES.get(p.method, p.method)
     if p.fits and p.outlook is not None and p.outlook.state is not OutlookState.HOLDS:
         is_open = p.outlook.state is OutlookState.OPEN
-        return "fits so far; the rest is open" if is_open else words.outlook_text(p.outlook)
+        return "fits so far" if is_open else words.outlook_text(p.outlook)
     margin = f", {format_size(p.margin_bytes)} to spare" if p.margin_bytes is not None else ""
     return f"fits{margin}" if p.fits else "still fails"
 

@@ -34,6 +34,8 @@ function setUpTheme(onTheme) {
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { label(); onTheme(); });
   label();
   theme.read();
+  // What sticks below the bar, and where links lead to, must know how many rows it has.
+  new ResizeObserver(([bar]) => document.documentElement.style.setProperty("--top", `${bar.target.offsetHeight}px`)).observe(document.querySelector(".top"));
 }
 
 function setUpCopying() {
