@@ -128,7 +128,7 @@ def _is_state(w: StepWindow, made: I64, is_lost: Bools, stack: int) -> Bools | N
 def _missing(gradients: I64, made: I64) -> list[int]:
     """Return the sizes of what a line has still to make, one for each gradient."""
     sizes, n_gradients = np.unique(gradients, return_counts=True)
-    n_made = np.array([np.count_nonzero(made == size) for size in sizes.tolist()])
+    n_made = np.array([np.count_nonzero(made == size) for size in sizes.tolist()], np.int64)
     result: list[int] = np.repeat(sizes, np.maximum(n_gradients - n_made, 0)).tolist()
     return result
 
@@ -150,10 +150,10 @@ MIN_KEPT: Final = 3
 """How many of these, at least: the input of a residual layer lives on without training too."""
 
 BACKWARD_SHARE: Final = 0.1
-"""Share of what is live that a first forward pass which was cut off still takes on top.
+"""Share of this bound that the rest of a first step takes on top that failed in its forward pass.
 
-For its rest, the gradients and the optimizer state: of 33 recorded ones, cut off at half to nine
-tenths of what their programs needed, none took less than 0.11.
+For the rest of the forward pass, gradients and optimizer state: of 55 recorded ones, cut off at half
+to nine tenths of what their programs needed, none took less.
 """
 
 SMALL: Final = 64 * 1024
@@ -190,7 +190,7 @@ class LowerBound:
         known = f"at least {format_size(self.more_bytes)} more: {' and '.join(self.parts)}"
         if self.more_bytes == self.request_bytes:
             known = ""
-        about = f"about {format_size(self.expected_bytes)} for the backward pass"
+        about = f"about {format_size(self.expected_bytes)} for the rest of the step"
         return ", and ".join(x for x in (known, about if self.expected_bytes else "") if x)
 
 
@@ -213,13 +213,13 @@ def lower_bound_of(trace: Trace) -> LowerBound | None:
     elif layers:
         more += layers
         parts.append(f"{format_size(layers)} in {n_left} of {plural(n_layers, 'equal layer')}")
-    expected = 0
-    if _is_training_forward(trace, start, failed):
-        expected = more + max(request, int(BACKWARD_SHARE * (live + more)))
     backward = _backward_needs(trace, start, failed) + layers - live
     if backward > more:
         more, parts = backward, [*parts[1:], "gradients of what is kept for the backward pass"]
-    return LowerBound(live + more, more, max(expected - more, 0), request, tuple(parts))
+    expected = 0
+    if _is_training_forward(trace, start, failed):
+        expected = max(request, int(BACKWARD_SHARE * (live + more)))
+    return LowerBound(live + more, more, expected, request, tuple(parts))
 
 
 def _backward_needs(trace: Trace, start: int, failed: int) -> int:
