@@ -2,7 +2,8 @@
 
     python benchmarks/bench_fleet.py               # 1,000 files, 1, 2 .. N processes
     python benchmarks/bench_fleet.py --files 200 --no-dask
-    python benchmarks/bench_fleet.py --large       # 10,000 ranks, a worker killed, object storage
+    python benchmarks/bench_fleet.py --large       # 10,000 ranks, workers killed, object storage
+    python benchmarks/bench_fleet.py --large --docs    # ... and the table into docs/fleet.md
 
 The files are hard links to the sample snapshots in turn, so that the disk holds little and the page
 cache is warm: what is measured is reading and diagnosing, not a disk. Seconds are
@@ -10,9 +11,9 @@ wall clock, the best of some rounds in turn; the start of the workers, with thei
 beside them. What the engines find is compared: it must be the same.
 
 ``--large`` takes the smallest samples, so that 10,000 ranks are about files, names, tasks and
-summaries and not about bytes: a pool, a cluster of dask, the same with one of its processes killed
-when half of the chunks are back, and 200 of the ranks from a server of object storage on this
-machine (moto, read by s3fs).
+summaries and not about bytes; one in a hundred is cut in the middle. A pool, a cluster of dask, the
+same with a process killed at each quarter of the chunks, and 1,000 of the ranks from a server of
+object storage on this machine (moto, read by s3fs).
 """
 
 from __future__ import annotations
@@ -28,7 +29,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
-from functools import partial
 from pathlib import Path
 
 from fragdoctor.fleet.conclusions import conclude
@@ -38,7 +38,11 @@ from fragdoctor.inputs.discovery import discover
 from fragdoctor.model.fleet import FleetSummary, RankInput, SummaryOptions
 
 SMALL = 48 * 2**10
-N_STORED = 200
+CUT_EVERY = 100
+N_STORED = 1000
+N_KILLED = 3
+DOCS = Path(__file__).resolve().parents[1] / "docs" / "fleet.md"
+MARKS = "<!-- bench_fleet.py --large --docs writes this table -->", "<!-- end of the table -->"
 SAMPLES = Path(__file__).resolve().parents[1] / "sample_snapshots"
 Engine = Callable[[], contextlib.AbstractContextManager[Executor | None]]
 
@@ -121,10 +125,11 @@ def measure(
 
 
 class Killing(Executor):
-    """Hands tasks on, and kills a worker when half of them have come back."""
+    """Hands tasks on, and kills a worker at each quarter of them that has come back."""
 
     def __init__(self, executor: Executor, n_tasks: int, kill: Callable[[], None]) -> None:
-        self._executor, self._left, self._kill = executor, n_tasks // 2, kill
+        self._executor, self._n_tasks, self._kill = executor, n_tasks, kill
+        self._n_back = 0
         self._lock = threading.Lock()
 
     def submit(self, fn, /, *args, **kwargs):  # noqa: ANN001, ANN002, ANN003, ANN201
@@ -135,9 +140,10 @@ class Killing(Executor):
 
     def _count(self, _: object) -> None:
         with self._lock:
-            self._left -= 1
-            is_half = self._left == 0
-        if is_half:
+            self._n_back += 1
+            quarters = [self._n_tasks * i // (N_KILLED + 1) for i in range(1, N_KILLED + 1)]
+            is_due = self._n_back in quarters
+        if is_due:
             self._kill()
 
 
@@ -167,64 +173,140 @@ def object_storage(files: Sequence[Path]) -> Iterator[str]:
         server.stop()
 
 
-def print_row(name: str, ranks: int, seconds: float, found: str) -> None:
-    """Print a row of the table of the large job."""
-    print(f"| {name} | {ranks:,} | {seconds:.1f} | {ranks / seconds:.0f} | {found} |", flush=True)
+def cut(ranks: Sequence[Path]) -> int:
+    """Cut every hundredth file in the middle; return how many."""
+    doomed = [path for path in ranks[CUT_EVERY // 2 :: CUT_EVERY] if path.stat().st_size > 1000]
+    for path in doomed:
+        raw = path.read_bytes()
+        path.unlink()  # it is a link to a sample
+        path.write_bytes(raw[: len(raw) // 2])
+    return len(doomed)
 
 
-def large(n_files: int, n_workers: int) -> None:
-    """Print the table of a large job, and of what goes wrong in one."""
+def cost_of_a_rank(ranks: Sequence[RankInput]) -> str:
+    """Return what the parts of a rank cost on a core, in a process that has them loaded."""
+    from fragdoctor.diagnosis.pipeline import diagnose
+    from fragdoctor.fleet.summary import summarise
+    from fragdoctor.inputs.cases import read_case
+    from fragdoctor.model.case import Overrides
+
+    def seconds(work: Callable[[RankInput], object]) -> float:
+        best = float("inf")
+        for _ in range(3):
+            began = time.process_time()
+            for rank in ranks:
+                work(rank)
+            best = min(best, time.process_time() - began)
+        return best / len(ranks) * 1000
+
+    seconds(lambda r: summarise(r, SummaryOptions()))
+    cases = {r.path: read_case([r.path], Overrides()) for r in ranks}
+    read = seconds(lambda r: read_case([r.path], Overrides()))
+    diagnosed = seconds(lambda r: diagnose(cases[r.path], replays=False))
+    whole = seconds(lambda r: summarise(r, SummaryOptions()))
+    tested = seconds(lambda r: summarise(r, SummaryOptions(replays=True)))
+    return (
+        f"A rank takes {whole:.1f} ms of a core: {read:.1f} ms to read, {diagnosed:.1f} ms to "
+        f"diagnose, the rest to summarise; with its advice tested {tested:.0f} ms."
+    )
+
+
+class Table:
+    """Lines of the documentation, printed as they come."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def say(self, line: str) -> None:
+        """Add a line."""
+        self.lines.append(line)
+        print(line, flush=True)
+
+    def row(self, name: str, n: int, began: float, found: str) -> None:
+        """Add what an engine took for ``n`` ranks."""
+        seconds = time.perf_counter() - began
+        self.say(f"| {name} | {n:,} | {seconds:.1f} | {n / seconds:.0f} | {found} |")
+
+
+def counted(fleet: FleetSummary) -> str:
+    """Return how many ranks were read."""
+    n_read = sum(r.is_read for r in fleet.ranks)
+    return f"{n_read:,} read, {len(fleet.ranks) - n_read:,} with a reason"
+
+
+def on_dask(
+    table: Table, ranks: tuple[RankInput, ...], n_workers: int, expected: FleetSummary
+) -> None:
+    """Read the ranks on a cluster of processes, then again while some of them are killed."""
     from distributed import LocalCluster
 
     from fragdoctor.fleet.cluster import dask_cluster
 
+    killed: list[int] = []
+    with LocalCluster(
+        n_workers=n_workers, threads_per_worker=1, processes=True, dashboard_address=None,
+        silence_logs=50,
+    ) as local:  # fmt: skip
+
+        def kill() -> None:
+            pid = next(w.pid for w in local.workers.values() if w.pid not in (None, *killed))
+            os.kill(pid, signal.SIGKILL)
+            killed.append(pid)
+
+        for kills in (False, True):
+            with dask_cluster(local.scheduler_address) as executor:
+                used = Killing(executor, len(ranks) // MAX_CHUNK, kill) if kills else executor
+                began = time.perf_counter()
+                fleet = summarise_all(ranks, executor=used)
+            same = "the same" if fleet == expected else "SOMETHING ELSE"
+            died = f", {len(killed)} killed on the way" if kills else ""
+            table.row(f"dask, {n_workers} workers{died}", len(ranks), began, same)
+
+
+def large(n_files: int, n_workers: int) -> list[str]:
+    """Return the table of a large job, and of what goes wrong in one; print it as it grows."""
+    table = Table()
     with tempfile.TemporaryDirectory() as folder:
         n_bytes, n_kinds = make_job(Path(folder), n_files, largest=SMALL)
+        files = sorted(Path(folder).iterdir())
+        n_cut = cut(files)
         began = time.perf_counter()
         ranks = discover([folder]).ranks
-        print(
-            f"{len(ranks):,} ranks of {n_kinds} kinds, {n_bytes / 2**20:.0f} MiB, found in "
-            f"{time.perf_counter() - began:.1f} s; {n_cores()} cores, load {os.getloadavg()[0]:.1f}"
+        found_s = time.perf_counter() - began
+        table.say(
+            f"{len(ranks):,} ranks of {n_kinds} kinds, {n_bytes / 2**20:.0f} MiB, {n_cut} of them "
+            f"cut in the middle, found in {found_s:.1f} s; {n_cores()} cores, load "
+            f"{os.getloadavg()[0]:.1f} before. {cost_of_a_rank(ranks[:40])}"
         )
-        print("| Engine | Ranks | Seconds | Ranks/s | Found |\n| --- | --- | --- | --- | --- |")
+        heads = ("Engine", "Ranks", "Seconds", "Ranks/s", "Found")
+        table.say(f"\n| {' | '.join(heads)} |\n|{' --- |' * len(heads)}")
+        began = time.perf_counter()
         with WorkerPool(2) as executor:
-            began = time.perf_counter()
             expected = summarise_all(ranks, executor=executor)
-            seconds = time.perf_counter() - began
-        n_read = sum(r.is_read for r in expected.ranks)
-        print_row("pool of 2", len(ranks), seconds, f"{n_read:,} read")
-        with LocalCluster(
-            n_workers=n_workers, threads_per_worker=1, processes=True, dashboard_address=None,
-            silence_logs=50,
-        ) as local:  # fmt: skip
-            for kills in (False, True):
-                with dask_cluster(local.scheduler_address) as executor:
-                    doomed = next(iter(local.workers.values())).pid
-                    used = executor
-                    if kills:
-                        n_tasks = len(ranks) // MAX_CHUNK
-                        used = Killing(executor, n_tasks, partial(os.kill, doomed, signal.SIGKILL))
-                    began = time.perf_counter()
-                    fleet = summarise_all(ranks, executor=used)
-                    seconds = time.perf_counter() - began
-                pids = {w.pid for w in local.workers.values()}
-                what = "the same" if fleet == expected else "SOMETHING ELSE"
-                died = f", process {'gone' if doomed not in pids else 'STILL THERE'}"
-                name = f"dask, {n_workers} workers" + (", one killed half-way" if kills else "")
-                print_row(name, len(ranks), seconds, what + (died if kills else ""))
+        table.row("pool of 2", len(ranks), began, counted(expected))
+        on_dask(table, ranks, n_workers, expected)
+        with object_storage(files[:N_STORED]) as address:
+            began = time.perf_counter()
+            stored = discover([address]).ranks
+            with WorkerPool(2) as executor:
+                fleet = summarise_all(stored, executor=executor)
+            table.row("object storage, pool of 2", len(stored), began, counted(fleet))
         began = time.perf_counter()
         conclude(expected)
         size = sum(len(pickle.dumps(r)) for r in expected.ranks)
-        print(f"groups and verdict {time.perf_counter() - began:.1f} s; summaries "
-              f"{size / 2**20:.1f} MiB")  # fmt: skip
-        files = sorted(Path(folder).iterdir())[:N_STORED]
-        with object_storage(files) as address, WorkerPool(2) as executor:
-            began = time.perf_counter()
-            stored = discover([address]).ranks
-            fleet = summarise_all(stored, executor=executor)
-            seconds = time.perf_counter() - began
-        n_read = sum(r.is_read for r in fleet.ranks)
-        print_row("object storage, pool of 2", len(stored), seconds, f"{n_read} read")
+        table.say(
+            f"\nGroups and verdict of all take {time.perf_counter() - began:.1f} s; the summaries "
+            f"are {size / 2**20:.1f} MiB."
+        )
+    return table.lines
+
+
+def write_docs(lines: Sequence[str]) -> None:
+    """Put the table into its place in the documentation."""
+    before, rest = DOCS.read_text().split(MARKS[0])
+    after = rest.split(MARKS[1])[1]
+    table = "\n".join(lines)
+    DOCS.write_text(f"{before}{MARKS[0]}\n\n{table}\n\n{MARKS[1]}{after}")
 
 
 def main() -> None:
@@ -236,9 +318,12 @@ def main() -> None:
     parser.add_argument("--large", action="store_true")
     parser.add_argument("--large-files", type=int, default=10_000)
     parser.add_argument("--workers", type=int, default=4)
+    parser.add_argument("--docs", action="store_true", help="with --large: write docs/fleet.md")
     arguments = parser.parse_args()
     if arguments.large:
-        large(arguments.large_files, arguments.workers)
+        lines = large(arguments.large_files, arguments.workers)
+        if arguments.docs:
+            write_docs(lines)
         return
     counts = sorted({1, 2, n_cores()} | {2**k for k in range(1, 6) if 2**k <= n_cores()})
     engines = [("this process", 1, alone), *((f"pool of {n}", n, pool(n)) for n in counts)]

@@ -24,13 +24,14 @@ CHILD = """
 import json, resource, sys, time
 from pathlib import Path
 from fragdoctor.rehearse import launch
+from fragdoctor.rehearse.process import Conditions
 from fragdoctor.rehearse.programs import Program
 from fragdoctor.rehearse.machines import rehearsed_gpu
 
 script, python, n_steps, *args = sys.argv[1:]
 times = []
 gpu = rehearsed_gpu("h100", None, is_unlimited=True)
-conditions = launch.Conditions(gpu=gpu, n_steps=int(n_steps))
+conditions = Conditions(gpu=gpu, n_steps=int(n_steps))
 program = Program(script, False, args, [python])
 start = time.perf_counter()
 found = launch.rehearse(

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from fragdoctor.record import record
 from fragdoctor.units import GIB, MIB
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Limits:
     """Upper bounds; memory and time grow with bytes read, never with a number in the file.
 

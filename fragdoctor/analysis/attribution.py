@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from fragdoctor.analysis.result import Holder, Pin, PinnedSegment
 from fragdoctor.model.snapshot import I32, I64, MODULE_MARK, BlockState
+from fragdoctor.record import record
 from fragdoctor.trace.lives import BEFORE, Layout
 from fragdoctor.trace.trace import Trace
 
@@ -121,7 +122,7 @@ def _main_modules(
     return {g: s if len(exact[g, s]) > 1 else next(iter(exact[g, s])) for g, s in found.items()}
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Holds:
     """Pairs (block, unit): the block keeps the unit, which has ``free`` free bytes.
 

@@ -17,7 +17,7 @@ At each out-of-memory event the state of the device at that moment is worked out
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -25,6 +25,7 @@ import numpy as np
 from fragdoctor.analysis.result import FreeSpace, OomEvent, PoolFree
 from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.model.snapshot import I64, Action, Bools
+from fragdoctor.record import record
 from fragdoctor.trace.columns import SMALL_SEGMENT_BYTES
 from fragdoctor.trace.lives import Layout
 from fragdoctor.trace.trace import SMALL_REQUEST_BYTES, Trace, large_page_bytes
@@ -40,7 +41,7 @@ MAX_LAYOUTS: Final = 8
 MAX_OOMS: Final = 1000
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class FreeParts:
     """Free bytes by fate. ``releasable_by_segment`` is aligned with the layout's segments."""
 

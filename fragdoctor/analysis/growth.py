@@ -10,6 +10,8 @@ end. Not called growth:
 - what is replaced by something larger, as a KV cache grown by ``torch.cat``: its survivors are all
   of the last step;
 - what stops growing well before the end;
+- the optimizer state of parameters that begin to train one after the other (layers unfrozen step by
+  step): each gets its state once, so that it ends with the parameters;
 - a loop that does nothing but keep (a benchmark, the building of a model): a step of a running
   program also frees something.
 
@@ -21,7 +23,6 @@ the last n are gone.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -30,6 +31,7 @@ from fragdoctor.analysis.result import Growth
 from fragdoctor.analysis.training_run import Requests
 from fragdoctor.model.hooks import report_progress
 from fragdoctor.model.snapshot import I32, I64, Bools
+from fragdoctor.record import record
 from fragdoctor.trace.lives import BEFORE, NEVER, Lives
 from fragdoctor.trace.steps import MIN_STEPS, Steps
 from fragdoctor.trace.trace import Trace
@@ -48,6 +50,7 @@ WARM_UP: Final = 4
 # Deviation of the distances between survivors, relative to their mean; 1 is pure chance.
 MAX_ODDNESS: Final = 0.35
 MIN_STACKS_PER_STEP: Final = 3
+MAX_STATES: Final = 2  # that an optimizer keeps of a parameter: moments of Adam
 MAX_GROWTHS: Final = 100
 MAX_CANDIDATES: Final = 2000
 MAX_TABLE_CELLS: Final = 20_000_000
@@ -58,7 +61,7 @@ MIN_BUFFER_BYTES: Final = 1 << 20
 MAX_LAPS: Final = 2  # generations that are live at once: the new one and the old one
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class GrowthResult:
     """Growing lines, most bytes first, and the floor of allocated bytes over the steps.
 
@@ -71,7 +74,7 @@ class GrowthResult:
     floor_slope_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Cells:
     """Sums per (group, step), sorted; step counts the complete steps from 0."""
 
@@ -108,10 +111,38 @@ def _growing_lines(trace: Trace, starts: I64, method: str) -> list[Growth]:
     busy = _is_busy(lives, births, method)
     cells = _cells(lives, births)
     judged = [_judge(cells, low, high, births.n_complete, busy) for low, high in _candidates(cells)]
-    return [_describe(lives, births, found, trace.first_row) for found in judged if found]
+    return [
+        _describe(lives, births, rows, found, trace.first_row)
+        for found in judged
+        if found and not _are_first_states(trace, rows := _kept_rows(lives, births, found))
+    ]
 
 
-@dataclass(frozen=True, slots=True)
+def _are_first_states(trace: Trace, rows: I64) -> bool:
+    """Return whether survivors are the optimizer's state of parameters that came to train late.
+
+    There are at most ``MAX_STATES`` tensors for each live block of their size that no optimizer
+    made, or of half their size: states may have twice the precision. Optimizers that are made anew
+    while the old ones are kept leave more.
+    """
+    lives = trace.lives
+    in_step = trace.stacks.roles.in_step
+    if not in_step[lives.stack[rows]].all():
+        return False
+    live = np.flatnonzero(lives.free == NEVER)
+    size, is_state = lives.requested_bytes[live], in_step[lives.stack[live]]
+    sizes, n_states = np.unique(size[is_state], return_counts=True)
+    others = np.sort(size[~is_state])
+
+    def n_of(wanted: I64) -> I64:
+        left = np.searchsorted(others, wanted, side="left")
+        return np.searchsorted(others, wanted, side="right") - left
+
+    fits = n_states <= MAX_STATES * (n_of(sizes) + n_of(sizes // 2))
+    return bool(fits[np.searchsorted(sizes, np.unique(lives.requested_bytes[rows]))].all())
+
+
+@record
 class _Births:
     """Which step and which group each block belongs to.
 
@@ -264,12 +295,20 @@ def _is_busy(lives: Lives, births: _Births, method: str) -> Bools:
     return result
 
 
-def _describe(lives: Lives, births: _Births, found: tuple[int, int, int], first_row: int) -> Growth:
-    group, since, n_births = found
+def _kept_rows(lives: Lives, births: _Births, found: tuple[int, int, int]) -> I64:
+    """Return the survivors of a growing group, from the step on in which it begins to grow."""
+    group, since, _ = found
     rows = births.survivors[births.group[births.survivors] == group]
     step = births.steps_of(lives.start[rows])
-    inside = (step >= since) & (step < births.n_complete)
-    rows, step = rows[inside], step[inside]
+    result: I64 = rows[(step >= since) & (step < births.n_complete)]
+    return result
+
+
+def _describe(
+    lives: Lives, births: _Births, rows: I64, found: tuple[int, int, int], first_row: int
+) -> Growth:
+    group, since, n_births = found
+    step = births.steps_of(lives.start[rows])
     per_step = np.zeros(births.n_complete - since, np.int64)
     np.add.at(per_step, step - since, lives.size_bytes[rows])
     stacks, member = np.unique(lives.stack[rows], return_inverse=True)
@@ -301,7 +340,7 @@ def _floor_slope(trace: Trace, starts: I64) -> int:
     return int((np.median(floors[-third:]) - np.median(floors[:third])) / distance)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class GrowingBuffers:
     """The buffers of one line that grow by copies.
 

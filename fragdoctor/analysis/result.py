@@ -6,18 +6,19 @@ Every figure is exact for what the file holds. None means that the file cannot s
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 
 import numpy as np
 import numpy.typing as npt
 
 from fragdoctor.model.phases import Category, TrainingPhase
+from fragdoctor.record import record
 from fragdoctor.trace.lives import Totals
 from fragdoctor.trace.trace import Trace
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PoolFree:
     """Free cached memory of one (private pool, pool class, stream): blocks never cross these."""
 
@@ -29,7 +30,7 @@ class PoolFree:
     n_free_blocks: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class FreeSpace:
     """Free cached memory, split by whether the allocator can return it by itself.
 
@@ -56,7 +57,7 @@ class FreeSpace:
     by_pool: Sequence[PoolFree] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Pin:
     """A group of live blocks with the same stack that keeps free memory in its segments.
 
@@ -75,7 +76,7 @@ class Pin:
     addresses: Sequence[int]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PinnedSegment:
     """A segment whose live blocks keep free memory in it, block by block in address order.
 
@@ -95,7 +96,7 @@ class PinnedSegment:
     block_stack: npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Holder:
     """Live memory of one user source line (the innermost frame that is not library code).
 
@@ -113,7 +114,7 @@ class Holder:
     module: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Growth:
     """Live memory from one source line (or stack) that grows step by step and is not freed.
 
@@ -162,7 +163,7 @@ class KeptPattern(StrEnum):
     TENSORS = "tensors"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class KeptBlocks:
     """Kept blocks of one kind: bytes in all, and how many a step."""
 
@@ -171,7 +172,7 @@ class KeptBlocks:
     n_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class KeptMemory:
     """What grows, and what makes it.
 
@@ -201,7 +202,7 @@ class KeptMemory:
     forward_frame: int = -1
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SizeDiversity:
     """How varied the request sizes of the large pool are (the food of fragmentation)."""
 
@@ -212,7 +213,7 @@ class SizeDiversity:
     drifting: bool
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class OomEvent:
     """An ``oom`` row with the state of the device at that moment.
 
@@ -238,7 +239,7 @@ class OomEvent:
     message_bytes: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Flush:
     """A run of segment_free / segment_unmap rows.
 
@@ -253,7 +254,7 @@ class Flush:
     cause: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CaptureQuality:
     """How much of the story the file holds, each shortcoming with its evidence.
 
@@ -283,7 +284,7 @@ class CaptureQuality:
     notes: Sequence[str] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CategorySum:
     """Allocated memory of one category at one moment; ``likely_bytes`` of it is not a guess.
 
@@ -297,7 +298,7 @@ class CategorySum:
     lines: Sequence[tuple[int, int]] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PhasePeaks:
     """The passes of one phase: allocated bytes at the peak of each, and what the worst holds.
 
@@ -312,7 +313,7 @@ class PhasePeaks:
     held: Sequence[CategorySum] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PhaseAnalysis:
     """Passes of training phases and the categories of memory; see ``model/phases.py``.
 
@@ -335,7 +336,7 @@ class PhaseAnalysis:
     category: npt.NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class DeviceAnalysis:
     """Everything the columns say about one device.
 

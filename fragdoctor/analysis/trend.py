@@ -9,12 +9,13 @@ What counts as growth, in bytes, is for the caller to say.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import cache
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+
+from fragdoctor.record import record
 
 F64 = npt.NDArray[np.float64]
 
@@ -23,7 +24,7 @@ _EXACT_UP_TO: Final = 60
 """Points up to which the orders are counted; the normal approximation is good to 0.002 there."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Trend:
     """Theil-Sen slope and Mann-Kendall test of points in order.
 

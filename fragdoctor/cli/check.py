@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +12,7 @@ import typer
 from fragdoctor.cli import console, options
 from fragdoctor.cli.exit import FINDINGS, OK
 from fragdoctor.errors import ConfigError
+from fragdoctor.record import record
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from fragdoctor.gate.judgement import FileJudgement, Gate
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class CheckOptions(options.CaseOptions):
     """What is demanded of the inputs."""
 

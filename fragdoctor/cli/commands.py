@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
@@ -14,6 +14,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from fragdoctor.cli.front_page import FRONT_PAGE
+from fragdoctor.record import record
 from fragdoctor.report import escape
 
 FORMATS_OF_SUFFIXES: Final = (
@@ -76,7 +77,7 @@ class _Command(TyperCommand):
                 return
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Command:
     """A command.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,6 +11,7 @@ import typer
 from fragdoctor.cli import console, options
 from fragdoctor.cli.exit import FINDINGS, OK
 from fragdoctor.errors import ConfigError
+from fragdoctor.record import record
 
 if TYPE_CHECKING:
     from fragdoctor.model.case import Case
@@ -36,7 +36,7 @@ def by_numbers(name: str) -> list[tuple[int, int, str]]:
     return [(0, int(p), "") if p[0] in "0123456789" else (1, 0, p) for p in parts]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class CompareOptions(options.FullOutput):
     """What is asked about the runs."""
 

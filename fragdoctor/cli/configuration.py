@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
@@ -21,6 +21,7 @@ from typer.core import TyperOption
 
 from fragdoctor.cli.commands import whole_group
 from fragdoctor.errors import ConfigError
+from fragdoctor.record import record
 
 OWN_FILE: Final = "fragdoctor.toml"
 PROJECT_FILE: Final = "pyproject.toml"
@@ -36,7 +37,7 @@ _WITHOUT: Final = frozenset({"explain"})
 Options = dict[str, dict[str, Any]]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Config:
     """The settings of one file.
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -17,6 +16,7 @@ from fragdoctor.errors import InputError
 from fragdoctor.inputs.bundle_sets import FoundBundle
 from fragdoctor.inputs.bundles import open_bundle
 from fragdoctor.inputs.stats_reader import read_stats
+from fragdoctor.record import record
 from fragdoctor.units import format_count, plural
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ _OUT_OF_MEMORY: Final = "OutOfMemoryError"
 _SERVED: Final = "allocation.all.allocated"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RecordedRun:
     """A program that ran under the recorder, and the bundles that it left, the most telling first.
 

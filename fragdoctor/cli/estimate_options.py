@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from enum import StrEnum
 from inspect import Parameter
 from typing import Annotated, Any
@@ -14,6 +14,7 @@ from fragdoctor.cli import options
 from fragdoctor.cli.fit import FitOptions
 from fragdoctor.cli.options import hidden, parameters_of
 from fragdoctor.cli.pack import PackOptions
+from fragdoctor.record import record
 
 
 class AttentionKind(StrEnum):
@@ -48,7 +49,7 @@ def _count(name: str, text: str, low: int = 0) -> Any:
     return typer.Option(name, min=low, metavar="N", help=text)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class EstimateOptions(options.EstimateOutput):
     """What is asked of a model before it runs."""
 
@@ -206,7 +207,7 @@ class EstimateOptions(options.EstimateOutput):
     ] = False
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Asked:
     """What stands on the command line: the values of all parameters, and which are given there."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -10,13 +9,14 @@ import typer
 from fragdoctor.cli import console, options
 from fragdoctor.cli.exit import OK
 from fragdoctor.errors import ConfigError
+from fragdoctor.record import record
 
 if TYPE_CHECKING:
     from fragdoctor.model.snapshot import Snapshot
     from fragdoctor.report.base import RenderOptions
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class FitOptions(options.EstimateOutput):
     """What is asked of recordings at several batch sizes."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -13,12 +12,13 @@ import typer
 from fragdoctor.cli import console, options
 from fragdoctor.cli.exit import OK
 from fragdoctor.errors import ConfigError
+from fragdoctor.record import record
 
 GITHUB: Final = Path(".github/workflows/gpu-memory.yml")
 GITLAB: Final = Path(".gitlab/gpu-memory.yml")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class InitCiOptions:
     """What is to be checked, and where."""
 

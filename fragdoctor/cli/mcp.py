@@ -10,7 +10,6 @@ import contextlib
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -19,6 +18,7 @@ import typer
 from fragdoctor.cli.exit import FINDINGS, OK
 from fragdoctor.cli.options import command_of
 from fragdoctor.errors import ConfigError
+from fragdoctor.record import record
 
 MAX_TEXT: Final = 60_000
 """Characters of an answer: more fills the memory of the model that reads it."""
@@ -32,7 +32,7 @@ _INSTRUCTIONS: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class ToolServerOptions:
     """What agents may do."""
 

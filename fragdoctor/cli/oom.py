@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
 from typing import Annotated
 
 import typer
 
 from fragdoctor.cli import console, options
 from fragdoctor.cli.analyze import exit_code
+from fragdoctor.record import record
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class OomOptions(options.CaseOptions):
     """What is asked about a message or a log."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import MISSING, Field, dataclass, fields
+from dataclasses import MISSING, Field, fields
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
@@ -14,6 +14,7 @@ import typer
 from typer.models import ArgumentInfo
 
 from fragdoctor.errors import ConfigError
+from fragdoctor.record import record
 from fragdoctor.units import Amount, parse_amount, parse_size
 
 _Options = TypeVar("_Options")
@@ -266,7 +267,7 @@ CudaContext = Annotated[
 Explain = Annotated[bool, typer.Option("--explain", help="Show formulas, values and sources")]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class ReportOutput:
     """Where a report goes, and how it looks."""
 
@@ -276,21 +277,21 @@ class ReportOutput:
     no_color: NoColor = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class EstimateOutput(ReportOutput):
     """Where the answer of an estimate, a fit or a packing goes, and in which form."""
 
     output_format: DocumentFormats = DocumentFormat.TEXT
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class FullOutput(ReportOutput):
     """The same of a report that has more to say on request."""
 
     verbose: Verbose = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class CaseOptions(FullOutput):
     """What is known of a case beside its inputs, and where the report on it goes."""
 

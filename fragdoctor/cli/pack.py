@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,13 +10,14 @@ import typer
 from fragdoctor.cli import console, options
 from fragdoctor.cli.exit import OK
 from fragdoctor.errors import ConfigError
+from fragdoctor.record import record
 
 if TYPE_CHECKING:
     from fragdoctor.model.case import Case
     from fragdoctor.report.base import RenderOptions
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class PackOptions(options.EstimateOutput):
     """What is asked about several processes on one GPU."""
 

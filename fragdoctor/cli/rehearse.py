@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -14,14 +14,15 @@ from fragdoctor.cli import console, options
 from fragdoctor.cli.check import check_targets, report_targets, write_target
 from fragdoctor.cli.exit import FINDINGS, OK, USAGE
 from fragdoctor.errors import ConfigError
+from fragdoctor.record import record
 from fragdoctor.units import format_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from fragdoctor.model.rehearsal import RehearsalResult, RehearsalSweep
-    from fragdoctor.rehearse.launch import Conditions, OnStep
     from fragdoctor.rehearse.machines import RehearsedGpu
+    from fragdoctor.rehearse.process import Conditions, OnStep
     from fragdoctor.rehearse.programs import Launched, Program
     from fragdoctor.rehearse.sweep import Batches
     from fragdoctor.report.base import RenderOptions
@@ -32,7 +33,7 @@ GPUS_OF_A_NODE: Final = 8
 ASSUMED: Final = ("nonzero", "unique")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class RehearseOptions(options.FullOutput):
     """What is asked about a program."""
 
@@ -162,7 +163,7 @@ def rehearse(chosen: RehearseOptions) -> int:
     return code
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Asked:
     """What to run, on which GPUs, under which settings, at which batch sizes."""
 
@@ -187,8 +188,8 @@ def _asked(chosen: RehearseOptions) -> _Asked:
         ConfigError: there is no such program, or options exclude each other.
     """
     from fragdoctor.model.settings import parse_conf
-    from fragdoctor.rehearse.launch import Conditions
     from fragdoctor.rehearse.machines import rehearsed_gpu
+    from fragdoctor.rehearse.process import Conditions
     from fragdoctor.rehearse.programs import launched
     from fragdoctor.rehearse.sweep import parse_batches
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -16,6 +16,7 @@ import typer
 from fragdoctor.cli import console, options
 from fragdoctor.cli.exit import OK
 from fragdoctor.errors import ConfigError, SimulationError
+from fragdoctor.record import record
 from fragdoctor.units import parse_size
 
 if TYPE_CHECKING:
@@ -146,7 +147,7 @@ def _refuse_value(name: str, value: str) -> None:
         raise ConfigError(f"{name} takes no value.", hint=f"Write --edit {name}.")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class SimulateOptions(options.FullOutput):
     """What is asked of the replay."""
 

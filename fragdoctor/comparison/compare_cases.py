@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 
 from fragdoctor.comparison.answer import find_notes, is_same, summarised
@@ -24,11 +24,12 @@ from fragdoctor.comparison.settings_proof import prove_settings, requests_equal,
 from fragdoctor.errors import ConfigError
 from fragdoctor.model.case import Case
 from fragdoctor.model.comparison import Basis, Comparison, LineChange, SettingsProof
+from fragdoctor.record import record
 
 MAX_LINES_SHOWN = 400
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Lines:
     """What the lines of two devices say."""
 

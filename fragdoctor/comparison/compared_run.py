@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Final
 
 import numpy as np
@@ -20,6 +20,7 @@ from fragdoctor.model.diagnosis import DeviceFigures, Diagnosis
 from fragdoctor.model.finding import Location
 from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.model.snapshot import I32, I64, Action, Snapshot
+from fragdoctor.record import record
 from fragdoctor.trace.lives import Totals, stretch_starts
 from fragdoctor.trace.trace import Trace, traces_of
 
@@ -28,7 +29,7 @@ _FEATURES: Final = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class GrowingLine:
     """A line that keeps memory step by step within one run."""
 
@@ -37,7 +38,7 @@ class GrowingLine:
     n_steps: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record(eq=False)
 class RunTotals:
     """What is kept of a run's totals: of a long series every trace would be too much.
 
@@ -75,7 +76,7 @@ class RunTotals:
         return max(self.initial_reserved_bytes, int(self.reserved_bytes[:n].max(initial=0)))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record(eq=False)
 class ComparedDevice:
     """One device of one run.
 
@@ -104,7 +105,7 @@ class ComparedDevice:
     capacity_bytes: int | None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record(eq=False)
 class ComparedRun:
     """One run: its diagnosis, and its devices where it has a snapshot.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from fragdoctor.comparison.compared_run import ComparedDevice, GrowingLine
@@ -18,6 +17,7 @@ from fragdoctor.model.comparison import (
     SettingsProof,
 )
 from fragdoctor.model.finding import Confidence, Location
+from fragdoctor.record import record
 from fragdoctor.trace.steps import ENOUGH_STEPS
 from fragdoctor.units import MIB, format_count, format_size, plural
 
@@ -28,7 +28,7 @@ MIN_BYTES: Final = 1 * MIB
 LIKELY_SHARE: Final = 0.5
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Evidence:
     """What is known about two runs beyond their lines.
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from fragdoctor.model.finding import Location
 from fragdoctor.model.snapshot import I64, Snapshot
+from fragdoctor.record import record
 from fragdoctor.trace.lives import Lives
 from fragdoctor.trace.trace import Trace
 
@@ -23,7 +23,7 @@ MAX_FRAMES: Final = 12
 MAX_DEPTH: Final = 4096
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class StackUse:
     """Memory of one whole stack: ``peak`` and ``now`` are bytes at those moments."""
 
@@ -32,7 +32,7 @@ class StackUse:
     now: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class LineUse:
     """Everything that one source line asked for.
 
@@ -104,7 +104,7 @@ def line_uses(trace: Trace, peak: int | None) -> tuple[tuple[LineUse, ...], int]
     return tuple(kept), len(rest)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Sums:
     """(bytes, blocks) of each group at the peak, now, and over all requests."""
 
@@ -171,7 +171,7 @@ def _sizes(member: I64, requested: I64, n: int) -> list[tuple[tuple[tuple[int, i
     return result
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Stacks:
     """Stacks of each group, most bytes first, with their bytes at the peak and now."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from typing import Final
 
@@ -15,6 +15,7 @@ from fragdoctor.comparison.explanation import place_text
 from fragdoctor.comparison.line_matching import line_tracks
 from fragdoctor.model.comparison import Basis, Comparison, LineTrend, Trend
 from fragdoctor.model.finding import Confidence, Location
+from fragdoctor.record import record
 from fragdoctor.units import MIB, format_size, plural
 
 MAX_P: Final = 0.05
@@ -25,7 +26,7 @@ STEADY: Final = 0.25
 """Spread of pairwise slopes, relative to their median, of a line as straight as three runs show."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Series:
     """What is fitted.
 

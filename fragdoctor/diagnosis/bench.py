@@ -25,6 +25,7 @@ from fragdoctor.model.simulation import (
     ReplayResult,
     Simulation,
 )
+from fragdoctor.record import record
 from fragdoctor.rules.context import Context
 from fragdoctor.trace.edits import Edit
 from fragdoctor.trace.operations import NativeOps, Operations, OpKind, is_free
@@ -48,7 +49,7 @@ ENDLESS = WhatIf(capacity_bytes=2**50)
 Progress = Callable[[int, int], None]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Attempt:
     """One way to try a remedy on the recorded trace.
 
@@ -70,7 +71,7 @@ class Attempt:
         return cls(WhatIf(edit=edit.name), edit, is_saving=is_saving)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Outcome:
     """What came of an attempt.
 

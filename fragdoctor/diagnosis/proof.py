@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from fragdoctor.diagnosis.bench import Bench, Outcome, Progress
@@ -13,6 +12,7 @@ from fragdoctor.diagnosis.remedies.savings import SavingRemedy, first_enough, sa
 from fragdoctor.diagnosis.remedies.training import CombinedSavings
 from fragdoctor.model.diagnosis import Predicted
 from fragdoctor.model.simulation import OutlookState
+from fragdoctor.record import record
 from fragdoctor.units import format_size
 
 MIN_COMBINED: Final = 2
@@ -20,7 +20,7 @@ WORTH_COMBINING: Final = 1.2
 """What is saved together is worth a word if it is a fifth more than the best alone."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Proof:
     """Tested proposals, and what the replay says as a whole."""
 

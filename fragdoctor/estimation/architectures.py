@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Final
 
 from fragdoctor.model.workload import LayerBuild, LayerSizes, Norm, ParameterGroup, Role
+from fragdoctor.record import record
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Architecture(LayerBuild):
     """Facts about an architecture's code.
 
@@ -187,7 +188,7 @@ def generic(config: Mapping[str, Any]) -> Architecture:
     return replace(GPT2, packed_qkv=False, tied_head=False)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Dimensions(LayerSizes):
     """What decides the parameters of a decoder or encoder.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -20,6 +19,7 @@ from fragdoctor.model.batch_fit import (
     ReplayCheck,
     Scaling,
 )
+from fragdoctor.record import record
 from fragdoctor.units import MIB
 
 F64 = npt.NDArray[np.float64]
@@ -119,7 +119,7 @@ DOUBTFUL: Final = 0.05
 ENDLESS_BATCH: Final = 1e9
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Room:
     """What PyTorch can have, and of what."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -27,13 +27,14 @@ from fragdoctor.model.batch_fit import (
 from fragdoctor.model.estimate import GpuModel
 from fragdoctor.model.finding import Location
 from fragdoctor.model.snapshot import Snapshot
+from fragdoctor.record import record
 
 MAX_RECORDINGS: Final = 64
 # A bend far below the peak is not extrapolated: it would soon be above everything.
 NEAR_PEAK: Final = 0.5
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class BatchQuestion:
     """What the user asked.
 

@@ -16,6 +16,7 @@ from fragdoctor.estimation.parameters import FP32, ParameterPlayer
 from fragdoctor.estimation.tape import Tape
 from fragdoctor.model.estimate import PhaseName
 from fragdoctor.model.workload import Workload
+from fragdoctor.record import record
 
 
 class Backward(Enum):
@@ -44,7 +45,7 @@ class Value:
         return self if self.of is None else self.of.base
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@record(eq=False)
 class Call:
     """One operation.
 

@@ -9,8 +9,6 @@ state that does not grow.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from fragdoctor.estimation.layers import layer_ops
 from fragdoctor.estimation.operations import term_bytes, units
 from fragdoctor.estimation.precision import dtype_bytes, precision_of
@@ -18,13 +16,14 @@ from fragdoctor.estimation.states import states_of
 from fragdoctor.estimation.tape import Tape
 from fragdoctor.model.estimate import PhaseName
 from fragdoctor.model.workload import Role, Workload
+from fragdoctor.record import record
 
 FP32 = 4.0
 # vLLM's default block: https://docs.vllm.ai/en/stable/api/vllm/config/cache/
 BLOCK_TOKENS = 16
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CachePart:
     """The cache of layers that keep the same.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from fragdoctor.estimation.measures import Measure, cheapest_combinations, measures_for
@@ -22,6 +22,7 @@ from fragdoctor.model.estimate import (
     state_on,
 )
 from fragdoctor.model.workload import Workload
+from fragdoctor.record import record
 
 # Memory of a workload, by either estimator.
 Footprinter = Callable[[Workload], Footprint]
@@ -32,7 +33,7 @@ MAP_LENGTHS: Final = 5
 MAP_BATCHES: Final = 7
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Estimator:
     """How footprints are found from a shape.
 

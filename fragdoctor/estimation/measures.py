@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import product
 from typing import Any, Final
 
@@ -18,6 +18,7 @@ from fragdoctor.estimation.precision import AUTOCAST_DOC, QLORA, precision_of
 from fragdoctor.estimation.tape import Needs
 from fragdoctor.model.estimate import Combination
 from fragdoctor.model.workload import Attention, Workload
+from fragdoctor.record import record
 
 CHECKPOINTING: Final = "Chen et al. 2016, https://arxiv.org/abs/1604.06174"
 FLASH: Final = "Dao et al. 2022, https://arxiv.org/abs/2205.14135"
@@ -40,7 +41,7 @@ RECOMPUTATION: Final = 4 / 3
 QLORA_SLOWDOWN: Final = 1.39
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Measure:
     """One change, how to ask for it here, and its price.
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Final
 
 from fragdoctor.estimation.precision import Precision
 from fragdoctor.model.workload import Attention, ModelShape, Norm, Workload
+from fragdoctor.record import record
 
 FP32: Final = 4.0
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Term:
     """``bytes_per`` for each element of ``unit``, such as ``B*S*H``."""
 
@@ -21,7 +21,7 @@ class Term:
     label: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Op:
     """One operation of a layer.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from fragdoctor.analysis.device import analyze_device
@@ -12,6 +12,7 @@ from fragdoctor.model.case import Case, OomMessage
 from fragdoctor.model.estimate import GpuModel
 from fragdoctor.model.gpu_sharing import TYPICAL_CONTEXT_BYTES, ProcessDemand, Sharing, share_gpu
 from fragdoctor.model.snapshot import Snapshot
+from fragdoctor.record import record
 from fragdoctor.trace.simulate import simulate
 from fragdoctor.trace.trace import Trace
 from fragdoctor.units import GIB, format_size
@@ -27,7 +28,7 @@ _MAY_BE_MORE: Final = (
 _HINT: Final = "Give the size of one process, as in: --per-process 6GB --gpu 24GiB"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Question:
     """What the user asked; None is "as the input says, or the default"."""
 

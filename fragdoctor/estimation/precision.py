@@ -8,11 +8,11 @@ Source: PyTorch, "Automatic Mixed Precision package", op lists and ``weight_cach
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
 from fragdoctor.errors import ConfigError
+from fragdoctor.record import record
 
 AUTOCAST_DOC: Final = "https://docs.pytorch.org/docs/stable/amp.html"
 FP8_DOC: Final = "https://docs.nvidia.com/deeplearning/transformer-engine/user-guide/index.html"
@@ -23,7 +23,7 @@ DTYPE_BYTES: Final = MappingProxyType(
 )
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Precision:
     """Bytes by purpose.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Final
 
 from fragdoctor.errors import ConfigError
@@ -14,6 +14,7 @@ from fragdoctor.estimation.precision import dtype_bytes, precision_of
 from fragdoctor.estimation.shapes import model_of
 from fragdoctor.estimation.states import is_lora_target
 from fragdoctor.model.workload import Attention, ModelShape, Workload
+from fragdoctor.record import record
 
 _QUANTISED: Final = ("int4", "int8", "fp8-weights", "gptq", "awq", "mxfp4")
 OFFLOADABLE: Final = ("optimizer", "parameters", "activations")
@@ -45,7 +46,7 @@ INFERENCE_ERROR: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Request:
     """The options of ``fragdoctor estimate``; "" and 0 = not given."""
 

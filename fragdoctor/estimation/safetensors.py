@@ -6,7 +6,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
@@ -15,6 +15,7 @@ from typing import Any, Final
 from fragdoctor.errors import InputError, LimitExceeded, RefusedSnapshot, TruncatedSnapshot
 from fragdoctor.inputs.classify import MAX_HEADER_BYTES
 from fragdoctor.model.workload import ModelShape, Norm, ParameterGroup, Role
+from fragdoctor.record import record
 from fragdoctor.units import format_count
 
 MAX_TENSORS: Final = 1_000_000
@@ -32,7 +33,7 @@ DTYPE_BITS: Final = MappingProxyType(
 )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TensorEntry:
     """One tensor of a file."""
 

@@ -11,7 +11,7 @@ import difflib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -37,13 +37,14 @@ from fragdoctor.inputs.classify import (
 )
 from fragdoctor.model.estimate import KnownModel
 from fragdoctor.model.workload import ModelShape
+from fragdoctor.record import record
 
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 _NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 N_NEAR: Final = 3
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Preset:
     """A well-known model.
 
@@ -112,7 +113,7 @@ MODEL_SUFFIXES: Final = (".json", ".safetensors")
 MAX_FILES: Final = 200
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class FoundModel:
     """A shape, and the dtype that its file stores ("" = not said)."""
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Final, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+
+from fragdoctor.record import record
 
 
 class Op(IntEnum):
@@ -62,7 +63,7 @@ U8: TypeAlias = npt.NDArray[np.uint8]
 Bools: TypeAlias = npt.NDArray[np.bool_]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Column:
     """A key of many mappings: which of them have it, and its value in each.
 
@@ -79,7 +80,7 @@ class Column:
     is_there: Bools | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Records:
     """A list of mappings as columns, which are written many at a time.
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -15,6 +14,7 @@ import numpy as np
 from fragdoctor.errors import ConfigError
 from fragdoctor.model.finding import Location
 from fragdoctor.model.snapshot import I32, I64, Snapshot
+from fragdoctor.record import record
 from fragdoctor.report import escape
 from fragdoctor.trace.lives import BEFORE, NEVER, Lives, Totals
 from fragdoctor.trace.trace import Trace
@@ -128,7 +128,7 @@ def parquet_bytes(frame: pd.DataFrame) -> bytes:
     return data
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class DeviceLife:
     """What happened on one device.
 

@@ -6,7 +6,7 @@ import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
@@ -18,6 +18,7 @@ from fragdoctor.fleet.summary import name_of
 from fragdoctor.inputs.cases import read_messages
 from fragdoctor.model.case import OomLog, OomMessage, Overrides
 from fragdoctor.model.fleet import FleetReport, FleetSummary, RankInput, SummaryOptions
+from fragdoctor.record import record
 from fragdoctor.units import MIB, format_count, format_size
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ _MAX_MESSAGES: Final = 8
 _MAX_NAMED: Final = 3
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SharedOut:
     """The ranks with what the logs of the job say of them, and notes for the report."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 
 from fragdoctor.fleet.summary import MAX_HOLDERS
 from fragdoctor.model.fleet import RankSummary
+from fragdoctor.record import record
 
 TOLERANCE: Final = 0.05
 """Share of the peak by which alike ranks may differ, in all and on one line."""
@@ -22,7 +22,7 @@ _STEPS: Final = 256  # ranks nearer than a step are taken together before they a
 LineKey = tuple[str, int, str]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RankProfile:
     """Ranks with the same figures after rounding to steps."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path, PurePath
 from typing import Any, Final
 
@@ -16,6 +16,7 @@ from fragdoctor.errors import ConfigError
 from fragdoctor.gate.budgets import Measures, measured
 from fragdoctor.model.diagnosis import Diagnosis
 from fragdoctor.model.finding import Finding, Severity
+from fragdoctor.record import record
 from fragdoctor.units import MIB, Amount, format_count, format_size
 
 SCHEMA_VERSION: Final = "1.0"
@@ -33,7 +34,7 @@ _COUNTS: Final = (
 _FIELDS: Final = tuple(name for name, _ in (*_SIZES, *_COUNTS))
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class KnownFinding:
     """A finding that was accepted: all with one fingerprint together."""
 
@@ -42,7 +43,7 @@ class KnownFinding:
     severity: Severity
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Entry:
     """What is accepted of one file: figures by device, findings by fingerprint."""
 
@@ -50,7 +51,7 @@ class Entry:
     findings: Mapping[str, KnownFinding] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Baseline:
     """Accepted files by name (with ``/`` between the parts)."""
 
@@ -71,7 +72,7 @@ class Baseline:
         return None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Worse:
     """One thing that got worse.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from enum import StrEnum
 from typing import Final
 
@@ -15,11 +15,12 @@ from fragdoctor.model.diagnosis import DeviceFigures, Diagnosis
 from fragdoctor.model.finding import Finding, Severity
 from fragdoctor.model.simulation import Simulation
 from fragdoctor.model.snapshot import Action, Snapshot
+from fragdoctor.record import record
 from fragdoctor.trace.simulate import simulate
 from fragdoctor.units import Amount, format_count, format_size
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Measures:
     """Figures of one device; None is "this input does not say".
 
@@ -77,7 +78,7 @@ def _highest(*values: int | None) -> int | None:
     return max((v for v in values if v is not None), default=None)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Fit:
     """The answer for one device.
 
@@ -160,7 +161,7 @@ GROWTH_CODES: Final = frozenset({"FD401", "FD402"})
 """Rules that say that memory grows and does not come back."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Budgets:
     """Limits on one case; None or False is "no limit".
 
@@ -198,7 +199,7 @@ class Outcome(StrEnum):
     SKIP = "skip"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class BudgetResult:
     """One budget held against one case.
 

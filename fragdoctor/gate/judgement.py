@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import StrEnum
 from typing import Final
 
@@ -21,6 +21,7 @@ from fragdoctor.gate.budgets import (
 from fragdoctor.model.comparison import Comparison
 from fragdoctor.model.diagnosis import Cause, Diagnosis
 from fragdoctor.model.finding import Finding, Location, Severity
+from fragdoctor.record import record
 from fragdoctor.rules.registry import RULES
 from fragdoctor.rules.rule import fingerprint
 from fragdoctor.units import Amount, format_size, plural
@@ -44,7 +45,7 @@ class Status(StrEnum):
     ERROR = "error"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Reason:
     """Why a file fails.
 
@@ -63,7 +64,7 @@ class Reason:
     fingerprint: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class FileJudgement:
     """The judgement of one input.
 
@@ -100,7 +101,7 @@ class FileJudgement:
         return tuple(f for f in self.findings if f.code == CAUGHT and f.code not in failing)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CheckReport:
     """The judgement of all inputs.
 
@@ -132,7 +133,7 @@ class CheckReport:
         return sum(f.status is status and f.is_judged for f in self.files)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Gate:
     """What files are held against.
 
@@ -331,7 +332,7 @@ def _blamed(budget: str, device: int | None, diagnosis: Diagnosis) -> tuple[Loca
     return ()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class JudgedGrowth:
     """One judged figure of one device, first run against last; ``unit`` is bytes or count.
 

@@ -5,18 +5,18 @@ from __future__ import annotations
 import os
 import zipfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from fragdoctor.errors import InputError
 from fragdoctor.inputs.bundles import is_bundle, open_bundle
 from fragdoctor.model.case import BundleFacts
+from fragdoctor.record import record
 
 _ORDER: Final = {"oom": 0, "signal": 1, "exit": 2}
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class FoundBundle:
     """One bundle of a run and its manifest."""
 

@@ -13,7 +13,6 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
@@ -22,6 +21,7 @@ from fragdoctor.inputs.bundles import is_bundle
 from fragdoctor.inputs.source import ByteStream, open_source, shown
 from fragdoctor.inputs.stats_reader import looks_like_stats
 from fragdoctor.limits import DEFAULT_LIMITS
+from fragdoctor.record import record
 from fragdoctor.units import format_size
 
 
@@ -307,7 +307,7 @@ def _moved(depths: list[int], op: int) -> bool:
 STDIN: Final = "-"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Input:
     """What a name leads to, looked at; see ``open_input``.
 

@@ -35,11 +35,12 @@ from fragdoctor.inputs.remote import (
     without_secrets,
 )
 from fragdoctor.model.fleet import RankInput, RankSource
+from fragdoctor.record import record
 
 MAX_FILES: Final = 100_000
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Discovery:
     """What the names led to.
 

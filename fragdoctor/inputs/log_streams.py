@@ -14,7 +14,7 @@ import string
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final, NamedTuple
 
 from fragdoctor.inputs.log_cleaning import (
@@ -25,6 +25,7 @@ from fragdoctor.inputs.log_cleaning import (
     shared_prefix,
     split_prefix,
 )
+from fragdoctor.record import record
 
 _WHOLE: Final = 256 * 1024  # a pasted text up to this size is looked at whole
 _CHUNK: Final = 256 * 1024
@@ -75,7 +76,7 @@ class RawLine(NamedTuple):
     raw: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class LogLine:
     """A plain line: ``number`` in the input, what stood before it, and its text."""
 
@@ -175,7 +176,7 @@ class Stream:
         return " ".join(piece for piece in pieces if piece)[:limit]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Window:
     """Neighbouring raw lines, in which messages are looked for.
 

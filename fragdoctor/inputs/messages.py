@@ -15,6 +15,7 @@ from fragdoctor.inputs.scenes import scan
 from fragdoctor.inputs.wordings.table import hits_of, variants
 from fragdoctor.inputs.wordings.wording import NEGATIVE, SHARED_MEMORY, Hit
 from fragdoctor.model.case import NO_FAILURE, LogMarker, OomLog, OomMessage
+from fragdoctor.record import record
 
 __all__ = ["find_messages", "parse_oom", "variants"]
 
@@ -145,7 +146,7 @@ _OF_PEERS: Final = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _RankEnd:
     """A line that says of a rank that its process failed or ended."""
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from fragdoctor.model.fleet import RankSource
+from fragdoctor.record import record
 
 _JOIN: Final = r"[-_.=: ]?"
 _LOCAL: Final = re.compile(
@@ -42,7 +42,7 @@ _MAX_LENGTH: Final = 4096
 _DENSE: Final = 0.5
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class NamedRank:
     """What a name says of its rank."""
 

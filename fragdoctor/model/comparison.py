@@ -7,11 +7,12 @@ None. All texts may quote the inputs: they are hostile and escaped by each forma
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.finding import Confidence, Location
+from fragdoctor.record import record
 
 
 class Basis(StrEnum):
@@ -59,7 +60,7 @@ class CauseKind(StrEnum):
     DEVICE = "device"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Curve:
     """Memory of one device over its trace: the highest state of each of at most 1200 columns.
 
@@ -71,7 +72,7 @@ class Curve:
     reserved_bytes: Sequence[int]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RunSide:
     """One run of a comparison, seen on the device that is compared.
 
@@ -104,7 +105,7 @@ class RunSide:
     curve: Curve | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Figure:
     """One figure of every run, in their order. ``unit`` is ``bytes`` or ``count``."""
 
@@ -120,7 +121,7 @@ class Figure:
         return None if first is None or last is None else last - first
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class DevicePeaks:
     """Peaks of one device in the first and the last run: what ``--fail-on-growth`` judges.
 
@@ -139,7 +140,7 @@ class DevicePeaks:
     common_active_bytes: tuple[int | None, int | None] = (None, None)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SettingChange:
     """A setting that differs between the first and the last run."""
 
@@ -148,7 +149,7 @@ class SettingChange:
     after: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SizeChange:
     """How the sizes that a line asks for changed.
 
@@ -165,7 +166,7 @@ class SizeChange:
     n_gone: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class StackChange:
     """Memory of one whole stack (from the user's line outwards), before and after."""
 
@@ -174,7 +175,7 @@ class StackChange:
     after_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class LineChange:
     """Live memory of one source line at the compared moment of the first and the last run.
 
@@ -205,7 +206,7 @@ class LineChange:
         return self.after or self.before
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Reason:
     """A part of the difference; all parts add up to it."""
 
@@ -214,7 +215,7 @@ class Reason:
     n_lines: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class LikelyCause:
     """What did it, in one sentence, with how sure that is. Most bytes first."""
 
@@ -225,7 +226,7 @@ class LikelyCause:
     locations: Sequence[Location] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SettingsProof:
     """The requests of one run replayed under the settings of another.
 
@@ -260,7 +261,7 @@ class SettingsProof:
         return self.fits != self.own_fits
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PhaseChange:
     """Peak of one phase of a step, or a category of memory at the peak, before and after."""
 
@@ -269,7 +270,7 @@ class PhaseChange:
     after_bytes: int | None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class LineTrend:
     """A source line whose memory grows over the runs; ``slope_bytes`` per unit of the axis."""
 
@@ -278,7 +279,7 @@ class LineTrend:
     slope_bytes: float
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Trend:
     """Growth over three or more runs in time order.
 
@@ -313,7 +314,7 @@ class Trend:
     text: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Comparison:
     """Two runs, or the first and the last of several, compared.
 

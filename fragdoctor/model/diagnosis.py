@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ from fragdoctor.model.hooks import drawn
 from fragdoctor.model.phases import MomentReport, PhaseReport, TrainingPhase
 from fragdoctor.model.simulation import FidelityReport, Outlook
 from fragdoctor.model.story import LogStory
+from fragdoctor.record import record
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -67,7 +68,7 @@ class RunState(StrEnum):
     UNKNOWN = "unknown"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Verdict:
     """What it is, how sure, in one sentence with its two numbers.
 
@@ -89,7 +90,7 @@ class Verdict:
     outlook: Outlook | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ChecklistItem:
     """One step of the checklist. ``source`` names the input that answered it."""
 
@@ -101,7 +102,7 @@ class ChecklistItem:
     source: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Predicted:
     """The effect of a recommendation.
 
@@ -120,7 +121,7 @@ class Predicted:
     outlook: Outlook | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Recommendation:
     """One thing to do, with its reason, price and proof.
 
@@ -150,7 +151,7 @@ class Recommendation:
     saves_bytes: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class DeviceFigures:
     """Key figures of one device; None is "this input does not say" (JSON ``devices[]``)."""
 
@@ -174,7 +175,7 @@ class DeviceFigures:
     pending_free_bytes: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PinReport:
     """A live block (or group with the same stack) that keeps free memory from being returned.
 
@@ -190,7 +191,7 @@ class PinReport:
     age_events: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class HolderReport:
     """Live memory by the user's own source line, now and at the peak.
 
@@ -209,7 +210,7 @@ class HolderReport:
     module: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TimelinePoint:
     """A moment of a trace that is worth a name: its start and end, a peak, a flush, an OOM.
 
@@ -224,7 +225,7 @@ class TimelinePoint:
     note: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TimelineStrip:
     """The memory of one device over its trace, in at most a few hundred columns.
 
@@ -261,7 +262,7 @@ class RunKind(StrEnum):
     PENDING = "pending"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SegmentRun:
     """Neighbouring blocks of one kind.
 
@@ -274,7 +275,7 @@ class SegmentRun:
     pin: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SegmentReport:
     """A segment with free memory that live blocks pin, as runs of blocks in address order.
 
@@ -289,7 +290,7 @@ class SegmentReport:
     runs: Sequence[SegmentRun] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Diagnosis:
     """Everything a report needs. Produced by ``fragdoctor.diagnose``.
 

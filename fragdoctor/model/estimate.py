@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 
 from fragdoctor.model.workload import Workload
+from fragdoctor.record import record
 
 
 class FitState(StrEnum):
@@ -26,7 +26,7 @@ def state_on(low_bytes: int, high_bytes: int | None, usable_bytes: int) -> FitSt
     return FitState.TOO_CLOSE
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Doubt:
     """A part of the width between the bounds of an estimate.
 
@@ -41,7 +41,7 @@ class Doubt:
     n_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Combination:
     """Measures that together make a run fit on the first GPU.
 
@@ -68,7 +68,7 @@ class Combination:
     needs_high_bytes: int | None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Serving:
     """What a server with a pool of cache blocks can hold on one GPU.
 
@@ -99,7 +99,7 @@ class Serving:
     max_batched_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class MapRow:
     """One sequence length of the map of what fits."""
 
@@ -107,7 +107,7 @@ class MapRow:
     states: Sequence[FitState]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class FitMap:
     """Which batches fit at which lengths, on the first GPU."""
 
@@ -137,7 +137,7 @@ class PhaseName(StrEnum):
     INFERENCE = "inference"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Item:
     """One row of an estimate.
 
@@ -163,7 +163,7 @@ class Item:
     note: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Share:
     """What one item holds at the peak of a phase."""
 
@@ -171,7 +171,7 @@ class Share:
     n_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PhasePeak:
     """The peak of one phase; ``n_bytes`` is the sum of its shares.
 
@@ -185,7 +185,7 @@ class PhasePeak:
     moment: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class KeptTensor:
     """What one operation of a layer keeps for its backward."""
 
@@ -195,7 +195,7 @@ class KeptTensor:
     n_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CodeLine:
     """What a line of the user's code holds at the peak.
 
@@ -210,7 +210,7 @@ class CodeLine:
     item: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Footprint:
     """Memory of one workload at one batch size, whichever route found it.
 
@@ -257,7 +257,7 @@ class Footprint:
         return self.peak.n_bytes
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class GpuModel:
     """A GPU to run on.
 
@@ -283,7 +283,7 @@ class GpuModel:
         return max(0, self.total_bytes - self.context_bytes)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class KnownModel:
     """A model that is known by name.
 
@@ -297,7 +297,7 @@ class KnownModel:
     n_parameters: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Fit:
     """Whether a footprint fits on one GPU, and how large the batch may be there.
 
@@ -321,7 +321,7 @@ class Fit:
     largest_possible_batch: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Saving:
     """What one measure would change.
 
@@ -352,7 +352,7 @@ class Saving:
     state: FitState | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Estimate:
     """The answer to "will it fit?".
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import IntEnum, StrEnum
 from typing import Final
+
+from fragdoctor.record import record
 
 
 class Severity(IntEnum):
@@ -24,7 +26,7 @@ class Confidence(StrEnum):
     POSSIBLE = "possible"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Evidence:
     """A named number with its unit and where it came from.
 
@@ -49,7 +51,7 @@ UNKNOWN_FILE: Final = "(unknown file)"
 MAX_LINE: Final = 2**31  # PyTorch writes 2^64 - 1 where it knows no line
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Location:
     """A line of a program. Hostile text.
 
@@ -79,7 +81,7 @@ class Location:
         return f"{filename or UNKNOWN_FILE}{line}{function}"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Finding:
     """One result of one rule.
 
@@ -103,7 +105,7 @@ class Finding:
     fingerprint: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SkippedRule:
     """A rule that could not run on this input, and why."""
 
@@ -112,7 +114,7 @@ class SkippedRule:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RuleResults:
     """What all rules said."""
 

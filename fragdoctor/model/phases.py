@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import IntEnum
 
 from fragdoctor.model.finding import Confidence, Location
+from fragdoctor.record import record
 
 
 class _Named(IntEnum):
@@ -52,7 +52,7 @@ class Category(_Named):
     UNKNOWN = 7
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class LineBytes:
     """Memory that one line of the user's program made; None if no stack was recorded."""
 
@@ -60,7 +60,7 @@ class LineBytes:
     n_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CategoryShare:
     """Allocated memory of one category at one moment, by block sizes.
 
@@ -75,7 +75,7 @@ class CategoryShare:
     lines: Sequence[LineBytes] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PhaseFigures:
     """One phase over all its passes: allocated bytes at the peak of each.
 
@@ -92,7 +92,7 @@ class PhaseFigures:
     held: Sequence[CategoryShare] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PhaseSpan:
     """A pass of a phase: events ``first_event`` up to but without ``last_event`` of the device."""
 
@@ -102,7 +102,7 @@ class PhaseSpan:
     peak_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class PhaseReport:
     """The phases of one device and what they hold.
 
@@ -131,7 +131,7 @@ class PhaseReport:
     n_spans: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class HeldBytes:
     """The allocated blocks of one line of the program, or of one category, at a moment."""
 
@@ -141,7 +141,7 @@ class HeldBytes:
     n_blocks: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class MomentReport:
     """What was allocated at one moment of a device's trace.
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from fragdoctor.model.diagnosis import Diagnosis
 from fragdoctor.model.finding import Location
+from fragdoctor.record import record
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RehearsedOom:
     """The failed request that ended the program.
 
@@ -32,7 +32,7 @@ class RehearsedOom:
     message: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Assumed:
     """What was assumed where values on the GPU would have decided; ``count`` times at one line."""
 
@@ -42,7 +42,7 @@ class Assumed:
     count: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Unmodelled:
     """Memory that a rehearsal does not see; ``n_bytes`` None where no size is documented."""
 
@@ -50,7 +50,7 @@ class Unmodelled:
     n_bytes: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RehearsedDevice:
     """Figures of one GPU."""
 
@@ -63,7 +63,7 @@ class RehearsedDevice:
     n_events: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Rehearsal:
     """One rehearsal.
 
@@ -108,7 +108,7 @@ class Rehearsal:
     batch: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RehearsalResult:
     """A rehearsal with the diagnosis of its snapshot.
 
@@ -126,7 +126,7 @@ class RehearsalResult:
     fitting_gpus: Sequence[str] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class FailedRehearsal:
     """One of several rehearsals that came to nothing, and why."""
 
@@ -136,7 +136,7 @@ class FailedRehearsal:
     message: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class LargestBatch:
     """The largest batch size that fits on one GPU under one setting.
 
@@ -153,7 +153,7 @@ class LargestBatch:
     fails_at: int | None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RehearsalSweep:
     """One program rehearsed several times, with other GPUs, settings or batch sizes.
 
@@ -163,6 +163,7 @@ class RehearsalSweep:
         failed: those that could not be rehearsed to a result.
         largest_batches: one for each GPU and setting, where batch sizes were asked for.
         is_search: whether the batch sizes were searched: then some of them have to fail.
+        notes: sentences on all of them.
     """
 
     program: str
@@ -170,6 +171,7 @@ class RehearsalSweep:
     failed: Sequence[FailedRehearsal] = ()
     largest_batches: Sequence[LargestBatch] = ()
     is_search: bool = False
+    notes: Sequence[str] = ()
 
     @property
     def fits(self) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import IntEnum
 from typing import Any, Final
 
@@ -28,6 +28,7 @@ from fragdoctor.model.conf_keys import (
     scalar_divisions,
     tokens,
 )
+from fragdoctor.record import record
 from fragdoctor.units import MIB
 
 __all__ = [
@@ -63,7 +64,7 @@ _SWITCHES: Final = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class AllocatorSettings:
     """What decides how the native caching allocator behaves.
 

@@ -6,12 +6,14 @@ An :class:`Outlook` says what the run would have done next, where its recording 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from enum import StrEnum
 from typing import Any
 
+from fragdoctor.record import record
 
-@dataclass(frozen=True, slots=True)
+
+@record
 class FidelityReport:
     """How exactly the model reproduced this very file under its recorded settings.
 
@@ -52,7 +54,7 @@ class OutlookBasis(StrEnum):
     NONE = "none"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Outlook:
     """The future of a run under one setting, capacity or change.
 
@@ -94,7 +96,7 @@ class Outlook:
         return self.state is OutlookState.FAILS and not self.fails_after_steps
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ReplayResult:
     """What the allocator model did with the requests of one trace.
 
@@ -142,7 +144,7 @@ class ReplayResult:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Simulation:
     """A baseline, its fidelity, and any number of what-ifs against it.
 

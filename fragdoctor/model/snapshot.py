@@ -21,6 +21,7 @@ import numpy.typing as npt
 from fragdoctor.model.finding import Location
 from fragdoctor.model.hooks import drawn
 from fragdoctor.model.settings import AllocatorSettings
+from fragdoctor.record import record
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -73,7 +74,7 @@ class Frame(NamedTuple):
     name: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class FrameTable:
     """Distinct frames: ``filename`` and ``name`` are string ids, ``line`` is ``uint64``."""
 
@@ -85,7 +86,7 @@ class FrameTable:
         return len(self.line)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class StackTable:
     """Distinct stacks, innermost frame first. ``frames[offsets[i]:offsets[i+1]]`` are frame ids.
 
@@ -99,7 +100,7 @@ class StackTable:
         return len(self.offsets) - 1
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SegmentTable:
     """Segments in file order. Under expandable segments a row is a contiguous mapped range.
 
@@ -124,7 +125,7 @@ class SegmentTable:
         return len(self.address)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class BlockTable:
     """Blocks in file order, grouped by segment (``SegmentTable.block_offsets``).
 
@@ -148,7 +149,7 @@ MODULE_MARK: Final = "nn.Module: "
 """Begins a ``user_metadata`` that names the module running; ``run --module-paths`` writes it."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class EventTable:
     """Trace events, oldest first, grouped by device.
 
@@ -178,7 +179,7 @@ class EventTable:
         return slice(int(self.offsets[device]), int(self.offsets[device + 1]))
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Annotation:
     """A start or end of a user's ``record_function`` range (``external_annotations``)."""
 
@@ -188,7 +189,7 @@ class Annotation:
     stage: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class HostSegment:
     """A pinned host segment (2.15); -1 / None where the file does not say. Not device memory."""
 
@@ -197,7 +198,7 @@ class HostSegment:
     allocated: bool | None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Provenance:
     """How the file was written and what the reader noticed on the way.
 

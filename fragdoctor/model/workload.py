@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from enum import StrEnum
 from math import prod
 from typing import Any
+
+from fragdoctor.record import record
 
 TOWER_PREFIXES = ("text.", "vision.")
 """What the names of a tower's parameters begin with in the model that it is a part of."""
@@ -48,7 +50,7 @@ class Norm(StrEnum):
         return self in (Norm.RMSNORM_WRITTEN_OUT, Norm.RMSNORM_WIDE, Norm.RMSNORM_T5)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ParameterGroup:
     """Parameters of one shape and role; ``count`` of them over all layers.
 
@@ -81,7 +83,7 @@ class ParameterGroup:
         return self.n_each * self.count
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class UnetBlock:
     """One resolution of a UNet.
 
@@ -98,7 +100,7 @@ class UnetBlock:
     n_transformers: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Unet:
     """A diffusion UNet as Diffusers builds it.
 
@@ -123,7 +125,7 @@ class Unet:
     added_width: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class LayerBuild:
     """How the code of a model builds its layers.
 
@@ -157,7 +159,7 @@ class LayerBuild:
     adds_slopes: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class LayerSizes(LayerBuild):
     """How large the layers of a model are, and how many.
 
@@ -187,7 +189,7 @@ def shared(of: LayerBuild, kind: type[LayerBuild]) -> dict[str, Any]:
     return {field.name: getattr(of, field.name) for field in fields(kind)}
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ModelShape(LayerSizes):
     """The shape of a transformer, or of as much as is known of another model.
 
@@ -282,7 +284,7 @@ class ModelShape(LayerSizes):
         return (self.n_layers > 0 and self.hidden > 0) or bool(self.towers) or self.unet is not None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Workload:
     """A model shape and everything chosen about the run.
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
 from fragdoctor.errors import ConfigError
 from fragdoctor.estimation.gpus import gpu_of
 from fragdoctor.model.estimate import GpuModel
+from fragdoctor.record import record
 
 DEFAULT: Final = "h100"
 # name -> compute capability and multiprocessors, as NVIDIA's data sheets say
@@ -51,7 +51,7 @@ _KERNELS: Final = MappingProxyType(
 )
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RehearsedGpu:
     """The GPU that the program sees.
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import ast
 import json
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from fragdoctor.errors import ConfigError
+from fragdoctor.record import record
 
 SUFFIX: Final = ".ipynb"
 MAX_BYTES: Final = 256 << 20
@@ -20,7 +20,7 @@ _ASSIGNED: Final = re.compile(r"^(\s*)([A-Za-z_][\w, ]*)=\s*[!%].*$")
 _HELP: Final = re.compile(r"^\s*(\?{1,2}\s*[\w.]+|[\w.]+\s*\?{1,2})\s*$")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Cell:
     """A cell of code.
 
@@ -33,7 +33,7 @@ class Cell:
     source: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Notebook:
     """The code of a notebook.
 

@@ -9,13 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fragdoctor.rehearse.launch import (
-    CannotRehearse,
-    Conditions,
-    outcome_of,
-    run_prepared,
-)
+from fragdoctor.rehearse.launch import CannotRehearse, outcome_of
 from fragdoctor.rehearse.machines import rehearsed_gpu
+from fragdoctor.rehearse.process import Conditions, Runs
 from fragdoctor.rehearse.programs import Program
 
 
@@ -36,20 +32,19 @@ def rehearse_test(
         ConfigError: there is no such GPU.
     """
     program = Program("pytest", is_module=True, args=args, pythons=[sys.executable])
-    with tempfile.TemporaryDirectory(prefix="fragdoctor-", ignore_cleanup_errors=True) as scratch:
-        place = Path(scratch)
-        reports = place / "reports"
+    with tempfile.TemporaryDirectory(prefix="fragdoctor-") as kept, Runs() as runs:
+        reports = Path(kept) / "reports"
         conditions = Conditions(
             gpu=rehearsed_gpu(gpu, None, is_unlimited=gpu is None),
             stops_by_itself=False,
             variables={reports_variable: str(reports)},
         )
-        code, tail = run_prepared(program, conditions, sys.executable, place)
+        code, tail = runs.run(program, conditions, sys.executable)
         found = reports.read_text(encoding="utf-8").splitlines() if reports.is_file() else []
         if found:
             return [json.loads(line) for line in found], ""
         try:
-            outcome_of(place)
+            outcome_of(runs.place)
         except CannotRehearse as err:
             return [], f"{err.message} {err.hint}"
         return [], tail or f"pytest ended with code {code}"

@@ -6,11 +6,12 @@ import re
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Final
 
 from fragdoctor.errors import ConfigError
+from fragdoctor.record import record
 from fragdoctor.rehearse.notebooks import Notebook
 
 _ELASTIC: Final = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
@@ -30,7 +31,7 @@ _ACCELERATE_VALUES: Final = (
 _NUMBER: Final = re.compile(r"\d{1,5}")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Program:
     """What is rehearsed.
 
@@ -88,7 +89,7 @@ def pythons(chosen: str | None) -> list[str]:
     return list(dict.fromkeys(name for name in names if name))
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Launched:
     """What a launcher was asked to start.
 

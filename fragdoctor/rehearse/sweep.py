@@ -5,15 +5,17 @@ from __future__ import annotations
 import re
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Final
 
 from fragdoctor.errors import ConfigError
 from fragdoctor.model.rehearsal import FailedRehearsal, LargestBatch, Rehearsal, RehearsalSweep
+from fragdoctor.record import record
 from fragdoctor.rehearse import launch
-from fragdoctor.rehearse.launch import Conditions, OnStep, ProgramFailed
+from fragdoctor.rehearse.launch import ProgramFailed
 from fragdoctor.rehearse.machines import RehearsedGpu
+from fragdoctor.rehearse.process import Conditions, OnStep, Runs
 from fragdoctor.rehearse.programs import Program
 
 PLACEHOLDER: Final = "{batch}"
@@ -21,7 +23,7 @@ MAX_CASES: Final = 200
 _RANGE: Final = re.compile(r"(\d{1,9})\.\.(\d{1,9})")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Batches:
     """Batch sizes to rehearse.
 
@@ -74,7 +76,7 @@ OnCase = Callable[[str], OnStep]
 """Called with the name of each rehearsal before it begins; returns what is told of its steps."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Sweep:
     """Rehearses one program under several conditions.
 
@@ -86,6 +88,7 @@ class Sweep:
         batches: batch sizes to try; None leaves the arguments as they are.
         keep: folder for the snapshots; None keeps none.
         on_case: told of each rehearsal.
+        forks: whether they are forks of one process, where that is safe.
     """
 
     program: Program
@@ -95,6 +98,7 @@ class Sweep:
     batches: Batches | None = None
     keep: Path | None = None
     on_case: OnCase = field(default=lambda _: lambda _number, _bytes: None)
+    forks: bool = True
 
     def run(self) -> RehearsalSweep:
         """Rehearse them all.
@@ -106,16 +110,19 @@ class Sweep:
         found: list[Rehearsal] = []
         failed: list[FailedRehearsal] = []
         largest: list[LargestBatch] = []
-        for gpu in self.gpus:
-            for conf in self.confs:
-                conditions = replace(self.base, gpu=gpu, conf=conf)
-                done, broken = self._batches(conditions)
-                found += done
-                failed += broken
-                if self.batches is not None:
-                    largest.append(_largest(conditions, done))
+        with Runs(forks=self.forks) as runs:
+            for gpu in self.gpus:
+                for conf in self.confs:
+                    conditions = replace(self.base, gpu=gpu, conf=conf)
+                    done, broken = self._batches(conditions, runs)
+                    found += done
+                    failed += broken
+                    if self.batches is not None:
+                        largest.append(_largest(conditions, done))
         is_search = self.batches is not None and self.batches.is_search
-        return RehearsalSweep(self.program.target, found, failed, largest, is_search)
+        why = runs.blocker
+        notes = [f"Each rehearsal imports its libraries anew: {why}."] if why else []
+        return RehearsalSweep(self.program.target, found, failed, largest, is_search, notes)
 
     def _check(self) -> None:
         if self.batches is None:
@@ -133,13 +140,15 @@ class Sweep:
                 f"These are {n_cases} rehearsals, more than {MAX_CASES}.", hint="Ask for fewer."
             )
 
-    def _batches(self, conditions: Conditions) -> tuple[list[Rehearsal], list[FailedRehearsal]]:
+    def _batches(
+        self, conditions: Conditions, runs: Runs
+    ) -> tuple[list[Rehearsal], list[FailedRehearsal]]:
         """Return the rehearsals on one GPU under one setting, and those that failed."""
         found: list[Rehearsal] = []
         failed: list[FailedRehearsal] = []
         for size in self._sizes(found):
             try:
-                found.append(self._rehearse(conditions, size))
+                found.append(self._rehearse(conditions, size, runs))
             except ProgramFailed as err:
                 name = conditions.gpu.name or conditions.gpu.title
                 failed.append(FailedRehearsal(name, conditions.conf or "", size, err.message))
@@ -157,17 +166,17 @@ class Sweep:
         else:
             yield from self.batches.sizes
 
-    def _rehearse(self, conditions: Conditions, batch: int | None) -> Rehearsal:
+    def _rehearse(self, conditions: Conditions, batch: int | None, runs: Runs) -> Rehearsal:
         program = self.program if batch is None else with_batch(self.program, batch)
         name = case_name(conditions, batch)
         on_step = self.on_case(name)
         if self.keep is None:
             with tempfile.TemporaryDirectory(prefix="fragdoctor-") as scratch:
                 place = Path(scratch) / "snapshot.pickle"
-                found = launch.rehearse(program, conditions, place, on_step)
+                found = launch.rehearse(program, conditions, place, on_step, runs)
             return replace(found, batch=batch, snapshot="")
         stem = re.sub(r"[^\w.+-]+", "-", name, flags=re.ASCII).strip("-") or "rehearsal"
-        found = launch.rehearse(program, conditions, self.keep / f"{stem}.pickle", on_step)
+        found = launch.rehearse(program, conditions, self.keep / f"{stem}.pickle", on_step, runs)
         return replace(found, batch=batch)
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import difflib
 import importlib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import IntEnum
 from types import MappingProxyType
 from typing import Any, Final
 
 from fragdoctor.errors import ConfigError
+from fragdoctor.record import record
 
 MIN_WIDTH: Final = 60
 MAX_WIDTH: Final = 120
@@ -24,7 +24,7 @@ class Verbosity(IntEnum):
     FULL = 2
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RenderOptions:
     """How a report looks; formats take what concerns them.
 

@@ -7,7 +7,7 @@ renderer passes it through ``escape`` for its sink.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import Enum, StrEnum
 from functools import partial
 from types import MappingProxyType
@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Final, Literal, NamedTuple
 
 from fragdoctor.model.diagnosis import SegmentRun, TimelineStrip
 from fragdoctor.model.finding import Location
+from fragdoctor.record import record
 from fragdoctor.report.base import Verbosity
 from fragdoctor.units import format_count, format_size
 
@@ -96,7 +97,7 @@ def location_text(location: Location | None) -> str:
     return NO_STACK if location is None else str(location)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Gauge:
     """A share of a whole drawn as a bar in the cell of a table; 0 <= start <= end <= 1."""
 
@@ -106,7 +107,7 @@ class Gauge:
     n_cells: int = 10
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Spark:
     """A few values drawn as a curve in the cell of a table, from zero to their highest."""
 
@@ -116,7 +117,7 @@ class Spark:
 Cell = Content | Gauge | Spark
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Column:
     """A column of a table: its heading, what stands in it, and how it is laid out.
 
@@ -140,7 +141,7 @@ class Column:
     style: Style | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Row:
     """A row of a table and the lines that stand below it."""
 
@@ -149,7 +150,7 @@ class Row:
     style: Style | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@record(kw_only=True)
 class Block:
     """A part of a document.
 
@@ -172,7 +173,7 @@ class Block:
         return bool(self.holds) and not any(getattr(self, self.holds))
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Paragraph(Block):
     """Sentences."""
 
@@ -180,12 +181,12 @@ class Paragraph(Block):
     content: Content
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Gap(Block):
     """Room between what stands before and after."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Facts(Block):
     """Labelled values."""
 
@@ -193,7 +194,7 @@ class Facts(Block):
     items: Sequence[tuple[str, Content]]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Bullets(Block):
     """Sentences of equal weight."""
 
@@ -201,7 +202,7 @@ class Bullets(Block):
     items: Sequence[Content]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Code(Block):
     """Lines to copy as they stand; a line break inside of one is shown, not made."""
 
@@ -209,7 +210,7 @@ class Code(Block):
     lines: Sequence[str]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Item:
     """An entry of a list: a label such as its number, its first line, and blocks below it."""
 
@@ -219,7 +220,7 @@ class Item:
     style: Style = Style.STRONG
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Listing(Block):
     """Entries with blocks of their own, such as recommendations; the short report has a few.
 
@@ -232,7 +233,7 @@ class Listing(Block):
     is_airy: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Table(Block):
     """Aligned columns; the short report has the first ``shown`` rows.
 
@@ -318,7 +319,7 @@ def written(value: Any, name: str = "") -> Content:
     return str(value)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class BarPart:
     """A part of a bar: ``name`` also chooses its glyph and colour."""
 
@@ -327,7 +328,7 @@ class BarPart:
     meaning: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Bar(Block):
     """Bytes that add up to a whole, drawn to scale; ``request_bytes`` failed, to compare."""
 
@@ -340,14 +341,14 @@ class Bar(Block):
         return sum(part.n_bytes for part in self.parts)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Timeline(Block):
     """Memory of one device over its trace."""
 
     strip: TimelineStrip
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SegmentBar:
     """A segment: a few figures of it, and its blocks in address order."""
 
@@ -355,7 +356,7 @@ class SegmentBar:
     runs: Sequence[SegmentRun]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SegmentBars(Block):
     """Segments drawn to scale; ``lines`` are those that pin them, with the pins that they made."""
 
@@ -364,7 +365,7 @@ class SegmentBars(Block):
     lines: Sequence[tuple[str, Sequence[int]]] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Series:
     """A curve of a chart.
 
@@ -384,7 +385,7 @@ class Series:
     is_dashed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Chart(Block):
     """Curves over one axis, bytes upwards. ``limit_bytes`` is a level such as the capacity."""
 
@@ -395,7 +396,7 @@ class Chart(Block):
     limit_label: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Graphic(Block):
     """A place for one of the interactive graphics; only the interactive page fills it."""
 
@@ -403,7 +404,7 @@ class Graphic(Block):
     absent: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Section:
     """Blocks under a heading.
 
@@ -425,7 +426,7 @@ class Section:
         return [b for b in self.blocks if b.detail in details and not b.is_empty]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ReportDocument:
     """Everything that one command says.
 

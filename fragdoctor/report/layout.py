@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from itertools import zip_longest
 from types import MappingProxyType
 from typing import Final
@@ -18,6 +17,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
+from fragdoctor.record import record
 from fragdoctor.report import escape
 from fragdoctor.report.base import RenderOptions
 from fragdoctor.report.document import (
@@ -64,7 +64,7 @@ STYLES: Final = MappingProxyType(
 )
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Glyphs:
     """What is drawn beyond letters and digits; ``steps`` are parts of a cell from low to full."""
 

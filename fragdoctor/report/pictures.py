@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import Final
 
@@ -11,6 +10,7 @@ from rich.text import Text
 
 from fragdoctor.model.diagnosis import RunKind, SegmentRun, TimelineStrip
 from fragdoctor.model.phases import TrainingPhase
+from fragdoctor.record import record
 from fragdoctor.report.document import Bar, BarPart, Column, SegmentBars, dim
 from fragdoctor.report.layout import GAP, INDENT, Page, styled
 from fragdoctor.report.words import PHASE_NAMES, share_of
@@ -30,7 +30,7 @@ _LETTERS: Final = "ABCDEF"
 _PIN_STYLE: Final = "bold red"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Ink:
     """How one kind of memory is drawn."""
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 import ast
 import posixpath
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import Final
 from urllib.parse import quote
 
 from fragdoctor.model.finding import MAX_LINE, Location
+from fragdoctor.record import record
 from fragdoctor.report.base import RenderOptions
 
 MAX_SOURCE_BYTES: Final = 2_000_000
@@ -22,7 +23,7 @@ MAX_QUOTED: Final = 200
 _MAX_PATH: Final = 1000
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Place:
     """A file and a line of it; ``line`` is None where it is unknown.
 

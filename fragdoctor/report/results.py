@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from fragdoctor.gate.judgement import CheckReport, FileJudgement, Reason
 from fragdoctor.model.diagnosis import Cause, Diagnosis
 from fragdoctor.model.finding import Finding, Location, Severity
+from fragdoctor.record import record
 from fragdoctor.report.base import RenderOptions
 from fragdoctor.report.places import Place, place_of, place_of_input
 from fragdoctor.report.words import verdict_title
@@ -36,7 +36,7 @@ BUDGET_TITLES: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Result:
     """One thing to look at.
 

@@ -7,7 +7,7 @@ JSON of version 1.x is a contract, so that fields are only ever added.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -53,6 +53,7 @@ from fragdoctor.model.phases import CategoryShare, HeldBytes, LineBytes
 from fragdoctor.model.rehearsal import RehearsalResult, RehearsalSweep, Unmodelled
 from fragdoctor.model.simulation import FidelityReport, ReplayResult, Simulation
 from fragdoctor.model.workload import ModelShape, Workload
+from fragdoctor.record import record
 from fragdoctor.report.views.estimate import summary
 from fragdoctor.report.views.explain import Explanation
 
@@ -60,7 +61,7 @@ Computed = tuple[Any, Callable[[Any], Any]]
 """The type of a further field, and the function that gives it."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Shape:
     """Where the document of a dataclass differs from it.
 
@@ -83,7 +84,7 @@ class Shape:
     computed: Mapping[str, Computed] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ErrorFacts:
     """Why there is no result.
 
@@ -100,14 +101,14 @@ class ErrorFacts:
     offset: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ErrorResult:
     """What stands on standard output when there is no result."""
 
     error: ErrorFacts
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class OomResult:
     """A diagnosis with the messages that it was made from.
 
@@ -128,7 +129,7 @@ class OomResult:
         return cls(diagnosis, log.messages, log.primary if log.messages else None, log.markers)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class GrowthGate:
     """What ``--fail-on-growth`` found."""
 
@@ -136,7 +137,7 @@ class GrowthGate:
     judged: Sequence[JudgedGrowth]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CompareResult:
     """A comparison with what the gate found, null without one."""
 
@@ -149,21 +150,21 @@ class CompareResult:
         return cls(found, GrowthGate(has_grown(judged), judged) if judged else None)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ModelTable:
     """The models that are known by name."""
 
     models: Sequence[KnownModel]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class GpuTable:
     """The GPUs that are known by name."""
 
     gpus: Sequence[GpuModel]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RunVerdict:
     """The verdict on one run or one rank."""
 
@@ -172,7 +173,7 @@ class RunVerdict:
     summary: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class RankError:
     """Why a rank could not be read; ``exit_code`` is what it would mean alone."""
 
@@ -182,7 +183,7 @@ class RankError:
     exit_code: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SizeCount:
     """How many requests asked for a size."""
 
@@ -190,7 +191,7 @@ class SizeCount:
     n: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class LogCount:
     """How many requests asked for a size of this power of two."""
 
@@ -198,7 +199,7 @@ class LogCount:
     n: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class LengthFit:
     """The largest batch at another sequence length."""
 
@@ -206,7 +207,7 @@ class LengthFit:
     largest_batch: int
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class ItemAtPeak:
     """A row of an estimate; what it holds at the peak and at most."""
 

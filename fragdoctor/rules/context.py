@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from fragdoctor.analysis.result import DeviceAnalysis
 from fragdoctor.model.case import Case, MemoryStats, OomMessage
 from fragdoctor.model.finding import Location
 from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.model.snapshot import Snapshot
 from fragdoctor.model.story import LogStory
+from fragdoctor.record import record
 from fragdoctor.rules.failed_request import FailedRequest, known
 from fragdoctor.trace.code_owners import NATIVE, PACKAGE, TORCH, USER, classify_file, is_plumbing
 
@@ -17,7 +16,7 @@ MAX_STACK = 12
 """Frames of a stack that a report carries; the innermost ones say where."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Context:
     """One device of a case.
 

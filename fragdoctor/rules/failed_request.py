@@ -8,10 +8,10 @@ driver-free bytes F. A message prints them rounded to two decimals; a snapshot h
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from fragdoctor.model.case import OtherProcess
+from fragdoctor.record import record
 from fragdoctor.units import GIB, KIB, MIB, TIB, format_size
 
 CONTEXT_ALLOWANCE_BYTES: Final = 3 * GIB // 2
@@ -47,7 +47,7 @@ def rounding_bytes(n_bytes: int | None) -> int:
     return int(ROUNDING_SHARE * GIB) + 1
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class FailedRequest:
     """A request that the allocator could not serve, and the state of the device at that moment.
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from fragdoctor.model.case import OomMessage
 from fragdoctor.model.finding import Confidence
 from fragdoctor.model.story import FAILURES, Scene, SceneKind
+from fragdoctor.record import record
 from fragdoctor.story.order import Processes
 
 _NEAR_LINES: Final = 200
@@ -26,7 +27,7 @@ _ENDS_RUN: Final = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class MergedScene:
     """A scene, and how many lines reported it."""
 
@@ -136,7 +137,7 @@ _BURST_LINES: Final = 300
 _RETRY_LINES: Final = 100
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Link:
     """The place of the cause among the events, how sure, and why; ``cause`` None for none."""
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Final
 
 from fragdoctor.model.story import Scene, SceneKind, TimePrecision
+from fragdoctor.record import record
 
 _SAME_RESTART_LINES: Final = 40
 """Lines about one restart: the agent that announces it, and the workers that start."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Source:
     """What distinguishes the writers of a log; None is "not printed"."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -13,6 +12,7 @@ from fragdoctor.analysis.trend import trend_of
 from fragdoctor.model.case import OomMessage
 from fragdoctor.model.finding import Confidence
 from fragdoctor.model.story import Direction, LogStory, Scene, SceneKind, StoryEvent, Trend
+from fragdoctor.record import record
 from fragdoctor.story.failures import Link, MergedScene
 from fragdoctor.story.order import Processes
 from fragdoctor.units import MIB
@@ -37,7 +37,7 @@ LIKELY_P: Final = 1 / 72
 """Five points that all rise are below it, four are not."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Slope:
     """Slope per step with its bounds (None below 3 and 4 points) and what it amounts to."""
 
@@ -80,7 +80,7 @@ _TABLE_LINES: Final = 6
 _MAX_TRENDS: Final = 12
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Point:
     line: int
     n_bytes: int

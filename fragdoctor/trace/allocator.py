@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from fragdoctor._native import _ext
 from fragdoctor.errors import OutOfMemory, SimulationError
 from fragdoctor.model.settings import AllocatorSettings, Era, era_of, parse_conf, parse_version
+from fragdoctor.record import record
 from fragdoctor.trace.oom_message import oom_message
 from fragdoctor.units import GIB
 
@@ -22,7 +23,7 @@ _RESERVE: Final = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Block:
     """A block of a segment.
 
@@ -40,7 +41,7 @@ class Block:
     state: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Segment:
     """Memory got from the driver in one piece, or a mapped range of an expandable segment.
 

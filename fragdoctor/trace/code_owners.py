@@ -12,6 +12,7 @@ A stack of C++ frames alone, an empty one and a missing one have no line: -1.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 import numpy as np
 
@@ -41,7 +42,12 @@ _STDLIB = re.compile(
 
 def classify_file(filename: str) -> int:
     """Return whose code a file name of a frame is: ``USER`` .. ``NATIVE``."""
-    name = filename[:1000]
+    return _classified(filename[:1000])
+
+
+# A worker that reads thousands of ranks meets the same files again; 8 MB of names at most.
+@lru_cache(maxsize=8192)
+def _classified(name: str) -> int:
     if _NOTEBOOK.match(name):
         return USER
     if name.startswith("<"):

@@ -7,7 +7,6 @@ requests of the reproduction before it replays them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +14,7 @@ import numpy.typing as npt
 from fragdoctor._native import _ext
 from fragdoctor.errors import ConfigError, SimulationError
 from fragdoctor.model.snapshot import I32, I64, U64, Bools
+from fragdoctor.record import record
 from fragdoctor.trace.operations import OPERATION, Operations, OpKind
 from fragdoctor.trace.replay import Reproduction
 from fragdoctor.trace.steps import Steps
@@ -26,7 +26,7 @@ _PIECE = 1 << 20  # operations that are looked at together where columns of all 
 _FREES = (OpKind.FREE, OpKind.FREE_PENDING)
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Edit:
     """A change of the code.
 

@@ -15,6 +15,7 @@ from typing import Final
 import numpy as np
 
 from fragdoctor.model.snapshot import I32, I64, Bools
+from fragdoctor.record import record
 from fragdoctor.trace import stacks
 from fragdoctor.trace.step_alignment import StepWindow
 from fragdoctor.trace.steps import Steps
@@ -166,7 +167,7 @@ MAX_PARAMETERS: Final = 64
 """Parameters of a layer, at most."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class LowerBound:
     """What the step under way needs at least.
 

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
 
@@ -14,6 +13,7 @@ import numpy.typing as npt
 
 from fragdoctor._native import _ext
 from fragdoctor.model.snapshot import I64, U8, U64, Bools
+from fragdoctor.record import record
 
 U32 = npt.NDArray[np.uint32]
 NativeOps = _ext.NativeOps
@@ -42,7 +42,7 @@ class OpKind(IntEnum):
     FAILED = 7
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Operations:
     """The trace as requests to the allocator, n of them, in order.
 

@@ -15,6 +15,7 @@ import numpy as np
 
 from fragdoctor.model.phases import TrainingPhase
 from fragdoctor.model.snapshot import I32, I64, U8, Action, Bools
+from fragdoctor.record import record
 from fragdoctor.trace import stacks as stack_roles
 from fragdoctor.trace.columns import Events
 from fragdoctor.trace.stacks import StackRoles
@@ -23,7 +24,7 @@ from fragdoctor.trace.trace import Trace
 NOT_REACHED: Final = np.iinfo(np.int64).max
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Passes:
     """The passes of a device in order; pass i covers rows ``first[i]`` to ``first[i + 1]``.
 

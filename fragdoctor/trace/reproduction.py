@@ -8,7 +8,7 @@ trace betrays. A guess is replayed, compared with the recording, and kept where 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -19,6 +19,7 @@ from fragdoctor.errors import SimulationError
 from fragdoctor.model.hooks import report_progress
 from fragdoctor.model.settings import AllocatorSettings, Era, era_of
 from fragdoctor.model.snapshot import Action
+from fragdoctor.record import record
 from fragdoctor.trace.allocator import UNLIMITED
 from fragdoctor.trace.replay import Conditions, Reproduction
 from fragdoctor.trace.trace import Trace
@@ -165,7 +166,7 @@ MAX_LEARNING = 10
 PREFIX_OPERATIONS = 100_000
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class _Guess:
     """A set of values for what the file does not record."""
 

@@ -9,18 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from fragdoctor.errors import ConfigError
 from fragdoctor.model.hooks import report_progress
 from fragdoctor.model.settings import Era, is_same_conf, parse_conf
 from fragdoctor.model.simulation import ReplayResult
+from fragdoctor.record import record
 from fragdoctor.trace.replay import Reproduction
 from fragdoctor.trace.whatif import FairReplay, ProgressCallback, WhatIf, default_capacity
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SettingValues:
     """The values of one key, in the order in which guides name them.
 
@@ -130,7 +131,7 @@ N_THREADS = 2
 MARGIN_SHARE = 0.03
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Search:
     """What a search found.
 

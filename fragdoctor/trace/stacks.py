@@ -9,13 +9,13 @@ then the outermost frame lies in torch. With ``stacks="all"`` C++ frames name th
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
 import numpy as np
 
 from fragdoctor.model.snapshot import I32, I64, U8, Bools, Snapshot, StackTable
+from fragdoctor.record import record
 from fragdoctor.trace.code_owners import (
     NATIVE,
     PACKAGE,
@@ -99,7 +99,7 @@ _NOT_ENGINE: Final = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class StackRoles:
     """One row per stack id, and one more at the end for the id -1.
 

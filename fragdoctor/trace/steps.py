@@ -11,7 +11,6 @@ the rarest size that returns at even distances.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import IntEnum
 from itertools import pairwise
 from typing import Final
@@ -20,6 +19,7 @@ import numpy as np
 
 from fragdoctor.model.hooks import report_progress
 from fragdoctor.model.snapshot import I64, U8, Action
+from fragdoctor.record import record
 from fragdoctor.trace import stacks
 from fragdoctor.trace.call_tree import CallTree, Loop
 from fragdoctor.trace.passes import RoleRuns, find_optimizer_steps
@@ -43,7 +43,7 @@ class StepKind(IntEnum):
     OTHER = 2
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Steps:
     """The steps of a device's trace, in order.
 

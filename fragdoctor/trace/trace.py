@@ -19,6 +19,7 @@ from fragdoctor._native import _ext
 from fragdoctor.model.hooks import report_progress
 from fragdoctor.model.settings import AllocatorSettings, Era
 from fragdoctor.model.snapshot import I32, I64, U64, Action, BlockState, Bools, Snapshot
+from fragdoctor.record import record
 from fragdoctor.trace.allocator import native_config
 from fragdoctor.trace.columns import (
     MAX_SUM,
@@ -37,7 +38,7 @@ ABSURD_BYTES: Final = 2**56  # no device has 64 PiB
 _MAX_SNAPSHOTS: Final = 1000  # that somebody takes one after the other
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class InitialState:
     """A device before the first event of its trace: s segments and b blocks, by address.
 
@@ -61,7 +62,7 @@ class InitialState:
     block_size_is_known: Bools
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class SegmentLives:
     """Segments over time: ordinary ones, and pages of expandable ones that came and went together.
 

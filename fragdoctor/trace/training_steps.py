@@ -10,12 +10,13 @@ then updates) or train something else as well (a critic); epochs are not.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
 
 from fragdoctor.model.snapshot import I32, I64, Action, Bools
+from fragdoctor.record import record
 from fragdoctor.trace import stacks
 from fragdoctor.trace.call_tree import CallTree, Loop
 from fragdoctor.trace.lives import NEVER
@@ -37,7 +38,7 @@ MIN_LOOPED: Final = 0.9
 NO_TURN: Final = -1
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TrainingSteps:
     """Rows at which training steps begin, and further passes of a step.
 

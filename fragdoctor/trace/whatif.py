@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
@@ -19,6 +19,7 @@ from fragdoctor.model.settings import (
     parse_version,
 )
 from fragdoctor.model.simulation import ReplayResult
+from fragdoctor.record import record
 from fragdoctor.trace.operations import Operations, OpKind
 from fragdoctor.trace.other_run import OtherRun
 from fragdoctor.trace.outlook import Outlooks
@@ -36,7 +37,7 @@ ROUNDED = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class WhatIf:
     """What differs from the recorded run; None and "" mean as recorded.
 

@@ -21,6 +21,7 @@ class Program:
 
     def __init__(self, has_stacks=True, outer=(MAIN,)):
         self.outer = outer
+        self.outers = {}  # of each line
         self.toy = ToyAllocator()
         self.has_stacks = has_stacks
 
@@ -29,6 +30,7 @@ class Program:
         event = self.toy.events[-1]
         if self.has_stacks:
             event["frames"] = [frame(line=line), *self.outer]
+            self.outers[line] = self.outer
         else:
             del event["frames"]
             block.line = 0
@@ -45,7 +47,7 @@ class Program:
         for segment in data["segments"]:
             for block in segment["blocks"]:
                 if block["frames"]:
-                    block["frames"] = [*block["frames"], *self.outer]
+                    block["frames"] += self.outers[block["frames"][0]["line"]]
         read = from_python(data)
         return {read.frame(g.frame).line if g.frame >= 0 else None: g for g in self._run(read)}
 
@@ -193,6 +195,39 @@ def test_find_growth_layers_of_one_forward_are_none():
                 p.toy.free(block)
 
     assert p.growing_lines() == {}
+
+
+OPTIMIZER = (frame("/v/site-packages/torch/optim/adam.py", 2, "step"), MAIN)
+
+
+def _states(p: Program, n: int, size: int = 4 * MIB) -> None:
+    """Let the optimizer make n states."""
+    p.outer = OPTIMIZER
+    for _ in range(n):
+        p.new(size, 30)
+    p.outer = (MAIN,)
+
+
+@pytest.mark.parametrize("scale", [1, 2])
+def test_find_growth_states_of_layers_unfrozen_one_by_one_are_none(scale):
+    p = Program()
+    parameters = [p.new(4 * MIB, 1) for _ in range(12)]
+    for i in range(12):
+        p.step(i)
+        _states(p, 2, scale * 4 * MIB)
+
+    assert parameters
+    assert p.growing_lines() == {}
+
+
+def test_find_growth_optimizers_made_anew_and_kept_are_found():
+    p = Program()
+    parameters = [p.new(4 * MIB, 1) for _ in range(3)]
+    for i in range(12):
+        p.step(i)
+        _states(p, 2 * len(parameters))
+
+    assert list(p.growing_lines()) == [30]
 
 
 LEAKS = {"leak_losses", "leak_features", "eval_without_no_grad"}

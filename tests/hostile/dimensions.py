@@ -146,6 +146,43 @@ def notes(n: int) -> bytes:
     return _recording([_one_segment(n)], rows)
 
 
+def module_paths(n: int) -> bytes:
+    rows = [
+        alloc(BASE + 512 * i, 512, time_us=i, user_metadata=f"nn.Module: {name}.layers.{i}.mlp")
+        for i, name in ((i, "model" if i % 2 else f"part_{i}") for i in range(n))
+    ]
+    return _recording([_one_segment(n)], rows)
+
+
+def depth_of_modules(n: int) -> bytes:
+    path = "nn.Module: " + ".".join(f"{i % 10}.block" for i in range(n))
+    rows = [alloc(BASE + 512 * i, 512, time_us=i, user_metadata=path) for i in range(20)]
+    return _recording([_one_segment(20)], rows)
+
+
+def steps(n: int) -> bytes:
+    inside = frame("train.py", 5, "step")
+    rows = [segment_alloc(BASE, 20 * MIB, frames=_TRAINING, time_us=0)]
+    for i in range(n):
+        forward = [frame("train.py", 7, "forward"), inside]
+        backward = [frame("/x/site-packages/torch/_tensor.py", 3, "backward"), inside]
+        update = [frame("/x/site-packages/torch/optim/adamw.py", 3, "step"), inside]
+        for j, stack in enumerate((forward, backward, update)):
+            rows.append(alloc(BASE + MIB * j, MIB, frames=stack, time_us=10 * i + j))
+        for j in range(3):
+            rows += free(BASE + MIB * j, MIB, frames=backward, time_us=10 * i + 5 + j)
+    rows.append(oom(30 * MIB, MIB, frames=_TRAINING, time_us=10 * n))
+    return _recording([segment(BASE, block(20 * MIB))], rows)
+
+
+def nested_json(n: int) -> bytes:
+    return b'{"segments": ' + b'{"a": [' * n + b"]}" * n + b"}"
+
+
+def nested_pickle(n: int) -> bytes:
+    return b"\x80\x04" + b"]" * n + b"a" * (n - 1) + b"."
+
+
 def settings(n: int) -> bytes:
     conf = builders.settings(
         PYTORCH_CUDA_ALLOC_CONF=",".join(f"key_{i}:[{i},{i}]" for i in range(n))
@@ -259,7 +296,8 @@ RECORDINGS: Final[tuple[tuple[Make, int], ...]] = (
     (events, 80), (live_blocks, 80), (segments, 80), (pools, 80), (streams, 80),
     (devices, 16), (depth_of_stacks, 80), (distinct_stacks, 80), (distinct_names, 80),
     (distinct_sizes, 80), (failures, 60), (annotations, 80), (notes, 80), (settings, 80),
-    (unknown_keys, 80), (snapshot_as_json, 80),
+    (unknown_keys, 80), (snapshot_as_json, 80), (module_paths, 80), (depth_of_modules, 80),
+    (steps, 40), (nested_json, 80), (nested_pickle, 80),
 )  # fmt: skip
 TEXTS: Final[tuple[tuple[str, Make, int], ...]] = (
     *((f.__name__, f, 40) for f in (
@@ -286,6 +324,12 @@ TEXTS: Final[tuple[tuple[str, Make, int], ...]] = (
     )),
 )  # fmt: skip
 
+# What a second recording, and a moment of the trace, are looked up in.
+FURTHER: Final = (
+    (events, 80), (live_blocks, 80), (distinct_stacks, 80), (module_paths, 80), (steps, 40),
+    (failures, 60), (annotations, 80),
+)  # fmt: skip
+
 
 def entries() -> list[Entry]:
     """Return all files: a recording goes through every command that takes one."""
@@ -295,4 +339,5 @@ def entries() -> list[Entry]:
         for command in ("analyze", "simulate", "export")
     ]
     found += [("analyze", name, n, make) for name, make, n in TEXTS]
+    found += [(c, f.__name__, n, f) for c in ("moment", "continue") for f, n in FURTHER]
     return found

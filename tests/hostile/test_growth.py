@@ -17,18 +17,24 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import fleets
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from dimensions import Entry, entries
+from dimensions import Entry, entries, events
 
 from fragdoctor.cli import exit as exit_codes
 from fragdoctor.cli.app import invoke
+from fragdoctor.fleet.conclusions import conclude
+from fragdoctor.fleet.engine import fleet_of
+from fragdoctor.model.fleet import RankSummary
 
-_ARGUMENTS = {
-    "analyze": (),
-    "simulate": ("--sweep",),
-    "export": ("--format", "snapshot", "--redact", "--force", "-o"),
+_COMMANDS = {
+    "analyze": ("analyze", "{path}"),
+    "simulate": ("simulate", "{path}", "--sweep"),
+    "export": ("export", "{path}", "--format", "snapshot", "--redact", "--force", "-o", "{out}"),
+    "moment": ("analyze", "{path}", "--at", "end"),
+    "continue": ("analyze", "{path}", "--continue-with", "{path}"),
 }
 _MOST_GROWTH = 2.4
 """2 is linear, n log n is below 2.3 here, n squared is 4."""
@@ -65,14 +71,18 @@ def _counted() -> Iterator[_Counter]:
         gc.enable()
 
 
-def _work(command: str, path: Path) -> tuple[int, int]:
+def _work(*arguments: str) -> tuple[int, int]:
     """Return the work of a command line, and its exit code."""
-    more = _ARGUMENTS[command]
-    target = [str(path.with_suffix(".out"))] if command == "export" else []
     said = io.StringIO()
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said), _counted() as counter:
-        code = exit_codes.run(invoke, [command, str(path), *more, *target])
+        code = exit_codes.run(invoke, list(arguments))
     return counter.n, code
+
+
+def _assert_linear(work: list[int]) -> None:
+    """Compare what two doublings of an input added."""
+    first, second = work[1] - work[0], work[2] - work[1]
+    assert second <= max(_MOST_GROWTH * first, _NOTHING), work
 
 
 _ALWAYS = ("live_blocks", "devices", "messages", "stats_of_devices", "summaries", "page of b' '")
@@ -86,14 +96,63 @@ ENTRIES = [
 def test_work_doubles_at_most_where_the_input_doubles(entry: Entry, tmp_path: Path) -> None:
     command, _, n, make = entry
     path = tmp_path / "input"
+    words = [w.format(path=path, out=tmp_path / "out") for w in _COMMANDS[command]]
     path.write_bytes(make(n))
-    _work(command, path)  # loads what is loaded once
+    _work(*words)  # loads what is loaded once
     work: list[int] = []
     for size in (n, 2 * n, 4 * n):
         path.write_bytes(make(size))
-        done, code = _work(command, path)
+        done, code = _work(*words)
         assert code in {0, 2, 3}
         work.append(done)
 
-    first, second = work[1] - work[0], work[2] - work[1]
-    assert second <= max(_MOST_GROWTH * first, _NOTHING), work
+    _assert_linear(work)
+
+
+@pytest.mark.slow
+def test_work_doubles_at_most_where_the_ranks_double(tmp_path: Path) -> None:
+    work: list[int] = []
+    for n in (2, 4, 8, 16):
+        job = fleets.write_job(tmp_path / f"job{n}", n, {1: {"held": {10: 600}}})
+        pages = str(tmp_path / f"pages{n}")
+        page = str(tmp_path / f"{n}.html")
+        done, code = _work("analyze", str(job), "--workers", "1", "-o", page, "--rank-pages", pages)
+        assert code == 0
+        work.append(done)
+
+    _assert_linear(work[1:])  # the first loads what is loaded once
+
+
+@pytest.mark.parametrize("kind", ["alike", "all odd", "unread", "groups"])
+def test_conclusions_double_at_most_where_the_ranks_double(kind: str) -> None:
+    def ranks(n: int) -> Iterator[RankSummary]:
+        for i in range(n):
+            if kind == "unread":
+                yield fleets.unread(i)
+            else:
+                of = {"alike": 0, "all odd": i, "groups": i % 7}[kind]
+                yield fleets.summary(i, {10: 64 + 40 * of, 20 + of: 32})
+
+    work: list[int] = []
+    for n in (100, 100, 200, 400):
+        fleet = fleet_of(ranks(n))
+        with _counted() as counter:
+            conclude(fleet)
+        work.append(counter.n)
+
+    _assert_linear(work[1:])
+
+
+def test_work_doubles_at_most_where_the_runs_of_a_series_double(tmp_path: Path) -> None:
+    names = []
+    for i in range(12):
+        path = tmp_path / f"{i}.pickle"
+        path.write_bytes(events(20 + i))
+        names.append(str(path))
+    work: list[int] = []
+    for n in (3, 3, 6, 12):
+        done, code = _work("compare", *names[:n])
+        assert code == 0
+        work.append(done)
+
+    _assert_linear(work[1:])

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
@@ -13,8 +14,10 @@ from rehearsal_stage import TRAINING, Stage
 import fragdoctor.report
 from fragdoctor.errors import ConfigError
 from fragdoctor.model.rehearsal import Rehearsal
+from fragdoctor.rehearse.machines import rehearsed_gpu
+from fragdoctor.rehearse.process import Conditions
 from fragdoctor.rehearse.programs import Program
-from fragdoctor.rehearse.sweep import Batches, parse_batches, searched, with_batch
+from fragdoctor.rehearse.sweep import Batches, Sweep, parse_batches, searched, with_batch
 
 SCHEMA = Path(fragdoctor.report.__file__).parent / "schema" / "rehearsals-1.0.schema.json"
 WITH_BATCH = TRAINING + "\n    import sys\n    train(batch=int(sys.argv[1]))\n"
@@ -164,3 +167,55 @@ def test_sweeps_that_cannot_be_are_refused_before_anything_runs(training, option
 
     assert done.returncode == 2
     assert sentence in done.stderr
+
+
+LIBRARY = """
+    import os
+    os.environ["SEEN"] = str(int(os.environ.get("SEEN", "0")) + 1)
+    {more}
+"""
+WITH_LIBRARY = """
+    import os, sys
+    sys.stdin.read()
+    import library
+    assert os.environ["SEEN"] == "1", "the program's environment is its own"
+    assert not os.path.exists("left"), "what another left is there"
+    open("left", "w").close()
+    import torch
+    x = torch.zeros(int(sys.argv[1]) << 20, device="cuda")
+    assert torch.cuda.get_device_name() == sys.argv[2]
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="forks are used on Linux alone")
+@pytest.mark.parametrize(
+    ("more", "blocker"),
+    [
+        ("", []),
+        (
+            "import threading; threading.Timer(9, print).start()",
+            ["library starts a thread when it is imported"],
+        ),
+    ],
+)
+def test_forks_do_what_new_processes_do(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, more: str, blocker: list[str]
+) -> None:
+    stage.script(LIBRARY.replace("{more}", more), "site-packages/library.py")
+    monkeypatch.setenv("PYTHONPATH", str(stage.home / "site-packages"))
+    monkeypatch.chdir(stage.home)
+    gpu = rehearsed_gpu("24GiB", None, is_unlimited=False)
+    script = str(stage.script(WITH_LIBRARY))
+    program = Program(script, False, ["{batch}", gpu.title], [sys.executable])
+
+    def swept(*, forks: bool) -> Any:
+        confs = ["", "expandable_segments:True"]
+        return Sweep(program, Conditions(gpu), [gpu], confs, Batches([1, 2]), forks=forks).run()
+
+    found = swept(forks=True)
+
+    assert not found.failed
+    assert found.rehearsals == swept(forks=False).rehearsals
+    assert [r.peak_allocated_bytes >> 20 for r in found.rehearsals] == [4, 8, 4, 8]
+    assert found.notes == [f"Each rehearsal imports its libraries anew: {b}." for b in blocker]

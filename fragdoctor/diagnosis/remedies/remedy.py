@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import IntEnum
 from typing import ClassVar, Final
 
@@ -16,6 +16,7 @@ from fragdoctor.model.diagnosis import Cause, Predicted, Recommendation, Verdict
 from fragdoctor.model.finding import Confidence, Evidence, Location, RuleResults
 from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.model.simulation import Outlook, OutlookState, ReplayResult
+from fragdoctor.record import record
 from fragdoctor.rules.context import Context
 from fragdoctor.rules.failed_request import FailedRequest
 from fragdoctor.units import format_count, format_size, plural
@@ -42,7 +43,7 @@ VARIABLES: Final = {
 """On CUDA always the old name: the new one is buggy in 2.9 and does not exist before."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class JudgedCase:
     """One device of a case with its verdict and the results of the rules.
 
@@ -199,7 +200,7 @@ def _entries(conf: str) -> list[str]:
     return [p for p in parts if p]
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Proposal:
     """What a remedy proposes for one case.
 

@@ -21,12 +21,13 @@ from fragdoctor.inputs.wordings.wording import (
     value_of,
 )
 from fragdoctor.model.case import OomMessage, OtherProcess
+from fragdoctor.record import record
 
 _ABSURD_BYTES: Final = 16 * 2**40  # no device is near; such a size was computed from garbage
 _GAP: Final = 700  # squeezed characters between two clauses of one message, at most
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Clause:
     """A part of the message: what stands around ``literal``, ``back`` characters before it on."""
 
@@ -74,7 +75,7 @@ _FIGURES: Final = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class CutClause:
     """A clause whose label may end early, but not before ``n_least`` of its letters."""
 
@@ -279,7 +280,7 @@ VARIANTS: Final = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Dialect:
     """What the form of a message says in addition to its figures; fields as in ``OomMessage``."""
 

@@ -109,6 +109,8 @@ class Outcome:
             "notes": list(now.assumptions.notes),
             "conf": now.budget.settings.conf,
         }
+        if "libraries" in self.request:
+            found["libraries"] = self.request["libraries"].found()
         temporary = Path(f"{self.request['outcome']}.tmp")
         temporary.write_text(json.dumps(found), encoding="utf-8")
         temporary.replace(self.request["outcome"])

@@ -13,11 +13,15 @@ import traceback
 import types
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from fragdoctor.errors import FragdoctorError
+
+if TYPE_CHECKING:
+    from fragdoctor.rehearse.engine.session import Session
 
 EXIT_UNFIT: Final = 2
 _CALLER: Final = runpy._run_code.__code__  # type: ignore[attr-defined]  # calls the program's code
@@ -27,9 +31,21 @@ def run(request: dict[str, Any]) -> NoReturn:
     """Prepare this process, run the program, write the outcome, and exit.
 
     Args:
-        request: what :mod:`fragdoctor.rehearse.launch` asks for.
+        request: what :mod:`fragdoctor.rehearse.process` asks for.
     """
     sys.argv[:] = [request["target"], *request["args"]]
+    undo = ExitStack()
+    now = _prepared(request, undo)
+    if "requests_fd" in request:
+        from fragdoctor.rehearse.engine.forks import Libraries, request_of_fork
+
+        request = request_of_fork(request, now)
+        request["libraries"] = Libraries(undo)
+    _rehearse(request, now, undo)
+
+
+def _prepared(request: dict[str, Any], undo: ExitStack) -> Session:
+    """Import PyTorch and prepare this process."""
     try:
         import torch  # noqa: F401 - before anything of it is patched
     except ImportError as err:
@@ -41,26 +57,31 @@ def run(request: dict[str, Any]) -> NoReturn:
             else f"The program's Python cannot import PyTorch: {err}.",
             "Run fragdoctor in the program's environment, or name its Python with --python.",
         )
-    from fragdoctor.rehearse.engine.outcome import Outcome
     from fragdoctor.rehearse.engine.prepare import Machine, prepare
+
+    machine = Machine(
+        native=Path(request["native"]),
+        n_devices=request["n_devices"],
+        scratch=None if request["scratch"] is None else Path(request["scratch"]),
+        torch_version=request["torch_version"],
+    )
+    try:
+        return prepare(machine, undo)
+    except FragdoctorError as err:
+        _unfit(request, err.message, err.hint)
+
+
+def _rehearse(request: dict[str, Any], now: Session, undo: ExitStack) -> NoReturn:
+    """Run the program on the GPU that was asked for, write the outcome, and exit."""
+    from fragdoctor.rehearse.engine.outcome import Outcome
     from fragdoctor.rehearse.engine.session import GpuFacts
     from fragdoctor.rehearse.engine.steps import Steps
 
     gpu = request["gpu"]
-    machine = Machine(
-        native=Path(request["native"]),
-        n_devices=request["n_devices"],
-        capacity_bytes=request["capacity_bytes"],
-        total_bytes=gpu["total_bytes"],
-        scratch=None if request["scratch"] is None else Path(request["scratch"]),
-        torch_version=request["torch_version"],
-        facts=GpuFacts(gpu["name"], tuple(gpu["capability"]), gpu["n_multiprocessors"]),
+    now.facts = GpuFacts(gpu["name"], tuple(gpu["capability"]), gpu["n_multiprocessors"])
+    now.budget = replace(
+        now.budget, capacity_bytes=request["capacity_bytes"], total_bytes=gpu["total_bytes"]
     )
-    undo = ExitStack()
-    try:
-        now = prepare(machine, undo)
-    except FragdoctorError as err:
-        _unfit(request, err.message, err.hint)
     now.assumptions.shares.update(request["assumed_shares"])
     outcome = Outcome(request, now)
     steps = Steps(now, request["steps"], request["most_steps"], outcome.on_step, outcome.stop_early)

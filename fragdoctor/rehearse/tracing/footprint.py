@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -19,6 +18,7 @@ from fragdoctor.model.estimate import (
     Share,
     Sureness,
 )
+from fragdoctor.record import record
 from fragdoctor.rehearse.tracing.request_log import RequestLog
 from fragdoctor.trace.allocator import Allocator
 
@@ -38,7 +38,7 @@ N_LINES: Final = 8
 SOURCE: Final = "traced: one request for each storage that an operation makes"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Served:
     """The requests of a trace, served by the allocator model.
 

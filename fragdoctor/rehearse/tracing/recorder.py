@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final, NamedTuple
@@ -18,6 +17,7 @@ import torch.utils.checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
 from fragdoctor.errors import ConfigError
+from fragdoctor.record import record
 from fragdoctor.rehearse.engine import memory
 from fragdoctor.rehearse.engine.gpu import ACTIONS, Event
 from fragdoctor.rehearse.engine.session import Session
@@ -47,7 +47,7 @@ class Label(NamedTuple):
     label: str
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Call:
     """An operation that asked for memory.
 

@@ -10,10 +10,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from fragdoctor.record import record
+
 ROUND: Final = 512  # the allocator hands out multiples of this
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Place:
     """A line of the user's code."""
 

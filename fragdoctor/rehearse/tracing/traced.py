@@ -6,14 +6,14 @@ import os
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 from unittest import mock
 
 from fragdoctor.errors import ConfigError
 from fragdoctor.model.estimate import Footprint, GpuModel
-from fragdoctor.rehearse.launch import native_library
+from fragdoctor.record import record
 from fragdoctor.rehearse.machines import kernels_of
+from fragdoctor.rehearse.process import native_library
 from fragdoctor.rehearse.tracing.footprint import Served, footprint_of, serve
 from fragdoctor.rehearse.tracing.request_log import RequestLog, shown
 from fragdoctor.rehearse.tracing.training_setup import TrainingSetup
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 HOST: Final = 1  # a fake GPU that stands for the host's memory while the factory builds
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Traced:
     """A traced run.
 

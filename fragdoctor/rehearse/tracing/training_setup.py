@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from fragdoctor.errors import ConfigError
+from fragdoctor.record import record
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class TrainingSetup:
     """How to train.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -10,6 +9,7 @@ import numpy.typing as npt
 
 from fragdoctor.analysis.result import DeviceAnalysis
 from fragdoctor.model.snapshot import BlockState
+from fragdoctor.record import record
 from fragdoctor.report.page.text_tables import Sink
 from fragdoctor.trace.lives import Layout
 from fragdoctor.trace.trace import Trace
@@ -20,7 +20,7 @@ MAX_BLOCKS: Final = 120_000
 """Blocks on one page (all devices): about 0.4 MB compressed."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class MapBlocks:
     """Blocks of the segments that a map shows, by segment and address.
 

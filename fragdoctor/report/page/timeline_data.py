@@ -7,7 +7,6 @@ exact. The page's script merges buckets further when it draws.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
@@ -17,6 +16,7 @@ from fragdoctor.analysis.flushes import RETRY
 from fragdoctor.analysis.result import DeviceAnalysis
 from fragdoctor.model.phases import TrainingPhase
 from fragdoctor.model.snapshot import Annotation, Snapshot
+from fragdoctor.record import record
 from fragdoctor.report.page.blob import BlobWriter, compressed_size
 from fragdoctor.report.page.text_tables import Sink
 from fragdoctor.trace.trace import Trace
@@ -39,7 +39,7 @@ TRAINING_NAMES: Final = {
 SERIES: Final = ("allocated", "active", "reserved")
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class NamedRange:
     """A recorded range: states ``first`` to ``last``, nested ``depth`` deep."""
 

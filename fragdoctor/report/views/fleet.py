@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 from typing import Final
@@ -23,6 +22,7 @@ from fragdoctor.model.fleet import (
     Skew,
     SourceLine,
 )
+from fragdoctor.record import record
 from fragdoctor.report import document as doc
 from fragdoctor.report.base import RenderOptions
 from fragdoctor.report.document import Detail, Span, Style, code, dim, location_text, strong
@@ -303,7 +303,7 @@ def figure(rank: RankSummary, name: str) -> int | None:
     return value
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class GroupAdvice:
     """One piece of advice, and for whom it is."""
 

@@ -241,6 +241,7 @@ def _common(sweep: RehearsalSweep) -> list[doc.Section]:
     if not sweep.rehearsals:
         return []
     notes = list(dict.fromkeys(note for r in sweep.rehearsals for note in r.notes))
+    notes += sweep.notes
     last = sweep.rehearsals[-1]
     return [doc.Section("Notes", [doc.Bullets(notes)]), _assumed(last), _unmodelled(last)]
 

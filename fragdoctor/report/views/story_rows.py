@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from fragdoctor.model.case import OomMessage
 from fragdoctor.model.diagnosis import Diagnosis
 from fragdoctor.model.story import FAILURES, LogStory, SceneKind, StoryEvent
+from fragdoctor.record import record
 from fragdoctor.units import format_count, format_size, plural
 
 DAY_S: Final = 86_400
@@ -53,7 +54,7 @@ _MOST: Final = 4
 _JUDGED: Final = "the verdict is about this one"
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class StoryRow:
     """One row: when, where, who, what; ``tone`` is failure, effect, trial or quiet."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import ClassVar, Final
 
 import numpy as np
@@ -11,6 +10,7 @@ import numpy.typing as npt
 
 from fragdoctor.analysis.result import DeviceAnalysis
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
+from fragdoctor.record import record
 from fragdoctor.rules.context import Context
 from fragdoctor.rules.rule import Need, Rule
 from fragdoctor.units import format_size
@@ -75,7 +75,7 @@ VALLEY_SHARE: Final = 0.1
 """States within a tenth of the range above the low level count as valleys between steps."""
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Transient:
     """A peak of live memory and the usual level of the peaks before it, in bytes."""
 

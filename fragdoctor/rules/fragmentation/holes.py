@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 import numpy as np
 
 from fragdoctor.model.snapshot import BlockState, Snapshot
+from fragdoctor.record import record
 
 
-@dataclass(frozen=True, slots=True)
+@record
 class Holes:
     """Free blocks of a device in bytes.
 
