@@ -153,8 +153,8 @@ MIN_KEPT: Final = 3
 BACKWARD_SHARE: Final = 0.1
 """Share of this bound that the rest of a first step takes on top that failed in its forward pass.
 
-For the rest of the forward pass, gradients and optimizer state: of 55 recorded ones, cut off at half
-to nine tenths of what their programs needed, none took less.
+For the rest of the forward pass, gradients and optimizer state: of 55 recorded ones, cut off at
+half to nine tenths of what their programs needed, none took less.
 """
 
 SMALL: Final = 64 * 1024
