@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from fragdoctor.record import record
+from fragdoctor.frozen import frozen
 from fragdoctor.units import GIB, MIB
 
 
-@record
+@frozen
 class Limits:
     """Upper bounds; memory and time grow with bytes read, never with a number in the file.
 

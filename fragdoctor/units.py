@@ -11,7 +11,7 @@ import re
 from typing import Final
 
 from fragdoctor.errors import ConfigError
-from fragdoctor.record import record
+from fragdoctor.frozen import frozen
 
 KIB: Final = 1024
 MIB: Final = 1024**2
@@ -56,7 +56,7 @@ def parse_size(text: str) -> int:
     return int(value.to_integral_value())
 
 
-@record
+@frozen
 class Amount:
     """A limit: a size in bytes, or a share (0..1) of something that the budget names."""
 

@@ -18,8 +18,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fragdoctor.analysis.result import Holder, Pin, PinnedSegment
+from fragdoctor.frozen import frozen
 from fragdoctor.model.snapshot import I32, I64, MODULE_MARK, BlockState
-from fragdoctor.record import record
 from fragdoctor.trace.lives import BEFORE, Layout
 from fragdoctor.trace.trace import Trace
 
@@ -122,7 +122,7 @@ def _main_modules(
     return {g: s if len(exact[g, s]) > 1 else next(iter(exact[g, s])) for g, s in found.items()}
 
 
-@record
+@frozen
 class Holds:
     """Pairs (block, unit): the block keeps the unit, which has ``free`` free bytes.
 

@@ -12,9 +12,9 @@ from typing import Final
 
 import numpy as np
 
+from fragdoctor.frozen import frozen
 from fragdoctor.model.phases import Category, TrainingPhase
 from fragdoctor.model.snapshot import I64, U8, Bools
-from fragdoctor.record import record
 from fragdoctor.trace.lives import BEFORE, NEVER, Lives
 from fragdoctor.trace.passes import NOT_REACHED, Passes
 from fragdoctor.trace.stacks import StackRoles
@@ -24,7 +24,7 @@ POSSIBLE, LIKELY = 0, 1
 MIN_MATCH: Final = 0.9
 
 
-@record
+@frozen
 class Categories:
     """Category and sureness (``POSSIBLE``, ``LIKELY``) of each block of ``Lives``."""
 

@@ -24,8 +24,8 @@ from typing import Final
 import numpy as np
 
 from fragdoctor.analysis.result import Flush
+from fragdoctor.frozen import frozen
 from fragdoctor.model.snapshot import I64, Action, Bools
-from fragdoctor.record import record
 from fragdoctor.trace.trace import Trace
 
 RETRY, COLLECTION, EMPTY_CACHE, MAX_SPLIT = "retry", "gc", "empty_cache", "max_split"
@@ -34,7 +34,7 @@ MAX_FLUSHES: Final = 10_000
 MAX_CHECKED: Final = 200
 
 
-@record
+@frozen
 class Flushes:
     """All runs, oldest first, and the retries they and the ooms imply."""
 
@@ -74,7 +74,7 @@ def find_flushes(trace: Trace) -> Flushes:
     )
 
 
-@record
+@frozen
 class _Runs:
     """Runs of releases: first and last row, bytes, and what follows (``next_bytes`` of it)."""
 

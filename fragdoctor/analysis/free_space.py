@@ -23,9 +23,9 @@ from typing import Final
 import numpy as np
 
 from fragdoctor.analysis.result import FreeSpace, OomEvent, PoolFree
+from fragdoctor.frozen import frozen
 from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.model.snapshot import I64, Action, Bools
-from fragdoctor.record import record
 from fragdoctor.trace.columns import SMALL_SEGMENT_BYTES
 from fragdoctor.trace.lives import Layout
 from fragdoctor.trace.trace import SMALL_REQUEST_BYTES, Trace, large_page_bytes
@@ -41,7 +41,7 @@ MAX_LAYOUTS: Final = 8
 MAX_OOMS: Final = 1000
 
 
-@record
+@frozen
 class FreeParts:
     """Free bytes by fate. ``releasable_by_segment`` is aligned with the layout's segments."""
 

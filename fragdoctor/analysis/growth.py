@@ -29,9 +29,9 @@ import numpy as np
 
 from fragdoctor.analysis.result import Growth
 from fragdoctor.analysis.training_run import Requests
+from fragdoctor.frozen import frozen
 from fragdoctor.model.hooks import report_progress
 from fragdoctor.model.snapshot import I32, I64, Bools
-from fragdoctor.record import record
 from fragdoctor.trace.lives import BEFORE, NEVER, Lives
 from fragdoctor.trace.steps import MIN_STEPS, Steps
 from fragdoctor.trace.trace import Trace
@@ -61,7 +61,7 @@ MIN_BUFFER_BYTES: Final = 1 << 20
 MAX_LAPS: Final = 2  # generations that are live at once: the new one and the old one
 
 
-@record
+@frozen
 class GrowthResult:
     """Growing lines, most bytes first, and the floor of allocated bytes over the steps.
 
@@ -74,7 +74,7 @@ class GrowthResult:
     floor_slope_bytes: int
 
 
-@record
+@frozen
 class _Cells:
     """Sums per (group, step), sorted; step counts the complete steps from 0."""
 
@@ -142,7 +142,7 @@ def _are_first_states(trace: Trace, rows: I64) -> bool:
     return bool(fits[np.searchsorted(sizes, np.unique(lives.requested_bytes[rows]))].all())
 
 
-@record
+@frozen
 class _Births:
     """Which step and which group each block belongs to.
 
@@ -340,7 +340,7 @@ def _floor_slope(trace: Trace, starts: I64) -> int:
     return int((np.median(floors[-third:]) - np.median(floors[:third])) / distance)
 
 
-@record
+@frozen
 class GrowingBuffers:
     """The buffers of one line that grow by copies.
 

@@ -12,13 +12,13 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
+from fragdoctor.frozen import frozen
 from fragdoctor.model.phases import Category, TrainingPhase
-from fragdoctor.record import record
 from fragdoctor.trace.lives import Totals
 from fragdoctor.trace.trace import Trace
 
 
-@record
+@frozen
 class PoolFree:
     """Free cached memory of one (private pool, pool class, stream): blocks never cross these."""
 
@@ -30,7 +30,7 @@ class PoolFree:
     n_free_blocks: int
 
 
-@record
+@frozen
 class FreeSpace:
     """Free cached memory, split by whether the allocator can return it by itself.
 
@@ -57,7 +57,7 @@ class FreeSpace:
     by_pool: Sequence[PoolFree] = ()
 
 
-@record
+@frozen
 class Pin:
     """A group of live blocks with the same stack that keeps free memory in its segments.
 
@@ -76,7 +76,7 @@ class Pin:
     addresses: Sequence[int]
 
 
-@record
+@frozen
 class PinnedSegment:
     """A segment whose live blocks keep free memory in it, block by block in address order.
 
@@ -96,7 +96,7 @@ class PinnedSegment:
     block_stack: npt.NDArray[np.int64]
 
 
-@record
+@frozen
 class Holder:
     """Live memory of one user source line (the innermost frame that is not library code).
 
@@ -114,7 +114,7 @@ class Holder:
     module: str = ""
 
 
-@record
+@frozen
 class Growth:
     """Live memory from one source line (or stack) that grows step by step and is not freed.
 
@@ -163,7 +163,7 @@ class KeptPattern(StrEnum):
     TENSORS = "tensors"
 
 
-@record
+@frozen
 class KeptBlocks:
     """Kept blocks of one kind: bytes in all, and how many a step."""
 
@@ -172,7 +172,7 @@ class KeptBlocks:
     n_bytes: int
 
 
-@record
+@frozen
 class KeptMemory:
     """What grows, and what makes it.
 
@@ -202,7 +202,7 @@ class KeptMemory:
     forward_frame: int = -1
 
 
-@record
+@frozen
 class SizeDiversity:
     """How varied the request sizes of the large pool are (the food of fragmentation)."""
 
@@ -213,7 +213,7 @@ class SizeDiversity:
     drifting: bool
 
 
-@record
+@frozen
 class OomEvent:
     """An ``oom`` row with the state of the device at that moment.
 
@@ -239,7 +239,7 @@ class OomEvent:
     message_bytes: int | None = None
 
 
-@record
+@frozen
 class Flush:
     """A run of segment_free / segment_unmap rows.
 
@@ -254,7 +254,7 @@ class Flush:
     cause: str
 
 
-@record
+@frozen
 class CaptureQuality:
     """How much of the story the file holds, each shortcoming with its evidence.
 
@@ -284,7 +284,7 @@ class CaptureQuality:
     notes: Sequence[str] = ()
 
 
-@record
+@frozen
 class CategorySum:
     """Allocated memory of one category at one moment; ``likely_bytes`` of it is not a guess.
 
@@ -298,7 +298,7 @@ class CategorySum:
     lines: Sequence[tuple[int, int]] = ()
 
 
-@record
+@frozen
 class PhasePeaks:
     """The passes of one phase: allocated bytes at the peak of each, and what the worst holds.
 
@@ -313,7 +313,7 @@ class PhasePeaks:
     held: Sequence[CategorySum] = ()
 
 
-@record
+@frozen
 class PhaseAnalysis:
     """Passes of training phases and the categories of memory; see ``model/phases.py``.
 
@@ -336,7 +336,7 @@ class PhaseAnalysis:
     category: npt.NDArray[np.uint8] = field(default_factory=lambda: np.zeros(0, np.uint8))
 
 
-@record
+@frozen
 class DeviceAnalysis:
     """Everything the columns say about one device.
 

@@ -14,9 +14,9 @@ from typing import Final
 import numpy as np
 
 from fragdoctor.analysis.result import PhaseAnalysis
+from fragdoctor.frozen import frozen
 from fragdoctor.model.phases import TrainingPhase
 from fragdoctor.model.snapshot import I32, I64, Bools
-from fragdoctor.record import record
 from fragdoctor.trace.passes import last_phase
 from fragdoctor.trace.stacks import LOSS, StackRoles
 from fragdoctor.trace.trace import Trace
@@ -29,7 +29,7 @@ MIN_ALIKE: Final = 0.5
 NO_ROW: Final = np.iinfo(np.int64).max
 
 
-@record
+@frozen
 class LayerCalls:
     """The calls of equal layers, one row each, in order.
 
@@ -49,7 +49,7 @@ class LayerCalls:
         return len(self.first_row)
 
 
-@record
+@frozen
 class Requests:
     """The requests of a trace in order, one row each.
 
@@ -178,7 +178,7 @@ def _saved_bytes(calls: list[tuple[int, int]], size: I64, is_kept: Bools) -> int
     return sum(whole) - outputs - max(whole)
 
 
-@record
+@frozen
 class TrainingRun:
     """The passes of a training run, as events of the device from the first to behind the last.
 

@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from fragdoctor.record import record
+from fragdoctor.frozen import frozen
 
 F64 = npt.NDArray[np.float64]
 
@@ -24,7 +24,7 @@ _EXACT_UP_TO: Final = 60
 """Points up to which the orders are counted; the normal approximation is good to 0.002 there."""
 
 
-@record
+@frozen
 class Trend:
     """Theil-Sen slope and Mann-Kendall test of points in order.
 

@@ -17,7 +17,7 @@ import typer
 from fragdoctor.cli import console, options
 from fragdoctor.cli.exit import FINDINGS, OK, REFUSED
 from fragdoctor.errors import ConfigError
-from fragdoctor.record import record
+from fragdoctor.frozen import frozen
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -88,7 +88,7 @@ ReplayOption = Annotated[
 ]
 
 
-@record
+@frozen
 class Engine:
     """Where ranks are read, as the command line says; ``None`` is to be chosen."""
 
@@ -158,7 +158,7 @@ def analyze_fleet(
     return report, render("fleet", output_format.value, report, look, pages=links)
 
 
-@record
+@frozen
 class RankPages:
     """Writes the page of each rank, on the worker that has just diagnosed it."""
 
@@ -264,7 +264,7 @@ def fleet_exit_code(
     return FINDINGS if found else OK
 
 
-@record(kw_only=True)
+@frozen(kw_only=True)
 class AnalyzeOptions(options.CaseOptions):
     """What is asked about the inputs."""
 

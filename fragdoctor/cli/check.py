@@ -12,7 +12,7 @@ import typer
 from fragdoctor.cli import console, options
 from fragdoctor.cli.exit import FINDINGS, OK
 from fragdoctor.errors import ConfigError
-from fragdoctor.record import record
+from fragdoctor.frozen import frozen
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fragdoctor.gate.judgement import FileJudgement, Gate
 
 
-@record(kw_only=True)
+@frozen(kw_only=True)
 class CheckOptions(options.CaseOptions):
     """What is demanded of the inputs."""
 

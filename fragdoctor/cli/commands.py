@@ -14,7 +14,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from fragdoctor.cli.front_page import FRONT_PAGE
-from fragdoctor.record import record
+from fragdoctor.frozen import frozen
 from fragdoctor.report import escape
 
 FORMATS_OF_SUFFIXES: Final = (
@@ -77,7 +77,7 @@ class _Command(TyperCommand):
                 return
 
 
-@record
+@frozen
 class Command:
     """A command.
 

@@ -11,7 +11,7 @@ import typer
 from fragdoctor.cli import console, options
 from fragdoctor.cli.exit import FINDINGS, OK
 from fragdoctor.errors import ConfigError
-from fragdoctor.record import record
+from fragdoctor.frozen import frozen
 
 if TYPE_CHECKING:
     from fragdoctor.model.case import Case
@@ -36,7 +36,7 @@ def by_numbers(name: str) -> list[tuple[int, int, str]]:
     return [(0, int(p), "") if p[0] in "0123456789" else (1, 0, p) for p in parts]
 
 
-@record(kw_only=True)
+@frozen(kw_only=True)
 class CompareOptions(options.FullOutput):
     """What is asked about the runs."""
 

@@ -21,7 +21,7 @@ from typer.core import TyperOption
 
 from fragdoctor.cli.commands import whole_group
 from fragdoctor.errors import ConfigError
-from fragdoctor.record import record
+from fragdoctor.frozen import frozen
 
 OWN_FILE: Final = "fragdoctor.toml"
 PROJECT_FILE: Final = "pyproject.toml"
@@ -37,7 +37,7 @@ _WITHOUT: Final = frozenset({"explain"})
 Options = dict[str, dict[str, Any]]
 
 
-@record
+@frozen
 class Config:
     """The settings of one file.
 

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Final
 
 from fragdoctor.capture.launch import Ended
 from fragdoctor.errors import InputError
+from fragdoctor.frozen import frozen
 from fragdoctor.inputs.bundle_sets import FoundBundle
 from fragdoctor.inputs.bundles import open_bundle
 from fragdoctor.inputs.stats_reader import read_stats
-from fragdoctor.record import record
 from fragdoctor.units import format_count, plural
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ _OUT_OF_MEMORY: Final = "OutOfMemoryError"
 _SERVED: Final = "allocation.all.allocated"
 
 
-@record
+@frozen
 class RecordedRun:
     """A program that ran under the recorder, and the bundles that it left, the most telling first.
 

@@ -14,7 +14,7 @@ from fragdoctor.cli import options
 from fragdoctor.cli.fit import FitOptions
 from fragdoctor.cli.options import hidden, parameters_of
 from fragdoctor.cli.pack import PackOptions
-from fragdoctor.record import record
+from fragdoctor.frozen import frozen
 
 
 class AttentionKind(StrEnum):
@@ -49,7 +49,7 @@ def _count(name: str, text: str, low: int = 0) -> Any:
     return typer.Option(name, min=low, metavar="N", help=text)
 
 
-@record(kw_only=True)
+@frozen(kw_only=True)
 class EstimateOptions(options.EstimateOutput):
     """What is asked of a model before it runs."""
 
@@ -207,7 +207,7 @@ class EstimateOptions(options.EstimateOutput):
     ] = False
 
 
-@record
+@frozen
 class Asked:
     """What stands on the command line: the values of all parameters, and which are given there."""
 

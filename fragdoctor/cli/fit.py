@@ -9,14 +9,14 @@ import typer
 from fragdoctor.cli import console, options
 from fragdoctor.cli.exit import OK
 from fragdoctor.errors import ConfigError
-from fragdoctor.record import record
+from fragdoctor.frozen import frozen
 
 if TYPE_CHECKING:
     from fragdoctor.model.snapshot import Snapshot
     from fragdoctor.report.base import RenderOptions
 
 
-@record(kw_only=True)
+@frozen(kw_only=True)
 class FitOptions(options.EstimateOutput):
     """What is asked of recordings at several batch sizes."""
 

@@ -12,13 +12,13 @@ import typer
 from fragdoctor.cli import console, options
 from fragdoctor.cli.exit import OK
 from fragdoctor.errors import ConfigError
-from fragdoctor.record import record
+from fragdoctor.frozen import frozen
 
 GITHUB: Final = Path(".github/workflows/gpu-memory.yml")
 GITLAB: Final = Path(".gitlab/gpu-memory.yml")
 
 
-@record(kw_only=True)
+@frozen(kw_only=True)
 class InitCiOptions:
     """What is to be checked, and where."""
 

@@ -18,7 +18,7 @@ import typer
 from fragdoctor.cli.exit import FINDINGS, OK
 from fragdoctor.cli.options import command_of
 from fragdoctor.errors import ConfigError
-from fragdoctor.record import record
+from fragdoctor.frozen import frozen
 
 MAX_TEXT: Final = 60_000
 """Characters of an answer: more fills the memory of the model that reads it."""
@@ -32,7 +32,7 @@ _INSTRUCTIONS: Final = (
 )
 
 
-@record(kw_only=True)
+@frozen(kw_only=True)
 class ToolServerOptions:
     """What agents may do."""
 

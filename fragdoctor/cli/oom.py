@@ -9,10 +9,10 @@ import typer
 
 from fragdoctor.cli import console, options
 from fragdoctor.cli.analyze import exit_code
-from fragdoctor.record import record
+from fragdoctor.frozen import frozen
 
 
-@record(kw_only=True)
+@frozen(kw_only=True)
 class OomOptions(options.CaseOptions):
     """What is asked about a message or a log."""
 

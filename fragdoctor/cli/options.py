@@ -14,7 +14,7 @@ import typer
 from typer.models import ArgumentInfo
 
 from fragdoctor.errors import ConfigError
-from fragdoctor.record import record
+from fragdoctor.frozen import frozen
 from fragdoctor.units import Amount, parse_amount, parse_size
 
 _Options = TypeVar("_Options")
@@ -267,7 +267,7 @@ CudaContext = Annotated[
 Explain = Annotated[bool, typer.Option("--explain", help="Show formulas, values and sources")]
 
 
-@record(kw_only=True)
+@frozen(kw_only=True)
 class ReportOutput:
     """Where a report goes, and how it looks."""
 
@@ -277,21 +277,21 @@ class ReportOutput:
     no_color: NoColor = False
 
 
-@record(kw_only=True)
+@frozen(kw_only=True)
 class EstimateOutput(ReportOutput):
     """Where the answer of an estimate, a fit or a packing goes, and in which form."""
 
     output_format: DocumentFormats = DocumentFormat.TEXT
 
 
-@record(kw_only=True)
+@frozen(kw_only=True)
 class FullOutput(ReportOutput):
     """The same of a report that has more to say on request."""
 
     verbose: Verbose = False
 
 
-@record(kw_only=True)
+@frozen(kw_only=True)
 class CaseOptions(FullOutput):
     """What is known of a case beside its inputs, and where the report on it goes."""
 

@@ -10,14 +10,14 @@ import typer
 from fragdoctor.cli import console, options
 from fragdoctor.cli.exit import OK
 from fragdoctor.errors import ConfigError
-from fragdoctor.record import record
+from fragdoctor.frozen import frozen
 
 if TYPE_CHECKING:
     from fragdoctor.model.case import Case
     from fragdoctor.report.base import RenderOptions
 
 
-@record(kw_only=True)
+@frozen(kw_only=True)
 class PackOptions(options.EstimateOutput):
     """What is asked about several processes on one GPU."""
 

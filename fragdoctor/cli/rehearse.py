@@ -14,7 +14,7 @@ from fragdoctor.cli import console, options
 from fragdoctor.cli.check import check_targets, report_targets, write_target
 from fragdoctor.cli.exit import FINDINGS, OK, USAGE
 from fragdoctor.errors import ConfigError
-from fragdoctor.record import record
+from fragdoctor.frozen import frozen
 from fragdoctor.units import format_size
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ GPUS_OF_A_NODE: Final = 8
 ASSUMED: Final = ("nonzero", "unique")
 
 
-@record(kw_only=True)
+@frozen(kw_only=True)
 class RehearseOptions(options.FullOutput):
     """What is asked about a program."""
 
@@ -163,7 +163,7 @@ def rehearse(chosen: RehearseOptions) -> int:
     return code
 
 
-@record
+@frozen
 class _Asked:
     """What to run, on which GPUs, under which settings, at which batch sizes."""
 

@@ -16,7 +16,7 @@ import typer
 from fragdoctor.cli import console, options
 from fragdoctor.cli.exit import OK
 from fragdoctor.errors import ConfigError, SimulationError
-from fragdoctor.record import record
+from fragdoctor.frozen import frozen
 from fragdoctor.units import parse_size
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ def _refuse_value(name: str, value: str) -> None:
         raise ConfigError(f"{name} takes no value.", hint=f"Write --edit {name}.")
 
 
-@record(kw_only=True)
+@frozen(kw_only=True)
 class SimulateOptions(options.FullOutput):
     """What is asked of the replay."""
 

@@ -22,14 +22,14 @@ from fragdoctor.comparison.line_uses import merged
 from fragdoctor.comparison.series import find_trend, live_bytes
 from fragdoctor.comparison.settings_proof import prove_settings, requests_equal, setting_changes
 from fragdoctor.errors import ConfigError
+from fragdoctor.frozen import frozen
 from fragdoctor.model.case import Case
 from fragdoctor.model.comparison import Basis, Comparison, LineChange, SettingsProof
-from fragdoctor.record import record
 
 MAX_LINES_SHOWN = 400
 
 
-@record
+@frozen
 class _Lines:
     """What the lines of two devices say."""
 

@@ -14,13 +14,13 @@ from fragdoctor.analysis.device import analyze_trace
 from fragdoctor.analysis.result import CaptureQuality, DeviceAnalysis
 from fragdoctor.comparison.line_uses import LineUse, line_uses, location_of
 from fragdoctor.diagnosis.pipeline import diagnose
+from fragdoctor.frozen import frozen
 from fragdoctor.model.case import Case
 from fragdoctor.model.comparison import Curve, DevicePeaks, Figure, RunSide
 from fragdoctor.model.diagnosis import DeviceFigures, Diagnosis
 from fragdoctor.model.finding import Location
 from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.model.snapshot import I32, I64, Action, Snapshot
-from fragdoctor.record import record
 from fragdoctor.trace.lives import Totals, stretch_starts
 from fragdoctor.trace.trace import Trace, traces_of
 
@@ -29,7 +29,7 @@ _FEATURES: Final = re.compile(
 )
 
 
-@record
+@frozen
 class GrowingLine:
     """A line that keeps memory step by step within one run."""
 
@@ -38,7 +38,7 @@ class GrowingLine:
     n_steps: int
 
 
-@record(eq=False)
+@frozen(eq=False)
 class RunTotals:
     """What is kept of a run's totals: of a long series every trace would be too much.
 
@@ -76,7 +76,7 @@ class RunTotals:
         return max(self.initial_reserved_bytes, int(self.reserved_bytes[:n].max(initial=0)))
 
 
-@record(eq=False)
+@frozen(eq=False)
 class ComparedDevice:
     """One device of one run.
 
@@ -105,7 +105,7 @@ class ComparedDevice:
     capacity_bytes: int | None
 
 
-@record(eq=False)
+@frozen(eq=False)
 class ComparedRun:
     """One run: its diagnosis, and its devices where it has a snapshot.
 

@@ -8,6 +8,7 @@ from typing import Final
 from fragdoctor.comparison.compared_run import ComparedDevice, GrowingLine
 from fragdoctor.comparison.line_changes import FACTOR_SLACK, size_part
 from fragdoctor.comparison.settings_proof import MIN_DIFFERENCE, SAME_REQUESTS
+from fragdoctor.frozen import frozen
 from fragdoctor.model.comparison import (
     CauseKind,
     LikelyCause,
@@ -17,7 +18,6 @@ from fragdoctor.model.comparison import (
     SettingsProof,
 )
 from fragdoctor.model.finding import Confidence, Location
-from fragdoctor.record import record
 from fragdoctor.trace.steps import ENOUGH_STEPS
 from fragdoctor.units import MIB, format_count, format_size, plural
 
@@ -28,7 +28,7 @@ MIN_BYTES: Final = 1 * MIB
 LIKELY_SHARE: Final = 0.5
 
 
-@record
+@frozen
 class Evidence:
     """What is known about two runs beyond their lines.
 

@@ -8,9 +8,9 @@ from typing import Final
 
 import numpy as np
 
+from fragdoctor.frozen import frozen
 from fragdoctor.model.finding import Location
 from fragdoctor.model.snapshot import I64, Snapshot
-from fragdoctor.record import record
 from fragdoctor.trace.lives import Lives
 from fragdoctor.trace.trace import Trace
 
@@ -23,7 +23,7 @@ MAX_FRAMES: Final = 12
 MAX_DEPTH: Final = 4096
 
 
-@record
+@frozen
 class StackUse:
     """Memory of one whole stack: ``peak`` and ``now`` are bytes at those moments."""
 
@@ -32,7 +32,7 @@ class StackUse:
     now: int
 
 
-@record
+@frozen
 class LineUse:
     """Everything that one source line asked for.
 
@@ -104,7 +104,7 @@ def line_uses(trace: Trace, peak: int | None) -> tuple[tuple[LineUse, ...], int]
     return tuple(kept), len(rest)
 
 
-@record
+@frozen
 class _Sums:
     """(bytes, blocks) of each group at the peak, now, and over all requests."""
 
@@ -171,7 +171,7 @@ def _sizes(member: I64, requested: I64, n: int) -> list[tuple[tuple[tuple[int, i
     return result
 
 
-@record
+@frozen
 class _Stacks:
     """Stacks of each group, most bytes first, with their bytes at the peak and now."""
 

@@ -13,9 +13,9 @@ from fragdoctor.analysis import trend as trends
 from fragdoctor.comparison.compared_run import ComparedDevice
 from fragdoctor.comparison.explanation import place_text
 from fragdoctor.comparison.line_matching import line_tracks
+from fragdoctor.frozen import frozen
 from fragdoctor.model.comparison import Basis, Comparison, LineTrend, Trend
 from fragdoctor.model.finding import Confidence, Location
-from fragdoctor.record import record
 from fragdoctor.units import MIB, format_size, plural
 
 MAX_P: Final = 0.05
@@ -26,7 +26,7 @@ STEADY: Final = 0.25
 """Spread of pairwise slopes, relative to their median, of a line as straight as three runs show."""
 
 
-@record
+@frozen
 class Series:
     """What is fitted.
 

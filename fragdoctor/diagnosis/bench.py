@@ -15,6 +15,7 @@ import numpy.typing as npt
 from fragdoctor.analysis.growth import GrowingBuffers, find_growing_buffers
 from fragdoctor.analysis.training_run import NO_ROW, Requests
 from fragdoctor.errors import ConfigError, SimulationError
+from fragdoctor.frozen import frozen
 from fragdoctor.model.diagnosis import Predicted
 from fragdoctor.model.finding import Confidence
 from fragdoctor.model.hooks import report_progress
@@ -25,7 +26,6 @@ from fragdoctor.model.simulation import (
     ReplayResult,
     Simulation,
 )
-from fragdoctor.record import record
 from fragdoctor.rules.context import Context
 from fragdoctor.trace.edits import Edit
 from fragdoctor.trace.operations import NativeOps, Operations, OpKind, is_free
@@ -49,7 +49,7 @@ ENDLESS = WhatIf(capacity_bytes=2**50)
 Progress = Callable[[int, int], None]
 
 
-@record
+@frozen
 class Attempt:
     """One way to try a remedy on the recorded trace.
 
@@ -71,7 +71,7 @@ class Attempt:
         return cls(WhatIf(edit=edit.name), edit, is_saving=is_saving)
 
 
-@record
+@frozen
 class Outcome:
     """What came of an attempt.
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Final
 
+from fragdoctor.frozen import frozen
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.finding import Confidence
-from fragdoctor.record import record
 from fragdoctor.rules.failed_request import (
     CONTEXT_ALLOWANCE_BYTES,
     FULL_SLACK_SHARE,
@@ -22,7 +22,7 @@ from fragdoctor.rules.failed_request import (
 from fragdoctor.units import GIB, format_share, format_size
 
 
-@record
+@frozen
 class Hypothesis:
     """One cause that the figures support, with its sentence."""
 

@@ -10,9 +10,9 @@ from fragdoctor.diagnosis.remedies.registry import REMEDIES
 from fragdoctor.diagnosis.remedies.remedy import JudgedCase, Proposal, Remedy
 from fragdoctor.diagnosis.remedies.savings import SavingRemedy, first_enough, saved_bytes
 from fragdoctor.diagnosis.remedies.training import CombinedSavings
+from fragdoctor.frozen import frozen
 from fragdoctor.model.diagnosis import Predicted
 from fragdoctor.model.simulation import OutlookState
-from fragdoctor.record import record
 from fragdoctor.units import format_size
 
 MIN_COMBINED: Final = 2
@@ -20,7 +20,7 @@ WORTH_COMBINING: Final = 1.2
 """What is saved together is worth a word if it is a fifth more than the best alone."""
 
 
-@record
+@frozen
 class Proof:
     """Tested proposals, and what the replay says as a whole."""
 

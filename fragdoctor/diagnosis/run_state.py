@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from typing import Final
 
 from fragdoctor.analysis.result import DeviceAnalysis
+from fragdoctor.frozen import frozen
 from fragdoctor.model.case import NO_FAILURE, BundleFacts, Case
 from fragdoctor.model.diagnosis import Cause, RunState
 from fragdoctor.model.snapshot import Action
-from fragdoctor.record import record
 from fragdoctor.rules.context import Context
 from fragdoctor.rules.failed_request import rounding_bytes
 from fragdoctor.units import format_count, format_size
@@ -37,7 +37,7 @@ def run_state(context: Context, cause: Cause) -> RunState:
     return RunState.FITS if analysis is not None or n_ooms == 0 else RunState.UNKNOWN
 
 
-@record
+@frozen
 class BackOff:
     """A line whose request failed, and that asked for less from then on.
 

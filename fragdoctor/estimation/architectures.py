@@ -7,11 +7,11 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, Final
 
+from fragdoctor.frozen import frozen
 from fragdoctor.model.workload import LayerBuild, LayerSizes, Norm, ParameterGroup, Role
-from fragdoctor.record import record
 
 
-@record
+@frozen
 class Architecture(LayerBuild):
     """Facts about an architecture's code.
 
@@ -188,7 +188,7 @@ def generic(config: Mapping[str, Any]) -> Architecture:
     return replace(GPT2, packed_qkv=False, tied_head=False)
 
 
-@record
+@frozen
 class Dimensions(LayerSizes):
     """What decides the parameters of a decoder or encoder.
 

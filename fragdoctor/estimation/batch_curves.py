@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fragdoctor.analysis.trend import pairwise_slopes
+from fragdoctor.frozen import frozen
 from fragdoctor.model.batch_fit import (
     BatchFit,
     BatchSource,
@@ -19,7 +20,6 @@ from fragdoctor.model.batch_fit import (
     ReplayCheck,
     Scaling,
 )
-from fragdoctor.record import record
 from fragdoctor.units import MIB
 
 F64 = npt.NDArray[np.float64]
@@ -119,7 +119,7 @@ DOUBTFUL: Final = 0.05
 ENDLESS_BATCH: Final = 1e9
 
 
-@record
+@frozen
 class Room:
     """What PyTorch can have, and of what."""
 

@@ -15,6 +15,7 @@ from fragdoctor.estimation.batch_curves import F64, Room, envelope, fit_curve, l
 from fragdoctor.estimation.batch_replay import check_by_replay
 from fragdoctor.estimation.fit_notes import warnings_of, why_not_linear
 from fragdoctor.estimation.recordings import NO_LINE, LineKey, Recording, batches_of, recording_of
+from fragdoctor.frozen import frozen
 from fragdoctor.model.batch_fit import (
     BatchFit,
     BatchPoint,
@@ -27,14 +28,13 @@ from fragdoctor.model.batch_fit import (
 from fragdoctor.model.estimate import GpuModel
 from fragdoctor.model.finding import Location
 from fragdoctor.model.snapshot import Snapshot
-from fragdoctor.record import record
 
 MAX_RECORDINGS: Final = 64
 # A bend far below the peak is not extrapolated: it would soon be above everything.
 NEAR_PEAK: Final = 0.5
 
 
-@record
+@frozen
 class BatchQuestion:
     """What the user asked.
 

@@ -14,9 +14,9 @@ from enum import Enum, auto
 
 from fragdoctor.estimation.parameters import FP32, ParameterPlayer
 from fragdoctor.estimation.tape import Tape
+from fragdoctor.frozen import frozen
 from fragdoctor.model.estimate import PhaseName
 from fragdoctor.model.workload import Workload
-from fragdoctor.record import record
 
 
 class Backward(Enum):
@@ -45,7 +45,7 @@ class Value:
         return self if self.of is None else self.of.base
 
 
-@record(eq=False)
+@frozen(eq=False)
 class Call:
     """One operation.
 

@@ -14,8 +14,8 @@ from typing import Final
 
 from fragdoctor.errors import ConfigError
 from fragdoctor.estimation.architectures import Dimensions, parameters_of
+from fragdoctor.frozen import frozen
 from fragdoctor.model.workload import LayerSizes, ModelShape, Norm, ParameterGroup, Role, shared
-from fragdoctor.record import record
 from fragdoctor.units import format_count
 
 _COUNT: Final = re.compile(
@@ -30,7 +30,7 @@ MAX_WIDTH: Final = 2**24
 MAX_LAYERS: Final = 10_000
 
 
-@record
+@frozen
 class Overrides:
     """Dimensions given by hand; 0 and "" = not given."""
 

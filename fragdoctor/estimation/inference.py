@@ -14,16 +14,16 @@ from fragdoctor.estimation.operations import term_bytes, units
 from fragdoctor.estimation.precision import dtype_bytes, precision_of
 from fragdoctor.estimation.states import states_of
 from fragdoctor.estimation.tape import Tape
+from fragdoctor.frozen import frozen
 from fragdoctor.model.estimate import PhaseName
 from fragdoctor.model.workload import Role, Workload
-from fragdoctor.record import record
 
 FP32 = 4.0
 # vLLM's default block: https://docs.vllm.ai/en/stable/api/vllm/config/cache/
 BLOCK_TOKENS = 16
 
 
-@record
+@frozen
 class CachePart:
     """The cache of layers that keep the same.
 

@@ -9,6 +9,7 @@ from typing import Final
 
 from fragdoctor.estimation.measures import Measure, cheapest_combinations, measures_for
 from fragdoctor.estimation.tape import Needs
+from fragdoctor.frozen import frozen
 from fragdoctor.model.estimate import (
     Combination,
     Estimate,
@@ -22,7 +23,6 @@ from fragdoctor.model.estimate import (
     state_on,
 )
 from fragdoctor.model.workload import Workload
-from fragdoctor.record import record
 
 # Memory of a workload, by either estimator.
 Footprinter = Callable[[Workload], Footprint]
@@ -33,7 +33,7 @@ MAP_LENGTHS: Final = 5
 MAP_BATCHES: Final = 7
 
 
-@record
+@frozen
 class Estimator:
     """How footprints are found from a shape.
 

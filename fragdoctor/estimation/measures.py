@@ -16,9 +16,9 @@ from fragdoctor.estimation.optimizers import ADAM_8BIT, TORCH_OPTIM, ZERO, optim
 from fragdoctor.estimation.parallel import n_gpus
 from fragdoctor.estimation.precision import AUTOCAST_DOC, QLORA, precision_of
 from fragdoctor.estimation.tape import Needs
+from fragdoctor.frozen import frozen
 from fragdoctor.model.estimate import Combination
 from fragdoctor.model.workload import Attention, Workload
-from fragdoctor.record import record
 
 CHECKPOINTING: Final = "Chen et al. 2016, https://arxiv.org/abs/1604.06174"
 FLASH: Final = "Dao et al. 2022, https://arxiv.org/abs/2205.14135"
@@ -41,7 +41,7 @@ RECOMPUTATION: Final = 4 / 3
 QLORA_SLOWDOWN: Final = 1.39
 
 
-@record
+@frozen
 class Measure:
     """One change, how to ask for it here, and its price.
 

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from typing import Final
 
 from fragdoctor.estimation.precision import Precision
+from fragdoctor.frozen import frozen
 from fragdoctor.model.workload import Attention, ModelShape, Norm, Workload
-from fragdoctor.record import record
 
 FP32: Final = 4.0
 
 
-@record
+@frozen
 class Term:
     """``bytes_per`` for each element of ``unit``, such as ``B*S*H``."""
 
@@ -21,7 +21,7 @@ class Term:
     label: str = ""
 
 
-@record
+@frozen
 class Op:
     """One operation of a layer.
 

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Final
 
 from fragdoctor.errors import ConfigError
-from fragdoctor.record import record
+from fragdoctor.frozen import frozen
 
 TORCH_OPTIM: Final = "https://docs.pytorch.org/docs/stable/optim.html"
 ADAM_8BIT: Final = "Dettmers et al. 2022, https://arxiv.org/abs/2110.02861"
@@ -22,7 +22,7 @@ FOUR_BIT: Final = "Li et al. 2023, https://arxiv.org/abs/2309.01507; blocks of 1
 _BLOCK_SCALE: Final = 4 / 256
 
 
-@record
+@frozen
 class OptimizerSpec:
     """Memory of one optimizer.
 

@@ -8,11 +8,11 @@ from typing import Final
 from fragdoctor.analysis.device import analyze_device
 from fragdoctor.analysis.result import DeviceAnalysis
 from fragdoctor.errors import ConfigError, FragdoctorError
+from fragdoctor.frozen import frozen
 from fragdoctor.model.case import Case, OomMessage
 from fragdoctor.model.estimate import GpuModel
 from fragdoctor.model.gpu_sharing import TYPICAL_CONTEXT_BYTES, ProcessDemand, Sharing, share_gpu
 from fragdoctor.model.snapshot import Snapshot
-from fragdoctor.record import record
 from fragdoctor.trace.simulate import simulate
 from fragdoctor.trace.trace import Trace
 from fragdoctor.units import GIB, format_size
@@ -28,7 +28,7 @@ _MAY_BE_MORE: Final = (
 _HINT: Final = "Give the size of one process, as in: --per-process 6GB --gpu 24GiB"
 
 
-@record
+@frozen
 class Question:
     """What the user asked; None is "as the input says, or the default"."""
 

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Final
 
 from fragdoctor.errors import ConfigError
-from fragdoctor.record import record
+from fragdoctor.frozen import frozen
 
 AUTOCAST_DOC: Final = "https://docs.pytorch.org/docs/stable/amp.html"
 FP8_DOC: Final = "https://docs.nvidia.com/deeplearning/transformer-engine/user-guide/index.html"
@@ -23,7 +23,7 @@ DTYPE_BYTES: Final = MappingProxyType(
 )
 
 
-@record
+@frozen
 class Precision:
     """Bytes by purpose.
 

@@ -13,8 +13,8 @@ from fragdoctor.estimation.parallel import check_parallel
 from fragdoctor.estimation.precision import dtype_bytes, precision_of
 from fragdoctor.estimation.shapes import model_of
 from fragdoctor.estimation.states import is_lora_target
+from fragdoctor.frozen import frozen
 from fragdoctor.model.workload import Attention, ModelShape, Workload
-from fragdoctor.record import record
 
 _QUANTISED: Final = ("int4", "int8", "fp8-weights", "gptq", "awq", "mxfp4")
 OFFLOADABLE: Final = ("optimizer", "parameters", "activations")
@@ -46,7 +46,7 @@ INFERENCE_ERROR: Final = (
 )
 
 
-@record
+@frozen
 class Request:
     """The options of ``fragdoctor estimate``; "" and 0 = not given."""
 

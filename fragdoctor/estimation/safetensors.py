@@ -13,9 +13,9 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from fragdoctor.errors import InputError, LimitExceeded, RefusedSnapshot, TruncatedSnapshot
+from fragdoctor.frozen import frozen
 from fragdoctor.inputs.classify import MAX_HEADER_BYTES
 from fragdoctor.model.workload import ModelShape, Norm, ParameterGroup, Role
-from fragdoctor.record import record
 from fragdoctor.units import format_count
 
 MAX_TENSORS: Final = 1_000_000
@@ -33,7 +33,7 @@ DTYPE_BITS: Final = MappingProxyType(
 )  # fmt: skip
 
 
-@record
+@frozen
 class TensorEntry:
     """One tensor of a file."""
 

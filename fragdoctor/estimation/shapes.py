@@ -27,6 +27,7 @@ from fragdoctor.estimation.safetensors import (
     stored_dtype,
     with_exact_counts,
 )
+from fragdoctor.frozen import frozen
 from fragdoctor.inputs.classify import (
     MODEL_INPUTS,
     Kind,
@@ -37,14 +38,13 @@ from fragdoctor.inputs.classify import (
 )
 from fragdoctor.model.estimate import KnownModel
 from fragdoctor.model.workload import ModelShape
-from fragdoctor.record import record
 
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 _NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]{0,95}", re.ASCII)
 N_NEAR: Final = 3
 
 
-@record
+@frozen
 class Preset:
     """A well-known model.
 
@@ -113,7 +113,7 @@ MODEL_SUFFIXES: Final = (".json", ".safetensors")
 MAX_FILES: Final = 200
 
 
-@record
+@frozen
 class FoundModel:
     """A shape, and the dtype that its file stores ("" = not said)."""
 

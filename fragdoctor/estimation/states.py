@@ -10,8 +10,8 @@ from typing import Final
 from fragdoctor.estimation.operations import is_adapted
 from fragdoctor.estimation.optimizers import OptimizerSpec, optimizer_of
 from fragdoctor.estimation.precision import Precision, dtype_bytes, precision_of
+from fragdoctor.frozen import frozen
 from fragdoctor.model.workload import ParameterGroup, Role, Workload
-from fragdoctor.record import record
 from fragdoctor.units import KIB, MIB
 
 WORKSPACE_SOURCE: Final = (
@@ -69,7 +69,7 @@ TOKENS = "embedding.tokens"
 _OF_SPARSE_LAYERS = ("experts.", "router.", "shared.")
 
 
-@record
+@frozen
 class GroupState:
     """Bytes of each tensor of a parameter group, on one GPU.
 

@@ -18,9 +18,9 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from fragdoctor.frozen import frozen
 from fragdoctor.model.estimate import Doubt, PhaseName, PhasePeak, Share
 from fragdoctor.model.workload import ModelShape, Workload
-from fragdoctor.record import record
 from fragdoctor.trace.allocator import Allocator
 from fragdoctor.units import MIB
 
@@ -32,7 +32,7 @@ MAX_EXPANDED: Final = 20_000
 ABSURD_BYTES: Final = 2**50
 
 
-@record
+@frozen
 class Event:
     """One step of the list; ``n_bytes`` is of one tensor, before rounding."""
 
@@ -185,7 +185,7 @@ BOUND_TAG: Final = "reductions"
 """Buffers of sums, at the most that they can be."""
 
 
-@record
+@frozen
 class Needs:
     """What a run needs at least and at most.
 

@@ -10,7 +10,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from fragdoctor.record import record
+from fragdoctor.frozen import frozen
 
 
 class Op(IntEnum):
@@ -63,7 +63,7 @@ U8: TypeAlias = npt.NDArray[np.uint8]
 Bools: TypeAlias = npt.NDArray[np.bool_]
 
 
-@record
+@frozen
 class Column:
     """A key of many mappings: which of them have it, and its value in each.
 
@@ -80,7 +80,7 @@ class Column:
     is_there: Bools | None = None
 
 
-@record
+@frozen
 class Records:
     """A list of mappings as columns, which are written many at a time.
 

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from fragdoctor.errors import ConfigError
+from fragdoctor.frozen import frozen
 from fragdoctor.model.finding import Location
 from fragdoctor.model.snapshot import I32, I64, Snapshot
-from fragdoctor.record import record
 from fragdoctor.report import escape
 from fragdoctor.trace.lives import BEFORE, NEVER, Lives, Totals
 from fragdoctor.trace.trace import Trace
@@ -128,7 +128,7 @@ def parquet_bytes(frame: pd.DataFrame) -> bytes:
     return data
 
 
-@record
+@frozen
 class DeviceLife:
     """What happened on one device.
 

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 from typing import Final, TypeVar
 
 from fragdoctor.fleet.groups import TOLERANCE, LineKey, lines_of
+from fragdoctor.frozen import frozen
 from fragdoctor.model.finding import Location
 from fragdoctor.model.fleet import Difference, DifferenceKind, RankSummary, SourceLine
-from fragdoctor.record import record
 from fragdoctor.units import MIB, format_count, format_size, plural
 
 _Value = TypeVar("_Value", tuple[str, str], tuple[tuple[str, str], ...])
@@ -20,7 +20,7 @@ _LINE_SHARE: Final = 0.02  # of the peak: less is the noise of any run
 _MANY_PINNED: Final = 0.05
 
 
-@record
+@frozen
 class Typical:
     """Medians over the ranks that others are compared with, and what most of them have.
 

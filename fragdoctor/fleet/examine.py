@@ -15,10 +15,10 @@ from fragdoctor.fleet.cluster import SCHEDULER_LOST, WORKERS_LOST
 from fragdoctor.fleet.conclusions import conclude, representatives
 from fragdoctor.fleet.engine import Progress, merge, summarise_all
 from fragdoctor.fleet.summary import name_of
+from fragdoctor.frozen import frozen
 from fragdoctor.inputs.cases import read_messages
 from fragdoctor.model.case import OomLog, OomMessage, Overrides
 from fragdoctor.model.fleet import FleetReport, FleetSummary, RankInput, SummaryOptions
-from fragdoctor.record import record
 from fragdoctor.units import MIB, format_count, format_size
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ _MAX_MESSAGES: Final = 8
 _MAX_NAMED: Final = 3
 
 
-@record
+@frozen
 class SharedOut:
     """The ranks with what the logs of the job say of them, and notes for the report."""
 

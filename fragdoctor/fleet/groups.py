@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fragdoctor.fleet.summary import MAX_HOLDERS
+from fragdoctor.frozen import frozen
 from fragdoctor.model.fleet import RankSummary
-from fragdoctor.record import record
 
 TOLERANCE: Final = 0.05
 """Share of the peak by which alike ranks may differ, in all and on one line."""
@@ -22,7 +22,7 @@ _STEPS: Final = 256  # ranks nearer than a step are taken together before they a
 LineKey = tuple[str, int, str]
 
 
-@record
+@frozen
 class RankProfile:
     """Ranks with the same figures after rounding to steps."""
 

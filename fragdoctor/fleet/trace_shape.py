@@ -7,9 +7,9 @@ from typing import Final
 
 import numpy as np
 
+from fragdoctor.frozen import frozen
 from fragdoctor.model.finding import Location
 from fragdoctor.model.snapshot import Action, BlockState, Snapshot
-from fragdoctor.record import record
 from fragdoctor.trace.code_owners import frames_of, user_frames
 
 MAX_SIZES: Final = 16
@@ -17,7 +17,7 @@ MAX_SITES: Final = 6
 _ENDLESS: Final = 2**63 - 1
 
 
-@record
+@frozen
 class TraceShape:
     """What a trace (or, without one, the live blocks) asks for; fields as in ``RankSummary``."""
 

@@ -13,10 +13,10 @@ from pathlib import Path, PurePath
 from typing import Any, Final
 
 from fragdoctor.errors import ConfigError
+from fragdoctor.frozen import frozen
 from fragdoctor.gate.budgets import Measures, measured
 from fragdoctor.model.diagnosis import Diagnosis
 from fragdoctor.model.finding import Finding, Severity
-from fragdoctor.record import record
 from fragdoctor.units import MIB, Amount, format_count, format_size
 
 SCHEMA_VERSION: Final = "1.0"
@@ -34,7 +34,7 @@ _COUNTS: Final = (
 _FIELDS: Final = tuple(name for name, _ in (*_SIZES, *_COUNTS))
 
 
-@record
+@frozen
 class KnownFinding:
     """A finding that was accepted: all with one fingerprint together."""
 
@@ -43,7 +43,7 @@ class KnownFinding:
     severity: Severity
 
 
-@record
+@frozen
 class Entry:
     """What is accepted of one file: figures by device, findings by fingerprint."""
 
@@ -51,7 +51,7 @@ class Entry:
     findings: Mapping[str, KnownFinding] = field(default_factory=dict)
 
 
-@record
+@frozen
 class Baseline:
     """Accepted files by name (with ``/`` between the parts)."""
 
@@ -72,7 +72,7 @@ class Baseline:
         return None
 
 
-@record
+@frozen
 class Worse:
     """One thing that got worse.
 

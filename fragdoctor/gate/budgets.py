@@ -10,17 +10,17 @@ from typing import Final
 import numpy as np
 
 from fragdoctor.errors import SimulationError
+from fragdoctor.frozen import frozen
 from fragdoctor.model.case import Case
 from fragdoctor.model.diagnosis import DeviceFigures, Diagnosis
 from fragdoctor.model.finding import Finding, Severity
 from fragdoctor.model.simulation import Simulation
 from fragdoctor.model.snapshot import Action, Snapshot
-from fragdoctor.record import record
 from fragdoctor.trace.simulate import simulate
 from fragdoctor.units import Amount, format_count, format_size
 
 
-@record
+@frozen
 class Measures:
     """Figures of one device; None is "this input does not say".
 
@@ -78,7 +78,7 @@ def _highest(*values: int | None) -> int | None:
     return max((v for v in values if v is not None), default=None)
 
 
-@record
+@frozen
 class Fit:
     """The answer for one device.
 
@@ -161,7 +161,7 @@ GROWTH_CODES: Final = frozenset({"FD401", "FD402"})
 """Rules that say that memory grows and does not come back."""
 
 
-@record
+@frozen
 class Budgets:
     """Limits on one case; None or False is "no limit".
 
@@ -199,7 +199,7 @@ class Outcome(StrEnum):
     SKIP = "skip"
 
 
-@record
+@frozen
 class BudgetResult:
     """One budget held against one case.
 

@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Final
 
 from fragdoctor.errors import ConfigError, FragdoctorError
+from fragdoctor.frozen import frozen
 from fragdoctor.gate.baseline import DEFAULT_TOLERANCE, Baseline, entry_of, what_got_worse
 from fragdoctor.gate.budgets import (
     BudgetResult,
@@ -21,7 +22,6 @@ from fragdoctor.gate.budgets import (
 from fragdoctor.model.comparison import Comparison
 from fragdoctor.model.diagnosis import Cause, Diagnosis
 from fragdoctor.model.finding import Finding, Location, Severity
-from fragdoctor.record import record
 from fragdoctor.rules.registry import RULES
 from fragdoctor.rules.rule import fingerprint
 from fragdoctor.units import Amount, format_size, plural
@@ -45,7 +45,7 @@ class Status(StrEnum):
     ERROR = "error"
 
 
-@record
+@frozen
 class Reason:
     """Why a file fails.
 
@@ -64,7 +64,7 @@ class Reason:
     fingerprint: str = ""
 
 
-@record
+@frozen
 class FileJudgement:
     """The judgement of one input.
 
@@ -101,7 +101,7 @@ class FileJudgement:
         return tuple(f for f in self.findings if f.code == CAUGHT and f.code not in failing)
 
 
-@record
+@frozen
 class CheckReport:
     """The judgement of all inputs.
 
@@ -133,7 +133,7 @@ class CheckReport:
         return sum(f.status is status and f.is_judged for f in self.files)
 
 
-@record
+@frozen
 class Gate:
     """What files are held against.
 
@@ -332,7 +332,7 @@ def _blamed(budget: str, device: int | None, diagnosis: Diagnosis) -> tuple[Loca
     return ()
 
 
-@record
+@frozen
 class JudgedGrowth:
     """One judged figure of one device, first run against last; ``unit`` is bytes or count.
 

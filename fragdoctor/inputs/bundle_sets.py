@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Final
 
 from fragdoctor.errors import InputError
+from fragdoctor.frozen import frozen
 from fragdoctor.inputs.bundles import is_bundle, open_bundle
 from fragdoctor.model.case import BundleFacts
-from fragdoctor.record import record
 
 _ORDER: Final = {"oom": 0, "signal": 1, "exit": 2}
 
 
-@record
+@frozen
 class FoundBundle:
     """One bundle of a run and its manifest."""
 

@@ -17,11 +17,11 @@ from enum import StrEnum
 from typing import Final
 
 from fragdoctor.errors import InputError, LimitExceeded, NotASnapshot, RefusedSnapshot
+from fragdoctor.frozen import frozen
 from fragdoctor.inputs.bundles import is_bundle
 from fragdoctor.inputs.source import ByteStream, open_source, shown
 from fragdoctor.inputs.stats_reader import looks_like_stats
 from fragdoctor.limits import DEFAULT_LIMITS
-from fragdoctor.record import record
 from fragdoctor.units import format_size
 
 
@@ -307,7 +307,7 @@ def _moved(depths: list[int], op: int) -> bool:
 STDIN: Final = "-"
 
 
-@record
+@frozen
 class Input:
     """What a name leads to, looked at; see ``open_input``.
 

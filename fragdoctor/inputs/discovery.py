@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from fragdoctor.errors import ConfigError, InputError
+from fragdoctor.frozen import frozen
 from fragdoctor.inputs.bundle_sets import one_of_each_process
 from fragdoctor.inputs.classify import KNOWN_SUFFIXES, STDIN
 from fragdoctor.inputs.folders import (
@@ -35,12 +36,11 @@ from fragdoctor.inputs.remote import (
     without_secrets,
 )
 from fragdoctor.model.fleet import RankInput, RankSource
-from fragdoctor.record import record
 
 MAX_FILES: Final = 100_000
 
 
-@record
+@frozen
 class Discovery:
     """What the names led to.
 

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Final, NamedTuple
 
+from fragdoctor.frozen import frozen
 from fragdoctor.inputs.log_cleaning import (
     ACTOR,
     logger_name,
@@ -25,7 +26,6 @@ from fragdoctor.inputs.log_cleaning import (
     shared_prefix,
     split_prefix,
 )
-from fragdoctor.record import record
 
 _WHOLE: Final = 256 * 1024  # a pasted text up to this size is looked at whole
 _CHUNK: Final = 256 * 1024
@@ -76,7 +76,7 @@ class RawLine(NamedTuple):
     raw: str
 
 
-@record
+@frozen
 class LogLine:
     """A plain line: ``number`` in the input, what stood before it, and its text."""
 
@@ -176,7 +176,7 @@ class Stream:
         return " ".join(piece for piece in pieces if piece)[:limit]
 
 
-@record
+@frozen
 class Window:
     """Neighbouring raw lines, in which messages are looked for.
 

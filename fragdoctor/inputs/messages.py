@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from fragdoctor.frozen import frozen
 from fragdoctor.inputs.log_cleaning import plain_lines, rank_in
 from fragdoctor.inputs.log_streams import Stream, Window, windows
 from fragdoctor.inputs.scenes import scan
 from fragdoctor.inputs.wordings.table import hits_of, variants
 from fragdoctor.inputs.wordings.wording import NEGATIVE, SHARED_MEMORY, Hit
 from fragdoctor.model.case import NO_FAILURE, LogMarker, OomLog, OomMessage
-from fragdoctor.record import record
 
 __all__ = ["find_messages", "parse_oom", "variants"]
 
@@ -146,7 +146,7 @@ _OF_PEERS: Final = re.compile(
 )
 
 
-@record
+@frozen
 class _RankEnd:
     """A line that says of a rank that its process failed or ended."""
 

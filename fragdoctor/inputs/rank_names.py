@@ -12,8 +12,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
+from fragdoctor.frozen import frozen
 from fragdoctor.model.fleet import RankSource
-from fragdoctor.record import record
 
 _JOIN: Final = r"[-_.=: ]?"
 _LOCAL: Final = re.compile(
@@ -42,7 +42,7 @@ _MAX_LENGTH: Final = 4096
 _DENSE: Final = 0.5
 
 
-@record
+@frozen
 class NamedRank:
     """What a name says of its rank."""
 

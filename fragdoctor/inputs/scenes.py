@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
+from fragdoctor.frozen import frozen
 from fragdoctor.inputs.log_cleaning import plain_lines, rank_in
 from fragdoctor.inputs.scene_lines import (
     FIGURE_LITERALS,
@@ -26,7 +27,6 @@ from fragdoctor.inputs.scene_lines import (
 )
 from fragdoctor.model.case import LogMarker, OomMessage
 from fragdoctor.model.story import PrintedFigure, Scene, SceneKind, TimePrecision
-from fragdoctor.record import record
 
 _CHUNK: Final = 512 * 1024
 _MAX_LINE: Final = 2000
@@ -71,7 +71,7 @@ _KINDS: Final = {
 }
 
 
-@record
+@frozen
 class _Line:
     """A stretch of the text between two breaks."""
 
@@ -262,7 +262,7 @@ def _scenes(line: _Line, known: Sequence[Scene]) -> Iterator[Scene]:
         yield where.scene(SceneKind.MENTION, trial=trial)
 
 
-@record
+@frozen
 class _Where:
     """What all scenes of a line have in common."""
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import StrEnum
 
+from fragdoctor.frozen import frozen
 from fragdoctor.model.finding import Location
-from fragdoctor.record import record
 
 
 class Scaling(StrEnum):
@@ -33,7 +33,7 @@ class BatchSource(StrEnum):
     TRACE = "trace"
 
 
-@record
+@frozen
 class Curve:
     """Bytes as a function of the batch: fixed + per_sample x batch + bend x batch^2.
 
@@ -66,7 +66,7 @@ class Curve:
         return self.last_bytes + self.last_slope_bytes * (batch - self.last_batch)
 
 
-@record
+@frozen
 class BatchPoint:
     """One recording.
 
@@ -93,7 +93,7 @@ class BatchPoint:
     n_steps: int
 
 
-@record
+@frozen
 class PeakLine:
     """The highest allocated memory while one line of the program runs, against the batch.
 
@@ -107,7 +107,7 @@ class PeakLine:
     holds_to: float | None
 
 
-@record
+@frozen
 class LineScaling:
     """What one line of the program holds at the peak, against the batch.
 
@@ -119,7 +119,7 @@ class LineScaling:
     n_bytes: Sequence[int]
 
 
-@record
+@frozen
 class ReplayCheck:
     """Requests fitted one by one, and replayed at other batch sizes.
 
@@ -150,7 +150,7 @@ class ReplayCheck:
     slopes_beyond: tuple[float, float]
 
 
-@record
+@frozen
 class Prediction:
     """The largest batch on a GPU.
 
@@ -187,7 +187,7 @@ class Prediction:
     overhead: float
 
 
-@record
+@frozen
 class BatchFit:
     """Everything that several recordings say about the batch size.
 

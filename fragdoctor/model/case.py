@@ -9,15 +9,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import field
 from typing import Final
 
+from fragdoctor.frozen import frozen
 from fragdoctor.model.snapshot import Snapshot
 from fragdoctor.model.story import Scene
-from fragdoctor.record import record
 
 NO_FAILURE: Final = "no-failure"
 """``sub_kind`` of the message of kind ``negative`` that stands for a text without any failure."""
 
 
-@record
+@frozen
 class OtherProcess:
     """A ``Process PID has X memory in use`` sentence. In a container this may be ourselves."""
 
@@ -25,7 +25,7 @@ class OtherProcess:
     n_bytes: int
 
 
-@record
+@frozen
 class OomMessage:
     """One message; None means "not printed and not computable".
 
@@ -96,7 +96,7 @@ class OomMessage:
         return self.kind == "pytorch-caching-allocator" and self.backend != "mps"
 
 
-@record
+@frozen
 class LogMarker:
     """A line of a log that is no memory failure but belongs to the story.
 
@@ -114,7 +114,7 @@ class LogMarker:
     text: str
 
 
-@record
+@frozen
 class OomLog:
     """All messages of one text in the order of the text, and the markers around them.
 
@@ -130,7 +130,7 @@ class OomLog:
     scenes: Sequence[Scene] = ()
 
 
-@record
+@frozen
 class BundleDevice:
     """One GPU at the moment of the bundle; None = not known there.
 
@@ -156,7 +156,7 @@ class BundleDevice:
     memory_fraction: float | None = None
 
 
-@record
+@frozen
 class BundleFacts:
     """The manifest of a bundle, checked; all text is hostile.
 
@@ -208,7 +208,7 @@ class BundleFacts:
         return next((d for d in self.devices if d.index == index), None)
 
 
-@record
+@frozen
 class MemoryStats:
     """Statistics of one device at one moment.
 
@@ -267,7 +267,7 @@ class MemoryStats:
         return self.get("num_ooms")
 
 
-@record
+@frozen
 class StatsSeries:
     """Statistics of one input: one per device, or a series over time (JSON lines)."""
 
@@ -284,7 +284,7 @@ class StatsSeries:
         return tuple(s for s in self.entries if device is None or s.device in (None, device))
 
 
-@record
+@frozen
 class Overrides:
     """What the user states because the files may not say it."""
 
@@ -295,7 +295,7 @@ class Overrides:
     torch_version: str | None = None
 
 
-@record
+@frozen
 class Case:
     """Inputs of one diagnosis.
 

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import field
 from enum import StrEnum
 
+from fragdoctor.frozen import frozen
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.finding import Confidence, Location
-from fragdoctor.record import record
 
 
 class Basis(StrEnum):
@@ -60,7 +60,7 @@ class CauseKind(StrEnum):
     DEVICE = "device"
 
 
-@record
+@frozen
 class Curve:
     """Memory of one device over its trace: the highest state of each of at most 1200 columns.
 
@@ -72,7 +72,7 @@ class Curve:
     reserved_bytes: Sequence[int]
 
 
-@record
+@frozen
 class RunSide:
     """One run of a comparison, seen on the device that is compared.
 
@@ -105,7 +105,7 @@ class RunSide:
     curve: Curve | None = None
 
 
-@record
+@frozen
 class Figure:
     """One figure of every run, in their order. ``unit`` is ``bytes`` or ``count``."""
 
@@ -121,7 +121,7 @@ class Figure:
         return None if first is None or last is None else last - first
 
 
-@record
+@frozen
 class DevicePeaks:
     """Peaks of one device in the first and the last run: what ``--fail-on-growth`` judges.
 
@@ -140,7 +140,7 @@ class DevicePeaks:
     common_active_bytes: tuple[int | None, int | None] = (None, None)
 
 
-@record
+@frozen
 class SettingChange:
     """A setting that differs between the first and the last run."""
 
@@ -149,7 +149,7 @@ class SettingChange:
     after: str
 
 
-@record
+@frozen
 class SizeChange:
     """How the sizes that a line asks for changed.
 
@@ -166,7 +166,7 @@ class SizeChange:
     n_gone: int = 0
 
 
-@record
+@frozen
 class StackChange:
     """Memory of one whole stack (from the user's line outwards), before and after."""
 
@@ -175,7 +175,7 @@ class StackChange:
     after_bytes: int
 
 
-@record
+@frozen
 class LineChange:
     """Live memory of one source line at the compared moment of the first and the last run.
 
@@ -206,7 +206,7 @@ class LineChange:
         return self.after or self.before
 
 
-@record
+@frozen
 class Reason:
     """A part of the difference; all parts add up to it."""
 
@@ -215,7 +215,7 @@ class Reason:
     n_lines: int
 
 
-@record
+@frozen
 class LikelyCause:
     """What did it, in one sentence, with how sure that is. Most bytes first."""
 
@@ -226,7 +226,7 @@ class LikelyCause:
     locations: Sequence[Location] = ()
 
 
-@record
+@frozen
 class SettingsProof:
     """The requests of one run replayed under the settings of another.
 
@@ -261,7 +261,7 @@ class SettingsProof:
         return self.fits != self.own_fits
 
 
-@record
+@frozen
 class PhaseChange:
     """Peak of one phase of a step, or a category of memory at the peak, before and after."""
 
@@ -270,7 +270,7 @@ class PhaseChange:
     after_bytes: int | None
 
 
-@record
+@frozen
 class LineTrend:
     """A source line whose memory grows over the runs; ``slope_bytes`` per unit of the axis."""
 
@@ -279,7 +279,7 @@ class LineTrend:
     slope_bytes: float
 
 
-@record
+@frozen
 class Trend:
     """Growth over three or more runs in time order.
 
@@ -314,7 +314,7 @@ class Trend:
     text: str = ""
 
 
-@record
+@frozen
 class Comparison:
     """Two runs, or the first and the last of several, compared.
 

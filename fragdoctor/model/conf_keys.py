@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from typing import Final
 
 from fragdoctor.errors import ConfigError
-from fragdoctor.record import record
+from fragdoctor.frozen import frozen
 from fragdoctor.units import MIB
 
 Version = tuple[int, int, int]
@@ -30,7 +30,7 @@ _REAL = re.compile(
 )
 
 
-@record
+@frozen
 class KeyVersions:
     """The versions that know a key: from ``since`` (inclusive) until ``gone`` (exclusive)."""
 

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fragdoctor.errors import ConfigError
+from fragdoctor.frozen import frozen
 from fragdoctor.model.case import Case
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Location, SkippedRule
 from fragdoctor.model.hooks import drawn
 from fragdoctor.model.phases import MomentReport, PhaseReport, TrainingPhase
 from fragdoctor.model.simulation import FidelityReport, Outlook
 from fragdoctor.model.story import LogStory
-from fragdoctor.record import record
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -68,7 +68,7 @@ class RunState(StrEnum):
     UNKNOWN = "unknown"
 
 
-@record
+@frozen
 class Verdict:
     """What it is, how sure, in one sentence with its two numbers.
 
@@ -90,7 +90,7 @@ class Verdict:
     outlook: Outlook | None = None
 
 
-@record
+@frozen
 class ChecklistItem:
     """One step of the checklist. ``source`` names the input that answered it."""
 
@@ -102,7 +102,7 @@ class ChecklistItem:
     source: str = ""
 
 
-@record
+@frozen
 class Predicted:
     """The effect of a recommendation.
 
@@ -121,7 +121,7 @@ class Predicted:
     outlook: Outlook | None = None
 
 
-@record
+@frozen
 class Recommendation:
     """One thing to do, with its reason, price and proof.
 
@@ -151,7 +151,7 @@ class Recommendation:
     saves_bytes: int | None = None
 
 
-@record
+@frozen
 class DeviceFigures:
     """Key figures of one device; None is "this input does not say" (JSON ``devices[]``)."""
 
@@ -175,7 +175,7 @@ class DeviceFigures:
     pending_free_bytes: int | None = None
 
 
-@record
+@frozen
 class PinReport:
     """A live block (or group with the same stack) that keeps free memory from being returned.
 
@@ -191,7 +191,7 @@ class PinReport:
     age_events: int | None = None
 
 
-@record
+@frozen
 class HolderReport:
     """Live memory by the user's own source line, now and at the peak.
 
@@ -210,7 +210,7 @@ class HolderReport:
     module: str = ""
 
 
-@record
+@frozen
 class TimelinePoint:
     """A moment of a trace that is worth a name: its start and end, a peak, a flush, an OOM.
 
@@ -225,7 +225,7 @@ class TimelinePoint:
     note: str = ""
 
 
-@record
+@frozen
 class TimelineStrip:
     """The memory of one device over its trace, in at most a few hundred columns.
 
@@ -262,7 +262,7 @@ class RunKind(StrEnum):
     PENDING = "pending"
 
 
-@record
+@frozen
 class SegmentRun:
     """Neighbouring blocks of one kind.
 
@@ -275,7 +275,7 @@ class SegmentRun:
     pin: int | None = None
 
 
-@record
+@frozen
 class SegmentReport:
     """A segment with free memory that live blocks pin, as runs of blocks in address order.
 
@@ -290,7 +290,7 @@ class SegmentReport:
     runs: Sequence[SegmentRun] = ()
 
 
-@record
+@frozen
 class Diagnosis:
     """Everything a report needs. Produced by ``fragdoctor.diagnose``.
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import StrEnum
 
+from fragdoctor.frozen import frozen
 from fragdoctor.model.workload import Workload
-from fragdoctor.record import record
 
 
 class FitState(StrEnum):
@@ -26,7 +26,7 @@ def state_on(low_bytes: int, high_bytes: int | None, usable_bytes: int) -> FitSt
     return FitState.TOO_CLOSE
 
 
-@record
+@frozen
 class Doubt:
     """A part of the width between the bounds of an estimate.
 
@@ -41,7 +41,7 @@ class Doubt:
     n_bytes: int
 
 
-@record
+@frozen
 class Combination:
     """Measures that together make a run fit on the first GPU.
 
@@ -68,7 +68,7 @@ class Combination:
     needs_high_bytes: int | None
 
 
-@record
+@frozen
 class Serving:
     """What a server with a pool of cache blocks can hold on one GPU.
 
@@ -99,7 +99,7 @@ class Serving:
     max_batched_tokens: int
 
 
-@record
+@frozen
 class MapRow:
     """One sequence length of the map of what fits."""
 
@@ -107,7 +107,7 @@ class MapRow:
     states: Sequence[FitState]
 
 
-@record
+@frozen
 class FitMap:
     """Which batches fit at which lengths, on the first GPU."""
 
@@ -137,7 +137,7 @@ class PhaseName(StrEnum):
     INFERENCE = "inference"
 
 
-@record
+@frozen
 class Item:
     """One row of an estimate.
 
@@ -163,7 +163,7 @@ class Item:
     note: str = ""
 
 
-@record
+@frozen
 class Share:
     """What one item holds at the peak of a phase."""
 
@@ -171,7 +171,7 @@ class Share:
     n_bytes: int
 
 
-@record
+@frozen
 class PhasePeak:
     """The peak of one phase; ``n_bytes`` is the sum of its shares.
 
@@ -185,7 +185,7 @@ class PhasePeak:
     moment: str = ""
 
 
-@record
+@frozen
 class KeptTensor:
     """What one operation of a layer keeps for its backward."""
 
@@ -195,7 +195,7 @@ class KeptTensor:
     n_bytes: int
 
 
-@record
+@frozen
 class CodeLine:
     """What a line of the user's code holds at the peak.
 
@@ -210,7 +210,7 @@ class CodeLine:
     item: str
 
 
-@record
+@frozen
 class Footprint:
     """Memory of one workload at one batch size, whichever route found it.
 
@@ -257,7 +257,7 @@ class Footprint:
         return self.peak.n_bytes
 
 
-@record
+@frozen
 class GpuModel:
     """A GPU to run on.
 
@@ -283,7 +283,7 @@ class GpuModel:
         return max(0, self.total_bytes - self.context_bytes)
 
 
-@record
+@frozen
 class KnownModel:
     """A model that is known by name.
 
@@ -297,7 +297,7 @@ class KnownModel:
     n_parameters: int
 
 
-@record
+@frozen
 class Fit:
     """Whether a footprint fits on one GPU, and how large the batch may be there.
 
@@ -321,7 +321,7 @@ class Fit:
     largest_possible_batch: int | None = None
 
 
-@record
+@frozen
 class Saving:
     """What one measure would change.
 
@@ -352,7 +352,7 @@ class Saving:
     state: FitState | None = None
 
 
-@record
+@frozen
 class Estimate:
     """The answer to "will it fit?".
 

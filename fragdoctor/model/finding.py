@@ -7,7 +7,7 @@ from dataclasses import field
 from enum import IntEnum, StrEnum
 from typing import Final
 
-from fragdoctor.record import record
+from fragdoctor.frozen import frozen
 
 
 class Severity(IntEnum):
@@ -26,7 +26,7 @@ class Confidence(StrEnum):
     POSSIBLE = "possible"
 
 
-@record
+@frozen
 class Evidence:
     """A named number with its unit and where it came from.
 
@@ -51,7 +51,7 @@ UNKNOWN_FILE: Final = "(unknown file)"
 MAX_LINE: Final = 2**31  # PyTorch writes 2^64 - 1 where it knows no line
 
 
-@record
+@frozen
 class Location:
     """A line of a program. Hostile text.
 
@@ -81,7 +81,7 @@ class Location:
         return f"{filename or UNKNOWN_FILE}{line}{function}"
 
 
-@record
+@frozen
 class Finding:
     """One result of one rule.
 
@@ -105,7 +105,7 @@ class Finding:
     fingerprint: str = ""
 
 
-@record
+@frozen
 class SkippedRule:
     """A rule that could not run on this input, and why."""
 
@@ -114,7 +114,7 @@ class SkippedRule:
     reason: str
 
 
-@record
+@frozen
 class RuleResults:
     """What all rules said."""
 

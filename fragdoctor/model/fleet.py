@@ -7,9 +7,9 @@ from dataclasses import asdict, field
 from enum import StrEnum
 from typing import Any, Final
 
+from fragdoctor.frozen import frozen
 from fragdoctor.model.case import OomLog, Overrides
 from fragdoctor.model.diagnosis import Cause, DeviceFigures, Diagnosis
-from fragdoctor.record import record
 
 MAX_SUMMARY_BYTES: Final = 20_000
 """A pickled ``RankSummary`` is smaller than this, whatever its input: workers send it home."""
@@ -25,7 +25,7 @@ class RankSource(StrEnum):
     UNKNOWN = ""
 
 
-@record
+@frozen
 class RankInput:
     """What one rank left behind, as names; a worker opens them.
 
@@ -46,7 +46,7 @@ class RankInput:
     said: OomLog | None = None
 
 
-@record
+@frozen
 class SummaryOptions:
     """How each rank is looked at.
 
@@ -67,7 +67,7 @@ class SummaryOptions:
     on_diagnosis: Callable[[str, Diagnosis], None] | None = None
 
 
-@record
+@frozen
 class SourceLine:
     """A line of the user's program and what it holds, pins or asks for. Hostile text, cut."""
 
@@ -83,7 +83,7 @@ class SourceLine:
         return self.filename.replace("\\", "/").rsplit("/", 1)[-1], self.line, self.function
 
 
-@record
+@frozen
 class RankFinding:
     """A finding without its prose. ``severity`` as in ``model.finding.Severity``."""
 
@@ -92,7 +92,7 @@ class RankFinding:
     n_bytes: int = 0
 
 
-@record
+@frozen
 class RankAdvice:
     """The first recommendation. ``method`` and ``fits`` as in ``model.diagnosis.Predicted``."""
 
@@ -105,7 +105,7 @@ class RankAdvice:
     fits: bool | None = None
 
 
-@record
+@frozen
 class RankSummary:
     """One rank in less than ``MAX_SUMMARY_BYTES``; None, "" and () are "not known".
 
@@ -182,7 +182,7 @@ class RankSummary:
         return asdict(self)
 
 
-@record
+@frozen
 class FleetSummary:
     """The ranks seen so far, each path once, in the order of the paths.
 
@@ -212,7 +212,7 @@ class DifferenceKind(StrEnum):
     VERDICT = "verdict"
 
 
-@record
+@frozen
 class Difference:
     """One thing in which a rank, or a group, differs from the ranks it is compared with.
 
@@ -233,7 +233,7 @@ class Difference:
     delta_bytes: int | None = None
 
 
-@record
+@frozen
 class Skew:
     """How unevenly one figure is spread over the ranks.
 
@@ -253,7 +253,7 @@ class Skew:
     n_highest: int = 1
 
 
-@record
+@frozen
 class RankGroup:
     """Ranks that are alike: same verdict, settings and holders, peaks without a gap between.
 
@@ -288,7 +288,7 @@ class RankGroup:
     advice_is_tested: bool = False
 
 
-@record
+@frozen
 class OddRank:
     """A rank unlike the others, and what differs, the weightiest first."""
 
@@ -299,7 +299,7 @@ class OddRank:
     differences: Sequence[Difference] = ()
 
 
-@record
+@frozen
 class RankRow:
     """A row of the table of ranks; ``group`` is "" for a rank that could not be read."""
 
@@ -309,7 +309,7 @@ class RankRow:
     rank: RankSummary
 
 
-@record
+@frozen
 class JobVerdict:
     """What it is for the whole job.
 
@@ -327,7 +327,7 @@ class JobVerdict:
     failed: tuple[str, ...] = ()
 
 
-@record
+@frozen
 class FleetReport:
     """Everything that a report of many ranks prints. Made by ``fleet.report.conclude``."""
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from fragdoctor.record import record
+from fragdoctor.frozen import frozen
 from fragdoctor.units import MIB
 
 HEADROOM_SHARE: Final = 0.05
@@ -20,7 +20,7 @@ TYPICAL_CONTEXT_BYTES: Final = 450 * MIB
 _MAX_PROCESSES: Final = 1000
 
 
-@record
+@frozen
 class ProcessDemand:
     """What one process takes of a GPU.
 
@@ -47,7 +47,7 @@ class ProcessDemand:
         return self.pytorch_bytes + self.context_bytes
 
 
-@record
+@frozen
 class SharingRow:
     """A number of processes on the GPU.
 
@@ -71,7 +71,7 @@ class SharingRow:
         return self.left_bytes >= 0
 
 
-@record
+@frozen
 class Sharing:
     """How many processes fit.
 

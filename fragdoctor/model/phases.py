@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import IntEnum
 
+from fragdoctor.frozen import frozen
 from fragdoctor.model.finding import Confidence, Location
-from fragdoctor.record import record
 
 
 class _Named(IntEnum):
@@ -52,7 +52,7 @@ class Category(_Named):
     UNKNOWN = 7
 
 
-@record
+@frozen
 class LineBytes:
     """Memory that one line of the user's program made; None if no stack was recorded."""
 
@@ -60,7 +60,7 @@ class LineBytes:
     n_bytes: int
 
 
-@record
+@frozen
 class CategoryShare:
     """Allocated memory of one category at one moment, by block sizes.
 
@@ -75,7 +75,7 @@ class CategoryShare:
     lines: Sequence[LineBytes] = ()
 
 
-@record
+@frozen
 class PhaseFigures:
     """One phase over all its passes: allocated bytes at the peak of each.
 
@@ -92,7 +92,7 @@ class PhaseFigures:
     held: Sequence[CategoryShare] = ()
 
 
-@record
+@frozen
 class PhaseSpan:
     """A pass of a phase: events ``first_event`` up to but without ``last_event`` of the device."""
 
@@ -102,7 +102,7 @@ class PhaseSpan:
     peak_bytes: int
 
 
-@record
+@frozen
 class PhaseReport:
     """The phases of one device and what they hold.
 
@@ -131,7 +131,7 @@ class PhaseReport:
     n_spans: int = 0
 
 
-@record
+@frozen
 class HeldBytes:
     """The allocated blocks of one line of the program, or of one category, at a moment."""
 
@@ -141,7 +141,7 @@ class HeldBytes:
     n_blocks: int
 
 
-@record
+@frozen
 class MomentReport:
     """What was allocated at one moment of a device's trace.
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fragdoctor.frozen import frozen
 from fragdoctor.model.diagnosis import Diagnosis
 from fragdoctor.model.finding import Location
-from fragdoctor.record import record
 
 
-@record
+@frozen
 class RehearsedOom:
     """The failed request that ended the program.
 
@@ -32,7 +32,7 @@ class RehearsedOom:
     message: str
 
 
-@record
+@frozen
 class Assumed:
     """What was assumed where values on the GPU would have decided; ``count`` times at one line."""
 
@@ -42,7 +42,7 @@ class Assumed:
     count: int
 
 
-@record
+@frozen
 class Unmodelled:
     """Memory that a rehearsal does not see; ``n_bytes`` None where no size is documented."""
 
@@ -50,7 +50,7 @@ class Unmodelled:
     n_bytes: int | None = None
 
 
-@record
+@frozen
 class RehearsedDevice:
     """Figures of one GPU."""
 
@@ -63,7 +63,7 @@ class RehearsedDevice:
     n_events: int
 
 
-@record
+@frozen
 class Rehearsal:
     """One rehearsal.
 
@@ -108,7 +108,7 @@ class Rehearsal:
     batch: int | None = None
 
 
-@record
+@frozen
 class RehearsalResult:
     """A rehearsal with the diagnosis of its snapshot.
 
@@ -126,7 +126,7 @@ class RehearsalResult:
     fitting_gpus: Sequence[str] = ()
 
 
-@record
+@frozen
 class FailedRehearsal:
     """One of several rehearsals that came to nothing, and why."""
 
@@ -136,7 +136,7 @@ class FailedRehearsal:
     message: str
 
 
-@record
+@frozen
 class LargestBatch:
     """The largest batch size that fits on one GPU under one setting.
 
@@ -153,7 +153,7 @@ class LargestBatch:
     fails_at: int | None
 
 
-@record
+@frozen
 class RehearsalSweep:
     """One program rehearsed several times, with other GPUs, settings or batch sizes.
 

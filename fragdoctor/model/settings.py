@@ -14,6 +14,7 @@ from enum import IntEnum
 from typing import Any, Final
 
 from fragdoctor.errors import ConfigError
+from fragdoctor.frozen import frozen
 from fragdoctor.model.conf_keys import (
     N_ROUNDUP_INTERVALS,
     Version,
@@ -28,7 +29,6 @@ from fragdoctor.model.conf_keys import (
     scalar_divisions,
     tokens,
 )
-from fragdoctor.record import record
 from fragdoctor.units import MIB
 
 __all__ = [
@@ -64,7 +64,7 @@ _SWITCHES: Final = frozenset(
 )
 
 
-@record
+@frozen
 class AllocatorSettings:
     """What decides how the native caching allocator behaves.
 

@@ -10,10 +10,10 @@ from dataclasses import field
 from enum import StrEnum
 from typing import Any
 
-from fragdoctor.record import record
+from fragdoctor.frozen import frozen
 
 
-@record
+@frozen
 class FidelityReport:
     """How exactly the model reproduced this very file under its recorded settings.
 
@@ -54,7 +54,7 @@ class OutlookBasis(StrEnum):
     NONE = "none"
 
 
-@record
+@frozen
 class Outlook:
     """The future of a run under one setting, capacity or change.
 
@@ -96,7 +96,7 @@ class Outlook:
         return self.state is OutlookState.FAILS and not self.fails_after_steps
 
 
-@record
+@frozen
 class ReplayResult:
     """What the allocator model did with the requests of one trace.
 
@@ -144,7 +144,7 @@ class ReplayResult:
         )
 
 
-@record
+@frozen
 class Simulation:
     """A baseline, its fidelity, and any number of what-ifs against it.
 

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from fragdoctor.frozen import frozen
 from fragdoctor.model.finding import Location
 from fragdoctor.model.hooks import drawn
 from fragdoctor.model.settings import AllocatorSettings
-from fragdoctor.record import record
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -74,7 +74,7 @@ class Frame(NamedTuple):
     name: str
 
 
-@record
+@frozen
 class FrameTable:
     """Distinct frames: ``filename`` and ``name`` are string ids, ``line`` is ``uint64``."""
 
@@ -86,7 +86,7 @@ class FrameTable:
         return len(self.line)
 
 
-@record
+@frozen
 class StackTable:
     """Distinct stacks, innermost frame first. ``frames[offsets[i]:offsets[i+1]]`` are frame ids.
 
@@ -100,7 +100,7 @@ class StackTable:
         return len(self.offsets) - 1
 
 
-@record
+@frozen
 class SegmentTable:
     """Segments in file order. Under expandable segments a row is a contiguous mapped range.
 
@@ -125,7 +125,7 @@ class SegmentTable:
         return len(self.address)
 
 
-@record
+@frozen
 class BlockTable:
     """Blocks in file order, grouped by segment (``SegmentTable.block_offsets``).
 
@@ -149,7 +149,7 @@ MODULE_MARK: Final = "nn.Module: "
 """Begins a ``user_metadata`` that names the module running; ``run --module-paths`` writes it."""
 
 
-@record
+@frozen
 class EventTable:
     """Trace events, oldest first, grouped by device.
 
@@ -179,7 +179,7 @@ class EventTable:
         return slice(int(self.offsets[device]), int(self.offsets[device + 1]))
 
 
-@record
+@frozen
 class Annotation:
     """A start or end of a user's ``record_function`` range (``external_annotations``)."""
 
@@ -189,7 +189,7 @@ class Annotation:
     stage: str
 
 
-@record
+@frozen
 class HostSegment:
     """A pinned host segment (2.15); -1 / None where the file does not say. Not device memory."""
 
@@ -198,7 +198,7 @@ class HostSegment:
     allocated: bool | None
 
 
-@record
+@frozen
 class Provenance:
     """How the file was written and what the reader noticed on the way.
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import StrEnum
 
+from fragdoctor.frozen import frozen
 from fragdoctor.model.finding import Confidence
-from fragdoctor.record import record
 
 
 class SceneKind(StrEnum):
@@ -58,7 +58,7 @@ class TimePrecision(StrEnum):
     CLOCK = "clock"
 
 
-@record
+@frozen
 class PrintedFigure:
     """A figure of memory that a program printed.
 
@@ -73,7 +73,7 @@ class PrintedFigure:
     n_bytes: int
 
 
-@record
+@frozen
 class Scene:
     """A line of a log that belongs to its story, as the reader found it.
 
@@ -106,7 +106,7 @@ class Scene:
     count: int | None = None
 
 
-@record
+@frozen
 class StoryEvent:
     """One event on the time line.
 
@@ -147,7 +147,7 @@ class Outcome(StrEnum):
     OPEN = "open"
 
 
-@record
+@frozen
 class Trial:
     """One trial of a sweep: its lines, its end, and its memory.
 
@@ -174,7 +174,7 @@ class Direction(StrEnum):
     TOO_FEW = "too-few"
 
 
-@record
+@frozen
 class Trend:
     """A figure over trials or over failures, with a robust slope.
 
@@ -206,7 +206,7 @@ class Trend:
     has_process_each: bool = False
 
 
-@record
+@frozen
 class LogStory:
     """The story of a log.
 

@@ -8,7 +8,7 @@ from enum import StrEnum
 from math import prod
 from typing import Any
 
-from fragdoctor.record import record
+from fragdoctor.frozen import frozen
 
 TOWER_PREFIXES = ("text.", "vision.")
 """What the names of a tower's parameters begin with in the model that it is a part of."""
@@ -50,7 +50,7 @@ class Norm(StrEnum):
         return self in (Norm.RMSNORM_WRITTEN_OUT, Norm.RMSNORM_WIDE, Norm.RMSNORM_T5)
 
 
-@record
+@frozen
 class ParameterGroup:
     """Parameters of one shape and role; ``count`` of them over all layers.
 
@@ -83,7 +83,7 @@ class ParameterGroup:
         return self.n_each * self.count
 
 
-@record
+@frozen
 class UnetBlock:
     """One resolution of a UNet.
 
@@ -100,7 +100,7 @@ class UnetBlock:
     n_transformers: int
 
 
-@record
+@frozen
 class Unet:
     """A diffusion UNet as Diffusers builds it.
 
@@ -125,7 +125,7 @@ class Unet:
     added_width: int = 0
 
 
-@record(kw_only=True)
+@frozen(kw_only=True)
 class LayerBuild:
     """How the code of a model builds its layers.
 
@@ -159,7 +159,7 @@ class LayerBuild:
     adds_slopes: bool = False
 
 
-@record(kw_only=True)
+@frozen(kw_only=True)
 class LayerSizes(LayerBuild):
     """How large the layers of a model are, and how many.
 
@@ -189,7 +189,7 @@ def shared(of: LayerBuild, kind: type[LayerBuild]) -> dict[str, Any]:
     return {field.name: getattr(of, field.name) for field in fields(kind)}
 
 
-@record
+@frozen
 class ModelShape(LayerSizes):
     """The shape of a transformer, or of as much as is known of another model.
 
@@ -284,7 +284,7 @@ class ModelShape(LayerSizes):
         return (self.n_layers > 0 and self.hidden > 0) or bool(self.towers) or self.unet is not None
 
 
-@record
+@frozen
 class Workload:
     """A model shape and everything chosen about the run.
 

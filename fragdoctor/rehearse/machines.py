@@ -7,8 +7,8 @@ from typing import Final
 
 from fragdoctor.errors import ConfigError
 from fragdoctor.estimation.gpus import gpu_of
+from fragdoctor.frozen import frozen
 from fragdoctor.model.estimate import GpuModel
-from fragdoctor.record import record
 
 DEFAULT: Final = "h100"
 # name -> compute capability and multiprocessors, as NVIDIA's data sheets say
@@ -51,7 +51,7 @@ _KERNELS: Final = MappingProxyType(
 )
 
 
-@record
+@frozen
 class RehearsedGpu:
     """The GPU that the program sees.
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from fragdoctor.errors import ConfigError
-from fragdoctor.record import record
+from fragdoctor.frozen import frozen
 
 SUFFIX: Final = ".ipynb"
 MAX_BYTES: Final = 256 << 20
@@ -20,7 +20,7 @@ _ASSIGNED: Final = re.compile(r"^(\s*)([A-Za-z_][\w, ]*)=\s*[!%].*$")
 _HELP: Final = re.compile(r"^\s*(\?{1,2}\s*[\w.]+|[\w.]+\s*\?{1,2})\s*$")
 
 
-@record
+@frozen
 class Cell:
     """A cell of code.
 
@@ -33,7 +33,7 @@ class Cell:
     source: str
 
 
-@record
+@frozen
 class Notebook:
     """The code of a notebook.
 

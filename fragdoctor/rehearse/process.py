@@ -16,7 +16,7 @@ from dataclasses import field
 from pathlib import Path
 from typing import IO, Any, Final, Self
 
-from fragdoctor.record import record
+from fragdoctor.frozen import frozen
 from fragdoctor.rehearse.machines import RehearsedGpu
 from fragdoctor.rehearse.programs import Program
 
@@ -34,7 +34,7 @@ _PATIENCE_S: Final = 3
 _WITHOUT_THREADS: Final = {"OPENBLAS_NUM_THREADS": "1"}
 
 
-@record
+@frozen
 class Conditions:
     """How a program is rehearsed.
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from fragdoctor.errors import ConfigError
-from fragdoctor.record import record
+from fragdoctor.frozen import frozen
 from fragdoctor.rehearse.notebooks import Notebook
 
 _ELASTIC: Final = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
@@ -31,7 +31,7 @@ _ACCELERATE_VALUES: Final = (
 _NUMBER: Final = re.compile(r"\d{1,5}")
 
 
-@record
+@frozen
 class Program:
     """What is rehearsed.
 
@@ -89,7 +89,7 @@ def pythons(chosen: str | None) -> list[str]:
     return list(dict.fromkeys(name for name in names if name))
 
 
-@record
+@frozen
 class Launched:
     """What a launcher was asked to start.
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Final
 
 from fragdoctor.errors import ConfigError
+from fragdoctor.frozen import frozen
 from fragdoctor.model.rehearsal import FailedRehearsal, LargestBatch, Rehearsal, RehearsalSweep
-from fragdoctor.record import record
 from fragdoctor.rehearse import launch
 from fragdoctor.rehearse.launch import ProgramFailed
 from fragdoctor.rehearse.machines import RehearsedGpu
@@ -23,7 +23,7 @@ MAX_CASES: Final = 200
 _RANGE: Final = re.compile(r"(\d{1,9})\.\.(\d{1,9})")
 
 
-@record
+@frozen
 class Batches:
     """Batch sizes to rehearse.
 
@@ -76,7 +76,7 @@ OnCase = Callable[[str], OnStep]
 """Called with the name of each rehearsal before it begins; returns what is told of its steps."""
 
 
-@record
+@frozen
 class Sweep:
     """Rehearses one program under several conditions.
 

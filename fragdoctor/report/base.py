@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from fragdoctor.errors import ConfigError
-from fragdoctor.record import record
+from fragdoctor.frozen import frozen
 
 MIN_WIDTH: Final = 60
 MAX_WIDTH: Final = 120
@@ -24,7 +24,7 @@ class Verbosity(IntEnum):
     FULL = 2
 
 
-@record
+@frozen
 class RenderOptions:
     """How a report looks; formats take what concerns them.
 

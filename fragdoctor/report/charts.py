@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 from typing import Final
 
+from fragdoctor.frozen import frozen
 from fragdoctor.model.diagnosis import TimelineStrip
-from fragdoctor.record import record
 from fragdoctor.report.document import Chart, Series
 from fragdoctor.units import GIB, KIB, MIB, TIB, format_count, format_size
 
@@ -21,7 +21,7 @@ _MAX_TICKS: Final = 12
 _LABEL_ROOM: Final = 150
 
 
-@record
+@frozen
 class Tick:
     """A mark on an axis: where, and its label."""
 
@@ -29,7 +29,7 @@ class Tick:
     label: str
 
 
-@record
+@frozen
 class DrawnPath:
     """A curve in the coordinates of the drawing."""
 
@@ -39,7 +39,7 @@ class DrawnPath:
     is_fit: bool
 
 
-@record
+@frozen
 class Mark:
     """A point with its label; ``is_named`` puts the label beside it, on the left if it must."""
 
@@ -51,7 +51,7 @@ class Mark:
     is_left: bool
 
 
-@record
+@frozen
 class Drawing:
     """Everything that the SVG of one chart draws; x is drawn at ``across[0] + across[1] * x``."""
 

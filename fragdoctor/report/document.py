@@ -1,7 +1,6 @@
 """What a report says, free of any format: a command fills a document once, each format renders it.
 
-Every string in a document is raw. What came from an input is as hostile as it was there, until a
-renderer passes it through ``escape`` for its sink.
+Every string in a document is raw: hostile until a renderer passes it through ``escape``.
 """
 
 from __future__ import annotations
@@ -13,9 +12,9 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, ClassVar, Final, Literal, NamedTuple
 
+from fragdoctor.frozen import frozen
 from fragdoctor.model.diagnosis import SegmentRun, TimelineStrip
 from fragdoctor.model.finding import Location
-from fragdoctor.record import record
 from fragdoctor.report.base import Verbosity
 from fragdoctor.units import format_count, format_size
 
@@ -97,7 +96,7 @@ def location_text(location: Location | None) -> str:
     return NO_STACK if location is None else str(location)
 
 
-@record
+@frozen
 class Gauge:
     """A share of a whole drawn as a bar in the cell of a table; 0 <= start <= end <= 1."""
 
@@ -107,7 +106,7 @@ class Gauge:
     n_cells: int = 10
 
 
-@record
+@frozen
 class Spark:
     """A few values drawn as a curve in the cell of a table, from zero to their highest."""
 
@@ -117,7 +116,7 @@ class Spark:
 Cell = Content | Gauge | Spark
 
 
-@record
+@frozen
 class Column:
     """A column of a table: its heading, what stands in it, and how it is laid out.
 
@@ -129,7 +128,7 @@ class Column:
         kind: ``fit`` and ``right`` columns get the width they need; the others share what is left:
             ``wrap`` breaks into lines at spaces, ``list`` after commas, ``path`` is cut on the
             left and stands as code.
-        from_width: width of a page of text from which on there is room for it.
+        from_width: width of a page of text that has room for it.
         style: of all its cells.
     """
 
@@ -141,7 +140,7 @@ class Column:
     style: Style | None = None
 
 
-@record
+@frozen
 class Row:
     """A row of a table and the lines that stand below it."""
 
@@ -150,7 +149,7 @@ class Row:
     style: Style | None = None
 
 
-@record(kw_only=True)
+@frozen(kw_only=True)
 class Block:
     """A part of a document.
 
@@ -173,7 +172,7 @@ class Block:
         return bool(self.holds) and not any(getattr(self, self.holds))
 
 
-@record
+@frozen
 class Paragraph(Block):
     """Sentences."""
 
@@ -181,12 +180,12 @@ class Paragraph(Block):
     content: Content
 
 
-@record
+@frozen
 class Gap(Block):
     """Room between what stands before and after."""
 
 
-@record
+@frozen
 class Facts(Block):
     """Labelled values."""
 
@@ -194,7 +193,7 @@ class Facts(Block):
     items: Sequence[tuple[str, Content]]
 
 
-@record
+@frozen
 class Bullets(Block):
     """Sentences of equal weight."""
 
@@ -202,7 +201,7 @@ class Bullets(Block):
     items: Sequence[Content]
 
 
-@record
+@frozen
 class Code(Block):
     """Lines to copy as they stand; a line break inside of one is shown, not made."""
 
@@ -210,7 +209,7 @@ class Code(Block):
     lines: Sequence[str]
 
 
-@record
+@frozen
 class Item:
     """An entry of a list: a label such as its number, its first line, and blocks below it."""
 
@@ -220,7 +219,7 @@ class Item:
     style: Style = Style.STRONG
 
 
-@record
+@frozen
 class Listing(Block):
     """Entries with blocks of their own, such as recommendations; the short report has a few.
 
@@ -233,7 +232,7 @@ class Listing(Block):
     is_airy: bool = False
 
 
-@record
+@frozen
 class Table(Block):
     """Aligned columns; the short report has the first ``shown`` rows.
 
@@ -319,7 +318,7 @@ def written(value: Any, name: str = "") -> Content:
     return str(value)
 
 
-@record
+@frozen
 class BarPart:
     """A part of a bar: ``name`` also chooses its glyph and colour."""
 
@@ -328,7 +327,7 @@ class BarPart:
     meaning: str
 
 
-@record
+@frozen
 class Bar(Block):
     """Bytes that add up to a whole, drawn to scale; ``request_bytes`` failed, to compare."""
 
@@ -341,14 +340,14 @@ class Bar(Block):
         return sum(part.n_bytes for part in self.parts)
 
 
-@record
+@frozen
 class Timeline(Block):
     """Memory of one device over its trace."""
 
     strip: TimelineStrip
 
 
-@record
+@frozen
 class SegmentBar:
     """A segment: a few figures of it, and its blocks in address order."""
 
@@ -356,7 +355,7 @@ class SegmentBar:
     runs: Sequence[SegmentRun]
 
 
-@record
+@frozen
 class SegmentBars(Block):
     """Segments drawn to scale; ``lines`` are those that pin them, with the pins that they made."""
 
@@ -365,7 +364,7 @@ class SegmentBars(Block):
     lines: Sequence[tuple[str, Sequence[int]]] = ()
 
 
-@record
+@frozen
 class Series:
     """A curve of a chart.
 
@@ -385,7 +384,7 @@ class Series:
     is_dashed: bool = False
 
 
-@record
+@frozen
 class Chart(Block):
     """Curves over one axis, bytes upwards. ``limit_bytes`` is a level such as the capacity."""
 
@@ -396,7 +395,7 @@ class Chart(Block):
     limit_label: str = ""
 
 
-@record
+@frozen
 class Graphic(Block):
     """A place for one of the interactive graphics; only the interactive page fills it."""
 
@@ -404,7 +403,7 @@ class Graphic(Block):
     absent: str
 
 
-@record
+@frozen
 class Section:
     """Blocks under a heading.
 
@@ -426,7 +425,7 @@ class Section:
         return [b for b in self.blocks if b.detail in details and not b.is_empty]
 
 
-@record
+@frozen
 class ReportDocument:
     """Everything that one command says.
 

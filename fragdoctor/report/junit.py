@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from fragdoctor.frozen import frozen
 from fragdoctor.gate.budgets import Outcome
 from fragdoctor.gate.judgement import CheckReport, FileJudgement, Reason
 from fragdoctor.model.diagnosis import ChecklistItem, Diagnosis, Status
 from fragdoctor.model.finding import Severity
-from fragdoctor.record import record
 from fragdoctor.report import escape
 from fragdoctor.report.base import RenderOptions
 from fragdoctor.report.views.check import file_line, file_name, hint_text, place_text, shortened
@@ -31,7 +31,7 @@ _BUDGETS: Final = (
 xml = escape.xml
 
 
-@record
+@frozen
 class _Case:
     """One test case; ``kind`` is "" (passed), ``failure``, ``error`` or ``skipped``."""
 
@@ -41,7 +41,7 @@ class _Case:
     body: Sequence[str] = ()
 
 
-@record
+@frozen
 class _Suite:
     name: str
     cases: Sequence[_Case]

@@ -17,7 +17,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from fragdoctor.record import record
+from fragdoctor.frozen import frozen
 from fragdoctor.report import escape
 from fragdoctor.report.base import RenderOptions
 from fragdoctor.report.document import (
@@ -64,7 +64,7 @@ STYLES: Final = MappingProxyType(
 )
 
 
-@record
+@frozen
 class Glyphs:
     """What is drawn beyond letters and digits; ``steps`` are parts of a cell from low to full."""
 

@@ -8,9 +8,9 @@ from typing import Final
 
 from rich.text import Text
 
+from fragdoctor.frozen import frozen
 from fragdoctor.model.diagnosis import RunKind, SegmentRun, TimelineStrip
 from fragdoctor.model.phases import TrainingPhase
-from fragdoctor.record import record
 from fragdoctor.report.document import Bar, BarPart, Column, SegmentBars, dim
 from fragdoctor.report.layout import GAP, INDENT, Page, styled
 from fragdoctor.report.words import PHASE_NAMES, share_of
@@ -30,7 +30,7 @@ _LETTERS: Final = "ABCDEF"
 _PIN_STYLE: Final = "bold red"
 
 
-@record
+@frozen
 class Ink:
     """How one kind of memory is drawn."""
 

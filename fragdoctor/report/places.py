@@ -14,8 +14,8 @@ from pathlib import Path, PurePosixPath
 from typing import Final
 from urllib.parse import quote
 
+from fragdoctor.frozen import frozen
 from fragdoctor.model.finding import MAX_LINE, Location
-from fragdoctor.record import record
 from fragdoctor.report.base import RenderOptions
 
 MAX_SOURCE_BYTES: Final = 2_000_000
@@ -23,7 +23,7 @@ MAX_QUOTED: Final = 200
 _MAX_PATH: Final = 1000
 
 
-@record
+@frozen
 class Place:
     """A file and a line of it; ``line`` is None where it is unknown.
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from fragdoctor.frozen import frozen
 from fragdoctor.gate.judgement import CheckReport, FileJudgement, Reason
 from fragdoctor.model.diagnosis import Cause, Diagnosis
 from fragdoctor.model.finding import Finding, Location, Severity
-from fragdoctor.record import record
 from fragdoctor.report.base import RenderOptions
 from fragdoctor.report.places import Place, place_of, place_of_input
 from fragdoctor.report.words import verdict_title
@@ -36,7 +36,7 @@ BUDGET_TITLES: Final = {
 }
 
 
-@record
+@frozen
 class Result:
     """One thing to look at.
 

@@ -11,6 +11,7 @@ from dataclasses import field
 from types import MappingProxyType
 from typing import Any, Final
 
+from fragdoctor.frozen import frozen
 from fragdoctor.gate.budgets import BudgetResult, Measures
 from fragdoctor.gate.judgement import CheckReport, FileJudgement, JudgedGrowth, Reason, has_grown
 from fragdoctor.model import batch_fit, comparison, story
@@ -53,7 +54,6 @@ from fragdoctor.model.phases import CategoryShare, HeldBytes, LineBytes
 from fragdoctor.model.rehearsal import RehearsalResult, RehearsalSweep, Unmodelled
 from fragdoctor.model.simulation import FidelityReport, ReplayResult, Simulation
 from fragdoctor.model.workload import ModelShape, Workload
-from fragdoctor.record import record
 from fragdoctor.report.views.estimate import summary
 from fragdoctor.report.views.explain import Explanation
 
@@ -61,7 +61,7 @@ Computed = tuple[Any, Callable[[Any], Any]]
 """The type of a further field, and the function that gives it."""
 
 
-@record
+@frozen
 class Shape:
     """Where the document of a dataclass differs from it.
 
@@ -84,7 +84,7 @@ class Shape:
     computed: Mapping[str, Computed] = field(default_factory=dict)
 
 
-@record
+@frozen
 class ErrorFacts:
     """Why there is no result.
 
@@ -101,14 +101,14 @@ class ErrorFacts:
     offset: int | None = None
 
 
-@record
+@frozen
 class ErrorResult:
     """What stands on standard output when there is no result."""
 
     error: ErrorFacts
 
 
-@record
+@frozen
 class OomResult:
     """A diagnosis with the messages that it was made from.
 
@@ -129,7 +129,7 @@ class OomResult:
         return cls(diagnosis, log.messages, log.primary if log.messages else None, log.markers)
 
 
-@record
+@frozen
 class GrowthGate:
     """What ``--fail-on-growth`` found."""
 
@@ -137,7 +137,7 @@ class GrowthGate:
     judged: Sequence[JudgedGrowth]
 
 
-@record
+@frozen
 class CompareResult:
     """A comparison with what the gate found, null without one."""
 
@@ -150,21 +150,21 @@ class CompareResult:
         return cls(found, GrowthGate(has_grown(judged), judged) if judged else None)
 
 
-@record
+@frozen
 class ModelTable:
     """The models that are known by name."""
 
     models: Sequence[KnownModel]
 
 
-@record
+@frozen
 class GpuTable:
     """The GPUs that are known by name."""
 
     gpus: Sequence[GpuModel]
 
 
-@record
+@frozen
 class RunVerdict:
     """The verdict on one run or one rank."""
 
@@ -173,7 +173,7 @@ class RunVerdict:
     summary: str
 
 
-@record
+@frozen
 class RankError:
     """Why a rank could not be read; ``exit_code`` is what it would mean alone."""
 
@@ -183,7 +183,7 @@ class RankError:
     exit_code: int
 
 
-@record
+@frozen
 class SizeCount:
     """How many requests asked for a size."""
 
@@ -191,7 +191,7 @@ class SizeCount:
     n: int
 
 
-@record
+@frozen
 class LogCount:
     """How many requests asked for a size of this power of two."""
 
@@ -199,7 +199,7 @@ class LogCount:
     n: int
 
 
-@record
+@frozen
 class LengthFit:
     """The largest batch at another sequence length."""
 
@@ -207,7 +207,7 @@ class LengthFit:
     largest_batch: int
 
 
-@record
+@frozen
 class ItemAtPeak:
     """A row of an estimate; what it holds at the peak and at most."""
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from fragdoctor.analysis.result import DeviceAnalysis
+from fragdoctor.frozen import frozen
 from fragdoctor.model.case import Case, MemoryStats, OomMessage
 from fragdoctor.model.finding import Location
 from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.model.snapshot import Snapshot
 from fragdoctor.model.story import LogStory
-from fragdoctor.record import record
 from fragdoctor.rules.failed_request import FailedRequest, known
 from fragdoctor.trace.code_owners import NATIVE, PACKAGE, TORCH, USER, classify_file, is_plumbing
 
@@ -16,7 +16,7 @@ MAX_STACK = 12
 """Frames of a stack that a report carries; the innermost ones say where."""
 
 
-@record
+@frozen
 class Context:
     """One device of a case.
 

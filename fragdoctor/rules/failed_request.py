@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from fragdoctor.frozen import frozen
 from fragdoctor.model.case import OtherProcess
-from fragdoctor.record import record
 from fragdoctor.units import GIB, KIB, MIB, TIB, format_size
 
 CONTEXT_ALLOWANCE_BYTES: Final = 3 * GIB // 2
@@ -47,7 +47,7 @@ def rounding_bytes(n_bytes: int | None) -> int:
     return int(ROUNDING_SHARE * GIB) + 1
 
 
-@record
+@frozen
 class FailedRequest:
     """A request that the allocator could not serve, and the state of the device at that moment.
 

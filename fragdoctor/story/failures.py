@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
+from fragdoctor.frozen import frozen
 from fragdoctor.model.case import OomMessage
 from fragdoctor.model.finding import Confidence
 from fragdoctor.model.story import FAILURES, Scene, SceneKind
-from fragdoctor.record import record
 from fragdoctor.story.order import Processes
 
 _NEAR_LINES: Final = 200
@@ -27,7 +27,7 @@ _ENDS_RUN: Final = frozenset(
 )
 
 
-@record
+@frozen
 class MergedScene:
     """A scene, and how many lines reported it."""
 
@@ -137,7 +137,7 @@ _BURST_LINES: Final = 300
 _RETRY_LINES: Final = 100
 
 
-@record
+@frozen
 class Link:
     """The place of the cause among the events, how sure, and why; ``cause`` None for none."""
 

@@ -9,14 +9,14 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Final
 
+from fragdoctor.frozen import frozen
 from fragdoctor.model.story import Scene, SceneKind, TimePrecision
-from fragdoctor.record import record
 
 _SAME_RESTART_LINES: Final = 40
 """Lines about one restart: the agent that announces it, and the workers that start."""
 
 
-@record
+@frozen
 class Source:
     """What distinguishes the writers of a log; None is "not printed"."""
 

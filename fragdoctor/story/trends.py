@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from fragdoctor.analysis.trend import trend_of
+from fragdoctor.frozen import frozen
 from fragdoctor.model.case import OomMessage
 from fragdoctor.model.finding import Confidence
 from fragdoctor.model.story import Direction, LogStory, Scene, SceneKind, StoryEvent, Trend
-from fragdoctor.record import record
 from fragdoctor.story.failures import Link, MergedScene
 from fragdoctor.story.order import Processes
 from fragdoctor.units import MIB
@@ -37,7 +37,7 @@ LIKELY_P: Final = 1 / 72
 """Five points that all rise are below it, four are not."""
 
 
-@record
+@frozen
 class Slope:
     """Slope per step with its bounds (None below 3 and 4 points) and what it amounts to."""
 
@@ -80,7 +80,7 @@ _TABLE_LINES: Final = 6
 _MAX_TRENDS: Final = 12
 
 
-@record
+@frozen
 class _Point:
     line: int
     n_bytes: int

@@ -10,8 +10,8 @@ from typing import Final
 
 from fragdoctor._native import _ext
 from fragdoctor.errors import OutOfMemory, SimulationError
+from fragdoctor.frozen import frozen
 from fragdoctor.model.settings import AllocatorSettings, Era, era_of, parse_conf, parse_version
-from fragdoctor.record import record
 from fragdoctor.trace.oom_message import oom_message
 from fragdoctor.units import GIB
 
@@ -23,7 +23,7 @@ _RESERVE: Final = re.compile(
 )
 
 
-@record
+@frozen
 class Block:
     """A block of a segment.
 
@@ -41,7 +41,7 @@ class Block:
     state: str
 
 
-@record
+@frozen
 class Segment:
     """Memory got from the driver in one piece, or a mapped range of an expandable segment.
 

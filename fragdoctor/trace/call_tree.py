@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fragdoctor._native import _ext
+from fragdoctor.frozen import frozen
 from fragdoctor.model.snapshot import I32, I64, U8, Action, Bools, Snapshot
-from fragdoctor.record import record
 from fragdoctor.trace.code_owners import NATIVE, TORCH
 from fragdoctor.trace.trace import Trace
 
@@ -31,7 +31,7 @@ _TRANSPARENT: Final = re.compile(
 _OPTIMIZERS: Final = re.compile(r"[/\\]torch[/\\]optim[/\\]\w+\.py$")
 
 
-@record
+@frozen
 class Loop:
     """A loop of the program: the node it is in, and which of its lines it goes over.
 

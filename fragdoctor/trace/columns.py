@@ -8,8 +8,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from fragdoctor.frozen import frozen
 from fragdoctor.model.snapshot import I32, I64, U8, U64, Bools, SegmentType, Snapshot
-from fragdoctor.record import record
 from fragdoctor.units import MIB
 
 SMALL_SEGMENT_BYTES: Final = 2 * MIB
@@ -17,7 +17,7 @@ MAX_SUM: Final = 2**61
 """Of all values of a column; larger ones are cut."""
 
 
-@record
+@frozen
 class Events:
     """The events of one device, in file order; row i is row ``first_row + i`` of the snapshot.
 
@@ -37,7 +37,7 @@ class Events:
         return len(self.action)
 
 
-@record
+@frozen
 class FinalSegments:
     """The segments at the end of the trace, by address; sizes are cut as those of events."""
 
@@ -52,7 +52,7 @@ class FinalSegments:
         return len(self.address)
 
 
-@record
+@frozen
 class FinalBlocks:
     """The blocks of these segments, by address; ``segment`` is a row of ``FinalSegments``."""
 
@@ -67,7 +67,7 @@ class FinalBlocks:
         return len(self.address)
 
 
-@record
+@frozen
 class DeviceColumns:
     """One device in the snapshot's numbering, and ``native`` in that of the core.
 

@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from fragdoctor._native import _ext
 from fragdoctor.errors import ConfigError, SimulationError
+from fragdoctor.frozen import frozen
 from fragdoctor.model.snapshot import I32, I64, U64, Bools
-from fragdoctor.record import record
 from fragdoctor.trace.operations import OPERATION, Operations, OpKind
 from fragdoctor.trace.replay import Reproduction
 from fragdoctor.trace.steps import Steps
@@ -26,7 +26,7 @@ _PIECE = 1 << 20  # operations that are looked at together where columns of all 
 _FREES = (OpKind.FREE, OpKind.FREE_PENDING)
 
 
-@record
+@frozen
 class Edit:
     """A change of the code.
 

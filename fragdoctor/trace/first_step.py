@@ -14,8 +14,8 @@ from typing import Final
 
 import numpy as np
 
+from fragdoctor.frozen import frozen
 from fragdoctor.model.snapshot import I64, Bools
-from fragdoctor.record import record
 from fragdoctor.trace import stacks
 from fragdoctor.trace.step_alignment import StepWindow
 from fragdoctor.trace.steps import Steps
@@ -158,7 +158,7 @@ MAX_PARAMETERS: Final = 64
 """Parameters of a layer, at most."""
 
 
-@record
+@frozen
 class LowerBound:
     """What the step under way needs at least.
 

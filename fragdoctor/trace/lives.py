@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fragdoctor._native import _ext
+from fragdoctor.frozen import frozen
 from fragdoctor.model.snapshot import I32, I64, U64, Bools
-from fragdoctor.record import record
 
 A = TypeVar("A", U64, I64, I32)
 
@@ -150,7 +150,7 @@ class Lives:
         return cast("A", result)
 
 
-@record
+@frozen
 class Stretch:
     """The lowest and highest value of a total in stretches of states."""
 
@@ -223,7 +223,7 @@ class Totals:
         return Stretch(low, high)
 
 
-@record
+@frozen
 class Layout:
     """The device at one moment: segments, live blocks (allocated or pending) and free blocks.
 

@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fragdoctor._native import _ext
+from fragdoctor.frozen import frozen
 from fragdoctor.model.snapshot import I64, U8, U64, Bools
-from fragdoctor.record import record
 
 U32 = npt.NDArray[np.uint32]
 NativeOps = _ext.NativeOps
@@ -42,7 +42,7 @@ class OpKind(IntEnum):
     FAILED = 7
 
 
-@record
+@frozen
 class Operations:
     """The trace as requests to the allocator, n of them, in order.
 

@@ -13,9 +13,9 @@ from typing import Final
 
 import numpy as np
 
+from fragdoctor.frozen import frozen
 from fragdoctor.model.phases import TrainingPhase
 from fragdoctor.model.snapshot import I32, I64, U8, Action, Bools
-from fragdoctor.record import record
 from fragdoctor.trace import stacks as stack_roles
 from fragdoctor.trace.columns import Events
 from fragdoctor.trace.stacks import StackRoles
@@ -24,7 +24,7 @@ from fragdoctor.trace.trace import Trace
 NOT_REACHED: Final = np.iinfo(np.int64).max
 
 
-@record
+@frozen
 class Passes:
     """The passes of a device in order; pass i covers rows ``first[i]`` to ``first[i + 1]``.
 

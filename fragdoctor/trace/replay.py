@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fragdoctor._native import _ext
+from fragdoctor.frozen import frozen
 from fragdoctor.model.settings import AllocatorSettings, Era, parse_version
 from fragdoctor.model.simulation import FidelityReport, ReplayResult
 from fragdoctor.model.snapshot import SegmentType
-from fragdoctor.record import record
 from fragdoctor.trace.allocator import native_config
 from fragdoctor.trace.trace import Trace
 from fragdoctor.units import MIB, plural
@@ -23,7 +23,7 @@ from fragdoctor.units import MIB, plural
 PAGE_BYTES = 2 * MIB  # the driver's granularity
 
 
-@record
+@frozen
 class Conditions:
     """What a trace is replayed under.
 

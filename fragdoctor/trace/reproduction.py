@@ -16,10 +16,10 @@ import numpy as np
 
 from fragdoctor._native import _ext
 from fragdoctor.errors import SimulationError
+from fragdoctor.frozen import frozen
 from fragdoctor.model.hooks import report_progress
 from fragdoctor.model.settings import AllocatorSettings, Era, era_of
 from fragdoctor.model.snapshot import Action
-from fragdoctor.record import record
 from fragdoctor.trace.allocator import UNLIMITED
 from fragdoctor.trace.replay import Conditions, Reproduction
 from fragdoctor.trace.trace import Trace
@@ -166,7 +166,7 @@ MAX_LEARNING = 10
 PREFIX_OPERATIONS = 100_000
 
 
-@record
+@frozen
 class _Guess:
     """A set of values for what the file does not record."""
 

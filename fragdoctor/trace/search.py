@@ -13,15 +13,15 @@ from dataclasses import replace
 from typing import Final
 
 from fragdoctor.errors import ConfigError
+from fragdoctor.frozen import frozen
 from fragdoctor.model.hooks import report_progress
 from fragdoctor.model.settings import Era, is_same_conf, parse_conf
 from fragdoctor.model.simulation import ReplayResult
-from fragdoctor.record import record
 from fragdoctor.trace.replay import Reproduction
 from fragdoctor.trace.whatif import FairReplay, ProgressCallback, WhatIf, default_capacity
 
 
-@record
+@frozen
 class SettingValues:
     """The values of one key, in the order in which guides name them.
 
@@ -131,7 +131,7 @@ N_THREADS = 2
 MARGIN_SHARE = 0.03
 
 
-@record
+@frozen
 class Search:
     """What a search found.
 

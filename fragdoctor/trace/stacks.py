@@ -14,8 +14,8 @@ from typing import Final
 
 import numpy as np
 
+from fragdoctor.frozen import frozen
 from fragdoctor.model.snapshot import I32, I64, U8, Bools, Snapshot, StackTable
-from fragdoctor.record import record
 from fragdoctor.trace.code_owners import (
     NATIVE,
     PACKAGE,
@@ -99,7 +99,7 @@ _NOT_ENGINE: Final = re.compile(
 )
 
 
-@record
+@frozen
 class StackRoles:
     """One row per stack id, and one more at the end for the id -1.
 

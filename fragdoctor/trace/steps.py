@@ -17,9 +17,9 @@ from typing import Final
 
 import numpy as np
 
+from fragdoctor.frozen import frozen
 from fragdoctor.model.hooks import report_progress
 from fragdoctor.model.snapshot import I64, U8, Action
-from fragdoctor.record import record
 from fragdoctor.trace import stacks
 from fragdoctor.trace.call_tree import CallTree, Loop
 from fragdoctor.trace.passes import RoleRuns, find_optimizer_steps
@@ -43,7 +43,7 @@ class StepKind(IntEnum):
     OTHER = 2
 
 
-@record
+@frozen
 class Steps:
     """The steps of a device's trace, in order.
 

@@ -16,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from fragdoctor._native import _ext
+from fragdoctor.frozen import frozen
 from fragdoctor.model.hooks import report_progress
 from fragdoctor.model.settings import AllocatorSettings, Era
 from fragdoctor.model.snapshot import I32, I64, U64, Action, BlockState, Bools, Snapshot
-from fragdoctor.record import record
 from fragdoctor.trace.allocator import native_config
 from fragdoctor.trace.columns import (
     MAX_SUM,
@@ -38,7 +38,7 @@ ABSURD_BYTES: Final = 2**56  # no device has 64 PiB
 _MAX_SNAPSHOTS: Final = 1000  # that somebody takes one after the other
 
 
-@record
+@frozen
 class InitialState:
     """A device before the first event of its trace: s segments and b blocks, by address.
 
@@ -62,7 +62,7 @@ class InitialState:
     block_size_is_known: Bools
 
 
-@record
+@frozen
 class SegmentLives:
     """Segments over time: ordinary ones, and pages of expandable ones that came and went together.
 

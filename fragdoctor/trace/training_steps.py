@@ -15,8 +15,8 @@ from typing import Final
 
 import numpy as np
 
+from fragdoctor.frozen import frozen
 from fragdoctor.model.snapshot import I32, I64, Action, Bools
-from fragdoctor.record import record
 from fragdoctor.trace import stacks
 from fragdoctor.trace.call_tree import CallTree, Loop
 from fragdoctor.trace.lives import NEVER
@@ -38,7 +38,7 @@ MIN_LOOPED: Final = 0.9
 NO_TURN: Final = -1
 
 
-@record
+@frozen
 class TrainingSteps:
     """Rows at which training steps begin, and further passes of a step.
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from fragdoctor._native import _ext
 from fragdoctor.errors import SimulationError
+from fragdoctor.frozen import frozen
 from fragdoctor.model.settings import (
     AllocatorSettings,
     era_of,
@@ -19,7 +20,6 @@ from fragdoctor.model.settings import (
     parse_version,
 )
 from fragdoctor.model.simulation import ReplayResult
-from fragdoctor.record import record
 from fragdoctor.trace.operations import Operations, OpKind
 from fragdoctor.trace.other_run import OtherRun
 from fragdoctor.trace.outlook import Outlooks
@@ -37,7 +37,7 @@ ROUNDED = (
 )
 
 
-@record
+@frozen
 class WhatIf:
     """What differs from the recorded run; None and "" mean as recorded.
 

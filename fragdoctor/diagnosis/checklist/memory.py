@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from fragdoctor.diagnosis.decision import SLIM_MARGIN_SHARE
+from fragdoctor.frozen import frozen
 from fragdoctor.model.diagnosis import ChecklistItem, Status, Verdict
-from fragdoctor.record import record
 from fragdoctor.rules.context import Context
 from fragdoctor.rules.failed_request import FULL_SLACK_SHARE, FailedRequest
 from fragdoctor.rules.growth.growing_statistics import count_rises, values_of
@@ -21,7 +21,7 @@ NEAR_CAPACITY_SHARE: Final = 0.9
 sample."""
 
 
-@record
+@frozen
 class Totals:
     """Reserved, allocated and free cached bytes, and the input that says them."""
 
@@ -278,7 +278,7 @@ def check_fragmentation_ratio(context: Context, verdict: Verdict) -> ChecklistIt
     )
 
 
-@record
+@frozen
 class Item:
     """Id and title of an item; each method makes the item with one outcome."""
 

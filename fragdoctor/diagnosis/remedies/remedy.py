@@ -10,13 +10,13 @@ from typing import ClassVar, Final
 
 from fragdoctor.analysis.training_run import TrainingRun
 from fragdoctor.diagnosis.bench import Attempt, Bench, Outcome
+from fragdoctor.frozen import frozen
 from fragdoctor.model.case import NO_FAILURE, OomMessage
 from fragdoctor.model.conf_keys import KEYS, key_is_known
 from fragdoctor.model.diagnosis import Cause, Predicted, Recommendation, Verdict
 from fragdoctor.model.finding import Confidence, Evidence, Location, RuleResults
 from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.model.simulation import Outlook, OutlookState, ReplayResult
-from fragdoctor.record import record
 from fragdoctor.rules.context import Context
 from fragdoctor.rules.failed_request import FailedRequest
 from fragdoctor.units import format_count, format_size, plural
@@ -43,7 +43,7 @@ VARIABLES: Final = {
 """On CUDA always the old name: the new one is buggy in 2.9 and does not exist before."""
 
 
-@record
+@frozen
 class JudgedCase:
     """One device of a case with its verdict and the results of the rules.
 
@@ -200,7 +200,7 @@ def _entries(conf: str) -> list[str]:
     return [p for p in parts if p]
 
 
-@record
+@frozen
 class Proposal:
     """What a remedy proposes for one case.
 

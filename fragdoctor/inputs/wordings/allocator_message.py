@@ -8,6 +8,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Final
 
+from fragdoctor.frozen import frozen
 from fragdoctor.inputs.log_streams import Stream
 from fragdoctor.inputs.wordings.wording import (
     ALLOCATOR,
@@ -21,13 +22,12 @@ from fragdoctor.inputs.wordings.wording import (
     value_of,
 )
 from fragdoctor.model.case import OomMessage, OtherProcess
-from fragdoctor.record import record
 
 _ABSURD_BYTES: Final = 16 * 2**40  # no device is near; such a size was computed from garbage
 _GAP: Final = 700  # squeezed characters between two clauses of one message, at most
 
 
-@record
+@frozen
 class Clause:
     """A part of the message: what stands around ``literal``, ``back`` characters before it on."""
 
@@ -75,7 +75,7 @@ _FIGURES: Final = frozenset(
 )
 
 
-@record
+@frozen
 class CutClause:
     """A clause whose label may end early, but not before ``n_least`` of its letters."""
 
@@ -280,7 +280,7 @@ VARIANTS: Final = {
 }
 
 
-@record
+@frozen
 class Dialect:
     """What the form of a message says in addition to its figures; fields as in ``OomMessage``."""
 

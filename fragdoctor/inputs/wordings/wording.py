@@ -8,9 +8,9 @@ from dataclasses import field, replace
 from decimal import Decimal
 from typing import Any, Final, TypeAlias
 
+from fragdoctor.frozen import frozen
 from fragdoctor.inputs.log_streams import Stream
 from fragdoctor.model.case import OomMessage
-from fragdoctor.record import record
 
 SIZE: Final = (
     r"(?:\d[\d,]{0,30}(?:\.\d{1,12})?(?:bytes?|[kmgtpe]i?bytes?|[kmgtpe]i?b|[kmgt](?![a-z])))"
@@ -50,7 +50,7 @@ def value_of(name: str, text: str) -> int:
     return printed_bytes(text) if name.endswith("_bytes") else int(text.replace(",", ""))
 
 
-@record
+@frozen
 class Hit:
     """A message found at ``start:end`` of a stream's squeezed text.
 
@@ -68,7 +68,7 @@ class Hit:
     is_marker: bool = False
 
 
-@record
+@frozen
 class Wording:
     """One wording of one message.
 

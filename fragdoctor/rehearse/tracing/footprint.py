@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fragdoctor.errors import OutOfMemory
+from fragdoctor.frozen import frozen
 from fragdoctor.model.estimate import (
     CodeLine,
     Footprint,
@@ -18,7 +19,6 @@ from fragdoctor.model.estimate import (
     Share,
     Sureness,
 )
-from fragdoctor.record import record
 from fragdoctor.rehearse.tracing.request_log import RequestLog
 from fragdoctor.trace.allocator import Allocator
 
@@ -38,7 +38,7 @@ N_LINES: Final = 8
 SOURCE: Final = "traced: one request for each storage that an operation makes"
 
 
-@record
+@frozen
 class Served:
     """The requests of a trace, served by the allocator model.
 

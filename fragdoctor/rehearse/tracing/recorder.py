@@ -17,7 +17,7 @@ import torch.utils.checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass
 
 from fragdoctor.errors import ConfigError
-from fragdoctor.record import record
+from fragdoctor.frozen import frozen
 from fragdoctor.rehearse.engine import memory
 from fragdoctor.rehearse.engine.gpu import ACTIONS, Event
 from fragdoctor.rehearse.engine.session import Session
@@ -47,7 +47,7 @@ class Label(NamedTuple):
     label: str
 
 
-@record
+@frozen
 class Call:
     """An operation that asked for memory.
 

@@ -10,12 +10,12 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from fragdoctor.record import record
+from fragdoctor.frozen import frozen
 
 ROUND: Final = 512  # the allocator hands out multiples of this
 
 
-@record
+@frozen
 class Place:
     """A line of the user's code."""
 

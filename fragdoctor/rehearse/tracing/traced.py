@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 from unittest import mock
 
 from fragdoctor.errors import ConfigError
+from fragdoctor.frozen import frozen
 from fragdoctor.model.estimate import Footprint, GpuModel
-from fragdoctor.record import record
 from fragdoctor.rehearse.machines import kernels_of
 from fragdoctor.rehearse.process import native_library
 from fragdoctor.rehearse.tracing.footprint import Served, footprint_of, serve
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 HOST: Final = 1  # a fake GPU that stands for the host's memory while the factory builds
 
 
-@record
+@frozen
 class Traced:
     """A traced run.
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from fragdoctor.errors import ConfigError
-from fragdoctor.record import record
+from fragdoctor.frozen import frozen
 
 
-@record
+@frozen
 class TrainingSetup:
     """How to train.
 

@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from fragdoctor.analysis.result import DeviceAnalysis
+from fragdoctor.frozen import frozen
 from fragdoctor.model.diagnosis import Diagnosis, Recommendation
 from fragdoctor.model.hooks import report_progress
-from fragdoctor.record import record
 from fragdoctor.report import escape
 from fragdoctor.report.page.lives_data import lives_data
 from fragdoctor.report.page.segment_map_data import MAX_BLOCKS, segment_map_data
@@ -76,7 +76,7 @@ def shown_analyses(diagnosis: Diagnosis) -> dict[int, DeviceAnalysis]:
     return dict(sorted(diagnosis.analyses.items())[:MAX_DEVICES])
 
 
-@record
+@frozen
 class HeldByStack:
     """Live bytes and blocks per stack id (-1: no stack recorded), largest first."""
 

@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fragdoctor.analysis.result import DeviceAnalysis
+from fragdoctor.frozen import frozen
 from fragdoctor.model.snapshot import BlockState
-from fragdoctor.record import record
 from fragdoctor.report.page.text_tables import Sink
 from fragdoctor.trace.lives import Layout
 from fragdoctor.trace.trace import Trace
@@ -20,7 +20,7 @@ MAX_BLOCKS: Final = 120_000
 """Blocks on one page (all devices): about 0.4 MB compressed."""
 
 
-@record
+@frozen
 class MapBlocks:
     """Blocks of the segments that a map shows, by segment and address.
 

@@ -7,8 +7,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from fragdoctor.frozen import frozen
 from fragdoctor.model.snapshot import Snapshot
-from fragdoctor.record import record
 from fragdoctor.report import escape
 from fragdoctor.report.page.blob import MAX_EXACT, BlobWriter
 from fragdoctor.trace.code_owners import USER
@@ -170,7 +170,7 @@ class PageStacks:
         return "" if string_id < 0 else self._snapshot.strings[string_id]
 
 
-@record
+@frozen
 class Sink:
     """What every part of one page writes to: one blob of arrays, one set of text tables."""
 

@@ -14,9 +14,9 @@ import numpy.typing as npt
 
 from fragdoctor.analysis.flushes import RETRY
 from fragdoctor.analysis.result import DeviceAnalysis
+from fragdoctor.frozen import frozen
 from fragdoctor.model.phases import TrainingPhase
 from fragdoctor.model.snapshot import Annotation, Snapshot
-from fragdoctor.record import record
 from fragdoctor.report.page.blob import BlobWriter, compressed_size
 from fragdoctor.report.page.text_tables import Sink
 from fragdoctor.trace.trace import Trace
@@ -39,7 +39,7 @@ TRAINING_NAMES: Final = {
 SERIES: Final = ("allocated", "active", "reserved")
 
 
-@record
+@frozen
 class NamedRange:
     """A recorded range: states ``first`` to ``last``, nested ``depth`` deep."""
 

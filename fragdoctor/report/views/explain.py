@@ -12,8 +12,8 @@ from types import MappingProxyType
 from typing import Final
 
 from fragdoctor.errors import ConfigError
+from fragdoctor.frozen import frozen
 from fragdoctor.model.finding import Severity
-from fragdoctor.record import record
 from fragdoctor.report import document as doc
 from fragdoctor.report.base import RenderOptions
 from fragdoctor.report.document import Span, Style, code, dim, strong
@@ -34,7 +34,7 @@ THEMES: Final[Mapping[str, str]] = MappingProxyType(
 _LIST: Final = re.compile(r"^(Also|See): (.*)\.$", re.DOTALL)
 
 
-@record
+@frozen
 class RuleText:
     """What a rule says about itself; ``text`` is its documentation."""
 
@@ -53,7 +53,7 @@ class RuleText:
         return cls(*facts, inspect.getdoc(rule) or "")
 
 
-@record
+@frozen
 class Term:
     """A word and what it means.
 
@@ -72,7 +72,7 @@ class Term:
     see: tuple[str, ...] = ()
 
 
-@record
+@frozen
 class Explanation:
     """What is explained: one rule, one term, or all of them."""
 

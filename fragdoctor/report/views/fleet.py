@@ -11,6 +11,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Final
 
+from fragdoctor.frozen import frozen
 from fragdoctor.model.finding import Location
 from fragdoctor.model.fleet import (
     FleetReport,
@@ -22,7 +23,6 @@ from fragdoctor.model.fleet import (
     Skew,
     SourceLine,
 )
-from fragdoctor.record import record
 from fragdoctor.report import document as doc
 from fragdoctor.report.base import RenderOptions
 from fragdoctor.report.document import Detail, Span, Style, code, dim, location_text, strong
@@ -303,7 +303,7 @@ def figure(rank: RankSummary, name: str) -> int | None:
     return value
 
 
-@record
+@frozen
 class GroupAdvice:
     """One piece of advice, and for whom it is."""
 

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
+from fragdoctor.frozen import frozen
 from fragdoctor.model.case import OomMessage
 from fragdoctor.model.diagnosis import Diagnosis
 from fragdoctor.model.story import FAILURES, LogStory, SceneKind, StoryEvent
-from fragdoctor.record import record
 from fragdoctor.units import format_count, format_size, plural
 
 DAY_S: Final = 86_400
@@ -54,7 +54,7 @@ _MOST: Final = 4
 _JUDGED: Final = "the verdict is about this one"
 
 
-@record
+@frozen
 class StoryRow:
     """One row: when, where, who, what; ``tone`` is failure, effect, trial or quiet."""
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from fragdoctor.analysis.result import DeviceAnalysis, Holder
+from fragdoctor.frozen import frozen
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
 from fragdoctor.model.phases import Category, TrainingPhase
-from fragdoctor.record import record
 from fragdoctor.rules.context import Context
 from fragdoctor.rules.rule import Need, Rule, Skip
 from fragdoctor.trace.stacks import OPTIMIZER_FILE, OPTIMIZER_STEP
@@ -85,7 +85,7 @@ def fails_in_optimizer(context: Context, analysis: DeviceAnalysis) -> bool:
     return any(is_optimizer_stack(context, oom.stack) for oom in analysis.ooms[-1:])
 
 
-@record
+@frozen
 class StepMemory:
     """What the optimizer's steps hold at their worst moment: state to stay, and temporaries."""
 

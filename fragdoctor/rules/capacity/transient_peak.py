@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from fragdoctor.analysis.result import DeviceAnalysis
+from fragdoctor.frozen import frozen
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
-from fragdoctor.record import record
 from fragdoctor.rules.context import Context
 from fragdoctor.rules.rule import Need, Rule
 from fragdoctor.units import format_size
@@ -75,7 +75,7 @@ VALLEY_SHARE: Final = 0.1
 """States within a tenth of the range above the low level count as valleys between steps."""
 
 
-@record
+@frozen
 class Transient:
     """A peak of live memory and the usual level of the peaks before it, in bytes."""
 

@@ -7,11 +7,11 @@ from dataclasses import field
 
 import numpy as np
 
+from fragdoctor.frozen import frozen
 from fragdoctor.model.snapshot import BlockState, Snapshot
-from fragdoctor.record import record
 
 
-@record
+@frozen
 class Holes:
     """Free blocks of a device in bytes.
 

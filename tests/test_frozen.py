@@ -1,4 +1,4 @@
-"""A record is what a frozen dataclass with slots is, made in less time."""
+"""A frozen class is a frozen dataclass with slots, made in less time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fragdoctor.record import record
+from fragdoctor.frozen import frozen
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Usual:
         object.__setattr__(self, "name", self.name.strip())
 
 
-@record
+@frozen
 class Made:
     name: str
     sizes: tuple[int, ...] = ()
@@ -35,7 +35,7 @@ class Made:
         object.__setattr__(self, "name", self.name.strip())
 
 
-@record(eq=False, kw_only=True)
+@frozen(eq=False, kw_only=True)
 class Single:
     value: int
 

@@ -18,15 +18,15 @@ T = TypeVar("T")
 
 @overload
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
-def record(cls: type[T], /) -> type[T]: ...
+def frozen(cls: type[T], /) -> type[T]: ...
 
 
 @overload
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
-def record(*, eq: bool = True, kw_only: bool = False) -> Callable[[type[T]], type[T]]: ...
+def frozen(*, eq: bool = True, kw_only: bool = False) -> Callable[[type[T]], type[T]]: ...
 
 
-def record(
+def frozen(
     cls: type[T] | None = None, /, *, eq: bool = True, kw_only: bool = False
 ) -> type[T] | Callable[[type[T]], type[T]]:
     """As ``dataclass(frozen=True, slots=True, eq=eq, kw_only=kw_only)``, bare or with arguments.
