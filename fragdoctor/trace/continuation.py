@@ -38,10 +38,8 @@ FUTURE_OPERATION: Final = np.dtype(
 KEPT: Final[int] = _ext.KEPT
 REPLACED: Final[int] = _ext.REPLACED
 
-
 ENOUGH: Final = 3
 """Complete steps that must be alike for the next ones to be known."""
-
 
 MANY_RISES: Final = 5
 """Rises from which on steps are believed to become larger at half the pace at least."""
@@ -69,6 +67,7 @@ class Continuation:
         rises: steps only ever became larger.
         is_evaluating: an evaluation was cut off, and none before came to its end: how long it
             lasts is not known.
+        is_new: a good part of what the step under way did, no complete one did.
         first: what was missing of the first step, where that failed in the optimizer; None else.
         order: the steps that repeat, counted from the first that was looked at.
         period_steps: how many of them are steps of the program, not evaluation.
@@ -88,6 +87,7 @@ class Continuation:
     stretch: float
     rises: bool
     is_evaluating: bool
+    is_new: bool
     first: OptimizerRest | None
     order: tuple[int, ...]
     period_steps: int
@@ -183,6 +183,7 @@ class _Builder(SizedSteps):
             stretch=stretch,
             rises=rises,
             is_evaluating=self._is_first_evaluation(like),
+            is_new=self.does_more,
             first=None,
             order=tuple(order),
             period_steps=sum(counts[1:]),
@@ -266,6 +267,7 @@ class _Builder(SizedSteps):
             stretch=0.0,
             rises=False,
             is_evaluating=False,
+            is_new=False,
             first=todo,
             order=(1,),
             period_steps=1,
@@ -302,8 +304,7 @@ class _Builder(SizedSteps):
         if not is_exact:
             less = more = max(GUESSED if not self.is_same else ROUNDED, self.weak)
         more = max(more, stretch)
-        is_periodic = 2 * self.period <= self.n - self.start
-        irregular = self._irregular() & (not is_periodic)
+        irregular = self._irregular() & (not self.is_periodic)
         is_made = table["kind"] == OpKind.MALLOC
         passing = is_made & (table["age"] == 0)
         lower = higher = None
@@ -414,7 +415,11 @@ class _Builder(SizedSteps):
         is_made = rest["kind"] == OpKind.MALLOC
         again = is_made & is_old[rest["slot"]]
         of_backward = again & (role[rest["slot"]] == stacks.BACKWARD)
+        # What else a backward pass keeps (workspaces) is there already.
+        older = w.trace.lives.start < w.rows[0]
+        is_gradient = np.isin(rest["size"], w.trace.lives.requested_bytes[older])
         backward = np.flatnonzero(is_made & (role[rest["slot"]] == stacks.BACKWARD))
+        of_backward &= is_gradient
         result: npt.NDArray[np.void] = rest[~(again & ~of_backward)]
         if not len(backward) or not of_backward.any():
             return result

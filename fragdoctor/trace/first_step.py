@@ -15,7 +15,7 @@ from typing import Final
 import numpy as np
 
 from fragdoctor.frozen import frozen
-from fragdoctor.model.snapshot import I64, Bools
+from fragdoctor.model.snapshot import I32, I64, Bools
 from fragdoctor.trace import stacks
 from fragdoctor.trace.step_alignment import StepWindow
 from fragdoctor.trace.steps import Steps
@@ -129,7 +129,7 @@ def _is_state(w: StepWindow, made: I64, is_lost: Bools, stack: int) -> Bools | N
 def _missing(gradients: I64, made: I64) -> list[int]:
     """Return the sizes of what a line has still to make, one for each gradient."""
     sizes, n_gradients = np.unique(gradients, return_counts=True)
-    n_made = np.array([np.count_nonzero(made == size) for size in sizes.tolist()])
+    n_made = np.array([np.count_nonzero(made == size) for size in sizes.tolist()], np.int64)
     result: list[int] = np.repeat(sizes, np.maximum(n_gradients - n_made, 0)).tolist()
     return result
 
@@ -147,12 +147,21 @@ than twice as many, the later half."""
 KEPT_OF_OLDER: Final = 0.25
 """Share of what modules made before that which lives on, where a pass is one of training."""
 
-BACKWARD_SHARE: Final = 0.1
-"""Share of what is live that a first forward pass which was cut off still takes on top.
+MIN_KEPT: Final = 3
+"""How many of these, at least: the input of a residual layer lives on without training too."""
 
-For its rest, the gradients and the optimizer state: of 33 recorded ones, cut off at half to nine
-tenths of what their programs needed, none took less than 0.11.
+BACKWARD_SHARE: Final = 0.1
+"""Share of this bound that the rest of a first step takes on top that failed in its forward pass.
+
+For the rest of the forward pass, gradients and optimizer state: of 55 recorded ones, cut off at
+half to nine tenths of what their programs needed, none took less.
 """
+
+SMALL: Final = 64 * 1024
+"""Tensors below this are statistics, masks and indices as a rule."""
+
+WORKSPACE_BYTES: Final = (8_519_680, 33_554_432)
+"""What PyTorch gives cuBLAS for its work: before Hopper, and since then."""
 
 MAX_PARAMETERS: Final = 64
 """Parameters of a layer, at most."""
@@ -180,9 +189,9 @@ class LowerBound:
     def text(self) -> str:
         """What is still to come, in words; "" where only the failing request is known."""
         known = f"at least {format_size(self.more_bytes)} more: {' and '.join(self.parts)}"
-        if len(self.parts) == 1 and self.more_bytes == self.request_bytes:
+        if self.more_bytes == self.request_bytes:
             known = ""
-        about = f"about {format_size(self.expected_bytes)} for the backward pass"
+        about = f"about {format_size(self.expected_bytes)} for the rest of the step"
         return ", and ".join(x for x in (known, about if self.expected_bytes else "") if x)
 
 
@@ -205,10 +214,60 @@ def lower_bound_of(trace: Trace) -> LowerBound | None:
     elif layers:
         more += layers
         parts.append(f"{format_size(layers)} in {n_left} of {plural(n_layers, 'equal layer')}")
-    rest = 0
+    backward = _backward_needs(trace, start, failed) + layers - live
+    if backward > more:
+        more, parts = backward, [*parts[1:], "gradients of what is kept for the backward pass"]
+    expected = 0
     if _is_training_forward(trace, start, failed):
-        rest = max(request, int(BACKWARD_SHARE * (live + more)))
-    return LowerBound(live + more, more, rest, request, tuple(parts))
+        expected = max(request, int(BACKWARD_SHARE * (live + more)))
+    return LowerBound(live + more, more, expected, request, tuple(parts))
+
+
+def _backward_needs(trace: Trace, start: int, failed: int) -> int:
+    """Return what must be live at one moment of the backward pass; 0 where none is to come.
+
+    What a module made and keeps has a gradient of its size, and when that is made everything that
+    was kept before is still there; of a function that keeps the shape, the gradients of both sides
+    are. cuBLAS asks for a workspace once more, since a backward pass has a thread of its own.
+    """
+    lives, roles = trace.lives, trace.stacks.roles
+    role = int(roles.role[trace.events.stack[failed]])
+    is_forward = role == stacks.FORWARD and _is_training_forward(trace, start, failed)
+    if not is_forward and role not in (stacks.BACKWARD, stacks.SILENT):
+        return 0
+    made = _made(trace, start, failed)
+    size, stack = lives.size_bytes[made].astype(np.int64), lives.stack[made]
+    live, of = lives.free[made] > failed, roles.role[stack]
+    workspace = _workspaces(trace, made)
+    kept = live & (of == stacks.FORWARD) & ~np.isin(made, workspace)
+    passes = live & ~kept & np.isin(of, (stacks.BACKWARD, stacks.SILENT))
+    passes &= ~np.isin(lives.requested_bytes[made], lives.requested_bytes[lives.start < start])
+    passes &= ~np.isin(size, WORKSPACE_BYTES)
+    others = int(trace.totals.at([failed])[0, 0]) - int(size[kept | passes].sum())
+    needs = others + np.cumsum(np.where(kept, size, 0)) + size
+    in_model = (of == stacks.FORWARD) & (roles.in_module | ~roles.by_user)[stack]
+    in_model &= ~np.isin(made, workspace)
+    large = np.flatnonzero(in_model & (size > SMALL))
+    keeps_shape = (np.diff(size[large]) == 0) & (np.diff(stack[large]) != 0)
+    keeps_shape &= ~roles.by_user[stack[large[1:]]]
+    needs[large[1:][keeps_shape]] += size[large[1:][keeps_shape]]
+    again = _products(trace, stack, lives.stack[workspace])[-1:]
+    if len(again) and not np.isin(size[live & (of != stacks.FORWARD)], WORKSPACE_BYTES).any():
+        needs[: int(again[0]) + 1] += int(lives.size_bytes[workspace[0]])
+    has_gradient = kept & in_model
+    if is_forward:  # the last ones may be on their way only
+        has_gradient[len(made) - min(RECENT, (len(made) + 1) // 2) :] = False
+    return int(needs[has_gradient].max(initial=0))
+
+
+def _workspaces(trace: Trace, made: I64) -> I64:
+    """Return the workspaces of cuBLAS among blocks: made for a product right after its result."""
+    lives = trace.lives
+    is_one = np.isin(lives.requested_bytes[made], WORKSPACE_BYTES)
+    is_one[1:] &= lives.stack[made[1:]] == lives.stack[made[:-1]]
+    is_one[:1] = False
+    found: I64 = made[is_one][:1]
+    return found
 
 
 def _is_training_forward(trace: Trace, start: int, failed: int) -> bool:
@@ -225,30 +284,37 @@ def _is_training_forward(trace: Trace, start: int, failed: int) -> bool:
     made = made[roles.in_module[lives.stack[made]]]
     older = made[: len(made) - min(RECENT, (len(made) + 1) // 2)]
     n_kept = int(np.count_nonzero(lives.free[older] > failed))
-    return n_kept > KEPT_OF_OLDER * len(older)
+    return n_kept >= MIN_KEPT and n_kept > KEPT_OF_OLDER * len(older)
 
 
 def _optimizer_states(trace: Trace, start: int, failed: int) -> int:
     """Return the bytes of optimizer state that are still to be made; 0 in another phase.
 
     Parameters whose gradients are live have state of their size, as many of it as those that were
-    served first.
+    served first, and of what the failing request is for.
     """
     roles, lives, events = trace.stacks.roles, trace.lives, trace.events
-    if not roles.makes_state[events.stack[failed]]:
+    stack = int(events.stack[failed])
+    if not roles.makes_state[stack]:
         return 0
     born = np.flatnonzero((lives.start >= start) & (lives.start < failed) & (lives.free > failed))
-    is_state = roles.makes_state[lives.stack[born]]
-    is_gradient = np.isin(roles.role[lives.stack[born]], (stacks.BACKWARD, stacks.SILENT))
-    sizes, at = np.unique(lives.size_bytes[born], return_inverse=True)
-    n_states = np.bincount(at.reshape(-1)[is_state], minlength=len(sizes))
-    n_gradients = np.bincount(at.reshape(-1)[is_gradient], minlength=len(sizes))
-    has = n_gradients > 0
-    each = int((n_states[has] // n_gradients[has]).max(initial=0))
-    if not each:
-        return 0
-    missing = np.maximum(each * n_gradients - n_states, 0)[has]
-    return int((missing * sizes[has]).sum())
+    of = lives.stack[born]
+    is_gradient = np.isin(roles.role[of], (stacks.BACKWARD, stacks.SILENT))
+    is_gradient &= np.isin(lives.requested_bytes[born], lives.requested_bytes[lives.start < start])
+    gradients = lives.requested_bytes[born[is_gradient]].astype(np.int64)
+    lines = np.unique(np.append(of[roles.makes_state[of]], stack)).tolist()
+    made = (lives.requested_bytes[born[of == line]].astype(np.int64) for line in lines)
+    return sum(sum(_missing(gradients, one)) for one in made)
+
+
+def _products(trace: Trace, stack: I32, known: I32) -> I64:
+    """Return the positions at which the function of a known product of matrices allocates."""
+    table = trace.stacks.python
+    has_frame = np.append(np.diff(table.offsets) > 0, False)
+    inner = np.full(len(has_frame), -1, np.int64)
+    inner[has_frame] = table.frames[table.offsets[:-1][has_frame[:-1]]]
+    found: I64 = np.flatnonzero(has_frame[stack] & np.isin(inner[stack], inner[known]))
+    return found
 
 
 def _layers_to_come(trace: Trace, start: int, failed: int) -> tuple[int, int, int]:

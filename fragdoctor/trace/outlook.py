@@ -20,7 +20,6 @@ from fragdoctor.trace.lives import NEVER
 from fragdoctor.trace.operations import Operations
 from fragdoctor.trace.passes import RoleRuns
 from fragdoctor.trace.replay import Conditions
-from fragdoctor.trace.step_sizes import is_even
 from fragdoctor.trace.steps import StepKind, Steps
 from fragdoctor.trace.trace import Trace
 from fragdoctor.units import format_size, plural
@@ -35,10 +34,11 @@ BELIEVED: Final = 2
 """Steps that growth is believed to go on, as a multiple of those over which it was recorded."""
 
 STEADILY_BELIEVED: Final = 10
-"""The same where each step has kept about as much as the one before."""
+"""The same where nearly every step has kept something."""
 
 STEADY_STEPS: Final = 6
-"""Steps that must have kept about the same for that."""
+STEADY_SHARE: Final = 0.8
+"""Steps that must have been recorded for that, and the share that kept something."""
 
 OPTIMIZER_TAKES: Final = 3
 """What an optimizer may make of its gradients, as a multiple of them: two states and, in passing,
@@ -123,7 +123,7 @@ class Outlooks:
         known = self.continuation
         assert known is not None  # noqa: S101 - asked before
         rises = np.diff(self._trace.totals.at(known.rows[1:])[:, 0].astype(np.int64))
-        is_steady = len(rises) >= STEADY_STEPS and is_even(rises.astype(np.float64))
+        is_steady = len(rises) >= STEADY_STEPS and np.mean(rises > 0) >= STEADY_SHARE
         return (STEADILY_BELIEVED if is_steady else BELIEVED) * known.n_complete
 
     @cached_property
@@ -166,6 +166,8 @@ class Outlooks:
         holds, n_steps = outlook.state is OutlookState.HOLDS, outlook.fails_after_steps or 0
         if known.is_evaluating and (n_played or holds):
             yield "an evaluation is under way, and the recording shows none to its end"
+        if known.is_new and (n_played or holds):
+            yield "the step under way does what no complete one did"
         if self._may_be_layers:
             yield "what repeats may be the layers of the model, of which not all have run"
         if not self._is_edited and not self._is_confirmed:
@@ -255,6 +257,7 @@ class Outlooks:
             OutlookState.FAILS if is_beyond else OutlookState.OPEN,
             OutlookBasis.LOWER_BOUND,
             fails_after_steps=0 if is_beyond else None,
+            needs_bytes=needed if is_beyond else None,
             reason=", ".join(x for x in ("the step was not finished", bound.text) if x),
         )
 

@@ -34,6 +34,9 @@ ALIGNED: Final = 64
 SURE: Final = 4
 """Requests in a row, each of the same size, that tell a place from others."""
 
+NEW_SHARE: Final = 0.1
+"""Share of the requests of a step that others need not have for it to be one of their kind."""
+
 NEAR: Final = 12
 """Places around the expected one where a step may go on."""
 
@@ -182,6 +185,7 @@ class AlignedSteps:
         period, start: after how many steps the classes repeat, from which step on.
         found: the step that the one under way goes on like, how many requests of it came before,
             and whether all of them were the same; None where there is none.
+        does_more: a good part of what the step under way did, no complete one did.
         slot: of the block an operation is about; -1 where it is older than the window, or none.
         age: of a free, steps since the block was made; of an allocation, steps that it lives, -1
             where it lived at the end.
@@ -193,6 +197,7 @@ class AlignedSteps:
         self.sequences = [window.stack[at] for at in window.requests]
         self.classes = [hash(s.tobytes()) for s in self.sequences[: self.n]]
         self.period, self.start = self._period()
+        self.does_more = False
         self.found = self._match()
         self.slot, self.n_slots = np.zeros(0, np.int64), 0
         self.age = np.full(len(window.kind), -1, np.int64)
@@ -261,26 +266,34 @@ class AlignedSteps:
         mine = self.sequences[self.n]
         if not len(mine):
             return self._before(), 0, True
-        best: tuple[int, int, int] | None = None
-        for t in range(self.n):
-            other = self.sequences[t]
+        same = 0
+        for other in self.sequences[: self.n]:
             k = min(len(mine), len(other))
             differs = np.flatnonzero(mine[:k] != other[:k])
-            same = int(differs[0]) if len(differs) else k
-            if best is None or (same, t) >= best[:2]:
-                best = (same, t, same)
-        assert best is not None  # noqa: S101 - there is a complete step
-        same, t, _ = best
+            same = max(same, int(differs[0]) if len(differs) else k)
         if same == len(mine):
-            before = self._before()
-            if np.array_equal(self.sequences[before][:same], mine):
-                t = before
-            return t, same, True
+            return self._like(mine), same, True
         return self._aligned(mine)
 
+    def _like(self, mine: I64) -> int:
+        """Return which step the one under way is like that began with the same requests.
+
+        The one a period before; else the last one of a kind that came more than once.
+        """
+        k, before = len(mine), self._before()
+        same = [t for t in range(self.n) if np.array_equal(self.sequences[t][:k], mine)]
+        if self.is_periodic and before in same:
+            return before
+        return max(same, key=lambda t: (self.classes.count(self.classes[t]) > 1, t))
+
+    @property
+    def is_periodic(self) -> bool:
+        """Whether a whole period was seen to come again."""
+        return 2 * self.period <= self.n - self.start
+
     def _before(self) -> int:
-        """Return the step one period before the one under way."""
-        return max(0, self.n - self.period)
+        """Return the step one period before the one under way; the last one without a period."""
+        return max(0, self.n - (self.period if self.is_periodic else 1))
 
     def _aligned(self, mine: I64) -> tuple[int, int, bool] | None:
         """Return where a step with other requests in between or left out goes on.
@@ -300,6 +313,7 @@ class AlignedSteps:
                 best = n_common, t
         if best is None:
             return self._at_new_request(mine)
+        self.does_more = len(own) - best[0] > NEW_SHARE * len(own)
         t = best[1]
         other = self.sequences[t]
         theirs = _numbered(other)

@@ -368,3 +368,26 @@ def test_first_step_of_an_optimizer_is_finished(capacity_mb: int, finishes: bool
     assert result.outlook is not None
     assert (result.outlook.state is OutlookState.HOLDS) == finishes
     assert result.outlook.basis is OutlookBasis.SCALED
+
+
+@pytest.mark.parametrize(("capacity_mb", "is_enough"), [(250, False), (268, False), (272, True)])
+def test_first_backward_pass_needs_the_gradients_of_what_it_keeps(
+    capacity_mb: int, is_enough: bool
+) -> None:
+    """Two convolutions with batch norm and ReLU and a ``Linear``; rerun, it needs 270.1 MiB."""
+    trace = Trace.of(read_snapshot(RECORDINGS / "first_backward.pickle.gz"), 0)
+    result = FairReplay(reproduce(trace)).replay(WhatIf(capacity_bytes=capacity_mb * MIB))
+    assert result.fits
+    assert result.outlook is not None
+    assert result.outlook.basis is OutlookBasis.LOWER_BOUND
+    assert (result.outlook.state is OutlookState.OPEN) == is_enough
+    assert is_enough or 270 <= (result.outlook.needs_bytes or 0) / MIB < 271
+    assert "gradients of what is kept for the backward pass" in result.outlook.reason
+
+
+def test_workspace_of_the_first_backward_pass_stays_in_the_second() -> None:
+    """A GPT of six layers with AdamW that failed in the forward pass of its second step."""
+    trace = Trace.of(read_snapshot(RECORDINGS / "second_step.pickle.gz"), 0)
+    needs = FairReplay(reproduce(trace)).step_needs_bytes()
+    assert needs is not None
+    assert round(needs / MIB, 1) == 482.5  # as rerun
