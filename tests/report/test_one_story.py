@@ -44,7 +44,10 @@ FIGURES = {
         rf"(?:NO|yes)[ |]+{SIZE}(?:[ |]|(?:[\d,.]+ [KMGT]?i?B)|[\d,-]+)*as recorded",
     ),
     "holes": (rf"{SIZE} of it in holes", rf"{SIZE} are free in holes"),
-    "allocated": (rf"allocated[ |]+{SIZE}(?= held by)", rf"allocated[ |]+{SIZE}(?=[ |]+>?[\d.]+ %)"),
+    "allocated": (
+        rf"allocated[ |]+{SIZE}(?= held by)",
+        rf"allocated[ |]+{SIZE}(?=[ |]+>?[\d.]+ %)",
+    ),
     "reserved": (rf"reserved[ |]+{SIZE}(?= taken from| \(snapshot)", rf"of {SIZE} reserved are"),
     "pinned": (
         rf"pinned[ |]+{SIZE}(?=[ |]+>?[\d.]+ %)",
