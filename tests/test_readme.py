@@ -33,6 +33,11 @@ SCREENS = re.findall(r"<!-- run: (fragdoctor [^\n]+) -->\n```text\n(.*?)```", TE
 PROGRAMS = re.findall(
     r"<!-- python -->\n```python\n(.*?)```\n<!-- prints -->\n```text\n(.*?)```", TEXT, re.DOTALL
 )
+QUESTIONS = re.findall(
+    r"^\| [^|]+\? \| `(fragdoctor [^`]+)` \| `([^`]+)` \| [^|]+ \|$",
+    (ROOT / "docs" / "questions.md").read_text("utf-8"),
+    re.MULTILINE,
+)
 COMMAND_LINES = sorted(set(re.findall(r"^ {4}(?:.*\| )?(fragdoctor [^#|\n]*)", TEXT, re.MULTILINE)))
 
 
@@ -57,6 +62,18 @@ def test_readme_screen_is_what_the_program_prints(command, screen, root):
     assert screen.strip()
     parts = [part.strip("\n") for part in re.split(r"^\[\.\.\.\]$", screen, flags=re.MULTILINE)]
     assert all(part in done.stdout for part in parts), done.stdout
+
+
+@pytest.mark.parametrize(("command", "answer"), QUESTIONS)
+def test_each_of_the_ten_questions_is_answered_by_its_command(command, answer, root):
+    done = run(shlex.split(command)[1:], root / "sample_snapshots")
+
+    assert done.returncode == 0
+    assert re.search(re.escape(answer).replace(r"\ ", r"\s+"), done.stdout), done.stdout
+
+
+def test_there_are_ten_questions():
+    assert len(QUESTIONS) == 10
 
 
 @pytest.mark.parametrize(("program", "printed"), PROGRAMS)

@@ -23,6 +23,7 @@ the last n are gone.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
@@ -58,6 +59,7 @@ MAX_TABLE_CELLS: Final = 20_000_000
 MIN_BUFFER_GROWTH: Final = 4  # times; fewer are the steps of a warm-up
 MAX_SHRUNK: Final = 0.02  # share of requests that are smaller than the one before
 MIN_BUFFER_BYTES: Final = 1 << 20
+INPUT_SHARE: Final = 0.3  # of the growth of an input that the rest of a step shows
 MAX_LAPS: Final = 2  # generations that are live at once: the new one and the old one
 
 
@@ -388,6 +390,32 @@ def find_growing_buffers(requests: Requests) -> tuple[GrowingBuffers, ...]:
         if buffers is not None:
             found.append(buffers)
     return tuple(sorted(found, key=lambda b: -b.total_bytes))
+
+
+def is_input(
+    requests: Requests, buffers: GrowingBuffers, kept: Sequence[GrowingBuffers] = ()
+) -> bool:
+    """Return whether all that is asked for grows as the buffers do: a batch of ever longer inputs.
+
+    Images that become larger, rollouts that become longer: the rest of each step grows by the same
+    factor, and the buffer is made anew. What is kept and added to leaves the rest as it is.
+
+    Args:
+        requests: all allocations of the device.
+        buffers: the ones in question.
+        kept: all buffers that outlive a step, which are no part of the rest.
+    """
+    starts = buffers.row[:: buffers.n_buffers]
+    if len(starts) < MIN_BUFFER_GROWTH:
+        return False
+    step = np.searchsorted(starts, requests.row, side="right") - 1
+    rest = (step >= 0) & ~np.isin(requests.stack, [b.stack for b in (buffers, *kept)])
+    asked = np.bincount(step[rest], requests.size_bytes[rest], minlength=len(starts))
+    own = requests.size_bytes[np.searchsorted(requests.row, starts)]
+    # The first makes what all steps share, the last may be cut.
+    low, high = 1, len(starts) - 2
+    grown = float(own[high]) / float(own[low]) - 1
+    return bool(asked[high] >= (1 + INPUT_SHARE * grown) * asked[low])
 
 
 def _judged(requests: Requests, rows: I64, size: I64) -> GrowingBuffers | None:

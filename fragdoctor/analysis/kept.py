@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from fragdoctor.analysis.growth import find_growing_buffers
+from fragdoctor.analysis.growth import find_growing_buffers, is_input
 from fragdoctor.analysis.result import (
     Growth,
     KeptBlocks,
@@ -173,20 +173,20 @@ def _growing_buffer(
     """
     if not _has_passes(phases, TrainingPhase.BACKWARD, TrainingPhase.FORWARD_BACKWARD):
         return None
-    large = [
-        b
-        for b in find_growing_buffers(_requests(trace))
-        if b.total_bytes >= least_bytes and b.n_grown >= MIN_GROWN
-    ]
-    for buffers in large:
-        rows = np.flatnonzero(np.isin(trace.lives.start, buffers.row))
+    requests, lives = _requests(trace), trace.lives
+    handed_on = []
+    for b in find_growing_buffers(requests):
+        rows = np.flatnonzero(np.isin(lives.start, b.row))
         # One that is only wanted for a while grows with its input: logits of longer sequences.
-        is_handed_on = (
-            trace.lives.free[rows][: -buffers.n_buffers] > buffers.row[buffers.n_buffers :]
-        )
-        if not is_handed_on.all() or not _trains_between(phases, buffers.row):
+        if (lives.free[rows][: -b.n_buffers] > b.row[b.n_buffers :]).all():
+            handed_on.append((b, rows))
+    for buffers, rows in handed_on:
+        if buffers.total_bytes < least_bytes or buffers.n_grown < MIN_GROWN:
             continue
-        survivors = rows[trace.lives.free[rows] == NEVER]
+        is_batch = is_input(requests, buffers, [b for b, _ in handed_on])
+        if is_batch or not _trains_between(phases, buffers.row):
+            continue
+        survivors = rows[lives.free[rows] == NEVER]
         frame = int(trace.stacks.lines_of(np.array([buffers.stack], np.int32))[0])
         kind = list(KeptKind)[int(_kinds(trace, np.array([buffers.stack], np.int32))[0])]
         return KeptMemory(
@@ -198,7 +198,7 @@ def _growing_buffer(
             n_steps=buffers.n_grown,
             slope_bytes=buffers.n_buffers * buffers.step_bytes,
             n_survivors=len(survivors),
-            survivor_bytes=int(trace.lives.size_bytes[survivors].sum()),
+            survivor_bytes=int(lives.size_bytes[survivors].sum()),
         )
     return None
 

@@ -8,7 +8,8 @@
 All take ``device=N``; the current device counts without. Without CUDA such tests are skipped; with
 ``rehearse=True`` they need none, and run in a process of their own that has no GPU either.
 
-This module is loaded in every session of pytest: what it needs is loaded for the tests that use it.
+This module is loaded in every session of pytest: what it needs is loaded, and its hooks around
+tests are set, with the first test that uses it.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ _MARKERS: Final = {
     ),
 }
 _LIMITS: Final[pytest.StashKey[Limits]] = pytest.StashKey()
+_HOOKS: Final = "fragdoctor-limits"
 _REPORTS: Final = "FRAGDOCTOR_TEST_REPORTS"
 """The variable that names the file for the reports of a test that is being rehearsed."""
 
@@ -76,24 +78,9 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         item.stash[_LIMITS] = limits_of(marks)
     except ValueError as e:
         raise pytest.UsageError(f"{item.nodeid}: {e}") from e
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
-    """Run a test that needs no GPU in a process of its own; its reports are those of here."""
-    if _LIMITS not in item.stash or not item.stash[_LIMITS].is_rehearsed or _REPORTS in os.environ:
-        return None
-    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-    for report in _rehearsed(item):
-        item.ihook.pytest_runtest_logreport(report=report)
-    # What earlier tests set up and the next does not need ends here, as after any test.
-    end = pytest.CallInfo.from_call(
-        lambda: item.session._setupstate.teardown_exact(nextitem), when="teardown"
-    )
-    report = item.ihook.pytest_runtest_makereport(item=item, call=end)
-    item.ihook.pytest_runtest_logreport(report=report)
-    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
-    return True
+    plugins = item.config.pluginmanager
+    if not plugins.has_plugin(_HOOKS):
+        plugins.register(_Limited(), _HOOKS)
 
 
 def _rehearsed(item: pytest.Item) -> list[Any]:
@@ -133,24 +120,49 @@ def _arguments(item: pytest.Item) -> list[str]:
     return [*kept, *alone, f"--rootdir={config.rootpath}", test]
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip a limited test where there is no GPU to measure on."""
-    if _LIMITS in item.stash:
-        from fragdoctor.capture.gpu_limits import why_not
+class _Limited:
+    """The hooks of a session that has a test with a limit."""
 
-        if reason := why_not():
-            pytest.skip(reason)
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_protocol(
+        self, item: pytest.Item, nextitem: pytest.Item | None
+    ) -> bool | None:
+        """Run a test that needs no GPU in a process of its own; its reports are those of here."""
+        if (
+            _LIMITS not in item.stash
+            or not item.stash[_LIMITS].is_rehearsed
+            or _REPORTS in os.environ
+        ):
+            return None
+        item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+        for report in _rehearsed(item):
+            item.ihook.pytest_runtest_logreport(report=report)
+        # What earlier tests set up and the next does not need ends here, as after any test.
+        end = pytest.CallInfo.from_call(
+            lambda: item.session._setupstate.teardown_exact(nextitem), when="teardown"
+        )
+        report = item.ihook.pytest_runtest_makereport(item=item, call=end)
+        item.ihook.pytest_runtest_logreport(report=report)
+        item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+        return True
 
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_setup(self, item: pytest.Item) -> None:
+        """Skip a limited test where there is no GPU to measure on."""
+        if _LIMITS in item.stash:
+            from fragdoctor.capture.gpu_limits import why_not
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
-    """Measure around the test itself; a test that fails by itself keeps its own failure."""
-    limits = item.stash[_LIMITS].limits if _LIMITS in item.stash else ()
-    for limit in limits:
-        limit.start()
-    result = yield
-    broken = [sentence for limit in limits if (sentence := limit.finish())]
-    if broken:
-        pytest.fail("\n".join(broken), pytrace=False)
-    return result
+            if reason := why_not():
+                pytest.skip(reason)
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self, item: pytest.Item) -> Generator[None, object, object]:
+        """Measure around the test itself; a test that fails by itself keeps its own failure."""
+        limits = item.stash[_LIMITS].limits if _LIMITS in item.stash else ()
+        for limit in limits:
+            limit.start()
+        result = yield
+        broken = [sentence for limit in limits if (sentence := limit.finish())]
+        if broken:
+            pytest.fail("\n".join(broken), pytrace=False)
+        return result

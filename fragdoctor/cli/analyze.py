@@ -10,7 +10,6 @@ from contextlib import AbstractContextManager
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
-from urllib.parse import quote
 
 import typer
 
@@ -154,6 +153,8 @@ def analyze_fleet(
     for what in pages.missing(report, shared.ranks):
         summarise(what, SummaryOptions(overrides, tested is Replays.ALL, on_diagnosis=pages))
     start = Path() if output is None else output.parent
+    from urllib.parse import quote
+
     links = {k: quote(os.path.relpath(page, start)) for k, page in pages.named(report).items()}
     return report, render("fleet", output_format.value, report, look, pages=links)
 
@@ -305,7 +306,8 @@ class AnalyzeOptions(options.CaseOptions):
         typer.Option(
             "--at",
             metavar="MOMENT",
-            help="Show what was live at a moment: step:3 (its peak), event:1200, peak, oom, end",
+            help="Show what was live at a moment: step:3 (its peak), event:1200, peak, oom, end; "
+            "step:3..step:6 shows what changed between two",
         ),
     ] = None
     output_format: options.Format = options.ReportFormat.TEXT

@@ -145,7 +145,7 @@ COMMANDS: Final = (
         "analyze",
         "Diagnose a memory snapshot, message, statistics or log, of one rank or of many",
         [
-            "fragdoctor analyze snapshot.pickle oom.txt --capacity 24GiB",
+            "fragdoctor analyze snapshot.pickle oom.txt --at step:3",
             "fragdoctor analyze job/ --workers 8 --format html -o job.html",
         ],
     ),
@@ -199,7 +199,7 @@ COMMANDS: Final = (
         "Replay a snapshot's trace under other settings and capacities",
         [
             'fragdoctor simulate snapshot.pickle --conf "expandable_segments:True"',
-            "fragdoctor simulate snapshot.pickle --sweep --capacity 24GiB --format json",
+            "fragdoctor simulate snapshot.pickle --sweep --capacity 1.2x --format json",
         ],
     ),
     Command(
@@ -260,9 +260,9 @@ COMMANDS: Final = (
     ),
     Command(
         "explain",
-        "List the rules, or explain one by its code",
+        "Explain a rule or a word such as pins, or list them all",
         [
-            "fragdoctor explain",
+            "fragdoctor explain pins",
             "fragdoctor explain FD101",
         ],
     ),

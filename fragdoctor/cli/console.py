@@ -55,7 +55,9 @@ def render_options(
     """
     if quiet and verbose:
         raise ConfigError("--quiet and --full exclude each other.", hint="Give one of them.")
-    verbosity = Verbosity.QUIET if quiet else Verbosity.FULL if verbose else Verbosity.NORMAL
+    # What is quiet is the terminal: a file that was asked for holds the whole report.
+    short = Verbosity.QUIET if quiet and not to_file else Verbosity.NORMAL
+    verbosity = Verbosity.FULL if verbose else short
     stream = sys.stderr if on_stderr else sys.stdout
     is_terminal = not to_file and _is_terminal(stream)
     return RenderOptions(
@@ -128,7 +130,7 @@ def look_of(asked: ReportOutput) -> RenderOptions:
         quiet=asked.quiet,
         verbose=getattr(asked, "verbose", False),
         no_color=asked.no_color,
-        to_file=asked.output is not None,
+        to_file=asked.output is not None and str(asked.output) != "-",
         path_map=getattr(asked, "path_map", None),
     )
 

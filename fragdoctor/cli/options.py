@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import MISSING, Field, fields
@@ -125,6 +126,16 @@ def size(text: str | int) -> int:
     return value
 
 
+def size_or_factor(text: str | float) -> int | float:
+    """Return the bytes of an option such as ``24GiB``, or the factor of one such as ``1.2x``."""
+    factor = re.fullmatch(r"([0-9]{1,3}(?:\.[0-9]{1,6})?)\s*[xX]", str(text))
+    if factor is None:
+        return text if isinstance(text, float) else size(text)
+    if float(factor[1]) == 0:
+        raise typer.BadParameter("0x is no capacity. Write for example 1.2x.")
+    return float(factor[1])
+
+
 def amount(text: str | float | Amount) -> Amount:
     """Return the ``Amount`` of an option such as ``70GiB`` or ``5%``."""
     if isinstance(text, Amount):
@@ -164,7 +175,10 @@ Output = Annotated[
     typer.Option("-o", "--output", metavar="FILE", help="Write the report to a file"),
 ]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite the output file if it exists")]
-Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print the answer and the cure only")]
+Quiet = Annotated[
+    bool,
+    typer.Option("-q", "--quiet", help="Print the answer and the cure only; nothing with -o"),
+]
 Verbose = Annotated[
     bool,
     typer.Option("--full", "-v", "--verbose", help="Print everything: checklist, stacks, all rows"),

@@ -9,7 +9,7 @@ import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -179,7 +179,16 @@ class SimulateOptions(options.FullOutput):
     sweep: Annotated[
         bool, typer.Option("--sweep", help="Try each setting alone and the sensible pairs")
     ] = False
-    capacity: options.Capacity = None
+    capacity: Annotated[
+        Any,
+        typer.Option(
+            "--capacity",
+            parser=options.size_or_factor,
+            metavar="SIZE|FACTORx",
+            help="Set what PyTorch can have: device less context and other processes; 1.2x of what "
+            "it had",
+        ),
+    ] = None
     smallest_capacity: Annotated[
         bool,
         typer.Option(
@@ -227,6 +236,8 @@ def _answered(snapshot: Snapshot, asked: SimulateOptions, confs: Sequence[str]) 
     from fragdoctor.trace.simulate import trace_of
 
     trace = trace_of(snapshot, asked.device)
+    if isinstance(asked.capacity, float):
+        asked = replace(asked, capacity=_scaled_capacity(trace, asked.capacity))
     if asked.sweep:
         return _swept(trace, asked, confs)
     return replay(
@@ -239,6 +250,18 @@ def _answered(snapshot: Snapshot, asked: SimulateOptions, confs: Sequence[str]) 
         smallest_capacity=asked.smallest_capacity,
         steps=asked.steps,
     )
+
+
+def _scaled_capacity(trace: Trace, factor: float) -> int:
+    from fragdoctor.trace.reproduction import recorded_capacity
+
+    recorded = recorded_capacity(trace)
+    if recorded is None:
+        raise ConfigError(
+            "What PyTorch could have is not in this recording: no request failed.",
+            hint="Give a size, for example --capacity 24GiB.",
+        )
+    return round(recorded * factor)
 
 
 def _edits(trace: Trace, texts: Sequence[str] | None) -> list[Edit]:

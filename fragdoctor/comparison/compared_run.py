@@ -327,13 +327,10 @@ def _common_peaks(
 
     A run that failed is shorter than one that did not: what the other did later is no growth.
     """
-    if first is None or last is None or first.totals is None or last.totals is None:
-        return None, (None, None), (None, None)
-    n = min(len(first.requests), len(last.requests))
-    if not n:
-        return None, (None, None), (None, None)
-    old, new = (run.totals.peaks_by_request[n - 1].tolist() for run in (first, last) if run.totals)
-    return n, (old[0], new[0]), (old[1], new[1])
+    peaks = [run.totals.peaks_by_request for run in (first, last) if run and run.totals]
+    n = min(map(len, peaks)) if len(peaks) == 2 else 0
+    old, new = (p[n - 1].tolist() for p in peaks) if n else ((None, None), (None, None))
+    return n or None, (old[0], new[0]), (old[1], new[1])
 
 
 def _peak(figures: DeviceFigures, name: str) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -21,7 +22,10 @@ MAX_LINES_AT: Final = 100
 """Lines of one moment, those with most bytes."""
 
 _MOMENTS: Final = re.compile(r"(step|event|oom):([0-9]{1,15})|(peak|oom|end)")
-_AS_MOMENT: Final = "Write step:3 for the peak of step 3, event:1200, peak, oom, oom:2 or end."
+_AS_MOMENT: Final = (
+    "Write step:3 for the peak of step 3, event:1200, peak, oom, oom:2 or end; step:3..step:6 for "
+    "what changed between two."
+)
 
 
 def moment_report(context: Context, asked: str) -> MomentReport:
@@ -30,7 +34,8 @@ def moment_report(context: Context, asked: str) -> MomentReport:
     Args:
         context: of the device.
         asked: ``step:N`` (the peak of the N-th step, from 1), ``event:N`` (after N events),
-            ``peak``, ``oom`` (the last one), ``oom:N`` (from 1) or ``end``.
+            ``peak``, ``oom`` (the last one), ``oom:N`` (from 1) or ``end``; with ``A..B`` the
+            report is of B and says what changed since A.
 
     Raises:
         ConfigError: it is none of these, or the trace has no such moment.
@@ -42,14 +47,15 @@ def moment_report(context: Context, asked: str) -> MomentReport:
             hint="Give a snapshot that was recorded with _record_memory_history().",
         )
     steps = Steps.of(a.trace).rows
-    title, state = _moment(a, a.timeline, steps, asked)
+    earlier, _, later = asked.rpartition("..")
+    title, state = _moment(a, a.timeline, steps, later)
     lives, rows = a.trace.lives, a.trace.lives.allocated_at(state)
     size = lives.size_bytes[rows]
     lines = _held(a.trace.stacks.lines_of(lives.stack[rows]), size)
     category = () if a.phases is None or not len(a.phases.category) else a.phases.category[rows]
     allocated, active, reserved = a.timeline.at([state])[0].tolist()
     is_in = np.searchsorted(steps, max(state - 1, 0), "right")
-    return MomentReport(
+    moment = MomentReport(
         device=a.device,
         asked=title,
         event=state,
@@ -64,15 +70,31 @@ def moment_report(context: Context, asked: str) -> MomentReport:
         if len(category)
         else (),
     )
+    if not earlier:
+        return moment
+    since, before = _moment(a, a.timeline, steps, earlier)
+    gone = lives.allocated_at(before)
+    both, signed = np.concatenate((rows, gone)), np.concatenate((size, -lives.size_bytes[gone]))
+    changed = [
+        held for held in _held(a.trace.stacks.lines_of(lives.stack[both]), signed) if held[1]
+    ]
+    return replace(
+        moment,
+        since=since,
+        since_event=before,
+        since_allocated_bytes=int(a.timeline.allocated_bytes[before]),
+        changes=[HeldBytes(context.frame(f), None, *held) for f, *held in changed[:MAX_LINES_AT]],
+    )
 
 
 def _held(group: npt.ArrayLike, size: I64) -> list[tuple[int, int, int]]:
-    """Return (group, bytes, blocks) of each group of blocks, most bytes first."""
+    """Return (group, bytes, blocks) of each group, most bytes first; less than 0 counts off."""
     found, member = np.unique(np.asarray(group), return_inverse=True)
     n_bytes = np.zeros(len(found), np.int64)
     np.add.at(n_bytes, member.reshape(-1), size)
-    n_blocks = np.bincount(member.reshape(-1), minlength=len(found))
-    order = np.argsort(-n_bytes, kind="stable")
+    n_blocks = np.zeros(len(found), np.int64)
+    np.add.at(n_blocks, member.reshape(-1), np.sign(size))
+    order = np.argsort(-np.abs(n_bytes), kind="stable")
     return [(int(found[g]), int(n_bytes[g]), int(n_blocks[g])) for g in order]
 
 

@@ -152,6 +152,10 @@ class MomentReport:
             the trace shows none.
         lines: by line of the program, most bytes first; their ``category`` is None.
         categories: by category of memory, empty where none is known; their ``location`` is None.
+        since: the moment that it is compared with, in words; None where only one was asked for.
+        since_event: events before that moment. ``since_allocated_bytes``: what was allocated then.
+        changes: what changed from it to this moment by line, the largest first; bytes and blocks
+            are negative where there is less.
     """
 
     device: int
@@ -165,3 +169,7 @@ class MomentReport:
     reserved_bytes: int
     lines: Sequence[HeldBytes] = ()
     categories: Sequence[HeldBytes] = ()
+    since: str | None = None
+    since_event: int | None = None
+    since_allocated_bytes: int | None = None
+    changes: Sequence[HeldBytes] = ()

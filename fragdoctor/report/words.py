@@ -171,12 +171,12 @@ def predicted_text(predicted: Predicted) -> str:
     parts: list[str] = []
     if predicted.fits is not None:
         parts.append("fits" if predicted.fits else "still runs out of memory")
-    if predicted.outlook is not None:
-        parts.append(outlook_text(predicted.outlook))
     parts += predicted_figures(predicted)
     if predicted.driver_calls is not None:
         parts.append(plural(predicted.driver_calls, "driver call"))
-    return f"{', '.join(p for p in parts if p) or 'no figures'} ({method_text(predicted)})"
+    outlook = "" if predicted.outlook is None else outlook_text(predicted.outlook)
+    said = "; ".join(p for p in (", ".join(parts), outlook) if p)
+    return f"{said or 'no figures'} ({method_text(predicted)})"
 
 
 def predicted_figures(predicted: Predicted) -> list[str]:
@@ -275,6 +275,15 @@ def shown_first(diagnosis: Diagnosis, devices: Sequence[int]) -> list[int]:
 def source_name(source: str) -> str:
     """Return the name of an input for people."""
     return "standard input" if source == "-" else source
+
+
+def told_apart(sources: Sequence[str]) -> list[str]:
+    """Return the names of inputs without the folders that all of them share."""
+    parts = [source_name(source).split("/") for source in sources]
+    n = 0
+    while all(len(p) > n + 1 for p in parts) and len({p[n] for p in parts}) == 1:
+        n += 1
+    return ["/".join(p[n:]) for p in parts]
 
 
 def share_of(part: int, whole: int) -> str:

@@ -155,6 +155,35 @@ def test_find_kept_buffer_that_grows_without_training_is_a_cache():
     assert kept_of(loop)[0] is None
 
 
+def test_find_kept_two_buffers_that_grow_side_by_side_are_endless():
+    loop, bank, labels = trained(), None, None
+    for i in range(12):
+        loop.step()
+        bank = grown(loop, i, bank)
+        new = loop.new((i + 1) * 5 * MIB, EVALUATE)
+        if labels is not None:
+            loop.free(labels, EVALUATE)
+        labels = new
+
+    kept, _ = kept_of(loop)
+
+    assert kept is not None
+    assert kept.pattern is KeptPattern.BUFFER
+
+
+def test_find_kept_batch_variable_of_ever_larger_inputs_is_none():
+    """The batch is overwritten by the next one, which is larger, as is all that is made of it."""
+    loop, batch = trained(), None
+    for i in range(12):
+        batch = grown(loop, i, batch)
+        work = [loop.new((i + 1) * 5 * MIB, stack) for stack in LAYERS]
+        for block in work:
+            loop.free(block, ENGINE)
+        loop.step()
+
+    assert kept_of(loop)[0] is None
+
+
 def test_find_kept_longer_inputs_in_each_step_are_none():
     loop = trained()
     for i in range(12):

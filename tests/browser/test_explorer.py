@@ -15,7 +15,7 @@ from fragdoctor.cli.view import Replays, Viewer
 from fragdoctor.diagnosis.pipeline import diagnose
 from fragdoctor.inputs.cases import read_case
 from fragdoctor.inputs.snapshot_reader import read_snapshot
-from fragdoctor.model.case import Overrides
+from fragdoctor.model.case import Case, Overrides
 from fragdoctor.report.base import RenderOptions
 from fragdoctor.report.page import payload
 from fragdoctor.report.page.page import render_page
@@ -244,6 +244,33 @@ def test_difference_of_two_moments_adds_up(opened):
     curve = page.evaluate(f"Array.from({X}.timeline.allocated.levels[0].high)")
     assert page.evaluate(f"{X}.icicle.moment") == "change"
     assert change == curve[6000] - curve[4000]
+
+
+def test_difference_without_a_mark_is_that_over_the_stretch_in_view(opened):
+    page = opened
+    page.evaluate(f"{X}.timeline.show(4000, 6000)")
+    page.settle()
+    page.key("d")
+    page.until(f"{X}.icicle.tree.label.includes('4,000 to 6,000, the stretch in view')")
+
+    assert page.evaluate(f"{X}.moment") is None
+    page.evaluate(f"{X}.timeline.show(2000, 6000)")
+    page.until(f"{X}.icicle.tree.label.includes('2,000 to 6,000')")
+
+
+@pytest.mark.parametrize("asked", ["step:3", "STEP:7", "event:1200"])
+def test_search_goes_to_the_moments_that_the_command_line_knows(opened, asked):
+    snapshot = read_snapshot(SAMPLES / "fragmentation_oom.pickle")
+    expected = diagnose(Case(snapshot=snapshot), replays=False, at=asked).moment.event
+
+    opened.evaluate(f"{X}.find({asked!r})")
+    opened.settle()
+
+    assert opened.evaluate(f"{X}.moment") == expected
+    assert opened.evaluate(f"[{X}.timeline.found, {X}.search.value]") == [None, asked]
+    assert opened.evaluate(f"{X}.address().get('q')") is None
+    opened.evaluate(f"{X}.find('step:99')")
+    assert opened.evaluate(f"{X}.moment") == expected
 
 
 def test_icicle_of_the_stretch_in_view_counts_what_it_made(opened):

@@ -117,6 +117,7 @@ def test_envelope_range_equals_a_plain_search(open_page):
       const high = Float64Array.from({length: 1237}, () => Math.floor(random() * 1e9));
       const drop = high.map((v) => Math.floor(random() * v));
       const envelope = new Envelope(high, drop);
+      const few = high.map((v) => v % 7), coarse = new Envelope(few, null);
       let wrong = 0;
       for (let k = 0; k < 3000; k++) {
         const a = Math.floor(random() * 1237);
@@ -128,6 +129,9 @@ def test_envelope_range_equals_a_plain_search(open_page):
         }
         const got = envelope.range(a, b);
         if (got.top !== top || got.bottom !== bottom) wrong++;
+        if (envelope.highestIn(a, b) !== high.indexOf(top, a)) wrong++;
+        const best = few.subarray(a, b + 1).reduce((m, v) => Math.max(m, v));
+        if (coarse.highestIn(a, b) !== few.indexOf(best, a)) wrong++;
       }
       return wrong;
     })()""")

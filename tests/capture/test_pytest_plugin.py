@@ -233,3 +233,23 @@ def test_markers_are_listed(fake: pytest.Pytester) -> None:
 
     result.stdout.fnmatch_lines_random([f"@pytest.mark.limit_gpu_{x}*" for x in
                                         ("memory", "fragmentation", "leaks")])  # fmt: skip
+
+
+@pytest.mark.parametrize("mark", ["", "@pytest.mark.limit_gpu_leaks"])
+def test_hooks_around_tests_are_set_for_sessions_with_a_limit_only(
+    fake: pytest.Pytester, mark: str
+) -> None:
+    fake.makepyfile(
+        f"""
+        import pytest, sys
+        {mark}
+        def test_it(pytestconfig):
+            has_hooks = pytestconfig.pluginmanager.has_plugin("fragdoctor-limits")
+            assert has_hooks is {bool(mark)}
+            assert has_hooks is ("fragdoctor.capture.gpu_limits" in sys.modules)
+        """
+    )
+
+    ended = fake.runpytest_subprocess("-p", "no:randomly", "-p", "no:hypothesispytest")
+
+    ended.assert_outcomes(passed=1)

@@ -79,10 +79,17 @@ def test_format_that_is_given_counts_more_than_the_name(
     assert target.read_text(encoding="utf-8").startswith("{")
 
 
-def test_quiet_does_not_say_what_was_written(run: Run, samples: Path, tmp_path: Path) -> None:
+def test_quiet_prints_nothing_beside_a_file_that_is_whole(
+    run: Run, samples: Path, tmp_path: Path
+) -> None:
     sample = str(samples / "fragmentation_oom.pickle")
+    quiet, usual = tmp_path / "quiet.txt", tmp_path / "usual.txt"
 
-    assert "" == run("analyze", sample, "-q", "-o", str(tmp_path / "r.txt")).err
+    done = run("analyze", sample, "-q", "-o", str(quiet))
+    run("analyze", sample, "-o", str(usual))
+
+    assert (done.out, done.err) == ("", "")
+    assert quiet.read_text() == usual.read_text()
 
 
 @pytest.mark.parametrize(

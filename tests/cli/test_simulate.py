@@ -117,3 +117,17 @@ def test_simulate_recording_end_to_end(run: Run, shared: Path) -> None:
     assert document["baseline"]["fits"] is False
     assert document["results"][0]["fits"] is True
     assert document["fidelity"]["share"] == 1.0
+
+
+def test_capacity_may_be_a_multiple_of_what_the_recording_had(run: Run, samples: Path) -> None:
+    failed = str(samples / "fragmentation_oom.pickle")
+    recorded = json.loads(run("simulate", failed, "--format", "json").out)["baseline"]
+
+    told = json.loads(run("simulate", failed, "--capacity", "1.2x", "--format", "json").out)
+
+    (result,) = told["results"]
+    assert result["capacity_bytes"] == round(1.2 * recorded["capacity_bytes"])
+    assert result["fits"] is True
+    assert run("simulate", failed, "--capacity", "0x").code == 2
+    healthy = str(samples / "healthy_training.pickle.gz")
+    assert "no request failed" in run("simulate", healthy, "--capacity", "2x").err

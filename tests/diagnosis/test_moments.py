@@ -54,11 +54,28 @@ def test_moment_of_the_peak_is_the_highest_of_all_steps(case: Case):
     assert steps[whole.step - 1] == whole.allocated_bytes
 
 
+def test_changes_between_two_moments_lead_from_one_to_the_other(case: Case):
+    before = diagnose(case, replays=False, at="step:1").moment
+    m = diagnose(case, replays=False, at="step:1..step:3").moment
+
+    assert (m.since, m.since_event) == (before.asked, before.event)
+    held = {h.location: h.n_bytes for h in m.lines}
+    for change in m.changes:
+        was = next((h.n_bytes for h in before.lines if h.location == change.location), 0)
+        assert held.get(change.location, 0) - was == change.n_bytes
+    assert sum(h.n_bytes for h in m.changes) == m.allocated_bytes - before.allocated_bytes
+    back = diagnose(case, replays=False, at="step:3..step:1").moment
+    assert {(h.location, -h.n_bytes, -h.n_blocks) for h in back.changes} == {
+        (h.location, h.n_bytes, h.n_blocks) for h in m.changes
+    }
+
+
 @pytest.mark.parametrize(
     ("asked", "said"),
     [("step:0", "no step 0"), ("step:999", "no step 999"), ("event:99999999", "no event"),
      ("oom:2", "no such failure"), ("", "no moment"), ("step", "no moment"),
-     ("event:-1", "no moment"), ("step:" + "9" * 40, "no moment")],
+     ("event:-1", "no moment"), ("step:1..", "no moment"), ("x..peak", "no moment"),
+     ("step:" + "9" * 40, "no moment")],
 )  # fmt: skip
 def test_moment_that_is_not_there_is_refused_in_a_sentence(case: Case, asked: str, said: str):
     with pytest.raises(ConfigError, match=said):

@@ -185,3 +185,15 @@ def test_unknown_format_is_refused_with_a_suggestion() -> None:
 
     assert "html" in caught.value.hint
     assert set(VIEWS["compare"]) == {"text", "json", "markdown", "html"}
+
+
+def test_runs_of_one_name_are_told_apart_by_the_folder_that_differs():
+    folder = "/srv/experiments/2026/a-rather-long-name-of-a-project/checkpoints"
+    names = [f"{folder}/{run}/memory/snapshot.pickle" for run in ("old", "new")]
+    comparison = compare_cases(zip(names, [case(*BEFORE), case(*AFTER)], strict=True))
+
+    shown = render("compare", "text", comparison, RenderOptions(80))
+
+    assert "old/memory/snapshot.pickle" in shown
+    assert "new/memory/snapshot.pickle" in shown
+    assert [run.name for run in comparison.runs] == names

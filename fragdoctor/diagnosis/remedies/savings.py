@@ -197,7 +197,7 @@ def _how_far(predicted: Predicted) -> str:
         further = f" and {plural(outlook.steps, 'step')} more" if outlook.steps else ""
         return f"the step that failed{further} would be served{spare}"
     if outlook.state is OutlookState.OPEN:
-        return f"{served}{spare}; how it goes on is not known: {outlook.reason}"
+        return f"{served}{spare}; the rest is open: {outlook.reason}"
     steps = outlook.fails_after_steps
     if not steps:
         return f"{served}, but not the rest of the step: {outlook.reason}"

@@ -165,7 +165,8 @@ def short_advice(diagnosis: Diagnosis) -> doc.Section:
         for r in diagnosis.recommendations[1 : 1 + MAX_ALTERNATIVES]
     ]
     rows += [
-        doc.Row((bad("no"), _in_short(r, _why_not(r)))) for r in diagnosis.rejected[:MAX_REJECTED]
+        doc.Row((bad("no"), _in_short(r, _why_not(r, diagnosis))))
+        for r in diagnosis.rejected[:MAX_REJECTED]
     ]
     columns = (doc.Column(), doc.Column(kind="wrap"))
     return doc.Section("Other measures", [doc.Table(columns, rows, detail=Detail.SHORT)])
@@ -213,10 +214,10 @@ def _promise(predicted: Predicted) -> doc.Content:
     return good("yes")
 
 
-def _why_not(advice: Recommendation) -> str:
+def _why_not(advice: Recommendation, diagnosis: Diagnosis) -> str:
     """Return in a few words why something does not help."""
     if advice.predicted.fits is False:
-        return "still fails"
+        return "still fails" if diagnosis.verdict.state is RunState.FAILED else "would fail"
     if advice.predicted.outlook is not None and advice.predicted.outlook.ends_step:
         return "the step fails further on"
     first = _REPLAYED.sub("", advice.why.split(". ", 1)[0].rstrip("."))

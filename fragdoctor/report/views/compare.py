@@ -14,7 +14,7 @@ from fragdoctor.model.finding import Confidence
 from fragdoctor.report import document as doc
 from fragdoctor.report.base import RenderOptions
 from fragdoctor.report.document import NO_STACK, Detail, Span, Style, code, dim, location_text
-from fragdoctor.report.words import signed_size, source_name, titled
+from fragdoctor.report.words import signed_size, titled, told_apart
 from fragdoctor.units import format_count, format_share, format_size, plural
 
 MAX_LINES: Final = 120
@@ -86,12 +86,13 @@ def document(
 
 
 def _runs(comparison: Comparison) -> doc.Section:
+    runs = comparison.runs[:MAX_RUNS]
     table = doc.tabled(
-        comparison.runs[:MAX_RUNS],
-        doc.Column("", "letter", style=Style.STRONG),
-        doc.Column("", lambda r: code(source_name(r.name)), "path"),
-        doc.Column("", lambda r: titled(r.cause, r.confidence), "wrap"),
-        doc.Column("", _run_facts, "wrap", style=Style.DIM),
+        zip(runs, told_apart([r.name for r in runs]), strict=True),
+        doc.Column("", lambda row: doc.strong(row[0].letter)),
+        doc.Column("", lambda row: code(row[1]), "path"),
+        doc.Column("", lambda row: titled(row[0].cause, row[0].confidence), "wrap"),
+        doc.Column("", lambda row: _run_facts(row[0]), "wrap", style=Style.DIM),
         n_left_out=max(0, len(comparison.runs) - MAX_RUNS),
         label="Runs",
     )

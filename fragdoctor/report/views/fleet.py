@@ -74,7 +74,7 @@ def document(
             doc.Section("Notes", [doc.Bullets(list(report.notes))], id="notes"),
         ],
         tone=tone,
-        kicker=counts(report),
+        kicker="the ranks of one job",
         links=pages,
     )
 

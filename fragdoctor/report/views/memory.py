@@ -8,9 +8,10 @@ from typing import Final
 from fragdoctor.model.case import OomMessage
 from fragdoctor.model.diagnosis import DeviceFigures, Diagnosis, TimelineStrip
 from fragdoctor.model.finding import ACTIVE, LIVE_AT_FAILURE
+from fragdoctor.model.phases import MomentReport
 from fragdoctor.report import document as doc
 from fragdoctor.report.document import Detail, dim
-from fragdoctor.report.words import CATEGORY_NAMES, shown_first
+from fragdoctor.report.words import CATEGORY_NAMES, shown_first, signed_size
 from fragdoctor.units import format_count, format_share, format_size, plural
 
 MAX_MOMENT_LINES: Final = 10
@@ -171,7 +172,27 @@ def moment_sections(diagnosis: Diagnosis) -> list[doc.Section]:
         shown=MAX_MOMENT_LINES,
     )
     said = doc.Paragraph(f"{totals}: {shares}." if shares else f"{totals}.")
-    return [doc.Section(f"At {m.asked}", [said, table], note, "moment")]
+    return [doc.Section(f"At {m.asked}", [said, table], note, "moment"), _change(m)]
+
+
+def _change(m: MomentReport) -> doc.Section:
+    """Return what changed since the moment that this one is compared with."""
+    if m.since is None or m.since_allocated_bytes is None:
+        return doc.Section("Change", ())
+    table = doc.tabled(
+        m.changes,
+        doc.Column("", lambda h: doc.strong(signed_size(h.n_bytes)), "right"),
+        doc.Column("", lambda h: dim(f"{h.n_blocks:+,} blocks"), "right"),
+        doc.Column("", "location"),
+        label=f"Changes since {m.since}",
+        shown=MAX_MOMENT_LINES,
+    )
+    change = signed_size(m.allocated_bytes - m.since_allocated_bytes)
+    said = doc.Paragraph(
+        f"{change}, from {format_size(m.since_allocated_bytes)} to "
+        f"{format_size(m.allocated_bytes)} allocated."
+    )
+    return doc.Section(f"From {m.since} to {m.asked}", [said, table], "by line", "change")
 
 
 def timeline_section(diagnosis: Diagnosis) -> doc.Section:

@@ -47,11 +47,16 @@ class Envelope {
     return { top, bottom };
   }
 
+  // Where the highest value of first..last is; stretches that are lower throughout are passed over.
   highestIn(first, last) {
-    const { high } = this.levels[0];
-    let best = first;
-    for (let i = first; i <= last; i++) if (high[i] > high[best]) best = i;
-    return best;
+    const { levels } = this, { high } = levels[0], { top } = this.range(first, last);
+    for (let i = first; i < last;) {
+      let level = 0, n = 1;
+      while (level + 1 < levels.length && i % (4 * n) === 0 && i + 4 * n <= last && levels[level + 1].high[i / (4 * n)] < top) { level++; n *= 4; }
+      if (level === 0 && high[i] === top) return i;
+      i += n;
+    }
+    return last;
   }
 }
 

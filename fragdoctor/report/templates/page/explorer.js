@@ -39,6 +39,8 @@ class Explorer {
     if (this.blocks) this.blocks.onView = () => this.followSoon();
     this.describe(null, null);
     this.follow();
+    // Sorted while nobody waits for it, so that the first click finds it done.
+    if (this.canTravel) setTimeout(() => this.lives.byAddress(), 300);
   }
 
   // --- the bar ------------------------------------------------------------------------------
@@ -56,11 +58,11 @@ class Explorer {
     this.jumps = element("div", { class: "switch", role: "group", "aria-label": "Jump to" }, ...jumps);
     this.marks = element("div", { class: "switch", role: "group", "aria-label": "Compare two moments" },
       button("Mark A", "Mark this moment, to compare another with it (A)", () => this.mark()),
-      button("Difference", "Show what changed between A and the moment (D)", () => this.showDifference()));
+      button("Difference", "Show what changed between A and the moment, or over the stretch in view (D)", () => this.showDifference()));
     const parts = [this.jumps];
     if (this.canTravel) parts.push(this.marks);
     if (lives) {
-      this.search = element("input", { type: "search", placeholder: "Search: file, function, >100MiB, 0x7f…", "aria-label": "Search blocks by file, function, category, size or address (/)", title: "Words of a path or a function; a category; >100MiB, <1MiB, =512KiB; an address. All words must fit. (/)" });
+      this.search = element("input", { type: "search", placeholder: "Search: file, function, >100MiB, step:3", "aria-label": "Search blocks by file, function, category, size or address (/)", title: "Words of a path or a function; a category; >100MiB, <1MiB, =512KiB; an address. All words must fit. step:3 goes to the peak of step 3, event:1200 to an event. (/)" });
       this.search.addEventListener("input", () => { clearTimeout(this.typing); this.typing = setTimeout(() => this.find(this.search.value), 120); });
       this.hits = element("span", { class: "from", "aria-live": "polite" });
       parts.push(this.search, this.hits);
@@ -106,11 +108,29 @@ class Explorer {
     this.followSoon();
   }
 
-  showDifference() { if (this.icicle && this.canTravel) this.icicle.choose("change"); }
+  showDifference() {
+    if (!this.icicle || !this.canTravel) return;
+    this.icicle.choose("change");
+    this.icicle.root.scrollIntoView({ block: "nearest" });
+  }
+
+  // The moments that the command line knows: the peak of a step, or an event.
+  momentOf(query) {
+    const asked = /^(step|event):(\d{1,15})$/i.exec(query.trim()), number = asked ? Number(asked[2]) : 0;
+    if (!asked || !this.lives) return null;
+    if (asked[1].toLowerCase() === "event") return number <= this.lives.n ? number : null;
+    const { steps } = this.lives;
+    return number >= 1 && number <= steps.length ? this.timeline.highestAfter(steps[number - 1], number < steps.length ? steps[number] : this.lives.n) : null;
+  }
 
   find(query) {
-    this.query = query;
     if (this.search && this.search.value !== query) this.search.value = query;
+    const moment = this.timeline ? this.momentOf(query) : null;
+    if (moment !== null) {
+      this.goTo(moment);
+      query = "";
+    }
+    this.query = query;
     const found = this.lives ? this.lives.search(query) : null;
     if (this.timeline) this.timeline.found = found;
     if (this.hits) this.hits.textContent = found ? plural(sumOf(found), "block") : "";

@@ -82,7 +82,8 @@ class Icicle {
 
   /** Follow the page; what is not on show is summed up when it is asked for. */
   follow(at, anchor, view) {
-    const changed = { moment: at !== this.at, change: at !== this.at || anchor !== this.anchor, made: view.from !== this.view.from || view.to !== this.view.to };
+    const changed = { moment: at !== this.at, made: view.from !== this.view.from || view.to !== this.view.to };
+    changed.change = at !== this.at || anchor !== this.anchor || (at === null && anchor === null && changed.made);
     Object.assign(this, { at, anchor, view: { ...view } });
     if (changed[this.moment]) this.plantSoon();
   }
@@ -117,7 +118,9 @@ class Icicle {
   }
 
   growLives() {
-    const { lives } = this, at = this.at ?? lives.n, here = (i) => lives.isAllocated(i, at);
+    // Without a moment and a mark the change is that over the stretch in view.
+    const { lives } = this, isView = this.moment === "change" && this.at === null && this.anchor === null;
+    const at = isView ? Math.floor(this.view.to) : this.at ?? lives.n, here = (i) => lives.isAllocated(i, at);
     const growAll = (parent, sums) => { for (const [stack, sum] of sums) if (sum.bytes > 0) this.grow(parent, stack, sum.bytes, Math.max(0, sum.blocks)); };
     if (this.moment === "moment") {
       this.tree.label = `everything allocated after event ${formatCount(at)}`;
@@ -127,8 +130,9 @@ class Icicle {
       this.tree.label = `all that events ${formatCount(from + 1)} to ${formatCount(to)} allocated, kept or not`;
       growAll(this.tree, lives.sumByStack((i) => lives.born[i] > from && lives.born[i] <= to));
     } else {
-      const since = this.anchor ?? 0;
-      this.tree.label = `changes from event ${formatCount(since)}${this.anchor === null ? " (set mark A to compare with another moment)" : " (A)"} to ${formatCount(at)}`;
+      const since = this.anchor ?? (isView ? Math.ceil(this.view.from) : 0);
+      const from = this.anchor !== null ? " (A)" : isView ? "" : " (set mark A to compare with another moment)";
+      this.tree.label = `changes from event ${formatCount(since)}${from} to ${formatCount(at)}${isView ? ", the stretch in view" : ""}`;
       const sums = lives.sumByStack(here);
       lives.sumByStack((i) => lives.isAllocated(i, since), sums, -1);
       const less = new Map();

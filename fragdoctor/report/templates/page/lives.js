@@ -190,8 +190,12 @@ class Lives {
 
   byAddress() {
     if (!this.sorted) {
-      const { address } = this;
-      this.sorted = Int32Array.from({ length: this.data.n_regular }, (_, i) => i).sort((a, b) => address[a] - address[b]);
+      const address = this.address.subarray(0, this.data.n_regular), n = address.length;
+      const low = address.reduce((least, a) => Math.min(least, a), Infinity), high = address.reduce((most, a) => Math.max(most, a), 0);
+      if (((high - low) / 512 + 1) * n < Number.MAX_SAFE_INTEGER && address.every((a) => a % 512 === low % 512)) {
+        // Address and row in one number: numbers are sorted ten times faster than by a function.
+        this.sorted = Int32Array.from(address.map((a, i) => ((a - low) / 512) * n + i).sort(), (key) => key % n);
+      } else this.sorted = Int32Array.from(address.keys()).sort((a, b) => address[a] - address[b]);
     }
     return this.sorted;
   }
@@ -200,8 +204,8 @@ class Lives {
   search(query) {
     const tests = query.trim().split(/\s+/).filter(Boolean).map((word) => this.testOf(word));
     if (!tests.length) return null;
-    const found = new Uint8Array(this.count);
-    for (let i = 0; i < this.count; i++) if (tests.every((test) => test(i))) found[i] = 1;
+    const found = new Uint8Array(this.count).fill(1);
+    for (const test of tests) for (let i = 0; i < this.count; i++) if (found[i] && !test(i)) found[i] = 0;
     return found;
   }
 
@@ -217,7 +221,10 @@ class Lives {
       const at = Number(word);
       return (i) => this.address[i] <= at && at < this.address[i] + this.size[i];
     }
-    const wanted = word.toLowerCase(), frames = new Map(), stacks = new Map();
+    // Each stack is read once, and each row looks its answer up: 0 is not asked yet, 1 no, 2 yes.
+    const wanted = word.toLowerCase(), frames = new Map(), { stack, category } = this;
+    const known = new Uint8Array(2 + stack.reduce((most, s) => Math.max(most, s), -1));
+    const fits = CATEGORIES.map((name) => name.startsWith(wanted));
     const names = (frame) => {
       let hit = frames.get(frame);
       if (hit === undefined) {
@@ -227,13 +234,9 @@ class Lives {
       return hit;
     };
     return (i) => {
-      const stack = this.stack[i];
-      let hit = stacks.get(stack);
-      if (hit === undefined) {
-        hit = stack >= 0 ? this.text.stack(stack).some(names) : "no stack recorded".includes(wanted);
-        stacks.set(stack, hit);
-      }
-      return hit || Boolean(this.category && CATEGORIES[this.category[i]].startsWith(wanted));
+      const s = stack[i], at = s + 1;
+      if (!known[at]) known[at] = (s >= 0 ? this.text.stack(s).some(names) : "no stack recorded".includes(wanted)) ? 2 : 1;
+      return known[at] === 2 || (category !== null && fits[category[i]]);
     };
   }
 }

@@ -96,10 +96,10 @@ class BlockTable {
   }
 
   show(changes) {
-    const before = [this.found, this.moment, this.view.from, this.view.to].join();
+    const { moment, view } = this;
     Object.assign(this, changes);
     if (changes.view) this.view = { ...changes.view };
-    if (!("found" in changes) && before === [this.found, this.moment, this.view.from, this.view.to].join()) return;
+    if (!("found" in changes) && moment === this.moment && view.from === this.view.from && view.to === this.view.to) return;
     this.isStale = true;
     if (this.isSeen) { clearTimeout(this.waiting); this.waiting = setTimeout(() => this.paint(), 60); }
   }

@@ -240,6 +240,9 @@ class Timeline {
     return best.map((k) => k * this.bucket);
   }
 
+  /** The state of the highest allocated memory after ``first`` and up to ``last``. */
+  highestAfter(first, last) { return this.allocated.highestIn(this.bucketOf(first + 1), this.bucketOf(last)) * this.bucket; }
+
   nextOom() { this.nextOf(this.data.ooms.map((o) => o[0])); }
 
   setAxis(byTime) {
@@ -319,7 +322,7 @@ class Timeline {
   setCursorAtX(x, y) {
     if (x < LEFT || x > this.width - RIGHT) return;
     const [first, last] = this.bucketsAt(x);
-    const at = last - first > 100000 ? first : this.allocated.highestIn(first, last);
+    const at = this.allocated.highestIn(first, last);
     this.cursor = Math.min(this.n - 1, this.bucket === 1 ? at : Math.max(at * this.bucket, Math.round(this.stateAtX(x))));
     this.pointed = null;
     if (this.coloring && this.bands.states && y !== undefined) {

@@ -58,16 +58,22 @@ const timelinePainting = {
   // time that a thousand paths would take.
   paintBands(c, area) {
     const left = LEFT, right = this.width - RIGHT, width = Math.round((right - left) * this.ratio), height = Math.round(area.height * this.ratio);
-    const states = new Int32Array(width);
-    let next = this.bucketOf(this.stateAtX(left) + 0.5);
-    for (let i = 0; i < width; i++) {
-      const first = next;
-      next = Math.max(first, this.bucketOf(this.stateAtX(left + (i + 1) / this.ratio) + 0.5));
-      const at = this.allocated.highestIn(first, Math.max(first, next - 1));
-      states[i] = this.bucket === 1 ? at : Math.min(this.n - 1, at * this.bucket);
-    }
-    const perPixel = (this.high - this.low) / height;
-    this.bands.lay(states, DETAIL[this.detail] * perPixel, this.coloring);
+    const states = () => {
+      const found = new Int32Array(width);
+      let next = this.bucketOf(this.stateAtX(left) + 0.5);
+      for (let i = 0; i < width; i++) {
+        const first = next;
+        next = Math.max(first, this.bucketOf(this.stateAtX(left + (i + 1) / this.ratio) + 0.5));
+        const at = this.allocated.highestIn(first, Math.max(first, next - 1));
+        found[i] = this.bucket === 1 ? at : Math.min(this.n - 1, at * this.bucket);
+      }
+      return found;
+    };
+    const perPixel = (this.high - this.low) / height, least = DETAIL[this.detail] * perPixel;
+    // A search or a chosen block changes how blocks look, not where they are.
+    const laid = [left, right, this.ratio, this.view.from, this.view.to, this.byTime, least].join();
+    if (laid !== this.laid || this.bands.coloring !== this.coloring) this.bands.lay(states(), least, this.coloring);
+    this.laid = laid;
     const image = new ImageData(width, height);
     this.bands.paint(image, perPixel, { found: this.found, selected: this.selected, floor: this.low });
     const sheet = this.sheet = this.sheet || element("canvas");
@@ -312,11 +318,17 @@ const timelinePainting = {
 
   paintOverview() {
     const height = 46, c = prepare(this.overview, this.width, height);
-    const whole = { from: 0, to: Math.max(1, this.n - 1) }, right = this.width - RIGHT;
-    const y = (bytes) => height - 4 - (bytes / this.top()) * (height - 8);
-    const wasByTime = this.byTime;
+    const whole = { from: 0, to: Math.max(1, this.n - 1) }, right = this.width - RIGHT, top = this.top();
+    const y = (bytes) => height - 4 - (bytes / top) * (height - 8);
+    const wasByTime = this.byTime, line = this.reservedLine, key = [this.width, this.ratio, top, theme.colors.paper].join();
     this.byTime = false;
-    this.paintCurves(c, height - 4, y, whole, LEFT, right);
+    if (key !== this.overviewKey) {
+      this.overviewKey = key;
+      this.overviewBase = this.overviewBase || element("canvas");
+      this.paintCurves(prepare(this.overviewBase, this.width, height), height - 4, y, whole, LEFT, right);
+      this.reservedLine = line; // that of the chart
+    }
+    c.drawImage(this.overviewBase, 0, 0, this.width, height);
     const x0 = this.xOf(this.view.from, whole), x1 = Math.max(this.xOf(this.view.to, whole), x0 + 3);
     for (const [state] of this.data.ooms) {
       c.fillStyle = theme.colors.bad;
