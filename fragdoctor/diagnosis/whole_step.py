@@ -46,9 +46,12 @@ def with_outlook(verdict: Verdict, context: Context, bench: Bench | None) -> Ver
     lacking = _lacking(bench, outlook)
     if verdict.cause is Cause.FRAGMENTATION and survivors == []:
         return _beyond_settings(verdict, _instead(context, bench), lacking)
-    if verdict.cause is Cause.FRAGMENTATION and survivors and all(_is_open(r) for r in survivors):
-        return _unless_open(verdict, bench, _instead(context, bench))
-    return _with_shortfall(verdict, context, lacking)
+    all_open = bool(survivors) and all(_is_open(r) for r in survivors or ())
+    return (
+        _unless_open(verdict, bench, _instead(context, bench))
+        if verdict.cause is Cause.FRAGMENTATION and all_open
+        else _with_shortfall(verdict, context, lacking)
+    )
 
 
 def _beyond_settings(verdict: Verdict, cause: Cause, lacking: int) -> Verdict:
