@@ -143,8 +143,14 @@ def leaking(
     *,
     function: str = "step",
     fails: bool = True,
+    hole_mib: int = 0,
+    asked_mib: int = 0,
 ) -> Snapshot:
-    """Return steps that each keep one block for good, until a request fails."""
+    """Return steps that each keep one block for good, until a request fails.
+
+    Each block lies in a segment with a hole behind it; the failing request is as large as a block
+    where it is not given.
+    """
     keep = [frame("loop.py", 5, function), frame("train.py", 10, "main")]
     uses = [[frame("model.py", line, "forward"), frame("train.py", 10, "main")] for line in (7, 9)]
     scratch = at(0)
@@ -153,16 +159,16 @@ def leaking(
         events += [
             alloc(scratch, 20 * MIB, frames=uses[0]),
             alloc(scratch + 20 * MIB, 20 * MIB, frames=uses[1]),
-            segment_alloc(at(i), kept_mib * MIB, frames=keep),
+            segment_alloc(at(i), (kept_mib + hole_mib) * MIB, frames=keep),
             alloc(at(i), kept_mib * MIB, frames=keep),
             *free(scratch + 20 * MIB, 20 * MIB),
             *free(scratch, 20 * MIB),
         ]
         live = block(kept_mib * MIB, "active_allocated", frames=keep)
-        segments.append(segment(at(i), live))
+        segments.append(segment(at(i), live, *([block(hole_mib * MIB)] if hole_mib else ())))
     events.append(segment_free(scratch, 40 * MIB))
     if fails:
-        events.append(oom(kept_mib * MIB, free_mib * MIB, frames=keep))
+        events.append(oom((asked_mib or kept_mib) * MIB, free_mib * MIB, frames=keep))
     return columns(assembled(*segments, events=events))
 
 

@@ -33,6 +33,7 @@ from fragdoctor.trace.other_run import OtherRun
 from fragdoctor.trace.replay import Reproduction
 from fragdoctor.trace.search import usual_candidates
 from fragdoctor.trace.simulate import reproduce, return_free_memory, simulation_of
+from fragdoctor.trace.steps import StepKind, Steps
 from fragdoctor.trace.trace import Trace
 from fragdoctor.trace.whatif import FairReplay, WhatIf
 
@@ -303,20 +304,22 @@ class Bench:
         """By how much live memory rose from one recorded step to the next."""
         return self.fair_replay.kept_bytes_per_step()
 
-    def survivors(self) -> list[ReplayResult] | None:
-        """Return what the usual settings make of the run, of those that get past the failed step.
+    @property
+    def is_in_step(self) -> bool:
+        """Whether steps of training or of a model show, so that the failed request is of one."""
+        return bool((Steps.of(self.reproduction.trace).kind != StepKind.OTHER).any())
 
-        None where that is not known of one of them. Where none serves even the recorded request,
-        the holes may lie as no setting can mend; then it is not known either, unless the step needs
-        more than there is whatever the layout.
+    def survivors(self) -> list[ReplayResult] | None:
+        """Return what the usual settings make of the run, of those not known to fail in its step.
+
+        None where none serves even the recorded request and no steps show: the holes may lie as no
+        setting can mend, unless more is needed than there is whatever the layout.
         """
         results = [self.fair_replay.replay(WhatIf(conf=c)) for c in self._usual]
-        if not any(r.fits for r in results):
+        if not any(r.fits for r in results) and not self.is_in_step:
             needs, has = self.fair_replay.step_needs_bytes(), self.recorded.capacity_bytes
             return [] if needs is not None and has is not None and needs > has else None
-        alive = [r for r in results if r.fits and not (r.outlook and r.outlook.ends_step)]
-        is_open = [r for r in alive if r.outlook is None or r.outlook.state is OutlookState.OPEN]
-        return None if is_open else alive
+        return [r for r in results if r.fits and not (r.outlook and r.outlook.ends_step)]
 
     @cached_property
     def _usual(self) -> tuple[str, ...]:

@@ -62,12 +62,16 @@ def explain_live_memory(
     """Ask, for a capacity or limit verdict, what made live memory so large.
 
     Growth comes first where it was seen long enough, or took more than lies free in the cache: what
-    never ends explains any lack, and holes between what leaked are its consequence.
+    never ends explains any lack, and holes between what leaked are its consequence. Where free
+    memory was enough and all that was kept is less than the request, the holes are the matter.
     """
     first = hypotheses[0]
     kept = analysis.kept
     if kept is not None:
         is_sure = kept.n_steps >= SURE_STEPS or kept.survivor_bytes >= (failed.cache_bytes or 0)
+        is_small = kept.survivor_bytes < failed.requested_bytes
+        if first.cause is Cause.FRAGMENTATION and is_small:
+            is_sure = False
         if first.cause in LEAKS_INTO and is_sure:
             leak = _leak(context, kept, f", until the {failed.request_text} failed")
             return [leak, *hypotheses]

@@ -34,14 +34,22 @@ def with_outlook(verdict: Verdict, context: Context, bench: Bench | None) -> Ver
     if bench is None or outlook is None or context.analysis is None:
         return verdict
     verdict = replace(verdict, outlook=outlook)
-    if bench.recorded.fits or not bench.is_exact:
-        return verdict
-    survivors = bench.survivors()
-    if survivors is not None and _is_leak(verdict, bench, outlook, survivors):
-        return _as_leak(verdict, outlook, survivors)
-    lacking = _lacking(bench, outlook)
-    if verdict.cause is Cause.FRAGMENTATION and survivors == []:
+    return verdict if bench.recorded.fits else _of_failure(verdict, context, bench, outlook)
+
+
+def _of_failure(verdict: Verdict, context: Context, bench: Bench, outlook: Outlook) -> Verdict:
+    survivors, is_holes = bench.survivors(), verdict.cause is Cause.FRAGMENTATION
+    is_open = [_is_open(r) for r in survivors or ()]
+    may_leak = bench.is_exact and survivors is not None and not any(is_open)
+    if may_leak and _is_leak(verdict, bench, outlook, survivors or []):
+        return _as_leak(verdict, outlook, survivors or [])
+    lacking = _lacking(bench, outlook) if bench.is_exact else 0
+    if is_holes and survivors == []:
         return _beyond_settings(verdict, _instead(context, bench), lacking)
+    if not bench.is_exact:
+        return verdict
+    if is_holes and survivors and all(is_open):
+        return _unless_open(verdict, bench, _instead(context, bench))
     return _with_shortfall(verdict, context, lacking)
 
 
@@ -56,6 +64,30 @@ def _beyond_settings(verdict: Verdict, cause: Cause, lacking: int) -> Verdict:
         also=tuple(dict.fromkeys((verdict.cause, *(c for c in verdict.also if c is not cause)))),
         decider="",
     )
+
+
+def _unless_open(verdict: Verdict, bench: Bench, cause: Cause) -> Verdict:
+    """Return the verdict where of no setting is known that it lets the step come to its end.
+
+    Without complete steps a step that failed needs more than the request that failed, as a rule,
+    and the holes held enough for that alone.
+    """
+    if bench.n_steps >= MIN_LEAK_STEPS or not bench.is_in_step:
+        return verdict
+    return replace(
+        verdict,
+        cause=cause,
+        confidence=Confidence.POSSIBLE,
+        summary="Free memory was enough for the request that failed, but its step was not "
+        "finished, and of no allocator setting is known that it is enough for the rest.",
+        also=tuple(dict.fromkeys((verdict.cause, *(c for c in verdict.also if c is not cause)))),
+        decider="Run it once with the setting that serves the request, or rehearse the program "
+        "and give the recording to --continue-with.",
+    )
+
+
+def _is_open(result: ReplayResult) -> bool:
+    return result.outlook is None or result.outlook.state is OutlookState.OPEN
 
 
 def _is_leak(

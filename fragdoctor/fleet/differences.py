@@ -84,7 +84,7 @@ def differences(here: Sequence[RankSummary], others: Typical) -> tuple[Differenc
     )
 
 
-def place_of(line: SourceLine) -> str:
+def shown_line(line: SourceLine) -> str:
     """Return ``train.py:88 in forward``; hostile text."""
     if not line.filename:
         return "lines without a recorded stack"
@@ -119,7 +119,7 @@ def _line(key: LineKey, delta: int, mine: Typical, others: Typical) -> Differenc
     line = mine.places.get(key) or others.places[key]
     here, there = mine.lines.get(key, 0), others.lines.get(key, 0)
     way = "more" if delta > 0 else "less"
-    text = f"{format_size(abs(delta))} {way} at {place_of(line)}"
+    text = f"{format_size(abs(delta))} {way} at {shown_line(line)}"
     if not there:
         text += ", a line that holds nothing on the others"
     elif not here:

@@ -24,7 +24,7 @@ from fragdoctor.inputs.folders import (
     UrlTree,
     is_note,
     part_of,
-    place_of,
+    path_of_url,
     search,
 )
 from fragdoctor.inputs.rank_names import NamedRank, ranks_of
@@ -154,7 +154,7 @@ def _take_remote(url: str, found: _Found) -> None:
         found.is_expanded = True
         for hit in hits:
             found.add(hit, Part.NOTE if is_note(hit) else Part.RANK)
-    elif not place_of(url).lower().endswith(KNOWN_SUFFIXES) and is_remote_folder(url):
+    elif not path_of_url(url).lower().endswith(KNOWN_SUFFIXES) and is_remote_folder(url):
         folder = f"{url.rstrip('/')}/"
         n_before = found.n_files
         _take_folder(UrlTree(folder, list_remote(folder, most=MAX_FILES)), folder, found)

@@ -133,7 +133,7 @@ class UrlTree:
         self._files: dict[str, list[str]] = defaultdict(list)
         self._folders: dict[str, set[str]] = defaultdict(set)
         for url in files:
-            rest = place_of(url)[len(folder) :] if url.startswith(folder) else ""
+            rest = path_of_url(url)[len(folder) :] if url.startswith(folder) else ""
             parts = [p for p in rest.split("/") if p]
             if not parts or any(p.startswith(".") for p in parts):
                 continue
@@ -145,14 +145,14 @@ class UrlTree:
 
     def is_bundle(self, folder: str) -> bool:
         """Return whether a folder has a manifest."""
-        return any(place_of(f).rsplit("/", 1)[-1] == MANIFEST for f in self._files[folder])
+        return any(path_of_url(f).rsplit("/", 1)[-1] == MANIFEST for f in self._files[folder])
 
     def listing(self, folder: str) -> tuple[list[str], list[str]]:
         """Return the files and the folders of a folder; hidden ones left out."""
         files = self._files[folder]
-        if any(place_of(f).lower().endswith(SNAPSHOT_SUFFIXES) for f in files):
+        if any(path_of_url(f).lower().endswith(SNAPSHOT_SUFFIXES) for f in files):
             # Only its content shows whether a zip is a bundle; beside snapshots it is unlikely.
-            files = [f for f in files if not place_of(f).lower().endswith(".zip")]
+            files = [f for f in files if not path_of_url(f).lower().endswith(".zip")]
         return files, sorted(self._folders[folder])
 
     def part(self, file: str, depth: int) -> Part:
@@ -160,17 +160,17 @@ class UrlTree:
         del depth
         if is_note(file):
             return Part.NOTE
-        is_rank = place_of(file).lower().endswith((*SNAPSHOT_SUFFIXES, ".zip"))
+        is_rank = path_of_url(file).lower().endswith((*SNAPSHOT_SUFFIXES, ".zip"))
         return Part.RANK if is_rank else Part.NOTHING
 
 
 def is_note(url: str) -> bool:
     """Return whether a URL is a text or statistics, by its name."""
-    name = place_of(url).lower().rsplit("/", 1)[-1]
+    name = path_of_url(url).lower().rsplit("/", 1)[-1]
     return name.endswith(TEXT_SUFFIXES) or (name.endswith(STATS_SUFFIXES) and "stats" in name)
 
 
-def place_of(url: str) -> str:
+def path_of_url(url: str) -> str:
     """Return a URL without its query."""
     return url.partition("?")[0]
 

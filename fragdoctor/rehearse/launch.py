@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from fragdoctor.errors import ConfigError
 from fragdoctor.model.finding import Location
@@ -17,6 +18,11 @@ from fragdoctor.model.rehearsal import Assumed, Rehearsal, RehearsedDevice, Rehe
 from fragdoctor.rehearse.machines import RehearsedGpu
 from fragdoctor.rehearse.process import OUTCOME, SNAPSHOT, Conditions, OnStep, Runs
 from fragdoctor.rehearse.programs import Program
+
+# What builds without CUDA, and those with it, say of kernels for other layouts than strided ones.
+_OF_OTHER_LAYOUTS: Final = re.compile(
+    r"\b(Sparse|SparseCsr|NestedTensor)CUDA\b|driver version is insufficient for CUDA runtime"
+)
 
 
 class ProgramFailed(ConfigError):  # noqa: N818 - reads as what it says
@@ -129,10 +135,10 @@ def _failed(found: Mapping[str, Any], tail: str) -> ProgramFailed:
     place = failure["location"]
     where = f" at {_location(place)}" if place else ""
     text = failure["text"].strip().splitlines()
-    if failure["type"] == "NotImplementedError" and "SparseCUDA" in failure["text"]:
+    if _OF_OTHER_LAYOUTS.search(failure["text"]):
         return ProgramFailed(
-            "Gradients of sparse embeddings can be rehearsed, but not what the program does with a "
-            f"sparse tensor{where}.",
+            "Gradients of sparse embeddings and products of a sparse and a dense matrix can be "
+            f"rehearsed, not what the program does with a sparse or nested tensor{where}.",
             hint="Rehearse it with dense tensors: embeddings with sparse=False, else to_dense().",
             output=tail,
         )

@@ -53,7 +53,11 @@ def test_github_rehearses_without_a_gpu(run, home) -> None:
     found = written(run, "train.py", "--fits-on", "8GiB", "--", "--lr", "it's 1e-3; $x")
 
     assert list(found["jobs"]) == ["rehearse"]
-    assert found["permissions"] == {"contents": "read", "pull-requests": "write"}
+    assert found["permissions"] == {"contents": "read"}
+    writes = {"contents": "read", "pull-requests": "write"}
+    assert {n: j["permissions"] for n, j in found["jobs"].items() if "permissions" in j} == {
+        "rehearse": writes
+    }
     steps = {s["name"]: s["run"] for s in found["jobs"]["rehearse"]["steps"] if "run" in s}
     assert "--fits-on 8GiB" in steps["Rehearse the change"]
     assert """train.py -- --lr 'it'"'"'s 1e-3; $x'""" in steps["Rehearse the change"]
@@ -73,6 +77,36 @@ def test_install_follows_what_the_project_has(run, home) -> None:
     assert "pip install ." in steps[2]["run"]
     assert "pip install fragdoctor==1.0" in steps[2]["run"]
     assert "-m package.train" in steps[3]["run"]
+
+
+@pytest.mark.parametrize(
+    ("schema", "words"),
+    [
+        ("github-workflows", ()),
+        ("github-workflows", ("--gpu-runner", "self-hosted,gpu")),
+        ("gitlab-ci", ("--gitlab",)),
+        ("gitlab-ci", ("--gitlab", "--gpu-runner", "gpu")),
+    ],
+)
+def test_what_is_written_follows_the_schema_of_the_service(run, home, schema, words) -> None:
+    pytest.importorskip("check_jsonschema")
+    assert run("init-ci", "train.py", *words, "-o", "ci.yml").code == 0
+
+    assert_valid(schema, "ci.yml")
+
+
+def test_own_workflow_and_action_follow_their_schemas() -> None:
+    pytest.importorskip("check_jsonschema")
+    root = Path(__file__).parents[2]
+
+    assert_valid("github-workflows", str(root / ".github/workflows/wheels.yml"))
+    assert_valid("github-actions", str(root / "action.yml"))
+
+
+def assert_valid(schema: str, name: str) -> None:
+    words = ["-m", "check_jsonschema", "--builtin-schema", f"vendor.{schema}", name]
+    ended = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stdout
 
 
 @pytest.mark.parametrize("where", [(), ("--gitlab",)])

@@ -247,6 +247,17 @@ def test_diagnose_growth_over_many_steps_explains_the_limit():
     assert few.cause is not Cause.LEAK
 
 
+@pytest.mark.parametrize(
+    ("kept_mib", "cause", "also"),
+    [(4, Cause.FRAGMENTATION, Cause.LEAK), (24, Cause.LEAK, Cause.FRAGMENTATION)],
+)
+def test_diagnose_holes_come_first_where_less_was_kept_than_is_asked_for(kept_mib, cause, also):
+    verdict = diagnose(Case(snapshot=leaking(12, kept_mib, hole_mib=40, asked_mib=200))).verdict
+
+    assert cause is verdict.cause
+    assert also in verdict.also
+
+
 def test_diagnose_leak_says_how_to_let_go_of_what_is_kept():
     found = diagnose(Case(snapshot=leaking())).recommendations[0]
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from fragdoctor.diagnosis import whole_step
+from fragdoctor.diagnosis.pipeline import diagnose
+from fragdoctor.inputs.snapshot_reader import read_snapshot
+from fragdoctor.model.case import Case
 from fragdoctor.model.diagnosis import Cause, Verdict
 from fragdoctor.model.finding import Confidence
 from fragdoctor.model.simulation import Outlook, OutlookBasis, OutlookState
@@ -67,3 +71,22 @@ def test_growth_is_a_leak_only_where_several_steps_show_it(monkeypatch, n_steps,
 
 def test_steps_that_become_larger_are_no_leak(monkeypatch) -> None:
     assert judged(monkeypatch, growth=24 * MIB, kept=0).cause is Cause.CAPACITY
+
+
+@pytest.mark.parametrize(
+    ("name", "confidence"),
+    [
+        # No setting serves even the request, nor did the real allocator.
+        ("first_forward_holes", Confidence.LIKELY),
+        # Expandable segments serve it; rerun, the step needs 349 MiB of the 342 MiB.
+        ("first_backward_holes", Confidence.POSSIBLE),
+    ],
+)
+def test_holes_are_not_the_cause_where_no_setting_is_known_to_finish_the_first_step(
+    name: str, confidence: Confidence
+) -> None:
+    recording = Path(__file__).parents[1] / "trace" / "recordings" / f"{name}.pickle.gz"
+    verdict = diagnose(Case(snapshot=read_snapshot(recording))).verdict
+    assert (verdict.cause, verdict.confidence) == (Cause.CAPACITY, confidence)
+    assert Cause.FRAGMENTATION in verdict.also
+    assert "no allocator setting" in verdict.summary

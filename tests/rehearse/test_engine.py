@@ -323,14 +323,14 @@ def test_a_product_of_sparse_matrices_is_refused_with_a_next_step(stage: Stage) 
         import torch
         i = torch.zeros(2, 9, dtype=torch.long, device="cuda")
         a = torch.sparse_coo_tensor(i, torch.ones(9, device="cuda"), (4, 5))
-        torch.sparse.mm(a, torch.ones(5, 6, device="cuda"))
+        torch.sparse.mm(a, a.t())
         """
     )
 
     done = stage.run("train.py")
 
     assert done.returncode == 2
-    assert "not what the program does with a sparse tensor at train.py:5" in done.stderr
+    assert "not what the program does with a sparse or nested tensor at train.py:5" in done.stderr
     assert "to_dense()" in done.stderr
 
 
@@ -359,3 +359,78 @@ def test_replays_of_a_captured_optimizer_are_steps(stage: Stage) -> None:
 
     assert found["rehearsal"]["out_of_memory"]["step"] == 7
     assert found["rehearsal"]["out_of_memory"]["location"]["line"] == 16
+
+
+def test_operations_without_a_meta_function_are_run_on_the_cpu(stage: Stage) -> None:
+    stage.must_pass(
+        """
+        import torch
+        from torch import nn
+        def new(*shape):
+            return torch.randn(*shape, device="cuda", requires_grad=True)
+
+        state = torch.get_rng_state()
+        found = torch.linalg.lstsq(new(4, 6, 3), new(4, 6, 2))
+        assert found.solution.shape == (4, 3, 2) and found.solution.is_cuda
+        assert torch.geqrf(new(6, 3)).tau.shape == (3,)
+        x = new(4, 5)
+        torch.fake_quantize_per_tensor_affine(x, 0.1, 0, -128, 127).sum().backward()
+        assert x.grad.shape == (4, 5)
+        assert nn.functional.fractional_max_pool3d(new(2, 3, 8, 8, 8), 2, output_ratio=0.5).is_cuda
+        assert torch.equal(torch.get_rng_state(), state), "no random number of the CPU is taken"
+        encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(8, 2, batch_first=True), 1)
+        padding = torch.zeros(5, 3, dtype=torch.bool, device="cuda")
+        with torch.no_grad():
+            seen = encoder.cuda().eval()(new(5, 3, 8), src_key_padding_mask=padding)
+        assert seen.shape == (5, 3, 8)
+        nn.LSTM(8, 16, 2, bidirectional=True).cuda()(new(5, 3, 8))[0].sum().backward()
+        """
+    )
+
+
+def test_a_distribution_takes_its_values_for_valid_and_its_samples_for_accepted(
+    stage: Stage,
+) -> None:
+    found = stage.must_pass(
+        """
+        import torch
+        from torch import distributions as D
+        normal = torch.randn(5, 5, device="cuda")
+        spread = normal @ normal.mT + torch.eye(5, device="cuda")
+        mean = torch.randn(5, device="cuda", requires_grad=True)
+        assert D.MultivariateNormal(mean, covariance_matrix=spread).rsample((3,)).shape == (3, 5)
+        few = torch.ones(5, device="cuda", requires_grad=True)
+        many = torch.rand(300, device="cuda")
+        assert D.VonMises(mean, few).sample((3,)).shape == (3, 5)
+        assert D.VonMises(many, many + 1).sample().shape == (300,)
+        D.Dirichlet(few).rsample().sum().backward()
+        D.Gamma(few, few).rsample().sum().backward()
+        assert D.Binomial(5, torch.sigmoid(mean)).sample().shape == (5,)
+        assert D.kl_divergence(D.Beta(few, few), D.Beta(few, few)).shape == (5,)
+        """
+    )
+
+    assumed = {a["assumed"] for a in found["rehearsal"]["assumptions"]}
+    assert "the values are valid" in assumed
+
+
+def test_a_product_with_a_sparse_matrix_asks_for_its_indices_and_a_result(stage: Stage) -> None:
+    stage.must_pass(
+        """
+        import torch
+        i = torch.randint(0, 1000, (2, 5000))
+        graph = torch.sparse_coo_tensor(i, torch.ones(5000), (1000, 1000)).coalesce().cuda()
+        x = torch.randn(1000, 64, device="cuda", requires_grad=True)
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        y = graph @ x
+        matrix, n = 1000 * 64 * 4, graph._nnz()
+        more = torch.cuda.max_memory_allocated() - before
+        assert torch.cuda.memory_allocated() - before == matrix, "rounded to 512 bytes"
+        # Zeros to add to, the result, it and the other matrix by columns, and indices.
+        assert 4 * matrix + 4 * n < more < 4 * matrix + 16 * n, (more, matrix, n)
+        y.sum().backward()
+        assert x.grad.shape == (1000, 64)
+        assert torch.ones(4, 5, device="cuda").to_sparse()._nnz() == 20
+        """
+    )

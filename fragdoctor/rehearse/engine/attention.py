@@ -11,12 +11,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import torch
 
-from fragdoctor.rehearse.engine import session
-from fragdoctor.rehearse.engine.dispatch import library_for
+from fragdoctor.rehearse.engine import session, values
+from fragdoctor.rehearse.engine.dispatch import library_for, special
 
 MATH: Final = 0
 FLASH: Final = 1
@@ -285,6 +285,13 @@ def _flash(
         query, key, value, dropout_p, is_causal, False, scale=scale
     )[0]
     return out[..., :head] if missing else out
+
+
+@special("aten::_nested_tensor_from_mask_left_aligned")
+def _is_left_aligned(_op: Any, *_: Any) -> bool:
+    """Answer that a ``TransformerEncoder`` cannot leave its padding out in nested tensors."""
+    values.assume("TransformerEncoder", "padding is computed as everything else")
+    return False
 
 
 def install(undo: ExitStack) -> None:

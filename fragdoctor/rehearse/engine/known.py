@@ -245,7 +245,10 @@ def _extent(size: Sequence[int], strides: Sequence[int]) -> int:
 
 def _is_small(result: Any) -> bool:
     return (
-        isinstance(result, torch.Tensor) and result.is_cuda and 0 < result.numel() <= MOST_COMPUTED
+        isinstance(result, torch.Tensor)
+        and result.is_cuda
+        and result.layout is torch.strided
+        and 0 < result.numel() <= MOST_COMPUTED
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 import torch
 
 from fragdoctor.rehearse.engine import values
-from fragdoctor.rehearse.engine.dispatch import library_for
+from fragdoctor.rehearse.engine.dispatch import library_for, special
 
 LAYERS: Final = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 OVERLOADS: Final = ("input", "data")
@@ -23,6 +23,17 @@ def _without_cudnn(op: Any, *args: Any, **kwargs: Any) -> Any:
     values.assume(op.overloadpacket.__name__, "it runs step by step, without cuDNN")
     with torch.backends.cudnn.flags(enabled=False):
         return op.decompose(*args, **kwargs)
+
+
+@special("aten::_cudnn_rnn_flatten_weight")
+def _flatten_weight(_op: Any, weights: Any, *_: Any, **__: Any) -> torch.Tensor:
+    """Lay the weights of a layer one after another into one buffer, as cuDNN wants them."""
+    buffer: torch.Tensor = weights[0].new_empty(sum(weight.numel() for weight in weights))
+    begin = 0
+    for weight in weights:
+        weight.set_(buffer.untyped_storage(), begin, weight.shape, weight.stride())
+        begin += weight.numel()
+    return buffer
 
 
 def install(undo: ExitStack) -> None:

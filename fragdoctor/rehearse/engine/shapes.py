@@ -6,9 +6,14 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import torch
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
+
+from fragdoctor.units import MIB
 
 META: Final = torch.device("meta")
+CPU: Final = torch.device("cpu")
+MOST_COMPUTED_BYTES: Final = 64 * MIB
+"""What an operation may take that is run on the CPU to learn what it returns."""
 Key = Any
 
 
@@ -61,11 +66,46 @@ def infer(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         function = _function_of(op)
         try:
             return function(*args, **kwargs)
+        except NotImplementedError:
+            found = _by_cpu(op, args, kwargs)
+            if found is None:
+                raise
+            return found[0]
         except RuntimeError as err:
             # A number for a tensor: PyTorch wraps it for some names only, else it has an overload.
             if "Expected a value of type 'Tensor'" not in str(err):
                 raise
             return op.overloadpacket(*args, **kwargs)
+
+
+def _by_cpu(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any] | None:
+    """Return what the CPU's kernel makes of ones, on meta; None where it has none.
+
+    Results that are given (``out=``) become as large as the kernel made them.
+    """
+    leaves = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+    if sum(leaf.numel() * leaf.element_size() for leaf in leaves) > MOST_COMPUTED_BYTES:
+        return None
+    if not torch._C._dispatch_has_computed_kernel_for_dispatch_key(op.name(), "CPU"):
+        return None
+    given: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def convert(item: Any) -> Any:
+        if isinstance(item, torch.Tensor) and item.is_meta:
+            made = torch.empty_strided(item.shape, item.stride(), dtype=item.dtype, device=CPU)
+            given.append((item, made.fill_(1)))
+            return made
+        return CPU if item == META else item
+
+    with torch.random.fork_rng(devices=[]):
+        result = op(*tree_map(convert, args), **tree_map(convert, kwargs))
+    for meta, made in given:
+        if meta.shape != made.shape:
+            meta.set_(on_meta(made, keeps_numbers=False))
+    made_here = [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+    if any(leaf.is_nested or leaf.layout is not torch.strided for leaf in made_here):
+        return None
+    return (on_meta(result, keeps_numbers=False),)
 
 
 def _function_of(op: Any) -> Callable[..., Any]:

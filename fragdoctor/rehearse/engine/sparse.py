@@ -24,6 +24,8 @@ _SHARED: Final = (
     "_sparse_coo_tensor_with_dims_and_tensors", "_values", "clone", "copy_sparse_to_sparse_",
     "dense_dim", "empty.memory_format", "indices", "is_coalesced", "sparse_dim",
     "sparse_resize_", "sparse_resize_and_clear_", "values", "zero_",
+    "abs", "cat", "neg", "norm.ScalarOpt_dim", "pow.Tensor_Scalar", "relu", "sign", "sqrt", "tanh",
+    "unsqueeze",
 )  # fmt: skip
 _CPU_KEYS: Final = torch._C.DispatchKeySet(torch._C.DispatchKey.SparseCPU)
 _INDEX_BYTES: Final = 8
@@ -138,6 +140,68 @@ def _mask(self: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return _made(mask, indices, elements.mul(one))._coalesced_(mask.is_coalesced())
 
 
+def _by_columns(matrix: torch.Tensor) -> torch.Tensor:
+    """Return a matrix column by column, as cuSPARSE takes it."""
+    return matrix if matrix.t().is_contiguous() else matrix.t().contiguous().t()
+
+
+def _addmm(
+    self: torch.Tensor, sparse: torch.Tensor, dense: torch.Tensor, *, beta: Any = 1, alpha: Any = 1
+) -> torch.Tensor:
+    """``s_addmm_out_sparse_dense_cuda``; the workspace of cuSPARSE is not in it."""
+    del alpha
+    sparse = sparse.coalesce()
+    result = dense.new_empty((sparse.shape[0], dense.shape[1]))
+    if sparse._nnz():
+        rows, columns = sparse._indices()
+        row_ends = rows.new_empty((sparse.shape[0] + 1,), dtype=torch.int32)
+        rows.to(torch.int32)
+        columns = columns.to(torch.int32)
+        if beta:
+            result.copy_(self.expand_as(result))
+        by_columns = _by_columns(result)
+        _by_columns(dense)
+        del row_ends, columns, by_columns
+    return result
+
+
+def _mm(self: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """``_sparse_mm``: the product is added to zeros."""
+    if self.is_sparse and other.is_sparse:
+        raise NotImplementedError("Products of two sparse tensors (SparseCUDA)")
+    if not self.is_sparse:
+        return _mm(other.t(), self.t()).t()
+    zeros = other.new_zeros((self.shape[0], other.shape[1]))
+    return _addmm(zeros, self, other, beta=0)
+
+
+def _index_select(self: torch.Tensor, dim: int, index: torch.Tensor) -> torch.Tensor:
+    """As many elements are kept as rows are chosen, on average."""
+    shape = list(self.shape)
+    n = round(self._nnz() * index.numel() / max(shape[dim], 1))
+    shape[dim] = index.numel()
+    indices = self._indices().new_empty((self.sparse_dim(), n))
+    elements = self._values().new_empty((n, *self._values().shape[1:]))
+    made: torch.Tensor = torch.sparse_coo_tensor(indices, elements, shape, check_invariants=False)
+    return made
+
+
+@special("aten::_to_sparse")
+def _to_sparse(_op: Any, self: torch.Tensor, sparse_dim: int | None = None, **kwargs: Any) -> Any:
+    """``dense_to_sparse``: as many elements as are assumed not to be zero."""
+    if kwargs.get("layout") not in {None, torch.sparse_coo}:
+        raise NotImplementedError("Sparse tensors by rows (SparseCsrCUDA)")
+    n_dims = self.dim() if sparse_dim is None else sparse_dim
+    flat = self if n_dims == self.dim() else self.flatten(n_dims).sum(-1)
+    indices = flat.nonzero().t().clone()
+    elements = self[tuple(indices)]
+    made: torch.Tensor = torch.ops.aten._sparse_coo_tensor_with_dims_and_tensors(
+        n_dims, self.dim() - n_dims, self.shape, indices, elements,
+        dtype=elements.dtype, layout=torch.sparse_coo, device=self.device,
+    )  # fmt: skip
+    return made._coalesced_(True)
+
+
 _OWN: Final[dict[str, Callable[..., Any]]] = {
     "_coalesce": _coalesce,
     "add.Tensor": _add,
@@ -148,6 +212,9 @@ _OWN: Final[dict[str, Callable[..., Any]]] = {
     "div_.Tensor": partial(_scaled_in_place, torch.div),
     "_to_dense": _to_dense,
     "sparse_mask": _mask,
+    "addmm": _addmm,
+    "mm": _mm,
+    "index_select": _index_select,
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from types import FrameType, MappingProxyType
 from typing import Any, Final
@@ -35,9 +36,15 @@ def n_repeated(repeats: torch.Tensor) -> int:
 
 # Functions of libraries that end a loop by a value, or cut its results: what they read there is
 # whether to go on, and how far.
-_LOOPS: Final = MappingProxyType({"_beam_search": ("transformers", "it goes on to its end")})
+_LOOPS: Final = MappingProxyType(
+    {
+        "_beam_search": ("transformers", "it goes on to its end"),
+        "_rejection_sample": ("distributions", "samples are accepted at once"),
+    }
+)
 FAR: Final = 2**31 - 1
-_CHECKS: Final = frozenset({"__init__", "_validate_sample"})
+_CHECKING: Final = os.path.join("distributions", "distribution.py")  # noqa: PTH118
+_CHECKS: Final = frozenset({"__init__", "_validate_sample", "_all_true_or_runtime_assert"})
 
 
 def stand_in(dtype: torch.dtype) -> Any:
@@ -60,14 +67,12 @@ def stand_in(dtype: torch.dtype) -> Any:
 
 
 def _checks_values(frame: FrameType | None) -> bool:
-    """Return whether torch.distributions asks if the values that it was given are allowed.
-
-    Not for VonMises: it samples until enough is accepted, which stand-ins never are.
-    """
-    if frame is None or frame.f_code.co_name not in _CHECKS:
-        return False
-    is_von_mises = type(frame.f_locals.get("self")).__name__ == "VonMises"
-    return "distributions" in frame.f_code.co_filename and not is_von_mises
+    """Return whether torch.distributions asks if the values that it was given are allowed."""
+    return (
+        frame is not None
+        and frame.f_code.co_name in _CHECKS
+        and frame.f_code.co_filename.endswith(_CHECKING)
+    )
 
 
 def fill(tensor: torch.Tensor) -> None:
