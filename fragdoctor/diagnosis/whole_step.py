@@ -34,19 +34,21 @@ def with_outlook(verdict: Verdict, context: Context, bench: Bench | None) -> Ver
     if bench is None or outlook is None or context.analysis is None:
         return verdict
     verdict = replace(verdict, outlook=outlook)
-    if bench.recorded.fits:
-        return verdict
-    survivors = bench.survivors()
-    if not bench.is_exact:
-        is_beyond = verdict.cause is Cause.FRAGMENTATION and survivors == []
-        return _beyond_settings(verdict, _instead(context, bench), 0) if is_beyond else verdict
-    is_open = survivors is None or any(_is_open(r) for r in survivors)
-    if survivors is not None and not is_open and _is_leak(verdict, bench, outlook, survivors):
-        return _as_leak(verdict, outlook, survivors)
-    lacking = _lacking(bench, outlook)
-    if verdict.cause is Cause.FRAGMENTATION and survivors == []:
+    return verdict if bench.recorded.fits else _of_failure(verdict, context, bench, outlook)
+
+
+def _of_failure(verdict: Verdict, context: Context, bench: Bench, outlook: Outlook) -> Verdict:
+    survivors, is_holes = bench.survivors(), verdict.cause is Cause.FRAGMENTATION
+    is_open = [_is_open(r) for r in survivors or ()]
+    may_leak = bench.is_exact and survivors is not None and not any(is_open)
+    if may_leak and _is_leak(verdict, bench, outlook, survivors or []):
+        return _as_leak(verdict, outlook, survivors or [])
+    lacking = _lacking(bench, outlook) if bench.is_exact else 0
+    if is_holes and survivors == []:
         return _beyond_settings(verdict, _instead(context, bench), lacking)
-    if verdict.cause is Cause.FRAGMENTATION and survivors and all(_is_open(r) for r in survivors):
+    if not bench.is_exact:
+        return verdict
+    if is_holes and survivors and all(is_open):
         return _unless_open(verdict, bench, _instead(context, bench))
     return _with_shortfall(verdict, context, lacking)
 

@@ -191,7 +191,7 @@ class LowerBound:
         known = f"at least {format_size(self.more_bytes)} more: {' and '.join(self.parts)}"
         if self.more_bytes == self.request_bytes:
             known = ""
-        about = f"about {format_size(self.expected_bytes)} for the rest of the step"
+        about = f"about {format_size(self.expected_bytes)} more to its end"
         return ", and ".join(x for x in (known, about if self.expected_bytes else "") if x)
 
 

@@ -146,6 +146,9 @@ class Outlooks:
         outlook = self._judged(known, raw, look, limit)
         if not raw["fits"]:
             return raw, outlook
+        if limit is None and not known.grows and conditions.settings == self._trace.settings:
+            # Played without a limit already.
+            self.__dict__.setdefault("_is_confirmed", _agrees(self._trace, known, look))
         doubt = next(self._doubts(known, outlook, int(look["n_played"])), "")
         state = outlook.state
         if not doubt and not self._is_robust(
@@ -191,7 +194,7 @@ class Outlooks:
     ) -> bool:
         """Return whether a state remains where the steps to come ask for a little more or less."""
         other = {OutlookState.HOLDS: known.higher, OutlookState.FAILS: known.lower}.get(state)
-        if other is None:
+        if other is None or limit is None:
             return True
         raw, look = self._play(other, conditions.native(), remakes_start=remakes_start)
         is_same = self._judged(known, raw, look, limit).state is state

@@ -9,8 +9,9 @@ from oom_snapshots import calm, full, holes, interleaved, late_free, leaking, mo
 
 from fragdoctor.diagnosis.pipeline import build_contexts, diagnose
 from fragdoctor.diagnosis.remedies.registry import REMEDIES, rank
-from fragdoctor.diagnosis.remedies.remedy import Burden, JudgedCase, Remedy, helps
+from fragdoctor.diagnosis.remedies.remedy import CURES, Burden, JudgedCase, Remedy, helps
 from fragdoctor.diagnosis.remedies.settings import ExpandableSegments, GarbageCollection
+from fragdoctor.diagnosis.remedies.surroundings import FreeOtherProcess
 from fragdoctor.diagnosis.verdict import find_verdict
 from fragdoctor.errors import ConfigError
 from fragdoctor.model.case import Case, Overrides
@@ -425,3 +426,21 @@ def test_fraction_that_is_set_already_is_never_the_advice():
 
     assert advice.title == "Raise the memory fraction from 0.21 to at least 0.22"
     assert "(0.22)" in advice.change
+
+
+def test_removing_the_cause_comes_before_a_setting_of_unknown_outlook():
+    def proposal(remedy, **fields):
+        weight = fields.pop("weight")
+        return remedy.proposal(weight=weight, confidence=Confidence.LIKELY, why="", **fields)
+
+    def ranked(state):
+        outlook = Outlook(state, OutlookBasis.REPEATED)
+        predicted = Predicted(fits=True, method="replay", outlook=outlook)
+        setting = proposal(
+            ExpandableSegments(), weight=CURES, setting="a=b:True", predicted=predicted
+        )
+        free = proposal(FreeOtherProcess(), weight=CURES + 5)
+        return [r.code for r in rank([setting, free], Cause.OTHER_PROCESS)[0]]
+
+    assert ranked(OutlookState.OPEN) == ["free-other-process", "expandable-segments"]
+    assert ranked(OutlookState.HOLDS) == ["expandable-segments", "free-other-process"]

@@ -169,16 +169,20 @@ class NoGrad(_Leak):
             KeptPattern.TENSORS,
         )
         is_seen = kept.pattern is KeptPattern.EVALUATION
-        if not (is_seen or (builds_graphs and is_evaluation(stack))):
+        evaluates = is_evaluation(stack)
+        if not (is_seen or (builds_graphs and evaluates)):
             return
+        # Losses that wait for one backward pass look the same in a program that trains.
+        analysis = case.context.analysis
+        may_train = not evaluates and analysis is not None and analysis.trace.stacks.roles.trains
         reason = (
             "No backward pass ran while it grew, as in an evaluation"
             if is_seen
             else "The growth comes from code that evaluates"
         )
         yield self.proposal(
-            weight=CURES + 8 if case.cause is Cause.LEAK else CURES - 25,
-            confidence=Confidence.LIKELY,
+            weight=CURES + 8 if case.cause is Cause.LEAK and not may_train else CURES - 25,
+            confidence=Confidence.POSSIBLE if may_train else Confidence.LIKELY,
             change=f"wrap the loop that reaches {maker_text(case.context, kept)} in "
             "torch.no_grad() or torch.inference_mode()",
             why=f"{reason}; with gradients on, every kept output "

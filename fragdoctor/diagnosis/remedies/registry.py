@@ -36,6 +36,7 @@ from fragdoctor.diagnosis.remedies.pools import (
     WaitForStreams,
 )
 from fragdoctor.diagnosis.remedies.remedy import (
+    CURES,
     JudgedCase,
     Proposal,
     Prospect,
@@ -135,6 +136,12 @@ REMEDIES: Final[tuple[Remedy, ...]] = (
     RecordSnapshot(),
 )
 
+OUTSIDE: Final = (Cause.OTHER_PROCESS, Cause.MEMORY_LIMIT)
+"""Causes whose removal cures for certain: memory that others hold, a limit of the user's own."""
+
+KNOWN_CURE: Final = 1
+"""Place of what removes them: after what is known to hold, before what nobody knows."""
+
 CONFIDENCE_ORDER: Final = {Confidence.PROVEN: 0, Confidence.LIKELY: 1, Confidence.POSSIBLE: 2}
 
 
@@ -170,10 +177,13 @@ def _order(proposal: Proposal, cause: Cause) -> tuple[int | str, ...]:
     is_shown_to_fit = p.method == "replay" and p.fits is True
     # A setting does not end a leak, whatever it gains.
     is_cure = is_shown_to_fit and not (cause is Cause.LEAK and is_setting)
+    tier = _tier(prospect(p.outlook), is_setting=is_setting, cause=cause)
+    if cause in OUTSIDE and not is_setting and proposal.weight >= CURES and p.fits is not False:
+        is_cure, tier = True, min(tier, KNOWN_CURE)
     how_far: tuple[int, ...] = (0,) * 6
     if is_cure:
         how_far = (
-            _tier(prospect(p.outlook), is_setting=is_setting, cause=cause),
+            tier,
             int(proposal.remedy.burden),
             -steps_won(p.outlook),
             -whole_margin(p),

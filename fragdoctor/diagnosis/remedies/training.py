@@ -227,7 +227,9 @@ class OffloadOptimizer(SavingRemedy):
     title: ClassVar[str] = "Keep the optimizer's state on the host"
     burden: ClassVar[Burden] = Burden.SLOWER
     doing: ClassVar[str] = "the optimizer offloaded"
-    change: ClassVar[str] = "torchao CPUOffloadOptimizer, FSDP CPUOffload or DeepSpeed ZeRO-Offload"
+    change: ClassVar[str] = (
+        "CPUOffloadOptimizer of torchao, FSDP CPUOffload or DeepSpeed ZeRO-Offload"
+    )
     cost: ClassVar[str] = "Gradients and weights cross the bus in every step."
     verify: ClassVar[str] = "Allocated memory after the first step falls."
     effort: ClassVar[int] = 6

@@ -35,7 +35,8 @@ function setUpTheme(onTheme) {
   label();
   theme.read();
   // What sticks below the bar, and where links lead to, must know how many rows it has.
-  new ResizeObserver(([bar]) => document.documentElement.style.setProperty("--top", `${bar.target.offsetHeight}px`)).observe(document.querySelector(".top"));
+  const [bar] = elements(".top");
+  new ResizeObserver(() => document.documentElement.style.setProperty("--top", `${bar.offsetHeight}px`)).observe(bar);
 }
 
 function setUpCopying() {

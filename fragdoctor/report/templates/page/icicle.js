@@ -82,8 +82,8 @@ class Icicle {
 
   /** Follow the page; what is not on show is summed up when it is asked for. */
   follow(at, anchor, view) {
-    const changed = { moment: at !== this.at, made: view.from !== this.view.from || view.to !== this.view.to };
-    changed.change = at !== this.at || anchor !== this.anchor || (at === null && anchor === null && changed.made);
+    const made = view.from !== this.view.from || view.to !== this.view.to;
+    const changed = { moment: at !== this.at, change: at !== this.at || anchor !== this.anchor || (at === null && anchor === null && made), made };
     Object.assign(this, { at, anchor, view: { ...view } });
     if (changed[this.moment]) this.plantSoon();
   }
