@@ -11,7 +11,6 @@ import os
 import re
 import shutil
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -271,8 +270,8 @@ def rehearse_test(
         ConfigError: there is no such GPU.
     """
     program = Program("pytest", is_module=True, args=args, pythons=[sys.executable])
-    with tempfile.TemporaryDirectory(prefix="fragdoctor-") as kept, Runs() as runs:
-        reports = Path(kept) / "reports"
+    with Runs() as runs:
+        reports = runs.place / "reports"
         conditions = Conditions(
             gpu=rehearsed_gpu(gpu, None, is_unlimited=gpu is None),
             stops_by_itself=False,
