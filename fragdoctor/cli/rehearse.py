@@ -237,8 +237,7 @@ def _program(
     Raises:
         ConfigError: there is no such program.
     """
-    from fragdoctor.rehearse.notebooks import SUFFIX, read_notebook
-    from fragdoctor.rehearse.programs import Program, pythons
+    from fragdoctor.rehearse.programs import SUFFIX, Program, pythons, read_notebook
 
     words: Sequence[str] = chosen.words
     is_module, note = chosen.is_module, ""
@@ -346,7 +345,7 @@ def _snapshot_path(chosen: RehearseOptions, program: Program) -> Path:
 def _judged(chosen: RehearseOptions, asked: _Asked) -> RehearsalResult:
     """Rehearse once, and diagnose the snapshot."""
     from fragdoctor.rehearse import launch
-    from fragdoctor.rehearse.judge import judge
+    from fragdoctor.rehearse.launch import judge
     from fragdoctor.rehearse.sweep import with_batch
 
     program, batch = asked.program, None

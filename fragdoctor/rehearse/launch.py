@@ -1,4 +1,8 @@
-"""Runs the program in its own Python, prepared for a rehearsal, and reads what came of it."""
+"""Runs a program in its own Python, prepared for a rehearsal, and says what came of it.
+
+That is the rehearsal itself, the diagnosis of its snapshot with the GPUs on which it would fit, or
+the reports of one test of pytest.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +10,33 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
+from fragdoctor.diagnosis.pipeline import diagnose
 from fragdoctor.errors import ConfigError
+from fragdoctor.estimation.gpus import known_gpus
+from fragdoctor.inputs.cases import read_case
+from fragdoctor.inputs.messages import find_messages
+from fragdoctor.model.case import Overrides
 from fragdoctor.model.finding import Location
-from fragdoctor.model.rehearsal import Assumed, Rehearsal, RehearsedDevice, RehearsedOom, Unmodelled
-from fragdoctor.rehearse.machines import RehearsedGpu
+from fragdoctor.model.hooks import report_progress
+from fragdoctor.model.rehearsal import (
+    Assumed,
+    Rehearsal,
+    RehearsalResult,
+    RehearsedDevice,
+    RehearsedOom,
+    Unmodelled,
+)
+from fragdoctor.rehearse.machines import RehearsedGpu, rehearsed_gpu
 from fragdoctor.rehearse.process import OUTCOME, SNAPSHOT, Conditions, OnStep, Runs
 from fragdoctor.rehearse.programs import Program
+from fragdoctor.trace.simulate import simulate
 
 # What builds without CUDA, and those with it, say of kernels for other layouts than strided ones.
 _OF_OTHER_LAYOUTS: Final = re.compile(
@@ -205,3 +224,65 @@ def _unmodelled(gpu: RehearsedGpu) -> list[Unmodelled]:
         Unmodelled("workspaces that cuDNN and cuBLASLt choose while they run"),
         Unmodelled("buffers of NCCL"),
     ]
+
+
+def judge(rehearsal: Rehearsal) -> RehearsalResult:
+    """Return a rehearsal with its diagnosis, and the GPUs on which its steps fit by replay.
+
+    Raises:
+        InputError: its snapshot is damaged.
+    """
+    overrides = Overrides(
+        capacity_bytes=rehearsal.capacity_bytes,
+        torch_version=rehearsal.torch_version.partition("+")[0],
+    )
+    case = read_case([rehearsal.snapshot], overrides)
+    case = replace(case, sources=(Path(rehearsal.snapshot).name,))
+    if rehearsal.out_of_memory is not None:
+        case = replace(case, oom=find_messages(rehearsal.out_of_memory.message))
+    diagnosis = diagnose(case)
+    if not rehearsal.fits or case.snapshot is None or not case.snapshot.devices:
+        return RehearsalResult(diagnosis, rehearsal)
+    report_progress("Looking for GPUs")
+    replayed = simulate(case.snapshot, smallest_capacity=True)
+    needed = replayed.results[0].smallest_capacity_bytes
+    if needed is None:
+        return RehearsalResult(diagnosis, rehearsal)
+    fitting = [gpu for gpu in known_gpus() if gpu.usable_bytes >= needed]
+    by_size = sorted(fitting, key=lambda gpu: gpu.total_bytes)
+    return RehearsalResult(diagnosis, rehearsal, needed, tuple(gpu.name for gpu in by_size))
+
+
+def rehearse_test(
+    args: Sequence[str], gpu: str | None, reports_variable: str
+) -> tuple[list[dict[str, Any]], str]:
+    """Run pytest in a prepared process.
+
+    Args:
+        args: its arguments.
+        gpu: the GPU that the test sees, of its size; None = kernels of an H100 and no limit.
+        reports_variable: the environment variable that names the file for its reports.
+
+    Returns:
+        its reports as pytest serializes them, and why there are none, "".
+
+    Raises:
+        ConfigError: there is no such GPU.
+    """
+    program = Program("pytest", is_module=True, args=args, pythons=[sys.executable])
+    with Runs() as runs:
+        reports = runs.place / "reports"
+        conditions = Conditions(
+            gpu=rehearsed_gpu(gpu, None, is_unlimited=gpu is None),
+            stops_by_itself=False,
+            variables={reports_variable: str(reports)},
+        )
+        code, tail = runs.run(program, conditions, sys.executable)
+        found = reports.read_text(encoding="utf-8").splitlines() if reports.is_file() else []
+        if found:
+            return [json.loads(line) for line in found], ""
+        try:
+            outcome_of(runs.place)
+        except CannotRehearse as err:
+            return [], f"{err.message} {err.hint}"
+        return [], tail or f"pytest ended with code {code}"

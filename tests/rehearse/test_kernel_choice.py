@@ -8,7 +8,7 @@ pytest.importorskip("torch")
 import torch
 
 from fragdoctor.rehearse.engine import shapes
-from fragdoctor.rehearse.engine.attention import CUDNN, EFFICIENT, MATH, Question, choose
+from fragdoctor.rehearse.engine.layers import CUDNN, EFFICIENT, MATH, Question, choose
 
 HOPPER = (9, 0)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rehearsal_stage import Stage
 
 from fragdoctor.errors import ConfigError
-from fragdoctor.rehearse.notebooks import read_notebook
+from fragdoctor.rehearse.programs import read_notebook
 
 
 def notebook(*cells: str, **metadata: Any) -> str:
@@ -66,7 +66,7 @@ def test_note_names_a_few(tmp_path: Path) -> None:
 
 @given(st.text())
 def test_any_cell_keeps_its_lines_and_is_python_or_the_programs_error(text: str) -> None:
-    from fragdoctor.rehearse.notebooks import _plain
+    from fragdoctor.rehearse.programs import _plain
 
     plain, _ = _plain(text)
 
@@ -80,7 +80,7 @@ def test_any_cell_keeps_its_lines_and_is_python_or_the_programs_error(text: str)
 
 
 def test_cell_keeps_a_form_feed_within_a_string() -> None:
-    from fragdoctor.rehearse.notebooks import _plain
+    from fragdoctor.rehearse.programs import _plain
 
     assert _plain("x = 'a\x0cb'\n!ls") == ("x = 'a\x0cb'\npass", ["!ls"])
 

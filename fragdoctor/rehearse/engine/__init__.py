@@ -3,3 +3,25 @@
 Nothing here imports more than PyTorch, the standard library and the plain modules of fragdoctor:
 the program's Python has its own packages, and need not have fragdoctor's.
 """
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Any, Final
+
+_MISSING: Final = object()
+
+
+def put(undo: ExitStack, owner: Any, name: str, value: Any) -> None:
+    """Set an attribute until ``undo`` is closed; one that was not there disappears again."""
+    before = vars(owner).get(name, _MISSING) if hasattr(owner, "__dict__") else _MISSING
+    setattr(owner, name, value)
+    if before is _MISSING:
+        undo.callback(_remove, owner, name)
+    else:
+        undo.callback(setattr, owner, name, before)
+
+
+def _remove(owner: Any, name: str) -> None:
+    if name in vars(owner):
+        delattr(owner, name)

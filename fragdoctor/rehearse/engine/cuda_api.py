@@ -17,10 +17,9 @@ import torch
 import torch.cuda.graphs
 import torch.cuda.memory
 
-from fragdoctor.rehearse.engine import dispatch, pools, session
-from fragdoctor.rehearse.engine.patching import put
+from fragdoctor.rehearse.engine import cuda_objects, dispatch, put, session
+from fragdoctor.rehearse.engine.cuda_objects import Event, Stream
 from fragdoctor.rehearse.engine.snapshot import History, snapshot
-from fragdoctor.rehearse.engine.streams import Event, Stream
 
 _Generator: Any = torch.Generator
 
@@ -374,7 +373,7 @@ def install(undo: ExitStack) -> None:
     for name, value in _PRIMITIVES.items():
         put(undo, torch._C, name, value)
     put(undo, torch, "Generator", Generator)
-    pools.install(undo)
+    cuda_objects.install(undo)
     cuda = torch.cuda
     put(undo, torch._C, "_CudaDeviceProperties", _Properties)
     for name, value in {

@@ -1,14 +1,203 @@
-"""The CPU's side of CUDA: pinned memory, storages, compilation."""
+"""The CPU's side of CUDA: pinned memory, storages, compilation, and weights that a program builds.
+
+A program makes its model on the CPU and moves it to the GPU; a model of 70 billion parameters would
+need 140 GB of the machine that rehearses. Their values are lost on the way in any case. So the
+pages of large parameters are given back to the system: they read as zeros, and what would fill them
+is left out, apart from the random numbers that it takes. Parameters up to a bound keep theirs.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import sys
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, Final
 
 import torch
 
-from fragdoctor.rehearse.engine import memory, session
-from fragdoctor.rehearse.engine.patching import put
+from fragdoctor.rehearse.engine import memory, put, session
+from fragdoctor.units import KIB, MIB
+
+KEPT_BYTES: Final = 256 * MIB
+"""Parameters made on the CPU that keep their values, together."""
+LARGE_BYTES: Final = 1 * MIB
+"""Parameters from this size on lose them."""
+MOST_DRAWN: Final = 1024**3
+"""Random numbers drawn for what is left out, so that those after it are the same."""
+_DRAWN_AT_ONCE: Final = 64 * KIB
+_GROUP: Final = 16  # the CPU's ``normal_`` fills groups of so many, and the last one twice
+_PAGE: Final = 4 * KIB
+_DONTNEED: Final = 4  # Linux's MADV_DONTNEED
+_LEFT_OUT: Final = (
+    "add_", "clamp_", "copy_", "div_", "erfinv_", "fill_", "mul_", "sub_", "zero_",
+)  # fmt: skip
+_CONVERSIONS: Final = {
+    "half": torch.float16, "bfloat16": torch.bfloat16, "float": torch.float32,
+    "double": torch.float64,
+}  # fmt: skip
+
+
+def release(tensor: torch.Tensor) -> bool:
+    """Give the pages of a tensor on the CPU back, so that it reads as zeros; False if it stays."""
+    if not sys.platform.startswith("linux"):
+        return False
+    storage = tensor.untyped_storage()
+    n_bytes = storage.nbytes()
+    if n_bytes < LARGE_BYTES or tensor.numel() * tensor.element_size() != n_bytes:
+        return False
+    if storage.is_shared() or storage.filename is not None:
+        return False
+    first = -(-storage.data_ptr() // _PAGE) * _PAGE
+    last = (storage.data_ptr() + n_bytes) // _PAGE * _PAGE
+    if _libc().madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), _DONTNEED):
+        return False
+    for start, end in ((storage.data_ptr(), first), (last, storage.data_ptr() + n_bytes)):
+        ctypes.memset(start, 0, end - start)
+    return True
+
+
+def _libc() -> Any:
+    return ctypes.CDLL(None)
+
+
+class Weights:
+    """The parameters on the CPU that have no values."""
+
+    def __init__(self) -> None:
+        self._made_bytes = 0
+        self._n_drawn = 0
+        self._empty: set[int] = set()  # addresses of storages
+
+    def has(self, tensor: Any) -> bool:
+        """Whether a tensor has no values, as it belongs to such a parameter."""
+        return bool(
+            self._empty
+            and isinstance(tensor, torch.Tensor)
+            and tensor.device.type == "cpu"
+            and tensor.layout is torch.strided
+            and tensor.untyped_storage()._cdata in self._empty
+        )
+
+    def made(self, tensor: torch.Tensor) -> None:
+        """A parameter was made of a tensor."""
+        if tensor.device.type != "cpu" or not tensor.is_floating_point() or self.has(tensor):
+            return
+        n_bytes = tensor.numel() * tensor.element_size()
+        self._made_bytes += n_bytes
+        if self._made_bytes > KEPT_BYTES and n_bytes >= LARGE_BYTES:
+            self.empty(tensor)
+
+    def empty(self, tensor: torch.Tensor) -> None:
+        """Take the values of a tensor on the CPU away."""
+        if type(tensor.untyped_storage()) is not torch.UntypedStorage or not release(tensor):
+            return
+        for gone in [s for s in self._empty if torch.UntypedStorage._expired(s)]:
+            self._empty.remove(gone)
+            torch.UntypedStorage._free_weak_ref(gone)
+        storage = tensor.untyped_storage()
+        storage._weak_ref()  # its address stays its own until the reference is freed
+        self._empty.add(storage._cdata)
+        session.current().assumptions.note(
+            f"Parameters made on the CPU have no values from the first {KEPT_BYTES // MIB} MiB on."
+        )
+
+    def draw(self, n: int, dtype: torch.dtype, generator: torch.Generator | None) -> None:
+        """Draw the random numbers that a kernel would have taken."""
+        self._n_drawn += n
+        if self._n_drawn > MOST_DRAWN:
+            session.current().assumptions.note(
+                "Random numbers that the CPU draws after the model was made are others than usual."
+            )
+            return
+        drawn = torch.float64 if dtype is torch.float64 else torch.float32
+        buffer = torch.empty(min(n, _DRAWN_AT_ONCE), dtype=drawn, device="cpu")
+        fill = _originals["uniform_"]
+        for _ in range(n // _DRAWN_AT_ONCE):
+            fill(buffer, generator=generator)
+        if n % _DRAWN_AT_ONCE:
+            fill(buffer[: n % _DRAWN_AT_ONCE], generator=generator)
+
+
+_originals: Final[dict[str, Any]] = {
+    name: getattr(torch.Tensor, name) for name in (*_LEFT_OUT, "normal_", "uniform_")
+}
+
+
+def _leave_out_weights(undo: ExitStack) -> None:
+    """Let large parameters on the CPU take no memory, until ``undo`` is closed."""
+    weights = Weights()
+    parameter: Any = torch.nn.Parameter
+    put(undo, parameter, "__new__", staticmethod(_new(weights, parameter.__new__)))
+    for name in _LEFT_OUT:
+        put(undo, torch.Tensor, name, _left_out(weights, _originals[name]))
+    put(undo, torch.Tensor, "uniform_", _drawn(weights, _originals["uniform_"], 1))
+    put(undo, torch.Tensor, "normal_", _drawn(weights, _originals["normal_"], _GROUP))
+    put(undo, parameter, "to", _converting(weights, torch.Tensor.to))
+    for name, dtype in _CONVERSIONS.items():
+        put(undo, parameter, name, _converted(weights, getattr(torch.Tensor, name), dtype))
+
+
+def _new(weights: Weights, original: Callable[..., Any]) -> Callable[..., Any]:
+    def __new__(cls: Any, data: Any = None, requires_grad: bool = True) -> Any:  # noqa: N807
+        if isinstance(data, torch.Tensor) and data.layout is torch.strided and not data.is_meta:
+            weights.made(data)
+        return original(cls, data, requires_grad)
+
+    return __new__
+
+
+def _left_out(weights: Weights, original: Callable[..., Any]) -> Callable[..., Any]:
+    def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        return self if weights.has(self) else original(self, *args, **kwargs)
+
+    method.__name__ = original.__name__
+    return method
+
+
+def _drawn(weights: Weights, original: Callable[..., Any], group: int) -> Callable[..., Any]:
+    def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if not weights.has(self):
+            return original(self, *args, **kwargs)
+        n = self.numel()
+        if n % group:
+            n += group
+        weights.draw(n, self.dtype, kwargs.get("generator"))
+        return self
+
+    method.__name__ = original.__name__
+    return method
+
+
+def _converting(weights: Weights, original: Callable[..., Any]) -> Callable[..., Any]:
+    def to(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if weights.has(self) and not (torch.is_grad_enabled() and self.requires_grad):
+            device, dtype, _, _ = torch._C._nn._parse_to(*args, **kwargs)
+            if (device is None or device.type == "cpu") and dtype not in {None, self.dtype}:
+                return _empty_as(weights, self, dtype)
+        return original(self, *args, **kwargs)
+
+    return to
+
+
+def _converted(
+    weights: Weights, original: Callable[..., Any], dtype: torch.dtype
+) -> Callable[..., Any]:
+    def method(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        is_free = not (torch.is_grad_enabled() and self.requires_grad)
+        if dtype != self.dtype and is_free and weights.has(self):
+            return _empty_as(weights, self, dtype)
+        return original(self, *args, **kwargs)
+
+    method.__name__ = original.__name__
+    return method
+
+
+def _empty_as(weights: Weights, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    made = torch.empty_like(tensor.detach(), dtype=dtype)
+    weights.empty(made)
+    return made
+
 
 _WITH_GRAPHS: Final = ("reduce-overhead", "max-autotune")
 
@@ -94,3 +283,4 @@ def install(undo: ExitStack) -> None:
     put(undo, torch.storage, "_to", _to(torch._utils._to))
     put(undo, torch.UntypedStorage, "clone", _clone(torch.UntypedStorage.clone))
     put(undo, torch.UntypedStorage, "resize_", _resize(torch.UntypedStorage.resize_))
+    _leave_out_weights(undo)

@@ -13,7 +13,7 @@ from typing import Any, Final, NoReturn
 
 import torch
 
-from fragdoctor.rehearse.engine.patching import put
+from fragdoctor.rehearse.engine import put
 from fragdoctor.rehearse.engine.session import SeenOom, Session
 from fragdoctor.rehearse.engine.snapshot import History, snapshot
 from fragdoctor.rehearse.engine.stacks import ENGINE, is_users

@@ -71,19 +71,16 @@ def prepare(machine: Machine, undo: ExitStack) -> session.Session:
     session.begin(now)
     undo.callback(session.end)
     from fragdoctor.rehearse.engine import (
-        attention,
         cuda_api,
         dispatch,
         host,
+        layers,
         ranks,
-        recurrent,
         sparse,
         tables,
         tensors,
-        weights,
         writes,
     )
-    from fragdoctor.rehearse.engine.kernels import attention as _attention  # noqa: F401
     from fragdoctor.rehearse.engine.kernels import (  # noqa: F401 - they fill the table of rules
         composites,
         convolution,
@@ -98,11 +95,9 @@ def prepare(machine: Machine, undo: ExitStack) -> session.Session:
     tables.install(gpus, undo)
     now.is_started = torch.cuda._initialized = False  # what proved the tables started it
     dispatch.install(undo)
-    attention.install(undo)
-    recurrent.install(undo)
+    layers.install(undo)
     sparse.install(undo)
     host.install(undo)
-    weights.install(undo)
     ranks.install(undo)
     if machine.scratch is not None:
         writes.install(machine.scratch, undo)

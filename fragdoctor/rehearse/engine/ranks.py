@@ -17,8 +17,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import torch
 
-from fragdoctor.rehearse.engine import session
-from fragdoctor.rehearse.engine.patching import put
+from fragdoctor.rehearse.engine import put, session
 
 _NAME: Final = "rehearsed"
 _DEVICES: Final = ("cpu", "cuda")

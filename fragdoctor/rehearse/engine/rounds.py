@@ -23,7 +23,7 @@ from typing import Any, Final, Self
 
 import torch
 
-from fragdoctor.rehearse.engine.patching import put
+from fragdoctor.rehearse.engine import put
 from fragdoctor.rehearse.engine.stacks import ENGINE, is_users
 
 _FOR, _END, _BEGIN = "__fragdoctor_for__", "__fragdoctor_end__", "__fragdoctor_begin__"

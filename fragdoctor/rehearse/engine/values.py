@@ -10,9 +10,9 @@ from typing import Any, Final
 import torch
 
 from fragdoctor.rehearse.engine import session
+from fragdoctor.rehearse.engine.host import release
 from fragdoctor.rehearse.engine.session import Assumption
 from fragdoctor.rehearse.engine.stacks import ENGINE, is_users
-from fragdoctor.rehearse.engine.weights import release
 
 
 def n_kept(tensor: torch.Tensor, kind: str) -> int:

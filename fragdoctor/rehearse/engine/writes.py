@@ -22,8 +22,7 @@ from typing import Any, Final, Self
 
 import torch
 
-from fragdoctor.rehearse.engine import session
-from fragdoctor.rehearse.engine.patching import put
+from fragdoctor.rehearse.engine import put, session
 
 _FREE: Final = ("/dev", "/proc")
 _ONE_READ: Final = ("stat", "lstat", "access", "readlink", "chdir", "statvfs", "getxattr")

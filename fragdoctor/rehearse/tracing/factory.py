@@ -19,7 +19,7 @@ from typing import Any, Final
 import torch
 
 from fragdoctor.errors import ConfigError, FragdoctorError
-from fragdoctor.rehearse.tracing.request_log import shown
+from fragdoctor.rehearse.tracing.footprint import shown
 
 NAMES: Final = ("model", "inputs", "targets", "loss_fn", "optimizer", "train_step")
 CONTRACT: Final = (

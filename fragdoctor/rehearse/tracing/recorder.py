@@ -21,7 +21,7 @@ from fragdoctor.frozen import frozen
 from fragdoctor.rehearse.engine import memory
 from fragdoctor.rehearse.engine.gpu import ACTIONS, Event
 from fragdoctor.rehearse.engine.session import Session
-from fragdoctor.rehearse.tracing.request_log import RequestLog, shown
+from fragdoctor.rehearse.tracing.footprint import RequestLog, shown
 
 CHECKPOINT: Final = torch.utils.checkpoint.__file__
 PACKAGE: Final = str(Path(__file__).parents[2])

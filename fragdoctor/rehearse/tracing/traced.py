@@ -14,8 +14,7 @@ from fragdoctor.frozen import frozen
 from fragdoctor.model.estimate import Footprint, GpuModel
 from fragdoctor.rehearse.machines import kernels_of
 from fragdoctor.rehearse.process import native_library
-from fragdoctor.rehearse.tracing.footprint import Served, footprint_of, serve
-from fragdoctor.rehearse.tracing.request_log import RequestLog, shown
+from fragdoctor.rehearse.tracing.footprint import RequestLog, Served, footprint_of, serve, shown
 from fragdoctor.rehearse.tracing.training_setup import TrainingSetup
 from fragdoctor.units import GIB
 

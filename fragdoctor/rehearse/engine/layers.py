@@ -1,9 +1,10 @@
-"""``scaled_dot_product_attention`` with the kernel that a GPU would take.
+"""Layers whose kernel a GPU chooses: attention, and recurrent ones step by step.
 
 PyTorch asks the device which fused kernel to use in C++, past the dispatcher. So the choice is made
-here, in place of that one function, by the conditions of PyTorch's own
-(``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp``); what the kernels return, their backward
-passes and the written-out form stay PyTorch's.
+here, in place of these functions. For ``scaled_dot_product_attention`` it follows the conditions of
+PyTorch's own (``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp``); what the kernels return,
+their backward passes and the written-out form stay PyTorch's. What cuDNN keeps between the passes
+of a recurrent layer only its library says: there PyTorch's kernels for a cell stand for it.
 """
 
 from __future__ import annotations
@@ -11,12 +12,43 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 import torch
 
 from fragdoctor.rehearse.engine import session, values
 from fragdoctor.rehearse.engine.dispatch import library_for, special
+
+LAYERS: Final = ("lstm", "gru", "rnn_tanh", "rnn_relu")
+OVERLOADS: Final = ("input", "data")
+
+
+def _without_cudnn(op: Any, *args: Any, **kwargs: Any) -> Any:
+    values.assume(op.overloadpacket.__name__, "it runs step by step, without cuDNN")
+    with torch.backends.cudnn.flags(enabled=False):
+        return op.decompose(*args, **kwargs)
+
+
+@special("aten::_cudnn_rnn_flatten_weight")
+def _flatten_weight(_op: Any, weights: Any, *_: Any, **__: Any) -> torch.Tensor:
+    """Lay the weights of a layer one after another into one buffer, as cuDNN wants them."""
+    buffer: torch.Tensor = weights[0].new_empty(sum(weight.numel() for weight in weights))
+    begin = 0
+    for weight in weights:
+        weight.set_(buffer.untyped_storage(), begin, weight.shape, weight.stride())
+        begin += weight.numel()
+    return buffer
+
+
+def _put_recurrent(library: Any) -> None:
+    """Put the steps in place of cuDNN's kernels."""
+    for layer in LAYERS:
+        for overload in OVERLOADS:
+            kernel = partial(_without_cudnn, getattr(getattr(torch.ops.aten, layer), overload))
+            for key in ("AutogradCUDA", "CUDA"):
+                library.impl(f"{layer}.{overload}", kernel, key)
+
 
 MATH: Final = 0
 FLASH: Final = 1
@@ -295,8 +327,9 @@ def _is_left_aligned(_op: Any, *_: Any) -> bool:
 
 
 def install(undo: ExitStack) -> None:
-    """Put :func:`attention` in place of the CUDA kernel until ``undo`` is closed."""
+    """Put these in place of the CUDA kernels until ``undo`` is closed."""
     library = library_for("aten", undo)
     for key in ("AutogradCUDA", "CUDA"):
         library.impl("scaled_dot_product_attention", attention, key)
     library.impl("_fused_sdp_choice", _choice, "CUDA")
+    _put_recurrent(library)
