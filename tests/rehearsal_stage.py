@@ -35,7 +35,7 @@ class Stage:
 
     def script(self, body: str, name: str = "train.py") -> Path:
         path = self.home / name
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(textwrap.dedent(body), encoding="utf-8")
         return path
 

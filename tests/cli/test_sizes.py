@@ -8,7 +8,7 @@ import pytest
 from command_line import Run
 
 from fragdoctor.cli.commands import whole_group
-from fragdoctor.cli.options import amount, size
+from fragdoctor.cli.options import amount, size, size_or_factor
 
 
 def size_options() -> list[tuple[str, str]]:
@@ -18,7 +18,7 @@ def size_options() -> list[tuple[str, str]]:
         (name, parameter.opts[0])
         for name, command in group.commands.items()
         for parameter in command.params
-        if getattr(parameter.type, "func", None) in (size, amount)
+        if getattr(parameter.type, "func", None) in (size, amount, size_or_factor)
     ]
 
 

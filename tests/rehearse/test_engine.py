@@ -434,3 +434,33 @@ def test_a_product_with_a_sparse_matrix_asks_for_its_indices_and_a_result(stage:
         assert torch.ones(4, 5, device="cuda").to_sparse()._nnz() == 20
         """
     )
+
+
+def test_kernels_of_triton_are_left_out(stage: Stage) -> None:
+    for name in ("triton/__init__.py", "triton/runtime/__init__.py"):
+        stage.script("", name.removesuffix("/__init__.py") + "/__init__.py")
+    stage.script(
+        """
+        class KernelInterface:
+            def __getitem__(self, grid):
+                return lambda *args, **kwargs: self.run(grid=grid, *args, **kwargs)
+
+        class JITFunction(KernelInterface):
+            def run(self, *args, **kwargs):
+                raise AssertionError("libcuda.so.1 is missing")
+        """,
+        "triton/runtime/jit.py",
+    )
+    found = stage.must_pass(
+        """
+        import torch
+        from triton.runtime.jit import JITFunction
+
+        x = torch.ones(1 << 20, device="cuda")
+        out = torch.empty_like(x)
+        JITFunction()[(4,)](x, out, BLOCK=1024)
+        assert torch.cuda.memory_allocated() == 2 * 4 << 20
+        """
+    )
+
+    assert any("Triton" in note for note in found["rehearsal"]["notes"])

@@ -1,4 +1,4 @@
-"""The CPU's side of CUDA: pinned memory, storages, compilation, and weights that a program builds.
+"""The CPU's side of CUDA: pinned memory, storages, compilation, kernels, weights as they are built.
 
 A program makes its model on the CPU and moves it to the GPU; a model of 70 billion parameters would
 need 140 GB of the machine that rehearses. Their values are lost on the way in any case. So the
@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
 from typing import Any, Final
 
 import torch
@@ -29,6 +32,7 @@ _DRAWN_AT_ONCE: Final = 64 * KIB
 _GROUP: Final = 16  # the CPU's ``normal_`` fills groups of so many, and the last one twice
 _PAGE: Final = 4 * KIB
 _DONTNEED: Final = 4  # Linux's MADV_DONTNEED
+_LAUNCHER: Final = "triton.runtime.jit"
 _LEFT_OUT: Final = (
     "add_", "clamp_", "copy_", "div_", "erfinv_", "fill_", "mul_", "sub_", "zero_",
 )  # fmt: skip
@@ -273,8 +277,45 @@ def _compile(model: Any = None, **options: Any) -> Any:
     return model
 
 
+class _TritonFinder(MetaPathFinder):
+    """Leaves out what Triton launches, from the moment that the program imports it."""
+
+    def __init__(self, undo: ExitStack) -> None:
+        self._undo = undo
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return the spec of the module that launches kernels, patched when it is loaded."""
+        if fullname != _LAUNCHER:
+            return None
+        spec = PathFinder.find_spec(fullname, path, target)
+        loader: Any = None if spec is None else spec.loader
+        if loader is not None:
+            execute = loader.exec_module
+
+            def exec_module(module: Any) -> None:
+                execute(module)
+                put(self._undo, module.KernelInterface, "__getitem__", _launcher)
+
+            loader.exec_module = exec_module
+        return spec
+
+
+def _launcher(_kernel: Any, _grid: Any) -> Callable[..., None]:
+    """``kernel[grid]`` that launches nothing."""
+    session.current().assumptions.note(
+        "Triton's kernels were left out: what they write is not computed. They work in memory that "
+        "the program asks for."
+    )
+    return lambda *_args, **_kwargs: None
+
+
 def install(undo: ExitStack) -> None:
-    """Patch what tensors and storages do with pinned and resized memory, and compilation."""
+    """Patch pinned and resized memory, compilation, kernels, and weights on the CPU."""
+    finder = _TritonFinder(undo)
+    sys.meta_path.insert(0, finder)
+    undo.callback(sys.meta_path.remove, finder)
     put(undo, torch, "compile", _compile)
     put(undo, torch.nn.Module, "compile", _compile_module)
     put(undo, torch.compiler, "cudagraph_mark_step_begin", lambda: None)

@@ -102,11 +102,11 @@ def _without_advice(diagnosis: Diagnosis) -> tuple[str, list[doc.Block]]:
 
 
 def brief_cure(diagnosis: Diagnosis) -> str:
-    """Return the cure in one line, as ``--quiet`` prints it; "" without one."""
-    if not diagnosis.recommendations:
+    """Return the cure in one line, as ``--quiet`` prints it; "" where there is nothing to cure."""
+    if not diagnosis.recommendations or diagnosis.verdict.state is RunState.FITS:
         return ""
     first = diagnosis.recommendations[0]
-    return command(first.setting) if first.setting else sentence(first.change or first.title)
+    return command(first.setting) or sentence(first.title)
 
 
 def command(setting: str) -> str:
