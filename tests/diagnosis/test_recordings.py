@@ -151,3 +151,10 @@ def test_texts_of_recordings_agree_in_number(shared):
 
         assert not re.search(r"(?<![\d.,])1 [a-z ]*(blocks|segments|sizes|calls|steps)\b", text)
         assert not re.search(r"\d{7,}", text)
+
+
+def test_evaluation_after_training_is_told_from_losses_that_wait(shared):
+    folder = shared / "snapshots" / "eval_without_no_grad"
+    first = diagnose(Case(snapshot=read_snapshot(folder / "snapshot.pickle"))).recommendations[0]
+
+    assert ("no-grad", "likely") == (first.code, first.confidence)

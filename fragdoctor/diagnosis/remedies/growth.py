@@ -6,6 +6,8 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import ClassVar, Final
 
+import numpy as np
+
 from fragdoctor.analysis.result import KeptKind, KeptMemory, KeptPattern
 from fragdoctor.diagnosis.bench import Attempt, Bench
 from fragdoctor.diagnosis.remedies.remedy import (
@@ -30,6 +32,8 @@ from fragdoctor.story.trends import (
     trials_before_failure,
 )
 from fragdoctor.trace.edits import leak_removed
+from fragdoctor.trace.stacks import BACKWARD
+from fragdoctor.trace.trace import Trace
 from fragdoctor.units import format_size, plural
 
 EVALUATION: Final = re.compile(
@@ -172,17 +176,16 @@ class NoGrad(_Leak):
         evaluates = is_evaluation(stack)
         if not (is_seen or (builds_graphs and evaluates)):
             return
-        # Losses that wait for one backward pass look the same in a program that trains.
         analysis = case.context.analysis
-        may_train = not evaluates and analysis is not None and analysis.trace.stacks.roles.trains
+        waits = not evaluates and analysis is not None and may_wait(analysis.trace, kept)
         reason = (
             "No backward pass ran while it grew, as in an evaluation"
             if is_seen
             else "The growth comes from code that evaluates"
         )
         yield self.proposal(
-            weight=CURES + 8 if case.cause is Cause.LEAK and not may_train else CURES - 25,
-            confidence=Confidence.POSSIBLE if may_train else Confidence.LIKELY,
+            weight=CURES + 8 if case.cause is Cause.LEAK and not waits else CURES - 25,
+            confidence=Confidence.POSSIBLE if waits else Confidence.LIKELY,
             change=f"wrap the loop that reaches {maker_text(case.context, kept)} in "
             "torch.no_grad() or torch.inference_mode()",
             why=f"{reason}; with gradients on, every kept output "
@@ -251,6 +254,22 @@ def _sites_text(context: Context, kept: KeptMemory) -> str:
         f"{line_text(context.frame(g.frame))} ({format_size(g.survivor_bytes)})" for g in others
     )
     return f"{text}; allocated at {sites}"
+
+
+def may_wait(trace: Trace, kept: KeptMemory) -> bool:
+    """Return whether what grows may wait for a backward pass, as losses that are added up do.
+
+    It does if the program trains, and either no backward pass was seen or as much was made before
+    an earlier one.
+    """
+    lives, roles = trace.lives, trace.stacks.roles
+    backward = np.sort(lives.start[roles.role[lives.stack] == BACKWARD])
+    if not roles.trains or not len(backward):
+        return roles.trains
+    made = lives.start[lives.stack == kept.stack]
+    turn, n_made = np.unique(np.searchsorted(backward, made), return_counts=True)
+    is_last = turn == len(backward)
+    return bool(n_made[is_last].sum() <= n_made[~is_last].max(initial=0))
 
 
 def is_evaluation(stack: Sequence[Location]) -> bool:
