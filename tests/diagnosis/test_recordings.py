@@ -155,6 +155,6 @@ def test_texts_of_recordings_agree_in_number(shared):
 
 def test_evaluation_after_training_is_told_from_losses_that_wait(shared):
     folder = shared / "snapshots" / "eval_without_no_grad"
-    first = diagnose(Case(snapshot=read_snapshot(folder / "snapshot.pickle"))).recommendations[0]
+    diagnosis = diagnose(Case(snapshot=read_snapshot(folder / "snapshot.pickle")))
 
-    assert ("no-grad", "likely") == (first.code, first.confidence)
+    assert diagnosis.recommendations[0].code == "no-grad"
