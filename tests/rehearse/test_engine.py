@@ -464,3 +464,43 @@ def test_kernels_of_triton_are_left_out(stage: Stage) -> None:
     )
 
     assert any("Triton" in note for note in found["rehearsal"]["notes"])
+
+
+def test_kernels_copy_what_does_not_lie_in_one_piece(stage: Stage) -> None:
+    """The requests of PyTorch 2.12.1's own allocator, for slices and for gradients of a cat."""
+    stage.must_pass(
+        """
+        import torch
+        import torch.nn.functional as F
+        from torch import nn
+
+        conv, up = nn.Conv2d(16, 16, 3, padding=1).cuda(), nn.ConvTranspose2d(16, 8, 2, 2).cuda()
+        image, result = 4 * 16 * 24 * 24 * 4, 4 * 16 * 48 * 48 * 4
+
+        def requests(op, sliced=False):
+            x = torch.ones(4, 16, 24, 24, device="cuda")
+            x = torch.cat([x, x], 1)[:, :16] if sliced else x
+            x.requires_grad_(True)
+            torch.cuda.memory._record_memory_history(enabled=None)
+            torch.cuda.memory._record_memory_history(context=None)
+            y = op(x)
+            if not sliced:
+                both = torch.cat([y, y.detach()], 1)
+                both.backward(torch.ones_like(both))
+            events = torch.cuda.memory._snapshot()["device_traces"][0]
+            made = [e["size"] for e in events if e["action"] == "alloc"]
+            return made if sliced else made[made.index(2 * y.numel() * 4) + 2 :]
+
+        assert requests(lambda x: F.interpolate(x, scale_factor=2)) == [image, result]
+        assert requests(lambda x: F.pad(x, (2, 2, 2, 2), "reflect")) == [image, 200704]
+        assert requests(lambda x: x.softmax(1)) == [image, image]
+        assert requests(conv) == [image, image, image, 9216, 64]
+        assert requests(up) == [294912, image, 2048, 32]
+        assert requests(lambda x: F.unfold(x, 3)) == [1115136, 1115136]
+        assert requests(lambda x: F.max_pool2d(x, 2), sliced=True) == [36864, 73728, image]
+        assert requests(lambda x: F.avg_pool2d(x, 2), sliced=True) == [36864, image]
+        assert requests(lambda x: F.adaptive_avg_pool2d(x, 12), sliced=True) == [image, 36864]
+        assert requests(lambda x: x.cumsum(1), sliced=True) == [image, image]
+        assert requests(lambda x: x.roll(3, 2), sliced=True) == [image, image]
+        """
+    )

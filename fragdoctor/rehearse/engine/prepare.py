@@ -84,6 +84,7 @@ def prepare(machine: Machine, undo: ExitStack) -> session.Session:
     from fragdoctor.rehearse.engine.kernels import (  # noqa: F401 - they fill the table of rules
         composites,
         convolution,
+        images,
         indexing,
         normalization,
         pointwise,

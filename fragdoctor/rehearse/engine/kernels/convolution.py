@@ -138,7 +138,11 @@ def convolution_backward(
         grad_output, weight = grad_output.unsqueeze(2), weight.unsqueeze(2)
     layout = _format(input, weight, backend)
     if backend in {BACKEND.Cudnn, BACKEND.CudnnTranspose}:
-        first, second = _cudnn_backward(grad_output, input, weight, output_mask, layout)
+        gradient = grad_output
+        if backend == BACKEND.CudnnTranspose:  # of others each of both results copies what has gaps
+            gradient = gradient.contiguous(memory_format=_suggested(input))
+        first, second = _cudnn_backward(gradient, input, weight, output_mask, layout)
+        del gradient
     elif backend in {BACKEND.CudaDepthwise2d, BACKEND.CudaDepthwise3d}:
         first, second = _depthwise_backward(grad_output, input, weight, output_mask)
     else:
@@ -171,7 +175,9 @@ def _cudnn_backward(
     layout: torch.memory_format,
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     held = input_.contiguous(memory_format=layout) if mask[1] else input_
-    gradient = grad_output.contiguous(memory_format=_suggested(held))
+    gradient, layout = grad_output, _suggested(held)
+    if _suggested(gradient) is not layout:
+        gradient = gradient.contiguous(memory_format=layout)
     first = second = None
     if mask[0]:
         wanted = _format(gradient, weight, BACKEND.Cudnn)

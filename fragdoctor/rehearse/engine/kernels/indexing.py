@@ -14,7 +14,6 @@ from fragdoctor.rehearse.engine.kernels import cub
 from fragdoctor.rehearse.engine.kernels.sorting import embedding_steps
 from fragdoctor.rehearse.engine.kernels.steps import (
     Call,
-    Free,
     Out,
     Step,
     Temp,
@@ -297,26 +296,6 @@ def randperm(op: Any, n: int, *args: Any, out: torch.Tensor, **_: Any) -> torch.
             for held in (ordered, keys, numbers):
                 scratch.give(held)
     return out
-
-
-@rule("im2col")
-def _im2col(call: Call) -> Iterable[Step]:
-    """The result is first made as large as the input (Im2Col.cu)."""
-    yield from _resized(call, n_bytes(call.args[0]))
-
-
-@rule("col2im")
-def _col2im(call: Call) -> Iterable[Step]:
-    yield from _resized(call, n_bytes(call.args[0]))
-
-
-def _resized(call: Call, size: int) -> Iterable[Step]:
-    if size >= call.outs[0].n_bytes:
-        call.outs[0].n_bytes = size
-        yield Out(0)
-        return
-    first = Temp(size)
-    yield from (first, Out(0), Free(first))
 
 
 @rule("unfold_backward")

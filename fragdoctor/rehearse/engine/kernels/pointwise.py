@@ -34,9 +34,10 @@ def _softmax(call: Call) -> Iterable[Step]:
 def _softmax_backward(call: Call) -> Iterable[Step]:
     """The product of gradient and output (SoftMax.cu)."""
     yield from call.results
-    for tensor in call.args[:2]:
-        yield from copied_unless_dense(tensor)
-    yield Temp(n_bytes(call.args[0]))
+    gradient, output = call.args[:2]
+    yield Temp(n_bytes(gradient))
+    yield from copied_unless_dense(torch.empty_like(gradient, device="meta"))
+    yield from copied_unless_dense(output)
 
 
 @rule("_log_softmax_backward_data")

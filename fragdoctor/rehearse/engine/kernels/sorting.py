@@ -15,6 +15,7 @@ from fragdoctor.rehearse.engine.kernels.steps import (
     Out,
     Step,
     Temp,
+    copied_unless_dense,
     held_only,
     n_bytes,
     rule,
@@ -88,6 +89,7 @@ def _by_value_and_segment(n: int, size: int) -> Iterable[Step]:
 def _topk(call: Call) -> Iterable[Step]:
     yield from call.results
     tensor: torch.Tensor = call.args[0]
+    yield from copied_unless_dense(tensor)
     dim = call.argument(2, "dim", -1)
     length = tensor.shape[dim] if tensor.dim() else 1
     yield from topk_steps(tensor, length)
@@ -123,6 +125,8 @@ def _cumulate(call: Call) -> Iterable[Step]:
         yield from _flat_scan(tensor, call.out_dtype)
     elif tensor.dtype != call.out_dtype:
         yield Temp(tensor.numel() * call.out_dtype.itemsize)
+    else:
+        yield from copied_unless_dense(tensor)
 
 
 def _flat_scan(tensor: torch.Tensor, dtype: torch.dtype) -> Iterable[Step]:
