@@ -504,3 +504,18 @@ def test_kernels_copy_what_does_not_lie_in_one_piece(stage: Stage) -> None:
         assert requests(lambda x: x.roll(3, 2), sliced=True) == [image, image]
         """
     )
+
+
+def test_products_have_the_dtype_that_is_asked_for(stage: Stage) -> None:
+    stage.must_pass(
+        """
+        import torch
+
+        a = torch.ones(64, 32, device="cuda", dtype=torch.bfloat16)
+        b, c = a.t()[:, :16], torch.ones(64, 16, device="cuda")
+        assert torch.mm(a, b, out_dtype=torch.float32).dtype is torch.float32
+        out = torch.empty(0, device="cuda")
+        torch.addmm(c, a, b, out_dtype=torch.float32, out=out)
+        assert out.shape == (64, 16)
+        """
+    )

@@ -63,6 +63,8 @@ def infer(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         known = KNOWN.get(op.overloadpacket.__name__)
         if known is not None:
             return known(*args, **kwargs)
+        if op._overloadname in {"dtype", "dtype_out"}:
+            return _product_in(op, args, kwargs)
         function = _function_of(op)
         try:
             return function(*args, **kwargs)
@@ -76,6 +78,15 @@ def infer(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
             if "Expected a value of type 'Tensor'" not in str(err):
                 raise
             return op.overloadpacket(*args, **kwargs)
+
+
+def _product_in(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return a product of matrices in a dtype of its own, which the meta functions do not take."""
+    n_factors = [a.name for a in op._schema.arguments].index("out_dtype")
+    dtype = kwargs.get("out_dtype", args[n_factors] if len(args) > n_factors else None)
+    given = {k: v for k, v in kwargs.items() if k in {"alpha", "beta"}}
+    made = op.overloadpacket.default(*args[:n_factors], **given).to(dtype)
+    return kwargs["out"].resize_(made.shape) if "out" in kwargs else made
 
 
 def _by_cpu(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any] | None:
