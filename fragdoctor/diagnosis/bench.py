@@ -315,7 +315,9 @@ class Bench:
         None where none serves even the recorded request and no steps show: the holes may lie as no
         setting can mend, unless more is needed than there is whatever the layout.
         """
-        results = [self.fair_replay.replay(WhatIf(conf=c)) for c in self._usual]
+        tried = [WhatIf(conf=conf) for conf in self._usual]
+        with ThreadPoolExecutor(N_THREADS) as pool:
+            results = list(pool.map(self.fair_replay.replay, tried))
         if not any(r.fits for r in results) and not self.is_in_step:
             needs, has = self.fair_replay.step_needs_bytes(), self.recorded.capacity_bytes
             return [] if needs is not None and has is not None and needs > has else None

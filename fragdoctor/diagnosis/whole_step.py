@@ -38,7 +38,10 @@ def with_outlook(verdict: Verdict, context: Context, bench: Bench | None) -> Ver
 
 
 def _of_failure(verdict: Verdict, context: Context, bench: Bench, outlook: Outlook) -> Verdict:
-    survivors, is_holes = bench.survivors(), verdict.cause is Cause.FRAGMENTATION
+    is_holes = verdict.cause is Cause.FRAGMENTATION
+    if not (is_holes or bench.is_exact):
+        return verdict
+    survivors = bench.survivors()
     is_open = [_is_open(r) for r in survivors or ()]
     may_leak = bench.is_exact and survivors is not None and not any(is_open)
     if may_leak and _is_leak(verdict, bench, outlook, survivors or []):
