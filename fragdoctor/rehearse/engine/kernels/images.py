@@ -8,6 +8,7 @@ A gradient of ``torch.cat`` is a part of a larger tensor, as in each decoder of 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Final
 
 import torch
 
@@ -18,19 +19,23 @@ from fragdoctor.rehearse.engine.kernels.steps import (
     Step,
     Temp,
     copied_unless_dense,
-    in_order,
     n_bytes,
     rule,
 )
 
-SIZES = ("1d", "2d", "3d")
-NEAREST = (
+SIZES: Final = ("1d", "2d", "3d")
+NEAREST: Final = (
     *(f"upsample_nearest{n}" for n in SIZES), *(f"_upsample_nearest_exact{n}" for n in SIZES)
 )  # fmt: skip
-SMOOTH = ("upsample_linear1d", "upsample_bilinear2d", "upsample_bicubic2d", "upsample_trilinear3d")
-ANTIALIASED = ("_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa")
-POOLS = ("max_pool2d_with_indices", "max_pool3d_with_indices", "avg_pool2d", "avg_pool3d")
-OF_INPUT_TOO = ("max_pool2d_with_indices_backward", "avg_pool2d_backward")
+SMOOTH: Final = (
+    "upsample_linear1d",
+    "upsample_bilinear2d",
+    "upsample_bicubic2d",
+    "upsample_trilinear3d",
+)
+ANTIALIASED: Final = ("_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa")
+POOLS: Final = ("max_pool2d_with_indices", "max_pool3d_with_indices", "avg_pool2d", "avg_pool3d")
+OF_INPUT_TOO: Final = ("max_pool2d_with_indices_backward", "avg_pool2d_backward")
 
 
 def _backward(*names: str) -> list[str]:
@@ -85,6 +90,3 @@ def _in_one_piece(tensor: torch.Tensor) -> Iterable[Step]:
     if tensor.dim() == len("NCHW") and tensor.is_contiguous(memory_format=torch.channels_last):
         return []
     return copied_unless_dense(tensor)
-
-
-in_order("nll_loss2d_forward", order=(1, 0))

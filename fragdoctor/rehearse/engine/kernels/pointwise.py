@@ -21,7 +21,7 @@ from fragdoctor.rehearse.engine.kernels.steps import (
 
 MEAN, SUM = 1, 2
 
-in_order("native_dropout", order=(1, 0))
+in_order("native_dropout", "nll_loss2d_forward", order=(1, 0))
 
 
 @rule("_softmax", "_log_softmax")
