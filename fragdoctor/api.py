@@ -81,6 +81,7 @@ def diagnose(  # noqa: PLR0913 - what may be known besides, all by keyword
     device: int | None = None,
     memory_fraction: float | None = None,
     torch_version: str | None = None,
+    batch_size: int | None = None,
     at: str | None = None,
 ) -> Diagnosis:
     """Return the diagnosis of everything known about one process.
@@ -93,6 +94,7 @@ def diagnose(  # noqa: PLR0913 - what may be known besides, all by keyword
         device: look at this device only.
         memory_fraction: ``set_per_process_memory_fraction`` of the process.
         torch_version: version that settings are checked against.
+        batch_size: samples of one forward pass, so that advice can name a smaller number.
         at: a moment that ``Diagnosis.moment`` tells about: ``step:3`` (its peak), ``event:1200``,
             ``peak``, ``oom`` or ``end``.
 
@@ -102,7 +104,9 @@ def diagnose(  # noqa: PLR0913 - what may be known besides, all by keyword
     """
     from fragdoctor.diagnosis.pipeline import diagnose as run  # noqa: PLC0415 - numpy is heavy
 
-    overrides = Overrides(capacity_bytes, request_bytes, device, memory_fraction, torch_version)
+    overrides = Overrides(
+        capacity_bytes, request_bytes, device, memory_fraction, torch_version, batch_size
+    )
     return run(_case("diagnose", parts, overrides), at=at)
 
 

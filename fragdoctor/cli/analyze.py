@@ -278,6 +278,7 @@ class AnalyzeOptions(options.CaseOptions):
         ),
     ]
     request: options.Request = None
+    batch: options.Batch = None
     workers: Workers = None
     dask: Dask = None
     timeout: Timeout = None

@@ -32,8 +32,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         # numpy would start a thread per core for linear algebra, which is not used here.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     gc.disable()  # nothing dies while modules are loaded; collecting then costs a tenth
-    from fragdoctor.cli import exit as exit_codes
-    from fragdoctor.cli.console import prepare_streams
+    try:
+        from fragdoctor.cli import exit as exit_codes
+        from fragdoctor.cli.console import prepare_streams
+    except ModuleNotFoundError as e:
+        if (e.name or "fragdoctor").startswith("fragdoctor"):
+            raise
+        sys.exit(_missing(str(e.name)))
 
     prepare_streams()
     sys.exit(exit_codes.run(invoke, words))
@@ -65,6 +70,16 @@ def with_command(words: Sequence[str], commands: Collection[str]) -> list[str]:
     if first in commands or not (first == "-" or os.path.exists(first) or set(first) & set("./*?")):  # noqa: PTH110 - never raises
         return list(words)
     return ["analyze", *words]
+
+
+def _missing(name: str) -> int:
+    """Say what a folder of sources lacks that was never installed."""
+    folder = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # noqa: PTH100, PTH120 - pathlib is slow to load
+    sys.stderr.write(
+        f"Error: {name}, which fragdoctor needs, is not installed for this Python.\n"
+        f"Run: {sys.executable} -m pip install {folder}\n"
+    )
+    return 2
 
 
 def _print(text: str) -> int:

@@ -219,6 +219,12 @@ Request = Annotated[
     int | None,
     typer.Option("--request", parser=size, metavar="SIZE", help="Set the size that was refused"),
 ]
+Batch = Annotated[
+    int | None,
+    typer.Option(
+        "--batch", min=1, metavar="N", help="Set the present batch size: advice then names another"
+    ),
+]
 Device = Annotated[
     int | None, typer.Option("--device", min=0, metavar="N", help="Look at one GPU only")
 ]
@@ -326,4 +332,5 @@ class CaseOptions(FullOutput):
             device=self.device,
             memory_fraction=self.memory_fraction,
             torch_version=self.torch_version,
+            batch_size=getattr(self, "batch", None),
         )

@@ -286,13 +286,17 @@ class StatsSeries:
 
 @frozen
 class Overrides:
-    """What the user states because the files may not say it."""
+    """What the user states because the files may not say it.
+
+    ``batch_size`` counts the samples of one forward pass.
+    """
 
     capacity_bytes: int | None = None
     request_bytes: int | None = None
     device: int | None = None
     memory_fraction: float | None = None
     torch_version: str | None = None
+    batch_size: int | None = None
 
 
 @frozen

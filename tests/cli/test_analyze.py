@@ -89,7 +89,7 @@ def test_analyze_overrides_reach_the_diagnosis(
 ) -> None:
     run(
         "analyze", message, "--capacity", "24GiB", "--request", "4.88GiB", "--device", "1",
-        "--memory-fraction", "0.5", "--torch-version", "2.4.1+cu121",
+        "--memory-fraction", "0.5", "--torch-version", "2.4.1+cu121", "--batch", "12",
     )  # fmt: skip
 
     assert pipeline.case is not None
@@ -100,7 +100,8 @@ def test_analyze_overrides_reach_the_diagnosis(
         overrides.device,
         overrides.memory_fraction,
         overrides.torch_version,
-    ) == (1, 0.5, "2.4.1")
+        overrides.batch_size,
+    ) == (1, 0.5, "2.4.1", 12)
 
 
 def test_analyze_quiet_is_the_verdict_and_the_cure(
@@ -261,3 +262,12 @@ def test_analyze_exit_code_follows_fail_on(
     pipeline.answer = answer  # type: ignore[assignment]
 
     assert code == run("analyze", message, *flags).code
+
+
+@pytest.mark.parametrize(("batch", "text"), [("32", "batch of 28 instead of 32"), ("1", "7/8 of")])
+def test_batch_names_another_in_whole_samples(
+    run: Run, samples: Path, batch: str, text: str
+) -> None:
+    done = run("analyze", str(samples / "capacity_oom.pickle"), "--batch", batch, "--exit-zero")
+
+    assert text in done.out

@@ -125,3 +125,20 @@ def test_shell_completes_commands_and_values(typed: str, offered: str) -> None:
     )
 
     assert ([offered], "") == (done.stdout.split(), done.stderr)
+
+
+def test_folder_of_sources_without_dependencies_says_what_to_run(tmp_path: Path) -> None:
+    root = Path(__file__).parents[2]
+
+    done = subprocess.run(
+        [sys.executable, "-S", "-m", "fragdoctor", "analyze", "x.pickle"],
+        cwd=root,
+        env={"PATH": os.environ["PATH"], "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+    assert 2 == done.returncode
+    assert f"-m pip install {root}\n" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -78,11 +78,15 @@ class SmallerBatch(SavingRemedy):
         )
 
     def attempts(self, case: JudgedCase, bench: Bench, proposal: Proposal | None) -> list[Attempt]:
-        """Try eighths of the present batch, as many as the length of the trace allows."""
+        """Try parts of the present batch, as many as the length of the trace allows."""
         if proposal is None or proposal.is_rejected or only_builds(case):
             return []
-        n = len(BATCH_SHARES) if bench.n_operations <= SHORT_TRACE_OPERATIONS else 3
-        shares = BATCH_SHARES if n > 3 else LONG_TRACE_SHARES
+        is_short = bench.n_operations <= SHORT_TRACE_OPERATIONS
+        shares = BATCH_SHARES if is_short else LONG_TRACE_SHARES
+        n = _batch_size(case)
+        if n is not None:
+            whole = sorted({round(n * share) for share in shares} - {0, n}, reverse=True)
+            shares = tuple(k / n for k in whole)
         edits = [self._edit(case, share) for share in shares]
         return [Attempt.of_edit(edit, is_saving=True) for edit in edits]
 
@@ -102,13 +106,23 @@ class SmallerBatch(SavingRemedy):
         judged = super().judged(case, bench, proposal, outcomes)
         if judged is None or judged.is_rejected:
             return judged
-        best = self.chosen(bench, outcomes)
+        best, n = self.chosen(bench, outcomes), _batch_size(case)
+        share = float(best.attempt.what_if.edit.removeprefix("batch x "))
         if not helps(bench.recorded, best.result):
-            change = "even an eighth of the present batch times sequence length is not enough alone"
-            r = replace(judged.recommendation, change=change)
+            least = "an eighth of the present batch times sequence length"
+            if n is not None:
+                least = f"a batch of {round(n * share)}"
+            r = replace(judged.recommendation, change=f"even {least} is not enough alone")
             return replace(judged, recommendation=r, weight=MAY_HELP)
-        share = best.attempt.what_if.edit.removeprefix("batch x ")
-        eighths = round(float(share) * 8)
+        if n is not None:
+            r = replace(
+                judged.recommendation,
+                title=f"Use a batch of {round(n * share)} instead of {n}",
+                change=f"batch size {round(n * share)} instead of {n}; gradient accumulation keeps "
+                "the effective batch",
+            )
+            return replace(judged, recommendation=r)
+        eighths = round(share * 8)
         part = {1: "an eighth", 2: "a quarter", 4: "half", 6: "three quarters"}.get(
             eighths, f"{eighths}/8"
         )
@@ -127,6 +141,12 @@ BATCH_SHARES: Final = (7 / 8, 3 / 4, 5 / 8, 1 / 2, 3 / 8, 1 / 4, 1 / 8)
 LONG_TRACE_SHARES: Final = (3 / 4, 1 / 2, 1 / 4)
 SHORT_TRACE_OPERATIONS: Final = 300_000
 """Above this each replay takes a noticeable part of a second."""
+
+
+def _batch_size(case: JudgedCase) -> int | None:
+    """Return the batch size that the user gave; None also for one that nothing can make smaller."""
+    given = case.context.case.overrides.batch_size
+    return None if given == 1 else given
 
 
 def _missing_text(r: FailedRequest) -> str:
