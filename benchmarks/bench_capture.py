@@ -112,8 +112,8 @@ def load_recorder():  # noqa: ANN201 - a factory of this script
     package = importlib.util.module_from_spec(spec)
     sys.modules["recording"] = package
     spec.loader.exec_module(package)
+    from recording.history_recorder import Recorder
     from recording.record_options import Options
-    from recording.recorder import Recorder
 
     return lambda directory: Recorder(Options(directory), torch, name="bench")
 

@@ -81,7 +81,7 @@ def dask(workers: int) -> Engine:
     def engine() -> Iterator[Executor]:
         from distributed import LocalCluster
 
-        from fragdoctor.fleet.cluster import dask_cluster
+        from fragdoctor.fleet.workers import dask_cluster
 
         with (
             LocalCluster(
@@ -240,7 +240,7 @@ def on_dask(
     """Read the ranks on a cluster of processes, then again while some of them are killed."""
     from distributed import LocalCluster
 
-    from fragdoctor.fleet.cluster import dask_cluster
+    from fragdoctor.fleet.workers import dask_cluster
 
     killed: list[int] = []
     with LocalCluster(

@@ -715,7 +715,7 @@ def print_presets() -> None:
     import transformers
 
     from fragdoctor.estimation.config_json import shape_of_config
-    from fragdoctor.estimation.shapes import presets
+    from fragdoctor.estimation.model_shapes import presets
 
     classes = {
         "t5": "T5ForConditionalGeneration", "bert": "BertModel", "roberta": "RobertaModel",

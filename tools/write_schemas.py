@@ -26,7 +26,7 @@ from fragdoctor.model.gpu_sharing import Sharing
 from fragdoctor.model.rehearsal import RehearsalResult, RehearsalSweep
 from fragdoctor.model.simulation import Simulation
 from fragdoctor.report.json import written
-from fragdoctor.report.shapes import (
+from fragdoctor.report.json_shapes import (
     SHAPES,
     CompareResult,
     ErrorResult,

@@ -13,8 +13,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, ParamSpec, Self, TypeVar, cast
 
+from fragdoctor.capture.recording.history_recorder import Recorder
 from fragdoctor.capture.recording.record_options import DEFAULT_MAX_ENTRIES, Options
-from fragdoctor.capture.recording.recorder import Recorder
 from fragdoctor.errors import ConfigError
 
 

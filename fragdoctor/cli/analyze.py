@@ -240,7 +240,7 @@ def _executor(engine: Engine, found: Discovery) -> AbstractContextManager[Execut
                 hint="Workers of dask are given theirs where they start: "
                 "dask worker --nworkers 8 --memory-limit 4GiB ADDRESS",
             )
-        from fragdoctor.fleet.cluster import dask_cluster
+        from fragdoctor.fleet.workers import dask_cluster
 
         return dask_cluster(engine.dask)
     return process_pool(

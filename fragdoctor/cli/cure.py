@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from fragdoctor.capture.launch import Ended
+from fragdoctor.capture.launcher import Ended
 from fragdoctor.errors import InputError
 from fragdoctor.frozen import frozen
 from fragdoctor.inputs.bundle_sets import FoundBundle

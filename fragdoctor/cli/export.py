@@ -27,7 +27,7 @@ class ExportFormat(StrEnum):
 
 
 class Table(StrEnum):
-    """Tables for CSV and Parquet: ``export.tables.TABLES``."""
+    """Tables for CSV and Parquet: ``export.snapshot_tables.TABLES``."""
 
     EVENTS = "events"
     BLOCKS = "blocks"
@@ -74,7 +74,7 @@ def export(
             hint="Give -o FILE.",
         )
     if output_format is ExportFormat.PARQUET:
-        from fragdoctor.export.tables import check_parquet
+        from fragdoctor.export.snapshot_tables import check_parquet
 
         check_parquet()
 
@@ -116,10 +116,10 @@ def _write(
 
         write_snapshot(snapshot, sink.write)
     else:
-        from fragdoctor.export import tables
+        from fragdoctor.export import snapshot_tables
 
-        frame = tables.table(snapshot, table, device)
+        frame = snapshot_tables.table(snapshot, table, device)
         if output_format is ExportFormat.PARQUET:
-            sink.write(tables.parquet_bytes(frame))
+            sink.write(snapshot_tables.parquet_bytes(frame))
         else:
-            tables.write_csv(frame, text)
+            snapshot_tables.write_csv(frame, text)

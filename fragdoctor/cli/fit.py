@@ -62,8 +62,8 @@ def _answer(chosen: FitOptions, look: RenderOptions) -> str:
         ConfigError: the question is not complete.
         InputError: an input is no recording.
     """
-    from fragdoctor.estimation.fit import BatchQuestion, fit_batches
     from fragdoctor.estimation.gpus import gpu_of
+    from fragdoctor.estimation.peak_fit import BatchQuestion, fit_batches
     from fragdoctor.estimation.recordings import parse_batches
     from fragdoctor.report.base import render
 

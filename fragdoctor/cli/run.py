@@ -21,7 +21,7 @@ from fragdoctor.errors import ConfigError, FragdoctorError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from fragdoctor.capture.launch import Reached
+    from fragdoctor.capture.launcher import Reached
     from fragdoctor.cli.cure import RecordedRun
     from fragdoctor.inputs.bundle_sets import FoundBundle
     from fragdoctor.model.diagnosis import Diagnosis
@@ -96,7 +96,7 @@ def run(
     where the program succeeded and nothing could be recorded it is 2: the recording that was asked
     for failed.
     """
-    from fragdoctor.capture.launch import command_of, environment_of, launch, read_status
+    from fragdoctor.capture.launcher import command_of, environment_of, launch, read_status
     from fragdoctor.capture.recording.arming import note
     from fragdoctor.capture.recording.record_options import Options, from_environment
     from fragdoctor.cli.cure import RecordedRun, environment_with, rerun

@@ -9,13 +9,19 @@ from math import ceil
 
 from fragdoctor.estimation.inference import cache_parts, kv_element_bytes, play_inference
 from fragdoctor.estimation.judge import Estimator, judged
-from fragdoctor.estimation.layers import KORTHIKANTI, layer_ops
-from fragdoctor.estimation.operations import attention_used, term_bytes, units
+from fragdoctor.estimation.layer_operations import KORTHIKANTI, layer_ops
+from fragdoctor.estimation.operation_memory import attention_used, term_bytes, units
 from fragdoctor.estimation.optimizers import ZERO, optimizer_of
-from fragdoctor.estimation.parallel import communication_elements, local_part
 from fragdoctor.estimation.precision import AUTOCAST_DOC, precision_of
 from fragdoctor.estimation.request import Request, error_of, workload_of
-from fragdoctor.estimation.states import WORKSPACE_SOURCE, States, states_of, workspace_bytes
+from fragdoctor.estimation.states import (
+    WORKSPACE_SOURCE,
+    States,
+    communication_elements,
+    local_part,
+    states_of,
+    workspace_bytes,
+)
 from fragdoctor.estimation.step import StepPlayer, segment_layers
 from fragdoctor.estimation.tape import Needs, Tape, most_of_each, needs_of, phases_of, reserved_of
 from fragdoctor.estimation.unet import UnetPlayer

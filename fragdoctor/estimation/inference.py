@@ -9,8 +9,8 @@ state that does not grow.
 
 from __future__ import annotations
 
-from fragdoctor.estimation.layers import layer_ops
-from fragdoctor.estimation.operations import term_bytes, units
+from fragdoctor.estimation.layer_operations import layer_ops
+from fragdoctor.estimation.operation_memory import term_bytes, units
 from fragdoctor.estimation.precision import dtype_bytes, precision_of
 from fragdoctor.estimation.states import states_of
 from fragdoctor.estimation.tape import Tape

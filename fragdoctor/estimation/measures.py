@@ -11,10 +11,10 @@ from dataclasses import field, replace
 from itertools import product
 from typing import Any, Final
 
-from fragdoctor.estimation.operations import attention_used
+from fragdoctor.estimation.operation_memory import attention_used
 from fragdoctor.estimation.optimizers import ADAM_8BIT, TORCH_OPTIM, ZERO, optimizer_of
-from fragdoctor.estimation.parallel import n_gpus
 from fragdoctor.estimation.precision import AUTOCAST_DOC, QLORA, precision_of
+from fragdoctor.estimation.states import n_gpus
 from fragdoctor.estimation.tape import Needs
 from fragdoctor.frozen import frozen
 from fragdoctor.model.estimate import Combination

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from fragdoctor.estimation.operations import Term, term_bytes, units
+from fragdoctor.estimation.operation_memory import Term, term_bytes, units
 from fragdoctor.estimation.precision import precision_of
 from fragdoctor.estimation.states import GroupState, column_sum_bytes, column_sum_limit, states_of
 from fragdoctor.estimation.tape import Tape

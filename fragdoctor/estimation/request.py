@@ -8,11 +8,10 @@ from typing import Final
 
 from fragdoctor.errors import ConfigError
 from fragdoctor.estimation.guess import MAX_PARAMETERS, Overrides, guessed_shape, parse_count
+from fragdoctor.estimation.model_shapes import model_of
 from fragdoctor.estimation.optimizers import optimizer_of
-from fragdoctor.estimation.parallel import check_parallel
 from fragdoctor.estimation.precision import dtype_bytes, precision_of
-from fragdoctor.estimation.shapes import model_of
-from fragdoctor.estimation.states import is_lora_target
+from fragdoctor.estimation.states import check_parallel, is_lora_target
 from fragdoctor.frozen import frozen
 from fragdoctor.model.workload import Attention, ModelShape, Workload
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from math import isqrt
 from typing import Final
 
-from fragdoctor.estimation.layers import layer_ops
-from fragdoctor.estimation.operations import Op, has_window, norm_op, units
+from fragdoctor.estimation.layer_operations import layer_ops
+from fragdoctor.estimation.operation_memory import Op, has_window, norm_op, units
 from fragdoctor.estimation.parameters import ParameterPlayer
 from fragdoctor.estimation.tape import Tape
 from fragdoctor.model.estimate import PhaseName

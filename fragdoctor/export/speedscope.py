@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from fragdoctor.export.tables import device_life
+from fragdoctor.export.snapshot_tables import device_life
 from fragdoctor.model.finding import MAX_LINE
 from fragdoctor.model.snapshot import I64, Snapshot
 from fragdoctor.report import escape

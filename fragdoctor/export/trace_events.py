@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from fragdoctor.export.tables import DeviceLife, device_life
+from fragdoctor.export.snapshot_tables import DeviceLife, device_life
 from fragdoctor.model.snapshot import I64, Action, Snapshot
 from fragdoctor.report import escape
 from fragdoctor.trace.lives import NEVER

@@ -13,9 +13,8 @@ from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future
 from concurrent.futures.process import BrokenProcessPool
 from typing import Final
 
-from fragdoctor.fleet.cluster import LOOK_S, SCHEDULER_LOST, Watch, n_threads
 from fragdoctor.fleet.summary import failed, summarise_within
-from fragdoctor.fleet.workers import WorkerPool
+from fragdoctor.fleet.workers import LOOK_S, SCHEDULER_LOST, Watch, WorkerPool, n_threads
 from fragdoctor.inputs.remote import is_remote, scheme_of
 from fragdoctor.model.fleet import FleetSummary, RankInput, RankSummary, SummaryOptions
 

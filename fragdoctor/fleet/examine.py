@@ -11,10 +11,10 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Final
 
 from fragdoctor.errors import InputError, RefusedSnapshot
-from fragdoctor.fleet.cluster import SCHEDULER_LOST, WORKERS_LOST
 from fragdoctor.fleet.conclusions import conclude, representatives
 from fragdoctor.fleet.engine import Progress, merge, summarise_all
 from fragdoctor.fleet.summary import name_of
+from fragdoctor.fleet.workers import SCHEDULER_LOST, WORKERS_LOST
 from fragdoctor.frozen import frozen
 from fragdoctor.inputs.cases import read_messages
 from fragdoctor.model.case import OomLog, OomMessage, Overrides

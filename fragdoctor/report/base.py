@@ -87,13 +87,13 @@ VIEWS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "rehearse": tuple(FORMATS),
     }
 )
-"""View -> formats in which its command reports; the module ``views.VIEW`` fills its document."""
+"""View -> its formats; the module ``views.VIEW``, or as ``_MODULES`` says, fills its document."""
 
 _PAGE: Final = "fragdoctor.report.page.page"
 _WITH_SCRIPT: Final = ("compare", "fleet")
 """Views whose page answers to the pointer; ``analyze`` makes a page of its own."""
 
-_MODULES: Final = {"oom": "analyze", "gpus": "estimate", "models": "estimate"}
+_MODULES: Final = {"oom": "analyze", "gpus": "estimate", "models": "estimate", "fleet": "job"}
 
 
 def check_format(view: str, name: str) -> None:

@@ -1,7 +1,7 @@
 """JSON: the same facts as the text, with byte counts as integers and unknowns as null.
 
-Written from the dataclasses of the model; ``shapes`` has what differs, ``schema/*.schema.json``
-describe the documents and are made from the same types by ``schemas``.
+Written from the dataclasses of the model; ``json_shapes`` has what differs. The documents are
+described by ``schema/*.schema.json``, which are made from the same types by ``schemas``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 from fragdoctor.report import escape
 from fragdoctor.report.base import RenderOptions
-from fragdoctor.report.shapes import (
+from fragdoctor.report.json_shapes import (
     SHAPES,
     CompareResult,
     ErrorFacts,

@@ -12,7 +12,7 @@ from fragdoctor.frozen import frozen
 from fragdoctor.model.diagnosis import RunKind, SegmentRun, TimelineStrip
 from fragdoctor.model.phases import TrainingPhase
 from fragdoctor.report.document import Bar, BarPart, Column, SegmentBars, dim
-from fragdoctor.report.layout import GAP, INDENT, Page, styled
+from fragdoctor.report.text_layout import GAP, INDENT, Page, styled
 from fragdoctor.report.words import PHASE_NAMES, share_of
 from fragdoctor.units import format_size, plural
 

@@ -15,8 +15,13 @@ from fragdoctor.model.finding import Severity
 from fragdoctor.report import escape
 from fragdoctor.report.base import RenderOptions
 from fragdoctor.report.json import dumps
-from fragdoctor.report.places import Place
-from fragdoctor.report.results import Result, results_of_check, results_of_diagnosis, title_of
+from fragdoctor.report.results import (
+    Place,
+    Result,
+    results_of_check,
+    results_of_diagnosis,
+    title_of,
+)
 from fragdoctor.rules.registry import explanation, find_rule
 
 Json = dict[str, Any]

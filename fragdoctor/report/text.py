@@ -27,8 +27,8 @@ from fragdoctor.report.document import (
     plain,
     strong,
 )
-from fragdoctor.report.layout import INDENT, Page
 from fragdoctor.report.pictures import draw_bar, draw_segments, draw_timeline
+from fragdoctor.report.text_layout import INDENT, Page
 from fragdoctor.units import format_count
 
 MAX_LABEL: Final = 24

@@ -17,7 +17,7 @@ from fragdoctor.inputs.cases import read_case
 from fragdoctor.inputs.snapshot_reader import read_snapshot
 from fragdoctor.model.case import Case, Overrides
 from fragdoctor.report.base import RenderOptions
-from fragdoctor.report.page import payload
+from fragdoctor.report.page import page as page_module
 from fragdoctor.report.page.page import render_page
 from fragdoctor.report.views.analyze import document
 from fragdoctor.trace.trace import Trace
@@ -528,7 +528,7 @@ def test_explorer_fits_every_width(open_page, width, dark):
 
 
 def test_page_without_room_for_all_blocks_says_so_and_keeps_the_curves(open_page, monkeypatch):
-    monkeypatch.setattr(payload, "LIVES_BUDGET", 3000)
+    monkeypatch.setattr(page_module, "LIVES_BUDGET", 3000)
     diagnosis = diagnosis_of("fragmentation_oom.pickle")
     peak = diagnosis.analyses[0].trace.totals.peak_allocated_bytes
 

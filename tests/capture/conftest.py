@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-from fragdoctor.capture.recording import recorder
+from fragdoctor.capture.recording import history_recorder
 
 FAKE = Path(__file__).parent / "fake" / "torch.py"
 
@@ -25,5 +25,7 @@ def fake_torch(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     spec.loader.exec_module(module)
     monkeypatch.setitem(sys.modules, "torch", module)
     yield module
-    recorder._watchers.clear()
-    recorder._observed[:] = [seen for seen in recorder._observed if seen is not module]
+    history_recorder._watchers.clear()
+    history_recorder._observed[:] = [
+        seen for seen in history_recorder._observed if seen is not module
+    ]

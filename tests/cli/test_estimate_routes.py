@@ -10,7 +10,7 @@ from command_line import Run
 from training_runs import training
 
 from fragdoctor.cli.commands import whole_group
-from fragdoctor.cli.estimate_routes import NEEDS, PARAMETERS, USED, Route, flag_of, refuse_unused
+from fragdoctor.cli.estimate import NEEDS, PARAMETERS, USED, Route, flag_of, refuse_unused
 from fragdoctor.errors import ConfigError
 
 CONFIG = {

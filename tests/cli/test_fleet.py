@@ -10,7 +10,7 @@ from builders import MIB
 from command_line import Run
 
 import fragdoctor
-from fragdoctor.report.views.fleet import MAX_TABLE
+from fragdoctor.report.views.job import MAX_TABLE
 
 SCHEMA = Path(fragdoctor.__file__).parent / "report" / "schema" / "fleet-1.0.schema.json"
 ODD = {5: {"held": {10: 900}, "refused_mib": 512}}

@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fragdoctor.estimation.counterparts import Requests, aligned, counterparts
+from fragdoctor.estimation.batch_replay import Requests, aligned, counterparts
 
 
 def requests(sizes, keys=None):

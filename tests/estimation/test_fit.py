@@ -6,7 +6,7 @@ import pytest
 from training_runs import BACKWARD, FORWARD, MIB, OPTIMIZER, recorded, true_peak
 
 from fragdoctor.errors import ConfigError
-from fragdoctor.estimation.fit import BatchQuestion, fit_batches
+from fragdoctor.estimation.peak_fit import BatchQuestion, fit_batches
 from fragdoctor.model.batch_fit import BatchSource, Scaling
 
 

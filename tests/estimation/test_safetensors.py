@@ -18,8 +18,8 @@ from fragdoctor.errors import (
     RefusedSnapshot,
     TruncatedSnapshot,
 )
+from fragdoctor.estimation.model_shapes import model_of
 from fragdoctor.estimation.safetensors import read_header, read_index
-from fragdoctor.estimation.shapes import model_of
 
 LAYERS = 3
 HIDDEN, HEADS, KV, FFN, VOCAB = 64, 4, 2, 160, 500

@@ -94,7 +94,7 @@ def test_norms_of_branches_and_shared_norms_are_counted() -> None:
 def test_norms_of_queries_and_keys_keep_their_fp32_inputs() -> None:
     """Traced models with such norms held 10 to 14 % more than was counted without them."""
     from fragdoctor.estimation.formula import layer_terms
-    from fragdoctor.estimation.shapes import model_of
+    from fragdoctor.estimation.model_shapes import model_of
 
     plain = Workload(shape=model_of(["llama-3-8b"]).shape, dtype="bf16", seq=128)
     normed = Workload(shape=model_of(["qwen3-8b"]).shape, dtype="bf16", seq=128)

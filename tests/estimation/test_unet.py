@@ -11,8 +11,8 @@ import pytest
 from fragdoctor.errors import ConfigError, InputError
 from fragdoctor.estimation.config_json import shape_of_config
 from fragdoctor.estimation.formula import formula_footprint, formula_needs
-from fragdoctor.estimation.parallel import check_parallel
-from fragdoctor.estimation.shapes import presets
+from fragdoctor.estimation.model_shapes import presets
+from fragdoctor.estimation.states import check_parallel
 from fragdoctor.model.workload import ModelShape, Workload
 
 SMALL: Mapping[str, Any] = {

@@ -19,9 +19,9 @@ from builders import BASE, MIB, alloc, block, frame, free, oom, segment, segment
 import fragdoctor
 from fragdoctor.analysis.device import analyze_device
 from fragdoctor.errors import ConfigError
-from fragdoctor.export import tables, trace_events
+from fragdoctor.export import snapshot_tables, trace_events
+from fragdoctor.export.snapshot_tables import device_life
 from fragdoctor.export.speedscope import speedscope_text
-from fragdoctor.export.tables import device_life
 from fragdoctor.model.snapshot import Snapshot
 
 A, B = [frame("/p/a.py", 1, "f"), frame("/p/m.py", 9, "<module>")], [frame("/p/b.py", 2, "g")]
@@ -48,17 +48,19 @@ def example(**names: str) -> Snapshot:
 
 def csv_rows(frame_: pd.DataFrame) -> list[dict[str, str]]:
     out = io.StringIO()
-    tables.write_csv(frame_, out.write)
+    snapshot_tables.write_csv(frame_, out.write)
     return list(csv.DictReader(io.StringIO(out.getvalue())))
 
 
 @pytest.mark.parametrize(("name", "n"), [("events", 6), ("blocks", 2), ("segments", 1)])
 def test_csv_has_a_row_for_each(name: str, n: int) -> None:
-    assert len(csv_rows(tables.table(example(), name))) == n
+    assert len(csv_rows(snapshot_tables.table(example(), name))) == n
 
 
 def test_allocations_have_their_whole_life() -> None:
-    rows = {int(r["size_bytes"]): r for r in csv_rows(tables.table(example(), "allocations"))}
+    rows = {
+        int(r["size_bytes"]): r for r in csv_rows(snapshot_tables.table(example(), "allocations"))
+    }
 
     assert set(rows) == {4 * MIB, 8 * MIB}
     assert (rows[4 * MIB]["start_event"], rows[4 * MIB]["free_event"]) == ("1", "")
@@ -67,10 +69,10 @@ def test_allocations_have_their_whole_life() -> None:
 
 
 def test_csv_in_parts_equals_csv_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = csv_rows(tables.table(example(), "events"))
-    monkeypatch.setattr(tables, "_CHUNK", 2)
+    whole = csv_rows(snapshot_tables.table(example(), "events"))
+    monkeypatch.setattr(snapshot_tables, "_CHUNK", 2)
 
-    assert csv_rows(tables.table(example(), "events")) == whole
+    assert csv_rows(snapshot_tables.table(example(), "events")) == whole
 
 
 def test_csv_starts_no_formula() -> None:
@@ -78,7 +80,7 @@ def test_csv_starts_no_formula() -> None:
         segment(BASE, block(2 * MIB, "active_allocated", frames=[frame("=cmd|' /c'!A1", 1, "f")]))
     )
 
-    (row,) = csv_rows(tables.table(builders.columns(data), "blocks"))
+    (row,) = csv_rows(snapshot_tables.table(builders.columns(data), "blocks"))
 
     assert row["location"].startswith("'=")
 
@@ -86,16 +88,16 @@ def test_csv_starts_no_formula() -> None:
 def test_parquet_is_read_back() -> None:
     pytest.importorskip("pyarrow")
 
-    data = tables.parquet_bytes(tables.table(example(), "allocations"))
+    data = snapshot_tables.parquet_bytes(snapshot_tables.table(example(), "allocations"))
 
     assert sorted(pd.read_parquet(io.BytesIO(data))["size_bytes"]) == [4 * MIB, 8 * MIB]
 
 
 def test_parquet_without_pyarrow_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(snapshot_tables.importlib.util, "find_spec", lambda name: None)
 
     with pytest.raises(ConfigError) as caught:
-        tables.check_parquet()
+        snapshot_tables.check_parquet()
 
     assert "pyarrow" in caught.value.message
 

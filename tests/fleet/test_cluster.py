@@ -20,10 +20,10 @@ from command_line import Run
 from slow_ranks import Held, kill_reader, sending
 
 from fragdoctor.errors import ConfigError
-from fragdoctor.fleet import cluster
-from fragdoctor.fleet.cluster import dask_cluster
+from fragdoctor.fleet import workers
 from fragdoctor.fleet.engine import summarise_all
 from fragdoctor.fleet.examine import Replays, examine
+from fragdoctor.fleet.workers import dask_cluster
 from fragdoctor.inputs.discovery import discover, inputs_of
 from fragdoctor.model.fleet import SummaryOptions
 from fragdoctor.report.json import document_of
@@ -174,7 +174,7 @@ def test_options_that_exclude_each_other_are_refused(run: Run, job: Path) -> Non
 def test_unreachable_scheduler_is_a_sentence(
     run: Run, job: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cluster, "CONNECT_S", 0.5)
+    monkeypatch.setattr(workers, "CONNECT_S", 0.5)
 
     outcome = run("analyze", str(job), "--dask", "tcp://127.0.0.1:1")
 
@@ -201,7 +201,7 @@ def test_without_dask_the_sentence_names_the_extra(
 
 
 def test_cluster_without_workers_is_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cluster, "WORKERS_S", 0.3)
+    monkeypatch.setattr(workers, "WORKERS_S", 0.3)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with (

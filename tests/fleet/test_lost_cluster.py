@@ -15,9 +15,9 @@ import pytest
 import slow_ranks
 from slow_ranks import Held
 
-from fragdoctor.fleet import cluster, engine
-from fragdoctor.fleet.cluster import dask_cluster
+from fragdoctor.fleet import engine, workers
 from fragdoctor.fleet.examine import examine
+from fragdoctor.fleet.workers import dask_cluster
 from fragdoctor.inputs.discovery import inputs_of
 
 pytest.importorskip("distributed")
@@ -54,7 +54,7 @@ class Cluster:
 
 @pytest.fixture
 def lone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    monkeypatch.setattr(cluster, "LOST_S", 0.5)
+    monkeypatch.setattr(workers, "LOST_S", 0.5)
     monkeypatch.setattr(engine, "LOOK_S", 0.2)
     made = Cluster(tmp_path)
     yield made

@@ -17,7 +17,7 @@ from fragdoctor.fleet.engine import fleet_of
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.fleet import DifferenceKind, FleetReport, RankAdvice, SourceLine
 from fragdoctor.report.base import VIEWS, RenderOptions, Verbosity, render
-from fragdoctor.report.views.fleet import advice_of, members_text
+from fragdoctor.report.views.job import advice_of, members_text
 
 SCHEMAS = Path(fragdoctor.report.__file__).parent / "schema"
 HOSTILE = "\x1b[31m<script>alert(1)</script>\u202e|`x`{{7*7}}\n## head"

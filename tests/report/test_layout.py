@@ -6,8 +6,8 @@ from rich.cells import cell_len
 
 from fragdoctor.report.base import MAX_WIDTH, MIN_WIDTH, RenderOptions
 from fragdoctor.report.document import BarPart, Column, Gauge, Row, Spark
-from fragdoctor.report.layout import Page
 from fragdoctor.report.pictures import apportion
+from fragdoctor.report.text_layout import Page
 
 
 def page(width: int = 60) -> Page:

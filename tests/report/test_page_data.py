@@ -14,11 +14,16 @@ from fragdoctor.analysis.device import analyze_device
 from fragdoctor.model.snapshot import Annotation
 from fragdoctor.report import escape
 from fragdoctor.report.base import RenderOptions, render
-from fragdoctor.report.page.blob import BlobWriter
-from fragdoctor.report.page.lives_data import lives_data
-from fragdoctor.report.page.payload import held_at
-from fragdoctor.report.page.segment_map_data import segment_map_data
-from fragdoctor.report.page.text_tables import LEFT_OUT, MAX_STRINGS, MAX_TEXT, Sink, TextTables
+from fragdoctor.report.page.blob import (
+    LEFT_OUT,
+    MAX_STRINGS,
+    MAX_TEXT,
+    BlobWriter,
+    Sink,
+    TextTables,
+)
+from fragdoctor.report.page.lives_data import lives_data, segment_map_data
+from fragdoctor.report.page.page import held_at
 from fragdoctor.report.page.timeline_data import named_ranges, timeline_data
 from fragdoctor.trace.stacks import Stacks
 from fragdoctor.trace.trace import Trace

@@ -18,7 +18,7 @@ from fragdoctor.model.diagnosis import Diagnosis
 from fragdoctor.model.finding import Confidence
 from fragdoctor.model.phases import Category, TrainingPhase
 from fragdoctor.report.base import RenderOptions, Verbosity, render
-from fragdoctor.report.page.payload import encode_payload
+from fragdoctor.report.page.page import encode_payload
 
 MODEL = sum(PARAMETERS)
 

@@ -8,7 +8,7 @@ import story_logs
 from fragdoctor.inputs.messages import find_messages
 from fragdoctor.model.finding import Confidence
 from fragdoctor.model.story import Direction, Outcome, SceneKind
-from fragdoctor.report.views.story import trend_text
+from fragdoctor.report.views.log_story import trend_text
 from fragdoctor.story.build import build_story
 from fragdoctor.story.trends import accumulation, growing_cache
 

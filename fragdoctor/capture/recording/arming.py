@@ -16,8 +16,8 @@ from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from typing import Any
 
+from .history_recorder import Recorder
 from .record_options import Options
-from .recorder import Recorder
 from .signals import OnTerm
 
 

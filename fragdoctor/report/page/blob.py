@@ -1,8 +1,9 @@
-"""Arrays and text for the page in one compressed blob, so that a million events fit a small file.
+"""What the page's graphics refer to: arrays and text in one compressed blob.
 
-The page's script holds the reverse (``templates/report/decode.js``). Integers are stored as
-differences, folded to unsigned (zigzag), split into byte planes and deflated together with the
-JSON part; base64 carries the whole. Hostile text is inside the blob and so never markup.
+A million events fit a small file. The page's script holds the reverse
+(``templates/page/decode.js``). Integers are stored as differences, folded to unsigned (zigzag),
+split into byte planes and deflated together with the JSON part; base64 carries the whole. Hostile
+text is inside the blob and so never markup.
 """
 
 from __future__ import annotations
@@ -16,7 +17,11 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from fragdoctor.frozen import frozen
+from fragdoctor.model.snapshot import Snapshot
 from fragdoctor.report import escape
+from fragdoctor.trace.code_owners import USER
+from fragdoctor.trace.stacks import Stacks
 
 I64 = npt.NDArray[np.int64]
 
@@ -67,3 +72,172 @@ class BlobWriter:
 def compressed_size(arrays: Sequence[npt.ArrayLike]) -> int:
     """Return about how many bytes the arrays will take in the blob (fast compression)."""
     return sum(len(zlib.compress(byte_planes(a)[0], 1)) for a in arrays)
+
+
+MAX_TEXT: Final = 240
+"""Characters of one string on the page; the rest of a path is cut at its start."""
+
+MAX_FRAME_REFERENCES: Final = 250_000
+"""Frames over all stacks: about 0.4 MB compressed. Later stacks keep their user's line only."""
+
+MAX_STRINGS: Final = 30_000
+"""Distinct file and function names; twice as many before stacks are left out altogether."""
+
+MAX_STACK_DEPTH: Final = 96
+
+LEFT_OUT: Final = "(stack left out to keep this file small)"
+
+MAX_LINES: Final = 20_000
+"""Distinct source lines that the timeline names; programs have hundreds."""
+
+
+class TextTables:
+    """Interns visible, shortened text; ids are stable within one page.
+
+    ``scale`` below 1 lowers the bounds above.
+    """
+
+    def __init__(self, scale: float = 1.0) -> None:
+        self._max_references = int(MAX_FRAME_REFERENCES * scale)
+        self._max_strings = int(MAX_STRINGS * scale)
+        self._strings: dict[str, int] = {}
+        self._frames: dict[tuple[int, int, int, bool], int] = {}
+        self._stacks: list[list[int]] = []
+        self._n_references = 0
+
+    def string(self, text: str) -> int:
+        """Return the id of a text, made visible and at most ``MAX_TEXT`` characters long."""
+        # Cut twice: making characters visible can lengthen a hostile string sixfold.
+        shown = escape.shorten_left(
+            escape.visible(escape.shorten_left(text, 4 * MAX_TEXT)), MAX_TEXT
+        )
+        return self._strings.setdefault(shown, len(self._strings))
+
+    def frame(self, filename: str, line: int, function: str, *, is_library: bool) -> int:
+        """Return the id of a frame."""
+        key = (self.string(filename), min(line, MAX_EXACT), self.string(function), is_library)
+        return self._frames.setdefault(key, len(self._frames))
+
+    def has_room(self, n_frames: int) -> bool:
+        """Return whether a whole stack of that depth still fits."""
+        fits = self._n_references + n_frames <= self._max_references
+        return fits and len(self._strings) < self._max_strings
+
+    @property
+    def is_full(self) -> bool:
+        """Whether not even single lines fit any more."""
+        return len(self._strings) >= 2 * self._max_strings
+
+    def stack(self, frames: list[int]) -> int:
+        """Add a stack, innermost frame first, and return its id."""
+        self._n_references += len(frames)
+        self._stacks.append(frames)
+        return len(self._stacks) - 1
+
+    def encode(self, blob: BlobWriter) -> dict[str, Any]:
+        """Return the JSON part of the tables."""
+        frames = list(self._frames)
+        return {
+            "strings": list(self._strings),
+            "file": blob.add([f[0] for f in frames]),
+            "line": blob.add([f[1] for f in frames]),
+            "name": blob.add([f[2] for f in frames]),
+            "is_library": blob.add([int(f[3]) for f in frames]),
+            "stack_start": blob.add(np.cumsum([0, *(len(s) for s in self._stacks)])),
+            "stack_frames": blob.add([f for s in self._stacks for f in s]),
+        }
+
+
+class PageStacks:
+    """Maps stack ids of a snapshot to stacks of the page, each translated once."""
+
+    def __init__(self, snapshot: Snapshot, stacks: Stacks, tables: TextTables) -> None:
+        self._snapshot = snapshot
+        self._stacks = stacks
+        self._tables = tables
+        self._known: dict[int, int] = {-1: -1}
+        self._frames: dict[int, int] = {}
+        self._left_out: int | None = None
+
+    def page_stack(self, stack_id: int) -> int:
+        """Return the page's id of a stack of the snapshot; -1 for none recorded.
+
+        When the tables fill up, stacks keep the user's line only, then nothing but a remark.
+        """
+        known = self._known.get(stack_id)
+        if known is None:
+            known = self._known[stack_id] = self._translate(stack_id)
+        return known
+
+    def page_stacks(self, stacks: npt.NDArray[Any], n_bytes: npt.NDArray[np.int64]) -> I64:
+        """Return the page's ids of the stacks of blocks.
+
+        The stacks that hold most are translated first: they keep their frames if the tables fill
+        up.
+        """
+        used, inverse = np.unique(stacks, return_inverse=True)
+        held = np.bincount(inverse, n_bytes.astype(float), len(used))
+        page_ids = np.full(len(used), -1, np.int64)
+        for i in np.argsort(-held):
+            page_ids[i] = self.page_stack(int(used[i]))
+        return page_ids[inverse]
+
+    def _translate(self, stack_id: int) -> int:
+        offsets = self._snapshot.stacks.offsets
+        low, high = int(offsets[stack_id]), int(offsets[stack_id + 1])
+        if low == high:
+            return -1
+        ids = self._snapshot.stacks.frames[low : min(high, low + MAX_STACK_DEPTH)].tolist()
+        if not self._tables.has_room(len(ids)):
+            if self._tables.is_full:
+                return self._remark()
+            user = int(self._stacks.lines[stack_id])
+            ids = [user if user >= 0 else ids[0]]
+        return self._tables.stack([self._frame(i) for i in ids])
+
+    def _remark(self) -> int:
+        if self._left_out is None:
+            frame = self._tables.frame(LEFT_OUT, 0, "", is_library=False)
+            self._left_out = self._tables.stack([frame])
+        return self._left_out
+
+    def page_lines(self, stack: npt.NDArray[np.int32]) -> npt.NDArray[np.int64] | None:
+        """Return the page's frame id of the user's line of each stack, -1 for none.
+
+        None where there are more than ``MAX_LINES`` distinct ones, or the tables are full.
+        """
+        used, inverse = np.unique(self._stacks.lines_of(stack), return_inverse=True)
+        if len(used) > MAX_LINES or self._tables.is_full:
+            return None
+        ids = [-1 if f < 0 else self._frame(f) for f in used.tolist()]
+        return np.array(ids, np.int64)[inverse]
+
+    def _frame(self, frame_id: int) -> int:
+        known = self._frames.get(frame_id)
+        if known is None:
+            table = self._snapshot.frames
+            known = self._frames[frame_id] = self._tables.frame(
+                self._text(int(table.filename[frame_id])),
+                int(table.line[frame_id]),
+                self._text(int(table.name[frame_id])),
+                is_library=bool(self._stacks.classes[frame_id] != USER),
+            )
+        return known
+
+    def _text(self, string_id: int) -> str:
+        return "" if string_id < 0 else self._snapshot.strings[string_id]
+
+
+@frozen
+class Sink:
+    """What every part of one page writes to: one blob of arrays, one set of text tables."""
+
+    blob: BlobWriter
+    tables: TextTables
+    stacks: PageStacks
+
+    @classmethod
+    def of(cls, snapshot: Snapshot, stacks: Stacks, scale: float = 1.0) -> Sink:
+        """Return an empty sink for the stacks of one snapshot; ``scale`` is of ``TextTables``."""
+        tables = TextTables(scale)
+        return cls(BlobWriter(), tables, PageStacks(snapshot, stacks, tables))

@@ -17,8 +17,7 @@ from fragdoctor.analysis.result import DeviceAnalysis
 from fragdoctor.frozen import frozen
 from fragdoctor.model.phases import TrainingPhase
 from fragdoctor.model.snapshot import Annotation, Snapshot
-from fragdoctor.report.page.blob import BlobWriter, compressed_size
-from fragdoctor.report.page.text_tables import Sink
+from fragdoctor.report.page.blob import BlobWriter, Sink, compressed_size
 from fragdoctor.trace.trace import Trace
 
 I64 = npt.NDArray[np.int64]

@@ -3,14 +3,181 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Final
 
-from fragdoctor.model.diagnosis import Diagnosis
-from fragdoctor.model.finding import Confidence
+from fragdoctor.model.diagnosis import ChecklistItem, Diagnosis, Status
+from fragdoctor.model.finding import Confidence, Finding, Severity
+from fragdoctor.model.settings import AllocatorSettings
+from fragdoctor.model.snapshot import Provenance
 from fragdoctor.report import document as doc
 from fragdoctor.report import words
 from fragdoctor.report.base import RenderOptions
-from fragdoctor.report.places import relative, source_line
-from fragdoctor.report.views import advice, checks, holders, memory, phases, story
+from fragdoctor.report.document import Detail, Span, Style, code, dim, location_text
+from fragdoctor.report.results import relative, source_line
+from fragdoctor.report.views import advice, device_memory, holders, log_story
+from fragdoctor.report.words import (
+    CHECK_TITLES,
+    SEVERITY_STYLES,
+    STATUS_WORDS,
+    evidence_text,
+    fidelity_text,
+    source_name,
+)
+from fragdoctor.units import format_share, format_size, plural
+
+_SOURCES: Final = {"memory_stats": "stats", "oom message": "message", "user": "option"}
+_MAX_OTHER: Final = 20
+_SHORT_NOTES: Final = 2
+
+
+def checklist_section(diagnosis: Diagnosis) -> doc.Section:
+    """Return each step of the checklist with its outcome, its figure, and the input behind it."""
+    table = doc.tabled(
+        diagnosis.checklist,
+        doc.Column("", lambda i: Span(*STATUS_WORDS[i.status])),
+        doc.Column("", lambda i: CHECK_TITLES.get(i.id, i.title)),
+        doc.Column("", _outcome, "wrap"),
+        doc.Column("", _source, style=Style.DIM),
+        notes=lambda i: [dim(i.detail)] if i.detail and i.status is not Status.SKIP else [],
+        style=lambda i: STATUS_WORDS[i.status][1],
+        label="Checklist",
+        detail=Detail.FULL,
+    )
+    return doc.Section("Checklist", [table], id="checklist")
+
+
+def _outcome(item: ChecklistItem) -> doc.Content:
+    if item.status is not Status.SKIP:
+        return item.value or "-"
+    # The reason is what there is to say of what is not known.
+    return dim(". ".join(x for x in (item.value, item.detail) if x) or "-")
+
+
+def _source(item: ChecklistItem) -> str:
+    source = item.source
+    for long, short in _SOURCES.items():
+        source = source.replace(long, short)
+    return source.replace(" and ", ", ")
+
+
+def findings_section(diagnosis: Diagnosis) -> doc.Section:
+    """Return what the rules found, with evidence and places."""
+    table = doc.tabled(
+        sorted(diagnosis.findings, key=lambda f: (-int(f.severity), -f.n_bytes, f.code)),
+        doc.Column("", lambda f: Span(f.code, SEVERITY_STYLES[f.severity])),
+        doc.Column("", "message", "wrap"),
+        notes=_finding_notes,
+        label="Findings",
+        detail=Detail.FULL,
+    )
+    return doc.Section("Findings", [table], "fragdoctor explain CODE says more", "findings")
+
+
+def _finding_notes(finding: Finding) -> list[doc.Content]:
+    lines: list[doc.Content] = [dim(location_text(place)) for place in finding.locations[:1]]
+    if finding.evidence:
+        lines.append(dim("; ".join(evidence_text(e) for e in finding.evidence)))
+    return lines
+
+
+def about_sections(diagnosis: Diagnosis) -> list[doc.Section]:
+    """Return corrected claims, what is to know about the inputs, and which rules could not run."""
+    has_replay = diagnosis.fidelity.share is not None or diagnosis.case.snapshot is not None
+    fidelity = fidelity_text(diagnosis.fidelity) if has_replay else ""
+    notes = [*diagnosis.notes, *diagnosis.replay_notes, *([fidelity] if fidelity else [])]
+    about = (
+        doc.Bullets(notes, detail=Detail.FULL),
+        doc.Facts(_facts(diagnosis), detail=Detail.FULL),
+    )
+    skipped = doc.tabled(
+        diagnosis.skipped,
+        doc.Column("", "code"),
+        doc.Column("", "name", "wrap"),
+        doc.Column("", "reason", "wrap", style=Style.DIM),
+        label="Rules that could not run",
+        detail=Detail.FULL,
+    )
+    corrections = doc.Bullets(list(diagnosis.corrections), detail=Detail.FULL)
+    short = [("Note", note) for note in diagnosis.notes[:_SHORT_NOTES]]
+    return [
+        doc.Section("", [doc.Facts(short, detail=Detail.SHORT)]),
+        doc.Section("Often said, but wrong here", [corrections], id="corrections"),
+        doc.Section("About this input", about, id="about"),
+        doc.Section("Rules that could not run", [skipped], id="skipped"),
+    ]
+
+
+def _facts(diagnosis: Diagnosis) -> list[tuple[str, doc.Content]]:
+    """Return what the inputs are, how they were written, and the settings that they record."""
+    facts: list[tuple[str, doc.Content]] = [
+        ("Input", code(source_name(s))) for s in diagnosis.case.sources[:_MAX_OTHER]
+    ]
+    snapshot = diagnosis.case.snapshot
+    if snapshot is None:
+        return facts
+    facts += _file_facts(snapshot.provenance)
+    for device, analysis in sorted(diagnosis.analyses.items()):
+        segments, blocks = (
+            plural(analysis.n_segments, "segment"),
+            plural(analysis.n_blocks, "block"),
+        )
+        stacks = format_share(analysis.capture.has_stacks, 1)
+        events = plural(analysis.n_events, "event")
+        facts.append((f"GPU {device}", f"{events}, {segments}, {blocks}, {stacks} with a stack"))
+    return [*facts, *_setting_facts(snapshot.settings)]
+
+
+def _file_facts(p: Provenance) -> list[tuple[str, doc.Content]]:
+    how = [p.container, p.compression, f"protocol {p.protocol}" if p.protocol >= 0 else ""]
+    facts: list[tuple[str, doc.Content]] = [("File", ", ".join(t for t in how if t))]
+    if p.n_bytes:
+        facts.append(("Size", f"{format_size(p.n_bytes)} after decompression"))
+    if p.version_low or p.version_high:
+        low, high = p.version_low or "the first", p.version_high or "today"
+        facts.append(("Written by", f"PyTorch between {low} and {high}, judged by its keys"))
+    unknown = [*p.unknown_keys, *p.unknown_values][:_MAX_OTHER]
+    if unknown:
+        facts.append(("Not understood", ", ".join(unknown)))
+    if p.n_replaced_strings:
+        facts.append(("Repaired", plural(p.n_replaced_strings, "string with broken characters")))
+    return facts
+
+
+def _setting_facts(s: AllocatorSettings) -> list[tuple[str, doc.Content]]:
+    if not s.is_recorded:
+        return [("Settings", "not recorded in this file; PyTorch's defaults are assumed")]
+    split = "unlimited" if s.max_split_bytes is None else format_size(s.max_split_bytes)
+    roundup = str(list(s.roundup_power2_divisions)) if s.roundup_is_on else "off"
+    values = {
+        "backend": s.backend,
+        "expandable_segments": "on" if s.expandable_segments else "off",
+        "max_split_size": split,
+        "garbage_collection_threshold": f"{s.garbage_collection_threshold:g}",
+        "roundup_power2_divisions": roundup,
+        "large_segment_size": format_size(s.large_segment_bytes),
+    }
+    if s.memory_fraction is not None:
+        values["per_process_memory_fraction"] = f"{s.memory_fraction:g}"
+    values |= {str(k): str(v)[:500] for k, v in list(s.other.items())[:_MAX_OTHER]}
+    listed = "; ".join(f"{name} {value}" for name, value in values.items())
+    return [("Settings", code(s.conf) if s.conf else "defaults"), ("In full", listed)]
+
+
+def footer(diagnosis: Diagnosis) -> str:
+    """Return what the full report has that the short one leaves out."""
+    n_failed = sum(i.status is Status.FAIL for i in diagnosis.checklist)
+    n_serious = sum(f.severity > Severity.INFO for f in diagnosis.findings)
+    n_advice = len(diagnosis.recommendations)
+    failed = f" ({n_failed} failed)" if n_failed else ""
+    parts = [
+        f"checklist{failed}" if diagnosis.checklist else "",
+        "pins" if diagnosis.pins else "",
+        "phases" if diagnosis.phases else "",
+        plural(n_serious, "finding") if n_serious else "",
+        plural(n_advice, "recommendation") if n_advice else "",
+    ]
+    listed = ", ".join(p for p in parts if p)
+    return f"--full: {listed}" if listed else ""
 
 
 def document(diagnosis: Diagnosis, options: RenderOptions) -> doc.ReportDocument:
@@ -26,23 +193,23 @@ def document(diagnosis: Diagnosis, options: RenderOptions) -> doc.ReportDocument
         brief=[text for text in brief if text],
         lead=[*cure, *_what_it_is(diagnosis)],
         sections=[
-            *memory.moment_sections(diagnosis),
-            *memory.memory_sections(diagnosis),
-            memory.timeline_section(diagnosis),
+            *device_memory.moment_sections(diagnosis),
+            *device_memory.memory_sections(diagnosis),
+            device_memory.timeline_section(diagnosis),
             holders.short_holders(diagnosis),
-            story.story_section(diagnosis),
-            *story.message_sections(diagnosis),
+            log_story.story_section(diagnosis),
+            *log_story.message_sections(diagnosis),
             advice.short_advice(diagnosis),
             *advice.advice_sections(diagnosis),
-            checks.checklist_section(diagnosis),
-            *phases.phase_sections(diagnosis),
+            checklist_section(diagnosis),
+            *device_memory.phase_sections(diagnosis),
             holders.pins_section(diagnosis),
             holders.segments_section(diagnosis),
             holders.holders_section(diagnosis),
-            checks.findings_section(diagnosis),
-            *checks.about_sections(diagnosis),
+            findings_section(diagnosis),
+            *about_sections(diagnosis),
         ],
-        footer=checks.footer(diagnosis),
+        footer=footer(diagnosis),
         tone=tone,
         kicker=", ".join(words.source_name(s) for s in diagnosis.case.sources[:3]),
     )

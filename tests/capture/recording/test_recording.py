@@ -38,4 +38,4 @@ def test_module_runs_on_python_39_with_nothing_but_the_standard_library(path) ->
 
 
 def test_bootstrap_is_found_beside_the_package() -> None:
-    assert {"sitecustomize.py", "recorder.py", "arming.py"} <= {p.name for p in FILES}
+    assert {"sitecustomize.py", "history_recorder.py", "arming.py"} <= {p.name for p in FILES}

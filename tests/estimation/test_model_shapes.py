@@ -6,7 +6,7 @@ import pytest
 
 from fragdoctor.errors import InputError
 from fragdoctor.estimation.config_json import shape_of_config
-from fragdoctor.estimation.shapes import Preset, known_models, model_of, preset_of, presets
+from fragdoctor.estimation.model_shapes import Preset, known_models, model_of, preset_of, presets
 from fragdoctor.model.workload import Workload
 
 

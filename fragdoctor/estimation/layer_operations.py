@@ -21,7 +21,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from fragdoctor.estimation.operations import (
+from fragdoctor.estimation.operation_memory import (
     FP32,
     Op,
     Term,

@@ -10,7 +10,7 @@ from fragdoctor.model.diagnosis import Diagnosis
 from fragdoctor.model.story import Direction, LogStory, Outcome, Trend
 from fragdoctor.report import document as doc
 from fragdoctor.report.document import Detail, Span, Style, bad, dim, strong, warn
-from fragdoctor.report.views.story_rows import DAY_S, StoryRow, cut, story_rows
+from fragdoctor.report.views.log_story_rows import DAY_S, StoryRow, cut, story_rows
 from fragdoctor.units import format_count, format_size, plural
 
 _SHORT_ROWS: Final = 8
