@@ -22,6 +22,7 @@ from fragdoctor.model.hooks import report_progress
 from fragdoctor.model.simulation import (
     FidelityReport,
     Outlook,
+    OutlookBasis,
     OutlookState,
     ReplayResult,
     Simulation,
@@ -286,6 +287,8 @@ class Bench:
             return outlook
         is_open = outlook.state is OutlookState.OPEN
         needs = None if is_open or outlook.growth_bytes_per_step else outlook.peak_reserved_bytes
+        if outlook.basis is OutlookBasis.LOWER_BOUND:
+            needs = self.fair_replay.step_needs_bytes()
         return replace(
             outlook,
             state=OutlookState.FAILS,

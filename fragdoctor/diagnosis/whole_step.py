@@ -53,7 +53,7 @@ def _of_failure(verdict: Verdict, context: Context, bench: Bench, outlook: Outlo
         return verdict
     if is_holes and survivors and all(is_open):
         return _unless_open(verdict, bench, _instead(context, bench))
-    return _with_shortfall(verdict, context, lacking)
+    return _with_shortfall(verdict, context, outlook, lacking)
 
 
 def _beyond_settings(verdict: Verdict, cause: Cause, lacking: int) -> Verdict:
@@ -152,7 +152,7 @@ def _instead(context: Context, bench: Bench) -> Cause:
     return Cause.TRANSIENT_PEAK if find_transient(context.analysis) else Cause.CAPACITY
 
 
-def _with_shortfall(verdict: Verdict, context: Context, lacking: int) -> Verdict:
+def _with_shortfall(verdict: Verdict, context: Context, outlook: Outlook, lacking: int) -> Verdict:
     """Say what the whole step lacks, where that is more than what the request does."""
     failed = context.failed_request
     if failed is None or verdict.cause not in (Cause.CAPACITY, Cause.MEMORY_LIMIT):
@@ -162,5 +162,6 @@ def _with_shortfall(verdict: Verdict, context: Context, lacking: int) -> Verdict
         return verdict
     return replace(
         verdict,
-        summary=f"{verdict.summary} The whole step lacks {format_size(lacking)}.",
+        summary=f"{verdict.summary} The whole step lacks "
+        f"{'at least ' if outlook.basis is OutlookBasis.LOWER_BOUND else ''}{format_size(lacking)}.",
     )

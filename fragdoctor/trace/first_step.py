@@ -16,7 +16,8 @@ import numpy as np
 
 from fragdoctor.frozen import frozen
 from fragdoctor.model.snapshot import I32, I64, Bools
-from fragdoctor.trace import stacks
+from fragdoctor.trace import operations, stacks
+from fragdoctor.trace.operations import Allocations, Operations
 from fragdoctor.trace.step_alignment import StepWindow
 from fragdoctor.trace.steps import Steps
 from fragdoctor.trace.trace import Trace
@@ -186,9 +187,42 @@ class LowerBound:
     parts: tuple[str, ...]
 
     @property
+    def needed_bytes(self) -> int:
+        """What the step needs, with what comes as a rule."""
+        return self.live_bytes + self.expected_bytes
+
+    def of_edit(self, trace: Trace, edited: Operations) -> LowerBound:
+        """Return the bound of an edited program.
+
+        What is still to come changes with what its step had made until the request failed: a
+        smaller batch asks for less in every layer, a checkpointed layer keeps less of it.
+        """
+        lives, failed = trace.lives, int(trace.oom_rows[-1])
+        start = _start(trace)
+        size = lives.requested_bytes.astype(np.int64)
+        is_live = (lives.start < failed) & (lives.free > failed)
+        before = int(size[is_live & (lives.start < start)].sum())
+        made = int(size[is_live].sum()) - before
+        of = Allocations(edited)
+        is_left = (of.dies == operations.NEVER) & (of.born >= 0)
+        left = int(of.size[is_left].sum()) + int(
+            size[: lives.n_initial][is_live[: lives.n_initial]].sum()
+        )
+        share = min(max((left - before) / made, 0.0), 1.0) if made > 0 else 1.0
+        return LowerBound(
+            live_bytes=left + int(share * self.more_bytes),
+            more_bytes=int(share * self.more_bytes),
+            expected_bytes=int(share * self.expected_bytes),
+            request_bytes=int(share * self.request_bytes),
+            parts=(),
+        )
+
+    @property
     def text(self) -> str:
         """What is still to come, in words; "" where only the failing request is known."""
-        known = f"at least {format_size(self.more_bytes)} more: {' and '.join(self.parts)}"
+        known = f"at least {format_size(self.more_bytes)} more"
+        if self.parts:
+            known += f": {' and '.join(self.parts)}"
         if self.more_bytes == self.request_bytes:
             known = ""
         about = f"about {format_size(self.expected_bytes)} more to its end"
@@ -202,8 +236,7 @@ def lower_bound_of(trace: Trace) -> LowerBound | None:
     failed = int(trace.oom_rows[-1])
     live = int(trace.totals.at([failed])[0, 0])
     request = int(trace.events.size_bytes[failed])
-    steps = Steps.of(trace)
-    start = int(steps.rows[-1]) if len(steps) else 0
+    start = _start(trace)
     parts = [f"the request of {format_size(request)}"]
     more = request
     states = _optimizer_states(trace, start, failed)
@@ -221,6 +254,12 @@ def lower_bound_of(trace: Trace) -> LowerBound | None:
     if _is_training_forward(trace, start, failed):
         expected = max(request, int(BACKWARD_SHARE * (live + more)))
     return LowerBound(live + more, more, expected, request, tuple(parts))
+
+
+def _start(trace: Trace) -> int:
+    """Return the row at which the step under way began."""
+    steps = Steps.of(trace)
+    return int(steps.rows[-1]) if len(steps) else 0
 
 
 def _backward_needs(trace: Trace, start: int, failed: int) -> int:

@@ -83,9 +83,9 @@ class Outlooks:
         self._operations = operations
         self._asked = max_steps
         self.continuation = continuation_of(trace, Operations.of(operations))
-        # What was recorded is no bound of what an edited program asks for.
-        is_bounded = self.continuation is None and not is_edited
-        self._lower_bound = lower_bound_of(trace) if is_bounded else None
+        self._lower_bound = lower_bound_of(trace) if self.continuation is None else None
+        if self._lower_bound is not None and is_edited:
+            self._lower_bound = self._lower_bound.of_edit(trace, Operations.of(operations))
 
     @cached_property
     def _is_confirmed(self) -> bool:
@@ -242,7 +242,7 @@ class Outlooks:
         """
         known = self.continuation
         if known is None:
-            return None if self._lower_bound is None else self._lower_bound.live_bytes
+            return None if self._lower_bound is None else self._lower_bound.needed_bytes
         config = native_config(self._trace.settings, era=Era.ADDRESS)
         _, look = self._operations.look_on(config, known.native, known.n_past, max_steps=0)
         return int(look["peak_allocated"][0]) if len(look["peak_allocated"]) else None
@@ -254,13 +254,12 @@ class Outlooks:
         bound = self._lower_bound
         if bound is None:
             return Outlook(OutlookState.OPEN, reason=NO_STEP)
-        needed = bound.live_bytes + bound.expected_bytes
-        is_beyond = limit_bytes is not None and needed > limit_bytes
+        is_beyond = limit_bytes is not None and bound.needed_bytes > limit_bytes
         return Outlook(
             OutlookState.FAILS if is_beyond else OutlookState.OPEN,
             OutlookBasis.LOWER_BOUND,
             fails_after_steps=0 if is_beyond else None,
-            needs_bytes=needed if is_beyond else None,
+            needs_bytes=bound.needed_bytes if is_beyond else None,
             reason=", ".join(x for x in ("the step was not finished", bound.text) if x),
         )
 

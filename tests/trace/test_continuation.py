@@ -315,6 +315,18 @@ def test_evaluation_that_goes_on_alone_is_played_as_many_steps_as_training() -> 
     assert outlook.steps == MAX_STEPS
 
 
+@pytest.mark.parametrize(("share", "needs_mb"), [(1.0, 55), (0.5, 28)])
+def test_bound_of_a_first_step_follows_an_edit(share: float, needs_mb: int) -> None:
+    program, starts = _program([[("x", 4 * MIB), ("a", 12 * MIB), ("b", 40 * MIB)]])
+    trace = _traced(record(program, capacity_bytes=40 * MIB), starts, is_cut=True)
+    reproduction = reproduce(trace)
+    asked = Operations.of(reproduction.operations)
+    size = (asked.size * share).astype(np.uint64)
+    edited = asked.with_size(size).native(reproduction.operations)
+    outlooks = FairReplay(reproduction).outlooks_of(edited)
+    assert outlooks.step_needs_bytes() == pytest.approx(needs_mb * MIB, abs=MIB)
+
+
 def test_first_step_has_a_lower_bound_only() -> None:
     program, starts = _program([[("x", 3 * MIB), ("a", 12 * MIB), ("b", 40 * MIB)]])
     trace = _traced(record(program, capacity_bytes=40 * MIB), starts, is_cut=True)

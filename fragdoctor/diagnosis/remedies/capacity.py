@@ -82,7 +82,7 @@ class SmallerBatch(SavingRemedy):
         if proposal is None or proposal.is_rejected or only_builds(case):
             return []
         is_short = bench.n_operations <= SHORT_TRACE_OPERATIONS
-        shares = BATCH_SHARES if is_short else LONG_TRACE_SHARES
+        shares: tuple[float, ...] = BATCH_SHARES if is_short else LONG_TRACE_SHARES
         n = _batch_size(case)
         if n is not None:
             whole = sorted({round(n * share) for share in shares} - {0, n}, reverse=True)
