@@ -160,8 +160,8 @@ def _with_shortfall(verdict: Verdict, context: Context, outlook: Outlook, lackin
     margin = failed.margin_bytes
     if margin is None or lacking <= WORTH_SAYING * max(-margin, 0):
         return verdict
+    least = "at least " if outlook.basis is OutlookBasis.LOWER_BOUND else ""
     return replace(
         verdict,
-        summary=f"{verdict.summary} The whole step lacks "
-        f"{'at least ' if outlook.basis is OutlookBasis.LOWER_BOUND else ''}{format_size(lacking)}.",
+        summary=f"{verdict.summary} The whole step lacks {least}{format_size(lacking)}.",
     )
