@@ -12,7 +12,6 @@ from fragdoctor.diagnosis.remedies.savings import SavingRemedy, first_enough, sa
 from fragdoctor.diagnosis.remedies.training import CombinedSavings
 from fragdoctor.frozen import frozen
 from fragdoctor.model.diagnosis import Predicted
-from fragdoctor.model.simulation import OutlookState
 from fragdoctor.units import format_size
 
 MIN_COMBINED: Final = 2
@@ -93,7 +92,7 @@ def _together(case: JudgedCase, bench: Bench, tested: Sequence[Proposal]) -> lis
 def _is_enough(predicted: Predicted) -> bool:
     """Return whether a change serves the recorded requests and is not known to fail later."""
     outlook = predicted.outlook
-    return bool(predicted.fits) and (outlook is None or outlook.state is not OutlookState.FAILS)
+    return bool(predicted.fits) and not (outlook is not None and outlook.fails)
 
 
 def _notes(bench: Bench) -> tuple[str, ...]:

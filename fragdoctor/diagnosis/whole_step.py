@@ -52,7 +52,7 @@ def _of_failure(verdict: Verdict, context: Context, bench: Bench, outlook: Outlo
     if not bench.is_exact:
         return verdict
     if is_holes and survivors and all(is_open):
-        return _unless_open(verdict, bench, _instead(context, bench))
+        return _unless_open(verdict, bench, survivors, _instead(context, bench))
     return _with_shortfall(verdict, context, outlook, lacking)
 
 
@@ -69,14 +69,20 @@ def _beyond_settings(verdict: Verdict, cause: Cause, lacking: int) -> Verdict:
     )
 
 
-def _unless_open(verdict: Verdict, bench: Bench, cause: Cause) -> Verdict:
+def _unless_open(
+    verdict: Verdict, bench: Bench, survivors: list[ReplayResult], cause: Cause
+) -> Verdict:
     """Return the verdict where of no setting is known that it lets the step come to its end.
 
     Without complete steps a step that failed needs more than the request that failed, as a rule,
-    and the holes held enough for that alone.
+    and the holes held enough for that alone. With some, what is expected of the settings decides.
     """
-    if bench.n_steps >= MIN_LEAK_STEPS or not bench.is_in_step:
+    expected = {r.outlook.likely for r in survivors if r.outlook is not None}
+    if not bench.is_in_step:
         return verdict
+    if OutlookState.HOLDS in expected:
+        is_sure = verdict.confidence is Confidence.PROVEN
+        return replace(verdict, confidence=Confidence.LIKELY) if is_sure else verdict
     return replace(
         verdict,
         cause=cause,

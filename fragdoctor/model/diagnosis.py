@@ -120,6 +120,14 @@ class Predicted:
     fidelity_share: float | None = None
     outlook: Outlook | None = None
 
+    @property
+    def room_bytes(self) -> int:
+        """What is left of the capacity at the highest point of the run, as far as known."""
+        later = None if self.outlook is None else self.outlook.peak_reserved_bytes
+        if self.margin_bytes is None or self.peak_reserved_bytes is None or later is None:
+            return self.margin_bytes or 0
+        return min(self.margin_bytes, self.margin_bytes + self.peak_reserved_bytes - later)
+
 
 @frozen
 class Recommendation:

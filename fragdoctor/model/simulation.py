@@ -71,6 +71,8 @@ class Outlook:
         is_fragile: it goes on here, but not with slightly more or slightly less memory.
         n_complete_steps: recorded steps that those to come were made from; None where there were
             none. What a program does for the first time later is in none of them.
+        likely: where it is open, what the steps to come do if they are as expected; None where
+            there is no expectation.
     """
 
     state: OutlookState
@@ -83,6 +85,12 @@ class Outlook:
     reason: str = ""
     is_fragile: bool = False
     n_complete_steps: int | None = None
+    likely: OutlookState | None = None
+
+    @property
+    def fails(self) -> bool:
+        """Whether it is known or expected to fail."""
+        return OutlookState.FAILS in {self.state, self.likely}
 
     @property
     def is_known(self) -> bool:

@@ -207,7 +207,11 @@ _MANY_STEPS: Final = 3  # of fewer nobody can say whether a program goes on as i
 def outlook_text(outlook: Outlook) -> str:
     """Return what a run would do next, in a few words."""
     if outlook.state is OutlookState.OPEN:
-        return f"the rest is open: {outlook.reason}" if outlook.reason else ""
+        if not outlook.reason:
+            return ""
+        guess = {OutlookState.HOLDS: ", likely fits", OutlookState.FAILS: ", likely too much"}
+        expected = guess[outlook.likely] if outlook.likely is not None else ""
+        return f"the rest is open{expected}: {outlook.reason}"
     if outlook.state is OutlookState.FAILS:
         n = outlook.fails_after_steps
         when = "in the step under way" if not n else f"after {plural(n, 'more step')}"

@@ -158,6 +158,13 @@ For the rest of the forward pass, gradients and optimizer state: of 55 recorded 
 half to nine tenths of what their programs needed, none took less.
 """
 
+LIKELY: Final = 1.2
+"""What a program needs as a rule that failed in its first forward pass, as a multiple of what is
+known."""
+
+UPDATE_TAKES: Final = 2
+"""What an optimizer's first step needs besides the parameters, as a multiple of them."""
+
 SMALL: Final = 64 * 1024
 """Tensors below this are statistics, masks and indices as a rule."""
 
@@ -191,6 +198,11 @@ class LowerBound:
         """What the step needs, with what comes as a rule."""
         return self.live_bytes + self.expected_bytes
 
+    @property
+    def likely_bytes(self) -> int:
+        """What the run needs as a rule: more than that, if a backward pass is to come."""
+        return int((LIKELY if self.expected_bytes else 1) * self.needed_bytes)
+
     def of_edit(self, trace: Trace, edited: Operations) -> LowerBound:
         """Return the bound of an edited program.
 
@@ -198,16 +210,12 @@ class LowerBound:
         smaller batch asks for less in every layer, a checkpointed layer keeps less of it.
         """
         lives, failed = trace.lives, int(trace.oom_rows[-1])
-        start = _start(trace)
-        size = lives.requested_bytes.astype(np.int64)
-        is_live = (lives.start < failed) & (lives.free > failed)
-        before = int(size[is_live & (lives.start < start)].sum())
-        made = int(size[is_live].sum()) - before
+        size = np.where(lives.free > failed, lives.requested_bytes, 0).astype(np.int64)
+        before = int(size[lives.start < _start(trace)].sum())
+        made = int(size[lives.start < failed].sum()) - before
         of = Allocations(edited)
-        is_left = (of.dies == operations.NEVER) & (of.born >= 0)
-        left = int(of.size[is_left].sum()) + int(
-            size[: lives.n_initial][is_live[: lives.n_initial]].sum()
-        )
+        left = int(of.size[(of.dies == operations.NEVER) & (of.born >= 0)].sum())
+        left += int(size[: lives.n_initial].sum())
         share = min(max((left - before) / made, 0.0), 1.0) if made > 0 else 1.0
         return LowerBound(
             live_bytes=left + int(share * self.more_bytes),
@@ -253,6 +261,7 @@ def lower_bound_of(trace: Trace) -> LowerBound | None:
     expected = 0
     if _is_training_forward(trace, start, failed):
         expected = max(request, int(BACKWARD_SHARE * (live + more)))
+        expected = max(expected, _update_needs(trace, start, failed) - live - more)
     return LowerBound(live + more, more, expected, request, tuple(parts))
 
 
@@ -297,6 +306,25 @@ def _backward_needs(trace: Trace, start: int, failed: int) -> int:
     if is_forward:  # the last ones may be on their way only
         has_gradient[len(made) - min(RECENT, (len(made) + 1) // 2) :] = False
     return int(needs[has_gradient].max(initial=0))
+
+
+def _update_needs(trace: Trace, start: int, failed: int) -> int:
+    """Return what is live when the optimizer makes its first step; 0 where it may train a part.
+
+    Counted are a gradient and a state for each parameter, beside what was there before the step:
+    Adam makes two states and its temporaries, SGD with momentum one state.
+    """
+    lives, roles = trace.lives, trace.stacks.roles
+    older = (lives.start < start) & (lives.free > failed)
+    model = older & roles.makes_model[lives.stack]
+    n_model = int(lives.size_bytes[model].sum())
+    made = _made(trace, start, failed)
+    made = made[roles.in_module[lives.stack[made]]]
+    first = made[: max(len(made) // 4, MIN_KEPT)]
+    n_kept = int(np.count_nonzero(lives.free[first] > failed))
+    if n_kept <= KEPT_OF_OLDER * len(first):
+        return 0  # the first layers keep nothing for a backward pass: they are not trained
+    return int(lives.size_bytes[older].sum()) + UPDATE_TAKES * n_model
 
 
 def _workspaces(trace: Trace, made: I64) -> I64:

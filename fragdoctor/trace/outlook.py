@@ -53,6 +53,10 @@ PLAYED_OF_EDIT: Final = 20_000
 TOLERANCE: Final = 0.04
 """Share of the peak by which a repeated step may differ from the recorded one."""
 
+MOST_MISSED: Final = 0.25
+"""Share by which it may differ at most: up to that an outcome must be clear with as much less or
+more memory, beyond it nothing is said."""
+
 KEPT_SHARE: Final = 0.004
 """Share of the peak by which what a step keeps may differ from what it kept as recorded."""
 
@@ -88,11 +92,11 @@ class Outlooks:
             self._lower_bound = self._lower_bound.of_edit(trace, Operations.of(operations))
 
     @cached_property
-    def _is_confirmed(self) -> bool:
-        """Whether repeating the recorded steps gives what was recorded of them.
+    def _mismatch(self) -> float:
+        """By what share of the peak repeating the recorded steps misses what was recorded of them.
 
         Played without a limit, each must rise as far above its beginning as it did, and all of
-        them together must keep as much.
+        them together must keep as much. What rounds away is 0.
         """
         known = self.continuation
         assert known is not None  # noqa: S101 - asked before
@@ -100,7 +104,7 @@ class Outlooks:
         _, look = self._operations.look_on(
             config, known.again, known.n_past, max_steps=MAX_STEPS, max_ops=MAX_PLAYED // 2
         )
-        return _agrees(self._trace, known, look)
+        return _mismatch(self._trace, known, look)
 
     @cached_property
     def _awaiting_bytes(self) -> int:
@@ -148,7 +152,7 @@ class Outlooks:
             return raw, outlook
         if limit is None and not known.grows and conditions.settings == self._trace.settings:
             # Played without a limit already.
-            self.__dict__.setdefault("_is_confirmed", _agrees(self._trace, known, look))
+            self.__dict__.setdefault("_mismatch", _mismatch(self._trace, known, look))
         doubt = next(self._doubts(known, outlook, int(look["n_played"])), "")
         state = outlook.state
         if not doubt and not self._is_robust(
@@ -162,7 +166,8 @@ class Outlooks:
                 doubt = "gradients are gathered, and no step of an optimizer was recorded yet"
         if not doubt:
             return raw, outlook
-        return raw, replace(outlook, state=OutlookState.OPEN, fails_after_steps=None, reason=doubt)
+        is_open = replace(outlook, state=OutlookState.OPEN, fails_after_steps=None, reason=doubt)
+        return raw, replace(is_open, likely=outlook.state)
 
     def _doubts(self, known: Continuation, outlook: Outlook, n_played: int) -> Iterator[str]:
         """Yield why the steps to come are not known well enough."""
@@ -173,7 +178,7 @@ class Outlooks:
             yield "the step under way does what no complete one did"
         if self._may_be_layers:
             yield "what repeats may be the layers of the model, of which not all have run"
-        if not self._is_edited and not self._is_confirmed:
+        if not self._is_edited and self._mismatch > MOST_MISSED:
             yield "repeating the recorded steps does not give what was recorded of them"
         if holds and known.rises and not known.grows:
             yield "steps become larger, by how much and how often is not known"
@@ -193,6 +198,13 @@ class Outlooks:
         remakes_start: bool,
     ) -> bool:
         """Return whether a state remains where the steps to come ask for a little more or less."""
+        missed = 0.0 if self._is_edited or limit is None else self._mismatch
+        if missed:
+            margin = missed if state is OutlookState.HOLDS else -missed
+            far = conditions.with_less(margin)
+            raw, look = self._play(known.native, far.native(), remakes_start=remakes_start)
+            if self._judged(known, raw, look, limit).state is not state:
+                return False
         other = {OutlookState.HOLDS: known.higher, OutlookState.FAILS: known.lower}.get(state)
         if other is None or limit is None:
             return True
@@ -255,9 +267,11 @@ class Outlooks:
         if bound is None:
             return Outlook(OutlookState.OPEN, reason=NO_STEP)
         is_beyond = limit_bytes is not None and bound.needed_bytes > limit_bytes
+        may_fail = limit_bytes is not None and bound.likely_bytes > limit_bytes
         return Outlook(
             OutlookState.FAILS if is_beyond else OutlookState.OPEN,
             OutlookBasis.LOWER_BOUND,
+            likely=OutlookState.FAILS if may_fail and not is_beyond else None,
             fails_after_steps=0 if is_beyond else None,
             needs_bytes=bound.needed_bytes if is_beyond else None,
             reason=", ".join(x for x in ("the step was not finished", bound.text) if x),
@@ -332,24 +346,27 @@ def _growth(known: Continuation, allocated: Any) -> int:
     return int(rises.min()) // each if (rises > 0).all() else 0
 
 
-def _agrees(trace: Trace, known: Continuation, look: Mapping[str, Any]) -> bool:
+def _mismatch(trace: Trace, known: Continuation, look: Mapping[str, Any]) -> float:
     after = np.asarray(look["allocated"]).astype(np.int64)
     peak = np.asarray(look["peak_allocated"]).astype(np.int64)
-    began = trace.totals.at(known.rows)[:, 0]
+    began = trace.totals.at(known.rows)[:, 0].astype(np.int64)
     highest = trace.totals.envelope("allocated_bytes", np.append(0, known.rows + 1)).high[1:]
     scale = max(int(highest.max(initial=0)), 1)
-    rise, n = highest - began, known.n_complete
-    for u, step in enumerate(known.order[: len(after) - 1]):
-        if step >= n:
-            continue
-        if abs(int(peak[u + 1] - after[u]) - int(rise[step])) > TOLERANCE * scale:
-            return False
+    rise, n = highest.astype(np.int64) - began, known.n_complete
+    order = np.array(known.order[: len(after) - 1], np.int64)
+    is_known = np.flatnonzero(order < n)
+    off = np.abs((peak[1:] - after[:-1])[: len(order)] - rise[order])[is_known]
+    missed = float(off.max(initial=0)) / scale
+    missed = missed if missed > TOLERANCE else 0.0
     period = known.period
     if len(after) <= period or n <= period + 1 or known.grows:
-        return True
+        return missed
     expected = int(began[n] - began[n - period]) / period
     found = int(after[period] - after[0]) / period
-    return abs(found - expected) <= max(TOLERANCE * abs(expected) * 5, KEPT_SHARE * scale)
+    drift = abs(found - expected)
+    if drift <= max(TOLERANCE * abs(expected) * 5, KEPT_SHARE * scale):
+        return missed
+    return 1.0
 
 
 def _close(known: Continuation, state: OutlookState) -> str:

@@ -20,6 +20,10 @@ MISALIGNED: Final = 0.25
 MANY_STEPS: Final = 8
 """Steps of differing size from which on the largest so far tells much of those to come."""
 
+LARGER: Final = 10.0
+"""Of sizes spread evenly, the largest lies beyond n of them by more than ``spread * (5 ** (1 / n) -
+1)`` in one of five cases."""
+
 BOUNDED: Final = 0.01
 """Share by which the largest two steps differ, up to which they are as large as steps get."""
 
@@ -260,15 +264,19 @@ class SizedSteps(AlignedSteps):
             if self.classes[t] == self.classes[like]
         ]
         total.append(self._expected(like))
+        if len(total) < 2:  # then of what the two have in common so far
+            mine, theirs = self.size[self.n], self.size[like]
+            both = ~np.isnan(mine) & ~np.isnan(theirs)
+            total = [float(theirs[both].sum()), float(mine[both].sum())]
         x = np.sort(np.array(total))[::-1]
-        if len(x) < 2 or not x[0]:
+        if not x[0]:
             return 1.0
         gap, spread = (x[0] - x[1]) / x[0], (x[0] - x[-1]) / x[0]
         if gap < BOUNDED / 10:
             return ROUNDED
         if gap < BOUNDED or len(x) > MANY_STEPS:
             return float(max(ROUNDED, gap, spread / len(x)))
-        return float(min(max(2 * gap, spread * min(1.0, 8 / len(x))), 1.0))
+        return float(min(max(gap, spread * (LARGER ** (1 / len(x)) - 1)), 1.0))
 
 
 def _differs(mine: npt.NDArray[Any], other: npt.NDArray[Any]) -> bool:

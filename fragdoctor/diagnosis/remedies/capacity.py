@@ -6,6 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import ClassVar, Final
 
+import numpy as np
+
 from fragdoctor.diagnosis.bench import Attempt, Bench, Outcome
 from fragdoctor.diagnosis.remedies.remedy import (
     HELPS,
@@ -27,6 +29,7 @@ from fragdoctor.model.finding import Confidence, Evidence
 from fragdoctor.model.phases import Category
 from fragdoctor.rules.failed_request import FailedRequest
 from fragdoctor.trace.edits import Edit, batch_scaled
+from fragdoctor.trace.steps import Steps
 from fragdoctor.trace.training_edits import passes_scaled
 from fragdoctor.units import format_share, format_size
 
@@ -95,9 +98,15 @@ class SmallerBatch(SavingRemedy):
         return (self._edit(case, 0.5),)
 
     def _edit(self, case: JudgedCase, share: float) -> Edit:
-        if case.training is None:
-            return batch_scaled(share)
-        return passes_scaled(*case.training.steps, share)
+        if case.training is not None:
+            return passes_scaled(*case.training.steps, share)
+        analysis = case.context.analysis
+        if analysis is not None and len(analysis.trace.module_rows):
+            began = Steps.of(analysis.trace).rows
+            if len(began) == 1:  # the first step is all there is
+                end = np.array([analysis.trace.n_events], np.int64)
+                return passes_scaled(began, end, share)
+        return batch_scaled(share)
 
     def judged(
         self, case: JudgedCase, bench: Bench, proposal: Proposal | None, outcomes: Sequence[Outcome]

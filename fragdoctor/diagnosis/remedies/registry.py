@@ -43,7 +43,6 @@ from fragdoctor.diagnosis.remedies.remedy import (
     Remedy,
     prospect,
     steps_won,
-    whole_margin,
 )
 from fragdoctor.diagnosis.remedies.settings import (
     DefaultSettings,
@@ -186,7 +185,7 @@ def _order(proposal: Proposal, cause: Cause) -> tuple[int | str, ...]:
             tier,
             int(proposal.remedy.burden),
             -steps_won(p.outlook),
-            -whole_margin(p),
+            -p.room_bytes,
             -(r.saves_bytes or 0),
             p.driver_calls or 0,
         )
@@ -210,4 +209,4 @@ def _tier(found: Prospect, *, is_setting: bool, cause: Cause) -> int:
     if found > Prospect.OPEN:
         return 10 + int(found)
     is_code = cause is Cause.FRAGMENTATION and not is_setting
-    return 2 * int(found) + (3 if is_code else 0)
+    return int(found) + (int(Prospect.UNLIKELY) if is_code else 0)

@@ -391,7 +391,7 @@ def best_of(bench: Bench, outcomes: Sequence[Outcome]) -> Outcome:
         r = one.result
         is_bad = not helps(bench.recorded, r)
         steps = steps_won(r.outlook)
-        room = whole_margin(bench.predicted(r))
+        room = bench.predicted(r).room_bytes
         return is_bad, prospect(r.outlook), -steps, -room, r.retries, r.driver_calls
 
     return min(outcomes, key=badness)
@@ -401,16 +401,20 @@ class Prospect(IntEnum):
     """How well a run goes on that gets past the recorded failure, the best first."""
 
     HOLDS = 0
-    OPEN = 1
-    FAILS = 2
-    FRAGILE = 3
+    LIKELY = 1
+    OPEN = 2
+    UNLIKELY = 3
+    FAILS = 4
+    FRAGILE = 5
 
 
 def prospect(outlook: Outlook | None) -> Prospect:
     """Return how well a run goes on that gets past the recorded failure."""
-    if outlook is None or outlook.state is OutlookState.OPEN:
+    if outlook is None or (outlook.state is OutlookState.OPEN and outlook.likely is None):
         return Prospect.OPEN
-    if outlook.state is OutlookState.FAILS:
+    if outlook.state is OutlookState.OPEN:
+        return Prospect.UNLIKELY if outlook.fails else Prospect.LIKELY
+    if outlook.fails:
         return Prospect.FAILS
     return Prospect.FRAGILE if outlook.is_fragile else Prospect.HOLDS
 
@@ -418,15 +422,6 @@ def prospect(outlook: Outlook | None) -> Prospect:
 def steps_won(outlook: Outlook | None) -> int:
     """Return how many steps a run makes before it fails again; 0 where it may not fail."""
     return (outlook.fails_after_steps or 0) if outlook is not None else 0
-
-
-def whole_margin(predicted: Predicted) -> int:
-    """Return what is left of the capacity at the highest point of the run, as far as known."""
-    margin, peak = predicted.margin_bytes, predicted.peak_reserved_bytes
-    if margin is None or predicted.outlook is None:
-        return margin or 0
-    later = predicted.outlook.peak_reserved_bytes
-    return margin if later is None or peak is None else min(margin, margin + peak - later)
 
 
 def outcome_text(recorded: ReplayResult, result: ReplayResult) -> str:

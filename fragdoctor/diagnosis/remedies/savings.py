@@ -16,7 +16,6 @@ from fragdoctor.diagnosis.remedies.remedy import (
     Proposal,
     Remedy,
     helps,
-    whole_margin,
 )
 from fragdoctor.model.diagnosis import Cause, Predicted
 from fragdoctor.model.finding import Confidence, Evidence
@@ -143,13 +142,20 @@ class SavingRemedy(Remedy):
 
 
 def first_enough(bench: Bench, outcomes: Sequence[Outcome]) -> Outcome | None:
-    """Return the first outcome with which the run is not known to fail; None if all fail."""
+    """Return the first outcome with which the run is not expected to fail; None if all fail.
+
+    Where all are expected to, the last that is not known to.
+    """
+    last = None
     for outcome in outcomes:
         if helps(bench.recorded, outcome.result):
             found = bench.looked_on(outcome)
-            if found.result.outlook is None or found.result.outlook.state is not OutlookState.FAILS:
+            outlook = found.result.outlook
+            if outlook is None or not outlook.fails:
                 return found
-    return None
+            if outlook.state is not OutlookState.FAILS:
+                last = found
+    return last
 
 
 def _sureness(bench: Bench, outcome: Outcome) -> Confidence:
@@ -189,7 +195,7 @@ def saving_text(case: JudgedCase, bench: Bench, outcome: Outcome) -> str:
 def _how_far(predicted: Predicted) -> str:
     """Return how far the run goes with a change that serves the recorded requests."""
     served, outlook = "every recorded request is served", predicted.outlook
-    spare = f", with {format_size(whole_margin(predicted))} to spare"
+    spare = f", with {format_size(predicted.room_bytes)} to spare"
     spare = "" if predicted.margin_bytes is None else spare
     if outlook is None or outlook.basis is OutlookBasis.COMPLETE:
         return f"{served}{spare}"
@@ -223,6 +229,8 @@ def only_builds(case: JudgedCase) -> bool:
     if analysis is None or snapshot is None or not analysis.capture.has_trace:
         return False
     if analysis.capture.is_late_start or analysis.capture.missing_actions:
+        return False
+    if len(analysis.trace.module_rows):  # it has been called
         return False
     rows = snapshot.events.device_slice(analysis.device)
     frees = snapshot.events.action[rows] == Action.FREE_REQUESTED

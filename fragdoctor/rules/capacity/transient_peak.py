@@ -13,6 +13,7 @@ from fragdoctor.frozen import frozen
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
 from fragdoctor.rules.context import Context
 from fragdoctor.rules.rule import Need, Rule
+from fragdoctor.trace.steps import Steps
 from fragdoctor.units import format_size
 
 
@@ -88,7 +89,8 @@ def find_transient(analysis: DeviceAnalysis) -> Transient | None:
     """Return the last ascent of live memory where it stands far above the peaks before it.
 
     The ascent begins at the last valley: the last state near the low level of the run (its 5th
-    percentile and a tenth of the whole range).
+    percentile and a tenth of the whole range). Where steps show, one of them must have come to its
+    end before: the stages of a first one are no peaks to compare with.
     """
     if analysis.timeline is None:
         return None
@@ -97,7 +99,8 @@ def find_transient(analysis: DeviceAnalysis) -> Transient | None:
     valleys = np.flatnonzero(active <= low + VALLEY_SHARE * (top - low))
     valley = int(valleys[-1]) if len(valleys) else 0
     earlier = active[:valley]
-    if not len(earlier):
+    began = Steps.of(analysis.trace).rows - analysis.trace.first_row
+    if not len(earlier) or (len(began) and not (began[1:] <= valley).any()):
         return None
     usual, peak = int(earlier.max()), int(active[valley:].max())
     if peak < SPIKE_FACTOR * usual or _n_peaks(earlier, low, usual) < MIN_EARLIER_PEAKS:
