@@ -58,5 +58,5 @@ def test_notebook_holds_the_cards(root: Path) -> None:
     ]
 
     assert any("Memory snapshot" in h for h in html)
-    assert any("Fragmentation (proven)" in h for h in html)
+    assert any("Fragmentation (likely)" in h for h in html)
     assert not any("<script" in h for h in html)
