@@ -23,10 +23,10 @@ from statistics import median
 CHILD = """
 import json, resource, sys, time
 from pathlib import Path
-from fragdoctor.rehearse import launch
+from fragdoctor.rehearse import runner
 from fragdoctor.rehearse.process import Conditions
 from fragdoctor.rehearse.programs import Program
-from fragdoctor.rehearse.machines import rehearsed_gpu
+from fragdoctor.rehearse.process import rehearsed_gpu
 
 script, python, n_steps, *args = sys.argv[1:]
 times = []
@@ -34,7 +34,7 @@ gpu = rehearsed_gpu("h100", None, is_unlimited=True)
 conditions = Conditions(gpu=gpu, n_steps=int(n_steps))
 program = Program(script, False, args, [python])
 start = time.perf_counter()
-found = launch.rehearse(
+found = runner.rehearse(
     program, conditions, Path(script).with_name("s.pickle"),
     lambda number, n_bytes: times.append(time.perf_counter()),
 )

@@ -20,7 +20,7 @@ from fragdoctor.inputs.snapshot_reader import read_snapshot
 from fragdoctor.trace.replay import report
 from fragdoctor.trace.reproduction import find_reproduction
 from fragdoctor.trace.search import search_settings, usual_candidates
-from fragdoctor.trace.simulate import choose_device
+from fragdoctor.trace.simulator import choose_device
 from fragdoctor.trace.trace import Trace
 from fragdoctor.trace.whatif import WhatIf, replay_what_if
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from fragdoctor.limits import Limits
     from fragdoctor.model.comparison import Comparison
     from fragdoctor.model.diagnosis import Diagnosis
-    from fragdoctor.model.estimate import Estimate
     from fragdoctor.model.fleet import FleetReport
+    from fragdoctor.model.memory_estimate import Estimate
     from fragdoctor.model.simulation import Simulation
     from fragdoctor.model.snapshot import Snapshot
 
@@ -189,7 +189,7 @@ def simulate(  # noqa: PLR0913 - the questions of one what-if, all by keyword
         InputError: the path leads to no snapshot.
     """
     from fragdoctor.model.settings import conf_of  # noqa: PLC0415
-    from fragdoctor.trace.simulate import simulate as run  # noqa: PLC0415 - numpy is heavy
+    from fragdoctor.trace.simulator import simulate as run  # noqa: PLC0415 - numpy is heavy
 
     if isinstance(confs, str):
         confs = (confs,)

@@ -15,7 +15,7 @@ from fragdoctor.model.settings import AllocatorSettings, Era, parse_conf
 from fragdoctor.model.snapshot import EventTable, Snapshot
 from fragdoctor.trace.allocator import native_config
 from fragdoctor.trace.replay import Reproduction
-from fragdoctor.trace.simulate import reproduce, trace_of
+from fragdoctor.trace.simulator import reproduce, trace_of
 from fragdoctor.trace.trace import Trace
 from fragdoctor.units import MIB
 

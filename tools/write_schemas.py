@@ -20,9 +20,9 @@ import fragdoctor.report
 from fragdoctor.gate.judgement import CheckReport
 from fragdoctor.model.batch_fit import BatchFit
 from fragdoctor.model.diagnosis import Diagnosis
-from fragdoctor.model.estimate import Estimate
 from fragdoctor.model.fleet import FleetReport
 from fragdoctor.model.gpu_sharing import Sharing
+from fragdoctor.model.memory_estimate import Estimate
 from fragdoctor.model.rehearsal import RehearsalResult, RehearsalSweep
 from fragdoctor.model.simulation import Simulation
 from fragdoctor.report.json import written

@@ -1,4 +1,21 @@
-"""The whole analysis of one device."""
+"""The whole analysis of one device: how much the file holds of it, and why its cache was flushed.
+
+A trace has no marker for a flush. Four things give memory back: a retry (the driver refused a new
+segment, so everything free was returned and it was asked again), the garbage collection of
+``garbage_collection_threshold``, the oversize blocks that ``max_split_size_mb`` returns before a
+full flush, and ``torch.cuda.empty_cache()``. They are told apart so:
+
+- what follows a retry or a collection is, in the same call of malloc, a ``segment_alloc`` or
+  ``segment_map``, or an ``oom``; after ``empty_cache()`` it is anything;
+- a retry means that the driver had refused. If the device already gave PyTorch as much as was
+  reserved before the run plus the new segment, at another time of the same trace, then it had not,
+  and the run was ``empty_cache()`` or a collection;
+- a run which left whole free segments standing was a collection, or, without a threshold but with a
+  ``max_split_size``, its search for one block; a retry returns all of them.
+
+An ``empty_cache()`` directly before an allocation that needs a new segment on a nearly full device
+looks the same as a retry and is called one.
+"""
 
 from __future__ import annotations
 
@@ -8,18 +25,261 @@ import numpy as np
 
 from fragdoctor._native._ext import return_free_memory
 from fragdoctor.analysis.attribution import find_holders, find_pinned_segments, find_pins
-from fragdoctor.analysis.capture_quality import capture_quality
-from fragdoctor.analysis.flushes import find_flushes
 from fragdoctor.analysis.free_space import find_ooms, free_space
 from fragdoctor.analysis.growth import GrowthResult, find_growth
 from fragdoctor.analysis.kept import find_kept
-from fragdoctor.analysis.phases import find_phases
-from fragdoctor.analysis.result import DeviceAnalysis, OomEvent, SizeDiversity
+from fragdoctor.analysis.phase_memory import find_phases
+from fragdoctor.analysis.result import (
+    CaptureQuality,
+    DeviceAnalysis,
+    Flush,
+    OomEvent,
+    SizeDiversity,
+)
+from fragdoctor.frozen import frozen
 from fragdoctor.model.hooks import report_progress
 from fragdoctor.model.settings import AllocatorSettings
-from fragdoctor.model.snapshot import I64, Action, BlockState, Snapshot
+from fragdoctor.model.snapshot import I32, I64, Action, BlockState, Bools, Snapshot
+from fragdoctor.trace.lives import BEFORE
 from fragdoctor.trace.steps import Steps
 from fragdoctor.trace.trace import SMALL_REQUEST_BYTES, Trace
+from fragdoctor.units import format_count, format_size, plural
+
+
+def capture_quality(trace: Trace) -> CaptureQuality:
+    """Return what the file lacks, from what undoing the trace ran into."""
+    has_trace = _has_trace(trace)
+    lives = trace.lives
+    initial = lives.start == BEFORE if has_trace else np.zeros(len(lives), np.bool_)
+    initial_bytes = int(lives.size_bytes[initial].sum())
+    missing = tuple(trace.missing) if has_trace else ()
+    is_truncated, why = _truncation(trace) if has_trace else (False, "")
+    tiling = _tiling_errors(trace)
+    counts = dict(trace.contradictions)
+    consistent = not counts
+    counts.pop("completed_unrequested", None)
+    n_bad = sum(counts.values()) if has_trace else 0
+    share = _share_with_stacks(trace)
+    notes = [
+        *_stack_notes(trace, share),
+        *([] if has_trace else ["The file has no event trace: no peaks, no history, no replay."]),
+        *([why] if why else []),
+    ]
+    if initial_bytes and not is_truncated:
+        notes.append(
+            f"Recording began late: {format_size(initial_bytes)} were live before the first event."
+        )
+    if missing:
+        notes.append(f"Events are missing from the trace: {', '.join(missing)}.")
+    if n_bad and not missing:
+        verb = "contradicts" if n_bad == 1 else "contradict"
+        notes.append(f"{plural(n_bad, 'event')} {verb} the final state.")
+    if tiling:
+        notes.append(
+            f"In {plural(tiling, 'segment')} the blocks do not tile the segment: "
+            "not written by the native allocator."
+        )
+    return CaptureQuality(
+        has_trace=has_trace,
+        has_stacks=share,
+        is_late_start=bool(initial.any()),
+        is_truncated=is_truncated,
+        missing_actions=missing,
+        n_contradictions=n_bad,
+        is_consistent=consistent,
+        tiling_errors=tiling,
+        initial_live_bytes=initial_bytes,
+        notes=tuple(notes),
+    )
+
+
+def _has_trace(trace: Trace) -> bool:
+    """Return whether there is a history; ``enabled="state"`` keeps a single event of it."""
+    n_acts = int(np.count_nonzero(trace.events.action != Action.SNAPSHOT))
+    if n_acts == 1 and trace.n_events == 1:
+        return len(trace.lives) <= 1
+    return n_acts > 0
+
+
+def _truncation(trace: Trace) -> tuple[bool, str]:
+    """Return whether the trace looks cut by a full ring buffer, and the evidence.
+
+    A ring buffer keeps the newest events, so a cut trace begins in the middle of things: blocks
+    live before it. A late start looks the same; what tells them apart is the number of events: of
+    a full buffer it is what the user chose as ``max_entries``.
+    """
+    n = trace.n_events
+    if not (trace.lives.start == BEFORE).any():
+        return False, ""
+    counts = np.diff(trace.snapshot.events.offsets)
+    twins = int(np.count_nonzero(counts == n))
+    if _is_round(n) or twins > 1:
+        where = "" if _is_round(n) else f" on each of {twins} devices"
+        return True, (
+            f"The trace is probably cut: {format_count(n)} events{where} look like a full ring "
+            "buffer."
+        )
+    return False, ""
+
+
+def _is_round(n: int) -> bool:
+    """Return whether a person would write this as ``max_entries``: 8000, 100000, 65536."""
+    if n < 100:
+        return False
+    if n & (n - 1) == 0:
+        return True
+    digits = str(n).rstrip("0")
+    return len(digits) <= 2 and n % 100 == 0
+
+
+def _share_with_stacks(trace: Trace) -> float:
+    """Return the share of live blocks and alloc events that have a stack with a frame."""
+    live = trace.blocks.stack[trace.blocks.state != BlockState.INACTIVE]
+    allocs = trace.events.stack[trace.events.action == Action.ALLOC]
+    stacks: I32 = np.concatenate([live, allocs])
+    if not len(stacks):
+        return 0.0
+    depth = np.append(np.diff(trace.snapshot.stacks.offsets), 0)  # id -1 reads the 0
+    return float(np.count_nonzero(depth[stacks] > 0)) / len(stacks)
+
+
+def _stack_notes(trace: Trace, share: float) -> list[str]:
+    if share == 0 and (len(trace.blocks) or trace.n_events):
+        return ["No stacks were recorded: memory cannot be traced to source lines."]
+    return []
+
+
+def _tiling_errors(trace: Trace) -> int:
+    """Return the number of segments whose blocks do not tile them."""
+    segments, blocks = trace.segments, trace.blocks
+    n = len(segments)
+    if not n:
+        return 0
+    total, count = np.zeros(n, np.int64), np.bincount(blocks.segment, minlength=n)
+    np.add.at(total, blocks.segment, blocks.size_bytes)
+    bad = (total != segments.size_bytes) & (count > 0)
+    order = np.lexsort((blocks.address, blocks.segment))
+    segment, address = blocks.segment[order], blocks.address[order]
+    expected = np.empty(len(order), np.uint64)
+    expected[1:] = (address + blocks.size_bytes[order].view(np.uint64))[:-1]
+    first = np.ones(len(order), np.bool_)
+    first[1:] = segment[1:] != segment[:-1]
+    expected[first] = segments.address[segment[first]]
+    bad[segment[address != expected]] = True
+    return int(np.count_nonzero(bad))
+
+
+RETRY, COLLECTION, EMPTY_CACHE, MAX_SPLIT = "retry", "gc", "empty_cache", "max_split"
+MAX_FLUSHES: Final = 10_000
+# Looking for whole free segments takes time in the number of segments, once a flush.
+MAX_CHECKED: Final = 200
+
+
+@frozen
+class Flushes:
+    """All runs, oldest first, and the retries they and the ooms imply."""
+
+    runs: tuple[Flush, ...]
+    n_retries: int
+
+
+def find_flushes(trace: Trace) -> Flushes:
+    """Return the runs of returned memory with their likely cause, and the inferred retries.
+
+    Retries are what ``num_alloc_retries`` counts: one for each ``oom`` and one for each run whose
+    cause is ``retry`` and that was followed by new memory. (A retry during which nothing could be
+    returned and which succeeded nevertheless leaves no trace.)
+    """
+    runs = _runs(trace)
+    n_ooms = int(np.count_nonzero(trace.events.action == Action.OOM))
+    if not len(runs.first):
+        return Flushes((), n_ooms)
+    refused = _could_be_refused(trace, runs)
+    is_partial = runs.is_new & _is_partial(trace, runs)
+    is_retry = runs.is_oom | (runs.is_new & refused & ~is_partial)
+    n_retries = n_ooms + int(np.count_nonzero(is_retry & runs.is_new))
+    partial = COLLECTION if trace.settings.garbage_collection_threshold > 0 else MAX_SPLIT
+    cause = np.where(is_retry, RETRY, np.where(is_partial, partial, EMPTY_CACHE))
+    kept = range(max(0, len(cause) - MAX_FLUSHES), len(cause))
+    return Flushes(
+        tuple(
+            Flush(
+                trace.first_row + int(runs.first[i]),
+                trace.first_row + int(runs.last[i]),
+                int(runs.released[i]),
+                str(cause[i]),
+            )
+            for i in kept
+        ),
+        n_retries,
+    )
+
+
+@frozen
+class _Runs:
+    """Runs of releases: first and last row, bytes, and what follows (``next_bytes`` of it)."""
+
+    first: I64
+    last: I64
+    released: I64
+    is_new: Bools
+    is_oom: Bools
+    next_bytes: I64
+
+
+def _runs(trace: Trace) -> _Runs:
+    action, size = trace.events.action, trace.events.size_bytes
+    rows = np.flatnonzero((action == Action.SEGMENT_FREE) | (action == Action.SEGMENT_UNMAP))
+    begins = np.ones(len(rows), np.bool_)
+    begins[1:] = np.diff(rows) > 1
+    first = rows[begins]
+    last = rows[np.append(begins[1:], True)] if len(rows) else rows
+    released = np.add.reduceat(size[rows], np.flatnonzero(begins)) if len(rows) else rows
+    follows = np.minimum(last + 1, max(0, trace.n_events - 1))
+    has_next = follows > last
+    is_new = (action[follows] == Action.SEGMENT_ALLOC) | (action[follows] == Action.SEGMENT_MAP)
+    return _Runs(
+        first=first,
+        last=last,
+        released=released,
+        is_new=has_next & is_new,
+        is_oom=has_next & (action[follows] == Action.OOM),
+        next_bytes=size[follows],
+    )
+
+
+def _could_be_refused(trace: Trace, runs: _Runs) -> Bools:
+    """Return for each run whether the driver may have refused the new memory before it."""
+    reserved = trace.totals.at(runs.first)[:, 2]
+    result: Bools = reserved + runs.next_bytes > trace.totals.peak_reserved_bytes
+    return result
+
+
+def _is_partial(trace: Trace, runs: _Runs) -> Bools:
+    """Return for each run whether it returned less than a full flush would have.
+
+    There are two ways to that: a collection, and, with ``max_split_size``, the search for blocks
+    to return before the full flush, which begins with one that is large enough.
+    """
+    settings = trace.settings
+    result = np.zeros(len(runs.first), np.bool_)
+    if settings.max_split_bytes is not None:
+        enough = np.maximum(runs.next_bytes, settings.max_split_bytes)
+        result |= (runs.first == runs.last) & (runs.released >= enough)
+    elif settings.garbage_collection_threshold <= 0:
+        return result
+    for i in np.flatnonzero(runs.is_new)[-MAX_CHECKED:].tolist():
+        result[i] |= _leaves_free_segments(trace, int(runs.last[i]) + 1)
+    return result
+
+
+def _leaves_free_segments(trace: Trace, k: int) -> bool:
+    """Return whether whole free segments were left after k events."""
+    layout = trace.layout_at(k)
+    is_free = layout.page_bytes == 0
+    is_free[layout.live_segment] = False
+    return bool(is_free.any())
+
 
 # Columns of a trace as long as this leave tens of megabytes behind, worth the time to return them.
 LONG_TRACE_EVENTS: Final = 1_000_000

@@ -27,9 +27,8 @@ from fragdoctor.analysis.training_run import NO_ROW, Requests
 from fragdoctor.model.phases import TrainingPhase
 from fragdoctor.model.snapshot import I32, I64, Snapshot
 from fragdoctor.trace import stacks as roles_of
-from fragdoctor.trace.code_owners import NATIVE, PACKAGE, TORCH, USER
 from fragdoctor.trace.lives import NEVER
-from fragdoctor.trace.stacks import LOSS
+from fragdoctor.trace.stacks import LOSS, NATIVE, PACKAGE, TORCH, USER
 from fragdoctor.trace.trace import Trace
 
 STEADY_SHARE: Final = 0.8

@@ -245,7 +245,7 @@ class Flush:
 
     ``cause``: ``retry`` (an allocation with a new segment or an oom follows at once), ``gc``,
     ``max_split`` (oversize blocks returned before a full flush) or ``empty_cache``; inferred, see
-    ``analysis/flushes.py``.
+    ``analysis/device.py``.
     """
 
     first_row: int

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Final
 from fragdoctor.capture.launcher import Ended
 from fragdoctor.errors import InputError
 from fragdoctor.frozen import frozen
-from fragdoctor.inputs.bundle_sets import FoundBundle
 from fragdoctor.inputs.bundles import open_bundle
+from fragdoctor.inputs.folders import FoundBundle
 from fragdoctor.inputs.stats_reader import read_stats
 from fragdoctor.units import format_count, plural
 

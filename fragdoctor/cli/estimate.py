@@ -204,7 +204,7 @@ def refuse_unused(route: Route, given: AbstractSet[str]) -> None:
 
 if TYPE_CHECKING:
     from fragdoctor.estimation.request import Request
-    from fragdoctor.model.estimate import Estimate, GpuModel
+    from fragdoctor.model.memory_estimate import Estimate, GpuModel
     from fragdoctor.report.base import RenderOptions
 
 
@@ -342,7 +342,7 @@ def _of_model(chosen: EstimateOptions, look: RenderOptions, given: frozenset[str
         ConfigError: the model cannot be traced; with ``--verbose`` its traceback is printed first.
     """
     from fragdoctor.estimation.gpus import gpu_of
-    from fragdoctor.rehearse.tracing.model_estimate import traced_estimate
+    from fragdoctor.rehearse.tracing.traced import traced_estimate
     from fragdoctor.rehearse.tracing.training_setup import TrainingSetup, parse_shape
     from fragdoctor.report.base import render
 

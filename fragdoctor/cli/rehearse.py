@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from fragdoctor.model.rehearsal import RehearsalResult, RehearsalSweep
-    from fragdoctor.rehearse.machines import RehearsedGpu
-    from fragdoctor.rehearse.process import Conditions, OnStep
+    from fragdoctor.rehearse.process import Conditions, OnStep, RehearsedGpu
     from fragdoctor.rehearse.programs import Launched, Program
     from fragdoctor.rehearse.sweep import Batches
     from fragdoctor.report.base import RenderOptions
@@ -188,8 +187,7 @@ def _asked(chosen: RehearseOptions) -> _Asked:
         ConfigError: there is no such program, or options exclude each other.
     """
     from fragdoctor.model.settings import parse_conf
-    from fragdoctor.rehearse.machines import rehearsed_gpu
-    from fragdoctor.rehearse.process import Conditions
+    from fragdoctor.rehearse.process import Conditions, rehearsed_gpu
     from fragdoctor.rehearse.programs import launched
     from fragdoctor.rehearse.sweep import parse_batches
 
@@ -344,8 +342,8 @@ def _snapshot_path(chosen: RehearseOptions, program: Program) -> Path:
 
 def _judged(chosen: RehearseOptions, asked: _Asked) -> RehearsalResult:
     """Rehearse once, and diagnose the snapshot."""
-    from fragdoctor.rehearse import launch
-    from fragdoctor.rehearse.launch import judge
+    from fragdoctor.rehearse import runner
+    from fragdoctor.rehearse.runner import judge
     from fragdoctor.rehearse.sweep import with_batch
 
     program, batch = asked.program, None
@@ -359,8 +357,8 @@ def _judged(chosen: RehearseOptions, asked: _Asked) -> RehearsalResult:
             progress.show(f"Rehearsed step {number}, {format_size(n_bytes)} allocated", 0, 0)
 
         try:
-            found = launch.rehearse(program, asked.base, snapshot, on_step)
-        except launch.ProgramFailed as err:
+            found = runner.rehearse(program, asked.base, snapshot, on_step)
+        except runner.ProgramFailed as err:
             progress.clear()
             _pass_on(err.output)
             raise

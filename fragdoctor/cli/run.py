@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from fragdoctor.capture.launcher import Reached
     from fragdoctor.cli.cure import RecordedRun
-    from fragdoctor.inputs.bundle_sets import FoundBundle
+    from fragdoctor.inputs.folders import FoundBundle
     from fragdoctor.model.diagnosis import Diagnosis
 
 _MOST_NAMED = 20
@@ -100,7 +100,7 @@ def run(
     from fragdoctor.capture.recording.arming import note
     from fragdoctor.capture.recording.record_options import Options, from_environment
     from fragdoctor.cli.cure import RecordedRun, environment_with, rerun
-    from fragdoctor.inputs.bundle_sets import find_bundles
+    from fragdoctor.inputs.folders import find_bundles
 
     look = console.render_options(quiet=quiet, verbose=verbose, no_color=no_color, on_stderr=True)
     command = command_of(words, is_module=is_module)
@@ -200,7 +200,7 @@ def _program(words: Sequence[str], *, is_module: bool) -> str:
 
 
 def _packed(bundles: Sequence[FoundBundle]) -> list[FoundBundle]:
-    from fragdoctor.inputs.bundle_sets import FoundBundle, pack
+    from fragdoctor.inputs.folders import FoundBundle, pack
 
     found = []
     for bundle in bundles:

@@ -232,8 +232,8 @@ def simulate(asked: SimulateOptions) -> int:
 
 def _answered(snapshot: Snapshot, asked: SimulateOptions, confs: Sequence[str]) -> Simulation:
     """Return the replay of everything that was asked: the settings, then the sweep."""
-    from fragdoctor.trace.simulate import simulate as replay
-    from fragdoctor.trace.simulate import trace_of
+    from fragdoctor.trace.simulator import simulate as replay
+    from fragdoctor.trace.simulator import trace_of
 
     trace = trace_of(snapshot, asked.device)
     if isinstance(asked.capacity, float):
@@ -274,9 +274,13 @@ def _edits(trace: Trace, texts: Sequence[str] | None) -> list[Edit]:
 def _swept(trace: Trace, asked: SimulateOptions, confs: Sequence[str]) -> Simulation:
     """Return a search over all sensible settings, those that were named included."""
     from fragdoctor.errors import ConfigError
-    from fragdoctor.trace.search import capacity_of, search_settings, sweep_candidates
-    from fragdoctor.trace.simulate import reproduce, simulation_of
-    from fragdoctor.trace.smallest_capacity import with_smallest_capacity
+    from fragdoctor.trace.search import (
+        capacity_of,
+        search_settings,
+        sweep_candidates,
+        with_smallest_capacity,
+    )
+    from fragdoctor.trace.simulator import reproduce, simulation_of
     from fragdoctor.trace.whatif import WhatIf, check_version
 
     if asked.edit:

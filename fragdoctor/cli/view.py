@@ -72,7 +72,7 @@ class Replays:
             ValueError: it is no such question.
         """
         from fragdoctor.report import words
-        from fragdoctor.trace.smallest_capacity import with_smallest_capacity
+        from fragdoctor.trace.search import with_smallest_capacity
         from fragdoctor.trace.whatif import WhatIf
 
         if not isinstance(question, dict):
@@ -98,7 +98,7 @@ class Replays:
         }
 
     def _replay_of(self, device: int) -> tuple[Reproduction, FairReplay]:
-        from fragdoctor.trace.simulate import reproduce
+        from fragdoctor.trace.simulator import reproduce
         from fragdoctor.trace.whatif import FairReplay
 
         if device not in self._ready:

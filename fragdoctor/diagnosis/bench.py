@@ -27,13 +27,13 @@ from fragdoctor.model.simulation import (
     ReplayResult,
     Simulation,
 )
-from fragdoctor.rules.context import Context
+from fragdoctor.rules.rule import Context
 from fragdoctor.trace.edits import Edit
 from fragdoctor.trace.operations import NativeOps, Operations, OpKind, is_free
 from fragdoctor.trace.other_run import OtherRun
 from fragdoctor.trace.replay import Reproduction
 from fragdoctor.trace.search import usual_candidates
-from fragdoctor.trace.simulate import reproduce, return_free_memory, simulation_of
+from fragdoctor.trace.simulator import reproduce, return_free_memory, simulation_of
 from fragdoctor.trace.steps import StepKind, Steps
 from fragdoctor.trace.trace import Trace
 from fragdoctor.trace.whatif import FairReplay, WhatIf

@@ -32,7 +32,7 @@ from fragdoctor.model.phases import (
     TrainingPhase,
 )
 from fragdoctor.model.snapshot import BlockState
-from fragdoctor.rules.context import Context
+from fragdoctor.rules.rule import Context
 from fragdoctor.trace.lives import Totals, stretch_starts
 from fragdoctor.units import format_size
 

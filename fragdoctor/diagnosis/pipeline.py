@@ -10,7 +10,7 @@ from fragdoctor.analysis.device import analyze_device
 from fragdoctor.analysis.result import DeviceAnalysis
 from fragdoctor.analysis.training_run import TrainingRun, training_run
 from fragdoctor.diagnosis.bench import Bench, Progress, set_up
-from fragdoctor.diagnosis.checklist import build_checklist
+from fragdoctor.diagnosis.checklist_items import build_checklist
 from fragdoctor.diagnosis.corrections import find_corrections
 from fragdoctor.diagnosis.figures import (
     device_figures,
@@ -20,26 +20,23 @@ from fragdoctor.diagnosis.figures import (
     segment_reports,
     timeline_strip,
 )
-from fragdoctor.diagnosis.moments import moment_report
-from fragdoctor.diagnosis.proof import prove
-from fragdoctor.diagnosis.remedies.registry import proposals, rank
+from fragdoctor.diagnosis.remedies.capacity import SHORT_OF_MEMORY
+from fragdoctor.diagnosis.remedies.catalogue import proposals, prove, rank
 from fragdoctor.diagnosis.remedies.remedy import JudgedCase
-from fragdoctor.diagnosis.remedies.savings import SHORT_OF_MEMORY
 from fragdoctor.diagnosis.run_state import find_notes, run_state
 from fragdoctor.diagnosis.verdict import find_verdict, with_story
-from fragdoctor.diagnosis.whole_step import with_outlook
+from fragdoctor.diagnosis.whole_step import moment_report, with_outlook
 from fragdoctor.errors import ConfigError
 from fragdoctor.model.case import Case, OomMessage
 from fragdoctor.model.diagnosis import Cause, Diagnosis, Verdict
 from fragdoctor.model.simulation import FidelityReport
 from fragdoctor.model.snapshot import Snapshot
 from fragdoctor.model.story import LogStory
-from fragdoctor.rules.context import Context
 from fragdoctor.rules.registry import RULES
 from fragdoctor.rules.request_sources import find_failed_request
-from fragdoctor.rules.rule import run_rules
+from fragdoctor.rules.rule import Context, run_rules
 from fragdoctor.story.build import build_story
-from fragdoctor.trace.simulate import trace_of
+from fragdoctor.trace.simulator import trace_of
 
 
 def build_contexts(

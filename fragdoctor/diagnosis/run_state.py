@@ -10,8 +10,8 @@ from fragdoctor.frozen import frozen
 from fragdoctor.model.case import NO_FAILURE, BundleFacts, Case
 from fragdoctor.model.diagnosis import Cause, RunState
 from fragdoctor.model.snapshot import Action
-from fragdoctor.rules.context import Context
 from fragdoctor.rules.failed_request import rounding_bytes
+from fragdoctor.rules.rule import Context
 from fragdoctor.units import format_count, format_size
 
 LITTLE_TO_SPARE: Final = 0.05

@@ -17,9 +17,9 @@ from fragdoctor.model.case import NO_FAILURE, MemoryStats
 from fragdoctor.model.diagnosis import Cause, Verdict
 from fragdoctor.model.finding import Confidence, Evidence
 from fragdoctor.model.story import FAILURES, LogStory, Trend
-from fragdoctor.rules.context import Context
 from fragdoctor.rules.growth.accumulating_trials import growth_sentence
 from fragdoctor.rules.growth.growing_statistics import climbs, count_rises, rise
+from fragdoctor.rules.rule import Context
 from fragdoctor.story.trends import accumulation, growing_cache
 from fragdoctor.units import format_count, format_size
 

@@ -16,9 +16,9 @@ from fragdoctor.model.finding import ACTIVE, LIVE_AT_FAILURE, Confidence, Eviden
 from fragdoctor.model.snapshot import Action
 from fragdoctor.rules.capacity.optimizer_state import fails_in_optimizer
 from fragdoctor.rules.capacity.transient_peak import find_transient
-from fragdoctor.rules.context import Context
 from fragdoctor.rules.failed_request import FULL_SLACK_SHARE, FailedRequest
 from fragdoctor.rules.growth.growing_line import kept_text, maker_text
+from fragdoctor.rules.rule import Context
 from fragdoctor.units import GIB, format_count, format_size, plural
 
 SMALLEST_GPU_BYTES: Final = 2 * GIB

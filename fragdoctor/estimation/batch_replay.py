@@ -25,7 +25,7 @@ from fragdoctor.model.snapshot import I64, Bools
 from fragdoctor.trace.edits import Edit, batch_scaled
 from fragdoctor.trace.operations import Operations, OpKind
 from fragdoctor.trace.replay import Reproduction
-from fragdoctor.trace.simulate import reproduce
+from fragdoctor.trace.simulator import reproduce
 from fragdoctor.trace.whatif import WhatIf, replay_what_if
 
 # Work on one run of requests between two that are known; longer runs are left alone.

@@ -25,7 +25,7 @@ from fragdoctor.estimation.states import (
 from fragdoctor.estimation.step import StepPlayer, segment_layers
 from fragdoctor.estimation.tape import Needs, Tape, most_of_each, needs_of, phases_of, reserved_of
 from fragdoctor.estimation.unet import UnetPlayer
-from fragdoctor.model.estimate import (
+from fragdoctor.model.memory_estimate import (
     Doubt,
     Estimate,
     Footprint,

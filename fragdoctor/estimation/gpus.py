@@ -20,7 +20,7 @@ from types import MappingProxyType
 from typing import Final
 
 from fragdoctor.errors import ConfigError
-from fragdoctor.model.estimate import GpuModel
+from fragdoctor.model.memory_estimate import GpuModel
 from fragdoctor.units import GIB, MIB, parse_size
 
 SOURCE: Final = (

@@ -15,7 +15,7 @@ from enum import Enum, auto
 from fragdoctor.estimation.parameters import FP32, ParameterPlayer
 from fragdoctor.estimation.tape import Tape
 from fragdoctor.frozen import frozen
-from fragdoctor.model.estimate import PhaseName
+from fragdoctor.model.memory_estimate import PhaseName
 from fragdoctor.model.workload import Workload
 
 

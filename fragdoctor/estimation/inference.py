@@ -15,7 +15,7 @@ from fragdoctor.estimation.precision import dtype_bytes, precision_of
 from fragdoctor.estimation.states import states_of
 from fragdoctor.estimation.tape import Tape
 from fragdoctor.frozen import frozen
-from fragdoctor.model.estimate import PhaseName
+from fragdoctor.model.memory_estimate import PhaseName
 from fragdoctor.model.workload import Role, Workload
 
 FP32 = 4.0

@@ -10,7 +10,7 @@ from typing import Final
 from fragdoctor.estimation.measures import Measure, cheapest_combinations, measures_for
 from fragdoctor.estimation.tape import Needs
 from fragdoctor.frozen import frozen
-from fragdoctor.model.estimate import (
+from fragdoctor.model.memory_estimate import (
     Combination,
     Estimate,
     Fit,

@@ -17,7 +17,7 @@ from fragdoctor.estimation.precision import AUTOCAST_DOC, QLORA, precision_of
 from fragdoctor.estimation.states import n_gpus
 from fragdoctor.estimation.tape import Needs
 from fragdoctor.frozen import frozen
-from fragdoctor.model.estimate import Combination
+from fragdoctor.model.memory_estimate import Combination
 from fragdoctor.model.workload import Attention, Workload
 
 CHECKPOINTING: Final = "Chen et al. 2016, https://arxiv.org/abs/1604.06174"

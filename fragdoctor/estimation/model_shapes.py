@@ -36,7 +36,7 @@ from fragdoctor.inputs.classify import (
     open_input,
     something_else,
 )
-from fragdoctor.model.estimate import KnownModel
+from fragdoctor.model.memory_estimate import KnownModel
 from fragdoctor.model.workload import ModelShape
 
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]{0,95}/[A-Za-z0-9][\w.-]{0,95}", re.ASCII)

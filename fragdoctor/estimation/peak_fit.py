@@ -25,8 +25,8 @@ from fragdoctor.model.batch_fit import (
     PeakLine,
     ReplayCheck,
 )
-from fragdoctor.model.estimate import GpuModel
 from fragdoctor.model.finding import Location
+from fragdoctor.model.memory_estimate import GpuModel
 from fragdoctor.model.snapshot import Snapshot
 
 MAX_RECORDINGS: Final = 64

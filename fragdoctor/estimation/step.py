@@ -15,7 +15,7 @@ from fragdoctor.estimation.layer_operations import layer_ops
 from fragdoctor.estimation.operation_memory import Op, has_window, norm_op, units
 from fragdoctor.estimation.parameters import ParameterPlayer
 from fragdoctor.estimation.tape import Tape
-from fragdoctor.model.estimate import PhaseName
+from fragdoctor.model.memory_estimate import PhaseName
 from fragdoctor.model.workload import TOWER_PREFIXES, Role, Workload
 
 FP32: Final = 4.0

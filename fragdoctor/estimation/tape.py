@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from fragdoctor.frozen import frozen
-from fragdoctor.model.estimate import Doubt, PhaseName, PhasePeak, Share
+from fragdoctor.model.memory_estimate import Doubt, PhaseName, PhasePeak, Share
 from fragdoctor.model.workload import ModelShape, Workload
 from fragdoctor.trace.allocator import Allocator
 from fragdoctor.units import MIB

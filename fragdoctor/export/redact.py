@@ -21,8 +21,7 @@ import numpy as np
 from fragdoctor.model.conf_keys import KEYS
 from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.model.snapshot import I32, Annotation, FrameTable, Snapshot
-from fragdoctor.trace.code_owners import NATIVE, PACKAGE, STDLIB, TORCH, USER, classify_file
-from fragdoctor.trace.stacks import LOSS
+from fragdoctor.trace.stacks import LOSS, NATIVE, PACKAGE, STDLIB, TORCH, USER, classify_file
 
 ROOT: Final = "/redacted"
 

@@ -10,7 +10,7 @@ import numpy as np
 from fragdoctor.frozen import frozen
 from fragdoctor.model.finding import Location
 from fragdoctor.model.snapshot import Action, BlockState, Snapshot
-from fragdoctor.trace.code_owners import frames_of, user_frames
+from fragdoctor.trace.stacks import frames_of, user_frames
 
 MAX_SIZES: Final = 16
 MAX_SITES: Final = 6

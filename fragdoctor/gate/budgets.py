@@ -16,7 +16,7 @@ from fragdoctor.model.diagnosis import DeviceFigures, Diagnosis
 from fragdoctor.model.finding import Finding, Severity
 from fragdoctor.model.simulation import Simulation
 from fragdoctor.model.snapshot import Action, Snapshot
-from fragdoctor.trace.simulate import simulate
+from fragdoctor.trace.simulator import simulate
 from fragdoctor.units import Amount, format_count, format_size
 
 

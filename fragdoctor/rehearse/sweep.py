@@ -12,11 +12,10 @@ from typing import Final
 from fragdoctor.errors import ConfigError
 from fragdoctor.frozen import frozen
 from fragdoctor.model.rehearsal import FailedRehearsal, LargestBatch, Rehearsal, RehearsalSweep
-from fragdoctor.rehearse import launch
-from fragdoctor.rehearse.launch import ProgramFailed
-from fragdoctor.rehearse.machines import RehearsedGpu
-from fragdoctor.rehearse.process import Conditions, OnStep, Runs
+from fragdoctor.rehearse import runner
+from fragdoctor.rehearse.process import Conditions, OnStep, RehearsedGpu, Runs
 from fragdoctor.rehearse.programs import Program
+from fragdoctor.rehearse.runner import ProgramFailed
 
 PLACEHOLDER: Final = "{batch}"
 MAX_CASES: Final = 200
@@ -173,10 +172,10 @@ class Sweep:
         if self.keep is None:
             with tempfile.TemporaryDirectory(prefix="fragdoctor-") as scratch:
                 place = Path(scratch) / "snapshot.pickle"
-                found = launch.rehearse(program, conditions, place, on_step, runs)
+                found = runner.rehearse(program, conditions, place, on_step, runs)
             return replace(found, batch=batch, snapshot="")
         stem = re.sub(r"[^\w.+-]+", "-", name, flags=re.ASCII).strip("-") or "rehearsal"
-        found = launch.rehearse(program, conditions, self.keep / f"{stem}.pickle", on_step, runs)
+        found = runner.rehearse(program, conditions, self.keep / f"{stem}.pickle", on_step, runs)
         return replace(found, batch=batch)
 
 

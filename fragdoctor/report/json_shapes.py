@@ -23,20 +23,6 @@ from fragdoctor.model.diagnosis import (
     Diagnosis,
     Verdict,
 )
-from fragdoctor.model.estimate import (
-    CodeLine,
-    Estimate,
-    Fit,
-    Footprint,
-    GpuModel,
-    Item,
-    KeptTensor,
-    KnownModel,
-    PhaseName,
-    PhasePeak,
-    Saving,
-    Share,
-)
 from fragdoctor.model.finding import Severity
 from fragdoctor.model.fleet import (
     FLEET_SCHEMA_VERSION,
@@ -50,6 +36,20 @@ from fragdoctor.model.fleet import (
     RankSummary,
 )
 from fragdoctor.model.gpu_sharing import ProcessDemand, Sharing, SharingRow
+from fragdoctor.model.memory_estimate import (
+    CodeLine,
+    Estimate,
+    Fit,
+    Footprint,
+    GpuModel,
+    Item,
+    KeptTensor,
+    KnownModel,
+    PhaseName,
+    PhasePeak,
+    Saving,
+    Share,
+)
 from fragdoctor.model.phases import CategoryShare, HeldBytes, LineBytes
 from fragdoctor.model.rehearsal import RehearsalResult, RehearsalSweep, Unmodelled
 from fragdoctor.model.simulation import FidelityReport, ReplayResult, Simulation

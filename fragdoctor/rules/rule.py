@@ -1,4 +1,4 @@
-"""What a rule is, and how one run of all rules goes.
+"""What a rule is, what it looks at, and how one run of all rules goes.
 
 A rule finds one pattern. Its docstring is its documentation: ``fragdoctor explain CODE`` prints it.
 A rule that lacks what it needs is skipped with the reason, never silently passed.
@@ -13,6 +13,9 @@ from enum import StrEnum
 from pathlib import PurePath
 from typing import ClassVar, Final
 
+from fragdoctor.analysis.result import DeviceAnalysis
+from fragdoctor.frozen import frozen
+from fragdoctor.model.case import Case, MemoryStats, OomMessage
 from fragdoctor.model.finding import (
     Confidence,
     Evidence,
@@ -22,7 +25,154 @@ from fragdoctor.model.finding import (
     Severity,
     SkippedRule,
 )
-from fragdoctor.rules.context import Context
+from fragdoctor.model.settings import AllocatorSettings
+from fragdoctor.model.snapshot import Snapshot
+from fragdoctor.model.story import LogStory
+from fragdoctor.rules.failed_request import FailedRequest, known
+from fragdoctor.trace.stacks import NATIVE, PACKAGE, TORCH, USER, classify_file, is_plumbing
+
+MAX_STACK = 12
+"""Frames of a stack that a report carries; the innermost ones say where."""
+
+
+@frozen
+class Context:
+    """One device of a case.
+
+    Attributes:
+        device: None where no input names a device.
+        analysis: of the snapshot, None without one.
+        message: the message that the case is about, if it is about this device.
+        failed_request: its figures from all inputs together; None where no request failed.
+        stats: statistics of this device, oldest first.
+        is_series: whether they are a series over time.
+        story: of the log; None where it has none.
+    """
+
+    case: Case
+    device: int | None = None
+    analysis: DeviceAnalysis | None = None
+    message: OomMessage | None = None
+    failed_request: FailedRequest | None = None
+    stats: tuple[MemoryStats, ...] = ()
+    is_series: bool = False
+    story: LogStory | None = None
+
+    @property
+    def snapshot(self) -> Snapshot | None:
+        """The snapshot of the case."""
+        return self.case.snapshot
+
+    @property
+    def settings(self) -> AllocatorSettings | None:
+        """The recorded settings; None where no file records them."""
+        snapshot = self.case.snapshot
+        if snapshot is None or not snapshot.settings.is_recorded:
+            return None
+        return snapshot.settings
+
+    @property
+    def torch_version(self) -> tuple[str, str]:
+        """Lowest and highest PyTorch version that fits the inputs; "" is an open end."""
+        given = self.case.overrides.torch_version
+        if given:
+            return given, given
+        if self.snapshot is not None and self.snapshot.provenance.version_low:
+            origin = self.snapshot.provenance
+            return origin.version_low, origin.version_high
+        if self.message is not None:
+            return self.message.version_low, self.message.version_high
+        return "", ""
+
+    @property
+    def total_bytes(self) -> int | None:
+        """Size of the device: as a message or a bundle has it, else as the user gave it."""
+        printed = known(self.message.total_bytes) if self.message is not None else None
+        if printed is not None:
+            return printed
+        bundle = self.case.bundle
+        device = bundle.device(self.device) if bundle is not None else None
+        if device is not None and device.total_bytes is not None:
+            return device.total_bytes
+        return self.case.overrides.capacity_bytes
+
+    @property
+    def has_memory_fraction(self) -> bool:
+        """Whether anything shows that a memory fraction is set."""
+        settings, r = self.settings, self.failed_request
+        if settings is not None and settings.memory_fraction is not None:
+            return True
+        if self.case.overrides.memory_fraction is not None:
+            return True
+        if r is not None and (r.limit_bytes is not None or (r.is_exact and r.is_covered_by_free)):
+            return True
+        analysis = self.analysis
+        return analysis is not None and any(flush.cause == "gc" for flush in analysis.flushes)
+
+    @property
+    def retries(self) -> tuple[int, str] | None:
+        """Number of allocation retries, and the input that records it."""
+        for stats in reversed(self.stats):
+            if stats.n_alloc_retries is not None:
+                return stats.n_alloc_retries, "memory_stats"
+        if self.analysis is not None and self.analysis.capture.has_trace:
+            return self.analysis.n_inferred_retries, "trace"
+        return None
+
+    def stack(self, stack_id: int) -> tuple[Location, ...]:
+        """Return a stack as locations, innermost first; empty where none was recorded."""
+        if self.snapshot is None or stack_id < 0:
+            return ()
+        frames = self.snapshot.stack(stack_id)
+        return tuple(Location(f.filename, f.line, f.name) for f in frames)
+
+    def user_stack(self, stack_id: int) -> tuple[Location, ...]:
+        """Return a stack from the user's own line outwards, at most ``MAX_STACK`` frames."""
+        frames = self.stack(stack_id)
+        kinds = [classify_file(f.filename) for f in frames]
+        for wanted in (USER, PACKAGE, TORCH):
+            if wanted in kinds:
+                start = kinds.index(wanted)
+                return frames[start : start + MAX_STACK]
+        return frames[:MAX_STACK]
+
+    def user_line(self, stack_id: int) -> Location | None:
+        """Return the user's own line of a stack, None where no Python frame was recorded."""
+        stack = self.python_stack(stack_id)
+        return stack[0] if stack else None
+
+    def python_stack(self, stack_id: int) -> tuple[Location, ...]:
+        """Return a stack as ``user_stack`` does; nothing where it holds C++ frames alone."""
+        if all(classify_file(f.filename) == NATIVE for f in self.stack(stack_id)):
+            return ()
+        return self.user_stack(stack_id)
+
+    def line_of_library(self, stack_id: int) -> Location | None:
+        """Return the innermost line of a package that the user's line called into.
+
+        That of a model where there is one: trainers, launchers and hooks call it. None where the
+        user's line, or none of a package, made the request.
+        """
+        for location in self.stack(stack_id):
+            kind = classify_file(location.filename)
+            if kind == USER:
+                return None
+            if kind == PACKAGE and not is_plumbing(location.filename):
+                return location
+        return None
+
+    def frame(self, frame_id: int) -> Location | None:
+        """Return a frame as a location; None for id -1."""
+        if self.snapshot is None or frame_id < 0:
+            return None
+        f = self.snapshot.frame(frame_id)
+        return Location(f.filename, f.line, f.name)
+
+
+def line_text(location: Location | None) -> str:
+    """Return ``train.py:88 in forward`` for a sentence; hostile text until a report escapes it."""
+    return "an unrecorded line" if location is None else location.short
+
 
 HEADINGS: Final = (
     "What it finds.",

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from fragdoctor._native import _ext
 from fragdoctor.frozen import frozen
 from fragdoctor.model.snapshot import I32, I64, U8, Action, Bools, Snapshot
-from fragdoctor.trace.code_owners import NATIVE, TORCH
+from fragdoctor.trace.stacks import NATIVE, TORCH
 from fragdoctor.trace.trace import Trace
 
 MAX_DEPTH: Final = 96

@@ -17,7 +17,7 @@ from fragdoctor.diagnosis.pipeline import diagnose
 from fragdoctor.errors import ConfigError
 from fragdoctor.inputs.cases import read_case
 from fragdoctor.model.case import Overrides
-from fragdoctor.trace.simulate import simulate
+from fragdoctor.trace.simulator import simulate
 
 SAMPLE = Path(__file__).parents[2] / "sample_snapshots" / "small_holes_oom.pickle"
 

@@ -8,10 +8,10 @@ from oom_messages import GIB, case_of, log_of, message, new_style, old_style, pr
 from oom_snapshots import calm, full, holes, interleaved, late_free, leaking, model_building
 
 from fragdoctor.diagnosis.pipeline import build_contexts, diagnose
-from fragdoctor.diagnosis.remedies.registry import REMEDIES, rank
+from fragdoctor.diagnosis.remedies.allocator_settings import ExpandableSegments, GarbageCollection
+from fragdoctor.diagnosis.remedies.catalogue import REMEDIES, rank
+from fragdoctor.diagnosis.remedies.outside_pytorch import FreeOtherProcess
 from fragdoctor.diagnosis.remedies.remedy import CURES, Burden, JudgedCase, Remedy, helps
-from fragdoctor.diagnosis.remedies.settings import ExpandableSegments, GarbageCollection
-from fragdoctor.diagnosis.remedies.surroundings import FreeOtherProcess
 from fragdoctor.diagnosis.verdict import find_verdict
 from fragdoctor.errors import ConfigError
 from fragdoctor.model.case import Case, Overrides

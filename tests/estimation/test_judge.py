@@ -10,7 +10,7 @@ from fragdoctor.estimation.gpus import gpu_of
 from fragdoctor.estimation.judge import Estimator, judged, largest_batch
 from fragdoctor.estimation.measures import measures_for
 from fragdoctor.estimation.tape import Needs
-from fragdoctor.model.estimate import PhaseName
+from fragdoctor.model.memory_estimate import PhaseName
 from fragdoctor.model.workload import Attention, Workload
 from fragdoctor.units import GIB
 

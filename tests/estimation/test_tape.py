@@ -15,7 +15,7 @@ from fragdoctor.estimation.formula import formula_footprint, formula_needs, play
 from fragdoctor.estimation.gpus import gpu_of
 from fragdoctor.estimation.judge import Estimator, judged
 from fragdoctor.estimation.tape import CHURN_SHARE, Tape, needs_of, phases_of, reserved_of, rounded
-from fragdoctor.model.estimate import FitState, PhaseName
+from fragdoctor.model.memory_estimate import FitState, PhaseName
 from fragdoctor.model.workload import Attention, ModelShape, Norm, Workload
 from fragdoctor.trace.allocator import Allocator
 from fragdoctor.units import GIB, MIB

@@ -14,7 +14,7 @@ import fragdoctor
 from fragdoctor.export.redact import Pseudonyms, redacted, redacted_file
 from fragdoctor.export.snapshot_writer import write_snapshot
 from fragdoctor.model.snapshot import Snapshot
-from fragdoctor.trace.code_owners import classify_file
+from fragdoctor.trace.stacks import classify_file
 
 SECRET = "/home/alice/secret_project/models/secret_net.py"
 PRIVATE = ("alice", "secret", "acme")

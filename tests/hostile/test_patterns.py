@@ -19,7 +19,7 @@ import pytest
 import fragdoctor.inputs
 import fragdoctor.story
 
-_SEE_LITTLE = ("classify", "old_pickle", "rank_names", "remote")
+_SEE_LITTLE = ("classify", "discovery", "old_pickle", "remote")
 _MOST_OF_NESTED = 20_000
 
 

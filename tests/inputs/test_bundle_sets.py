@@ -4,7 +4,7 @@ import json
 import zipfile
 from pathlib import Path
 
-from fragdoctor.inputs.bundle_sets import find_bundles, pack
+from fragdoctor.inputs.folders import find_bundles, pack
 
 
 def make(home: Path, name: str, reason: str, time: str, **more) -> Path:

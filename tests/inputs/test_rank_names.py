@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from fragdoctor.inputs.rank_names import ranks_of
+from fragdoctor.inputs.discovery import ranks_of
 from fragdoctor.model.fleet import RankSource
 
 

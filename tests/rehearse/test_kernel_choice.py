@@ -7,8 +7,8 @@ import pytest
 pytest.importorskip("torch")
 import torch
 
-from fragdoctor.rehearse.engine import shapes
-from fragdoctor.rehearse.engine.layers import CUDNN, EFFICIENT, MATH, Question, choose
+from fragdoctor.rehearse.engine import meta_functions
+from fragdoctor.rehearse.engine.fused_layers import CUDNN, EFFICIENT, MATH, Question, choose
 
 HOPPER = (9, 0)
 
@@ -46,8 +46,8 @@ def test_grouped_product_of_experts_has_a_shape_in_every_dtype() -> None:
         weights = torch.empty((4, 64, 128), dtype=dtype, device="meta")
         op = torch.ops.aten._grouped_mm.default
 
-        forward = shapes.infer(op, (tokens, weights, offsets), {})
-        gradient = shapes.infer(op, (tokens.t(), forward, offsets), {})
+        forward = meta_functions.infer(op, (tokens, weights, offsets), {})
+        gradient = meta_functions.infer(op, (tokens.t(), forward, offsets), {})
 
         assert (forward.shape, forward.dtype) == ((32, 128), dtype)
         assert (gradient.shape, gradient.dtype) == ((4, 64, 128), dtype)

@@ -14,8 +14,7 @@ from rehearsal_stage import TRAINING, Stage
 import fragdoctor.report
 from fragdoctor.errors import ConfigError
 from fragdoctor.model.rehearsal import Rehearsal
-from fragdoctor.rehearse.machines import rehearsed_gpu
-from fragdoctor.rehearse.process import Conditions
+from fragdoctor.rehearse.process import Conditions, rehearsed_gpu
 from fragdoctor.rehearse.programs import Program
 from fragdoctor.rehearse.sweep import Batches, Sweep, parse_batches, searched, with_batch
 

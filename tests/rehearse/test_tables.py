@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 pytest.importorskip("torch")
-from fragdoctor.rehearse.engine.tables import slots_of
+from fragdoctor.rehearse.engine.vtables import slots_of
 
 BASE = """
 struct Base {

@@ -15,7 +15,7 @@ import fragdoctor.report
 from fragdoctor.estimation.formula import formula_footprint, formula_needs
 from fragdoctor.estimation.gpus import gpu_of, known_gpus
 from fragdoctor.estimation.judge import Estimator, judged
-from fragdoctor.model.estimate import Estimate, PhaseName, Sureness
+from fragdoctor.model.memory_estimate import Estimate, PhaseName, Sureness
 from fragdoctor.model.workload import Attention
 from fragdoctor.report.base import RenderOptions, Verbosity, render
 from fragdoctor.report.json import document_of

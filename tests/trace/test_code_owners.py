@@ -4,7 +4,7 @@ import pytest
 from builders import BASE, MIB, block, frame, segment, snapshot
 from stock import from_python
 
-from fragdoctor.trace.code_owners import (
+from fragdoctor.trace.stacks import (
     NATIVE,
     PACKAGE,
     STDLIB,

@@ -21,7 +21,7 @@ from fragdoctor.trace.continuation import Continuation, _Builder, continuation_o
 from fragdoctor.trace.first_step import n_equal_layers
 from fragdoctor.trace.operations import Operations
 from fragdoctor.trace.outlook import MAX_STEPS, Outlooks, _growth
-from fragdoctor.trace.simulate import reproduce, simulate
+from fragdoctor.trace.simulator import reproduce, simulate
 from fragdoctor.trace.steps import StepKind, Steps
 from fragdoctor.trace.trace import Trace
 from fragdoctor.trace.whatif import FairReplay, WhatIf

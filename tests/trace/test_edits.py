@@ -16,7 +16,7 @@ from fragdoctor.trace import edits
 from fragdoctor.trace.edits import Edit
 from fragdoctor.trace.operations import Operations, OpKind
 from fragdoctor.trace.replay import Reproduction
-from fragdoctor.trace.simulate import simulate
+from fragdoctor.trace.simulator import simulate
 from fragdoctor.trace.steps import Steps
 from fragdoctor.units import MIB
 

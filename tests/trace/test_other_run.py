@@ -12,7 +12,7 @@ from fragdoctor.errors import SimulationError
 from fragdoctor.model.simulation import Outlook, OutlookBasis, OutlookState
 from fragdoctor.model.snapshot import Snapshot
 from fragdoctor.trace.other_run import OtherRun
-from fragdoctor.trace.simulate import reproduce, trace_of
+from fragdoctor.trace.simulator import reproduce, trace_of
 from fragdoctor.trace.whatif import FairReplay, WhatIf
 from fragdoctor.units import MIB
 

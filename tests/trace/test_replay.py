@@ -31,7 +31,7 @@ from fragdoctor.trace.edits import empty_cache_every
 from fragdoctor.trace.operations import OPERATION, Operations, OpKind
 from fragdoctor.trace.replay import Conditions, allowed_by, report
 from fragdoctor.trace.reproduction import find_reproduction
-from fragdoctor.trace.simulate import reproduce, simulate, trace_of
+from fragdoctor.trace.simulator import reproduce, simulate, trace_of
 from fragdoctor.trace.trace import Trace
 from fragdoctor.units import MIB
 

@@ -21,7 +21,7 @@ from fragdoctor.trace.search import (
     sweep_candidates,
     usual_candidates,
 )
-from fragdoctor.trace.simulate import simulate
+from fragdoctor.trace.simulator import simulate
 from fragdoctor.trace.whatif import WhatIf
 from fragdoctor.units import MIB
 

@@ -11,7 +11,7 @@ from stock import from_python
 from fragdoctor.errors import ConfigError, SimulationError
 from fragdoctor.inputs.snapshot_reader import read_snapshot
 from fragdoctor.trace.edits import empty_cache_every
-from fragdoctor.trace.simulate import choose_device, simulate
+from fragdoctor.trace.simulator import choose_device, simulate
 from fragdoctor.units import MIB
 
 

@@ -6,7 +6,7 @@ import pytest
 from builders import alloc, block, columns, frame, segment, snapshot
 
 from fragdoctor.trace import stacks as stack_roles
-from fragdoctor.trace.code_owners import frame_classes
+from fragdoctor.trace.stacks import frame_classes
 
 T = "/opt/venv/lib/python3.11/site-packages/torch"
 W = r"C:\venv\Lib\site-packages\torch"

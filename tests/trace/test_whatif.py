@@ -11,8 +11,8 @@ from programs import CONFS, Program, operations_of, program, programs, record, r
 from fragdoctor.errors import ConfigError, SimulationError
 from fragdoctor.inputs.snapshot_reader import read_snapshot
 from fragdoctor.trace.replay import PAGE_BYTES
-from fragdoctor.trace.simulate import simulate
-from fragdoctor.trace.smallest_capacity import with_smallest_capacity
+from fragdoctor.trace.search import with_smallest_capacity
+from fragdoctor.trace.simulator import simulate
 from fragdoctor.trace.whatif import (
     ROUNDED,
     FairReplay,

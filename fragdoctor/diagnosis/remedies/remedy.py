@@ -17,8 +17,8 @@ from fragdoctor.model.diagnosis import Cause, Predicted, Recommendation, Verdict
 from fragdoctor.model.finding import Confidence, Evidence, Location, RuleResults
 from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.model.simulation import Outlook, OutlookState, ReplayResult
-from fragdoctor.rules.context import Context
 from fragdoctor.rules.failed_request import FailedRequest
+from fragdoctor.rules.rule import Context
 from fragdoctor.units import format_count, format_size, plural
 
 CURES: Final = 90

@@ -6,15 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import ClassVar, Final
 
 from fragdoctor.diagnosis.bench import Attempt, Bench, Outcome
-from fragdoctor.diagnosis.remedies.remedy import (
-    HELPS,
-    MAY_HELP,
-    Burden,
-    JudgedCase,
-    Proposal,
-    Remedy,
-)
-from fragdoctor.diagnosis.remedies.savings import (
+from fragdoctor.diagnosis.remedies.capacity import (
     CUT,
     SHORT_OF_MEMORY,
     SavingRemedy,
@@ -23,6 +15,14 @@ from fragdoctor.diagnosis.remedies.savings import (
     may_be_activations,
     saved_bytes,
     saving_text,
+)
+from fragdoctor.diagnosis.remedies.remedy import (
+    HELPS,
+    MAY_HELP,
+    Burden,
+    JudgedCase,
+    Proposal,
+    Remedy,
 )
 from fragdoctor.model.finding import Confidence, Evidence
 from fragdoctor.rules.capacity.optimizer_state import optimizer_holders

@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Final
 
 from fragdoctor.inputs.log_streams import Stream
-from fragdoctor.inputs.wordings import driver, libraries
 from fragdoctor.inputs.wordings.allocator_message import VARIANTS, hits
 from fragdoctor.inputs.wordings.backends import CUDA_ASYNC, JAX_AND_TENSORFLOW, MPS
+from fragdoctor.inputs.wordings.driver import DRIVERS, LIBRARIES
 from fragdoctor.inputs.wordings.frameworks import FRAMEWORKS, KV_CACHE_CHECKS
 from fragdoctor.inputs.wordings.not_device import HOST_MEMORY, NOT_DEVICE_MEMORY
 from fragdoctor.inputs.wordings.wording import Hit, Wording
@@ -22,9 +22,9 @@ WORDINGS: Final[tuple[Wording, ...]] = (
     *KV_CACHE_CHECKS,
     *JAX_AND_TENSORFLOW,
     *FRAMEWORKS,
-    *libraries.WORDINGS,
+    *LIBRARIES,
     *HOST_MEMORY,
-    *driver.WORDINGS,
+    *DRIVERS,
     *NOT_DEVICE_MEMORY,
 )
 _GROUP_GAP: Final = 900  # squeezed characters between the parts of one report, at most

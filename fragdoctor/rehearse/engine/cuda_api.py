@@ -19,7 +19,7 @@ import torch.cuda.memory
 
 from fragdoctor.rehearse.engine import cuda_objects, dispatch, put, session
 from fragdoctor.rehearse.engine.cuda_objects import Event, Stream
-from fragdoctor.rehearse.engine.snapshot import History, snapshot
+from fragdoctor.rehearse.engine.memory_history import History, snapshot
 
 _Generator: Any = torch.Generator
 

@@ -20,9 +20,17 @@ import torch
 from torch import library as torch_library
 from torch.utils._pytree import tree_flatten
 
-from fragdoctor.rehearse.engine import memory, session, shapes
-from fragdoctor.rehearse.engine.kernels.steps import Call, Free, Out, Step, Temp, has_rule, steps_of
-from fragdoctor.rehearse.engine.memory import Layout
+from fragdoctor.rehearse.engine import allocation, meta_functions, session
+from fragdoctor.rehearse.engine.allocation import Layout
+from fragdoctor.rehearse.engine.kernels.scratch import (
+    Call,
+    Free,
+    Out,
+    Step,
+    Temp,
+    has_rule,
+    steps_of,
+)
 
 Handler = Callable[..., Any]
 # Kernels that CUDA shares with every device: they make a view and touch no memory.
@@ -80,7 +88,7 @@ class Plan:
 
     def run(self, args: tuple[Any, ...]) -> Any:
         """Ask for the memory in order and return the results."""
-        stack = memory.stack_here()
+        stack = allocation.stack_here()
         made: list[Any] = [None] * len(self.layouts)
         temps: dict[Any, int] = {}
         try:
@@ -90,14 +98,14 @@ class Plan:
                         self.device, self.operation, stack
                     )
                 elif type(step) is Temp:
-                    temps[step] = memory.take(self.device, step.n_bytes, self.operation, stack)
+                    temps[step] = allocation.take(self.device, step.n_bytes, self.operation, stack)
                 elif type(step) is Free:
-                    memory.give(temps.pop(step.temp))
+                    allocation.give(temps.pop(step.temp))
                 else:
                     use_blas(self.device)
         finally:
             for address in reversed(temps.values()):
-                memory.give(address)
+                allocation.give(address)
         return self.results(made, args)
 
 
@@ -110,25 +118,29 @@ def use_blas(device: int) -> None:
     """Take cuBLAS's workspace: one for each thread's handle and stream, which then stays."""
     now = session.current()
     now.rounds.n_products += 1
-    key = (device, now.gpus.stream(device), memory.in_backward())
+    key = (device, now.gpus.stream(device), allocation.in_backward())
     if key in _blas_handles:
         return
     n_bytes = now.blas_workspace_bytes
-    _blas_handles[key] = memory.take(
-        device, n_bytes, now.stacks.operation("cuBLAS workspace"), memory.stack_here()
+    _blas_handles[key] = allocation.take(
+        device, n_bytes, now.stacks.operation("cuBLAS workspace"), allocation.stack_here()
     )
 
 
 def clear_blas_workspaces() -> None:
     """Give the workspaces back, as ``torch._C._cuda_clearCublasWorkspaces`` does."""
     for address in _blas_handles.values():
-        memory.give(address)
+        allocation.give(address)
     _blas_handles.clear()
 
 
 def functional(op: Any, *args: Any, **kwargs: Any) -> Any:
     """Run an operation that returns new tensors."""
-    key = (op, shapes.described(args), tuple((k, shapes.described(v)) for k, v in kwargs.items()))
+    key = (
+        op,
+        meta_functions.described(args),
+        tuple((k, meta_functions.described(v)) for k, v in kwargs.items()),
+    )
     plan = _plans.get(key)
     if plan is None:
         plan = _plan(op, args, kwargs)
@@ -140,8 +152,8 @@ def functional(op: Any, *args: Any, **kwargs: Any) -> Any:
 
 def _plan(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
     device = device_of(args, kwargs)
-    meta_args, meta_kwargs = shapes.on_meta(args), shapes.on_meta(kwargs)
-    found = shapes.infer(op, meta_args, meta_kwargs)
+    meta_args, meta_kwargs = meta_functions.on_meta(args), meta_functions.on_meta(kwargs)
+    found = meta_functions.infer(op, meta_args, meta_kwargs)
     leaves, structure = tree_flatten(found)
     inputs = {
         t.untyped_storage()._cdata: i
@@ -189,7 +201,7 @@ def in_place(op: Any, *args: Any, **kwargs: Any) -> Any:
     """Run an operation that changes its arguments: only its scratch memory shows."""
     name = op.overloadpacket.__name__
     if has_rule(name):
-        key = (op, shapes.described(args))
+        key = (op, meta_functions.described(args))
         plan = _plans.get(key)
         if plan is None:
             device = device_of(args, kwargs)
@@ -228,13 +240,15 @@ def out_variant(op: Any, *args: Any, **kwargs: Any) -> Any:
     """Run an operation that writes into tensors given to it, which are resized where need be."""
     outs = [kwargs[a.name] for a in op._schema.arguments if a.is_out]
     inputs = {k: v for k, v in kwargs.items() if not any(v is out for out in outs)}
-    metas = {a.name: shapes.on_meta(kwargs[a.name]) for a in op._schema.arguments if a.is_out}
+    metas = {
+        a.name: meta_functions.on_meta(kwargs[a.name]) for a in op._schema.arguments if a.is_out
+    }
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of resizing; the real one is below
-        shapes.infer(
+        meta_functions.infer(
             op,
-            shapes.on_meta(args, keeps_numbers=False),
-            {**shapes.on_meta(inputs, keeps_numbers=False), **metas},
+            meta_functions.on_meta(args, keeps_numbers=False),
+            {**meta_functions.on_meta(inputs, keeps_numbers=False), **metas},
         )
     made = tuple(
         Layout(m.shape, m.stride(), m.dtype) for m in metas.values() if isinstance(m, torch.Tensor)

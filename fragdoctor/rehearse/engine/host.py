@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import torch
 
-from fragdoctor.rehearse.engine import memory, put, session
+from fragdoctor.rehearse.engine import allocation, put, session
 from fragdoctor.units import KIB, MIB
 
 KEPT_BYTES: Final = 256 * MIB
@@ -227,7 +227,7 @@ def _resize(original: Any) -> Any:
         if self.device.type != "cuda":
             return original(self, size)  # type: ignore[no-any-return]
         operation = session.current().stacks.operation("resize_")
-        memory.resize_storage(self, int(size), operation)
+        allocation.resize_storage(self, int(size), operation)
         return self
 
     return resize_

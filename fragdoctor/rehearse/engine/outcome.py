@@ -14,9 +14,8 @@ from typing import Any, Final, NoReturn
 import torch
 
 from fragdoctor.rehearse.engine import put
+from fragdoctor.rehearse.engine.memory_history import ENGINE, History, is_users, snapshot
 from fragdoctor.rehearse.engine.session import SeenOom, Session
-from fragdoctor.rehearse.engine.snapshot import History, snapshot
-from fragdoctor.rehearse.engine.stacks import ENGINE, is_users
 
 MAX_STACK: Final = 64
 

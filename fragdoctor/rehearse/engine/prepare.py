@@ -73,30 +73,28 @@ def prepare(machine: Machine, undo: ExitStack) -> session.Session:
     from fragdoctor.rehearse.engine import (
         cuda_api,
         dispatch,
+        fused_layers,
         host,
-        layers,
         ranks,
         sparse,
-        tables,
         tensors,
+        vtables,
         writes,
     )
     from fragdoctor.rehearse.engine.kernels import (  # noqa: F401 - they fill the table of rules
         composites,
         convolution,
-        images,
+        functional,
         indexing,
-        normalization,
-        pointwise,
         sorting,
     )
 
     del tensors  # it fills the table of kernels
     cuda_api.install(undo)
-    tables.install(gpus, undo)
+    vtables.install(gpus, undo)
     now.is_started = torch.cuda._initialized = False  # what proved the tables started it
     dispatch.install(undo)
-    layers.install(undo)
+    fused_layers.install(undo)
     sparse.install(undo)
     host.install(undo)
     ranks.install(undo)

@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from fragdoctor.errors import FragdoctorError
 from fragdoctor.rehearse.engine import put
-from fragdoctor.rehearse.engine.stacks import is_users
+from fragdoctor.rehearse.engine.memory_history import is_users
 
 if TYPE_CHECKING:
     from fragdoctor.rehearse.engine.session import Session
@@ -211,7 +211,7 @@ def _rehearse(request: dict[str, Any], now: Session, undo: ExitStack) -> NoRetur
     """Run the program on the GPU that was asked for, write the outcome, and exit."""
     from fragdoctor.rehearse.engine.outcome import Outcome
     from fragdoctor.rehearse.engine.session import GpuFacts
-    from fragdoctor.rehearse.engine.steps import Steps
+    from fragdoctor.rehearse.engine.step_watch import Steps
 
     gpu = request["gpu"]
     now.facts = GpuFacts(gpu["name"], tuple(gpu["capability"]), gpu["n_multiprocessors"])

@@ -24,7 +24,7 @@ from typing import Any, Final, Self
 import torch
 
 from fragdoctor.rehearse.engine import put
-from fragdoctor.rehearse.engine.stacks import ENGINE, is_users
+from fragdoctor.rehearse.engine.memory_history import ENGINE, is_users
 
 _FOR, _END, _BEGIN = "__fragdoctor_for__", "__fragdoctor_end__", "__fragdoctor_begin__"
 _to_code: Any = SourceFileLoader.source_to_code  # takes a tree too

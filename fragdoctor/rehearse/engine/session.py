@@ -14,9 +14,8 @@ from fragdoctor.errors import ConfigError
 from fragdoctor.model.settings import AllocatorSettings, parse_conf, parse_version
 from fragdoctor.rehearse.engine.gpu import Budget, Gpus
 from fragdoctor.rehearse.engine.known import Known
+from fragdoctor.rehearse.engine.memory_history import History, Stacks
 from fragdoctor.rehearse.engine.rounds import Rounds
-from fragdoctor.rehearse.engine.snapshot import History
-from fragdoctor.rehearse.engine.stacks import Stacks
 from fragdoctor.trace.oom_message import oom_message
 from fragdoctor.units import KIB, MIB
 

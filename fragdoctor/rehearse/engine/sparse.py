@@ -15,7 +15,7 @@ from typing import Any, Final
 
 import torch
 
-from fragdoctor.rehearse.engine import memory, session, values
+from fragdoctor.rehearse.engine import allocation, session, values
 from fragdoctor.rehearse.engine.dispatch import functional, library_for, special
 from fragdoctor.rehearse.engine.kernels import cub
 
@@ -40,7 +40,7 @@ def _scratch(tensor: torch.Tensor, n_bytes: int) -> None:
     """Ask for memory and give it back at once."""
     operation = session.current().stacks.operation("coalesce")
     device = tensor.get_device()
-    memory.give(memory.take(device, n_bytes, operation, memory.stack_here()))
+    allocation.give(allocation.take(device, n_bytes, operation, allocation.stack_here()))
 
 
 def _flat_indices(indices: torch.Tensor, *, is_copied: bool = False) -> torch.Tensor:

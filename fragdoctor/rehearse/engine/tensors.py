@@ -7,9 +7,9 @@ from typing import Any, Final
 
 import torch
 
-from fragdoctor.rehearse.engine import memory, session, values
+from fragdoctor.rehearse.engine import allocation, session, values
+from fragdoctor.rehearse.engine.allocation import Layout, dense_strides, storage_bytes
 from fragdoctor.rehearse.engine.dispatch import special
-from fragdoctor.rehearse.engine.memory import Layout, dense_strides, storage_bytes
 
 _CPU_KEYS: Final = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 _layouts: dict[Any, Layout] = {}
@@ -26,7 +26,7 @@ def new(
         if len(_layouts) > MAX_LAYOUTS:
             _layouts.clear()
         layout = _layouts[key] = Layout(sizes, strides, dtype)
-    return layout.make(device, session.current().stacks.operation("empty"), memory.stack_here())
+    return layout.make(device, session.current().stacks.operation("empty"), allocation.stack_here())
 
 
 def strides_for(
@@ -105,7 +105,7 @@ def resize_(
     offset = first * self.dtype.itemsize
     needed = storage_bytes(size, strides, self.dtype.itemsize) + offset
     if needed > offset and needed > storage.nbytes():
-        memory.resize_storage(storage, needed, session.current().stacks.operation("resize_"))
+        allocation.resize_storage(storage, needed, session.current().stacks.operation("resize_"))
     return _set(self, storage, first, size, strides)
 
 
@@ -136,7 +136,7 @@ def set_storage(
     needed = storage_bytes(size, strides, self.dtype.itemsize)
     needed += storage_offset * self.dtype.itemsize if needed else 0
     if needed > source.nbytes():
-        memory.resize_storage(source, needed, session.current().stacks.operation("set_"))
+        allocation.resize_storage(source, needed, session.current().stacks.operation("set_"))
     return _set(self, source, storage_offset, size, strides)
 
 

@@ -11,8 +11,8 @@ import torch
 
 from fragdoctor.rehearse.engine import session
 from fragdoctor.rehearse.engine.host import release
+from fragdoctor.rehearse.engine.memory_history import ENGINE, is_users
 from fragdoctor.rehearse.engine.session import Assumption
-from fragdoctor.rehearse.engine.stacks import ENGINE, is_users
 
 
 def n_kept(tensor: torch.Tensor, kind: str) -> int:

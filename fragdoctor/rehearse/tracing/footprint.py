@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from fragdoctor.errors import OutOfMemory
 from fragdoctor.frozen import frozen
-from fragdoctor.model.estimate import (
+from fragdoctor.model.memory_estimate import (
     CodeLine,
     Footprint,
     Item,

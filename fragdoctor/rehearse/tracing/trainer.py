@@ -11,9 +11,9 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 from fragdoctor.errors import ConfigError
-from fragdoctor.rehearse.engine import memory, session
+from fragdoctor.rehearse.engine import allocation, session
 from fragdoctor.rehearse.tracing.factory import Program, arguments_of
-from fragdoctor.rehearse.tracing.recorder import Recorder
+from fragdoctor.rehearse.tracing.step_recorder import Recorder
 from fragdoctor.rehearse.tracing.training_setup import TrainingSetup
 
 FORWARD: Final = "forward"
@@ -220,7 +220,7 @@ class Trainer:
         run_backward, trainer = torch.autograd.backward, self
 
         def backward(*args: Any, **kwargs: Any) -> None:
-            if memory.in_backward():
+            if allocation.in_backward():
                 return run_backward(*args, **kwargs)
             with trainer._backward():
                 run_backward(*args, **kwargs)

@@ -20,8 +20,7 @@ import numpy.typing as npt
 from fragdoctor.frozen import frozen
 from fragdoctor.model.snapshot import Snapshot
 from fragdoctor.report import escape
-from fragdoctor.trace.code_owners import USER
-from fragdoctor.trace.stacks import Stacks
+from fragdoctor.trace.stacks import USER, Stacks
 
 I64 = npt.NDArray[np.int64]
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from fragdoctor.analysis.flushes import RETRY
+from fragdoctor.analysis.device import RETRY
 from fragdoctor.analysis.result import DeviceAnalysis
 from fragdoctor.frozen import frozen
 from fragdoctor.model.phases import TrainingPhase

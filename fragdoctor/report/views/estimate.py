@@ -7,7 +7,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Final
 
-from fragdoctor.model.estimate import (
+from fragdoctor.model.memory_estimate import (
     Estimate,
     Fit,
     FitState,

@@ -14,7 +14,7 @@ from fragdoctor.report import document as doc
 from fragdoctor.report.document import Detail, Style, dim, location_text
 from fragdoctor.report.views.device_memory import ended_otherwise, graphic
 from fragdoctor.report.words import shown_first
-from fragdoctor.trace.code_owners import USER, classify_file
+from fragdoctor.trace.stacks import USER, classify_file
 from fragdoctor.units import format_count, format_size, plural
 
 _MAX_HOLDERS: Final = 3

@@ -7,7 +7,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Final
 
-from fragdoctor.model.estimate import Combination, Estimate, FitState, MapRow
+from fragdoctor.model.memory_estimate import Combination, Estimate, FitState, MapRow
 from fragdoctor.report import document as doc
 from fragdoctor.report.document import Span, Style, dim
 from fragdoctor.units import format_count, format_size

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
-from fragdoctor.rules.context import Context
 from fragdoctor.rules.request_sources import last_request
-from fragdoctor.rules.rule import Need, Rule
+from fragdoctor.rules.rule import Context, Need, Rule
 from fragdoctor.units import format_count, format_size
 
 

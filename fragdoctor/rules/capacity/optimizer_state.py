@@ -9,8 +9,7 @@ from fragdoctor.analysis.result import DeviceAnalysis, Holder
 from fragdoctor.frozen import frozen
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
 from fragdoctor.model.phases import Category, TrainingPhase
-from fragdoctor.rules.context import Context
-from fragdoctor.rules.rule import Need, Rule, Skip
+from fragdoctor.rules.rule import Context, Need, Rule, Skip
 from fragdoctor.trace.stacks import OPTIMIZER_FILE, OPTIMIZER_STEP
 from fragdoctor.units import format_size
 

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
-from fragdoctor.rules.context import Context
 from fragdoctor.rules.failed_request import SIZE_BUG_BYTES
-from fragdoctor.rules.rule import Need, Rule, Skip
+from fragdoctor.rules.rule import Context, Need, Rule, Skip
 from fragdoctor.units import format_size
 
 

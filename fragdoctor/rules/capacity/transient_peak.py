@@ -11,8 +11,7 @@ import numpy.typing as npt
 from fragdoctor.analysis.result import DeviceAnalysis
 from fragdoctor.frozen import frozen
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
-from fragdoctor.rules.context import Context
-from fragdoctor.rules.rule import Need, Rule
+from fragdoctor.rules.rule import Context, Need, Rule
 from fragdoctor.trace.steps import Steps
 from fragdoctor.units import format_size
 

@@ -6,9 +6,8 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
-from fragdoctor.rules.context import Context
 from fragdoctor.rules.growth.accumulating_trials import growth_sentence
-from fragdoctor.rules.rule import Rule, Skip
+from fragdoctor.rules.rule import Context, Rule, Skip
 from fragdoctor.story.trends import accumulation, growing_cache, rise_bytes
 
 

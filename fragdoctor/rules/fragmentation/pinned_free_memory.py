@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from typing import ClassVar, Final
 
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
-from fragdoctor.rules.context import Context, line_text
-from fragdoctor.rules.rule import Need, Rule
+from fragdoctor.rules.rule import Context, Need, Rule, line_text
 from fragdoctor.units import format_share, format_size, plural
 
 WORTH_SHARE: Final = 0.1

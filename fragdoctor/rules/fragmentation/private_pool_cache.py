@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from typing import ClassVar, Final
 
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
-from fragdoctor.rules.context import Context
-from fragdoctor.rules.rule import Rule, Skip
+from fragdoctor.rules.rule import Context, Rule, Skip
 from fragdoctor.units import format_share, format_size
 
 WORTH_SHARE: Final = 0.1

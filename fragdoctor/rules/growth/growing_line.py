@@ -7,8 +7,7 @@ from typing import ClassVar, Final
 
 from fragdoctor.analysis.result import KeptKind, KeptMemory
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Location, Severity
-from fragdoctor.rules.context import Context, line_text
-from fragdoctor.rules.rule import Need, Rule
+from fragdoctor.rules.rule import Context, Need, Rule, line_text
 from fragdoctor.units import format_size, plural
 
 MAX_LINES: Final = 5

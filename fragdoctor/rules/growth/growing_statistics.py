@@ -8,8 +8,7 @@ from typing import ClassVar, Final
 
 from fragdoctor.model.case import MemoryStats
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
-from fragdoctor.rules.context import Context
-from fragdoctor.rules.rule import Need, Rule, Skip
+from fragdoctor.rules.rule import Context, Need, Rule, Skip
 from fragdoctor.units import format_count, format_size
 
 KEY = "allocated_bytes.all.current"

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from typing import ClassVar, Final
 
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
-from fragdoctor.rules.context import Context
-from fragdoctor.rules.rule import Need, Rule
+from fragdoctor.rules.rule import Context, Need, Rule
 from fragdoctor.units import format_count
 
 MAX_NAMES: Final = 5

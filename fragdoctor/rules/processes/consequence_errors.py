@@ -7,8 +7,7 @@ from typing import ClassVar
 
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
 from fragdoctor.model.story import FAILURES, StoryEvent
-from fragdoctor.rules.context import Context
-from fragdoctor.rules.rule import Rule, Skip
+from fragdoctor.rules.rule import Context, Rule, Skip
 from fragdoctor.units import format_count, plural
 
 

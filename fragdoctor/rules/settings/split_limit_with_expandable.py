@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from typing import ClassVar
 
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
-from fragdoctor.rules.context import Context
-from fragdoctor.rules.rule import Rule, Skip
+from fragdoctor.rules.rule import Context, Rule, Skip
 from fragdoctor.units import format_size
 
 

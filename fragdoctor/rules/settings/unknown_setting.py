@@ -8,8 +8,7 @@ from typing import ClassVar
 from fragdoctor.errors import ConfigError
 from fragdoctor.model.finding import Confidence, Finding, Severity
 from fragdoctor.model.settings import parse_conf
-from fragdoctor.rules.context import Context
-from fragdoctor.rules.rule import Rule, Skip
+from fragdoctor.rules.rule import Context, Rule, Skip
 
 
 class UnknownSetting(Rule):

@@ -13,7 +13,7 @@ import torch
 import traced_models as models
 
 from fragdoctor.errors import ConfigError
-from fragdoctor.model.estimate import PhaseName
+from fragdoctor.model.memory_estimate import PhaseName
 from fragdoctor.rehearse.tracing.footprint import kinds_of
 from fragdoctor.rehearse.tracing.traced import Traced, trace, trace_factory
 from fragdoctor.rehearse.tracing.training_setup import TrainingSetup

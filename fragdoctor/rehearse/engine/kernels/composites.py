@@ -16,7 +16,7 @@ import torch
 from fragdoctor.rehearse.engine import session
 from fragdoctor.rehearse.engine.dispatch import special
 from fragdoctor.rehearse.engine.kernels.reduction import Kind, buffers_of, copy_and_sum
-from fragdoctor.rehearse.engine.kernels.steps import (
+from fragdoctor.rehearse.engine.kernels.scratch import (
     Call,
     Free,
     Out,

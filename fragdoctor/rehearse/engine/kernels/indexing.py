@@ -9,10 +9,10 @@ from typing import Any, Final
 import torch
 
 from fragdoctor.rehearse.engine import values
+from fragdoctor.rehearse.engine.allocation import Scratch
 from fragdoctor.rehearse.engine.dispatch import functional, special
 from fragdoctor.rehearse.engine.kernels import cub
-from fragdoctor.rehearse.engine.kernels.sorting import embedding_steps
-from fragdoctor.rehearse.engine.kernels.steps import (
+from fragdoctor.rehearse.engine.kernels.scratch import (
     Call,
     Out,
     Step,
@@ -22,7 +22,7 @@ from fragdoctor.rehearse.engine.kernels.steps import (
     n_bytes,
     rule,
 )
-from fragdoctor.rehearse.engine.memory import Scratch
+from fragdoctor.rehearse.engine.kernels.sorting import embedding_steps
 from fragdoctor.rehearse.engine.tensors import new
 
 UNSORTED: Final = 3072  # indices up to which an embedding's gradient is made without a sort

@@ -16,7 +16,7 @@ from typing import Any, Final
 import torch
 
 from fragdoctor.rehearse.engine import session
-from fragdoctor.rehearse.engine.kernels.steps import Call, Step, Temp, held_only, rule
+from fragdoctor.rehearse.engine.kernels.scratch import Call, Step, Temp, held_only, rule
 
 MAX_THREADS: Final = 512
 WARP: Final = 32

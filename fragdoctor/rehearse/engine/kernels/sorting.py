@@ -9,7 +9,7 @@ import torch
 
 from fragdoctor.rehearse.engine import session
 from fragdoctor.rehearse.engine.kernels import cub
-from fragdoctor.rehearse.engine.kernels.steps import (
+from fragdoctor.rehearse.engine.kernels.scratch import (
     Call,
     Free,
     Out,

@@ -33,10 +33,17 @@ from fragdoctor.model.rehearsal import (
     RehearsedOom,
     Unmodelled,
 )
-from fragdoctor.rehearse.machines import RehearsedGpu, rehearsed_gpu
-from fragdoctor.rehearse.process import OUTCOME, SNAPSHOT, Conditions, OnStep, Runs
+from fragdoctor.rehearse.process import (
+    OUTCOME,
+    SNAPSHOT,
+    Conditions,
+    OnStep,
+    RehearsedGpu,
+    Runs,
+    rehearsed_gpu,
+)
 from fragdoctor.rehearse.programs import Program
-from fragdoctor.trace.simulate import simulate
+from fragdoctor.trace.simulator import simulate
 
 # What builds without CUDA, and those with it, say of kernels for other layouts than strided ones.
 _OF_OTHER_LAYOUTS: Final = re.compile(

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 
 from fragdoctor.errors import ConfigError
 from fragdoctor.frozen import frozen
-from fragdoctor.rehearse.engine import memory
+from fragdoctor.rehearse.engine import allocation
 from fragdoctor.rehearse.engine.gpu import ACTIONS, Event
 from fragdoctor.rehearse.engine.session import Session
 from fragdoctor.rehearse.tracing.footprint import RequestLog, shown
@@ -111,7 +111,7 @@ class Recorder(TorchDispatchMode):
         end = self._n_events()
         if end > first:
             name = func.overloadpacket.__name__
-            recomputes = memory.in_backward() and _recomputes()
+            recomputes = allocation.in_backward() and _recomputes()
             copied = args[0] if name == "_to_copy" and args else None
             source = next(_addresses(copied), 0)
             self._calls.append(Call(first, end, name, self._place(), recomputes, source))

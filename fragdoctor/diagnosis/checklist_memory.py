@@ -7,9 +7,9 @@ from typing import Final
 from fragdoctor.diagnosis.decision import SLIM_MARGIN_SHARE
 from fragdoctor.frozen import frozen
 from fragdoctor.model.diagnosis import ChecklistItem, Status, Verdict
-from fragdoctor.rules.context import Context
 from fragdoctor.rules.failed_request import FULL_SLACK_SHARE, FailedRequest
 from fragdoctor.rules.growth.growing_statistics import count_rises, values_of
+from fragdoctor.rules.rule import Context
 from fragdoctor.units import format_count, format_share, format_size
 
 RULE_OF_THUMB_SHARE: Final = 0.30

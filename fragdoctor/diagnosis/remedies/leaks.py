@@ -21,9 +21,9 @@ from fragdoctor.diagnosis.remedies.remedy import (
 from fragdoctor.model.diagnosis import Cause, Predicted
 from fragdoctor.model.finding import Confidence, Evidence, Location
 from fragdoctor.model.story import LogStory
-from fragdoctor.rules.context import Context, line_text
 from fragdoctor.rules.growth.accumulating_trials import growth_sentence
 from fragdoctor.rules.growth.growing_line import maker_text
+from fragdoctor.rules.rule import Context, line_text
 from fragdoctor.story.trends import (
     accumulation,
     growing_cache,

@@ -19,7 +19,7 @@ from fragdoctor.diagnosis.remedies.remedy import (
 )
 from fragdoctor.model.diagnosis import Cause, Predicted
 from fragdoctor.model.finding import Confidence, Evidence
-from fragdoctor.rules.context import line_text
+from fragdoctor.rules.rule import line_text
 from fragdoctor.trace.edits import blocks_freed, combined, largest_step_first, sizes_padded
 from fragdoctor.trace.training_edits import buffers_preallocated
 from fragdoctor.units import MIB, format_size, plural

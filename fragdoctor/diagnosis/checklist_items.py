@@ -1,18 +1,31 @@
-"""Our own items: what lies outside, what grows, how varied, how well recorded, how set."""
+"""The checklist of PyTorch's documents in their order, then our own items, which stand here.
+
+Every item says which input answered it. One that no input answers is skipped with the reason.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Final
+
 from fragdoctor.analysis.result import CaptureQuality
-from fragdoctor.diagnosis.checklist.memory import Item
+from fragdoctor.diagnosis.checklist_memory import (
+    Item,
+    check_capacity,
+    check_fragmentation_ratio,
+    check_gap,
+    check_largest_free_block,
+    check_retries,
+)
 from fragdoctor.diagnosis.decision import OUTSIDE_SHARE
 from fragdoctor.model.diagnosis import Cause, ChecklistItem, Verdict
 from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.model.story import Direction
-from fragdoctor.rules.context import Context
 from fragdoctor.rules.failed_request import CONTEXT_ALLOWANCE_BYTES, FailedRequest
 from fragdoctor.rules.growth.accumulating_trials import STEPS, growth_sentence
 from fragdoctor.rules.growth.growing_line import maker_text
 from fragdoctor.rules.growth.growing_statistics import MIN_RECORDS, climbs, rise
+from fragdoctor.rules.rule import Context
 from fragdoctor.story.trends import accumulation, memory_over_trials
 from fragdoctor.units import format_share, format_size, plural
 
@@ -171,3 +184,22 @@ def _problems(context: Context, settings: AllocatorSettings) -> list[str]:
     if settings.max_split_bytes is not None and settings.expandable_segments:
         problems.append("max_split_size_mb and expandable_segments should not be combined.")
     return problems
+
+
+ITEMS: Final[tuple[Callable[[Context, Verdict], ChecklistItem], ...]] = (
+    check_capacity,
+    check_gap,
+    check_retries,
+    check_largest_free_block,
+    check_fragmentation_ratio,
+    check_outside_pytorch,
+    check_growth,
+    check_size_diversity,
+    check_capture_quality,
+    check_settings,
+)
+
+
+def build_checklist(context: Context, verdict: Verdict) -> tuple[ChecklistItem, ...]:
+    """Return the items for the device that the verdict is about."""
+    return tuple(item(context, verdict) for item in ITEMS)

@@ -16,7 +16,7 @@ from typing import Any, Final, Self
 import torch
 
 from fragdoctor.rehearse.engine import session
-from fragdoctor.rehearse.engine.tables import StorageFields
+from fragdoctor.rehearse.engine.vtables import StorageFields
 
 INT, UINT, FLOAT, BFLOAT, COMPLEX, BOOL = 0, 1, 2, 4, 5, 6
 _CODES: Final[dict[torch.dtype, tuple[int, int]]] = {

@@ -15,7 +15,7 @@ from fragdoctor.model.snapshot import Action, Snapshot
 from fragdoctor.trace.edits import Edit
 from fragdoctor.trace.replay import Reproduction, is_foreign, report
 from fragdoctor.trace.reproduction import find_reproduction
-from fragdoctor.trace.smallest_capacity import with_smallest_capacity
+from fragdoctor.trace.search import with_smallest_capacity
 from fragdoctor.trace.trace import Trace
 from fragdoctor.trace.whatif import (
     FairReplay,

@@ -1,0 +1,316 @@
+"""All remedies, one line each, and the order in which their proposals are given.
+
+Each remedy is tried on the trace and judges the outcome: so proposals become tested ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Final
+
+from fragdoctor.diagnosis.bench import Bench, Outcome, Progress
+from fragdoctor.diagnosis.remedies.allocator_settings import (
+    DefaultSettings,
+    ExpandableSegments,
+    GarbageCollection,
+    MaxSplitSize,
+    RoundupDivisions,
+)
+from fragdoctor.diagnosis.remedies.capacity import (
+    LessModelMemory,
+    SavingRemedy,
+    SmallerBatch,
+    first_enough,
+    saved_bytes,
+)
+from fragdoctor.diagnosis.remedies.fragmentation import (
+    BucketShapes,
+    LargestFirst,
+    MovePinningBlocks,
+    PreallocateBuffers,
+)
+from fragdoctor.diagnosis.remedies.leaks import (
+    FewerParallelTrials,
+    FindLeak,
+    FreeBetweenTrials,
+    FreeLeak,
+    NoGrad,
+    RestartTrials,
+)
+from fragdoctor.diagnosis.remedies.outside_pytorch import (
+    CapOtherLibraries,
+    FewerLayersOnGpu,
+    FewerProcesses,
+    FitKvCache,
+    FixShape,
+    FreeOtherProcess,
+    FusedAttention,
+    JaxPreallocation,
+    LessHostMemory,
+    LibraryHeadroom,
+    LocateDriverCall,
+    RaiseSharedMemory,
+    RecordSnapshot,
+    SmallerKernelBlocks,
+    TensorflowMemoryGrowth,
+)
+from fragdoctor.diagnosis.remedies.pools import (
+    EmptyCache,
+    RaiseMemoryLimit,
+    RaiseMpsWatermark,
+    RetryOnce,
+    ShareGraphPools,
+    WaitForStreams,
+)
+from fragdoctor.diagnosis.remedies.remedy import (
+    CURES,
+    JudgedCase,
+    Proposal,
+    Prospect,
+    Remedy,
+    prospect,
+    steps_won,
+)
+from fragdoctor.diagnosis.remedies.training import (
+    ChunkedLoss,
+    CombinedSavings,
+    FusedOptimizer,
+    GradientCheckpointing,
+    OffloadOptimizer,
+    OptimizerWithoutForeach,
+    SetGradientsToNone,
+    SmallerOptimizerState,
+    StepInBackward,
+)
+from fragdoctor.frozen import frozen
+from fragdoctor.model.diagnosis import Cause, Predicted, Recommendation
+from fragdoctor.model.finding import Confidence
+from fragdoctor.units import format_size
+
+REMEDIES: Final[tuple[Remedy, ...]] = (
+    # Settings; the defaults last, since they are tried only where others are in force.
+    ExpandableSegments(),
+    MaxSplitSize(),
+    RoundupDivisions(),
+    GarbageCollection(),
+    DefaultSettings(),
+    RaiseMemoryLimit(),
+    # Less memory.
+    SetGradientsToNone(),
+    FusedOptimizer(),
+    ChunkedLoss(),
+    GradientCheckpointing(),
+    SmallerOptimizerState(),
+    OffloadOptimizer(),
+    StepInBackward(),
+    OptimizerWithoutForeach(),
+    SmallerBatch(),
+    CombinedSavings(),
+    LessModelMemory(),
+    # Growth.
+    FreeLeak(),
+    NoGrad(),
+    FindLeak(),
+    FreeBetweenTrials(),
+    FewerParallelTrials(),
+    RestartTrials(),
+    # Layout of the cache.
+    PreallocateBuffers(),
+    MovePinningBlocks(),
+    BucketShapes(),
+    LargestFirst(),
+    # Streams, pools, the cache as a whole.
+    WaitForStreams(),
+    RetryOnce(),
+    ShareGraphPools(),
+    EmptyCache(),
+    # Surroundings.
+    FreeOtherProcess(),
+    FewerProcesses(),
+    CapOtherLibraries(),
+    LibraryHeadroom(),
+    LessHostMemory(),
+    RaiseSharedMemory(),
+    FitKvCache(),
+    JaxPreallocation(),
+    TensorflowMemoryGrowth(),
+    FewerLayersOnGpu(),
+    RaiseMpsWatermark(),
+    SmallerKernelBlocks(),
+    # Better evidence.
+    FixShape(),
+    FusedAttention(),
+    LocateDriverCall(),
+    RecordSnapshot(),
+)
+
+OUTSIDE: Final = (Cause.OTHER_PROCESS, Cause.MEMORY_LIMIT)
+"""Causes whose removal cures for certain: memory that others hold, a limit of the user's own."""
+
+KNOWN_CURE: Final = 1
+"""Place of what removes them: after what is known to hold, before what nobody knows."""
+
+CONFIDENCE_ORDER: Final = {Confidence.PROVEN: 0, Confidence.LIKELY: 1, Confidence.POSSIBLE: 2}
+
+
+def proposals(case: JudgedCase) -> list[Proposal]:
+    """Return everything that the remedies propose or reject, in no order."""
+    return [proposal for remedy in REMEDIES for proposal in remedy.propose(case)]
+
+
+def rank(
+    all_proposals: Iterable[Proposal], cause: Cause
+) -> tuple[tuple[Recommendation, ...], tuple[Recommendation, ...]]:
+    """Return the recommendations by rank from 1, and the rejected ones with rank 0.
+
+    What a replay shows to fit comes first, and of that what cures the whole run; then what removes
+    the cause, then confidence, then the bytes saved.
+    """
+    kept: list[Proposal] = []
+    rejected: list[Recommendation] = []
+    for proposal in all_proposals:
+        if proposal.is_rejected:
+            rejected.append(replace(proposal.recommendation, rank=0))
+        else:
+            kept.append(proposal)
+    kept.sort(key=lambda p: _order(p, cause))
+    ranked = tuple(replace(p.recommendation, rank=i) for i, p in enumerate(kept, start=1))
+    return ranked, tuple(sorted(rejected, key=lambda r: r.code))
+
+
+def _order(proposal: Proposal, cause: Cause) -> tuple[int | str, ...]:
+    r = proposal.recommendation
+    p = r.predicted
+    is_setting = bool(r.setting)
+    is_shown_to_fit = p.method == "replay" and p.fits is True
+    # A setting does not end a leak, whatever it gains.
+    is_cure = is_shown_to_fit and not (cause is Cause.LEAK and is_setting)
+    tier = _tier(prospect(p.outlook), is_setting=is_setting, cause=cause)
+    if cause in OUTSIDE and not is_setting and proposal.weight >= CURES and p.fits is not False:
+        is_cure, tier = True, min(tier, KNOWN_CURE)
+    how_far: tuple[int, ...] = (0,) * 6
+    if is_cure:
+        how_far = (
+            tier,
+            int(proposal.remedy.burden),
+            -steps_won(p.outlook),
+            -p.room_bytes,
+            -(r.saves_bytes or 0),
+            p.driver_calls or 0,
+        )
+    return (
+        0 if is_cure else 1,
+        *how_far,
+        -proposal.weight,
+        -steps_won(p.outlook),
+        CONFIDENCE_ORDER[r.confidence],
+        -(r.saves_bytes or 0),
+        r.code,
+    )
+
+
+def _tier(found: Prospect, *, is_setting: bool, cause: Cause) -> int:
+    """Return the place of what fits, by how the run goes on.
+
+    Holes between blocks are the allocator's own matter: a setting that serves the request is tried
+    sooner than the program is changed, even where it is open how the run goes on.
+    """
+    if found > Prospect.OPEN:
+        return 10 + int(found)
+    is_code = cause is Cause.FRAGMENTATION and not is_setting
+    return int(found) + (int(Prospect.UNLIKELY) if is_code else 0)
+
+
+MIN_COMBINED: Final = 2
+WORTH_COMBINING: Final = 1.2
+"""What is saved together is worth a word if it is a fifth more than the best alone."""
+
+
+@frozen
+class Proof:
+    """Tested proposals, and what the replay says as a whole."""
+
+    proposals: Sequence[Proposal]
+    notes: Sequence[str] = ()
+
+
+def prove(
+    case: JudgedCase, proposals: Sequence[Proposal], progress: Progress | None = None
+) -> Proof:
+    """Return the proposals with what replaying the trace under each of them gives.
+
+    Settings that were not proposed but that help are added; usual ones that do not help are added
+    as rejected, with the numbers.
+    """
+    bench = case.bench
+    if bench is None:
+        return Proof(proposals)
+    if not bench.is_usable:
+        return Proof(proposals, _notes(bench))
+    entries: list[tuple[Remedy, Proposal | None]] = [(p.remedy, p) for p in proposals]
+    if bench.has_trouble:
+        proposed = {p.remedy for p in proposals}
+        entries += [(remedy, None) for remedy in REMEDIES if remedy not in proposed]
+    attempts = [
+        # A run without trouble has nothing to cure, but its peak may still be lowered.
+        remedy.attempts(case, bench, proposal)
+        if bench.has_trouble or isinstance(remedy, SavingRemedy)
+        else []
+        for remedy, proposal in entries
+    ]
+    outcomes = iter(bench.run([one for some in attempts for one in some], progress))
+    tested: list[Proposal] = []
+    for (remedy, proposal), some in zip(entries, attempts, strict=True):
+        found = [o for o in (next(outcomes) for _ in some) if o is not None]
+        judged = proposal
+        if found:
+            judged = remedy.judged(case, bench, proposal, found)
+        elif some and isinstance(remedy, SavingRemedy) and not remedy.is_usual:
+            judged = None  # the trace does not show what it would act on
+        if judged is not None:
+            tested.append(judged)
+    tested += _together(case, bench, tested)
+    return Proof(tested, _notes(bench))
+
+
+def _together(case: JudgedCase, bench: Bench, tested: Sequence[Proposal]) -> list[Proposal]:
+    """Return the smallest combination of savings that is enough, or all of them together."""
+    remedy = next(r for r in REMEDIES if isinstance(r, CombinedSavings))
+    saving = [
+        p
+        for p in tested
+        if isinstance(p.remedy, SavingRemedy) and p.recommendation.saves_bytes and not p.is_rejected
+    ]
+    is_enough = any(_is_enough(p.recommendation.predicted) for p in saving)
+    chosen, attempts = remedy.of(case, saving)
+    if len(chosen) < MIN_COMBINED or (is_enough and not bench.recorded.fits):
+        return []
+    outcomes: list[Outcome] = [o for o in bench.run(attempts) if o is not None]
+    if not outcomes:
+        return []
+    enough = None if bench.recorded.fits else first_enough(bench, outcomes)
+    best = enough or bench.looked_on(outcomes[-1])
+    alone = max(p.recommendation.saves_bytes or 0 for p in saving)
+    if enough is None and saved_bytes(bench, best) < WORTH_COMBINING * alone:
+        return []
+    return [remedy.made_of(case, bench, chosen, best)]
+
+
+def _is_enough(predicted: Predicted) -> bool:
+    """Return whether a change serves the recorded requests and is not known to fail later."""
+    outlook = predicted.outlook
+    return bool(predicted.fits) and not (outlook is not None and outlook.fails)
+
+
+def _notes(bench: Bench) -> tuple[str, ...]:
+    recorded, bound = bench.recorded, bench.simulation.lower_bound_bytes
+    left = recorded.peak_reserved_bytes - bound
+    if bound <= 0 or left <= 0:
+        return tuple(bench.simulation.notes)
+    note = (
+        f"No allocator can reserve less than the {format_size(bound)} that were active at the "
+        f"peak; the run reserved {format_size(recorded.peak_reserved_bytes)}, so settings can save "
+        f"at most {format_size(left)}."
+    )
+    return (note, *bench.simulation.notes)
