@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from fragdoctor.frozen import frozen
 from fragdoctor.model.memory_estimate import Doubt, PhaseName, PhasePeak, Share
@@ -32,15 +32,24 @@ MAX_EXPANDED: Final = 20_000
 ABSURD_BYTES: Final = 2**50
 
 
-@frozen
-class Event:
-    """One step of the list; ``n_bytes`` is of one tensor, before rounding."""
+class Event(NamedTuple):
+    """One step of the list. A tuple: a step has tens of thousands of them.
 
-    kind: str  # alloc, free, phase, moment
+    Attributes:
+        kind: alloc, free, phase or moment.
+        handle: which tensors.
+        tag: what they are for; of a phase or a moment its name.
+        n_bytes: of one tensor, before rounding.
+        n_tensors: how many are equal.
+        rounded_bytes: what the allocator hands out for all of them.
+    """
+
+    kind: str
     handle: int = 0
     tag: str = ""
     n_bytes: int = 0
-    count: int = 1
+    n_tensors: int = 1
+    rounded_bytes: int = 0
 
 
 def rounded(n_bytes: int) -> int:
@@ -53,24 +62,24 @@ class Tape:
 
     def __init__(self) -> None:
         self.events: list[Event] = []
-        self._tensors: list[tuple[str, int, int]] = []
+        self._frees: list[Event] = []
 
     def alloc(self, tag: str, n_bytes: float, count: int = 1) -> int:
         """Allocate ``count`` equal tensors and return their handle; -1 for nothing."""
         size = int(n_bytes)
         if size <= 0 or count <= 0:
             return -1
-        handle = len(self._tensors)
-        self._tensors.append((tag, size, count))
-        self.events.append(Event("alloc", handle, tag, size, count))
+        handle = len(self._frees)
+        tensors = (handle, tag, size, count, rounded(size) * count)
+        self._frees.append(Event("free", *tensors))
+        self.events.append(Event("alloc", *tensors))
         return handle
 
     def free(self, *handles: int) -> None:
         """Free what the handles stand for, in this order."""
         for handle in handles:
             if handle >= 0:
-                tag, size, count = self._tensors[handle]
-                self.events.append(Event("free", handle, tag, size, count))
+                self.events.append(self._frees[handle])
 
     def phase(self, name: PhaseName) -> None:
         """Begin a phase."""
@@ -86,7 +95,7 @@ def most_of_each(tape: Tape) -> Mapping[str, int]:
     live: defaultdict[str, int] = defaultdict(int)
     most: defaultdict[str, int] = defaultdict(int)
     for event in tape.events:
-        size = rounded(event.n_bytes) * event.count
+        size = event.rounded_bytes
         if event.kind == "alloc":
             live[event.tag] += size
             most[event.tag] = max(most[event.tag], live[event.tag])
@@ -110,13 +119,13 @@ def phases_of(tape: Tape) -> list[PhasePeak]:
 
     for event in tape.events:
         if event.kind == "alloc":
-            size = rounded(event.n_bytes) * event.count
+            size = event.rounded_bytes
             live[event.tag] += size
             total, grew = total + size, True
         else:
             settle()
             if event.kind == "free":
-                size = rounded(event.n_bytes) * event.count
+                size = event.rounded_bytes
                 live[event.tag] -= size
                 total -= size
             elif event.kind == "phase":
@@ -138,10 +147,10 @@ def phases_of(tape: Tape) -> list[PhasePeak]:
 def reserved_of(tape: Tape) -> int:
     """Return the most that the caching allocator reserves for the list, with default settings."""
     requests = [e for e in tape.events if e.kind == "alloc"]
-    if any(e.n_bytes * e.count > ABSURD_BYTES for e in requests):
+    if any(e.n_bytes * e.n_tensors > ABSURD_BYTES for e in requests):
         return max((phase.n_bytes for phase in phases_of(tape)), default=0)
     allocator = Allocator()
-    n_tensors = sum(e.count for e in requests)
+    n_tensors = sum(e.n_tensors for e in requests)
     merges = n_tensors > MAX_EXPANDED
     addresses: dict[int, Sequence[int]] = {}
     for event in tape.events:
@@ -154,9 +163,9 @@ def reserved_of(tape: Tape) -> int:
 
 
 def _served(allocator: Allocator, event: Event, *, merges: bool) -> Sequence[int]:
-    if merges and event.count > 1:
-        return [allocator.malloc(rounded(event.n_bytes) * event.count)]
-    return [allocator.malloc(event.n_bytes) for _ in range(event.count)]
+    if merges and event.n_tensors > 1:
+        return [allocator.malloc(event.rounded_bytes)]
+    return [allocator.malloc(event.n_bytes) for _ in range(event.n_tensors)]
 
 
 # Counted from shapes: parameters, gradients, optimizer states. Alignment makes up the rest.
@@ -255,14 +264,14 @@ def _highest(tape: Tape, weights: Mapping[str, float]) -> tuple[float, Mapping[s
     grew = False
     for event in tape.events:
         if event.kind == "alloc":
-            size = rounded(event.n_bytes) * event.count
+            size = event.rounded_bytes
             live[event.tag] += size
             total, grew = total + weights.get(event.tag, 0.0) * size, True
         elif event.kind == "free":
             if grew and total > best:
                 best, at_best = total, dict(live)
             grew = False
-            size = rounded(event.n_bytes) * event.count
+            size = event.rounded_bytes
             live[event.tag] -= size
             total -= weights.get(event.tag, 0.0) * size
     if total > best:

@@ -102,7 +102,7 @@ def is_served(tape: Tape, capacity: int) -> bool:
         for event in tape.events:
             if event.kind == "alloc":
                 addresses[event.handle] = [
-                    allocator.malloc(event.n_bytes) for _ in range(event.count)
+                    allocator.malloc(event.n_bytes) for _ in range(event.n_tensors)
                 ]
             elif event.kind == "free":
                 for address in addresses.pop(event.handle):
