@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import atexit
+import io
 import json
 import os
 import subprocess
 import sys
+import tempfile
 import textwrap
+from contextlib import nullcontext, redirect_stderr, redirect_stdout
 from pathlib import Path
 from typing import Any
+
+import pytest
+
+from fragdoctor.cli.app import main
+from fragdoctor.rehearse import launch
+from fragdoctor.rehearse.process import Conditions, OnStep, Runs
+from fragdoctor.rehearse.programs import Program
 
 TRAINING = """
     import torch
@@ -27,6 +38,44 @@ TRAINING = """
 """
 
 
+IMPORTS = """
+import torch
+from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+
+torch.optim.SGD([torch.ones(1, device="cuda", requires_grad=True)], 0.1).step()
+"""
+"""What imports most of what PyTorch imports for the programs here."""
+
+
+class PreparedRuns:
+    """Runs in forks of processes that have imported PyTorch: one a kind of machine and worker.
+
+    A fork is what a new process would be; ``test_forks_do_what_new_processes_do`` holds that.
+    """
+
+    def __init__(self) -> None:
+        self._of_machines: dict[tuple[object, ...], Runs] = {}
+        self.place = Path()
+
+    def run(
+        self, program: Program, conditions: Conditions, python: str, on_step: OnStep | None = None
+    ) -> tuple[int, str]:
+        machine = (conditions.n_devices, conditions.torch_version, conditions.allows_writes)
+        runs = self._of_machines.get(machine)
+        if runs is None:
+            runs = self._of_machines[machine] = Runs(forks=True)
+            atexit.register(runs.__exit__)
+            with tempfile.TemporaryDirectory() as folder:
+                first = Path(folder, "imports.py")
+                first.write_text(IMPORTS, encoding="utf-8")
+                runs.run(Program(str(first), False, [], [python]), conditions, python)
+        self.place = runs.place
+        return runs.run(program, conditions, python, on_step)
+
+
+PREPARED = PreparedRuns()
+
+
 class Stage:
     """A folder with programs, and the command line that rehearses them."""
 
@@ -39,20 +88,34 @@ class Stage:
         path.write_text(textwrap.dedent(body), encoding="utf-8")
         return path
 
-    def run(self, *words: str, python_path: str = "") -> subprocess.CompletedProcess[str]:
-        cleared = {k: v for k, v in os.environ.items() if not k.startswith(("PYTORCH", "CUDA"))}
+    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Rehearse in this process, in a fork of one that has PyTorch."""
+        out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(launch, "Runs", lambda: nullcontext(PREPARED))
+            patch.chdir(self.home)
+            for name in set(os.environ) - set(_environment("")):
+                patch.delenv(name)
+            patch.setenv("COLUMNS", "80")
+            with redirect_stdout(out), redirect_stderr(err), pytest.raises(SystemExit) as ended:
+                main(_words(words))
+        said, told = (stream.buffer.getvalue().decode() for stream in (out, err))
+        return subprocess.CompletedProcess(words, int(ended.value.code or 0), said, told)
+
+    def run_apart(self, *words: str, python_path: str = "") -> subprocess.CompletedProcess[str]:
+        """Rehearse as a user does: a new process for the command, and one for the program."""
         return subprocess.run(
-            [sys.executable, "-m", "fragdoctor", "rehearse", "--python", sys.executable, *words],
+            [sys.executable, "-m", "fragdoctor", *_words(words)],
             cwd=self.home,
-            env={**cleared, "COLUMNS": "80", "PYTHONPATH": python_path},
+            env=_environment(python_path),
             capture_output=True,
             text=True,
             timeout=240,
             check=False,
         )
 
-    def json(self, *words: str, code: int = 0) -> dict[str, Any]:
-        done = self.run("--format", "json", *words)
+    def json(self, *words: str, code: int = 0, apart: bool = False) -> dict[str, Any]:
+        done = (self.run_apart if apart else self.run)("--format", "json", *words)
         assert done.returncode == code, done.stderr
         found: dict[str, Any] = json.loads(done.stdout)
         return found
@@ -60,4 +123,13 @@ class Stage:
     def must_pass(self, body: str, *options: str) -> dict[str, Any]:
         """Rehearse a program whose assertions must hold."""
         self.script(body)
-        return self.json("--verbose", *options, "train.py")
+        return self.json(*options, "train.py")
+
+
+def _words(words: tuple[str, ...]) -> list[str]:
+    return ["rehearse", "--python", sys.executable, *words]
+
+
+def _environment(python_path: str) -> dict[str, str]:
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(("PYTORCH", "CUDA"))}
+    return {**kept, "COLUMNS": "80", "PYTHONPATH": python_path}

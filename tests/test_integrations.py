@@ -236,6 +236,6 @@ def test_real_framework_logs_what_the_model_of_the_gpu_counts(name: str, tmp_pat
     check = "assert len(rows) == 2 and all(r['gpu_memory/peak_bytes'] > 1e4 for r in rows), rows\n"
     Stage(tmp_path).script(textwrap.dedent(FRAMEWORKS[name]) + check)
 
-    found = Stage(tmp_path).json("train.py", "--gpu", "24GiB", "--steps", "99")
+    found = Stage(tmp_path).json("train.py", "--gpu", "24GiB", "--steps", "99", apart=True)
 
     assert found["rehearsal"]["steps"] == 4

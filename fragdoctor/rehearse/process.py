@@ -224,6 +224,7 @@ class Runs:
         (self.place / _OUTPUT).touch()
         request = _request(program, conditions, self.place)
         request["environ"] = _environment(conditions, self.place) | dict(conditions.variables)
+        request["folder"] = str(Path.cwd())
         request["output"] = None if conditions.shows_output else str(self.place / _OUTPUT)
         code = self._forked(request, python, on_step) if self._forks else None
         if code is None:

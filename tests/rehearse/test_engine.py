@@ -192,7 +192,7 @@ def test_python_without_a_pytorch_that_loads_is_said_so(
     stage.script("import torch")
     stage.script(torch_py, "broken/torch.py")
 
-    done = stage.run("train.py", python_path=str(stage.home / "broken"))
+    done = stage.run_apart("train.py", python_path=str(stage.home / "broken"))
 
     assert done.returncode == 2
     assert f"The program's Python {sentence}" in done.stderr

@@ -31,7 +31,7 @@ def test_peak_of_a_framework_s_program_is_what_the_allocator_counted(name, tmp_p
 
     # The last --python counts.
     options = ("--python", PYTHON, "--gpu", "h100", "--torch-version", "2.12.1", "--steps", "50")
-    rehearsal = stage.json(*options, "train.py")["rehearsal"]
+    rehearsal = stage.json(*options, "train.py", apart=True)["rehearsal"]
 
     assert rehearsal["steps"] == 4
     if name in PEAK_BYTES:

@@ -40,7 +40,7 @@ def test_training_fits_and_stops_when_its_memory_repeats(training: Stage) -> Non
 
 
 def test_training_that_does_not_fit_ends_with_1_and_names_the_line(training: Stage) -> None:
-    found = training.json("train.py", "--fits-on", "120MiB", code=1)
+    found = training.json("train.py", "--fits-on", "120MiB", code=1, apart=True)
     oom = found["rehearsal"]["out_of_memory"]
 
     assert not found["rehearsal"]["fits"]
@@ -181,7 +181,7 @@ def test_a_module_gets_its_arguments_and_the_settings(stage: Stage) -> None:
 def test_a_program_that_fails_ends_with_2_and_its_traceback(stage: Stage) -> None:
     stage.script("import torch\ntorch.ones(3).cuda()\nraise ValueError('no \\x1b[31m data')\n")
 
-    done = stage.run("train.py", "--format", "json")
+    done = stage.run_apart("train.py", "--format", "json")
 
     assert done.returncode == 2
     error = json.loads(done.stdout)["error"]

@@ -19,13 +19,13 @@ def test_a_large_model_takes_no_memory_of_the_machine(stage: Stage) -> None:
             return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
 
         before = resident()
-        net = torch.nn.Sequential(*(torch.nn.Linear(8192, 8192) for _ in range(12)))
+        net = torch.nn.Sequential(*(torch.nn.Linear(8192, 8192) for _ in range(6)))
         assert resident() - before < 800, resident() - before
         net = copy.deepcopy(net).half()
         assert next(net.parameters()).dtype is torch.float16
         assert resident() - before < 800, resident() - before
         net.cuda()
-        assert torch.cuda.memory_allocated() >> 20 == 12 * 128, torch.cuda.memory_allocated()
+        assert torch.cuda.memory_allocated() >> 20 == 6 * 128, torch.cuda.memory_allocated()
         weights = {name: value.cpu() for name, value in net.state_dict().items()}
         assert resident() - before < 800, resident() - before
         """

@@ -88,6 +88,7 @@ def _begin(request: dict[str, Any], before: dict[str, str]) -> None:
     kept = {k: v for k, v in request["environ"].items() if k not in before or k in os.environ}
     os.environ.clear()
     os.environ.update(kept | changed)
+    os.chdir(request["folder"])
     sys.argv[:] = [request["target"], *request["args"]]
     streams = [(os.open(os.devnull, os.O_RDONLY), [0])]
     if request["output"] is not None:
