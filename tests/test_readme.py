@@ -9,10 +9,14 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import docs_pages
 import pytest
+from cli_fixtures import _plain_environment as _plain_environment  # noqa: PLC0414 - a fixture
+from cli_fixtures import run as run  # noqa: PLC0414 - a fixture
+from command_line import Run
 
 from fragdoctor.cli.app import with_command
 from fragdoctor.cli.commands import whole_group
@@ -41,35 +45,54 @@ QUESTIONS = re.findall(
 COMMAND_LINES = sorted(set(re.findall(r"^ {4}(?:.*\| )?(fragdoctor [^#|\n]*)", TEXT, re.MULTILINE)))
 
 
-def run(arguments: list[str], root: Path) -> subprocess.CompletedProcess[str]:
+@pytest.fixture
+def said(run: Run, monkeypatch: pytest.MonkeyPatch, _plain_environment: None) -> Callable[..., str]:
+    """Return a function that returns what a command prints in a folder, if it ends well."""
+
+    def call(words: list[str], folder: Path) -> str:
+        monkeypatch.chdir(folder)
+        monkeypatch.setenv("COLUMNS", "80")
+        outcome = run(*words)
+        assert outcome.code == 0, outcome.err
+        return outcome.out
+
+    return call
+
+
+def holds(printed: str, screen: str) -> bool:
+    parts = [part.strip("\n") for part in re.split(r"^\[\.\.\.\]$", screen, flags=re.MULTILINE)]
+    return bool(screen.strip()) and all(part in printed for part in parts)
+
+
+@pytest.mark.parametrize(("command", "screen"), SCREENS, ids=[c for c, _ in SCREENS])
+def test_readme_screen_is_what_the_program_prints(command, screen, root, said):
+    printed = said(shlex.split(command)[1:], root)
+
+    assert holds(printed, screen), printed
+
+
+def test_first_screen_is_what_a_new_process_prints(root):
+    command, screen = SCREENS[0]
     environment = {k: v for k, v in os.environ.items() if k not in {"FORCE_COLOR", "NO_COLOR"}}
-    return subprocess.run(
-        [sys.executable, "-m", "fragdoctor", *arguments],
+
+    done = subprocess.run(
+        [sys.executable, "-m", *shlex.split(command)],
         cwd=root,
         env={**environment, "COLUMNS": "80"},
         capture_output=True,
         text=True,
         timeout=60,
-        check=False,
+        check=True,
     )
 
-
-@pytest.mark.parametrize(("command", "screen"), SCREENS, ids=[c for c, _ in SCREENS])
-def test_readme_screen_is_what_the_program_prints(command, screen, root):
-    done = run(shlex.split(command)[1:], root)
-
-    assert done.returncode == 0
-    assert screen.strip()
-    parts = [part.strip("\n") for part in re.split(r"^\[\.\.\.\]$", screen, flags=re.MULTILINE)]
-    assert all(part in done.stdout for part in parts), done.stdout
+    assert holds(done.stdout, screen), done.stdout
 
 
 @pytest.mark.parametrize(("command", "answer"), QUESTIONS)
-def test_each_of_the_ten_questions_is_answered_by_its_command(command, answer, root):
-    done = run(shlex.split(command)[1:], root / "sample_snapshots")
+def test_each_of_the_ten_questions_is_answered_by_its_command(command, answer, root, said):
+    printed = said(shlex.split(command)[1:], root / "sample_snapshots")
 
-    assert done.returncode == 0
-    assert re.search(re.escape(answer).replace(r"\ ", r"\s+"), done.stdout), done.stdout
+    assert re.search(re.escape(answer).replace(r"\ ", r"\s+"), printed), printed
 
 
 def test_there_are_ten_questions():
@@ -87,14 +110,13 @@ def test_readme_python_prints_what_it_says(program, printed):
 
 
 @pytest.mark.parametrize("line", COMMAND_LINES)
-def test_readme_command_exists_with_its_options(line, root):
+def test_readme_command_exists_with_its_options(line, root, said):
     name, *rest = with_command(shlex.split(line)[1:], COMMANDS)
     options = {word for word in rest if word.startswith("--")}
 
-    shown = run([name, "--help"], root)
+    shown = said([name, "--help"], root)
 
-    assert shown.returncode == 0
-    assert not {option for option in options if option not in shown.stdout}
+    assert not {option for option in options if option not in shown}
 
 
 def test_readme_lists_each_cause():
