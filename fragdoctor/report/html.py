@@ -12,9 +12,11 @@ import hashlib
 import itertools
 from collections.abc import Callable, Sequence
 from importlib.resources import files
+from types import CodeType
 from typing import Any, Final
 
 import jinja2
+from jinja2.bccache import Bucket
 from markupsafe import Markup
 
 from fragdoctor.model.diagnosis import SegmentRun
@@ -83,6 +85,7 @@ def environment(shown: Sequence[Detail]) -> jinja2.Environment:
     """Return an environment that escapes every expression and shows what cannot be seen."""
     made = jinja2.Environment(
         loader=jinja2.PackageLoader("fragdoctor.report", "templates"),
+        bytecode_cache=_COMPILED,
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         finalize=_visible,
@@ -111,6 +114,25 @@ def environment(shown: Sequence[Detail]) -> jinja2.Environment:
         "next_id": _counter(),
     }
     return made
+
+
+class _Compiled(jinja2.BytecodeCache):
+    """Templates that this process has compiled: a job has a page for each rank."""
+
+    def __init__(self) -> None:
+        self._code: dict[str, CodeType] = {}
+
+    def load_bytecode(self, bucket: Bucket) -> None:
+        """Put in what was compiled from the same source."""
+        bucket.code = self._code.get(bucket.key + bucket.checksum)
+
+    def dump_bytecode(self, bucket: Bucket) -> None:
+        """Keep what was compiled."""
+        if bucket.code is not None:
+            self._code[bucket.key + bucket.checksum] = bucket.code
+
+
+_COMPILED: Final = _Compiled()
 
 
 def policy(style: str, script: str = "", *, may_ask: bool = False) -> str:
