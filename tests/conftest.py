@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, settings
 settings.register_profile(
     "any-machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
+settings.register_profile("fast", settings.get_profile("any-machine"), max_examples=30)
 settings.load_profile("any-machine")
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -25,6 +26,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the flags of the suite."""
     parser.addoption("--update-golden", action="store_true", help="rewrite golden files")
     parser.addoption("--all", action="store_true", help="run the slow tests too")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Try fewer examples of each property that names no number, unless slow tests run too."""
+    if leaves_slow_out(config):
+        settings.load_profile("fast")
+
+
+def leaves_slow_out(config: pytest.Config) -> bool:
+    """Return whether slow tests are left out: not with --all, -m, or the name of a file."""
+    asked = config.getoption("--all") or config.getoption("markexpr") or names_files(config)
+    return not asked
 
 
 def names_files(config: pytest.Config) -> bool:
@@ -38,8 +51,8 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave the slow tests out, unless asked for: by --all, by -m, or by the name of a file."""
-    if config.getoption("--all") or config.getoption("markexpr") or names_files(config):
+    """Leave the slow tests out, unless they are asked for."""
+    if not leaves_slow_out(config):
         return
     slow = [item for item in items if "slow" in item.keywords]
     if slow:

@@ -53,9 +53,13 @@ def bucket(endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
     s3fs.S3FileSystem.clear_instance_cache()
 
 
-@pytest.mark.parametrize("name", ["", "/", "/*.pickle", "/rank[0-3].pickle"])
-def test_ranks_in_a_bucket_are_read_by_workers(bucket: str, name: str) -> None:
-    ranks = discover([f"{bucket}{name}"]).ranks
+@pytest.mark.parametrize("name", ["/", "/*.pickle", "/rank[0-3].pickle"])
+def test_ranks_in_a_bucket_are_found_by_each_name(bucket: str, name: str) -> None:
+    assert discover([f"{bucket}{name}"]).ranks == discover([bucket]).ranks
+
+
+def test_ranks_in_a_bucket_are_read_by_workers(bucket: str) -> None:
+    ranks = discover([bucket]).ranks
 
     with WorkerPool(2) as pool:
         fleet = summarise_all(ranks, executor=pool)

@@ -1,7 +1,8 @@
 """Hostile files: what each does, and how it must be turned away.
 
-Each entry is (name, bytes, error). "Before" in a comment says what the stock unpickler does with
-such a file even when ``find_class`` refuses every global.
+Each entry is (name, bytes, error); what takes long to make is made by a function. "Before" in a
+comment says what the stock unpickler does with such a file even when ``find_class`` refuses every
+global.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import gzip
 import json
 import pickle
 import pickletools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import builders
@@ -25,7 +26,7 @@ from fragdoctor.errors import (
     TruncatedSnapshot,
 )
 
-Entry = tuple[str, bytes, type[InputError]]
+Entry = tuple[str, bytes | Callable[[], bytes], type[InputError]]
 ARGUMENTS = {  # for opcodes that read something after them
     "GLOBAL": b"os\nsystem\n",
     "INST": b"os\nsystem\n",
@@ -204,11 +205,15 @@ def compressed() -> Iterator[Entry]:
     from fragdoctor.inputs.source import zstd_module
 
     # 100 MB of opcodes in 100 KB: a string that never ends.
-    body = op("PROTO", b"\x04") + op("BINUNICODE", u32(15 << 20)) + bytes(15 << 20)
-    yield "gzip bomb", gzip.compress(body * 8), LimitExceeded
-    many = op("PROTO", b"\x04") + (op("BINUNICODE", u32(1 << 20)) + bytes(1 << 20)) * 100
-    yield "gzip bomb of strings", gzip.compress(many), LimitExceeded
-    yield "zstd bomb of strings", zstd_module().compress(many), LimitExceeded
+    def endless() -> bytes:
+        return (op("PROTO", b"\x04") + op("BINUNICODE", u32(15 << 20)) + bytes(15 << 20)) * 8
+
+    def many() -> bytes:
+        return op("PROTO", b"\x04") + (op("BINUNICODE", u32(1 << 20)) + bytes(1 << 20)) * 100
+
+    yield "gzip bomb", lambda: gzip.compress(endless()), LimitExceeded
+    yield "gzip bomb of strings", lambda: gzip.compress(many()), LimitExceeded
+    yield "zstd bomb of strings", lambda: zstd_module().compress(many()), LimitExceeded
     whole = builders.pickled(builders.small())
     yield "gzip cut short", gzip.compress(whole)[:-20], TruncatedSnapshot
     yield "zstd cut short", zstd_module().compress(whole)[:-20], TruncatedSnapshot

@@ -28,6 +28,7 @@ def test_catalogue_size_is_at_least_sixty():
 @pytest.mark.parametrize(("name", "data", "error"), CATALOGUE, ids=[e[0] for e in CATALOGUE])
 def test_hostile_file_is_turned_away(name, data, error, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    data = data() if callable(data) else data
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * UNIT
 
     with pytest.raises(error) as caught:
