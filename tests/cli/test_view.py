@@ -151,14 +151,23 @@ def test_port_in_use_is_said(viewer, diagnosis):
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
 def test_command_prints_the_address_and_ends_with_the_interrupt():
     command = [sys.executable, "-m", "fragdoctor", "view", str(SAMPLE), "--no-browser"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as process:
-        address = process.stdout.readline().decode().strip()
-        host, _, rest = address.removeprefix("http://").partition("/")
-        connection = http.client.HTTPConnection(host, timeout=20)
-        connection.request("GET", f"/{rest}")
-        page = connection.getresponse().read().decode()
-        process.send_signal(signal.SIGINT)
-        code = process.wait(20)
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        # A shell's job in the background ignores interrupts, and so do its children.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
+    ) as process:
+        try:
+            address = process.stdout.readline().decode().strip()
+            host, _, rest = address.removeprefix("http://").partition("/")
+            connection = http.client.HTTPConnection(host, timeout=20)
+            connection.request("GET", f"/{rest}")
+            page = connection.getresponse().read().decode()
+            process.send_signal(signal.SIGINT)
+            code = process.wait(20)
+        finally:
+            process.kill()
 
     assert address.startswith("http://127.0.0.1:")
     assert "connect-src &#39;self&#39;" in page
