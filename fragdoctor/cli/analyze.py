@@ -30,40 +30,38 @@ if TYPE_CHECKING:
 
 Workers = Annotated[
     int | None,
-    typer.Option(
+    options.option(
         "--workers",
+        "N",
+        "Read several ranks in N processes; the cores of this machine where not given",
         min=1,
         max=256,
-        metavar="N",
-        help="Read several ranks in N processes; the cores of this machine where not given",
     ),
 ]
 Dask = Annotated[
     str | None,
-    typer.Option(
+    options.option(
         "--dask",
-        metavar="ADDRESS",
-        help="Read several ranks on the dask workers of a scheduler: its address, or its "
-        "scheduler.json",
+        "ADDRESS",
+        "Read several ranks on the dask workers of a scheduler: its address, or its scheduler.json",
     ),
 ]
 Timeout = Annotated[
     float | None,
-    typer.Option(
+    options.option(
         "--timeout",
+        "SECONDS",
+        "Give up a rank of several that takes longer; 600 in workers, 0 for never",
         min=0.0,
-        metavar="SECONDS",
-        help="Give up a rank of several that takes longer; 600 in workers, 0 for never",
-        show_default=False,
     ),
 ]
 WorkerMemory = Annotated[
     int | None,
-    typer.Option(
+    options.option(
         "--worker-memory",
+        "SIZE",
+        "Give up a rank of several that takes more memory of this machine",
         parser=options.size,
-        metavar="SIZE",
-        help="Give up a rank of several that takes more memory of this machine",
     ),
 ]
 DEFAULT_TIMEOUT_S: Final = 600.0
@@ -286,28 +284,28 @@ class AnalyzeOptions(options.CaseOptions):
     replay: ReplayOption = ReplayChoice.GROUPS
     rank_pages: Annotated[
         Path | None,
-        typer.Option(
+        options.option(
             "--rank-pages",
-            metavar="FOLDER",
-            help="Of several ranks, write a page of each into a new folder, linked from the page "
+            "FOLDER",
+            "Of several ranks, write a page of each into a new folder, linked from the page "
             "of the job (-o job.html)",
         ),
     ] = None
     continue_with: Annotated[
         str | None,
-        typer.Option(
+        options.option(
             "--continue-with",
-            metavar="SNAPSHOT",
-            help="Take from another recording of the program (a rehearsal, a healthy run) how this "
+            "SNAPSHOT",
+            "Take from another recording of the program (a rehearsal, a healthy run) how this "
             "one would have gone on",
         ),
     ] = None
     at: Annotated[
         str | None,
-        typer.Option(
+        options.option(
             "--at",
-            metavar="MOMENT",
-            help="Show what was live at a moment: step:3 (its peak), event:1200, peak, oom, end; "
+            "MOMENT",
+            "Show what was live at a moment: step:3 (its peak), event:1200, peak, oom, end; "
             "step:3..step:6 shows what changed between two",
         ),
     ] = None

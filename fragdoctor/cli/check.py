@@ -33,82 +33,65 @@ class CheckOptions(options.CaseOptions):
     ]
     max_peak: Annotated[
         Any,
-        typer.Option(
-            "--max-peak",
-            parser=options.amount,
-            metavar="SIZE|%",
-            help="Limit the peak of active memory",
+        options.option(
+            "--max-peak", "SIZE|%", "Limit the peak of active memory", parser=options.amount
         ),
     ] = None
     max_pinned: Annotated[
         Any,
-        typer.Option(
+        options.option(
             "--max-pinned",
+            "SIZE|%",
+            "Limit free memory that live blocks pin; a percentage is of reserved memory",
             parser=options.amount,
-            metavar="SIZE|%",
-            help="Limit free memory that live blocks pin; a percentage is of reserved memory",
         ),
     ] = None
     max_retries: Annotated[
         int | None,
-        typer.Option(
-            "--max-retries", min=0, metavar="N", help="Limit allocations that flush the cache first"
-        ),
+        options.option("--max-retries", "N", "Limit allocations that flush the cache first", min=0),
     ] = None
     min_headroom: Annotated[
         Any,
-        typer.Option(
+        options.option(
             "--min-headroom",
+            "SIZE|%",
+            "Demand capacity above the peak of active memory",
             parser=options.amount,
-            metavar="SIZE|%",
-            help="Demand capacity above the peak of active memory",
         ),
     ] = None
     fits_on: Annotated[
         int | None,
-        typer.Option(
+        options.option(
             "--fits-on",
+            "SIZE",
+            "Demand by replay that the run fits where PyTorch can have this much",
             parser=options.size,
-            metavar="SIZE",
-            help="Demand by replay that the run fits where PyTorch can have this much",
         ),
     ] = None
     no_growth: Annotated[
         bool, typer.Option("--no-growth", help="Demand that no memory grows step by step")
     ] = False
     baseline: Annotated[
-        Path | None,
-        typer.Option("--baseline", metavar="FILE", help="Fail only on what got worse than this"),
+        Path | None, options.option("--baseline", "FILE", "Fail only on what got worse than this")
     ] = None
     write_baseline: Annotated[
         Path | None,
-        typer.Option(
-            "--write-baseline", metavar="FILE", help="Accept the findings as they are now"
-        ),
+        options.option("--write-baseline", "FILE", "Accept the findings as they are now"),
     ] = None
     tolerance: Annotated[
         Any,
-        typer.Option(
+        options.option(
             "--tolerance",
+            "SIZE|%",
+            "Accept this much more than the baseline; 5% where not given",
             parser=options.amount,
-            metavar="SIZE|%",
-            help="Accept this much more than the baseline; 5% where not given",
         ),
     ] = None
     select: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--select",
-            metavar="CODES",
-            help="Look at these rules only: FD101,FD2",
-            show_default=False,
-        ),
+        list[str] | None, options.option("--select", "CODES", "Look at these rules only: FD101,FD2")
     ] = None
     ignore: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--ignore", metavar="CODES", help="Do not look at these rules", show_default=False
-        ),
+        list[str] | None, options.option("--ignore", "CODES", "Do not look at these rules")
     ] = None
     fail_on: Annotated[
         options.FailOn,

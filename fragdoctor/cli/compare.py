@@ -49,21 +49,20 @@ class CompareOptions(options.FullOutput):
     ]
     fail_on_growth: Annotated[
         Any,
-        typer.Option(
+        options.option(
             "--fail-on-growth",
+            "SIZE|%",
+            "Exit with 1 if peak allocated or active memory grew by more, or a run newly fails",
             parser=options.amount,
-            metavar="SIZE|%",
-            help="Exit with 1 if peak allocated or active memory grew by more, or a run newly "
-            "fails",
         ),
     ] = None
     steps: Annotated[
         Any,
-        typer.Option(
+        options.option(
             "--steps",
+            "N,N,...",
+            "Set the step of each run: the axis of growth over three or more",
             parser=step_list,
-            metavar="N,N,...",
-            help="Set the step of each run: the axis of growth over three or more",
         ),
     ] = None
     sort: Annotated[

@@ -41,12 +41,8 @@ class Family(StrEnum):
     GPT = "gpt"
 
 
-def _text(name: str, metavar: str, text: str) -> Any:
-    return typer.Option(name, metavar=metavar, help=text, show_default=False)
-
-
 def _count(name: str, text: str, low: int = 0) -> Any:
-    return typer.Option(name, min=low, metavar="N", help=text)
+    return options.option(name, "N", text, min=low)
 
 
 @frozen(kw_only=True)
@@ -61,7 +57,7 @@ class EstimateOptions(options.EstimateOutput):
         ),
     ] = None
     params: Annotated[
-        str | None, _text("--params", "N", "Set the parameter count: 7B, 350M, 1.3e9")
+        str | None, options.option("--params", "N", "Set the parameter count: 7B, 350M, 1.3e9")
     ] = None
     gpu: options.Gpus = None
     list_gpus: Annotated[bool, typer.Option("--list-gpus", help="List the known GPUs")] = False
@@ -70,14 +66,14 @@ class EstimateOptions(options.EstimateOutput):
     ] = False
     dtype: Annotated[
         str | None,
-        _text("--dtype", "KIND", "Choose fp32, bf16, amp-bf16, deepspeed-bf16, int4 and others"),
+        options.option(
+            "--dtype", "KIND", "Choose fp32, bf16, amp-bf16, deepspeed-bf16, int4 and others"
+        ),
     ] = None
     optimizer: Annotated[
         str,
-        typer.Option(
-            "--optimizer",
-            metavar="NAME",
-            help="Choose adamw, sgd, adafactor, adamw-8bit and others",
+        options.option(
+            "--optimizer", "NAME", "Choose adamw, sgd, adafactor, adamw-8bit and others"
         ),
     ] = "adamw"
     master_weights: Annotated[
@@ -85,7 +81,7 @@ class EstimateOptions(options.EstimateOutput):
         typer.Option("--master-weights", help="Keep fp32 weights and states beside 16-bit ones"),
     ] = False
     grad_dtype: Annotated[
-        str | None, _text("--grad-dtype", "KIND", "Set the precision of gradients")
+        str | None, options.option("--grad-dtype", "KIND", "Set the precision of gradients")
     ] = None
     batch: Annotated[int | None, _count("--batch", "Set the sequences a GPU a pass", 1)] = None
     seq: Annotated[int | None, _count("--seq", "Set tokens a sequence", 1)] = None
@@ -94,26 +90,22 @@ class EstimateOptions(options.EstimateOutput):
     ] = AttentionKind.SDPA
     checkpointing: Annotated[
         str,
-        typer.Option(
+        options.option(
             "--checkpointing",
-            metavar="WHEN",
-            help="Recompute activations: none, full (each layer), sqrt, or every N layers",
+            "WHEN",
+            "Recompute activations: none, full (each layer), sqrt, or every N layers",
         ),
     ] = "none"
     lora: Annotated[
-        int | None,
-        typer.Option("--lora", min=1, metavar="RANK", help="Train LoRA adapters of this rank only"),
+        int | None, options.option("--lora", "RANK", "Train LoRA adapters of this rank only", min=1)
     ] = None
     lora_targets: Annotated[
         str,
-        typer.Option(
-            "--lora-targets", metavar="NAMES", help="Adapt attention, all-linear, or named matrices"
-        ),
+        options.option("--lora-targets", "NAMES", "Adapt attention, all-linear, or named matrices"),
     ] = "attention"
     dora: Annotated[bool, typer.Option("--dora", help="Train DoRA: LoRA with magnitudes")] = False
     zero: Annotated[
-        int | None,
-        typer.Option("--zero", min=0, max=3, metavar="STAGE", help="Shard states by ZeRO stage"),
+        int | None, options.option("--zero", "STAGE", "Shard states by ZeRO stage", min=0, max=3)
     ] = None
     fsdp: Annotated[bool, typer.Option("--fsdp", help="Shard everything, as ZeRO stage 3")] = False
     world_size: Annotated[int, _count("--world-size", "Set the GPUs that share states", 1)] = 1
@@ -135,7 +127,9 @@ class EstimateOptions(options.EstimateOutput):
     ] = 1
     offload: Annotated[
         str | None,
-        _text("--offload", "WHAT,WHAT", "Keep optimizer, parameters or activations on the host"),
+        options.option(
+            "--offload", "WHAT,WHAT", "Keep optimizer, parameters or activations on the host"
+        ),
     ] = None
     grad_accumulation: Annotated[int, _count("--grad-accumulation", "Set the passes a step", 1)] = 1
     inference: Annotated[
@@ -143,17 +137,17 @@ class EstimateOptions(options.EstimateOutput):
     ] = False
     new_tokens: Annotated[int, _count("--new-tokens", "Leave room in the KV cache")] = 0
     kv_dtype: Annotated[
-        str | None, _text("--kv-dtype", "KIND", "Set the precision of the KV cache")
+        str | None, options.option("--kv-dtype", "KIND", "Set the precision of the KV cache")
     ] = None
     cache: Annotated[
         CacheKind, typer.Option("--cache", help="Choose how the KV cache is allocated")
     ] = CacheKind.DYNAMIC
     gpu_memory_utilization: Annotated[
         float,
-        typer.Option(
+        options.option(
             "--gpu-memory-utilization",
-            metavar="SHARE",
-            help="Ask how many sequences a vLLM-like server holds with this share of the GPU",
+            "SHARE",
+            "Ask how many sequences a vLLM-like server holds with this share of the GPU",
             show_default=False,
         ),
     ] = 0.0
@@ -175,31 +169,28 @@ class EstimateOptions(options.EstimateOutput):
     ffn: Annotated[int, _count("--ffn", "Set the feed-forward width")] = 0
     positions: Annotated[int, _count("--positions", "Set learned positions (gpt)")] = 0
     dropout: Annotated[
-        float | None,
-        typer.Option(
-            "--dropout", min=0.0, max=1.0, metavar="P", help="Set dropout", show_default=False
-        ),
+        float | None, options.option("--dropout", "P", "Set dropout", min=0.0, max=1.0)
     ] = None
     model: Annotated[
         str | None,
-        _text(
+        options.option(
             "--model",
             "MODULE:FACTORY",
             "Run your own model on fake tensors; imports it from the current directory",
         ),
     ] = None
     input_shape: Annotated[
-        str | None, _text("--input-shape", "N,N", "Set the input's shape where --model has none")
+        str | None,
+        options.option("--input-shape", "N,N", "Set the input's shape where --model has none"),
     ] = None
     input_dtype: Annotated[
-        str, typer.Option("--input-dtype", metavar="NAME", help="Set the input's dtype, as int64")
+        str, options.option("--input-dtype", "NAME", "Set the input's dtype, as int64")
     ] = "float32"
     loss: Annotated[
-        str, typer.Option("--loss", metavar="ce|mean", help="Choose a loss where --model has none")
+        str, options.option("--loss", "ce|mean", "Choose a loss where --model has none")
     ] = ""
     steps: Annotated[
-        int,
-        typer.Option("--steps", min=1, max=20, metavar="N", help="Trace this many steps (--model)"),
+        int, options.option("--steps", "N", "Trace this many steps (--model)", min=1, max=20)
     ] = 2
     explain: options.Explain = False
     verbose: Annotated[

@@ -26,22 +26,15 @@ class FitOptions(options.EstimateOutput):
     ] = None
     batches: Annotated[
         str | None,
-        typer.Option(
-            "--batches",
-            metavar="N,N,...",
-            help="Set the batch size of each recording, in their order",
-            show_default=False,
+        options.option(
+            "--batches", "N,N,...", "Set the batch size of each recording, in their order"
         ),
     ] = None
     gpu: options.OneGpu = None
     capacity: Annotated[
         int | None,
-        typer.Option(
-            "--capacity",
-            metavar="SIZE",
-            parser=options.size,
-            help="Set what PyTorch can have, instead of --gpu",
-            show_default=False,
+        options.option(
+            "--capacity", "SIZE", "Set what PyTorch can have, instead of --gpu", parser=options.size
         ),
     ] = None
     context: options.CudaContext = None

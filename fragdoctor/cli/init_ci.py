@@ -36,20 +36,19 @@ class InitCiOptions:
         bool, typer.Option("--gitlab", help="Write a file for GitLab; else for GitHub")
     ] = False
     fits_on: Annotated[
-        str, typer.Option("--fits-on", metavar="SIZE", help="Fail where PyTorch needs more")
+        str, options.option("--fits-on", "SIZE", "Fail where PyTorch needs more")
     ] = "24GiB"
     gpu_runner: Annotated[
         str | None,
-        typer.Option(
+        options.option(
             "--gpu-runner",
-            metavar="LABELS",
-            help="Record on runners with these labels too, and check that: self-hosted,gpu",
-            show_default=False,
+            "LABELS",
+            "Record on runners with these labels too, and check that: self-hosted,gpu",
         ),
     ] = None
-    package: Annotated[
-        str, typer.Option("--package", metavar="SPEC", help="Install this with pip")
-    ] = "fragdoctor"
+    package: Annotated[str, options.option("--package", "SPEC", "Install this with pip")] = (
+        "fragdoctor"
+    )
     output: Annotated[
         Path | None,
         typer.Option("-o", "--output", metavar="FILE", help="Write another file"),

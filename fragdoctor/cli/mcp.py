@@ -16,7 +16,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from fragdoctor.cli.exit import FINDINGS, OK
-from fragdoctor.cli.options import command_of
+from fragdoctor.cli.options import command_of, option
 from fragdoctor.errors import ConfigError
 from fragdoctor.frozen import frozen
 
@@ -36,10 +36,7 @@ _INSTRUCTIONS: Final = (
 class ToolServerOptions:
     """What agents may do."""
 
-    root: Annotated[
-        Path,
-        typer.Option("--root", metavar="DIR", help="Read files below this folder only"),
-    ] = Path()
+    root: Annotated[Path, option("--root", "DIR", "Read files below this folder only")] = Path()
     redact: Annotated[
         bool,
         typer.Option(

@@ -87,6 +87,11 @@ if TYPE_CHECKING:
     from fragdoctor.model.case import Overrides
 
 
+def option(name: str, metavar: str, text: str, **more: Any) -> Any:
+    """Return an option that takes a value: how it is written, what it takes, its line of help."""
+    return typer.Option(name, metavar=metavar, help=text, **more)
+
+
 class ReportFormat(StrEnum):
     """Formats of a diagnosis: the keys of ``report.base.FORMATS``."""
 
@@ -163,12 +168,7 @@ DocumentFormats = Annotated[
 ]
 Reports = Annotated[
     list[str] | None,
-    typer.Option(
-        "--report",
-        metavar="FORMAT=FILE",
-        help="Write a further report to a file; may be repeated",
-        show_default=False,
-    ),
+    option("--report", "FORMAT=FILE", "Write a further report to a file; may be repeated"),
 ]
 Output = Annotated[
     Path | None,
@@ -185,11 +185,10 @@ Verbose = Annotated[
 ]
 PathMap = Annotated[
     list[str] | None,
-    typer.Option(
+    option(
         "--path-map",
-        metavar="RECORDED=HERE",
-        help="Find sources that were recorded under another path: /workspace=src",
-        show_default=False,
+        "RECORDED=HERE",
+        "Find sources that were recorded under another path: /workspace=src",
     ),
 ]
 NoColor = Annotated[bool, typer.Option("--no-color", help="Print without colour, as NO_COLOR does")]
@@ -199,90 +198,53 @@ FailOnOption = Annotated[
 ExitZero = Annotated[bool, typer.Option("--exit-zero", help="Exit with 0 whatever was found")]
 Capacity = Annotated[
     int | None,
-    typer.Option(
+    option(
         "--capacity",
+        "SIZE",
+        "Set what PyTorch can have: device less context and other processes",
         parser=size,
-        metavar="SIZE",
-        help="Set what PyTorch can have: device less context and other processes",
     ),
 ]
 DeviceSize = Annotated[
     int | None,
-    typer.Option(
-        "--capacity",
-        parser=size,
-        metavar="SIZE",
-        help="Set the size of the GPU, where no input says it",
-    ),
+    option("--capacity", "SIZE", "Set the size of the GPU, where no input says it", parser=size),
 ]
 Request = Annotated[
-    int | None,
-    typer.Option("--request", parser=size, metavar="SIZE", help="Set the size that was refused"),
+    int | None, option("--request", "SIZE", "Set the size that was refused", parser=size)
 ]
 Batch = Annotated[
     int | None,
-    typer.Option(
-        "--batch", min=1, metavar="N", help="Set the present batch size: advice then names another"
-    ),
+    option("--batch", "N", "Set the present batch size: advice then names another", min=1),
 ]
-Device = Annotated[
-    int | None, typer.Option("--device", min=0, metavar="N", help="Look at one GPU only")
-]
+Device = Annotated[int | None, option("--device", "N", "Look at one GPU only", min=0)]
 MemoryFraction = Annotated[
     float | None,
-    typer.Option(
-        "--memory-fraction",
-        min=0.0,
-        max=1.0,
-        metavar="F",
-        help="Set the process's memory fraction, 0 to 1",
-    ),
+    option("--memory-fraction", "F", "Set the process's memory fraction, 0 to 1", min=0.0, max=1.0),
 ]
 TorchVersion = Annotated[
-    str | None,
-    typer.Option(
-        "--torch-version", parser=version_text, metavar="X", help="Set the PyTorch version"
-    ),
+    str | None, option("--torch-version", "X", "Set the PyTorch version", parser=version_text)
 ]
 Gpus = Annotated[
     list[str] | None,
-    typer.Option(
-        "--gpu",
-        metavar="NAME|SIZE",
-        help="Ask for a GPU: a100-40g, h100, 24GiB; repeatable",
-        show_default=False,
-    ),
+    option("--gpu", "NAME|SIZE", "Ask for a GPU: a100-40g, h100, 24GiB; repeatable"),
 ]
 OneGpu = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--gpu",
-        metavar="NAME|SIZE",
-        help="Choose the GPU: a100-40g, h100, 24GiB",
-        show_default=False,
-    ),
+    list[str] | None, option("--gpu", "NAME|SIZE", "Choose the GPU: a100-40g, h100, 24GiB")
 ]
 """A list, so that a second one is refused and not silently preferred."""
 
 Headroom = Annotated[
     int | None,
-    typer.Option(
+    option(
         "--headroom",
-        metavar="SIZE",
+        "SIZE",
+        "Keep so much of the GPU free; a twentieth of it otherwise",
         parser=size,
-        help="Keep so much of the GPU free; a twentieth of it otherwise",
-        show_default=False,
     ),
 ]
 CudaContext = Annotated[
     int | None,
-    typer.Option(
-        "--context",
-        metavar="SIZE",
-        parser=size,
-        help="Set what the CUDA context of one process takes",
-        show_default=False,
-    ),
+    option("--context", "SIZE", "Set what the CUDA context of one process takes", parser=size),
 ]
 Explain = Annotated[bool, typer.Option("--explain", help="Show formulas, values and sources")]
 

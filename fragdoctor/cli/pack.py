@@ -31,23 +31,17 @@ class PackOptions(options.EstimateOutput):
     gpu: options.OneGpu = None
     per_process: Annotated[
         int | None,
-        typer.Option(
+        options.option(
             "--per-process",
-            metavar="SIZE",
+            "SIZE",
+            "Set the reserved memory of one process, instead of a recording",
             parser=options.size,
-            help="Set the reserved memory of one process, instead of a recording",
-            show_default=False,
         ),
     ] = None
     processes: Annotated[
         int | None,
-        typer.Option(
-            "--processes",
-            min=1,
-            max=1000,
-            metavar="N",
-            help="Ask whether so many processes fit side by side",
-            show_default=False,
+        options.option(
+            "--processes", "N", "Ask whether so many processes fit side by side", min=1, max=1000
         ),
     ] = None
     headroom: options.Headroom = None

@@ -48,20 +48,18 @@ class RehearseOptions(options.FullOutput):
     ] = False
     gpu: Annotated[
         list[str] | None,
-        typer.Option(
+        options.option(
             "--gpu",
-            metavar="LIST",
-            help="Choose the GPU: a100-40g, h100, 24GiB; several after commas make a table",
-            show_default=False,
+            "LIST",
+            "Choose the GPU: a100-40g, h100, 24GiB; several after commas make a table",
         ),
     ] = None
     batch: Annotated[
         str | None,
-        typer.Option(
+        options.option(
             "--batch",
-            metavar="LIST|N..M",
-            help="Put these batch sizes for {batch} in ARGS: 8,16,32, or 1..512 to search",
-            show_default=False,
+            "LIST|N..M",
+            "Put these batch sizes for {batch} in ARGS: 8,16,32, or 1..512 to search",
         ),
     ] = None
     capacity: options.Capacity = None
@@ -70,67 +68,54 @@ class RehearseOptions(options.FullOutput):
     ] = False
     fits_on: Annotated[
         int | None,
-        typer.Option(
+        options.option(
             "--fits-on",
+            "SIZE",
+            "Exit with 1 unless it fits where PyTorch can have this much",
             parser=options.size,
-            metavar="SIZE",
-            help="Exit with 1 unless it fits where PyTorch can have this much",
         ),
     ] = None
     conf: Annotated[
         list[str] | None,
-        typer.Option(
+        options.option(
             "--conf",
-            metavar="SETTINGS",
-            help="Set PYTORCH_CUDA_ALLOC_CONF for the program; several make a table",
-            show_default=False,
+            "SETTINGS",
+            "Set PYTORCH_CUDA_ALLOC_CONF for the program; several make a table",
         ),
     ] = None
     torch_version: options.TorchVersion = None
     steps: Annotated[
         int | None,
-        typer.Option(
-            "--steps",
-            min=1,
-            metavar="N",
-            help="Stop after N steps; without it, when their memory repeats",
+        options.option(
+            "--steps", "N", "Stop after N steps; without it, when their memory repeats", min=1
         ),
     ] = None
     devices: Annotated[
-        int | None,
-        typer.Option("--devices", min=1, max=MAX_DEVICES, metavar="N", help="Show it N such GPUs"),
+        int | None, options.option("--devices", "N", "Show it N such GPUs", min=1, max=MAX_DEVICES)
     ] = None
     world_size: Annotated[
         int | None,
-        typer.Option(
-            "--world-size", min=1, metavar="N", help="Rehearse one rank of N, as torchrun starts it"
-        ),
+        options.option("--world-size", "N", "Rehearse one rank of N, as torchrun starts it", min=1),
     ] = None
     rank: Annotated[
-        int | None,
-        typer.Option("--rank", min=0, metavar="R", help="Choose the rank for --world-size; else 0"),
+        int | None, options.option("--rank", "R", "Choose the rank for --world-size; else 0", min=0)
     ] = None
     python: Annotated[
         str | None,
-        typer.Option(
-            "--python", metavar="PATH", help="Choose the program's Python; else the one on PATH"
-        ),
+        options.option("--python", "PATH", "Choose the program's Python; else the one on PATH"),
     ] = None
     snapshot: Annotated[
         Path | None,
-        typer.Option(
-            "--snapshot",
-            metavar="FILE",
-            help="Leave the memory snapshot here; a folder for several",
+        options.option(
+            "--snapshot", "FILE", "Leave the memory snapshot here; a folder for several"
         ),
     ] = None
     assume: Annotated[
         list[str] | None,
-        typer.Option(
+        options.option(
             "--assume",
-            metavar="KIND=SHARE",
-            help="Assume how much nonzero (and masks) or unique keep: nonzero=0.5; else all",
-            show_default=False,
+            "KIND=SHARE",
+            "Assume how much nonzero (and masks) or unique keep: nonzero=0.5; else all",
         ),
     ] = None
     allow_writes: Annotated[

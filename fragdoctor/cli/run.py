@@ -51,8 +51,7 @@ def run(
         bool, typer.Option("-m", "--module", help="Run a module, as python -m does")
     ] = False,
     max_entries: Annotated[
-        int,
-        typer.Option("--max-entries", min=1, metavar="N", help="Keep the last N events of a GPU"),
+        int, options.option("--max-entries", "N", "Keep the last N events of a GPU", min=1)
     ] = DEFAULT_MAX_ENTRIES,
     stacks: Annotated[
         Stacks, typer.Option("--stacks", help="Record Python frames, or C++ frames too")

@@ -159,21 +159,17 @@ class SimulateOptions(options.FullOutput):
     ]
     conf: Annotated[
         list[str] | None,
-        typer.Option(
-            "--conf",
-            metavar="SETTINGS",
-            help="Try a PYTORCH_CUDA_ALLOC_CONF string; may be repeated",
-            show_default=False,
+        options.option(
+            "--conf", "SETTINGS", "Try a PYTORCH_CUDA_ALLOC_CONF string; may be repeated"
         ),
     ] = None
     edit: Annotated[
         list[str] | None,
-        typer.Option(
+        options.option(
             "--edit",
-            metavar="CHANGE",
-            help="Try a change of the code: empty-cache[:EVENT,...], largest-first, pad:SIZE, "
+            "CHANGE",
+            "Try a change of the code: empty-cache[:EVENT,...], largest-first, pad:SIZE, "
             "batch:FACTOR, no-leak, no-pins[:N], move-pins[:N]; may be repeated",
-            show_default=False,
         ),
     ] = None
     sweep: Annotated[
@@ -181,12 +177,12 @@ class SimulateOptions(options.FullOutput):
     ] = False
     capacity: Annotated[
         Any,
-        typer.Option(
+        options.option(
             "--capacity",
-            parser=options.size_or_factor,
-            metavar="SIZE|FACTORx",
-            help="Set what PyTorch can have: device less context and other processes; 1.2x of what "
+            "SIZE|FACTORx",
+            "Set what PyTorch can have: device less context and other processes; 1.2x of what "
             "it had",
+            parser=options.size_or_factor,
         ),
     ] = None
     smallest_capacity: Annotated[
@@ -197,14 +193,13 @@ class SimulateOptions(options.FullOutput):
     ] = False
     steps: Annotated[
         int | None,
-        typer.Option(
+        options.option(
             "--steps",
-            metavar="N",
+            "N",
+            "Look on over N whole steps after the one under way; without it until they "
+            "repeat, at most 100",
             min=0,
             max=100_000,
-            help="Look on over N whole steps after the one under way; without it until they "
-            "repeat, at most 100",
-            show_default=False,
         ),
     ] = None
     memory_fraction: options.MemoryFraction = None

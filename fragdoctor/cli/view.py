@@ -47,7 +47,7 @@ Paths = Annotated[
     typer.Argument(metavar="PATH...", help="A snapshot, with its messages, statistics and logs"),
 ]
 Port = Annotated[
-    int, typer.Option("--port", min=0, max=65535, metavar="N", help="Set the port; 0 is any free")
+    int, options.option("--port", "N", "Set the port; 0 is any free", min=0, max=65535)
 ]
 NoBrowser = Annotated[bool, typer.Option("--no-browser", help="Print the address only")]
 
