@@ -3,19 +3,21 @@
 The total is about what ``torch.cuda.get_device_properties().total_memory`` gives, as PyTorch's own
 out-of-memory messages print it ("GPU 0 has a total capacity of 39.39 GiB"): the driver and, where
 it is on, error correction keep a part. Drivers differ by some 0.2 GiB; a lower figure is taken.
-None of them was measured for this table, and ``source`` says so. Names are found as nvidia-smi and
-``torch.cuda.get_device_name()`` write them too. A MIG slice has at least 95 % of the memory in its
-name (NVIDIA, "MIG User Guide", supported profiles: 4.75 of 5, 9.75 of 10, 19.62 of 20 GB); a Mac's
-GPU may use two thirds of a memory of up to 36 GB and three quarters of a larger one (Apple,
-``MTLDevice.recommendedMaxWorkingSetSize``). The context is what CUDA and its
-libraries take in a process before the first tensor, about.
+None of them was measured for the table (``gpus.toml``), and ``source`` says so. Names are found as
+nvidia-smi and ``torch.cuda.get_device_name()`` write them too. A MIG slice has at least 95 % of the
+memory in its name (NVIDIA, "MIG User Guide", supported profiles: 4.75 of 5, 9.75 of 10, 19.62 of
+20 GB); a Mac's GPU may use two thirds of a memory of up to 36 GB and three quarters of a larger one
+(Apple, ``MTLDevice.recommendedMaxWorkingSetSize``). The context is what CUDA and its libraries take
+in a process before the first tensor, about.
 """
 
 from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Sequence
+import tomllib
+from collections.abc import Mapping, Sequence
+from importlib.resources import files
 from types import MappingProxyType
 from typing import Final
 
@@ -28,111 +30,6 @@ SOURCE: Final = (
     "differ by some 0.2 GiB; not measured"
 )
 GIVEN: Final = "as given"
-CONTEXT_MIB: Final = MappingProxyType(
-    {
-        "blackwell": 620,
-        "hopper": 520,
-        "ada": 400,
-        "ampere": 420,
-        "turing": 320,
-        "volta": 330,
-        "pascal": 300,
-        "cdna": 600,
-        "": 450,
-    }
-)
-
-# name -> (title, GiB as PyTorch prints them, architecture)
-_TABLE: Final = (
-    ("b200", "NVIDIA B200 180 GB", 178.35, "blackwell"),
-    ("h200", "NVIDIA H200 141 GB", 139.72, "hopper"),
-    ("gh200", "NVIDIA GH200 96 GB", 94.50, "hopper"),
-    ("h100", "NVIDIA H100 80 GB", 79.10, "hopper"),
-    ("h100-nvl", "NVIDIA H100 NVL 94 GB", 93.00, "hopper"),
-    ("a100-80g", "NVIDIA A100 80 GB", 79.15, "ampere"),
-    ("a100-40g", "NVIDIA A100 40 GB", 39.39, "ampere"),
-    ("l40s", "NVIDIA L40S 48 GB", 44.32, "ada"),
-    ("l4", "NVIDIA L4 24 GB", 21.95, "ada"),
-    ("a40", "NVIDIA A40 48 GB", 44.34, "ampere"),
-    ("a30", "NVIDIA A30 24 GB", 23.50, "ampere"),
-    ("a10", "NVIDIA A10 24 GB", 21.99, "ampere"),
-    ("a10g", "NVIDIA A10G 24 GB", 21.99, "ampere"),
-    ("v100-32g", "NVIDIA V100 32 GB", 31.73, "volta"),
-    ("v100-16g", "NVIDIA V100 16 GB", 15.77, "volta"),
-    ("t4", "NVIDIA T4 16 GB", 14.56, "turing"),
-    ("p100", "NVIDIA P100 16 GB", 15.89, "pascal"),
-    ("rtx-pro-6000", "NVIDIA RTX PRO 6000 96 GB", 94.97, "blackwell"),
-    ("rtx-6000-ada", "NVIDIA RTX 6000 Ada 48 GB", 47.38, "ada"),
-    ("rtx-a6000", "NVIDIA RTX A6000 48 GB", 47.40, "ampere"),
-    ("rtx-a5000", "NVIDIA RTX A5000 24 GB", 23.58, "ampere"),
-    ("rtx-5090", "NVIDIA RTX 5090 32 GB", 31.36, "blackwell"),
-    ("rtx-5080", "NVIDIA RTX 5080 16 GB", 15.47, "blackwell"),
-    ("rtx-4090", "NVIDIA RTX 4090 24 GB", 23.52, "ada"),
-    ("rtx-4080", "NVIDIA RTX 4080 16 GB", 15.70, "ada"),
-    ("rtx-4070", "NVIDIA RTX 4070 12 GB", 11.72, "ada"),
-    ("rtx-4060-ti-16g", "NVIDIA RTX 4060 Ti 16 GB", 15.70, "ada"),
-    ("rtx-4060", "NVIDIA RTX 4060 8 GB", 7.63, "ada"),
-    ("rtx-3090", "NVIDIA RTX 3090 24 GB", 23.57, "ampere"),
-    ("rtx-3080", "NVIDIA RTX 3080 10 GB", 9.77, "ampere"),
-    ("rtx-3060", "NVIDIA RTX 3060 12 GB", 11.75, "ampere"),
-    ("rtx-2080-ti", "NVIDIA RTX 2080 Ti 11 GB", 10.74, "turing"),
-    ("gtx-1080-ti", "NVIDIA GTX 1080 Ti 11 GB", 10.91, "pascal"),
-    ("mi300x", "AMD MI300X 192 GB", 191.69, "cdna"),
-    ("mi250x", "AMD MI250X, one die, 64 GB", 63.98, "cdna"),
-)
-# Of these no message was at hand: 97.5 % of the name's GiB, the lowest share of the cards above
-# whose error correction is off.
-_LIKE: Final = (
-    ("h20", "NVIDIA H20 96 GB", 96, "hopper"),
-    ("h800", "NVIDIA H800 80 GB", 80, "hopper"),
-    ("a800", "NVIDIA A800 80 GB", 80, "ampere"),
-    ("gb10", "NVIDIA GB10 (DGX Spark), shared with the CPU, 128 GB", 120, "blackwell"),
-    ("orin-64g", "NVIDIA Jetson AGX Orin, shared with the CPU, 64 GB", 62, "ampere"),
-    ("l40", "NVIDIA L40 48 GB", 45, "ada"),
-    ("l20", "NVIDIA L20 48 GB", 45, "ada"),
-    ("a2", "NVIDIA A2 16 GB", 15, "ampere"),
-    ("a16", "NVIDIA A16, one of four, 16 GB", 15, "ampere"),
-    ("rtx-5000-ada", "NVIDIA RTX 5000 Ada 32 GB", 32, "ada"),
-    ("rtx-4000-ada", "NVIDIA RTX 4000 Ada 20 GB", 20, "ada"),
-    ("rtx-a4000", "NVIDIA RTX A4000 16 GB", 16, "ampere"),
-    ("rtx-a4500", "NVIDIA RTX A4500 20 GB", 20, "ampere"),
-    ("rtx-a2000", "NVIDIA RTX A2000 12 GB", 12, "ampere"),
-    ("quadro-rtx-8000", "NVIDIA Quadro RTX 8000 48 GB", 48, "turing"),
-    ("quadro-rtx-6000", "NVIDIA Quadro RTX 6000 24 GB", 24, "turing"),
-    ("titan-rtx", "NVIDIA TITAN RTX 24 GB", 24, "turing"),
-    ("rtx-5090-laptop", "NVIDIA RTX 5090 Laptop 24 GB", 24, "blackwell"),
-    ("rtx-5070-ti", "NVIDIA RTX 5070 Ti 16 GB", 16, "blackwell"),
-    ("rtx-5070", "NVIDIA RTX 5070 12 GB", 12, "blackwell"),
-    ("rtx-5060-ti", "NVIDIA RTX 5060 Ti 16 GB", 16, "blackwell"),
-    ("rtx-5060", "NVIDIA RTX 5060 8 GB", 8, "blackwell"),
-    ("rtx-4090-laptop", "NVIDIA RTX 4090 Laptop 16 GB", 16, "ada"),
-    ("rtx-4080-super", "NVIDIA RTX 4080 SUPER 16 GB", 16, "ada"),
-    ("rtx-4070-ti-super", "NVIDIA RTX 4070 Ti SUPER 16 GB", 16, "ada"),
-    ("rtx-4070-ti", "NVIDIA RTX 4070 Ti 12 GB", 12, "ada"),
-    ("rtx-4070-super", "NVIDIA RTX 4070 SUPER 12 GB", 12, "ada"),
-    ("rtx-4070-laptop", "NVIDIA RTX 4070 Laptop 8 GB", 8, "ada"),
-    ("rtx-4060-ti", "NVIDIA RTX 4060 Ti 8 GB", 8, "ada"),
-    ("rtx-4060-laptop", "NVIDIA RTX 4060 Laptop 8 GB", 8, "ada"),
-    ("rtx-3090-ti", "NVIDIA RTX 3090 Ti 24 GB", 24, "ampere"),
-    ("rtx-3080-ti", "NVIDIA RTX 3080 Ti 12 GB", 12, "ampere"),
-    ("rtx-3070-ti", "NVIDIA RTX 3070 Ti 8 GB", 8, "ampere"),
-    ("rtx-3070", "NVIDIA RTX 3070 8 GB", 8, "ampere"),
-    ("rtx-3060-ti", "NVIDIA RTX 3060 Ti 8 GB", 8, "ampere"),
-    ("rtx-3050", "NVIDIA RTX 3050 8 GB", 8, "ampere"),
-    ("rtx-2080", "NVIDIA RTX 2080 8 GB", 8, "turing"),
-    ("rtx-2070", "NVIDIA RTX 2070 8 GB", 8, "turing"),
-    ("rtx-2060", "NVIDIA RTX 2060 6 GB", 6, "turing"),
-    ("gtx-1660", "NVIDIA GTX 1660 6 GB", 6, "turing"),
-    ("gtx-1080", "NVIDIA GTX 1080 8 GB", 8, "pascal"),
-    ("mi325x", "AMD MI325X 256 GB", 256, "cdna"),
-    ("mi350x", "AMD MI350X 288 GB", 288, "cdna"),
-    ("mi355x", "AMD MI355X 288 GB", 288, "cdna"),
-    ("mi210", "AMD MI210 64 GB", 64, "cdna"),
-    ("mi100", "AMD MI100 32 GB", 32, "cdna"),
-    ("rx-7900-xtx", "AMD Radeon RX 7900 XTX 24 GB", 24, "cdna"),
-    ("rx-7900-xt", "AMD Radeon RX 7900 XT 20 GB", 20, "cdna"),
-    ("pro-w7900", "AMD Radeon PRO W7900 48 GB", 48, "cdna"),
-)
 LIKE_SHARE: Final = 0.975
 LIKE_SOURCE: Final = "97.5 % of the memory in its name, as cards of its kind report; not measured"
 MIG_SHARE: Final = 0.95
@@ -144,6 +41,13 @@ MAC_SOURCE: Final = (
     "more; the system and other programs use the same memory"
 )
 SMALL_MAC_GIB: Final = 36
+_DATA: Final = tomllib.loads(
+    files("fragdoctor.estimation").joinpath("gpus.toml").read_text(encoding="utf-8")
+)
+
+
+def _context_bytes(architecture: str) -> int:
+    return int(_DATA["context_mib"][architecture or "other"]) * MIB
 
 
 def _model(name: str, title: str, gib: float, architecture: str, source: str = SOURCE) -> GpuModel:
@@ -151,38 +55,20 @@ def _model(name: str, title: str, gib: float, architecture: str, source: str = S
         name=name,
         title=title,
         total_bytes=round(gib * GIB / MIB) * MIB,
-        context_bytes=CONTEXT_MIB[architecture] * MIB,
+        context_bytes=_context_bytes(architecture),
         architecture=architecture,
         source=source,
     )
 
 
-GPUS: Final = MappingProxyType(
-    {row[0]: _model(*row) for row in _TABLE}
-    | {row[0]: _model(row[0], row[1], LIKE_SHARE * row[2], row[3], LIKE_SOURCE) for row in _LIKE}
-)
-_ALIASES: Final = MappingProxyType(
-    {
-        "a100": "a100-80g",
-        "v100": "v100-16g",
-        "h100-80g": "h100",
-        "h100-sxm": "h100",
-        "h100-pcie": "h100",
-        "h200-141g": "h200",
-        "h200-nvl": "h200",
-        "a6000": "rtx-a6000",
-        "a5000": "rtx-a5000",
-        "6000-ada": "rtx-6000-ada",
-        "mi250": "mi250x",
-        "mi300": "mi300x",
-        "gh200-480g": "gh200",
-        "b200-180g": "b200",
-        "spark": "gb10",
-        "dgx-spark": "gb10",
-        "8000": "quadro-rtx-8000",
+GPUS: Final[Mapping[str, GpuModel]] = MappingProxyType(
+    {name: _model(name, *row) for name, row in _DATA["printed"].items()}
+    | {
+        name: _model(name, title, LIKE_SHARE * gib, architecture, LIKE_SOURCE)
+        for name, (title, gib, architecture) in _DATA["like"].items()
     }
 )
-
+_ALIASES: Final[Mapping[str, str]] = _DATA["aliases"]
 
 # What drivers write around the name of a card.
 _AROUND: Final = frozenset(
@@ -218,7 +104,7 @@ def _slice(name: str) -> GpuModel | None:
     total = int(MIG_SHARE * int(match.group(3)) * GIB)
     profile = f"{match.group(2)}g.{match.group(3)}gb"
     of = f"{whole.name}-{profile}" if whole else profile
-    context = CONTEXT_MIB[architecture] * MIB
+    context = _context_bytes(architecture)
     return GpuModel(of, f"MIG slice {profile}", total, context, architecture, MIG_SOURCE)
 
 
@@ -257,7 +143,7 @@ def gpu_of(name: str) -> GpuModel:
             raise ConfigError(e.message, hint=hint) from e
         total = 0
     if total:
-        return GpuModel(name, "", total, CONTEXT_MIB[""] * MIB, "", GIVEN)
+        return GpuModel(name, "", total, _context_bytes(""), "", GIVEN)
     near = difflib.get_close_matches(key, (*GPUS, *_ALIASES), n=2, cutoff=0.5)
     guess = f"Did you mean {' or '.join(near)}? " if near else ""
     raise ConfigError(

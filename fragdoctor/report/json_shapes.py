@@ -14,46 +14,22 @@ from typing import Any, Final
 from fragdoctor.frozen import frozen
 from fragdoctor.gate.budgets import BudgetResult, Measures
 from fragdoctor.gate.judgement import CheckReport, FileJudgement, JudgedGrowth, Reason, has_grown
-from fragdoctor.model import batch_fit, comparison, story
+from fragdoctor.model import (
+    batch_fit,
+    comparison,
+    fleet,
+    gpu_sharing,
+    memory_estimate,
+    phases,
+    rehearsal,
+    simulation,
+    story,
+    workload,
+)
 from fragdoctor.model.case import LogMarker, OomMessage, OtherProcess
 from fragdoctor.model.comparison import Comparison
-from fragdoctor.model.diagnosis import (
-    SCHEMA_VERSION,
-    Cause,
-    Diagnosis,
-    Verdict,
-)
+from fragdoctor.model.diagnosis import SCHEMA_VERSION, Cause, Diagnosis, Verdict
 from fragdoctor.model.finding import Severity
-from fragdoctor.model.fleet import (
-    FLEET_SCHEMA_VERSION,
-    Difference,
-    FleetReport,
-    JobVerdict,
-    OddRank,
-    RankFinding,
-    RankGroup,
-    RankRow,
-    RankSummary,
-)
-from fragdoctor.model.gpu_sharing import ProcessDemand, Sharing, SharingRow
-from fragdoctor.model.memory_estimate import (
-    CodeLine,
-    Estimate,
-    Fit,
-    Footprint,
-    GpuModel,
-    Item,
-    KeptTensor,
-    KnownModel,
-    PhaseName,
-    PhasePeak,
-    Saving,
-    Share,
-)
-from fragdoctor.model.phases import CategoryShare, HeldBytes, LineBytes
-from fragdoctor.model.rehearsal import RehearsalResult, RehearsalSweep, Unmodelled
-from fragdoctor.model.simulation import FidelityReport, ReplayResult, Simulation
-from fragdoctor.model.workload import ModelShape, Workload
 from fragdoctor.report.views.estimate import summary
 from fragdoctor.report.views.explain import Explanation
 
@@ -154,14 +130,14 @@ class CompareResult:
 class ModelTable:
     """The models that are known by name."""
 
-    models: Sequence[KnownModel]
+    models: Sequence[memory_estimate.KnownModel]
 
 
 @frozen
 class GpuTable:
     """The GPUs that are known by name."""
 
-    gpus: Sequence[GpuModel]
+    gpus: Sequence[memory_estimate.GpuModel]
 
 
 @frozen
@@ -211,16 +187,16 @@ class LengthFit:
 class ItemAtPeak:
     """A row of an estimate; what it holds at the peak and at most."""
 
-    item: Item
+    item: memory_estimate.Item
     at_peak_bytes: int
 
 
-def _items(f: Footprint) -> list[ItemAtPeak]:
+def _items(f: memory_estimate.Footprint) -> list[ItemAtPeak]:
     at_peak = {s.item: s.n_bytes for s in f.peak.shares}
     return [ItemAtPeak(item, at_peak.get(item.id, 0)) for item in f.items]
 
 
-def _rank_error(r: RankSummary) -> RankError | None:
+def _rank_error(r: fleet.RankSummary) -> RankError | None:
     return None if r.is_read else RankError(r.error_code, r.error, r.hint, r.exit_code)
 
 
@@ -245,14 +221,14 @@ _DIAGNOSES: Final[Mapping[type, Shape]] = {
     ),
     OomResult: Shape(inline=("diagnosis",)),
     OomMessage: Shape(properties=("live_bytes",)),
-    RehearsalResult: Shape(inline=("diagnosis",)),
-    RehearsalSweep: Shape(properties=("fits",), computed=_VERSION),
-    Unmodelled: _BYTES,
+    rehearsal.RehearsalResult: Shape(inline=("diagnosis",)),
+    rehearsal.RehearsalSweep: Shape(properties=("fits",), computed=_VERSION),
+    rehearsal.Unmodelled: _BYTES,
     OtherProcess: _BYTES,
-    FidelityReport: Shape(null=("era",)),
-    CategoryShare: _BYTES,
-    HeldBytes: _BYTES,
-    LineBytes: _BYTES,
+    simulation.FidelityReport: Shape(null=("era",)),
+    phases.CategoryShare: _BYTES,
+    phases.HeldBytes: _BYTES,
+    phases.LineBytes: _BYTES,
     story.StoryEvent: Shape(null=("trial", "place")),
     story.Trial: Shape(null=("baseline_of",)),
     story.Trend: Shape(
@@ -264,8 +240,8 @@ _DIAGNOSES: Final[Mapping[type, Shape]] = {
             "high_bytes": (int | None, lambda t: _rounded(t.high_bytes)),
         },
     ),
-    Simulation: Shape(computed=_VERSION),
-    ReplayResult: Shape(properties=("margin_bytes",)),
+    simulation.Simulation: Shape(computed=_VERSION),
+    simulation.ReplayResult: Shape(properties=("margin_bytes",)),
     CheckReport: Shape(properties=("exit_code",), computed=_VERSION),
     FileJudgement: Shape(
         names={"measures": "devices"},
@@ -312,25 +288,25 @@ _COMPARISONS: Final[Mapping[type, Shape]] = {
 }
 
 _FLEETS: Final[Mapping[type, Shape]] = {
-    FleetReport: Shape(
+    fleet.FleetReport: Shape(
         names={"rows": "ranks"},
         computed={
-            "schema_version": (str, lambda _: FLEET_SCHEMA_VERSION),
+            "schema_version": (str, lambda _: fleet.FLEET_SCHEMA_VERSION),
             "kind": (str, lambda _: "fleet"),
         },
     ),
-    JobVerdict: Shape(null=("first_failed",)),
-    RankGroup: Shape(
+    fleet.JobVerdict: Shape(null=("first_failed",)),
+    fleet.RankGroup: Shape(
         names={"median_pinned_bytes": "median_pinned_free_bytes",
                "median_retries": "median_alloc_retries", "advice": "recommendation",
                "advice_is_tested": "is_replayed"},
         null=("reference",),
         computed={"settings": (Mapping[str, str], lambda g: dict(g.settings))},
     ),
-    OddRank: Shape(null=("reference",)),
-    Difference: Shape(names={"line": "location"}, null=("name",)),
-    RankRow: Shape(inline=("rank",), null=("group",)),
-    RankSummary: Shape(
+    fleet.OddRank: Shape(null=("reference",)),
+    fleet.Difference: Shape(names={"line": "location"}, null=("name",)),
+    fleet.RankRow: Shape(inline=("rank",), null=("group",)),
+    fleet.RankSummary: Shape(
         names={"figures": "device", "advice": "recommendation"},
         without=("is_read", "error_code", "hint", "exit_code", "cause", "confidence", "summary",
                  "settings_known", "era"),
@@ -348,11 +324,11 @@ _FLEETS: Final[Mapping[type, Shape]] = {
                 [LogCount(*pair) for pair in r.size_histogram])),
         },
     ),
-    RankFinding: Shape(computed={"severity": (Severity, lambda f: Severity(f.severity))}),
+    fleet.RankFinding: Shape(computed={"severity": (Severity, lambda f: Severity(f.severity))}),
 }  # fmt: skip
 
 _ESTIMATES: Final[Mapping[type, Shape]] = {
-    Estimate: Shape(
+    memory_estimate.Estimate: Shape(
         names={"fits": "gpus"},
         inline=("footprint",),
         computed={
@@ -364,32 +340,32 @@ _ESTIMATES: Final[Mapping[type, Shape]] = {
             "largest_batch": (int | None, lambda e: e.fits[0].largest_batch if e.fits else None),
         },
     ),
-    Footprint: Shape(
+    memory_estimate.Footprint: Shape(
         names={"reserved_bytes": "peak_reserved_bytes"},
         properties=("peak_allocated_bytes",),
         computed={
             "items": (Sequence[ItemAtPeak], _items),
-            "peak_phase": (PhaseName, lambda f: f.peak.name),
+            "peak_phase": (memory_estimate.PhaseName, lambda f: f.peak.name),
         },
     ),
     ItemAtPeak: Shape(inline=("item",)),
-    Item: Shape(names={"n_bytes": "largest_bytes"}),
-    PhasePeak: Shape(names={"n_bytes": "peak_bytes"}),
-    Share: _BYTES,
-    KeptTensor: _BYTES,
-    CodeLine: _BYTES,
-    Fit: Shape(
+    memory_estimate.Item: Shape(names={"n_bytes": "largest_bytes"}),
+    memory_estimate.PhasePeak: Shape(names={"n_bytes": "peak_bytes"}),
+    memory_estimate.Share: _BYTES,
+    memory_estimate.KeptTensor: _BYTES,
+    memory_estimate.CodeLine: _BYTES,
+    memory_estimate.Fit: Shape(
         inline=("gpu",),
         computed={
             "other_lengths": (Sequence[LengthFit], lambda f: (
                 [LengthFit(*pair) for pair in f.other_lengths])),
         },
     ),
-    GpuModel: Shape(null=("architecture",), properties=("usable_bytes",)),
-    Saving: Shape(
+    memory_estimate.GpuModel: Shape(null=("architecture",), properties=("usable_bytes",)),
+    memory_estimate.Saving: Shape(
         names={"peak_bytes": "peak_allocated_bytes", "reserved_bytes": "peak_reserved_bytes"},
     ),
-    Workload: Shape(
+    workload.Workload: Shape(
         only=("shape", "dtype", "master_weights", "grad_dtype", "batch", "seq", "attention",
               "checkpointing", "lora_rank", "zero_stage", "world_size", "grad_accumulation",
               "inference", "new_tokens", "cache", "tensor_parallel", "context_parallel",
@@ -398,7 +374,7 @@ _ESTIMATES: Final[Mapping[type, Shape]] = {
         null=("grad_dtype", "seq", "lora_rank"),
         computed={"optimizer": (str | None, lambda w: None if w.inference else w.optimizer)},
     ),
-    ModelShape: Shape(
+    workload.ModelShape: Shape(
         names={"name": "model"}, only=("name", "source", "is_guess", *_SIZES), null=_SIZES
     ),
     ModelTable: Shape(computed={**_VERSION, "kind": (str, lambda _: "models")}),
@@ -406,9 +382,9 @@ _ESTIMATES: Final[Mapping[type, Shape]] = {
     batch_fit.BatchFit: Shape(names={"why": "why_not_linear"}, computed=_VERSION),
     batch_fit.BatchPoint: Shape(null=("n_steps",)),
     batch_fit.LineScaling: _BYTES,
-    Sharing: Shape(names={"demand": "per_process"}, computed=_VERSION),
-    ProcessDemand: Shape(null=("lowest_conf",), properties=("total_bytes",)),
-    SharingRow: Shape(properties=("fits",)),
+    gpu_sharing.Sharing: Shape(names={"demand": "per_process"}, computed=_VERSION),
+    gpu_sharing.ProcessDemand: Shape(null=("lowest_conf",), properties=("total_bytes",)),
+    gpu_sharing.SharingRow: Shape(properties=("fits",)),
     Explanation: Shape(computed=_VERSION),
 }  # fmt: skip
 

@@ -6,32 +6,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
 
+from fragdoctor.report import document as doc
 from fragdoctor.report import escape
 from fragdoctor.report.base import RenderOptions, Verbosity
-from fragdoctor.report.document import (
-    DETAILS,
-    Bar,
-    Block,
-    Bullets,
-    Cell,
-    Code,
-    Content,
-    Detail,
-    Facts,
-    Gauge,
-    Item,
-    Listing,
-    Paragraph,
-    ReportDocument,
-    Section,
-    SegmentBars,
-    Spark,
-    Style,
-    Table,
-    Timeline,
-    plain,
-    spans,
-)
 from fragdoctor.report.words import share_of
 from fragdoctor.units import format_count, format_size, plural
 
@@ -43,20 +20,22 @@ MAX_TEXT: Final = 4000
 
 MAX_ROWS: Final = 500
 _WIDE: Final = ("wrap", "path", "list")
-_BOLD: Final = (Style.STRONG, Style.BAD)
+_BOLD: Final = (doc.Style.STRONG, doc.Style.BAD)
 
 
-def render(document: ReportDocument, options: RenderOptions) -> str:
+def render(document: doc.ReportDocument, options: RenderOptions) -> str:
     """Return the document; what the short report leaves out is there to unfold."""
     if options.verbosity is Verbosity.QUIET:
-        return "".join(f"{_text(plain(line))}\n\n" for line in document.brief).rstrip("\n") + "\n"
-    details = DETAILS[options.verbosity]
-    blocks = [f"## {_text(plain(document.headline))}", *_blocks(document.lead, details)]
+        return (
+            "".join(f"{_text(doc.plain(line))}\n\n" for line in document.brief).rstrip("\n") + "\n"
+        )
+    details = doc.DETAILS[options.verbosity]
+    blocks = [f"## {_text(doc.plain(document.headline))}", *_blocks(document.lead, details)]
     for section in document.sections:
         blocks += _section(section, details)
     if options.verbosity is Verbosity.NORMAL:
-        folded = [b for s in document.sections for b in _section(s, (Detail.FULL,))]
-        folded = [*_blocks(document.lead, (Detail.FULL,)), *folded]
+        folded = [b for s in document.sections for b in _section(s, (doc.Detail.FULL,))]
+        folded = [*_blocks(document.lead, (doc.Detail.FULL,)), *folded]
         if folded:
             inside = "\n\n".join(folded)
             blocks.append(f"<details>\n<summary>All details</summary>\n\n{inside}\n\n</details>")
@@ -76,7 +55,7 @@ def _bounded(blocks: Sequence[str]) -> str:
     return "\n\n".join(kept) + "\n"
 
 
-def _section(section: Section, details: Sequence[Detail]) -> list[str]:
+def _section(section: doc.Section, details: Sequence[doc.Detail]) -> list[str]:
     body = _blocks(section.blocks, details)
     if not body:
         return []
@@ -84,7 +63,7 @@ def _section(section: Section, details: Sequence[Detail]) -> list[str]:
     return [f"### {_text(section.title + note)}", *body] if section.title else body
 
 
-def _blocks(blocks: Iterable[Block], details: Sequence[Detail]) -> list[str]:
+def _blocks(blocks: Iterable[doc.Block], details: Sequence[doc.Detail]) -> list[str]:
     shown = (b for b in blocks if b.detail in details and not b.is_empty)
     written = (_WRITERS.get(b.kind, _nothing)(b) for b in shown)
     return [text for text in written if text]
@@ -101,12 +80,12 @@ def _text(text: str) -> str:
     return escape.markdown(text)
 
 
-def _content(content: Content, *, in_table: bool = False) -> str:
-    return "".join(_styled(text, style, in_table=in_table) for text, style in spans(content))
+def _content(content: doc.Content, *, in_table: bool = False) -> str:
+    return "".join(_styled(text, style, in_table=in_table) for text, style in doc.spans(content))
 
 
-def _styled(text: str, style: Style | None, *, in_table: bool) -> str:
-    if style is Style.CODE and text.strip():
+def _styled(text: str, style: doc.Style | None, *, in_table: bool) -> str:
+    if style is doc.Style.CODE and text.strip():
         return escape.markdown_code(text[:MAX_TEXT], in_table=in_table)
     shown = _text(text)
     if style not in _BOLD or not shown.strip():
@@ -117,19 +96,19 @@ def _styled(text: str, style: Style | None, *, in_table: bool) -> str:
     return f"{before}**{core}**{after}"
 
 
-def _paragraph(block: Paragraph) -> str:
+def _paragraph(block: doc.Paragraph) -> str:
     return _content(block.content)
 
 
-def _facts(block: Facts) -> str:
+def _facts(block: doc.Facts) -> str:
     return "\n".join(f"- {_text(label)}: {_content(c)}" for label, c in block.items)
 
 
-def _bullets(block: Bullets) -> str:
+def _bullets(block: doc.Bullets) -> str:
     return "\n".join(f"- {_content(item)}" for item in block.items)
 
 
-def _code(block: Code) -> str:
+def _code(block: doc.Code) -> str:
     lines = [escape.visible(line) for line in block.lines]
     longest = max((len(run) for line in lines for run in _backticks(line)), default=0)
     fence = "`" * max(3, longest + 1)
@@ -140,11 +119,11 @@ def _backticks(line: str) -> list[str]:
     return [run for run in "".join(c if c == "`" else " " for c in line).split() if run]
 
 
-def _listing(block: Listing) -> str:
+def _listing(block: doc.Listing) -> str:
     return "\n".join(_item(item) for item in block.items)
 
 
-def _item(item: Item) -> str:
+def _item(item: doc.Item) -> str:
     number = item.label.rstrip(".")
     if number.isascii() and number.isdigit() and item.label.endswith("."):
         lead = f"{item.label} "
@@ -156,16 +135,16 @@ def _item(item: Item) -> str:
     return "\n".join(lines)
 
 
-def _inner(block: Block) -> list[str]:
+def _inner(block: doc.Block) -> list[str]:
     """Return the lines of a block inside of a list, each an entry of its own."""
-    if isinstance(block, Code):
+    if isinstance(block, doc.Code):
         return [f"- {escape.markdown_code(line)}" for line in block.lines]
-    if isinstance(block, Paragraph):
-        return [f"- {_content(block.content)}"] if plain(block.content) else []
+    if isinstance(block, doc.Paragraph):
+        return [f"- {_content(block.content)}"] if doc.plain(block.content) else []
     return _WRITERS.get(block.kind, _nothing)(block).splitlines()
 
 
-def _table(block: Table) -> str:
+def _table(block: doc.Table) -> str:
     rows = block.rows[:MAX_ROWS]
     # What is drawn is left out: the figures beside it say the same.
     kept = [i for i in range(len(block.columns)) if not _is_drawn(rows[0].cells[i])]
@@ -185,19 +164,19 @@ def _table(block: Table) -> str:
     return "\n".join(lines) + more
 
 
-def _is_drawn(cell: Cell) -> bool:
-    return isinstance(cell, Gauge | Spark)
+def _is_drawn(cell: doc.Cell) -> bool:
+    return isinstance(cell, doc.Gauge | doc.Spark)
 
 
-def _cell(cell: Cell) -> str:
-    return "" if isinstance(cell, Gauge | Spark) else _content(cell, in_table=True)
+def _cell(cell: doc.Cell) -> str:
+    return "" if isinstance(cell, doc.Gauge | doc.Spark) else _content(cell, in_table=True)
 
 
 def _row(cells: Iterable[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _bar(block: Bar) -> str:
+def _bar(block: doc.Bar) -> str:
     lines = [_row(("Memory", "Bytes", "Share", "")), _row(("---", "---:", "---:", "---"))]
     for part in block.parts:
         share = share_of(part.n_bytes, block.total_bytes)
@@ -205,7 +184,7 @@ def _bar(block: Bar) -> str:
     return "\n".join(lines)
 
 
-def _timeline(block: Timeline) -> str:
+def _timeline(block: doc.Timeline) -> str:
     strip = block.strip
     lines = [_row(("Memory", "First", "Peak", "Last")), _row(("---", "---:", "---:", "---:"))]
     for i, name in enumerate(("allocated", "reserved")):
@@ -215,7 +194,7 @@ def _timeline(block: Timeline) -> str:
     return "\n".join([*lines, "", f"{ooms}, {flushes}."])
 
 
-def _segments(block: SegmentBars) -> str:
+def _segments(block: doc.SegmentBars) -> str:
     titles = (*block.titles,)
     lines = [_row(_text(t) for t in titles), _row("---:" for _ in titles)]
     lines += [_row(bar.figures) for bar in block.bars]
@@ -224,14 +203,14 @@ def _segments(block: SegmentBars) -> str:
 
 _WRITERS: Final[Mapping[str, Callable[[Any], str]]] = MappingProxyType(
     {
-        Paragraph.kind: _paragraph,
-        Facts.kind: _facts,
-        Bullets.kind: _bullets,
-        Code.kind: _code,
-        Listing.kind: _listing,
-        Table.kind: _table,
-        Bar.kind: _bar,
-        Timeline.kind: _timeline,
-        SegmentBars.kind: _segments,
+        doc.Paragraph.kind: _paragraph,
+        doc.Facts.kind: _facts,
+        doc.Bullets.kind: _bullets,
+        doc.Code.kind: _code,
+        doc.Listing.kind: _listing,
+        doc.Table.kind: _table,
+        doc.Bar.kind: _bar,
+        doc.Timeline.kind: _timeline,
+        doc.SegmentBars.kind: _segments,
     }
 )

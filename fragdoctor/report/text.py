@@ -6,27 +6,9 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
+from fragdoctor.report import document as doc
 from fragdoctor.report import escape
 from fragdoctor.report.base import RenderOptions, Verbosity
-from fragdoctor.report.document import (
-    DETAILS,
-    Bar,
-    Bullets,
-    Code,
-    Facts,
-    Gap,
-    Listing,
-    Paragraph,
-    ReportDocument,
-    Section,
-    SegmentBars,
-    Span,
-    Table,
-    Timeline,
-    dim,
-    plain,
-    strong,
-)
 from fragdoctor.report.pictures import draw_bar, draw_segments, draw_timeline
 from fragdoctor.report.text_layout import INDENT, Page
 from fragdoctor.units import format_count
@@ -34,13 +16,13 @@ from fragdoctor.units import format_count
 MAX_LABEL: Final = 24
 
 
-def render(document: ReportDocument, options: RenderOptions) -> str:
+def render(document: doc.ReportDocument, options: RenderOptions) -> str:
     """Return the document as text, ending in a newline; quiet is its brief lines alone."""
     if options.verbosity is Verbosity.QUIET:
-        return "".join(f"{escape.terminal(plain(line))}\n" for line in document.brief)
+        return "".join(f"{escape.terminal(doc.plain(line))}\n" for line in document.brief)
     page = Page(options)
     page.paragraph(document.headline, indent=0)
-    _write_blocks(page, Section("", document.lead), indent=0)
+    _write_blocks(page, doc.Section("", document.lead), indent=0)
     last = ""
     for section in document.sections:
         if _write_blocks(page, section, indent=INDENT):
@@ -48,12 +30,12 @@ def render(document: ReportDocument, options: RenderOptions) -> str:
     if document.footer and options.verbosity is Verbosity.NORMAL:
         if last:  # remarks and footer are one paragraph
             page.blank()
-        page.paragraph(dim(document.footer))
+        page.paragraph(doc.dim(document.footer))
     return page.render()
 
 
-def _write_blocks(page: Page, section: Section, *, indent: int) -> bool:
-    blocks = section.only(DETAILS[page.options.verbosity])
+def _write_blocks(page: Page, section: doc.Section, *, indent: int) -> bool:
+    blocks = section.only(doc.DETAILS[page.options.verbosity])
     if not blocks:
         return False
     if section.title:
@@ -69,84 +51,84 @@ def _skip(page: Page, block: Any, indent: int) -> None:
     """Write nothing: a picture that only a page can show."""
 
 
-def _gap(page: Page, block: Gap, indent: int) -> None:  # noqa: ARG001 - a writer
+def _gap(page: Page, block: doc.Gap, indent: int) -> None:  # noqa: ARG001 - a writer
     page.blank()
 
 
-def _paragraph(page: Page, block: Paragraph, indent: int) -> None:
+def _paragraph(page: Page, block: doc.Paragraph, indent: int) -> None:
     page.paragraph(block.content, indent=indent)
 
 
-def _facts(page: Page, block: Facts, indent: int) -> None:
+def _facts(page: Page, block: doc.Facts, indent: int) -> None:
     width = min(MAX_LABEL, max((len(label) for label, _ in block.items), default=0) + 2)
     for label, content in block.items:
-        page.labelled(dim(label), content, indent=indent, label_width=width)
+        page.labelled(doc.dim(label), content, indent=indent, label_width=width)
 
 
-def _bullets(page: Page, block: Bullets, indent: int) -> None:
+def _bullets(page: Page, block: doc.Bullets, indent: int) -> None:
     for item in block.items:
         page.labelled("-", item, indent=indent, label_width=2)
 
 
-def _code(page: Page, block: Code, indent: int) -> None:
+def _code(page: Page, block: doc.Code, indent: int) -> None:
     for line in block.lines:
-        page.verbatim(strong(line), indent=max(indent, INDENT))
+        page.verbatim(doc.strong(line), indent=max(indent, INDENT))
 
 
-def _listing(page: Page, block: Listing, indent: int) -> None:
+def _listing(page: Page, block: doc.Listing, indent: int) -> None:
     is_full = page.options.verbosity is Verbosity.FULL
     shown = block.items if is_full else block.items[: block.shown]
     width = max((len(item.label) for item in shown), default=0) + 1
     for i, item in enumerate(shown):
         if i and block.is_airy:
             page.blank()
-        label = Span(item.label or "-", item.style)
+        label = doc.Span(item.label or "-", item.style)
         page.labelled(label, item.head, indent=indent, label_width=width + 1)
-        details = DETAILS[page.options.verbosity]
+        details = doc.DETAILS[page.options.verbosity]
         for inner in item.blocks:
             if inner.detail in details and not inner.is_empty:
                 _WRITERS.get(inner.kind, _skip)(page, inner, indent + width + 1)
     _more(page, len(block.items) - len(shown), indent)
 
 
-def _table(page: Page, block: Table, indent: int) -> None:
+def _table(page: Page, block: doc.Table, indent: int) -> None:
     is_full = page.options.verbosity is Verbosity.FULL
     shown = block.rows if is_full else block.rows[: block.shown]
     page.table(block.columns, shown, indent=max(indent, INDENT))
     _more(page, len(block.rows) - len(shown), indent)
     if block.n_left_out and is_full:
         count = format_count(block.n_left_out)
-        page.paragraph(dim(f"{count} more with --format json"), indent=indent)
+        page.paragraph(doc.dim(f"{count} more with --format json"), indent=indent)
 
 
 def _more(page: Page, n: int, indent: int) -> None:
     if n > 0:
-        page.paragraph(dim(f"{format_count(n)} more with --full"), indent=indent)
+        page.paragraph(doc.dim(f"{format_count(n)} more with --full"), indent=indent)
 
 
-def _bar(page: Page, block: Bar, indent: int) -> None:  # noqa: ARG001 - a writer
+def _bar(page: Page, block: doc.Bar, indent: int) -> None:  # noqa: ARG001 - a writer
     draw_bar(page, block)
 
 
-def _timeline(page: Page, block: Timeline, indent: int) -> None:  # noqa: ARG001 - a writer
+def _timeline(page: Page, block: doc.Timeline, indent: int) -> None:  # noqa: ARG001 - a writer
     draw_timeline(page, block.strip, phases_too=page.options.verbosity is Verbosity.FULL)
 
 
-def _segments(page: Page, block: SegmentBars, indent: int) -> None:  # noqa: ARG001 - a writer
+def _segments(page: Page, block: doc.SegmentBars, indent: int) -> None:  # noqa: ARG001 - a writer
     draw_segments(page, block)
 
 
 _WRITERS: Final[Mapping[str, Callable[[Page, Any, int], None]]] = MappingProxyType(
     {
-        Paragraph.kind: _paragraph,
-        Gap.kind: _gap,
-        Facts.kind: _facts,
-        Bullets.kind: _bullets,
-        Code.kind: _code,
-        Listing.kind: _listing,
-        Table.kind: _table,
-        Bar.kind: _bar,
-        Timeline.kind: _timeline,
-        SegmentBars.kind: _segments,
+        doc.Paragraph.kind: _paragraph,
+        doc.Gap.kind: _gap,
+        doc.Facts.kind: _facts,
+        doc.Bullets.kind: _bullets,
+        doc.Code.kind: _code,
+        doc.Listing.kind: _listing,
+        doc.Table.kind: _table,
+        doc.Bar.kind: _bar,
+        doc.Timeline.kind: _timeline,
+        doc.SegmentBars.kind: _segments,
     }
 )

@@ -18,20 +18,9 @@ from rich.console import Console
 from rich.text import Text
 
 from fragdoctor.frozen import frozen
+from fragdoctor.report import document as doc
 from fragdoctor.report import escape
 from fragdoctor.report.base import RenderOptions
-from fragdoctor.report.document import (
-    Cell,
-    Column,
-    Content,
-    Gauge,
-    Row,
-    Spark,
-    Style,
-    dim,
-    spans,
-    strong,
-)
 
 # A name of a megabyte must not become a megabyte of report.
 MAX_CELLS: Final = 4000
@@ -54,12 +43,12 @@ GAP: Final = 2
 STYLES: Final = MappingProxyType(
     {
         None: "",
-        Style.STRONG: "bold",
-        Style.DIM: "dim",
-        Style.GOOD: "green",
-        Style.WARN: "yellow",
-        Style.BAD: "bold red",
-        Style.CODE: "cyan",
+        doc.Style.STRONG: "bold",
+        doc.Style.DIM: "dim",
+        doc.Style.GOOD: "green",
+        doc.Style.WARN: "yellow",
+        doc.Style.BAD: "bold red",
+        doc.Style.CODE: "cyan",
     }
 )
 
@@ -102,16 +91,16 @@ class Page:
     def heading(self, title: str, note: str = "") -> None:
         """Start a section."""
         self.blank()
-        content = [strong(title), *([dim(f"  {note}")] if note else [])]
+        content = [doc.strong(title), *([doc.dim(f"  {note}")] if note else [])]
         self.paragraph(content, indent=0, hang=INDENT)
 
-    def paragraph(self, content: Content, *, indent: int = INDENT, hang: int = 0) -> None:
+    def paragraph(self, content: doc.Content, *, indent: int = INDENT, hang: int = 0) -> None:
         """Write text wrapped to the width; further lines are indented by ``hang`` more."""
         lines = self._wrapped(styled(content), self.width - indent - hang)
         for i, line in enumerate(lines):
             self._put(indent + (hang if i else 0), line)
 
-    def verbatim(self, content: Content, *, indent: int = INDENT) -> None:
+    def verbatim(self, content: doc.Content, *, indent: int = INDENT) -> None:
         """Write one line as it is, however long: something to copy."""
         self._put(indent, styled(content))
 
@@ -129,7 +118,9 @@ class Page:
         for line in self._wrapped(whole, self.width - indent) if whole else ():
             self._put(indent, line)
 
-    def labelled(self, label: Content, content: Content, *, indent: int, label_width: int) -> None:
+    def labelled(
+        self, label: doc.Content, content: doc.Content, *, indent: int, label_width: int
+    ) -> None:
         """Write a label and, beside it, text wrapped in a column of its own."""
         start = _padded(styled(label), label_width)
         lines = self._wrapped(styled(content), self.width - indent - label_width)
@@ -137,7 +128,7 @@ class Page:
             self._put(indent, (start if i == 0 else Text(" " * label_width)) + line)
 
     def table(
-        self, columns: Sequence[Column], rows: Sequence[Row], *, indent: int = INDENT
+        self, columns: Sequence[doc.Column], rows: Sequence[doc.Row], *, indent: int = INDENT
     ) -> None:
         """Write aligned columns; a row of titles comes first if any column has one."""
         kept = [i for i, c in enumerate(columns) if c.from_width <= self.width]
@@ -147,16 +138,16 @@ class Page:
 
     def grid(
         self,
-        columns: Sequence[Column],
+        columns: Sequence[doc.Column],
         body: Sequence[list[Text]],
         *,
         indent: int = INDENT,
-        notes: Sequence[Sequence[Content]] = (),
+        notes: Sequence[Sequence[doc.Content]] = (),
     ) -> None:
         """Write aligned columns of text that is safe already."""
         if not body:
             return
-        titles = [styled(dim(c.title)) for c in columns]
+        titles = [styled(doc.dim(c.title)) for c in columns]
         with_titles = [titles, *body] if any(c.title for c in columns) else body
         widths = self._widths(columns, with_titles, indent)
         self._shorten_paths(columns, body, widths)
@@ -167,10 +158,10 @@ class Page:
             for note in below:
                 self.paragraph(note, indent=indent + 2 * INDENT)
 
-    def _cell(self, cell: Cell) -> Text:
-        if isinstance(cell, Spark):
+    def _cell(self, cell: doc.Cell) -> Text:
+        if isinstance(cell, doc.Spark):
             return Text(self._spark(cell.values))
-        if not isinstance(cell, Gauge):
+        if not isinstance(cell, doc.Gauge):
             return styled(cell)
         first, last = round(cell.start * cell.n_cells), round(cell.end * cell.n_cells)
         bar = self.glyphs.empty * first + self.glyphs.full * (last - first)
@@ -219,7 +210,7 @@ class Page:
         return lines
 
     def _widths(
-        self, columns: Sequence[Column], grid: Sequence[Sequence[Text]], indent: int
+        self, columns: Sequence[doc.Column], grid: Sequence[Sequence[Text]], indent: int
     ) -> list[int]:
         """Return the width of each column: what it needs, or a share of what is left."""
         natural = [max(row[i].cell_len for row in grid) for i in range(len(columns))]
@@ -238,7 +229,7 @@ class Page:
         return widths
 
     def _table_row(
-        self, columns: Sequence[Column], row: Sequence[Text], widths: Sequence[int], indent: int
+        self, columns: Sequence[doc.Column], row: Sequence[Text], widths: Sequence[int], indent: int
     ) -> None:
         cells: list[list[Text]] = []
         for column, text, width in zip(columns, row, widths, strict=True):
@@ -259,7 +250,7 @@ class Page:
             self._put(indent, line)
 
     def _shorten_paths(
-        self, columns: Sequence[Column], body: Sequence[list[Text]], widths: Sequence[int]
+        self, columns: Sequence[doc.Column], body: Sequence[list[Text]], widths: Sequence[int]
     ) -> None:
         """Shorten the paths of each column together, so that those that differ look different."""
         for i, (column, width) in enumerate(zip(columns, widths, strict=True)):
@@ -280,10 +271,10 @@ class Page:
         return Text(short, style=_only_style(text))
 
 
-def styled(content: Content) -> Text:
+def styled(content: doc.Content) -> Text:
     """Return a content as text of a terminal: escaped, with its styles."""
     whole = Text()
-    for text, style in spans(content):
+    for text, style in doc.spans(content):
         whole.append(_safe(text), style=STYLES[style] or None)
     return whole
 

@@ -19,18 +19,6 @@ from fragdoctor.model.finding import Confidence
 from fragdoctor.model.simulation import OutlookBasis, OutlookState
 from fragdoctor.report import document as doc
 from fragdoctor.report import words
-from fragdoctor.report.document import (
-    Detail,
-    Style,
-    bad,
-    code,
-    dim,
-    good,
-    location_text,
-    spans,
-    strong,
-    warn,
-)
 from fragdoctor.units import format_size
 
 MAX_ALTERNATIVES: Final = 2
@@ -56,9 +44,9 @@ def cure(diagnosis: Diagnosis, source_line: str) -> tuple[str, list[doc.Block]]:
     lead = _lead(diagnosis, first)
     measure = command(first.setting) or first.title
     is_wanted = diagnosis.verdict.state is not RunState.FITS
-    detail = Detail.USUAL if is_wanted else Detail.FULL
+    detail = doc.Detail.USUAL if is_wanted else doc.Detail.FULL
     return lead, [
-        doc.Code([measure]) if first.setting else doc.Paragraph(strong(sentence(measure))),
+        doc.Code([measure]) if first.setting else doc.Paragraph(doc.strong(sentence(measure))),
         doc.Paragraph(wins(first, diagnosis)),
         doc.Paragraph(f"How: {sentence(first.change)}" if first.change else "", detail=detail),
         doc.Code([source_line]),
@@ -165,17 +153,17 @@ def short_advice(diagnosis: Diagnosis) -> doc.Section:
         for r in diagnosis.recommendations[1 : 1 + MAX_ALTERNATIVES]
     ]
     rows += [
-        doc.Row((bad("no"), _in_short(r, _why_not(r, diagnosis))))
+        doc.Row((doc.bad("no"), _in_short(r, _why_not(r, diagnosis))))
         for r in diagnosis.rejected[:MAX_REJECTED]
     ]
     columns = (doc.Column(), doc.Column(kind="wrap"))
-    return doc.Section("Other measures", [doc.Table(columns, rows, detail=Detail.SHORT)])
+    return doc.Section("Other measures", [doc.Table(columns, rows, detail=doc.Detail.SHORT)])
 
 
 def _in_short(advice: Recommendation, outcome: str) -> doc.Content:
     return [
-        *(doc.Span(text, style) if style else text for text, style in spans(_label(advice))),
-        dim(f" ({outcome})"),
+        *(doc.Span(text, style) if style else text for text, style in doc.spans(_label(advice))),
+        doc.dim(f" ({outcome})"),
     ]
 
 
@@ -186,7 +174,7 @@ def _label(advice: Recommendation) -> doc.Content:
     _, is_assigned, value = advice.setting.partition("=")
     if is_assigned and not value:
         return "default settings"
-    return code(value if advice.setting.startswith(_VARIABLE) else advice.setting)
+    return doc.code(value if advice.setting.startswith(_VARIABLE) else advice.setting)
 
 
 def _outcome(advice: Recommendation, diagnosis: Diagnosis) -> str:
@@ -208,10 +196,10 @@ def _promise(predicted: Predicted) -> doc.Content:
     """Return whether something is enough, in a word."""
     outlook = predicted.outlook
     if not predicted.fits or (outlook is not None and outlook.state is OutlookState.OPEN):
-        return dim("maybe")
+        return doc.dim("maybe")
     if outlook is not None and outlook.state is OutlookState.FAILS:
-        return warn("later")
-    return good("yes")
+        return doc.warn("later")
+    return doc.good("yes")
 
 
 def _why_not(advice: Recommendation, diagnosis: Diagnosis) -> str:
@@ -228,12 +216,12 @@ def _why_not(advice: Recommendation, diagnosis: Diagnosis) -> str:
 def advice_sections(diagnosis: Diagnosis) -> list[doc.Section]:
     """Return every recommendation with its reason, proof and price, and all that would not help."""
     items = [_item(r) for r in diagnosis.recommendations]
-    listing = doc.Listing(items, is_airy=True, detail=Detail.FULL)
+    listing = doc.Listing(items, is_airy=True, detail=doc.Detail.FULL)
     rejected = doc.tabled(
         diagnosis.rejected,
         doc.Column("measure", _label, "list", max_width=34),
-        doc.Column("why not", _reason, "wrap", style=Style.DIM),
-        detail=Detail.FULL,
+        doc.Column("why not", _reason, "wrap", style=doc.Style.DIM),
+        detail=doc.Detail.FULL,
     )
     note = "the same requests under other settings"
     return [
@@ -257,7 +245,7 @@ def _item(one: Recommendation) -> doc.Item:
         ("Why", one.why),
         ("Predicted", words.predicted_text(one.predicted)),
         ("Saves", "" if is_tested else saves),
-        *(("At", code(location_text(place))) for place in one.locations[:1]),
+        *(("At", doc.code(doc.location_text(place))) for place in one.locations[:1]),
         ("Cost", one.cost),
         *(("Mind", caveat) for caveat in one.caveats),
         ("Verify", one.verify),
@@ -265,10 +253,10 @@ def _item(one: Recommendation) -> doc.Item:
     ]
     blocks = (
         doc.Code([command(one.setting)]),
-        doc.Paragraph(code(one.change) if one.change else ""),
+        doc.Paragraph(doc.code(one.change) if one.change else ""),
         doc.Facts([(label, content) for label, content in facts if content]),
     )
-    head = [strong(one.title), dim(f"  ({one.confidence})")]
+    head = [doc.strong(one.title), doc.dim(f"  ({one.confidence})")]
     return doc.Item(head, [b for b in blocks if not b.is_empty], f"{one.rank}.")
 
 
@@ -281,7 +269,7 @@ def _what_ifs(diagnosis: Diagnosis) -> doc.Table:
     figures = next((f for f in diagnosis.devices if f.device == first), None)
     figures = figures or next(iter(diagnosis.devices), DeviceFigures(device=0))
     recorded = _as_recorded(figures)
-    rows = [(recorded, strong("as recorded")), *((r.predicted, _label(r)) for r in tested)]
+    rows = [(recorded, doc.strong("as recorded")), *((r.predicted, _label(r)) for r in tested)]
     peaks = [p.peak_reserved_bytes or 0 for p, _ in rows]
     whole = max(*peaks, figures.capacity_bytes or 0, 1)
     return doc.tabled(
@@ -296,7 +284,7 @@ def _what_ifs(diagnosis: Diagnosis) -> doc.Table:
         doc.Column("calls", lambda row: doc.count(row[0].driver_calls), "right", from_width=80),
         doc.Column("setting or change", lambda row: row[1], "list"),
         label="What-if table",
-        detail=Detail.FULL,
+        detail=doc.Detail.FULL,
     )  # fmt: skip
 
 
@@ -314,4 +302,4 @@ def fits_word(fits: bool | None) -> doc.Content:
     """Return whether something fits, in one word."""
     if fits is None:
         return "-"
-    return good("yes") if fits else bad("NO")
+    return doc.good("yes") if fits else doc.bad("NO")
