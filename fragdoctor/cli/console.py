@@ -105,15 +105,10 @@ def write_report(text: str, output: Path | None, *, force: bool = False) -> None
         sys.stdout.write(text)
         sys.stdout.flush()
         return
-    check_output(output, force=force)
     try:
-        if output.exists() and not output.is_file():
-            output.write_text(text, encoding="utf-8")  # a device such as /dev/null
-        else:
-            _replace(output, text, force=force)
+        with binary_output(output, force=force) as file:
+            file.write(text.encode())
     except OSError as e:
-        if e.errno == errno.EEXIST:
-            raise _exists(output) from e
         raise ConfigError(
             f"The report cannot be written to {output}: {e.strerror or e}.",
             hint="Choose another place with -o.",
@@ -179,28 +174,11 @@ def _exists(output: Path) -> ConfigError:
     return ConfigError(f"{output} exists.", hint="Add --force to overwrite it.")
 
 
-def _replace(output: Path, text: str, *, force: bool) -> None:
-    """Write beside the target, then move: a failed run leaves no half file."""
-    target = output.resolve() if output.is_symlink() else output
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-    descriptor = os.open(temporary, flags, 0o666)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8", newline="\n") as file:
-            file.write(text)
-        if force:
-            with contextlib.suppress(FileNotFoundError):
-                temporary.chmod(stat.S_IMODE(target.stat().st_mode))
-            temporary.replace(target)
-        else:
-            _link(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
 @contextlib.contextmanager
 def binary_output(output: Path | None, *, force: bool = False) -> Iterator[BinaryIO]:
     """Open standard output or, written beside its place and then moved, a file.
+
+    A failed run leaves no half file.
 
     Raises:
         ConfigError: the file exists and ``force`` is not given, or it cannot be written.
@@ -221,6 +199,8 @@ def binary_output(output: Path | None, *, force: bool = False) -> Iterator[Binar
         with temporary.open("xb") as file:
             yield file
         if force:
+            with contextlib.suppress(FileNotFoundError):
+                temporary.chmod(stat.S_IMODE(target.stat().st_mode))
             temporary.replace(target)
         else:
             _link(temporary, target)

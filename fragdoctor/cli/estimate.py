@@ -181,10 +181,7 @@ def refuse_unused(route: Route, given: AbstractSet[str]) -> None:
     Raises:
         ConfigError: one sentence with the options and the route.
     """
-    order = dict.fromkeys(
-        f.name for k in (EstimateOptions, FitOptions, PackOptions) for f in fields(k)
-    )
-    unused = [name for name in order if name in given and name not in USED[route]]
+    unused = [name for name in PARAMETERS if name in given and name not in USED[route]]
     if unused:
         verb = "does" if len(unused) == 1 else "do"
         hint = _HINTS[route]

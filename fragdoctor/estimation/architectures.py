@@ -188,6 +188,13 @@ def generic(config: Mapping[str, Any]) -> Architecture:
     return replace(GPT2, packed_qkv=False, tied_head=False)
 
 
+def outside(
+    name: str, *shape: int, role: Role = Role.OTHER, count: int = 1, is_frozen: bool = False
+) -> ParameterGroup:
+    """Return parameters that belong to no repeated layer: of an embedding, a head, a last norm."""
+    return ParameterGroup(name, shape, count, role, layered=False, is_frozen=is_frozen)
+
+
 @frozen
 class Dimensions(LayerSizes):
     """What decides the parameters of a decoder or encoder.
@@ -245,21 +252,12 @@ def parameters_of(d: Dimensions) -> list[ParameterGroup]:
 
 def _embeddings(d: Dimensions) -> list[ParameterGroup]:
     width = d.embedding_width or d.hidden
-    groups = [
-        ParameterGroup("embedding.tokens", (d.vocab, width), 1, Role.EMBEDDING, layered=False)
-    ]
+    groups = [outside("embedding.tokens", d.vocab, width, role=Role.EMBEDDING)]
     for name, rows in (("positions", d.positions), ("segments", d.segments)):
         if rows:
-            groups.append(
-                ParameterGroup(
-                    f"embedding.{name}", (rows, d.hidden), 1, Role.EMBEDDING, layered=False
-                )
-            )
+            groups.append(outside(f"embedding.{name}", rows, d.hidden, role=Role.EMBEDDING))
     if width != d.hidden:
-        groups += [
-            ParameterGroup(name, (d.hidden, width), 1, Role.OTHER, layered=False)
-            for name in ("project_in", "project_out")
-        ]
+        groups += [outside(name, d.hidden, width) for name in ("project_in", "project_out")]
     return groups
 
 
@@ -278,15 +276,14 @@ def _norms(d: Dimensions) -> list[ParameterGroup]:
             ParameterGroup("attention.qk_norm", (width,), d.n_layers, Role.NORM, slot="qkv")
             for width in widths
         ]
-    groups.append(
-        ParameterGroup("norm", (d.hidden,), d.n_outside_norms * with_bias, Role.NORM, layered=False)
-    )
+    groups.append(outside("norm", d.hidden, role=Role.NORM, count=d.n_outside_norms * with_bias))
     return groups
 
 
-def _linear(
+def linear(
     name: str, shape: tuple[int, int], count: int, slot: str, *, bias: bool
 ) -> list[ParameterGroup]:
+    """Return a matrix of each of ``count`` layers, and its bias."""
     groups = [ParameterGroup(f"{name}.weight", shape, count, Role.LINEAR, slot=slot)]
     if bias:
         groups.append(ParameterGroup(f"{name}.bias", (shape[0],), count, Role.BIAS, slot=slot))
@@ -297,18 +294,18 @@ def _attention(d: Dimensions) -> list[ParameterGroup]:
     q, kv = d.n_heads * d.head_dim, d.n_kv_heads * d.head_dim
     count = d.n_layers
     if d.packed_qkv:
-        into = _linear("attention.qkv", (q + 2 * kv, d.hidden), count, "qkv", bias=d.qkv_bias)
+        into = linear("attention.qkv", (q + 2 * kv, d.hidden), count, "qkv", bias=d.qkv_bias)
     else:
         into = [
             group
             for name, width in (("q_proj", q), ("k_proj", kv), ("v_proj", kv))
-            for group in _linear(
+            for group in linear(
                 f"attention.{name}", (width, d.hidden), count, "qkv", bias=d.qkv_bias
             )
         ]
     if d.sinks:
         into.append(ParameterGroup("attention.sinks", (d.n_heads,), count, Role.OTHER, slot="qkv"))
-    return [*into, *_linear("attention.o_proj", (d.hidden, q), count, "out", bias=d.out_bias)]
+    return [*into, *linear("attention.o_proj", (d.hidden, q), count, "out", bias=d.out_bias)]
 
 
 def _latent_attention(d: Dimensions) -> list[ParameterGroup]:
@@ -327,14 +324,14 @@ def _latent_attention(d: Dimensions) -> list[ParameterGroup]:
     groups = [
         group
         for name, shape in shapes
-        for group in _linear(f"attention.{name}", shape, count, "qkv", bias=False)
+        for group in linear(f"attention.{name}", shape, count, "qkv", bias=False)
     ]
     groups += [
         ParameterGroup("attention.latent_norm", (width,), count, Role.NORM, slot="qkv")
         for width in norms
     ]
     out = (d.hidden, d.n_heads * d.value_dim)
-    return [*groups, *_linear("attention.o_proj", out, count, "out", bias=False)]
+    return [*groups, *linear("attention.o_proj", out, count, "out", bias=False)]
 
 
 def _feed_forward(d: Dimensions) -> list[ParameterGroup]:
@@ -342,9 +339,9 @@ def _feed_forward(d: Dimensions) -> list[ParameterGroup]:
     up = [
         group
         for name in names
-        for group in _linear(f"mlp.{name}", (d.ffn, d.hidden), d.n_layers, "up", bias=d.mlp_bias)
+        for group in linear(f"mlp.{name}", (d.ffn, d.hidden), d.n_layers, "up", bias=d.mlp_bias)
     ]
-    return [*up, *_linear("mlp.down_proj", (d.hidden, d.ffn), d.n_layers, "down", bias=d.mlp_bias)]
+    return [*up, *linear("mlp.down_proj", (d.hidden, d.ffn), d.n_layers, "down", bias=d.mlp_bias)]
 
 
 def _experts(d: Dimensions) -> list[ParameterGroup]:
@@ -371,11 +368,11 @@ def _experts(d: Dimensions) -> list[ParameterGroup]:
         groups += _feed_forward(replace(d, n_layers=d.n_dense_layers, ffn=d.dense_ffn))
     if d.n_shared_experts:
         width = d.shared_ffn * d.n_shared_experts
-        groups += _linear("shared.gate_proj", (width, d.hidden), n_sparse, "up", bias=False)
-        groups += _linear("shared.up_proj", (width, d.hidden), n_sparse, "up", bias=False)
-        groups += _linear("shared.down_proj", (d.hidden, width), n_sparse, "down", bias=False)
+        groups += linear("shared.gate_proj", (width, d.hidden), n_sparse, "up", bias=False)
+        groups += linear("shared.up_proj", (width, d.hidden), n_sparse, "up", bias=False)
+        groups += linear("shared.down_proj", (d.hidden, width), n_sparse, "down", bias=False)
     if d.shared_gate:
-        groups += _linear("shared.gate", (1, d.hidden), n_sparse, "router", bias=False)
+        groups += linear("shared.gate", (1, d.hidden), n_sparse, "router", bias=False)
     return groups
 
 
@@ -384,18 +381,18 @@ def _outside(d: Dimensions) -> Sequence[ParameterGroup]:
     width = d.embedding_width or d.hidden
     if d.pooler:
         groups += [
-            ParameterGroup("pooler.weight", (d.hidden, d.hidden), 1, Role.OTHER, layered=False),
-            ParameterGroup("pooler.bias", (d.hidden,), 1, Role.OTHER, layered=False),
+            outside("pooler.weight", d.hidden, d.hidden),
+            outside("pooler.bias", d.hidden),
         ]
     if d.head_transform:
         groups += [
-            ParameterGroup("transform.weight", (d.hidden, d.hidden), 1, Role.OTHER, layered=False),
-            ParameterGroup("transform.bias", (d.hidden,), 3, Role.OTHER, layered=False),
+            outside("transform.weight", d.hidden, d.hidden),
+            outside("transform.bias", d.hidden, count=3),
         ]
     if not d.tied_head:
-        groups.append(ParameterGroup("head.weight", (d.vocab, width), 1, Role.HEAD, layered=False))
+        groups.append(outside("head.weight", d.vocab, width, role=Role.HEAD))
     if d.head_bias:
-        groups.append(ParameterGroup("head.bias", (d.vocab,), 1, Role.OTHER, layered=False))
+        groups.append(outside("head.bias", d.vocab))
     return groups
 
 
@@ -416,7 +413,7 @@ def t5_parameters(  # noqa: PLR0913 - the dimensions, all by keyword
     n_layers = n_encoder + n_decoder
     n_up = 2 if is_gated else 1
     groups = [
-        ParameterGroup("embedding.tokens", (vocab, hidden), 1, Role.EMBEDDING, layered=False),
+        outside("embedding.tokens", vocab, hidden, role=Role.EMBEDDING),
         ParameterGroup("attention.q", (inner, hidden), n_layers, Role.LINEAR, slot="qkv"),
         ParameterGroup("attention.k", (inner, hidden), n_layers, Role.LINEAR, slot="qkv"),
         ParameterGroup("attention.v", (inner, hidden), n_layers, Role.LINEAR, slot="qkv"),
@@ -430,9 +427,9 @@ def t5_parameters(  # noqa: PLR0913 - the dimensions, all by keyword
         ParameterGroup("norm1", (hidden,), n_layers, Role.NORM, slot="norm1"),
         ParameterGroup("norm_cross", (hidden,), n_decoder, Role.NORM, slot="norm_cross"),
         ParameterGroup("norm2", (hidden,), n_layers, Role.NORM, slot="norm2"),
-        ParameterGroup("relative_bias", (n_buckets, n_heads), 2, Role.OTHER, layered=False),
-        ParameterGroup("norm", (hidden,), 2, Role.NORM, layered=False),
+        outside("relative_bias", n_buckets, n_heads, count=2),
+        outside("norm", hidden, role=Role.NORM, count=2),
     ]
     if not tied:
-        groups.append(ParameterGroup("head", (vocab, hidden), 1, Role.HEAD, layered=False))
+        groups.append(outside("head", vocab, hidden, role=Role.HEAD))
     return groups

@@ -28,8 +28,9 @@ from fragdoctor.estimation.families import (
     clip_shape,
     n_labels,
     other_family,
+    refuse_uncovered,
+    refuse_unknown,
 )
-from fragdoctor.estimation.uncovered import refuse_uncovered, refuse_unknown
 from fragdoctor.estimation.unet import unet_shape
 from fragdoctor.model.workload import LayerBuild, LayerSizes, ModelShape, ParameterGroup, shared
 from fragdoctor.units import MIB

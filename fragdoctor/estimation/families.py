@@ -1,13 +1,100 @@
-"""Models that are no plain decoder or encoder: T5, BART, Whisper, ViT, CLIP, DiT, Mamba."""
+"""Models that are no plain decoder or encoder: T5, BART, Whisper, ViT, CLIP, DiT, Mamba.
+
+And what the formulas do not cover, by name: their answer would be a guess.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, Final, Protocol
 
-from fragdoctor.estimation.architectures import Dimensions, parameters_of, t5_parameters
+from fragdoctor.errors import InputError
+from fragdoctor.estimation.architectures import (
+    Dimensions,
+    linear,
+    outside,
+    parameters_of,
+    t5_parameters,
+)
 from fragdoctor.model.workload import LayerSizes, ModelShape, Norm, ParameterGroup, Role, shared
+
+TRACE_HINT: Final = "Trace it instead: fragdoctor estimate --model pkg.module:factory"
+
+_UNCOVERED: Final = {
+    "an image autoencoder": "AutoencoderKL",
+    "a ControlNet": "ControlNetModel",
+    "a diffusion transformer": (
+        "Transformer2DModel PixArtTransformer2DModel SD3Transformer2DModel FluxTransformer2DModel"
+    ),
+    "a Mamba-2 model": "mamba2",
+    "a hybrid of attention and Mamba layers": (
+        "jamba falcon_h1 zamba zamba2 bamba nemotron_h granitemoehybrid"
+    ),
+    "a hybrid of full and linear attention": "qwen3_next minimax",
+    "an RWKV model": "rwkv",
+    "a convolutional network": "resnet convnext convnextv2",
+    "a Swin transformer": "swin swinv2",
+    "a wav2vec 2.0 model": "wav2vec2 hubert",
+    "a SigLIP model": "siglip siglip_vision_model",
+    "a DINOv2 model": "dinov2",
+    "a BEiT model": "beit",
+    "a model whose layers share their parameters": "albert",
+    "a model with disentangled attention": "deberta deberta-v2",
+    "an ELECTRA model": "electra",
+    "an encoder with relative positions": "mpnet",
+    "a ModernBERT model": "modernbert",
+    "a model with sparse attention": "longformer big_bird",
+    "a Pegasus model": "pegasus",
+    "an M2M100 model": "m2m_100",
+    "an XGLM model": "xglm",
+    "a Mamba model with further norms": "falcon_mamba",
+    "a hybrid of attention and convolutions": "lfm2",
+    "a hybrid of attention and recurrent layers": "recurrent_gemma",
+    "a Llama 4 model": "llama4 llama4_text",
+    "a Gemma 3n model": "gemma3n gemma3n_text",
+    "a DBRX model": "dbrx",
+    "a Phi mixture of experts": "phimoe",
+    "a mixture of experts in attention too": "jetmoe",
+}
+UNCOVERED: Final = MappingProxyType(
+    {kind: what for what, kinds in _UNCOVERED.items() for kind in kinds.split()}
+)
+"""Classes of Diffusers and model types of Transformers that the formulas do not cover."""
+
+
+def refuse_uncovered(config: Mapping[str, Any], name: str) -> None:
+    """Refuse a model that the formulas do not cover, by name.
+
+    Raises:
+        InputError: it is one of :data:`UNCOVERED`.
+    """
+    for key in ("_class_name", "model_type"):
+        stated = config.get(key)
+        if isinstance(stated, str) and stated in UNCOVERED:
+            raise InputError(
+                f"{name} is {UNCOVERED[stated]} ({stated}), which the formulas do not cover.",
+                hint=TRACE_HINT,
+            )
+
+
+def refuse_unknown(config: Mapping[str, Any], kind: str, name: str) -> None:
+    """Refuse a model of an unknown type unless it is built as most decoders of today are.
+
+    Raises:
+        InputError: it is no language model, or its feed-forward has no gate.
+    """
+    names = config.get("architectures")
+    heads = [n for n in names if isinstance(n, str)] if isinstance(names, list) else []
+    decodes = all(n.endswith(("CausalLM", "LMHeadModel", "ConditionalGeneration")) for n in heads)
+    gated = config.get("hidden_act") in ("silu", "swish") or "rms_norm_eps" in config
+    if kind and not (decodes and (gated or not heads)):
+        raise InputError(
+            f"{name} is a model of type {kind[:60]!r}, which the formulas do not cover.",
+            hint=TRACE_HINT,
+        )
+
 
 MAX_LAYERS: Final = 10_000
 
@@ -68,14 +155,11 @@ def _patches(reader: Reader) -> int:
 def _patch_embedding(reader: Reader, hidden: int, *, bias: bool) -> list[ParameterGroup]:
     patch, channels = reader.whole("patch_size", 16), reader.whole("num_channels", 3)
     groups = [
-        ParameterGroup("embedding.patches", (hidden, channels * patch * patch), 1, Role.OTHER,
-                       layered=False),
-        ParameterGroup("embedding.class", (hidden,), 1, Role.OTHER, layered=False),
+        outside("embedding.patches", hidden, channels * patch * patch),
+        outside("embedding.class", hidden),
     ]  # fmt: skip
     if bias:
-        groups.append(
-            ParameterGroup("embedding.patches.bias", (hidden,), 1, Role.BIAS, layered=False)
-        )
+        groups.append(outside("embedding.patches.bias", hidden, role=Role.BIAS))
     return groups
 
 
@@ -89,9 +173,7 @@ def _vit_shape(reader: Reader, kind: str) -> ModelShape:
         *classifier_parameters(n_labels(reader), d.hidden),
     ]
     if kind == "deit":
-        groups.append(
-            ParameterGroup("embedding.distilled", (d.hidden,), 1, Role.OTHER, layered=False)
-        )
+        groups.append(outside("embedding.distilled", d.hidden))
     return ModelShape(
         **shared(replace(d, activation=reader.text(("hidden_act",), "gelu")), LayerSizes),
         name=kind, source=reader.name, parameters=tuple(groups), has_lm_head=False,
@@ -104,13 +186,13 @@ def _vit_shape(reader: Reader, kind: str) -> ModelShape:
 def classifier_parameters(n: int, hidden: int, *, has_two: bool = False) -> list[ParameterGroup]:
     """Return the matrix from the hidden size to ``n`` classes, a square one before it, biases."""
     before = [
-        ParameterGroup("before_classifier", (hidden, hidden), 1, Role.OTHER, layered=False),
-        ParameterGroup("before_classifier.bias", (hidden,), 1, Role.BIAS, layered=False),
+        outside("before_classifier", hidden, hidden),
+        outside("before_classifier.bias", hidden, role=Role.BIAS),
     ]
     return [
         *(before if has_two else ()),
-        ParameterGroup("classifier", (n, hidden), 1, Role.OTHER, layered=False),
-        ParameterGroup("classifier.bias", (n,), 1, Role.BIAS, layered=False),
+        outside("classifier", n, hidden),
+        outside("classifier.bias", n, role=Role.BIAS),
     ]
 
 
@@ -131,18 +213,17 @@ def clip_shape(text: Reader, vision: Reader, whole: Reader) -> ModelShape:
         _tower_shape(vision, "vision", pictures, n_patches),
         parameters=(
             *parameters_of(pictures),
-            ParameterGroup("vision.norm", (pictures.hidden,), 2, Role.NORM, layered=False),
+            outside("vision.norm", pictures.hidden, role=Role.NORM, count=2),
             *_patch_embedding(vision, pictures.hidden, bias=False),
         ),
         input_elements=3 * vision.whole("image_size", 224) ** 2,
         front_elements=2 * n_patches * pictures.hidden,
     )
     towers = (_tower_shape(text, "text", words, positions), seen)
-    outside = [
-        ParameterGroup("text_projection", (width, words.hidden), 1, Role.OTHER, layered=False),
-        ParameterGroup("visual_projection", (width, pictures.hidden), 1, Role.OTHER,
-                       layered=False),
-        ParameterGroup("logit_scale", (1,), 1, Role.OTHER, layered=False),
+    projections = [
+        outside("text_projection", width, words.hidden),
+        outside("visual_projection", width, pictures.hidden),
+        outside("logit_scale", 1),
     ]  # fmt: skip
     inside = [
         replace(group, name=f"{tower.name}.{group.name}")
@@ -150,7 +231,7 @@ def clip_shape(text: Reader, vision: Reader, whole: Reader) -> ModelShape:
         for group in tower.parameters
     ]
     return ModelShape(
-        name="clip", source=whole.name, parameters=(*inside, *outside),
+        name="clip", source=whole.name, parameters=(*inside, *projections),
         has_lm_head=False, towers=towers, fixed_seq=positions, max_positions=positions,
         assumptions=(
             f"Each pair is {positions} tokens of text and {n_patches} of a picture.",
@@ -223,8 +304,8 @@ def _dit_shape(reader: Reader) -> ModelShape:
         ("head_out", (out, hidden)),
     ):
         groups += [
-            ParameterGroup(name, shape, 1, Role.OTHER, layered=False),
-            ParameterGroup(f"{name}.bias", shape[:1], 1, Role.OTHER, layered=False),
+            outside(name, *shape),
+            outside(f"{name}.bias", *shape[:1]),
         ]
     return ModelShape(
         **shared(replace(d, norms_per_layer=2), LayerSizes), name="dit", source=reader.name,
@@ -248,34 +329,30 @@ def _encoder_decoder_shape(reader: Reader, kind: str) -> ModelShape:
     sources = reader.whole("max_source_positions", 1500) if hears else 0
     targets = reader.whole("max_target_positions", 448) if hears else reader.whole("positions")
     positions = targets if hears else 2 * (targets + 2)
-    frames = ParameterGroup("embedding.frames", (sources, hidden), 1, Role.EMBEDDING,
-                            layered=False, is_frozen=True)  # fmt: skip
+    frames = outside("embedding.frames", sources, hidden, role=Role.EMBEDDING, is_frozen=True)
     mels = reader.whole("num_mel_bins", 80)
-    before = ParameterGroup("norm_embedding", (hidden,), 4, Role.NORM, layered=False)
+    before = outside("norm_embedding", hidden, role=Role.NORM, count=4)
     convolutions = [
-        ParameterGroup("conv1", (hidden, mels * 3), 1, Role.OTHER, layered=False),
-        ParameterGroup("conv2", (hidden, hidden * 3), 1, Role.OTHER, layered=False),
-        ParameterGroup("conv.bias", (hidden,), 2, Role.BIAS, layered=False),
+        outside("conv1", hidden, mels * 3),
+        outside("conv2", hidden, hidden * 3),
+        outside("conv.bias", hidden, role=Role.BIAS, count=2),
     ]
     n_norms = {"bart": 0, "mbart": 4, "whisper": 4}[kind]
     groups = [
-        ParameterGroup("embedding.tokens", (vocab, hidden), 1, Role.EMBEDDING, layered=False),
-        ParameterGroup("embedding.positions", (positions, hidden), 1, Role.EMBEDDING,
-                       layered=False),
+        outside("embedding.tokens", vocab, hidden, role=Role.EMBEDDING),
+        outside("embedding.positions", positions, hidden, role=Role.EMBEDDING),
         *([frames, *convolutions] if hears else [before]),
-        *_biased("attention", ("q", "k", "v"), hidden, n_layers, "qkv", biased_keys=not hears),
-        *_biased("attention", ("o",), hidden, n_layers, "out"),
-        *_biased("cross", ("q",), hidden, n_decoder, "cross_q"),
-        *_biased("cross", ("k", "v"), hidden, n_decoder, "cross_kv", biased_keys=not hears),
-        *_biased("cross", ("o",), hidden, n_decoder, "cross_out"),
-        ParameterGroup("mlp.up.weight", (ffn, hidden), n_layers, Role.LINEAR, slot="up"),
-        ParameterGroup("mlp.up.bias", (ffn,), n_layers, Role.BIAS, slot="up"),
-        ParameterGroup("mlp.down.weight", (hidden, ffn), n_layers, Role.LINEAR, slot="down"),
-        ParameterGroup("mlp.down.bias", (hidden,), n_layers, Role.BIAS, slot="down"),
+        *_square("attention", "qkv", hidden, n_layers, "qkv", biased_keys=not hears),
+        *_square("attention", "o", hidden, n_layers, "out"),
+        *_square("cross", "q", hidden, n_decoder, "cross_q"),
+        *_square("cross", "kv", hidden, n_decoder, "cross_kv", biased_keys=not hears),
+        *_square("cross", "o", hidden, n_decoder, "cross_out"),
+        *linear("mlp.up", (ffn, hidden), n_layers, "up", bias=True),
+        *linear("mlp.down", (hidden, ffn), n_layers, "down", bias=True),
         ParameterGroup("norm1", (hidden,), 2 * n_layers, Role.NORM, slot="norm1"),
         ParameterGroup("norm_cross", (hidden,), 2 * n_decoder, Role.NORM, slot="norm_cross"),
         ParameterGroup("norm2", (hidden,), 2 * n_layers, Role.NORM, slot="norm2"),
-        ParameterGroup("norm", (hidden,), n_norms, Role.NORM, layered=False),
+        outside("norm", hidden, role=Role.NORM, count=n_norms),
     ]  # fmt: skip
     length = (
         f"The encoder reads {sources} frames; the length is that of the decoder's text."
@@ -299,26 +376,17 @@ def _encoder_decoder_shape(reader: Reader, kind: str) -> ModelShape:
     )  # fmt: skip
 
 
-def _biased(  # noqa: PLR0913 - one matrix after the other
-    part: str,
-    names: tuple[str, ...],
-    hidden: int,
-    count: int,
-    slot: str,
-    *,
-    biased_keys: bool = True,
+def _square(  # noqa: PLR0913 - one matrix after the other
+    part: str, names: str, hidden: int, count: int, slot: str, *, biased_keys: bool = True
 ) -> list[ParameterGroup]:
-    """Return square matrices with biases."""
-    groups = []
-    for name in names:
-        groups.append(
-            ParameterGroup(f"{part}.{name}.weight", (hidden, hidden), count, Role.LINEAR, slot=slot)
+    """Return square matrices with biases, each named by a letter."""
+    return [
+        group
+        for name in names
+        for group in linear(
+            f"{part}.{name}", (hidden, hidden), count, slot, bias=name != "k" or biased_keys
         )
-        if name != "k" or biased_keys:
-            groups.append(
-                ParameterGroup(f"{part}.{name}.bias", (hidden,), count, Role.BIAS, slot=slot)
-            )
-    return groups
+    ]
 
 
 def _mamba_shape(reader: Reader) -> ModelShape:
@@ -342,12 +410,12 @@ def _mamba_shape(reader: Reader) -> ModelShape:
         ("norm", (hidden,), Role.NORM, "norm1"),
     ]
     groups = [
-        ParameterGroup("embedding.tokens", (vocab, hidden), 1, Role.EMBEDDING, layered=False),
+        outside("embedding.tokens", vocab, hidden, role=Role.EMBEDDING),
         *(
             ParameterGroup(name, shape, n_layers, role, slot=slot)
             for name, shape, role, slot in shapes
         ),
-        ParameterGroup("norm_f", (hidden,), 1, Role.NORM, layered=False),
+        outside("norm_f", hidden, role=Role.NORM),
     ]
     return ModelShape(
         name="mamba", source=reader.name, parameters=tuple(groups),

@@ -13,9 +13,9 @@ from dataclasses import replace
 from typing import Final
 
 from fragdoctor.errors import ConfigError
-from fragdoctor.estimation.architectures import Dimensions, parameters_of
+from fragdoctor.estimation.architectures import Dimensions, outside, parameters_of
 from fragdoctor.frozen import frozen
-from fragdoctor.model.workload import LayerSizes, ModelShape, Norm, ParameterGroup, Role, shared
+from fragdoctor.model.workload import LayerSizes, ModelShape, Norm, shared
 from fragdoctor.units import format_count
 
 _COUNT: Final = re.compile(
@@ -104,7 +104,7 @@ def _built(d: Dimensions, n_parameters: int, given: Overrides) -> ModelShape:
     total = sum(g.n_total for g in groups)
     rest = n_parameters - total
     if 0 < rest <= 0.2 * n_parameters:
-        groups.append(ParameterGroup("others", (rest,), 1, Role.OTHER, layered=False))
+        groups.append(outside("others", rest))
     elif n_parameters and abs(rest) > 0.2 * n_parameters:
         raise ConfigError(
             f"These dimensions make {format_count(total)} parameters, not "

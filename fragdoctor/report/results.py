@@ -223,22 +223,9 @@ def _of_file(judgement: FileJudgement, look: RenderOptions) -> Iterator[Result]:
             fingerprint=f"unreadable-{judgement.error.code}",
         )
     for reason in judgement.reasons:
-        yield _of_reason(reason, judgement.name, look)
+        yield _of(reason, reason.text, judgement.name, look)
     for finding in judgement.warnings:
-        yield _of_finding(finding, judgement.name, look)
-
-
-def _of_reason(reason: Reason, source: str, look: RenderOptions) -> Result:
-    return Result(
-        code=reason.code,
-        title=title_of(reason.code),
-        message=_cut(reason.text),
-        level=reason.severity,
-        place=_place(reason.locations, source, look),
-        source=source,
-        fingerprint=reason.fingerprint or reason.code,
-        stack=tuple(place_of(x, look) for x in reason.locations),
-    )
+        yield _of(finding, finding.message, judgement.name, look)
 
 
 def results_of_diagnosis(diagnosis: Diagnosis, look: RenderOptions) -> Iterator[Result]:
@@ -246,7 +233,7 @@ def results_of_diagnosis(diagnosis: Diagnosis, look: RenderOptions) -> Iterator[
     source = diagnosis.case.sources[0] if diagnosis.case.sources else "-"
     findings = [f for f in diagnosis.findings if f.severity >= Severity.WARNING][:MAX_RESULTS]
     for finding in findings:
-        yield _of_finding(finding, source, look)
+        yield _of(finding, finding.message, source, look)
     verdict = diagnosis.verdict
     has_error = any(f.severity is Severity.ERROR for f in findings)
     if not has_error and verdict.cause not in (Cause.HEALTHY, Cause.NOT_MEMORY, Cause.UNKNOWN):
@@ -261,16 +248,16 @@ def results_of_diagnosis(diagnosis: Diagnosis, look: RenderOptions) -> Iterator[
         )
 
 
-def _of_finding(finding: Finding, source: str, look: RenderOptions) -> Result:
+def _of(found: Reason | Finding, message: str, source: str, look: RenderOptions) -> Result:
     return Result(
-        code=finding.code,
-        title=title_of(finding.code),
-        message=_cut(finding.message),
-        level=finding.severity,
-        place=_place(finding.locations, source, look),
+        code=found.code,
+        title=title_of(found.code),
+        message=_cut(message),
+        level=found.severity,
+        place=_place(found.locations, source, look),
         source=source,
-        fingerprint=finding.fingerprint or finding.code,
-        stack=tuple(place_of(x, look) for x in finding.locations),
+        fingerprint=found.fingerprint or found.code,
+        stack=tuple(place_of(x, look) for x in found.locations),
     )
 
 
