@@ -83,9 +83,7 @@ def _limit(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Limit:
 class Limit(ABC):
     """One limit: ``start`` before the code runs, ``finish`` after it.
 
-    Args:
-        amount: what is allowed.
-        device: number of the GPU; None is the current one.
+    ``device`` is the number of the GPU; None is the current one.
     """
 
     marker: ClassVar[str]

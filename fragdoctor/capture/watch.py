@@ -46,9 +46,7 @@ class Figures(NamedTuple):
 def read_figures(torch: Any, device: int | None) -> Figures:
     """Return the figures of now; reading them neither waits for the GPU nor allocates.
 
-    Args:
-        torch: PyTorch, with a GPU in use.
-        device: number of the GPU; None is the current one.
+    ``device`` is the number of the GPU; None is the current one.
     """
     stats = torch.cuda.memory_stats(device)
     peak = _stat(stats, "allocated_bytes.all.peak")
@@ -74,10 +72,7 @@ def _headroom(torch: Any, device: int | None, reserved: int, peak: int) -> int |
 def exposition(figures: Figures, n_steps: int, labels: Mapping[str, str]) -> str:
     """Return figures as OpenMetrics text, which Prometheus and OpenTelemetry's collector read.
 
-    Args:
-        figures: of one GPU.
-        n_steps: steps so far.
-        labels: of every sample; names are plain words.
+    The figures are of one GPU; ``labels`` are those of every sample, their names plain words.
     """
     inside = ",".join(f'{name}="{_label(value)}"' for name, value in labels.items())
     lines = []

@@ -106,12 +106,8 @@ def rerun(
 ) -> int:
     """Rerun a program that ran out of memory until a setting lets it end; return its exit code.
 
-    Args:
-        first: the failed run.
-        diagnosis: of its recording; None where that cannot be read.
-        again: runs the program.
-        place: folder of the first run's bundles, which are left as they are.
-        say: prints a line.
+    The diagnosis is that of its recording, None where that cannot be read. ``place`` is the folder
+    of the first run's bundles, which are left as they are.
     """
     code = first.ended.code
     if first.ended.was_asked_to or code >= _FIRST_SIGNAL:

@@ -174,10 +174,6 @@ def route_of(asked: Asked) -> Route:
 def refuse_unused(route: Route, given: AbstractSet[str]) -> None:
     """Refuse options on the command line that would change nothing.
 
-    Args:
-        route: the way taken.
-        given: the parameters on the command line.
-
     Raises:
         ConfigError: one sentence with the options and the route.
     """
@@ -330,10 +326,7 @@ def _with_server(found: Estimate, chosen: EstimateOptions, gpus: Sequence[GpuMod
 def _of_model(chosen: EstimateOptions, look: RenderOptions, given: frozenset[str]) -> str:
     """Return the report on the user's own model; what its code prints goes to standard error.
 
-    Args:
-        chosen: all options.
-        look: how to print.
-        given: names of those on the command line; refused where the factory decides by itself.
+    Of the options given on the command line those are refused that the factory decides by itself.
 
     Raises:
         ConfigError: the model cannot be traced; with ``--verbose`` its traceback is printed first.

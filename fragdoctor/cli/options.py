@@ -24,9 +24,7 @@ _Options = TypeVar("_Options")
 def command_of(kind: type[_Options], call: Callable[[_Options], int]) -> Callable[..., int]:
     """Return a command whose parameters are the fields of a dataclass.
 
-    Args:
-        kind: the dataclass; its fields are annotated as typer's parameters are.
-        call: what the command does, given its options.
+    These are annotated as typer's parameters are; ``call`` does what the command does.
     """
     return command_with(parameters_of(kind), lambda **values: call(kind(**values)))
 

@@ -69,10 +69,8 @@ def compare_runs(
 ) -> Comparison:
     """Return what changed between runs: the first against the last, and the trend of three.
 
-    Args:
-        compared: two runs at least, in time order.
-        steps: where each run stands on the axis of a trend.
-        capacity_bytes: what a trend runs into; the last run's own capacity where None.
+    Two runs at least, in time order; ``steps`` is where each stands on the axis of a trend, and
+    ``capacity_bytes`` what that runs into: the last run's own capacity where None.
 
     Raises:
         ConfigError: fewer than two runs, or steps that do not fit them.

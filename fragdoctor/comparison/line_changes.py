@@ -34,10 +34,7 @@ def line_changes(
 ) -> tuple[LineChange, ...]:
     """Return every line of either run, those that changed most first.
 
-    Args:
-        before: lines of the older run.
-        after: lines of the newer run.
-        peak: compare the peaks; else what is live now.
+    ``peak`` compares the peaks; else it is what is live now.
     """
     changes = []
     for i, j in match_lines(before, after):

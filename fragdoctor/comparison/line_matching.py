@@ -119,11 +119,7 @@ def align(
 ) -> list[Pair]:
     """Return the pairs of two functions' lines, in order; the rest stays alone.
 
-    Args:
-        before: lines of one function in the older run, ascending.
-        after: lines of that function in the newer run, ascending.
-        rows: what to call the older lines in the result.
-        others: what to call the newer lines.
+    Lines are ascending; ``rows`` and ``others`` are what to call them in the result.
     """
     if not before or not after:
         return []

@@ -120,9 +120,7 @@ def _growing(
 def trend_text(trend: Trend, place: str) -> str:
     """Return what the series says, in two sentences.
 
-    Args:
-        trend: the fit.
-        place: the fastest growing line for people, "" where none grows.
+    ``place`` is the fastest growing line for people, "" where none grows.
     """
     n, unit = len(trend.values), trend.unit
     what = "Peak allocated memory" if trend.figure == "peak_allocated" else "Live memory"
@@ -177,11 +175,8 @@ def find_trend(
 ) -> Trend | None:
     """Return the growth over the runs; None if a run lacks the figure that is followed.
 
-    Args:
-        comparison: with the figures of all runs.
-        devices: of each run, None where it has no snapshot.
-        steps: where each run stands on the axis.
-        capacity_bytes: what the growth runs into; the last run's capacity where None.
+    Devices are None for runs without a snapshot; ``steps`` is where each run stands on the axis,
+    and ``capacity_bytes`` what the growth runs into: the last run's capacity where None.
     """
     held = [d for d in devices if d is not None]
     peak = comparison.basis is Basis.PEAK

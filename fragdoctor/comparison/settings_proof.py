@@ -124,13 +124,8 @@ def prove_settings(  # noqa: PLR0913 - two runs, each with what it needs
 ) -> tuple[SettingsProof | None, str]:
     """Return what A's requests do under the last run's settings, or None and the reason.
 
-    Args:
-        trace: of run A.
-        before: the device of run A that is compared.
-        after: the device of the last run.
-        settings: of the last run.
-        equal: share of requests that both asked for in the same order.
-        under: what the last run is called.
+    The trace is that of run A, the settings are those of the last run, which is called ``under``;
+    ``equal`` is the share of requests that both asked for in the same order.
     """
     if before.totals is None or after.totals is None or not len(before.requests):
         return None, "no trace to replay"

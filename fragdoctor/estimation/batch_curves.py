@@ -42,9 +42,7 @@ def fit_curve(batches: F64, n_bytes: F64) -> Curve:
     does not move it. Where the points bend up, a parabola replaces it, because a line would promise
     too much.
 
-    Args:
-        batches: ``float64[n]``, at least two distinct values.
-        n_bytes: ``float64[n]``.
+    Both are ``float64[n]``, with at least two distinct batches.
     """
     slope, fixed = robust_line(batches, n_bytes)
     residual = n_bytes - (fixed + slope * batches)
@@ -155,10 +153,7 @@ def last_below(curve: Callable[[float], float], limit: float, start: float) -> f
 def predicted(fit: BatchFit, room: Room, *, is_bound: bool) -> Prediction:
     """Return the largest batch that a fit and its replay give.
 
-    Args:
-        fit: without the prediction.
-        room: what PyTorch can have.
-        is_bound: the fit goes through runs that ended in an OOM.
+    ``is_bound``: the fit goes through runs that ended in an OOM.
     """
     capacity = room.capacity_bytes
     ratios = [p.peak_reserved_bytes / max(1, p.peak_allocated_bytes) for p in fit.points

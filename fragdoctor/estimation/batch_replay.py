@@ -79,12 +79,6 @@ def counterparts(own: Requests, other: Requests, own_batch: float, batch: float)
     often. Between two such requests the others are aligned by their sizes, which stay or follow
     the batch: that finds its way around requests that only one of the recordings has (another
     kernel is chosen for another shape).
-
-    Args:
-        own: requests of the one recording.
-        other: those of the other.
-        own_batch: batch size of the one.
-        batch: that of the other.
     """
     at = _by_rank(own, other)
     anchored = (at >= 0) & _is_even(own, other)
@@ -252,10 +246,7 @@ class BatchReplay:
     ) -> None:
         """Fit the requests.
 
-        Args:
-            recordings: at two or more batch sizes, none of which ran out of memory.
-            lines: the reproduction of each.
-            batches: of each.
+        At two or more batch sizes, none of which ran out of memory; ``lines`` are reproductions.
         """
         base = max(range(len(lines)), key=lambda i: (_n_requests(lines[i]), batches[i]))
         self.reproduction: Reproduction = lines[base]
@@ -307,12 +298,9 @@ def check_by_replay(
 ) -> ReplayCheck | str:
     """Return the largest batch that a replay serves, or why nothing was replayed.
 
-    Args:
-        recordings: none of which ran out of memory.
-        batches: of each.
-        capacity_bytes: what PyTorch can have; None asks only how exact the replay is.
-        guess: where to begin to look for the largest.
-        is_relative: whether batches are multiples of the smallest.
+    None of the recordings ran out of memory. Without a capacity it asks only how exact the replay
+    is. ``guess`` is where to begin to look for the largest; ``is_relative``: batches are multiples
+    of the smallest.
     """
     if sum(r.analysis.n_events for r in recordings) > MAX_OPERATIONS // 8:
         return "the traces are too long to be replayed many times"

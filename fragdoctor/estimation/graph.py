@@ -90,11 +90,8 @@ class _Kept:
 class GraphPlayer(ParameterPlayer):
     """Writes the tape of a workload whose operations are listed.
 
-    Args:
-        workload: the model and its run.
-        calls: in forward order.
-        given: what comes in from outside; needs no gradient.
-        bounds, tape: as of :class:`ParameterPlayer`.
+    ``calls`` are in forward order; ``given`` comes in from outside and needs no gradient;
+    ``bounds`` and ``tape`` are as of :class:`ParameterPlayer`.
     """
 
     def __init__(

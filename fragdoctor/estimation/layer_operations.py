@@ -45,11 +45,8 @@ def layer_ops(
 ) -> list[Op]:
     """Return the operations of one layer in forward order.
 
-    Args:
-        workload: the model and its run.
-        precision: that of the workload.
-        crosses: of a decoder's layer that attends to an encoder's output too.
-        slides: of a layer that looks back to a window only, which a mask cuts out.
+    ``crosses``: of a decoder's layer that attends to an encoder's output too; ``slides``: of a
+    layer that looks back to a window only, which a mask cuts out.
     """
     shape = workload.shape
     trains = not workload.lora_rank
@@ -406,14 +403,9 @@ def _feed_forward(  # noqa: PLR0913 - what differs between experts and the rest,
 ) -> list[Op]:
     """Return the two or three matrices and the activation between them.
 
-    Args:
-        workload: the model and its run.
-        precision: that of the workload.
-        kept: what is kept of the input.
-        c: bytes of an element in between.
-        slots: whose parameters the ways in and out use.
-        unit: of the tensors in between.
-        inner: of the input.
+    ``kept`` is what is kept of the input, ``c`` the bytes of an element in between, ``slots`` whose
+    parameters the ways in and out use; ``unit`` is that of the tensors in between, ``inner`` that
+    of the input.
     """
     shape = workload.shape
     back = FP32 if precision.is_autocast else 0.0

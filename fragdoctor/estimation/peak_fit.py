@@ -55,10 +55,6 @@ class BatchQuestion:
 def fit_batches(snapshots: Sequence[tuple[str, Snapshot]], question: BatchQuestion) -> BatchFit:
     """Return the fit of peak memory against batch size, and the largest batch.
 
-    Args:
-        snapshots: name and snapshot, at two or more batch sizes.
-        question: what is asked.
-
     Raises:
         ConfigError: too few or too many recordings, one without a trace, or batch sizes that are
             not known.

@@ -109,10 +109,7 @@ class Recording:
 def recording_of(source: str, snapshot: Snapshot, device: int | None = None) -> Recording:
     """Return a snapshot as a point of a fit.
 
-    Args:
-        source: name for people.
-        snapshot: with a trace.
-        device: whose memory; the one with the highest peak where None.
+    It is about one device: the one with the highest peak where None.
 
     Raises:
         ConfigError: the snapshot has no trace, so that its peak is not known.

@@ -96,8 +96,7 @@ class Records:
 class PickleWriter:
     """Writes one value to a sink; see the module for what it may hold.
 
-    Args:
-        sink: called with pieces of bytes.
+    The sink is called with pieces of bytes.
     """
 
     def __init__(self, sink: Callable[[bytes], object]) -> None:

@@ -149,10 +149,7 @@ def redacted_file(name: str, names: Pseudonyms) -> str:
 def redacted_function(name: str, file: str, names: Pseudonyms) -> str:
     """Return a function's name with private parts removed; those of public files stay.
 
-    Args:
-        name: of the function.
-        file: its file, already redacted.
-        names: the pseudonyms so far.
+    The file is redacted already; ``names`` are the pseudonyms so far.
     """
     if name in _KEPT_FUNCTIONS or _is_public(file):
         return name

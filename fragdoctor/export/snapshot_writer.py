@@ -32,9 +32,7 @@ _OOM: Final = int(Action.OOM)
 def write_snapshot(snapshot: Snapshot, sink: Callable[[bytes], object]) -> None:
     """Write a snapshot as a pickle that fragdoctor, PyTorch's viewer and Python can read.
 
-    Args:
-        snapshot: what is written.
-        sink: called with pieces of bytes, for example ``file.write``.
+    The sink is called with pieces of bytes, for example ``file.write``.
     """
     PickleWriter(sink).write(_Document(snapshot).top())
 

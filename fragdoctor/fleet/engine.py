@@ -75,12 +75,9 @@ def summarise_all(
 ) -> FleetSummary:
     """Return the summaries of all ranks.
 
-    Args:
-        paths: the ranks; a plain path is one without a known rank.
-        executor: where the chunks run; None is this process, one after the other.
-        chunk_size: ranks of one task; chosen by their number where None.
-        progress: called with the ranks done and the ranks in all.
-        options: how each rank is looked at.
+    A plain path is a rank without a known number. Chunks run on the executor; None is this process,
+    one after the other. ``chunk_size`` is the ranks of one task, chosen by their number where None;
+    ``progress`` is called with the ranks done and the ranks in all.
     """
     options = options or SummaryOptions()
     inputs = [RankInput(p) if isinstance(p, str) else p for p in paths]

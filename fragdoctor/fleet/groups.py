@@ -93,9 +93,8 @@ def join_alike(
 ) -> Positions:
     """Return for each profile the number of its group: connected components of likeness.
 
-    Args:
-        profiles: of one kind, ascending by peak.
-        alike: the relation; only asked where the table does not decide.
+    The profiles are of one kind, ascending by peak; ``alike`` is only asked where the table does
+    not decide.
     """
     table = _Table(profiles)
     group = np.arange(len(profiles))

@@ -106,12 +106,8 @@ def what_got_worse(
 ) -> tuple[Worse, ...]:
     """Return the figures and findings that got worse than the baseline beyond the tolerance.
 
-    Args:
-        diagnosis: of the case.
-        findings: those that count (after ``--select`` and ``--ignore``).
-        entry: what is accepted.
-        tolerance: growth of bytes that is accepted; counts may not grow at all.
-        fail_on: lowest severity of a finding that counts.
+    The findings are those that count (after ``--select`` and ``--ignore``), from severity
+    ``fail_on`` on. Bytes may grow by the tolerance; counts may not grow at all.
     """
     worse = [w for m in measured(diagnosis) for w in _figures(m, entry, tolerance)]
     by_fingerprint: dict[str, list[Finding]] = {}

@@ -223,10 +223,7 @@ def check_budgets(
 ) -> tuple[BudgetResult, ...]:
     """Return one result for each budget that is set, in the order of the options.
 
-    Args:
-        diagnosis: of one case.
-        budgets: the limits.
-        fits: answers of the replay for ``fits_on``, one a device.
+    ``fits`` are the answers of the replay for ``fits_on``, one a device.
     """
     results: list[BudgetResult] = []
     devices = measured(diagnosis)

@@ -165,11 +165,8 @@ class Gate:
 def judge(name: str, diagnosis: Diagnosis, gate: Gate, n_files: int = 1) -> FileJudgement:
     """Return the judgement of one case that could be read.
 
-    Args:
-        name: of the input.
-        diagnosis: of the case; its snapshot is replayed if ``fits_on`` is asked for, then dropped.
-        gate: what it is held against.
-        n_files: how many inputs are judged together.
+    Its snapshot is replayed if ``fits_on`` is asked for, then dropped; ``n_files`` are judged
+    together.
     """
     fit_size = gate.budgets.fits_on
     fits = () if fit_size is None else fits_on(diagnosis.case, fit_size)

@@ -115,12 +115,7 @@ def check_format(view: str, name: str) -> None:
 def render(view: str, name: str, result: Any, options: RenderOptions, **more: Any) -> str:
     """Return the report of a command, ending in a newline.
 
-    Args:
-        view: what is reported, a key of ``VIEWS``.
-        name: the format.
-        result: what the command found.
-        options: how the report is to look.
-        more: further values that this view takes.
+    ``view`` is a key of ``VIEWS``; ``more`` are further values that it takes.
 
     Raises:
         ConfigError: the view has no such format.

@@ -257,12 +257,8 @@ def tabled(
 ) -> Table:
     """Return a table with a row for each value, read by its columns.
 
-    Args:
-        items: the values.
-        columns: how to read and lay out each cell.
-        notes: returns the lines below a row.
-        style: returns the style of a row.
-        table: further fields of the table.
+    ``notes`` returns the lines below a row, ``style`` the style of a row; ``table`` are further
+    fields of the table.
     """
     values = list(items)
     rows = [

@@ -57,13 +57,9 @@ def page(
 ) -> str:
     """Return a document as a page.
 
-    Args:
-        document: what it says.
-        template: ``document.html.j2`` or one that extends it.
-        script: the page's own script.
-        style: what the page adds to the style of all reports.
-        may_ask: the script may ask the server that the page came from.
-        values: further values for the template.
+    The template is ``document.html.j2`` or one that extends it; script and style are the page's
+    own, beside the style of all reports. ``may_ask``: the script may ask the server that the page
+    came from. ``values`` are further values for the template.
     """
     style = source("report.css") + style
     made = environment(EVERYTHING)

@@ -40,10 +40,7 @@ def render_result(view: str, result: Any, options: RenderOptions, **more: Any) -
 def document_of(view: str, result: Any, **more: Any) -> Json:
     """Return the document of a command as plain values.
 
-    Args:
-        view: what is reported, a key of ``base.VIEWS``.
-        result: what the command found.
-        more: further values that the view takes.
+    ``view`` is a key of ``base.VIEWS``; ``more`` are further values that it takes.
     """
     if view == "compare":
         result = CompareResult.of(result, more.get("judged", ()))

@@ -26,9 +26,6 @@ class ModulePaths:
     their class. A backward pass runs no module, so that its allocations have no path, except
     where checkpointing runs the forward pass again.
 
-    Args:
-        torch: the program's own.
-
     Raises:
         RuntimeError: PyTorch is too old to keep a text.
     """
