@@ -27,7 +27,7 @@ class ExportFormat(StrEnum):
 
 
 class Table(StrEnum):
-    """Tables for CSV and Parquet: ``export.snapshot_tables.TABLES``."""
+    """Tables for CSV and Parquet."""
 
     EVENTS = "events"
     BLOCKS = "blocks"

@@ -51,7 +51,6 @@ class Architecture(LayerBuild):
     wide_qk_norm: bool = False
     has_classifier_head: bool = False
     has_no_head: bool = False
-    is_decoder: bool = True
     latent_attention: bool = False
     biased_experts: bool = False
     sinks: bool = False
@@ -77,7 +76,6 @@ BERT: Final = replace(
     segments=True,
     pooler=True,
     has_no_head=True,
-    is_decoder=False,
 )
 NEOX: Final = replace(
     GPT2,

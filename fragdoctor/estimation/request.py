@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import field, replace
-from typing import Final
+from dataclasses import field, fields, replace
+from typing import Any, Final
 
 from fragdoctor.errors import ConfigError
 from fragdoctor.estimation.guess import MAX_PARAMETERS, Overrides, guessed_shape, parse_count
@@ -111,34 +111,16 @@ def workload_of(request: Request) -> Workload:
         shape = replace(shape, assumptions=(*shape.assumptions, *notes))
     _check_dtype(request, dtype)
     workload = Workload(
+        **_as_asked(request),
         shape=shape,
         dtype=dtype,
         optimizer=optimizer_of(request.optimizer).name,
         master_weights=request.master_weights
         or (precision_of(dtype).has_master and not request.inference and not request.lora_rank),
-        grad_dtype=request.grad_dtype,
-        batch=request.batch,
         seq=seq,
         attention=Attention(request.attention),
-        checkpointing=request.checkpointing,
-        lora_rank=request.lora_rank,
         lora_targets=tuple(t.strip() for t in request.lora_targets.split(",") if t.strip()),
-        zero_stage=request.zero_stage,
-        world_size=request.world_size,
-        grad_accumulation=request.grad_accumulation,
-        inference=request.inference,
-        new_tokens=request.new_tokens,
-        kv_dtype=request.kv_dtype,
-        cache=request.cache,
-        tensor_parallel=request.tensor_parallel,
-        context_parallel=request.context_parallel,
-        pipeline_parallel=request.pipeline_parallel,
-        expert_parallel=request.expert_parallel,
-        sequence_parallel=request.sequence_parallel,
         offload=_offloaded(request.offload),
-        dora=request.dora,
-        keeps_logits=request.keeps_logits,
-        architecture=request.architecture,
     )
     _check_targets(workload)
     _check_size(workload)
@@ -149,6 +131,13 @@ def workload_of(request: Request) -> Workload:
             hint="Add --fsdp --world-size N, or use --dtype amp-bf16.",
         )
     return workload
+
+
+def _as_asked(request: Request) -> dict[str, Any]:
+    """Return the fields of a workload that are as they were asked for."""
+    read = {"dtype", "optimizer", "master_weights", "seq", "attention", "lora_targets", "offload"}
+    names = {f.name for f in fields(Workload)} - read
+    return {f.name: getattr(request, f.name) for f in fields(Request) if f.name in names}
 
 
 def _check_size(workload: Workload) -> None:

@@ -22,13 +22,11 @@ from fragdoctor.trace.trace import Trace
 if TYPE_CHECKING:
     import pandas as pd
 
-TABLES: Final = ("events", "blocks", "segments", "allocations")
-
 _CHUNK: Final = 100_000
 
 
 def table(snapshot: Snapshot, name: str, device: int | None = None) -> pd.DataFrame:
-    """Return one of ``TABLES`` as a frame; rows of all devices where ``device`` is None."""
+    """Return a table by its name, as a frame; rows of all devices where ``device`` is None."""
     if name == "allocations":
         return allocations_frame(snapshot, device)
     if name == "events":

@@ -93,6 +93,9 @@ _PAGE: Final = "fragdoctor.report.page.page"
 _WITH_SCRIPT: Final = ("compare", "fleet")
 """Views whose page answers to the pointer; ``analyze`` makes a page of its own."""
 
+_WITH_SOURCES: Final = ("analyze", "oom", "rehearse")
+"""Views that quote the program, whose sources are where the options say."""
+
 _MODULES: Final = {"oom": "analyze", "gpus": "estimate", "models": "estimate", "fleet": "job"}
 
 
@@ -125,9 +128,11 @@ def render(view: str, name: str, result: Any, options: RenderOptions, **more: An
     if name in DOCUMENT_FORMATS and name != "json":
         module = importlib.import_module(f"{_VIEWS}.{_MODULES.get(view, view)}")
         fill = getattr(module, f"{view}_document", module.document)
+        if view in _WITH_SOURCES:
+            more["options"] = options
         if name == "html" and hasattr(module, "page"):
-            return str(module.page(result, options, **more))
-        document = fill(result, options, **more)
+            return str(module.page(result, **more))
+        document = fill(result, **more)
         if name == "html" and view in _WITH_SCRIPT:
             return str(importlib.import_module(_PAGE).render_reading_page(document))
         return str(writer.render(document, options))

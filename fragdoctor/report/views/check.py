@@ -8,7 +8,6 @@ from typing import Final
 from fragdoctor.gate.budgets import RESERVED_NOTE, Measures, Outcome
 from fragdoctor.gate.judgement import CheckReport, FileJudgement, Reason, Status
 from fragdoctor.report import document as doc
-from fragdoctor.report.base import RenderOptions
 from fragdoctor.report.document import Span, Style, code, location_text, strong
 from fragdoctor.report.words import source_name, verdict_title
 from fragdoctor.units import format_size, plural
@@ -23,7 +22,7 @@ STATUS_WORDS: Final = {
 }
 
 
-def document(report: CheckReport, options: RenderOptions) -> doc.ReportDocument:  # noqa: ARG001 - a view
+def document(report: CheckReport) -> doc.ReportDocument:
     """Return the judgement of all files, those that fail first."""
     failed = report.exit_code != 0
     title = "GPU memory check failed" if failed else "GPU memory check passed"

@@ -12,7 +12,6 @@ from fragdoctor.model import comparison as model
 from fragdoctor.model.comparison import Comparison, LineChange, LineKind, ReasonKind
 from fragdoctor.model.finding import Confidence
 from fragdoctor.report import document as doc
-from fragdoctor.report.base import RenderOptions
 from fragdoctor.report.document import NO_STACK, Detail, Span, Style, code, dim, location_text
 from fragdoctor.report.words import signed_size, titled, told_apart
 from fragdoctor.units import format_count, format_share, format_size, plural
@@ -51,11 +50,7 @@ _CONFIDENCE_STYLES: Final = {Confidence.PROVEN: Style.GOOD, Confidence.LIKELY: S
 _MAIN: Final = ("peak_allocated", "allocated", "peak_reserved", "alloc_retries", "steps")
 
 
-def document(
-    comparison: Comparison,
-    options: RenderOptions,  # noqa: ARG001 - a view
-    judged: Sequence[JudgedGrowth] = (),
-) -> doc.ReportDocument:
+def document(comparison: Comparison, judged: Sequence[JudgedGrowth] = ()) -> doc.ReportDocument:
     """Return what changed between the runs; ``judged`` is empty without a gate."""
     tone = None
     if judged:

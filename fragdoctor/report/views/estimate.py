@@ -19,7 +19,6 @@ from fragdoctor.model.memory_estimate import (
 )
 from fragdoctor.model.workload import Workload
 from fragdoctor.report import document as doc
-from fragdoctor.report.base import RenderOptions
 from fragdoctor.report.document import Detail, Span, Style, code, dim, strong
 from fragdoctor.report.views.what_fits import (
     STATES,
@@ -45,12 +44,7 @@ _GPU_LEGEND: Final = (
 )
 
 
-def document(
-    estimate: Estimate,
-    options: RenderOptions,  # noqa: ARG001 - a view
-    *,
-    explain: bool = False,
-) -> doc.ReportDocument:
+def document(estimate: Estimate, *, explain: bool = False) -> doc.ReportDocument:
     """Return an estimate; ``explain`` puts the formulas into the short report as well."""
     tone = Style.STRONG
     if estimate.fits:
@@ -78,7 +72,7 @@ def document(
     )
 
 
-def gpus_document(gpus: Sequence[GpuModel], options: RenderOptions) -> doc.ReportDocument:  # noqa: ARG001 - a view
+def gpus_document(gpus: Sequence[GpuModel]) -> doc.ReportDocument:
     """Return the table of known GPUs."""
     table = doc.tabled(
         gpus,
@@ -97,7 +91,7 @@ def gpus_document(gpus: Sequence[GpuModel], options: RenderOptions) -> doc.Repor
     )
 
 
-def models_document(models: Sequence[KnownModel], options: RenderOptions) -> doc.ReportDocument:  # noqa: ARG001 - a view
+def models_document(models: Sequence[KnownModel]) -> doc.ReportDocument:
     """Return the table of models that are known by name."""
     table = doc.tabled(
         models,

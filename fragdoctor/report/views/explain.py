@@ -15,7 +15,6 @@ from fragdoctor.errors import ConfigError
 from fragdoctor.frozen import frozen
 from fragdoctor.model.finding import Severity
 from fragdoctor.report import document as doc
-from fragdoctor.report.base import RenderOptions
 from fragdoctor.report.document import Span, Style, code, dim, strong
 from fragdoctor.report.words import SEVERITY_STYLES
 from fragdoctor.rules.registry import RULES
@@ -126,7 +125,7 @@ def find(word: str | None) -> Explanation:
     )
 
 
-def document(explanation: Explanation, options: RenderOptions) -> doc.ReportDocument:  # noqa: ARG001 - a view
+def document(explanation: Explanation) -> doc.ReportDocument:
     """Return the text of one rule or term, or the list of all."""
     if len(explanation.rules) + len(explanation.terms) > 1:
         return _everything(explanation)

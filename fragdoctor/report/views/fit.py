@@ -15,7 +15,6 @@ from fragdoctor.model.batch_fit import (
     Scaling,
 )
 from fragdoctor.report import document as doc
-from fragdoctor.report.base import RenderOptions
 from fragdoctor.report.document import Detail, Span, Style, bad, code, dim
 from fragdoctor.units import format_share, format_size
 
@@ -31,12 +30,7 @@ _WORDS: Final = {
 }
 
 
-def document(
-    fit: BatchFit,
-    options: RenderOptions,  # noqa: ARG001 - a view
-    *,
-    explain: bool = False,
-) -> doc.ReportDocument:
+def document(fit: BatchFit, *, explain: bool = False) -> doc.ReportDocument:
     """Return a fit; ``explain`` puts the method into the short report as well."""
     is_none = fit.prediction is not None and _fits_none(fit.prediction)
     sentence = batch_sentence(fit)

@@ -24,7 +24,6 @@ from fragdoctor.model.fleet import (
     SourceLine,
 )
 from fragdoctor.report import document as doc
-from fragdoctor.report.base import RenderOptions
 from fragdoctor.report.document import Detail, Span, Style, code, dim, location_text, strong
 from fragdoctor.report.views.advice import command
 from fragdoctor.report.words import CAUSE_TITLES, METHOD_TITLES, cause_style
@@ -52,10 +51,7 @@ _NUMBERED: Final = re.compile(r"rank (\d+)")
 
 
 def document(
-    report: FleetReport,
-    options: RenderOptions,  # noqa: ARG001 - a view
-    *,
-    pages: Mapping[str, str] = MappingProxyType({}),
+    report: FleetReport, *, pages: Mapping[str, str] = MappingProxyType({})
 ) -> doc.ReportDocument:
     """Return what is concluded of the ranks of a job; ``pages`` are those of ranks, by label."""
     tone = cause_style(report.verdict.cause)

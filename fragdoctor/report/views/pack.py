@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from fragdoctor.model.gpu_sharing import Sharing
 from fragdoctor.report import document as doc
-from fragdoctor.report.base import RenderOptions
 from fragdoctor.report.document import Span, Style, bad, dim, good
 from fragdoctor.units import format_share, format_size, plural
 
 
-def document(sharing: Sharing, options: RenderOptions) -> doc.ReportDocument:  # noqa: ARG001 - a view
+def document(sharing: Sharing) -> doc.ReportDocument:
     """Return how many processes share a GPU."""
     sentence = sharing_sentence(sharing)
     is_well = sharing.n_fit >= (sharing.n_asked or 1)

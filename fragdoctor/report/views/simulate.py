@@ -7,7 +7,6 @@ from typing import Final
 
 from fragdoctor.model.simulation import OutlookState, ReplayResult, Simulation
 from fragdoctor.report import document as doc
-from fragdoctor.report.base import RenderOptions
 from fragdoctor.report.document import Detail, Style, bad, code, dim, good, strong, warn
 from fragdoctor.report.words import fidelity_text, outlook_text
 from fragdoctor.units import format_count, format_size, plural
@@ -18,7 +17,7 @@ _MEANING: Final = (
 )
 
 
-def document(simulation: Simulation, options: RenderOptions) -> doc.ReportDocument:  # noqa: ARG001 - a view
+def document(simulation: Simulation) -> doc.ReportDocument:
     """Return the results of a replay."""
     sentence = answer(simulation)
     headline, stop, rest = sentence.partition(". ")
