@@ -50,10 +50,19 @@ class _Command(TyperCommand):
         if self.name == "rehearse":
             from fragdoctor.rehearse.programs import LAUNCHERS
 
-            first = next((i for i, word in enumerate(args) if Path(word).name in LAUNCHERS), None)
-            if first is not None and "--" not in args[:first]:
+            first = self._first_word(args)
+            if first < len(args) and Path(args[first]).name in LAUNCHERS:
                 args = [*args[:first], "--", *args[first:]]
         return super().parse_args(ctx, args)
+
+    def _first_word(self, args: list[str]) -> int:
+        """Return the place of the first word that is neither an option nor the value of one."""
+        options: list[Any] = [p for p in self.params if p.param_type_name == "option"]
+        valued = {name for option in options if not option.is_flag for name in option.opts}
+        first = 0
+        while first < len(args) and args[first].startswith("-"):
+            first += 2 if args[first] in valued else 1
+        return first
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command; return its exit code."""

@@ -218,6 +218,8 @@ def test_what_cannot_be_rehearsed_is_said_in_a_sentence(stage, body, sentence) -
         (["train.py", "--capacity", "1GiB", "--unlimited"], "exclude each other"),
         (["train.py", "--python", "/nowhere/python"], "There is no Python at /nowhere/python"),
         (["train.py", "--conf", "max_split_size_mb:x"], "max_split_size_mb"),
+        (["train.py", "torchrun", "--gpu", "mi300x"], "GPUs of NVIDIA"),
+        (["--gpu", "h100", "torchrun", "missing.py", "--gpu"], "missing.py does not exist"),
     ],
 )
 def test_wrong_options_are_refused_before_anything_runs(training, options, sentence) -> None:

@@ -67,6 +67,35 @@ def test_steps_are_counted_as_the_programs_author_does(code: str, expected: list
     assert run(code)[1] == expected
 
 
+class Optimizer:
+    """What :class:`Rounds` learns of an optimizer: that it is there, and is called."""
+
+    def __init__(self, rounds: Rounds) -> None:
+        self._rounds = rounds
+        rounds.uncalled.add(self)
+
+    def step(self) -> None:
+        self._rounds.mark(sys._getframe(1), self)
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("for i in range(3):\n for x in (a, b): x.step()\n look()", [0, 1, 2]),
+        ("for i in range(3):\n for x in (a, b):\n  look()\n  x.step()", [0, 0, 1, 1, 2, 2]),
+        ("for e in range(2):\n for x in range(2):\n  a.step()\n  b.step()\n  look()", [0, 1, 2, 3]),
+        ("for i in range(2):\n for x in range(2):\n  a.step()\n  look()\n b.step()", [0, 0, 1, 1]),
+        ("for fold in range(2):\n for x in range(2):\n  a.step()\n look()", [0, 4]),
+        ("for i in range(4):\n (a, b)[i % 2].step()\n look()", [0, 1, 2, 3]),
+        ("for epoch in range(2):\n for x in range(2):\n  a.step()\n  look()", [0, 1, 2, 3]),
+    ],
+)  # fmt: skip
+def test_optimizers_that_are_called_in_turns_make_one_step(code: str, expected: list[int]) -> None:
+    assert run(f"a, b = Optimizer(rounds), Optimizer(rounds)\n{code}", Optimizer=Optimizer)[1] == (
+        expected
+    )
+
+
 def test_items_die_when_they_always_did() -> None:
     class Item:
         n_alive = 0

@@ -20,6 +20,7 @@ from itertools import pairwise
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, Final, Self
+from weakref import WeakSet
 
 import torch
 
@@ -42,6 +43,8 @@ class LoopPlace:
         is_between: the next round has not begun yet: its data is being made.
         products_at_entry: matrix products of the whole run when the loop was entered.
         products_at_round: and when its last round began.
+        is_of_optimizers: it goes through optimizers: each of its rounds has others than the rounds
+            before it, since the loop was entered.
     """
 
     first: int
@@ -51,6 +54,32 @@ class LoopPlace:
     is_between: bool = True
     products_at_entry: int = 0
     products_at_round: int = 0
+    is_of_optimizers: bool = False
+    _before: set[int] = field(default_factory=set)
+    _in_round: set[int] = field(default_factory=set)
+    _has_repeated: bool = False
+
+    def enter(self, n_products: int) -> None:
+        """Note that the loop is entered."""
+        self.products_at_entry = n_products
+        self._before.clear()
+        self._in_round.clear()
+
+    def begin(self, n_products: int) -> None:
+        """Note that a round begins."""
+        self.is_between = False
+        self.n_begun += 1
+        self.products_at_round = n_products
+        self._before |= self._in_round
+        self._in_round.clear()
+
+    def note(self, optimizer: int) -> bool:
+        """Note that an optimizer is called in this round; whether that says what the loop is."""
+        was_of_optimizers = self.is_of_optimizers
+        self._in_round.add(optimizer)
+        self._has_repeated |= optimizer in self._before
+        self.is_of_optimizers = not self._has_repeated and (was_of_optimizers or bool(self._before))
+        return self.is_of_optimizers is not was_of_optimizers
 
     @property
     def n_complete(self) -> int:
@@ -69,7 +98,7 @@ class _Items(Iterator[Any]):
     def __init__(self, rounds: Rounds, place: LoopPlace, items: Iterable[Any]) -> None:
         self._next = iter(items).__next__
         self._rounds, self._place = rounds, place
-        place.products_at_entry = rounds.n_products
+        place.enter(rounds.n_products)
 
     def __iter__(self) -> Self:
         return self
@@ -123,20 +152,25 @@ class Rounds:
     A step is a round of the innermost loop in which all optimizers are called. It is a round of a
     loop around that one, if such a round computes as much before it comes to the inner loop: what
     reinforcement learning does between its updates. Epochs are no steps, unless nothing else is.
+    Neither are rounds of a loop through optimizers. While one has not been called yet, the first
+    round of the outermost loop may still come to it: then no loop within is taken for one of steps.
 
     Attributes:
         n_products: matrix products so far.
+        uncalled: optimizers that were made and not called yet.
         on_end: called when a step is over.
         on_begin: called when the next one begins.
     """
 
     n_products: int = 0
+    uncalled: WeakSet[Any] = field(default_factory=WeakSet)
     on_end: Callable[[], None] = lambda: None
     on_begin: Callable[[], None] = lambda: None
     _places: list[LoopPlace] = field(default_factory=list)
     _by_file: dict[str, list[LoopPlace]] = field(default_factory=dict)
     _nests: dict[_Nest, None] = field(default_factory=dict)
     _counted: set[LoopPlace] = field(default_factory=set)
+    _waits: bool = False
 
     def install(self, undo: ExitStack) -> None:
         """Count in all code of the user that is loaded until ``undo`` is closed."""
@@ -183,7 +217,7 @@ class Rounds:
 
     def _while_ends(self, place: LoopPlace) -> bool:
         if place.is_between:
-            place.products_at_entry = self.n_products
+            place.enter(self.n_products)
         self.end(place)
         return True
 
@@ -198,18 +232,23 @@ class Rounds:
         """Begin a round."""
         if place in self._counted:
             self.on_begin()
-        place.is_between = False
-        place.n_begun += 1
-        place.products_at_round = self.n_products
+        place.begin(self.n_products)
         return True
 
-    def mark(self, frame: FrameType | None) -> bool:
+    def mark(self, frame: FrameType | None, optimizer: object = None) -> bool:
         """Note that an optimizer is called here; whether a loop of the user's own does so."""
         nest = self._nest(frame, is_own=True)
-        if nest and nest not in self._nests:
+        said: list[bool] = []
+        if optimizer is not None:
+            self.uncalled.discard(optimizer)
+            said = [place.note(id(optimizer)) for place in nest]
+        if not nest:
+            return False
+        waited, self._waits = self._waits, bool(self.uncalled) and nest[0].n_begun == 1
+        if nest not in self._nests or any(said) or waited:
             self._nests[nest] = None
             self._counted = self._loops_of_steps()
-        return bool(nest)
+        return True
 
     def end_warm_up(self) -> None:
         """Count no round of before: a graph was captured, and its replays are steps."""
@@ -255,7 +294,8 @@ class Rounds:
         """Return the loops whose rounds are steps, one for each stage of the program."""
         stages: dict[LoopPlace, list[_Nest]] = {}
         for nest in self._nests:
-            stages.setdefault(nest[0], []).append(nest)
+            ends = [i for i, place in enumerate(nest) if i and place.is_of_optimizers]
+            stages.setdefault(nest[0], []).append(nest[: min(ends, default=None)])
         found: set[LoopPlace] = set()
         for nests in stages.values():
             common = nests[0]
@@ -263,7 +303,7 @@ class Rounds:
                 common = tuple(a for a, b in zip(common, nest, strict=False) if a is b)
             if common[-1].is_of_epochs and any(len(nest) > len(common) for nest in nests):
                 found.update(nest[-1] for nest in nests)
-            else:
+            elif not (self._waits and common[0].n_begun == 1 and _is_within_another(common)):
                 found.add(self._outer_of(common))
         return found
 
@@ -276,6 +316,10 @@ class Rounds:
             if not place.is_of_epochs and before >= n_products > 0:
                 return place
         return inner
+
+
+def _is_within_another(nest: _Nest) -> bool:
+    return len([place for place in nest if not place.is_of_epochs]) > 1
 
 
 @cache

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import wraps
 from types import FrameType
 from typing import Any, Final
 from weakref import WeakKeyDictionary
@@ -14,6 +15,7 @@ import torch
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim import optimizer as optimizers
 
+from fragdoctor.rehearse.engine import put
 from fragdoctor.rehearse.engine.session import Session
 
 EQUAL_STEPS: Final = 3
@@ -85,6 +87,14 @@ class Steps:
         self.now.mark_step = self.mark
         rounds = self.now.rounds
         rounds.on_end, rounds.on_begin = self._after_round, self._before_round
+        made = torch.optim.Optimizer.__init__
+
+        @wraps(made)
+        def make(optimizer: Any, *args: Any, **kwargs: Any) -> None:
+            made(optimizer, *args, **kwargs)
+            rounds.uncalled.add(optimizer)
+
+        put(undo, torch.optim.Optimizer, "__init__", make)
 
     def _after_optimizer(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
         if not self.now.is_started:
@@ -92,7 +102,7 @@ class Steps:
         if self.now.captures:  # the replays are the steps
             self.now.captures[-1].has_steps = True
             return
-        if self.mark(sys._getframe(1)):
+        if self.mark(sys._getframe(1), optimizer):
             return
         self._by_optimizer[optimizer] = self._by_optimizer.get(optimizer, 0) + 1
         n_complete = min(self._by_optimizer.values())
@@ -107,9 +117,9 @@ class Steps:
         if torch.is_grad_enabled():  # else what follows the optimizer still goes on: an evaluation
             self._before_round()
 
-    def mark(self, frame: FrameType | None) -> bool:
+    def mark(self, frame: FrameType | None, optimizer: object = None) -> bool:
         """Note that an optimizer works here; whether in a loop of the user's own."""
-        self._is_due = self.now.rounds.mark(frame) or self._is_due
+        self._is_due = self.now.rounds.mark(frame, optimizer) or self._is_due
         return self._is_due
 
     def _after_round(self) -> None:
