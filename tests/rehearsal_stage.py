@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from fragdoctor.cli.app import main
-from fragdoctor.rehearse import launch
+from fragdoctor.rehearse import runner
 from fragdoctor.rehearse.process import Conditions, OnStep, Runs
 from fragdoctor.rehearse.programs import Program
 
@@ -92,7 +92,7 @@ class Stage:
         """Rehearse in this process, in a fork of one that has PyTorch."""
         out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(launch, "Runs", lambda: nullcontext(PREPARED))
+            patch.setattr(runner, "Runs", lambda: nullcontext(PREPARED))
             patch.chdir(self.home)
             for name in set(os.environ) - set(_environment("")):
                 patch.delenv(name)
