@@ -19,8 +19,8 @@ import numpy.typing as npt
 from fragdoctor._native import _ext
 from fragdoctor.model.snapshot import I64, Bools
 from fragdoctor.trace import stacks
-from fragdoctor.trace.first_step import OptimizerRest
 from fragdoctor.trace.operations import Operations, OpKind
+from fragdoctor.trace.optimizer_rest import OptimizerRest
 from fragdoctor.trace.step_alignment import StepWindow
 from fragdoctor.trace.step_sizes import ROUNDED, SizedSteps
 from fragdoctor.trace.trace import Trace

@@ -143,12 +143,30 @@ def _evaluation(trace: Trace, runs: RoleRuns, tree: CallTree, starts: list[int])
     found: list[int] = []
     edges = [*starts, trace.n_events]
     for low, high in pairwise(edges):
+        if high == trace.n_events and trace.ends_in_failure and _trains_on(runs, starts):
+            break
         at = int(np.searchsorted(trained, high, side="right")) - 1
         begin = int(trained[at]) if at >= 0 else low
         first, behind = np.searchsorted(trace.module_rows, (begin, high))
         if low < begin < high and first < behind:
             found += _iterations(tree, begin, high, trace.module_rows[first:behind])
     return found
+
+
+def _trains_on(runs: RoleRuns, starts: list[int]) -> bool:
+    """Return whether the last step, cut off, still has training to do after its backward passes.
+
+    So it is where steps have an optimizer and this one did not come to it, or had more backward
+    passes: gradients are accumulated, or several models are trained in turn.
+    """
+    of = np.searchsorted(np.array(starts), runs.first, side="right") - 1
+    n_updates, n_backward = (
+        np.bincount(of[(runs.label == role) & (of >= 0)], minlength=len(starts))
+        for role in (stacks.OPTIMIZER, stacks.BACKWARD)
+    )
+    if len(starts) < 2 or n_updates[:-1].any():
+        return not n_updates[-1]
+    return bool(n_backward[-1] < n_backward[:-1].max())
 
 
 def _iterations(tree: CallTree, low: int, high: int, calls: I64) -> list[int]:
