@@ -55,61 +55,79 @@ def _of_failure(verdict: Verdict, context: Context, bench: Bench, outlook: Outlo
     if not (is_holes or bench.is_exact):
         return verdict
     survivors = bench.survivors()
-    is_open = [_is_open(r) for r in survivors or ()]
-    may_leak = bench.is_exact and survivors is not None and not any(is_open)
+    may_leak = bench.is_exact and survivors is not None and not any(map(_is_open, survivors))
     if may_leak and _is_leak(verdict, bench, outlook, survivors or []):
         return _as_leak(verdict, outlook, survivors or [])
     lacking = _lacking(bench, outlook) if bench.is_exact else 0
-    if is_holes and survivors == []:
-        return _beyond_settings(verdict, _instead(context, bench), lacking)
+    if is_holes and survivors is not None:
+        return _of_holes(verdict, bench, survivors, _instead(context, bench), lacking)
     if not bench.is_exact:
         return verdict
-    if is_holes and survivors and all(is_open):
-        return _unless_open(verdict, bench, survivors, _instead(context, bench))
+    holding = [r for r in survivors or () if _state(r) is OutlookState.HOLDS]
+    is_proven = verdict.confidence is Confidence.PROVEN
+    if verdict.cause is Cause.CAPACITY and holding and not is_proven:
+        return _read_as(
+            verdict,
+            Cause.FRAGMENTATION,
+            Confidence.LIKELY,
+            f"{verdict.summary} But replayed under {holding[0].conf} the run goes on: what it "
+            "lacks lies in holes.",
+        )
     return _with_shortfall(verdict, context, outlook, lacking)
 
 
-def _beyond_settings(verdict: Verdict, cause: Cause, lacking: int) -> Verdict:
-    short = f" It lacks {format_size(lacking)} in all." if lacking > 0 else ""
-    return replace(
-        verdict,
-        cause=cause,
-        confidence=Confidence.LIKELY,
-        summary="Free memory was enough for the request that failed, but no allocator setting lets "
-        f"its step come to its end.{short}",
-        also=tuple(dict.fromkeys((verdict.cause, *(c for c in verdict.also if c is not cause)))),
-        decider="",
-    )
-
-
-def _unless_open(
-    verdict: Verdict, bench: Bench, survivors: list[ReplayResult], cause: Cause
+def _of_holes(
+    verdict: Verdict, bench: Bench, survivors: list[ReplayResult], instead: Cause, lacking: int
 ) -> Verdict:
-    """Return the verdict where of no setting is known that it lets the step come to its end.
+    """Return the verdict where free memory was enough for the request that failed.
 
-    Without complete steps a step that failed needs more than the request that failed, as a rule,
-    and the holes held enough for that alone. With some, what is expected of the settings decides.
+    Without complete steps a step that failed needs more than that request, as a rule, and the
+    holes held enough for it alone. With some, what is expected of the settings decides.
     """
-    expected = {r.outlook.likely for r in survivors if r.outlook is not None}
-    if not bench.is_in_step:
+    states = {_state(r) for r in survivors}
+    enough = "Free memory was enough for the request that failed, but"
+    if states <= {OutlookState.FAILS}:
+        steps = max((r.outlook.fails_after_steps or 0 for r in survivors if r.outlook), default=0)
+        short = f" It lacks {format_size(lacking)} in all." if lacking > 0 else ""
+        end = "lets its step come to its end."
+        if steps:
+            end = f"lets the run go on for more than {plural(steps, 'step')}."
+        text = f"{enough} no allocator setting {end}{short}"
+        return _read_as(verdict, instead, Confidence.LIKELY, text)
+    if not bench.is_exact or states != {OutlookState.OPEN} or not bench.is_in_step:
         return verdict
-    if OutlookState.HOLDS in expected:
+    if any(r.outlook and r.outlook.likely is OutlookState.HOLDS for r in survivors):
         is_sure = verdict.confidence is Confidence.PROVEN
         return replace(verdict, confidence=Confidence.LIKELY) if is_sure else verdict
+    text = (
+        f"{enough} its step was not finished, and of no allocator setting is known that it is "
+        "enough for the rest."
+    )
     return replace(
-        verdict,
-        cause=cause,
-        confidence=Confidence.POSSIBLE,
-        summary="Free memory was enough for the request that failed, but its step was not "
-        "finished, and of no allocator setting is known that it is enough for the rest.",
-        also=tuple(dict.fromkeys((verdict.cause, *(c for c in verdict.also if c is not cause)))),
+        _read_as(verdict, instead, Confidence.POSSIBLE, text),
         decider="Run it once with the setting that serves the request, or rehearse the program "
         "and give the recording to --continue-with.",
     )
 
 
+def _read_as(verdict: Verdict, cause: Cause, confidence: Confidence, summary: str) -> Verdict:
+    """Return the verdict with another cause, the first one beside it."""
+    return replace(
+        verdict,
+        cause=cause,
+        confidence=confidence,
+        summary=summary,
+        also=tuple(dict.fromkeys((verdict.cause, *(c for c in verdict.also if c is not cause)))),
+        decider="",
+    )
+
+
+def _state(result: ReplayResult) -> OutlookState:
+    return OutlookState.OPEN if result.outlook is None else result.outlook.state
+
+
 def _is_open(result: ReplayResult) -> bool:
-    return result.outlook is None or result.outlook.state is OutlookState.OPEN
+    return _state(result) is OutlookState.OPEN
 
 
 def _is_leak(
@@ -142,13 +160,8 @@ def _as_leak(verdict: Verdict, outlook: Outlook, survivors: list[ReplayResult]) 
         if steps
         else ""
     )
-    return replace(
-        verdict,
-        cause=Cause.LEAK,
-        confidence=Confidence.LIKELY,
-        summary=f"Each step keeps {growth} more than it frees, until a request fails.{best}",
-        also=tuple(dict.fromkeys((verdict.cause, *(c for c in verdict.also if c != Cause.LEAK)))),
-    )
+    text = f"Each step keeps {growth} more than it frees, until a request fails.{best}"
+    return replace(_read_as(verdict, Cause.LEAK, Confidence.LIKELY, text), decider=verdict.decider)
 
 
 def _lacking(bench: Bench, outlook: Outlook) -> int:

@@ -97,6 +97,11 @@ class LowerBound:
             return int(LIKELY * self.needed_bytes)
         return self.live_bytes + self.state_bytes
 
+    @property
+    def trains(self) -> bool:
+        """Whether a backward pass or an optimizer's step is to come."""
+        return bool(self.expected_bytes or self.state_bytes)
+
     def of_edit(self, trace: Trace, edited: Operations) -> LowerBound:
         """Return the bound of an edited program.
 

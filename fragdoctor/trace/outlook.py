@@ -14,7 +14,7 @@ from fragdoctor.model.settings import Era
 from fragdoctor.model.simulation import Outlook, OutlookBasis, OutlookState
 from fragdoctor.trace import stacks
 from fragdoctor.trace.allocator import native_config
-from fragdoctor.trace.continuation import GUESSED, Continuation, continuation_of
+from fragdoctor.trace.continuation import ENOUGH, GUESSED, Continuation, continuation_of
 from fragdoctor.trace.first_step import lower_bound_of, n_equal_layers
 from fragdoctor.trace.lives import NEVER
 from fragdoctor.trace.operations import Operations
@@ -167,7 +167,11 @@ class Outlooks:
         if not doubt:
             return raw, outlook
         is_open = replace(outlook, state=OutlookState.OPEN, fails_after_steps=None, reason=doubt)
-        return raw, replace(is_open, likely=outlook.state)
+        # What one or two steps kept may have been made once.
+        is_far = (
+            outlook.fails_after_steps or 0
+        ) > self._believed_steps and known.n_complete < ENOUGH
+        return raw, replace(is_open, likely=None if is_far else outlook.state)
 
     def _doubts(self, known: Continuation, outlook: Outlook, n_played: int) -> Iterator[str]:
         """Yield why the steps to come are not known well enough."""
@@ -267,11 +271,13 @@ class Outlooks:
         if bound is None:
             return Outlook(OutlookState.OPEN, reason=NO_STEP)
         is_beyond = limit_bytes is not None and bound.needed_bytes > limit_bytes
-        may_fail = limit_bytes is not None and bound.likely_bytes > limit_bytes
+        likely = None if bound.trains else OutlookState.HOLDS
+        if limit_bytes is not None and bound.likely_bytes > limit_bytes:
+            likely = OutlookState.FAILS
         return Outlook(
             OutlookState.FAILS if is_beyond else OutlookState.OPEN,
             OutlookBasis.LOWER_BOUND,
-            likely=OutlookState.FAILS if may_fail and not is_beyond else None,
+            likely=None if is_beyond else likely,
             fails_after_steps=0 if is_beyond else None,
             needs_bytes=bound.needed_bytes if is_beyond else None,
             reason=", ".join(x for x in ("the step was not finished", bound.text) if x),
