@@ -155,6 +155,10 @@ WAYS: Final = {
 """What to change, by what the kept memory looks like."""
 
 
+ONLY_OUTPUTS: Final = 3
+"""Blocks a step that are no graph: what a model returns, kept without what it was made from."""
+
+
 class NoGrad(_Leak):
     """Evaluation that builds graphs."""
 
@@ -178,14 +182,17 @@ class NoGrad(_Leak):
             return
         analysis = case.context.analysis
         waits = not evaluates and analysis is not None and may_wait(analysis.trace, kept)
+        is_few = kept.n_survivors <= ONLY_OUTPUTS * kept.n_steps
+        is_graph = is_seen or kept.pattern is KeptPattern.GRAPH or not is_few
+        is_sure = is_graph and not waits
         reason = (
             "No backward pass ran while it grew, as in an evaluation"
             if is_seen
             else "The growth comes from code that evaluates"
         )
         yield self.proposal(
-            weight=CURES + 8 if case.cause is Cause.LEAK and not waits else CURES - 25,
-            confidence=Confidence.POSSIBLE if waits else Confidence.LIKELY,
+            weight=CURES + 8 if case.cause is Cause.LEAK and is_sure else CURES - 25,
+            confidence=Confidence.LIKELY if is_sure else Confidence.POSSIBLE,
             change=f"wrap the loop that reaches {maker_text(case.context, kept)} in "
             "torch.no_grad() or torch.inference_mode()",
             why=f"{reason}; with gradients on, every kept output "
