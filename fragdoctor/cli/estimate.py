@@ -255,7 +255,7 @@ def _of_formulas(chosen: EstimateOptions, look: RenderOptions) -> str:
 
 
 def _request(chosen: EstimateOptions, gpus: Sequence[GpuModel]) -> Request:
-    from fragdoctor.estimation.guess import Overrides
+    from fragdoctor.estimation.model_shapes import Overrides
     from fragdoctor.estimation.request import Request
 
     return Request(

@@ -1,11 +1,15 @@
-"""The whole way from several runs to one comparison."""
+"""The whole way from several runs to one comparison; of three or more in time order the growth."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from typing import Final
 
+import numpy as np
+
+from fragdoctor.analysis import trend as trends
 from fragdoctor.comparison.answer import find_notes, is_same, summarised
 from fragdoctor.comparison.compared_run import (
     ComparedDevice,
@@ -16,15 +20,236 @@ from fragdoctor.comparison.compared_run import (
     read_run,
     side,
 )
-from fragdoctor.comparison.explanation import Evidence, likely_causes
+from fragdoctor.comparison.explanation import Evidence, likely_causes, place_text
 from fragdoctor.comparison.line_changes import line_changes, phase_changes, reasons
+from fragdoctor.comparison.line_matching import line_tracks
 from fragdoctor.comparison.line_uses import merged
-from fragdoctor.comparison.series import find_trend, live_bytes
 from fragdoctor.comparison.settings_proof import prove_settings, requests_equal, setting_changes
 from fragdoctor.errors import ConfigError
 from fragdoctor.frozen import frozen
 from fragdoctor.model.case import Case
-from fragdoctor.model.comparison import Basis, Comparison, LineChange, SettingsProof
+from fragdoctor.model.comparison import (
+    Basis,
+    Comparison,
+    LineChange,
+    LineTrend,
+    SettingsProof,
+    Trend,
+)
+from fragdoctor.model.finding import Confidence, Location
+from fragdoctor.units import MIB, format_size, plural
+
+MAX_P: Final = 0.05
+MIN_SLOPE_BYTES: Final = 1 * MIB
+"""Over the whole series: less is noise of any program."""
+
+STEADY: Final = 0.25
+"""Spread of pairwise slopes, relative to their median, of a line as straight as three runs show."""
+
+
+@frozen
+class Series:
+    """What is fitted.
+
+    Attributes:
+        figure: id of the figure.
+        values: it in each run, in time order.
+        x: where each run stands on the axis, strictly ascending.
+        unit: ``step`` or ``snapshot``.
+        tracks: lines with their bytes in each run.
+    """
+
+    figure: str
+    values: Sequence[int]
+    x: Sequence[float]
+    unit: str
+    tracks: Sequence[tuple[Location | None, Sequence[int]]] = ()
+
+
+def fit_trend(series: Series, capacity_bytes: int | None) -> Trend:
+    """Return the growth over the runs, and when it fills the capacity, if that is known."""
+    values, x = series.values, series.x
+    found = _trend(x, values)
+    sure = confidence_of(found, x)
+    at, between = None, None
+    if capacity_bytes is not None and sure is not None:
+        at, between = _exhausted(values, x, found, capacity_bytes)
+    return Trend(
+        figure=series.figure,
+        x=tuple(x),
+        unit=series.unit,
+        values=tuple(values),
+        slope_bytes=found.slope,
+        slope_low=found.low,
+        slope_high=found.high,
+        p_value=found.p_rise,
+        is_significant=found.p_rise <= MAX_P,
+        confidence=sure,
+        lines=_growing(series.tracks, x),
+        capacity_bytes=capacity_bytes,
+        exhausted_at=at,
+        exhausted_range=between,
+    )
+
+
+def _trend(x: Sequence[float], values: Sequence[int]) -> trends.Trend:
+    return trends.trend_of(np.array(x, np.float64), np.array(values, np.float64))
+
+
+def confidence_of(found: trends.Trend, x: Sequence[float]) -> Confidence | None:
+    """Return how sure the growth is, None where there is none to speak of.
+
+    Three runs can never be significant (one order in six rises by chance); if they lie on a
+    straight line the growth is possible.
+    """
+    if found.slope * (x[-1] - x[0]) < MIN_SLOPE_BYTES:
+        return None
+    if found.p_rise <= MAX_P:
+        return Confidence.LIKELY
+    is_straight = found.low > 0 and found.high - found.low <= 2 * STEADY * found.slope
+    return Confidence.POSSIBLE if found.n >= 3 and is_straight else None
+
+
+def _exhausted(
+    values: Sequence[int], x: Sequence[float], found: trends.Trend, capacity: int
+) -> tuple[float | None, tuple[float, float | None] | None]:
+    """Return the axis value at which the fitted line reaches the capacity, and its range."""
+    middle = [v - found.slope * at for v, at in zip(values, x, strict=True)]
+    level = float(np.median(middle))
+    at = (capacity - level) / found.slope
+    room = capacity - values[-1]
+    if room <= 0:
+        return x[-1], (x[-1], x[-1])
+    at = max(at, x[-1])
+    soonest = min(x[-1] + room / found.high, at)
+    latest = max(x[-1] + room / found.low, at) if found.low > 0 else None
+    return at, (soonest, latest)
+
+
+def _growing(
+    tracks: Sequence[tuple[Location | None, Sequence[int]]], x: Sequence[float]
+) -> tuple[LineTrend, ...]:
+    """Return the lines that grow over the runs, fastest first."""
+    lines = []
+    for place, values in tracks:
+        trend = _trend(x, values)
+        if confidence_of(trend, x) is not None:
+            lines.append(LineTrend(place, tuple(values), trend.slope))
+    return tuple(sorted(lines, key=lambda t: -t.slope_bytes))
+
+
+def trend_text(trend: Trend, place: str) -> str:
+    """Return what the series says, in two sentences.
+
+    ``place`` is the fastest growing line for people, "" where none grows.
+    """
+    n, unit = len(trend.values), trend.unit
+    what = "Peak allocated memory" if trend.figure == "peak_allocated" else "Live memory"
+    if trend.confidence is None:
+        first, last = format_size(trend.values[0]), format_size(trend.values[-1])
+        rises = all(b > a for a, b in pairwise(trend.values))
+        if rises and trend.values[-1] - trend.values[0] >= MIN_SLOPE_BYTES:
+            return (
+                f"{what} rises from {first} to {last} over {plural(n, 'run')}, but not in a "
+                "straight line: no forecast."
+            )
+        return (
+            f"{what} shows no steady growth over {plural(n, 'run')} ({first} first, {last} last): "
+            "no forecast."
+        )
+    per = f"{format_size(trend.slope_bytes)} per {unit}"
+    between = f"{format_size(trend.slope_low)} to {format_size(trend.slope_high)}"
+    where = f", most of it at {place}" if place else ""
+    if trend.confidence is Confidence.LIKELY:
+        how = f"p = {trend.p_value:.2g}"
+    else:
+        how = f"{plural(n, 'run')} only: too few to rule out chance"
+    text = f"{what} grows by {per} ({between}; {how}){where}."
+    return text + _forecast(trend)
+
+
+def _forecast(trend: Trend) -> str:
+    unit = trend.unit
+    if trend.capacity_bytes is None:
+        return " When it will run out is not known: give --capacity."
+    if trend.exhausted_at is None or trend.exhausted_range is None:
+        return ""
+    capacity = format_size(trend.capacity_bytes)
+    if trend.exhausted_at <= trend.x[-1]:
+        return f" The capacity of {capacity} is reached."
+    low, high = trend.exhausted_range
+    until = f"{high:,.0f}" if high is not None else "never"
+    at = f"{trend.exhausted_at:,.0f}"
+    between = "" if f"{low:,.0f}" == at == until else f"between {low:,.0f} and {until}; "
+    word = "If it goes on so" if trend.confidence is Confidence.LIKELY else "If that is a trend"
+    return (
+        f" {word}, {capacity} are full at about {unit} {at} "
+        f"({between}fragmentation and the memory outside PyTorch come on top)."
+    )
+
+
+def find_trend(
+    comparison: Comparison,
+    devices: Sequence[ComparedDevice | None],
+    steps: Sequence[float] | None,
+    capacity_bytes: int | None,
+) -> Trend | None:
+    """Return the growth over the runs; None if a run lacks the figure that is followed.
+
+    Devices are None for runs without a snapshot; ``steps`` is where each run stands on the axis,
+    and ``capacity_bytes`` what the growth runs into: the last run's capacity where None.
+    """
+    held = [d for d in devices if d is not None]
+    peak = comparison.basis is Basis.PEAK
+    if comparison.basis is Basis.NONE:
+        figure, values = _from_figures(comparison)
+    else:
+        figure = "peak_allocated" if peak else "allocated"
+        values = [live_bytes(d, peak=peak) for d in held]
+    if not values:
+        return None
+    x, unit = _axis(devices, steps)
+    tracks = (
+        [] if comparison.basis is Basis.NONE else line_tracks([d.lines for d in held], peak=peak)
+    )
+    if capacity_bytes is None:
+        capacities = comparison.figure("capacity")
+        capacity_bytes = None if capacities is None else capacities.values[-1]
+    trend = fit_trend(Series(figure, values, x, unit, tracks), capacity_bytes)
+    top = next((t.place for t in trend.lines if t.place is not None), None)
+    return replace(trend, text=trend_text(trend, "" if top is None else place_text(top)))
+
+
+def live_bytes(device: ComparedDevice, *, peak: bool) -> int:
+    """Return live bytes at the compared moment, as the trace or the blocks say."""
+    if peak and device.totals is not None:
+        return device.totals.peak_allocated_bytes
+    return sum(use.now_bytes for use in device.lines)
+
+
+def _from_figures(comparison: Comparison) -> tuple[str, list[int]]:
+    """Return the first figure that every run reports, by name."""
+    for name in ("allocated", "peak_allocated"):
+        figure = comparison.figure(name)
+        if figure is not None:
+            known = [v for v in figure.values if v is not None]
+            if len(known) == len(figure.values):
+                return name, known
+    return "", []
+
+
+def _axis(
+    devices: Sequence[ComparedDevice | None], steps: Sequence[float] | None
+) -> tuple[list[float], str]:
+    """Return the axis: given steps, else step counts that ascend, else 1, 2, 3, ..."""
+    if steps is not None:
+        return [float(s) for s in steps], "step"
+    counts = [d.n_steps for d in devices if d is not None and not d.capture.is_truncated]
+    recorded = [float(c) for c in counts if c]
+    if len(recorded) == len(devices) and all(b > a for a, b in pairwise(recorded)):
+        return recorded, "step"
+    return [float(i + 1) for i in range(len(devices))], "snapshot"
+
 
 MAX_LINES_SHOWN = 400
 

@@ -11,8 +11,6 @@ from fragdoctor.estimation.inference import cache_parts, kv_element_bytes, play_
 from fragdoctor.estimation.judge import Estimator, judged
 from fragdoctor.estimation.layer_operations import KORTHIKANTI, layer_ops
 from fragdoctor.estimation.operation_memory import attention_used, term_bytes, units
-from fragdoctor.estimation.optimizers import ZERO, optimizer_of
-from fragdoctor.estimation.precision import AUTOCAST_DOC, precision_of
 from fragdoctor.estimation.request import Request, error_of, workload_of
 from fragdoctor.estimation.states import (
     WORKSPACE_SOURCE,
@@ -24,6 +22,7 @@ from fragdoctor.estimation.states import (
 )
 from fragdoctor.estimation.step import StepPlayer, segment_layers
 from fragdoctor.estimation.tape import Needs, Tape, most_of_each, needs_of, phases_of, reserved_of
+from fragdoctor.estimation.training_choices import AUTOCAST_DOC, ZERO, optimizer_of, precision_of
 from fragdoctor.estimation.unet import UnetPlayer
 from fragdoctor.model.memory_estimate import (
     Doubt,

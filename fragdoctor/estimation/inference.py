@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from fragdoctor.estimation.layer_operations import layer_ops
 from fragdoctor.estimation.operation_memory import term_bytes, units
-from fragdoctor.estimation.precision import dtype_bytes, precision_of
 from fragdoctor.estimation.states import states_of
 from fragdoctor.estimation.tape import Tape
+from fragdoctor.estimation.training_choices import dtype_bytes, precision_of
 from fragdoctor.frozen import frozen
 from fragdoctor.model.memory_estimate import PhaseName
 from fragdoctor.model.workload import Role, Workload

@@ -32,7 +32,7 @@ from fragdoctor.estimation.operation_memory import (
     n_linears,
     norm_op,
 )
-from fragdoctor.estimation.precision import Precision
+from fragdoctor.estimation.training_choices import Precision
 from fragdoctor.model.workload import Attention, ModelShape, Norm, Workload
 
 # GPUs on which PyTorch takes cuDNN's attention first, whose output is laid out as the query.

@@ -12,10 +12,17 @@ from itertools import product
 from typing import Any, Final
 
 from fragdoctor.estimation.operation_memory import attention_used
-from fragdoctor.estimation.optimizers import ADAM_8BIT, TORCH_OPTIM, ZERO, optimizer_of
-from fragdoctor.estimation.precision import AUTOCAST_DOC, QLORA, precision_of
 from fragdoctor.estimation.states import n_gpus
 from fragdoctor.estimation.tape import Needs
+from fragdoctor.estimation.training_choices import (
+    ADAM_8BIT,
+    AUTOCAST_DOC,
+    QLORA,
+    TORCH_OPTIM,
+    ZERO,
+    optimizer_of,
+    precision_of,
+)
 from fragdoctor.frozen import frozen
 from fragdoctor.model.memory_estimate import Combination
 from fragdoctor.model.workload import Attention, Workload

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from fragdoctor.estimation.precision import Precision
+from fragdoctor.estimation.training_choices import Precision
 from fragdoctor.frozen import frozen
 from fragdoctor.model.workload import Attention, ModelShape, Norm, Workload
 

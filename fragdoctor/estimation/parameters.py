@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from fragdoctor.estimation.operation_memory import Term, term_bytes, units
-from fragdoctor.estimation.precision import precision_of
 from fragdoctor.estimation.states import GroupState, column_sum_bytes, column_sum_limit, states_of
 from fragdoctor.estimation.tape import Tape
+from fragdoctor.estimation.training_choices import precision_of
 from fragdoctor.model.memory_estimate import PhaseName
 from fragdoctor.model.workload import Role, Workload
 

@@ -7,11 +7,15 @@ from dataclasses import field, fields, replace
 from typing import Any, Final
 
 from fragdoctor.errors import ConfigError
-from fragdoctor.estimation.guess import MAX_PARAMETERS, Overrides, guessed_shape, parse_count
-from fragdoctor.estimation.model_shapes import model_of
-from fragdoctor.estimation.optimizers import optimizer_of
-from fragdoctor.estimation.precision import dtype_bytes, precision_of
+from fragdoctor.estimation.model_shapes import (
+    MAX_PARAMETERS,
+    Overrides,
+    guessed_shape,
+    model_of,
+    parse_count,
+)
 from fragdoctor.estimation.states import check_parallel, is_lora_target
+from fragdoctor.estimation.training_choices import dtype_bytes, optimizer_of, precision_of
 from fragdoctor.frozen import frozen
 from fragdoctor.model.workload import Attention, ModelShape, Workload
 

@@ -15,8 +15,8 @@ from typing import Final
 from fragdoctor.errors import ConfigError
 from fragdoctor.estimation.formula import formula_footprint
 from fragdoctor.estimation.inference import BLOCK_TOKENS, cache_bytes_per_sequence
-from fragdoctor.estimation.precision import precision_of
 from fragdoctor.estimation.states import local_part
+from fragdoctor.estimation.training_choices import precision_of
 from fragdoctor.model.memory_estimate import GpuModel, Serving
 from fragdoctor.model.workload import Attention, Workload
 

@@ -22,8 +22,13 @@ from typing import Final
 
 from fragdoctor.errors import ConfigError
 from fragdoctor.estimation.operation_memory import is_adapted
-from fragdoctor.estimation.optimizers import OptimizerSpec, optimizer_of
-from fragdoctor.estimation.precision import Precision, dtype_bytes, precision_of
+from fragdoctor.estimation.training_choices import (
+    OptimizerSpec,
+    Precision,
+    dtype_bytes,
+    optimizer_of,
+    precision_of,
+)
 from fragdoctor.frozen import frozen
 from fragdoctor.model.workload import ParameterGroup, Role, Workload
 from fragdoctor.units import KIB, MIB

@@ -14,8 +14,8 @@ from typing import Any, Final
 from fragdoctor.errors import ConfigError
 from fragdoctor.estimation.graph import Backward, Call, GraphPlayer, Value
 from fragdoctor.estimation.operation_memory import is_adapted
-from fragdoctor.estimation.precision import Precision, precision_of
 from fragdoctor.estimation.tape import Tape
+from fragdoctor.estimation.training_choices import Precision, precision_of
 from fragdoctor.estimation.unet_config import unet_of
 from fragdoctor.model.workload import ModelShape, ParameterGroup, Role, Unet, UnetBlock, Workload
 

@@ -290,7 +290,7 @@ class Workload:
 
     Attributes:
         dtype: ``fp32``, ``bf16``, ``fp16``, ``amp-bf16``, ``amp-fp16``, ...
-        optimizer: key of ``estimation.optimizers.OPTIMIZERS``.
+        optimizer: key of ``estimation.training_choices.OPTIMIZERS``.
         master_weights: fp32 copies of 16-bit weights, with fp32 optimizer states.
         grad_dtype: dtype of gradients; "" = that of the parameters.
         batch: sequences in one forward pass on one GPU (micro batch).

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from fragdoctor.comparison.series import Series, fit_trend, trend_text
+from fragdoctor.comparison.compare_cases import Series, fit_trend, trend_text
 from fragdoctor.model.comparison import Trend
 from fragdoctor.model.finding import Confidence, Location
 from fragdoctor.units import GIB, MIB

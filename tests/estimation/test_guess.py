@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fragdoctor.errors import ConfigError
-from fragdoctor.estimation.guess import Overrides, guessed_shape, parse_count
+from fragdoctor.estimation.model_shapes import Overrides, guessed_shape, parse_count
 
 
 @pytest.mark.parametrize(

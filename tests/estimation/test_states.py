@@ -9,8 +9,13 @@ from estimated_workloads import workload_of
 
 from fragdoctor.errors import ConfigError
 from fragdoctor.estimation.formula import formula_footprint
-from fragdoctor.estimation.optimizers import OPTIMIZERS, optimizer_of
-from fragdoctor.estimation.precision import PRECISIONS, dtype_bytes, precision_of
+from fragdoctor.estimation.training_choices import (
+    OPTIMIZERS,
+    PRECISIONS,
+    dtype_bytes,
+    optimizer_of,
+    precision_of,
+)
 from fragdoctor.model.workload import Workload
 
 BASE = workload_of(

@@ -19,8 +19,8 @@ from fragdoctor.frozen import frozen
 from fragdoctor.model.diagnosis import Diagnosis, Recommendation
 from fragdoctor.model.hooks import report_progress
 from fragdoctor.report import escape, html
-from fragdoctor.report.charts import drawn
 from fragdoctor.report.document import Chart, Graphic, ReportDocument
+from fragdoctor.report.html import drawn
 from fragdoctor.report.page.blob import Sink
 from fragdoctor.report.page.lives_data import MAX_BLOCKS, lives_data, segment_map_data
 from fragdoctor.report.page.timeline_data import timeline_data
