@@ -81,7 +81,6 @@ class ComparedDevice:
     """One device of one run.
 
     Attributes:
-        peak_row: events until the peak; None without a trace.
         n_lines_merged: the smallest lines, which are one in ``lines``.
         requests: ``int64``, sizes asked for, in the order of the trace; failed requests are not
             among them.
@@ -93,7 +92,6 @@ class ComparedDevice:
     device: int
     capture: CaptureQuality
     totals: RunTotals | None
-    peak_row: int | None
     n_steps: int | None
     lines: tuple[LineUse, ...]
     n_lines_merged: int
@@ -187,7 +185,6 @@ def read_device(trace: Trace) -> tuple[ComparedDevice, DeviceAnalysis]:
         device=trace.device,
         capture=analysis.capture,
         totals=None if totals is None else RunTotals.of(trace, asked),
-        peak_row=peak,
         n_steps=None if totals is None else analysis.n_steps or None,
         lines=uses,
         n_lines_merged=n_merged,

@@ -18,8 +18,6 @@ from fragdoctor.fleet.workers import LOOK_S, SCHEDULER_LOST, Watch, WorkerPool, 
 from fragdoctor.inputs.remote import is_remote, scheme_of
 from fragdoctor.model.fleet import FleetSummary, RankInput, RankSummary, SummaryOptions
 
-EMPTY = FleetSummary()
-
 
 def fleet_of(ranks: Iterable[RankSummary]) -> FleetSummary:
     """Return the fleet of some ranks; of several summaries of one path the best stays."""

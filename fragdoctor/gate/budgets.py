@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
 from enum import StrEnum
 from typing import Final
@@ -351,8 +351,3 @@ def _bound(bound: int, limit: Amount, whole: str) -> str:
 
 def _on(m: Measures) -> str:
     return "" if m.is_only else f" on GPU {m.device}"
-
-
-def exceeded(results: Sequence[BudgetResult]) -> Iterator[BudgetResult]:
-    """Yield the results that break their budget."""
-    return (r for r in results if r.outcome is Outcome.EXCEEDED)

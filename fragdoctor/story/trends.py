@@ -12,7 +12,7 @@ from fragdoctor.analysis.trend import trend_of
 from fragdoctor.frozen import frozen
 from fragdoctor.model.case import OomMessage
 from fragdoctor.model.finding import Confidence
-from fragdoctor.model.story import Direction, LogStory, Scene, SceneKind, StoryEvent, Trend
+from fragdoctor.model.story import Direction, LogStory, Scene, SceneKind, Trend
 from fragdoctor.story.failures import Link, MergedScene
 from fragdoctor.story.order import Processes
 from fragdoctor.units import MIB
@@ -277,12 +277,6 @@ def rise_bytes(trend: Trend) -> int:
     if trend.lines and trend.over == "print":
         return trend.points[-1] - trend.points[0]
     return round(trend.slope_bytes * (len(trend.points) - 1))
-
-
-def first_oom(story: LogStory) -> StoryEvent | None:
-    """Return the first OOM that is no consequence of another failure."""
-    ooms = (e for e in story.events if e.kind is SceneKind.OOM and e.caused_by is None)
-    return next(ooms, None)
 
 
 def trials_before_failure(story: LogStory) -> int | None:

@@ -6,7 +6,7 @@ import fleets
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fragdoctor.fleet.engine import EMPTY, fleet_of, merge
+from fragdoctor.fleet.engine import fleet_of, merge
 from fragdoctor.model.fleet import FleetSummary, RankSummary
 
 
@@ -37,7 +37,7 @@ def test_merge_is_commutative(a: FleetSummary, b: FleetSummary) -> None:
 
 @given(FLEETS)
 def test_merge_is_idempotent_and_empty_is_neutral(a: FleetSummary) -> None:
-    assert merge(a, a) == a == merge(a, EMPTY)
+    assert merge(a, a) == a == merge(a, FleetSummary())
 
 
 @given(FLEETS, FLEETS)
