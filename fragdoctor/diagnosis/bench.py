@@ -286,12 +286,15 @@ class Bench:
         if outlook is None or not served.is_conclusive or self.recorded.fits:
             return outlook
         is_open = outlook.state is OutlookState.OPEN
-        needs = None if is_open or outlook.growth_bytes_per_step else outlook.peak_reserved_bytes
-        if outlook.basis is OutlookBasis.LOWER_BOUND:
-            needs = self.fair_replay.step_needs_bytes()
+        is_bound = outlook.basis is OutlookBasis.LOWER_BOUND
+        # What is reserved where nothing limits it has holes that a full device would not leave.
+        needs = self.fair_replay.step_needs_bytes()
+        if (is_open and not is_bound) or outlook.growth_bytes_per_step:
+            needs = None
         return replace(
             outlook,
             state=OutlookState.FAILS,
+            likely=None,
             fails_after_steps=0,
             needs_bytes=needs,
             reason=outlook.reason if is_open else "the recorded failure",

@@ -64,14 +64,20 @@ def _of_failure(verdict: Verdict, context: Context, bench: Bench, outlook: Outlo
     if not bench.is_exact:
         return verdict
     holding = [r for r in survivors or () if _state(r) is OutlookState.HOLDS]
+    goes_on = "the run goes on"
+    if not holding and bench.n_steps >= MIN_LEAK_STEPS:
+        holding = [
+            r for r in survivors or () if r.outlook and r.outlook.likely is OutlookState.HOLDS
+        ]
+        goes_on = "the run likely goes on"
     is_proven = verdict.confidence is Confidence.PROVEN
     if verdict.cause is Cause.CAPACITY and holding and not is_proven:
         return _read_as(
             verdict,
             Cause.FRAGMENTATION,
             Confidence.LIKELY,
-            f"{verdict.summary} But replayed under {holding[0].conf} the run goes on: what it "
-            "lacks lies in holes.",
+            f"{verdict.summary} But replayed under {holding[0].conf} {goes_on}: what it lacks "
+            "lies in holes.",
         )
     return _with_shortfall(verdict, context, outlook, lacking)
 

@@ -76,6 +76,7 @@ class LowerBound:
         request_bytes: the request that failed.
         parts: what that is, in words; the failing request alone is no news.
         state_bytes: what an optimizer holds from the second step on that keeps a state.
+        trains: a backward pass is under way or to come.
     """
 
     live_bytes: int
@@ -83,7 +84,8 @@ class LowerBound:
     expected_bytes: int
     request_bytes: int
     parts: tuple[str, ...]
-    state_bytes: int = 0
+    state_bytes: int
+    trains: bool
 
     @property
     def needed_bytes(self) -> int:
@@ -96,11 +98,6 @@ class LowerBound:
         if self.expected_bytes:
             return int(LIKELY * self.needed_bytes)
         return self.live_bytes + self.state_bytes
-
-    @property
-    def trains(self) -> bool:
-        """Whether a backward pass or an optimizer's step is to come."""
-        return bool(self.expected_bytes or self.state_bytes)
 
     def of_edit(self, trace: Trace, edited: Operations) -> LowerBound:
         """Return the bound of an edited program.
@@ -123,6 +120,7 @@ class LowerBound:
             request_bytes=int(share * self.request_bytes),
             parts=(),
             state_bytes=self.state_bytes,
+            trains=self.trains,
         )
 
     @property
@@ -168,7 +166,8 @@ def lower_bound_of(trace: Trace) -> LowerBound | None:
         update = int(before) + UPDATE_TAKES * _trained_bytes(trace, start, failed)
         expected = max(expected, update - live - more)
     state = _trained_bytes(trace, start, failed) if backward and not expected else 0
-    return LowerBound(live + more, more, expected, request, tuple(parts), state)
+    trains = bool(expected or backward)
+    return LowerBound(live + more, more, expected, request, tuple(parts), state, trains)
 
 
 def _start(trace: Trace) -> int:

@@ -77,7 +77,7 @@ def loss_in_chunks(
     return Edit(f"loss in {n_chunks} chunks", change)
 
 
-def passes_scaled(first_row: I64, end_row: I64, share: float) -> Edit:
+def passes_scaled(first_row: I64, end_row: I64, last_row: int, share: float) -> Edit:
     """Return the edit that scales the memory that grows with the batch.
 
     Taken for that are the requests of forward and backward passes, unless a parameter has exactly
@@ -86,6 +86,7 @@ def passes_scaled(first_row: I64, end_row: I64, share: float) -> Edit:
     Args:
         first_row: event at which each forward or backward pass begins, ascending.
         end_row: event at which it ends.
+        last_row: event at which the last forward pass begins: what is older and still lives stays.
         share: of the present batch.
     """
 
@@ -95,7 +96,7 @@ def passes_scaled(first_row: I64, end_row: I64, share: float) -> Edit:
         reached = reached_rows(ops)
         at = np.searchsorted(first_row, reached, side="right") - 1
         inside = (at >= 0) & (reached < end_row[np.maximum(at, 0)])
-        stays = (lives.dies == NEVER) & (lives.row < first_row[-1])
+        stays = (lives.dies == NEVER) & (lives.row < last_row)
         chosen = inside & ((ops.kind == OpKind.MALLOC) & ~stays[ops.allocation])
         chosen |= ops.kind == OpKind.FAILED
         chosen &= ~_is_in(parameters, ops.size.astype(np.int64))

@@ -70,7 +70,7 @@ EDITS: dict[str, Callable[[TrainingRun], Edit]] = {
         run.state_row, run.temporary_row
     ),  # no state, no temporaries
     "inbackward": lambda run: step_in_backward(run.backward, run.optimizer[1], run.temporary_row),
-    "half": lambda run: passes_scaled(*run.steps, 0.5),
+    "half": lambda run: passes_scaled(*run.steps, int(run.forward[0].max()), 0.5),
     "ckpt+chunk": lambda run: combined([chunks(run), layers(run)]),
     "ckpt+chunk+fused": lambda run: combined(
         [chunks(run), layers(run), optimizer_fused(run.temporary_row)]

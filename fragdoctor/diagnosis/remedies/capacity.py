@@ -319,13 +319,16 @@ class SmallerBatch(SavingRemedy):
 
     def _edit(self, case: JudgedCase, share: float) -> Edit:
         if case.training is not None:
-            return passes_scaled(*case.training.steps, share)
+            first, end = case.training.steps
+            forward = case.training.forward[0]
+            last = int(forward.max()) if len(forward) else int(first[-1])
+            return passes_scaled(first, end, last, share)
         analysis = case.context.analysis
         if analysis is not None and len(analysis.trace.module_rows):
             began = Steps.of(analysis.trace).rows
             if len(began) == 1:  # the first step is all there is
                 end = np.array([analysis.trace.n_events], np.int64)
-                return passes_scaled(began, end, share)
+                return passes_scaled(began, end, int(began[0]), share)
         return batch_scaled(share)
 
     def judged(
