@@ -18,9 +18,8 @@ SUMS: Final = "core.sha256"
 def folder_of_core(here: Path | None = None, path: Sequence[str] | None = None) -> str:
     """Return the folder with the extension that was built from the sources in this one.
 
-    Args:
-        here: the folder of the sources; this one where None.
-        path: where packages are looked for; ``sys.path`` where None.
+    ``here`` is the folder of the sources (this one where None); packages are looked for in ``path``
+    (``sys.path`` where None).
 
     Raises:
         NativeCoreMissing: there is none, or it was built from other sources.

@@ -37,9 +37,7 @@ MAX_BLOCKS: Final = 1024
 def find_holders(trace: Trace, peak: int | None) -> tuple[Holder, ...]:
     """Return live memory by user line now and at the peak, largest of both first.
 
-    Args:
-        trace: of the device.
-        peak: the state (number of events) of highest allocated bytes, None without a trace.
+    ``peak`` is the state (number of events) of highest allocated bytes, None without a trace.
     """
     layout, lives = trace.layout, trace.lives
     now = np.flatnonzero(~layout.live_is_pending)

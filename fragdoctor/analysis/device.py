@@ -298,10 +298,8 @@ def analyze_device(
 ) -> DeviceAnalysis:
     """Return what the columns say about one device.
 
-    Args:
-        snapshot: the columns of a file.
-        device: number of the device; one that the file does not know gives zeros.
-        settings: what the allocator ran under; the recorded settings where None.
+    A device that the file does not know gives zeros. The settings are those that the allocator ran
+    under; the recorded ones where None.
     """
     return analyze_trace(Trace.of(snapshot, device, settings))
 

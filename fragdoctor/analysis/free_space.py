@@ -78,10 +78,7 @@ def free_parts(layout: Layout) -> FreeParts:
 def free_space(layout: Layout, pools: I64, streams: list[int]) -> FreeSpace:
     """Return the free memory of a layout, with its totals per pool and stream.
 
-    Args:
-        layout: the device at one moment.
-        pools: ``Snapshot.pools``.
-        streams: ``Snapshot.streams`` as plain integers.
+    ``pools`` and ``streams`` (as plain integers) are those of the snapshot.
     """
     parts = free_parts(layout)
     private: Bools = layout.is_private

@@ -400,10 +400,7 @@ def is_input(
     Images that become larger, rollouts that become longer: the rest of each step grows by the same
     factor, and the buffer is made anew. What is kept and added to leaves the rest as it is.
 
-    Args:
-        requests: all allocations of the device.
-        buffers: the ones in question.
-        kept: all buffers that outlive a step, which are no part of the rest.
+    ``kept`` are all buffers that outlive a step, which are no part of the rest.
     """
     starts = buffers.row[:: buffers.n_buffers]
     if len(starts) < MIN_BUFFER_GROWTH:

@@ -84,11 +84,7 @@ def find_kept(
 ) -> KeptMemory | None:
     """Return the growing memory that a verdict should be about; None where nothing leaks.
 
-    Args:
-        trace: the trace of the device.
-        growth: its growing lines.
-        active_bytes: live memory at the end.
-        phases: passes of the program, None where the file does not show them.
+    ``active_bytes`` is live memory at the end; ``phases`` is None where the file shows no passes.
     """
     least = LARGE_SHARE * max(1, active_bytes)
     steady = [g for g in growth if _is_steady(g)]

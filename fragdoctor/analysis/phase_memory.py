@@ -202,13 +202,7 @@ def _last(trace: Trace, action: Action) -> int:
 
 
 def sort_by_lifetime(lives: Lives, passes: Passes, totals: Totals) -> Categories:
-    """Return the category of every block as far as its birth and death between steps tell.
-
-    Args:
-        lives: of the blocks of the device.
-        passes: as of ``annotated_passes``.
-        totals: of the device.
-    """
+    """Return the category of every block as far as its birth and death between steps tell."""
     of_row, n = passes.of_rows(), len(passes)
     is_old, is_alive = lives.start == BEFORE, lives.free == NEVER
     last_row = len(of_row) - 1

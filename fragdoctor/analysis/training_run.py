@@ -72,9 +72,7 @@ class Requests:
 def find_layers(requests: Requests, forward: Sequence[tuple[int, int]]) -> LayerCalls | None:
     """Return the calls of equal layers; None where no forward pass repeats anything.
 
-    Args:
-        requests: all allocations of a device.
-        forward: rows at which each forward pass begins and ends.
+    ``forward`` has the rows at which each forward pass begins and ends.
     """
     first, end, forward_end = [], [], []
     counts: list[int] = []
@@ -139,10 +137,8 @@ def _candidates(stack: I32) -> Iterator[list[tuple[int, int]]]:
 def _cut(repeated: Sequence[I64], k: int, n: int) -> list[tuple[int, int]] | None:
     """Return k calls as ranges of the pass; None where the repetitions are not regular.
 
-    Args:
-        repeated: places in the pass of each stack that occurs k times or a multiple of it.
-        k: number of calls.
-        n: length of the pass.
+    ``repeated`` has the places in the pass, which is n long, of each stack that occurs k times or a
+    multiple of it.
     """
     opening = None
     for at in repeated:
@@ -224,11 +220,6 @@ def training_run(
 
     A forward pass without any backward pass behind it trains if equal layers keep more than their
     results: autograd waits for it.
-
-    Args:
-        trace: of the device, for the stacks.
-        phases: of the device.
-        requests: all allocations of the device.
     """
     if phases is None or not len(phases.labels):
         return None

@@ -55,9 +55,7 @@ class Trend:
 def trend_of(x: F64, y: F64) -> Trend:
     """Return the trend of y over x.
 
-    Args:
-        x: ``float64[n]``, two different values at least.
-        y: ``float64[n]``.
+    Both are ``float64[n]``; x has two different values at least.
     """
     slopes = pairwise_slopes(x, y)
     low, high = sen_bounds(slopes, len(x))
@@ -65,12 +63,7 @@ def trend_of(x: F64, y: F64) -> Trend:
 
 
 def pairwise_slopes(x: F64, y: F64) -> F64:
-    """Return the slopes between all pairs of points that differ in x, ascending.
-
-    Args:
-        x: ``float64[n]``.
-        y: ``float64[n]``.
-    """
+    """Return the slopes between all pairs of points that differ in x, ascending."""
     first, second = np.triu_indices(len(x), 1)
     across = x[second] - x[first]
     apart = across != 0
@@ -80,9 +73,7 @@ def pairwise_slopes(x: F64, y: F64) -> F64:
 def sen_bounds(slopes: F64, n: int) -> tuple[float, float]:
     """Return Sen's interval of 90 %: what Kendall's deviation leaves out on either side.
 
-    Args:
-        slopes: of all pairs, ascending.
-        n: how many points they are of.
+    The slopes are those of all pairs of n points, ascending.
     """
     width = _NORMAL_90 * kendall_deviation(n)
     low = max(0, math.floor((len(slopes) - width) / 2))

@@ -44,9 +44,7 @@ def build_contexts(
 ) -> tuple[Context, ...]:
     """Return one context per device of the snapshot; one in all without a snapshot.
 
-    Args:
-        case: the inputs.
-        analyses: of the snapshot's devices, where the caller has them; computed otherwise.
+    The analyses of the snapshot's devices are computed where the caller has none.
 
     Raises:
         ConfigError: the device that was asked for is not in the snapshot.

@@ -92,8 +92,7 @@ MAX_HEADER_BYTES: Final = 100_000_000
 def classify(head: bytes) -> Kind:  # noqa: PLR0911 - one return a kind
     """Return what starts with these (unpacked) bytes; 4 KiB are plenty.
 
-    Args:
-        head: the first ``source.HEAD_BYTES`` bytes, or the whole input where it is shorter.
+    It takes the first ``source.HEAD_BYTES`` bytes, or the whole input where it is shorter.
     """
     if not head:
         return Kind.EMPTY
@@ -127,11 +126,8 @@ def something_else(
 ) -> InputError:
     """Return the error for an input that is not what was wanted.
 
-    Args:
-        name: what the input is called for people; see ``source.shown``.
-        kind: what it is.
-        wanted: what the command takes.
-        offset: where that is seen, as the reader of snapshots says it.
+    ``name`` is what people call the input (see ``source.shown``); ``offset`` is where it is seen,
+    as the reader of snapshots says it.
     """
     if kind is Kind.EMPTY:
         hint = _PASTE if name in _PASTED else _KILLED

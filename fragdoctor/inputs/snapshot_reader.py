@@ -398,8 +398,7 @@ _SETTINGS_SINCE: Final = (
 def estimate_versions(tables: Mapping[str, Any]) -> tuple[str, str]:
     """Return the lowest and the highest PyTorch version that fits; "" is an open end.
 
-    Args:
-        tables: what the native reader returns; ``keys_seen`` and ``settings`` are looked at.
+    Of the native reader's tables ``keys_seen`` and ``settings`` are looked at.
     """
     seen: Mapping[str, list[str]] = tables["keys_seen"]
     low = 0

@@ -245,10 +245,7 @@ def open_source(
 ) -> ByteStream:
     """Open a path, a URL, ``-`` (stdin), an open binary file or bytes for bounded reading.
 
-    Args:
-        source: where the bytes come from.
-        limits: what reading may cost.
-        name: what an open file is called for people; its own name where None.
+    ``name`` is what an open file is called for people; its own name where None.
 
     Raises:
         InputError: it cannot be opened, or its first bytes cannot be read.

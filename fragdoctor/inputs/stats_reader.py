@@ -67,9 +67,8 @@ def read_stats(data: bytes | str, label: str = "") -> StatsSeries:
     ...}``); JSON lines, one object a line, in time order; the text of ``memory_summary()``,
     one table or several, also inside a log.
 
-    Args:
-        data: the input; bytes are decoded as UTF-8 with replacement.
-        label: name of the input, kept as ``MemoryStats.label`` where the input has no better.
+    Bytes are decoded as UTF-8 with replacement. ``label`` is kept as ``MemoryStats.label`` where
+    the input has no better.
 
     Raises:
         InputError: the input holds no statistics.

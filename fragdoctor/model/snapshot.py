@@ -300,8 +300,7 @@ class Snapshot:
         (missing where the file has none), ``pool``, ``compile_context``, ``user_metadata``,
         ``oom_free_bytes`` (``oom`` rows only), ``location`` (innermost frame), ``stack`` (its id).
 
-        Args:
-            device: the device whose events these are; all devices where None.
+        They are those of one device, or of all where None.
         """
         import pandas as pd  # noqa: PLC0415 - heavy
 

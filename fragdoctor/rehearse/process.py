@@ -207,14 +207,7 @@ class Runs:
     def run(
         self, program: Program, conditions: Conditions, python: str, on_step: OnStep | None = None
     ) -> tuple[int, str]:
-        """Run a program in a prepared process; return its exit code and its last lines.
-
-        Args:
-            program: what to run.
-            conditions: under which conditions.
-            python: the interpreter.
-            on_step: told after each step.
-        """
+        """Run a program in a prepared process; return its exit code and its last lines."""
         for left in self.place.iterdir():
             if left.is_dir():
                 shutil.rmtree(left, ignore_errors=True)

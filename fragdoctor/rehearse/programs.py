@@ -286,11 +286,7 @@ def _options(
 ) -> tuple[dict[str, str], list[str]]:
     """Return a launcher's options, named as its documentation has them, and the words after.
 
-    Args:
-        name: of the launcher.
-        words: what was given to it.
-        flags: options without a value, beside ``-m``.
-        values: options with one; None = all others.
+    Flags are options without a value, beside ``-m``; ``values`` those with one, None = all others.
 
     Raises:
         ConfigError: an option is not known, or no program follows.

@@ -80,12 +80,7 @@ def rehearse(
 ) -> Rehearsal:
     """Run a program to its end, or until it is enough, and return what came of it.
 
-    Args:
-        program: what to run.
-        conditions: under which conditions.
-        snapshot: where to leave the memory snapshot.
-        on_step: told after each step.
-        runs: those of before; None = there are none.
+    ``snapshot`` is where to leave the memory snapshot; ``on_step`` is told after each step.
 
     Raises:
         ConfigError: the program cannot be rehearsed.

@@ -120,10 +120,7 @@ def find_runs(trace: Trace) -> RoleRuns | None:
 def find_passes(trace: Trace, runs: RoleRuns, first_step: int) -> Passes:
     """Return the passes of a program.
 
-    Args:
-        trace: of the device.
-        runs: of its events.
-        first_step: row at which the first step begins; what comes before is setup.
+    What comes before the row at which the first step begins is setup.
     """
     events = trace.events
     if not trace.frees_tell:

@@ -24,10 +24,8 @@ def checkpointed(first_row: I64, end_row: I64, forward_end_row: I64) -> Edit:
     What a layer keeps for the backward pass, its output apart, is freed when the layer ends and
     made again, with its temporaries, right before the backward pass reaches the layer.
 
-    Args:
-        first_row: event at which each call of a layer begins, ascending.
-        end_row: event at which it ends.
-        forward_end_row: event at which its forward pass ends.
+    Each call of a layer begins at an event of ``first_row`` (ascending), and ends at one of
+    ``end_row``.
     """
 
     def change(_: Reproduction, ops: Operations) -> Operations:

@@ -268,10 +268,8 @@ def find_reproduction(
 ) -> Reproduction:
     """Return the best reproduction of a trace.
 
-    Args:
-        trace: of a device.
-        torch_version: that wrote the file, if known; else every order of blocks is tried.
-        device_total_bytes: memory of the device, if known; base of a memory fraction.
+    Without the version that wrote the file every order of blocks is tried. The device's memory, if
+    known, is the base of a memory fraction.
 
     Raises:
         ConfigError: the version is not one.

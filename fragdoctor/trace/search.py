@@ -171,12 +171,9 @@ def search_settings(
 ) -> Search:
     """Replay every candidate and return what each does, the best, and the Pareto set.
 
-    Args:
-        reproduction: of the trace.
-        confs: setting strings; ``usual_candidates`` where None.
-        what_if: capacity, fraction and version to replay under; as recorded where None.
-        steps: as for ``simulate``.
-        progress: called with candidates done and candidates in all, from this thread.
+    The settings are ``usual_candidates`` where None, replayed under the capacity, fraction and
+    version of ``what_if`` (as recorded where None); ``steps`` as for ``simulate``. ``progress`` is
+    called from this thread with candidates done and candidates in all.
 
     Raises:
         ConfigError: a setting string is wrong.

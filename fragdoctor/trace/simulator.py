@@ -126,9 +126,7 @@ def simulation_of(reproduction: Reproduction, results: Sequence[ReplayResult]) -
 def trace_of(snapshot: Snapshot, device: int | None = None) -> Trace:
     """Return the trace of a device, for a replay.
 
-    Args:
-        snapshot: with a trace.
-        device: whose; the one that ran out of memory, or the busiest, where None.
+    The device is the one that ran out of memory, or the busiest, where None.
 
     Raises:
         SimulationError: the snapshot has no device of that number, or none at all.
@@ -147,10 +145,7 @@ def reproduce(
 ) -> Reproduction:
     """Return the recorded run, reproduced: do it once, ask many what-ifs.
 
-    Args:
-        trace: of the device.
-        torch_version: that wrote the file, if known.
-        device_total_bytes: memory of the device, if known.
+    The version that wrote the file and the memory of the device are given if known.
 
     Raises:
         SimulationError: there is nothing to replay.

@@ -227,9 +227,7 @@ class StackRoles:
 def stack_roles(snapshot: Snapshot, classes: U8) -> StackRoles:
     """Return the role of every stack.
 
-    Args:
-        snapshot: the columns of a file.
-        classes: class of each frame (``code_owners.frame_classes``).
+    ``classes`` has the class of each frame (``frame_classes``).
     """
     offsets, frames = snapshot.stacks.offsets, snapshot.stacks.frames
     meaning = _frame_meanings(snapshot)

@@ -122,11 +122,9 @@ class Trace:
     ) -> Trace:
         """Return the trace of a device, undone.
 
-        Args:
-            snapshot: any snapshot; one without a trace gives its final state as the initial one.
-            device: the device's number; one that the file does not know gives an empty trace.
-            settings: that the file was recorded under; the snapshot's own where None.
-            stacks: of the snapshot, where another device has them already.
+        A snapshot without a trace gives its final state as the initial one; a device that the file
+        does not know an empty trace. The settings are those it was recorded under, the snapshot's
+        own where None. ``stacks`` are those of the snapshot, where another device has them already.
         """
         report_progress("Undoing the trace")
         bounded = bounded_settings(settings or snapshot.settings)

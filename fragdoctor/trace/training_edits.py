@@ -83,11 +83,9 @@ def passes_scaled(first_row: I64, end_row: I64, last_row: int, share: float) -> 
     Taken for that are the requests of forward and backward passes, unless a parameter has exactly
     their size (then it is a gradient or a copy) or they are there to stay (a workspace).
 
-    Args:
-        first_row: event at which each forward or backward pass begins, ascending.
-        end_row: event at which it ends.
-        last_row: event at which the last forward pass begins: what is older and still lives stays.
-        share: of the present batch.
+    Each pass begins at an event of ``first_row`` (ascending) and ends at one of ``end_row``; the
+    last forward pass begins at ``last_row``: what is older and still lives stays. ``share`` is of
+    the present batch.
     """
 
     def change(reproduction: Reproduction, ops: Operations) -> Operations:
@@ -111,8 +109,7 @@ def passes_scaled(first_row: I64, end_row: I64, last_row: int, share: float) -> 
 def optimizer_fused(temporary_row: I64) -> Edit:
     """Return the edit that updates all parameters in one kernel: ``fused=True``.
 
-    Args:
-        temporary_row: events that request temporaries of the optimizer's step, ascending.
+    The rows are events that request temporaries of the optimizer's step, ascending.
     """
 
     def change(_: Reproduction, ops: Operations) -> Operations:
@@ -126,9 +123,8 @@ def optimizer_one_by_one(temporary_row: I64, first_row: I64) -> Edit:
 
     Adam then has two temporaries of a parameter's size at a time; of each pass the largest counts.
 
-    Args:
-        temporary_row: events that request temporaries of the optimizer's step, ascending.
-        first_row: event at which each pass of the optimizer begins, ascending.
+    ``temporary_row`` as of :func:`optimizer_fused`; each pass of the optimizer begins at an event
+    of ``first_row``, ascending.
     """
 
     def change(_: Reproduction, ops: Operations) -> Operations:
@@ -153,9 +149,8 @@ def states_quantized(state_row: I64, temporary_row: I64) -> Edit:
 
     A state of float32 shrinks to a byte an element and a scale a block, as in bitsandbytes.
 
-    Args:
-        state_row: events that request states of the optimizer, ascending.
-        temporary_row: events that request temporaries of its step, ascending.
+    Events of ``state_row`` request states, those of ``temporary_row`` temporaries of the step;
+    ascending.
     """
 
     def change(_: Reproduction, ops: Operations) -> Operations:
@@ -182,10 +177,9 @@ def states_offloaded(state_row: I64, temporary_row: I64) -> Edit:
 def step_in_backward(backward_rows: tuple[I64, I64], step_end_row: I64, temporary_row: I64) -> Edit:
     """Return the edit that updates each parameter as soon as its gradient is there, and drops it.
 
-    Args:
-        backward_rows: events at which each backward pass begins and ends, ascending.
-        step_end_row: event at which each pass of the optimizer ends, ascending.
-        temporary_row: events that request temporaries of the optimizer's step, ascending.
+    Backward passes begin and end at events of ``backward_rows``, passes of the optimizer end at
+    those of ``step_end_row``; those of ``temporary_row`` request temporaries of its step. All are
+    ascending.
     """
 
     def change(_: Reproduction, ops: Operations) -> Operations:
@@ -203,10 +197,8 @@ def gradients_set_to_none(
     Gradients that were made once and kept are freed at the end of each optimizer pass. In the next
     backward pass the result that was added to them is kept in their place.
 
-    Args:
-        backward_rows: events at which each backward pass begins and ends, ascending.
-        step_end_row: event at which each pass of the optimizer ends, ascending.
-        begin_row: event at which the first step begins; what was made before it are parameters.
+    ``backward_rows`` and ``step_end_row`` as of :func:`step_in_backward`. What was made before the
+    event at which the first step begins are parameters.
     """
 
     def change(reproduction: Reproduction, ops: Operations) -> Operations:
@@ -249,9 +241,8 @@ def gradients_set_to_none(
 def buffers_preallocated(rows: I64, n_buffers: int) -> Edit:
     """Return the edit that makes buffers which grow by copies once, as large as they get.
 
-    Args:
-        rows: events that make them, ascending.
-        n_buffers: that live side by side; request i replaces request i - ``n_buffers``.
+    ``rows`` are the events that make them, ascending. Of ``n_buffers`` that live side by side,
+    request i replaces request i - ``n_buffers``.
     """
 
     def change(_: Reproduction, ops: Operations) -> Operations:

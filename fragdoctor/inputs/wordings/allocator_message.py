@@ -295,10 +295,8 @@ class Dialect:
 def dialect(seen: AbstractSet[str], name: str, text: str) -> Dialect:
     """Return backend, variant and versions of a message.
 
-    Args:
-        seen: names of its clauses.
-        name: the device word of its head (``cuda``, ``hip``, ...), or "".
-        text: the message squeezed, with its tail.
+    ``seen`` are the names of its clauses, ``name`` is the device word of its head (``cuda``,
+    ``hip``, ...) or "", ``text`` is the message squeezed, with its tail.
     """
     backend = _backend(seen, name, text)
     hint = _hint(text)

@@ -40,9 +40,8 @@ class Stacks:
     def here(self, *, in_backward: bool) -> int:
         """Return the number of the stack of the code that asks for memory.
 
-        Args:
-            in_backward: the autograd engine is at work. On a GPU it works in a thread of its own,
-                which has no Python frames but those of hooks and functions that it calls.
+        Where the autograd engine is at work, it does so on a GPU in a thread of its own, which has
+        no Python frames but those of hooks and functions that it calls.
         """
         frame: FrameType | None = sys._getframe(1)
         key: list[int] = []

@@ -48,9 +48,8 @@ _IMPORTS: Final = "<frozen importlib._bootstrap>"
 def request_of_fork(server: dict[str, Any], now: Session) -> dict[str, Any]:
     """Serve requests, each in a fork; return there, with its request. The server never returns.
 
-    Args:
-        server: the request that started this process; ``requests_fd`` is a pipe of paths.
-        now: the prepared rehearsal, of which nothing has begun.
+    ``server`` is the request that started this process: its ``requests_fd`` is a pipe of paths.
+    Nothing of the prepared rehearsal has begun.
     """
     fd, progress_fd = server["requests_fd"], server["progress_fd"]
     blocker = _blocker(now, "PyTorch")
@@ -79,9 +78,7 @@ def request_of_fork(server: dict[str, Any], now: Session) -> dict[str, Any]:
 def _begin(request: dict[str, Any], before: dict[str, str]) -> None:
     """Make the fork what a new process would be that had imported the same.
 
-    Args:
-        request: its own.
-        before: the environment when the server began; the libraries may have changed it since.
+    ``before`` is the environment when the server began; the libraries may have changed it since.
     """
     ctypes.CDLL(None).prctl(_DIES_WITH_PARENT, signal.SIGKILL)
     changed = {k: v for k, v in os.environ.items() if before.get(k) != v}
@@ -169,8 +166,7 @@ _CALLER: Final = runpy._run_code.__code__  # type: ignore[attr-defined]  # calls
 def run(request: dict[str, Any]) -> NoReturn:
     """Prepare this process, run the program, write the outcome, and exit.
 
-    Args:
-        request: what :mod:`fragdoctor.rehearse.process` asks for.
+    The request is what :mod:`fragdoctor.rehearse.process` asks for.
     """
     sys.argv[:] = [request["target"], *request["args"]]
     undo = ExitStack()

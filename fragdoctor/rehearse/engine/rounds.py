@@ -271,9 +271,7 @@ class Rounds:
     def _nest(self, frame: FrameType | None, *, is_own: bool = False) -> _Nest:
         """Return the user's loops around a place.
 
-        Args:
-            frame: the place.
-            is_own: whether to return none, if a loop of a library is within them.
+        With ``is_own`` none, if a loop of a library is within them.
         """
         found: list[LoopPlace] = []
         while frame is not None:

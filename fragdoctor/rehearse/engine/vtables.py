@@ -53,8 +53,7 @@ def _header(path: str) -> str:
 def slots_of(*classes: tuple[str, str]) -> dict[str, int]:
     """Return the places of virtual methods in the method table of the last class.
 
-    Args:
-        classes: (header text without comments, class name), the base first.
+    Each class is its header's text without comments and its name, the base first.
     """
     slots: dict[str, int] = {}
     n = 0

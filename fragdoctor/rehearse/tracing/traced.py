@@ -52,10 +52,7 @@ class Traced:
 def trace(spec: str, setup: TrainingSetup | None = None, gpu: GpuModel | None = None) -> Traced:
     """Trace ``pkg.module:factory``: the user's own code is imported and run, without a GPU.
 
-    Args:
-        spec: ``pkg.module:factory``.
-        setup: how to train; None = the defaults.
-        gpu: whose kernels and workspaces are assumed; None = Hopper.
+    The GPU is that whose kernels and workspaces are assumed; None = Hopper.
 
     Raises:
         ConfigError: torch is missing or unfit, the factory does not keep its contract, or the
@@ -188,11 +185,9 @@ def traced_estimate(
 ) -> Estimate:
     """Return the estimate of the user's own model.
 
-    Args:
-        spec: ``pkg.module:factory``.
-        setup: how to train; its precision is taken from ``dtype``.
-        gpus: what to compare with; kernels are those of the first.
-        dtype: ``fp32``, ``bf16``, ``fp16``, ``amp-bf16``, ``amp-fp16`` or "" (as built).
+    ``spec`` is ``pkg.module:factory``. The precision of the setup is taken from ``dtype``:
+    ``fp32``, ``bf16``, ``fp16``, ``amp-bf16``, ``amp-fp16`` or "" (as built). Kernels are those of
+    the first GPU.
 
     Raises:
         ConfigError: as :func:`~fragdoctor.rehearse.tracing.traced.trace`; or a dtype that cannot

@@ -165,13 +165,7 @@ def reduction_bytes(
     A pair (partial results, semaphores) for each pass that needs them: what is too long for 32-bit
     offsets is cut in halves, which are reduced one after the other.
 
-    Args:
-        sizes: of the input.
-        strides: of the input, in elements.
-        axes: the dimensions that go.
-        kind: how it is compiled.
-        item_bytes: of an element of the input.
-        n_multiprocessors: of the GPU.
+    Sizes, strides (in elements) and bytes of an element are those of the input.
     """
     if not all(sizes):
         return []
