@@ -69,18 +69,7 @@ _MAX_LENGTH: Final = 4096
 _DENSE: Final = 0.5
 
 
-@frozen
-class NamedRank:
-    """What a name says of its rank."""
-
-    rank: int | None = None
-    source: RankSource = RankSource.UNKNOWN
-    local_rank: int | None = None
-    job: str = ""
-    host: str = ""
-
-
-def ranks_of(paths: Sequence[str]) -> dict[str, NamedRank]:
+def ranks_of(paths: Sequence[str]) -> dict[str, RankInput]:
     """Return what the names say, by path. The set of names matters, their order does not."""
     said = {path: _said(path) for path in sorted(set(paths))}
     _take_unique(said, {p: n.local_rank for p, n in said.items()}, RankSource.NAME)
@@ -91,12 +80,13 @@ def ranks_of(paths: Sequence[str]) -> dict[str, NamedRank]:
     return said
 
 
-def _said(path: str) -> NamedRank:
+def _said(path: str) -> RankInput:
     """Return what one name says by itself."""
     name = path[-_MAX_LENGTH:].replace("\\", "/")
     local = _LOCAL.findall(name)
     rank = _last(_RANK, _LOCAL.sub("local", name))
-    return NamedRank(
+    return RankInput(
+        path,
         rank=rank,
         source=RankSource.UNKNOWN if rank is None else RankSource.NAME,
         local_rank=int(local[-1]) if local else None,
@@ -117,7 +107,7 @@ def _word(pattern: re.Pattern[str], name: str) -> str:
 
 
 def _take_unique(
-    said: dict[str, NamedRank], numbers: Mapping[str, int | None], source: RankSource
+    said: dict[str, RankInput], numbers: Mapping[str, int | None], source: RankSource
 ) -> None:
     """Take the numbers as ranks where no two names, nor a rank already known, have the same."""
     new = {p: n for p, n in numbers.items() if n is not None and said[p].rank is None}
@@ -125,8 +115,7 @@ def _take_unique(
     if len(set(new.values())) < len(new) or known & set(new.values()):
         return
     for path, number in new.items():
-        n = said[path]
-        said[path] = NamedRank(number, source, n.local_rank, n.job, n.host)
+        said[path] = replace(said[path], rank=number, source=source)
 
 
 def _counted(paths: Iterable[str]) -> dict[str, int | None]:
@@ -240,7 +229,7 @@ def discover(names: Sequence[str]) -> Discovery:
     own = ranks_of(list(found.ranks))
     beside, ownerless = _owners(list(found.ranks), list(found.notes), named)
     ranks = tuple(
-        _rank_input(path, own[path], tuple(sorted(beside.get(path, ()))))
+        replace(own[path], beside=tuple(sorted(beside.get(path, ()))))
         for path in sorted(found.ranks)
     )
     return Discovery(ranks, tuple(ownerless), case_names)
@@ -249,13 +238,7 @@ def discover(names: Sequence[str]) -> Discovery:
 def inputs_of(paths: Sequence[str]) -> tuple[RankInput, ...]:
     """Return plain paths as ranks, numbered by their names."""
     named = ranks_of(paths)
-    return tuple(_rank_input(path, named[path], ()) for path in dict.fromkeys(paths))
-
-
-def _rank_input(path: str, named: NamedRank, beside: tuple[str, ...]) -> RankInput:
-    return RankInput(
-        path, beside, named.rank, named.source, named.local_rank, named.job, named.host
-    )
+    return tuple(named[path] for path in dict.fromkeys(paths))
 
 
 def _take(name: str, found: _Found) -> None:
@@ -309,7 +292,7 @@ def _take_folder(tree: Tree, folder: str, found: _Found) -> None:
 
 
 def _of_notes(
-    found: _Found, named: Mapping[str, NamedRank], case_names: tuple[str, ...]
+    found: _Found, named: Mapping[str, RankInput], case_names: tuple[str, ...]
 ) -> Discovery:
     """Return the ranks of texts alone: several ranks only where the names say so by the word."""
     by_rank: dict[tuple[str, int], list[str]] = defaultdict(list)
@@ -322,15 +305,12 @@ def _of_notes(
             rest.append(path)
     if len(by_rank) < 2:
         return Discovery(case_names=case_names)
-    ranks = [
-        replace(_rank_input(paths[0], named[paths[0]], ()), beside=tuple(paths[1:]))
-        for paths in by_rank.values()
-    ]
+    ranks = [replace(named[paths[0]], beside=tuple(paths[1:])) for paths in by_rank.values()]
     return Discovery(tuple(sorted(ranks, key=lambda r: r.path)), tuple(rest), case_names)
 
 
 def _owners(
-    ranks: Sequence[str], notes: Sequence[str], named: Mapping[str, NamedRank]
+    ranks: Sequence[str], notes: Sequence[str], named: Mapping[str, RankInput]
 ) -> tuple[dict[str, list[str]], list[str]]:
     """Return the notes of each rank, and those that belong to none."""
     by_folder: dict[str, list[str]] = defaultdict(list)
@@ -355,7 +335,7 @@ def _owners(
 
 def _owner(
     note: str,
-    named: NamedRank,
+    named: RankInput,
     by_rank: Mapping[int, Sequence[str]],
     by_stem: Mapping[str, Sequence[str]],
     by_folder: Mapping[str, Sequence[str]],
@@ -372,7 +352,7 @@ def _owner(
 
 def _candidates(
     note: str,
-    named: NamedRank,
+    named: RankInput,
     by_rank: Mapping[int, Sequence[str]],
     by_stem: Mapping[str, Sequence[str]],
     by_folder: Mapping[str, Sequence[str]],

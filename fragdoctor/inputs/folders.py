@@ -259,12 +259,9 @@ def find_bundles(directory: Path) -> tuple[FoundBundle, ...]:
     """
     found = []
     for path in sorted(directory.iterdir()) if directory.is_dir() else ():
-        if not path.name.startswith(".") and is_bundle(path):
-            try:
-                with open_bundle(str(path)) as bundle:
-                    found.append(FoundBundle(path, bundle.facts))
-            except InputError:
-                continue  # written by another program; reported when it is given by name
+        bundle = None if path.name.startswith(".") else _read(str(path))
+        if bundle is not None:
+            found.append(bundle)
     return tuple(sorted(found, key=telling_order))
 
 
@@ -348,4 +345,4 @@ def _read(path: str) -> FoundBundle | None:
         with open_bundle(path) as bundle:
             return FoundBundle(Path(path), bundle.facts)
     except InputError:
-        return None  # it will be a row with its reason
+        return None  # written by another program; its reason is said where it is given by name

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Final
 
 from fragdoctor.frozen import frozen
@@ -26,7 +27,7 @@ from fragdoctor.inputs.scene_lines import (
     trial_of,
 )
 from fragdoctor.model.case import LogMarker, OomMessage
-from fragdoctor.model.story import PrintedFigure, Scene, SceneKind, TimePrecision
+from fragdoctor.model.story import Scene, SceneKind
 
 _CHUNK: Final = 512 * 1024
 _MAX_LINE: Final = 2000
@@ -233,70 +234,37 @@ def _scenes(line: _Line, known: Sequence[Scene]) -> Iterator[Scene]:
     pid = _PID.search(prefix)
     rank = rank_in(prefix)
     trial, told = trial_of(plain)
-    where = _Where(
-        line.number, plain[:_MAX_TEXT], time_s, precision, rank, int(pid.group(1)) if pid else None
+    scene = Scene(
+        SceneKind.MENTION,
+        line.number,
+        plain[:_MAX_TEXT],
+        time_s,
+        precision,
+        rank,
+        int(pid.group(1)) if pid else None,
+        trial,
     )
-    for scene in known:
-        yield where.scene(
-            scene.kind,
-            trial=trial,
-            text=scene.text[:_MAX_TEXT],
-            rank=scene.rank,
-            message=scene.message,
+    for of_table in known:
+        yield replace(
+            scene,
+            kind=of_table.kind,
+            text=of_table.text[:_MAX_TEXT] or scene.text,
+            rank=rank if of_table.rank is None else of_table.rank,
+            message=of_table.message,
         )
     if told is not None:
-        yield where.scene(told, trial=trial)
+        yield replace(scene, kind=told)
     if known:
         return
     happening, count = happening_of(plain)
     if happening is not None and told is None:
-        yield where.scene(happening, trial=trial, count=count)
+        yield replace(scene, kind=happening, count=count)
         return
     place = place_of(plain)
-    printed = tuple(figures_of(plain))
+    figures = tuple(figures_of(plain))
     if place:
-        yield where.scene(SceneKind.PROGRESS, trial=trial, place=place)
-    if printed:
-        yield where.scene(SceneKind.FIGURE, trial=trial, printed=printed)
-    if trial and told is None and not (place or printed):
-        yield where.scene(SceneKind.MENTION, trial=trial)
-
-
-@frozen
-class _Where:
-    """What all scenes of a line have in common."""
-
-    line: int
-    text: str
-    time_s: float | None
-    precision: TimePrecision
-    rank: int | None
-    pid: int | None
-
-    def scene(  # noqa: PLR0913 - the fields of a scene, all by keyword
-        self,
-        kind: SceneKind,
-        *,
-        trial: str = "",
-        text: str = "",
-        rank: int | None = None,
-        message: int | None = None,
-        place: str = "",
-        printed: Sequence[PrintedFigure] = (),
-        count: int | None = None,
-    ) -> Scene:
-        """Return a scene on this line."""
-        return Scene(
-            kind=kind,
-            line=self.line,
-            text=text or self.text,
-            time_s=self.time_s,
-            precision=self.precision,
-            rank=self.rank if rank is None else rank,
-            pid=self.pid,
-            trial=trial,
-            message=message,
-            place=place,
-            figures=printed,
-            count=count,
-        )
+        yield replace(scene, kind=SceneKind.PROGRESS, place=place)
+    if figures:
+        yield replace(scene, kind=SceneKind.FIGURE, figures=figures)
+    if trial and told is None and not (place or figures):
+        yield scene
