@@ -152,7 +152,7 @@ def find_pins(trace: Trace) -> tuple[Pin, ...]:
     pins = []
     for g in np.lexsort((-shared, -pinned))[:MAX_PINS].tolist():
         pin = _pin(trace, holds, np.flatnonzero(group == g))
-        pins.append(replace(pin, pinned_bytes=int(pinned[g]), shared_bytes=int(shared[g])))
+        pins.append(replace(pin, pinned_bytes=int(pinned[g])))
     return tuple(pins)
 
 
@@ -169,7 +169,6 @@ def _pin(trace: Trace, holds: Holds, rows: I64) -> Pin:
         n_blocks=len(blocks),
         block_bytes=int(layout.live_bytes[blocks].sum()),
         pinned_bytes=0,
-        shared_bytes=0,
         n_segments=len(np.unique(holds.segment[rows])),
         oldest_event=None if oldest == BEFORE else oldest,
         addresses=tuple(int(a) for a in layout.live_address[by_size[:MAX_ADDRESSES]]),

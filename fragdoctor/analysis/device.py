@@ -337,11 +337,9 @@ def _analyzed(trace: Trace) -> DeviceAnalysis:
         allocated_bytes=int(blocks.size_bytes[blocks.state == BlockState.ALLOCATED].sum()),
         active_bytes=active,
         requested_bytes=requested,
-        expandable_bytes=int(segments.size_bytes[segments.is_expandable].sum()),
         free_space=free_space(layout, trace.snapshot.pools, streams),
         capture=capture,
         timeline=totals,
-        peak_row=None if not peak else trace.first_row + peak - 1,
         pins=find_pins(trace),
         holders=find_holders(trace, peak),
         growth=growth.lines,
@@ -390,7 +388,6 @@ def size_diversity(trace: Trace) -> SizeDiversity | None:
     large = np.flatnonzero(size > SMALL_REQUEST_BYTES)
     return SizeDiversity(
         n_allocs=len(rows),
-        n_distinct=len(np.unique(size)),
         n_large_allocs=len(large),
         n_distinct_large=len(np.unique(size[large])),
         drifting=_frees_enough(trace, len(large)) and _is_drifting(trace, rows[large]),

@@ -115,7 +115,6 @@ def _by_pool(layout: Layout, pools: I64, streams: list[int]) -> tuple[PoolFree, 
     np.add.at(total, member, layout.free_bytes)
     largest = np.zeros(len(groups), np.int64)
     np.maximum.at(largest, member, layout.free_bytes)
-    count = np.bincount(member, minlength=len(groups))
     order = np.argsort(-total, kind="stable")[:MAX_POOLS]
     return tuple(
         PoolFree(
@@ -124,7 +123,6 @@ def _by_pool(layout: Layout, pools: I64, streams: list[int]) -> tuple[PoolFree, 
             stream=streams[int(groups[i, 2])],
             free_bytes=int(total[i]),
             largest_free_block_bytes=int(largest[i]),
-            n_free_blocks=int(count[i]),
         )
         for i in order
     )

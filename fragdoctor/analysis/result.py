@@ -27,7 +27,6 @@ class PoolFree:
     stream: int
     free_bytes: int
     largest_free_block_bytes: int
-    n_free_blocks: int
 
 
 @frozen
@@ -62,7 +61,7 @@ class Pin:
     """A group of live blocks with the same stack that keeps free memory in its segments.
 
     ``pinned_bytes``: free bytes that would become releasable if just these blocks were gone
-    (a segment held by two groups counts for neither; ``shared_bytes`` counts it for both).
+    (a segment held by two groups counts for neither).
     ``oldest_event``: row of the oldest of their allocations, None if before the trace.
     """
 
@@ -70,7 +69,6 @@ class Pin:
     n_blocks: int
     block_bytes: int
     pinned_bytes: int
-    shared_bytes: int
     n_segments: int
     oldest_event: int | None
     addresses: Sequence[int]
@@ -207,7 +205,6 @@ class SizeDiversity:
     """How varied the request sizes of the large pool are (the food of fragmentation)."""
 
     n_allocs: int
-    n_distinct: int
     n_large_allocs: int
     n_distinct_large: int
     drifting: bool
@@ -353,11 +350,9 @@ class DeviceAnalysis:
     allocated_bytes: int
     active_bytes: int
     requested_bytes: int
-    expandable_bytes: int
     free_space: FreeSpace
     capture: CaptureQuality
     timeline: Totals | None = None
-    peak_row: int | None = None
     pins: Sequence[Pin] = ()
     holders: Sequence[Holder] = ()
     growth: Sequence[Growth] = ()

@@ -25,7 +25,6 @@ def test_find_holders_peak_and_now_are_told_apart():
 
     result = analyze_device(read, 0)
 
-    assert result.peak_row == 3
     assert [
         (read.frame(h.frame).line, h.now_bytes, h.n_now, h.peak_bytes, h.n_peak)
         for h in result.holders

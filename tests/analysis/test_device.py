@@ -41,8 +41,7 @@ def test_analyze_device_unknown_device_gives_zeros():
         result.n_events,
         result.n_segments,
         result.timeline,
-        result.peak_row,
-    ) == (0, 0, 0, None, None)
+    ) == (0, 0, 0, None)
 
 
 @pytest.mark.slow

@@ -34,9 +34,8 @@ def test_find_pins_group_alone_in_its_segments_pins_their_free_bytes():
         pins[1].n_blocks,
         pins[1].block_bytes,
         pins[1].pinned_bytes,
-        pins[1].shared_bytes,
         pins[1].n_segments,
-    ) == (2, 2 * MIB, 38 * MIB, 0, 2)
+    ) == (2, 2 * MIB, 38 * MIB, 2)
     assert pins[1].oldest_event is None
 
 
@@ -47,7 +46,7 @@ def test_find_pins_segment_with_two_groups_is_shared():
         )
     )
 
-    assert [(p.pinned_bytes, p.shared_bytes) for p in pins.values()] == [(0, 18 * MIB)] * 2
+    assert [p.pinned_bytes for p in pins.values()] == [0, 0]
 
 
 def test_find_pins_full_segment_pins_nothing():
@@ -75,8 +74,8 @@ def test_find_pins_expandable_counts_only_pages_the_group_keeps():
         )
     )
 
-    assert (pins[1].pinned_bytes, pins[1].shared_bytes) == (0, 17 * MIB)
-    assert (pins[2].pinned_bytes, pins[2].shared_bytes) == (18 * MIB, 17 * MIB)
+    assert pins[1].pinned_bytes == 0
+    assert pins[2].pinned_bytes == 18 * MIB
     assert result.free_space.pinned_free_bytes == 35 * MIB
 
 

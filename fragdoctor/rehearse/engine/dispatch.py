@@ -13,7 +13,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from functools import partial
+from functools import cache, partial
 from typing import Any, Final
 
 import torch
@@ -29,6 +29,7 @@ from fragdoctor.rehearse.engine.kernels.scratch import (
     Step,
     Temp,
     has_rule,
+    registered,
     steps_of,
 )
 
@@ -58,13 +59,7 @@ SPECIAL: Final[dict[str, Handler]] = {}
 
 def special(*names: str) -> Callable[[Handler], Handler]:
     """Give operations (``aten::copy_``) a kernel of their own."""
-
-    def register(function: Handler) -> Handler:
-        for name in names:
-            SPECIAL[name] = function
-        return function
-
-    return register
+    return registered(SPECIAL, names)
 
 
 class Plan:
@@ -218,17 +213,11 @@ def _no_results(_made: list[torch.Tensor], _args: tuple[Any, ...]) -> None:
     return None
 
 
-_returned_arguments: dict[Any, tuple[int, ...]] = {}
-
-
+@cache
 def _returned(op: Any) -> tuple[int, ...]:
     """Return the positions of the arguments that an operation returns."""
-    found = _returned_arguments.get(op)
-    if found is None:
-        marks = [_mark(a) for a in op._schema.arguments]
-        found = tuple(marks.index(_mark(r)) for r in op._schema.returns)
-        _returned_arguments[op] = found
-    return found
+    marks = [_mark(a) for a in op._schema.arguments]
+    return tuple(marks.index(_mark(r)) for r in op._schema.returns)
 
 
 def _mark(argument: Any) -> str:
@@ -331,16 +320,13 @@ def _kernel(op: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _named_kernel(name: str) -> Callable[..., Any]:
-    found: list[Any] = []
-
     def kernel(*args: Any, **kwargs: Any) -> Any:
-        if not found:
-            found.append(_operator(name))
-        return _kernel(found[0], *args, **kwargs)
+        return _kernel(_operator(name), *args, **kwargs)
 
     return kernel
 
 
+@cache
 def _operator(name: str) -> Any:
     namespace, _, rest = name.partition("::")
     packet, _, overload = rest.partition(".")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, Final
 
 import torch
@@ -12,20 +13,14 @@ from fragdoctor.rehearse.engine.allocation import Layout, dense_strides, storage
 from fragdoctor.rehearse.engine.dispatch import special
 
 _CPU_KEYS: Final = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
-_layouts: dict[Any, Layout] = {}
-MAX_LAYOUTS = 100_000
+_layout: Final = lru_cache(maxsize=100_000)(Layout)
 
 
 def new(
     sizes: Sequence[int], strides: Sequence[int] | None, dtype: torch.dtype, device: int
 ) -> torch.Tensor:
     """Return a new tensor on a GPU."""
-    key = (tuple(sizes), None if strides is None else tuple(strides), dtype)
-    layout = _layouts.get(key)
-    if layout is None:
-        if len(_layouts) > MAX_LAYOUTS:
-            _layouts.clear()
-        layout = _layouts[key] = Layout(sizes, strides, dtype)
+    layout = _layout(tuple(sizes), None if strides is None else tuple(strides), dtype)
     return layout.make(device, session.current().stacks.operation("empty"), allocation.stack_here())
 
 

@@ -19,14 +19,12 @@ class Holes:
         free_bytes: all of them.
         used_before_bytes: those that were blocks of their own before they were freed; the others
             are tails that were never used, or rests of larger blocks.
-        n_used_before: count of these.
         largest_used_before_bytes: the largest of these.
         by_segment_bytes: segment size -> free bytes in segments of that size.
     """
 
     free_bytes: int = 0
     used_before_bytes: int = 0
-    n_used_before: int = 0
     largest_used_before_bytes: int = 0
     by_segment_bytes: Mapping[int, int] = field(default_factory=dict)
 
@@ -54,7 +52,6 @@ def find_holes(snapshot: Snapshot, device: int) -> Holes:
     return Holes(
         free_bytes=int(blocks.size_bytes[free].sum()),
         used_before_bytes=int(blocks.size_bytes[used].sum()),
-        n_used_before=int(np.count_nonzero(used)),
         largest_used_before_bytes=int(blocks.size_bytes[used].max(initial=0)),
         by_segment_bytes=dict(zip(sizes.tolist(), sums.tolist(), strict=True)),
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
 
@@ -82,15 +82,20 @@ class Call:
 
 
 Rule = Callable[[Call], Iterable[Step]]
+_F = TypeVar("_F")
 RULES: Final[dict[str, Rule]] = {}
 
 
 def rule(*names: str) -> Callable[[Rule], Rule]:
     """Give operations, by their names without overload, a rule."""
+    return registered(RULES, names)
 
-    def register(function: Rule) -> Rule:
-        for name in names:
-            RULES[name] = function
+
+def registered(table: dict[str, _F], names: Iterable[str]) -> Callable[[_F], _F]:
+    """Return the decorator that puts a function into a table under these names."""
+
+    def register(function: _F) -> _F:
+        table.update(dict.fromkeys(names, function))
         return function
 
     return register
