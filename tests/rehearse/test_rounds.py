@@ -87,6 +87,8 @@ class Optimizer:
         ("for i in range(2):\n for x in range(2):\n  a.step()\n  look()\n b.step()", [0, 0, 1, 1]),
         ("for fold in range(2):\n for x in range(2):\n  a.step()\n look()", [0, 4]),
         ("for i in range(4):\n (a, b)[i % 2].step()\n look()", [0, 1, 2, 3]),
+        ("for run in range(2):\n for made in (a, b):\n  for x in range(2): made.step()\n  look()",
+         [0, 4, 6, 8]),
         ("for epoch in range(2):\n for x in range(2):\n  a.step()\n  look()", [0, 1, 2, 3]),
     ],
 )  # fmt: skip

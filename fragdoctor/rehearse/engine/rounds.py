@@ -43,8 +43,8 @@ class LoopPlace:
         is_between: the next round has not begun yet: its data is being made.
         products_at_entry: matrix products of the whole run when the loop was entered.
         products_at_round: and when its last round began.
-        is_of_optimizers: it goes through optimizers: each of its rounds has others than the rounds
-            before it, since the loop was entered.
+        is_of_optimizers: it goes through optimizers: each of its rounds calls others than the
+            rounds before it, since the loop was entered, and each of them once.
     """
 
     first: int
@@ -76,8 +76,8 @@ class LoopPlace:
     def note(self, optimizer: int) -> bool:
         """Note that an optimizer is called in this round; whether that says what the loop is."""
         was_of_optimizers = self.is_of_optimizers
+        self._has_repeated |= optimizer in self._before or optimizer in self._in_round
         self._in_round.add(optimizer)
-        self._has_repeated |= optimizer in self._before
         self.is_of_optimizers = not self._has_repeated and (was_of_optimizers or bool(self._before))
         return self.is_of_optimizers is not was_of_optimizers
 
