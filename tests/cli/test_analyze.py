@@ -264,7 +264,9 @@ def test_analyze_exit_code_follows_fail_on(
     assert code == run("analyze", message, *flags).code
 
 
-@pytest.mark.parametrize(("batch", "text"), [("32", "batch of 8 instead of 32"), ("1", "a quarter of")])
+@pytest.mark.parametrize(
+    ("batch", "text"), [("32", "batch of 8 instead of 32"), ("1", "a quarter of")]
+)
 def test_batch_names_another_in_whole_samples(
     run: Run, samples: Path, batch: str, text: str
 ) -> None:
