@@ -310,7 +310,7 @@ class _Builder(SizedSteps):
         lower = higher = None
         if less or irregular.any():
             lower = table.copy()
-            lower["size"][passing] = (table["size"][passing] * (1 - less)).astype(np.uint64)
+            lower["size"][passing] = (table["size"][passing] * max(1 - less, 0)).astype(np.uint64)
             lower["age"][is_made & irregular[table["slot"]] & (table["age"] < 0)] = 0
         rises = is_made & (self.trend[table["slot"]] > 0)
         if more or rises.any():

@@ -214,6 +214,23 @@ def _operations_until(program: Program, n_requests: int) -> int:
     return len(program.operations)
 
 
+def test_sizes_that_nothing_explains_ask_for_nothing_less_than_none(monkeypatch):
+    original = _Builder._scenarios
+
+    def unexplained(self, table, **known):
+        self.weak = 1.5
+        return original(self, table, **{**known, "is_exact": False})
+
+    monkeypatch.setattr(_Builder, "_scenarios", unexplained)
+    program, starts = _program([*(_plain(i) for i in range(4)), [("x", 3 * MIB)]])
+    trace = _traced(record(program), starts, is_cut=True)
+
+    known = continuation_of(trace, Operations.of(reproduce(trace).operations))
+
+    assert known is not None
+    assert known.lower is not None
+
+
 def test_leak_is_postponed_by_as_many_steps_as_the_rest_of_the_memory_allows() -> None:
     trace, n_complete = _failed(_leaking, 40)
     results = simulate(trace, capacity_bytes=80 * MIB).results
