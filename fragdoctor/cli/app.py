@@ -41,7 +41,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         sys.exit(_missing(str(e.name)))
 
     prepare_streams()
-    sys.exit(exit_codes.run(invoke, words))
+    code = exit_codes.run(invoke, words)
+    if argv is None:  # the process ends: it need not look for garbage in all that is left
+        gc.freeze()
+    sys.exit(code)
 
 
 def invoke(argv: Sequence[str]) -> int:
