@@ -131,7 +131,7 @@ bool Allocator::get_free_block(Request& request) {
       blocks_[id].size >= request.size + settings_.max_non_split_rounding_bytes) {
     return false;
   }
-  erase_free(id);
+  set.erase(p);
   request.block = id;
   return true;
 }

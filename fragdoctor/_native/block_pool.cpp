@@ -43,13 +43,17 @@ bool FreeSet::erase(const FreeKey& key) {
   std::vector<Entry>& chunk = chunks_[at];
   const auto it = std::lower_bound(chunk.begin(), chunk.end(), key, entry_below);
   if (it == chunk.end() || key < it->key) return false;
-  chunk.erase(it);
-  --size_;
-  if (chunk.empty()) {
-    spare_ = std::move(chunk);
-    chunks_.erase(chunks_.begin() + static_cast<std::ptrdiff_t>(at));
-  }
+  erase(Position{at, static_cast<std::size_t>(it - chunk.begin())});
   return true;
+}
+
+void FreeSet::erase(const Position& p) {
+  std::vector<Entry>& chunk = chunks_[p.chunk];
+  chunk.erase(chunk.begin() + static_cast<std::ptrdiff_t>(p.index));
+  --size_;
+  if (!chunk.empty()) return;
+  spare_ = std::move(chunk);
+  chunks_.erase(chunks_.begin() + static_cast<std::ptrdiff_t>(p.chunk));
 }
 
 FreeSet::Position FreeSet::lower_bound(std::uint64_t size) const {

@@ -40,6 +40,7 @@ class FreeSet {
   void insert(const FreeKey& key, BlockId block);
   // Remove the element with exactly this key. Return whether it was there.
   bool erase(const FreeKey& key);
+  void erase(const Position& p);
   Position lower_bound(std::uint64_t size) const;
   Position begin() const { return {}; }
   bool at_end(const Position& p) const { return p.chunk >= chunks_.size(); }
