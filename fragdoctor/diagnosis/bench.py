@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -43,8 +42,9 @@ LONG_TRACE_OPERATIONS = 300_000
 OPERATIONS_BEFORE_PEAK = 100_000
 OPERATIONS_AFTER_PEAK = 50_000
 N_THREADS = 2  # the native replay releases the interpreter lock
-# An edit makes a request list of its own, of 24 bytes each; lists longer than this take turns.
-MAX_CONCURRENT_OPERATIONS = 1_000_000
+# An edit makes a request list of its own, of 24 bytes each, and as much in passing; where lists
+# are longer than this, one is made at a time.
+MAX_CONCURRENT_OPERATIONS = 500_000
 NEARBY = (1.01, 0.99)  # of the capacity: where it holds a setting should hold there too
 MIN_BUFFERS_SHARE = 0.05  # of the peak of live memory
 ENDLESS = WhatIf(capacity_bytes=2**50)
@@ -93,7 +93,6 @@ class Bench:
     reproduction: Reproduction
     simulation: Simulation
     fair_replay: FairReplay
-    turn: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     @property
     def is_exact(self) -> bool:
@@ -177,12 +176,24 @@ class Bench:
         """Return an outcome per attempt, None where the trace does not say enough for it."""
         outcomes: list[Outcome | None] = []
         report_progress("Replaying", 0, len(attempts))
-        with ThreadPoolExecutor(N_THREADS) as pool:
-            for i, outcome in enumerate(pool.map(self._run, attempts), start=1):
-                outcomes.append(outcome)
-                report_progress("Replaying", i, len(attempts))
-                if progress is not None:
-                    progress(i, len(attempts))
+        with ExitStack() as pools:
+            replays = pools.enter_context(ThreadPoolExecutor(N_THREADS - self._edits_apart))
+            edits = replays
+            if self._edits_apart:
+                edits = pools.enter_context(ThreadPoolExecutor(1))
+            begun = [
+                (replays if attempt.edit is None else edits).submit(self._run, attempt)
+                for attempt in attempts
+            ]
+            try:
+                for i, outcome in enumerate(begun, start=1):
+                    outcomes.append(outcome.result())
+                    report_progress("Replaying", i, len(attempts))
+                    if progress is not None:
+                        progress(i, len(attempts))
+            finally:  # after an interrupt no more begin
+                for outcome in begun:
+                    outcome.cancel()
         return_free_memory(self.reproduction)
         return outcomes
 
@@ -209,15 +220,14 @@ class Bench:
             if attempt.edit is None:
                 result = self.fair_replay.replay(attempt.what_if)
                 return Outcome(attempt, self._with_fragility(attempt.what_if, result))
-            with self._turn_to_edit():
-                operations = self._edited(attempt)
-                looks_on = not attempt.is_saving
-                result = self.fair_replay.replay(attempt.what_if, operations, looks_on=looks_on)
-                peak = None
-                if attempt.is_saving:
-                    served = result if result.fits else self._endless(operations)
-                    peak = served.peak_allocated_bytes
-                return Outcome(attempt, result, peak)
+            operations = self._edited(attempt)
+            looks_on = not attempt.is_saving
+            result = self.fair_replay.replay(attempt.what_if, operations, looks_on=looks_on)
+            peak = None
+            if attempt.is_saving:
+                served = result if result.fits else self._endless(operations)
+                peak = served.peak_allocated_bytes
+            return Outcome(attempt, result, peak)
         except (SimulationError, ConfigError):
             return None  # the proposal stands untested, and says so
 
@@ -241,9 +251,10 @@ class Bench:
         changed = attempt.edit.change(self.reproduction, self.around_peak)
         return changed.native(self.reproduction.operations)
 
-    def _turn_to_edit(self) -> AbstractContextManager[object]:
-        is_long = self.n_operations > MAX_CONCURRENT_OPERATIONS
-        return self.turn if is_long else nullcontext()
+    @property
+    def _edits_apart(self) -> bool:
+        """Whether one thread makes all edits, one after another, beside that of the others."""
+        return self.n_operations > MAX_CONCURRENT_OPERATIONS
 
     def predicted(self, result: ReplayResult) -> Predicted:
         """Return a result as a prediction, with the fidelity of the reproduction beside it.

@@ -331,14 +331,15 @@ def _reordered(ops: Operations, steps: Steps, order: I64) -> Operations:
     del follow
     # Own operations keep their order; those that come from elsewhere keep their share of the step.
     at = np.arange(len(ops), dtype=np.float64)
-    inside = np.flatnonzero(step >= 0)
-    at[inside] -= begin[own[inside]]
+    at[begin[0] :] -= begin[own[begin[0] :]]
     moved = np.flatnonzero(is_moved | is_late)
     at[moved] = at[moved] / length[own[moved]] * length[order[when[moved]]]
     at[is_behind] = np.inf
     when[step < 0] = -1
-    del own, inside, moved, is_moved, is_late, is_behind
-    return _taken(ops, np.lexsort((at, when)))
+    del own, moved, is_moved, is_late, is_behind, step, born, dies
+    sequence = np.lexsort((at, when))
+    del at, when
+    return _taken(ops, sequence)
 
 
 def _step_of(ops: Operations, steps: Steps) -> I32:

@@ -80,14 +80,15 @@ class StepWindow:
 
     @classmethod
     def of(cls, trace: Trace, operations: Operations) -> StepWindow | None:
-        """Return the window of a trace; None without a complete step."""
+        """Return the window of a trace; None without a complete step that asked for anything."""
         steps = Steps.of(trace)
         if not len(steps):
             return None
         ops = operations.table
         n_past, has_failed = _cut(ops)
-        reached = np.maximum.accumulate(ops["row"][:n_past]).astype(np.int64)
-        at = np.searchsorted(reached, steps.rows)
+        reached = np.maximum.accumulate(ops["row"][:n_past])
+        at = np.searchsorted(reached, steps.rows.astype(np.uint32))  # as narrow as the rows
+        del reached
         is_open = has_failed or not steps.is_last_complete
         n_all = len(at) - (1 if is_open else 0)
         unserved = _unserved(trace, ops, n_past) if has_failed and not n_all else None
@@ -103,11 +104,13 @@ class StepWindow:
         part = ops[low:high]
         at = at[first:] - low
         at[-1] = high - low
-        step = np.repeat(np.arange(len(at) - 1), np.diff(at))
         kind = part["kind"].copy()
         if has_failed:
             kind[-1] = OpKind.MALLOC
         is_made = kind == OpKind.MALLOC
+        if at[-2] == at[0] and np.count_nonzero(is_made) > 1:
+            return None  # requests in another order: nothing lies between the steps' beginnings
+        step = np.repeat(np.arange(len(at) - 1), np.diff(at))
         stack = np.full(len(part), -1, np.int64)
         stack[is_made] = trace.events.stack[part["row"][is_made]]
         allocation = part["allocation"].astype(np.int64)

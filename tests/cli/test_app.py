@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -10,11 +11,29 @@ from pathlib import Path
 import pytest
 from command_line import Run
 
+from fragdoctor.diagnosis import bench
+
 
 def test_file_alone_is_analyzed(run: Run, samples: Path) -> None:
     sample = str(samples / "fragmentation_oom.pickle")
 
     assert run(sample, "-q") == run("analyze", sample, "-q")
+
+
+def test_edits_made_one_at_a_time_give_the_same(
+    run: Run, samples: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ("analyze", str(samples / "fragmentation_oom.pickle"), "--format", "json")
+    side_by_side = run(*words)
+    monkeypatch.setattr(bench, "MAX_CONCURRENT_OPERATIONS", 0)
+
+    assert side_by_side == run(*words)
+
+
+def test_garbage_of_a_process_that_goes_on_is_still_looked_for(run: Run) -> None:
+    run("explain", "FD101")
+
+    assert 0 == gc.get_freeze_count()
 
 
 def test_standard_input_alone_is_analyzed(run: Run, samples: Path) -> None:
