@@ -337,7 +337,7 @@ class Stacks:
 
     @cached_property
     def classes(self) -> U8:
-        """Whose code each frame is (``code_owners.USER`` ...)."""
+        """Whose code each frame is (``USER`` ...)."""
         return frame_classes(self._snapshot)
 
     @cached_property
