@@ -108,9 +108,8 @@ def _unknown_device(failed: FailedRequest, hypotheses: list[Hypothesis]) -> list
         return [replace(hypotheses[0], decider=decider), *hypotheses[1:]]
     first = replace(
         hypotheses[0],
-        summary=f"{hypotheses[0].summary} If the GPU has more, another process or library holds "
-        "the rest.",
-        decider="Give the OOM message, or the size of the GPU as --capacity.",
+        decider="Give the OOM message or the size of the GPU (--capacity): if it has more, others "
+        "hold the rest.",
     )
     other = Hypothesis(Cause.OTHER_PROCESS, Confidence.POSSIBLE, "")
     return [

@@ -126,15 +126,15 @@ class LowerBound:
     @property
     def text(self) -> str:
         """What is still to come, in words; "" where only the failing request is known."""
-        known = f"at least {format_size(self.more_bytes)} more"
-        if self.parts:
-            known += f": {' and '.join(self.parts)}"
-        if self.more_bytes == self.request_bytes:
-            known = ""
-        about = f"about {format_size(self.expected_bytes)} more to its end"
-        state = f"{format_size(self.state_bytes)} for the state of an optimizer that keeps one"
-        found = (known, about if self.expected_bytes else "", state if self.state_bytes else "")
-        return ", and ".join(x for x in found if x)
+        found = []
+        if self.more_bytes != self.request_bytes:
+            of = f" ({' and '.join(self.parts)})" if self.parts else ""
+            found.append(f"at least {format_size(self.more_bytes)} more{of}")
+        if self.expected_bytes:
+            found.append(f"about {format_size(self.expected_bytes)} more to its end")
+        if self.state_bytes:
+            found.append(f"{format_size(self.state_bytes)} for an optimizer's state")
+        return ", then ".join(found)
 
 
 def lower_bound_of(trace: Trace) -> LowerBound | None:

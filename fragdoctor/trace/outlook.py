@@ -280,7 +280,7 @@ class Outlooks:
             likely=None if is_beyond else likely,
             fails_after_steps=0 if is_beyond else None,
             needs_bytes=bound.needed_bytes if is_beyond else None,
-            reason=", ".join(x for x in ("the step was not finished", bound.text) if x),
+            reason=" and needs ".join(x for x in ("its step was cut off", bound.text) if x),
         )
 
     def _judged(
@@ -382,5 +382,5 @@ def _close(known: Continuation, state: OutlookState) -> str:
             "it fails if the steps to come are as expected, but not if they ask for a little less"
         )
     if known.varies:
-        return "steps like those recorded fit, but batches differ, and a larger one would not"
+        return "batches differ, and a larger one would not fit"
     return "it fits if the steps to come are as expected, but not if they ask for a little more"

@@ -353,7 +353,7 @@ def test_first_step_has_a_lower_bound_only() -> None:
     )
     assert enough is not None
     assert (enough.state, enough.basis) == (OutlookState.OPEN, OutlookBasis.LOWER_BOUND)
-    assert enough.reason == "the step was not finished"
+    assert enough.reason == "its step was cut off"
     assert short is not None
     assert short.state is OutlookState.FAILS
 

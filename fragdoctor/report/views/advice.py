@@ -22,7 +22,7 @@ from fragdoctor.report import words
 from fragdoctor.units import format_size
 
 MAX_ALTERNATIVES: Final = 2
-MAX_REJECTED: Final = 3
+MAX_MEASURES: Final = 4  # besides the first, with what does not help
 _VARIABLE: Final = "PYTORCH_CUDA_ALLOC_CONF="
 _REPLAYED: Final = re.compile(r"^Replayed[^:]*: ")
 _RECORD: Final = "fragdoctor run train.py"
@@ -154,7 +154,7 @@ def short_advice(diagnosis: Diagnosis) -> doc.Section:
     ]
     rows += [
         doc.Row((doc.bad("no"), _in_short(r, _why_not(r, diagnosis))))
-        for r in diagnosis.rejected[:MAX_REJECTED]
+        for r in diagnosis.rejected[: min(3, MAX_MEASURES - len(rows))]
     ]
     columns = (doc.Column(), doc.Column(kind="wrap"))
     return doc.Section("Other measures", [doc.Table(columns, rows, detail=doc.Detail.SHORT)])
