@@ -265,6 +265,18 @@ def what_if_lines(rows: Sequence[WhatIf]) -> list[str]:
     return lines
 
 
+def kind_lines(rows: Sequence[Judged]) -> list[str]:
+    """Return how much is decided, and decided right, of each kind of program."""
+    lines = ["by kind of program: decided; right of decided"]
+    for kind in sorted({row.kind for row in rows}):
+        served = [one for row in rows if row.kind == kind for one in row.what_ifs if one.served]
+        scores = Counter(one.score for one in served)
+        n_decided, n_right = len(served) - scores["open"], scores["right"]
+        right = share(n_right, n_right + scores["wrong"])
+        lines.append(f"  {kind:<11} {share(n_decided, len(served))}; {right}")
+    return lines
+
+
 def advice_lines(rows: Sequence[Judged]) -> list[str]:
     """Return the table of recommendations."""
     failed = [row for row in rows if row.failed and not row.error]
@@ -410,6 +422,7 @@ def totals(rows: Sequence[Judged]) -> list[str]:
     return [
         f"{n_programs} programs, {len(rows)} recordings, {n_failed} of them of failures",
         *what_if_lines(what_ifs),
+        *kind_lines(rows),
         *advice_lines(rows),
         *verdict_lines(rows),
     ]
@@ -442,7 +455,7 @@ def try_recommended(
                     continue
                 conf = one.setting.removeprefix(VARIABLE)
                 if conf not in known:
-                    mib = recording.run.capacity_bytes // MIB
+                    mib = recording.run.total_bytes // MIB - program.other_mib
                     done = as_try(program, conf, mib, server.run(program, conf, mib))
                     recording.tries.append(done)
                     known[conf] = done.passes

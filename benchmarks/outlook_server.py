@@ -9,6 +9,7 @@ A program says that a round of its loop is complete by printing a line that star
 
 from __future__ import annotations
 
+import ast
 import builtins
 import contextlib
 import ctypes
@@ -69,19 +70,30 @@ class Outcome:
     seconds: float = 0.0
 
 
-def preload() -> None:
-    """Import the frameworks; what asks for GPUs on import would spoil CUDA for the children."""
+def preload() -> Callable[[], int]:
+    """Import the frameworks; return what counts the GPUs.
+
+    Some ask for GPUs on import, which would spoil CUDA for the children: they hear of one.
+    """
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     import torch
 
-    count = torch._C._cuda_getDeviceCount
+    count: Callable[[], int] = torch._C._cuda_getDeviceCount
     torch._C._cuda_getDeviceCount = lambda: 1
     for name in PRELOADED:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
-    torch._C._cuda_getDeviceCount = count
+    return count
+
+
+def import_what(path: Path) -> None:
+    """Import what a program imports first of all, so that its children need not."""
+    for node in ast.parse(path.read_text("utf-8")).body:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            with contextlib.suppress(ImportError):
+                exec(compile(ast.unparse(node), "imports", "exec"), {})
     gc.collect()
     gc.freeze()  # children then copy fewer pages, and collect less
 
@@ -151,7 +163,8 @@ def run_program(job: dict[str, Any]) -> Outcome:
         if recording:
             torch.cuda.memory._dump_snapshot(recording)
 
-    torch._C._cuda_attach_out_of_memory_observer(on_oom)
+    core: Any = torch._C  # its stubs lack some names
+    core._cuda_attach_out_of_memory_observer(on_oom)
     code = compile(path.read_text("utf-8"), f"/workspace/{path.name}", "exec")
     try:
         exec(code, {"__name__": "__main__", "__file__": f"/workspace/{path.name}"})
@@ -172,9 +185,12 @@ def run_program(job: dict[str, Any]) -> Outcome:
     return outcome
 
 
-def child(job: dict[str, Any], pipe: int) -> None:
+def child(job: dict[str, Any], pipe: int, count: Callable[[], int]) -> None:
     """Run a job in a forked process and write its result."""
+    import torch
+
     start = time.perf_counter()
+    torch._C._cuda_getDeviceCount = count
     with tempfile.TemporaryDirectory() as folder, Path(os.devnull).open("w+") as nothing:
         os.chdir(folder)
         if not job.get("loud"):
@@ -191,14 +207,14 @@ def child(job: dict[str, Any], pipe: int) -> None:
         os.chdir("/")
 
 
-def result_of(job: dict[str, Any]) -> dict[str, Any]:
+def result_of(job: dict[str, Any], count: Callable[[], int]) -> dict[str, Any]:
     """Fork a child for a job and wait for its result."""
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
         os.close(reader)
         try:
-            child(job, writer)
+            child(job, writer, count)
         finally:
             os._exit(0)
     os.close(writer)
@@ -223,9 +239,13 @@ def main() -> None:
     """Serve until standard input ends."""
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    preload()
+    count, known = preload(), ""
     for line in sys.stdin:
-        json.dump(result_of(json.loads(line)), answers)
+        job = json.loads(line)
+        if job["program"] != known:
+            known = job["program"]
+            import_what(Path(known))
+        json.dump(result_of(job, count), answers)
         answers.write("\n")
         answers.flush()
 

@@ -48,7 +48,8 @@ class Try:
     """One setting and capacity, and what the program does under them.
 
     Attributes:
-        total_bytes: memory of the device; more than the capacity where others use it too.
+        capacity_bytes: what PyTorch can have.
+        total_bytes: memory of the device; more where others use it or the program limits itself.
         n_steps: rounds of its loop that it completed.
     """
 

@@ -164,7 +164,7 @@ def as_try(program: Program, conf: str, capacity_mib: int, outcome: dict[str, An
     """Return a row of the table."""
     return Try(
         conf=conf,
-        capacity_bytes=capacity_mib * MIB,
+        capacity_bytes=int(capacity_mib * MIB * program.fraction),
         total_bytes=(capacity_mib + program.other_mib) * MIB,
         passes=outcome["state"] == "passed",
         n_steps=outcome["n_steps"],
