@@ -151,13 +151,18 @@ def cures_of(recording: Recording) -> list[str]:
     ]
 
 
-def advice_of(judged: Judged, recording: Recording, analysis: dict[str, Any]) -> list[Advice]:
-    """Return the recommendations, then what was rejected, each with what its setting does."""
-    done = {
+def known_settings(recording: Recording) -> dict[str, bool]:
+    """Return the settings that were tried at the recorded capacity, and whether each passes."""
+    return {
         one.conf: one.passes
-        for one in recording.tries
+        for one in (*recording.tries, *recording.more)
         if one.capacity_bytes == recording.run.capacity_bytes
     }
+
+
+def advice_of(judged: Judged, recording: Recording, analysis: dict[str, Any]) -> list[Advice]:
+    """Return the recommendations, then what was rejected, each with what its setting does."""
+    done = known_settings(recording)
     advice = []
     for key in ("recommendations", "rejected"):
         for row in analysis[key]:
@@ -445,11 +450,7 @@ def try_recommended(
             recording = next(r for r in truth.recordings if r.snapshot == row.snapshot)
             if not row.failed or not is_recorded(program, table):
                 continue
-            known = {
-                one.conf: one.passes
-                for one in recording.tries
-                if one.capacity_bytes == recording.run.capacity_bytes
-            }
+            known = known_settings(recording)
             for one in row.advice:
                 if one.passes is not None or not one.setting.startswith(VARIABLE):
                     continue
@@ -457,10 +458,9 @@ def try_recommended(
                 if conf not in known:
                     mib = recording.run.total_bytes // MIB - program.other_mib
                     done = as_try(program, conf, mib, server.run(program, conf, mib))
-                    recording.tries.append(done)
+                    recording.more.append(done)
                     known[conf] = done.passes
                 one.passes = known[conf]
-            row.cures = cures_of(recording)
             write_truth(table, truth)
 
 

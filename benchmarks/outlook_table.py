@@ -63,12 +63,19 @@ class Try:
 
 @dataclass(frozen=True)
 class Recording:
-    """A snapshot of a run at its end or its failure, and what other runs of the program did."""
+    """A snapshot of a run at its end or its failure, and what other runs of the program did.
+
+    Attributes:
+        share: the capacity, of what the program reserves when nothing limits it.
+        more: settings tried later because they were recommended; no what-ifs, so that their number
+            stays the same.
+    """
 
     snapshot: str
     share: float
     run: Try
     tries: list[Try] = field(default_factory=list)
+    more: list[Try] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -109,6 +116,7 @@ def read_truth(path: Path) -> ProgramTruth:
     fields = json.loads(path.read_text())
     recordings = []
     for row in fields.pop("recordings"):
-        run, tries = Try(**row.pop("run")), [Try(**one) for one in row.pop("tries")]
-        recordings.append(Recording(**row, run=run, tries=tries))
+        run = Try(**row.pop("run"))
+        tries, more = ([Try(**one) for one in row.pop(key, [])] for key in ("tries", "more"))
+        recordings.append(Recording(**row, run=run, tries=tries, more=more))
     return ProgramTruth(**fields, recordings=recordings)
