@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import argparse
 import concurrent.futures
+import contextlib
+import io
 import json
 import sys
 import tempfile
@@ -111,7 +113,8 @@ def ask(*words: str) -> dict[str, Any]:
     """Run a command of fragdoctor in this process and return its JSON."""
     from fragdoctor.cli.app import invoke
 
-    with tempfile.TemporaryDirectory() as folder:
+    said = contextlib.redirect_stderr(io.StringIO())  # where the answer was written
+    with tempfile.TemporaryDirectory() as folder, said:
         answer = Path(folder) / "answer.json"
         invoke([*words, "--no-config", "--format", "json", "-o", str(answer)])
         return dict(json.loads(answer.read_text()))
@@ -500,8 +503,8 @@ def main(argv: Sequence[str]) -> None:
     if options.oracle and options.python:
         try_recommended(rows, truths, options)
     shown = [row for row in rows if options.names or row.split == LOOKED]
-    print("\n".join(listing(shown) if shown else []))
-    print()
+    if shown:
+        print("\n".join(listing(shown)), end="\n\n")
     print("\n".join(totals(rows)))
     if options.json:
         options.json.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n")
