@@ -18,6 +18,7 @@ import concurrent.futures
 import contextlib
 import io
 import json
+import re
 import sys
 import tempfile
 from collections import Counter
@@ -381,9 +382,9 @@ def listing(rows: Sequence[Judged]) -> list[str]:
     for score in ("wrong", "open"):
         those = [one for one in served if one.score == score]
         lines.append(f"{score}: {len(those)}")
-        for reason, n in Counter(one.reason for one in those).most_common():
+        for reason, n in Counter(kind_of_reason(one) for one in those).most_common():
             lines.append(f"  {n:4} {reason}")
-            lines += [f"         {one_line(one)}" for one in those if one.reason == reason]
+            lines += [f"         {one_line(one)}" for one in those if kind_of_reason(one) == reason]
     lines.append("not served, yet it passes:")
     lines += [f"  {one_line(one)}" for one in what_ifs if not one.served and one.passes]
     lines.append("recommended settings with which the program fails:")
@@ -402,6 +403,11 @@ def listing(rows: Sequence[Judged]) -> list[str]:
     ]
     lines += [f"no answer: {row.snapshot} {row.error}" for row in rows if row.error]
     return lines
+
+
+def kind_of_reason(one: WhatIf) -> str:
+    """Return the reason of an outlook without its figures."""
+    return re.sub(r"\d[\d.,]*( [KMG]iB)?", "N", one.reason) or "no reason given"
 
 
 def is_doubtful(row: Judged) -> bool:
