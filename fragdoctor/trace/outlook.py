@@ -15,7 +15,7 @@ from fragdoctor.model.simulation import Outlook, OutlookBasis, OutlookState
 from fragdoctor.trace import stacks
 from fragdoctor.trace.allocator import native_config
 from fragdoctor.trace.continuation import ENOUGH, GUESSED, Continuation, continuation_of
-from fragdoctor.trace.first_step import lower_bound_of, n_equal_layers
+from fragdoctor.trace.first_step import WORKSPACE_BYTES, lower_bound_of, n_equal_layers
 from fragdoctor.trace.lives import NEVER
 from fragdoctor.trace.operations import Operations
 from fragdoctor.trace.passes import RoleRuns
@@ -59,6 +59,9 @@ more memory, beyond it nothing is said."""
 
 KEPT_SHARE: Final = 0.004
 """Share of the peak by which what a step keeps may differ from what it kept as recorded."""
+
+KEPT_ONCE: Final = 0.02
+"""Share of the peak that a first step may keep for good without being taken for one that leaks."""
 
 NO_STEP: Final = "the recording holds no complete step"
 
@@ -120,6 +123,22 @@ class Outlooks:
         older = lives.requested_bytes[lives.start < rows[0]]
         first &= np.isin(lives.requested_bytes, older)
         return int(lives.size_bytes[first].sum())
+
+    @cached_property
+    def _kept_share(self) -> float:
+        """Share of the peak that the only complete step keeps beside gradients and state.
+
+        Whether it is made once or in every step, one step does not say.
+        """
+        known = self.continuation
+        assert known is not None  # noqa: S101 - asked before
+        lives, first, behind = self._trace.lives, int(known.rows[0]), int(known.rows[1])
+        role = self._trace.stacks.roles.role[lives.stack]
+        kept = (lives.start >= first) & (lives.start < behind) & (lives.free == NEVER)
+        kept &= ~np.isin(role, (stacks.BACKWARD, stacks.SILENT, stacks.OPTIMIZER))
+        kept &= ~np.isin(lives.requested_bytes, WORKSPACE_BYTES)
+        peak = int(self._trace.totals.envelope("allocated_bytes", [0]).high[0])
+        return float(lives.size_bytes[kept].sum()) / max(peak, 1)
 
     @cached_property
     def _believed_steps(self) -> int:
@@ -184,6 +203,8 @@ class Outlooks:
             yield "what repeats may be the layers of the model, of which not all have run"
         if not self._is_edited and self._mismatch > MOST_MISSED:
             yield "repeating the recorded steps does not give what was recorded of them"
+        if holds and known.n_complete == 1 and self._kept_share > KEPT_ONCE:
+            yield "what the one recorded step keeps may be kept in every step"
         if holds and known.rises and not known.grows:
             yield "steps become larger, by how much and how often is not known"
         if not holds and n_steps > self._believed_steps:

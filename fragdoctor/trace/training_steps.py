@@ -304,7 +304,10 @@ class _Search:
         """
         begun = [t for t in self.cuts.values() if t != NO_TURN]
         usual = np.unique(self.tree.turn_source[[*begun, *tail[:1]]])
-        same, other = tail[1:], []
+        behind = np.array(tail[1:], np.int64)
+        is_usual = np.isin(self.tree.turn_source[behind], usual)
+        same: list[int] = behind[is_usual].tolist()
+        other: list[int] = []
         n_gaps = 0
         for j, turn in self.cuts.items():
             if turn == NO_TURN:
@@ -316,8 +319,10 @@ class _Search:
             same = same + further[is_usual].tolist()
             other += further[~is_usual].tolist()
             n_gaps += not is_usual.all()
-        is_loop = n_gaps >= MIN_LOOPED * len(begun) or len(other) > len(begun)
-        return same if is_loop else same + other
+        if n_gaps >= MIN_LOOPED * len(begun) or len(other) > len(begun):
+            return same
+        other += behind[~np.isin(self.tree.turn_source[behind], usual)].tolist()
+        return same + other
 
     # ---- where steps begin -----------------------------------------------------------------------
 
