@@ -360,6 +360,7 @@ def test_groups_are_what_comparing_all_pairs_finds(ranks: list[RankSummary], wid
     assert {frozenset(g) for g in found} == by_all_pairs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n_lines", [8, 400])
 def test_thousands_of_ranks_that_all_differ_are_concluded_in_seconds(n_lines: int) -> None:
     rng = random.Random(1)

@@ -17,9 +17,12 @@ from fragdoctor.inputs.discovery import discover
 s3fs = pytest.importorskip("s3fs")
 server = pytest.importorskip("moto.server")
 # Sessions of aiohttp live until the interpreter ends, in a thread of fsspec.
-pytestmark = pytest.mark.filterwarnings(
-    r"ignore:unclosed (client session|connector|connection)\b:ResourceWarning"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings(
+        r"ignore:unclosed (client session|connector|connection)\b:ResourceWarning"
+    ),
+]
 
 
 @pytest.fixture(scope="module")

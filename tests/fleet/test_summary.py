@@ -51,6 +51,7 @@ def hostile_snapshot(letter: str) -> dict[str, Any]:
     return builders.snapshot(*segments, events=events, conf=conf)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("letter", HOSTILE)
 @pytest.mark.parametrize("replays", [True, False])
 def test_summary_of_a_hostile_snapshot_stays_small(

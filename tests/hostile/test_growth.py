@@ -29,6 +29,8 @@ from fragdoctor.fleet.conclusions import conclude
 from fragdoctor.fleet.engine import fleet_of
 from fragdoctor.model.fleet import RankSummary
 
+pytestmark = pytest.mark.slow
+
 _COMMANDS = {
     "analyze": ("analyze", "{path}"),
     "simulate": ("simulate", "{path}", "--sweep"),

@@ -21,6 +21,8 @@ import dimensions
 
 from fragdoctor.inputs.source import zstd_module
 
+pytestmark = pytest.mark.slow
+
 
 def _statistics(n_bytes: int) -> bytes:
     one = json.dumps({"allocated_bytes.all.current": 1, "num_ooms": 0})

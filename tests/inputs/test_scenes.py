@@ -55,6 +55,7 @@ def test_pathological_line_takes_time_in_proportion_to_its_size(unit):
     assert large < 12 * small + 0.5
 
 
+@pytest.mark.slow
 def test_line_with_every_literal_is_looked_at_once_for_all_of_them():
     line = "[trial 3] run epoch 1 step 9 alloc=4 MiB batch size 8 retry fold experiment sweep\n"
     text = line * 100_000

@@ -82,6 +82,7 @@ def test_search_ends_where_none_or_all_fit() -> None:
     assert max(r.batch for r in search(1, 500, lambda _: 10)) == 500
 
 
+@pytest.mark.slow
 def test_several_gpus_are_one_table(training: Stage) -> None:
     found = training.json("train.py", "--gpu", "h100,600MiB", "--gpu", "24GiB", code=1)
 

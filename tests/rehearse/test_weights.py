@@ -8,6 +8,7 @@ import pytest
 from rehearsal_stage import Stage
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="pages are given back on Linux")
 def test_a_large_model_takes_no_memory_of_the_machine(stage: Stage) -> None:
     found = stage.must_pass(
@@ -36,6 +37,7 @@ def test_a_large_model_takes_no_memory_of_the_machine(stage: Stage) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_numbers_drawn_after_a_model_was_made_are_as_ever(stage: Stage) -> None:
     made = """
         import torch

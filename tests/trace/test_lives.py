@@ -264,6 +264,7 @@ def long_trace():
     return trace
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("state", [0, 300_000, 600_000])
 def test_layout_of_a_long_trace_takes_a_moment(long_trace, state):
     began = time.process_time()
