@@ -136,6 +136,11 @@ class Bench:
         """Number of recorded operations."""
         return int(self.reproduction.operations.facts()["n_ops"])
 
+    @property
+    def is_long(self) -> bool:
+        """Whether the trace is too long to be continued for each change of it."""
+        return self.n_operations > LONG_TRACE_OPERATIONS
+
     @cached_property
     def around_peak(self) -> Operations:
         """The recorded operations on which savings are tried.
@@ -204,8 +209,7 @@ class Bench:
         of a run without failure.
         """
         attempt, is_known = outcome.attempt, outcome.result.outlook is not None
-        is_long = self.n_operations > LONG_TRACE_OPERATIONS
-        if is_known or is_long or self.recorded.fits or not outcome.result.fits:
+        if is_known or self.is_long or self.recorded.fits or not outcome.result.fits:
             return outcome
         if attempt.what_if not in self._looked_on:
             try:
@@ -221,7 +225,7 @@ class Bench:
                 result = self.fair_replay.replay(attempt.what_if)
                 return Outcome(attempt, self._with_fragility(attempt.what_if, result))
             operations = self._edited(attempt)
-            looks_on = not attempt.is_saving
+            looks_on = not (attempt.is_saving or self.is_long)
             result = self.fair_replay.replay(attempt.what_if, operations, looks_on=looks_on)
             peak = None
             if attempt.is_saving:
@@ -236,7 +240,7 @@ class Bench:
         outlook, capacity = result.outlook, result.capacity_bytes
         if outlook is None or outlook.state is not OutlookState.HOLDS or capacity is None:
             return result
-        if self.n_operations > LONG_TRACE_OPERATIONS or what_if.capacity_bytes is not None:
+        if self.is_long or what_if.capacity_bytes is not None:
             return result
         for factor in NEARBY:
             near = self.fair_replay.replay(replace(what_if, capacity_bytes=int(factor * capacity)))
