@@ -26,8 +26,8 @@ from fragdoctor.analysis.result import FreeSpace, OomEvent, PoolFree
 from fragdoctor.frozen import frozen
 from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.model.snapshot import I64, Action, Bools
+from fragdoctor.trace.columns import SMALL_SEGMENT_BYTES
 from fragdoctor.trace.lives import Layout
-from fragdoctor.trace.operations import SMALL_SEGMENT_BYTES
 from fragdoctor.trace.trace import SMALL_REQUEST_BYTES, Trace, large_page_bytes
 from fragdoctor.units import MIB
 

@@ -302,10 +302,10 @@ class Bench:
             return outlook
         is_open = outlook.state is OutlookState.OPEN
         is_bound = outlook.basis is OutlookBasis.LOWER_BOUND
-        # What is reserved where nothing limits it has holes that a full device would not leave.
-        needs = self.fair_replay.step_needs_bytes()
-        if (is_open and not is_bound) or outlook.growth_bytes_per_step:
-            needs = None
+        needs = None
+        if (is_bound or not is_open) and not outlook.growth_bytes_per_step:
+            # What is reserved without a limit has holes that a full device would not leave.
+            needs = self.fair_replay.step_needs_bytes()
         return replace(
             outlook,
             state=OutlookState.FAILS,

@@ -20,12 +20,13 @@ from fragdoctor.diagnosis.figures import (
     segment_reports,
     timeline_strip,
 )
+from fragdoctor.diagnosis.moments import moment_report
 from fragdoctor.diagnosis.remedies.capacity import SHORT_OF_MEMORY
 from fragdoctor.diagnosis.remedies.catalogue import proposals, prove, rank
 from fragdoctor.diagnosis.remedies.remedy import JudgedCase
 from fragdoctor.diagnosis.run_state import find_notes, run_state
 from fragdoctor.diagnosis.verdict import find_verdict, with_story
-from fragdoctor.diagnosis.whole_step import moment_report, with_outlook
+from fragdoctor.diagnosis.whole_step import with_outlook
 from fragdoctor.errors import ConfigError
 from fragdoctor.model.case import Case, OomMessage
 from fragdoctor.model.diagnosis import Cause, Diagnosis, Verdict

@@ -187,14 +187,16 @@ class Outlooks:
             return raw, outlook
         is_open = replace(outlook, state=OutlookState.OPEN, fails_after_steps=None, reason=doubt)
         # What one or two steps kept may have been made once.
-        is_far = (
-            outlook.fails_after_steps or 0
-        ) > self._believed_steps and known.n_complete < ENOUGH
-        return raw, replace(is_open, likely=None if is_far else outlook.state)
+        is_guess = self._is_far(outlook) and known.n_complete < ENOUGH
+        return raw, replace(is_open, likely=None if is_guess else outlook.state)
+
+    def _is_far(self, outlook: Outlook) -> bool:
+        """Return whether a run fails later than growth is believed to go on."""
+        return (outlook.fails_after_steps or 0) > self._believed_steps
 
     def _doubts(self, known: Continuation, outlook: Outlook, n_played: int) -> Iterator[str]:
         """Yield why the steps to come are not known well enough."""
-        holds, n_steps = outlook.state is OutlookState.HOLDS, outlook.fails_after_steps or 0
+        holds = outlook.state is OutlookState.HOLDS
         if known.is_evaluating and (n_played or holds):
             yield "an evaluation is under way, and the recording shows none to its end"
         if known.is_new and (n_played or holds):
@@ -207,8 +209,8 @@ class Outlooks:
             yield "what the one recorded step keeps may be kept in every step"
         if holds and known.rises and not known.grows:
             yield "steps become larger, by how much and how often is not known"
-        if not holds and n_steps > self._believed_steps:
-            about = plural(n_steps, "step")
+        if self._is_far(outlook):
+            about = plural(outlook.fails_after_steps or 0, "step")
             yield f"it would fail after {about}, too far from the {known.n_complete} recorded"
         if holds and known.first is not None and not known.first.is_all_trained:
             yield "the first step was not finished, and parts of the model have no gradients yet"

@@ -17,7 +17,7 @@ from fragdoctor.frozen import frozen
 from fragdoctor.model.phases import TrainingPhase
 from fragdoctor.model.snapshot import I32, I64, U8, Action, Bools
 from fragdoctor.trace import stacks as stack_roles
-from fragdoctor.trace.operations import Events
+from fragdoctor.trace.columns import Events
 from fragdoctor.trace.stacks import StackRoles
 from fragdoctor.trace.trace import Trace
 

@@ -21,8 +21,8 @@ MANY_STEPS: Final = 8
 """Steps of differing size from which on the largest so far tells much of those to come."""
 
 LARGER: Final = 10.0
-"""Of sizes spread evenly, the largest lies beyond n of them by more than ``spread * (5 ** (1 / n) -
-1)`` in one of five cases."""
+"""Of sizes spread evenly, the largest lies beyond n of them by more than ``spread * (LARGER ** (1 /
+n) - 1)`` in one of so many cases."""
 
 BOUNDED: Final = 0.01
 """Share by which the largest two steps differ, up to which they are as large as steps get."""

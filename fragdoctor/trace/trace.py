@@ -21,8 +21,7 @@ from fragdoctor.model.hooks import report_progress
 from fragdoctor.model.settings import AllocatorSettings, Era
 from fragdoctor.model.snapshot import I32, I64, U64, Action, BlockState, Bools, Snapshot
 from fragdoctor.trace.allocator import native_config
-from fragdoctor.trace.lives import NEVER, Layout, Lives, Source, Totals
-from fragdoctor.trace.operations import (
+from fragdoctor.trace.columns import (
     MAX_SUM,
     SMALL_SEGMENT_BYTES,
     Events,
@@ -30,6 +29,7 @@ from fragdoctor.trace.operations import (
     FinalSegments,
     device_columns,
 )
+from fragdoctor.trace.lives import NEVER, Layout, Lives, Source, Totals
 from fragdoctor.trace.stacks import Stacks
 from fragdoctor.units import MIB
 

@@ -307,6 +307,7 @@ class _Search:
         behind = np.array(tail[1:], np.int64)
         is_usual = np.isin(self.tree.turn_source[behind], usual)
         same: list[int] = behind[is_usual].tolist()
+        elsewhere: list[int] = behind[~is_usual].tolist()
         other: list[int] = []
         n_gaps = 0
         for j, turn in self.cuts.items():
@@ -321,8 +322,7 @@ class _Search:
             n_gaps += not is_usual.all()
         if n_gaps >= MIN_LOOPED * len(begun) or len(other) > len(begun):
             return same
-        other += behind[~np.isin(self.tree.turn_source[behind], usual)].tolist()
-        return same + other
+        return same + other + elsewhere
 
     # ---- where steps begin -----------------------------------------------------------------------
 
