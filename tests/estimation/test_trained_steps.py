@@ -22,7 +22,6 @@ from fragdoctor.estimation.request import FORMULA_ERROR
 from fragdoctor.estimation.states import column_sum_bytes, column_sum_limit, states_of
 from fragdoctor.estimation.tape import phases_of
 from fragdoctor.model.workload import Workload
-from fragdoctor.rehearse.engine.kernels.reduction import Kind, reduction_bytes
 
 ROWS = json.loads(Path(__file__).with_name("trained_steps.json").read_text())
 PRECISIONS = ("fp32", "bf16", "amp-bf16")
@@ -146,6 +145,9 @@ def test_promise_counts_the_measured_models() -> None:
 
 @pytest.mark.parametrize("columns", [1, 6, 64, 96, 768, 1000, 4096, 14336])
 def test_sum_over_tokens_takes_the_buffer_of_the_kernel(columns: int) -> None:
+    pytest.importorskip("torch")
+    from fragdoctor.rehearse.engine.kernels.reduction import Kind, reduction_bytes
+
     for rows in (1, 100, 1024, 4096, 10_000, 65_536):
         passes = reduction_bytes((rows, columns), (columns, 1), (0,), Kind(4), 2, 132)
         expected = max((size for size, _ in passes), default=0)

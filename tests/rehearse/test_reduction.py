@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+pytest.importorskip("torch")
+
 from fragdoctor.rehearse.engine.kernels.reduction import Kind, reduction_bytes
 
 H100 = 132

@@ -278,7 +278,7 @@ WITHOUT_PEAK = {"frag_gpt_long_truncated", "no_history", "state_only"}
 
 
 @pytest.mark.shared
-def test_peaks_of_recordings_equal_memory_stats(shared):
+def test_peaks_of_recordings_equal_memory_stats(shared, has_all_recordings):
     checked = 0
     for folder in recordings(shared):
         if folder.name in WITHOUT_PEAK:
@@ -291,4 +291,4 @@ def test_peaks_of_recordings_equal_memory_stats(shared):
             got = [t.peak_allocated_bytes, t.peak_active_bytes, t.peak_reserved_bytes]
             assert want == got, (folder.name, result.device)
             checked += 1
-    assert checked >= 45
+    assert checked >= (45 if has_all_recordings else 29)

@@ -351,7 +351,7 @@ def test_recordings_without_trace_are_refused(shared: Path) -> None:
 
 
 @pytest.mark.shared
-def test_retries_agree_with_the_statistics(shared: Path) -> None:
+def test_retries_agree_with_the_statistics(shared: Path, has_all_recordings: bool) -> None:
     """The snapshot does not hold num_alloc_retries; memory_stats beside it does."""
     import json
 
@@ -367,7 +367,7 @@ def test_retries_agree_with_the_statistics(shared: Path) -> None:
             assert reproduction.raw["retries"] == of_device["num_alloc_retries"], path.parent.name
             assert reproduction.raw["ooms"] == of_device["num_ooms"], path.parent.name
             checked += 1
-    assert checked > 40
+    assert checked > (40 if has_all_recordings else 25)
 
 
 def test_programs_run_forever_without_capacity() -> None:
