@@ -319,12 +319,13 @@ def _analyzed(trace: Trace) -> DeviceAnalysis:
     peak = None if totals is None else totals.peak_allocated_state
     ooms = find_ooms(trace)
     flushes = find_flushes(trace)
-    growth = GrowthResult((), 0, 0)
+    growth = GrowthResult((), 0, 0, 0)
     if totals is not None:
         growth = find_growth(trace, Steps.of(trace))
     phases = None if totals is None else find_phases(trace)
     pinned, n_pinned = find_pinned_segments(layout)
     active = int(blocks.size_bytes[blocks.state != BlockState.INACTIVE].sum())
+    kept = None if totals is None else find_kept(trace, growth.lines, active, phases)
     requested = int(blocks.requested_bytes[blocks.state != BlockState.INACTIVE].sum())
     streams = [int(s) for s in trace.snapshot.streams]
     return DeviceAnalysis(
@@ -343,7 +344,8 @@ def _analyzed(trace: Trace) -> DeviceAnalysis:
         pins=find_pins(trace),
         holders=find_holders(trace, peak),
         growth=growth.lines,
-        kept=None if totals is None else find_kept(trace, growth.lines, active, phases),
+        kept=None if kept is None or kept.is_gathered else kept,
+        gathered=kept if kept is not None and kept.is_gathered else None,
         sizes=size_diversity(trace),
         ooms=ooms,
         flushes=flushes.runs,
@@ -351,6 +353,7 @@ def _analyzed(trace: Trace) -> DeviceAnalysis:
         capacity_estimate_bytes=_capacity(ooms),
         requested_waste_bytes=_waste(trace, active, requested),
         n_steps=growth.n_steps,
+        once_slope_bytes=growth.once_slope_bytes,
         floor_slope_bytes=growth.floor_slope_bytes,
         pinned_segments=pinned,
         n_pinned_segments=n_pinned,

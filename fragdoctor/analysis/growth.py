@@ -10,8 +10,8 @@ end. Not called growth:
 - what is replaced by something larger, as a KV cache grown by ``torch.cat``: its survivors are all
   of the last step;
 - what stops growing well before the end;
-- the optimizer state of parameters that begin to train one after the other (layers unfrozen step by
-  step): each gets its state once, so that it ends with the parameters;
+- the optimizer state, or an averaged copy, of parameters that begin to train one after the other
+  (layers unfrozen step by step): each gets its own once, so that it ends with the parameters;
 - a loop that does nothing but keep (a benchmark, the building of a model): a step of a running
   program also frees something.
 
@@ -28,6 +28,7 @@ from typing import Final
 
 import numpy as np
 
+from fragdoctor.analysis.bounded_growth import is_made_once
 from fragdoctor.analysis.result import Growth
 from fragdoctor.analysis.training_run import Requests
 from fragdoctor.frozen import frozen
@@ -51,7 +52,6 @@ WARM_UP: Final = 4
 # Deviation of the distances between survivors, relative to their mean; 1 is pure chance.
 MAX_ODDNESS: Final = 0.35
 MIN_STACKS_PER_STEP: Final = 3
-MAX_STATES: Final = 2  # that an optimizer keeps of a parameter: moments of Adam
 MAX_GROWTHS: Final = 100
 MAX_CANDIDATES: Final = 2000
 MAX_TABLE_CELLS: Final = 20_000_000
@@ -67,12 +67,14 @@ MAX_LAPS: Final = 2  # generations that are live at once: the new one and the ol
 class GrowthResult:
     """Growing lines, most bytes first, and the floor of allocated bytes over the steps.
 
+    ``once_slope_bytes`` is what else is added per step, once for each parameter;
     ``floor_slope_bytes`` is the rise per step of the lowest allocated bytes within each step
     (0 with fewer than ``MIN_STEPS``).
     """
 
     lines: tuple[Growth, ...]
     n_steps: int
+    once_slope_bytes: int
     floor_slope_bytes: int
 
 
@@ -90,19 +92,26 @@ def find_growth(trace: Trace, steps: Steps) -> GrowthResult:
     """Return the source lines whose survivors grow step by step."""
     main = steps.main_rows
     lines: dict[int, Growth] = {}
+    once_slope_bytes = 0
     # Evaluation between training steps would hide what each of these leaves, and the reverse.
     for kind in np.unique(steps.kind).tolist():
-        for growth in _growing_lines(trace, steps.of_kind(kind), steps.method):
+        for growth, is_once in _growing_lines(trace, steps.of_kind(kind), steps.method):
+            if is_once:
+                once_slope_bytes += growth.slope_bytes
+                continue
             key = growth.frame if growth.frame >= 0 else -1 - len(lines)
             if key not in lines or lines[key].survivor_bytes < growth.survivor_bytes:
                 lines[key] = growth
     most_first = sorted(lines.values(), key=lambda g: -g.survivor_bytes)
     slope = _floor_slope(trace, main) if len(main) >= MIN_STEPS else 0
-    return GrowthResult(tuple(most_first[:MAX_GROWTHS]), len(main), slope)
+    return GrowthResult(tuple(most_first[:MAX_GROWTHS]), len(main), once_slope_bytes, slope)
 
 
-def _growing_lines(trace: Trace, starts: I64, method: str) -> list[Growth]:
-    """Return the lines that grow over the steps of one kind, which begin at ``starts``."""
+def _growing_lines(trace: Trace, starts: I64, method: str) -> list[tuple[Growth, bool]]:
+    """Return the lines that grow over the steps of one kind, which begin at ``starts``.
+
+    Each with whether what grows is made once for each parameter.
+    """
     if len(starts) < MIN_STEPS:
         return []
     report_progress("Analysing: growth")
@@ -113,35 +122,11 @@ def _growing_lines(trace: Trace, starts: I64, method: str) -> list[Growth]:
     busy = _is_busy(lives, births, method)
     cells = _cells(lives, births)
     judged = [_judge(cells, low, high, births.n_complete, busy) for low, high in _candidates(cells)]
+    grown = [(found, _kept_rows(lives, births, found)) for found in judged if found]
     return [
-        _describe(lives, births, rows, found, trace.first_row)
-        for found in judged
-        if found and not _are_first_states(trace, rows := _kept_rows(lives, births, found))
+        (_describe(lives, births, rows, found, trace.first_row), is_made_once(trace, rows))
+        for found, rows in grown
     ]
-
-
-def _are_first_states(trace: Trace, rows: I64) -> bool:
-    """Return whether survivors are the optimizer's state of parameters that came to train late.
-
-    There are at most ``MAX_STATES`` tensors for each live block of their size that no optimizer
-    made, or of half their size: states may have twice the precision. Optimizers that are made anew
-    while the old ones are kept leave more.
-    """
-    lives = trace.lives
-    in_step = trace.stacks.roles.in_step
-    if not in_step[lives.stack[rows]].all():
-        return False
-    live = np.flatnonzero(lives.free == NEVER)
-    size, is_state = lives.requested_bytes[live], in_step[lives.stack[live]]
-    sizes, n_states = np.unique(size[is_state], return_counts=True)
-    others = np.sort(size[~is_state])
-
-    def n_of(wanted: I64) -> I64:
-        left = np.searchsorted(others, wanted, side="left")
-        return np.searchsorted(others, wanted, side="right") - left
-
-    fits = n_states <= MAX_STATES * (n_of(sizes) + n_of(sizes // 2))
-    return bool(fits[np.searchsorted(sizes, np.unique(lives.requested_bytes[rows]))].all())
 
 
 @frozen
@@ -326,6 +311,7 @@ def _describe(
         steadiness=n_births / (births.n_complete - since),
         first_event=first_row + int(lives.start[rows].min()),
         last_event=first_row + int(lives.start[rows].max()),
+        is_even=bool(np.ptp(np.diff(np.unique(step))) == 0),
     )
 
 

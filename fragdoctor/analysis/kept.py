@@ -9,11 +9,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Final
 
 import numpy as np
 
+from fragdoctor.analysis.bounded_growth import (
+    has_passes,
+    is_cache_of_generation,
+    is_filling,
+    is_gathered,
+    is_in_pools,
+    is_unrolled,
+)
 from fragdoctor.analysis.growth import find_growing_buffers, is_input
 from fragdoctor.analysis.result import (
     Growth,
@@ -54,17 +63,14 @@ WHOLE_GRAPH: Final = 0.995
 
 MOST: Final = 0.5
 
-MIXED_SHARE: Final = 0.1
-"""Of each kind, results of forward and of backward passes, where a graph holds both."""
-
 MIN_GROWN: Final = 4
 """Times that a buffer must have grown in a training run before that is called endless."""
 
-N_PARTS: Final = 8
-"""Parts of a trace over which the joined parts of a cache must grow."""
-
 GRAPH_BLOCKS: Final = 3
 """Results of operations that are kept together in one step: an autograd graph."""
+
+GRAPH_LINES: Final = 0.25
+"""Share of the lines of a model whose results its graph keeps, at least; it is most of them."""
 
 MANY_SIZES: Final = 0.8
 """Share of blocks that are of a size of their own where a cache is keyed by shape."""
@@ -75,8 +81,8 @@ _NODE: Final = re.compile(r"(?:^|::)([A-Z]\w*Backward\d*|AccumulateGrad|CopySlic
 
 def _is_steady(growth: Growth) -> bool:
     """Return whether a line grows steadily and long enough to be called a leak."""
-    is_regular = growth.steadiness >= STEADY_SHARE or growth.n_steps >= MANY_STEPS
-    return is_regular and growth.n_steps >= MIN_STEPS
+    is_often = growth.steadiness >= STEADY_SHARE or growth.n_steps >= MANY_STEPS
+    return (is_often or growth.is_even) and growth.n_steps >= MIN_STEPS
 
 
 def find_kept(
@@ -98,10 +104,12 @@ def find_kept(
     if sum(g.survivor_bytes for g in lines) < least:
         return _growing_buffer(trace, least, phases)
     rows = _survivors(trace, lines)
-    if _is_in_pools(trace, rows) or _is_cache_of_generation(trace, rows, phases):
+    if is_in_pools(trace, rows) or is_cache_of_generation(trace, rows, phases):
         return None
     kept = _traced(trace, phases, lead, lines, rows)
-    return None if _is_unrolled(kept, phases) else kept
+    if is_unrolled(kept, phases) or is_filling(kept, phases):
+        return None
+    return replace(kept, is_gathered=is_gathered(trace, rows, kept.pattern))
 
 
 def _grows_along(growth: Growth, lead: Growth) -> bool:
@@ -110,53 +118,7 @@ def _grows_along(growth: Growth, lead: Growth) -> bool:
     return low >= SAME_STEPS * high and overlap > 0
 
 
-# ---- what grows and is no leak, and a leak that grows in another way --------------------------
-
-
-def _is_in_pools(trace: Trace, rows: I64) -> bool:
-    """Return whether most of it lies in private pools: a pool for each new shape is the matter."""
-    pool = trace.lives.pool[rows]
-    size = trace.lives.size_bytes[rows]
-    is_private = np.any(np.asarray(trace.snapshot.pools, np.int64).reshape(-1, 2) != 0, axis=1)
-    return bool(size[is_private[pool]].sum() > MOST * size.sum())
-
-
-def _is_cache_of_generation(trace: Trace, rows: I64, phases: PhaseAnalysis | None) -> bool:
-    """Return whether a program that only runs forward puts parts aside and joins them each time.
-
-    So grows a KV cache that is kept as a list: each step joins all parts, one more than before, so
-    that the largest request of some stack rises from each part of the trace to the next.
-    """
-    if not len(rows) or _has_passes(
-        phases, TrainingPhase.BACKWARD, TrainingPhase.OPTIMIZER, TrainingPhase.FORWARD_BACKWARD
-    ):
-        return False
-    lives = trace.lives
-    made = np.flatnonzero(lives.start >= 0)
-    part_bytes = int(np.median(lives.size_bytes[rows]))
-    made = made[(lives.size_bytes[made] >= MIN_STEPS * part_bytes) & (lives.free[made] != NEVER)]
-    made = made[np.argsort(lives.stack[made], kind="stable")]
-    firsts = np.flatnonzero(np.diff(lives.stack[made])) + 1
-    for size in np.split(lives.size_bytes[made], firsts):
-        if len(size) < 2 * N_PARTS:
-            continue
-        bounds = np.arange(N_PARTS) * len(size) // N_PARTS
-        if np.all(np.diff(np.maximum.reduceat(size, bounds)) > 0):
-            return True
-    return False
-
-
-def _is_unrolled(kept: KeptMemory, phases: PhaseAnalysis | None) -> bool:
-    """Return whether it is the graph of a step that has not ended: gradients of gradients.
-
-    Inner steps of meta-learning keep their results until the outer backward pass; no optimizer has
-    run yet.
-    """
-    total = max(1, sum(k.n_bytes for k in kept.kinds))
-    gradients = sum(k.n_bytes for k in kept.kinds if k.kind is KeptKind.GRADIENT)
-    results = sum(k.n_bytes for k in kept.kinds if k.kind in (KeptKind.ACTIVATION, KeptKind.LOSS))
-    is_mixed = min(gradients, results) >= MIXED_SHARE * total
-    return is_mixed and not _has_passes(phases, TrainingPhase.OPTIMIZER)
+# ---- a leak that grows in another way ------------------------------------------------------------
 
 
 def _growing_buffer(
@@ -166,7 +128,7 @@ def _growing_buffer(
 
     A KV cache grows so as well, and ends with its request. What outlives backward passes does not.
     """
-    if not _has_passes(phases, TrainingPhase.BACKWARD, TrainingPhase.FORWARD_BACKWARD):
+    if not has_passes(phases, TrainingPhase.BACKWARD, TrainingPhase.FORWARD_BACKWARD):
         return None
     requests, lives = _requests(trace), trace.lives
     handed_on = []
@@ -206,10 +168,6 @@ def _trains_between(phases: PhaseAnalysis | None, row: I64) -> bool:
     begins = phases.first[:-1][is_backward]
     made = np.searchsorted(begins, row)
     return bool(np.count_nonzero(np.diff(made)) >= STEADY_SHARE * (len(row) - 1))
-
-
-def _has_passes(phases: PhaseAnalysis | None, *labels: int) -> bool:
-    return phases is not None and bool(np.isin(phases.labels, labels).any())
 
 
 def _requests(trace: Trace) -> Requests:
@@ -362,7 +320,7 @@ def _pattern(
         if share.get(kind, 0.0) >= MOST:
             return pattern
     results = share.get(KeptKind.ACTIVATION, 0.0) + share.get(KeptKind.LOSS, 0.0)
-    if len(rows) >= GRAPH_BLOCKS * n_steps and results >= MOST:
+    if len(rows) >= GRAPH_BLOCKS * n_steps and results >= MOST and _is_graph(trace, rows):
         trains = _trains_meanwhile(trace, phases, rows)
         return KeptPattern.GRAPH if trains else KeptPattern.EVALUATION
     sizes = trace.lives.requested_bytes[rows]
@@ -371,6 +329,17 @@ def _pattern(
     if len(rows) and _is_hook(trace, _heaviest(stack, trace.lives.size_bytes[rows])):
         return KeptPattern.HOOK
     return KeptPattern.RESULTS if results >= MOST else KeptPattern.TENSORS
+
+
+def _is_graph(trace: Trace, rows: I64) -> bool:
+    """Return whether results of most operations of a model are kept, not its outputs alone.
+
+    Features, hidden states and keys and values come from a few of its lines.
+    """
+    lives, in_module = trace.lives, trace.stacks.roles.in_module
+    inside = (lives.start >= lives.start[rows].min()) & (lives.start <= lives.start[rows].max())
+    made = np.unique(lives.stack[inside & in_module[lives.stack]])
+    return len(np.intersect1d(made, lives.stack[rows])) >= GRAPH_LINES * len(made)
 
 
 def _trains_meanwhile(trace: Trace, phases: PhaseAnalysis | None, rows: I64) -> bool:

@@ -122,6 +122,7 @@ class Growth:
         survivor_bytes: bytes of these at the end.
         steadiness: share of steps in which it grew, 0..1.
         first_event, last_event: rows of the first and last survivor.
+        is_even: the steps in which it grew lie at equal distances.
     """
 
     frame: int
@@ -133,6 +134,7 @@ class Growth:
     steadiness: float
     first_event: int
     last_event: int
+    is_even: bool = False
 
 
 class KeptKind(StrEnum):
@@ -185,6 +187,7 @@ class KeptMemory:
         node: autograd node that made it, "" where no C++ frame names one.
         forward_frame: for results of the backward pass the frame id of the forward line that the
             pass was working on, -1 where the order of events does not say.
+        is_gathered: the evaluation under way keeps it, and lets go of it when it ends.
     """
 
     frame: int
@@ -198,6 +201,7 @@ class KeptMemory:
     survivor_bytes: int
     node: str = ""
     forward_frame: int = -1
+    is_gathered: bool = False
 
 
 @frozen
@@ -337,8 +341,10 @@ class PhaseAnalysis:
 class DeviceAnalysis:
     """Everything the columns say about one device.
 
-    ``n_steps`` are the steps found in the trace, 0 without any; ``floor_slope_bytes`` is the rise
-    per step of the lowest allocated bytes within each. ``kept`` is what grows enough for a verdict.
+    ``n_steps`` are the steps found in the trace, 0 without any; ``once_slope_bytes`` is what they
+    add once for each parameter, per step; ``floor_slope_bytes`` is the rise per step of the lowest
+    allocated bytes within each. ``kept`` is what grows enough for a verdict,
+    ``gathered`` the same of what ends with an evaluation, so that it is no leak.
     """
 
     trace: Trace
@@ -357,6 +363,7 @@ class DeviceAnalysis:
     holders: Sequence[Holder] = ()
     growth: Sequence[Growth] = ()
     kept: KeptMemory | None = None
+    gathered: KeptMemory | None = None
     sizes: SizeDiversity | None = None
     ooms: Sequence[OomEvent] = ()
     flushes: Sequence[Flush] = ()
@@ -364,6 +371,7 @@ class DeviceAnalysis:
     capacity_estimate_bytes: int | None = None
     requested_waste_bytes: int | None = None
     n_steps: int = 0
+    once_slope_bytes: int = 0
     floor_slope_bytes: int = 0
     pinned_segments: Sequence[PinnedSegment] = ()
     n_pinned_segments: int = 0

@@ -41,12 +41,13 @@ def fragmentation(r: FailedRequest, where: str) -> Hypothesis:
     """Return the hypothesis that holes were in the way; ``where`` ends its sentence."""
     largest = r.largest_free_block_bytes
     proven = largest is not None and largest < (r.block_bytes or r.requested_bytes)
-    holes = (
-        f"{format_size(r.unallocated_bytes)} of it in holes of at most {format_size(largest)} that "
-        "live blocks pin"
-        if proven
-        else f"{format_size(r.unallocated_bytes)} of it cached by PyTorch but unallocated"
-    )
+    cached = f"{format_size(r.unallocated_bytes)} of it"
+    if not proven:
+        holes = f"{cached} cached by PyTorch but unallocated"
+    elif largest:
+        holes = f"{cached} in holes of at most {format_size(largest)} that live blocks pin"
+    else:
+        holes = f"{cached} in segments for other streams or sizes that live blocks pin"
     free = (r.cache_bytes or 0) + (r.free_bytes or 0)
     outside = f", {format_size(r.free_bytes)} on the device" if r.free_bytes is not None else ""
     return Hypothesis(

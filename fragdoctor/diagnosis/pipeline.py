@@ -184,6 +184,8 @@ def diagnose(  # noqa: PLR0913 - the choices of one run, all by keyword
     judged = JudgedCase(leader, verdict, results, bench, _training(leader, bench, verdict))
     proof = prove(judged, proposals(judged), progress)
     recommendations, rejected = rank(proof.proposals, verdict.cause)
+    if verdict.cause is Cause.HEALTHY and leader.failed_request is not None:
+        rejected = ()  # the program came to terms with its failures: none is left to be mended
     return Diagnosis(
         case=case,
         verdict=verdict,

@@ -70,7 +70,8 @@ def backed_off(analysis: DeviceAnalysis) -> BackOff | None:
 
 
 def _has_settled(context: Context, analysis: DeviceAnalysis) -> bool:
-    found, capacity = backed_off(analysis), context.total_bytes
+    found, failed = backed_off(analysis), context.failed_request
+    capacity = context.total_bytes or (failed.available_bytes if failed is not None else None)
     if found is None or not capacity:
         return False
     return capacity - found.peak_bytes >= LITTLE_TO_SPARE * capacity

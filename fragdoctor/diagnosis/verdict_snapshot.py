@@ -17,7 +17,8 @@ from fragdoctor.model.snapshot import Action
 from fragdoctor.rules.capacity.optimizer_state import fails_in_optimizer
 from fragdoctor.rules.capacity.transient_peak import find_transient
 from fragdoctor.rules.failed_request import FULL_SLACK_SHARE, FailedRequest
-from fragdoctor.rules.growth.growing_line import kept_text, maker_text
+from fragdoctor.rules.growth.growing_line import gathered_text, kept_text, maker_text
+from fragdoctor.rules.request_sources import is_one_of_several
 from fragdoctor.rules.rule import Context
 from fragdoctor.units import GIB, format_count, format_size, plural
 
@@ -50,9 +51,9 @@ def verdict_on_snapshot(context: Context) -> Verdict:
         return verdict_of([_served(failed)], context.device, _evidence(analysis, failed))
     hypotheses = decide(failed)
     hypotheses = explain_live_memory(context, analysis, failed, hypotheses)
-    hypotheses = _unknown_device(failed, hypotheses)
     if failed.is_caught:
         hypotheses = _caught(context, analysis, hypotheses)
+    hypotheses = _unknown_device(failed, hypotheses)
     return verdict_of(hypotheses, context.device, _evidence(analysis, failed))
 
 
@@ -76,6 +77,10 @@ def explain_live_memory(
             leak = _leak(context, kept, f", until the {failed.request_text} failed")
             return [leak, *hypotheses]
         return [*hypotheses, _leak(context, kept, "")]
+    if analysis.gathered is not None and first.cause in LEAKS_INTO:
+        peak = _gathered(context, analysis.gathered, failed)
+        is_first = first.cause is Cause.CAPACITY and not _alone_too_large(failed)
+        return [peak, *hypotheses] if is_first else [*hypotheses, peak]
     if first.cause is not Cause.CAPACITY:
         return hypotheses
     spike = find_transient(analysis)
@@ -128,21 +133,24 @@ def _caught(
     n_after = _requests_after_failure(analysis)
     bundle = context.case.bundle
     ended_well = bundle is not None and bundle.reason == "exit" and not bundle.exception
-    if (n_after < RESUMED_REQUESTS and not ended_well) or first.cause is Cause.LEAK:
+    has_resumed = n_after >= RESUMED_REQUESTS or ended_well
+    has_resumed |= bundle is None and is_one_of_several(analysis)
+    if not has_resumed or first.cause is Cause.LEAK:
         first = replace(first, summary=f"{first.summary} The program caught the error and went on.")
         return [first, *hypotheses[1:], Hypothesis(Cause.HEALTHY, Confidence.POSSIBLE, "")]
     n = len(analysis.ooms)
     sizes = sorted(oom.rounded_bytes for oom in analysis.ooms)
     tried = (
         format_size(sizes[-1])
-        if n == 1
+        if sizes[0] == sizes[-1]
         else (f"{format_size(sizes[0])} to {format_size(sizes[-1])}")
     )
     errors = "an out-of-memory error" if n == 1 else f"{n} out-of-memory errors"
     served = f": {format_count(n_after)} requests were served since, and none failed"
     summary = (
         f"The program caught {errors} ({'a request' if n == 1 else 'requests'} of {tried}) and "
-        f"went on{', to its end' if ended_well else ''}{served if n_after else ''}."
+        f"went on{', to its end' if ended_well else ''}{served if n_after else ''}"
+        f"{'; it let go of its memory after the last' if not (n_after or ended_well) else ''}."
     )
     found = backed_off(analysis)
     if found is not None:
@@ -241,6 +249,15 @@ def _leak(context: Context, kept: KeptMemory, ending: str) -> Hypothesis:
         f"{kept_text(context, kept)}{ending}.",
         "Check whether this memory is kept on purpose: look for a list, a cache or a loss that "
         "keeps its graph.",
+    )
+
+
+def _gathered(context: Context, kept: KeptMemory, failed: FailedRequest) -> Hypothesis:
+    return Hypothesis(
+        Cause.TRANSIENT_PEAK,
+        Confidence.LIKELY,
+        f"{gathered_text(context, kept)}; the {failed.request_text} no longer fit.",
+        "If it is still there after the evaluation has ended, something leaks it.",
     )
 
 

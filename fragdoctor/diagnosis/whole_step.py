@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
+from fragdoctor.analysis.result import DeviceAnalysis
 from fragdoctor.diagnosis.bench import Bench
 from fragdoctor.model.diagnosis import Cause, Verdict
 from fragdoctor.model.finding import Confidence
 from fragdoctor.model.simulation import Outlook, OutlookBasis, OutlookState, ReplayResult
 from fragdoctor.rules.capacity.transient_peak import find_transient
+from fragdoctor.rules.growth.growing_line import gathered_text
 from fragdoctor.rules.rule import Context
 from fragdoctor.units import format_size, plural
 
@@ -20,6 +22,9 @@ MIN_LEAK_STEPS: Final = 3
 """Whole steps that must show a growth: what only one keeps may be made once."""
 
 MIN_GROWN_STEPS: Final = 100
+ROUNDED_UP: Final = 1.1
+"""The growth that the outlook sees is a mean, what is made once a median: they differ a little."""
+
 LEAKING_SHARE: Final = 0.02
 """Growth counts if it takes this share of the capacity within so many steps."""
 
@@ -43,11 +48,16 @@ def _of_failure(verdict: Verdict, context: Context, bench: Bench, outlook: Outlo
         return verdict
     survivors = bench.survivors()
     may_leak = bench.is_exact and survivors is not None and not any(map(_is_open, survivors))
-    if may_leak and _is_leak(verdict, bench, outlook, survivors or []):
+    assert context.analysis is not None  # noqa: S101 - asked before
+    if may_leak and _is_leak(verdict, context.analysis, bench, outlook, survivors or []):
         return _as_leak(verdict, outlook, survivors or [])
     lacking = _lacking(bench, outlook) if bench.is_exact else 0
     if is_holes and survivors is not None:
-        return _of_holes(verdict, bench, survivors, _instead(context, bench), lacking)
+        read = _of_holes(verdict, bench, survivors, _instead(context, bench), lacking)
+        gathered = context.analysis.gathered
+        if gathered is None or read.cause is not Cause.TRANSIENT_PEAK:
+            return read
+        return replace(read, summary=f"{gathered_text(context, gathered)}. {read.summary}")
     if not bench.is_exact:
         return verdict
     if verdict.cause is Cause.CAPACITY and verdict.confidence is not Confidence.PROVEN:
@@ -132,13 +142,21 @@ def _is_open(result: ReplayResult) -> bool:
 
 
 def _is_leak(
-    verdict: Verdict, bench: Bench, outlook: Outlook, survivors: list[ReplayResult]
+    verdict: Verdict,
+    analysis: DeviceAnalysis,
+    bench: Bench,
+    outlook: Outlook,
+    survivors: list[ReplayResult],
 ) -> bool:
-    """Return whether memory grows with every step until no setting is enough."""
+    """Return whether memory grows with every step until no setting is enough.
+
+    What an evaluation gathers ends with it, and what each parameter gets once with these.
+    """
     growth = min(outlook.growth_bytes_per_step or 0, 2 * bench.kept_bytes_per_step)
+    growth -= int(ROUNDED_UP * analysis.once_slope_bytes)
     if verdict.cause not in (Cause.FRAGMENTATION, Cause.CAPACITY):
         return False
-    if bench.n_steps < MIN_LEAK_STEPS:
+    if bench.n_steps < MIN_LEAK_STEPS or analysis.gathered is not None:
         return False
     if growth * MIN_GROWN_STEPS < LEAKING_SHARE * (bench.recorded.capacity_bytes or 0):
         return False
@@ -180,6 +198,8 @@ def _instead(context: Context, bench: Bench) -> Cause:
     assert context.analysis is not None  # noqa: S101 - asked before
     if context.analysis.kept is not None:
         return Cause.LEAK
+    if context.analysis.gathered is not None:
+        return Cause.TRANSIENT_PEAK
     if bench.reproduction.conditions.allowed_bytes is not None:
         return Cause.MEMORY_LIMIT
     return Cause.TRANSIENT_PEAK if find_transient(context.analysis) else Cause.CAPACITY

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Final
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from fragdoctor.rules.failed_request import (
     known,
     rounding_bytes,
 )
+from fragdoctor.trace.steps import Steps
 from fragdoctor.units import MIB
 
 SMALL_BYTES = MIB
@@ -198,7 +200,7 @@ def request_of_event(
         late_free_bytes=late_frees(snapshot, analysis.device, event.row),
         device=analysis.device,
         hint=printed.hint if printed is not None else "",
-        is_caught=was_caught(snapshot, analysis.device, event.row),
+        is_caught=was_caught(snapshot, analysis, event.row),
     )
 
 
@@ -252,9 +254,31 @@ def late_frees(snapshot: Snapshot, device: int, row: int) -> int:
     return int(snapshot.events.size_bytes[start:row][done].sum())
 
 
-def was_caught(snapshot: Snapshot, device: int, row: int) -> bool:
-    """Return whether the program went on allocating on this device after the failure."""
-    return row < last_request(snapshot, device)
+def was_caught(snapshot: Snapshot, analysis: DeviceAnalysis, row: int) -> bool:
+    """Return whether the program went on after the failure: allocated, or let go of a trial."""
+    return row < last_request(snapshot, analysis.device) or is_one_of_several(analysis)
+
+
+OVERCOME_STEPS: Final = 2
+"""Steps begun between two caught failures: the first of them came to its end."""
+
+LEFT_SHARE: Final = 0.1
+"""Of the peak of live memory; a program that has let go of its work holds less."""
+
+
+def is_one_of_several(analysis: DeviceAnalysis) -> bool:
+    """Return whether the last failure is one of several that the program expects, as trials do.
+
+    It went on for whole steps after an earlier one, and let go of its memory after the last.
+    """
+    if analysis.timeline is None or len(analysis.ooms) < 2:
+        return False
+    trace = analysis.trace
+    rows = np.array([oom.row for oom in analysis.ooms]) - trace.first_row
+    n_steps = np.diff(np.searchsorted(Steps.of(trace).rows, rows))
+    active = analysis.timeline.active_bytes
+    is_gone = int(active[-1]) <= LEFT_SHARE * int(active[: rows[-1] + 1].max())
+    return is_gone and bool((n_steps >= OVERCOME_STEPS).any())
 
 
 def last_request(snapshot: Snapshot, device: int) -> int:

@@ -226,6 +226,7 @@ def _busiest(trace: Trace, tree: CallTree) -> Loop | None:
     """Return the outermost loop with enough iterations that covers enough of the trace.
 
     A loop of a handful of iterations gives way to an inner one with more, as epochs do to steps.
+    What ends before a model is first called only makes it, or copies it.
     """
     n_allocs = np.cumsum(trace.events.action == Action.ALLOC)
     wide: list[Loop] = []
@@ -233,6 +234,8 @@ def _busiest(trace: Trace, tree: CallTree) -> Loop | None:
         if len(loop.turns) < MIN_STEPS - 1:
             continue
         at = tree.turn_row[loop.turns]
+        if len(trace.module_rows) and at[-1] < trace.module_rows[0]:
+            continue
         n_turns = len(at)  # one whole iteration less lies between them, one more are there
         covered = int(n_allocs[at[-1]] - n_allocs[at[0]]) * (n_turns + 1) / (n_turns - 1)
         visits = np.diff(tree.turn_visit[loop.turns])

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from stock import from_python
 
+from fragdoctor.analysis.bounded_growth import is_cache_of_generation
 from fragdoctor.analysis.device import analyze_device
-from fragdoctor.analysis.kept import _is_cache_of_generation
 from fragdoctor.model.settings import AllocatorSettings, Era
 from fragdoctor.model.snapshot import (
     BlockTable,
@@ -172,7 +172,7 @@ def test_growth_of_which_no_allocation_was_recorded_is_no_cache() -> None:
     run.build()
     trace = Trace.of(run.snapshot(), 0)
 
-    assert not _is_cache_of_generation(trace, np.zeros(0, np.int64), None)
+    assert not is_cache_of_generation(trace, np.zeros(0, np.int64), None)
 
 
 @pytest.mark.parametrize("n_bytes", [-(2**70), -1, 2**64, 2**70])

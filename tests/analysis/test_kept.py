@@ -5,7 +5,16 @@ from __future__ import annotations
 from collections import deque
 
 import pytest
-from analysis.training_loop import ACTIVATION, BATCH, CALL, ENGINE, MAIN, TORCH, TrainingLoop
+from analysis.training_loop import (
+    ACTIVATION,
+    APPLY,
+    BATCH,
+    CALL,
+    ENGINE,
+    MAIN,
+    TORCH,
+    TrainingLoop,
+)
 from builders import MIB, frame
 
 from fragdoctor.analysis.device import analyze_device
@@ -204,6 +213,101 @@ def test_find_kept_parts_that_generation_joins_each_time_are_a_cache(joins):
             loop.free(loop.new((i + 1) * MIB, DECODE), DECODE)
 
     assert (kept_of(loop)[0] is None) == joins
+
+
+def test_find_kept_results_of_the_evaluation_under_way_are_gathered():
+    loop = trained()
+    for _ in range(3):
+        loop.step()
+    loop.evaluate(9)
+
+    found = analyze_device(loop.snapshot(), 0)
+
+    assert found.kept is None
+    assert found.gathered is not None
+    assert found.gathered.slope_bytes == 8 * MIB
+
+
+def test_find_kept_results_of_several_evaluations_are_a_leak():
+    loop = trained()
+    for _ in range(3):
+        for _ in range(2):
+            loop.step()
+        loop.evaluate(4)
+
+    found = analyze_device(loop.snapshot(), 0)
+
+    assert found.gathered is None
+    assert found.kept is not None
+    assert found.kept.survivor_bytes >= 8 * 8 * MIB
+
+
+def test_find_kept_results_of_an_evaluation_that_was_done_are_a_leak():
+    loop = trained()
+    loop.step()
+    loop.evaluate(9)
+    loop.step()
+
+    assert analyze_device(loop.snapshot(), 0).gathered is None
+
+
+def request(loop: TrainingLoop) -> None:
+    """Serve a request, which keeps what four layers make: other lines' results are passing."""
+    ids = loop.new(MIB, DECODE)
+    for line in range(20, 30):
+        stack = (frame("model.py", line, "forward"), CALL, *DECODE)
+        loop.free(loop.new(ACTIVATION, stack), stack)
+    for _ in range(4):
+        loop.new(ACTIVATION, CACHE)
+    loop.free(ids, DECODE)
+
+
+CACHE = (frame("model.py", 31, "forward"), CALL, *DECODE)
+
+
+@pytest.mark.parametrize(("n_requests", "leaks"), [(6, False), (12, True)])
+def test_find_kept_requests_side_by_side_are_a_batch_until_they_are_many(n_requests, leaks):
+    loop = trained()
+    for _ in range(n_requests):
+        request(loop)
+
+    kept = kept_of(loop)[0]
+
+    assert (kept is not None) == leaks
+    assert kept is None or kept.pattern is KeptPattern.RESULTS  # no graph: nothing for no_grad
+
+
+AVERAGE = (frame("average.py", 5, "update"), *TRAIN)
+
+
+@pytest.mark.parametrize(("n_copies", "leaks"), [(1, False), (2, True)])
+def test_find_kept_copies_of_weights_end_with_the_weights(n_copies, leaks):
+    sizes = [(i + 3) * MIB for i in range(4)]
+    loop = trained()
+    for size in sizes * 8:
+        loop.new(size, APPLY)
+    for _ in range(8):  # one more layer is trained, and averaged, in each step
+        for size in sizes * n_copies:
+            loop.new(size, AVERAGE)
+        loop.step()
+
+    found = analyze_device(loop.snapshot(), 0)
+
+    assert (found.kept is not None) == leaks
+    assert (found.kept is None) == bool(found.growth == ())
+
+
+def test_find_kept_copies_of_every_second_step_need_no_more_of_them_than_of_every_step():
+    loop = trained()
+    for i in range(11):
+        loop.step()
+        if i % 2:
+            loop.new(20 * MIB, CAT)
+
+    kept, _ = kept_of(loop)
+
+    assert kept is not None
+    assert kept.n_steps == 4
 
 
 def test_find_kept_graph_of_inner_steps_before_the_outer_one_is_none():

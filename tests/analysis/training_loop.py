@@ -46,9 +46,20 @@ UPDATE = (
 )
 ZERO = (frame(f"{TORCH}/optim/optimizer.py", 8, "zero_grad"), frame("train.py", 8, "main"), MAIN)
 USER = (frame("train.py", 9, "main"), MAIN)
+VALIDATE = (frame("train.py", 10, "main"), MAIN)
+OUTPUT = (frame("train.py", 22, "validate"), *VALIDATE)
+HIDDEN = [
+    (
+        frame(f"{TORCH}/nn/functional.py", line, "linear"),
+        CALL,
+        frame("train.py", 21, "validate"),
+        *VALIDATE,
+    )
+    for line in (1, 2, 3)
+]
 
 PARAMETERS = (4 * MIB, 6 * MIB)
-ACTIVATION, TEMPORARY, INPUT = 10 * MIB, 3 * MIB, 2 * MIB
+ACTIVATION, TEMPORARY, INPUT, RESULT = 10 * MIB, 3 * MIB, 2 * MIB, 8 * MIB
 
 
 class TrainingLoop:
@@ -128,6 +139,14 @@ class TrainingLoop:
         self.optimizer()
         self.zero_grad()
         self.free(batch, USER)
+
+    def evaluate(self, n_batches: int) -> None:
+        """Run forward passes, and gather a result of each."""
+        for _ in range(n_batches):
+            hidden = [self.new(ACTIVATION, stack) for stack in HIDDEN]
+            self.new(RESULT, OUTPUT)
+            for block in hidden:
+                self.free(block, OUTPUT)
 
     def snapshot(self, annotations: list[dict[str, Any]] | None = None) -> Snapshot:
         return from_python(self.recording(annotations))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from analysis.training_loop import ENGINE, TrainingLoop
 from builders import MIB, alloc, block, columns, frame, free, oom, segment, segment_alloc, snapshot
 from oom_messages import case_of, new_style
 from oom_snapshots import at, calm, full, holes, late_free, leaking
@@ -205,6 +206,56 @@ def test_diagnose_search_that_ended_well_is_healthy_and_says_where_it_stopped():
 
 def test_diagnose_search_that_left_nothing_to_spare_is_near_the_limit():
     assert searching(580).state is RunState.NEAR_LIMIT
+
+
+def trials(n_steps: int, *, is_freed: bool = True):
+    """Return a run of trials: one fails, another one does steps, the last one fails at once."""
+    loop = TrainingLoop()
+    loop.build()
+
+    def fail() -> None:
+        loop.toy.events.append(oom(100 * MIB, 8 * MIB))
+
+    for count in (1, n_steps):
+        for _ in range(count):
+            loop.step()
+        fail()
+    if is_freed:
+        for block in (*loop.parameters, *loop.state):
+            loop.free(block, ENGINE)
+    return diagnose(Case(snapshot=loop.snapshot())).verdict
+
+
+def test_diagnose_last_of_several_failures_that_trials_got_over_is_healthy():
+    verdict = trials(3)
+
+    assert verdict.cause is Cause.HEALTHY
+    assert "2 out-of-memory errors (requests of 100.00 MiB)" in verdict.summary
+    assert "it let go of its memory after the last" in verdict.summary
+
+
+@pytest.mark.parametrize(("n_steps", "is_freed"), [(1, True), (3, False)])
+def test_diagnose_last_failure_is_not_got_over_without_work_before_or_with_memory_held(
+    n_steps, is_freed
+):
+    assert trials(n_steps, is_freed=is_freed).cause is not Cause.HEALTHY
+
+
+def test_diagnose_evaluation_that_gathers_its_results_is_a_peak_and_may_gather_on_the_host():
+    loop = TrainingLoop()
+    loop.build()
+    for _ in range(3):
+        loop.step()
+    loop.evaluate(9)
+    loop.toy.events.append(oom(100 * MIB, 8 * MIB))
+
+    found = diagnose(Case(snapshot=loop.snapshot()))
+
+    assert found.verdict.cause is Cause.TRANSIENT_PEAK
+    assert "The evaluation under way keeps what train.py:22 in validate" in found.verdict.summary
+    assert "8.00 MiB a batch, " in found.verdict.summary
+    assert "gather-on-host" in {r.code for r in found.recommendations}
+    assert "free-leak" not in {r.code for r in found.recommendations}
 
 
 SITE = "/env/lib/python3.11/site-packages"

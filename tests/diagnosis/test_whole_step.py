@@ -28,6 +28,7 @@ def judged(
     survivors: tuple[Any, ...] | None = (),
     needs: int = 2 * GIB,
     kept: int | None = None,
+    once: int = 0,
 ) -> Verdict:
     """Return what becomes of a verdict of fragmentation."""
     outlook = Outlook(
@@ -46,7 +47,8 @@ def judged(
         survivors=lambda: None if survivors is None else list(survivors),
         reproduction=SimpleNamespace(conditions=SimpleNamespace(allowed_bytes=None)),
     )
-    context: Any = SimpleNamespace(analysis=SimpleNamespace(kept=None), failed_request=None)
+    analysis = SimpleNamespace(kept=None, gathered=None, once_slope_bytes=once)
+    context: Any = SimpleNamespace(analysis=analysis, failed_request=None)
     monkeypatch.setattr(whole_step, "find_transient", lambda analysis: None)
     verdict = Verdict(Cause.FRAGMENTATION, Confidence.PROVEN, "Holes.")
     return whole_step.with_outlook(verdict, context, bench)
@@ -71,6 +73,10 @@ def test_growth_is_a_leak_only_where_several_steps_show_it(monkeypatch, n_steps,
 
 def test_steps_that_become_larger_are_no_leak(monkeypatch) -> None:
     assert judged(monkeypatch, growth=24 * MIB, kept=0).cause is Cause.CAPACITY
+
+
+def test_growth_that_each_parameter_brings_once_is_no_leak(monkeypatch) -> None:
+    assert judged(monkeypatch, growth=24 * MIB, once=23 * MIB).cause is Cause.CAPACITY
 
 
 @pytest.mark.parametrize(

@@ -293,6 +293,17 @@ def test_loops_of_inference_are_evaluation() -> None:
     assert set(run.steps().kind.tolist()) == {StepKind.EVALUATION}
 
 
+def test_a_loop_that_copies_a_model_before_it_is_called_is_none() -> None:
+    def program(run: Run) -> None:
+        run.model()
+        for _ in range(30):
+            run.drop([run.new(TEMPORARY, run.here())])
+            run.new(INPUT, run.here())
+        run.called()
+
+    assert not len(Run(program).steps())
+
+
 def test_without_stacks_annotated_optimizer_steps_end_steps() -> None:
     run = Run(lambda r: flat(r, Plan()), context="none")
     first, last = np.array(run.true_rows(StepKind.TRAIN)), len(run.toy.events)

@@ -24,6 +24,7 @@ from fragdoctor.diagnosis.remedies.capacity import (
     first_enough,
     saved_bytes,
 )
+from fragdoctor.diagnosis.remedies.evaluation import GatherOnHost
 from fragdoctor.diagnosis.remedies.fragmentation import (
     BucketShapes,
     LargestFirst,
@@ -110,6 +111,7 @@ REMEDIES: Final[tuple[Remedy, ...]] = (
     LessModelMemory(),
     # Growth.
     FreeLeak(),
+    GatherOnHost(),
     NoGrad(),
     FindLeak(),
     FreeBetweenTrials(),

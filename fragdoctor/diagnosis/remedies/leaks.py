@@ -88,7 +88,7 @@ class FreeLeak(_Leak):
             confidence=Confidence.LIKELY,
             change=change,
             why=f"{_sites_text(context, kept)}.",
-            locations=_stack(context, kept),
+            locations=kept_stack(context, kept),
             predicted=_predicted(case, kept),
             cost="None, if the tensors are not needed.",
             caveats=(
@@ -170,7 +170,7 @@ class NoGrad(_Leak):
         kept = _kept(case)
         if kept is None:
             return
-        stack = _stack(case.context, kept)
+        stack = kept_stack(case.context, kept)
         builds_graphs = kept.pattern in (
             KeptPattern.GRAPH,
             KeptPattern.RESULTS,
@@ -236,7 +236,7 @@ def _kept(case: JudgedCase) -> KeptMemory | None:
     return analysis.kept
 
 
-def _stack(context: Context, kept: KeptMemory) -> tuple[Location, ...]:
+def kept_stack(context: Context, kept: KeptMemory) -> tuple[Location, ...]:
     """Return the stack that makes most of what grows, from the line named outwards."""
     stack, line = context.python_stack(kept.stack), context.frame(kept.frame)
     if line is None:

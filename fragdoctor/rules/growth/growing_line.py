@@ -94,6 +94,14 @@ def maker_text(context: Context, kept: KeptMemory) -> str:
     return f"the backward pass{of_forward}" if of_forward else "an unrecorded line"
 
 
+def gathered_text(context: Context, kept: KeptMemory) -> str:
+    """Return what an evaluation under way gathers, as the beginning of a sentence."""
+    return (
+        f"The evaluation under way keeps what {maker_text(context, kept)} makes: "
+        f"{format_size(kept.slope_bytes)} a batch, {format_size(kept.survivor_bytes)} so far"
+    )
+
+
 def kept_text(context: Context, kept: KeptMemory) -> str:
     """Return what is kept and how it grows, as the beginning of a sentence."""
     kinds = ", ".join(plural(k.n_per_step, *KIND_WORDS[k.kind]) for k in kept.kinds[:3])

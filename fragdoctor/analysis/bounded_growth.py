@@ -1,0 +1,175 @@
+"""Growth that ends by itself, and so is no leak.
+
+- What each parameter gets once: the optimizer's state, an averaged copy, where layers come to train
+  one after the other.
+- What an evaluation gathers and lets go of when it ends.
+- A KV cache that is kept as a list of parts, which ends with its request.
+- The graph of a step that has not ended, and pools of CUDA graphs, one for each new shape.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+
+from fragdoctor.analysis.result import KeptKind, KeptMemory, KeptPattern, PhaseAnalysis
+from fragdoctor.model.phases import TrainingPhase
+from fragdoctor.model.snapshot import I64
+from fragdoctor.trace import stacks as roles_of
+from fragdoctor.trace.lives import NEVER
+from fragdoctor.trace.steps import MIN_STEPS, StepKind, Steps
+from fragdoctor.trace.trace import Trace
+
+MAX_STATES: Final = 2
+"""Tensors that an optimizer keeps of a parameter: the moments of Adam."""
+
+MIN_SIZES: Final = 2
+"""Sizes that the copies of weights have: one tensor a step may be anything."""
+
+MOST: Final = 0.5
+
+MIXED_SHARE: Final = 0.1
+"""Of each kind, results of forward and of backward passes, where a graph holds both."""
+
+N_PARTS: Final = 8
+"""Parts of a trace over which the joined parts of a cache must grow."""
+
+SIDE_BY_SIDE: Final = 8
+"""Requests that a server works on at a time, as a rule."""
+
+MIN_LAYERS: Final = 4
+"""Blocks that a request keeps of a model: keys and values of two layers."""
+
+OUTPUTS: Final = (KeptPattern.RESULTS, KeptPattern.TENSORS, KeptPattern.SHAPES)
+"""What an evaluation gathers: no graphs, no copies of a model, nothing of a hook."""
+
+# ---- made once for each parameter ---------------------------------------------------------------
+
+
+def is_made_once(trace: Trace, rows: I64) -> bool:
+    """Return whether survivors belong to parameters, so that they end with these."""
+    return _are_first_states(trace, rows) or _are_first_copies(trace, rows)
+
+
+def _are_first_states(trace: Trace, rows: I64) -> bool:
+    """Return whether survivors are the optimizer's state of parameters that came to train late.
+
+    There are at most ``MAX_STATES`` tensors for each live block of their size that no optimizer
+    made, or of half their size: states may have twice the precision. Optimizers that are made anew
+    while the old ones are kept leave more.
+    """
+    lives = trace.lives
+    in_step = trace.stacks.roles.in_step
+    if not in_step[lives.stack[rows]].all():
+        return False
+    live = np.flatnonzero(lives.free == NEVER)
+    size, is_state = lives.requested_bytes[live], in_step[lives.stack[live]]
+    sizes, n_states = np.unique(size[is_state], return_counts=True)
+    others = size[~is_state]
+    fits = n_states <= MAX_STATES * (_n_of(others, sizes) + _n_of(others, sizes // 2))
+    return bool(fits[np.searchsorted(sizes, np.unique(lives.requested_bytes[rows]))].all())
+
+
+def _are_first_copies(trace: Trace, rows: I64) -> bool:
+    """Return whether survivors are copies of weights, at most one of each that was there before."""
+    lives, roles = trace.lives, trace.stacks.roles
+    sizes, n_copies = np.unique(lives.requested_bytes[rows], return_counts=True)
+    if len(sizes) < MIN_SIZES:
+        return False
+    older = np.flatnonzero((lives.free == NEVER) & (lives.start < lives.start[rows].min()))
+    stack = lives.stack[older]
+    is_weight = ~roles.in_step[stack] & ~np.isin(stack, lives.stack[rows])
+    is_weight &= ~np.isin(roles.role[stack], (roles_of.BACKWARD, roles_of.SILENT))
+    return bool((n_copies <= _n_of(lives.requested_bytes[older[is_weight]], sizes)).all())
+
+
+def _n_of(among: I64, sizes: I64) -> I64:
+    """Return how many blocks there are of each size."""
+    ordered = np.sort(among)
+    left = np.searchsorted(ordered, sizes, side="left")
+    return np.searchsorted(ordered, sizes, side="right") - left
+
+
+# ---- let go of with what it belongs to -----------------------------------------------------------
+
+
+def is_gathered(trace: Trace, rows: I64, pattern: KeptPattern) -> bool:
+    """Return whether survivors are all of the one evaluation that the trace ends in.
+
+    A program that trains lets go of them when the evaluation ends: what an earlier one gathered is
+    gone. ``rows`` are lives.
+    """
+    if pattern not in OUTPUTS or not len(rows):
+        return False
+    steps = Steps.of(trace)
+    trained = np.flatnonzero(steps.kind == StepKind.TRAIN)
+    made = steps.at(trace.lives.start[rows].astype(np.int64))
+    return len(trained) > 0 and bool(made.min() > trained[-1])
+
+
+def is_in_pools(trace: Trace, rows: I64) -> bool:
+    """Return whether most of it lies in private pools: a pool for each new shape is the matter."""
+    pool = trace.lives.pool[rows]
+    size = trace.lives.size_bytes[rows]
+    is_private = np.any(np.asarray(trace.snapshot.pools, np.int64).reshape(-1, 2) != 0, axis=1)
+    return bool(size[is_private[pool]].sum() > MOST * size.sum())
+
+
+def is_cache_of_generation(trace: Trace, rows: I64, phases: PhaseAnalysis | None) -> bool:
+    """Return whether a program that only runs forward puts parts aside and joins them each time.
+
+    So grows a KV cache that is kept as a list: each step joins all parts, one more than before, so
+    that the largest request of some stack rises from each part of the trace to the next.
+    """
+    if not len(rows) or _trains(phases):
+        return False
+    lives = trace.lives
+    made = np.flatnonzero(lives.start >= 0)
+    part_bytes = int(np.median(lives.size_bytes[rows]))
+    made = made[(lives.size_bytes[made] >= MIN_STEPS * part_bytes) & (lives.free[made] != NEVER)]
+    made = made[np.argsort(lives.stack[made], kind="stable")]
+    firsts = np.flatnonzero(np.diff(lives.stack[made])) + 1
+    for size in np.split(lives.size_bytes[made], firsts):
+        if len(size) < 2 * N_PARTS:
+            continue
+        bounds = np.arange(N_PARTS) * len(size) // N_PARTS
+        if np.all(np.diff(np.maximum.reduceat(size, bounds)) > 0):
+            return True
+    return False
+
+
+def is_filling(kept: KeptMemory, phases: PhaseAnalysis | None) -> bool:
+    """Return whether requests that are served side by side may only have begun.
+
+    Each keeps its keys and values, several blocks of a model that never trains, until it has its
+    answer: a few of them are a batch that fills.
+    """
+    blocks = sum(k.n_per_step for k in kept.kinds if k.kind is KeptKind.ACTIVATION)
+    is_served = kept.pattern in OUTPUTS and blocks >= MIN_LAYERS and not _trains(phases)
+    return is_served and kept.n_steps < SIDE_BY_SIDE
+
+
+def _trains(phases: PhaseAnalysis | None) -> bool:
+    return has_passes(
+        phases, TrainingPhase.BACKWARD, TrainingPhase.OPTIMIZER, TrainingPhase.FORWARD_BACKWARD
+    )
+
+
+def is_unrolled(kept: KeptMemory, phases: PhaseAnalysis | None) -> bool:
+    """Return whether it is the graph of a step that has not ended: gradients of gradients.
+
+    Inner steps of meta-learning keep their results until the outer backward pass; no optimizer has
+    run yet.
+    """
+    total = max(1, sum(k.n_bytes for k in kept.kinds))
+    gradients = sum(k.n_bytes for k in kept.kinds if k.kind is KeptKind.GRADIENT)
+    results = sum(k.n_bytes for k in kept.kinds if k.kind in (KeptKind.ACTIVATION, KeptKind.LOSS))
+    is_mixed = min(gradients, results) >= MIXED_SHARE * total
+    return is_mixed and not has_passes(phases, TrainingPhase.OPTIMIZER)
+
+
+def has_passes(phases: PhaseAnalysis | None, *labels: int) -> bool:
+    """Return whether a program shows passes of any of some kinds."""
+    """Return whether a program shows passes of any of some kinds."""
+    return phases is not None and bool(np.isin(phases.labels, labels).any())

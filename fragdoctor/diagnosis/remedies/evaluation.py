@@ -1,0 +1,53 @@
+"""Remedies for an evaluation that needs more than training does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+from fragdoctor.diagnosis.bench import Attempt, Bench
+from fragdoctor.diagnosis.remedies.leaks import kept_stack
+from fragdoctor.diagnosis.remedies.remedy import CURES, JudgedCase, Proposal, Remedy
+from fragdoctor.model.finding import Confidence, Evidence
+from fragdoctor.rules.growth.growing_line import gathered_text
+from fragdoctor.trace.edits import leak_removed
+
+
+class GatherOnHost(Remedy):
+    """Results of an evaluation that are gathered on the device."""
+
+    code: ClassVar[str] = "gather-on-host"
+    title: ClassVar[str] = "Gather the results of the evaluation on the host"
+
+    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
+        """Propose it where the failure came while an evaluation gathered its results."""
+        analysis = case.context.analysis
+        kept = None if analysis is None else analysis.gathered
+        if kept is None or not case.is_allocator_case:
+            return
+        yield self.proposal(
+            weight=CURES,
+            confidence=Confidence.LIKELY,
+            change="move each batch's results as they come (outputs.append(out.cpu())), or keep "
+            "only the figure that is wanted of them; in Transformers eval_accumulation_steps=1, "
+            "or a preprocess_logits_for_metrics that returns logits.argmax(-1)",
+            why=f"{gathered_text(case.context, kept)}.",
+            locations=kept_stack(case.context, kept),
+            cost="A copy to the host for each batch; as much host memory.",
+            verify="memory_allocated() stays level during evaluation.",
+            evidence=(
+                Evidence("gathered", kept.survivor_bytes, "bytes", "trace"),
+                Evidence("growth per batch", kept.slope_bytes, "bytes", "trace"),
+            ),
+            saves_bytes=kept.survivor_bytes,
+        )
+
+    def attempts(self, case: JudgedCase, bench: Bench, proposal: Proposal | None) -> list[Attempt]:
+        """Try the run with what was gathered freed at the end of each batch."""
+        del bench, proposal
+        analysis = case.context.analysis
+        if analysis is None or analysis.gathered is None:
+            return []
+        lines = [g.frame for g in analysis.gathered.lines]
+        addresses = tuple(analysis.trace.live_blocks_of(lines).tolist())
+        return [Attempt.of_edit(leak_removed(addresses))] if addresses else []
