@@ -102,10 +102,14 @@ def is_gathered(trace: Trace, rows: I64, pattern: KeptPattern) -> bool:
     """
     if pattern not in OUTPUTS or not len(rows):
         return False
+    return is_of_last_evaluation(trace, trace.lives.start[rows].astype(np.int64))
+
+
+def is_of_last_evaluation(trace: Trace, rows: I64) -> bool:
+    """Return whether events all lie behind the training of a program, in an evaluation."""
     steps = Steps.of(trace)
     trained = np.flatnonzero(steps.kind == StepKind.TRAIN)
-    made = steps.at(trace.lives.start[rows].astype(np.int64))
-    return len(trained) > 0 and bool(made.min() > trained[-1])
+    return len(trained) > 0 and bool(steps.at(rows).min() > trained[-1])
 
 
 def is_in_pools(trace: Trace, rows: I64) -> bool:

@@ -16,11 +16,13 @@ from typing import Final
 import numpy as np
 
 from fragdoctor.analysis.bounded_growth import (
+    MIN_LAYERS,
     has_passes,
     is_cache_of_generation,
     is_filling,
     is_gathered,
     is_in_pools,
+    is_of_last_evaluation,
     is_unrolled,
 )
 from fragdoctor.analysis.growth import find_growing_buffers, is_input
@@ -124,9 +126,10 @@ def _grows_along(growth: Growth, lead: Growth) -> bool:
 def _growing_buffer(
     trace: Trace, least_bytes: float, phases: PhaseAnalysis | None
 ) -> KeptMemory | None:
-    """Return a buffer that grows by copies through the steps of a training run, None without one.
+    """Return a buffer that grows by copies in a training run, None without one.
 
-    A KV cache grows so as well, and ends with its request. What outlives backward passes does not.
+    A KV cache grows so as well, and ends with its request. What outlives backward passes does not,
+    and the results that an evaluation joins batch by batch do so when it ends.
     """
     if not has_passes(phases, TrainingPhase.BACKWARD, TrainingPhase.FORWARD_BACKWARD):
         return None
@@ -141,7 +144,8 @@ def _growing_buffer(
         if buffers.total_bytes < least_bytes or buffers.n_grown < MIN_GROWN:
             continue
         is_batch = is_input(requests, buffers, [b for b, _ in handed_on])
-        if is_batch or not _trains_between(phases, buffers.row):
+        is_result = buffers.n_buffers < MIN_LAYERS and is_of_last_evaluation(trace, buffers.row)
+        if not is_result and (is_batch or not _trains_between(phases, buffers.row)):
             continue
         survivors = rows[lives.free[rows] == NEVER]
         frame = int(trace.stacks.lines_of(np.array([buffers.stack], np.int32))[0])
@@ -156,6 +160,7 @@ def _growing_buffer(
             slope_bytes=buffers.n_buffers * buffers.step_bytes,
             n_survivors=len(survivors),
             survivor_bytes=int(lives.size_bytes[survivors].sum()),
+            is_gathered=is_result,
         )
     return None
 

@@ -23,6 +23,7 @@ from fragdoctor.trace.operations import (
     reached_rows,
 )
 from fragdoctor.trace.replay import Reproduction
+from fragdoctor.units import plural
 
 FLOAT_BYTES: Final = 4
 QUANTIZED_FROM: Final = 4096
@@ -236,6 +237,17 @@ def gradients_set_to_none(
         return Operations(np.insert(rest.table, at, new))
 
     return Edit("gradients set to None", change)
+
+
+def requests_removed(rows: I64) -> Edit:
+    """Return the edit that leaves out what some events make, as where it is made on the host."""
+
+    def change(_: Reproduction, ops: Operations) -> Operations:
+        made = (ops.kind == OpKind.MALLOC) & _is_in(rows, ops.row.astype(np.int64))
+        is_gone = np.isin(ops.allocation, ops.allocation[made]) & (ops.kind <= OpKind.COMPLETE)
+        return Operations(ops.table[~is_gone])
+
+    return Edit(f"without {plural(len(rows), 'request')}", change)
 
 
 def buffers_preallocated(rows: I64, n_buffers: int) -> Edit:

@@ -11,7 +11,10 @@ from analysis.training_loop import (
     BATCH,
     CALL,
     ENGINE,
+    HIDDEN,
     MAIN,
+    OUTPUT,
+    RESULT,
     TORCH,
     TrainingLoop,
 )
@@ -225,7 +228,26 @@ def test_find_kept_results_of_the_evaluation_under_way_are_gathered():
 
     assert found.kept is None
     assert found.gathered is not None
-    assert found.gathered.slope_bytes == 8 * MIB
+    assert found.gathered.slope_bytes == RESULT
+
+
+def test_find_kept_results_that_an_evaluation_joins_batch_by_batch_are_gathered():
+    loop = trained()
+    for _ in range(3):
+        loop.step()
+    joined = None
+    for i in range(9):
+        hidden = [loop.new(ACTIVATION, stack) for stack in HIDDEN]
+        longer = loop.new((i + 1) * RESULT, OUTPUT)
+        for block in (*hidden, *([joined] if joined else [])):
+            loop.free(block, OUTPUT)
+        joined = longer
+
+    found = analyze_device(loop.snapshot(), 0)
+
+    assert found.kept is None
+    assert found.gathered is not None
+    assert (found.gathered.pattern, found.gathered.slope_bytes) == (KeptPattern.BUFFER, RESULT)
 
 
 def test_find_kept_results_of_several_evaluations_are_a_leak():
@@ -239,7 +261,7 @@ def test_find_kept_results_of_several_evaluations_are_a_leak():
 
     assert found.gathered is None
     assert found.kept is not None
-    assert found.kept.survivor_bytes >= 8 * 8 * MIB
+    assert found.kept.survivor_bytes >= 8 * RESULT
 
 
 def test_find_kept_results_of_an_evaluation_that_was_done_are_a_leak():

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar
 
+from fragdoctor.analysis.result import KeptPattern
 from fragdoctor.diagnosis.bench import Attempt, Bench
 from fragdoctor.diagnosis.remedies.leaks import kept_stack
 from fragdoctor.diagnosis.remedies.remedy import CURES, JudgedCase, Proposal, Remedy
 from fragdoctor.model.finding import Confidence, Evidence
 from fragdoctor.rules.growth.growing_line import gathered_text
-from fragdoctor.trace.edits import leak_removed
+from fragdoctor.trace.edits import combined, leak_removed
+from fragdoctor.trace.training_edits import requests_removed
 
 
 class GatherOnHost(Remedy):
@@ -44,10 +46,13 @@ class GatherOnHost(Remedy):
 
     def attempts(self, case: JudgedCase, bench: Bench, proposal: Proposal | None) -> list[Attempt]:
         """Try the run with what was gathered freed at the end of each batch."""
-        del bench, proposal
+        del proposal
         analysis = case.context.analysis
         if analysis is None or analysis.gathered is None:
             return []
+        if analysis.gathered.pattern is KeptPattern.BUFFER:
+            joined = [requests_removed(b.row) for b in bench.growing_buffers]
+            return [Attempt.of_edit(combined(joined))] if joined else []
         lines = [g.frame for g in analysis.gathered.lines]
         addresses = tuple(analysis.trace.live_blocks_of(lines).tolist())
         return [Attempt.of_edit(leak_removed(addresses))] if addresses else []

@@ -41,7 +41,8 @@ def short_holders(diagnosis: Diagnosis) -> doc.Section:
     for pin in diagnosis.pins:
         if device in (None, pin.device):
             pinned[pin.location] = pinned.get(pin.location, 0) + pin.pinned_bytes
-    shows_pins = diagnosis.verdict.cause is Cause.FRAGMENTATION and any(pinned.values())
+    is_shown = any(pinned.get(h.location) for h in top)
+    shows_pins = diagnosis.verdict.cause is Cause.FRAGMENTATION and is_shown
 
     def pins(holder: HolderReport) -> doc.Content:
         n_bytes = pinned.get(holder.location, 0)

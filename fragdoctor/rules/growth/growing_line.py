@@ -105,8 +105,10 @@ def gathered_text(context: Context, kept: KeptMemory) -> str:
 def kept_text(context: Context, kept: KeptMemory) -> str:
     """Return what is kept and how it grows, as the beginning of a sentence."""
     kinds = ", ".join(plural(k.n_per_step, *KIND_WORDS[k.kind]) for k in kept.kinds[:3])
+    within = context.line_of_library(kept.stack)
+    where = "" if within is None else f", most in {line_text(within)}"
     return (
-        f"Something keeps what {maker_text(context, kept)} makes: {kinds}, "
+        f"Something keeps what {maker_text(context, kept)} makes{where}: {kinds}, "
         f"{format_size(kept.slope_bytes)} a step, {format_size(kept.survivor_bytes)} after "
         f"{plural(kept.n_steps, 'step')}"
     )
