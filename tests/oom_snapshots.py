@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from builders import (
@@ -41,6 +42,7 @@ def holes(
     free_mib: int = 50,
     *,
     conf: str = "",
+    line: Sequence[dict[str, Any]] = LINE,
     **settings: Any,
 ) -> Snapshot:
     """Return n segments whose block was replaced by a smaller one, and a failed request.
@@ -52,8 +54,8 @@ def holes(
     for i in range(n):
         made += [segment_alloc(at(i), whole), alloc(at(i), whole, frames=OTHER_LINE)]
         freed += free(at(i), whole)
-        kept.append(alloc(at(i), live_mib * MIB, frames=LINE))
-        live = block(live_mib * MIB, "active_allocated", frames=LINE)
+        kept.append(alloc(at(i), live_mib * MIB, frames=line))
+        live = block(live_mib * MIB, "active_allocated", frames=line)
         segments.append(segment(at(i), live, block(hole_mib * MIB, requested=whole)))
     events = [*made, *freed, *kept, oom(asked_mib * MIB, free_mib * MIB, frames=OTHER_LINE)]
     conf_dict = recorded(PYTORCH_CUDA_ALLOC_CONF=conf, **settings)

@@ -41,8 +41,13 @@ SIDE_BY_SIDE: Final = 8
 MIN_LAYERS: Final = 4
 """Blocks that a request keeps of a model: keys and values of two layers."""
 
-OUTPUTS: Final = (KeptPattern.RESULTS, KeptPattern.TENSORS, KeptPattern.SHAPES)
-"""What an evaluation gathers: no graphs, no copies of a model, nothing of a hook."""
+OUTPUTS: Final = (
+    KeptPattern.RESULTS,
+    KeptPattern.TENSORS,
+    KeptPattern.SHAPES,
+    KeptPattern.HOOK,
+)
+"""What an evaluation gathers: no graphs, no copies of a model."""
 
 # ---- made once for each parameter ---------------------------------------------------------------
 
@@ -95,10 +100,10 @@ def _n_of(among: I64, sizes: I64) -> I64:
 
 
 def is_gathered(trace: Trace, rows: I64, pattern: KeptPattern) -> bool:
-    """Return whether survivors are all of the one evaluation that the trace ends in.
+    """Return whether survivors, rows of lives, are all of the last evaluation of a training run.
 
-    A program that trains lets go of them when the evaluation ends: what an earlier one gathered is
-    gone. ``rows`` are lives.
+    A program lets go of them when the evaluation ends, or the next one begins: what an earlier one
+    gathered is gone.
     """
     if pattern not in OUTPUTS or not len(rows):
         return False
@@ -106,10 +111,15 @@ def is_gathered(trace: Trace, rows: I64, pattern: KeptPattern) -> bool:
 
 
 def is_of_last_evaluation(trace: Trace, rows: I64) -> bool:
-    """Return whether events all lie behind the training of a program, in an evaluation."""
+    """Return whether events are all of the last evaluation of a program that trains."""
     steps = Steps.of(trace)
-    trained = np.flatnonzero(steps.kind == StepKind.TRAIN)
-    return len(trained) > 0 and bool(steps.at(rows).min() > trained[-1])
+    n_trained = np.cumsum(steps.kind == StepKind.TRAIN)
+    evaluations = n_trained[steps.kind == StepKind.EVALUATION]
+    made = steps.at(rows)
+    if not len(evaluations) or not evaluations[-1] or made.min() < 0:
+        return False
+    is_evaluation = steps.kind[made] == StepKind.EVALUATION
+    return bool((is_evaluation & (n_trained[made] == evaluations[-1])).all())
 
 
 def is_in_pools(trace: Trace, rows: I64) -> bool:

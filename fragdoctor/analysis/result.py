@@ -187,7 +187,7 @@ class KeptMemory:
         node: autograd node that made it, "" where no C++ frame names one.
         forward_frame: for results of the backward pass the frame id of the forward line that the
             pass was working on, -1 where the order of events does not say.
-        is_gathered: the evaluation under way keeps it, and lets go of it when it ends.
+        is_gathered: the last evaluation keeps it, and lets go of it when it ends.
     """
 
     frame: int

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+import numpy as np
+
 from fragdoctor.analysis.result import DeviceAnalysis
 from fragdoctor.frozen import frozen
 from fragdoctor.model.case import NO_FAILURE, BundleFacts, Case
@@ -61,9 +63,12 @@ def backed_off(analysis: DeviceAnalysis) -> BackOff | None:
     last, trace = analysis.ooms[-1], analysis.trace
     row = last.row - trace.first_row
     events = trace.events
-    same = (events.stack == last.stack) & (events.action == Action.ALLOC)
-    served = int(events.size_bytes[row + 1 :][same[row + 1 :]].max(initial=0))
-    if last.stack < 0 or not 0 < served < last.rounded_bytes:
+    if last.stack < 0:
+        return None
+    same = np.isin(events.stack[row + 1 :], trace.stacks.same_to_user_line(last.stack))
+    same &= events.action[row + 1 :] == Action.ALLOC
+    served = int(events.size_bytes[row + 1 :][same].max(initial=0))
+    if not 0 < served < last.rounded_bytes:
         return None
     peak = int(analysis.timeline.active_bytes[row + 1 :].max(initial=0))
     return BackOff(last.rounded_bytes, served, peak, last.stack)

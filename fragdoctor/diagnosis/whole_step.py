@@ -38,6 +38,8 @@ def with_outlook(verdict: Verdict, context: Context, bench: Bench | None) -> Ver
     outlook = bench.outlook if bench is not None and bench.is_usable else None
     if bench is None or outlook is None or context.analysis is None:
         return verdict
+    if verdict.cause is Cause.HEALTHY and not bench.recorded.fits:
+        return verdict  # the program came to terms with its failures: it did go on
     verdict = replace(verdict, outlook=outlook)
     return verdict if bench.recorded.fits else _of_failure(verdict, context, bench, outlook)
 
@@ -103,7 +105,11 @@ def _of_holes(
         return _read_as(verdict, instead, Confidence.LIKELY, text)
     if not bench.is_exact or states != {OutlookState.OPEN} or not bench.is_in_step:
         return verdict
-    if any(map(_likely_holds, survivors)):
+    likely = [r.outlook for r in survivors if _likely_holds(r) and r.outlook is not None]
+    if likely:
+        if all(outlook.basis is OutlookBasis.LOWER_BOUND for outlook in likely):
+            # What is still to come was counted as far as it shows: half of such programs fail on.
+            return replace(verdict, confidence=Confidence.POSSIBLE)
         is_sure = verdict.confidence is Confidence.PROVEN
         return replace(verdict, confidence=Confidence.LIKELY) if is_sure else verdict
     text = (

@@ -32,6 +32,9 @@ QUANTIZED_FROM: Final = 4096
 MOST: Final = 0.5
 """Share of the parameters' bytes that gradients have at least, where all are trained."""
 
+MAX_LOGITS: Final = 4
+"""Requests of the size of the logits before the loss: as made, cast, shifted, made contiguous."""
+
 QUANTIZED_BLOCK: Final = 256
 """Elements that share one scale of four bytes."""
 
@@ -68,6 +71,8 @@ def loss_in_chunks(
             alike = [largest * 2, largest, largest // 2, largest // 4]
             size = table["size"][low:high]
             chosen = is_request[low:high] & np.isin(size, np.array(alike, np.uint64))
+            if np.count_nonzero(chosen[: seeds[0] - low]) > MAX_LOGITS:
+                continue  # results of the model's layers have that size: these are no logits
             # What the backward pass makes and keeps is the gradient of the output layer.
             is_passing = (np.arange(low, high) < middle) | (dies[low:high] < high)
             is_passing |= ops.kind[low:high] == OpKind.FAILED

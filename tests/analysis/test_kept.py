@@ -264,13 +264,13 @@ def test_find_kept_results_of_several_evaluations_are_a_leak():
     assert found.kept.survivor_bytes >= 8 * RESULT
 
 
-def test_find_kept_results_of_an_evaluation_that_was_done_are_a_leak():
+def test_find_kept_results_that_stay_until_the_next_evaluation_are_gathered():
     loop = trained()
     loop.step()
     loop.evaluate(9)
     loop.step()
 
-    assert analyze_device(loop.snapshot(), 0).gathered is None
+    assert analyze_device(loop.snapshot(), 0).gathered is not None
 
 
 def request(loop: TrainingLoop) -> None:

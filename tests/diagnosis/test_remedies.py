@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from builders import MIB
+from builders import MIB, frame
 from oom_messages import GIB, case_of, log_of, message, new_style, old_style, process
 from oom_snapshots import calm, full, holes, interleaved, late_free, leaking, model_building
 
@@ -200,6 +200,13 @@ def test_pinning_blocks_are_named_with_their_line():
 
     assert (best.locations[0].filename, best.locations[0].line) == ("train.py", 88)
     assert best.predicted.fits is True
+
+
+@pytest.mark.parametrize(
+    "line", [[], [frame("/v/site-packages/torch/distributed/fsdp/_collectives.py", 59, "allocate")]]
+)
+def test_pinning_blocks_that_no_line_of_the_user_makes_are_no_measure(line):
+    assert "move-pinning-blocks" not in codes(diagnose(Case(snapshot=holes(line=line))))
 
 
 def test_pending_frees_ask_to_wait_for_streams():

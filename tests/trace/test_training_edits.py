@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from fragdoctor.analysis.training_run import TrainingRun, training_run
@@ -104,6 +105,21 @@ def test_the_recorded_run_itself_is_exact(model: str) -> None:
     bench, _ = recorded(model)
 
     assert peaks(bench, combined([])) == tuple(PEAKS[model]["base"])
+
+
+def test_loss_on_what_the_layers_make_is_not_computed_in_chunks() -> None:
+    """The results of equal layers, and a loss on the last of them: there are no logits."""
+    bench, run = recorded("conv")
+    first, end = int(run.forward[0][0]), int(run.forward[1][0])
+    inside = (bench.requests.row >= first) & (bench.requests.row < end)
+    row, size = bench.requests.row[inside], bench.requests.size_bytes[inside]
+    sizes, count = np.unique(size, return_counts=True)
+    of_loss = row[size == sizes[count > 5].max()][-1:]
+    spans = (np.array([first]), np.array([end]))
+
+    edit = loss_in_chunks(spans, spans[1], of_loss, 8)
+
+    assert peaks(bench, edit) == tuple(PEAKS["conv"]["base"])
 
 
 def test_gradients_that_were_kept_are_freed_after_each_step() -> None:

@@ -18,9 +18,10 @@ from fragdoctor.diagnosis.remedies.remedy import (
     Remedy,
 )
 from fragdoctor.model.diagnosis import Cause, Predicted
-from fragdoctor.model.finding import Confidence, Evidence
+from fragdoctor.model.finding import Confidence, Evidence, Location
 from fragdoctor.rules.rule import line_text
 from fragdoctor.trace.edits import blocks_freed, combined, largest_step_first, sizes_padded
+from fragdoctor.trace.stacks import TORCH, classify_file
 from fragdoctor.trace.training_edits import buffers_preallocated
 from fragdoctor.units import MIB, format_size, plural
 
@@ -63,6 +64,7 @@ class MovePinningBlocks(Remedy):
             p
             for p in analysis.pins
             if p.pinned_bytes >= MIN_SHARE * pinned > 0
+            and _is_movable(case.context.user_line(p.stack))
             and case.context.user_line(p.stack) not in moving
         ]
         for pin in large[:MAX_GROUPS]:
@@ -93,6 +95,11 @@ class MovePinningBlocks(Remedy):
         if proposal is None or not proposal.addresses:
             return []
         return [Attempt.of_edit(blocks_freed(proposal.addresses, bench.recorded.oom_event))]
+
+
+def _is_movable(line: Location | None) -> bool:
+    """Return whether a line can be changed: it is known, and not PyTorch's own."""
+    return line is not None and classify_file(line.filename) != TORCH
 
 
 class PreallocateBuffers(Remedy):

@@ -95,9 +95,9 @@ def maker_text(context: Context, kept: KeptMemory) -> str:
 
 
 def gathered_text(context: Context, kept: KeptMemory) -> str:
-    """Return what an evaluation under way gathers, as the beginning of a sentence."""
+    """Return what the last evaluation gathers, as the beginning of a sentence."""
     return (
-        f"The evaluation under way keeps what {maker_text(context, kept)} makes: "
+        f"The evaluation keeps what {maker_text(context, kept)} makes: "
         f"{format_size(kept.slope_bytes)} a batch, {format_size(kept.survivor_bytes)} so far"
     )
 
