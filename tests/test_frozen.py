@@ -89,3 +89,17 @@ def test_value_that_holds_itself_is_shown() -> None:
     value = Made("x", (notes,))  # type: ignore[arg-type]
     notes["self"] = value
     assert "..." in repr(value)
+
+
+@frozen
+class Derived(Made):
+    more: int = 0
+
+
+def test_first_value_is_made_as_all_others_are() -> None:
+    for _ in range(2):
+        with pytest.raises(TypeError, match=r"Derived.__init__\(\) missing 1 required .*: 'name'"):
+            Derived()  # type: ignore[call-arg]
+        value = Derived(" x", more=2)
+        assert ("x", (), {}, 2) == (value.name, value.sizes, value.notes, value.more)
+    assert type(Derived("x")) is Derived
