@@ -8,7 +8,8 @@ import pytest
 
 from fragdoctor.model.finding import Location
 from fragdoctor.report.base import RenderOptions
-from fragdoctor.report.results import place_of, relative
+from fragdoctor.report.results import place_of
+from fragdoctor.report.source_files import relative
 
 SOURCE = "def step():\n    x = 1\n    return x\n"
 

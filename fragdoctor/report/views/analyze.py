@@ -13,7 +13,7 @@ from fragdoctor.report import document as doc
 from fragdoctor.report import words
 from fragdoctor.report.base import RenderOptions
 from fragdoctor.report.document import Detail, Span, Style, code, dim, location_text
-from fragdoctor.report.results import relative, source_line
+from fragdoctor.report.source_files import relative, source_line
 from fragdoctor.report.views import advice, device_memory, holders, log_story
 from fragdoctor.report.words import (
     CHECK_TITLES,

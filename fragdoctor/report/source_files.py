@@ -1,0 +1,99 @@
+"""The program's own files: where they are seen from the root of the sources, and what they hold.
+
+Nothing is looked up because an input mentions it, but Python files below that root: a program that
+was recorded elsewhere (in a container, by another user) is found by the end of its path.
+"""
+
+from __future__ import annotations
+
+import ast
+import posixpath
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Final
+
+from fragdoctor.model.finding import Location
+from fragdoctor.report.base import RenderOptions
+
+MAX_SOURCE_BYTES: Final = 2_000_000
+MAX_QUOTED: Final = 200
+MAX_PATH: Final = 1000
+
+
+def relative(path: str, look: RenderOptions) -> str:
+    """Return a path below the root as relative to it, any other as it is, with ``/``."""
+    clean = posixpath.normpath(path.replace("\\", "/"))[-MAX_PATH:]
+    for recorded, here in look.path_map:
+        if clean == recorded or clean.startswith(f"{recorded.rstrip('/')}/"):
+            clean = posixpath.normpath(f"{here}/{clean[len(recorded.rstrip('/')) :]}")
+            break
+    base = look.source_root.replace("\\", "/").rstrip("/")
+    if base and clean.startswith(f"{base}/"):
+        return clean[len(base) + 1 :]
+    return clean.removeprefix("./") or "unknown"
+
+
+def source_line(location: Location, root: str) -> str:
+    """Return ``train.py:143: loss.backward()``, "" where the file is not at hand.
+
+    The path comes from an input, so nothing is opened but Python files below ``root``, and a line
+    is quoted only where the function that the input names really holds it.
+    """
+    for path, text in _files(location, root):
+        quoted = text.splitlines()[location.line - 1].strip()[:MAX_QUOTED]
+        return f"{path.name}:{location.line}: {quoted}" if quoted else ""
+    return ""
+
+
+def file_of(location: Location, root: str) -> str | None:
+    """Return the file below ``root`` that holds a line, as seen from there; None: there is none."""
+    for path, _ in _files(location, root):
+        return path.relative_to(root).as_posix()
+    return None
+
+
+def _files(location: Location, root: str) -> Iterator[tuple[Path, str]]:
+    """Yield the files below the root that hold the line in the named function, and their text."""
+    if not root or location.line < 1:
+        return
+    for path in _candidates(location.filename, root):
+        text = _read(path, Path(root).resolve())
+        if text is not None and location.line <= len(text.splitlines()) and _holds(text, location):
+            yield path, text
+
+
+def _candidates(filename: str, root: str) -> Iterator[Path]:
+    """Yield the path itself and its ends below the root: it may have been recorded elsewhere."""
+    parts = PurePosixPath(filename.replace("\\", "/")).parts
+    if not parts or not parts[-1].endswith(".py") or ".." in parts:
+        return
+    for i in range(len(parts)):
+        if (path := Path(root, *parts[i:])).is_relative_to(root):
+            yield path
+
+
+def _read(path: Path, root: Path) -> str | None:
+    try:
+        real = path.resolve(strict=True)
+        if not real.is_relative_to(root) or not real.is_file():
+            return None
+        if real.stat().st_size > MAX_SOURCE_BYTES:
+            return None
+        return real.read_text(encoding="utf-8")
+    except (OSError, ValueError):
+        return None
+
+
+def _holds(text: str, location: Location) -> bool:
+    """Return whether the innermost function around the line has the recorded name."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    name, start = "<module>", 0
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            end = node.end_lineno or node.lineno
+            if node.lineno <= location.line <= end and node.lineno >= start:
+                name, start = getattr(node, "name", "<lambda>"), node.lineno
+    return name == location.function or location.function.startswith("<")
