@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from fragdoctor.analysis.result import Holder, Pin, PinnedSegment
 from fragdoctor.frozen import frozen
+from fragdoctor.model.arrays import distinct
 from fragdoctor.model.snapshot import I32, I64, MODULE_MARK, BlockState
 from fragdoctor.trace.lives import BEFORE, Layout
 from fragdoctor.trace.trace import Trace
@@ -159,7 +160,7 @@ def find_pins(trace: Trace) -> tuple[Pin, ...]:
 def _pin(trace: Trace, holds: Holds, rows: I64) -> Pin:
     """Return the group of blocks of these rows of ``holds``, without its free bytes."""
     layout = trace.layout
-    blocks = np.unique(holds.block[rows])
+    blocks = distinct(holds.block[rows])
     life = layout.live_row[blocks]
     start = trace.lives.start[life[life >= 0]]
     oldest = int(start.min()) if len(start) == len(blocks) else BEFORE
@@ -169,7 +170,7 @@ def _pin(trace: Trace, holds: Holds, rows: I64) -> Pin:
         n_blocks=len(blocks),
         block_bytes=int(layout.live_bytes[blocks].sum()),
         pinned_bytes=0,
-        n_segments=len(np.unique(holds.segment[rows])),
+        n_segments=len(distinct(holds.segment[rows])),
         oldest_event=None if oldest == BEFORE else oldest,
         addresses=tuple(int(a) for a in layout.live_address[by_size[:MAX_ADDRESSES]]),
     )

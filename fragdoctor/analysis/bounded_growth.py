@@ -14,6 +14,7 @@ from typing import Final
 import numpy as np
 
 from fragdoctor.analysis.result import KeptKind, KeptMemory, KeptPattern, PhaseAnalysis
+from fragdoctor.model.arrays import distinct
 from fragdoctor.model.phases import TrainingPhase
 from fragdoctor.model.snapshot import I64
 from fragdoctor.trace import stacks as roles_of
@@ -73,7 +74,7 @@ def _are_first_states(trace: Trace, rows: I64) -> bool:
     sizes, n_states = np.unique(size[is_state], return_counts=True)
     others = size[~is_state]
     fits = n_states <= MAX_STATES * (_n_of(others, sizes) + _n_of(others, sizes // 2))
-    return bool(fits[np.searchsorted(sizes, np.unique(lives.requested_bytes[rows]))].all())
+    return bool(fits[np.searchsorted(sizes, distinct(lives.requested_bytes[rows]))].all())
 
 
 def _are_first_copies(trace: Trace, rows: I64) -> bool:

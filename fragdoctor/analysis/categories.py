@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 
 from fragdoctor.frozen import frozen
+from fragdoctor.model.arrays import distinct, is_among
 from fragdoctor.model.phases import Category, TrainingPhase
 from fragdoctor.model.snapshot import I64, U8, Bools
 from fragdoctor.trace.lives import BEFORE, NEVER, Lives
@@ -183,8 +184,8 @@ def _sort_backward(s: _Sorter) -> None:
     s.put(outlives, Category.GRADIENTS, POSSIBLE)
     s.put(outlives & fits, Category.GRADIENTS, sureness if known else POSSIBLE)
     if known:
-        sizes = np.unique(s.requested[is_parameter])
-        other_dtype = np.isin(s.requested, np.concatenate([sizes * 2, sizes // 2]))
+        sizes = distinct(s.requested[is_parameter])
+        other_dtype = is_among(s.requested, np.concatenate([sizes * 2, sizes // 2]))
         s.put(outlives & ~fits & ~other_dtype, Category.TEMPORARIES, POSSIBLE)
         s.put(outlives & ~fits & (persists | s.is_alive), Category.KEPT, POSSIBLE)
     else:
@@ -205,7 +206,7 @@ def _fitting(s: _Sorter, outlives: Bools, persists: Bools, is_parameter: Bools) 
     gradients: a library makes its workspace before the first result.
     """
     sizes, wanted = np.unique(s.requested[is_parameter], return_counts=True)
-    result: Bools = outlives & np.isin(s.requested, sizes)
+    result: Bools = outlives & is_among(s.requested, sizes)
     rows = np.flatnonzero(result)
     if not len(rows):
         return result
@@ -232,11 +233,11 @@ def _sort_unnamed_parameters(s: _Sorter) -> None:
     sizes, wanted = _gradients_of_a_step(s)
     if not len(rows) or not len(sizes):
         return
-    is_named = named & np.isin(s.requested, sizes)
+    is_named = named & is_among(s.requested, sizes)
     n_named = np.bincount(np.searchsorted(sizes, s.requested[is_named]), minlength=len(sizes))
     wanted = np.maximum(0, wanted - n_named)
     s.category[rows], s.sureness[rows] = Category.KEPT, POSSIBLE
-    rows = rows[np.isin(s.requested[rows], sizes)]
+    rows = rows[is_among(s.requested[rows], sizes)]
     rows = rows[np.lexsort((s.start[rows], s.requested[rows]))]
     at = np.searchsorted(sizes, s.requested[rows])
     have = np.bincount(at, minlength=len(sizes))
@@ -285,7 +286,7 @@ def _match_sizes(s: _Sorter, old: Bools) -> None:
     passes, n_grads = np.unique(s.born[grads], return_counts=True)
     of_pass = grads & (s.born == passes[int(n_grads.argmax())])
     sizes, wanted = np.unique(s.requested[of_pass], return_counts=True)
-    rows = np.flatnonzero(old & np.isin(s.requested, sizes))
+    rows = np.flatnonzero(old & is_among(s.requested, sizes))
     rows = rows[np.argsort(s.requested[rows], kind="stable")]
     at = np.searchsorted(sizes, s.requested[rows])
     have = np.bincount(at, minlength=len(sizes))
@@ -315,7 +316,7 @@ def _ask_the_line(s: _Sorter) -> None:
 def _follow(s: _Sorter, rows: Bools, examples: Bools) -> None:
     open_rows = np.flatnonzero(rows & (s.stack >= 0))
     known = np.flatnonzero(examples & (s.stack >= 0))
-    wanted = np.unique(s.stack[open_rows])
+    wanted = distinct(s.stack[open_rows])
     known = known[np.isin(s.stack[known], wanted)]
     if not len(known):
         return

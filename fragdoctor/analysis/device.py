@@ -37,6 +37,7 @@ from fragdoctor.analysis.result import (
     SizeDiversity,
 )
 from fragdoctor.frozen import frozen
+from fragdoctor.model.arrays import distinct, is_among
 from fragdoctor.model.hooks import report_progress
 from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.model.snapshot import I32, I64, Action, BlockState, Bools, Snapshot
@@ -392,7 +393,7 @@ def size_diversity(trace: Trace) -> SizeDiversity | None:
     return SizeDiversity(
         n_allocs=len(rows),
         n_large_allocs=len(large),
-        n_distinct_large=len(np.unique(size[large])),
+        n_distinct_large=len(distinct(size[large])),
         drifting=_frees_enough(trace, len(large)) and _is_drifting(trace, rows[large]),
     )
 
@@ -416,5 +417,5 @@ def _is_drifting(trace: Trace, rows: I64) -> bool:
         return False
     _, kind = np.unique(size, return_inverse=True)
     key = stack * (int(kind.max()) + 1) + kind.reshape(-1)
-    is_new = ~np.isin(key[later], key[:half])
+    is_new = ~is_among(key[later], key[:half])
     return bool(np.count_nonzero(is_new) >= max(MIN_LATER_REQUESTS, DRIFT_SHARE * len(later)))

@@ -32,6 +32,7 @@ from fragdoctor.analysis.bounded_growth import is_made_once
 from fragdoctor.analysis.result import Growth
 from fragdoctor.analysis.training_run import Requests
 from fragdoctor.frozen import frozen
+from fragdoctor.model.arrays import distinct
 from fragdoctor.model.hooks import report_progress
 from fragdoctor.model.snapshot import I32, I64, Bools
 from fragdoctor.trace.lives import BEFORE, NEVER, Lives
@@ -94,7 +95,7 @@ def find_growth(trace: Trace, steps: Steps) -> GrowthResult:
     lines: dict[int, Growth] = {}
     once_slope_bytes = 0
     # Evaluation between training steps would hide what each of these leaves, and the reverse.
-    for kind in np.unique(steps.kind).tolist():
+    for kind in distinct(steps.kind).tolist():
         for growth, is_once in _growing_lines(trace, steps.of_kind(kind), steps.method):
             if is_once:
                 once_slope_bytes += growth.slope_bytes
@@ -276,7 +277,7 @@ def _is_busy(lives: Lives, births: _Births, method: str) -> Bools:
         table[step, kind] = True
         n_kinds = table.sum(axis=1)
     else:
-        n_kinds = np.bincount(np.unique(step * width + kind) // width, minlength=n_complete)
+        n_kinds = np.bincount(distinct(step * width + kind) // width, minlength=n_complete)
     n_passing = np.bincount(step[passing], minlength=n_complete)
     result: Bools = (n_kinds >= MIN_STACKS_PER_STEP) & (n_passing > 0)
     return result
@@ -311,7 +312,7 @@ def _describe(
         steadiness=n_births / (births.n_complete - since),
         first_event=first_row + int(lives.start[rows].min()),
         last_event=first_row + int(lives.start[rows].max()),
-        is_even=bool(np.ptp(np.diff(np.unique(step))) == 0),
+        is_even=bool(np.ptp(np.diff(distinct(step))) == 0),
     )
 
 

@@ -35,6 +35,7 @@ from fragdoctor.analysis.result import (
     PhaseAnalysis,
 )
 from fragdoctor.analysis.training_run import NO_ROW, Requests
+from fragdoctor.model.arrays import distinct
 from fragdoctor.model.phases import TrainingPhase
 from fragdoctor.model.snapshot import I32, I64, Snapshot
 from fragdoctor.trace import stacks as roles_of
@@ -329,7 +330,7 @@ def _pattern(
         trains = _trains_meanwhile(trace, phases, rows)
         return KeptPattern.GRAPH if trains else KeptPattern.EVALUATION
     sizes = trace.lives.requested_bytes[rows]
-    if len(rows) >= MIN_STEPS and len(np.unique(sizes)) >= MANY_SIZES * len(rows):
+    if len(rows) >= MIN_STEPS and len(distinct(sizes)) >= MANY_SIZES * len(rows):
         return KeptPattern.SHAPES
     if len(rows) and _is_hook(trace, _heaviest(stack, trace.lives.size_bytes[rows])):
         return KeptPattern.HOOK
@@ -343,7 +344,7 @@ def _is_graph(trace: Trace, rows: I64) -> bool:
     """
     lives, in_module = trace.lives, trace.stacks.roles.in_module
     inside = (lives.start >= lives.start[rows].min()) & (lives.start <= lives.start[rows].max())
-    made = np.unique(lives.stack[inside & in_module[lives.stack]])
+    made = distinct(lives.stack[inside & in_module[lives.stack]])
     return len(np.intersect1d(made, lives.stack[rows])) >= GRAPH_LINES * len(made)
 
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from fragdoctor.analysis.categories import LIKELY, POSSIBLE, Categories, sort_blocks, sums_at
 from fragdoctor.analysis.result import CategorySum, PhaseAnalysis, PhasePeaks
+from fragdoctor.model.arrays import is_among
 from fragdoctor.model.phases import Category, TrainingPhase
 from fragdoctor.model.snapshot import I64, U8, Action, Bools
 from fragdoctor.trace.lives import BEFORE, NEVER, Lives, Totals
@@ -249,7 +250,7 @@ def _match_parameters(lives: Lives, category: U8, gradients: Bools, candidates: 
     if not len(rows):
         return
     sizes, wanted = _one_step(lives, rows)
-    old = np.flatnonzero(candidates & np.isin(lives.requested_bytes, sizes))
+    old = np.flatnonzero(candidates & is_among(lives.requested_bytes, sizes))
     old = old[np.lexsort((lives.start[old], lives.requested_bytes[old]))]
     at = np.searchsorted(sizes, lives.requested_bytes[old])
     have = np.bincount(at, minlength=len(sizes))

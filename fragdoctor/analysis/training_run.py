@@ -15,6 +15,7 @@ import numpy as np
 
 from fragdoctor.analysis.result import PhaseAnalysis
 from fragdoctor.frozen import frozen
+from fragdoctor.model.arrays import distinct
 from fragdoctor.model.phases import TrainingPhase
 from fragdoctor.model.snapshot import I32, I64, Bools
 from fragdoctor.trace.passes import last_phase
@@ -118,7 +119,7 @@ def _candidates(stack: I32) -> Iterator[list[tuple[int, int]]]:
     ids, member, count = np.unique(stack, return_inverse=True, return_counts=True)
     place = np.argsort(member.reshape(-1), kind="stable")
     places = np.split(place, np.cumsum(count)[:-1])
-    for k in np.unique(count[(count >= MIN_LAYERS) & (ids >= 0)]).tolist():
+    for k in distinct(count[(count >= MIN_LAYERS) & (ids >= 0)]).tolist():
         # A line may allocate several times in each call.
         repeated = [np.sort(places[i]) for i in np.flatnonzero((count % k == 0) & (ids >= 0))]
         calls = _cut(repeated, k, len(stack))
@@ -275,7 +276,7 @@ def _of_optimizer(
     is_state = is_inside & ~is_temporary
     is_open = is_state & (made == len(first) - 1) & (requests.freed_row == NO_ROW)
     if len(first) > 1:
-        makers = np.unique(requests.stack[is_state & (made < len(first) - 1)])
+        makers = distinct(requests.stack[is_state & (made < len(first) - 1)])
         is_left = is_open & ~np.isin(requests.stack, makers)
     else:
         is_left = is_open & ~roles.makes_state[requests.stack]

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from fragdoctor.analysis.attribution import NO_PIN
 from fragdoctor.analysis.result import CategorySum, DeviceAnalysis, PhaseAnalysis, PinnedSegment
+from fragdoctor.model.arrays import distinct
 from fragdoctor.model.case import MemoryStats
 from fragdoctor.model.diagnosis import (
     DeviceFigures,
@@ -341,7 +342,7 @@ def _phases(
 def _columns(states: Iterable[int], starts: I64) -> tuple[int, ...]:
     """Return the columns that these states fall in, each once."""
     at = np.fromiter(states, np.int64)
-    return tuple(np.unique(np.searchsorted(starts, at, side="right") - 1).tolist())
+    return tuple(distinct(np.searchsorted(starts, at, side="right") - 1).tolist())
 
 
 def segment_reports(context: Context) -> tuple[SegmentReport, ...]:

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fragdoctor.frozen import frozen
+from fragdoctor.model.arrays import distinct
 from fragdoctor.model.finding import Location
 from fragdoctor.model.hooks import drawn
 from fragdoctor.model.settings import AllocatorSettings
@@ -266,7 +267,7 @@ class Snapshot:
     def devices(self) -> tuple[int, ...]:
         """Devices that have a segment or an event, ascending."""
         with_events = np.nonzero(np.diff(self.events.offsets))[0]
-        return tuple(np.union1d(self.segments.device, with_events).tolist())
+        return tuple(distinct(np.append(self.segments.device, with_events)).tolist())
 
     def frame(self, frame_id: int) -> Frame:
         """Return one frame as text."""

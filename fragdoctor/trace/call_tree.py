@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from fragdoctor._native import _ext
 from fragdoctor.frozen import frozen
+from fragdoctor.model.arrays import distinct
 from fragdoctor.model.snapshot import I32, I64, U8, Action, Bools, Snapshot
 from fragdoctor.trace.stacks import NATIVE, TORCH
 from fragdoctor.trace.trace import Trace
@@ -244,7 +245,7 @@ def _frame_kinds(snapshot: Snapshot, classes: U8) -> U8:
     kind[classes == TORCH] = _CLOSED
     kind[classes == NATIVE] = _SKIPPED
     filename = snapshot.frames.filename
-    for i in np.unique(filename[classes == TORCH]).tolist():
+    for i in distinct(filename[classes == TORCH]).tolist():
         name = snapshot.strings[i][:1000] if i >= 0 else ""
         if _TRANSPARENT.search(name):
             kind[filename == i] = _SKIPPED

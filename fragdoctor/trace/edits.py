@@ -14,6 +14,7 @@ import numpy.typing as npt
 from fragdoctor._native import _ext
 from fragdoctor.errors import ConfigError, SimulationError
 from fragdoctor.frozen import frozen
+from fragdoctor.model.arrays import distinct, is_among
 from fragdoctor.model.snapshot import I32, I64, U64, Bools
 from fragdoctor.trace.operations import OPERATION, Operations, OpKind
 from fragdoctor.trace.replay import Reproduction
@@ -105,7 +106,7 @@ def largest_step_first() -> Edit:
     def change(reproduction: Reproduction, ops: Operations) -> Operations:
         steps = _steps(reproduction)
         peaks = reproduction.trace.totals.envelope("active_bytes", steps.rows + 1).high
-        largest = int(np.where(np.isin(steps.rows, steps.main_rows), peaks, 0).argmax())
+        largest = int(np.where(is_among(steps.rows, steps.main_rows), peaks, 0).argmax())
         order = [largest, *(i for i in range(len(steps)) if i != largest)]
         return _reordered(ops, steps, np.array(order, np.int64))
 
@@ -230,7 +231,7 @@ def _is_one_of(values: U64, some: U64) -> Bools:
     """Return whether each value is among ``some``; piece by piece."""
     result = np.zeros(len(values), np.bool_)
     for low in range(0, len(values), _PIECE):
-        result[low : low + _PIECE] = np.isin(values[low : low + _PIECE], some)
+        result[low : low + _PIECE] = is_among(values[low : low + _PIECE], some)
     return result
 
 
@@ -279,9 +280,9 @@ def _live_at_end(reproduction: Reproduction, addresses: Sequence[int]) -> npt.ND
     wanted = np.array([a for a in asked if 0 <= a < 2**64], np.uint64)
     lives = reproduction.trace.lives
     rows = np.flatnonzero(lives.survives[: lives.n_regular])
-    rows = rows[np.isin(lives.address[rows], wanted)]
+    rows = rows[is_among(lives.address[rows], wanted)]
     rows = rows[np.argsort(lives.address[rows])]
-    is_live = np.isin(wanted, lives.address[rows])
+    is_live = is_among(wanted, lives.address[rows])
     missing = [a for a in asked if not 0 <= a < 2**64] + wanted[~is_live].tolist()
     if missing:
         raise SimulationError(
@@ -296,7 +297,9 @@ def _is_activation(reproduction: Reproduction, ops: Operations, steps: Steps) ->
     born, dies = _life_in_steps(ops, step)
     lives_on = ((dies < 0) | (dies > born + 1))[ops.allocation]
     made_in_set_up = ops.size[(ops.kind == OpKind.MALLOC) & (step < 0) & lives_on]
-    parameter_sizes = np.union1d(made_in_set_up, reproduction.trace.initial.block_requested)
+    parameter_sizes = distinct(
+        np.append(made_in_set_up, reproduction.trace.initial.block_requested)
+    )
     # In the last step nothing is freed any more after a failure: what lives there may be short.
     is_short = ~lives_on | (step == len(steps) - 1) | (ops.kind == OpKind.FAILED)
     chosen: Bools = _is_request(ops) & (step >= 0) & is_short

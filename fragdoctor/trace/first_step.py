@@ -13,6 +13,7 @@ from typing import Final
 import numpy as np
 
 from fragdoctor.frozen import frozen
+from fragdoctor.model.arrays import distinct, is_among
 from fragdoctor.model.snapshot import I32, I64
 from fragdoctor.trace import operations, stacks
 from fragdoctor.trace.operations import Allocations, Operations
@@ -192,8 +193,8 @@ def _backward_needs(trace: Trace, start: int, failed: int) -> int:
     workspace = _workspaces(trace, made)
     kept = live & (of == stacks.FORWARD) & ~np.isin(made, workspace)
     passes = live & ~kept & np.isin(of, (stacks.BACKWARD, stacks.SILENT))
-    passes &= ~np.isin(lives.requested_bytes[made], lives.requested_bytes[lives.start < start])
-    passes &= ~np.isin(size, WORKSPACE_BYTES)
+    passes &= ~is_among(lives.requested_bytes[made], lives.requested_bytes[lives.start < start])
+    passes &= ~is_among(size, WORKSPACE_BYTES)
     others = int(trace.totals.at([failed])[0, 0]) - int(size[kept | passes].sum())
     needs = others + np.cumsum(np.where(kept, size, 0)) + size
     in_model = (of == stacks.FORWARD) & (roles.in_module | ~roles.by_user)[stack]
@@ -203,7 +204,7 @@ def _backward_needs(trace: Trace, start: int, failed: int) -> int:
     keeps_shape &= ~roles.by_user[stack[large[1:]]]
     needs[large[1:][keeps_shape]] += size[large[1:][keeps_shape]]
     again = _products(trace, stack, lives.stack[workspace])[-1:]
-    if len(again) and not np.isin(size[live & (of != stacks.FORWARD)], WORKSPACE_BYTES).any():
+    if len(again) and not is_among(size[live & (of != stacks.FORWARD)], WORKSPACE_BYTES).any():
         needs[: int(again[0]) + 1] += int(lives.size_bytes[workspace[0]])
     has_gradient = kept & in_model
     if is_forward:  # the last ones may be on their way only
@@ -227,7 +228,7 @@ def _trained_bytes(trace: Trace, start: int, failed: int) -> int:
 def _workspaces(trace: Trace, made: I64) -> I64:
     """Return the workspaces of cuBLAS among blocks: made for a product right after its result."""
     lives = trace.lives
-    is_one = np.isin(lives.requested_bytes[made], WORKSPACE_BYTES)
+    is_one = is_among(lives.requested_bytes[made], WORKSPACE_BYTES)
     is_one[1:] &= lives.stack[made[1:]] == lives.stack[made[:-1]]
     is_one[:1] = False
     found: I64 = made[is_one][:1]
@@ -264,9 +265,9 @@ def _optimizer_states(trace: Trace, start: int, failed: int) -> int:
     born = np.flatnonzero((lives.start >= start) & (lives.start < failed) & (lives.free > failed))
     of = lives.stack[born]
     is_gradient = np.isin(roles.role[of], (stacks.BACKWARD, stacks.SILENT))
-    is_gradient &= np.isin(lives.requested_bytes[born], lives.requested_bytes[lives.start < start])
+    is_gradient &= is_among(lives.requested_bytes[born], lives.requested_bytes[lives.start < start])
     gradients = lives.requested_bytes[born[is_gradient]].astype(np.int64)
-    lines = np.unique(np.append(of[roles.makes_state[of]], stack)).tolist()
+    lines = distinct(np.append(of[roles.makes_state[of]], stack)).tolist()
     made = (lives.requested_bytes[born[of == line]].astype(np.int64) for line in lines)
     return sum(sum(missing_sizes(gradients, one)) for one in made)
 
@@ -324,7 +325,7 @@ def _unit(sequence: I64) -> tuple[int, int]:
         equal = sequence[unit:] == sequence[:-unit]
         differs = np.flatnonzero(~equal[::-1])
         n_equal = int(differs[0]) if len(differs) else len(equal)
-        if n_equal >= unit and len(np.unique(sequence[-unit:])) >= MIN_UNIT:
+        if n_equal >= unit and len(distinct(sequence[-unit:])) >= MIN_UNIT:
             return unit, n_equal
     return 0, 0
 
@@ -339,7 +340,7 @@ def n_equal_layers(trace: Trace, start: int, n_done: int) -> int:
         equal = sizes[period:] == sizes[:-period]
         edges = np.flatnonzero(np.diff(np.concatenate(([False], equal, [False]))))
         for low, high in zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True):
-            if len(np.unique(sizes[low : low + period])) > 1:
+            if len(distinct(sizes[low : low + period])) > 1:
                 covered = int(sizes[low : high + period].sum())
                 found.append((covered, -period, (high - low) // period + 1))
     return max((x for x in found if x[2] >= max(n_done, 2)), default=(0, 0, 0))[2]

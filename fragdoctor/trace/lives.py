@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from fragdoctor._native import _ext
 from fragdoctor.frozen import frozen
+from fragdoctor.model.arrays import distinct
 from fragdoctor.model.snapshot import I32, I64, U64, Bools
 
 A = TypeVar("A", U64, I64, I32)
@@ -161,7 +162,7 @@ class Stretch:
 def stretch_starts(n_states: int, n_most: int) -> I64:
     """Return the first state of each of at most ``n_most`` stretches of about one length."""
     starts = np.linspace(0, n_states, min(n_states, n_most), endpoint=False)
-    result: I64 = np.unique(starts.astype(np.int64))
+    result: I64 = distinct(starts.astype(np.int64))
     return result
 
 

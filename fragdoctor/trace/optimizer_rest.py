@@ -7,6 +7,7 @@ from typing import Final
 
 import numpy as np
 
+from fragdoctor.model.arrays import distinct, is_among
 from fragdoctor.model.snapshot import I64, Bools
 from fragdoctor.trace import stacks
 from fragdoctor.trace.step_alignment import StepWindow
@@ -55,7 +56,7 @@ class OptimizerRest:
         older = lives.start < w.rows[0]
         gradients = at[(age[at] < 0) & np.isin(role, (stacks.BACKWARD, stacks.SILENT))]
         # Others that live are workspaces.
-        gradients = gradients[np.isin(w.size[gradients], lives.requested_bytes[older])]
+        gradients = gradients[is_among(w.size[gradients], lives.requested_bytes[older])]
         made = at[role == stacks.OPTIMIZER]
         is_state = _is_state(w, made, age[made] >= 0, stack)
         if is_state is None or not len(gradients):
@@ -67,7 +68,7 @@ class OptimizerRest:
         state: list[int] = []
         passing: list[int] = []
         possible: list[int] = []
-        for line in np.unique(w.stack[made[is_state]]).tolist():
+        for line in distinct(w.stack[made[is_state]]).tolist():
             state += missing_sizes(w.size[gradients], w.size[made[w.stack[made] == line]])
         if asks_state and size in state:
             state.remove(size)

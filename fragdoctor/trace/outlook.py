@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from fragdoctor._native import _ext
+from fragdoctor.model.arrays import is_among
 from fragdoctor.model.settings import Era
 from fragdoctor.model.simulation import Outlook, OutlookBasis, OutlookState
 from fragdoctor.trace import stacks
@@ -121,7 +122,7 @@ class Outlooks:
         first = (lives.start >= rows[0]) & (lives.start < rows[1])
         first &= np.isin(role, (stacks.BACKWARD, stacks.SILENT)) & (lives.free == NEVER)
         older = lives.requested_bytes[lives.start < rows[0]]
-        first &= np.isin(lives.requested_bytes, older)
+        first &= is_among(lives.requested_bytes, older)
         return int(lives.size_bytes[first].sum())
 
     @cached_property
@@ -136,7 +137,7 @@ class Outlooks:
         role = self._trace.stacks.roles.role[lives.stack]
         kept = (lives.start >= first) & (lives.start < behind) & (lives.free == NEVER)
         kept &= ~np.isin(role, (stacks.BACKWARD, stacks.SILENT, stacks.OPTIMIZER))
-        kept &= ~np.isin(lives.requested_bytes, WORKSPACE_BYTES)
+        kept &= ~is_among(lives.requested_bytes, WORKSPACE_BYTES)
         peak = int(self._trace.totals.envelope("allocated_bytes", [0]).high[0])
         return float(lives.size_bytes[kept].sum()) / max(peak, 1)
 

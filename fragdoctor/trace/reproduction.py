@@ -17,6 +17,7 @@ import numpy as np
 from fragdoctor._native import _ext
 from fragdoctor.errors import SimulationError
 from fragdoctor.frozen import frozen
+from fragdoctor.model.arrays import distinct
 from fragdoctor.model.hooks import report_progress
 from fragdoctor.model.settings import AllocatorSettings, Era, era_of
 from fragdoctor.model.snapshot import Action
@@ -62,11 +63,11 @@ def total_by_reservations(trace: Trace) -> int | None:
     maps = np.flatnonzero(events.action == Action.SEGMENT_MAP)
     starts = events.address[maps].astype(np.float64)
     keys = events.stream[maps].astype(np.int64) * 2 + (events.size_bytes[maps] == 2 * MIB)
-    bases = [float(starts[keys == key].min()) for key in np.unique(keys)]
+    bases = [float(starts[keys == key].min()) for key in distinct(keys)]
     old = initial.segment_is_expandable
     bases += [float(a) for a in initial.segment_address[old & initial.segment_is_small]][:1]
     bases += [float(a) for a in initial.segment_address[old & ~initial.segment_is_small]][:1]
-    gaps = np.diff(np.unique(bases))
+    gaps = np.diff(distinct(np.array(bases)))
     if not len(gaps):
         return None
     total = int(gaps.min() * 8 / 9)

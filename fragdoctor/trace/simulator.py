@@ -9,6 +9,7 @@ import numpy as np
 
 from fragdoctor._native import _ext
 from fragdoctor.errors import SimulationError
+from fragdoctor.model.arrays import distinct
 from fragdoctor.model.hooks import report_progress
 from fragdoctor.model.simulation import ReplayResult, Simulation
 from fragdoctor.model.snapshot import Action, Snapshot
@@ -223,7 +224,7 @@ def _notes(reproduction: Reproduction) -> tuple[str, ...]:
             f"{format_mebibytes(conditions.allowed_bytes)}."
         )
     known = reproduction.trace.oom_capacity_bytes
-    if len(np.unique(known[known >= 0])) > 1:
+    if len(distinct(known[known >= 0])) > 1:
         notes.append("The memory that PyTorch could have changed between failed requests.")
     if n_calls := facts["n_inferred_empty_cache"]:
         notes.append(

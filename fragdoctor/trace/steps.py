@@ -18,6 +18,7 @@ from typing import Final
 import numpy as np
 
 from fragdoctor.frozen import frozen
+from fragdoctor.model.arrays import distinct
 from fragdoctor.model.hooks import report_progress
 from fragdoctor.model.snapshot import I64, U8, Action
 from fragdoctor.trace import stacks
@@ -268,7 +269,7 @@ def _by_annotation(trace: Trace) -> Steps | None:
     first, end = ends
     is_alloc = trace.events.action == Action.ALLOC
     after = np.append(np.flatnonzero(is_alloc), trace.n_events)
-    starts = np.unique(after[np.searchsorted(after, np.append(0, end))])
+    starts = distinct(after[np.searchsorted(after, np.append(0, end))])
     rows = [int(r) for r in starts if r < trace.n_events]
     if not rows:  # steps of which no allocation is left
         return None

@@ -10,6 +10,7 @@ from typing import Final
 import numpy as np
 
 from fragdoctor.errors import SimulationError
+from fragdoctor.model.arrays import distinct, is_among
 from fragdoctor.model.snapshot import I64, Bools
 from fragdoctor.trace.edits import Edit
 from fragdoctor.trace.operations import (
@@ -96,7 +97,7 @@ def passes_scaled(first_row: I64, end_row: I64, last_row: int, share: float) -> 
 
     def change(reproduction: Reproduction, ops: Operations) -> Operations:
         lives = Allocations(ops)
-        parameters = np.unique(_parameters(reproduction, lives, int(first_row[0])))
+        parameters = distinct(_parameters(reproduction, lives, int(first_row[0])))
         reached = reached_rows(ops)
         at = np.searchsorted(first_row, reached, side="right") - 1
         inside = (at >= 0) & (reached < end_row[np.maximum(at, 0)])
@@ -175,7 +176,7 @@ def states_offloaded(state_row: I64, temporary_row: I64) -> Edit:
     """Return the edit that keeps the optimizer's states, and its step, on the host."""
 
     def change(_: Reproduction, ops: Operations) -> Operations:
-        return _without_requests(ops, np.union1d(state_row, temporary_row))
+        return _without_requests(ops, distinct(np.append(state_row, temporary_row)))
 
     return Edit("optimizer states on the host", change)
 
@@ -210,7 +211,7 @@ def gradients_set_to_none(
     def change(reproduction: Reproduction, ops: Operations) -> Operations:
         lives = Allocations(ops)
         parameters = _parameters(reproduction, lives, begin_row)
-        is_gradient = lives.kept_from(*backward_rows) & np.isin(lives.size, parameters)
+        is_gradient = lives.kept_from(*backward_rows) & is_among(lives.size, parameters)
         kept = np.flatnonzero(is_gradient)
         if lives.size[kept].sum() < MOST * parameters.sum():
             raise SimulationError("The gradients do not outlive their step.")

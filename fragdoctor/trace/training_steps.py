@@ -16,6 +16,7 @@ from typing import Final
 import numpy as np
 
 from fragdoctor.frozen import frozen
+from fragdoctor.model.arrays import distinct, is_among
 from fragdoctor.model.snapshot import I32, I64, Action, Bools
 from fragdoctor.trace import stacks
 from fragdoctor.trace.call_tree import CallTree, Loop
@@ -236,7 +237,7 @@ class _Search:
             loop = self.loops[i]
             gaps = [j for j, t in self.cuts.items() if t != NO_TURN and self._loop_of(t) == i]
             source = tree.lines_of(tree.turn_source[[self.cuts[j] for j in gaps]])
-            for line in np.unique(source)[-2::-1][:MAX_NESTED].tolist() if loop.low >= 0 else ():
+            for line in distinct(source)[-2::-1][:MAX_NESTED].tolist() if loop.low >= 0 else ():
                 mine = [j for j, at in zip(gaps, source.tolist(), strict=True) if at > line]
                 theirs = [j for j, at in zip(gaps, source.tolist(), strict=True) if at <= line]
                 yield loop, [replace(loop, high=line)], mine, theirs
@@ -303,9 +304,9 @@ class _Search:
         line as the steps (rollouts), if nearly all steps have some, or many.
         """
         begun = [t for t in self.cuts.values() if t != NO_TURN]
-        usual = np.unique(self.tree.turn_source[[*begun, *tail[:1]]])
+        usual = distinct(self.tree.turn_source[[*begun, *tail[:1]]])
         behind = np.array(tail[1:], np.int64)
-        is_usual = np.isin(self.tree.turn_source[behind], usual)
+        is_usual = is_among(self.tree.turn_source[behind], usual)
         same: list[int] = behind[is_usual].tolist()
         elsewhere: list[int] = behind[~is_usual].tolist()
         other: list[int] = []
@@ -316,7 +317,7 @@ class _Search:
             mine = self.loops[self._loop_of(turn)].turns
             low = int(np.searchsorted(mine, turn, side="right"))
             further = mine[low:][self.tree.turn_visit[mine[low:]] <= self.visit[j + 1]]
-            is_usual = np.isin(self.tree.turn_source[further], usual)
+            is_usual = is_among(self.tree.turn_source[further], usual)
             same = same + further[is_usual].tolist()
             other += further[~is_usual].tolist()
             n_gaps += not is_usual.all()

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from fragdoctor.analysis.device import RETRY
 from fragdoctor.analysis.result import DeviceAnalysis
 from fragdoctor.frozen import frozen
+from fragdoctor.model.arrays import distinct
 from fragdoctor.model.phases import TrainingPhase
 from fragdoctor.model.snapshot import Annotation, Snapshot
 from fragdoctor.report.page.blob import BlobWriter, Sink, compressed_size
@@ -162,7 +163,7 @@ def _time(snapshot: Snapshot, rows: slice, blob: BlobWriter) -> dict[str, Any] |
         return None
     elapsed = np.concatenate(([0], times - times[0]))
     count = min(len(elapsed), MAX_TIME_SAMPLES)
-    at = np.unique(np.linspace(0, len(elapsed) - 1, count).round().astype(np.int64))
+    at = distinct(np.linspace(0, len(elapsed) - 1, count).round().astype(np.int64))
     return {"state": blob.add(at), "us": blob.add(elapsed[at]), "start_us": int(times[0])}
 
 

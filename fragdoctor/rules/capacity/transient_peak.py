@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from fragdoctor.analysis.result import DeviceAnalysis
 from fragdoctor.frozen import frozen
+from fragdoctor.model.arrays import percentile
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
 from fragdoctor.rules.rule import Context, Need, Rule
 from fragdoctor.trace.steps import Steps
@@ -94,7 +95,7 @@ def find_transient(analysis: DeviceAnalysis) -> Transient | None:
     if analysis.timeline is None:
         return None
     active = analysis.timeline.active_bytes
-    low, top = float(np.percentile(active, LOW_PERCENTILE)), float(active.max())
+    low, top = percentile(active, LOW_PERCENTILE), float(active.max())
     valleys = np.flatnonzero(active <= low + VALLEY_SHARE * (top - low))
     valley = int(valleys[-1]) if len(valleys) else 0
     earlier = active[:valley]

@@ -1,0 +1,44 @@
+"""Arrays as sets of numbers.
+
+As ``np.unique``, ``np.isin`` and ``np.percentile``, which load ``numpy.ma`` when they are called
+first: that takes a thirtieth of a short command.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+T = TypeVar("T", bound=np.generic)
+
+
+def distinct(values: npt.NDArray[T]) -> npt.NDArray[T]:
+    """Return the distinct values, ascending."""
+    ordered = np.sort(values, axis=None)
+    is_new = np.ones(len(ordered), np.bool_)
+    is_new[1:] = ordered[1:] != ordered[:-1]
+    return ordered[is_new]
+
+
+def is_among(
+    values: npt.NDArray[Any], wanted: npt.NDArray[Any] | Sequence[int]
+) -> npt.NDArray[np.bool_]:
+    """Return which of some values are among the wanted ones, whose range may be wide."""
+    if not len(wanted):
+        return np.zeros(len(values), np.bool_)
+    known = np.sort(wanted)
+    at = np.minimum(np.searchsorted(known, values), len(known) - 1)
+    result: npt.NDArray[np.bool_] = known[at] == values
+    return result
+
+
+def percentile(values: npt.NDArray[np.int64], percent: float) -> float:
+    """Return the value below which a share of some values lies, between the two next to it."""
+    at = percent / 100 * (len(values) - 1)
+    low = int(at)
+    high = min(low + 1, len(values) - 1)
+    below, above = np.partition(values, (low, high))[[low, high]].tolist()
+    return float(below + (above - below) * (at - low))
