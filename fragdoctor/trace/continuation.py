@@ -10,30 +10,25 @@ freed, whichever step came before.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import pairwise
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from fragdoctor._native import _ext
+from fragdoctor.model.arrays import distinct, is_among
 from fragdoctor.model.snapshot import I64, Bools
 from fragdoctor.trace import stacks
+from fragdoctor.trace.futures import FUTURE_OPERATION, Spread, Table, joined, without_growth
 from fragdoctor.trace.operations import Operations, OpKind
 from fragdoctor.trace.optimizer_rest import OptimizerRest
 from fragdoctor.trace.step_alignment import StepWindow
 from fragdoctor.trace.step_sizes import ROUNDED, SizedSteps
 from fragdoctor.trace.trace import Trace
-
-FUTURE_OPERATION: Final = np.dtype(
-    {
-        "names": [name for name, _, _ in _ext.FUTURE_OP_FIELDS],
-        "formats": [form for _, form, _ in _ext.FUTURE_OP_FIELDS],
-        "offsets": [offset for _, _, offset in _ext.FUTURE_OP_FIELDS],
-        "itemsize": _ext.FUTURE_OP_BYTES,
-    }
-)
-"""One operation of the future, laid out as the native core has it (``future.h``)."""
 
 KEPT: Final[int] = _ext.KEPT
 REPLACED: Final[int] = _ext.REPLACED
@@ -54,9 +49,7 @@ class Continuation:
 
     Attributes:
         native: the templates of steps, for the native core.
-        again: the same without growth: each step as it was.
-        lower, higher: futures that ask for less, and for more, where sizes are not known; None
-            where they are.
+        make_again, make_lower, make_higher: make the futures of these names.
         n_past: recorded operations that come before; what follows them (a failing request, and what
             its unwinding freed) is replaced by the future.
         n_complete: complete steps that it was made from.
@@ -76,9 +69,9 @@ class Continuation:
     """
 
     native: _ext.NativeFuture
-    again: _ext.NativeFuture
-    lower: _ext.NativeFuture | None
-    higher: _ext.NativeFuture | None
+    make_again: Callable[[], _ext.NativeFuture]
+    make_lower: Callable[[], _ext.NativeFuture | None]
+    make_higher: Callable[[], _ext.NativeFuture | None]
     n_past: int
     n_complete: int
     is_exact: bool
@@ -98,6 +91,21 @@ class Continuation:
     def period(self) -> int:
         """Number of steps until they repeat, evaluation included."""
         return len(self.order)
+
+    @cached_property
+    def again(self) -> _ext.NativeFuture:
+        """The future without growth: each step as it was."""
+        return self.make_again()
+
+    @cached_property
+    def lower(self) -> _ext.NativeFuture | None:
+        """The future that asks for less, where sizes are not known; None where they are."""
+        return self.make_lower()
+
+    @cached_property
+    def higher(self) -> _ext.NativeFuture | None:
+        """The future that asks for more, where sizes are not known; None where they are."""
+        return self.make_higher()
 
 
 def continuation_of(trace: Trace, operations: Operations) -> Continuation | None:
@@ -145,36 +153,39 @@ class _Builder(SizedSteps):
         grows = bool(self.growth.any())
         varies = (varies or not is_alike) and not rises
         is_equal = is_same and is_alike and not varies
-        begun = self._converted(np.arange(w.at[self.n], w.at[self.n + 1] - int(w.has_failed)))
-        own = _joined(begun, rest) if w.has_failed or len(rest) else None
-        order = self._order(own is not None, is_equal=is_equal, rises=rises)
-        steps = [own if t == self.n and own is not None else self._template(t) for t in order]
+        goes_on = w.has_failed or len(rest) > 0
+        order = self._order(goes_on, is_equal=is_equal, rises=rises)
+        ends = w.at[1:] - np.where(np.arange(self.n + 1) == self.n, int(w.has_failed), 0)
+        steps = self._converted(*(np.arange(w.at[t], ends[t]) for t in order))
+        if goes_on:
+            steps = [
+                joined(s, rest) if t == self.n else s for t, s in zip(order, steps, strict=True)
+            ]
         counts = [bool(w.counts[t]) for t in (self.n, *order)]
         if not any(counts[1:]):  # what goes on is evaluation alone: its steps are the program's
             counts = [True] * len(counts)
         if not w.at[-1] - w.at[self.n]:
             counts[0] = False
-        table, held = _joined(rest, *steps), self._held()
-
-        def native(one: npt.NDArray[np.void]) -> _ext.NativeFuture:
-            origin = [0, *(t - self.n for t in order)]
-            return self._native(one, [len(rest), *map(len, steps)], origin, counts, held)
-
         is_exact = is_equal and not grows and self.n - start >= ENOUGH
-        again = table.copy()
-        again["growth"] = 0
         stretch = self._stretch(like) if varies else 0.0
-        lower, higher = self._scenarios(table, is_exact=is_exact, varies=varies, stretch=stretch)
+        spread = self._spread(is_exact=is_exact, varies=varies, stretch=stretch)
         if rises:  # steps that became larger may have become as large as they get
-            lower = (table if lower is None else lower).copy()
-            known = 0.5 if self.n_rises >= MANY_RISES else 0.0
-            fixed = even[lower["slot"]] != 0
-            lower["growth"] = np.where(fixed, lower["growth"], lower["growth"] * known)
+            pace = 0.5 if self.n_rises >= MANY_RISES else 0.0
+            spread = replace(spread, slowed=(pace, even != 0))
+        table = joined(rest, *steps)
+        native = self._native(
+            [len(rest), *map(len, steps)], [0, *(t - self.n for t in order)], counts, self._held()
+        )
+        known = native(table)
+
+        def other(table: Table | None) -> _ext.NativeFuture | None:
+            return None if table is None else native(table)
+
         return Continuation(
-            native=native(table),
-            again=native(again) if grows else native(table),
-            lower=None if lower is None else native(lower),
-            higher=None if higher is None else native(higher),
+            native=known,
+            make_again=lambda: native(without_growth(table)) if grows else known,
+            make_lower=lambda: other(spread.lower(table)),
+            make_higher=lambda: other(spread.higher(table)),
             n_past=w.n_past,
             n_complete=self.n,
             is_exact=is_exact,
@@ -201,24 +212,28 @@ class _Builder(SizedSteps):
 
     def _native(
         self,
-        table: npt.NDArray[np.void],
         n_ops: list[int],
         origin: list[int],
         counts: list[bool],
         held: npt.NDArray[np.int32],
-    ) -> _ext.NativeFuture:
-        """Return templates as the native core takes them: the rest of a step, then the others."""
-        table.setflags(write=False)
-        return _ext.NativeFuture(
-            table=table.view(np.uint8),
-            first=np.cumsum([0, *n_ops]).tolist(),
-            origin=origin,
-            counts=[int(c) for c in counts],
-            cycle=list(range(1, len(n_ops))),
-            held=held,
-            n_slots=max(self.n_slots, 1),
-            n_pools=self.n_pools,
-        )
+    ) -> Callable[[Table], _ext.NativeFuture]:
+        """Return what takes templates, the rest of a step and then the others, as native ones."""
+        n_slots, n_pools = max(self.n_slots, 1), self.n_pools
+
+        def native(table: Table) -> _ext.NativeFuture:
+            table.setflags(write=False)
+            return _ext.NativeFuture(
+                table=table.view(np.uint8),
+                first=np.cumsum([0, *n_ops]).tolist(),
+                origin=origin,
+                counts=[int(c) for c in counts],
+                cycle=list(range(1, len(n_ops))),
+                held=held,
+                n_slots=n_slots,
+                n_pools=n_pools,
+            )
+
+        return native
 
     def _after_optimizer(self, request: np.void, stack: int) -> Continuation | None:
         """Return how a program goes on that failed in the optimizer's step of its first step.
@@ -243,22 +258,23 @@ class _Builder(SizedSteps):
         rest["age"][: 1 + len(todo.state)] = KEPT
         rest["age"][0] = KEPT if todo.request_is_state else 0
         self.n_slots += 1
-        again = self._without_first_time(self._template(0), 0)
+        (first,) = self._converted(np.arange(w.at[0], w.at[1]))
+        again = self._without_first_time(first, 0)
         goes = (again["kind"] == OpKind.FREE) & (again["age"] == 1)
         goes &= np.isin(again["slot"], self.slot[todo.gradients])
-        early = _joined(again[goes], again[~goes])
+        early = joined(again[goes], again[~goes])
 
-        def native(begun: npt.NDArray[np.void], then: npt.NDArray[np.void]) -> _ext.NativeFuture:
-            then = _joined(then, begun[begun["age"] == 0])
+        def native(begun: Table, then: Table) -> _ext.NativeFuture:
+            then = joined(then, begun[begun["age"] == 0])
             n_ops = [len(begun), len(then)]
-            return self._native(_joined(begun, then), n_ops, [0, 0], [True, True], held)
+            return self._native(n_ops, [0, 0], [True, True], held)(joined(begun, then))
 
-        known = native(rest[: len(rest) - len(todo.possible)], early)
+        known, higher = native(rest[: len(rest) - len(todo.possible)], early), native(rest, again)
         return Continuation(
             native=known,
-            again=known,
-            lower=None,
-            higher=native(rest, again),
+            make_again=lambda: known,
+            make_lower=lambda: None,
+            make_higher=lambda: higher,
             n_past=w.n_past,
             n_complete=1,
             is_exact=False,
@@ -296,31 +312,19 @@ class _Builder(SizedSteps):
             order[-1] = n - period
         return order
 
-    def _scenarios(
-        self, table: npt.NDArray[np.void], *, is_exact: bool, varies: bool, stretch: float
-    ) -> tuple[npt.NDArray[np.void] | None, npt.NDArray[np.void] | None]:
-        """Return futures that ask for less and for more, as far as is not known."""
-        less, more = 0.0, 0.0
+    def _spread(self, *, is_exact: bool, varies: bool, stretch: float) -> Spread:
+        """Return how far steps may be from what is expected, as far as that is not known."""
+        less = 0.0
         if not is_exact:
-            less = more = max(GUESSED if not self.is_same else ROUNDED, self.weak)
-        more = max(more, stretch)
-        irregular = self._irregular() & (not self.is_periodic)
-        is_made = table["kind"] == OpKind.MALLOC
-        passing = is_made & (table["age"] == 0)
-        lower = higher = None
-        if less or irregular.any():
-            lower = table.copy()
-            lower["size"][passing] = (table["size"][passing] * max(1 - less, 0)).astype(np.uint64)
-            lower["age"][is_made & irregular[table["slot"]] & (table["age"] < 0)] = 0
-        rises = is_made & (self.trend[table["slot"]] > 0)
-        if more or rises.any():
-            higher = table.copy()
-            higher["growth"][rises] += self.trend[table["slot"][rises]]
-            chosen = passing
-            if varies and self.n > 1:
-                chosen = passing & self._varying()[table["slot"]]
-            higher["size"][chosen] = (table["size"][chosen] * (1 + more)).astype(np.uint64)
-        return lower, higher
+            less = max(GUESSED if not self.is_same else ROUNDED, self.weak)
+        return Spread(
+            less=less,
+            more=max(less, stretch),
+            irregular=self._irregular() & (not self.is_periodic),
+            trend=self.trend,
+            varies=self._varying() if varies and self.n > 1 else None,
+            slowed=None,
+        )
 
     def _irregular(self) -> Bools:
         """Return the slots of what some steps keep and others do not make (a cache by shape)."""
@@ -328,7 +332,7 @@ class _Builder(SizedSteps):
         made = np.flatnonzero((w.kind == OpKind.MALLOC) & (self.fate < 0))
         made = made[(w.step[made] < self.n) & (w.step[made] >= self.start)]
         n_steps = np.zeros(self.n_slots, np.int64)
-        pairs = np.unique(self.slot[made] * (self.n + 1) + w.step[made])
+        pairs = distinct(self.slot[made] * (self.n + 1) + w.step[made])
         np.add.at(n_steps, pairs // (self.n + 1), 1)
         result: Bools = (n_steps > 0) & (n_steps < 0.7 * (self.n - self.start))
         return result
@@ -360,28 +364,27 @@ class _Builder(SizedSteps):
         fate[lives] = result
         return fate
 
-    def _template(self, step: int) -> npt.NDArray[np.void]:
-        """Return a recorded step as future operations."""
-        w = self.w
-        return self._converted(np.arange(w.at[step], w.at[step + 1]))
-
-    def _converted(self, at: I64) -> npt.NDArray[np.void]:
-        w = self.w
-        is_made = w.kind[at] == OpKind.MALLOC
-        is_free = (w.kind[at] >= OpKind.FREE) & (w.kind[at] <= OpKind.COMPLETE)
-        keep = is_made | (is_free & (self.slot[at] >= 0)) | (w.kind[at] == OpKind.EMPTY_CACHE)
-        at, is_made = at[keep], is_made[keep]
+    def _converted(self, *parts: I64) -> list[Table]:
+        """Return recorded operations, a list for each part of them, as future ones."""
+        w, at = self.w, np.concatenate(parts)
+        kind, slot = w.kind[at], self.slot[at]
+        is_made = kind == OpKind.MALLOC
+        is_free = (kind >= OpKind.FREE) & (kind <= OpKind.COMPLETE)
+        keep = is_made | (is_free & (slot >= 0)) | (kind == OpKind.EMPTY_CACHE)
+        n_before = np.append(0, np.cumsum(keep))
+        at, slot, is_made = at[keep], np.maximum(slot[keep], 0), is_made[keep]
         result = np.zeros(len(at), FUTURE_OPERATION)
-        result["kind"] = w.kind[at]
+        result["kind"] = kind[keep]
         result["size"] = w.size[at]
-        result["slot"] = np.maximum(self.slot[at], 0)
+        result["slot"] = slot
         result["age"] = np.where(is_made, self.fate[at], self.age[at])
         result["stream"] = w.stream[at]
         result["pool"] = w.pool[at]
-        result["growth"] = np.where(is_made, self.growth[np.maximum(self.slot[at], 0)], 0)
-        return result
+        result["growth"] = np.where(is_made, self.growth[slot], 0)
+        ends = n_before[np.cumsum([0, *map(len, parts)])].tolist()
+        return [result[low:high] for low, high in pairwise(ends)]
 
-    def _rest(self, like: int, n_same: int, *, is_single: bool) -> npt.NDArray[np.void]:
+    def _rest(self, like: int, n_same: int, *, is_single: bool) -> Table:
         """Return what is missing of the step under way, the failing request first."""
         w = self.w
         requests = w.requests[like]
@@ -389,20 +392,20 @@ class _Builder(SizedSteps):
         if not n_same and not w.has_failed and w.at[-1] == w.at[self.n]:
             return np.zeros(0, FUTURE_OPERATION)
         at = np.arange(after, w.at[like + 1])
-        rest = self._converted(at)
+        (rest,) = self._converted(at)
         is_made = rest["kind"] == OpKind.MALLOC
         of = rest["slot"][is_made]
         rest["size"][is_made] = np.maximum(self.predicted[of], 1).astype(np.uint64)
         if is_single:
             rest = self._without_first_time(rest, like)
         if w.has_failed:
-            own = self._converted(np.array([len(w.kind) - 1]))
+            (own,) = self._converted(np.array([len(w.kind) - 1]))
             is_known = n_same > 0 and w.stack[requests[n_same - 1]] == w.stack[-1]
             own["age"] = self.fate[requests[n_same - 1]] if is_known else 0
-            rest = _joined(own, rest)
+            rest = joined(own, rest)
         return rest
 
-    def _without_first_time(self, rest: npt.NDArray[np.void], like: int) -> npt.NDArray[np.void]:
+    def _without_first_time(self, rest: Table, like: int) -> Table:
         """Return the rest without what only a first step makes (optimizer state, workspaces)."""
         w = self.w
         made = w.requests[like]
@@ -417,10 +420,10 @@ class _Builder(SizedSteps):
         of_backward = again & (role[rest["slot"]] == stacks.BACKWARD)
         # What else a backward pass keeps (workspaces) is there already.
         older = w.trace.lives.start < w.rows[0]
-        is_gradient = np.isin(rest["size"], w.trace.lives.requested_bytes[older])
+        is_gradient = is_among(rest["size"], w.trace.lives.requested_bytes[older])
         backward = np.flatnonzero(is_made & (role[rest["slot"]] == stacks.BACKWARD))
         of_backward &= is_gradient
-        result: npt.NDArray[np.void] = rest[~(again & ~of_backward)]
+        result: Table = rest[~(again & ~of_backward)]
         if not len(backward) or not of_backward.any():
             return result
         # Gradients are freed before they are made again (set_to_none).
@@ -428,7 +431,7 @@ class _Builder(SizedSteps):
         freed["kind"], freed["slot"] = OpKind.FREE, rest["slot"][of_backward]
         freed["age"] = 1
         at = int(np.count_nonzero(~(again & ~of_backward)[: backward[0]]))
-        return _joined(result[:at], freed, result[at:])
+        return joined(result[:at], freed, result[at:])
 
     def _held(self) -> npt.NDArray[np.int32]:
         """Return the blocks of the window that live at its end: id, slot, born, age."""
@@ -438,13 +441,3 @@ class _Builder(SizedSteps):
         now = self.n if w.unserved is None else 0
         columns = (w.allocation[made], self.slot[made], w.step[made] - now, self.fate[made])
         return np.ascontiguousarray(np.stack(columns, axis=1).reshape(-1), np.int32)
-
-
-def _joined(*parts: npt.NDArray[np.void]) -> npt.NDArray[np.void]:
-    """Return tables of future operations after each other; ``concatenate`` would repack them."""
-    result = np.empty(sum(len(part) for part in parts), FUTURE_OPERATION)
-    at = 0
-    for part in parts:
-        result[at : at + len(part)] = part
-        at += len(part)
-    return result

@@ -86,20 +86,25 @@ class SizedSteps(AlignedSteps):
 
     def _growths(self) -> I64:
         """Return the bytes by which the size in each slot rises with every step."""
-        size = self.size
-        there = ~np.isnan(size)
+        result = np.zeros(self.size.shape[1], np.int64)
+        there = ~np.isnan(self.size)
         count = there.sum(axis=0)
-        result = np.zeros(size.shape[1], np.int64)
-        low, high = (
-            np.nanmin(np.where(there, size, np.inf), axis=0),
-            np.nanmax(np.where(there, size, -np.inf), axis=0),
-        )
-        for k in np.flatnonzero((count >= 3) & (high > low)).tolist():
-            t = np.flatnonzero(there[:, k])
-            values = size[t, k]
-            result[k] = _even_slope(t, values)
-            if not result[k]:
-                self.trend[k] = _trend(t, values)
+        at = np.flatnonzero((count >= 3) & self._varying())
+        if not len(at):
+            return result
+        # By slot, the steps that have a size first: what follows them is NaN.
+        t = np.argsort(~there[:, at], axis=0, kind="stable")
+        values = np.take_along_axis(self.size[:, at], t, axis=0)
+        steps, rises = np.diff(t, axis=0), np.diff(values, axis=0)
+        last, slot = count[at] - 2, np.arange(len(at))
+        slope = rises[last, slot] / steps[last, slot]
+        is_past = np.arange(len(rises))[:, None] > last
+        is_even = ((rises == slope * steps) | is_past).all(axis=0) & (count[at] >= MIN_EVEN)
+        result[at[is_even]] = slope[is_even].astype(np.int64)
+        ever_falls = (rises < 0).any(axis=0)
+        for k in np.flatnonzero(~ever_falls & (result[at] == 0)).tolist():
+            n = int(count[at[k]])
+            self.trend[at[k]] = _trend(t[:n, k], values[:n, k])
         return result
 
     def _varies(self, start: int) -> bool:
@@ -210,8 +215,9 @@ class SizedSteps(AlignedSteps):
         if not len(at):
             return at
         scaled = np.round(part / np.nanmax(part, axis=0), 6)
-        _, first = np.unique(np.nan_to_num(scaled, nan=-1), axis=1, return_index=True)
-        chosen = at[np.sort(first)]
+        patterns = [column.tobytes() for column in np.nan_to_num(scaled, nan=-1).T]
+        first = {pattern: i for i, pattern in reversed([*enumerate(patterns)])}
+        chosen = at[sorted(first.values())]
         biggest = np.argsort(-np.nanmax(self.size[: self.n, chosen], axis=0), kind="stable")
         result: I64 = chosen[biggest[:MAX_PREDICTORS]]
         return result
@@ -222,11 +228,12 @@ class SizedSteps(AlignedSteps):
         """Return sizes as affine functions of the predictor that explains each best."""
         past, seen = self.size[: self.n], self.size[self.n]
         y = past[:, wanted]
+        is_there = ~np.isnan(y)
         best = np.full(len(wanted), np.inf)
         result = fallback.copy()
         for p in predictors.tolist():
             x = past[:, p : p + 1]
-            both = ~np.isnan(x) & ~np.isnan(y)
+            both = ~np.isnan(x) & is_there
             m = both.sum(axis=0)
             xs, ys = np.where(both, x, 0.0), np.where(both, y, 0.0)
             safe = np.maximum(m, 1)
@@ -289,21 +296,13 @@ def is_even(rises: npt.NDArray[np.float64]) -> bool:
     return bool((rises > 0).all() and np.ptp(rises) <= MAX_UNEVEN * rises.mean())
 
 
-def _even_slope(t: I64, values: npt.NDArray[np.float64]) -> int:
-    """Return the bytes that a size rises by with every step; 0 where it does not rise evenly."""
-    steps, rises = np.diff(t), np.diff(values)
-    slope = rises[-1] / steps[-1]
-    is_even = len(t) >= MIN_EVEN and bool((rises == slope * steps).all())
-    return int(slope) if is_even else 0
-
-
 def _trend(t: I64, values: npt.NDArray[np.float64]) -> int:
-    """Return the bytes that a size rises by per step on the whole; 0 where it ever falls."""
+    """Return the bytes that a size that never falls rises by per step on the whole; 0 if in few."""
     rises = np.diff(values)
     if len(t) < MIN_TREND:
         slopes = rises / np.diff(t)
         return int(slopes[0]) if slopes[0] > 0 and (slopes == slopes[0]).all() else 0
-    if (rises < 0).any() or np.count_nonzero(rises) < 3:
+    if np.count_nonzero(rises) < 3:
         return 0
     dt, dv = t - t.mean(), values - values.mean()
     total = float((dv * dv).sum())

@@ -215,13 +215,13 @@ def _operations_until(program: Program, n_requests: int) -> int:
 
 
 def test_sizes_that_nothing_explains_ask_for_nothing_less_than_none(monkeypatch):
-    original = _Builder._scenarios
+    original = _Builder._spread
 
-    def unexplained(self, table, **known):
+    def unexplained(self, **known):
         self.weak = 1.5
-        return original(self, table, **{**known, "is_exact": False})
+        return original(self, **{**known, "is_exact": False})
 
-    monkeypatch.setattr(_Builder, "_scenarios", unexplained)
+    monkeypatch.setattr(_Builder, "_spread", unexplained)
     program, starts = _program([*(_plain(i) for i in range(4)), [("x", 3 * MIB)]])
     trace = _traced(record(program), starts, is_cut=True)
 
