@@ -152,6 +152,17 @@ class NativeFuture:
         n_pools: int,
     ) -> None: ...
 
+class NativeRun:
+    @property
+    def recorded(self) -> dict[str, Any]: ...
+    def look_on(
+        self,
+        future: NativeFuture,
+        max_steps: int = 100,
+        max_ops: int = 1_000_000,
+        stops_at_repetition: bool = True,
+    ) -> dict[str, Any]: ...
+
 class NativeOps:
     def __init__(
         self,
@@ -172,16 +183,9 @@ class NativeOps:
         stop_at_oom: bool = False,
         remake_initial: bool = False,
     ) -> dict[str, Any]: ...
-    def look_on(
-        self,
-        config: AllocatorConfig,
-        future: NativeFuture,
-        n_past: int,
-        remake_initial: bool = False,
-        max_steps: int = 100,
-        max_ops: int = 1_000_000,
-        stops_at_repetition: bool = True,
-    ) -> tuple[dict[str, Any], dict[str, Any]]: ...
+    def play(
+        self, config: AllocatorConfig, n_past: int, remake_initial: bool = False
+    ) -> NativeRun: ...
     def record(self, config: AllocatorConfig) -> dict[str, list[Any]]: ...
     def replay_recorded(
         self, config: AllocatorConfig, max_ops: int = ...

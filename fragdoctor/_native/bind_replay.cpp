@@ -196,6 +196,12 @@ nb::list future_op_fields() {
   return fields;
 }
 
+// A run after its first operations, and how many private pools its operations name.
+struct NativeRun {
+  PlayedRun played;
+  std::uint32_t n_pools;
+};
+
 nb::dict look_dict(LookOn&& look) {
   nb::dict d;
   d["has_failed"] = look.has_failed;
@@ -288,6 +294,25 @@ void bind_replay(nb::module_& m) {
                     std::uint32_t, std::uint32_t>(),
            nb::arg("table").noconvert(), nb::arg("first"), nb::arg("origin"), nb::arg("counts"),
            nb::arg("cycle"), nb::arg("held").noconvert(), nb::arg("n_slots"), nb::arg("n_pools"));
+  nb::class_<NativeRun>(m, "NativeRun")
+      .def_prop_ro("recorded",
+                   [](const NativeRun& self) { return result_dict(self.played.recorded); })
+      .def(
+          "look_on",
+          [](const NativeRun& self, const NativeFuture& future, std::uint64_t max_steps,
+             std::uint64_t max_ops, bool stops_at_repetition) {
+            for (const FutureOp* op = future.future.ops;
+                 op != future.future.ops + future.future.first.back(); ++op)
+              if (op->pool > self.n_pools) throw nb::value_error("a future of another trace");
+            LookOn look;
+            {
+              nb::gil_scoped_release release;
+              look = look_on(self.played, future.future, {max_steps, max_ops, stops_at_repetition});
+            }
+            return look_dict(std::move(look));
+          },
+          nb::arg("future"), nb::arg("max_steps") = 100, nb::arg("max_ops") = 1'000'000,
+          nb::arg("stops_at_repetition") = true);
   nb::class_<NativeOps>(m, "NativeOps")
       .def(
           "__init__",
@@ -325,26 +350,14 @@ void bind_replay(nb::module_& m) {
           },
           nb::arg("config"), nb::arg("stop_at_oom") = false, nb::arg("remake_initial") = false)
       .def(
-          "look_on",
-          [](const NativeOps& self, const Config& config, const NativeFuture& future,
-             std::size_t n_past, bool remake_initial, std::uint64_t max_steps,
-             std::uint64_t max_ops, bool stops_at_repetition) {
-            ReplayResult result;
-            LookOn look;
-            for (const FutureOp* op = future.future.ops;
-                 op != future.future.ops + future.future.first.back(); ++op)
-              if (op->pool > self.made.n_pools) throw nb::value_error("a future of another trace");
-            {
-              nb::gil_scoped_release release;
-              result =
-                  replay_and_look_on(self.input(), config, remake_initial, n_past, future.future,
-                                     {max_steps, max_ops, stops_at_repetition}, look);
-            }
-            return nb::make_tuple(result_dict(result), look_dict(std::move(look)));
+          "play",
+          [](const NativeOps& self, const Config& config, std::size_t n_past,
+             bool remake_initial) {
+            nb::gil_scoped_release release;
+            return NativeRun{play(self.input(), config, remake_initial, n_past),
+                             self.made.n_pools};
           },
-          nb::arg("config"), nb::arg("future"), nb::arg("n_past"),
-          nb::arg("remake_initial") = false, nb::arg("max_steps") = 100,
-          nb::arg("max_ops") = 1'000'000, nb::arg("stops_at_repetition") = true)
+          nb::arg("config"), nb::arg("n_past"), nb::arg("remake_initial") = false)
       .def(
           "record",
           [](const NativeOps& self, const Config& config) {

@@ -37,8 +37,7 @@ class Replay {
     return finish();
   }
 
-  ReplayResult run_and_look_on(std::size_t n_past, const Future& future, const LookOnLimits& limits,
-                               LookOn& look) {
+  PlayedRun run_to(std::size_t n_past) {
     const std::size_t n = std::min(n_past, input_.ops.size());
     for (std::size_t i = 0; i < n && flush_work_ <= MAX_FLUSH_WORK; ++i) apply(input_.ops[i]);
     Replay recorded_end(*this);
@@ -46,9 +45,7 @@ class Replay {
          ++i)
       recorded_end.apply(input_.ops[i]);
     recorded_end.result_.is_cut_short = recorded_end.flush_work_ > MAX_FLUSH_WORK;
-    if (recorded_end.result_.fits && !recorded_end.result_.is_cut_short)
-      look = look_on(allocator_, blocks_, tickets_, future, limits);
-    return recorded_end.finish();
+    return {recorded_end.finish(), std::move(allocator_), std::move(blocks_), std::move(tickets_)};
   }
 
   ReplayResult run_and_record(SimulatedRecording& recording) {
@@ -361,10 +358,15 @@ ReplayResult replay(const ReplayInput& input, const Config& config, const Replay
   return Replay(input, config, options.remake_initial).run(options.stop_at_oom);
 }
 
-ReplayResult replay_and_look_on(const ReplayInput& input, const Config& config, bool remake_initial,
-                                std::size_t n_past, const Future& future,
-                                const LookOnLimits& limits, LookOn& look) {
-  return Replay(input, config, remake_initial).run_and_look_on(n_past, future, limits, look);
+PlayedRun play(const ReplayInput& input, const Config& config, bool remake_initial,
+               std::size_t n_past) {
+  return Replay(input, config, remake_initial).run_to(n_past);
+}
+
+LookOn look_on(const PlayedRun& run, const Future& future, const LookOnLimits& limits) {
+  if (!run.recorded.fits || run.recorded.is_cut_short) return {};
+  Allocator allocator(run.allocator);
+  return look_on(allocator, run.blocks, run.tickets, future, limits);
 }
 
 ReplayResult replay_and_record(const ReplayInput& input, const Config& config,

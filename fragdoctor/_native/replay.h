@@ -72,12 +72,20 @@ struct ReplayOptions {
 
 ReplayResult replay(const ReplayInput& input, const Config& config, const ReplayOptions& options);
 
-// The same, and then the future, from the first `n_past` operations on: what follows them (a
-// failing request, and what its unwinding frees) belongs to the recorded end only. Where a request
-// of the past failed the future is not played.
-ReplayResult replay_and_look_on(const ReplayInput& input, const Config& config, bool remake_initial,
-                                std::size_t n_past, const Future& future,
-                                const LookOnLimits& limits, LookOn& look);
+// A run after its first operations, from where it may go on in several ways. What follows them (a
+// failing request, and what its unwinding frees) belongs to the recorded end only.
+struct PlayedRun {
+  ReplayResult recorded;  // of all operations
+  Allocator allocator;
+  std::vector<BlockId> blocks;  // by allocation id
+  std::vector<Ticket> tickets;  // by allocation id; only where frees are pending
+};
+
+PlayedRun play(const ReplayInput& input, const Config& config, bool remake_initial,
+               std::size_t n_past);
+
+// Go on with a future. It is not played where a request of the past failed.
+LookOn look_on(const PlayedRun& run, const Future& future, const LookOnLimits& limits);
 
 // What the allocator would have written had the replayed run been recorded from its start on.
 struct SimulatedRecording {

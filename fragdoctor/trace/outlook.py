@@ -96,6 +96,14 @@ class Outlooks:
             self._lower_bound = self._lower_bound.of_edit(trace, Operations.of(operations))
 
     @cached_property
+    def _unlimited(self) -> _ext.NativeRun:
+        """The recorded part, played without a limit."""
+        known = self.continuation
+        assert known is not None  # noqa: S101 - asked before
+        config = native_config(self._trace.settings, era=Era.ADDRESS)
+        return self._operations.play(config, known.n_past)
+
+    @cached_property
     def _mismatch(self) -> float:
         """By what share of the peak repeating the recorded steps misses what was recorded of them.
 
@@ -104,10 +112,7 @@ class Outlooks:
         """
         known = self.continuation
         assert known is not None  # noqa: S101 - asked before
-        config = native_config(self._trace.settings, era=Era.ADDRESS)
-        _, look = self._operations.look_on(
-            config, known.again, known.n_past, max_steps=MAX_STEPS, max_ops=MAX_PLAYED // 2
-        )
+        look = self._unlimited.look_on(known.again, MAX_STEPS, MAX_PLAYED // 2)
         return _mismatch(self._trace, known, look)
 
     @cached_property
@@ -160,13 +165,13 @@ class Outlooks:
 
     def replay(self, conditions: Conditions, *, remakes_start: bool) -> tuple[Any, Outlook]:
         """Return what the native replay of the recorded part said, and what comes after it."""
-        config, known = conditions.native(), self.continuation
-        limits = [b for b in (conditions.capacity_bytes, conditions.allowed_bytes) if b is not None]
-        limit = min(limits, default=None)
+        known = self.continuation
+        limit = _limit_of(conditions)
         if known is None:
-            raw = self._operations.replay(config, False, remakes_start)
+            raw = self._operations.replay(conditions.native(), False, remakes_start)
             return raw, self._without_steps(raw, limit)
-        raw, look = self._play(known.native, config, remakes_start=remakes_start)
+        run = self._played(conditions, remakes_start=remakes_start)
+        raw, look = run.recorded, self._look(run, known.native)
         outlook = self._judged(known, raw, look, limit)
         if not raw["fits"]:
             return raw, outlook
@@ -176,7 +181,7 @@ class Outlooks:
         doubt = next(self._doubts(known, outlook, int(look["n_played"])), "")
         state = outlook.state
         if not doubt and not self._is_robust(
-            known, state, conditions, limit, remakes_start=remakes_start
+            known, state, run, conditions, remakes_start=remakes_start
         ):
             doubt = _close(known, state)
         awaiting = self._awaiting_bytes if state is OutlookState.HOLDS else 0
@@ -220,24 +225,24 @@ class Outlooks:
         self,
         known: Continuation,
         state: OutlookState,
+        run: _ext.NativeRun,
         conditions: Conditions,
-        limit: int | None,
         *,
         remakes_start: bool,
     ) -> bool:
         """Return whether a state remains where the steps to come ask for a little more or less."""
+        limit = _limit_of(conditions)
         missed = 0.0 if self._is_edited or limit is None else self._mismatch
         if missed:
             margin = missed if state is OutlookState.HOLDS else -missed
-            far = conditions.with_less(margin)
-            raw, look = self._play(known.native, far.native(), remakes_start=remakes_start)
-            if self._judged(known, raw, look, limit).state is not state:
+            far = self._played(conditions.with_less(margin), remakes_start=remakes_start)
+            look = self._look(far, known.native)
+            if self._judged(known, far.recorded, look, limit).state is not state:
                 return False
         other = {OutlookState.HOLDS: known.higher, OutlookState.FAILS: known.lower}.get(state)
         if other is None or limit is None:
             return True
-        raw, look = self._play(other, conditions.native(), remakes_start=remakes_start)
-        is_same = self._judged(known, raw, look, limit).state is state
+        is_same = self._judged(known, run.recorded, self._look(run, other), limit).state is state
         if is_same is (known.first is None):
             return is_same
         if state is OutlookState.FAILS:
@@ -252,7 +257,8 @@ class Outlooks:
         self, future: _ext.NativeFuture, conditions: Conditions, *, remakes_start: bool
     ) -> bool:
         """Return whether a run goes on as far as it is played."""
-        raw, look = self._play(future, conditions.native(), remakes_start=remakes_start)
+        run = self._played(conditions, remakes_start=remakes_start)
+        raw, look = run.recorded, self._look(run, future)
         return bool(raw["fits"]) and not look["has_failed"] and not raw["is_cut_short"]
 
     @property
@@ -261,15 +267,15 @@ class Outlooks:
             return 2**40
         return PLAYED_OF_EDIT if self._is_edited else MAX_PLAYED
 
-    def _play(
-        self, future: _ext.NativeFuture, config: _ext.AllocatorConfig, *, remakes_start: bool
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _played(self, conditions: Conditions, *, remakes_start: bool) -> _ext.NativeRun:
+        """Return the run after its recorded part, from where several futures may follow."""
         assert self.continuation is not None  # noqa: S101 - asked before
-        return self._operations.look_on(
-            config,
+        return self._operations.play(conditions.native(), self.continuation.n_past, remakes_start)
+
+    def _look(self, run: _ext.NativeRun, future: _ext.NativeFuture) -> dict[str, Any]:
+        assert self.continuation is not None  # noqa: S101 - asked before
+        return run.look_on(
             future,
-            self.continuation.n_past,
-            remake_initial=remakes_start,
             max_steps=MAX_STEPS if self._asked is None else self._asked,
             max_ops=self._max_played,
             stops_at_repetition=self._asked is None and not self.continuation.grows,
@@ -283,8 +289,7 @@ class Outlooks:
         known = self.continuation
         if known is None:
             return None if self._lower_bound is None else self._lower_bound.needed_bytes
-        config = native_config(self._trace.settings, era=Era.ADDRESS)
-        _, look = self._operations.look_on(config, known.native, known.n_past, max_steps=0)
+        look = self._unlimited.look_on(known.native, max_steps=0)
         return int(look["peak_allocated"][0]) if len(look["peak_allocated"]) else None
 
     def _without_steps(self, raw: Mapping[str, Any], limit_bytes: int | None) -> Outlook:
@@ -349,6 +354,12 @@ class Outlooks:
             fails_after_steps=n_done + n_left,
             reason=f"each step keeps {format_size(growth)} more",
         )
+
+
+def _limit_of(conditions: Conditions) -> int | None:
+    """Return how much may be reserved at most; None where nothing limits it."""
+    limits = (conditions.capacity_bytes, conditions.allowed_bytes)
+    return min((b for b in limits if b is not None), default=None)
 
 
 def _failed_before() -> Outlook:

@@ -130,7 +130,7 @@ def _continued(
     outlooks = Outlooks(trace, reproduction.operations, n_more)
     config = reproduction.conditions.native()
     config.capacity_bytes = 2**50
-    _, look = outlooks._play(known.native, config, remakes_start=False)
+    look = outlooks._look(reproduction.operations.play(config, known.n_past), known.native)
     assert not look["has_failed"]
     return known, look["allocated"].tolist()
 
@@ -182,7 +182,7 @@ def test_other_shapes_are_scaled() -> None:
     config = reproduction.conditions.native()
     config.capacity_bytes = 2**50
     outlooks = Outlooks(trace, reproduction.operations, 0)
-    _, look = outlooks._play(known.native, config, remakes_start=False)
+    look = outlooks._look(reproduction.operations.play(config, known.n_past), known.native)
     expected = (9 + 39 + 18) * MIB
     # A cached block may be up to a MiB larger than what is asked for.
     assert expected <= look["peak_allocated"][0] <= expected + 2 * MIB
