@@ -77,17 +77,30 @@ def _are_first_states(trace: Trace, rows: I64) -> bool:
     return bool(fits[np.searchsorted(sizes, distinct(lives.requested_bytes[rows]))].all())
 
 
+def are_copies_of_weights(trace: Trace, rows: I64) -> bool:
+    """Return whether survivors have sizes of weights that were there before, and several of them.
+
+    The state of a model may hold a weight twice, so that their number says nothing.
+    """
+    sizes = np.unique(trace.lives.requested_bytes[rows])
+    return len(sizes) >= MIN_SIZES and bool((_n_of(_weights(trace, rows), sizes) > 0).all())
+
+
 def _are_first_copies(trace: Trace, rows: I64) -> bool:
     """Return whether survivors are copies of weights, at most one of each that was there before."""
+    sizes, n_copies = np.unique(trace.lives.requested_bytes[rows], return_counts=True)
+    fits = n_copies <= _n_of(_weights(trace, rows), sizes)
+    return len(sizes) >= MIN_SIZES and bool(fits.all())
+
+
+def _weights(trace: Trace, rows: I64) -> I64:
+    """Return the sizes of what was live before some survivors, states and gradients apart."""
     lives, roles = trace.lives, trace.stacks.roles
-    sizes, n_copies = np.unique(lives.requested_bytes[rows], return_counts=True)
-    if len(sizes) < MIN_SIZES:
-        return False
     older = np.flatnonzero((lives.free == NEVER) & (lives.start < lives.start[rows].min()))
     stack = lives.stack[older]
     is_weight = ~roles.in_step[stack] & ~np.isin(stack, lives.stack[rows])
     is_weight &= ~np.isin(roles.role[stack], (roles_of.BACKWARD, roles_of.SILENT))
-    return bool((n_copies <= _n_of(lives.requested_bytes[older[is_weight]], sizes)).all())
+    return lives.requested_bytes[older[is_weight]]
 
 
 def _n_of(among: I64, sizes: I64) -> I64:

@@ -17,6 +17,7 @@ import numpy as np
 
 from fragdoctor.analysis.bounded_growth import (
     MIN_LAYERS,
+    are_copies_of_weights,
     has_passes,
     is_cache_of_generation,
     is_filling,
@@ -201,6 +202,9 @@ def _traced(
     stack, size = trace.lives.stack[rows], trace.lives.size_bytes[rows]
     kind = _kinds(trace, stack)
     n_steps = lead.n_steps
+    names = list(KeptKind)
+    if are_copies_of_weights(trace, rows):
+        kind[kind == names.index(KeptKind.TENSOR)] = names.index(KeptKind.COPY)
     kinds = []
     for place, one in enumerate(KeptKind):
         chosen = kind == place
@@ -212,7 +216,6 @@ def _traced(
     pattern = _pattern(trace, phases, rows, kinds, n_steps)
     made, share = stack, NEARLY_ALL
     if pattern in (KeptPattern.GRAPH, KeptPattern.EVALUATION):
-        names = list(KeptKind)
         results = (names.index(KeptKind.ACTIVATION), names.index(KeptKind.LOSS))
         is_result = np.isin(kind, results)
         made, size, share = stack[is_result], size[is_result], WHOLE_GRAPH

@@ -189,12 +189,14 @@ def _outcome(advice: Recommendation, diagnosis: Diagnosis) -> str:
         is_open = p.outlook.state is OutlookState.OPEN
         return "fits so far" if is_open else words.outlook_text(p.outlook)
     margin = f", {format_size(p.margin_bytes)} to spare" if p.margin_bytes is not None else ""
-    return f"fits{margin}" if p.fits else "still fails"
+    return f"fits{margin}" if p.fits else "not enough alone"
 
 
 def _promise(predicted: Predicted) -> doc.Content:
     """Return whether something is enough, in a word."""
     outlook = predicted.outlook
+    if predicted.fits is False:
+        return doc.dim("part")
     if not predicted.fits or (outlook is not None and outlook.state is OutlookState.OPEN):
         return doc.dim("maybe")
     if outlook is not None and outlook.state is OutlookState.FAILS:
