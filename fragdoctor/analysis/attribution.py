@@ -20,6 +20,7 @@ import numpy.typing as npt
 from fragdoctor.analysis.result import Holder, Pin, PinnedSegment
 from fragdoctor.frozen import frozen
 from fragdoctor.model.arrays import distinct
+from fragdoctor.model.phases import Category
 from fragdoctor.model.snapshot import I32, I64, MODULE_MARK, BlockState
 from fragdoctor.trace.lives import BEFORE, Layout
 from fragdoctor.trace.trace import Trace
@@ -35,10 +36,19 @@ MAX_BLOCKS: Final = 1024
 """Blocks of one segment that are told apart: finer than any screen."""
 
 
-def find_holders(trace: Trace, peak: int | None) -> tuple[Holder, ...]:
+MAIN_SHARE: Final = 0.75
+"""Of a line's memory that its main categories, ``MAX_MAIN`` at most, are together."""
+
+MAX_MAIN: Final = 2
+
+
+def find_holders(
+    trace: Trace, peak: int | None, category: npt.NDArray[np.uint8] | None = None
+) -> tuple[Holder, ...]:
     """Return live memory by user line now and at the peak, largest of both first.
 
-    ``peak`` is the state (number of events) of highest allocated bytes, None without a trace.
+    ``peak`` is the state (number of events) of highest allocated bytes, None without a trace;
+    ``category`` is that of each block of ``Lives``.
     """
     layout, lives = trace.layout, trace.lives
     now = np.flatnonzero(~layout.live_is_pending)
@@ -63,6 +73,7 @@ def find_holders(trace: Trace, peak: int | None) -> tuple[Holder, ...]:
     np.add.at(counts, (is_peak.astype(np.int64), member), 1)
     main = _main_stacks(member, stack, size, n)
     modules = _main_modules(trace, member, life, size)
+    categories = {} if category is None else _main_categories(category, member, life, size)
     order = np.argsort(-np.maximum(table[0], table[1]), kind="stable")[:MAX_HOLDERS]
     return tuple(
         Holder(
@@ -73,6 +84,7 @@ def find_holders(trace: Trace, peak: int | None) -> tuple[Holder, ...]:
             peak_bytes=None if peak is None else int(table[1, g]),
             n_peak=None if peak is None else int(counts[1, g]),
             module=modules.get(int(g), ""),
+            categories=categories.get(int(g), ()),
         )
         for g in order
     )
@@ -88,6 +100,23 @@ def _main_stacks(group: I64, stack: I32, size: I64, n_groups: int) -> I64:
     result = np.full(n_groups, -1, np.int64)
     result[keys[order] // width] = keys[order] % width - 1
     return result
+
+
+def _main_categories(
+    category: npt.NDArray[np.uint8], group: I64, life: npt.NDArray[np.signedinteger], size: I64
+) -> Mapping[int, tuple[Category, ...]]:
+    """Return for each group the categories that are nearly all of its bytes, where few are."""
+    if not len(category):
+        return {}
+    known = np.flatnonzero(life >= 0)
+    table = np.zeros((int(group.max()) + 1, len(Category)), np.int64)
+    np.add.at(table, (group[known], category[life[known]].astype(np.int64)), size[known])
+    total = np.bincount(group, size, len(table))
+    order = np.argsort(-table, axis=1, kind="stable")
+    sums = np.cumsum(np.take_along_axis(table, order, axis=1), axis=1)
+    n_main = 1 + np.count_nonzero(sums < MAIN_SHARE * total[:, None], axis=1)
+    few = np.flatnonzero((n_main <= MAX_MAIN) & (total > 0)).tolist()
+    return {g: tuple(Category(c) for c in order[g, : n_main[g]].tolist()) for g in few}
 
 
 def _main_modules(

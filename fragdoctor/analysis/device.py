@@ -343,7 +343,7 @@ def _analyzed(trace: Trace) -> DeviceAnalysis:
         capture=capture,
         timeline=totals,
         pins=find_pins(trace),
-        holders=find_holders(trace, peak),
+        holders=find_holders(trace, peak, None if phases is None else phases.category),
         growth=growth.lines,
         kept=None if kept is None or kept.is_gathered else kept,
         gathered=kept if kept is not None and kept.is_gathered else None,

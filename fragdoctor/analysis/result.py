@@ -100,7 +100,8 @@ class Holder:
 
     ``frame`` is a frame id of the snapshot or -1 (no stack recorded); ``stack`` is the stack id
     that holds most of it. ``module`` is the path of the module that made most of it, the number of
-    a repeated one as ``*``; "" where none was recorded. Hostile text.
+    a repeated one as ``*``; "" where none was recorded. Hostile text. ``categories`` are those of
+    most of it, the largest first, where they are few.
     """
 
     frame: int
@@ -110,6 +111,7 @@ class Holder:
     peak_bytes: int | None
     n_peak: int | None
     module: str = ""
+    categories: Sequence[Category] = ()
 
 
 @frozen

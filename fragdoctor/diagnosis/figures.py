@@ -180,6 +180,7 @@ def holder_reports(context: Context) -> tuple[HolderReport, ...]:
             stack=context.user_stack(h.stack),
             within=context.line_of_library(h.stack) if h.frame >= 0 else None,
             module=h.module,
+            categories=h.categories,
         )
         for h in context.analysis.holders[:MAX_HOLDERS]
     )

@@ -14,7 +14,7 @@ from fragdoctor.frozen import frozen
 from fragdoctor.model.case import Case
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Location, SkippedRule
 from fragdoctor.model.hooks import drawn
-from fragdoctor.model.phases import MomentReport, PhaseReport, TrainingPhase
+from fragdoctor.model.phases import Category, MomentReport, PhaseReport, TrainingPhase
 from fragdoctor.model.simulation import FidelityReport, Outlook
 from fragdoctor.model.story import LogStory
 
@@ -205,7 +205,8 @@ class HolderReport:
 
     ``within`` is the line of a library that the user's line called into and that made most of it;
     ``module`` is the path of the model's module that did, the number of a repeated one as ``*``, ""
-    where none was recorded (``run --module-paths``).
+    where none was recorded (``run --module-paths``); ``categories`` are what most of it is for,
+    the largest first, where they are few.
     """
 
     device: int
@@ -216,6 +217,7 @@ class HolderReport:
     stack: Sequence[Location] = ()
     within: Location | None = None
     module: str = ""
+    categories: Sequence[Category] = ()
 
 
 @frozen

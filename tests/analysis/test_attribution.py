@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+from analysis.training_loop import TrainingLoop
 from builders import BASE, MIB, alloc, block, frame, free, segment, segment_alloc, snapshot
 from stock import from_python
 
 from fragdoctor.analysis.device import analyze_device
+from fragdoctor.model.phases import Category
 
 
 def test_find_holders_peak_and_now_are_told_apart():
@@ -53,3 +55,16 @@ def test_find_holders_equal_layers_are_one_module_and_a_single_one_is_named():
         2: "layers.0.conv2",
         3: "",
     }
+
+
+def test_find_holders_line_that_calls_a_trainer_says_what_it_holds():
+    loop = TrainingLoop()
+    loop.build()
+    for _ in range(4):
+        loop.step()
+
+    found = analyze_device(loop.snapshot(), 0)
+
+    by_line = {found.trace.snapshot.frame(h.frame).line: h.categories for h in found.holders}
+    assert by_line[6] == (Category.OPTIMIZER_STATE,)
+    assert by_line[2] == (Category.PARAMETERS,)

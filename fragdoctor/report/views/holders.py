@@ -10,10 +10,11 @@ from typing import Final
 
 from fragdoctor.model.diagnosis import Cause, Diagnosis, HolderReport, RunState, SegmentReport
 from fragdoctor.model.finding import Location
+from fragdoctor.model.phases import Category
 from fragdoctor.report import document as doc
 from fragdoctor.report.document import Detail, Style, dim, location_text
 from fragdoctor.report.views.device_memory import ended_otherwise, graphic
-from fragdoctor.report.words import shown_first
+from fragdoctor.report.words import CATEGORY_NAMES, shown_first
 from fragdoctor.trace.stacks import USER, classify_file
 from fragdoctor.units import format_count, format_size, plural
 
@@ -71,7 +72,15 @@ def _within(holder: HolderReport) -> list[doc.Content]:
     if holder.within is not None and holder.within != holder.location:
         name = re.split(r"[/\\](?:site|dist)-packages[/\\]", holder.within.filename)[-1]
         places.append(str(replace(holder.within, filename=name)))
-    return [dim(f"most in {', '.join(places)}")] if places else []
+    if places:
+        return [dim(f"most in {', '.join(places)}")]
+    if not holder.categories or not set(holder.categories) <= set(_TELLING):
+        return []
+    return [dim(f"most of it {' and '.join(CATEGORY_NAMES[c] for c in holder.categories)}")]
+
+
+_TELLING: Final = (Category.PARAMETERS, Category.GRADIENTS, Category.OPTIMIZER_STATE)
+"""What a line holds without making it by name: a call of a trainer, a thread without Python."""
 
 
 def _gpu_column(diagnosis: Diagnosis) -> list[doc.Column]:
