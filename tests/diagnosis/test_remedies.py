@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from builders import MIB, frame
 from oom_messages import GIB, case_of, log_of, message, new_style, old_style, process
 from oom_snapshots import calm, full, holes, interleaved, late_free, leaking, model_building
 
+from fragdoctor.diagnosis.bench import Attempt, Outcome
 from fragdoctor.diagnosis.pipeline import build_contexts, diagnose
 from fragdoctor.diagnosis.remedies.allocator_settings import ExpandableSegments, GarbageCollection
+from fragdoctor.diagnosis.remedies.capacity import first_enough
 from fragdoctor.diagnosis.remedies.catalogue import REMEDIES, rank
 from fragdoctor.diagnosis.remedies.outside_pytorch import FreeOtherProcess
 from fragdoctor.diagnosis.remedies.remedy import CURES, Burden, JudgedCase, Remedy, helps
@@ -18,6 +22,7 @@ from fragdoctor.model.case import Case, Overrides
 from fragdoctor.model.diagnosis import Cause, Predicted
 from fragdoctor.model.finding import Confidence
 from fragdoctor.model.simulation import Outlook, OutlookBasis, OutlookState, ReplayResult
+from fragdoctor.trace.whatif import WhatIf
 
 FRAGMENTED = new_style("500.00 MiB", "3.81 GiB", "488.00 MiB", "2.67 GiB", "673.42 MiB")
 FULL = new_style("48.00 MiB", "2.93 GiB", "12.00 MiB", "2.91 GiB", "7.31 MiB")
@@ -451,3 +456,35 @@ def test_removing_the_cause_comes_before_a_setting_of_unknown_outlook():
 
     assert ranked(OutlookState.OPEN) == ["free-other-process", "expandable-segments"]
     assert ranked(OutlookState.HOLDS) == ["expandable-segments", "free-other-process"]
+
+
+class Futures:
+    """A bench that knows how each outcome goes on, and which it was asked about."""
+
+    def __init__(self, states):
+        self.recorded = replayed(0, fits=False)
+        self.outcomes = [
+            Outcome(Attempt(WhatIf(edit=str(i))), replayed(0)) for i in range(len(states))
+        ]
+        self.states, self.asked = states, []
+
+    def looked_on(self, outcome):
+        at = self.outcomes.index(outcome)
+        self.asked.append(at)
+        return replace(outcome, result=replace(outcome.result, outlook=Outlook(self.states[at])))
+
+
+@pytest.mark.parametrize(
+    ("states", "chosen", "asked"),
+    [("fhh", 1, [2, 0, 1]), ("fff", None, [2]), ("ffo", 2, [2, 0, 1, 2]), ("h", 0, [0, 0])],
+)
+def test_first_change_that_is_enough_is_sought_only_where_the_last_may_be(states, chosen, asked):
+    kinds = {"f": OutlookState.FAILS, "h": OutlookState.HOLDS, "o": OutlookState.OPEN}
+    bench = Futures([kinds[s] for s in states])
+
+    found = first_enough(bench, bench.outcomes)
+
+    assert (None if found is None else found.attempt.what_if.edit) == (
+        None if chosen is None else str(chosen)
+    )
+    assert bench.asked == asked

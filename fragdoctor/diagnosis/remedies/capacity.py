@@ -148,19 +148,20 @@ class SavingRemedy(Remedy):
 
 
 def first_enough(bench: Bench, outcomes: Sequence[Outcome]) -> Outcome | None:
-    """Return the first outcome with which the run is not expected to fail; None if all fail.
+    """Return the first outcome not expected to fail, else the last not known to; else None.
 
-    Where all are expected to, the last that is not known to.
+    The mildest comes first: where the last is known to fail, so are the others.
     """
-    last = None
-    for outcome in outcomes:
-        if helps(bench.recorded, outcome.result):
-            found = bench.looked_on(outcome)
-            outlook = found.result.outlook
-            if outlook is None or not outlook.fails:
-                return found
-            if outlook.state is not OutlookState.FAILS:
-                last = found
+    serving, last = [o for o in outcomes if helps(bench.recorded, o.result)], None
+    strongest = bench.looked_on(serving[-1]).result.outlook if serving else None
+    if strongest is not None and strongest.state is OutlookState.FAILS:
+        return None
+    for found in map(bench.looked_on, serving):
+        outlook = found.result.outlook
+        if outlook is None or not outlook.fails:
+            return found
+        if outlook.state is not OutlookState.FAILS:
+            last = found
     return last
 
 
