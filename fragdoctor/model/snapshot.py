@@ -283,7 +283,9 @@ class Snapshot:
         if stack_id < 0:
             return ()
         low, high = int(self.stacks.offsets[stack_id]), int(self.stacks.offsets[stack_id + 1])
-        return tuple(self.frame(int(i)) for i in self.stacks.frames[low:high])
+        ids, table, text = self.stacks.frames[low:high], self.frames, self.strings
+        columns = (c[ids].tolist() for c in (table.filename, table.line, table.name))
+        return tuple(Frame(text[f], line, text[n]) for f, line, n in zip(*columns, strict=True))
 
     def __repr__(self) -> str:
         """Return a line about it: the columns may hold millions of rows."""

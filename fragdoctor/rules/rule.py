@@ -26,7 +26,7 @@ from fragdoctor.model.finding import (
     SkippedRule,
 )
 from fragdoctor.model.settings import AllocatorSettings
-from fragdoctor.model.snapshot import Snapshot
+from fragdoctor.model.snapshot import Frame, Snapshot
 from fragdoctor.model.story import LogStory
 from fragdoctor.rules.failed_request import FailedRequest, known
 from fragdoctor.trace.stacks import NATIVE, PACKAGE, TORCH, USER, classify_file, is_plumbing
@@ -119,33 +119,29 @@ class Context:
             return self.analysis.n_inferred_retries, "trace"
         return None
 
+    def _frames(self, stack_id: int) -> tuple[Frame, ...]:
+        return () if self.snapshot is None else self.snapshot.stack(stack_id)
+
     def stack(self, stack_id: int) -> tuple[Location, ...]:
         """Return a stack as locations, innermost first; empty where none was recorded."""
-        if self.snapshot is None or stack_id < 0:
-            return ()
-        frames = self.snapshot.stack(stack_id)
-        return tuple(Location(f.filename, f.line, f.name) for f in frames)
+        return _located(self._frames(stack_id))
 
     def user_stack(self, stack_id: int) -> tuple[Location, ...]:
         """Return a stack from the user's own line outwards, at most ``MAX_STACK`` frames."""
-        frames = self.stack(stack_id)
-        kinds = [classify_file(f.filename) for f in frames]
-        for wanted in (USER, PACKAGE, TORCH):
-            if wanted in kinds:
-                start = kinds.index(wanted)
-                return frames[start : start + MAX_STACK]
-        return frames[:MAX_STACK]
+        return _located(_from_user(self._frames(stack_id))[:MAX_STACK])
 
     def user_line(self, stack_id: int) -> Location | None:
         """Return the user's own line of a stack, None where no Python frame was recorded."""
-        stack = self.python_stack(stack_id)
-        return stack[0] if stack else None
+        lines = _located(_from_user(self._python_frames(stack_id))[:1])
+        return lines[0] if lines else None
 
     def python_stack(self, stack_id: int) -> tuple[Location, ...]:
         """Return a stack as ``user_stack`` does; nothing where it holds C++ frames alone."""
-        if all(classify_file(f.filename) == NATIVE for f in self.stack(stack_id)):
-            return ()
-        return self.user_stack(stack_id)
+        return _located(_from_user(self._python_frames(stack_id))[:MAX_STACK])
+
+    def _python_frames(self, stack_id: int) -> tuple[Frame, ...]:
+        frames = self._frames(stack_id)
+        return () if all(classify_file(f.filename) == NATIVE for f in frames) else frames
 
     def line_of_library(self, stack_id: int) -> Location | None:
         """Return the innermost line of a package that the user's line called into.
@@ -153,20 +149,32 @@ class Context:
         That of a model where there is one: trainers, launchers and hooks call it. None where the
         user's line, or none of a package, made the request.
         """
-        for location in self.stack(stack_id):
-            kind = classify_file(location.filename)
+        for frame in self._frames(stack_id):
+            kind = classify_file(frame.filename)
             if kind == USER:
                 return None
-            if kind == PACKAGE and not is_plumbing(location.filename):
-                return location
+            if kind == PACKAGE and not is_plumbing(frame.filename):
+                return _located((frame,))[0]
         return None
 
     def frame(self, frame_id: int) -> Location | None:
         """Return a frame as a location; None for id -1."""
         if self.snapshot is None or frame_id < 0:
             return None
-        f = self.snapshot.frame(frame_id)
-        return Location(f.filename, f.line, f.name)
+        return _located((self.snapshot.frame(frame_id),))[0]
+
+
+def _located(frames: Iterable[Frame]) -> tuple[Location, ...]:
+    return tuple(Location(f.filename, f.line, f.name) for f in frames)
+
+
+def _from_user(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
+    """Return frames from the user's own outwards; from a package's or PyTorch's without one."""
+    kinds = [classify_file(f.filename) for f in frames]
+    for wanted in (USER, PACKAGE, TORCH):
+        if wanted in kinds:
+            return frames[kinds.index(wanted) :]
+    return frames
 
 
 def line_text(location: Location | None) -> str:
