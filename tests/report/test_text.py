@@ -117,6 +117,23 @@ def test_outlook_stands_in_what_the_cure_wins() -> None:
     assert "Replayed: the run fits, 672.00 MiB to spare. Holds for 12 more steps." in said
 
 
+def test_measure_that_is_likely_too_little_is_no_cure_and_a_long_how_is_cut() -> None:
+    one = diagnoses.fragmentation()
+    outlook = Outlook(
+        OutlookState.OPEN, OutlookBasis.SCALED, reason="too far", likely=OutlookState.FAILS
+    )
+    first, *others = one.recommendations
+    change = "; ".join(f"change number {i} of the program" for i in range(20))
+    first = replace(first, predicted=replace(first.predicted, outlook=outlook), change=change)
+
+    text = text_of(replace(one, recommendations=(first, *others)))
+
+    assert text.splitlines()[0] == "Fragmentation (proven) on GPU 0. Try:"
+    said = " ".join(text.split())
+    assert "of the program; the rest with --full." in said
+    assert "change number 19" not in said
+
+
 @pytest.mark.parametrize(
     ("n_known", "words"),
     [(1, " like the one recorded"), (2, " like the 2 recorded"), (3, ""), (None, "")],

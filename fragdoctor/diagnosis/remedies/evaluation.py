@@ -30,9 +30,9 @@ class GatherOnHost(Remedy):
         yield self.proposal(
             weight=CURES,
             confidence=Confidence.LIKELY,
-            change="move each batch's results as they come (outputs.append(out.cpu())), or keep "
-            "only the figure that is wanted of them; in Transformers eval_accumulation_steps=1, "
-            "or a preprocess_logits_for_metrics that returns logits.argmax(-1)",
+            change="keep outputs.append(out.cpu()), or only the figure that is wanted; in "
+            "Transformers eval_accumulation_steps=1, or a preprocess_logits_for_metrics that "
+            "returns logits.argmax(-1)",
             why=f"{gathered_text(case.context, kept)}.",
             locations=kept_stack(case.context, kept),
             cost="A copy to the host for each batch; as much host memory.",

@@ -48,9 +48,19 @@ def cure(diagnosis: Diagnosis, source_line: str) -> tuple[str, list[doc.Block]]:
     return lead, [
         doc.Code([measure]) if first.setting else doc.Paragraph(doc.strong(sentence(measure))),
         doc.Paragraph(wins(first, diagnosis)),
-        doc.Paragraph(f"How: {sentence(first.change)}" if first.change else "", detail=detail),
+        doc.Paragraph(f"How: {_how(first.change)}" if first.change else "", detail=detail),
         doc.Code([source_line]),
     ]
+
+
+MAX_HOW: Final = 320
+"""Characters of how a measure is taken; of several combined, ``--full`` says all."""
+
+
+def _how(change: str) -> str:
+    """Return how a measure is taken, cut between two clauses where it is long."""
+    cut = change.rfind("; ", 0, MAX_HOW) if len(change) > MAX_HOW else -1
+    return sentence(change if cut < 0 else f"{change[:cut]}; the rest with --full")
 
 
 def _lead(diagnosis: Diagnosis, first: Recommendation) -> str:
@@ -61,7 +71,7 @@ def _lead(diagnosis: Diagnosis, first: Recommendation) -> str:
         return "To lower the peak, if you want to:" if first.saves_bytes else "If you want to:"
     is_tested = first.predicted.method != "none"
     outlook = first.predicted.outlook
-    fails_later = outlook is not None and outlook.state is OutlookState.FAILS
+    fails_later = outlook is not None and OutlookState.FAILS in (outlook.state, outlook.likely)
     is_cure = is_tested and not fails_later and first.confidence is not Confidence.POSSIBLE
     return "Cure:" if is_cure else "Try:"
 
