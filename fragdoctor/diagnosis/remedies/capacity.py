@@ -265,9 +265,7 @@ class SmallerBatch(SavingRemedy):
     acts_on: ClassVar[str] = "what grows with the batch"
     doing: ClassVar[str] = "an eighth of the batch"
     change: ClassVar[str] = "lower the batch size or the sequence length"
-    cost: ClassVar[str] = (
-        "More steps for the same data; gradient accumulation keeps the effective batch."
-    )
+    cost: ClassVar[str] = "More steps for the same data."
     caveats: ClassVar[tuple[str, ...]] = (
         "Weights, gradients and optimizer state do not shrink with the batch.",
     )
@@ -351,8 +349,7 @@ class SmallerBatch(SavingRemedy):
             r = replace(
                 judged.recommendation,
                 title=f"Use a batch of {round(n * share)} instead of {n}",
-                change=f"batch size {round(n * share)} instead of {n}; gradient accumulation keeps "
-                "the effective batch",
+                change=f"batch size {round(n * share)} instead of {n}; {KEPT_BATCH}",
             )
             return replace(judged, recommendation=r)
         eighths = round(share * 8)
@@ -363,10 +360,12 @@ class SmallerBatch(SavingRemedy):
             judged.recommendation,
             title=f"Use {part} of the present batch or sequence length",
             change=f"{part} of the present batch size times sequence length "
-            f"({100 * eighths / 8:g} %); gradient accumulation keeps the effective batch",
+            f"({100 * eighths / 8:g} %); {KEPT_BATCH}",
         )
         return replace(judged, recommendation=r)
 
+
+KEPT_BATCH: Final = "in training gradient accumulation keeps the effective batch"
 
 BATCH_SHARES: Final = (7 / 8, 3 / 4, 5 / 8, 1 / 2, 3 / 8, 1 / 4, 1 / 8)
 """Of the present batch: eighths, since batches are powers of two or multiples of eight."""
