@@ -222,9 +222,9 @@ def training_run(
     A forward pass without any backward pass behind it trains if equal layers keep more than their
     results: autograd waits for it.
     """
-    if phases is None or not len(phases.labels):
+    if phases is None or not len(phases.labels) or only_infers(trace, phases, requests):
         return None
-    trains = bool(np.isin(phases.labels, (TrainingPhase.BACKWARD, TrainingPhase.OPTIMIZER)).any())
+    trains = bool(np.isin(phases.labels, TRAINING).any())
     # Without stacks nothing separates forward from backward.
     forward = _spans(
         phases,
@@ -252,6 +252,30 @@ def training_run(
         is_checkpointed=bool(trace.stacks.roles.recomputes[requests.stack].any()),
         n_whole_steps=int(np.count_nonzero(phases.labels[:-1] == last)),
     )
+
+
+KEPT_SHARE: Final = 0.15
+"""Of the requests of forward passes; where they are to be followed by backward passes much more
+lives on, and without these outputs, keys and values do."""
+
+TRAINING: Final = (
+    TrainingPhase.BACKWARD,
+    TrainingPhase.FORWARD_BACKWARD,
+    TrainingPhase.OPTIMIZER,
+)
+
+
+def only_infers(trace: Trace, phases: PhaseAnalysis, requests: Requests) -> bool:
+    """Return whether forward passes that are all that was recorded keep too little to train."""
+    is_forward = phases.labels == TrainingPhase.FORWARD
+    if np.isin(phases.labels, TRAINING).any() or not is_forward.any():
+        return False
+    made = requests.row >= phases.first[:-1][is_forward][0]
+    roles, stack = trace.stacks.roles, requests.stack[made]
+    if roles.checkpoints[stack].any() or not roles.in_module[stack].any():
+        return False
+    is_kept = requests.freed_row[made] == NO_ROW
+    return bool(np.count_nonzero(is_kept) < KEPT_SHARE * len(is_kept))
 
 
 def _spans(phases: PhaseAnalysis, label: TrainingPhase) -> tuple[I64, I64]:

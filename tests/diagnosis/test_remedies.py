@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from builders import MIB, frame
+from analysis.training_loop import CALL, MAIN, USER, TrainingLoop
+from builders import MIB, frame, oom
 from oom_messages import GIB, case_of, log_of, message, new_style, old_style, process
 from oom_snapshots import calm, full, holes, interleaved, late_free, leaking, model_building
 
@@ -212,6 +213,23 @@ def test_pinning_blocks_are_named_with_their_line():
 )
 def test_pinning_blocks_that_no_line_of_the_user_makes_are_no_measure(line):
     assert "move-pinning-blocks" not in codes(diagnose(Case(snapshot=holes(line=line))))
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_layers_of_an_inference_are_not_to_be_checkpointed(keeps):
+    """Without autograd layers let go of all but their results."""
+    loop = TrainingLoop()
+    loop.build()
+    for _ in range(6):
+        for line in range(8):
+            block = loop.new(20 * MIB, (frame("model.py", line, "forward"), CALL, MAIN))
+            if line and not keeps:
+                loop.free(block, USER)
+    loop.toy.events.append(oom(400 * MIB, 8 * MIB, frames=[CALL, MAIN]))
+
+    found = codes(diagnose(Case(snapshot=loop.snapshot())))
+
+    assert ("gradient-checkpointing" in found) == keeps
 
 
 def test_pending_frees_ask_to_wait_for_streams():

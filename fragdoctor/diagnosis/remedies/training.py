@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import ClassVar, Final
 
+from fragdoctor.analysis.training_run import only_infers
 from fragdoctor.diagnosis.bench import Attempt, Bench, Outcome
 from fragdoctor.diagnosis.remedies.capacity import (
     CUT,
@@ -128,6 +129,13 @@ class ChunkedLoss(SavingRemedy):
         return (loss_in_chunks(spans, end, run.loss_row, N_CHUNKS),)
 
 
+def _only_infers(case: JudgedCase) -> bool:
+    analysis, bench = case.context.analysis, case.bench
+    if analysis is None or analysis.phases is None or bench is None:
+        return False
+    return only_infers(analysis.trace, analysis.phases, bench.requests)
+
+
 class GradientCheckpointing(SavingRemedy):
     """Gradient checkpointing: activations against compute."""
 
@@ -154,6 +162,8 @@ class GradientCheckpointing(SavingRemedy):
         """Propose it where activations fill the device; without a trace for capacity."""
         if case.training is not None or not may_be_activations(case):
             yield from super().propose(case)
+            return
+        if _only_infers(case):
             return
         yield self.proposal(
             weight=MAY_HELP + 10,
