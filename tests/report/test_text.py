@@ -9,9 +9,11 @@ from dataclasses import replace
 import diagnoses
 import pytest
 from attacks import ATTACKS, assert_all_seen
+from builders import MIB
 from rich.cells import cell_len
 
 from fragdoctor.model.diagnosis import RunState
+from fragdoctor.model.phases import Category
 from fragdoctor.model.simulation import Outlook, OutlookBasis, OutlookState
 from fragdoctor.report.base import RenderOptions, Verbosity, render
 from fragdoctor.report.words import outlook_text
@@ -132,6 +134,18 @@ def test_measure_that_is_likely_too_little_is_no_cure_and_a_long_how_is_cut() ->
     said = " ".join(text.split())
     assert "of the program; the rest with --full." in said
     assert "change number 19" not in said
+
+
+def test_holder_says_what_it_is_where_its_line_does_not() -> None:
+    one = diagnoses.fragmentation()
+    state = (Category.OPTIMIZER_STATE, Category.PARAMETERS)
+    first = replace(one.holders[0], categories=state)
+    second = replace(first, location=None, now_bytes=32 * MIB, peak_bytes=32 * MIB, categories=())
+
+    text = text_of(replace(one, holders=(first, second)))
+
+    assert "most of it optimizer state and parameters" in text
+    assert "the size of a workspace of cuBLAS" in text
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from fragdoctor.report import document as doc
 from fragdoctor.report.document import Detail, Style, dim, location_text
 from fragdoctor.report.views.device_memory import ended_otherwise, graphic
 from fragdoctor.report.words import CATEGORY_NAMES, shown_first
+from fragdoctor.trace.first_step import WORKSPACE_BYTES
 from fragdoctor.trace.stacks import USER, classify_file
 from fragdoctor.units import format_count, format_size, plural
 
@@ -74,6 +75,8 @@ def _within(holder: HolderReport) -> list[doc.Content]:
         places.append(str(replace(holder.within, filename=name)))
     if places:
         return [dim(f"most in {', '.join(places)}")]
+    if holder.location is None and (holder.peak_bytes or holder.now_bytes) in WORKSPACE_BYTES:
+        return [dim("the size of a workspace of cuBLAS")]
     if not holder.categories or not set(holder.categories) <= set(_TELLING):
         return []
     return [dim(f"most of it {' and '.join(CATEGORY_NAMES[c] for c in holder.categories)}")]
