@@ -40,6 +40,7 @@ class WhatIf:
 
     Attributes:
         served: the recorded part fits.
+        likely: what an open outlook calls likely: ``holds``, ``fails`` or nothing.
         steps_after: whole steps that the program did after the one under way, before it failed.
         steps_left: those that it has after the one under way when it runs to its end.
     """
@@ -52,6 +53,7 @@ class WhatIf:
     state: str
     basis: str
     reason: str
+    likely: str
     fails_after_steps: int | None
     passes: bool
     steps_after: int
@@ -224,6 +226,7 @@ def what_if(
         state=outlook.get("state", "none"),
         basis=outlook.get("basis", ""),
         reason=outlook.get("reason", ""),
+        likely=outlook.get("likely") or "",
         fails_after_steps=outlook.get("fails_after_steps"),
         passes=one.passes,
         steps_after=one.n_steps - run.n_steps,
@@ -259,6 +262,10 @@ def what_if_lines(rows: Sequence[WhatIf]) -> list[str]:
         those = [row for row in served if row.passes == passes]
         n = sum(row.score != "open" for row in those)
         lines.append(f"  {words}     {share(n, len(those))}")
+    for likely, words in (("holds", "fits"), ("fails", "too much")):
+        those = [row for row in served if row.score == "open" and row.likely == likely]
+        n_right = sum(row.passes == (likely == "holds") for row in those)
+        lines.append(f"  open, likely {words:<8}  right {share(n_right, len(those))}")
     told = [
         row for row in served
         if row.state == "fails" and not row.passes and row.fails_after_steps is not None
@@ -425,7 +432,8 @@ def one_line(one: WhatIf) -> str:
     what = f"{one.conf or 'default'} x{one.factor}"
     after = "" if one.fails_after_steps is None else f" after {one.fails_after_steps}"
     truth = "passes" if one.passes else f"fails after {one.steps_after} of {one.steps_left}"
-    return f"{one.snapshot} {what}: {one.state}{after} ({one.basis}); truth: {truth}"
+    likely = f", likely {one.likely}" if one.likely else ""
+    return f"{one.snapshot} {what}: {one.state}{after}{likely} ({one.basis}); truth: {truth}"
 
 
 def totals(rows: Sequence[Judged]) -> list[str]:
