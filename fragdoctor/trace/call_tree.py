@@ -82,6 +82,7 @@ class CallTree:
         turn_visit, turn_node, turn_target, turn_source: ``int32[t]``: at a visit the loop in a node
             begins again, with one of its children, after another.
         function, line: of each frame: functions have numbers; lines beyond 2**31 are cut.
+        is_torch: of each frame; one more, False, at the end.
     """
 
     parent: I32
@@ -94,6 +95,7 @@ class CallTree:
     turn_source: I32
     function: I32
     line: I64
+    is_torch: Bools
 
     @classmethod
     def of(cls, trace: Trace) -> CallTree | None:
@@ -121,7 +123,8 @@ class CallTree:
         )
         raw["visit_row"] = rows[raw.pop("visit_event")].astype(np.int32)
         line = np.minimum(frames.line, np.uint64(2**31)).astype(np.int64)
-        return cls(**raw, function=function, line=line)
+        is_torch = np.append(trace.stacks.classes == TORCH, False)
+        return cls(**raw, function=function, line=line, is_torch=is_torch)
 
     @cached_property
     def depth(self) -> I32:
@@ -159,8 +162,9 @@ class CallTree:
         return np.where(frame >= 0, self.function[frame], np.int32(-1))
 
     def innermost_frames(self, paths: I32) -> I32:
-        """Return the innermost frame of each path, -1 for none."""
+        """Return the innermost frame of each path that is not one of torch, -1 for none."""
         frame = np.where(paths > 0, self.frame[np.maximum(paths, 0)], np.int32(-1))
+        frame = np.where(self.is_torch[frame], np.int32(-1), frame)
         last = np.maximum.accumulate(np.where(frame >= 0, np.arange(frame.shape[1]), 0), axis=1)
         result: I32 = frame[np.arange(len(paths)), last[:, -1]]
         return result

@@ -23,15 +23,21 @@ from fragdoctor._native import _ext
 from fragdoctor.model.arrays import distinct, is_among
 from fragdoctor.model.snapshot import I64, Bools
 from fragdoctor.trace import stacks
-from fragdoctor.trace.futures import FUTURE_OPERATION, Spread, Table, joined, without_growth
+from fragdoctor.trace.futures import (
+    FUTURE_OPERATION,
+    KEPT,
+    Spread,
+    Table,
+    fates_of,
+    joined,
+    with_gradients_freed,
+    without_growth,
+)
 from fragdoctor.trace.operations import Operations, OpKind
 from fragdoctor.trace.optimizer_rest import OptimizerRest
 from fragdoctor.trace.step_alignment import StepWindow
 from fragdoctor.trace.step_sizes import ROUNDED, SizedSteps
 from fragdoctor.trace.trace import Trace
-
-KEPT: Final[int] = _ext.KEPT
-REPLACED: Final[int] = _ext.REPLACED
 
 ENOUGH: Final = 3
 """Complete steps that must be alike for the next ones to be known."""
@@ -133,7 +139,7 @@ class _Builder(SizedSteps):
         super().__init__(window)
         self.n_pools = n_pools
         if self.found is not None:
-            self.fate = self._fates()
+            self.fate = fates_of(self)
 
     def build(self) -> Continuation | None:
         """Return the continuation."""
@@ -337,33 +343,6 @@ class _Builder(SizedSteps):
         result: Bools = (n_steps > 0) & (n_steps < 0.7 * (self.n - self.start))
         return result
 
-    def _fates(self) -> I64:
-        """Return for each allocation how many steps it lives, or KEPT or REPLACED."""
-        w = self.w
-        made = np.flatnonzero(w.kind == OpKind.MALLOC)
-        fate = np.zeros(len(w.kind), np.int64)
-        fate[made] = self.age[made]
-        ended = made[self.age[made] >= 0]
-        usual = np.full(self.n_slots, -1, np.int64)
-        longest = np.full(self.n_slots, -1, np.int64)
-        usual[self.slot[ended]] = self.age[ended]  # the last one stays
-        np.maximum.at(longest, self.slot[ended], self.age[ended])
-        lives = made[self.age[made] < 0]
-        reached = self.n - w.step[lives]
-        settled = (w.step[lives] < self.n) & ((w.step[lives] > 0) | w.starts_settled)
-        n_kept = np.bincount(self.slot[lives][settled], minlength=self.n_slots)
-        if self.n > 1 and not w.starts_settled:  # what a first step keeps and a later one as well
-            first = lives[w.step[lives] == 0]
-            pair = set(zip(self.slot[first].tolist(), w.size[first].tolist(), strict=True))
-            for i in lives[settled].tolist():
-                n_kept[self.slot[i]] += (int(self.slot[i]), int(w.size[i])) in pair
-        slot = self.slot[lives]
-        result = np.where(n_kept[slot] >= 2, KEPT, np.where(reached > 0, REPLACED, 0))
-        result = np.where(longest[slot] >= reached, longest[slot], result)
-        result = np.where(usual[slot] >= reached, usual[slot], result)
-        fate[lives] = result
-        return fate
-
     def _converted(self, *parts: I64) -> list[Table]:
         """Return recorded operations, a list for each part of them, as future ones."""
         w, at = self.w, np.concatenate(parts)
@@ -398,12 +377,32 @@ class _Builder(SizedSteps):
         rest["size"][is_made] = np.maximum(self.predicted[of], 1).astype(np.uint64)
         if is_single:
             rest = self._without_first_time(rest, like)
+        if self.in_pass is not None:
+            rest = self._with_overdue_frees(rest)
         if w.has_failed:
             (own,) = self._converted(np.array([len(w.kind) - 1]))
             is_known = n_same > 0 and w.stack[requests[n_same - 1]] == w.stack[-1]
             own["age"] = self.fate[requests[n_same - 1]] if is_known else 0
             rest = joined(own, rest)
         return rest
+
+    def _with_overdue_frees(self, rest: Table) -> Table:
+        """Return the rest with frees of what the other step had freed by now.
+
+        It goes by the end of the pass that is under way.
+        """
+        w = self.w
+        made = w.requests[self.n]
+        made = made[(self.age[made] < 0) & (self.fate[made] == 0) & (w.allocation[made] >= 0)]
+        freed = rest["slot"][(rest["kind"] == OpKind.FREE) & (rest["age"] == 0)]
+        slots = self.slot[made][~is_among(self.slot[made], freed)]
+        overdue = np.zeros(len(slots), FUTURE_OPERATION)
+        overdue["kind"], overdue["slot"] = OpKind.FREE, slots
+        of_stack = w.trace.stacks.roles.role[w.stack]
+        telling = self.slot[(w.kind == OpKind.MALLOC) & (of_stack != stacks.SILENT)]
+        behind = (rest["kind"] == OpKind.MALLOC) & is_among(rest["slot"], telling)
+        end = int(np.append(np.flatnonzero(behind), len(rest))[0])
+        return joined(rest[:end], overdue, rest[end:])
 
     def _without_first_time(self, rest: Table, like: int) -> Table:
         """Return the rest without what only a first step makes (optimizer state, workspaces)."""
@@ -421,17 +420,13 @@ class _Builder(SizedSteps):
         # What else a backward pass keeps (workspaces) is there already.
         older = w.trace.lives.start < w.rows[0]
         is_gradient = is_among(rest["size"], w.trace.lives.requested_bytes[older])
-        backward = np.flatnonzero(is_made & (role[rest["slot"]] == stacks.BACKWARD))
         of_backward &= is_gradient
-        result: Table = rest[~(again & ~of_backward)]
-        if not len(backward) or not of_backward.any():
+        gone = again & ~of_backward
+        result: Table = rest[~gone]
+        if not of_backward.any():
             return result
-        # Gradients are freed before they are made again (set_to_none).
-        freed = np.zeros(int(of_backward.sum()), FUTURE_OPERATION)
-        freed["kind"], freed["slot"] = OpKind.FREE, rest["slot"][of_backward]
-        freed["age"] = 1
-        at = int(np.count_nonzero(~(again & ~of_backward)[: backward[0]]))
-        return joined(result[:at], freed, result[at:])
+        in_pass = np.where(is_made, role[rest["slot"]], stacks.NO_STACK)[~gone]
+        return with_gradients_freed(result, in_pass, of_backward[~gone], is_gradient[~gone])
 
     def _held(self) -> npt.NDArray[np.int32]:
         """Return the blocks of the window that live at its end: id, slot, born, age."""

@@ -18,6 +18,14 @@ from fragdoctor.model.snapshot import I32, I64
 from fragdoctor.trace import operations, stacks
 from fragdoctor.trace.operations import Allocations, Operations
 from fragdoctor.trace.optimizer_rest import missing_sizes
+from fragdoctor.trace.passes import (
+    KEPT_OF_OLDER,
+    MIN_KEPT,
+    RECENT,
+    is_training_forward,
+    made_between,
+    trained_until,
+)
 from fragdoctor.trace.steps import Steps
 from fragdoctor.trace.trace import Trace
 from fragdoctor.units import format_size, plural
@@ -27,16 +35,6 @@ MIN_UNIT: Final = 3
 
 MAX_TRIED: Final = 200
 """Earlier requests of one line that may be the same place of the layer before."""
-
-RECENT: Final = 12
-"""Requests before the failing one that may live without being kept for a backward pass; of fewer
-than twice as many, the later half."""
-
-KEPT_OF_OLDER: Final = 0.25
-"""Share of what modules made before that which lives on, where a pass is one of training."""
-
-MIN_KEPT: Final = 3
-"""How many of these, at least: the input of a residual layer lives on without training too."""
 
 BACKWARD_SHARE: Final = 0.2
 """Share of this bound that the rest of a run takes on top that failed in its first forward pass.
@@ -159,13 +157,14 @@ def lower_bound_of(trace: Trace) -> LowerBound | None:
         more = backward + layers - live
         parts = [*parts[1:], "gradients of what is kept for the backward pass"]
     expected = 0
-    if _is_training_forward(trace, start, failed):
+    trained = max(start, trained_until(trace, failed))
+    if is_training_forward(trace, trained, failed):
         expected = max(request, int(BACKWARD_SHARE * (live + more)))
         before = lives.size_bytes[(lives.start < start) & (lives.free > failed)].sum()
         update = int(before) + UPDATE_TAKES * _trained_bytes(trace, start, failed)
         expected = max(expected, update - live - more)
     state = _trained_bytes(trace, start, failed) if backward and not expected else 0
-    trains = bool(expected or backward)
+    trains = bool(expected or backward) or trained > start
     return LowerBound(live + more, more, expected, request, tuple(parts), state, trains)
 
 
@@ -184,10 +183,11 @@ def _backward_needs(trace: Trace, start: int, failed: int) -> int:
     """
     lives, roles = trace.lives, trace.stacks.roles
     role = int(roles.role[trace.events.stack[failed]])
-    is_forward = role == stacks.FORWARD and _is_training_forward(trace, start, failed)
+    trained = max(start, trained_until(trace, failed))
+    is_forward = role == stacks.FORWARD and is_training_forward(trace, trained, failed)
     if not is_forward and role not in (stacks.BACKWARD, stacks.SILENT):
         return 0
-    made = _made(trace, start, failed)
+    made = made_between(trace, start, failed)
     size, stack = lives.size_bytes[made].astype(np.int64), lives.stack[made]
     live, of = lives.free[made] > failed, roles.role[stack]
     workspace = _workspaces(trace, made)
@@ -215,7 +215,7 @@ def _backward_needs(trace: Trace, start: int, failed: int) -> int:
 def _trained_bytes(trace: Trace, start: int, failed: int) -> int:
     """Return the size of the model's parameters; 0 where only a part of them may be trained."""
     lives, roles = trace.lives, trace.stacks.roles
-    made = _made(trace, start, failed)
+    made = made_between(trace, start, failed)
     made = made[roles.in_module[lives.stack[made]]]
     first = made[: max(len(made) // 4, MIN_KEPT)]
     n_kept = int(np.count_nonzero(lives.free[first] > failed))
@@ -233,23 +233,6 @@ def _workspaces(trace: Trace, made: I64) -> I64:
     is_one[:1] = False
     found: I64 = made[is_one][:1]
     return found
-
-
-def _is_training_forward(trace: Trace, start: int, failed: int) -> bool:
-    """Return whether the failing request is of a forward pass that keeps what backward needs."""
-    lives = trace.lives
-    if trace.stacks.roles.role[trace.events.stack[failed]] != stacks.FORWARD:
-        return False
-    if not len(trace.module_rows) or trace.module_rows[0] > failed:
-        return False
-    made = _made(trace, start, failed)
-    roles = trace.stacks.roles
-    if roles.checkpoints[lives.stack[made]].any():
-        return True
-    made = made[roles.in_module[lives.stack[made]]]
-    older = made[: len(made) - min(RECENT, (len(made) + 1) // 2)]
-    n_kept = int(np.count_nonzero(lives.free[older] > failed))
-    return n_kept >= MIN_KEPT and n_kept > KEPT_OF_OLDER * len(older)
 
 
 def _optimizer_states(trace: Trace, start: int, failed: int) -> int:
@@ -287,7 +270,7 @@ def _layers_to_come(trace: Trace, start: int, failed: int) -> tuple[int, int, in
     events, lives = trace.events, trace.lives
     if trace.stacks.roles.role[events.stack[failed]] != stacks.FORWARD:
         return 0, 0, 0
-    made = _made(trace, start, failed)
+    made = made_between(trace, start, failed)
     sequence = np.append(lives.stack[made], events.stack[failed]).astype(np.int64)
     unit, n_repeated = _unit(sequence)
     if not unit:
@@ -301,14 +284,6 @@ def _layers_to_come(trace: Trace, start: int, failed: int) -> tuple[int, int, in
     one = made[len(made) - is_within - unit : len(made) - is_within]
     kept = int(lives.size_bytes[one][lives.free[one] > failed].sum())
     return kept * n_left, n_left, n_layers
-
-
-def _made(trace: Trace, start: int, failed: int) -> I64:
-    """Return the blocks that were made from one row to another, in order."""
-    lives = trace.lives
-    born = lives.start[lives.n_initial : lives.n_regular]
-    made: I64 = lives.n_initial + np.flatnonzero((born >= start) & (born < failed))
-    return made
 
 
 def _unit(sequence: I64) -> tuple[int, int]:

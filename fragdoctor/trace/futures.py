@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Final
 
@@ -10,7 +11,9 @@ import numpy.typing as npt
 
 from fragdoctor._native import _ext
 from fragdoctor.model.snapshot import I64, Bools
+from fragdoctor.trace import stacks
 from fragdoctor.trace.operations import OpKind
+from fragdoctor.trace.step_alignment import AlignedSteps
 
 FUTURE_OPERATION: Final = np.dtype(
     {
@@ -21,6 +24,9 @@ FUTURE_OPERATION: Final = np.dtype(
     }
 )
 """One operation of the future, laid out as the native core has it (``future.h``)."""
+
+KEPT: Final[int] = _ext.KEPT
+REPLACED: Final[int] = _ext.REPLACED
 
 Table = npt.NDArray[np.void]
 
@@ -93,3 +99,79 @@ def joined(*parts: Table) -> Table:
         result[at : at + len(part)] = part
         at += len(part)
     return result
+
+
+def with_gradients_freed(rest: Table, role: I64, again: Bools, is_gradient: Bools) -> Table:
+    """Return the rest of a step with frees of the gradients that it makes again.
+
+    They are freed before they are made again (``set_to_none``): before the first backward pass
+    that makes as many of their size. Where networks are trained in turn that is not the first pass
+    for all of them, and not always the one that made those that live.
+
+    Args:
+        rest: operations of a first step, from somewhere on.
+        role: of each request; ``NO_STACK`` of other operations.
+        again: requests that make a gradient which lives already.
+        is_gradient: requests of the size of a parameter.
+    """
+    is_backward = role == stacks.BACKWARD
+    tells = np.flatnonzero(role != stacks.NO_STACK)
+    begins = tells[is_backward[tells] & ~np.append(False, is_backward[tells[:-1]])]
+    at = np.flatnonzero(is_backward & is_gradient)
+    of_pass = np.searchsorted(begins, at, side="right") - 1
+    freed = np.flatnonzero(rest["kind"] == OpKind.FREE)
+    lasts = dict(zip(rest["slot"][freed].tolist(), freed.tolist(), strict=True))
+    ends = np.append(begins[1:], len(rest))[of_pass]
+    stays = np.array([lasts.get(k, len(rest)) for k in rest["slot"][at].tolist()], np.int64) >= ends
+    at, of_pass = at[stays | again[at]], of_pass[stays | again[at]]
+    slots, before = [], []
+    waiting = np.flatnonzero(again).tolist()
+    for k, begin in enumerate(begins.tolist()):
+        if k == 0 and begin == tells[0]:
+            # This pass is under way: what it does not make again stays for a later one.
+            made = {int(i) for i in at[of_pass == 0].tolist() if again[i]}
+            taken = [i for i in waiting if i in made]
+        else:
+            sizes = Counter(rest["size"][at[of_pass == k]].tolist())
+            taken = [i for i in waiting if _takes(sizes, int(rest["size"][i]))]
+        waiting = sorted(set(waiting) - set(taken))
+        slots += rest["slot"][taken].tolist()
+        before += [begin] * len(taken)
+    table = np.zeros(len(slots), FUTURE_OPERATION)
+    table["kind"], table["slot"], table["age"] = OpKind.FREE, slots, 1
+    place = np.append(np.array(before) - 0.5, np.arange(len(rest)))
+    return joined(table, rest)[np.argsort(place, kind="stable")]
+
+
+def _takes(sizes: Counter[int], size: int) -> bool:
+    """Return whether a size is still among some, and take it out."""
+    sizes[size] -= 1
+    return sizes[size] >= 0
+
+
+def fates_of(steps: AlignedSteps) -> I64:
+    """Return for each allocation how many steps it lives, or KEPT or REPLACED."""
+    w = steps.w
+    made = np.flatnonzero(w.kind == OpKind.MALLOC)
+    fate = np.zeros(len(w.kind), np.int64)
+    fate[made] = steps.age[made]
+    ended = made[steps.age[made] >= 0]
+    usual = np.full(steps.n_slots, -1, np.int64)
+    longest = np.full(steps.n_slots, -1, np.int64)
+    usual[steps.slot[ended]] = steps.age[ended]  # the last one stays
+    np.maximum.at(longest, steps.slot[ended], steps.age[ended])
+    lives = made[steps.age[made] < 0]
+    reached = steps.n - w.step[lives]
+    settled = (w.step[lives] < steps.n) & ((w.step[lives] > 0) | w.starts_settled)
+    n_kept = np.bincount(steps.slot[lives][settled], minlength=steps.n_slots)
+    if steps.n > 1 and not w.starts_settled:  # what a first step keeps and a later one as well
+        first = lives[w.step[lives] == 0]
+        pair = set(zip(steps.slot[first].tolist(), w.size[first].tolist(), strict=True))
+        for i in lives[settled].tolist():
+            n_kept[steps.slot[i]] += (int(steps.slot[i]), int(w.size[i])) in pair
+    slot = steps.slot[lives]
+    result = np.where(n_kept[slot] >= 2, KEPT, np.where(reached > 0, REPLACED, 0))
+    result = np.where(longest[slot] >= reached, longest[slot], result)
+    result = np.where(usual[slot] >= reached, usual[slot], result)
+    fate[lives] = result
+    return fate

@@ -51,6 +51,10 @@ MAX_PLAYED: Final = 200_000
 PLAYED_OF_EDIT: Final = 20_000
 """The same for a changed program: advice tries a dozen changes."""
 
+SETTLED: Final = 4
+"""Complete steps from which on a failure in a later step is believed that no growth explains: it
+hangs on where blocks come to lie."""
+
 TOLERANCE: Final = 0.04
 """Share of the peak by which a repeated step may differ from the recorded one."""
 
@@ -200,6 +204,12 @@ class Outlooks:
         """Return whether a run fails later than growth is believed to go on."""
         return (outlook.fails_after_steps or 0) > self._believed_steps
 
+    def _is_unproven(self, known: Continuation, outlook: Outlook) -> bool:
+        """Return whether a run fails in a later step for no reason but where blocks lie."""
+        if known.grows or known.rises or not outlook.fails_after_steps:
+            return False
+        return known.n_complete < (ENOUGH if outlook.growth_bytes_per_step else SETTLED)
+
     def _doubts(self, known: Continuation, outlook: Outlook, n_played: int) -> Iterator[str]:
         """Yield why the steps to come are not known well enough."""
         holds = outlook.state is OutlookState.HOLDS
@@ -215,6 +225,8 @@ class Outlooks:
             yield "what the one recorded step keeps may be kept in every step"
         if holds and known.rises and not known.grows:
             yield "steps become larger, by how much and how often is not known"
+        if self._is_unproven(known, outlook):
+            yield f"it would fail later, and only {plural(known.n_complete, 'step')} are known"
         if self._is_far(outlook):
             about = plural(outlook.fails_after_steps or 0, "step")
             yield f"it would fail after {about}, too far from the {known.n_complete} recorded"

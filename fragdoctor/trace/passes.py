@@ -23,6 +23,16 @@ from fragdoctor.trace.trace import Trace
 
 NOT_REACHED: Final = np.iinfo(np.int64).max
 
+RECENT: Final = 12
+"""Requests before the failing one that may live without being kept for a backward pass; of fewer
+than twice as many, the later half."""
+
+KEPT_OF_OLDER: Final = 0.25
+"""Share of what modules made before that which lives on, where a pass is one of training."""
+
+MIN_KEPT: Final = 3
+"""How many of these, at least: the input of a residual layer lives on without training too."""
+
 
 @frozen
 class Passes:
@@ -283,3 +293,41 @@ def _marks(trace: Trace, name: re.Pattern[str]) -> tuple[I64, Bools] | None:
     times = np.maximum.accumulate(times)
     rows = np.searchsorted(times, [m[0] for m in marks], side="left").astype(np.int64)
     return rows, np.array([m[1] for m in marks], np.bool_)
+
+
+def trained_until(trace: Trace, failed: int) -> int:
+    """Return the row at which the last backward pass or optimizer step before another one ended.
+
+    0 without one. In a step that trains several models in turn the next forward pass begins there.
+    """
+    runs = RoleRuns.of(trace)
+    if runs is None:
+        return 0
+    ends = np.append(runs.first[1:], trace.n_events)
+    is_training = np.isin(runs.label, (stack_roles.BACKWARD, stack_roles.OPTIMIZER))
+    return int(ends[is_training & (ends <= failed)].max(initial=0))
+
+
+def is_training_forward(trace: Trace, start: int, failed: int) -> bool:
+    """Return whether the failing request is of a forward pass that keeps what backward needs."""
+    lives = trace.lives
+    if trace.stacks.roles.role[trace.events.stack[failed]] != stack_roles.FORWARD:
+        return False
+    if not len(trace.module_rows) or trace.module_rows[0] > failed:
+        return False
+    made = made_between(trace, start, failed)
+    roles = trace.stacks.roles
+    if roles.checkpoints[lives.stack[made]].any():
+        return True
+    made = made[roles.in_module[lives.stack[made]]]
+    older = made[: len(made) - min(RECENT, (len(made) + 1) // 2)]
+    n_kept = int(np.count_nonzero(lives.free[older] > failed))
+    return n_kept >= MIN_KEPT and n_kept > KEPT_OF_OLDER * len(older)
+
+
+def made_between(trace: Trace, start: int, failed: int) -> I64:
+    """Return the blocks that were made from one row to another, in order."""
+    lives = trace.lives
+    born = lives.start[lives.n_initial : lives.n_regular]
+    made: I64 = lives.n_initial + np.flatnonzero((born >= start) & (born < failed))
+    return made

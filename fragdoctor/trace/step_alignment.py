@@ -16,6 +16,7 @@ import numpy.typing as npt
 from fragdoctor.model.snapshot import I64, Bools
 from fragdoctor.trace import stacks
 from fragdoctor.trace.operations import Operations, OpKind
+from fragdoctor.trace.pass_alignment import align_by_size
 from fragdoctor.trace.steps import StepKind, Steps
 from fragdoctor.trace.trace import Trace
 
@@ -189,6 +190,8 @@ class AlignedSteps:
         found: the step that the one under way goes on like, how many requests of it came before,
             and whether all of them were the same; None where there is none.
         does_more: a good part of what the step under way did, no complete one did.
+        in_pass: requests of a backward pass under way, and which of the other step they are; None
+            where stacks tell that.
         slot: of the block an operation is about; -1 where it is older than the window, or none.
         age: of a free, steps since the block was made; of an allocation, steps that it lives, -1
             where it lived at the end.
@@ -201,6 +204,7 @@ class AlignedSteps:
         self.classes = [hash(s.tobytes()) for s in self.sequences[: self.n]]
         self.period, self.start = self._period()
         self.does_more = False
+        self.in_pass: tuple[I64, I64] | None = None
         self.found = self._match()
         self.slot, self.n_slots = np.zeros(0, np.int64), 0
         self.age = np.full(len(window.kind), -1, np.int64)
@@ -244,6 +248,9 @@ class AlignedSteps:
         later = (a >= n_prefix) & tells[a]
         slot[near] = result[theirs[place[near]]]
         slot[a[later]] = result[theirs[b[later]]]
+        if self.in_pass is not None:
+            slot[self.in_pass[0][0] :] = -1
+            slot[self.in_pass[0]] = result[theirs[self.in_pass[1]]]
         fresh = np.flatnonzero(slot < 0)
         slot[fresh] = n_slots + np.arange(len(fresh))
         result[mine] = slot
@@ -327,6 +334,12 @@ class AlignedSteps:
         places = np.flatnonzero(other == mine[-1])
         places = places[np.argsort(np.abs(places - expected), kind="stable")][:NEAR]
         sizes = self.w.size[self.w.requests[self.n]], self.w.size[self.w.requests[t]]
+        role = self.w.trace.stacks.roles.role
+        is_silent = role[mine] == stacks.SILENT, role[other] == stacks.SILENT
+        tells = ~is_silent[0][a]
+        self.in_pass = align_by_size(sizes, is_silent, (a[tells], b[tells]))
+        if self.in_pass is not None:
+            return t, int(self.in_pass[1][-1]) + 1, False
         place = max(
             places.tolist(), key=lambda at: _likeness((mine, sizes[0]), (other, sizes[1]), at)
         )

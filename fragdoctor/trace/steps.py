@@ -23,7 +23,12 @@ from fragdoctor.model.hooks import report_progress
 from fragdoctor.model.snapshot import I64, U8, Action
 from fragdoctor.trace import stacks
 from fragdoctor.trace.call_tree import CallTree, Loop
-from fragdoctor.trace.passes import RoleRuns, find_optimizer_steps
+from fragdoctor.trace.passes import (
+    RoleRuns,
+    find_optimizer_steps,
+    is_training_forward,
+    trained_until,
+)
 from fragdoctor.trace.trace import Trace
 from fragdoctor.trace.training_steps import after_setup, find_training_steps
 
@@ -144,7 +149,7 @@ def _evaluation(trace: Trace, runs: RoleRuns, tree: CallTree, starts: list[int])
     found: list[int] = []
     edges = [*starts, trace.n_events]
     for low, high in pairwise(edges):
-        if high == trace.n_events and trace.ends_in_failure and _trains_on(runs, starts):
+        if high == trace.n_events and trace.ends_in_failure and _trains_on(trace, runs, starts):
             break
         at = int(np.searchsorted(trained, high, side="right")) - 1
         begin = int(trained[at]) if at >= 0 else low
@@ -154,19 +159,23 @@ def _evaluation(trace: Trace, runs: RoleRuns, tree: CallTree, starts: list[int])
     return found
 
 
-def _trains_on(runs: RoleRuns, starts: list[int]) -> bool:
+def _trains_on(trace: Trace, runs: RoleRuns, starts: list[int]) -> bool:
     """Return whether the last step, cut off, still has training to do after its backward passes.
 
     So it is where steps have an optimizer and this one did not come to it, or had more backward
-    passes: gradients are accumulated, or several models are trained in turn.
+    passes: gradients are accumulated, or several models are trained in turn. Of a first step, a
+    forward pass that keeps what it makes says so.
     """
     of = np.searchsorted(np.array(starts), runs.first, side="right") - 1
     n_updates, n_backward = (
         np.bincount(of[(runs.label == role) & (of >= 0)], minlength=len(starts))
         for role in (stacks.OPTIMIZER, stacks.BACKWARD)
     )
-    if len(starts) < 2 or n_updates[:-1].any():
-        return not n_updates[-1]
+    if len(starts) >= 2 and n_updates[:-1].any():
+        return bool(n_updates[-1] < np.median(n_updates[:-1]))
+    if len(starts) < 2:
+        failed = int(trace.oom_rows[-1])
+        return not n_updates[-1] or is_training_forward(trace, trained_until(trace, failed), failed)
     return bool(n_backward[-1] < n_backward[:-1].max())
 
 

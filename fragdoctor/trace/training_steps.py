@@ -146,6 +146,7 @@ class _Search:
         turn = turn[closes[gap[turn]]]
         j, d, node = gap[turn], depth[turn], tree.turn_node[turn]
         is_around = (self.path[j, d] == node) & (self.path[j + 1, d] == node)
+        is_around &= self._leads_to(turn, self.path[j, d + 1])
         is_around &= self._leads_to(turn, self.path[j + 1, d + 1])
         turn, j, d = turn[is_around], j[is_around], d[is_around]
         order = np.lexsort((turn, d, j))

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from programs import Program, record
 
 from fragdoctor.inputs.snapshot_reader import read_snapshot
-from fragdoctor.model.simulation import OutlookBasis, OutlookState
+from fragdoctor.model.simulation import Outlook, OutlookBasis, OutlookState
 from fragdoctor.model.snapshot import Action, Snapshot
 from fragdoctor.trace.continuation import Continuation, _Builder, continuation_of
 from fragdoctor.trace.first_step import n_equal_layers
@@ -420,3 +420,34 @@ def test_workspace_of_the_first_backward_pass_stays_in_the_second() -> None:
     needs = FairReplay(reproduce(trace)).step_needs_bytes()
     assert needs is not None
     assert round(needs / MIB, 1) == 482.5  # as rerun
+
+
+@pytest.mark.parametrize("share", [90, 97])
+def test_gradients_of_a_second_network_stay_until_its_own_backward_pass(share: int) -> None:
+    """A GAN with gradient penalty, three steps of the critic for one of the generator.
+
+    It failed in the first backward pass of its second step, at shares of what it reserves. Rerun
+    without a limit, 2,428.6 MiB are live at once in that step and in every later one.
+    """
+    name = f"second_step_critic_{share}.pickle.gz"
+    trace = Trace.of(read_snapshot(RECORDINGS / name), 0)
+    fair = FairReplay(reproduce(trace))
+    needs = fair.step_needs_bytes()
+    assert needs is not None
+    assert abs(needs / MIB - 2428.6) < 2
+    far = fair.replay(WhatIf(capacity_bytes=4096 * MIB)).outlook
+    assert far is not None
+    assert far.state is OutlookState.HOLDS
+
+
+def test_failure_in_a_later_step_is_believed_from_four_steps_on() -> None:
+    """What fails later for no reason but where blocks lie hangs on every request before."""
+    known = cast("Continuation", SimpleNamespace(grows=False, rises=False, n_complete=3))
+    outlooks = Outlooks.__new__(Outlooks)
+    later = Outlook(OutlookState.FAILS, fails_after_steps=2)
+
+    assert outlooks._is_unproven(known, later)
+    assert not outlooks._is_unproven(known, replace(later, fails_after_steps=0))
+    assert not outlooks._is_unproven(known, replace(later, growth_bytes_per_step=MIB))
+    four = cast("Continuation", SimpleNamespace(grows=False, rises=False, n_complete=4))
+    assert not outlooks._is_unproven(four, later)

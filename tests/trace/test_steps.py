@@ -23,7 +23,7 @@ from analysis.training_loop import (
     TORCH,
     TrainingLoop,
 )
-from builders import frame
+from builders import frame, oom
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_allocator import Block
@@ -94,6 +94,10 @@ class Run(TrainingLoop):
         self.drop([self.new(size, self.here(ADAM)) for size in PARAMETERS], ADAM)
         self.drop(self.gradients, ADAM)
         self.gradients = []
+
+    def fail(self, stack: tuple[dict[str, Any], ...]) -> None:
+        self.event_stacks[len(self.toy.events)] = self.stack_id(stack)
+        self.toy.events.append(oom(10**9, 0))
 
     def drop(self, blocks: list[Block], *inner: dict[str, Any]) -> None:
         for block in blocks:
@@ -228,6 +232,64 @@ def test_two_networks_that_take_turns_are_one_step() -> None:
 
     assert steps.rows.tolist() == run.true_rows(StepKind.TRAIN)
     assert len(steps.micro_rows) == 6
+
+
+def test_a_loop_between_two_networks_begins_no_step() -> None:
+    def program(run: Run) -> None:
+        run.model()
+        for _ in range(6):
+            run.mark()
+            run.drop([run.data()])
+            run.go_back(run.called())
+            run.update()
+            for _ in range(3):
+                batch = run.data()
+                held = run.called()
+                run.drop([batch, *held])
+            run.go_back(run.called())
+            run.update()
+
+    run = Run(program)
+    steps = run.steps()
+
+    assert steps.rows.tolist() == run.true_rows(StepKind.TRAIN)
+    assert len(steps.micro_rows) == 6
+
+
+@pytest.mark.parametrize("ends", ["second forward pass", "second backward pass"])
+def test_a_second_network_that_fails_in_the_first_step_is_no_evaluation(ends: str) -> None:
+    def program(run: Run) -> None:
+        run.model()
+        run.mark()
+        run.drop([run.data()])
+        run.go_back(run.called())
+        run.update()
+        held = []
+        for _ in range(3):
+            run.data()
+            held += run.called()
+        if ends == "second backward pass":
+            run.new(ACTIVATION, ENGINE)
+        run.fail(run.here(LINEAR, CALL) if ends == "second forward pass" else ENGINE)
+
+    run = Run(program)
+
+    assert run.steps().rows.tolist() == run.true_rows(StepKind.TRAIN)
+
+
+def test_copying_a_model_is_no_loop_of_steps() -> None:
+    def program(run: Run) -> None:
+        run.model()
+        for _ in range(8):
+            run.data()
+            run.data()
+        run.mark()
+        run.called()
+        run.fail(run.here(LINEAR, CALL))
+
+    run = Run(program)
+
+    assert len(run.steps()) == 1
 
 
 def test_rollouts_before_updates_are_part_of_their_step() -> None:
