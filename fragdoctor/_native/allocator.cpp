@@ -131,8 +131,9 @@ bool Allocator::get_free_block(Request& request) {
       blocks_[id].size >= request.size + settings_.max_non_split_rounding_bytes) {
     return false;
   }
-  set.erase(p);
   request.block = id;
+  request.found_in = &set;
+  request.found_at = p;
   return true;
 }
 
@@ -179,11 +180,13 @@ BlockId Allocator::take_block(const Request& request, std::uint64_t requested) {
     splice(id, blocks_[rest].prev, rest);
     blocks_[rest].address += request.size;
     blocks_[rest].size -= request.size;
-    insert_free(rest);
+    if (request.found_in != nullptr) insert_free(rest, *request.found_in, request.found_at);
+    else insert_free(rest);
     if (was_split) note_split(blocks_[id], 0, -signed_size(blocks_[id].size));
     else note_split(blocks_[id], 1, signed_size(blocks_[rest].size));
-  } else if (was_split) {
-    note_split(blocks_[id], -1, -signed_size(blocks_[id].size));
+  } else {
+    if (request.found_in != nullptr) request.found_in->erase(request.found_at);
+    if (was_split) note_split(blocks_[id], -1, -signed_size(blocks_[id].size));
   }
   Block& block = blocks_[id];
   block.allocated = true;
@@ -226,8 +229,15 @@ void Allocator::free_block(BlockId id) {
   counters_.requested -= block.requested;
   emit(Action::free_completed, block, block.address, block.requested);
   const std::uint64_t own = block.size;
-  const int n_merged = (try_merge(id, block.prev) ? 1 : 0) + (try_merge(id, block.next) ? 1 : 0);
-  insert_free(id);
+  std::optional<FreeKey> vacated;
+  const int n_merged = (try_merge(id, block.prev, &vacated) ? 1 : 0) +
+                       (try_merge(id, block.next, &vacated) ? 1 : 0);
+  if (vacated) {
+    FreeSet& set = free_set(block.pool, block.stream);
+    insert_free(id, set, set.lower_bound(*vacated));
+  } else {
+    insert_free(id);
+  }
   const bool stays = is_split(block);
   note_split(block, (stays ? 1 : 0) - n_merged,
              signed_size(own) - (stays ? 0 : signed_size(block.size)));
@@ -239,7 +249,9 @@ void Allocator::note_split(const Block& block, std::int64_t n_blocks, std::int64
 }
 
 // `dst` takes over the span of its neighbour `src` where both are free, and both mapped or not.
-bool Allocator::try_merge(BlockId dst_id, BlockId src_id) {
+// The first that is to be removed from the free blocks stays there where `vacated` is given, which
+// then says where: the caller puts `dst` in its place.
+bool Allocator::try_merge(BlockId dst_id, BlockId src_id, std::optional<FreeKey>* vacated) {
   if (src_id == NO_BLOCK) return false;
   Block& dst = blocks_[dst_id];
   const Block& src = blocks_[src_id];
@@ -247,7 +259,8 @@ bool Allocator::try_merge(BlockId dst_id, BlockId src_id) {
     return false;
   }
   if (src.mapped) {
-    erase_free(src_id);
+    if (vacated != nullptr && !*vacated) *vacated = key_of(src);
+    else erase_free(src_id);
   } else {
     pools_[src.pool].unmapped.erase({src.stream, src.address});
   }

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <optional>
 #include <unordered_map>
 #include <vector>
 
@@ -113,6 +114,9 @@ class Allocator {
     std::uint32_t stream;
     std::uint32_t pool;  // index into pools_
     BlockId block;
+    // Where the found block is among the free ones; null = it is new and among none.
+    FreeSet* found_in = nullptr;
+    FreeSet::Position found_at = {};
   };
   struct Event {
     BlockId block;
@@ -131,7 +135,7 @@ class Allocator {
   void account_alloc(const Block& block);
   void account_free(const Block& block);
   void free_block(BlockId id);
-  bool try_merge(BlockId dst, BlockId src);
+  bool try_merge(BlockId dst, BlockId src, std::optional<FreeKey>* vacated = nullptr);
   void note_split(const Block& block, std::int64_t n_blocks, std::int64_t bytes);
   void record_oom(const Request& request, std::uint64_t requested);
 
@@ -155,6 +159,8 @@ class Allocator {
   FreeSet& free_set(std::uint32_t pool, std::uint32_t stream);
   FreeKey key_of(const Block& block) const;
   void insert_free(BlockId id);
+  // As the one after removing what is at a position of its set.
+  void insert_free(BlockId id, FreeSet& set, const FreeSet::Position& instead_of);
   void erase_free(BlockId id);
   bool is_split(const Block& block) const {
     return block.prev != NO_BLOCK || block.next != NO_BLOCK;

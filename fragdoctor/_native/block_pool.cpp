@@ -56,8 +56,28 @@ void FreeSet::erase(const Position& p) {
   chunks_.erase(chunks_.begin() + static_cast<std::ptrdiff_t>(p.chunk));
 }
 
-FreeSet::Position FreeSet::lower_bound(std::uint64_t size) const {
-  const FreeKey key{size, 0, 0};
+void FreeSet::replace(const Position& p, const FreeKey& key, BlockId block) {
+  const std::size_t next = p.chunk + 1;
+  if ((p.chunk > 0 && key < chunks_[p.chunk - 1].back().key) ||
+      (next < chunks_.size() && chunks_[next].front().key < key)) {
+    erase(p);
+    insert(key, block);
+    return;
+  }
+  std::vector<Entry>& chunk = chunks_[p.chunk];
+  const auto old = chunk.begin() + static_cast<std::ptrdiff_t>(p.index);
+  if (key < old->key) {
+    const auto at = std::lower_bound(chunk.begin(), old, key, entry_below);
+    std::move_backward(at, old, old + 1);
+    *at = {key, block};
+  } else {
+    const auto at = std::lower_bound(old + 1, chunk.end(), key, entry_below);
+    std::move(old + 1, at, old);
+    *(at - 1) = {key, block};
+  }
+}
+
+FreeSet::Position FreeSet::lower_bound(const FreeKey& key) const {
   const std::size_t at = chunk_of(key);
   if (at == chunks_.size()) return {at, 0};
   const std::vector<Entry>& chunk = chunks_[at];

@@ -41,7 +41,10 @@ class FreeSet {
   // Remove the element with exactly this key. Return whether it was there.
   bool erase(const FreeKey& key);
   void erase(const Position& p);
-  Position lower_bound(std::uint64_t size) const;
+  // Put another element in the place of the one at a position, in order: near by, as a rule.
+  void replace(const Position& p, const FreeKey& key, BlockId block);
+  Position lower_bound(std::uint64_t size) const { return lower_bound(FreeKey{size, 0, 0}); }
+  Position lower_bound(const FreeKey& key) const;
   Position begin() const { return {}; }
   bool at_end(const Position& p) const { return p.chunk >= chunks_.size(); }
   // Step forward, to the end if need be; step back, returning false at the beginning.

@@ -95,6 +95,12 @@ void Allocator::insert_free(BlockId id) {
   free_set(block.pool, block.stream).insert(key_of(block), id);
 }
 
+void Allocator::insert_free(BlockId id, FreeSet& set, const FreeSet::Position& instead_of) {
+  Block& block = blocks_[id];
+  block.gc_base = pools_[block.pool].get_free_blocks_call_count;
+  set.replace(instead_of, key_of(block), id);
+}
+
 void Allocator::erase_free(BlockId id) {
   const Block& block = blocks_[id];
   free_set(block.pool, block.stream).erase(key_of(block));
