@@ -82,7 +82,7 @@ def are_copies_of_weights(trace: Trace, rows: I64) -> bool:
 
     The state of a model may hold a weight twice, so that their number says nothing.
     """
-    sizes = np.unique(trace.lives.requested_bytes[rows])
+    sizes = distinct(trace.lives.requested_bytes[rows])
     return len(sizes) >= MIN_SIZES and bool((_n_of(_weights(trace, rows), sizes) > 0).all())
 
 

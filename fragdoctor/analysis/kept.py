@@ -36,7 +36,7 @@ from fragdoctor.analysis.result import (
     PhaseAnalysis,
 )
 from fragdoctor.analysis.training_run import NO_ROW, Requests
-from fragdoctor.model.arrays import distinct
+from fragdoctor.model.arrays import distinct, is_among
 from fragdoctor.model.phases import TrainingPhase
 from fragdoctor.model.snapshot import I32, I64, Snapshot
 from fragdoctor.trace import stacks as roles_of
@@ -348,7 +348,7 @@ def _is_graph(trace: Trace, rows: I64) -> bool:
     lives, in_module = trace.lives, trace.stacks.roles.in_module
     inside = (lives.start >= lives.start[rows].min()) & (lives.start <= lives.start[rows].max())
     made = distinct(lives.stack[inside & in_module[lives.stack]])
-    return len(np.intersect1d(made, lives.stack[rows])) >= GRAPH_LINES * len(made)
+    return int(is_among(made, lives.stack[rows]).sum()) >= GRAPH_LINES * len(made)
 
 
 def _trains_meanwhile(trace: Trace, phases: PhaseAnalysis | None, rows: I64) -> bool:

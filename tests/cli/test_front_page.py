@@ -85,6 +85,31 @@ def test_start_loads_nothing_heavy(flag: str, root: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_report_as_text_loads_nothing_that_only_others_use(root: Path) -> None:
+    sample = root / "sample_snapshots" / "fragmentation_oom.pickle"
+    script = (
+        "import sys\n"
+        "from fragdoctor.cli.app import main\n"
+        "try:\n"
+        f"    main(['analyze', {str(sample)!r}, '--quiet'])\n"
+        "except SystemExit as e:\n"
+        "    assert not e.code\n"
+        "others = ('numpy.ma', 'pandas', 'jinja2', 'json', 'fragdoctor.gate')\n"
+        "loaded = [m for m in others if m in sys.modules]\n"
+        "assert not loaded, loaded\n"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(root)},
+        check=False,
+    )
+
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_command_modules_load_nothing_heavy(root: Path) -> None:
     script = (
         "import sys\n"
