@@ -42,6 +42,7 @@ def judged(
         is_usable=True,
         is_exact=True,
         n_steps=n_steps,
+        is_in_step=True,
         kept_bytes_per_step=growth if kept is None else kept,
         recorded=SimpleNamespace(fits=False, capacity_bytes=CAPACITY),
         survivors=lambda: None if survivors is None else list(survivors),
@@ -64,6 +65,21 @@ def test_step_that_no_setting_finishes_is_no_fragmentation(monkeypatch) -> None:
 
 def test_step_of_which_it_is_not_known_keeps_its_verdict(monkeypatch) -> None:
     assert judged(monkeypatch, survivors=None).cause is Cause.FRAGMENTATION
+
+
+@pytest.mark.parametrize(
+    ("basis", "confidence"),
+    [
+        (OutlookBasis.SCALED, Confidence.LIKELY),
+        (OutlookBasis.LOWER_BOUND, Confidence.POSSIBLE),
+    ],
+)
+def test_a_lower_bound_is_little_to_go_by(monkeypatch, basis, confidence) -> None:
+    outlook = Outlook(OutlookState.OPEN, basis, likely=OutlookState.HOLDS)
+
+    found = judged(monkeypatch, survivors=(SimpleNamespace(outlook=outlook),))
+
+    assert (found.cause, found.confidence) == (Cause.FRAGMENTATION, confidence)
 
 
 @pytest.mark.parametrize(("n_steps", "cause"), [(9, Cause.LEAK), (1, Cause.CAPACITY)])
