@@ -489,15 +489,26 @@ class Futures:
     def looked_on(self, outcome):
         at = self.outcomes.index(outcome)
         self.asked.append(at)
-        return replace(outcome, result=replace(outcome.result, outlook=Outlook(self.states[at])))
+        return replace(outcome, result=replace(outcome.result, outlook=self.states[at]))
 
 
 @pytest.mark.parametrize(
     ("states", "chosen", "asked"),
-    [("fhh", 1, [2, 0, 1]), ("fff", None, [2]), ("ffo", 2, [2, 0, 1, 2]), ("h", 0, [0, 0])],
+    [
+        ("fhh", 1, [2, 0, 1]),
+        ("fff", None, [2]),
+        ("flo", 2, [2, 0, 1, 2]),
+        ("ffl", 2, [2]),
+        ("h", 0, [0, 0]),
+    ],
 )
 def test_first_change_that_is_enough_is_sought_only_where_the_last_may_be(states, chosen, asked):
-    kinds = {"f": OutlookState.FAILS, "h": OutlookState.HOLDS, "o": OutlookState.OPEN}
+    kinds = {
+        "f": Outlook(OutlookState.FAILS),
+        "h": Outlook(OutlookState.HOLDS),
+        "l": Outlook(OutlookState.OPEN, likely=OutlookState.FAILS),
+        "o": Outlook(OutlookState.OPEN),
+    }
     bench = Futures([kinds[s] for s in states])
 
     found = first_enough(bench, bench.outcomes)

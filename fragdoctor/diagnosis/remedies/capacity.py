@@ -148,21 +148,20 @@ class SavingRemedy(Remedy):
 
 
 def first_enough(bench: Bench, outcomes: Sequence[Outcome]) -> Outcome | None:
-    """Return the first outcome not expected to fail, else the last not known to; else None.
+    """Return the first outcome with which the run is not expected to fail; None if all fail.
 
-    The mildest comes first: where the last is known to fail, so are the others.
+    Where all are expected to, the last if it is not known to. The mildest comes first: where the
+    last is expected to fail, so are the others.
     """
-    serving, last = [o for o in outcomes if helps(bench.recorded, o.result)], None
-    strongest = bench.looked_on(serving[-1]).result.outlook if serving else None
-    if strongest is not None and strongest.state is OutlookState.FAILS:
+    serving = [o for o in outcomes if helps(bench.recorded, o.result)]
+    if not serving:
         return None
-    for found in map(bench.looked_on, serving):
-        outlook = found.result.outlook
-        if outlook is None or not outlook.fails:
-            return found
-        if outlook.state is not OutlookState.FAILS:
-            last = found
-    return last
+    strongest = bench.looked_on(serving[-1])
+    outlook = strongest.result.outlook
+    if outlook is not None and outlook.fails:
+        return None if outlook.state is OutlookState.FAILS else strongest
+    looked_on = map(bench.looked_on, serving)
+    return next(o for o in looked_on if o.result.outlook is None or not o.result.outlook.fails)
 
 
 def _sureness(bench: Bench, outcome: Outcome) -> Confidence:
