@@ -66,7 +66,7 @@ class Continuation:
         rises: steps only ever became larger.
         is_evaluating: an evaluation was cut off, and none before came to its end: how long it
             lasts is not known.
-        is_new: a good part of what the step under way did, no complete one did.
+        is_new: a good part of what the step under way did, no complete one did; or it keeps more.
         first: what was missing of the first step, where that failed in the optimizer; None else.
         order: the steps that repeat, counted from the first that was looked at.
         period_steps: how many of them are steps of the program, not evaluation.
@@ -200,7 +200,7 @@ class _Builder(SizedSteps):
             stretch=stretch,
             rises=rises,
             is_evaluating=self._is_first_evaluation(like),
-            is_new=self.does_more,
+            is_new=self.does_more or self.keeps_more,
             first=None,
             order=tuple(order),
             period_steps=sum(counts[1:]),

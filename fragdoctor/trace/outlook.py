@@ -196,8 +196,8 @@ class Outlooks:
         if not doubt:
             return raw, outlook
         is_open = replace(outlook, state=OutlookState.OPEN, fails_after_steps=None, reason=doubt)
-        # What one or two steps kept may have been made once.
-        is_guess = self._is_far(outlook) and known.n_complete < ENOUGH
+        # What one or two steps kept may have been made once; what is new was never seen to end.
+        is_guess = known.is_new or (self._is_far(outlook) and known.n_complete < ENOUGH)
         return raw, replace(is_open, likely=None if is_guess else outlook.state)
 
     def _is_far(self, outlook: Outlook) -> bool:

@@ -30,6 +30,9 @@ BOUNDED: Final = 0.01
 ROUNDED: Final = 0.005
 """Share by which a step may differ from what sizes scaled to it say."""
 
+KEEPS_MORE: Final = 0.02
+"""Share of live memory by which a step may keep more than the one that it is like."""
+
 MAX_PREDICTORS: Final = 24
 """Patterns of sizes over the steps that others are told from; the largest."""
 
@@ -60,12 +63,15 @@ class SizedSteps(AlignedSteps):
         is_alike: and with the same sizes.
         predicted: sizes expected in the step under way.
         weak: share of these sizes that what is known of the step does not explain.
+        keeps_more: the step under way asked for the same as the one that it is like, but has not
+            freed as much of it: more of the model is trained than before.
         n_rises: how often a step was larger than the one before.
     """
 
     def __init__(self, window: StepWindow) -> None:
         super().__init__(window)
         self.is_alike = False
+        self.keeps_more = False
         self.n_rises = 0
         if self.found is None:
             return
@@ -75,6 +81,33 @@ class SizedSteps(AlignedSteps):
         self.growth = self._growths()
         self.is_alike = self._began_alike(like)
         self.predicted = self._predicted(like)
+        self.keeps_more = self._keeps_more(like)
+
+    def _keeps_more(self, like: int) -> bool:
+        """Return whether the step under way keeps more than the other one did there.
+
+        A first step is no measure: what it makes for good is live besides.
+        """
+        w = self.w
+        assert self.found is not None  # noqa: S101 - asked before
+        n_same = self.found[1]
+        if not (self.is_alike and w.has_failed and n_same and (like or w.starts_settled)):
+            return False
+        live = w.trace.totals.at([w.rows[self.n], w.trace.oom_rows[-1]])[:, 0].astype(np.int64)
+        mine = self._kept_bytes(self.n, int(w.at[-1]) - 1)
+        theirs = self._kept_bytes(like, int(w.requests[like][n_same - 1]))
+        return bool(mine - theirs > KEEPS_MORE * live.max())
+
+    def _kept_bytes(self, step: int, end: int) -> int:
+        """Return the size of what a step has made until an operation and not freed by then."""
+        w, low = self.w, int(self.w.at[step])
+        kind = w.kind[low:end]
+        made = low + np.flatnonzero(kind == OpKind.MALLOC)
+        ends = (kind == OpKind.FREE) | (kind == OpKind.COMPLETE)
+        freed = low + np.flatnonzero(ends & (self.age[low:end] == 0))
+        size = np.zeros(self.n_slots, np.int64)
+        size[self.slot[made]] = w.size[made]
+        return int(w.size[made].sum() - size[self.slot[freed]].sum())
 
     def _sizes(self) -> npt.NDArray[np.float64]:
         """Return ``float64[n + 1, n_slots]``: the size in each slot, NaN where there is none."""

@@ -440,6 +440,26 @@ def test_gradients_of_a_second_network_stay_until_its_own_backward_pass(share: i
     assert far.state is OutlookState.HOLDS
 
 
+@pytest.mark.parametrize("n_kept", [0, 6])
+def test_step_that_keeps_more_than_those_before_is_new(n_kept: int) -> None:
+    """As where more layers of a model are trained from some step on."""
+    last = 5
+
+    def make(step: int) -> Step:
+        blocks = [(f"a{i}", (12 + i) * MIB) for i in range(12)]
+        freed = [(name, 0) for name, _ in blocks]
+        before = [("held", 100 * MIB)] if step == last and not n_kept else []
+        kept = n_kept if step == last else 0
+        return [*before, *blocks, *freed[kept:], ("b", 300 * MIB), ("b", 0), *freed[:kept]]
+
+    trace, n_complete = _failed(make, 380)
+    known = continuation_of(trace, Operations.of(reproduce(trace).operations))
+
+    assert n_complete == last
+    assert known is not None
+    assert known.is_new == bool(n_kept)
+
+
 def test_failure_in_a_later_step_is_believed_from_four_steps_on() -> None:
     """What fails later for no reason but where blocks lie hangs on every request before."""
     known = cast("Continuation", SimpleNamespace(grows=False, rises=False, n_complete=3))
