@@ -37,24 +37,34 @@ def some_fragmentation() -> Hypothesis:
     return Hypothesis(Cause.FRAGMENTATION, Confidence.POSSIBLE, "")
 
 
-def fragmentation(r: FailedRequest, where: str) -> Hypothesis:
-    """Return the hypothesis that holes were in the way; ``where`` ends its sentence."""
+def fragmentation(r: FailedRequest, where: str = "", *, is_limited: bool = False) -> Hypothesis:
+    """Return the hypothesis that holes were in the way; ``where`` ends its sentence.
+
+    Where a limit forbids to use what is free on the device, only what is reserved counts.
+    """
     largest = r.largest_free_block_bytes
     proven = largest is not None and largest < (r.block_bytes or r.requested_bytes)
-    cached = f"{format_size(r.unallocated_bytes)} of it"
     if not proven:
-        holes = f"{cached} cached by PyTorch but unallocated"
+        holes = "cached by PyTorch but unallocated"
     elif largest:
-        holes = f"{cached} in holes of at most {format_size(largest)} that live blocks pin"
+        holes = f"in holes of at most {format_size(largest)} that live blocks pin"
     else:
-        holes = f"{cached} in segments for other streams or sizes that live blocks pin"
-    free = (r.cache_bytes or 0) + (r.free_bytes or 0)
-    outside = f", {format_size(r.free_bytes)} on the device" if r.free_bytes is not None else ""
+        holes = "in segments for other streams or sizes that live blocks pin"
+    on_device = format_size(r.free_bytes)
+    if is_limited:
+        free = (
+            f"{format_size(r.cache_bytes)} of what is reserved were free, {holes}. {on_device} are "
+            "free on the device, but something keeps PyTorch from reserving more, as a rule a "
+            "memory fraction"
+        )
+    else:
+        outside = f", {on_device} on the device" if r.free_bytes is not None else ""
+        free = f"{format_size((r.cache_bytes or 0) + (r.free_bytes or 0))} were free: "
+        free += f"{format_size(r.unallocated_bytes)} of it {holes}{outside}"
     return Hypothesis(
         Cause.FRAGMENTATION,
         Confidence.PROVEN if proven else Confidence.LIKELY,
-        f"The {r.request_text} failed although {format_size(free)} were "
-        f"free: {holes}{outside}{', ' + where if where else ''}.",
+        f"The {r.request_text} failed although {free}{', ' + where if where else ''}.",
         "" if proven else "A snapshot taken at the OOM shows the holes and who pins them.",
     )
 
@@ -215,7 +225,7 @@ def _free_enough(r: FailedRequest) -> Iterator[Hypothesis]:
             and (r.margin_bytes or 0) >= 0
             and r.has_real_holes
         ):
-            yield fragmentation(r, "enough within what was reserved already")
+            yield fragmentation(r, is_limited=True)
         yield Hypothesis(
             Cause.MEMORY_LIMIT,
             Confidence.LIKELY,
@@ -306,7 +316,7 @@ def _joined_fits(r: FailedRequest) -> Iterator[Hypothesis]:
         r.unallocated_bytes >= r.requested_bytes
     )
     if biggest_hole_may_do or _share(r.margin_bytes, r.available_bytes) >= SLIM_MARGIN_SHARE:
-        yield fragmentation(r, "")
+        yield fragmentation(r)
         return
     yield simply_full(r)
     yield some_fragmentation()
@@ -330,7 +340,7 @@ def _no_free_figure(r: FailedRequest) -> Iterator[Hypothesis]:
         return
     rest = r.total_bytes - r.reserved_bytes - r.requested_bytes
     if r.unallocated_bytes >= r.requested_bytes and r.has_real_holes:
-        yield fragmentation(r, "")
+        yield fragmentation(r)
     elif rest <= SHORT_OF_CAPACITY_SHARE * r.total_bytes:
         yield Hypothesis(
             Cause.CAPACITY,

@@ -140,6 +140,15 @@ def test_decide_exact_free_enough_points_to_a_fraction():
     assert Confidence.LIKELY is decide(case)[0].confidence
 
 
+def test_decide_holes_under_a_hidden_fraction_count_what_is_reserved():
+    case = failed(3, 4000, 2700, 1000, 41, is_exact=True)
+    found = decide(replace(case, largest_free_block_bytes=2 * MIB))[0]
+
+    assert found.cause is Cause.FRAGMENTATION
+    assert "although 41.00 MiB of what is reserved were free" in found.summary
+    assert "2.64 GiB are free on the device, but something keeps PyTorch" in found.summary
+
+
 def test_decide_page_rounding_explains_a_refusal_with_enough_free():
     case = failed(24, 1024, 38, 900, 60, is_exact=True, expandable=True)
 
