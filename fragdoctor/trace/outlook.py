@@ -184,10 +184,13 @@ class Outlooks:
             self.__dict__.setdefault("_mismatch", _mismatch(self._trace, known, look))
         doubt = next(self._doubts(known, outlook, int(look["n_played"])), "")
         state = outlook.state
+        # What is new or far away was never seen to end so; what fails by little as often holds.
+        is_guess = known.is_new or known.is_evaluating or self._is_far(outlook)
         if not doubt and not self._is_robust(
             known, state, run, conditions, remakes_start=remakes_start
         ):
             doubt = _close(known, state)
+            is_guess |= state is OutlookState.FAILS
         awaiting = self._awaiting_bytes if state is OutlookState.HOLDS else 0
         if not doubt and awaiting and limit is not None:
             tighter = conditions.with_less(min(OPTIMIZER_TAKES * awaiting / limit, 1.0))
@@ -196,8 +199,6 @@ class Outlooks:
         if not doubt:
             return raw, outlook
         is_open = replace(outlook, state=OutlookState.OPEN, fails_after_steps=None, reason=doubt)
-        # What one or two steps kept may have been made once; what is new was never seen to end.
-        is_guess = known.is_new or (self._is_far(outlook) and known.n_complete < ENOUGH)
         return raw, replace(is_open, likely=None if is_guess else outlook.state)
 
     def _is_far(self, outlook: Outlook) -> bool:
@@ -312,7 +313,8 @@ class Outlooks:
         if bound is None:
             return Outlook(OutlookState.OPEN, reason=NO_STEP)
         is_beyond = limit_bytes is not None and bound.needed_bytes > limit_bytes
-        likely = None if bound.trains else OutlookState.HOLDS
+        is_known = not bound.trains and bound.more_bytes == bound.request_bytes
+        likely = OutlookState.HOLDS if is_known else None
         if limit_bytes is not None and bound.likely_bytes > limit_bytes:
             likely = OutlookState.FAILS
         return Outlook(
