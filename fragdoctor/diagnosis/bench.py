@@ -330,6 +330,15 @@ class Bench:
         """Whether steps of training or of a model show, so that the failed request is of one."""
         return bool((Steps.of(self.reproduction.trace).kind != StepKind.OTHER).any())
 
+    @property
+    def makes_model(self) -> bool:
+        """Whether the request failed while a model was built, moved or loaded."""
+        trace = self.reproduction.trace
+        if self.is_in_step or not len(trace.oom_rows):
+            return False
+        stack, roles = int(trace.events.stack[trace.oom_rows[-1]]), trace.stacks.roles
+        return bool(roles.makes_model[stack] or roles.may_make_model[stack])
+
     def survivors(self) -> list[ReplayResult] | None:
         """Return what the usual settings make of the run, of those not known to fail in its step.
 

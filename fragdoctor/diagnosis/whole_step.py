@@ -48,6 +48,9 @@ def _of_failure(verdict: Verdict, context: Context, bench: Bench, outlook: Outlo
     is_holes = verdict.cause is Cause.FRAGMENTATION
     if not (is_holes or bench.is_exact):
         return verdict
+    if is_holes and bench.makes_model:
+        # All that the model is for comes on top: of that nothing is known.
+        verdict = replace(verdict, confidence=Confidence.POSSIBLE)
     survivors = bench.survivors()
     may_leak = bench.is_exact and survivors is not None and not any(map(_is_open, survivors))
     assert context.analysis is not None  # noqa: S101 - asked before

@@ -128,6 +128,7 @@ LOSS: Final = re.compile(
 
 _STEP, _BACKWARD, _MODULE, _INIT, _MAY_INIT = 1, 2, 4, 8, 16
 _ZERO, _RECOMPUTE, _STATE, _CLIP, _CLOSURE, _LISTS, _CHECKPOINT = 32, 64, 128, 256, 512, 1024, 2048
+_GRAD: Final = 4096
 
 _T: Final = r"(?:^|[/\\])torch[/\\]"
 # (file, function, meaning); None matches all.
@@ -146,6 +147,7 @@ _FRAMES: Final[tuple[tuple[re.Pattern[str] | None, re.Pattern[str], int], ...]] 
         re.compile(r"backward$|grad$|_engine_run_backward$|_make_grads$"),
         _BACKWARD,
     ),
+    (re.compile(_T + r"autograd[/\\]__init__\.py$"), re.compile(r"grad$"), _GRAD),
     (
         re.compile(r"[/\\](?:\w*_)?checkpoint(?:ing)?\.py$"),
         re.compile(r"unpack_hook$|recompute_fn$|backward$"),
@@ -200,6 +202,7 @@ class StackRoles:
         recomputes: a checkpointed part of the model that is computed again; ``checkpoints``: one
             that is computed for the first time.
         by_user: the innermost Python frame is not torch's.
+        in_grad: inside a call of ``torch.autograd.grad``, which returns gradients.
     """
 
     role: I32
@@ -212,6 +215,7 @@ class StackRoles:
     recomputes: Bools
     checkpoints: Bools
     by_user: Bools
+    in_grad: Bools
 
     @property
     def has_python(self) -> bool:
@@ -259,6 +263,7 @@ def stack_roles(snapshot: Snapshot, classes: U8) -> StackRoles:
         recomputes=np.append(_has(bits, _RECOMPUTE), False),
         checkpoints=np.append(_has(bits, _CHECKPOINT), False),
         by_user=np.append(by_user, False),
+        in_grad=np.append(_has(bits, _GRAD), False),
     )
 
 

@@ -2,7 +2,8 @@
 
 What lies between two backward passes decides: if the code that both have in common turned back
 meanwhile, a new step has begun; if it only went on (the other network of a GAN), the step goes on.
-Passes without an optimizer step after them belong to the same step (gradient accumulation). A loop
+Passes without an optimizer step after them belong to the same step (gradient accumulation), and so
+do those whose gradients are themselves differentiated (the inner updates of MAML). A loop
 around a loop of updates is the step if its iterations begin with passes of their own (rollouts,
 then updates) or train something else as well (a critic); epochs are not.
 """
@@ -100,11 +101,13 @@ class _Search:
         has_step: Bools = np.diff(np.searchsorted(optimizer, edges)) > 0
         inner = has_step[:-1]
         if not len(inner) or np.count_nonzero(inner) >= 0.9 * len(inner):
-            return has_step if has_step.any() else np.ones(self.n, np.bool_)
+            return has_step if has_step.any() else ~self._keeps_graph()
         if self._is_regular(has_step):
             return has_step
         crossing = self._frees_gradients()
-        return crossing if self._is_regular(crossing) else np.ones(self.n, np.bool_)
+        if self._is_regular(crossing):
+            return crossing
+        return has_step | ~self._keeps_graph()
 
     def _is_regular(self, closes: Bools) -> bool:
         """Return whether units close in groups of about one size, as gradients are accumulated."""
@@ -131,6 +134,26 @@ class _Search:
         n_bytes = np.zeros(self.n, np.int64)
         np.add.at(n_bytes, goes[crossing], lives.size_bytes[crossing])
         result: Bools = n_bytes > 0.5 * n_bytes.max(initial=0)
+        return result
+
+    def _keeps_graph(self) -> Bools:
+        """Return after which units most of what modules made for them is still there.
+
+        So it is where ``torch.autograd.grad`` makes gradients that another pass goes through.
+        Without an optimizer's step no more is asked: a backward pass that fills in ``grad`` and
+        keeps its graph is one that leaks.
+        """
+        lives, roles = self.trace.lives, self.trace.stacks.roles
+        by_grad = np.append(0, np.cumsum(roles.in_grad[self.trace.events.stack]))
+        is_asked = by_grad[self.end] > by_grad[self.begin]
+        unit = np.searchsorted(self.begin, lives.start, side="right")
+        made = np.flatnonzero(roles.in_module[lives.stack] & (lives.start >= 0) & (unit < self.n))
+        made = made[lives.free[made] >= self.begin[unit[made]]]
+        left = made[lives.free[made] >= self.end[unit[made]]]
+        before, behind = (
+            np.bincount(unit[of], lives.size_bytes[of], self.n) for of in (made, left)
+        )
+        result: Bools = is_asked & (behind > 0.5 * before)
         return result
 
     # ---- where loops turned between units --------------------------------------------------------

@@ -29,6 +29,7 @@ def judged(
     needs: int = 2 * GIB,
     kept: int | None = None,
     once: int = 0,
+    makes_model: bool = False,
 ) -> Verdict:
     """Return what becomes of a verdict of fragmentation."""
     outlook = Outlook(
@@ -42,7 +43,8 @@ def judged(
         is_usable=True,
         is_exact=True,
         n_steps=n_steps,
-        is_in_step=True,
+        is_in_step=not makes_model,
+        makes_model=makes_model,
         kept_bytes_per_step=growth if kept is None else kept,
         recorded=SimpleNamespace(fits=False, capacity_bytes=CAPACITY),
         survivors=lambda: None if survivors is None else list(survivors),
@@ -80,6 +82,13 @@ def test_a_lower_bound_is_little_to_go_by(monkeypatch, basis, confidence) -> Non
     found = judged(monkeypatch, survivors=(SimpleNamespace(outlook=outlook),))
 
     assert (found.cause, found.confidence) == (Cause.FRAGMENTATION, confidence)
+
+
+@pytest.mark.parametrize("survivors", [None, (SimpleNamespace(outlook=None),)])
+def test_holes_while_the_model_is_made_are_little_to_go_by(monkeypatch, survivors) -> None:
+    found = judged(monkeypatch, survivors=survivors, makes_model=True)
+
+    assert (found.cause, found.confidence) == (Cause.FRAGMENTATION, Confidence.POSSIBLE)
 
 
 @pytest.mark.parametrize(("n_steps", "cause"), [(9, Cause.LEAK), (1, Cause.CAPACITY)])

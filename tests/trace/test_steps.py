@@ -38,6 +38,7 @@ RECORDINGS = Path(__file__).parent / "recordings"
 ADAM = frame(f"{TORCH}/optim/adam.py", 2, "step")
 INIT = frame(f"{TORCH}/nn/modules/module.py", 9, "_apply")
 BACKWARD = frame(f"{TORCH}/_tensor.py", 1, "backward")
+GRAD = frame(f"{TORCH}/autograd/__init__.py", 9, "grad")
 LINEAR = frame(f"{TORCH}/nn/functional.py", 1, "linear")
 
 
@@ -89,6 +90,15 @@ class Run(TrainingLoop):
         else:
             self.gradients = fresh
         self.free(seed, self.here(BACKWARD))
+
+    def gradients_of(self, activations: list[Block]) -> list[Block]:
+        """Return gradients that ``torch.autograd.grad`` makes, freeing what it has used."""
+        seed = self.new(512, self.here(GRAD))
+        made = [self.new(size, ENGINE) for size in PARAMETERS]
+        for activation in activations:
+            self.free(activation, ENGINE)
+        self.free(seed, self.here(GRAD))
+        return made
 
     def update(self) -> None:
         self.drop([self.new(size, self.here(ADAM)) for size in PARAMETERS], ADAM)
@@ -254,6 +264,27 @@ def test_a_loop_between_two_networks_begins_no_step() -> None:
 
     assert steps.rows.tolist() == run.true_rows(StepKind.TRAIN)
     assert len(steps.micro_rows) == 6
+
+
+@pytest.mark.parametrize("is_differentiated", [True, False])
+def test_inner_updates_that_are_differentiated_again_are_part_of_a_step(
+    is_differentiated: bool,
+) -> None:
+    def program(run: Run) -> None:
+        run.model()
+        run.mark()
+        for k in range(4):
+            if k and not is_differentiated:
+                run.mark()
+            held = run.called()
+            gradients = run.gradients_of([] if is_differentiated else held)
+            if not is_differentiated:
+                run.drop(gradients)
+        run.fail(run.here(LINEAR, CALL))
+
+    run = Run(program)
+
+    assert run.steps().rows.tolist() == run.true_rows(StepKind.TRAIN)
 
 
 @pytest.mark.parametrize("ends", ["second forward pass", "second backward pass"])
