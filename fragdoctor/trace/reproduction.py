@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -180,13 +179,19 @@ class _Guess:
 class _Finder:
     """Tries guesses on one trace and keeps the best."""
 
-    def __init__(self, trace: Trace, device_total_bytes: int | None) -> None:
+    def __init__(
+        self, trace: Trace, torch_version: str | None, device_total_bytes: int | None
+    ) -> None:
         self.trace = trace
         self.total = device_total_bytes or total_by_reservations(trace)
         self.capacity = recorded_capacity(trace)
         self.best: Reproduction | None = None
         self._n_tried = 0
         self._operations: dict[tuple[object, ...], _ext.NativeOps] = {}
+        self.eras = eras_of(trace, torch_version)
+        if len(self.eras) > 1 and trace.n_requests > PREFIX_OPERATIONS:
+            # The beginning of a long trace shows the order well enough.
+            self.eras = [max(self.eras, key=self._address_share)]
 
     def try_(self, guess: _Guess) -> Reproduction:
         """Replay under a guess, and again with what the comparison suggests, while that helps."""
@@ -207,8 +212,9 @@ class _Finder:
             self.best = best
         return best
 
-    def address_share(self, guess: _Guess) -> float:
+    def _address_share(self, era: Era) -> float:
         """Return the share of addresses reproduced in the beginning of the trace."""
+        guess = _Guess(era, self.trace.settings, self.capacity)
         one = self._replay(guess, frozenset(), frozenset(), PREFIX_OPERATIONS)
         return one.score[1]
 
@@ -276,14 +282,14 @@ def find_reproduction(
         ConfigError: the version is not one.
         SimulationError: the trace has more streams and pools than a genuine one can have.
     """
-    finder = _Finder(trace, device_total_bytes)
-    best = _over_eras(finder, trace.settings, torch_version)
+    finder = _Finder(trace, torch_version, device_total_bytes)
+    best = _over_eras(finder)
     if best.score[0] == 1.0:
         return _learned(best)
     other = with_shown_settings(trace)
     if other is not None:
-        shown = _Finder(other, device_total_bytes)
-        better = _over_eras(shown, other.settings, torch_version)
+        shown = _Finder(other, torch_version, device_total_bytes)
+        better = _over_eras(shown)
         if better.score > best.score:
             finder, best = shown, better
     if best.score[0] < 1.0 and _may_be_limited(best):
@@ -319,18 +325,10 @@ def _learned(best: Reproduction) -> Reproduction:
     return best
 
 
-def _over_eras(
-    finder: _Finder, settings: AllocatorSettings, torch_version: str | None
-) -> Reproduction:
-    guesses = [
-        _Guess(era, settings, finder.capacity) for era in eras_of(finder.trace, torch_version)
-    ]
-    if len(guesses) > 1 and finder.trace.n_requests > PREFIX_OPERATIONS:
-        # The beginning of a long trace shows the order well enough.
-        guesses = [max(guesses, key=finder.address_share)]
+def _over_eras(finder: _Finder) -> Reproduction:
     best: Reproduction | None = None
-    for guess in guesses:
-        one = finder.try_(guess)
+    for era in finder.eras:
+        one = finder.try_(_Guess(era, finder.trace.settings, finder.capacity))
         if best is None or one.score > best.score:
             best = one
         if one.is_exact:
@@ -342,18 +340,27 @@ def _over_eras(
 def _over_limits(
     finder: _Finder, best: Reproduction, device_total_bytes: int | None
 ) -> Reproduction:
-    """Return the best of the reproduction and of those with a memory fraction in force."""
+    """Return the best of the reproduction and of those with a memory fraction in force.
+
+    The order of equal blocks that reproduced most without the fraction is tried first, but what the
+    fraction did may have made a wrong one look better, so the others are tried after it.
+    """
     n_operations = max(best.operations.facts()["n_ops"], 1)
     need = best.operations.facts()["lowest_need_bytes"]
-    limits = limits_of(finder.trace, need, device_total_bytes)
-    n_tries = max(MIN_TRIES, LIMIT_OPERATIONS // n_operations)
-    for limit in islice(limits, n_tries):
-        guess = _Guess(best.conditions.era, finder.trace.settings, finder.capacity, limit)
-        one = finder.try_(guess)
-        if one.score > best.score:
-            best = one
-        if one.is_exact:
-            break
+    limits = list(limits_of(finder.trace, need, device_total_bytes))
+    n_left = max(MIN_TRIES, LIMIT_OPERATIONS // n_operations)
+    first = best.conditions.era
+    for era in sorted(finder.eras, key=lambda era: era is not first):
+        found = best.conditions.allowed_bytes
+        for limit in limits[:n_left] if found is None else [found, *limits][:n_left]:
+            n_left -= 1
+            one = finder.try_(_Guess(era, finder.trace.settings, finder.capacity, limit))
+            if one.score > best.score:
+                best = one
+            if one.is_exact:
+                return best
+            if one.score[0] == 1.0:
+                break  # only addresses differ, and those no limit moves
     return best
 
 

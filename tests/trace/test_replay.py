@@ -234,6 +234,24 @@ def test_baseline_under_memory_fraction_loses_no_request(made: Program, conf: st
     assert reproduction.is_exact
 
 
+def test_era_is_found_where_a_collection_hides_it() -> None:
+    """Without the fraction another order reproduces more; under it only the real one does all."""
+    old = [("alloc", MIB, 1), ("alloc", 512, 1), ("alloc", MIB, 1)]
+    old += [("free", 0, 0), ("free", 1, 0), ("free", 2, 0)]
+    old += [("alloc", 512, 1), ("free", 3, 0)]  # from the lower of two free segments
+    collected = [("alloc", 512, 0)] * 3 + [("alloc", 2 * MIB, 0), ("alloc", 512, 0)]
+    collected += [("alloc", 512, 1), ("free", 7, 0), ("alloc", MIB, 0)]
+    last = [("alloc", 35 * MIB, 0), ("alloc", MIB - 1024, 0), ("free", 9, 0), ("alloc", 512, 1)]
+    made = Program((*old, *collected, *last))
+    conf = "garbage_collection_threshold:0.5"
+    snapshot = record(made, conf, capacity_bytes=400 * MIB, allowed_fraction=0.3)
+
+    reproduction = find_reproduction(Trace.of(snapshot, 0), device_total_bytes=400 * MIB)
+
+    assert reproduction.is_exact
+    assert reproduction.conditions.era is Era.BLOCK_COUNTER
+
+
 def test_era_that_recorded_is_found() -> None:
     """Two equal free segments, the older at the higher address: see the spec of tie-breaks."""
     low_is_newer = program(12 * MIB, 14 * MIB, 14 * MIB, -2, -3, 14 * MIB, -1)
