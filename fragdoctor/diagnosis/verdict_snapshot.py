@@ -290,8 +290,10 @@ def _evidence(analysis: DeviceAnalysis, failed: FailedRequest | None) -> tuple[E
     ]
     if failed is not None:
         source = failed.source
+        is_block = failed.block_bytes in {None, failed.requested_bytes}
         for name, value in (
-            ("requested", failed.requested_bytes),
+            ("requested", failed.requested_bytes if is_block else failed.block_bytes),
+            ("segment for it", None if is_block else failed.requested_bytes),
             (LIVE_AT_FAILURE, failed.live_bytes),
             ("device free", failed.free_bytes),
             ("available to PyTorch", failed.available_bytes),
