@@ -16,7 +16,7 @@ from fragdoctor.frozen import frozen
 from fragdoctor.model.arrays import distinct, is_among
 from fragdoctor.model.snapshot import I32, I64
 from fragdoctor.trace import operations, stacks
-from fragdoctor.trace.operations import Allocations, Operations
+from fragdoctor.trace.operations import WORKSPACE_BYTES, Allocations, Operations
 from fragdoctor.trace.optimizer_rest import missing_sizes
 from fragdoctor.trace.passes import (
     KEPT_OF_OLDER,
@@ -54,9 +54,6 @@ and a state for each. Adam makes two states and its temporaries, SGD with moment
 
 SMALL: Final = 64 * 1024
 """Tensors below this are statistics, masks and indices as a rule."""
-
-WORKSPACE_BYTES: Final = (8_519_680, 33_554_432)
-"""What PyTorch gives cuBLAS for its work: before Hopper, and since then."""
 
 MAX_PARAMETERS: Final = 64
 """Parameters of a layer, at most."""

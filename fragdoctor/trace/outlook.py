@@ -16,9 +16,9 @@ from fragdoctor.model.simulation import Outlook, OutlookBasis, OutlookState
 from fragdoctor.trace import stacks
 from fragdoctor.trace.allocator import native_config
 from fragdoctor.trace.continuation import ENOUGH, GUESSED, Continuation, continuation_of
-from fragdoctor.trace.first_step import WORKSPACE_BYTES, lower_bound_of, n_equal_layers
+from fragdoctor.trace.first_step import lower_bound_of, n_equal_layers
 from fragdoctor.trace.lives import NEVER
-from fragdoctor.trace.operations import Operations
+from fragdoctor.trace.operations import WORKSPACE_BYTES, Operations
 from fragdoctor.trace.passes import RoleRuns
 from fragdoctor.trace.replay import Conditions
 from fragdoctor.trace.steps import StepKind, Steps

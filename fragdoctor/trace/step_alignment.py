@@ -13,9 +13,10 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from fragdoctor.model.arrays import is_among
 from fragdoctor.model.snapshot import I64, Bools
 from fragdoctor.trace import stacks
-from fragdoctor.trace.operations import Operations, OpKind
+from fragdoctor.trace.operations import WORKSPACE_BYTES, Operations, OpKind
 from fragdoctor.trace.pass_alignment import align_by_size
 from fragdoctor.trace.steps import StepKind, Steps
 from fragdoctor.trace.trace import Trace
@@ -190,8 +191,8 @@ class AlignedSteps:
         found: the step that the one under way goes on like, how many requests of it came before,
             and whether all of them were the same; None where there is none.
         does_more: a good part of what the step under way did, no complete one did.
-        in_pass: requests of a backward pass under way, and which of the other step they are; None
-            where stacks tell that.
+        in_pass: where a backward pass is under way, the requests without a stack of their own, and
+            which of the other step they are; None elsewhere.
         slot: of the block an operation is about; -1 where it is older than the window, or none.
         age: of a free, steps since the block was made; of an allocation, steps that it lives, -1
             where it lived at the end.
@@ -241,7 +242,10 @@ class AlignedSteps:
         near[near] = other[place[near]] == own[near]
         near[:n_prefix] = False
         _, a, b = np.intersect1d(
-            _numbered(own), _numbered(other), assume_unique=True, return_indices=True
+            self._numbered(self.n),
+            self._numbered(like)[:n_same],
+            assume_unique=True,
+            return_indices=True,
         )
         # What has no stack of its own is counted from the end, where the two are aligned.
         tells = w.trace.stacks.roles.role[own] != stacks.SILENT
@@ -249,7 +253,8 @@ class AlignedSteps:
         slot[near] = result[theirs[place[near]]]
         slot[a[later]] = result[theirs[b[later]]]
         if self.in_pass is not None:
-            slot[self.in_pass[0][0] :] = -1
+            silent = np.flatnonzero(~tells)
+            slot[silent[silent >= self.in_pass[0][0]]] = -1
             slot[self.in_pass[0]] = result[theirs[self.in_pass[1]]]
         fresh = np.flatnonzero(slot < 0)
         slot[fresh] = n_slots + np.arange(len(fresh))
@@ -311,14 +316,14 @@ class AlignedSteps:
         The k-th request of a stack is that of the other step: what lies before the end of the step
         under way tells by how much the two are shifted there.
         """
-        own = _numbered(mine)
+        own = self._numbered(self.n)
         best: tuple[int, int] | None = None
         seen: set[int] = set()
         for t in range(self.n - 1, -1, -1):
             if self.classes[t] in seen or len(seen) >= MAX_CLASSES:
                 continue
             seen.add(self.classes[t])
-            n_common = len(np.intersect1d(own, _numbered(self.sequences[t]), assume_unique=True))
+            n_common = len(np.intersect1d(own, self._numbered(t), assume_unique=True))
             if mine[-1] in self.sequences[t] and (best is None or n_common > best[0]):
                 best = n_common, t
         if best is None:
@@ -326,7 +331,7 @@ class AlignedSteps:
         self.does_more = len(own) - best[0] > NEW_SHARE * len(own)
         t = best[1]
         other = self.sequences[t]
-        theirs = _numbered(other)
+        theirs = self._numbered(t)
         _, a, b = np.intersect1d(own, theirs, assume_unique=True, return_indices=True)
         near = np.argsort(a)[-ALIGNED:]
         shift = float(np.median((b - a)[near])) if len(near) else 0.0
@@ -353,6 +358,22 @@ class AlignedSteps:
             if n_same <= len(other) and np.array_equal(mine[:-1], other[:n_same]):
                 return t, n_same, False
         return None
+
+    def _numbered(self, step: int) -> I64:
+        """Return each stack of a step with how often it came before there, as one number.
+
+        A workspace, which the first product of a line makes as well, does not count.
+        """
+        sequence, size = self.sequences[step], self.w.size[self.w.requests[step]]
+        is_workspace = is_among(size, WORKSPACE_BYTES)
+        is_workspace &= np.append(False, sequence[1:] == sequence[:-1])
+        key = 2 * (sequence + 1) + is_workspace
+        order = np.argsort(key, kind="stable")
+        begins = np.flatnonzero(np.append(True, np.diff(key[order]) > 0))
+        nth = np.empty(len(key), np.int64)
+        nth[order] = np.arange(len(key)) - np.repeat(begins, np.diff(np.append(begins, len(key))))
+        result: I64 = key * 2**31 + nth
+        return result
 
     def _silent(self) -> I64:
         """Return the allocations whose stack does not tell them from others."""
@@ -423,14 +444,3 @@ def _likeness(mine: tuple[I64, I64], other: tuple[I64, I64], at: int) -> tuple[i
     n_last = int(differs[0]) if len(differs) else k
     n_alike = int(np.count_nonzero(equal) + np.count_nonzero(same[1:] & rises))
     return min(n_last, SURE), n_alike
-
-
-def _numbered(sequence: I64) -> I64:
-    """Return each stack with how often it came before, as one number."""
-    order = np.argsort(sequence, kind="stable")
-    begins = np.flatnonzero(np.append(True, np.diff(sequence[order]) > 0))
-    nth = np.empty(len(sequence), np.int64)
-    nth[order] = np.arange(len(sequence)) - np.repeat(
-        begins, np.diff(np.append(begins, len(sequence)))
-    )
-    return (sequence + 1) * 2**31 + nth

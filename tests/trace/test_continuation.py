@@ -422,6 +422,14 @@ def test_workspace_of_the_first_backward_pass_stays_in_the_second() -> None:
     assert round(needs / MIB, 1) == 482.5  # as rerun
 
 
+def test_workspace_of_the_first_layer_does_not_shift_what_others_of_its_line_made() -> None:
+    """Embeddings and linear layers in a row that failed in the backward pass of a second step."""
+    trace = Trace.of(read_snapshot(RECORDINGS / "second_step_sparse.pickle.gz"), 0)
+    needs = FairReplay(reproduce(trace)).step_needs_bytes()
+    assert needs is not None
+    assert round(needs / MIB, 1) == 554.2  # as rerun
+
+
 @pytest.mark.parametrize("share", [90, 97])
 def test_gradients_of_a_second_network_stay_until_its_own_backward_pass(share: int) -> None:
     """A GAN with gradient penalty, three steps of the critic for one of the generator.

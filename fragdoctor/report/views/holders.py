@@ -15,7 +15,7 @@ from fragdoctor.report import document as doc
 from fragdoctor.report.document import Detail, Style, dim, location_text
 from fragdoctor.report.views.device_memory import ended_otherwise, graphic
 from fragdoctor.report.words import CATEGORY_NAMES, shown_first
-from fragdoctor.trace.first_step import WORKSPACE_BYTES
+from fragdoctor.trace.operations import WORKSPACE_BYTES
 from fragdoctor.trace.stacks import USER, classify_file
 from fragdoctor.units import format_count, format_size, plural
 
