@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import gc
 import os
 import tarfile
 import tempfile
@@ -51,13 +52,22 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int | None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave the slow tests out, unless they are asked for."""
+    """Leave the slow tests out, unless they are asked for.
+
+    Rehearsals stand together, so that one worker runs them: each that does imports PyTorch anew.
+    """
+    items.sort(key=lambda item: "stage" not in getattr(item, "fixturenames", ()))
     if not leaves_slow_out(config):
         return
     slow = [item for item in items if "slow" in item.keywords]
     if slow:
         config.hook.pytest_deselected(items=slow)
         items[:] = [item for item in items if "slow" not in item.keywords]
+
+
+def pytest_collection_finish() -> None:
+    """Spare the garbage collector the modules and tests, which stay to the end."""
+    gc.freeze()
 
 
 class Committed(type(Path())):  # type: ignore[misc]

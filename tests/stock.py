@@ -49,6 +49,7 @@ class Tables:
     def __init__(self) -> None:
         self.strings, self.frames, self.stacks = Interner(), Interner(), Interner()
         self.streams, self.pools = Interner(), Interner()
+        self._seen: dict[int, int] = {}  # most lists of frames stand in a file many times
         self.streams(0)
         self.pools((0, 0))
 
@@ -58,11 +59,14 @@ class Tables:
     def stack(self, frames: list[dict[str, Any]] | None) -> int:
         if frames is None:
             return -1
-        ids = [
-            self.frames((self.text(f["filename"]), f["line"] % U64, self.text(f["name"])))
-            for f in frames
-        ]
-        return self.stacks(tuple(ids))
+        known = self._seen.get(id(frames))
+        if known is None:
+            ids = [
+                self.frames((self.text(f["filename"]), f["line"] % U64, self.text(f["name"])))
+                for f in frames
+            ]
+            known = self._seen[id(frames)] = self.stacks(tuple(ids))
+        return known
 
     def pool(self, value: tuple[int, int] | None) -> int:
         return -1 if value is None else self.pools(tuple(value))

@@ -31,9 +31,11 @@ def test_edits_made_one_at_a_time_give_the_same(
 
 
 def test_garbage_of_a_process_that_goes_on_is_still_looked_for(run: Run) -> None:
+    before = gc.get_freeze_count()
+
     run("explain", "FD101")
 
-    assert 0 == gc.get_freeze_count()
+    assert gc.get_freeze_count() <= before
 
 
 def test_standard_input_alone_is_analyzed(run: Run, samples: Path) -> None:

@@ -5,16 +5,11 @@ from __future__ import annotations
 import gzip
 import json
 import zipfile
-from pathlib import Path
 
-import jsonschema
 import pytest
 from builders import pickled
+from schemas import must_fit
 from training_runs import training
-
-import fragdoctor
-
-SCHEMA = Path(fragdoctor.__file__).parent / "report" / "schema" / "batch-fit-1.0.schema.json"
 
 
 @pytest.fixture
@@ -40,7 +35,7 @@ def test_document_follows_its_schema(run, runs):
     result = run("fit", *runs, "--gpu", "24GiB", "--format", "json")
 
     document = json.loads(result.out)
-    jsonschema.validate(document, json.loads(SCHEMA.read_text(encoding="utf-8")))
+    must_fit(document, "batch-fit")
     assert [p["batch"] for p in document["points"]] == [2, 4, 8]
     assert document["prediction"]["largest"] > 8
 

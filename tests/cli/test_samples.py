@@ -6,14 +6,11 @@ import json
 from itertools import pairwise
 from pathlib import Path
 
-import jsonschema
 import pytest
 from attacks import assert_all_seen
 from command_line import Run
+from schemas import must_fit
 
-import fragdoctor.report
-
-SCHEMAS = Path(fragdoctor.report.__file__).parent / "schema"
 FOLDER = Path(__file__).resolve().parents[2] / "sample_snapshots"
 SNAPSHOTS = sorted(p.name for p in FOLDER.glob("*.pickle*"))
 TEXTS = sorted(p.name for p in FOLDER.glob("*oom*") if p.suffix in {".txt", ".log"})
@@ -21,8 +18,7 @@ TEXTS = sorted(p.name for p in FOLDER.glob("*oom*") if p.suffix in {".txt", ".lo
 
 def validated(text: str, name: str) -> dict[str, object]:
     document: dict[str, object] = json.loads(text)
-    schema = json.loads((SCHEMAS / f"{name}-1.0.schema.json").read_text(encoding="utf-8"))
-    jsonschema.validate(document, schema)
+    must_fit(document, name)
     return document
 
 

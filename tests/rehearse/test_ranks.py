@@ -41,15 +41,12 @@ BODY = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("wrapped", "least"),
     # Two workspaces of 32 MiB; 16 MiB of weights and two states as large: DDP has them whole and a
     # bucket for gradients, the others a quarter of them.
-    [
-        pytest.param("DDP", 128, marks=pytest.mark.slow),
-        pytest.param("FSDP", 76, marks=pytest.mark.slow),
-        ("fully_shard", 76),
-    ],
+    [("DDP", 128), ("FSDP", 76), ("fully_shard", 76)],
 )
 def test_parallel_training_holds_what_one_rank_does(stage: Stage, wrapped: str, least: int) -> None:
     body = BODY.replace("{wrapped}", WRAPPED[wrapped]).replace("{least}", str(least))

@@ -6,15 +6,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 from rehearsal_stage import TRAINING, Stage
+from schemas import must_fit
 
-import fragdoctor.report
 from fragdoctor.rehearse import start
 from fragdoctor.rehearse.engine import program
-
-SCHEMA = Path(fragdoctor.report.__file__).parent / "schema" / "rehearsal-1.0.schema.json"
 
 
 def events(stage: Stage, found: dict[str, Any], action: str) -> int:
@@ -26,7 +23,7 @@ def test_training_fits_and_stops_when_its_memory_repeats(training: Stage) -> Non
     found = training.json("train.py")
     rehearsal = found["rehearsal"]
 
-    jsonschema.validate(found, json.loads(SCHEMA.read_text()))
+    must_fit(found, "rehearsal")
     assert rehearsal["fits"]
     assert rehearsal["steps"] == 4
     assert rehearsal["stopped"] == "steps 2 to 4 asked for the same memory"
@@ -40,7 +37,7 @@ def test_training_fits_and_stops_when_its_memory_repeats(training: Stage) -> Non
 
 
 def test_training_that_does_not_fit_ends_with_1_and_names_the_line(training: Stage) -> None:
-    found = training.json("train.py", "--fits-on", "120MiB", code=1, apart=True)
+    found = training.json("train.py", "--fits-on", "120MiB", code=1)
     oom = found["rehearsal"]["out_of_memory"]
 
     assert not found["rehearsal"]["fits"]

@@ -1,24 +1,20 @@
 from __future__ import annotations
 
-import json
 import re
 import sys
-from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
-import jsonschema
 import pytest
 from rehearsal_stage import TRAINING, Stage
+from schemas import must_fit
 
-import fragdoctor.report
 from fragdoctor.errors import ConfigError
 from fragdoctor.model.rehearsal import Rehearsal
 from fragdoctor.rehearse.process import Conditions, rehearsed_gpu
 from fragdoctor.rehearse.programs import Program
 from fragdoctor.rehearse.sweep import Batches, Sweep, parse_batches, searched, with_batch
 
-SCHEMA = Path(fragdoctor.report.__file__).parent / "schema" / "rehearsals-1.0.schema.json"
 WITH_BATCH = TRAINING + "\n    import sys\n    train(batch=int(sys.argv[1]))\n"
 
 
@@ -86,7 +82,7 @@ def test_search_ends_where_none_or_all_fit() -> None:
 def test_several_gpus_are_one_table(training: Stage) -> None:
     found = training.json("train.py", "--gpu", "h100,600MiB", "--gpu", "24GiB", code=1)
 
-    jsonschema.validate(found, json.loads(SCHEMA.read_text()))
+    must_fit(found, "rehearsals")
     assert [r["gpu"] for r in found["rehearsals"]] == ["h100", "600MiB", "24GiB"]
     assert [r["fits"] for r in found["rehearsals"]] == [True, False, True]
     assert found["fits"] is False

@@ -3,13 +3,12 @@ from __future__ import annotations
 import json
 import re
 from html.parser import HTMLParser
-from importlib.resources import files
 from typing import Any
 
-import jsonschema
 import pytest
 from attacks_on_text import HOSTILE
 from runs import Ask, case
+from schemas import must_fit_exactly, schema
 
 from fragdoctor.comparison.compare_cases import compare_cases
 from fragdoctor.errors import ConfigError
@@ -43,26 +42,11 @@ def rendered(name: str, comparison: Comparison, look: RenderOptions = LOOK) -> s
     return render("compare", name, comparison, look, judged=judged)
 
 
-def schema() -> dict[str, Any]:
-    path = files("fragdoctor.report").joinpath("schema/compare-1.0.schema.json")
-    loaded: dict[str, Any] = json.loads(path.read_text("utf-8"))
-    jsonschema.Draft202012Validator.check_schema(loaded)
-    return loaded
-
-
-def closed(value: Any) -> Any:
-    """Return a schema in which every listed object forbids unlisted keys."""
-    if isinstance(value, dict):
-        more = {"additionalProperties": False} if "properties" in value else {}
-        return {**{k: closed(v) for k, v in value.items()}, **more}
-    return [closed(v) for v in value] if isinstance(value, list) else value
-
-
 @pytest.mark.parametrize("make", [pair, series, lambda: hostile("a\x1b[31mb")])
 def test_document_fits_its_schema_exactly(make: Any) -> None:
     document = json.loads(rendered("json", make()))
 
-    jsonschema.validate(document, closed(schema()))
+    must_fit_exactly(document, "compare")
 
 
 @pytest.mark.parametrize(
@@ -75,7 +59,7 @@ def test_document_fits_its_schema_exactly(make: Any) -> None:
     ],
 )
 def test_schema_lists_each_value(enum: Any, path: tuple[str, ...]) -> None:
-    found: Any = schema()
+    found: Any = schema("compare")
     for key in path:
         found = found[key]
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
+from functools import cache
 from typing import Any
 
-import jsonschema
 import pytest
 from estimated_workloads import workload_of
+from schemas import must_fit_exactly, schema
 
-import fragdoctor.report
 from fragdoctor.estimation.formula import formula_footprint, formula_needs
 from fragdoctor.estimation.gpus import gpu_of, known_gpus
 from fragdoctor.estimation.judge import Estimator, judged
@@ -20,13 +19,13 @@ from fragdoctor.model.workload import Attention
 from fragdoctor.report.base import RenderOptions, Verbosity, render
 from fragdoctor.report.json import document_of
 
-SCHEMAS = Path(fragdoctor.report.__file__).parent / "schema"
 WORKLOAD = workload_of(
     {"family": "llama", "hidden": 512, "layers": 4, "heads": 8, "ffn": 1408, "vocab": 8000,
      "dtype": "amp-bf16", "batch": 16, "seq": 1024}
 )  # fmt: skip
 
 
+@cache
 def estimate(*gpus: str, **changes: Any) -> Estimate:
     workload = replace(WORKLOAD, **changes)
     return judged(
@@ -34,21 +33,6 @@ def estimate(*gpus: str, **changes: Any) -> Estimate:
         Estimator(formula_footprint, formula_needs, "So far off."),
         [gpu_of(g) for g in gpus],
     )
-
-
-def closed(value: Any) -> Any:
-    """Return a schema in which every listed object forbids unlisted keys."""
-    if isinstance(value, dict):
-        value = {k: closed(v) for k, v in value.items()}
-        if "properties" in value and value.get("type") == "object":
-            value["additionalProperties"] = False
-    return [closed(v) for v in value] if isinstance(value, list) else value
-
-
-def schema(name: str) -> dict[str, Any]:
-    loaded: dict[str, Any] = json.loads((SCHEMAS / f"{name}-1.0.schema.json").read_text())
-    jsonschema.Draft202012Validator.check_schema(loaded)
-    return loaded
 
 
 @pytest.mark.parametrize(
@@ -64,12 +48,12 @@ def schema(name: str) -> dict[str, Any]:
 def test_document_fits_its_schema_exactly(gpus: tuple[str, ...], changes: dict[str, Any]) -> None:
     document = document_of("estimate", estimate(*gpus, **changes))
 
-    jsonschema.validate(json.loads(json.dumps(document)), closed(schema("estimate")))
+    must_fit_exactly(json.loads(json.dumps(document)), "estimate")
     assert (document["fits"] is None) == (not gpus)
 
 
 def test_gpu_list_fits_its_schema_exactly() -> None:
-    jsonschema.validate(document_of("gpus", known_gpus()), closed(schema("gpus")))
+    must_fit_exactly(document_of("gpus", known_gpus()), "gpus")
 
 
 def test_schema_lists_each_value() -> None:

@@ -4,14 +4,11 @@ import json
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
-from pathlib import Path
-from typing import Any
 
 import fleets
-import jsonschema
 import pytest
+from schemas import must_fit_exactly, schema
 
-import fragdoctor.report
 from fragdoctor.fleet.conclusions import conclude
 from fragdoctor.fleet.engine import fleet_of
 from fragdoctor.model.diagnosis import Cause
@@ -19,23 +16,7 @@ from fragdoctor.model.fleet import DifferenceKind, FleetReport, RankAdvice, Sour
 from fragdoctor.report.base import VIEWS, RenderOptions, Verbosity, render
 from fragdoctor.report.views.job import advice_of, members_text
 
-SCHEMAS = Path(fragdoctor.report.__file__).parent / "schema"
 HOSTILE = "\x1b[31m<script>alert(1)</script>\u202e|`x`{{7*7}}\n## head"
-
-
-def closed(value: Any) -> Any:
-    """Return a schema in which every listed object forbids unlisted keys."""
-    if isinstance(value, dict):
-        value = {k: closed(v) for k, v in value.items()}
-        if "properties" in value and value.get("type") == "object":
-            value["additionalProperties"] = False
-    return [closed(v) for v in value] if isinstance(value, list) else value
-
-
-def schema() -> dict[str, object]:
-    loaded: dict[str, object] = json.loads((SCHEMAS / "fleet-1.0.schema.json").read_text())
-    jsonschema.Draft202012Validator.check_schema(loaded)
-    return loaded
 
 
 def job(text: str = "train.py", n: int = 8) -> FleetReport:
@@ -69,7 +50,7 @@ def rendered(name: str, report: FleetReport, **look: object) -> str:
 def test_document_fits_its_schema_exactly(text: str) -> None:
     document = json.loads(rendered("json", job(text)))
 
-    jsonschema.validate(document, closed(schema()))
+    must_fit_exactly(document, "fleet")
 
 
 @pytest.mark.parametrize("name", VIEWS["fleet"])
@@ -130,7 +111,7 @@ def test_each_format_tells_the_verdict_the_odd_rank_and_the_unread_one(name: str
 
 
 def test_schema_lists_each_cause_and_kind_of_difference() -> None:
-    definitions = json.loads((SCHEMAS / "fleet-1.0.schema.json").read_text())["$defs"]
+    definitions = schema("fleet")["$defs"]
 
     causes = definitions["rank_group"]["properties"]["cause"]["enum"]
     assert set(causes) == {c.value for c in Cause}

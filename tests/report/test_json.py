@@ -13,16 +13,15 @@ import diagnoses
 import jsonschema
 import numpy as np
 import pytest
+from schemas import SCHEMAS, must_fit, must_fit_exactly, schema
 from write_schemas import DOCUMENTS
 from write_schemas import schema as made_schema
 
-import fragdoctor.report
 from fragdoctor.model.finding import Evidence
 from fragdoctor.report.base import RenderOptions, render
 from fragdoctor.report.json import document_of, dumps, error_document
 from fragdoctor.report.views.explain import find
 
-SCHEMAS = Path(fragdoctor.report.__file__).parent / "schema"
 FIRST = Path(__file__).parent / "schema_1_0"
 """The schemas of the first version: what was promised then still holds."""
 
@@ -33,21 +32,6 @@ RESULTS: dict[str, tuple[str, Any]] = {
     "simulation": ("simulate", diagnoses.simulation),
     "explain": ("explain", lambda: find(None)),
 }
-
-
-def schema(name: str, folder: Path = SCHEMAS) -> dict[str, Any]:
-    loaded: dict[str, Any] = json.loads((folder / f"{name}-1.0.schema.json").read_text())
-    jsonschema.Draft202012Validator.check_schema(loaded)
-    return loaded
-
-
-def closed(value: Any) -> Any:
-    """Return a schema in which every listed object forbids unlisted keys."""
-    if isinstance(value, dict):
-        value = {k: closed(v) for k, v in value.items()}
-        if "properties" in value and value.get("type") == "object":
-            value["additionalProperties"] = False
-    return [closed(v) for v in value] if isinstance(value, list) else value
 
 
 @pytest.mark.parametrize("name", DOCUMENTS)
@@ -93,15 +77,15 @@ def test_document_fits_its_schema_exactly_and_that_of_the_first_version(name: st
 
     document = json.loads(render(view, "json", make(), RenderOptions()))
 
-    jsonschema.validate(document, closed(schema(kind)))
+    must_fit_exactly(document, kind)
     if (FIRST / f"{kind}-1.0.schema.json").exists():
-        jsonschema.validate(document, schema(kind, FIRST))
+        must_fit(document, kind, folder=FIRST)
 
 
 def test_error_document_fits_its_schema_exactly() -> None:
     document = error_document("truncated_snapshot", "It ends.", "Copy again.", 12)
 
-    jsonschema.validate(document, closed(schema("error")))
+    must_fit_exactly(document, "error")
     assert {"error"} == set(document)
 
 
@@ -134,7 +118,7 @@ def test_schema_missing_field_is_refused() -> None:
     del broken["verdict"]["cause"]
 
     with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(broken, schema("diagnosis"))
+        must_fit(broken, "diagnosis")
 
 
 def test_dumps_output_is_ascii_whatever_the_names_hold() -> None:

@@ -6,11 +6,10 @@ import json
 from functools import cache
 from itertools import pairwise
 
-import jsonschema
 import pytest
 from analysis.training_loop import PARAMETERS, TrainingLoop
 from page_blob import decode, decode_array
-from report.test_json import closed, schema
+from schemas import must_fit_exactly
 
 from fragdoctor.diagnosis.pipeline import diagnose
 from fragdoctor.model.case import Case
@@ -59,7 +58,7 @@ def test_diagnose_training_reports_its_phases_and_categories():
 def test_json_phases_fit_the_schema_exactly():
     document = json.loads(render("analyze", "json", training(), RenderOptions()))
 
-    jsonschema.validate(document, closed(schema("diagnosis")))
+    must_fit_exactly(document, "diagnosis")
     (report,) = document["phases"]
     assert report["method"] == "stacks"
     held = {s["category"]: s["bytes"] for s in report["at_rest"]}

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
-import jsonschema
 import pytest
 import story_logs
+from schemas import must_fit
 
-import fragdoctor
 from fragdoctor.diagnosis.pipeline import diagnose
 from fragdoctor.inputs.messages import find_messages
 from fragdoctor.model.case import Case
 from fragdoctor.model.diagnosis import Cause, Status
 from fragdoctor.report.base import RenderOptions, Verbosity, render
 
-SCHEMAS = Path(fragdoctor.__file__).parent / "report" / "schema"
 LOGS = {
     "optuna": story_logs.optuna(),
     "holes": story_logs.holes(),
@@ -62,11 +59,10 @@ def test_story_has_few_rows_and_more_in_full():
 
 @pytest.mark.parametrize("schema", ["oom", "diagnosis"])
 def test_json_fits_its_schema(diagnosis, schema):
-    form = json.loads((SCHEMAS / f"{schema}-1.0.schema.json").read_text(encoding="utf-8"))
     view = "oom" if schema == "oom" else "analyze"
     document = json.loads(render(view, "json", diagnosis, RenderOptions()))
 
-    jsonschema.validate(document, form)
+    must_fit(document, schema)
     events = document["story"]["events"]
     for place, event in enumerate(events):
         cause = event["caused_by"]
