@@ -1,7 +1,6 @@
 """Growth that ends by itself, and so is no leak.
 
-- What each parameter gets once: the optimizer's state, an averaged copy, where layers come to train
-  one after the other.
+- What each parameter gets once (``trace.made_once``).
 - What an evaluation gathers and lets go of when it ends.
 - A KV cache that is kept as a list of parts, which ends with its request.
 - The graph of a step that has not ended, and pools of CUDA graphs, one for each new shape.
@@ -14,19 +13,11 @@ from typing import Final
 import numpy as np
 
 from fragdoctor.analysis.result import KeptKind, KeptMemory, KeptPattern, PhaseAnalysis
-from fragdoctor.model.arrays import distinct
 from fragdoctor.model.phases import TrainingPhase
 from fragdoctor.model.snapshot import I64
-from fragdoctor.trace import stacks as roles_of
 from fragdoctor.trace.lives import NEVER
 from fragdoctor.trace.steps import MIN_STEPS, StepKind, Steps
 from fragdoctor.trace.trace import Trace
-
-MAX_STATES: Final = 2
-"""Tensors that an optimizer keeps of a parameter: the moments of Adam."""
-
-MIN_SIZES: Final = 2
-"""Sizes that the copies of weights have: one tensor a step may be anything."""
 
 MOST: Final = 0.5
 
@@ -49,66 +40,6 @@ OUTPUTS: Final = (
     KeptPattern.HOOK,
 )
 """What an evaluation gathers: no graphs, no copies of a model."""
-
-# ---- made once for each parameter ---------------------------------------------------------------
-
-
-def is_made_once(trace: Trace, rows: I64) -> bool:
-    """Return whether survivors belong to parameters, so that they end with these."""
-    return _are_first_states(trace, rows) or _are_first_copies(trace, rows)
-
-
-def _are_first_states(trace: Trace, rows: I64) -> bool:
-    """Return whether survivors are the optimizer's state of parameters that came to train late.
-
-    There are at most ``MAX_STATES`` tensors for each live block of their size that no optimizer
-    made, or of half their size: states may have twice the precision. Optimizers that are made anew
-    while the old ones are kept leave more.
-    """
-    lives = trace.lives
-    in_step = trace.stacks.roles.in_step
-    if not in_step[lives.stack[rows]].all():
-        return False
-    live = np.flatnonzero(lives.free == NEVER)
-    size, is_state = lives.requested_bytes[live], in_step[lives.stack[live]]
-    sizes, n_states = np.unique(size[is_state], return_counts=True)
-    others = size[~is_state]
-    fits = n_states <= MAX_STATES * (_n_of(others, sizes) + _n_of(others, sizes // 2))
-    return bool(fits[np.searchsorted(sizes, distinct(lives.requested_bytes[rows]))].all())
-
-
-def are_copies_of_weights(trace: Trace, rows: I64) -> bool:
-    """Return whether survivors have sizes of weights that were there before, and several of them.
-
-    The state of a model may hold a weight twice, so that their number says nothing.
-    """
-    sizes = distinct(trace.lives.requested_bytes[rows])
-    return len(sizes) >= MIN_SIZES and bool((_n_of(_weights(trace, rows), sizes) > 0).all())
-
-
-def _are_first_copies(trace: Trace, rows: I64) -> bool:
-    """Return whether survivors are copies of weights, at most one of each that was there before."""
-    sizes, n_copies = np.unique(trace.lives.requested_bytes[rows], return_counts=True)
-    fits = n_copies <= _n_of(_weights(trace, rows), sizes)
-    return len(sizes) >= MIN_SIZES and bool(fits.all())
-
-
-def _weights(trace: Trace, rows: I64) -> I64:
-    """Return the sizes of what was live before some survivors, states and gradients apart."""
-    lives, roles = trace.lives, trace.stacks.roles
-    older = np.flatnonzero((lives.free == NEVER) & (lives.start < lives.start[rows].min()))
-    stack = lives.stack[older]
-    is_weight = ~roles.in_step[stack] & ~np.isin(stack, lives.stack[rows])
-    is_weight &= ~np.isin(roles.role[stack], (roles_of.BACKWARD, roles_of.SILENT))
-    return lives.requested_bytes[older[is_weight]]
-
-
-def _n_of(among: I64, sizes: I64) -> I64:
-    """Return how many blocks there are of each size."""
-    ordered = np.sort(among)
-    left = np.searchsorted(ordered, sizes, side="left")
-    return np.searchsorted(ordered, sizes, side="right") - left
-
 
 # ---- let go of with what it belongs to -----------------------------------------------------------
 

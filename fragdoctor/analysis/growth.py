@@ -28,7 +28,6 @@ from typing import Final
 
 import numpy as np
 
-from fragdoctor.analysis.bounded_growth import is_made_once
 from fragdoctor.analysis.result import Growth
 from fragdoctor.analysis.training_run import Requests
 from fragdoctor.frozen import frozen
@@ -36,6 +35,7 @@ from fragdoctor.model.arrays import distinct
 from fragdoctor.model.hooks import report_progress
 from fragdoctor.model.snapshot import I32, I64, Bools
 from fragdoctor.trace.lives import BEFORE, NEVER, Lives
+from fragdoctor.trace.made_once import is_made_once
 from fragdoctor.trace.steps import MIN_STEPS, Steps
 from fragdoctor.trace.trace import Trace
 from fragdoctor.units import KIB

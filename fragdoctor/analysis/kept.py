@@ -17,7 +17,6 @@ import numpy as np
 
 from fragdoctor.analysis.bounded_growth import (
     MIN_LAYERS,
-    are_copies_of_weights,
     has_passes,
     is_cache_of_generation,
     is_filling,
@@ -41,6 +40,7 @@ from fragdoctor.model.phases import TrainingPhase
 from fragdoctor.model.snapshot import I32, I64, Snapshot
 from fragdoctor.trace import stacks as roles_of
 from fragdoctor.trace.lives import NEVER
+from fragdoctor.trace.made_once import are_copies_of_weights
 from fragdoctor.trace.stacks import LOSS, NATIVE, PACKAGE, TORCH, USER
 from fragdoctor.trace.trace import Trace
 

@@ -18,6 +18,7 @@ from fragdoctor.trace.allocator import native_config
 from fragdoctor.trace.continuation import ENOUGH, GUESSED, Continuation, continuation_of
 from fragdoctor.trace.first_step import lower_bound_of, n_equal_layers
 from fragdoctor.trace.lives import NEVER
+from fragdoctor.trace.made_once import KeptOnce
 from fragdoctor.trace.operations import WORKSPACE_BYTES, Operations
 from fragdoctor.trace.passes import RoleRuns
 from fragdoctor.trace.replay import Conditions
@@ -68,6 +69,7 @@ KEPT_SHARE: Final = 0.004
 KEPT_ONCE: Final = 0.02
 """Share of the peak that a first step may keep for good without being taken for one that leaks."""
 
+ENDS: Final = "what its steps keep is made once for each parameter, and most have it"
 NO_STEP: Final = "the recording holds no complete step"
 
 
@@ -160,6 +162,11 @@ class Outlooks:
         return (STEADILY_BELIEVED if is_steady else BELIEVED) * known.n_complete
 
     @cached_property
+    def _kept_once(self) -> KeptOnce | None:
+        assert self.continuation is not None  # noqa: S101 - asked before
+        return KeptOnce.of(self._trace, self.continuation.rows)
+
+    @cached_property
     def _may_be_layers(self) -> bool:
         """Whether what was taken for steps are no more than the equal layers of a model."""
         steps = Steps.of(self._trace)
@@ -182,10 +189,13 @@ class Outlooks:
         if limit is None and not known.grows and conditions.settings == self._trace.settings:
             # Played without a limit already.
             self.__dict__.setdefault("_mismatch", _mismatch(self._trace, known, look))
-        doubt = next(self._doubts(known, outlook, int(look["n_played"])), "")
+        n_more, peak = outlook.fails_after_steps, outlook.peak_reserved_bytes or 0
+        once = self._kept_once if n_more else None
+        ends = bool(n_more and once and once.ends_within(n_more, int(KEPT_ONCE * peak)))
+        doubt = ENDS if ends else next(self._doubts(known, outlook, int(look["n_played"])), "")
         state = outlook.state
         # What is new or far away was never seen to end so; what fails by little as often holds.
-        is_guess = known.is_new or known.is_evaluating or self._is_far(outlook)
+        is_guess = known.is_new or known.is_evaluating or ends or self._is_far(outlook)
         if not doubt and not self._is_robust(
             known, state, run, conditions, remakes_start=remakes_start
         ):
