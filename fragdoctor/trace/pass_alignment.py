@@ -26,7 +26,7 @@ SMALL: Final = 64 * 1024
 MAX_COMPARED: Final = 4_000_000
 """Pairs of requests that are compared, at most."""
 
-NEVER: Final = 2**60
+TOO_DEAR: Final = 2**60
 _MATCHED, _MINE_ONLY, _OTHER_ONLY = 0, 1, 2
 
 
@@ -103,7 +103,7 @@ def _aligned(own: I64, theirs: I64, ratio: float, *, is_cut: bool) -> tuple[I64,
     for i, size in enumerate(own.tolist()):
         is_like = np.abs(theirs * ratio - size) <= SCALED * size
         differs = np.where(theirs == size, 0, np.where(is_like, ALIKE, UNLIKE))
-        matched = np.append(NEVER, cost[:-1] + differs)
+        matched = np.append(TOO_DEAR, cost[:-1] + differs)
         mine_only = cost + (LEFT_OUT if size > SMALL else LEFT_OUT_SMALL)
         best = np.minimum(matched, mine_only)
         cost = np.minimum.accumulate(best - offset) + offset
