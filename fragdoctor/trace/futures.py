@@ -127,12 +127,12 @@ def with_gradients_freed(rest: Table, role: I64, again: Bools, is_gradient: Bool
     slots, before = [], []
     waiting = np.flatnonzero(again).tolist()
     for k, begin in enumerate(begins.tolist()):
+        made = at[of_pass == k]
         if k == 0 and begin == tells[0]:
             # This pass is under way: what it does not make again stays for a later one.
-            made = {int(i) for i in at[of_pass == 0].tolist() if again[i]}
-            taken = [i for i in waiting if i in made]
+            taken = made[again[made]].tolist()
         else:
-            sizes = Counter(rest["size"][at[of_pass == k]].tolist())
+            sizes = Counter(rest["size"][made].tolist())
             taken = [i for i in waiting if _takes(sizes, int(rest["size"][i]))]
         waiting = sorted(set(waiting) - set(taken))
         slots += rest["slot"][taken].tolist()

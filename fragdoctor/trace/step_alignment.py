@@ -368,11 +368,7 @@ class AlignedSteps:
         is_workspace = is_among(size, WORKSPACE_BYTES)
         is_workspace &= np.append(False, sequence[1:] == sequence[:-1])
         key = 2 * (sequence + 1) + is_workspace
-        order = np.argsort(key, kind="stable")
-        begins = np.flatnonzero(np.append(True, np.diff(key[order]) > 0))
-        nth = np.empty(len(key), np.int64)
-        nth[order] = np.arange(len(key)) - np.repeat(begins, np.diff(np.append(begins, len(key))))
-        result: I64 = key * 2**31 + nth
+        result: I64 = key * 2**31 + _occurrence(key)
         return result
 
     def _silent(self) -> I64:
@@ -403,13 +399,18 @@ def _slots(step: I64, stack: I64, size: I64, n_steps: int) -> tuple[I64, int]:
         group = stack_of.reshape(-1)
     n_groups = int(group.max()) + 1
     key = step * n_groups + group
+    nth = _occurrence(key)
+    found, slot = np.unique(group * (int(nth.max()) + 1) + nth, return_inverse=True)
+    return slot.reshape(-1), len(found)
+
+
+def _occurrence(key: I64) -> I64:
+    """Return how often each key came before."""
     order = np.argsort(key, kind="stable")
     begins = np.flatnonzero(np.append(True, np.diff(key[order]) > 0))
-    nth = np.arange(len(step)) - np.repeat(begins, np.diff(np.append(begins, len(step))))
-    occurrence = np.empty(len(step), np.int64)
-    occurrence[order] = nth
-    found, slot = np.unique(group * (int(nth.max()) + 1) + occurrence, return_inverse=True)
-    return slot.reshape(-1), len(found)
+    nth = np.empty(len(key), np.int64)
+    nth[order] = np.arange(len(key)) - np.repeat(begins, np.diff(np.append(begins, len(key))))
+    return nth
 
 
 def _even_pairs(pair: I64, stack_of_pair: I64, step: I64, n_complete: int) -> Bools:

@@ -28,6 +28,7 @@ from fragdoctor.trace.passes import (
     find_optimizer_steps,
     is_training_forward,
     trained_until,
+    training_ends,
 )
 from fragdoctor.trace.trace import Trace
 from fragdoctor.trace.training_steps import after_setup, find_training_steps
@@ -143,9 +144,7 @@ def _with_training(trace: Trace, runs: RoleRuns, tree: CallTree) -> Steps:
 
 def _evaluation(trace: Trace, runs: RoleRuns, tree: CallTree, starts: list[int]) -> list[int]:
     """Return where steps of evaluation begin: forward passes behind the training of a step."""
-    # A backward or optimizer run lasts until the next event with a role.
-    ends = np.append(runs.first[1:], trace.n_events)
-    trained = ends[(runs.label == stacks.BACKWARD) | (runs.label == stacks.OPTIMIZER)]
+    trained = training_ends(trace, runs)
     found: list[int] = []
     edges = [*starts, trace.n_events]
     for low, high in pairwise(edges):
@@ -171,11 +170,11 @@ def _trains_on(trace: Trace, runs: RoleRuns, starts: list[int]) -> bool:
         np.bincount(of[(runs.label == role) & (of >= 0)], minlength=len(starts))
         for role in (stacks.OPTIMIZER, stacks.BACKWARD)
     )
-    if len(starts) >= 2 and n_updates[:-1].any():
-        return bool(n_updates[-1] < np.median(n_updates[:-1]))
     if len(starts) < 2:
         failed = int(trace.oom_rows[-1])
         return not n_updates[-1] or is_training_forward(trace, trained_until(trace, failed), failed)
+    if n_updates[:-1].any():
+        return bool(n_updates[-1] < np.median(n_updates[:-1]))
     return bool(n_backward[-1] < n_backward[:-1].max())
 
 

@@ -61,6 +61,18 @@ def test_option_help_has_no_full_stop(name: str) -> None:
             assert not text.endswith(".")
 
 
+def python(script: str, root: Path) -> tuple[int, str]:
+    """Run a script in a process of its own; return its exit code and what it said of errors."""
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(root)},
+        check=False,
+    )
+    return done.returncode, done.stderr
+
+
 @pytest.mark.parametrize("flag", ["--help", "-h", "--version"])
 def test_start_loads_nothing_heavy(flag: str, root: Path) -> None:
     script = (
@@ -74,15 +86,7 @@ def test_start_loads_nothing_heavy(flag: str, root: Path) -> None:
         "assert not heavy, heavy\n"
     )
 
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(root)},
-        check=False,
-    )
-
-    assert (done.returncode, done.stderr) == (0, "")
+    assert python(script, root) == (0, "")
 
 
 def test_report_as_text_loads_nothing_that_only_others_use(root: Path) -> None:
@@ -99,15 +103,7 @@ def test_report_as_text_loads_nothing_that_only_others_use(root: Path) -> None:
         "assert not loaded, loaded\n"
     )
 
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(root)},
-        check=False,
-    )
-
-    assert (done.returncode, done.stderr) == (0, "")
+    assert python(script, root) == (0, "")
 
 
 def test_command_modules_load_nothing_heavy(root: Path) -> None:
@@ -118,12 +114,4 @@ def test_command_modules_load_nothing_heavy(root: Path) -> None:
         "assert not heavy, heavy\n"
     )
 
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(root)},
-        check=False,
-    )
-
-    assert (done.returncode, done.stderr) == (0, "")
+    assert python(script, root) == (0, "")

@@ -71,7 +71,7 @@ def _lead(diagnosis: Diagnosis, first: Recommendation) -> str:
         return "To lower the peak, if you want to:" if first.saves_bytes else "If you want to:"
     is_tested = first.predicted.method != "none"
     outlook = first.predicted.outlook
-    fails_later = outlook is not None and OutlookState.FAILS in (outlook.state, outlook.likely)
+    fails_later = outlook is not None and outlook.fails
     is_cure = is_tested and not fails_later and first.confidence is not Confidence.POSSIBLE
     return "Cure:" if is_cure else "Try:"
 
