@@ -8,6 +8,7 @@ pass, above what each must keep as its input, is taken.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Final
 
@@ -126,8 +127,9 @@ def _candidates(stack: I32) -> Iterator[list[tuple[int, int]]]:
         if calls is None:
             continue
         shapes = [np.sort(stack[low:high]).tobytes() for low, high in calls]
-        common = max(set(shapes), key=shapes.count)
-        if shapes.count(common) < MIN_ALIKE * k:
+        # Of shapes that are equally frequent the first: a set would yield another in each process.
+        common, n_alike = Counter(shapes).most_common(1)[0]
+        if n_alike < MIN_ALIKE * k:
             continue
         if calls[-1][1] == len(stack) and shapes[-1] != common:
             calls.pop()  # the trace ends in the middle of it

@@ -1,0 +1,31 @@
+"""Layers of a training run: how a forward pass is cut into calls."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+@pytest.mark.parametrize("seed", ["0", "2", "4"])
+def test_layers_of_two_shapes_are_cut_alike_in_every_process(seed: str, root: Path) -> None:
+    """Half of eight calls have one shape, half the other: the last is not of the first's."""
+    script = (
+        "import numpy as np\n"
+        "from fragdoctor.analysis.training_run import _candidates\n"
+        "stack = np.array([1, 3, 2, 1, 4, 2] * 4, np.int32)\n"
+        "print([len(calls) for calls in _candidates(stack)])\n"
+    )
+
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(root), "PYTHONHASHSEED": seed},
+        check=True,
+    )
+
+    assert done.stdout == "[4, 7]\n"
