@@ -222,7 +222,9 @@ def outlook_text(outlook: Outlook) -> str:
     n_known = outlook.n_complete_steps
     if outlook.steps and n_known is not None and n_known < _MANY_STEPS:
         how += " like the one recorded" if n_known == 1 else f" like the {n_known} recorded"
-    if outlook.reason and outlook.basis is OutlookBasis.REPEATED:
+    if outlook.reason and outlook.growth_bytes_per_step:
+        how += f"; {outlook.reason}"
+    elif outlook.reason and outlook.basis is OutlookBasis.REPEATED:
         how = f"holds, since {outlook.reason}"
     fragile = "not with slightly more or less memory"
     return f"{how}, but {fragile}" if outlook.is_fragile else how

@@ -17,6 +17,7 @@ from fragdoctor.trace import stacks
 from fragdoctor.trace.allocator import native_config
 from fragdoctor.trace.continuation import ENOUGH, GUESSED, Continuation, continuation_of
 from fragdoctor.trace.first_step import lower_bound_of, n_equal_layers
+from fragdoctor.trace.foresight import believed_steps, growth_of, mismatch_of
 from fragdoctor.trace.lives import NEVER
 from fragdoctor.trace.made_once import KeptOnce
 from fragdoctor.trace.operations import WORKSPACE_BYTES, Operations
@@ -32,16 +33,6 @@ MAX_STEPS: Final = 100
 FORESEEN_STEPS: Final = 10_000
 """Steps within which growth that goes on evenly is said to end the run."""
 
-BELIEVED: Final = 2
-"""Steps that growth is believed to go on, as a multiple of those over which it was recorded."""
-
-STEADILY_BELIEVED: Final = 10
-"""The same where nearly every step has kept something."""
-
-STEADY_STEPS: Final = 6
-STEADY_SHARE: Final = 0.8
-"""Steps that must have been recorded for that, and the share that kept something."""
-
 OPTIMIZER_TAKES: Final = 3
 """What an optimizer may make of its gradients, as a multiple of them: two states and, in passing,
 one more list of tensors (Adam)."""
@@ -56,15 +47,9 @@ SETTLED: Final = 4
 """Complete steps from which on a failure in a later step is believed that no growth explains: it
 hangs on where blocks come to lie."""
 
-TOLERANCE: Final = 0.04
-"""Share of the peak by which a repeated step may differ from the recorded one."""
-
 MOST_MISSED: Final = 0.25
 """Share by which it may differ at most: up to that an outcome must be clear with as much less or
 more memory, beyond it nothing is said."""
-
-KEPT_SHARE: Final = 0.004
-"""Share of the peak by which what a step keeps may differ from what it kept as recorded."""
 
 KEPT_ONCE: Final = 0.02
 """Share of the peak that a first step may keep for good without being taken for one that leaks."""
@@ -119,7 +104,7 @@ class Outlooks:
         known = self.continuation
         assert known is not None  # noqa: S101 - asked before
         look = self._unlimited.look_on(known.again, MAX_STEPS, MAX_PLAYED // 2)
-        return _mismatch(self._trace, known, look)
+        return mismatch_of(self._trace, known, look)
 
     @cached_property
     def _awaiting_bytes(self) -> int:
@@ -154,12 +139,8 @@ class Outlooks:
 
     @cached_property
     def _believed_steps(self) -> int:
-        """Steps that growth is believed to go on."""
-        known = self.continuation
-        assert known is not None  # noqa: S101 - asked before
-        rises = np.diff(self._trace.totals.at(known.rows[1:])[:, 0].astype(np.int64))
-        is_steady = len(rises) >= STEADY_STEPS and np.mean(rises > 0) >= STEADY_SHARE
-        return (STEADILY_BELIEVED if is_steady else BELIEVED) * known.n_complete
+        assert self.continuation is not None  # noqa: S101 - asked before
+        return believed_steps(self._trace, self.continuation)
 
     @cached_property
     def _kept_once(self) -> KeptOnce | None:
@@ -188,10 +169,19 @@ class Outlooks:
             return raw, outlook
         if limit is None and not known.grows and conditions.settings == self._trace.settings:
             # Played without a limit already.
-            self.__dict__.setdefault("_mismatch", _mismatch(self._trace, known, look))
+            self.__dict__.setdefault("_mismatch", mismatch_of(self._trace, known, look))
         n_more, peak = outlook.fails_after_steps, outlook.peak_reserved_bytes or 0
         once = self._kept_once if n_more else None
         ends = bool(n_more and once and once.ends_within(n_more, int(KEPT_ONCE * peak)))
+        if ends and not (known.is_new or known.is_evaluating or self._mismatch):
+            return raw, replace(
+                outlook,
+                state=OutlookState.HOLDS,
+                basis=OutlookBasis.SCALED,
+                steps=n_more,
+                fails_after_steps=None,
+                reason=ENDS,
+            )
         doubt = ENDS if ends else next(self._doubts(known, outlook, int(look["n_played"])), "")
         state = outlook.state
         # What is new or far away was never seen to end so; what fails by little as often holds.
@@ -199,8 +189,11 @@ class Outlooks:
         if not doubt and not self._is_robust(
             known, state, run, conditions, remakes_start=remakes_start
         ):
-            doubt = _close(known, state)
-            is_guess |= state is OutlookState.FAILS
+            if state is OutlookState.HOLDS and self._is_settled(known):
+                outlook = replace(outlook, is_fragile=True)
+            else:
+                doubt = _close(known, state)
+                is_guess |= state is OutlookState.FAILS
         awaiting = self._awaiting_bytes if state is OutlookState.HOLDS else 0
         if not doubt and awaiting and limit is not None:
             tighter = conditions.with_less(min(OPTIMIZER_TAKES * awaiting / limit, 1.0))
@@ -216,10 +209,25 @@ class Outlooks:
         return (outlook.fails_after_steps or 0) > self._believed_steps
 
     def _is_unproven(self, known: Continuation, outlook: Outlook) -> bool:
-        """Return whether a run fails in a later step for no reason but where blocks lie."""
+        """Return whether a run fails in a later step for no reason but where blocks lie.
+
+        Where batches are alike, what they ask for is known: it is asked with a little less, then.
+        """
         if known.grows or known.rises or not outlook.fails_after_steps:
             return False
+        if not known.varies and (known.lower is not None or known.first is not None):
+            return False
         return known.n_complete < (ENOUGH if outlook.growth_bytes_per_step else SETTLED)
+
+    def _is_settled(self, known: Continuation) -> bool:
+        """Return whether the steps to come ask for what the recorded ones did, as far as is known.
+
+        The one under way began with the same sizes, and playing the recorded ones again gives what
+        was recorded of them.
+        """
+        is_as_recorded = known.first is None and not self._is_edited
+        is_even = not (known.varies or known.grows or known.rises)
+        return is_as_recorded and is_even and not self._mismatch
 
     def _doubts(self, known: Continuation, outlook: Outlook, n_played: int) -> Iterator[str]:
         """Yield why the steps to come are not known well enough."""
@@ -346,7 +354,7 @@ class Outlooks:
         if not raw["fits"] or raw["is_cut_short"]:
             return _failed_before()
         n_done, repeats = look["n_done"], look["repeats"] and not known.grows
-        growth = _growth(known, look["allocated"])
+        growth = growth_of(known, look["allocated"])
         outlook = Outlook(
             OutlookState.HOLDS,
             OutlookBasis.REPEATED if known.is_exact else OutlookBasis.SCALED,
@@ -372,6 +380,9 @@ class Outlooks:
         n_left = max(room, 0) // growth
         if n_done + n_left > FORESEEN_STEPS:
             return outlook
+        if n_done >= MAX_STEPS and n_done + n_left > self._believed_steps:
+            about = f"each step keeps {format_size(growth)} more, enough for about"
+            return replace(outlook, reason=f"{about} {plural(n_done + n_left, 'step')}")
         return replace(
             outlook,
             state=OutlookState.FAILS,
@@ -393,45 +404,6 @@ def _failed_before() -> Outlook:
         fails_after_steps=0,
         reason="a request of the recorded part fails",
     )
-
-
-def _growth(known: Continuation, allocated: Any) -> int:
-    """Return by how many bytes allocated memory rises per step, in both halves of what was played.
-
-    What wavers from cycle to cycle rises in one half and falls in the other.
-    """
-    after = np.asarray(allocated).astype(np.int64)
-    n_cycles = (len(after) - 1) // known.period
-    if n_cycles < 1:
-        return 0
-    half = max(n_cycles // 2, 1)
-    each = max(known.period_steps * half, 1)
-    at = len(after) - 1 - known.period * half * np.arange(min(n_cycles // half, 2) + 1)
-    rises = -np.diff(after[at])
-    return int(rises.min()) // each if (rises > 0).all() else 0
-
-
-def _mismatch(trace: Trace, known: Continuation, look: Mapping[str, Any]) -> float:
-    after = np.asarray(look["allocated"]).astype(np.int64)
-    peak = np.asarray(look["peak_allocated"]).astype(np.int64)
-    began = trace.totals.at(known.rows)[:, 0].astype(np.int64)
-    highest = trace.totals.envelope("allocated_bytes", np.append(0, known.rows + 1)).high[1:]
-    scale = max(int(highest.max(initial=0)), 1)
-    rise, n = highest.astype(np.int64) - began, known.n_complete
-    order = np.array(known.order[: len(after) - 1], np.int64)
-    is_known = np.flatnonzero(order < n)
-    off = np.abs((peak[1:] - after[:-1])[: len(order)] - rise[order])[is_known]
-    missed = float(off.max(initial=0)) / scale
-    missed = missed if missed > TOLERANCE else 0.0
-    period = known.period
-    if len(after) <= period or n <= period + 1 or known.grows:
-        return missed
-    expected = int(began[n] - began[n - period]) / period
-    found = int(after[period] - after[0]) / period
-    drift = abs(found - expected)
-    if drift <= max(TOLERANCE * abs(expected) * 5, KEPT_SHARE * scale):
-        return missed
-    return 1.0
 
 
 def _close(known: Continuation, state: OutlookState) -> str:

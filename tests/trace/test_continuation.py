@@ -19,8 +19,10 @@ from fragdoctor.model.simulation import Outlook, OutlookBasis, OutlookState
 from fragdoctor.model.snapshot import Action, Snapshot
 from fragdoctor.trace.continuation import Continuation, _Builder, continuation_of
 from fragdoctor.trace.first_step import n_equal_layers
+from fragdoctor.trace.foresight import believed_steps, growth_of
+from fragdoctor.trace.made_once import KeptOnce
 from fragdoctor.trace.operations import Operations
-from fragdoctor.trace.outlook import MAX_STEPS, Outlooks, _growth
+from fragdoctor.trace.outlook import MAX_STEPS, Outlooks
 from fragdoctor.trace.simulator import reproduce, simulate
 from fragdoctor.trace.steps import StepKind, Steps
 from fragdoctor.trace.trace import Trace
@@ -291,7 +293,7 @@ def test_evaluation_is_of_unknown_length_until_one_ended(
 def test_what_wavers_is_no_growth() -> None:
     def growth(allocated: list[int], period: int) -> int:
         known = SimpleNamespace(period=period, period_steps=period)
-        return _growth(cast("Continuation", known), allocated)
+        return growth_of(cast("Continuation", known), allocated)
 
     assert growth([10, 12, 9, 11, 10, 12, 9, 14], 1) == 0
     assert growth([10, 20, 30, 40, 50, 60, 70], 1) == 10
@@ -468,14 +470,85 @@ def test_step_that_keeps_more_than_those_before_is_new(n_kept: int) -> None:
     assert known.is_new == bool(n_kept)
 
 
-def test_failure_in_a_later_step_is_believed_from_four_steps_on() -> None:
+@pytest.mark.parametrize("varies", [True, False])
+def test_failure_in_a_later_step_is_believed_from_four_steps_on(varies: bool) -> None:
     """What fails later for no reason but where blocks lie hangs on every request before."""
-    known = cast("Continuation", SimpleNamespace(grows=False, rises=False, n_complete=3))
+
+    def known(n_complete: int, lower: object = None) -> Continuation:
+        made = SimpleNamespace(
+            grows=False, rises=False, varies=varies, lower=lower, first=None, n_complete=n_complete
+        )
+        return cast("Continuation", made)
+
     outlooks = Outlooks.__new__(Outlooks)
     later = Outlook(OutlookState.FAILS, fails_after_steps=2)
 
-    assert outlooks._is_unproven(known, later)
-    assert not outlooks._is_unproven(known, replace(later, fails_after_steps=0))
-    assert not outlooks._is_unproven(known, replace(later, growth_bytes_per_step=MIB))
-    four = cast("Continuation", SimpleNamespace(grows=False, rises=False, n_complete=4))
-    assert not outlooks._is_unproven(four, later)
+    assert outlooks._is_unproven(known(3), later)
+    assert not outlooks._is_unproven(known(3), replace(later, fails_after_steps=0))
+    assert not outlooks._is_unproven(known(3), replace(later, growth_bytes_per_step=MIB))
+    assert not outlooks._is_unproven(known(4), later)
+    # Batches that are alike tell what is asked for; a little less of it was tried, then.
+    assert outlooks._is_unproven(known(1, lower=object()), later) == varies
+
+
+def test_one_step_that_fits_by_little_holds_but_is_fragile(monkeypatch) -> None:
+    def make(step: int) -> Step:
+        old = [(f"g{step - 1}", 0)] if step else []
+        return [("a", 12 * MIB), (f"g{step}", 24 * MIB), *old, ("a", 0)]
+
+    monkeypatch.setattr(Outlooks, "_kept_share", 0.0)  # what it keeps are gradients
+    trace, n_complete = _failed(make, 40)
+    assert n_complete == 1
+    made = {
+        capacity_mb: simulate(trace, capacity_bytes=capacity_mb * MIB).results[0].outlook
+        for capacity_mb in (60, 90)
+    }
+    assert {one.state for one in made.values() if one} == {OutlookState.HOLDS}
+    assert [one.is_fragile for one in made.values() if one] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("kept_mb", "factor"),
+    [
+        ([2, 2, 2, 2, 2, 2, 2], 10),
+        ([4, 0, 4, 0, 4, 0, 4, 0, 4, 0, 4, 0], 10),  # every second step, all the time
+        ([9, 9, 0, 0, 0, 0, 0, 0], 2),  # it came to an end
+        ([9, 9], 2),  # too few to say
+    ],
+)
+def test_growth_in_every_part_of_a_recording_is_believed_longer(
+    kept_mb: list[int], factor: int
+) -> None:
+    steps = [[("x", MIB), *([(f"kept {i}", n * MIB)] if n else []), ("x", 0)]
+             for i, n in enumerate([5, *kept_mb, 0])]  # fmt: skip
+    program, starts = _program(steps)
+    trace = _traced(record(program), starts, is_cut=True)
+    known = SimpleNamespace(
+        varies=True, grows=False, rises=False, rows=Steps.of(trace).rows, n_complete=len(kept_mb)
+    )
+    assert believed_steps(trace, cast("Continuation", known)) == factor * len(kept_mb)
+
+
+def test_growth_that_takes_long_to_end_a_run_lets_it_hold_as_far_as_it_was_played() -> None:
+    def make(step: int) -> Step:
+        return [("x", 30 * MIB), (f"kept {step}", MIB // 2), ("x", 0)]
+
+    trace, _ = _failed(make, 36)
+    outlook = simulate(trace, capacity_bytes=300 * MIB).results[0].outlook
+    assert outlook is not None
+    assert outlook.state is OutlookState.HOLDS
+    assert outlook.steps == MAX_STEPS
+    assert outlook.growth_bytes_per_step == MIB // 2
+    assert "enough for about" in outlook.reason
+
+
+@pytest.mark.parametrize(("left_mb", "state"), [(4, OutlookState.HOLDS), (400, OutlookState.FAILS)])
+def test_growth_ends_where_each_parameter_has_what_is_made_for_it(
+    monkeypatch, left_mb: int, state: OutlookState
+) -> None:
+    monkeypatch.setattr(Outlooks, "_kept_once", KeptOnce(2 * MIB, left_mb * MIB))
+    trace, _ = _failed(_leaking, 40)
+    outlook = simulate(trace, capacity_bytes=80 * MIB).results[0].outlook
+    assert outlook is not None
+    assert outlook.state is state
+    assert not outlook.is_known
