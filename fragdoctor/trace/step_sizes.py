@@ -36,6 +36,9 @@ KEEPS_MORE: Final = 0.02
 MAX_PREDICTORS: Final = 24
 """Patterns of sizes over the steps that others are told from; the largest."""
 
+ENOUGH_POINTS: Final = 3
+"""Steps from which on a line through the sizes of two requests is evidence that they go along."""
+
 MIN_FIT: Final = 0.8
 """Share of the variance of rising sizes that a line explains, at least."""
 
@@ -263,6 +266,7 @@ class SizedSteps(AlignedSteps):
         y = past[:, wanted]
         is_there = ~np.isnan(y)
         best = np.full(len(wanted), np.inf)
+        least = best.copy()
         result = fallback.copy()
         for p in predictors.tolist():
             x = past[:, p : p + 1]
@@ -276,9 +280,14 @@ class SizedSteps(AlignedSteps):
             slope = np.divide((dx * dy).sum(axis=0), vx, out=np.zeros_like(vx), where=vx > 0)
             off = np.where(both, dy - slope * dx, 0.0)
             error = np.sqrt((off * off).sum(axis=0) / safe) / np.maximum(my, 1)
+            # A line goes through any two points: where there are more steps it is no evidence, but
+            # as far as sizes are in proportion.
+            parts = np.abs(dy * mx - dx * my).max(axis=0) / np.maximum(mx * my, 1)
+            doubt = np.where(m < min(self.n, ENOUGH_POINTS), parts, error)
             value = my + slope * (seen[p] - mx)
-            better = (vx > 0) & (m >= 2) & (error < best) & (value > 0)
-            best[better], result[better] = error[better], value[better]
+            better = (vx > 0) & (m >= 2) & (doubt < least) & (value > 0)
+            least[better], best[better] = doubt[better], error[better]
+            result[better] = value[better]
         finite = np.isfinite(best)
         self.weak = float((np.where(finite, best, 1.0) * fallback).sum() / max(fallback.sum(), 1))
         return result

@@ -24,6 +24,7 @@ from fragdoctor.trace.made_once import KeptOnce
 from fragdoctor.trace.operations import Operations
 from fragdoctor.trace.outlook import MAX_STEPS, Outlooks
 from fragdoctor.trace.simulator import reproduce, simulate
+from fragdoctor.trace.step_sizes import SizedSteps
 from fragdoctor.trace.steps import StepKind, Steps
 from fragdoctor.trace.trace import Trace
 from fragdoctor.trace.whatif import FairReplay, WhatIf
@@ -188,6 +189,17 @@ def test_other_shapes_are_scaled() -> None:
     expected = (9 + 39 + 18) * MIB
     # A cached block may be up to a MiB larger than what is asked for.
     assert expected <= look["peak_allocated"][0] <= expected + 2 * MIB
+
+
+def test_sizes_follow_what_went_along_with_them_in_all_steps() -> None:
+    # A prompt, which only two steps had alike, its text with the answer, and what is to come.
+    size = np.array(
+        [[np.nan, 132, 264], [540, 122, 244], [430, 161, 322], [580, 148, np.nan]], np.float64
+    )
+    steps = SizedSteps.__new__(SizedSteps)
+    steps.n, steps.size = 3, size
+    fitted = steps._fitted(np.array([2]), np.array([0, 1]), size[2, [2]])
+    assert fitted.tolist() == [296]
 
 
 # ---- outlooks ------------------------------------------------------------------------------------
