@@ -11,6 +11,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from fragdoctor.analysis.bounded_growth import MIN_LAYERS
 from fragdoctor.analysis.growth import GrowingBuffers, find_growing_buffers
 from fragdoctor.analysis.training_run import NO_ROW, Requests
 from fragdoctor.errors import ConfigError, SimulationError
@@ -47,6 +48,7 @@ N_THREADS = 2  # the native replay releases the interpreter lock
 MAX_CONCURRENT_OPERATIONS = 500_000
 NEARBY = (1.01, 0.99)  # of the capacity: where it holds a setting should hold there too
 MIN_BUFFERS_SHARE = 0.05  # of the peak of live memory
+MIN_TOKENS = 32  # that a generated text has, and a conversation hardly ever has as many turns
 ENDLESS = WhatIf(capacity_bytes=2**50)
 Progress = Callable[[int, int], None]
 
@@ -362,6 +364,16 @@ class Bench:
         """Buffers that grow by copies, where they are a noticeable part of the peak."""
         least = MIN_BUFFERS_SHARE * self.recorded.peak_allocated_bytes
         return tuple(b for b in find_growing_buffers(self.requests) if b.total_bytes >= least)
+
+    @property
+    def is_generating(self) -> bool:
+        """Whether a text is generated: caches of several layers grow by copies, again and again.
+
+        A conversation that keeps its caches adds whole turns, and so fewer times.
+        """
+        n_buffers = sum(b.n_buffers for b in self.growing_buffers if b.n_grown >= MIN_TOKENS)
+        trains = (Steps.of(self.reproduction.trace).kind == StepKind.TRAIN).any()
+        return n_buffers >= MIN_LAYERS and not bool(trains)
 
     @cached_property
     def requests(self) -> Requests:

@@ -159,13 +159,14 @@ def _is_leak(
 ) -> bool:
     """Return whether memory grows with every step until no setting is enough.
 
-    What an evaluation gathers ends with it, and what each parameter gets once with these.
+    What an evaluation gathers ends with it, what each parameter gets once with these, and caches of
+    keys and values with their request.
     """
     growth = min(outlook.growth_bytes_per_step or 0, 2 * bench.kept_bytes_per_step)
     growth -= int(ROUNDED_UP * analysis.once_slope_bytes)
     if verdict.cause not in (Cause.FRAGMENTATION, Cause.CAPACITY):
         return False
-    if bench.n_steps < MIN_LEAK_STEPS or analysis.gathered is not None:
+    if bench.n_steps < MIN_LEAK_STEPS or analysis.gathered is not None or bench.is_generating:
         return False
     if growth * MIN_GROWN_STEPS < LEAKING_SHARE * (bench.recorded.capacity_bytes or 0):
         return False

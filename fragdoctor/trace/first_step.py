@@ -26,7 +26,7 @@ from fragdoctor.trace.passes import (
     made_between,
     trained_until,
 )
-from fragdoctor.trace.steps import Steps
+from fragdoctor.trace.steps import StepKind, Steps
 from fragdoctor.trace.trace import Trace
 from fragdoctor.units import format_size, plural
 
@@ -316,3 +316,24 @@ def n_equal_layers(trace: Trace, start: int, n_done: int) -> int:
                 covered = int(sizes[low : high + period].sum())
                 found.append((covered, -period, (high - low) // period + 1))
     return max((x for x in found if x[2] >= max(n_done, 2)), default=(0, 0, 0))[2]
+
+
+def are_layers(trace: Trace) -> bool:
+    """Return whether what was taken for steps are no more than the equal layers of a model.
+
+    So they are where there are no more of them than of these, and none calls one line as often as
+    a pass through all layers does.
+    """
+    steps = Steps.of(trace)
+    if not len(steps) or (steps.kind == StepKind.TRAIN).any():
+        return False
+    n_layers = n_equal_layers(trace, int(steps.rows[0]), len(steps))
+    if len(steps) > n_layers:
+        return False
+    lives = trace.lives
+    made = np.flatnonzero(
+        (lives.start >= steps.rows[0]) & trace.stacks.roles.in_module[lives.stack]
+    )
+    step, stack = steps.at(lives.start[made].astype(np.int64)), lives.stack[made].astype(np.int64)
+    _, n_calls = np.unique(step * (int(stack.max(initial=0)) + 1) + stack, return_counts=True)
+    return bool(n_calls.max(initial=0) < n_layers)

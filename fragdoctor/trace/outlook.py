@@ -16,14 +16,14 @@ from fragdoctor.model.simulation import Outlook, OutlookBasis, OutlookState
 from fragdoctor.trace import stacks
 from fragdoctor.trace.allocator import native_config
 from fragdoctor.trace.continuation import ENOUGH, GUESSED, Continuation, continuation_of
-from fragdoctor.trace.first_step import lower_bound_of, n_equal_layers
+from fragdoctor.trace.first_step import are_layers, lower_bound_of
 from fragdoctor.trace.foresight import believed_steps, growth_of, mismatch_of
 from fragdoctor.trace.lives import NEVER
 from fragdoctor.trace.made_once import KeptOnce
 from fragdoctor.trace.operations import WORKSPACE_BYTES, Operations
 from fragdoctor.trace.passes import RoleRuns
 from fragdoctor.trace.replay import Conditions
-from fragdoctor.trace.steps import StepKind, Steps
+from fragdoctor.trace.steps import Steps
 from fragdoctor.trace.trace import Trace
 from fragdoctor.units import format_size, plural
 
@@ -149,11 +149,8 @@ class Outlooks:
 
     @cached_property
     def _may_be_layers(self) -> bool:
-        """Whether what was taken for steps are no more than the equal layers of a model."""
-        steps = Steps.of(self._trace)
-        if not len(steps) or (steps.kind == StepKind.TRAIN).any():
-            return False
-        return len(steps) <= n_equal_layers(self._trace, int(steps.rows[0]), len(steps))
+        """Whether the steps may be layers."""
+        return are_layers(self._trace)
 
     def replay(self, conditions: Conditions, *, remakes_start: bool) -> tuple[Any, Outlook]:
         """Return what the native replay of the recorded part said, and what comes after it."""

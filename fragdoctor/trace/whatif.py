@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
+from typing import Final
 
 import numpy as np
 
@@ -35,6 +36,9 @@ ROUNDED = (
     "not known: the recording has the failed request as roundup_power2_divisions rounded it; what "
     "was asked for may be small enough"
 )
+
+MIN_RISES: Final = 3
+"""Steps in which live memory must have risen for each to be said to keep something."""
 
 
 @frozen
@@ -227,7 +231,8 @@ class FairReplay:
         """Return by how much live memory rose from one recorded step to the next, the first apart.
 
         0 where the steps themselves rose by more: then it is shapes that grow, and what one step
-        leaves to the next with them.
+        leaves to the next with them. 0 also where it rose in one or two of many steps: what is kept
+        of every tenth, say, may be the last few of its kind.
         """
         known = self._outlooks.continuation
         if known is None or len(known.rows) < 3:
@@ -236,8 +241,11 @@ class FairReplay:
         began = totals.at(known.rows)[:, 0].astype(np.int64)
         highest = totals.envelope("allocated_bytes", np.append(0, known.rows + 1)).high[1:]
         above = highest.astype(np.int64)[1:] - began[1:]
-        kept = int(began[-1] - began[1]) // (len(began) - 2)
-        rise = int(above[-2] - above[0]) // (len(began) - 2) if len(above) > 1 else 0
+        rises = np.diff(began[1:])
+        kept = int(rises.sum()) // len(rises)
+        if np.count_nonzero(rises > kept / 2) < min(MIN_RISES, len(rises)):
+            return 0
+        rise = int(above[-2] - above[0]) // len(rises) if len(above) > 1 else 0
         return 0 if rise > kept else kept
 
     def step_needs_bytes(self) -> int | None:

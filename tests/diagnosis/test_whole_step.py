@@ -6,15 +6,18 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from fragdoctor.diagnosis import whole_step
+from fragdoctor.diagnosis.bench import Bench
 from fragdoctor.diagnosis.pipeline import diagnose
 from fragdoctor.inputs.snapshot_reader import read_snapshot
 from fragdoctor.model.case import Case
 from fragdoctor.model.diagnosis import Cause, Verdict
 from fragdoctor.model.finding import Confidence
 from fragdoctor.model.simulation import Outlook, OutlookBasis, OutlookState
+from fragdoctor.trace.steps import StepKind, Steps
 from fragdoctor.units import GIB, MIB
 
 CAPACITY = GIB
@@ -30,6 +33,7 @@ def judged(
     kept: int | None = None,
     once: int = 0,
     makes_model: bool = False,
+    is_generating: bool = False,
 ) -> Verdict:
     """Return what becomes of a verdict of fragmentation."""
     outlook = Outlook(
@@ -45,6 +49,7 @@ def judged(
         n_steps=n_steps,
         is_in_step=not makes_model,
         makes_model=makes_model,
+        is_generating=is_generating,
         kept_bytes_per_step=growth if kept is None else kept,
         recorded=SimpleNamespace(fits=False, capacity_bytes=CAPACITY),
         survivors=lambda: None if survivors is None else list(survivors),
@@ -98,6 +103,28 @@ def test_growth_is_a_leak_only_where_several_steps_show_it(monkeypatch, n_steps,
 
 def test_steps_that_become_larger_are_no_leak(monkeypatch) -> None:
     assert judged(monkeypatch, growth=24 * MIB, kept=0).cause is Cause.CAPACITY
+
+
+def test_caches_of_a_text_that_is_generated_are_no_leak(monkeypatch) -> None:
+    assert judged(monkeypatch, growth=24 * MIB, is_generating=True).cause is Cause.CAPACITY
+
+
+@pytest.mark.parametrize(
+    ("n_buffers", "n_grown", "kind", "found"),
+    [
+        (12, 64, StepKind.EVALUATION, True),
+        (12, 8, StepKind.EVALUATION, False),
+        (1, 64, StepKind.EVALUATION, False),
+        (12, 64, StepKind.TRAIN, False),
+    ],
+)
+def test_text_is_generated_token_by_token(n_buffers, n_grown, kind, found) -> None:
+    steps = SimpleNamespace(kind=np.array([kind]))
+    bench: Any = SimpleNamespace(
+        growing_buffers=(SimpleNamespace(n_buffers=n_buffers, n_grown=n_grown),),
+        reproduction=SimpleNamespace(trace=SimpleNamespace(memo={Steps: steps})),
+    )
+    assert Bench.is_generating.fget(bench) is found
 
 
 def test_growth_that_each_parameter_brings_once_is_no_leak(monkeypatch) -> None:

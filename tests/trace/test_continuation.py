@@ -18,7 +18,7 @@ from fragdoctor.inputs.snapshot_reader import read_snapshot
 from fragdoctor.model.simulation import Outlook, OutlookBasis, OutlookState
 from fragdoctor.model.snapshot import Action, Snapshot
 from fragdoctor.trace.continuation import Continuation, _Builder, continuation_of
-from fragdoctor.trace.first_step import n_equal_layers
+from fragdoctor.trace.first_step import are_layers, n_equal_layers
 from fragdoctor.trace.foresight import believed_steps, growth_of
 from fragdoctor.trace.made_once import KeptOnce
 from fragdoctor.trace.operations import Operations
@@ -325,6 +325,41 @@ def test_layers_are_counted_where_most_parameters_are() -> None:
     trace = cast("Trace", SimpleNamespace(lives=lives))
     assert n_equal_layers(trace, start=1000, n_done=2) == 6
     assert n_equal_layers(trace, start=1000, n_done=7) == 0
+
+
+@pytest.mark.parametrize(("n_calls", "found"), [(1, True), (5, True), (6, False)])
+def test_steps_that_call_a_line_once_for_each_layer_are_no_layers(
+    n_calls: int, found: bool
+) -> None:
+    layer, n_steps = [4 * MIB, 2048, MIB, 2048], 4
+    start = [*range(24), *(100 * k + i for k in range(1, 1 + n_steps) for i in range(n_calls))]
+    lives = SimpleNamespace(
+        start=np.array(start),
+        free=np.full(len(start), 10**6),
+        stack=np.array([0] * 24 + [1] * (len(start) - 24)),
+        requested_bytes=np.array([*layer * 6, *[7 * MIB] * (len(start) - 24)]),
+    )
+    roles = SimpleNamespace(in_module=np.array([False, True]))
+    steps = Steps(
+        rows=np.arange(1, 1 + n_steps, dtype=np.int64) * 100,
+        kind=np.full(n_steps, StepKind.EVALUATION, np.uint8),
+        micro_rows=np.zeros(0, np.int64),
+        method="stacks",
+        is_last_complete=False,
+    )
+    trace = SimpleNamespace(lives=lives, stacks=SimpleNamespace(roles=roles), memo={Steps: steps})
+    assert are_layers(cast("Trace", trace)) is found
+
+
+@pytest.mark.parametrize(("every", "keeps"), [(1, True), (2, False), (4, False)])
+def test_what_two_steps_keep_says_nothing_of_the_others(every: int, keeps: bool) -> None:
+    def make(step: int) -> Step:
+        kept = [(f"kept {step}", 2 * MIB)] if step in {every + 1, 2 * every + 1} else []
+        return [*_plain(step)[:3], *kept, *_plain(step)[3:]] if every > 1 else _leaking(step)
+
+    program, starts = _program([make(i) for i in range(12)])
+    trace = _traced(record(program), starts, is_cut=True)
+    assert bool(FairReplay(reproduce(trace)).kept_bytes_per_step()) is keeps
 
 
 def test_fixed_number_of_steps_is_played() -> None:
