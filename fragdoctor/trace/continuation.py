@@ -72,6 +72,7 @@ class Continuation:
         period_steps: how many of them are steps of the program, not evaluation.
         counts_first: whether the step under way is one of the program's.
         rows: event row at which each complete step began, and that under way.
+        first_kept_bytes: what the first step keeps beside gradients and state, and every step may.
     """
 
     native: _ext.NativeFuture
@@ -92,6 +93,7 @@ class Continuation:
     period_steps: int
     counts_first: bool
     rows: I64
+    first_kept_bytes: int
 
     @property
     def period(self) -> int:
@@ -206,6 +208,7 @@ class _Builder(SizedSteps):
             period_steps=sum(counts[1:]),
             counts_first=counts[0],
             rows=w.rows,
+            first_kept_bytes=self.first_kept_bytes(),
         )
 
     def _is_first_evaluation(self, like: int) -> bool:
@@ -295,6 +298,7 @@ class _Builder(SizedSteps):
             period_steps=1,
             counts_first=True,
             rows=w.rows,
+            first_kept_bytes=self.first_kept_bytes(),
         )
 
     def _order(self, goes_on: bool, *, is_equal: bool, rises: bool) -> list[int]:

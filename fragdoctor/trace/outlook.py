@@ -20,7 +20,7 @@ from fragdoctor.trace.first_step import are_layers, lower_bound_of
 from fragdoctor.trace.foresight import believed_steps, growth_of, mismatch_of
 from fragdoctor.trace.lives import NEVER
 from fragdoctor.trace.made_once import KeptOnce
-from fragdoctor.trace.operations import WORKSPACE_BYTES, Operations
+from fragdoctor.trace.operations import Operations
 from fragdoctor.trace.passes import RoleRuns
 from fragdoctor.trace.replay import Conditions
 from fragdoctor.trace.steps import Steps
@@ -123,19 +123,11 @@ class Outlooks:
 
     @cached_property
     def _kept_share(self) -> float:
-        """Share of the peak that the only complete step keeps beside gradients and state.
-
-        Whether it is made once or in every step, one step does not say.
-        """
+        """Share of the peak that the only complete step keeps and every step may keep."""
         known = self.continuation
         assert known is not None  # noqa: S101 - asked before
-        lives, first, behind = self._trace.lives, int(known.rows[0]), int(known.rows[1])
-        role = self._trace.stacks.roles.role[lives.stack]
-        kept = (lives.start >= first) & (lives.start < behind) & (lives.free == NEVER)
-        kept &= ~np.isin(role, (stacks.BACKWARD, stacks.SILENT, stacks.OPTIMIZER))
-        kept &= ~is_among(lives.requested_bytes, WORKSPACE_BYTES)
         peak = int(self._trace.totals.envelope("allocated_bytes", [0]).high[0])
-        return float(lives.size_bytes[kept].sum()) / max(peak, 1)
+        return known.first_kept_bytes / max(peak, 1)
 
     @cached_property
     def _believed_steps(self) -> int:

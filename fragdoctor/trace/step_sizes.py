@@ -7,8 +7,10 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from fragdoctor.model.arrays import is_among
 from fragdoctor.model.snapshot import I64, Bools
-from fragdoctor.trace.operations import OpKind
+from fragdoctor.trace import stacks
+from fragdoctor.trace.operations import WORKSPACE_BYTES, OpKind
 from fragdoctor.trace.step_alignment import AlignedSteps, StepWindow
 
 SMALL: Final = 64 * 1024
@@ -100,6 +102,22 @@ class SizedSteps(AlignedSteps):
         mine = self._kept_bytes(self.n, int(w.at[-1]) - 1)
         theirs = self._kept_bytes(like, int(w.requests[like][n_same - 1]))
         return bool(mine - theirs > KEEPS_MORE * live.max())
+
+    def first_kept_bytes(self) -> int:
+        """Return the size of what the first step keeps beside gradients and state.
+
+        Whether it is made once or in every step, one step does not say, unless the next one has
+        come further already without making it again.
+        """
+        w, roles = self.w, self.w.trace.stacks.roles
+        assert self.found is not None  # noqa: S101 - asked before
+        at, (like, n_same, _) = w.requests[0], self.found
+        is_kept = (self.age[at] < 0) & ~is_among(w.size[at], WORKSPACE_BYTES)
+        others = (stacks.BACKWARD, stacks.SILENT, stacks.OPTIMIZER)
+        is_kept &= ~np.isin(roles.role[w.stack[at]], others)
+        is_once = np.arange(len(at)) < (n_same - 1 if not like else 0)
+        is_once &= ~np.isin(w.stack[at], self.sequences[self.n])
+        return int(w.size[at[is_kept & ~is_once]].sum())
 
     def _kept_bytes(self, step: int, end: int) -> int:
         """Return the size of what a step has made until an operation and not freed by then."""

@@ -17,6 +17,7 @@ from programs import Program, record
 from fragdoctor.inputs.snapshot_reader import read_snapshot
 from fragdoctor.model.simulation import Outlook, OutlookBasis, OutlookState
 from fragdoctor.model.snapshot import Action, Snapshot
+from fragdoctor.trace import stacks
 from fragdoctor.trace.continuation import Continuation, _Builder, continuation_of
 from fragdoctor.trace.first_step import are_layers, n_equal_layers
 from fragdoctor.trace.foresight import believed_steps, growth_of
@@ -599,3 +600,31 @@ def test_growth_ends_where_each_parameter_has_what_is_made_for_it(
     assert outlook is not None
     assert outlook.state is state
     assert not outlook.is_known
+
+
+@pytest.mark.parametrize(
+    ("again", "n_same", "kept_mb"),
+    [
+        ([1], 1, 8 + 5),  # the second step has not come further than the first request
+        ([1, 2], 3, 5),  # it has left out the first block that lives on
+        ([0, 1, 2], 3, 8 + 5),  # it has made that one again
+    ],
+)
+def test_what_a_second_step_does_not_make_again_is_made_once(
+    again: list[int], n_same: int, kept_mb: int
+) -> None:
+    roles = SimpleNamespace(role=np.array([stacks.FORWARD] * 4 + [stacks.OPTIMIZER]))
+    window = SimpleNamespace(
+        requests=[np.arange(5)],
+        size=np.array([8, 20, 20, 5, 6]) * MIB,
+        stack=np.arange(5),
+        trace=SimpleNamespace(stacks=SimpleNamespace(roles=roles)),
+    )
+    steps = SimpleNamespace(
+        w=window,
+        n=1,
+        found=(0, n_same, False),
+        age=np.array([-1, 0, 0, -1, -1]),
+        sequences=[np.arange(5), np.array(again)],
+    )
+    assert SizedSteps.first_kept_bytes(cast("SizedSteps", steps)) == kept_mb * MIB
