@@ -18,6 +18,9 @@ from fragdoctor.units import format_size, plural
 WORTH_SAYING: Final = 1.05
 """What the step lacks is said if it is so many times what the failing request lacks."""
 
+MAY_BE_HOLES: Final = (Cause.CAPACITY, Cause.MEMORY_LIMIT, Cause.TRANSIENT_PEAK)
+"""Causes that thresholds give where memory was nearly full."""
+
 MIN_LEAK_STEPS: Final = 3
 """Whole steps that must show a growth: what only one keeps may be made once."""
 
@@ -65,7 +68,7 @@ def _of_failure(verdict: Verdict, context: Context, bench: Bench, outlook: Outlo
         return replace(read, summary=f"{gathered_text(context, gathered)}. {read.summary}")
     if not bench.is_exact:
         return verdict
-    if verdict.cause is Cause.CAPACITY and verdict.confidence is not Confidence.PROVEN:
+    if verdict.cause in MAY_BE_HOLES and verdict.confidence is not Confidence.PROVEN:
         verdict = _unless_mended(verdict, bench, survivors or [])
     return _with_shortfall(verdict, context, outlook, lacking)
 

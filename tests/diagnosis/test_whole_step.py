@@ -21,6 +21,7 @@ from fragdoctor.trace.steps import StepKind, Steps
 from fragdoctor.units import GIB, MIB
 
 CAPACITY = GIB
+HOLES = Verdict(Cause.FRAGMENTATION, Confidence.PROVEN, "Holes.")
 
 
 def judged(
@@ -34,8 +35,9 @@ def judged(
     once: int = 0,
     makes_model: bool = False,
     is_generating: bool = False,
+    verdict: Verdict = HOLES,
 ) -> Verdict:
-    """Return what becomes of a verdict of fragmentation."""
+    """Return what becomes of a verdict, of fragmentation if nothing else is said."""
     outlook = Outlook(
         OutlookState.FAILS,
         OutlookBasis.REPEATED,
@@ -58,7 +60,6 @@ def judged(
     analysis = SimpleNamespace(kept=None, gathered=None, once_slope_bytes=once)
     context: Any = SimpleNamespace(analysis=analysis, failed_request=None)
     monkeypatch.setattr(whole_step, "find_transient", lambda analysis: None)
-    verdict = Verdict(Cause.FRAGMENTATION, Confidence.PROVEN, "Holes.")
     return whole_step.with_outlook(verdict, context, bench)
 
 
@@ -125,6 +126,22 @@ def test_text_is_generated_token_by_token(n_buffers, n_grown, kind, found) -> No
         reproduction=SimpleNamespace(trace=SimpleNamespace(memo={Steps: steps})),
     )
     assert Bench.is_generating.fget(bench) is found
+
+
+@pytest.mark.parametrize("cause", [Cause.CAPACITY, Cause.MEMORY_LIMIT, Cause.TRANSIENT_PEAK])
+@pytest.mark.parametrize("confidence", [Confidence.LIKELY, Confidence.PROVEN])
+def test_what_a_setting_mends_lay_in_holes_unless_the_figures_prove_more(
+    monkeypatch, cause, confidence
+) -> None:
+    outlook = Outlook(OutlookState.HOLDS, OutlookBasis.REPEATED)
+    mended = SimpleNamespace(outlook=outlook, conf="expandable_segments:True")
+
+    found = judged(
+        monkeypatch, survivors=(mended,), verdict=Verdict(cause, confidence, "Nearly full.")
+    )
+
+    is_proven = confidence is Confidence.PROVEN
+    assert found.cause is (cause if is_proven else Cause.FRAGMENTATION)
 
 
 def test_growth_that_each_parameter_brings_once_is_no_leak(monkeypatch) -> None:
