@@ -257,6 +257,60 @@ def test_recurrent_cells_have_shapes(stage: Stage) -> None:
     )
 
 
+def test_recurrent_layers_go_through_the_cells_of_cuda(stage: Stage) -> None:
+    # Sizes: PyTorch 2.12.1's own kernels on a simulated GPU.
+    stage.must_pass(
+        """
+        import torch
+        torch.backends.cudnn.enabled = False
+        for kind, peak in (("LSTM", 77929984), ("GRU", 75624960), ("RNN", 69555712)):
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+            layer = getattr(torch.nn, kind)(100, 200, 2, dropout=0.4).cuda()
+            state = torch.zeros(2, 16, 200, device="cuda")
+            state = (state, torch.zeros_like(state)) if kind == "LSTM" else state
+            x = torch.zeros(10, 16, 100, device="cuda")
+            for _ in range(2):
+                out, state = layer(x, state)
+                out.sum().backward()
+                state = tuple(s.detach() for s in state) if kind == "LSTM" else state.detach()
+            assert torch.cuda.max_memory_allocated() == peak, (kind, peak)
+            del layer, state, x, out
+        """
+    )
+
+
+def test_the_fast_path_of_a_transformer_asks_for_what_its_parts_do(stage: Stage) -> None:
+    # Sizes: PyTorch 2.12.1's own kernels on a simulated GPU.
+    stage.must_pass(
+        """
+        import torch
+        from torch import nn
+
+        def peak(*args, of, **kwargs):
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            of(*args, **kwargs)
+            return torch.cuda.max_memory_allocated() - before
+
+        x = torch.zeros(4, 64, 128, device="cuda")
+        (x[0] @ x[0].T).sum()
+        pad = torch.zeros(4, 64, dtype=torch.bool, device="cuda")
+        expected = {False: (786432, 919040, 393216), True: (917504, 1050112, 458752)}
+        with torch.no_grad():
+            for first, sizes in expected.items():
+                layer = nn.TransformerEncoderLayer(
+                    128, 4, 512, activation="gelu", norm_first=first, batch_first=True
+                ).cuda().eval()
+                found = peak(x, of=layer), peak(x, of=layer, src_key_padding_mask=pad)
+                assert (*found, peak(x.half(), of=layer.half())) == sizes, (first, found)
+            heads = nn.MultiheadAttention(128, 4, batch_first=True).cuda().eval()
+            assert peak(x, x, x, of=heads) == 917504
+            assert peak(x, x, x, of=heads, key_padding_mask=pad, need_weights=False) == 919040
+        """
+    )
+
+
 def test_modules_with_buffers_are_copied_deeply(stage: Stage) -> None:
     stage.must_pass(
         """

@@ -22,12 +22,14 @@ from fragdoctor.rehearse.engine.dispatch import library_for, special
 
 LAYERS: Final = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 OVERLOADS: Final = ("input", "data")
+COMPOSITE: Final = torch._C.DispatchKey.CompositeImplicitAutograd
 
 
 def _without_cudnn(op: Any, *args: Any, **kwargs: Any) -> Any:
     values.assume(op.overloadpacket.__name__, "it runs step by step, without cuDNN")
     with torch.backends.cudnn.flags(enabled=False):
-        return op.decompose(*args, **kwargs)
+        # The decomposition in Python, which ``decompose`` prefers, is not what a GPU runs.
+        return op._op_dk(COMPOSITE, *args, **kwargs)
 
 
 @special("aten::_cudnn_rnn_flatten_weight")
@@ -317,6 +319,103 @@ def _flash(
         query, key, value, dropout_p, is_causal, False, scale=scale
     )[0]
     return out[..., :head] if missing else out
+
+
+@special("aten::_native_multi_head_attention")
+def _native_attention(
+    _op: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    embed_dim: int,
+    num_head: int,
+    qkv_weight: torch.Tensor,
+    qkv_bias: torch.Tensor,
+    proj_weight: torch.Tensor,
+    proj_bias: torch.Tensor,
+    mask: torch.Tensor | None = None,
+    need_weights: bool = True,
+    average_attn_weights: bool = True,
+    mask_type: int | None = None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """``MultiheadAttention`` outside of training (``native/transformers/cuda/attention.cu``)."""
+    linear = torch.nn.functional.linear
+    head = embed_dim // num_head
+    n, length = query.shape[:2]
+    if query is key is value and head % MULTIPLE == 0 and not need_weights and mask is None:
+        heads = query.view(n, -1, num_head, head).transpose(1, 2)
+        if choose(_question(heads, heads, heads, None, 0.0, False, False)) != MATH:
+            parts = linear(query, qkv_weight, qkv_bias).chunk(3, -1)
+            q, k, v = (x.view(n, -1, num_head, head).transpose(1, 2) for x in parts)
+            seen = attention(q, k, v).transpose(1, 2).reshape(n, -1, embed_dim)
+            out = linear(seen, proj_weight, proj_bias)
+            del seen  # before the projections
+            return out, None
+    if query is key is value:
+        qkv = linear(query, qkv_weight)
+    else:
+        given = zip((query, key, value), qkv_weight.chunk(3), strict=True)
+        qkv = torch.cat([linear(x, weight) for x, weight in given], 2)
+    if mask is not None and mask.dtype is not torch.bool:
+        mask = mask.to(torch.bool)
+    # ``_transform_bias_rescale_qkv`` makes one block for all three.
+    q, k, v = qkv.new_empty((3, n * num_head, length, head)).unbind()
+    del qkv
+    scores = torch.bmm(q, k.transpose(1, 2)).view(n, num_head, length, -1)
+    if mask is None:
+        torch.softmax(scores, -1, out=scores)
+    else:
+        scores = ATEN._masked_softmax(scores, mask, scores.dim() - 1, mask_type)
+    torch.bmm(scores.view(-1, *scores.shape[2:]), v, out=q)  # into the storage of the queries
+    weights = scores if need_weights else None
+    del scores
+    out = q.view(n, num_head, length, head).transpose(1, 2).contiguous().view(n, length, embed_dim)
+    out = linear(out, proj_weight, proj_bias)
+    if weights is not None and average_attn_weights:
+        weights = weights.sum(1)
+        weights /= num_head
+    return out, weights
+
+
+@special("aten::_transformer_encoder_layer_fwd")
+def _encoder_layer(
+    _op: Any,
+    src: torch.Tensor,
+    embed_dim: int,
+    num_heads: int,
+    qkv_weight: torch.Tensor,
+    qkv_bias: torch.Tensor,
+    proj_weight: torch.Tensor,
+    proj_bias: torch.Tensor,
+    use_gelu: bool,
+    norm_first: bool,
+    eps: float,
+    *weights: Any,
+) -> torch.Tensor:
+    """``TransformerEncoderLayer`` outside of training (``native/transformers/transformer.cpp``)."""
+    scale_1, shift_1, scale_2, shift_2, up, up_bias, down, down_bias = weights[:8]
+    mask, mask_type = (*weights[8:], None, None)[:2]
+
+    def normed(x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
+        return torch.layer_norm(x, (embed_dim,), scale, shift, eps)
+
+    x = normed(src, scale_1, shift_1) if norm_first else src
+    x = ATEN._native_multi_head_attention(
+        x, x, x, embed_dim, num_heads, qkv_weight, qkv_bias, proj_weight, proj_bias, mask, False,
+        True, mask_type,
+    )[0]  # fmt: skip
+    x.add_(src)
+    if not norm_first:
+        x = normed(x, scale_1, shift_1)
+    rest = x
+    if norm_first:
+        x = normed(x, scale_2, shift_2)
+    flat = x.reshape(-1, x.shape[-1])
+    wide = ATEN._addmm_activation(up_bias, flat, up.t(), use_gelu=use_gelu)
+    x = torch.nn.functional.linear(wide.view(*x.shape[:-1], -1), down, down_bias)
+    del wide, flat
+    x.add_(rest)
+    return x if norm_first else normed(x, scale_2, shift_2)
 
 
 @special("aten::_nested_tensor_from_mask_left_aligned")
