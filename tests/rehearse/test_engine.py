@@ -311,6 +311,30 @@ def test_the_fast_path_of_a_transformer_asks_for_what_its_parts_do(stage: Stage)
     )
 
 
+def test_a_gradient_penalty_is_differentiated_in_the_order_of_a_gpu(stage: Stage) -> None:
+    # Size: PyTorch 2.12.1's own kernels on a simulated GPU. There backward passes have a thread of
+    # their own, which numbers the nodes of ``create_graph`` by itself.
+    stage.must_pass(
+        """
+        import torch
+        from torch import nn
+        critic = nn.Sequential(
+            nn.Linear(3000, 1000), nn.ReLU(), nn.Linear(1000, 300), nn.ReLU(), nn.Linear(300, 1)
+        ).cuda()
+        for _ in range(2):
+            real, fake = (torch.randn(100, 3000, device="cuda") for _ in range(2))
+            loss = critic(fake).mean() - critic(real).mean()
+            mixed = (0.5 * real + 0.5 * fake).requires_grad_()
+            (grad,) = torch.autograd.grad(critic(mixed).sum(), mixed, create_graph=True)
+            loss = loss + 10 * ((grad.norm(2, dim=1) - 1) ** 2).mean()
+            critic.zero_grad()
+            loss.backward()
+        assert torch.cuda.max_memory_allocated() == 138371072
+        assert torch.cuda.max_memory_reserved() == 163577856
+        """
+    )
+
+
 def test_modules_with_buffers_are_copied_deeply(stage: Stage) -> None:
     stage.must_pass(
         """

@@ -19,7 +19,19 @@ from fragdoctor.rehearse.engine.gpu import ACTIONS, STATES, Event, Gpus
 ENGINE: Final = str(Path(__file__).parent)
 _NOT_USERS: Final = ("<", ENGINE, str(Path(os.__file__).parent))
 _ENGINE_CALL: Final = "_engine_run_backward"
+_OPERATIONS: Final = tuple(
+    os.path.join(ENGINE, name)  # noqa: PTH118 - a folder ends with its separator
+    for name in ("dispatch.py", "fused_layers.py", "sparse.py", "kernels" + os.sep)
+)
+"""Where operations are carried out: on a GPU that is C++, and no frame of Python lies within."""
 Frame = dict[str, Any]
+
+
+def _kept(code: CodeType) -> CodeType | bool:
+    """Return code as a stack shows it; False if it is ours, True if it is in place of C++."""
+    if not code.co_filename.startswith(ENGINE):
+        return code
+    return code.co_filename.startswith(_OPERATIONS)
 
 
 class Stacks:
@@ -30,7 +42,7 @@ class Stacks:
         self._stacks: list[tuple[tuple[Any, int], ...]] = []
         self._names: dict[str, int] = {}
         self._frames: dict[tuple[CodeType, int], Frame] = {}
-        self._kept: dict[int, CodeType | None] = {}
+        self._kept: dict[int, CodeType | bool] = {}
         self._outermost: CodeType | None = None
         self._held: list[CodeType] = []  # their ids stay theirs
         self._shown: dict[int, list[Frame]] = {}
@@ -54,9 +66,11 @@ class Stacks:
                 break
             number = id(code)
             if number not in kept:
-                kept[number] = None if code.co_filename.startswith(ENGINE) else code
+                kept[number] = _kept(code)
                 self._held.append(code)
-            if kept[number] is not None:
+            if kept[number] is True:
+                key.clear()
+            elif kept[number]:
                 add(number)
                 add(frame.f_lasti)
             frame = frame.f_back

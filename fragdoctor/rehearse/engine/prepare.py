@@ -71,6 +71,7 @@ def prepare(machine: Machine, undo: ExitStack) -> session.Session:
     session.begin(now)
     undo.callback(session.end)
     from fragdoctor.rehearse.engine import (
+        backward,
         cuda_api,
         dispatch,
         fused_layers,
@@ -95,6 +96,7 @@ def prepare(machine: Machine, undo: ExitStack) -> session.Session:
     now.is_started = torch.cuda._initialized = False  # what proved the tables started it
     dispatch.install(undo)
     fused_layers.install(undo)
+    backward.install(undo)
     sparse.install(undo)
     host.install(undo)
     ranks.install(undo)
