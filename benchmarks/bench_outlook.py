@@ -1,14 +1,16 @@
 """Scores what fragdoctor says of a run's future against what the program did.
 
     python benchmarks/bench_outlook.py RECORDINGS [--set looked|held-out|all] [--only NAME]
-        [--names] [--jobs N] [--json OUT] [--oracle DIR --python PY]
+        [--names] [--jobs N] [--json OUT] [--oracle DIR --python PY] [--rehearsals FOLDER]
 
 ``record_outlooks.py`` makes RECORDINGS. Each recording is given to ``analyze`` and ``simulate`` as
 a user would give it. A program passes if it runs to its end. The programs that are held out are
 there to be counted: none of their rows is printed without ``--names``.
 
 With ``--oracle`` and ``--python``, those of ``record_outlooks.py``, settings that were recommended
-but not yet tried are tried on the program, and kept in RECORDINGS.
+but not yet tried are tried on the program, and kept in RECORDINGS. With ``--rehearsals`` each
+recording is continued with the rehearsal of its program, NAME.pickle in that folder, that
+``fragdoctor rehearse --unlimited --snapshot`` left there; those without one are left out.
 """
 
 from __future__ import annotations
@@ -123,8 +125,10 @@ def ask(*words: str) -> dict[str, Any]:
         return dict(json.loads(answer.read_text()))
 
 
-def judge(truth: ProgramTruth, recording: Recording, folder: Path) -> Judged:
-    """Ask about one recording."""
+def judge(
+    truth: ProgramTruth, recording: Recording, folder: Path, rehearsal: Path | None = None
+) -> Judged:
+    """Ask about one recording, continued with a rehearsal of the program where there is one."""
     judged = Judged(
         name=truth.name,
         kind=truth.kind,
@@ -135,14 +139,16 @@ def judge(truth: ProgramTruth, recording: Recording, folder: Path) -> Judged:
         failed=not recording.run.passes,
         cures=cures_of(recording),
     )
-    path = str(folder / recording.snapshot)
+    source = [str(folder / recording.snapshot)]
+    if rehearsal is not None:
+        source += ["--continue-with", str(rehearsal)]
     try:
-        analysis = ask("analyze", path)
+        analysis = ask("analyze", *source)
         judged.cause = analysis["verdict"]["cause"]
         judged.confidence = analysis["verdict"]["confidence"]
         judged.advice = advice_of(judged, recording, analysis)
         if judged.failed:
-            judged.what_ifs = what_ifs_of(truth, recording, path)
+            judged.what_ifs = what_ifs_of(truth, recording, source)
     except Exception as e:  # noqa: BLE001 - one recording without an answer is a row of the table
         judged.error = f"{type(e).__name__}: {e}"
     return judged
@@ -192,21 +198,24 @@ def advice_of(judged: Judged, recording: Recording, analysis: dict[str, Any]) ->
     return advice
 
 
-def what_ifs_of(truth: ProgramTruth, recording: Recording, path: str) -> list[WhatIf]:
+def what_ifs_of(
+    truth: ProgramTruth, recording: Recording, source: Sequence[str]
+) -> list[WhatIf]:  # fmt: skip
     """Ask ``simulate`` all that was tried."""
     run = recording.run
     settings = [t for t in recording.tries if t.capacity_bytes == run.capacity_bytes]
     rows = []
     if settings:
         confs = [word for one in settings for word in ("--conf", one.conf)]
-        answers = ask("simulate", path, *confs)["results"]
+        answers = ask("simulate", *source, *confs)["results"]
         rows += [
             what_if(truth, recording, one, answer)
             for one, answer in zip(settings, answers, strict=True)
         ]
     for one in recording.tries:
         if one.capacity_bytes != run.capacity_bytes:
-            answers = ask("simulate", path, "--capacity", f"{one.capacity_bytes}B")["results"]
+            capacity = "--capacity", f"{one.capacity_bytes}B"
+            answers = ask("simulate", *source, *capacity)["results"]
             rows.append(what_if(truth, recording, one, answers[0]))
     return rows
 
@@ -482,10 +491,16 @@ def try_recommended(
 
 
 def judge_all(
-    truths: Iterable[ProgramTruth], folder: Path, n_jobs: int
-) -> list[Judged]:  # fmt: skip
-    """Ask about all recordings."""
-    work = [(truth, recording, folder) for truth in truths for recording in truth.recordings]
+    truths: Iterable[ProgramTruth], folder: Path, n_jobs: int, rehearsals: Path | None = None
+) -> list[Judged]:
+    """Ask about all recordings; with rehearsals, about those of programs that have one."""
+    files = {path.stem: path for path in rehearsals.glob("*.pickle")} if rehearsals else {}
+    work = [
+        (truth, recording, folder, files.get(truth.name))
+        for truth in truths
+        if rehearsals is None or truth.name in files
+        for recording in truth.recordings
+    ]
     if n_jobs == 1:
         return [judge(*one) for one in work]
     with concurrent.futures.ProcessPoolExecutor(n_jobs) as pool:
@@ -505,6 +520,7 @@ def main(argv: Sequence[str]) -> None:
     parser.add_argument("--json", type=Path, metavar="OUT")
     parser.add_argument("--oracle", type=Path)
     parser.add_argument("--python")
+    parser.add_argument("--rehearsals", type=Path, metavar="FOLDER")
     options = parser.parse_args(argv)
 
     truths = {
@@ -513,7 +529,7 @@ def main(argv: Sequence[str]) -> None:
         if not options.only or path.stem in options.only
         if (truth := read_truth(path)).split == options.set or options.set == "all"
     }
-    rows = judge_all(truths.values(), options.recordings, options.jobs)
+    rows = judge_all(truths.values(), options.recordings, options.jobs, options.rehearsals)
     if options.oracle and options.python:
         try_recommended(rows, truths, options)
     shown = [row for row in rows if options.names or row.split == LOOKED]

@@ -291,15 +291,7 @@ class AnalyzeOptions(options.CaseOptions):
             "of the job (-o job.html)",
         ),
     ] = None
-    continue_with: Annotated[
-        str | None,
-        options.option(
-            "--continue-with",
-            "SNAPSHOT",
-            "Take from another recording of the program (a rehearsal, a healthy run) how this "
-            "one would have gone on",
-        ),
-    ] = None
+    continue_with: options.ContinueWith = None
     at: Annotated[
         str | None,
         options.option(

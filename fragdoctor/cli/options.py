@@ -215,6 +215,15 @@ Batch = Annotated[
     option("--batch", "N", "Set the present batch size: advice then names another", min=1),
 ]
 Device = Annotated[int | None, option("--device", "N", "Look at one GPU only", min=0)]
+ContinueWith = Annotated[
+    str | None,
+    option(
+        "--continue-with",
+        "SNAPSHOT",
+        "Take from another recording of the program (a rehearsal, a healthy run) how this one "
+        "would have gone on",
+    ),
+]
 MemoryFraction = Annotated[
     float | None,
     option("--memory-fraction", "F", "Set the process's memory fraction, 0 to 1", min=0.0, max=1.0),

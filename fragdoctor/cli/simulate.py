@@ -202,6 +202,7 @@ class SimulateOptions(options.FullOutput):
             max=100_000,
         ),
     ] = None
+    continue_with: options.ContinueWith = None
     memory_fraction: options.MemoryFraction = None
     torch_version: options.TorchVersion = None
     device: options.Device = None
@@ -219,13 +220,17 @@ def simulate(asked: SimulateOptions) -> int:
 
     confs = tuple(dict.fromkeys(conf_of(text) for text in asked.conf or ()))
     with console.Progress("Reading"):
-        simulation = _answered(read_snapshot(asked.snapshot), asked, confs)
+        snapshot = read_snapshot(asked.snapshot)
+        further = None if asked.continue_with is None else read_snapshot(asked.continue_with)
+        simulation = _answered(snapshot, further, asked, confs)
     report = render("simulate", asked.output_format.value, simulation, look)
     console.write_report(report, asked.output, force=asked.force)
     return OK
 
 
-def _answered(snapshot: Snapshot, asked: SimulateOptions, confs: Sequence[str]) -> Simulation:
+def _answered(
+    snapshot: Snapshot, further: Snapshot | None, asked: SimulateOptions, confs: Sequence[str]
+) -> Simulation:
     """Return the replay of everything that was asked: the settings, then the sweep."""
     from fragdoctor.trace.simulator import simulate as replay
     from fragdoctor.trace.simulator import trace_of
@@ -234,7 +239,7 @@ def _answered(snapshot: Snapshot, asked: SimulateOptions, confs: Sequence[str]) 
     if isinstance(asked.capacity, float):
         asked = replace(asked, capacity=_scaled_capacity(trace, asked.capacity))
     if asked.sweep:
-        return _swept(trace, asked, confs)
+        return _swept(trace, further, asked, confs)
     return replay(
         trace,
         confs=confs,
@@ -244,6 +249,7 @@ def _answered(snapshot: Snapshot, asked: SimulateOptions, confs: Sequence[str]) 
         edits=_edits(trace, asked.edit),
         smallest_capacity=asked.smallest_capacity,
         steps=asked.steps,
+        continue_with=further,
     )
 
 
@@ -266,7 +272,9 @@ def _edits(trace: Trace, texts: Sequence[str] | None) -> list[Edit]:
     return [parse_edit(text, trace) for text in dict.fromkeys(texts)]
 
 
-def _swept(trace: Trace, asked: SimulateOptions, confs: Sequence[str]) -> Simulation:
+def _swept(
+    trace: Trace, further: Snapshot | None, asked: SimulateOptions, confs: Sequence[str]
+) -> Simulation:
     """Return a search over all sensible settings, those that were named included."""
     from fragdoctor.errors import ConfigError
     from fragdoctor.trace.search import (
@@ -275,7 +283,7 @@ def _swept(trace: Trace, asked: SimulateOptions, confs: Sequence[str]) -> Simula
         sweep_candidates,
         with_smallest_capacity,
     )
-    from fragdoctor.trace.simulator import reproduce, simulation_of
+    from fragdoctor.trace.simulator import continued_with, reproduce, simulation_of
     from fragdoctor.trace.whatif import WhatIf, check_version
 
     if asked.edit:
@@ -295,7 +303,8 @@ def _swept(trace: Trace, asked: SimulateOptions, confs: Sequence[str]) -> Simula
         # A fraction of a device of unknown size is no limit.
         candidates = tuple(c for c in candidates if "memory_fraction" not in c)
     tried = dict.fromkeys((*confs, *candidates))
-    found = search_settings(reproduction, tuple(tried), what_if=what_if, steps=asked.steps)
+    steps, other = asked.steps, continued_with(reproduction, further, asked.steps)
+    found = search_settings(reproduction, tuple(tried), what_if=what_if, steps=steps, other=other)
     pareto = tuple(found.pareto)
     if asked.smallest_capacity:
         pareto = tuple(
@@ -303,7 +312,7 @@ def _swept(trace: Trace, asked: SimulateOptions, confs: Sequence[str]) -> Simula
         )
     refined = {r.conf: r for r in pareto}
     results = [refined.get(r.conf, r) for r in found.results]
-    simulation = simulation_of(reproduction, results)
+    simulation = simulation_of(reproduction, results, other)
     best = refined.get(found.best.conf, found.best) if found.best else None
     return replace(simulation, best=best, pareto=pareto, is_fine=found.recorded_fits)
 

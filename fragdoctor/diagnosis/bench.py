@@ -27,15 +27,19 @@ from fragdoctor.model.simulation import (
     ReplayResult,
     Simulation,
 )
+from fragdoctor.model.snapshot import Snapshot
 from fragdoctor.rules.rule import Context
 from fragdoctor.trace.edits import Edit
 from fragdoctor.trace.operations import NativeOps, Operations, OpKind, is_free
-from fragdoctor.trace.other_run import OtherRun
 from fragdoctor.trace.replay import Reproduction
 from fragdoctor.trace.search import usual_candidates
-from fragdoctor.trace.simulator import reproduce, return_free_memory, simulation_of
+from fragdoctor.trace.simulator import (
+    continued_with,
+    reproduce,
+    return_free_memory,
+    simulation_of,
+)
 from fragdoctor.trace.steps import StepKind, Steps
-from fragdoctor.trace.trace import Trace
 from fragdoctor.trace.whatif import FairReplay, WhatIf
 
 USABLE_SHARE = 0.5  # below this the model runs another program than the recorded one
@@ -403,7 +407,7 @@ def _renumbered(table: npt.NDArray[np.void], n_initial: int) -> Operations:
     return Operations(table)
 
 
-def set_up(context: Context, other: Trace | None = None) -> tuple[Bench | None, FidelityReport]:
+def set_up(context: Context, other: Snapshot | None = None) -> tuple[Bench | None, FidelityReport]:
     """Return the bench of a device, None with the reason where its trace cannot be replayed.
 
     Args:
@@ -423,9 +427,6 @@ def set_up(context: Context, other: Trace | None = None) -> tuple[Bench | None, 
         )
     except SimulationError as error:
         return None, FidelityReport(reason=error.message)
-    simulation = simulation_of(reproduction, ())
-    run = None
-    if other is not None:
-        run = OtherRun(reproduction.trace, reproduction.operations, other)
-        simulation = replace(simulation, notes=(*simulation.notes, run.note))
+    run = continued_with(reproduction, other)
+    simulation = simulation_of(reproduction, (), run)
     return Bench(reproduction, simulation, FairReplay(reproduction, other=run)), simulation.fidelity

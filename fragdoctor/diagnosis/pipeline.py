@@ -37,7 +37,6 @@ from fragdoctor.rules.registry import RULES
 from fragdoctor.rules.request_sources import find_failed_request
 from fragdoctor.rules.rule import Context, run_rules
 from fragdoctor.story.build import build_story
-from fragdoctor.trace.simulator import trace_of
 
 
 def build_contexts(
@@ -178,8 +177,7 @@ def diagnose(  # noqa: PLR0913 - the choices of one run, all by keyword
     verdict = with_story(find_verdict(leader), leader.story)
     verdict = replace(verdict, state=run_state(leader, verdict.cause))
     results = run_rules(RULES, contexts)
-    other = None if continue_with is None else trace_of(continue_with)
-    bench, fidelity = set_up(leader, other) if replays else (None, NOT_REPLAYED)
+    bench, fidelity = set_up(leader, continue_with) if replays else (None, NOT_REPLAYED)
     verdict = with_outlook(verdict, leader, bench)
     judged = JudgedCase(leader, verdict, results, bench, _training(leader, bench, verdict))
     proof = prove(judged, proposals(judged), progress)

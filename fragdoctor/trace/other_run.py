@@ -26,7 +26,7 @@ from fragdoctor.trace.replay import Conditions
 from fragdoctor.trace.reproduction import find_reproduction
 from fragdoctor.trace.steps import Steps
 from fragdoctor.trace.trace import Trace
-from fragdoctor.units import format_count, format_share, format_size
+from fragdoctor.units import format_count, format_share, format_size, plural
 
 MIN_SHARED: Final = 0.8
 """Share of the requests with a line of their own that the other recording must make too."""
@@ -71,12 +71,19 @@ class OtherRun:
         trace: of the run that was cut off.
         operations: its requests.
         other: trace of the same program with at least one whole step.
+        max_steps: whole steps to look on after the one cut off; where None, until they repeat.
 
     Raises:
         SimulationError: they do not belong together, or the other one has no whole step.
     """
 
-    def __init__(self, trace: Trace, operations: _ext.NativeOps, other: Trace) -> None:
+    def __init__(
+        self,
+        trace: Trace,
+        operations: _ext.NativeOps,
+        other: Trace,
+        max_steps: int | None = None,
+    ) -> None:
         reproduction = find_reproduction(other)
         if not _n_whole_steps(other):
             raise SimulationError(
@@ -85,10 +92,10 @@ class OtherRun:
             )
         self._other = other
         theirs = Operations.of(reproduction.operations)
-        own = _requests(trace, Operations.of(operations))
+        self._n_before, n_theirs = _n_whole_steps(trace), _n_whole_steps(other)
+        own = _requests(trace, Operations.of(operations), n_theirs)
         found = _requests(other, theirs)
         at, mate = _paired(own, found)
-        self._n_before = _n_whole_steps(trace)
         ratio = _ratios(own, found, at, mate)
         self.is_same = bool((ratio == 1).all())
         native = reproduction.operations
@@ -97,13 +104,35 @@ class OtherRun:
             scaled = np.maximum(np.rint(found.size * ratio), 1).astype(np.uint64)
             size[found.operation] = np.where(ratio == 1, size[found.operation], scaled)
             native = theirs.with_size(size).native(reproduction.operations)
-        self._outlooks = Outlooks(other, native, is_edited=not self.is_same)
+        self._asked = max_steps
+        self._n_ahead = n_theirs - self._n_before
+        beyond = None if max_steps is None else max(max_steps + 1 - self._n_ahead, 0)
+        self._outlooks = Outlooks(other, native, beyond, is_edited=not self.is_same)
         how = "with the same sizes" if self.is_same else "with sizes scaled line by line"
         self.note = (
             "How the run goes on was taken from the other recording: "
             f"{format_count(len(at))} of {format_count(len(own.operation))} requests are found "
             f"there by line and order, {how}."
         )
+        if not self.goes_further:
+            self.note = (
+                f"The other recording holds {plural(n_theirs, 'whole step')}, no more than this "
+                "one: how the run goes on was taken from its own."
+            )
+
+    @property
+    def goes_further(self) -> bool:
+        """Whether it has whole steps that come after those of the run that was cut off."""
+        return self._n_ahead > 0
+
+    def knows_better_than(self, own: Outlook) -> bool:
+        """Return whether to go by this recording rather than by what the run's own steps say.
+
+        Where sizes differ, its later steps are no more than a guess: what whole steps of the run
+        itself decide then stays.
+        """
+        is_decided = own.state is not OutlookState.OPEN and self._n_before > 0
+        return self.goes_further and (self.is_same or not is_decided)
 
     def step_needs_bytes(self) -> int | None:
         """Return the highest live memory of the step cut off; None where sizes were scaled."""
@@ -116,12 +145,20 @@ class OtherRun:
 
     def outlook(self, conditions: Conditions) -> Outlook:
         """Return how the run goes on under some conditions, by what the other recording asks."""
+        found, asked = self._found(conditions), self._asked
+        if asked is None or max(found.fails_after_steps or 0, found.steps or 0) <= asked:
+            return found
+        return replace(
+            found, state=OutlookState.HOLDS, steps=asked, fails_after_steps=None, reason=""
+        )
+
+    def _found(self, conditions: Conditions) -> Outlook:
         remakes = self._other.lives.n_initial > 0
         raw, found = self._outlooks.replay(conditions, remakes_start=remakes)
         peak = max(int(raw["peak_reserved_bytes"]), found.peak_reserved_bytes or 0)
         basis = OutlookBasis.COMPLETE if self.is_same else OutlookBasis.SCALED
-        found = replace(found, basis=basis, peak_reserved_bytes=peak)
-        n_ahead = _n_whole_steps(self._other) - self._n_before
+        found = replace(found, basis=basis, peak_reserved_bytes=peak, likely=None)
+        n_ahead = self._n_ahead
         if not raw["fits"]:
             step = int(Steps.of(self._other).at(np.array([raw["oom_event"] or 0]))[0])
             return replace(
@@ -145,9 +182,13 @@ def _n_whole_steps(trace: Trace) -> int:
     return max(len(steps) - int(not steps.is_last_complete), 0)
 
 
-def _requests(trace: Trace, operations: Operations) -> _Requests:
+def _requests(trace: Trace, operations: Operations, n_steps: int | None = None) -> _Requests:
+    """Return the requests of a trace, up to the end of so many steps."""
     kind = operations.kind
     operation = np.flatnonzero((kind == OpKind.MALLOC) | (kind == OpKind.FAILED))
+    rows = Steps.of(trace).rows
+    if n_steps is not None and n_steps < len(rows):
+        operation = operation[operations.row[operation] < rows[n_steps]]
     size = operations.size[operation].astype(np.int64)
     stack = trace.events.stack[operations.row[operation]]
     used, member = np.unique(stack, return_inverse=True)

@@ -7,7 +7,7 @@ threads work at a time, since the native replay releases the interpreter's lock.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
 from typing import Final
@@ -18,7 +18,7 @@ from fragdoctor.frozen import frozen
 from fragdoctor.model.hooks import report_progress
 from fragdoctor.model.settings import Era, is_same_conf, parse_conf
 from fragdoctor.model.simulation import Outlook, OutlookState, ReplayResult
-from fragdoctor.trace.outlook import Outlooks
+from fragdoctor.trace.other_run import OtherRun
 from fragdoctor.trace.replay import PAGE_BYTES, Reproduction
 from fragdoctor.trace.whatif import (
     FairReplay,
@@ -27,7 +27,6 @@ from fragdoctor.trace.whatif import (
     conditions_of,
     default_capacity,
     remakes_start_of,
-    replay_what_if,
 )
 from fragdoctor.units import format_mebibytes
 
@@ -161,19 +160,21 @@ class Search:
     recorded_fits: bool
 
 
-def search_settings(
+def search_settings(  # noqa: PLR0913 - the choices of one search, all by keyword
     reproduction: Reproduction,
     confs: Sequence[str] | None = None,
     *,
     what_if: WhatIf | None = None,
     steps: int | None = None,
+    other: OtherRun | None = None,
     progress: ProgressCallback | None = None,
 ) -> Search:
     """Replay every candidate and return what each does, the best, and the Pareto set.
 
     The settings are ``usual_candidates`` where None, replayed under the capacity, fraction and
-    version of ``what_if`` (as recorded where None); ``steps`` as for ``simulate``. ``progress`` is
-    called from this thread with candidates done and candidates in all.
+    version of ``what_if`` (as recorded where None); ``steps`` as for ``simulate``, ``other`` says
+    how the run goes on. ``progress`` is called from this thread with candidates done and
+    candidates in all.
 
     Raises:
         ConfigError: a setting string is wrong.
@@ -182,7 +183,7 @@ def search_settings(
     what_if = what_if or WhatIf()
     if confs is None:
         confs = usual_candidates(reproduction, what_if.torch_version or None)
-    fair = FairReplay(reproduction, steps)
+    fair = FairReplay(reproduction, steps, other)
     results: list[ReplayResult | None] = [None] * len(confs)
     with ThreadPoolExecutor(N_THREADS) as pool:
         jobs = {
@@ -272,11 +273,12 @@ def with_smallest_capacity(
     what_if: WhatIf,
     result: ReplayResult,
     operations: _ext.NativeOps | None = None,
-    outlooks: Outlooks | None = None,
+    look: Callable[[WhatIf], Outlook | None] | None = None,
 ) -> ReplayResult:
     """Return the result with the smallest capacity at which every request is served.
 
-    With outlooks that is the least at which the whole run goes on, as far as it is known.
+    With ``look``, which says how the run goes on in a what-if, that is the least at which the
+    whole run goes on, as far as it is known.
 
     Fitting is not monotone in capacity: a flush at the right moment can let a run pass on a
     smaller device. So the capacities are walked upward from the lower bound (peak requested bytes),
@@ -284,8 +286,8 @@ def with_smallest_capacity(
     """
     search = _CapacitySearch(reproduction, what_if, operations or reproduction.operations)
     smallest, note = search.run()
-    if outlooks is not None and smallest is not None and outlooks.continuation is not None:
-        whole, about = search.whole_run(smallest, outlooks)
+    if look is not None and smallest is not None:
+        whole, about = search.whole_run(smallest, look)
         outlook = None if result.outlook is None else replace(result.outlook, needs_bytes=whole)
         result = replace(result, outlook=outlook)
         smallest, note = whole or smallest, about or note
@@ -342,17 +344,16 @@ class _CapacitySearch:
             )
         return smallest, "" if is_complete else "not every larger capacity was tried"
 
-    def whole_run(self, low: int, outlooks: Outlooks) -> tuple[int | None, str]:
+    def whole_run(
+        self, low: int, look: Callable[[WhatIf], Outlook | None]
+    ) -> tuple[int | None, str]:
         """Return the least capacity at which the run goes on after the recorded part, by halving.
 
         None, with the reason, where none is enough.
         """
 
         def outlook_at(capacity: int) -> Outlook | None:
-            what_if = replace(self.what_if, capacity_bytes=capacity)
-            return replay_what_if(
-                self.reproduction, what_if, self.operations, outlooks=outlooks
-            ).outlook
+            return look(replace(self.what_if, capacity_bytes=capacity))
 
         endless = outlook_at(_ENDLESS)
         if endless is None or endless.peak_reserved_bytes is None:

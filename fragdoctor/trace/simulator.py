@@ -14,6 +14,7 @@ from fragdoctor.model.hooks import report_progress
 from fragdoctor.model.simulation import ReplayResult, Simulation
 from fragdoctor.model.snapshot import Action, Snapshot
 from fragdoctor.trace.edits import Edit
+from fragdoctor.trace.other_run import OtherRun
 from fragdoctor.trace.replay import Reproduction, is_foreign, report
 from fragdoctor.trace.reproduction import find_reproduction
 from fragdoctor.trace.search import with_smallest_capacity
@@ -45,6 +46,7 @@ def simulate(  # noqa: PLR0913 - the questions of one what-if, all by keyword
     smallest_capacity: bool = False,
     device_total_bytes: int | None = None,
     steps: int | None = None,
+    continue_with: Snapshot | None = None,
     progress: ProgressCallback | None = None,
 ) -> Simulation:
     """Replay a trace as recorded and under every asked condition.
@@ -61,6 +63,8 @@ def simulate(  # noqa: PLR0913 - the questions of one what-if, all by keyword
         smallest_capacity: also find the smallest capacity at which each run fits.
         device_total_bytes: memory of the device, base of fractions; the capacity where None.
         steps: whole steps to look on after the one under way; where None, until they repeat.
+        continue_with: a recording of the same program that goes further (a rehearsal, a healthy
+            run): it says how the run goes on, wherever the code is as recorded.
         progress: called with replays done and replays in all.
 
     Returns:
@@ -68,7 +72,8 @@ def simulate(  # noqa: PLR0913 - the questions of one what-if, all by keyword
         neither, one result under the recorded settings if capacity, fraction or version differ.
 
     Raises:
-        SimulationError: there is no trace to replay, or no device of that number.
+        SimulationError: there is no trace to replay, no device of that number, or the recording to
+            continue with is of another program.
         ConfigError: a setting string, the fraction or the version is wrong.
     """
     version = check_version(torch_version)
@@ -90,22 +95,38 @@ def simulate(  # noqa: PLR0913 - the questions of one what-if, all by keyword
     if not asked and (differs or smallest_capacity or steps is not None):
         asked = [(what_if, None)]
     results: list[ReplayResult] = []
-    fair = FairReplay(reproduction, steps)
+    other = continued_with(reproduction, continue_with, steps)
+    fair = FairReplay(reproduction, steps, other)
     for i, (one, change) in enumerate(asked):
         report_progress("Replaying", i, len(asked))
         operations = None if change is None else change.apply(reproduction)
         result = fair.replay(one, operations)
         if smallest_capacity:
-            result = with_smallest_capacity(
-                reproduction, one, result, operations, fair.outlooks_of(operations)
-            )
+            look = fair.look_of(operations)
+            result = with_smallest_capacity(reproduction, one, result, operations, look)
         results.append(result)
         if progress is not None:
             progress(i + 1, len(asked))
-    return simulation_of(reproduction, results)
+    return simulation_of(reproduction, results, other)
 
 
-def simulation_of(reproduction: Reproduction, results: Sequence[ReplayResult]) -> Simulation:
+def continued_with(
+    reproduction: Reproduction, further: Snapshot | None, steps: int | None = None
+) -> OtherRun | None:
+    """Return the recording that says how a run goes on; None without one.
+
+    Raises:
+        SimulationError: it is of another program, or holds no whole step.
+    """
+    if further is None:
+        return None
+    trace, operations = reproduction.trace, reproduction.operations
+    return OtherRun(trace, operations, trace_of(further), steps)
+
+
+def simulation_of(
+    reproduction: Reproduction, results: Sequence[ReplayResult], other: OtherRun | None = None
+) -> Simulation:
     """Return a reproduction and its what-ifs with their fidelity, method and notes."""
     fidelity = report(reproduction)
     is_exact_enough = (fidelity.share or 0.0) >= REPLAY_SHARE and not is_foreign(reproduction.trace)
@@ -120,7 +141,7 @@ def simulation_of(reproduction: Reproduction, results: Sequence[ReplayResult]) -
         results=tuple(results),
         method="replay" if is_exact_enough else "estimate",
         lower_bound_bytes=reproduction.trace.totals.peak_active_bytes,
-        notes=_notes(reproduction),
+        notes=(*_notes(reproduction), *([] if other is None else [other.note])),
     )
 
 

@@ -20,7 +20,7 @@ from fragdoctor.model.settings import (
     parse_conf,
     parse_version,
 )
-from fragdoctor.model.simulation import ReplayResult
+from fragdoctor.model.simulation import Outlook, ReplayResult
 from fragdoctor.trace.operations import Operations, OpKind
 from fragdoctor.trace.other_run import OtherRun
 from fragdoctor.trace.outlook import Outlooks
@@ -260,6 +260,28 @@ class FairReplay:
         trace = self._reproduction.trace
         return Outlooks(trace, operations, self._max_steps, is_edited=True)
 
+    def look_of(
+        self, operations: _ext.NativeOps | None
+    ) -> Callable[[WhatIf], Outlook | None] | None:
+        """Return what says how requests go on in a what-if; None where no whole step is known."""
+        reproduction, outlooks = self._reproduction, self.outlooks_of(operations)
+        other = self._other if operations is None else None
+        if outlooks.continuation is None and other is None:
+            return None
+
+        def look(what_if: WhatIf) -> Outlook | None:
+            own = replay_what_if(reproduction, what_if, operations, outlooks=outlooks).outlook
+            return own if other is None or own is None else self._known_better(what_if, own)
+
+        return look
+
+    def _known_better(self, what_if: WhatIf, own: Outlook) -> Outlook:
+        """Return how the run goes on, by the other recording where that knows more."""
+        other = self._other
+        if other is None or not other.knows_better_than(own):
+            return own
+        return other.outlook(conditions_of(self._reproduction, what_if))
+
     def replay(
         self, what_if: WhatIf, operations: _ext.NativeOps | None = None, *, looks_on: bool = True
     ) -> ReplayResult:
@@ -278,9 +300,8 @@ class FairReplay:
             return self._replayed(what_if, operations, looks_on=looks_on)
         if what_if not in self._done:
             result = self._replayed(what_if, None, looks_on=True)
-            if self._other is not None and result.fits:
-                conditions = conditions_of(self._reproduction, what_if)
-                result = replace(result, outlook=self._other.outlook(conditions))
+            if result.fits and result.outlook is not None:
+                result = replace(result, outlook=self._known_better(what_if, result.outlook))
             self._done[what_if] = result
         return self._done[what_if]
 

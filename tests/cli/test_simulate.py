@@ -10,6 +10,7 @@ from typing import Any
 import diagnoses
 import pytest
 from command_line import Run
+from training_runs import training
 
 from fragdoctor.model.hooks import report_progress
 from fragdoctor.model.simulation import Simulation
@@ -131,3 +132,22 @@ def test_capacity_may_be_a_multiple_of_what_the_recording_had(run: Run, samples:
     assert run("simulate", failed, "--capacity", "0x").code == 2
     healthy = str(samples / "healthy_training.pickle.gz")
     assert "no request failed" in run("simulate", healthy, "--capacity", "2x").err
+
+
+def test_a_cut_off_run_is_continued_with_another_recording(run: Run, tmp_path: Path) -> None:
+    failed, other = tmp_path / "failed.pickle", tmp_path / "rehearsal.pickle"
+    failed.write_bytes(pickle.dumps(training(2, n_steps=1).data()))
+    other.write_bytes(pickle.dumps(training(2, n_steps=8, leak=2**23).data()))
+
+    asked = ("simulate", str(failed), "--capacity", "256MiB", "--format", "json")
+    alone = json.loads(run(*asked).out)["results"][0]["outlook"]
+    found = json.loads(run(*asked, "--continue-with", str(other)).out)
+    swept = json.loads(run(*asked, "--sweep", "--continue-with", str(other)).out)
+
+    outlook = found["results"][0]["outlook"]
+    assert alone["state"] == "open"
+    assert (outlook["state"], outlook["basis"]) == ("fails", "complete")
+    assert outlook["growth_bytes_per_step"] == 2**23
+    assert any("other recording" in note for note in found["notes"])
+    assert all(r["outlook"]["state"] != "open" for r in swept["results"])
+    assert run(*asked, "--continue-with", str(tmp_path / "none.pickle")).code == 2

@@ -12,7 +12,7 @@ from fragdoctor.errors import SimulationError
 from fragdoctor.model.simulation import Outlook, OutlookBasis, OutlookState
 from fragdoctor.model.snapshot import Snapshot
 from fragdoctor.trace.other_run import OtherRun
-from fragdoctor.trace.simulator import reproduce, trace_of
+from fragdoctor.trace.simulator import reproduce, simulate, trace_of
 from fragdoctor.trace.whatif import FairReplay, WhatIf
 from fragdoctor.units import MIB
 
@@ -82,6 +82,71 @@ def test_another_batch_is_scaled_line_by_line() -> None:
     assert (enough.state, enough.basis) == (OutlookState.HOLDS, OutlookBasis.SCALED)
     assert (short.state, short.fails_after_steps) == (OutlookState.FAILS, 0)
     assert "with sizes scaled line by line" in run.note
+
+
+def test_recording_that_ends_earlier_leaves_the_run_to_its_own_steps() -> None:
+    failed = runs.recorded(4, n_steps=7)
+    peak = runs.true_peak(4, n_steps=5)
+
+    run, found = looked_on(failed, runs.recorded(4, n_steps=4), peak + 60 * MIB)
+
+    assert not run.goes_further
+    assert found.basis is OutlookBasis.REPEATED
+    assert "holds 4 whole steps, no more than this one" in run.note
+
+
+def test_own_steps_that_decide_are_not_overruled_by_a_guess() -> None:
+    peak = runs.true_peak(4, n_steps=5)
+
+    same, leaks = looked_on(
+        runs.recorded(4, n_steps=5), runs.recorded(4, n_steps=9, leak=40 * MIB), peak + 90 * MIB
+    )
+    other, found = looked_on(
+        runs.recorded(4, n_steps=5), runs.recorded(2, n_steps=9, leak=80 * MIB), peak + 90 * MIB
+    )
+
+    assert same.goes_further
+    assert same.is_same
+    assert leaks.state is OutlookState.FAILS
+    assert other.goes_further
+    assert not other.is_same
+    assert (found.state, found.basis) == (OutlookState.HOLDS, OutlookBasis.REPEATED)
+
+
+def test_only_so_many_steps_are_looked_on_over() -> None:
+    other = runs.recorded(4, n_steps=6, leak=8 * MIB)
+    capacity = runs.true_peak(4) + 50 * MIB
+
+    results = [
+        simulate(cut(4), capacity_bytes=capacity, steps=n, continue_with=other).results[0].outlook
+        for n in (0, 1, None)
+    ]
+
+    first, second, whole = results
+    assert first is not None
+    assert second is not None
+    assert whole is not None
+    assert (first.state, first.steps) == (OutlookState.HOLDS, 0)
+    assert (second.state, second.steps) == (OutlookState.HOLDS, 1)
+    assert whole.state is OutlookState.FAILS
+
+
+def test_smallest_capacity_is_that_of_the_steps_of_the_other_run() -> None:
+    failed, other = cut(4), runs.recorded(4, n_steps=6)
+    peak = runs.true_peak(4)
+
+    alone = simulate(failed, smallest_capacity=True)
+    whole = simulate(failed, smallest_capacity=True, continue_with=other)
+    smallest = whole.results[0].smallest_capacity_bytes or 0
+    states = [
+        found.state
+        for capacity in (smallest, smallest - 2 * MIB)
+        if (found := looked_on(failed, other, capacity)[1])
+    ]
+
+    assert (alone.results[0].smallest_capacity_bytes or 0) < peak <= smallest
+    assert states == [OutlookState.HOLDS, OutlookState.FAILS]
+    assert any("taken from the other recording" in note for note in whole.notes)
 
 
 def test_recording_of_another_program_is_refused_in_a_sentence() -> None:

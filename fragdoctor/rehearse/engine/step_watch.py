@@ -19,7 +19,12 @@ from fragdoctor.rehearse.engine import put
 from fragdoctor.rehearse.engine.session import Session
 
 EQUAL_STEPS: Final = 3
-"""Steps in a row that ask for the same memory, after which more of them would show nothing new."""
+"""Steps in a row that ask for the same memory, from which on more of them may show nothing new."""
+
+MANY_EQUAL_STEPS: Final = 20
+CHEAP_EVENTS: Final = 40_000
+"""So many of them, or of their events (about a second), are enough: what comes every ten steps or
+after the first five, an evaluation, a layer that comes to train, is seen as long as it is cheap."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +82,7 @@ class Steps:
     _by_optimizer: WeakKeyDictionary[Any, int] = field(default_factory=WeakKeyDictionary)
     _n_of_library: int = 0
     _is_due: bool = False
+    _n_equal: int = 0
     _undo: ExitStack = field(default_factory=ExitStack)
 
     def install(self, undo: ExitStack) -> None:
@@ -135,7 +141,11 @@ class Steps:
             self.on_stop(self._reason)
 
     def _settle(self, number: int) -> None:
-        self.found.append(self._step(number))
+        step = self._step(number)
+        self._n_equal += 1
+        if self.found and not step.repeats(self.found[-1]):
+            self._n_equal = 1
+        self.found.append(step)
         self.on_step(number)
         if self._reason:
             self.on_stop(self._reason)
@@ -170,9 +180,11 @@ class Steps:
     def _enough(self, n: int) -> str:
         if self.limit is not None:
             return f"{n} steps were asked for" if n >= self.limit else ""
-        last = self.found[-EQUAL_STEPS:]
-        if len(last) == EQUAL_STEPS and all(step.repeats(last[0]) for step in last):
-            return f"steps {last[0].number} to {n} asked for the same memory"
+        if self._n_equal >= EQUAL_STEPS:
+            first = self.found[-self._n_equal]
+            n_events = sum(self.found[-1].n_events) - sum(first.n_events)
+            if self._n_equal >= MANY_EQUAL_STEPS or n_events >= CHEAP_EVENTS:
+                return f"steps {first.number} to {n} asked for the same memory"
         if self.most is not None and n >= self.most:
             return f"{n} steps did not repeat in memory"
         return ""
