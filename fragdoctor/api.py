@@ -83,6 +83,7 @@ def diagnose(  # noqa: PLR0913 - what may be known besides, all by keyword
     torch_version: str | None = None,
     batch_size: int | None = None,
     at: str | None = None,
+    continue_with: Snapshot | PathLike[str] | str | None = None,
 ) -> Diagnosis:
     """Return the diagnosis of everything known about one process.
 
@@ -97,17 +98,21 @@ def diagnose(  # noqa: PLR0913 - what may be known besides, all by keyword
         batch_size: samples of one forward pass, so that advice can name a smaller number.
         at: a moment that ``Diagnosis.moment`` tells about: ``step:3`` (its peak), ``event:1200``,
             ``peak``, ``oom`` or ``end``.
+        continue_with: another recording of the program, or its path (a rehearsal, a healthy run):
+            it says how a run that failed would have gone on.
 
     Raises:
         ConfigError: two parts of one kind, nothing at all, or something else; no such moment.
         InputError: a path leads to nothing that can be used; the subclasses say why.
+        SimulationError: the recording to continue with is of another program.
     """
     from fragdoctor.diagnosis.pipeline import diagnose as run  # noqa: PLC0415 - numpy is heavy
 
     overrides = Overrides(
         capacity_bytes, request_bytes, device, memory_fraction, torch_version, batch_size
     )
-    return run(_case("diagnose", parts, overrides), at=at)
+    further = None if continue_with is None else _snapshot_of(continue_with, "diagnose")
+    return run(_case("diagnose", parts, overrides), continue_with=further, at=at)
 
 
 def diagnose_fleet(  # noqa: PLR0913 - the choices of one run, all by keyword
@@ -171,6 +176,7 @@ def simulate(  # noqa: PLR0913 - the questions of one what-if, all by keyword
     memory_fraction: float | None = None,
     torch_version: str | None = None,
     smallest_capacity: bool = False,
+    continue_with: Snapshot | PathLike[str] | str | None = None,
 ) -> Simulation:
     """Return what the allocator model does with a trace under other settings.
 
@@ -182,9 +188,11 @@ def simulate(  # noqa: PLR0913 - the questions of one what-if, all by keyword
         memory_fraction: ``set_per_process_memory_fraction`` of the process.
         torch_version: version whose allocator is modelled; the best fitting where None.
         smallest_capacity: find the smallest capacity at which the run fits, for each.
+        continue_with: another recording of the program, as for :func:`diagnose`.
 
     Raises:
-        SimulationError: the snapshot has no trace that could be replayed.
+        SimulationError: the snapshot has no trace that could be replayed, or the recording to
+            continue with is of another program.
         ConfigError: a setting is not one, or ``snapshot`` is something else.
         InputError: the path leads to no snapshot.
     """
@@ -201,6 +209,7 @@ def simulate(  # noqa: PLR0913 - the questions of one what-if, all by keyword
         memory_fraction=memory_fraction,
         torch_version=torch_version,
         smallest_capacity=smallest_capacity,
+        continue_with=None if continue_with is None else _snapshot_of(continue_with),
     )
 
 
@@ -306,19 +315,19 @@ def estimate(  # noqa: PLR0913 - the options of one estimate, all by keyword
 _OF_MODELS: Final = "Give it a config.json, safetensors files, or a folder of them."
 
 
-def _snapshot_of(given: object) -> Snapshot:
+def _snapshot_of(given: object, what: str = "simulate") -> Snapshot:
     from fragdoctor.inputs.cases import read_snapshot  # noqa: PLC0415 - numpy is heavy
     from fragdoctor.model.snapshot import Snapshot  # noqa: PLC0415
 
     hint = "Give it a Snapshot, or the path of one."
     if isinstance(given, str | PathLike):
-        return read_snapshot(path_text("simulate", given, hint))
+        return read_snapshot(path_text(what, given, hint))
     found = given.snapshot if isinstance(given, Case) else given
     if isinstance(found, Snapshot):
         return found
     if isinstance(given, Case):
-        raise ConfigError("simulate() cannot use a Case without a snapshot.", hint=hint)
-    raise unusable("simulate", given, hint)
+        raise ConfigError(f"{what}() cannot use a Case without a snapshot.", hint=hint)
+    raise unusable(what, given, hint)
 
 
 def _case(verb: str, parts: Sequence[object], overrides: Overrides) -> Case:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import pickle
 from pathlib import Path
 
 import pytest
+from training_runs import training
 
 import fragdoctor
 from fragdoctor.errors import ConfigError, FragdoctorError, InputError
@@ -39,6 +41,22 @@ def test_simulate_takes_a_path_and_its_own_advice(oom: Path, prefix: str) -> Non
     (result,) = fragdoctor.simulate(oom, [prefix + SETTING]).results
 
     assert (True, SETTING) == (result.fits, result.conf)
+
+
+def test_a_cut_off_run_is_continued_with_another(tmp_path: Path) -> None:
+    failed, other = tmp_path / "failed.pickle", tmp_path / "rehearsal.pickle"
+    failed.write_bytes(pickle.dumps(training(2, n_steps=1).data()))
+    other.write_bytes(pickle.dumps(training(2, n_steps=8, leak=2**23).data()))
+
+    simulated = fragdoctor.simulate(failed, capacity_bytes=2**28, continue_with=str(other))
+    notes = fragdoctor.diagnose(failed, continue_with=fragdoctor.load(other)).replay_notes
+
+    outlook = simulated.results[0].outlook
+    assert outlook is not None
+    assert outlook.growth_bytes_per_step == 2**23
+    assert simulated.notes[-1] in notes
+    with pytest.raises(ConfigError, match="diagnose"):
+        fragdoctor.diagnose(failed, continue_with=3)  # type: ignore[arg-type]
 
 
 def test_compare_takes_paths(oom: Path, samples: Path) -> None:
