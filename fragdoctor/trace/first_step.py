@@ -1,13 +1,16 @@
 """What a first step must still ask for, where no complete step says how it goes on.
 
-Equal layers tell the cost of a layer, and the model's parameters how many there are; what an
-optimizer made for the first of them says what it makes for the others. All of this is a lower
-bound. A forward pass that keeps what it makes is followed by a backward pass; what that takes is
-not known: as much as experience says, and no less than the gradient of what was asked for last.
+Equal layers tell the cost of a layer, and the model's parameters how many there are; where layers
+differ, its norms tell how far a pass has come; what an optimizer made for the first of them says
+what it makes for the others. All of this is a lower bound. A forward pass that keeps what it makes
+is followed by a backward pass; what that takes is not known: as much as experience says, and no
+less than the gradient of what was asked for last. The end of a forward pass is known: a cross
+entropy needs three tensors of the size of its logits at one moment of its backward pass.
 """
 
 from __future__ import annotations
 
+import re
 from typing import Final
 
 import numpy as np
@@ -16,6 +19,7 @@ from fragdoctor.frozen import frozen
 from fragdoctor.model.arrays import distinct, is_among
 from fragdoctor.model.snapshot import I32, I64
 from fragdoctor.trace import operations, stacks
+from fragdoctor.trace.norm_layers import ModelLayers, bytes_to_come
 from fragdoctor.trace.operations import WORKSPACE_BYTES, Allocations, Operations
 from fragdoctor.trace.optimizer_rest import missing_sizes
 from fragdoctor.trace.passes import (
@@ -37,7 +41,8 @@ MAX_TRIED: Final = 200
 """Earlier requests of one line that may be the same place of the layer before."""
 
 BACKWARD_SHARE: Final = 0.2
-"""Share of this bound that the rest of a run takes on top that failed in its first forward pass.
+"""Share of what is live, and of the request, that the rest of a run takes on top that failed in its
+first forward pass.
 
 For the rest of the forward pass, gradients and optimizer state. Of 53 recorded ones of the programs
 in ``benchmarks/outlook_programs`` that were looked at, 16 took less; of 175 what-ifs 85 fail by it,
@@ -51,6 +56,27 @@ known."""
 UPDATE_TAKES: Final = 2
 """What an optimizer's first step needs besides the parameters, as a multiple of them: a gradient
 and a state for each. Adam makes two states and its temporaries, SGD with momentum one."""
+
+CROSS_ENTROPY: Final = re.compile("^cross_entropy$")
+
+STATE_SHARE: Final = 0.1
+"""Share of what a first step needs up to which one state of each parameter counts on top of it.
+
+Not every optimizer keeps one, as SGD without momentum or Adafactor, yet a program needs more than
+what is known of its first step. Of 56 what-ifs of 36 programs that had less than this left, and
+less than one state, none passed, nor any of the 8 with such an optimizer; of 12 with more left 3
+did.
+"""
+
+ADAPTERS: Final = re.compile(r"[/\\\\]peft[/\\\\]|lora|adapter", re.IGNORECASE)
+"""Files of layers beside which most of a model is frozen."""
+
+AT_LOSS: Final = 3
+"""Tensors of the size of its logits that a cross entropy needs at one moment of its backward
+pass."""
+
+COPY: Final = 0.4
+"""Share of the logits that a copy of them in half precision has, at least."""
 
 SMALL: Final = 64 * 1024
 """Tensors below this are statistics, masks and indices as a rule."""
@@ -69,7 +95,9 @@ class LowerBound:
         expected_bytes: what comes on top as a rule, with a backward pass to come; 0 without one.
         request_bytes: the request that failed.
         parts: what that is, in words; the failing request alone is no news.
-        state_bytes: what an optimizer holds from the second step on that keeps a state.
+        state_bytes: what an optimizer that keeps one state of each parameter holds from the second
+            step on; 0 where it is not known how far the first one has come.
+        next_bytes: what the second step needs with that; 0 without.
         trains: a backward pass is under way or to come.
     """
 
@@ -79,6 +107,7 @@ class LowerBound:
     request_bytes: int
     parts: tuple[str, ...]
     state_bytes: int
+    next_bytes: int
     trains: bool
 
     @property
@@ -89,9 +118,9 @@ class LowerBound:
     @property
     def likely_bytes(self) -> int:
         """What the run needs as a rule: more than that, if a backward pass is to come."""
-        if self.expected_bytes:
-            return int(LIKELY * self.needed_bytes)
-        return self.live_bytes + self.state_bytes
+        if self.state_bytes:
+            return max(self.next_bytes + self.state_bytes, self.needed_bytes)
+        return int(LIKELY * self.needed_bytes) if self.expected_bytes else self.live_bytes
 
     def of_edit(self, trace: Trace, edited: Operations) -> LowerBound:
         """Return the bound of an edited program.
@@ -107,6 +136,7 @@ class LowerBound:
         left = int(of.size[(of.dies == operations.NEVER) & (of.born >= 0)].sum())
         left += int(size[: lives.n_initial].sum())
         share = min(max((left - before) / made, 0.0), 1.0) if made > 0 else 1.0
+        further = self.next_bytes - self.live_bytes + self.more_bytes
         return LowerBound(
             live_bytes=left + int(share * self.more_bytes),
             more_bytes=int(share * self.more_bytes),
@@ -114,6 +144,7 @@ class LowerBound:
             request_bytes=int(share * self.request_bytes),
             parts=(),
             state_bytes=self.state_bytes,
+            next_bytes=left + int(share * further) if self.next_bytes else 0,
             trains=self.trains,
         )
 
@@ -153,16 +184,32 @@ def lower_bound_of(trace: Trace) -> LowerBound | None:
     if backward + layers - live > more:
         more = backward + layers - live
         parts = [*parts[1:], "gradients of what is kept for the backward pass"]
-    expected = 0
     trained = max(start, trained_until(trace, failed))
+    expected, known = 0, more if backward else 0
     if is_training_forward(trace, trained, failed):
-        expected = max(request, int(BACKWARD_SHARE * (live + more)))
-        before = lives.size_bytes[(lives.start < start) & (lives.free > failed)].sum()
-        update = int(before) + UPDATE_TAKES * _trained_bytes(trace, start, failed)
-        expected = max(expected, update - live - more)
-    state = _trained_bytes(trace, start, failed) if backward and not expected else 0
-    trains = bool(expected or backward) or trained > start
-    return LowerBound(live + more, more, expected, request, tuple(parts), state, trains)
+        made = made_between(trace, trained, failed)
+        before = int(lives.size_bytes[(lives.start < start) & (lives.free > failed)].sum())
+        update = before + UPDATE_TAKES * _trained_bytes(trace, start, failed)
+        rest = bytes_to_come(trace, start, failed, made)
+        experience = int((1 + BACKWARD_SHARE) * (live + (request if layers else more)))
+        expected = max(more + max(request, rest), experience - live, update - live)
+        loss = _loss_needs(trace, start, failed, made)
+        if loss > more:
+            more = loss
+            parts = ["a cross entropy and its gradients"]
+        expected = max(expected - more, 0)
+        known = max(more, request + rest) if loss or layers or rest else 0
+    state = _trained_bytes(trace, start, failed) if known else 0
+    return LowerBound(
+        live_bytes=live + more,
+        more_bytes=more,
+        expected_bytes=expected,
+        request_bytes=request,
+        parts=tuple(parts),
+        state_bytes=state,
+        next_bytes=live + known + min(state, int(STATE_SHARE * (live + known))) if state else 0,
+        trains=bool(expected or backward) or trained > start,
+    )
 
 
 def _start(trace: Trace) -> int:
@@ -209,6 +256,24 @@ def _backward_needs(trace: Trace, start: int, failed: int) -> int:
     return int(needs[has_gradient].max(initial=0))
 
 
+def _loss_needs(trace: Trace, start: int, failed: int, made: I64) -> int:
+    """Return what a cross entropy needs above what is live; 0 where none is under way or to come.
+
+    It keeps the logarithms of its probabilities, and its backward pass makes a gradient of those
+    and, while that is there, one of the logits. The logits themselves, and copies of them in
+    another precision, may be gone by then. The request is for logits where it has as many
+    elements for each of its input as the vocabulary, whose embedding is among the parameters.
+    """
+    lives, request = trace.lives, int(trace.events.size_bytes[failed])
+    if not trace.stacks.calls(CROSS_ENTROPY)[trace.events.stack[failed]]:
+        model = ModelLayers.of(trace, start, failed)
+        if not model.makes_logits(lives.requested_bytes[made[-RECENT:]].astype(np.int64), request):
+            return 0
+    recent = made[-RECENT:]
+    size = lives.size_bytes[recent][lives.free[recent] > failed]
+    return AT_LOSS * request - int(size[size > request * COPY].sum())
+
+
 def _trained_bytes(trace: Trace, start: int, failed: int) -> int:
     """Return the size of the model's parameters; 0 where only a part of them may be trained."""
     lives, roles = trace.lives, trace.stacks.roles
@@ -218,6 +283,8 @@ def _trained_bytes(trace: Trace, start: int, failed: int) -> int:
     n_kept = int(np.count_nonzero(lives.free[first] > failed))
     if n_kept <= KEPT_OF_OLDER * len(first):
         return 0  # the first layers keep nothing for a backward pass
+    if trace.stacks.runs_in(ADAPTERS)[lives.stack[made]].any():
+        return 0
     older = (lives.start < start) & (lives.free > failed)
     return int(lives.size_bytes[older & roles.makes_model[lives.stack]].sum())
 
@@ -276,11 +343,24 @@ def _layers_to_come(trace: Trace, start: int, failed: int) -> tuple[int, int, in
     n_layers = n_equal_layers(trace, start, n_done)
     n_left = n_layers - n_done - int(is_within > 0)
     before = sequence[: len(sequence) - n_repeated - unit]
-    if n_left <= 0 or int(np.bincount(before[before >= 0]).max(initial=0)) >= n_layers:
+    if n_left < 0 or _most_called(before) >= n_layers:
         return 0, 0, 0  # another part has run as often: what repeats now is not the layers
-    one = made[len(made) - is_within - unit : len(made) - is_within]
-    kept = int(lives.size_bytes[one][lives.free[one] > failed].sum())
-    return kept * n_left, n_left, n_layers
+    kept = lives.size_bytes[made] * (lives.free[made] > failed)
+    kept[np.isin(made, _workspaces(trace, made))] = 0
+    last = len(made) - is_within
+    each = [int(kept[last - k * unit : last - (k - 1) * unit].sum()) for k in (1, 2)[:n_done]]
+    one = min(each)  # the last one may hold what goes with the next
+    # The rest of this one, less what goes with it and with the next; where it would be less than
+    # nothing, the last layer at least comes to where this one is.
+    rest = max(2 * one - each[0] - int(kept[last:].sum()), 0) if is_within else 0
+    more = one * n_left + rest
+    return (more, n_left + int(rest > 0), n_layers) if more else (0, 0, 0)
+
+
+def _most_called(stack: I64) -> int:
+    """Return how often the busiest stack was called: what it allocates in a row is one call."""
+    calls = stack[np.append(True, stack[1:] != stack[:-1])[: len(stack)]]
+    return int(np.bincount(calls[calls >= 0]).max(initial=0))
 
 
 def _unit(sequence: I64) -> tuple[int, int]:

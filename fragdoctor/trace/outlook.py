@@ -319,7 +319,8 @@ class Outlooks:
         bound = self._lower_bound
         if bound is None:
             return Outlook(OutlookState.OPEN, reason=NO_STEP)
-        is_beyond = limit_bytes is not None and bound.needed_bytes > limit_bytes
+        is_now = limit_bytes is not None and bound.needed_bytes > limit_bytes
+        is_beyond = is_now or (limit_bytes is not None and bound.next_bytes > limit_bytes)
         is_known = not bound.trains and bound.more_bytes == bound.request_bytes
         likely = OutlookState.HOLDS if is_known else None
         if limit_bytes is not None and bound.likely_bytes > limit_bytes:
@@ -328,8 +329,8 @@ class Outlooks:
             OutlookState.FAILS if is_beyond else OutlookState.OPEN,
             OutlookBasis.LOWER_BOUND,
             likely=None if is_beyond else likely,
-            fails_after_steps=0 if is_beyond else None,
-            needs_bytes=bound.needed_bytes if is_beyond else None,
+            fails_after_steps=int(not is_now) if is_beyond else None,
+            needs_bytes=(bound.needed_bytes if is_now else bound.next_bytes) if is_beyond else None,
             reason=" and needs ".join(x for x in ("its step was cut off", bound.text) if x),
         )
 

@@ -154,7 +154,7 @@ def test_growth_that_each_parameter_brings_once_is_no_leak(monkeypatch) -> None:
         # No setting serves even the request, nor did the real allocator.
         ("first_forward_holes", Confidence.LIKELY),
         # Expandable segments serve it; rerun, the step needs 349 MiB of the 342 MiB.
-        ("first_backward_holes", Confidence.POSSIBLE),
+        ("first_backward_holes", Confidence.LIKELY),
     ],
 )
 def test_holes_are_not_the_cause_where_no_setting_is_known_to_finish_the_first_step(
