@@ -178,11 +178,12 @@ class Outlooks:
         if not doubt and not self._is_robust(
             known, state, run, conditions, remakes_start=remakes_start
         ):
-            if state is OutlookState.HOLDS and self._is_settled(known):
-                outlook = replace(outlook, is_fragile=True)
-            else:
+            fails = state is OutlookState.FAILS
+            if not self._is_settled(known) or (fails and known.n_complete == 1):
                 doubt = _close(known, state)
-                is_guess |= state is OutlookState.FAILS
+                is_guess |= fails
+            else:
+                outlook = replace(outlook, is_fragile=not fails)
         awaiting = self._awaiting_bytes if state is OutlookState.HOLDS else 0
         if not doubt and awaiting and limit is not None:
             tighter = conditions.with_less(min(OPTIMIZER_TAKES * awaiting / limit, 1.0))

@@ -628,3 +628,21 @@ def test_what_a_second_step_does_not_make_again_is_made_once(
         sequences=[np.arange(5), np.array(again)],
     )
     assert SizedSteps.first_kept_bytes(cast("SizedSteps", steps)) == kept_mb * MIB
+
+
+@pytest.mark.parametrize(
+    ("capacity_mb", "n_steps", "state"), [(60, 1, OutlookState.OPEN), (84, 2, OutlookState.FAILS)]
+)
+def test_what_two_equal_steps_say_fails_by_a_little_fails(
+    monkeypatch, capacity_mb: int, n_steps: int, state: OutlookState
+) -> None:
+    def make(step: int) -> Step:
+        return [("x", 3 * MIB), ("a", 12 * MIB), (f"kept {step}", 24 * MIB), ("a", 0), ("x", 0)]
+
+    monkeypatch.setattr(Outlooks, "_is_robust", lambda *_, **__: False)
+    trace, n_complete = _failed(make, capacity_mb)
+    outlook = simulate(trace, capacity_bytes=(capacity_mb + 30) * MIB).results[0].outlook
+    assert n_complete == n_steps
+    assert outlook is not None
+    assert outlook.state is state
+    assert not outlook.is_fragile
