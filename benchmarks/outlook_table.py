@@ -29,6 +29,7 @@ HELD_OUT_PROGRAMS = frozenset(
         "peft_checkpoint_trainer",
         "pipeline_stages",
         "retrieval_search",
+        "sparse_tables",
         "static_kv_server",
         "style_lbfgs",
         "timm_ema_train",
