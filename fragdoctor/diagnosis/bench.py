@@ -273,13 +273,16 @@ class Bench:
         """
         if not result.is_conclusive:
             return Predicted()
+        outlook, peak, capacity = result.outlook, result.peak_reserved_bytes, result.capacity_bytes
+        if outlook is not None and outlook.state is OutlookState.HOLDS:
+            peak = max(peak, outlook.peak_reserved_bytes or 0)
         return Predicted(
             fits=result.fits,
-            peak_reserved_bytes=result.peak_reserved_bytes,
+            peak_reserved_bytes=peak,
             retries=result.retries,
             method=self.simulation.method,
             driver_calls=result.driver_calls,
-            margin_bytes=result.margin_bytes,
+            margin_bytes=None if capacity is None else capacity - peak,
             fidelity_share=self.simulation.fidelity.share,
             outlook=result.outlook,
         )

@@ -107,8 +107,9 @@ class Predicted:
     """The effect of a recommendation.
 
     ``method`` is ``replay`` (the trace was replayed under it), ``arithmetic`` (follows from the
-    figures) or ``none`` (not tested; the other fields are None then). The figures are those of the
-    recorded part of the run, ``outlook`` is what comes after it.
+    figures) or ``none`` (not tested; the other fields are None then). ``outlook`` is what comes
+    after the recorded part of the run; where it holds, peak and margin are those of the whole run
+    as far as it was played, else of the recorded part.
     """
 
     fits: bool | None = None

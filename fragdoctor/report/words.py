@@ -216,9 +216,9 @@ def outlook_text(outlook: Outlook) -> str:
         n = outlook.fails_after_steps
         when = "in the step under way" if not n else f"after {plural(n, 'more step')}"
         return f"fails {when}"
-    if outlook.basis is OutlookBasis.COMPLETE:
-        return "the whole run"
     how = f"holds for {plural(outlook.steps, 'more step')}" if outlook.steps else "holds"
+    if outlook.basis is OutlookBasis.COMPLETE:
+        return f"{how} as the other recording goes on"
     n_known = outlook.n_complete_steps
     if outlook.steps and n_known is not None and n_known < _MANY_STEPS:
         how += " like the one recorded" if n_known == 1 else f" like the {n_known} recorded"

@@ -16,7 +16,7 @@ from fragdoctor.model.diagnosis import (
     RunState,
 )
 from fragdoctor.model.finding import Confidence
-from fragdoctor.model.simulation import OutlookBasis, OutlookState
+from fragdoctor.model.simulation import OutlookState
 from fragdoctor.report import document as doc
 from fragdoctor.report import words
 from fragdoctor.units import format_size
@@ -143,7 +143,7 @@ def wins(advice: Recommendation, diagnosis: Diagnosis) -> str:
     said = ["" if p.fits is None else _fits_text(p, diagnosis), *words.predicted_figures(figures)]
     how = words.METHOD_TITLES.get(p.method, p.method).capitalize()
     text = f"{how}: {', '.join(s for s in said if s) or 'no figures'}."
-    if p.outlook is None or p.outlook.basis is OutlookBasis.COMPLETE:
+    if p.outlook is None or not p.fits:
         return text
     return f"{text} {sentence(words.outlook_text(p.outlook))}".strip()
 
