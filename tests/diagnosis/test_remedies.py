@@ -313,8 +313,8 @@ def looked_on(code, state, *, setting="", weight=10, **outlook):
 @pytest.mark.parametrize(
     ("cause", "order"),
     [
-        (Cause.FRAGMENTATION, ["sure", "open", "code", "open-code", "later", "fragile"]),
-        (Cause.CAPACITY, ["code", "sure", "open", "open-code", "later", "fragile"]),
+        (Cause.FRAGMENTATION, ["sure", "open", "code", "open-code", "fragile", "later"]),
+        (Cause.CAPACITY, ["code", "sure", "open", "open-code", "fragile", "later"]),
         (Cause.LEAK, ["code", "open-code", "later", "fragile", "open", "sure"]),
     ],
 )

@@ -398,14 +398,17 @@ def best_of(bench: Bench, outcomes: Sequence[Outcome]) -> Outcome:
 
 
 class Prospect(IntEnum):
-    """How well a run goes on that gets past the recorded failure, the best first."""
+    """How well a run goes on that gets past the recorded failure, the best first.
+
+    What holds with just this much memory comes last of what may be enough.
+    """
 
     HOLDS = 0
     LIKELY = 1
     OPEN = 2
-    UNLIKELY = 3
-    FAILS = 4
-    FRAGILE = 5
+    FRAGILE = 3
+    UNLIKELY = 4
+    FAILS = 5
 
 
 def prospect(outlook: Outlook | None) -> Prospect:
