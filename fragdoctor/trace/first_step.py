@@ -19,7 +19,7 @@ from fragdoctor.frozen import frozen
 from fragdoctor.model.arrays import distinct, is_among
 from fragdoctor.model.snapshot import I32, I64
 from fragdoctor.trace import operations, stacks
-from fragdoctor.trace.norm_layers import ModelLayers, bytes_to_come
+from fragdoctor.trace.norm_layers import ModelLayers, bytes_to_come, logits_to_come
 from fragdoctor.trace.operations import WORKSPACE_BYTES, Allocations, Operations
 from fragdoctor.trace.optimizer_rest import missing_sizes
 from fragdoctor.trace.passes import (
@@ -194,6 +194,9 @@ def lower_bound_of(trace: Trace) -> LowerBound | None:
         experience = int((1 + BACKWARD_SHARE) * (live + (request if layers else more)))
         expected = max(more + max(request, rest), experience - live, update - live)
         loss = _loss_needs(trace, start, failed, made)
+        if not loss:
+            head = AT_LOSS * logits_to_come(trace, start, failed, made)
+            expected = max(expected, max(more, request + rest) + head)
         if loss > more:
             more = loss
             parts = ["a cross entropy and its gradients"]

@@ -61,6 +61,9 @@ NOT_CALLED, NO_NORM = 0.5, 0.3
 MAX_EMBEDDINGS: Final = 2
 """Largest weights that may be those of a vocabulary."""
 
+HALF: Final = 2
+"""Bytes of a number in half precision."""
+
 MIN_WORDS: Final = 4
 """Bytes of a vocabulary's weight, at least, as a multiple of the square of those of a norm's: 16
 words for each channel of 4 bytes, 8 for one of 2."""
@@ -76,11 +79,14 @@ class ModelLayers:
         widths: bytes of the weight of each norm.
         lines: frame of the user's line that put it on the device.
         weights: bytes of each parameter that is no vector, ascending.
+        head_bytes: of the weight that ends a language model, as large as that of its vocabulary;
+            0 without one, or where both are one.
     """
 
     widths: I64
     lines: I64
     weights: I64
+    head_bytes: int
 
     @classmethod
     def of(cls, trace: Trace, start: int, failed: int) -> ModelLayers:
@@ -117,7 +123,10 @@ class ModelLayers:
                 weights.append(one)
                 weight = one
         width, line = np.array(norms, np.int64).reshape(-1, 2).T
-        return cls(width, line, distinct(np.array(weights, np.int64)))
+        sizes = distinct(np.array(weights, np.int64))
+        head = weights[-1] if weights else 0
+        ends = head in weights[:-1] and _may_be_words(head, width) and head == max(weights)
+        return cls(width, line, sizes, head if ends else 0)
 
     def makes_logits(self, inputs: I64, output: int) -> bool:
         """Return whether an output has an element for each word of a vocabulary.
@@ -128,12 +137,32 @@ class ModelLayers:
         """
         width = int(self.widths.max(initial=0))
         return any(
-            weight >= MIN_WORDS * width**2 and output * width**2 == ratio * one * weight
+            _may_be_words(weight, self.widths) and output * width**2 == ratio * one * weight
             for weight in self.weights[-MAX_EMBEDDINGS:].tolist()
             for one in distinct(inputs).tolist()
             for ratio in (1, 2, 4, 8)  # 2 or 4 bytes of a parameter, of the input, of the output
             if width
         )
+
+
+def _may_be_words(weight: int, widths: I64) -> bool:
+    """Return whether a weight is large enough for a vocabulary."""
+    return weight >= MIN_WORDS * int(widths.max(initial=0)) ** 2
+
+
+def logits_to_come(trace: Trace, start: int, failed: int, made: I64) -> int:
+    """Return the bytes of the logits that a language model ends with; 0 where none is known to.
+
+    One for each word of its vocabulary and row of its norms, in half precision at least. Arguments
+    as for ``bytes_to_come``.
+    """
+    model = ModelLayers.of(trace, start, failed)
+    at = _outputs(trace, made)
+    if not model.head_bytes or not len(at) or len(distinct(model.widths)) != 1:
+        return 0
+    width = int(model.widths[0])
+    rows, words = int(trace.lives.requested_bytes[made[at[-1]]]) // width, model.head_bytes // width
+    return HALF * rows * words
 
 
 def bytes_to_come(trace: Trace, start: int, failed: int, made: I64) -> int:

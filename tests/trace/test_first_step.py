@@ -128,9 +128,19 @@ def test_rows_of_outputs_to_come(to_come: list[int], rows: list[int]) -> None:
 def test_logits_are_told_from_other_outputs_by_the_vocabulary() -> None:
     width, words, rows = 4 * 256, 8000, 2048
     empty = np.zeros(2, np.int64)
-    model = ModelLayers(np.full(2, width), empty, np.array([4 * 256 * width, words * width]))
+    model = ModelLayers(np.full(2, width), empty, np.array([4 * 256 * width, words * width]), 0)
     hidden = np.array([rows * width, 512])
     assert model.makes_logits(hidden, rows * words * 4)
     assert model.makes_logits(hidden, rows * words * 2)
     assert not model.makes_logits(hidden, 4 * rows * width)
     assert not model.makes_logits(hidden, rows * words * 4 + 512)
+
+
+def test_logits_to_come_are_counted_where_the_model_ends_with_its_vocabulary(
+    samples: Path,
+) -> None:
+    # Played on without a limit, the program has 9,775 MiB live at its peak.
+    bound = lower_bound_of(Trace.of(read_snapshot(samples / "capacity_oom.pickle"), 0))
+
+    assert bound is not None
+    assert 8_000 * MIB < bound.needed_bytes < 9_775 * MIB

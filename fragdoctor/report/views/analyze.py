@@ -8,6 +8,7 @@ from typing import Final
 from fragdoctor.model.diagnosis import ChecklistItem, Diagnosis, Status
 from fragdoctor.model.finding import Confidence, Finding, Severity
 from fragdoctor.model.settings import AllocatorSettings
+from fragdoctor.model.simulation import OutlookBasis
 from fragdoctor.model.snapshot import Provenance
 from fragdoctor.report import document as doc
 from fragdoctor.report import words
@@ -28,6 +29,10 @@ from fragdoctor.units import format_share, format_size, plural
 _SOURCES: Final = {"memory_stats": "stats", "oom message": "message", "user": "option"}
 _MAX_OTHER: Final = 20
 _SHORT_NOTES: Final = 2
+_REHEARSE: Final = (
+    "Rehearse the program without a GPU (fragdoctor rehearse) and add its recording "
+    "(--continue-with): that shows what the rest needs."
+)
 
 
 def checklist_section(diagnosis: Diagnosis) -> doc.Section:
@@ -236,7 +241,13 @@ def _what_it_is(diagnosis: Diagnosis) -> list[doc.Block]:
     verdict = diagnosis.verdict
     # What is proven has nothing left to settle.
     decider = "" if verdict.confidence is Confidence.PROVEN else verdict.decider
-    facts = (("Also possible", words.also_text(verdict)), ("To settle", decider))
+    outlook = verdict.outlook
+    is_cut_off = outlook is not None and outlook.basis is OutlookBasis.LOWER_BOUND
+    facts = (
+        ("Also possible", words.also_text(verdict)),
+        ("To settle", decider),
+        ("Whole step", _REHEARSE if is_cut_off else ""),
+    )
     further = (
         ("To settle", verdict.decider if not decider else ""),
         ("Evidence", "; ".join(words.evidence_text(e) for e in verdict.evidence)),
