@@ -20,7 +20,7 @@ from fragdoctor.model.arrays import distinct, is_among
 from fragdoctor.model.snapshot import I32, I64
 from fragdoctor.trace import operations, stacks
 from fragdoctor.trace.norm_layers import ModelLayers, bytes_to_come, logits_to_come
-from fragdoctor.trace.operations import WORKSPACE_BYTES, Allocations, Operations
+from fragdoctor.trace.operations import WORKSPACE_BYTES, Allocations, Operations, OpKind
 from fragdoctor.trace.optimizer_rest import missing_sizes
 from fragdoctor.trace.passes import (
     KEPT_OF_OLDER,
@@ -126,7 +126,8 @@ class LowerBound:
         """Return the bound of an edited program.
 
         What is still to come changes with what its step had made until the request failed: a
-        smaller batch asks for less in every layer, a checkpointed layer keeps less of it.
+        smaller batch asks for less in every layer, a checkpointed layer keeps less of it, a fused
+        optimizer does without the request that failed.
         """
         lives, failed = trace.lives, int(trace.oom_rows[-1])
         size = np.where(lives.free > failed, lives.requested_bytes, 0).astype(np.int64)
@@ -136,12 +137,15 @@ class LowerBound:
         left = int(of.size[(of.dies == operations.NEVER) & (of.born >= 0)].sum())
         left += int(size[: lives.n_initial].sum())
         share = min(max((left - before) / made, 0.0), 1.0) if made > 0 else 1.0
+        asked = edited.size[edited.kind == OpKind.FAILED].astype(np.int64)
+        request = int(asked[-1]) if len(asked) else 0
+        more = int(share * (self.more_bytes - self.request_bytes)) + request
         further = self.next_bytes - self.live_bytes + self.more_bytes
         return LowerBound(
-            live_bytes=left + int(share * self.more_bytes),
-            more_bytes=int(share * self.more_bytes),
+            live_bytes=left + more,
+            more_bytes=more,
             expected_bytes=int(share * self.expected_bytes),
-            request_bytes=int(share * self.request_bytes),
+            request_bytes=request,
             parts=(),
             state_bytes=self.state_bytes,
             next_bytes=left + int(share * further) if self.next_bytes else 0,

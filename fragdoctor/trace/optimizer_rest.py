@@ -76,7 +76,7 @@ class OptimizerRest:
             possible = w.size[gradients].tolist()
         elif not asks_state:
             # A list with something for each parameter, in the order of the state.
-            order = w.size[made[is_state & (w.stack[made] == w.stack[made[0]])]]
+            order = w.size[made[is_state & (w.stack[made] == w.stack[made[:1]])]]
             so_far = np.append(w.size[begun], size)
             is_list = bool(roles.makes_lists[stack])
             is_known = is_list and len(order) == len(gradients)

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import fragdoctor
 from fragdoctor.inputs.snapshot_reader import read_snapshot
 from fragdoctor.model.simulation import Outlook, OutlookBasis, OutlookState
 from fragdoctor.trace.first_step import LowerBound, _layers_to_come, lower_bound_of
@@ -144,3 +145,23 @@ def test_logits_to_come_are_counted_where_the_model_ends_with_its_vocabulary(
 
     assert bound is not None
     assert 8_000 * MIB < bound.needed_bytes < 9_775 * MIB
+
+
+@pytest.mark.parametrize(("capacity_mb", "finishes"), [(250, False), (260, True)])
+def test_an_optimizer_may_fail_before_it_has_made_anything(
+    capacity_mb: int, finishes: bool
+) -> None:
+    """Plain SGD failed at the first of its decayed gradients; rerun, it finished from 260 MiB on.
+
+    The model: four of ``Linear(2048, 2048)``, under 196 MiB.
+    """
+    assert (outlook_of("first_decay", capacity_mb).state is OutlookState.HOLDS) == finishes
+
+
+def test_an_edit_may_do_without_the_request_that_failed() -> None:
+    """With ``fused=True`` the program passes under the same 196 MiB."""
+    found = fragdoctor.diagnose(RECORDINGS / "first_decay.pickle.gz").recommendations
+    outlook = next(r for r in found if r.code == "fused-optimizer").predicted.outlook
+
+    assert outlook is not None
+    assert outlook.state is not OutlookState.FAILS
