@@ -96,7 +96,9 @@ def shared_dir() -> Path:
     folder = tempfile.TemporaryDirectory(prefix="fragdoctor-recordings-")
     atexit.register(folder.cleanup)
     with tarfile.open(ROOT / "tests" / "golden" / "recordings.tar.xz") as archive:
-        archive.extractall(folder.name, filter="data")
+        if hasattr(tarfile, "data_filter"):  # from Python 3.11.4 on
+            archive.extraction_filter = tarfile.data_filter
+        archive.extractall(folder.name)
     return Committed(folder.name)
 
 
