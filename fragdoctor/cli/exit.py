@@ -62,7 +62,9 @@ def run(  # noqa: PLR0911 - one line for each way to end
     except OSError as e:
         if e.errno == errno.EPIPE:
             return quiet_pipe()
-        return _fail(argv, USAGE, "unreadable_input", *_os_sentence(e))
+        code = _fail(argv, USAGE, "unreadable_input", *_os_sentence(e))
+        _write_out("")
+        return code
     except MemoryError:
         hint = "Analyze the file on a machine with more memory."
         return _fail(argv, USAGE, "out_of_host_memory", "This machine ran out of memory.", hint)
@@ -149,9 +151,16 @@ def _internal(argv: Sequence[str], error: Exception) -> int:
 def _print_error_document(code: str, message: str, hint: str, offset: int | None) -> None:
     from fragdoctor.report.json import dumps, error_document
 
-    with contextlib.suppress(BrokenPipeError):
-        sys.stdout.write(dumps(error_document(code, message, hint, offset)))
+    _write_out(dumps(error_document(code, message, hint, offset)))
+
+
+def _write_out(text: str) -> None:
+    """Write to standard output what can be; what cannot is not tried again at the very end."""
+    try:
+        sys.stdout.write(text)
         sys.stdout.flush()
+    except (OSError, ValueError):
+        quiet_pipe()
 
 
 def _say(message: str, hint: str = "") -> None:

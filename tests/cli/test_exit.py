@@ -165,6 +165,7 @@ def run_outside(root: Path, command: str) -> subprocess.CompletedProcess[str]:
     """Run a shell line in which $FRAGDOCTOR is the command."""
     script = "from fragdoctor.cli.app import main; main()"
     env = {**os.environ, "PYTHONPATH": str(root), "FRAGDOCTOR": sys.executable, "SCRIPT": script}
+    env.pop("PYTHONUNBUFFERED", None)  # then what fails is not told at the end only
     line = command.replace("$FRAGDOCTOR", '"$FRAGDOCTOR" -c "$SCRIPT"')
     return subprocess.run(
         ["/bin/sh", "-c", line], capture_output=True, text=True, env=env, check=False
@@ -172,13 +173,20 @@ def run_outside(root: Path, command: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux only")
-@pytest.mark.parametrize("args", ["--help", "explain"])
-def test_full_disk_is_a_sentence(args: str, root: Path) -> None:
+@pytest.mark.parametrize(
+    ("args", "sentence"),
+    [
+        ("--help", "There is no space left on the device."),
+        ("explain", "There is no space left on the device."),
+        ("analyze gone.pickle --format=json", "gone.pickle does not exist."),
+    ],
+)
+def test_full_disk_is_a_sentence(args: str, sentence: str, root: Path) -> None:
     done = run_outside(root, f"$FRAGDOCTOR {args} > /dev/full")
 
     assert done.returncode == 2
-    assert done.stderr.startswith("Error: There is no space left on the device.")
-    assert "Traceback" not in done.stderr
+    assert done.stderr.startswith(f"Error: {sentence}")
+    assert done.stderr.count("\n") == 2
 
 
 @pytest.mark.parametrize(
