@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from fragdoctor.frozen import frozen
-from fragdoctor.model.arrays import distinct, is_among
+from fragdoctor.model.arrays import distinct, is_among, occurrence
 from fragdoctor.model.phases import Category, TrainingPhase
 from fragdoctor.model.snapshot import I64, U8, Bools
 from fragdoctor.trace.lives import BEFORE, NEVER, Lives
@@ -213,10 +213,7 @@ def _fitting(s: _Sorter, outlives: Bools, persists: Bools, is_parameter: Bools) 
     at = np.searchsorted(sizes, s.requested[rows])
     group = s.born[rows] * len(sizes) + at
     order = np.lexsort((-s.start[rows], persists[rows], group))
-    sorted_group = group[order]
-    heads = np.flatnonzero(np.append(True, sorted_group[1:] != sorted_group[:-1]))
-    lengths = np.diff(np.append(heads, len(order)))
-    rank = np.arange(len(order)) - np.repeat(heads, lengths)
+    rank = occurrence(group[order])
     result[rows[order[rank >= wanted[at[order]]]]] = False
     return result
 

@@ -35,6 +35,18 @@ def is_among(
     return result
 
 
+def occurrence(values: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return how many of the same came before each value."""
+    order = np.argsort(values, kind="stable")
+    ordered = values[order]
+    first = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)])
+    result = np.empty(len(values), np.int64)
+    result[order] = np.arange(len(values)) - np.repeat(
+        first, np.diff(np.append(first, len(values)))
+    )
+    return result
+
+
 def percentile(values: npt.NDArray[np.int64], percent: float) -> float:
     """Return the value below which a share of some values lies, between the two next to it."""
     at = percent / 100 * (len(values) - 1)

@@ -184,29 +184,32 @@ def lower_bound_of(trace: Trace) -> LowerBound | None:
     elif layers:
         more += layers
         parts.append(f"{format_size(layers)} in {n_left} of {plural(n_layers, 'equal layer')}")
-    backward = _backward_needs(trace, start, failed)
+    trained = max(start, trained_until(trace, failed))
+    is_forward = is_training_forward(trace, trained, failed)
+    backward = _backward_needs(trace, start, failed, is_forward=is_forward)
     if backward + layers - live > more:
         more = backward + layers - live
         parts = [*parts[1:], "gradients of what is kept for the backward pass"]
-    trained = max(start, trained_until(trace, failed))
     expected, known = 0, more if backward else 0
-    if is_training_forward(trace, trained, failed):
+    parameters = _trained_bytes(trace, start, failed) if is_forward or backward else 0
+    if is_forward:
         made = made_between(trace, trained, failed)
+        model = ModelLayers.of(trace, start, failed)
         before = int(lives.size_bytes[(lives.start < start) & (lives.free > failed)].sum())
-        update = before + UPDATE_TAKES * _trained_bytes(trace, start, failed)
-        rest = bytes_to_come(trace, start, failed, made)
+        update = before + UPDATE_TAKES * parameters
+        rest = bytes_to_come(trace, model, failed, made)
         experience = int((1 + BACKWARD_SHARE) * (live + (request if layers else more)))
         expected = max(more + max(request, rest), experience - live, update - live)
-        loss = _loss_needs(trace, start, failed, made)
+        loss = _loss_needs(trace, model, failed, made)
         if not loss:
-            head = AT_LOSS * logits_to_come(trace, start, failed, made)
+            head = AT_LOSS * logits_to_come(trace, model, made)
             expected = max(expected, max(more, request + rest) + head)
         if loss > more:
             more = loss
             parts = ["a cross entropy and its gradients"]
         expected = max(expected - more, 0)
         known = max(more, request + rest) if loss or layers or rest else 0
-    state = _trained_bytes(trace, start, failed) if known else 0
+    state = parameters if known else 0
     return LowerBound(
         live_bytes=live + more,
         more_bytes=more,
@@ -225,7 +228,7 @@ def _start(trace: Trace) -> int:
     return int(steps.rows[-1]) if len(steps) else 0
 
 
-def _backward_needs(trace: Trace, start: int, failed: int) -> int:
+def _backward_needs(trace: Trace, start: int, failed: int, *, is_forward: bool) -> int:
     """Return what must be live at one moment of the backward pass; 0 where none is to come.
 
     What a module made and keeps has a gradient of its size, and when that is made everything that
@@ -234,8 +237,6 @@ def _backward_needs(trace: Trace, start: int, failed: int) -> int:
     """
     lives, roles = trace.lives, trace.stacks.roles
     role = int(roles.role[trace.events.stack[failed]])
-    trained = max(start, trained_until(trace, failed))
-    is_forward = role == stacks.FORWARD and is_training_forward(trace, trained, failed)
     if not is_forward and role not in (stacks.BACKWARD, stacks.SILENT):
         return 0
     made = made_between(trace, start, failed)
@@ -263,7 +264,7 @@ def _backward_needs(trace: Trace, start: int, failed: int) -> int:
     return int(needs[has_gradient].max(initial=0))
 
 
-def _loss_needs(trace: Trace, start: int, failed: int, made: I64) -> int:
+def _loss_needs(trace: Trace, model: ModelLayers, failed: int, made: I64) -> int:
     """Return what a cross entropy needs above what is live; 0 where none is under way or to come.
 
     It keeps the logarithms of its probabilities, and its backward pass makes a gradient of those
@@ -272,11 +273,11 @@ def _loss_needs(trace: Trace, start: int, failed: int, made: I64) -> int:
     elements for each of its input as the vocabulary, whose embedding is among the parameters.
     """
     lives, request = trace.lives, int(trace.events.size_bytes[failed])
-    if not trace.stacks.calls(CROSS_ENTROPY)[trace.events.stack[failed]]:
-        model = ModelLayers.of(trace, start, failed)
-        if not model.makes_logits(lives.requested_bytes[made[-RECENT:]].astype(np.int64), request):
-            return 0
     recent = made[-RECENT:]
+    if not trace.stacks.calls(CROSS_ENTROPY)[trace.events.stack[failed]]:
+        inputs = lives.requested_bytes[recent].astype(np.int64)
+        if not model.makes_logits(inputs, request):
+            return 0
     size = lives.size_bytes[recent][lives.free[recent] > failed]
     return AT_LOSS * request - int(size[size > request * COPY].sum())
 

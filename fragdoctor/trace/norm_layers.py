@@ -150,13 +150,12 @@ def _may_be_words(weight: int, widths: I64) -> bool:
     return weight >= MIN_WORDS * int(widths.max(initial=0)) ** 2
 
 
-def logits_to_come(trace: Trace, start: int, failed: int, made: I64) -> int:
+def logits_to_come(trace: Trace, model: ModelLayers, made: I64) -> int:
     """Return the bytes of the logits that a language model ends with; 0 where none is known to.
 
     One for each word of its vocabulary and row of its norms, in half precision at least. Arguments
     as for ``bytes_to_come``.
     """
-    model = ModelLayers.of(trace, start, failed)
     at = _outputs(trace, made)
     if not model.head_bytes or not len(at) or len(distinct(model.widths)) != 1:
         return 0
@@ -165,7 +164,7 @@ def logits_to_come(trace: Trace, start: int, failed: int, made: I64) -> int:
     return HALF * rows * words
 
 
-def bytes_to_come(trace: Trace, start: int, failed: int, made: I64) -> int:
+def bytes_to_come(trace: Trace, model: ModelLayers, failed: int, made: I64) -> int:
     """Return what a pass will keep behind the last norm it called; 0 where nothing tells.
 
     Outputs keep their rows while their channels stay, have a quarter of them where the channels
@@ -174,11 +173,10 @@ def bytes_to_come(trace: Trace, start: int, failed: int, made: I64) -> int:
 
     Args:
         trace: of the device.
-        start: row before which the model was made.
+        model: its layers.
         failed: row of the failing request.
         made: blocks of the pass, in order.
     """
-    model = ModelLayers.of(trace, start, failed)
     if len(distinct(model.widths)) < MIN_WIDTHS:
         return 0
     lives = trace.lives

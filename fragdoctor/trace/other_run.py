@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from fragdoctor._native import _ext
 from fragdoctor.errors import SimulationError
+from fragdoctor.model.arrays import occurrence
 from fragdoctor.model.simulation import Outlook, OutlookBasis, OutlookState
 from fragdoctor.model.snapshot import I64, Bools
 from fragdoctor.trace.operations import Operations, OpKind
@@ -108,16 +109,16 @@ class OtherRun:
         self._n_ahead = n_theirs - self._n_before
         beyond = None if max_steps is None else max(max_steps + 1 - self._n_ahead, 0)
         self._outlooks = Outlooks(other, native, beyond, is_edited=not self.is_same)
-        how = "with the same sizes" if self.is_same else "with sizes scaled line by line"
         self.note = (
-            "How the run goes on was taken from the other recording: "
-            f"{format_count(len(at))} of {format_count(len(own.operation))} requests are found "
-            f"there by line and order, {how}."
+            f"The other recording holds {plural(n_theirs, 'whole step')}, no more than this "
+            "one: how the run goes on was taken from its own."
         )
-        if not self.goes_further:
+        if self.goes_further:
+            how = "with the same sizes" if self.is_same else "with sizes scaled line by line"
             self.note = (
-                f"The other recording holds {plural(n_theirs, 'whole step')}, no more than this "
-                "one: how the run goes on was taken from its own."
+                "How the run goes on was taken from the other recording: "
+                f"{format_count(len(at))} of {format_count(len(own.operation))} requests are found "
+                f"there by line and order, {how}."
             )
 
     @property
@@ -158,7 +159,6 @@ class OtherRun:
         peak = max(int(raw["peak_reserved_bytes"]), found.peak_reserved_bytes or 0)
         basis = OutlookBasis.COMPLETE if self.is_same else OutlookBasis.SCALED
         found = replace(found, basis=basis, peak_reserved_bytes=peak, likely=None)
-        n_ahead = self._n_ahead
         if not raw["fits"]:
             step = int(Steps.of(self._other).at(np.array([raw["oom_event"] or 0]))[0])
             return replace(
@@ -169,12 +169,12 @@ class OtherRun:
                 reason=f"a request of {format_size(raw['oom_bytes'])} fails",
             )
         if found.state is OutlookState.FAILS:
-            after = n_ahead + (found.fails_after_steps or 0)
+            after = self._n_ahead + (found.fails_after_steps or 0)
             return replace(found, fails_after_steps=max(after, 0))
-        if found.state is OutlookState.OPEN and n_ahead > 0:
+        if found.state is OutlookState.OPEN and self.goes_further:
             # What is open comes after the whole steps that were asked for, and served.
-            return replace(found, state=OutlookState.HOLDS, steps=n_ahead - 1, reason="")
-        return replace(found, steps=max(n_ahead - 1 + (found.steps or 0), 0))
+            return replace(found, state=OutlookState.HOLDS, steps=self._n_ahead - 1, reason="")
+        return replace(found, steps=max(self._n_ahead - 1 + (found.steps or 0), 0))
 
 
 def _n_whole_steps(trace: Trace) -> int:
@@ -195,7 +195,9 @@ def _requests(trace: Trace, operations: Operations, n_steps: int | None = None) 
     numbers: dict[Site, int] = {}
     site_of = [_site_number(trace, int(one), numbers) for one in used]
     site = np.array(site_of, np.int64)[member.reshape(-1)]
-    return _Requests(operation, -(-size // ROUNDED) * ROUNDED, site, _counted(site), tuple(numbers))
+    return _Requests(
+        operation, -(-size // ROUNDED) * ROUNDED, site, occurrence(site), tuple(numbers)
+    )
 
 
 def _site_number(trace: Trace, stack: int, numbers: dict[Site, int]) -> int:
@@ -206,16 +208,6 @@ def _site_number(trace: Trace, stack: int, numbers: dict[Site, int]) -> int:
     own, inner = trace.snapshot.frame(line), trace.snapshot.stack(stack)[0]
     names = os.path.basename(own.filename), os.path.basename(inner.filename)  # noqa: PTH119 - as text
     return numbers.setdefault((names[0], own.line, own.name, names[1], inner.name), len(numbers))
-
-
-def _counted(site: I64) -> I64:
-    """Return how many of the same site came before each."""
-    order = np.argsort(site, kind="stable")
-    ordered = site[order]
-    first = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)])
-    number = np.empty(len(site), np.int64)
-    number[order] = np.arange(len(site)) - np.repeat(first, np.diff(np.append(first, len(site))))
-    return number
 
 
 def _paired(own: _Requests, found: _Requests) -> tuple[I64, I64]:

@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from fragdoctor.model.arrays import is_among
+from fragdoctor.model.arrays import is_among, occurrence
 from fragdoctor.model.snapshot import I64, Bools
 from fragdoctor.trace import stacks
 from fragdoctor.trace.operations import WORKSPACE_BYTES, Operations, OpKind
@@ -368,7 +368,7 @@ class AlignedSteps:
         is_workspace = is_among(size, WORKSPACE_BYTES)
         is_workspace &= np.append(False, sequence[1:] == sequence[:-1])
         key = 2 * (sequence + 1) + is_workspace
-        result: I64 = key * 2**31 + _occurrence(key)
+        result: I64 = key * 2**31 + occurrence(key)
         return result
 
     def _silent(self) -> I64:
@@ -399,18 +399,9 @@ def _slots(step: I64, stack: I64, size: I64, n_steps: int) -> tuple[I64, int]:
         group = stack_of.reshape(-1)
     n_groups = int(group.max()) + 1
     key = step * n_groups + group
-    nth = _occurrence(key)
+    nth = occurrence(key)
     found, slot = np.unique(group * (int(nth.max()) + 1) + nth, return_inverse=True)
     return slot.reshape(-1), len(found)
-
-
-def _occurrence(key: I64) -> I64:
-    """Return how often each key came before."""
-    order = np.argsort(key, kind="stable")
-    begins = np.flatnonzero(np.append(True, np.diff(key[order]) > 0))
-    nth = np.empty(len(key), np.int64)
-    nth[order] = np.arange(len(key)) - np.repeat(begins, np.diff(np.append(begins, len(key))))
-    return nth
 
 
 def _even_pairs(pair: I64, stack_of_pair: I64, step: I64, n_complete: int) -> Bools:

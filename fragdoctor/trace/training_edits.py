@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from fragdoctor.errors import SimulationError
-from fragdoctor.model.arrays import distinct, is_among
+from fragdoctor.model.arrays import distinct, is_among, occurrence
 from fragdoctor.model.snapshot import I64, Bools
 from fragdoctor.trace.edits import Edit
 from fragdoctor.trace.operations import (
@@ -226,9 +226,7 @@ def gradients_set_to_none(
         of_size = np.searchsorted(sizes, lives.size[ids])
         # What is added to a gradient is gone at once; other results of its size live longer.
         order = np.lexsort((lives.dies[ids] - lives.born[ids], of_size, of_pass))
-        group = (of_pass * len(sizes) + of_size)[order]
-        heads = np.flatnonzero(np.append(True, np.diff(group) > 0)[: len(group)])
-        rank = np.arange(len(group)) - np.repeat(heads, np.diff(np.append(heads, len(group))))
+        rank = occurrence((of_pass * len(sizes) + of_size)[order])
         results = ids[order[rank < wanted[of_size[order]]]]
         holders = np.concatenate((kept, results))
         later = np.searchsorted(step_end_row, lives.row[holders], side="right")

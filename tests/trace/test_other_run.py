@@ -161,7 +161,7 @@ def test_recording_without_a_whole_step_is_refused_in_a_sentence() -> None:
 
 
 def test_sites_number_their_requests_in_order() -> None:
-    from fragdoctor.trace.other_run import _counted
+    from fragdoctor.model.arrays import occurrence
 
-    assert _counted(np.array([1, 0, 1, -1, 1, 0])).tolist() == [0, 0, 1, 0, 2, 1]
-    assert not len(_counted(np.zeros(0, np.int64)))
+    assert occurrence(np.array([1, 0, 1, -1, 1, 0])).tolist() == [0, 0, 1, 0, 2, 1]
+    assert not len(occurrence(np.zeros(0, np.int64)))

@@ -10,14 +10,12 @@ program goes.
 from __future__ import annotations
 
 from contextlib import ExitStack
-from typing import Any, Final
+from typing import Any
 
 import torch
 
 from fragdoctor.rehearse.engine import put
 from fragdoctor.rehearse.engine.allocation import in_backward
-
-_LAST: Final = 2**64 - 1  # where gradients are gathered: always first
 
 
 class CountingEngine:
@@ -62,16 +60,11 @@ def _nodes(gradients: Any, begin: int, end: int) -> list[Any]:
     todo = [g.grad_fn for g in gradients if isinstance(g, torch.Tensor)]
     while todo:
         node = todo.pop()
-        if node is None or id(node) in found or not begin <= _number(node) < end:
+        if node is None or id(node) in found or not begin <= node._sequence_nr() < end:
             continue
         found[id(node)] = node
         todo += [after for after, _ in node.next_functions]
     return list(found.values())
-
-
-def _number(node: Any) -> int:
-    number: int = node._sequence_nr()
-    return -1 if number == _LAST else number
 
 
 def install(undo: ExitStack) -> None:

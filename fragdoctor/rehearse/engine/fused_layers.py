@@ -342,7 +342,8 @@ def _native_attention(
     linear = torch.nn.functional.linear
     head = embed_dim // num_head
     n, length = query.shape[:2]
-    if query is key is value and head % MULTIPLE == 0 and not need_weights and mask is None:
+    is_self = query is key is value
+    if is_self and head % MULTIPLE == 0 and not need_weights and mask is None:
         heads = query.view(n, -1, num_head, head).transpose(1, 2)
         if choose(_question(heads, heads, heads, None, 0.0, False, False)) != MATH:
             parts = linear(query, qkv_weight, qkv_bias).chunk(3, -1)
@@ -351,7 +352,7 @@ def _native_attention(
             out = linear(seen, proj_weight, proj_bias)
             del seen  # before the projections
             return out, None
-    if query is key is value:
+    if is_self:
         qkv = linear(query, qkv_weight)
     else:
         given = zip((query, key, value), qkv_weight.chunk(3), strict=True)

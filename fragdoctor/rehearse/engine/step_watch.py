@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import wraps
+from itertools import takewhile
 from types import FrameType
 from typing import Any, Final
 from weakref import WeakKeyDictionary
@@ -82,7 +83,6 @@ class Steps:
     _by_optimizer: WeakKeyDictionary[Any, int] = field(default_factory=WeakKeyDictionary)
     _n_of_library: int = 0
     _is_due: bool = False
-    _n_equal: int = 0
     _undo: ExitStack = field(default_factory=ExitStack)
 
     def install(self, undo: ExitStack) -> None:
@@ -141,11 +141,7 @@ class Steps:
             self.on_stop(self._reason)
 
     def _settle(self, number: int) -> None:
-        step = self._step(number)
-        self._n_equal += 1
-        if self.found and not step.repeats(self.found[-1]):
-            self._n_equal = 1
-        self.found.append(step)
+        self.found.append(self._step(number))
         self.on_step(number)
         if self._reason:
             self.on_stop(self._reason)
@@ -180,11 +176,11 @@ class Steps:
     def _enough(self, n: int) -> str:
         if self.limit is not None:
             return f"{n} steps were asked for" if n >= self.limit else ""
-        if self._n_equal >= EQUAL_STEPS:
-            first = self.found[-self._n_equal]
-            n_events = sum(self.found[-1].n_events) - sum(first.n_events)
-            if self._n_equal >= MANY_EQUAL_STEPS or n_events >= CHEAP_EVENTS:
-                return f"steps {first.number} to {n} asked for the same memory"
+        equal = list(takewhile(self.found[-1].repeats, reversed(self.found))) if self.found else []
+        if len(equal) >= EQUAL_STEPS:
+            n_events = sum(equal[0].n_events) - sum(equal[-1].n_events)
+            if len(equal) >= MANY_EQUAL_STEPS or n_events >= CHEAP_EVENTS:
+                return f"steps {equal[-1].number} to {n} asked for the same memory"
         if self.most is not None and n >= self.most:
             return f"{n} steps did not repeat in memory"
         return ""
