@@ -308,7 +308,9 @@ class AnalyzeOptions(options.CaseOptions):
 def analyze(asked: AnalyzeOptions) -> int:
     """Diagnose the inputs, as one case or as the ranks of one job, and print the report."""
     look, overrides, paths = console.look_of(asked), asked.overrides(), asked.paths
-    console.check_output(asked.output, force=asked.force, inputs=paths)
+    further_name = asked.continue_with
+    inputs = paths if further_name is None else [*paths, further_name]
+    console.check_output(asked.output, force=asked.force, inputs=inputs)
 
     from fragdoctor.inputs.cases import read_case, read_snapshot
     from fragdoctor.model.hooks import report_progress
@@ -349,8 +351,7 @@ def analyze(asked: AnalyzeOptions) -> int:
 
         from fragdoctor.diagnosis.pipeline import diagnose
 
-        other = asked.continue_with
-        further = None if other is None else read_snapshot(other)
+        further = None if further_name is None else read_snapshot(further_name)
         diagnosis = diagnose(case, continue_with=further, at=asked.at)
         report_progress("Writing the report")
         report = render("analyze", asked.output_format.value, diagnosis, look)

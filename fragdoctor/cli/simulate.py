@@ -212,7 +212,8 @@ class SimulateOptions(options.FullOutput):
 def simulate(asked: SimulateOptions) -> int:
     """Replay the trace and print what would have happened."""
     look = console.look_of(asked)
-    console.check_output(asked.output, force=asked.force, inputs=[asked.snapshot])
+    inputs = [name for name in (asked.snapshot, asked.continue_with) if name is not None]
+    console.check_output(asked.output, force=asked.force, inputs=inputs)
 
     from fragdoctor.inputs.cases import read_snapshot
     from fragdoctor.model.settings import conf_of

@@ -151,3 +151,17 @@ def test_a_cut_off_run_is_continued_with_another_recording(run: Run, tmp_path: P
     assert any("other recording" in note for note in found["notes"])
     assert all(r["outlook"]["state"] != "open" for r in swept["results"])
     assert run(*asked, "--continue-with", str(tmp_path / "none.pickle")).code == 2
+
+
+@pytest.mark.parametrize("command", ["analyze", "simulate"])
+def test_the_other_recording_is_not_overwritten(run: Run, tmp_path: Path, command: str) -> None:
+    failed, other = tmp_path / "failed.pickle", tmp_path / "rehearsal.pickle"
+    for path, n_steps in ((failed, 1), (other, 8)):
+        path.write_bytes(pickle.dumps(training(2, n_steps=n_steps).data()))
+    before = other.read_bytes()
+
+    done = run(command, str(failed), "--continue-with", str(other), "-o", str(other), "--force")
+
+    assert done.code == 2
+    assert "is an input; it is not overwritten" in done.err
+    assert other.read_bytes() == before
