@@ -16,13 +16,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from fragdoctor.future.search import search_settings, usual_candidates
+from fragdoctor.future.simulator import choose_device
+from fragdoctor.future.whatif import WhatIf, replay_what_if
 from fragdoctor.inputs.snapshot_reader import read_snapshot
 from fragdoctor.trace.replay import report
 from fragdoctor.trace.reproduction import find_reproduction
-from fragdoctor.trace.search import search_settings, usual_candidates
-from fragdoctor.trace.simulator import choose_device
 from fragdoctor.trace.trace import Trace
-from fragdoctor.trace.whatif import WhatIf, replay_what_if
 
 N_RUNS = 3
 

@@ -196,8 +196,8 @@ def simulate(  # noqa: PLR0913 - the questions of one what-if, all by keyword
         ConfigError: a setting is not one, or ``snapshot`` is something else.
         InputError: the path leads to no snapshot.
     """
+    from fragdoctor.future.simulator import simulate as run  # noqa: PLC0415 - numpy is heavy
     from fragdoctor.model.settings import conf_of  # noqa: PLC0415
-    from fragdoctor.trace.simulator import simulate as run  # noqa: PLC0415 - numpy is heavy
 
     if isinstance(confs, str):
         confs = (confs,)

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from stock import from_python
 
 from fragdoctor._native import _ext
+from fragdoctor.future.simulator import reproduce, trace_of
 from fragdoctor.model.settings import AllocatorSettings, Era, parse_conf
 from fragdoctor.model.snapshot import EventTable, Snapshot
 from fragdoctor.trace.allocator import native_config
 from fragdoctor.trace.replay import Reproduction
-from fragdoctor.trace.simulator import reproduce, trace_of
 from fragdoctor.trace.trace import Trace
 from fragdoctor.units import MIB
 

@@ -11,8 +11,8 @@ import pytest
 
 import fragdoctor
 from fragdoctor.analysis.device import analyze_device
+from fragdoctor.future.simulator import reproduce, trace_of
 from fragdoctor.trace.replay import share_of
-from fragdoctor.trace.simulator import reproduce, trace_of
 
 pytestmark = pytest.mark.slow
 

@@ -13,11 +13,11 @@ from typing import Final
 import numpy as np
 
 from fragdoctor.frozen import frozen
+from fragdoctor.future.passes import NOT_REACHED, Passes
 from fragdoctor.model.arrays import distinct, is_among, occurrence
 from fragdoctor.model.phases import Category, TrainingPhase
 from fragdoctor.model.snapshot import I64, U8, Bools
 from fragdoctor.trace.lives import BEFORE, NEVER, Lives
-from fragdoctor.trace.passes import NOT_REACHED, Passes
 from fragdoctor.trace.stacks import StackRoles
 
 POSSIBLE, LIKELY = 0, 1

@@ -26,7 +26,7 @@ import numpy as np
 from fragdoctor._native._ext import return_free_memory
 from fragdoctor.analysis.attribution import find_holders, find_pinned_segments, find_pins
 from fragdoctor.analysis.free_space import find_ooms, free_space
-from fragdoctor.analysis.growth import GrowthResult, find_growth
+from fragdoctor.analysis.growth import StepEnds, find_growth
 from fragdoctor.analysis.kept import find_kept
 from fragdoctor.analysis.phase_memory import find_phases
 from fragdoctor.analysis.result import (
@@ -37,12 +37,12 @@ from fragdoctor.analysis.result import (
     SizeDiversity,
 )
 from fragdoctor.frozen import frozen
+from fragdoctor.future.steps import Steps, evaluation_rounds
 from fragdoctor.model.arrays import distinct, is_among
 from fragdoctor.model.hooks import report_progress
 from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.model.snapshot import I32, I64, Action, BlockState, Bools, Snapshot
 from fragdoctor.trace.lives import BEFORE
-from fragdoctor.trace.steps import Steps
 from fragdoctor.trace.trace import SMALL_REQUEST_BYTES, Trace
 from fragdoctor.units import format_count, format_size, plural
 
@@ -320,13 +320,16 @@ def _analyzed(trace: Trace) -> DeviceAnalysis:
     peak = None if totals is None else totals.peak_allocated_state
     ooms = find_ooms(trace)
     flushes = find_flushes(trace)
-    growth = GrowthResult((), 0, 0, 0)
-    if totals is not None:
-        growth = find_growth(trace, Steps.of(trace))
+    steps = StepEnds.of(trace) if totals is not None else StepEnds(np.zeros(0, np.int64))
+    growth = find_growth(trace, steps)
     phases = None if totals is None else find_phases(trace)
     pinned, n_pinned = find_pinned_segments(layout)
     active = int(blocks.size_bytes[blocks.state != BlockState.INACTIVE].sum())
-    kept = None if totals is None else find_kept(trace, growth.lines, active, phases)
+    kept = None if totals is None else find_kept(trace, growth, active, phases)
+    gathered = None
+    if totals is not None and kept is None:
+        rounds = StepEnds(evaluation_rounds(trace))
+        gathered = find_kept(trace, find_growth(trace, rounds), active, phases)
     requested = int(blocks.requested_bytes[blocks.state != BlockState.INACTIVE].sum())
     streams = [int(s) for s in trace.snapshot.streams]
     return DeviceAnalysis(
@@ -344,18 +347,16 @@ def _analyzed(trace: Trace) -> DeviceAnalysis:
         timeline=totals,
         pins=find_pins(trace),
         holders=find_holders(trace, peak, None if phases is None else phases.category),
-        growth=growth.lines,
-        kept=None if kept is None or kept.is_gathered else kept,
-        gathered=kept if kept is not None and kept.is_gathered else None,
+        growth=growth,
+        kept=kept,
+        gathered=gathered,
         sizes=size_diversity(trace),
         ooms=ooms,
         flushes=flushes.runs,
         n_inferred_retries=flushes.n_retries,
         capacity_estimate_bytes=_capacity(ooms),
         requested_waste_bytes=_waste(trace, active, requested),
-        n_steps=growth.n_steps,
-        once_slope_bytes=growth.once_slope_bytes,
-        floor_slope_bytes=growth.floor_slope_bytes,
+        n_steps=len(Steps.of(trace).main_rows) if totals is not None else 0,
         pinned_segments=pinned,
         n_pinned_segments=n_pinned,
         phases=phases,

@@ -9,23 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import pairwise
 from typing import Final
 
 import numpy as np
 
-from fragdoctor.analysis.bounded_growth import (
-    MIN_LAYERS,
-    has_passes,
-    is_cache_of_generation,
-    is_filling,
-    is_gathered,
-    is_in_pools,
-    is_of_last_evaluation,
-    is_unrolled,
-)
-from fragdoctor.analysis.growth import find_growing_buffers, is_input
+from fragdoctor.analysis.growing_buffers import MIN_BUFFER_GROWTH, find_growing_buffers, is_input
 from fragdoctor.analysis.result import (
     Growth,
     KeptBlocks,
@@ -35,29 +24,17 @@ from fragdoctor.analysis.result import (
     PhaseAnalysis,
 )
 from fragdoctor.analysis.training_run import NO_ROW, Requests
+from fragdoctor.future.steps import StepKind, Steps
 from fragdoctor.model.arrays import distinct, is_among
 from fragdoctor.model.phases import TrainingPhase
 from fragdoctor.model.snapshot import I32, I64, Snapshot
 from fragdoctor.trace import stacks as roles_of
 from fragdoctor.trace.lives import NEVER
-from fragdoctor.trace.made_once import are_copies_of_weights
 from fragdoctor.trace.stacks import LOSS, NATIVE, PACKAGE, TORCH, USER
 from fragdoctor.trace.trace import Trace
 
-STEADY_SHARE: Final = 0.8
-"""A leak grows in nearly every step; caches and warm-up stop after the first ones."""
-
-MIN_STEPS: Final = 4
-"""Fewer steps cannot distinguish growth from the filling of buffers and optimizer state."""
-
-MANY_STEPS: Final = 6
-"""Something kept every tenth step is a leak too, once it was seen often enough."""
-
 LARGE_SHARE: Final = 0.05
 """Survivors of at least a twentieth of live memory: less is no reason for a verdict."""
-
-SAME_STEPS: Final = 0.7
-"""Lines that grow in as many steps as the leading one, or nearly, grow for the same reason."""
 
 NEARLY_ALL: Final = 0.9
 """Share of the kept bytes that must be made through a line to name it."""
@@ -66,9 +43,6 @@ WHOLE_GRAPH: Final = 0.995
 """The same for a kept graph: the loss at its end is a small part of it, but the cause."""
 
 MOST: Final = 0.5
-
-MIN_GROWN: Final = 4
-"""Times that a buffer must have grown in a training run before that is called endless."""
 
 GRAPH_BLOCKS: Final = 3
 """Results of operations that are kept together in one step: an autograd graph."""
@@ -79,14 +53,11 @@ GRAPH_LINES: Final = 0.25
 MANY_SIZES: Final = 0.8
 """Share of blocks that are of a size of their own where a cache is keyed by shape."""
 
+MIN_SIZES: Final = 2
+"""Sizes that the copies of weights have: one tensor a step may be anything."""
+
 _COPIES: Final = re.compile(r"^(?:deepcopy|_deepcopy\w*|state_dict|load_state_dict|clone)$")
 _NODE: Final = re.compile(r"(?:^|::)([A-Z]\w*Backward\d*|AccumulateGrad|CopySlices)(?:::|$|\()")
-
-
-def _is_steady(growth: Growth) -> bool:
-    """Return whether a line grows steadily and long enough to be called a leak."""
-    is_often = growth.steadiness >= STEADY_SHARE or growth.n_steps >= MANY_STEPS
-    return (is_often or growth.is_even) and growth.n_steps >= MIN_STEPS
 
 
 def find_kept(
@@ -97,63 +68,35 @@ def find_kept(
     ``active_bytes`` is live memory at the end; ``phases`` is None where the file shows no passes.
     """
     least = LARGE_SHARE * max(1, active_bytes)
-    steady = [g for g in growth if _is_steady(g)]
-    if not steady:
-        return _growing_buffer(trace, least, phases)
-    lead = max(steady, key=lambda g: g.survivor_bytes)
-    lines = sorted(
-        (g for g in growth if g is lead or _grows_along(g, lead)),
-        key=lambda g: -g.survivor_bytes,
-    )
-    if sum(g.survivor_bytes for g in lines) < least:
-        return _growing_buffer(trace, least, phases)
-    rows = _survivors(trace, lines)
-    if is_in_pools(trace, rows) or is_cache_of_generation(trace, rows, phases):
-        return None
-    kept = _traced(trace, phases, lead, lines, rows)
-    if is_unrolled(kept, phases) or is_filling(kept, phases):
-        return None
-    return replace(kept, is_gathered=is_gathered(trace, rows, kept.pattern))
+    if sum(g.survivor_bytes for g in growth) < least:
+        return _growing_buffer(trace, least)
+    return _traced(trace, phases, growth, _survivors(trace, growth))
 
 
-def _grows_along(growth: Growth, lead: Growth) -> bool:
-    low, high = sorted((growth.n_steps, lead.n_steps))
-    overlap = min(growth.last_event, lead.last_event) - max(growth.first_event, lead.first_event)
-    return low >= SAME_STEPS * high and overlap > 0
+def _growing_buffer(trace: Trace, least_bytes: float) -> KeptMemory | None:
+    """Return a buffer that grows by copies from step to step of a training, None without one.
 
-
-# ---- a leak that grows in another way ------------------------------------------------------------
-
-
-def _growing_buffer(
-    trace: Trace, least_bytes: float, phases: PhaseAnalysis | None
-) -> KeptMemory | None:
-    """Return a buffer that grows by copies in a training run, None without one.
-
-    A KV cache grows so as well, and ends with its request. What outlives backward passes does not,
-    and the results that an evaluation joins batch by batch do so when it ends.
+    A KV cache grows so as well, and ends with its request.
     """
-    if not has_passes(phases, TrainingPhase.BACKWARD, TrainingPhase.FORWARD_BACKWARD):
-        return None
-    requests, lives = _requests(trace), trace.lives
-    handed_on = []
-    for b in find_growing_buffers(requests):
-        rows = np.flatnonzero(np.isin(lives.start, b.row))
-        # One that is only wanted for a while grows with its input: logits of longer sequences.
-        if (lives.free[rows][: -b.n_buffers] > b.row[b.n_buffers :]).all():
-            handed_on.append((b, rows))
-    for buffers, rows in handed_on:
-        if buffers.total_bytes < least_bytes or buffers.n_grown < MIN_GROWN:
-            continue
-        is_batch = is_input(requests, buffers, [b for b, _ in handed_on])
-        is_result = buffers.n_buffers < MIN_LAYERS and is_of_last_evaluation(trace, buffers.row)
-        if not is_result and (is_batch or not _trains_between(phases, buffers.row)):
+    steps, lives = Steps.of(trace), trace.lives
+    requests = _requests(trace)
+    found = [
+        (b, np.flatnonzero(np.isin(lives.start, b.row)))
+        for b in find_growing_buffers(requests)
+        if len(distinct(steps.at(b.row))) > MIN_BUFFER_GROWTH
+    ]
+    # One that is only wanted for a while grows with its input: logits of longer sequences.
+    found = [
+        (b, r) for b, r in found if (lives.free[r][: -b.n_buffers] > b.row[b.n_buffers :]).all()
+    ]
+    for buffers, rows in found:
+        is_batch = is_input(requests, buffers, [b for b, _ in found])
+        if buffers.total_bytes < least_bytes or is_batch or not len(steps.of_kind(StepKind.TRAIN)):
             continue
         survivors = rows[lives.free[rows] == NEVER]
-        frame = int(trace.stacks.lines_of(np.array([buffers.stack], np.int32))[0])
         kind = list(KeptKind)[int(_kinds(trace, np.array([buffers.stack], np.int32))[0])]
         return KeptMemory(
-            frame=frame,
+            frame=int(trace.stacks.lines_of(np.array([buffers.stack], np.int32))[0]),
             stack=buffers.stack,
             lines=(),
             kinds=(KeptBlocks(kind, buffers.n_buffers, buffers.total_bytes),),
@@ -162,19 +105,8 @@ def _growing_buffer(
             slope_bytes=buffers.n_buffers * buffers.step_bytes,
             n_survivors=len(survivors),
             survivor_bytes=int(lives.size_bytes[survivors].sum()),
-            is_gathered=is_result,
         )
     return None
-
-
-def _trains_between(phases: PhaseAnalysis | None, row: I64) -> bool:
-    """Return whether a backward pass lies between nearly all of some events."""
-    if phases is None:
-        return False
-    is_backward = np.isin(phases.labels, (TrainingPhase.BACKWARD, TrainingPhase.FORWARD_BACKWARD))
-    begins = phases.first[:-1][is_backward]
-    made = np.searchsorted(begins, row)
-    return bool(np.count_nonzero(np.diff(made)) >= STEADY_SHARE * (len(row) - 1))
 
 
 def _requests(trace: Trace) -> Requests:
@@ -193,17 +125,14 @@ def _requests(trace: Trace) -> Requests:
 
 
 def _traced(
-    trace: Trace,
-    phases: PhaseAnalysis | None,
-    lead: Growth,
-    lines: Sequence[Growth],
-    rows: I64,
+    trace: Trace, phases: PhaseAnalysis | None, lines: Sequence[Growth], rows: I64
 ) -> KeptMemory:
+    lead = lines[0]
     stack, size = trace.lives.stack[rows], trace.lives.size_bytes[rows]
     kind = _kinds(trace, stack)
     n_steps = lead.n_steps
     names = list(KeptKind)
-    if are_copies_of_weights(trace, rows):
+    if _are_copies_of_weights(trace, rows):
         kind[kind == names.index(KeptKind.TENSOR)] = names.index(KeptKind.COPY)
     kinds = []
     for place, one in enumerate(KeptKind):
@@ -232,6 +161,18 @@ def _traced(
         node=_node(trace, largest),
         forward_frame=_forward_frame(trace, rows[stack == largest]),
     )
+
+
+def _are_copies_of_weights(trace: Trace, rows: I64) -> bool:
+    """Return whether survivors have sizes of weights that were there before, and several of them."""
+    lives, roles = trace.lives, trace.stacks.roles
+    older = np.flatnonzero((lives.free == NEVER) & (lives.start < lives.start[rows].min()))
+    stack = lives.stack[older]
+    is_weight = ~roles.in_step[stack] & ~is_among(stack, lives.stack[rows])
+    is_weight &= ~np.isin(roles.role[stack], (roles_of.BACKWARD, roles_of.SILENT))
+    sizes = distinct(lives.requested_bytes[rows])
+    weights = lives.requested_bytes[older[is_weight]]
+    return len(sizes) >= MIN_SIZES and bool(is_among(sizes, weights).all())
 
 
 def _survivors(trace: Trace, lines: Sequence[Growth]) -> I64:
@@ -333,7 +274,7 @@ def _pattern(
         trains = _trains_meanwhile(trace, phases, rows)
         return KeptPattern.GRAPH if trains else KeptPattern.EVALUATION
     sizes = trace.lives.requested_bytes[rows]
-    if len(rows) >= MIN_STEPS and len(distinct(sizes)) >= MANY_SIZES * len(rows):
+    if len(rows) >= GRAPH_BLOCKS and len(distinct(sizes)) >= MANY_SIZES * len(rows):
         return KeptPattern.SHAPES
     if len(rows) and _is_hook(trace, _heaviest(stack, trace.lives.size_bytes[rows])):
         return KeptPattern.HOOK

@@ -13,12 +13,12 @@ import numpy as np
 
 from fragdoctor.analysis.categories import LIKELY, POSSIBLE, Categories, sort_blocks, sums_at
 from fragdoctor.analysis.result import CategorySum, PhaseAnalysis, PhasePeaks
+from fragdoctor.future.passes import Passes, RoleRuns, annotated_passes, find_passes, last_phase
+from fragdoctor.future.steps import Steps
 from fragdoctor.model.arrays import is_among
 from fragdoctor.model.phases import Category, TrainingPhase
 from fragdoctor.model.snapshot import I64, U8, Action, Bools
 from fragdoctor.trace.lives import BEFORE, NEVER, Lives, Totals
-from fragdoctor.trace.passes import Passes, RoleRuns, annotated_passes, find_passes, last_phase
-from fragdoctor.trace.steps import Steps
 from fragdoctor.trace.trace import Trace
 
 MAX_LINES: Final = 5

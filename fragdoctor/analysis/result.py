@@ -119,12 +119,10 @@ class Growth:
     """Live memory from one source line (or stack) that grows step by step and is not freed.
 
     Attributes:
-        slope_bytes: bytes that survive per step (median).
-        n_steps: steps over which it grew; ``n_survivors`` live allocations at the end.
+        slope_bytes: bytes by which it grows per step (median slope).
+        n_steps: steps of which something survives; ``n_survivors`` live allocations at the end.
         survivor_bytes: bytes of these at the end.
-        steadiness: share of steps in which it grew, 0..1.
         first_event, last_event: rows of the first and last survivor.
-        is_even: the steps in which it grew lie at equal distances.
     """
 
     frame: int
@@ -133,10 +131,8 @@ class Growth:
     n_steps: int
     n_survivors: int
     survivor_bytes: int
-    steadiness: float
     first_event: int
     last_event: int
-    is_even: bool = False
 
 
 class KeptKind(StrEnum):
@@ -189,7 +185,6 @@ class KeptMemory:
         node: autograd node that made it, "" where no C++ frame names one.
         forward_frame: for results of the backward pass the frame id of the forward line that the
             pass was working on, -1 where the order of events does not say.
-        is_gathered: the last evaluation keeps it, and lets go of it when it ends.
     """
 
     frame: int
@@ -203,7 +198,6 @@ class KeptMemory:
     survivor_bytes: int
     node: str = ""
     forward_frame: int = -1
-    is_gathered: bool = False
 
 
 @frozen
@@ -373,8 +367,6 @@ class DeviceAnalysis:
     capacity_estimate_bytes: int | None = None
     requested_waste_bytes: int | None = None
     n_steps: int = 0
-    once_slope_bytes: int = 0
-    floor_slope_bytes: int = 0
     pinned_segments: Sequence[PinnedSegment] = ()
     n_pinned_segments: int = 0
     phases: PhaseAnalysis | None = None

@@ -16,10 +16,10 @@ import numpy as np
 
 from fragdoctor.analysis.result import PhaseAnalysis
 from fragdoctor.frozen import frozen
+from fragdoctor.future.passes import last_phase
 from fragdoctor.model.arrays import distinct
 from fragdoctor.model.phases import TrainingPhase
 from fragdoctor.model.snapshot import I32, I64, Bools
-from fragdoctor.trace.passes import last_phase
 from fragdoctor.trace.stacks import LOSS, StackRoles
 from fragdoctor.trace.trace import Trace
 

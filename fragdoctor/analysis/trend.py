@@ -1,9 +1,10 @@
-"""Whether figures grow: the one trend test, a robust slope and the chance of it.
+"""Whether figures grow: the one test, a robust slope and the chance of it.
 
 The slope is the median of those between all pairs of points (Theil, 1950; Sen, 1968): up to three
 points in ten may be odd without moving it. The test is that of Mann (1945) and Kendall (1938):
 every pair votes up or down, and the p-value is the chance of so many votes in a random order.
-What counts as growth, in bytes, is for the caller to say.
+Growth goes on only where the later half of the points rises too: what has filled up, a window, a
+cache, does not grow any more. What counts as growth, in bytes, is for the caller to say.
 """
 
 from __future__ import annotations
@@ -24,6 +25,16 @@ _EXACT_UP_TO: Final = 60
 """Points up to which the orders are counted; the normal approximation is good to 0.002 there."""
 
 
+MIN_POINTS: Final = 3
+"""Two points make a line through anything."""
+
+MAX_P: Final = 1 / 6
+"""Three points that all rise: few steps or trials are all that a recording may have."""
+
+LIKELY_P: Final = 1 / 72
+"""Five points that all rise are below it, four are not."""
+
+
 @frozen
 class Trend:
     """Theil-Sen slope and Mann-Kendall test of points in order.
@@ -33,6 +44,7 @@ class Trend:
         slope: median slope, per unit of x.
         low, high: Sen's interval of 90 % around it.
         score: Kendall's score: pairs that rise less pairs that fall.
+        later_score: the same of the later half of the points.
     """
 
     n: int
@@ -40,6 +52,12 @@ class Trend:
     low: float
     high: float
     score: int
+    later_score: int
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the points rise, and did so until the end."""
+        return self.n >= MIN_POINTS and self.p_rise <= MAX_P and self.later_score > 0
 
     @property
     def p_rise(self) -> float:
@@ -59,7 +77,9 @@ def trend_of(x: F64, y: F64) -> Trend:
     """
     slopes = pairwise_slopes(x, y)
     low, high = sen_bounds(slopes, len(x))
-    return Trend(len(x), float(np.median(slopes)), low, high, int(np.sign(slopes).sum()))
+    later = pairwise_slopes(x[len(x) // 2 :], y[len(x) // 2 :])
+    scores = (int(np.sign(one).sum()) for one in (slopes, later))
+    return Trend(len(x), float(np.median(slopes)), low, high, *scores)
 
 
 def pairwise_slopes(x: F64, y: F64) -> F64:

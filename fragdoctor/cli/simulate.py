@@ -22,9 +22,9 @@ from fragdoctor.units import parse_size
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from fragdoctor.future.edits import Edit
     from fragdoctor.model.simulation import Simulation
     from fragdoctor.model.snapshot import Snapshot
-    from fragdoctor.trace.edits import Edit
     from fragdoctor.trace.trace import Trace
 
 Maker = Callable[["Trace", str], "Edit"]
@@ -49,7 +49,7 @@ def parse_edit(text: str, trace: Trace) -> Edit:
 
 
 def _empty_cache(_trace: Trace, value: str) -> Edit:
-    from fragdoctor.trace.edits import empty_cache_at, empty_cache_each_step
+    from fragdoctor.future.edits import empty_cache_at, empty_cache_each_step
 
     if not value:
         return empty_cache_each_step()
@@ -57,14 +57,14 @@ def _empty_cache(_trace: Trace, value: str) -> Edit:
 
 
 def _largest_first(_trace: Trace, value: str) -> Edit:
-    from fragdoctor.trace.edits import largest_step_first
+    from fragdoctor.future.edits import largest_step_first
 
     _refuse_value("largest-first", value)
     return largest_step_first()
 
 
 def _pad(_trace: Trace, value: str) -> Edit:
-    from fragdoctor.trace.edits import sizes_padded
+    from fragdoctor.future.edits import sizes_padded
 
     if not value:
         raise ConfigError("pad needs a size.", hint="Write for example --edit pad:2MiB.")
@@ -72,7 +72,7 @@ def _pad(_trace: Trace, value: str) -> Edit:
 
 
 def _batch(_trace: Trace, value: str) -> Edit:
-    from fragdoctor.trace.edits import batch_scaled
+    from fragdoctor.future.edits import batch_scaled
 
     try:
         factor = float(value)
@@ -84,20 +84,20 @@ def _batch(_trace: Trace, value: str) -> Edit:
 
 
 def _no_leak(trace: Trace, value: str) -> Edit:
-    from fragdoctor.trace.edits import leak_removed
+    from fragdoctor.future.edits import leak_removed
 
     _refuse_value("no-leak", value)
     return leak_removed(_leaked(trace))
 
 
 def _no_pins(trace: Trace, value: str) -> Edit:
-    from fragdoctor.trace.edits import blocks_freed
+    from fragdoctor.future.edits import blocks_freed
 
     return blocks_freed(_pinning(trace, value))
 
 
 def _move_pins(trace: Trace, value: str) -> Edit:
-    from fragdoctor.trace.edits import blocks_moved_to_start
+    from fragdoctor.future.edits import blocks_moved_to_start
 
     return blocks_moved_to_start(_pinning(trace, value))
 
@@ -233,8 +233,8 @@ def _answered(
     snapshot: Snapshot, further: Snapshot | None, asked: SimulateOptions, confs: Sequence[str]
 ) -> Simulation:
     """Return the replay of everything that was asked: the settings, then the sweep."""
-    from fragdoctor.trace.simulator import simulate as replay
-    from fragdoctor.trace.simulator import trace_of
+    from fragdoctor.future.simulator import simulate as replay
+    from fragdoctor.future.simulator import trace_of
 
     trace = trace_of(snapshot, asked.device)
     if isinstance(asked.capacity, float):
@@ -278,14 +278,14 @@ def _swept(
 ) -> Simulation:
     """Return a search over all sensible settings, those that were named included."""
     from fragdoctor.errors import ConfigError
-    from fragdoctor.trace.search import (
+    from fragdoctor.future.search import (
         capacity_of,
         search_settings,
         sweep_candidates,
         with_smallest_capacity,
     )
-    from fragdoctor.trace.simulator import continued_with, reproduce, simulation_of
-    from fragdoctor.trace.whatif import WhatIf, check_version
+    from fragdoctor.future.simulator import continued_with, reproduce, simulation_of
+    from fragdoctor.future.whatif import WhatIf, check_version
 
     if asked.edit:
         raise ConfigError(

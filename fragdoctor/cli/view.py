@@ -18,10 +18,10 @@ from fragdoctor.cli.exit import OK
 from fragdoctor.errors import FragdoctorError
 
 if TYPE_CHECKING:
+    from fragdoctor.future.whatif import FairReplay
     from fragdoctor.model.diagnosis import Diagnosis
     from fragdoctor.trace.replay import Reproduction
     from fragdoctor.trace.trace import Trace
-    from fragdoctor.trace.whatif import FairReplay
 
 Answer = Callable[[object], dict[str, Any]]
 
@@ -71,9 +71,9 @@ class Replays:
             FragdoctorError: a setting is wrong, or there is nothing to replay.
             ValueError: it is no such question.
         """
+        from fragdoctor.future.search import with_smallest_capacity
+        from fragdoctor.future.whatif import WhatIf
         from fragdoctor.report import words
-        from fragdoctor.trace.search import with_smallest_capacity
-        from fragdoctor.trace.whatif import WhatIf
 
         if not isinstance(question, dict):
             raise ValueError("no object")  # noqa: TRY004 - what was sent is wrong, not the program
@@ -98,8 +98,8 @@ class Replays:
         }
 
     def _replay_of(self, device: int) -> tuple[Reproduction, FairReplay]:
-        from fragdoctor.trace.simulator import reproduce
-        from fragdoctor.trace.whatif import FairReplay
+        from fragdoctor.future.simulator import reproduce
+        from fragdoctor.future.whatif import FairReplay
 
         if device not in self._ready:
             reproduction = reproduce(self._traces[device])

@@ -9,6 +9,7 @@ from fragdoctor.comparison.compared_run import ComparedDevice, GrowingLine
 from fragdoctor.comparison.line_changes import FACTOR_SLACK, size_part
 from fragdoctor.comparison.settings_proof import MIN_DIFFERENCE, SAME_REQUESTS
 from fragdoctor.frozen import frozen
+from fragdoctor.future.steps import ENOUGH_STEPS
 from fragdoctor.model.comparison import (
     CauseKind,
     LikelyCause,
@@ -18,7 +19,6 @@ from fragdoctor.model.comparison import (
     SettingsProof,
 )
 from fragdoctor.model.finding import Confidence, Location
-from fragdoctor.trace.steps import ENOUGH_STEPS
 from fragdoctor.units import MIB, format_count, format_size, plural
 
 MIN_SHARE: Final = 0.1

@@ -9,11 +9,11 @@ import numpy as np
 
 from fragdoctor.comparison.compared_run import ComparedDevice
 from fragdoctor.errors import ConfigError, SimulationError
+from fragdoctor.future.simulator import reproduce, simulation_of
+from fragdoctor.future.whatif import FairReplay, WhatIf
 from fragdoctor.model.comparison import SettingChange, SettingsProof
 from fragdoctor.model.settings import AllocatorSettings, parse_conf
-from fragdoctor.trace.simulator import reproduce, simulation_of
 from fragdoctor.trace.trace import Trace
-from fragdoctor.trace.whatif import FairReplay, WhatIf
 from fragdoctor.units import MIB, format_count, format_share, format_size
 
 

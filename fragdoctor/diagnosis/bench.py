@@ -11,11 +11,20 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from fragdoctor.analysis.bounded_growth import MIN_LAYERS
-from fragdoctor.analysis.growth import GrowingBuffers, find_growing_buffers
+from fragdoctor.analysis.growing_buffers import GrowingBuffers, find_growing_buffers
 from fragdoctor.analysis.training_run import NO_ROW, Requests
 from fragdoctor.errors import ConfigError, SimulationError
 from fragdoctor.frozen import frozen
+from fragdoctor.future.edits import Edit
+from fragdoctor.future.search import usual_candidates
+from fragdoctor.future.simulator import (
+    continued_with,
+    reproduce,
+    return_free_memory,
+    simulation_of,
+)
+from fragdoctor.future.steps import StepKind, Steps
+from fragdoctor.future.whatif import FairReplay, WhatIf
 from fragdoctor.model.diagnosis import Predicted
 from fragdoctor.model.finding import Confidence
 from fragdoctor.model.hooks import report_progress
@@ -29,18 +38,8 @@ from fragdoctor.model.simulation import (
 )
 from fragdoctor.model.snapshot import Snapshot
 from fragdoctor.rules.rule import Context
-from fragdoctor.trace.edits import Edit
 from fragdoctor.trace.operations import NativeOps, Operations, OpKind, is_free
 from fragdoctor.trace.replay import Reproduction
-from fragdoctor.trace.search import usual_candidates
-from fragdoctor.trace.simulator import (
-    continued_with,
-    reproduce,
-    return_free_memory,
-    simulation_of,
-)
-from fragdoctor.trace.steps import StepKind, Steps
-from fragdoctor.trace.whatif import FairReplay, WhatIf
 
 USABLE_SHARE = 0.5  # below this the model runs another program than the recorded one
 LONG_TRACE_OPERATIONS = 300_000
@@ -50,9 +49,7 @@ N_THREADS = 2  # the native replay releases the interpreter lock
 # An edit makes a request list of its own, of 24 bytes each, and as much in passing; where lists
 # are longer than this, one is made at a time.
 MAX_CONCURRENT_OPERATIONS = 500_000
-NEARBY = (1.01, 0.99)  # of the capacity: where it holds a setting should hold there too
 MIN_BUFFERS_SHARE = 0.05  # of the peak of live memory
-MIN_TOKENS = 32  # that a generated text has, and a conversation hardly ever has as many turns
 ENDLESS = WhatIf(capacity_bytes=2**50)
 Progress = Callable[[int, int], None]
 
@@ -228,8 +225,7 @@ class Bench:
     def _run(self, attempt: Attempt) -> Outcome | None:
         try:
             if attempt.edit is None:
-                result = self.fair_replay.replay(attempt.what_if)
-                return Outcome(attempt, self._with_fragility(attempt.what_if, result))
+                return Outcome(attempt, self.fair_replay.replay(attempt.what_if))
             operations = self._edited(attempt)
             looks_on = not (attempt.is_saving or self.is_long)
             result = self.fair_replay.replay(attempt.what_if, operations, looks_on=looks_on)
@@ -240,19 +236,6 @@ class Bench:
             return Outcome(attempt, result, peak)
         except (SimulationError, ConfigError):
             return None  # the proposal stands untested, and says so
-
-    def _with_fragility(self, what_if: WhatIf, result: ReplayResult) -> ReplayResult:
-        """Return a result that holds with whether it does with a little less and more memory."""
-        outlook, capacity = result.outlook, result.capacity_bytes
-        if outlook is None or outlook.state is not OutlookState.HOLDS or capacity is None:
-            return result
-        if self.is_long or what_if.capacity_bytes is not None:
-            return result
-        for factor in NEARBY:
-            near = self.fair_replay.replay(replace(what_if, capacity_bytes=int(factor * capacity)))
-            if not near.fits or (near.outlook and near.outlook.state is OutlookState.FAILS):
-                return replace(result, outlook=replace(outlook, is_fragile=True))
-        return result
 
     def _edited(self, attempt: Attempt) -> NativeOps:
         assert attempt.edit is not None  # noqa: S101 - checked by the caller
@@ -330,23 +313,9 @@ class Bench:
         return self.fair_replay.n_steps
 
     @property
-    def kept_bytes_per_step(self) -> int:
-        """By how much live memory rose from one recorded step to the next."""
-        return self.fair_replay.kept_bytes_per_step()
-
-    @property
     def is_in_step(self) -> bool:
         """Whether steps of training or of a model show, so that the failed request is of one."""
         return bool((Steps.of(self.reproduction.trace).kind != StepKind.OTHER).any())
-
-    @property
-    def makes_model(self) -> bool:
-        """Whether the request failed while a model was built, moved or loaded."""
-        trace = self.reproduction.trace
-        if self.is_in_step or not len(trace.oom_rows):
-            return False
-        stack, roles = int(trace.events.stack[trace.oom_rows[-1]]), trace.stacks.roles
-        return bool(roles.makes_model[stack] or roles.may_make_model[stack])
 
     def survivors(self) -> list[ReplayResult] | None:
         """Return what the usual settings make of the run, of those not known to fail in its step.
@@ -371,16 +340,6 @@ class Bench:
         """Buffers that grow by copies, where they are a noticeable part of the peak."""
         least = MIN_BUFFERS_SHARE * self.recorded.peak_allocated_bytes
         return tuple(b for b in find_growing_buffers(self.requests) if b.total_bytes >= least)
-
-    @property
-    def is_generating(self) -> bool:
-        """Whether a text is generated: caches of several layers grow by copies, again and again.
-
-        A conversation that keeps its caches adds whole turns, and so fewer times.
-        """
-        n_buffers = sum(b.n_buffers for b in self.growing_buffers if b.n_grown >= MIN_TOKENS)
-        trains = (Steps.of(self.reproduction.trace).kind == StepKind.TRAIN).any()
-        return n_buffers >= MIN_LAYERS and not bool(trains)
 
     @cached_property
     def requests(self) -> Requests:

@@ -7,6 +7,7 @@ evidence supports besides. Every threshold has a name, a value and a reason here
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Final
 
 from fragdoctor.frozen import frozen
@@ -24,12 +25,16 @@ from fragdoctor.units import GIB, format_share, format_size
 
 @frozen
 class Hypothesis:
-    """One cause that the figures support, with its sentence."""
+    """One cause that the evidence supports, with its sentence.
+
+    ``settled_by`` is the one cheap measurement that would settle it, ``row`` the row that says so.
+    """
 
     cause: Cause
     confidence: Confidence
     summary: str
-    decider: str = ""
+    settled_by: str = ""
+    row: str = ""
 
 
 def some_fragmentation() -> Hypothesis:
@@ -136,13 +141,14 @@ def decide(failed: FailedRequest) -> list[Hypothesis]:
     """Return what may have made a request fail, the best hypothesis first; never empty."""
     hypotheses: list[Hypothesis] = []
     for row in ROWS:
+        name = row.__name__.strip("_").replace("_", "-")
         for hypothesis in row(failed):
             if all(hypothesis.cause is not r.cause for r in hypotheses):
-                hypotheses.append(hypothesis)
+                hypotheses.append(replace(hypothesis, row=name))
         if hypotheses:
             break
     if not hypotheses:
-        hypotheses = [undecided(failed)]
+        hypotheses = [replace(undecided(failed), row="undecided")]
     seen = {r.cause for r in hypotheses}
     for hypothesis in _secondary(failed, hypotheses[0].cause):
         if hypothesis.cause not in seen:

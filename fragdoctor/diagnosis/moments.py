@@ -11,11 +11,11 @@ import numpy.typing as npt
 
 from fragdoctor.analysis.result import DeviceAnalysis
 from fragdoctor.errors import ConfigError
+from fragdoctor.future.steps import Steps
 from fragdoctor.model.phases import Category, HeldBytes, MomentReport
 from fragdoctor.model.snapshot import I64, Action
 from fragdoctor.rules.rule import Context
 from fragdoctor.trace.lives import Totals
-from fragdoctor.trace.steps import Steps
 from fragdoctor.units import format_count, plural
 
 MAX_LINES_AT: Final = 100

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Final
 
 from fragdoctor.analysis.device import analyze_device
@@ -24,9 +23,8 @@ from fragdoctor.diagnosis.moments import moment_report
 from fragdoctor.diagnosis.remedies.capacity import SHORT_OF_MEMORY
 from fragdoctor.diagnosis.remedies.catalogue import proposals, prove, rank
 from fragdoctor.diagnosis.remedies.remedy import JudgedCase
-from fragdoctor.diagnosis.run_state import find_notes, run_state
-from fragdoctor.diagnosis.verdict import find_verdict, with_story
-from fragdoctor.diagnosis.whole_step import with_outlook
+from fragdoctor.diagnosis.run_state import find_notes
+from fragdoctor.diagnosis.verdict import CaseEvidence, find_verdict
 from fragdoctor.errors import ConfigError
 from fragdoctor.model.case import Case, OomMessage
 from fragdoctor.model.diagnosis import Cause, Diagnosis, Verdict
@@ -174,11 +172,9 @@ def diagnose(  # noqa: PLR0913 - the choices of one run, all by keyword
     contexts = build_contexts(case, analyses)
     leader = leading_context(contexts)
     moment = None if at is None else moment_report(leader, at)
-    verdict = with_story(find_verdict(leader), leader.story)
-    verdict = replace(verdict, state=run_state(leader, verdict.cause))
     results = run_rules(RULES, contexts)
     bench, fidelity = set_up(leader, continue_with) if replays else (None, NOT_REPLAYED)
-    verdict = with_outlook(verdict, leader, bench)
+    verdict = find_verdict(CaseEvidence(leader, bench))
     judged = JudgedCase(leader, verdict, results, bench, _training(leader, bench, verdict))
     proof = prove(judged, proposals(judged), progress)
     recommendations, rejected = rank(proof.proposals, verdict.cause)

@@ -1,222 +1,558 @@
-"""Which verdict answers which case."""
+"""The verdict: all evidence first, then one table of rows, and the first row that applies decides.
+
+A row has a name, which stands in the verdict as its ``decider``. First come the rows that explain
+what arithmetic alone cannot: growth, an evaluation that gathers, what the allocator's settings make
+of the run. What they leave is read from the figures of the failed request (``decision.py``), the
+message, or the statistics.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Final
 
+import numpy as np
+
+from fragdoctor.analysis.result import KeptMemory, KeptPattern
+from fragdoctor.diagnosis.bench import Bench
 from fragdoctor.diagnosis.decision import Hypothesis, decide
-from fragdoctor.diagnosis.verdict_message import (
-    evidence_of_message,
-    verdict_of,
-    verdict_on_message,
-    verdict_without_messages,
-)
-from fragdoctor.diagnosis.verdict_snapshot import explain_live_memory, verdict_on_snapshot
-from fragdoctor.model.case import NO_FAILURE, MemoryStats
+from fragdoctor.diagnosis.run_state import backed_off, run_state
+from fragdoctor.diagnosis.verdict_message import evidence_of_message, read_message, read_no_message
+from fragdoctor.diagnosis.verdict_stats import evidence_of_stats, read_stats
+from fragdoctor.model.case import NO_FAILURE
 from fragdoctor.model.diagnosis import Cause, Verdict
-from fragdoctor.model.finding import Confidence, Evidence
-from fragdoctor.model.story import FAILURES, LogStory, Trend
+from fragdoctor.model.finding import ACTIVE, LIVE_AT_FAILURE, Confidence, Evidence
+from fragdoctor.model.simulation import Outlook, OutlookBasis, OutlookState, ReplayResult
+from fragdoctor.model.snapshot import Action
+from fragdoctor.model.story import FAILURES, Trend
+from fragdoctor.rules.capacity.optimizer_state import fails_in_optimizer
+from fragdoctor.rules.capacity.transient_peak import Transient, find_transient
+from fragdoctor.rules.failed_request import FULL_SLACK_SHARE, FailedRequest
 from fragdoctor.rules.growth.accumulating_trials import growth_sentence
-from fragdoctor.rules.growth.growing_statistics import climbs, count_rises, rise
+from fragdoctor.rules.growth.growing_line import gathered_text, kept_text
+from fragdoctor.rules.request_sources import is_one_of_several
 from fragdoctor.rules.rule import Context
 from fragdoctor.story.trends import accumulation, growing_cache
-from fragdoctor.units import format_count, format_size
+from fragdoctor.units import GIB, format_count, format_size, plural
 
 NOT_A_SHORTAGE: Final = ("negative", "shared-memory")
 """Messages that say nothing about memory; a snapshot beside them is judged by itself."""
 
+LEAKS_INTO: Final = (Cause.CAPACITY, Cause.MEMORY_LIMIT, Cause.FRAGMENTATION)
+"""Readings that a leak brings about sooner or later."""
 
-def find_verdict(context: Context) -> Verdict:
-    """Return the verdict on a device from the input that says most about it.
+MAY_BE_HOLES: Final = (Cause.CAPACITY, Cause.MEMORY_LIMIT)
+"""Readings that thresholds give where memory was nearly full."""
 
-    A snapshot with a failure, or with nothing to contradict it, comes first; a message about a
-    failure that the snapshot does not hold comes before the snapshot's later, calmer state.
+WORTH_SAYING: Final = 1.05
+"""What the step lacks is said if it is so many times what the failing request lacks."""
+
+SMALLEST_GPU_BYTES: Final = 2 * GIB
+"""No GPU that a PyTorch of today supports has less memory: what is missing to it is held outside.
+A snapshot does not record the size of the device, so that this stays a hint."""
+
+RESUMED_REQUESTS: Final = 100
+"""Requests after a caught failure that show a program at work, not one that reports and ends."""
+
+RESUMED_SHARE: Final = 0.5
+"""Of the memory that was live before the failure; a program that resumes needs about as much."""
+
+
+@dataclass(frozen=True)
+class CaseEvidence:
+    """All that a verdict goes by; each part is worked out once, where a row asks for it.
+
+    Attributes:
+        context: the device that the verdict is about, with all inputs.
+        bench: its run reproduced, to try settings on; None where nothing was replayed.
     """
-    analysis, message = context.analysis, context.message
-    is_silent = message is None or message.kind in NOT_A_SHORTAGE
-    if analysis is not None and (analysis.ooms or is_silent):
-        return verdict_on_snapshot(context)
-    if message is not None and message.sub_kind != NO_FAILURE:
-        if context.failed_request is not None and not message.sub_kind:
-            hypotheses = decide(context.failed_request)
-            if analysis is not None:
-                hypotheses = explain_live_memory(
-                    context, analysis, context.failed_request, hypotheses
-                )
-            return verdict_of(hypotheses, context.device, evidence_of_message(message))
-        return verdict_on_message(message)
-    if context.stats:
-        return verdict_on_stats(context)
-    if context.case.oom is not None:
-        return verdict_without_messages(context.case.oom)
-    return Verdict(Cause.UNKNOWN, Confidence.POSSIBLE, "There is no input to judge.")
+
+    context: Context
+    bench: Bench | None
+
+    @property
+    def is_of_snapshot(self) -> bool:
+        """Whether the snapshot says most: it holds a failure, or nothing contradicts it."""
+        analysis, message = self.context.analysis, self.context.message
+        is_silent = message is None or message.kind in NOT_A_SHORTAGE
+        return analysis is not None and (bool(analysis.ooms) or is_silent)
+
+    @property
+    def failed(self) -> FailedRequest | None:
+        """The failed request, where its figures are what the verdict goes by."""
+        message = self.context.message
+        if not self.is_of_snapshot and (message is None or message.sub_kind):
+            return None
+        return self.context.failed_request
+
+    @cached_property
+    def readings(self) -> list[Hypothesis]:
+        """What the figures alone say, the best first."""
+        context, message = self.context, self.context.message
+        if self.failed is not None:
+            return decide(self.failed)
+        if self.is_of_snapshot:
+            return [_no_failure(self)]
+        if message is not None and message.sub_kind != NO_FAILURE:
+            return read_message(message)
+        if context.stats:
+            return read_stats(context)
+        if context.case.oom is not None:
+            return [read_no_message(context.case.oom)]
+        nothing = "There is no input to judge."
+        return [Hypothesis(Cause.UNKNOWN, Confidence.POSSIBLE, nothing, row="no-input")]
+
+    @property
+    def reading(self) -> Hypothesis:
+        """The best of them."""
+        return self.readings[0]
+
+    @property
+    def kept(self) -> KeptMemory | None:
+        """What grows from step to step."""
+        analysis = self.context.analysis
+        return None if analysis is None or not self._explains_snapshot else analysis.kept
+
+    @property
+    def gathered(self) -> KeptMemory | None:
+        """What an evaluation under way gathers."""
+        analysis = self.context.analysis
+        return None if analysis is None or not self._explains_snapshot else analysis.gathered
+
+    @property
+    def _explains_snapshot(self) -> bool:
+        return self.is_of_snapshot or self.failed is not None
+
+    @cached_property
+    def spike(self) -> Transient | None:
+        """A peak far above those before it, that the failing request was part of."""
+        analysis, failed = self.context.analysis, self.failed
+        if analysis is None or failed is None:
+            return None
+        available = failed.available_bytes
+        is_alone = available is not None and failed.requested_bytes > available
+        return None if is_alone else find_transient(analysis)
+
+    @cached_property
+    def grown(self) -> Trend | None:
+        """Memory that grows over the trials of a log."""
+        return accumulation(self.context.story)
+
+    @cached_property
+    def outlook(self) -> Outlook | None:
+        """What the run would do next as recorded; None where that was not looked at."""
+        bench = self.bench
+        if bench is None or not bench.is_usable or self.context.analysis is None:
+            return None
+        return bench.outlook
+
+    @cached_property
+    def survivors(self) -> list[ReplayResult] | None:
+        """What the usual settings make of a run that failed, of those not known to fail in its step.
+
+        None where the trace does not say.
+        """
+        bench = self.bench
+        if bench is None or self.outlook is None or bench.recorded.fits or not bench.is_exact:
+            return None
+        return bench.survivors()
+
+    @property
+    def prospects(self) -> set[OutlookState | None]:
+        """What is known or likely of the run under these settings."""
+        n_steps = 0 if self.bench is None else self.bench.n_steps
+        return {_prospect(result, n_steps) for result in self.survivors or ()}
+
+    @property
+    def lacking_bytes(self) -> int:
+        """What the failed step needs beyond what PyTorch could have; 0 where that is unknown."""
+        bench, outlook = self.bench, self.outlook
+        if bench is None or outlook is None or bench.recorded.fits or not bench.is_exact:
+            return 0
+        needs, capacity = outlook.needs_bytes, bench.recorded.capacity_bytes
+        return 0 if needs is None or capacity is None else max(needs - capacity, 0)
 
 
-def with_story(verdict: Verdict, story: LogStory | None) -> Verdict:
-    """Return the verdict in the light of what came before and after the message.
-
-    One message that says "too much live memory" cannot say why there is so much. Where it grew
-    from trial to trial, that is why: the verdict becomes a leak. A weaker sign is listed beside.
-    """
-    grown, cache = accumulation(story), growing_cache(story)
-    if story is not None and grown is not None and _is_coming(verdict, story, grown):
-        return _as_coming_leak(verdict, grown)
-    if grown is not None:
-        is_sure = grown.confidence is Confidence.LIKELY and grown.over != "oom"
-        if verdict.cause is Cause.CAPACITY and is_sure:
-            verdict = _as_leak(verdict, grown)
-        else:
-            verdict = _also(verdict, Cause.LEAK)
-    if cache is not None:
-        verdict = _also(verdict, Cause.FRAGMENTATION)
-    return verdict
-
-
-def _is_coming(verdict: Verdict, story: LogStory, grown: Trend) -> bool:
-    """Return whether memory grows from trial to trial in a log without any failure yet."""
-    has_failed = any(event.kind in FAILURES for event in story.events)
-    is_sure = grown.confidence is Confidence.LIKELY and grown.over == "trial"
-    return verdict.cause is Cause.NOT_MEMORY and not has_failed and is_sure
-
-
-def _as_coming_leak(verdict: Verdict, grown: Trend) -> Verdict:
-    return replace(
-        verdict,
-        cause=Cause.LEAK,
-        confidence=Confidence.LIKELY,
-        summary=f"{growth_sentence(grown)} {verdict.summary}",
-        evidence=(
-            *verdict.evidence,
-            Evidence("growth", round(grown.slope_bytes or 0), "bytes", "log"),
-        ),
-        decider="",
+def find_verdict(evidence: CaseEvidence) -> Verdict:
+    """Return the verdict of the first row that applies, and what else the evidence supports."""
+    decided = next(found for row in ROWS if (found := row(evidence)) is not None)
+    beside = (*_beside(evidence), *(h.cause for h in evidence.readings))
+    verdict = Verdict(
+        decided.cause,
+        decided.confidence,
+        decided.summary,
+        evidence.context.device,
+        tuple(dict.fromkeys(cause for cause in beside if cause is not decided.cause)),
+        _figures(evidence),
+        decided.row,
+        decided.settled_by,
     )
+    outlook = evidence.outlook
+    if outlook is not None and not (verdict.cause is Cause.HEALTHY and evidence.failed is not None):
+        verdict = replace(verdict, outlook=outlook)
+    return replace(verdict, state=run_state(evidence.context, verdict.cause))
 
 
-def _as_leak(verdict: Verdict, grown: Trend) -> Verdict:
-    return replace(
-        verdict,
-        cause=Cause.LEAK,
-        confidence=Confidence.LIKELY,
-        summary=f"{growth_sentence(grown)} In the end: {verdict.summary}",
-        also=(Cause.CAPACITY, *(c for c in verdict.also if c not in (Cause.LEAK, Cause.CAPACITY))),
-        evidence=(
-            *verdict.evidence,
-            Evidence("growth", round(grown.slope_bytes or 0), "bytes", "log"),
-        ),
-    )
+# ---- the table -----------------------------------------------------------------------------------
 
 
-def _also(verdict: Verdict, cause: Cause) -> Verdict:
-    is_about_memory = verdict.cause not in (Cause.NOT_MEMORY, Cause.HEALTHY, Cause.UNKNOWN)
-    if not is_about_memory or cause is verdict.cause or cause in verdict.also:
-        return verdict
-    return replace(verdict, also=(*verdict.also, cause))
-
-
-STATS: Final = "memory_stats"
-
-REAL_HOLES_SHARE: Final = 0.1
-"""``inactive_split_bytes`` of a tenth of reserved memory: well above the slack of any run."""
-
-
-def verdict_on_stats(context: Context) -> Verdict:
-    """Return the verdict on the statistics of one device."""
-    last = context.stats[-1]
-    hypotheses = _readings(context, last)
-    return verdict_of(hypotheses, context.device, _evidence(last))
-
-
-def _readings(context: Context, last: MemoryStats) -> list[Hypothesis]:
-    n_ooms, n_retries = last.n_ooms or 0, last.n_alloc_retries or 0
-    if context.is_series and climbs(context.stats, "allocated_bytes.all.current"):
-        grown = rise(context.stats, "allocated_bytes.all.current")
-        text = (
-            f"Allocated memory rises from record to record, by {format_size(grown)} over "
-            f"{format_count(len(context.stats))} of them."
-        )
-        return [
-            Hypothesis(Cause.LEAK, Confidence.LIKELY, text, "A snapshot names the line."),
-            Hypothesis(Cause.CAPACITY if n_ooms else Cause.HEALTHY, Confidence.POSSIBLE, ""),
-        ]
-    if n_ooms:
-        return _after_ooms(last, n_ooms, n_retries)
-    if n_retries:
-        return _near_the_limit(context, last, n_retries)
-    if last.n_ooms is None and last.n_alloc_retries is None:
-        return [_no_counters()]
-    peak = last.get("allocated_bytes.all.peak")
-    return [
-        Hypothesis(
-            Cause.HEALTHY,
-            Confidence.LIKELY,
-            f"No request failed and none needed a retry; allocated memory peaked at "
-            f"{format_size(peak)}, {format_size(last.reserved_bytes)} are reserved.",
-        )
-    ]
-
-
-def _after_ooms(last: MemoryStats, n_ooms: int, n_retries: int) -> list[Hypothesis]:
-    split, reserved = last.inactive_split_bytes or 0, last.reserved_bytes or 0
-    counts = (
-        f"{format_count(n_ooms)} {'request' if n_ooms == 1 else 'requests'} failed after "
-        f"{format_count(n_retries)} {'retry' if n_retries == 1 else 'retries'}"
-    )
-    decider = "The OOM message or a snapshot has the size of the failed request."
-    holes = Hypothesis(
-        Cause.FRAGMENTATION,
-        Confidence.POSSIBLE,
-        f"{counts}, and {format_size(split)} of {format_size(reserved)} reserved are free but "
-        "pinned by live blocks.",
-        decider,
-    )
-    full = Hypothesis(
-        Cause.CAPACITY,
-        Confidence.POSSIBLE,
-        f"{counts}, with {format_size(last.allocated_bytes)} of {format_size(reserved)} reserved "
-        "allocated.",
-        decider,
-    )
-    if reserved and split >= REAL_HOLES_SHARE * reserved:
-        return [holes, full]
-    return [full, holes]
-
-
-def _near_the_limit(context: Context, last: MemoryStats, n_retries: int) -> list[Hypothesis]:
-    climbing = context.is_series and count_rises(context.stats, "num_alloc_retries")
-    text = (
-        f"No request failed, but {format_count(n_retries)} "
-        f"{'retry' if n_retries == 1 else 'retries'} had to flush the cache"
-        f"{' and the counter climbs' if climbing else ''}: the run is near its limit, with "
-        f"{format_size(last.inactive_split_bytes)} of free cache pinned."
-    )
-    return [
-        Hypothesis(Cause.HEALTHY, Confidence.POSSIBLE, text, "A snapshot shows what is pinned."),
-        Hypothesis(Cause.FRAGMENTATION, Confidence.POSSIBLE, ""),
-        Hypothesis(Cause.CAPACITY, Confidence.POSSIBLE, ""),
-    ]
-
-
-def _no_counters() -> Hypothesis:
+def _request_served(e: CaseEvidence) -> Hypothesis | None:
+    """A request that the user asks about would be served."""
+    failed = e.failed
+    if failed is None or failed.source != "user":
+        return None
+    largest = failed.largest_free_block_bytes or 0
+    if not failed.is_covered_by_free and largest < failed.requested_bytes:
+        return None
     return Hypothesis(
-        Cause.UNKNOWN,
+        Cause.HEALTHY,
+        Confidence.LIKELY,
+        f"A {failed.request_text} would be served: {format_size(failed.free_bytes)} of "
+        f"the device would be free after a flush, and the largest cached block has "
+        f"{format_size(failed.largest_free_block_bytes)}.",
+        row="request-served",
+    )
+
+
+def _growth_in_log(e: CaseEvidence) -> Hypothesis | None:
+    """Memory grew from trial to trial: why there is too much of it, one message cannot say."""
+    grown, story, reading = e.grown, e.context.story, e.reading
+    if grown is None or story is None or grown.confidence is not Confidence.LIKELY:
+        return None
+    if grown.over == "oom" or e.kept is not None:
+        return None
+    if reading.cause is Cause.CAPACITY:
+        text = f"{growth_sentence(grown)} In the end: {reading.summary}"
+        return Hypothesis(Cause.LEAK, Confidence.LIKELY, text, reading.settled_by, "growth-in-log")
+    has_failed = any(event.kind in FAILURES for event in story.events)
+    if reading.cause is Cause.NOT_MEMORY and not has_failed and grown.over == "trial":
+        text = f"{growth_sentence(grown)} {reading.summary}"
+        return Hypothesis(Cause.LEAK, Confidence.LIKELY, text, row="growth-in-log")
+    return None
+
+
+def _growth(e: CaseEvidence) -> Hypothesis | None:
+    """Memory grows from step to step: that explains any lack, and holes between what leaked.
+
+    Where free memory was enough and all that was kept is less than the request, holes matter.
+    """
+    kept, failed = e.kept, e.failed
+    if kept is None:
+        return None
+    ending = "; no request failed yet"
+    if failed is not None:
+        is_small = kept.survivor_bytes < failed.requested_bytes
+        if e.reading.cause not in LEAKS_INTO:
+            return None
+        if e.reading.cause is Cause.FRAGMENTATION and is_small:
+            return None
+        ending = f", until the {failed.request_text} failed"
+    check = "look for a list, a cache or a loss that keeps its graph"
+    if kept.pattern is KeptPattern.BUFFER:
+        check = "does anything bound its length"
+    return Hypothesis(
+        Cause.LEAK,
+        Confidence.LIKELY,
+        f"{kept_text(e.context, kept)}{ending}.",
+        f"Check whether this memory is kept on purpose: {check}.",
+        "growth",
+    )
+
+
+def _caught(e: CaseEvidence) -> Hypothesis | None:
+    """The program caught its failures and resumed its work."""
+    failed, analysis = e.failed, e.context.analysis
+    if failed is None or not failed.is_caught or analysis is None:
+        return None
+    bundle = e.context.case.bundle
+    ended_well = bundle is not None and bundle.reason == "exit" and not bundle.exception
+    n_after = _requests_after_failure(e)
+    has_resumed = n_after >= RESUMED_REQUESTS or ended_well
+    has_resumed |= bundle is None and is_one_of_several(analysis)
+    if not has_resumed:
+        return None
+    n = len(analysis.ooms)
+    sizes = sorted(oom.rounded_bytes for oom in analysis.ooms)
+    tried = format_size(sizes[-1])
+    if sizes[0] != sizes[-1]:
+        tried = f"{format_size(sizes[0])} to {tried}"
+    errors = "an out-of-memory error" if n == 1 else f"{n} out-of-memory errors"
+    served = f": {format_count(n_after)} requests were served since, and none failed"
+    summary = (
+        f"The program caught {errors} ({'a request' if n == 1 else 'requests'} of {tried}) and "
+        f"went on{', to its end' if ended_well else ''}{served if n_after else ''}"
+        f"{'; it let go of its memory after the last' if not (n_after or ended_well) else ''}."
+    )
+    found = backed_off(analysis)
+    if found is not None:
+        where = e.context.user_line(found.stack)
+        summary += (
+            f" {'The line that failed' if where is None else where} asked for "
+            f"{format_size(found.failed_bytes)} in vain and was served with "
+            f"{format_size(found.served_bytes)} from then on, {format_size(found.peak_bytes)} live "
+            "at the most."
+        )
+    return Hypothesis(Cause.HEALTHY, Confidence.LIKELY, summary, row="failure-caught")
+
+
+def _gathers(e: CaseEvidence) -> Hypothesis | None:
+    """An evaluation gathers its results, and lets go of them when it ends."""
+    gathered, failed = e.gathered, e.failed
+    if gathered is None or failed is None or e.reading.cause not in LEAKS_INTO:
+        return None
+    return Hypothesis(
+        Cause.TRANSIENT_PEAK,
+        Confidence.LIKELY,
+        f"{gathered_text(e.context, gathered)}; the {failed.request_text} no longer fit.",
+        "If it is still there after the evaluation has ended, something leaks it.",
+        "evaluation-gathers",
+    )
+
+
+def _setting_mends(e: CaseEvidence) -> Hypothesis | None:
+    """Thresholds call memory full, but a setting is enough: what the run lacks lies in holes."""
+    if e.reading.cause not in MAY_BE_HOLES or e.reading.confidence is Confidence.PROVEN:
+        return None
+    n_steps = 0 if e.bench is None else e.bench.n_steps
+    finishing = [r for r in e.survivors or () if _prospect(r, n_steps) is OutlookState.HOLDS]
+    if not finishing:
+        return None
+    text = f"{e.reading.summary} But replayed under {finishing[0].conf} the run goes on"
+    return Hypothesis(
+        Cause.FRAGMENTATION,
+        Confidence.LIKELY,
+        f"{text}: what it lacks lies in holes.",
+        row="setting-mends",
+    )
+
+
+def _no_setting_mends(e: CaseEvidence) -> Hypothesis | None:
+    """Free memory was enough for the one failing request, but not for the step it belongs to.
+
+    Every setting fails; or none is known to finish a first step, of which nobody has seen the end.
+    """
+    survivors, bench = e.survivors, e.bench
+    if e.reading.cause is not Cause.FRAGMENTATION or survivors is None or bench is None:
+        return None
+    enough = "Free memory was enough for the request that failed, but"
+    if e.prospects <= {OutlookState.FAILS}:
+        steps = max((r.outlook.fails_after_steps or 0 for r in survivors if r.outlook), default=0)
+        end = f"lets the run go on for more than {plural(steps, 'step')}"
+        if not steps:
+            end = "lets its step come to its end"
+        lacks = f" It lacks {format_size(e.lacking_bytes)} in all." if e.lacking_bytes else ""
+        text = f"{enough} no allocator setting {end}.{lacks}"
+        return Hypothesis(_other_than_holes(e), Confidence.LIKELY, text, row="no-setting-mends")
+    is_first = all(r.outlook and r.outlook.basis is OutlookBasis.LOWER_BOUND for r in survivors)
+    if OutlookState.HOLDS in e.prospects or not is_first:
+        return None
+    return Hypothesis(
+        _other_than_holes(e),
         Confidence.POSSIBLE,
-        "The statistics hold neither the number of failures nor of retries.",
-        "Give the whole output of torch.cuda.memory_stats().",
+        f"{enough} its step was the first, and of no allocator setting is it known that it is "
+        "enough for the rest.",
+        "Rehearse the program and give the recording to --continue-with.",
+        "first-step",
     )
 
 
-def _evidence(last: MemoryStats) -> tuple[Evidence, ...]:
-    figures = {
-        "reserved": (last.reserved_bytes, "bytes"),
-        "allocated": (last.allocated_bytes, "bytes"),
-        "inactive split": (last.inactive_split_bytes, "bytes"),
-        "retries": (last.n_alloc_retries, "count"),
-        "failures": (last.n_ooms, "count"),
-    }
-    return tuple(
-        Evidence(name, value, unit, last.origin)
-        for name, (value, unit) in figures.items()
-        if value is not None
+def _transient(e: CaseEvidence) -> Hypothesis | None:
+    """One step needs far more than the steps before it."""
+    spike, failed = e.spike, e.failed
+    if spike is None or failed is None or e.reading.cause is not Cause.CAPACITY:
+        return None
+    return Hypothesis(
+        Cause.TRANSIENT_PEAK,
+        Confidence.LIKELY,
+        f"Live memory rose to {format_size(spike.peak_bytes)} for the failing step, "
+        f"against {format_size(spike.usual_bytes)} at the peaks before; the "
+        f"{failed.request_text} no longer fit.",
+        row="transient-peak",
     )
+
+
+def _figures_say(e: CaseEvidence) -> Hypothesis | None:
+    """What the figures alone say."""
+    reading, failed = e.reading, e.failed
+    if failed is None:
+        return reading
+    confidence, summary, settled_by = reading.confidence, reading.summary, reading.settled_by
+    if reading.cause is Cause.FRAGMENTATION and e.survivors is not None:
+        finishes = OutlookState.HOLDS in e.prospects
+        at_most = Confidence.LIKELY if finishes else Confidence.POSSIBLE
+        confidence = max(confidence, at_most, key=_ORDER)
+    is_full = reading.cause in (Cause.CAPACITY, Cause.MEMORY_LIMIT)
+    missing = max(-(failed.margin_bytes or 0), 0)
+    if is_full and e.lacking_bytes > WORTH_SAYING * missing and failed.margin_bytes is not None:
+        summary += f" The whole step lacks {format_size(e.lacking_bytes)}."
+    if failed.is_caught:
+        summary += " The program caught the error and went on."
+    available = failed.available_bytes
+    if is_full and failed.total_bytes is None and available is not None and failed.is_exact:
+        settled_by = (
+            f"Compare {format_size(available)} with the size of the GPU (or give the OOM message or "
+            "--capacity): the difference is held outside this PyTorch."
+        )
+    return replace(reading, confidence=confidence, summary=summary, settled_by=settled_by)
+
+
+ROWS: Final[tuple[Callable[[CaseEvidence], Hypothesis | None], ...]] = (
+    _request_served,
+    _growth_in_log,
+    _growth,
+    _caught,
+    _gathers,
+    _setting_mends,
+    _no_setting_mends,
+    _transient,
+    _figures_say,
+)
+
+
+# ---- what the rows share -------------------------------------------------------------------------
+
+_ORDER: Final = list(Confidence).index
+
+
+def _prospect(result: ReplayResult, n_steps: int) -> OutlookState | None:
+    """Return what is known or likely of a run under a setting.
+
+    What lets it come as far again as it has come is no failure of the setting.
+    """
+    outlook = result.outlook
+    if outlook is None:
+        return None
+    if n_steps and (outlook.fails_after_steps or 0) >= n_steps:
+        return OutlookState.HOLDS
+    return outlook.likely if outlook.state is OutlookState.OPEN else outlook.state
+
+
+def _other_than_holes(e: CaseEvidence) -> Cause:
+    """Return what a step lacks that no setting finishes."""
+    if e.kept is not None:
+        return Cause.LEAK
+    if e.gathered is not None:
+        return Cause.TRANSIENT_PEAK
+    if e.bench is not None and e.bench.reproduction.conditions.allowed_bytes is not None:
+        return Cause.MEMORY_LIMIT
+    return Cause.CAPACITY if e.spike is None else Cause.TRANSIENT_PEAK
+
+
+def _beside(e: CaseEvidence) -> Iterator[Cause]:
+    """Yield what the evidence supports besides."""
+    analysis, failed = e.context.analysis, e.failed
+    if e.kept is not None:
+        yield Cause.LEAK
+    if e.gathered is not None and failed is not None:
+        yield Cause.TRANSIENT_PEAK
+    is_about_memory = e.reading.cause not in (Cause.NOT_MEMORY, Cause.HEALTHY, Cause.UNKNOWN)
+    if is_about_memory and e.grown is not None:
+        yield Cause.LEAK
+    if is_about_memory and growing_cache(e.context.story) is not None:
+        yield Cause.FRAGMENTATION
+    if failed is None or analysis is None:
+        return
+    if failed.is_caught:
+        yield Cause.HEALTHY
+    if e.reading.cause is Cause.CAPACITY and fails_in_optimizer(e.context, analysis):
+        yield Cause.TRANSIENT_PEAK
+    available = failed.available_bytes
+    is_small = available is not None and available < SMALLEST_GPU_BYTES
+    if e.reading.cause is Cause.CAPACITY and failed.total_bytes is None and is_small:
+        yield Cause.OTHER_PROCESS
+        yield Cause.NON_PYTORCH_MEMORY
+
+
+def _requests_after_failure(e: CaseEvidence) -> int:
+    """Return how many requests were served after the last failure, 0 if they need far less."""
+    analysis = e.context.analysis
+    if analysis is None or analysis.timeline is None:
+        return 0
+    trace, active = analysis.trace, analysis.timeline.active_bytes
+    row = analysis.ooms[-1].row - trace.first_row
+    before, after = int(active[: row + 1].max()), int(active[row + 1 :].max(initial=0))
+    n_after = int(np.count_nonzero(trace.events.action[row + 1 :] == Action.ALLOC))
+    return n_after if after >= RESUMED_SHARE * before else 0
+
+
+def _no_failure(e: CaseEvidence) -> Hypothesis:
+    """Read a snapshot in which no request failed: healthy, with what is worth saying."""
+    analysis = e.context.analysis
+    assert analysis is not None  # noqa: S101 - the snapshot is what is read
+    space = analysis.free_space
+    if not analysis.capture.has_trace:
+        held = "The file holds no memory"
+        if analysis.reserved_bytes:
+            held = (
+                f"{format_size(analysis.allocated_bytes)} of "
+                f"{format_size(analysis.reserved_bytes)} reserved are allocated, and nothing "
+                "points to a problem"
+            )
+        is_full = space.free_cached_bytes < FULL_SLACK_SHARE * analysis.reserved_bytes
+        settled_by = (
+            "If it was taken at an out-of-memory error, the device was simply full of live memory: "
+            "give the message."
+        )
+        return Hypothesis(
+            Cause.HEALTHY,
+            Confidence.POSSIBLE,
+            f"{held}. It has no history, so earlier failures and growth cannot be seen.",
+            settled_by if is_full else "",
+            "no-history",
+        )
+    peak = analysis.timeline.peak_allocated_bytes if analysis.timeline else None
+    if e.context.retries and e.context.retries[0]:
+        n_retries, source = e.context.retries
+        about = "about " if source == "trace" else ""
+        summary = (
+            f"No request failed, but {about}{format_count(n_retries)} "
+            f"{'retry' if n_retries == 1 else 'retries'} had to flush the cache first: the run is "
+            f"near its limit, with {format_size(space.pinned_free_bytes)} of free cache pinned."
+        )
+        return Hypothesis(Cause.HEALTHY, Confidence.LIKELY, summary, row="retries")
+    cache = (
+        f"; {format_size(space.free_cached_bytes)} of {format_size(analysis.reserved_bytes)} "
+        "reserved are free cache"
+    )
+    if space.releasable_bytes:
+        cache += (
+            f", and {format_size(space.releasable_bytes)} of that go back to the device on demand"
+        )
+    summary = (
+        f"No request failed{cache if space.free_cached_bytes else ''} "
+        f"(peak allocated {format_size(peak)})."
+    )
+    return Hypothesis(Cause.HEALTHY, Confidence.LIKELY, summary, row="no-failure")
+
+
+def _figures(e: CaseEvidence) -> tuple[Evidence, ...]:
+    """Return the numbers that the verdict rests on."""
+    analysis, message, context = e.context.analysis, e.context.message, e.context
+    grown: list[Evidence] = []
+    if e.grown is not None and e.kept is None:
+        grown = [Evidence("growth", round(e.grown.slope_bytes or 0), "bytes", "log")]
+    if analysis is None or not e.is_of_snapshot:
+        if message is not None and message.sub_kind != NO_FAILURE:
+            return (*evidence_of_message(message), *grown)
+        return (*(evidence_of_stats(context) if context.stats else ()), *grown)
+    source, failed = "snapshot", e.failed
+    items = [
+        Evidence("reserved", analysis.reserved_bytes, "bytes", source),
+        Evidence(ACTIVE, analysis.active_bytes, "bytes", source),
+        Evidence("pinned free", analysis.free_space.pinned_free_bytes, "bytes", source),
+    ]
+    if failed is not None:
+        is_block = failed.block_bytes in {None, failed.requested_bytes}
+        for name, value in (
+            ("requested", failed.requested_bytes if is_block else failed.block_bytes),
+            ("segment for it", None if is_block else failed.requested_bytes),
+            (LIVE_AT_FAILURE, failed.live_bytes),
+            ("device free", failed.free_bytes),
+            ("available to PyTorch", failed.available_bytes),
+            ("device total", failed.total_bytes),
+        ):
+            if value is not None:
+                items.append(Evidence(name, value, "bytes", failed.source))
+    return (*items, *grown)

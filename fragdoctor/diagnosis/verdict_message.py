@@ -1,13 +1,13 @@
-"""The verdict on one message, each kind with what it can honestly prove."""
+"""What one message says, each kind with what it can honestly prove."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from fragdoctor.diagnosis.decision import OVERSIZED_ALONE_BYTES, Hypothesis, decide
 from fragdoctor.model.case import OomLog, OomMessage
-from fragdoctor.model.diagnosis import Cause, Verdict
+from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.finding import Confidence, Evidence
 from fragdoctor.rules.failed_request import known
 from fragdoctor.rules.request_sources import request_of_message
@@ -51,42 +51,25 @@ NEGATIVES: Final = {
 """What the reader's kinds of other failures mean."""
 
 
-def verdict_on_message(message: OomMessage) -> Verdict:
-    """Return the verdict on one message of any kind."""
-    return verdict_of(
-        hypotheses_of_message(message), message.device_index, evidence_of_message(message)
-    )
-
-
-def verdict_without_messages(log: OomLog) -> Verdict:
-    """Return the verdict on a text in which no memory failure was found."""
+def read_no_message(log: OomLog) -> Hypothesis:
+    """Return the hypothesis on a text in which no memory failure was found."""
     lines = plural(log.n_lines, "line") if log.n_lines else "the text"
-    return Verdict(
+    return Hypothesis(
         Cause.NOT_MEMORY,
         Confidence.LIKELY,
         f"No memory failure was found in {lines}.",
-        decider="Give the whole output, with the lines before the first error.",
+        "Give the whole output, with the lines before the first error.",
+        "no-message",
     )
 
 
-def verdict_of(
-    hypotheses: Sequence[Hypothesis], device: int | None, evidence: Sequence[Evidence]
-) -> Verdict:
-    """Return the first hypothesis as the verdict and the others as what else is supported."""
-    first = hypotheses[0]
-    return Verdict(
-        first.cause,
-        first.confidence,
-        first.summary,
-        device,
-        tuple(r.cause for r in hypotheses[1:]),
-        evidence,
-        first.decider,
-    )
+def read_message(message: OomMessage) -> list[Hypothesis]:
+    """Return the hypotheses on one message of any kind, the best first."""
+    row = f"message-{message.sub_kind or message.kind}"
+    return [replace(h, row=h.row or row) for h in _read(message)]
 
 
-def hypotheses_of_message(message: OomMessage) -> list[Hypothesis]:
-    """Return the hypotheses of one message, the best first."""
+def _read(message: OomMessage) -> list[Hypothesis]:
     if message.sub_kind == "size-bug":
         return [
             Hypothesis(

@@ -19,14 +19,14 @@ import numpy as np
 from fragdoctor.errors import FragdoctorError
 from fragdoctor.estimation.batch_curves import F64
 from fragdoctor.estimation.recordings import Recording, stack_keys
+from fragdoctor.future.edits import Edit, batch_scaled
+from fragdoctor.future.simulator import reproduce
+from fragdoctor.future.whatif import WhatIf, replay_what_if
 from fragdoctor.model.batch_fit import ReplayCheck
 from fragdoctor.model.simulation import ReplayResult
 from fragdoctor.model.snapshot import I64, Bools
-from fragdoctor.trace.edits import Edit, batch_scaled
 from fragdoctor.trace.operations import Operations, OpKind
 from fragdoctor.trace.replay import Reproduction
-from fragdoctor.trace.simulator import reproduce
-from fragdoctor.trace.whatif import WhatIf, replay_what_if
 
 # Work on one run of requests between two that are known; longer runs are left alone.
 MAX_CELLS: Final = 1_500_000

@@ -11,12 +11,12 @@ import numpy as np
 
 from fragdoctor.errors import SimulationError
 from fragdoctor.frozen import frozen
+from fragdoctor.future.simulator import simulate
 from fragdoctor.model.case import Case
 from fragdoctor.model.diagnosis import DeviceFigures, Diagnosis
 from fragdoctor.model.finding import Finding, Severity
 from fragdoctor.model.simulation import Simulation
 from fragdoctor.model.snapshot import Action, Snapshot
-from fragdoctor.trace.simulator import simulate
 from fragdoctor.units import Amount, format_count, format_size
 
 

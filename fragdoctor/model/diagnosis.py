@@ -74,7 +74,8 @@ class Verdict:
 
     Attributes:
         also: further causes that the evidence supports.
-        decider: the one cheap measurement that would settle the rest, "" where nothing is open.
+        decider: the row of the decision table that gave the verdict.
+        settled_by: the one cheap measurement that would settle the rest, "" where nothing is open.
         state: how the run stands, whatever the cause.
         outlook: what it would do next under the recorded settings; None where nobody asked.
     """
@@ -86,6 +87,7 @@ class Verdict:
     also: Sequence[Cause] = ()
     evidence: Sequence[Evidence] = ()
     decider: str = ""
+    settled_by: str = ""
     state: RunState = RunState.UNKNOWN
     outlook: Outlook | None = None
 

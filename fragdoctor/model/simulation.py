@@ -68,9 +68,9 @@ class Outlook:
         growth_bytes_per_step: by how much allocated memory grows from step to step.
         basis: what the run was continued with.
         reason: what is missing, or why it fails, in one sentence; "".
-        is_fragile: it goes on here, but not with slightly more or slightly less memory.
         n_complete_steps: recorded steps that those to come were made from; None where there were
             none. What a program does for the first time later is in none of them.
+        doubt_share: by what share a step to come may differ from what is expected of it.
         likely: where it is open, what the steps to come do if they are as expected; None where
             there is no expectation.
     """
@@ -83,8 +83,8 @@ class Outlook:
     peak_reserved_bytes: int | None = None
     growth_bytes_per_step: int | None = None
     reason: str = ""
-    is_fragile: bool = False
     n_complete_steps: int | None = None
+    doubt_share: float | None = None
     likely: OutlookState | None = None
 
     @property
@@ -96,7 +96,7 @@ class Outlook:
     def is_known(self) -> bool:
         """Whether every request of whole further steps was known and served."""
         is_exact = self.basis in (OutlookBasis.COMPLETE, OutlookBasis.REPEATED)
-        return self.state is OutlookState.HOLDS and is_exact and not self.is_fragile
+        return self.state is OutlookState.HOLDS and is_exact
 
     @property
     def ends_step(self) -> bool:

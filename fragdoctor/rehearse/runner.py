@@ -20,6 +20,7 @@ from typing import Any, Final
 from fragdoctor.diagnosis.pipeline import diagnose
 from fragdoctor.errors import ConfigError
 from fragdoctor.estimation.gpus import known_gpus
+from fragdoctor.future.simulator import simulate
 from fragdoctor.inputs.cases import read_case
 from fragdoctor.inputs.messages import find_messages
 from fragdoctor.model.case import Overrides
@@ -43,7 +44,6 @@ from fragdoctor.rehearse.process import (
     rehearsed_gpu,
 )
 from fragdoctor.rehearse.programs import Program
-from fragdoctor.trace.simulator import simulate
 
 # What builds without CUDA, and those with it, say of kernels for other layouts than strided ones.
 _OF_OTHER_LAYOUTS: Final = re.compile(

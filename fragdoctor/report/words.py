@@ -19,7 +19,7 @@ from fragdoctor.model.diagnosis import (
 )
 from fragdoctor.model.finding import Confidence, Evidence, Severity
 from fragdoctor.model.phases import Category, CategoryShare, TrainingPhase
-from fragdoctor.model.simulation import FidelityReport, Outlook, OutlookBasis, OutlookState
+from fragdoctor.model.simulation import FidelityReport, Outlook, OutlookState
 from fragdoctor.report.document import Style
 from fragdoctor.units import format_count, format_share, format_size, plural
 
@@ -201,33 +201,23 @@ def method_text(predicted: Predicted) -> str:
     return method
 
 
-_MANY_STEPS: Final = 3  # of fewer nobody can say whether a program goes on as it began
-
-
 def outlook_text(outlook: Outlook) -> str:
-    """Return what a run would do next, in a few words."""
-    if outlook.state is OutlookState.OPEN:
-        if not outlook.reason:
-            return ""
-        guess = {OutlookState.HOLDS: ", likely fits", OutlookState.FAILS: ", likely too much"}
-        expected = guess[outlook.likely] if outlook.likely is not None else ""
-        return f"the rest is open{expected}: {outlook.reason}"
-    if outlook.state is OutlookState.FAILS:
+    """Return whether a run goes on to its end, in one of five words, and why."""
+    when = ""
+    if outlook.fails_after_steps is not None:
         n = outlook.fails_after_steps
-        when = "in the step under way" if not n else f"after {plural(n, 'more step')}"
-        return f"fails {when}"
-    how = f"holds for {plural(outlook.steps, 'more step')}" if outlook.steps else "holds"
-    if outlook.basis is OutlookBasis.COMPLETE:
-        return f"{how} as the other recording goes on"
-    n_known = outlook.n_complete_steps
-    if outlook.steps and n_known is not None and n_known < _MANY_STEPS:
-        how += " like the one recorded" if n_known == 1 else f" like the {n_known} recorded"
-    if outlook.reason and outlook.growth_bytes_per_step:
-        how += f"; {outlook.reason}"
-    elif outlook.reason and outlook.basis is OutlookBasis.REPEATED:
-        how = f"holds, since {outlook.reason}"
-    fragile = "not with slightly more or less memory"
-    return f"{how}, but {fragile}" if outlook.is_fragile else how
+        when = f" after {plural(n, 'more step')}" if n else " in the step under way"
+    if outlook.state is OutlookState.FAILS:
+        found = f"will fail{when}"
+    elif outlook.state is OutlookState.HOLDS:
+        found = "will finish"
+    else:
+        found = {
+            OutlookState.HOLDS: "likely finishes",
+            OutlookState.FAILS: f"likely fails{when}",
+            None: "not known whether it finishes",
+        }[outlook.likely]
+    return f"{found} ({outlook.reason})" if outlook.reason else found
 
 
 def share_text(share: float) -> str:

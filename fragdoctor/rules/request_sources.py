@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 
 from fragdoctor.analysis.result import DeviceAnalysis, OomEvent
+from fragdoctor.future.steps import Steps
 from fragdoctor.model.case import (
     BundleDevice,
     BundleFacts,
@@ -24,7 +25,6 @@ from fragdoctor.rules.failed_request import (
     known,
     rounding_bytes,
 )
-from fragdoctor.trace.steps import Steps
 from fragdoctor.units import MIB
 
 SMALL_BYTES = MIB

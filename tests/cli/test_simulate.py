@@ -38,10 +38,10 @@ class FakeReplay:
 @pytest.fixture
 def replay(monkeypatch: pytest.MonkeyPatch) -> FakeReplay:
     fake = FakeReplay()
-    module = types.ModuleType("fragdoctor.trace.simulator")
+    module = types.ModuleType("fragdoctor.future.simulator")
     module.simulate = fake.simulate  # type: ignore[attr-defined]
     module.trace_of = fake.trace_of  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "fragdoctor.trace.simulator", module)
+    monkeypatch.setitem(sys.modules, "fragdoctor.future.simulator", module)
     return fake
 
 

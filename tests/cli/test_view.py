@@ -15,9 +15,9 @@ import pytest
 from fragdoctor.cli.view import HOST, MAX_QUESTION_BYTES, Replays, Viewer
 from fragdoctor.diagnosis.pipeline import diagnose
 from fragdoctor.errors import ConfigError
+from fragdoctor.future.simulator import simulate
 from fragdoctor.inputs.cases import read_case
 from fragdoctor.model.case import Overrides
-from fragdoctor.trace.simulator import simulate
 
 SAMPLE = Path(__file__).parents[2] / "sample_snapshots" / "small_holes_oom.pickle"
 

@@ -7,9 +7,9 @@ import pytest
 
 from fragdoctor.diagnosis.pipeline import diagnose
 from fragdoctor.errors import ConfigError
+from fragdoctor.future.steps import Steps
 from fragdoctor.inputs.snapshot_reader import read_snapshot
 from fragdoctor.model.case import Case
-from fragdoctor.trace.steps import Steps
 
 SAMPLES = Path(__file__).parents[2] / "sample_snapshots"
 

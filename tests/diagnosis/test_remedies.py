@@ -19,11 +19,11 @@ from fragdoctor.diagnosis.remedies.outside_pytorch import FreeOtherProcess
 from fragdoctor.diagnosis.remedies.remedy import CURES, Burden, JudgedCase, Remedy, helps
 from fragdoctor.diagnosis.verdict import find_verdict
 from fragdoctor.errors import ConfigError
+from fragdoctor.future.whatif import WhatIf
 from fragdoctor.model.case import Case, Overrides
 from fragdoctor.model.diagnosis import Cause, Predicted
 from fragdoctor.model.finding import Confidence
 from fragdoctor.model.simulation import Outlook, OutlookBasis, OutlookState, ReplayResult
-from fragdoctor.trace.whatif import WhatIf
 
 FRAGMENTED = new_style("500.00 MiB", "3.81 GiB", "488.00 MiB", "2.67 GiB", "673.42 MiB")
 FULL = new_style("48.00 MiB", "2.93 GiB", "12.00 MiB", "2.91 GiB", "7.31 MiB")

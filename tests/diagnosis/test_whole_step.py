@@ -12,12 +12,12 @@ import pytest
 from fragdoctor.diagnosis import whole_step
 from fragdoctor.diagnosis.bench import Bench
 from fragdoctor.diagnosis.pipeline import diagnose
+from fragdoctor.future.steps import StepKind, Steps
 from fragdoctor.inputs.snapshot_reader import read_snapshot
 from fragdoctor.model.case import Case
 from fragdoctor.model.diagnosis import Cause, Verdict
 from fragdoctor.model.finding import Confidence
 from fragdoctor.model.simulation import Outlook, OutlookBasis, OutlookState
-from fragdoctor.trace.steps import StepKind, Steps
 from fragdoctor.units import GIB, MIB
 
 CAPACITY = GIB

@@ -24,14 +24,14 @@ from programs import (
 
 from fragdoctor._native import _ext
 from fragdoctor.errors import SimulationError
+from fragdoctor.future.edits import empty_cache_every
+from fragdoctor.future.simulator import reproduce, simulate, trace_of
 from fragdoctor.inputs.snapshot_reader import read_snapshot
 from fragdoctor.model.settings import AllocatorSettings, Era, parse_conf
 from fragdoctor.trace.allocator import native_config
-from fragdoctor.trace.edits import empty_cache_every
 from fragdoctor.trace.operations import OPERATION, Operations, OpKind
 from fragdoctor.trace.replay import Conditions, allowed_by, report
 from fragdoctor.trace.reproduction import find_reproduction
-from fragdoctor.trace.simulator import reproduce, simulate, trace_of
 from fragdoctor.trace.trace import Trace
 from fragdoctor.units import MIB
 

@@ -19,13 +19,13 @@ from fragdoctor.diagnosis.remedies.remedy import (
     outcome_text,
     steps_won,
 )
+from fragdoctor.future.search import usual_confs
+from fragdoctor.future.whatif import WhatIf
 from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.finding import Confidence
 from fragdoctor.model.settings import is_same_conf
 from fragdoctor.model.simulation import ReplayResult
 from fragdoctor.rules.fragmentation.holes import find_holes
-from fragdoctor.trace.search import usual_confs
-from fragdoctor.trace.whatif import WhatIf
 from fragdoctor.units import MIB, format_size, plural
 
 MOSTLY: Final = 0.9

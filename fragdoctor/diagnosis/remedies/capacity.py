@@ -19,6 +19,9 @@ from fragdoctor.diagnosis.remedies.remedy import (
     Remedy,
     helps,
 )
+from fragdoctor.future.edits import Edit, batch_scaled
+from fragdoctor.future.steps import Steps
+from fragdoctor.future.training_edits import passes_scaled
 from fragdoctor.model.diagnosis import Cause, Predicted
 from fragdoctor.model.finding import Confidence, Evidence
 from fragdoctor.model.phases import Category
@@ -26,9 +29,6 @@ from fragdoctor.model.simulation import OutlookBasis, OutlookState
 from fragdoctor.model.snapshot import Action
 from fragdoctor.rules.capacity.optimizer_state import fails_in_optimizer
 from fragdoctor.rules.failed_request import FailedRequest
-from fragdoctor.trace.edits import Edit, batch_scaled
-from fragdoctor.trace.steps import Steps
-from fragdoctor.trace.training_edits import passes_scaled
 from fragdoctor.units import MIB, format_share, format_size, plural
 
 SHORT_OF_MEMORY: Final = (Cause.CAPACITY, Cause.TRANSIENT_PEAK, Cause.MEMORY_LIMIT)

@@ -221,7 +221,7 @@ def _tier(found: Prospect, *, is_setting: bool, cause: Cause) -> int:
     if found > Prospect.OPEN:
         return 10 + int(found)
     is_code = cause is Cause.FRAGMENTATION and not is_setting
-    return int(found) + (int(Prospect.FRAGILE) if is_code else 0)
+    return int(found) + (int(Prospect.UNLIKELY) if is_code else 0)
 
 
 MIN_COMBINED: Final = 2

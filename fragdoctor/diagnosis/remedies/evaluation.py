@@ -9,10 +9,10 @@ from fragdoctor.analysis.result import KeptPattern
 from fragdoctor.diagnosis.bench import Attempt, Bench
 from fragdoctor.diagnosis.remedies.leaks import kept_stack
 from fragdoctor.diagnosis.remedies.remedy import CURES, JudgedCase, Proposal, Remedy
+from fragdoctor.future.edits import combined, leak_removed
+from fragdoctor.future.training_edits import requests_removed
 from fragdoctor.model.finding import Confidence, Evidence
 from fragdoctor.rules.growth.growing_line import gathered_text
-from fragdoctor.trace.edits import combined, leak_removed
-from fragdoctor.trace.training_edits import requests_removed
 
 
 class GatherOnHost(Remedy):

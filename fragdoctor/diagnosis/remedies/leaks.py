@@ -18,6 +18,7 @@ from fragdoctor.diagnosis.remedies.remedy import (
     Proposal,
     Remedy,
 )
+from fragdoctor.future.edits import leak_removed
 from fragdoctor.model.diagnosis import Cause, Predicted
 from fragdoctor.model.finding import Confidence, Evidence, Location
 from fragdoctor.model.story import LogStory
@@ -31,7 +32,6 @@ from fragdoctor.story.trends import (
     memory_over_trials,
     trials_before_failure,
 )
-from fragdoctor.trace.edits import leak_removed
 from fragdoctor.trace.stacks import BACKWARD
 from fragdoctor.trace.trace import Trace
 from fragdoctor.units import format_size, plural

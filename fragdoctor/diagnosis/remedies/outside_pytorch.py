@@ -333,10 +333,12 @@ class RecordSnapshot(Remedy):
         has_snapshot = case.context.analysis is not None
         if has_snapshot or case.cause in CLOSED or not case.is_allocator_case:
             return
-        if case.verdict.confidence is Confidence.PROVEN and not case.verdict.decider:
+        if case.verdict.confidence is Confidence.PROVEN and not case.verdict.settled_by:
             reason = "A snapshot shows which lines hold the memory."
         else:
-            reason = case.verdict.decider or "A snapshot shows which lines hold and pin the memory."
+            reason = (
+                case.verdict.settled_by or "A snapshot shows which lines hold and pin the memory."
+            )
         yield self.proposal(
             weight=ASKS,
             confidence=Confidence.LIKELY,

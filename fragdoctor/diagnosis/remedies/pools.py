@@ -16,11 +16,11 @@ from fragdoctor.diagnosis.remedies.remedy import (
     Proposal,
     Remedy,
 )
+from fragdoctor.future.edits import empty_cache_at
+from fragdoctor.future.whatif import WhatIf
 from fragdoctor.model.diagnosis import Cause, Predicted
 from fragdoctor.model.finding import Confidence
 from fragdoctor.rules.failed_request import FailedRequest
-from fragdoctor.trace.edits import empty_cache_at
-from fragdoctor.trace.whatif import WhatIf
 from fragdoctor.units import format_size
 
 

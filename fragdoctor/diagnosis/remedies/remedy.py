@@ -398,17 +398,13 @@ def best_of(bench: Bench, outcomes: Sequence[Outcome]) -> Outcome:
 
 
 class Prospect(IntEnum):
-    """How well a run goes on that gets past the recorded failure, the best first.
-
-    What holds with just this much memory comes last of what may be enough.
-    """
+    """How well a run goes on that gets past the recorded failure, the best first."""
 
     HOLDS = 0
     LIKELY = 1
     OPEN = 2
-    FRAGILE = 3
-    UNLIKELY = 4
-    FAILS = 5
+    UNLIKELY = 3
+    FAILS = 4
 
 
 def prospect(outlook: Outlook | None) -> Prospect:
@@ -417,9 +413,7 @@ def prospect(outlook: Outlook | None) -> Prospect:
         return Prospect.OPEN
     if outlook.state is OutlookState.OPEN:
         return Prospect.UNLIKELY if outlook.fails else Prospect.LIKELY
-    if outlook.fails:
-        return Prospect.FAILS
-    return Prospect.FRAGILE if outlook.is_fragile else Prospect.HOLDS
+    return Prospect.FAILS if outlook.fails else Prospect.HOLDS
 
 
 def steps_won(outlook: Outlook | None) -> int:

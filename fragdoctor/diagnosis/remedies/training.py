@@ -25,11 +25,9 @@ from fragdoctor.diagnosis.remedies.remedy import (
     Proposal,
     Remedy,
 )
-from fragdoctor.model.finding import Confidence, Evidence
-from fragdoctor.rules.capacity.optimizer_state import optimizer_holders
-from fragdoctor.trace.edits import Edit, combined
-from fragdoctor.trace.recompute import checkpointed
-from fragdoctor.trace.training_edits import (
+from fragdoctor.future.edits import Edit, combined
+from fragdoctor.future.recompute import checkpointed
+from fragdoctor.future.training_edits import (
     gradients_set_to_none,
     loss_in_chunks,
     optimizer_fused,
@@ -38,6 +36,8 @@ from fragdoctor.trace.training_edits import (
     states_quantized,
     step_in_backward,
 )
+from fragdoctor.model.finding import Confidence, Evidence
+from fragdoctor.rules.capacity.optimizer_state import optimizer_holders
 from fragdoctor.units import format_size
 
 N_CHUNKS: Final = 8

@@ -14,11 +14,11 @@ import numpy.typing as npt
 
 from fragdoctor.analysis.result import DeviceAnalysis
 from fragdoctor.frozen import frozen
+from fragdoctor.future.steps import Steps
 from fragdoctor.model.snapshot import BlockState
 from fragdoctor.report.page.blob import MAX_EXACT, Sink, compressed_size
 from fragdoctor.trace.columns import SMALL_SEGMENT_BYTES
 from fragdoctor.trace.lives import Layout, Lives
-from fragdoctor.trace.steps import Steps
 from fragdoctor.trace.trace import SegmentLives, Trace, large_page_bytes
 
 I64 = npt.NDArray[np.int64]

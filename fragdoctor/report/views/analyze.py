@@ -240,16 +240,16 @@ def _what_it_is(diagnosis: Diagnosis) -> list[doc.Block]:
     """Return the finding in words: the summary, what else it may be, what would settle it."""
     verdict = diagnosis.verdict
     # What is proven has nothing left to settle.
-    decider = "" if verdict.confidence is Confidence.PROVEN else verdict.decider
+    settled_by = "" if verdict.confidence is Confidence.PROVEN else verdict.settled_by
     outlook = verdict.outlook
     is_cut_off = outlook is not None and outlook.basis is OutlookBasis.LOWER_BOUND
     facts = (
         ("Also possible", words.also_text(verdict)),
-        ("To settle", decider),
+        ("To settle", settled_by),
         ("Whole step", _REHEARSE if is_cut_off else ""),
     )
     further = (
-        ("To settle", verdict.decider if not decider else ""),
+        ("To settle", verdict.settled_by if not settled_by else ""),
         ("Evidence", "; ".join(words.evidence_text(e) for e in verdict.evidence)),
     )
     return [

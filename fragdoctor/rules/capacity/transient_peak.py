@@ -10,10 +10,10 @@ import numpy.typing as npt
 
 from fragdoctor.analysis.result import DeviceAnalysis
 from fragdoctor.frozen import frozen
+from fragdoctor.future.steps import Steps
 from fragdoctor.model.arrays import percentile
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Severity
 from fragdoctor.rules.rule import Context, Need, Rule
-from fragdoctor.trace.steps import Steps
 from fragdoctor.units import format_size
 
 

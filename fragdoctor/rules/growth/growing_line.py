@@ -61,7 +61,6 @@ class GrowingLine(Rule):
                 evidence=(
                     Evidence("growth per step", growth.slope_bytes, "bytes", "trace"),
                     Evidence("survivors", growth.survivor_bytes, "bytes", "trace"),
-                    Evidence("steadiness", growth.steadiness, "share", "trace"),
                 ),
                 locations=stack or (() if line is None else (line,)),
             )

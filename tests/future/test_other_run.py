@@ -9,11 +9,11 @@ from builders import columns, frame, oom
 from toy_allocator import ToyAllocator
 
 from fragdoctor.errors import SimulationError
+from fragdoctor.future.other_run import OtherRun
+from fragdoctor.future.simulator import reproduce, simulate, trace_of
+from fragdoctor.future.whatif import FairReplay, WhatIf
 from fragdoctor.model.simulation import Outlook, OutlookBasis, OutlookState
 from fragdoctor.model.snapshot import Snapshot
-from fragdoctor.trace.other_run import OtherRun
-from fragdoctor.trace.simulator import reproduce, simulate, trace_of
-from fragdoctor.trace.whatif import FairReplay, WhatIf
 from fragdoctor.units import MIB
 
 

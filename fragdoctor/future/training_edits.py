@@ -10,9 +10,9 @@ from typing import Final
 import numpy as np
 
 from fragdoctor.errors import SimulationError
+from fragdoctor.future.edits import Edit
 from fragdoctor.model.arrays import distinct, is_among, occurrence
 from fragdoctor.model.snapshot import I64, Bools
-from fragdoctor.trace.edits import Edit
 from fragdoctor.trace.operations import (
     NEVER,
     OPERATION,

@@ -15,12 +15,8 @@ from typing import Final
 from fragdoctor._native import _ext
 from fragdoctor.errors import ConfigError
 from fragdoctor.frozen import frozen
-from fragdoctor.model.hooks import report_progress
-from fragdoctor.model.settings import Era, is_same_conf, parse_conf
-from fragdoctor.model.simulation import Outlook, OutlookState, ReplayResult
-from fragdoctor.trace.other_run import OtherRun
-from fragdoctor.trace.replay import PAGE_BYTES, Reproduction
-from fragdoctor.trace.whatif import (
+from fragdoctor.future.other_run import OtherRun
+from fragdoctor.future.whatif import (
     FairReplay,
     ProgressCallback,
     WhatIf,
@@ -28,6 +24,10 @@ from fragdoctor.trace.whatif import (
     default_capacity,
     remakes_start_of,
 )
+from fragdoctor.model.hooks import report_progress
+from fragdoctor.model.settings import Era, is_same_conf, parse_conf
+from fragdoctor.model.simulation import Outlook, OutlookState, ReplayResult
+from fragdoctor.trace.replay import PAGE_BYTES, Reproduction
 from fragdoctor.units import format_mebibytes
 
 

@@ -3,14 +3,13 @@
 A run that failed in its first step does not say what the rest of the step needs. A rehearsal of
 the program, or a healthy run on a larger device, does: its requests, under the settings and the
 capacity of the failed run, are what that run would have come to. Both are aligned by the user's own
-lines and the order of the requests at each; where sizes differ (another batch), they are scaled
-line by line.
+lines; where sizes differ (another batch), they are scaled line by line.
 """
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
@@ -18,14 +17,14 @@ import numpy.typing as npt
 
 from fragdoctor._native import _ext
 from fragdoctor.errors import SimulationError
-from fragdoctor.model.arrays import occurrence
+from fragdoctor.future.alignment import Requests, align
+from fragdoctor.future.outlook import Outlooks
+from fragdoctor.future.steps import Steps
 from fragdoctor.model.simulation import Outlook, OutlookBasis, OutlookState
-from fragdoctor.model.snapshot import I64, Bools
+from fragdoctor.model.snapshot import I64
 from fragdoctor.trace.operations import Operations, OpKind
-from fragdoctor.trace.outlook import Outlooks
 from fragdoctor.trace.replay import Conditions
 from fragdoctor.trace.reproduction import find_reproduction
-from fragdoctor.trace.steps import Steps
 from fragdoctor.trace.trace import Trace
 from fragdoctor.units import format_count, format_share, format_size, plural
 
@@ -36,29 +35,11 @@ SAME_SHARE: Final = 0.99
 """Share of the aligned requests that have the same size in a run of the same batch; workspaces of
 libraries differ between devices."""
 
-ROUNDED: Final = 512
+ROUNDED_BYTES: Final = 512
 
 Site = tuple[str, int, str, str, str]
 """The user's own line (file without its folder, line, function) and the innermost function below it
 (file, function): a line such as ``model(x)`` makes requests of many kinds."""
-
-
-@dataclass(frozen=True)
-class _Requests:
-    """The requests of a trace.
-
-    Attributes:
-        operation: operation of each.
-        size: bytes, rounded as the allocator rounds them.
-        site: place of each in ``sites``, -1 where the stack has no line of the user.
-        number: how many came before it from its site.
-    """
-
-    operation: I64
-    size: I64
-    site: I64
-    number: I64
-    sites: tuple[Site, ...]
 
 
 class OtherRun:
@@ -86,24 +67,26 @@ class OtherRun:
         max_steps: int | None = None,
     ) -> None:
         reproduction = find_reproduction(other)
-        if not _n_whole_steps(other):
+        self._n_before, n_theirs = _n_whole_steps(trace), _n_whole_steps(other)
+        if not n_theirs:
             raise SimulationError(
                 "The recording to continue with holds no whole step.",
                 hint="Record a step to its end: fragdoctor rehearse train.py",
             )
         self._other = other
         theirs = Operations.of(reproduction.operations)
-        self._n_before, n_theirs = _n_whole_steps(trace), _n_whole_steps(other)
-        own = _requests(trace, Operations.of(operations), n_theirs)
-        found = _requests(other, theirs)
-        at, mate = _paired(own, found)
+        sites: dict[Site, int] = {}
+        _, own = _requests(trace, Operations.of(operations), sites, n_theirs)
+        at_operation, found = _requests(other, theirs, sites)
+        at, mate = align(own, found, is_cut=True)
+        _check_shared(own, at)
         ratio = _ratios(own, found, at, mate)
         self.is_same = bool((ratio == 1).all())
         native = reproduction.operations
         if not self.is_same:
             size = theirs.size.copy()
             scaled = np.maximum(np.rint(found.size * ratio), 1).astype(np.uint64)
-            size[found.operation] = np.where(ratio == 1, size[found.operation], scaled)
+            size[at_operation] = np.where(ratio == 1, size[at_operation], scaled)
             native = theirs.with_size(size).native(reproduction.operations)
         self._asked = max_steps
         self._n_ahead = n_theirs - self._n_before
@@ -117,7 +100,7 @@ class OtherRun:
             how = "with the same sizes" if self.is_same else "with sizes scaled line by line"
             self.note = (
                 "How the run goes on was taken from the other recording: "
-                f"{format_count(len(at))} of {format_count(len(own.operation))} requests are found "
+                f"{format_count(len(at))} of {format_count(len(own))} requests are found "
                 f"there by line and order, {how}."
             )
 
@@ -173,7 +156,13 @@ class OtherRun:
             return replace(found, fails_after_steps=max(after, 0))
         if found.state is OutlookState.OPEN and self.goes_further:
             # What is open comes after the whole steps that were asked for, and served.
-            return replace(found, state=OutlookState.HOLDS, steps=self._n_ahead - 1, reason="")
+            return replace(
+                found,
+                state=OutlookState.HOLDS,
+                steps=self._n_ahead - 1,
+                fails_after_steps=None,
+                reason="",
+            )
         return replace(found, steps=max(self._n_ahead - 1 + (found.steps or 0), 0))
 
 
@@ -182,52 +171,40 @@ def _n_whole_steps(trace: Trace) -> int:
     return max(len(steps) - int(not steps.is_last_complete), 0)
 
 
-def _requests(trace: Trace, operations: Operations, n_steps: int | None = None) -> _Requests:
-    """Return the requests of a trace, up to the end of so many steps."""
+def _requests(
+    trace: Trace, operations: Operations, sites: dict[Site, int], n_steps: int | None = None
+) -> tuple[I64, Requests]:
+    """Return the requests of a trace, up to the end of so many steps, and their operations."""
     kind = operations.kind
-    operation = np.flatnonzero((kind == OpKind.MALLOC) | (kind == OpKind.FAILED))
+    at = np.flatnonzero((kind == OpKind.MALLOC) | (kind == OpKind.FAILED))
     rows = Steps.of(trace).rows
     if n_steps is not None and n_steps < len(rows):
-        operation = operation[operations.row[operation] < rows[n_steps]]
-    size = operations.size[operation].astype(np.int64)
-    stack = trace.events.stack[operations.row[operation]]
+        at = at[operations.row[at] < rows[n_steps]]
+    stack = trace.events.stack[operations.row[at]]
     used, member = np.unique(stack, return_inverse=True)
-    numbers: dict[Site, int] = {}
-    site_of = [_site_number(trace, int(one), numbers) for one in used]
-    site = np.array(site_of, np.int64)[member.reshape(-1)]
-    return _Requests(
-        operation, -(-size // ROUNDED) * ROUNDED, site, occurrence(site), tuple(numbers)
-    )
+    of_stack = np.array([_site_number(trace, int(one), sites) for one in used], np.int64)
+    site = of_stack[member.reshape(-1)]
+    size = operations.size[at].astype(np.int64)
+    return at, Requests(site, -(-size // ROUNDED_BYTES) * ROUNDED_BYTES, site >= 0)
 
 
-def _site_number(trace: Trace, stack: int, numbers: dict[Site, int]) -> int:
+def _site_number(trace: Trace, stack: int, sites: dict[Site, int]) -> int:
     """Return the number of a stack's site, a new one for a new site; -1 without a user's line."""
     line = int(trace.stacks.lines_of(np.array([stack], np.int32))[0])
     if stack < 0 or line < 0:
         return -1
     own, inner = trace.snapshot.frame(line), trace.snapshot.stack(stack)[0]
     names = os.path.basename(own.filename), os.path.basename(inner.filename)  # noqa: PTH119 - as text
-    return numbers.setdefault((names[0], own.line, own.name, names[1], inner.name), len(numbers))
+    return sites.setdefault((names[0], own.line, own.name, names[1], inner.name), len(sites))
 
 
-def _paired(own: _Requests, found: _Requests) -> tuple[I64, I64]:
-    """Return the requests that both have, by site and number: their places in either.
+def _check_shared(own: Requests, at: I64) -> None:
+    """Raise where too few requests were found in the other recording.
 
     Raises:
-        SimulationError: too few.
+        SimulationError: they do not belong together.
     """
-    known = {site: i for i, site in enumerate(found.sites)}
-    same = np.array([known.get(site, -1) for site in own.sites], np.int64)
-    has_site = own.site >= 0
-    site = np.where(has_site, same[own.site] if len(same) else -1, -1)
-    scale = int(max(own.number.max(initial=0), found.number.max(initial=0))) + 1
-    theirs = np.where(found.site >= 0, found.site * scale + found.number, -1)
-    order = np.argsort(theirs, kind="stable")
-    wanted = site * scale + own.number
-    place = np.minimum(np.searchsorted(theirs[order], wanted), max(len(order) - 1, 0))
-    is_known: Bools = (site >= 0) & (len(order) > 0)
-    is_known &= theirs[order[place]] == wanted if len(order) else False
-    n_own, n_shared = int(has_site.sum()), int(is_known.sum())
+    n_own, n_shared = int(own.tells.sum()), int(own.tells[at].sum())
     if not n_own or n_shared < MIN_SHARED * n_own:
         raise SimulationError(
             "The two recordings do not belong together: "
@@ -235,18 +212,16 @@ def _paired(own: _Requests, found: _Requests) -> tuple[I64, I64]:
             "the same lines in the same number.",
             hint="Continue with a recording of the same program: fragdoctor rehearse train.py",
         )
-    at = np.flatnonzero(is_known)
-    return at, order[place[at]]
 
 
-def _ratios(own: _Requests, found: _Requests, at: I64, mate: I64) -> npt.NDArray[np.float64]:
+def _ratios(own: Requests, found: Requests, at: I64, mate: I64) -> npt.NDArray[np.float64]:
     """Return how much larger each request of the other recording is in this run.
 
     Those that this run made too tell it. The others are scaled as their site is, else as requests
     of their size are (a gradient has the size of its tensor), else as the rest.
     """
     pair = own.size[at] / np.maximum(found.size[mate], 1)
-    ratio = np.ones(len(found.size))
+    ratio = np.ones(len(found))
     if np.count_nonzero(pair == 1) >= SAME_SHARE * len(pair):
         return ratio
     by_size = _medians(found.size[mate], pair)

@@ -9,11 +9,7 @@ from pathlib import Path
 import pytest
 from programs import program, record, reproduced
 
-from fragdoctor.inputs.snapshot_reader import read_snapshot
-from fragdoctor.model.settings import parse_conf
-from fragdoctor.model.simulation import ReplayResult
-from fragdoctor.model.snapshot import Snapshot
-from fragdoctor.trace.search import (
+from fragdoctor.future.search import (
     Search,
     best_of,
     pareto_of,
@@ -21,8 +17,12 @@ from fragdoctor.trace.search import (
     sweep_candidates,
     usual_candidates,
 )
-from fragdoctor.trace.simulator import simulate
-from fragdoctor.trace.whatif import WhatIf
+from fragdoctor.future.simulator import simulate
+from fragdoctor.future.whatif import WhatIf
+from fragdoctor.inputs.snapshot_reader import read_snapshot
+from fragdoctor.model.settings import parse_conf
+from fragdoctor.model.simulation import ReplayResult
+from fragdoctor.model.snapshot import Snapshot
 from fragdoctor.units import MIB
 
 

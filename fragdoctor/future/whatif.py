@@ -6,13 +6,12 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
-from typing import Final
-
-import numpy as np
 
 from fragdoctor._native import _ext
 from fragdoctor.errors import SimulationError
 from fragdoctor.frozen import frozen
+from fragdoctor.future.other_run import OtherRun
+from fragdoctor.future.outlook import Outlooks
 from fragdoctor.model.settings import (
     AllocatorSettings,
     era_of,
@@ -22,8 +21,6 @@ from fragdoctor.model.settings import (
 )
 from fragdoctor.model.simulation import Outlook, ReplayResult
 from fragdoctor.trace.operations import Operations, OpKind
-from fragdoctor.trace.other_run import OtherRun
-from fragdoctor.trace.outlook import Outlooks
 from fragdoctor.trace.replay import Conditions, Reproduction, allowed_by, result_of
 from fragdoctor.units import plural
 
@@ -36,9 +33,6 @@ ROUNDED = (
     "not known: the recording has the failed request as roundup_power2_divisions rounded it; what "
     "was asked for may be small enough"
 )
-
-MIN_RISES: Final = 3
-"""Steps in which live memory must have risen for each to be said to keep something."""
 
 
 @frozen
@@ -224,29 +218,8 @@ class FairReplay:
     @property
     def n_steps(self) -> int:
         """Complete steps that the run is continued from."""
-        known = self._outlooks.continuation
+        known = self._outlooks.repetition
         return 0 if known is None else known.n_complete
-
-    def kept_bytes_per_step(self) -> int:
-        """Return by how much live memory rose from one recorded step to the next, the first apart.
-
-        0 where the steps themselves rose by more: then it is shapes that grow, and what one step
-        leaves to the next with them. 0 also where it rose in one or two of many steps: what is kept
-        of every tenth, say, may be the last few of its kind.
-        """
-        known = self._outlooks.continuation
-        if known is None or len(known.rows) < 3:
-            return 0
-        totals = self._reproduction.trace.totals
-        began = totals.at(known.rows)[:, 0].astype(np.int64)
-        highest = totals.envelope("allocated_bytes", np.append(0, known.rows + 1)).high[1:]
-        above = highest.astype(np.int64)[1:] - began[1:]
-        rises = np.diff(began[1:])
-        kept = int(rises.sum()) // len(rises)
-        if np.count_nonzero(rises > kept / 2) < min(MIN_RISES, len(rises)):
-            return 0
-        rise = int(above[-2] - above[0]) // len(rises) if len(above) > 1 else 0
-        return 0 if rise > kept else kept
 
     def step_needs_bytes(self) -> int | None:
         """Return what must be live at once in the step under way; None where that is not known."""
@@ -266,7 +239,7 @@ class FairReplay:
         """Return what says how requests go on in a what-if; None where no whole step is known."""
         reproduction, outlooks = self._reproduction, self.outlooks_of(operations)
         other = self._other if operations is None else None
-        if outlooks.continuation is None and other is None:
+        if outlooks.repetition is None and other is None:
             return None
 
         def look(what_if: WhatIf) -> Outlook | None:
@@ -311,7 +284,7 @@ class FairReplay:
         recorded = self._reproduction.conditions.settings.conf
         outlooks = None
         if looks_on:
-            with self._turn:  # the continuation is made once
+            with self._turn:  # what comes next is worked out once
                 outlooks = self.outlooks_of(operations)
         if not self._is_late or what_if.conf is None or is_same_conf(what_if.conf, recorded):
             made = replay_what_if(self._reproduction, what_if, operations, outlooks=outlooks)

@@ -18,11 +18,9 @@ from fragdoctor.analysis.training_run import TrainingRun, training_run
 from fragdoctor.diagnosis.bench import ENDLESS, Bench, set_up
 from fragdoctor.diagnosis.pipeline import build_contexts
 from fragdoctor.errors import SimulationError
-from fragdoctor.inputs.snapshot_reader import read_snapshot
-from fragdoctor.model.case import Case
-from fragdoctor.trace.edits import Edit, combined
-from fragdoctor.trace.recompute import checkpointed
-from fragdoctor.trace.training_edits import (
+from fragdoctor.future.edits import Edit, combined
+from fragdoctor.future.recompute import checkpointed
+from fragdoctor.future.training_edits import (
     gradients_set_to_none,
     loss_in_chunks,
     optimizer_fused,
@@ -32,6 +30,8 @@ from fragdoctor.trace.training_edits import (
     states_quantized,
     step_in_backward,
 )
+from fragdoctor.inputs.snapshot_reader import read_snapshot
+from fragdoctor.model.case import Case
 
 RECORDINGS = Path(__file__).parent / "recordings"
 PEAKS = json.loads((RECORDINGS / "peaks.json").read_text(encoding="utf-8"))

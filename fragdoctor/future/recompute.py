@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from fragdoctor.future.edits import Edit
 from fragdoctor.model.snapshot import I64
-from fragdoctor.trace.edits import Edit
 from fragdoctor.trace.operations import (
     NEVER,
     Allocations,

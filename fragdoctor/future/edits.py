@@ -14,11 +14,11 @@ import numpy.typing as npt
 from fragdoctor._native import _ext
 from fragdoctor.errors import ConfigError, SimulationError
 from fragdoctor.frozen import frozen
+from fragdoctor.future.steps import Steps
 from fragdoctor.model.arrays import distinct, is_among
 from fragdoctor.model.snapshot import I32, I64, U64, Bools
 from fragdoctor.trace.operations import OPERATION, Operations, OpKind
 from fragdoctor.trace.replay import Reproduction
-from fragdoctor.trace.steps import Steps
 from fragdoctor.units import MIB, format_size, plural
 
 MIN_STEPS = 2

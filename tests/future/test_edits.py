@@ -10,14 +10,14 @@ from programs import program, record, reproduced
 from stock import from_python
 
 from fragdoctor.errors import ConfigError, SimulationError
+from fragdoctor.future.edits import Edit
+from fragdoctor.future.simulator import simulate
+from fragdoctor.future.steps import Steps
 from fragdoctor.inputs.snapshot_reader import read_snapshot
 from fragdoctor.model.snapshot import Snapshot
 from fragdoctor.trace import edits
-from fragdoctor.trace.edits import Edit
 from fragdoctor.trace.operations import Operations, OpKind
 from fragdoctor.trace.replay import Reproduction
-from fragdoctor.trace.simulator import simulate
-from fragdoctor.trace.steps import Steps
 from fragdoctor.units import MIB
 
 BASE = 0x7000_0000_0000

@@ -28,10 +28,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_allocator import Block
 
+from fragdoctor.future.call_tree import CallTree
+from fragdoctor.future.steps import StepKind, Steps, _iterations
 from fragdoctor.inputs.snapshot_reader import read_snapshot
 from fragdoctor.model.snapshot import Action
-from fragdoctor.trace.call_tree import CallTree
-from fragdoctor.trace.steps import StepKind, Steps, _iterations
 from fragdoctor.trace.trace import Trace
 
 RECORDINGS = Path(__file__).parent / "recordings"

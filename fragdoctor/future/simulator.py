@@ -9,23 +9,23 @@ import numpy as np
 
 from fragdoctor._native import _ext
 from fragdoctor.errors import SimulationError
-from fragdoctor.model.arrays import distinct
-from fragdoctor.model.hooks import report_progress
-from fragdoctor.model.simulation import ReplayResult, Simulation
-from fragdoctor.model.snapshot import Action, Snapshot
-from fragdoctor.trace.edits import Edit
-from fragdoctor.trace.other_run import OtherRun
-from fragdoctor.trace.replay import Reproduction, is_foreign, report
-from fragdoctor.trace.reproduction import find_reproduction
-from fragdoctor.trace.search import with_smallest_capacity
-from fragdoctor.trace.trace import Trace
-from fragdoctor.trace.whatif import (
+from fragdoctor.future.edits import Edit
+from fragdoctor.future.other_run import OtherRun
+from fragdoctor.future.search import with_smallest_capacity
+from fragdoctor.future.whatif import (
     FairReplay,
     ProgressCallback,
     WhatIf,
     check_version,
     default_capacity,
 )
+from fragdoctor.model.arrays import distinct
+from fragdoctor.model.hooks import report_progress
+from fragdoctor.model.simulation import ReplayResult, Simulation
+from fragdoctor.model.snapshot import Action, Snapshot
+from fragdoctor.trace.replay import Reproduction, is_foreign, report
+from fragdoctor.trace.reproduction import find_reproduction
+from fragdoctor.trace.trace import Trace
 from fragdoctor.units import format_mebibytes, plural
 
 # Below this share of reproduced events and blocks a what-if is an estimate.

@@ -9,17 +9,17 @@ from hypothesis import given, settings
 from programs import CONFS, Program, operations_of, program, programs, record, reproduced
 
 from fragdoctor.errors import ConfigError, SimulationError
-from fragdoctor.inputs.snapshot_reader import read_snapshot
-from fragdoctor.trace.replay import PAGE_BYTES
-from fragdoctor.trace.search import with_smallest_capacity
-from fragdoctor.trace.simulator import simulate
-from fragdoctor.trace.whatif import (
+from fragdoctor.future.search import with_smallest_capacity
+from fragdoctor.future.simulator import simulate
+from fragdoctor.future.whatif import (
     ROUNDED,
     FairReplay,
     WhatIf,
     conditions_of,
     replay_what_if,
 )
+from fragdoctor.inputs.snapshot_reader import read_snapshot
+from fragdoctor.trace.replay import PAGE_BYTES
 from fragdoctor.units import MIB
 
 EXP = "expandable_segments:True"

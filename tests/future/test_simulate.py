@@ -9,9 +9,9 @@ from programs import program, record
 from stock import from_python
 
 from fragdoctor.errors import ConfigError, SimulationError
+from fragdoctor.future.edits import empty_cache_every
+from fragdoctor.future.simulator import choose_device, simulate
 from fragdoctor.inputs.snapshot_reader import read_snapshot
-from fragdoctor.trace.edits import empty_cache_every
-from fragdoctor.trace.simulator import choose_device, simulate
 from fragdoctor.units import MIB
 
 

@@ -1,0 +1,119 @@
+"""Buffers that grow by being copied: a new, larger one is made, then the old one is freed.
+
+A KV cache grown with ``torch.cat``, a replay buffer, a list joined anew in every step. The line asks
+for sizes that never shrink, n at a time (one per layer, say), and all but the last n are gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from fragdoctor.analysis.training_run import Requests
+from fragdoctor.frozen import frozen
+from fragdoctor.model.snapshot import I64
+
+MIN_BUFFER_GROWTH: Final = 4  # times; fewer are the steps of a warm-up
+MAX_SHRUNK: Final = 0.02  # share of requests that are smaller than the one before
+MIN_BUFFER_BYTES: Final = 1 << 20
+INPUT_SHARE: Final = 0.3  # of the growth of an input that the rest of a step shows
+MAX_LAPS: Final = 2  # generations that are live at once: the new one and the old one
+
+
+@frozen
+class GrowingBuffers:
+    """The buffers of one line that grow by copies.
+
+    Attributes:
+        stack: that makes them.
+        row: events that make them, ascending.
+        n_buffers: that live side by side; request i replaces request i - ``n_buffers``.
+        first_bytes, last_bytes: of one buffer at the beginning and at the end of the recording.
+        step_bytes: by which one buffer grows at a time.
+    """
+
+    stack: int
+    row: I64
+    n_buffers: int
+    first_bytes: int
+    last_bytes: int
+    step_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """Of all buffers at the end of the recording."""
+        return self.n_buffers * self.last_bytes
+
+    @property
+    def n_grown(self) -> int:
+        """How often each buffer was replaced by a larger one."""
+        return len(self.row) // self.n_buffers - 1
+
+
+def find_growing_buffers(requests: Requests) -> tuple[GrowingBuffers, ...]:
+    """Return the lines whose buffers grow by copies, the largest in all first."""
+    order = np.argsort(requests.stack, kind="stable")
+    order = order[requests.stack[order] >= 0]
+    if not len(order):
+        return ()
+    stack = requests.stack[order]
+    heads = np.flatnonzero(np.append(True, stack[1:] != stack[:-1]))
+    found = []
+    for low, high in zip(heads.tolist(), [*heads[1:].tolist(), len(order)], strict=True):
+        rows = order[low:high]  # of one stack, in the order of the trace
+        size = requests.size_bytes[rows]
+        if len(rows) <= MIN_BUFFER_GROWTH or size[-1] < MIN_BUFFER_BYTES or size[-1] <= size[0]:
+            continue
+        buffers = _judged(requests, rows, size)
+        if buffers is not None:
+            found.append(buffers)
+    return tuple(sorted(found, key=lambda b: -b.total_bytes))
+
+
+def is_input(
+    requests: Requests, buffers: GrowingBuffers, kept: Sequence[GrowingBuffers] = ()
+) -> bool:
+    """Return whether all that is asked for grows as the buffers do: a batch of ever longer inputs.
+
+    Images that become larger, rollouts that become longer: the rest of each step grows by the same
+    factor, and the buffer is made anew. What is kept and added to leaves the rest as it is.
+
+    ``kept`` are all buffers that outlive a step, which are no part of the rest.
+    """
+    starts = buffers.row[:: buffers.n_buffers]
+    if len(starts) < MIN_BUFFER_GROWTH:
+        return False
+    step = np.searchsorted(starts, requests.row, side="right") - 1
+    rest = (step >= 0) & ~np.isin(requests.stack, [b.stack for b in (buffers, *kept)])
+    asked = np.bincount(step[rest], requests.size_bytes[rest], minlength=len(starts))
+    own = requests.size_bytes[np.searchsorted(requests.row, starts)]
+    # The first makes what all steps share, the last may be cut.
+    low, high = 1, len(starts) - 2
+    grown = float(own[high]) / float(own[low]) - 1
+    return bool(asked[high] >= (1 + INPUT_SHARE * grown) * asked[low])
+
+
+def _judged(requests: Requests, rows: I64, size: I64) -> GrowingBuffers | None:
+    grows = np.diff(size)
+    if np.count_nonzero(grows < 0) > MAX_SHRUNK * len(size):
+        return None
+    _, count = np.unique(size, return_counts=True)
+    n = int(np.median(count))
+    if len(count) < MIN_BUFFER_GROWTH or len(rows) < MIN_BUFFER_GROWTH * n:
+        return None
+    # Each is gone soon after its successor is there.
+    freed, made = requests.freed_row[rows], requests.row[rows]
+    late = min(len(rows), MAX_LAPS * n)
+    is_replaced = freed[: len(rows) - late] <= made[late:]
+    if not is_replaced.all():
+        return None
+    return GrowingBuffers(
+        stack=int(requests.stack[rows[0]]),
+        row=made,
+        n_buffers=n,
+        first_bytes=int(size[0]),
+        last_bytes=int(size[-1]),
+        step_bytes=int(np.median(grows[grows > 0])),
+    )

@@ -1,0 +1,1 @@
+"""What a run would do after its recording ends."""

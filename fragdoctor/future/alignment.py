@@ -1,0 +1,188 @@
+"""Which request of one sequence is which of another: of two steps, or of two runs.
+
+Requests that come from the same place as often in both sequences, in the same order, are anchors
+(places and occurrences, as in patience diff). Between two anchors the others are paired at least
+cost (Needleman and Wunsch, 1970). Backward passes on a GPU have no stacks, so that between two
+anchors sizes alone tell their requests apart.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from typing import Final
+
+import numpy as np
+
+from fragdoctor.frozen import frozen
+from fragdoctor.model.arrays import occurrence
+from fragdoctor.model.snapshot import I64, Bools
+
+MAX_COMPARED: Final = 4_000_000
+"""Pairs of requests that are compared between two anchors, at most: 0.1 s."""
+
+LEFT_OUT: Final = 2
+OTHER_SIZE: Final = 3
+"""A request of another size costs more than leaving one out, and less than leaving out both."""
+
+ROUNDED_BYTES: Final = 512
+"""The allocator rounds every request up to this (``kMinBlockSize``): sizes that differ by less
+after scaling are equal."""
+
+_PAIRED, _OWN_ONLY, _OTHER_ONLY = 0, 1, 2
+_NEVER: Final = 2**40
+
+
+@frozen
+class Requests:
+    """n requests in order.
+
+    Attributes:
+        site: ``int64[n]``, where each comes from, in a numbering that both sequences share.
+        size: ``int64[n]``, bytes.
+        tells: whether the site tells a request from others; that of code without a stack does not.
+    """
+
+    site: I64
+    size: I64
+    tells: Bools
+
+    def __len__(self) -> int:
+        return len(self.site)
+
+
+def align(own: Requests, other: Requests, *, is_cut: bool = False) -> tuple[I64, I64]:
+    """Return the positions of requests that go together, ascending in both sequences.
+
+    Args:
+        own: one sequence.
+        other: the other one.
+        is_cut: the own sequence stops somewhere in the other one; its last request is found there
+            if anything there comes from its site.
+    """
+    at, mate = _anchors(own, other, is_cut=is_cut)
+    ratio = _ratio(own.size[at], other.size[mate])
+    own_edges = np.concatenate([[-1], at, [len(own)]])
+    other_edges = np.concatenate([[-1], mate, [len(other)]])
+    pairs: list[tuple[I64, I64]] = []
+    gaps = np.flatnonzero((np.diff(own_edges) > 1) & (np.diff(other_edges) > 1))
+    n_gaps = len(own_edges) - 1
+    for gap in gaps.tolist():
+        low, high = int(own_edges[gap]) + 1, int(own_edges[gap + 1])
+        first, end = int(other_edges[gap]) + 1, int(other_edges[gap + 1])
+        is_last = is_cut and gap == n_gaps - 1
+        a, b = _between(_part(own, low, high), _part(other, first, end), ratio, is_cut=is_last)
+        pairs.append((a + low, b + first))
+    at = np.concatenate([at, *(a for a, _ in pairs)])
+    mate = np.concatenate([mate, *(b for _, b in pairs)])
+    order = np.argsort(at, kind="stable")
+    return at[order], mate[order]
+
+
+def _part(requests: Requests, low: int, high: int) -> Requests:
+    return Requests(requests.site[low:high], requests.size[low:high], requests.tells[low:high])
+
+
+def _anchors(own: Requests, other: Requests, *, is_cut: bool) -> tuple[I64, I64]:
+    """Return requests that both have equally often, as many as come in the same order.
+
+    They have the same site and size; where less than half of them do (another batch), the site.
+    Where a site asks more often in one of both (a workspace that is made once) occurrences may be
+    shifted. Of a sequence that was cut off nobody knows how many were to come.
+    """
+    sizes, of_size = np.unique(np.append(own.size, other.size), return_inverse=True)
+    both = (np.append(own.site, other.site) + 1) * len(sizes) + of_size.reshape(-1)
+    alike = _in_order((both[: len(own)], own.tells), (both[len(own) :], other.tells), is_cut=is_cut)
+    if 2 * len(alike[0]) >= np.count_nonzero(own.tells):
+        return alike
+    return _in_order((own.site, own.tells), (other.site, other.tells), is_cut=is_cut)
+
+
+def _in_order(own: tuple[I64, Bools], other: tuple[I64, Bools], *, is_cut: bool) -> tuple[I64, I64]:
+    """Return the positions of keys that both have equally often, ascending in both."""
+    keys, of_key = np.unique(np.append(own[0], other[0]), return_inverse=True)
+    of_key = of_key.reshape(-1)
+    key_a, key_b = of_key[: len(own[0])], of_key[len(own[0]) :]
+    mine, theirs = (
+        np.bincount(key[tells], minlength=len(keys))
+        for key, tells in ((key_a, own[1]), (key_b, other[1]))
+    )
+    is_anchor = (mine <= theirs) if is_cut else (mine == theirs)
+    a, b = np.flatnonzero(own[1] & is_anchor[key_a]), np.flatnonzero(other[1] & is_anchor[key_b])
+    scale = len(of_key) + 1
+    _, in_a, in_b = np.intersect1d(
+        key_a[a] * scale + occurrence(key_a[a]),
+        key_b[b] * scale + occurrence(key_b[b]),
+        assume_unique=True,
+        return_indices=True,
+    )
+    order = np.argsort(in_a, kind="stable")
+    at, mate = a[in_a[order]], b[in_b[order]]
+    kept = _longest_ascending(mate)
+    return at[kept], mate[kept]
+
+
+def _longest_ascending(values: I64) -> I64:
+    """Return the positions of the longest ascending subsequence (patience sorting)."""
+    if (np.diff(values) > 0).all():
+        return np.arange(len(values))
+    tops: list[int] = []
+    place: list[int] = []
+    before = np.full(len(values), -1, np.int64)
+    for i, value in enumerate(values.tolist()):
+        pile = bisect_left(tops, value)
+        if pile == len(tops):
+            tops.append(value)
+            place.append(i)
+        else:
+            tops[pile], place[pile] = value, i
+        before[i] = place[pile - 1] if pile else -1
+    at, result = place[-1], []
+    while at >= 0:
+        result.append(at)
+        at = int(before[at])
+    return np.array(result[::-1], np.int64)
+
+
+def _ratio(own: I64, other: I64) -> float:
+    """Return by how much the requests of the own sequence are larger, where they differ."""
+    changed = own != other
+    if not changed.any():
+        return 1.0
+    return float(np.median(own[changed] / np.maximum(other[changed], 1)))
+
+
+def _between(own: Requests, other: Requests, ratio: float, *, is_cut: bool) -> tuple[I64, I64]:
+    """Return the pairs between two anchors, at least cost."""
+    is_whole = len(own) == len(other) and not is_cut
+    if is_whole and np.array_equal(own.site, other.site):
+        return np.arange(len(own)), np.arange(len(own))
+    if len(own) * len(other) > MAX_COMPARED:
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    free = LEFT_OUT * np.arange(len(other) + 1)
+    cost = free.copy()
+    paired: I64 = cost
+    choices = np.empty((len(own), len(other) + 1), np.uint8)
+    scaled = np.rint(other.size * ratio)
+    for i in range(len(own)):
+        size = int(own.size[i])
+        is_like = (other.size == size) | (np.abs(scaled - size) <= ROUNDED_BYTES)
+        price = np.where(other.site == own.site[i], np.where(is_like, 0, OTHER_SIZE), _NEVER)
+        paired = np.append(_NEVER, cost[:-1] + price)
+        alone = cost + LEFT_OUT
+        best = np.minimum(paired, alone)
+        cost = np.minimum.accumulate(best - free) + free
+        choices[i] = np.where(paired <= alone, _PAIRED, _OWN_ONLY)
+        choices[i][cost < best] = _OTHER_ONLY
+    i, j = len(own) - 1, len(other)
+    pairs: list[tuple[int, int]] = []
+    if is_cut and (end := int(np.argmin(paired))) and paired[end] < _NEVER:
+        pairs = [(i, end - 1)]
+        i, j = i - 1, end - 1
+    while i >= 0 and j > 0:
+        choice = choices[i, j]
+        if choice == _PAIRED:
+            pairs.append((i, j - 1))
+        i -= choice != _OTHER_ONLY
+        j -= choice != _OWN_ONLY
+    a, b = np.array(pairs[::-1], np.int64).reshape(-1, 2).T
+    return a, b

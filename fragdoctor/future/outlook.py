@@ -1,0 +1,237 @@
+"""Outlooks: whether a run survives under a what-if, looked at beyond the recorded failure.
+
+Another recording of the program knows what comes next (``other_run.py``); else the last period of
+steps repeats (``repetition.py``); else nothing but experience with first steps says anything. What
+the recording leaves unexplained is one number, the doubt: by how much a step to come may differ
+from what is expected. It turns the outcome of the expected steps into words, each right as often
+as ``tools/truth_table.py`` prints.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+
+from fragdoctor._native import _ext
+from fragdoctor.frozen import frozen
+from fragdoctor.future.passes import is_training_forward, trained_until
+from fragdoctor.future.repetition import Repetition, repetition_of
+from fragdoctor.model.settings import Era
+from fragdoctor.model.simulation import Outlook, OutlookBasis, OutlookState
+from fragdoctor.trace import stacks
+from fragdoctor.trace.allocator import native_config
+from fragdoctor.trace.operations import Operations
+from fragdoctor.trace.replay import Conditions
+from fragdoctor.trace.trace import Trace
+from fragdoctor.units import format_share, format_size, plural
+
+MAX_STEPS: Final = 100
+"""Steps that are played where nobody asks for a number."""
+
+FORESEEN_STEPS: Final = 10_000
+"""Steps within which growth that goes on evenly is said to end the run."""
+
+MAX_PLAYED: Final = 200_000
+"""Operations played after the recorded ones, where nobody asks for a number of steps."""
+
+PLAYED_OF_EDIT: Final = 20_000
+"""The same for a changed program: advice tries a dozen changes."""
+
+SURE: Final = 0.05
+"""Doubt up to which the expected steps tell the outcome. With more of it, only a failure is likely
+that would come even if they asked for as much less."""
+
+ENOUGH: Final = 3
+"""Complete steps from which on the outcome is said to come, not just to be likely."""
+
+FORWARD_TAKES: Final = 1.3
+"""What a program needs at least that failed in its first forward pass of training, as a multiple
+of what it had and asked for then. Rest of the pass, gradients and optimizer come on top."""
+
+BACKWARD_TAKES: Final = 1.1
+"""The same for one that failed later in its first step."""
+
+NO_STEP: Final = "the recording holds no complete step"
+
+
+@frozen
+class _Outcome:
+    """What the model did with a future.
+
+    Attributes:
+        state: holds or fails.
+        after_steps: whole steps that were served, or would be, before it failed.
+        growth_bytes: by how much allocated memory rises with each step.
+        peak_reserved_bytes: highest reserved memory, the recorded part included.
+        reason: why it fails, or how it goes on.
+    """
+
+    state: OutlookState
+    after_steps: int
+    growth_bytes: int
+    peak_reserved_bytes: int
+    reason: str
+
+
+class Outlooks:
+    """The futures of one list of requests; what comes next is worked out once for all what-ifs.
+
+    Args:
+        trace: of the device.
+        operations: its requests, as recorded or edited.
+        max_steps: whole steps to play after the one under way; where None, until the pattern
+            repeats, at most ``MAX_STEPS``.
+        is_edited: the requests are not those of the recording.
+    """
+
+    def __init__(
+        self,
+        trace: Trace,
+        operations: _ext.NativeOps,
+        max_steps: int | None = None,
+        *,
+        is_edited: bool = False,
+    ) -> None:
+        self._trace = trace
+        self._is_edited = is_edited
+        self._operations = operations
+        self._asked = max_steps
+        self.repetition = repetition_of(trace, Operations.of(operations))
+
+    def replay(self, conditions: Conditions, *, remakes_start: bool) -> tuple[Any, Outlook]:
+        """Return what the native replay of the recorded part said, and what comes after it."""
+        known, limit = self.repetition, _limit_of(conditions)
+        if known is None:
+            raw = self._operations.replay(conditions.native(), False, remakes_start)
+            return raw, _FAILED_BEFORE if not raw["fits"] else self._of_first_step(raw, limit)
+        run = self._operations.play(conditions.native(), known.n_past, remakes_start)
+        raw = run.recorded
+        if not raw["fits"] or raw["is_cut_short"]:
+            return raw, _FAILED_BEFORE
+        expected = self._outcome(known, run, known.expected, limit)
+        doubt, fails = known.doubt, expected.state is OutlookState.FAILS
+        is_likely = is_sure = doubt.share <= SURE
+        if fails and not is_sure:
+            less = known.play(max(1 - doubt.share, 0.0))
+            is_likely = self._outcome(known, run, less, limit).state is OutlookState.FAILS
+        is_known = is_sure and known.n_complete >= ENOUGH
+        reason = expected.reason if is_known else doubt.reason
+        if is_sure and not is_known:
+            reason = f"only {plural(known.n_complete, 'complete step')} recorded"
+        return raw, Outlook(
+            state=expected.state if is_known else OutlookState.OPEN,
+            likely=expected.state if is_likely and not is_known else None,
+            basis=OutlookBasis.REPEATED if known.is_exact else OutlookBasis.SCALED,
+            steps=None if fails else max(expected.after_steps - int(known.counts_first), 0),
+            fails_after_steps=expected.after_steps if fails and is_likely else None,
+            peak_reserved_bytes=expected.peak_reserved_bytes,
+            growth_bytes_per_step=expected.growth_bytes,
+            reason=reason,
+            n_complete_steps=known.n_complete,
+            doubt_share=round(doubt.share, 4),
+        )
+
+    def step_needs_bytes(self) -> int | None:
+        """Return what must be live at once in the step under way; None where that is not known.
+
+        No allocator can serve it with noticeably less.
+        """
+        known = self.repetition
+        if known is None:
+            return None
+        config = native_config(self._trace.settings, era=Era.ADDRESS)
+        look = self._operations.play(config, known.n_past).look_on(known.expected, max_steps=0)
+        return int(look["peak_allocated"][0]) if len(look["peak_allocated"]) else None
+
+    def _outcome(
+        self, known: Repetition, run: _ext.NativeRun, future: _ext.NativeFuture, limit: int | None
+    ) -> _Outcome:
+        look = run.look_on(
+            future,
+            max_steps=MAX_STEPS if self._asked is None else self._asked,
+            max_ops=self._max_played,
+            stops_at_repetition=self._asked is None and not known.grows,
+        )
+        n_done, repeats = int(look["n_done"]), bool(look["repeats"]) and not known.grows
+        growth = _growth_of(known, look["allocated"])
+        peak = max(
+            int(look["peak_reserved"].max(initial=0)), int(run.recorded["peak_reserved_bytes"])
+        )
+        if look["has_failed"]:
+            reason = f"a request of {format_size(look['failed_bytes'])} fails"
+            return _Outcome(OutlookState.FAILS, n_done, growth, peak, reason)
+        reason = "from there on the steps repeat" if repeats else ""
+        if growth > 0 and not repeats and limit is not None and self._asked is None:
+            room = max(limit - int(look["peak_allocated"].max(initial=0)), 0)
+            if n_done + room // growth <= FORESEEN_STEPS:
+                reason = f"each step keeps {format_size(growth)} more"
+                after = n_done + room // growth
+                return _Outcome(OutlookState.FAILS, after, growth, peak, reason)
+        return _Outcome(OutlookState.HOLDS, n_done, growth, peak, reason)
+
+    @property
+    def _max_played(self) -> int:
+        if self._asked is not None:
+            return 2**40
+        return PLAYED_OF_EDIT if self._is_edited else MAX_PLAYED
+
+    def _of_first_step(self, raw: Mapping[str, Any], limit: int | None) -> Outlook:
+        """Return the outlook of a run of which no step is complete."""
+        least = int(raw["peak_allocated_bytes"])
+        takes = self._first_step_takes
+        if not takes:
+            return Outlook(OutlookState.OPEN, reason=NO_STEP)
+        fails = limit is not None and limit <= takes * least
+        rest = f"at least {format_share(takes - 1, 1)} more for the rest of it, as a rule"
+        return Outlook(
+            OutlookState.OPEN,
+            OutlookBasis.LOWER_BOUND,
+            likely=OutlookState.FAILS if fails else None,
+            reason=f"its first step was cut off at {format_size(least)}, and takes {rest}",
+        )
+
+    @cached_property
+    def _first_step_takes(self) -> float:
+        """What a first step of training takes, as a multiple of what it had; 0 for any other."""
+        trace = self._trace
+        if not trace.ends_in_failure or not len(trace.oom_rows):
+            return 0.0
+        failed = int(trace.oom_rows[-1])
+        if is_training_forward(trace, trained_until(trace, failed), failed):
+            return FORWARD_TAKES
+        role = int(trace.stacks.roles.role[trace.events.stack[failed]])
+        is_later = role in (stacks.BACKWARD, stacks.OPTIMIZER, stacks.SILENT)
+        return BACKWARD_TAKES if is_later and trace.stacks.roles.trains else 0.0
+
+
+def _growth_of(known: Repetition, allocated: Any) -> int:
+    """Return by how many bytes allocated memory rises per step, in both halves of what was played.
+
+    What wavers from cycle to cycle rises in one half and falls in the other.
+    """
+    after = np.asarray(allocated).astype(np.int64)
+    n_cycles = (len(after) - 1) // known.period
+    if n_cycles < 1:
+        return 0
+    half = max(n_cycles // 2, 1)
+    each = max(known.period_steps * half, 1)
+    at = len(after) - 1 - known.period * half * np.arange(min(n_cycles // half, 2) + 1)
+    rises = -np.diff(after[at])
+    return int(rises.min()) // each if (rises > 0).all() else 0
+
+
+def _limit_of(conditions: Conditions) -> int | None:
+    """Return how much may be reserved at most; None where nothing limits it."""
+    limits = (conditions.capacity_bytes, conditions.allowed_bytes)
+    return min((b for b in limits if b is not None), default=None)
+
+
+_FAILED_BEFORE: Final = Outlook(
+    OutlookState.FAILS,
+    OutlookBasis.COMPLETE,
+    fails_after_steps=0,
+    reason="a request of the recorded part fails",
+)

@@ -1,0 +1,531 @@
+"""What comes after a recording whose steps repeat: the rest of the step under way, then more.
+
+The rest is taken from the complete step that the one under way goes on like. Then the last period
+of steps comes again, with sizes that rise evenly rising on. A block is named by its slot, the
+place of its allocation in a step; a free names the slot and the age of the block in steps. So what
+steps keep is kept, and what they free of an earlier step is freed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from fragdoctor._native import _ext
+from fragdoctor.frozen import frozen
+from fragdoctor.future.alignment import Requests, align
+from fragdoctor.future.window import StepWindow
+from fragdoctor.model.arrays import occurrence
+from fragdoctor.model.snapshot import I64
+from fragdoctor.trace import stacks
+from fragdoctor.trace.operations import Operations, OpKind
+from fragdoctor.trace.trace import Trace
+
+F64 = npt.NDArray[np.float64]
+
+MAX_KINDS: Final = 12
+"""Kinds of steps, by the order of their requests, that are aligned with each other; the last."""
+
+MIN_EVEN: Final = 5
+"""Steps over which a size must rise evenly to be taken for one that goes on rising."""
+
+FUTURE_OPERATION: Final = np.dtype(
+    {
+        "names": [name for name, _, _ in _ext.FUTURE_OP_FIELDS],
+        "formats": [form for _, form, _ in _ext.FUTURE_OP_FIELDS],
+        "offsets": [offset for _, _, offset in _ext.FUTURE_OP_FIELDS],
+        "itemsize": _ext.FUTURE_OP_BYTES,
+    }
+)
+"""One operation of the future, laid out as the native core has it (``future.h``)."""
+
+FutureOperations = npt.NDArray[np.void]
+
+
+@frozen
+class Doubt:
+    """By what share a step to come may differ from what is expected of it, and why."""
+
+    share: float
+    reason: str
+
+
+@dataclass(frozen=True)
+class Repetition:
+    """What comes after the recorded operations.
+
+    Attributes:
+        play: makes the future in which the steps to come ask for so many times what is expected.
+        n_past: recorded operations that come before; what follows them (a failing request, and what
+            its unwinding freed) is replaced by the future.
+        n_complete: complete steps that it was made from.
+        is_exact: they are alike to the byte, and the step under way began like them.
+        doubt: by how much a step to come may differ from what is expected of it.
+        grows: sizes rise from step to step.
+        order: the steps that repeat, counted from the first that was looked at.
+        period_steps: how many of them are steps of the program, not evaluation.
+        counts_first: whether the step under way is one of the program's.
+        rows: event row at which each complete step began, and that under way.
+    """
+
+    play: Callable[[float], _ext.NativeFuture]
+    n_past: int
+    n_complete: int
+    is_exact: bool
+    doubt: Doubt
+    grows: bool
+    order: tuple[int, ...]
+    period_steps: int
+    counts_first: bool
+    rows: I64
+
+    @property
+    def period(self) -> int:
+        """Number of steps until they repeat, evaluation included."""
+        return len(self.order)
+
+    @cached_property
+    def expected(self) -> _ext.NativeFuture:
+        """The future as it is expected."""
+        return self.play(1.0)
+
+
+def repetition_of(trace: Trace, operations: Operations) -> Repetition | None:
+    """Return how the program goes on after some requests; None where no complete step says so.
+
+    Args:
+        trace: of the device.
+        operations: its requests, as recorded or edited.
+    """
+    window = StepWindow.of(trace, operations)
+    if window is None:
+        return None
+    steps = _AlignedSteps(window)
+    if steps.like < 0:
+        return None
+    return _repeated(steps, int(operations.table["pool"].max(initial=0)))
+
+
+class _AlignedSteps:
+    """The steps of a window, aligned request by request.
+
+    Attributes:
+        w, n: the window, and its number of complete steps; the step under way is the n-th.
+        kinds: equal for steps that make the same requests in the same order.
+        like, n_same: the complete step that the one under way goes on like, and how many of its
+            requests that one has had; -1 where there is none.
+        slot: ``int64[k]``, of the block an operation is about; -1 where it is older than the
+            window, or none.
+        age: ``int64[k]``: of a free, steps since the block was made; of an allocation, steps that
+            it lives, -1 where it lived at the end.
+        fate: ``int64[k]``: of an allocation, steps that it lives, or KEPT, or REPLACED.
+        size: ``float64[n + 1, n_slots]``: the size in each slot by step, NaN where there is none.
+        growth: ``int64[n_slots]``: bytes by which the size in each slot rises with every step.
+    """
+
+    def __init__(self, window: StepWindow) -> None:
+        self.w, self.n = window, window.n_complete
+        tells = window.trace.stacks.roles.role[window.stack] != stacks.SILENT
+        self._requests = [
+            Requests(window.stack[at], window.size[at], tells[at]) for at in window.requests
+        ]
+        self.kinds = [hash(r.site.tobytes()) for r in self._requests[: self.n]]
+        self.period = self._period(self.kinds)
+        self._unlike = 0.0
+        self.like, self.n_same, own = self._match()
+        if self.like < 0:
+            return
+        self.slot, self.n_slots = self._slots(own)
+        self.age = np.full(len(window.kind), -1, np.int64)
+        self._follow_blocks()
+        self.fate = self._fates()
+        self.size = np.full((self.n + 1, max(self.n_slots, 1)), np.nan)
+        made = np.flatnonzero(window.kind == OpKind.MALLOC)
+        self.size[window.step[made], self.slot[made]] = window.size[made]
+        self.growth = self._growths()
+        self.period = self._period([self._exactly(t) for t in range(self.n)])
+
+    def _exactly(self, step: int) -> int:
+        """Return a number that is equal for steps whose requests are alike but for their growth."""
+        at = self.w.requests[step]
+        size = self.w.size[at] - self.growth[self.slot[at]] * step
+        return hash((self.kinds[step], size.tobytes()))
+
+    def _period(self, keys: list[int]) -> int:
+        """Return after how many steps they come again as they were; all where they do not.
+
+        The first ones of the window may differ from those that come again.
+        """
+        n = self.n
+        for period in range(1, n):
+            differs = [t for t in range(n - period) if keys[t] != keys[t + period]]
+            start = differs[-1] + 1 if differs else 0
+            if n - start >= 2 * period and start <= period:
+                return period
+        return n
+
+    def _match(self) -> tuple[int, int, I64]:
+        """Return the step that the one under way is like, its requests so far, and their mates."""
+        own, n = self._requests[self.n], self.n
+        recent = list(dict.fromkeys([max(0, n - self.period), *range(n - 1, -1, -1)]))
+        nothing = np.zeros(0, np.int64)
+        if not len(own):
+            return recent[0], 0, nothing
+        seen: set[int] = set()
+        best: tuple[int, int, int, I64, I64] | None = None
+        for t in recent:
+            other = self._requests[t]
+            if self.kinds[t] in seen or len(seen) >= MAX_KINDS:
+                continue
+            seen.add(self.kinds[t])
+            if np.array_equal(other.site[: len(own)], own.site):
+                return self._nearest(t), len(own), np.arange(len(own))
+            at, mate = align(own, other, is_cut=True)
+            if not len(at) or at[-1] != len(own) - 1:
+                continue  # what failed is not there
+            n_left_out = len(own) + int(mate[-1]) + 1 - 2 * len(at)
+            if best is None or n_left_out < best[0]:
+                best = n_left_out, t, int(mate[-1]) + 1, at, mate
+        if best is None:
+            return -1, 0, nothing
+        _, t, n_same, at, mate = best
+        theirs = self._requests[t].size[:n_same]
+        paired = int(own.size[at].sum() + theirs[mate].sum())
+        self._unlike = 1 - paired / max(int(own.size.sum() + theirs.sum()), 1)
+        mates = np.full(len(own), -1, np.int64)
+        mates[at] = mate
+        return t, n_same, mates
+
+    def _nearest(self, like: int) -> int:
+        """Return the last of the steps of one kind whose sizes so far are those of the open one."""
+        own = self._requests[self.n]
+        alike = [t for t in range(self.n) if self.kinds[t] == self.kinds[like]]
+        off = {t: int(np.abs(self._requests[t].size[: len(own)] - own.size).sum()) for t in alike}
+        least = min(off.values())
+        return like if off[like] == least else max(t for t in alike if off[t] == least)
+
+    def _slots(self, mates: I64) -> tuple[I64, int]:
+        """Return the slot of each allocation, and how many slots there are.
+
+        Steps of one kind share theirs place by place; other kinds are aligned with the step that
+        the open one goes on like.
+        """
+        w, base = self.w, self._requests[self.like]
+        result = np.full(len(w.kind), -1, np.int64)
+        of_kind: dict[int, I64] = {self.kinds[self.like]: np.arange(len(base))}
+        extra: dict[tuple[int, int], int] = {}
+        for t in range(self.n - 1, -1, -1):
+            kind = self.kinds[t]
+            if kind not in of_kind:
+                own = self._requests[t]
+                slot = np.full(len(own), -1, np.int64)
+                if len(of_kind) < MAX_KINDS:
+                    at, mate = align(own, base)
+                    slot[at] = mate
+                of_kind[kind] = self._filled(own, slot, len(base), extra)
+            result[w.requests[t]] = of_kind[kind]
+        own = self._requests[self.n]
+        slot = np.full(len(own), -1, np.int64)
+        slot[mates >= 0] = of_kind[self.kinds[self.like]][mates[mates >= 0]]
+        result[w.requests[self.n]] = self._filled(own, slot, len(base), extra)
+        return result, len(base) + len(extra)
+
+    @staticmethod
+    def _filled(own: Requests, slot: I64, n_base: int, extra: dict[tuple[int, int], int]) -> I64:
+        """Return slots with those filled in that the other step has not: by stack and number."""
+        at = np.flatnonzero(slot < 0)
+        number = occurrence(own.site[at])
+        for i, key in zip(
+            at.tolist(), zip(own.site[at].tolist(), number.tolist(), strict=True), strict=True
+        ):
+            slot[i] = n_base + extra.setdefault(key, len(extra))
+        return slot
+
+    def _follow_blocks(self) -> None:
+        """Write slots and ages of frees, and the ages that allocations reach."""
+        w, slot, age = self.w, self.slot, self.age
+        made = np.flatnonzero(w.kind == OpKind.MALLOC)
+        made = made[w.allocation[made] >= 0]
+        goes = np.flatnonzero((w.kind >= OpKind.FREE) & (w.kind <= OpKind.COMPLETE))
+        if not len(made) or not len(goes):
+            return
+        base, top = int(w.allocation[made].min()), int(w.allocation[made].max())
+        place = np.full(top - base + 1, -1, np.int64)
+        place[w.allocation[made] - base] = made
+        goes = goes[(w.allocation[goes] >= base) & (w.allocation[goes] <= top)]
+        of = place[w.allocation[goes] - base]
+        known = (of >= 0) & (of < goes)
+        goes, of = goes[known], of[known]
+        slot[goes] = slot[of]
+        age[goes] = w.step[goes] - w.step[of]
+        is_end = w.kind[goes] != OpKind.FREE_PENDING
+        age[of[is_end]] = age[goes[is_end]]
+
+    def _fates(self) -> I64:
+        """Return for each allocation how many steps it lives, or KEPT or REPLACED.
+
+        What lives at the end lives as long as others of its slot did, if they came as far; else it
+        is kept, if two steps kept theirs, or goes when its slot is allocated again.
+        """
+        w, slots = self.w, self.n_slots
+        made = np.flatnonzero(w.kind == OpKind.MALLOC)
+        fate = np.zeros(len(w.kind), np.int64)
+        fate[made] = self.age[made]
+        ended = made[self.age[made] >= 0]
+        usual, longest = np.full((2, slots), -1, np.int64)
+        usual[self.slot[ended]] = self.age[ended]  # the last one stays
+        np.maximum.at(longest, self.slot[ended], self.age[ended])
+        lives = made[self.age[made] < 0]
+        slot, reached = self.slot[lives], self.n - w.step[lives]
+        settled = (w.step[lives] < self.n) & ((w.step[lives] > 0) | w.is_late)
+        n_kept = np.bincount(slot[settled], minlength=slots)
+        result = np.where(n_kept[slot] >= 2, _ext.KEPT, np.where(reached > 0, _ext.REPLACED, 0))
+        result = np.where(longest[slot] >= reached, longest[slot], result)
+        result = np.where(usual[slot] >= reached, usual[slot], result)
+        fate[lives] = result
+        return fate
+
+    def _growths(self) -> I64:
+        """Return the bytes by which the size in each slot rises with every step."""
+        result = np.zeros(self.size.shape[1], np.int64)
+        there = ~np.isnan(self.size)
+        count = there.sum(axis=0)
+        at = np.flatnonzero(count >= MIN_EVEN)
+        if not len(at):
+            return result
+        # By slot, the steps that have a size first: what follows them is NaN.
+        t = np.argsort(~there[:, at], axis=0, kind="stable")
+        values = np.take_along_axis(self.size[:, at], t, axis=0)
+        steps, rises = np.diff(t, axis=0), np.diff(values, axis=0)
+        last, slot = count[at] - 2, np.arange(len(at))
+        slope = rises[last, slot] / steps[last, slot]
+        is_past = np.arange(len(rises))[:, None] > last
+        is_even = ((rises == slope * steps) | is_past).all(axis=0)
+        result[at[is_even]] = slope[is_even].astype(np.int64)
+        return result
+
+    # ---- what the step under way will ask for ----------------------------------------------------
+
+    @cached_property
+    def asked(self) -> F64:
+        """The size in each slot of the step under way: as it was asked for, else as expected."""
+        seen = self.size[self.n]
+        return np.where(np.isnan(seen), self._predicted(), seen)
+
+    def _predicted(self) -> F64:
+        """Return the size expected in each slot of the step under way.
+
+        What was as large changes alike; what has not shown yet, as the rest did on the whole. What
+        outlives its step does not go by the batch.
+        """
+        was, now = self.size[self.like], self.size[self.n]
+        result = was + self.growth * (self.n - self.like)
+        both = ~np.isnan(was) & ~np.isnan(now) & (self.growth == 0)
+        # Sizes align the requests that have no stack: they cannot tell that sizes have changed.
+        own = self.w.requests[self.n]
+        both[self.slot[own[~self._requests[self.n].tells]]] = False
+        changed = both & (was != now)
+        if not changed.any():
+            return np.where(np.isnan(result), 1, result)
+        new = dict(zip(was[changed].tolist(), now[changed].tolist(), strict=True))
+        fixed = set(was[both & ~changed].tolist())
+        ratio = float(np.median(now[changed] / was[changed]))
+        made = np.flatnonzero((self.w.kind == OpKind.MALLOC) & (self.w.step == self.like))
+        stays = np.zeros(len(was), np.bool_)
+        stays[self.slot[made[self.age[made] != 0]]] = True
+        unknown = (self.growth == 0) & ~np.isnan(was) & np.isnan(now)
+        for k in np.flatnonzero(unknown).tolist():
+            size = was[k].item()
+            if size in new:
+                result[k] = new[size]
+            elif size not in fixed and not stays[k]:
+                result[k] = size * ratio
+        return np.where(np.isnan(result), 1, result)
+
+    def doubt(self) -> Doubt:
+        """Return what the complete steps leave unexplained, the largest of three shares."""
+        return max(
+            (
+                Doubt(self._spread(), "steps differ in size"),
+                Doubt(self._unlike, "the step under way asks for what no complete one did"),
+                Doubt(self._unexplained(), "the step under way keeps more than complete ones did"),
+            ),
+            key=lambda doubt: doubt.share,
+        )
+
+    def _spread(self) -> float:
+        """Return the share by which a step to come may exceed the largest so far.
+
+        The range of n sizes drawn alike, over n: so far the next record lies beyond on average.
+        """
+        w = self.w
+        totals = [float(self.asked[self.slot[w.requests[self.like]]].sum())]
+        for t in range(self.n):
+            if self.kinds[t] == self.kinds[self.like]:
+                at = w.requests[t]
+                grown = self.growth[self.slot[at]] * (self.n - t)
+                totals.append(float((w.size[at] + grown).sum()))
+        x = np.array(totals)
+        return float(np.ptp(x) / (len(x) * x.max())) if x.max() else 0.0
+
+    def _unexplained(self) -> float:
+        """Return the share of live memory that the step under way holds beyond what it should.
+
+        It is compared with the step that it is like, at the same request.
+        """
+        w = self.w
+        if not self.n_same or not w.has_failed:
+            return 0.0
+        theirs = w.requests[self.like][: self.n_same]
+        rows = [w.rows[self.like], w.row[theirs[-1]], w.rows[self.n], w.row[-1]]
+        live = w.trace.totals.at(rows)[:, 0].astype(np.int64).tolist()
+        scale = self.asked[self.slot[theirs]].sum() / max(w.size[theirs].sum(), 1)
+        more = live[3] - live[2] - (live[1] - live[0]) * scale
+        return float(max(more, 0) / max(live[3], 1))
+
+
+def _repeated(s: _AlignedSteps, n_pools: int) -> Repetition:
+    w, n = s.w, s.n
+    rest = _rest(s)
+    goes_on = w.has_failed or len(rest) > 0
+    order = _order(s, goes_on=goes_on)
+    ends = w.at[1:] - np.where(np.arange(n + 1) == n, int(w.has_failed), 0)
+    steps = _converted(s, *(np.arange(w.at[t], ends[t]) for t in order))
+    if goes_on:
+        steps = [_joined(x, rest) if t == n else x for t, x in zip(order, steps, strict=True)]
+    counts = [bool(w.counts[t]) for t in (n, *order)]
+    if not any(counts[1:]):  # what goes on is evaluation alone: its steps are the program's
+        counts = [True] * len(counts)
+    if not w.at[-1] - w.at[n]:
+        counts[0] = False
+    grows = bool(s.growth.any())
+    table = _joined(rest, *steps)
+    held, n_ops = _held(s), [len(rest), *map(len, steps)]
+
+    def play(times: float) -> _ext.NativeFuture:
+        asked = table
+        if times != 1.0:
+            asked = table.copy()
+            passes = (asked["kind"] == OpKind.MALLOC) & (asked["age"] == 0)
+            asked["size"][passes] = (asked["size"][passes] * times).astype(np.uint64)
+        asked.setflags(write=False)
+        return _ext.NativeFuture(
+            table=asked.view(np.uint8),
+            first=np.cumsum([0, *n_ops]).tolist(),
+            origin=[0, *(t - n for t in order)],
+            counts=[int(c) for c in counts],
+            cycle=list(range(1, len(n_ops))),
+            held=held,
+            n_slots=max(s.n_slots, 1),
+            n_pools=n_pools,
+        )
+
+    return Repetition(
+        play=play,
+        n_past=w.n_past,
+        n_complete=n,
+        is_exact=n > 1 and not s.doubt().share and not grows,
+        doubt=s.doubt(),
+        grows=grows,
+        order=tuple(order),
+        period_steps=sum(counts[1:]),
+        counts_first=counts[0],
+        rows=w.rows,
+    )
+
+
+def _order(s: _AlignedSteps, *, goes_on: bool) -> list[int]:
+    """Return the steps that repeat: the last period, the step under way as its last one."""
+    n, whole = s.n, s.period
+    if not goes_on or not s.w.at[-1] - s.w.at[n]:
+        return list(range(max(0, n - whole), n))
+    return list(range(max(0, n + 1 - whole), n + 1))
+
+
+def _rest(s: _AlignedSteps) -> FutureOperations:
+    """Return what is missing of the step under way, the failing request first."""
+    w = s.w
+    requests = w.requests[s.like]
+    if not s.n_same and not w.has_failed and w.at[-1] == w.at[s.n]:
+        return np.zeros(0, FUTURE_OPERATION)
+    after = int(requests[s.n_same - 1]) + 1 if s.n_same else int(w.at[s.like])
+    (rest,) = _converted(s, np.arange(after, w.at[s.like + 1]))
+    is_made = rest["kind"] == OpKind.MALLOC
+    rest["size"][is_made] = np.maximum(s.asked[rest["slot"][is_made]], 1).astype(np.uint64)
+    if s.n == 1 and not w.is_late:
+        rest = _without_first_time(s, rest)
+    if w.has_failed:
+        (own,) = _converted(s, np.array([len(w.kind) - 1]))
+        own["age"] = s.fate[requests[s.n_same - 1]] if s.n_same else 0
+        rest = _joined(own, rest)
+    return rest
+
+
+def _without_first_time(s: _AlignedSteps, rest: FutureOperations) -> FutureOperations:
+    """Return the rest without what a first step makes for good (optimizer state, workspaces).
+
+    Gradients that live at its end go before the next backward pass, as ``zero_grad`` lets them go
+    since PyTorch 2.0 (``set_to_none``).
+    """
+    made = s.w.requests[0]
+    stays = made[s.age[made] < 0]
+    role = s.w.trace.stacks.roles.role[s.w.stack[stays]]
+    is_gradient = np.isin(role, (stacks.BACKWARD, stacks.SILENT))
+    is_made = rest["kind"] == OpKind.MALLOC
+    result: FutureOperations = rest[~(is_made & np.isin(rest["slot"], s.slot[stays[~is_gradient]]))]
+    again = (result["kind"] == OpKind.MALLOC) & np.isin(result["slot"], s.slot[stays[is_gradient]])
+    if not again.any():
+        return result
+    role = s.w.trace.stacks.roles.role[s.w.stack[made]]
+    in_backward = s.slot[made[np.isin(role, (stacks.BACKWARD, stacks.SILENT))]]
+    begins = (result["kind"] == OpKind.MALLOC) & np.isin(result["slot"], in_backward)
+    first = int(begins.argmax())
+    frees = np.zeros(np.count_nonzero(again), FUTURE_OPERATION)
+    frees["kind"], frees["slot"], frees["age"] = OpKind.FREE, result["slot"][again], 1
+    return _joined(result[:first], frees, result[first:])
+
+
+def _converted(s: _AlignedSteps, *parts: I64) -> list[FutureOperations]:
+    """Return recorded operations, a list for each part of them, as future ones."""
+    w, at = s.w, np.concatenate(parts)
+    kind, slot = w.kind[at], s.slot[at]
+    is_made = kind == OpKind.MALLOC
+    is_free = (kind >= OpKind.FREE) & (kind <= OpKind.COMPLETE)
+    keep = is_made | (is_free & (slot >= 0)) | (kind == OpKind.EMPTY_CACHE)
+    n_before = np.append(0, np.cumsum(keep))
+    at, slot, is_made = at[keep], np.maximum(slot[keep], 0), is_made[keep]
+    result = np.zeros(len(at), FUTURE_OPERATION)
+    result["kind"] = kind[keep]
+    result["size"] = w.size[at]
+    result["slot"] = slot
+    result["age"] = np.where(is_made, s.fate[at], s.age[at])
+    result["stream"] = w.stream[at]
+    result["pool"] = w.pool[at]
+    result["growth"] = np.where(is_made, s.growth[slot], 0)
+    ends = n_before[np.cumsum([0, *map(len, parts)])].tolist()
+    return [result[low:high] for low, high in pairwise(ends)]
+
+
+def _held(s: _AlignedSteps) -> npt.NDArray[np.int32]:
+    """Return the blocks of the window that live at its end: id, slot, born, age."""
+    w = s.w
+    made = np.flatnonzero((w.kind == OpKind.MALLOC) & (s.age < 0) & (w.allocation >= 0))
+    made = made[s.fate[made] != _ext.KEPT]
+    columns = (w.allocation[made], s.slot[made], w.step[made] - s.n, s.fate[made])
+    return np.ascontiguousarray(np.stack(columns, axis=1).reshape(-1), np.int32)
+
+
+def _joined(*parts: FutureOperations) -> FutureOperations:
+    """Return operations after each other; ``concatenate`` would repack them."""
+    result = np.empty(sum(len(part) for part in parts), FUTURE_OPERATION)
+    at = 0
+    for part in parts:
+        result[at : at + len(part)] = part
+        at += len(part)
+    return result

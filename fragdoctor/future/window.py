@@ -1,0 +1,125 @@
+"""The last steps of a trace as operations: what a continuation is made from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from fragdoctor.future.steps import StepKind, Steps
+from fragdoctor.model.snapshot import I64, Bools
+from fragdoctor.trace.operations import Operations, OpKind
+from fragdoctor.trace.trace import Trace
+
+MAX_STEPS: Final = 64
+"""Complete steps that are looked at, the last ones."""
+
+MAX_OPERATIONS: Final = 400_000
+"""Operations of these steps, together; two steps are looked at whatever they hold."""
+
+
+@dataclass(frozen=True)
+class StepWindow:
+    """The last complete steps and the one under way, as k operations.
+
+    Steps count from 0, the one under way is ``n_complete``.
+
+    Attributes:
+        at: ``int64[n_complete + 2]``, first operation of each step, and the end.
+        kind, size, stream, pool: of each operation.
+        step: of each operation.
+        allocation: the block that each is about, -1 for the failing request.
+        stack: of each allocation, -1 elsewhere.
+        requests: positions of the allocations of each step.
+        n_past: operations of the trace before what the future replaces.
+        has_failed: the last operation is the failing request.
+        is_late: steps before the window exist.
+        counts: whether each step is one of the program's; evaluation is none.
+        rows: event row at which each step begins.
+        row: event row of each operation.
+    """
+
+    trace: Trace
+    at: I64
+    kind: npt.NDArray[np.uint8]
+    size: I64
+    stream: npt.NDArray[np.uint16]
+    pool: npt.NDArray[np.uint16]
+    step: I64
+    allocation: I64
+    stack: I64
+    requests: list[I64]
+    n_complete: int
+    n_past: int
+    has_failed: bool
+    is_late: bool
+    counts: Bools
+    rows: I64
+    row: I64
+
+    @classmethod
+    def of(cls, trace: Trace, operations: Operations) -> StepWindow | None:
+        """Return the window of a trace; None without a complete step that asked for anything."""
+        steps = Steps.of(trace)
+        if not len(steps):
+            return None
+        ops = operations.table
+        n_past, has_failed = _past(ops)
+        reached = np.maximum.accumulate(ops["row"][:n_past])
+        at = np.searchsorted(reached, steps.rows.astype(np.uint32))  # as narrow as the rows
+        del reached
+        is_open = has_failed or not steps.is_last_complete
+        n_all = len(at) - int(is_open)
+        if n_all < 1:
+            return None
+        at = np.append(at, n_past) if is_open else np.append(at, (n_past, n_past))
+        first = max(0, n_all - MAX_STEPS)
+        while first < n_all - 2 and n_past - at[first] > MAX_OPERATIONS:
+            first += 1
+        low, high = int(at[first]), n_past + int(has_failed)
+        part = ops[low:high]
+        at = at[first:] - low
+        at[-1] = high - low
+        kind = part["kind"].copy()
+        if has_failed:
+            kind[-1] = OpKind.MALLOC
+        is_made = kind == OpKind.MALLOC
+        if at[-2] == at[0] and np.count_nonzero(is_made) > 1:
+            return None  # edited requests in another order: nothing lies between the beginnings
+        stack = np.full(len(part), -1, np.int64)
+        stack[is_made] = trace.events.stack[part["row"][is_made]]
+        allocation = part["allocation"].astype(np.int64)
+        if has_failed:
+            allocation[-1] = -1
+        of_kind = np.append(steps.kind, StepKind.TRAIN)[first : first + len(at) - 1]
+        counts = of_kind != StepKind.EVALUATION
+        return cls(
+            trace=trace,
+            at=at,
+            kind=kind,
+            size=part["size"].astype(np.int64),
+            stream=part["stream"],
+            pool=part["pool"],
+            step=np.repeat(np.arange(len(at) - 1), np.diff(at)),
+            allocation=allocation,
+            stack=stack,
+            requests=[a + np.flatnonzero(is_made[a:b]) for a, b in pairwise(at.tolist())],
+            n_complete=n_all - first,
+            n_past=n_past,
+            has_failed=has_failed,
+            is_late=first > 0 or trace.is_late,
+            counts=counts if counts.any() else ~counts,
+            rows=np.append(steps.rows, trace.n_events)[first : first + len(at) - 1],
+            row=part["row"].astype(np.int64),
+        )
+
+
+def _past(ops: npt.NDArray[np.void]) -> tuple[int, bool]:
+    """Return how many operations were before the failure at the end, and if there is one."""
+    failed = np.flatnonzero(ops["kind"] == OpKind.FAILED)
+    if not len(failed) or (ops["kind"][failed[-1] :] == OpKind.MALLOC).any():
+        return len(ops), False
+    return int(failed[-1]), True
