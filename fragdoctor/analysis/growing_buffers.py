@@ -1,7 +1,7 @@
 """Buffers that grow by being copied: a new, larger one is made, then the old one is freed.
 
-A KV cache grown with ``torch.cat``, a replay buffer, a list joined anew in every step. The line asks
-for sizes that never shrink, n at a time (one per layer, say), and all but the last n are gone.
+A KV cache grown with ``torch.cat``, a replay buffer, a list joined anew in every step. The line
+asks for sizes that never shrink, n at a time (one per layer, say), and all but the last n are gone.
 """
 
 from __future__ import annotations

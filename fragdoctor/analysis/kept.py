@@ -164,7 +164,7 @@ def _traced(
 
 
 def _are_copies_of_weights(trace: Trace, rows: I64) -> bool:
-    """Return whether survivors have sizes of weights that were there before, and several of them."""
+    """Return whether survivors have sizes of weights that were there before, and several."""
     lives, roles = trace.lives, trace.stacks.roles
     older = np.flatnonzero((lives.free == NEVER) & (lives.start < lives.start[rows].min()))
     stack = lives.stack[older]

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 from analysis.training_loop import USER, TrainingLoop
+from fragdoctor.analysis.bounded_growth import is_cache_of_generation
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from stock import from_python
 
-from fragdoctor.analysis.bounded_growth import is_cache_of_generation
 from fragdoctor.analysis.device import analyze_device
 from fragdoctor.model.settings import AllocatorSettings, Era
 from fragdoctor.model.snapshot import (
