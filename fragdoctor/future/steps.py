@@ -19,7 +19,7 @@ import numpy as np
 from fragdoctor.frozen import frozen
 from fragdoctor.future.call_tree import CallTree, Loop
 from fragdoctor.future.passes import RoleRuns, find_optimizer_steps
-from fragdoctor.model.arrays import distinct, is_among
+from fragdoctor.model.arrays import distinct, is_among, median
 from fragdoctor.model.hooks import report_progress
 from fragdoctor.model.snapshot import I64, U8, Action, Bools
 from fragdoctor.trace import stacks
@@ -233,12 +233,12 @@ class _ModelCalls:
         tree = CallTree.of(trace)
         self._rows = trace.module_rows if tree is not None else np.zeros(0, np.int64)
         self._trains = np.ones(len(self._rows), np.bool_)
-        if tree is None or not len(self._rows) or len(edges) < 3:
-            return
+        n_complete = len(edges) - 2
+        if tree is None or not len(self._rows) or n_complete < 2:
+            return  # one step does not show what most steps come to
         visit = tree.visit_at(self._rows)
         place = np.where(visit >= 0, tree.visit_node[np.maximum(visit, 0)], -1).astype(np.int64)
         step = np.searchsorted(edges, self._rows, side="right") - 1
-        n_complete = len(edges) - 2
         whole = (step >= 0) & (step < n_complete)
         scale = int(place.max(initial=0)) + 2
         pairs = distinct(step[whole] * scale + place[whole] + 1)
@@ -344,7 +344,7 @@ def _busiest(trace: Trace, tree: CallTree) -> Loop | None:
         covered = int(n_allocs[at[-1]] - n_allocs[at[0]]) * (n_turns + 1) / (n_turns - 1)
         visits = np.diff(tree.turn_visit[loop.turns])
         is_even = float(visits.std()) <= MAX_SPREAD * float(visits.mean())
-        if covered >= MIN_COVERED * int(n_allocs[-1]) and np.median(visits) >= 2 and is_even:
+        if covered >= MIN_COVERED * int(n_allocs[-1]) and median(visits) >= 2 and is_even:
             wide.append(loop)
     wide.sort(key=lambda loop: (loop.depth, loop.low))
     return next(iter(wide), None)
