@@ -15,7 +15,6 @@ from fragdoctor.frozen import frozen
 from fragdoctor.gate.budgets import BudgetResult, Measures
 from fragdoctor.gate.judgement import CheckReport, FileJudgement, JudgedGrowth, Reason, has_grown
 from fragdoctor.model import (
-    batch_fit,
     comparison,
     fleet,
     gpu_sharing,
@@ -379,9 +378,6 @@ _ESTIMATES: Final[Mapping[type, Shape]] = {
     ),
     ModelTable: Shape(computed={**_VERSION, "kind": (str, lambda _: "models")}),
     GpuTable: Shape(computed={**_VERSION, "kind": (str, lambda _: "gpus")}),
-    batch_fit.BatchFit: Shape(names={"why": "why_not_linear"}, computed=_VERSION),
-    batch_fit.BatchPoint: Shape(null=("n_steps",)),
-    batch_fit.LineScaling: _BYTES,
     gpu_sharing.Sharing: Shape(names={"demand": "per_process"}, computed=_VERSION),
     gpu_sharing.ProcessDemand: Shape(null=("lowest_conf",), properties=("total_bytes",)),
     gpu_sharing.SharingRow: Shape(properties=("fits",)),
