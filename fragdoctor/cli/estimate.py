@@ -169,7 +169,8 @@ def refuse_unused(route: Route, given: AbstractSet[str]) -> None:
 
 if TYPE_CHECKING:
     from fragdoctor.estimation.request import Request
-    from fragdoctor.model.memory_estimate import Estimate, GpuModel
+    from fragdoctor.model.gpus import GpuModel
+    from fragdoctor.model.memory_estimate import Estimate
     from fragdoctor.report.base import RenderOptions
 
 
@@ -190,7 +191,7 @@ def _answer(
 ) -> str:
     """Return the report of a route; its modules are loaded only when it is taken."""
     if route is Route.GPUS:
-        from fragdoctor.estimation.gpus import known_gpus
+        from fragdoctor.model.gpus import known_gpus
         from fragdoctor.report.base import render
 
         return render("gpus", chosen.output_format.value, known_gpus(), look)
@@ -212,7 +213,7 @@ def _of_formulas(chosen: EstimateOptions, look: RenderOptions) -> str:
         InputError: an input is no model.
     """
     from fragdoctor.estimation.formula import estimate_of
-    from fragdoctor.estimation.gpus import gpu_of
+    from fragdoctor.model.gpus import gpu_of
     from fragdoctor.report.base import render
 
     if chosen.fsdp and chosen.zero is not None:
@@ -257,7 +258,7 @@ def _request(chosen: EstimateOptions, gpus: Sequence[GpuModel]) -> Request:
         offload=chosen.offload or "",
         dora=chosen.dora,
         keeps_logits=chosen.keep_logits,
-        architecture=gpus[0].architecture if gpus else "",
+        compute=gpus[0].compute if gpus else "",
         overrides=Overrides(
             vocab=chosen.vocab,
             n_layers=chosen.layers,
@@ -302,7 +303,7 @@ def _of_model(chosen: EstimateOptions, look: RenderOptions, given: frozenset[str
     Raises:
         ConfigError: the model cannot be traced; with ``--verbose`` its traceback is printed first.
     """
-    from fragdoctor.estimation.gpus import gpu_of
+    from fragdoctor.model.gpus import gpu_of
     from fragdoctor.rehearse.tracing.traced import traced_estimate
     from fragdoctor.rehearse.tracing.training_setup import TrainingSetup, parse_shape
     from fragdoctor.report.base import render

@@ -29,6 +29,7 @@ from fragdoctor.model.case import LogMarker, OomMessage, OtherProcess
 from fragdoctor.model.comparison import Comparison
 from fragdoctor.model.diagnosis import SCHEMA_VERSION, Cause, Diagnosis, Verdict
 from fragdoctor.model.finding import Severity
+from fragdoctor.model.gpus import GpuModel
 from fragdoctor.report.views.estimate import summary
 from fragdoctor.report.views.explain import Explanation
 
@@ -136,7 +137,7 @@ class ModelTable:
 class GpuTable:
     """The GPUs that are known by name."""
 
-    gpus: Sequence[memory_estimate.GpuModel]
+    gpus: Sequence[GpuModel]
 
 
 @frozen
@@ -360,7 +361,11 @@ _ESTIMATES: Final[Mapping[type, Shape]] = {
                 [LengthFit(*pair) for pair in f.other_lengths])),
         },
     ),
-    memory_estimate.GpuModel: Shape(null=("architecture",), properties=("usable_bytes",)),
+    GpuModel: Shape(
+        without=("compute", "n_multiprocessors"),
+        properties=("context_bytes", "usable_bytes"),
+        computed={"architecture": (str | None, lambda g: g.architecture or None)},
+    ),
     memory_estimate.Saving: Shape(
         names={"peak_bytes": "peak_allocated_bytes", "reserved_bytes": "peak_reserved_bytes"},
     ),
