@@ -53,7 +53,7 @@ class Traced:
 def trace(spec: str, setup: TrainingSetup | None = None, gpu: GpuModel | None = None) -> Traced:
     """Trace ``pkg.module:factory``: the user's own code is imported and run, without a GPU.
 
-    The GPU is that whose kernels and workspaces are assumed; None = Hopper.
+    The GPU is that whose kernels and workspaces are assumed; None = an H100.
 
     Raises:
         ConfigError: torch is missing or unfit, the factory does not keep its contract, or the
