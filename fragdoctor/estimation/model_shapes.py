@@ -287,7 +287,6 @@ INDEX_NAMES: Final = (
     "model.safetensors.index.json",
     "diffusion_pytorch_model.safetensors.index.json",
 )
-MODEL_SUFFIXES: Final = (".json", ".safetensors")
 
 
 @frozen

@@ -116,6 +116,7 @@ PRINTED: Final[Mapping[str, tuple[str, float, str, int]]] = MappingProxyType(
 
 LIKE: Final[Mapping[str, tuple[str, float, str, int]]] = MappingProxyType(
     {
+        "h100-pcie": ("NVIDIA H100 PCIe 80 GB", 80, "9.0", 114),
         "h20": ("NVIDIA H20 96 GB", 96, "9.0", 78),
         "h800": ("NVIDIA H800 80 GB", 80, "9.0", 132),
         "a800": ("NVIDIA A800 80 GB", 80, "8.0", 108),
@@ -179,7 +180,6 @@ ALIASES: Final[Mapping[str, str]] = MappingProxyType(
         "v100": "v100-16g",
         "h100-80g": "h100",
         "h100-sxm": "h100",
-        "h100-pcie": "h100",
         "h200-141g": "h200",
         "h200-nvl": "h200",
         "a6000": "rtx-a6000",

@@ -171,10 +171,10 @@ _MAC: Final = re.compile(
 )
 
 
-def _key(name: str) -> str:
+def _key(name: str, around: frozenset[str] = _AROUND) -> str:
     """Return a name without what drivers write around it, in one spelling."""
     words = re.sub(r"[\s_/-]+", "-", name.strip().lower()).split("-")
-    words = [word for word in words if word and word not in _AROUND]
+    words = [word for word in words if word and word not in around]
     key = re.sub(r"(\d)gi?b\b", r"\1g", "-".join(words))
     for brand in ("rtx", "gtx", "rx"):
         key = re.sub(rf"(^|-){brand}(\d)", rf"\1{brand}-\2", key)
@@ -186,7 +186,7 @@ def _slice(name: str) -> GpuModel | None:
     match = _MIG.fullmatch(name.strip().lower())
     if match is None:
         return None
-    whole = _find(_key(match.group(1) or ""))
+    whole = _find(match.group(1) or "")
     total = int(MIG_SHARE * int(match.group(3)) * GIB)
     profile = f"{match.group(2)}g.{match.group(3)}gb"
     title = f"MIG slice {profile}"
@@ -220,8 +220,7 @@ def gpu_of(name: str) -> GpuModel:
     Raises:
         ConfigError: neither a known GPU nor a size.
     """
-    key = _key(name)
-    known = _find(key) or _slice(name) or _mac(name)
+    known = _find(name) or _slice(name) or _mac(name)
     if known is not None:
         return known
     try:
@@ -233,7 +232,7 @@ def gpu_of(name: str) -> GpuModel:
         total = 0
     if total:
         return GpuModel(name, "", total, GIVEN)
-    near = difflib.get_close_matches(key, (*GPUS, *gpu_table.ALIASES), n=2, cutoff=0.5)
+    near = difflib.get_close_matches(_key(name), (*GPUS, *gpu_table.ALIASES), n=2, cutoff=0.5)
     guess = f"Did you mean {' or '.join(near)}? " if near else ""
     raise ConfigError(
         f"{name!r} is neither a known GPU nor a size.",
@@ -241,7 +240,12 @@ def gpu_of(name: str) -> GpuModel:
     )
 
 
-def _find(key: str) -> GpuModel | None:
+def _find(name: str) -> GpuModel | None:
+    """Return the GPU of a name; one on a card may differ from the module of the same name."""
+    return _of_key(_key(name, _AROUND - {"pcie"})) or _of_key(_key(name))
+
+
+def _of_key(key: str) -> GpuModel | None:
     """Return the GPU of a key; memory that the key states must be that of the table."""
     stated = re.fullmatch(r"(.+?)-?(\d{2,3})g", key)
     found = _named(key)

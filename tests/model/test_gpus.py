@@ -103,6 +103,7 @@ def test_other_names_lead_to_a_gpu_and_hide_none() -> None:
         ("Tesla V100-SXM2-32GB", "v100-32g"),
         ("NVIDIA H100 80GB HBM3", "h100"),
         ("NVIDIA H100 NVL", "h100-nvl"),
+        ("NVIDIA H100 PCIe", "h100-pcie"),
         ("NVIDIA H200 NVL", "h200"),
         ("NVIDIA GH200 480GB", "gh200"),
         ("NVIDIA GeForce RTX 4090", "rtx-4090"),
