@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from fragdoctor.errors import ConfigError
-from fragdoctor.estimation.gpus import GPUS, gpu_of, known_gpus
-from fragdoctor.estimation.states import workspace_bytes
+from fragdoctor.model.gpu_table import ALIASES
+from fragdoctor.model.gpus import GPUS, generation_of, gpu_of, kernels_of
 from fragdoctor.units import GIB, MIB
 
 
@@ -48,10 +48,49 @@ def test_near_miss_is_suggested() -> None:
     assert "h100" in caught.value.hint
 
 
-def test_workspace_is_of_the_architecture() -> None:
-    assert workspace_bytes("hopper") == 32 * MIB
-    assert workspace_bytes("ampere") == 8_519_680
-    assert {workspace_bytes(g.architecture) for g in known_gpus()} == {32 * MIB, 8_519_680}
+@pytest.mark.parametrize(
+    ("compute", "n_bytes"),
+    [
+        ("7.5", 8_519_680),
+        ("8.0", 8_519_680),
+        ("8.9", 8_519_680),
+        ("9.0", 32 * MIB),
+        ("10.0", 32 * MIB),
+        ("12.0", 32 * MIB),
+        ("12.1", 32 * MIB),
+    ],
+)
+def test_workspace_is_what_pytorch_takes_for_a_handle(compute: str, n_bytes: int) -> None:
+    """As PyTorch 2.12.1 asked its own allocator on each compute capability."""
+    assert generation_of(compute).blas_workspace_bytes == n_bytes
+
+
+@pytest.mark.parametrize("name", [n for n, g in GPUS.items() if g.title.startswith("NVIDIA")])
+def test_each_gpu_of_nvidia_has_what_its_kernels_go_by(name: str) -> None:
+    gpu = GPUS[name]
+
+    assert gpu.capability is not None
+    assert gpu.n_multiprocessors > 0
+    assert gpu.generation.threads_per_multiprocessor in {1024, 1536, 2048}
+    assert gpu.generation.block_shared_memory_bytes <= gpu.generation.shared_memory_bytes
+    assert kernels_of(gpu) is gpu
+
+
+def test_kernels_of_a_size_are_those_of_an_h100() -> None:
+    assert kernels_of(gpu_of("24GiB")).name == kernels_of(None).name == "h100"
+
+
+def test_slice_has_its_share_of_the_multiprocessors() -> None:
+    """MIG User Guide: a seventh of an A100, a quarter of an A30."""
+    assert gpu_of("A100-SXM4-80GB MIG 7g.80gb").n_multiprocessors == 108
+    assert gpu_of("NVIDIA A30 MIG 2g.12gb").n_multiprocessors == 28
+    assert gpu_of("H100 MIG 1g.10gb").capability == (9, 0)
+    assert gpu_of("MIG 1g.10gb").capability is None
+
+
+def test_other_names_lead_to_a_gpu_and_hide_none() -> None:
+    assert set(ALIASES.values()) <= set(GPUS)
+    assert not set(ALIASES) & set(GPUS)
 
 
 @pytest.mark.parametrize(
@@ -64,6 +103,7 @@ def test_workspace_is_of_the_architecture() -> None:
         ("Tesla V100-SXM2-32GB", "v100-32g"),
         ("NVIDIA H100 80GB HBM3", "h100"),
         ("NVIDIA H100 NVL", "h100-nvl"),
+        ("NVIDIA H100 PCIe", "h100-pcie"),
         ("NVIDIA H200 NVL", "h200"),
         ("NVIDIA GH200 480GB", "gh200"),
         ("NVIDIA GeForce RTX 4090", "rtx-4090"),
@@ -74,6 +114,11 @@ def test_workspace_is_of_the_architecture() -> None:
         ("NVIDIA A100-SXM4-80GB MIG 1g.10gb", "a100-80g-1g.10gb"),
         ("M3 Max 64GB", "m3-max-64g"),
         ("NVIDIA GB10", "gb10"),
+        ("rtx 3070", "rtx-3070"),
+        ("RTX3070", "rtx-3070"),
+        ("rtx_3070", "rtx-3070"),
+        ("3070", "rtx-3070"),
+        ("a100-80gb", "a100-80g"),
     ],
 )
 def test_names_that_drivers_write_are_found(text: str, name: str) -> None:
