@@ -87,6 +87,13 @@ class Advice:
     state: str
     passes: bool | None
     rejected: bool = False
+    likely: str = ""
+
+    @property
+    def is_promise(self) -> bool:
+        """Whether it is said to let the run finish, surely or likely."""
+        said = self.likely if self.state == "open" else self.state
+        return not self.rejected and bool(self.setting) and said == "holds"
 
 
 @dataclass
@@ -193,6 +200,7 @@ def advice_of(judged: Judged, recording: Recording, analysis: dict[str, Any]) ->
                     state=(predicted.get("outlook") or {}).get("state", ""),
                     passes=done.get(conf) if conf else None,
                     rejected=key == "rejected",
+                    likely=(predicted.get("outlook") or {}).get("likely") or "",
                 )
             )
     return advice

@@ -72,13 +72,15 @@ def answers_of(judged: Judged) -> Iterator[tuple[str, str]]:
             yield f"{name} {one.conf or 'as it was'} x{one.factor}", f"{half} refused wrong"
     if not judged.failed:
         return
-    given = [one for one in judged.advice if not one.rejected and one.setting]
-    promised = [one for one in given if one.state == "holds" and one.passes is not None]
+    promised = [one for one in judged.advice if one.is_promise and one.passes is not None]
     for one in promised:
         yield f"{name} {one.setting}", f"{half} promise {'kept' if one.passes else 'broken'}"
     if judged.cures and not judged.leaks:
-        is_cured = bool(given and given[0].passes)
+        settings = [one for one in judged.advice if not one.rejected and one.setting]
+        is_cured = bool(settings and settings[0].passes)
         yield f"{name} first setting", f"{half} curable {'cured' if is_cured else 'missed'}"
+        is_kept = any(one.passes for one in promised)
+        yield f"{name} promise", f"{half} curable {'promised' if is_kept else 'unpromised'}"
 
 
 def _judge(work: tuple[ProgramTruth, int]) -> Judged:
@@ -125,14 +127,15 @@ def table(said: Mapping[str, str]) -> list[str]:
         lines += [f"  {word:<14} {n[word]}" for word in words]
         lines.append(f"  refused although the program passes: {n['refused wrong']}")
         lines.append(f"  promises kept {n['promise kept']}, broken {n['promise broken']}")
-        lines.append(f"  a setting cures {n_curable}, the first one advised {n['curable cured']}")
+        lines.append(f"  a setting cures {n_curable}; one is promised to {n['curable promised']},")
+        lines.append(f"  and the first one advised cures {n['curable cured']}")
         lines.append(f"  verdicts right {n['verdict right']}, wrong {n['verdict wrong']}")
     return lines
 
 
 _SCORES: Final = ("right", "wrong", "beyond")
-GOOD: Final = ("right", "kept", "cured")
-BAD: Final = ("wrong", "broken", "missed", "error")
+GOOD: Final = ("right", "kept", "cured", "promised")
+BAD: Final = ("wrong", "broken", "missed", "unpromised", "error")
 
 
 def fall(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
