@@ -35,26 +35,25 @@ class Program:
         self.steps._uncalled.update(self.optimizers.values())
 
     def run(self, program: str) -> list[int]:
-        """Return the steps that are complete before each letter, and at the end."""
+        """Return the steps that are complete before each letter, and those at the end."""
         seen = []
         for letter in program:
             seen.append(self.steps.n_complete)
             if letter == "b":
-                self.steps.begin_call(keeps=True)
+                self.steps.begin_call(self, keeps=True)
                 self.requests.append(8)
                 self.steps.begin_backward()
                 self.requests.append(4)
                 self.steps.end_backward()
             elif letter == "n":
-                self.steps.begin_call(keeps=False)
+                self.steps.begin_call(self, keeps=False)
                 self.requests.append(16)
-                self.steps.end_call(self)
             elif letter == "m":
                 self.requests.append(1000)
             else:
                 self.requests.append(2)
                 self.steps._after_optimizer(self.optimizers[letter], (), {})
-        return [*seen, self.steps.n_complete]
+        return [*seen, self.steps.n_taken]
 
     def _stop(self, reason: str) -> None:
         raise EndedError(reason)
@@ -94,7 +93,7 @@ def test_a_step_lasts_from_one_run_of_the_optimizer_to_the_next(program: str, n_
 def test_steps_before_a_place_are_those_that_are_over() -> None:
     assert [0, 0, 0, 1, 1, 1, 2] == Program("A").run("bbAbbA")
     assert [0, 0, 0, 0, 1, 1, 1, 1, 2] == Program("DG").run("bDbGbDbG")
-    assert [0, 1, 2, 3] == Program("").run("nnn")
+    assert [0, 0, 0, 1, 1, 3] == Program("").run("nmnmn")
 
 
 def test_an_optimizer_that_is_never_called_takes_no_turn() -> None:

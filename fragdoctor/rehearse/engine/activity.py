@@ -86,18 +86,16 @@ def _watch_calls(now: Session, undo: ExitStack) -> None:
             return call(module, *args, **kwargs)
         keeps = torch.is_grad_enabled()
         name = NO_GRAD.format(type(module).__name__)
-        now.progress.begin_call(keeps=keeps)
+        now.progress.begin_call(module, keeps=keeps)
         if not keeps:
             now.marks.begin(name, now.gpus.device())
         inside.model = True
         try:
-            result = call(module, *args, **kwargs)
+            return call(module, *args, **kwargs)
         finally:
             inside.model = False
             if not keeps:
                 now.marks.end(name, now.gpus.device())
-        now.progress.end_call(module)
-        return result
 
     put(undo, torch.nn.Module, "__call__", called)
 

@@ -67,11 +67,8 @@ class Progress:
     def end_backward(self) -> None:
         """Note that it is over, or failed."""
 
-    def begin_call(self, *, keeps: bool) -> None:
-        """Note that a model is called from outside of any; whether its results are kept."""
-
-    def end_call(self, model: Any) -> None:
-        """Note that it has returned."""
+    def begin_call(self, model: Any, *, keeps: bool) -> None:
+        """Note that a model is called from outside of any; whether what it makes is kept."""
 
     def replayed(self, graph: Any) -> None:
         """Note that a graph in which an optimizer was captured is replayed."""

@@ -3,8 +3,8 @@
 A step of training lasts from one run of the optimizer to the next, micro-batches inside. Optimizers
 that follow each other without a backward pass between are one run; where they take turns, as in a
 GAN, a step lasts until they come round again (``fragdoctor.model.turns``). Where no optimizer is
-made a step ends with a backward pass, and without any it is a call of the model, from outside of
-any other: of several models, of the one that is called most often.
+made a step ends with a backward pass, and without any it lasts from one call of the model, from
+outside of any other, to the next: of several models, of the one that is called most often.
 """
 
 from __future__ import annotations
@@ -147,11 +147,12 @@ class Steps(Progress):
         waits = self._uncalled and len(self._runs) <= RUNS_BEFORE_A_TURN
         if self._has_optimizer and (waits or not self._runs):
             return 0  # the first step goes on
-        return self.n_taken
+        is_inference = not (self._runs or self._n_backward)
+        return max(self.n_taken - is_inference, 0)  # a call of the model begins a step
 
     @property
     def n_taken(self) -> int:
-        """Steps that the program has completed, if nothing comes any more."""
+        """Steps that the program has taken, if nothing comes any more."""
         if self._runs:
             return len(self._runs) // self._period
         return self._n_backward or max(self._n_calls.values(), default=0)
@@ -165,13 +166,10 @@ class Steps(Progress):
         """Without an optimizer it is a step."""
         self._n_backward += 1
 
-    def begin_call(self, *, keeps: bool) -> None:
+    def begin_call(self, model: Any, *, keeps: bool) -> None:
         """A new step may begin to compute; without training it does."""
         if keeps or not self._n_begun:
             self._begin()
-
-    def end_call(self, model: Any) -> None:
-        """Without training it is a step."""
         self._n_calls[id(model)] += 1
 
     def replayed(self, graph: Any) -> None:
@@ -227,7 +225,7 @@ class Steps(Progress):
     def _begin(self) -> None:
         """The next step begins, or more of this one: stop if what is over is enough."""
         if not self._has_optimizer:
-            if self.limit is not None and self.n_complete >= self.limit:
+            if self.limit is not None and self.n_taken >= self.limit:
                 self.on_stop(f"{self.limit} steps were asked for")
         elif len(self._runs) > self._n_settled:
             self._n_settled = len(self._runs)
