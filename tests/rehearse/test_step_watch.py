@@ -53,6 +53,7 @@ class Program:
             else:
                 self.requests.append(2)
                 self.steps._after_optimizer(self.optimizers[letter], (), {})
+                self.steps.end_range()
         return [*seen, self.steps.n_taken]
 
     def _stop(self, reason: str) -> None:
@@ -97,10 +98,10 @@ def test_steps_before_a_place_are_those_that_are_over() -> None:
 
 
 def test_an_optimizer_that_is_never_called_takes_no_turn() -> None:
-    seen = Program("AU").run("bA" * 20)
+    seen = Program("AU").run("bA" * 19)
 
     assert RUNS_BEFORE_A_TURN + 1 == seen[2 * (RUNS_BEFORE_A_TURN + 1)]
-    assert 20 == seen[-1]
+    assert 19 == seen[-1]
 
 
 @pytest.mark.parametrize(
@@ -133,6 +134,7 @@ def test_it_ends_after_equal_steps_which_hold_their_micro_batches() -> None:
         made.run("m" + "bbbA" * 50)
 
     assert MANY_EQUAL_STEPS + 1 == len(made.steps.found)
+    assert 2 == made.requests[-1]  # with the optimizer, before the next step begins
     assert list(range(1, MANY_EQUAL_STEPS + 2)) == made.told
 
 

@@ -39,6 +39,7 @@ def _watch_ranges(now: Session, undo: ExitStack) -> None:
         leave(self, *error)
         if now.is_started:
             now.marks.end(self.name, now.gpus.device())
+            now.progress.end_range()
 
     put(undo, record_function, "__enter__", begin)
     put(undo, record_function, "__exit__", end)

@@ -167,6 +167,7 @@ class CUDAGraph:
         now.marks.begin(REPLAY, self._device)
         now.progress.replayed(self)
         now.marks.end(REPLAY, self._device)
+        now.progress.end_range()
 
     def instantiate(self) -> None:
         """Ask for nothing."""

@@ -72,3 +72,6 @@ class Progress:
 
     def replayed(self, graph: Any) -> None:
         """Note that a graph in which an optimizer was captured is replayed."""
+
+    def end_range(self) -> None:
+        """Note that a range of ``record_function`` has ended, an optimizer's run among them."""

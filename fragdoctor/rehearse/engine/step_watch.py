@@ -88,8 +88,9 @@ class Run:
 class Steps(Progress):
     """Counts the steps of a program, and ends it when it is enough.
 
-    It is enough as soon as the next step begins to compute: what follows the optimizer without
-    gradients, an evaluation or a log, is seen before.
+    Where steps repeat it ends with the optimizer's run. After a number that was asked for it ends
+    as the next step begins to compute: what follows the optimizer without gradients, an evaluation
+    or a log, is seen before.
 
     Args:
         now: the rehearsal.
@@ -119,6 +120,7 @@ class Steps(Progress):
         self._runs: list[Run] = []
         self._period = 1
         self._n_settled = 0  # runs
+        self._reason = ""
         self._n_begun = 0  # backward passes
         self._n_backward = 0  # of these, over
         self._n_calls: Counter[int] = Counter()  # of each model
@@ -205,6 +207,15 @@ class Steps(Progress):
             self._change_period()
         if self.n_complete > before:
             self.on_step(self.n_complete)
+        # As the run one period before, it is over, with all optimizers that follow each other.
+        is_over = self._runs[at - self._period].turn == self._runs[at].turn
+        if self.limit is None and at >= self._period and is_over:
+            self._reason = self._settled()
+
+    def end_range(self) -> None:
+        """End the program after the optimizer's range."""
+        if self._reason:
+            self.on_stop(self._reason)
 
     def _change_period(self) -> None:
         period = period_of(whole_rounds([run.turn for run in self._runs]))
@@ -228,13 +239,17 @@ class Steps(Progress):
             if self.limit is not None and self.n_taken >= self.limit:
                 self.on_stop(f"{self.limit} steps were asked for")
         elif len(self._runs) > self._n_settled:
-            self._n_settled = len(self._runs)
-            ends = range(self._period - 1, self.n_complete * self._period, self._period)
-            for at in ends[len(self.found) :]:
-                self.found.append(self._step(self._runs[at]))
-            reason = self._enough(self.n_complete)
+            reason = self._settled()
             if reason:
                 self.on_stop(reason)
+
+    def _settled(self) -> str:
+        """Note the steps that are over; return why they are enough, "" if they are not."""
+        self._n_settled = len(self._runs)
+        ends = range(self._period - 1, self.n_complete * self._period, self._period)
+        for at in ends[len(self.found) :]:
+            self.found.append(self._step(self._runs[at]))
+        return self._enough(self.n_complete)
 
     def _step(self, run: Run) -> Step:
         gpus, devices = self.now.gpus, range(self.now.n_devices)
