@@ -189,10 +189,10 @@ class Outcome:
 
     def _write_snapshot(self, oom: SeenOom | None) -> None:
         now = self.now
+        marks = now.marks.annotations if oom is None else now.marks.annotations[: oom.n_marks]
         found = snapshot(
-            now.gpus, now.n_devices, now.stacks, History(), now.budget.settings, at=oom
+            now.gpus, now.n_devices, now.stacks, History(), now.budget.settings, marks, at=oom
         )
-        found["external_annotations"] = list(now.annotations)
         with ExitStack() as undo:  # PyTorch's own function writes what it is given
             put(undo, torch._C, "_cuda_memorySnapshot", lambda *_: found)
             torch.cuda.memory._dump_snapshot(self.request["snapshot"])

@@ -71,6 +71,7 @@ def prepare(machine: Machine, undo: ExitStack) -> session.Session:
     session.begin(now)
     undo.callback(session.end)
     from fragdoctor.rehearse.engine import (
+        activity,
         backward,
         cuda_api,
         dispatch,
@@ -97,6 +98,7 @@ def prepare(machine: Machine, undo: ExitStack) -> session.Session:
     dispatch.install(undo)
     fused_layers.install(undo)
     backward.install(undo)
+    activity.install(now, undo)
     sparse.install(undo)
     host.install(undo)
     ranks.install(undo)

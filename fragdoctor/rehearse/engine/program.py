@@ -220,7 +220,6 @@ def _rehearse(request: dict[str, Any], now: Session, undo: ExitStack) -> NoRetur
     steps = Steps(now, request["steps"], request["most_steps"], outcome.on_step, outcome.stop_early)
     if request["stops_by_itself"]:
         steps.install(undo)
-        now.rounds.install(undo)
     outcome.steps = steps
     outcome.begin()
     code = _run_guarded(request, outcome)
