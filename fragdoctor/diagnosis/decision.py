@@ -149,6 +149,9 @@ def decide(failed: FailedRequest) -> list[Hypothesis]:
             break
     if not hypotheses:
         hypotheses = [replace(undecided(failed), row="undecided")]
+    if failed.doing:
+        first = hypotheses[0]
+        hypotheses[0] = replace(first, summary=f"{first.summary} It failed {failed.doing}.")
     seen = {r.cause for r in hypotheses}
     for hypothesis in _secondary(failed, hypotheses[0].cause):
         if hypothesis.cause not in seen:
@@ -393,7 +396,7 @@ ROWS: Final[tuple[Callable[[FailedRequest], Iterator[Hypothesis]], ...]] = (
 
 def _outside(r: FailedRequest) -> Iterator[Hypothesis]:
     """Memory of other processes, or of other libraries in this one, as the larger culprit."""
-    missing = r.requested_bytes - (r.free_bytes or 0)
+    missing = r.uncovered_bytes
     for hypothesis, n_bytes in _outside_candidates(r):
         is_large = r.total_bytes is not None and n_bytes >= OUTSIDE_SHARE * r.total_bytes
         if is_large and n_bytes >= missing and n_bytes >= (r.cache_bytes or 0):
@@ -433,9 +436,7 @@ def _secondary(r: FailedRequest, first: Cause) -> Iterator[Hypothesis]:
     """Further causes that would each have covered what was missing."""
     if first in (Cause.SIZE_BUG, Cause.UNKNOWN):
         return
-    missing = r.requested_bytes
-    if not r.is_covered_by_free:
-        missing -= r.free_bytes or 0
+    missing = r.uncovered_bytes or r.requested_bytes
     if r.total_bytes is not None and r.requested_bytes > r.total_bytes:
         return
     for hypothesis, n_bytes in _outside_candidates(r):

@@ -1,0 +1,189 @@
+"""The traceback that is printed with a message: which calls led to it.
+
+Python prints it above the exception, innermost call last; ComfyUI's reports print it below. IPython,
+rich and pytest draw frames of their own. Ranks that write in between each other are told apart as
+in ``inputs/log_streams.py``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Final
+
+from fragdoctor.inputs.log_cleaning import plain_lines, rank_in, split_prefix
+from fragdoctor.model.case import OomMessage, TracebackFrame
+
+MAX_MESSAGES: Final = 200
+"""A log repeats its failures; what the first ones were called from is enough."""
+
+MAX_CHARS: Final = 64 * 1024
+"""Above a message: tracebacks of compiled or wrapped models run to hundreds of lines."""
+
+_BELOW_CHARS: Final = 8 * 1024
+_MAX_FRAMES: Final = 200
+_MAX_TEXT: Final = 300
+
+START: Final = "Traceback (most recent call last)"
+HANDLED: Final = "During handling of the above exception"
+
+_PATH: Final = r"[^\s\"'<>|:*?][^\"'<>|*?\n]{0,400}?"
+_FORMS: Final = tuple(
+    re.compile(pattern)
+    for pattern in (
+        # Python: File "a.py", line 7, in f
+        r"File \"(?P<file>[^\"\n]{1,400})\", line (?P<line>\d{1,7})(?:, in (?P<function>[\w<>.]{1,120}))?",
+        # IPython 8: File a.py:7, in f(x)   Cell In[3], line 7, in f(x)
+        rf"File (?P<file>{_PATH}):(?P<line>\d{{1,7}})(?:, in (?P<function>[\w<>.]{{1,120}}))?",
+        r"(?P<file>Cell In\[\d{1,6}\]), line (?P<line>\d{1,7})(?:, in (?P<function>[\w<>.]{1,120}))?",
+        # IPython 7: a.py in f(x)
+        rf"(?P<file>{_PATH}\.py|<ipython-input-[\w-]{{1,60}}>) in (?P<function>[\w<>.]{{1,120}})(?:\(|$)",
+        # rich: a.py:7 in f    pytest: a.py:7: in f
+        rf"(?P<file>{_PATH}\.py):(?P<line>\d{{1,7}}):? in (?P<function>[\w<>.]{{1,120}})",
+        rf"(?P<file>{_PATH}\.py):(?P<line>\d{{1,7}}):? ?(?:in)?$",
+    )
+)
+_MARKED_CODE: Final = re.compile(r"(?:-{2,}>|❱)\s{0,4}(?:\d{1,7})\s(.*)")
+_DRIVE: Final = re.compile(r"\b[A-Z]:\\\w")
+_SOURCE: Final = re.compile(r"(?:return\s|[A-Za-z_][\w.,\s\[\]*]{0,80}=\s?)[\w.(\[]")
+_CARETS: Final = re.compile(r"[\s~^]{1,400}(?:<--- HERE)?$")
+_EXCEPTION: Final = re.compile(r"[A-Za-z_][\w.]{0,120}(?:Error|Exception|Interrupt|Warning)\b(?::|$)")
+
+
+def with_tracebacks(
+    text: str, messages: Sequence[OomMessage], starts: dict[int, int]
+) -> list[OomMessage]:
+    """Return messages with the frames of their tracebacks.
+
+    ``starts`` holds the offset of the line of each message; one that it lacks is left as it is.
+    """
+    found: list[OomMessage] = []
+    for n, message in enumerate(messages):
+        start = starts.get(message.line)
+        if n >= MAX_MESSAGES or start is None or message.kind == "negative":
+            found.append(message)
+        else:
+            found.append(_with_traceback(text, start, message))
+    return found
+
+
+def _with_traceback(text: str, start: int, message: OomMessage) -> OomMessage:
+    # The line of the message may hold frames itself: a log in which line breaks were escaped.
+    end = text.find("\n", start)
+    line = text[start : min(end if end >= 0 else len(text), start + MAX_CHARS)]
+    above = list(_lines(text[max(0, start - MAX_CHARS) : start] + line, message.rank))
+    block, is_in_handler = _last_block(above)
+    frames = list(_frames(block)) or list(_lone_source(above[:-1]))
+    if not frames and end >= 0:
+        below = list(_lines(text[end + 1 : end + _BELOW_CHARS], message.rank))
+        frames = list(_frames(_leading_block(below)))
+    return replace(message, frames=tuple(frames[-_MAX_FRAMES:]), is_in_handler=is_in_handler)
+
+
+def _lines(text: str, rank: int | None) -> Iterator[str]:
+    """Yield the plain lines of one writer, without the prefixes that a logger put before them."""
+    writer = rank
+    for raw in text.split("\n"):
+        # In C:\\torch\\nn a backslash with an n is no line break that was escaped.
+        is_windows = _DRIVE.search(raw[:4096]) is not None
+        for plain in [raw[:4096]] if is_windows else plain_lines(raw[:4096]):
+            prefix, rest = split_prefix(plain)
+            told = rank_in(prefix) if prefix else None
+            writer = told if told is not None else writer
+            if rank is None or writer == rank:
+                yield rest.rstrip("│|┃ ").rstrip()
+
+
+def _last_block(lines: Sequence[str]) -> tuple[Sequence[str], bool]:
+    """Return the lines of the traceback that ends the text, and whether it was in a handler.
+
+    Without the line that opens a traceback, as in a text that was cut, frames are taken as far up
+    as frames and their source lines reach.
+    """
+    first = next((i for i in range(len(lines) - 1, -1, -1) if START in lines[i]), None)
+    if first is None:
+        first = _first_of_fragment(lines)
+        return (lines[first:], False)
+    if any(_EXCEPTION.match(line) for line in lines[first + 1 : -1]) and not any(
+        START in line for line in lines[-3:]
+    ):
+        # Another exception ended that traceback: what stands below it is a fragment, or nothing.
+        below = next(
+            i for i in range(len(lines) - 2, first, -1) if _EXCEPTION.match(lines[i])
+        )
+        if any(_frame_of(line) for line in lines[below:]):
+            return (lines[below + 1 :], HANDLED in "\n".join(lines[first:]))
+    is_in_handler = any(HANDLED in line for line in lines[max(0, first - 4) : first])
+    return (lines[first:], is_in_handler)
+
+
+def _first_of_fragment(lines: Sequence[str]) -> int:
+    n_plain = 0
+    first = len(lines)
+    for i in range(len(lines) - 1, -1, -1):
+        if _frame_of(lines[i]) is not None:
+            first, n_plain = i, 0
+            continue
+        n_plain += 1
+        if n_plain > 8:  # source lines, carets and wrapped arguments between two frames
+            break
+    return first
+
+
+def _lone_source(lines: Sequence[str]) -> Iterator[TracebackFrame]:
+    """Yield the source line right above a message: all that a paste of two lines has left."""
+    for line in reversed(lines[-3:]):
+        stripped = line.strip()
+        if stripped and not _CARETS.fullmatch(stripped):
+            if _SOURCE.match(stripped):
+                yield TracebackFrame("", code=" ".join(stripped.split())[:_MAX_TEXT])
+            return
+
+
+def _leading_block(lines: Sequence[str]) -> Sequence[str]:
+    """Return the lines below a message up to where another exception is told."""
+    for i, line in enumerate(lines):
+        if _EXCEPTION.match(line):
+            return lines[:i]
+    return lines
+
+
+def _frames(lines: Sequence[str]) -> Iterator[TracebackFrame]:
+    """Yield the frames of a block of lines in their order."""
+    frame: TracebackFrame | None = None
+    for line in lines:
+        found = _frame_of(line)
+        if found is not None:
+            if frame is not None:
+                yield frame
+            frame = found
+            continue
+        stripped = line.strip()
+        if frame is None or not stripped or _CARETS.fullmatch(stripped):
+            continue
+        marked = _MARKED_CODE.match(stripped)
+        if marked is not None:
+            frame = replace(frame, code=" ".join(marked[1].split())[:_MAX_TEXT])
+        elif not frame.code and not stripped[0].isdigit() and not _EXCEPTION.match(stripped):
+            frame = replace(frame, code=" ".join(stripped.split())[:_MAX_TEXT])
+    if frame is not None:
+        yield frame
+
+
+def _frame_of(line: str) -> TracebackFrame | None:
+    """Return the frame that a line opens."""
+    stripped = line.strip()
+    if len(stripped) > 1000 or (".py" not in stripped and "File " not in stripped and "In[" not in stripped):
+        return None
+    for form in _FORMS:
+        match = form.match(stripped)
+        if match is not None:
+            groups = match.groupdict()
+            number = groups.get("line")
+            return TracebackFrame(
+                groups["file"][-_MAX_TEXT:],
+                int(number) if number else None,
+                groups.get("function") or "",
+            )
+    return None
