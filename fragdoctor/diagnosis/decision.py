@@ -269,6 +269,17 @@ def _over_available(r: FailedRequest) -> Iterator[Hypothesis]:
     """Live memory and request exceed what PyTorch could have: capacity."""
     if r.margin_bytes is None or r.margin_bytes >= 0:
         return
+    if r.pool_is_unprinted:
+        yield Hypothesis(
+            Cause.CAPACITY,
+            Confidence.LIKELY,
+            f"{format_size(r.live_bytes)} of the {format_size(r.total_bytes)} device are live, and "
+            f"{format_size(r.free_bytes)} are free for a {r.request_text}. The rest is the context "
+            "and the pool of cudaMallocAsync, whose size its message does not print, so that no "
+            "other process has to be there.",
+            "PYTORCH_CUDA_ALLOC_CONF=backend:native prints all figures.",
+        )
+        return
     if r.pending_bytes and r.margin_bytes + r.pending_bytes >= 0:
         yield Hypothesis(
             Cause.PENDING_FREES,

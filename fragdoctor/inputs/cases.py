@@ -42,6 +42,7 @@ class _Parts:
     stats: list[StatsSeries] = field(default_factory=list)
     sources: list[str] = field(default_factory=list)
     bundles: list[tuple[str, BundleFacts]] = field(default_factory=list)
+    quiet: list[OomLog] = field(default_factory=list)
 
     @property
     def n_read(self) -> int:
@@ -62,7 +63,13 @@ def read_case(names: Sequence[str], overrides: Overrides, *, beside: Sequence[st
         raise ConfigError("Standard input is given twice.", hint="Give - once.")
     parts = _Parts()
     for name in names:
-        _read_input(name, parts)
+        try:
+            _read_input(name, parts)
+        except NothingFound as e:
+            if e.log is None:
+                raise
+            parts.quiet.append(e.log)  # a text that was asked about: no failure is an answer
+            parts.sources.append(shown(name))
     for name in beside:
         # Notes that lie around are no reason to refuse the recording.
         with contextlib.suppress(InputError), open_input(name) as found:
@@ -74,7 +81,7 @@ def read_case(names: Sequence[str], overrides: Overrides, *, beside: Sequence[st
     facts = parts.bundles[0][1] if parts.bundles else None
     return Case(
         snapshot=parts.snapshots[0][1] if parts.snapshots else None,
-        oom=joined_logs(parts.logs),
+        oom=joined_logs(parts.logs or parts.quiet),
         stats=joined_stats(parts.stats),
         overrides=overrides if facts is None else with_facts(overrides, facts),
         sources=tuple(parts.sources),
@@ -111,10 +118,14 @@ def read_messages(words: Sequence[str], overrides: Overrides) -> Case:
         name, data = "command line", _spoken(words)
         kind = classify(data[:HEAD_BYTES])
     log = find_messages(decoded(data)) if data else OomLog(())
-    if not log.messages and not kind.is_text and kind is not Kind.STATS:
+    may_be_quiet = kind in _MAY_BE_QUIET or kind is Kind.STATS
+    if not log.messages and not may_be_quiet:
         raise something_else(name, kind, Wanted.MESSAGE)
     return Case(oom=log, overrides=overrides, sources=(name,))
 
+
+_MAY_BE_QUIET: Final = (Kind.TEXT, Kind.JSON)
+"""Texts of which it is an answer that no failure stands in them."""
 
 _MAY_QUOTE: Final = (Kind.STATS, Kind.SNAPSHOT_JSON, Kind.PAGE)
 """What is no text, and may hold that of an exception all the same."""
@@ -243,9 +254,14 @@ def _read_directory(name: str, parts: _Parts) -> None:
 
 
 class NothingFound(InputError):  # noqa: N818 - reads as what it says
-    """A text holds nothing that fragdoctor knows."""
+    """A text holds nothing that fragdoctor knows.
 
-    def __init__(self, name: str, kind: Kind) -> None:
+    Attributes:
+        kind: what the text is.
+        log: the text as a log without a failure; None where it is something else.
+    """
+
+    def __init__(self, name: str, kind: Kind, log: OomLog) -> None:
         is_model = kind is Kind.MODEL_CONFIG
         other = something_else(name, kind, Wanted.SNAPSHOT)
         super().__init__(
@@ -257,6 +273,7 @@ class NothingFound(InputError):  # noqa: N818 - reads as what it says
             else "Give the text of the exception, or a file of _dump_snapshot().",
         )
         self.kind = kind
+        self.log = log if kind in _MAY_BE_QUIET else None
 
 
 def _several(names: Sequence[str], what: str = "snapshots") -> ConfigError:
@@ -303,7 +320,7 @@ def _read_text(name: str, kind: Kind, data: bytes, parts: _Parts) -> None:
     if log.messages or log.markers:
         parts.logs.append(log)
     else:
-        raise NothingFound(name, kind)
+        raise NothingFound(name, kind, log)
 
 
 def _spoken(words: Sequence[str]) -> bytes:

@@ -166,7 +166,8 @@ class Stream:
     def intro(self, position: int, limit: int = 300) -> str:
         """Return what its line prints before a position, white space folded: both ends of it."""
         index = self._index(position)
-        text = self._lines[index].text[: self._unsqueezed(index, position - self._starts[index])]
+        line = self._lines[index]
+        text = line.prefix + line.text[: self._unsqueezed(index, position - self._starts[index])]
         if len(text) <= limit:
             return " ".join(text.split())
         half = limit // 2

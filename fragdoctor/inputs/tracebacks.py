@@ -47,7 +47,7 @@ _FORMS: Final = tuple(
 _MARKED_CODE: Final = re.compile(r"(?:-{2,}>|❱)\s{0,4}(?:\d{1,7})\s(.*)")
 _DRIVE: Final = re.compile(r"\b[A-Z]:\\\w")
 _SOURCE: Final = re.compile(r"(?:return\s|[A-Za-z_][\w.,\s\[\]*]{0,80}=\s?)[\w.(\[]")
-_CARETS: Final = re.compile(r"[\s~^]{1,400}(?:<--- HERE)?$")
+_CARETS: Final = re.compile(r"[\s~^]{0,400}(?:<--- HERE)?$")
 _EXCEPTION: Final = re.compile(r"[A-Za-z_][\w.]{0,120}(?:Error|Exception|Interrupt|Warning)\b(?::|$)")
 
 

@@ -345,6 +345,12 @@ class Case:
     bundle: BundleFacts | None = None
 
     @property
+    def holds_nothing(self) -> bool:
+        """Whether all there is are texts without a failure."""
+        is_quiet = self.oom is None or not (self.oom.messages or self.oom.markers)
+        return self.snapshot is None and self.stats is None and is_quiet
+
+    @property
     def primary_message(self) -> OomMessage | None:
         """The message that the case is about: that of the first cause."""
         if self.oom is None or not self.oom.messages:

@@ -42,7 +42,8 @@ class TracebackSign:
         file: searched in the path, with ``/`` between its parts.
         functions: names of the function.
         code: searched in the source line.
-        intro: searched in what stands before the message on its line, in place of a frame.
+        intro: searched in the message and in what stands before it on its line, where no frame is
+            a sign.
         is_training: it may be a step of training, whose activations are kept.
     """
 
@@ -78,14 +79,12 @@ def sign_of(message: OomMessage | None) -> TracebackSign | None:
     """Return the sign that the traceback of a message shows; None without one."""
     if message is None or message.kind in ("negative", "host-ram"):
         return None
-    for sign in SIGNS:
-        if sign.intro and _search(sign.intro, message.intro):
-            return sign
     for frame in reversed(message.frames):
         for sign in SIGNS:
             if sign.matches(frame):
                 return sign
-    return None
+    said = f"{message.intro} {message.text}"
+    return next((sign for sign in SIGNS if sign.intro and _search(sign.intro, said)), None)
 
 
 _MODEL = GrowsWith.MODEL
@@ -273,7 +272,8 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "what was measured at start has to come out of the rest.",
         source="vllm 0.6 to 0.11, worker and v1/worker; sglang 0.4, srt",
         file=r"/(?:vllm|sglang)/(?:.*/)?(?:worker|executor|model_executor|managers|layers|lora|v1)/",
-        intro=r"\bVllmWorker|\bEngineCore|\bWorker_TP\d",
+        intro=r"\bVllmWorker|\bEngineCore|\bWorker(?:_TP\d| pid=)|\bRayWorkerWrapper"
+        r"|\[(?:multiproc_executor|multiproc_worker_utils|worker_base|core)\.py:\d",
     ),
     # ---- evaluation ----
     TracebackSign(
@@ -340,6 +340,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         "crowded image makes it huge, whatever the batch size.",
         source="mmdet 2.0 to 3.3; detectron2 0.6; torchvision 0.23",
         functions=("bbox_overlaps", "pairwise_iou", "box_iou", "box_iou_rotated"),
+        intro=r"inputs of <function pairwise_iou",
     ),
     TracebackSign(
         name="mask-pasting",
@@ -352,6 +353,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         why="Each detection becomes a mask of the original image's size.",
         source="detectron2 0.6, layers/mask_ops.py; mmdet 3.3, mask_heads/fcn_mask_head.py",
         functions=("paste_masks_in_image", "_do_paste_mask", "do_paste_mask"),
+        intro=r"inputs of <function paste_masks",
     ),
     # ---- graphs ----
     TracebackSign(

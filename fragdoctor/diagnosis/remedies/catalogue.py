@@ -45,7 +45,6 @@ from fragdoctor.diagnosis.remedies.outside_pytorch import (
     DropExpandableSegments,
     FewerLayersOnGpu,
     FewerProcesses,
-    FitKvCache,
     FixShape,
     FreeOtherProcess,
     FusedAttention,
@@ -75,6 +74,7 @@ from fragdoctor.diagnosis.remedies.remedy import (
     prospect,
     steps_won,
 )
+from fragdoctor.diagnosis.remedies.serving import FitKvCache
 from fragdoctor.diagnosis.remedies.training import (
     ChunkedLoss,
     CombinedSavings,

@@ -25,18 +25,19 @@ class AtTheFailingCall(Remedy):
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose what the table of signs says about the traceback."""
         sign, message = case.sign, case.message
-        if sign is None or message is None or case.cause in CLOSED or message.is_warning:
+        if sign is None or message is None or case.cause in CLOSED or case.kind == "kv-cache":
             return
+        said = "It goes on more slowly" if message.is_warning else "It failed"
         yield self.proposal(
             title=sign.title,
             weight=ABOVE_GENERIC,
             confidence=Confidence.LIKELY,
             change=sign.change,
-            why=f"It failed {sign.doing}. {sign.why}",
+            why=f"{said} {sign.doing}. {sign.why}",
             locations=tuple(
                 Location(frame.file, frame.line, frame.function)
                 for frame in message.frames
-                if frame.line is not None and sign.matches(frame)
+                if frame.file and frame.line is not None and sign.matches(frame)
             )[-1:],
             cost="Another place, or less at a time; the result is the same.",
             verify="The call that failed succeeds.",

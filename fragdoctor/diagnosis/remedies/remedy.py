@@ -89,6 +89,11 @@ class JudgedCase:
         """What the traceback of the message shows, where no trace says more."""
         return sign_of(self.message)
 
+    def has_marker(self, kind: str) -> bool:
+        """Return whether a line of the log says something, by the kind of its marker."""
+        log = self.context.case.oom
+        return log is not None and any(marker.kind == kind for marker in log.markers)
+
     @property
     def is_of_model(self) -> bool:
         """Whether the traceback shows that the model itself, not its batch, is what fills."""
