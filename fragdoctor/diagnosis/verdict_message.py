@@ -381,7 +381,9 @@ def _foreign(message: OomMessage) -> list[Hypothesis]:
         summary = f"{name} asked for {format_size(wanted)} with {format_size(free)} free."
     else:
         summary = f"{name} could not allocate {format_size(wanted)}; no totals are printed."
-    likely = message.kind == "ggml" or message.backend == "directml" or wanted >= OVERSIZED_ALONE_BYTES
+    likely = (
+        message.kind == "ggml" or message.backend == "directml" or wanted >= OVERSIZED_ALONE_BYTES
+    )
     if message.kind in ("tf", "ggml") or likely:
         confidence = Confidence.LIKELY if likely else Confidence.POSSIBLE
         return [

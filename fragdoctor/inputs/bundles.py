@@ -7,25 +7,21 @@ Anyone may have written its manifest, so that is checked field by field.
 
 from __future__ import annotations
 
-import io
 import stat
-import struct
 import zipfile
-import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from os import PathLike, fspath
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO, Any, BinaryIO, Final, Protocol, cast
+from typing import Any, BinaryIO, Final, Protocol, cast
 
 from fragdoctor.errors import (
     InputError,
     LimitExceeded,
     NotASnapshot,
     RefusedSnapshot,
-    TruncatedSnapshot,
 )
 from fragdoctor.inputs.remote import is_remote, list_remote, open_remote, without_secrets
 from fragdoctor.inputs.zip_members import DAMAGE, damaged, is_usual, open_member, parts_of

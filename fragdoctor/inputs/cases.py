@@ -113,11 +113,12 @@ def read_messages(words: Sequence[str], overrides: Overrides) -> Case:
     if not words or list(words) == [STDIN] or (len(words) == 1 and _exists(words[0])):
         with open_input(words[0] if words else STDIN) as found:
             name, kind = found.shown, found.kind
-            data = found.read_all() if kind.is_text or kind in _MAY_QUOTE else b""
+            is_read = kind.is_text or kind in _MAY_QUOTE
+            data, damage = found.read_all() if is_read else (b"", "")
     else:
-        name, data = "command line", _spoken(words)
+        name, data, damage = "command line", _spoken(words), ""
         kind = classify(data[:HEAD_BYTES])
-    log = find_messages(decoded(data)) if data else OomLog(())
+    log = replace(find_messages(decoded(data)), damage=damage) if data else OomLog(())
     may_be_quiet = kind in _MAY_BE_QUIET or kind is Kind.STATS
     if not log.messages and not may_be_quiet:
         raise something_else(name, kind, Wanted.MESSAGE)
@@ -218,8 +219,10 @@ def _read_member(name: str, file: str, bundle: BundleFiles, parts: _Parts) -> No
     with bundle.open(file) as raw, open_source(raw, name=_IT) as stream:
         if file == SNAPSHOT:
             parts.snapshots.append((name, load(cast("BinaryIO", stream))))
-        elif data := read_text(stream, _IT):
-            _read_text(_IT, classify(data[:HEAD_BYTES]), data, parts)
+            return
+        data, damage = read_text(stream, file)
+        if data:
+            _read_text(_IT, classify(data[:HEAD_BYTES]), data, parts, damage)
 
 
 _IT: Final = "it"
@@ -289,7 +292,8 @@ def _read_one(found: Input, parts: _Parts) -> None:
     if found.kind.may_be_snapshot:
         parts.snapshots.append((found.name, _load(found)))
     elif found.kind.is_text or found.kind is Kind.STATS:
-        _read_text(found.shown, found.kind, found.read_all(), parts)
+        data, damage = found.read_all()
+        _read_text(found.shown, found.kind, data, parts, damage)
     else:
         raise found.is_not(Wanted.SNAPSHOT)
     parts.sources.append(found.shown)
@@ -304,7 +308,7 @@ def _load(found: Input) -> Snapshot:
     return load(found.name if is_file else cast("BinaryIO", found.stream))
 
 
-def _read_text(name: str, kind: Kind, data: bytes, parts: _Parts) -> None:
+def _read_text(name: str, kind: Kind, data: bytes, parts: _Parts, damage: str) -> None:
     from fragdoctor.inputs.messages import find_messages
     from fragdoctor.inputs.stats_reader import looks_like_summary, read_stats
 
@@ -314,7 +318,7 @@ def _read_text(name: str, kind: Kind, data: bytes, parts: _Parts) -> None:
         parts.stats.append(read_stats(text))
     if kind is Kind.STATS:
         return
-    log = find_messages(text)
+    log = replace(find_messages(text), damage=damage)
     if has_stats and all(m.kind == "negative" for m in log.messages):
         return  # statistics hold words of failures without one having happened
     if log.messages or log.markers:
@@ -358,6 +362,8 @@ def joined_logs(logs: Sequence[OomLog]) -> OomLog | None:
         sum(log.n_lines for log in logs),
         sum(log.n_bytes for log in logs),
         scenes,
+        next((log.server for log in logs if log.server), ()),
+        " ".join(log.damage for log in logs if log.damage),
     )
 
 

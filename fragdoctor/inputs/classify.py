@@ -16,7 +16,13 @@ from contextlib import contextmanager
 from enum import StrEnum
 from typing import Final
 
-from fragdoctor.errors import InputError, LimitExceeded, NotASnapshot, RefusedSnapshot
+from fragdoctor.errors import (
+    InputError,
+    LimitExceeded,
+    NotASnapshot,
+    RefusedSnapshot,
+    TruncatedSnapshot,
+)
 from fragdoctor.frozen import frozen
 from fragdoctor.inputs.bundles import is_bundle
 from fragdoctor.inputs.source import ByteStream, open_source, shown
@@ -118,14 +124,8 @@ def classify(head: bytes) -> Kind:  # noqa: PLR0911 - one return a kind
     """
     if not head:
         return Kind.EMPTY
-    if head.startswith(_OLD_SAVED):
-        return Kind.OLD_SAVED
-    if head.startswith(b"\x80") and (len(head) == 1 or head[1] < 32):
-        return Kind.PICKLE
-    if head.startswith(_ZIP):
-        return _kind_of_archive(head)
-    if head.startswith(_ZLIB) and b"\x00" in head:
-        return Kind.ZLIB
+    if (packed := _by_magic(head)) is not None:
+        return packed
     if head.startswith(_BOMS):
         return Kind.TEXT
     if is_safetensors(head):
@@ -140,6 +140,17 @@ def classify(head: bytes) -> Kind:  # noqa: PLR0911 - one return a kind
     if b"\x00" in head or _control_share(head) > 0.1:
         return Kind.BINARY
     return Kind.PAGE if _PAGE.match(start) else Kind.TEXT
+
+
+def _by_magic(head: bytes) -> Kind | None:
+    """Return what the first bytes say alone: pickles, archives, zlib."""
+    if head.startswith(_OLD_SAVED):
+        return Kind.OLD_SAVED
+    if head.startswith(b"\x80") and (len(head) == 1 or head[1] < 32):
+        return Kind.PICKLE
+    if head.startswith(_ZIP):
+        return _kind_of_archive(head)
+    return Kind.ZLIB if head.startswith(_ZLIB) and b"\x00" in head else None
 
 
 def _kind_of_archive(head: bytes) -> Kind:
@@ -368,8 +379,8 @@ class Input:
             raise self.is_not(Wanted.SNAPSHOT)
         return self._stream
 
-    def read_all(self) -> bytes:
-        """Return a text whole, up to the limit.
+    def read_all(self) -> tuple[bytes, str]:
+        """Return a text whole, up to the limit, and what is wrong with its end (see ``read_text``).
 
         Raises:
             LimitExceeded: it is longer.
@@ -406,19 +417,28 @@ def kind_of(path: str) -> Kind | None:
         return None
 
 
-def read_text(stream: ByteStream, name: str) -> bytes:
-    """Return a stream of text whole, up to the limit.
+def read_text(stream: ByteStream, name: str) -> tuple[bytes, str]:
+    """Return a stream of text whole, up to the limit, and a sentence on damage; "" without any.
+
+    Packed text that is cut or damaged is read as far as it goes.
 
     Raises:
         LimitExceeded: it is longer.
     """
     limit = DEFAULT_LIMITS.max_text_bytes
     data = bytearray()
-    while chunk := stream.read(1 << 20):
+    while True:
+        try:
+            chunk = stream.read(1 << 16)
+        except (TruncatedSnapshot, RefusedSnapshot) as e:
+            if not data:
+                raise
+            return bytes(data), f"{name} is read as far as it goes: {e.message}"
+        if not chunk:
+            return bytes(data), ""
         data += chunk
         if len(data) > limit:
             raise LimitExceeded(
                 f"{name} is longer than {format_size(limit)}.",
                 hint="Cut the part around the failure out of it.",
             )
-    return bytes(data)

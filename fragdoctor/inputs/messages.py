@@ -16,6 +16,7 @@ from fragdoctor.frozen import frozen
 from fragdoctor.inputs.log_cleaning import plain_lines, rank_in
 from fragdoctor.inputs.log_streams import Stream, Window, windows
 from fragdoctor.inputs.scenes import line_starts, scan
+from fragdoctor.inputs.server_budget import server_budget
 from fragdoctor.inputs.tracebacks import MAX_MESSAGES, with_tracebacks
 from fragdoctor.inputs.wordings.allocator_message import VARIANTS, hits
 from fragdoctor.inputs.wordings.backends import CUDA_ASYNC, JAX_AND_TENSORFLOW, MPS
@@ -145,6 +146,7 @@ def find_messages(text: str) -> OomLog:
         n_lines=text.count("\n") + (not text.endswith("\n") and bool(text)),
         n_bytes=len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass")),
         scenes=scan(text, messages, markers),
+        server=server_budget(text),
     )
 
 

@@ -1,7 +1,7 @@
 """The traceback that is printed with a message: which calls led to it.
 
-Python prints it above the exception, innermost call last; ComfyUI's reports print it below. IPython,
-rich and pytest draw frames of their own. Ranks that write in between each other are told apart as
+Python prints it above the exception, innermost call last; ComfyUI's reports print it below.
+IPython, rich and pytest draw frames of their own. Ranks that write in between each other are told apart as
 in ``inputs/log_streams.py``.
 """
 
@@ -29,26 +29,30 @@ START: Final = "Traceback (most recent call last)"
 HANDLED: Final = "During handling of the above exception"
 
 _PATH: Final = r"[^\s\"'<>|:*?][^\"'<>|*?\n]{0,400}?"
+_FUNCTION: Final = r"(?P<function>[\w<>.]{1,120})"
+_LINE: Final = r"(?P<line>\d{1,7})"
 _FORMS: Final = tuple(
     re.compile(pattern)
     for pattern in (
         # Python: File "a.py", line 7, in f
-        r"File \"(?P<file>[^\"\n]{1,400})\", line (?P<line>\d{1,7})(?:, in (?P<function>[\w<>.]{1,120}))?",
+        rf"File \"(?P<file>[^\"\n]{{1,400}})\", line {_LINE}(?:, in {_FUNCTION})?",
         # IPython 8: File a.py:7, in f(x)   Cell In[3], line 7, in f(x)
-        rf"File (?P<file>{_PATH}):(?P<line>\d{{1,7}})(?:, in (?P<function>[\w<>.]{{1,120}}))?",
-        r"(?P<file>Cell In\[\d{1,6}\]), line (?P<line>\d{1,7})(?:, in (?P<function>[\w<>.]{1,120}))?",
+        rf"File (?P<file>{_PATH}):{_LINE}(?:, in {_FUNCTION})?",
+        rf"(?P<file>Cell In\[\d{{1,6}}\]), line {_LINE}(?:, in {_FUNCTION})?",
         # IPython 7: a.py in f(x)
-        rf"(?P<file>{_PATH}\.py|<ipython-input-[\w-]{{1,60}}>) in (?P<function>[\w<>.]{{1,120}})(?:\(|$)",
+        rf"(?P<file>{_PATH}\.py|<ipython-input-[\w-]{{1,60}}>) in {_FUNCTION}(?:\(|$)",
         # rich: a.py:7 in f    pytest: a.py:7: in f
-        rf"(?P<file>{_PATH}\.py):(?P<line>\d{{1,7}}):? in (?P<function>[\w<>.]{{1,120}})",
-        rf"(?P<file>{_PATH}\.py):(?P<line>\d{{1,7}}):? ?(?:in)?$",
+        rf"(?P<file>{_PATH}\.py):{_LINE}:? in {_FUNCTION}",
+        rf"(?P<file>{_PATH}\.py):{_LINE}:? ?(?:in)?$",
     )
 )
 _MARKED_CODE: Final = re.compile(r"(?:-{2,}>|❱)\s{0,4}(?:\d{1,7})\s(.*)")
 _DRIVE: Final = re.compile(r"\b[A-Z]:\\\w")
 _SOURCE: Final = re.compile(r"(?:return\s|[A-Za-z_][\w.,\s\[\]*]{0,80}=\s?)[\w.(\[]")
 _CARETS: Final = re.compile(r"[\s~^]{0,400}(?:<--- HERE)?$")
-_EXCEPTION: Final = re.compile(r"[A-Za-z_][\w.]{0,120}(?:Error|Exception|Interrupt|Warning)\b(?::|$)")
+_EXCEPTION: Final = re.compile(
+    r"[A-Za-z_][\w.]{0,120}(?:Error|Exception|Interrupt|Warning)\b(?::|$)"
+)
 
 
 def with_tracebacks(
@@ -109,9 +113,7 @@ def _last_block(lines: Sequence[str]) -> tuple[Sequence[str], bool]:
         START in line for line in lines[-3:]
     ):
         # Another exception ended that traceback: what stands below it is a fragment, or nothing.
-        below = next(
-            i for i in range(len(lines) - 2, first, -1) if _EXCEPTION.match(lines[i])
-        )
+        below = next(i for i in range(len(lines) - 2, first, -1) if _EXCEPTION.match(lines[i]))
         if any(_frame_of(line) for line in lines[below:]):
             return (lines[below + 1 :], HANDLED in "\n".join(lines[first:]))
     is_in_handler = any(HANDLED in line for line in lines[max(0, first - 4) : first])
@@ -174,7 +176,9 @@ def _frames(lines: Sequence[str]) -> Iterator[TracebackFrame]:
 def _frame_of(line: str) -> TracebackFrame | None:
     """Return the frame that a line opens."""
     stripped = line.strip()
-    if len(stripped) > 1000 or (".py" not in stripped and "File " not in stripped and "In[" not in stripped):
+    if len(stripped) > 1000 or (
+        ".py" not in stripped and "File " not in stripped and "In[" not in stripped
+    ):
         return None
     for form in _FORMS:
         match = form.match(stripped)

@@ -1,4 +1,4 @@
-"""Members of zip files as bounded streams: nothing is unpacked to disk, nothing whole into memory."""
+"""Members of zip files as bounded streams: nothing goes to disk, nothing whole into memory."""
 
 from __future__ import annotations
 

@@ -140,11 +140,21 @@ class LogMarker:
 
 
 @frozen
+class ServerShare:
+    """One line of a server's budget as it printed it at start: ``weights``, ``KV cache``, ..."""
+
+    name: str
+    n_bytes: int
+
+
+@frozen
 class OomLog:
     """All messages of one text in the order of the text, and the markers around them.
 
     ``primary`` indexes the first cause: the message that a diagnosis should be about. ``scenes``
-    are the lines of its story, in order: progress, trials, figures, retries, failures.
+    are the lines of its story, in order: progress, trials, figures, retries, failures. ``server``
+    is the budget that a server printed at start. ``damage`` says why the text was not read to its
+    end, "" where it was.
     """
 
     messages: Sequence[OomMessage]
@@ -153,6 +163,8 @@ class OomLog:
     n_lines: int = 0
     n_bytes: int = 0
     scenes: Sequence[Scene] = ()
+    server: Sequence[ServerShare] = ()
+    damage: str = ""
 
 
 @frozen

@@ -178,7 +178,11 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         why="A loaded checkpoint on the GPU is there beside what it is copied into.",
         source="torch 2.13, torch/nn/modules/module.py and torch/optim/optimizer.py",
         file=r"/torch/(?:nn/modules/module|optim/optimizer)\.py$",
-        functions=("load_state_dict", "_load_from_state_dict", "_process_value_according_to_param_policy"),
+        functions=(
+            "load_state_dict",
+            "_load_from_state_dict",
+            "_process_value_according_to_param_policy",
+        ),
     ),
     TracebackSign(
         name="loading-weights",
@@ -259,7 +263,13 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         why="The weights alone do not fit; nothing else is on the GPU yet.",
         source="vllm 0.11, model_executor/model_loader; sglang 0.4, model_executor/model_runner.py",
         file=r"/(?:vllm|sglang)/",
-        functions=("load_model", "initialize_model", "_initialize_model", "load_weights", "create_weights"),
+        functions=(
+            "load_model",
+            "initialize_model",
+            "_initialize_model",
+            "load_weights",
+            "create_weights",
+        ),
     ),
     TracebackSign(
         name="server-step",
@@ -586,7 +596,15 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         why="Training fits, the evaluation does not: its batch is another one, and it keeps what "
         "it returns.",
         source="transformers 4.57, trainer.py; lightning 2.5, loops/evaluation_loop.py",
-        functions=("evaluation_loop", "prediction_loop", "prediction_step", "evaluate",
-                   "_evaluation_step", "validation_step", "_run_sanity_check", "validate"),
+        functions=(
+            "evaluation_loop",
+            "prediction_loop",
+            "prediction_step",
+            "evaluate",
+            "_evaluation_step",
+            "validation_step",
+            "_run_sanity_check",
+            "validate",
+        ),
     ),
 )

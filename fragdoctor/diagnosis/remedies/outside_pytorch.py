@@ -27,7 +27,6 @@ from fragdoctor.model.gpus import TYPICAL_CONTEXT_BYTES
 from fragdoctor.rules.failed_request import CONTEXT_ALLOWANCE_BYTES, FailedRequest
 from fragdoctor.units import format_count, format_size
 
-
 PEERS_LOOK_THE_SAME: Final = (
     "Ranks that all use device 0 look the same: torch.cuda.set_device(local_rank)."
 )
@@ -245,8 +244,8 @@ class RaiseSharedMemory(Remedy):
         yield self.proposal(
             weight=CURES,
             confidence=Confidence.LIKELY,
-            change="--shm-size=8g or --ipc=host for docker run; in Kubernetes an emptyDir with medium: "
-            "Memory on /dev/shm; "
+            change="--shm-size=8g or --ipc=host for docker run; in Kubernetes an emptyDir with "
+            "medium: Memory on /dev/shm; "
             + ("NCCL_SHM_DISABLE=1 to do without" if is_nccl else "fewer DataLoader workers"),
             why=f"{user} /dev/shm, which is 64 MiB in Docker.",
             cost="Host memory.",

@@ -52,10 +52,14 @@ def _option(m: OomMessage) -> tuple[str, str, str]:
     if m.sub_kind == "warm-up" and m.n_sequences:
         fewer = max(1, m.n_sequences // 4)
         return (
-            f"Serve {format_count(fewer)} requests at a time instead of "
-            f"{format_count(m.n_sequences)}",
-            f"--max-num-seqs {fewer}, or a lower --gpu-memory-utilization, which leaves more "
-            "beside the KV cache",
+            (
+                f"Serve {format_count(fewer)} requests at a time instead of "
+                f"{format_count(m.n_sequences)}"
+            ),
+            (
+                f"--max-num-seqs {fewer}, or a lower --gpu-memory-utilization, which leaves more "
+                "beside the KV cache"
+            ),
             "Fewer requests at a time.",
         )
     if m.sub_kind == "startup-check" and m.total_bytes and m.free_bytes is not None:
@@ -63,33 +67,43 @@ def _option(m: OomMessage) -> tuple[str, str, str]:
         if share < LEAST_UTILIZATION:
             return (
                 "Free the device before the server starts",
-                "end what holds it (nvidia-smi; a server that crashed leaves workers behind), or "
-                f"another GPU: {format_size(m.free_bytes)} free is too little for any utilization",
+                (
+                    "end what holds it (nvidia-smi; a server that crashed leaves workers behind), "
+                    f"or another GPU: {format_size(m.free_bytes)} free is too little"
+                ),
                 "None, if it is a leftover.",
             )
         return (
             f"Start it with --gpu-memory-utilization {share:.2f}, or free the device",
-            f"--gpu-memory-utilization {share:.2f} fits beside what is there; or end what holds "
-            f"{format_size(m.total_bytes - m.free_bytes)} (nvidia-smi)",
+            (
+                f"--gpu-memory-utilization {share:.2f} fits beside what is there; or end what "
+                f"holds {format_size(m.total_bytes - m.free_bytes)} (nvidia-smi)"
+            ),
             "A smaller KV cache.",
         )
     if m.kv_tokens_capacity and m.kv_tokens_capacity > 0:
         return (
             f"Serve a context of {format_count(m.kv_tokens_capacity)} tokens",
-            f"--max-model-len {m.kv_tokens_capacity}, or a higher --gpu-memory-utilization if "
-            f"nothing else uses the GPU; --kv-cache-dtype fp8; {spread}",
+            (
+                f"--max-model-len {m.kv_tokens_capacity}, or a higher --gpu-memory-utilization if "
+                f"nothing else uses the GPU; --kv-cache-dtype fp8; {spread}"
+            ),
             "Shorter contexts.",
         )
     if m.backend == "sglang":
         return (
             "Give weights and KV cache a larger share of the card",
-            f"a higher --mem-fraction-static (0.9), with a lower --cuda-graph-max-bs to pay for "
-            f"it; {spread}",
+            (
+                "a higher --mem-fraction-static (0.9), with a lower --cuda-graph-max-bs to pay "
+                f"for it; {spread}"
+            ),
             "Less room for CUDA graphs and for steps.",
         )
     return (
         "Make room for a KV cache beside the weights",
-        f"a higher --gpu-memory-utilization if nothing else uses the GPU; a lower "
-        f"--max-num-batched-tokens; --enforce-eager; {spread}",
+        (
+            f"a higher --gpu-memory-utilization if nothing else uses the GPU; a lower "
+            f"--max-num-batched-tokens; --enforce-eager; {spread}"
+        ),
         "Slower serving, or more GPUs.",
     )
