@@ -250,8 +250,7 @@ def _read_saved(
     """Return the snapshot in the ``data.pkl`` of an archive that ``torch.save`` wrote."""
     name = shown(stream.name)
     file = io.BytesIO(source) if isinstance(source, bytes) else source
-    is_path = isinstance(file, str | PathLike)
-    if (is_path and not os.path.isfile(file)) or not (is_path or _can_seek(file)):  # noqa: PTH113
+    if not _can_seek(file):
         raise cannot_seek(name)
     with (
         open_saved(file, name) as packed,
@@ -261,8 +260,10 @@ def _read_saved(
         return _to_snapshot(tables, inner, limits, container="torch.save")
 
 
-def _can_seek(file: object) -> bool:
-    return isinstance(file, io.IOBase) and not isinstance(file, ByteStream) and file.seekable()
+def _can_seek(file: str | PathLike[str] | BinaryIO) -> bool:
+    if isinstance(file, str | PathLike):
+        return os.path.isfile(file)  # noqa: PTH113 - never raises, unlike Path
+    return not isinstance(file, ByteStream) and file.seekable()
 
 
 def _read_page(stream: ByteStream, limits: Limits) -> Snapshot:

@@ -1,8 +1,8 @@
 """The traceback that is printed with a message: which calls led to it.
 
 Python prints it above the exception, innermost call last; ComfyUI's reports print it below.
-IPython, rich and pytest draw frames of their own. Ranks that write in between each other are told apart as
-in ``inputs/log_streams.py``.
+IPython, rich and pytest draw frames of their own. Ranks that write in between each other are told
+apart as in ``inputs/log_streams.py``.
 """
 
 from __future__ import annotations
@@ -49,10 +49,9 @@ _FORMS: Final = tuple(
 _MARKED_CODE: Final = re.compile(r"(?:-{2,}>|❱)\s{0,4}(?:\d{1,7})\s(.*)")
 _DRIVE: Final = re.compile(r"\b[A-Z]:\\\w")
 _SOURCE: Final = re.compile(r"(?:return\s|[A-Za-z_][\w.,\s\[\]*]{0,80}=\s?)[\w.(\[]")
+_FRAME_BARS: Final = " \t│|┃"
 _CARETS: Final = re.compile(r"[\s~^]{0,400}(?:<--- HERE)?$")
-_EXCEPTION: Final = re.compile(
-    r"[A-Za-z_][\w.]{0,120}(?:Error|Exception|Interrupt|Warning)\b(?::|$)"
-)
+_EXCEPTION: Final = re.compile(r"[A-Za-z_][\w.]{0,120}(?:Error|Exception|Interrupt)\b(?::|$)")
 
 
 def with_tracebacks(
@@ -96,7 +95,7 @@ def _lines(text: str, rank: int | None) -> Iterator[str]:
             told = rank_in(prefix) if prefix else None
             writer = told if told is not None else writer
             if rank is None or writer == rank:
-                yield rest.rstrip("│|┃ ").rstrip()
+                yield rest.rstrip(_FRAME_BARS)
 
 
 def _last_block(lines: Sequence[str]) -> tuple[Sequence[str], bool]:
@@ -109,13 +108,9 @@ def _last_block(lines: Sequence[str]) -> tuple[Sequence[str], bool]:
     if first is None:
         first = _first_of_fragment(lines)
         return (lines[first:], False)
-    if any(_EXCEPTION.match(line) for line in lines[first + 1 : -1]) and not any(
-        START in line for line in lines[-3:]
-    ):
-        # Another exception ended that traceback: what stands below it is a fragment, or nothing.
-        below = next(i for i in range(len(lines) - 2, first, -1) if _EXCEPTION.match(lines[i]))
-        if any(_frame_of(line) for line in lines[below:]):
-            return (lines[below + 1 :], HANDLED in "\n".join(lines[first:]))
+    ended = [i for i in range(first + 1, len(lines) - 1) if _EXCEPTION.match(lines[i])]
+    if ended:  # by another exception: what stands below that is a fragment, or nothing
+        return (lines[ended[-1] + 1 :], False)
     is_in_handler = any(HANDLED in line for line in lines[max(0, first - 4) : first])
     return (lines[first:], is_in_handler)
 
@@ -161,12 +156,13 @@ def _frames(lines: Sequence[str]) -> Iterator[TracebackFrame]:
                 yield frame
             frame = found
             continue
-        stripped = line.strip()
+        stripped = line.strip(_FRAME_BARS)
         if frame is None or not stripped or _CARETS.fullmatch(stripped):
             continue
         marked = _MARKED_CODE.match(stripped)
         if marked is not None:
-            frame = replace(frame, code=" ".join(marked[1].split())[:_MAX_TEXT])
+            code = " ".join(marked[1].strip(_FRAME_BARS).split())
+            frame = replace(frame, code=code[:_MAX_TEXT])
         elif not frame.code and not stripped[0].isdigit() and not _EXCEPTION.match(stripped):
             frame = replace(frame, code=" ".join(stripped.split())[:_MAX_TEXT])
     if frame is not None:
