@@ -94,9 +94,12 @@ def simply_full(r: FailedRequest) -> Hypothesis:
 
 
 def undecided(r: FailedRequest) -> Hypothesis:
-    """Return the hypothesis for figures that fit no row."""
+    """Return the hypothesis for figures that fit no row.
+
+    A traceback that shows a place known to need much memory speaks for capacity.
+    """
     return Hypothesis(
-        Cause.UNKNOWN,
+        Cause.CAPACITY if r.doing else Cause.UNKNOWN,
         Confidence.POSSIBLE,
         f"A {r.request_text} failed; the figures do not say why{_usage(r)}.",
         "A snapshot, or memory_stats() before the failing step, would decide.",

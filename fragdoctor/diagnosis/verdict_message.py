@@ -218,17 +218,7 @@ def _driver(message: OomMessage) -> list[Hypothesis]:
             Hypothesis(Cause.HOST_MEMORY, Confidence.POSSIBLE, ""),
         ]
     if message.sub_kind == "thrust":
-        return [
-            Hypothesis(
-                Cause.CAPACITY,
-                Confidence.POSSIBLE,
-                "Thrust could not get memory for itself: an extension asks the driver beside "
-                "PyTorch's cache, which does not give way for it; most likely the device was full, "
-                "but no figures are printed.",
-                "Print torch.cuda.mem_get_info() before the call.",
-            ),
-            Hypothesis(Cause.NON_PYTORCH_MEMORY, Confidence.POSSIBLE, ""),
-        ]
+        return _beside_pytorch("Thrust")
     sign = sign_of(message)
     if sign is not None and message.sub_kind != "pinned-host":
         return [
@@ -259,6 +249,21 @@ def _driver(message: OomMessage) -> list[Hypothesis]:
             "Run with CUDA_LAUNCH_BLOCKING=1 to see the failing call, and watch nvidia-smi.",
         ),
         Hypothesis(Cause.CAPACITY, Confidence.POSSIBLE, ""),
+    ]
+
+
+def _beside_pytorch(name: str) -> list[Hypothesis]:
+    """Return what a library says that asks the driver for memory beside PyTorch's cache."""
+    return [
+        Hypothesis(
+            Cause.CAPACITY,
+            Confidence.POSSIBLE,
+            f"{name} could not get memory for itself: it asks the driver beside PyTorch's cache, "
+            "which does not give way for it; most likely the device was full, but no figures are "
+            "printed.",
+            "Print torch.cuda.mem_get_info() before the call.",
+        ),
+        Hypothesis(Cause.NON_PYTORCH_MEMORY, Confidence.POSSIBLE, ""),
     ]
 
 
@@ -374,6 +379,8 @@ def _foreign(message: OomMessage) -> list[Hypothesis]:
     if wanted is None and message.kind == "tf":
         text = "TensorFlow could not allocate a tensor; the message prints no totals."
         return [Hypothesis(Cause.CAPACITY, Confidence.POSSIBLE, text, WATCH)]
+    if message.sub_kind == "rmm":
+        return _beside_pytorch("RMM, the allocator of RAPIDS,")
     if wanted is None:
         return _unknown(message)
     free = message.free_bytes

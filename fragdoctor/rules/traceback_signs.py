@@ -45,6 +45,8 @@ class TracebackSign:
         intro: searched in the message and in what stands before it on its line, where no frame is
             a sign.
         is_training: it may be a step of training, whose activations are kept.
+        is_surrounding: it says in what the call stood, and counts where no place is a sign.
+        can_leave_gpu: the call can be made on the CPU, so that it helps whoever fills the GPU.
     """
 
     name: str
@@ -59,6 +61,8 @@ class TracebackSign:
     code: str = ""
     intro: str = ""
     is_training: bool = True
+    is_surrounding: bool = False
+    can_leave_gpu: bool = False
 
     def matches(self, frame: TracebackFrame) -> bool:
         """Return whether a frame is such a place."""
@@ -79,12 +83,16 @@ def sign_of(message: OomMessage | None) -> TracebackSign | None:
     """Return the sign that the traceback of a message shows; None without one."""
     if message is None or message.kind in ("negative", "host-ram"):
         return None
-    for frame in reversed(message.frames):
-        for sign in SIGNS:
-            if sign.matches(frame):
-                return sign
     said = f"{message.intro} {message.text}"
-    return next((sign for sign in SIGNS if sign.intro and _search(sign.intro, said)), None)
+    for signs in (_PLACES, _SURROUNDINGS):
+        for frame in reversed(message.frames):
+            for sign in signs:
+                if sign.matches(frame):
+                    return sign
+        for sign in signs:
+            if sign.intro and _search(sign.intro, said):
+                return sign
+    return None
 
 
 _MODEL = GrowsWith.MODEL
@@ -97,6 +105,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         name="fsdp-full-state",
         doing="while FSDP gathered the whole state dict on the GPU to save it",
         grows_with=_MODEL,
+        can_leave_gpu=True,
         title="Gather the state dict on the CPU, on rank 0 only",
         change="FSDP.state_dict_type(model, StateDictType.FULL_STATE_DICT, "
         "FullStateDictConfig(offload_to_cpu=True, rank0_only=True)) around state_dict(); "
@@ -114,6 +123,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         name="fsdp-full-state",
         doing="while FSDP gathered the whole state dict on the GPU to save it",
         grows_with=_MODEL,
+        can_leave_gpu=True,
         title="Gather the state dict on the CPU, on rank 0 only",
         change="FSDP.state_dict_type(model, StateDictType.FULL_STATE_DICT, "
         "FullStateDictConfig(offload_to_cpu=True, rank0_only=True)) around state_dict(); "
@@ -136,6 +146,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         name="zero3-gathered-save",
         doing="while DeepSpeed gathered the whole model to save it",
         grows_with=_MODEL,
+        can_leave_gpu=True,
         title="Save the shards, and join them afterwards on the CPU",
         change="stage3_gather_16bit_weights_on_model_save: false, then the zero_to_fp32.py that "
         "lies beside the checkpoint",
@@ -149,6 +160,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         name="checkpoint-on-gpu",
         doing="while torch.load put a checkpoint on the GPU that it was saved from",
         grows_with=_MODEL,
+        can_leave_gpu=True,
         title="Load the checkpoint on the CPU",
         change="torch.load(path, map_location='cpu'), with mmap=True since 2.1; then "
         "load_state_dict() copies it into the model that is on the GPU already",
@@ -172,6 +184,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         name="loading-state",
         doing="while a checkpoint was loaded into the model or the optimizer",
         grows_with=_MODEL,
+        can_leave_gpu=True,
         title="Load the checkpoint on the CPU, and free it after loading",
         change="state = torch.load(path, map_location='cpu'); model.load_state_dict(state); del "
         "state",
@@ -275,6 +288,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         name="server-step",
         doing="while the server ran a step",
         grows_with=_MODEL,
+        is_surrounding=True,
         title="Give the server's steps more room beside its KV cache",
         change="vLLM: a lower --gpu-memory-utilization, lower --max-num-batched-tokens or "
         "--max-num-seqs; SGLang: a lower --mem-fraction-static or --chunked-prefill-size",
@@ -290,6 +304,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         name="gathered-predictions",
         doing="while the predictions of the whole evaluation were joined on the GPU",
         grows_with=_INPUT,
+        can_leave_gpu=True,
         is_training=False,
         title="Gather the predictions on the CPU",
         change="eval_accumulation_steps=1 in TrainingArguments, and a "
@@ -313,6 +328,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         name="gathered-predictions",
         doing="while the predictions of the whole evaluation were joined on the GPU",
         grows_with=_INPUT,
+        can_leave_gpu=True,
         is_training=False,
         title="Gather the predictions on the CPU",
         change="eval_accumulation_steps=1 in TrainingArguments, and a "
@@ -329,6 +345,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         name="box-assignment",
         doing="while a detector compared all boxes of an image with all anchors",
         grows_with=_INPUT,
+        can_leave_gpu=True,
         title="Assign on the CPU where an image has many boxes",
         change="gpu_assign_thr=100 of the assigner in MMDetection (train_cfg: "
         "rpn.assigner.gpu_assign_thr); otherwise drop or split images with hundreds of boxes",
@@ -343,6 +360,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         name="box-assignment",
         doing="while a detector compared all boxes of an image with all anchors",
         grows_with=_INPUT,
+        can_leave_gpu=True,
         title="Assign on the CPU where an image has many boxes",
         change="gpu_assign_thr=100 of the assigner in MMDetection; otherwise drop or split "
         "images with hundreds of boxes",
@@ -356,6 +374,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         name="mask-pasting",
         doing="while predicted masks were pasted at the size of the whole image",
         grows_with=_INPUT,
+        can_leave_gpu=True,
         is_training=False,
         title="Evaluate on smaller images, or paste the masks on the CPU",
         change="a lower INPUT.MAX_SIZE_TEST or TEST.DETECTIONS_PER_IMAGE in Detectron2; test_cfg "
@@ -575,6 +594,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         name="generation",
         doing="while text was generated",
         grows_with=_INPUT,
+        is_surrounding=True,
         is_training=False,
         title="Generate with a shorter context, or a smaller cache",
         change="a shorter prompt or max_new_tokens, fewer num_beams or num_return_sequences; "
@@ -589,6 +609,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         name="evaluation",
         doing="while an evaluation ran",
         grows_with=_BATCH,
+        is_surrounding=True,
         is_training=False,
         title="Evaluate with a smaller batch, and without gradients",
         change="a lower per_device_eval_batch_size (it is 8 by default, whatever training uses); "
@@ -608,3 +629,6 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         ),
     ),
 )
+
+_PLACES: Final = tuple(sign for sign in SIGNS if not sign.is_surrounding)
+_SURROUNDINGS: Final = tuple(sign for sign in SIGNS if sign.is_surrounding)

@@ -36,8 +36,8 @@ DEVICE = {
     "of memory",
     "mapping": "RuntimeError: CUDA driver error: unknown error",
     "ComfyUI": "torch.OutOfMemoryError: Allocation on device",
-    "DirectML": "RuntimeError: Could not allocate tensor with 3221225472 bytes. There is not enough "
-    "GPU video memory available!",
+    "DirectML": "RuntimeError: Could not allocate tensor with 3221225472 bytes. There is not "
+    "enough GPU video memory available!",
     "bold": "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate **3.00 GiB**",
     "Ray, bare": "ray.exceptions.RayTaskError(RuntimeError): ray::f() (pid=7, ip=10.1.1.1)\n"
     "RuntimeError: CUDA error: out of memory",

@@ -15,6 +15,9 @@ CLOSED: Final = (Cause.NOT_MEMORY, Cause.HOST_MEMORY, Cause.HEALTHY)
 ABOVE_GENERIC: Final = CURES - 2
 """Weight of what fits the place: below what removes the cause for certain, above the rest."""
 
+NEEDS_NO_GPU: Final = CURES + 7
+"""Weight of a call that can leave the GPU: it helps whatever fills the GPU, others included."""
+
 
 class AtTheFailingCall(Remedy):
     """What helps at the call that failed."""
@@ -30,7 +33,7 @@ class AtTheFailingCall(Remedy):
         said = "It goes on more slowly" if message.is_warning else "It failed"
         yield self.proposal(
             title=sign.title,
-            weight=ABOVE_GENERIC,
+            weight=NEEDS_NO_GPU if sign.can_leave_gpu else ABOVE_GENERIC,
             confidence=Confidence.LIKELY,
             change=sign.change,
             why=f"{said} {sign.doing}. {sign.why}",

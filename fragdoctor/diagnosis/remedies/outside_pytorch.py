@@ -56,6 +56,9 @@ class FreeOtherProcess(Remedy):
         if not case.supports(Cause.OTHER_PROCESS):
             return
         is_main = case.cause is Cause.OTHER_PROCESS
+        weight = CURES + 5 if is_main else MAY_HELP
+        if is_main and case.sign is not None and case.sign.can_leave_gpu:
+            weight = HELPS  # the call need not be there at all
         r = case.failed_request
         held = r.other_bytes if r is not None else None
         listed = () if r is None else r.other_processes
@@ -64,7 +67,7 @@ class FreeOtherProcess(Remedy):
         may_be_own = r is not None and listed and r.process_bytes is None
         yield self.proposal(
             title="Give each rank a device of its own" if peers else self.title,
-            weight=CURES + 5 if is_main else MAY_HELP,
+            weight=weight,
             confidence=Confidence.LIKELY if listed or is_main else Confidence.POSSIBLE,
             change=f"{OWN_DEVICE}; otherwise end or move process {pids}"
             if peers
@@ -157,6 +160,16 @@ class CapOtherLibraries(Remedy):
         )
 
 
+LIBRARIES: Final = {
+    "cublas": "cuBLAS",
+    "cudnn": "cuDNN",
+    "nccl": "NCCL",
+    "thrust": "Thrust",
+    "rmm": "RMM",
+}
+"""Libraries that ask the driver for memory, by the kind or the finer kind of their messages."""
+
+
 class LibraryHeadroom(Remedy):
     """Room for libraries that allocate for themselves."""
 
@@ -165,15 +178,15 @@ class LibraryHeadroom(Remedy):
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose headroom where such a library failed."""
-        if not case.is_library_failure:
+        if not case.is_library_failure or case.message is None:
             return
+        library = LIBRARIES.get(case.kind) or LIBRARIES[case.message.sub_kind]
         yield self.proposal(
             weight=HELPS + 15,
             confidence=Confidence.POSSIBLE,
             change="torch.cuda.set_per_process_memory_fraction(0.95), and create handles and "
             "communicators early, for example by one small matmul or all_reduce at start",
-            why=f"{case.kind} allocates for itself; a cache that fills the device leaves it no "
-            "room.",
+            why=f"{library} allocates for itself; a cache that fills the device leaves it no room.",
             cost="PyTorch has 5 % less memory.",
             caveats=(
                 "An index out of range can look the same: rerun with CUDA_LAUNCH_BLOCKING=1.",

@@ -112,8 +112,8 @@ class JudgedCase:
     @property
     def is_library_failure(self) -> bool:
         """Whether a library that allocates for itself failed: cuBLAS, cuDNN or NCCL."""
-        is_thrust = self.message is not None and self.message.sub_kind == "thrust"
-        return is_thrust or self.kind in ("cublas", "cudnn", "nccl")
+        is_outside = self.message is not None and self.message.sub_kind in ("thrust", "rmm")
+        return is_outside or self.kind in ("cublas", "cudnn", "nccl")
 
     @property
     def settings(self) -> AllocatorSettings | None:

@@ -209,8 +209,10 @@ DRIVERS: Final = (
     _driver(
         "rmm",
         "bad_alloc:out_of_memory",
-        r"bad_alloc:out_of_memory(?::cudaerror)?",
+        r"bad_alloc:out_of_memory(?::cudaerror)?(?:at:[\w./:+-]{1,200}?"
+        r":cudaerrormemoryallocationoutofmemory)?",
         kind=OTHER,
+        sub_kind="rmm",
     ),
     _driver(
         "cuda-malloc",
