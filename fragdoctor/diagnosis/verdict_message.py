@@ -33,6 +33,9 @@ WATCH: Final = "nvidia-smi shows the device's size and whether another process i
 KILLS: Final = ("killed", "sigkill", "oom-killer")
 """Signs of a kill: proof only where the kernel itself says why."""
 
+BESIDE_PYTORCH: Final = {"thrust": "Thrust", "rmm": "RMM, the allocator of RAPIDS,"}
+"""Libraries that ask the driver by themselves, by the sub-kind of their messages."""
+
 NEGATIVES: Final = {
     "device-assert": "an index or label is out of range on the device",
     "illegal-access": "a kernel touched an address that is not its own",
@@ -86,6 +89,8 @@ def _read(message: OomMessage) -> list[Hypothesis]:
         return [
             Hypothesis(Cause.MEMORY_LIMIT, Confidence.PROVEN, LIMIT_SUB_KINDS[message.sub_kind])
         ]
+    if message.sub_kind in BESIDE_PYTORCH:
+        return _beside_pytorch(BESIDE_PYTORCH[message.sub_kind])
     if message.kind == ALLOCATOR:
         return _allocator(message)
     return _OF_KIND.get(message.kind, _unknown)(message)
@@ -217,8 +222,6 @@ def _driver(message: OomMessage) -> list[Hypothesis]:
             ),
             Hypothesis(Cause.HOST_MEMORY, Confidence.POSSIBLE, ""),
         ]
-    if message.sub_kind == "thrust":
-        return _beside_pytorch("Thrust")
     sign = sign_of(message)
     if sign is not None and message.sub_kind != "pinned-host":
         return [
@@ -379,8 +382,6 @@ def _foreign(message: OomMessage) -> list[Hypothesis]:
     if wanted is None and message.kind == "tf":
         text = "TensorFlow could not allocate a tensor; the message prints no totals."
         return [Hypothesis(Cause.CAPACITY, Confidence.POSSIBLE, text, WATCH)]
-    if message.sub_kind == "rmm":
-        return _beside_pytorch("RMM, the allocator of RAPIDS,")
     if wanted is None:
         return _unknown(message)
     free = message.free_bytes
