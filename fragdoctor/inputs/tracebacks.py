@@ -23,6 +23,7 @@ MAX_CHARS: Final = 64 * 1024
 
 _BELOW_CHARS: Final = 8 * 1024
 _MAX_FRAMES: Final = 200
+_MAX_LINES: Final = 2000
 _MAX_TEXT: Final = 300
 
 START: Final = "Traceback (most recent call last)"
@@ -46,7 +47,7 @@ _FORMS: Final = tuple(
         rf"(?P<file>{_PATH}\.py):{_LINE}:? ?(?:in)?$",
     )
 )
-_MARKED_CODE: Final = re.compile(r"(?:-{2,}>|❱)\s{0,4}(?:\d{1,7})\s(.*)")
+_MARKED_CODE: Final = re.compile(r"(?:-{2,20}>|❱)\s{0,4}\d{1,7}\s(.{0,1000})")
 _DRIVE: Final = re.compile(r"\b[A-Z]:\\\w")
 _SOURCE: Final = re.compile(r"(?:return\s|[A-Za-z_][\w.,\s\[\]*]{0,80}=\s?)[\w.(\[]")
 _FRAME_BARS: Final = " \t│|┃"
@@ -60,33 +61,53 @@ def with_tracebacks(
     """Return messages with the frames of their tracebacks.
 
     ``starts`` holds the offset of the line of each message; one that it lacks is left as it is.
+    Each line is looked at once, however many messages there are.
     """
-    found: list[OomMessage] = []
-    for n, message in enumerate(messages):
-        start = starts.get(message.line)
-        if n >= MAX_MESSAGES or start is None or message.kind == "negative":
-            found.append(message)
-        else:
-            found.append(_with_traceback(text, start, message))
+    found = list(messages)
+    wanted: dict[int, list[int]] = {}
+    for n, message in enumerate(messages[:MAX_MESSAGES]):
+        if message.line in starts and message.kind != "negative":
+            wanted.setdefault(starts[message.line], []).append(n)
+    offsets = sorted(wanted)
+    for i, (offset, block) in enumerate(_blocks(text, offsets)):
+        frames, is_in_handler = block
+        if not frames:
+            end = text.find("\n", offset)
+            until = offsets[i + 1] if i + 1 < len(offsets) else len(text)
+            below = text[end + 1 : min(until, end + _BELOW_CHARS)] if end >= 0 else ""
+            frames = list(_frames(_leading_block([line for _, line in _lines(below)])))
+        for n in wanted[offset]:
+            found[n] = replace(
+                found[n], frames=tuple(frames[-_MAX_FRAMES:]), is_in_handler=is_in_handler
+            )
     return found
 
 
-def _with_traceback(text: str, start: int, message: OomMessage) -> OomMessage:
-    # The line of the message may hold frames itself: a log in which line breaks were escaped.
-    end = text.find("\n", start)
-    line = text[start : min(end if end >= 0 else len(text), start + MAX_CHARS)]
-    above = list(_lines(text[max(0, start - MAX_CHARS) : start] + line, message.rank))
-    block, is_in_handler = _last_block(above)
-    frames = list(_frames(block)) or list(_lone_source(above[:-1]))
-    if not frames and end >= 0:
-        below = list(_lines(text[end + 1 : end + _BELOW_CHARS], message.rank))
-        frames = list(_frames(_leading_block(below)))
-    return replace(message, frames=tuple(frames[-_MAX_FRAMES:]), is_in_handler=is_in_handler)
+def _blocks(
+    text: str, offsets: Sequence[int]
+) -> Iterator[tuple[int, tuple[list[TracebackFrame], bool]]]:
+    """Yield for each line of a message the frames above it, of the writer of that line."""
+    written: dict[int | None, list[str]] = {}
+    end = 0
+    for offset in offsets:
+        low = max(end, offset - MAX_CHARS)
+        if low > end:
+            written = {}
+        line_end = text.find("\n", offset)
+        end = len(text) if line_end < 0 else line_end + 1
+        writer: int | None = None
+        # The line of the message may hold frames itself, where line breaks were escaped.
+        for told, line in _lines(text[low : min(end, offset + MAX_CHARS)].removesuffix("\n")):
+            writer = told
+            written.setdefault(writer, []).append(line)
+        above = written.pop(writer, [])[-_MAX_LINES:]
+        block, is_in_handler = _last_block(above)
+        yield offset, (list(_frames(block)) or list(_lone_source(above[:-1])), is_in_handler)
 
 
-def _lines(text: str, rank: int | None) -> Iterator[str]:
-    """Yield the plain lines of one writer, without the prefixes that a logger put before them."""
-    writer = rank
+def _lines(text: str) -> Iterator[tuple[int | None, str]]:
+    """Yield plain lines without the prefixes of loggers, each with the rank that wrote it."""
+    writer: int | None = None
     for raw in text.split("\n"):
         # In C:\\torch\\nn a backslash with an n is no line break that was escaped.
         is_windows = _DRIVE.search(raw[:4096]) is not None
@@ -94,8 +115,7 @@ def _lines(text: str, rank: int | None) -> Iterator[str]:
             prefix, rest = split_prefix(plain)
             told = rank_in(prefix) if prefix else None
             writer = told if told is not None else writer
-            if rank is None or writer == rank:
-                yield rest.rstrip(_FRAME_BARS)
+            yield writer, rest.rstrip(_FRAME_BARS)
 
 
 def _last_block(lines: Sequence[str]) -> tuple[Sequence[str], bool]:
