@@ -33,6 +33,13 @@ WATCH: Final = "nvidia-smi shows the device's size and whether another process i
 KILLS: Final = ("killed", "sigkill", "oom-killer")
 """Signs of a kill: proof only where the kernel itself says why."""
 
+WENT_ON: Final = {
+    "detectron2-retry": "Detectron2 could not make a call on the GPU and goes on with its inputs "
+    "on the CPU, which is slow",
+    "vae-retry": "The VAE did not fit at once and goes on in tiles, which is slower",
+}
+"""What a program says that caught the failure and went on in another way, by variant."""
+
 BESIDE_PYTORCH: Final = {"thrust": "Thrust", "rmm": "RMM, the allocator of RAPIDS,"}
 """Libraries that ask the driver by themselves, by the sub-kind of their messages."""
 
@@ -120,14 +127,10 @@ def _allocator(message: OomMessage) -> list[Hypothesis]:
     if message.backend == "mps":
         return _mps(message)
     failed = request_of_message(message)
-    if message.sub_kind == "moved-to-cpu":
+    if message.variant in WENT_ON:
+        summary = f"{WENT_ON[message.variant]}: this alone is no failure."
         return [
-            Hypothesis(
-                Cause.CAPACITY,
-                Confidence.POSSIBLE,
-                "Detectron2 warns, it does not fail: a call did not fit the GPU and goes on with "
-                "its inputs on the CPU, which is slow.",
-            ),
+            Hypothesis(Cause.CAPACITY, Confidence.POSSIBLE, summary),
             Hypothesis(Cause.HEALTHY, Confidence.POSSIBLE, ""),
         ]
     sign = sign_of(message)

@@ -479,6 +479,7 @@ SIGNS: Final[tuple[TracebackSign, ...]] = (
         why="The decoder works at full resolution: its peak grows with the pixels of the image or "
         "the frames of the video, after the denoiser has fit.",
         source="diffusers 0.35, pipelines; ComfyUI 0.3, comfy/sd.py and nodes.py",
+        intro=r"when regular VAE (?:de|en)coding",
         code=r"\bvae\.(?:decode|encode)\(|first_stage_model\.(?:decode|encode)\(|decode_tiled|vae_decode\(",
     ),
     TracebackSign(

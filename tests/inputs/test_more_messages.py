@@ -244,11 +244,14 @@ def test_exit_code_inside_a_sentence_is_a_kill() -> None:
     assert message.kind == "host-ram"
 
 
-def test_call_that_went_on_with_the_cpu_is_a_warning() -> None:
-    text = (
-        "d2.utils.memory: Attempting to copy inputs of <function f at 0x1> to CPU due to CUDA OOM"
-    )
-
+@pytest.mark.parametrize(
+    "text",
+    [
+        "d2.utils.memory: Attempting to copy inputs of <function f at 0x1> to CPU due to CUDA OOM",
+        "Warning: Ran out of memory when regular VAE decoding, retrying with tiled VAE decoding.",
+    ],
+)
+def test_retry_in_another_way_is_a_warning(text: str) -> None:
     (message,) = find_messages(text).messages
 
     assert message.is_warning

@@ -177,7 +177,18 @@ FRAMEWORKS: Final = (
         compile_squeezed(r"attemptingtocopyinputsof[^`]{1,160}?tocpuduetocudaoom"),
         back=200,
         is_warning=True,
-        sub_kind="moved-to-cpu",
+        sub_kind="went-on",
+    ),
+    Wording(
+        "vae-retry",
+        ALLOCATOR,
+        "cuda",
+        "whenregularvae",
+        # ComfyUI 0.3, comfy/sd.py, and its forks: VAE.decode and VAE.encode
+        compile_squeezed(r"ranoutofmemorywhenregularvae(?:de|en)coding,retryingwithtiledvae"),
+        back=14,
+        is_warning=True,
+        sub_kind="went-on",
     ),
     Wording(
         "tensorrt",
