@@ -34,6 +34,8 @@ Capture cuda graph end. Time elapsed: 4.00 s. mem usage=0.75 GB. avail mem=1.00 
               "peak of a step": 1.5, "KV cache": 3.25}),
         (SGLANG, {"weights": 14.5, "K of the cache": 1.25, "V of the cache": 1.25,
                   "CUDA graphs": 0.75}),
+        ("KV Cache is allocated. #tokens: 524288, KV size: 17.25 GB", {"KV cache": 17.25}),
+        ("the rest of the memory reserved for KV Cache is -7.83GiB.", {}),
         ("nothing of a server", {}),
     ],
 )  # fmt: skip
