@@ -111,16 +111,16 @@ def judge_files(
 def _judge(name: str, gate: Gate, overrides: Overrides, n_files: int) -> FileJudgement:
     from fragdoctor.diagnosis.pipeline import diagnose as run  # noqa: PLC0415 - numpy is heavy
     from fragdoctor.gate.judgement import judge, nothing_found, unreadable  # noqa: PLC0415
-    from fragdoctor.inputs.cases import NothingFound, read_case  # noqa: PLC0415
+    from fragdoctor.inputs.cases import read_case  # noqa: PLC0415
 
     try:
         case = read_case([name], overrides)
-    except NothingFound:
-        return nothing_found(name)
     except InputError as e:
         return unreadable(name, e)
     except OSError as e:
         return unreadable(name, InputError(f"{name} cannot be read: {e.strerror or e}."))
+    if case.holds_nothing:
+        return nothing_found(name)
     return judge(name, run(case), gate, n_files)
 
 

@@ -165,6 +165,9 @@ uint32_t SchemaFold::view_items(DictView& dict) const {
 
 // The most telling keys come first: an event has a `size` too.
 Value SchemaFold::fold_shape(const DictView& dict) {
+  if (top_.serial != 0) {
+    if (const Value* snapshot = wrapped_snapshot(dict); snapshot != nullptr) return *snapshot;
+  }
   if (dict.has_any(bit(Key::action))) return fold_event(dict);
   if (dict.has_any(bit(Key::filename))) return fold_frame(dict);
   if (dict.has_any(bit(Key::blocks))) return fold_segment(dict);
@@ -176,6 +179,23 @@ Value SchemaFold::fold_shape(const DictView& dict) {
     return fold_host_segment(dict);
   }
   return fold_plain(dict);
+}
+
+// The snapshot that a dict of the user's own holds beside other things; null where it holds none.
+const Value* SchemaFold::wrapped_snapshot(const DictView& dict) const {
+  if (dict.has_any(bit(Key::segments) | bit(Key::device_traces))) return nullptr;
+  const Value* found = nullptr;
+  for (size_t i = 0; i < dict.n_pairs; ++i) {
+    const Value& value = dict.items[2 * i + 1];
+    if (value.tag != Tag::top) continue;
+    if (found != nullptr) {
+      throw ReadError(ErrorKind::not_a_snapshot,
+                      "This is not a memory snapshot: it holds several of them.",
+                      "Save each in a file of its own.", dict.offset);
+    }
+    found = &value;
+  }
+  return found;
 }
 
 }  // namespace fragdoctor

@@ -170,6 +170,7 @@ class SchemaFold {
   Value fold_host_segment(const DictView& dict);
   Value fold_top(const DictView& dict);
   Value fold_plain(const DictView& dict);
+  const Value* wrapped_snapshot(const DictView& dict) const;
   void read_host(const DictView& dict, Top& top);
   bool read_rows(const DictView& dict, Key key, Tag wanted, RowRange& rows, Trouble& t,
                  uint64_t& at) const;

@@ -94,9 +94,12 @@ def simply_full(r: FailedRequest) -> Hypothesis:
 
 
 def undecided(r: FailedRequest) -> Hypothesis:
-    """Return the hypothesis for figures that fit no row."""
+    """Return the hypothesis for figures that fit no row.
+
+    A traceback that shows a place known to need much memory speaks for capacity.
+    """
     return Hypothesis(
-        Cause.UNKNOWN,
+        Cause.CAPACITY if r.doing else Cause.UNKNOWN,
         Confidence.POSSIBLE,
         f"A {r.request_text} failed; the figures do not say why{_usage(r)}.",
         "A snapshot, or memory_stats() before the failing step, would decide.",
@@ -149,6 +152,9 @@ def decide(failed: FailedRequest) -> list[Hypothesis]:
             break
     if not hypotheses:
         hypotheses = [replace(undecided(failed), row="undecided")]
+    if failed.doing:
+        first = hypotheses[0]
+        hypotheses[0] = replace(first, summary=f"{first.summary} It failed {failed.doing}.")
     seen = {r.cause for r in hypotheses}
     for hypothesis in _secondary(failed, hypotheses[0].cause):
         if hypothesis.cause not in seen:
@@ -265,6 +271,17 @@ def _others_first(r: FailedRequest) -> Iterator[Hypothesis]:
 def _over_available(r: FailedRequest) -> Iterator[Hypothesis]:
     """Live memory and request exceed what PyTorch could have: capacity."""
     if r.margin_bytes is None or r.margin_bytes >= 0:
+        return
+    if r.pool_is_unprinted:
+        yield Hypothesis(
+            Cause.CAPACITY,
+            Confidence.LIKELY,
+            f"{format_size(r.live_bytes)} of the {format_size(r.total_bytes)} device are live, and "
+            f"{format_size(r.free_bytes)} are free for a {r.request_text}. The rest is the context "
+            "and the pool of cudaMallocAsync, whose size its message does not print, so that no "
+            "other process has to be there.",
+            "PYTORCH_CUDA_ALLOC_CONF=backend:native prints all figures.",
+        )
         return
     if r.pending_bytes and r.margin_bytes + r.pending_bytes >= 0:
         yield Hypothesis(
@@ -393,7 +410,7 @@ ROWS: Final[tuple[Callable[[FailedRequest], Iterator[Hypothesis]], ...]] = (
 
 def _outside(r: FailedRequest) -> Iterator[Hypothesis]:
     """Memory of other processes, or of other libraries in this one, as the larger culprit."""
-    missing = r.requested_bytes - (r.free_bytes or 0)
+    missing = r.uncovered_bytes
     for hypothesis, n_bytes in _outside_candidates(r):
         is_large = r.total_bytes is not None and n_bytes >= OUTSIDE_SHARE * r.total_bytes
         if is_large and n_bytes >= missing and n_bytes >= (r.cache_bytes or 0):
@@ -433,9 +450,7 @@ def _secondary(r: FailedRequest, first: Cause) -> Iterator[Hypothesis]:
     """Further causes that would each have covered what was missing."""
     if first in (Cause.SIZE_BUG, Cause.UNKNOWN):
         return
-    missing = r.requested_bytes
-    if not r.is_covered_by_free:
-        missing -= r.free_bytes or 0
+    missing = r.uncovered_bytes or r.requested_bytes
     if r.total_bytes is not None and r.requested_bytes > r.total_bytes:
         return
     for hypothesis, n_bytes in _outside_candidates(r):

@@ -13,6 +13,7 @@ from fragdoctor.model.case import NO_FAILURE, BundleFacts, Case
 from fragdoctor.model.diagnosis import Cause, RunState
 from fragdoctor.model.snapshot import Action
 from fragdoctor.rules.failed_request import rounding_bytes
+from fragdoctor.rules.input_quality.cut_message import missing_figures
 from fragdoctor.rules.rule import Context
 from fragdoctor.units import format_count, format_size
 
@@ -114,6 +115,11 @@ def find_notes(case: Case, contexts: Sequence[Context], leader: Context) -> tupl
     notes.extend(_mismatch(leader))
     if case.bundle is not None:
         notes.extend(_of_bundle(case.bundle))
+    if case.oom is not None and case.oom.damage:
+        notes.append(case.oom.damage)
+    missing = [] if leader.message is None else missing_figures(leader.message)
+    if missing and leader.analysis is None:
+        notes.append(f"The message is cut: it lacks {', '.join(missing)}.")
     if case.oom is not None and len(case.oom.messages) > 1:
         notes.append(
             f"{format_count(len(case.oom.messages))} messages are in the text; the verdict is "

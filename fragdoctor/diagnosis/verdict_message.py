@@ -11,6 +11,7 @@ from fragdoctor.model.diagnosis import Cause
 from fragdoctor.model.finding import Confidence, Evidence
 from fragdoctor.rules.failed_request import known
 from fragdoctor.rules.request_sources import request_of_message
+from fragdoctor.rules.traceback_signs import sign_of
 from fragdoctor.units import format_count, format_size, plural
 
 ALLOCATOR: Final = "pytorch-caching-allocator"
@@ -31,6 +32,16 @@ WATCH: Final = "nvidia-smi shows the device's size and whether another process i
 
 KILLS: Final = ("killed", "sigkill", "oom-killer")
 """Signs of a kill: proof only where the kernel itself says why."""
+
+WENT_ON: Final = {
+    "detectron2-retry": "Detectron2 could not make a call on the GPU and goes on with its inputs "
+    "on the CPU, which is slow",
+    "vae-retry": "The VAE did not fit at once and goes on in tiles, which is slower",
+}
+"""What a program says that caught the failure and went on in another way, by variant."""
+
+BESIDE_PYTORCH: Final = {"thrust": "Thrust", "rmm": "RMM, the allocator of RAPIDS,"}
+"""Libraries that ask the driver by themselves, by the sub-kind of their messages."""
 
 NEGATIVES: Final = {
     "device-assert": "an index or label is out of range on the device",
@@ -57,7 +68,7 @@ def read_no_message(log: OomLog) -> Hypothesis:
     return Hypothesis(
         Cause.NOT_MEMORY,
         Confidence.LIKELY,
-        f"No memory failure was found in {lines}.",
+        f"Nothing in {lines} says that memory ran out.",
         "Give the whole output, with the lines before the first error.",
         "no-message",
     )
@@ -75,13 +86,18 @@ def _read(message: OomMessage) -> list[Hypothesis]:
             Hypothesis(
                 Cause.SIZE_BUG,
                 Confidence.PROVEN,
-                "More than 1 EiB was asked for: a size was negative or overflowed.",
+                "More than 1 EiB was asked for: a size was negative or overflowed."
+                if message.requested_bytes is None
+                else f"{format_size(message.requested_bytes)} were asked for, far more than any "
+                "device holds: a size was computed wrongly.",
             )
         ]
     if message.sub_kind in LIMIT_SUB_KINDS:
         return [
             Hypothesis(Cause.MEMORY_LIMIT, Confidence.PROVEN, LIMIT_SUB_KINDS[message.sub_kind])
         ]
+    if message.sub_kind in BESIDE_PYTORCH:
+        return _beside_pytorch(BESIDE_PYTORCH[message.sub_kind])
     if message.kind == ALLOCATOR:
         return _allocator(message)
     return _OF_KIND.get(message.kind, _unknown)(message)
@@ -111,6 +127,22 @@ def _allocator(message: OomMessage) -> list[Hypothesis]:
     if message.backend == "mps":
         return _mps(message)
     failed = request_of_message(message)
+    if message.variant in WENT_ON:
+        summary = f"{WENT_ON[message.variant]}: this alone is no failure."
+        return [
+            Hypothesis(Cause.CAPACITY, Confidence.POSSIBLE, summary),
+            Hypothesis(Cause.HEALTHY, Confidence.POSSIBLE, ""),
+        ]
+    sign = sign_of(message)
+    if failed is None and sign is not None:
+        return [
+            Hypothesis(
+                Cause.CAPACITY,
+                Confidence.POSSIBLE,
+                f"The allocator refused a request {sign.doing}; the message's figures are missing.",
+                "The whole message has the figures.",
+            )
+        ]
     if failed is None:
         return [
             Hypothesis(
@@ -168,6 +200,42 @@ def _unknown(message: OomMessage) -> list[Hypothesis]:
 
 
 def _driver(message: OomMessage) -> list[Hypothesis]:
+    if message.sub_kind == "driver-api":
+        return [
+            Hypothesis(
+                Cause.UNKNOWN,
+                Confidence.POSSIBLE,
+                "The driver refused to map an expandable segment: this error comes from no other "
+                "call of the allocator. WSL2, Jetson and some containers refuse it with memory "
+                "free.",
+                "Run once with expandable_segments:False: a device that is full then prints its "
+                "figures.",
+            ),
+            Hypothesis(Cause.CAPACITY, Confidence.POSSIBLE, ""),
+        ]
+    if message.sub_kind == "no-context":
+        return [
+            Hypothesis(
+                Cause.OTHER_PROCESS,
+                Confidence.POSSIBLE,
+                "CUDA could not start: the driver had no memory for a context, before this program "
+                "put anything on the GPU.",
+                "nvidia-smi shows whether the device is full; a limit of virtual memory (ulimit "
+                "-v) or a driver that was updated without a reboot looks the same.",
+            ),
+            Hypothesis(Cause.HOST_MEMORY, Confidence.POSSIBLE, ""),
+        ]
+    sign = sign_of(message)
+    if sign is not None and message.sub_kind != "pinned-host":
+        return [
+            Hypothesis(
+                Cause.CAPACITY,
+                Confidence.POSSIBLE,
+                f"The driver ran out of memory {sign.doing}; the message prints no figures.",
+                "nvidia-smi beside the run shows whether the device is full, and by whom.",
+            ),
+            Hypothesis(Cause.OTHER_PROCESS, Confidence.POSSIBLE, ""),
+        ]
     if message.sub_kind == "pinned-host":
         return [
             Hypothesis(
@@ -187,6 +255,21 @@ def _driver(message: OomMessage) -> list[Hypothesis]:
             "Run with CUDA_LAUNCH_BLOCKING=1 to see the failing call, and watch nvidia-smi.",
         ),
         Hypothesis(Cause.CAPACITY, Confidence.POSSIBLE, ""),
+    ]
+
+
+def _beside_pytorch(name: str) -> list[Hypothesis]:
+    """Return what a library says that asks the driver for memory beside PyTorch's cache."""
+    return [
+        Hypothesis(
+            Cause.CAPACITY,
+            Confidence.POSSIBLE,
+            f"{name} could not get memory for itself: it asks the driver beside PyTorch's cache, "
+            "which does not give way for it; most likely the device was full, but no figures are "
+            "printed.",
+            "Print torch.cuda.mem_get_info() before the call.",
+        ),
+        Hypothesis(Cause.NON_PYTORCH_MEMORY, Confidence.POSSIBLE, ""),
     ]
 
 
@@ -232,6 +315,16 @@ def _library(message: OomMessage) -> list[Hypothesis]:
 
 
 def _kv_cache(message: OomMessage) -> list[Hypothesis]:
+    if message.sub_kind == "warm-up":
+        return [
+            Hypothesis(
+                Cause.CAPACITY,
+                Confidence.LIKELY,
+                f"vLLM warmed up its sampler with {format_count(message.n_sequences or 0)} dummy "
+                "requests, and what gpu_memory_utilization leaves beside the KV cache is too "
+                "little for their logits over the whole vocabulary.",
+            )
+        ]
     total, free, wanted = message.total_bytes, message.free_bytes, message.requested_bytes
     if total is not None and free is not None and wanted is not None:
         return [
@@ -299,7 +392,9 @@ def _foreign(message: OomMessage) -> list[Hypothesis]:
         summary = f"{name} asked for {format_size(wanted)} with {format_size(free)} free."
     else:
         summary = f"{name} could not allocate {format_size(wanted)}; no totals are printed."
-    likely = message.kind == "ggml" or wanted >= OVERSIZED_ALONE_BYTES
+    likely = (
+        message.kind == "ggml" or message.backend == "directml" or wanted >= OVERSIZED_ALONE_BYTES
+    )
     if message.kind in ("tf", "ggml") or likely:
         confidence = Confidence.LIKELY if likely else Confidence.POSSIBLE
         return [
@@ -321,7 +416,8 @@ def _host(message: OomMessage) -> list[Hypothesis]:
     )
     is_kill = message.sub_kind in KILLS
     if message.sub_kind == "dev-shm":
-        summary = "The shared memory of the host (/dev/shm) ran out, not the GPU's memory."
+        summary = "The shared memory of the host (/dev/shm) ran out, not the GPU's memory"
+        summary += ", and not the disk." if message.variant == "nccl-shm" else "."
     elif is_kill:
         summary = "The process was killed, most often by the host's out-of-memory killer."
     else:
@@ -360,6 +456,7 @@ def _framework(message: OomMessage) -> str:
         "paddle": "PaddlePaddle",
         "cupy": "CuPy",
         "mps": "MPS",
+        "directml": "DirectML",
     }
     return names.get(message.kind, names.get(message.backend, "The framework"))
 

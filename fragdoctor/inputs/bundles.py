@@ -7,27 +7,24 @@ Anyone may have written its manifest, so that is checked field by field.
 
 from __future__ import annotations
 
-import io
 import stat
-import struct
 import zipfile
-import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from os import PathLike, fspath
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO, Any, BinaryIO, Final, Protocol, cast
+from typing import Any, BinaryIO, Final, Protocol, cast
 
 from fragdoctor.errors import (
     InputError,
     LimitExceeded,
     NotASnapshot,
     RefusedSnapshot,
-    TruncatedSnapshot,
 )
 from fragdoctor.inputs.remote import is_remote, list_remote, open_remote, without_secrets
+from fragdoctor.inputs.zip_members import DAMAGE, damaged, is_usual, open_member, parts_of
 from fragdoctor.limits import DEFAULT_LIMITS
 from fragdoctor.model.case import BundleDevice, BundleFacts, OtherProcess, Overrides
 from fragdoctor.units import MIB, format_size
@@ -39,20 +36,6 @@ MEMBERS: Final[tuple[str, ...]] = (SNAPSHOT, "stats.json", "oom.txt")
 
 _MAX_MANIFEST_BYTES: Final = 4 * MIB
 _MAX_ENTRIES: Final = 1000
-_GRACE_BYTES: Final = 64 * MIB
-_METHODS: Final = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-_DAMAGE: Final = (
-    zipfile.BadZipFile,
-    zlib.error,
-    struct.error,
-    EOFError,
-    OSError,  # offsets that lie before the file or beyond it
-    ValueError,
-    OverflowError,
-    RuntimeError,  # encrypted; NotImplementedError, its subclass: an unknown way to pack
-)
-"""What ``zipfile`` raises on damaged or made-up archives, found by fuzzing."""
-
 FORMAT: Final = "fragdoctor-bundle"
 VERSION: Final = 1
 REASONS: Final = ("oom", "exit", "signal", "block")
@@ -90,8 +73,8 @@ def is_bundle(path: str | PathLike[str]) -> bool:
             if file.read(4) != b"PK\x03\x04":
                 return False
         with zipfile.ZipFile(place) as archive:
-            return any(_parts(i.filename)[-1:] == (MANIFEST,) for i in archive.infolist())
-    except _DAMAGE:
+            return any(parts_of(i.filename)[-1:] == (MANIFEST,) for i in archive.infolist())
+    except DAMAGE:
         return False
 
 
@@ -129,8 +112,8 @@ def open_bundle(path: str) -> Iterator[BundleFiles]:
         file = stack.enter_context(_seekable(path)) if is_remote(path) else path
         try:
             archive = stack.enter_context(zipfile.ZipFile(file))
-        except _DAMAGE as e:
-            raise _damaged(name) from e
+        except DAMAGE as e:
+            raise damaged(name) from e
         yield _Archive(name, archive)
 
 
@@ -220,7 +203,7 @@ class _Archive:
             raise LimitExceeded(
                 f"{self._name} holds {len(entries)} members.", hint="A bundle holds four."
             )
-        homes = {_parts(e.filename)[:-1] for e in entries if _is_manifest(e)}
+        homes = {parts_of(e.filename)[:-1] for e in entries if _is_manifest(e)}
         if len(homes) != 1 or any(len(home) > 1 for home in homes):
             raise RefusedSnapshot(
                 f"{self._name} holds several bundles." if homes else f"{self._name} is no bundle.",
@@ -229,10 +212,10 @@ class _Archive:
         home = homes.pop()
         found: dict[str, zipfile.ZipInfo] = {}
         for entry in entries:
-            *folder, file = _parts(entry.filename) or ("",)
+            *folder, file = parts_of(entry.filename) or ("",)
             if tuple(folder) != home or file not in (MANIFEST, *MEMBERS):
                 continue
-            if file in found or entry.flag_bits & 1 or entry.compress_type not in _METHODS:
+            if file in found or not is_usual(entry):
                 raise RefusedSnapshot(
                     f"{self._name} holds {file} twice, encrypted or packed in an unusual way.",
                     hint="Pack the bundle anew: zip -r bundle.zip BUNDLE",
@@ -241,45 +224,7 @@ class _Archive:
         return found
 
     def _stream(self, entry: zipfile.ZipInfo) -> BinaryIO:
-        try:
-            raw = self._archive.open(entry)
-        except _DAMAGE as e:
-            raise _damaged(self._name) from e
-        return io.BufferedReader(_Member(raw, entry, self._name), 1 << 16)
-
-
-class _Member(io.RawIOBase):
-    """One member of a zip as it unpacks, bounded by what genuine ones need."""
-
-    def __init__(self, raw: IO[bytes], entry: zipfile.ZipInfo, name: str) -> None:
-        self._raw = raw
-        self._entry = entry
-        self._name = name
-        self._n_bytes = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def close(self) -> None:
-        self._raw.close()  # else the archive stays open as long as its members
-        super().close()
-
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        try:
-            data = self._raw.read(len(buffer))
-        except _DAMAGE as e:
-            raise _damaged(self._name) from e
-        buffer[: len(data)] = data
-        self._n_bytes += len(data)
-        limits = DEFAULT_LIMITS
-        packed = max(1, self._entry.compress_size)
-        is_bomb = self._n_bytes > max(_GRACE_BYTES, limits.max_expansion * packed)
-        if is_bomb or self._n_bytes > limits.max_input_bytes:
-            raise LimitExceeded(
-                f"A member of {self._name} unpacks to more than {format_size(self._n_bytes - 1)}.",
-                hint="Genuine bundles unpack to about 20 times their size.",
-            )
-        return len(data)
+        return open_member(self._archive, entry, self._name)
 
 
 def _bounded(file: BinaryIO, name: str) -> bytes:
@@ -292,18 +237,8 @@ def _bounded(file: BinaryIO, name: str) -> bytes:
     return data
 
 
-def _damaged(name: str) -> InputError:
-    return TruncatedSnapshot(f"{name} is a damaged zip file.", hint="Copy it again.")
-
-
 def _is_manifest(entry: zipfile.ZipInfo) -> bool:
-    return _parts(entry.filename)[-1:] == (MANIFEST,)
-
-
-def _parts(name: str) -> tuple[str, ...]:
-    """Return the parts of a member's name; one that climbs or starts at the root has none."""
-    path = PurePosixPath(name.replace("\\", "/"))
-    return () if path.is_absolute() or ".." in path.parts else path.parts
+    return parts_of(entry.filename)[-1:] == (MANIFEST,)
 
 
 def _is_regular(path: Path) -> bool:

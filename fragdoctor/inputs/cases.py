@@ -42,6 +42,7 @@ class _Parts:
     stats: list[StatsSeries] = field(default_factory=list)
     sources: list[str] = field(default_factory=list)
     bundles: list[tuple[str, BundleFacts]] = field(default_factory=list)
+    quiet: list[OomLog] = field(default_factory=list)
 
     @property
     def n_read(self) -> int:
@@ -62,7 +63,13 @@ def read_case(names: Sequence[str], overrides: Overrides, *, beside: Sequence[st
         raise ConfigError("Standard input is given twice.", hint="Give - once.")
     parts = _Parts()
     for name in names:
-        _read_input(name, parts)
+        try:
+            _read_input(name, parts)
+        except NothingFound as e:
+            if e.log is None:
+                raise
+            parts.quiet.append(e.log)  # a text that was asked about: no failure is an answer
+            parts.sources.append(shown(name))
     for name in beside:
         # Notes that lie around are no reason to refuse the recording.
         with contextlib.suppress(InputError), open_input(name) as found:
@@ -74,7 +81,7 @@ def read_case(names: Sequence[str], overrides: Overrides, *, beside: Sequence[st
     facts = parts.bundles[0][1] if parts.bundles else None
     return Case(
         snapshot=parts.snapshots[0][1] if parts.snapshots else None,
-        oom=joined_logs(parts.logs),
+        oom=joined_logs(parts.logs or parts.quiet),
         stats=joined_stats(parts.stats),
         overrides=overrides if facts is None else with_facts(overrides, facts),
         sources=tuple(parts.sources),
@@ -106,15 +113,20 @@ def read_messages(words: Sequence[str], overrides: Overrides) -> Case:
     if not words or list(words) == [STDIN] or (len(words) == 1 and _exists(words[0])):
         with open_input(words[0] if words else STDIN) as found:
             name, kind = found.shown, found.kind
-            data = found.read_all() if kind.is_text or kind in _MAY_QUOTE else b""
+            is_read = kind.is_text or kind in _MAY_QUOTE
+            data, damage = found.read_all() if is_read else (b"", "")
     else:
-        name, data = "command line", _spoken(words)
+        name, data, damage = "command line", _spoken(words), ""
         kind = classify(data[:HEAD_BYTES])
-    log = find_messages(decoded(data)) if data else OomLog(())
-    if not log.messages and not kind.is_text and kind is not Kind.STATS:
+    log = replace(find_messages(decoded(data)), damage=damage) if data else OomLog(())
+    may_be_quiet = kind in _MAY_BE_QUIET or kind is Kind.STATS
+    if not log.messages and not may_be_quiet:
         raise something_else(name, kind, Wanted.MESSAGE)
     return Case(oom=log, overrides=overrides, sources=(name,))
 
+
+_MAY_BE_QUIET: Final = (Kind.TEXT, Kind.JSON)
+"""Texts of which it is an answer that no failure stands in them."""
 
 _MAY_QUOTE: Final = (Kind.STATS, Kind.SNAPSHOT_JSON, Kind.PAGE)
 """What is no text, and may hold that of an exception all the same."""
@@ -207,8 +219,10 @@ def _read_member(name: str, file: str, bundle: BundleFiles, parts: _Parts) -> No
     with bundle.open(file) as raw, open_source(raw, name=_IT) as stream:
         if file == SNAPSHOT:
             parts.snapshots.append((name, load(cast("BinaryIO", stream))))
-        elif data := read_text(stream, _IT):
-            _read_text(_IT, classify(data[:HEAD_BYTES]), data, parts)
+            return
+        data, damage = read_text(stream, file)
+        if data:
+            _read_text(_IT, classify(data[:HEAD_BYTES]), data, parts, damage)
 
 
 _IT: Final = "it"
@@ -243,9 +257,14 @@ def _read_directory(name: str, parts: _Parts) -> None:
 
 
 class NothingFound(InputError):  # noqa: N818 - reads as what it says
-    """A text holds nothing that fragdoctor knows."""
+    """A text holds nothing that fragdoctor knows.
 
-    def __init__(self, name: str, kind: Kind) -> None:
+    Attributes:
+        kind: what the text is.
+        log: the text as a log without a failure; None where it is something else.
+    """
+
+    def __init__(self, name: str, kind: Kind, log: OomLog) -> None:
         is_model = kind is Kind.MODEL_CONFIG
         other = something_else(name, kind, Wanted.SNAPSHOT)
         super().__init__(
@@ -257,6 +276,7 @@ class NothingFound(InputError):  # noqa: N818 - reads as what it says
             else "Give the text of the exception, or a file of _dump_snapshot().",
         )
         self.kind = kind
+        self.log = log if kind in _MAY_BE_QUIET else None
 
 
 def _several(names: Sequence[str], what: str = "snapshots") -> ConfigError:
@@ -272,7 +292,8 @@ def _read_one(found: Input, parts: _Parts) -> None:
     if found.kind.may_be_snapshot:
         parts.snapshots.append((found.name, _load(found)))
     elif found.kind.is_text or found.kind is Kind.STATS:
-        _read_text(found.shown, found.kind, found.read_all(), parts)
+        data, damage = found.read_all()
+        _read_text(found.shown, found.kind, data, parts, damage)
     else:
         raise found.is_not(Wanted.SNAPSHOT)
     parts.sources.append(found.shown)
@@ -287,7 +308,7 @@ def _load(found: Input) -> Snapshot:
     return load(found.name if is_file else cast("BinaryIO", found.stream))
 
 
-def _read_text(name: str, kind: Kind, data: bytes, parts: _Parts) -> None:
+def _read_text(name: str, kind: Kind, data: bytes, parts: _Parts, damage: str) -> None:
     from fragdoctor.inputs.messages import find_messages
     from fragdoctor.inputs.stats_reader import looks_like_summary, read_stats
 
@@ -297,13 +318,13 @@ def _read_text(name: str, kind: Kind, data: bytes, parts: _Parts) -> None:
         parts.stats.append(read_stats(text))
     if kind is Kind.STATS:
         return
-    log = find_messages(text)
+    log = replace(find_messages(text), damage=damage)
     if has_stats and all(m.kind == "negative" for m in log.messages):
         return  # statistics hold words of failures without one having happened
     if log.messages or log.markers:
         parts.logs.append(log)
     else:
-        raise NothingFound(name, kind)
+        raise NothingFound(name, kind, log)
 
 
 def _spoken(words: Sequence[str]) -> bytes:
@@ -341,6 +362,8 @@ def joined_logs(logs: Sequence[OomLog]) -> OomLog | None:
         sum(log.n_lines for log in logs),
         sum(log.n_bytes for log in logs),
         scenes,
+        next((log.server for log in logs if log.server), ()),
+        " ".join(log.damage for log in logs if log.damage),
     )
 
 

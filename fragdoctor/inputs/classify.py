@@ -16,7 +16,13 @@ from contextlib import contextmanager
 from enum import StrEnum
 from typing import Final
 
-from fragdoctor.errors import InputError, LimitExceeded, NotASnapshot, RefusedSnapshot
+from fragdoctor.errors import (
+    InputError,
+    LimitExceeded,
+    NotASnapshot,
+    RefusedSnapshot,
+    TruncatedSnapshot,
+)
 from fragdoctor.frozen import frozen
 from fragdoctor.inputs.bundles import is_bundle
 from fragdoctor.inputs.source import ByteStream, open_source, shown
@@ -46,6 +52,10 @@ class Kind(StrEnum):
     JSON = "JSON"
     TEXT = "text"
     ARCHIVE = "a zip archive"
+    SAVED = "a file of torch.save()"
+    OLD_SAVED = "a file of torch.save() before PyTorch 1.6"
+    NUMPY = "a NumPy archive (.npz)"
+    ZLIB = "compressed with zlib, as joblib.dump() does"
     BINARY = "binary data"
     EMPTY = "empty"
     BUNDLE = "a bundle of fragdoctor run"
@@ -54,7 +64,13 @@ class Kind(StrEnum):
     @property
     def may_be_snapshot(self) -> bool:
         """Whether the reader of snapshots decides: it accepts the input, or says why not."""
-        return self in (Kind.PICKLE, Kind.OLD_PICKLE, Kind.SNAPSHOT_JSON, Kind.PAGE)
+        return self in (
+            Kind.PICKLE,
+            Kind.OLD_PICKLE,
+            Kind.SNAPSHOT_JSON,
+            Kind.PAGE,
+            Kind.SAVED,
+        )
 
     @property
     def is_text(self) -> bool:
@@ -72,6 +88,18 @@ KNOWN_SUFFIXES: Final = (*SNAPSHOT_SUFFIXES, *TEXT_SUFFIXES, *STATS_SUFFIXES, ".
 """Ends of names, in lower case: of files that are looked at where a folder is searched."""
 
 _ZIP: Final = b"PK\x03\x04"
+_FIRST_NAME: Final = 30
+"""Where the name of the first member stands in a zip file."""
+
+# What PyTorchFileWriter writes first (data.pkl, or its format version since 2.6); NumPy's arrays.
+_SAVED_NAME: Final = re.compile(
+    rb"[^/\x00]{1,250}/(?:data\.pkl|\.format_version|\.storage_alignment|byteorder|version|data/\d)"
+)
+_ARRAY_NAME: Final = re.compile(rb"[^\x00]{1,250}?\.npy")
+_ZLIB: Final = tuple(b"\x78" + level for level in (b"\x01", b"\x5e", b"\x9c", b"\xda"))
+_OLD_SAVED: Final = b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
+"""torch/serialization.py, MAGIC_NUMBER, as a pickle of its own in front."""
+
 _BOMS: Final = (b"\xff\xfe", b"\xfe\xff")
 _UTF8_BOM: Final = b"\xef\xbb\xbf"
 _SPACE: Final = b" \t\r\n\x0b\x0c"
@@ -96,10 +124,8 @@ def classify(head: bytes) -> Kind:  # noqa: PLR0911 - one return a kind
     """
     if not head:
         return Kind.EMPTY
-    if head.startswith(b"\x80") and (len(head) == 1 or head[1] < 32):
-        return Kind.PICKLE
-    if head.startswith(_ZIP):
-        return Kind.ARCHIVE
+    if (packed := _by_magic(head)) is not None:
+        return packed
     if head.startswith(_BOMS):
         return Kind.TEXT
     if is_safetensors(head):
@@ -114,6 +140,25 @@ def classify(head: bytes) -> Kind:  # noqa: PLR0911 - one return a kind
     if b"\x00" in head or _control_share(head) > 0.1:
         return Kind.BINARY
     return Kind.PAGE if _PAGE.match(start) else Kind.TEXT
+
+
+def _by_magic(head: bytes) -> Kind | None:
+    """Return what the first bytes say alone: pickles, archives, zlib."""
+    if head.startswith(_OLD_SAVED):
+        return Kind.OLD_SAVED
+    if head.startswith(b"\x80") and (len(head) == 1 or head[1] < 32):
+        return Kind.PICKLE
+    if head.startswith(_ZIP):
+        return _kind_of_archive(head)
+    return Kind.ZLIB if head.startswith(_ZLIB) and b"\x00" in head else None
+
+
+def _kind_of_archive(head: bytes) -> Kind:
+    if _SAVED_NAME.match(head, _FIRST_NAME):
+        return Kind.SAVED
+    n = int.from_bytes(head[26:28], "little")
+    is_array = _ARRAY_NAME.fullmatch(head[_FIRST_NAME : _FIRST_NAME + n]) is not None
+    return Kind.NUMPY if is_array else Kind.ARCHIVE
 
 
 def is_safetensors(head: bytes) -> bool:
@@ -152,14 +197,20 @@ _PASTE: Final = "Pipe a program's output in, or paste the text of the exception.
 _PASTED: Final = ("standard input", "command line")
 _NEVER_RUN: Final = "PyTorch writes protocol 2 or later; nothing in it was executed."
 _WRITE_ONE: Final = 'Write one with torch.cuda.memory._dump_snapshot("snapshot.pickle").'
+_PICKLE_IT: Final = (
+    "Where you have the snapshot: pickle.dump(snapshot, open('snapshot.pickle', 'wb'))."
+)
 _ANALYZE: Final = "Run: fragdoctor analyze {name}"
 _ESTIMATE: Final = "Run: fragdoctor estimate {name}"
 _OOM: Final = "For a message or a log, run: fragdoctor oom {name}"
 _HINTS: Final[dict[Wanted, dict[Kind | None, str]]] = {
     Wanted.SNAPSHOT: {
         Kind.OLD_PICKLE: _NEVER_RUN,
-        Kind.ARCHIVE: "torch.save() writes such files. A snapshot is written by "
-        "torch.cuda.memory._dump_snapshot(), a bundle by fragdoctor run.",
+        Kind.ARCHIVE: "A snapshot is written by torch.cuda.memory._dump_snapshot(), a bundle by "
+        "fragdoctor run.",
+        Kind.OLD_SAVED: "Save it again with a PyTorch since 1.6, or with pickle.dump().",
+        Kind.NUMPY: _PICKLE_IT,
+        Kind.ZLIB: _PICKLE_IT,
         Kind.TEXT: _OOM,
         Kind.JSON: _OOM,
         Kind.STATS: _ANALYZE,
@@ -328,8 +379,8 @@ class Input:
             raise self.is_not(Wanted.SNAPSHOT)
         return self._stream
 
-    def read_all(self) -> bytes:
-        """Return a text whole, up to the limit.
+    def read_all(self) -> tuple[bytes, str]:
+        """Return a text whole, up to the limit, and what is wrong with its end (see ``read_text``).
 
         Raises:
             LimitExceeded: it is longer.
@@ -366,19 +417,28 @@ def kind_of(path: str) -> Kind | None:
         return None
 
 
-def read_text(stream: ByteStream, name: str) -> bytes:
-    """Return a stream of text whole, up to the limit.
+def read_text(stream: ByteStream, name: str) -> tuple[bytes, str]:
+    """Return a stream of text whole, up to the limit, and a sentence on damage; "" without any.
+
+    Packed text that is cut or damaged is read as far as it goes.
 
     Raises:
         LimitExceeded: it is longer.
     """
     limit = DEFAULT_LIMITS.max_text_bytes
     data = bytearray()
-    while chunk := stream.read(1 << 20):
+    while True:
+        try:
+            chunk = stream.read(1 << 16)
+        except (TruncatedSnapshot, RefusedSnapshot) as e:
+            if not data:
+                raise
+            return bytes(data), f"{name} is read as far as it goes: {e.message}"
+        if not chunk:
+            return bytes(data), ""
         data += chunk
         if len(data) > limit:
             raise LimitExceeded(
                 f"{name} is longer than {format_size(limit)}.",
                 hint="Cut the part around the failure out of it.",
             )
-    return bytes(data)

@@ -57,7 +57,9 @@ NEEDLES: Final = (
     "driver initialization", "execution_failed", "initialization error",
     "allocating <= available", "pinned host memory", "ib allowed", "first observed failure",
     "of memory, used", "allocate request for", "that was not possible", "resourceexhausted",
-    "fail to alloc", "process name:", "srun: error",
+    "fail to alloc", "process name:", "srun: error", "return code", "gpu video memory",
+    "shared memory segment", "insufficient shared memory",
+    "not supported on this platform",
 )  # fmt: skip
 
 # Each stands in many needles: text that lacks it need not be searched for any of those.
@@ -160,6 +162,16 @@ class Stream:
     def ends_at(self, position: int) -> bool:
         """Return whether a line ends at a position, but for what marks a cut or closes a quote."""
         return not self.after(position, 1).isalnum()
+
+    def intro(self, position: int, limit: int = 300) -> str:
+        """Return what its line prints before a position, white space folded: both ends of it."""
+        index = self._index(position)
+        line = self._lines[index]
+        text = line.prefix + line.text[: self._unsqueezed(index, position - self._starts[index])]
+        if len(text) <= limit:
+            return " ".join(text.split())
+        half = limit // 2
+        return " ".join(f"{text[: limit - half - 5]} ... {text[-half:]}".split())
 
     def text(self, start: int, end: int, limit: int = 2000) -> str:
         """Return the text between two positions as printed, white space folded."""

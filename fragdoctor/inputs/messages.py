@@ -15,7 +15,9 @@ from typing import Final
 from fragdoctor.frozen import frozen
 from fragdoctor.inputs.log_cleaning import plain_lines, rank_in
 from fragdoctor.inputs.log_streams import Stream, Window, windows
-from fragdoctor.inputs.scenes import scan
+from fragdoctor.inputs.scenes import line_starts, scan
+from fragdoctor.inputs.server_budget import server_budget
+from fragdoctor.inputs.tracebacks import MAX_MESSAGES, with_tracebacks
 from fragdoctor.inputs.wordings.allocator_message import VARIANTS, hits
 from fragdoctor.inputs.wordings.backends import CUDA_ASYNC, JAX_AND_TENSORFLOW, MPS
 from fragdoctor.inputs.wordings.driver import DRIVERS, LIBRARIES
@@ -134,6 +136,8 @@ def find_messages(text: str) -> OomLog:
         found.ends.extend(_ends_told(window))
     found.name_ranks()
     messages = found.messages or found.warnings or found.negative[:1] or _look_alike(text)
+    starts = line_starts(text, sorted({m.line for m in messages[:MAX_MESSAGES]}))
+    messages = with_tracebacks(text, messages, starts)
     markers = _distinct(found.markers)
     return OomLog(
         messages=tuple(messages),
@@ -142,6 +146,7 @@ def find_messages(text: str) -> OomLog:
         n_lines=text.count("\n") + (not text.endswith("\n") and bool(text)),
         n_bytes=len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass")),
         scenes=scan(text, messages, markers),
+        server=server_budget(text),
     )
 
 
@@ -309,6 +314,8 @@ _MARKERS: Final = (
     ("device-assert", "assertion`", re.compile(_ASSERTION), 40),
     ("restart", "restartingworker", re.compile(r"restartingworker(?:s|group)"), 0),
     ("restart", "willrestartworker", re.compile(r"willrestartworkergroup"), 0),
+    ("expandable-unsupported", "notsupportedonthisplat",
+     re.compile(r"expandable_segmentsnotsupportedonthisplatform"), 24),
     ("killed", "closingsignalsigterm", re.compile(r"closingsignalsigterm"), 0),
     ("killed", "failed(exitcode:", re.compile(r"failed\(exitcode:-?\d{1,4}\)"), 0),
     ("killed", "exitedunexpectedly", re.compile(r"dataloaderworker\S{0,80}exitedun"), 99),

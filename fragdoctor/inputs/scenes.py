@@ -109,10 +109,10 @@ def scan(
     """Return what a log reports besides its messages, with the messages in between, by line."""
     known = _known_lines(messages, markers)
     if len(text) > _MAX_LINE * 4 or "\n" in text.strip():
-        starts = _line_starts(text, sorted(known)[:_MAX_PLACES])
+        starts = line_starts(text, sorted(known)[:_MAX_PLACES])
         offsets = sorted({*_hits(text), *_offsets_above(text, starts.values())})
     else:
-        starts, offsets = _line_starts(text, sorted(known)), []
+        starts, offsets = line_starts(text, sorted(known)), []
     places = _Places(text)
     scenes: list[Scene] = []
     end = 0
@@ -157,7 +157,7 @@ def _kind(message: OomMessage) -> SceneKind | None:
     return SceneKind.OOM if message.is_device_oom else SceneKind.HOST_MEMORY
 
 
-def _line_starts(text: str, numbers: Sequence[int]) -> dict[int, int]:
+def line_starts(text: str, numbers: Sequence[int]) -> dict[int, int]:
     """Return the offset of each of some line numbers (ascending)."""
     found: dict[int, int] = {}
     position, number = 0, 1

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import binascii
 import io
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -29,6 +30,7 @@ from fragdoctor.errors import (
 )
 from fragdoctor.inputs.classify import Kind, Wanted, classify, something_else
 from fragdoctor.inputs.source import ByteStream, open_source, shown
+from fragdoctor.inputs.torch_archive import cannot_seek, open_saved
 from fragdoctor.limits import DEFAULT_LIMITS, Limits
 from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.model.snapshot import (
@@ -211,6 +213,8 @@ def read_snapshot(
             return _to_snapshot(tables, stream, limits, container="json")
         if kind is Kind.PAGE:
             return _read_page(stream, limits)
+        if kind is Kind.SAVED:
+            return _read_saved(source, stream, limits)
         raise something_else(shown(stream.name), kind, Wanted.SNAPSHOT, offset=0)
 
 
@@ -238,6 +242,28 @@ def _with_name(name: str, kind: str, message: str) -> str:
     if kind == "truncated":
         return f"{name} ends in the middle."
     return f"{name} is beyond a limit: {said}"
+
+
+def _read_saved(
+    source: str | PathLike[str] | BinaryIO | bytes, stream: ByteStream, limits: Limits
+) -> Snapshot:
+    """Return the snapshot in the ``data.pkl`` of an archive that ``torch.save`` wrote."""
+    name = shown(stream.name)
+    file = io.BytesIO(source) if isinstance(source, bytes) else source
+    if not _can_seek(file):
+        raise cannot_seek(name)
+    with (
+        open_saved(file, name) as packed,
+        open_source(packed, limits=limits, name=stream.name) as inner,
+    ):
+        tables = _call(_ext.read_pickle, inner, name, limits)
+        return _to_snapshot(tables, inner, limits, container="torch.save")
+
+
+def _can_seek(file: str | PathLike[str] | BinaryIO) -> bool:
+    if isinstance(file, str | PathLike):
+        return os.path.isfile(file)  # noqa: PTH113 - never raises, unlike Path
+    return not isinstance(file, ByteStream) and file.seekable()
 
 
 def _read_page(stream: ByteStream, limits: Limits) -> Snapshot:

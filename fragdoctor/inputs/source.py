@@ -117,7 +117,12 @@ class ByteStream(io.RawIOBase):
         parts = bytearray()
         buffer = bytearray(HEAD_BYTES)
         while len(parts) < HEAD_BYTES:
-            n = self._read_inner(memoryview(buffer)[: HEAD_BYTES - len(parts)])
+            try:
+                n = self._read_inner(memoryview(buffer)[: HEAD_BYTES - len(parts)])
+            except (TruncatedSnapshot, RefusedSnapshot):
+                if not parts:
+                    raise
+                break  # what is there can be looked at; reading on says the same again
             if n == 0:
                 break
             parts += buffer[:n]

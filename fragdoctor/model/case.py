@@ -26,6 +26,23 @@ class OtherProcess:
 
 
 @frozen
+class TracebackFrame:
+    """One call of the traceback that a message ends, as a log prints it; all text is hostile.
+
+    Attributes:
+        file: path as printed, "" where only the function is known.
+        line: line in that file, None where it is not printed.
+        function: name of the function, without arguments; "" where it is not printed.
+        code: the source line, white space folded; "" where it is not printed.
+    """
+
+    file: str
+    line: int | None = None
+    function: str = ""
+    code: str = ""
+
+
+@frozen
 class OomMessage:
     """One message; None means "not printed and not computable".
 
@@ -51,6 +68,10 @@ class OomMessage:
         free_allocated_hint: the settings that the message's own advice proposes, or "".
         other_allocations_bytes: MPS only: memory of Metal outside PyTorch's heaps.
         is_warning: printed by the framework as a warning, not as a failure.
+        n_sequences: requests that a server had in flight or tried at start, where printed.
+        intro: what stands before the message on its line, at most 300 characters; hostile text.
+        frames: the calls that led to it, outermost first, where a traceback is printed with it.
+        is_in_handler: the traceback says that it happened while another exception was handled.
         text: the message itself, white space folded, at most 2,000 characters; hostile text.
     """
 
@@ -81,6 +102,10 @@ class OomMessage:
     expandable_is_on: bool | None = None
     kv_tokens_requested: int | None = None
     kv_tokens_capacity: int | None = None
+    n_sequences: int | None = None
+    intro: str = ""
+    frames: Sequence[TracebackFrame] = ()
+    is_in_handler: bool = False
     text: str = ""
 
     @property
@@ -115,11 +140,21 @@ class LogMarker:
 
 
 @frozen
+class ServerShare:
+    """One line of a server's budget as it printed it at start: ``weights``, ``KV cache``, ..."""
+
+    name: str
+    n_bytes: int
+
+
+@frozen
 class OomLog:
     """All messages of one text in the order of the text, and the markers around them.
 
     ``primary`` indexes the first cause: the message that a diagnosis should be about. ``scenes``
-    are the lines of its story, in order: progress, trials, figures, retries, failures.
+    are the lines of its story, in order: progress, trials, figures, retries, failures. ``server``
+    is the budget that a server printed at start. ``damage`` says why the text was not read to its
+    end, "" where it was.
     """
 
     messages: Sequence[OomMessage]
@@ -128,6 +163,8 @@ class OomLog:
     n_lines: int = 0
     n_bytes: int = 0
     scenes: Sequence[Scene] = ()
+    server: Sequence[ServerShare] = ()
+    damage: str = ""
 
 
 @frozen
@@ -318,6 +355,12 @@ class Case:
     overrides: Overrides = field(default_factory=Overrides)
     sources: Sequence[str] = ()
     bundle: BundleFacts | None = None
+
+    @property
+    def holds_nothing(self) -> bool:
+        """Whether all there is are texts without a failure."""
+        is_quiet = self.oom is None or not (self.oom.messages or self.oom.markers)
+        return self.snapshot is None and self.stats is None and is_quiet
 
     @property
     def primary_message(self) -> OomMessage | None:

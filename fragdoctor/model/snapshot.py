@@ -205,7 +205,7 @@ class Provenance:
 
     Attributes:
         source: name shown to people (a path, ``-``, or a name inside a page); hostile text.
-        container: ``pickle``, ``json`` or ``html``.
+        container: ``pickle``, ``torch.save``, ``json`` or ``html``.
         compression: ``gzip``, ``zstd`` or ``""``.
         protocol: pickle protocol, -1 for JSON.
         writer: ``python`` or ``c++`` (by the order of memo and filling), ``""`` for JSON.

@@ -47,6 +47,12 @@ _STATE_TITLES: Final = {
     RunState.EMPTY: "Nothing recorded",
 }
 
+_STATE_TITLES_ALONE: Final = (RunState.NO_HISTORY, RunState.EMPTY)
+"""States that nobody has to be sure of."""
+
+NO_MESSAGE: Final = "no-message"
+"""Decider of the verdict on a text in which nothing failed."""
+
 STATUS_WORDS: Final = {
     Status.PASS: ("ok", Style.GOOD),
     Status.WARN: ("warn", Style.WARN),
@@ -120,12 +126,15 @@ def verdict_name(verdict: Verdict) -> str:
     """Return the verdict in a few words: its cause, or for a healthy run how it stands."""
     if verdict.cause is Cause.HEALTHY:
         return _STATE_TITLES.get(verdict.state, CAUSE_TITLES[verdict.cause])
+    if verdict.decider == NO_MESSAGE:
+        return "No memory failure found"
     return CAUSE_TITLES[verdict.cause]
 
 
 def verdict_title(verdict: Verdict) -> str:
     """Return the verdict in a few words, with how sure it is."""
-    if verdict.cause is Cause.HEALTHY and verdict.state in (RunState.NO_HISTORY, RunState.EMPTY):
+    is_plain = verdict.cause is Cause.HEALTHY and verdict.state in _STATE_TITLES_ALONE
+    if is_plain or verdict.decider == NO_MESSAGE:
         return verdict_name(verdict)
     return titled(verdict.cause, verdict.confidence, verdict_name(verdict))
 

@@ -28,6 +28,16 @@ FULL_SLACK_SHARE: Final = 0.02
 """Free cached memory below one part in fifty of what is reserved is the slack that any run shows
 (tails of 20 MiB segments, 1 MiB rests that are not split): the device is simply full."""
 
+PRINTED_SLACK_SHARE: Final = 0.08
+"""The same of a message, which does not show how large the holes are. In public threads cards that
+were simply full print up to 7 % of what is reserved, those that were fragmented 14 % and more."""
+
+FREE_NOISE_BYTES: Final = 32 * MIB
+FREE_NOISE_SHARE: Final = 0.01
+"""Free memory up to this much above a request that failed is what full cards print: the driver
+keeps some of it for its own pages, and the figure is read after the failure. In public threads full
+cards print 5 to 14 MiB more than was asked for; where something else was wrong, 1 GiB and more."""
+
 ROUNDING_SHARE: Final = 0.005
 """Two decimals are printed, so that a figure may be off by half of the last one."""
 
@@ -70,6 +80,10 @@ class FailedRequest:
         late_free_bytes: what came free only in the flush before the failure.
         hint: what the message itself advises.
         is_caught: the program caught the error and went on.
+        doing: what the program was doing by its traceback, within a sentence; "" where no sign of
+            ``rules/traceback_signs.py`` stands in it.
+        pool_is_unprinted: the backend keeps a pool of its own whose size its message lacks
+            (cudaMallocAsync): what is neither live nor free may be that pool.
     """
 
     source: str
@@ -96,6 +110,8 @@ class FailedRequest:
     device: int | None = None
     hint: str = ""
     is_caught: bool = False
+    doing: str = ""
+    pool_is_unprinted: bool = False
 
     @property
     def request_text(self) -> str:
@@ -140,7 +156,8 @@ class FailedRequest:
         cache = self.cache_bytes
         if not cache or not self.reserved_bytes:
             return False
-        return cache >= FULL_SLACK_SHARE * self.reserved_bytes
+        slack = FULL_SLACK_SHARE if self.is_exact else PRINTED_SLACK_SHARE
+        return cache >= slack * self.reserved_bytes
 
     @property
     def needed_bytes(self) -> int | None:
@@ -164,7 +181,10 @@ class FailedRequest:
     @property
     def uncovered_bytes(self) -> int:
         """R - F: what the driver lacked for a new segment; 0 where it had enough."""
-        return max(0, self.requested_bytes - (self.free_bytes or 0))
+        if self.is_covered_by_free:
+            return 0
+        lacking = self.requested_bytes - (self.free_bytes or 0)
+        return lacking if lacking > 0 else self.requested_bytes
 
     @property
     def missing_bytes(self) -> int:
@@ -202,8 +222,15 @@ class FailedRequest:
 
     @property
     def is_covered_by_free(self) -> bool:
-        """Whether the driver had enough free memory for the whole request."""
-        return self.free_bytes is not None and self.free_bytes >= self.requested_bytes
+        """Whether the driver had more than enough free memory for the whole request.
+
+        Free memory that exceeds the request by less than ``FREE_NOISE_BYTES``, or by less than a
+        hundredth of it, is a full card.
+        """
+        if self.free_bytes is None:
+            return False
+        noise = max(FREE_NOISE_BYTES, int(FREE_NOISE_SHARE * self.requested_bytes))
+        return self.free_bytes >= self.requested_bytes + noise
 
     @property
     def mapped_bytes(self) -> int:
@@ -219,9 +246,8 @@ class FailedRequest:
         """
         return (
             self.expandable is True
-            and self.is_covered_by_free
             and self.free_bytes is not None
-            and self.mapped_bytes > self.free_bytes
+            and self.requested_bytes <= self.free_bytes < self.mapped_bytes
         )
 
     @property
@@ -232,6 +258,8 @@ class FailedRequest:
         allowance for that is deducted.
         """
         listed = sum(p.n_bytes for p in self.other_processes)
+        if self.pool_is_unprinted:
+            return listed or None
         if self.total_bytes is None or self.free_bytes is None:
             return listed or None
         ours = self.process_bytes if self.process_bytes is not None else self.reserved_bytes

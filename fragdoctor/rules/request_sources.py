@@ -25,6 +25,7 @@ from fragdoctor.rules.failed_request import (
     known,
     rounding_bytes,
 )
+from fragdoctor.rules.traceback_signs import sign_of
 from fragdoctor.units import MIB
 
 SMALL_BYTES = MIB
@@ -70,8 +71,12 @@ def request_of_message(message: OomMessage) -> FailedRequest | None:
     if unallocated is None and reserved is not None and allocated is not None:
         unallocated = max(0, reserved - allocated)
     own, others, own_pid = split_processes(
-        known(message.process_bytes), message.other_processes, reserved
+        known(message.process_bytes),
+        message.other_processes,
+        reserved,
+        in_use_bytes(known(message.total_bytes), known(message.free_bytes)),
     )
+    sign = sign_of(message)
     active = message.active_bytes
     live = message.live_bytes if known(message.allocated_bytes) is not None else None
     pending = max(0, active - live) if active is not None and live is not None else 0
@@ -94,22 +99,38 @@ def request_of_message(message: OomMessage) -> FailedRequest | None:
         backend=message.backend,
         device=message.device_index,
         hint=message.free_allocated_hint,
+        doing="" if sign is None else sign.doing,
+        pool_is_unprinted=message.variant == "cudaMallocAsync",
     )
 
 
+def in_use_bytes(total: int | None, free: int | None) -> int | None:
+    """Return what is in use on a device, by all processes together."""
+    return None if total is None or free is None else total - free
+
+
 def split_processes(
-    own: int | None, listed: Sequence[OtherProcess], reserved: int | None
+    own: int | None,
+    listed: Sequence[OtherProcess],
+    reserved: int | None,
+    in_use: int | None = None,
 ) -> tuple[int | None, tuple[OtherProcess, ...], int | None]:
     """Return our own bytes, the other processes, and our id in the list.
 
-    Inside a container NVML's process ids differ from ours. The process that holds what PyTorch
-    reserved plus a context is this one; of several candidates, the closest.
+    Inside a container NVML's process ids differ from ours. A process that together with what
+    PyTorch reserved exceeds what is ``in_use`` on the device is this one, whatever NCCL, CUDA
+    graphs and libraries add to it. Without one, that which holds what PyTorch reserved plus a
+    context is this one; of several candidates, the closest.
     """
     others = tuple(p for p in listed if known(p.n_bytes) is not None)
     if own is not None or reserved is None or reserved == 0:
         return own, others, None
     low = reserved - rounding_bytes(reserved) * 2
     fitting = [p for p in others if low <= p.n_bytes <= reserved + CONTEXT_ALLOWANCE_BYTES]
+    if in_use is not None:
+        slack = 2 * (rounding_bytes(in_use) + rounding_bytes(reserved))
+        cannot_be_beside = [p for p in others if p.n_bytes + reserved > in_use + slack]
+        fitting = [p for p in cannot_be_beside if p.n_bytes >= low] or fitting
     if not fitting:
         return None, others, None
     ourselves = min(fitting, key=lambda p: abs(p.n_bytes - reserved))
@@ -200,6 +221,7 @@ def request_of_event(
         late_free_bytes=late_frees(snapshot, analysis.device, event.row),
         device=analysis.device,
         hint=printed.hint if printed is not None else "",
+        doing=printed.doing if printed is not None else "",
         is_caught=was_caught(snapshot, analysis, event.row),
     )
 
@@ -331,6 +353,9 @@ def _with_processes(failed: FailedRequest, device: BundleDevice) -> FailedReques
     if failed.process_bytes is not None or failed.other_processes:
         return failed
     own, others, own_pid = split_processes(
-        known(device.process_bytes), device.other_processes, failed.reserved_bytes
+        known(device.process_bytes),
+        device.other_processes,
+        failed.reserved_bytes,
+        in_use_bytes(failed.total_bytes, failed.free_bytes),
     )
     return replace(failed, process_bytes=own, other_processes=others, own_pid=own_pid)

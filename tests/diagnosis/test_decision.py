@@ -46,7 +46,8 @@ def failed(asked, total, free, live, unallocated, **more):
          Cause.PRIVATE_POOLS),
         (failed(128, 24576, 60, 1100, 20), Cause.OTHER_PROCESS),
         (failed(128, 24576, 60, 1100, 20, process_bytes=23_000 * MIB), Cause.NON_PYTORCH_MEMORY),
-        (failed(16, 24576, 34, 22600, 1400), Cause.UNKNOWN),
+        (failed(16, 24576, 34, 22600, 1400), Cause.CAPACITY),  # 18 MiB too much is a full card
+        (failed(16, 24576, 534, 22600, 900), Cause.UNKNOWN),
     ],
 )  # fmt: skip
 def test_decide_row_of_the_table_gives_its_cause(case, cause):

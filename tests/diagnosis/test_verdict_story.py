@@ -28,7 +28,7 @@ def test_memory_that_accumulates_without_a_failure_yet_is_a_leak_with_advice():
     assert diagnosis.verdict.cause is Cause.LEAK
     assert diagnosis.verdict.confidence is Confidence.LIKELY
     assert "150.00 MiB a trial" in diagnosis.verdict.summary
-    assert "No memory failure was found" in diagnosis.verdict.summary
+    assert "says that memory ran out" in diagnosis.verdict.summary
     assert diagnosis.recommendations[0].code == "free-between-trials"
     restart = next(r for r in diagnosis.recommendations if r.code == "restart-trials")
     assert "every few trials" in restart.title
@@ -38,7 +38,7 @@ def test_level_sweep_without_a_failure_is_no_leak_and_gets_no_advice():
     diagnosis = diagnosis_of(sweep(0))
 
     assert diagnosis.verdict.cause is Cause.NOT_MEMORY
-    assert diagnosis.verdict.summary == "No memory failure was found in 36 lines."
+    assert diagnosis.verdict.summary == "Nothing in 36 lines says that memory ran out."
     assert diagnosis.recommendations == ()
 
 

@@ -27,8 +27,30 @@ DEVICE = {
     "cut request": "RuntimeError: CUDA out of memory. Tried to allocate 2.0",
     "TensorRT": "[TRT] [E] 1: Error Code 1: Cuda Runtime (out of memory)",
     "a graph": "ResourceExhaustedError: Graph execution error: failed to allocate memory",
+    "Thrust": "terminate called after throwing an instance of 'thrust::system::system_error'\n"
+    "  what():  parallel_for failed: cudaErrorMemoryAllocation: out of memory",
+    "Thrust of old": "RuntimeError: after cudaLaunch in triple_chevron_launcher::launch(): "
+    "out of memory",
+    "no context": "RuntimeError: Unexpected error from cudaGetDeviceCount(). Did you run some cuda "
+    "functions before calling NumCudaDevices() that might have already set an error? Error 2: out "
+    "of memory",
+    "mapping": "RuntimeError: CUDA driver error: unknown error",
+    "ComfyUI": "torch.OutOfMemoryError: Allocation on device",
+    "DirectML": "RuntimeError: Could not allocate tensor with 3221225472 bytes. There is not "
+    "enough GPU video memory available!",
+    "bold": "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate **3.00 GiB**",
     "Ray, bare": "ray.exceptions.RayTaskError(RuntimeError): ray::f() (pid=7, ip=10.1.1.1)\n"
     "RuntimeError: CUDA error: out of memory",
+}
+SHARED = {
+    "NCCL 2.7": "box:1:2 [1] include/shm.h:28 NCCL WARN Call to posix_fallocate failed : No space "
+    "left on device\nbox:1:2 [1] include/shm.h:48 NCCL WARN Error while creating shared memory "
+    "segment nccl-shm-recv-0a-0-1-2 (size 9637888)",
+    "NCCL 2.20": "box:1:2 [0] misc/shmutils.cc:88 NCCL WARN Error: failed to extend "
+    "/dev/shm/nccl-Ab3 to 9637892 bytes, error: No space left on device (28)",
+    "worker": "ERROR: Unexpected bus error encountered in worker. This might be caused by "
+    "insufficient shared memory (shm).",
+    "torch file": "RuntimeError: unable to write to file </torch_123_456>: No space left on device",
 }
 PADDLE = (
     "Expected allocating <= available, but received allocating:6442450944 > available:2147483648.",
@@ -198,3 +220,47 @@ def test_messages_of_several_ranks_are_told_apart_by_their_device() -> None:
 )
 def test_advice_about_a_message_is_none(text: str) -> None:
     assert [m for m in find_messages(text).messages if m.is_device_oom] == []
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_full_shared_memory_is_neither_disk_nor_device(name: str) -> None:
+    messages = find_messages(SHARED[name]).messages
+
+    assert {m.sub_kind for m in messages} == {"dev-shm"}
+    assert not any(m.is_device_oom for m in messages)
+
+
+def test_full_disk_stays_a_full_disk() -> None:
+    text = "OSError: [Errno 28] No space left on device: 'ckpt.pt'; the GPU is fine"
+
+    assert [m.sub_kind for m in find_messages(text).messages] == ["disk-full"]
+
+
+def test_exit_code_inside_a_sentence_is_a_kill() -> None:
+    text = "[launch.py:321:sigkill_handler] ['python', '-u', 'fit.py'] exits with return code = -9"
+
+    (message,) = find_messages(text).messages
+
+    assert message.kind == "host-ram"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "d2.utils.memory: Attempting to copy inputs of <function f at 0x1> to CPU due to CUDA OOM",
+        "Warning: Ran out of memory when regular VAE decoding, retrying with tiled VAE decoding.",
+    ],
+)
+def test_retry_in_another_way_is_a_warning(text: str) -> None:
+    (message,) = find_messages(text).messages
+
+    assert message.is_warning
+
+
+def test_platform_without_expandable_segments_is_noted() -> None:
+    log = find_messages(
+        "UserWarning: expandable_segments not supported on this platform (function operator())\n"
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+    )
+
+    assert [m.kind for m in log.markers] == ["expandable-unsupported"]

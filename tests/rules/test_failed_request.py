@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
 from builders import MIB
 from hypothesis import given
 from hypothesis import strategies as st
@@ -11,7 +14,7 @@ from oom_snapshots import full, holes, late_free
 from fragdoctor.diagnosis.pipeline import build_contexts
 from fragdoctor.model.case import BundleDevice, BundleFacts, Case, OtherProcess, Overrides
 from fragdoctor.rules.failed_request import FailedRequest, rounding_bytes
-from fragdoctor.rules.request_sources import request_of_message, with_bundle
+from fragdoctor.rules.request_sources import request_of_message, split_processes, with_bundle
 
 
 def of(case):
@@ -199,3 +202,51 @@ def test_request_and_its_segment_are_told_apart():
 
     assert small.request_text == "request of 3.00 MiB (a segment of 20.00 MiB)"
     assert whole.request_text == printed.request_text == "request of 20.00 MiB"
+
+
+@pytest.mark.parametrize(
+    ("own", "listed", "expected"),
+    [
+        # together with ours more than is in use: it is ours, whatever NCCL and graphs add to it
+        (None, [(7, 79.0)], (79.0, [])),
+        (None, [(7, 1.0), (8, 77.5)], (77.5, [7])),
+        # beside ours it fits: another one
+        (None, [(7, 9.0)], (None, [7])),
+        (71.0, [(7, 8.0)], (71.0, [7])),
+    ],
+)
+def test_process_that_cannot_be_beside_ours_is_ours(own, listed, expected):
+    gib = 1 << 30
+    others = tuple(OtherProcess(pid, int(size * gib)) for pid, size in listed)
+
+    found, rest, _ = split_processes(
+        own and int(own * gib), others, int(69.5 * gib), int(79.2 * gib)
+    )
+
+    assert (found and found / gib, [p.pid for p in rest]) == expected
+
+
+@pytest.mark.parametrize(
+    ("asked", "free", "covered"),
+    [(16, 30, False), (16, 49, True), (8000, 8070, False), (8000, 8090, True), (8000, 7000, False)],
+)
+def test_free_memory_just_above_the_request_is_a_full_card(asked, free, covered):
+    r = FailedRequest("oom message", asked * MIB, free_bytes=free * MIB)
+
+    assert r.is_covered_by_free is covered
+    assert (r.uncovered_bytes > 0) is not covered
+
+
+@pytest.mark.parametrize(("unallocated", "real"), [(300, False), (900, True)])
+def test_holes_of_a_few_per_cent_are_the_state_of_a_full_card(unallocated, real):
+    printed = FailedRequest(
+        "oom message",
+        20 * MIB,
+        live_bytes=(6000 - unallocated) * MIB,
+        unallocated_bytes=unallocated * MIB,
+        reserved_bytes=6000 * MIB,
+        free_bytes=2 * MIB,
+    )
+
+    assert printed.has_real_holes is real
+    assert replace(printed, is_exact=True).has_real_holes

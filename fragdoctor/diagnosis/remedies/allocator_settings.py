@@ -164,7 +164,12 @@ class ExpandableSegments(SettingRemedy):
             return
         setting = case.assignment(case.with_present(f"{self.key}:True"))
         needs_upgrade = case.is_too_new(self.key)
-        against = "It is on already." if case.expandable_is_on else _beyond_holes(case)
+        if case.has_marker("expandable-unsupported"):
+            against = "The log says that this platform does not support them."
+        elif case.expandable_is_on:
+            against = "It is on already."
+        else:
+            against = _beyond_holes(case)
         if against:
             yield self.rejection(against, Confidence.PROVEN, setting=setting)
             return

@@ -29,6 +29,7 @@ from fragdoctor.model.simulation import OutlookBasis, OutlookState
 from fragdoctor.model.snapshot import Action
 from fragdoctor.rules.capacity.optimizer_state import fails_in_optimizer
 from fragdoctor.rules.failed_request import FailedRequest
+from fragdoctor.rules.traceback_signs import GrowsWith
 from fragdoctor.units import MIB, format_share, format_size, plural
 
 SHORT_OF_MEMORY: Final = (Cause.CAPACITY, Cause.TRANSIENT_PEAK, Cause.MEMORY_LIMIT)
@@ -251,7 +252,13 @@ def may_be_activations(case: JudgedCase) -> bool:
         return False
     if case.cause not in (Cause.CAPACITY, Cause.TRANSIENT_PEAK) or r.is_alone_too_large:
         return False
-    return not fails_in_optimizer_step(case) and not only_builds(case)
+    return not (fails_in_optimizer_step(case) or only_builds(case) or _is_no_training(case))
+
+
+def _is_no_training(case: JudgedCase) -> bool:
+    """Return whether the traceback shows that no activations are kept: a load, an evaluation."""
+    sign = case.sign
+    return sign is not None and (sign.grows_with is GrowsWith.MODEL or not sign.is_training)
 
 
 class SmallerBatch(SavingRemedy):
@@ -285,6 +292,12 @@ class SmallerBatch(SavingRemedy):
                 "freed already; weights, gradients and state do not shrink with the batch."
             )
             yield self.rejection(why, Confidence.LIKELY)
+            return
+        if case.is_of_model and case.sign is not None:
+            yield self.rejection(
+                f"It failed {case.sign.doing}: that does not depend on the batch.",
+                Confidence.LIKELY,
+            )
             return
         is_main = case.cause is not Cause.MEMORY_LIMIT and not only_builds(case)
         yield self.proposal(

@@ -31,6 +31,7 @@ from fragdoctor.diagnosis.remedies.fragmentation import (
     MovePinningBlocks,
     PreallocateBuffers,
 )
+from fragdoctor.diagnosis.remedies.from_traceback import AtTheFailingCall, RetryOutsideHandler
 from fragdoctor.diagnosis.remedies.leaks import (
     FewerParallelTrials,
     FindLeak,
@@ -41,9 +42,9 @@ from fragdoctor.diagnosis.remedies.leaks import (
 )
 from fragdoctor.diagnosis.remedies.outside_pytorch import (
     CapOtherLibraries,
+    DropExpandableSegments,
     FewerLayersOnGpu,
     FewerProcesses,
-    FitKvCache,
     FixShape,
     FreeOtherProcess,
     FusedAttention,
@@ -73,6 +74,7 @@ from fragdoctor.diagnosis.remedies.remedy import (
     prospect,
     steps_won,
 )
+from fragdoctor.diagnosis.remedies.serving import FitKvCache
 from fragdoctor.diagnosis.remedies.training import (
     ChunkedLoss,
     CombinedSavings,
@@ -127,11 +129,15 @@ REMEDIES: Final[tuple[Remedy, ...]] = (
     RetryOnce(),
     ShareGraphPools(),
     EmptyCache(),
+    # What the traceback shows.
+    AtTheFailingCall(),
+    RetryOutsideHandler(),
     # Surroundings.
     FreeOtherProcess(),
     FewerProcesses(),
     CapOtherLibraries(),
     LibraryHeadroom(),
+    DropExpandableSegments(),
     LessHostMemory(),
     RaiseSharedMemory(),
     FitKvCache(),

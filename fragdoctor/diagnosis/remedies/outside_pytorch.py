@@ -6,7 +6,8 @@ Some ask for one more look: a shape, a call, a recording.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from typing import ClassVar, Final
 
 from fragdoctor.diagnosis.remedies.remedy import (
@@ -18,12 +19,30 @@ from fragdoctor.diagnosis.remedies.remedy import (
     Proposal,
     Remedy,
 )
+from fragdoctor.model.case import OtherProcess
 from fragdoctor.model.diagnosis import Cause, Predicted
 from fragdoctor.model.finding import Confidence, Evidence
 from fragdoctor.model.gpu_sharing import ProcessDemand, share_gpu
 from fragdoctor.model.gpus import TYPICAL_CONTEXT_BYTES
 from fragdoctor.rules.failed_request import CONTEXT_ALLOWANCE_BYTES, FailedRequest
 from fragdoctor.units import format_count, format_size
+
+PEERS_LOOK_THE_SAME: Final = (
+    "Ranks that all use device 0 look the same: torch.cuda.set_device(local_rank)."
+)
+OWN_DEVICE: Final = (
+    "torch.cuda.set_device(local_rank) before anything else touches CUDA, or "
+    "CUDA_VISIBLE_DEVICES=$LOCAL_RANK for each rank: these are peers of one size"
+)
+
+MIN_PEERS: Final = 3
+"""Two processes of equal size may be chance; three are workers of one program."""
+
+
+def equal_processes(listed: Sequence[OtherProcess]) -> int:
+    """Return how many processes hold the same amount, 0 for fewer than ``MIN_PEERS``."""
+    n_most = max(Counter(p.n_bytes for p in listed).values(), default=0)
+    return n_most if n_most >= MIN_PEERS else 0
 
 
 class FreeOtherProcess(Remedy):
@@ -37,15 +56,22 @@ class FreeOtherProcess(Remedy):
         if not case.supports(Cause.OTHER_PROCESS):
             return
         is_main = case.cause is Cause.OTHER_PROCESS
+        weight = CURES + 5 if is_main else MAY_HELP
+        if is_main and case.sign is not None and case.sign.can_leave_gpu:
+            weight = HELPS  # the call need not be there at all
         r = case.failed_request
         held = r.other_bytes if r is not None else None
         listed = () if r is None else r.other_processes
         pids = ", ".join(str(p.pid) for p in listed)
+        peers = equal_processes(listed)
         may_be_own = r is not None and listed and r.process_bytes is None
         yield self.proposal(
-            weight=CURES + 5 if is_main else MAY_HELP,
+            title="Give each rank a device of its own" if peers else self.title,
+            weight=weight,
             confidence=Confidence.LIKELY if listed or is_main else Confidence.POSSIBLE,
-            change=f"end or move process {pids}"
+            change=f"{OWN_DEVICE}; otherwise end or move process {pids}"
+            if peers
+            else f"end or move process {pids}"
             if pids
             else "find the holders with nvidia-smi or fuser -v /dev/nvidia*, end leftover workers",
             why=case.verdict.summary
@@ -55,7 +81,7 @@ class FreeOtherProcess(Remedy):
             else "A snapshot does not show other processes.",
             cost="None, if the other process is a leftover.",
             caveats=(
-                "Ranks that all use device 0 look the same: torch.cuda.set_device(local_rank).",
+                *(() if peers else (PEERS_LOOK_THE_SAME,)),
                 *(("In a container the listed process may be this one.",) if may_be_own else ()),
             ),
             verify="nvidia-smi shows only this process; mem_get_info() shows the memory free.",
@@ -134,6 +160,16 @@ class CapOtherLibraries(Remedy):
         )
 
 
+LIBRARIES: Final = {
+    "cublas": "cuBLAS",
+    "cudnn": "cuDNN",
+    "nccl": "NCCL",
+    "thrust": "Thrust",
+    "rmm": "RMM",
+}
+"""Libraries that ask the driver for memory, by the kind or the finer kind of their messages."""
+
+
 class LibraryHeadroom(Remedy):
     """Room for libraries that allocate for themselves."""
 
@@ -142,20 +178,43 @@ class LibraryHeadroom(Remedy):
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose headroom where such a library failed."""
-        if not case.is_library_failure:
+        if not case.is_library_failure or case.message is None:
             return
+        library = LIBRARIES.get(case.kind) or LIBRARIES[case.message.sub_kind]
         yield self.proposal(
             weight=HELPS + 15,
             confidence=Confidence.POSSIBLE,
             change="torch.cuda.set_per_process_memory_fraction(0.95), and create handles and "
             "communicators early, for example by one small matmul or all_reduce at start",
-            why=f"{case.kind} allocates for itself; a cache that fills the device leaves it no "
-            "room.",
+            why=f"{library} allocates for itself; a cache that fills the device leaves it no room.",
             cost="PyTorch has 5 % less memory.",
             caveats=(
                 "An index out of range can look the same: rerun with CUDA_LAUNCH_BLOCKING=1.",
             ),
             verify="mem_get_info() shows some hundred MiB free when the library starts.",
+        )
+
+
+class DropExpandableSegments(Remedy):
+    """Expandable segments where the platform cannot map them."""
+
+    code: ClassVar[str] = "drop-expandable-segments"
+    title: ClassVar[str] = "Turn expandable segments off"
+
+    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
+        """Propose it for errors of the driver calls that only expandable segments make."""
+        if case.message is None or case.message.sub_kind != "driver-api":
+            return
+        yield self.proposal(
+            weight=CURES,
+            confidence=Confidence.LIKELY,
+            setting=case.assignment("expandable_segments:False"),
+            why="'CUDA driver error' comes from the calls that map expandable segments. They fail "
+            "on WSL2, on Jetson and in some containers with memory free; without them an error "
+            "prints its figures.",
+            cost="More fragmentation where shapes vary.",
+            caveats=("A library may set it on import: look for it in os.environ.",),
+            verify="The error is gone, or prints figures.",
         )
 
 
@@ -192,11 +251,16 @@ class RaiseSharedMemory(Remedy):
         """Propose a larger /dev/shm."""
         if case.cause is not Cause.HOST_MEMORY or not _is_shared_memory(case):
             return
+        is_nccl = case.message is not None and case.message.variant == "nccl-shm"
+        user = "NCCL passes data between GPUs" if is_nccl else "DataLoader workers pass batches"
+        user += " through"
         yield self.proposal(
             weight=CURES,
             confidence=Confidence.LIKELY,
-            change="docker run --shm-size=8g or --ipc=host; fewer DataLoader workers",
-            why="DataLoader workers pass batches through /dev/shm, which is 64 MiB in Docker.",
+            change="--shm-size=8g or --ipc=host for docker run; in Kubernetes an emptyDir with "
+            "medium: Memory on /dev/shm; "
+            + ("NCCL_SHM_DISABLE=1 to do without" if is_nccl else "fewer DataLoader workers"),
+            why=f"{user} /dev/shm, which is 64 MiB in Docker.",
             cost="Host memory.",
             verify="df -h /dev/shm during the run.",
         )
@@ -204,29 +268,6 @@ class RaiseSharedMemory(Remedy):
 
 def _is_shared_memory(case: JudgedCase) -> bool:
     return case.message is not None and case.message.sub_kind == "dev-shm"
-
-
-class FitKvCache(Remedy):
-    """A server's KV cache that does not fit its budget."""
-
-    code: ClassVar[str] = "fit-kv-cache"
-    title: ClassVar[str] = "Shrink what is served, or give the cache more"
-
-    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
-        """Propose to change the budget or what it must hold."""
-        if case.kind != "kv-cache":
-            return
-        yield self.proposal(
-            weight=CURES,
-            confidence=Confidence.LIKELY,
-            change="lower max_model_len or max_num_batched_tokens; raise gpu_memory_utilization if "
-            "nothing else uses the GPU, lower it if the start-up check fails; quantise; tensor "
-            "parallel over more GPUs",
-            why=case.verdict.summary,
-            cost="Shorter contexts or more GPUs.",
-            caveats=("CUDA graphs and other processes need what is above the utilisation.",),
-            verify="The log's 'Available KV cache memory' covers one request of the full length.",
-        )
 
 
 class JaxPreallocation(Remedy):
@@ -420,7 +461,9 @@ class LocateDriverCall(Remedy):
 
     def propose(self, case: JudgedCase) -> Iterator[Proposal]:
         """Propose to find the call behind a driver's message."""
-        if case.kind != "driver-no-figures" or case.cause is Cause.HOST_MEMORY:
+        if case.kind != "driver-no-figures" or case.cause is not Cause.UNKNOWN:
+            return
+        if case.message is not None and case.message.sub_kind == "driver-api":
             return
         yield self.proposal(
             weight=ASKS + 10,

@@ -19,6 +19,7 @@ from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.model.simulation import Outlook, OutlookState, ReplayResult
 from fragdoctor.rules.failed_request import FailedRequest
 from fragdoctor.rules.rule import Context
+from fragdoctor.rules.traceback_signs import GrowsWith, TracebackSign, sign_of
 from fragdoctor.units import format_count, format_size, plural
 
 CURES: Final = 90
@@ -84,6 +85,21 @@ class JudgedCase:
         return self.context.message
 
     @property
+    def sign(self) -> TracebackSign | None:
+        """What the traceback of the message shows, where no trace says more."""
+        return sign_of(self.message)
+
+    def has_marker(self, kind: str) -> bool:
+        """Return whether a line of the log says something, by the kind of its marker."""
+        log = self.context.case.oom
+        return log is not None and any(marker.kind == kind for marker in log.markers)
+
+    @property
+    def is_of_model(self) -> bool:
+        """Whether the traceback shows that the model itself, not its batch, is what fills."""
+        return self.sign is not None and self.sign.grows_with is GrowsWith.MODEL
+
+    @property
     def kind(self) -> str:
         """Kind of the message, "" without one."""
         return self.message.kind if self.message is not None else ""
@@ -96,7 +112,8 @@ class JudgedCase:
     @property
     def is_library_failure(self) -> bool:
         """Whether a library that allocates for itself failed: cuBLAS, cuDNN or NCCL."""
-        return self.kind in ("cublas", "cudnn", "nccl")
+        is_outside = self.message is not None and self.message.sub_kind in ("thrust", "rmm")
+        return is_outside or self.kind in ("cublas", "cudnn", "nccl")
 
     @property
     def settings(self) -> AllocatorSettings | None:

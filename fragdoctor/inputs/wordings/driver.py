@@ -59,6 +59,11 @@ def _line_of_its_own(fields: Fields, match: re.Match[str], stream: Stream) -> Fi
     return None if stream.before(match.start()) or stream.after(match.end()) else fields
 
 
+def _ends_line(fields: Fields, match: re.Match[str], stream: Stream) -> Fields | None:
+    """Keep words with which their line ends, as an error's do."""
+    return None if stream.after(match.end()).strip("\"'`.,;)") else fields
+
+
 def _cut_request(fields: Fields, match: re.Match[str], stream: Stream) -> Fields | None:
     """Keep a message that ends before its first figure is complete."""
     is_cut = "allocate".startswith(match.group("_label")) and stream.ends_at(match.end())
@@ -96,12 +101,24 @@ DRIVERS: Final = (
     ),
     _driver(
         "driver-error",
-        "drivererror:outofmemory",
-        r"(?P<_word>cuda|hip|musa)drivererror:outofmemory",
+        "drivererror:",
+        # C10_CUDA_DRIVER_CHECK (c10/cuda/driver_api.h, 2.1 to 2.15): in the allocator only the
+        # calls that map expandable segments stand in it.
+        r"(?P<_word>cuda|hip|musa)drivererror:(?:outofmemory|unknownerror|operationnotsupported"
+        r"|devicenotready)",
         back=6,
         refine=_word,
         sub_kind="driver-api",
         may_be_prose=True,
+    ),
+    _driver(
+        "device-count",
+        "error2:outofmemory",
+        r"unexpectederrorfromcudagetdevicecount\(\)\.?"
+        r"(?:didyourunsomecudafunctionsbeforecallingnumcudadevices\(\)thatmighthavealreadyset"
+        r"anerror\?)?error2:outofmemory",
+        back=170,
+        sub_kind="no-context",
     ),
     _driver(
         "torch-0.4",
@@ -159,12 +176,43 @@ DRIVERS: Final = (
         back=6,
         sub_kind="bitsandbytes",
     ),
-    _driver("thrust", "bad_alloc:cuda", r"bad_alloc:cuda(?:error)?[a-z]{0,30}:outofmemory"),
+    _driver(
+        "thrust",
+        "bad_alloc:cuda",
+        r"bad_alloc:cuda(?:error)?[a-z]{0,30}:outofmemory",
+        sub_kind="thrust",
+    ),
+    _driver(
+        "thrust",
+        ":outofmemory",
+        # thrust/system/cuda/detail/util.h: the name of the step, "failed", the error
+        r"(?:parallel_for|trivial_device_copy[a-z>-]{0,8}|reduce|scan|sort|copy_if|unique)"
+        r"(?:[a-z_0-9]{0,24})failed(?:tosynchronize|on[a-z0-9]{1,20}step)?:"
+        r"(?:cudaerrormemoryallocation:)?outofmemory",
+        back=110,
+        sub_kind="thrust",
+    ),
+    _driver(
+        "thrust",
+        "launch():outofmemory",
+        r"(?:aftercudalaunchin)?triple_chevron_launcher::launch\(\):outofmemory",
+        back=42,
+        sub_kind="thrust",
+    ),
+    _driver(
+        "thrust",
+        "what():outofmemory",
+        r"thrust::system::system_error'?what\(\):outofmemory",
+        back=32,
+        sub_kind="thrust",
+    ),
     _driver(
         "rmm",
         "bad_alloc:out_of_memory",
-        r"bad_alloc:out_of_memory(?::cudaerror)?",
+        r"bad_alloc:out_of_memory(?::cudaerror)?(?:at:[\w./:+-]{1,200}?"
+        r":cudaerrormemoryallocationoutofmemory)?",
         kind=OTHER,
+        sub_kind="rmm",
     ),
     _driver(
         "cuda-malloc",
@@ -199,6 +247,15 @@ DRIVERS: Final = (
         "outofmemory",
         r"(?:(?P<_word>cuda|hip)error(?:at|in)|gpuassert)[\w./:+'\"-]{0,140}?:outofmemory",
         back=160,
+    ),
+    _driver(
+        "allocation-on-device",
+        "allocationondevice",
+        # cudaMallocAsync's message as ComfyUI shows it: up to the device's number.
+        r"allocationondevice(?P<device_index>\d{1,3})?(?!\d?would)",
+        refine=_ends_line,
+        kind=ALLOCATOR,
+        sub_kind="figures-lost",
     ),
     _driver(
         "exception-name",

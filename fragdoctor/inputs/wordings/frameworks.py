@@ -158,6 +158,39 @@ FRAMEWORKS: Final = (
         back=50,
     ),
     Wording(
+        "directml",
+        OTHER,
+        "directml",
+        "notenoughgpuvideomemory",
+        compile_squeezed(
+            r"couldnotallocatetensorwith(?P<requested_bytes>COUNT)bytes\.?"
+            r"thereisnotenoughgpuvideomemory"
+        ),
+        back=80,
+    ),
+    Wording(
+        "detectron2-retry",
+        ALLOCATOR,
+        "cuda",
+        "tocpuduetocudaoom",
+        # detectron2/utils/memory.py, retry_if_cuda_oom: goes on with the inputs on the CPU
+        compile_squeezed(r"attemptingtocopyinputsof[^`]{1,160}?tocpuduetocudaoom"),
+        back=200,
+        is_warning=True,
+        sub_kind="went-on",
+    ),
+    Wording(
+        "vae-retry",
+        ALLOCATOR,
+        "cuda",
+        "whenregularvae",
+        # ComfyUI 0.3, comfy/sd.py, and its forks: VAE.decode and VAE.encode
+        compile_squeezed(r"ranoutofmemorywhenregularvae(?:de|en)coding,retryingwithtiledvae"),
+        back=14,
+        is_warning=True,
+        sub_kind="went-on",
+    ),
+    Wording(
         "tensorrt",
         OTHER,
         "tensorrt",
@@ -237,6 +270,20 @@ KV_CACHE_CHECKS: Final = (
         ),
         back=110,
         sub_kind="kv-budget",
+        hint=_HINT,
+    ),
+    Wording(
+        "vllm-sampler",
+        KV_CACHE,
+        "vllm",
+        "whenwarmingup",
+        # v1/worker/gpu_model_runner.py, 0.8 to 0.11: _dummy_sampler_run, _dummy_pooler_run
+        compile_squeezed(
+            r"(?:cuda)?outofmemoryoccurredwhenwarmingup(?:sampler|pooler(?:\([^()]{1,40}\))?)with"
+            r"<n_sequences>dummyrequests"
+        ),
+        back=24,
+        sub_kind="warm-up",
         hint=_HINT,
     ),
     Wording(

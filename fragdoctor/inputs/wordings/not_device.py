@@ -33,6 +33,7 @@ KILLS: Final = (
     _kill("exit-code", "signal9", r"signal9\(sigkill\)"),
     _kill("exit-code", "exitstatus-9", r"(?:non-zero)?exitstatus-9(?!\d)", 8),
     _kill("exit-code", "exitcode-9", r"exitcode-9(?!\d)"),
+    _kill("exit-code", "returncode", r"(?:exitswith)?returncode[=:]?-9(?!\d)", 9),
     _kill(
         "exit-code",
         "137",
@@ -71,6 +72,18 @@ HOST_MEMORY: Final[tuple[Wording, ...]] = (
     _host("dataloader-bus-error", "dev-shm", "buserror",
           r"dataloaderworker(?:\(pid\(?s?\)?:?[\d,]{1,60}\))?iskilledbysignal:buserror"
           r"(?:\.itispossiblethatdataloader'?sworkersareoutofsharedmemory)?", 100, group="shm"),
+    _host("dataloader-bus-error", "dev-shm", "buserrorencounteredinworker",
+          r"unexpectedbuserrorencounteredinworker"
+          r"(?:\.thismightbecausedbyinsufficientsharedmemory)?", 10, group="shm"),
+    # NCCL's src/include/shm.h (to 2.12) and src/misc/shmutils.cc (since 2.13)
+    _host("nccl-shm", "dev-shm", "nospaceleftondevice",
+          r"(?:calltoposix_fallocatefailed|error:failedtoextend/dev/shm/[\w.-]{1,80}to"
+          r"(?P<requested_bytes>COUNT)bytes|unabletowritetofile</torch_\w{1,80}>"
+          r"|errorwhilecreatingsharedmemorysegment[/\w.-]{0,100}\(size(?P<_size>\d{1,15})\))"
+          r"[,:]{0,2}(?:error)?:?nospaceleftondevice", 190, group="shm"),
+    _host("nccl-shm", "dev-shm", "creatingsharedmemorysegment",
+          r"errorwhilecreatingsharedmemorysegment[/\w.-]{0,100}"
+          r"\(size(?P<requested_bytes>COUNT)\)", 10, group="shm"),
     _host("shared-memory-full", "dev-shm", "workersareoutofsharedmemory",
           r"dataloader'?sworkersareoutofsharedmemory", 12, group="shm"),
     _host("dataloader-killed", "oom-killer", "iskilledbysignal:killed",

@@ -185,6 +185,7 @@ def located(message: OomMessage, stream: Stream, start: int, end: int) -> OomMes
         message,
         line=stream.line_at(start),
         rank=stream.rank_at(start),
+        intro=stream.intro(start),
         text=stream.text(start, end),
     )
 

@@ -109,7 +109,11 @@ def message_sections(diagnosis: Diagnosis) -> list[doc.Section]:
     note = f"{format_count(len(log.messages))} in this text"
     messages = [_messages(log, detail)] if several else []
     quoted = doc.Paragraph(text, detail=Detail.FULL)
+    server = doc.tabled(
+        log.server, doc.Column("", "name"), doc.Column("", "n_bytes"), label="Server's budget"
+    )
     return [
+        doc.Section("Server's budget", [server], id="server"),
         doc.Section("Messages", messages, note, "messages"),
         doc.Section("The message", [quoted], id="message"),
         doc.Section(title, [markers], id="markers"),

@@ -5,8 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import ClassVar
 
+from fragdoctor.model.case import OomMessage
 from fragdoctor.model.finding import Confidence, Finding, Severity
 from fragdoctor.rules.rule import Context, Need, Rule
+
+
+def missing_figures(message: OomMessage) -> list[str]:
+    """Return the figures that a message lacks though its kind prints them."""
+    if message.kind != "pytorch-caching-allocator" or message.backend not in ("cuda", "rocm"):
+        return []
+    if message.sub_kind not in ("", "size-bug"):
+        return []
+    figures = {
+        "device size": message.total_bytes,
+        "free": message.free_bytes,
+        "allocated": message.allocated_bytes,
+    }
+    return [name for name, value in figures.items() if value is None]
 
 
 class CutMessage(Rule):
@@ -38,19 +53,7 @@ class CutMessage(Rule):
         """Yield one finding naming the missing figures."""
         message = context.message
         assert message is not None  # noqa: S101 - needs
-        if message.kind != "pytorch-caching-allocator" or message.backend not in ("cuda", "rocm"):
-            return
-        if message.sub_kind:
-            return
-        missing = [
-            name
-            for name, value in (
-                ("device size", message.total_bytes),
-                ("free", message.free_bytes),
-                ("allocated", message.allocated_bytes),
-            )
-            if value is None
-        ]
+        missing = missing_figures(message)
         if missing:
             yield self.finding(
                 context,

@@ -1,0 +1,109 @@
+"""Remedies for servers: vLLM and SGLang, whose KV cache and graphs share the card with a model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import ClassVar, Final
+
+from fragdoctor.diagnosis.remedies.remedy import CURES, JudgedCase, Proposal, Remedy
+from fragdoctor.model.case import OomMessage
+from fragdoctor.model.finding import Confidence
+from fragdoctor.units import format_count, format_size
+
+LEAST_UTILIZATION: Final = 0.5
+"""Below half of the card a server that was meant to have it alone is not worth starting."""
+
+SPREAD: Final = {
+    "vllm": "a quantised checkpoint, or --tensor-parallel-size over more GPUs",
+    "sglang": "a quantised checkpoint, or --tp over more GPUs",
+}
+
+
+class FitKvCache(Remedy):
+    """A server's KV cache that does not fit its budget."""
+
+    code: ClassVar[str] = "fit-kv-cache"
+    title: ClassVar[str] = "Shrink what is served, or give the cache more"
+
+    def propose(self, case: JudgedCase) -> Iterator[Proposal]:
+        """Propose the option that the figures call for."""
+        message = case.message
+        if case.kind != "kv-cache" or message is None:
+            return
+        title, change, cost = _option(message)
+        yield self.proposal(
+            title=title,
+            weight=CURES + 6,  # it says more than to free the device
+            confidence=Confidence.LIKELY,
+            change=change,
+            why=case.verdict.summary,
+            cost=cost,
+            caveats=("CUDA graphs and other processes need what is above the utilisation.",),
+            verify="The log's 'Available KV cache memory' covers one request of the full length."
+            if message.backend == "vllm"
+            else "The log's max_total_num_tokens covers one request of the full length.",
+        )
+
+
+def _option(m: OomMessage) -> tuple[str, str, str]:
+    """Return title, change and cost of what to do."""
+    spread = SPREAD.get(m.backend, SPREAD["vllm"])
+    if m.sub_kind == "warm-up" and m.n_sequences:
+        fewer = max(1, m.n_sequences // 4)
+        return (
+            (
+                f"Serve {format_count(fewer)} requests at a time instead of "
+                f"{format_count(m.n_sequences)}"
+            ),
+            (
+                f"--max-num-seqs {fewer}, or a lower --gpu-memory-utilization, which leaves more "
+                "beside the KV cache"
+            ),
+            "Fewer requests at a time.",
+        )
+    if m.sub_kind == "startup-check" and m.total_bytes and m.free_bytes is not None:
+        share = math.floor(100 * m.free_bytes / m.total_bytes) / 100
+        if share < LEAST_UTILIZATION:
+            return (
+                "Free the device before the server starts",
+                (
+                    "end what holds it (nvidia-smi; a server that crashed leaves workers behind), "
+                    f"or another GPU: {format_size(m.free_bytes)} free is too little"
+                ),
+                "None, if it is a leftover.",
+            )
+        return (
+            f"Start it with --gpu-memory-utilization {share:.2f}, or free the device",
+            (
+                f"--gpu-memory-utilization {share:.2f} fits beside what is there; or end what "
+                f"holds {format_size(m.total_bytes - m.free_bytes)} (nvidia-smi)"
+            ),
+            "A smaller KV cache.",
+        )
+    if m.kv_tokens_capacity and m.kv_tokens_capacity > 0:
+        return (
+            f"Serve a context of {format_count(m.kv_tokens_capacity)} tokens",
+            (
+                f"--max-model-len {m.kv_tokens_capacity}, or a higher --gpu-memory-utilization if "
+                f"nothing else uses the GPU; --kv-cache-dtype fp8; {spread}"
+            ),
+            "Shorter contexts.",
+        )
+    if m.backend == "sglang":
+        return (
+            "Give weights and KV cache a larger share of the card",
+            (
+                "a higher --mem-fraction-static (0.9), with a lower --cuda-graph-max-bs to pay "
+                f"for it; {spread}"
+            ),
+            "Less room for CUDA graphs and for steps.",
+        )
+    return (
+        "Make room for a KV cache beside the weights",
+        (
+            f"a higher --gpu-memory-utilization if nothing else uses the GPU; a lower "
+            f"--max-num-batched-tokens; --enforce-eager; {spread}"
+        ),
+        "Slower serving, or more GPUs.",
+    )

@@ -1,0 +1,57 @@
+"""What a server said at start about its memory: vLLM's and SGLang's lines as shares of the card.
+
+The lines are of vLLM 0.4 to 0.11 (worker/worker.py, v1/worker/gpu_worker.py, gpu_model_runner.py,
+v1/core/kv_cache_utils.py) and of SGLang 0.4 (srt/model_executor/model_runner.py and
+srt/mem_cache/memory_pool.py). Of ranks that print the same, the largest figure counts.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from fragdoctor.inputs.wordings.wording import printed_bytes
+from fragdoctor.model.case import ServerShare
+
+MAX_CHARS: Final = 8 * 1024 * 1024
+"""A server prints its budget once, before it serves."""
+
+_SIZE: Final = r"(\d{1,9}(?:\.\d{1,9})?)\s?([GM]i?B)"
+_LINES: Final = tuple(
+    (share, re.compile(pattern))
+    for share, pattern in (
+        ("whole GPU", rf"total_gpu_memory \({_SIZE}\)"),
+        ("limit", rf"gpu_memory_utilization \([\d.]{{1,9}}\) = {_SIZE}"),
+        ("limit", rf"Desired GPU memory utilization is \([\d.]{{1,9}}, {_SIZE}\)"),
+        ("weights", rf"[Mm]odel weights (?:take|took) {_SIZE}"),
+        ("weights", rf"Model loading took {_SIZE}"),
+        ("weights", rf"Actual usage is {_SIZE} for weight"),
+        ("weights", rf"Actual usage is {_SIZE} for consumed memory"),
+        ("weights", rf"Load weight end\..{{0,400}}?mem usage={_SIZE}"),
+        ("outside PyTorch", rf"non_torch_memory takes {_SIZE}"),
+        ("outside PyTorch", rf"{_SIZE} for non-torch memory"),
+        ("peak of a step", rf"activation peak memory takes {_SIZE}"),
+        ("peak of a step", rf"{_SIZE} for peak activation"),
+        ("KV cache", rf"reserved for KV Cache is {_SIZE}"),
+        ("KV cache", rf"Available KV cache memory: {_SIZE}"),
+        ("KV cache", rf"Current kv cache memory in use is {_SIZE}"),
+        ("KV cache", rf"KV Cache is allocated\..{{0,80}}?\bKV size: {_SIZE}"),
+        ("K of the cache", rf"KV Cache is allocated\..{{0,80}}?\bK size: {_SIZE}"),
+        ("V of the cache", rf"KV Cache is allocated\..{{0,120}}?\bV size: {_SIZE}"),
+        ("CUDA graphs", rf"Graph capturing finished in .{{1,40}}?took {_SIZE}"),
+        ("CUDA graphs", rf"and {_SIZE} for CUDAGraph memory"),
+        ("CUDA graphs", rf"Capture cuda graph end\..{{0,200}}?mem usage={_SIZE}"),
+    )
+)
+_ORDER: Final = tuple(dict.fromkeys(share for share, _ in _LINES))
+
+
+def server_budget(text: str) -> tuple[ServerShare, ...]:
+    """Return what a server's start-up lines say, in the order of a budget; empty without any."""
+    head = text[:MAX_CHARS]
+    largest: dict[str, int] = {}
+    for share, pattern in _LINES:
+        for match in pattern.finditer(head):
+            n_bytes = printed_bytes("".join(match.groups()).lower())
+            largest[share] = max(n_bytes, largest.get(share, 0))
+    return tuple(ServerShare(name, largest[name]) for name in _ORDER if name in largest)

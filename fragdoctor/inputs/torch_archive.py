@@ -1,0 +1,63 @@
+"""Snapshots that were written by ``torch.save``: a zip whose ``data.pkl`` is an ordinary pickle.
+
+Only that one member is read, as a bounded stream, by the reader of pickles: what a tensor needs
+(globals, persistent ids) it refuses. Nothing is loaded, and nothing else of the archive is opened.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from os import PathLike
+from typing import BinaryIO, Final
+
+from fragdoctor.errors import InputError, LimitExceeded, NotASnapshot, RefusedSnapshot
+from fragdoctor.inputs.zip_members import DAMAGE, damaged, is_usual, open_member, parts_of
+
+PICKLE: Final = "data.pkl"
+MAX_ENTRIES: Final = 100_000
+"""A checkpoint has a member for each storage; a snapshot has about five in all."""
+
+
+@contextmanager
+def open_saved(source: str | PathLike[str] | BinaryIO, name: str) -> Iterator[BinaryIO]:
+    """Open the pickle inside of a file of ``torch.save``; ``name`` is what people call the file.
+
+    Raises:
+        InputError: it cannot be read, or holds no such pickle, or more than one.
+    """
+    try:
+        archive = zipfile.ZipFile(source)
+    except DAMAGE as e:
+        raise damaged(name) from e
+    with archive, open_member(archive, _pickle_of(archive, name), name) as stream:
+        yield stream
+
+
+def _pickle_of(archive: zipfile.ZipFile, name: str) -> zipfile.ZipInfo:
+    entries = archive.infolist()
+    if len(entries) > MAX_ENTRIES:
+        raise LimitExceeded(
+            f"{name} holds {len(entries)} members.", hint="A snapshot that was saved holds five."
+        )
+    found = [e for e in entries if len(p := parts_of(e.filename)) == 2 and p[1] == PICKLE]
+    if not found:
+        raise NotASnapshot(f"{name} is a zip archive, not a memory snapshot.", hint=NO_PICKLE)
+    if len(found) > 1 or not is_usual(found[0]):
+        raise RefusedSnapshot(
+            f"{name} holds {PICKLE} twice, encrypted or packed in an unusual way.",
+            hint="torch.save() writes no such file.",
+        )
+    return found[0]
+
+
+NO_PICKLE: Final = f"torch.save() puts a {PICKLE} into its archives; this one has none."
+
+
+def cannot_seek(name: str) -> InputError:
+    """Return the error for an archive from a pipe, which lists its members at its end."""
+    return NotASnapshot(
+        f"{name} is a file of torch.save(), which cannot be read from a pipe.",
+        hint="Give it by the name of its file.",
+    )

@@ -1,0 +1,209 @@
+"""The traceback that is printed with a message: which calls led to it.
+
+Python prints it above the exception, innermost call last; ComfyUI's reports print it below.
+IPython, rich and pytest draw frames of their own. Ranks that write in between each other are told
+apart as in ``inputs/log_streams.py``.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Final
+
+from fragdoctor.inputs.log_cleaning import plain_lines, rank_in, split_prefix
+from fragdoctor.model.case import OomMessage, TracebackFrame
+
+MAX_MESSAGES: Final = 200
+"""A log repeats its failures; what the first ones were called from is enough."""
+
+MAX_CHARS: Final = 64 * 1024
+"""Above a message: tracebacks of compiled or wrapped models run to hundreds of lines."""
+
+_BELOW_CHARS: Final = 8 * 1024
+_MAX_FRAMES: Final = 200
+_MAX_LINES: Final = 2000
+_MAX_TEXT: Final = 300
+
+START: Final = "Traceback (most recent call last)"
+HANDLED: Final = "During handling of the above exception"
+
+_PATH: Final = r"[^\s\"'<>|:*?][^\"'<>|*?\n]{0,400}?"
+_FUNCTION: Final = r"(?P<function>[\w<>.]{1,120})"
+_LINE: Final = r"(?P<line>\d{1,7})"
+_FORMS: Final = tuple(
+    re.compile(pattern)
+    for pattern in (
+        # Python: File "a.py", line 7, in f
+        rf"File \"(?P<file>[^\"\n]{{1,400}})\", line {_LINE}(?:, in {_FUNCTION})?",
+        # IPython 8: File a.py:7, in f(x)   Cell In[3], line 7, in f(x)
+        rf"File (?P<file>{_PATH}):{_LINE}(?:, in {_FUNCTION})?",
+        rf"(?P<file>Cell In\[\d{{1,6}}\]), line {_LINE}(?:, in {_FUNCTION})?",
+        # IPython 7: a.py in f(x)
+        rf"(?P<file>{_PATH}\.py|<ipython-input-[\w-]{{1,60}}>) in {_FUNCTION}(?:\(|$)",
+        # rich: a.py:7 in f    pytest: a.py:7: in f
+        rf"(?P<file>{_PATH}\.py):{_LINE}:? in {_FUNCTION}",
+        rf"(?P<file>{_PATH}\.py):{_LINE}:? ?(?:in)?$",
+    )
+)
+_MARKED_CODE: Final = re.compile(r"(?:-{2,20}>|❱)\s{0,4}\d{1,7}\s(.{0,1000})")
+_DRIVE: Final = re.compile(r"\b[A-Z]:\\\w")
+_SOURCE: Final = re.compile(r"(?:return\s|[A-Za-z_][\w.,\s\[\]*]{0,80}=\s?)[\w.(\[]")
+_FRAME_BARS: Final = " \t│|┃"
+_CARETS: Final = re.compile(r"[\s~^]{0,400}(?:<--- HERE)?$")
+_EXCEPTION: Final = re.compile(r"[A-Za-z_][\w.]{0,120}(?:Error|Exception|Interrupt)\b(?::|$)")
+
+
+def with_tracebacks(
+    text: str, messages: Sequence[OomMessage], starts: dict[int, int]
+) -> list[OomMessage]:
+    """Return messages with the frames of their tracebacks.
+
+    ``starts`` holds the offset of the line of each message; one that it lacks is left as it is.
+    Each line is looked at once, however many messages there are.
+    """
+    found = list(messages)
+    wanted: dict[int, list[int]] = {}
+    for n, message in enumerate(messages[:MAX_MESSAGES]):
+        if message.line in starts and message.kind != "negative":
+            wanted.setdefault(starts[message.line], []).append(n)
+    offsets = sorted(wanted)
+    for i, (offset, block) in enumerate(_blocks(text, offsets)):
+        frames, is_in_handler = block
+        if not frames:
+            end = text.find("\n", offset)
+            until = offsets[i + 1] if i + 1 < len(offsets) else len(text)
+            below = text[end + 1 : min(until, end + _BELOW_CHARS)] if end >= 0 else ""
+            frames = list(_frames(_leading_block([line for _, line in _lines(below)])))
+        for n in wanted[offset]:
+            found[n] = replace(
+                found[n], frames=tuple(frames[-_MAX_FRAMES:]), is_in_handler=is_in_handler
+            )
+    return found
+
+
+def _blocks(
+    text: str, offsets: Sequence[int]
+) -> Iterator[tuple[int, tuple[list[TracebackFrame], bool]]]:
+    """Yield for each line of a message the frames above it, of the writer of that line."""
+    written: dict[int | None, list[str]] = {}
+    end = 0
+    for offset in offsets:
+        low = max(end, offset - MAX_CHARS)
+        if low > end:
+            written = {}
+        line_end = text.find("\n", offset)
+        end = len(text) if line_end < 0 else line_end + 1
+        writer: int | None = None
+        # The line of the message may hold frames itself, where line breaks were escaped.
+        for told, line in _lines(text[low : min(end, offset + MAX_CHARS)].removesuffix("\n")):
+            writer = told
+            written.setdefault(writer, []).append(line)
+        above = written.pop(writer, [])[-_MAX_LINES:]
+        block, is_in_handler = _last_block(above)
+        yield offset, (list(_frames(block)) or list(_lone_source(above[:-1])), is_in_handler)
+
+
+def _lines(text: str) -> Iterator[tuple[int | None, str]]:
+    """Yield plain lines without the prefixes of loggers, each with the rank that wrote it."""
+    writer: int | None = None
+    for raw in text.split("\n"):
+        # In C:\\torch\\nn a backslash with an n is no line break that was escaped.
+        is_windows = _DRIVE.search(raw[:4096]) is not None
+        for plain in [raw[:4096]] if is_windows else plain_lines(raw[:4096]):
+            prefix, rest = split_prefix(plain)
+            told = rank_in(prefix) if prefix else None
+            writer = told if told is not None else writer
+            yield writer, rest.rstrip(_FRAME_BARS)
+
+
+def _last_block(lines: Sequence[str]) -> tuple[Sequence[str], bool]:
+    """Return the lines of the traceback that ends the text, and whether it was in a handler.
+
+    Without the line that opens a traceback, as in a text that was cut, frames are taken as far up
+    as frames and their source lines reach.
+    """
+    first = next((i for i in range(len(lines) - 1, -1, -1) if START in lines[i]), None)
+    if first is None:
+        first = _first_of_fragment(lines)
+        return (lines[first:], False)
+    ended = [i for i in range(first + 1, len(lines) - 1) if _EXCEPTION.match(lines[i])]
+    if ended:  # by another exception: what stands below that is a fragment, or nothing
+        return (lines[ended[-1] + 1 :], False)
+    is_in_handler = any(HANDLED in line for line in lines[max(0, first - 4) : first])
+    return (lines[first:], is_in_handler)
+
+
+def _first_of_fragment(lines: Sequence[str]) -> int:
+    n_plain = 0
+    first = len(lines)
+    for i in range(len(lines) - 1, -1, -1):
+        if _frame_of(lines[i]) is not None:
+            first, n_plain = i, 0
+            continue
+        n_plain += 1
+        if n_plain > 8:  # source lines, carets and wrapped arguments between two frames
+            break
+    return first
+
+
+def _lone_source(lines: Sequence[str]) -> Iterator[TracebackFrame]:
+    """Yield the source line right above a message: all that a paste of two lines has left."""
+    for line in reversed(lines[-3:]):
+        stripped = line.strip()
+        if stripped and not _CARETS.fullmatch(stripped):
+            if _SOURCE.match(stripped):
+                yield TracebackFrame("", code=" ".join(stripped.split())[:_MAX_TEXT])
+            return
+
+
+def _leading_block(lines: Sequence[str]) -> Sequence[str]:
+    """Return the lines below a message up to where another exception is told."""
+    for i, line in enumerate(lines):
+        if _EXCEPTION.match(line):
+            return lines[:i]
+    return lines
+
+
+def _frames(lines: Sequence[str]) -> Iterator[TracebackFrame]:
+    """Yield the frames of a block of lines in their order."""
+    frame: TracebackFrame | None = None
+    for line in lines:
+        found = _frame_of(line)
+        if found is not None:
+            if frame is not None:
+                yield frame
+            frame = found
+            continue
+        stripped = line.strip(_FRAME_BARS)
+        if frame is None or not stripped or _CARETS.fullmatch(stripped):
+            continue
+        marked = _MARKED_CODE.match(stripped)
+        if marked is not None:
+            code = " ".join(marked[1].strip(_FRAME_BARS).split())
+            frame = replace(frame, code=code[:_MAX_TEXT])
+        elif not frame.code and not stripped[0].isdigit() and not _EXCEPTION.match(stripped):
+            frame = replace(frame, code=" ".join(stripped.split())[:_MAX_TEXT])
+    if frame is not None:
+        yield frame
+
+
+def _frame_of(line: str) -> TracebackFrame | None:
+    """Return the frame that a line opens."""
+    stripped = line.strip()
+    if len(stripped) > 1000 or (
+        ".py" not in stripped and "File " not in stripped and "In[" not in stripped
+    ):
+        return None
+    for form in _FORMS:
+        match = form.match(stripped)
+        if match is not None:
+            groups = match.groupdict()
+            number = groups.get("line")
+            return TracebackFrame(
+                groups["file"][-_MAX_TEXT:],
+                int(number) if number else None,
+                groups.get("function") or "",
+            )
+    return None

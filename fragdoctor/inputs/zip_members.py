@@ -1,0 +1,91 @@
+"""Members of zip files as bounded streams: nothing goes to disk, nothing whole into memory."""
+
+from __future__ import annotations
+
+import io
+import struct
+import zipfile
+import zlib
+from pathlib import PurePosixPath
+from typing import IO, BinaryIO, Final
+
+from fragdoctor.errors import InputError, LimitExceeded, TruncatedSnapshot
+from fragdoctor.limits import DEFAULT_LIMITS
+from fragdoctor.units import MIB, format_size
+
+_GRACE_BYTES: Final = 64 * MIB
+_METHODS: Final = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+DAMAGE: Final = (
+    zipfile.BadZipFile,
+    zlib.error,
+    struct.error,
+    EOFError,
+    OSError,  # offsets that lie before the file or beyond it
+    ValueError,
+    OverflowError,
+    RuntimeError,  # encrypted; NotImplementedError, its subclass: an unknown way to pack
+)
+"""What ``zipfile`` raises on damaged or made-up archives, found by fuzzing."""
+
+
+def is_usual(entry: zipfile.ZipInfo) -> bool:
+    """Return whether a member is packed as genuine ones are: stored or deflated, not encrypted."""
+    return not entry.flag_bits & 1 and entry.compress_type in _METHODS
+
+
+def open_member(archive: zipfile.ZipFile, entry: zipfile.ZipInfo, name: str) -> BinaryIO:
+    """Open a member; ``name`` is what people call the archive.
+
+    Raises:
+        InputError: it is damaged. Reading raises it too, and ``LimitExceeded`` for a bomb.
+    """
+    try:
+        raw = archive.open(entry)
+    except DAMAGE as e:
+        raise damaged(name) from e
+    return io.BufferedReader(_Member(raw, entry, name), 1 << 16)
+
+
+def damaged(name: str) -> InputError:
+    """Return the error for an archive that cannot be read."""
+    return TruncatedSnapshot(f"{name} is a damaged zip file.", hint="Copy it again.")
+
+
+def parts_of(name: str) -> tuple[str, ...]:
+    """Return the parts of a member's name; one that climbs or starts at the root has none."""
+    path = PurePosixPath(name.replace("\\", "/"))
+    return () if path.is_absolute() or ".." in path.parts else path.parts
+
+
+class _Member(io.RawIOBase):
+    """One member of a zip as it unpacks, bounded by what genuine ones need."""
+
+    def __init__(self, raw: IO[bytes], entry: zipfile.ZipInfo, name: str) -> None:
+        self._raw = raw
+        self._entry = entry
+        self._name = name
+        self._n_bytes = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def close(self) -> None:
+        self._raw.close()  # else the archive stays open as long as its members
+        super().close()
+
+    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
+        try:
+            data = self._raw.read(len(buffer))
+        except DAMAGE as e:
+            raise damaged(self._name) from e
+        buffer[: len(data)] = data
+        self._n_bytes += len(data)
+        limits = DEFAULT_LIMITS
+        packed = max(1, self._entry.compress_size)
+        is_bomb = self._n_bytes > max(_GRACE_BYTES, limits.max_expansion * packed)
+        if is_bomb or self._n_bytes > limits.max_input_bytes:
+            raise LimitExceeded(
+                f"A member of {self._name} unpacks to more than {format_size(self._n_bytes - 1)}.",
+                hint="Genuine bundles unpack to about 20 times their size.",
+            )
+        return len(data)

@@ -1,0 +1,61 @@
+"""The same text by any way in: ``oom TEXT``, ``oom FILE``, ``analyze FILE`` and plain ``FILE``."""
+
+from __future__ import annotations
+
+import gzip
+
+import pytest
+from oom_messages import new_style
+
+FULL = new_style("1.00 GiB", "23.69 GiB", "412.00 MiB", "22.10 GiB", "300.00 MiB")
+TEXTS = {
+    "nothing": "hello",
+    "about the GPU": "loading the model on cuda:0, all fine",
+    "message": FULL,
+    "negative": "RuntimeError: CUDA error: device-side assert triggered",
+    "cut": FULL[:120],
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_every_way_in_says_the_same(run, tmp_path, name):
+    path = tmp_path / "text.txt"
+    path.write_text(TEXTS[name] + "\n")
+
+    results = [
+        run(*words)
+        for words in (
+            ["oom", TEXTS[name]],
+            ["oom", str(path)],
+            ["analyze", str(path)],
+            [str(path)],
+        )
+    ]
+
+    assert len({(r.code, r.out) for r in results}) == 1
+
+
+def test_text_without_a_failure_says_that_none_was_found(run):
+    result = run("oom", "hello")
+
+    assert result.out.startswith("No memory failure found.")
+    assert result.code == 0
+
+
+@pytest.mark.parametrize("command", [["analyze"], ["oom"], []])
+def test_damaged_text_is_read_as_far_as_it_goes(run, tmp_path, command):
+    lines = (f"{i} {FULL}" for i in range(3000))
+    packed = gzip.compress("\n".join(lines).encode())
+    path = tmp_path / "run.log.gz"
+    path.write_bytes(packed[: len(packed) // 2])
+
+    result = run(*command, str(path))
+
+    assert "Not enough capacity" in result.out
+    assert "as far as it goes" in result.out
+
+
+def test_message_that_is_cut_says_what_it_lacks(run):
+    result = run("oom", FULL[: FULL.index("Of the allocated")])
+
+    assert "The message is cut: it lacks allocated." in result.out

@@ -1,0 +1,124 @@
+"""The calls that led to a failure, as consoles, notebooks and loggers print them."""
+
+from __future__ import annotations
+
+import pytest
+
+from fragdoctor.inputs.messages import find_messages
+
+OOM = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+PLAIN = f"""Traceback (most recent call last):
+  File "/job/fit.py", line 40, in <module>
+    fit(net)
+  File "/job/fit.py", line 12, in fit
+    out = net(batch)
+          ^^^^^^^^^^
+{OOM}
+"""
+FORMS = {
+    "python": PLAIN,
+    "logged": "".join(f"2026-01-02 03:04:05,678 - ERROR - {line}\n" for line in PLAIN.split("\n")),
+    "of a rank": "".join(f"[rank3]: {line}\n" for line in PLAIN.split("\n")),
+    "IPython 8": f"""OutOfMemoryError                          Traceback (most recent call last)
+Cell In[7], line 40
+----> 40 fit(net)
+
+File /job/fit.py:12, in fit(net)
+     11 batch = batch.cuda()
+---> 12 out = net(batch)
+     13 out.sum()
+
+{OOM}
+""",
+    "IPython 7": f"""/job/fit.py in fit(net)
+     11 batch = batch.cuda()
+---> 12 out = net(batch)
+
+{OOM}
+""",
+    "rich": f"""╭───── Traceback (most recent call last) ─────╮
+│ /job/fit.py:12 in fit                       │
+│                                             │
+│   11 │   batch = batch.cuda()               │
+│ ❱ 12 │   out = net(batch)                   │
+╰─────────────────────────────────────────────╯
+{OOM}
+""",
+    "pytest": f"""/job/fit.py:12: in fit
+    out = net(batch)
+{OOM}
+""",
+    "Windows": PLAIN.replace("/job/fit.py", "C:\\job\\nets\\fit.py"),
+    "below": f"""Error occurred when executing Fit:
+
+{OOM}
+
+File "/job/fit.py", line 12, in fit
+out = net(batch)
+""",
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_traceback_in_any_form_gives_the_failing_line(form):
+    (message,) = find_messages(FORMS[form]).messages
+    frame = message.frames[-1]
+
+    assert frame.file.endswith("fit.py")
+    assert frame.code == "out = net(batch)"
+    assert frame.function in ("fit", "")
+    assert frame.line in (12, None)
+
+
+def test_ranks_that_interleave_have_their_own_frames():
+    lines = zip(
+        PLAIN.split("\n"), PLAIN.replace("12, in fit", "13, in other").split("\n"), strict=True
+    )
+    text = "".join(f"[rank0]: {a}\n[rank1]: {b}\n" for a, b in lines)
+
+    messages = find_messages(text).messages
+
+    assert {m.rank: m.frames[-1].function for m in messages} == {0: "fit", 1: "other"}
+
+
+def test_source_line_alone_above_a_message_is_a_frame():
+    (message,) = find_messages(f"    return torch.cdist(a, b)\n    ~~~ <--- HERE\n{OOM}").messages
+
+    assert [frame.code for frame in message.frames] == ["return torch.cdist(a, b)"]
+
+
+def test_message_without_a_traceback_has_no_frames():
+    (message,) = find_messages(f"epoch 3 done\nloading data: fine\n{OOM}\nbye\n").messages
+
+    assert message.frames == ()
+
+
+def test_second_failure_in_a_handler_is_told_from_the_first():
+    text = (
+        f"{PLAIN}\nDuring handling of the above exception, another exception occurred:\n\n{PLAIN}"
+    )
+
+    first, second = find_messages(text).messages
+
+    assert (first.is_in_handler, second.is_in_handler) == (False, True)
+    assert len(second.frames) == 2
+
+
+def test_frames_do_not_come_from_a_traceback_that_another_exception_ended():
+    text = (
+        'Traceback (most recent call last):\n  File "a.py", line 1, in f\n    g()\n'
+        f"ValueError: no\nnext try\n{OOM}\n"
+    )
+
+    (message,) = find_messages(text).messages
+
+    assert not [frame for frame in message.frames if frame.file == "a.py"]
+
+
+def test_thousands_of_frames_are_bounded():
+    frames = "".join(f'  File "deep.py", line {i}, in f\n    f({i})\n' for i in range(5000))
+
+    (message,) = find_messages(f"Traceback (most recent call last):\n{frames}{OOM}\n").messages
+
+    assert 0 < len(message.frames) <= 200
+    assert message.frames[-1].line == 4999

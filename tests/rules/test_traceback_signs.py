@@ -1,0 +1,190 @@
+"""What the calls above a failure say, and that it comes before advice that fits any failure."""
+
+from __future__ import annotations
+
+import pytest
+from oom_messages import case_of, old_style
+
+from fragdoctor.diagnosis.pipeline import diagnose
+from fragdoctor.inputs.messages import find_messages
+from fragdoctor.model.case import TracebackFrame
+from fragdoctor.rules.traceback_signs import SIGNS, GrowsWith, sign_of
+
+FULL = old_style("1.00 GiB", "23.69 GiB", "22.10 GiB", "412.00 MiB", "22.60 GiB")
+LIB = "/env/lib/python3.11/site-packages"
+
+
+def frame(file: str, function: str, code: str, line: int = 7) -> str:
+    return f'  File "{file}", line {line}, in {function}\n    {code}\n'
+
+
+def failing(*frames: str, message: str = FULL) -> str:
+    start = "Traceback (most recent call last):\n" + frame("/job/fit.py", "main", "main()")
+    return start + "".join(frames) + message + "\n"
+
+
+TORCH = f"{LIB}/torch"
+SHAPES = {
+    "fsdp-full-state": failing(
+        frame("/job/save.py", "save", "sd = net.state_dict()"),
+        frame(f"{TORCH}/distributed/fsdp/_state_dict_utils.py", "_common_unshard", "unshard()"),
+    ),
+    "zero3-gathered-save": failing(
+        frame(f"{LIB}/deepspeed/runtime/engine.py", "save_16bit_model", "sd = self.gather()")
+    ),
+    "checkpoint-on-gpu": failing(
+        frame("/job/fit.py", "resume", "state = torch.load(path)"),
+        frame(f"{TORCH}/serialization.py", "_cuda_deserialize", "return storage(n)"),
+    ),
+    "loading-state": failing(
+        frame(f"{TORCH}/optim/optimizer.py", "load_state_dict", "state = _cast(value)")
+    ),
+    "loading-weights": failing(
+        frame("/job/fit.py", "build", "net.to(device)"),
+        frame(f"{TORCH}/nn/modules/module.py", "convert", "return t.to(device)"),
+    ),
+    "graph-capture": failing(
+        message=f"Exception: Capture cuda graph failed: {FULL.partition(': ')[2]}"
+    ),
+    "server-profiling": failing(
+        frame(f"{LIB}/vllm/v1/worker/gpu_model_runner.py", "_dummy_run", "out = self.model(x)")
+    ),
+    "server-weights": failing(
+        frame(f"{LIB}/vllm/worker/model_runner.py", "load_model", "self.model = get_model()"),
+        frame(f"{LIB}/vllm/somewhere.py", "create_weights", "w = torch.empty(n)"),
+    ),
+    "server-step": failing(
+        frame(f"{LIB}/vllm/v1/worker/gpu_worker.py", "execute_model", "out = self.run()")
+    ),
+    "gathered-predictions": failing(
+        frame(f"{LIB}/transformers/trainer_pt_utils.py", "nested_concat", "torch.cat((a, b))")
+    ),
+    "box-assignment": failing(
+        frame(f"{LIB}/mmdet/core/bbox/assigners/max_iou_assigner.py", "assign", "o = iou(a, b)")
+    ),
+    "mask-pasting": failing(
+        frame(f"{LIB}/detectron2/layers/mask_ops.py", "paste_masks_in_image", "img[i] = m")
+    ),
+    "dense-adjacency": failing(
+        frame(f"{LIB}/torch_geometric/utils/_to_dense_adj.py", "to_dense_adj", "a = zeros(n)")
+    ),
+    "graph-messages": failing(
+        frame(f"{LIB}/torch_geometric/nn/conv/gat_conv.py", "message", "return a * x")
+    ),
+    "data-parallel-gather": failing(
+        frame(f"{TORCH}/nn/parallel/comm.py", "gather", "return torch._C._gather(tensors)")
+    ),
+    "sharded-optimizer-setup": failing(
+        frame(f"{LIB}/deepspeed/runtime/zero/stage3.py", "_setup_for_real_optimizer", "a()")
+    ),
+    "optimizer-state": failing(
+        frame(f"{TORCH}/optim/adamw.py", "_init_group", "state['exp_avg'] = zeros_like(p)")
+    ),
+    "vae-decode": failing(frame("/comfy/nodes.py", "decode", "img = vae.decode(samples)")),
+    "sampled-grid": failing(
+        frame(f"{TORCH}/nn/functional.py", "grid_sample", "return torch.grid_sampler(x, g)")
+    ),
+    "gaussian-rasterizer": failing(
+        frame(f"{LIB}/diff_gaussian_rasterization/__init__.py", "forward", "n = _C.run(*args)")
+    ),
+    "attention-scores": failing(
+        frame("/job/net.py", "forward", "w = torch.matmul(q, key_states.transpose(2, 3))")
+    ),
+    "all-pairs": failing(frame("/job/net.py", "forward", "d = torch.cdist(a, b)")),
+    "growing-concatenation": failing(
+        frame("/job/fit.py", "collect", "seen = torch.cat([seen, new])")
+    ),
+    "loss-of-vocabulary": failing(
+        frame("/job/net.py", "loss", "logits = logits.float()"),
+    ),
+    "generation": failing(
+        frame(f"{LIB}/transformers/generation/utils.py", "_sample", "out = self(**inputs)")
+    ),
+    "evaluation": failing(
+        frame(f"{LIB}/lightning/loops/evaluation_loop.py", "_evaluation_step", "out = step()"),
+        frame(f"{TORCH}/nn/modules/conv.py", "forward", "return F.conv2d(x, w)"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_traceback_shows_its_sign(name):
+    (message,) = find_messages(SHAPES[name]).messages
+    sign = sign_of(message)
+
+    assert sign is not None
+    assert sign.name == name
+
+
+def test_every_sign_of_the_table_is_shown_by_a_text():
+    assert set(SHAPES) == {sign.name for sign in SIGNS}
+
+
+@pytest.mark.parametrize("sign", SIGNS, ids=lambda sign: sign.name)
+def test_sign_names_library_and_version(sign):
+    library, *_ = sign.source.split()
+
+    assert library
+    assert sign.doing
+    assert sign.file or sign.functions or sign.code
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_advice_at_the_failing_call_comes_first(name):
+    first, *others = diagnose(case_of(SHAPES[name])).recommendations
+
+    assert first.code == "at-the-failing-call"
+    sign = sign_of(find_messages(SHAPES[name]).messages[0])
+    assert sign is not None
+    if sign.grows_with is GrowsWith.MODEL:
+        assert "smaller-batch" not in [r.code for r in others]
+
+
+def test_verdict_says_what_was_going_on():
+    verdict = diagnose(case_of(SHAPES["gathered-predictions"])).verdict
+
+    assert "while the predictions of the whole evaluation were joined" in verdict.summary
+
+
+def test_frames_of_plain_layers_are_no_sign():
+    text = failing(
+        frame("/job/net.py", "forward", "x = self.conv(x)"),
+        frame(f"{TORCH}/nn/modules/conv.py", "_conv_forward", "return F.conv2d(x, w)"),
+    )
+
+    (message,) = find_messages(text).messages
+
+    assert sign_of(message) is None
+    assert diagnose(case_of(text)).recommendations[0].code == "smaller-batch"
+
+
+def test_innermost_sign_counts():
+    text = failing(
+        frame(f"{LIB}/transformers/trainer.py", "evaluation_loop", "out = self.step()"),
+        frame(f"{TORCH}/nn/functional.py", "grid_sample", "return torch.grid_sampler(x, g)"),
+    )
+
+    (message,) = find_messages(text).messages
+    sign = sign_of(message)
+
+    assert sign is not None
+    assert sign.name == "sampled-grid"
+
+
+def test_retry_inside_a_handler_is_advised_against():
+    text = failing() + (
+        "\nDuring handling of the above exception, another exception occurred:\n\n" + failing()
+    )
+    second = find_messages(text).messages[1]
+    log = find_messages(text)
+
+    assert second.is_in_handler
+    codes = [r.code for r in diagnose(case_of(text)).recommendations]
+    assert ("retry-outside-except" in codes) is log.messages[log.primary].is_in_handler
+
+
+@pytest.mark.parametrize("code", ["x = torch.cat([a, b])", "x, y = torch.cat([z, x]), 1"])
+def test_joining_other_tensors_is_no_growing_one(code):
+    sign = next(s for s in SIGNS if s.name == "growing-concatenation")
+
+    assert not sign.matches(TracebackFrame("a.py", 1, "f", code))
