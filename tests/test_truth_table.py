@@ -43,6 +43,12 @@ def test_rows_that_rise_are_no_fall(truth_table: ModuleType) -> None:
     assert truth_table.fall(before, now) == []
 
 
+def test_the_docs_print_the_committed_table(truth_table: ModuleType) -> None:
+    proof = (TOOLS.parent / "docs" / "proof.md").read_text(encoding="utf-8")
+
+    assert "\n".join(truth_table.table(truth_table.committed())) in proof
+
+
 @pytest.mark.slow
 def test_the_committed_table_holds(truth_table: ModuleType) -> None:
     said = truth_table.answers(n_jobs=2)

@@ -17,6 +17,7 @@ import argparse
 import concurrent.futures
 import gzip
 import json
+import re
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -163,6 +164,22 @@ def committed() -> Answers:
     return dict(json.loads((TRUTH / "answers.json").read_text()))
 
 
+def commit(said: Answers) -> None:
+    """Make these answers the committed ones, and print their table in the docs."""
+    (TRUTH / "answers.json").write_text(json.dumps(dict(sorted(said.items())), indent=0) + "\n")
+    proof = ROOT / "docs" / "proof.md"
+    printed = "\n".join(table(said))
+    proof.write_text(
+        re.sub(
+            r"(?<=```text\n)looked: .*?(?=\n```)",
+            lambda _: printed,
+            proof.read_text("utf-8"),
+            flags=re.DOTALL,
+        ),
+        "utf-8",
+    )
+
+
 def choose(folder: Path) -> None:
     """Copy recordings of each program, compressed, with what the program did."""
     (TRUTH / "programs").mkdir(parents=True, exist_ok=True)
@@ -201,8 +218,7 @@ def main(argv: Sequence[str]) -> int:
     said = answers(options.jobs)
     print("\n".join(table(said)))
     if options.choose or options.write:
-        text = json.dumps(dict(sorted(said.items())), indent=0)
-        (TRUTH / "answers.json").write_text(text + "\n")
+        commit(said)
         return 0
     worse = fall(committed(), said)
     print("\n".join(worse))

@@ -19,6 +19,7 @@ from fragdoctor._native import _ext
 from fragdoctor.frozen import frozen
 from fragdoctor.future.passes import is_training_forward, trained_until
 from fragdoctor.future.repetition import Repetition, repetition_of
+from fragdoctor.future.steps import Steps
 from fragdoctor.model.settings import Era
 from fragdoctor.model.simulation import Outlook, OutlookBasis, OutlookState
 from fragdoctor.trace import stacks
@@ -55,6 +56,7 @@ BACKWARD_TAKES: Final = 1.1
 """The same for one that failed later in its first step."""
 
 NO_STEP: Final = "the recording holds no complete step"
+UNLIKE_ANY: Final = "the step that failed is like none that was recorded in full"
 
 
 @frozen
@@ -179,7 +181,9 @@ class Outlooks:
         return PLAYED_OF_EDIT if self._is_edited else MAX_PLAYED
 
     def _of_first_step(self, raw: Mapping[str, Any], limit: int | None) -> Outlook:
-        """Return the outlook of a run of which no step is complete."""
+        """Return the outlook of a run of which no step is complete, or none like the last one."""
+        if len(Steps.of(self._trace)) > 1:
+            return Outlook(OutlookState.OPEN, reason=UNLIKE_ANY)
         least = int(raw["peak_allocated_bytes"])
         takes = self._first_step_takes
         if not takes:
