@@ -20,7 +20,7 @@ from fragdoctor.units import format_size
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from fragdoctor.model.rehearsal import RehearsalResult, RehearsalSweep
+    from fragdoctor.model.rehearsal import Rehearsal, RehearsalResult, RehearsalSweep
     from fragdoctor.rehearse.process import Conditions, OnStep, RehearsedGpu
     from fragdoctor.rehearse.programs import Launched, Program
     from fragdoctor.rehearse.sweep import Batches
@@ -136,15 +136,23 @@ def rehearse(chosen: RehearseOptions) -> int:
     result: RehearsalResult | RehearsalSweep
     if asked.is_one:
         result = _judged(chosen, asked)
-        code = OK if result.rehearsal.fits else FINDINGS
+        code = _code(chosen, [result.rehearsal], fits=result.rehearsal.fits)
     else:
         result = _swept(chosen, asked)
-        code = USAGE if result.failed else OK if result.fits else FINDINGS
+        code = USAGE if result.failed else _code(chosen, result.rehearsals, fits=result.fits)
     for name, target in targets:
         write_target(_report(result, name, replace(look, color=False)), target, force=chosen.force)
     text = _report(result, chosen.output_format.value, look)
     write_target(text, chosen.output, force=chosen.force)
     return code
+
+
+def _code(chosen: RehearseOptions, found: Sequence[Rehearsal], *, fits: bool) -> int:
+    """Return the exit code: a gate does not open for what was not seen, unless it was asked for."""
+    if not fits:
+        return FINDINGS
+    is_gate = chosen.fits_on is not None and chosen.steps is None
+    return USAGE if is_gate and any(r.is_partial for r in found) else OK
 
 
 @frozen
@@ -307,18 +315,20 @@ def _snapshot_path(chosen: RehearseOptions, program: Program) -> Path:
     Raises:
         ConfigError: it cannot be written there.
     """
-    if chosen.snapshot is not None:
+    folder = chosen.snapshot if chosen.snapshot is not None and chosen.snapshot.is_dir() else None
+    if chosen.snapshot is not None and folder is None:
         console.check_output(chosen.snapshot, force=chosen.force, inputs=[program.target])
         return chosen.snapshot
     stem = (
         Path(program.target).name.removesuffix(".py").removesuffix(".ipynb").rpartition(".")[2]
         or "program"
     )
-    place, n = Path(f"{stem}-rehearsal.pickle"), 1
+    folder = folder or Path()
+    place, n = folder / f"{stem}-rehearsal.pickle", 1
     while place.exists():
         n += 1
-        place = Path(f"{stem}-rehearsal-{n}.pickle")
-    if not os.access(Path.cwd(), os.W_OK):
+        place = folder / f"{stem}-rehearsal-{n}.pickle"
+    if not os.access(folder, os.W_OK):
         raise ConfigError(
             "The snapshot cannot be written to this folder.", hint="Choose a place: --snapshot FILE"
         )
@@ -356,11 +366,12 @@ def _swept(chosen: RehearseOptions, asked: _Asked) -> RehearsalSweep:
 
     keep = chosen.snapshot
     if keep is not None:
-        if keep.exists():
+        if keep.exists() and not (keep.is_dir() and not any(keep.iterdir())):
             raise ConfigError(
-                f"{keep} exists.", hint="Name a new folder: each rehearsal leaves a snapshot."
+                f"{keep} exists and is no empty folder.",
+                hint="Name a new or an empty folder: each rehearsal leaves a snapshot.",
             )
-        keep.mkdir(parents=True)
+        keep.mkdir(parents=True, exist_ok=True)
     with console.Progress("Rehearsing") as progress:
 
         def on_case(name: str) -> OnStep:

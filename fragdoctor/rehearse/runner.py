@@ -200,6 +200,9 @@ def _rehearsal(
         snapshot=snapshot,
         torch_version=conditions.torch_version or found["torch"],
         python=python,
+        is_partial=bool(found["partial"]),
+        partial_reason=found["partial"],
+        n_skipped=found["n_skipped"],
     )
 
 

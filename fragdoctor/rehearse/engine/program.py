@@ -221,6 +221,10 @@ def _rehearse(request: dict[str, Any], now: Session, undo: ExitStack) -> NoRetur
     if request["stops_by_itself"]:
         steps.install(undo)
         now.rounds.install(undo)
+        if request["steps"] is None:
+            skipping = now.rounds.skipping
+            skipping.most, skipping.on_stuck = request["most_steps"], outcome.stop_early
+            skipping.install(undo)
     outcome.steps = steps
     outcome.begin()
     code = _run_guarded(request, outcome)

@@ -10,7 +10,9 @@ import ast
 import builtins
 import dis
 import runpy
+import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -23,11 +25,23 @@ from typing import Any, Final, Self
 from weakref import WeakSet
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from fragdoctor.rehearse.engine import put
 from fragdoctor.rehearse.engine.memory_history import ENGINE, is_users
+from fragdoctor.rehearse.engine.skipping import (
+    WAIT_S,
+    Passage,
+    Round,
+    Skipping,
+    Source,
+    n_remaining,
+    no_length,
+    source_of,
+)
 
 _FOR, _END, _BEGIN = "__fragdoctor_for__", "__fragdoctor_end__", "__fragdoctor_begin__"
+_SKIPPED, _ADVANCED = "__fragdoctor_skipped__", "__fragdoctor_advanced__"
 _to_code: Any = SourceFileLoader.source_to_code  # takes a tree too
 _OWN: Final = (str(Path(torch.__file__).parent), ENGINE)
 
@@ -45,6 +59,8 @@ class LoopPlace:
         products_at_round: and when its last round began.
         is_of_optimizers: it goes through optimizers: each of its rounds calls others than the
             rounds before it, since the loop was entered, and each of them once.
+        source: what its source says about its rounds.
+        passage: how far it is since it was entered last.
     """
 
     first: int
@@ -55,6 +71,10 @@ class LoopPlace:
     products_at_entry: int = 0
     products_at_round: int = 0
     is_of_optimizers: bool = False
+    source: Source = field(default_factory=Source)
+    passage: Passage | None = None
+    _seen: set[Round] = field(default_factory=set)
+    _has_skipped: bool = False
     _before: set[int] = field(default_factory=set)
     _in_round: set[int] = field(default_factory=set)
     _has_repeated: bool = False
@@ -62,6 +82,8 @@ class LoopPlace:
     def enter(self, n_products: int) -> None:
         """Note that the loop is entered."""
         self.products_at_entry = n_products
+        self._has_skipped |= self.passage is not None and self.passage.has_skipped
+        self.passage = Passage(self.source, self._seen, has_skipped=self._has_skipped)
         self._before.clear()
         self._in_round.clear()
 
@@ -93,21 +115,79 @@ _Nest = tuple[LoopPlace, ...]  # loops within loops, the outermost first
 class _Items(Iterator[Any]):
     """What a ``for`` goes through; it holds no item, so that each dies when it always did."""
 
-    __slots__ = ("_next", "_place", "_rounds")
+    __slots__ = ("_items", "_iterator", "_next", "_passage", "_place", "_rounds")
 
     def __init__(self, rounds: Rounds, place: LoopPlace, items: Iterable[Any]) -> None:
-        self._next = iter(items).__next__
+        self._items = items
+        self._iterator = iter(items)
+        self._next = self._iterator.__next__
         self._rounds, self._place = rounds, place
         place.enter(rounds.n_products)
+        self._passage = place.passage
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Any:
-        self._rounds.end(self._place)
-        item = self._next()
-        self._rounds.begin(self._place)
+        rounds, place = self._rounds, self._place
+        is_over = not place.is_between
+        rounds.end(place)
+        skipping, passage = rounds.skipping, self._passage
+        if not is_over or passage is None or not skipping.is_on:
+            item = self._next()
+        else:
+            n = skipping.rounds_to_skip(
+                passage, self._n_remaining, is_of_steps=rounds.is_of_steps(place)
+            )
+            item = self._next() if n == 0 else self._after(n, passage)
+        rounds.begin(place)
         return item
+
+    def _n_remaining(self) -> int | None:
+        passage = self._passage
+        n_taken = 0 if passage is None else passage.n_rounds
+        return n_remaining(self._iterator, self._items, n_taken)
+
+    def _after(self, n: int | None, passage: Passage) -> Any:
+        """Return the item after some that nobody sees; with None the last one, if it can be kept.
+
+        Raises:
+            StopIteration: there is none.
+        """
+        skipping, begun = self._rounds.skipping, time.monotonic()
+        n_gone, kept = 0, []
+        skipping.is_jumping = True
+        try:
+            while n is None or n_gone < n:
+                if time.monotonic() - begun > WAIT_S:
+                    skipping.partial = skipping.partial or (
+                        f"items of the loop at line {self._place.first} were jumped over for "
+                        f"{WAIT_S:.0f} s, and there are more"
+                    )
+                    skipping.on_stuck(skipping.partial)
+                    break
+                kept[:] = [] if n is not None else kept
+                try:
+                    item = self._next()
+                except StopIteration:
+                    if not kept:
+                        raise
+                    return kept.pop()
+                n_gone += 1
+                if n is None:
+                    is_on_gpu = any(
+                        isinstance(t, torch.Tensor) and t.is_cuda for t in tree_leaves(item)
+                    )
+                    kept[:] = [] if is_on_gpu else [item]
+                del item
+        finally:
+            skipping.is_jumping = False
+            self._place.n_begun += n_gone
+            if n is None:
+                passage.to_skip += n_gone
+                passage.n_rounds += n_gone
+                skipping.note(sys._getframe(2), n_gone)
+        return self._next()
 
 
 class _Counting(ast.NodeTransformer):
@@ -121,6 +201,7 @@ class _Counting(ast.NodeTransformer):
         number = self._place(node, _names(node.target))
         self.generic_visit(node)
         node.iter = _call(_FOR, node.iter, number, node.iter)
+        self._advance(node, number)
         return node
 
     def visit_While(self, node: ast.While) -> ast.While:
@@ -128,11 +209,33 @@ class _Counting(ast.NodeTransformer):
         self.generic_visit(node)
         asked = [_call(_END, node.test, number), node.test, _call(_BEGIN, node.test, number)]
         node.test = ast.copy_location(ast.BoolOp(ast.And(), asked), node.test)
+        self._advance(node, number)
         return node
+
+    def _advance(self, node: ast.For | ast.While, number: int) -> None:
+        """Let each round begin with counters that are where rounds jumped over would bring them."""
+        counters = self.places[number - self._first_number].source.counters
+        if not counters:
+            return
+        like, changes = node.body[0], []
+        for i, counter in enumerate(counters):
+            target: Any = ast.parse(f"{ast.unparse(counter)} = 0").body[0]
+            target.value = ast.Call(
+                ast.Name(_ADVANCED, ast.Load()),
+                [ast.Constant(number), ast.Constant(i), counter],
+                [],
+            )
+            changes.append(target)
+        test = ast.Call(ast.Name(_SKIPPED, ast.Load()), [ast.Constant(number)], [])
+        added = ast.copy_location(ast.If(test, changes, []), like)
+        for part in ast.walk(added):
+            ast.copy_location(part, like)
+        node.body.insert(0, ast.fix_missing_locations(added))
 
     def _place(self, node: ast.For | ast.While, names: Iterable[str]) -> int:
         is_of_epochs = any("epoch" in name.lower() or name == "ep" for name in names)
-        self.places.append(LoopPlace(node.lineno, node.end_lineno or node.lineno, is_of_epochs))
+        last = node.end_lineno or node.lineno
+        self.places.append(LoopPlace(node.lineno, last, is_of_epochs, source=source_of(node)))
         return self._first_number + len(self.places) - 1
 
 
@@ -160,12 +263,14 @@ class Rounds:
         uncalled: optimizers that were made and not called yet.
         on_end: called when a step is over.
         on_begin: called when the next one begins.
+        skipping: decides which rounds are jumped over.
     """
 
     n_products: int = 0
     uncalled: WeakSet[Any] = field(default_factory=WeakSet)
     on_end: Callable[[], None] = lambda: None
     on_begin: Callable[[], None] = lambda: None
+    skipping: Skipping = field(default_factory=Skipping)
     _places: list[LoopPlace] = field(default_factory=list)
     _by_file: dict[str, list[LoopPlace]] = field(default_factory=dict)
     _nests: dict[_Nest, None] = field(default_factory=dict)
@@ -175,8 +280,10 @@ class Rounds:
     def install(self, undo: ExitStack) -> None:
         """Count in all code of the user that is loaded until ``undo`` is closed."""
         put(undo, builtins, _FOR, self._items)
-        put(undo, builtins, _END, lambda number: self._while_ends(self._places[number]))
+        put(undo, builtins, _END, self._while_ends)
         put(undo, builtins, _BEGIN, lambda number: self.begin(self._places[number]))
+        put(undo, builtins, _SKIPPED, self._has_skipped)
+        put(undo, builtins, _ADVANCED, self._advanced)
         cached, of_file = SourceFileLoader.get_code, runpy._get_code_from_file  # type: ignore[attr-defined]
 
         def get_code(loader: SourceFileLoader, fullname: str) -> CodeType | None:
@@ -215,10 +322,35 @@ class Rounds:
             return iter(items)
         return _Items(self, self._places[number], items)
 
-    def _while_ends(self, place: LoopPlace) -> bool:
+    def _has_skipped(self, number: int) -> bool:
+        """Whether counters are behind; asked as a round begins, which then brings them on."""
+        passage = self._places[number].passage
+        return passage is not None and passage.to_skip > 0
+
+    def _advanced(self, number: int, counter: int, value: Any) -> Any:
+        passage = self._places[number].passage
+        if passage is None:
+            return value
+        made = self.skipping.advanced(passage, counter, value)
+        if counter == len(passage.source.counters) - 1:
+            passage.to_skip = 0
+        return made
+
+    def is_of_steps(self, place: LoopPlace) -> bool:
+        """Whether rounds of a loop are steps."""
+        return place in self._counted
+
+    def _while_ends(self, number: int) -> bool:
+        place = self._places[number]
         if place.is_between:
             place.enter(self.n_products)
+            return True
         self.end(place)
+        if place.passage is not None and self.skipping.is_on:
+            n = self.skipping.rounds_to_skip(
+                place.passage, no_length, is_of_steps=self.is_of_steps(place)
+            )
+            place.n_begun += n or 0
         return True
 
     def end(self, place: LoopPlace) -> None:
@@ -233,6 +365,8 @@ class Rounds:
         if place in self._counted:
             self.on_begin()
         place.begin(self.n_products)
+        if self.skipping.is_on and place.passage is not None:
+            self.skipping.begin(place.passage)
         return True
 
     def mark(self, frame: FrameType | None, optimizer: object = None) -> bool:

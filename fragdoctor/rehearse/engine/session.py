@@ -50,9 +50,10 @@ class Assumptions:
     notes: dict[str, None] = field(default_factory=dict)
     shares: dict[str, float] = field(default_factory=dict)
 
-    def make(self, assumption: Assumption) -> None:
-        """Note an assumption."""
-        self.made[assumption] = self.made.get(assumption, 0) + 1
+    def make(self, assumption: Assumption) -> int:
+        """Note an assumption; return how often it was made by now."""
+        self.made[assumption] = n = self.made.get(assumption, 0) + 1
+        return n
 
     def note(self, sentence: str) -> None:
         """Note something on the rehearsal as a whole."""

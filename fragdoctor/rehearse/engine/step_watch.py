@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import wraps
 from itertools import takewhile
 from types import FrameType
-from typing import Any, Final
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -18,15 +18,7 @@ from torch.optim import optimizer as optimizers
 
 from fragdoctor.rehearse.engine import put
 from fragdoctor.rehearse.engine.session import Session
-
-EQUAL_STEPS: Final = 3
-"""Steps in a row that ask for the same memory, from which on more of them may show nothing new."""
-
-MANY_EQUAL_STEPS: Final = 20
-CHEAP_EVENTS: Final = 40_000
-"""So many of them, or of their events (about a second), are enough: what comes every ten steps or
-after the first five, an evaluation, a layer that comes to train, is seen as long as it is cheap."""
-
+from fragdoctor.rehearse.engine.skipping import CHEAP_EVENTS, EQUAL_ROUNDS, MANY_EQUAL_ROUNDS
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -132,7 +124,7 @@ class Steps:
         n_complete = self.n_before
         if self._is_due:
             self._is_due = False
-            self._settle(n_complete)
+            self._settle(n_complete, is_of_user=self.now.rounds.skipping.is_on)
         elif self.limit is not None and n_complete >= self.limit:
             self._reason = self._enough(n_complete)
 
@@ -140,12 +132,13 @@ class Steps:
         if self._reason:
             self.on_stop(self._reason)
 
-    def _settle(self, number: int) -> None:
+    def _settle(self, number: int, *, is_of_user: bool = False) -> None:
         self.found.append(self._step(number))
         self.on_step(number)
         if self._reason:
             self.on_stop(self._reason)
-        self._reason = self._enough(number)
+        if not is_of_user:  # else the loop goes on with the rounds that may show something new
+            self._reason = self._enough(number)
 
     @property
     def n_before(self) -> int:
@@ -177,9 +170,9 @@ class Steps:
         if self.limit is not None:
             return f"{n} steps were asked for" if n >= self.limit else ""
         equal = list(takewhile(self.found[-1].repeats, reversed(self.found))) if self.found else []
-        if len(equal) >= EQUAL_STEPS:
+        if len(equal) >= EQUAL_ROUNDS:
             n_events = sum(equal[0].n_events) - sum(equal[-1].n_events)
-            if len(equal) >= MANY_EQUAL_STEPS or n_events >= CHEAP_EVENTS:
+            if len(equal) >= MANY_EQUAL_ROUNDS or n_events >= CHEAP_EVENTS:
                 return f"steps {equal[-1].number} to {n} asked for the same memory"
         if self.most is not None and n >= self.most:
             return f"{n} steps did not repeat in memory"
