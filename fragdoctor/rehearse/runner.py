@@ -45,10 +45,15 @@ from fragdoctor.rehearse.process import (
 )
 from fragdoctor.rehearse.programs import Program
 
-# What builds without CUDA, and those with it, say of kernels for other layouts than strided ones.
-_OF_OTHER_LAYOUTS: Final = re.compile(
-    r"\b(Sparse|SparseCsr|NestedTensor)CUDA\b|driver version is insufficient for CUDA runtime"
+# What builds without CUDA say of kernels for other layouts than strided ones.
+_OF_OTHER_LAYOUTS: Final = re.compile(r"\b(Sparse|SparseCsr|NestedTensor)CUDA\b")
+# What code for a GPU says without one.
+_NEEDS_GPU: Final = re.compile(
+    r"driver version is insufficient|no CUDA-capable device|Found no NVIDIA driver"
 )
+
+
+_MOST_MADE_UP: Final = 3
 
 
 class ProgramFailed(ConfigError):  # noqa: N818 - reads as what it says
@@ -156,18 +161,43 @@ def _failed(found: Mapping[str, Any], tail: str) -> ProgramFailed:
     place = failure["location"]
     where = f" at {_location(place)}" if place else ""
     text = failure["text"].strip().splitlines()
-    if _OF_OTHER_LAYOUTS.search(failure["text"]):
+    needs_gpu = _NEEDS_GPU.search(failure["text"]) is not None
+    if _OF_OTHER_LAYOUTS.search(failure["text"]) or (needs_gpu and failure["is_of_other_layout"]):
         return ProgramFailed(
             "Gradients of sparse embeddings and products of a sparse and a dense matrix can be "
             f"rehearsed, not what the program does with a sparse or nested tensor{where}.",
             hint="Rehearse it with dense tensors: embeddings with sparse=False, else to_dense().",
             output=tail,
         )
+    if needs_gpu:
+        return ProgramFailed(
+            f"Code for the GPU that is not PyTorch's own is called{where}, and nothing says what "
+            "memory it takes.",
+            hint="Rehearse the program without it (attn_implementation='sdpa', an optimizer of "
+            "torch.optim), or register what it returns: torch.library.register_fake.",
+            output=tail,
+        )
+    made_up = _made_up(found)
     return ProgramFailed(
         f"The program failed{where}: {failure['type']}: {text[0] if text else ''}",
-        hint="If it runs on a GPU, it cannot be rehearsed; its traceback is above.",
+        hint=made_up or "If it runs on a GPU, it cannot be rehearsed; its traceback is above.",
         output=tail,
     )
+
+
+def _made_up(found: Mapping[str, Any]) -> str:
+    """Return which values were made up before a program failed, the last of them first."""
+    made = found["assumptions"][::-1][:_MOST_MADE_UP]
+    said = [
+        f"{a['assumed']} ({a['operation']}{_at(a['location'])})" for a in made if a["location"]
+    ]
+    if not said:
+        return ""
+    return f"Values on the GPU are made up, and may be why: {'; '.join(said)}."
+
+
+def _at(place: Mapping[str, Any]) -> str:
+    return f" at {Path(place['filename']).name}:{place['line']}"
 
 
 def _rehearsal(

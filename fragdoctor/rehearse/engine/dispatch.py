@@ -319,7 +319,9 @@ def _kernel(op: Any, *args: Any, **kwargs: Any) -> Any:
     raise error
 
 
-def _named_kernel(name: str) -> Callable[..., Any]:
+def named_kernel(name: str) -> Callable[..., Any]:
+    """Return the kernel that serves an operation (``aten::copy_``)."""
+
     def kernel(*args: Any, **kwargs: Any) -> Any:
         return _kernel(_operator(name), *args, **kwargs)
 
@@ -350,7 +352,7 @@ def install(undo: ExitStack) -> None:
         everything.m.fallback("CUDA", _kernel, False)
         known = set(torch._C._dispatch_get_all_op_names())
         for name in sorted(_replaced() & known):
-            library.m.impl(name.removeprefix("aten::"), "CUDA", _named_kernel(name))
+            library.m.impl(name.removeprefix("aten::"), "CUDA", named_kernel(name))
 
 
 def _replaced() -> set[str]:

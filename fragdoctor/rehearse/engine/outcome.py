@@ -20,6 +20,20 @@ from fragdoctor.rehearse.engine.session import SeenOom, Session
 MAX_STACK: Final = 64
 
 
+def _has_other_layout(error: BaseException) -> bool:
+    """Whether a sparse or nested tensor is at hand where an error came from."""
+    trace, found = error.__traceback__, False
+    while trace is not None:
+        at_hand = trace.tb_frame.f_locals.values()
+        if not trace.tb_frame.f_code.co_filename.startswith(ENGINE):
+            found = any(
+                isinstance(t, torch.Tensor) and (t.layout is not torch.strided or t.is_nested)
+                for t in at_hand
+            )
+        trace = trace.tb_next
+    return found
+
+
 class Outcome:
     """Collects what is known of a rehearsal and writes it once.
 
@@ -198,6 +212,7 @@ class Outcome:
         own = [f for f in frames if is_users(f.filename)]
         place = (own or frames)[-1] if frames else None
         return {
+            "is_of_other_layout": _has_other_layout(error),
             "type": type(error).__name__,
             "text": str(error)[:2000],
             "location": None

@@ -74,6 +74,7 @@ def prepare(machine: Machine, undo: ExitStack) -> session.Session:
         backward,
         cuda_api,
         dispatch,
+        foreign_operators,
         fused_layers,
         host,
         ranks,
@@ -95,6 +96,7 @@ def prepare(machine: Machine, undo: ExitStack) -> session.Session:
     vtables.install(gpus, undo)
     now.is_started = torch.cuda._initialized = False  # what proved the tables started it
     dispatch.install(undo)
+    foreign_operators.install(undo)
     fused_layers.install(undo)
     backward.install(undo)
     sparse.install(undo)
