@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -89,6 +90,10 @@ class RehearseOptions(options.FullOutput):
         options.option(
             "--steps", "N", "Stop after N steps; without it, when their memory repeats", min=1
         ),
+    ] = None
+    time_limit: Annotated[
+        float | None,
+        options.option("--time-limit", "SECONDS", "End each rehearsal after so much wall time"),
     ] = None
     devices: Annotated[
         int | None, options.option("--devices", "N", "Show it N such GPUs", min=1, max=MAX_DEVICES)
@@ -214,6 +219,7 @@ def _asked(chosen: RehearseOptions) -> _Asked:
         assumed_shares=_shares(chosen.assume or []),
         allows_writes=chosen.allow_writes,
         shows_output=chosen.verbose,
+        time_limit_s=_time_limit(chosen.time_limit),
         variables={} if by_launcher is None else by_launcher.variables,
     )
     batches = None if chosen.batch is None else parse_batches(chosen.batch)
@@ -286,6 +292,17 @@ def _rank(rank: int | None, world_size: int) -> tuple[int, int]:
             hint=f"Ranks are counted from 0; the last is {world_size - 1}.",
         )
     return rank or 0, world_size
+
+
+def _time_limit(seconds: float | None) -> float | None:
+    """Return what ``--time-limit`` says.
+
+    Raises:
+        ConfigError: it is no time.
+    """
+    if seconds is not None and not 0 < seconds <= threading.TIMEOUT_MAX:
+        raise ConfigError("--time-limit takes seconds.", hint="Write for example --time-limit 600")
+    return seconds
 
 
 def _shares(values: list[str]) -> dict[str, float]:

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -53,6 +54,7 @@ _NEEDS_GPU: Final = re.compile(
 )
 
 
+_REFUSED: Final = re.compile(r"Permission denied|\b[Ee]rrno = ?13\b|--allow-writes")
 _MOST_MADE_UP: Final = 3
 
 
@@ -98,7 +100,7 @@ def rehearse(
         for python in program.pythons:
             code, tail = runs.run(program, conditions, python, on_step)
             try:
-                found = _outcome(runs.place, python, code, tail)
+                found = _outcome(runs.place, python, code, tail, conditions)
             except CannotRehearse as err:
                 refused = refused or err
                 continue
@@ -108,13 +110,15 @@ def rehearse(
     raise refused or CannotRehearse("There is no Python to run the program with.")
 
 
-def _outcome(place: Path, python: str, code: int, tail: str) -> dict[str, Any]:
+def _outcome(
+    place: Path, python: str, code: int, tail: str, conditions: Conditions
+) -> dict[str, Any]:
     """Return the outcome of a run, as the engine wrote it."""
     found = outcome_of(place)
     if found is None:
-        raise _vanished(python, code, tail)
+        raise _vanished(python, code, tail, conditions)
     if found["status"] == "failed":
-        raise _failed(found, tail)
+        raise _failed(found, tail, conditions)
     if not found["used_cuda"]:
         raise ConfigError(
             "The program used no GPU: it asked for no CUDA tensor.",
@@ -138,10 +142,17 @@ def outcome_of(place: Path) -> dict[str, Any] | None:
     return found
 
 
-def _vanished(python: str, code: int, tail: str) -> ConfigError:
+def _vanished(python: str, code: int, tail: str, conditions: Conditions) -> ConfigError:
     if code == os.EX_USAGE or "fragdoctor rehearses with Python" in tail:
         version = tail.splitlines()[-1] if tail else f"{python} is too old."
         return CannotRehearse(version, hint="Name the program's Python with --python.")
+    if code == -signal.SIGKILL and conditions.time_limit_s is not None:
+        return ProgramFailed(
+            f"The time limit of {conditions.time_limit_s:g} s was over before the program used the "
+            "GPU again.",
+            hint="Give it more time: --time-limit",
+            output=tail,
+        )
     ended = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
     return ProgramFailed(
         f"The program {ended} before the rehearsal was complete.",
@@ -150,7 +161,7 @@ def _vanished(python: str, code: int, tail: str) -> ConfigError:
     )
 
 
-def _failed(found: Mapping[str, Any], tail: str) -> ProgramFailed:
+def _failed(found: Mapping[str, Any], tail: str, conditions: Conditions) -> ProgramFailed:
     failure = found["failure"]
     if failure is None:
         return ProgramFailed(
@@ -175,6 +186,13 @@ def _failed(found: Mapping[str, Any], tail: str) -> ProgramFailed:
             "memory it takes.",
             hint="Rehearse the program without it (attn_implementation='sdpa', an optimizer of "
             "torch.optim), or register what it returns: torch.library.register_fake.",
+            output=tail,
+        )
+    if _REFUSED.search(failure["text"]) and not conditions.allows_writes:
+        return ProgramFailed(
+            f"The program was not let change a file{where}: {text[0]}",
+            hint="What is written through Python goes to a scratch folder, what is written by other "
+            "code is refused; --allow-writes lets it change files.",
             output=tail,
         )
     made_up = _made_up(found)

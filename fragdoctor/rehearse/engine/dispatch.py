@@ -302,7 +302,8 @@ def handler_of(op: Any) -> Handler:
     return functional
 
 
-def _serve(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def serve(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Serve an operation, and follow the values that are known."""
     handler = _handlers.get(op)
     if handler is None:
         handler = _handlers[op] = handler_of(op)
@@ -312,7 +313,7 @@ def _serve(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def _kernel(op: Any, *args: Any, **kwargs: Any) -> Any:
     """Serve an operation; the error of a full GPU must not keep its arguments alive."""
     try:
-        return _serve(op, args, kwargs)
+        return serve(op, args, kwargs)
     except torch.OutOfMemoryError as err:
         error = err.with_traceback(None)
     args, kwargs = (), {}
