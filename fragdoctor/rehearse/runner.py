@@ -191,8 +191,8 @@ def _failed(found: Mapping[str, Any], tail: str, conditions: Conditions) -> Prog
     if _REFUSED.search(failure["text"]) and not conditions.allows_writes:
         return ProgramFailed(
             f"The program was not let change a file{where}: {text[0]}",
-            hint="What is written through Python goes to a scratch folder, what is written by other "
-            "code is refused; --allow-writes lets it change files.",
+            hint="What is written through Python goes to a scratch folder, what other code writes "
+            "is refused; --allow-writes lets it change files.",
             output=tail,
         )
     made_up = _made_up(found)
@@ -206,9 +206,7 @@ def _failed(found: Mapping[str, Any], tail: str, conditions: Conditions) -> Prog
 def _made_up(found: Mapping[str, Any]) -> str:
     """Return which values were made up before a program failed, the last of them first."""
     made = found["assumptions"][::-1][:_MOST_MADE_UP]
-    said = [
-        f"{a['assumed']} ({a['operation']}{_at(a['location'])})" for a in made if a["location"]
-    ]
+    said = [f"{a['assumed']} ({a['operation']}{_at(a['location'])})" for a in made if a["location"]]
     if not said:
         return ""
     return f"Values on the GPU are made up, and may be why: {'; '.join(said)}."

@@ -224,9 +224,7 @@ def _gather(
     return _gather_out(tensors, result, dim)
 
 
-def _gather_out(
-    tensors: Sequence[torch.Tensor], result: torch.Tensor, dim: int
-) -> torch.Tensor:
+def _gather_out(tensors: Sequence[torch.Tensor], result: torch.Tensor, dim: int) -> torch.Tensor:
     parts = result.split([t.size(dim) for t in tensors], dim)
     for part, tensor in zip(parts, tensors, strict=True):
         part.copy_(tensor, non_blocking=True)
@@ -273,10 +271,10 @@ def _jit(
 
 _IN_C: Final[dict[str, Callable[..., Any]]] = {
     "_broadcast": _broadcast,
-    "_broadcast_out": lambda tensor, out: _broadcast(tensor, out),
+    "_broadcast_out": _broadcast,
     "_broadcast_coalesced": _broadcast_coalesced,
     "_scatter": _scatter,
-    "_scatter_out": lambda tensor, out, dim=0, streams=None: _scatter(tensor, out, None, dim),
+    "_scatter_out": lambda tensor, out, dim=0, *_: _scatter(tensor, out, None, dim),
     "_gather": _gather,
     "_gather_out": _gather_out,
     "_cuda_cudaCachingAllocator_raw_alloc": _take,
@@ -326,10 +324,13 @@ def install(undo: ExitStack) -> None:
     put(undo, profile, "__init__", _timed(profile.__init__))
     put(undo, torch.cuda.green_contexts, "GreenContext", GreenContext)
     put(undo, torch.backends.cuda, "cufft_plan_cache", _Plans())
-    put(undo, torch.cuda, "ExternalStream", lambda _pointer, device=None, **_: (
-        cuda_objects.Stream(device)
-    ))
-    for name, value in _FIGURES.items():
-        put(undo, torch.cuda, name, lambda _device=None, value=value: value)
+    put(
+        undo,
+        torch.cuda,
+        "ExternalStream",
+        lambda _pointer, device=None, **_: cuda_objects.Stream(device),
+    )
+    for name, figure in _FIGURES.items():
+        put(undo, torch.cuda, name, lambda _device=None, figure=figure: figure)
     if hasattr(torch.cuda, "device_memory_used"):
         put(undo, torch.cuda, "device_memory_used", _device_memory_used)

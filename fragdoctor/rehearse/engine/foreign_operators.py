@@ -34,7 +34,7 @@ def install(undo: ExitStack) -> None:
             library = dispatch.library_for(namespace, undo)
             library.m.impl(rest, "CUDA", dispatch.named_kernel(name))
 
-    register = torch_library.register_fake
+    register: Any = torch_library.register_fake
 
     def register_fake(op: Any, func: Any = None, /, **options: Any) -> Any:
         options["_stacklevel"] = options.get("_stacklevel", 1) + 1
@@ -47,7 +47,7 @@ def install(undo: ExitStack) -> None:
         return result
 
     put(undo, torch_library, "register_fake", register_fake)
-    load = torch.ops.load_library
+    load: Any = torch.ops.load_library
 
     def load_library(path: Any) -> None:
         before = set(torch._C._dispatch_get_all_op_names())

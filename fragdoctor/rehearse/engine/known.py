@@ -54,7 +54,9 @@ _BY_THEMSELVES: Final = frozenset(
 class _Rule:
     """What an operation does to values: which of its arguments it writes to."""
 
-    __slots__ = ("chooses", "decides", "is_followed", "is_of_finite", "names", "overwrites", "positions")
+    __slots__ = (
+        "chooses", "decides", "is_followed", "is_of_finite", "names", "overwrites", "positions",
+    )  # fmt: skip
 
     def __init__(self, op: Any) -> None:
         arguments = op._schema.arguments
@@ -216,8 +218,8 @@ class Known:
             values = _run(op, list(positional.values()), named)
         except Exception:  # noqa: BLE001 - then it is not known
             return
-        pairs = zip(values, result, strict=True) if isinstance(result, tuple) else [(values, result)]
-        for made, target in pairs:
+        is_one = isinstance(result, torch.Tensor)
+        for made, target in [(values, result)] if is_one else zip(values, result, strict=True):
             if made.shape == target.shape and made.dtype == target.dtype and target.numel():
                 place = self._place(target, overwrites=True)
                 if place is not None:

@@ -181,7 +181,7 @@ def run(request: dict[str, Any]) -> NoReturn:
     _die_with_parent()
     blocker = ""
     if request["scratch"] is not None:  # before there is any thread
-        blocker = restrict_writes([os.path.realpath(request["scratch"]), *FREE])  # noqa: PTH118
+        blocker = restrict_writes([os.path.realpath(request["scratch"]), *FREE])
     now = _prepared(request, undo)
     if blocker:
         now.assumptions.note(

@@ -25,7 +25,6 @@ from typing import Any, Final, Self
 from weakref import WeakSet
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from fragdoctor.rehearse.engine import put
 from fragdoctor.rehearse.engine.memory_history import ENGINE, is_users
@@ -35,6 +34,7 @@ from fragdoctor.rehearse.engine.skipping import (
     Round,
     Skipping,
     Source,
+    is_on_gpu,
     n_remaining,
     no_length,
     source_of,
@@ -155,7 +155,8 @@ class _Items(Iterator[Any]):
             StopIteration: there is none.
         """
         skipping, begun = self._rounds.skipping, time.monotonic()
-        n_gone, kept = 0, []
+        n_gone = 0
+        kept: list[Any] = []
         skipping.is_jumping = True
         try:
             while n is None or n_gone < n:
@@ -166,7 +167,6 @@ class _Items(Iterator[Any]):
                     )
                     skipping.on_stuck(skipping.partial)
                     break
-                kept[:] = [] if n is not None else kept
                 try:
                     item = self._next()
                 except StopIteration:
@@ -175,10 +175,7 @@ class _Items(Iterator[Any]):
                     return kept.pop()
                 n_gone += 1
                 if n is None:
-                    is_on_gpu = any(
-                        isinstance(t, torch.Tensor) and t.is_cuda for t in tree_leaves(item)
-                    )
-                    kept[:] = [] if is_on_gpu else [item]
+                    kept[:] = [] if is_on_gpu(item) else [item]
                 del item
         finally:
             skipping.is_jumping = False

@@ -148,22 +148,23 @@ def _value_of(node: ast.expr, names: Mapping[str, Any]) -> Any:
             return node.value
         case ast.Name():
             return names[node.id]
-        case ast.Attribute():
-            owner = _value_of(node.value, names)
-            if not isinstance(owner, torch.Tensor):
-                return getattr(owner, node.attr)
-        case ast.Subscript():
-            whole = _value_of(node.value, names)
-            if type(whole) in {dict, list, tuple}:
-                return whole[_value_of(node.slice, names)]
+        case ast.Attribute() | ast.Subscript():
+            return _part_of(node, _value_of(node.value, names), names)
         case ast.BinOp():
             sides = _value_of(node.left, names), _value_of(node.right, names)
             if all(isinstance(side, int | float) for side in sides):
                 return _OPERATORS[type(node.op)](*sides)
-        case ast.UnaryOp(op=ast.USub()):
-            return -_value_of(node.operand, names)
         case ast.Call(func=ast.Name(id="len"), args=[one]):
             return len(_value_of(one, names))
+    raise LookupError
+
+
+def _part_of(node: ast.Attribute | ast.Subscript, whole: Any, names: Mapping[str, Any]) -> Any:
+    """Return a part that is looked up, and not computed."""
+    if isinstance(node, ast.Attribute) and not isinstance(whole, torch.Tensor):
+        return getattr(whole, node.attr)
+    if isinstance(node, ast.Subscript) and type(whole) in {dict, list, tuple}:
+        return whole[_value_of(node.slice, names)]
     raise LookupError
 
 
@@ -291,8 +292,7 @@ class Skipping:
             kept = getattr(loader, "_fragdoctor_kept", None)
             if kept is None:
                 data = original(loader)
-                is_on_gpu = any(isinstance(t, torch.Tensor) and t.is_cuda for t in tree_leaves(data))
-                loader._fragdoctor_kept = None if is_on_gpu else [data, None]
+                loader._fragdoctor_kept = None if is_on_gpu(data) else [data, None]
                 return data
             index = next(loader._sampler_iter, None)
             if index is not None:
@@ -325,28 +325,26 @@ class Skipping:
         passage.n_rounds += 1
         passage.n_run += 1
         self._look_at_the_clock()
-        if threading.current_thread() is not threading.main_thread():
+        is_of_gpu = bool(passage.n_events) and self.n_requests != passage.n_requests
+        if not is_of_gpu or threading.current_thread() is not threading.main_thread():
             return 0
-        if self.n_requests == passage.n_requests or not passage.n_events:
-            return 0
-        inner = self.n_skips != passage.n_skips
         this = _round_since(passage.n_events)
         is_new = this not in passage.seen
         passage.seen.add(this)
         frame = sys._getframe(2)
         if is_new:
             passage.n_known = 0
-            if is_of_steps and self.most is not None and passage.n_run >= self.most:
-                return self._leave(passage, remaining, frame)
-            return 0
+            is_over = self.most is not None and passage.n_run >= self.most
+            return self._leave(passage, remaining, frame) if is_of_steps and is_over else 0
         passage.n_known += 1
         if passage.n_known == 1 or passage.sample is None:
             passage.n_events_of_known = sum(passage.n_events)
             passage.sample = self._sampled(passage, _Names(frame))
             return 0
-        if not self._is_enough(passage, is_outer=inner) or _is_in_module(frame):
+        is_outer = self.n_skips != passage.n_skips
+        if not self._is_enough(passage, is_outer=is_outer) or _is_in_module(frame):
             return 0
-        return self._skip(passage, remaining, frame, is_of_steps=is_of_steps)
+        return self._skip(passage, passage.sample, remaining, frame, is_of_steps=is_of_steps)
 
     def _is_enough(self, passage: Passage, *, is_outer: bool) -> bool:
         if is_outer or passage.has_skipped:
@@ -363,6 +361,7 @@ class Skipping:
     def _skip(
         self,
         passage: Passage,
+        before: _Sample,
         remaining: Callable[[], int | None],
         frame: FrameType,
         *,
@@ -370,8 +369,7 @@ class Skipping:
     ) -> int | None:
         """Return how many rounds lie between here and the next one that may show something."""
         names = _Names(frame)
-        before, now = passage.sample, self._sampled(passage, names)
-        assert before is not None
+        now = self._sampled(passage, names)
         n_between = now.n_rounds - before.n_rounds
         passage.rates = _rates(before.counters, now.counters, n_between)
         rates = _rates(before.grows, now.grows, n_between)
@@ -426,8 +424,10 @@ class Skipping:
                     yield int(n)
                 continue
             period = _number(meeting.period, names)
-            if not period or period / abs(rate) <= passage.n_run or passage.met.get(i, 0) >= (
-                _MEETINGS
+            if (
+                not period
+                or period / abs(rate) <= passage.n_run
+                or passage.met.get(i, 0) >= (_MEETINGS)
             ):
                 continue
             n = ((other - value) / rate) % (period / abs(rate))
@@ -457,6 +457,11 @@ class Skipping:
         if not rate or isinstance(value, bool) or not isinstance(value, int | float):
             return value
         return value + type(value)(rate * passage.to_skip)
+
+
+def is_on_gpu(item: Any) -> bool:
+    """Whether tensors of an item are on a GPU: to keep it would change what is allocated."""
+    return any(isinstance(t, torch.Tensor) and t.is_cuda for t in tree_leaves(item))
 
 
 def no_length() -> None:

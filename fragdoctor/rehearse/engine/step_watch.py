@@ -20,6 +20,7 @@ from fragdoctor.rehearse.engine import put
 from fragdoctor.rehearse.engine.session import Session
 from fragdoctor.rehearse.engine.skipping import CHEAP_EVENTS, EQUAL_ROUNDS, MANY_EQUAL_ROUNDS
 
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """What a step asked for.

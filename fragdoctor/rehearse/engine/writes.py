@@ -94,7 +94,7 @@ class Overlay:
         if folder is not None and not os.path.isabs(os.fsdecode(name)):  # noqa: PTH117
             base = self._readlink(f"/proc/self/fd/{folder}")
             path = f"{base.removeprefix(self.top) or os.sep}/{os.fsdecode(name)}"
-        rest, done, n_links = path.split(os.sep)[::-1], "", 0
+        rest, done, n_links = path.split("/")[::-1], "", 0
         while rest:
             part = rest.pop()
             if part in {"", "."}:
@@ -110,7 +110,7 @@ class Overlay:
             n_links += 1
             if target.startswith(os.sep):
                 done = ""
-            rest += target.split(os.sep)[::-1]
+            rest += target.split("/")[::-1]
         return done or os.sep
 
     def _link(self, path: str) -> str | None:
@@ -370,9 +370,7 @@ def _second(overlay: Overlay, original: Any) -> Any:
 def _from_file(overlay: Overlay, original: Any) -> Any:
     def from_file(filename: Any, shared: bool | None = False, *args: Any, **kwargs: Any) -> Any:
         path = (
-            overlay.to_change(filename, keeps_content=True)
-            if shared
-            else overlay.to_read(filename)
+            overlay.to_change(filename, keeps_content=True) if shared else overlay.to_read(filename)
         )
         return original(os.fspath(path), shared, *args, **kwargs)
 
@@ -382,7 +380,7 @@ def _from_file(overlay: Overlay, original: Any) -> Any:
 def _connector(overlay: Overlay, original: Any) -> Any:
     def connect(database: Any, *args: Any, **kwargs: Any) -> Any:
         """Open a database: in memory as it is, a copy of one that there is."""
-        name = database if isinstance(database, int) else os.fsdecode(database)
+        name = os.fsdecode(database)
         if kwargs.get("uri") and name.startswith("file:"):
             parts = urlsplit(name)
             is_in_memory = "mode=memory" in parts.query or not parts.path
@@ -581,5 +579,5 @@ def _guard(overlay: Overlay, is_on: list[bool]) -> Any:
 
 def _is_no_file(database: Any) -> bool:
     """Whether a database is in memory, or named by an address that was led elsewhere."""
-    name = database if isinstance(database, int) else os.fsdecode(database)
-    return isinstance(name, int) or name in {"", ":memory:"} or name.startswith("file:")
+    name = os.fsdecode(database)
+    return name in {"", ":memory:"} or name.startswith("file:")
