@@ -50,7 +50,7 @@ def test_tensors_are_plain_and_on_the_gpu(stage: Stage) -> None:
         y = (x @ x.mT).relu().sum()
         y.backward()
         assert x.grad.shape == (4, 5) and x.grad.is_cuda
-        assert y.item() == 0.0 and x.cpu().shape == (4, 5) and x.tolist()[3][4] == 0.0
+        assert y.item() > 0 and x.cpu().shape == (4, 5) and x.tolist()[3][4] > 0
         assert torch.tensor([1, 2], device="cuda").dtype is torch.int64
         try:
             x + torch.ones(4, 5)
@@ -365,7 +365,7 @@ def test_gradients_of_sparse_embeddings_ask_for_what_cuda_s_kernels_do(stage: St
             return [e["size"] for e in trace if e["action"] == "alloc"], kept
 
         torch.cuda.memory._record_memory_history(stacks="python")
-        index = torch.zeros(1, 5120, dtype=torch.long, device="cuda")
+        index = torch.randint(50000, (1, 5120), device="cuda")
         values = torch.zeros(5120, 64, device="cuda")
         make = lambda: torch.sparse_coo_tensor(index, values, (50000, 64), check_invariants=False)
         sizes, grad = asked(make)

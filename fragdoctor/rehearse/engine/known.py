@@ -180,22 +180,28 @@ class Known:
         target = targets[0]
         if rule.decides is not None and self._decided(rule.decides, args, target):
             return
-        is_one = len(targets) == 1 and rule.is_followed and 0 < target.numel() <= _most(target)
-        if is_one and (self._shadows or rule.overwrites):
-            place = self._place(target, overwrites=rule.overwrites)
+        is_each = len(targets) == len(written) and rule.is_followed
+        if is_each and (self._shadows or rule.overwrites):
             inputs: list[dict[Any, Any]] = [
                 {k: v for k, v in enumerate(args) if k not in rule.positions},
                 {k: v for k, v in kwargs.items() if k not in rule.names},
             ]
-            given = None if place is None else self._given(inputs)
-            if given is not None:
+            given = self._given(inputs)
+            places = [self._place(t, overwrites=rule.overwrites) for t in targets if t.numel()]
+            if (
+                given is not None
+                and len(places) == len(targets)
+                and all(p is not None for p in places)
+            ):
                 positional, named = given
-                positional.update(dict.fromkeys(rule.positions, place))
-                named.update(dict.fromkeys(rule.names, place))
+                keys: list[Any] = [*rule.positions, *rule.names]
+                for key, place in zip(keys, places, strict=True):
+                    (named if isinstance(key, str) else positional)[key] = place
                 try:
                     _run(op, [positional[i] for i in range(len(args))], named)
-                except Exception:  # noqa: BLE001 - then it is not known
-                    self.forget(target)
+                except Exception:  # noqa: BLE001 - then they are not known
+                    for target in targets:
+                        self.forget(target)
                 return
         for target in targets:
             self.forget(target)

@@ -172,6 +172,7 @@ class _Items(Iterator[Any]):
                 except StopIteration:
                     if not kept:
                         raise
+                    n_gone -= 1
                     return kept.pop()
                 n_gone += 1
                 if n is None:
@@ -279,6 +280,8 @@ class Rounds:
         put(undo, builtins, _FOR, self._items)
         put(undo, builtins, _END, self._while_ends)
         put(undo, builtins, _BEGIN, lambda number: self.begin(self._places[number]))
+        self.skipping.steps = lambda: {place: place.n_begun for place in self._counted}
+        self.skipping.on_steps = _count
         put(undo, builtins, _SKIPPED, self._has_skipped)
         put(undo, builtins, _ADVANCED, self._advanced)
         cached, of_file = SourceFileLoader.get_code, runpy._get_code_from_file  # type: ignore[attr-defined]
@@ -445,6 +448,11 @@ class Rounds:
             if not place.is_of_epochs and before >= n_products > 0:
                 return place
         return inner
+
+
+def _count(place: LoopPlace, n: int) -> None:
+    """Count steps that were jumped over."""
+    place.n_begun += n
 
 
 def _is_within_another(nest: _Nest) -> bool:

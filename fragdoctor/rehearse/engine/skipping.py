@@ -70,10 +70,12 @@ class Source:
     Attributes:
         meetings: numbers that are compared in it.
         counters: what it adds to: names and attributes.
+        yields: whether it hands out items: then the loop that takes them decides.
     """
 
     meetings: list[Meeting] = field(default_factory=list)
     counters: list[ast.expr] = field(default_factory=list)
+    yields: bool = False
 
 
 def source_of(node: ast.For | ast.While) -> Source:
@@ -85,6 +87,7 @@ def source_of(node: ast.For | ast.While) -> Source:
         part = todo.pop()
         if isinstance(part, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda):
             continue
+        found.yields |= isinstance(part, ast.Yield | ast.YieldFrom)
         counter = _counter(part)
         if counter is not None and ast.dump(counter) not in names:
             names.add(ast.dump(counter))
@@ -202,6 +205,7 @@ class _Sample:
     n_rounds: int
     grows: tuple[Number | None, ...]
     counters: tuple[Number | None, ...]
+    steps: Mapping[Any, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,6 +264,8 @@ class Skipping:
         n_skips: times that rounds were jumped over.
         n_skipped: rounds that were, by file and line of their loop.
         partial: why something was not seen that comes later, "" if nothing is known of it.
+        steps: returns how many rounds each loop of steps has begun.
+        on_steps: called with how many more it would have, by what was jumped over.
         on_stuck: called with a reason where the rehearsal cannot go on; it does not return.
     """
 
@@ -270,6 +276,8 @@ class Skipping:
     n_skips: int = 0
     n_skipped: dict[tuple[str, int], int] = field(default_factory=dict)
     partial: str = ""
+    steps: Callable[[], Mapping[Any, int]] = dict
+    on_steps: Callable[[Any, int], None] = lambda _place, _n: None
     on_stuck: Callable[[str], None] = lambda _: None
     _ends_at: float | None = None
 
@@ -326,6 +334,7 @@ class Skipping:
         passage.n_run += 1
         self._look_at_the_clock()
         is_of_gpu = bool(passage.n_events) and self.n_requests != passage.n_requests
+        is_of_gpu = is_of_gpu and not passage.source.yields
         if not is_of_gpu or threading.current_thread() is not threading.main_thread():
             return 0
         this = _round_since(passage.n_events)
@@ -356,7 +365,7 @@ class Skipping:
     def _sampled(self, passage: Passage, names: Mapping[str, Any]) -> _Sample:
         grows = tuple(_number(m.grows, names) for m in passage.source.meetings)
         counters = tuple(_number(c, names) for c in passage.source.counters)
-        return _Sample(passage.n_rounds, grows, counters)
+        return _Sample(passage.n_rounds, grows, counters, self.steps())
 
     def _skip(
         self,
@@ -384,7 +393,13 @@ class Skipping:
         n = min(ahead) - 1 - _AROUND
         if n_left is not None:
             n = min(n, n_left - _LAST)
-        return self._jumped(passage, n, frame)
+        n = self._jumped(passage, n, frame)
+        for place, n_begun in before.steps.items():
+            if place.passage is passage:  # it counts by itself
+                continue
+            grown = now.steps.get(place, n_begun) - n_begun
+            self.on_steps(place, n * grown // max(1, n_between))
+        return n
 
     def _jumped(self, passage: Passage, n: int, frame: FrameType) -> int:
         if n <= 0:
