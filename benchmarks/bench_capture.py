@@ -5,8 +5,10 @@
 It needs a CUDA build of PyTorch and a GPU, nothing else of this project's dependencies. The ways
 take turns, and each is compared with the step without recording of the same round, so that a busy
 machine slows both; the median over the rounds counts, with the quarters beside it. Printed are the
-ratio, the cost per recorded event, and what writing a bundle takes. A step of a larger model has
-more arithmetic per allocation: the cost per event is what carries over, the ratio is not.
+ratio, the cost per recorded event, what the annotations cost (asked for and not, in the same
+rounds, and each range that is noted), and what writing a bundle takes. A step of a larger model has
+more arithmetic per allocation: the cost per event is what carries over, the ratio is not. Steps run
+in a second thread: PyTorch notes the ranges of the thread that switched recording on in any case.
 """
 
 from __future__ import annotations
@@ -19,18 +21,23 @@ import statistics
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
 from torch import nn
 
+DEFAULT = "python, 100000 entries (default)"
+UNASKED = "python, annotations not asked for"
+ASKED = {"global_record_annotations": True}  # PyTorch 2.6
 WAYS = {
     "off": None,
-    "python, 100000 entries (default)": ("python", "all", 100_000),
-    "python, 10000 entries": ("python", "all", 10_000),
-    "python, stacks of allocations only": ("python", "alloc", 100_000),
-    "no stacks": ("python", None, 100_000),
-    "all (C++ frames too)": ("all", "all", 100_000),
+    DEFAULT: ("python", "all", 100_000, ASKED),
+    UNASKED: ("python", "all", 100_000, {}),
+    "python, 10000 entries": ("python", "all", 10_000, ASKED),
+    "python, stacks of allocations only": ("python", "alloc", 100_000, ASKED),
+    "no stacks": ("python", None, 100_000, ASKED),
+    "all (C++ frames too)": ("all", "all", 100_000, ASKED),
 }
 
 
@@ -50,13 +57,13 @@ class Block(nn.Module):
         return x + self.mlp(self.norm(x))
 
 
-def record(way: tuple[str, str | None, int] | None) -> None:
+def record(way: tuple[str, str | None, int, dict[str, bool]] | None) -> None:
     """Switch recording over."""
     torch.cuda.memory._record_memory_history(enabled=None)
     if way is not None:
-        stacks, context, n = way
+        stacks, context, n, annotations = way
         torch.cuda.memory._record_memory_history(
-            enabled="all", context=context, stacks=stacks, max_entries=n
+            enabled="all", context=context, stacks=stacks, max_entries=n, **annotations
         )
 
 
@@ -75,7 +82,7 @@ def time_steps(model: nn.Module, optimizer: torch.optim.Optimizer, n: int) -> fl
 
 def count_events(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
     """Return the events that one step records."""
-    record(("python", None, 20_000))
+    record(("python", None, 20_000, {}))
     time_steps(model, optimizer, 1)
     before = len(torch.cuda.memory._snapshot()["device_traces"][0])
     time_steps(model, optimizer, 2)
@@ -84,12 +91,33 @@ def count_events(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
     return round((after - before) / 2)
 
 
+def time_ranges(n: int) -> float:
+    """Return the seconds that one of n ranges of ``record_function`` takes."""
+    begin = time.perf_counter()
+    for _ in range(n):
+        with torch.autograd.profiler.record_function("range"):
+            pass
+    return (time.perf_counter() - begin) / n
+
+
+def range_cost(n_rounds: int) -> float:
+    """Return the seconds that noting the begin and the end of a range adds to it."""
+    added: list[float] = []
+    for _ in range(n_rounds):
+        record(None)
+        without = time_ranges(1000)
+        record(WAYS[DEFAULT])
+        added.append(time_ranges(1000) - without)
+    record(None)
+    return statistics.median(added)
+
+
 def bundle_cost(model: nn.Module, optimizer: torch.optim.Optimizer, n_steps: int) -> str:
     """Return a line on what a bundle of a full history costs, and the history in host memory."""
     recorder = load_recorder()
     home = tempfile.mkdtemp()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    record(WAYS["python, 100000 entries (default)"])
+    record(WAYS[DEFAULT])
     time_steps(model, optimizer, n_steps)
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     instance = recorder(home)
@@ -132,12 +160,14 @@ def main() -> None:
     # First, while the process is small: what rounds grew before would hide what a history takes.
     bundle = bundle_cost(model, optimizer, 1 + 110_000 // n_events)
     times: dict[str, list[float]] = {name: [] for name in WAYS}
-    for _ in range(args.rounds):
-        for name, way in WAYS.items():
-            record(way)
-            time_steps(model, optimizer, 2)
-            times[name].append(time_steps(model, optimizer, args.steps))
-            record(None)
+    with ThreadPoolExecutor(1) as thread:
+        for _ in range(args.rounds):
+            for name, way in WAYS.items():
+                record(way)
+                thread.submit(time_steps, model, optimizer, 2).result()
+                steps = thread.submit(time_steps, model, optimizer, args.steps)
+                times[name].append(steps.result())
+                record(None)
     off = statistics.median(times["off"])
     print(f"PyTorch {torch.__version__}, {torch.cuda.get_device_name()}; {n_events} events a step")
     print(f"a step without recording takes {off * 1e3:.2f} ms; with it, in {args.rounds} rounds:")
@@ -149,6 +179,10 @@ def main() -> None:
         low, ratio, high = statistics.quantiles(ratios, n=4)
         cost = (ratio - 1) * off / n_events * 1e6
         print(f"{name:36}{ratio:7.2f}{low:8.2f}-{high:.2f} {cost:13.2f}")
+    asked = [t / t_off for t, t_off in zip(times[DEFAULT], times[UNASKED], strict=True)]
+    low, ratio, high = statistics.quantiles(asked, n=4)
+    print(f"asking for annotations: ratio {ratio:.3f} ({low:.3f}-{high:.3f})", end="; ")
+    print(f"noting a range: {range_cost(args.rounds) * 1e6:.2f} us")
     print(bundle)
 
 

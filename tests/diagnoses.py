@@ -118,7 +118,8 @@ def fragmentation() -> Diagnosis:
                 Evidence("request", 500 * MIB, "bytes", "oom message"),
                 Evidence("largest free block", 210 * MIB, "bytes", "snapshot"),
             ),
-            decider="Replay the next step under expandable segments.",
+            decider="holes",
+            settled_by="Replay the next step under expandable segments.",
             state=RunState.FAILED,
         ),
         checklist=(
@@ -403,7 +404,7 @@ def two_devices() -> Diagnosis:
         timeline=None,
         worst_segments=(),
         n_pinned_segments=0,
-        verdict=replace(one.verdict, device=1, also=(), decider=""),
+        verdict=replace(one.verdict, device=1, also=(), settled_by=""),
         devices=(first, second, DeviceFigures(device=2)),
         pins=(*one.pins, PinReport(1, 2, 4 * MIB, 256 * MIB, (STEP,), STEP)),
         holders=(*one.holders, HolderReport(1, STEP, 512 * MIB, 600 * MIB, 12, (STEP, MAIN))),
@@ -417,7 +418,8 @@ def nothing_known() -> Diagnosis:
             Cause.UNKNOWN,
             Confidence.POSSIBLE,
             "The file holds 0 segments and 0 events, so it says nothing about memory.",
-            decider="Record with torch.cuda.memory._record_memory_history() before the first step.",
+            settled_by="Record with torch.cuda.memory._record_memory_history() before "
+            "the first step.",
         ),
         checklist=tuple(
             ChecklistItem(name, name.replace("_", " "), Status.SKIP, "", "the file is empty", "")

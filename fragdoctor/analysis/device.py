@@ -33,6 +33,7 @@ from fragdoctor.analysis.result import (
     CaptureQuality,
     DeviceAnalysis,
     Flush,
+    KeptPattern,
     OomEvent,
     SizeDiversity,
 )
@@ -325,11 +326,16 @@ def _analyzed(trace: Trace) -> DeviceAnalysis:
     phases = None if totals is None else find_phases(trace)
     pinned, n_pinned = find_pinned_segments(layout)
     active = int(blocks.size_bytes[blocks.state != BlockState.INACTIVE].sum())
-    kept = None if totals is None else find_kept(trace, growth, active, phases)
+    kept = None if totals is None else find_kept(trace, steps, growth, active, phases)
     gathered = None
     if totals is not None and kept is None:
         rounds = StepEnds(evaluation_rounds(trace))
-        gathered = find_kept(trace, find_growth(trace, rounds), active, phases)
+        lines = find_growth(trace, rounds)
+        found = find_kept(trace, rounds, lines, active, phases)
+        if found is not None and found.pattern is KeptPattern.EVALUATION:
+            growth, kept = lines, found  # nobody gathers autograd graphs on purpose
+        else:
+            gathered = found
     requested = int(blocks.requested_bytes[blocks.state != BlockState.INACTIVE].sum())
     streams = [int(s) for s in trace.snapshot.streams]
     return DeviceAnalysis(

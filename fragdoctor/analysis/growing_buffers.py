@@ -13,6 +13,7 @@ import numpy as np
 
 from fragdoctor.analysis.training_run import Requests
 from fragdoctor.frozen import frozen
+from fragdoctor.model.arrays import median
 from fragdoctor.model.snapshot import I64
 
 MIN_BUFFER_GROWTH: Final = 4  # times; fewer are the steps of a warm-up
@@ -100,7 +101,7 @@ def _judged(requests: Requests, rows: I64, size: I64) -> GrowingBuffers | None:
     if np.count_nonzero(grows < 0) > MAX_SHRUNK * len(size):
         return None
     _, count = np.unique(size, return_counts=True)
-    n = int(np.median(count))
+    n = int(median(count))
     if len(count) < MIN_BUFFER_GROWTH or len(rows) < MIN_BUFFER_GROWTH * n:
         return None
     # Each is gone soon after its successor is there.
@@ -115,5 +116,5 @@ def _judged(requests: Requests, rows: I64, size: I64) -> GrowingBuffers | None:
         n_buffers=n,
         first_bytes=int(size[0]),
         last_bytes=int(size[-1]),
-        step_bytes=int(np.median(grows[grows > 0])),
+        step_bytes=int(median(grows[grows > 0])),
     )

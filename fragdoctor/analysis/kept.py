@@ -15,6 +15,7 @@ from typing import Final
 import numpy as np
 
 from fragdoctor.analysis.growing_buffers import MIN_BUFFER_GROWTH, find_growing_buffers, is_input
+from fragdoctor.analysis.growth import StepEnds
 from fragdoctor.analysis.result import (
     Growth,
     KeptBlocks,
@@ -61,29 +62,39 @@ _NODE: Final = re.compile(r"(?:^|::)([A-Z]\w*Backward\d*|AccumulateGrad|CopySlic
 
 
 def find_kept(
-    trace: Trace, growth: Sequence[Growth], active_bytes: int, phases: PhaseAnalysis | None
+    trace: Trace,
+    steps: StepEnds,
+    growth: Sequence[Growth],
+    active_bytes: int,
+    phases: PhaseAnalysis | None,
 ) -> KeptMemory | None:
     """Return the growing memory that a verdict should be about; None where nothing leaks.
 
-    ``active_bytes`` is live memory at the end; ``phases`` is None where the file shows no passes.
+    Args:
+        trace: of the device.
+        steps: from one to the next of which memory grows.
+        growth: the lines that grow.
+        active_bytes: live memory at the end.
+        phases: None where the file shows no passes.
     """
     least = LARGE_SHARE * max(1, active_bytes)
     if sum(g.survivor_bytes for g in growth) < least:
-        return _growing_buffer(trace, least)
+        return _growing_buffer(trace, steps, least)
     return _traced(trace, phases, growth, _survivors(trace, growth))
 
 
-def _growing_buffer(trace: Trace, least_bytes: float) -> KeptMemory | None:
-    """Return a buffer that grows by copies from step to step of a training, None without one.
+def _growing_buffer(trace: Trace, steps: StepEnds, least_bytes: float) -> KeptMemory | None:
+    """Return a buffer that a program that trains grows by copies from step to step, else None.
 
     A KV cache grows so as well, and ends with its request.
     """
-    steps, lives = Steps.of(trace), trace.lives
-    requests = _requests(trace)
+    if not len(Steps.of(trace).of_kind(StepKind.TRAIN)):
+        return None
+    lives, requests = trace.lives, _requests(trace)
     found = [
         (b, np.flatnonzero(np.isin(lives.start, b.row)))
         for b in find_growing_buffers(requests)
-        if len(distinct(steps.at(b.row))) > MIN_BUFFER_GROWTH
+        if len(distinct(steps.of_rows(b.row))) > MIN_BUFFER_GROWTH
     ]
     # One that is only wanted for a while grows with its input: logits of longer sequences.
     found = [
@@ -91,7 +102,7 @@ def _growing_buffer(trace: Trace, least_bytes: float) -> KeptMemory | None:
     ]
     for buffers, rows in found:
         is_batch = is_input(requests, buffers, [b for b, _ in found])
-        if buffers.total_bytes < least_bytes or is_batch or not len(steps.of_kind(StepKind.TRAIN)):
+        if buffers.total_bytes < least_bytes or is_batch:
             continue
         survivors = rows[lives.free[rows] == NEVER]
         kind = list(KeptKind)[int(_kinds(trace, np.array([buffers.stack], np.int32))[0])]

@@ -15,7 +15,7 @@ from fragdoctor.analysis.categories import LIKELY, POSSIBLE, Categories, sort_bl
 from fragdoctor.analysis.result import CategorySum, PhaseAnalysis, PhasePeaks
 from fragdoctor.future.passes import Passes, RoleRuns, annotated_passes, find_passes, last_phase
 from fragdoctor.future.steps import Steps
-from fragdoctor.model.arrays import is_among
+from fragdoctor.model.arrays import is_among, median
 from fragdoctor.model.phases import Category, TrainingPhase
 from fragdoctor.model.snapshot import I64, U8, Action, Bools
 from fragdoctor.trace.lives import BEFORE, NEVER, Lives, Totals
@@ -148,7 +148,7 @@ def _phase(
     return PhasePeaks(
         label=label,
         n_passes=len(mine),
-        median_peak_bytes=int(np.median(peaks[mine])),
+        median_peak_bytes=int(median(peaks[mine])),
         worst_peak_bytes=int(peaks[worst]),
         worst_state=state,
         held=table.at(state),

@@ -17,7 +17,7 @@ import numpy as np
 from fragdoctor.analysis.result import PhaseAnalysis
 from fragdoctor.frozen import frozen
 from fragdoctor.future.passes import last_phase
-from fragdoctor.model.arrays import distinct
+from fragdoctor.model.arrays import distinct, median
 from fragdoctor.model.phases import TrainingPhase
 from fragdoctor.model.snapshot import I32, I64, Bools
 from fragdoctor.trace.stacks import LOSS, StackRoles
@@ -148,14 +148,14 @@ def _cut(repeated: Sequence[I64], k: int, n: int) -> list[tuple[int, int]] | Non
         every = len(at) // k
         starts = at[::every]
         gaps = np.diff(starts)
-        is_regular = (gaps >= MIN_LENGTH * np.median(gaps)).all()
+        is_regular = (gaps >= MIN_LENGTH * median(gaps)).all()
         # All that a call makes there lies before the next call.
         is_compact = (at[every - 1 :: every][:-1] < starts[1:]).all()
         if is_regular and is_compact and (opening is None or starts[0] < opening[0]):
             opening = starts
     if opening is None:
         return None
-    length = int(np.median(np.diff(opening)))
+    length = int(median(np.diff(opening)))
     bounds = np.append(opening, min(n, int(opening[-1]) + length))
     last = np.zeros(k, np.int64)
     for at in repeated:

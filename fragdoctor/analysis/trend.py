@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fragdoctor.frozen import frozen
+from fragdoctor.model.arrays import median
 
 F64 = npt.NDArray[np.float64]
 
@@ -79,7 +80,7 @@ def trend_of(x: F64, y: F64) -> Trend:
     low, high = sen_bounds(slopes, len(x))
     later = pairwise_slopes(x[len(x) // 2 :], y[len(x) // 2 :])
     scores = (int(np.sign(one).sum()) for one in (slopes, later))
-    return Trend(len(x), float(np.median(slopes)), low, high, *scores)
+    return Trend(len(x), median(slopes), low, high, *scores)
 
 
 def pairwise_slopes(x: F64, y: F64) -> F64:

@@ -17,7 +17,7 @@ import numpy as np
 
 from fragdoctor.analysis.result import KeptMemory, KeptPattern
 from fragdoctor.diagnosis.bench import Bench
-from fragdoctor.diagnosis.decision import Hypothesis, decide
+from fragdoctor.diagnosis.decision import Hypothesis, decide, some_fragmentation
 from fragdoctor.diagnosis.run_state import backed_off, run_state
 from fragdoctor.diagnosis.verdict_message import evidence_of_message, read_message, read_no_message
 from fragdoctor.diagnosis.verdict_stats import evidence_of_stats, read_stats
@@ -94,7 +94,7 @@ class CaseEvidence:
         if self.failed is not None:
             return decide(self.failed)
         if self.is_of_snapshot:
-            return [_no_failure(self)]
+            return _no_failure(self)
         if message is not None and message.sub_kind != NO_FAILURE:
             return read_message(message)
         if context.stats:
@@ -164,6 +164,16 @@ class CaseEvidence:
         """What is known or likely of the run under these settings."""
         n_steps = 0 if self.bench is None else self.bench.n_steps
         return {_prospect(result, n_steps) for result in self.survivors or ()}
+
+    @property
+    def is_of_step(self) -> bool:
+        """Whether the failed request belongs to a step, whose rest was looked at."""
+        return self.survivors is not None and self.bench is not None and self.bench.is_in_step
+
+    @property
+    def is_mended(self) -> bool:
+        """Whether a setting is known to let the run go on, request by request."""
+        return any(r.outlook is not None and r.outlook.is_known for r in self.survivors or ())
 
     @property
     def lacking_bytes(self) -> int:
@@ -379,10 +389,8 @@ def _figures_say(e: CaseEvidence) -> Hypothesis | None:
     if failed is None:
         return reading
     confidence, summary, settled_by = reading.confidence, reading.summary, reading.settled_by
-    if reading.cause is Cause.FRAGMENTATION and e.survivors is not None:
-        finishes = OutlookState.HOLDS in e.prospects
-        at_most = Confidence.LIKELY if finishes else Confidence.POSSIBLE
-        confidence = max(confidence, at_most, key=_ORDER)
+    if reading.cause is Cause.FRAGMENTATION and e.is_of_step and not e.is_mended:
+        confidence = max(confidence, Confidence.LIKELY, key=_ORDER)  # its step may need more
     is_full = reading.cause in (Cause.CAPACITY, Cause.MEMORY_LIMIT)
     missing = max(-(failed.margin_bytes or 0), 0)
     if is_full and e.lacking_bytes > WORTH_SAYING * missing and failed.margin_bytes is not None:
@@ -477,7 +485,7 @@ def _requests_after_failure(e: CaseEvidence) -> int:
     return n_after if after >= RESUMED_SHARE * before else 0
 
 
-def _no_failure(e: CaseEvidence) -> Hypothesis:
+def _no_failure(e: CaseEvidence) -> list[Hypothesis]:
     """Read a snapshot in which no request failed: healthy, with what is worth saying."""
     analysis = e.context.analysis
     assert analysis is not None  # noqa: S101 - the snapshot is what is read
@@ -490,18 +498,20 @@ def _no_failure(e: CaseEvidence) -> Hypothesis:
                 f"{format_size(analysis.reserved_bytes)} reserved are allocated, and nothing "
                 "points to a problem"
             )
-        is_full = space.free_cached_bytes < FULL_SLACK_SHARE * analysis.reserved_bytes
+        is_full = 0 < analysis.reserved_bytes * FULL_SLACK_SHARE > space.free_cached_bytes
         settled_by = (
             "If it was taken at an out-of-memory error, the device was simply full of live memory: "
             "give the message."
         )
-        return Hypothesis(
+        healthy = Hypothesis(
             Cause.HEALTHY,
             Confidence.POSSIBLE,
             f"{held}. It has no history, so earlier failures and growth cannot be seen.",
             settled_by if is_full else "",
             "no-history",
         )
+        full = Hypothesis(Cause.CAPACITY, Confidence.POSSIBLE, "", row="no-history")
+        return [healthy, full] if is_full else [healthy]
     peak = analysis.timeline.peak_allocated_bytes if analysis.timeline else None
     if e.context.retries and e.context.retries[0]:
         n_retries, source = e.context.retries
@@ -511,7 +521,10 @@ def _no_failure(e: CaseEvidence) -> Hypothesis:
             f"{'retry' if n_retries == 1 else 'retries'} had to flush the cache first: the run is "
             f"near its limit, with {format_size(space.pinned_free_bytes)} of free cache pinned."
         )
-        return Hypothesis(Cause.HEALTHY, Confidence.LIKELY, summary, row="retries")
+        return [
+            Hypothesis(Cause.HEALTHY, Confidence.LIKELY, summary, row="retries"),
+            some_fragmentation(),
+        ]
     cache = (
         f"; {format_size(space.free_cached_bytes)} of {format_size(analysis.reserved_bytes)} "
         "reserved are free cache"
@@ -524,7 +537,7 @@ def _no_failure(e: CaseEvidence) -> Hypothesis:
         f"No request failed{cache if space.free_cached_bytes else ''} "
         f"(peak allocated {format_size(peak)})."
     )
-    return Hypothesis(Cause.HEALTHY, Confidence.LIKELY, summary, row="no-failure")
+    return [Hypothesis(Cause.HEALTHY, Confidence.LIKELY, summary, row="no-failure")]
 
 
 def _figures(e: CaseEvidence) -> tuple[Evidence, ...]:

@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 
 from fragdoctor.frozen import frozen
-from fragdoctor.model.arrays import occurrence
+from fragdoctor.model.arrays import median, occurrence
 from fragdoctor.model.snapshot import I64, Bools
 
 MAX_COMPARED: Final = 4_000_000
@@ -148,7 +148,7 @@ def _ratio(own: I64, other: I64) -> float:
     changed = own != other
     if not changed.any():
         return 1.0
-    return float(np.median(own[changed] / np.maximum(other[changed], 1)))
+    return median(own[changed] / np.maximum(other[changed], 1))
 
 
 def _between(own: Requests, other: Requests, ratio: float, *, is_cut: bool) -> tuple[I64, I64]:

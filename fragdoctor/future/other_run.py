@@ -20,6 +20,7 @@ from fragdoctor.errors import SimulationError
 from fragdoctor.future.alignment import Requests, align
 from fragdoctor.future.outlook import Outlooks
 from fragdoctor.future.steps import Steps
+from fragdoctor.model.arrays import median
 from fragdoctor.model.simulation import Outlook, OutlookBasis, OutlookState
 from fragdoctor.model.snapshot import I64
 from fragdoctor.trace.operations import Operations, OpKind
@@ -227,7 +228,7 @@ def _ratios(own: Requests, found: Requests, at: I64, mate: I64) -> npt.NDArray[n
     by_size = _medians(found.size[mate], pair)
     by_site = _medians(found.site[mate], pair)
     changed = pair[pair != 1]
-    rest = float(np.median(changed)) if len(changed) else 1.0
+    rest = median(changed) if len(changed) else 1.0
     for i, (size, site) in enumerate(zip(found.size.tolist(), found.site.tolist(), strict=True)):
         ratio[i] = by_site.get(site, by_size.get(size, rest))
     ratio[mate] = pair
@@ -238,4 +239,4 @@ def _medians(keys: I64, values: npt.NDArray[np.float64]) -> dict[int, float]:
     order = np.argsort(keys, kind="stable")
     known, first = np.unique(keys[order], return_index=True)
     parts = np.split(values[order], first[1:])
-    return {int(k): float(np.median(v)) for k, v in zip(known, parts, strict=True)}
+    return {int(k): median(v) for k, v in zip(known, parts, strict=True)}

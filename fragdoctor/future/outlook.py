@@ -120,7 +120,7 @@ class Outlooks:
         is_known = is_sure and known.n_complete >= ENOUGH
         reason = expected.reason if is_known else doubt.reason
         if is_sure and not is_known:
-            reason = f"only {plural(known.n_complete, 'complete step')} recorded"
+            reason = f"only {plural(known.n_complete, 'step')} recorded in full"
         return raw, Outlook(
             state=expected.state if is_known else OutlookState.OPEN,
             likely=expected.state if is_likely and not is_known else None,
@@ -185,12 +185,12 @@ class Outlooks:
         if not takes:
             return Outlook(OutlookState.OPEN, reason=NO_STEP)
         fails = limit is not None and limit <= takes * least
-        rest = f"at least {format_share(takes - 1, 1)} more for the rest of it, as a rule"
         return Outlook(
             OutlookState.OPEN,
             OutlookBasis.LOWER_BOUND,
             likely=OutlookState.FAILS if fails else None,
-            reason=f"its first step was cut off at {format_size(least)}, and takes {rest}",
+            reason=f"its first step was cut off at {format_size(least)}, and most first steps take "
+            f"at least {format_share(takes - 1, 1)} more to complete",
         )
 
     @cached_property

@@ -21,7 +21,7 @@ from fragdoctor._native import _ext
 from fragdoctor.frozen import frozen
 from fragdoctor.future.alignment import Requests, align
 from fragdoctor.future.window import StepWindow
-from fragdoctor.model.arrays import occurrence
+from fragdoctor.model.arrays import median, occurrence
 from fragdoctor.model.snapshot import I64
 from fragdoctor.trace import stacks
 from fragdoctor.trace.operations import Operations, OpKind
@@ -335,7 +335,7 @@ class _AlignedSteps:
             return np.where(np.isnan(result), 1, result)
         new = dict(zip(was[changed].tolist(), now[changed].tolist(), strict=True))
         fixed = set(was[both & ~changed].tolist())
-        ratio = float(np.median(now[changed] / was[changed]))
+        ratio = median(now[changed] / was[changed])
         made = np.flatnonzero((self.w.kind == OpKind.MALLOC) & (self.w.step == self.like))
         stays = np.zeros(len(was), np.bool_)
         stays[self.slot[made[self.age[made] != 0]]] = True
@@ -352,9 +352,9 @@ class _AlignedSteps:
         """Return what the complete steps leave unexplained, the largest of three shares."""
         return max(
             (
-                Doubt(self._spread(), "steps differ in size"),
-                Doubt(self._unlike, "the step under way asks for what no complete one did"),
-                Doubt(self._unexplained(), "the step under way keeps more than complete ones did"),
+                Doubt(self._spread(), "later steps may be larger than those recorded"),
+                Doubt(self._unlike, "the step that failed asks for what no complete one did"),
+                Doubt(self._unexplained(), "the step that failed holds more than others did then"),
             ),
             key=lambda doubt: doubt.share,
         )

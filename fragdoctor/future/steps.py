@@ -19,9 +19,10 @@ import numpy as np
 from fragdoctor.frozen import frozen
 from fragdoctor.future.call_tree import CallTree, Loop
 from fragdoctor.future.passes import RoleRuns, find_optimizer_steps
-from fragdoctor.model.arrays import distinct, is_among
+from fragdoctor.model.arrays import distinct, is_among, median
 from fragdoctor.model.hooks import report_progress
 from fragdoctor.model.snapshot import I64, U8, Action, Bools
+from fragdoctor.model.turns import period_of
 from fragdoctor.trace import stacks
 from fragdoctor.trace.trace import Trace
 
@@ -32,13 +33,6 @@ MAX_SPREAD: Final = 1.0
 
 MIN_COVERED: Final = 0.5
 """Share of the trace that the steps of a program without training cover."""
-
-TURNS: Final = 0.7
-"""Share of the optimizer's runs that must be like the run one period before.
-
-Between 4/6, what a WGAN with five updates of its critic has at a period of one (Gulrajani et al.,
-2017), and 14/16, what lazy regularization in every sixteenth step has (Karras et al., 2020).
-"""
 
 
 class StepKind(IntEnum):
@@ -148,7 +142,7 @@ def _is_under_way(trace: Trace, ends: I64) -> bool:
 
 def _training(trace: Trace, ends: I64, method: str) -> Steps:
     turns = _turns(trace, ends)
-    period = _period(turns[1:] if trace.is_late else turns)  # of the first, a part may be missing
+    period = period_of(turns[1:] if trace.is_late else turns)  # of the first, a part may be missing
     ends = ends[period - 1 :: period]
     action = trace.events.action
     asks = np.flatnonzero((action == Action.ALLOC) | (action == Action.OOM))
@@ -190,23 +184,6 @@ def _turns(trace: Trace, ends: I64) -> list[int]:
     return [hash(distinct(stack[calls[low:high]]).tobytes()) for low, high in pairwise(at)]
 
 
-def _period(turns: list[int]) -> int:
-    """Return after how many runs of the optimizer they come round again.
-
-    Where none came round twice, the least that nothing contradicts; all of them, if the last one
-    had not come before.
-    """
-    n = len(turns)
-    for period in range(1, n // 2 + 1):
-        n_alike = sum(turns[i] == turns[i - period] for i in range(period, n))
-        if n_alike >= TURNS * (n - period):
-            return period
-    for period in range(1, n):
-        if all(turns[i] == turns[i - period] for i in range(period, n)):
-            return period
-    return max(n, 1) if n and turns.index(turns[-1]) == n - 1 else 1
-
-
 def _first_start(trace: Trace, ends: I64, asks: I64) -> int | None:
     """Return where the first step begins; None where the recording lacks its beginning.
 
@@ -233,12 +210,12 @@ class _ModelCalls:
         tree = CallTree.of(trace)
         self._rows = trace.module_rows if tree is not None else np.zeros(0, np.int64)
         self._trains = np.ones(len(self._rows), np.bool_)
-        if tree is None or not len(self._rows) or len(edges) < 3:
-            return
+        n_complete = len(edges) - 2
+        if tree is None or not len(self._rows) or n_complete < 2:
+            return  # one step does not show what most steps come to
         visit = tree.visit_at(self._rows)
         place = np.where(visit >= 0, tree.visit_node[np.maximum(visit, 0)], -1).astype(np.int64)
         step = np.searchsorted(edges, self._rows, side="right") - 1
-        n_complete = len(edges) - 2
         whole = (step >= 0) & (step < n_complete)
         scale = int(place.max(initial=0)) + 2
         pairs = distinct(step[whole] * scale + place[whole] + 1)
@@ -344,7 +321,7 @@ def _busiest(trace: Trace, tree: CallTree) -> Loop | None:
         covered = int(n_allocs[at[-1]] - n_allocs[at[0]]) * (n_turns + 1) / (n_turns - 1)
         visits = np.diff(tree.turn_visit[loop.turns])
         is_even = float(visits.std()) <= MAX_SPREAD * float(visits.mean())
-        if covered >= MIN_COVERED * int(n_allocs[-1]) and np.median(visits) >= 2 and is_even:
+        if covered >= MIN_COVERED * int(n_allocs[-1]) and median(visits) >= 2 and is_even:
             wide.append(loop)
     wide.sort(key=lambda loop: (loop.depth, loop.low))
     return next(iter(wide), None)

@@ -1,7 +1,7 @@
 """Arrays as sets of numbers.
 
-As ``np.unique``, ``np.isin`` and ``np.percentile``, which load ``numpy.ma`` when they are called
-first: that takes a thirtieth of a short command.
+As ``np.unique``, ``np.isin``, ``np.percentile`` and ``np.median``, which load ``numpy.ma`` when
+they are called first: that takes a thirtieth of a short command.
 """
 
 from __future__ import annotations
@@ -54,3 +54,10 @@ def percentile(values: npt.NDArray[np.int64], percent: float) -> float:
     high = min(low + 1, len(values) - 1)
     below, above = np.partition(values, (low, high))[[low, high]].tolist()
     return float(below + (above - below) * (at - low))
+
+
+def median(values: npt.NDArray[np.number[Any]]) -> float:
+    """Return the middle value, or the mean of the two next to the middle."""
+    at = (len(values) - 1) // 2, len(values) // 2
+    low, high = np.partition(values, at)[list(at)].tolist()
+    return float(low + high) / 2

@@ -72,7 +72,7 @@ class Rehearsal:
         capacity_bytes: what PyTorch could have; None = without a limit.
         conf: settings of the allocator, as PyTorch writes them.
         fits: whether no failed request ended the program.
-        steps: steps that were completed: rounds of the loop that calls the optimizer.
+        steps: steps that were completed, each from one run of the optimizer to the next.
         stopped: why it was stopped, "" where the program ended by itself.
         peak_allocated_bytes, peak_reserved_bytes: of the GPU that reserved most.
         out_of_memory: the failed request that ended the program; None = it fits.

@@ -215,9 +215,12 @@ def outlook_text(outlook: Outlook) -> str:
         found = {
             OutlookState.HOLDS: "likely finishes",
             OutlookState.FAILS: f"likely fails{when}",
-            None: "not known whether it finishes",
+            None: "whether it finishes is open",
         }[outlook.likely]
-    return f"{found} ({outlook.reason})" if outlook.reason else found
+    is_open = outlook.state is OutlookState.OPEN and outlook.likely is None
+    if not outlook.reason:
+        return found
+    return f"{found}: {outlook.reason}" if is_open else f"{found} ({outlook.reason})"
 
 
 def share_text(share: float) -> str:

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 from analysis.training_loop import USER, TrainingLoop
-from fragdoctor.analysis.bounded_growth import is_cache_of_generation
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from stock import from_python
@@ -24,7 +23,6 @@ from fragdoctor.model.snapshot import (
     StackTable,
 )
 from fragdoctor.trace.allocator import native_config
-from fragdoctor.trace.trace import Trace
 
 EXTREMES = [0, 1, 511, 512, 2**20, 2**20 + 1, 20 * 2**20, 2**40, 2**61, 2**62, 2**63, 2**64 - 1]
 
@@ -165,14 +163,6 @@ def test_trace_that_loses_one_kind_of_event_from_some_row_on(action: str, contex
             e for e in events[first:] if e["action"] != action
         ]
         assert analyze_device(from_python(data), 0).device == 0
-
-
-def test_growth_of_which_no_allocation_was_recorded_is_no_cache() -> None:
-    run = TrainingLoop()
-    run.build()
-    trace = Trace.of(run.snapshot(), 0)
-
-    assert not is_cache_of_generation(trace, np.zeros(0, np.int64), None)
 
 
 @pytest.mark.parametrize("n_bytes", [-(2**70), -1, 2**64, 2**70])

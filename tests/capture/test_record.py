@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,53 @@ def test_record_block_writes_a_bundle_at_its_end(fake_torch, tmp_path, capsys) -
     assert ("block", 5, "all") == (facts.reason, facts.max_entries, facts.stacks)
     assert not fake_torch._C._cuda_isHistoryEnabled()
     assert f"fragdoctor: recorded in {tmp_path / 'b'}\n" == capsys.readouterr().err
+
+
+def test_record_asks_pytorch_for_the_marks_of_every_thread(fake_torch, tmp_path) -> None:
+    with record(tmp_path / "b", quiet=True):
+        asked = fake_torch._State.recording
+        fake_torch.optim.SGD().step()
+
+    assert asked["global_record_annotations"] is True
+    assert () == read_bundle(tmp_path / "b").snapshot.annotations  # PyTorch's own, not twice
+
+
+@pytest.fixture
+def old_torch(fake_torch, monkeypatch):
+    """Return PyTorch before 2.6, whose recorder has no annotations."""
+    record_history = fake_torch.cuda.memory._record_memory_history
+
+    def record_without(
+        enabled: str | None = "all", context: str = "all", stacks: str = "all", max_entries: int = 9
+    ) -> None:
+        record_history(enabled, context=context, stacks=stacks, max_entries=max_entries)
+
+    monkeypatch.setattr(fake_torch.cuda.memory, "_record_memory_history", record_without)
+    return fake_torch
+
+
+def test_record_marks_the_optimizers_runs_where_pytorch_does_not(old_torch, tmp_path) -> None:
+    with record(tmp_path / "b", quiet=True):
+        for _ in range(3):
+            old_torch.optim.SGD().step()
+            time.sleep(0.001)
+    old_torch.optim.SGD().step()  # no hook is left
+
+    snapshot = read_bundle(tmp_path / "b").snapshot
+    name = "Optimizer.step#SGD.step"
+    marks = [(a.device, a.name, a.stage) for a in snapshot.annotations]
+    assert [(0, name, "START"), (0, name, "END")] * 3 == marks
+    begins = [a.time_us for a in snapshot.annotations if a.stage == "START"]
+    # Each before the two events of its own run.
+    assert [0, 2, 4] == snapshot.events.time_us.searchsorted(begins, side="left").tolist()
+
+
+def test_record_keeps_as_many_marks_as_events(old_torch, tmp_path) -> None:
+    with record(tmp_path / "b", quiet=True, max_entries=2):
+        for _ in range(3):
+            old_torch.optim.SGD().step()
+
+    assert 2 == len(read_bundle(tmp_path / "b").snapshot.annotations)
 
 
 def test_record_block_that_runs_out_raises_the_same_error_and_has_its_bundle(

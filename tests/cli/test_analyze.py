@@ -265,7 +265,7 @@ def test_analyze_exit_code_follows_fail_on(
 
 
 @pytest.mark.parametrize(
-    ("batch", "text"), [("32", "batch of 8 instead of 32"), ("1", "a quarter of")]
+    ("batch", "text"), [("32", "batch of 24 instead of 32"), ("1", "three quarters of")]
 )
 def test_batch_names_another_in_whole_samples(
     run: Run, samples: Path, batch: str, text: str

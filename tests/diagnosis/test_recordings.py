@@ -53,7 +53,7 @@ def test_verdict_on_every_recording_alone(shared):
         verdict = diagnose(case).verdict
         is_right = judge(verdict, want)
         if name in NEEDS_MESSAGE:
-            is_right = NEEDS_MESSAGE[name] in verdict.also and "GPU" in verdict.decider
+            is_right = NEEDS_MESSAGE[name] in verdict.also and "GPU" in verdict.settled_by
         if not is_right:
             wrong[name] = verdict.cause
 

@@ -17,7 +17,7 @@ from fragdoctor.diagnosis.remedies.capacity import first_enough
 from fragdoctor.diagnosis.remedies.catalogue import REMEDIES, rank
 from fragdoctor.diagnosis.remedies.outside_pytorch import FreeOtherProcess
 from fragdoctor.diagnosis.remedies.remedy import CURES, Burden, JudgedCase, Remedy, helps
-from fragdoctor.diagnosis.verdict import find_verdict
+from fragdoctor.diagnosis.verdict import CaseEvidence, find_verdict
 from fragdoctor.errors import ConfigError
 from fragdoctor.future.whatif import WhatIf
 from fragdoctor.model.case import Case, Overrides
@@ -46,7 +46,7 @@ def by_code(diagnosis, code):
 
 def judged(case):
     context = build_contexts(case)[0]
-    return JudgedCase(context, find_verdict(context))
+    return JudgedCase(context, find_verdict(CaseEvidence(context, None)))
 
 
 class Tried(Remedy):
@@ -313,15 +313,14 @@ def looked_on(code, state, *, setting="", weight=10, **outlook):
 @pytest.mark.parametrize(
     ("cause", "order"),
     [
-        (Cause.FRAGMENTATION, ["sure", "open", "code", "open-code", "fragile", "later"]),
-        (Cause.CAPACITY, ["code", "sure", "open", "open-code", "fragile", "later"]),
-        (Cause.LEAK, ["code", "open-code", "later", "fragile", "open", "sure"]),
+        (Cause.FRAGMENTATION, ["sure", "open", "code", "open-code", "later"]),
+        (Cause.CAPACITY, ["code", "sure", "open", "open-code", "later"]),
+        (Cause.LEAK, ["code", "open-code", "later", "open", "sure"]),
     ],
 )
 def test_rank_goes_by_how_the_run_goes_on_and_tries_settings_first_for_holes(cause, order):
     ranked, _ = rank(
         [
-            looked_on("fragile", OutlookState.HOLDS, setting="X=1", is_fragile=True),
             looked_on("later", OutlookState.FAILS, setting="X=2", fails_after_steps=9),
             looked_on("open-code", OutlookState.OPEN),
             looked_on("code", OutlookState.HOLDS),

@@ -33,7 +33,7 @@ def test_diagnose_small_unknown_device_says_that_others_may_hold_the_rest():
     verdict = diagnose(Case(snapshot=full())).verdict
 
     assert Cause.OTHER_PROCESS in verdict.also
-    assert "--capacity" in verdict.decider
+    assert "--capacity" in verdict.settled_by
 
 
 def test_diagnose_capacity_from_the_user_names_the_other_process():
@@ -66,7 +66,7 @@ def test_diagnose_much_harmless_cache_is_healthy():
     diagnosis = diagnose(Case(snapshot=calm()))
 
     assert Cause.HEALTHY is diagnosis.verdict.cause
-    assert "200.00 MiB go back" in diagnosis.verdict.summary
+    assert "200.00 MiB of that go back" in diagnosis.verdict.summary
     assert not diagnosis.recommendations
 
 
@@ -114,7 +114,7 @@ def test_diagnose_state_without_history_and_without_holes_asks_for_the_message()
 
     assert (verdict.cause, verdict.confidence) == (Cause.HEALTHY, Confidence.POSSIBLE)
     assert list(verdict.also) == [Cause.CAPACITY]
-    assert "out-of-memory" in verdict.decider
+    assert "out-of-memory" in verdict.settled_by
 
 
 def test_diagnose_caught_failure_may_be_healthy():
@@ -291,12 +291,12 @@ def test_holder_behind_one_call_names_the_line_of_the_library_that_made_it(inner
     assert (holder.within.filename.rpartition("/")[2] if holder.within else None) == within
 
 
-def test_diagnose_growth_over_many_steps_explains_the_limit():
-    many = diagnose(Case(snapshot=leaking(n_steps=9, free_mib=400))).verdict
-    few = diagnose(Case(snapshot=leaking(n_steps=4, free_mib=400))).verdict
+@pytest.mark.parametrize(("n_steps", "is_leak"), [(9, True), (4, True), (3, False)])
+def test_diagnose_growth_explains_the_limit_once_the_test_of_growth_sees_it(n_steps, is_leak):
+    verdict = diagnose(Case(snapshot=leaking(n_steps, free_mib=400))).verdict
 
-    assert many.cause is Cause.LEAK
-    assert few.cause is not Cause.LEAK
+    assert (verdict.cause is Cause.LEAK) == is_leak
+    assert (verdict.decider == "growth") == is_leak
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,12 @@ from programs import program, record, reproduced
 from stock import from_python
 
 from fragdoctor.errors import ConfigError, SimulationError
+from fragdoctor.future import edits
 from fragdoctor.future.edits import Edit
 from fragdoctor.future.simulator import simulate
 from fragdoctor.future.steps import Steps
 from fragdoctor.inputs.snapshot_reader import read_snapshot
 from fragdoctor.model.snapshot import Snapshot
-from fragdoctor.trace import edits
 from fragdoctor.trace.operations import Operations, OpKind
 from fragdoctor.trace.replay import Reproduction
 from fragdoctor.units import MIB

@@ -87,7 +87,7 @@ def test_diagnosis_card_escapes_what_comes_from_a_file() -> None:
     hostile = replace(
         whole,
         verdict=replace(
-            whole.verdict, confidence=Confidence.LIKELY, summary=HOSTILE, decider=HOSTILE
+            whole.verdict, confidence=Confidence.LIKELY, summary=HOSTILE, settled_by=HOSTILE
         ),
         recommendations=(advice,),
         checklist=(item,),

@@ -116,7 +116,7 @@ def test_outlook_stands_in_what_the_cure_wins() -> None:
     text = text_of(replace(one, recommendations=(first, *others)))
 
     said = " ".join(text.split())
-    assert "Replayed: the run fits, 672.00 MiB to spare. Holds for 12 more steps." in said
+    assert "Replayed: the run fits, 672.00 MiB to spare. Will finish." in said
 
 
 def test_measure_that_is_likely_too_little_is_no_cure_and_a_long_how_is_cut() -> None:
@@ -149,13 +149,28 @@ def test_holder_says_what_it_is_where_its_line_does_not() -> None:
 
 
 @pytest.mark.parametrize(
-    ("n_known", "words"),
-    [(1, " like the one recorded"), (2, " like the 2 recorded"), (3, ""), (None, "")],
+    ("state", "likely", "after", "words"),
+    [
+        ("holds", None, None, "will finish (why)"),
+        ("open", "holds", None, "likely finishes (why)"),
+        ("open", None, None, "whether it finishes is open: why"),
+        ("open", "fails", 2, "likely fails after 2 more steps (why)"),
+        ("open", "fails", None, "likely fails (why)"),
+        ("fails", None, 0, "will fail in the step under way (why)"),
+        ("fails", None, 1, "will fail after 1 more step (why)"),
+    ],
 )
-def test_outlook_from_few_steps_says_so(n_known: int | None, words: str) -> None:
-    outlook = Outlook(OutlookState.HOLDS, OutlookBasis.SCALED, steps=12, n_complete_steps=n_known)
+def test_outlook_is_one_of_five_words(
+    state: str, likely: str | None, after: int | None, words: str
+) -> None:
+    outlook = Outlook(
+        OutlookState(state),
+        fails_after_steps=after,
+        reason="why",
+        likely=OutlookState(likely) if likely else None,
+    )
 
-    assert outlook_text(outlook) == f"holds for 12 more steps{words}"
+    assert outlook_text(outlook) == words
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from . import bundle_writer
 from .facts import device_facts, masked, program_facts, used_devices
 from .module_paths import ModulePaths
 from .record_options import Options, Pace, find_ranks
+from .step_marks import StepMarks, has_annotations
 
 _MESSAGE_CHARACTERS = 64 * 1024
 _PATIENCE_S = 60.0
@@ -72,6 +73,7 @@ class Recorder:
         self._waiting: list[_Waiting] = []
         self._last_oom = ""
         self._module_paths: ModulePaths | None = None
+        self._step_marks: StepMarks | None = None
         self.on_idle: Callable[[], None] = _nothing
         self._lock = threading.Lock()
         self._started = time.time()
@@ -80,9 +82,13 @@ class Recorder:
         """Start the history, unless the program records already, and look out for failures."""
         self.pid = os.getpid()
         self.is_on = True
+        marks_itself = has_annotations(self.torch)
         if not _is_recording(self.torch):
-            self._record()
+            # Without it only this thread's ranges are noted; a program may train in another.
+            self._record({"global_record_annotations": True} if marks_itself else {})
             self.owns_history = True
+        if not marks_itself:
+            self._step_marks = StepMarks(self.torch, self.options.max_entries)
         if self.options.module_paths:
             try:
                 self._module_paths = ModulePaths(self.torch)
@@ -97,6 +103,9 @@ class Recorder:
         if self._module_paths is not None:
             self._module_paths.remove()
             self._module_paths = None
+        if self._step_marks is not None:
+            self._step_marks.remove()
+            self._step_marks = None
         if self.owns_history:
             self.owns_history = False
             self.torch.cuda.memory._record_memory_history(enabled=None)
@@ -268,7 +277,8 @@ class Recorder:
         }
 
     def _dump(self, path: str) -> None:
-        with _without_inductor(self.torch):
+        marks = contextlib.nullcontext() if self._step_marks is None else self._step_marks.shown()
+        with _without_inductor(self.torch), marks:
             self.torch.cuda.memory._dump_snapshot(path)
 
     def _write_stats(self, path: str, devices: list[int]) -> None:
@@ -276,12 +286,13 @@ class Recorder:
         with open(path, "w", encoding="utf-8") as f:
             json.dump(stats, f, indent=1)
 
-    def _record(self) -> None:
+    def _record(self, more: dict[str, Any]) -> None:
         self.torch.cuda.memory._record_memory_history(
             enabled="all",
             context="all",
             stacks=self.options.stacks,
             max_entries=self.options.max_entries,
+            **more,
         )
 
     def _take(self, text: str) -> _Waiting:

@@ -235,13 +235,13 @@ def _record_history(
     skipped = rest[-1] if rest and isinstance(rest[-1], list) else []
     keeps = now.history is not None and now.history.enabled == "all" and enabled == "all"
     clears = bool(rest and rest[0] is True)
-    first = (
-        now.history.first
-        if keeps and not clears and now.history is not None
-        else {d: now.gpus.figures(d)["events"] for d in range(now.n_devices)}
-    )
+    if keeps and not clears and now.history is not None:
+        first, first_mark = now.history.first, now.history.first_mark
+    else:
+        first = {d: now.gpus.figures(d)["events"] for d in range(now.n_devices)}
+        first_mark = len(now.marks.annotations)
     limit = max_entries if enabled == "all" else 1
-    now.history = History(enabled, context, max(limit, 1), tuple(skipped), first)
+    now.history = History(enabled, context, max(limit, 1), tuple(skipped), first, first_mark)
 
 
 def _record_history_legacy(
@@ -261,6 +261,7 @@ def _memory_snapshot(pool: Any = None) -> dict[str, Any]:
     history = now.history or History(enabled=None)
     return snapshot(
         now.gpus, now.n_devices, now.stacks, history, now.budget.settings,
+        now.marks.of_pytorch(history.first_mark) if history.enabled else [],
         only_pool=None if pool is None else (pool[0], pool[1]),
     )  # fmt: skip
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from contextlib import ExitStack, suppress
 from typing import Any, Final, Self
 from weakref import WeakSet
@@ -10,6 +9,7 @@ from weakref import WeakSet
 import torch
 
 from fragdoctor.rehearse.engine import put, session
+from fragdoctor.rehearse.engine.marks import REPLAY
 
 
 class Stream(torch.Stream):
@@ -158,13 +158,16 @@ class CUDAGraph:
         now = session.current()
         now.captures.remove(self)
         now.gpus.context_end(self._device)
-        if self.has_steps:
-            now.rounds.end_warm_up()
 
     def replay(self) -> None:
-        """Ask for nothing; with an optimizer in it, it is a step."""
-        if self.has_steps:
-            session.current().mark_step(sys._getframe(1))
+        """Ask for nothing; with an optimizer in it, it is a run of that."""
+        if not self.has_steps:
+            return
+        now = session.current()
+        now.marks.begin(REPLAY, self._device)
+        now.progress.replayed(self)
+        now.marks.end(REPLAY, self._device)
+        now.progress.end_range()
 
     def instantiate(self) -> None:
         """Ask for nothing."""

@@ -112,7 +112,6 @@ _blas_handles: dict[tuple[int, int, bool], int] = {}
 def use_blas(device: int) -> None:
     """Take cuBLAS's workspace: one for each thread's handle and stream, which then stays."""
     now = session.current()
-    now.rounds.n_products += 1
     key = (device, now.gpus.stream(device), allocation.in_backward())
     if key in _blas_handles:
         return

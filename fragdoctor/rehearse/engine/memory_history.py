@@ -152,8 +152,7 @@ class History:
         max_entries: events kept of each device.
         skip_actions: actions left out.
         first: number of the first event, by device.
-        annotations: what ``record_function`` named, in order.
-        metadata: (number of event, text) from which on a text belongs to the events, by device.
+        first_mark: number of the first mark.
     """
 
     enabled: str | None = "all"
@@ -161,7 +160,7 @@ class History:
     max_entries: int = 2**63 - 1
     skip_actions: tuple[str, ...] = ()
     first: dict[int, int] = field(default_factory=dict)
-    annotations: list[dict[str, Any]] = field(default_factory=list)
+    first_mark: int = 0
 
 
 def snapshot(
@@ -170,6 +169,7 @@ def snapshot(
     stacks: Stacks,
     history: History,
     settings: AllocatorSettings,
+    annotations: list[dict[str, Any]],
     *,
     only_pool: tuple[int, int] | None = None,
     at: Any = None,
@@ -186,7 +186,7 @@ def snapshot(
         "segments": segments,
         "device_traces": traces,
         "allocator_settings": settings_of(settings),
-        "external_annotations": list(history.annotations),
+        "external_annotations": annotations[-history.max_entries :],
     }
 
 

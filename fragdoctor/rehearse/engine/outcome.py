@@ -86,7 +86,7 @@ class Outcome:
         gc.disable()
         now = self.now
         oom = self._fatal_oom(code)
-        skipping = now.rounds.skipping
+        skipping = now.loops.skipping
         if code and oom is None and not self.stopped and skipping.n_skips:
             self.stopped = self._failure_after_skipping()
         self._write_snapshot(oom)
@@ -222,10 +222,10 @@ class Outcome:
 
     def _write_snapshot(self, oom: SeenOom | None) -> None:
         now = self.now
+        marks = now.marks.annotations if oom is None else now.marks.annotations[: oom.n_marks]
         found = snapshot(
-            now.gpus, now.n_devices, now.stacks, History(), now.budget.settings, at=oom
+            now.gpus, now.n_devices, now.stacks, History(), now.budget.settings, marks, at=oom
         )
-        found["external_annotations"] = list(now.annotations)
         with ExitStack() as undo:  # PyTorch's own function writes what it is given
             put(undo, torch._C, "_cuda_memorySnapshot", lambda *_: found)
             torch.cuda.memory._dump_snapshot(self.request["snapshot"])

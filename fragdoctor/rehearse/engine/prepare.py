@@ -71,6 +71,7 @@ def prepare(machine: Machine, undo: ExitStack) -> session.Session:
     session.begin(now)
     undo.callback(session.end)
     from fragdoctor.rehearse.engine import (
+        activity,
         backward,
         cuda_api,
         dispatch,
@@ -99,6 +100,7 @@ def prepare(machine: Machine, undo: ExitStack) -> session.Session:
     foreign_operators.install(undo)
     fused_layers.install(undo)
     backward.install(undo)
+    activity.install(now, undo)
     sparse.install(undo)
     host.install(undo)
     ranks.install(undo)

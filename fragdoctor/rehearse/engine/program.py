@@ -237,11 +237,11 @@ def _rehearse(request: dict[str, Any], now: Session, undo: ExitStack) -> NoRetur
     steps = Steps(now, request["steps"], request["most_steps"], outcome.on_step, outcome.stop_early)
     if request["stops_by_itself"]:
         steps.install(undo)
-        now.rounds.install(undo)
         if request["steps"] is None:
-            skipping = now.rounds.skipping
+            skipping = now.loops.skipping
             skipping.most, skipping.on_stuck = request["most_steps"], outcome.stop_early
-            skipping.install(undo)
+            skipping.install(now.gpus, now.n_devices, undo)
+            now.loops.install(undo)
     outcome.steps = steps
     outcome.begin()
     if request["time_limit_s"] is not None:

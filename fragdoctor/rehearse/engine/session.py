@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from types import FrameType
 from typing import Any
 
 import torch
@@ -14,8 +13,9 @@ from fragdoctor.errors import ConfigError
 from fragdoctor.model.settings import AllocatorSettings, parse_conf, parse_version
 from fragdoctor.rehearse.engine.gpu import Budget, Gpus
 from fragdoctor.rehearse.engine.known import Known
+from fragdoctor.rehearse.engine.loops import Loops
+from fragdoctor.rehearse.engine.marks import Marks, Progress
 from fragdoctor.rehearse.engine.memory_history import History, Stacks
-from fragdoctor.rehearse.engine.rounds import Rounds
 from fragdoctor.trace.oom_message import oom_message
 from fragdoctor.units import KIB, MIB
 
@@ -86,6 +86,7 @@ class SeenOom:
         segments: of each device.
         step: steps completed before it.
         stack: number of the stack that asked.
+        n_marks: marks up to it.
     """
 
     device: int
@@ -94,6 +95,7 @@ class SeenOom:
     segments: tuple[tuple[Any, ...], ...]
     step: int
     stack: int
+    n_marks: int
 
     @classmethod
     def of(cls, now: Session, device: int, figures: dict[str, int | None]) -> SeenOom:
@@ -104,8 +106,9 @@ class SeenOom:
             figures["requested_bytes"] or 0,
             tuple(now.gpus.figures(d)["events"] for d in devices),
             tuple(tuple(now.gpus.segments(d)) for d in devices),
-            now.steps_before(),
+            now.progress.n_complete,
             now.stacks.last,
+            len(now.marks.annotations),
         )
 
 
@@ -120,11 +123,11 @@ class Session:
         budget: of every one of them.
         n_hidden: GPUs beyond these, which the program does not see.
         stacks: where requests came from.
-        steps_before: returns the steps that were complete before what runs now.
-        mark_step: told where a graph is replayed that has an optimizer in it.
-        rounds: of the loops in the program's own code.
+        progress: told what the program does, and knows its steps.
+        marks: of what it does.
         on_oom: called with (device, requested bytes) before the error is raised.
         known: the values that are known of tensors on the GPUs.
+        loops: of the user's own code.
     """
 
     gpus: Gpus
@@ -138,15 +141,13 @@ class Session:
     fractions: dict[int, float] = field(default_factory=dict)
     captures: list[Any] = field(default_factory=list)
     asked_for_memory: bool = False
-    steps_before: Callable[[], int] = lambda: 0
-    mark_step: Callable[[FrameType | None], Any] = lambda _: None
-    annotations: list[dict[str, Any]] = field(default_factory=list)
-
+    progress: Progress = field(default_factory=Progress)
+    marks: Marks = field(default_factory=Marks)
     is_started: bool = False
     seen_ooms: list[SeenOom] = field(default_factory=list)
     assumptions: Assumptions = field(default_factory=Assumptions)
     known: Known = field(default_factory=Known)
-    rounds: Rounds = field(default_factory=Rounds)
+    loops: Loops = field(default_factory=Loops)
 
     def start(self) -> None:
         """CUDA is initialised: the settings of the environment are read now.

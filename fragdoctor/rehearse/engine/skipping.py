@@ -25,7 +25,7 @@ from typing import Any, Final
 import torch
 from torch.utils._pytree import tree_leaves
 
-from fragdoctor.rehearse.engine import put, session
+from fragdoctor.rehearse.engine import put
 
 Number = int | float
 EQUAL_ROUNDS: Final = 3
@@ -205,7 +205,6 @@ class _Sample:
     n_rounds: int
     grows: tuple[Number | None, ...]
     counters: tuple[Number | None, ...]
-    steps: Mapping[Any, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +223,7 @@ class Passage:
     Attributes:
         source: what its source says.
         seen: rounds that were seen, of this passage and those before.
+        n_steps: steps that the program had taken when it was entered.
         n_rounds: rounds so far, with those that were jumped over.
         n_run: rounds that were gone through.
         n_known: how many of the last rounds showed nothing new.
@@ -238,6 +238,7 @@ class Passage:
 
     source: Source
     seen: set[Round]
+    n_steps: int = 0
     n_rounds: int = 0
     n_run: int = 0
     n_known: int = 0
@@ -264,8 +265,8 @@ class Skipping:
         n_skips: times that rounds were jumped over.
         n_skipped: rounds that were, by file and line of their loop.
         partial: why something was not seen that comes later, "" if nothing is known of it.
-        steps: returns how many rounds each loop of steps has begun.
-        on_steps: called with how many more it would have, by what was jumped over.
+        steps: returns how many steps the program has taken.
+        on_steps: called with how many it would have taken in rounds that are jumped over.
         on_stuck: called with a reason where the rehearsal cannot go on; it does not return.
     """
 
@@ -276,14 +277,17 @@ class Skipping:
     n_skips: int = 0
     n_skipped: dict[tuple[str, int], int] = field(default_factory=dict)
     partial: str = ""
-    steps: Callable[[], Mapping[Any, int]] = dict
-    on_steps: Callable[[Any, int], None] = lambda _place, _n: None
+    steps: Callable[[], int] = lambda: 0
+    on_steps: Callable[[int], None] = lambda _: None
     on_stuck: Callable[[str], None] = lambda _: None
     _ends_at: float | None = None
+    _gpus: Any = None
+    _devices: range = range(0)
 
-    def install(self, undo: ExitStack) -> None:
-        """Skip from now on, until ``undo`` is closed."""
+    def install(self, gpus: Any, n_devices: int, undo: ExitStack) -> None:
+        """Skip from now on, by what is asked of GPUs, until ``undo`` is closed."""
         self.is_on = True
+        self._gpus, self._devices = gpus, range(n_devices)
         from torch.utils.data import dataloader
 
         for name in ("_SingleProcessDataLoaderIter", "_MultiProcessingDataLoaderIter"):
@@ -313,6 +317,17 @@ class Skipping:
 
         return next_data
 
+    def _n_events(self) -> tuple[int, ...]:
+        return tuple(self._gpus.figures(d)["events"] for d in self._devices)
+
+    def _round_since(self, before: Sequence[int]) -> Round:
+        figures = [self._gpus.figures(d) for d in self._devices]
+        return Round(
+            tuple(self._gpus.digest(d, before[d], figures[d]["events"]) for d in self._devices),
+            tuple(f["allocated"] for f in figures),
+            tuple(f["reserved"] for f in figures),
+        )
+
     # ---- after a round --------------------------------------------------------------------------
 
     def begin(self, passage: Passage) -> None:
@@ -320,7 +335,7 @@ class Skipping:
         passage.n_requests = self.n_requests
         passage.n_skips = self.n_skips
         if self.n_requests or passage.n_events:
-            passage.n_events = _n_events()
+            passage.n_events = self._n_events()
 
     def rounds_to_skip(
         self, passage: Passage, remaining: Callable[[], int | None], *, is_of_steps: bool
@@ -337,7 +352,7 @@ class Skipping:
         is_of_gpu = is_of_gpu and not passage.source.yields
         if not is_of_gpu or threading.current_thread() is not threading.main_thread():
             return 0
-        this = _round_since(passage.n_events)
+        this = self._round_since(passage.n_events)
         is_new = this not in passage.seen
         passage.seen.add(this)
         frame = sys._getframe(2)
@@ -358,14 +373,14 @@ class Skipping:
     def _is_enough(self, passage: Passage, *, is_outer: bool) -> bool:
         if is_outer or passage.has_skipped:
             return passage.n_known >= (_EQUAL_OUTER if is_outer else EQUAL_ROUNDS)
-        n_events = sum(_n_events()) - passage.n_events_of_known
+        n_events = sum(self._n_events()) - passage.n_events_of_known
         is_many = passage.n_known >= MANY_EQUAL_ROUNDS or n_events >= CHEAP_EVENTS
         return is_many and passage.n_known >= EQUAL_ROUNDS
 
     def _sampled(self, passage: Passage, names: Mapping[str, Any]) -> _Sample:
         grows = tuple(_number(m.grows, names) for m in passage.source.meetings)
         counters = tuple(_number(c, names) for c in passage.source.counters)
-        return _Sample(passage.n_rounds, grows, counters, self.steps())
+        return _Sample(passage.n_rounds, grows, counters)
 
     def _skip(
         self,
@@ -393,27 +408,22 @@ class Skipping:
         n = min(ahead) - 1 - _AROUND
         if n_left is not None:
             n = min(n, n_left - _LAST)
-        n = self._jumped(passage, n, frame)
-        for place, n_begun in before.steps.items():
-            if place.passage is passage:  # it counts by itself
-                continue
-            grown = now.steps.get(place, n_begun) - n_begun
-            self.on_steps(place, n * grown // max(1, n_between))
-        return n
+        return self._jumped(passage, n, frame)
 
     def _jumped(self, passage: Passage, n: int, frame: FrameType) -> int:
         if n <= 0:
             return 0
-        passage.to_skip += n
-        passage.n_rounds += n
         passage.has_skipped = True
         passage.n_known = 0
         passage.sample = None
-        self.note(frame, n)
+        self.note(passage, n, frame)
         return n
 
-    def note(self, frame: FrameType, n: int) -> None:
-        """Note that rounds of the loop at a place were jumped over."""
+    def note(self, passage: Passage, n: int, frame: FrameType) -> None:
+        """Note that rounds of a loop are jumped over, and the steps that they would take."""
+        self.on_steps(round(n * (self.steps() - passage.n_steps) / passage.n_rounds))
+        passage.to_skip += n
+        passage.n_rounds += n
         key = (frame.f_code.co_filename, frame.f_lineno)
         self.n_skipped[key] = self.n_skipped.get(key, 0) + n
         self.n_skips += 1
@@ -490,21 +500,6 @@ def _rates(
     return tuple(
         None if a is None or b is None else (b - a) / max(1, n_rounds)
         for a, b in zip(before, after, strict=True)
-    )
-
-
-def _n_events() -> tuple[int, ...]:
-    now = session.current()
-    return tuple(now.gpus.figures(d)["events"] for d in range(now.n_devices))
-
-
-def _round_since(before: Sequence[int]) -> Round:
-    gpus, devices = session.current().gpus, range(session.current().n_devices)
-    figures = [gpus.figures(d) for d in devices]
-    return Round(
-        tuple(gpus.digest(d, before[d], figures[d]["events"]) for d in devices),
-        tuple(f["allocated"] for f in figures),
-        tuple(f["reserved"] for f in figures),
     )
 
 

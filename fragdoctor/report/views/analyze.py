@@ -250,6 +250,7 @@ def _what_it_is(diagnosis: Diagnosis) -> list[doc.Block]:
     )
     further = (
         ("To settle", verdict.settled_by if not settled_by else ""),
+        ("Decided by", verdict.decider),
         ("Evidence", "; ".join(words.evidence_text(e) for e in verdict.evidence)),
     )
     return [

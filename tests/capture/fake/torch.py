@@ -114,17 +114,25 @@ def _lazy_call(call):
         _State.queued.append(call)
 
 
-def _record_memory_history(enabled="all", **kwargs):
+def _record_memory_history(enabled="all", *, global_record_annotations=False, **kwargs):
+    kwargs["global_record_annotations"] = global_record_annotations
     _State.recording = kwargs if enabled else None
     if not enabled:
         _State.events.clear()
 
 
-def _dump_snapshot(path):
-    for _ in range(int(os.environ.get("FAKE_DUMP_SECONDS", "0")) * 20):
-        time.sleep(0.05)
-    if os.environ.get("FAKE_DUMP_FAILS"):
-        raise RuntimeError("the snapshot cannot be taken")
+class _Hooks(dict):
+    """Hooks on every optimizer, as ``torch.optim.optimizer`` keeps them."""
+
+    def register(self, hook):
+        self[hook] = hook
+        return types.SimpleNamespace(remove=lambda: self.pop(hook))
+
+
+_before_step, _after_step = _Hooks(), _Hooks()
+
+
+def _snapshot():
     segments = [
         {
             "device": 0,
@@ -150,8 +158,28 @@ def _dump_snapshot(path):
         }
         for address, size, frames in _State.blocks
     ]
+    return {"segments": segments, "device_traces": [list(_State.events)]}
+
+
+def _dump_snapshot(path):
+    for _ in range(int(os.environ.get("FAKE_DUMP_SECONDS", "0")) * 20):
+        time.sleep(0.05)
+    if os.environ.get("FAKE_DUMP_FAILS"):
+        raise RuntimeError("the snapshot cannot be taken")
     with Path(path).open("wb") as file:
-        pickle.dump({"segments": segments, "device_traces": [list(_State.events)]}, file)
+        pickle.dump(cuda.memory._snapshot(), file)
+
+
+class Optimizer:
+    """What is hooked on all of them is called around its step."""
+
+    def step(self):
+        """Call the hooks, and allocate between."""
+        for hook in list(_before_step.values()):
+            hook(self, (), {})
+        alloc(1)
+        for hook in list(_after_step.values()):
+            hook(self, (), {})
 
 
 def memory_stats(device=None):
@@ -178,14 +206,20 @@ cuda = types.SimpleNamespace(
     init=_lazy_init,
     is_available=lambda: os.environ.get("FAKE_NO_GPU") is None,
     device_count=lambda: 1,
+    current_device=lambda: 0,
     get_device_properties=lambda device: _Properties,
     mem_get_info=lambda device: (TOTAL - _reserved(), TOTAL),
     memory_stats=memory_stats,
     reset_peak_memory_stats=lambda device=None: None,
     memory=types.SimpleNamespace(
-        _record_memory_history=_record_memory_history, _dump_snapshot=_dump_snapshot
+        _record_memory_history=_record_memory_history,
+        _dump_snapshot=_dump_snapshot,
+        _snapshot=_snapshot,
     ),
 )
+optim = types.SimpleNamespace(Optimizer=Optimizer, SGD=type("SGD", (Optimizer,), {}))
+register_optimizer_step_pre_hook = _before_step.register
+register_optimizer_step_post_hook = _after_step.register
 _C = types.SimpleNamespace(
     _cuda_attach_out_of_memory_observer=_State.observers.append,
     _cuda_isHistoryEnabled=lambda: bool(_State.recording),

@@ -1,0 +1,76 @@
+"""Marks of the optimizer's runs, where PyTorch writes none itself (before 2.6).
+
+From 2.6 on the recorder notes ranges of ``record_function`` as it goes, and every optimizer runs
+in one (``Optimizer.step#AdamW.step``). Here hooks on all optimizers note the same, in the form of
+a snapshot's ``external_annotations``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+
+def has_annotations(torch: Any) -> bool:
+    """Return whether PyTorch's recorder can be asked for annotations."""
+    parameters = inspect.signature(torch.cuda.memory._record_memory_history).parameters
+    return "global_record_annotations" in parameters
+
+
+class StepMarks:
+    """Notes when an optimizer begins to run and when it has run, in every thread.
+
+    Args:
+        torch: the program's own.
+        max_entries: marks kept; the oldest go first, as events do.
+    """
+
+    def __init__(self, torch: Any, max_entries: int) -> None:
+        self._memory = torch.cuda.memory
+        self._device = torch.cuda.current_device
+        self._marks: deque[dict[str, Any]] = deque(maxlen=max_entries)
+        optimizers = sys.modules[torch.optim.Optimizer.__module__]
+        self._hooks = [
+            optimizers.register_optimizer_step_pre_hook(self._begin),
+            optimizers.register_optimizer_step_post_hook(self._end),
+        ]
+
+    def remove(self) -> None:
+        """Take the hooks off."""
+        for hook in self._hooks:
+            hook.remove()
+
+    @contextlib.contextmanager
+    def shown(self) -> Iterator[None]:
+        """Let PyTorch write snapshots that have the marks so far, oldest first."""
+        snapshot = self._memory._snapshot
+
+        def with_marks(*args: Any, **kwargs: Any) -> Any:
+            return {**snapshot(*args, **kwargs), "external_annotations": list(self._marks)}
+
+        self._memory._snapshot = with_marks
+        try:
+            yield
+        finally:
+            self._memory._snapshot = snapshot
+
+    def _begin(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        self._mark(optimizer, "START")
+
+    def _end(self, optimizer: Any, _args: Any, _kwargs: Any) -> None:
+        self._mark(optimizer, "END")
+
+    def _mark(self, optimizer: Any, stage: str) -> None:
+        self._marks.append(
+            {
+                "stage": stage,
+                "name": f"Optimizer.step#{type(optimizer).__name__}.step",
+                "device": self._device(),
+                "time_us": time.time_ns() // 1000,
+            }
+        )
