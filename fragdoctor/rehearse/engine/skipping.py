@@ -63,6 +63,23 @@ class Meeting:
     period: ast.expr | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """By how much the numbers of a loop grow in a round.
+
+    Attributes:
+        n_rounds: rounds in which that was seen; with many what comes every few rounds counts too.
+        grows: of its meetings.
+        counters: of what it adds to.
+        steps: of the steps that the program has taken.
+    """
+
+    n_rounds: int = 0
+    grows: tuple[float | None, ...] = ()
+    counters: tuple[float | None, ...] = ()
+    steps: float = 0.0
+
+
 @dataclass(slots=True, eq=False)
 class Source:
     """What the source of a loop says about its rounds.
@@ -71,11 +88,13 @@ class Source:
         meetings: numbers that are compared in it.
         counters: what it adds to: names and attributes.
         yields: whether it hands out items: then the loop that takes them decides.
+        rates: of the most rounds that were seen.
     """
 
     meetings: list[Meeting] = field(default_factory=list)
     counters: list[ast.expr] = field(default_factory=list)
     yields: bool = False
+    rates: Rates = field(default_factory=Rates)
 
 
 def source_of(node: ast.For | ast.While) -> Source:
@@ -205,6 +224,7 @@ class _Sample:
     n_rounds: int
     grows: tuple[Number | None, ...]
     counters: tuple[Number | None, ...]
+    n_steps: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,7 +252,6 @@ class Passage:
         n_requests, n_skips, n_events: as they were when the round began; the last by device.
         n_events_of_known: and when the first round began that showed nothing new.
         sample: the numbers of the loop after that one.
-        rates: by how much its counters grow in a round.
         met: how often the numbers of a meeting have met.
     """
 
@@ -249,7 +268,6 @@ class Passage:
     n_events: tuple[int, ...] = ()
     n_events_of_known: int = 0
     sample: _Sample | None = None
-    rates: tuple[float | None, ...] = ()
     met: dict[int, int] = field(default_factory=dict)
 
 
@@ -380,7 +398,7 @@ class Skipping:
     def _sampled(self, passage: Passage, names: Mapping[str, Any]) -> _Sample:
         grows = tuple(_number(m.grows, names) for m in passage.source.meetings)
         counters = tuple(_number(c, names) for c in passage.source.counters)
-        return _Sample(passage.n_rounds, grows, counters)
+        return _Sample(passage.n_rounds, grows, counters, self.steps())
 
     def _skip(
         self,
@@ -394,10 +412,10 @@ class Skipping:
         """Return how many rounds lie between here and the next one that may show something."""
         names = _Names(frame)
         now = self._sampled(passage, names)
-        n_between = now.n_rounds - before.n_rounds
-        passage.rates = _rates(before.counters, now.counters, n_between)
-        rates = _rates(before.grows, now.grows, n_between)
-        ahead = list(self._rounds_ahead(passage, now, rates, names))
+        rates = _rates(before, now)
+        if rates.n_rounds >= passage.source.rates.n_rounds:
+            passage.source.rates = rates
+        ahead = list(self._rounds_ahead(passage, now, names))
         n_left = remaining()
         if n_left is not None:
             ahead.append(n_left - _LAST + 1)
@@ -421,7 +439,8 @@ class Skipping:
 
     def note(self, passage: Passage, n: int, frame: FrameType) -> None:
         """Note that rounds of a loop are jumped over, and the steps that they would take."""
-        self.on_steps(round(n * (self.steps() - passage.n_steps) / passage.n_rounds))
+        rate = passage.source.rates.steps or (self.steps() - passage.n_steps) / passage.n_rounds
+        self.on_steps(round(n * rate))
         passage.to_skip += n
         passage.n_rounds += n
         key = (frame.f_code.co_filename, frame.f_lineno)
@@ -434,12 +453,11 @@ class Skipping:
         self,
         passage: Passage,
         now: _Sample,
-        rates: Sequence[float | None],
         names: Mapping[str, Any],
     ) -> Iterator[int]:
         """Yield in how many rounds from here two numbers meet, 1 = in the next one."""
         for i, meeting in enumerate(passage.source.meetings):
-            value, rate = now.grows[i], rates[i]
+            value, rate = now.grows[i], passage.source.rates.grows[i]
             other = _number(meeting.other, names)
             if value is None or not rate or other is None:
                 continue
@@ -478,10 +496,12 @@ class Skipping:
 
     def advanced(self, passage: Passage, number: int, value: Any) -> Any:
         """Return a counter of the program as it would be after the rounds jumped over."""
-        rate = passage.rates[number] if number < len(passage.rates) else None
+        rates = passage.source.rates.counters
+        rate = rates[number] if number < len(rates) else None
         if not rate or isinstance(value, bool) or not isinstance(value, int | float):
             return value
-        return value + type(value)(rate * passage.to_skip)
+        grown = rate * passage.to_skip
+        return value + (round(grown) if isinstance(value, int) else grown)
 
 
 def is_on_gpu(item: Any) -> bool:
@@ -493,13 +513,17 @@ def no_length() -> None:
     """Say that nothing tells how many rounds a loop has: a ``while``."""
 
 
-def _rates(
-    before: Sequence[Number | None], after: Sequence[Number | None], n_rounds: int
-) -> tuple[float | None, ...]:
-    """Return by how much numbers grew in each round."""
-    return tuple(
-        None if a is None or b is None else (b - a) / max(1, n_rounds)
-        for a, b in zip(before, after, strict=True)
+def _rates(before: _Sample, after: _Sample) -> Rates:
+    n_rounds = after.n_rounds - before.n_rounds
+
+    def grown(first: Number | None, last: Number | None) -> float | None:
+        return None if first is None or last is None else (last - first) / n_rounds
+
+    return Rates(
+        n_rounds,
+        tuple(map(grown, before.grows, after.grows)),
+        tuple(map(grown, before.counters, after.counters)),
+        (after.n_steps - before.n_steps) / n_rounds,
     )
 
 
