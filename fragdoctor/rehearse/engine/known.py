@@ -80,9 +80,14 @@ class _Rule:
 
 
 class Known:
-    """The values that are known, by GPU and address."""
+    """The values that are known, by GPU and address.
+
+    Attributes:
+        on_choice: told among how many things even choices are taken for granted.
+    """
 
     def __init__(self) -> None:
+        self.on_choice: Callable[[int], object] = lambda _: None
         self._shadows: dict[tuple[int, int], torch.Tensor] = {}
         self._kept_bytes = 0
         self._n_computed = 0
@@ -166,10 +171,8 @@ class Known:
             return
         found = self._place(indices, overwrites=True)
         if found is not None:
-            from fragdoctor.rehearse.engine import values
-
             found.copy_((torch.arange(n, device=_CPU) % scores.shape[-1]).view(indices.shape))
-            values.assume("choice", f"all {scores.shape[-1]} are chosen equally often")
+            self.on_choice(scores.shape[-1])
 
     def _write(self, op: Any, rule: _Rule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         written = [args[i] for i in rule.positions if i < len(args)]

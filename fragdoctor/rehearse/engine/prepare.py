@@ -81,6 +81,7 @@ def prepare(machine: Machine, undo: ExitStack) -> session.Session:
         ranks,
         sparse,
         tensors,
+        values,
         vtables,
         writes,
     )
@@ -93,6 +94,7 @@ def prepare(machine: Machine, undo: ExitStack) -> session.Session:
     )
 
     del tensors  # it fills the table of kernels
+    now.known.on_choice = values.assume_even_choice
     cuda_api.install(undo)
     vtables.install(gpus, undo)
     now.is_started = torch.cuda._initialized = False  # what proved the tables started it

@@ -34,6 +34,11 @@ def n_repeated(repeats: torch.Tensor) -> int:
     return repeats.numel()
 
 
+def assume_even_choice(n: int) -> None:
+    """Note that each of some things is taken to be chosen as often as the others."""
+    assume("choice", f"all {n} are chosen equally often")
+
+
 # Functions of libraries that end a loop by a value, or cut its results: what they read there is
 # whether to go on, and how far.
 _LOOPS: Final = MappingProxyType(
