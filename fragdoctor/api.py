@@ -285,8 +285,8 @@ def estimate(  # noqa: PLR0913 - the options of one estimate, all by keyword
         InputError: an input is no model.
     """
     from fragdoctor.estimation.formula import estimate_of  # noqa: PLC0415 - numpy is heavy
-    from fragdoctor.estimation.gpus import gpu_of  # noqa: PLC0415
     from fragdoctor.estimation.request import Request  # noqa: PLC0415
+    from fragdoctor.model.gpus import gpu_of  # noqa: PLC0415
 
     gpus = [gpu_of(name) for name in dict.fromkeys([gpu] if isinstance(gpu, str) else gpu)]
     known = {field.name for field in fields(Request)}
@@ -294,7 +294,7 @@ def estimate(  # noqa: PLR0913 - the options of one estimate, all by keyword
         raise ConfigError(
             f"estimate() has no option {unknown[0]!r}.", hint=f"It has {', '.join(sorted(known))}."
         )
-    more.setdefault("architecture", gpus[0].architecture if gpus else "")
+    more.setdefault("compute", gpus[0].compute if gpus else "")
     request = Request(
         inputs=tuple(path_text("estimate", path, _OF_MODELS) for path in inputs),
         params=str(params),

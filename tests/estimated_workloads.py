@@ -88,5 +88,5 @@ def workload_of(s: dict[str, Any]) -> Workload:
         keeps_logits=bool(s.get("keeps_logits")),
         lora_rank=s.get("lora", 0),
         lora_targets=(s.get("lora_targets", "attention"),),
-        architecture="hopper",
+        compute="9.0",
     )

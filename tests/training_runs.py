@@ -9,32 +9,28 @@ from fragdoctor.model.snapshot import Snapshot
 
 MIB = 2**20
 # Lines of the program.
-MODEL, FORWARD, LOSS, BACKWARD, OPTIMIZER = 10, 20, 30, 40, 50
+MODEL, FORWARD, LOSS, BACKWARD = 10, 20, 30, 40
 N_PARAMETERS, PARAMETER_BYTES = 4, 12 * MIB
 N_LAYERS, ACTIVATION_BYTES = 5, 2 * MIB
 
 
-def training(batch: int, *, n_steps: int = 3, spike: int = 0, power: int = 1, leak: int = 0):
+def training(batch: int, *, n_steps: int = 3, leak: int = 0):
     """Return the allocator after training.
 
     Args:
         batch: samples; each layer keeps ``ACTIVATION_BYTES`` a sample, the loss twice that.
         n_steps: passes.
-        spike: bytes that the optimizer needs for a moment.
-        power: activations grow with this power of the batch.
         leak: bytes kept a step.
     """
     toy = ToyAllocator()
     for _ in range(N_PARAMETERS):
         toy.malloc(PARAMETER_BYTES, line=MODEL)
     for _ in range(n_steps):
-        kept = [toy.malloc(ACTIVATION_BYTES * batch**power, line=FORWARD) for _ in range(N_LAYERS)]
-        loss = toy.malloc(2 * ACTIVATION_BYTES * batch**power, line=LOSS)
+        kept = [toy.malloc(ACTIVATION_BYTES * batch, line=FORWARD) for _ in range(N_LAYERS)]
+        loss = toy.malloc(2 * ACTIVATION_BYTES * batch, line=LOSS)
         gradients = [toy.malloc(PARAMETER_BYTES, line=BACKWARD) for _ in range(N_PARAMETERS)]
         for block in (*reversed(kept), loss):
             toy.free(block)
-        if spike:
-            toy.free(toy.malloc(spike, line=OPTIMIZER))
         for block in gradients:
             toy.free(block)
         if leak:

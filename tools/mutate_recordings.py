@@ -87,7 +87,6 @@ def commands(path: str, other: str, folder: Path) -> list[list[str]]:
          "--rank-pages", str(pages)],
         ["compare", other, path, other, path, "--steps", "1,2,3,4"],
         ["simulate", path, "--steps", "3", "--format", "html", "-o", out, "--force"],
-        ["fit", other, path, "--batches", "2,4", "--gpu", "24GiB"],
         ["pack", path, "--gpu", "24GiB", "--processes", "3"],
         ["export", path, "--table", "blocks", "-o", out, "--force"],
     ]  # fmt: skip

@@ -668,7 +668,7 @@ def errors_of(row: Mapping[str, Any]) -> tuple[int, dict[str, float]]:
         seq = shape.fixed_seq or row["seq"]
         kept = {"nf4": "int4", "int8": "int8"}.get(row.get("quantised", ""), dtype)
         workload = Workload(
-            shape, kept, batch=row["batch"], seq=seq, architecture="hopper",
+            shape, kept, batch=row["batch"], seq=seq, compute="9.0",
             checkpointing="full" if row.get("checkpointing") else "none", **adapters_of(row),
         )  # fmt: skip
         errors[dtype] = formula_footprint(workload).peak_allocated_bytes / peak - 1

@@ -18,7 +18,6 @@ from typing import Any, Final, Union, get_args, get_origin, get_type_hints
 
 import fragdoctor.report
 from fragdoctor.gate.judgement import CheckReport
-from fragdoctor.model.batch_fit import BatchFit
 from fragdoctor.model.diagnosis import Diagnosis
 from fragdoctor.model.fleet import FleetReport
 from fragdoctor.model.gpu_sharing import Sharing
@@ -49,7 +48,6 @@ DOCUMENTS: Final[Mapping[str, tuple[type, str]]] = {
     "estimate": (Estimate, "estimate"),
     "gpus": (GpuTable, "estimate --list-gpus"),
     "models": (ModelTable, "estimate --list-models"),
-    "batch-fit": (BatchFit, "fit"),
     "processes": (Sharing, "pack"),
     "explain": (Explanation, "explain"),
     "rehearsal": (RehearsalResult, "rehearse"),

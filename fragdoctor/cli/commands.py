@@ -236,14 +236,6 @@ COMMANDS: Final = (
         ],
     ),
     Command(
-        "fit",
-        "Say from recordings at several batch sizes which batch fits",
-        [
-            "fragdoctor fit batch2.pickle batch4.pickle batch8.pickle --gpu 24GiB",
-            "fragdoctor fit a.pickle b.pickle --batches 16,32 --capacity 70GiB --explain",
-        ],
-    ),
-    Command(
         "pack",
         "Say how many processes share a GPU",
         [

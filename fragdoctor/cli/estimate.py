@@ -1,9 +1,7 @@
 """``fragdoctor estimate``: will it fit, and what would make it fit.
 
-Recordings at several batch sizes and several processes on one GPU are questions of their own, with
-commands of their own: ``fit`` and ``pack``. What used to ask them here is still understood. An
-option that the way taken does not use is refused, never silently ignored: the answer would look as
-if it had been heeded.
+An option that the way taken does not use is refused, never silently ignored: the answer would look
+as if it had been heeded.
 """
 
 from __future__ import annotations
@@ -15,16 +13,16 @@ from collections.abc import Set as AbstractSet
 from contextlib import redirect_stdout
 from dataclasses import fields, replace
 from enum import StrEnum
-from pathlib import Path
+from inspect import Parameter
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
+
+import typer
 
 from fragdoctor.cli import console
-from fragdoctor.cli.estimate_options import Asked, EstimateOptions, asked_of, older_parameters
+from fragdoctor.cli.estimate_options import EstimateOptions
 from fragdoctor.cli.exit import OK
-from fragdoctor.cli.fit import FitOptions, fit
 from fragdoctor.cli.options import EstimateOutput, command_with, parameters_of
-from fragdoctor.cli.pack import PackOptions, pack
 from fragdoctor.errors import ConfigError
 
 
@@ -33,8 +31,6 @@ class Route(StrEnum):
 
     GPUS = "--list-gpus"
     MODELS = "--list-models"
-    FIT = "recordings at several batch sizes"
-    PACK = "the question how many processes fit"
     MODEL = "--model"
     MODEL_INFERENCE = "--model with --inference"
     FILE = "formulas for a model's file"
@@ -73,8 +69,6 @@ USED: Final[Mapping[Route, AbstractSet[str]]] = MappingProxyType(
     {
         Route.GPUS: _OUTPUT | {"list_gpus"},
         Route.MODELS: _OUTPUT | {"list_models"},
-        Route.FIT: _names(FitOptions),
-        Route.PACK: _names(PackOptions),
         Route.MODEL: _OUTPUT | _TRACE | {"optimizer", "grad_accumulation", "loss", "steps"},
         Route.MODEL_INFERENCE: _OUTPUT | _TRACE,
         Route.FILE: _OUTPUT | _FORMULA | _TRAINING | {"inputs"},
@@ -85,11 +79,7 @@ USED: Final[Mapping[Route, AbstractSet[str]]] = MappingProxyType(
 )
 """The parameters of the command that each route uses."""
 
-PARAMETERS: Final = tuple(
-    dict.fromkeys(
-        field.name for kind in (EstimateOptions, FitOptions, PackOptions) for field in fields(kind)
-    )
-)
+PARAMETERS: Final = tuple(field.name for field in fields(EstimateOptions))
 """All parameters of the command, in their order."""
 
 NEEDS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
@@ -104,13 +94,10 @@ NEEDS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
 )
 """Options that mean nothing without another one."""
 
-_NEEDS_OF_FIT: Final = MappingProxyType({"context": ("gpu",), "headroom": ("gpu",)})
 _HINTS: Final[Mapping[Route, str]] = MappingProxyType(
     {
         Route.GPUS: "Leave it out.",
         Route.MODELS: "Leave it out.",
-        Route.FIT: "Leave it out; a model before its first run is another question.",
-        Route.PACK: "Leave it out; give one recording, or a model, not both.",
         Route.MODEL: "The traced code decides that: build it so in the factory.",
         Route.MODEL_INFERENCE: "One forward pass is traced: leave it out, or drop --inference.",
         Route.FILE: "The file describes the model; see fragdoctor estimate --help.",
@@ -136,11 +123,6 @@ _BELONGS: Final[Mapping[str, str]] = MappingProxyType(
             ),
             "It is about the KV cache: add --inference.",
         ),
-        **dict.fromkeys(
-            ("capacity", "headroom", "context"),
-            "It belongs to fragdoctor fit or pack; for a model write the size of the GPU: "
-            "--gpu 24GiB.",
-        ),
     }
 )
 _FORMULAS: Final = (Route.FILE, Route.FILE_INFERENCE, Route.COUNT, Route.COUNT_INFERENCE)
@@ -151,24 +133,15 @@ def flag_of(parameter: str) -> str:
     return "an input" if parameter == "inputs" else f"--{parameter.replace('_', '-')}"
 
 
-def route_of(asked: Asked) -> Route:
+def route_of(chosen: EstimateOptions) -> Route:
     """Return the way that the options lead; what does not fit to it is refused afterwards."""
-    from fragdoctor.estimation.model_shapes import is_capture
-
-    values = asked.values
-    if values["list_gpus"] or values["list_models"]:
-        return Route.GPUS if values["list_gpus"] else Route.MODELS
-    if values["model"] is not None:
-        return Route.MODEL_INFERENCE if values["inference"] else Route.MODEL
-    inputs = values["inputs"] or []
-    has_recording = any(is_capture(Path(name)) for name in inputs)
-    if values["batches"] is not None or (len(inputs) > 1 and has_recording):
-        return Route.FIT
-    if values["per_process"] is not None or values["processes"] is not None or has_recording:
-        return Route.PACK
-    if inputs:
-        return Route.FILE_INFERENCE if values["inference"] else Route.FILE
-    return Route.COUNT_INFERENCE if values["inference"] else Route.COUNT
+    if chosen.list_gpus or chosen.list_models:
+        return Route.GPUS if chosen.list_gpus else Route.MODELS
+    if chosen.model is not None:
+        return Route.MODEL_INFERENCE if chosen.inference else Route.MODEL
+    if chosen.inputs:
+        return Route.FILE_INFERENCE if chosen.inference else Route.FILE
+    return Route.COUNT_INFERENCE if chosen.inference else Route.COUNT
 
 
 def refuse_unused(route: Route, given: AbstractSet[str]) -> None:
@@ -186,8 +159,7 @@ def refuse_unused(route: Route, given: AbstractSet[str]) -> None:
         raise ConfigError(
             f"{', '.join(map(flag_of, unused))} {verb} not go with {route.value}.", hint=hint
         )
-    needs = {**NEEDS, **_NEEDS_OF_FIT} if route is Route.FIT else NEEDS
-    for name, others in needs.items():
+    for name, others in NEEDS.items():
         if name in given and not given & set(others):
             raise ConfigError(
                 f"{flag_of(name)} means nothing without {' or '.join(map(flag_of, others))}.",
@@ -197,20 +169,20 @@ def refuse_unused(route: Route, given: AbstractSet[str]) -> None:
 
 if TYPE_CHECKING:
     from fragdoctor.estimation.request import Request
-    from fragdoctor.model.memory_estimate import Estimate, GpuModel
+    from fragdoctor.model.gpus import GpuModel
+    from fragdoctor.model.memory_estimate import Estimate
     from fragdoctor.report.base import RenderOptions
 
 
-def estimate(asked: Asked) -> int:
-    """Estimate the memory of a run and print whether it fits."""
-    route = route_of(asked)
-    refuse_unused(route, asked.given)
-    if route is Route.FIT:
-        return fit(asked.options(FitOptions))
-    if route is Route.PACK:
-        return pack(asked.options(PackOptions))
-    chosen: EstimateOptions = asked.options(EstimateOptions)
-    console.answer(chosen, chosen.inputs, lambda look: _answer(route, chosen, look, asked.given))
+def estimate(chosen: EstimateOptions, given: frozenset[str]) -> int:
+    """Estimate the memory of a run and print whether it fits.
+
+    ``given`` names the options that stand on the command line: a default, or a value of the
+    configuration, is nothing to refuse.
+    """
+    route = route_of(chosen)
+    refuse_unused(route, given)
+    console.answer(chosen, chosen.inputs, lambda look: _answer(route, chosen, look, given))
     return OK
 
 
@@ -219,7 +191,7 @@ def _answer(
 ) -> str:
     """Return the report of a route; its modules are loaded only when it is taken."""
     if route is Route.GPUS:
-        from fragdoctor.estimation.gpus import known_gpus
+        from fragdoctor.model.gpus import known_gpus
         from fragdoctor.report.base import render
 
         return render("gpus", chosen.output_format.value, known_gpus(), look)
@@ -241,7 +213,7 @@ def _of_formulas(chosen: EstimateOptions, look: RenderOptions) -> str:
         InputError: an input is no model.
     """
     from fragdoctor.estimation.formula import estimate_of
-    from fragdoctor.estimation.gpus import gpu_of
+    from fragdoctor.model.gpus import gpu_of
     from fragdoctor.report.base import render
 
     if chosen.fsdp and chosen.zero is not None:
@@ -286,7 +258,7 @@ def _request(chosen: EstimateOptions, gpus: Sequence[GpuModel]) -> Request:
         offload=chosen.offload or "",
         dora=chosen.dora,
         keeps_logits=chosen.keep_logits,
-        architecture=gpus[0].architecture if gpus else "",
+        compute=gpus[0].compute if gpus else "",
         overrides=Overrides(
             vocab=chosen.vocab,
             n_layers=chosen.layers,
@@ -331,7 +303,7 @@ def _of_model(chosen: EstimateOptions, look: RenderOptions, given: frozenset[str
     Raises:
         ConfigError: the model cannot be traced; with ``--verbose`` its traceback is printed first.
     """
-    from fragdoctor.estimation.gpus import gpu_of
+    from fragdoctor.model.gpus import gpu_of
     from fragdoctor.rehearse.tracing.traced import traced_estimate
     from fragdoctor.rehearse.tracing.training_setup import TrainingSetup, parse_shape
     from fragdoctor.report.base import render
@@ -358,7 +330,11 @@ def _of_model(chosen: EstimateOptions, look: RenderOptions, given: frozenset[str
     return render("estimate", chosen.output_format.value, found, look, explain=chosen.explain)
 
 
-command = command_with(
-    [*parameters_of(EstimateOptions), *older_parameters()],
-    lambda **values: estimate(asked_of(**values)),
-)
+def _command(context_of_command: typer.Context, **values: Any) -> int:
+    sources = {n: context_of_command.get_parameter_source(n) for n in context_of_command.params}
+    given = frozenset(n for n, s in sources.items() if s and s.name == "COMMANDLINE")
+    return estimate(EstimateOptions(**values), given)
+
+
+_CONTEXT: Final = Parameter("context_of_command", Parameter.KEYWORD_ONLY, annotation=typer.Context)
+command = command_with([*parameters_of(EstimateOptions), _CONTEXT], _command)

@@ -1,19 +1,13 @@
-"""The options of ``fragdoctor estimate``, and those of ``fit`` and ``pack`` that it understands."""
+"""The options of ``fragdoctor estimate``."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import fields
 from enum import StrEnum
-from inspect import Parameter
 from typing import Annotated, Any
 
 import typer
 
 from fragdoctor.cli import options
-from fragdoctor.cli.fit import FitOptions
-from fragdoctor.cli.options import hidden, parameters_of
-from fragdoctor.cli.pack import PackOptions
 from fragdoctor.frozen import frozen
 
 
@@ -196,36 +190,3 @@ class EstimateOptions(options.EstimateOutput):
     verbose: Annotated[
         bool, typer.Option("-v", "--verbose", help="Show the traceback of an error inside --model")
     ] = False
-
-
-@frozen
-class Asked:
-    """What stands on the command line: the values of all parameters, and which are given there."""
-
-    values: Mapping[str, Any]
-    given: frozenset[str]
-
-    def options(self, kind: type) -> Any:
-        """Return the values that one of the three questions has, as its options."""
-        return kind(**{field.name: self.values[field.name] for field in fields(kind)})
-
-
-def older_parameters() -> list[Parameter]:
-    """Return what only ``fit`` and ``pack`` have; it is understood here too, and not listed."""
-    own = {field.name for field in fields(EstimateOptions)}
-    found = {
-        p.name: hidden(p)
-        for kind in (FitOptions, PackOptions)
-        for p in parameters_of(kind)
-        if p.name not in own
-    }
-    context = Parameter("context_of_command", Parameter.KEYWORD_ONLY, annotation=typer.Context)
-    return [*found.values(), context]
-
-
-def asked_of(**values: Any) -> Asked:
-    """Return what was asked, from the values of all parameters."""
-    command = values.pop("context_of_command")
-    sources = {name: command.get_parameter_source(name) for name in command.params}
-    given = (n for n, source in sources.items() if source and source.name == "COMMANDLINE")
-    return Asked(values, frozenset(given))

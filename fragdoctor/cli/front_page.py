@@ -23,7 +23,6 @@ Commands:
   view       Explore a snapshot in the browser, with what-ifs replayed live
   compare    Say what changed between two runs, or how several grow
   estimate   Say before a run whether it fits, and what would make it fit
-  fit        Say from recordings at several batch sizes which batch fits
   pack       Say how many processes share a GPU
   export     Write a snapshot as tables, a trace, stacks, or redacted
   mcp        Serve the doctor as tools of a coding agent

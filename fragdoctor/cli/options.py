@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Callable, Sequence
-from copy import copy
 from dataclasses import MISSING, Field, fields
 from enum import StrEnum
 from pathlib import Path
@@ -63,14 +62,6 @@ def parameters_of(kind: type) -> list[inspect.Parameter]:
         for name in vars(base).get("__annotations__", ())
     }
     return sorted(found, key=lambda p: (not isinstance(_info(p), ArgumentInfo), level[p.name]))
-
-
-def hidden(parameter: inspect.Parameter) -> inspect.Parameter:
-    """Return a parameter that works and is not in the help."""
-    info = copy(_info(parameter))
-    info.hidden = True
-    base = parameter.annotation.__origin__
-    return parameter.replace(annotation=Annotated[base, info])
 
 
 def _default(field: Field[Any]) -> Any:
@@ -268,7 +259,7 @@ class ReportOutput:
 
 @frozen(kw_only=True)
 class EstimateOutput(ReportOutput):
-    """Where the answer of an estimate, a fit or a packing goes, and in which form."""
+    """Where the answer of an estimate or a packing goes, and in which form."""
 
     output_format: DocumentFormats = DocumentFormat.TEXT
 

@@ -60,8 +60,8 @@ def _answer(chosen: PackOptions, look: RenderOptions) -> str:
     Raises:
         ConfigError: the question is not complete.
     """
-    from fragdoctor.estimation.gpus import gpu_of
     from fragdoctor.estimation.packing import Question, processes_on_gpu
+    from fragdoctor.model.gpus import gpu_of
     from fragdoctor.report.base import render
 
     gpus, per_process = chosen.gpu or [], chosen.per_process

@@ -18,17 +18,16 @@ from fragdoctor.estimation.states import (
     communication_elements,
     local_part,
     states_of,
-    workspace_bytes,
 )
 from fragdoctor.estimation.step import StepPlayer, segment_layers
 from fragdoctor.estimation.tape import Needs, Tape, most_of_each, needs_of, phases_of, reserved_of
 from fragdoctor.estimation.training_choices import AUTOCAST_DOC, ZERO, optimizer_of, precision_of
 from fragdoctor.estimation.unet import UnetPlayer
+from fragdoctor.model.gpus import GpuModel, generation_of
 from fragdoctor.model.memory_estimate import (
     Doubt,
     Estimate,
     Footprint,
-    GpuModel,
     Item,
     KeptTensor,
     Sureness,
@@ -158,7 +157,7 @@ def formula_needs(workload: Workload) -> Needs:
 
 def play(workload: Workload, *, bounds: bool = False) -> Tape:
     """Return the allocations of a workload; for bounds with buffers that grow with all sizes."""
-    workspace = workspace_bytes(workload.architecture)
+    workspace = generation_of(workload.compute).blas_workspace_bytes
     local = local_part(workload)
     buffers = communication_elements(workload) * precision_of(workload.dtype).compute
     unet = workload.shape.unet
@@ -198,7 +197,7 @@ def _items(workload: Workload, states: States, most: Mapping[str, int]) -> list[
 
 
 def _workspace_numbers(workload: Workload) -> str:
-    each = workspace_bytes(workload.architecture)
+    each = generation_of(workload.compute).blas_workspace_bytes
     return f"{1 if workload.inference else 2} x {format_count(each)} B"
 
 

@@ -10,6 +10,7 @@ from typing import Final
 from fragdoctor.estimation.measures import Measure, cheapest_combinations, measures_for
 from fragdoctor.estimation.tape import Needs
 from fragdoctor.frozen import frozen
+from fragdoctor.model.gpus import GpuModel
 from fragdoctor.model.memory_estimate import (
     Combination,
     Estimate,
@@ -17,7 +18,6 @@ from fragdoctor.model.memory_estimate import (
     FitMap,
     FitState,
     Footprint,
-    GpuModel,
     MapRow,
     Saving,
     state_on,

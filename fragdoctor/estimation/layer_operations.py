@@ -33,10 +33,9 @@ from fragdoctor.estimation.operation_memory import (
     norm_op,
 )
 from fragdoctor.estimation.training_choices import Precision
+from fragdoctor.model.gpus import generation_of
 from fragdoctor.model.workload import Attention, ModelShape, Norm, Workload
 
-# GPUs on which PyTorch takes cuDNN's attention first, whose output is laid out as the query.
-CUDNN_FIRST: Final = ("hopper", "blackwell", "")
 KORTHIKANTI: Final = "Korthikanti et al. 2022, https://arxiv.org/abs/2205.05198"
 
 
@@ -230,7 +229,9 @@ def _attended(
         keys = keys if keys != "B*S*K" else "B*S*Q"  # repeated to the query heads
     # The projection's input is the attention's output, which fused kernels keep anyway.
     kept: tuple[Term, ...] = ()
-    is_copied = shape.copies_attention and c != FP32 and workload.architecture in CUDNN_FIRST
+    # cuDNN's attention lays its output out as the query.
+    prefers_cudnn = generation_of(workload.compute).prefers_cudnn_attention
+    is_copied = shape.copies_attention and c != FP32 and prefers_cudnn
     if (kind is not Attention.FLASH or is_copied) and not workload.lora_rank:
         kept = (Term("B*S*Q", c, "attention output"),)
     if workload.lora_rank:

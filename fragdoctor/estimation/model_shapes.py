@@ -39,7 +39,6 @@ from fragdoctor.inputs.classify import (
     MODEL_INPUTS,
     Kind,
     Wanted,
-    kind_of,
     open_input,
     something_else,
 )
@@ -288,9 +287,6 @@ INDEX_NAMES: Final = (
     "model.safetensors.index.json",
     "diffusion_pytorch_model.safetensors.index.json",
 )
-MODEL_SUFFIXES: Final = (".json", ".safetensors")
-# Files of a directory that are looked at.
-MAX_FILES: Final = 200
 
 
 @frozen
@@ -299,36 +295,6 @@ class FoundModel:
 
     shape: ModelShape
     dtype: str = ""
-
-
-def is_capture(path: Path) -> bool:
-    """Return whether a path is a snapshot, message, statistics, log or bundle, not a model.
-
-    So is a directory that holds a snapshot, and nothing of a model.
-
-    Raises:
-        InputError: it is there and cannot be read.
-    """
-    if not path.exists():
-        return False
-    with open_input(str(path)) as found:
-        kind = found.kind
-    if kind is Kind.FOLDER:
-        return _is_recording(path)
-    if kind in (Kind.TEXT, Kind.JSON):  # a file of a model may be damaged
-        return path.suffix.lower() not in MODEL_SUFFIXES
-    return kind in (Kind.BUNDLE, Kind.STATS, Kind.ARCHIVE) or kind.may_be_snapshot
-
-
-def _is_recording(folder: Path) -> bool:
-    try:
-        files = [p for p in folder.iterdir() if p.is_file() and not p.name.startswith(".")]
-    except OSError:
-        return False
-    if any(p.name == "config.json" or p.suffix == ".safetensors" for p in files):
-        return False
-    kinds = (kind_of(str(p)) for p in sorted(files)[:MAX_FILES])
-    return any(kind is not None and kind.may_be_snapshot for kind in kinds)
 
 
 def model_of(inputs: Sequence[str]) -> FoundModel:

@@ -11,8 +11,8 @@ from fragdoctor.errors import ConfigError, FragdoctorError
 from fragdoctor.frozen import frozen
 from fragdoctor.future.simulator import simulate
 from fragdoctor.model.case import Case, OomMessage
-from fragdoctor.model.gpu_sharing import TYPICAL_CONTEXT_BYTES, ProcessDemand, Sharing, share_gpu
-from fragdoctor.model.memory_estimate import GpuModel
+from fragdoctor.model.gpu_sharing import ProcessDemand, Sharing, share_gpu
+from fragdoctor.model.gpus import TYPICAL_CONTEXT_BYTES, GpuModel
 from fragdoctor.model.snapshot import Snapshot
 from fragdoctor.trace.trace import Trace
 from fragdoctor.units import GIB, format_size

@@ -80,7 +80,7 @@ class Request:
     offload: str = ""
     dora: bool = False
     keeps_logits: bool = False
-    architecture: str = ""
+    compute: str = ""
     overrides: Overrides = field(default_factory=Overrides)
 
 

@@ -17,7 +17,8 @@ from fragdoctor.estimation.formula import formula_footprint
 from fragdoctor.estimation.inference import BLOCK_TOKENS, cache_bytes_per_sequence
 from fragdoctor.estimation.states import local_part
 from fragdoctor.estimation.training_choices import precision_of
-from fragdoctor.model.memory_estimate import GpuModel, Serving
+from fragdoctor.model.gpus import GpuModel
+from fragdoctor.model.memory_estimate import Serving
 from fragdoctor.model.workload import Attention, Workload
 
 SAMPLER: Final = (

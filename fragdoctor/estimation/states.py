@@ -30,8 +30,8 @@ from fragdoctor.estimation.training_choices import (
     precision_of,
 )
 from fragdoctor.frozen import frozen
+from fragdoctor.model.gpus import DEFAULT
 from fragdoctor.model.workload import ParameterGroup, Role, Workload
-from fragdoctor.units import KIB, MIB
 
 _BY_ROWS: Final = ("qkv", "up", "cross_q", "cross_kv")
 _BY_COLUMNS: Final = ("out", "down", "cross_out")
@@ -136,19 +136,11 @@ WORKSPACE_SOURCE: Final = (
     "aten/src/ATen/cuda/CublasHandlePool.cpp: once a handle and stream; forward and autograd's "
     "thread have one each; CUBLAS_WORKSPACE_CONFIG changes it"
 )
-# PyTorch's default outside Hopper and Blackwell: ":4096:2:16:8".
-_ORDINARY: Final = 2 * 4096 * KIB + 8 * 16 * KIB
-_LARGE: Final = 32 * MIB
-LARGE_ARCHITECTURES: Final = ("hopper", "blackwell", "")
 
-
-def workspace_bytes(architecture: str) -> int:
-    """Return the default workspace of one handle; of the largest kind where nothing is known."""
-    return _LARGE if architecture in LARGE_ARCHITECTURES else _ORDINARY
-
-
-# Reduce.cuh: threads of a block, of a multiprocessor, values each should have; 132 are an H100's.
-_THREADS, _RESIDENT, _VALUES, _MULTIPROCESSORS = 512, 2048, 256, 132
+# Reduce.cuh: threads of a block, values each should have. The formulas reduce as an H100 does.
+_THREADS, _VALUES = 512, 256
+_RESIDENT: Final = DEFAULT.generation.threads_per_multiprocessor
+_MULTIPROCESSORS: Final = DEFAULT.n_multiprocessors
 
 
 def column_sum_bytes(rows: int, columns: int) -> int:

@@ -19,6 +19,7 @@ from typing import Final
 import numpy as np
 
 from fragdoctor.model.conf_keys import KEYS
+from fragdoctor.model.marks import BACKWARD, NO_GRAD
 from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.model.snapshot import I32, Annotation, FrameTable, Snapshot
 from fragdoctor.trace.stacks import LOSS, NATIVE, PACKAGE, STDLIB, TORCH, USER, classify_file
@@ -37,7 +38,9 @@ _EVALUATION: Final = re.compile(
 _OPTIMIZER: Final = re.compile(
     r"(?:^|[/\\])optim(?:izers?)?(?:[/\\]|\.py$)|optimizer", re.IGNORECASE
 )
-_OPTIMIZER_RANGE: Final = re.compile(r"^(Optimizer\.(?:step|zero_grad)#)(.*)$", re.DOTALL)
+_RANGE: Final = re.compile(
+    rf"^(Optimizer\.(?:step|zero_grad)#|{re.escape(NO_GRAD)})(.*)$", re.DOTALL
+)
 _OPTIMIZER_STEP: Final = re.compile(r"^(_?(?:single|multi)_tensor_)\w+$")
 _ENGINE: Final = re.compile(r"torch::autograd::Engine::(?:thread_|evaluate_|reentrant)")
 
@@ -362,11 +365,12 @@ class _Redaction:
         )
 
     def _annotation(self, name: str) -> str:
-        """Return a pseudonym; PyTorch's own names of an optimizer's ranges keep their beginning."""
-        ours = _OPTIMIZER_RANGE.match(name)
-        if ours:
-            return ours[1] + self._pseudonym(ours[2], "optimizer", ("",))
-        return self._pseudonym(name, "annotation", ("",))
+        """Return a pseudonym; names of PyTorch's own and of ours keep their beginning."""
+        known = _RANGE.match(name)
+        if known:
+            kind = "model" if known[1] == NO_GRAD else "optimizer"
+            return known[1] + self._pseudonym(known[2], kind, ("",))
+        return self._pseudonym(name, "annotation", ("", BACKWARD))
 
     def _pseudonym(self, text: str, kind: str, kept: Sequence[str]) -> str:
         return text if text in kept else f"{kind}_{self._names.number(kind, text)}"

@@ -10,13 +10,10 @@ from collections.abc import Iterator, Sequence
 from typing import Final
 
 from fragdoctor.frozen import frozen
-from fragdoctor.units import MIB
 
 HEADROOM_SHARE: Final = 0.05
 """A twentieth of the GPU stays free: peaks of processes do not come at the same moment, and
 libraries take workspaces that no figure of PyTorch shows."""
-TYPICAL_CONTEXT_BYTES: Final = 450 * MIB
-"""CUDA context of a process with cuBLAS: 300 to 620 MiB on GPUs from Pascal to Blackwell."""
 _MAX_PROCESSES: Final = 1000
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 
 from fragdoctor.frozen import frozen
+from fragdoctor.model.gpus import GpuModel
 from fragdoctor.model.workload import Workload
 
 
@@ -255,32 +256,6 @@ class Footprint:
     def peak_allocated_bytes(self) -> int:
         """The most that is allocated at once, as ``max_memory_allocated()`` counts."""
         return self.peak.n_bytes
-
-
-@frozen
-class GpuModel:
-    """A GPU to run on.
-
-    Attributes:
-        name: short name, ``a100-40g``, or the size that was given.
-        title: ``NVIDIA A100 40 GB``, or "".
-        total_bytes: what ``torch.cuda.get_device_properties().total_memory`` reports.
-        context_bytes: what the CUDA context and libraries take outside PyTorch.
-        architecture: ``hopper`` and so on, or "" where only a size is known.
-        source: where the figures come from.
-    """
-
-    name: str
-    title: str
-    total_bytes: int
-    context_bytes: int
-    architecture: str = ""
-    source: str = ""
-
-    @property
-    def usable_bytes(self) -> int:
-        """What PyTorch can reserve."""
-        return max(0, self.total_bytes - self.context_bytes)
 
 
 @frozen

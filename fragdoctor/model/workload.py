@@ -341,5 +341,5 @@ class Workload:
     stream_shards: int = 1
     dora: bool = False
     keeps_logits: bool = False
-    architecture: str = ""
+    compute: str = ""
     model_route: str = ""

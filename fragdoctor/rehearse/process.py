@@ -15,54 +15,12 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import field
 from pathlib import Path
-from types import MappingProxyType
 from typing import IO, Any, Final, Self
 
 from fragdoctor.errors import ConfigError
-from fragdoctor.estimation.gpus import gpu_of
 from fragdoctor.frozen import frozen
-from fragdoctor.model.memory_estimate import GpuModel
+from fragdoctor.model.gpus import DEFAULT, gpu_of, kernels_of
 from fragdoctor.rehearse.programs import Program
-
-DEFAULT: Final = "h100"
-# name -> compute capability and multiprocessors, as NVIDIA's data sheets say
-_KERNELS: Final = MappingProxyType(
-    {
-        "b200": ((10, 0), 148),
-        "h200": ((9, 0), 132),
-        "gh200": ((9, 0), 132),
-        "h100": ((9, 0), 132),
-        "h100-nvl": ((9, 0), 132),
-        "a100-80g": ((8, 0), 108),
-        "a100-40g": ((8, 0), 108),
-        "l40s": ((8, 9), 142),
-        "l4": ((8, 9), 58),
-        "a40": ((8, 6), 84),
-        "a30": ((8, 0), 56),
-        "a10": ((8, 6), 72),
-        "a10g": ((8, 6), 80),
-        "v100-32g": ((7, 0), 80),
-        "v100-16g": ((7, 0), 80),
-        "t4": ((7, 5), 40),
-        "p100": ((6, 0), 56),
-        "rtx-pro-6000": ((12, 0), 188),
-        "rtx-6000-ada": ((8, 9), 142),
-        "rtx-a6000": ((8, 6), 84),
-        "rtx-a5000": ((8, 6), 64),
-        "rtx-5090": ((12, 0), 170),
-        "rtx-5080": ((12, 0), 84),
-        "rtx-4090": ((8, 9), 128),
-        "rtx-4080": ((8, 9), 76),
-        "rtx-4070": ((8, 9), 46),
-        "rtx-4060-ti-16g": ((8, 9), 34),
-        "rtx-4060": ((8, 9), 24),
-        "rtx-3090": ((8, 6), 82),
-        "rtx-3080": ((8, 6), 68),
-        "rtx-3060": ((8, 6), 28),
-        "rtx-2080-ti": ((7, 5), 68),
-        "gtx-1080-ti": ((6, 1), 28),
-    }
-)
 
 
 @frozen
@@ -75,7 +33,7 @@ class RehearsedGpu:
         total_bytes: memory of the device.
         capacity_bytes: what PyTorch can have of it; None = no limit.
         context_bytes: what CUDA itself takes in a process, estimated.
-        capability: compute capability.
+        compute: compute capability, as ``9.0``.
         n_multiprocessors: of the device.
     """
 
@@ -84,7 +42,7 @@ class RehearsedGpu:
     total_bytes: int
     capacity_bytes: int | None
     context_bytes: int
-    capability: tuple[int, int]
+    compute: str
     n_multiprocessors: int
 
 
@@ -101,14 +59,13 @@ def rehearsed_gpu(
     Raises:
         ConfigError: there is no such GPU, or it is not one of NVIDIA's.
     """
-    model = gpu_of(name or DEFAULT)
-    if model.name not in _KERNELS and model.architecture:
+    model = gpu_of(name) if name is not None else DEFAULT
+    if model.compute and model.capability is None:
         raise ConfigError(
             f"Programs are rehearsed on GPUs of NVIDIA, and {model.title} is none.",
             hint="Choose another with --gpu; fragdoctor estimate --list-gpus names them.",
         )
-    kernels = model if model.name in _KERNELS else gpu_of(DEFAULT)
-    capability, n_multiprocessors = kernels_of(kernels)
+    kernels = kernels_of(model)
     total_bytes = model.total_bytes
     if name is None and capacity_bytes is not None:
         total_bytes = capacity_bytes
@@ -119,15 +76,10 @@ def rehearsed_gpu(
         title=kernels.title,
         total_bytes=max(total_bytes, capacity_bytes or 0),
         capacity_bytes=None if is_unlimited else capacity_bytes,
-        context_bytes=kernels.context_bytes,
-        capability=capability,
-        n_multiprocessors=n_multiprocessors,
+        context_bytes=model.context_bytes,
+        compute=kernels.compute,
+        n_multiprocessors=kernels.n_multiprocessors,
     )
-
-
-def kernels_of(gpu: GpuModel | None) -> tuple[tuple[int, int], int]:
-    """Return compute capability and multiprocessors; those of an H100 where they are not known."""
-    return _KERNELS.get(gpu.name if gpu else DEFAULT, _KERNELS[DEFAULT])
 
 
 START: Final = Path(__file__).parent / "start.py"
@@ -397,7 +349,7 @@ def _request(program: Program, conditions: Conditions, place: Path) -> dict[str,
         "gpu": {
             "name": gpu.title,
             "total_bytes": gpu.total_bytes,
-            "capability": gpu.capability,
+            "compute": gpu.compute,
             "n_multiprocessors": gpu.n_multiprocessors,
         },
         "capacity_bytes": gpu.capacity_bytes,

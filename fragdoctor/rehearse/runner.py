@@ -20,12 +20,12 @@ from typing import Any, Final
 
 from fragdoctor.diagnosis.pipeline import diagnose
 from fragdoctor.errors import ConfigError
-from fragdoctor.estimation.gpus import known_gpus
 from fragdoctor.future.simulator import simulate
 from fragdoctor.inputs.cases import read_case
 from fragdoctor.inputs.messages import find_messages
 from fragdoctor.model.case import Overrides
 from fragdoctor.model.finding import Location
+from fragdoctor.model.gpus import known_gpus
 from fragdoctor.model.hooks import report_progress
 from fragdoctor.model.rehearsal import (
     Assumed,

@@ -80,7 +80,6 @@ VIEWS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "estimate": DOCUMENT_FORMATS,
         "gpus": DOCUMENT_FORMATS,
         "models": DOCUMENT_FORMATS,
-        "fit": DOCUMENT_FORMATS,
         "pack": DOCUMENT_FORMATS,
         "fleet": DOCUMENT_FORMATS,
         "explain": DOCUMENT_FORMATS,

@@ -15,7 +15,6 @@ from fragdoctor.frozen import frozen
 from fragdoctor.gate.budgets import BudgetResult, Measures
 from fragdoctor.gate.judgement import CheckReport, FileJudgement, JudgedGrowth, Reason, has_grown
 from fragdoctor.model import (
-    batch_fit,
     comparison,
     fleet,
     gpu_sharing,
@@ -30,6 +29,7 @@ from fragdoctor.model.case import LogMarker, OomMessage, OtherProcess
 from fragdoctor.model.comparison import Comparison
 from fragdoctor.model.diagnosis import SCHEMA_VERSION, Cause, Diagnosis, Verdict
 from fragdoctor.model.finding import Severity
+from fragdoctor.model.gpus import GpuModel
 from fragdoctor.report.views.estimate import summary
 from fragdoctor.report.views.explain import Explanation
 
@@ -137,7 +137,7 @@ class ModelTable:
 class GpuTable:
     """The GPUs that are known by name."""
 
-    gpus: Sequence[memory_estimate.GpuModel]
+    gpus: Sequence[GpuModel]
 
 
 @frozen
@@ -361,7 +361,11 @@ _ESTIMATES: Final[Mapping[type, Shape]] = {
                 [LengthFit(*pair) for pair in f.other_lengths])),
         },
     ),
-    memory_estimate.GpuModel: Shape(null=("architecture",), properties=("usable_bytes",)),
+    GpuModel: Shape(
+        without=("compute", "n_multiprocessors"),
+        properties=("context_bytes", "usable_bytes"),
+        computed={"architecture": (str | None, lambda g: g.architecture or None)},
+    ),
     memory_estimate.Saving: Shape(
         names={"peak_bytes": "peak_allocated_bytes", "reserved_bytes": "peak_reserved_bytes"},
     ),
@@ -379,9 +383,6 @@ _ESTIMATES: Final[Mapping[type, Shape]] = {
     ),
     ModelTable: Shape(computed={**_VERSION, "kind": (str, lambda _: "models")}),
     GpuTable: Shape(computed={**_VERSION, "kind": (str, lambda _: "gpus")}),
-    batch_fit.BatchFit: Shape(names={"why": "why_not_linear"}, computed=_VERSION),
-    batch_fit.BatchPoint: Shape(null=("n_steps",)),
-    batch_fit.LineScaling: _BYTES,
     gpu_sharing.Sharing: Shape(names={"demand": "per_process"}, computed=_VERSION),
     gpu_sharing.ProcessDemand: Shape(null=("lowest_conf",), properties=("total_bytes",)),
     gpu_sharing.SharingRow: Shape(properties=("fits",)),

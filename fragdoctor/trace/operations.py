@@ -28,9 +28,6 @@ OPERATION = np.dtype(
 )
 """One request, laid out as the native core has it."""
 
-WORKSPACE_BYTES: Final = (8_519_680, 33_554_432)
-"""What PyTorch gives cuBLAS for its work: before Hopper, and since then."""
-
 
 class OpKind(IntEnum):
     """What the allocator is asked to do."""

@@ -151,14 +151,13 @@ def test_input_and_dimensions_exclude_each_other(run: Run, config: str) -> None:
 
 
 def test_recording_is_told_from_a_model(run: Run, samples: Path) -> None:
-    """One recording asks how many such processes share a GPU, not whether a model fits."""
+    """It is refused as what it is, with what is read here."""
     snapshot = next(p for p in sorted(samples.rglob("*.pickle")) if p.stat().st_size > 10_000)
 
     outcome = run("estimate", str(snapshot), "--gpu", "24GiB")
 
-    assert outcome.code == 0
-    assert "process" in outcome.out
-    assert "parameters" not in outcome.out
+    assert (outcome.code, outcome.out) == (2, "")
+    assert f"{snapshot.name} is a pickle, not a model" in outcome.err
 
 
 def test_report_is_written_once(run: Run, config: str, tmp_path: Path) -> None:

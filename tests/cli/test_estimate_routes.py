@@ -5,9 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from builders import pickled
 from command_line import Run
-from training_runs import training
 
 from fragdoctor.cli.commands import whole_group
 from fragdoctor.cli.estimate import NEEDS, PARAMETERS, USED, Route, flag_of, refuse_unused
@@ -24,18 +22,14 @@ VALUES = {
     "lora_targets": "attention", "zero": "2", "world_size": "4", "grad_accumulation": "2",
     "new_tokens": "8", "kv_dtype": "fp8", "family": "gpt", "vocab": "100", "layers": "2",
     "hidden": "64", "heads": "4", "kv_heads": "2", "ffn": "128", "positions": "64",
-    "dropout": "0.1", "per_process": "6GB", "processes": "2", "headroom": "1GiB",
-    "context": "300MiB", "model": "some.module:build", "input_shape": "8,8",
-    "input_dtype": "int64", "loss": "ce", "steps": "2", "batches": "2,4", "capacity": "1GiB",
+    "dropout": "0.1", "model": "some.module:build", "input_shape": "8,8",
+    "input_dtype": "int64", "loss": "ce", "steps": "2",
     "tensor_parallel": "2", "context_parallel": "2", "pipeline_parallel": "2",
     "expert_parallel": "2", "offload": "optimizer", "cache": "paged",
     "gpu_memory_utilization": "0.9", "max_num_seqs": "8", "max_num_batched_tokens": "2048",
 }  # fmt: skip
 # Options that choose the route themselves.
-CHOOSERS = {
-    "list_gpus", "list_models", "model", "batches", "inputs", "inference", "per_process",
-    "processes",
-}  # fmt: skip
+CHOOSERS = {"list_gpus", "list_models", "model", "inputs", "inference"}
 
 
 @pytest.fixture(scope="module")
@@ -44,15 +38,9 @@ def commands(tmp_path_factory: pytest.TempPathFactory) -> dict[Route, list[str]]
     folder = tmp_path_factory.mktemp("inputs")
     config = folder / "config.json"
     config.write_text(json.dumps(CONFIG), encoding="utf-8")
-    recordings = [folder / "b2.pickle", folder / "b4.pickle"]
-    for path, batch in zip(recordings, (2, 4), strict=True):
-        path.write_bytes(pickled(training(batch).data()))
-    names = [str(path) for path in recordings]
     return {
         Route.GPUS: ["--list-gpus"],
         Route.MODELS: ["--list-models"],
-        Route.FIT: names,
-        Route.PACK: names[:1],
         Route.MODEL: ["--model", "some.module:build"],
         Route.MODEL_INFERENCE: ["--model", "some.module:build", "--inference"],
         Route.FILE: [str(config)],
@@ -86,11 +74,10 @@ def test_unused_option_is_refused_with_its_route(
 
 
 @pytest.mark.parametrize("route", [Route.MODEL, Route.GPUS])
-@pytest.mark.parametrize("words", [["x.json"], ["--per-process", "6GB"], ["--batches", "2,4"]])
-def test_other_questions_are_refused_beside_a_model_and_the_list(
-    run: Run, commands: dict[Route, list[str]], route: Route, words: list[str]
+def test_input_is_refused_beside_a_model_and_the_list(
+    run: Run, commands: dict[Route, list[str]], route: Route
 ) -> None:
-    outcome = run("estimate", *commands[route], *words)
+    outcome = run("estimate", *commands[route], "x.json")
 
     assert outcome.code == 2
     assert f"does not go with {route.value}." in outcome.err
@@ -125,43 +112,8 @@ def test_table_names_every_parameter_of_the_command_and_nothing_else() -> None:
     assert set(USED) == set(Route)
 
 
-@pytest.mark.parametrize("words", [["fit"], ["pack"], ["estimate"]])
-def test_help_of_each_verb_lists_its_own_options(run: Run, words: list[str]) -> None:
-    said = run(*words, "--help").out
-
-    own = {"fit": "--batches", "pack": "--per-process", "estimate": "--params"}
-    for verb, option in own.items():
-        assert (option in said) == (verb == words[0])
-
-
-@pytest.mark.parametrize("form", ["text", "json"])
-def test_older_spellings_do_what_the_verbs_do(
-    run: Run, commands: dict[Route, list[str]], form: str
-) -> None:
-    recordings, one = commands[Route.FIT], commands[Route.PACK]
-    for verb, words in (
-        ("fit", [*recordings, "--gpu", "24GiB", "--explain"]),
-        ("fit", [*recordings, "--batches", "2,4", "--capacity", "1GiB"]),
-        ("fit", recordings),
-        ("fit", [*recordings, "--gpu", "24GiB", "--capacity", "1GiB"]),
-        ("pack", [*one, "--gpu", "24GiB", "--processes", "3"]),
-        ("pack", ["--per-process", "6GB", "--gpu", "24GiB", "--headroom", "1GiB"]),
-        ("pack", ["--per-process", "6GB"]),
-    ):
-        older, newer = (run(v, *words, "--format", form) for v in ("estimate", verb))
-
-        assert (newer.code, newer.out, newer.err) == (older.code, older.out, older.err)
-
-
 def test_pack_asks_for_a_recording_where_none_is_given(run: Run) -> None:
     done = run("pack", "--gpu", "24GiB")
 
     assert done.code == 2
     assert "--per-process" in done.err
-
-
-def test_fit_asks_for_a_second_recording(run: Run, commands: dict[Route, list[str]]) -> None:
-    done = run("fit", *commands[Route.PACK])
-
-    assert done.code == 2
-    assert "fragdoctor fit b4.pickle b8.pickle" in done.err

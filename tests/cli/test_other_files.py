@@ -31,8 +31,8 @@ COMMANDS = {
     "simulate": ("simulate", "{}"),
     "compare": ("compare", "snapshot.pickle", "{}"),
     "export": ("export", "{}"),
-    "estimate": ("estimate", "{}", "--gpu", "24GiB"),
-    "estimate with another": ("estimate", "{}", "snapshot.pickle", "--gpu", "24GiB"),
+    "pack": ("pack", "{}", "--gpu", "24GiB"),
+    "pack with another": ("pack", "{}", "snapshot.pickle", "--gpu", "24GiB"),
 }
 OOM = {"oom": ("oom", "{}")}
 
@@ -76,6 +76,17 @@ def test_pickle_of_something_else_is_named_and_called_no_snapshot(
 
     assert f"{name} is not a memory snapshot: " in (done.out + done.err).replace("\n", " ")
     assert done.code == (0 if command == "analyze ranks" and code == 2 else code)
+
+
+@pytest.mark.parametrize("name", OLD)
+def test_pickle_of_an_old_protocol_is_no_model(name: str, run: Run, folder: Path) -> None:
+    (folder / name).write_bytes(OLD[name])
+
+    done = run("estimate", name, "--gpu", "24GiB")
+
+    assert done.code == 3
+    assert f"{name} is a pickle of protocol 0 or 1, not a model" in done.err.replace("\n", " ")
+    assert "executed" in done.err
 
 
 def test_old_pickle_on_standard_input_is_refused(run: Run) -> None:

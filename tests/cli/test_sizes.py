@@ -50,11 +50,9 @@ def test_size_in_any_usual_spelling_is_taken(
     assert "not a size" not in done.err
 
 
-@pytest.mark.parametrize("words", [["simulate", "--edit", "pad:512"], ["estimate", "--gpu", "24"]])
+@pytest.mark.parametrize("words", [["simulate", "--edit", "pad:512"], ["pack", "--gpu", "24"]])
 def test_sizes_inside_other_values_need_a_unit_too(words: list[str], run: Run, samples) -> None:
-    done = run(*words, str(samples / "fragmentation_oom.pickle"), *(
-        ["--per-process", "6GB"] if words[0] == "estimate" else []
-    ))  # fmt: skip
+    done = run(*words, str(samples / "fragmentation_oom.pickle"))
 
     assert done.code == 2
     assert " has no unit." in done.err

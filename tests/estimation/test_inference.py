@@ -9,12 +9,12 @@ import pytest
 
 from fragdoctor.errors import ConfigError
 from fragdoctor.estimation.formula import formula_footprint, formula_needs
-from fragdoctor.estimation.gpus import gpu_of
 from fragdoctor.estimation.inference import cache_bytes_per_sequence, cache_parts
 from fragdoctor.estimation.request import Request, workload_of
 from fragdoctor.estimation.serving import serving_of
 from fragdoctor.estimation.states import check_parallel, local_part, n_gpus
 from fragdoctor.estimation.training_choices import PRECISIONS, precision_of
+from fragdoctor.model.gpus import gpu_of
 from fragdoctor.model.workload import Workload
 from fragdoctor.units import GIB
 

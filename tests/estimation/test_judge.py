@@ -6,10 +6,10 @@ import pytest
 from estimated_workloads import workload_of
 
 from fragdoctor.estimation.formula import formula_footprint, formula_needs
-from fragdoctor.estimation.gpus import gpu_of
 from fragdoctor.estimation.judge import Estimator, judged, largest_batch
 from fragdoctor.estimation.measures import measures_for
 from fragdoctor.estimation.tape import Needs
+from fragdoctor.model.gpus import gpu_of
 from fragdoctor.model.memory_estimate import PhaseName
 from fragdoctor.model.workload import Attention, Workload
 from fragdoctor.units import GIB

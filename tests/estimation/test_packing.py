@@ -9,16 +9,15 @@ from hypothesis import strategies as st
 from story_logs import message
 
 from fragdoctor.errors import ConfigError
-from fragdoctor.estimation.gpus import gpu_of
 from fragdoctor.estimation.packing import Question, processes_on_gpu
 from fragdoctor.inputs.messages import find_messages
 from fragdoctor.model.case import Case
 from fragdoctor.model.gpu_sharing import (
     HEADROOM_SHARE,
-    TYPICAL_CONTEXT_BYTES,
     ProcessDemand,
     share_gpu,
 )
+from fragdoctor.model.gpus import TYPICAL_CONTEXT_BYTES, gpu_of
 from fragdoctor.units import GIB, MIB
 
 

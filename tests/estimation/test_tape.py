@@ -12,9 +12,9 @@ from fragdoctor.errors import OutOfMemory
 from fragdoctor.estimation.architectures import Dimensions, parameters_of
 from fragdoctor.estimation.config_json import shape_of_config
 from fragdoctor.estimation.formula import formula_footprint, formula_needs, play
-from fragdoctor.estimation.gpus import gpu_of
 from fragdoctor.estimation.judge import Estimator, judged
 from fragdoctor.estimation.tape import CHURN_SHARE, Tape, needs_of, phases_of, reserved_of, rounded
+from fragdoctor.model.gpus import gpu_of
 from fragdoctor.model.memory_estimate import FitState, PhaseName
 from fragdoctor.model.workload import Attention, ModelShape, Norm, Workload
 from fragdoctor.trace.allocator import Allocator
@@ -92,7 +92,7 @@ LLAMA_8B = {
 
 def llama_8b(**changes: Any) -> Workload:
     shape = shape_of_config(LLAMA_8B, "config.json")
-    base = Workload(shape=shape, dtype="bf16", seq=1024, architecture="hopper")
+    base = Workload(shape=shape, dtype="bf16", seq=1024, compute="9.0")
     return replace(base, **changes)
 
 
@@ -197,7 +197,7 @@ def test_spare_memory_is_what_is_left_of_the_worst_case() -> None:
 
 @pytest.mark.slow
 def test_quantised_adapters_are_found_where_not_even_one_sequence_fits() -> None:
-    estimate = judged(llama_8b(dtype="fp32", architecture="turing"), ROUTE, [gpu_of("t4")])
+    estimate = judged(llama_8b(dtype="fp32", compute="7.5"), ROUTE, [gpu_of("t4")])
 
     assert estimate.fits[0].largest_batch == 0
     best = estimate.combinations[0]

@@ -48,7 +48,7 @@ def workload_of(row: dict[str, Any], dtype: str) -> Workload:
         {"nf4": "int4", "int8": "int8"}.get(row["quantised"], dtype),
         batch=row["batch"],
         seq=seq,
-        architecture="hopper",
+        compute="9.0",
         checkpointing="full" if row["checkpointing"] else "none",
     )
     if not row["lora"]:
@@ -147,9 +147,10 @@ def test_promise_counts_the_measured_models() -> None:
 def test_sum_over_tokens_takes_the_buffer_of_the_kernel(columns: int) -> None:
     pytest.importorskip("torch")
     from fragdoctor.rehearse.engine.kernels.reduction import Kind, reduction_bytes
+    from fragdoctor.rehearse.engine.session import GpuFacts
 
     for rows in (1, 100, 1024, 4096, 10_000, 65_536):
-        passes = reduction_bytes((rows, columns), (columns, 1), (0,), Kind(4), 2, 132)
+        passes = reduction_bytes((rows, columns), (columns, 1), (0,), Kind(4), 2, GpuFacts())
         expected = max((size for size, _ in passes), default=0)
 
         if columns > 1:

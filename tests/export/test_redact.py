@@ -158,3 +158,18 @@ def test_each_recording_diagnoses_the_same_after_redaction(shared: Path) -> None
             different.append(path.parent.name)
 
     assert different == []
+
+
+def test_redacted_marks_keep_what_they_are_of() -> None:
+    data = builders.snapshot(segment(BASE, block(20 * MIB)), events=[alloc(BASE, 512, time_us=1)])
+    names = ("Optimizer.step#Acme.step", "fragdoctor.backward", "fragdoctor.no_grad#Acme", "acme")
+    data["external_annotations"] = [
+        {"device": 0, "time_us": 3, "name": name, "stage": "START"} for name in names
+    ]
+
+    assert [a.name for a in redacted(builders.columns(data)).annotations] == [
+        "Optimizer.step#optimizer_1",
+        "fragdoctor.backward",
+        "fragdoctor.no_grad#model_1",
+        "annotation_1",
+    ]

@@ -75,7 +75,13 @@ def planted() -> tuple[bytes, list[str]]:
     data["segments"][0][words.one()] = words.one()
     data["external_annotations"] = [
         {"device": 0, "time_us": 3, "name": words.into(name), "stage": words.into(stage)}
-        for name, stage in (("Optimizer.step#{}.step", "START"), ("{}", "{}"), ("## {}", "END"))
+        for name, stage in (
+            ("Optimizer.step#{}.step", "START"),
+            ("{}", "{}"),
+            ("## {}", "END"),
+            ("fragdoctor.no_grad#{}", "START"),
+            ("fragdoctor.backward{}", "END"),
+        )
     ]
     return builders.pickled(data), words.given
 

@@ -12,8 +12,8 @@ from estimated_workloads import workload_of
 from schemas import must_fit_exactly, schema
 
 from fragdoctor.estimation.formula import formula_footprint, formula_needs
-from fragdoctor.estimation.gpus import gpu_of, known_gpus
 from fragdoctor.estimation.judge import Estimator, judged
+from fragdoctor.model.gpus import gpu_of, known_gpus
 from fragdoctor.model.memory_estimate import Estimate, PhaseName, Sureness
 from fragdoctor.model.workload import Attention
 from fragdoctor.report.base import RenderOptions, Verbosity, render

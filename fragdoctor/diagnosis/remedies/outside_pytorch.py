@@ -20,7 +20,8 @@ from fragdoctor.diagnosis.remedies.remedy import (
 )
 from fragdoctor.model.diagnosis import Cause, Predicted
 from fragdoctor.model.finding import Confidence, Evidence
-from fragdoctor.model.gpu_sharing import TYPICAL_CONTEXT_BYTES, ProcessDemand, share_gpu
+from fragdoctor.model.gpu_sharing import ProcessDemand, share_gpu
+from fragdoctor.model.gpus import TYPICAL_CONTEXT_BYTES
 from fragdoctor.rules.failed_request import CONTEXT_ALLOWANCE_BYTES, FailedRequest
 from fragdoctor.units import format_count, format_size
 

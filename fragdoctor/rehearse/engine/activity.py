@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch.autograd.profiler import record_function
 
+from fragdoctor.model.marks import BACKWARD, NO_GRAD
 from fragdoctor.rehearse.engine import put
 from fragdoctor.rehearse.engine.allocation import in_backward
-from fragdoctor.rehearse.engine.marks import BACKWARD, NO_GRAD
 from fragdoctor.rehearse.engine.session import Session
 
 
@@ -86,7 +86,7 @@ def _watch_calls(now: Session, undo: ExitStack) -> None:
         if inside.model or not now.is_started or in_backward() or not _has_parameters(module):
             return call(module, *args, **kwargs)
         keeps = torch.is_grad_enabled()
-        name = NO_GRAD.format(type(module).__name__)
+        name = NO_GRAD + type(module).__name__
         now.progress.begin_call(module, keeps=keeps)
         if not keeps:
             now.marks.begin(name, now.gpus.device())

@@ -171,19 +171,19 @@ def _raw_stream(device: int) -> int:
 def _properties(device: Any = None) -> Any:
     del device
     facts, total = _now().facts, _now().budget.total_bytes
-    major, minor = facts.capability
+    (major, minor), kind = facts.capability, facts.generation
     return _Properties(
         name=facts.name,
         total_memory=total,
         major=major,
         minor=minor,
         multi_processor_count=facts.n_multiprocessors,
-        max_threads_per_multi_processor=2048,
+        max_threads_per_multi_processor=kind.threads_per_multiprocessor,
         max_threads_per_block=1024,
         regs_per_multiprocessor=65536,
         shared_memory_per_block=49152,
-        shared_memory_per_block_optin=232448,
-        shared_memory_per_multiprocessor=233472,
+        shared_memory_per_block_optin=kind.block_shared_memory_bytes,
+        shared_memory_per_multiprocessor=kind.shared_memory_bytes,
         L2_cache_size=50 * 2**20,
         warp_size=32,
         is_integrated=0,

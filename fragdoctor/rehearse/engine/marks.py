@@ -9,15 +9,7 @@ from __future__ import annotations
 import time
 from typing import Any, Final
 
-OURS: Final = "fragdoctor."
-"""Begins the names of marks that PyTorch would not have made."""
-
-BACKWARD: Final = OURS + "backward"
-"""A backward pass, with whatever it calls: of gradient accumulation, a micro-batch each."""
-
-NO_GRAD: Final = OURS + "no_grad#{}"
-"""A call of a model, by its class, that keeps nothing for a backward pass, from outside of any
-other model's: evaluation, inference, a teacher, what reinforcement learning collects."""
+from fragdoctor.model.marks import OURS
 
 REPLAY: Final = "Optimizer.step#CUDAGraph.replay"
 """A replay of a graph in which an optimizer was captured: no optimizer is called any more."""

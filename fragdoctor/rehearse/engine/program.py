@@ -228,7 +228,7 @@ def _rehearse(request: dict[str, Any], now: Session, undo: ExitStack) -> NoRetur
     from fragdoctor.rehearse.engine.step_watch import Steps
 
     gpu = request["gpu"]
-    now.facts = GpuFacts(gpu["name"], tuple(gpu["capability"]), gpu["n_multiprocessors"])
+    now.facts = GpuFacts(gpu["name"], gpu["compute"], gpu["n_multiprocessors"])
     now.budget = replace(
         now.budget, capacity_bytes=request["capacity_bytes"], total_bytes=gpu["total_bytes"]
     )

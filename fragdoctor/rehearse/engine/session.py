@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from fragdoctor.errors import ConfigError
+from fragdoctor.model.gpus import DEFAULT, Generation, generation_of
 from fragdoctor.model.settings import AllocatorSettings, parse_conf, parse_version
 from fragdoctor.rehearse.engine.gpu import Budget, Gpus
 from fragdoctor.rehearse.engine.known import Known
@@ -17,7 +18,6 @@ from fragdoctor.rehearse.engine.loops import Loops
 from fragdoctor.rehearse.engine.marks import Marks, Progress
 from fragdoctor.rehearse.engine.memory_history import History, Stacks
 from fragdoctor.trace.oom_message import oom_message
-from fragdoctor.units import KIB, MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +66,24 @@ class GpuFacts:
 
     Attributes:
         name: as ``get_device_name`` says it.
-        capability: compute capability; decides about kernels and workspaces.
+        compute: compute capability, as ``9.0``; decides about kernels and workspaces.
         n_multiprocessors: decides about the scratch memory of reductions.
     """
 
-    name: str = "NVIDIA H100 80GB HBM3"
-    capability: tuple[int, int] = (9, 0)
-    n_multiprocessors: int = 132
+    name: str = DEFAULT.title
+    compute: str = DEFAULT.compute
+    n_multiprocessors: int = DEFAULT.n_multiprocessors
+
+    @property
+    def capability(self) -> tuple[int, int]:
+        """Compute capability."""
+        major, minor = self.compute.split(".")
+        return int(major), int(minor)
+
+    @property
+    def generation(self) -> Generation:
+        """What GPUs of this compute capability have in common."""
+        return generation_of(self.compute)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +212,7 @@ class Session:
     @property
     def blas_workspace_bytes(self) -> int:
         """CuBLAS's workspace of one handle (PyTorch's ``getChosenWorkspaceSize``)."""
-        return 32 * MIB if self.facts.capability >= (9, 0) else 2 * 4096 * KIB + 8 * 16 * KIB
+        return self.facts.generation.blas_workspace_bytes
 
     def out_of_memory(self, device: int) -> torch.OutOfMemoryError:
         """Return the error that PyTorch raises for the request that just failed on a device."""

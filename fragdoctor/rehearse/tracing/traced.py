@@ -13,9 +13,10 @@ from unittest import mock
 from fragdoctor.errors import ConfigError
 from fragdoctor.estimation.judge import fit_of
 from fragdoctor.frozen import frozen
-from fragdoctor.model.memory_estimate import Doubt, Estimate, Fit, Footprint, GpuModel
+from fragdoctor.model.gpus import GpuModel, kernels_of
+from fragdoctor.model.memory_estimate import Doubt, Estimate, Fit, Footprint
 from fragdoctor.model.workload import ModelShape, Workload
-from fragdoctor.rehearse.process import kernels_of, native_library
+from fragdoctor.rehearse.process import native_library
 from fragdoctor.rehearse.tracing.footprint import RequestLog, Served, footprint_of, serve, shown
 from fragdoctor.rehearse.tracing.training_setup import TrainingSetup
 from fragdoctor.units import GIB, MIB
@@ -52,7 +53,7 @@ class Traced:
 def trace(spec: str, setup: TrainingSetup | None = None, gpu: GpuModel | None = None) -> Traced:
     """Trace ``pkg.module:factory``: the user's own code is imported and run, without a GPU.
 
-    The GPU is that whose kernels and workspaces are assumed; None = Hopper.
+    The GPU is that whose kernels and workspaces are assumed; None = an H100.
 
     Raises:
         ConfigError: torch is missing or unfit, the factory does not keep its contract, or the
@@ -79,12 +80,12 @@ def trace_factory(
     from fragdoctor.rehearse.engine.session import GpuFacts
     from fragdoctor.rehearse.tracing.factory import told_in_one_sentence
 
-    capability, n_multiprocessors = kernels_of(gpu)
+    kernels = kernels_of(gpu)
     machine = Machine(
         native=native_library(),
         n_hidden=1,
         total_bytes=gpu.total_bytes if gpu else 80 * GIB,
-        facts=GpuFacts(gpu.title if gpu else "GPU", capability, n_multiprocessors),
+        facts=GpuFacts(gpu.title if gpu else "GPU", kernels.compute, kernels.n_multiprocessors),
     )
     with (
         mock.patch.dict(os.environ, {"CUDA_VISIBLE_DEVICES": "0"}),

@@ -7,11 +7,11 @@ from functools import partial
 from types import MappingProxyType
 from typing import Final
 
+from fragdoctor.model.gpus import GpuModel
 from fragdoctor.model.memory_estimate import (
     Estimate,
     Fit,
     FitState,
-    GpuModel,
     Item,
     KnownModel,
     PhaseName,

@@ -10,12 +10,12 @@ from typing import Final
 
 from fragdoctor.model.diagnosis import Cause, Diagnosis, HolderReport, RunState, SegmentReport
 from fragdoctor.model.finding import Location
+from fragdoctor.model.gpus import CUBLAS_WORKSPACES
 from fragdoctor.model.phases import Category
 from fragdoctor.report import document as doc
 from fragdoctor.report.document import Detail, Style, dim, location_text
 from fragdoctor.report.views.device_memory import ended_otherwise, graphic
 from fragdoctor.report.words import CATEGORY_NAMES, shown_first
-from fragdoctor.trace.operations import WORKSPACE_BYTES
 from fragdoctor.trace.stacks import USER, classify_file
 from fragdoctor.units import format_count, format_size, plural
 
@@ -75,7 +75,7 @@ def _within(holder: HolderReport) -> list[doc.Content]:
         places.append(str(replace(holder.within, filename=name)))
     if places:
         return [dim(f"most in {', '.join(places)}")]
-    if holder.location is None and (holder.peak_bytes or holder.now_bytes) in WORKSPACE_BYTES:
+    if holder.location is None and (holder.peak_bytes or holder.now_bytes) in CUBLAS_WORKSPACES:
         return [dim("the size of a workspace of cuBLAS")]
     if not holder.categories or not set(holder.categories) <= set(_TELLING):
         return []

@@ -23,7 +23,6 @@ WARP: Final = 32
 MAX_OUTPUT_VECTOR: Final = 4
 VECTORIZE_FROM: Final = 128
 MIN_VALUES, MAX_VALUES = 16, 256
-THREADS_PER_MULTIPROCESSOR: Final = 2048
 SEMAPHORE_BYTES: Final = 4
 MAX_INT: Final = 2**31 - 1
 
@@ -158,7 +157,7 @@ def reduction_bytes(
     axes: Sequence[int],
     kind: Kind,
     item_bytes: int,
-    n_multiprocessors: int,
+    facts: session.GpuFacts,
 ) -> list[tuple[int, int]]:
     """Return the buffers, in bytes, that reducing over ``axes`` takes.
 
@@ -174,7 +173,7 @@ def reduction_bytes(
     while waiting:
         dims = waiting.pop()
         if _fits_32_bits(dims, item_bytes):
-            pair = _pass(dims, kind, n_multiprocessors)
+            pair = _pass(dims, kind, facts)
             if pair is not None:
                 found.append(pair)
         else:
@@ -182,7 +181,7 @@ def reduction_bytes(
     return found
 
 
-def _pass(dims: Sequence[Dim], kind: Kind, n_multiprocessors: int) -> tuple[int, int] | None:
+def _pass(dims: Sequence[Dim], kind: Kind, facts: session.GpuFacts) -> tuple[int, int] | None:
     n_inputs = prod(d.size for d in dims if d.output == 0)
     n_outputs = prod(d.size for d in dims if d.output != 0)
     n_reduced = sum(1 for d in dims if d.output == 0 and d.size > 1) or sum(
@@ -200,7 +199,7 @@ def _pass(dims: Sequence[Dim], kind: Kind, n_multiprocessors: int) -> tuple[int,
             width //= vector
     return _buffers(
         _Work(n_inputs, n_outputs, along_input=along_input, vector=vector),
-        (width, height), kind, n_multiprocessors,
+        (width, height), kind, facts,
     )  # fmt: skip
 
 
@@ -214,7 +213,7 @@ def _output_vector(dims: Sequence[Dim], n_reduced: int) -> int:
 
 
 def _buffers(
-    work: _Work, shape: tuple[int, int], kind: Kind, n_multiprocessors: int
+    work: _Work, shape: tuple[int, int], kind: Kind, facts: session.GpuFacts
 ) -> tuple[int, int] | None:
     block_width, block_height = _block(*shape, kind.max_threads // work.vector)
     if work.along_input:
@@ -227,7 +226,8 @@ def _buffers(
     else:
         work.step_output *= block_height
     grid = -(-(work.n_outputs // work.vector) // work.step_output)
-    target = n_multiprocessors * (THREADS_PER_MULTIPROCESSOR // (block_width * block_height))
+    resident = facts.generation.threads_per_multiprocessor // (block_width * block_height)
+    target = facts.n_multiprocessors * resident
     values = work.values_per_thread
     if not across_warps or values < MAX_VALUES or grid > target:
         return None
@@ -265,7 +265,7 @@ def buffers_of(tensor: torch.Tensor, axes: Sequence[int] | None, kind: Kind) -> 
     wrapped = tuple(axis % max(1, n_dims) for axis in axes) if n_dims else ()
     passes = reduction_bytes(
         tensor.shape, tensor.stride(), wrapped, kind, tensor.element_size(),
-        session.current().facts.n_multiprocessors,
+        session.current().facts,
     )  # fmt: skip
     return [step for pair in passes for step in held_only(*pair)]
 

@@ -1,0 +1,197 @@
+"""The table of GPUs: memory, generation, multiprocessors, and what a generation's kernels take.
+
+The one place for facts about a GPU: estimates, rehearsals, diagnoses and reports read it through
+:mod:`fragdoctor.model.gpus`.
+
+Sources:
+    Memory: what PyTorch's own out-of-memory messages print of the card ("GPU 0 has a total capacity
+    of 39.39 GiB"). The driver and, where it is on, error correction keep a part of what the name
+    says. Drivers differ by some 0.2 GiB; a lower figure is taken. Not measured for this table.
+    Compute capability: NVIDIA, "CUDA GPU Compute Capability" (developer.nvidia.com/cuda-gpus).
+    Multiprocessors: NVIDIA's data sheets and architecture white papers; compute units of AMD's.
+    Threads and shared memory of a multiprocessor: CUDA C++ Programming Guide, "Technical
+    Specifications per Compute Capability".
+    Workspace of a handle of cuBLAS or hipBLAS: PyTorch, ``aten/src/ATen/cuda/CublasHandlePool.cpp``
+    (``:4096:2:16:8``, 32 MiB for compute capability 9, 10 and 12; 32 MiB on AMD's, 128 MiB on
+    gfx94x and gfx95x), seen with PyTorch 2.12.1 on each capability of NVIDIA's. Which attention
+    comes first: ``check_prefer_cudnn_attention`` in ``transformers/cuda/sdp_utils.cpp`` there.
+    Context: what CUDA and its libraries take in a process before the first tensor, about; it varies
+    with the driver and the kernels that are loaded, and no source states it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
+_SMALL, _LARGE, _LARGEST = 2 * 4096 + 8 * 16, 32 * 1024, 128 * 1024
+
+GENERATIONS: Final[Mapping[str, tuple[str, int, int, bool]]] = MappingProxyType(
+    {
+        # Of a GPU of which only the size is known: a typical context, and what takes the most.
+        "": ("", 450, _LARGE, True),
+        "6.0": ("pascal", 300, _SMALL, False),
+        "6.1": ("pascal", 300, _SMALL, False),
+        "7.0": ("volta", 330, _SMALL, False),
+        "7.5": ("turing", 320, _SMALL, False),
+        "8.0": ("ampere", 420, _SMALL, False),
+        "8.6": ("ampere", 420, _SMALL, False),
+        "8.7": ("ampere", 420, _SMALL, False),
+        "8.9": ("ada", 400, _SMALL, False),
+        "9.0": ("hopper", 520, _LARGE, True),
+        "10.0": ("blackwell", 620, _LARGE, True),
+        "12.0": ("blackwell", 620, _LARGE, False),
+        "12.1": ("blackwell", 620, _LARGE, False),
+        "gfx908": ("cdna", 600, _LARGE, False),
+        "gfx90a": ("cdna", 600, _LARGE, False),
+        "gfx942": ("cdna", 600, _LARGEST, False),
+        "gfx950": ("cdna", 600, _LARGEST, False),
+        "gfx1100": ("rdna", 600, _LARGE, False),
+        "apple": ("apple", 0, 0, False),
+    }
+)
+"""Compute capability, or AMD's name for it -> architecture, context in MiB, workspace of a handle
+of cuBLAS in KiB, whether PyTorch takes cuDNN's attention first."""
+
+MULTIPROCESSOR: Final[Mapping[str, tuple[int, int, int]]] = MappingProxyType(
+    {
+        "6.0": (2048, 64, 48),
+        "6.1": (2048, 96, 48),
+        "7.0": (2048, 96, 96),
+        "7.5": (1024, 64, 64),
+        "8.0": (2048, 164, 163),
+        "8.6": (1536, 100, 99),
+        "8.7": (1536, 164, 163),
+        "8.9": (1536, 100, 99),
+        "9.0": (2048, 228, 227),
+        "10.0": (2048, 228, 227),
+        "12.0": (1536, 100, 99),
+        "12.1": (1536, 100, 99),
+    }
+)
+"""Compute capability -> threads that a multiprocessor holds, its shared memory and the most that
+a block may ask for of it, in KiB."""
+
+PRINTED: Final[Mapping[str, tuple[str, float, str, int]]] = MappingProxyType(
+    {
+        "b200": ("NVIDIA B200 180 GB", 178.35, "10.0", 148),
+        "h200": ("NVIDIA H200 141 GB", 139.72, "9.0", 132),
+        "gh200": ("NVIDIA GH200 96 GB", 94.50, "9.0", 132),
+        "h100": ("NVIDIA H100 80 GB", 79.10, "9.0", 132),
+        "h100-nvl": ("NVIDIA H100 NVL 94 GB", 93.00, "9.0", 132),
+        "a100-80g": ("NVIDIA A100 80 GB", 79.15, "8.0", 108),
+        "a100-40g": ("NVIDIA A100 40 GB", 39.39, "8.0", 108),
+        "l40s": ("NVIDIA L40S 48 GB", 44.32, "8.9", 142),
+        "l4": ("NVIDIA L4 24 GB", 21.95, "8.9", 58),
+        "a40": ("NVIDIA A40 48 GB", 44.34, "8.6", 84),
+        "a30": ("NVIDIA A30 24 GB", 23.50, "8.0", 56),
+        "a10": ("NVIDIA A10 24 GB", 21.99, "8.6", 72),
+        "a10g": ("NVIDIA A10G 24 GB", 21.99, "8.6", 80),
+        "v100-32g": ("NVIDIA V100 32 GB", 31.73, "7.0", 80),
+        "v100-16g": ("NVIDIA V100 16 GB", 15.77, "7.0", 80),
+        "t4": ("NVIDIA T4 16 GB", 14.56, "7.5", 40),
+        "p100": ("NVIDIA P100 16 GB", 15.89, "6.0", 56),
+        "rtx-pro-6000": ("NVIDIA RTX PRO 6000 96 GB", 94.97, "12.0", 188),
+        "rtx-6000-ada": ("NVIDIA RTX 6000 Ada 48 GB", 47.38, "8.9", 142),
+        "rtx-a6000": ("NVIDIA RTX A6000 48 GB", 47.40, "8.6", 84),
+        "rtx-a5000": ("NVIDIA RTX A5000 24 GB", 23.58, "8.6", 64),
+        "rtx-5090": ("NVIDIA RTX 5090 32 GB", 31.36, "12.0", 170),
+        "rtx-5080": ("NVIDIA RTX 5080 16 GB", 15.47, "12.0", 84),
+        "rtx-4090": ("NVIDIA RTX 4090 24 GB", 23.52, "8.9", 128),
+        "rtx-4080": ("NVIDIA RTX 4080 16 GB", 15.70, "8.9", 76),
+        "rtx-4070": ("NVIDIA RTX 4070 12 GB", 11.72, "8.9", 46),
+        "rtx-4060-ti-16g": ("NVIDIA RTX 4060 Ti 16 GB", 15.70, "8.9", 34),
+        "rtx-4060": ("NVIDIA RTX 4060 8 GB", 7.63, "8.9", 24),
+        "rtx-3090": ("NVIDIA RTX 3090 24 GB", 23.57, "8.6", 82),
+        "rtx-3080": ("NVIDIA RTX 3080 10 GB", 9.77, "8.6", 68),
+        "rtx-3060": ("NVIDIA RTX 3060 12 GB", 11.75, "8.6", 28),
+        "rtx-2080-ti": ("NVIDIA RTX 2080 Ti 11 GB", 10.74, "7.5", 68),
+        "gtx-1080-ti": ("NVIDIA GTX 1080 Ti 11 GB", 10.91, "6.1", 28),
+        "mi300x": ("AMD MI300X 192 GB", 191.69, "gfx942", 304),
+        "mi250x": ("AMD MI250X, one die, 64 GB", 63.98, "gfx90a", 110),
+    }
+)
+"""Name -> title, memory in GiB as PyTorch's messages print it, generation, multiprocessors."""
+
+LIKE: Final[Mapping[str, tuple[str, float, str, int]]] = MappingProxyType(
+    {
+        "h100-pcie": ("NVIDIA H100 PCIe 80 GB", 80, "9.0", 114),
+        "h20": ("NVIDIA H20 96 GB", 96, "9.0", 78),
+        "h800": ("NVIDIA H800 80 GB", 80, "9.0", 132),
+        "a800": ("NVIDIA A800 80 GB", 80, "8.0", 108),
+        "gb10": ("NVIDIA GB10 (DGX Spark), shared with the CPU, 128 GB", 120, "12.1", 48),
+        "orin-64g": ("NVIDIA Jetson AGX Orin, shared with the CPU, 64 GB", 62, "8.7", 16),
+        "l40": ("NVIDIA L40 48 GB", 45, "8.9", 142),
+        "l20": ("NVIDIA L20 48 GB", 45, "8.9", 92),
+        "a2": ("NVIDIA A2 16 GB", 15, "8.6", 10),
+        "a16": ("NVIDIA A16, one of four, 16 GB", 15, "8.6", 10),
+        "rtx-5000-ada": ("NVIDIA RTX 5000 Ada 32 GB", 32, "8.9", 100),
+        "rtx-4000-ada": ("NVIDIA RTX 4000 Ada 20 GB", 20, "8.9", 48),
+        "rtx-a4000": ("NVIDIA RTX A4000 16 GB", 16, "8.6", 48),
+        "rtx-a4500": ("NVIDIA RTX A4500 20 GB", 20, "8.6", 56),
+        "rtx-a2000": ("NVIDIA RTX A2000 12 GB", 12, "8.6", 26),
+        "quadro-rtx-8000": ("NVIDIA Quadro RTX 8000 48 GB", 48, "7.5", 72),
+        "quadro-rtx-6000": ("NVIDIA Quadro RTX 6000 24 GB", 24, "7.5", 72),
+        "titan-rtx": ("NVIDIA TITAN RTX 24 GB", 24, "7.5", 72),
+        "rtx-5090-laptop": ("NVIDIA RTX 5090 Laptop 24 GB", 24, "12.0", 82),
+        "rtx-5070-ti": ("NVIDIA RTX 5070 Ti 16 GB", 16, "12.0", 70),
+        "rtx-5070": ("NVIDIA RTX 5070 12 GB", 12, "12.0", 48),
+        "rtx-5060-ti": ("NVIDIA RTX 5060 Ti 16 GB", 16, "12.0", 36),
+        "rtx-5060": ("NVIDIA RTX 5060 8 GB", 8, "12.0", 30),
+        "rtx-4090-laptop": ("NVIDIA RTX 4090 Laptop 16 GB", 16, "8.9", 76),
+        "rtx-4080-super": ("NVIDIA RTX 4080 SUPER 16 GB", 16, "8.9", 80),
+        "rtx-4070-ti-super": ("NVIDIA RTX 4070 Ti SUPER 16 GB", 16, "8.9", 66),
+        "rtx-4070-ti": ("NVIDIA RTX 4070 Ti 12 GB", 12, "8.9", 60),
+        "rtx-4070-super": ("NVIDIA RTX 4070 SUPER 12 GB", 12, "8.9", 56),
+        "rtx-4070-laptop": ("NVIDIA RTX 4070 Laptop 8 GB", 8, "8.9", 36),
+        "rtx-4060-ti": ("NVIDIA RTX 4060 Ti 8 GB", 8, "8.9", 34),
+        "rtx-4060-laptop": ("NVIDIA RTX 4060 Laptop 8 GB", 8, "8.9", 24),
+        "rtx-3090-ti": ("NVIDIA RTX 3090 Ti 24 GB", 24, "8.6", 84),
+        "rtx-3080-ti": ("NVIDIA RTX 3080 Ti 12 GB", 12, "8.6", 80),
+        "rtx-3070-ti": ("NVIDIA RTX 3070 Ti 8 GB", 8, "8.6", 48),
+        "rtx-3070": ("NVIDIA RTX 3070 8 GB", 8, "8.6", 46),
+        "rtx-3060-ti": ("NVIDIA RTX 3060 Ti 8 GB", 8, "8.6", 38),
+        "rtx-3050": ("NVIDIA RTX 3050 8 GB", 8, "8.6", 20),
+        "rtx-2080": ("NVIDIA RTX 2080 8 GB", 8, "7.5", 46),
+        "rtx-2070": ("NVIDIA RTX 2070 8 GB", 8, "7.5", 36),
+        "rtx-2060": ("NVIDIA RTX 2060 6 GB", 6, "7.5", 30),
+        "gtx-1660": ("NVIDIA GTX 1660 6 GB", 6, "7.5", 22),
+        "gtx-1080": ("NVIDIA GTX 1080 8 GB", 8, "6.1", 20),
+        "mi325x": ("AMD MI325X 256 GB", 256, "gfx942", 304),
+        "mi350x": ("AMD MI350X 288 GB", 288, "gfx950", 256),
+        "mi355x": ("AMD MI355X 288 GB", 288, "gfx950", 256),
+        "mi210": ("AMD MI210 64 GB", 64, "gfx90a", 104),
+        "mi100": ("AMD MI100 32 GB", 32, "gfx908", 120),
+        "rx-7900-xtx": ("AMD Radeon RX 7900 XTX 24 GB", 24, "gfx1100", 96),
+        "rx-7900-xt": ("AMD Radeon RX 7900 XT 20 GB", 20, "gfx1100", 84),
+        "pro-w7900": ("AMD Radeon PRO W7900 48 GB", 48, "gfx1100", 96),
+    }
+)
+"""The same of those of which no message was at hand: GiB that the name says, ECC's part off."""
+
+MIG_SLICES: Final[Mapping[str, int]] = MappingProxyType({"a30": 4, "rtx-pro-6000": 4})
+"""Slices of the multiprocessors of a GPU that MIG divides, where they are not seven (NVIDIA, "MIG
+User Guide", supported profiles)."""
+
+ALIASES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "a100": "a100-80g",
+        "v100": "v100-16g",
+        "h100-80g": "h100",
+        "h100-sxm": "h100",
+        "h200-141g": "h200",
+        "h200-nvl": "h200",
+        "a6000": "rtx-a6000",
+        "a5000": "rtx-a5000",
+        "6000-ada": "rtx-6000-ada",
+        "mi250": "mi250x",
+        "mi300": "mi300x",
+        "gh200-480g": "gh200",
+        "b200-180g": "b200",
+        "spark": "gb10",
+        "dgx-spark": "gb10",
+        "8000": "quadro-rtx-8000",
+    }
+)
+"""Other names."""

@@ -1,0 +1,277 @@
+"""GPUs by name, as people and drivers write them, or by size.
+
+What is known of each stands in :mod:`fragdoctor.model.gpu_table`. A MIG slice has at least 95 % of
+the memory in its name (NVIDIA, "MIG User Guide", supported profiles: 4.75 of 5, 9.75 of 10, 19.62
+of 20 GB); a Mac's GPU may use two thirds of a memory of up to 36 GB and three quarters of a larger
+one (Apple, ``MTLDevice.recommendedMaxWorkingSetSize``).
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Final
+
+from fragdoctor.errors import ConfigError
+from fragdoctor.frozen import frozen
+from fragdoctor.model import gpu_table
+from fragdoctor.units import GIB, KIB, MIB, parse_size
+
+SOURCE: Final = (
+    "about the total capacity that out-of-memory messages commonly print for this GPU; drivers "
+    "differ by some 0.2 GiB; not measured"
+)
+GIVEN: Final = "as given"
+LIKE_SHARE: Final = 0.975
+"""The lowest share of its name that a card with a printed capacity has, error correction off."""
+LIKE_SOURCE: Final = "97.5 % of the memory in its name, as cards of its kind report; not measured"
+MIG_SHARE: Final = 0.95
+MIG_SOURCE: Final = (
+    "95 % of the memory in the profile's name, the lowest share in NVIDIA's MIG User Guide"
+)
+MAC_SOURCE: Final = (
+    "Apple, MTLDevice.recommendedMaxWorkingSetSize: two thirds of up to 36 GB, three quarters of "
+    "more; the system and other programs use the same memory"
+)
+SMALL_MAC_GIB: Final = 36
+
+
+@frozen
+class Generation:
+    """What GPUs of one compute capability have in common.
+
+    Attributes:
+        compute: compute capability, ``9.0``, or what AMD calls it; "" where only a size is known.
+        architecture: ``hopper`` and so on, "" where only a size is known.
+        context_bytes: what the CUDA context and libraries take outside PyTorch, about.
+        blas_workspace_bytes: what PyTorch gives a handle of cuBLAS by default.
+        prefers_cudnn_attention: whether PyTorch takes cuDNN's attention before its own.
+        threads_per_multiprocessor: that it holds at once; 0 where that is not known.
+        shared_memory_bytes: of a multiprocessor.
+        block_shared_memory_bytes: the most that a block may ask for.
+    """
+
+    compute: str
+    architecture: str
+    context_bytes: int
+    blas_workspace_bytes: int
+    prefers_cudnn_attention: bool
+    threads_per_multiprocessor: int
+    shared_memory_bytes: int
+    block_shared_memory_bytes: int
+
+
+def generation_of(compute: str) -> Generation:
+    """Return what is known of GPUs of a compute capability.
+
+    Raises:
+        KeyError: it is none of the table.
+    """
+    architecture, context, workspace, cudnn = gpu_table.GENERATIONS[compute]
+    threads, shared, block_shared = gpu_table.MULTIPROCESSOR.get(compute, (0, 0, 0))
+    return Generation(
+        compute=compute,
+        architecture=architecture,
+        context_bytes=context * MIB,
+        blas_workspace_bytes=workspace * KIB,
+        prefers_cudnn_attention=cudnn,
+        threads_per_multiprocessor=threads,
+        shared_memory_bytes=shared * KIB,
+        block_shared_memory_bytes=block_shared * KIB,
+    )
+
+
+TYPICAL_CONTEXT_BYTES: Final = generation_of("").context_bytes
+"""CUDA context of a process on a GPU that is not known."""
+CUBLAS_WORKSPACES: Final = frozenset(
+    generation_of(compute).blas_workspace_bytes for compute in gpu_table.MULTIPROCESSOR
+)
+"""Every size that a workspace of cuBLAS has by default."""
+
+
+@frozen
+class GpuModel:
+    """A GPU to run on.
+
+    Attributes:
+        name: short name, ``a100-40g``, or the size that was given.
+        title: ``NVIDIA A100 40 GB``, or "".
+        total_bytes: what ``torch.cuda.get_device_properties().total_memory`` reports.
+        source: where that figure comes from.
+        compute: of its generation.
+        n_multiprocessors: of the device; 0 where that is not known.
+    """
+
+    name: str
+    title: str
+    total_bytes: int
+    source: str
+    compute: str = ""
+    n_multiprocessors: int = 0
+
+    @property
+    def generation(self) -> Generation:
+        """What it has in common with its kind."""
+        return generation_of(self.compute)
+
+    @property
+    def architecture(self) -> str:
+        """``hopper`` and so on, "" where only a size is known."""
+        return self.generation.architecture
+
+    @property
+    def context_bytes(self) -> int:
+        """What the CUDA context and libraries take outside PyTorch."""
+        return self.generation.context_bytes
+
+    @property
+    def usable_bytes(self) -> int:
+        """What PyTorch can reserve."""
+        return max(0, self.total_bytes - self.context_bytes)
+
+    @property
+    def capability(self) -> tuple[int, int] | None:
+        """Compute capability; None of what is not NVIDIA's, and of a size."""
+        if self.compute not in gpu_table.MULTIPROCESSOR:
+            return None
+        major, minor = self.compute.split(".")
+        return int(major), int(minor)
+
+
+def _models(
+    rows: Mapping[str, tuple[str, float, str, int]], share: float, source: str
+) -> dict[str, GpuModel]:
+    return {
+        name: GpuModel(
+            name, title, round(share * gib * GIB / MIB) * MIB, source, compute, n_multiprocessors
+        )
+        for name, (title, gib, compute, n_multiprocessors) in rows.items()
+    }
+
+
+GPUS: Final[Mapping[str, GpuModel]] = MappingProxyType(
+    _models(gpu_table.PRINTED, 1, SOURCE) | _models(gpu_table.LIKE, LIKE_SHARE, LIKE_SOURCE)
+)
+DEFAULT: Final = GPUS["h100"]
+"""The GPU whose kernels are taken where none is named."""
+
+# What drivers write around the name of a card.
+_AROUND: Final = frozenset(
+    {"nvidia", "amd", "tesla", "geforce", "instinct", "radeon", "gpu", "generation", "graphics",
+     "card", "blackwell", "server", "workstation", "edition", "accelerator", "max-q", "oam", "pcie",
+     "sxm", "sxm2", "sxm3", "sxm4", "sxm5", "sxm6", "hbm2", "hbm2e", "hbm3", "hbm3e", "gddr6"}
+)  # fmt: skip
+_MIG: Final = re.compile(
+    r"(?:(.*?)[\s-]*)?(?:mig[\s-]*)?([1-7])(?:c\.\d)?g\.(\d{1,3})gb?(?:\+.*)?", re.ASCII
+)
+_MAC: Final = re.compile(
+    r"(?:apple[\s-]*)?(m[1-9][\s-]*(?:pro|max|ultra)?)(?:[\s-]+(\d{1,3})\s*g(?:i?b)?)?", re.ASCII
+)
+
+
+def _key(name: str, around: frozenset[str] = _AROUND) -> str:
+    """Return a name without what drivers write around it, in one spelling."""
+    words = re.sub(r"[\s_/-]+", "-", name.strip().lower()).split("-")
+    words = [word for word in words if word and word not in around]
+    key = re.sub(r"(\d)gi?b\b", r"\1g", "-".join(words))
+    for brand in ("rtx", "gtx", "rx"):
+        key = re.sub(rf"(^|-){brand}(\d)", rf"\1{brand}-\2", key)
+    return key
+
+
+def _slice(name: str) -> GpuModel | None:
+    """Return the slice of a GPU that a MIG profile names: ``A100-SXM4-80GB MIG 1g.10gb``."""
+    match = _MIG.fullmatch(name.strip().lower())
+    if match is None:
+        return None
+    whole = _find(match.group(1) or "")
+    total = int(MIG_SHARE * int(match.group(3)) * GIB)
+    profile = f"{match.group(2)}g.{match.group(3)}gb"
+    title = f"MIG slice {profile}"
+    if whole is None:
+        return GpuModel(profile, title, total, MIG_SOURCE)
+    n_slices = gpu_table.MIG_SLICES.get(whole.name, 7)
+    own = whole.n_multiprocessors * int(match.group(2)) // n_slices
+    return GpuModel(f"{whole.name}-{profile}", title, total, MIG_SOURCE, whole.compute, own)
+
+
+def _mac(name: str) -> GpuModel | None:
+    """Return the part of a Mac's memory that its GPU may use: ``M3 Max 64GB``."""
+    match = _MAC.fullmatch(name.strip().lower())
+    if match is None:
+        return None
+    if not int(match.group(2) or 0):
+        raise ConfigError(
+            f"{name} comes with more than one size of memory.",
+            hint=f"Write the size behind it: {name.strip()} 64GB.",
+        )
+    gib = int(match.group(2))
+    share = 2 / 3 if gib <= SMALL_MAC_GIB else 3 / 4
+    chip = re.sub(r"[\s-]+", "-", match.group(1).strip())
+    title = f"Apple {chip.replace('-', ' ').upper()}, shared with the CPU, {gib} GB"
+    return GpuModel(f"{chip}-{gib}g", title, int(share * gib * GIB), MAC_SOURCE, "apple")
+
+
+def gpu_of(name: str) -> GpuModel:
+    """Return the GPU of this name, or one of the size that is given.
+
+    Raises:
+        ConfigError: neither a known GPU nor a size.
+    """
+    known = _find(name) or _slice(name) or _mac(name)
+    if known is not None:
+        return known
+    try:
+        total = parse_size(name)
+    except ConfigError as e:
+        if name.strip().isdigit():
+            hint = f"Write {name.strip()}GiB, or a name of: fragdoctor estimate --list-gpus"
+            raise ConfigError(e.message, hint=hint) from e
+        total = 0
+    if total:
+        return GpuModel(name, "", total, GIVEN)
+    near = difflib.get_close_matches(_key(name), (*GPUS, *gpu_table.ALIASES), n=2, cutoff=0.5)
+    guess = f"Did you mean {' or '.join(near)}? " if near else ""
+    raise ConfigError(
+        f"{name!r} is neither a known GPU nor a size.",
+        hint=f"{guess}See: fragdoctor estimate --list-gpus; or write a size such as 24GiB.",
+    )
+
+
+def _find(name: str) -> GpuModel | None:
+    """Return the GPU of a name; one on a card may differ from the module of the same name."""
+    return _of_key(_key(name, _AROUND - {"pcie"})) or _of_key(_key(name))
+
+
+def _of_key(key: str) -> GpuModel | None:
+    """Return the GPU of a key; memory that the key states must be that of the table."""
+    stated = re.fullmatch(r"(.+?)-?(\d{2,3})g", key)
+    found = _named(key)
+    if found is not None or stated is None:
+        return found
+    found = _named(stated.group(1))
+    return found if found and f" {stated.group(2)} GB" in found.title else None
+
+
+def _named(key: str) -> GpuModel | None:
+    for candidate in (key, key.replace("-", "")):
+        for name, gpu in GPUS.items():
+            short = name.removeprefix("rtx-").removeprefix("gtx-")
+            if candidate in (name, short, name.replace("-", ""), short.replace("-", "")):
+                return gpu
+        alias = gpu_table.ALIASES.get(candidate)
+        if alias is not None:
+            return GPUS[alias]
+    return None
+
+
+def known_gpus() -> Sequence[GpuModel]:
+    """Return the table, in its order."""
+    return tuple(GPUS.values())
+
+
+def kernels_of(gpu: GpuModel | None) -> GpuModel:
+    """Return the GPU whose kernels are taken for one: itself, an H100 where they are not known."""
+    return DEFAULT if gpu is None or gpu.capability is None else gpu

@@ -1,0 +1,15 @@
+"""Names of the marks that a rehearsal writes beside PyTorch's own annotations."""
+
+from __future__ import annotations
+
+from typing import Final
+
+OURS: Final = "fragdoctor."
+"""Begins the names of marks that PyTorch would not have made."""
+
+BACKWARD: Final = OURS + "backward"
+"""A backward pass, with whatever it calls: of gradient accumulation, a micro-batch each."""
+
+NO_GRAD: Final = OURS + "no_grad#"
+"""Before the class of a model that is called, from outside of any other model's, and keeps nothing
+for a backward pass: evaluation, inference, a teacher, what reinforcement learning collects."""

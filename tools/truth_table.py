@@ -1,0 +1,210 @@
+"""What fragdoctor says of recorded failures, beside what the programs did: the table of truth.
+
+    python tools/truth_table.py                # compare with the committed table; exit 1 on a fall
+    python tools/truth_table.py --write        # make the answers of this tree the committed ones
+    python tools/truth_table.py --choose DIR   # choose recordings of record_outlooks.py anew
+
+``tests/truth`` holds recordings of the programs in ``benchmarks/outlook_programs`` and, in
+``truth.json``, what each program did under other settings and capacities. Neither a GPU nor PyTorch
+is needed. ``answers.json`` has one word for each row, and the table is counted from it: a row that
+was right and is not any more is printed, and a table in which less is right, or more is wrong, than
+in the committed one is a failure.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import gzip
+import json
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+ROOT = Path(__file__).resolve().parents[1]
+TRUTH = ROOT / "tests" / "truth"
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from bench_outlook import Judged, WhatIf, is_doubtful, judge  # noqa: E402 - no package
+from outlook_table import ProgramTruth, read_truth  # noqa: E402
+
+MAX_RECORDINGS: Final = 3
+"""Of one program: the first, the last and one between; more say the same again."""
+
+MAX_BYTES: Final = 120_000
+"""Of one compressed recording, so that the repository stays small."""
+
+Answers = dict[str, str]
+"""By row, which half it belongs to and what is said of it: ``looked will right``, ..."""
+
+
+def word_of(one: WhatIf) -> str:
+    """Return what is said of one what-if, and whether it is so.
+
+    ``beyond`` is a failure that is said to come after the end of the program: nobody knows.
+    """
+    is_known = one.state in {"holds", "fails"}
+    said = one.state if is_known else one.likely
+    if not said:
+        return "open"
+    sure = "will" if is_known else "likely"
+    if (said == "holds") == one.passes:
+        return f"{sure} right"
+    after = one.fails_after_steps
+    is_beyond = said == "fails" and after is not None and after > one.steps_left
+    return f"{sure} {'beyond' if is_beyond else 'wrong'}"
+
+
+def answers_of(judged: Judged) -> Iterator[tuple[str, str]]:
+    """Yield the rows of one recording: its verdict, its what-ifs, and its promises."""
+    name, half = judged.snapshot, judged.split
+    if judged.error:
+        yield f"{name} verdict", f"{half} verdict error: {judged.error}"
+        return
+    yield f"{name} verdict", f"{half} verdict {'wrong' if is_doubtful(judged) else 'right'}"
+    for one in judged.what_ifs:
+        if one.served:
+            yield f"{name} {one.conf or 'as it was'} x{one.factor}", f"{half} {word_of(one)}"
+        elif one.passes:
+            yield f"{name} {one.conf or 'as it was'} x{one.factor}", f"{half} refused wrong"
+    if not judged.failed:
+        return
+    given = [one for one in judged.advice if not one.rejected and one.setting]
+    promised = [one for one in given if one.state == "holds" and one.passes is not None]
+    for one in promised:
+        yield f"{name} {one.setting}", f"{half} promise {'kept' if one.passes else 'broken'}"
+    if judged.cures and not judged.leaks:
+        is_cured = bool(given and given[0].passes)
+        yield f"{name} first setting", f"{half} curable {'cured' if is_cured else 'missed'}"
+
+
+def _judge(work: tuple[ProgramTruth, int]) -> Judged:
+    truth, i = work
+    return judge(truth, truth.recordings[i], TRUTH)
+
+
+def judge_all(n_jobs: int) -> list[Judged]:
+    """Ask about every committed recording."""
+    work = [(truth, i) for truth in read_truths() for i in range(len(truth.recordings))]
+    if n_jobs == 1:
+        return [_judge(one) for one in work]
+    with concurrent.futures.ProcessPoolExecutor(n_jobs) as pool:
+        return list(pool.map(_judge, work, chunksize=4))
+
+
+def read_truths() -> list[ProgramTruth]:
+    """Return what the programs did, of those with committed recordings."""
+    return [read_truth(path) for path in sorted(TRUTH.glob("programs/*.json"))]
+
+
+def answers(n_jobs: int = 1) -> Answers:
+    """Return what this tree says, row by row."""
+    return dict(row for judged in judge_all(n_jobs) for row in answers_of(judged))
+
+
+def counts(said: Mapping[str, str]) -> dict[str, Counter[str]]:
+    """Return how often each word was said, by half of the programs."""
+    result: dict[str, Counter[str]] = defaultdict(Counter)
+    for text in said.values():
+        half, word = text.split(" ", 1)
+        result[half][word.partition(":")[0]] += 1
+    return result
+
+
+def table(said: Mapping[str, str]) -> list[str]:
+    """Return the figures of both halves as lines."""
+    lines = []
+    for half, n in sorted(counts(said).items(), reverse=True):
+        words = [f"{sure} {word}" for sure in ("will", "likely") for word in _SCORES]
+        n_said = sum(n[word] for word in words)
+        n_curable = n["curable cured"] + n["curable missed"]
+        lines.append(f"{half}: {n_said} of {n_said + n['open']} what-ifs said")
+        lines += [f"  {word:<14} {n[word]}" for word in words]
+        lines.append(f"  refused although the program passes: {n['refused wrong']}")
+        lines.append(f"  promises kept {n['promise kept']}, broken {n['promise broken']}")
+        lines.append(f"  a setting cures {n_curable}, the first one advised {n['curable cured']}")
+        lines.append(f"  verdicts right {n['verdict right']}, wrong {n['verdict wrong']}")
+    return lines
+
+
+_SCORES: Final = ("right", "wrong", "beyond")
+GOOD: Final = ("right", "kept", "cured")
+BAD: Final = ("wrong", "broken", "missed", "error")
+
+
+def fall(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """Return in which figures these answers are worse, each with its rows; nothing if in none."""
+    then, here = counts(before), counts(now)
+    words = {(half, word) for part in (then, here) for half in part for word in part[half]}
+    lines = []
+    for half, word in sorted(words):
+        n_before, n_now = then[half][word], here[half][word]
+        is_worse = n_now < n_before if word.endswith(GOOD) else n_now > n_before
+        if not is_worse or not word.endswith(GOOD + BAD):
+            continue
+        lines.append(f"{half} {word}: {n_before} before, {n_now} now")
+        lines += [
+            f"  {row}: {before.get(row, 'not asked')} -> {now.get(row, 'not asked')}"
+            for row in sorted({*before, *now})
+            if before.get(row) != now.get(row)
+            and f"{half} {word}" in {before.get(row, ""), now.get(row, "").partition(":")[0]}
+        ]
+    return lines
+
+
+def committed() -> Answers:
+    """Return the answers that were committed."""
+    return dict(json.loads((TRUTH / "answers.json").read_text()))
+
+
+def choose(folder: Path) -> None:
+    """Copy recordings of each program, compressed, with what the program did."""
+    (TRUTH / "programs").mkdir(parents=True, exist_ok=True)
+    for old in TRUTH.glob("**/*.*"):
+        old.unlink()
+    for path in sorted(folder.glob("*.json")):
+        truth = read_truth(path)
+        packed: list[tuple[Any, bytes]] = []
+        for recording in truth.recordings:
+            data = gzip.compress((folder / recording.snapshot).read_bytes(), 9, mtime=0)
+            if len(data) <= MAX_BYTES:
+                packed.append((recording, data))
+        last = len(packed) - 1
+        chosen = sorted({0, last // 2, last}) if packed else []
+        rows = []
+        for recording, data in (packed[i] for i in chosen[:MAX_RECORDINGS]):
+            name = f"{recording.snapshot}.gz"
+            (TRUTH / name).write_bytes(data)
+            rows.append({**asdict(recording), "snapshot": name})
+        if rows:
+            fields = {**asdict(truth), "recordings": rows}
+            (TRUTH / "programs" / path.name).write_text(json.dumps(fields) + "\n")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Print the table; return 1 if it is worse than the committed one."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--choose", type=Path, metavar="DIR")
+    parser.add_argument("--jobs", type=int, default=2)
+    options = parser.parse_args(argv)
+    if options.choose:
+        choose(options.choose)
+    said = answers(options.jobs)
+    print("\n".join(table(said)))
+    if options.choose or options.write:
+        text = json.dumps(dict(sorted(said.items())), indent=0)
+        (TRUTH / "answers.json").write_text(text + "\n")
+        return 0
+    worse = fall(committed(), said)
+    print("\n".join(worse))
+    return 1 if worse else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
