@@ -205,6 +205,7 @@ class Runs:
             server = self._servers[python] = _Process(python, start, self.place, serves=True)
         server.limit(request["time_limit_s"])
         code, blocker = server.fork(request, on_step)
+        server.limit(None)
         if blocker:
             self._end_servers()
             self.blocker = blocker
