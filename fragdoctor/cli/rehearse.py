@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -20,7 +21,7 @@ from fragdoctor.units import format_size
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from fragdoctor.model.rehearsal import RehearsalResult, RehearsalSweep
+    from fragdoctor.model.rehearsal import Rehearsal, RehearsalResult, RehearsalSweep
     from fragdoctor.rehearse.process import Conditions, OnStep, RehearsedGpu
     from fragdoctor.rehearse.programs import Launched, Program
     from fragdoctor.rehearse.sweep import Batches
@@ -90,6 +91,10 @@ class RehearseOptions(options.FullOutput):
             "--steps", "N", "Stop after N steps; without it, when their memory repeats", min=1
         ),
     ] = None
+    time_limit: Annotated[
+        float | None,
+        options.option("--time-limit", "SECONDS", "End each rehearsal after so much wall time"),
+    ] = None
     devices: Annotated[
         int | None, options.option("--devices", "N", "Show it N such GPUs", min=1, max=MAX_DEVICES)
     ] = None
@@ -136,15 +141,23 @@ def rehearse(chosen: RehearseOptions) -> int:
     result: RehearsalResult | RehearsalSweep
     if asked.is_one:
         result = _judged(chosen, asked)
-        code = OK if result.rehearsal.fits else FINDINGS
+        code = _code(chosen, [result.rehearsal], fits=result.rehearsal.fits)
     else:
         result = _swept(chosen, asked)
-        code = USAGE if result.failed else OK if result.fits else FINDINGS
+        code = USAGE if result.failed else _code(chosen, result.rehearsals, fits=result.fits)
     for name, target in targets:
         write_target(_report(result, name, replace(look, color=False)), target, force=chosen.force)
     text = _report(result, chosen.output_format.value, look)
     write_target(text, chosen.output, force=chosen.force)
     return code
+
+
+def _code(chosen: RehearseOptions, found: Sequence[Rehearsal], *, fits: bool) -> int:
+    """Return the exit code: a gate does not open for what was not seen, unless it was asked for."""
+    if not fits:
+        return FINDINGS
+    is_gate = chosen.fits_on is not None and chosen.steps is None
+    return USAGE if is_gate and any(r.is_partial for r in found) else OK
 
 
 @frozen
@@ -206,6 +219,7 @@ def _asked(chosen: RehearseOptions) -> _Asked:
         assumed_shares=_shares(chosen.assume or []),
         allows_writes=chosen.allow_writes,
         shows_output=chosen.verbose,
+        time_limit_s=_time_limit(chosen.time_limit),
         variables={} if by_launcher is None else by_launcher.variables,
     )
     batches = None if chosen.batch is None else parse_batches(chosen.batch)
@@ -280,6 +294,17 @@ def _rank(rank: int | None, world_size: int) -> tuple[int, int]:
     return rank or 0, world_size
 
 
+def _time_limit(seconds: float | None) -> float | None:
+    """Return what ``--time-limit`` says.
+
+    Raises:
+        ConfigError: it is no time.
+    """
+    if seconds is not None and not 0 < seconds <= threading.TIMEOUT_MAX:
+        raise ConfigError("--time-limit takes seconds.", hint="Write for example --time-limit 600")
+    return seconds
+
+
 def _shares(values: list[str]) -> dict[str, float]:
     """Return what ``--assume`` says.
 
@@ -307,18 +332,20 @@ def _snapshot_path(chosen: RehearseOptions, program: Program) -> Path:
     Raises:
         ConfigError: it cannot be written there.
     """
-    if chosen.snapshot is not None:
+    folder = chosen.snapshot if chosen.snapshot is not None and chosen.snapshot.is_dir() else None
+    if chosen.snapshot is not None and folder is None:
         console.check_output(chosen.snapshot, force=chosen.force, inputs=[program.target])
         return chosen.snapshot
     stem = (
         Path(program.target).name.removesuffix(".py").removesuffix(".ipynb").rpartition(".")[2]
         or "program"
     )
-    place, n = Path(f"{stem}-rehearsal.pickle"), 1
+    folder = folder or Path()
+    place, n = folder / f"{stem}-rehearsal.pickle", 1
     while place.exists():
         n += 1
-        place = Path(f"{stem}-rehearsal-{n}.pickle")
-    if not os.access(Path.cwd(), os.W_OK):
+        place = folder / f"{stem}-rehearsal-{n}.pickle"
+    if not os.access(folder, os.W_OK):
         raise ConfigError(
             "The snapshot cannot be written to this folder.", hint="Choose a place: --snapshot FILE"
         )
@@ -356,11 +383,12 @@ def _swept(chosen: RehearseOptions, asked: _Asked) -> RehearsalSweep:
 
     keep = chosen.snapshot
     if keep is not None:
-        if keep.exists():
+        if keep.exists() and not (keep.is_dir() and not any(keep.iterdir())):
             raise ConfigError(
-                f"{keep} exists.", hint="Name a new folder: each rehearsal leaves a snapshot."
+                f"{keep} exists and is no empty folder.",
+                hint="Name a new or an empty folder: each rehearsal leaves a snapshot.",
             )
-        keep.mkdir(parents=True)
+        keep.mkdir(parents=True, exist_ok=True)
     with console.Progress("Rehearsing") as progress:
 
         def on_case(name: str) -> OnStep:

@@ -85,6 +85,10 @@ class Rehearsal:
         torch_version: whose allocator it was.
         python: the program's Python.
         batch: the batch size that stood in its arguments; None where none was asked for.
+        is_partial: whether something of the program was not seen that may need more memory.
+        partial_reason: why it was not, "" where all was seen.
+        n_skipped: rounds of the program's loops that were skipped, as they would ask for the same
+            memory as others.
     """
 
     gpu: str
@@ -106,6 +110,9 @@ class Rehearsal:
     torch_version: str
     python: str
     batch: int | None = None
+    is_partial: bool = False
+    partial_reason: str = ""
+    n_skipped: int = 0
 
 
 @frozen
@@ -175,7 +182,10 @@ class RehearsalSweep:
 
     @property
     def fits(self) -> bool:
-        """Whether each of them fits; of a search, whether each GPU and setting has a batch."""
+        """Whether each of them fits; of a search, whether each GPU and setting has a batch.
+
+        None fits where none could be rehearsed.
+        """
         if self.is_search:
             return all(found.batch is not None for found in self.largest_batches)
-        return all(found.fits for found in self.rehearsals)
+        return bool(self.rehearsals) and all(found.fits for found in self.rehearsals)

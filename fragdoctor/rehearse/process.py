@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import field
 from pathlib import Path
@@ -91,6 +92,11 @@ _TEMPORARY: Final = "tmp"
 _OUTPUT: Final = "output"
 _TAIL_BYTES: Final = 64 * 1024
 _PATIENCE_S: Final = 3
+_GRACE_S: Final = 10  # after a limit, for the outcome and the snapshot
+_ENDING: Final = tuple(
+    getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)
+)
+_OF_SIGNAL: Final = 128
 # Libraries of linear algebra start their threads when they are loaded; a fork must have none.
 _WITHOUT_THREADS: Final = {"OPENBLAS_NUM_THREADS": "1"}
 
@@ -110,7 +116,9 @@ class Conditions:
         assumed_shares: how much operations keep whose results depend on values, by kind.
         allows_writes: whether files outside of the scratch folder may be changed.
         shows_output: whether what the program prints is passed on to standard error.
-        stops_by_itself: whether the program is ended when its steps repeat in memory.
+        stops_by_itself: whether rounds of its loops are skipped, and the program is ended, where
+            they repeat in memory.
+        time_limit_s: wall time after which it is ended; None = never.
         variables: further variables of its environment.
     """
 
@@ -125,6 +133,7 @@ class Conditions:
     allows_writes: bool = False
     shows_output: bool = False
     stops_by_itself: bool = True
+    time_limit_s: float | None = None
     variables: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -149,12 +158,20 @@ class Runs:
         self._folder = tempfile.TemporaryDirectory(prefix="fragdoctor-", ignore_cleanup_errors=True)
         self.place = Path(self._folder.name)
 
+        self._before: dict[signal.Signals, Any] = {}
+
     def __enter__(self) -> Self:
+        """Take signals that end this process as a reason to leave, with all that was started."""
+        if threading.current_thread() is threading.main_thread():
+            self._before = {s: signal.signal(s, _leave) for s in _ENDING}
         return self
 
     def __exit__(self, *_: object) -> None:
         self._end_servers()
         self._folder.cleanup()
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before.clear()
 
     def run(
         self, program: Program, conditions: Conditions, python: str, on_step: OnStep | None = None
@@ -174,6 +191,7 @@ class Runs:
         code = self._forked(request, python, on_step) if self._forks else None
         if code is None:
             with _Process(python, request, self.place) as process:
+                process.limit(conditions.time_limit_s)
                 code = process.wait(on_step)
         return code, _tail(self.place / _OUTPUT)
 
@@ -185,7 +203,9 @@ class Runs:
         if server is None:
             start = {**request, "warms": self._imports}
             server = self._servers[python] = _Process(python, start, self.place, serves=True)
+        server.limit(request["time_limit_s"])
         code, blocker = server.fork(request, on_step)
+        server.limit(None)
         if blocker:
             self._end_servers()
             self.blocker = blocker
@@ -203,8 +223,16 @@ class Runs:
             server.end()
 
 
+def _leave(number: int, _frame: object) -> None:
+    """End as the shell says of a program that a signal has ended, cleaning up on the way."""
+    raise SystemExit(_OF_SIGNAL + number)
+
+
 class _Process:
-    """A prepared process: it runs the program of its request, or serves requests in forks."""
+    """A prepared process: it runs the program of its request, or serves requests in forks.
+
+    It leads a group of its own, so that what the program starts can be ended with it.
+    """
 
     def __init__(
         self, python: str, request: Mapping[str, Any], place: Path, *, serves: bool = False
@@ -230,12 +258,14 @@ class _Process:
                 stdout=stream,
                 stderr=stream,
                 pass_fds=passed,
+                process_group=0,
             )
         finally:
             for fd in passed:
                 os.close(fd)
             if output is not None:
                 stream.close()
+        self._timer: threading.Timer | None = None
         self._events = os.fdopen(readable, encoding="utf-8", errors="replace")
         self._place = place
 
@@ -244,6 +274,20 @@ class _Process:
 
     def __exit__(self, *_: object) -> None:
         self.end()
+
+    def limit(self, seconds: float | None) -> None:
+        """End the process some time after a limit from now, at which the engine ends by itself."""
+        if self._timer is not None:
+            self._timer.cancel()
+        if seconds is not None:
+            self._timer = threading.Timer(seconds + _GRACE_S, self._kill)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def _kill(self) -> None:
+        """End everything in the group at once."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._child.pid, signal.SIGKILL)
 
     def wait(self, on_step: OnStep | None) -> int:
         """Follow the process to its end; return its exit code, negative for a signal."""
@@ -285,8 +329,10 @@ class _Process:
             self._child.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._child.wait(timeout=_PATIENCE_S)
-            self._child.kill()
-            self._child.wait()
+        self._kill()
+        self._child.wait()
+        if self._timer is not None:
+            self._timer.cancel()
         self._events.close()
         if self._requests is not None:
             with contextlib.suppress(BrokenPipeError):
@@ -314,6 +360,7 @@ def _request(program: Program, conditions: Conditions, place: Path) -> dict[str,
         "steps": conditions.n_steps,
         "most_steps": None if conditions.n_steps is not None else MOST_STEPS,
         "stops_by_itself": conditions.stops_by_itself,
+        "time_limit_s": conditions.time_limit_s,
         "scratch": None if conditions.allows_writes else str(place),
         "native": str(native_library()),
         "outcome": str(place / OUTCOME),

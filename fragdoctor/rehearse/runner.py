@@ -10,6 +10,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -45,10 +46,16 @@ from fragdoctor.rehearse.process import (
 )
 from fragdoctor.rehearse.programs import Program
 
-# What builds without CUDA, and those with it, say of kernels for other layouts than strided ones.
-_OF_OTHER_LAYOUTS: Final = re.compile(
-    r"\b(Sparse|SparseCsr|NestedTensor)CUDA\b|driver version is insufficient for CUDA runtime"
+# What builds without CUDA say of kernels for other layouts than strided ones.
+_OF_OTHER_LAYOUTS: Final = re.compile(r"\b(Sparse|SparseCsr|NestedTensor)CUDA\b")
+# What code for a GPU says without one.
+_NEEDS_GPU: Final = re.compile(
+    r"driver version is insufficient|no CUDA-capable device|Found no NVIDIA driver"
 )
+
+
+_REFUSED: Final = re.compile(r"Permission denied|\b[Ee]rrno = ?13\b|--allow-writes")
+_MOST_MADE_UP: Final = 3
 
 
 class ProgramFailed(ConfigError):  # noqa: N818 - reads as what it says
@@ -93,7 +100,7 @@ def rehearse(
         for python in program.pythons:
             code, tail = runs.run(program, conditions, python, on_step)
             try:
-                found = _outcome(runs.place, python, code, tail)
+                found = _outcome(runs.place, python, code, tail, conditions)
             except CannotRehearse as err:
                 refused = refused or err
                 continue
@@ -103,13 +110,15 @@ def rehearse(
     raise refused or CannotRehearse("There is no Python to run the program with.")
 
 
-def _outcome(place: Path, python: str, code: int, tail: str) -> dict[str, Any]:
+def _outcome(
+    place: Path, python: str, code: int, tail: str, conditions: Conditions
+) -> dict[str, Any]:
     """Return the outcome of a run, as the engine wrote it."""
     found = outcome_of(place)
     if found is None:
-        raise _vanished(python, code, tail)
+        raise _vanished(python, code, tail, conditions)
     if found["status"] == "failed":
-        raise _failed(found, tail)
+        raise _failed(found, tail, conditions)
     if not found["used_cuda"]:
         raise ConfigError(
             "The program used no GPU: it asked for no CUDA tensor.",
@@ -133,10 +142,17 @@ def outcome_of(place: Path) -> dict[str, Any] | None:
     return found
 
 
-def _vanished(python: str, code: int, tail: str) -> ConfigError:
+def _vanished(python: str, code: int, tail: str, conditions: Conditions) -> ConfigError:
     if code == os.EX_USAGE or "fragdoctor rehearses with Python" in tail:
         version = tail.splitlines()[-1] if tail else f"{python} is too old."
         return CannotRehearse(version, hint="Name the program's Python with --python.")
+    if code == -signal.SIGKILL and conditions.time_limit_s is not None:
+        return ProgramFailed(
+            f"The time limit of {conditions.time_limit_s:g} s was over before the program used the "
+            "GPU again.",
+            hint="Give it more time: --time-limit",
+            output=tail,
+        )
     ended = f"was ended by signal {-code}" if code < 0 else f"ended with code {code}"
     return ProgramFailed(
         f"The program {ended} before the rehearsal was complete.",
@@ -145,7 +161,7 @@ def _vanished(python: str, code: int, tail: str) -> ConfigError:
     )
 
 
-def _failed(found: Mapping[str, Any], tail: str) -> ProgramFailed:
+def _failed(found: Mapping[str, Any], tail: str, conditions: Conditions) -> ProgramFailed:
     failure = found["failure"]
     if failure is None:
         return ProgramFailed(
@@ -156,18 +172,48 @@ def _failed(found: Mapping[str, Any], tail: str) -> ProgramFailed:
     place = failure["location"]
     where = f" at {_location(place)}" if place else ""
     text = failure["text"].strip().splitlines()
-    if _OF_OTHER_LAYOUTS.search(failure["text"]):
+    needs_gpu = _NEEDS_GPU.search(failure["text"]) is not None
+    if _OF_OTHER_LAYOUTS.search(failure["text"]) or (needs_gpu and failure["is_of_other_layout"]):
         return ProgramFailed(
             "Gradients of sparse embeddings and products of a sparse and a dense matrix can be "
             f"rehearsed, not what the program does with a sparse or nested tensor{where}.",
             hint="Rehearse it with dense tensors: embeddings with sparse=False, else to_dense().",
             output=tail,
         )
+    if needs_gpu:
+        return ProgramFailed(
+            f"Code for the GPU that is not PyTorch's own is called{where}, and nothing says what "
+            "memory it takes.",
+            hint="Rehearse the program without it (attn_implementation='sdpa', an optimizer of "
+            "torch.optim), or register what it returns: torch.library.register_fake.",
+            output=tail,
+        )
+    if _REFUSED.search(failure["text"]) and not conditions.allows_writes:
+        return ProgramFailed(
+            f"The program was not let change a file{where}: {text[0]}",
+            hint="What is written through Python goes to a scratch folder, what other code writes "
+            "is refused; --allow-writes lets it change files.",
+            output=tail,
+        )
+    made_up = _made_up(found)
     return ProgramFailed(
         f"The program failed{where}: {failure['type']}: {text[0] if text else ''}",
-        hint="If it runs on a GPU, it cannot be rehearsed; its traceback is above.",
+        hint=made_up or "If it runs on a GPU, it cannot be rehearsed; its traceback is above.",
         output=tail,
     )
+
+
+def _made_up(found: Mapping[str, Any]) -> str:
+    """Return which values were made up before a program failed, the last of them first."""
+    made = found["assumptions"][::-1][:_MOST_MADE_UP]
+    said = [f"{a['assumed']} ({a['operation']}{_at(a['location'])})" for a in made if a["location"]]
+    if not said:
+        return ""
+    return f"Values on the GPU are made up, and may be why: {'; '.join(said)}."
+
+
+def _at(place: Mapping[str, Any]) -> str:
+    return f" at {Path(place['filename']).name}:{place['line']}"
 
 
 def _rehearsal(
@@ -200,6 +246,9 @@ def _rehearsal(
         snapshot=snapshot,
         torch_version=conditions.torch_version or found["torch"],
         python=python,
+        is_partial=bool(found["partial"]),
+        partial_reason=found["partial"],
+        n_skipped=found["n_skipped"],
     )
 
 

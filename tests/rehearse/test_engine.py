@@ -50,7 +50,7 @@ def test_tensors_are_plain_and_on_the_gpu(stage: Stage) -> None:
         y = (x @ x.mT).relu().sum()
         y.backward()
         assert x.grad.shape == (4, 5) and x.grad.is_cuda
-        assert y.item() == 0.0 and x.cpu().shape == (4, 5) and x.tolist()[3][4] == 0.0
+        assert y.item() > 0 and x.cpu().shape == (4, 5) and x.tolist()[3][4] > 0
         assert torch.tensor([1, 2], device="cuda").dtype is torch.int64
         try:
             x + torch.ones(4, 5)
@@ -159,7 +159,7 @@ def test_what_values_decide_is_assumed_and_listed(stage: Stage) -> None:
         x = torch.ones(100, device="cuda")
         assert x[x > 0].shape == (50,)
         assert torch.unique(x).shape == (100,)
-        assert x.sum().item() == 0.0
+        assert x.sum().item() == 1 / 2
         """,
         "--assume",
         "nonzero=0.5",
@@ -172,7 +172,7 @@ def test_what_values_decide_is_assumed_and_listed(stage: Stage) -> None:
     assert listed == [
         (4, "nonzero", "0.5 of all are kept"),
         (5, "unique", "all elements are kept"),
-        (6, "item", "the value is 0"),
+        (6, "item", "the values are 1/2, 1/3 and so on: positive, and falling"),
     ]
 
 
@@ -213,7 +213,8 @@ def test_programs_that_look_at_values_go_on(stage: Stage) -> None:
         assert torch.bincount(torch.tensor([1, 4, 4], device="cuda")).shape == (5,)
         twice = torch.tensor([2] * 64, device="cuda")
         assert torch.repeat_interleave(x, twice, 0).shape == (128, 8)
-        assert torch.repeat_interleave(x, i, 0).shape == (64, 8)
+        unknown = torch.randint(9, (64,), device="cuda")
+        assert torch.repeat_interleave(x, unknown, 0).shape == (64, 8)
         """
     )
 
@@ -365,7 +366,7 @@ def test_gradients_of_sparse_embeddings_ask_for_what_cuda_s_kernels_do(stage: St
             return [e["size"] for e in trace if e["action"] == "alloc"], kept
 
         torch.cuda.memory._record_memory_history(stacks="python")
-        index = torch.zeros(1, 5120, dtype=torch.long, device="cuda")
+        index = torch.randint(50000, (1, 5120), device="cuda")
         values = torch.zeros(5120, 64, device="cuda")
         make = lambda: torch.sparse_coo_tensor(index, values, (50000, 64), check_invariants=False)
         sizes, grad = asked(make)

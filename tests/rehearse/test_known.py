@@ -34,11 +34,11 @@ def test_what_was_overwritten_is_known_no_more(stage: Stage) -> None:
         import torch
         counter, random = torch.ones(3, device="cuda"), torch.rand(3, device="cuda")
         counter.add_(random)
-        assert counter.tolist() == [0, 0, 0]
+        assert counter.tolist() == [1 / 2] * 3
         counter.fill_(5)
         assert counter.tolist() == [5, 5, 5]
         counter.normal_()
-        assert counter.tolist() == [0, 0, 0]
+        assert counter.tolist() == [1 / 2] * 3
         lengths = torch.tensor([1, 2, 3], device="cuda")
         place = lengths.data_ptr()
         del lengths
@@ -61,3 +61,79 @@ def test_gradients_are_added_in_place_where_values_are_followed(stage: Stage) ->
         assert made == 1 + 5 + 3, made
         """
     )
+
+
+def test_routes_masks_and_tokens_are_computed(stage: Stage) -> None:
+    found = stage.must_pass(
+        """
+        import torch
+        tokens = torch.randint(0, 5000, (64, 512))
+        route = (tokens * 31 + 7) % 8
+        on_gpu = (tokens.cuda() * 31 + 7) % 8
+        for expert in range(8):
+            n = int((route == expert).sum())
+            assert (on_gpu == expert).nonzero().shape == (n, 2)
+            assert len(torch.where(on_gpu.reshape(-1) == expert)[0]) == n
+        order, _ = on_gpu.reshape(-1).sort()
+        assert torch.bincount(order).tolist() == torch.bincount(route.reshape(-1)).tolist()
+        both = torch.cat([tokens.cuda(), tokens.cuda()], 1)[:, -5:]
+        assert (both.cpu() == tokens[:, -5:]).all()
+        rows = torch.arange(64, device="cuda").flip(0)
+        assert (tokens.cuda()[rows].cpu() == tokens.flip(0)).all()
+        """
+    )
+
+    assert not found["rehearsal"]["assumptions"]
+
+
+def test_choices_among_unknown_values_are_even_where_all_can_be_chosen(stage: Stage) -> None:
+    found = stage.must_pass(
+        """
+        import torch
+        scores = torch.randn(4096, 8, device="cuda").softmax(-1)
+        weights, chosen = scores.topk(2, dim=-1)
+        for expert in range(8):
+            assert len(torch.where(chosen == expert)[0]) == 4096 * 2 // 8
+        beams = torch.randn(16, 8 * 2000, device="cuda").topk(8).indices
+        assert int((beams // 2000).max()) == 0  # few of many: nothing is taken for granted
+        """
+    )
+
+    said = [a["assumed"] for a in found["rehearsal"]["assumptions"]]
+    assert said[0] == "all 8 are chosen equally often"
+
+
+def test_a_loss_can_be_taken_the_logarithm_of_and_falls(stage: Stage) -> None:
+    stage.must_pass(
+        """
+        import math, torch
+        losses = []
+        for _ in range(3):
+            loss = torch.randn(64, 8, device="cuda").square().mean()
+            losses.append(loss.item())
+            math.log2(losses[-1]), 1 / losses[-1], math.log(loss.cpu())
+        assert losses == sorted(losses, reverse=True) and losses[0] < 1
+        scaler = torch.amp.GradScaler("cuda")
+        weight = torch.ones(4, device="cuda", requires_grad=True)
+        optimizer = torch.optim.SGD([weight], 0.1, momentum=0.9)
+        scaler.scale((weight * 2).sum()).backward()
+        scaler.step(optimizer)
+        assert optimizer.state[weight]  # the step was taken: gradients are finite
+        """
+    )
+
+
+def test_values_made_up_are_named_where_the_program_fails(stage: Stage) -> None:
+    stage.script(
+        """
+        import torch
+        n = torch.randn(100, device="cuda").argmax().item()
+        assert 1 / n
+        """
+    )
+
+    done = stage.run("train.py")
+
+    assert done.returncode == 2
+    assert "Values on the GPU are made up, and may be why" in done.stderr
+    assert "item at train.py:3" in done.stderr

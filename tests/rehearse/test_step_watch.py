@@ -7,7 +7,9 @@ import pytest
 
 pytest.importorskip("torch")
 
-from fragdoctor.rehearse.engine.step_watch import MANY_EQUAL_STEPS, RUNS_BEFORE_A_TURN, Steps
+from fragdoctor.rehearse.engine.loops import Loops
+from fragdoctor.rehearse.engine.skipping import MANY_EQUAL_ROUNDS
+from fragdoctor.rehearse.engine.step_watch import RUNS_BEFORE_A_TURN, Steps
 
 
 class EndedError(Exception):
@@ -28,7 +30,9 @@ class Program:
             figures=lambda _: {"events": len(self.requests), "allocated": 1, "reserved": 2},
             digest=lambda _, first, end: hash(tuple(self.requests[first:end])),
         )
-        now: Any = SimpleNamespace(gpus=gpus, n_devices=1, is_started=True, captures=[])
+        now: Any = SimpleNamespace(
+            gpus=gpus, n_devices=1, is_started=True, captures=[], loops=Loops()
+        )
         self.steps = Steps(now, limit, most, self.told.append, self._stop)
         self.optimizers = {name: SimpleOptimizer() for name in optimizers}
         self.steps._has_optimizer = bool(optimizers)
@@ -133,9 +137,9 @@ def test_it_ends_after_equal_steps_which_hold_their_micro_batches() -> None:
     with pytest.raises(EndedError, match="steps 2 to 21 asked for the same memory"):
         made.run("m" + "bbbA" * 50)
 
-    assert MANY_EQUAL_STEPS + 1 == len(made.steps.found)
+    assert MANY_EQUAL_ROUNDS + 1 == len(made.steps.found)
     assert 2 == made.requests[-1]  # with the optimizer, before the next step begins
-    assert list(range(1, MANY_EQUAL_STEPS + 2)) == made.told
+    assert list(range(1, MANY_EQUAL_ROUNDS + 2)) == made.told
 
 
 def test_micro_batches_that_differ_make_no_step_differ() -> None:

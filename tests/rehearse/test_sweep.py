@@ -155,7 +155,7 @@ def test_formats_of_ci_have_one_result_a_rehearsal(training: Stage) -> None:
         (["--batch", "1..64", "--", "{batch}"], "Without a limit every batch fits"),
         (["--batch", "8,16", "--gpu", "h100", "--", "--batch-size", "8"], "no {batch}"),
         (["--gpu", "h100,nonsense"], "neither a known GPU nor a size"),
-        (["--gpu", "h100,l4", "--snapshot", "."], "Name a new folder"),
+        (["--gpu", "h100,l4", "--snapshot", "."], "is no empty folder"),
     ],
 )
 def test_sweeps_that_cannot_be_are_refused_before_anything_runs(training, options, sentence):
@@ -215,3 +215,13 @@ def test_forks_do_what_new_processes_do(
     assert found.rehearsals == swept(forks=False).rehearsals
     assert [r.peak_allocated_bytes >> 20 for r in found.rehearsals] == [4, 8, 4, 8]
     assert found.notes == [f"Each rehearsal imports its libraries anew: {b}." for b in blocker]
+
+
+def test_nothing_fits_where_nothing_could_be_rehearsed(stage: Stage) -> None:
+    stage.script("import torch\ntorch.ones(1, device='cuda')\nraise ValueError")
+    (stage.home / "kept").mkdir()  # an empty folder will do
+
+    found = stage.json("train.py", "--gpu", "h100,l4", "--snapshot", "kept", code=2)
+
+    assert not found["fits"]
+    assert len(found["failed"]) == 2

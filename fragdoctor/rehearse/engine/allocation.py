@@ -89,6 +89,7 @@ class Layout:
         now = session.current()
         if not now.is_started:
             now.start_all()
+        now.loops.skipping.n_requests += 1
         managed = now.gpus.new_tensor(
             device, self.n_bytes, self.code, self.bits, self.n_dims, self.sizes, self.strides,
             stack, operation,

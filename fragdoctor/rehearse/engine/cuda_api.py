@@ -17,7 +17,7 @@ import torch
 import torch.cuda.graphs
 import torch.cuda.memory
 
-from fragdoctor.rehearse.engine import cuda_objects, dispatch, put, session
+from fragdoctor.rehearse.engine import cuda_objects, cuda_tools, dispatch, put, session
 from fragdoctor.rehearse.engine.cuda_objects import Event, Stream
 from fragdoctor.rehearse.engine.memory_history import History, snapshot
 
@@ -323,7 +323,6 @@ _PRIMITIVES: Final[dict[str, Any]] = {
     "_cuda_setMemoryMetadata": _nothing,
     "_cuda_getMemoryMetadata": lambda: "",
     "_cuda_isCurrentStreamCapturing": _capturing,
-    "_cuda_tunableop_is_enabled": lambda: False,
     "_cuda_cudaCachingAllocator_set_allocator_settings": _change_settings,
     "_accelerator_setAllocatorSettings": _change_settings,
     "_accelerator_emptyCache": _empty_cache,
@@ -375,6 +374,7 @@ def install(undo: ExitStack) -> None:
         put(undo, torch._C, name, value)
     put(undo, torch, "Generator", Generator)
     cuda_objects.install(undo)
+    cuda_tools.install(undo)
     cuda = torch.cuda
     put(undo, torch._C, "_CudaDeviceProperties", _Properties)
     for name, value in {

@@ -301,7 +301,8 @@ def handler_of(op: Any) -> Handler:
     return functional
 
 
-def _serve(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def serve(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Serve an operation, and follow the values that are known."""
     handler = _handlers.get(op)
     if handler is None:
         handler = _handlers[op] = handler_of(op)
@@ -311,14 +312,16 @@ def _serve(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 def _kernel(op: Any, *args: Any, **kwargs: Any) -> Any:
     """Serve an operation; the error of a full GPU must not keep its arguments alive."""
     try:
-        return _serve(op, args, kwargs)
+        return serve(op, args, kwargs)
     except torch.OutOfMemoryError as err:
         error = err.with_traceback(None)
     args, kwargs = (), {}
     raise error
 
 
-def _named_kernel(name: str) -> Callable[..., Any]:
+def named_kernel(name: str) -> Callable[..., Any]:
+    """Return the kernel that serves an operation (``aten::copy_``)."""
+
     def kernel(*args: Any, **kwargs: Any) -> Any:
         return _kernel(_operator(name), *args, **kwargs)
 
@@ -349,7 +352,7 @@ def install(undo: ExitStack) -> None:
         everything.m.fallback("CUDA", _kernel, False)
         known = set(torch._C._dispatch_get_all_op_names())
         for name in sorted(_replaced() & known):
-            library.m.impl(name.removeprefix("aten::"), "CUDA", _named_kernel(name))
+            library.m.impl(name.removeprefix("aten::"), "CUDA", named_kernel(name))
 
 
 def _replaced() -> set[str]:

@@ -1,9 +1,11 @@
 """Values on the GPU that are known: what was copied there, and what follows from a few constants.
 
 Tensors of a rehearsed GPU have no memory. But a counter, a scale, a list of lengths, the flag that
-ends a loop are small and come from the CPU or from constants, and programs read them back. A copy
+ends a loop are small and come from the CPU or from constants, and programs read them back. So do
+tokens, masks and routes, which decide about shapes: of integers and booleans more are kept. A copy
 of such memory is kept on the CPU and follows every operation that writes to it; the first that
-needs an unknown value, or is random, makes it unknown.
+needs an unknown value, or is random, makes it unknown. Where a few are chosen among unknown values,
+and all have been by then (experts for tokens), the choices are taken to be even.
 
 Memory is known by its address. A storage's own object in Python would count as one more owner of
 it, and the autograd engine adds gradients in place only where there is no other.
@@ -18,11 +20,17 @@ from typing import Any, Final
 import torch
 
 MOST_COPIED_BYTES: Final = 64 * 1024
-"""The largest storage that keeps what is copied to it."""
+"""The largest storage of numbers with fractions that keeps what is copied to it."""
 MOST_COMPUTED: Final = 64
-"""The most elements of a tensor with which is computed."""
+"""The most of such numbers in a tensor with which is computed."""
+MOST_WHOLE: Final = 2**20
+"""The most integers or booleans in a tensor that are kept and with which is computed."""
 MOST_KEPT: Final = 10_000
 """Copies that are kept; the oldest go first."""
+MOST_KEPT_BYTES: Final = 256 * 2**20
+"""And their bytes, together."""
+BUDGET: Final = 2**31
+"""Elements that are computed in a rehearsal, a few seconds' work; then of small tensors only."""
 _CPU: Final = torch.device("cpu")
 # What one operand decides by itself, whatever the other is: (its value, that of the result).
 _DECIDES: Final = {
@@ -34,15 +42,21 @@ _OF_FINITE: Final[Mapping[str, Callable[[Any, Any], bool]]] = {
     "eq": lambda value, other: value is other,
     "ne": lambda _, other: isinstance(other, float) and math.isinf(other),
 }
+# Those that choose some of many by their values: which result says where these are.
+_CHOOSES: Final = {"topk": 1, "argmax": 0, "argmin": 0, "max": 1, "min": 1}
 _OVERWRITES: Final = frozenset({"fill_", "zero_"})
-# Those whose kernels follow the values themselves, or leave them as they are.
-_BY_THEMSELVES: Final = frozenset({"copy_", "set_", "resize_", "record_stream"})
+# Those whose kernels follow the values themselves, or leave them as they are: gradients are finite.
+_BY_THEMSELVES: Final = frozenset(
+    {"copy_", "set_", "resize_", "record_stream", "_amp_foreach_non_finite_check_and_unscale_"}
+)
 
 
 class _Rule:
     """What an operation does to values: which of its arguments it writes to."""
 
-    __slots__ = ("decides", "is_followed", "is_of_finite", "names", "overwrites", "positions")
+    __slots__ = (
+        "chooses", "decides", "is_followed", "is_of_finite", "names", "overwrites", "positions",
+    )  # fmt: skip
 
     def __init__(self, op: Any) -> None:
         arguments = op._schema.arguments
@@ -56,25 +70,32 @@ class _Rule:
         self.names = tuple(a.name for _, a in written if a.kwarg_only)
         aliases = any(r.alias_info and not r.alias_info.is_write for r in op._schema.returns)
         random = torch.Tag.nondeterministic_seeded in op.tags
-        lists = any("List" in str(a.type) and "Tensor" in str(a.type) for a in arguments)
         self.is_followed = not (
-            aliases or random or lists or name.startswith("empty") or name in _BY_THEMSELVES
+            aliases or random or name.startswith(("empty", "_foreach")) or name in _BY_THEMSELVES
         )
+        self.chooses = _CHOOSES.get(name)
         self.overwrites = name in _OVERWRITES or bool(self.names)
         self.decides = _DECIDES.get(name)
         self.is_of_finite = _OF_FINITE.get(name)
 
 
 class Known:
-    """The values that are known, by GPU and address."""
+    """The values that are known, by GPU and address.
+
+    Attributes:
+        on_choice: told among how many things even choices are taken for granted.
+    """
 
     def __init__(self) -> None:
+        self.on_choice: Callable[[int], object] = lambda _: None
         self._shadows: dict[tuple[int, int], torch.Tensor] = {}
+        self._kept_bytes = 0
+        self._n_computed = 0
         self._rules: dict[Any, _Rule] = {}
 
     def of(self, tensor: torch.Tensor) -> torch.Tensor | None:
         """Return the values of a tensor on a GPU, as a tensor of the CPU; None = unknown."""
-        if tensor.numel() > MOST_COPIED_BYTES:
+        if not self._shadows or tensor.numel() > MOST_WHOLE:
             return None
         shadow = self._shadows.get(_key(tensor))
         if shadow is None:
@@ -88,22 +109,29 @@ class Known:
 
     def forget(self, tensor: torch.Tensor) -> None:
         """Make the values of a tensor's memory unknown."""
-        if self._shadows and tensor.numel() <= MOST_COPIED_BYTES:
-            self._shadows.pop(_key(tensor), None)
+        if self._shadows and tensor.numel() <= MOST_WHOLE:
+            self._drop(_key(tensor))
 
     def is_new(self, device: int, address: int) -> None:
         """Memory at an address was given out anew, or the storage there lies elsewhere now."""
-        self._shadows.pop((device, address), None)
+        if self._shadows:
+            self._drop((device, address))
+
+    def _drop(self, key: tuple[int, int]) -> None:
+        gone = self._shadows.pop(key, None)
+        if gone is not None:
+            self._kept_bytes -= gone.numel()
 
     def copied(self, target: torch.Tensor, source: torch.Tensor) -> None:
         """Follow a copy from the CPU or a GPU to a GPU."""
-        if target.numel() > MOST_COPIED_BYTES or not target.numel():
+        if target.numel() > MOST_WHOLE or not target.numel():
             return
         values = self.of(source) if source.is_cuda else source
         if values is None:
             self.forget(target)
             return
-        place = self._place(target, overwrites=True, most_bytes=MOST_COPIED_BYTES)
+        most = max(MOST_COPIED_BYTES, _most(target) * target.element_size())
+        place = self._place(target, overwrites=True, most_bytes=most)
         if place is None:
             self.forget(target)
         else:
@@ -123,33 +151,60 @@ class Known:
             self._write(op, rule, args, kwargs)
         elif rule.is_followed and self._shadows and _is_small(result):
             self._compute(op, rule, args, kwargs, result)
+        if rule.chooses is not None:
+            self._choose(rule.chooses, args, result)
         return result
+
+    def _choose(self, place: int, args: tuple[Any, ...], result: Any) -> None:
+        """Take choices among unknown values to be even, where all can have been chosen."""
+        indices = result[place] if isinstance(result, tuple) else result
+        scores = args[0]
+        if not isinstance(indices, torch.Tensor) or not isinstance(scores, torch.Tensor):
+            return
+        n, dim = indices.numel(), scores.dim() - 1
+        is_of_last = scores.dim() > 1 and scores.shape[:-1] == (
+            indices.shape[:dim] if indices.dim() == scores.dim() else indices.shape
+        )
+        if not is_of_last or not scores.shape[-1] <= n <= MOST_WHOLE:
+            return
+        if self.of(indices) is not None:
+            return
+        found = self._place(indices, overwrites=True)
+        if found is not None:
+            found.copy_((torch.arange(n, device=_CPU) % scores.shape[-1]).view(indices.shape))
+            self.on_choice(scores.shape[-1])
 
     def _write(self, op: Any, rule: _Rule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         written = [args[i] for i in rule.positions if i < len(args)]
         written += [kwargs[name] for name in rule.names if name in kwargs]
-        targets = [t for t in _tensors(written) if t.is_cuda and t.numel() <= MOST_COPIED_BYTES]
+        targets = [t for t in _tensors(written) if t.is_cuda and t.numel() <= MOST_WHOLE]
         if not targets:
             return
         target = targets[0]
         if rule.decides is not None and self._decided(rule.decides, args, target):
             return
-        is_one = len(targets) == 1 and rule.is_followed and 0 < target.numel() <= MOST_COMPUTED
-        if is_one and (self._shadows or rule.overwrites):
-            place = self._place(target, overwrites=rule.overwrites)
+        is_each = len(targets) == len(written) and rule.is_followed
+        if is_each and (self._shadows or rule.overwrites):
             inputs: list[dict[Any, Any]] = [
                 {k: v for k, v in enumerate(args) if k not in rule.positions},
                 {k: v for k, v in kwargs.items() if k not in rule.names},
             ]
-            given = None if place is None else self._given(inputs)
-            if given is not None:
+            given = self._given(inputs)
+            places = [self._place(t, overwrites=rule.overwrites) for t in targets if t.numel()]
+            if (
+                given is not None
+                and len(places) == len(targets)
+                and all(p is not None for p in places)
+            ):
                 positional, named = given
-                positional.update(dict.fromkeys(rule.positions, place))
-                named.update(dict.fromkeys(rule.names, place))
+                keys: list[Any] = [*rule.positions, *rule.names]
+                for key, place in zip(keys, places, strict=True):
+                    (named if isinstance(key, str) else positional)[key] = place
                 try:
-                    op(*(positional[i] for i in range(len(args))), **named)
-                except Exception:  # noqa: BLE001 - then it is not known
-                    self.forget(target)
+                    _run(op, [positional[i] for i in range(len(args))], named)
+                except Exception:  # noqa: BLE001 - then they are not known
+                    for target in targets:
+                        self.forget(target)
                 return
         for target in targets:
             self.forget(target)
@@ -160,7 +215,7 @@ class Known:
         rule: _Rule,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        result: torch.Tensor,
+        result: Any,
     ) -> None:
         if rule.decides is not None and self._decided(rule.decides, args, result):
             return
@@ -169,13 +224,15 @@ class Known:
             return
         positional, named = given
         try:
-            values = op(*positional.values(), **named)
+            values = _run(op, list(positional.values()), named)
         except Exception:  # noqa: BLE001 - then it is not known
             return
-        if values.shape == result.shape and values.dtype == result.dtype:
-            place = self._place(result, overwrites=True)
-            if place is not None:
-                place.copy_(values)
+        is_one = isinstance(result, torch.Tensor)
+        for made, target in [(values, result)] if is_one else zip(values, result, strict=True):
+            if made.shape == target.shape and made.dtype == target.dtype and target.numel():
+                place = self._place(target, overwrites=True)
+                if place is not None:
+                    place.copy_(made)
 
     def _decided(self, value: bool, args: tuple[Any, ...], result: torch.Tensor) -> bool:
         for argument in args:
@@ -195,23 +252,30 @@ class Known:
 
     def _given(self, groups: Sequence[dict[Any, Any]]) -> list[dict[Any, Any]] | None:
         """Return arguments with known values for tensors of GPUs; None where one is unknown."""
-        found: list[dict[Any, Any]] = []
-        for group in groups:
-            made: dict[Any, Any] = {}
-            for name, value in group.items():
-                if isinstance(value, torch.Tensor):
-                    if value.numel() > MOST_COMPUTED:
-                        return None
-                    known = self.of(value) if value.is_cuda else value
-                    if known is None:
-                        return None
-                    made[name] = known
-                elif isinstance(value, torch.device):
-                    made[name] = _CPU
-                else:
-                    made[name] = value
-            found.append(made)
-        return found
+        tensors = list(_tensors([value for group in groups for value in group.values()]))
+        n = 0
+        for tensor in tensors:
+            if tensor.numel() > _most(tensor):
+                return None
+            n += tensor.numel()
+        if n > MOST_COMPUTED and self._n_computed > BUDGET:
+            return None
+        known: dict[int, torch.Tensor] = {}
+        for tensor in tensors:
+            values = self.of(tensor) if tensor.is_cuda else tensor
+            if values is None:
+                return None
+            known[id(tensor)] = values
+        self._n_computed += n
+
+        def converted(value: Any) -> Any:
+            if isinstance(value, torch.Tensor):
+                return known[id(value)]
+            if isinstance(value, list | tuple):
+                return [converted(item) for item in value]
+            return _CPU if isinstance(value, torch.device) else value
+
+        return [{name: converted(value) for name, value in group.items()} for group in groups]
 
     def _place(
         self, tensor: torch.Tensor, *, overwrites: bool, most_bytes: int | None = None
@@ -221,16 +285,27 @@ class Known:
         if found is not None or not overwrites:
             return found
         n_bytes = tensor.numel() * tensor.element_size()
-        most = MOST_COMPUTED * tensor.element_size() if most_bytes is None else most_bytes
+        most = _most(tensor) * tensor.element_size() if most_bytes is None else most_bytes
         is_whole = not tensor.storage_offset() and n_bytes == tensor.dtype.itemsize * _extent(
             tensor.shape, tensor.stride()
         )
         if not is_whole or n_bytes > most:
             return None
-        if len(self._shadows) >= MOST_KEPT:
-            del self._shadows[next(iter(self._shadows))]
+        self._drop(_key(tensor))
+        while self._shadows and (
+            len(self._shadows) >= MOST_KEPT or self._kept_bytes + n_bytes > MOST_KEPT_BYTES
+        ):
+            self._drop(next(iter(self._shadows)))
         self._shadows[_key(tensor)] = torch.empty(n_bytes, dtype=torch.uint8, device=_CPU)
+        self._kept_bytes += n_bytes
         return self.of(tensor)
+
+
+def _run(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    try:
+        return op(*args, **kwargs)
+    except RuntimeError:  # a number for a tensor: there is an overload that takes it
+        return op.overloadpacket(*args, **kwargs)
 
 
 def _key(tensor: torch.Tensor) -> tuple[int, int]:
@@ -243,12 +318,22 @@ def _extent(size: Sequence[int], strides: Sequence[int]) -> int:
     return 1 + sum((n - 1) * step for n, step in zip(size, strides, strict=True))
 
 
+def _most(tensor: torch.Tensor) -> int:
+    """Return how many elements of its dtype are computed with at most."""
+    is_whole = not (tensor.is_floating_point() or tensor.is_complex())
+    return MOST_WHOLE if is_whole else MOST_COMPUTED
+
+
 def _is_small(result: Any) -> bool:
+    if isinstance(result, tuple):
+        return any(_is_small(part) for part in result) and all(
+            isinstance(part, torch.Tensor) for part in result
+        )
     return (
         isinstance(result, torch.Tensor)
         and result.is_cuda
         and result.layout is torch.strided
-        and 0 < result.numel() <= MOST_COMPUTED
+        and 0 < result.numel() <= _most(result)
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any, Final
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
+from fragdoctor.rehearse.engine import session, values
 from fragdoctor.units import MIB
 
 META: Final = torch.device("meta")
@@ -15,6 +16,21 @@ CPU: Final = torch.device("cpu")
 MOST_COMPUTED_BYTES: Final = 64 * MIB
 """What an operation may take that is run on the CPU to learn what it returns."""
 Key = Any
+
+
+class UnknownResultError(NotImplementedError):
+    """Nothing says what an operator returns: its library has no fake for it.
+
+    Attributes:
+        operator: its name, ``namespace::name``.
+    """
+
+    def __init__(self, operator: str) -> None:
+        super().__init__(
+            f"Nothing says what the operator {operator} returns: it has no fake "
+            "(torch.library.register_fake)."
+        )
+        self.operator = operator
 
 
 def described(value: Any) -> Key:
@@ -56,7 +72,7 @@ def infer(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return the results of an operation on meta tensors.
 
     Raises:
-        NotImplementedError: PyTorch has no meta function for it.
+        UnknownResultError: there is no meta function for it.
         RuntimeError: the arguments do not go together.
     """
     with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():
@@ -68,10 +84,10 @@ def infer(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         function = _function_of(op)
         try:
             return function(*args, **kwargs)
-        except NotImplementedError:
+        except NotImplementedError as err:
             found = _by_cpu(op, args, kwargs)
             if found is None:
-                raise
+                raise UnknownResultError(op.name()) from err
             return found[0]
         except RuntimeError as err:
             # A number for a tensor: PyTorch wraps it for some names only, else it has an overload.
@@ -179,6 +195,14 @@ def _grouped_mm(first: torch.Tensor, second: torch.Tensor, *args: Any, **kwargs:
     return first.new_empty_strided((groups, rows, columns), (rows * padded, padded, 1))
 
 
+def _nms(boxes: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+    """Return the boxes that torchvision keeps: as many as are assumed of other choices."""
+    shares = session.current().assumptions.shares
+    n = round(shares.get("nonzero", 1.0) * boxes.shape[0])
+    values.assume("nms", "all boxes are kept" if n == boxes.shape[0] else f"{n} boxes are kept")
+    return boxes.new_empty((n,), dtype=torch.int64)
+
+
 KNOWN: Final[dict[str, Callable[..., Any]]] = {
     "_grouped_mm": _grouped_mm,
     "_logcumsumexp": _like_first,
@@ -187,6 +211,7 @@ KNOWN: Final[dict[str, Callable[..., Any]]] = {
     "_thnn_fused_gru_cell": _gru_cell,
     "_thnn_fused_gru_cell_backward": _gru_cell_backward,
     "_ctc_loss": _ctc_loss,
+    "nms": _nms,
     "_ctc_loss_backward": _like_second,
 }
 """Results of operations for which PyTorch has no meta function, or one that takes too little."""

@@ -20,6 +20,20 @@ from fragdoctor.rehearse.engine.session import SeenOom, Session
 MAX_STACK: Final = 64
 
 
+def _has_other_layout(error: BaseException) -> bool:
+    """Whether a sparse or nested tensor is at hand where an error came from."""
+    trace, found = error.__traceback__, False
+    while trace is not None:
+        at_hand = trace.tb_frame.f_locals.values()
+        if not trace.tb_frame.f_code.co_filename.startswith(ENGINE):
+            found = any(
+                isinstance(t, torch.Tensor) and (t.layout is not torch.strided or t.is_nested)
+                for t in at_hand
+            )
+        trace = trace.tb_next
+    return found
+
+
 class Outcome:
     """Collects what is known of a rehearsal and writes it once.
 
@@ -72,6 +86,9 @@ class Outcome:
         gc.disable()
         now = self.now
         oom = self._fatal_oom(code)
+        skipping = now.loops.skipping
+        if code and oom is None and not self.stopped and skipping.n_skips:
+            self.stopped = self._failure_after_skipping()
         self._write_snapshot(oom)
         figures = [now.gpus.figures(d) for d in range(now.n_devices)]
         found = {
@@ -80,6 +97,8 @@ class Outcome:
             "torch": torch.__version__,
             "steps": self._n_steps(oom),
             "stopped": self.stopped,
+            "partial": "" if oom is not None else self.stopped or skipping.partial,
+            "n_skipped": sum(skipping.n_skipped.values()),
             "used_cuda": now.is_started,
             "devices": [
                 {
@@ -113,6 +132,19 @@ class Outcome:
         temporary = Path(f"{self.request['outcome']}.tmp")
         temporary.write_text(json.dumps(found), encoding="utf-8")
         temporary.replace(self.request["outcome"])
+
+    def _failure_after_skipping(self) -> str:
+        """Return what ended the program, which may miss what the rounds jumped over would do."""
+        failure = self._failure()
+        if failure is None:
+            return "the program ended with an error after rounds of its loops were skipped"
+        place = failure["location"]
+        where = f" at {Path(place['filename']).name}:{place['line']}" if place else ""
+        said = failure["text"].strip().partition("\n")[0]
+        return (
+            f"the program failed{where} after rounds of its loops were skipped "
+            f"({failure['type']}: {said})"
+        )
 
     def _n_steps(self, oom: SeenOom | None) -> int:
         if oom is not None:
@@ -180,6 +212,7 @@ class Outcome:
         own = [f for f in frames if is_users(f.filename)]
         place = (own or frames)[-1] if frames else None
         return {
+            "is_of_other_layout": _has_other_layout(error),
             "type": type(error).__name__,
             "text": str(error)[:2000],
             "location": None

@@ -75,11 +75,13 @@ def prepare(machine: Machine, undo: ExitStack) -> session.Session:
         backward,
         cuda_api,
         dispatch,
+        foreign_operators,
         fused_layers,
         host,
         ranks,
         sparse,
         tensors,
+        values,
         vtables,
         writes,
     )
@@ -92,10 +94,12 @@ def prepare(machine: Machine, undo: ExitStack) -> session.Session:
     )
 
     del tensors  # it fills the table of kernels
+    now.known.on_choice = values.assume_even_choice
     cuda_api.install(undo)
     vtables.install(gpus, undo)
     now.is_started = torch.cuda._initialized = False  # what proved the tables started it
     dispatch.install(undo)
+    foreign_operators.install(undo)
     fused_layers.install(undo)
     backward.install(undo)
     activity.install(now, undo)

@@ -22,6 +22,7 @@ import runpy
 import signal
 import sys
 import threading
+import time
 import traceback
 import types
 from collections.abc import Callable
@@ -35,6 +36,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn
 from fragdoctor.errors import FragdoctorError
 from fragdoctor.rehearse.engine import put
 from fragdoctor.rehearse.engine.memory_history import is_users
+from fragdoctor.rehearse.fence import FREE, restrict_writes
 
 if TYPE_CHECKING:
     from fragdoctor.rehearse.engine.session import Session
@@ -80,7 +82,7 @@ def _begin(request: dict[str, Any], before: dict[str, str]) -> None:
 
     ``before`` is the environment when the server began; the libraries may have changed it since.
     """
-    ctypes.CDLL(None).prctl(_DIES_WITH_PARENT, signal.SIGKILL)
+    _die_with_parent()
     changed = {k: v for k, v in os.environ.items() if before.get(k) != v}
     kept = {k: v for k, v in request["environ"].items() if k not in before or k in os.environ}
     os.environ.clear()
@@ -94,6 +96,12 @@ def _begin(request: dict[str, Any], before: dict[str, str]) -> None:
         for target in targets:
             os.dup2(source, target)
         os.close(source)
+
+
+def _die_with_parent() -> None:
+    """Let the system end this process with the one that started it."""
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(_DIES_WITH_PARENT, signal.SIGKILL)
 
 
 def _import_all(libraries: list[tuple[str, str]], program: str, now: Session) -> str:
@@ -170,7 +178,16 @@ def run(request: dict[str, Any]) -> NoReturn:
     """
     sys.argv[:] = [request["target"], *request["args"]]
     undo = ExitStack()
+    _die_with_parent()
+    blocker = ""
+    if request["scratch"] is not None:  # before there is any thread
+        blocker = restrict_writes([os.path.realpath(request["scratch"]), *FREE])
     now = _prepared(request, undo)
+    if blocker:
+        now.assumptions.note(
+            f"No fence of the kernel is around the program, as {blocker}: what writes past Python "
+            "is not held back."
+        )
     if "requests_fd" in request:
         request = request_of_fork(request, now)
         request["libraries"] = Libraries(undo)
@@ -220,11 +237,33 @@ def _rehearse(request: dict[str, Any], now: Session, undo: ExitStack) -> NoRetur
     steps = Steps(now, request["steps"], request["most_steps"], outcome.on_step, outcome.stop_early)
     if request["stops_by_itself"]:
         steps.install(undo)
+        if request["steps"] is None:
+            skipping = now.loops.skipping
+            skipping.most, skipping.on_stuck = request["most_steps"], outcome.stop_early
+            skipping.install(now.gpus, now.n_devices, undo)
+            now.loops.install(undo)
     outcome.steps = steps
     outcome.begin()
+    if request["time_limit_s"] is not None:
+        _limit_time(request["time_limit_s"], outcome, undo)
     code = _run_guarded(request, outcome)
     outcome.end(code)
     _leave(code)
+
+
+def _limit_time(seconds: float, outcome: Any, undo: ExitStack) -> None:
+    """End the rehearsal at the first operation on a GPU after some time."""
+    from fragdoctor.rehearse.engine import dispatch
+
+    ends_at = time.monotonic() + seconds
+    serve = dispatch.serve
+
+    def serve_in_time(*args: Any) -> Any:
+        if time.monotonic() > ends_at:
+            outcome.stop_early(f"the time limit of {seconds:g} s was over")
+        return serve(*args)
+
+    put(undo, dispatch, "serve", serve_in_time)
 
 
 def _unfit(request: dict[str, Any], message: str, hint: str) -> NoReturn:

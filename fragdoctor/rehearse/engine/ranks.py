@@ -256,6 +256,15 @@ def _reducer(original: Any) -> Any:
                 with suppress(RuntimeError):
                     self.prepare_for_forward()
 
+        def _set_static_graph(self) -> None:
+            """Leave it: a first step that is not timed is none to the reducer.
+
+            What stays of it after that step is the order of the buckets, which stays anyway.
+            """
+
+        def _delay_all_reduce(self) -> None:
+            """Reduce as in the other steps."""
+
     return Reducer
 
 

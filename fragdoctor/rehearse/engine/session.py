@@ -14,6 +14,7 @@ from fragdoctor.model.gpus import DEFAULT, Generation, generation_of
 from fragdoctor.model.settings import AllocatorSettings, parse_conf, parse_version
 from fragdoctor.rehearse.engine.gpu import Budget, Gpus
 from fragdoctor.rehearse.engine.known import Known
+from fragdoctor.rehearse.engine.loops import Loops
 from fragdoctor.rehearse.engine.marks import Marks, Progress
 from fragdoctor.rehearse.engine.memory_history import History, Stacks
 from fragdoctor.trace.oom_message import oom_message
@@ -49,9 +50,10 @@ class Assumptions:
     notes: dict[str, None] = field(default_factory=dict)
     shares: dict[str, float] = field(default_factory=dict)
 
-    def make(self, assumption: Assumption) -> None:
-        """Note an assumption."""
-        self.made[assumption] = self.made.get(assumption, 0) + 1
+    def make(self, assumption: Assumption) -> int:
+        """Note an assumption; return how often it was made by now."""
+        self.made[assumption] = n = self.made.get(assumption, 0) + 1
+        return n
 
     def note(self, sentence: str) -> None:
         """Note something on the rehearsal as a whole."""
@@ -136,6 +138,7 @@ class Session:
         marks: of what it does.
         on_oom: called with (device, requested bytes) before the error is raised.
         known: the values that are known of tensors on the GPUs.
+        loops: of the user's own code.
     """
 
     gpus: Gpus
@@ -155,6 +158,7 @@ class Session:
     seen_ooms: list[SeenOom] = field(default_factory=list)
     assumptions: Assumptions = field(default_factory=Assumptions)
     known: Known = field(default_factory=Known)
+    loops: Loops = field(default_factory=Loops)
 
     def start(self) -> None:
         """CUDA is initialised: the settings of the environment are read now.

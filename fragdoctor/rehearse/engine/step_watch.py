@@ -9,6 +9,7 @@ outside of any other, to the next: of several models, of the one that is called 
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -25,14 +26,7 @@ from fragdoctor.model.turns import period_of, whole_rounds
 from fragdoctor.rehearse.engine import put
 from fragdoctor.rehearse.engine.marks import Progress
 from fragdoctor.rehearse.engine.session import Session
-
-EQUAL_STEPS: Final = 3
-"""Steps in a row that ask for the same memory, from which on more of them may show nothing new."""
-
-MANY_EQUAL_STEPS: Final = 20
-CHEAP_EVENTS: Final = 40_000
-"""So many of them, or of their events (about a second), are enough: what comes every ten steps or
-after the first five, an evaluation, a layer that comes to train, is seen as long as it is cheap."""
+from fragdoctor.rehearse.engine.skipping import CHEAP_EVENTS, EQUAL_ROUNDS, MANY_EQUAL_ROUNDS
 
 RUNS_BEFORE_A_TURN: Final = 5
 """Runs of others after which an optimizer that was not called yet takes no turn: a WGAN updates its
@@ -120,6 +114,8 @@ class Steps(Progress):
         self._runs: list[Run] = []
         self._period = 1
         self._n_settled = 0  # runs
+        self._n_skipped = 0  # steps that rounds would have taken that were jumped over
+        self._is_in_users_loop = False  # which goes on with rounds that may show something new
         self._reason = ""
         self._n_begun = 0  # backward passes
         self._n_backward = 0  # of these, over
@@ -133,6 +129,8 @@ class Steps(Progress):
         """Listen to optimizers, and to what the session sees, until ``undo`` is closed."""
         undo.callback(optimizers.register_optimizer_step_post_hook(self._after_optimizer).remove)
         self.now.progress = self
+        skipping = self.now.loops.skipping
+        skipping.steps, skipping.on_steps = (lambda: self.n_taken), self._skip
         made = torch.optim.Optimizer.__init__
 
         @wraps(made)
@@ -156,8 +154,11 @@ class Steps(Progress):
     def n_taken(self) -> int:
         """Steps that the program has taken, if nothing comes any more."""
         if self._runs:
-            return len(self._runs) // self._period
-        return self._n_backward or max(self._n_calls.values(), default=0)
+            return len(self._runs) // self._period + self._n_skipped
+        return (self._n_backward or max(self._n_calls.values(), default=0)) + self._n_skipped
+
+    def _skip(self, n: int) -> None:
+        self._n_skipped += n
 
     def begin_backward(self) -> None:
         """A new step may begin to compute."""
@@ -184,6 +185,8 @@ class Steps(Progress):
         if not self.now.is_started:
             return
         self._uncalled.discard(optimizer)
+        loops = self.now.loops
+        self._is_in_users_loop = loops.takes_steps(sys._getframe(1)) and loops.skipping.is_on
         if self.now.captures:  # the replays are the runs
             self.now.captures[-1].has_steps = True
         else:
@@ -246,7 +249,9 @@ class Steps(Progress):
     def _settled(self) -> str:
         """Note the steps that are over; return why they are enough, "" if they are not."""
         self._n_settled = len(self._runs)
-        ends = range(self._period - 1, self.n_complete * self._period, self._period)
+        ends = range(
+            self._period - 1, (self.n_complete - self._n_skipped) * self._period, self._period
+        )
         for at in ends[len(self.found) :]:
             self.found.append(self._step(self._runs[at]))
         return self._enough(self.n_complete)
@@ -265,10 +270,12 @@ class Steps(Progress):
     def _enough(self, n: int) -> str:
         if self.limit is not None:
             return f"{n} steps were asked for" if n >= self.limit else ""
+        if self._is_in_users_loop:
+            return ""
         equal = list(takewhile(self.found[-1].repeats, reversed(self.found))) if self.found else []
-        if len(equal) >= EQUAL_STEPS:
+        if len(equal) >= EQUAL_ROUNDS:
             n_events = sum(equal[0].n_events) - sum(equal[-1].n_events)
-            if len(equal) >= MANY_EQUAL_STEPS or n_events >= CHEAP_EVENTS:
+            if len(equal) >= MANY_EQUAL_ROUNDS or n_events >= CHEAP_EVENTS:
                 return f"steps {equal[-1].number} to {n} asked for the same memory"
         if self.most is not None and n >= self.most:
             return f"{n} steps did not repeat in memory"

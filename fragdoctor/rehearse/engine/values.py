@@ -34,6 +34,11 @@ def n_repeated(repeats: torch.Tensor) -> int:
     return repeats.numel()
 
 
+def assume_even_choice(n: int) -> None:
+    """Note that each of some things is taken to be chosen as often as the others."""
+    assume("choice", f"all {n} are chosen equally often")
+
+
 # Functions of libraries that end a loop by a value, or cut its results: what they read there is
 # whether to go on, and how far.
 _LOOPS: Final = MappingProxyType(
@@ -43,6 +48,8 @@ _LOOPS: Final = MappingProxyType(
     }
 )
 FAR: Final = 2**31 - 1
+MOST_FILLED: Final = 64 * 1024
+"""The largest tensor with fractions that reads as others than zeros: statistics, no pictures."""
 _CHECKING: Final = os.path.join("distributions", "distribution.py")  # noqa: PTH118
 _CHECKS: Final = frozenset({"__init__", "_validate_sample", "_all_true_or_runtime_assert"})
 
@@ -60,10 +67,18 @@ def stand_in(dtype: torch.dtype) -> Any:
     if dtype is torch.bool and _checks_values(frame):
         assume("validation", "the values are valid")
         return True
-    assume("item", "the value is 0")
-    if dtype is torch.bool:
-        return False
-    return 0.0 if dtype.is_floating_point else 0
+    if not dtype.is_floating_point:
+        assume("item", "the value is 0")
+        return False if dtype is torch.bool else 0
+    return _falling("item", "the values are 1/2, 1/3 and so on: positive, and falling")
+
+
+def _falling(operation: str, assumed: str) -> float:
+    """Return a value that logarithms and divisions take, and that comes below any bound in time.
+
+    A loss falls, and loops that end when something is small do end. It counts for each line.
+    """
+    return 1 / (1 + assume(operation, assumed))
 
 
 def _checks_values(frame: FrameType | None) -> bool:
@@ -77,15 +92,18 @@ def _checks_values(frame: FrameType | None) -> bool:
 
 def fill(tensor: torch.Tensor) -> None:
     """Put stand-ins into a tensor on the CPU that is copied from the GPU."""
+    if tensor.is_floating_point() and tensor.numel() <= MOST_FILLED:
+        tensor.fill_(_falling("copy", "all values are 1/2, then 1/3 and so on"))
+        return
     assume("copy", "all values are 0")
     if not release(tensor):
         tensor.zero_()
 
 
-def assume(operation: str, assumed: str) -> None:
-    """Note an assumption at the line of the user's own code that needs it."""
+def assume(operation: str, assumed: str) -> int:
+    """Note an assumption at the line of the user's own code that needs it; return how often."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and not is_users(frame.f_code.co_filename):
         frame = frame.f_back
     name, line = ("", 0) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
-    session.current().assumptions.make(Assumption(name, line, operation, assumed))
+    return session.current().assumptions.make(Assumption(name, line, operation, assumed))

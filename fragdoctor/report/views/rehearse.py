@@ -37,7 +37,7 @@ def document(
     return replace(
         diagnosed,
         title="Rehearsal",
-        headline=doc.Span(answer, Style.GOOD if found.fits else Style.BAD),
+        headline=doc.Span(answer, _style(found)),
         brief=[answer, *diagnosed.brief],
         lead=[
             doc.Facts(_facts(result)),
@@ -46,9 +46,15 @@ def document(
             *diagnosed.lead,
         ],
         sections=[*diagnosed.sections, _assumed(found), _unmodelled(found)],
-        tone=Style.GOOD if found.fits else Style.BAD,
+        tone=_style(found),
         kicker=f"{diagnosed.kicker}, rehearsed without a GPU",
     )
+
+
+def _style(found: Rehearsal) -> Style:
+    if not found.fits:
+        return Style.BAD
+    return Style.WARN if found.is_partial else Style.GOOD
 
 
 def page(result: RehearsalResult | RehearsalSweep, options: RenderOptions) -> str:
@@ -74,6 +80,13 @@ def _answer(found: Rehearsal, needs_bytes: int | None = None) -> str:
             f"asking for {format_size(oom.requested_bytes)}."
         )
     needs = needs_bytes or found.peak_reserved_bytes
+    if found.is_partial:
+        said = (
+            f"Needs {format_size(needs)} or more, CUDA context not counted"
+            if found.capacity_bytes is None
+            else f"Fits in {_budget(found)} as far as it was rehearsed"
+        )
+        return f"{said}: not all of it was, as {found.partial_reason}."
     if found.capacity_bytes is None:
         return f"Needs {format_size(needs)}, CUDA context not counted."
     return f"Fits in {_budget(found)}; {format_size(needs)} would be enough."
@@ -87,6 +100,8 @@ def _budget(found: Rehearsal) -> str:
 def _facts(result: RehearsalResult) -> list[tuple[str, doc.Content]]:
     found = result.rehearsal
     steps = plural(found.steps, "step") if found.steps else "no whole step"
+    if found.n_skipped:
+        steps += f", {plural(found.n_skipped, 'round')} of its loops skipped as equal to others"
     end = f", until {found.stopped}" if found.stopped else ", to the program's end"
     if found.out_of_memory is not None:
         end = " before it ran out of memory"
@@ -200,7 +215,7 @@ def _cases(sweep: RehearsalSweep) -> doc.Table:
     return doc.tabled(
         every,
         *(column for column, is_told in zip(columns, told, strict=True) if is_told),
-        doc.Column("fits", lambda r: doc.good("yes") if r.fits else doc.bad("no")),
+        doc.Column("fits", _fits),
         doc.Column("peak", lambda r: _peak(r, r.peak_allocated_bytes), "right"),
         doc.Column("reserved", lambda r: _peak(r, r.peak_reserved_bytes), "right"),
         doc.Column("of", "capacity_bytes"),
@@ -209,8 +224,15 @@ def _cases(sweep: RehearsalSweep) -> doc.Table:
     )
 
 
+def _fits(found: Rehearsal) -> doc.Content:
+    if not found.fits:
+        return doc.bad("no")
+    return doc.Span("so far", Style.WARN) if found.is_partial else doc.good("yes")
+
+
 def _peak(found: Rehearsal, n_bytes: int) -> str:
-    return f"{'' if found.fits else '>= '}{format_size(n_bytes)}"
+    is_complete = found.fits and not found.is_partial
+    return f"{'' if is_complete else '>= '}{format_size(n_bytes)}"
 
 
 def _failing_place(found: Rehearsal) -> list[doc.Content]:

@@ -1,0 +1,56 @@
+"""Parts of ``torch.cuda`` beside memory, which builds without CUDA lack."""
+
+from __future__ import annotations
+
+from rehearsal_stage import Stage
+
+
+def test_marks_tuning_and_figures_of_the_gpu_work(stage: Stage) -> None:
+    stage.must_pass(
+        """
+        import torch
+        from torch.profiler import ProfilerActivity, profile
+
+        x = torch.ones(8, 8, device="cuda")
+        nvtx = torch.cuda.nvtx
+        with nvtx.range("outer"):
+            assert nvtx.range_push("inner") == 1 and nvtx.range_pop() == 1
+        assert nvtx.range_pop() == -1
+        nvtx.mark("here")
+        nvtx.range_end(nvtx.range_start("across"))
+        with torch.autograd.profiler.emit_nvtx(), torch.cuda.profiler.profile():
+            x = x * 2
+        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+            x = x * 2
+        profiler.key_averages().table(sort_by="cuda_time_total")
+        torch.cuda.tunable.enable(True)
+        assert torch.cuda.tunable.is_enabled()
+        torch.cuda.tunable.set_max_tuning_duration(7)
+        assert torch.cuda.tunable.get_max_tuning_duration() == 7
+        torch.backends.cuda.cufft_plan_cache.clear()
+        assert torch.cuda.utilization() == 0
+        code = "template <typename T> T add(T x, T y) { return x + y; }"
+        assert torch.cuda.jiterator._create_jit_fn(code)(x, x).shape == (8, 8)
+        taken = torch.cuda.caching_allocator_alloc(1 << 20)
+        assert torch.cuda.memory_allocated() > 1 << 20
+        torch.cuda.caching_allocator_delete(taken)
+        assert torch.cuda.memory_allocated() < 1 << 20
+        """
+    )
+
+
+def test_data_parallel_holds_copies_on_each_gpu(stage: Stage) -> None:
+    stage.must_pass(
+        """
+        import torch
+
+        net = torch.nn.DataParallel(torch.nn.Linear(1024, 1024).cuda(), device_ids=[0, 1])
+        y = net(torch.ones(8, 1024, device="cuda"))
+        assert y.shape == (8, 1024) and y.get_device() == 0
+        assert torch.cuda.max_memory_allocated(1) > 4 << 20
+        y.sum().backward()
+        assert net.module.weight.grad.shape == (1024, 1024)
+        """,
+        "--devices",
+        "2",
+    )

@@ -1,0 +1,171 @@
+"""Rounds that show nothing new are skipped, and what comes after them is seen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from rehearsal_stage import Stage
+
+MIB = 1 << 20
+NET = """
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+    net = torch.nn.Linear(512, 512).cuda()
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    seen = []
+
+    def step(x):
+        optimizer.zero_grad()
+        net(x).sum().backward()
+        optimizer.step()
+
+    def large():
+        torch.empty(64 << 20, dtype=torch.uint8, device="cuda")
+"""
+
+
+def rehearsed(stage: Stage, body: str, *options: str, code: int = 0) -> dict[str, Any]:
+    stage.script(NET + body)
+    found: dict[str, Any] = stage.json(*options, "train.py", code=code)["rehearsal"]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("body", "steps"),
+    [
+        (
+            """
+    data = DataLoader(TensorDataset(torch.randn(1001, 512)), batch_size=4)
+    for epoch in range(50):
+        for i, (x,) in enumerate(data):
+            step(x.cuda())
+            seen.append((i, len(x)))
+    assert (250, 1) in seen and len(seen) < 1000
+    large()
+    """,
+            50 * 251,
+        ),
+        (
+            """
+    for i in range(2000):
+        step(torch.randn(4, 512, device="cuda"))
+        if i % 500 == 499:
+            seen.append(i)
+            large()
+    assert seen[0] == 499, seen
+    """,
+            2000,
+        ),
+        (
+            """
+    class Config:
+        every = {"eval": 700}
+    n_steps = 0
+    while True:
+        step(torch.randn(4, 512, device="cuda"))
+        n_steps += 1
+        if n_steps % Config.every["eval"] == 0:
+            large()
+        if n_steps >= 1500:
+            break
+    assert n_steps == 1500
+    """,
+            1500,
+        ),
+        (
+            """
+    def batches():
+        for _ in range(3000):
+            yield torch.randn(4, 512)
+    for x in batches():
+        step(x.cuda())
+    x = torch.randn(4, 512, device="cuda")
+    with torch.no_grad():
+        for _ in reversed(range(5000)):
+            x = net(x)
+    large()
+    """,
+            3000,
+        ),
+    ],
+)
+def test_what_comes_after_equal_rounds_is_seen(stage: Stage, body: str, steps: int) -> None:
+    found = rehearsed(stage, body)
+
+    assert found["peak_allocated_bytes"] > 64 * MIB
+    assert found["steps"] == steps
+    assert (found["stopped"], found["is_partial"], found["partial_reason"]) == ("", False, "")
+    assert found["n_skipped"] > 1000
+
+
+def test_layers_and_rounds_without_a_gpu_are_not_skipped(stage: Stage) -> None:
+    rehearsed(
+        stage,
+        """
+    class Deep(torch.nn.Module):
+        def forward(self, x):
+            for i in range(200):
+                x = net(x)
+                seen.append(i)
+            return x
+    with torch.no_grad():
+        Deep()(torch.ones(4, 512, device="cuda"))
+    assert len(seen) == 200
+    for i in range(500):
+        seen.append(i)
+    assert len(seen) == 700
+    """,
+    )
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (
+            """
+    import random
+    while random.random() < 2:
+        step(torch.randn(4, 512, device="cuda"))
+    """,
+            "nothing says where the loop at train.py:17 ends",
+        ),
+        (
+            """
+    for i in range(300):
+        step(torch.randn(4, 512, device="cuda"))
+        seen.append(i)
+    assert len(seen) == 300
+    """,
+            "the program failed at train.py:19 after rounds of its loops were skipped",
+        ),
+    ],
+)
+def test_what_was_not_seen_is_said_and_closes_the_gate(
+    stage: Stage, body: str, reason: str
+) -> None:
+    found = rehearsed(stage, body, "--fits-on", "24GiB", code=2)
+
+    assert found["is_partial"]
+    assert found["fits"]
+    assert reason in found["partial_reason"]
+    said = stage.run("train.py", "--fits-on", "24GiB")
+    assert said.stdout.startswith("Fits in 24.00 GiB as far as it was rehearsed: not all of it was")
+    rehearsed(stage, body, "--fits-on", "24GiB", "--steps", "3")
+
+
+def test_a_limit_of_time_ends_the_rehearsal(stage: Stage) -> None:
+    found = rehearsed(
+        stage,
+        """
+    import time
+    while True:
+        time.sleep(0.1)
+        torch.empty(len(seen) + 1, device="cuda")
+        seen.append(0)
+    """,
+        "--time-limit",
+        "1",
+    )
+
+    assert found["partial_reason"] == "the time limit of 1 s was over"
