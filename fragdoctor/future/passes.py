@@ -281,12 +281,14 @@ def annotated_passes(trace: Trace) -> Passes | None:
 
 
 def _marks(trace: Trace, name: re.Pattern[str]) -> tuple[I64, Bools] | None:
-    """Return the rows of annotations of a name, and whether each begins something."""
-    marks = [
-        (a.time_us, a.stage == "START")
-        for a in trace.snapshot.annotations[:MAX_ANNOTATIONS]
-        if a.device in (trace.device, -1) and name.match(a.name[:100])
-    ]
+    """Return the rows of annotations of a name, and whether each begins something.
+
+    PyTorch notes the current device, which of a model over several is the first: without marks of
+    its own a device has the steps of the others.
+    """
+    named = [a for a in trace.snapshot.annotations if name.match(a.name[:100])][:MAX_ANNOTATIONS]
+    own = [a for a in named if a.device in (trace.device, -1)]
+    marks = [(a.time_us, a.stage == "START") for a in own or named]
     times = trace.events.time_us
     if not marks or not len(times) or int(times.min()) < 0:
         return None

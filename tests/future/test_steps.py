@@ -396,6 +396,19 @@ def test_without_stacks_annotated_optimizer_steps_end_steps() -> None:
     assert steps.rows[1:].tolist() == first[1:].tolist()
 
 
+def test_a_device_without_marks_has_the_steps_of_the_others() -> None:
+    run = Run(lambda r: flat(r, Plan()), context="none")
+    ends = [*run.true_rows(StepKind.TRAIN)[1:], len(run.toy.events)]
+    annotations = [
+        {"name": "Optimizer.step#Adam.step", "stage": "END", "device": 1, "time_us": 1000 + row}
+        for row in ends
+    ]
+
+    steps = Steps.of(Trace.of(run.snapshot(annotations), 0))
+
+    assert (steps.method, len(steps)) == ("marks", len(ends))
+
+
 def test_annotated_ends_whose_beginnings_are_lost_still_end_steps() -> None:
     run = Run(lambda r: flat(r, Plan()), context="none")
     first = run.true_rows(StepKind.TRAIN)[1:]
