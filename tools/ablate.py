@@ -31,6 +31,7 @@ from fragdoctor.future import alignment, outlook, repetition, steps
 from fragdoctor.future.outlook import Outlooks
 from fragdoctor.future.repetition import _AlignedSteps
 from fragdoctor.future.steps import _ModelCalls
+from fragdoctor.model import turns
 
 Ablation = Callable[[], None]
 """Takes a part out, in the process that it is called in."""
@@ -62,19 +63,15 @@ def _ablations() -> dict[str, Ablation]:
     def rest_as_it_is(_steps: Any, rest: Any) -> Any:
         return rest
 
-    def like_as_it_is(_steps: Any, like: int) -> int:
-        return like
-
     # What guesses the future, part by part.
     result: dict[str, Ablation] = {
         "marks of PyTorch": _set(steps, "find_optimizer_steps", _always(None)),
-        "turns of optimizers": _set(steps, "_period", _always(1)),
+        "turns of optimizers": _set(steps, "period_of", _always(1)),
         "evaluation as a step of its own": _set(_ModelCalls, "evaluated_until", _always(None)),
         "even growth": _set(_AlignedSteps, "_growths", no_growth),
         "doubt: spread of steps": _set(_AlignedSteps, "_spread", _always(0.0)),
         "doubt: unexplained memory": _set(_AlignedSteps, "_unexplained", _always(0.0)),
         "what a first step makes once": _set(repetition, "_without_first_time", rest_as_it_is),
-        "nearest step of a kind": _set(_AlignedSteps, "_nearest", like_as_it_is),
         "least of a first step": _set(Outlooks, "_first_step_takes", 0.0),
         "anchors of an alignment": _set(alignment, "_anchors", _always((nothing, nothing))),
         "growth to the end of memory": _set(outlook, "FORESEEN_STEPS", 0),
@@ -94,7 +91,7 @@ def _ablations() -> dict[str, Ablation]:
         (steps, "MIN_STEPS"),
         (steps, "MIN_COVERED"),
         (steps, "MAX_SPREAD"),
-        (steps, "TURNS"),
+        (turns, "TURNS"),
         (alignment, "LEFT_OUT"),
     ):
         value = getattr(place, name)

@@ -185,7 +185,7 @@ class _AlignedSteps:
                 continue
             seen.add(self.kinds[t])
             if np.array_equal(other.site[: len(own)], own.site):
-                return self._nearest(t), len(own), np.arange(len(own))
+                return t, len(own), np.arange(len(own))
             at, mate = align(own, other, is_cut=True)
             if not len(at) or at[-1] != len(own) - 1:
                 continue  # what failed is not there
@@ -201,14 +201,6 @@ class _AlignedSteps:
         mates = np.full(len(own), -1, np.int64)
         mates[at] = mate
         return t, n_same, mates
-
-    def _nearest(self, like: int) -> int:
-        """Return the last of the steps of one kind whose sizes so far are those of the open one."""
-        own = self._requests[self.n]
-        alike = [t for t in range(self.n) if self.kinds[t] == self.kinds[like]]
-        off = {t: int(np.abs(self._requests[t].size[: len(own)] - own.size).sum()) for t in alike}
-        least = min(off.values())
-        return like if off[like] == least else max(t for t in alike if off[t] == least)
 
     def _slots(self, mates: I64) -> tuple[I64, int]:
         """Return the slot of each allocation, and how many slots there are.
