@@ -145,9 +145,11 @@ def rehearse(chosen: RehearseOptions) -> int:
     else:
         result = _swept(chosen, asked)
         code = USAGE if result.failed else _code(chosen, result.rehearsals, fits=result.fits)
+    is_gate = _is_gate(chosen)
     for name, target in targets:
-        write_target(_report(result, name, replace(look, color=False)), target, force=chosen.force)
-    text = _report(result, chosen.output_format.value, look)
+        text = _report(result, name, replace(look, color=False), is_gate=is_gate)
+        write_target(text, target, force=chosen.force)
+    text = _report(result, chosen.output_format.value, look, is_gate=is_gate)
     write_target(text, chosen.output, force=chosen.force)
     return code
 
@@ -156,8 +158,12 @@ def _code(chosen: RehearseOptions, found: Sequence[Rehearsal], *, fits: bool) ->
     """Return the exit code: a gate does not open for what was not seen, unless it was asked for."""
     if not fits:
         return FINDINGS
-    is_gate = chosen.fits_on is not None and chosen.steps is None
-    return USAGE if is_gate and any(r.is_partial for r in found) else OK
+    return USAGE if _is_gate(chosen) and any(r.is_partial for r in found) else OK
+
+
+def _is_gate(chosen: RehearseOptions) -> bool:
+    """Return whether the whole program was asked about, so that a part of it is no answer."""
+    return chosen.fits_on is not None and chosen.steps is None
 
 
 @frozen
@@ -411,12 +417,14 @@ def _pass_on(output: str) -> None:
         sys.stderr.write(f"{escape.terminal(line)}\n")
 
 
-def _report(result: RehearsalResult | RehearsalSweep, name: str, look: RenderOptions) -> str:
+def _report(
+    result: RehearsalResult | RehearsalSweep, name: str, look: RenderOptions, *, is_gate: bool
+) -> str:
     from fragdoctor.report.base import render
     from fragdoctor.report.views.rehearse import judged
 
     if name in _OF_CI:
-        return render("check", name, judged(result), look)
+        return render("check", name, judged(result, is_gate=is_gate), look)
     return render("rehearse", name, result, look)
 
 

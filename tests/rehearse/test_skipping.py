@@ -151,6 +151,8 @@ def test_what_was_not_seen_is_said_and_closes_the_gate(
     assert reason in found["partial_reason"]
     said = stage.run("train.py", "--fits-on", "24GiB")
     assert said.stdout.startswith("Fits in 24.00 GiB as far as it was rehearsed: not all of it was")
+    for_ci = stage.run("train.py", "--fits-on", "24GiB", "--format", "junit")
+    assert '<error message="Fits in 24.00 GiB as far as it was rehearsed' in for_ci.stdout
     rehearsed(stage, body, "--fits-on", "24GiB", "--steps", "3")
 
 

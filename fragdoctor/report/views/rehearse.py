@@ -268,13 +268,19 @@ def _common(sweep: RehearsalSweep) -> list[doc.Section]:
     return [doc.Section("Notes", [doc.Bullets(notes)]), _assumed(last), _unmodelled(last)]
 
 
-def judged(result: RehearsalResult | RehearsalSweep) -> CheckReport:
-    """Return rehearsals as the formats of CI have them: one judgement for each."""
+def judged(result: RehearsalResult | RehearsalSweep, *, is_gate: bool) -> CheckReport:
+    """Return rehearsals as the formats of CI have them: one judgement for each.
+
+    As a gate a rehearsal of which a part was not seen has not been judged.
+    """
     if isinstance(result, RehearsalResult):
         found = result.rehearsal
         name = result.diagnosis.case.sources[0]
-        return CheckReport([_judgement(found, name, result.needs_bytes)])
-    files = [_judgement(r, f"{result.program} ({_case(r, result)})") for r in result.rehearsals]
+        return CheckReport([_judgement(found, name, result.needs_bytes, is_gate=is_gate)])
+    files = [
+        _judgement(r, f"{result.program} ({_case(r, result)})", is_gate=is_gate)
+        for r in result.rehearsals
+    ]
     for case in result.failed:
         error = ConfigError(case.message)
         name = f"{result.program} ({case.gpu})"
@@ -282,8 +288,13 @@ def judged(result: RehearsalResult | RehearsalSweep) -> CheckReport:
     return CheckReport(files)
 
 
-def _judgement(found: Rehearsal, name: str, needs_bytes: int | None = None) -> FileJudgement:
+def _judgement(
+    found: Rehearsal, name: str, needs_bytes: int | None = None, *, is_gate: bool
+) -> FileJudgement:
     said, oom = _answer(found, needs_bytes), found.out_of_memory
+    if oom is None and is_gate and found.is_partial:
+        error = ConfigError(said)
+        return FileJudgement(name, Status.ERROR, 2, error=error)
     if oom is None:
         kept = BudgetResult("fits-on", Outcome.KEPT, said)
         return FileJudgement(name, Status.OK, 0, budgets=[kept])
