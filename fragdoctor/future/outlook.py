@@ -151,9 +151,11 @@ class Outlooks:
     def _outcome(
         self, known: Repetition, run: _ext.NativeRun, future: _ext.NativeFuture, limit: int | None
     ) -> _Outcome:
+        # Two rounds of steps that may differ show whether they grow; more say nothing more.
+        most = MAX_STEPS if known.doubt.share <= SURE else 2 * known.period
         look = run.look_on(
             future,
-            max_steps=MAX_STEPS if self._asked is None else self._asked,
+            max_steps=most if self._asked is None else self._asked,
             max_ops=self._max_played,
             stops_at_repetition=self._asked is None and not known.grows,
         )
