@@ -20,6 +20,7 @@ from types import ModuleType
 from typing import BinaryIO, Final, Protocol, Self, cast
 
 from fragdoctor.errors import InputError, LimitExceeded, RefusedSnapshot, TruncatedSnapshot
+from fragdoctor.inputs.confinement import check_place
 from fragdoctor.inputs.remote import is_remote, open_remote, without_secrets
 from fragdoctor.limits import DEFAULT_LIMITS, Limits
 from fragdoctor.model.hooks import report_progress
@@ -272,6 +273,7 @@ def open_source(
 
 def _opened(path: str, stack: ExitStack) -> BinaryIO:
     """Open a file; refuse early and clearly what opening would refuse, or never finish."""
+    check_place(path)
     try:
         mode = Path(path).stat().st_mode
         if stat.S_ISDIR(mode):
