@@ -235,7 +235,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Return whether the connection is open on the other side too."""
         self.connection.settimeout(0)
         try:
-            return self.connection.recv(1, socket.MSG_PEEK) != b""
+            return len(self.connection.recv(1, socket.MSG_PEEK)) > 0
         except BlockingIOError:
             return True
         except OSError:
