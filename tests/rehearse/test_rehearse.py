@@ -170,7 +170,7 @@ def test_a_module_gets_its_arguments_and_the_settings(stage: Stage) -> None:
 
     found = stage.json(
         "-m", "package.train", "--gpu", "a100-40g", "--conf", "expandable_segments:True",
-        "--", "--epochs", "1",
+        "--snapshot", "kept.pickle", "--", "--epochs", "1",
     )  # fmt: skip
 
     assert found["rehearsal"]["conf"] == "expandable_segments:True"
