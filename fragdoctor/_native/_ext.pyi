@@ -8,6 +8,7 @@ import numpy.typing as npt
 
 # ---- bindings.cpp ----
 
+def warn_of_leaks(value: bool) -> None: ...
 def return_free_memory() -> None: ...
 
 # ---- bind_pickle_reader.cpp ----

@@ -279,6 +279,12 @@ void Allocator::empty_cache() {
   if (!capture_underway(0)) release_cached();
 }
 
+OomFigures Allocator::last_oom() const {
+  OomFigures f = last_oom_;
+  if (f.rounded_bytes != 0) f.private_free_bytes = private_free_bytes();
+  return f;
+}
+
 void Allocator::record_oom(const Request& request, std::uint64_t requested) {
   ++counters_.ooms;
   OomFigures& f = last_oom_;
@@ -289,7 +295,6 @@ void Allocator::record_oom(const Request& request, std::uint64_t requested) {
   f.free_bytes = driver_free_bytes();
   f.allocated_bytes = counters_.allocated;
   f.reserved_bytes = counters_.reserved;
-  f.private_free_bytes = private_free_bytes();
   f.fraction_is_set = fraction_is_set_;
   f.allowed_bytes = fraction_is_set_ ? allowed_ : 0;
   f.reserve_bytes = settings_.expandable_segments ? reservation_bytes() : 0;

@@ -83,7 +83,9 @@ class Allocator {
   const Counters& counters() const { return counters_; }
   const Settings& settings() const { return settings_; }
   const Config& config() const { return config_; }
-  const OomFigures& last_oom() const { return last_oom_; }
+  // To be asked for before the next call: what private pools keep is counted here, block by block,
+  // and not at each failure, since a replay on a device that is too small fails thousands of times.
+  OomFigures last_oom() const;
   bool fraction_is_set() const { return fraction_is_set_; }
   std::uint64_t allowed_bytes() const { return allowed_; }
   std::uint64_t driver_free_bytes() const;
@@ -202,7 +204,7 @@ class Allocator {
   bool fraction_is_set_ = false;
   std::uint64_t allowed_ = 0;
   Counters counters_;
-  OomFigures last_oom_;
+  OomFigures last_oom_;  // all but private_free_bytes
   std::uint64_t driver_used_ = 0;
   std::uint64_t lowest_refused_ = UNLIMITED;
   std::uint64_t next_block_counter_ = 0;

@@ -162,7 +162,7 @@ nb::dict counters(const Rehearsal& r) {
 }
 
 nb::dict last_oom(const Rehearsal& r) {
-  const OomFigures& f = r.core().last_oom();
+  const OomFigures f = r.core().last_oom();
   nb::dict d;
   d["requested_bytes"] = f.requested_bytes;
   d["rounded_bytes"] = f.rounded_bytes;

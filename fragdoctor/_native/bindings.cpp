@@ -27,10 +27,16 @@ void return_free_memory() {
 
 NB_MODULE(_ext, m) {
   m.doc() = "Native core of fragdoctor: the snapshot reader and the allocator model.";
+  // What a program still holds when it ends (in a cache, a notebook, a debugger) is no leak, and its
+  // user cannot help it. There are no cycles to be found either: of Python, instances hold arrays and
+  // older instances only. The tests switch the warnings on.
+  nb::set_leak_warnings(false);
   bind_pickle_reader(m);
   bind_allocator(m);
   bind_trace(m);
   bind_replay(m);
+  m.def("warn_of_leaks", &nb::set_leak_warnings, nb::arg("value"),
+        "Say on standard error what is still alive when the interpreter ends.");
   m.def("return_free_memory", &return_free_memory,
         "Give freed memory back to the operating system, where the C library keeps it.");
 }

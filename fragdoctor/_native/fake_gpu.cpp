@@ -731,7 +731,7 @@ void fg_last_oom(std::int32_t device, std::uint64_t* values) {
   Gpu* gpu = gpu_at(device);
   std::fill_n(values, FG_N_OOM, 0);
   if (gpu == nullptr) return;
-  const OomFigures& f = gpu->allocator().last_oom();
+  const OomFigures f = gpu->allocator().last_oom();
   const std::uint64_t found[FG_N_OOM] = {
       f.requested_bytes, f.rounded_bytes,      f.alloc_bytes,
       f.total_bytes,     f.free_bytes,         f.allocated_bytes,

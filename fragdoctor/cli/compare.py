@@ -94,9 +94,14 @@ def compare(asked: CompareOptions) -> int:
         cases = _cases(paths, asked.device, asked.torch_version, progress)
         result = compare_cases(cases, steps=asked.steps, capacity_bytes=asked.capacity)
     judged = () if asked.fail_on_growth is None else judge_growth(result, asked.fail_on_growth)
-    report = render("compare", asked.output_format.value, result, look, judged=judged)
-    console.write_report(report, asked.output, force=asked.force)
-    if asked.fail_on_growth is not None and not judged:
+    is_unknown = asked.fail_on_growth is not None and not judged
+    # Standard output is one JSON document: that of the error, which then stands for the report.
+    is_printed = asked.output is None or str(asked.output) == "-"
+    is_one_document = is_printed and asked.output_format is options.DocumentFormat.JSON
+    if not (is_unknown and is_one_document):
+        report = render("compare", asked.output_format.value, result, look, judged=judged)
+        console.write_report(report, asked.output, force=asked.force)
+    if is_unknown:
         raise ConfigError(
             "Whether memory grew is not known: the runs have no peak in common.",
             hint="Give snapshots, or memory_stats() of both.",

@@ -13,6 +13,7 @@ import tomllib
 from collections.abc import Collection, Mapping
 from dataclasses import field
 from difflib import get_close_matches
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +23,7 @@ from typer.core import TyperOption
 from fragdoctor.cli.commands import whole_group
 from fragdoctor.errors import ConfigError
 from fragdoctor.frozen import frozen
+from fragdoctor.opening import open_readable
 
 OWN_FILE: Final = "fragdoctor.toml"
 PROJECT_FILE: Final = "pyproject.toml"
@@ -96,7 +98,7 @@ def read_config(path: Path, known: Collection[str]) -> Config:
 def _table(path: Path) -> dict[str, Any] | None:
     """Return the settings of a TOML file; None where it has none."""
     try:
-        with path.open("rb") as file:
+        with BufferedReader(open_readable(path)) as file:
             data = file.read(MAX_BYTES + 1)
         if len(data) > MAX_BYTES:
             raise ConfigError(f"{path} is too long for a configuration file.")

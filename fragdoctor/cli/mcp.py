@@ -19,10 +19,16 @@ from fragdoctor.cli.exit import FINDINGS, OK
 from fragdoctor.cli.options import command_of, option
 from fragdoctor.errors import ConfigError
 from fragdoctor.frozen import frozen
+from fragdoctor.inputs.confinement import confined_to
 
 MAX_TEXT: Final = 60_000
 """Characters of an answer: more fills the memory of the model that reads it."""
 
+MAX_NAME: Final = 4096
+"""Characters of a path, as Linux has it; of a longer one not even the refusal is useful."""
+
+MAX_PATHS: Final = 1000
+_MAX_TOLD_NAME: Final = 200
 TIMEOUT_S: Final = 900
 _TOOLS: Final = "mcp>=2,<3"
 _INSTRUCTIONS: Final = (
@@ -99,10 +105,13 @@ class _Tools:
             capacity: what PyTorch could have, such as 24GiB, where the files do not say it.
             full: say everything: checklist, stacks, all rows.
         """
+        if len(paths) > MAX_PATHS:
+            raise _refusal(f"These are more than {MAX_PATHS} paths. Give a folder or a pattern.")
         with _scratch() as scratch:
             inputs = [await self._readable(path, scratch) for path in paths]
             options = [*_option("--capacity", capacity), *(["--full"] if full else [])]
-            return await self._report("analyze", *options, "--format=markdown", "--", *inputs)
+            words = ("analyze", *options, "--format=markdown", "--", *inputs)
+            return await self._report(*words, below=(self._root, scratch))
 
     async def simulate(
         self,
@@ -126,7 +135,8 @@ class _Tools:
                 *_option("--capacity", capacity),
                 *(["--sweep"] if search else []),
             ]
-            return await self._report("simulate", *options, "--format=markdown", "--", name)
+            words = ("simulate", *options, "--format=markdown", "--", name)
+            return await self._report(*words, below=(self._root, scratch))
 
     async def rehearse(
         self,
@@ -155,7 +165,8 @@ class _Tools:
                 return await self._report(*words, "--format=markdown", *program)
             found = loads(await self._output(*words, "--format=json", *program))["rehearsal"]
             redacted = await self._redacted(left, scratch)
-            diagnosed = await self._report("analyze", "--format=markdown", "--", redacted)
+            analyze = ("analyze", "--format=markdown", "--", redacted)
+            diagnosed = await self._report(*analyze, below=(scratch,))
         figures = [f"{name}: {found[name]}" for name in ("fits", "steps", "capacity_bytes",
                    "peak_allocated_bytes", "peak_reserved_bytes")]  # fmt: skip
         return "\n".join([*figures, "", diagnosed])
@@ -166,9 +177,14 @@ class _Tools:
         Raises:
             ToolError: it is elsewhere.
         """
-        place = (self._root / name).resolve() if "://" not in name else None
+        told = name if len(name) <= _MAX_TOLD_NAME else f"{name[:_MAX_TOLD_NAME]}..."
+        try:
+            is_path = "://" not in name and len(name) <= MAX_NAME
+            place = (self._root / name).resolve() if is_path else None
+        except (OSError, ValueError, RuntimeError):  # a name that none can have; circles
+            place = None
         if place is None or not place.is_relative_to(self._root):
-            raise _refusal(f"{name} is not below {self._root}, the folder of --root.")
+            raise _refusal(f"{told} is not below {self._root}, the folder of --root.")
         return place
 
     async def _readable(self, name: str, scratch: str) -> str:
@@ -179,27 +195,34 @@ class _Tools:
         """Return a copy of a snapshot without names of the user's; what cannot be, is refused."""
         n = len(os.listdir(scratch))  # noqa: PTH208 - a count
         target = str(Path(scratch) / f"redacted-{n}.pickle")
-        await self._output("export", "--format=snapshot", "--redact", f"-o{target}", "--", path)
+        export = ("export", "--format=snapshot", "--redact", f"-o{target}", "--", path)
+        await self._output(*export, below=(self._root, scratch))
         return target
 
-    async def _report(self, *words: str) -> str:
-        text = await self._output(*words)
+    async def _report(self, *words: str, below: Sequence[str | Path] = ()) -> str:
+        text = await self._output(*words, below=below)
         if len(text) <= MAX_TEXT:
             return text
         return f"{text[:MAX_TEXT]}\n[cut: {len(text) - MAX_TEXT:,} characters more]"
 
-    async def _output(self, *words: str) -> str:
+    async def _output(self, *words: str, below: Sequence[str | Path] = ()) -> str:
         """Run a command of fragdoctor; return its report.
+
+        Args:
+            words: the command and its arguments.
+            below: the folders that it may read in, links followed; empty where the command runs a
+                program, which reads what it likes.
 
         Raises:
             ToolError: it failed, with its sentence, or took too long.
         """
         import asyncio
 
+        held = confined_to(below) if below else {}
         child = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", "fragdoctor", *words),
             cwd=self._root,
-            env=os.environ | {"NO_COLOR": "1", "COLUMNS": "100"},
+            env=os.environ | {"NO_COLOR": "1", "COLUMNS": "100"} | held,
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,

@@ -7,6 +7,7 @@ import sys
 import threading
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
@@ -112,7 +113,7 @@ class RehearseOptions(options.FullOutput):
     snapshot: Annotated[
         Path | None,
         options.option(
-            "--snapshot", "FILE", "Leave the memory snapshot here; a folder for several"
+            "--snapshot", "FILE", "Leave the memory snapshot here; a folder for several; else none"
         ),
     ] = None
     assume: Annotated[
@@ -332,30 +333,28 @@ def _shares(values: list[str]) -> dict[str, float]:
     return found
 
 
-def _snapshot_path(chosen: RehearseOptions, program: Program) -> Path:
-    """Return where the snapshot goes; nothing of the user's is overwritten.
+def _snapshot_path(place: Path, program: Program, *, force: bool) -> Path:
+    """Return where the snapshot goes: the file asked for, or a new one in the folder asked for.
 
     Raises:
         ConfigError: it cannot be written there.
     """
-    folder = chosen.snapshot if chosen.snapshot is not None and chosen.snapshot.is_dir() else None
-    if chosen.snapshot is not None and folder is None:
-        console.check_output(chosen.snapshot, force=chosen.force, inputs=[program.target])
-        return chosen.snapshot
+    if not place.is_dir():
+        console.check_output(place, force=force, inputs=[program.target])
+        return place
+    if not os.access(place, os.W_OK):
+        raise ConfigError(
+            f"The snapshot cannot be written to {place}.", hint="Choose a place: --snapshot FILE"
+        )
     stem = (
         Path(program.target).name.removesuffix(".py").removesuffix(".ipynb").rpartition(".")[2]
         or "program"
     )
-    folder = folder or Path()
-    place, n = folder / f"{stem}-rehearsal.pickle", 1
-    while place.exists():
+    file, n = place / f"{stem}-rehearsal.pickle", 1
+    while os.path.lexists(file):
         n += 1
-        place = folder / f"{stem}-rehearsal-{n}.pickle"
-    if not os.access(folder, os.W_OK):
-        raise ConfigError(
-            "The snapshot cannot be written to this folder.", hint="Choose a place: --snapshot FILE"
-        )
-    return place
+        file = place / f"{stem}-rehearsal-{n}.pickle"
+    return file
 
 
 def _judged(chosen: RehearseOptions, asked: _Asked) -> RehearsalResult:
@@ -368,8 +367,11 @@ def _judged(chosen: RehearseOptions, asked: _Asked) -> RehearsalResult:
     if asked.batches is not None:
         batch = asked.batches.sizes[0]
         program = with_batch(program, batch)
-    snapshot = _snapshot_path(chosen, program)
-    with console.Progress("Rehearsing") as progress:
+    kept = None
+    if chosen.snapshot is not None:
+        kept = _snapshot_path(chosen.snapshot, program, force=chosen.force)
+    with console.Progress("Rehearsing") as progress, TemporaryDirectory() as scratch:
+        snapshot = kept or Path(scratch, "snapshot.pickle")
 
         def on_step(number: int, n_bytes: int) -> None:
             progress.show(f"Rehearsed step {number}, {format_size(n_bytes)} allocated", 0, 0)
@@ -380,7 +382,11 @@ def _judged(chosen: RehearseOptions, asked: _Asked) -> RehearsalResult:
             progress.clear()
             _pass_on(err.output)
             raise
-        return judge(replace(found, batch=batch))
+        found = replace(found, batch=batch)
+        if kept is not None:
+            return judge(found, kept.name)
+        result = judge(found, Path(program.target).name)
+        return replace(result, rehearsal=replace(result.rehearsal, snapshot=""))
 
 
 def _swept(chosen: RehearseOptions, asked: _Asked) -> RehearsalSweep:

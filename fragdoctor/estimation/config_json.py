@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,6 +34,7 @@ from fragdoctor.estimation.families import (
 )
 from fragdoctor.estimation.unet import unet_shape
 from fragdoctor.model.workload import LayerBuild, LayerSizes, ModelShape, ParameterGroup, shared
+from fragdoctor.opening import open_readable
 from fragdoctor.units import MIB
 
 MAX_CONFIG_BYTES: Final = 16 * MIB
@@ -70,7 +72,7 @@ def read_config(path: Path) -> Config:
         LimitExceeded: larger than any genuine configuration.
     """
     try:
-        with path.open("rb") as file:
+        with BufferedReader(open_readable(path)) as file:
             data = file.read(MAX_CONFIG_BYTES + 1)
     except OSError as e:
         raise InputError(f"{path} cannot be read: {e.strerror or e}.") from e

@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from io import BufferedReader
 from math import prod
 from pathlib import Path
 from types import MappingProxyType
@@ -16,6 +17,7 @@ from fragdoctor.errors import InputError, LimitExceeded, RefusedSnapshot, Trunca
 from fragdoctor.frozen import frozen
 from fragdoctor.inputs.classify import MAX_HEADER_BYTES
 from fragdoctor.model.workload import ModelShape, Norm, ParameterGroup, Role
+from fragdoctor.opening import open_readable
 from fragdoctor.units import format_count
 
 MAX_TENSORS: Final = 1_000_000
@@ -58,7 +60,7 @@ def read_header(path: Path) -> list[TensorEntry]:
     """
     try:
         size = path.stat().st_size
-        with path.open("rb") as file:
+        with BufferedReader(open_readable(path)) as file:
             start = file.read(8)
             if len(start) < 8:
                 raise _not(path)

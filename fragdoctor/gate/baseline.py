@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import field
+from io import BufferedReader
 from pathlib import Path, PurePath
 from typing import Any, Final
 
@@ -17,6 +18,7 @@ from fragdoctor.frozen import frozen
 from fragdoctor.gate.budgets import Measures, measured
 from fragdoctor.model.diagnosis import Diagnosis
 from fragdoctor.model.finding import Finding, Severity
+from fragdoctor.opening import open_readable
 from fragdoctor.units import MIB, Amount, format_count, format_size
 
 SCHEMA_VERSION: Final = "1.0"
@@ -211,12 +213,15 @@ def load_baseline(name: str) -> Baseline:
 
     Raises:
         ConfigError: the file cannot be read, or holds no baseline.
+        InputError: it is a pipe, and nobody writes to it.
     """
     path = Path(name)
     try:
-        if path.stat().st_size > MAX_BYTES:
+        with BufferedReader(open_readable(path)) as file:
+            data = file.read(MAX_BYTES + 1)
+        if len(data) > MAX_BYTES:
             raise ConfigError(f"{name} is too long for a baseline.")
-        text = path.read_text(encoding="utf-8")
+        text = data.decode("utf-8")
     except FileNotFoundError as e:
         raise ConfigError(
             f"The baseline {name} does not exist.", hint=f"Write it: --write-baseline {name}"

@@ -23,6 +23,7 @@ from fragdoctor.errors import (
     NotASnapshot,
     RefusedSnapshot,
 )
+from fragdoctor.inputs.confinement import check_place, is_allowed
 from fragdoctor.inputs.remote import is_remote, list_remote, open_remote, without_secrets
 from fragdoctor.inputs.zip_members import DAMAGE, damaged, is_usual, open_member, parts_of
 from fragdoctor.limits import DEFAULT_LIMITS
@@ -66,8 +67,8 @@ def is_bundle(path: str | PathLike[str]) -> bool:
     try:
         place = Path(path)
         if place.is_dir():
-            return (place / MANIFEST).is_file()
-        if not place.is_file():
+            return is_allowed(place) and (place / MANIFEST).is_file()
+        if not place.is_file() or not is_allowed(place):
             return False
         with place.open("rb") as file:
             if file.read(4) != b"PK\x03\x04":
@@ -104,6 +105,7 @@ def open_bundle(path: str) -> Iterator[BundleFiles]:
     if is_remote(path) and path.endswith("/"):
         yield _RemoteDirectory(path)
         return
+    check_place(path)
     if Path(path).is_dir():
         yield _Directory(Path(path))
         return
@@ -161,10 +163,11 @@ class _Directory:
         self.names: tuple[str, ...] = tuple(n for n in MEMBERS if _is_regular(path / n))
 
     def open(self, name: str) -> BinaryIO:
+        check_place(self._path / name)
         return (self._path / name).open("rb")
 
     def _manifest(self) -> bytes:
-        with (self._path / MANIFEST).open("rb") as file:
+        with self.open(MANIFEST) as file:
             return _bounded(file, str(self._path))
 
 

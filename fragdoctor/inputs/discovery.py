@@ -28,6 +28,7 @@ from fragdoctor.inputs.folders import (
     Tree,
     UrlTree,
     is_note,
+    matches,
     one_of_each_process,
     part_of,
     path_of_url,
@@ -248,7 +249,7 @@ def _take(name: str, found: _Found) -> None:
     elif os.path.isdir(name):  # noqa: PTH112 - never raises, unlike Path
         _take_folder(DiskTree(), name, found)
     elif glob.has_magic(name) and not os.path.lexists(name):
-        hits = sorted(glob.glob(name, recursive=True))  # noqa: PTH207 - keeps the spelling
+        hits = matches(name)
         if not hits:
             raise InputError(f"Nothing matches {name}.", hint="Check the pattern.")
         found.is_expanded = True

@@ -28,6 +28,7 @@ from fragdoctor.inputs.classify import (
     Kind,
     kind_of,
 )
+from fragdoctor.inputs.confinement import check_place, is_allowed
 from fragdoctor.model.case import BundleFacts
 
 MAX_DEPTH: Final = 6
@@ -90,6 +91,7 @@ class DiskTree:
 
     def listing(self, folder: str) -> tuple[list[str], list[str]]:
         """Return the files and the folders of a folder, sorted; hidden ones left out."""
+        check_place(folder)
         files, folders = [], []
         try:
             with os.scandir(folder) as entries:
@@ -214,10 +216,25 @@ def _expanded(name: str) -> Iterator[str]:
     if name != STDIN and os.path.isdir(name):  # noqa: PTH112 - never raises, unlike Path
         yield from _inputs_under(name)
     elif glob.has_magic(name) and not os.path.lexists(name):
-        for hit in sorted(glob.glob(name, recursive=True)):  # noqa: PTH207 - keeps the spelling
+        for hit in matches(name):
             yield from _expanded(hit)
     else:
         yield name
+
+
+def matches(pattern: str) -> list[str]:
+    """Return the paths that a pattern leads to, spelled as it is.
+
+    Raises:
+        InputError: one of them may not be read; its name is not told.
+    """
+    hits = sorted(glob.glob(pattern, recursive=True))  # noqa: PTH207 - keeps the spelling
+    if not all(is_allowed(hit) for hit in hits):
+        raise InputError(
+            f"{pattern} leads out of the folder that may be read.",
+            hint="A link below it does; give a pattern that passes it by.",
+        )
+    return hits
 
 
 def _inputs_under(folder: str) -> Iterator[str]:

@@ -20,9 +20,11 @@ from types import ModuleType
 from typing import BinaryIO, Final, Protocol, Self, cast
 
 from fragdoctor.errors import InputError, LimitExceeded, RefusedSnapshot, TruncatedSnapshot
+from fragdoctor.inputs.confinement import check_place
 from fragdoctor.inputs.remote import is_remote, open_remote, without_secrets
 from fragdoctor.limits import DEFAULT_LIMITS, Limits
 from fragdoctor.model.hooks import report_progress
+from fragdoctor.opening import open_readable
 from fragdoctor.units import MIB, format_size
 
 GZIP_MAGIC: Final = b"\x1f\x8b"
@@ -272,13 +274,14 @@ def open_source(
 
 def _opened(path: str, stack: ExitStack) -> BinaryIO:
     """Open a file; refuse early and clearly what opening would refuse, or never finish."""
+    check_place(path)
     try:
         mode = Path(path).stat().st_mode
         if stat.S_ISDIR(mode):
             raise InputError(f"{path} is a directory.", hint="Give a file in it.")
         if not (stat.S_ISREG(mode) or stat.S_ISFIFO(mode) or stat.S_ISCHR(mode)):
             raise InputError(f"{path} is no file.", hint="Give a file, or - for a pipe.")
-        return cast("BinaryIO", stack.enter_context(open(path, "rb", buffering=0)))  # noqa: PTH123 - "rb" of any name; closed by the stack
+        return cast("BinaryIO", stack.enter_context(open_readable(path)))
     except (OSError, ValueError) as error:
         if len(path) > 40 and len(path.split()) > 3:
             raise InputError(

@@ -81,7 +81,7 @@ class Rehearsal:
         assumptions: what was assumed about values.
         unmodelled: what takes memory beside the allocator.
         notes: sentences on the rehearsal as a whole.
-        snapshot: path of the memory snapshot that it left.
+        snapshot: path of the memory snapshot that it left; "" = none was asked for.
         torch_version: whose allocator it was.
         python: the program's Python.
         batch: the batch size that stood in its arguments; None where none was asked for.

@@ -277,8 +277,10 @@ def _unmodelled(gpu: RehearsedGpu) -> list[Unmodelled]:
     ]
 
 
-def judge(rehearsal: Rehearsal) -> RehearsalResult:
+def judge(rehearsal: Rehearsal, name: str) -> RehearsalResult:
     """Return a rehearsal with its diagnosis, and the GPUs on which its steps fit by replay.
+
+    ``name`` is what reports call it.
 
     Raises:
         InputError: its snapshot is damaged.
@@ -288,7 +290,7 @@ def judge(rehearsal: Rehearsal) -> RehearsalResult:
         torch_version=rehearsal.torch_version.partition("+")[0],
     )
     case = read_case([rehearsal.snapshot], overrides)
-    case = replace(case, sources=(Path(rehearsal.snapshot).name,))
+    case = replace(case, sources=(name,))
     if rehearsal.out_of_memory is not None:
         case = replace(case, oom=find_messages(rehearsal.out_of_memory.message))
     diagnosis = diagnose(case)

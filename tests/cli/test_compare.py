@@ -91,6 +91,22 @@ def test_growth_that_is_not_known_is_an_error_after_the_report(
     assert "is not known" in outcome.err
 
 
+def test_json_of_growth_that_is_not_known_is_one_document(
+    run: Run, before: str, tmp_path: Path
+) -> None:
+    note = tmp_path / "oom.txt"
+    note.write_text("RuntimeError: NCCL error: unhandled cuda error, out of memory\n")
+    words = ("compare", str(note), before, "--fail-on-growth", "2%", "--format", "json")
+
+    outcome = run(*words)
+    left = run(*words, "-o", str(tmp_path / "report.json"))
+
+    assert outcome.code == left.code == 2
+    assert "is not known" in json.loads(outcome.out)["error"]["message"]
+    assert "is not known" in json.loads(left.out)["error"]["message"]
+    assert json.loads((tmp_path / "report.json").read_text())["figures"]
+
+
 def test_json_is_one_document_with_the_gate(run: Run, before: str, after: str) -> None:
     outcome = run("compare", before, after, "--format", "json", "--fail-on-growth", "2%")
 

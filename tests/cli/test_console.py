@@ -109,6 +109,23 @@ def test_write_report_follows_a_link_instead_of_replacing_it(tmp_path: Path) -> 
     assert target.read_text() == "new"
 
 
+def test_link_that_leads_nowhere_needs_force(tmp_path: Path) -> None:
+    target, link = tmp_path / "elsewhere.txt", tmp_path / "r.txt"
+    link.symlink_to(target)
+
+    for refuse in (
+        console.check_output,
+        lambda o, force: console.write_report("x", o, force=force),
+    ):
+        with pytest.raises(ConfigError, match=r"exists\."):
+            refuse(link, force=False)
+    assert not target.exists()
+    console.write_report("new", link, force=True)
+
+    assert target.read_text() == "new"
+    assert link.is_symlink()
+
+
 def test_progress_off_a_terminal_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
     with console.Progress("Replaying") as progress:
         progress.update(1, 2)

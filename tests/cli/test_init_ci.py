@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -109,6 +110,67 @@ def assert_valid(schema: str, name: str) -> None:
     assert ended.returncode == 0, ended.stdout
 
 
+def zizmor(*paths: str) -> str:
+    """Return what is wrong with workflows, "" where nothing is; no request is made."""
+    program = Path(sys.executable).with_name("zizmor")
+    if not program.is_file():
+        pytest.skip("zizmor is not installed")
+    words = [str(program), "--offline", "--no-progress", "--persona", "pedantic", *paths]
+    ended = subprocess.run(words, capture_output=True, text=True, check=False)
+    return "" if ended.returncode == 0 else ended.stdout + ended.stderr
+
+
+def test_zizmor_finds_nothing_in_what_is_written(run, home) -> None:
+    for name in ("requirements.txt", "pyproject.toml"):
+        Path(name).touch()
+    written(run, "train.py")
+    plain = Path(".github/workflows/plain.yml")
+    Path(".github/workflows/gpu-memory.yml").rename(plain)
+    written(run, "train.py", "--gpu-runner", "self-hosted,gpu")
+
+    assert zizmor(".github/workflows") == ""
+
+
+def test_zizmor_finds_nothing_in_own_workflows_and_the_action() -> None:
+    root = Path(__file__).parents[2]
+
+    assert zizmor(str(root / ".github/workflows"), str(root / "action.yml")) == ""
+
+
+def steps_of(found: Any) -> list[dict[str, Any]]:
+    return [s for job in found["jobs"].values() for s in job["steps"] if "uses" in s]
+
+
+def test_actions_are_pinned_and_no_checkout_keeps_credentials(run, home) -> None:
+    root = Path(__file__).parents[2]
+    wheels = yaml.safe_load((root / ".github/workflows/wheels.yml").read_text())
+    action = yaml.safe_load((root / "action.yml").read_text())["runs"]["steps"]
+    generated = written(run, "train.py", "--gpu-runner", "self-hosted,gpu")
+    steps = [*steps_of(wheels), *steps_of(generated), *(s for s in action if "uses" in s)]
+
+    assert len(steps) > 10
+    for step in steps:
+        assert re.fullmatch(r"actions/[a-z-]+@[0-9a-f]{40}", step["uses"])
+        if "checkout" in step["uses"]:
+            assert step["with"]["persist-credentials"] is False
+
+
+def test_code_of_forks_does_not_run_on_own_machines(run, home) -> None:
+    jobs = written(run, "train.py", "--gpu-runner", "self-hosted,gpu")["jobs"]
+    path = ".gitlab/gpu-memory.yml"
+    gitlab = written(run, "train.py", "--gpu-runner", "gpu", "--gitlab", path=path)
+
+    is_own = "github.event.pull_request.head.repo.full_name == github.repository"
+    assert [name for name, job in jobs.items() if "ubuntu-latest" not in job["runs-on"]] == [
+        "record"
+    ]
+    assert jobs["record"]["if"] == is_own
+    assert "needs.record.result != 'skipped'" in jobs["check"]["if"]
+    for name in ("gpu-memory-record", "gpu-memory-check"):  # one that is needed must be there too
+        (rule,) = gitlab[name]["rules"]
+        assert "&& $CI_MERGE_REQUEST_SOURCE_PROJECT_ID == $CI_PROJECT_ID" in rule["if"]
+
+
 @pytest.mark.parametrize("where", [(), ("--gitlab",)])
 def test_gpu_jobs_record_and_check_with_paths_mapped(run, home, where) -> None:
     path = ".gitlab/gpu-memory.yml" if where else ".github/workflows/gpu-memory.yml"
@@ -191,7 +253,6 @@ def pull_request(tmp_path: Path, home: Path) -> dict[str, str]:
     return kept | {
         "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}",
         "HOME": str(tmp_path),
-        "BEFORE": base,
         "GITHUB_WORKSPACE": str(home),
         "GITHUB_STEP_SUMMARY": str(tmp_path / "summary.md"),
         "GITHUB_REPOSITORY": "owner/name",
@@ -211,7 +272,12 @@ def shell(script: str, variables: dict[str, str]) -> subprocess.CompletedProcess
 @pytest.mark.slow
 def test_github_steps_run_and_leave_one_comment(run, pull_request, home, tmp_path) -> None:
     found = written(run, "train.py", "--fits-on", "1GiB", "--", "64")
-    scripts = [s["run"] for s in found["jobs"]["rehearse"]["steps"] if "run" in s]
+    steps = found["jobs"]["rehearse"]["steps"]
+    scripts = [s["run"] for s in steps if "run" in s]
+    (before,) = (s["with"] for s in steps if "path" in s.get("with", {}) and "ref" in s["with"])
+    assert before["ref"] == "${{ github.event.pull_request.base.sha }}"
+    git(home, "clone", "-q", f"{tmp_path / 'origin'}", before["path"])  # as the action would
+    git(home / before["path"], "checkout", "-q", pull_request["CI_MERGE_REQUEST_DIFF_BASE_SHA"])
 
     for script in scripts:
         done = shell(script, pull_request)

@@ -103,6 +103,42 @@ def test_files_outside_of_the_root_are_refused(root: Path, path: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "path",
+    [*("links/*.pickle", "links", "links/**", "**", "*/l*.pickle"),
+     *("linked", "link*d", "l*d/*.pickle", "linked/*.pickle", ".")],
+)  # fmt: skip
+def test_links_do_not_lead_out_of_the_root(root: Path, path: str) -> None:
+    (root / "a.pickle").unlink()
+    (root / "links").mkdir()
+    outside = root.parent / "elsewhere"
+    outside.mkdir()
+    (root.parent / "outside.pickle").rename(outside / "private.pickle")
+    (root / "links/link.pickle").symlink_to(outside / "private.pickle")
+    (root / "linked").symlink_to(outside)
+
+    for redact in (False, True):
+        result = call(root, "analyze", {"redact": redact}, paths=[path])
+
+        assert result.is_error
+        for word in ("20.00 MiB", "secret.py", "private"):
+            assert word not in text(result)
+
+
+@pytest.mark.parametrize("name", ["x" * 100_000, "a\0b", "../" + "y" * 3000])
+def test_refusals_repeat_no_more_than_the_start_of_a_name(root: Path, name: str) -> None:
+    result = call(root, "analyze", paths=[name])
+
+    assert result.is_error
+    assert "is not below" in text(result)
+    assert len(text(result)) < 300 + len(str(root))
+
+
+def test_number_of_paths_is_bounded(root: Path) -> None:
+    assert "more than 1000 paths" in text(call(root, "analyze", paths=["a.pickle"] * 1001))
+
+
+@pytest.mark.slow
 def test_values_are_never_options_and_errors_are_sentences(root: Path) -> None:
     missing = call(root, "analyze", paths=["--help"])
     wrong = call(root, "simulate", path="a.pickle", capacity="--help")

@@ -4,18 +4,31 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
-from fragdoctor.cli.view import HOST, MAX_QUESTION_BYTES, Replays, Viewer
+from fragdoctor.cli.view import (
+    HOST,
+    MAX_CONNECTIONS,
+    MAX_QUESTION_BYTES,
+    Abandoned,
+    Replays,
+    Viewer,
+    in_browser,
+)
 from fragdoctor.diagnosis.pipeline import diagnose
 from fragdoctor.errors import ConfigError
 from fragdoctor.future.simulator import simulate
+from fragdoctor.future.whatif import FairReplay
 from fragdoctor.inputs.cases import read_case
 from fragdoctor.model.case import Overrides
 
@@ -141,6 +154,164 @@ def test_long_question_is_not_read(viewer):
     response, _ = ask(viewer, "POST", f"/{viewer.token}/try", b"x" * (MAX_QUESTION_BYTES + 1))
 
     assert response.status == 413
+
+
+def raw(viewer, request: bytes) -> socket.socket:
+    connection = socket.create_connection((HOST, viewer.server_port), timeout=20)
+    connection.sendall(request)
+    return connection
+
+
+def question(viewer, content: bytes = b'{"device": 0}', length: str | None = None) -> bytes:
+    head = (
+        f"POST /{viewer.token}/try HTTP/1.1\r\nHost: {HOST}:{viewer.server_port}\r\n"
+        f"Content-Length: {len(content) if length is None else length}\r\n\r\n"
+    )
+    return head.encode() + content
+
+
+def reset(connection: socket.socket) -> None:
+    """Close so that the other side is told of a broken connection."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()
+
+
+def everything(connection: socket.socket) -> bytes:
+    with connection:
+        return b"".join(iter(lambda: connection.recv(65536), b""))
+
+
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        (b"GET / HTTP/1.0\r\n\r\n", 403),
+        (b"GET /\r\n\r\n", 403),
+        (b"nonsense\r\n\r\n", 400),
+        (b"GET / HTTP/9.9\r\n\r\n", 505),
+        (b"BREW /<script>alert(1)</script> HTTP/1.1\r\n\r\n", 501),
+        (b"HEAD / HTTP/1.1\r\n\r\n", 501),
+        (b"GET /" + b"x" * 70_000 + b" HTTP/1.1\r\n\r\n", 414),
+        (b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 200 + b"\r\n", 431),
+    ],
+)
+def test_every_answer_has_the_headers_and_repeats_nothing(viewer, request_, status):
+    answer = everything(raw(viewer, request_))
+
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.0 %d " % status)
+    for name in (b"Content-Security-Policy", b"X-Content-Type-Options", b"Cache-Control",
+                 b"Referrer-Policy", b"Cross-Origin-Resource-Policy"):  # fmt: skip
+        assert name in head
+    assert b"Python" not in answer
+    assert b"script" not in body
+
+
+@pytest.mark.parametrize("length", ["9" * 5000, "9" * 20, "-1", "1e3", "", "0x10", "\u00b2"])
+def test_absurd_lengths_are_refused(viewer, capfd, length):
+    answer = everything(raw(viewer, question(viewer, b"", length)))
+
+    assert answer.startswith(b"HTTP/1.0 413 ")
+    assert capfd.readouterr().err == ""
+
+
+def test_broken_connections_leave_no_traceback(viewer, capfd):
+    asked = question(viewer)
+    for n_bytes in (0, 10, len(asked) - 5, len(asked)):
+        reset(raw(viewer, asked[:n_bytes]))
+        raw(viewer, asked[:n_bytes]).close()
+    page = f"GET /{viewer.token}/ HTTP/1.0\r\nHost: {HOST}:{viewer.server_port}\r\n\r\n"
+    reset(raw(viewer, page.encode()))
+
+    assert try_(viewer, {"device": 0})[0] == 200
+    time.sleep(0.2)  # the threads of the broken ones may still be at work
+    assert capfd.readouterr().err == ""
+
+
+def test_abandoned_questions_do_not_delay_the_next(diagnosis, monkeypatch):
+    """Each takes 0.2 s: answered one after the other, 300 of them would take a minute."""
+    n_replays = 0
+    replay = FairReplay.replay
+
+    def slow(self, what_if):
+        nonlocal n_replays
+        n_replays += 1
+        time.sleep(0.2)
+        return replay(self, what_if)
+
+    server = Viewer("", Replays(diagnosis))
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        assert try_(server, {"device": 0})[0] == 200  # reproduced: that is needed by all
+        monkeypatch.setattr(FairReplay, "replay", slow)
+        for i in range(300):
+            connection = raw(server, question(server))
+            reset(connection) if i % 2 else connection.close()
+        start = time.monotonic()
+        status, _ = try_(server, {"device": 0})
+        took_s = time.monotonic() - start
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+    assert status == 200
+    assert took_s < 1.2  # its own replay included
+    assert n_replays < 10
+
+
+def test_search_for_somebody_who_went_away_ends(diagnosis, monkeypatch):
+    """The smallest capacity takes many replays."""
+    answers = Replays(diagnosis)
+    n_left = 3
+
+    def is_wanted():
+        nonlocal n_left
+        n_left -= 1
+        return n_left > 0
+
+    with pytest.raises(Abandoned):
+        answers({"device": 0, "smallest": True}, is_wanted)
+    assert answers({"device": 0, "smallest": True}, lambda: True)["smallest_capacity_bytes"]
+
+
+def test_connections_are_bounded(diagnosis):
+    server = Viewer("", Replays(diagnosis))
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    before = threading.active_count()
+    idle = [raw(server, b"GET") for _ in range(MAX_CONNECTIONS + 20)]
+    try:
+        time.sleep(0.5)
+        n_threads = threading.active_count() - before
+        for connection in idle:
+            connection.close()
+        status, _ = try_(server, {"device": 0})
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+    assert n_threads <= MAX_CONNECTIONS
+    assert status == 200
+
+
+def test_browser_is_not_told_the_token_in_its_arguments(monkeypatch):
+    opened = []
+
+    def open_(url):
+        place = Path(url.removeprefix("file://"))
+        mode = place.parent.stat().st_mode & 0o077
+        opened.append((url, place, place.read_text(), mode))
+
+    monkeypatch.setattr("webbrowser.open", open_)
+    with in_browser("http://127.0.0.1:1/secret-token/"):
+        ((url, place, text, mode),) = opened
+
+    assert "secret-token" not in url
+    assert re.search(r'url=http://127\.0\.0\.1:1/secret-token/"', text)
+    assert mode == 0 or sys.platform == "win32"
+    assert not place.exists()
 
 
 def test_port_in_use_is_said(viewer, diagnosis):

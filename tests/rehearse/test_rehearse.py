@@ -170,7 +170,7 @@ def test_a_module_gets_its_arguments_and_the_settings(stage: Stage) -> None:
 
     found = stage.json(
         "-m", "package.train", "--gpu", "a100-40g", "--conf", "expandable_segments:True",
-        "--", "--epochs", "1",
+        "--snapshot", "kept.pickle", "--", "--epochs", "1",
     )  # fmt: skip
 
     assert found["rehearsal"]["conf"] == "expandable_segments:True"
@@ -230,11 +230,15 @@ def test_wrong_options_are_refused_before_anything_runs(training, options, sente
 
 
 @pytest.mark.slow
-def test_snapshots_are_not_overwritten(training: Stage) -> None:
-    first = training.json("train.py", "--steps", "1")
-    second = training.json("train.py", "--steps", "1")
+def test_only_a_snapshot_that_was_asked_for_is_left_and_none_overwritten(training: Stage) -> None:
+    before = sorted(training.home.iterdir())
 
-    assert first["rehearsal"]["snapshot"] == "train-rehearsal.pickle"
-    assert second["rehearsal"]["snapshot"] == "train-rehearsal-2.pickle"
-    refused = training.run("train.py", "--snapshot", "train-rehearsal.pickle")
+    unasked = training.json("train.py", "--steps", "1")
+
+    assert sorted(training.home.iterdir()) == before
+    assert unasked["rehearsal"]["snapshot"] == ""
+    asked = training.json("train.py", "--steps", "1", "--snapshot", "kept.pickle")
+    assert asked["rehearsal"]["snapshot"] == "kept.pickle"
+    assert (training.home / "kept.pickle").is_file()
+    refused = training.run("train.py", "--snapshot", "kept.pickle")
     assert refused.returncode == 2

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fragdoctor._native import _ext
 from fragdoctor.errors import ConfigError, OutOfMemory, SimulationError
-from fragdoctor.trace.allocator import Allocator
+from fragdoctor.model.settings import Era, parse_conf
+from fragdoctor.trace.allocator import Allocator, native_config
 from fragdoctor.units import MIB
 
 CONFS = (
@@ -266,3 +270,20 @@ def test_setting_too_new_for_the_version_is_refused():
 def test_arguments_out_of_range_are_refused(bad):
     with pytest.raises(ValueError, match="must lie between"):
         Allocator(**bad)
+
+
+def test_failures_with_private_pools_cost_no_look_at_every_block() -> None:
+    """A replay on a device that is too small fails thousands of times, and reads no message."""
+    config = native_config(parse_conf(""), era=Era.ADDRESS, capacity_bytes=128 * MIB)
+    core = _ext.AllocatorCore(config)
+    pool = core.pool_create()
+    kept = [core.malloc(512, 0, pool) for _ in range(200_000)]
+    core.free(kept[0])
+    start = time.process_time()
+
+    for _ in range(20_000):
+        assert core.malloc(256 * MIB) is None
+
+    assert time.process_time() - start < 2  # block by block: 4 * 10^9 looks
+    n_reserved = core.reserved_bytes
+    assert core.last_oom()["private_free_bytes"] == n_reserved - 199_999 * 512

@@ -91,8 +91,7 @@ def segment_map_data(
     blocks = blocks_of(layout, rows)
     address = layout.segment_address[rows]
     pools = np.where(layout.is_private[rows], layout.segment_pool[rows], -1)
-    keys = group_keys(pools, layout.is_small[rows], layout.segment_stream[rows])
-    groups = sorted(set(keys), key=lambda k: (k[0] >= 0, k[0], not k[1], k[2]))
+    groups, group = groups_of(pools, layout.is_small[rows], layout.segment_stream[rows])
     pinning = np.array([a for pin in analysis.pins for a in pin.addresses], np.uint64)
     counts = np.bincount(blocks.segment, minlength=len(rows))
     lives, known = trace.lives, blocks.row >= 0
@@ -103,7 +102,7 @@ def segment_map_data(
         "hidden_bytes": int(total.sum()) - int(total[rows].sum()),
         "n_events": trace.n_events,
         "groups": describe_groups(trace, groups),
-        "group": blob.add([groups.index(key) for key in keys]),
+        "group": blob.add(group),
         "address_high": blob.add((address >> np.uint64(32)).astype(np.int64)),
         "address_low": blob.add((address & np.uint64(0xFFFFFFFF)).astype(np.int64)),
         "total": blob.add(total[rows]),
@@ -122,19 +121,26 @@ def _taken(column: npt.NDArray[Any], rows: I64) -> I64:
     return column[rows].astype(np.int64) if len(column) else np.zeros(len(rows), np.int64)
 
 
-def group_keys(
+Group = tuple[int, bool, int]
+"""Private pool or -1, is small, stream: no block moves between segments of two groups."""
+
+
+def groups_of(
     pools: npt.NDArray[Any], is_small: npt.NDArray[np.bool_], streams: npt.NDArray[np.int32]
-) -> list[tuple[int, bool, int]]:
-    """Return (private pool or -1, is small, stream) of segments: no block moves between these."""
-    return list(zip(pools.tolist(), is_small.tolist(), streams.tolist(), strict=True))
+) -> tuple[list[Group], list[int]]:
+    """Return the groups of segments, private ones last, and the number of each segment's group."""
+    keys = list(zip(pools.tolist(), is_small.tolist(), streams.tolist(), strict=True))
+    groups = sorted(set(keys), key=lambda k: (k[0] >= 0, k[0], not k[1], k[2]))
+    number = {key: i for i, key in enumerate(groups)}  # there may be as many groups as segments
+    return groups, [number[key] for key in keys]
 
 
-def describe_groups(trace: Trace, groups: list[tuple[int, bool, int]]) -> list[dict[str, Any]]:
+def describe_groups(trace: Trace, groups: list[Group]) -> list[dict[str, Any]]:
     """Return what the page says of groups of segments."""
     return [_group(trace, key) for key in groups]
 
 
-def _group(trace: Trace, key: tuple[int, bool, int]) -> dict[str, Any]:
+def _group(trace: Trace, key: Group) -> dict[str, Any]:
     pool, is_small, stream = key
     ids = None if pool < 0 else [int(i) for i in trace.snapshot.pools[pool]]
     handle = int(trace.snapshot.streams[stream]) if stream >= 0 else None
@@ -246,18 +252,16 @@ def _growth(analysis: DeviceAnalysis) -> list[int] | None:
 def _segments(trace: Trace, segments: SegmentLives, sink: Sink) -> dict[str, Any]:
     """Return segments over time: those of one group may touch, others never share a block."""
     blob, n = sink.blob, trace.n_events
-    keys = group_keys(
+    groups, group = groups_of(
         np.where(segments.pool != trace.default_pool, segments.pool, -1),
         segments.is_small,
         segments.stream,
     )
-    groups = sorted(set(keys), key=lambda k: (k[0] >= 0, k[0], not k[1], k[2]))
-    index = {key: i for i, key in enumerate(groups)}
     page = np.where(segments.is_small, SMALL_SEGMENT_BYTES, large_page_bytes(trace.settings))
     born = np.clip(segments.start.astype(np.int64), -1, n) + 1
     return {
         "groups": describe_groups(trace, groups),
-        "group": blob.add([index[key] for key in keys]),
+        "group": blob.add(group),
         "address": blob.add(segments.address.astype(np.int64)),
         "size": blob.add(segments.size_bytes),
         "page": blob.add(np.where(segments.is_expandable, page, 0)),

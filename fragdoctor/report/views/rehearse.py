@@ -117,7 +117,8 @@ def _facts(result: RehearsalResult) -> list[tuple[str, doc.Content]]:
         facts.append(("Fits on", _gpus(result)))
     if found.conf:
         facts.append(("Settings", code(found.conf)))
-    facts.append(("Snapshot", code(found.snapshot)))
+    if found.snapshot:
+        facts.append(("Snapshot", code(found.snapshot)))
     facts += [("Note", note) for note in found.notes]
     return facts
 

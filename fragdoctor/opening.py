@@ -1,0 +1,59 @@
+"""Files that the user names, opened for reading without waiting for ever."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import queue
+import stat
+import threading
+from typing import Final
+
+from fragdoctor.errors import InputError
+
+WRITER_WAIT_S: Final = 10.0
+"""How long a named pipe may have no writer; one that has one may be as slow as it likes."""
+
+
+def open_readable(path: str | os.PathLike[str]) -> io.FileIO:
+    """Open a file, unbuffered. Opening a named pipe would wait for somebody to write to it.
+
+    Raises:
+        OSError: as ``open``.
+        InputError: it is a pipe, and nobody writes to it.
+    """
+    is_pipe = stat.S_ISFIFO(os.stat(path).st_mode)  # noqa: PTH116 - names of any kind, as open
+    return io.FileIO(_end_of_pipe(path) if is_pipe else os.fspath(path), "rb")
+
+
+def _end_of_pipe(path: str | os.PathLike[str]) -> int:
+    """Return the descriptor of a pipe that has a writer.
+
+    Opened without waiting, a pipe that nobody writes to yet cannot be told from one that is at its
+    end unless something is read. So a thread waits, as ``open`` does.
+    """
+    opened: queue.SimpleQueue[int | OSError] = queue.SimpleQueue()
+
+    def wait() -> None:
+        try:
+            opened.put(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+        except OSError as e:
+            opened.put(e)
+
+    threading.Thread(target=wait, daemon=True).start()
+    try:
+        end = opened.get(timeout=WRITER_WAIT_S)
+    except queue.Empty:
+        with contextlib.suppress(OSError, queue.Empty):  # a writer for a moment ends the thread
+            os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+            end = opened.get(timeout=1)
+            if isinstance(end, int):
+                os.close(end)
+        raise InputError(
+            f"Nobody writes to the pipe {os.fspath(path)}.",
+            hint="Start the program that writes to it first.",
+        ) from None
+    if isinstance(end, OSError):
+        raise end
+    return end
