@@ -19,7 +19,7 @@ from fragdoctor.diagnosis.figures import (
     segment_reports,
     timeline_strip,
 )
-from fragdoctor.diagnosis.moments import moment_report
+from fragdoctor.diagnosis.moments import deciding_moment, moment_report
 from fragdoctor.diagnosis.remedies.capacity import SHORT_OF_MEMORY
 from fragdoctor.diagnosis.remedies.catalogue import proposals, prove, rank
 from fragdoctor.diagnosis.remedies.remedy import JudgedCase
@@ -177,6 +177,9 @@ def diagnose(  # noqa: PLR0913 - the choices of one run, all by keyword
     verdict = find_verdict(CaseEvidence(leader, bench))
     judged = JudgedCase(leader, verdict, results, bench, _training(leader, bench, verdict))
     proof = prove(judged, proposals(judged), progress)
+    ordered = [leader, *(c for c in contexts if c is not leader)]
+    moments = [(c, deciding_moment(c, leader, verdict)) for c in ordered]
+    segments, n_segments = segment_reports(*moments[0])
     recommendations, rejected = rank(proof.proposals, verdict.cause)
     if verdict.cause is Cause.HEALTHY and leader.failed_request is not None:
         rejected = ()  # the program came to terms with its failures: none is left to be mended
@@ -184,9 +187,14 @@ def diagnose(  # noqa: PLR0913 - the choices of one run, all by keyword
         case=case,
         verdict=verdict,
         checklist=build_checklist(leader, verdict),
-        devices=tuple(f for c in contexts if (f := device_figures(c)) is not None),
-        pins=tuple(p for c in _leader_first(contexts, leader) for p in pin_reports(c)),
-        holders=tuple(h for c in _leader_first(contexts, leader) for h in holder_reports(c)),
+        devices=tuple(
+            sorted(
+                (f for c, at in moments if (f := device_figures(c, at)) is not None),
+                key=lambda f: f.device,
+            )
+        ),
+        pins=tuple(p for c, at in moments for p in pin_reports(c, at)),
+        holders=tuple(h for c, at in moments for h in holder_reports(c, at)),
         fidelity=fidelity,
         findings=results.findings,
         skipped=results.skipped,
@@ -196,11 +204,9 @@ def diagnose(  # noqa: PLR0913 - the choices of one run, all by keyword
         notes=find_notes(case, contexts, leader),
         replay_notes=proof.notes,
         timeline=timeline_strip(leader),
-        worst_segments=segment_reports(leader),
-        n_pinned_segments=0 if leader.analysis is None else leader.analysis.n_pinned_segments,
-        phases=tuple(
-            p for c in _leader_first(contexts, leader) if (p := phase_report(c)) is not None
-        ),
+        worst_segments=segments,
+        n_pinned_segments=n_segments,
+        phases=tuple(p for c in ordered if (p := phase_report(c)) is not None),
         story=leader.story,
         moment=moment,
         analyses={c.analysis.device: c.analysis for c in contexts if c.analysis is not None},
@@ -214,7 +220,3 @@ def _training(context: Context, bench: Bench | None, verdict: Verdict) -> Traini
     if verdict.cause not in (*SHORT_OF_MEMORY, Cause.HEALTHY):
         return None
     return training_run(context.analysis.trace, context.analysis.phases, bench.requests)
-
-
-def _leader_first(contexts: Sequence[Context], leader: Context) -> list[Context]:
-    return [leader, *(c for c in contexts if c is not leader)]

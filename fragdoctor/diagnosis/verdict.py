@@ -526,8 +526,8 @@ def _no_failure(e: CaseEvidence) -> list[Hypothesis]:
             some_fragmentation(),
         ]
     cache = (
-        f"; {format_size(space.free_cached_bytes)} of {format_size(analysis.reserved_bytes)} "
-        "reserved are free cache"
+        f"; at the end {format_size(space.free_cached_bytes)} of "
+        f"{format_size(analysis.reserved_bytes)} reserved are free cache"
     )
     if space.releasable_bytes:
         cache += (

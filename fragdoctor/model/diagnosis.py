@@ -14,7 +14,7 @@ from fragdoctor.frozen import frozen
 from fragdoctor.model.case import Case
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Location, SkippedRule
 from fragdoctor.model.hooks import drawn
-from fragdoctor.model.phases import Category, MomentReport, PhaseReport, TrainingPhase
+from fragdoctor.model.phases import Category, HeldBytes, MomentReport, PhaseReport, TrainingPhase
 from fragdoctor.model.simulation import FidelityReport, Outlook
 from fragdoctor.model.story import LogStory
 
@@ -66,6 +66,17 @@ class RunState(StrEnum):
     EMPTY = "empty"
     """The input holds no memory at all."""
     UNKNOWN = "unknown"
+
+
+class Moment(StrEnum):
+    """Of which moment a list or a figure is. The strings are a contract (JSON ``moment``)."""
+
+    FAILURE = "failure"
+    """When the request failed that decides the verdict; on another device at the same time."""
+    PEAK = "peak"
+    """The highest allocated bytes of the trace."""
+    END = "end"
+    """Where the file ends."""
 
 
 @frozen
@@ -163,8 +174,37 @@ class Recommendation:
 
 
 @frozen
+class MomentFigures:
+    """What a device's memory was made of at the moment that the report is about.
+
+    Attributes:
+        moment: of the failure that decides the verdict, else of the peak, else of the end.
+        event: events of the device's trace before it; None where the input has no trace.
+        is_end: whether nothing happened on the device after it.
+        device_free_bytes: what the driver had free then; None where no input says it.
+        categories: what the allocated memory is for, most first; empty where that is not known.
+    """
+
+    moment: Moment
+    reserved_bytes: int
+    allocated_bytes: int
+    active_bytes: int
+    releasable_bytes: int = 0
+    pinned_free_bytes: int = 0
+    private_pools_free_bytes: int = 0
+    device_free_bytes: int | None = None
+    event: int | None = None
+    is_end: bool = True
+    categories: Sequence[HeldBytes] = ()
+
+
+@frozen
 class DeviceFigures:
-    """Key figures of one device; None is "this input does not say" (JSON ``devices[]``)."""
+    """Key figures of one device; None is "this input does not say" (JSON ``devices[]``).
+
+    They are of the end of the input, peaks and counters of all of it; ``moment`` has those of the
+    moment that the report is about, None where the input has no snapshot.
+    """
 
     device: int
     reserved_bytes: int | None = None
@@ -184,6 +224,7 @@ class DeviceFigures:
     peak_active_bytes: int | None = None
     private_pools_bytes: int | None = None
     pending_free_bytes: int | None = None
+    moment: MomentFigures | None = None
 
 
 @frozen
@@ -191,6 +232,7 @@ class PinReport:
     """A live block (or group with the same stack) that keeps free memory from being returned.
 
     ``pinned_bytes`` is the free memory that would become returnable if these blocks were gone.
+    ``moment`` is that of the failure, without one the end of the file.
     """
 
     device: int
@@ -200,11 +242,16 @@ class PinReport:
     stack: Sequence[Location] = ()
     location: Location | None = None
     age_events: int | None = None
+    moment: Moment = Moment.END
 
 
 @frozen
 class HolderReport:
-    """Live memory by the user's own source line, now and at the peak.
+    """Live memory by the user's own source line: at the failure, at the peak and at the end.
+
+    ``moment`` is the one of these that the report is about; ``held_bytes`` and ``n_blocks`` are of
+    it. ``now_bytes`` is the end of the file. ``failure_bytes`` is None where no request of the
+    trace decides the verdict.
 
     ``within`` is the line of a library that the user's line called into and that made most of it;
     ``module`` is the path of the model's module that did, the number of a repeated one as ``*``, ""
@@ -221,6 +268,14 @@ class HolderReport:
     within: Location | None = None
     module: str = ""
     categories: Sequence[Category] = ()
+    failure_bytes: int | None = None
+    moment: Moment = Moment.END
+
+    @property
+    def held_bytes(self) -> int:
+        """What was live at the moment that the report is about."""
+        at = {Moment.FAILURE: self.failure_bytes, Moment.PEAK: self.peak_bytes}
+        return at.get(self.moment, self.now_bytes) or 0
 
 
 @frozen
