@@ -13,6 +13,7 @@ from fragdoctor.model.diagnosis import (
     ChecklistItem,
     DeviceFigures,
     Diagnosis,
+    Failure,
     HolderReport,
     Moment,
     PinReport,
@@ -108,7 +109,7 @@ def healthy() -> Diagnosis:
     )
 
 
-def _held(  # noqa: PLR0913 - a row
+def _held(
     location: Location | None,
     n_bytes: int,
     peak: int | None,
@@ -195,6 +196,9 @@ def fragmentation() -> Diagnosis:
                 capacity_bytes=3896 * MIB,
                 n_events=48_102,
             ),
+        ),
+        failure=Failure(
+            0, 10_872, 500 * MIB, 488 * MIB, STEP, (STEP, MAIN), source="trace and oom message"
         ),
         pins=(
             PinReport(0, 3, 24 * MIB, 412 * MIB, (LINEAR, CACHE, STEP, MAIN), CACHE, 4102),

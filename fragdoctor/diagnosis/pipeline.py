@@ -11,6 +11,7 @@ from fragdoctor.analysis.training_run import TrainingRun, training_run
 from fragdoctor.diagnosis.bench import Bench, Progress, set_up
 from fragdoctor.diagnosis.checklist_items import build_checklist
 from fragdoctor.diagnosis.corrections import find_corrections
+from fragdoctor.diagnosis.failure import find_failure
 from fragdoctor.diagnosis.figures import (
     device_figures,
     holder_reports,
@@ -209,6 +210,7 @@ def diagnose(  # noqa: PLR0913 - the choices of one run, all by keyword
         phases=tuple(p for c in ordered if (p := phase_report(c)) is not None),
         story=leader.story,
         moment=moment,
+        failure=find_failure(leader, verdict, moments[0][1]),
         analyses={c.analysis.device: c.analysis for c in contexts if c.analysis is not None},
     )
 

@@ -174,6 +174,33 @@ class Recommendation:
 
 
 @frozen
+class Failure:
+    """The request that failed and that the verdict is about.
+
+    Attributes:
+        device: None where no input names it.
+        event: events of the device's trace before it; None where it is known by its message only.
+        requested_bytes: what the program asked for; of a message the segment, which may be larger.
+        free_bytes: what the driver had free.
+        location: the line of the program that asked; None where no stack and no traceback says it.
+        stack: from that line outwards.
+        source_text: that line as a traceback prints it, ""; hostile text.
+        source: the inputs that say it: ``trace``, ``oom message``, ``trace and oom message``.
+        is_caught: the program went on.
+    """
+
+    device: int | None
+    event: int | None
+    requested_bytes: int | None
+    free_bytes: int | None
+    location: Location | None
+    stack: Sequence[Location] = ()
+    source_text: str = ""
+    source: str = ""
+    is_caught: bool = False
+
+
+@frozen
 class MomentFigures:
     """What a device's memory was made of at the moment that the report is about.
 
@@ -366,8 +393,9 @@ class Diagnosis:
     that the verdict is about; ``phases`` has one report per device with a trace, that one first.
     ``notes`` are about the inputs, ``replay_notes`` about what a replay can and cannot say.
     ``story`` is None if there is no log, or nothing happens in it. ``moment`` is one that was asked
-    for. ``analyses`` are the ``DeviceAnalysis`` of each device of the snapshot, for the graphics
-    of the page.
+    for. ``failure`` is the request that the verdict is about, None where none of the GPU failed.
+    ``analyses`` are the ``DeviceAnalysis`` of each device of the snapshot, for the graphics of the
+    page.
     """
 
     case: Case
@@ -390,6 +418,7 @@ class Diagnosis:
     phases: Sequence[PhaseReport] = ()
     story: LogStory | None = None
     moment: MomentReport | None = None
+    failure: Failure | None = None
     analyses: Mapping[int, Any] = field(default_factory=dict, compare=False)
 
     def __repr__(self) -> str:

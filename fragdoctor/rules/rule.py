@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
 from pathlib import PurePath
-from typing import ClassVar, Final
+from typing import ClassVar, Final, TypeVar
 
 from fragdoctor.analysis.result import DeviceAnalysis
 from fragdoctor.frozen import frozen
@@ -128,16 +128,16 @@ class Context:
 
     def user_stack(self, stack_id: int) -> tuple[Location, ...]:
         """Return a stack from the user's own line outwards, at most ``MAX_STACK`` frames."""
-        return _located(_from_user(self._frames(stack_id))[:MAX_STACK])
+        return _located(from_user(self._frames(stack_id))[:MAX_STACK])
 
     def user_line(self, stack_id: int) -> Location | None:
         """Return the user's own line of a stack, None where no Python frame was recorded."""
-        lines = _located(_from_user(self._python_frames(stack_id))[:1])
+        lines = _located(from_user(self._python_frames(stack_id))[:1])
         return lines[0] if lines else None
 
     def python_stack(self, stack_id: int) -> tuple[Location, ...]:
         """Return a stack as ``user_stack`` does; nothing where it holds C++ frames alone."""
-        return _located(_from_user(self._python_frames(stack_id))[:MAX_STACK])
+        return _located(from_user(self._python_frames(stack_id))[:MAX_STACK])
 
     def _python_frames(self, stack_id: int) -> tuple[Frame, ...]:
         frames = self._frames(stack_id)
@@ -168,7 +168,10 @@ def _located(frames: Iterable[Frame]) -> tuple[Location, ...]:
     return tuple(Location(f.filename, f.line, f.name) for f in frames)
 
 
-def _from_user(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
+F = TypeVar("F", Frame, Location)
+
+
+def from_user(frames: tuple[F, ...]) -> tuple[F, ...]:
     """Return frames from the user's own outwards; from a package's or PyTorch's without one."""
     kinds = [classify_file(f.filename) for f in frames]
     for wanted in (USER, PACKAGE, TORCH):

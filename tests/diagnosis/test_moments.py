@@ -13,6 +13,7 @@ from fragdoctor.future.steps import Steps
 from fragdoctor.inputs.snapshot_reader import read_snapshot
 from fragdoctor.model.case import Case
 from fragdoctor.model.diagnosis import Diagnosis, Moment, RunState
+from fragdoctor.report.base import RenderOptions, render
 
 SAMPLES = Path(__file__).parents[2] / "sample_snapshots"
 
@@ -180,3 +181,23 @@ def test_another_device_is_shown_when_the_failure_happened():
     assert told.verdict.device == 0
     m = told.devices[1].moment
     assert (m.moment, m.event, m.allocated_bytes) == (Moment.FAILURE, 2, 20 * MIB)
+
+
+def test_failure_names_the_line_that_asked_and_its_figures():
+    toy, told = caught()
+    f = told.failure
+
+    assert (f.device, f.requested_bytes, f.free_bytes) == (0, 30 * MIB, 16 * MIB)
+    assert (f.location.line, f.source, f.is_caught) == (4, "trace", True)
+    assert toy.events[f.event]["action"] == "oom"
+    said = render("analyze", "text", told, RenderOptions(120)).splitlines()[0]
+    assert said == "Out of memory on GPU 0 at train.py:4 in step: 30.00 MiB asked, 16.00 MiB free."
+    page = render("analyze", "github", told, RenderOptions(120))
+    assert "file=train.py,line=4" in page
+
+
+def test_run_without_a_failure_has_none():
+    toy = ToyAllocator()
+    toy.malloc(20 * MIB, line=1)
+
+    assert diagnose(Case(snapshot=columns(toy.data())), replays=False).failure is None

@@ -104,7 +104,7 @@ def test_timeline_marks_the_oom_after_its_event():
 
     _, data, _ = timeline_of(snapshot, 1_000_000)
 
-    assert data["ooms"] == [[8, 64 * MIB, 24 * MIB]]
+    assert data["ooms"] == [[8, 64 * MIB, 24 * MIB, ""]]
 
 
 def test_phases_are_found_by_time_and_nest():
