@@ -8,6 +8,7 @@ from typing import Final
 from fragdoctor.analysis.device import analyze_device
 from fragdoctor.analysis.result import DeviceAnalysis
 from fragdoctor.analysis.training_run import TrainingRun, training_run
+from fragdoctor.diagnosis.balance import balance_note
 from fragdoctor.diagnosis.bench import Bench, Progress, set_up
 from fragdoctor.diagnosis.checklist_items import build_checklist
 from fragdoctor.diagnosis.corrections import find_corrections
@@ -20,6 +21,7 @@ from fragdoctor.diagnosis.figures import (
     segment_reports,
     timeline_strip,
 )
+from fragdoctor.diagnosis.functions import function_holders
 from fragdoctor.diagnosis.moments import deciding_moment, moment_report
 from fragdoctor.diagnosis.remedies.capacity import SHORT_OF_MEMORY
 from fragdoctor.diagnosis.remedies.catalogue import proposals, prove, rank
@@ -184,25 +186,25 @@ def diagnose(  # noqa: PLR0913 - the choices of one run, all by keyword
     recommendations, rejected = rank(proof.proposals, verdict.cause)
     if verdict.cause is Cause.HEALTHY and leader.failed_request is not None:
         rejected = ()  # the program came to terms with its failures: none is left to be mended
+    figures = (f for c, at in moments if (f := device_figures(c, at)) is not None)
+    devices = tuple(sorted(figures, key=lambda f: f.device))
+    holders = tuple(h for c, at in moments for h in holder_reports(c, at))
+    balance = balance_note(devices, verdict, case.snapshot)
     return Diagnosis(
         case=case,
         verdict=verdict,
         checklist=build_checklist(leader, verdict),
-        devices=tuple(
-            sorted(
-                (f for c, at in moments if (f := device_figures(c, at)) is not None),
-                key=lambda f: f.device,
-            )
-        ),
+        devices=devices,
         pins=tuple(p for c, at in moments for p in pin_reports(c, at)),
-        holders=tuple(h for c, at in moments for h in holder_reports(c, at)),
+        holders=holders,
+        functions=function_holders(holders, case.snapshot),
         fidelity=fidelity,
         findings=results.findings,
         skipped=results.skipped,
         recommendations=recommendations,
         rejected=rejected,
         corrections=find_corrections(judged),
-        notes=find_notes(case, contexts, leader),
+        notes=tuple(n for n in (balance, *find_notes(case, contexts, leader)) if n),
         replay_notes=proof.notes,
         timeline=timeline_strip(leader),
         worst_segments=segments,

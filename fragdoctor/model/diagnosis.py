@@ -306,6 +306,39 @@ class HolderReport:
 
 
 @frozen
+class FunctionHolder:
+    """Several lines of one function that hold memory together, at the moment of the holders.
+
+    ``first_line`` and ``last_line`` are those of its ``n_lines`` that hold any.
+    """
+
+    device: int
+    function: str
+    filename: str
+    first_line: int
+    last_line: int
+    n_lines: int
+    held_bytes: int
+    moment: Moment
+
+    @property
+    def short(self) -> str:
+        """The function with its file and lines: ``update_nodes (models.py:174-181)``."""
+        name = Location(self.filename, 0, "").basename
+        return f"{self.function} ({name}:{self.first_line}-{self.last_line})"
+
+    def has(self, holder: HolderReport) -> bool:
+        """Whether a line is one of them."""
+        place = holder.location
+        return (
+            place is not None
+            and (holder.device, place.filename) == (self.device, self.filename)
+            and place.function == self.function
+            and self.first_line <= place.line <= self.last_line
+        )
+
+
+@frozen
 class TimelinePoint:
     """A moment of a trace that is worth a name: its start and end, a peak, a flush, an OOM.
 
@@ -391,6 +424,7 @@ class Diagnosis:
 
     ``timeline``, ``worst_segments`` (most pinned first) and ``n_pinned_segments`` are of the device
     that the verdict is about; ``phases`` has one report per device with a trace, that one first.
+    ``functions`` are those with several lines among the holders, most bytes first.
     ``notes`` are about the inputs, ``replay_notes`` about what a replay can and cannot say.
     ``story`` is None if there is no log, or nothing happens in it. ``moment`` is one that was asked
     for. ``failure`` is the request that the verdict is about, None where none of the GPU failed.
@@ -404,6 +438,7 @@ class Diagnosis:
     devices: Sequence[DeviceFigures] = ()
     pins: Sequence[PinReport] = ()
     holders: Sequence[HolderReport] = ()
+    functions: Sequence[FunctionHolder] = ()
     fidelity: FidelityReport = field(default_factory=FidelityReport)
     findings: Sequence[Finding] = ()
     skipped: Sequence[SkippedRule] = ()

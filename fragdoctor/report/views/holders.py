@@ -8,7 +8,14 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Final
 
-from fragdoctor.model.diagnosis import Cause, Diagnosis, HolderReport, Moment, SegmentReport
+from fragdoctor.model.diagnosis import (
+    Cause,
+    Diagnosis,
+    FunctionHolder,
+    HolderReport,
+    Moment,
+    SegmentReport,
+)
 from fragdoctor.model.finding import Location
 from fragdoctor.model.gpus import CUBLAS_WORKSPACES
 from fragdoctor.model.phases import Category
@@ -33,29 +40,61 @@ def short_holders(diagnosis: Diagnosis) -> doc.Section:
     """Return the lines that hold most memory, and what they pin: three at most."""
     device = diagnosis.verdict.device
     mine = [h for h in diagnosis.holders if device in (None, h.device) and h.held_bytes]
-    top = sorted(mine, key=lambda h: h.held_bytes, reverse=True)[:_MAX_HOLDERS]
+    one = _main_function(diagnosis, mine)
+    rest = mine if one is None else [h for h in mine if not one.has(h)]
+    top = sorted(rest, key=lambda h: h.held_bytes, reverse=True)[: _MAX_HOLDERS - (one is not None)]
+    rows: list[HolderReport | FunctionHolder] = [*top] if one is None else [one, *top]
     pinned: dict[Location | None, int] = {}
     for pin in diagnosis.pins:
         if device in (None, pin.device):
             pinned[pin.location] = pinned.get(pin.location, 0) + pin.pinned_bytes
-    is_shown = any(pinned.get(h.location) for h in top)
+    in_one = {h.location for h in mine if one is not None and one.has(h)}
+
+    def pinned_by(row: HolderReport | FunctionHolder) -> int:
+        if isinstance(row, FunctionHolder):
+            return sum(pinned.get(place, 0) for place in in_one)
+        return pinned.get(row.location, 0)
+
+    is_shown = any(pinned_by(row) for row in rows)
     shows_pins = diagnosis.verdict.cause is Cause.FRAGMENTATION and is_shown
 
-    def pins(holder: HolderReport) -> doc.Content:
-        n_bytes = pinned.get(holder.location, 0)
+    def pins(row: HolderReport | FunctionHolder) -> doc.Content:
+        n_bytes = pinned_by(row)
         return dim(f"pins {format_size(n_bytes)}" if n_bytes else "")
 
     table = doc.tabled(
-        top,
+        rows,
         doc.Column("", lambda h: doc.strong(format_size(h.held_bytes)), "right"),
         *([doc.Column("", pins)] if shows_pins else []),
-        doc.Column("", "location"),
-        notes=_within,
+        doc.Column("", _place, "path"),
+        notes=lambda h: _within(h) if isinstance(h, HolderReport) else [],
         detail=Detail.SHORT,
     )
-    moment = top[0].moment if top else Moment.END
+    moment = rows[0].moment if rows else Moment.END
     more = "; pins: the free memory held back" if shows_pins else ""
     return doc.Section("Largest holders", [table], f"live {_LIVE_WHEN[moment]}{more}")
+
+
+_MOST: Final = 0.5
+"""Of what all lines hold: a function with more is named as one holder."""
+
+
+def _main_function(diagnosis: Diagnosis, holders: Sequence[HolderReport]) -> FunctionHolder | None:
+    """Return the function of which several lines hold most together, None where none does."""
+    total = sum(h.held_bytes for h in holders)
+    return next(
+        (
+            f
+            for f in diagnosis.functions
+            if f.held_bytes > _MOST * total and f.device in {h.device for h in holders}
+        ),
+        None,
+    )
+
+
+def _place(row: HolderReport | FunctionHolder) -> doc.Content:
+    """Return a line of the program, or a function and its lines."""
+    return doc.code(row.short if isinstance(row, FunctionHolder) else location_text(row.location))
 
 
 _LIVE_WHEN: Final = {
