@@ -8,6 +8,7 @@ from typing import Final
 from fragdoctor.analysis.device import analyze_device
 from fragdoctor.analysis.result import DeviceAnalysis
 from fragdoctor.analysis.training_run import TrainingRun, training_run
+from fragdoctor.diagnosis.asked_capacity import capacity_note
 from fragdoctor.diagnosis.balance import balance_note
 from fragdoctor.diagnosis.bench import Bench, Progress, set_up
 from fragdoctor.diagnosis.checklist_items import build_checklist
@@ -189,7 +190,7 @@ def diagnose(  # noqa: PLR0913 - the choices of one run, all by keyword
     figures = (f for c, at in moments if (f := device_figures(c, at)) is not None)
     devices = tuple(sorted(figures, key=lambda f: f.device))
     holders = tuple(h for c, at in moments for h in holder_reports(c, at))
-    balance = balance_note(devices, verdict, case.snapshot)
+    about = (capacity_note(leader, bench), balance_note(devices, verdict, case.snapshot))
     return Diagnosis(
         case=case,
         verdict=verdict,
@@ -204,7 +205,7 @@ def diagnose(  # noqa: PLR0913 - the choices of one run, all by keyword
         recommendations=recommendations,
         rejected=rejected,
         corrections=find_corrections(judged),
-        notes=tuple(n for n in (balance, *find_notes(case, contexts, leader)) if n),
+        notes=tuple(n for n in (*about, *find_notes(case, contexts, leader)) if n),
         replay_notes=proof.notes,
         timeline=timeline_strip(leader),
         worst_segments=segments,

@@ -86,7 +86,10 @@ class Context:
 
     @property
     def total_bytes(self) -> int | None:
-        """Size of the device: as a message or a bundle has it, else as the user gave it."""
+        """Size of the device: as a message or a bundle has it, else as the user gave it.
+
+        What the user gives does not count where the recording knows better: it is of another card.
+        """
         printed = known(self.message.total_bytes) if self.message is not None else None
         if printed is not None:
             return printed
@@ -94,7 +97,32 @@ class Context:
         device = bundle.device(self.device) if bundle is not None else None
         if device is not None and device.total_bytes is not None:
             return device.total_bytes
-        return self.case.overrides.capacity_bytes
+        return self.case.overrides.capacity_bytes if self.uses_given_capacity else None
+
+    @property
+    def proven_capacity_bytes(self) -> int | None:
+        """What PyTorch could have, as a failed request of the trace proves; None without one."""
+        return None if self.analysis is None else self.analysis.capacity_estimate_bytes
+
+    @property
+    def peak_reserved_bytes(self) -> int:
+        """Most that the trace reserved; 0 without one."""
+        line = None if self.analysis is None else self.analysis.timeline
+        return 0 if line is None else line.peak_reserved_bytes
+
+    @property
+    def uses_given_capacity(self) -> bool:
+        """Whether the size that the user gave is that of the device, as far as the inputs say."""
+        given, device = self.case.overrides.capacity_bytes, None
+        if given is None or (self.message is not None and known(self.message.total_bytes)):
+            return False
+        if self.case.bundle is not None:
+            device = self.case.bundle.device(self.device)
+        if device is not None and device.total_bytes is not None:
+            return False
+        if self.case.overrides.memory_fraction is not None:
+            return True  # a fraction is of the whole device, which only the user knows
+        return self.proven_capacity_bytes is None and self.peak_reserved_bytes <= given
 
     @property
     def has_memory_fraction(self) -> bool:
