@@ -53,8 +53,7 @@ def test_diagnose_capacity_of_another_card_changes_no_fact(given_mib):
 @pytest.mark.parametrize(
     ("given_mib", "said"),
     [
-        (1060, "1.04 GiB, is not used: the failed request proves that PyTorch could have 1.03 GiB, "
-               "and the rest is not PyTorch's."),
+        (1060, "1.04 GiB, is not used: the failed request proves that PyTorch could have 1.03 GiB"),
         (16384, "With 16.00 GiB for PyTorch this run would get past its recorded part, 14.8"),
         (500, "With 500.00 MiB for PyTorch this run would run out of memory."),
     ],
