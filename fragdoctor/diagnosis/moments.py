@@ -18,6 +18,7 @@ from fragdoctor.future.steps import Steps
 from fragdoctor.model.diagnosis import Cause, Moment, Verdict
 from fragdoctor.model.phases import Category, HeldBytes, MomentReport
 from fragdoctor.model.snapshot import I64, Action
+from fragdoctor.rules.failed_request import FailedRequest, rounding_bytes
 from fragdoctor.rules.request_sources import matching_oom
 from fragdoctor.rules.rule import Context
 from fragdoctor.trace.lives import Layout, Totals
@@ -78,6 +79,8 @@ def deciding_moment(context: Context, leader: Context, verdict: Verdict) -> Deci
     if a is None:
         return None
     end = DecidingMoment(a, Moment.END, a.n_events)
+    if context is leader and _is_of_message(a, leader.failed_request):
+        return DecidingMoment(a, Moment.FAILURE, a.n_events)
     if a.timeline is None:
         return end
     failed = deciding_failure(leader, verdict)
@@ -91,6 +94,13 @@ def deciding_moment(context: Context, leader: Context, verdict: Verdict) -> Deci
         return end  # what was judged is the cache that is left there
     peak = a.timeline.peak_allocated_state
     return DecidingMoment(a, Moment.PEAK, peak, _is_end(a.trace, peak))
+
+
+def _is_of_message(a: DeviceAnalysis, failed: FailedRequest | None) -> bool:
+    """Return whether a file without the failure's event holds what its message says was live."""
+    if failed is None or failed.source != "oom message" or failed.live_bytes is None:
+        return False
+    return abs(failed.live_bytes - a.active_bytes) <= rounding_bytes(failed.live_bytes)
 
 
 def deciding_failure(leader: Context, verdict: Verdict) -> OomEvent | None:

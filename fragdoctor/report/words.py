@@ -159,9 +159,14 @@ def verdict_line(verdict: Verdict) -> str:
 
 
 def failure_line(failure: Failure | None) -> str:
-    """Return who asked for how much in one sentence; "" where neither is known."""
+    """Return who asked for how much in one sentence; "" where neither is known.
+
+    A library that fails without figures may have failed for another reason than memory.
+    """
     if failure is None or (failure.location is None and failure.requested_bytes is None):
         return ""
+    if failure.requested_bytes is None and failure.location is not None:
+        return f"Failed at {failure.location.short}."
     gpu = "" if failure.device is None else f" on GPU {failure.device}"
     at = "" if failure.location is None else f" at {failure.location.short}"
     figures = ((failure.requested_bytes, "asked"), (failure.free_bytes, "free"))

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from fragdoctor.diagnosis.pipeline import diagnose
 from fragdoctor.inputs.messages import find_messages
+from fragdoctor.inputs.snapshot_reader import read_snapshot
 from fragdoctor.model.case import Case
 from fragdoctor.model.finding import Location
 from fragdoctor.report.base import RenderOptions, render
+
+SAMPLES = Path(__file__).parents[2] / "sample_snapshots"
 
 MESSAGE = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 498.00 MiB. GPU 0 has a total "
@@ -92,3 +97,20 @@ def test_source_at_hand_is_quoted_where_it_is_mapped(tmp_path):
     for form in ("text", "markdown", "html"):
         assert "loss = model(x)  # here" in render("analyze", form, told, here), form
     assert "# here" not in render("analyze", "text", told, RenderOptions(120))
+
+
+def test_library_that_fails_without_figures_is_not_said_to_be_out_of_memory():
+    text = PYTHON.replace(MESSAGE, "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED")
+
+    told = diagnose(Case(oom=find_messages(text)))
+
+    first = render("analyze", "text", told, RenderOptions(120)).splitlines()[0]
+    assert first == "Failed at train.py:5 in main."
+
+
+def test_device_beside_that_of_the_verdict_has_no_bar_on_the_first_screen():
+    told = diagnose(Case(snapshot=read_snapshot(SAMPLES / "two_devices_oom.pickle")))
+
+    said = render("analyze", "text", told, RenderOptions(100))
+
+    assert len([line for line in said.splitlines() if line.startswith("Memory  GPU")]) == 1

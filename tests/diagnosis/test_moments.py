@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from builders import BASE, MIB, alloc, block, columns, free, oom, segment, segment_alloc, snapshot
+from oom_messages import case_of, new_style
 from toy_allocator import ToyAllocator
 
 from fragdoctor.diagnosis.pipeline import diagnose
@@ -201,3 +202,21 @@ def test_run_without_a_failure_has_none():
     toy.malloc(20 * MIB, line=1)
 
     assert diagnose(Case(snapshot=columns(toy.data())), replays=False).failure is None
+
+
+@pytest.mark.parametrize(
+    ("live", "moment"), [("20.00 MiB", Moment.FAILURE), ("90.00 MiB", Moment.END)]
+)
+def test_file_without_a_trace_is_of_the_failure_where_its_message_has_the_same_figures(
+    live: str, moment: Moment
+):
+    toy = ToyAllocator()
+    toy.malloc(20 * MIB, line=1)
+    bare = columns({**toy.data(), "device_traces": [[]]})
+    text = new_style("30.00 MiB", "100.00 MiB", "10.00 MiB", live, "0 bytes")
+
+    told = diagnose(case_of(text, snapshot=bare), replays=False)
+
+    assert told.devices[0].moment.moment is moment
+    assert {h.moment for h in told.holders} == {moment}
+    assert lines(told) == [(1, 20 * MIB, 1)]

@@ -211,7 +211,7 @@ def _memory(
     message = message_of(diagnosis, f.device)
     asked = message.requested_bytes if message is not None and message.is_device_oom else None
     bar = doc.Bar(parts, asked, detail=detail)
-    blocks: list[doc.Block] = [bar, _what_for(f.moment)]
+    blocks: list[doc.Block] = [bar, _what_for(f.moment, detail)]
     others = [d for d in diagnosis.devices if d.reserved_bytes and d.device != f.device]
     if others and detail is Detail.USUAL:
         reserved = (f"GPU {d.device} {format_size(d.reserved_bytes or 0)}" for d in others)
@@ -235,13 +235,13 @@ def _memory(
     return doc.Section("Memory", blocks, note, f"memory-{f.device}", f.device)
 
 
-def _what_for(moment: MomentFigures | None) -> doc.Paragraph:
+def _what_for(moment: MomentFigures | None, detail: Detail) -> doc.Paragraph:
     """Return what the allocated memory is for, where more than half of it is known."""
     found = () if moment is None else moment.categories
     total = sum(c.n_bytes for c in found)
     known = sum(c.n_bytes for c in found if c.category is not Category.UNKNOWN)
     said = _shares(found, total, _MIN_HELD_SHARE) if 2 * known > total else ""
-    return doc.Paragraph(dim(f"Allocated: {said}.") if said else "")
+    return doc.Paragraph(dim(f"Allocated: {said}.") if said else "", detail=detail)
 
 
 def parts_of(figures: DeviceFigures, message: OomMessage | None) -> list[doc.BarPart]:
