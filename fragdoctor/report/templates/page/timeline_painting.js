@@ -269,6 +269,7 @@ const timelinePainting = {
       c.fillStyle = bad;
       c.fillRect(left, area.top + 2, width, 17);
       c.fillStyle = paper;
+      c.textAlign = "left";
       c.fillText(said, left + 5, area.top + 11);
     }
     const peak = this.data.peak_state, x = this.xOf(peak), value = this.valueAt("allocated", peak);
@@ -282,7 +283,7 @@ const timelinePainting = {
     c.stroke();
     const label = `peak ${formatSize(value)}`, width = c.measureText(label).width + 10;
     const isLeft = x + width + 8 > this.width - RIGHT, at = isLeft ? x - width - 7 : x + 7;
-    const middle = Math.max(y(value), area.top + 18);
+    const middle = Math.max(y(value), area.top + (last ? 30 : 18)); // below the label of a failure
     c.fillStyle = paper;
     c.globalAlpha = 0.88;
     c.fillRect(at, middle - 9, width, 18);
