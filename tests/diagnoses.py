@@ -13,7 +13,9 @@ from fragdoctor.model.diagnosis import (
     ChecklistItem,
     DeviceFigures,
     Diagnosis,
+    Failure,
     HolderReport,
+    Moment,
     PinReport,
     Predicted,
     Recommendation,
@@ -98,8 +100,33 @@ def healthy() -> Diagnosis:
                 n_events=12_345,
             ),
         ),
-        holders=(HolderReport(0, STEP, 2150 * MIB, 2150 * MIB, 96, (LINEAR, STEP, MAIN)),),
+        holders=(
+            HolderReport(
+                0, STEP, 2150 * MIB, 2150 * MIB, 96, (LINEAR, STEP, MAIN), moment=Moment.PEAK
+            ),
+        ),
         fidelity=FidelityReport(1.0, "block_counter"),
+    )
+
+
+def _held(
+    location: Location | None,
+    n_bytes: int,
+    peak: int | None,
+    n_blocks: int,
+    stack: tuple[Location, ...] = (),
+    device: int = 0,
+) -> HolderReport:
+    """Return a line of a file that was written at the failure."""
+    return HolderReport(
+        device,
+        location,
+        n_bytes,
+        peak,
+        n_blocks,
+        stack,
+        failure_bytes=n_bytes,
+        moment=Moment.FAILURE,
     )
 
 
@@ -170,15 +197,18 @@ def fragmentation() -> Diagnosis:
                 n_events=48_102,
             ),
         ),
+        failure=Failure(
+            0, 10_872, 500 * MIB, 488 * MIB, STEP, (STEP, MAIN), source="trace and oom message"
+        ),
         pins=(
             PinReport(0, 3, 24 * MIB, 412 * MIB, (LINEAR, CACHE, STEP, MAIN), CACHE, 4102),
             PinReport(0, 128, 2 * MIB, 96 * MIB, (STEP, MAIN), STEP, 17),
             PinReport(0, 1, 512, 2 * MIB),
         ),
         holders=(
-            HolderReport(0, CACHE, 1800 * MIB, 1820 * MIB, 288, (LINEAR, CACHE, STEP, MAIN)),
-            HolderReport(0, STEP, 934 * MIB, 1280 * MIB, 1_024, (STEP, MAIN)),
-            HolderReport(0, None, 0, None, 2),
+            _held(CACHE, 1800 * MIB, 1820 * MIB, 288, (LINEAR, CACHE, STEP, MAIN)),
+            _held(STEP, 934 * MIB, 1280 * MIB, 1_024, (STEP, MAIN)),
+            _held(None, 0, None, 2),
         ),
         fidelity=FidelityReport(
             0.9987, "block_counter", "12 of 9,402 segment events come from before the recording"
@@ -407,7 +437,7 @@ def two_devices() -> Diagnosis:
         verdict=replace(one.verdict, device=1, also=(), settled_by=""),
         devices=(first, second, DeviceFigures(device=2)),
         pins=(*one.pins, PinReport(1, 2, 4 * MIB, 256 * MIB, (STEP,), STEP)),
-        holders=(*one.holders, HolderReport(1, STEP, 512 * MIB, 600 * MIB, 12, (STEP, MAIN))),
+        holders=(*one.holders, _held(STEP, 512 * MIB, 600 * MIB, 12, (STEP, MAIN), device=1)),
     )
 
 

@@ -89,6 +89,12 @@ class ToyAllocator:
                 self.segments.remove(s)
                 self._log("segment_free", s.address, s.size, s.stream, 0)
 
+    def refuse(self, requested: int, device_free: int, line: int = 1) -> None:
+        """Log a request that failed with so much free at the driver."""
+        self._log("oom", 0, requested, 0, line)
+        del self.events[-1]["addr"]
+        self.events[-1]["device_free"] = device_free
+
     def _new_segment(self, size: int, stream: int) -> Segment:
         total = 2 * MIB if size <= MIB else 20 * MIB
         if size >= 10 * MIB:

@@ -43,38 +43,39 @@ MAX_MAIN: Final = 2
 
 
 def find_holders(
-    trace: Trace, peak: int | None, category: npt.NDArray[np.uint8] | None = None
+    trace: Trace,
+    peak: int | None,
+    category: npt.NDArray[np.uint8] | None = None,
+    failure: int | None = None,
 ) -> tuple[Holder, ...]:
-    """Return live memory by user line now and at the peak, largest of both first.
+    """Return live memory by user line now, at the peak and at a failure, largest of all first.
 
     ``peak`` is the state (number of events) of highest allocated bytes, None without a trace;
-    ``category`` is that of each block of ``Lives``.
+    ``category`` is that of each block of ``Lives``; ``failure`` is the state of a failed request
+    after which more happened, None without one.
     """
     layout, lives = trace.layout, trace.lives
     now = np.flatnonzero(~layout.live_is_pending)
-    stack, size = layout.live_stack[now], layout.live_bytes[now]
-    life = layout.live_row[now]
-    is_peak = np.zeros(len(now), np.bool_)
-    if peak is not None:
-        rows = lives.allocated_at(peak)
-        stack = np.concatenate([stack, lives.stack[rows]])
-        size = np.concatenate([size, lives.size_bytes[rows]])
-        life = np.concatenate([life, rows])
-        is_peak = np.concatenate([is_peak, np.ones(len(rows), np.bool_)])
+    states = [s for s in (peak, failure) if s is not None]
+    rows = [lives.allocated_at(s) for s in states]
+    stack = np.concatenate([layout.live_stack[now], *(lives.stack[r] for r in rows)])
+    size = np.concatenate([layout.live_bytes[now], *(lives.size_bytes[r] for r in rows)])
+    life = np.concatenate([layout.live_row[now], *rows])
+    moment = np.repeat(np.arange(1 + len(rows)), [len(now), *map(len, rows)])
     if not len(stack):
         return ()
     line = trace.stacks.lines_of(stack)
     groups, member = np.unique(line, return_inverse=True)
     member = member.reshape(-1)
     n = len(groups)
-    table = np.zeros((2, n), np.int64)
-    np.add.at(table, (is_peak.astype(np.int64), member), size)
-    counts = np.zeros((2, n), np.int64)
-    np.add.at(counts, (is_peak.astype(np.int64), member), 1)
+    table = np.zeros((1 + len(rows), n), np.int64)
+    np.add.at(table, (moment, member), size)
+    counts = np.zeros((1 + len(rows), n), np.int64)
+    np.add.at(counts, (moment, member), 1)
     main = _main_stacks(member, stack, size, n)
     modules = _main_modules(trace, member, life, size)
     categories = {} if category is None else _main_categories(category, member, life, size)
-    order = np.argsort(-np.maximum(table[0], table[1]), kind="stable")[:MAX_HOLDERS]
+    order = np.argsort(-table.max(axis=0), kind="stable")[:MAX_HOLDERS]
     return tuple(
         Holder(
             frame=int(groups[g]),
@@ -83,6 +84,8 @@ def find_holders(
             n_now=int(counts[0, g]),
             peak_bytes=None if peak is None else int(table[1, g]),
             n_peak=None if peak is None else int(counts[1, g]),
+            failure_bytes=None if failure is None else int(table[-1, g]),
+            n_failure=None if failure is None else int(counts[-1, g]),
             module=modules.get(int(g), ""),
             categories=categories.get(int(g), ()),
         )
@@ -163,9 +166,11 @@ class Holds:
     free: I64
 
 
-def find_pins(trace: Trace) -> tuple[Pin, ...]:
-    """Return the groups of live blocks that pin free memory, most pinned (then shared) first."""
-    layout = trace.layout
+def find_pins(trace: Trace, layout: Layout) -> tuple[Pin, ...]:
+    """Return the groups of live blocks that pin free memory, most pinned (then shared) first.
+
+    ``layout`` is that of the trace's device at one moment.
+    """
     holds = find_holds(layout)
     if not len(holds.block):
         return ()
@@ -181,14 +186,13 @@ def find_pins(trace: Trace) -> tuple[Pin, ...]:
     shared = _sum_by(of_group[~alone], holds.free[unit[~alone]], len(groups))
     pins = []
     for g in np.lexsort((-shared, -pinned))[:MAX_PINS].tolist():
-        pin = _pin(trace, holds, np.flatnonzero(group == g))
+        pin = _pin(trace, layout, holds, np.flatnonzero(group == g))
         pins.append(replace(pin, pinned_bytes=int(pinned[g])))
     return tuple(pins)
 
 
-def _pin(trace: Trace, holds: Holds, rows: I64) -> Pin:
+def _pin(trace: Trace, layout: Layout, holds: Holds, rows: I64) -> Pin:
     """Return the group of blocks of these rows of ``holds``, without its free bytes."""
-    layout = trace.layout
     blocks = distinct(holds.block[rows])
     life = layout.live_row[blocks]
     start = trace.lives.start[life[life >= 0]]

@@ -351,7 +351,7 @@ def _analyzed(trace: Trace) -> DeviceAnalysis:
         free_space=free_space(layout, trace.snapshot.pools, streams),
         capture=capture,
         timeline=totals,
-        pins=find_pins(trace),
+        pins=find_pins(trace, layout),
         holders=find_holders(trace, peak, None if phases is None else phases.category),
         growth=growth,
         kept=kept,

@@ -101,7 +101,8 @@ class Holder:
     ``frame`` is a frame id of the snapshot or -1 (no stack recorded); ``stack`` is the stack id
     that holds most of it. ``module`` is the path of the module that made most of it, the number of
     a repeated one as ``*``; "" where none was recorded. Hostile text. ``categories`` are those of
-    most of it, the largest first, where they are few.
+    most of it, the largest first, where they are few. ``failure_bytes`` and ``n_failure`` are
+    those at a failure after which more happened, None where none was asked about.
     """
 
     frame: int
@@ -112,6 +113,8 @@ class Holder:
     n_peak: int | None
     module: str = ""
     categories: Sequence[Category] = ()
+    failure_bytes: int | None = None
+    n_failure: int | None = None
 
 
 @frozen

@@ -120,7 +120,7 @@ def _pinning(trace: Trace, value: str) -> list[int]:
     from fragdoctor.analysis.attribution import find_pins
 
     n_groups = _whole("The number of groups", value) if value else 1
-    pins = [p for p in find_pins(trace) if p.pinned_bytes > 0][:n_groups]
+    pins = [p for p in find_pins(trace, trace.layout) if p.pinned_bytes > 0][:n_groups]
     if not pins:
         raise SimulationError(f"No live block of GPU {trace.device} pins free memory.")
     return [address for pin in pins for address in pin.addresses]

@@ -40,7 +40,9 @@ def check_outside_pytorch(context: Context, verdict: Verdict) -> ChecklistItem:
         )
     outside = r.outside_bytes
     if outside is None:
-        return item.skip("No input says how large the device is: give the message or --capacity.")
+        # Where a failed request proves what PyTorch could have, a size given is of another card.
+        option = " or --capacity" if context.proven_capacity_bytes is None else ""
+        return item.skip(f"No input says how large the device is: give the message{option}.")
     total = r.total_bytes or 0
     value = f"{format_size(outside)} of {format_size(total)} ({format_share(outside, total)})"
     detail = _outside_detail(r)

@@ -3,18 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from fragdoctor.analysis.attribution import NO_PIN
-from fragdoctor.analysis.result import CategorySum, DeviceAnalysis, PhaseAnalysis, PinnedSegment
+from fragdoctor.analysis.attribution import (
+    NO_PIN,
+    find_holders,
+    find_pinned_segments,
+)
+from fragdoctor.analysis.free_space import free_space
+from fragdoctor.analysis.result import (
+    CategorySum,
+    DeviceAnalysis,
+    Holder,
+    PhaseAnalysis,
+    PinnedSegment,
+)
+from fragdoctor.diagnosis.moments import DecidingMoment, categories_at
 from fragdoctor.model.arrays import distinct
 from fragdoctor.model.case import MemoryStats
 from fragdoctor.model.diagnosis import (
     DeviceFigures,
     HolderReport,
+    Moment,
+    MomentFigures,
     PinReport,
     RunKind,
     SegmentReport,
@@ -44,10 +59,10 @@ MAX_HOLDERS = 30
 """Lines that a report carries."""
 
 
-def device_figures(context: Context) -> DeviceFigures | None:
+def device_figures(context: Context, moment: DecidingMoment | None) -> DeviceFigures | None:
     """Return the figures of one device; None where no input has any."""
-    if context.analysis is not None:
-        return _from_snapshot(context)
+    if context.analysis is not None and moment is not None:
+        return replace(_from_snapshot(context), moment=_at(context, context.analysis, moment))
     if context.failed_request is not None:
         return _from_message(context)
     if context.stats:
@@ -79,6 +94,27 @@ def _from_snapshot(context: Context) -> DeviceFigures:
         peak_active_bytes=_peak(context, "active"),
         private_pools_bytes=space.private_pools_reserved_bytes,
         pending_free_bytes=space.pending_free_bytes,
+    )
+
+
+def _at(context: Context, a: DeviceAnalysis, moment: DecidingMoment) -> MomentFigures:
+    """Return what the device's memory was made of at a moment."""
+    layout, snapshot = moment.layout, a.trace.snapshot
+    space = free_space(layout, snapshot.pools, [int(s) for s in snapshot.streams])
+    active = int(layout.live_bytes.sum())
+    failed = context.failed_request if moment.failed is not None else None
+    return MomentFigures(
+        moment=moment.kind,
+        reserved_bytes=layout.reserved_bytes,
+        allocated_bytes=active - space.pending_free_bytes,
+        active_bytes=active,
+        releasable_bytes=space.releasable_bytes,
+        pinned_free_bytes=space.pinned_free_bytes,
+        private_pools_free_bytes=space.private_pools_free_bytes,
+        device_free_bytes=None if failed is None else failed.free_bytes,
+        event=moment.state if a.timeline is not None else None,
+        is_end=moment.is_end,
+        categories=categories_at(a, moment.state),
     )
 
 
@@ -141,49 +177,75 @@ def _from_stats(context: Context, s: MemoryStats) -> DeviceFigures:
     )
 
 
-def pin_reports(context: Context) -> tuple[PinReport, ...]:
+def pin_reports(context: Context, moment: DecidingMoment | None) -> tuple[PinReport, ...]:
     """Return who pins free memory on one device, the most costly first."""
-    if context.analysis is None:
+    a = context.analysis
+    if a is None or moment is None:
         return ()
     return tuple(
         PinReport(
-            device=context.analysis.device,
+            device=a.device,
             n_blocks=pin.n_blocks,
             block_bytes=pin.block_bytes,
             pinned_bytes=pin.pinned_bytes,
             stack=context.user_stack(pin.stack),
             location=context.user_line(pin.stack),
-            age_events=_age(context, pin.oldest_event),
+            age_events=_age(pin.oldest_event, moment),
+            moment=Moment.FAILURE if moment.kind is Moment.FAILURE else Moment.END,
         )
-        for pin in context.analysis.pins[:MAX_PINS]
+        for pin in moment.pins[:MAX_PINS]
     )
 
 
-def _age(context: Context, row: int | None) -> int | None:
-    if row is None or context.snapshot is None or context.analysis is None:
-        return None
-    rows = context.snapshot.events.device_slice(context.analysis.device)
-    return int(rows.stop) - row
+def _age(event: int | None, moment: DecidingMoment) -> int | None:
+    """Return how many events before the moment of the pins the oldest of them was allocated."""
+    at = moment.analysis.n_events if moment.earlier_failure is None else moment.earlier_failure
+    return None if event is None else at - event
 
 
-def holder_reports(context: Context) -> tuple[HolderReport, ...]:
-    """Return live memory by line on one device, the largest first."""
-    if context.analysis is None:
+def holder_reports(context: Context, moment: DecidingMoment | None) -> tuple[HolderReport, ...]:
+    """Return live memory by line on one device, the largest at its moment first."""
+    a = context.analysis
+    if a is None or moment is None:
         return ()
-    return tuple(
+    reports = [
         HolderReport(
-            device=context.analysis.device,
+            device=a.device,
             location=context.frame(h.frame) or context.user_line(h.stack),
             now_bytes=h.now_bytes,
             peak_bytes=h.peak_bytes,
-            n_blocks=h.n_now,
+            n_blocks=_n_blocks(h, moment),
             stack=context.user_stack(h.stack),
             within=context.line_of_library(h.stack) if h.frame >= 0 else None,
             module=h.module,
             categories=h.categories,
+            failure_bytes=_failure_bytes(h, moment),
+            moment=moment.kind,
         )
-        for h in context.analysis.holders[:MAX_HOLDERS]
-    )
+        for h in _holders(a, moment)
+    ]
+    return tuple(sorted(reports, key=lambda h: -h.held_bytes)[:MAX_HOLDERS])
+
+
+def _holders(a: DeviceAnalysis, moment: DecidingMoment) -> Sequence[Holder]:
+    """Return the holders, with those at a failure after which more happened."""
+    if moment.earlier_failure is None or a.timeline is None:
+        return a.holders
+    category = None if a.phases is None else a.phases.category
+    peak = a.timeline.peak_allocated_state
+    return find_holders(a.trace, peak, category, moment.earlier_failure)
+
+
+def _failure_bytes(h: Holder, moment: DecidingMoment) -> int | None:
+    if moment.kind is not Moment.FAILURE:
+        return None
+    return h.now_bytes if moment.is_end else h.failure_bytes
+
+
+def _n_blocks(h: Holder, moment: DecidingMoment) -> int:
+    if moment.kind is Moment.PEAK:
+        return h.n_peak or 0
+    return h.n_now if moment.is_end else h.n_failure or 0
 
 
 MAX_SPANS: Final = 1000
@@ -283,7 +345,6 @@ def timeline_strip(context: Context) -> TimelineStrip | None:
     starts = stretch_starts(n_states, MAX_COLUMNS)
     first, last = line.at([0, a.n_events]).tolist()
     first_row = context.snapshot.events.device_slice(a.device).start
-    figures = device_figures(context)
     return TimelineStrip(
         device=a.device,
         n_events=a.n_events,
@@ -292,7 +353,7 @@ def timeline_strip(context: Context) -> TimelineStrip | None:
         first_bytes=(first[0], first[2]),
         last_bytes=(last[0], last[2]),
         peak_bytes=(line.peak_allocated_bytes, line.peak_reserved_bytes),
-        capacity_bytes=None if figures is None else figures.capacity_bytes,
+        capacity_bytes=_capacity(context),
         oom_columns=_columns((o.row - first_row + 1 for o in a.ooms), starts),
         flush_columns=_columns((f.first_row - first_row + 1 for f in a.flushes), starts),
         n_ooms=len(a.ooms),
@@ -346,14 +407,22 @@ def _columns(states: Iterable[int], starts: I64) -> tuple[int, ...]:
     return tuple(distinct(np.searchsorted(starts, at, side="right") - 1).tolist())
 
 
-def segment_reports(context: Context) -> tuple[SegmentReport, ...]:
-    """Return the segments with most pinned free memory, the worst first."""
+def segment_reports(
+    context: Context, moment: DecidingMoment | None
+) -> tuple[Sequence[SegmentReport], int]:
+    """Return the segments with most pinned free memory, the worst first, and how many have any.
+
+    They are of the moment of the pins.
+    """
     a = context.analysis
-    if a is None:
-        return ()
+    if a is None or moment is None:
+        return (), 0
+    segments, n_segments = a.pinned_segments, a.n_pinned_segments
+    if moment.earlier_failure is not None:
+        segments, n_segments = find_pinned_segments(moment.layout)
     # The places that pin_reports gives to the groups.
-    place = {pin.stack: i for i, pin in enumerate(a.pins[:MAX_PINS])}
-    return tuple(
+    place = {pin.stack: i for i, pin in enumerate(moment.pins[:MAX_PINS])}
+    reports = tuple(
         SegmentReport(
             device=a.device,
             total_bytes=s.total_bytes,
@@ -362,8 +431,9 @@ def segment_reports(context: Context) -> tuple[SegmentReport, ...]:
             largest_hole_bytes=s.largest_hole_bytes,
             runs=_runs(s, place),
         )
-        for s in a.pinned_segments
+        for s in segments
     )
+    return reports, n_segments
 
 
 def _runs(segment: PinnedSegment, place: dict[int, int]) -> tuple[SegmentRun, ...]:

@@ -1,22 +1,132 @@
-"""What was allocated at one moment of a trace: the peak of a step, an event, a failure."""
+"""The moment that a report is about, and what was allocated at any other that is asked for."""
 
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
-from fragdoctor.analysis.result import DeviceAnalysis
+from fragdoctor.analysis.attribution import find_pins
+from fragdoctor.analysis.result import DeviceAnalysis, OomEvent, Pin
 from fragdoctor.errors import ConfigError
 from fragdoctor.future.steps import Steps
+from fragdoctor.model.diagnosis import Cause, Moment, Verdict
 from fragdoctor.model.phases import Category, HeldBytes, MomentReport
 from fragdoctor.model.snapshot import I64, Action
+from fragdoctor.rules.failed_request import FailedRequest, rounding_bytes
+from fragdoctor.rules.request_sources import matching_oom
 from fragdoctor.rules.rule import Context
-from fragdoctor.trace.lives import Totals
+from fragdoctor.trace.lives import Layout, Totals
+from fragdoctor.trace.trace import Trace
 from fragdoctor.units import format_count, plural
+
+_QUIET: Final = (Action.SNAPSHOT, Action.OOM, Action.ANNOTATE, Action.OTHER)
+"""Actions that change nothing."""
+
+
+@dataclass(frozen=True, eq=False)
+class DecidingMoment:
+    """The moment of one device that everything on the first screen is about.
+
+    Attributes:
+        analysis: of the device.
+        kind: of the failure that decides the verdict, else of the peak, else of the end.
+        state: events of the device's trace before it.
+        is_end: whether nothing happened on the device after it.
+        failed: what failed then on this device; None where nothing did.
+    """
+
+    analysis: DeviceAnalysis
+    kind: Moment
+    state: int
+    is_end: bool = True
+    failed: OomEvent | None = None
+
+    @cached_property
+    def layout(self) -> Layout:
+        """The device's segments and blocks then: as the file has them, else undone."""
+        trace = self.analysis.trace
+        return trace.layout if self.is_end else trace.layout_at(self.state)
+
+    @cached_property
+    def pins(self) -> Sequence[Pin]:
+        """Who pinned free memory at the failure; where nothing failed, at the end.
+
+        At a peak hardly anything is free.
+        """
+        if self.earlier_failure is None:
+            return self.analysis.pins
+        return find_pins(self.analysis.trace, self.layout)
+
+    @property
+    def earlier_failure(self) -> int | None:
+        """The state of a failure after which more happened; None where it is no such moment."""
+        return self.state if self.kind is Moment.FAILURE and not self.is_end else None
+
+
+def deciding_moment(context: Context, leader: Context, verdict: Verdict) -> DecidingMoment | None:
+    """Return the moment of a device that its report is about; None without a snapshot.
+
+    A file is often written after the exception was handled. The failure is that of the device that
+    the verdict is about; another device is looked at when that happened, where events have times.
+    """
+    a = context.analysis
+    if a is None:
+        return None
+    end = DecidingMoment(a, Moment.END, a.n_events)
+    if context is leader and _is_of_message(a, leader.failed_request):
+        return DecidingMoment(a, Moment.FAILURE, a.n_events)
+    if a.timeline is None:
+        return end
+    failed = deciding_failure(leader, verdict)
+    if failed is not None:
+        state = _state_of(failed, leader, context)
+        if state is not None:
+            own = failed if context is leader else None
+            return DecidingMoment(a, Moment.FAILURE, state, _is_end(a.trace, state), own)
+    asked = leader.failed_request is not None and leader.failed_request.source == "user"
+    if asked or verdict.cause is Cause.FRAGMENTATION:
+        return end  # what was judged is the cache that is left there
+    peak = a.timeline.peak_allocated_state
+    return DecidingMoment(a, Moment.PEAK, peak, _is_end(a.trace, peak))
+
+
+def _is_of_message(a: DeviceAnalysis, failed: FailedRequest | None) -> bool:
+    """Return whether a file without the failure's event holds what its message says was live."""
+    if failed is None or failed.source != "oom message" or failed.live_bytes is None:
+        return False
+    return abs(failed.live_bytes - a.active_bytes) <= rounding_bytes(failed.live_bytes)
+
+
+def deciding_failure(leader: Context, verdict: Verdict) -> OomEvent | None:
+    """Return the failed request of the trace that the verdict is about; None without one."""
+    if leader.analysis is None or verdict.cause is Cause.HEALTHY:
+        return None  # a program that came to terms with its failures is judged as a whole
+    if leader.failed_request is None or leader.failed_request.source == "user":
+        return None
+    return matching_oom(leader.analysis, leader.message)
+
+
+def _state_of(failed: OomEvent, leader: Context, context: Context) -> int | None:
+    """Return the events of a device before a failure; None where no times tell."""
+    assert leader.analysis is not None  # noqa: S101 - it has the failure
+    assert context.analysis is not None  # noqa: S101 - checked by the caller
+    if context is leader:
+        return failed.row - leader.analysis.trace.first_row
+    snapshot, first = context.analysis.trace.snapshot, context.analysis.trace.first_row
+    when = int(snapshot.events.time_us[failed.row])
+    times = snapshot.events.time_us[first : first + context.analysis.n_events]
+    return int(np.searchsorted(times, when, "right")) if when > 0 else None
+
+
+def _is_end(trace: Trace, state: int) -> bool:
+    return bool(np.isin(trace.events.action[state:], _QUIET).all())
+
 
 MAX_LINES_AT: Final = 100
 """Lines of one moment, those with most bytes."""
@@ -52,7 +162,6 @@ def moment_report(context: Context, asked: str) -> MomentReport:
     lives, rows = a.trace.lives, a.trace.lives.allocated_at(state)
     size = lives.size_bytes[rows]
     lines = _held(a.trace.stacks.lines_of(lives.stack[rows]), size)
-    category = () if a.phases is None or not len(a.phases.category) else a.phases.category[rows]
     allocated, active, reserved = a.timeline.at([state])[0].tolist()
     is_in = np.searchsorted(steps, max(state - 1, 0), "right")
     moment = MomentReport(
@@ -66,9 +175,7 @@ def moment_report(context: Context, asked: str) -> MomentReport:
         active_bytes=active,
         reserved_bytes=reserved,
         lines=[HeldBytes(context.frame(f), None, *held) for f, *held in lines[:MAX_LINES_AT]],
-        categories=[HeldBytes(None, Category(kind), *held) for kind, *held in _held(category, size)]
-        if len(category)
-        else (),
+        categories=categories_at(a, state),
     )
     if not earlier:
         return moment
@@ -85,6 +192,15 @@ def moment_report(context: Context, asked: str) -> MomentReport:
         since_allocated_bytes=int(a.timeline.allocated_bytes[before]),
         changes=[HeldBytes(context.frame(f), None, *held) for f, *held in changed[:MAX_LINES_AT]],
     )
+
+
+def categories_at(a: DeviceAnalysis, state: int) -> Sequence[HeldBytes]:
+    """Return what is allocated in a state by category, most first; empty where none is known."""
+    if a.phases is None or not len(a.phases.category):
+        return ()
+    rows = a.trace.lives.allocated_at(state)
+    found = _held(a.phases.category[rows], a.trace.lives.size_bytes[rows])
+    return [HeldBytes(None, Category(kind), *held) for kind, *held in found]
 
 
 def _held(group: npt.ArrayLike, size: I64) -> list[tuple[int, int, int]]:

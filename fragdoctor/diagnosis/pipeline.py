@@ -8,9 +8,12 @@ from typing import Final
 from fragdoctor.analysis.device import analyze_device
 from fragdoctor.analysis.result import DeviceAnalysis
 from fragdoctor.analysis.training_run import TrainingRun, training_run
+from fragdoctor.diagnosis.asked_capacity import capacity_note
+from fragdoctor.diagnosis.balance import balance_note
 from fragdoctor.diagnosis.bench import Bench, Progress, set_up
 from fragdoctor.diagnosis.checklist_items import build_checklist
 from fragdoctor.diagnosis.corrections import find_corrections
+from fragdoctor.diagnosis.failure import find_failure
 from fragdoctor.diagnosis.figures import (
     device_figures,
     holder_reports,
@@ -19,7 +22,8 @@ from fragdoctor.diagnosis.figures import (
     segment_reports,
     timeline_strip,
 )
-from fragdoctor.diagnosis.moments import moment_report
+from fragdoctor.diagnosis.functions import function_holders
+from fragdoctor.diagnosis.moments import deciding_moment, moment_report
 from fragdoctor.diagnosis.remedies.capacity import SHORT_OF_MEMORY
 from fragdoctor.diagnosis.remedies.catalogue import proposals, prove, rank
 from fragdoctor.diagnosis.remedies.remedy import JudgedCase
@@ -177,32 +181,39 @@ def diagnose(  # noqa: PLR0913 - the choices of one run, all by keyword
     verdict = find_verdict(CaseEvidence(leader, bench))
     judged = JudgedCase(leader, verdict, results, bench, _training(leader, bench, verdict))
     proof = prove(judged, proposals(judged), progress)
+    ordered = [leader, *(c for c in contexts if c is not leader)]
+    moments = [(c, deciding_moment(c, leader, verdict)) for c in ordered]
+    segments, n_segments = segment_reports(*moments[0])
     recommendations, rejected = rank(proof.proposals, verdict.cause)
     if verdict.cause is Cause.HEALTHY and leader.failed_request is not None:
         rejected = ()  # the program came to terms with its failures: none is left to be mended
+    figures = (f for c, at in moments if (f := device_figures(c, at)) is not None)
+    devices = tuple(sorted(figures, key=lambda f: f.device))
+    holders = tuple(h for c, at in moments for h in holder_reports(c, at))
+    about = (capacity_note(leader, bench), balance_note(devices, verdict, case.snapshot))
     return Diagnosis(
         case=case,
         verdict=verdict,
         checklist=build_checklist(leader, verdict),
-        devices=tuple(f for c in contexts if (f := device_figures(c)) is not None),
-        pins=tuple(p for c in _leader_first(contexts, leader) for p in pin_reports(c)),
-        holders=tuple(h for c in _leader_first(contexts, leader) for h in holder_reports(c)),
+        devices=devices,
+        pins=tuple(p for c, at in moments for p in pin_reports(c, at)),
+        holders=holders,
+        functions=function_holders(holders, case.snapshot),
         fidelity=fidelity,
         findings=results.findings,
         skipped=results.skipped,
         recommendations=recommendations,
         rejected=rejected,
         corrections=find_corrections(judged),
-        notes=find_notes(case, contexts, leader),
+        notes=tuple(n for n in (*about, *find_notes(case, contexts, leader)) if n),
         replay_notes=proof.notes,
         timeline=timeline_strip(leader),
-        worst_segments=segment_reports(leader),
-        n_pinned_segments=0 if leader.analysis is None else leader.analysis.n_pinned_segments,
-        phases=tuple(
-            p for c in _leader_first(contexts, leader) if (p := phase_report(c)) is not None
-        ),
+        worst_segments=segments,
+        n_pinned_segments=n_segments,
+        phases=tuple(p for c in ordered if (p := phase_report(c)) is not None),
         story=leader.story,
         moment=moment,
+        failure=find_failure(leader, verdict, moments[0][1]),
         analyses={c.analysis.device: c.analysis for c in contexts if c.analysis is not None},
     )
 
@@ -214,7 +225,3 @@ def _training(context: Context, bench: Bench | None, verdict: Verdict) -> Traini
     if verdict.cause not in (*SHORT_OF_MEMORY, Cause.HEALTHY):
         return None
     return training_run(context.analysis.trace, context.analysis.phases, bench.requests)
-
-
-def _leader_first(contexts: Sequence[Context], leader: Context) -> list[Context]:
-    return [leader, *(c for c in contexts if c is not leader)]

@@ -111,7 +111,6 @@ def find_notes(case: Case, contexts: Sequence[Context], leader: Context) -> tupl
         if context.analysis is not None:
             prefix = f"Device {context.device}: " if len(contexts) > 1 else ""
             notes.extend(f"{prefix}{note}" for note in context.analysis.capture.notes)
-    notes.extend(_unused_capacity(leader))
     notes.extend(_mismatch(leader))
     if case.bundle is not None:
         notes.extend(_of_bundle(case.bundle))
@@ -131,15 +130,6 @@ def find_notes(case: Case, contexts: Sequence[Context], leader: Context) -> tupl
             f"{leader.device}."
         )
     return tuple(dict.fromkeys(notes))
-
-
-def _unused_capacity(leader: Context) -> list[str]:
-    """Say that an input's own size of the device is used, not the one that was given."""
-    given, own = leader.case.overrides.capacity_bytes, leader.total_bytes
-    if given is None or own is None or abs(given - own) <= rounding_bytes(own):
-        return []
-    own_text = f"the input says that the device has {format_size(own)}"
-    return [f"The capacity given, {format_size(given)}, is not used: {own_text}."]
 
 
 def _of_bundle(facts: BundleFacts) -> list[str]:

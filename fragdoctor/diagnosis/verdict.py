@@ -400,8 +400,8 @@ def _figures_say(e: CaseEvidence) -> Hypothesis | None:
     available = failed.available_bytes
     if is_full and failed.total_bytes is None and available is not None and failed.is_exact:
         settled_by = (
-            f"Compare {format_size(available)} with the size of the GPU (or give the OOM message "
-            "or --capacity): the difference is held outside this PyTorch."
+            f"Compare {format_size(available)} with the size of the GPU (or give the OOM message): "
+            "the difference is held outside this PyTorch."
         )
     return replace(reading, confidence=confidence, summary=summary, settled_by=settled_by)
 
@@ -526,8 +526,8 @@ def _no_failure(e: CaseEvidence) -> list[Hypothesis]:
             some_fragmentation(),
         ]
     cache = (
-        f"; {format_size(space.free_cached_bytes)} of {format_size(analysis.reserved_bytes)} "
-        "reserved are free cache"
+        f"; at the end {format_size(space.free_cached_bytes)} of "
+        f"{format_size(analysis.reserved_bytes)} reserved are free cache"
     )
     if space.releasable_bytes:
         cache += (

@@ -316,7 +316,7 @@ def _blamed(budget: str, device: int | None, diagnosis: Diagnosis) -> tuple[Loca
     """Return the line that contributes most to what the budget measures."""
     if budget in ("max-peak", "min-headroom"):
         holders = [h for h in diagnosis.holders if h.device == device and h.location is not None]
-        top = max(holders, key=lambda h: h.peak_bytes or h.now_bytes, default=None)
+        top = max(holders, key=lambda h: h.peak_bytes or h.held_bytes, default=None)
         return () if top is None or top.location is None else (top.location, *top.stack[1:])
     if budget == "max-pinned":
         pins = [p for p in diagnosis.pins if p.device == device and p.location is not None]

@@ -110,6 +110,7 @@ def _lines(text: str) -> Iterator[tuple[int | None, str]]:
     writer: int | None = None
     for raw in text.split("\n"):
         # In C:\\torch\\nn a backslash with an n is no line break that was escaped.
+        raw = raw.removesuffix("\r")  # noqa: PLW2901 - of a file from Windows
         is_windows = _DRIVE.search(raw[:4096]) is not None
         for plain in [raw[:4096]] if is_windows else plain_lines(raw[:4096]):
             prefix, rest = split_prefix(plain)

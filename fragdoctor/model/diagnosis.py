@@ -14,7 +14,7 @@ from fragdoctor.frozen import frozen
 from fragdoctor.model.case import Case
 from fragdoctor.model.finding import Confidence, Evidence, Finding, Location, SkippedRule
 from fragdoctor.model.hooks import drawn
-from fragdoctor.model.phases import Category, MomentReport, PhaseReport, TrainingPhase
+from fragdoctor.model.phases import Category, HeldBytes, MomentReport, PhaseReport, TrainingPhase
 from fragdoctor.model.simulation import FidelityReport, Outlook
 from fragdoctor.model.story import LogStory
 
@@ -66,6 +66,17 @@ class RunState(StrEnum):
     EMPTY = "empty"
     """The input holds no memory at all."""
     UNKNOWN = "unknown"
+
+
+class Moment(StrEnum):
+    """Of which moment a list or a figure is. The strings are a contract (JSON ``moment``)."""
+
+    FAILURE = "failure"
+    """When the request failed that decides the verdict; on another device at the same time."""
+    PEAK = "peak"
+    """The highest allocated bytes of the trace."""
+    END = "end"
+    """Where the file ends."""
 
 
 @frozen
@@ -163,8 +174,64 @@ class Recommendation:
 
 
 @frozen
+class Failure:
+    """The request that failed and that the verdict is about.
+
+    Attributes:
+        device: None where no input names it.
+        event: events of the device's trace before it; None where it is known by its message only.
+        requested_bytes: what the program asked for; of a message the segment, which may be larger.
+        free_bytes: what the driver had free.
+        location: the line of the program that asked; None where no stack and no traceback says it.
+        stack: from that line outwards.
+        source_text: that line as a traceback prints it, ""; hostile text.
+        source: the inputs that say it: ``trace``, ``oom message``, ``trace and oom message``.
+        is_caught: the program went on.
+    """
+
+    device: int | None
+    event: int | None
+    requested_bytes: int | None
+    free_bytes: int | None
+    location: Location | None
+    stack: Sequence[Location] = ()
+    source_text: str = ""
+    source: str = ""
+    is_caught: bool = False
+
+
+@frozen
+class MomentFigures:
+    """What a device's memory was made of at the moment that the report is about.
+
+    Attributes:
+        moment: of the failure that decides the verdict, else of the peak, else of the end.
+        event: events of the device's trace before it; None where the input has no trace.
+        is_end: whether nothing happened on the device after it.
+        device_free_bytes: what the driver had free then; None where no input says it.
+        categories: what the allocated memory is for, most first; empty where that is not known.
+    """
+
+    moment: Moment
+    reserved_bytes: int
+    allocated_bytes: int
+    active_bytes: int
+    releasable_bytes: int = 0
+    pinned_free_bytes: int = 0
+    private_pools_free_bytes: int = 0
+    device_free_bytes: int | None = None
+    event: int | None = None
+    is_end: bool = True
+    categories: Sequence[HeldBytes] = ()
+
+
+@frozen
 class DeviceFigures:
-    """Key figures of one device; None is "this input does not say" (JSON ``devices[]``)."""
+    """Key figures of one device; None is "this input does not say" (JSON ``devices[]``).
+
+    They are of the end of the input, peaks and counters of all of it; ``moment`` has those of the
+    moment that the report is about, None where the input has no snapshot.
+    """
 
     device: int
     reserved_bytes: int | None = None
@@ -184,6 +251,7 @@ class DeviceFigures:
     peak_active_bytes: int | None = None
     private_pools_bytes: int | None = None
     pending_free_bytes: int | None = None
+    moment: MomentFigures | None = None
 
 
 @frozen
@@ -191,6 +259,7 @@ class PinReport:
     """A live block (or group with the same stack) that keeps free memory from being returned.
 
     ``pinned_bytes`` is the free memory that would become returnable if these blocks were gone.
+    ``moment`` is that of the failure, without one the end of the file.
     """
 
     device: int
@@ -200,11 +269,16 @@ class PinReport:
     stack: Sequence[Location] = ()
     location: Location | None = None
     age_events: int | None = None
+    moment: Moment = Moment.END
 
 
 @frozen
 class HolderReport:
-    """Live memory by the user's own source line, now and at the peak.
+    """Live memory by the user's own source line: at the failure, at the peak and at the end.
+
+    ``moment`` is the one of these that the report is about; ``held_bytes`` and ``n_blocks`` are of
+    it. ``now_bytes`` is the end of the file. ``failure_bytes`` is None where no request of the
+    trace decides the verdict.
 
     ``within`` is the line of a library that the user's line called into and that made most of it;
     ``module`` is the path of the model's module that did, the number of a repeated one as ``*``, ""
@@ -221,6 +295,47 @@ class HolderReport:
     within: Location | None = None
     module: str = ""
     categories: Sequence[Category] = ()
+    failure_bytes: int | None = None
+    moment: Moment = Moment.END
+
+    @property
+    def held_bytes(self) -> int:
+        """What was live at the moment that the report is about."""
+        at = {Moment.FAILURE: self.failure_bytes, Moment.PEAK: self.peak_bytes}
+        return at.get(self.moment, self.now_bytes) or 0
+
+
+@frozen
+class FunctionHolder:
+    """Several lines of one function that hold memory together, at the moment of the holders.
+
+    ``first_line`` and ``last_line`` are those of its ``n_lines`` that hold any.
+    """
+
+    device: int
+    function: str
+    filename: str
+    first_line: int
+    last_line: int
+    n_lines: int
+    held_bytes: int
+    moment: Moment
+
+    @property
+    def short(self) -> str:
+        """The function with its file and lines: ``update_nodes (models.py:174-181)``."""
+        name = Location(self.filename, 0, "").basename
+        return f"{self.function} ({name}:{self.first_line}-{self.last_line})"
+
+    def has(self, holder: HolderReport) -> bool:
+        """Whether a line is one of them."""
+        place = holder.location
+        return (
+            place is not None
+            and (holder.device, place.filename) == (self.device, self.filename)
+            and place.function == self.function
+            and self.first_line <= place.line <= self.last_line
+        )
 
 
 @frozen
@@ -309,10 +424,12 @@ class Diagnosis:
 
     ``timeline``, ``worst_segments`` (most pinned first) and ``n_pinned_segments`` are of the device
     that the verdict is about; ``phases`` has one report per device with a trace, that one first.
+    ``functions`` are those with several lines among the holders, most bytes first.
     ``notes`` are about the inputs, ``replay_notes`` about what a replay can and cannot say.
     ``story`` is None if there is no log, or nothing happens in it. ``moment`` is one that was asked
-    for. ``analyses`` are the ``DeviceAnalysis`` of each device of the snapshot, for the graphics
-    of the page.
+    for. ``failure`` is the request that the verdict is about, None where none of the GPU failed.
+    ``analyses`` are the ``DeviceAnalysis`` of each device of the snapshot, for the graphics of the
+    page.
     """
 
     case: Case
@@ -321,6 +438,7 @@ class Diagnosis:
     devices: Sequence[DeviceFigures] = ()
     pins: Sequence[PinReport] = ()
     holders: Sequence[HolderReport] = ()
+    functions: Sequence[FunctionHolder] = ()
     fidelity: FidelityReport = field(default_factory=FidelityReport)
     findings: Sequence[Finding] = ()
     skipped: Sequence[SkippedRule] = ()
@@ -335,6 +453,7 @@ class Diagnosis:
     phases: Sequence[PhaseReport] = ()
     story: LogStory | None = None
     moment: MomentReport | None = None
+    failure: Failure | None = None
     analyses: Mapping[int, Any] = field(default_factory=dict, compare=False)
 
     def __repr__(self) -> str:

@@ -27,7 +27,7 @@ from fragdoctor.model import (
 )
 from fragdoctor.model.case import LogMarker, OomMessage, OtherProcess
 from fragdoctor.model.comparison import Comparison
-from fragdoctor.model.diagnosis import SCHEMA_VERSION, Cause, Diagnosis, Verdict
+from fragdoctor.model.diagnosis import SCHEMA_VERSION, Cause, Diagnosis, HolderReport, Verdict
 from fragdoctor.model.finding import Severity
 from fragdoctor.model.gpus import GpuModel
 from fragdoctor.report.views.estimate import summary
@@ -219,6 +219,7 @@ _DIAGNOSES: Final[Mapping[type, Shape]] = {
             "notes": (Sequence[str], lambda d: (*d.notes, *d.replay_notes)),
         },
     ),
+    HolderReport: Shape(properties=("held_bytes",)),
     OomResult: Shape(inline=("diagnosis",)),
     OomMessage: Shape(properties=("live_bytes",)),
     rehearsal.RehearsalResult: Shape(inline=("diagnosis",)),

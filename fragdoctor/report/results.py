@@ -155,9 +155,10 @@ def results_of_diagnosis(diagnosis: Diagnosis, look: RenderOptions) -> Iterator[
             title=title_of("verdict"),
             message=_cut(f"{verdict_title(verdict)}: {verdict.summary}"),
             level=Severity.ERROR,
-            place=place_of_input(source, look),
+            place=_place(_asked(diagnosis), source, look),
             source=source,
             fingerprint=f"verdict-{verdict.cause.value}",
+            stack=tuple(place_of(x, look) for x in _asked(diagnosis)),
         )
 
 
@@ -172,6 +173,11 @@ def _of(found: Reason | Finding, message: str, source: str, look: RenderOptions)
         fingerprint=found.fingerprint or found.code,
         stack=tuple(place_of(x, look) for x in found.locations),
     )
+
+
+def _asked(diagnosis: Diagnosis) -> Sequence[Location]:
+    """Return the stack of the request that failed, from the user's line outwards."""
+    return () if diagnosis.failure is None else diagnosis.failure.stack
 
 
 def title_of(code: str) -> str:

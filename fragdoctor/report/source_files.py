@@ -34,14 +34,19 @@ def relative(path: str, look: RenderOptions) -> str:
 
 
 def source_line(location: Location, root: str) -> str:
-    """Return ``train.py:143: loss.backward()``, "" where the file is not at hand.
+    """Return ``train.py:143: loss.backward()``, "" where the file is not at hand."""
+    quoted = source_text(location, root)
+    return f"{location.basename}:{location.line}: {quoted}" if quoted else ""
+
+
+def source_text(location: Location, root: str) -> str:
+    """Return the source of a line without its indentation, "" where the file is not at hand.
 
     The path comes from an input, so nothing is opened but Python files below ``root``, and a line
     is quoted only where the function that the input names really holds it.
     """
-    for path, text in _files(location, root):
-        quoted = text.splitlines()[location.line - 1].strip()[:MAX_QUOTED]
-        return f"{path.name}:{location.line}: {quoted}" if quoted else ""
+    for _, text in _files(location, root):
+        return text.splitlines()[location.line - 1].strip()[:MAX_QUOTED]
     return ""
 
 

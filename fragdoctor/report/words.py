@@ -12,6 +12,7 @@ from typing import Final
 from fragdoctor.model.diagnosis import (
     Cause,
     Diagnosis,
+    Failure,
     Predicted,
     RunState,
     Status,
@@ -155,6 +156,22 @@ def verdict_line(verdict: Verdict) -> str:
     """Return the verdict in one line: what ``--quiet`` prints."""
     where = "" if verdict.device is None else f" on GPU {verdict.device}"
     return f"{verdict_title(verdict)}{where}: {verdict.summary}"
+
+
+def failure_line(failure: Failure | None) -> str:
+    """Return who asked for how much in one sentence; "" where neither is known.
+
+    A library that fails without figures may have failed for another reason than memory.
+    """
+    if failure is None or (failure.location is None and failure.requested_bytes is None):
+        return ""
+    if failure.requested_bytes is None and failure.location is not None:
+        return f"Failed at {failure.location.short}."
+    gpu = "" if failure.device is None else f" on GPU {failure.device}"
+    at = "" if failure.location is None else f" at {failure.location.short}"
+    figures = ((failure.requested_bytes, "asked"), (failure.free_bytes, "free"))
+    said = ", ".join(f"{format_size(n)} {what}" for n, what in figures if n is not None)
+    return f"Out of memory{gpu}{at}{f': {said}' if said else ''}."
 
 
 def also_text(verdict: Verdict) -> str:

@@ -188,10 +188,11 @@ def request_of_event(
     printed = request_of_message(message) if message is not None else None
     pools_free = _pools_free(analysis, event)
     total = printed.total_bytes if printed is not None else None
-    if total is None:
-        total = overrides.capacity_bytes
     limit = printed.limit_bytes if printed is not None else None
     fraction = overrides.memory_fraction
+    if total is None and (event.device_free_bytes is None or fraction is not None):
+        # Where the event says what PyTorch could have, a size from elsewhere is of another card.
+        total = overrides.capacity_bytes
     if fraction is not None and total is not None:
         limit = int(fraction * total)
     settings = snapshot.settings

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from enum import StrEnum
 from pathlib import PurePath
-from typing import ClassVar, Final
+from typing import ClassVar, Final, TypeVar
 
 from fragdoctor.analysis.result import DeviceAnalysis
 from fragdoctor.frozen import frozen
@@ -86,7 +86,10 @@ class Context:
 
     @property
     def total_bytes(self) -> int | None:
-        """Size of the device: as a message or a bundle has it, else as the user gave it."""
+        """Size of the device: as a message or a bundle has it, else as the user gave it.
+
+        What the user gives does not count where the recording knows better: it is of another card.
+        """
         printed = known(self.message.total_bytes) if self.message is not None else None
         if printed is not None:
             return printed
@@ -94,7 +97,32 @@ class Context:
         device = bundle.device(self.device) if bundle is not None else None
         if device is not None and device.total_bytes is not None:
             return device.total_bytes
-        return self.case.overrides.capacity_bytes
+        return self.case.overrides.capacity_bytes if self.uses_given_capacity else None
+
+    @property
+    def proven_capacity_bytes(self) -> int | None:
+        """What PyTorch could have, as a failed request of the trace proves; None without one."""
+        return None if self.analysis is None else self.analysis.capacity_estimate_bytes
+
+    @property
+    def peak_reserved_bytes(self) -> int:
+        """Most that the trace reserved; 0 without one."""
+        line = None if self.analysis is None else self.analysis.timeline
+        return 0 if line is None else line.peak_reserved_bytes
+
+    @property
+    def uses_given_capacity(self) -> bool:
+        """Whether the size that the user gave is that of the device, as far as the inputs say."""
+        given, device = self.case.overrides.capacity_bytes, None
+        if given is None or (self.message is not None and known(self.message.total_bytes)):
+            return False
+        if self.case.bundle is not None:
+            device = self.case.bundle.device(self.device)
+        if device is not None and device.total_bytes is not None:
+            return False
+        if self.case.overrides.memory_fraction is not None:
+            return True  # a fraction is of the whole device, which only the user knows
+        return self.proven_capacity_bytes is None and self.peak_reserved_bytes <= given
 
     @property
     def has_memory_fraction(self) -> bool:
@@ -128,16 +156,16 @@ class Context:
 
     def user_stack(self, stack_id: int) -> tuple[Location, ...]:
         """Return a stack from the user's own line outwards, at most ``MAX_STACK`` frames."""
-        return _located(_from_user(self._frames(stack_id))[:MAX_STACK])
+        return _located(from_user(self._frames(stack_id))[:MAX_STACK])
 
     def user_line(self, stack_id: int) -> Location | None:
         """Return the user's own line of a stack, None where no Python frame was recorded."""
-        lines = _located(_from_user(self._python_frames(stack_id))[:1])
+        lines = _located(from_user(self._python_frames(stack_id))[:1])
         return lines[0] if lines else None
 
     def python_stack(self, stack_id: int) -> tuple[Location, ...]:
         """Return a stack as ``user_stack`` does; nothing where it holds C++ frames alone."""
-        return _located(_from_user(self._python_frames(stack_id))[:MAX_STACK])
+        return _located(from_user(self._python_frames(stack_id))[:MAX_STACK])
 
     def _python_frames(self, stack_id: int) -> tuple[Frame, ...]:
         frames = self._frames(stack_id)
@@ -168,7 +196,10 @@ def _located(frames: Iterable[Frame]) -> tuple[Location, ...]:
     return tuple(Location(f.filename, f.line, f.name) for f in frames)
 
 
-def _from_user(frames: tuple[Frame, ...]) -> tuple[Frame, ...]:
+F = TypeVar("F", Frame, Location)
+
+
+def from_user(frames: tuple[F, ...]) -> tuple[F, ...]:
     """Return frames from the user's own outwards; from a package's or PyTorch's without one."""
     kinds = [classify_file(f.filename) for f in frames]
     for wanted in (USER, PACKAGE, TORCH):

@@ -75,8 +75,8 @@ def test_misspelt_command_is_no_file(run: Run) -> None:
         ("r.md", "#"),
         ("r.sarif", "{"),
         ("r.xml", "<?xml"),
-        ("r.txt", "Fragmentation"),
-        ("report", "Fragmentation"),
+        ("r.txt", "Out of memory"),
+        ("report", "Out of memory"),
     ],
 )
 def test_name_of_the_report_implies_its_format(

@@ -30,7 +30,7 @@ def test_oom_text_argument_is_the_message(run: Run, pipeline: FakePipeline) -> N
 
     assert done.code == 0
     assert requested(pipeline) == 500 * 2**20
-    assert done.out.startswith("Fragmentation (proven)")
+    assert done.out.startswith("Out of memory on GPU 0")
 
 
 def test_oom_unquoted_words_are_joined(run: Run, pipeline: FakePipeline) -> None:

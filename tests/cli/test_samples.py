@@ -80,6 +80,7 @@ def test_simulate_sample_json_fits_the_schema(run: Run, samples: Path) -> None:
 def test_analyze_fragmentation_sample_is_the_screen_of_the_readme(run: Run, samples: Path) -> None:
     done = run("analyze", str(samples / "fragmentation_oom.pickle"))
 
-    assert done.out.startswith("Fragmentation (likely) on GPU 0. Try:\n")
+    assert done.out.startswith("Out of memory on GPU 0 at scenarios.py:80 in loss_fn: ")
+    assert "\nFragmentation (likely). Try:\n" in done.out
     for heading in ("Memory", "Timeline", "Largest holders", "Other measures"):
         assert f"\n{heading}" in done.out

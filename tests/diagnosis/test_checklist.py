@@ -109,7 +109,8 @@ def test_checklist_request_of_the_user_is_compared_with_the_largest_block():
 
 
 def test_checklist_outside_memory_of_a_full_device_is_reported():
-    case = Case(snapshot=full(), overrides=Overrides(capacity_bytes=16384 * MIB))
+    text = new_style("200.00 MiB", "16.00 GiB", "50.00 MiB", "1000.00 MiB", "0 bytes")
+    case = case_of(text, snapshot=full())
 
     found = items(case)["outside_pytorch"]
 

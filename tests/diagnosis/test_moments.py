@@ -4,12 +4,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from builders import BASE, MIB, alloc, block, columns, free, oom, segment, segment_alloc, snapshot
+from oom_messages import case_of, new_style
+from toy_allocator import ToyAllocator
 
 from fragdoctor.diagnosis.pipeline import diagnose
 from fragdoctor.errors import ConfigError
 from fragdoctor.future.steps import Steps
 from fragdoctor.inputs.snapshot_reader import read_snapshot
 from fragdoctor.model.case import Case
+from fragdoctor.model.diagnosis import Diagnosis, Moment, RunState
+from fragdoctor.report.base import RenderOptions, render
 
 SAMPLES = Path(__file__).parents[2] / "sample_snapshots"
 
@@ -85,3 +90,133 @@ def test_moment_that_is_not_there_is_refused_in_a_sentence(case: Case, asked: st
 def test_recording_without_a_trace_has_no_moments():
     with pytest.raises(ConfigError, match="no trace"):
         diagnose(Case(snapshot=read_snapshot(SAMPLES / "empty.pickle")), at="peak")
+
+
+def caught(after: int = 2) -> tuple[ToyAllocator, Diagnosis]:
+    """Return a run that fills a device, fails, drops everything, and goes on with ``after`` blocks.
+
+    Lines 1 to 3 hold 40, 20 and 10 MiB when 30 MiB are refused at line 4 with 16 MiB free.
+    """
+    toy = ToyAllocator()
+    blocks = [toy.malloc(20 * MIB, line=1), toy.malloc(20 * MIB, line=1)]
+    blocks += [toy.malloc(20 * MIB, line=2), toy.malloc(10 * MIB, line=3)]
+    toy.refuse(30 * MIB, 16 * MIB, line=4)
+    for one in blocks:
+        toy.free(one)
+    for _ in range(after):
+        toy.malloc(2 * MIB, line=5)
+    return toy, diagnose(Case(snapshot=columns(toy.data())), replays=False)
+
+
+def lines(diagnosis: Diagnosis) -> list[tuple[int, int, int]]:
+    return [(h.location.line, h.held_bytes, h.n_blocks) for h in diagnosis.holders if h.held_bytes]
+
+
+def test_failure_that_was_caught_is_what_the_first_screen_is_about():
+    toy, told = caught()
+    (device,) = told.devices
+    m = device.moment
+
+    assert told.verdict.state is RunState.FAILED
+    failed_at = next(i for i, e in enumerate(toy.events) if e["action"] == "oom")
+    assert (m.moment, m.event, m.is_end) == (Moment.FAILURE, failed_at, False)
+    assert (m.allocated_bytes, m.active_bytes, m.reserved_bytes) == toy.states[failed_at]
+    assert m.device_free_bytes == 16 * MIB
+    assert device.allocated_bytes == 4 * MIB
+    assert lines(told) == [(1, 40 * MIB, 2), (2, 20 * MIB, 1), (3, 10 * MIB, 1)]
+    assert {h.moment for h in told.holders} == {Moment.FAILURE}
+    assert {h.location.line: h.now_bytes for h in told.holders}[5] == 4 * MIB
+    assert {p.location.line for p in told.pins} <= {1, 2, 3}
+    assert {p.moment for p in told.pins} <= {Moment.FAILURE}
+
+
+def test_failure_at_the_end_is_told_from_the_file_as_it_is():
+    toy = ToyAllocator()
+    toy.malloc(20 * MIB, line=1)
+    toy.refuse(30 * MIB, 16 * MIB, line=4)
+
+    told = diagnose(Case(snapshot=columns(toy.data())), replays=False)
+
+    assert (told.devices[0].moment.moment, told.devices[0].moment.is_end) == (Moment.FAILURE, True)
+    assert lines(told) == [(1, 20 * MIB, 1)]
+    assert told.holders[0].failure_bytes == told.holders[0].now_bytes == 20 * MIB
+
+
+def test_without_a_failure_the_moment_is_the_peak_and_without_a_trace_the_end():
+    toy = ToyAllocator()
+    dropped = toy.malloc(40 * MIB, line=1)
+    toy.malloc(20 * MIB, line=2)
+    toy.free(dropped)
+
+    told = diagnose(Case(snapshot=columns(toy.data())), replays=False)
+
+    m = told.devices[0].moment
+    assert (m.moment, m.is_end, m.allocated_bytes) == (Moment.PEAK, False, 60 * MIB)
+    assert lines(told) == [(1, 40 * MIB, 1), (2, 20 * MIB, 1)]
+    assert {p.moment for p in told.pins} <= {Moment.END}
+
+    bare = diagnose(Case(snapshot=columns({**toy.data(), "device_traces": [[]]})), replays=False)
+
+    m = bare.devices[0].moment
+    assert (m.moment, m.event, m.allocated_bytes) == (Moment.END, None, 20 * MIB)
+
+
+def test_another_device_is_shown_when_the_failure_happened():
+    def at(us: int, one: dict[str, object]) -> dict[str, object]:
+        return {**one, "time_us": us}
+
+    near, far = BASE, 2 * BASE
+    traces = [
+        [at(10, segment_alloc(near, 40 * MIB)), at(20, alloc(near, 40 * MIB)),
+         at(30, oom(30 * MIB, 0))],
+        [at(5, segment_alloc(far, 20 * MIB)), at(15, alloc(far, 20 * MIB)),
+         *(at(40, e) for e in free(far, 20 * MIB))],
+    ]  # fmt: skip
+    file = snapshot(
+        segment(near, block(40 * MIB, "active_allocated")),
+        segment(far, block(20 * MIB), device=1),
+    )
+
+    told = diagnose(Case(snapshot=columns({**file, "device_traces": traces})), replays=False)
+
+    assert told.verdict.device == 0
+    m = told.devices[1].moment
+    assert (m.moment, m.event, m.allocated_bytes) == (Moment.FAILURE, 2, 20 * MIB)
+
+
+def test_failure_names_the_line_that_asked_and_its_figures():
+    toy, told = caught()
+    f = told.failure
+
+    assert (f.device, f.requested_bytes, f.free_bytes) == (0, 30 * MIB, 16 * MIB)
+    assert (f.location.line, f.source, f.is_caught) == (4, "trace", True)
+    assert toy.events[f.event]["action"] == "oom"
+    said = render("analyze", "text", told, RenderOptions(120)).splitlines()[0]
+    assert said == "Out of memory on GPU 0 at train.py:4 in step: 30.00 MiB asked, 16.00 MiB free."
+    page = render("analyze", "github", told, RenderOptions(120))
+    assert "file=train.py,line=4" in page
+
+
+def test_run_without_a_failure_has_none():
+    toy = ToyAllocator()
+    toy.malloc(20 * MIB, line=1)
+
+    assert diagnose(Case(snapshot=columns(toy.data())), replays=False).failure is None
+
+
+@pytest.mark.parametrize(
+    ("live", "moment"), [("20.00 MiB", Moment.FAILURE), ("90.00 MiB", Moment.END)]
+)
+def test_file_without_a_trace_is_of_the_failure_where_its_message_has_the_same_figures(
+    live: str, moment: Moment
+):
+    toy = ToyAllocator()
+    toy.malloc(20 * MIB, line=1)
+    bare = columns({**toy.data(), "device_traces": [[]]})
+    text = new_style("30.00 MiB", "100.00 MiB", "10.00 MiB", live, "0 bytes")
+
+    told = diagnose(case_of(text, snapshot=bare), replays=False)
+
+    assert told.devices[0].moment.moment is moment
+    assert {h.moment for h in told.holders} == {moment}
+    assert lines(told) == [(1, 20 * MIB, 1)]

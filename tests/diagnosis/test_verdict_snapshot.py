@@ -12,6 +12,7 @@ from fragdoctor.diagnosis.pipeline import diagnose
 from fragdoctor.model.case import Case, Overrides
 from fragdoctor.model.diagnosis import Cause, RunState
 from fragdoctor.model.finding import Confidence
+from fragdoctor.report.base import RenderOptions, render
 
 
 def test_diagnose_holes_smaller_than_the_request_are_proven_fragmentation():
@@ -33,15 +34,42 @@ def test_diagnose_small_unknown_device_says_that_others_may_hold_the_rest():
     verdict = diagnose(Case(snapshot=full())).verdict
 
     assert Cause.OTHER_PROCESS in verdict.also
-    assert "--capacity" in verdict.settled_by
+    assert "give the OOM message" in verdict.settled_by
+    assert "--capacity" not in verdict.settled_by
 
 
-def test_diagnose_capacity_from_the_user_names_the_other_process():
-    case = Case(snapshot=full(), overrides=Overrides(capacity_bytes=16384 * MIB))
+@pytest.mark.parametrize("given_mib", [500, 1040, 16384])
+def test_diagnose_capacity_of_another_card_changes_no_fact(given_mib):
+    alone = diagnose(Case(snapshot=full()))
+    case = Case(snapshot=full(), overrides=Overrides(capacity_bytes=given_mib * MIB))
 
-    verdict = diagnose(case).verdict
+    told = diagnose(case)
 
-    assert Cause.OTHER_PROCESS is verdict.cause
+    assert told.verdict == alone.verdict
+    assert told.devices == alone.devices
+    assert told.checklist == alone.checklist
+
+
+@pytest.mark.parametrize(
+    ("given_mib", "said"),
+    [
+        (1060, "1.04 GiB, is not used: the failed request proves that PyTorch could have 1.03 GiB"),
+        (16384, "With 16.00 GiB for PyTorch this run would get past its recorded part, 14.8"),
+        (500, "With 500.00 MiB for PyTorch this run would run out of memory."),
+    ],
+)  # fmt: skip
+def test_capacity_of_another_card_is_answered_on_the_first_screen(given_mib, said):
+    told = diagnose(Case(snapshot=full(), overrides=Overrides(capacity_bytes=given_mib * MIB)))
+
+    assert said in told.notes[0]
+    assert said.split()[0] in render("analyze", "text", told, RenderOptions(120))
+
+
+def test_capacity_below_what_a_healthy_run_reserved_is_of_another_card():
+    told = diagnose(Case(snapshot=calm(), overrides=Overrides(capacity_bytes=100 * MIB)))
+
+    assert told.devices[0].capacity_bytes is None
+    assert "100.00 MiB, is not used: the run reserved" in told.notes[0]
 
 
 def test_diagnose_message_beside_the_snapshot_names_the_other_process():

@@ -5,8 +5,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from builders import frame
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from oom_snapshots import full
 from page_blob import decode, decode_array
 from page_samples import MIB, frames, of_snapshot, tiny
 from stock import from_python
@@ -105,7 +107,15 @@ def test_timeline_marks_the_oom_after_its_event():
 
     _, data, _ = timeline_of(snapshot, 1_000_000)
 
-    assert data["ooms"] == [[8, 64 * MIB, 24 * MIB]]
+    assert data["ooms"] == [[8, 64 * MIB, 24 * MIB, ""]]
+
+
+def test_timeline_names_the_line_of_the_oom():
+    snapshot = full(frames=[frame("/a/train.py", 7, "step")])
+
+    _, data, _ = timeline_of(snapshot, 1_000_000)
+
+    assert [mark[3] for mark in data["ooms"]] == ["train.py:7 in step"]
 
 
 def test_phases_are_found_by_time_and_nest():

@@ -16,6 +16,7 @@ from fragdoctor.analysis.device import RETRY
 from fragdoctor.analysis.result import DeviceAnalysis
 from fragdoctor.frozen import frozen
 from fragdoctor.model.arrays import distinct
+from fragdoctor.model.finding import Location
 from fragdoctor.model.phases import TrainingPhase
 from fragdoctor.model.snapshot import Annotation, Snapshot
 from fragdoctor.report.page.blob import BlobWriter, Sink, compressed_size
@@ -26,6 +27,7 @@ I64 = npt.NDArray[np.int64]
 MAX_TIME_SAMPLES: Final = 16_384
 MAX_PHASES: Final = 3000
 MAX_MARKS: Final = 2000
+MAX_LINE_TEXT: Final = 200
 MAX_PHASE_DEPTH: Final = 4
 MAX_PASSES: Final = 20_000
 TRAINING_NAMES: Final = {
@@ -175,9 +177,22 @@ def _marks(analysis: DeviceAnalysis, first_row: int) -> dict[str, Any]:
     return {
         "n_ooms": len(analysis.ooms),
         "n_flushes": {"retries": n_retries, "others": len(analysis.flushes) - n_retries},
-        "ooms": [[o.row - first_row + 1, o.rounded_bytes, o.device_free_bytes] for o in ooms],
+        "ooms": [
+            [o.row - first_row + 1, o.rounded_bytes, o.device_free_bytes, _line(analysis, o.stack)]
+            for o in ooms
+        ],
         "flushes": sorted([f.last_row - first_row + 1, f.released_bytes, f.cause] for f in flushes),
     }
+
+
+def _line(analysis: DeviceAnalysis, stack: int) -> str:
+    """Return the user's line of a stack, "" where none was recorded; hostile text."""
+    trace = analysis.trace
+    (frame,) = trace.stacks.lines_of(np.array([stack], np.int32)).tolist()
+    if frame < 0:
+        return ""
+    f = trace.snapshot.frame(frame)
+    return Location(f.filename, f.line, f.name).short[:MAX_LINE_TEXT]
 
 
 def named_ranges(snapshot: Snapshot, device: int) -> list[NamedRange]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from fragdoctor.model.diagnosis import ChecklistItem, Diagnosis, Status
+from fragdoctor.model.diagnosis import ChecklistItem, Diagnosis, Failure, Status
 from fragdoctor.model.finding import Confidence, Finding, Severity
 from fragdoctor.model.settings import AllocatorSettings
 from fragdoctor.model.simulation import OutlookBasis
@@ -14,7 +14,7 @@ from fragdoctor.report import document as doc
 from fragdoctor.report import words
 from fragdoctor.report.base import RenderOptions
 from fragdoctor.report.document import Detail, Span, Style, code, dim, location_text
-from fragdoctor.report.source_files import relative, source_line
+from fragdoctor.report.source_files import relative, source_line, source_text
 from fragdoctor.report.views import advice, device_memory, holders, log_story
 from fragdoctor.report.words import (
     CHECK_TITLES,
@@ -192,11 +192,22 @@ def document(diagnosis: Diagnosis, options: RenderOptions) -> doc.ReportDocument
     where = "" if verdict.device is None else f" on GPU {verdict.device}"
     tone = words.verdict_style(verdict)
     brief = (words.verdict_line(verdict), advice.brief_cure(diagnosis))
+    failed = words.failure_line(diagnosis.failure)
+    headline: doc.Content = [
+        doc.Span(words.verdict_title(verdict), tone),
+        doc.dim(". " if failed else f"{where}. "),
+        leads_to,
+    ]
+    failure: list[doc.Block] = []
+    if failed:
+        line = _line_that_asked(diagnosis.failure, options)
+        failure = [doc.Code([line] if line else []), doc.Paragraph(headline)]
+        headline = doc.Span(failed, Style.BAD)
     return doc.ReportDocument(
         title=words.verdict_name(verdict),
-        headline=[doc.Span(words.verdict_title(verdict), tone), doc.dim(f"{where}. "), leads_to],
+        headline=headline,
         brief=[text for text in brief if text],
-        lead=[*cure, *_what_it_is(diagnosis)],
+        lead=[*failure, *cure, *_what_it_is(diagnosis)],
         sections=[
             *device_memory.moment_sections(diagnosis),
             *device_memory.memory_sections(diagnosis),
@@ -225,6 +236,16 @@ def page(diagnosis: Diagnosis, options: RenderOptions) -> str:
     from fragdoctor.report.page.page import render_page  # noqa: PLC0415 - numpy and jinja2
 
     return render_page(diagnosis, document(diagnosis, options))
+
+
+def _line_that_asked(failure: Failure | None, options: RenderOptions) -> str:
+    """Return the source of the line whose request failed: ``52 | x = f(y)``, "" where unknown."""
+    if failure is None or failure.location is None:
+        return ""
+    place = failure.location
+    here = replace(place, filename=relative(place.filename, options))
+    text = source_text(here, options.source_root) or failure.source_text
+    return f"{place.line} | {text}" if text else ""
 
 
 def _line_to_change(diagnosis: Diagnosis, options: RenderOptions) -> str:

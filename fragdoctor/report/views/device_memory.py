@@ -6,11 +6,17 @@ from collections.abc import Sequence
 from typing import Final
 
 from fragdoctor.model.case import OomMessage
-from fragdoctor.model.diagnosis import DeviceFigures, Diagnosis, TimelineStrip
-from fragdoctor.model.finding import ACTIVE, LIVE_AT_FAILURE
+from fragdoctor.model.diagnosis import (
+    DeviceFigures,
+    Diagnosis,
+    Moment,
+    MomentFigures,
+    TimelineStrip,
+)
 from fragdoctor.model.phases import (
     Category,
     CategoryShare,
+    HeldBytes,
     MomentReport,
     PhaseFigures,
     PhaseReport,
@@ -149,8 +155,8 @@ _FIGURES: Final = (
     ("peak allocated", "peak_allocated_bytes", "most held by tensors"),
     ("reserved", "reserved_bytes", "taken from the driver, at the end"),
     ("allocated", "allocated_bytes", "held by tensors, at the end"),
-    ("pinned free", "pinned_free_bytes", "free, but in segments that live blocks hold"),
-    ("largest free block", "largest_free_block_bytes", "the largest hole in the cache"),
+    ("pinned free", "pinned_free_bytes", "free, but in segments that live blocks hold, at the end"),
+    ("largest free block", "largest_free_block_bytes", "the largest hole in the cache, at the end"),
     ("retries", "alloc_retries", "cache flushes after a failed request"),
     ("OOMs", "ooms", "failed requests that were raised"),
     ("events", "n_events", "in the recorded trace"),
@@ -166,11 +172,21 @@ def message_of(diagnosis: Diagnosis, device: int) -> OomMessage | None:
     return message if message.device_index in (None, device) else None
 
 
-def ended_otherwise(diagnosis: Diagnosis) -> bool:
-    """Return whether the figures of the end are not those of the failure: the program went on."""
-    figures = {e.name: e.value for e in diagnosis.verdict.evidence}
-    live = figures.get(LIVE_AT_FAILURE)
-    return live is not None and figures.get(ACTIVE) != live
+_MOMENT_WORDS: Final = {
+    Moment.FAILURE: "at the failure",
+    Moment.PEAK: "at the peak",
+    Moment.END: "at the end",
+}
+
+
+def moment_of(diagnosis: Diagnosis, device: int | None) -> MomentFigures | None:
+    """Return the figures of the moment that a device's report is about; None without a snapshot."""
+    return next((f.moment for f in diagnosis.devices if f.device == device), None)
+
+
+def when(moment: MomentFigures | None) -> str:
+    """Return which moment figures are of, for a note; "" where it is the end of the file."""
+    return "" if moment is None or moment.is_end else f", {_MOMENT_WORDS[moment.moment]}"
 
 
 def memory_sections(diagnosis: Diagnosis) -> list[doc.Section]:
@@ -195,7 +211,7 @@ def _memory(
     message = message_of(diagnosis, f.device)
     asked = message.requested_bytes if message is not None and message.is_device_oom else None
     bar = doc.Bar(parts, asked, detail=detail)
-    blocks: list[doc.Block] = [bar]
+    blocks: list[doc.Block] = [bar, _what_for(f.moment, detail)]
     others = [d for d in diagnosis.devices if d.reserved_bytes and d.device != f.device]
     if others and detail is Detail.USUAL:
         reserved = (f"GPU {d.device} {format_size(d.reserved_bytes or 0)}" for d in others)
@@ -215,9 +231,17 @@ def _memory(
         if (value := getattr(f, name)) is not None
     ]
     blocks.append(doc.Facts(facts, detail=Detail.FULL))
-    when = ", at the end" if ended_otherwise(diagnosis) else ""
-    note = f"GPU {f.device}, {format_size(bar.total_bytes)} shown{when}"
+    note = f"GPU {f.device}, {format_size(bar.total_bytes)} shown{when(f.moment)}"
     return doc.Section("Memory", blocks, note, f"memory-{f.device}", f.device)
+
+
+def _what_for(moment: MomentFigures | None, detail: Detail) -> doc.Paragraph:
+    """Return what the allocated memory is for, where more than half of it is known."""
+    found = () if moment is None else moment.categories
+    total = sum(c.n_bytes for c in found)
+    known = sum(c.n_bytes for c in found if c.category is not Category.UNKNOWN)
+    said = _shares(found, total, _MIN_HELD_SHARE) if 2 * known > total else ""
+    return doc.Paragraph(dim(f"Allocated: {said}.") if said else "", detail=detail)
 
 
 def parts_of(figures: DeviceFigures, message: OomMessage | None) -> list[doc.BarPart]:
@@ -226,13 +250,16 @@ def parts_of(figures: DeviceFigures, message: OomMessage | None) -> list[doc.Bar
     The parts sum to the device's total where a message gives it, else to the capacity that
     PyTorch could have, else to what it has reserved.
     """
-    reserved = figures.reserved_bytes or 0
-    live = min(figures.allocated_bytes or 0, reserved)
-    pending = _clip((figures.active_bytes or live) - live, reserved - live)
+    at = figures.moment
+    source = figures if at is None else at
+    reserved = source.reserved_bytes or 0
+    live = min(source.allocated_bytes or 0, reserved)
+    pending = _clip((source.active_bytes or live) - live, reserved - live)
     cached = _clip(reserved - live - pending, reserved)
-    pools = _clip(figures.private_pools_bytes or 0, cached)
-    pinned = _clip(figures.pinned_free_bytes or 0, cached - pools)
-    releasable = _clip(figures.releasable_bytes or 0, cached - pools - pinned)
+    in_pools = figures.private_pools_bytes if at is None else at.private_pools_free_bytes
+    pools = _clip(in_pools or 0, cached)
+    pinned = _clip(source.pinned_free_bytes or 0, cached - pools)
+    releasable = _clip(source.releasable_bytes or 0, cached - pools - pinned)
     outside, free = _beyond(figures, message, reserved)
     parts = (
         doc.BarPart("allocated", live, "in use by tensors"),
@@ -252,9 +279,12 @@ def _beyond(figures: DeviceFigures, message: OomMessage | None, reserved: int) -
     if message is not None and message.total_bytes and message.free_bytes is not None:
         free = max(0, message.free_bytes)
         return max(0, message.total_bytes - free - reserved), free
-    if figures.capacity_bytes is not None:
-        return 0, max(0, figures.capacity_bytes - reserved)
-    return 0, 0
+    if figures.capacity_bytes is None:
+        return 0, 0
+    rest = max(0, figures.capacity_bytes - reserved)
+    free_then = None if figures.moment is None else figures.moment.device_free_bytes
+    free = rest if free_then is None else min(rest, free_then)
+    return rest - free, free
 
 
 def _clip(value: int, upper: int) -> int:
@@ -271,11 +301,7 @@ def moment_sections(diagnosis: Diagnosis) -> list[doc.Section]:
         f"GPU {m.device}, after event {format_count(m.event)} of {format_count(m.n_events)}{step}"
     )
     totals = f"{format_size(m.allocated_bytes)} allocated, {format_size(m.reserved_bytes)} reserved"
-    shares = ", ".join(
-        f"{CATEGORY_NAMES[c.category]} {format_share(c.n_bytes, m.allocated_bytes)}"
-        for c in m.categories
-        if c.n_bytes >= _SHARE_SHOWN * m.allocated_bytes and c.category is not None
-    )
+    shares = _shares(m.categories, m.allocated_bytes, _SHARE_SHOWN)
     table = doc.tabled(
         m.lines,
         doc.Column("", lambda h: doc.strong(format_size(h.n_bytes)), "right"),
@@ -286,6 +312,15 @@ def moment_sections(diagnosis: Diagnosis) -> list[doc.Section]:
     )
     said = doc.Paragraph(f"{totals}: {shares}." if shares else f"{totals}.")
     return [doc.Section(f"At {m.asked}", [said, table], note, "moment"), _change(m)]
+
+
+def _shares(categories: Sequence[HeldBytes], total_bytes: int, least: float) -> str:
+    """Return what allocated memory is for, down to a share of it: ``activations 71 %``."""
+    return ", ".join(
+        f"{CATEGORY_NAMES[c.category]} {format_share(c.n_bytes, total_bytes)}"
+        for c in categories
+        if c.n_bytes >= least * total_bytes and c.category is not None
+    )
 
 
 def _change(m: MomentReport) -> doc.Section:

@@ -8,13 +8,20 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Final
 
-from fragdoctor.model.diagnosis import Cause, Diagnosis, HolderReport, RunState, SegmentReport
+from fragdoctor.model.diagnosis import (
+    Cause,
+    Diagnosis,
+    FunctionHolder,
+    HolderReport,
+    Moment,
+    SegmentReport,
+)
 from fragdoctor.model.finding import Location
 from fragdoctor.model.gpus import CUBLAS_WORKSPACES
 from fragdoctor.model.phases import Category
 from fragdoctor.report import document as doc
 from fragdoctor.report.document import Detail, Style, dim, location_text
-from fragdoctor.report.views.device_memory import ended_otherwise, graphic
+from fragdoctor.report.views.device_memory import graphic, moment_of, when
 from fragdoctor.report.words import CATEGORY_NAMES, shown_first
 from fragdoctor.trace.stacks import USER, classify_file
 from fragdoctor.units import format_count, format_size, plural
@@ -31,38 +38,70 @@ _MIN_ROW_SHARE: Final = 0.05
 
 def short_holders(diagnosis: Diagnosis) -> doc.Section:
     """Return the lines that hold most memory, and what they pin: three at most."""
-    failed = diagnosis.verdict.state is RunState.FAILED
     device = diagnosis.verdict.device
-
-    def held(holder: HolderReport) -> int:
-        return holder.now_bytes if failed else holder.peak_bytes or holder.now_bytes
-
-    mine = [h for h in diagnosis.holders if device in (None, h.device) and held(h)]
-    top = sorted(mine, key=held, reverse=True)[:_MAX_HOLDERS]
+    mine = [h for h in diagnosis.holders if device in (None, h.device) and h.held_bytes]
+    one = _main_function(diagnosis, mine)
+    rest = mine if one is None else [h for h in mine if not one.has(h)]
+    top = sorted(rest, key=lambda h: h.held_bytes, reverse=True)[: _MAX_HOLDERS - (one is not None)]
+    rows: list[HolderReport | FunctionHolder] = [*top] if one is None else [one, *top]
     pinned: dict[Location | None, int] = {}
     for pin in diagnosis.pins:
         if device in (None, pin.device):
             pinned[pin.location] = pinned.get(pin.location, 0) + pin.pinned_bytes
-    is_shown = any(pinned.get(h.location) for h in top)
+    in_one = {h.location for h in mine if one is not None and one.has(h)}
+
+    def pinned_by(row: HolderReport | FunctionHolder) -> int:
+        if isinstance(row, FunctionHolder):
+            return sum(pinned.get(place, 0) for place in in_one)
+        return pinned.get(row.location, 0)
+
+    is_shown = any(pinned_by(row) for row in rows)
     shows_pins = diagnosis.verdict.cause is Cause.FRAGMENTATION and is_shown
 
-    def pins(holder: HolderReport) -> doc.Content:
-        n_bytes = pinned.get(holder.location, 0)
+    def pins(row: HolderReport | FunctionHolder) -> doc.Content:
+        n_bytes = pinned_by(row)
         return dim(f"pins {format_size(n_bytes)}" if n_bytes else "")
 
     table = doc.tabled(
-        top,
-        doc.Column("", lambda h: doc.strong(format_size(held(h))), "right"),
+        rows,
+        doc.Column("", lambda h: doc.strong(format_size(h.held_bytes)), "right"),
         *([doc.Column("", pins)] if shows_pins else []),
-        doc.Column("", "location"),
-        notes=_within,
+        doc.Column("", _place, "path"),
+        notes=lambda h: _within(h) if isinstance(h, HolderReport) else [],
         detail=Detail.SHORT,
     )
-    has_peak = any(h.peak_bytes is not None for h in top)
-    failure = "at the end" if ended_otherwise(diagnosis) else "when it failed"
-    when = failure if failed else "at the peak" if has_peak else "now"
+    moment = rows[0].moment if rows else Moment.END
     more = "; pins: the free memory held back" if shows_pins else ""
-    return doc.Section("Largest holders", [table], f"live {when}{more}")
+    return doc.Section("Largest holders", [table], f"live {_LIVE_WHEN[moment]}{more}")
+
+
+_MOST: Final = 0.5
+"""Of what all lines hold: a function with more is named as one holder."""
+
+
+def _main_function(diagnosis: Diagnosis, holders: Sequence[HolderReport]) -> FunctionHolder | None:
+    """Return the function of which several lines hold most together, None where none does."""
+    total = sum(h.held_bytes for h in holders)
+    return next(
+        (
+            f
+            for f in diagnosis.functions
+            if f.held_bytes > _MOST * total and f.device in {h.device for h in holders}
+        ),
+        None,
+    )
+
+
+def _place(row: HolderReport | FunctionHolder) -> doc.Content:
+    """Return a line of the program, or a function and its lines."""
+    return doc.code(row.short if isinstance(row, FunctionHolder) else location_text(row.location))
+
+
+_LIVE_WHEN: Final = {
+    Moment.FAILURE: "when it failed",
+    Moment.PEAK: "at the peak",
+    Moment.END: "now",
+}
 
 
 def _within(holder: HolderReport) -> list[doc.Content]:
@@ -75,7 +114,7 @@ def _within(holder: HolderReport) -> list[doc.Content]:
         places.append(str(replace(holder.within, filename=name)))
     if places:
         return [dim(f"most in {', '.join(places)}")]
-    if holder.location is None and (holder.peak_bytes or holder.now_bytes) in CUBLAS_WORKSPACES:
+    if holder.location is None and holder.held_bytes in CUBLAS_WORKSPACES:
         return [dim("the size of a workspace of cuBLAS")]
     if not holder.categories or not set(holder.categories) <= set(_TELLING):
         return []
@@ -112,17 +151,25 @@ def pins_section(diagnosis: Diagnosis) -> doc.Section:
         shared = plural(n_shared, "further group shares", "further groups share")
         text = f"{shared} segments with others: freeing one of them alone returns nothing."
         blocks.append(doc.Paragraph(dim(text), detail=Detail.FULL))
-    return doc.Section("Pins", blocks, "live blocks that keep free memory from being used", "pins")
+    note = f"live blocks that keep free memory from being used{_pins_when(diagnosis)}"
+    return doc.Section("Pins", blocks, note, "pins")
+
+
+def _pins_when(diagnosis: Diagnosis) -> str:
+    """Return the moment of pins for a note: the failure, else the end; "" where nothing else is."""
+    moment = moment_of(diagnosis, diagnosis.verdict.device)
+    if moment is None or moment.is_end:
+        return ""
+    return when(moment) if moment.moment is Moment.FAILURE else ", at the end"
 
 
 def holders_section(diagnosis: Diagnosis) -> doc.Section:
-    """Return live memory by source line, now and at the peak."""
+    """Return live memory by source line at the failure, at the peak and at the end."""
     order = shown_first(diagnosis, [h.device for h in diagnosis.holders])
     table = doc.tabled(
         sorted(diagnosis.holders, key=lambda h: order.index(h.device)),
         *_gpu_column(diagnosis),
-        doc.Column("now", "now_bytes", style=Style.STRONG),
-        doc.Column("at peak", "peak_bytes"),
+        *_moment_columns(diagnosis.holders),
         doc.Column("blocks", "n_blocks"),
         doc.Column("allocated at", "location"),
         notes=lambda h: [*_within(h), *stack_lines(h.stack, h.location)],
@@ -131,6 +178,23 @@ def holders_section(diagnosis: Diagnosis) -> doc.Section:
     )
     icicle = graphic(diagnosis, "icicle", "Nothing was allocated on this device.")
     return doc.Section("Holders", [*icicle, table], "live memory by source line", "holders")
+
+
+def _moment_columns(holders: Sequence[HolderReport]) -> list[doc.Column]:
+    """Return a column for each moment that the input shows, the deciding one first."""
+    has_peak = any(h.peak_bytes is not None for h in holders)
+    of_failure = [h for h in holders if h.failure_bytes is not None]
+    went_on = any(h.failure_bytes != h.now_bytes for h in of_failure)
+    shown = [
+        ("at failure", "failure_bytes") if of_failure else None,
+        ("at peak", "peak_bytes") if has_peak else None,
+        ("at the end" if has_peak else "now", "now_bytes") if went_on or not of_failure else None,
+    ]
+    found = [pair for pair in shown if pair is not None]
+    return [
+        doc.Column(title, name, style=Style.STRONG if i == 0 else None)
+        for i, (title, name) in enumerate(found)
+    ]
 
 
 def stack_lines(stack: Sequence[Location], known: Location | None) -> list[doc.Content]:
@@ -171,7 +235,10 @@ def segments_section(diagnosis: Diagnosis) -> doc.Section:
     lines = _pin_lines(diagnosis, shown)
     blocks.append(doc.SegmentBars(titles, bars, lines, detail=Detail.FULL))
     count = format_count(diagnosis.n_pinned_segments)
-    note = f"GPU {shown[0].device}, the {len(shown)} of {count} with most pinned memory"
+    note = (
+        f"GPU {shown[0].device}, the {len(shown)} of {count} with most pinned memory"
+        f"{_pins_when(diagnosis)}"
+    )
     return doc.Section("Segments", blocks, note, "segments")
 
 

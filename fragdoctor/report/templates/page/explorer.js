@@ -23,7 +23,7 @@ class Explorer {
     const map = this.finalMap || (this.canTravel ? this.lives.layoutAt(this.lives.n) : null);
     this.map = place("map", map, (root) => new SegmentMap(root, map, text));
     this.icicle = place("icicle", data.icicle, (root) => new Icicle(root, data.icicle, array, text, this.canTravel ? this.lives : null));
-    this.events = place("events", this.canTravel ? this.lives : null, (root) => new EventList(root, this.lives, (state) => this.goTo(state)));
+    this.events = place("events", this.canTravel ? this.lives : null, (root) => new EventList(root, this.lives, this.timeline ? this.timeline.data.ooms : [], (state) => this.goTo(state)));
     this.blocks = place("blocks", this.lives, (root) => new BlockTable(root, this.lives, (row) => this.select(row)));
     this.whatIf = place("whatif", decoded.head.whatif && decoded.head.whatif.device === device ? decoded.head.whatif : null, (root) => new WhatIf(root, decoded.head.whatif, data.capacity, (bytes) => this.tryCapacity(bytes)));
     this.panel = byId("explorer-panel");

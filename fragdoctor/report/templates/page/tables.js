@@ -1,9 +1,11 @@
 // Lists of the explorer: the events around the moment, and the blocks; and tables that sort.
 
 class EventList {
-  constructor(root, lives, go) {
+  // `ooms`: [state, bytes, free at the driver or null, line] of each failed request.
+  constructor(root, lives, ooms, go) {
     this.root = root;
     this.lives = lives;
+    this.ooms = new Map(ooms.map((o) => [o[0], o]));
     this.go = go;
     this.list = element("ol", { class: "events", tabindex: "0", role: "listbox", "aria-label": "Events around the moment. Arrow keys step through them." });
     this.list.addEventListener("keydown", (e) => {
@@ -27,7 +29,12 @@ class EventList {
     const n = 21, first = Math.max(1, Math.min(state - 10, this.lives.n - n + 1));
     const rows = [];
     for (let at = first; at <= Math.min(this.lives.n, first + n - 1); at++) {
-      const event = this.lives.eventAt(at);
+      const event = this.lives.eventAt(at), oom = this.ooms.get(at);
+      if (oom) {
+        rows.push(element("li", { role: "option", "aria-selected": String(at === state), "data-state": String(at), class: "oom" },
+          element("span", { class: "num" }, formatCount(at)), element("span", null, "OUT OF MEMORY"), element("b", null, `${formatSize(oom[1])} asked`), element("span", { class: "where" }, oom[3])));
+        continue;
+      }
       const sign = event ? { 0: "+", 3: "+", 5: "+", 1: "−", 4: "−", 6: "−" }[event.kind] || "" : "";
       const row = element("li", { role: "option", "aria-selected": String(at === state), "data-state": String(at), class: event ? `e${event.kind}` : "e10" },
         element("span", { class: "num" }, formatCount(at)), element("span", null, event ? ACTIONS[event.kind] : "other event"), element("b", null, event ? `${sign}${formatSize(event.size)}` : ""),
@@ -40,8 +47,9 @@ class EventList {
   save() {
     const rows = [];
     for (let at = Math.max(1, this.state - 500); at <= Math.min(this.lives.n, this.state + 500); at++) {
-      const e = this.lives.eventAt(at);
-      rows.push([at, e ? ACTIONS[e.kind] : "other event", e ? e.size : "", e && e.line >= 0 ? this.lives.lineFull(e.line) : ""]);
+      const e = this.lives.eventAt(at), oom = this.ooms.get(at);
+      if (oom) rows.push([at, "OOM", oom[1], oom[3]]);
+      else rows.push([at, e ? ACTIONS[e.kind] : "other event", e ? e.size : "", e && e.line >= 0 ? this.lives.lineFull(e.line) : ""]);
     }
     saveTable(["event", "action", "bytes", "line"], rows, "fragdoctor-events.csv");
   }

@@ -255,12 +255,22 @@ const timelinePainting = {
       const x = Math.round(this.xOf(state));
       if (x < LEFT - 1 || x > this.width - RIGHT + 1) continue;
       c.fillStyle = bad;
-      c.fillRect(x - 0.75, area.top - 8, 1.5, area.bottom - area.top + 8);
+      c.fillRect(x - 1.5, area.top - 8, 3, area.bottom - area.top + 8);
       c.beginPath();
-      c.moveTo(x - 5, area.top - 11);
-      c.lineTo(x + 5, area.top - 11);
-      c.lineTo(x, area.top - 3);
+      c.moveTo(x - 7, area.top - 11);
+      c.lineTo(x + 7, area.top - 11);
+      c.lineTo(x, area.top - 1);
       c.fill();
+    }
+    const last = this.data.ooms[this.data.ooms.length - 1], lastX = last ? Math.round(this.xOf(last[0])) : -1;
+    if (last && lastX >= LEFT && lastX <= this.width - RIGHT) {
+      const said = `OOM: ${formatSize(last[1])} asked`, width = c.measureText(said).width + 10;
+      const left = lastX + width + 4 > this.width - RIGHT ? lastX - width - 3 : lastX + 3;
+      c.fillStyle = bad;
+      c.fillRect(left, area.top + 2, width, 17);
+      c.fillStyle = paper;
+      c.textAlign = "left";
+      c.fillText(said, left + 5, area.top + 11);
     }
     const peak = this.data.peak_state, x = this.xOf(peak), value = this.valueAt("allocated", peak);
     if (x < LEFT || x > this.width - RIGHT || value < this.low || value > this.high) return;
@@ -273,7 +283,7 @@ const timelinePainting = {
     c.stroke();
     const label = `peak ${formatSize(value)}`, width = c.measureText(label).width + 10;
     const isLeft = x + width + 8 > this.width - RIGHT, at = isLeft ? x - width - 7 : x + 7;
-    const middle = Math.max(y(value), area.top + 18);
+    const middle = Math.max(y(value), area.top + (last ? 30 : 18)); // below the label of a failure
     c.fillStyle = paper;
     c.globalAlpha = 0.88;
     c.fillRect(at, middle - 9, width, 18);

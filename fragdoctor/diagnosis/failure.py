@@ -1,0 +1,55 @@
+"""The request that failed and that the verdict is about: who asked for how much.
+
+The event of the trace has its stack; without one the traceback above the message has it.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from fragdoctor.diagnosis.moments import DecidingMoment
+from fragdoctor.model.diagnosis import Cause, Failure, Verdict
+from fragdoctor.model.finding import Location
+from fragdoctor.rules.rule import MAX_STACK, Context, from_user
+
+_NO_GPU: Final = (Cause.HEALTHY, Cause.HOST_MEMORY, Cause.NOT_MEMORY)
+
+
+def find_failure(
+    context: Context, verdict: Verdict, moment: DecidingMoment | None
+) -> Failure | None:
+    """Return the failure of a device; None where nothing failed, or not for want of its memory."""
+    request, message = context.failed_request, context.message
+    if verdict.cause in _NO_GPU or (message is not None and message.is_warning):
+        return None
+    if request is not None and request.source == "user":
+        return None
+    event = None if moment is None else moment.failed
+    if event is None and (message is None or not message.is_device_oom):
+        return None
+    stack = () if event is None else context.python_stack(event.stack)
+    source_text = ""
+    if not stack and message is not None:
+        code = {
+            Location(f.file, f.line or 0, f.function): f.code
+            for f in reversed(message.frames)
+            if f.file
+        }
+        stack = from_user(tuple(code))[:MAX_STACK]
+        source_text = code[stack[0]] if stack else ""
+    asked = None if message is None else message.requested_bytes
+    free = None if message is None else message.free_bytes
+    if request is not None:
+        asked = request.requested_bytes if request.block_bytes is None else request.block_bytes
+        free = request.free_bytes
+    return Failure(
+        device=verdict.device,
+        event=None if event is None or moment is None else moment.state,
+        requested_bytes=asked,
+        free_bytes=free,
+        location=stack[0] if stack else None,
+        stack=stack,
+        source_text=source_text,
+        source="oom message" if request is None else request.source,
+        is_caught=request is not None and request.is_caught,
+    )

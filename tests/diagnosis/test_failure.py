@@ -1,0 +1,116 @@
+"""The line that asked, from the traceback above a message."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fragdoctor.diagnosis.pipeline import diagnose
+from fragdoctor.inputs.messages import find_messages
+from fragdoctor.inputs.snapshot_reader import read_snapshot
+from fragdoctor.model.case import Case
+from fragdoctor.model.finding import Location
+from fragdoctor.report.base import RenderOptions, render
+
+SAMPLES = Path(__file__).parents[2] / "sample_snapshots"
+
+MESSAGE = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 498.00 MiB. GPU 0 has a total "
+    "capacity of 3.90 GiB of which 488.00 MiB is free. Process 7 has 3.40 GiB memory in use. Of "
+    "the allocated memory 2.67 GiB is allocated by PyTorch, and 673.42 MiB is reserved by PyTorch "
+    "but unallocated."
+)
+PYTHON = f"""\
+Traceback (most recent call last):
+  File "/app/train.py", line 9, in <module>
+    main()
+  File "/app/train.py", line 5, in main
+    loss = model(x)
+           ^^^^^^^^
+  File "/opt/lib/python3.11/site-packages/torch/nn/modules/linear.py", line 125, in forward
+    return F.linear(input, self.weight, self.bias)
+           ^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^^
+{MESSAGE}
+"""
+IPYTHON = f"""\
+---------------------------------------------------------------------------
+OutOfMemoryError                          Traceback (most recent call last)
+Cell In[7], line 3
+      1 model = Net().cuda()
+      2 for x in loader:
+----> 3     loss = model(x)
+
+File ~/venv/lib/python3.11/site-packages/torch/nn/modules/module.py:1553, in Module._call(self, *args)
+   1552 else:
+-> 1553     return self._call_impl(*args, **kwargs)
+
+{MESSAGE.removeprefix("torch.")}
+"""  # noqa: E501 - as it is printed
+OLDER = """\
+Traceback (most recent call last):
+  File "/app/other.py", line 1, in load
+    raise KeyError("x")
+KeyError: 'x'
+
+During handling of the above exception, another exception occurred:
+
+"""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        PYTHON,
+        f"{OLDER}{PYTHON}",
+        PYTHON.replace("\n", "\r\n"),
+        "".join(f"[rank0]: {line}\n" for line in PYTHON.splitlines()),
+        f"ERROR - {MESSAGE}\nmore\n{PYTHON}",
+    ],
+    ids=["plain", "after-another", "windows", "ranks", "repeated"],
+)
+def test_report_names_the_line_that_asked_and_quotes_it(text):
+    told = diagnose(Case(oom=find_messages(text)))
+
+    assert told.failure.location == Location("/app/train.py", 5, "main")
+    said = render("analyze", "text", told, RenderOptions(120)).splitlines()
+    assert said[0] == (
+        "Out of memory on GPU 0 at train.py:5 in main: 498.00 MiB asked, 488.00 MiB free."
+    )
+    assert said[1] == "  5 | loss = model(x)"
+
+
+def test_cell_of_a_notebook_is_the_line_that_asked():
+    told = diagnose(Case(oom=find_messages(IPYTHON)))
+
+    assert told.failure.location == Location("Cell In[7]", 3, "")
+    assert told.failure.source_text == "loss = model(x)"
+
+
+def test_source_at_hand_is_quoted_where_it_is_mapped(tmp_path):
+    (tmp_path / "src").mkdir()
+    body = "\n" * 3 + "def main():\n    loss = model(x)  # here\n"
+    (tmp_path / "src" / "train.py").write_text(body)
+    told = diagnose(Case(oom=find_messages(PYTHON)))
+    here = RenderOptions(120, source_root=str(tmp_path), path_map=(("/app", "src"),))
+
+    for form in ("text", "markdown", "html"):
+        assert "loss = model(x)  # here" in render("analyze", form, told, here), form
+    assert "# here" not in render("analyze", "text", told, RenderOptions(120))
+
+
+def test_library_that_fails_without_figures_is_not_said_to_be_out_of_memory():
+    text = PYTHON.replace(MESSAGE, "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED")
+
+    told = diagnose(Case(oom=find_messages(text)))
+
+    first = render("analyze", "text", told, RenderOptions(120)).splitlines()[0]
+    assert first == "Failed at train.py:5 in main."
+
+
+def test_device_beside_that_of_the_verdict_has_no_bar_on_the_first_screen():
+    told = diagnose(Case(snapshot=read_snapshot(SAMPLES / "two_devices_oom.pickle")))
+
+    said = render("analyze", "text", told, RenderOptions(100))
+
+    assert len([line for line in said.splitlines() if line.startswith("Memory  GPU")]) == 1
