@@ -44,9 +44,9 @@ def marks(snapshot: Any) -> Counter[str]:
 def test_a_rehearsal_marks_steps_micro_batches_and_evaluation(stage: Stage) -> None:
     stage.script(PROGRAM.replace("LEAK", "1"))
 
-    found = stage.json("train.py", "--steps", "50")
+    found = stage.json("train.py", "--steps", "50", "--snapshot", "r.pickle")
 
-    path = stage.home / found["rehearsal"]["snapshot"]
+    path = stage.home / "r.pickle"
     made = pickle.loads(path.read_bytes())
     ours = {"fragdoctor.backward": 24, "fragdoctor.no_grad#Sequential": 4}
     pytorchs = {
@@ -87,9 +87,9 @@ def test_a_program_dumps_the_marks_that_pytorch_makes(stage: Stage) -> None:
 def test_a_failure_is_in_the_step_that_the_marks_say(stage: Stage) -> None:
     stage.script(PROGRAM.replace("LEAK", "(i + 1) << 20"))
 
-    found = stage.json("train.py", "--capacity", "200MiB", code=1)
+    found = stage.json("train.py", "--capacity", "200MiB", "--snapshot", "r.pickle", code=1)
 
-    path = stage.home / found["rehearsal"]["snapshot"]
+    path = stage.home / "r.pickle"
     made = pickle.loads(path.read_bytes())
     last_us = made["device_traces"][0][-1]["time_us"]
     assert all(m["time_us"] <= last_us for m in made["external_annotations"])
