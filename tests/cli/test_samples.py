@@ -82,5 +82,5 @@ def test_analyze_fragmentation_sample_is_the_screen_of_the_readme(run: Run, samp
 
     assert done.out.startswith("Out of memory on GPU 0 at scenarios.py:80 in loss_fn: ")
     assert "\nFragmentation (likely). Try:\n" in done.out
-    for heading in ("Memory", "Timeline", "Largest holders", "Other measures"):
+    for heading in ("Memory", "Timeline", "Who holds it", "Other options"):
         assert f"\n{heading}" in done.out

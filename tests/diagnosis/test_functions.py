@@ -31,7 +31,7 @@ def told(*made: tuple[int, int, str, dict[str, object]], file: str = "net.py") -
 
 def first_holder(diagnosis: Diagnosis) -> str:
     lines = render("analyze", "text", diagnosis, RenderOptions(100)).splitlines()
-    return lines[lines.index("Largest holders  live when it failed") + 1].strip()
+    return lines[lines.index("Who holds it  live when it failed") + 1].strip()
 
 
 def test_lines_of_a_function_that_hold_most_together_are_one_holder():

@@ -76,8 +76,8 @@ def test_diagnosis_card_of_any_cause_without_anything_else(cause: Cause) -> None
     text = checked(diagnosis_card(Diagnosis(whole.case, verdict, ()))).text
 
     assert whole.verdict.summary in text
-    assert "Other measures" not in text
-    assert "Largest holders" not in text
+    assert "Other options" not in text
+    assert "Who holds it" not in text
 
 
 def test_diagnosis_card_escapes_what_comes_from_a_file() -> None:

@@ -189,6 +189,6 @@ def test_first_screen_is_about_the_failure_though_the_program_went_on(name, show
 
     said = render("analyze", "text", diagnosis, RenderOptions(80))
 
-    assert "Largest holders  live when it failed" in said
+    assert "Who holds it  live when it failed" in said
     assert shown in said
     assert "live at the end" not in said

@@ -167,7 +167,7 @@ def short_advice(diagnosis: Diagnosis) -> doc.Section:
         for r in diagnosis.rejected[: min(3, MAX_MEASURES - len(rows))]
     ]
     columns = (doc.Column(), doc.Column(kind="wrap"))
-    return doc.Section("Other measures", [doc.Table(columns, rows, detail=doc.Detail.SHORT)])
+    return doc.Section("Other options", [doc.Table(columns, rows, detail=doc.Detail.SHORT)])
 
 
 def _in_short(advice: Recommendation, outcome: str) -> doc.Content:

@@ -266,11 +266,11 @@ def _what_it_is(diagnosis: Diagnosis) -> list[doc.Block]:
     is_cut_off = outlook is not None and outlook.basis is OutlookBasis.LOWER_BOUND
     facts = (
         ("Also possible", words.also_text(verdict)),
-        ("To settle", settled_by),
-        ("Whole step", _REHEARSE if is_cut_off else ""),
+        ("To be sure", settled_by),
+        ("To know more", _REHEARSE if is_cut_off else ""),
     )
     further = (
-        ("To settle", verdict.settled_by if not settled_by else ""),
+        ("To be sure", verdict.settled_by if not settled_by else ""),
         ("Decided by", verdict.decider),
         ("Evidence", "; ".join(words.evidence_text(e) for e in verdict.evidence)),
     )

@@ -72,7 +72,7 @@ def short_holders(diagnosis: Diagnosis) -> doc.Section:
     )
     moment = rows[0].moment if rows else Moment.END
     more = "; pins: the free memory held back" if shows_pins else ""
-    return doc.Section("Largest holders", [table], f"live {_LIVE_WHEN[moment]}{more}")
+    return doc.Section("Who holds it", [table], f"live {_LIVE_WHEN[moment]}{more}")
 
 
 _MOST: Final = 0.5
