@@ -64,13 +64,18 @@ class WhatIf:
     @property
     def score(self) -> str:
         """``right``, ``wrong``, ``open`` or ``beyond``: a failure after the program's end."""
-        if self.state not in {"holds", "fails"}:
-            return "open"
-        if (self.state == "holds") == self.passes:
+        return self.compared(self.state) if self.state in {"holds", "fails"} else "open"
+
+    def compared(self, said: str) -> str:
+        """Return ``right``, ``wrong`` or ``beyond`` for what is said: ``holds`` or ``fails``."""
+        if (said == "holds") == self.passes:
             return "right"
         after = self.fails_after_steps
-        is_beyond = self.state == "fails" and after is not None and after > self.steps_left
-        return "beyond" if is_beyond else "wrong"
+        return (
+            "beyond"
+            if said == "fails" and after is not None and after > self.steps_left
+            else "wrong"
+        )
 
 
 @dataclass

@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[1]
 TRUTH = ROOT / "tests" / "truth"
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-from bench_outlook import Judged, WhatIf, is_doubtful, judge  # noqa: E402 - no package
+from bench_outlook import Judged, WhatIf, first_setting_cures, is_doubtful, judge  # noqa: E402 - no package
 from outlook_table import HELD_OUT, ProgramTruth, read_truth  # noqa: E402
 
 MAX_RECORDINGS: Final = 3
@@ -51,12 +51,7 @@ def word_of(one: WhatIf) -> str:
     said = one.state if is_known else one.likely
     if not said:
         return "open"
-    sure = "will" if is_known else "likely"
-    if (said == "holds") == one.passes:
-        return f"{sure} right"
-    after = one.fails_after_steps
-    is_beyond = said == "fails" and after is not None and after > one.steps_left
-    return f"{sure} {'beyond' if is_beyond else 'wrong'}"
+    return f"{'will' if is_known else 'likely'} {one.compared(said)}"
 
 
 def answers_of(judged: Judged) -> Iterator[tuple[str, str]]:
@@ -77,8 +72,7 @@ def answers_of(judged: Judged) -> Iterator[tuple[str, str]]:
     for one in promised:
         yield f"{name} {one.setting}", f"{half} promise {'kept' if one.passes else 'broken'}"
     if judged.cures and not judged.leaks:
-        settings = [one for one in judged.advice if not one.rejected and one.setting]
-        is_cured = bool(settings and settings[0].passes)
+        is_cured = first_setting_cures(judged)
         yield f"{name} first setting", f"{half} curable {'cured' if is_cured else 'missed'}"
         is_kept = any(one.passes for one in promised)
         yield f"{name} promise", f"{half} curable {'promised' if is_kept else 'unpromised'}"

@@ -64,12 +64,6 @@ class Loop:
         result &= is_inside | (tree.functions_of(child) != self.function)
         return result
 
-    def encloses(self, tree: CallTree, other: Loop) -> bool:
-        """Return whether another loop is in the body of this one."""
-        if self.node == other.node:
-            return self.function == other.function and self.low < other.low <= self.high
-        return bool(self.holds(tree, tree.paths_of(np.array([other.node], np.int32)))[0])
-
 
 @dataclass(frozen=True)
 class CallTree:
@@ -82,7 +76,6 @@ class CallTree:
         turn_visit, turn_node, turn_target, turn_source: ``int32[t]``: at a visit the loop in a node
             begins again, with one of its children, after another.
         function, line: of each frame: functions have numbers; lines beyond 2**31 are cut.
-        is_torch: of each frame; one more, False, at the end.
     """
 
     parent: I32
@@ -95,7 +88,6 @@ class CallTree:
     turn_source: I32
     function: I32
     line: I64
-    is_torch: Bools
 
     @classmethod
     def of(cls, trace: Trace) -> CallTree | None:
@@ -123,8 +115,7 @@ class CallTree:
         )
         raw["visit_row"] = rows[raw.pop("visit_event")].astype(np.int32)
         line = np.minimum(frames.line, np.uint64(2**31)).astype(np.int64)
-        is_torch = np.append(trace.stacks.classes == TORCH, False)
-        return cls(**raw, function=function, line=line, is_torch=is_torch)
+        return cls(**raw, function=function, line=line)
 
     @cached_property
     def depth(self) -> I32:
@@ -161,26 +152,10 @@ class CallTree:
         frame = np.where(nodes >= 0, self.frame[nodes], -1)
         return np.where(frame >= 0, self.function[frame], np.int32(-1))
 
-    def innermost_frames(self, paths: I32) -> I32:
-        """Return the innermost frame of each path that is not one of torch, -1 for none."""
-        frame = np.where(paths > 0, self.frame[np.maximum(paths, 0)], np.int32(-1))
-        frame = np.where(self.is_torch[frame], np.int32(-1), frame)
-        last = np.maximum.accumulate(np.where(frame >= 0, np.arange(frame.shape[1]), 0), axis=1)
-        result: I32 = frame[np.arange(len(paths)), last[:, -1]]
-        return result
-
     @cached_property
     def loops(self) -> list[Loop]:
         """The loops that turn anywhere, by node and the line they turn to."""
         return _loops(self)
-
-    @cached_property
-    def loop_of_turn(self) -> I64:
-        """``int64[t]``: index into ``loops`` of each turn."""
-        result = np.full(len(self.turn_visit), -1, np.int64)
-        for i, loop in enumerate(self.loops):
-            result[loop.turns] = i
-        return result
 
     def visit_at(self, rows: npt.ArrayLike) -> I64:
         """Return the visit that each event row falls into, -1 before the first."""

@@ -397,7 +397,7 @@ def _repeated(s: _AlignedSteps, n_pools: int) -> Repetition:
     if not w.at[-1] - w.at[n]:
         counts[0] = False
     grows = bool(s.growth.any())
-    table = _joined(rest, *steps)
+    table, doubt = _joined(rest, *steps), s.doubt()
     held, n_ops = _held(s), [len(rest), *map(len, steps)]
 
     def play(times: float) -> _ext.NativeFuture:
@@ -422,8 +422,8 @@ def _repeated(s: _AlignedSteps, n_pools: int) -> Repetition:
         play=play,
         n_past=w.n_past,
         n_complete=n,
-        is_exact=n > 1 and not s.doubt().share and not grows,
-        doubt=s.doubt(),
+        is_exact=n > 1 and not doubt.share and not grows,
+        doubt=doubt,
         grows=grows,
         order=tuple(order),
         period_steps=sum(counts[1:]),

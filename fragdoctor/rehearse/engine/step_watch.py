@@ -26,7 +26,12 @@ from fragdoctor.model.turns import period_of, whole_rounds
 from fragdoctor.rehearse.engine import put
 from fragdoctor.rehearse.engine.marks import Progress
 from fragdoctor.rehearse.engine.session import Session
-from fragdoctor.rehearse.engine.skipping import CHEAP_EVENTS, EQUAL_ROUNDS, MANY_EQUAL_ROUNDS
+from fragdoctor.rehearse.engine.skipping import (
+    CHEAP_EVENTS,
+    EQUAL_ROUNDS,
+    MANY_EQUAL_ROUNDS,
+    Round,
+)
 
 RUNS_BEFORE_A_TURN: Final = 5
 """Runs of others after which an optimizer that was not called yet takes no turn: a WGAN updates its
@@ -35,29 +40,21 @@ critic five times before its generator (Gulrajani et al., 2017)."""
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What a step asked for.
+    """A step that is over.
 
     Attributes:
         number: from 1.
         n_events: of each device, at its end.
-        digests: of the sizes asked for, by device.
-        allocated_bytes: at its end, by device.
-        reserved_bytes: at its end, by device.
+        asked: what it asked for, and what it left.
     """
 
     number: int
     n_events: tuple[int, ...]
-    digests: tuple[int, ...]
-    allocated_bytes: tuple[int, ...]
-    reserved_bytes: tuple[int, ...]
+    asked: Round
 
     def repeats(self, other: Step) -> bool:
         """Whether the other asked for the same and left the same."""
-        return (
-            self.digests == other.digests
-            and self.allocated_bytes == other.allocated_bytes
-            and self.reserved_bytes == other.reserved_bytes
-        )
+        return self.asked == other.asked
 
 
 @dataclass(slots=True)
@@ -259,13 +256,9 @@ class Steps(Progress):
     def _step(self, run: Run) -> Step:
         gpus, devices = self.now.gpus, range(self.now.n_devices)
         before = self.found[-1].n_events if self.found else (0,) * self.now.n_devices
-        return Step(
-            len(self.found) + 1,
-            run.n_events,
-            tuple(gpus.digest(d, before[d], run.n_events[d]) for d in devices),
-            run.allocated_bytes,
-            run.reserved_bytes,
-        )
+        digests = tuple(gpus.digest(d, before[d], run.n_events[d]) for d in devices)
+        asked = Round(digests, run.allocated_bytes, run.reserved_bytes)
+        return Step(len(self.found) + 1, run.n_events, asked)
 
     def _enough(self, n: int) -> str:
         if self.limit is not None:
