@@ -14,6 +14,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from fragdoctor.cli.front_page import FRONT_PAGE
+from fragdoctor.cli.option_groups import grouped
+from fragdoctor.errors import ConfigError
 from fragdoctor.frozen import frozen
 from fragdoctor.report import escape
 
@@ -64,26 +66,48 @@ class _Command(TyperCommand):
             first += 2 if args[first] in valued else 1
         return first
 
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the arguments, then the options in groups."""
+        arguments = [p for p in self.params if p.param_type_name == "argument"]
+        options: list[Any] = [p for p in self.get_params(ctx) if p not in arguments]
+        for option in options:
+            if isinstance(option.default, int) and not option.default:  # 0 stands for unset
+                option.show_default = False
+        for heading, group in (("Arguments", arguments), *grouped(options)):
+            records = [record for p in group if (record := p.get_help_record(ctx)) is not None]
+            if records:
+                with formatter.section(heading):
+                    formatter.write_dl(records)
+
     def invoke(self, ctx: Any) -> Any:
         """Run the command; return its exit code."""
         given = ctx.get_parameter_source("output_format")
         if given is not None and given.name != "COMMANDLINE":
-            self._format_from_name(ctx)
+            self._format_from_name(ctx, is_chosen=given.name != "DEFAULT")
         code = super().invoke(ctx)
         if "output_format" in ctx.params and not ctx.params.get("quiet"):
-            written = [report.partition("=")[2] for report in ctx.params.get("report") or ()]
-            for name in (ctx.params.get("output"), *written):
+            written = [(ctx.params["output_format"], ctx.params.get("output"))]
+            written += [
+                (r.partition("=")[0], r.partition("=")[2]) for r in ctx.params.get("report") or ()
+            ]
+            for form, name in written:
                 if name is not None and os.path.isfile(name):  # noqa: PTH113 - never raises
-                    sys.stderr.write(f"Wrote {escape.terminal(str(name))}\n")
+                    sys.stderr.write(f"Wrote {escape.terminal(str(name))} ({form})\n")
         return code
 
-    def _format_from_name(self, ctx: Any) -> None:
+    def _format_from_name(self, ctx: Any, *, is_chosen: bool) -> None:
+        output = Path(str(ctx.params.get("output") or ""))
         option: Any = next(p for p in self.params if p.name == "output_format")
-        output = str(ctx.params.get("output") or "").lower()
         for suffix, name in FORMATS_OF_SUFFIXES:
-            if output.endswith(suffix) and name in option.type.choices:
+            if output.name.lower().endswith(suffix) and name in option.type.choices:
                 ctx.params["output_format"] = name
                 return
+        if output.suffix and not is_chosen:
+            raise ConfigError(
+                f"fragdoctor {self.name} writes no {output.suffix} files.",
+                hint="Name the file .html, .json or .md, or choose with --format: "
+                f"{', '.join(option.type.choices)}.",
+            )
 
 
 @frozen

@@ -178,7 +178,7 @@ def test_analyze_output_file_is_written_and_standard_output_empty(
 
     done = run("analyze", message, "--format", "json", "-o", str(target))
 
-    assert (done.code, done.out, done.err) == (0, "", f"Wrote {target}\n")
+    assert (done.code, done.out, done.err) == (0, "", f"Wrote {target} (json)\n")
     assert json.loads(target.read_text())["verdict"]["cause"] == "fragmentation"
     assert sorted(p.name for p in tmp_path.iterdir()) == ["oom.txt", "report.json"]
 

@@ -68,26 +68,58 @@ def test_misspelt_command_is_no_file(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "start"),
+    ("name", "form", "start"),
     [
-        ("r.html", "<!DOCTYPE html>"),
-        ("r.json", "{"),
-        ("r.md", "#"),
-        ("r.sarif", "{"),
-        ("r.xml", "<?xml"),
-        ("r.txt", "Out of memory"),
-        ("report", "Out of memory"),
+        ("r.html", "html", "<!DOCTYPE html>"),
+        ("r.json", "json", "{"),
+        ("r.md", "markdown", "#"),
+        ("r.sarif", "sarif", "{"),
+        ("r.xml", "junit", "<?xml"),
+        ("r.txt", "text", "Out of memory"),
+        ("report", "text", "Out of memory"),
     ],
 )
 def test_name_of_the_report_implies_its_format(
-    name: str, start: str, run: Run, samples: Path, tmp_path: Path
+    name: str, form: str, start: str, run: Run, samples: Path, tmp_path: Path
 ) -> None:
     target = tmp_path / name
 
     done = run("analyze", str(samples / "fragmentation_oom.pickle"), "-o", str(target))
 
-    assert (0, "", f"Wrote {target}\n") == (done.code, done.out, done.err)
+    assert (0, "", f"Wrote {target} ({form})\n") == (done.code, done.out, done.err)
     assert target.read_text(encoding="utf-8").startswith(start)
+
+
+@pytest.mark.parametrize(
+    ("command", "name"), [("analyze", "r.pdf"), ("analyze", "r.csv"), ("pack", "r.sarif")]
+)
+def test_name_of_a_format_that_the_command_lacks_is_refused(
+    command: str, name: str, run: Run, samples: Path, tmp_path: Path
+) -> None:
+    target = tmp_path / name
+
+    done = run(command, str(samples / "fragmentation_oom.pickle"), "-o", str(target))
+
+    assert done.code == 2
+    assert f"fragdoctor {command} writes no {target.suffix} files." in done.err
+    assert not target.exists()
+
+
+def test_help_lists_options_in_groups_and_no_default_of_what_is_unset(run: Run) -> None:
+    text = run("analyze", "--help").out
+
+    headings = [line for line in text.splitlines() if line.endswith(":") and line[0] != " "]
+    assert headings == [
+        "Arguments:",
+        "Options:",
+        "Input:",
+        "Several ranks:",
+        "Gate:",
+        "Output:",
+        "General:",
+    ]
+    assert text.index("Output:") < text.index("--output FILE") < text.index("General:")
+    assert "default: 0" not in run("view", "--help").out
 
 
 def test_format_that_is_given_counts_more_than_the_name(

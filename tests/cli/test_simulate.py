@@ -160,7 +160,8 @@ def test_the_other_recording_is_not_overwritten(run: Run, tmp_path: Path, comman
         path.write_bytes(pickle.dumps(training(2, n_steps=n_steps).data()))
     before = other.read_bytes()
 
-    done = run(command, str(failed), "--continue-with", str(other), "-o", str(other), "--force")
+    options = "--continue-with", str(other), "--format", "text", "-o", str(other), "--force"
+    done = run(command, str(failed), *options)
 
     assert done.code == 2
     assert "is an input; it is not overwritten" in done.err
